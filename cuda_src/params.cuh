@@ -1,0 +1,32 @@
+// The one argument of every attention kernel. cufa/backends/cuda.py packs the same bytes: a test holds
+// the two together.
+#pragma once
+#include "primitives/primitives.cuh"
+
+// Written once per work item (query block x head) by a build with TRACE on.
+struct TraceRecord {
+  u64 start_ns, end_ns;      // %globaltimer
+  u32 sm;                    // %smid
+  u32 q_block, head, batch;  // which work item
+  u32 tiles_visited, tiles_skipped;
+  u32 tiles_unmasked;  // of the visited ones, those computed without a mask
+  u32 thread_block;    // linear block index: persistent kernels do several items a block
+};
+
+// Strides are in elements; the last axis is contiguous. Index order: batch, head, sequence.
+struct Strides {
+  i64 batch, head, seq;
+};
+
+struct AttentionParams {
+  const void* q;  // (batch, heads, seqlen_q, head_dim)
+  const void* k;  // (batch, kv_heads, seqlen_k, head_dim)
+  const void* v;  // (batch, kv_heads, seqlen_k, head_dim)
+  void* o;        // (batch, heads, seqlen_q, head_dim)
+  float* lse;     // (batch, heads, seqlen_q) contiguous, natural log; null when not wanted
+  void* workspace;
+  TraceRecord* trace;  // one a work item; read only when TRACE is on
+  Strides q_stride, k_stride, v_stride, o_stride;
+  i32 batch, heads, kv_heads, seqlen_q, seqlen_k;
+  float scale_log2;  // softmax scale * log2(e), positive
+};

@@ -1,0 +1,37 @@
+// Conversions between float32 and 16-bit or tf32 bit patterns, round to nearest even unless said otherwise.
+#pragma once
+#include "primitives/types.cuh"
+
+DEVICE u32 float_as_u32(float x) { return __float_as_uint(x); }
+DEVICE float u32_as_float(u32 x) { return __uint_as_float(x); }
+
+// cvt.rn.f16x2.f32: `lo` goes to the lower half.
+DEVICE u32 cvt_f16x2(float lo, float hi) {
+  u32 r;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(hi), "f"(lo));
+  return r;
+}
+
+// cvt.rn.bf16x2.f32
+DEVICE u32 cvt_bf16x2(float lo, float hi) {
+  u32 r;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(hi), "f"(lo));
+  return r;
+}
+
+// cvt.f32.f16: exact.
+DEVICE float cvt_f32_f16(u16 x) {
+  float r;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(r) : "h"(x));
+  return r;
+}
+
+// bfloat16 is the upper half of a float32: exact.
+DEVICE float cvt_f32_bf16(u16 x) { return u32_as_float(u32(x) << 16); }
+
+// cvt.rna.tf32.f32: nearest tf32, ties away from zero, as a float32 bit pattern with 13 low zero bits.
+DEVICE u32 cvt_tf32(float x) {
+  u32 r;
+  asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(r) : "f"(x));
+  return r;
+}

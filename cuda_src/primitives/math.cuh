@@ -1,0 +1,22 @@
+// Scalar arithmetic of the softmax.
+#pragma once
+#include "primitives/types.cuh"
+
+#define NEG_INF u32_as_float(0xff800000u)
+
+// ex2.approx.ftz.f32: 2^x, 2 ulp; ex2(-inf) = 0.
+DEVICE float ex2(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+// lg2.approx.ftz.f32: log2(x); lg2(0) = -inf.
+DEVICE float lg2(float x) {
+  float y;
+  asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+// CUDA's own fmaf, fmaxf (the other operand when one is NaN), fminf, and min, max of integers are used as they
+// are; the host twins provide the same names.

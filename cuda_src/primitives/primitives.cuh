@@ -1,0 +1,17 @@
+// One include for kernels: picks the device primitives, or their host twins when g++ compiles the kernel
+// for execution on a CPU. Kernel files do not know which.
+#pragma once
+#ifdef __CUDACC__
+#include "primitives/types.cuh"
+#include "primitives/barrier.cuh"
+#include "primitives/convert.cuh"
+#include "primitives/cp_async.cuh"
+#include "primitives/ldmatrix.cuh"
+#include "primitives/math.cuh"
+#include "primitives/memory.cuh"
+#include "primitives/mma.cuh"
+#include "primitives/shuffle.cuh"
+#include "primitives/special_registers.cuh"
+#else
+#include "host/primitives_host.h"
+#endif

@@ -1,0 +1,18 @@
+// Special registers and atomics that the trace build and persistent schedules read.
+#pragma once
+#include "primitives/types.cuh"
+
+// Nanoseconds, common to all SMs; ticks every 32 ns on Hopper.
+DEVICE u64 global_timer() {
+  u64 t;
+  asm volatile("mov.u64 %0, %globaltimer;" : "=l"(t));
+  return t;
+}
+
+DEVICE u32 sm_id() {
+  u32 id;
+  asm volatile("mov.u32 %0, %smid;" : "=r"(id));
+  return id;
+}
+
+DEVICE u32 atomic_add(u32* p, u32 v) { return atomicAdd(p, v); }

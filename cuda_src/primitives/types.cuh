@@ -1,0 +1,22 @@
+// Types and function qualifiers. 16-bit floats travel as bits (u16, two in a u32) and are converted by
+// primitives, so that no CUDA header is needed and a host compiler can build the kernels.
+#pragma once
+
+using u16 = unsigned short;
+using u32 = unsigned int;
+using u64 = unsigned long long;
+using i32 = int;
+using i64 = long long;
+
+struct alignas(16) vec4 {
+  u32 x, y, z, w;
+};
+struct alignas(8) vec2 {
+  u32 x, y;
+};
+
+#define DEVICE __device__ __forceinline__
+#define KERNEL extern "C" __global__ void
+
+// The block's dynamic shared memory. 1024-byte aligned, as 128-byte-swizzled tiles need.
+#define DYN_SMEM(name) extern __shared__ __align__(1024) unsigned char name[]

@@ -1,0 +1,68 @@
+"""From a plan's constants to a translation unit, and from that to machine code without a GPU."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+_PACKAGE = Path(__file__).parent
+
+#: The kernels' sources: inside the wheel, or beside the package in a checkout.
+SOURCE_DIR = _PACKAGE / "cuda_src" if (_PACKAGE / "cuda_src").is_dir() else _PACKAGE.parent / "cuda_src"
+
+_INCLUDE = re.compile(r'^\s*#include\s+"([^"]+)"', re.MULTILINE)
+
+
+def included_files(source: str) -> list[Path]:
+    """The file and everything it includes, transitively, in a stable order. Paths are relative to
+    ``cuda_src``; host twins (``host/``) are not part of what a GPU runs and are left out."""
+    seen: dict[str, Path] = {}
+    pending = [source]
+    while pending:
+        name = pending.pop()
+        if name in seen or name.startswith("host/"):
+            continue
+        seen[name] = path = SOURCE_DIR / name
+        pending += _INCLUDE.findall(path.read_text(encoding="utf-8"))
+    return [seen[name] for name in sorted(seen)]
+
+
+def source_digest(source: str) -> str:
+    """Digest of a kernel's sources without comments and white space: changes when its code does."""
+    digest = hashlib.sha256()
+    for path in included_files(source):
+        text = path.read_text(encoding="utf-8")
+        text = re.sub(r"//[^\n]*|/\*.*?\*/", "", text, flags=re.DOTALL)
+        digest.update("".join(text.split()).encode())
+    return digest.hexdigest()
+
+
+def translation_unit(source: str, constants: Mapping[str, int | bool]) -> str:
+    """The text given to NVRTC: constants as ``constexpr`` lines, then an include of the kernel, so that
+    diagnostics keep the kernel's own file and line."""
+    lines = [f"// headers {_raw_digest(source)}"]  # CuPy's cache key does not see included files
+    for name, value in constants.items():
+        kind, text = ("bool", str(value).lower()) if isinstance(value, bool) else ("int", str(value))
+        lines.append(f"constexpr {kind} {name} = {text};")
+    lines.append(f'#include "{source}"')
+    return "\n".join(lines) + "\n"
+
+
+def _raw_digest(source: str) -> str:
+    digest = hashlib.sha256()
+    for path in included_files(source):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def nvrtc_options(nvrtc_arch: str) -> tuple[str, ...]:
+    """What CuPy passes, repeated so that a static compile gives the same code, plus our includes."""
+    return (
+        f"-I{SOURCE_DIR}",
+        "-std=c++17",
+        f"-arch={nvrtc_arch}",
+        "-ftz=true",
+        "--device-as-default-execution-space",
+    )

@@ -1,0 +1,157 @@
+"""From a Problem to a Plan: pure Python, no GPU, no CuPy, so that planning is tested everywhere."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+from .architectures import Device
+from .kernels import KERNELS, KernelSpec, Launch, TileConfig
+from .problem import Problem
+from .schedule import Schedule
+
+#: The CPU path works on larger tiles: they amortise NumPy's call overhead and still fit a core's L2 cache.
+CPU_CONFIG = TileConfig(block_q=256, block_kv=512, num_warps=0)
+
+ALGORITHMS = ("auto", *dict.fromkeys(spec.algorithm for spec in KERNELS.values()))
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """How one problem is run. Printable; made without touching a device."""
+
+    problem: Problem
+    spec: KernelSpec
+    config: TileConfig
+    device: Device | None
+    """None: the CPU path."""
+    launches: tuple[Launch, ...]
+    workspace: int
+    """Device memory beyond inputs and outputs, bytes."""
+    reasons: tuple[str, ...]
+
+    @property
+    def backend(self) -> str:
+        return "cpu" if self.device is None else "cuda"
+
+    @property
+    def schedule(self) -> Schedule:
+        return Schedule.of(
+            self.problem, self.config.block_q, self.config.block_kv, self.spec.skip_masked_tiles
+        )
+
+    @property
+    def constants(self) -> dict[str, int | bool]:
+        """The values compiled into the kernel."""
+        return self.spec.constants(self.problem, self.config)
+
+    def __str__(self) -> str:
+        schedule = self.schedule
+        heads = self.problem.batch * self.problem.heads
+        where = "CPU (NumPy)" if self.device is None else f"{self.device.name} ({self.device.arch.name})"
+        lines = [
+            f"problem    {self.problem}",
+            f"kernel     {self.spec.name}: {self.spec.title} on {where}",
+            f"tiles      {self.config}; {schedule.visited * heads:,} of {schedule.total * heads:,} visited, "
+            f"{schedule.skipped * heads:,} skipped",
+        ]
+        for launch in self.launches:
+            lines.append(
+                f"launch     {launch.entry} grid {launch.grid}, {launch.num_threads} threads, "
+                f"{launch.shared_memory:,} B shared"
+            )
+        lines.append(f"workspace  {self.workspace:,} B")
+        lines += [f"because    {reason}" for reason in self.reasons]
+        return "\n".join(lines)
+
+
+def make_plan(
+    problem: Problem,
+    device: Device | None,
+    algorithm: str = "auto",
+    config: TileConfig | None = None,
+    tuned: Mapping[str, TileConfig] | None = None,
+) -> Plan:
+    """Choose kernel, tiles and launches.
+
+    ``config`` overrides the tiles (benchmarks, tuning); ``tuned`` maps :func:`tuning_key` to the config
+    that ``cufa tune`` measured fastest on this device.
+
+    Raises ValueError when no kernel serves the problem, naming what would.
+    """
+    spec, reasons = _choose_spec(problem, device, algorithm)
+    if device is None:
+        reasons.append("no GPU in this plan: NumPy executes the same schedule on larger tiles")
+        return Plan(problem, spec, config or CPU_CONFIG, None, (), 0, tuple(reasons))
+    if config is None:
+        config, reason = _choose_config(problem, device, spec, tuned or {})
+        reasons.append(reason)
+    shared_memory = spec.shared_memory(config, problem.head_dim)
+    launches = spec.launches(problem, config, shared_memory)
+    return Plan(
+        problem, spec, config, device, launches, spec.workspace(problem, config), tuple(reasons)
+    )
+
+
+def fitting_configs(spec: KernelSpec, head_dim: int, device: Device) -> tuple[TileConfig, ...]:
+    """Configs of a kernel that can run: head dim in range, shared memory within the block limit."""
+    limit = device.arch.shared_memory_per_block
+    return tuple(
+        c for c in spec.configs if c.fits(head_dim) and spec.shared_memory(c, head_dim) <= limit
+    )
+
+
+def tuning_key(spec: KernelSpec, problem: Problem) -> str:
+    """Shapes that share a tuned config: same kernel, dtype, precision, head dim, mask and length class.
+
+    The length class is the power of two nearest below seqlen_k: tile choice does not depend on more.
+    """
+    length = 1 << (problem.seqlen_k.bit_length() - 1)
+    mask = "causal" if problem.causal else "full"
+    return f"{spec.name}/{problem.dtype}/{problem.precision}/d{problem.head_dim}/{mask}/{length}"
+
+
+def _choose_spec(
+    problem: Problem, device: Device | None, algorithm: str
+) -> tuple[KernelSpec, list[str]]:
+    if algorithm not in ALGORITHMS:
+        raise ValueError(f"algorithm={algorithm!r} is not known; use one of {', '.join(ALGORITHMS)}")
+    named = [s for s in KERNELS.values() if algorithm in ("auto", s.algorithm)]
+    if device is None:
+        # NumPy runs every algorithm in every dtype; the kernel's name only says which schedule.
+        auto = next(s for s in named if algorithm != "auto" or s.skip_masked_tiles)
+        return auto, [_why(algorithm, auto)]
+    serving = [
+        s
+        for s in named
+        if problem.dtype in s.dtypes
+        and problem.precision in s.precisions
+        and device.arch.capability >= s.min_capability
+        and fitting_configs(s, problem.head_dim, device)
+    ]
+    if not serving:
+        dtypes = sorted({d for s in named for d in s.dtypes})
+        raise ValueError(
+            f"no kernel runs algorithm={algorithm!r} on {device.arch.name} for {problem.dtype}, "
+            f"head_dim {problem.head_dim}: it serves {', '.join(dtypes)}; convert with .astype, or use "
+            "algorithm='auto'"
+        )
+    # Registry order is order of preference.
+    return serving[0], [_why(algorithm, serving[0])]
+
+
+def _why(algorithm: str, spec: KernelSpec) -> str:
+    if algorithm == "auto":
+        return f"auto: {spec.name} is the fastest registered kernel that serves this problem"
+    return f"algorithm={algorithm!r} was asked for"
+
+
+def _choose_config(
+    problem: Problem, device: Device, spec: KernelSpec, tuned: Mapping[str, TileConfig]
+) -> tuple[TileConfig, str]:
+    fitting = fitting_configs(spec, problem.head_dim, device)
+    winner = tuned.get(tuning_key(spec, problem))
+    if winner in fitting:
+        return winner, f"tiles {winner}: measured fastest on this device by `cufa tune`"
+    chosen = spec.choose(problem, fitting)
+    return chosen, f"tiles {chosen}: the registry's choice for head_dim {problem.head_dim} (not tuned here)"
