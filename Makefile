@@ -1,0 +1,96 @@
+# make demo   run the main job on whatever is here        make test   run the tests
+#
+# Both need only Python 3.11+ and make: they create .venv on first use and keep it. `make help` lists the rest.
+# To use an interpreter that has everything already, without a venv:  make gpu-evidence NO_VENV=1 PYTHON=python3
+
+SHELL := /bin/bash
+VENV ?= .venv
+
+# The first Python that is new enough: Ubuntu 22.04 calls 3.10 python3.
+ifndef PYTHON
+PYTHON := $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
+endif
+ifeq ($(strip $(PYTHON)),)
+$(error cufa needs Python 3.11 or newer. Fix: apt-get install python3, or name one: make PYTHON=/path/to/python3.12)
+endif
+
+# A driver means a GPU to run on: then CuPy is installed too, for the CUDA version of the driver (13 from 580 on).
+DRIVER := $(shell nvidia-smi --query-gpu=driver_version --format=csv,noheader 2>/dev/null | head -n 1)
+CUDA := $(if $(DRIVER),$(shell [ "$(firstword $(subst ., ,$(DRIVER)))" -ge 580 ] 2>/dev/null && echo cuda13 || echo cuda12))
+
+ifdef NO_VENV
+PY := $(PYTHON)
+BASE :=
+DEV :=
+else
+PY := $(VENV)/bin/python
+BASE := $(VENV)/.stamp-base $(if $(CUDA),$(VENV)/.stamp-$(CUDA))
+DEV := $(VENV)/.stamp-dev $(if $(CUDA),$(VENV)/.stamp-$(CUDA))
+endif
+CUFA := PYTHONPATH=$(CURDIR)$(if $(PYTHONPATH),:$(PYTHONPATH)) $(PY) -m cufa
+PYTEST := $(PY) -m pytest
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test gpu-test gpu-evidence bench compile-all sanitize lint format typecheck wheel clean
+
+help:  ## this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
+
+demo: $(BASE)  ## FA1, FA2 and naive attention side by side, on the GPU if there is one, else on the CPU
+	$(CUFA) demo $(ARGS)
+
+test: $(DEV)  ## every test that can run here; GPU tests skip, with the reason, where there is no GPU
+	$(PYTEST) $(ARGS)
+
+lint: $(DEV)  ## ruff: rules and formatting
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+
+format: $(DEV)  ## rewrite in ruff's format
+	$(PY) -m ruff check --fix .
+	$(PY) -m ruff format .
+
+typecheck: $(DEV)  ## mypy, strict
+	$(PY) -m mypy
+
+compile-all: $(DEV)  ## build every kernel for every architecture, without a GPU
+	$(CUFA) compile $(ARGS)
+
+bench: $(BASE)  ## time the kernels here
+	$(CUFA) bench $(ARGS)
+
+gpu-test: $(DEV)  ## only the tests that need a GPU
+	$(PYTEST) -m gpu $(ARGS)
+
+gpu-evidence: $(DEV)  ## GPU tests and benchmarks, recorded under cufa/records/
+	$(CUFA) evidence $(ARGS)
+
+sanitize: $(DEV)  ## compute-sanitizer memcheck and racecheck over small shapes (needs a GPU and the CUDA toolkit)
+	@command -v compute-sanitizer >/dev/null || \
+		{ echo 'compute-sanitizer is not on the PATH. Fix: install the CUDA toolkit, or add its bin folder'; exit 1; }
+	compute-sanitizer --tool memcheck --error-exitcode 9 $(PYTEST) -q -m gpu -k sanitize $(ARGS)
+	compute-sanitizer --tool racecheck --error-exitcode 9 $(PYTEST) -q -m gpu -k sanitize $(ARGS)
+
+wheel: $(DEV)  ## build dist/*.whl
+	$(PY) -m build --wheel --no-isolation
+
+clean:  ## remove .venv and everything built
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -not -path './.git/*' -prune -exec rm -rf {} +
+
+$(VENV)/bin/python:
+	$(PYTHON) .ci/make_venv.py $(VENV)
+
+# One stamp per set of dependencies, redone when pyproject.toml changes.
+$(VENV)/.stamp-base: pyproject.toml | $(VENV)/bin/python
+	$(PY) -m pip install --quiet --disable-pip-version-check -e .
+	touch $@
+
+$(VENV)/.stamp-cuda%: pyproject.toml | $(VENV)/bin/python
+	$(PY) -m pip install --quiet --disable-pip-version-check -e '.[cuda$*]'
+	touch $@
+
+$(VENV)/.stamp-dev: pyproject.toml | $(VENV)/bin/python
+	$(PY) -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	touch $@ $(VENV)/.stamp-base
