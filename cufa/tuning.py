@@ -1,0 +1,80 @@
+"""What `cufa tune` measured: the fastest tiles per device and shape class, in the user's cache folder.
+
+One JSON file a GPU model. The planner reads it through :func:`load`; a missing, damaged or outdated entry is
+never an error, only untuned.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import os
+import re
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from .kernels import TileConfig
+
+
+def cache_dir() -> Path:
+    """``$CUFA_CACHE_DIR``, or ``cufa`` in the user's cache folder. Not created here."""
+    named = os.environ.get("CUFA_CACHE_DIR")
+    if named:
+        return Path(named)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cufa"
+
+
+def path(device_name: str) -> Path:
+    """The file of one GPU model, e.g. ``tuned-nvidia-h200.json``."""
+    slug = re.sub(r"[^a-z0-9]+", "-", device_name.lower()).strip("-")
+    return cache_dir() / f"tuned-{slug}.json"
+
+
+@functools.cache
+def load(device_name: str) -> Mapping[str, TileConfig]:
+    """Winners by :func:`cufa.planner.tuning_key`; empty when nothing has been tuned on this model."""
+    winners = {}
+    for key, entry in _read(path(device_name)).items():
+        try:
+            winners[key] = TileConfig(**entry["config"])
+        except (KeyError, TypeError):  # written by another version of cufa
+            continue
+    return winners
+
+
+def save(device_name: str, key: str, config: TileConfig, evidence: Mapping[str, Any]) -> Path:
+    """Remember a winner, with the figures that made it one. Returns the file written.
+
+    Raises OSError when the cache folder cannot be written.
+    """
+    file = path(device_name)
+    entries = {**_read(file), key: {"config": dataclasses.asdict(config), **evidence}}
+    write_json(file, entries)
+    load.cache_clear()
+    return file
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def write_json(file: Path, content: Any) -> None:
+    """Write all of it or nothing: readers never see half a file. Raises OSError."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}-")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as stream:
+            json.dump(content, stream, indent=1)
+            stream.write("\n")
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, file)
+    except BaseException:
+        os.unlink(temporary)
+        raise
