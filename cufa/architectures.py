@@ -28,8 +28,18 @@ class Architecture:
     """Largest shared memory of one block (after opting in), bytes."""
     typical_card: str
     typical_sms: int
+    barriers: int | None = None
+    """Named barriers an SM, where they limit how many blocks reside (sm_90 and later)."""
     registers: int = 65536
-    """32-bit registers an SM."""
+    """32-bit registers an SM, and the most a block may take."""
+    max_registers_per_thread: int = 255
+    max_threads_per_block: int = 1024
+    partitions: int = 4
+    """Sub-cores of an SM: each has a quarter of the registers, and a warp lives in one of them."""
+    register_granularity: int = 256
+    """Registers are given to a warp in multiples of this (8 a thread)."""
+    shared_memory_granularity: int = 128
+    """Shared memory is given to a block in multiples of this many bytes."""
     reserved_shared_memory: int = 1 * KIB
     """Taken by the system from every block."""
 
@@ -50,9 +60,9 @@ ARCHITECTURES = {
         Architecture(86, 48, 16, 100 * KIB, 99 * KIB, "A10G", 80),
         Architecture(87, 48, 16, 164 * KIB, 163 * KIB, "Jetson Orin", 16),
         Architecture(89, 48, 24, 100 * KIB, 99 * KIB, "RTX 4090", 128),
-        Architecture(90, 64, 32, 228 * KIB, 227 * KIB, "H200", 132),
-        Architecture(100, 64, 32, 228 * KIB, 227 * KIB, "B200", 148),
-        Architecture(120, 48, 24, 100 * KIB, 99 * KIB, "RTX 5090", 170),
+        Architecture(90, 64, 32, 228 * KIB, 227 * KIB, "H200", 132, barriers=64),
+        Architecture(100, 64, 32, 228 * KIB, 227 * KIB, "B200", 148, barriers=64),
+        Architecture(120, 48, 24, 100 * KIB, 99 * KIB, "RTX 5090", 170, barriers=24),
     )
 }
 
