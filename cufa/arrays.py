@@ -1,0 +1,247 @@
+"""Arrays at the door: what came in, whether it fits together, and what Problem it makes.
+
+No function here launches or allocates anything on a GPU; everything that is wrong with a call is
+found here, before any work is done.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+from typing import Any
+
+import numpy as np
+
+from .problem import HEAD_DIM_STEP, ITEMSIZE, MAX_HEAD_DIM, Problem, default_scale
+
+LAYOUTS = {"bhsd": (0, 1, 2, 3), "bshd": (0, 2, 1, 3)}
+AXES = {"bhsd": "(batch, heads, seqlen, head_dim)", "bshd": "(batch, seqlen, heads, head_dim)"}
+
+Array = Any  # numpy.ndarray or cupy.ndarray: CuPy need not be installed to type-check
+
+_DLPACK_CPU = (1, 3)  # kDLCPU, kDLCUDAHost
+
+
+def is_device_array(x: object) -> bool:
+    """True for a cupy.ndarray, without importing CuPy."""
+    cupy = sys.modules.get("cupy")
+    return cupy is not None and isinstance(x, cupy.ndarray)
+
+
+def as_array(name: str, x: Any) -> Array:
+    """``x`` as a NumPy or CuPy array over the same memory.
+
+    Raises TypeError when it is no array.
+    """
+    if isinstance(x, np.ndarray) or is_device_array(x):
+        return x
+    if hasattr(x, "__dlpack__") and hasattr(x, "__dlpack_device__"):
+        on_cpu = x.__dlpack_device__()[0] in _DLPACK_CPU
+        try:
+            return np.from_dlpack(x) if on_cpu else _import_cupy(name, x).from_dlpack(x)
+        except (BufferError, RuntimeError, TypeError, ValueError) as error:
+            hint = "; NumPy has no bfloat16 of its own: view the bits as ml_dtypes.bfloat16" if on_cpu else ""
+            raise TypeError(f"{name}: {_kind(x)} could not be read through DLPack: {error}{hint}") from error
+    if hasattr(x, "__cuda_array_interface__"):
+        return _import_cupy(name, x).asarray(x)
+    raise TypeError(
+        f"{name} must be an array (NumPy, CuPy, or any with DLPack or __cuda_array_interface__), "
+        f"not {_kind(x)}; use numpy.asarray or cupy.asarray"
+    )
+
+
+def _import_cupy(name: str, x: Any) -> Any:
+    try:
+        import cupy
+    except ImportError as error:
+        raise TypeError(
+            f"{name}: {_kind(x)} lives on a GPU, which needs CuPy: pip install 'cufa[cuda13]'"
+        ) from error
+    return cupy
+
+
+def _kind(x: object) -> str:
+    return f"{type(x).__module__}.{type(x).__qualname__}"
+
+
+def same_place(arrays: dict[str, Array]) -> None:
+    """All on the host, or all on one GPU. Raises TypeError or ValueError otherwise."""
+    (first, q), *others = arrays.items()
+    for name, x in others:
+        if is_device_array(x) != is_device_array(q):
+            raise TypeError(
+                f"{name} is {_kind(x)} but {first} is {_kind(q)}: move one over with cupy.asarray(…) or .get()"
+            )
+        if is_device_array(x) and x.data.device_id != q.data.device_id:
+            raise ValueError(
+                f"{name} is on GPU {x.data.device_id} but {first} is on GPU {q.data.device_id}: "
+                f"copy it with cupy.asarray inside `with cupy.cuda.Device({q.data.device_id})`"
+            )
+
+
+def dtype_name(arrays: dict[str, Array], on_gpu: bool) -> str:
+    """The dtype that q, k and v share. Raises TypeError when they differ or it is not served."""
+    (first, q), *others = arrays.items()
+    name = str(q.dtype)
+    supported = [d for d in ITEMSIZE if not (on_gpu and d == "float64")]
+    if name not in supported:
+        module = "cupy" if is_device_array(q) else "numpy"
+        cure = f".astype({module}.float32)"
+        if name == "float64":
+            cure += ", or .astype(ml_dtypes.bfloat16) for the tensor cores' full speed"
+        raise TypeError(
+            f"{first} is {name}; attention on the {'GPU' if on_gpu else 'CPU'} takes {', '.join(supported)}: "
+            f"convert with {first}{cure}"
+        )
+    for other, x in others:
+        if x.dtype != q.dtype:
+            raise TypeError(f"{other} is {x.dtype} but {first} is {name}: convert with {other}.astype({first}.dtype)")
+    return name
+
+
+def resolve_precision(dtype: str, precision: str | None) -> str:
+    """Problem.precision for a dtype. CuPy's CUPY_TF32=1 is honoured when nothing is asked for."""
+    if dtype != "float32":
+        if precision is not None:
+            raise ValueError(f"precision={precision!r} is a choice for float32 inputs only; {dtype} takes precision=None")
+        return "native"
+    if precision is None:
+        return "tf32" if os.environ.get("CUPY_TF32") == "1" else "float32"
+    if precision not in ("float32", "tf32"):
+        raise ValueError(f"precision={precision!r} is not known; use None, 'float32' or 'tf32'")
+    return precision
+
+
+def make_problem(
+    q_shape: tuple[int, ...],
+    k_shape: tuple[int, ...],
+    v_shape: tuple[int, ...],
+    dtype: str,
+    *,
+    causal: bool,
+    scale: float | None,
+    layout: str,
+    precision: str | None,
+    alignment: int = 16,
+) -> Problem:
+    """Check shapes and options, and state the problem. Raises ValueError naming the argument."""
+    if layout not in LAYOUTS:
+        raise ValueError(f"layout={layout!r} is not known; use 'bhsd' {AXES['bhsd']} or 'bshd' {AXES['bshd']}")
+    for name, shape in (("q", q_shape), ("k", k_shape), ("v", v_shape)):
+        if len(shape) != 4:
+            raise ValueError(f"{name} has shape {shape}; layout {layout!r} takes four axes {AXES[layout]}")
+    batch, heads, seqlen_q, head_dim = (q_shape[i] for i in LAYOUTS[layout])
+    k_batch, kv_heads, seqlen_k, k_head_dim = (k_shape[i] for i in LAYOUTS[layout])
+    if v_shape != k_shape:
+        raise ValueError(f"v has shape {v_shape} but k has {k_shape}: they must be equal")
+    if k_batch != batch:
+        raise ValueError(f"k has batch {k_batch} but q has {batch}: they must be equal (layout {layout!r})")
+    if k_head_dim != head_dim:
+        raise ValueError(f"k has head_dim {k_head_dim} but q has {head_dim}: they must be equal")
+    if head_dim % HEAD_DIM_STEP or not 0 < head_dim <= MAX_HEAD_DIM:
+        raise ValueError(
+            f"head_dim is {head_dim} (last axis of q); it must be a multiple of {HEAD_DIM_STEP} from "
+            f"{HEAD_DIM_STEP} to {MAX_HEAD_DIM}: pad q, k and v with zeros and pass scale={head_dim}**-0.5"
+        )
+    if kv_heads == 0 and heads > 0 or kv_heads and heads % kv_heads:
+        raise ValueError(
+            f"q has {heads} heads and k has {kv_heads}: query heads must be a multiple of key/value heads "
+            f"(layout {layout!r} reads the shapes as {AXES[layout]})"
+        )
+    return Problem(
+        batch,
+        heads,
+        kv_heads,
+        seqlen_q,
+        seqlen_k,
+        head_dim,
+        dtype,
+        causal=bool(causal),
+        scale=check_scale(scale, head_dim),
+        precision=resolve_precision(dtype, precision),
+        alignment=alignment,
+    )
+
+
+def check_scale(scale: float | None, head_dim: int) -> float:
+    if scale is None:
+        return default_scale(head_dim)
+    try:
+        value = float(scale)
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"scale must be a number or None, not {_kind(scale)}") from error
+    if not math.isfinite(value) or value < 0:
+        raise ValueError(f"scale={value} is not a finite number of at least 0; to negate the scores, negate q")
+    return value
+
+
+def check_last_axis(name: str, x: Array) -> None:
+    if x.size and x.strides[-1] != x.itemsize:
+        module = "cupy" if is_device_array(x) else "numpy"
+        raise ValueError(
+            f"{name} has strides {x.strides}: its last axis (head_dim) must be contiguous; "
+            f"use {module}.ascontiguousarray({name})"
+        )
+
+
+def check_out(out: Array, inputs: dict[str, Array]) -> None:
+    """``out`` can take the result and shares no memory with an input."""
+    q = inputs["q"]
+    if out.shape != q.shape:
+        raise ValueError(f"out has shape {out.shape} but the result has {q.shape}")
+    if out.dtype != q.dtype:
+        raise TypeError(f"out is {out.dtype} but the result is {q.dtype}: allocate it with empty_like(q)")
+    check_last_axis("out", out)
+    if isinstance(out, np.ndarray) and not out.flags.writeable:
+        raise ValueError("out is read-only: pass a writeable array, or a copy")
+    if _overlaps_itself(out):
+        raise ValueError(f"out has strides {out.strides} over shape {out.shape}: several elements share memory")
+    for name, x in inputs.items():
+        if shares_memory(out, x):
+            raise ValueError(f"out overlaps {name} in memory: other blocks still read it; pass a separate array")
+
+
+def _overlaps_itself(x: Array) -> bool:
+    """Elements are distinct when each axis strides past the whole extent of all finer axes."""
+    extent = x.itemsize
+    for stride, size in sorted((abs(s), n) for s, n in zip(x.strides, x.shape, strict=True) if n > 1):
+        if stride < extent:
+            return True
+        extent = stride * (size - 1) + extent
+    return False
+
+
+def shares_memory(a: Array, b: Array) -> bool:
+    if isinstance(a, np.ndarray):
+        return np.shares_memory(a, b)
+    (a_low, a_high), (b_low, b_high) = byte_range(a), byte_range(b)
+    if a_high <= b_low or b_high <= a_low:
+        return False
+    import cupy
+
+    return bool(cupy.shares_memory(a, b))  # exact: interleaved views of one buffer are fine
+
+
+def byte_range(x: Array) -> tuple[int, int]:
+    """First address of the array and the one past its last."""
+    if x.size == 0:
+        return address(x), address(x)
+    spans = [(n - 1) * s for n, s in zip(x.shape, x.strides, strict=True)]
+    start = address(x)
+    return start + sum(s for s in spans if s < 0), start + sum(s for s in spans if s > 0) + x.itemsize
+
+
+def address(x: Array) -> int:
+    return int(x.ctypes.data if isinstance(x, np.ndarray) else x.data.ptr)
+
+
+def alignment(*arrays: Array) -> int:
+    """Largest power of two up to 16 that divides every address and every stride that is stepped along."""
+    bits = 16
+    for x in arrays:
+        bits |= address(x)
+        for stride, size in zip(x.strides[:-1], x.shape[:-1], strict=True):
+            if size > 1:
+                bits |= stride
+    return bits & -bits

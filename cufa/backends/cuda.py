@@ -1,0 +1,179 @@
+"""Compile with NVRTC through CuPy and launch on CuPy's current stream. Never synchronises.
+
+A plan is compiled once per device (:func:`prepare`); a prepared kernel is bound once per set of strides
+(:class:`Binding`), after which a launch only fills in pointers. CuPy's ``RawKernel`` call marshals every
+argument anew on each launch; ``cuLaunchKernel`` on the same function through ctypes costs a third less.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import cupy
+import numpy as np
+
+from ..architectures import Device, find_architecture
+from ..compiler import cupy_options, translation_unit
+from ..params import TRACE_RECORD, pack
+from ..planner import Plan
+
+_INVALID_CONTEXT = 201
+_DEFAULT_SHARED_LIMIT = 48 * 1024  # more must be asked for, per function
+
+
+@functools.cache
+def device_count() -> int:
+    """GPUs that CuPy can use; 0 without a driver."""
+    try:
+        return int(cupy.cuda.runtime.getDeviceCount())
+    except cupy.cuda.runtime.CUDARuntimeError:
+        return 0
+
+
+@functools.cache
+def device(device_id: int) -> Device:
+    """What the planner needs to know of a GPU. Raises ValueError for one older than sm_80."""
+    properties = cupy.cuda.runtime.getDeviceProperties(device_id)
+    return Device(
+        properties["name"].decode(),
+        find_architecture(properties["major"] * 10 + properties["minor"]),
+        properties["multiProcessorCount"],
+    )
+
+
+def current_device() -> Device:
+    return device(cupy.cuda.runtime.getDevice())
+
+
+class _Module:
+    """One compiled translation unit on one device."""
+
+    def __init__(self, source: str, device_id: int) -> None:
+        with cupy.cuda.Device(device_id):
+            self._module = cupy.RawModule(code=source, options=cupy_options())
+            self._module.compile()
+
+    def function(self, entry: str, shared_memory: int) -> Any:
+        """The kernel, allowed to use that much dynamic shared memory."""
+        function = self._module.get_function(entry)
+        if shared_memory > _DEFAULT_SHARED_LIMIT:
+            function.max_dynamic_shared_size_bytes = shared_memory
+        return function
+
+
+_modules: dict[tuple[str, int], _Module] = {}
+_module_locks: dict[tuple[str, int], threading.Lock] = {}
+_registry_lock = threading.Lock()
+
+
+def _compile(source: str, device_id: int) -> _Module:
+    """Compile once per device: threads that want the same unit wait for one compile, threads that want
+    different ones compile side by side."""
+    key = (source, device_id)
+    with _registry_lock:
+        lock = _module_locks.setdefault(key, threading.Lock())
+    with lock:
+        if key not in _modules:
+            _modules[key] = _Module(source, device_id)
+        return _modules[key]
+
+
+class Prepared:
+    """A plan compiled for one device: functions ready to launch."""
+
+    def __init__(self, plan: Plan, device_id: int, trace: bool) -> None:
+        self.plan = plan
+        self.device_id = device_id
+        source = translation_unit(f"kernels/{plan.spec.source}", {**plan.constants, "TRACE": trace})
+        module = _compile(source, device_id)
+        with cupy.cuda.Device(device_id):
+            self.functions = {x.entry: module.function(x.entry, x.shared_memory) for x in plan.launches}
+
+    @property
+    def attributes(self) -> dict[str, dict[str, int]]:
+        """What the driver reports of each loaded function: registers, local memory, shared memory."""
+        return {entry: dict(f.attributes) for entry, f in self.functions.items()}
+
+    def launch(self, q: Any, k: Any, v: Any, out: Any, lse: Any = None, trace: Any = None) -> None:
+        """Launch once on 4-D arrays in (batch, heads, seqlen, head_dim) axis order."""
+        binding = Binding(self, [x.strides for x in (q, k, v, out)])
+        binding.launch(*(x.data.ptr for x in (q, k, v, out)), lse.data.ptr if lse is not None else 0, trace)
+
+
+def prepare(plan: Plan, device_id: int | None = None, trace: bool = False) -> Prepared:
+    """Compile ``plan`` for a device (default: the current one), or find it compiled."""
+    return Prepared(plan, cupy.cuda.runtime.getDevice() if device_id is None else device_id, trace)
+
+
+@functools.cache
+def _driver() -> ctypes.CDLL:
+    return ctypes.CDLL("libcuda.so.1")
+
+
+class Binding:
+    """A prepared kernel with shapes and strides filled in; only pointers are left open."""
+
+    def __init__(self, prepared: Prepared, strides: Sequence[Sequence[int]]) -> None:
+        self.prepared = prepared
+        self._device_id = prepared.device_id
+        self._workspace = prepared.plan.workspace
+        self._params = pack(prepared.plan.problem, strides)
+        self._arguments = (ctypes.c_void_p * 1)(ctypes.addressof(self._params))
+        # The driver reads the parameters during the call, so one launch at a time may fill them in.
+        self._lock = threading.Lock()
+        self._launch_kernel = _driver().cuLaunchKernel
+        self._calls = [
+            (
+                ctypes.c_void_p(prepared.functions[x.entry].kernel.ptr),
+                *(ctypes.c_uint(n) for n in (*x.grid, x.num_threads, 1, 1, x.shared_memory)),
+            )
+            for x in prepared.plan.launches
+        ]
+
+    def launch(self, q: int, k: int, v: int, o: int, lse: int = 0, trace: Any = None) -> None:
+        """Launch on the current stream of the plan's device. Arguments are device addresses."""
+        if cupy.cuda.runtime.getDevice() != self._device_id:
+            with cupy.cuda.Device(self._device_id):
+                return self.launch(q, k, v, o, lse, trace)
+        stream = cupy.cuda.get_current_stream()
+        workspace = self._allocate_workspace(stream) if self._workspace else None
+        params = self._params
+        with self._lock:
+            params.q, params.k, params.v, params.o, params.lse = q, k, v, o, lse
+            params.workspace = workspace.ptr if workspace is not None else None
+            params.trace = trace.data.ptr if trace is not None else None
+            for call in self._calls:
+                arguments = (*call, ctypes.c_void_p(stream.ptr), self._arguments, None)
+                status = self._launch_kernel(*arguments)
+                if status == _INVALID_CONTEXT:  # a thread's first CUDA call: make the context current
+                    cupy.cuda.runtime.setDevice(self._device_id)
+                    status = self._launch_kernel(*arguments)
+                if status:
+                    raise cupy.cuda.driver.CUDADriverError(status)
+
+    def _allocate_workspace(self, stream: Any) -> Any:
+        """From CuPy's pool: safe to drop after the launch, as the pool reuses it in stream order only."""
+        if stream.is_capturing():
+            raise RuntimeError(
+                f"{self.prepared.plan.spec.name} needs {self._workspace:,} B of workspace, which a CUDA graph "
+                "cannot hold: capture algorithm='auto' or 'fa2' instead"
+            )
+        return cupy.cuda.alloc(self._workspace)
+
+
+def trace(plan: Plan, q: Any, k: Any, v: Any) -> tuple[Any, np.ndarray]:
+    """Run the trace build once: (output, one :data:`~cufa.params.TRACE_RECORD` per query block and head).
+
+    Arrays are 4-D CuPy arrays in (batch, heads, seqlen, head_dim) axis order. Synchronises.
+    """
+    prepared = prepare(plan, q.data.device_id, trace=True)
+    problem = plan.problem
+    items = problem.batch * problem.heads * plan.schedule.num_q_blocks
+    records = cupy.zeros(items * TRACE_RECORD.itemsize, cupy.uint8)
+    out = cupy.empty(q.shape, q.dtype)
+    prepared.launch(q, k, v, out, trace=records)
+    return out, cupy.asnumpy(records).view(TRACE_RECORD)

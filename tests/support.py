@@ -1,0 +1,117 @@
+"""What tests share: inputs, the naive computation that errors are compared with, the error bound."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from cufa import attention_reference
+
+DTYPES = {
+    "float16": np.dtype(np.float16),
+    "bfloat16": np.dtype(ml_dtypes.bfloat16),
+    "float32": np.dtype(np.float32),
+    "float64": np.dtype(np.float64),
+}
+
+#: Distance between 1 and the next number: one rounding is half of it.
+EPSILON = {"float16": 2.0**-10, "bfloat16": 2.0**-7, "float32": 2.0**-23, "float64": 2.0**-52}
+
+#: tf32 keeps float16's mantissa; its products are as rough as that.
+TF32_EPSILON = 2.0**-10
+
+
+def make_inputs(
+    batch: int,
+    heads: int,
+    kv_heads: int,
+    seqlen_q: int,
+    seqlen_k: int,
+    head_dim: int,
+    dtype: str = "float16",
+    *,
+    layout: str = "bhsd",
+    seed: int = 0,
+    spread: float = 1.0,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Normal q, k, v in the layout asked for; ``spread`` multiplies q, so it widens the scores."""
+    rng = np.random.default_rng(seed)
+
+    def draw(heads: int, seqlen: int, factor: float) -> np.ndarray:
+        shape = (batch, heads, seqlen, head_dim) if layout == "bhsd" else (batch, seqlen, heads, head_dim)
+        return (factor * rng.standard_normal(shape)).astype(DTYPES[dtype])
+
+    return draw(heads, seqlen_q, spread), draw(kv_heads, seqlen_k, 1.0), draw(kv_heads, seqlen_k, 1.0)
+
+
+def naive_same_dtype(
+    q: np.ndarray, k: np.ndarray, v: np.ndarray, *, causal: bool = False, scale: float | None = None
+) -> np.ndarray:
+    """What three array expressions give: scores, probabilities and output each rounded to the dtype,
+    products accumulated in float32 (float64 for float64). Arrays in "bhsd"."""
+    dtype = q.dtype
+    wide = np.float64 if dtype == np.float64 else np.float32
+    groups = q.shape[1] // k.shape[1]
+    k, v = (np.repeat(x, groups, axis=1).astype(wide) for x in (k, v))
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    with np.errstate(all="ignore"):
+        s = (np.matmul(q.astype(wide), np.swapaxes(k, -1, -2)) * wide(scale)).astype(dtype).astype(wide)
+        if causal:
+            rows, columns = s.shape[-2:]
+            s = np.where(np.tri(rows, columns, columns - rows, dtype=bool), s, wide(-np.inf))
+        m = s.max(-1, keepdims=True)
+        p = np.exp(s - np.where(np.isneginf(m), 0, m))
+        total = p.sum(-1, keepdims=True)
+        p = (p / np.where(total == 0, 1, total)).astype(dtype).astype(wide)
+        return np.matmul(p, v).astype(dtype)
+
+
+def assert_attention(
+    out: np.ndarray,
+    lse: np.ndarray | None,
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    *,
+    causal: bool = False,
+    scale: float | None = None,
+    layout: str = "bhsd",
+    precision: str | None = None,
+) -> float:
+    """Max error against float64 at most twice the naive computation's, plus one rounding; returns it."""
+    if layout == "bshd":
+        q, k, v, out = (x.transpose(0, 2, 1, 3) for x in (q, k, v, out))
+    dtype = str(q.dtype)
+    expected, expected_lse = attention_reference(q, k, v, causal=causal, scale=scale, return_lse=True)
+    naive = naive_same_dtype(q, k, v, causal=causal, scale=scale).astype(np.float64)
+    finite = np.isfinite(expected)
+    got = out.astype(np.float64)
+    np.testing.assert_array_equal(np.isnan(got), np.isnan(expected), err_msg="NaN where the reference has none")
+    largest = np.abs(expected[finite]).max(initial=0.0)
+    naive_error = np.abs(naive - expected)[finite & np.isfinite(naive)].max(initial=0.0)
+    bound = 2 * naive_error + EPSILON[dtype] * largest
+    if precision == "tf32":
+        spread = np.abs(expected_lse[np.isfinite(expected_lse)]).max(initial=1.0)
+        bound += TF32_EPSILON * largest * max(1.0, spread)
+    error = float(np.abs(got - expected)[finite].max(initial=0.0))
+    assert error <= bound, f"max error {error:.3e} over the bound {bound:.3e} (naive {naive_error:.3e})"
+    if lse is not None:
+        _assert_lse(lse, expected_lse, dtype, precision)
+    return error
+
+
+def _assert_lse(lse: np.ndarray, expected: np.ndarray, dtype: str, precision: str | None) -> None:
+    """LSE is float32 whatever the inputs: products of 16-bit inputs are exact in its accumulator."""
+    assert lse.dtype == np.float32
+    relative = TF32_EPSILON if precision == "tf32" else 2.0**-18
+    with np.errstate(invalid="ignore"):
+        np.testing.assert_allclose(lse.astype(np.float64), expected, rtol=relative, atol=8 * relative)
+
+
+def poisoned_like(x: Any, xp: Any = np) -> Any:
+    """An output buffer full of NaN: what is never written shows."""
+    out = xp.empty(x.shape, x.dtype)
+    out[...] = np.nan
+    return out
