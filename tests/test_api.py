@@ -1,0 +1,221 @@
+"""The public call on NumPy arrays: results, layouts, and an answer to everything that can be wrong."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import cufa
+from cufa import api
+from support import DTYPES, assert_attention, make_inputs, poisoned_like
+
+ALGORITHMS = ("auto", "fa1", "fa2", "fa2_noskip", "naive")
+
+
+@pytest.fixture(autouse=True)
+def on_cpu(monkeypatch):
+    """These tests are about the host path, also on a machine with a GPU."""
+    monkeypatch.setattr(api, "_gpu_available", lambda: False)
+
+
+@pytest.mark.parametrize("layout", ["bhsd", "bshd"])
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_result(dtype, algorithm, layout):
+    q, k, v = make_inputs(2, 4, 2, 65, 97, 40, dtype, layout=layout)
+    out, lse = cufa.flash_attention(q, k, v, causal=True, layout=layout, algorithm=algorithm, return_lse=True)
+    assert type(out) is np.ndarray and out.dtype == q.dtype and out.shape == q.shape
+    assert_attention(out, lse, q, k, v, causal=True, layout=layout)
+
+
+def test_out_is_written_and_returned():
+    q, k, v = make_inputs(1, 2, 2, 33, 33, 16, "float32")
+    out = poisoned_like(q)
+    assert cufa.flash_attention(q, k, v, out=out) is out
+    assert_attention(out, None, q, k, v)
+
+
+def test_strided_inputs_and_out_are_used_in_place():
+    fused = make_inputs(1, 6, 6, 50, 50, 24, "float32")[0]
+    q, k, v = fused[:, :2], fused[:, 2:4], fused[:, 4:]
+    out = np.full((1, 2, 100, 48), np.nan, np.float32)
+    view = out[:, :, ::2, 8:32]
+    cufa.flash_attention(q, k, v, out=view)
+    assert_attention(view, None, q, k, v)
+    view[...] = np.nan
+    assert np.isnan(out).all(), "wrote outside of out"
+
+
+def test_broadcast_and_reversed_inputs():
+    q, k, v = make_inputs(2, 3, 3, 20, 30, 8, "float64")
+    k = np.broadcast_to(k[:, :1], k.shape)
+    v = v[:, :, ::-1]
+    out = cufa.flash_attention(q, k, v)
+    assert_attention(out, None, q, k, v)
+
+
+def test_causal_is_bottom_right():
+    """With one query and many keys the query sees all of them."""
+    q, k, v = make_inputs(1, 1, 1, 1, 40, 16, "float32")
+    np.testing.assert_array_equal(
+        cufa.flash_attention(q, k, v, causal=True), cufa.flash_attention(q, k, v, causal=False)
+    )
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_rows_that_see_no_key(algorithm):
+    q, k, v = make_inputs(1, 2, 2, 50, 20, 16, "float32")
+    out, lse = cufa.flash_attention(q, k, v, causal=True, algorithm=algorithm, return_lse=True)
+    assert (out[:, :, :30] == 0).all() and np.isneginf(lse[:, :, :30]).all()
+    assert_attention(out, lse, q, k, v, causal=True)
+
+
+@pytest.mark.parametrize("axis", ["batch", "heads", "seqlen_q", "seqlen_k"])
+def test_zero_size_axes(axis):
+    sizes = {"batch": 2, "heads": 2, "seqlen_q": 5, "seqlen_k": 5, axis: 0}
+    b, h, sq, sk = sizes.values()
+    q, k, v = make_inputs(b, h, h, sq, sk, 8, "float32")
+    out, lse = cufa.flash_attention(q, k, v, return_lse=True)
+    assert out.shape == q.shape and lse.shape == (b, h, sq)
+    assert (out == 0).all() and np.isneginf(lse).all()
+
+
+@pytest.mark.parametrize("scale", [0, 0.0, 1e-3, 3, np.float32(0.25)])
+def test_scale(scale):
+    q, k, v = make_inputs(1, 1, 1, 30, 30, 16, "float32")
+    out, lse = cufa.flash_attention(q, k, v, causal=True, scale=scale, return_lse=True)
+    assert_attention(out, lse, q, k, v, causal=True, scale=float(scale))
+
+
+def test_dlpack_producer_in_numpy_out():
+    class Wrapped:
+        def __init__(self, x):
+            self.x = x
+
+        def __dlpack__(self, **kwargs):
+            return self.x.__dlpack__(**kwargs)
+
+        def __dlpack_device__(self):
+            return self.x.__dlpack_device__()
+
+    q, k, v = make_inputs(1, 1, 1, 16, 16, 8, "float32")
+    out = cufa.flash_attention(Wrapped(q), Wrapped(k), Wrapped(v))
+    assert type(out) is np.ndarray
+    assert_attention(out, None, q, k, v)
+
+
+def _call(**changes):
+    q, k, v = make_inputs(1, 4, 2, 8, 8, 16, "float32")
+    options = {"q": q, "k": k, "v": v, **changes}
+    return cufa.flash_attention(options.pop("q"), options.pop("k"), options.pop("v"), **options)
+
+
+def _array(*shape, dtype=np.float32):
+    return np.zeros(shape, dtype)
+
+
+BAD = [
+    ({"q": [[1.0]]}, TypeError, r"q must be an array.*builtins\.list.*numpy\.asarray"),
+    ({"k": None}, TypeError, r"k must be an array.*NoneType"),
+    ({"q": _array(1, 4, 8)}, ValueError, r"q has shape \(1, 4, 8\).*four axes"),
+    ({"q": _array(1, 4, 8, 16, dtype=np.int32)}, TypeError, r"q is int32.*\.astype\(numpy\.float32\)"),
+    ({"k": _array(1, 2, 8, 16, dtype=np.float16)}, TypeError, r"k is float16 but q is float32.*astype\(q\.dtype\)"),
+    ({"v": _array(1, 2, 9, 16)}, ValueError, r"v has shape \(1, 2, 9, 16\) but k has"),
+    ({"k": _array(2, 2, 8, 16), "v": _array(2, 2, 8, 16)}, ValueError, r"k has batch 2 but q has 1"),
+    ({"k": _array(1, 2, 8, 8), "v": _array(1, 2, 8, 8)}, ValueError, r"k has head_dim 8 but q has 16"),
+    ({"k": _array(1, 3, 8, 16), "v": _array(1, 3, 8, 16)}, ValueError, r"4 heads and k has 3.*multiple"),
+    ({"k": _array(1, 0, 8, 16), "v": _array(1, 0, 8, 16)}, ValueError, r"4 heads and k has 0"),
+    ({x: _array(1, 2, 8, 12) for x in "qkv"}, ValueError, r"head_dim is 12.*multiple of 8.*pad"),
+    ({x: _array(1, 2, 8, 264) for x in "qkv"}, ValueError, r"head_dim is 264.*256"),
+    ({x: _array(1, 2, 8, 0) for x in "qkv"}, ValueError, r"head_dim is 0"),
+    ({"q": _array(1, 4, 8, 32)[..., ::2]}, ValueError, r"q has strides.*contiguous.*ascontiguousarray\(q\)"),
+    ({"scale": float("nan")}, ValueError, r"scale=nan.*finite"),
+    ({"scale": float("inf")}, ValueError, r"scale=inf.*finite"),
+    ({"scale": -1.0}, ValueError, r"scale=-1\.0.*negate q"),
+    ({"scale": "big"}, TypeError, r"scale must be a number"),
+    ({"layout": "sbhd"}, ValueError, r"layout='sbhd'.*'bhsd'.*'bshd'"),
+    ({"algorithm": "fa9"}, ValueError, r"algorithm='fa9'.*fa2"),
+    ({"precision": "tf16"}, ValueError, r"precision='tf16'.*'tf32'"),
+    ({"device": "tpu"}, ValueError, r"device='tpu'.*'cuda'"),
+    ({"device": "cuda"}, ValueError, r"device='cuda' but no usable GPU.*cufa doctor"),
+    ({"out": _array(1, 4, 8, 8)}, ValueError, r"out has shape \(1, 4, 8, 8\) but the result has \(1, 4, 8, 16\)"),
+    ({"out": _array(1, 4, 8, 16, dtype=np.float16)}, TypeError, r"out is float16 but the result is float32"),
+    ({"out": "here"}, TypeError, r"out must be an array"),
+    ({"out": np.broadcast_to(_array(1), (1, 4, 8, 16))}, ValueError, r"out"),
+]
+
+
+@pytest.mark.parametrize(("changes", "error", "message"), BAD)
+def test_bad_input_names_the_argument(changes, error, message):
+    with pytest.raises(error, match=message):
+        _call(**changes)
+
+
+def test_precision_is_for_float32_only():
+    q, k, v = make_inputs(1, 1, 1, 8, 8, 8, "float16")
+    with pytest.raises(ValueError, match=r"precision='tf32'.*float32 inputs only"):
+        cufa.flash_attention(q, k, v, precision="tf32")
+
+
+def test_read_only_out():
+    out = _array(1, 4, 8, 16)
+    out.flags.writeable = False
+    with pytest.raises(ValueError, match="out is read-only"):
+        _call(out=out)
+
+
+def test_self_overlapping_out():
+    out = np.lib.stride_tricks.as_strided(_array(1000), (1, 4, 8, 16), (0, 64, 4, 4))
+    with pytest.raises(ValueError, match="several elements share memory"):
+        _call(out=out)
+
+
+@pytest.mark.parametrize("name", ["q", "k", "v"])
+def test_out_overlapping_an_input(name):
+    q, k, v = make_inputs(1, 2, 2, 8, 8, 16, "float32")
+    before = [x.copy() for x in (q, k, v)]
+    with pytest.raises(ValueError, match=f"out overlaps {name}"):
+        cufa.flash_attention(q, k, v, out={"q": q, "k": k, "v": v}[name])
+    for x, y in zip((q, k, v), before, strict=True):
+        np.testing.assert_array_equal(x, y)
+
+
+def test_interleaved_views_of_one_buffer_do_not_overlap():
+    fused = np.random.default_rng(0).standard_normal((1, 4, 2, 10, 8)).astype(np.float32)
+    q, k, v, out = (fused[:, i] for i in range(4))
+    expected = cufa.flash_attention(q, k, v)
+    np.testing.assert_array_equal(cufa.flash_attention(q, k, v, out=out), expected)
+
+
+def test_plan_without_a_gpu_prints_what_would_run():
+    text = str(cufa.plan((2, 16, 4096, 128), dtype="bfloat16", causal=True, device="sm_90"))
+    for part in ("fa2_forward", "sm_90", "causal", "skipped", "because"):
+        assert part in text
+    assert "NumPy" in str(cufa.plan((2, 16, 4096, 128), device="cpu"))
+
+
+def test_plan_takes_arrays_and_layouts():
+    q, k, v = make_inputs(2, 8, 2, 100, 300, 64, "float16", layout="bshd")
+    plan = cufa.plan(q, k, v, layout="bshd", device="sm_80")
+    p = plan.problem
+    assert (p.batch, p.heads, p.kv_heads, p.seqlen_q, p.seqlen_k) == (2, 8, 2, 100, 300)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"device": "sm_75"}, "sm_75 is not supported"),
+        ({"device": "tpu"}, "'tpu' is not known"),
+        ({"dtype": "int8"}, "int8"),
+        ({"dtype": "float64", "device": "sm_90"}, "float64"),
+    ],
+)
+def test_plan_says_what_it_cannot_do(options, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        cufa.plan((1, 1, 64, 64), **options)
+
+
+def test_bfloat16_is_ml_dtypes():
+    q, k, v = make_inputs(1, 1, 1, 8, 8, 8, "bfloat16")
+    assert cufa.flash_attention(q, k, v).dtype == ml_dtypes.bfloat16

@@ -1,0 +1,271 @@
+"""How calls behave on a GPU: places, streams, graphs, threads, other libraries' arrays, host cost."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+
+import cufa
+from support import assert_attention, make_inputs, poisoned_like
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture(scope="module")
+def cp():
+    return pytest.importorskip("cupy")
+
+
+@pytest.fixture
+def small(cp):
+    host = make_inputs(2, 4, 2, 130, 200, 64, "float16")
+    return host, tuple(cp.asarray(x) for x in host)
+
+
+def test_numpy_in_numpy_out_on_the_gpu(small):
+    host, _ = small
+    out, lse = cufa.flash_attention(*host, causal=True, return_lse=True, device="cuda")
+    assert type(out) is np.ndarray and type(lse) is np.ndarray
+    assert_attention(out, lse, *host, causal=True)
+    given = poisoned_like(out)
+    assert cufa.flash_attention(*host, causal=True, out=given) is given
+    np.testing.assert_array_equal(given, out)
+
+
+def test_device_cpu_forces_the_host_path(small):
+    host, _ = small
+    assert_attention(cufa.flash_attention(*host, device="cpu"), None, *host)
+
+
+def test_numpy_float64_goes_to_the_cpu():
+    q, k, v = make_inputs(1, 1, 1, 20, 20, 16, "float64")
+    assert cufa.flash_attention(q, k, v).dtype == np.float64
+
+
+def test_cupy_in_cupy_out(cp, small):
+    host, (q, k, v) = small
+    out, lse = cufa.flash_attention(q, k, v, return_lse=True)
+    assert isinstance(out, cp.ndarray) and lse.dtype == cp.float32 and lse.shape == (2, 4, 130)
+    assert_attention(cp.asnumpy(out), cp.asnumpy(lse), *host)
+
+
+def test_bfloat16_travels(cp):
+    host = make_inputs(1, 2, 2, 64, 64, 64, "bfloat16")
+    assert_attention(cufa.flash_attention(*host), None, *host)
+
+
+def test_float64_on_the_gpu_says_what_to_do(cp):
+    q = cp.zeros((1, 1, 8, 8))
+    with pytest.raises(TypeError, match=r"q is float64.*\.astype\(cupy\.float32\)"):
+        cufa.flash_attention(q, q, q)
+
+
+def test_mixed_places(cp, small):
+    (q, k, v), (dq, dk, dv) = small
+    with pytest.raises(TypeError, match=r"k is numpy.*but q is cupy.*cupy\.asarray"):
+        cufa.flash_attention(dq, k, v)
+    with pytest.raises(TypeError, match=r"out is numpy"):
+        cufa.flash_attention(dq, dk, dv, out=q)
+    with pytest.raises(ValueError, match=r"device='cpu' but q is on a GPU"):
+        cufa.flash_attention(dq, dk, dv, device="cpu")
+
+
+def test_out_overlap_is_found_on_repeated_calls_too(cp):
+    buffer = cp.random.default_rng(0).standard_normal((1, 4, 64, 64), dtype=cp.float32)
+    q, k, v = buffer[:, :1], buffer[:, 1:2], buffer[:, 2:3]
+    separate = cp.empty_like(q)
+    expected = cufa.flash_attention(q, k, v, out=separate)
+    free = buffer[:, 3:]
+    np.testing.assert_array_equal(cufa.flash_attention(q, k, v, out=free).get(), expected.get())
+    for _ in range(2):
+        with pytest.raises(ValueError, match="out overlaps q"):
+            cufa.flash_attention(q, k, v, out=q)
+
+
+@pytest.mark.parametrize("algorithm", ["fa1", "naive", "fa2"])
+def test_fast_path_gives_the_same_as_the_first_call(cp, small, algorithm):
+    _, (q, k, v) = small
+    first = cufa.flash_attention(q, k, v, algorithm=algorithm)
+    second, lse = cufa.flash_attention(q, k, v, algorithm=algorithm, return_lse=True)
+    third = cufa.flash_attention(q.copy(), k.copy(), v.copy(), algorithm=algorithm)
+    assert first.data.ptr != second.data.ptr
+    np.testing.assert_array_equal(first.get(), second.get())
+    np.testing.assert_array_equal(first.get(), third.get())
+
+
+def test_runs_on_the_current_stream_in_order(cp):
+    """The call waits for what is queued before it on the stream, and does not wait for the GPU itself."""
+    q = cp.zeros((1, 8, 2048, 64), cp.float16)
+    cufa.flash_attention(q, q, q)
+    stream = cp.cuda.Stream(non_blocking=True)
+    spin = cp.RawKernel(
+        'extern "C" __global__ void spin(long long n) { long long t = clock64(); while (clock64() - t < n); }', "spin"
+    )
+    spin((1,), (1,), (np.int64(1),))
+    cp.cuda.Device().synchronize()
+    with stream:
+        spin((1,), (1,), (np.int64(200_000_000),))
+        q[...] = 1
+        start = time.perf_counter()
+        out = cufa.flash_attention(q, q, q)
+        waited = time.perf_counter() - start
+        done_at_return = stream.done
+    stream.synchronize()
+    assert not done_at_return, "flash_attention synchronised"
+    assert waited < 0.05
+    assert bool((out == 1).all()), "ran before the work queued ahead of it"
+
+
+def test_graph_capture_and_replay(cp, small):
+    _, (q, k, v) = small
+    out = poisoned_like(q, cp)
+    expected = cufa.flash_attention(q, k, v, causal=True, out=out).get()
+    stream = cp.cuda.Stream(non_blocking=True)
+    with stream:
+        stream.begin_capture()
+        cufa.flash_attention(q, k, v, causal=True, out=out)
+        graph = stream.end_capture()
+    out[...] = cp.nan
+    cp.cuda.Device().synchronize()
+    graph.launch(stream)
+    stream.synchronize()
+    np.testing.assert_array_equal(out.get(), expected)
+    q *= 2
+    changed = cufa.flash_attention(q, k, v, causal=True).get()
+    cp.cuda.Device().synchronize()
+    graph.launch(stream)
+    stream.synchronize()
+    np.testing.assert_array_equal(out.get(), changed)
+
+
+def test_graph_capture_of_a_kernel_with_workspace_is_refused(cp, small):
+    _, (q, k, v) = small
+    out = cp.empty_like(q)
+    cufa.flash_attention(q, k, v, algorithm="naive", out=out)
+    stream = cp.cuda.Stream(non_blocking=True)
+    with stream:
+        stream.begin_capture()
+        try:
+            with pytest.raises(RuntimeError, match="workspace"):
+                cufa.flash_attention(q, k, v, algorithm="naive", out=out)
+        finally:
+            stream.end_capture()
+
+
+def test_threads(cp):
+    """Many threads, own streams, same and different shapes: one compile each, right answers."""
+    cases = [make_inputs(1, 2, 2, 64 + 16 * i, 100, 64, "float16", seed=i) for i in range(6)]
+    failures: list[BaseException] = []
+
+    def work(i: int) -> None:
+        try:
+            host = cases[i % len(cases)]
+            with cp.cuda.Stream(non_blocking=True) as stream:
+                device = [cp.asarray(x) for x in host]
+                for _ in range(20):
+                    out = cufa.flash_attention(*device, causal=True)
+                stream.synchronize()
+                assert_attention(out.get(), None, *host, causal=True)
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(12)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    if failures:
+        raise failures[0]
+
+
+def test_a_threads_first_cuda_call(cp, small):
+    """With out= nothing is allocated, so the launch itself may be the first thing a thread does."""
+    _, (q, k, v) = small
+    out = poisoned_like(q, cp)
+    expected = cufa.flash_attention(q, k, v).get()
+    errors: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            cufa.flash_attention(q, k, v, out=out)
+        except BaseException as error:
+            errors.append(error)
+
+    cufa.flash_attention(q, k, v, out=cp.empty_like(q))
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    cp.cuda.Device().synchronize()
+    assert not errors, errors
+    np.testing.assert_array_equal(out.get(), expected)
+
+
+def test_cuda_array_interface(cp, small):
+    host, device = small
+
+    class Wrapped:
+        def __init__(self, x):
+            self.__cuda_array_interface__ = x.__cuda_array_interface__
+
+    out = cufa.flash_attention(*(Wrapped(x) for x in device))
+    assert isinstance(out, cp.ndarray)
+    assert_attention(out.get(), None, *host)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+def test_torch_tensors(cp, dtype):
+    torch = pytest.importorskip("torch")
+    q, k, v = (torch.randn(1, 2, 100, 64, device="cuda", dtype=getattr(torch, dtype)) for _ in range(3))
+    out = cufa.flash_attention(q, k, v, causal=True)
+    assert isinstance(out, cp.ndarray)
+    expected = torch.nn.functional.scaled_dot_product_attention(*(x.double() for x in (q, k, v)), is_causal=True)
+    error = np.abs(out.astype(cp.float32).get() - expected.float().cpu().numpy()).max()
+    assert error < {"float16": 2e-3, "bfloat16": 2e-2, "float32": 1e-5}[dtype]
+
+
+def test_cupy_tf32_environment(cp, monkeypatch):
+    host = make_inputs(1, 2, 2, 128, 128, 64, "float32")
+    q, k, v = (cp.asarray(x) for x in host)
+    exact = cufa.flash_attention(q, k, v).get()
+    tf32 = cufa.flash_attention(q, k, v, precision="tf32").get()
+    monkeypatch.setenv("CUPY_TF32", "1")
+    np.testing.assert_array_equal(cufa.flash_attention(q, k, v).get(), tf32)
+    assert (exact != tf32).any()
+    monkeypatch.delenv("CUPY_TF32")
+    np.testing.assert_array_equal(cufa.flash_attention(q, k, v).get(), exact)
+
+
+def test_memory_is_linear(cp):
+    """Beyond the output, fa2 takes no device memory, however long the sequence."""
+    q = cp.zeros((1, 1, 65536, 64), cp.float16)
+    out = cp.empty_like(q)
+    pool = cp.get_default_memory_pool()
+    before = pool.used_bytes(), pool.total_bytes()
+    cufa.flash_attention(q, q, q, out=out)
+    assert (pool.used_bytes(), pool.total_bytes()) == before
+
+
+FIRST_RESULT = """
+import time; start = time.perf_counter()
+import cupy, cufa
+q = cupy.ones((1, 8, 1024, 64), cupy.float16)
+cufa.flash_attention(q, q, q, causal=True).get()
+print(time.perf_counter() - start)
+"""
+
+
+def test_time_to_first_result(tmp_path):
+    """Cold (empty compile cache) under 10 s; a new process with a warm cache under 2 s."""
+    env = dict(os.environ, CUPY_CACHE_DIR=str(tmp_path))
+    seconds = [
+        float(subprocess.run([sys.executable, "-c", FIRST_RESULT], env=env, capture_output=True, check=True).stdout)
+        for _ in range(3)
+    ]
+    assert seconds[0] < 10, seconds
+    assert min(seconds[1:]) < 2, seconds
