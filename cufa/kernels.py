@@ -96,4 +96,106 @@ def _ceil_div(a: int, b: int) -> int:
     return -(-a // b)
 
 
-KERNELS: dict[str, KernelSpec] = {}
+def _pitch(head_dim: int, itemsize: int, pad_to: int) -> int:
+    """Bytes from row to row of a shared-memory tile: ``tile_pitch`` of ``tiles/copy.cuh``."""
+    units = _ceil_div(head_dim * itemsize, pad_to) * pad_to // 16
+    return (units | 1) * 16
+
+
+def _fa2_shared_memory(config: TileConfig, head_dim: int) -> int:
+    """Q (later O) and ``num_stages`` pairs of K and V."""
+    rows = config.block_q + 2 * config.num_stages * config.block_kv
+    return rows * _pitch(head_dim, itemsize=2, pad_to=32)
+
+
+def _fa2_launches(problem: Problem, config: TileConfig, shared_memory: int) -> tuple[Launch, ...]:
+    """One block per query block and head."""
+    blocks = _ceil_div(problem.seqlen_q, config.block_q) * problem.heads * problem.batch
+    return (Launch("fa2_forward", (blocks, 1, 1), config.num_warps * 32, shared_memory),)
+
+
+_FA2_FORWARD = KernelSpec(
+    name="fa2_forward",
+    algorithm="fa2",
+    title="FlashAttention-2 forward, 16-bit tensor cores",
+    paper="Dao 2023, FlashAttention-2, Algorithm 1",
+    source="fa2_forward.cu",
+    dtypes=("float16", "bfloat16"),
+    precisions=("native",),
+    configs=(
+        TileConfig(128, 64, num_warps=4, num_stages=1, blocks_per_sm=2, max_head_dim=128),
+        TileConfig(64, 64, num_warps=4, num_stages=1, blocks_per_sm=2),
+    ),
+    shared_memory=_fa2_shared_memory,
+    launches=_fa2_launches,
+    skip_masked_tiles=True,
+)
+
+def _fa1_shared_memory(config: TileConfig, head_dim: int) -> int:
+    """K and V, the warps' parts of P·V (over K and V where those move to registers), two query blocks,
+    row maxima and sums."""
+    pitch = _pitch(head_dim, itemsize=2, pad_to=32)
+    key_warps = min(config.block_kv // 16, 4)
+    row_warps = config.num_warps // key_warps
+    strip = row_warps * 16 * (2 if row_warps == 1 else 1)
+    pairs = _ceil_div(head_dim, 16)
+    slice_dim = _ceil_div(pairs, _ceil_div(pairs, 4)) * 16
+    keys_and_values = 2 * config.block_kv * pitch
+    parts = key_warps * strip * (slice_dim + 8) * 4
+    in_registers = config.block_kv // key_warps * head_dim <= 2048
+    first = max(keys_and_values, parts) if in_registers else keys_and_values + parts
+    return first + 2 * config.block_q * pitch + 3 * key_warps * strip * 4
+
+
+def _fa1_launches(problem: Problem, config: TileConfig, shared_memory: int) -> tuple[Launch, ...]:
+    """One block per head."""
+    blocks = problem.batch * problem.heads
+    return (Launch("fa1_forward", (blocks, 1, 1), config.num_warps * 32, shared_memory),)
+
+
+def _fa1_workspace(problem: Problem, config: TileConfig) -> int:
+    """O, l and m in float32 between key blocks, for whole query blocks."""
+    rows = _ceil_div(problem.seqlen_q, config.block_q) * config.block_q
+    return problem.batch * problem.heads * rows * (problem.head_dim + 2) * 4
+
+
+_FA1_FORWARD = KernelSpec(
+    name="fa1_forward",
+    algorithm="fa1",
+    title="FlashAttention-1 forward, 16-bit tensor cores",
+    paper="Dao et al. 2022, FlashAttention, Algorithm 1",
+    source="fa1_forward.cu",
+    dtypes=("float16", "bfloat16"),
+    precisions=("native",),
+    # The first six are the block sweep published for FlashAttention-1.
+    configs=(
+        TileConfig(128, 128, num_warps=8),
+        TileConfig(128, 128, num_warps=4, max_head_dim=64),
+        TileConfig(64, 128, num_warps=4, max_head_dim=64),
+        TileConfig(64, 64, num_warps=4),
+        TileConfig(128, 64, num_warps=4),
+        TileConfig(128, 64, num_warps=8),
+        TileConfig(32, 32, num_warps=4),
+    ),
+    shared_memory=_fa1_shared_memory,
+    launches=_fa1_launches,
+    workspace=_fa1_workspace,
+)
+
+
+KERNELS: dict[str, KernelSpec] = {
+    spec.name: spec
+    for spec in (
+        _FA2_FORWARD,
+        # The ablation: the same source, wholly masked tiles computed and thrown away by the mask.
+        dataclasses.replace(
+            _FA2_FORWARD,
+            name="fa2_noskip",
+            algorithm="fa2_noskip",
+            title="FlashAttention-2 forward without causal skipping",
+            skip_masked_tiles=False,
+        ),
+        _FA1_FORWARD,
+    )
+}
+"""In order of preference: ``algorithm="auto"`` takes the first that serves the problem."""
