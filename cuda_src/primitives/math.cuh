@@ -18,5 +18,12 @@ DEVICE float lg2(float x) {
   return y;
 }
 
+// rcp.approx.ftz.f32: 1/x, 1 ulp; rcp(0) = inf.
+DEVICE float rcp(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
 // CUDA's own fmaf, fmaxf (the other operand when one is NaN), fminf, and min, max of integers are used as they
 // are; the host twins provide the same names.

@@ -1,0 +1,40 @@
+// 16-bit mma operands out of shared-memory tiles, and the product itself, for float16 and bfloat16.
+//
+// Every function takes the address of this lane's element of the tile's first matrix (`lane_offset_*`), so that the
+// rest of the address is a compile-time constant: row * PITCH + column * 2.
+#pragma once
+#include "primitives/primitives.cuh"
+
+template <bool BF16>
+DEVICE void mma_16bit(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+  if constexpr (BF16) {
+    mma_m16n8k16_bf16(d, a, b0, b1);
+  } else {
+    mma_m16n8k16_f16(d, a, b0, b1);
+  }
+}
+
+// Two float32 values rounded to nearest even and packed.
+template <bool BF16>
+DEVICE u32 pack_16bit(float lo, float hi) {
+  if constexpr (BF16) {
+    return cvt_bf16x2(lo, hi);
+  } else {
+    return cvt_f16x2(lo, hi);
+  }
+}
+
+// ldmatrix takes four 8x8 matrices in the order of lane / 8. Matrices (rows 0-7, columns 0-7), (rows 8-15, columns
+// 0-7), (rows 0-7, columns 8-15), (rows 8-15, columns 8-15): the registers of an A operand stored row by row (Q), and,
+// transposed, those of two neighbouring B operands stored with k along the rows (V).
+template <int PITCH>
+DEVICE u32 lane_offset_rows_first(int lane) {
+  return lane % 16 * PITCH + lane / 16 * 16;
+}
+
+// (rows 0-7, columns 0-7), (rows 0-7, columns 8-15), (rows 8-15, columns 0-7), (rows 8-15, columns 8-15): two
+// neighbouring B operands stored with k along the columns (K: its rows are the columns of S).
+template <int PITCH>
+DEVICE u32 lane_offset_columns_first(int lane) {
+  return (lane / 16 * 8 + lane % 8) * PITCH + lane / 8 % 2 * 16;
+}

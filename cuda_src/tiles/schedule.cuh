@@ -1,0 +1,73 @@
+// Which tiles a query block visits: the device side of cufa/schedule.py. And the trace that proves it.
+#pragma once
+#include "params.cuh"
+
+// One query block of one head.
+struct WorkItem {
+  int q_block, head, batch;
+};
+
+// Key tiles of one query block: 0 ... visited-1 are computed, the first `unmasked` of them without a mask.
+struct TileRange {
+  int total, visited, unmasked;
+};
+
+// Keys that a query row sees: all, or, causal, those up to the diagonal that ends in the bottom right corner.
+template <bool IS_CAUSAL>
+DEVICE int visible_keys(const AttentionParams& p, int row) {
+  if constexpr (!IS_CAUSAL) return p.seqlen_k;
+  // 64-bit, because row + 1 + seqlen_k may pass 2^31.
+  const i64 keys = i64(row) + 1 + p.seqlen_k - p.seqlen_q;
+  return keys < 0 ? 0 : keys > p.seqlen_k ? p.seqlen_k : int(keys);
+}
+
+template <int BR, int BC, bool IS_CAUSAL, bool SKIP>
+DEVICE TileRange visited_tiles(const AttentionParams& p, int q_block) {
+  const i64 first_row = i64(q_block) * BR;
+  const int last_row = int(min(first_row + BR, i64(p.seqlen_q)) - 1);
+  TileRange range;
+  range.total = (p.seqlen_k - 1) / BC + 1;
+  range.visited = IS_CAUSAL && SKIP ? (visible_keys<IS_CAUSAL>(p, last_row) + BC - 1) / BC : range.total;
+  range.unmasked = visible_keys<IS_CAUSAL>(p, int(first_row)) / BC;
+  return range;
+}
+
+// Block number -> work item. Full attention: the query blocks of a head run side by side and share its K and V in the
+// L2 cache. Causal: the long (last) query blocks come first, so that the grid does not end on them; heads are taken
+// in groups whose K and V fit in the L2 cache together.
+template <int BR, bool IS_CAUSAL>
+DEVICE WorkItem work_item(const AttentionParams& p, u32 index, int kv_bytes_per_row) {
+  constexpr i64 L2_SHARE = 24 << 20;  // bytes
+  const u32 Tr = u32(p.seqlen_q - 1) / BR + 1;
+  const u32 all_heads = u32(p.batch) * u32(p.heads);
+  u32 q_block, head;
+  if constexpr (IS_CAUSAL) {
+    const i64 head_bytes = i64(p.seqlen_k) * kv_bytes_per_row;
+    const u32 fitting = u32(max(i64(1), min(i64(all_heads), L2_SHARE / head_bytes)));
+    const u32 group = index / (fitting * Tr);
+    const u32 rest = index - group * fitting * Tr;
+    const u32 members = min(fitting, all_heads - group * fitting);
+    q_block = Tr - 1 - rest / members;
+    head = group * fitting + rest % members;
+  } else {
+    q_block = index % Tr;
+    head = index / Tr;
+  }
+  return {int(q_block), int(head % u32(p.heads)), int(head / u32(p.heads))};
+}
+
+// One record a work item, written by one thread. Compiled only when TRACE is on.
+DEVICE void write_trace(const AttentionParams& p, u32 index, const WorkItem& item, const TileRange& tiles, u64 start_ns) {
+  TraceRecord record;
+  record.start_ns = start_ns;
+  record.end_ns = global_timer();
+  record.sm = sm_id();
+  record.q_block = u32(item.q_block);
+  record.head = u32(item.head);
+  record.batch = u32(item.batch);
+  record.tiles_visited = u32(tiles.visited);
+  record.tiles_skipped = u32(tiles.total - tiles.visited);
+  record.tiles_unmasked = u32(tiles.unmasked);
+  record.thread_block = blockIdx.x;
+  p.trace[index] = record;
+}

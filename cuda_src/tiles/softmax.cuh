@@ -1,0 +1,73 @@
+// Online softmax of the rows that one lane takes part in.
+//
+// In an accumulator of mma.sync a row is spread over the four lanes of a quad; a lane sees two rows of each 16-row
+// fragment. ROWS = 2 * (number of 16-row fragments); row r of a lane is row r / 2 * 16 + r % 2 * 8 + lane / 4 of the warp.
+//
+// The subtracted maximum `m` need not be the true one: exp2(s - m) only must not overflow, and every row is divided by
+// its own sum at the end. So O is rescaled only when some maximum of the warp has grown by more than 2^8: with
+// that slack P <= 256, far from the limits of float16 and bfloat16, whose relative precision is the same at 256 as at 1.
+#pragma once
+#include "primitives/primitives.cuh"
+
+constexpr float RESCALE_THRESHOLD = 8.0f;  // log2 units
+
+DEVICE float quad_max(float x) {
+  x = fmaxf(x, shfl_xor(x, 1));
+  return fmaxf(x, shfl_xor(x, 2));
+}
+
+DEVICE float quad_sum(float x) {
+  x += shfl_xor(x, 1);
+  return x + shfl_xor(x, 2);
+}
+
+template <int ROWS>
+struct OnlineSoftmax {
+  float m[ROWS];         // the subtracted maximum, before scaling
+  float m_scaled[ROWS];  // m * scale_log2; 0 while the row has seen no finite score, so that -inf - m is never NaN
+  float l[ROWS];         // this lane's share of the row's sum of exp2(s * scale_log2 - m_scaled)
+
+  DEVICE void reset() {
+#pragma unroll
+    for (int r = 0; r < ROWS; ++r) {
+      m[r] = NEG_INF;
+      m_scaled[r] = 0.0f;
+      l[r] = 0.0f;
+    }
+  }
+
+  // Takes the row maxima of a new tile (already reduced over the quad). True when O must be multiplied by `alpha`.
+  DEVICE bool raise_max(const float (&m_tile)[ROWS], float scale_log2, float (&alpha)[ROWS]) {
+    bool grown = false;
+#pragma unroll
+    for (int r = 0; r < ROWS; ++r) grown |= (m_tile[r] - m[r]) * scale_log2 > RESCALE_THRESHOLD;
+    if (!warp_any(grown)) return false;
+#pragma unroll
+    for (int r = 0; r < ROWS; ++r) {
+      const float m_old = m[r];
+      m[r] = fmaxf(m_old, m_tile[r]);
+      m_scaled[r] = m[r] == NEG_INF ? 0.0f : m[r] * scale_log2;
+      alpha[r] = ex2(fmaf(m_old, scale_log2, -m_scaled[r]));  // 0 when this is the row's first finite score
+      l[r] *= alpha[r];
+    }
+    return true;
+  }
+
+  // One probability, not yet divided by the row's sum.
+  DEVICE float exp(float s, float scale_log2, int r) {
+    const float p = ex2(fmaf(s, scale_log2, -m_scaled[r]));
+    l[r] += p;
+    return p;
+  }
+
+  // The whole row's sum; then 1 / l for O (0 for a row that saw nothing: its O is zero) and the natural-log LSE.
+  DEVICE void reduce_sum() {
+#pragma unroll
+    for (int r = 0; r < ROWS; ++r) l[r] = quad_sum(l[r]);
+  }
+  DEVICE float inverse_sum(int r) const { return l[r] == 0.0f ? 0.0f : rcp(l[r]); }
+  DEVICE float lse(int r) const {
+    constexpr float LN_2 = 0.693147180559945309f;
+    return l[r] == 0.0f ? NEG_INF : (m_scaled[r] + lg2(l[r])) * LN_2;
+  }
+};
