@@ -13,7 +13,7 @@ import numpy as np
 from . import arrays, tuning
 from .architectures import Device
 from .planner import Plan, make_plan
-from .problem import Problem
+from .problem import ITEMSIZE, Problem
 
 if TYPE_CHECKING:
     from .backends import cuda as cuda_backend
@@ -56,7 +56,7 @@ def flash_attention(
     scale : float, optional
         Softmax scale, finite and ≥ 0. Default 1/√head_dim.
     layout : "bhsd" or "bshd"
-        Axis order of q, k, v and the result: (batch, heads, seqlen, head_dim) or (batch, seqlen, heads, head_dim).
+        Axis order of q, k, v and the result: (batch, heads, seqlen, head_dim), or with seqlen before heads.
     algorithm : "auto", "fa2", "fa2_noskip", "fa1" or "naive"
         "auto" takes the fastest kernel; the others are there to compare.
     precision : None, "float32" or "tf32"
@@ -84,22 +84,21 @@ def flash_attention(
     Launches on CuPy's current stream and does not synchronise (NumPy inputs on a GPU do, to bring the
     result back). With ``out=`` and after one warm-up call it can be captured in a CUDA graph.
     """
-    if device is None:
-        key = _signature(q, k, v, out, causal, scale, layout, algorithm, precision)
-        fast = _bindings.get(key) if key is not None else None
-        if fast is not None:
-            return fast(q, k, v, out, return_lse)
-    else:
-        key = None
+    key = _signature(q, k, v, out, causal, scale, layout, algorithm, precision, device)
+    fast = _bindings.get(key) if key is not None else None
+    if fast is not None:
+        return fast(q, k, v, out, return_lse)
     inputs = {name: arrays.as_array(name, x) for name, x in (("q", q), ("k", k), ("v", v))}
     arrays.same_place(inputs)
     if arrays.is_device_array(inputs["q"]):
         if device not in (None, "cuda"):
-            raise ValueError(f"device={device!r} but q is on a GPU; use device=None, or pass q.get(), k.get(), v.get()")
+            raise ValueError(
+                f"device={device!r} but q is on a GPU; use device=None, or pass q.get(), k.get(), v.get()"
+            )
         call = _on_gpu
     else:
         call = _on_gpu_from_host if _use_gpu(device, inputs["q"]) else _on_cpu
-    options = dict(causal=causal, scale=scale, layout=layout, precision=precision)
+    options = {"causal": causal, "scale": scale, "layout": layout, "precision": precision}
     return call(inputs, out, return_lse, algorithm, options, key)
 
 
@@ -119,19 +118,19 @@ def plan(
     """What :func:`flash_attention` would run, and why; needs no GPU and runs nothing.
 
     q, k and v are arrays or just shapes; k and v default to q. ``dtype`` is a name such as "bfloat16"
-    (default: the arrays', or float16 for shapes). ``device`` is None (what a call here would use), "cpu", "cuda", or an
-    architecture such as "sm_90", planned for its typical card.
+    (default: the arrays', or float16 for shapes). ``device`` is None (what a call here would use), "cpu",
+    "cuda", or an architecture such as "sm_90", planned for its typical card.
 
     >>> print(cufa.plan((1, 8, 4096, 128), causal=True, device="sm_90"))  # doctest: +SKIP
     """
     k = q if k is None else k
     v = k if v is None else v
-    shapes = [tuple(x) if isinstance(x, (tuple, list)) else tuple(arrays.as_array("q", x).shape) for x in (q, k, v)]
-    is_array = not isinstance(q, (tuple, list))
-    name = dtype or (str(arrays.as_array("q", q).dtype) if is_array else "float16")
-    problem = arrays.make_problem(
-        *shapes, name, causal=causal, scale=scale, layout=layout, precision=precision
-    )  # fmt: skip
+    shapes = [x if isinstance(x, tuple) else arrays.as_array("q", x).shape for x in (q, k, v)]
+    name = dtype or ("float16" if isinstance(q, tuple) else str(arrays.as_array("q", q).dtype))
+    if name not in ITEMSIZE:
+        raise ValueError(f"dtype={name!r} is not served; use one of {', '.join(ITEMSIZE)}")
+    options: dict[str, Any] = {"causal": causal, "scale": scale, "layout": layout, "precision": precision}
+    problem = arrays.make_problem(shapes, name, **options)
     return _plan(problem, _planning_device(device, name), algorithm)
 
 
@@ -141,7 +140,9 @@ def _planning_device(name: str | None, dtype: str) -> Device | None:
     if name in (None, "cuda"):
         usable = _gpu_available() and dtype != "float64"
         if name == "cuda" and not usable:
-            raise ValueError("device='cuda' but no usable GPU was found; name an architecture such as 'sm_90' instead")
+            raise ValueError(
+                "device='cuda' but no usable GPU was found; name an architecture such as 'sm_90' instead"
+            )
         return _cuda().current_device() if usable else None
     assert name is not None
     return Device.typical(name)
@@ -151,7 +152,8 @@ def _plan(problem: Problem, device: Device | None, algorithm: str) -> Plan:
     return make_plan(problem, device, algorithm, tuned=tuning.load(device.name) if device else None)
 
 
-def _cuda() -> cuda_backend:  # type: ignore[valid-type]
+def _cuda() -> Any:
+    """The CUDA backend, imported late: it needs CuPy."""
     from .backends import cuda
 
     return cuda
@@ -178,21 +180,21 @@ def _use_gpu(device: str | None, q: np.ndarray) -> bool:
         return False
     if device == "cuda":
         if not _gpu_available():
-            raise ValueError("device='cuda' but no usable GPU was found; `cufa doctor` says why, device='cpu' runs here")
+            raise ValueError(
+                "device='cuda' but no usable GPU was found; `cufa doctor` says why, device='cpu' runs here"
+            )
         return True
     if device is not None:
         raise ValueError(f"device={device!r} is not known; use None, 'cpu' or 'cuda'")
     return str(q.dtype) != "float64" and _gpu_available()
 
 
-def _check(
-    inputs: dict[str, Any], out: Any, options: dict[str, Any], on_gpu: bool
-) -> Problem:
+def _check(inputs: dict[str, Any], out: Any, options: dict[str, Any], on_gpu: bool) -> Problem:
     """Everything that can be wrong with a call, found before anything runs."""
     dtype = arrays.dtype_name(inputs, on_gpu)
+    problem = arrays.make_problem([x.shape for x in inputs.values()], dtype, **options)
     for name, x in inputs.items():
         arrays.check_last_axis(name, x)
-    problem = arrays.make_problem(*(x.shape for x in inputs.values()), dtype, **options)
     if out is not None:
         arrays.same_place({"q": inputs["q"], "out": out})
         arrays.check_out(out, inputs)
@@ -205,7 +207,12 @@ def _views(layout: str, *xs: Any) -> list[Any]:
 
 
 def _on_cpu(
-    inputs: dict[str, Any], out: Any, return_lse: bool, algorithm: str, options: dict[str, Any], key: None = None
+    inputs: dict[str, Any],
+    out: Any,
+    return_lse: bool,
+    algorithm: str,
+    options: dict[str, Any],
+    key: Any,
 ) -> Any:
     from .backends import cpu
 
@@ -214,17 +221,23 @@ def _on_cpu(
     plan = _plan(problem, None, algorithm)
     if out is None:
         out = np.empty(inputs["q"].shape, inputs["q"].dtype)
-    lse = np.empty((problem.batch, problem.heads, problem.seqlen_q), np.float32) if return_lse else None
+    lse = np.empty(_lse_shape(problem), np.float32) if return_lse else None
     views = _views(options["layout"], *inputs.values(), out)
     if _nothing_to_do(problem):
         _fill_empty(out, lse)
     else:
-        cpu.run(plan, *views, lse)
+        q, k, v, o = views
+        cpu.run(plan, q, k, v, o, lse)
     return (out, lse) if return_lse else out
 
 
 def _on_gpu_from_host(
-    inputs: dict[str, Any], out: Any, return_lse: bool, algorithm: str, options: dict[str, Any], key: None = None
+    inputs: dict[str, Any],
+    out: Any,
+    return_lse: bool,
+    algorithm: str,
+    options: dict[str, Any],
+    key: Any,
 ) -> Any:
     out = arrays.as_array("out", out) if out is not None else None
     _check(inputs, out, options, on_gpu=True)
@@ -250,7 +263,7 @@ def _on_gpu(
     cuda = _cuda()
     with cupy.cuda.Device(q.data.device_id):
         result = cupy.ndarray(q.shape, q.dtype) if out is None else out
-        lse = cupy.ndarray((problem.batch, problem.heads, problem.seqlen_q), np.float32) if return_lse else None
+        lse = cupy.ndarray(_lse_shape(problem), np.float32) if return_lse else None
         if _nothing_to_do(problem):
             _fill_empty(result, lse)
             return (result, lse) if return_lse else result
@@ -263,8 +276,12 @@ def _on_gpu(
     if key is not None:
         if len(_bindings) >= _MAX_BINDINGS:
             _bindings.clear()
-        _bindings[key] = _Fast(binding, *inputs.values(), result)
+        _bindings[key] = _Fast(binding, [*inputs.values(), result])
     return (result, lse) if return_lse else result
+
+
+def _lse_shape(problem: Problem) -> tuple[int, int, int]:
+    return problem.batch, problem.heads, problem.seqlen_q
 
 
 def _nothing_to_do(problem: Problem) -> bool:
@@ -282,15 +299,15 @@ class _Fast:
     """A call like one that went through every check: only addresses are new. (Python time is the host
     cost of a call: this path is what keeps it under PyTorch's.)"""
 
-    def __init__(self, binding: cuda_backend.Binding, q: Any, k: Any, v: Any, out: Any) -> None:
+    def __init__(self, binding: cuda_backend.Binding, arrays_: list[Any]) -> None:
+        q, *_, out = arrays_
         self._launch = binding.launch
         self._out_shape, self._dtype = out.shape, out.dtype
-        problem = binding.prepared.plan.problem
-        self._lse_shape = (problem.batch, problem.heads, problem.seqlen_q)
+        self._lse_shape = _lse_shape(binding.prepared.plan.problem)
         self._device_id = q.data.device_id
         self._spans = [
             (low - arrays.address(x), high - arrays.address(x))
-            for x in (q, k, v, out)
+            for x in arrays_
             for low, high in (arrays.byte_range(x),)
         ]
 

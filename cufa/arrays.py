@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import os
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -71,7 +72,7 @@ def same_place(arrays: dict[str, Array]) -> None:
     for name, x in others:
         if is_device_array(x) != is_device_array(q):
             raise TypeError(
-                f"{name} is {_kind(x)} but {first} is {_kind(q)}: move one over with cupy.asarray(…) or .get()"
+                f"{name} is {_kind(x)} but {first} is {_kind(q)}: move one with cupy.asarray or .get()"
             )
         if is_device_array(x) and x.data.device_id != q.data.device_id:
             raise ValueError(
@@ -96,7 +97,9 @@ def dtype_name(arrays: dict[str, Array], on_gpu: bool) -> str:
         )
     for other, x in others:
         if x.dtype != q.dtype:
-            raise TypeError(f"{other} is {x.dtype} but {first} is {name}: convert with {other}.astype({first}.dtype)")
+            raise TypeError(
+                f"{other} is {x.dtype} but {first} is {name}: convert with {other}.astype({first}.dtype)"
+            )
     return name
 
 
@@ -104,7 +107,9 @@ def resolve_precision(dtype: str, precision: str | None) -> str:
     """Problem.precision for a dtype. CuPy's CUPY_TF32=1 is honoured when nothing is asked for."""
     if dtype != "float32":
         if precision is not None:
-            raise ValueError(f"precision={precision!r} is a choice for float32 inputs only; {dtype} takes precision=None")
+            raise ValueError(
+                f"precision={precision!r} is a choice for float32 inputs only; {dtype} takes precision=None"
+            )
         return "native"
     if precision is None:
         return "tf32" if os.environ.get("CUPY_TF32") == "1" else "float32"
@@ -114,9 +119,7 @@ def resolve_precision(dtype: str, precision: str | None) -> str:
 
 
 def make_problem(
-    q_shape: tuple[int, ...],
-    k_shape: tuple[int, ...],
-    v_shape: tuple[int, ...],
+    shapes: Sequence[tuple[int, ...]],
     dtype: str,
     *,
     causal: bool,
@@ -125,9 +128,15 @@ def make_problem(
     precision: str | None,
     alignment: int = 16,
 ) -> Problem:
-    """Check shapes and options, and state the problem. Raises ValueError naming the argument."""
+    """Check the shapes of q, k and v and the options, and state the problem.
+
+    Raises ValueError naming the argument.
+    """
+    q_shape, k_shape, v_shape = shapes
     if layout not in LAYOUTS:
-        raise ValueError(f"layout={layout!r} is not known; use 'bhsd' {AXES['bhsd']} or 'bshd' {AXES['bshd']}")
+        raise ValueError(
+            f"layout={layout!r} is not known; use 'bhsd' {AXES['bhsd']} or 'bshd' {AXES['bshd']}"
+        )
     for name, shape in (("q", q_shape), ("k", k_shape), ("v", v_shape)):
         if len(shape) != 4:
             raise ValueError(f"{name} has shape {shape}; layout {layout!r} takes four axes {AXES[layout]}")
@@ -144,7 +153,7 @@ def make_problem(
             f"head_dim is {head_dim} (last axis of q); it must be a multiple of {HEAD_DIM_STEP} from "
             f"{HEAD_DIM_STEP} to {MAX_HEAD_DIM}: pad q, k and v with zeros and pass scale={head_dim}**-0.5"
         )
-    if kv_heads == 0 and heads > 0 or kv_heads and heads % kv_heads:
+    if (heads > 0 and kv_heads == 0) or (kv_heads and heads % kv_heads):
         raise ValueError(
             f"q has {heads} heads and k has {kv_heads}: query heads must be a multiple of key/value heads "
             f"(layout {layout!r} reads the shapes as {AXES[layout]})"
@@ -172,7 +181,7 @@ def check_scale(scale: float | None, head_dim: int) -> float:
     except (TypeError, ValueError) as error:
         raise TypeError(f"scale must be a number or None, not {_kind(scale)}") from error
     if not math.isfinite(value) or value < 0:
-        raise ValueError(f"scale={value} is not a finite number of at least 0; to negate the scores, negate q")
+        raise ValueError(f"scale={value} must be finite and at least 0; to negate the scores, negate q")
     return value
 
 
@@ -196,10 +205,12 @@ def check_out(out: Array, inputs: dict[str, Array]) -> None:
     if isinstance(out, np.ndarray) and not out.flags.writeable:
         raise ValueError("out is read-only: pass a writeable array, or a copy")
     if _overlaps_itself(out):
-        raise ValueError(f"out has strides {out.strides} over shape {out.shape}: several elements share memory")
+        raise ValueError(f"out has strides {out.strides} for shape {out.shape}: elements share memory")
     for name, x in inputs.items():
         if shares_memory(out, x):
-            raise ValueError(f"out overlaps {name} in memory: other blocks still read it; pass a separate array")
+            raise ValueError(
+                f"out overlaps {name} in memory: other blocks still read it; pass a separate array"
+            )
 
 
 def _overlaps_itself(x: Array) -> bool:

@@ -88,7 +88,7 @@ def assert_attention(
     naive = naive_same_dtype(q, k, v, causal=causal, scale=scale).astype(np.float64)
     finite = np.isfinite(expected)
     got = out.astype(np.float64)
-    np.testing.assert_array_equal(np.isnan(got), np.isnan(expected), err_msg="NaN where the reference has none")
+    np.testing.assert_array_equal(np.isnan(got), np.isnan(expected), err_msg="where NaN is")
     largest = np.abs(expected[finite]).max(initial=0.0)
     naive_error = np.abs(naive - expected)[finite & np.isfinite(naive)].max(initial=0.0)
     bound = 2 * naive_error + EPSILON[dtype] * largest

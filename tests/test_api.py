@@ -5,10 +5,10 @@ from __future__ import annotations
 import ml_dtypes
 import numpy as np
 import pytest
+from support import DTYPES, assert_attention, make_inputs, poisoned_like
 
 import cufa
 from cufa import api
-from support import DTYPES, assert_attention, make_inputs, poisoned_like
 
 ALGORITHMS = ("auto", "fa1", "fa2", "fa2_noskip", "naive")
 
@@ -120,7 +120,11 @@ BAD = [
     ({"k": None}, TypeError, r"k must be an array.*NoneType"),
     ({"q": _array(1, 4, 8)}, ValueError, r"q has shape \(1, 4, 8\).*four axes"),
     ({"q": _array(1, 4, 8, 16, dtype=np.int32)}, TypeError, r"q is int32.*\.astype\(numpy\.float32\)"),
-    ({"k": _array(1, 2, 8, 16, dtype=np.float16)}, TypeError, r"k is float16 but q is float32.*astype\(q\.dtype\)"),
+    (
+        {"k": _array(1, 2, 8, 16, dtype=np.float16)},
+        TypeError,
+        r"k is float16 but q is float32.*astype\(q\.dtype\)",
+    ),
     ({"v": _array(1, 2, 9, 16)}, ValueError, r"v has shape \(1, 2, 9, 16\) but k has"),
     ({"k": _array(2, 2, 8, 16), "v": _array(2, 2, 8, 16)}, ValueError, r"k has batch 2 but q has 1"),
     ({"k": _array(1, 2, 8, 8), "v": _array(1, 2, 8, 8)}, ValueError, r"k has head_dim 8 but q has 16"),
@@ -130,7 +134,7 @@ BAD = [
     ({x: _array(1, 2, 8, 264) for x in "qkv"}, ValueError, r"head_dim is 264.*256"),
     ({x: _array(1, 2, 8, 0) for x in "qkv"}, ValueError, r"head_dim is 0"),
     ({"q": _array(1, 4, 8, 32)[..., ::2]}, ValueError, r"q has strides.*contiguous.*ascontiguousarray\(q\)"),
-    ({"scale": float("nan")}, ValueError, r"scale=nan.*finite"),
+    ({"scale": float("nan")}, ValueError, r"scale=nan must be finite"),
     ({"scale": float("inf")}, ValueError, r"scale=inf.*finite"),
     ({"scale": -1.0}, ValueError, r"scale=-1\.0.*negate q"),
     ({"scale": "big"}, TypeError, r"scale must be a number"),
@@ -139,7 +143,11 @@ BAD = [
     ({"precision": "tf16"}, ValueError, r"precision='tf16'.*'tf32'"),
     ({"device": "tpu"}, ValueError, r"device='tpu'.*'cuda'"),
     ({"device": "cuda"}, ValueError, r"device='cuda' but no usable GPU.*cufa doctor"),
-    ({"out": _array(1, 4, 8, 8)}, ValueError, r"out has shape \(1, 4, 8, 8\) but the result has \(1, 4, 8, 16\)"),
+    (
+        {"out": _array(1, 4, 8, 8)},
+        ValueError,
+        r"out has shape \(1, 4, 8, 8\) but the result has \(1, 4, 8, 16\)",
+    ),
     ({"out": _array(1, 4, 8, 16, dtype=np.float16)}, TypeError, r"out is float16 but the result is float32"),
     ({"out": "here"}, TypeError, r"out must be an array"),
     ({"out": np.broadcast_to(_array(1), (1, 4, 8, 16))}, ValueError, r"out"),
@@ -167,7 +175,7 @@ def test_read_only_out():
 
 def test_self_overlapping_out():
     out = np.lib.stride_tricks.as_strided(_array(1000), (1, 4, 8, 16), (0, 64, 4, 4))
-    with pytest.raises(ValueError, match="several elements share memory"):
+    with pytest.raises(ValueError, match="elements share memory"):
         _call(out=out)
 
 

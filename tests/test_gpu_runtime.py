@@ -10,9 +10,9 @@ import time
 
 import numpy as np
 import pytest
+from support import assert_attention, make_inputs, poisoned_like
 
 import cufa
-from support import assert_attention, make_inputs, poisoned_like
 
 pytestmark = pytest.mark.gpu
 
@@ -92,7 +92,7 @@ def test_out_overlap_is_found_on_repeated_calls_too(cp):
 def test_fast_path_gives_the_same_as_the_first_call(cp, small, algorithm):
     _, (q, k, v) = small
     first = cufa.flash_attention(q, k, v, algorithm=algorithm)
-    second, lse = cufa.flash_attention(q, k, v, algorithm=algorithm, return_lse=True)
+    second, _ = cufa.flash_attention(q, k, v, algorithm=algorithm, return_lse=True)
     third = cufa.flash_attention(q.copy(), k.copy(), v.copy(), algorithm=algorithm)
     assert first.data.ptr != second.data.ptr
     np.testing.assert_array_equal(first.get(), second.get())
@@ -105,7 +105,8 @@ def test_runs_on_the_current_stream_in_order(cp):
     cufa.flash_attention(q, q, q)
     stream = cp.cuda.Stream(non_blocking=True)
     spin = cp.RawKernel(
-        'extern "C" __global__ void spin(long long n) { long long t = clock64(); while (clock64() - t < n); }', "spin"
+        'extern "C" __global__ void spin(long long n) { auto t = clock64(); while (clock64() - t < n); }',
+        "spin",
     )
     spin((1,), (1,), (np.int64(1),))
     cp.cuda.Device().synchronize()
@@ -224,7 +225,9 @@ def test_torch_tensors(cp, dtype):
     q, k, v = (torch.randn(1, 2, 100, 64, device="cuda", dtype=getattr(torch, dtype)) for _ in range(3))
     out = cufa.flash_attention(q, k, v, causal=True)
     assert isinstance(out, cp.ndarray)
-    expected = torch.nn.functional.scaled_dot_product_attention(*(x.double() for x in (q, k, v)), is_causal=True)
+    expected = torch.nn.functional.scaled_dot_product_attention(
+        *(x.double() for x in (q, k, v)), is_causal=True
+    )
     error = np.abs(out.astype(cp.float32).get() - expected.float().cpu().numpy()).max()
     assert error < {"float16": 2e-3, "bfloat16": 2e-2, "float32": 1e-5}[dtype]
 
@@ -264,7 +267,11 @@ def test_time_to_first_result(tmp_path):
     """Cold (empty compile cache) under 10 s; a new process with a warm cache under 2 s."""
     env = dict(os.environ, CUPY_CACHE_DIR=str(tmp_path))
     seconds = [
-        float(subprocess.run([sys.executable, "-c", FIRST_RESULT], env=env, capture_output=True, check=True).stdout)
+        float(
+            subprocess.run(
+                [sys.executable, "-c", FIRST_RESULT], env=env, capture_output=True, check=True
+            ).stdout
+        )
         for _ in range(3)
     ]
     assert seconds[0] < 10, seconds

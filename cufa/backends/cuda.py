@@ -138,7 +138,8 @@ class Binding:
         """Launch on the current stream of the plan's device. Arguments are device addresses."""
         if cupy.cuda.runtime.getDevice() != self._device_id:
             with cupy.cuda.Device(self._device_id):
-                return self.launch(q, k, v, o, lse, trace)
+                self.launch(q, k, v, o, lse, trace)
+            return
         stream = cupy.cuda.get_current_stream()
         workspace = self._allocate_workspace(stream) if self._workspace else None
         params = self._params
@@ -159,14 +160,15 @@ class Binding:
         """From CuPy's pool: safe to drop after the launch, as the pool reuses it in stream order only."""
         if stream.is_capturing():
             raise RuntimeError(
-                f"{self.prepared.plan.spec.name} needs {self._workspace:,} B of workspace, which a CUDA graph "
+                f"{self.prepared.plan.spec.name} needs {self._workspace:,} B of workspace, which a graph "
                 "cannot hold: capture algorithm='auto' or 'fa2' instead"
             )
         return cupy.cuda.alloc(self._workspace)
 
 
 def trace(plan: Plan, q: Any, k: Any, v: Any) -> tuple[Any, np.ndarray]:
-    """Run the trace build once: (output, one :data:`~cufa.params.TRACE_RECORD` per query block and head).
+    """Run the trace build once: (output, one :data:`~cufa.params.TRACE_RECORD` per query block and head,
+    sorted by batch, head and query block).
 
     Arrays are 4-D CuPy arrays in (batch, heads, seqlen, head_dim) axis order. Synchronises.
     """
@@ -176,4 +178,4 @@ def trace(plan: Plan, q: Any, k: Any, v: Any) -> tuple[Any, np.ndarray]:
     records = cupy.zeros(items * TRACE_RECORD.itemsize, cupy.uint8)
     out = cupy.empty(q.shape, q.dtype)
     prepared.launch(q, k, v, out, trace=records)
-    return out, cupy.asnumpy(records).view(TRACE_RECORD)
+    return out, np.sort(cupy.asnumpy(records).view(TRACE_RECORD), order=["batch", "head", "q_block"])
