@@ -1,0 +1,325 @@
+"""Attention in NumPy: the papers' algorithms, tile by tile from the schedule that the kernels follow.
+
+A tile is a stack of one or more heads, (..., rows, columns): the algebra is written for the last two axes,
+and heads too short to fill a tile share one. Stacks run side by side on threads, as NumPy lets go of the
+interpreter inside products and ufuncs; every result comes of the same operations in the same order
+however many threads there are.
+
+float16, bfloat16 and float32 are computed in float32, float64 in float64.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import itertools
+import math
+import tracemalloc
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..planner import Plan
+from ..schedule import Schedule
+from .blas import single_threaded_blas
+
+Array = npt.NDArray[Any]
+
+#: Called after each tile with (batch, head, q_block, kv_block, m_before, l_before, m_after, l_after); the
+#: last four have one entry a query row of the tile.
+Observer = Callable[[int, int, int, int, Array, Array, Array, Array], None]
+
+_MIN_STACKS = 8
+"""Heads share a tile only while this many stacks remain to run in parallel."""
+_SERIAL_FLOPS = 1 << 22
+"""Work too small to be worth starting threads for."""
+
+
+def run(
+    plan: Plan,
+    q: Array,
+    k: Array,
+    v: Array,
+    out: Array,
+    lse: Array | None,
+    *,
+    observer: Observer | None = None,
+    num_threads: int | None = None,
+) -> None:
+    """Execute a plan made for the CPU; ``out`` and ``lse`` are written in place.
+
+    q and out have shape (batch, heads, seqlen_q, head_dim), k and v (batch, kv_heads, seqlen_k, head_dim), in
+    the problem's dtype, with any strides and no empty axis; lse is float32 (batch, heads, seqlen_q) or None.
+
+    ``plan.spec.algorithm`` names the loop nest: "fa1" and "naive" have their own, any other is FA2's, with or
+    without skipping as the plan's schedule says. ``observer`` is told of every tile, from one thread ("naive"
+    has no tiles to tell of). ``num_threads`` defaults to what NumPy's BLAS would use.
+    """
+    loop_nest = {"fa1": _fa1, "naive": _naive}.get(plan.spec.algorithm, _fa2)
+    problem, schedule = plan.problem, plan.schedule
+    if loop_nest is _naive:
+        schedule = Schedule.of(problem, problem.seqlen_q, problem.seqlen_k, skip_masked_tiles=False)
+    group = problem.group_size
+    q, out = _group_heads(q, group), _group_heads(out, group)
+    k, v = k[:, :, None], v[:, :, None]  # one head for its whole group: broadcast, never copied
+    lse = None if lse is None else _group_heads(lse, group)
+
+    def work(task: _Task) -> None:
+        heads, q_blocks = task
+        operands = q[heads], k[heads[:2]], v[heads[:2]], out[heads], None if lse is None else lse[heads]
+        with np.errstate(all="ignore"):  # inf and NaN in the inputs follow IEEE (the setting is the thread's)
+            stack = _Stack(schedule, problem.scale, *operands)
+            if observer is not None:
+                stack.observe = _notifier(observer, heads, group)
+            loop_nest(stack, q_blocks)
+
+    with single_threaded_blas() as available:
+        workers = num_threads or (available if problem.flops > _SERIAL_FLOPS else 1)
+        if observer is not None:
+            workers = 1
+        tasks = _tasks(plan, schedule, workers if loop_nest is _fa2 else 1, one_head=observer is not None)
+        if min(workers, len(tasks)) == 1:
+            for task in tasks:
+                work(task)
+            return
+        with concurrent.futures.ThreadPoolExecutor(min(workers, len(tasks))) as pool:
+            for _ in pool.map(work, tasks):  # raises what a thread raised
+                pass
+
+
+def measure_extra_memory(
+    plan: Plan, q: Array, k: Array, v: Array, out: Array, lse: Array | None = None
+) -> int:
+    """Run once and return the most memory, in bytes, that was held at one time beyond the arguments, all
+    threads together. NumPy reports its buffers to tracemalloc; BLAS keeps some of its own, of a fixed size.
+    """
+    was_tracing = tracemalloc.is_tracing()
+    if not was_tracing:
+        tracemalloc.start()
+    try:
+        tracemalloc.reset_peak()
+        before, _ = tracemalloc.get_traced_memory()
+        run(plan, q, k, v, out, lse)
+        _, peak = tracemalloc.get_traced_memory()
+        return peak - before
+    finally:
+        if not was_tracing:
+            tracemalloc.stop()
+
+
+# --- The algorithms --------------------------------------------------------------------------------------
+
+
+def online_softmax(S: Array, m: Array, l: Array) -> tuple[Array, Array, Array, Array]:
+    """One more tile of scores, S (..., rows, columns), for rows with running maximum m and sum l
+    (..., rows, 1).
+
+    Returns P = exp(S - m_new), which takes S's place in memory, m_new, l_new, and exp(m - m_new), the factor
+    that brings earlier sums to the new maximum. Rows that have seen nothing keep m = -inf and l = 0.
+    """
+    m_new = np.maximum(m, S.max(axis=-1, keepdims=True))
+    shift = np.where(m_new == -np.inf, 0, m_new)  # exp(-inf - 0) = 0, where exp(-inf + inf) would be NaN
+    # exp, not exp2 with log2(e) in the scale as on a GPU: before AVX-512, NumPy has no SIMD exp2.
+    P = np.exp(np.subtract(S, shift, out=S), out=S)
+    alpha = np.exp(m - shift)
+    return P, m_new, alpha * l + _row_sums(P), alpha
+
+
+def _fa2(heads: _Stack, q_blocks: range) -> None:
+    """Algorithm 1 of the FlashAttention-2 paper: queries outermost, O unnormalised until its last tile."""
+    for i in q_blocks:  # l. 3
+        Q = heads.load_queries(i)  # l. 4
+        O, l, m = heads.initial(heads.rows(i))  # l. 5
+        for j in range(heads.visits[i]):  # l. 6
+            S = heads.scores(Q, i, j)  # l. 7-8
+            P, m_new, l_new, alpha = online_softmax(S, m, l)  # l. 9
+            O *= alpha  # l. 10
+            O += heads.weighted_values(P, i, j)
+            heads.observe(i, j, m, l, m_new, l_new)
+            m, l = m_new, l_new
+        heads.store(heads.rows(i), _normalise(O, l), m, l)  # l. 12-15
+
+
+def _fa1(heads: _Stack, q_blocks: range) -> None:
+    """Algorithm 1 of the FlashAttention paper: keys outermost, so O, l and m of all queries are kept
+    throughout (in the compute dtype), and O is normalised in every step.
+
+    One departure: P is taken relative to the new maximum at once, not to its tile's and corrected later.
+    """
+    every_row = slice(0, heads.seqlen_q)
+    O, l, m = heads.initial(every_row)  # l. 2
+    for j in range(max(heads.visits)):  # l. 5-6
+        for i in q_blocks:  # l. 7
+            Q = heads.load_queries(i)  # l. 8
+            O_i, l_i, m_i = (x[..., heads.rows(i), :] for x in (O, l, m))
+            S = heads.scores(Q, i, j)  # l. 9
+            P, m_new, l_new, alpha = online_softmax(S, m_i, l_i)  # l. 10-11
+            O_i *= alpha * l_i  # l. 12
+            O_i += heads.weighted_values(P, i, j)
+            _normalise(O_i, l_new)
+            heads.observe(i, j, m_i, l_i, m_new, l_new)
+            l_i[...], m_i[...] = l_new, m_new  # l. 13
+    heads.store(every_row, O, m, l)
+
+
+def _naive(heads: _Stack, q_blocks: range) -> None:
+    """Algorithm 0 of the FlashAttention paper: the whole of S, the whole of P, then O. One tile is all."""
+    S = heads.scores(heads.load_queries(0), 0, 0)  # l. 1
+    m = S.max(axis=-1, keepdims=True)  # l. 2
+    P = np.subtract(S, np.where(m == -np.inf, 0, m))
+    np.exp(P, out=P)
+    l = _row_sums(P)
+    P /= np.where(l == 0, 1, l)
+    heads.store(heads.rows(0), heads.weighted_values(P, 0, 0), m, l)  # l. 3
+
+
+def _row_sums(P: Array) -> Array:
+    """(..., rows, 1). A product with ones takes a third of np.sum's time."""
+    return (P @ np.ones(P.shape[-1], P.dtype))[..., None]
+
+
+def _normalise(O: Array, l: Array) -> Array:
+    """diag(l)⁻¹ O in place. Rows that have seen no key, or only scores of -inf, are zeros."""
+    O /= l
+    np.copyto(O, 0, where=l == 0)
+    return O
+
+
+# --- Heads and their tiles -------------------------------------------------------------------------------
+
+
+class _Stack:
+    """Heads (batch, kv_heads, group) with operands in the compute dtype, and scratch for one tile."""
+
+    def __init__(
+        self, schedule: Schedule, scale: float, q: Array, k: Array, v: Array, out: Array, lse: Array | None
+    ) -> None:
+        self.dtype: type[Any] = np.float64 if q.dtype == np.float64 else np.float32
+        self.q, self.out, self.lse = q, out, lse
+        self.K, self.V = _operand(k, self.dtype), _operand(v, self.dtype)
+        self.scale = self.dtype(scale)
+        self.seqlen_q, self.head_dim = q.shape[-2:]
+        self.schedule = schedule
+        self.visits: list[int] = schedule.visits.tolist()
+        self.unmasked: list[int] = schedule.unmasked.tolist()
+        self.observe: Callable[..., None] = lambda *tile: None
+        block_q, block_kv = min(schedule.block_q, self.seqlen_q), min(schedule.block_kv, schedule.seqlen_k)
+        self._S, self._PV = self._empty(block_q, block_kv), self._empty(block_q, self.head_dim)
+
+    def _empty(self, rows: int, columns: int) -> Array:
+        return np.empty((*self.q.shape[:-2], rows, columns), self.dtype)
+
+    def rows(self, i: int) -> slice:
+        """Query block i."""
+        return slice(i * self.schedule.block_q, min((i + 1) * self.schedule.block_q, self.seqlen_q))
+
+    def _columns(self, i: int, j: int) -> slice:
+        """Key/value block j, ending where the last row of query block i sees no more."""
+        tiling, end = self.schedule, self.schedule.seqlen_k
+        if tiling.causal and tiling.skip_masked_tiles:
+            end = self.rows(i).stop + end - self.seqlen_q
+        return slice(j * tiling.block_kv, min((j + 1) * tiling.block_kv, end))
+
+    def _hidden(self, rows: slice, columns: slice) -> npt.NDArray[np.bool_]:
+        """Where a causal mask lets nothing through, (rows, columns)."""
+        diagonal = self.schedule.seqlen_k - self.seqlen_q
+        row = np.arange(rows.start + diagonal, rows.stop + diagonal)
+        return np.arange(columns.start, columns.stop) > row[:, None]
+
+    def _is_masked(self, i: int, j: int) -> bool:
+        return self.schedule.causal and j >= self.unmasked[i]
+
+    def initial(self, rows: slice) -> tuple[Array, Array, Array]:
+        """O = 0, l = 0, m = -inf for these rows."""
+        count = rows.stop - rows.start
+        O, l, m = self._empty(count, self.head_dim), self._empty(count, 1), self._empty(count, 1)
+        O[...], l[...], m[...] = 0, 0, -np.inf
+        return O, l, m
+
+    def load_queries(self, i: int) -> Array:
+        """scale · Q_i: the scale costs a pass over Q, not one over S."""
+        return np.multiply(self.q[..., self.rows(i), :], self.scale, dtype=self.dtype)
+
+    def scores(self, Q: Array, i: int, j: int) -> Array:
+        """S_ij, masked scores -inf. Scratch: valid until the next call."""
+        rows, columns = self.rows(i), self._columns(i, j)
+        K = self.K[..., columns, :]
+        S = np.matmul(Q, K.mT, out=self._S[..., : Q.shape[-2], : K.shape[-2]])
+        if self._is_masked(i, j):
+            # Columns that even the first row sees need no mask.
+            seen_by_all = rows.start + 1 + self.schedule.seqlen_k - self.seqlen_q
+            first = max(columns.start, min(seen_by_all, columns.stop))
+            hidden = self._hidden(rows, slice(first, columns.stop))
+            np.copyto(S[..., first - columns.start :], -np.inf, where=hidden)
+        return S
+
+    def weighted_values(self, P: Array, i: int, j: int) -> Array:
+        """P_ij V_j. Scratch: valid until the next call."""
+        rows, columns = self.rows(i), self._columns(i, j)
+        V = self.V[..., columns, :]
+        PV = self._PV[..., : P.shape[-2], :]
+        if not self._is_masked(i, j) or np.isfinite(V).all():
+            return np.matmul(P, V, out=PV)
+        # A value that is not seen plays no part even if it is inf or NaN; but 0 · inf is NaN.
+        for row, hidden in enumerate(self._hidden(rows, columns)):
+            PV[..., row, :] = (P[..., row : row + 1, ~hidden] @ V[..., ~hidden, :])[..., 0, :]
+        return PV
+
+    def store(self, rows: slice, O: Array, m: Array, l: Array) -> None:
+        self.out[..., rows, :] = O
+        if self.lse is not None:
+            self.lse[..., rows] = (m + np.log(l))[..., 0]
+
+
+def _operand(x: Array, dtype: type[Any]) -> Array:
+    """x in the compute dtype with rows that BLAS can step over; itself when it is so already."""
+    row_stride, stride = x.strides[-2:]
+    if x.dtype == dtype and x.flags.aligned and stride == x.itemsize and row_stride >= x.shape[-1] * stride:
+        return x
+    return np.ascontiguousarray(x, dtype)
+
+
+def _group_heads(x: Array, group: int) -> Array:
+    """View of (batch, heads, …) as (batch, kv_heads, group, …)."""
+    return x.reshape(x.shape[0], x.shape[1] // group, group, *x.shape[2:])
+
+
+# --- Sharing out the work --------------------------------------------------------------------------------
+
+_Task = tuple[tuple[slice, slice, slice], range]
+"""Heads, as slices of (batch, kv_heads, group), and the query blocks to compute for them."""
+
+
+def _tasks(plan: Plan, schedule: Schedule, workers: int, one_head: bool) -> list[_Task]:
+    """Cut the problem into stacks of heads, and each stack's query blocks into shares when there are too few
+    stacks to keep ``workers`` busy (FA2's query blocks are independent of each other)."""
+    problem, config = plan.problem, plan.config
+    tile = min(schedule.block_q, problem.seqlen_q) * min(schedule.block_kv, problem.seqlen_k)
+    room = min(config.block_q * config.block_kv // tile, problem.batch * problem.heads // _MIN_STACKS)
+    heads = 1 if one_head else max(1, room)
+    of_group = min(heads, problem.group_size)
+    of_kv = min(heads // of_group, problem.kv_heads)
+    of_batch = min(heads // (of_group * of_kv), problem.batch)
+    stacks = list(
+        itertools.product(
+            _cut(problem.batch, of_batch), _cut(problem.kv_heads, of_kv), _cut(problem.group_size, of_group)
+        )
+    )
+    blocks = schedule.num_q_blocks
+    shares = min(blocks, math.ceil(4 * workers / len(stacks))) if workers > 1 else 1
+    # Every shares-th block, not neighbours: under a causal mask the later blocks are the longer ones.
+    return [(stack, range(first, blocks, shares)) for stack in stacks for first in range(shares)]
+
+
+def _cut(size: int, step: int) -> list[slice]:
+    return [slice(start, min(start + step, size)) for start in range(0, size, step)]
+
+
+def _notifier(observer: Observer, heads: tuple[slice, slice, slice], group: int) -> Callable[..., None]:
+    batch, kv_head, member = (s.start for s in heads)
+
+    def observe(i: int, j: int, *state: Array) -> None:
+        observer(batch, kv_head * group + member, i, j, *(x.flatten() for x in state))
+
+    return observe

@@ -1,0 +1,87 @@
+"""What attention means here: float64, whole rows of scores, no tiles. Every kernel is tested against it."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from .problem import default_scale
+
+Array = npt.NDArray[np.float64]
+
+#: Query rows worked on at once: bounds memory at 512 · seqlen_k scores, and changes no result's meaning.
+_ROWS = 512
+
+
+def attention_reference(
+    q: npt.ArrayLike,
+    k: npt.ArrayLike,
+    v: npt.ArrayLike,
+    *,
+    causal: bool = False,
+    scale: float | None = None,
+    return_lse: bool = False,
+    layout: str = "bhsd",
+) -> Array | tuple[Array, Array]:
+    """``softmax(scale · q kᵀ) v`` in float64, one head at a time.
+
+    q has shape (batch, heads, seqlen_q, head_dim), k and v (batch, kv_heads, seqlen_k, head_dim), or with
+    ``layout="bshd"`` the two middle axes swapped; any dtype that converts to float64. Query head ``h``
+    reads key/value head ``h // (heads // kv_heads)``. ``scale`` defaults to 1/√head_dim.
+
+    ``causal`` is aligned bottom-right: query ``i`` sees the keys up to ``i + seqlen_k - seqlen_q``. A key
+    that is not seen plays no part, whatever its value. A row that sees no key, or only scores of -inf,
+    gives zeros and lse -inf; a score of +inf or NaN gives a row of NaN.
+
+    Returns o in q's shape and layout, and with ``return_lse`` also the natural logarithm of each row's sum
+    of exponentials, shape (batch, heads, seqlen_q). Both are float64.
+
+    Raises ValueError for an unknown layout or shapes that do not fit together.
+    """
+    q, k, v = (_bhsd(x, layout) for x in (q, k, v))
+    batch, heads, seqlen_q, head_dim = q.shape
+    if k.shape != v.shape or k.shape[::3] != (batch, head_dim) or heads % max(k.shape[1], 1):
+        raise ValueError(f"q {q.shape}, k {k.shape}, v {v.shape} (as bhsd) do not fit together")
+    kv_heads, seqlen_k = k.shape[1:3]
+    if scale is None:
+        scale = default_scale(head_dim)
+    o = np.empty_like(q)
+    lse = np.empty(q.shape[:3])
+    key = np.arange(seqlen_k)
+    for b, h in np.ndindex(batch, heads):
+        kv = h // (heads // kv_heads)
+        for start in range(0, seqlen_q, _ROWS):
+            part = slice(start, min(start + _ROWS, seqlen_q))
+            query = np.arange(part.start, part.stop)[:, None]
+            seen = key <= query + seqlen_k - seqlen_q if causal else np.full((len(query), seqlen_k), True)
+            o[b, h, part], lse[b, h, part] = _attend(q[b, h, part], k[b, kv], v[b, kv], seen, scale)
+    if layout == "bshd":
+        o = o.swapaxes(1, 2)
+    return (o, lse) if return_lse else o
+
+
+def _attend(q: Array, k: Array, v: Array, seen: npt.NDArray[np.bool_], scale: float) -> tuple[Array, Array]:
+    """The semantics: rows of one head, q (rows, d), k and v (keys, d), seen (rows, keys)."""
+    with np.errstate(all="ignore"):
+        s = np.where(seen, scale * (q @ k.T), -np.inf)
+        m = s.max(axis=1, keepdims=True, initial=-np.inf)
+        p = np.exp(s - np.where(m == -np.inf, 0, m))
+        l = p.sum(axis=1, keepdims=True)
+        o = np.where(l == 0, 0, _product(p, v, seen) / l)
+        return o, (m + np.log(l))[:, 0]
+
+
+def _product(p: Array, v: Array, seen: npt.NDArray[np.bool_]) -> Array:
+    """p v over the seen keys alone. It matters when an unseen value is inf or NaN, as 0 · inf is NaN."""
+    if np.isfinite(v).all():
+        return p @ v
+    return np.stack([p_row[seen_row] @ v[seen_row] for p_row, seen_row in zip(p, seen, strict=True)])
+
+
+def _bhsd(x: npt.ArrayLike, layout: str) -> Array:
+    if layout not in ("bhsd", "bshd"):
+        raise ValueError(f"layout={layout!r} is not known; use 'bhsd' or 'bshd'")
+    array = np.asarray(x).astype(np.float64)
+    if array.ndim != 4:
+        raise ValueError(f"q, k and v have 4 axes, not {array.ndim}")
+    return array.swapaxes(1, 2) if layout == "bshd" else array
