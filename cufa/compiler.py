@@ -1,4 +1,5 @@
-"""From a plan's constants to a translation unit, and from that to machine code without a GPU."""
+"""From a plan's constants to the translation unit and options that NVRTC gets, through CuPy or without a GPU
+(:mod:`cufa.static_compile`)."""
 
 from __future__ import annotations
 
@@ -45,7 +46,8 @@ def translation_unit(source: str, constants: Mapping[str, int | bool]) -> str:
     lines = [f"// headers {_raw_digest(source)}"]  # CuPy's cache key does not see included files
     for name, value in constants.items():
         kind, text = ("bool", str(value).lower()) if isinstance(value, bool) else ("int", str(value))
-        lines.append(f"constexpr {kind} {name} = {text};")
+        # Not every kernel reads every constant; NVRTC would warn of those it does not.
+        lines.append(f"[[maybe_unused]] constexpr {kind} {name} = {text};")
     lines.append(f'#include "{source}"')
     return "\n".join(lines) + "\n"
 
@@ -66,3 +68,8 @@ def nvrtc_options(nvrtc_arch: str) -> tuple[str, ...]:
         "-ftz=true",
         "--device-as-default-execution-space",
     )
+
+
+def cupy_options() -> tuple[str, ...]:
+    """What ``cupy.RawModule`` is given: it adds the architecture, the C++ standard and -ftz itself."""
+    return (f"-I{SOURCE_DIR}",)

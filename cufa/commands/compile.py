@@ -1,0 +1,177 @@
+"""`cufa compile`: build every kernel for every architecture without a GPU, and fail on what must not ship."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Sequence
+
+import click
+from rich import box
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from ..architectures import COMPILED_ARCHITECTURES, find_architecture
+from ..kernels import KERNELS
+from ..occupancy import Occupancy, Resource
+from ..problem import HEAD_DIM_STEP, MAX_HEAD_DIM
+from ..static_compile import MissingCompilerError, nvrtc_version
+from ..sweep import Build, BuiltEntry, build_all
+from ..variants import Variant, variants
+
+
+def _architecture(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> list[int]:
+    try:
+        return [find_architecture(value).capability for value in values] or list(COMPILED_ARCHITECTURES)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from error
+
+
+def _head_dims(
+    context: click.Context, parameter: click.Parameter, values: tuple[int, ...]
+) -> list[int] | None:
+    for value in values:
+        if value % HEAD_DIM_STEP:
+            raise click.BadParameter(f"{value} is not a multiple of {HEAD_DIM_STEP}")
+    return list(values) or None
+
+
+@click.command("compile")
+@click.option("--arch", "archs", multiple=True, metavar="sm_90", callback=_architecture, help="Default: all.")
+@click.option("--kernel", "kernels", multiple=True, type=click.Choice(list(KERNELS)), help="Default: all.")
+@click.option(
+    "--head-dim",
+    "head_dims",
+    multiple=True,
+    type=click.IntRange(HEAD_DIM_STEP, MAX_HEAD_DIM),
+    callback=_head_dims,
+    help="Default: 64, 128, 256, and a few odd ones for one architecture.",
+)
+@click.option("--jobs", type=click.IntRange(1), help="Builds at a time. Default: one a CPU.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout instead of the tables.")
+def compile_command(
+    archs: list[int],
+    kernels: tuple[str, ...],
+    head_dims: list[int] | None,
+    jobs: int | None,
+    as_json: bool,
+) -> None:
+    """Build every kernel × tile config × dtype × mask for every architecture. Needs NVRTC, no GPU.
+
+    --arch, --kernel and --head-dim narrow it, and may be repeated. Exit status 1: a kernel spills, keeps
+    arrays in local memory, does not compile, or ptxas ignored or serialised something.
+    """
+    wanted = list(variants(archs, kernels or None, head_dims))
+    if not wanted:
+        raise click.UsageError("no kernel config fits what was asked for; try another --arch or --head-dim")
+    start = time.perf_counter()
+    try:
+        version = nvrtc_version()
+        builds = _with_progress(wanted, jobs or os.cpu_count() or 1)
+    except MissingCompilerError as error:
+        raise click.ClickException(str(error)) from error
+    seconds = time.perf_counter() - start
+    order = {variant: place for place, variant in enumerate(wanted)}
+    builds.sort(key=lambda build: order[build.variant])
+    bad = [build for build in builds if build.findings]
+    if as_json:
+        document = {
+            "nvrtc": version,
+            "seconds": round(seconds, 1),
+            "builds": len(builds),
+            "builds_with_findings": len(bad),
+            "kernels": [row for build in builds for row in build.rows()],
+        }
+        click.echo(json.dumps(document, indent=1))
+    else:
+        _print_tables(builds)
+    console = Console(stderr=True)
+    for build in bad:
+        for finding in build.findings:
+            console.print(
+                f"{build.variant}: {finding}", style="red", markup=False, highlight=False, soft_wrap=True
+            )
+    verdict = f"{len(bad)} of them must not ship" if bad else "nothing spills, nothing was ignored"
+    console.print(f"{len(builds)} builds with NVRTC {version} in {seconds:.0f} s: {verdict}", highlight=False)
+    if bad:
+        sys.exit(1)
+
+
+def _with_progress(wanted: Sequence[Variant], jobs: int) -> list[Build]:
+    columns = (
+        TextColumn("compiling"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.description}"),
+    )
+    builds = []
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("", total=len(wanted))
+        for build in build_all(wanted, jobs):
+            builds.append(build)
+            progress.update(task, advance=1, description=str(build.variant))
+    return builds
+
+
+def _print_tables(builds: Sequence[Build]) -> None:
+    """One table an architecture. Builds that differ only in dtype, mask or copies share a row, which shows
+    the range of their registers and the least of their occupancies."""
+    console = Console()
+    if not console.is_terminal:
+        console.width = 160  # a log wraps by itself
+    by_arch: dict[str, dict[tuple[str, str, str], list[BuiltEntry]]] = {}
+    for build in builds:
+        v = build.variant
+        rows = by_arch.setdefault(f"{v.arch.nvrtc_name} ({v.arch.typical_card})", {})
+        for entry in build.entries:
+            name = v.spec.name if len(build.entries) == 1 else entry.launch.entry
+            precision = "" if v.problem.precision == "native" else v.problem.precision
+            key = (f"{name} {precision}".rstrip(), str(v.config), str(v.problem.head_dim))
+            rows.setdefault(key, []).append(entry)
+    for title, rows in by_arch.items():
+        table = Table(
+            title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False
+        )
+        for heading in ("kernel", "tiles"):
+            table.add_column(heading, no_wrap=True)
+        for heading in ("d", "regs", "spill B", "stack B", "shared B", "blocks", "warps", "occupancy"):
+            table.add_column(heading, justify="right", no_wrap=True)
+        table.add_column("limited by")
+        table.add_column("one more block at")
+        for key, entries in rows.items():
+            table.add_row(*key, *_cells(entries))
+        console.print(table)
+
+
+_SHORT = {Resource.REGISTERS: "regs", Resource.SHARED_MEMORY: "smem"}
+
+
+def _cells(entries: Sequence[BuiltEntry]) -> list[str]:
+    o = min((entry.occupancy for entry in entries), key=lambda o: (o.fraction, -o.registers))
+    registers = sorted({entry.report.registers for entry in entries})
+    spills = max(entry.report.spill_store_bytes + entry.report.spill_load_bytes for entry in entries)
+    stack = max(entry.report.stack_bytes for entry in entries)
+    return [
+        str(registers[0]) if len(registers) == 1 else f"{registers[0]}–{registers[-1]}",
+        f"[red]{spills}[/red]" if spills else "0",
+        f"[red]{stack}[/red]" if stack else "0",
+        f"{o.shared_memory:,}",
+        str(o.blocks),
+        str(o.warps),
+        f"{100 * o.fraction:.1f} %",
+        ", ".join(_SHORT.get(resource, str(resource)) for resource in o.limiters),
+        _one_more_block(o),
+    ]
+
+
+def _one_more_block(o: Occupancy) -> str:
+    needs = o.one_more_block
+    if needs is None:
+        return ""
+    parts = [] if needs.registers is None else [f"{needs.registers} regs"]
+    parts += [] if needs.shared_memory is None else [f"{needs.shared_memory:,} B"]
+    return ", ".join(parts)

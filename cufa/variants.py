@@ -1,0 +1,114 @@
+"""Every build of every kernel that is checked without a GPU: kernel × config × dtype × mask × head dim.
+
+All of :data:`HEAD_DIMS` are built for every architecture. What differs only in the source's own branches
+(head dims that are not powers of two, copies narrower than 16 bytes, the trace build) is built for one
+architecture, the first that the kernel serves.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator, Sequence
+
+from .architectures import COMPILED_ARCHITECTURES, Architecture, Device, find_architecture
+from .kernels import KERNELS, KernelSpec, Launch, TileConfig
+from .planner import fitting_configs
+from .problem import Problem, default_scale
+
+HEAD_DIMS = (64, 128, 256)
+ODD_HEAD_DIMS = (40, 80, 96, 192)
+"""With one, two and four parts of 16, 32 and 64: the odd branches of a tiling."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Variant:
+    """One translation unit for one architecture."""
+
+    spec: KernelSpec
+    config: TileConfig
+    problem: Problem
+    """Carries dtype, precision, mask, head dim and alignment; its lengths do not reach the compiler."""
+    arch: Architecture
+    trace: bool = False
+
+    @property
+    def source(self) -> str:
+        """File under ``cuda_src``."""
+        return f"kernels/{self.spec.source}"
+
+    @property
+    def constants(self) -> dict[str, int | bool]:
+        return {**self.spec.constants(self.problem, self.config), "TRACE": self.trace}
+
+    @property
+    def launches(self) -> tuple[Launch, ...]:
+        shared_memory = self.spec.shared_memory(self.config, self.problem.head_dim)
+        return self.spec.launches(self.problem, self.config, shared_memory)
+
+    def __str__(self) -> str:
+        p = self.problem
+        parts = [self.arch.name, self.spec.name, str(self.config), f"head_dim {p.head_dim}", p.dtype]
+        parts += [p.precision] * (p.precision != "native")
+        parts += ["causal" if p.causal else "full"]
+        parts += [f"{p.alignment}-byte copies"] * (p.alignment < 16)
+        parts += ["trace"] * self.trace
+        return ", ".join(parts)
+
+
+def variants(
+    archs: Sequence[int] = COMPILED_ARCHITECTURES,
+    kernels: Iterable[str] | None = None,
+    head_dims: Sequence[int] | None = None,
+) -> Iterator[Variant]:
+    """What ``cufa compile`` builds. ``kernels`` are names in the registry (default: all).
+
+    ``head_dims`` replaces the standard set and is then built for every architecture, without the builds
+    that are made for one architecture only.
+    """
+    for name in KERNELS if kernels is None else kernels:
+        spec = KERNELS[name]
+        served = [find_architecture(arch) for arch in archs if arch >= spec.min_capability]
+        for arch in served:
+            for head_dim in head_dims or HEAD_DIMS:
+                yield from _configs(spec, arch, head_dim)
+        if head_dims is None and served:
+            for head_dim in ODD_HEAD_DIMS:
+                yield from _configs(spec, served[0], head_dim)
+            yield from _other_branches(spec, served[0])
+
+
+def _configs(spec: KernelSpec, arch: Architecture, head_dim: int) -> Iterator[Variant]:
+    for config in fitting_configs(spec, head_dim, Device.typical(arch.capability)):
+        for problem in _problems(spec, head_dim):
+            yield Variant(spec, config, problem, arch)
+
+
+def _other_branches(spec: KernelSpec, arch: Architecture) -> Iterator[Variant]:
+    """Narrow copies and the trace build, at the smallest standard head dim and the preferred config."""
+    fitting = fitting_configs(spec, HEAD_DIMS[0], Device.typical(arch.capability))
+    for problem in _problems(spec, HEAD_DIMS[0]):
+        for config in fitting[:1]:
+            yield Variant(spec, config, problem, arch, trace=True)
+            for alignment in (8, 4, 2):
+                if alignment >= problem.itemsize:
+                    yield Variant(spec, config, dataclasses.replace(problem, alignment=alignment), arch)
+
+
+def _problems(spec: KernelSpec, head_dim: int) -> Iterator[Problem]:
+    for dtype in spec.dtypes:
+        for precision in spec.precisions:
+            if (dtype == "float32") == (precision == "native"):
+                continue  # a precision is a choice for float32 only
+            for causal in (False, True):
+                yield Problem(
+                    batch=1,
+                    heads=1,
+                    kv_heads=1,
+                    seqlen_q=1024,
+                    seqlen_k=1024,
+                    head_dim=head_dim,
+                    dtype=dtype,
+                    causal=causal,
+                    scale=default_scale(head_dim),
+                    precision=precision,
+                )
