@@ -132,6 +132,7 @@ _FA2_FORWARD = KernelSpec(
     skip_masked_tiles=True,
 )
 
+
 def _fa1_shared_memory(config: TileConfig, head_dim: int) -> int:
     """K and V, the warps' parts of P·V (over K and V where those move to registers), two query blocks,
     row maxima and sums."""
