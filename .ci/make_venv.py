@@ -27,8 +27,7 @@ OLDEST = (3, 11)
 def main() -> None:
     if sys.version_info < OLDEST:
         sys.exit(
-            f"cufa needs Python {OLDEST[0]}.{OLDEST[1]} or newer; {sys.executable} is {sys.version.split()[0]}. "
-            "Say which to use: make PYTHON=python3.12 ..."
+            f"cufa needs Python {OLDEST[0]}.{OLDEST[1]} or newer; {sys.executable} is older. Say which to use: make PYTHON=python3.12 ..."
         )
     target = pathlib.Path(sys.argv[1])
     has_ensurepip = importlib.util.find_spec("ensurepip") is not None
@@ -38,7 +37,9 @@ def main() -> None:
             install_pip(target / "bin" / "python")
         except (urllib.error.URLError, LookupError) as error:
             package = f"python{sys.version_info[0]}.{sys.version_info[1]}-venv"
-            sys.exit(f"No ensurepip here, and pip could not be fetched ({error}).\nFix: apt-get install {package}")
+            sys.exit(
+                f"No ensurepip here, and pip could not be fetched ({error}).\nFix: apt-get install {package}"
+            )
 
 
 def install_pip(python: pathlib.Path) -> None:

@@ -1,0 +1,106 @@
+"""The ceilings of this machine, measured: what rows of the benchmark are a percentage of."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import numpy as np
+
+from ..architectures import Device
+from ..compiler import cupy_options, translation_unit
+from ..problem import Problem
+from .timing import measure
+
+_COPY_BYTES = 1 << 30
+_THREADS, _BLOCKS_PER_SM, _ITERATIONS = 256, 2, 1 << 13
+#: Of cuda_src/kernels/limits.cu: products a warp in one iteration, exponentials a thread.
+_PRODUCTS, _CHAINS = 16, 16
+_FLOPS_A_PRODUCT = {"float16": 4096, "bfloat16": 4096, "tf32": 2048}
+
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+    """Best rates seen (10th percentile of the times), per second."""
+
+    copy_bytes: float
+    """Bytes read plus bytes written by a large copy."""
+    flops: dict[str, float]
+    """Floating-point operations, by kind of product: float16, bfloat16 and tf32 (``mma.sync`` from registers)
+    on a GPU, float32 and float64 (BLAS) on a CPU."""
+    exponentials: float
+    """``ex2.approx`` on a GPU, ``numpy.exp`` in float32 on a CPU."""
+
+    def floor(self, problem: Problem) -> tuple[float, str]:
+        """Seconds below which nothing on this machine can solve the problem, and what sets them.
+
+        The largest of products, exponentials and compulsory traffic, as if all three overlapped perfectly.
+        """
+        kind = _product(problem, self.flops)
+        parts = {
+            f"{kind} products": problem.flops / self.flops[kind],
+            "exponentials": problem.batch * problem.heads * problem.visible_scores / self.exponentials,
+            "memory": problem.io_bytes / self.copy_bytes,
+        }
+        bound = max(parts, key=lambda name: parts[name])
+        return parts[bound], bound
+
+
+def _product(problem: Problem, flops: dict[str, float]) -> str:
+    """Float32 on a GPU is measured against tf32 products: the fastest way there is to multiply float32s."""
+    if problem.dtype in flops:
+        return problem.dtype
+    return "tf32" if "tf32" in flops else "float32"
+
+
+@functools.cache
+def measure_limits(device: Device | None) -> Limits:
+    """Takes about two seconds on a GPU, one on a CPU; ``None`` is the CPU."""
+    return _cpu_limits() if device is None else _gpu_limits(device)
+
+
+def _gpu_limits(device: Device) -> Limits:
+    import cupy
+
+    blocks = _BLOCKS_PER_SM * device.num_sms
+    sink = cupy.empty(blocks * _THREADS, cupy.float32)
+
+    def seconds(entry: str, kind: str) -> float:
+        constants = {"BFLOAT16": kind == "bfloat16", "TF32": kind == "tf32"}
+        module = cupy.RawModule(code=translation_unit("kernels/limits.cu", constants), options=cupy_options())
+        function = module.get_function(entry)
+        run = functools.partial(function, (blocks,), (_THREADS,), (sink, np.int32(_ITERATIONS)))
+        return measure({entry: run}, on_gpu=True)[entry].p10
+
+    # Each alone, or the copy would be timed at the clock that the products left behind.
+    copy_bytes = _gpu_copy_rate()
+    threads = blocks * _THREADS
+    products = threads // 32 * _ITERATIONS * _PRODUCTS
+    flops = {kind: products * each / seconds("mma_limit", kind) for kind, each in _FLOPS_A_PRODUCT.items()}
+    return Limits(copy_bytes, flops, threads * _ITERATIONS * _CHAINS / seconds("exp2_limit", "float16"))
+
+
+def _gpu_copy_rate() -> float:
+    import cupy
+
+    source = cupy.empty(_COPY_BYTES, cupy.uint8)
+    run = functools.partial(cupy.copyto, cupy.empty_like(source), source)
+    return 2 * _COPY_BYTES / measure({"copy": run}, on_gpu=True)["copy"].p10
+
+
+def _cpu_limits() -> Limits:
+    rng = np.random.default_rng(0)
+    source = np.ones(1 << 25, np.float64)
+    run = functools.partial(np.copyto, np.empty_like(source), source)
+    copy = measure({"copy": run}, on_gpu=False, seconds=0.2)["copy"]
+    n, flops = 1024, {}
+    for dtype in (np.float32, np.float64):
+        a, b = rng.standard_normal((2, n, n)).astype(dtype)
+        product = np.empty((n, n), dtype)
+        name = np.dtype(dtype).name
+        run = functools.partial(np.matmul, a, b, out=product)
+        flops[name] = 2 * n**3 / measure({name: run}, on_gpu=False, seconds=0.3)[name].p10
+    x = -rng.random(1 << 16, np.float32)
+    y = np.empty_like(x)
+    exp = measure({"exp": lambda: np.exp(x, out=y)}, on_gpu=False, seconds=0.1)["exp"]
+    return Limits(2 * source.nbytes / copy.p10, flops, x.size / exp.p10)

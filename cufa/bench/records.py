@@ -1,0 +1,181 @@
+"""Results as JSON: what was measured, of which sources, where, and how.
+
+A *run* is what `cufa bench --json` prints. An *evidence* file is a run of the recorded suites plus the GPU
+tests, one file a GPU model under ``cufa/records``, shipped with the package: CI has no GPU, so a test there
+compares each kernel's source digest with the one that its evidence was recorded for.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import importlib.metadata
+import json
+import platform
+import re
+import subprocess
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from ..architectures import Device
+from ..compiler import cupy_options, source_digest
+from ..kernels import KERNELS, KernelSpec
+from ..tuning import write_json
+from .limits import Limits
+from .runner import Row, Skipped
+from .timing import as_nanoseconds
+
+SCHEMA = 1
+RECORDS_DIR = Path(__file__).parent.parent / "records"
+FLOP_CONVENTION = (
+    "forward: 4 * head_dim per visible score (causal: the exact count that the mask lets through)"
+)
+
+Json = dict[str, Any]
+
+
+def digest(spec: KernelSpec) -> str:
+    """Digest of the sources of a kernel, comments and white space aside."""
+    return source_digest(f"kernels/{spec.source}")
+
+
+def row_record(row: Row) -> Json:
+    """One measured row. Times are nanoseconds, all samples kept; rates follow from them and the problem."""
+    record: Json = {
+        "label": row.label,
+        "problem": dataclasses.asdict(row.problem),
+        "samples_ns": as_nanoseconds(row.timing),
+        "p10_ns": round(row.timing.p10 * 1e9),
+        "p50_ns": round(row.timing.p50 * 1e9),
+        "p90_ns": round(row.timing.p90 * 1e9),
+        "tflops": round(row.tflops, 3),
+        "gbytes_per_s": round(row.gbytes, 3),
+        "of_ceiling": round(row.of_ceiling, 4),
+        "ceiling": row.bound,
+        # JSON has no NaN: an error that is no number is recorded as null.
+        "max_error": row.error if row.error == row.error else None,
+    }
+    if row.plan is not None:
+        heads = row.problem.batch * row.problem.heads
+        schedule = row.plan.schedule
+        record |= {
+            "kernel": row.plan.spec.name,
+            "digest": digest(row.plan.spec),
+            "config": dataclasses.asdict(row.plan.config),
+            "tiles_visited": schedule.visited * heads,
+            "tiles_skipped": schedule.skipped * heads,
+            "workspace_bytes": row.plan.workspace,
+        }
+    return record
+
+
+def skipped_record(skipped: Skipped) -> Json:
+    return {"label": skipped.label, "problem": dataclasses.asdict(skipped.problem), "reason": skipped.reason}
+
+
+def run_record(
+    rows: Iterable[Row], skipped: Iterable[Skipped], device: Device | None, limits: Limits | None
+) -> Json:
+    """A self-describing benchmark run."""
+    return {
+        "schema": SCHEMA,
+        "environment": environment(device),
+        "limits": dataclasses.asdict(limits) if limits else None,
+        "flop_convention": FLOP_CONVENTION,
+        "rows": [row_record(row) for row in rows],
+        "skipped": [skipped_record(s) for s in skipped],
+    }
+
+
+def environment(device: Device | None) -> Json:
+    """Where and with what: device, clocks, driver, versions, compiler flags, time."""
+    record: Json = {
+        "recorded": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "device": _cpu_name() if device is None else device.name,
+        "versions": _versions(),
+    }
+    if device is not None:
+        import cupy
+
+        runtime = cupy.cuda.runtime
+        major, minor = cupy.cuda.nvrtc.getVersion()
+        record |= {
+            "arch": device.arch.name,
+            "num_sms": device.num_sms,
+            "nvrtc": f"{major}.{minor}",
+            "cuda_driver": runtime.driverGetVersion(),
+            "flags": [o for o in cupy_options() if not o.startswith("-I")] + ["-std=c++17", "-ftz=true"],
+            "gpu": _nvidia_smi(),
+        }
+    return record
+
+
+def _versions() -> dict[str, str]:
+    found = {"python": platform.python_version()}
+    for name in ("cufa", "numpy", "cupy-cuda13x", "cupy-cuda12x", "ml_dtypes", "torch"):
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    if "cufa" not in found:  # run from a checkout that is not installed
+        from .. import __version__
+
+        found["cufa"] = __version__
+    return found
+
+
+def _cpu_name() -> str:
+    try:
+        names = re.findall(r"^model name\s*: (.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    except OSError:
+        names = []
+    return names[0] if names else platform.machine()
+
+
+def _nvidia_smi() -> Json | None:
+    """Driver and clocks as nvidia-smi reports them now; None where it is missing."""
+    fields = (
+        "driver_version",
+        "clocks.sm",
+        "clocks.max.sm",
+        "clocks.mem",
+        "power.draw",
+        "power.limit",
+        "temperature.gpu",
+    )
+    command = ["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader", "--id=0"]
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return dict(zip(fields, (value.strip() for value in answer.stdout.split(",")), strict=False))
+
+
+def evidence_path(device_name: str, directory: Path = RECORDS_DIR) -> Path:
+    """The evidence file of one GPU model."""
+    slug = re.sub(r"[^a-z0-9]+", "-", device_name.lower()).strip("-")
+    return directory / f"{slug}.json"
+
+
+def load_all(directory: Path = RECORDS_DIR) -> dict[str, Json]:
+    """Recorded evidence by file name, e.g. ``nvidia-h200``. Raises ValueError for a damaged file."""
+    found = {}
+    for file in sorted(directory.glob("*.json")):
+        record = json.loads(file.read_text(encoding="utf-8"))
+        if record.get("schema") != SCHEMA:
+            raise ValueError(f"{file.name} has schema {record.get('schema')!r}; this version reads {SCHEMA}")
+        found[file.stem] = record
+    return found
+
+
+def save(record: Mapping[str, Any], file: Path) -> Path:
+    """Write a record, all of it or nothing."""
+    write_json(file, record)
+    return file
+
+
+def stale_kernels(record: Mapping[str, Any]) -> list[str]:
+    """Kernels whose sources are not those that the evidence was recorded for, or that have none."""
+    recorded = {name: kernel["digest"] for name, kernel in record["kernels"].items()}
+    return [name for name, spec in KERNELS.items() if recorded.get(name) != digest(spec)]

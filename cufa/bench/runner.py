@@ -1,0 +1,262 @@
+"""From a problem and its contenders to rows: all timed side by side, errors beside times."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from ..architectures import Device
+from ..kernels import TileConfig
+from ..planner import Plan, make_plan
+from ..problem import Problem
+from ..reference import attention_reference
+from . import peers
+from .limits import Limits
+from .timing import Timing, measure
+
+#: Query rows compared with float64 in each run; all of them when there are no more than this.
+CHECKED_ROWS = 128
+
+
+@dataclasses.dataclass(frozen=True)
+class Contender:
+    """One kernel of ours under one tiling, or one peer."""
+
+    algorithm: str
+    """What ``flash_attention(algorithm=…)`` calls it, or a name of :data:`cufa.bench.peers.PEERS`."""
+    config: TileConfig | None = None
+    """None: what the planner picks."""
+
+    @property
+    def is_peer(self) -> bool:
+        return self.algorithm in peers.PEERS
+
+    @property
+    def label(self) -> str:
+        if self.config is None:
+            return self.algorithm
+        return f"{self.algorithm} {self.config}, {self.config.blocks_per_sm} an SM"
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One contender on one problem, measured."""
+
+    label: str
+    problem: Problem
+    timing: Timing
+    error: float
+    """Largest absolute difference from float64 over the rows checked; inputs are standard normal."""
+    plan: Plan | None
+    """None for a peer."""
+    floor: float
+    """Seconds below which this machine cannot go (:meth:`Limits.floor`)."""
+    bound: str
+    """What sets the floor."""
+
+    @property
+    def seconds(self) -> float:
+        """Median."""
+        return self.timing.p50
+
+    @property
+    def tflops(self) -> float:
+        return self.problem.flops / self.timing.p50 * 1e-12
+
+    @property
+    def gbytes(self) -> float:
+        """Effective traffic in GB/s: q, k, v and o once, over time."""
+        return self.problem.io_bytes / self.timing.p50 * 1e-9
+
+    @property
+    def of_ceiling(self) -> float:
+        """1.0: as fast as this machine's measured ceilings allow."""
+        return self.floor / self.timing.p50
+
+
+def predicted_speedup(slow: Plan, fast: Plan) -> float:
+    """What tile counts alone predict: scores computed by one over scores computed by the other."""
+    scores = [p.schedule.visited * p.config.block_q * p.config.block_kv for p in (slow, fast)]
+    return scores[0] / scores[1] if scores[1] else float("inf")
+
+
+@dataclasses.dataclass(frozen=True)
+class Skipped:
+    """A contender that does not serve the problem here, and why."""
+
+    label: str
+    problem: Problem
+    reason: str
+
+
+def run_problem(
+    problem: Problem,
+    contenders: Sequence[Contender],
+    device: Device | None,
+    limits: Limits,
+    *,
+    seconds: float = 0.5,
+    seed: int = 0,
+) -> tuple[list[Row], list[Skipped]]:
+    """Time all contenders on the same fresh random inputs, taking turns, and check each against float64.
+
+    ``device`` is the current GPU, or None for the CPU. ``seconds`` is the time spent measuring, in total.
+    """
+    q, k, v = random_inputs(problem, on_gpu=device is not None, seed=seed)
+    rows: list[Row] = []
+    skipped: list[Skipped] = []
+    runs: dict[str, Callable[[], Any]] = {}
+    results: dict[str, tuple[Plan | None, Callable[[], Any]]] = {}
+    for contender in contenders:
+        try:
+            plan, run, result = _prepare(contender, problem, device, q, k, v)
+        except (ValueError, NotImplementedError, MemoryError) as error:
+            skipped.append(Skipped(contender.label, problem, str(error)))
+            continue
+        runs[contender.label] = run
+        results[contender.label] = plan, result
+    if not runs:
+        return rows, skipped
+    timings = measure(runs, on_gpu=device is not None, seconds=seconds)
+    expected = sampled_reference(problem, q, k, v, seed)
+    floor, bound = limits.floor(problem)
+    for label, (plan, result) in results.items():
+        rows.append(Row(label, problem, timings[label], max_error(result(), expected), plan, floor, bound))
+    return rows, skipped
+
+
+def _prepare(
+    contender: Contender, problem: Problem, device: Device | None, q: Any, k: Any, v: Any
+) -> tuple[Plan | None, Callable[[], Any], Callable[[], Any]]:
+    """(plan, run, result). ``result`` fills the output with NaN, computes once more and returns it."""
+    if contender.is_peer:
+        if device is None:
+            raise NotImplementedError("peers are timed on a GPU")
+        if not peers.torch_available():
+            raise NotImplementedError("torch is not installed")
+        return (None, *peers.torch_peer(contender.algorithm, problem, q, k, v))
+    plan = make_plan(problem, device, contender.algorithm, config=contender.config)
+    if device is None:
+        from ..backends import cpu
+
+        out = np.empty_like(q)
+        run: Callable[[], Any] = lambda: cpu.run(plan, q, k, v, out, None)  # noqa: E731
+    else:
+        import cupy
+
+        from ..backends import cuda
+
+        out = cupy.empty_like(q)
+        binding = cuda.Binding(cuda.prepare(plan), [x.strides for x in (q, k, v, out)])
+        addresses = [x.data.ptr for x in (q, k, v, out)]
+        run = lambda: binding.launch(*addresses)  # noqa: E731
+
+    def result() -> Any:
+        out[...] = np.nan
+        run()
+        return out
+
+    return plan, run, result
+
+
+def random_inputs(problem: Problem, *, on_gpu: bool, seed: int) -> tuple[Any, Any, Any]:
+    """q, k, v: standard normal in the problem's dtype, (batch, heads, seqlen, head_dim), contiguous."""
+    p = problem
+    shapes = [(p.batch, p.heads, p.seqlen_q, p.head_dim)] + 2 * [
+        (p.batch, p.kv_heads, p.seqlen_k, p.head_dim)
+    ]
+    make = _normal_on_gpu if on_gpu else _normal_on_cpu
+    q, k, v = (make(shape, p.dtype, 3 * seed + i) for i, shape in enumerate(shapes))
+    return q, k, v
+
+
+def _numpy_dtype(name: str) -> np.dtype[Any]:
+    if name == "bfloat16":
+        import ml_dtypes
+
+        name = ml_dtypes.bfloat16
+    return np.dtype(name)
+
+
+def _normal_on_cpu(shape: tuple[int, ...], dtype: str, seed: int) -> Any:
+    return np.random.default_rng(seed).standard_normal(shape, np.float32).astype(_numpy_dtype(dtype))
+
+
+def _normal_on_gpu(shape: tuple[int, ...], dtype: str, seed: int) -> Any:
+    """Box-Muller over a hash of the index: cuRAND is not among the packages that cufa asks for."""
+    import cupy
+
+    normal = cupy.ElementwiseKernel(
+        "uint32 seed",
+        "float32 x",
+        """
+        unsigned long long h = (static_cast<unsigned long long>(seed) << 40) + i;  // SplitMix64
+        h = (h + 0x9e3779b97f4a7c15ull) * 0xbf58476d1ce4e5b9ull;
+        h = (h ^ (h >> 27)) * 0x94d049bb133111ebull;
+        h ^= h >> 31;
+        const float u = ((h >> 40) + 1) * 0x1p-24f, w = (h & 0xffffff) * 0x1p-24f;
+        x = sqrtf(-2 * logf(u)) * cospif(2 * w);
+        """,
+        "cufa_bench_normal",
+    )
+    x = cupy.empty(shape, cupy.float32)
+    normal(np.uint32(seed), x)
+    return x.astype(_numpy_dtype(dtype))
+
+
+@dataclasses.dataclass(frozen=True)
+class Expected:
+    """Some rows of the result, in float64."""
+
+    rows: tuple[tuple[int, int, int], ...]
+    """(batch, head, query)"""
+    values: np.ndarray[Any, np.dtype[np.float64]]
+    """(len(rows), head_dim)"""
+
+
+def sampled_reference(problem: Problem, q: Any, k: Any, v: Any, seed: int = 0) -> Expected:
+    """Exact results for :data:`CHECKED_ROWS` queries: the first, the last and others at random.
+
+    In at most eight heads, so that few keys and values travel from the GPU.
+    """
+    p = problem
+    rng = np.random.default_rng(seed)
+    heads = [divmod(int(n), p.heads) for n in rng.permutation(p.batch * p.heads)[:8]]
+    total = len(heads) * p.seqlen_q
+    picked = np.unique(np.append(rng.permutation(total)[: CHECKED_ROWS - 2], [0, total - 1]))
+    rows, values = [], []
+    for index, (batch, head) in enumerate(heads):
+        queries = picked[picked // p.seqlen_q == index] % p.seqlen_q
+        if not len(queries):
+            continue
+        Q, K, V = (
+            _to_numpy(x)
+            for x in (q[batch, head], k[batch, head // p.group_size], v[batch, head // p.group_size])
+        )
+        for query in queries:
+            visible = min(max(int(query) + 1 + p.causal_offset, 0), p.seqlen_k) if p.causal else p.seqlen_k
+            # One query that sees all the keys it is given: the mask is in the slice.
+            value = attention_reference(
+                Q[None, None, query : query + 1],
+                K[None, None, :visible],
+                V[None, None, :visible],
+                scale=p.scale,
+            )
+            rows.append((batch, head, int(query)))
+            values.append(np.asarray(value).reshape(-1))
+    return Expected(tuple(rows), np.stack(values))
+
+
+def max_error(out: Any, expected: Expected) -> float:
+    """Largest absolute difference over the expected rows; NaN when the output has one there."""
+    batch, head, query = (list(axis) for axis in zip(*expected.rows, strict=True))
+    got = _to_numpy(out[batch, head, query])
+    return float(np.max(np.abs(got - expected.values)))
+
+
+def _to_numpy(x: Any) -> np.ndarray[Any, np.dtype[np.float64]]:
+    host = x if isinstance(x, np.ndarray) else x.get()
+    return np.asarray(host).astype(np.float64)

@@ -1,0 +1,118 @@
+"""Named sets of shapes and contenders: what `cufa bench --suite` and the recorded evidence run."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+
+from ..architectures import Device
+from ..kernels import KERNELS
+from ..planner import fitting_configs
+from ..problem import Problem, default_scale
+from .runner import Contender
+
+#: (problem, contenders), timed side by side.
+Case = tuple[Problem, tuple[Contender, ...]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Suite:
+    name: str
+    title: str
+    cases: Callable[[Device | None], Iterator[Case]]
+    """Cases for a GPU, or for the CPU (None)."""
+
+
+def make(
+    batch: int, heads: int, seqlen: int, head_dim: int, dtype: str, causal: bool, *,
+    kv_heads: int | None = None, seqlen_k: int | None = None, precision: str | None = None,
+) -> Problem:  # fmt: skip
+    """A benchmark problem with the default scale."""
+    native = "float32" if dtype == "float32" else "native"
+    return Problem(
+        batch, heads, kv_heads or heads, seqlen, seqlen_k or seqlen, head_dim, dtype,
+        causal=causal, scale=default_scale(head_dim), precision=precision or native,
+    )  # fmt: skip
+
+
+def contenders(*names: str) -> tuple[Contender, ...]:
+    return tuple(Contender(name) for name in names)
+
+
+def _forward(device: Device | None) -> Iterator[Case]:
+    """The shapes of the FlashAttention-2 paper, 16k tokens and 2048 hidden, to 16k long."""
+    for head_dim in (64, 128, 256):
+        for seqlen in (1024, 4096, 16384):
+            for causal in (False, True):
+                problem = make(16384 // seqlen, 2048 // head_dim, seqlen, head_dim, "bfloat16", causal)
+                yield problem, contenders("fa2", "torch flash", "torch cudnn")
+
+
+def _versions(device: Device | None) -> Iterator[Case]:
+    """FA1 → FA2: batch 2, 4 heads, d64, causal; the causal skip alone is fa2_noskip → fa2."""
+    for seqlen in (512, 1024, 2048, 4096):
+        problem = make(2, 4, seqlen, 64, "float16" if device else "float32", True)
+        yield problem, contenders("naive", "fa1", "fa2_noskip", "fa2")
+    if device is None:
+        return
+    for seqlen in (512, 1024, 2048, 4096):
+        yield make(2, 4, seqlen, 64, "float32", True), contenders("fa2_noskip", "fa2")
+    # The same where the GPU is full: 8 heads leave most SMs of a large card idle.
+    for seqlen in (1024, 4096):
+        problem = make(16384 // seqlen, 32, seqlen, 64, "float16", True)
+        yield problem, contenders("fa1", "fa2_noskip", "fa2")
+
+
+def _float32(device: Device | None) -> Iterator[Case]:
+    for head_dim in (64, 128):
+        for seqlen in (1024, 4096):
+            for causal in (False, True):
+                problem = make(8192 // seqlen, 2048 // head_dim, seqlen, head_dim, "float32", causal)
+                yield problem, contenders("fa2", "torch efficient", "torch math")
+    for causal in (False, True):
+        yield make(2, 32, 4096, 64, "float32", causal, precision="tf32"), contenders("fa2")
+
+
+def _fa1_blocks(device: Device | None) -> Iterator[Case]:
+    """Every tiling of FA1 that fits: the block sweep."""
+    spec = next(s for s in KERNELS.values() if s.algorithm == "fa1")
+    if device is None:
+        return
+    for batch, seqlen in ((2, 1024), (16, 1024)):
+        configs = fitting_configs(spec, 64, device)
+        problem = make(batch, 8, seqlen, 64, "float16", False)
+        yield problem, tuple(Contender("fa1", config) for config in configs)
+
+
+def _memory(device: Device | None) -> Iterator[Case]:
+    """What not storing the score matrix is worth: naive against FA2, growing length."""
+    for seqlen in (1024, 2048, 4096, 8192) if device else (1024, 2048, 4096):
+        problem = make(1, 16 if device else 8, seqlen, 64, "float16" if device else "float32", False)
+        yield problem, contenders("naive", "fa2")
+
+
+def _quick(device: Device | None) -> Iterator[Case]:
+    """The default of `cufa bench`: a few seconds anywhere."""
+    names = dict.fromkeys(spec.algorithm for spec in KERNELS.values())
+    if device is None:
+        for seqlen, causal in ((512, False), (512, True), (1024, True)):
+            yield make(1, 4, seqlen, 64, "float32", causal), contenders(*names)
+        return
+    for head_dim, seqlen, causal in ((64, 4096, True), (128, 4096, False), (128, 4096, True)):
+        yield make(2, 2048 // head_dim, seqlen, head_dim, "float16", causal), contenders(*names)
+
+
+SUITES = {
+    suite.name: suite
+    for suite in (
+        Suite("quick", "every algorithm, a few shapes", _quick),
+        Suite("forward", "forward, 16k tokens × 2048 hidden, bfloat16", _forward),
+        Suite("versions", "FA1 → FA2, batch 2 × 4 heads, d64, causal", _versions),
+        Suite("float32", "float32 that keeps float32 accuracy, 8k tokens × 2048 hidden", _float32),
+        Suite("fa1-blocks", "FA1 block sizes and warps", _fa1_blocks),
+        Suite("memory", "naive against FA2, growing length", _memory),
+    )
+}
+
+#: What evidence is recorded of, in this order.
+EVIDENCE = ("forward", "versions", "float32", "fa1-blocks", "memory")

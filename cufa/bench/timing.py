@@ -1,0 +1,145 @@
+"""Timing functions side by side: device events on a GPU, the clock on a CPU.
+
+Contenders take turns within each round, in alternating order, so that a GPU that lowers its clocks under load
+does so for all of them. Every sample is kept.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+Run = Callable[[], object]
+
+MIN_ROUNDS, MAX_ROUNDS = 10, 200
+
+#: Written between repeats so that inputs come from device memory: several times the L2 cache of any GPU. It
+#: also keeps the GPU busy for longer than the host needs to enqueue the next launch.
+_FLUSH_BYTES = 256 << 20
+
+
+@dataclasses.dataclass(frozen=True)
+class Timing:
+    """Samples of one contender, in seconds, in the order they were taken."""
+
+    samples: tuple[float, ...]
+
+    def percentile(self, q: float) -> float:
+        return float(np.percentile(self.samples, q))
+
+    @property
+    def p10(self) -> float:
+        return self.percentile(10)
+
+    @property
+    def p50(self) -> float:
+        return self.percentile(50)
+
+    @property
+    def p90(self) -> float:
+        return self.percentile(90)
+
+
+@dataclasses.dataclass(frozen=True)
+class Ratio:
+    """How many times faster: median of one over median of another, with a 95% confidence interval."""
+
+    value: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.value:.2f}× ({self.low:.2f}–{self.high:.2f})"
+
+
+def speedup(slow: Timing, fast: Timing, resamples: int = 2000, seed: int = 0) -> Ratio:
+    """``slow.p50 / fast.p50`` with a percentile bootstrap.
+
+    Rounds are resampled, the same ones for both: the two took turns in each, and drift is common to them.
+    Timings of unequal length were not taken together and are resampled apart.
+    """
+    a, b = np.array(slow.samples), np.array(fast.samples)
+    rng = np.random.default_rng(seed)
+    pick_a = rng.integers(len(a), size=(resamples, len(a)))
+    pick_b = pick_a if len(a) == len(b) else rng.integers(len(b), size=(resamples, len(b)))
+    ratios = np.median(a[pick_a], axis=1) / np.median(b[pick_b], axis=1)
+    low, high = np.percentile(ratios, [2.5, 97.5])
+    return Ratio(float(np.median(a) / np.median(b)), float(low), float(high))
+
+
+def measure(contenders: Mapping[str, Run], *, on_gpu: bool, seconds: float = 0.5) -> dict[str, Timing]:
+    """Time every contender, together for about ``seconds``, after a warm-up of each.
+
+    On a GPU the functions must launch on CuPy's current stream; L2 is cold at each start.
+    """
+    for run in contenders.values():  # compiles, allocates, raises clocks
+        run()
+        run()
+    timer = _GpuTimer() if on_gpu else _CpuTimer()
+    names = list(contenders)
+    samples: dict[str, list[float]] = {name: [] for name in names}
+    started, rounds = time.perf_counter(), 0
+    while rounds < MIN_ROUNDS or (rounds < MAX_ROUNDS and time.perf_counter() - started < seconds):
+        order = names if rounds % 2 == 0 else names[::-1]
+        for name, sample in zip(order, timer.round([contenders[name] for name in order]), strict=True):
+            samples[name].append(sample)
+        rounds += 1
+    return {name: Timing(tuple(taken)) for name, taken in samples.items()}
+
+
+class _CpuTimer:
+    def round(self, runs: Sequence[Run]) -> list[float]:
+        taken = []
+        for run in runs:
+            start = time.perf_counter()
+            run()
+            taken.append(time.perf_counter() - start)
+        return taken
+
+
+class _GpuTimer:
+    def __init__(self) -> None:
+        import cupy
+
+        self._cupy = cupy
+        l2 = cupy.cuda.runtime.getDeviceProperties(cupy.cuda.runtime.getDevice())["l2CacheSize"]
+        self._flush = cupy.empty(max(_FLUSH_BYTES, 4 * l2), cupy.uint8)
+
+    def round(self, runs: Sequence[Run]) -> list[float]:
+        cupy = self._cupy
+        events = []
+        for run in runs:
+            start, stop = cupy.cuda.Event(), cupy.cuda.Event()
+            self._flush.data.memset_async(0, self._flush.nbytes)
+            start.record()
+            run()
+            stop.record()
+            events.append((start, stop))
+        cupy.cuda.get_current_stream().synchronize()
+        return [cupy.cuda.get_elapsed_time(start, stop) * 1e-3 for start, stop in events]
+
+
+def host_time(call: Run, synchronize: Run, calls: int = 2000, batch: int = 50) -> Timing:
+    """Host seconds of one asynchronous call: batches of calls are timed, and the queue drained between them,
+    so that a full launch queue never blocks the host. One sample a batch."""
+    for _ in range(batch):
+        call()
+    samples: list[float] = []
+    for _ in range(max(1, calls // batch)):
+        synchronize()
+        start = time.perf_counter()
+        for _ in range(batch):
+            call()
+        samples.append((time.perf_counter() - start) / batch)
+    synchronize()
+    return Timing(tuple(samples))
+
+
+def as_nanoseconds(timing: Timing) -> list[int]:
+    """Samples for a record: whole nanoseconds."""
+    ns: npt.NDArray[np.int64] = np.rint(np.array(timing.samples) * 1e9).astype(np.int64)
+    return [int(n) for n in ns]

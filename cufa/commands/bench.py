@@ -1,0 +1,118 @@
+"""`cufa bench`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from ..bench import peers, records
+from ..bench.limits import measure_limits
+from ..bench.runner import Contender, Row, Skipped, run_problem
+from ..bench.suites import SUITES, Case
+from ..kernels import KERNELS
+from .common import (
+    Exit,
+    device_option,
+    fail,
+    find_device,
+    json_option,
+    print_json,
+    print_rows,
+    print_skipped,
+    problem_from,
+    progress,
+    seconds_option,
+    shape_options,
+    stderr,
+)
+
+_ALGORITHMS = list(dict.fromkeys(spec.algorithm for spec in KERNELS.values()))
+
+
+@click.command("bench")
+@click.option(
+    "--suite",
+    type=click.Choice(list(SUITES)),
+    help="A named set of shapes; else one shape by the options below.",
+)
+@click.option(
+    "--algorithm",
+    "algorithms",
+    multiple=True,
+    type=click.Choice(_ALGORITHMS),
+    help="Repeatable.  [default: all]",
+)
+@click.option(
+    "--peers", "peer", type=click.Choice(["torch"]), help="Also time torch's SDPA backends, if torch is here."
+)
+@shape_options(seqlen=1024)
+@device_option
+@seconds_option(0.5)
+@json_option
+def bench_command(
+    suite: str | None,
+    algorithms: tuple[str, ...],
+    peer: str | None,
+    device: str,
+    seconds: float,
+    as_json: bool,
+    **shape: Any,
+) -> None:
+    """Time kernels over shapes: median, p10 and p90 with a cold L2 cache, TFLOP/s, effective GB/s, percentage
+    of the ceilings measured on this machine, and the largest error against float64.
+
+    Contenders of a shape take turns in one run. FLOPs are counted as 4 · head_dim per visible score, forward.
+
+    Exit codes: 0 done; 1 a result was not a number; 2 wrong usage; 3 no GPU where one was asked for, or no
+    torch for --peers.
+    """
+    target = find_device(device)
+    if peer and not peers.torch_available():
+        fail(Exit.MISSING, "--peers torch: torch is not installed here (cufa never needs it otherwise)")
+    if suite is None and _shape_given():
+        cases: list[Case] = [
+            (problem_from(shape, target), tuple(Contender(a) for a in algorithms or _ALGORITHMS))
+        ]
+    else:
+        cases = list(SUITES[suite or "quick"].cases(target))
+    rows: list[Row] = []
+    skipped: list[Skipped] = []
+    with progress() as bar:
+        task = bar.add_task("measuring this machine's ceilings", total=len(cases))
+        limits = measure_limits(target)
+        for seed, (problem, contenders) in enumerate(cases):
+            bar.update(task, description=str(problem))
+            chosen = _choose(contenders, algorithms, peer)
+            got, missed = run_problem(problem, chosen, target, limits, seconds=seconds, seed=seed)
+            rows += got
+            skipped += missed
+            bar.advance(task)
+    if as_json:
+        print_json(records.run_record(rows, skipped, target, limits))
+    else:
+        print_rows(rows)
+        print_skipped(skipped)
+    wrong = [row for row in rows if not row.error < float("inf")]
+    for row in wrong:
+        stderr().print(f"not a number: {row.label} on {row.problem}", style="red", markup=False)
+    if wrong or not rows:
+        raise SystemExit(int(Exit.FAILED))
+
+
+def _shape_given() -> bool:
+    """Whether any option of the shape was given on the command line."""
+    ctx = click.get_current_context()
+    names = ("batch", "heads", "kv_heads", "seqlen", "seqlen_k", "head_dim", "dtype", "causal", "precision")
+    return any(ctx.get_parameter_source(n) is click.core.ParameterSource.COMMANDLINE for n in names)
+
+
+def _choose(
+    contenders: tuple[Contender, ...], algorithms: tuple[str, ...], peer: str | None
+) -> list[Contender]:
+    """A case's own kernels, or those asked for; peers only when asked for."""
+    ours = [c for c in contenders if not c.is_peer and (not algorithms or c.algorithm in algorithms)]
+    if not ours:
+        ours = [Contender(a) for a in algorithms]
+    theirs = [c for c in contenders if c.is_peer] or [Contender(name) for name in peers.PEERS]
+    return ours + (theirs if peer else [])

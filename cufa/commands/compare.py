@@ -1,0 +1,76 @@
+"""`cufa compare`."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import click
+
+from ..bench import records
+from ..bench.limits import measure_limits
+from ..bench.peers import PEERS
+from ..bench.runner import Contender, predicted_speedup, run_problem
+from ..bench.timing import speedup
+from .bench import _ALGORITHMS
+from .common import (
+    Exit,
+    device_option,
+    fail,
+    find_device,
+    json_option,
+    print_json,
+    print_rows,
+    problem_from,
+    progress,
+    seconds_option,
+    shape_options,
+    stdout,
+)
+
+_NAMES = click.Choice([*_ALGORITHMS, *PEERS])
+
+
+@click.command("compare")
+@click.argument("a", type=_NAMES)
+@click.argument("b", type=_NAMES)
+@shape_options(seqlen=2048)
+@device_option
+@seconds_option(1.0)
+@json_option
+def compare_command(a: str, b: str, device: str, seconds: float, as_json: bool, **shape: Any) -> None:
+    """Time A and B taking turns in one run, and say how many times faster B is: the ratio of medians with a
+    95% confidence interval, and beside it the ratio that tile counts alone predict.
+
+    Exit codes: 0 done; 1 a result was not a number; 2 wrong usage; 3 one of them cannot run here.
+    """
+    if a == b:
+        raise click.UsageError("A and B are the same")
+    target = find_device(device)
+    problem = problem_from(shape, target)
+    with progress() as bar:
+        bar.add_task(str(problem), total=None)
+        limits = measure_limits(target)
+        rows, skipped = run_problem(problem, [Contender(a), Contender(b)], target, limits, seconds=seconds)
+    if skipped:
+        fail(Exit.MISSING, "\n".join(f"{s.label}: {s.reason}" for s in skipped))
+    first, second = rows
+    ratio = speedup(first.timing, second.timing)
+    predicted = predicted_speedup(first.plan, second.plan) if first.plan and second.plan else None
+    if as_json:
+        document = records.run_record(rows, (), target, limits)
+        document["speedup"] = {
+            "of": b,
+            "over": a,
+            **dataclasses.asdict(ratio),
+            "predicted_by_tiles": predicted,
+        }
+        print_json(document)
+    else:
+        console = stdout()
+        print_rows(rows)
+        console.print(f"{b} is {ratio} faster than {a} (median, 95% interval)")
+        if predicted is not None:
+            console.print(f"tile counts alone predict {predicted:.2f}×")
+    if not all(row.error < float("inf") for row in rows):
+        raise SystemExit(int(Exit.FAILED))

@@ -1,0 +1,164 @@
+"""`cufa demo`: the main job, on whatever is here."""
+
+from __future__ import annotations
+
+import tracemalloc
+from collections.abc import Sequence
+
+import click
+import numpy as np
+import numpy.typing as npt
+from rich import box
+from rich.table import Table
+
+from ..architectures import Device
+from ..bench import records
+from ..bench.limits import measure_limits
+from ..bench.runner import Contender, Row, predicted_speedup, random_inputs, run_problem
+from ..bench.suites import make
+from ..bench.timing import speedup
+from ..planner import Plan
+from ..schedule import Schedule, Tile
+from .common import (
+    Exit,
+    bytes_text,
+    device_option,
+    find_device,
+    json_option,
+    print_json,
+    print_skipped,
+    progress,
+    rate_text,
+    seconds_option,
+    seconds_text,
+    stderr,
+    stdout,
+)
+
+_STORY = {
+    "naive": "naive: scores stored",
+    "fa1": "FlashAttention-1",
+    "fa2_noskip": "FlashAttention-2, no skipping",
+    "fa2": "FlashAttention-2",
+}
+#: An error above this is a wrong result, not rounding (standard normal inputs).
+_TOLERANCE = {"float16": 5e-3, "float32": 2e-5}
+_MAP_ROWS, _MAP_COLUMNS = 16, 32
+_GLYPHS = {Tile.SKIPPED: "· ", Tile.FULL: "██", Tile.PARTIAL: "▒▒", Tile.PADDED: "░░"}
+
+
+@click.command("demo")
+@click.option(
+    "--seqlen", type=click.IntRange(1), help="Queries and keys.  [default: 4096 on a GPU, 2048 on the CPU]"
+)
+@device_option
+@seconds_option(3.0)
+@json_option
+def demo_command(seqlen: int | None, device: str, seconds: float, as_json: bool) -> None:
+    """Causal attention by four algorithms on the same inputs: time, tiles visited and skipped, extra memory,
+    and the largest error against float64, with a map of the tiles that FlashAttention-2 visits.
+
+    Exit codes: 0 every result is right; 1 one is not; 2 wrong usage; 3 no GPU where one was asked for.
+    """
+    target = find_device(device)
+    if target is None:
+        problem = make(1, 8, seqlen or 2048, 64, "float32", causal=True)
+    else:
+        problem = make(4, 16, seqlen or 4096, 64, "float16", causal=True)
+    with progress() as bar:
+        bar.add_task("compiling and measuring" if target else "measuring", total=None)
+        limits = measure_limits(target)
+        rows, skipped = run_problem(problem, [Contender(a) for a in _STORY], target, limits, seconds=seconds)
+        memory = {row.label: _extra_memory(row, target) for row in rows}
+    right = all(row.error <= _TOLERANCE[problem.dtype] for row in rows) and not skipped
+    if as_json:
+        document = records.run_record(rows, skipped, target, limits)
+        document["extra_memory_bytes"] = memory
+        print_json(document)
+    else:
+        _print(rows, memory, target)
+        print_skipped(skipped)
+    if not right:
+        stderr().print("a result is missing or wrong", style="red")
+        raise SystemExit(int(Exit.FAILED))
+
+
+def _extra_memory(row: Row, device: Device | None) -> int:
+    """Bytes beyond inputs and output: what the plan allocates on a GPU, the measured peak on the CPU."""
+    assert row.plan is not None
+    if device is not None:
+        return row.plan.workspace
+    from ..backends import cpu
+
+    q, k, v = random_inputs(row.problem, on_gpu=False, seed=0)
+    out = np.empty_like(q)
+    tracemalloc.start()
+    try:
+        cpu.run(row.plan, q, k, v, out, None)
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def _print(rows: Sequence[Row], memory: dict[str, int], device: Device | None) -> None:
+    console = stdout()
+    where = "the CPU, in NumPy (no GPU here)" if device is None else f"{device.name} ({device.arch.name})"
+    console.print(f"Attention on {where}: {rows[0].problem}", markup=False)
+    table = Table(box=box.SIMPLE_HEAD)
+    table.add_column("algorithm")
+    for name in ("time", "speed", "tiles visited", "tiles skipped", "extra memory", "max error"):
+        table.add_column(name, justify="right")
+    for row in rows:
+        assert row.plan is not None
+        heads, schedule = row.problem.batch * row.problem.heads, row.plan.schedule
+        tiled = row.label != "naive"
+        table.add_row(
+            _STORY[row.label],
+            seconds_text(row.seconds),
+            rate_text(row.tflops),
+            f"{schedule.visited * heads:,}" if tiled else "–",
+            f"{schedule.skipped * heads:,}" if tiled else "–",
+            bytes_text(memory[row.label]),
+            f"{row.error:.1e}",
+        )
+    console.print(table)
+    by_name = {row.label: row for row in rows}
+    if {"fa2", "fa2_noskip"} <= by_name.keys():
+        slow, fast = by_name["fa2_noskip"], by_name["fa2"]
+        assert slow.plan is not None and fast.plan is not None
+        predicted = predicted_speedup(slow.plan, fast.plan)
+        console.print(
+            f"Skipping masked tiles: {speedup(slow.timing, fast.timing)}; tiles alone predict {predicted:.2f}×."
+        )
+        console.print()
+        for line in block_map(fast.plan):
+            console.print(line, markup=False)
+
+
+def block_map(plan: Plan) -> list[str]:
+    """Lines of text: which tiles of one head are visited. Large maps are drawn several tiles to a cell."""
+    schedule = plan.schedule
+    cells, tiles_a_cell = _coarsen(schedule)
+    rows, columns = tiles_a_cell
+    size = f"{schedule.block_q * rows} queries × {schedule.block_kv * columns} keys a cell"
+    lines = [f"One head under {plan.spec.name}: {size}", "keys →"]
+    lines += ["".join(_GLYPHS[Tile(int(tile))] for tile in row) for row in cells]
+    used = [tile for tile in Tile if (cells == tile).any()]
+    names = {
+        Tile.SKIPPED: "skipped",
+        Tile.FULL: "no mask needed",
+        Tile.PARTIAL: "masked",
+        Tile.PADDED: "over the end",
+    }
+    return [*lines, "   ".join(f"{_GLYPHS[tile].strip()} {names[tile]}" for tile in used)]
+
+
+def _coarsen(schedule: Schedule) -> tuple[npt.NDArray[np.uint8], tuple[int, int]]:
+    """At most 16 × 32 cells. A cell of unlike tiles counts as partial."""
+    tiles = schedule.tiles
+    step = (-(-tiles.shape[0] // _MAP_ROWS), -(-tiles.shape[1] // _MAP_COLUMNS))
+    cells = np.empty([-(-n // s) for n, s in zip(tiles.shape, step, strict=True)], np.uint8)
+    for i, j in np.ndindex(cells.shape):
+        part = tiles[i * step[0] : (i + 1) * step[0], j * step[1] : (j + 1) * step[1]]
+        cells[i, j] = part.flat[0] if (part == part.flat[0]).all() else Tile.PARTIAL
+    return cells, step

@@ -1,0 +1,103 @@
+"""`cufa tune`."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import click
+
+from .. import tuning
+from ..architectures import Device
+from ..bench import records
+from ..bench.limits import measure_limits
+from ..bench.runner import Contender, run_problem
+from ..bench.timing import speedup
+from ..planner import fitting_configs, make_plan, tuning_key
+from ..problem import Problem
+from .bench import _ALGORITHMS
+from .common import (
+    Exit,
+    fail,
+    find_device,
+    json_option,
+    print_json,
+    print_rows,
+    print_skipped,
+    problem_from,
+    progress,
+    seconds_option,
+    shape_options,
+    stderr,
+    stdout,
+)
+
+#: A winner must beat the registry's own choice by this much: less is noise.
+_MARGIN = 1.01
+
+
+@click.command("tune")
+@click.option("--algorithm", type=click.Choice(["auto", *_ALGORITHMS]), default="auto", show_default=True)
+@shape_options(seqlen=4096)
+@seconds_option(2.0)
+@click.option("--dry-run", is_flag=True, help="Measure and print, keep nothing.")
+@json_option
+def tune_command(algorithm: str, seconds: float, dry_run: bool, as_json: bool, **shape: Any) -> None:
+    """Measure every tile configuration that fits, for one shape on this GPU, and keep the fastest in the
+    user's cache folder, where the planner finds it for shapes of the same class (kernel, dtype, head dim, mask
+    and length to a power of two).
+
+    Exit codes: 0 done; 1 no configuration gave a right result, or the file cannot be written; 2 wrong usage;
+    3 no GPU.
+    """
+    device = find_device("cuda")
+    assert device is not None
+    problem = problem_from(shape, device)
+    try:
+        plan = make_plan(problem, device, algorithm)
+    except ValueError as error:
+        fail(Exit.MISSING, str(error))
+    configs = fitting_configs(plan.spec, problem.head_dim, device)
+    contenders = [Contender(plan.spec.algorithm, config) for config in configs]
+    with progress() as bar:
+        bar.add_task(f"{len(configs)} configurations of {plan.spec.name}", total=None)
+        limits = measure_limits(device)
+        rows, skipped = run_problem(problem, contenders, device, limits, seconds=seconds)
+    right = [row for row in rows if row.error < float("inf")]
+    if not right:
+        fail(Exit.FAILED, "no configuration gave a result")
+    best = min(right, key=lambda row: row.seconds)
+    default = next((row for row in right if row.plan and row.plan.config == plan.config), best)
+    if speedup(default.timing, best.timing).value < _MARGIN:
+        best = default
+    assert best.plan is not None
+    file = None if dry_run else _keep(device, problem, best.plan.spec, best.plan.config, best.seconds)
+    if as_json:
+        document = records.run_record(rows, skipped, device, limits)
+        document["winner"] = {
+            "key": tuning_key(plan.spec, problem),
+            "config": dataclasses.asdict(best.plan.config),
+            "over_default": dataclasses.asdict(speedup(default.timing, best.timing)),
+            "file": str(file) if file else None,
+        }
+        print_json(document)
+        return
+    console = stdout()
+    print_rows(sorted(rows, key=lambda row: row.seconds))
+    print_skipped(skipped)
+    console.print(
+        f"fastest: {best.plan.config}; over the registry's choice {speedup(default.timing, best.timing)}"
+    )
+    if file:
+        stderr().print(f"kept in {file}", markup=False)
+
+
+def _keep(device: Device, problem: Problem, spec: Any, config: Any, seconds: float) -> Any:
+    try:
+        evidence = {"seconds": seconds, "problem": str(problem), "digest": records.digest(spec)}
+        return tuning.save(device.name, tuning_key(spec, problem), config, evidence)
+    except OSError as error:
+        fail(
+            Exit.FAILED,
+            f"cannot keep the winner: {error}. Set CUFA_CACHE_DIR to a folder that can be written.",
+        )
