@@ -1,7 +1,21 @@
 """FlashAttention for NumPy and CuPy: hand-written CUDA C kernels, compiled by NVRTC on first use."""
 
+from typing import TYPE_CHECKING, Any
+
 from .api import flash_attention, plan
 from .reference import attention_reference
 
-__all__ = ["__version__", "attention_reference", "flash_attention", "plan"]
+if TYPE_CHECKING:
+    from .emulator import emulate
+
+__all__ = ["__version__", "attention_reference", "emulate", "flash_attention", "plan"]
 __version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> Any:
+    """``emulate`` is imported when asked for: a call to attention does not need it."""
+    if name == "emulate":
+        from .emulator import emulate
+
+        return emulate
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

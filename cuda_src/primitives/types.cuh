@@ -15,8 +15,12 @@ struct alignas(8) vec2 {
   u32 x, y;
 };
 
+#ifdef __CUDACC__
 #define DEVICE __device__ __forceinline__
 #define KERNEL extern "C" __global__ void
 
 // The block's dynamic shared memory. 1024-byte aligned, as 128-byte-swizzled tiles need.
 #define DYN_SMEM(name) extern __shared__ __align__(1024) unsigned char name[]
+#else
+#include "host/cuda_language.h"
+#endif

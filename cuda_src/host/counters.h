@@ -1,0 +1,38 @@
+// Per-block counts. The names travel to Python as text, so that they are written once.
+#pragma once
+#include <cstdint>
+
+namespace cufa_host {
+
+#define CUFA_COUNTERS(X)                                                                     \
+  X(global_read_bytes)        /* asked for by loads and asynchronous copies */               \
+  X(global_write_bytes)                                                                      \
+  X(global_read_sectors)      /* distinct 32-byte sectors of each warp-wide access */        \
+  X(global_write_sectors)                                                                    \
+  X(shared_read_bytes)                                                                       \
+  X(shared_write_bytes)                                                                      \
+  X(shared_wavefronts)        /* passes of 128 bytes that shared memory needs */             \
+  X(bank_conflicts)           /* those beyond what the access width alone asks for */        \
+  X(ldmatrix)                 /* warp-wide instructions */                                   \
+  X(mma)                                                                                     \
+  X(products)                 /* multiply-adds of the mma instructions */                    \
+  X(exponentials)             /* ex2, per thread */                                          \
+  X(shuffles)                                                                                \
+  X(votes)                                                                                   \
+  X(async_copies)             /* cp.async, per thread */                                     \
+  X(barrier_waits)            /* per warp */                                                 \
+  X(warp_syncs)                                                                              \
+  X(switches)                 /* of fibers: a figure about the emulation, not the kernel */
+
+struct Counters {
+#define CUFA_COUNTER(name) std::uint64_t name = 0;
+  CUFA_COUNTERS(CUFA_COUNTER)
+#undef CUFA_COUNTER
+};
+
+#define CUFA_COUNTER(name) #name ","
+constexpr char kCounterNames[] = CUFA_COUNTERS(CUFA_COUNTER);
+#undef CUFA_COUNTER
+constexpr int kNumCounters = sizeof(Counters) / sizeof(std::uint64_t);
+
+}  // namespace cufa_host

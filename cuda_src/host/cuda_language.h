@@ -1,0 +1,62 @@
+// What NVRTC knows by itself and g++ does not: qualifiers, built-in variables, arithmetic functions. Included by
+// every kernel on a host (through primitives/types.cuh), so it must stay light: no standard headers.
+//
+// `__shared__` is left out on purpose: shared memory is dynamic only, and a static array would not compile.
+#pragma once
+
+#define __global__
+#define __device__
+#define __host__
+#define __grid_constant__
+#define __launch_bounds__(...)
+#define __forceinline__ inline __attribute__((always_inline))
+#define __align__(bytes) __attribute__((aligned(bytes)))
+
+#define DEVICE inline __attribute__((always_inline))
+#define KERNEL extern "C" void
+#define DYN_SMEM(name) unsigned char* const name = cufa_host::shared_memory()
+
+namespace cufa_host {
+
+struct Index3 {
+  unsigned int x, y, z;
+};
+
+// What a CUDA thread can ask about itself. The runtime's Thread extends it.
+struct ThreadContext {
+  Index3 thread_index, block_index, block_size, grid_size;
+};
+
+// The CUDA thread that this CPU thread is executing; null while the scheduler runs.
+extern thread_local ThreadContext* context __attribute__((tls_model("initial-exec")));
+
+unsigned char* shared_memory();
+
+// Where a primitive was called: as a defaulted last argument it names the kernel's own file and line.
+struct Site {
+  const char* file;
+  int line;
+  static constexpr Site here(const char* file = __builtin_FILE(), int line = __builtin_LINE()) { return {file, line}; }
+};
+
+}  // namespace cufa_host
+
+#define threadIdx (cufa_host::context->thread_index)
+#define blockIdx (cufa_host::context->block_index)
+#define blockDim (cufa_host::context->block_size)
+#define gridDim (cufa_host::context->grid_size)
+
+// CUDA's: the other operand when one is NaN.
+DEVICE float fmaxf(float a, float b) { return a > b || b != b ? a : b; }
+DEVICE float fminf(float a, float b) { return a < b || b != b ? a : b; }
+DEVICE float fabsf(float x) { return __builtin_fabsf(x); }
+DEVICE float fmaf(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
+
+template <typename T>
+constexpr DEVICE T min(T a, T b) {
+  return b < a ? b : a;
+}
+template <typename T>
+constexpr DEVICE T max(T a, T b) {
+  return a < b ? b : a;
+}

@@ -1,0 +1,42 @@
+// The C interface that cufa/emulator.py calls through ctypes: plain structs, held together by a test.
+#pragma once
+#include <cstdint>
+
+extern "C" {
+
+enum CufaMode : std::int32_t { kPlain = 0, kChecked = 1, kCounted = 2 };
+enum CufaSchedule : std::int32_t { kAscending = 0, kDescending = 1, kRandom = 2 };
+
+// An array in global memory that the kernel may touch.
+struct CufaArray {
+  const char* name;
+  void* begin;
+  std::uint64_t bytes;
+  const std::uint8_t* valid;  // one byte for each `granule` bytes: 0 where there is padding; null: all of it
+  std::uint32_t granule;
+  std::int32_t writable;
+};
+
+struct CufaLaunch {
+  void (*entry)(const void* params);
+  const void* params;
+  std::uint32_t grid[3];
+  std::int32_t num_threads;
+  std::uint32_t shared_bytes;
+  std::int32_t workers;  // CPU threads
+  std::int32_t mode, schedule;
+  std::uint32_t seed;          // of the random schedule
+  std::int32_t late_copies;    // cp.async writes shared memory when waited for, not when issued
+  const CufaArray* arrays;
+  std::int32_t num_arrays;
+  std::uint64_t* counters;  // (blocks, kNumCounters), row-major; null when not wanted
+  char* findings;           // text, zero-terminated
+  std::uint64_t findings_bytes;
+};
+
+// 0: clean; 1: findings; 2: stopped early (deadlock or divergence).
+int cufa_launch(const CufaLaunch* launch);
+
+// Names of the counters, comma-separated, in the order of a row.
+const char* cufa_counter_names();
+}

@@ -1,0 +1,41 @@
+// Plain C++ loads and stores of a kernel, seen in checked mode: the kernel alone is compiled with -fsanitize=thread,
+// and these are the functions that such code calls. Shared memory reached through a pointer is thus checked as well as
+// through primitives; accesses to a thread's own stack are let through.
+#include "host/runtime.h"
+
+namespace cufa_host {
+namespace {
+
+inline void plain_access(const void* address, u32 bytes, Access kind) {
+  if (!context) return;
+  Thread& thread = current();
+  if (thread.fiber.holds(address)) return;
+  Block& block = *thread.block;
+  const auto offset = static_cast<const unsigned char*>(address) - block.shared;
+  if (offset >= 0 && offset + bytes <= block.launch.shared_bytes) {
+    block.races.access(thread, kSharedBase + static_cast<u32>(offset), bytes, kind, {"", 0});
+  }
+}
+
+}  // namespace
+}  // namespace cufa_host
+
+extern "C" {
+#define CUFA_HOOKS(size)                                                                                             \
+  void __tsan_read##size(void* p) { cufa_host::plain_access(p, size, cufa_host::Access::read); }                     \
+  void __tsan_write##size(void* p) { cufa_host::plain_access(p, size, cufa_host::Access::write); }                   \
+  void __tsan_unaligned_read##size(void* p) { cufa_host::plain_access(p, size, cufa_host::Access::read); }           \
+  void __tsan_unaligned_write##size(void* p) { cufa_host::plain_access(p, size, cufa_host::Access::write); }
+CUFA_HOOKS(1)
+CUFA_HOOKS(2)
+CUFA_HOOKS(4)
+CUFA_HOOKS(8)
+CUFA_HOOKS(16)
+#undef CUFA_HOOKS
+void __tsan_read_range(void* p, unsigned long n) { cufa_host::plain_access(p, n, cufa_host::Access::read); }
+void __tsan_write_range(void* p, unsigned long n) { cufa_host::plain_access(p, n, cufa_host::Access::write); }
+void __tsan_vptr_update(void**, void*) {}
+void __tsan_init() {}
+void __tsan_func_entry(void*) {}
+void __tsan_func_exit() {}
+}

@@ -1,0 +1,15 @@
+// The whole runtime as one translation unit: builds three times faster than file by file, and the switch between
+// fibers is inlined into the collectives.
+#include "host/arithmetic.cpp"
+#include "host/async_copy.cpp"
+#include "host/bank_model.cpp"
+#include "host/barriers.cpp"
+#include "host/collectives.cpp"
+#include "host/fiber.cpp"
+#include "host/findings.cpp"
+#include "host/launch.cpp"
+#include "host/memory.cpp"
+#include "host/plain_access.cpp"
+#include "host/race_detector.cpp"
+#include "host/scheduler.cpp"
+#include "host/tensor_core.cpp"

@@ -1,0 +1,133 @@
+// The CUDA execution model on a CPU thread: one Block at a time, its warps, its threads as fibers.
+#pragma once
+#include <string>
+#include <vector>
+
+#include "host/bank_model.h"
+#include "host/counters.h"
+#include "host/fiber.h"
+#include "host/findings.h"
+#include "host/launch.h"
+#include "host/primitives_host.h"
+#include "host/race_detector.h"
+#include "host/tensor_core.h"
+
+namespace cufa_host {
+
+constexpr u32 kAllLanes = 0xffffffffu;
+constexpr int kNumBarriers = 16;
+
+// Shared addresses start here, not at 0, so that a forgotten smem_address() is out of range. (The GPU's own window
+// starts with 1 KiB reserved on sm_90.)
+constexpr u32 kSharedBase = 1024;
+
+struct Block;
+struct Warp;
+
+// A cp.async that has been issued and not yet waited for.
+struct PendingCopy {
+  u32 smem;
+  u32 bytes;
+  const void* global;  // null: zeros
+};
+
+struct Thread : ThreadContext {
+  Fiber fiber;
+  Block* block = nullptr;
+  Warp* warp = nullptr;
+  int id = 0, lane = 0;
+  bool done = false;
+  const char* waits_for = nullptr;  // while parked
+  Site waits_at = {"", 0};
+
+  std::vector<PendingCopy> copies;  // oldest first
+  std::vector<u32> group_sizes;     // committed groups, oldest first; the rest of `copies` is not committed
+  u32 uncommitted = 0;
+
+  u32 bit() const { return 1u << lane; }
+};
+
+// An operation that all 32 lanes reach together.
+struct Collective {
+  const char* name;
+  void (*execute)(Block&, Warp&);
+  bool aligned;  // PTX `.aligned`: every lane must execute the very same instruction
+};
+
+// What a lane brings to a collective, and what it takes away.
+struct Operand {
+  u32* registers;
+  u32 value, smem;
+  int lane;  // source lane or lane mask
+};
+
+struct Warp {
+  int index = 0;
+  u32 ready = kAllLanes;  // lanes that can run
+  u32 alive = kAllLanes;  // lanes that have not left the kernel
+  u32 arrived = 0;        // lanes that have reached `collective`
+  const Collective* collective = nullptr;
+  Site site = {"", 0};  // of the collective
+  Operand operands[32];
+  ProductQueue products;
+  AccessLog log;
+};
+
+struct Barrier {
+  u32 expected = 0, arrived = 0;
+  std::vector<Thread*> waiting;
+  VectorClock clock;
+};
+
+// One CPU thread executes one block after another in the same Block object.
+struct Block {
+  Block(const CufaLaunch& launch, Findings& findings, int worker);
+  ~Block();
+  Block(const Block&) = delete;
+
+  // Returns false when the block had to be given up.
+  bool run(u32 linear_index);
+
+  Thread& thread(const Warp& warp, int lane) { return *threads[warp.index * 32 + lane]; }
+
+  const CufaLaunch& launch;
+  Findings& findings;
+  const int worker, num_threads, num_warps;
+  const bool checked, counted;
+  Index3 index = {};
+  std::vector<Thread*> threads;
+  std::vector<Warp> warps;
+  Barrier barriers[kNumBarriers];
+  unsigned char* shared = nullptr;
+  Counters counters;
+  RaceDetector races;
+  Fiber scheduler;
+  u64 random_state = 1;
+  bool failed = false;
+};
+
+inline Thread& current() { return *static_cast<Thread*>(context); }
+
+// scheduler.cpp
+u32 random_number(Block& block);
+// Leave the CPU to others until another thread sets this lane's ready bit.
+void park(Thread& thread, const char* waits_for, Site site);
+// Park until all lanes of the warp are here; the last one executes.
+void rendezvous(Thread& thread, const Collective& collective, Site site);
+// Record a finding after which the block cannot go on. Does not return.
+[[noreturn]] void abandon(Block& block, const char* kind, Site site, const std::string& message);
+// "block (1,0,0) warp 2 lane 5"
+std::string describe(const Thread& thread);
+// Record a finding; the message is only built when it is new.
+template <typename Message>
+void report(Block& block, const char* kind, Site site, Site other, Message message) {
+  if (block.findings.count(kind, site, other)) block.findings.describe(kind, site, other, message());
+}
+
+// memory.cpp
+// The bytes behind a shared address, or null (with a finding) when out of range or misaligned.
+unsigned char* shared_bytes(Thread& thread, u32 smem, u32 bytes, const char* what, Site site);
+// Whether the range lies inside an array the kernel was given; a finding if not. Always true outside checked mode.
+bool global_valid(Thread& thread, const void* global, u32 bytes, bool write, const char* what, Site site);
+
+}  // namespace cufa_host

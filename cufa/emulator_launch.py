@@ -1,0 +1,148 @@
+"""One launch of a compiled kernel on a CPU: the interface of cuda_src/host/launch.h."""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import functools
+import os
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from . import host_build
+from .emulator_memory import GlobalArray, as_ctypes
+from .kernels import Launch
+
+MODES = ("plain", "checked", "counted")
+SCHEDULES = ("ascending", "descending")
+_RANDOM = 2
+_FINDINGS_BYTES = 1 << 20
+_STOPPED = 2
+
+
+@dataclasses.dataclass(frozen=True)
+class Finding:
+    """Something wrong with a kernel; the same mistake by many threads is one finding."""
+
+    kind: str
+    """race, copy-not-awaited, never-written, out-of-range, misaligned, divergence, deadlock, barrier or
+    copy-in-flight."""
+    count: int
+    file: str
+    line: int
+    message: str
+    """Names block, warp and lane of the first occurrence, and the source lines involved."""
+
+    def __str__(self) -> str:
+        times = f" ({self.count:,} times)" if self.count > 1 else ""
+        return f"{self.kind}: {self.message}{times}"
+
+
+class EmulationError(RuntimeError):
+    """A block could not go on (deadlock, divergent warp): there is no result. Carries ``findings``."""
+
+    def __init__(self, findings: tuple[Finding, ...]) -> None:
+        super().__init__("\n".join(str(f) for f in findings))
+        self.findings = findings
+
+
+class _Launch(ctypes.Structure):
+    """``CufaLaunch`` of cuda_src/host/launch.h."""
+
+    _fields_ = [
+        ("entry", ctypes.c_void_p),
+        ("params", ctypes.c_void_p),
+        ("grid", ctypes.c_uint32 * 3),
+        ("num_threads", ctypes.c_int32),
+        ("shared_bytes", ctypes.c_uint32),
+        ("workers", ctypes.c_int32),
+        ("mode", ctypes.c_int32),
+        ("schedule", ctypes.c_int32),
+        ("seed", ctypes.c_uint32),
+        ("late_copies", ctypes.c_int32),
+        ("arrays", ctypes.c_void_p),
+        ("num_arrays", ctypes.c_int32),
+        ("counters", ctypes.c_void_p),
+        ("findings", ctypes.c_char_p),
+        ("findings_bytes", ctypes.c_uint64),
+    ]
+
+
+@functools.cache
+def _runtime() -> ctypes.CDLL:
+    library = ctypes.CDLL(str(host_build.runtime()))
+    library.cufa_launch.argtypes = [ctypes.POINTER(_Launch)]
+    library.cufa_counter_names.restype = ctypes.c_char_p
+    return library
+
+
+@dataclasses.dataclass(frozen=True)
+class Execution:
+    """How threads are run: see :func:`emulate`."""
+
+    mode: str = "plain"
+    schedule: str | int = "ascending"
+    copies: str | None = None
+    threads: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.mode not in MODES:
+            raise ValueError(f"mode={self.mode!r} is not known; use one of {', '.join(MODES)}")
+        if self.schedule not in SCHEDULES and not isinstance(self.schedule, int):
+            raise ValueError(
+                f"schedule={self.schedule!r} is not known; use 'ascending', 'descending' or a seed (int)"
+            )
+        if self.copies not in (None, "early", "late"):
+            raise ValueError(f"copies={self.copies!r} is not known; use 'early', 'late' or None")
+
+    @property
+    def late_copies(self) -> bool:
+        return self.mode == "checked" if self.copies is None else self.copies == "late"
+
+
+def execute(
+    entry: int,
+    launch: Launch,
+    params: ctypes.Structure,
+    memory: list[GlobalArray],
+    execution: Execution,
+) -> tuple[npt.NDArray[Any], tuple[Finding, ...]]:
+    """Run one launch. Returns the counters, one row per block, and the findings.
+
+    ``entry`` comes from :func:`cufa.host_build.kernel`; ``memory`` is all that the kernel may touch.
+    Raises EmulationError.
+    """
+    runtime = _runtime()
+    names = [x for x in runtime.cufa_counter_names().decode().split(",") if x]
+    counters = np.zeros(int(np.prod(launch.grid)), [(name, np.uint64) for name in names])
+    table, findings = as_ctypes(memory), ctypes.create_string_buffer(_FINDINGS_BYTES)
+    random = isinstance(execution.schedule, int)
+    call = _Launch(
+        entry=entry,
+        params=ctypes.addressof(params),
+        grid=launch.grid,
+        num_threads=launch.num_threads,
+        shared_bytes=launch.shared_memory,
+        workers=execution.threads or os.cpu_count() or 1,
+        mode=MODES.index(execution.mode),
+        schedule=_RANDOM if random else SCHEDULES.index(str(execution.schedule)),
+        seed=int(execution.schedule) & 0xFFFFFFFF if random else 0,
+        late_copies=execution.late_copies,
+        arrays=ctypes.addressof(table),
+        num_arrays=len(memory),
+        counters=counters.ctypes.data,
+        findings=ctypes.cast(findings, ctypes.c_char_p),
+        findings_bytes=_FINDINGS_BYTES,
+    )
+    status = runtime.cufa_launch(ctypes.byref(call))
+    found = tuple(_parse(line) for line in findings.value.decode().splitlines())
+    if status == _STOPPED:
+        raise EmulationError(found)
+    return counters, found
+
+
+def _parse(line: str) -> Finding:
+    kind, count, file, number, message = line.split("\t", 4)
+    return Finding(kind, int(count), file, int(number), message)

@@ -1,0 +1,79 @@
+"""Arrays as an emulated kernel sees them: what it may touch, and poison around it."""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .arrays import byte_range
+
+_POISON = 0xFF  # NaN in float16, bfloat16 and float32
+
+
+@dataclasses.dataclass(frozen=True)
+class GlobalArray:
+    """Memory that a kernel is given."""
+
+    name: str
+    array: npt.NDArray[Any]
+    writable: bool
+    valid: npt.NDArray[np.uint8] | None = None
+    """One byte for each element from the first one on: 0 where there is padding. None: no padding."""
+
+    @property
+    def address(self) -> int:
+        return int(self.array.ctypes.data)
+
+
+class _Array(ctypes.Structure):
+    """``CufaArray`` of cuda_src/host/launch.h."""
+
+    _fields_ = [
+        ("name", ctypes.c_char_p),
+        ("begin", ctypes.c_void_p),
+        ("bytes", ctypes.c_uint64),
+        ("valid", ctypes.c_void_p),
+        ("granule", ctypes.c_uint32),
+        ("writable", ctypes.c_int32),
+    ]
+
+
+def as_ctypes(memory: list[GlobalArray]) -> ctypes.Array[_Array]:
+    """The table that the runtime reads; ``memory`` must outlive it."""
+    table = (_Array * max(len(memory), 1))()
+    for row, x in zip(table, memory, strict=False):
+        begin, end = byte_range(x.array)
+        row.name, row.begin, row.bytes = x.name.encode(), begin, end - begin
+        row.valid = None if x.valid is None else x.valid.ctypes.data
+        row.granule, row.writable = x.array.itemsize, x.writable
+    return table
+
+
+def guarded_copy(name: str, x: npt.NDArray[Any], gap: int, writable: bool) -> GlobalArray:
+    """A copy of ``x``, (batch, heads, seqlen, head_dim), with ``gap`` poisoned rows after the last row of the
+    sequence, so that reading past a head's end hits poison, not the next head.
+
+    The order of the axes in memory, the row stride, and every address modulo 16 are those of ``x``: the copy
+    asks for the same compiled kernel.
+    """
+    item, extent = x.itemsize, x.shape[3] * x.itemsize
+    strides = [0, 0, 0, item]
+    for axis in sorted(range(3), key=lambda a: (abs(x.strides[a]) if x.shape[a] > 1 else 0, -a)):
+        wanted = abs(x.strides[axis])
+        stride = max(wanted, extent) if axis == 2 and x.shape[2] > 1 else extent
+        stride += (wanted - stride) % 16 if x.shape[axis] > 1 else -stride % 16
+        strides[axis] = stride
+        extent = stride * (x.shape[axis] + (gap if axis == 2 else 0))
+    lead = gap * strides[2] // 16 * 16
+    buffer = np.full(lead + extent + 32, _POISON, np.uint8)
+    base = lead + (x.ctypes.data - buffer.ctypes.data - lead) % 16
+    copy = np.ndarray(x.shape, x.dtype, buffer.data, base, strides)
+    if not writable:
+        copy[...] = x
+    valid = np.zeros(extent // item, np.uint8)
+    np.lib.stride_tricks.as_strided(valid, x.shape, [s // item for s in strides])[...] = 1
+    return GlobalArray(name, copy, writable, valid)
