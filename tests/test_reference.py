@@ -1,0 +1,157 @@
+"""The float64 reference against its own definition: sums over the keys that are seen, one at a time."""
+
+from __future__ import annotations
+
+import math
+import warnings
+
+import numpy as np
+import pytest
+from support import DTYPES, make_inputs
+
+from cufa import attention_reference, reference
+
+
+def by_hand(q, k, v, causal, scale):
+    """Row by row in Python floats. A list of the keys that are seen, so the others cannot play a part."""
+    batch, heads, seqlen_q, head_dim = q.shape
+    kv_heads, seqlen_k = k.shape[1:3]
+    o = np.zeros(q.shape)
+    lse = np.full(q.shape[:3], -math.inf)
+    for b, h, i in np.ndindex(batch, heads, seqlen_q):
+        kv = h * kv_heads // heads
+        seen = [j for j in range(seqlen_k) if not causal or j - i <= seqlen_k - seqlen_q]
+        scores = [scale * math.fsum(q[b, h, i] * k[b, kv, j]) for j in seen]
+        if not seen:
+            continue
+        total = math.fsum(math.exp(s) for s in scores)
+        lse[b, h, i] = math.log(total)
+        for j, s in zip(seen, scores, strict=True):
+            o[b, h, i] += math.exp(s) / total * v[b, kv, j]
+    return o, lse
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("kv_heads", [4, 2, 1])
+@pytest.mark.parametrize(("seqlen_q", "seqlen_k"), [(1, 1), (1, 9), (9, 1), (7, 12), (12, 7), (10, 10)])
+def test_definition(seqlen_q, seqlen_k, kv_heads, causal):
+    q, k, v = make_inputs(2, 4, kv_heads, seqlen_q, seqlen_k, 8, "float64")
+    o, lse = attention_reference(q, k, v, causal=causal, scale=0.7, return_lse=True)
+    expected_o, expected_lse = by_hand(q, k, v, causal, 0.7)
+    np.testing.assert_allclose(o, expected_o, rtol=1e-13, atol=1e-14)
+    np.testing.assert_allclose(lse, expected_lse, rtol=1e-13, atol=1e-14)
+    assert o.dtype == lse.dtype == np.float64
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_dtype_is_widened_first(dtype):
+    q, k, v = make_inputs(1, 2, 1, 5, 6, 8, dtype)
+    wide = attention_reference(*(x.astype(np.float64) for x in (q, k, v)))
+    np.testing.assert_array_equal(attention_reference(q, k, v), wide)
+
+
+def test_layout_bshd():
+    q, k, v = make_inputs(2, 4, 2, 5, 7, 8, "float32")
+    expected, expected_lse = attention_reference(q, k, v, causal=True, return_lse=True)
+    swapped = [x.swapaxes(1, 2) for x in (q, k, v)]
+    o, lse = attention_reference(*swapped, causal=True, return_lse=True, layout="bshd")
+    np.testing.assert_array_equal(o.swapaxes(1, 2), expected)
+    np.testing.assert_array_equal(lse, expected_lse)
+
+
+def test_scale_defaults_to_the_papers():
+    q, k, v = make_inputs(1, 1, 1, 4, 4, 16, "float64")
+    np.testing.assert_array_equal(attention_reference(q, k, v), attention_reference(q, k, v, scale=0.25))
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_row_chunks_do_not_show(monkeypatch, causal):
+    """Rows are worked on in chunks to bound memory."""
+    q, k, v = make_inputs(1, 1, 1, 21, 30, 8, "float64")
+    whole = attention_reference(q, k, v, causal=causal, return_lse=True)
+    monkeypatch.setattr(reference, "_ROWS", 4)
+    for chunked, expected in zip(
+        attention_reference(q, k, v, causal=causal, return_lse=True), whole, strict=True
+    ):
+        np.testing.assert_allclose(chunked, expected, rtol=1e-14, atol=1e-15)
+
+
+def test_rows_that_see_nothing_are_zeros():
+    q, k, v = make_inputs(1, 2, 1, 5, 2, 8, "float32")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        o, lse = attention_reference(q, k, v, causal=True, return_lse=True)
+    assert (o[:, :, :3] == 0).all()
+    assert (lse[:, :, :3] == -np.inf).all()
+    assert np.isfinite(lse[:, :, 3:]).all()
+
+
+def test_no_keys_at_all():
+    q = np.ones((1, 2, 3, 8))
+    nothing = np.ones((1, 2, 0, 8))
+    o, lse = attention_reference(q, nothing, nothing, return_lse=True)
+    assert (o == 0).all()
+    assert (lse == -np.inf).all()
+
+
+def test_scores_of_minus_infinity_only():
+    q, k, v = make_inputs(1, 1, 1, 2, 3, 8, "float64")
+    q[0, 0, 1] = -np.inf
+    k[...] = np.abs(k)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        o, lse = attention_reference(q, k, v, return_lse=True)
+    assert (o[0, 0, 1] == 0).all() and lse[0, 0, 1] == -np.inf
+    assert np.isfinite(o[0, 0, 0]).all() and np.isfinite(lse[0, 0, 0])
+
+
+@pytest.mark.parametrize("bad", [np.inf, np.nan])
+def test_infinite_and_nan_scores_give_nan_rows(bad):
+    q, k, v = make_inputs(1, 1, 1, 3, 4, 8, "float64")
+    q[...], k[...] = np.abs(q), np.abs(k)
+    q[0, 0, 1, 0] = bad
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        o, lse = attention_reference(q, k, v, return_lse=True)
+    assert np.isnan(o[0, 0, 1]).all() and np.isnan(lse[0, 0, 1])
+    assert np.isfinite(o[0, 0, [0, 2]]).all()
+
+
+@pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])
+def test_keys_that_are_not_seen_play_no_part(bad):
+    q, k, v = make_inputs(1, 2, 2, 6, 6, 8, "float64")
+    expected = attention_reference(q, k, v, causal=True, return_lse=True)
+    k[:, :, 4:], v[:, :, 4:] = bad, bad
+    o, lse = attention_reference(q, k, v, causal=True, return_lse=True)
+    np.testing.assert_allclose(o[:, :, :4], expected[0][:, :, :4], rtol=1e-14)
+    np.testing.assert_allclose(lse[:, :, :4], expected[1][:, :, :4], rtol=1e-14)
+    assert np.isnan(o[:, :, 4:]).all()
+
+
+def test_inputs_are_left_alone():
+    inputs = make_inputs(1, 2, 1, 3, 4, 8, "float64")
+    before = [x.copy() for x in inputs]
+    attention_reference(*inputs, causal=True)
+    for x, y in zip(inputs, before, strict=True):
+        np.testing.assert_array_equal(x, y)
+
+
+@pytest.mark.parametrize(
+    ("q", "k", "v"),
+    [
+        ((1, 4, 3, 8), (1, 3, 3, 8), (1, 3, 3, 8)),
+        ((1, 4, 3, 8), (1, 4, 3, 8), (1, 4, 2, 8)),
+        ((1, 4, 3, 8), (2, 4, 3, 8), (2, 4, 3, 8)),
+        ((1, 4, 3, 8), (1, 4, 3, 16), (1, 4, 3, 16)),
+        ((4, 3, 8), (4, 3, 8), (4, 3, 8)),
+    ],
+)
+def test_shapes_that_do_not_fit(q, k, v):
+    with pytest.raises(ValueError, match="fit together|4 axes"):
+        attention_reference(np.ones(q), np.ones(k), np.ones(v))
+
+
+def test_unknown_layout():
+    x = np.ones((1, 1, 1, 8))
+    with pytest.raises(ValueError, match="layout='sbhd'"):
+        attention_reference(x, x, x, layout="sbhd")

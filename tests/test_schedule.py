@@ -1,0 +1,130 @@
+"""The schedule against a classification of every single score."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cufa.problem import Problem
+from cufa.schedule import Schedule, Tile
+
+LENGTH = st.integers(1, 70)
+BLOCK = st.sampled_from([1, 2, 3, 5, 8, 16, 64])
+SCHEDULES = st.builds(Schedule, LENGTH, LENGTH, BLOCK, BLOCK, st.booleans(), st.booleans())
+
+
+def visible(schedule: Schedule) -> np.ndarray:
+    """Every score that counts, (seqlen_q, seqlen_k): causal aligned bottom-right."""
+    i, j = np.indices((schedule.seqlen_q, schedule.seqlen_k))
+    return (j - i <= schedule.seqlen_k - schedule.seqlen_q) | (not schedule.causal)
+
+
+def tile_of(schedule: Schedule, scores: np.ndarray, i: int, j: int) -> np.ndarray:
+    return scores[
+        i * schedule.block_q : (i + 1) * schedule.block_q, j * schedule.block_kv : (j + 1) * schedule.block_kv
+    ]
+
+
+def classify(schedule: Schedule) -> np.ndarray:
+    """The tiles' kinds, as their definitions say, from every score."""
+    scores = visible(schedule)
+    kinds = np.empty((schedule.num_q_blocks, schedule.num_kv_blocks), np.uint8)
+    for i, j in np.ndindex(kinds.shape):
+        tile = tile_of(schedule, scores, i, j)
+        if schedule.skip_masked_tiles and not tile.any():
+            kinds[i, j] = Tile.SKIPPED
+        elif not tile.all():
+            kinds[i, j] = Tile.PARTIAL
+        elif tile.shape != (schedule.block_q, schedule.block_kv):
+            kinds[i, j] = Tile.PADDED
+        else:
+            kinds[i, j] = Tile.FULL
+    return kinds
+
+
+@given(SCHEDULES)
+def test_tiles(schedule):
+    np.testing.assert_array_equal(schedule.tiles, classify(schedule))
+
+
+@given(SCHEDULES)
+def test_blocks_cover_the_scores_exactly(schedule):
+    assert (schedule.num_q_blocks - 1) * schedule.block_q < schedule.seqlen_q
+    assert schedule.num_q_blocks * schedule.block_q >= schedule.seqlen_q
+    assert (schedule.num_kv_blocks - 1) * schedule.block_kv < schedule.seqlen_k
+    assert schedule.num_kv_blocks * schedule.block_kv >= schedule.seqlen_k
+
+
+@given(SCHEDULES)
+def test_visits_are_the_leading_tiles_that_are_not_skipped(schedule):
+    kept = classify(schedule) != Tile.SKIPPED
+    np.testing.assert_array_equal(schedule.visits, kept.sum(axis=1))
+    np.testing.assert_array_equal(kept, np.arange(schedule.num_kv_blocks) < schedule.visits[:, None])
+
+
+@given(SCHEDULES)
+def test_unmasked_tiles_need_no_mask(schedule):
+    """They hang over no key and every one of their valid rows sees all of them: and no others are so."""
+    scores = visible(schedule)
+    for i in range(schedule.num_q_blocks):
+        needs_none = [
+            tile_of(schedule, scores, i, j).all()
+            and tile_of(schedule, scores, i, j).shape[1] == schedule.block_kv
+            for j in range(schedule.num_kv_blocks)
+        ]
+        assert schedule.unmasked[i] == sum(needs_none)
+        assert all(needs_none[: schedule.unmasked[i]])
+    assert (schedule.unmasked <= schedule.visits).all()
+
+
+@given(SCHEDULES)
+def test_counts(schedule):
+    kinds = classify(schedule)
+    assert {tile: schedule.count(tile) for tile in Tile} == {tile: (kinds == tile).sum() for tile in Tile}
+    assert schedule.total == kinds.size
+    assert schedule.skipped == (kinds == Tile.SKIPPED).sum()
+    assert schedule.visited + schedule.skipped == schedule.total
+
+
+@given(LENGTH, LENGTH, BLOCK, BLOCK)
+def test_skipping_changes_nothing_without_a_mask(seqlen_q, seqlen_k, block_q, block_kv):
+    with_skip = Schedule(seqlen_q, seqlen_k, block_q, block_kv, causal=False, skip_masked_tiles=True)
+    without = Schedule(seqlen_q, seqlen_k, block_q, block_kv, causal=False, skip_masked_tiles=False)
+    np.testing.assert_array_equal(with_skip.tiles, without.tiles)
+    assert with_skip.skipped == 0
+
+
+def test_the_figure_of_a_causal_square():
+    """Four by four blocks: the lower triangle, its diagonal cut by the boundary."""
+    s, f, p = Tile.SKIPPED, Tile.FULL, Tile.PARTIAL
+    schedule = Schedule(64, 64, 16, 16, causal=True)
+    assert schedule.tiles.tolist() == [[p, s, s, s], [f, p, s, s], [f, f, p, s], [f, f, f, p]]
+    assert (schedule.visited, schedule.skipped, schedule.total) == (10, 6, 16)
+
+
+def test_one_query_sees_a_whole_cache():
+    schedule = Schedule(1, 100, 64, 32, causal=True)
+    assert schedule.tiles.tolist() == [[Tile.PADDED] * 4]
+    assert schedule.visits.tolist() == [4]
+    assert schedule.unmasked.tolist() == [3]
+
+
+def test_queries_that_see_nothing_visit_nothing():
+    assert Schedule(100, 10, 16, 16, causal=True).visits.tolist() == [0, 0, 0, 0, 0, 1, 1]
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_long_sequences_are_not_enumerated_score_by_score(causal):
+    """A million tokens a side: 10¹² scores."""
+    n = 1 << 20
+    schedule = Schedule(n, n, 128, 64, causal)
+    blocks_q, blocks_kv = n // 128, n // 64
+    assert schedule.total == blocks_q * blocks_kv
+    assert schedule.visited == (blocks_q * (blocks_q + 1) if causal else schedule.total)
+
+
+def test_of_a_problem():
+    problem = Problem(2, 4, 2, 30, 50, 64, "float16", causal=True)
+    assert Schedule.of(problem, 16, 8, False) == Schedule(30, 50, 16, 8, True, False)
