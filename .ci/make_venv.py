@@ -27,7 +27,8 @@ OLDEST = (3, 11)
 def main() -> None:
     if sys.version_info < OLDEST:
         sys.exit(
-            f"cufa needs Python {OLDEST[0]}.{OLDEST[1]} or newer; {sys.executable} is older. Say which to use: make PYTHON=python3.12 ..."
+            f"cufa needs Python {OLDEST[0]}.{OLDEST[1]} or newer; {sys.executable} is older. "
+            "Say which to use: make PYTHON=python3.12 ..."
         )
     target = pathlib.Path(sys.argv[1])
     has_ensurepip = importlib.util.find_spec("ensurepip") is not None

@@ -53,8 +53,8 @@ class _LazyGroup(click.Group):
 @click.command(
     cls=_LazyGroup,
     context_settings={"help_option_names": ["-h", "--help"]},
-    epilog="Exit codes: 0 success; 1 a check failed or a result was wrong; 2 wrong usage; 3 it needs a GPU, or "
-    "a package, that is not here. Results go to stdout, progress to stderr; --json prints one JSON document.",
+    epilog="Exit codes: 0 success; 1 a check failed or a result was wrong; 2 wrong usage; 3 it needs a GPU, "
+    "or a package, that is not here. Results go to stdout, progress to stderr; --json prints one JSON document.",
 )
 @click.version_option(package_name="cufa", prog_name="cufa")
 def main() -> None:

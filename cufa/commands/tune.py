@@ -44,8 +44,8 @@ _MARGIN = 1.01
 @json_option
 def tune_command(algorithm: str, seconds: float, dry_run: bool, as_json: bool, **shape: Any) -> None:
     """Measure every tile configuration that fits, for one shape on this GPU, and keep the fastest in the
-    user's cache folder, where the planner finds it for shapes of the same class (kernel, dtype, head dim, mask
-    and length to a power of two).
+    user's cache folder, where the planner finds it for shapes of the same class (kernel, dtype, head dim,
+    mask, and length to a power of two).
 
     Exit codes: 0 done; 1 no configuration gave a right result, or the file cannot be written; 2 wrong usage;
     3 no GPU.

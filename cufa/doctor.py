@@ -1,0 +1,270 @@
+"""What is here and what is wrong with it: driver, CuPy, NVRTC, headers, GPU, caches, compilers.
+
+Every check runs on a machine that has nothing installed, and every problem comes with its fix.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import enum
+import importlib.metadata
+import importlib.util
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from . import __version__, tuning
+from .api import flash_attention
+from .compiler import SOURCE_DIR, included_files
+from .kernels import KERNELS
+from .reference import attention_reference
+
+_INSTALL = "pip install 'cufa[cuda13]' (driver 580 or newer) or 'cufa[cuda12]' (older drivers)"
+#: Hopper's own instructions need -arch=sm_90a; older NVRTC refuse it beside the -arch that CuPy passes.
+_NVRTC_FOR_HOPPER = (12, 9)
+_HOPPER = 90
+_OLDEST_CAPABILITY = 80
+
+
+class Status(enum.StrEnum):
+    OK = "ok"
+    ABSENT = "absent"
+    """Not here; what cufa does without it is said beside."""
+    PROBLEM = "problem"
+
+
+@dataclasses.dataclass(frozen=True)
+class Check:
+    """One finding."""
+
+    name: str
+    status: Status
+    detail: str
+    fix: str = ""
+    """What to do about it; empty when all is well."""
+
+
+def examine() -> list[Check]:
+    """Run every check. Never raises: a check that itself fails is reported as a problem."""
+    found: list[Check] = []
+    for check in (_python, _sources, _driver, _cupy, _nvrtc, _headers, _devices, _caches, _compilers, _call):
+        try:
+            found += check()
+        except Exception as error:  # a broken installation can raise anything
+            name = check.__name__.strip("_")
+            found.append(Check(name, Status.PROBLEM, f"{type(error).__name__}: {error}", _INSTALL))
+    return found
+
+
+def _python() -> Iterator[Check]:
+    version = ".".join(map(str, sys.version_info[:3]))
+    yield Check("python", Status.OK, f"Python {version}, NumPy {np.__version__}, cufa {__version__}")
+
+
+def _sources() -> Iterator[Check]:
+    try:
+        files = {file for spec in KERNELS.values() for file in included_files(f"kernels/{spec.source}")}
+    except OSError as error:
+        yield Check("kernel sources", Status.PROBLEM, str(error), "pip install --force-reinstall cufa")
+        return
+    yield Check("kernel sources", Status.OK, f"{len(KERNELS)} kernels, {len(files)} files in {SOURCE_DIR}")
+
+
+def _driver() -> Iterator[Check]:
+    version = driver_cuda_version()
+    if version is None:
+        yield Check(
+            "driver",
+            Status.ABSENT,
+            "no NVIDIA driver (libcuda.so.1): attention runs on the CPU",
+            "on a machine with an NVIDIA GPU: install its driver, 580 or newer",
+        )
+    elif version < (12, 0):
+        yield Check(
+            "driver", Status.PROBLEM, f"driver for CUDA {_dotted(version)}", "update it to 580 or newer"
+        )
+    else:
+        yield Check("driver", Status.OK, f"driver for CUDA {_dotted(version)}")
+
+
+def driver_cuda_version() -> tuple[int, int] | None:
+    """(major, minor) of the newest CUDA that the driver runs; None without a driver. Needs no package."""
+    try:
+        library = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return None
+    number = ctypes.c_int()
+    if library.cuDriverGetVersion(ctypes.byref(number)):
+        return None
+    return number.value // 1000, number.value % 1000 // 10
+
+
+def _cupy() -> Iterator[Check]:
+    found = {
+        d.metadata["Name"]: d.version
+        for d in importlib.metadata.distributions()
+        if (d.metadata["Name"] or "").startswith("cupy")
+    }
+    have_driver = driver_cuda_version() is not None
+    if not found:
+        status = Status.PROBLEM if have_driver else Status.ABSENT
+        yield Check("cupy", status, "not installed: attention runs on the CPU", _INSTALL)
+        return
+    names = ", ".join(f"{name} {version}" for name, version in found.items())
+    if len(found) > 1:
+        fix = f"pip uninstall {' '.join(found)}, then {_INSTALL}"
+        yield Check("cupy", Status.PROBLEM, f"several overwrite each other: {names}", fix)
+        return
+    import cupy
+
+    built, driver = cupy.cuda.runtime.runtimeGetVersion() // 1000, driver_cuda_version()
+    if driver is not None and built > driver[0]:
+        detail = f"{names} is for CUDA {built}, the driver runs CUDA {_dotted(driver)}"
+        yield Check(
+            "cupy", Status.PROBLEM, detail, f"update the driver, or install 'cufa[cuda{driver[0]}]' instead"
+        )
+        return
+    yield Check("cupy", Status.OK, names)
+
+
+def _nvrtc() -> Iterator[Check]:
+    if not _importable("cupy"):
+        return
+    from cupy.cuda import nvrtc
+
+    try:
+        version = nvrtc.getVersion()
+    except Exception as error:
+        yield Check("nvrtc", Status.PROBLEM, f"CuPy cannot load it: {error}", _INSTALL)
+        return
+    if version < _NVRTC_FOR_HOPPER and (not _capabilities() or _HOPPER in _capabilities()):
+        detail = f"NVRTC {_dotted(version)} refuses sm_90a, which kernels for H100 and H200 are compiled for"
+        fix = "pip install 'nvidia-cuda-nvrtc-cu12>=12.9', or CUDA 13: " + _INSTALL
+        yield Check("nvrtc", Status.PROBLEM if _capabilities() else Status.ABSENT, detail, fix)
+        return
+    yield Check("nvrtc", Status.OK, f"NVRTC {_dotted(version)}")
+
+
+def _headers() -> Iterator[Check]:
+    """cufa's kernels include nothing of CUDA's, but CuPy's own (astype, arithmetic) do."""
+    if not _importable("cupy"):
+        return
+    places = [os.environ.get("CUDA_PATH", "/usr/local/cuda")]
+    specification = importlib.util.find_spec("nvidia")
+    for root in (specification.submodule_search_locations or []) if specification else []:
+        places += [f"{root}/cu13", f"{root}/cuda_runtime"]
+    found = [place for place in places if Path(place, "include", "cuda_runtime.h").is_file()]
+    if found:
+        yield Check("cuda headers", Status.OK, found[0])
+    else:
+        fix = "pip install nvidia-cuda-runtime (CUDA 13) or nvidia-cuda-runtime-cu12"
+        yield Check("cuda headers", Status.PROBLEM, "none found: CuPy's own kernels cannot be compiled", fix)
+
+
+def _devices() -> Iterator[Check]:
+    if driver_cuda_version() is None or not _importable("cupy"):
+        return
+    import cupy
+
+    capabilities = _capabilities()
+    if not capabilities:
+        fix = "check `nvidia-smi`, CUDA_VISIBLE_DEVICES, and that the container was given the GPU"
+        yield Check("gpu", Status.PROBLEM, "a driver but no GPU", fix)
+    for number, capability in enumerate(capabilities):
+        properties = cupy.cuda.runtime.getDeviceProperties(number)
+        name, memory = properties["name"].decode(), properties["totalGlobalMem"] / 2**30
+        detail = (
+            f"{number}: {name}, sm_{capability}, {properties['multiProcessorCount']} SMs, {memory:.0f} GiB"
+        )
+        if capability < _OLDEST_CAPABILITY:
+            fix = "use device='cpu', or a GPU of the Ampere generation or later"
+            yield Check("gpu", Status.PROBLEM, f"{detail}: older than sm_{_OLDEST_CAPABILITY}", fix)
+        else:
+            yield Check("gpu", Status.OK, detail)
+
+
+def _caches() -> Iterator[Check]:
+    named = os.environ.get("CUPY_CACHE_DIR")
+    cupy_cache = Path(named) if named else Path.home() / ".cupy" / "kernel_cache"
+    for name, folder, variable in (
+        ("kernel cache", cupy_cache, "CUPY_CACHE_DIR"),
+        ("tuning cache", tuning.cache_dir(), "CUFA_CACHE_DIR"),
+    ):
+        if _writable(folder):
+            yield Check(name, Status.OK, str(folder))
+        else:
+            fix = f"make it writable, or set {variable} to a folder that is"
+            yield Check(name, Status.PROBLEM, f"{folder} cannot be written", fix)
+
+
+def _writable(folder: Path) -> bool:
+    """Whether a file could be made there; the nearest folder that exists stands for one that does not."""
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            return True
+    except OSError:
+        return False
+
+
+def _compilers() -> Iterator[Check]:
+    if _importable("cuda.core"):
+        yield Check(
+            "cuda-core", Status.OK, f"{importlib.metadata.version('cuda-core')}: `cufa compile` works"
+        )
+    else:
+        yield Check(
+            "cuda-core",
+            Status.ABSENT,
+            "`cufa compile` needs it",
+            "pip install 'cufa[cuda13]' (no GPU needed)",
+        )
+    compiler = shutil.which(os.environ.get("CXX", "g++"))
+    if compiler:
+        yield Check("g++", Status.OK, f"{compiler}: `cufa emulate` works")
+    else:
+        yield Check("g++", Status.ABSENT, "`cufa emulate` needs it", "apt-get install g++")
+
+
+def _call() -> Iterator[Check]:
+    """The proof: one small call where arrays would be computed here, against float64."""
+    on_gpu = bool(_capabilities()) and _importable("cupy")
+    rng = np.random.default_rng(0)
+    q, k, v = rng.standard_normal((3, 1, 2, 100, 64), np.float32).astype(np.float16)
+    error = np.abs(flash_attention(q, k, v, causal=True) - attention_reference(q, k, v, causal=True)).max()
+    detail = f"attention on the {'GPU' if on_gpu else 'CPU'}: error {error:.1e} against float64"
+    if error < 5e-3:
+        yield Check("first call", Status.OK, detail)
+    else:
+        yield Check("first call", Status.PROBLEM, detail, "report this as a bug, with this output")
+
+
+def _capabilities() -> list[int]:
+    """Compute capabilities of the GPUs that CuPy sees; empty without a driver or CuPy."""
+    if driver_cuda_version() is None or not _importable("cupy"):
+        return []
+    import cupy
+
+    try:
+        count = cupy.cuda.runtime.getDeviceCount()
+    except cupy.cuda.runtime.CUDARuntimeError:
+        return []
+    return [int(cupy.cuda.Device(number).compute_capability) for number in range(count)]
+
+
+def _importable(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # the parent package is missing
+        return False
+
+
+def _dotted(version: tuple[int, ...]) -> str:
+    return ".".join(map(str, version))
