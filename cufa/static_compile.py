@@ -43,6 +43,12 @@ class CompileError(RuntimeError):
             f"NVRTC cannot compile this:\n{log.strip()}\noptions: {' '.join(options)}\ncufa.cu:\n{source}"
         )
 
+    @property
+    def summary(self) -> str:
+        """The first error, on one line."""
+        lines = [line.strip() for line in self.log.splitlines() if line.strip()]
+        return next((line for line in lines if "error" in line), lines[0] if lines else "no reason given")
+
 
 @dataclasses.dataclass(frozen=True)
 class EntryReport:

@@ -35,10 +35,11 @@ class Build:
 
     variant: Variant
     report: CompileReport | None
-    """None: it did not compile, and ``findings`` says why."""
+    """None: it did not compile; see ``error``."""
     entries: tuple[BuiltEntry, ...]
     findings: tuple[str, ...]
-    """What must not ship; empty is good."""
+    """What must not ship, one line each; empty is good."""
+    error: CompileError | None = None
 
     def rows(self) -> list[dict[str, Any]]:
         """One JSON-ready record a kernel launch; one without figures for a variant that does not compile."""
@@ -67,7 +68,7 @@ def build(variant: Variant) -> Build:
     try:
         report = static_compile(variant.source, variant.constants, variant.arch)
     except CompileError as error:
-        return Build(variant, None, (), (str(error),))
+        return Build(variant, None, (), (f"does not compile: {error.summary}",), error)
     findings = list(check_report(report))
     entries = []
     # A launch repeated over chunks of the problem is one kernel.

@@ -17,7 +17,7 @@ from .problem import Problem, default_scale
 
 HEAD_DIMS = (64, 128, 256)
 ODD_HEAD_DIMS = (40, 80, 96, 192)
-"""With one, two and four parts of 16, 32 and 64: the odd branches of a tiling."""
+"""Odd multiples of 8, 16, 32 and 64: the branches of a tiling that powers of two do not reach."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
-import sys
 import time
 from collections.abc import Sequence
 
 import click
 from rich import box
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from ..architectures import COMPILED_ARCHITECTURES, find_architecture
@@ -21,13 +17,15 @@ from ..problem import HEAD_DIM_STEP, MAX_HEAD_DIM
 from ..static_compile import MissingCompilerError, nvrtc_version
 from ..sweep import Build, BuiltEntry, build_all
 from ..variants import Variant, variants
+from .common import Exit, fail, json_option, print_json, progress, stderr, stdout
 
 
 def _architecture(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> list[int]:
     try:
-        return [find_architecture(value).capability for value in values] or list(COMPILED_ARCHITECTURES)
+        named = dict.fromkeys(find_architecture(value).capability for value in values)
     except ValueError as error:
         raise click.BadParameter(str(error)) from error
+    return list(named or COMPILED_ARCHITECTURES)
 
 
 def _head_dims(
@@ -51,7 +49,7 @@ def _head_dims(
     help="Default: 64, 128, 256, and a few odd ones for one architecture.",
 )
 @click.option("--jobs", type=click.IntRange(1), help="Builds at a time. Default: one a CPU.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout instead of the tables.")
+@json_option
 def compile_command(
     archs: list[int],
     kernels: tuple[str, ...],
@@ -70,59 +68,57 @@ def compile_command(
     start = time.perf_counter()
     try:
         version = nvrtc_version()
-        builds = _with_progress(wanted, jobs or os.cpu_count() or 1)
     except MissingCompilerError as error:
-        raise click.ClickException(str(error)) from error
+        fail(Exit.MISSING, str(error))
+    builds = _with_progress(wanted, jobs or os.cpu_count() or 1)
     seconds = time.perf_counter() - start
-    order = {variant: place for place, variant in enumerate(wanted)}
-    builds.sort(key=lambda build: order[build.variant])
     bad = [build for build in builds if build.findings]
     if as_json:
-        document = {
-            "nvrtc": version,
-            "seconds": round(seconds, 1),
-            "builds": len(builds),
-            "builds_with_findings": len(bad),
-            "kernels": [row for build in builds for row in build.rows()],
-        }
-        click.echo(json.dumps(document, indent=1))
+        print_json(
+            {
+                "nvrtc": version,
+                "seconds": round(seconds, 1),
+                "builds": len(builds),
+                "builds_with_findings": len(bad),
+                "kernels": [row for build in builds for row in build.rows()],
+            }
+        )
     else:
         _print_tables(builds)
-    console = Console(stderr=True)
-    for build in bad:
-        for finding in build.findings:
-            console.print(
-                f"{build.variant}: {finding}", style="red", markup=False, highlight=False, soft_wrap=True
-            )
+    _print_findings(bad)
     verdict = f"{len(bad)} of them must not ship" if bad else "nothing spills, nothing was ignored"
-    console.print(f"{len(builds)} builds with NVRTC {version} in {seconds:.0f} s: {verdict}", highlight=False)
+    stderr().print(f"{len(builds)} builds with NVRTC {version} in {seconds:.0f} s: {verdict}")
     if bad:
-        sys.exit(1)
+        raise SystemExit(int(Exit.FAILED))
 
 
 def _with_progress(wanted: Sequence[Variant], jobs: int) -> list[Build]:
-    columns = (
-        TextColumn("compiling"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("{task.description}"),
-    )
-    builds = []
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task("", total=len(wanted))
+    """Builds in the order of ``wanted``."""
+    builds = {}
+    with progress() as bar:
+        task = bar.add_task("compiling", total=len(wanted))
         for build in build_all(wanted, jobs):
-            builds.append(build)
-            progress.update(task, advance=1, description=str(build.variant))
-    return builds
+            builds[build.variant] = build
+            bar.update(task, advance=1, description=str(build.variant))
+    return [builds[variant] for variant in wanted]
+
+
+def _print_findings(bad: Sequence[Build]) -> None:
+    """A line for each; the first error of the compiler in full, as the others are mostly the same."""
+    refused = [build.error for build in bad if build.error is not None]
+    if refused:
+        stderr().print(str(refused[0]), style="red", markup=False, soft_wrap=True)
+    for build in bad:
+        for finding in build.findings:
+            stderr().print(f"{build.variant}: {finding}", style="red", markup=False, soft_wrap=True)
 
 
 def _print_tables(builds: Sequence[Build]) -> None:
     """One table an architecture. Builds that differ only in dtype, mask or copies share a row, which shows
     the range of their registers and the least of their occupancies."""
-    console = Console()
+    console = stdout()
     if not console.is_terminal:
-        console.width = 160  # a log wraps by itself
+        console.width = 160  # wide enough for every row on one line
     by_arch: dict[str, dict[tuple[str, str, str], list[BuiltEntry]]] = {}
     for build in builds:
         v = build.variant

@@ -1,0 +1,160 @@
+"""`cufa compile`, on kernels of our own that ship nowhere: exit status, tables, JSON, findings."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from cufa import compiler
+from cufa import variants as variants_module
+from cufa.commands.compile import compile_command
+from cufa.kernels import KernelSpec, Launch, TileConfig
+from cufa.static_compile import MissingCompilerError, nvrtc_version
+
+CLEAN = 'extern "C" __global__ void first(float* x) { x[threadIdx.x] = HEAD_DIM; }\n'
+SECOND = """
+extern "C" __global__ void second(float* x) {
+  __shared__ float shared[256];
+  shared[threadIdx.x] = x[threadIdx.x];
+  __syncthreads();
+  x[threadIdx.x] = shared[255 - threadIdx.x];
+}
+"""
+SPILLING = """
+extern "C" __global__ void __launch_bounds__(1024, 2) second(float* x) {
+  float s[200];
+  for (int i = 0; i < 200; ++i) s[i] = x[i * 1024 + threadIdx.x];
+  __syncthreads();
+  for (int i = 0; i < 200; ++i) x[i * 1024 + threadIdx.x] = s[199 - i] * s[i];
+}
+"""
+
+Compile = Callable[..., Result]
+
+
+@pytest.fixture
+def compile_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Compile:
+    """Run the command on a registry of one kernel, of this source, that is launched as first then second."""
+    try:
+        nvrtc_version()
+    except MissingCompilerError as error:
+        pytest.skip(str(error))
+    (tmp_path / "kernels").mkdir()
+    monkeypatch.setattr(compiler, "SOURCE_DIR", tmp_path)
+    launch_threads = [256]
+    spec = KernelSpec(
+        name="two_step",
+        algorithm="two_step",
+        title="",
+        paper="",
+        source="two_step.cu",
+        dtypes=("float16",),
+        precisions=("native",),
+        configs=(TileConfig(64, 64, num_warps=8),),
+        shared_memory=lambda config, head_dim: 1024,
+        launches=lambda problem, config, shared_memory: (
+            Launch("first", (1, 1, 1), 128, 0),
+            Launch("second", (1, 1, 1), launch_threads[0], shared_memory),
+        ),
+    )
+    monkeypatch.setattr(variants_module, "KERNELS", {spec.name: spec})
+
+    def run(source: str, *arguments: str, threads: int = 256) -> Result:
+        launch_threads[0] = threads
+        (tmp_path / "kernels/two_step.cu").write_text(source)
+        return CliRunner().invoke(compile_command, ["--arch", "90", "--head-dim", "64", *arguments])
+
+    return run
+
+
+def test_json_goes_to_stdout_and_the_rest_to_stderr(compile_kernel):
+    result = compile_kernel(CLEAN + SECOND, "--json")
+    assert result.exit_code == 0
+    document = json.loads(result.stdout)
+    assert document["nvrtc"] == nvrtc_version()
+    assert (document["builds"], document["builds_with_findings"]) == (2, 0)  # full and causal
+    assert "2 builds" in result.stderr
+    first, second, *_ = document["kernels"]
+    assert (first["entry"], first["arch"], first["threads"]) == ("first", "sm_90a", 128)
+    assert (first["blocks_per_sm"], first["warps_per_sm"], first["occupancy"]) == (16, 64, 1.0)
+    assert first["limiters"] == ["warps"]
+    # 256 floats in the source and 1024 bytes at the launch; what the system reserves is not the kernel's.
+    assert second["shared_bytes"] == 2048
+    assert second["barriers"] == 1
+    assert second["spill_store_bytes"] == second["spill_load_bytes"] == second["stack_bytes"] == 0
+
+
+def test_the_table_has_a_row_for_each_launch(compile_kernel):
+    result = compile_kernel(CLEAN + SECOND)
+    assert result.exit_code == 0
+    assert "sm_90a (H200)" in result.stdout
+    rows = [line.split() for line in result.stdout.splitlines() if "64×64" in line]
+    assert [row[0] for row in rows] == ["first", "second"]  # full and causal share a row
+    assert "100.0" in rows[0]
+
+
+def test_a_spill_fails_and_is_named(compile_kernel):
+    result = compile_kernel(CLEAN + SPILLING, "--json")
+    assert result.exit_code == 1
+    document = json.loads(result.stdout)
+    assert document["builds_with_findings"] == 2
+    spills = {row["entry"]: row["spill_store_bytes"] for row in document["kernels"]}
+    assert spills["first"] == 0
+    assert spills["second"] > 0
+    assert "two_step" in result.stderr
+    assert "second: spills" in result.stderr
+
+
+def test_a_source_that_does_not_compile_fails_with_the_compilers_words(compile_kernel):
+    result = compile_kernel("nonsense;\n")
+    assert result.exit_code == 1
+    assert "two_step.cu(1): error" in result.stderr
+    assert "constexpr int HEAD_DIM = 64;" in result.stderr
+    assert result.stderr.count("does not compile") == 2
+    assert result.stderr.count("options: ") == 1  # in full once, not once a build
+
+
+def test_a_launch_of_a_kernel_that_is_not_in_the_source_fails(compile_kernel):
+    result = compile_kernel(CLEAN)
+    assert result.exit_code == 1
+    assert "no entry 'second'; compiled: first" in result.stderr
+
+
+def test_a_block_that_fits_no_sm_fails(compile_kernel):
+    """Without launch bounds ptxas may take registers that a block of this many threads cannot have."""
+    hungry = CLEAN + SPILLING.replace("__launch_bounds__(1024, 2) ", "")
+    assert compile_kernel(hungry).exit_code == 0  # 256 threads
+    result = compile_kernel(hungry, threads=512)
+    assert result.exit_code == 1
+    assert "second: no block fits an SM of sm_90" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--arch", "70"], "sm_70 is not supported"),
+        (["--arch", "hopper"], "'hopper' is not known"),
+        (["--head-dim", "65"], "not a multiple of 8"),
+        (["--head-dim", "264"], "264"),
+        (["--kernel", "fa9"], "fa9"),
+        (["--jobs", "0"], "--jobs"),
+    ],
+)
+def test_wrong_usage_is_exit_status_2(arguments, words):
+    result = CliRunner().invoke(compile_command, arguments)
+    assert result.exit_code == 2
+    assert words in result.stderr
+    assert result.stdout == ""
+
+
+def test_without_nvrtc_the_exit_status_and_words_say_so(monkeypatch):
+    monkeypatch.setitem(sys.modules, "cuda.bindings", None)
+    result = CliRunner().invoke(compile_command, ["--arch", "90", "--head-dim", "64"])
+    assert result.exit_code == 3
+    assert "pip install 'cufa[cuda13]'" in result.stderr.replace("\n", " ")
+    assert result.stdout == ""

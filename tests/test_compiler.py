@@ -1,0 +1,315 @@
+"""Translation units, digests, and static compiles read back from ptxas's log. No GPU needed."""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+import sys
+from pathlib import Path
+
+import pytest
+
+from cufa import compiler
+from cufa.architectures import ARCHITECTURES, COMPILED_ARCHITECTURES
+from cufa.compiler import included_files, nvrtc_options, source_digest, translation_unit
+from cufa.kernels import KERNELS
+from cufa.params import TRACE_RECORD, AttentionParams, Strides
+from cufa.static_compile import (
+    CompileError,
+    CompileReport,
+    EntryReport,
+    MissingCompilerError,
+    check_report,
+    compile_text,
+    nvrtc_version,
+    parse_log,
+    static_compile,
+)
+from cufa.sweep import build
+from cufa.variants import variants
+
+AMPERE, HOPPER = ARCHITECTURES[80], ARCHITECTURES[90]
+
+
+@pytest.fixture
+def nvrtc() -> None:
+    try:
+        nvrtc_version()
+    except MissingCompilerError as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture
+def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A source folder with one kernel that includes one header."""
+    monkeypatch.setattr(compiler, "SOURCE_DIR", tmp_path)
+    for folder in ("kernels", "tiles", "host"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "tiles/scale.cuh").write_text(
+        '#pragma once\n#include "host/twin.h"\n__device__ float scaled(float x) { return 2 * x; }\n'
+    )
+    (tmp_path / "host/twin.h").write_text("// what a host compiler sees\n")
+    (tmp_path / "kernels/k.cu").write_text(
+        '#include "tiles/scale.cuh"\n'
+        'extern "C" __global__ void k(float* x) { x[threadIdx.x] = scaled(x[threadIdx.x]) + OFFSET; }\n'
+    )
+    return tmp_path
+
+
+def _edit(path: Path, old: str, new: str) -> None:
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
+
+
+# Digests and translation units
+
+
+def test_digest_ignores_comments_and_white_space_in_every_file(sources):
+    before = source_digest("kernels/k.cu")
+    _edit(sources / "tiles/scale.cuh", "return 2 * x;", "// twice\n  /* as much,\n in */ return  2*x;")
+    _edit(sources / "kernels/k.cu", "{ x[", "{\n\tx[")
+    assert source_digest("kernels/k.cu") == before
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new"),
+    [
+        ("kernels/k.cu", "+ OFFSET", "- OFFSET"),
+        ("tiles/scale.cuh", "2 * x", "3 * x"),
+    ],
+)
+def test_digest_sees_code_in_every_file(sources, file, old, new):
+    before = source_digest("kernels/k.cu")
+    _edit(sources / file, old, new)
+    assert source_digest("kernels/k.cu") != before
+
+
+def test_digest_leaves_out_what_only_a_host_compiles(sources):
+    before = source_digest("kernels/k.cu")
+    (sources / "host/twin.h").write_text("int other;\n")
+    assert source_digest("kernels/k.cu") == before
+    assert [path.name for path in included_files("kernels/k.cu")] == ["k.cu", "scale.cuh"]
+
+
+def test_translation_unit_is_constants_then_an_include(sources):
+    unit = translation_unit("kernels/k.cu", {"OFFSET": 3, "CAUSAL": True, "TF32": False})
+    first, *rest = unit.splitlines()
+    assert first.startswith("// headers ")
+    assert rest == [
+        "[[maybe_unused]] constexpr int OFFSET = 3;",
+        "[[maybe_unused]] constexpr bool CAUSAL = true;",
+        "[[maybe_unused]] constexpr bool TF32 = false;",
+        '#include "kernels/k.cu"',
+    ]
+
+
+def test_translation_unit_changes_with_any_byte_of_a_header(sources):
+    """It is the key of compile caches, which see neither included files nor, here, line numbers."""
+    before = translation_unit("kernels/k.cu", {})
+    _edit(sources / "tiles/scale.cuh", "#pragma once\n", "#pragma once\n\n")
+    assert translation_unit("kernels/k.cu", {}) != before
+
+
+def test_every_registered_source_is_there_with_all_it_includes():
+    for spec in KERNELS.values():
+        files = included_files(f"kernels/{spec.source}")
+        assert all(path.is_file() for path in files)
+        assert any(path.name == "params.cuh" for path in files)
+
+
+# Static compiles
+
+
+def test_report_of_a_small_kernel(sources, nvrtc):
+    report = static_compile("kernels/k.cu", {"OFFSET": 3}, HOPPER)
+    assert report.arch == "sm_90a"
+    assert [entry.name for entry in report.entries] == ["k"]
+    assert 4 <= report.entry("k").registers <= 16
+    assert report.warnings == ()
+    assert check_report(report) == ()
+    assert report.nvrtc == nvrtc_version()
+    with pytest.raises(KeyError, match=r"no entry 'other'; compiled: k"):
+        report.entry("other")
+
+
+def test_the_cubin_is_whole(sources, nvrtc):
+    """Its ELF section table, the last thing in the file, ends where the file does."""
+    cubin = static_compile("kernels/k.cu", {"OFFSET": 3}, AMPERE).cubin
+    assert cubin[:4] == b"\x7fELF"
+    (phoff, shoff) = struct.unpack_from("<QQ", cubin, 32)
+    (phentsize, phnum, shentsize, shnum) = struct.unpack_from("<HHHH", cubin, 54)
+    assert max(phoff + phentsize * phnum, shoff + shentsize * shnum) == len(cubin)
+
+
+def test_options_are_those_of_a_launch_and_set_the_code(sources, nvrtc):
+    options = nvrtc_options("sm_80")
+    assert f"-I{sources}" in options
+    assert {"-ftz=true", "-std=c++17", "-arch=sm_80", "--device-as-default-execution-space"} <= set(options)
+
+
+def test_a_source_that_does_not_compile_says_what_was_given_to_nvrtc(sources, nvrtc):
+    _edit(sources / "kernels/k.cu", "OFFSET", "OFFSETS")
+    with pytest.raises(CompileError) as caught:
+        static_compile("kernels/k.cu", {"OFFSET": 3}, AMPERE)
+    message = str(caught.value)
+    assert f'{sources}/kernels/k.cu(2): error: identifier "OFFSETS" is undefined' in message
+    assert "-arch=sm_80" in message
+    assert "    2 | [[maybe_unused]] constexpr int OFFSET = 3;" in message
+    assert '    3 | #include "kernels/k.cu"' in message
+    assert "error: identifier" in caught.value.summary
+    assert "\n" not in caught.value.summary
+
+
+def test_bad_ptx_is_a_compile_error_too(nvrtc):
+    with pytest.raises(CompileError, match=r"no\.such\.instruction"):
+        compile_text('extern "C" __global__ void k() { asm volatile("no.such.instruction;"); }', AMPERE)
+
+
+SPILLING = """
+extern "C" __global__ void __launch_bounds__(1024, 2) spilling(float* x) {
+  float s[200];
+  for (int i = 0; i < 200; ++i) s[i] = x[i * 1024 + threadIdx.x];
+  __syncthreads();
+  for (int i = 0; i < 200; ++i) x[i * 1024 + threadIdx.x] = s[199 - i] * s[i];
+}
+"""
+
+
+def test_a_spill_is_a_finding(nvrtc):
+    report = compile_text(SPILLING, AMPERE)
+    entry = report.entry("spilling")
+    assert entry.spill_store_bytes > 0
+    assert entry.spill_load_bytes > 0
+    (finding,) = check_report(report)
+    assert finding.startswith(f"spilling: spills, {entry.spill_store_bytes} bytes stored")
+
+
+def test_an_array_in_local_memory_is_a_finding(nvrtc):
+    unit = """
+    extern "C" __global__ void indexed(float* x, int n) {
+      float s[64];
+      for (int i = 0; i < 64; ++i) s[i] = x[i * n];
+      for (int i = 0; i < n; ++i) s[int(x[i]) & 63] += 1;
+      x[threadIdx.x] = s[n & 63];
+    }
+    """
+    report = compile_text(unit, AMPERE)
+    assert report.entry("indexed").spill_store_bytes == 0
+    assert check_report(report) == ("indexed: 256 bytes of local memory a thread (a stack frame)",)
+
+
+def test_an_ignored_instruction_is_a_finding(nvrtc):
+    unit = """
+    extern "C" __global__ void k(float* x) {
+      asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");
+      x[0] = 1;
+    }
+    """
+    (finding,) = check_report(compile_text(unit, HOPPER))
+    assert "C7508" in finding
+    assert "ignored" in finding
+
+
+def test_launch_bounds_that_ptxas_cannot_keep_are_a_finding(nvrtc):
+    unit = 'extern "C" __global__ void __launch_bounds__(1024, 2) k(float* x) { x[threadIdx.x] = 1; }'
+    assert check_report(compile_text(unit, AMPERE)) == ()  # 2048 threads an SM
+    (finding,) = check_report(compile_text(unit, ARCHITECTURES[120]))  # 1536
+    assert "ignored" in finding
+
+
+LOG = """\
+cufa.cu(3): warning #177-D: variable "y" was declared but never referenced
+Remark: The warnings can be suppressed with "-diag-suppress <warning-number>"
+ptxas info    : (C7510) Potential Performance Loss: wgmma instructions are serialized
+ptxas info    : 4 bytes gmem
+ptxas info    : Compiling entry function 'second' for 'sm_90a'
+ptxas info    : Function properties for second
+ptxas         .     16 bytes stack frame, 8 bytes spill stores, 12 bytes spill loads
+ptxas info    : Used 168 registers, used 3 barriers, 16 bytes cumulative stack size, 2048 bytes smem
+ptxas info    : Compile time = 37.372 ms
+ptxas info    : Function properties for _Z6calledPf
+ptxas         .     8 bytes stack frame, 4 bytes spill stores, 4 bytes spill loads
+ptxas info    : Compiling entry function 'first' for 'sm_90a'
+ptxas info    : Function properties for first
+ptxas         .     0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
+ptxas info    : Used 24 registers, 360 bytes cmem[0]
+"""
+
+
+def test_every_figure_of_a_log_is_read():
+    assert parse_log(LOG) == (
+        EntryReport("first", registers=24),
+        EntryReport(
+            "second",
+            registers=168,
+            spill_store_bytes=12,
+            spill_load_bytes=16,
+            stack_bytes=24,
+            static_shared_bytes=2048,
+            barriers=3,
+        ),
+    )
+    report = CompileReport("sm_90a", parse_log(LOG), LOG, b"", 0.0, "13.5")
+    assert [w.split(":")[0] for w in report.warnings] == ["cufa.cu(3)"]
+    spill, serialized = check_report(report)
+    assert spill.startswith("second: spills, 12 bytes stored and 16 loaded")
+    assert "serialized" in serialized
+
+
+def test_without_nvrtc_the_message_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "cuda.bindings", None)
+    with pytest.raises(MissingCompilerError, match=r"pip install 'cufa\[cuda13\]'"):
+        compile_text("", AMPERE)
+
+
+# The kernels' one argument: the same bytes in CUDA and in Python
+
+
+def _layout_asserts() -> str:
+    """static_asserts that hold params.cuh to cufa/params.py, field by field."""
+    lines = ['#include "params.cuh"']
+
+    def same(what: str, value: int) -> None:
+        lines.append(f'static_assert({what} == {value}, "{what}");')
+
+    for name, python in (("Strides", Strides), ("AttentionParams", AttentionParams)):
+        same(f"sizeof({name})", ctypes.sizeof(python))
+        for field, *_ in python._fields_:
+            same(f"__builtin_offsetof({name}, {field})", getattr(python, field).offset)
+            same(f"sizeof({name}::{field})", getattr(python, field).size)
+    same("sizeof(TraceRecord)", TRACE_RECORD.itemsize)
+    for field, (dtype, offset) in TRACE_RECORD.fields.items():
+        same(f"__builtin_offsetof(TraceRecord, {field})", offset)
+        same(f"sizeof(TraceRecord::{field})", dtype.itemsize)
+    return "\n".join(lines) + "\n"
+
+
+def test_params_are_packed_as_the_kernels_read_them(nvrtc):
+    unit = _layout_asserts()
+    compile_text(unit, AMPERE)
+    offset = AttentionParams.scale_log2.offset
+    assert f"scale_log2) == {offset}" in unit
+    with pytest.raises(CompileError, match="scale_log2"):  # the asserts are evaluated
+        compile_text(unit.replace(f"scale_log2) == {offset}", f"scale_log2) == {offset + 4}"), AMPERE)
+
+
+# The registered kernels: one small variant each; `cufa compile` builds them all
+
+
+SERVED = [
+    (name, arch)
+    for name, spec in KERNELS.items()
+    for arch in COMPILED_ARCHITECTURES
+    if arch >= spec.min_capability
+]
+
+
+@pytest.mark.parametrize(("kernel", "arch"), SERVED)
+def test_registered_kernel_compiles_clean(kernel, arch, nvrtc):
+    causal = next(variant for variant in variants([arch], [kernel], [64]) if variant.problem.causal)
+    built = build(causal)
+    assert built.findings == ()
+    assert built.report.warnings == ()
+    assert len(built.entries) == len({launch.entry for launch in causal.launches})
+    assert all(entry.occupancy.blocks >= 1 for entry in built.entries)
