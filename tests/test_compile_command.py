@@ -30,7 +30,7 @@ extern "C" __global__ void __launch_bounds__(1024, 2) second(float* x) {
   float s[200];
   for (int i = 0; i < 200; ++i) s[i] = x[i * 1024 + threadIdx.x];
   __syncthreads();
-  for (int i = 0; i < 200; ++i) x[i * 1024 + threadIdx.x] = s[199 - i] * s[i];
+  for (int i = 0; i < 200; ++i) x[i * 1024 + threadIdx.x] = 2 * s[199 - i] - s[i];
 }
 """
 
