@@ -1,0 +1,286 @@
+"""Planning: pure Python, so every kernel is planned for every architecture on any machine."""
+
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+import sys
+
+import pytest
+
+from cufa.architectures import ARCHITECTURES, Device, find_architecture
+from cufa.compiler import SOURCE_DIR
+from cufa.kernels import KERNELS, KernelSpec, TileConfig
+from cufa.planner import ALGORITHMS, CPU_CONFIG, fitting_configs, make_plan, tuning_key
+from cufa.problem import HEAD_DIM_STEP, MAX_HEAD_DIM, Problem
+
+DEVICES = [Device.typical(capability) for capability in ARCHITECTURES]
+HEAD_DIMS = range(HEAD_DIM_STEP, MAX_HEAD_DIM + 1, HEAD_DIM_STEP)
+H200 = Device.typical(90)
+
+
+def problem(dtype="float16", head_dim=64, causal=True, precision=None, seqlen_q=300, seqlen_k=500) -> Problem:
+    precision = precision or ("float32" if dtype == "float32" else "native")
+    return Problem(2, 6, 3, seqlen_q, seqlen_k, head_dim, dtype, causal, 0.125, precision)
+
+
+def served(spec: KernelSpec) -> list[Problem]:
+    """One problem per dtype and precision of a kernel, and head dim."""
+    pairs = [
+        (dtype, precision)
+        for dtype in spec.dtypes
+        for precision in spec.precisions
+        if (precision == "native") == (dtype != "float32")
+    ]
+    assert pairs, f"{spec.name} serves nothing"
+    return [problem(dtype, d, precision=precision) for dtype, precision in pairs for d in HEAD_DIMS]
+
+
+def in_new_python(code: str) -> None:
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+
+
+# --- The registry -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_registry_entries_are_complete(name):
+    spec = KERNELS[name]
+    assert spec.name == name
+    assert (SOURCE_DIR / "kernels" / spec.source).is_file()
+    assert spec.configs
+    assert len(set(spec.configs)) == len(spec.configs)
+    for config in spec.configs:
+        assert 1 <= config.num_warps <= 32, "a block has at most 1024 threads"
+        assert config.block_q > 0 and config.block_kv > 0
+
+
+def test_same_algorithm_means_same_schedule_and_disjoint_dtypes():
+    for algorithm in ALGORITHMS[1:]:
+        specs = [s for s in KERNELS.values() if s.algorithm == algorithm]
+        assert len({s.skip_masked_tiles for s in specs}) == 1
+        served_pairs = [(d, p) for s in specs for d in s.dtypes for p in s.precisions]
+        assert len(served_pairs) == len(set(served_pairs))
+
+
+# --- Plans for GPUs ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("device", DEVICES, ids=lambda d: d.arch.name)
+@pytest.mark.parametrize("name", KERNELS)
+def test_every_kernel_plans_for_every_architecture(name, device):
+    spec = KERNELS[name]
+    if device.arch.capability < spec.min_capability:
+        with pytest.raises(ValueError, match=device.arch.name):
+            make_plan(served(spec)[0], device, spec.algorithm)
+        return
+    for p in served(spec):
+        plan = make_plan(p, device, spec.algorithm)
+        assert plan.spec is spec
+        assert plan.config in spec.configs and plan.config.fits(p.head_dim)
+        assert plan.backend == "cuda"
+        assert plan.launches
+        for launch in plan.launches:
+            assert launch.shared_memory <= device.arch.shared_memory_per_block
+            assert 32 <= launch.num_threads <= 1024
+            assert all(n > 0 for n in launch.grid) and max(launch.grid[1:]) < 1 << 16
+        assert plan.constants["HEAD_DIM"] == p.head_dim
+        assert plan.constants["BLOCK_Q"] == plan.config.block_q == plan.schedule.block_q
+        assert plan.constants["CAUSAL"] is True
+        assert (
+            plan.constants["SKIP_MASKED_TILES"] is spec.skip_masked_tiles is plan.schedule.skip_masked_tiles
+        )
+
+
+@pytest.mark.parametrize("device", DEVICES, ids=lambda d: d.arch.name)
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+def test_auto_serves_every_dtype_and_head_dim_and_skips_masked_tiles(dtype, device):
+    for head_dim in HEAD_DIMS:
+        plan = make_plan(problem(dtype, head_dim), device)
+        assert plan.spec.skip_masked_tiles
+        assert dtype in plan.spec.dtypes
+
+
+def test_auto_is_the_first_in_the_registry_that_serves():
+    p = problem()
+    serving = [
+        s
+        for s in KERNELS.values()
+        if p.dtype in s.dtypes and s.min_capability <= 80 and s.precisions[0] == "native"
+    ]
+    assert make_plan(p, Device.typical(80)).spec is serving[0]
+
+
+def test_a_config_can_be_asked_for():
+    spec = make_plan(problem(), H200, "fa2").spec
+    for config in fitting_configs(spec, 64, H200):
+        assert make_plan(problem(), H200, "fa2", config=config).config is config
+
+
+def test_a_config_that_does_not_fit_is_refused():
+    with pytest.raises(ValueError, match=r"config=4096×4096.*shared memory.*sm_90"):
+        make_plan(problem(), H200, "fa2", config=TileConfig(4096, 4096, 4))
+
+
+def test_plan_has_workspace_of_its_kernel():
+    p = problem()
+    assert make_plan(p, H200, "fa2").workspace == 0
+    # At least float32 scores and 16-bit probabilities, and at least O in float32.
+    assert make_plan(p, H200, "naive").workspace >= 2 * 6 * 300 * 500 * 6
+    assert make_plan(p, H200, "fa1").workspace >= 2 * 6 * 300 * 64 * 4
+
+
+# --- Tuned tiles ------------------------------------------------------------------------------------------
+
+
+def test_tuned_config_is_honoured():
+    p = problem()
+    spec = KERNELS["fa1_forward"]
+    default, *others = fitting_configs(spec, p.head_dim, H200)
+    assert make_plan(p, H200, "fa1").config is default
+    plan = make_plan(p, H200, "fa1", tuned={tuning_key(spec, p): others[-1]})
+    assert plan.config is others[-1]
+    assert "measured fastest" in str(plan)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"dtype": "bfloat16"},
+        {"head_dim": 128},
+        {"causal": False},
+        {"seqlen_k": 512},
+        {"precision": "tf32"},
+    ],
+    ids=lambda change: next(iter(change)),
+)
+def test_tuned_config_is_for_its_own_shapes_only(change):
+    spec = KERNELS["naive"]
+    assert tuning_key(spec, problem()) != tuning_key(spec, dataclasses.replace(problem(), **change))
+
+
+def test_lengths_of_one_class_share_a_tuned_config():
+    spec = KERNELS["naive"]
+    keys = {tuning_key(spec, problem(seqlen_k=n)) for n in (256, 300, 511)}
+    assert len(keys) == 1
+    assert len({tuning_key(spec, problem(seqlen_k=n)) for n in (0, 1, 2, 3)}) == 2
+
+
+def test_tuned_config_that_is_no_longer_registered_is_ignored():
+    p = problem()
+    spec = KERNELS["fa1_forward"]
+    plan = make_plan(p, H200, "fa1", tuned={tuning_key(spec, p): TileConfig(17, 19, 1)})
+    assert plan.config is make_plan(p, H200, "fa1").config
+
+
+# --- Plans for the CPU ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_the_cpu_runs_every_algorithm_in_every_dtype(algorithm, dtype):
+    plan = make_plan(problem(dtype), None, algorithm)
+    assert plan.backend == "cpu"
+    assert plan.config is CPU_CONFIG
+    assert plan.launches == ()
+    assert algorithm in ("auto", plan.spec.algorithm)
+    assert plan.schedule.skip_masked_tiles == (algorithm in ("auto", "fa2"))
+
+
+# --- Errors and text --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("device", [None, H200], ids=["cpu", "gpu"])
+def test_unknown_algorithm_is_named_with_the_choices(device):
+    with pytest.raises(ValueError, match=r"algorithm='flash'.*auto.*fa2.*fa1.*naive"):
+        make_plan(problem(), device, "flash")
+
+
+def test_unserved_dtype_is_named_with_what_is_served():
+    with pytest.raises(ValueError, match=r"algorithm='fa1'.*float64.*float16.*\.astype.*'auto'"):
+        make_plan(problem("float64"), H200, "fa1")
+    with pytest.raises(
+        ValueError, match=r"algorithm='auto'.*float64.*float16, float32; convert with \.astype$"
+    ):
+        make_plan(problem("float64"), H200)
+
+
+def test_text_says_what_runs_and_why():
+    text = str(make_plan(problem(), H200, "fa2"))
+    for part in (
+        "batch 2, heads 6/3, seqlen 300×500",
+        "fa2_forward",
+        "H200 (sm_90)",
+        "visited",
+        "skipped",
+        "launch     fa2_forward grid",
+        "threads",
+        "B shared",
+        "workspace  0 B",
+        "because    algorithm='fa2' was asked for",
+        "because    tiles",
+    ):
+        assert part in text, text
+
+
+def test_text_of_a_cpu_plan():
+    text = str(make_plan(problem(), None))
+    assert "CPU (NumPy)" in text
+    assert "tiles      256×512; " in text, "no warps on a CPU"
+    assert "launch" not in text and "workspace" not in text
+
+
+def test_text_counts_tiles_of_all_heads():
+    plan = make_plan(problem(seqlen_q=4096, seqlen_k=4096), None, "fa2", config=TileConfig(512, 512, 0))
+    assert "432 of 768 visited, 336 skipped" in str(plan)  # 36 of 64 a head, 2 × 6 heads
+
+
+# --- Architectures ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", [90, "90", "sm_90", "sm_90a"])
+def test_architecture_by_any_name(name):
+    assert find_architecture(name) is ARCHITECTURES[90]
+    assert find_architecture(name).nvrtc_name == "sm_90a"
+
+
+def test_newer_minor_versions_are_planned_as_the_one_below():
+    assert find_architecture("sm_103") is ARCHITECTURES[100]
+    assert find_architecture(121) is ARCHITECTURES[120]
+
+
+@pytest.mark.parametrize("name", ["sm_75", "70", "hopper", ""])
+def test_unsupported_architectures_are_named_with_the_choices(name):
+    with pytest.raises(ValueError, match=f"{name}.*sm_80"):
+        find_architecture(name)
+
+
+# --- What planning must not need --------------------------------------------------------------------------
+
+
+def test_import_is_light():
+    """No CUDA binding, no plotting, no thread pools: `import cufa` is on every user's start-up path."""
+    in_new_python(
+        "import sys, cufa\n"
+        "heavy = {'cupy', 'cuda', 'torch', 'streamlit', 'plotly', 'rich', 'click'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+    )
+
+
+def test_planning_needs_no_cupy():
+    in_new_python(
+        "import sys\n"
+        "sys.modules['cupy'] = sys.modules['cuda'] = None  # importing either fails\n"
+        "from cufa.architectures import ARCHITECTURES, Device\n"
+        "from cufa.kernels import KERNELS\n"
+        "from cufa.planner import make_plan\n"
+        "from cufa.problem import Problem\n"
+        "for spec in KERNELS.values():\n"
+        "    precision = 'native' if spec.dtypes[0] != 'float32' else 'float32'\n"
+        "    problem = Problem(1, 2, 2, 64, 64, 64, spec.dtypes[0], True, 0.125, precision)\n"
+        "    print(make_plan(problem, Device.typical(max(ARCHITECTURES)), spec.algorithm))\n"
+        "import cufa\n"
+        "assert 'CPU' in str(cufa.plan((1, 2, 64, 64), device='cpu'))\n"
+        "assert 'sm_80' in str(cufa.plan((1, 2, 64, 64), device='sm_80'))\n"
+    )
