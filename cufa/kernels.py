@@ -27,10 +27,14 @@ class TileConfig:
     max_head_dim: int = MAX_HEAD_DIM
     """Larger head dims spill or do not fit: not built."""
     min_head_dim: int = 8
+    column_warps: int = 1
+    """Warps that share query rows and split the columns of S and O."""
 
     def __str__(self) -> str:
+        warps = f", {self.num_warps} warps" if self.num_warps else ""  # none on a CPU
         stages = f", {self.num_stages} stages" if self.num_stages > 1 else ""
-        return f"{self.block_q}×{self.block_kv}, {self.num_warps} warps{stages}"
+        paired = " in pairs" if self.column_warps == 2 else ""
+        return f"{self.block_q}×{self.block_kv}{warps}{paired}{stages}"
 
     def fits(self, head_dim: int) -> bool:
         return self.min_head_dim <= head_dim <= self.max_head_dim
@@ -83,6 +87,7 @@ class KernelSpec:
             "NUM_WARPS": config.num_warps,
             "NUM_STAGES": config.num_stages,
             "BLOCKS_PER_SM": config.blocks_per_sm,
+            "COLUMN_WARPS": config.column_warps,
             "SMEM_BYTES": self.shared_memory(config, problem.head_dim),
             "ALIGNMENT": problem.alignment,
             "CAUSAL": problem.causal,
@@ -104,9 +109,10 @@ def _pitch(head_dim: int, itemsize: int, pad_to: int) -> int:
 
 
 def _fa2_shared_memory(config: TileConfig, head_dim: int) -> int:
-    """Q (later O) and ``num_stages`` pairs of K and V."""
+    """Q (later O), ``num_stages`` of K and of V; P and two float32 a row where warps exchange them."""
     rows = config.block_q + 2 * config.num_stages * config.block_kv
-    return rows * _pitch(head_dim, itemsize=2, pad_to=32)
+    exchanged = _pitch(config.block_kv, itemsize=2, pad_to=32) + 8 if config.column_warps == 2 else 0
+    return rows * _pitch(head_dim, itemsize=2, pad_to=32) + config.block_q * exchanged
 
 
 def _fa2_launches(problem: Problem, config: TileConfig, shared_memory: int) -> tuple[Launch, ...]:
@@ -124,11 +130,44 @@ _FA2_FORWARD = KernelSpec(
     dtypes=("float16", "bfloat16"),
     precisions=("native",),
     configs=(
-        TileConfig(128, 64, num_warps=4, num_stages=1, blocks_per_sm=2, max_head_dim=128),
-        TileConfig(64, 64, num_warps=4, num_stages=1, blocks_per_sm=2),
+        TileConfig(128, 64, num_warps=4, num_stages=2, blocks_per_sm=2, max_head_dim=128),
+        TileConfig(128, 64, num_warps=8, num_stages=2, min_head_dim=136, column_warps=2),
+        TileConfig(128, 32, num_warps=4, num_stages=2, blocks_per_sm=2, max_head_dim=128),
+        TileConfig(64, 32, num_warps=4, num_stages=2, blocks_per_sm=2),
     ),
     shared_memory=_fa2_shared_memory,
     launches=_fa2_launches,
+    skip_masked_tiles=True,
+)
+
+
+def _fa2_f32_shared_memory(config: TileConfig, head_dim: int) -> int:
+    """Q, K and V; each row's gap has room for what the split into pairs needs."""
+    return (config.block_q + 2 * config.block_kv) * _pitch(head_dim, itemsize=4, pad_to=64)
+
+
+def _fa2_f32_launches(problem: Problem, config: TileConfig, shared_memory: int) -> tuple[Launch, ...]:
+    """One block per query block and head."""
+    blocks = _ceil_div(problem.seqlen_q, config.block_q) * problem.heads * problem.batch
+    return (Launch("fa2_forward_f32", (blocks, 1, 1), config.num_warps * 32, shared_memory),)
+
+
+_FA2_FORWARD_F32 = KernelSpec(
+    name="fa2_forward_f32",
+    algorithm="fa2",
+    title="FlashAttention-2 forward, float32 as pairs of float16",
+    paper="Dao 2023, FlashAttention-2, Algorithm 1; Ootomo and Yokota 2022",
+    source="fa2_forward_f32.cu",
+    dtypes=("float32",),
+    precisions=("float32", "tf32"),
+    configs=(
+        TileConfig(128, 64, num_warps=4, blocks_per_sm=2, max_head_dim=64),
+        TileConfig(128, 32, num_warps=4, blocks_per_sm=2, max_head_dim=128),
+        TileConfig(128, 32, num_warps=8, min_head_dim=136),
+        TileConfig(64, 16, num_warps=4, blocks_per_sm=2, min_head_dim=136),
+    ),
+    shared_memory=_fa2_f32_shared_memory,
+    launches=_fa2_f32_launches,
     skip_masked_tiles=True,
 )
 
@@ -137,16 +176,15 @@ def _fa1_shared_memory(config: TileConfig, head_dim: int) -> int:
     """K and V, the warps' parts of P·V (over K and V where those move to registers), two query blocks,
     row maxima and sums."""
     pitch = _pitch(head_dim, itemsize=2, pad_to=32)
-    key_warps = min(config.block_kv // 16, 4)
-    row_warps = config.num_warps // key_warps
-    strip = row_warps * 16 * (2 if row_warps == 1 else 1)
+    key_warps = 2 if config.block_kv < 64 else 4
+    strip = 32 if config.num_warps == key_warps else 16
     pairs = _ceil_div(head_dim, 16)
     slice_dim = _ceil_div(pairs, _ceil_div(pairs, 4)) * 16
     keys_and_values = 2 * config.block_kv * pitch
-    parts = key_warps * strip * (slice_dim + 8) * 4
+    parts = config.num_warps * strip * (slice_dim + 8) * 4
     in_registers = config.block_kv // key_warps * head_dim <= 2048
     first = max(keys_and_values, parts) if in_registers else keys_and_values + parts
-    return first + 2 * config.block_q * pitch + 3 * key_warps * strip * 4
+    return first + 2 * config.block_q * pitch + 3 * config.num_warps * strip * 4
 
 
 def _fa1_launches(problem: Problem, config: TileConfig, shared_memory: int) -> tuple[Launch, ...]:
@@ -235,6 +273,14 @@ KERNELS: dict[str, KernelSpec] = {
             name="fa2_noskip",
             algorithm="fa2_noskip",
             title="FlashAttention-2 forward without causal skipping",
+            skip_masked_tiles=False,
+        ),
+        _FA2_FORWARD_F32,
+        dataclasses.replace(
+            _FA2_FORWARD_F32,
+            name="fa2_noskip_f32",
+            algorithm="fa2_noskip",
+            title="FlashAttention-2 forward without causal skipping, float32 as pairs of float16",
             skip_masked_tiles=False,
         ),
         _FA1_FORWARD,
