@@ -20,7 +20,7 @@ from pathlib import Path
 from . import compiler
 from .tuning import cache_dir
 
-_FLAGS = ("-std=c++17", "-O2", "-march=native", "-fPIC", "-w")
+_FLAGS = ("-std=c++17", "-O2", "-fno-strict-aliasing", "-march=native", "-fPIC", "-w")
 _LINK_FLAGS = ("-shared", "-pthread")
 
 

@@ -23,14 +23,6 @@ void widen(const u32* words, int n, float* out) {
     out[2 * i + 1] = VALUE(words[i] >> 16);
   }
 }
-template <>
-void widen<bfloat16_value>(const u32* words, int n, float* out) {
-  auto* bits = reinterpret_cast<u32*>(out);
-  for (int i = 0; i < n; ++i) {
-    bits[2 * i] = words[i] << 16;
-    bits[2 * i + 1] = words[i] & 0xffff0000u;
-  }
-}
 #ifdef __F16C__
 template <>
 void widen<half_value>(const u32* words, int n, float* out) {
@@ -77,7 +69,8 @@ void multiply_add(const float (*A)[8][BLOCK_K], const Row* B, Row* C) {
 
 }  // namespace
 
-void ProductQueue::push(int lane, Product kind, float* d, const u32* a, u32 b0, u32 b1, Site site) {
+void ProductQueue::push(int lane, Product kind, float* d, const u32* a, u32 b0, u32 b1, bool guard,
+                        Site site) {
   const u32 n = count_[lane]++;
   if (n == entries_.size()) entries_.emplace_back();
   Entry& entry = entries_[n];
@@ -86,8 +79,30 @@ void ProductQueue::push(int lane, Product kind, float* d, const u32* a, u32 b0, 
   entry.b[0][transposed] = b0;
   entry.b[1][transposed] = b1;
   entry.d[lane] = d;
+  entry.first &= ~(1u << lane);
+  if (guard && float_as_u32(d[0]) != kPoison) {
+    entry.first |= 1u << lane;
+    std::memcpy(entry.kept[lane], d, 16);
+    for (int i = 0; i < 4; ++i) d[i] = u32_as_float(kPoison);
+  }
   entry.kind = kind;
   entry.site = site;
+}
+
+void ProductQueue::restore(Block& block, Warp& warp, const Entry& entry) {
+  for (u32 lanes = entry.first; lanes; lanes &= lanes - 1) {
+    const int lane = __builtin_ctz(lanes);
+    float* d = entry.d[lane];
+    for (int i = 0; i < 4; ++i) {
+      if (float_as_u32(d[i]) == kPoison) continue;
+      report(block, "accumulator-touched", entry.site, {"", 0}, [&] {
+        return "accumulators of the mma at " + describe(entry.site) + " were written before mma_fence(): " +
+               describe(block.thread(warp, lane));
+      });
+      return;
+    }
+    std::memcpy(d, entry.kept[lane], 16);
+  }
 }
 
 void ProductQueue::execute(Block& block, Warp& warp) {
@@ -100,6 +115,7 @@ void ProductQueue::execute(Block& block, Warp& warp) {
   }
   for (u32 i = 0; i < n; ++i) {
     const Entry& entry = entries_[i];
+    if (block.checked) restore(block, warp, entry);
     alignas(32) float A[4][8][8];
     Row B[16], C[16];
     for (int lane = 0; lane < 32; ++lane) {
@@ -138,7 +154,7 @@ void ProductQueue::execute(Block& block, Warp& warp) {
 
 void queue_product(Product kind, float* d, const u32* a, u32 b0, u32 b1, Site site) {
   Thread& thread = current();
-  thread.warp->products.push(thread.lane, kind, d, a, b0, b1, site);
+  thread.warp->products.push(thread.lane, kind, d, a, b0, b1, thread.block->checked, site);
 }
 
 void execute_products(Site site) {

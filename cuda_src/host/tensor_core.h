@@ -11,7 +11,9 @@ struct Warp;
 
 class ProductQueue {
  public:
-  void push(int lane, Product kind, float* d, const u32* a, u32 b0, u32 b1, Site site);
+  // `guard`: keep D aside and leave poison in its place until the product has been executed, so that a kernel which
+  // forgets mma_fence() computes NaN, or is found out when it writes.
+  void push(int lane, Product kind, float* d, const u32* a, u32 b0, u32 b1, bool guard, Site site);
   // All lanes are at a common point: multiply in order.
   void execute(Block& block, Warp& warp);
   void clear() {
@@ -19,15 +21,20 @@ class ProductQueue {
   }
 
  private:
+  static constexpr u32 kPoison = 0x7fffdead;  // a NaN
   // One warp-wide mma. A register of all lanes is, in lane order, an 8x8 matrix (8x4 for tf32) row by row; B is
   // stored with its two lane coordinates exchanged, which transposes it for free.
   struct Entry {
     alignas(64) u32 a[4][32];
     u32 b[2][32];
     float* d[32];
+    float kept[32][4];  // D, when guarded and this is the first product queued for it
+    u32 first;          // lanes for which it is
     Product kind;
     Site site;
   };
+  static void restore(Block& block, Warp& warp, const Entry& entry);
+
   std::vector<Entry> entries_;  // grows to the longest run between two collectives
   u32 count_[32] = {};          // queued by each lane
 };

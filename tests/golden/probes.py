@@ -1,0 +1,146 @@
+"""Inputs of the golden vectors, made of bits alone so that they are the same everywhere.
+
+``record.py`` runs them on a GPU, ``tests/test_golden.py`` on the CPU.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import zlib
+from collections.abc import Iterator
+
+import ml_dtypes
+import numpy as np
+
+SOURCE = "kernels/primitive_probes.cu"
+SHARED_BYTES = 4096
+
+
+class ProbeParams(ctypes.Structure):
+    _fields_ = [("in_", ctypes.c_void_p), ("out", ctypes.c_void_p)]
+
+
+def random_words(name: str, count: int) -> np.ndarray:
+    """``count`` random u32, seeded by ``name`` (splitmix64)."""
+    x = np.arange(1, count + 1, dtype=np.uint64) + np.uint64(zlib.crc32(name.encode()) << 20)
+    x *= np.uint64(0x9E3779B97F4A7C15)
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return (x >> np.uint64(32)).astype(np.uint32)
+
+
+def random_normals(name: str, count: int) -> np.ndarray:
+    """Nearly normal float64 of variance 1: sums of twelve uniforms."""
+    return random_words(name, count * 12).reshape(count, 12).astype(np.float64).sum(1) / 2**32 - 6
+
+
+@dataclasses.dataclass(frozen=True)
+class Probe:
+    name: str
+    inputs: np.ndarray
+    """u32."""
+    outputs: int
+    """u32 words."""
+    blocks: int
+    threads: int = 32
+
+    @property
+    def entry(self) -> str:
+        return f"probe_{self.name}"
+
+
+_SPECIAL = np.array(
+    [0, 1, 0x007FFFFF, 0x00800000, 0x3F800000, 0x7F7FFFFF, 0x7F800000, 0x7FC00000, 0x33000000, 0x38800000]
+    + [0x477FF000, 0x477FE000, 0x3F801000, 0x3F800FFF, 0x3F808000, 0x3F818000, 0x33000001, 0x42FC0000, 0x43160000],
+    np.uint32,
+)
+
+
+def scalars(name: str, count: int = 1024) -> np.ndarray:
+    """Float32 bits: special values of both signs, random bits, and numbers of the softmax's range."""
+    normals = (random_normals(name, count // 2) * 20).astype(np.float32).view(np.uint32)
+    special = np.concatenate([_SPECIAL, _SPECIAL | np.uint32(0x80000000)])
+    bits = random_words(name, count - normals.size - special.size)
+    return np.concatenate([special, normals, bits])
+
+
+def _pairs(name: str) -> np.ndarray:
+    first, second = scalars(name), np.roll(scalars(name + "'"), 7)
+    return np.stack([first, second], 1).ravel()
+
+
+_KINDS = {"f16": np.float16, "bf16": ml_dtypes.bfloat16, "tf32": np.float32}
+
+
+def _products(kind: str) -> np.ndarray:
+    """Ten words a lane (A, B, D) for four products: normal numbers, exact small integers, numbers of very
+    different size, and normal numbers with D = 0."""
+    dtype, words = np.dtype(_KINDS[kind]), []
+    for block in range(4):
+        name = f"mma_{kind}_{block}"
+        ab = random_normals(name, 32 * 6 * (4 // dtype.itemsize)) * 3
+        d = random_normals(name + "d", 32 * 4) * 3
+        if block == 1:
+            ab, d = np.round(ab), np.round(d)
+        if block == 2:
+            ab = ab * np.exp2(np.round(random_normals(name + "e", ab.size) * 2))
+        if block == 3:
+            d = d * 0
+        ab32 = ab.astype(dtype).view(np.uint32).reshape(32, 6)
+        words.append(np.concatenate([ab32, d.astype(np.float32).view(np.uint32).reshape(32, 4)], 1).ravel())
+    return np.concatenate(words)
+
+
+def probes() -> Iterator[Probe]:
+    scalar = ["ex2", "lg2", "rcp", "fmaxf", "fminf", "fmaf", "cvt_f16x2", "cvt_bf16x2", "cvt_f32_f16", "cvt_f32_bf16"]
+    for name in [*scalar, "cvt_tf32"]:
+        yield Probe(name, _pairs(name), 1024, 32)
+    yield Probe("shared", random_words("shared", 128), 7 * 128, 1)
+    yield Probe("global", random_words("global", 512), 512, 1)
+    yield Probe("special_registers", random_words("special", 32), 33, 1)
+    yield Probe("cp_async", random_words("cp_async", 128), 3 * 128, 1)
+    yield Probe("ldmatrix", random_words("ldmatrix", 128), 3 * 128, 1)
+    for kind in _KINDS:
+        yield Probe(f"mma_{kind}", _products(kind), 4 * 128, 4)
+    yield Probe("shuffle", random_words("shuffle", 256), 2 * 3 * 128, 2)
+    yield Probe("barriers", random_words("barriers", 64), 64, 1, threads=64)
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A tiny attention call whose GPU output is recorded."""
+
+    algorithm: str
+    dtype: str
+    causal: bool
+    head_dim: int
+    precision: str | None = None
+
+    @property
+    def name(self) -> str:
+        mask = "causal" if self.causal else "full"
+        parts = [self.algorithm, self.dtype, *([self.precision] if self.precision else []), mask]
+        return "_".join([*parts, f"d{self.head_dim}"])
+
+    def inputs(self) -> list[np.ndarray]:
+        """q (1, 2, 35, d), k and v (1, 1, 70, d): tails on both sides, two heads on one key/value head."""
+        dtype = ml_dtypes.bfloat16 if self.dtype == "bfloat16" else np.dtype(self.dtype)
+        shapes = [(1, 2, 35, self.head_dim), (1, 1, 70, self.head_dim), (1, 1, 70, self.head_dim)]
+        return [
+            random_normals(f"attention {x} {self.head_dim}", int(np.prod(s))).reshape(s).astype(dtype)
+            for x, s in zip("qkv", shapes, strict=True)
+        ]
+
+
+def cases() -> Iterator[Case]:
+    from cufa.kernels import KERNELS
+
+    for spec in KERNELS.values():
+        for dtype in spec.dtypes:
+            for precision in ("float32", "tf32") if dtype == "float32" else (None,):
+                if precision and precision not in spec.precisions:
+                    continue
+                for causal in (False, True):
+                    for head_dim in (64, 40) if causal else (64,):
+                        yield Case(spec.algorithm, dtype, causal, head_dim, precision)
