@@ -169,8 +169,10 @@ def test_bad_ptx_is_a_compile_error_too(nvrtc):
 SPILLING = """
 extern "C" __global__ void __launch_bounds__(1024, 2) spilling(float* x) {
   float s[200];
+#pragma unroll
   for (int i = 0; i < 200; ++i) s[i] = x[i * 1024 + threadIdx.x];
   __syncthreads();
+#pragma unroll
   for (int i = 0; i < 200; ++i) x[i * 1024 + threadIdx.x] = 2 * s[199 - i] - s[i];
 }
 """
