@@ -1,0 +1,63 @@
+"""`cufa dashboard`: start the Streamlit application in ``dashboard/``, which ships as ``cufa/dashboard``."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+
+import cufa
+
+_PACKAGE = Path(cufa.__file__).resolve().parent
+
+
+def dashboard_dir() -> Path:
+    """Inside the installed package, or beside it in a checkout."""
+    installed = _PACKAGE / "dashboard"
+    return installed if installed.is_dir() else _PACKAGE.parent / "dashboard"
+
+
+def make_importable() -> None:
+    """Let ``import cufa.dashboard`` find the dashboard of a checkout too, where it lies beside the package."""
+    parent = str(dashboard_dir().parent)
+    if parent not in cufa.__path__:
+        cufa.__path__.append(parent)
+
+
+def launch_command(port: int | None) -> list[str]:
+    """What is executed. Address, telemetry and host check are set by the configuration beside the script."""
+    command = [sys.executable, "-m", "streamlit", "run", str(dashboard_dir() / "app.py")]
+    return command if port is None else [*command, f"--server.port={port}"]
+
+
+@click.command("dashboard")
+@click.option(
+    "--port", type=click.IntRange(1, 65535), help="Port on 127.0.0.1 (default: 8501, or the next free one)."
+)
+@click.option("--browser/--no-browser", default=True, help="Open the page in a browser.")
+def dashboard_command(port: int | None, browser: bool) -> None:
+    """See where the time goes: tiles, timelines, occupancy, rooflines. Local address only.
+
+    Needs the extra: pip install 'cufa[dashboard]'.
+    """
+    missing = [name for name in ("streamlit", "plotly") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise click.ClickException(
+            f"{' and '.join(missing)} not installed. Fix: pip install 'cufa[dashboard]'"
+        )
+    command = launch_command(port)
+    if browser:
+        command.append("--server.headless=false")
+    # The child must import this very cufa, installed or not.
+    paths = [str(_PACKAGE.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    try:
+        code = subprocess.run(command, env=environment, check=False).returncode
+    except KeyboardInterrupt:
+        return
+    if code:
+        raise click.exceptions.Exit(code)

@@ -1,0 +1,1 @@
+"""Figures as functions: data in, Plotly figure out. Nothing here imports Streamlit."""

@@ -1,0 +1,232 @@
+"""The score matrix in tiles: classes as colour and pattern, and the work of each query block beside it.
+
+The tiles are one raster image whose patterns are drawn in screen pixels, so that a hatched region looks
+hatched at 4 × 4 tiles and at 256 × 256. On top of it lies whatever answers the mouse: transparent squares
+while there are few enough to be picked one by one (a heatmap's clicks do not reach Streamlit), else a
+transparent heatmap.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+
+import numpy as np
+import numpy.typing as npt
+import plotly.graph_objects as go
+from PIL import Image
+from plotly.subplots import make_subplots
+
+from cufa.dashboard import theme
+from cufa.dashboard.theme import Palette
+from cufa.schedule import Schedule, Tile
+
+Cells = npt.NDArray[np.uint8]
+
+PICKABLE = 64 * 64
+"""Up to this many tiles each gets a square of its own that can be selected."""
+_RASTER = 1024
+"""Longest side of the raster, pixels."""
+_HOVER_CELLS = 256
+"""Longest side of the grid that answers the mouse."""
+_BARS = 256
+"""Query blocks up to which the work beside the grid is drawn as bars; then as areas."""
+_BORDER = 8  # index of the colour between tiles, after two (fill, ink) per class
+
+
+def tile_grid(
+    schedule: Schedule, palette: Palette, selected: tuple[int, int] | None = None, height: int = 560
+) -> go.Figure:
+    """Query block × key block in classes; beside it, on the same rows, the tiles each query block visits.
+
+    ``selected`` (query block, key block) is outlined. In trace 0 of a pickable grid, ``customdata`` is
+    (query block, key block).
+    """
+    figure = make_subplots(1, 2, shared_yaxes=True, column_widths=[0.76, 0.24], horizontal_spacing=0.025)
+    rows, columns = schedule.num_q_blocks, schedule.num_kv_blocks
+    theme.style(
+        figure,
+        palette,
+        height,
+        barmode="stack",
+        hovermode="closest",
+        clickmode="event+select",
+        dragmode="zoom",
+        bargap=0.08 if rows <= 64 else 0,
+        legend={"traceorder": "normal", "itemclick": False, "itemdoubleclick": False},
+        images=[_image(schedule, palette)],
+        shapes=_outline(schedule, palette, selected),
+    )
+    figure.add_trace(_pick(schedule) if rows * columns <= PICKABLE else _hover(schedule), 1, 1)
+    figure.add_traces(_row_work(schedule, palette), rows=1, cols=2)
+    figure.update_xaxes(showgrid=False, zeroline=False)
+    figure.update_yaxes(showgrid=False, zeroline=False)
+    figure.update_xaxes(
+        title_text=f"key block ({schedule.block_kv} keys each)", range=[-0.5, columns - 0.5], row=1, col=1
+    )
+    figure.update_yaxes(
+        title_text=f"query block ({schedule.block_q} queries each)", range=[rows - 0.5, -0.5], row=1, col=1
+    )
+    figure.update_xaxes(title_text="tiles of the query block", range=[0, columns], row=1, col=2)
+    return figure
+
+
+def describe(schedule: Schedule, counts: dict[Tile, int]) -> str:
+    """The grid in words."""
+    parts = ", ".join(
+        f"{counts[t]:,} {theme.LIGHT.tiles[t].label}" for t in (Tile.FULL, Tile.PARTIAL, Tile.PADDED)
+    )
+    mask = "with a causal mask aligned to the bottom right corner" if schedule.causal else "without a mask"
+    per_row = f"A query block visits {schedule.visits.min():,} to {schedule.visits.max():,} key blocks."
+    return (
+        f"Grid of {schedule.num_q_blocks:,} query blocks (top to bottom) by {schedule.num_kv_blocks:,} key blocks (left "
+        f"to right) for {schedule.seqlen_q:,} queries and {schedule.seqlen_k:,} keys, {mask}: {parts} and "
+        f"{counts[Tile.SKIPPED]:,} skipped tiles. {per_row} Full tiles are plain blue, partial tiles amber with diagonal "
+        "lines, padded tiles purple with crosses, skipped tiles near the background with dots."
+    )
+
+
+def raster(tiles: Cells, palette: Palette, longest: int = _RASTER) -> Image.Image:
+    """Classes as an image with a palette of nine colours."""
+    tiles = reduce_tiles(tiles, longest)
+    scale = max(1, min(48, longest // max(tiles.shape)))
+    cells = np.repeat(np.repeat(tiles, scale, 0), scale, 1)
+    y, x = np.ogrid[: cells.shape[0], : cells.shape[1]]
+    inked = {
+        Tile.PARTIAL: (x + y) % 9 < 3,
+        Tile.PADDED: ((x + y) % 12 < 2) | ((x - y) % 12 < 2),
+        Tile.SKIPPED: (x % 10 < 2) & (y % 10 < 2),
+    }
+    index = (cells * 2).astype(np.uint8)
+    for tile, where in inked.items():
+        index += (cells == tile) & where
+    if scale >= 6:
+        edge = 2 if scale >= 16 else 1
+        index[(y % scale < edge) | (x % scale < edge)] = _BORDER
+    image = Image.fromarray(index, "P")
+    colours = [c for tile in Tile for c in (palette.tiles[tile].fill, palette.tiles[tile].ink)]
+    image.putpalette([v for c in (*colours, palette.background) for v in bytes.fromhex(c[1:])])
+    return image
+
+
+def reduce_tiles(tiles: Cells, longest: int) -> Cells:
+    """At most ``longest`` cells a side. A cell that stands for several tiles shows the class that needs the
+    most care: padded over partial over full over skipped."""
+    step = -(-max(tiles.shape) // longest)
+    if step <= 1:
+        return tiles
+    rows, columns = (-(-n // step) * step for n in tiles.shape)
+    padded = np.zeros((rows, columns), np.uint8)
+    padded[: tiles.shape[0], : tiles.shape[1]] = tiles
+    return padded.reshape(rows // step, step, columns // step, step).max(axis=(1, 3))
+
+
+def _image(schedule: Schedule, palette: Palette) -> dict[str, object]:
+    """As an entry of ``layout.images``, in tile coordinates. PNG at the lightest compression: nine colours in
+    long runs are small anyway."""
+    buffer = io.BytesIO()
+    image = raster(schedule.tiles, palette)
+    image.save(buffer, "png", compress_level=1)
+    return {
+        "source": "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode(),
+        "xref": "x",
+        "yref": "y",
+        "x": -0.5,
+        "y": -0.5,
+        "sizex": schedule.num_kv_blocks,
+        "sizey": schedule.num_q_blocks,
+        "sizing": "stretch",
+        "layer": "below",
+    }
+
+
+def _outline(
+    schedule: Schedule, palette: Palette, selected: tuple[int, int] | None
+) -> list[dict[str, object]]:
+    """The selected tile, framed twice so that it shows on every fill."""
+    if selected is None:
+        return []
+    row, column = selected
+    # At least 1% of the side, or it would vanish in a large grid.
+    dy, dx = (max(0.5, 0.006 * n) for n in (schedule.num_q_blocks, schedule.num_kv_blocks))
+    box = {
+        "type": "rect",
+        "xref": "x",
+        "yref": "y",
+        "x0": column - dx,
+        "x1": column + dx,
+        "y0": row - dy,
+        "y1": row + dy,
+    }
+    return [
+        {**box, "line": {"color": palette.background, "width": 6}},
+        {**box, "line": {"color": palette.text, "width": 3}},
+    ]
+
+
+def _pick(schedule: Schedule) -> go.Scatter:
+    tiles = schedule.tiles
+    row, column = (x.ravel() for x in np.indices(tiles.shape))
+    last_row = np.minimum((row + 1) * schedule.block_q, schedule.seqlen_q) - 1
+    last_column = np.minimum((column + 1) * schedule.block_kv, schedule.seqlen_k) - 1
+    labels = [theme.LIGHT.tiles[t].label for t in Tile]
+    text = [
+        f"queries {r * schedule.block_q:,}–{lr:,}<br>keys {c * schedule.block_kv:,}–{lc:,}<br><b>{labels[t]}</b>"
+        for r, lr, c, lc, t in zip(
+            *(x.tolist() for x in (row, last_row, column, last_column, tiles.ravel())), strict=True
+        )
+    ]
+    invisible = {"marker": {"opacity": 0}}
+    return go.Scatter(
+        x=column,
+        y=row,
+        customdata=np.column_stack([row, column]),
+        text=text,
+        mode="markers",
+        marker={"symbol": "square", "size": max(6, min(34, 500 // max(tiles.shape))), "opacity": 0},
+        selected=invisible,
+        unselected=invisible,
+        hovertemplate="query block %{y}, key block %{x}<br>%{text}<extra></extra>",
+        showlegend=False,
+        name="tiles",
+    )
+
+
+def _hover(schedule: Schedule) -> go.Heatmap:
+    tiles = reduce_tiles(schedule.tiles, _HOVER_CELLS)
+    step_y, step_x = (
+        -(-whole // cells) for whole, cells in zip(schedule.tiles.shape, tiles.shape, strict=True)
+    )
+    step = max(step_y, step_x)
+    labels = np.array([theme.LIGHT.tiles[t].label for t in Tile])
+    clear = "rgba(0,0,0,0)"
+    block = "block" if step == 1 else f"blocks from (each cell is {step} × {step} tiles)"
+    return go.Heatmap(
+        z=tiles,
+        x0=(step - 1) / 2,
+        dx=step,
+        y0=(step - 1) / 2,
+        dy=step,
+        text=labels[tiles],
+        colorscale=[[0, clear], [1, clear]],
+        showscale=False,
+        hovertemplate=f"query {block} %{{y:.0f}}, key block %{{x:.0f}}<br><b>%{{text}}</b><extra></extra>",
+        name="tiles",
+    )
+
+
+def _row_work(schedule: Schedule, palette: Palette) -> list[go.Bar] | list[go.Scatter]:
+    """Tiles of each query block by class, left to right as they stand in the grid."""
+    rows = np.arange(schedule.num_q_blocks)
+    traces = []
+    for tile in (Tile.FULL, Tile.PARTIAL, Tile.PADDED, Tile.SKIPPED):
+        style, counts = palette.tiles[tile], (schedule.tiles == tile).sum(axis=1)
+        hover = f"query block %{{y}}: %{{x:,}} {style.label}<extra></extra>"
+        common = {"x": counts, "y": rows, "name": style.label, "hovertemplate": hover, "showlegend": True}
+        if len(rows) <= _BARS:
+            traces.append(go.Bar(**common, orientation="h", marker=theme.bar_pattern(style, palette)))
+        else:
+            fill = {"fillcolor": style.fill, "line": {"width": 0, "shape": "vh"}, "mode": "lines"}
+            pattern = {"fillpattern": theme.bar_pattern(style, palette)["pattern"]} if style.pattern else {}
+            traces.append(go.Scatter(**common, **fill, **pattern, orientation="h", stackgroup="tiles"))
+    return traces

@@ -1,0 +1,151 @@
+"""When each thread block ran, one row a place on an SM."""
+
+from __future__ import annotations
+
+import numpy as np
+import plotly.graph_objects as go
+
+from cufa.dashboard import theme
+from cufa.dashboard.model.launch import WHOLE_HEAD, Timeline
+from cufa.dashboard.theme import Palette
+
+BARS = 2500
+"""Up to this many blocks each is drawn as a bar; beyond, time is cut into bins."""
+_BINS = 600
+
+
+def timeline_figure(timeline: Timeline, palette: Palette, height: int = 420) -> go.Figure:
+    """Thread blocks over time, coloured by the tiles they visit; the end of the run as a line."""
+    figure = theme.new_figure(palette, height, hovermode="closest", bargap=0, barmode="overlay")
+    figure.add_trace(_bars(timeline) if len(timeline.blocks) <= BARS else _bins(timeline))
+    unit = "tile times, predicted" if timeline.unit == "tiles" else "µs since the first block started"
+    figure.update_xaxes(title_text=f"time ({unit})", range=[0, timeline.span * 1.01], zeroline=False)
+    places = timeline.num_sms * timeline.slots_per_sm
+    step = max(1, timeline.num_sms // 12)
+    sms = np.arange(0, timeline.num_sms, step)
+    figure.update_yaxes(
+        title_text="SM",
+        range=[places - 0.5, -0.5],
+        tickvals=sms * timeline.slots_per_sm + (timeline.slots_per_sm - 1) / 2,
+        ticktext=[str(sm) for sm in sms],
+        showgrid=False,
+        zeroline=False,
+    )
+    figure.update_layout(shapes=_background(timeline, palette, places))
+    colours = [[i / (len(palette.scale) - 1), c] for i, c in enumerate(palette.scale)]
+    bar = {"title": {"text": "tiles", "side": "right"}, "thickness": 10, "outlinewidth": 0, "len": 0.9}
+    most = max(1, int(timeline.blocks.tiles.max(initial=1)))
+    figure.update_layout(coloraxis={"colorscale": colours, "cmin": 0, "cmax": most, "colorbar": bar})
+    return figure
+
+
+def describe_timeline(timeline: Timeline) -> str:
+    """The timeline in words."""
+    what = "Predicted" if timeline.unit == "tiles" else "Measured"
+    first, last = timeline.sm_end.min(), timeline.span
+    return (
+        f"{what} timeline of {len(timeline.blocks):,} thread blocks on {timeline.num_sms} SMs with up to "
+        f"{timeline.slots_per_sm} blocks each; one row a place on an SM, time from left to right. {timeline.busy_sms} SMs "
+        f"have work. The first SM is done at {first:,.1f}, the last at {last:,.1f} {timeline.unit}; "
+        f"{timeline.tail:.1%} of SM time is idle at the end."
+    )
+
+
+def sm_finish(timelines: dict[str, Timeline], palette: Palette, height: int = 260) -> go.Figure:
+    """When each SM finished, as share of the run, SMs sorted: the area above a line is the tail."""
+    figure = theme.new_figure(palette, height, hovermode="x unified")
+    for number, (name, timeline) in enumerate(timelines.items()):
+        share = np.sort(timeline.sm_end) / timeline.span if timeline.span else timeline.sm_end
+        figure.add_trace(
+            go.Scatter(
+                x=np.arange(1, len(share) + 1),
+                y=share,
+                name=name,
+                mode="lines",
+                line={
+                    "color": palette.predicted if not number else palette.measured,
+                    "dash": "dash" if timeline.unit == "tiles" else "solid",
+                    "width": 2.5,
+                    "shape": "hv",
+                },
+                hovertemplate="%{y:.1%} of the run<extra>%{fullData.name}</extra>",
+            )
+        )
+    figure.update_xaxes(title_text="SMs, first to finish on the left")
+    figure.update_yaxes(title_text="finished at (share of the run)", tickformat=".0%", range=[0, 1.04])
+    return figure
+
+
+def _background(timeline: Timeline, palette: Palette, places: int) -> list[dict[str, object]]:
+    """Idle time is the colour of nothing happening."""
+    box = {
+        "type": "rect",
+        "xref": "x",
+        "yref": "y",
+        "x0": 0,
+        "x1": timeline.span,
+        "y0": -0.5,
+        "y1": places - 0.5,
+    }
+    end = {
+        "type": "line",
+        "xref": "x",
+        "yref": "paper",
+        "x0": timeline.span,
+        "x1": timeline.span,
+        "y0": 0,
+        "y1": 1,
+    }
+    return [
+        {**box, "fillcolor": palette.idle, "line": {"width": 0}, "layer": "below"},
+        {**end, "line": {"color": palette.text, "width": 1.5, "dash": "dot"}},
+    ]
+
+
+def _rows(timeline: Timeline) -> np.ndarray:
+    return timeline.sm * timeline.slots_per_sm + timeline.slot
+
+
+def _bars(timeline: Timeline) -> go.Bar:
+    blocks = timeline.blocks
+    what = ["whole head" if q == WHOLE_HEAD else f"query block {q}" for q in blocks.q_block.tolist()]
+    return go.Bar(
+        base=timeline.start,
+        x=timeline.end - timeline.start,
+        y=_rows(timeline),
+        orientation="h",
+        width=0.86 if timeline.num_sms * timeline.slots_per_sm <= 140 else 1,
+        marker={"color": blocks.tiles, "coloraxis": "coloraxis", "line": {"width": 0}},
+        customdata=np.column_stack(
+            [timeline.sm, np.arange(len(blocks)), blocks.head, blocks.batch, blocks.tiles]
+        ),
+        text=what,
+        textposition="none",
+        hovertemplate="SM %{customdata[0]} · thread block %{customdata[1]:,}<br>%{text}, head %{customdata[2]}, batch "
+        "%{customdata[3]}<br>%{customdata[4]:,} tiles, %{base:,.1f} → %{value:,.1f}<extra></extra>",
+        showlegend=False,
+    )
+
+
+def _bins(timeline: Timeline) -> go.Heatmap:
+    """Tiles of the block that holds a place in the middle of each bin; empty where none does."""
+    places = timeline.num_sms * timeline.slots_per_sm
+    width = timeline.span / _BINS
+    running = np.full((places, _BINS), np.nan, np.float32)
+    first = np.clip(np.ceil(timeline.start / width - 0.5), 0, _BINS).astype(np.int64)
+    last = np.clip(np.ceil(timeline.end / width - 0.5), 0, _BINS).astype(np.int64)  # exclusive
+    lengths = last - first
+    column = (
+        np.arange(lengths.sum())
+        - np.repeat(np.cumsum(lengths) - lengths, lengths)
+        + np.repeat(first, lengths)
+    )
+    running[np.repeat(_rows(timeline), lengths), column] = np.repeat(timeline.blocks.tiles, lengths)
+    return go.Heatmap(
+        z=running,
+        x0=width / 2,
+        dx=width,
+        coloraxis="coloraxis",
+        hoverongaps=False,
+        hovertemplate="place %{y}, at %{x:,.1f}: a block of %{z:,.0f} tiles<extra></extra>",
+    )

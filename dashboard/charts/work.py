@@ -1,0 +1,144 @@
+"""Arithmetic done, useful and dense; what skipping gains; the softmax state of a tile's rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import plotly.graph_objects as go
+from plotly.subplots import make_subplots
+
+from cufa.dashboard import theme
+from cufa.dashboard.model.softmax_steps import Step
+from cufa.dashboard.model.work import PUBLISHED_SPEEDUP, PUBLISHED_WHERE, Work
+from cufa.dashboard.theme import Palette
+from cufa.schedule import Tile
+
+
+def si(value: float, unit: str) -> str:
+    """1.23 TFLOP and the like."""
+    for factor, prefix in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= factor:
+            return f"{value / factor:.3g} {prefix}{unit}"
+    return f"{value:.3g} {unit}"
+
+
+def flops_figure(work: Work, palette: Palette, height: int = 210) -> go.Figure:
+    """Useful, done and dense floating-point operations, one bar each."""
+    figure = theme.new_figure(palette, height, barmode="stack", hovermode="closest", bargap=0.35)
+    full, partial, skipped = (palette.tiles[t] for t in (Tile.FULL, Tile.PARTIAL, Tile.SKIPPED))
+    unit = "FLOP"
+    for name, row, value, style in (
+        ("useful", "useful", work.useful, full),
+        ("useful part", "done", work.useful, full),
+        ("thrown away", "done", work.waste, partial),
+        ("dense", "no mask", work.dense, skipped),
+    ):
+        figure.add_trace(
+            go.Bar(
+                x=[value],
+                y=[row],
+                orientation="h",
+                name=name,
+                marker=theme.bar_pattern(style, palette),
+                showlegend=False,
+                hovertemplate=f"{name}: {si(value, unit)}<extra></extra>",
+            )
+        )
+    for row, value in (("useful", work.useful), ("done", work.done), ("no mask", work.dense)):
+        figure.add_annotation(
+            x=value, y=row, text=si(value, unit), xanchor="left", xshift=6, font={"color": palette.text}
+        )
+    figure.update_xaxes(
+        title_text="floating-point operations of the forward pass", exponentformat="SI",
+        range=[0, 1.16 * max(work.dense, work.done, 1)],
+    )  # fmt: skip
+    figure.update_yaxes(autorange="reversed", showgrid=False)
+    return figure
+
+
+def speedup_figure(
+    lengths: Sequence[int],
+    from_tiles: Sequence[float],
+    from_schedule: Sequence[float],
+    here: tuple[int, float],
+    measured: Mapping[str, Mapping[int, float]],
+    palette: Palette,
+    height: int = 380,
+) -> go.Figure:
+    """v1 → v2 by length: predicted from tile counts and from the launch, the limit of 2, and what was measured.
+
+    ``measured`` maps a name to speed-up by length.
+    """
+    figure = theme.new_figure(palette, height, hovermode="closest")
+    hover = "length %{x:,}: %{y:.3f}×<extra>%{fullData.name}</extra>"
+    dash = {"dash": "dash", "width": 2.5}
+    figure.add_trace(
+        go.Scatter(x=lengths, y=from_tiles, name="predicted: tiles alone", hovertemplate=hover, mode="lines",
+                   line={**dash, "color": palette.predicted})
+    )  # fmt: skip
+    figure.add_trace(
+        go.Scatter(x=lengths, y=from_schedule, name="predicted: tiles on this card's SMs", hovertemplate=hover,
+                   mode="lines+markers", marker={"symbol": "circle-open", "size": 7},
+                   line={"dash": "dot", "width": 1.5, "color": palette.series[3]})
+    )  # fmt: skip
+    symbols = ("diamond", "square", "triangle-up", "star")
+    for number, (name, values) in enumerate(measured.items()):
+        colour = palette.measured if not number else palette.series[(number + 4) % len(palette.series)]
+        figure.add_trace(
+            go.Scatter(x=list(values), y=list(values.values()), name=name, hovertemplate=hover, mode="lines+markers",
+                       line={"color": colour, "width": 2}, marker={"symbol": symbols[number % 4], "size": 10})
+        )  # fmt: skip
+    figure.add_trace(
+        go.Scatter(x=list(PUBLISHED_SPEEDUP), y=list(PUBLISHED_SPEEDUP.values()), hovertemplate=hover, mode="markers",
+                   name=f"published FA1→FA2 ({PUBLISHED_WHERE})", marker={"symbol": "x-thin", "size": 10,
+                   "line": {"width": 2, "color": palette.muted}})
+    )  # fmt: skip
+    figure.add_trace(
+        go.Scatter(x=[here[0]], y=[here[1]], name="this view", hovertemplate=hover, mode="markers",
+                   marker={"symbol": "circle", "size": 13, "color": palette.accent,
+                           "line": {"width": 2, "color": palette.background}})
+    )  # fmt: skip
+    line = {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": 2, "y1": 2}
+    figure.update_layout(
+        shapes=[{**line, "line": {"color": palette.muted, "width": 1.5, "dash": "longdash"}}]
+    )
+    figure.add_annotation(
+        xref="paper", x=0.01, xanchor="left", y=2, yanchor="bottom", text="limit 2×: never reached"
+    )
+    powers = [int(n) for n in lengths if (int(n) & (int(n) - 1)) == 0]
+    figure.update_xaxes(
+        title_text="sequence length (queries = keys)", type="log", tickvals=powers,
+        ticktext=[f"{n // 1024}k" if n >= 1024 else str(n) for n in powers],
+    )  # fmt: skip
+    top = max(2.1, *(v for values in measured.values() for v in values.values()), 2.1)
+    figure.update_yaxes(
+        title_text="time without skipping ÷ time with it", range=[0.9, top * 1.05], ticksuffix="×"
+    )
+    return figure
+
+
+def softmax_figure(steps: Sequence[Step], selected: int, palette: Palette, height: int = 420) -> go.Figure:
+    """Running maximum m and sum l of each row, before and after the selected key block."""
+    step = next(s for s in steps if s.kv_block == selected)
+    figure = make_subplots(2, 1, shared_xaxes=True, vertical_spacing=0.08)
+    theme.style(figure, palette, height, hovermode="x unified")
+    rows = np.arange(len(step.m_after))
+    for panel, (before, after, symbol) in enumerate(
+        ((step.m_before, step.m_after, "m"), (step.l_before, step.l_after, "l")), 1
+    ):
+        for name, values, colour, dash in (
+            ("before", before, palette.muted, "dot"),
+            ("after", after, palette.accent, "solid"),
+        ):
+            finite = np.where(np.isfinite(values), values, np.nan)
+            figure.add_trace(
+                go.Scatter(x=rows, y=finite, name=f"{name} the tile", legendgroup=name, showlegend=panel == 1,
+                           mode="lines", line={"color": colour, "dash": dash, "width": 2, "shape": "hvh"},
+                           hovertemplate=f"{symbol} {name}: %{{y:.4f}}<extra></extra>"),
+                panel, 1,
+            )  # fmt: skip
+    figure.update_yaxes(title_text="m: running maximum", row=1, col=1)
+    figure.update_yaxes(title_text="l: running sum", rangemode="tozero", row=2, col=1)
+    figure.update_xaxes(title_text="row of the query block", row=2, col=1)
+    return figure

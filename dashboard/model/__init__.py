@@ -1,0 +1,1 @@
+"""What the figures show, computed without Streamlit or Plotly."""

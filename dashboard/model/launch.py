@@ -1,0 +1,128 @@
+"""Which thread block does what, in launch order, and a prediction of when: list scheduling.
+
+The order is that of ``work_item`` in ``cuda_src/tiles/schedule.cuh``. The prediction is deliberately simple:
+every SM holds ``blocks_per_sm`` blocks at a time, the next block goes to the place that is free first, and a
+block takes as long as the tiles it visits. It knows nothing of clocks, memory or the work around the loop;
+what it gets right is the shape: waves, and SMs that wait at the end.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import heapq
+
+import numpy as np
+import numpy.typing as npt
+
+from cufa.kernels import KERNELS, KernelSpec
+from cufa.problem import Problem
+from cufa.schedule import Schedule
+
+Ints = npt.NDArray[np.int64]
+
+_L2_SHARE = 24 << 20
+"""Bytes of keys and values that causal launches keep together: ``L2_SHARE`` of schedule.cuh."""
+_TENSOR_ROWS = 2  # a key row and a value row
+
+WHOLE_HEAD = -1
+"""As ``q_block``: the thread block does every query block of its head."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Blocks:
+    """Thread blocks in launch order; every array has one entry a block."""
+
+    q_block: Ints
+    """:data:`WHOLE_HEAD` where a block does a whole head."""
+    head: Ints
+    batch: Ints
+    tiles: Ints
+    """Key/value tiles visited."""
+
+    def __len__(self) -> int:
+        return len(self.tiles)
+
+
+@dataclasses.dataclass(frozen=True)
+class Timeline:
+    """When each thread block ran, and where. Times count from the first start."""
+
+    start: npt.NDArray[np.float64]
+    end: npt.NDArray[np.float64]
+    sm: Ints
+    slot: Ints
+    """Place on its SM: blocks that run at the same time have different ones."""
+    blocks: Blocks
+    num_sms: int
+    slots_per_sm: int
+    unit: str
+    """"tiles" when predicted, "µs" when measured."""
+
+    @property
+    def span(self) -> float:
+        return float(self.end.max(initial=0.0))
+
+    @property
+    def sm_end(self) -> npt.NDArray[np.float64]:
+        """When each SM finished its last block, (num_sms,); 0 for one that never had any."""
+        last = np.zeros(self.num_sms)
+        np.maximum.at(last, self.sm, self.end)
+        return last
+
+    @property
+    def tail(self) -> float:
+        """Share of SM time idle at the end: after an SM's last block, before the kernel's end. 0 to 1."""
+        return 1 - float(self.sm_end.sum()) / (self.num_sms * self.span) if self.span else 0.0
+
+    @property
+    def busy_sms(self) -> int:
+        """SMs that had work at all."""
+        return len(np.unique(self.sm))
+
+    @property
+    def mean_blocks(self) -> float:
+        """Thread blocks resident on an SM, averaged over all SMs and the whole run."""
+        return float((self.end - self.start).sum()) / (self.num_sms * self.span) if self.span else 0.0
+
+
+def algorithms() -> dict[str, KernelSpec]:
+    """Kernels with a tile schedule of their own, by algorithm, first registered first."""
+    found: dict[str, KernelSpec] = {}
+    for spec in KERNELS.values():
+        if spec.algorithm in ("fa1", "fa2_noskip", "fa2"):
+            found.setdefault(spec.algorithm, spec)
+    return {name: found[name] for name in ("fa1", "fa2_noskip", "fa2") if name in found}
+
+
+def thread_blocks(problem: Problem, schedule: Schedule, algorithm: str) -> Blocks:
+    """The launch of one kernel: a block a head for FA1, a block a query block and head for FA2."""
+    heads = problem.batch * problem.heads
+    if algorithm == "fa1":
+        head = np.arange(heads)
+        whole = np.full(heads, WHOLE_HEAD)
+        return Blocks(whole, head % problem.heads, head // problem.heads, np.full(heads, schedule.visited))
+    rows = schedule.num_q_blocks
+    index = np.arange(rows * heads)
+    if problem.causal:
+        head_bytes = problem.seqlen_k * problem.head_dim * problem.itemsize * _TENSOR_ROWS
+        together = max(1, min(heads, _L2_SHARE // head_bytes))
+        group, rest = np.divmod(index, together * rows)
+        members = np.minimum(together, heads - group * together)
+        q_block = rows - 1 - rest // members
+        head = group * together + rest % members
+    else:
+        head, q_block = np.divmod(index, rows)
+    return Blocks(q_block, head % problem.heads, head // problem.heads, schedule.visits[q_block])
+
+
+def predict(blocks: Blocks, num_sms: int, blocks_per_sm: int) -> Timeline:
+    """List scheduling in launch order; the unit of time is one tile."""
+    places = num_sms * blocks_per_sm
+    free = [(0.0, place) for place in range(places)]  # a heap: all free at 0, SM after SM
+    start, where = np.empty(len(blocks)), np.empty(len(blocks), np.int64)
+    for i, tiles in enumerate(blocks.tiles.tolist()):
+        at, place = free[0]
+        start[i], where[i] = at, place
+        heapq.heapreplace(free, (at + tiles, place))
+    slot, sm = np.divmod(where, num_sms)
+    return Timeline(start, start + blocks.tiles, sm, slot, blocks, num_sms, blocks_per_sm, "tiles")

@@ -1,0 +1,108 @@
+"""What a trace build measured: reading it, holding it against the schedule, and exporting it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from cufa.dashboard.model.launch import WHOLE_HEAD, Blocks, Timeline
+from cufa.params import TRACE_RECORD
+from cufa.schedule import Schedule
+
+Records = npt.NDArray[Any]
+"""Of dtype :data:`cufa.params.TRACE_RECORD`: one entry a query block and head."""
+
+
+def measured_timeline(records: Records, num_sms: int) -> Timeline:
+    """One entry a thread block, in order of block number; microseconds from the first start."""
+    assert records.dtype == TRACE_RECORD
+    order = np.argsort(records["thread_block"], kind="stable")
+    ordered = records[order]
+    _, first, count = np.unique(ordered["thread_block"], return_index=True, return_counts=True)
+    zero = records["start_ns"].min()
+    start = (np.minimum.reduceat(ordered["start_ns"], first) - zero).astype(np.float64) / 1e3
+    end = (np.maximum.reduceat(ordered["end_ns"], first) - zero).astype(np.float64) / 1e3
+    sm = ordered["sm"][first].astype(np.int64)
+    q_block = np.where(count > 1, WHOLE_HEAD, ordered["q_block"][first].astype(np.int64))
+    blocks = Blocks(
+        q_block,
+        ordered["head"][first].astype(np.int64),
+        ordered["batch"][first].astype(np.int64),
+        np.add.reduceat(ordered["tiles_visited"].astype(np.int64), first),
+    )
+    slot = _slots(start, end, sm)
+    slots = int(slot.max(initial=0)) + 1
+    return Timeline(start, end, sm, slot, blocks, max(num_sms, int(sm.max(initial=0)) + 1), slots, "µs")
+
+
+def _slots(start: npt.NDArray[np.float64], end: npt.NDArray[np.float64], sm: npt.NDArray[np.int64]) -> Any:
+    """The lowest place on each block's SM that was free when it started."""
+    slot = np.zeros(len(start), np.int64)
+    free_at: dict[int, list[float]] = {}
+    for i in np.argsort(start, kind="stable").tolist():
+        places = free_at.setdefault(int(sm[i]), [])
+        for place, at in enumerate(places):
+            if at <= start[i]:
+                places[place] = end[i]
+                slot[i] = place
+                break
+        else:
+            slot[i] = len(places)
+            places.append(end[i])
+    return slot
+
+
+def disagreements(records: Records, schedule: Schedule) -> list[str]:
+    """Where the kernel's own counters differ from the schedule, one sentence each; empty when they agree."""
+    q_block = records["q_block"].astype(np.int64)
+    if len(q_block) and q_block.max() >= schedule.num_q_blocks:
+        return [
+            f"the trace has query block {q_block.max()}, the schedule only {schedule.num_q_blocks} of them"
+        ]
+    expected = {
+        "tiles_visited": schedule.visits,
+        "tiles_skipped": schedule.num_kv_blocks - schedule.visits,
+        "tiles_unmasked": schedule.unmasked,
+    }
+    found = []
+    for field, prediction in expected.items():
+        wrong = np.flatnonzero(records[field].astype(np.int64) != prediction[q_block])
+        if len(wrong):
+            r = records[wrong[0]]
+            found.append(
+                f"{field.replace('_', ' ')}: {len(wrong):,} of {len(records):,} records differ; first: query block "
+                f"{r['q_block']}, head {r['head']}, batch {r['batch']} counted {r[field]}, the schedule has "
+                f"{prediction[r['q_block']]}"
+            )
+    return found
+
+
+def perfetto(timeline: Timeline, title: str) -> bytes:
+    """Chrome trace-event JSON, which ui.perfetto.dev opens: a process an SM, a thread a place on it.
+
+    A predicted timeline has no clock: one tile is written as one microsecond, and the title says so.
+    """
+    predicted = timeline.unit == "tiles"
+    events: list[dict[str, Any]] = []
+    for sm, slot in sorted(set(zip(timeline.sm.tolist(), timeline.slot.tolist(), strict=True))):
+        events.append({"ph": "M", "name": "process_name", "pid": sm, "args": {"name": f"SM {sm}"}})
+        events.append(
+            {"ph": "M", "name": "thread_name", "pid": sm, "tid": slot, "args": {"name": f"place {slot}"}}
+        )
+    blocks = timeline.blocks
+    columns = (timeline.start, timeline.end, timeline.sm, timeline.slot)
+    work = (blocks.q_block, blocks.head, blocks.batch, blocks.tiles)
+    for number, (start, end, sm, slot, q_block, head, batch, tiles) in enumerate(
+        zip(*(x.tolist() for x in (*columns, *work)), strict=True)
+    ):
+        name = f"head {head}" if q_block == WHOLE_HEAD else f"query block {q_block}, head {head}"
+        arguments = {"thread_block": number, "batch": batch, "tiles": tiles}
+        events.append(
+            {"ph": "X", "name": name, "cat": "block", "pid": sm, "tid": slot, "ts": start, "dur": end - start}
+            | {"args": arguments}
+        )
+    other = {"title": title, "predicted": predicted, "unit": "1 µs = 1 tile" if predicted else "µs"}
+    return json.dumps({"traceEvents": events, "displayTimeUnit": "ms", "otherData": other}).encode()

@@ -1,0 +1,62 @@
+"""How much arithmetic is done, how much of it is wanted, and what skipping is worth."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+
+import numpy as np
+
+from cufa.problem import Problem
+from cufa.schedule import Schedule, Tile
+
+#: FlashAttention-1 → 2 as first published: causal, d64, float32, batch 2 × 4 heads, Triton on an A10G.
+PUBLISHED_SPEEDUP = {512: 0.097 / 0.092, 1024: 0.231 / 0.182, 2048: 0.660 / 0.394, 4096: 2.347 / 1.378}
+PUBLISHED_WHERE = "A10G, Triton, float32, d64, batch 2 × 4 heads"
+
+
+@dataclasses.dataclass(frozen=True)
+class Work:
+    """Floating-point operations of one forward pass: 4 · head_dim per score."""
+
+    done: int
+    """In every visited tile, whole tiles counted."""
+    useful: int
+    """Of scores that the mask lets through."""
+    dense: int
+    """Of all scores, as if there were no mask."""
+
+    @property
+    def waste(self) -> int:
+        """Done for scores that are masked away or lie beyond the ends."""
+        return self.done - self.useful
+
+    @property
+    def waste_share(self) -> float:
+        return self.waste / self.done if self.done else 0.0
+
+
+def work(problem: Problem, schedule: Schedule) -> Work:
+    """For all heads of a problem."""
+    factor = 4 * problem.head_dim * problem.batch * problem.heads
+    scores = schedule.visited * schedule.block_q * schedule.block_kv
+    return Work(factor * scores, problem.flops, factor * problem.seqlen_q * problem.seqlen_k)
+
+
+def class_counts(schedule: Schedule) -> dict[Tile, int]:
+    """Tiles of one head by class."""
+    counts = np.bincount(schedule.tiles.ravel(), minlength=len(Tile))
+    return {tile: int(counts[tile]) for tile in Tile}
+
+
+def skip_speedup(schedule: Schedule) -> float:
+    """All tiles over visited tiles: what causal skipping alone can gain if tiles cost alike."""
+    return schedule.total / schedule.visited if schedule.visited else 1.0
+
+
+def skip_speedups(schedule: Schedule, lengths: Iterable[int]) -> list[float]:
+    """:func:`skip_speedup` for Sq = Sk at each length, same tiles and mask, with skipping."""
+    return [
+        skip_speedup(dataclasses.replace(schedule, seqlen_q=n, seqlen_k=n, skip_masked_tiles=True))
+        for n in lengths
+    ]

@@ -1,0 +1,73 @@
+"""What every page is made of: a title, a verdict in words, and figures with a description beside them."""
+
+from __future__ import annotations
+
+import html
+from typing import Any
+
+import plotly.graph_objects as go
+import streamlit as st
+
+from cufa.dashboard.theme import DARK, LIGHT, Palette
+
+#: No mode bar over small figures, no logo; figures follow the width of the window.
+_CONFIG = {
+    "displaylogo": False,
+    "modeBarButtonsToRemove": ["lasso2d", "select2d", "autoScale2d"],
+    "responsive": True,
+}
+
+_STYLE = """
+<style>
+.block-container {{ padding-top: 2.6rem; max-width: 1280px; }}
+.cufa-verdict {{ font-size: 1.32rem; line-height: 1.35; font-weight: 600; margin: 0 0 .35rem 0; color: {text};
+  border-left: 4px solid {accent}; padding: .1rem 0 .1rem .7rem; }}
+.cufa-verdict.small {{ font-size: 1.06rem; border-left-width: 3px; }}
+.cufa-verdict.good {{ border-color: {measured}; }}
+.cufa-verdict.warn {{ border-color: {warn}; }}
+.cufa-verdict.alarm {{ border-color: {alarm}; }}
+.cufa-tag {{ display: inline-block; font-size: .72rem; font-weight: 650; letter-spacing: .05em; text-transform: uppercase;
+  border: 1px solid currentColor; border-radius: 4px; padding: 0 .38rem; margin-right: .45rem; vertical-align: .12em; }}
+.cufa-tag.predicted {{ color: {predicted}; border-style: dashed; }}
+.cufa-tag.measured {{ color: {measured}; }}
+.cufa-tag.recorded {{ color: {measured}; }}
+.cufa-tag.published {{ color: {muted}; }}
+.cufa-lead {{ color: {muted}; margin: -.4rem 0 1rem 0; max-width: 62rem; }}
+</style>
+"""
+
+
+def palette() -> Palette:
+    """The colours of the theme that the browser shows."""
+    theme = getattr(st.context, "theme", None)
+    return DARK if getattr(theme, "type", None) == "dark" else LIGHT
+
+
+def begin(title: str, lead: str) -> Palette:
+    """Title and one sentence. Returns the colours for the page's figures."""
+    colours = palette()
+    names = ("text", "accent", "measured", "predicted", "muted", "warn", "alarm")
+    st.html(_STYLE.format(**{name: getattr(colours, name) for name in names}))
+    st.title(title, anchor=False)
+    st.html(f'<p class="cufa-lead">{html.escape(lead)}</p>')
+    return colours
+
+
+def verdict(text: str, tone: str = "", tag: str = "", small: bool = False) -> None:
+    """The one sentence above a figure that says what it shows.
+
+    ``tone`` is "", "good", "warn" or "alarm"; ``tag`` says where the figures come from: "predicted", "measured",
+    "recorded" or "published".
+    """
+    label = f'<span class="cufa-tag {tag}">{tag}</span>' if tag else ""
+    classes = " ".join(x for x in ("cufa-verdict", tone, "small" if small else "") if x)
+    role = ' role="alert"' if tone == "alarm" else ""
+    st.html(f'<p class="{classes}"{role}>{label}{html.escape(text)}</p>')
+
+
+def figure(fig: go.Figure, key: str, alt: str, **options: Any) -> Any:
+    """A figure, with its description for screen readers and, folded away, for everyone."""
+    event = st.plotly_chart(fig, key=key, theme=None, config=_CONFIG, alt=alt, **options)
+    with st.popover("Describe this figure", type="tertiary", icon=":material/notes:"):
+        st.write(alt)
+    return event

@@ -1,0 +1,198 @@
+"""Controls that live in the address bar: a view is shared by copying its link.
+
+Every control of a page is mirrored in one query parameter (left out while it has its default). What a link
+asks for and cannot have falls back to the default, and the page says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import streamlit as st
+
+_UNKNOWN = "the link has {names}, which is no control of this page; it is left out."
+
+
+class Controls:
+    """The controls of one page. Create it first, then each control where it is to stand, then
+    :meth:`finish`."""
+
+    def __init__(self, page: str) -> None:
+        self._page = page
+        self._notices: list[str] = []
+        self._shown: dict[str, str] = {}
+        self._names: set[str] = set()
+        self._box = st.container()
+
+    def integer(
+        self,
+        name: str,
+        label: str,
+        default: int,
+        low: int,
+        high: int,
+        *,
+        step: int = 1,
+        help: str | None = None,
+    ) -> int:
+        """A whole number from low to high."""
+
+        def parse(text: str) -> int:
+            value = int(text)
+            if not low <= value <= high:
+                raise ValueError
+            return value
+
+        default = min(max(default, low), high)
+        key = self._settle(name, default, parse, f"a whole number from {low:,} to {high:,}")
+        value = int(st.session_state[key])
+        if not low <= value <= high:  # the bounds moved since it was set
+            st.session_state[key] = min(max(value, low), high)
+        got = int(st.number_input(label, low, high, step=step, help=help, key=key))
+        return self._keep(name, got, default)
+
+    def slider(
+        self,
+        name: str,
+        label: str,
+        default: int,
+        low: int,
+        high: int,
+        *,
+        step: int = 1,
+        help: str | None = None,
+    ) -> int:
+        """A whole number, when looking around matters more than the exact figure."""
+
+        def parse(text: str) -> int:
+            value = int(text)
+            if not low <= value <= high or (value - low) % step:
+                raise ValueError
+            return value
+
+        wanted = f"a whole number from {low:,} to {high:,}" + (f" in steps of {step:,}" if step > 1 else "")
+        default = min(max(default, low), high)
+        key = self._settle(name, default, parse, wanted)
+        st.session_state[key] = min(max(int(st.session_state[key]), low), high)
+        return self._keep(name, int(st.slider(label, low, high, step=step, help=help, key=key)), default)
+
+    def choice(
+        self,
+        name: str,
+        label: str,
+        options: Mapping[str, str] | Sequence[str],
+        default: str | None = None,
+        *,
+        segmented: bool = False,
+        help: str | None = None,
+    ) -> str:
+        """One of several. ``options`` maps the value in the link to the words on the screen."""
+        words = dict(options) if isinstance(options, Mapping) else {x: x for x in options}
+        fallback = default if default in words else next(iter(words))
+
+        def parse(text: str) -> str:
+            if text not in words:
+                raise ValueError
+            return text
+
+        key = self._settle(name, fallback, parse, f"one of {', '.join(words)}")
+        if st.session_state[key] not in words:  # the options changed, or a segment was clicked off
+            st.session_state[key] = fallback
+        if segmented:
+            got = st.segmented_control(label, list(words), format_func=words.get, help=help, key=key)
+        else:
+            got = st.selectbox(label, list(words), format_func=words.get, help=help, key=key)
+        return self._keep(name, str(got) if got is not None else fallback, fallback)
+
+    def several(
+        self,
+        name: str,
+        label: str,
+        options: Mapping[str, str] | Sequence[str],
+        default: Sequence[str],
+        *,
+        help: str | None = None,
+    ) -> list[str]:
+        """Any number of several, comma-separated in the link."""
+        words = dict(options) if isinstance(options, Mapping) else {x: x for x in options}
+        default = [x for x in default if x in words]
+
+        def parse(text: str) -> list[str]:
+            values = [x for x in text.split(",") if x]
+            if any(x not in words for x in values):
+                raise ValueError
+            return values
+
+        key = self._settle(name, default, parse, f"any of {', '.join(words)}, separated by commas")
+        st.session_state[key] = [x for x in st.session_state[key] if x in words]
+        got = st.multiselect(label, list(words), format_func=words.get, help=help, key=key)
+        self._keep(name, ",".join(got), ",".join(default), remember=got)
+        return list(got)
+
+    def flag(self, name: str, label: str, default: bool = False, *, help: str | None = None) -> bool:
+        """Yes or no; 1 or 0 in the link."""
+
+        def parse(text: str) -> bool:
+            return {"1": True, "0": False}[text]
+
+        key = self._settle(name, default, parse, "1 or 0")
+        got = bool(st.toggle(label, help=help, key=key))
+        self._keep(name, str(int(got)), str(int(default)), remember=got)
+        return got
+
+    def value(self, name: str, default: int, low: int, high: int) -> int:
+        """A whole number without a widget of its own: :meth:`set` by a click on a figure."""
+        key = self._settle(name, default, int, f"a whole number from {low:,} to {high:,}")
+        st.session_state[key] = min(max(int(st.session_state[key]), low), high)
+        return self._keep(name, int(st.session_state[key]), default)
+
+    def set(self, name: str, value: Any) -> None:
+        """Give a control a new value: in a callback, or before it is created."""
+        st.session_state[self._key(name)] = value
+
+    def notice(self, text: str) -> None:
+        """Say something above the page: a choice that was not possible, and what is shown instead."""
+        self._notices.append(text)
+
+    def finish(self) -> None:
+        """Show what could not be done and write the link. Call it once all controls exist."""
+        unknown = [name for name in st.query_params if name not in self._names]
+        if unknown:
+            self.notice(_UNKNOWN.format(names=", ".join(repr(name) for name in unknown)))
+        if self._notices:
+            with self._box:
+                st.warning(
+                    "  \n".join(n[0].upper() + n[1:] for n in self._notices), icon=":material/link_off:"
+                )
+        if st.query_params.to_dict() != self._shown:
+            st.query_params.from_dict(self._shown)
+
+    def _key(self, name: str) -> str:
+        return f"{self._page}.{name}"
+
+    def _settle(self, name: str, default: Any, parse: Callable[[str], Any], wanted: str) -> str:
+        """Give the widget its first value: from the link, from the last visit to this page, or the default."""
+        self._names.add(name)
+        key = self._key(name)
+        if key in st.session_state:
+            return key
+        value = st.session_state.get(f"last.{key}", default)
+        if name in st.query_params:
+            text = st.query_params[name]
+            try:
+                value = parse(text)
+            except (ValueError, KeyError):
+                value = default
+                self.notice(
+                    f"the link asks for {name} = {text!r}, which is not {wanted}; showing {default} instead."
+                )
+        st.session_state[key] = value
+        return key
+
+    def _keep(self, name: str, value: Any, default: Any, remember: Any = None) -> Any:
+        """Write the link, and remember: Streamlit forgets the widgets of a page that is left."""
+        if value != default:
+            self._shown[name] = str(value)
+        st.session_state[f"last.{self._key(name)}"] = value if remember is None else remember
+        return value
