@@ -32,13 +32,16 @@ CUFA := PYTHONPATH=$(CURDIR)$(if $(PYTHONPATH),:$(PYTHONPATH)) $(PY) -m cufa
 PYTEST := $(PY) -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test gpu-test gpu-evidence bench compile-all sanitize lint format typecheck wheel clean
+.PHONY: help demo dashboard test gpu-test gpu-evidence bench compile-all sanitize lint format typecheck wheel clean print-python
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
 demo: $(BASE)  ## FA1, FA2 and naive attention side by side, on the GPU if there is one, else on the CPU
 	$(CUFA) demo $(ARGS)
+
+dashboard: $(DEV)  ## the dashboard, in a browser on this machine
+	$(CUFA) dashboard $(ARGS)
 
 test: $(DEV)  ## every test that can run here; GPU tests skip, with the reason, where there is no GPU
 	$(PYTEST) $(ARGS)
@@ -72,8 +75,12 @@ sanitize: $(DEV)  ## compute-sanitizer memcheck and racecheck over small shapes 
 	compute-sanitizer --tool memcheck --error-exitcode 9 $(PYTEST) -q -m gpu -k sanitize $(ARGS)
 	compute-sanitizer --tool racecheck --error-exitcode 9 $(PYTEST) -q -m gpu -k sanitize $(ARGS)
 
+WHEEL_DIR ?= dist
 wheel: $(DEV)  ## build dist/*.whl
-	$(PY) -m build --wheel --no-isolation
+	$(PY) -m build --wheel --no-isolation --outdir $(WHEEL_DIR)
+
+print-python:
+	@echo $(PYTHON)
 
 clean:  ## remove .venv and everything built
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
