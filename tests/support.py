@@ -50,14 +50,14 @@ def naive_same_dtype(
     q: np.ndarray, k: np.ndarray, v: np.ndarray, *, causal: bool = False, scale: float | None = None
 ) -> np.ndarray:
     """What three array expressions give: scores, probabilities and output each rounded to the dtype,
-    products accumulated in float32 (float64 for float64). Arrays in "bhsd"."""
+    products accumulated in float32 (float64 for float64), in order. Arrays in "bhsd"."""
     dtype = q.dtype
     wide = np.float64 if dtype == np.float64 else np.float32
     groups = q.shape[1] // k.shape[1]
     k, v = (np.repeat(x, groups, axis=1).astype(wide) for x in (k, v))
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     with np.errstate(all="ignore"):
-        s = (np.matmul(q.astype(wide), np.swapaxes(k, -1, -2)) * wide(scale)).astype(dtype).astype(wide)
+        s = (_product(q.astype(wide), np.swapaxes(k, -1, -2)) * wide(scale)).astype(dtype).astype(wide)
         if causal:
             rows, columns = s.shape[-2:]
             s = np.where(np.tri(rows, columns, columns - rows, dtype=bool), s, wide(-np.inf))
@@ -65,7 +65,18 @@ def naive_same_dtype(
         p = np.exp(s - np.where(np.isneginf(m), 0, m))
         total = p.sum(-1, keepdims=True)
         p = (p / np.where(total == 0, 1, total)).astype(dtype).astype(wide)
-        return np.matmul(p, v).astype(dtype)
+        return _product(p, v).astype(dtype)
+
+
+def _product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """a @ b summed in order, as one thread would. BLAS sums pairwise over vector lanes, which on short
+    vectors is luckier than any single accumulator, a tensor core's included."""
+    if a.dtype != np.float32:
+        return np.matmul(a, b)
+    total = np.zeros((*a.shape[:-1], b.shape[-1]), np.float32)
+    for i in range(a.shape[-1]):
+        total += a[..., :, i : i + 1] * b[..., i : i + 1, :]
+    return total
 
 
 def assert_attention(
