@@ -177,14 +177,11 @@ def _fa1_shared_memory(config: TileConfig, head_dim: int) -> int:
     row maxima and sums."""
     pitch = _pitch(head_dim, itemsize=2, pad_to=32)
     key_warps = 2 if config.block_kv < 64 else 4
-    strip = 32 if config.num_warps == key_warps else 16
-    pairs = _ceil_div(head_dim, 16)
-    slice_dim = _ceil_div(pairs, _ceil_div(pairs, 4)) * 16
     keys_and_values = 2 * config.block_kv * pitch
-    parts = config.num_warps * strip * (slice_dim + 8) * 4
+    parts = config.num_warps * (key_warps - 1) * (4 // key_warps) * 2048
     in_registers = config.block_kv // key_warps * head_dim <= 2048
     first = max(keys_and_values, parts) if in_registers else keys_and_values + parts
-    return first + 2 * config.block_q * pitch + 3 * config.num_warps * strip * 4
+    return first + 2 * config.block_q * pitch + 2 * config.num_warps * 32 * 4
 
 
 def _fa1_launches(problem: Problem, config: TileConfig, shared_memory: int) -> tuple[Launch, ...]:
@@ -194,9 +191,10 @@ def _fa1_launches(problem: Problem, config: TileConfig, shared_memory: int) -> t
 
 
 def _fa1_workspace(problem: Problem, config: TileConfig) -> int:
-    """O, l and m in float32 between key blocks, for whole query blocks."""
+    """O, l and m in float32 between key blocks, for whole query blocks and 16-column tiles."""
     rows = _ceil_div(problem.seqlen_q, config.block_q) * config.block_q
-    return problem.batch * problem.heads * rows * (problem.head_dim + 2) * 4
+    columns = _ceil_div(problem.head_dim, 16) * 16
+    return problem.batch * problem.heads * rows * (columns + 2) * 4
 
 
 _FA1_FORWARD = KernelSpec(
@@ -215,7 +213,7 @@ _FA1_FORWARD = KernelSpec(
         TileConfig(64, 64, num_warps=4),
         TileConfig(128, 64, num_warps=4),
         TileConfig(128, 64, num_warps=8),
-        TileConfig(32, 32, num_warps=4),
+        TileConfig(64, 32, num_warps=4),
     ),
     shared_memory=_fa1_shared_memory,
     launches=_fa1_launches,

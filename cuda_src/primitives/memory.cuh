@@ -51,3 +51,13 @@ template <typename T>
 DEVICE void st_global(void* p, T v) {
   *static_cast<T*>(p) = v;
 }
+
+// st.global.v4.b32, st.global.v2.b32. Left to itself the compiler may split the store of a struct into its words.
+template <>
+DEVICE void st_global<vec4>(void* p, vec4 v) {
+  asm volatile("st.global.v4.b32 [%0], {%1,%2,%3,%4};" ::"l"(p), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
+}
+template <>
+DEVICE void st_global<vec2>(void* p, vec2 v) {
+  asm volatile("st.global.v2.b32 [%0], {%1,%2};" ::"l"(p), "r"(v.x), "r"(v.y) : "memory");
+}
