@@ -8,28 +8,31 @@
 
 constexpr int Br = BLOCK_Q, Bc = BLOCK_KV;
 constexpr int NUM_THREADS = NUM_WARPS * 32;
-constexpr int WARP_ROWS = Br / NUM_WARPS;       // query rows of one warp
-constexpr int M_TILES = WARP_ROWS / 16;         // 16-row mma tiles of one warp
-constexpr int K_STEPS = (HEAD_DIM + 15) / 16;   // k16 steps of S = Q K^T; the last one may be half padding
-constexpr int S_TILES = Bc / 8;                 // 8-column mma tiles of S
-constexpr int O_TILES = HEAD_DIM / 8;           // 8-column mma tiles of O
+constexpr int WARP_ROWS = Br / (NUM_WARPS / COLUMN_WARPS);  // query rows of one warp
+constexpr int M_TILES = WARP_ROWS / 16;                     // 16-row mma tiles of one warp
+constexpr int K_STEPS = (HEAD_DIM + 15) / 16;               // k16 steps of S = Q K^T; the last may be half padding
+constexpr int WARP_KEYS = Bc / COLUMN_WARPS;                // columns of S of one warp
+constexpr int S_TILES = WARP_KEYS / 8;                      // 8-column mma tiles of S of one warp
+constexpr int O_TILES = (HEAD_DIM / 8 + COLUMN_WARPS - 1) / COLUMN_WARPS;  // likewise of O
 constexpr int ROW_BYTES = HEAD_DIM * 2;
 constexpr int PITCH = tile_pitch(ROW_BYTES, 32);
-constexpr bool PADDED = HEAD_DIM % 16 != 0;
+constexpr int P_PITCH = tile_pitch(Bc * 2, 32);
+constexpr bool PAIRED = COLUMN_WARPS == 2;
 
-// Shared memory: Q (later O), then NUM_STAGES pairs of K and V.
-constexpr int Q_BYTES = Br * PITCH, KV_BYTES = Bc * PITCH;
-constexpr int STAGE_BYTES = 2 * KV_BYTES;
-static_assert(Q_BYTES + NUM_STAGES * STAGE_BYTES == SMEM_BYTES, "the registry computes the same layout");
-static_assert(Br % (16 * NUM_WARPS) == 0, "a warp owns whole 16-row tiles");
-static_assert(Bc % 16 == 0, "P V takes keys 16 at a time");
+// Shared memory: Q (later O), two stages of K and V, and what paired warps exchange: P and the row maxima.
+constexpr int Q_BYTES = Br * PITCH, KV_BYTES = Bc * PITCH, STAGE_BYTES = 2 * KV_BYTES;
+constexpr int P_OFFSET = Q_BYTES + 2 * STAGE_BYTES;
+constexpr int M_OFFSET = P_OFFSET + (PAIRED ? Br * P_PITCH : 0);
+static_assert(M_OFFSET + (PAIRED ? 2 * Br * 4 : 0) == SMEM_BYTES, "the registry computes the same layout");
+static_assert(WARP_ROWS % 16 == 0 && Br % WARP_ROWS == 0, "a warp owns whole 16-row tiles");
+static_assert(WARP_KEYS % 16 == 0, "P V takes keys 16 at a time");
 static_assert(HEAD_DIM % 8 == 0 && HEAD_DIM <= 256, "head_dim");
-static_assert(NUM_STAGES == 1 || NUM_STAGES == 2, "one or two K/V tiles in flight");
+static_assert(NUM_STAGES == 2, "one tile is computed while the next is copied");
+static_assert(COLUMN_WARPS == 1 || COLUMN_WARPS == 2, "alone or in pairs");
 
 // Q stays in registers where O, S and Q together leave room for the rest of the loop (about 48 registers).
 constexpr int REGISTER_LIMIT = 65536 / (NUM_THREADS * BLOCKS_PER_SM) < 255 ? 65536 / (NUM_THREADS * BLOCKS_PER_SM) : 255;
-constexpr bool Q_IN_REGISTERS = M_TILES * 4 * (K_STEPS + S_TILES + O_TILES) + 48 <= REGISTER_LIMIT;
-
+constexpr bool Q_IN_REGISTERS = M_TILES * 4 * (K_STEPS + S_TILES + O_TILES) + 64 <= REGISTER_LIMIT;
 template <bool B>
 struct Bool {
   static constexpr bool value = B;
@@ -38,6 +41,7 @@ struct Bool {
 KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward(const __grid_constant__ AttentionParams p) {
   DYN_SMEM(smem);
   const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
+  const int row_group = warp / COLUMN_WARPS, part = warp % COLUMN_WARPS;
   u64 start_ns = 0;
   if constexpr (TRACE) start_ns = global_timer();
 
@@ -48,51 +52,72 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward(const __grid_co
   const int kv_head = item.head / (p.heads / p.kv_heads);
   const i64 q_stride = p.q_stride.seq * 2, k_stride = p.k_stride.seq * 2, v_stride = p.v_stride.seq * 2;
   const char* Q = static_cast<const char*>(p.q) + 2 * (item.batch * p.q_stride.batch + item.head * p.q_stride.head) +
-                  first_row * q_stride;  // (Br, HEAD_DIM)
+                  first_row * q_stride;
   const char* K = static_cast<const char*>(p.k) + 2 * (item.batch * p.k_stride.batch + kv_head * p.k_stride.head);
   const char* V = static_cast<const char*>(p.v) + 2 * (item.batch * p.v_stride.batch + kv_head * p.v_stride.head);
 
-  const u32 Q_smem = smem_address(smem);
-  const u32 KV_smem = Q_smem + Q_BYTES;
-  const u32 Q_warp = Q_smem + warp * WARP_ROWS * PITCH;
+  const u32 Q_smem = smem_address(smem), K_smem = Q_smem + Q_BYTES, V_smem = K_smem + KV_BYTES;
+  const u32 Q_warp = Q_smem + row_group * WARP_ROWS * PITCH;
   const u32 Q_lane = Q_warp + lane_offset_rows_first<PITCH>(lane);
-  const u32 K_lane = KV_smem + lane_offset_columns_first<PITCH>(lane);
-  const u32 V_lane = KV_smem + KV_BYTES + lane_offset_rows_first<PITCH>(lane);
+  const u32 K_lane = K_smem + part * WARP_KEYS * PITCH + lane_offset_columns_first<PITCH>(lane);
+  const u32 V_lane = V_smem + part * O_TILES * 16 + lane_offset_rows_first<PITCH>(lane);
+  const u32 P_warp = Q_smem + P_OFFSET + row_group * WARP_ROWS * P_PITCH;
+  const u32 M_warp = Q_smem + M_OFFSET + row_group * WARP_ROWS * 8;
 
   float O_rmem[M_TILES][O_TILES][4] = {};
   OnlineSoftmax<2 * M_TILES> softmax;
   softmax.reset();
   u32 Q_rmem[M_TILES][K_STEPS][4];
 
-  auto load_k = [&](int j, int stage, auto last) {
-    copy_tile_async<Bc, ROW_BYTES, PITCH, NUM_THREADS, ALIGNMENT, decltype(last)::value>(
-        KV_smem + stage * STAGE_BYTES, K + i64(j) * Bc * k_stride, k_stride, p.seqlen_k - j * Bc, thread);
+  // The next tiles' copies, spread over the products of S.
+  TileStream<Bc, ROW_BYTES, PITCH, NUM_THREADS, ALIGNMENT, K_STEPS> K_stream(
+      K_smem, K + (tiles.visited - 2) * (Bc * k_stride), k_stride, thread);
+  TileStream<Bc, ROW_BYTES, PITCH, NUM_THREADS, ALIGNMENT, K_STEPS> V_stream(
+      V_smem, V + (tiles.visited - 2) * (Bc * v_stride), v_stride, thread);
+
+  // Alg. 1, l. 9: P = exp(S - m) for 16 keys of this warp, as an A operand.
+  auto probabilities = [&](u32(&P)[M_TILES][4], const float(&S_rmem)[M_TILES][S_TILES][4], int k) {
+#pragma unroll
+    for (int i = 0; i < M_TILES; ++i) {
+#pragma unroll
+      for (int h = 0; h < 4; ++h) {  // register h of an A operand: row h % 2, columns h / 2
+        const float(&S)[4] = S_rmem[i][2 * k + h / 2];
+        const float lo = softmax.exp(S[h % 2 * 2], p.scale_log2, 2 * i + h % 2);
+        const float hi = softmax.exp(S[h % 2 * 2 + 1], p.scale_log2, 2 * i + h % 2);
+        P[i][h] = pack_16bit<BFLOAT16>(lo, hi);
+      }
+    }
   };
-  auto load_v = [&](int j, int stage, auto last) {
-    copy_tile_async<Bc, ROW_BYTES, PITCH, NUM_THREADS, ALIGNMENT, decltype(last)::value>(
-        KV_smem + KV_BYTES + stage * STAGE_BYTES, V + i64(j) * Bc * v_stride, v_stride, p.seqlen_k - j * Bc, thread);
+
+  // Alg. 1, l. 10: O += P V for 16 keys.
+  auto accumulate = [&](const u32(&P)[M_TILES][4], u32 V_rows) {
+#pragma unroll
+    for (int n = 0; n < O_TILES; n += 2) {
+      u32 B[4];
+      if (n + 1 < O_TILES) {
+        ldmatrix_x4_trans(B, V_rows + n * 16);
+      } else {
+        u32 half[2];
+        ldmatrix_x2_trans(half, V_rows + n * 16);
+        B[0] = half[0];
+        B[1] = half[1];
+      }
+#pragma unroll
+      for (int i = 0; i < M_TILES; ++i) {
+        mma_16bit<BFLOAT16>(O_rmem[i][n], P[i], B[0], B[1]);
+        if (n + 1 < O_TILES) mma_16bit<BFLOAT16>(O_rmem[i][n + 1], P[i], B[2], B[3]);
+      }
+    }
   };
 
   // Alg. 1, l. 7-10 for key tile j.
-  auto visit_tile = [&](int j, int stage, auto masked) {
-    float S_rmem[M_TILES][S_TILES][4] = {};
-    // Before the first product: K (and with two stages V) has landed for all threads, and all warps are done with
-    // the buffers that the next copies overwrite.
+  auto visit_tile = [&](int j, u32 stage, auto masked) {
+    // K and V have landed for all threads, and all warps are done with tile j + 1, whose buffers the copies below fill.
     cp_async_wait<0>();
     block_sync();
-    if constexpr (NUM_STAGES == 2) {
-      if (j > 0) {
-        load_k(j - 1, stage ^ 1, Bool<false>{});
-        load_v(j - 1, stage ^ 1, Bool<false>{});
-        cp_async_commit();
-      }
-    } else {
-      load_v(j, 0, masked);
-      cp_async_commit();
-    }
-    const u32 K_tile = K_lane + stage * STAGE_BYTES, V_tile = V_lane + stage * STAGE_BYTES;
 
     // Alg. 1, l. 8: S = Q K^T
+    float S_rmem[M_TILES][S_TILES][4] = {};
 #pragma unroll
     for (int k = 0; k < K_STEPS; ++k) {
       u32 A[M_TILES][4];
@@ -108,53 +133,50 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward(const __grid_co
 #pragma unroll
       for (int n = 0; n < S_TILES; n += 2) {
         u32 B[4];
-        ldmatrix_x4(B, K_tile + n * 8 * PITCH + k * 32);
+        ldmatrix_x4(B, K_lane + stage + n * 8 * PITCH + k * 32);
 #pragma unroll
         for (int i = 0; i < M_TILES; ++i) {
           mma_16bit<BFLOAT16>(S_rmem[i][n], A[i], B[0], B[1]);
           mma_16bit<BFLOAT16>(S_rmem[i][n + 1], A[i], B[2], B[3]);
         }
       }
+      K_stream.copy(k, stage ^ STAGE_BYTES, k_stride, j > 0);
+      V_stream.copy(k, stage ^ STAGE_BYTES, v_stride, j > 0);
     }
+    cp_async_commit();
     mma_fence();
 
-    if constexpr (NUM_STAGES == 1) {
-      // V has landed for all threads; all warps are done with K, which the next copies overwrite.
-      cp_async_wait<0>();
-      block_sync();
-      if (j > 0) {
-        load_k(j - 1, 0, Bool<false>{});
-        cp_async_commit();
-      }
-    }
-
-    if constexpr (decltype(masked)::value) {
+    // Alg. 1, l. 9: the row maxima.
+    float m_tile[2 * M_TILES];
 #pragma unroll
-      for (int r = 0; r < 2 * M_TILES; ++r) {
-        const int row = first_row + warp * WARP_ROWS + r / 2 * 16 + r % 2 * 8 + lane / 4;
-        // Column limit relative to this lane's first column of the tile.
-        const int limit = visible_keys<CAUSAL>(p, row) - j * Bc - lane % 4 * 2;
+    for (int r = 0; r < 2 * M_TILES; ++r) {
+      const int row = first_row + row_group * WARP_ROWS + r * 8 + lane / 4;
+      // Columns that the row sees, counted from this lane's first column of the tile.
+      const int limit = visible_keys<CAUSAL>(p, row) - j * Bc - part * WARP_KEYS - lane % 4 * 2;
 #pragma unroll
-        for (int n = 0; n < S_TILES; ++n) {
+      for (int n = 0; n < S_TILES; ++n) {
 #pragma unroll
-          for (int e = 0; e < 2; ++e) {
-            float& s = S_rmem[r / 2][n][r % 2 * 2 + e];
-            s = n * 8 + e < limit ? s : NEG_INF;
-          }
+        for (int e = 0; e < 2; ++e) {
+          float& s = S_rmem[r / 2][n][r % 2 * 2 + e];
+          if constexpr (decltype(masked)::value) s = n * 8 + e < limit ? s : NEG_INF;
+          m_tile[r] = n == 0 && e == 0 ? s : fmaxf(m_tile[r], s);
         }
       }
     }
 
-    // Alg. 1, l. 9: the row maxima.
-    float m_tile[2 * M_TILES], alpha[2 * M_TILES];
+    float alpha[2 * M_TILES];
 #pragma unroll
-    for (int r = 0; r < 2 * M_TILES; ++r) {
-      m_tile[r] = NEG_INF;
+    for (int r = 0; r < 2 * M_TILES; ++r) m_tile[r] = quad_max(m_tile[r]);
+    if constexpr (PAIRED) {
 #pragma unroll
-      for (int n = 0; n < S_TILES; ++n) {
-        m_tile[r] = fmaxf(m_tile[r], fmaxf(S_rmem[r / 2][n][r % 2 * 2], S_rmem[r / 2][n][r % 2 * 2 + 1]));
+      for (int r = 0; r < 2 * M_TILES; ++r) {
+        if (lane % 4 == 0) st_shared_f32(M_warp + (part * WARP_ROWS + r * 8 + lane / 4) * 4, m_tile[r]);
       }
-      m_tile[r] = quad_max(m_tile[r]);
+      bar_sync(1 + row_group, 64);  // both halves' maxima are written; both warps are done with P of tile j + 1
+#pragma unroll
+      for (int r = 0; r < 2 * M_TILES; ++r) {
+        m_tile[r] = fmaxf(m_tile[r], ld_shared_f32(M_warp + ((part ^ 1) * WARP_ROWS + r * 8 + lane / 4) * 4));
+      }
     }
     if (softmax.raise_max(m_tile, p.scale_log2, alpha)) {
 #pragma unroll
@@ -167,58 +189,60 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward(const __grid_co
       }
     }
 
-    // Alg. 1, l. 9-10, sixteen keys at a time: P = exp(S - m), O += P V. The exponentials of the next keys
-    // run under the products of these.
+    if constexpr (PAIRED) {
+      u32 P[S_TILES / 2][M_TILES][4];
 #pragma unroll
-    for (int k = 0; k < Bc / 16; ++k) {
-      u32 P[M_TILES][4];
+      for (int k = 0; k < S_TILES / 2; ++k) {
+        probabilities(P[k], S_rmem, k);
 #pragma unroll
-      for (int i = 0; i < M_TILES; ++i) {
+        for (int i = 0; i < M_TILES; ++i) {
 #pragma unroll
-        for (int h = 0; h < 4; ++h) {  // register h of an A operand: row h % 2, columns h / 2
-          const float(&S)[4] = S_rmem[i][2 * k + h / 2];
-          const float lo = softmax.exp(S[h % 2 * 2], p.scale_log2, 2 * i + h % 2);
-          const float hi = softmax.exp(S[h % 2 * 2 + 1], p.scale_log2, 2 * i + h % 2);
-          P[i][h] = pack_16bit<BFLOAT16>(lo, hi);
+          for (int h = 0; h < 4; ++h) {
+            const int row = i * 16 + h % 2 * 8 + lane / 4, column = part * WARP_KEYS + k * 16 + h / 2 * 8 + lane % 4 * 2;
+            st_shared_u32(P_warp + row * P_PITCH + column * 2, P[k][i][h]);
+          }
         }
       }
 #pragma unroll
-      for (int n = 0; n < O_TILES; n += 2) {
-        u32 B[4];
-        if (n + 1 < O_TILES) {
-          ldmatrix_x4_trans(B, V_tile + k * 16 * PITCH + n * 16);
-        } else {
-          u32 half[2];
-          ldmatrix_x2_trans(half, V_tile + k * 16 * PITCH + n * 16);
-          B[0] = half[0];
-          B[1] = half[1];
-        }
+      for (int k = 0; k < S_TILES / 2; ++k) {
+        accumulate(P[k], V_lane + stage + (part * WARP_KEYS + k * 16) * PITCH);
+      }
+      bar_sync(1 + row_group, 64);  // both halves of P are written
+      const u32 P_lane = P_warp + (part ^ 1) * WARP_KEYS * 2 + lane_offset_rows_first<P_PITCH>(lane);
 #pragma unroll
-        for (int i = 0; i < M_TILES; ++i) {
-          mma_16bit<BFLOAT16>(O_rmem[i][n], P[i], B[0], B[1]);
-          if (n + 1 < O_TILES) mma_16bit<BFLOAT16>(O_rmem[i][n + 1], P[i], B[2], B[3]);
-        }
+      for (int k = 0; k < S_TILES / 2; ++k) {
+        u32 P_other[M_TILES][4];
+#pragma unroll
+        for (int i = 0; i < M_TILES; ++i) ldmatrix_x4(P_other[i], P_lane + i * 16 * P_PITCH + k * 32);
+        accumulate(P_other, V_lane + stage + ((part ^ 1) * WARP_KEYS + k * 16) * PITCH);
+      }
+    } else {
+#pragma unroll
+      for (int k = 0; k < Bc / 16; ++k) {
+        u32 P[M_TILES][4];
+        probabilities(P, S_rmem, k);
+        accumulate(P, V_lane + stage + k * 16 * PITCH);
       }
     }
     mma_fence();
   };
 
   if (tiles.visited > 0) {
-    if constexpr (PADDED) {
+    if constexpr (HEAD_DIM % 16 != 0) {
       zero_padding<Br, ROW_BYTES, PITCH, NUM_THREADS>(Q_smem, thread);
-#pragma unroll
-      for (int s = 0; s < NUM_STAGES; ++s) {
-        zero_padding<Bc, ROW_BYTES, PITCH, NUM_THREADS>(KV_smem + s * STAGE_BYTES, thread);
-      }
+      zero_padding<Bc, ROW_BYTES, PITCH, NUM_THREADS>(K_smem, thread);
+      zero_padding<Bc, ROW_BYTES, PITCH, NUM_THREADS>(K_smem + STAGE_BYTES, thread);
     }
-    // Alg. 1, l. 4: Q, and the first K and V, which may hang over the end of the keys.
+    // Alg. 1, l. 4 and 7: Q, and the first K and V. Only the last tile of a sequence, which is visited first, can hang
+    // over its end.
+    int j = tiles.visited - 1;
+    const int valid_keys = p.seqlen_k - j * Bc;
     copy_tile_async<Br, ROW_BYTES, PITCH, NUM_THREADS, ALIGNMENT, true>(Q_smem, Q, q_stride, p.seqlen_q - first_row, thread);
-    if constexpr (Q_IN_REGISTERS) {
-      cp_async_commit();
-    }
-    int j = tiles.visited - 1, stage = 0;
-    load_k(j, 0, Bool<true>{});
-    if constexpr (NUM_STAGES == 2) load_v(j, 0, Bool<true>{});
+    cp_async_commit();
+    copy_tile_async<Bc, ROW_BYTES, PITCH, NUM_THREADS, ALIGNMENT, true>(K_smem, K + j * (Bc * k_stride), k_stride, valid_keys,
+                                                                        thread);
+    copy_tile_async<Bc, ROW_BYTES, PITCH, NUM_THREADS, ALIGNMENT, true>(V_smem, V + j * (Bc * v_stride), v_stride, valid_keys,
+                                                                        thread);
     cp_async_commit();
     if constexpr (Q_IN_REGISTERS) {
       cp_async_wait<1>();
@@ -229,40 +253,52 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward(const __grid_co
         for (int k = 0; k < K_STEPS; ++k) ldmatrix_x4(Q_rmem[i][k], Q_lane + i * 16 * PITCH + k * 32);
       }
     }
-    // Alg. 1, l. 6, from the last visited tile down: the masked tiles come first and the loop over the others is free
-    // of masks.
-    for (; j >= tiles.unmasked; --j) {
-      visit_tile(j, stage, Bool<true>{});
-      if constexpr (NUM_STAGES == 2) stage ^= 1;
-    }
-    for (; j >= 0; --j) {
-      visit_tile(j, stage, Bool<false>{});
-      if constexpr (NUM_STAGES == 2) stage ^= 1;
-    }
+    // Alg. 1, l. 6, from the last visited tile down: masked tiles come first, the loop over the others is free of masks.
+    u32 stage = 0;
+    for (; j >= tiles.unmasked; --j, stage ^= STAGE_BYTES) visit_tile(j, stage, Bool<true>{});
+    for (; j >= 0; --j, stage ^= STAGE_BYTES) visit_tile(j, stage, Bool<false>{});
   }
 
-  // Alg. 1, l. 12-15: O = O / l, L = m + log l. A warp overwrites its own rows of Q only, which no other warp reads.
+  // Alg. 1, l. 12-15: O = O / l, L = m + log l.
   softmax.reduce_sum();
+  if constexpr (PAIRED) {
+#pragma unroll
+    for (int r = 0; r < 2 * M_TILES; ++r) {
+      if (lane % 4 == 0) st_shared_f32(M_warp + (part * WARP_ROWS + r * 8 + lane / 4) * 4, softmax.l[r]);
+    }
+    bar_sync(1 + row_group, 64);  // both halves of l are written
+#pragma unroll
+    for (int r = 0; r < 2 * M_TILES; ++r) {
+      softmax.l[r] += ld_shared_f32(M_warp + ((part ^ 1) * WARP_ROWS + r * 8 + lane / 4) * 4);
+    }
+  }
+  // O takes the place of this warp's rows of Q, which are not needed any more and which no other warp (pair) reads.
+  const int group_row = first_row + row_group * WARP_ROWS;
   warp_sync();
 #pragma unroll
   for (int r = 0; r < 2 * M_TILES; ++r) {
-    const int row = r / 2 * 16 + r % 2 * 8 + lane / 4;  // of the warp
+    const int row = r * 8 + lane / 4;
     const float inverse = softmax.inverse_sum(r);
 #pragma unroll
     for (int n = 0; n < O_TILES; ++n) {
       const float* o = O_rmem[r / 2][n] + r % 2 * 2;
-      st_shared_u32(Q_warp + row * PITCH + n * 16 + lane % 4 * 4, pack_16bit<BFLOAT16>(o[0] * inverse, o[1] * inverse));
+      st_shared_u32(Q_warp + row * PITCH + (part * O_TILES + n) * 16 + lane % 4 * 4,
+                    pack_16bit<BFLOAT16>(o[0] * inverse, o[1] * inverse));
     }
-    const int q_row = first_row + warp * WARP_ROWS + row;
-    if (p.lse != nullptr && lane % 4 == 0 && q_row < p.seqlen_q) {
-      st_global(p.lse + (i64(item.batch) * p.heads + item.head) * p.seqlen_q + q_row, softmax.lse(r));
+    if (p.lse != nullptr && part == 0 && lane % 4 == 0 && group_row + row < p.seqlen_q) {
+      st_global(p.lse + (i64(item.batch) * p.heads + item.head) * p.seqlen_q + group_row + row, softmax.lse(r));
     }
   }
-  warp_sync();
-  const int warp_row = first_row + warp * WARP_ROWS;
-  char* O = static_cast<char*>(p.o) +
-            2 * (item.batch * p.o_stride.batch + item.head * p.o_stride.head + warp_row * p.o_stride.seq);
-  store_tile<WARP_ROWS, ROW_BYTES, PITCH, ALIGNMENT>(O, p.o_stride.seq * 2, Q_warp, p.seqlen_q - warp_row, lane);
+  if constexpr (PAIRED) {
+    bar_sync(1 + row_group, 64);  // both halves of the columns are written; each warp stores half of the rows
+  } else {
+    warp_sync();
+  }
+  constexpr int STORE_ROWS = WARP_ROWS / COLUMN_WARPS;
+  char* O = static_cast<char*>(p.o) + 2 * (item.batch * p.o_stride.batch + item.head * p.o_stride.head +
+                                           (group_row + part * STORE_ROWS) * p.o_stride.seq);
+  store_tile<STORE_ROWS, ROW_BYTES, PITCH, ALIGNMENT>(O, p.o_stride.seq * 2, Q_warp + part * STORE_ROWS * PITCH,
+                                                      p.seqlen_q - group_row - part * STORE_ROWS, lane);
 
   if constexpr (TRACE) {
     block_sync();  // the record ends when the last warp has stored

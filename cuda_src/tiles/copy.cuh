@@ -53,6 +53,46 @@ DEVICE void copy_tile_async(u32 smem, const char* global, i64 row_stride_bytes, 
   }
 }
 
+// One thread's share of copying tile after tile, from the last of a sequence to the first, in PARTS that can be spread
+// between other instructions: a burst of copies fills the queue that ldmatrix waits in.
+template <int ROWS, int ROW_BYTES, int PITCH, int NUM_THREADS, int ALIGNMENT, int PARTS>
+struct TileStream {
+  static constexpr int UNITS = ROW_BYTES / ALIGNMENT;
+  static constexpr int PASSES = (ROWS * UNITS + NUM_THREADS - 1) / NUM_THREADS;
+  static constexpr bool EVEN = NUM_THREADS % UNITS == 0 && ROWS % (NUM_THREADS / UNITS) == 0;
+  static constexpr int STEP = NUM_THREADS / UNITS;  // rows from pass to pass, EVEN
+
+  const char* source;  // EVEN: this thread's next unit; else the next tile
+  u32 target;          // of this thread's first unit, or of the tile
+  int thread;
+
+  DEVICE TileStream(u32 smem, const char* tile, i64 row_stride_bytes, int thread_)
+      : source(tile), target(smem), thread(thread_) {
+    if constexpr (EVEN) {
+      source += thread / UNITS * row_stride_bytes + thread % UNITS * ALIGNMENT;
+      target += thread / UNITS * PITCH + thread % UNITS * ALIGNMENT;
+    }
+  }
+
+  // Part `part` of the next tile, whose rows all exist; not `valid`: zeros, and nothing is read. Parts in order.
+  DEVICE void copy(int part, u32 stage_offset, i64 row_stride_bytes, bool valid) {
+#pragma unroll
+    for (int i = part * PASSES / PARTS; i < (part + 1) * PASSES / PARTS; ++i) {
+      if constexpr (EVEN) {
+        copy_unit_async<ALIGNMENT>(target + stage_offset + i * STEP * PITCH, source, valid);
+        source += STEP * row_stride_bytes;
+      } else {
+        const int unit = thread + i * NUM_THREADS, row = unit / UNITS, offset = unit % UNITS * ALIGNMENT;
+        if (ROWS * UNITS % NUM_THREADS == 0 || unit < ROWS * UNITS) {
+          copy_unit_async<ALIGNMENT>(target + stage_offset + row * PITCH + offset, source + row * row_stride_bytes + offset,
+                                     valid);
+        }
+      }
+    }
+    if (part == PARTS - 1) source -= (EVEN ? 2 : 1) * ROWS * row_stride_bytes;  // to the tile before
+  }
+};
+
 // Zeros in the 16 bytes after each row, where the last k16 step of a product reads past a head dim that is an odd
 // multiple of 8. Copies never write there: once a buffer is enough.
 template <int ROWS, int ROW_BYTES, int PITCH, int NUM_THREADS>

@@ -10,6 +10,8 @@
 #include "primitives/primitives.cuh"
 
 constexpr float RESCALE_THRESHOLD = 8.0f;  // log2 units
+// The maximum of a row that has seen no score: finite, so that -inf - m is never NaN and no row needs a guard.
+constexpr float NO_SCORE = -3.0e38f;
 
 DEVICE float quad_max(float x) {
   x = fmaxf(x, shfl_xor(x, 1));
@@ -23,31 +25,29 @@ DEVICE float quad_sum(float x) {
 
 template <int ROWS>
 struct OnlineSoftmax {
-  float m[ROWS];         // the subtracted maximum, before scaling
-  float m_scaled[ROWS];  // m * scale_log2; 0 while the row has seen no finite score, so that -inf - m is never NaN
+  float m_scaled[ROWS];  // the subtracted maximum, m * scale_log2
   float l[ROWS];         // this lane's share of the row's sum of exp2(s * scale_log2 - m_scaled)
 
   DEVICE void reset() {
 #pragma unroll
     for (int r = 0; r < ROWS; ++r) {
-      m[r] = NEG_INF;
-      m_scaled[r] = 0.0f;
+      m_scaled[r] = NO_SCORE;
       l[r] = 0.0f;
     }
   }
 
-  // Takes the row maxima of a new tile (already reduced over the quad). True when O must be multiplied by `alpha`.
+  // Takes the row maxima of a new tile (already reduced over the quad). True when O must be multiplied by `alpha`,
+  // which is left alone otherwise.
   DEVICE bool raise_max(const float (&m_tile)[ROWS], float scale_log2, float (&alpha)[ROWS]) {
     bool grown = false;
 #pragma unroll
-    for (int r = 0; r < ROWS; ++r) grown |= (m_tile[r] - m[r]) * scale_log2 > RESCALE_THRESHOLD;
+    for (int r = 0; r < ROWS; ++r) grown |= m_tile[r] * scale_log2 > m_scaled[r] + RESCALE_THRESHOLD;
     if (!warp_any(grown)) return false;
 #pragma unroll
     for (int r = 0; r < ROWS; ++r) {
-      const float m_old = m[r];
-      m[r] = fmaxf(m_old, m_tile[r]);
-      m_scaled[r] = m[r] == NEG_INF ? 0.0f : m[r] * scale_log2;
-      alpha[r] = ex2(fmaf(m_old, scale_log2, -m_scaled[r]));  // 0 when this is the row's first finite score
+      const float m_old = m_scaled[r];
+      m_scaled[r] = fmaxf(m_old, m_tile[r] * scale_log2);
+      alpha[r] = ex2(m_old - m_scaled[r]);  // 0 when this is the row's first finite score
       l[r] *= alpha[r];
     }
     return true;
