@@ -32,7 +32,7 @@ CUFA := PYTHONPATH=$(CURDIR)$(if $(PYTHONPATH),:$(PYTHONPATH)) $(PY) -m cufa
 PYTEST := $(PY) -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help demo dashboard test gpu-test gpu-evidence bench compile-all sanitize lint format typecheck wheel clean print-python
+.PHONY: help demo dashboard test gpu-test gpu-evidence readme bench compile-all sanitize lint format typecheck wheel clean print-python
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -68,6 +68,9 @@ gpu-test: $(DEV)  ## only the tests that need a GPU
 
 gpu-evidence: $(DEV)  ## GPU tests and benchmarks, recorded under cufa/records/
 	$(CUFA) evidence $(ARGS)
+
+readme: $(BASE)  ## write the recorded tables into README.md
+	$(CUFA) evidence readme README.md
 
 sanitize: $(DEV)  ## compute-sanitizer memcheck and racecheck over small shapes (needs a GPU and the CUDA toolkit)
 	@command -v compute-sanitizer >/dev/null || \

@@ -1,4 +1,4 @@
-"""An installed cufa works on its own: run by .ci/run in an environment that holds the wheel and nothing else."""
+"""An installed cufa works on its own: run by .ci/run where only the wheel is installed."""
 
 import importlib.metadata
 import subprocess

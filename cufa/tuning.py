@@ -66,13 +66,20 @@ def _read(file: Path) -> dict[str, Any]:
 
 
 def write_json(file: Path, content: Any) -> None:
-    """Write all of it or nothing: readers never see half a file. Raises OSError."""
+    """Write all of it or nothing: readers never see half a file. Lists of numbers take one line.
+
+    Raises OSError.
+    """
+    text = re.sub(
+        r"\[\s+(-?\d[^\[\]{}\"]*?)\s+\]",
+        lambda numbers: "[" + re.sub(r"\s+", " ", numbers[1]) + "]",
+        json.dumps(content, indent=1),
+    )
     file.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}-")
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as stream:
-            json.dump(content, stream, indent=1)
-            stream.write("\n")
+            stream.write(text + "\n")
         os.chmod(temporary, 0o644)
         os.replace(temporary, file)
     except BaseException:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 from collections.abc import Callable
 from typing import Any
 
 from ..problem import Problem
+from .timing import Timing
 
 #: Backends of torch.nn.functional.scaled_dot_product_attention, by our name for them.
 TORCH_BACKENDS = {
@@ -66,6 +68,27 @@ def torch_peer(
     except RuntimeError as error:  # "No available kernel"; the reasons came as warnings
         raise NotImplementedError(str(error).splitlines()[0]) from error
     return run, lambda: _to_cupy(run(), q.dtype)
+
+
+def torch_host_times(
+    problem: Problem, q: Any, k: Any, v: Any, measure: Callable[[Callable[[], Any]], Timing]
+) -> list[tuple[str, Timing]]:
+    """Host time of a bare SDPA call, backend chosen once outside of it, for those that serve the problem."""
+    import torch
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    tensors = [_to_torch(x) for x in (q, k, v)]
+    attention = functools.partial(
+        torch.nn.functional.scaled_dot_product_attention, *tensors, is_causal=problem.causal
+    )
+    found = []
+    for name, backend in TORCH_BACKENDS.items():
+        with torch.no_grad(), sdpa_kernel(getattr(SDPBackend, backend)):
+            try:
+                found.append((name, measure(attention)))
+            except RuntimeError:
+                continue
+    return found
 
 
 def _to_torch(x: Any) -> Any:

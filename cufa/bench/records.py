@@ -106,7 +106,7 @@ def environment(device: Device | None) -> Json:
             "nvrtc": f"{major}.{minor}",
             "cuda_driver": runtime.driverGetVersion(),
             "flags": [o for o in cupy_options() if not o.startswith("-I")] + ["-std=c++17", "-ftz=true"],
-            "gpu": _nvidia_smi(),
+            "gpu": gpu_state(),
         }
     return record
 
@@ -133,7 +133,7 @@ def _cpu_name() -> str:
     return names[0] if names else platform.machine()
 
 
-def _nvidia_smi() -> Json | None:
+def gpu_state() -> Json | None:
     """Driver and clocks as nvidia-smi reports them now; None where it is missing."""
     fields = (
         "driver_version",

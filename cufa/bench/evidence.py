@@ -1,0 +1,244 @@
+"""Everything that a machine with a GPU can show and CI cannot: GPU tests and benchmarks, in one record.
+
+Order matters: one cold compile of each kernel alone, then the variants of the benchmark side by side (their
+times are not recorded), then the tests on all cores, then, with the machine quiet, the benchmark.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import multiprocessing
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+import xml.etree.ElementTree
+from collections.abc import Callable, Iterable
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..architectures import Device
+from ..compiler import translation_unit
+from ..kernels import KERNELS, KernelSpec, TileConfig
+from ..planner import Plan, fitting_configs, make_plan
+from ..problem import Problem
+from . import peers, records
+from .limits import measure_limits
+from .records import Json
+from .runner import random_inputs, run_problem
+from .suites import EVIDENCE, SUITES, Case, make
+from .timing import Timing, host_time
+
+TESTS_DIR = Path(__file__).parents[2] / "tests"
+
+Say = Callable[[str], None]
+
+
+def record_evidence(device: Device, *, jobs: int, seconds: float, with_tests: bool, say: Say) -> Json:
+    """Run it all on the current GPU. ``seconds`` is the measuring time of each shape.
+
+    Raises FileNotFoundError when the tests are wanted and not here: an installed package has none.
+    """
+    if with_tests and not TESTS_DIR.is_dir():
+        raise FileNotFoundError(f"the GPU tests are not in {TESTS_DIR}: run this from a checkout")
+    started = time.perf_counter()
+    suites = {name: list(SUITES[name].cases(device)) for name in EVIDENCE}
+    say("one cold compile of each kernel")
+    kernels = {spec.name: _kernel_record(spec, device) for spec in KERNELS.values()}
+    say("compiling the variants of the benchmark")
+    _compile_in_parallel([case for cases in suites.values() for case in cases], jobs)
+    tests = run_gpu_tests(jobs, say) if with_tests else None
+    for name, kernel in kernels.items():
+        kernel["tests_passed"] = tests["passed_by_kernel"][name] if tests else 0
+    record: Json = {
+        "schema": records.SCHEMA,
+        "environment": records.environment(device),
+        "flop_convention": records.FLOP_CONVENTION,
+        "kernels": kernels,
+        "tests": tests,
+        "suites": {},
+    }
+    say("ceilings")
+    limits = measure_limits(device)
+    record["limits"] = dataclasses.asdict(limits)
+    for name, cases in suites.items():
+        say(f"benchmark: {SUITES[name].title}")
+        rows, skipped = [], []
+        for seed, (problem, contenders) in enumerate(cases):
+            got, missed = run_problem(problem, contenders, device, limits, seconds=seconds, seed=seed)
+            rows += got
+            skipped += missed
+        record["suites"][name] = {
+            "title": SUITES[name].title,
+            "rows": [records.row_record(row) for row in rows],
+            "skipped": [records.skipped_record(s) for s in skipped],
+            "gpu_after": records.gpu_state(),
+        }
+    say("host time of a call")
+    record["host_calls"] = host_calls()
+    record["seconds"] = round(time.perf_counter() - started, 1)
+    return record
+
+
+def problems_with(record: Json) -> list[str]:
+    """What makes a record no evidence: failed or missing tests, NaN, kernels that were not timed."""
+    found = []
+    tests = record["tests"]
+    if tests is None:
+        found.append("the GPU tests were not run")
+    elif tests["failed"] or not tests["passed"]:
+        found.append(f"{tests['failed']} GPU tests failed, {tests['passed']} passed: {tests['failures'][:3]}")
+    timed = set()
+    for name, suite in record["suites"].items():
+        for row in suite["rows"]:
+            timed.add(row.get("kernel"))
+            if row["max_error"] is None:
+                found.append(f"{name}: {row['label']} gave NaN on {row['problem']}")
+    for name, kernel in record["kernels"].items():
+        if name not in timed:
+            found.append(f"{name} was not timed")
+        if tests and not kernel["tests_passed"]:
+            found.append(f"no GPU test ran {name}")
+    return found
+
+
+def _kernel_record(spec: KernelSpec, device: Device) -> Json:
+    """Digest, and seconds of one compile that no cache can have seen."""
+    import cupy
+
+    from ..compiler import cupy_options
+
+    plan = _typical_plan(spec, device)
+    constants = {**plan.constants, "TRACE": False, "NEVER_COMPILED_BEFORE": time.time_ns() % 2**31}
+    start = time.perf_counter()
+    cupy.RawModule(
+        code=translation_unit(f"kernels/{spec.source}", constants), options=cupy_options()
+    ).compile()
+    return {
+        "source": spec.source,
+        "digest": records.digest(spec),
+        "compile_seconds": round(time.perf_counter() - start, 2),
+        "compiled": f"{plan.problem.dtype}, head_dim {plan.problem.head_dim}, causal, {plan.config}",
+    }
+
+
+def _typical_plan(spec: KernelSpec, device: Device) -> Plan:
+    dtype = "bfloat16" if "bfloat16" in spec.dtypes else spec.dtypes[0]
+    problem = make(1, 16, 4096, 128, dtype, causal=True)
+    config = spec.choose(problem, fitting_configs(spec, problem.head_dim, device))
+    launches = spec.launches(problem, config, spec.shared_memory(config, problem.head_dim))
+    return Plan(problem, spec, config, device, launches, spec.workspace(problem, config), ())
+
+
+def _compile_in_parallel(cases: Iterable[Case], jobs: int) -> None:
+    """Fill CuPy's disk cache: one process a job, as each compiles on one core."""
+    wanted: dict[tuple[Any, ...], tuple[Problem, str, TileConfig | None]] = {}
+    for problem, contenders in cases:
+        for contender in contenders:
+            if not contender.is_peer:
+                code = dataclasses.replace(problem, batch=1, heads=1, kv_heads=1)  # does not depend on these
+                key = (code, contender.algorithm, contender.config)
+                wanted[key] = (problem, contender.algorithm, contender.config)
+    context = multiprocessing.get_context("spawn")  # a forked child cannot use its parent's CUDA context
+    with ProcessPoolExecutor(jobs, mp_context=context) as pool:
+        list(pool.map(_compile_one, wanted.values()))
+
+
+def _compile_one(job: tuple[Problem, str, TileConfig | None]) -> None:
+    from ..backends import cuda
+
+    problem, algorithm, config = job
+    try:
+        plan = make_plan(problem, cuda.current_device(), algorithm, config=config)
+    except ValueError:  # no kernel serves it here: the benchmark will say so
+        return
+    cuda.prepare(plan)
+
+
+def run_gpu_tests(jobs: int, say: Say) -> Json:
+    """pytest -m gpu on all cores, then what must run alone; its output goes to stderr.
+
+    Returns passed, failed and skipped, the names of failures, and the passes by kernel, counted by the
+    kernel's name in the test's parameters.
+    """
+    total: Json = {"passed": 0, "failed": 0, "skipped": 0, "failures": []}
+    by_kernel = dict.fromkeys(KERNELS, 0)
+    start = time.perf_counter()
+    for expression, workers in (("gpu and not alone", jobs), ("gpu and alone", 0)):
+        say(f"pytest -m '{expression}'")
+        with tempfile.TemporaryDirectory() as folder:
+            report = Path(folder) / "junit.xml"
+            command = [sys.executable, "-m", "pytest", "-q", "-m", expression, f"--junitxml={report}"]
+            command += ["-n", str(workers)] if workers and _importable("xdist") else []
+            subprocess.run([*command, str(TESTS_DIR)], cwd=TESTS_DIR.parent, stdout=sys.stderr, check=False)
+            cases = list(xml.etree.ElementTree.parse(report).iter("testcase")) if report.exists() else []
+        for case in cases:
+            outcome = _outcome(case)
+            total[outcome] += 1
+            if outcome == "failed":
+                total["failures"].append(case.get("name"))
+            for name in _kernels_of(case.get("name", "")):
+                by_kernel[name] += outcome == "passed"
+    return {**total, "seconds": round(time.perf_counter() - start, 1), "passed_by_kernel": by_kernel}
+
+
+def _outcome(case: xml.etree.ElementTree.Element) -> str:
+    tags = {child.tag for child in case}
+    if tags & {"failure", "error"}:
+        return "failed"
+    return "skipped" if "skipped" in tags else "passed"
+
+
+def _kernels_of(test_name: str) -> list[str]:
+    """Kernels named among the parameters, e.g. ``test_lengths[fa2_forward-float16-native-1-1-full]``."""
+    parameters = re.search(r"\[(.*)\]$", test_name)
+    return [name for name in KERNELS if parameters and name in parameters[1].split("-")]
+
+
+def host_calls() -> list[Json]:
+    """Host time of one asynchronous call on a problem too small to matter, in microseconds: ours with and
+    without ``out=``, and torch's SDPA, on the same arrays."""
+    import cupy
+
+    from .. import flash_attention
+
+    problem = make(1, 8, 128, 64, "float16", causal=True)
+    q, k, v = random_inputs(problem, on_gpu=True, seed=0)
+    out = cupy.empty_like(q)
+    synchronize = cupy.cuda.get_current_stream().synchronize
+    calls: dict[str, Callable[[], Any]] = {
+        "flash_attention(q, k, v, causal=True)": lambda: flash_attention(q, k, v, causal=True),
+        "flash_attention(q, k, v, causal=True, out=out)": lambda: flash_attention(
+            q, k, v, causal=True, out=out
+        ),
+    }
+    found = [(label, host_time(call, synchronize)) for label, call in calls.items()]
+    if peers.torch_available():
+        found += peers.torch_host_times(
+            problem, q, k, v, functools.partial(host_time, synchronize=synchronize)
+        )
+    return [
+        {"call": label, **{f"p{p}_us": round(timing.percentile(p) * 1e6, 2) for p in (10, 50, 90)}}
+        for label, timing in found
+    ]
+
+
+def _importable(module: str) -> bool:
+    import importlib.util
+
+    return importlib.util.find_spec(module) is not None
+
+
+def default_jobs() -> int:
+    return min(16, len(os.sched_getaffinity(0)))
+
+
+def timing_of(row: Json) -> Timing:
+    """The samples of a recorded row, in seconds."""
+    return Timing(tuple(np.array(row["samples_ns"]) * 1e-9))

@@ -1,0 +1,153 @@
+"""Recorded evidence as Markdown: the tables of the README, which a test holds to the records."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from . import records
+from .evidence import timing_of
+from .records import Json
+from .timing import speedup
+
+BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
+
+
+def update(text: str, section: str) -> str:
+    """``text`` with what stands between the markers replaced. Raises ValueError when they are missing."""
+    before, begin, rest = text.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not (begin and end):
+        raise ValueError(f"no lines {BEGIN} and {END} to write between")
+    return f"{before}{begin}\n{section.strip()}\n{end}{after}"
+
+
+def update_file(file: Path) -> None:
+    file.write_text(update(file.read_text(encoding="utf-8"), markdown(records.load_all())), encoding="utf-8")
+
+
+def markdown(evidence: dict[str, Json]) -> str:
+    """All tables of all recorded GPUs."""
+    if not evidence:
+        return "Nothing has been recorded yet.\n"
+    return "\n".join("\n".join(_device_section(record)) for record in evidence.values())
+
+
+def _device_section(record: Json) -> Iterator[str]:
+    environment, tests, limits = record["environment"], record["tests"], record["limits"]
+    versions = environment["versions"]
+    torch = f", torch {versions['torch']}" if "torch" in versions else ""
+    flops = ", ".join(f"{kind} {rate * 1e-12:.0f} TFLOP/s" for kind, rate in limits["flops"].items())
+    yield (
+        f"{environment['device']}, {environment['recorded'][:10]}: NVRTC {environment['nvrtc']}{torch}; "
+        "medians, cold L2, FLOPs of visible scores only. Measured ceilings: copy "
+        f"{limits['copy_bytes'] * 1e-12:.2f} TB/s; `mma.sync` {flops}."
+    )
+    if tests:
+        yield f"{tests['passed']:,} GPU tests passed, {tests['failed']} failed, {tests['skipped']} skipped."
+    builders = {
+        "forward": _forward,
+        "versions": _versions,
+        "float32": _forward,
+        "fa1-blocks": _blocks,
+        "memory": _memory,
+    }
+    for name, build in builders.items():
+        suite = record["suites"].get(name)
+        if suite and suite["rows"]:
+            yield f"\n**{suite['title'][0].upper()}{suite['title'][1:]}**\n"
+            yield from build(suite)
+    yield "\n**Host time of one call, µs**\n"
+    calls = record["host_calls"]
+    yield from _table(["call", "median", "p10", "p90"], ([f"`{c['call']}`", *_percentiles(c)] for c in calls))
+    yield "\n**First compile, nothing cached, s**\n"
+    compiled = record["kernels"].items()
+    yield from _table(["kernel", "seconds"], ([name, f"{k['compile_seconds']:.1f}"] for name, k in compiled))
+
+
+def _percentiles(call: Json) -> list[str]:
+    return [f"{call[key]:.1f}" for key in ("p50_us", "p10_us", "p90_us")]
+
+
+def _forward(suite: Json) -> Iterator[str]:
+    """TFLOP/s of every contender; the ratio is to the first peer, measured side by side."""
+    labels = list(dict.fromkeys(row["label"] for row in suite["rows"]))
+    peers = [label for label in labels if label.startswith("torch")]
+    ratio = [f"{labels[0]} over {peers[0]}"] if peers else []
+    lines = []
+    for problem, rows in _by_problem(suite):
+        precision = f" {problem['precision']}" if problem["precision"] == "tf32" else ""
+        cells = [str(problem["head_dim"]), str(problem["seqlen_q"]), _mask(problem) + precision]
+        cells += [f"{rows[label]['tflops']:.0f}" if label in rows else "–" for label in labels]
+        if peers:
+            cells.append(_speedup(rows, peers[0], labels[0]))
+        lines.append(cells)
+    yield from _table(["head dim", "seq", "mask", *labels, *ratio], lines)
+
+
+def _versions(suite: Json) -> Iterator[str]:
+    """Times in µs; what the causal skip alone gives, predicted and measured; FA1 to FA2 as published."""
+    labels = ["naive", "fa1", "fa2_noskip", "fa2"]
+    lines = []
+    for problem, rows in _by_problem(suite):
+        shape = f"{problem['batch']} × {problem['heads']} × {problem['seqlen_q']}"
+        times = [f"{rows[label]['p50_ns'] / 1e3:.1f}" if label in rows else "–" for label in labels]
+        predicted = _predicted(rows["fa2_noskip"], rows["fa2"])
+        skip = _speedup(rows, "fa2_noskip", "fa2")
+        lines.append(
+            [shape, problem["dtype"], *times, f"{predicted:.2f}×", skip, _speedup(rows, "fa1", "fa2")]
+        )
+    header = ["batch × heads × seq", "dtype", *(f"{label}, µs" for label in labels)]
+    yield from _table([*header, "skip, predicted", "skip, measured", "FA1 → FA2"], lines)
+
+
+def _predicted(slow: Json, fast: Json) -> float:
+    scores = [r["tiles_visited"] * r["config"]["block_q"] * r["config"]["block_kv"] for r in (slow, fast)]
+    return float(scores[0] / scores[1])
+
+
+def _blocks(suite: Json) -> Iterator[str]:
+    columns = list(_by_problem(suite))
+    labels = list(dict.fromkeys(row["label"] for row in suite["rows"]))
+    header = ["FA1 tiles", *(f"{p['batch']} × {p['heads']} × {p['seqlen_q']}, µs" for p, _ in columns)]
+    lines = []
+    for label in labels:
+        times = [f"{rows[label]['p50_ns'] / 1e3:.1f}" if label in rows else "–" for _, rows in columns]
+        lines.append([label.removeprefix("fa1 "), *times])
+    yield from _table(header, lines)
+
+
+def _memory(suite: Json) -> Iterator[str]:
+    lines = []
+    for problem, rows in _by_problem(suite):
+        if not {"naive", "fa2"} <= rows.keys():
+            continue
+        memory = [f"{rows[label]['workspace_bytes'] / 2**20:,.0f}" for label in ("naive", "fa2")]
+        shape = f"{problem['batch']} × {problem['heads']} × {problem['seqlen_q']}"
+        lines.append([shape, *memory, _speedup(rows, "naive", "fa2")])
+    yield from _table(["batch × heads × seq", "naive, extra MiB", "fa2, extra MiB", "naive → fa2"], lines)
+
+
+def _speedup(rows: dict[str, Json], slow: str, fast: str) -> str:
+    """Ratio of medians with its 95% interval, from the recorded samples."""
+    if not {slow, fast} <= rows.keys():
+        return "–"
+    return str(speedup(timing_of(rows[slow]), timing_of(rows[fast])))
+
+
+def _by_problem(suite: Json) -> Iterator[tuple[Json, dict[str, Json]]]:
+    for problem, rows in itertools.groupby(suite["rows"], key=lambda row: row["problem"]):
+        yield problem, {row["label"]: row for row in rows}
+
+
+def _mask(problem: Json) -> str:
+    return "causal" if problem["causal"] else "full"
+
+
+def _table(header: Sequence[str], lines: Iterable[Sequence[Any]]) -> Iterator[str]:
+    yield f"| {' | '.join(header)} |"
+    yield "|---" * len(header) + "|"
+    for line in lines:
+        yield f"| {' | '.join(line)} |"

@@ -1,0 +1,77 @@
+"""`cufa evidence`."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import click
+
+from ..bench import evidence, records, report
+from .common import Exit, fail, find_device, stderr, stdout
+
+
+@click.group("evidence", invoke_without_command=True)
+@click.option(
+    "--output",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=records.RECORDS_DIR,
+    help="Folder for the record.  [default: cufa/records]",
+)
+@click.option(
+    "--jobs", type=click.IntRange(1), help="Processes that compile and test.  [default: cores, at most 16]"
+)
+@click.option(
+    "--seconds", type=click.FloatRange(0.01), default=0.5, show_default=True, help="Measuring time a shape."
+)
+@click.option(
+    "--tests/--no-tests", "with_tests", default=True, help="Without its tests a record is no evidence."
+)
+@click.pass_context
+def evidence_command(
+    context: click.Context, output: Path, jobs: int | None, seconds: float, with_tests: bool
+) -> None:
+    """Run the GPU tests and the benchmark on this machine's GPU, and write them with the digests of the
+    kernels' sources to one file, which ships with the package. CI has no GPU: it fails when a kernel changes
+    after its evidence.
+
+    Exit codes: 0 all good; 1 a test failed or a result was wrong (the record is written all the same);
+    2 wrong usage; 3 no GPU, or no tests here.
+    """
+    if context.invoked_subcommand:
+        return
+    device = find_device("cuda")
+    assert device is not None
+    started = time.perf_counter()
+
+    def say(what: str) -> None:
+        stderr().print(f"{time.perf_counter() - started:4.0f} s  {what}", markup=False)
+
+    try:
+        record = evidence.record_evidence(
+            device, jobs=jobs or evidence.default_jobs(), seconds=seconds, with_tests=with_tests, say=say
+        )
+    except FileNotFoundError as error:
+        fail(Exit.MISSING, str(error))
+    file = records.save(record, records.evidence_path(device.name, output))
+    say(f"written to {file}")
+    stdout().print(report.markdown({file.stem: record}), markup=False, soft_wrap=True)
+    found = evidence.problems_with(record)
+    if found:
+        fail(Exit.FAILED, "\n".join(found))
+
+
+@evidence_command.command("show")
+def show() -> None:
+    """Print what was recorded, as Markdown tables; needs no GPU."""
+    click.echo(report.markdown(records.load_all()))
+
+
+@evidence_command.command("readme")
+@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+def readme(file: Path) -> None:
+    """Write the recorded tables into FILE, between its two marker comments."""
+    try:
+        report.update_file(file)
+    except ValueError as error:
+        fail(Exit.FAILED, f"{file}: {error}")

@@ -1,0 +1,276 @@
+"""Commands: what goes to which stream, exit codes, and that the figures are those of the benchmark layer."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from click.testing import CliRunner
+from conftest import why_no_gpu
+
+import cufa
+from cufa import doctor
+from cufa.cli import _COMMANDS, main
+from cufa.commands.common import bytes_text, seconds_text
+from cufa.planner import ALGORITHMS
+
+NO_GPU = why_no_gpu() is not None
+needs_no_gpu = pytest.mark.skipif(not NO_GPU, reason="says what happens without a GPU")
+
+
+@pytest.fixture
+def run():
+    def invoke(*arguments: str):
+        return CliRunner().invoke(main, arguments, catch_exceptions=False)
+
+    return invoke
+
+
+def test_help_lists_every_command(run):
+    result = run("--help")
+    assert result.exit_code == 0
+    for name in _COMMANDS:
+        assert f"\n  {name} " in result.stdout
+    assert "Exit codes" in result.stdout
+
+
+@pytest.mark.parametrize("name", _COMMANDS)
+def test_every_command_has_help(run, name):
+    result = run(name, "--help")
+    assert result.exit_code == 0
+    assert "xit" in result.stdout, "exit codes are part of the help"
+
+
+def test_version(run):
+    assert cufa.__version__ in run("--version").stdout
+
+
+def test_unknown_command_is_wrong_usage(run):
+    assert run("nonsense").exit_code == 2
+
+
+def test_demo_shows_every_algorithm_and_the_map(run):
+    result = run("demo", "--device", "cpu", "--seqlen", "1100", "--seconds", "0.05")
+    assert result.exit_code == 0, result.output
+    for text in ("naive", "FlashAttention-1", "no skipping", "tiles skipped", "extra memory", "max error"):
+        assert text in result.stdout
+    assert "██▒▒· " in result.stdout, "the block map"
+    assert "tile counts alone predict 1.67×" in result.stdout
+
+
+def test_demo_json(run):
+    result = run("demo", "--device", "cpu", "--seqlen", "600", "--seconds", "0.05", "--json")
+    assert result.exit_code == 0
+    document = json.loads(result.stdout)
+    assert {row["label"] for row in document["rows"]} == {"naive", "fa1", "fa2_noskip", "fa2"}
+    assert all(row["max_error"] < 2e-5 for row in document["rows"])
+    assert document["extra_memory_bytes"]["fa2"] < document["extra_memory_bytes"]["naive"]
+
+
+def test_demo_fails_when_a_result_is_wrong(run, monkeypatch):
+    from cufa.backends import cpu
+
+    real = cpu.run
+
+    def off_by_a_little(plan, q, k, v, out, lse, **options):
+        real(plan, q, k, v, out, lse, **options)
+        out[..., 0] += 1e-3 * (plan.spec.algorithm == "fa1")
+
+    monkeypatch.setattr(cpu, "run", off_by_a_little)
+    result = run("demo", "--device", "cpu", "--seqlen", "300", "--seconds", "0.05")
+    assert result.exit_code == 1
+    assert "wrong" in result.stderr
+
+
+def test_bench_json_is_self_describing(run):
+    shape = ("--seqlen", "200", "--seqlen-k", "300", "--head-dim", "40", "--heads", "4", "--kv-heads", "2")
+    result = run("bench", "--device", "cpu", *shape, "--causal", "--seconds", "0.05", "--json")
+    assert result.exit_code == 0, result.output
+    document = json.loads(result.stdout)
+    assert [row["label"] for row in document["rows"]] == [a for a in ALGORITHMS if a != "auto"]
+    problem = document["rows"][0]["problem"]
+    assert (problem["seqlen_q"], problem["seqlen_k"], problem["kv_heads"], problem["causal"]) == (
+        200,
+        300,
+        2,
+        True,
+    )
+    assert {"recorded", "device", "versions"} <= document["environment"].keys()
+    assert document["limits"]["copy_bytes"] > 1e8
+    assert "visible" in document["flop_convention"]
+
+
+def test_bench_default_suite_prints_a_table_a_problem(run):
+    result = run("bench", "--device", "cpu", "--algorithm", "fa2", "--seconds", "0.02")
+    assert result.exit_code == 0
+    assert result.stdout.count("% of ceiling") == 3
+
+
+@needs_no_gpu
+@pytest.mark.parametrize(
+    "command", [("bench", "--device", "cuda"), ("tune",), ("evidence",), ("demo", "--device", "cuda")]
+)
+def test_without_a_gpu_exit_code_3_and_a_way_out(run, command):
+    result = run(*command)
+    assert result.exit_code == 3
+    assert "No usable GPU" in result.stderr
+    assert "cufa doctor" in " ".join(result.stderr.split())
+    assert result.stdout == ""
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("bench", "--heads", "6", "--kv-heads", "4"),
+        ("bench", "--head-dim", "12"),
+        ("bench", "--dtype", "float16", "--precision", "tf32"),
+        ("bench", "--seqlen", "0"),
+        ("compare", "fa2", "fa2"),
+        ("compare", "fa2", "nothing"),
+    ],
+)
+def test_wrong_usage_is_exit_code_2(run, arguments):
+    result = run(*arguments, "--device", "cpu")
+    assert result.exit_code == 2
+    assert "Error" in result.stderr
+
+
+def test_compare_gives_measured_and_predicted_ratio(run):
+    arguments = (
+        "compare",
+        "fa2_noskip",
+        "fa2",
+        "--causal",
+        "--seqlen",
+        "1100",
+        "--device",
+        "cpu",
+        "--seconds",
+        "0.1",
+    )
+    document = json.loads(run(*arguments, "--json").stdout)
+    ratio = document["speedup"]
+    assert ratio["low"] <= ratio["value"] <= ratio["high"]
+    assert ratio["predicted_by_tiles"] == pytest.approx(15 / 9)
+    text = run(*arguments).stdout
+    assert "tile counts alone predict 1.67×" in text
+
+
+def test_compare_with_a_peer_that_cannot_run_here_is_exit_code_3(run):
+    result = run("compare", "fa2", "torch flash", "--device", "cpu", "--seqlen", "100")
+    assert result.exit_code == 3
+    assert "torch flash" in result.stderr
+
+
+def test_doctor_finds_nothing_wrong_and_proves_it_with_a_call(run):
+    checks = {check["name"]: check for check in json.loads(run("doctor", "--json").stdout)}
+    assert checks["first call"]["status"] == "ok"
+    assert checks["kernel sources"]["status"] == "ok"
+    for check in checks.values():
+        assert check["status"] == "ok" or check["fix"], "every problem comes with its fix"
+
+
+class TestDoctorFinds:
+    """Broken machines, staged."""
+
+    @pytest.fixture
+    def problems(self):
+        def examine():
+            return {c.name: c for c in doctor.examine() if c.status is doctor.Status.PROBLEM}
+
+        return examine
+
+    def test_a_driver_without_cupy(self, problems, monkeypatch, run):
+        monkeypatch.setattr(doctor, "driver_cuda_version", lambda: (13, 0))
+        monkeypatch.setattr(doctor.importlib.metadata, "distributions", list)
+        assert "cufa[cuda13]" in problems()["cupy"].fix
+        assert run("doctor").exit_code == 1
+
+    def test_two_cupys(self, problems, monkeypatch):
+        class Distribution:
+            version = "14.0"
+
+            def __init__(self, name):
+                self.metadata = {"Name": name}
+
+        both = [Distribution("cupy-cuda12x"), Distribution("cupy-cuda13x")]
+        monkeypatch.setattr(doctor.importlib.metadata, "distributions", lambda: both)
+        assert "pip uninstall cupy-cuda12x cupy-cuda13x" in problems()["cupy"].fix
+
+    def test_an_old_driver(self, problems, monkeypatch):
+        monkeypatch.setattr(doctor, "driver_cuda_version", lambda: (11, 4))
+        assert "580" in problems()["driver"].fix
+
+    @pytest.mark.parametrize(
+        ("version", "bad"), [((12, 4), True), ((12, 8), True), ((12, 9), False), ((13, 0), False)]
+    )
+    def test_an_nvrtc_that_refuses_hopper(self, problems, monkeypatch, version, bad):
+        nvrtc = pytest.importorskip("cupy").cuda.nvrtc
+        monkeypatch.setattr(nvrtc, "getVersion", lambda: version)
+        monkeypatch.setattr(doctor, "_capabilities", lambda: [90])
+        monkeypatch.setattr(doctor, "_call", lambda: ())
+        assert ("nvrtc" in problems()) is bad
+
+    def test_an_old_nvrtc_is_fine_for_other_gpus(self, problems, monkeypatch):
+        nvrtc = pytest.importorskip("cupy").cuda.nvrtc
+        monkeypatch.setattr(nvrtc, "getVersion", lambda: (12, 4))
+        monkeypatch.setattr(doctor, "_capabilities", lambda: [86])
+        monkeypatch.setattr(doctor, "_call", lambda: ())
+        assert "nvrtc" not in problems()
+
+    def test_a_cache_that_cannot_be_written(self, problems, monkeypatch, tmp_path):
+        (tmp_path / "file").write_text("in the way")
+        monkeypatch.setenv("CUFA_CACHE_DIR", str(tmp_path / "file" / "cache"))
+        assert "CUFA_CACHE_DIR" in problems()["tuning cache"].fix
+
+    def test_missing_sources(self, problems, monkeypatch, tmp_path):
+        import cufa.compiler
+
+        monkeypatch.setattr(cufa.compiler, "SOURCE_DIR", tmp_path)
+        assert "reinstall" in problems()["kernel sources"].fix
+
+    def test_a_check_that_breaks_is_a_finding_itself(self, problems, monkeypatch):
+        def _python():
+            raise RuntimeError("unexpected")
+            yield
+
+        monkeypatch.setattr(doctor, "_python", _python)
+        assert "unexpected" in problems()["python"].detail
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    "arguments", [("demo",), ("bench", "--algorithm", "fa2"), ("compare", "fa1", "fa2"), ("doctor",)]
+)
+def test_on_a_gpu(run, arguments):
+    result = run(*arguments)
+    assert result.exit_code == 0, result.output
+
+
+@pytest.mark.gpu
+def test_tune_keeps_a_winner_that_the_planner_reads(run, monkeypatch, tmp_path):
+    from cufa import tuning
+    from cufa.backends import cuda
+
+    monkeypatch.setenv("CUFA_CACHE_DIR", str(tmp_path))
+    tuning.load.cache_clear()
+    result = run("tune", "--seqlen", "512", "--seconds", "0.2", "--json")
+    assert result.exit_code == 0, result.output
+    winner = json.loads(result.stdout)["winner"]
+    assert winner["key"] in tuning.load(cuda.current_device().name)
+    tuning.load.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(2.0, "2 s"), (0.123456, "123 ms"), (1.5e-3, "1.5 ms"), (0.9999e-3, "1e+03 µs"), (12.34e-6, "12.3 µs")],
+)
+def test_seconds_text(seconds, text):
+    assert seconds_text(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("count", "text"), [(0, "0 B"), (1536, "1.5 KiB"), (3 << 30, "3 GiB"), (1023 << 20, "1023 MiB")]
+)
+def test_bytes_text(count, text):
+    assert bytes_text(count) == text

@@ -1,0 +1,44 @@
+"""Kernels are what their evidence was recorded for: a changed kernel must be measured again on a GPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cufa.bench import evidence, records, report
+from cufa.kernels import KERNELS
+
+RECORDS = records.load_all()
+README = Path(__file__).parents[1] / "README.md"
+
+HOW = "run `make gpu-evidence` on a machine with a GPU and commit cufa/records/"
+
+
+def test_there_is_evidence():
+    assert RECORDS, f"cufa/records is empty: {HOW}"
+
+
+@pytest.mark.parametrize("name", RECORDS)
+def test_no_kernel_changed_after_its_evidence(name):
+    stale = records.stale_kernels(RECORDS[name])
+    assert not stale, f"changed since {name}.json was recorded: {stale}; {HOW}"
+
+
+@pytest.mark.parametrize("name", RECORDS)
+def test_every_kernel_was_tested_and_timed(name):
+    assert evidence.problems_with(RECORDS[name]) == []
+
+
+@pytest.mark.parametrize("name", RECORDS)
+def test_rows_were_recorded_for_these_sources(name):
+    digests = {kernel: records.digest(spec) for kernel, spec in KERNELS.items()}
+    for suite in RECORDS[name]["suites"].values():
+        for row in suite["rows"]:
+            if "kernel" in row:
+                assert row["digest"] == digests[row["kernel"]], row["label"]
+
+
+def test_readme_shows_the_records():
+    text = README.read_text(encoding="utf-8")
+    assert report.update(text, report.markdown(RECORDS)) == text, "run `make readme`"

@@ -1,0 +1,121 @@
+"""The wheel holds what an installed cufa needs, and importing cufa is quick and touches no GPU library."""
+
+from __future__ import annotations
+
+import itertools
+import subprocess
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import cufa
+from cufa.compiler import SOURCE_DIR, included_files
+from cufa.kernels import KERNELS
+
+ROOT = Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    pytest.importorskip("build", reason="needs the build package (extra dev)")
+    folder = tmp_path_factory.mktemp("wheel")
+    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", folder, ROOT]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (file,) = folder.iterdir()
+    with zipfile.ZipFile(file) as archive:
+        yield archive
+
+
+def test_wheel_holds_every_kernel_source(wheel):
+    names = set(wheel.namelist())
+    for spec in KERNELS.values():
+        for path in included_files(f"kernels/{spec.source}"):
+            assert f"cufa/cuda_src/{path.relative_to(SOURCE_DIR)}" in names
+    sources = {f"cufa/cuda_src/{p.relative_to(SOURCE_DIR)}" for p in SOURCE_DIR.rglob("*.*") if p.is_file()}
+    assert sources <= names, "the host runtime ships too"
+
+
+def test_wheel_holds_types_license_and_records(wheel):
+    names = set(wheel.namelist())
+    assert "cufa/py.typed" in names
+    assert any(name.endswith("licenses/LICENSE") for name in names)
+    for record in (ROOT / "cufa" / "records").glob("*.json"):
+        assert f"cufa/records/{record.name}" in names
+
+
+def test_wheel_holds_nothing_else(wheel):
+    top = {name.split("/")[0] for name in wheel.namelist()}
+    assert top == {"cufa", f"cufa-{cufa.__version__}.dist-info"}
+    assert not [name for name in wheel.namelist() if "__pycache__" in name or "/tests/" in name]
+
+
+def test_metadata(wheel):
+    (name,) = (n for n in wheel.namelist() if n.endswith("dist-info/METADATA"))
+    metadata = wheel.read(name).decode()
+    assert f"Version: {cufa.__version__}" in metadata
+    assert "License-Expression: MIT" in metadata
+    for extra in ("cuda13", "cuda12", "dashboard", "dev"):
+        assert f"Provides-Extra: {extra}" in metadata
+    (name,) = (n for n in wheel.namelist() if n.endswith("entry_points.txt"))
+    assert "cufa = cufa.cli:main" in wheel.read(name).decode()
+
+
+def test_base_dependencies_are_small():
+    names = {d.split(">")[0].strip() for d in PROJECT["dependencies"]}
+    assert names == {"numpy", "ml_dtypes", "click", "rich"}
+
+
+@pytest.mark.parametrize("extra", ["cuda13", "cuda12"])
+def test_no_whole_toolkit(extra):
+    names = [d.split(">")[0].strip() for d in PROJECT["optional-dependencies"][extra]]
+    assert not [name for name in names if "[" in name or name.startswith("cuda-toolkit")]
+
+
+def test_every_dependency_has_both_ends_of_its_range():
+    extras = PROJECT["optional-dependencies"].values()
+    for dependency in itertools.chain(PROJECT["dependencies"], *extras):
+        if dependency.startswith(("cufa[", "hatchling")):
+            continue
+        assert ">=" in dependency, dependency
+        assert "<" in dependency, dependency
+
+
+def test_import_loads_no_gpu_library_and_no_command_line():
+    code = "import sys, cufa; print(*{n.split('.')[0] for n in sys.modules})"
+    loaded = set(
+        subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        ).stdout.split()
+    )
+    assert not loaded & {"cupy", "cupy_backends", "cuda", "torch", "streamlit", "plotly", "click", "rich"}
+
+
+def test_import_takes_less_than_300_ms():
+    """Beyond the interpreter's own start; the best of several, as other processes can only slow it down."""
+    code = "import time; t = time.perf_counter(); import cufa; print(time.perf_counter() - t)"
+    times = [
+        float(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
+        for _ in range(5)
+    ]
+    assert min(times) < 0.3, times
+
+
+def test_command_line_starts_without_importing_commands():
+    code = """
+import sys
+from click.testing import CliRunner
+from cufa.cli import main
+print(CliRunner().invoke(main, ["--help"]).exit_code, *(name for name in sys.modules if "cufa.commands" in name))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["0"]
+
+
+def test_dev_install_reads_the_checkout():
+    """The kernels' sources have one home in a checkout: no copy inside the package to go stale."""
+    assert SOURCE_DIR == ROOT / "cuda_src"

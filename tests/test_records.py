@@ -1,0 +1,214 @@
+"""Records: what is written, read back, judged and shown. The rows are measured here, on the CPU."""
+
+from __future__ import annotations
+
+import copy
+import json
+
+import pytest
+
+from cufa import tuning
+from cufa.bench import evidence, records, report
+from cufa.bench.limits import Limits
+from cufa.bench.runner import run_problem
+from cufa.bench.suites import contenders, make
+from cufa.kernels import KERNELS, TileConfig
+
+LIMITS = Limits(1e10, {"float32": 1e11, "float64": 5e10}, 1e9)
+
+
+@pytest.fixture(scope="module")
+def versions_suite():
+    rows = []
+    for seqlen in (600, 1100):
+        problem = make(1, 2, seqlen, 32, "float32", True)
+        got, skipped = run_problem(
+            problem, contenders("naive", "fa1", "fa2_noskip", "fa2"), None, LIMITS, seconds=0.05
+        )
+        assert not skipped
+        rows += got
+    return {"title": "versions", "rows": [records.row_record(row) for row in rows], "skipped": []}
+
+
+@pytest.fixture
+def record(versions_suite):
+    """Evidence as a GPU run would leave it, with rows from the CPU."""
+    kernels = {
+        name: {
+            "source": spec.source,
+            "digest": records.digest(spec),
+            "compile_seconds": 3.0,
+            "tests_passed": 5,
+        }
+        for name, spec in KERNELS.items()
+    }
+    # The CPU plans every algorithm under one kernel; a GPU record has a row of each.
+    rows = copy.deepcopy(versions_suite["rows"])
+    extra = [{**rows[0], "label": name, "kernel": name} for name in KERNELS]
+    return {
+        "schema": records.SCHEMA,
+        "environment": {
+            "device": "Test GPU",
+            "recorded": "2026-01-02T03:04:05+00:00",
+            "nvrtc": "13.0",
+            "versions": {},
+        },
+        "limits": {"copy_bytes": 4e12, "flops": {"float16": 6e14}, "exponentials": 4e12},
+        "kernels": kernels,
+        "tests": {"passed": 9, "failed": 0, "skipped": 1, "failures": []},
+        "suites": {
+            "versions": {**versions_suite, "rows": rows},
+            "all": {"title": "all", "rows": extra, "skipped": []},
+        },
+        "host_calls": [{"call": "f(x)", "p10_us": 1.0, "p50_us": 2.0, "p90_us": 3.0}],
+    }
+
+
+def test_row_record_is_plain_json_and_keeps_every_sample(versions_suite):
+    row = json.loads(json.dumps(versions_suite["rows"][3]))
+    assert row["label"] == "fa2"
+    assert row["kernel"] in KERNELS
+    assert len(row["samples_ns"]) >= 10
+    assert all(type(n) is int for n in row["samples_ns"])
+    assert row["p10_ns"] <= row["p50_ns"] <= row["p90_ns"]
+    assert row["max_error"] < 1e-5
+    assert row["problem"]["seqlen_q"] == 600
+    assert (
+        row["tiles_visited"] + row["tiles_skipped"] == 2 * 3 * 2
+    )  # heads, 256-row and 512-column blocks of 600
+
+
+def test_digest_ignores_comments_and_white_space(tmp_path, monkeypatch):
+    import cufa.compiler
+
+    def digest_of(text: str) -> str:
+        (tmp_path / "k.cu").write_text(text)
+        return cufa.compiler.source_digest("k.cu")
+
+    monkeypatch.setattr(cufa.compiler, "SOURCE_DIR", tmp_path)
+    first = digest_of("int f() { return 1; }")
+    assert digest_of("// says why\nint f() {\n  return 1; /* one */ }\n") == first
+    assert digest_of("int f() { return 2; }") != first
+
+
+def test_good_evidence_has_no_problems(record):
+    assert evidence.problems_with(record) == []
+    assert records.stale_kernels(record) == []
+
+
+def test_a_changed_kernel_is_stale(record):
+    record["kernels"]["fa2_forward"]["digest"] = "0" * 64
+    assert records.stale_kernels(record) == ["fa2_forward"]
+    del record["kernels"]["fa1_forward"]
+    assert set(records.stale_kernels(record)) == {"fa2_forward", "fa1_forward"}
+
+
+@pytest.mark.parametrize(
+    ("break_it", "message"),
+    [
+        (lambda r: r["tests"].update(failed=1), "1 GPU tests failed"),
+        (lambda r: r.update(tests=None), "were not run"),
+        (lambda r: r["suites"]["versions"]["rows"][0].update(max_error=None), "NaN"),
+        (lambda r: r["kernels"]["fa1_forward"].update(tests_passed=0), "no GPU test ran fa1_forward"),
+        (lambda r: r["suites"]["all"]["rows"].clear(), "was not timed"),
+    ],
+)
+def test_bad_evidence_is_named(record, break_it, message):
+    break_it(record)
+    assert any(message in problem for problem in evidence.problems_with(record))
+
+
+def test_nan_error_is_recorded_as_null():
+    problem = make(1, 1, 8, 8, "float32", False)
+    rows, _ = run_problem(problem, contenders("fa2"), None, LIMITS, seconds=0.01)
+    import dataclasses
+
+    row = dataclasses.replace(rows[0], error=float("nan"))
+    assert records.row_record(row)["max_error"] is None
+
+
+def test_saved_and_loaded(record, tmp_path):
+    file = records.save(record, records.evidence_path("NVIDIA H200 (PCIe)", tmp_path))
+    assert file.name == "nvidia-h200-pcie.json"
+    assert records.load_all(tmp_path) == {"nvidia-h200-pcie": record}
+    assert "\n" not in file.read_text().split('"samples_ns": [')[1].split("]")[0], "samples take one line"
+
+
+def test_another_schema_is_refused(record, tmp_path):
+    records.save({**record, "schema": 999}, tmp_path / "new.json")
+    with pytest.raises(ValueError, match="schema 999"):
+        records.load_all(tmp_path)
+
+
+def test_markdown_shows_ratios_beside_predictions(record):
+    text = report.markdown({"test-gpu": record})
+    line = next(line for line in text.splitlines() if line.startswith("| 1 × 2 × 1100"))
+    assert "| 1.67× |" in line  # 5 query blocks × 3 key blocks, of which 1 + 1 + 2 + 2 + 3 are visited
+    assert "9 GPU tests passed, 0 failed, 1 skipped." in text
+    assert all(name in text for name in KERNELS)
+
+
+def test_update_writes_between_the_markers_only():
+    text = f"before\n{report.BEGIN}\nold\n{report.END}\nafter\n"
+    new = report.update(text, "table")
+    assert new == f"before\n{report.BEGIN}\ntable\n{report.END}\nafter\n"
+    assert report.update(new, "table") == new
+    with pytest.raises(ValueError, match="no lines"):
+        report.update("nothing here", "table")
+
+
+@pytest.mark.parametrize(
+    ("name", "kernels"),
+    [
+        ("test_lengths[1-1-fa2_forward-float16-native-full]", ["fa2_forward"]),
+        ("test_x[fa2_noskip]", ["fa2_noskip"]),
+        ("test_about_fa2_forward", []),
+    ],
+)
+def test_tests_are_counted_for_the_kernel_in_their_parameters(name, kernels):
+    assert evidence._kernels_of(name) == kernels
+
+
+class TestTuning:
+    @pytest.fixture(autouse=True)
+    def own_cache(self, tmp_path, monkeypatch):
+        monkeypatch.setenv("CUFA_CACHE_DIR", str(tmp_path / "cache"))
+        tuning.load.cache_clear()
+        yield
+        tuning.load.cache_clear()
+
+    def test_nothing_tuned(self):
+        assert tuning.load("NVIDIA H200") == {}
+
+    def test_kept_and_found_again(self):
+        a, b = TileConfig(64, 64, 4), TileConfig(128, 32, 8, num_stages=2)
+        file = tuning.save("NVIDIA H200", "one", a, {"seconds": 1e-3})
+        tuning.save("NVIDIA H200", "two", b, {})
+        tuning.save("NVIDIA H200", "one", b, {})
+        assert tuning.load("NVIDIA H200") == {"one": b, "two": b}
+        assert tuning.load("NVIDIA A100") == {}
+        assert [f.name for f in file.parent.iterdir()] == ["tuned-nvidia-h200.json"], (
+            "no temporary file is left"
+        )
+
+    @pytest.mark.parametrize("content", ["", "{", "[]", '{"k": {"config": {"no_such_field": 1}}, "x": 3}'])
+    def test_a_damaged_file_means_untuned(self, content):
+        file = tuning.path("GPU")
+        file.parent.mkdir(parents=True)
+        file.write_text(content)
+        assert tuning.load("GPU") == {}
+        tuning.save("GPU", "key", TileConfig(64, 64, 4), {})
+        assert tuning.load("GPU") == {"key": TileConfig(64, 64, 4)}
+
+    def test_the_planner_takes_the_winner(self):
+        from cufa.architectures import Device
+        from cufa.planner import fitting_configs, make_plan, tuning_key
+
+        device = Device.typical("sm_90")
+        problem = make(1, 8, 4096, 64, "float16", True)
+        plan = make_plan(problem, device)
+        other = next(c for c in fitting_configs(plan.spec, 64, device) if c != plan.config)
+        tuning.save(device.name, tuning_key(plan.spec, problem), other, {})
+        tuned = make_plan(problem, device, tuned=tuning.load(device.name))
+        assert tuned.config == other
+        assert "cufa tune" in str(tuned)
