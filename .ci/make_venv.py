@@ -9,7 +9,6 @@ index that everything else comes from, its SHA-256 checked against the index.
 
 import hashlib
 import html
-import importlib.util
 import os
 import pathlib
 import re
@@ -31,7 +30,12 @@ def main() -> None:
             "Say which to use: make PYTHON=python3.12 ..."
         )
     target = pathlib.Path(sys.argv[1])
-    has_ensurepip = importlib.util.find_spec("ensurepip") is not None
+    try:
+        import ensurepip
+
+        has_ensurepip = bool(ensurepip.version())
+    except (ImportError, AttributeError, OSError):
+        has_ensurepip = False
     venv.EnvBuilder(with_pip=has_ensurepip, clear=target.exists(), symlinks=True).create(target)
     if not has_ensurepip:
         try:

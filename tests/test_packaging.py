@@ -110,7 +110,7 @@ def test_command_line_starts_without_importing_commands():
 import sys
 from click.testing import CliRunner
 from cufa.cli import main
-print(CliRunner().invoke(main, ["--help"]).exit_code, *(name for name in sys.modules if "cufa.commands" in name))
+print(CliRunner().invoke(main, ["--help"]).exit_code, *(n for n in sys.modules if "cufa.commands" in n))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["0"]
