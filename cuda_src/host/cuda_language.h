@@ -50,6 +50,7 @@ struct Site {
 DEVICE float fmaxf(float a, float b) { return a > b || b != b ? a : b; }
 DEVICE float fminf(float a, float b) { return a < b || b != b ? a : b; }
 DEVICE float fabsf(float x) { return __builtin_fabsf(x); }
+DEVICE float logf(float x) { return __builtin_logf(x); }
 DEVICE float fmaf(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 
 template <typename T>

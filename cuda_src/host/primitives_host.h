@@ -84,6 +84,12 @@ DEVICE float u32_as_float(u32 bits) {
 DEVICE u32 cvt_f16x2(float lo, float hi) {
   return cufa_host::half_from_float(lo) | u32(cufa_host::half_from_float(hi)) << 16;
 }
+DEVICE u32 cvt_f16x2_satfinite(float lo, float hi) {
+  constexpr float LARGEST = 65504.0f;  // NaN stays NaN
+  lo = lo > LARGEST ? LARGEST : lo < -LARGEST ? -LARGEST : lo;
+  hi = hi > LARGEST ? LARGEST : hi < -LARGEST ? -LARGEST : hi;
+  return cvt_f16x2(lo, hi);
+}
 DEVICE u32 cvt_bf16x2(float lo, float hi) {
   return cufa_host::bfloat16_from_float(lo) | cufa_host::bfloat16_from_float(hi) << 16;
 }

@@ -37,9 +37,11 @@ void thread_main() {
   Thread& thread = current();
   thread.block->launch.entry(thread.block->launch.params);
   Warp& warp = *thread.warp;
-  if (!thread.copies.empty()) {
+  for (const PendingCopy& copy : thread.copies) {
+    if (!copy.global) continue;  // zeros: nothing was read for nothing
     report(*thread.block, "copy-in-flight", {"", 0}, {"", 0},
            [&] { return "kernel ends with cp.async still in flight: " + describe(thread); });
+    break;
   }
   thread.done = true;
   thread.waits_for = "left the kernel";

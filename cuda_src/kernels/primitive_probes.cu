@@ -39,6 +39,9 @@ KERNEL probe_fmaf(const __grid_constant__ ProbeParams p) {
 KERNEL probe_cvt_f16x2(const __grid_constant__ ProbeParams p) {
   for_each_pair(p, [](u32 a, u32 b) { return cvt_f16x2(u32_as_float(a), u32_as_float(b)); });
 }
+KERNEL probe_cvt_f16x2_satfinite(const __grid_constant__ ProbeParams p) {
+  for_each_pair(p, [](u32 a, u32 b) { return cvt_f16x2_satfinite(u32_as_float(a), u32_as_float(b)); });
+}
 KERNEL probe_cvt_bf16x2(const __grid_constant__ ProbeParams p) {
   for_each_pair(p, [](u32 a, u32 b) { return cvt_bf16x2(u32_as_float(a), u32_as_float(b)); });
 }

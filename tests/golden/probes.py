@@ -93,8 +93,9 @@ def _products(kind: str) -> np.ndarray:
 
 
 def probes() -> Iterator[Probe]:
-    scalar = ["ex2", "lg2", "rcp", "fmaxf", "fminf", "fmaf", "cvt_f16x2", "cvt_bf16x2", "cvt_f32_f16", "cvt_f32_bf16"]
-    for name in [*scalar, "cvt_tf32"]:
+    scalar = ["ex2", "lg2", "rcp", "fmaxf", "fminf", "fmaf"]
+    convert = ["cvt_f16x2", "cvt_f16x2_satfinite", "cvt_bf16x2", "cvt_f32_f16", "cvt_f32_bf16", "cvt_tf32"]
+    for name in [*scalar, *convert]:
         yield Probe(name, _pairs(name), 1024, 32)
     yield Probe("shared", random_words("shared", 128), 7 * 128, 1)
     yield Probe("global", random_words("global", 512), 512, 1)

@@ -1,0 +1,134 @@
+"""Every kernel executed on a CPU in checked mode: right against float64, free of findings, tiles as scheduled."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from support import DTYPES, assert_attention, make_inputs
+
+from cufa.architectures import Device
+from cufa.emulator import emulate
+from cufa.kernels import KERNELS
+from cufa.planner import fitting_configs
+
+ARCH = "sm_90"
+SPECS = list(KERNELS.values())
+VARIANTS = [
+    pytest.param(s, d, None if p == "native" else p, id=f"{s.name}-{d}" + (f"-{p}" if p != "native" else ""))
+    for s in SPECS
+    for d in s.dtypes
+    for p in s.precisions
+    if (p == "native") == (d != "float32")
+]
+CONFIGS = [
+    pytest.param(s, c, d, None if p == "native" else p, id=f"{s.name}-{i}-{d}-{p}")
+    for s in SPECS
+    for i, c in enumerate(s.configs)
+    for d in s.dtypes
+    for p in s.precisions
+    if (p == "native") == (d != "float32")
+]
+MASKS = pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+
+
+def check(spec, precision, q, k, v, *, layout="bhsd", causal=False, **options):
+    """One checked run: no findings, error within bounds, the kernel's tile counters equal the schedule."""
+    run = emulate(
+        q, k, v, algorithm=spec.algorithm, precision=precision, layout=layout, causal=causal, arch=ARCH,
+        mode=options.pop("mode", "checked"), **options,
+    )  # fmt: skip
+    assert run.plan.spec is spec
+    assert not run.findings, "\n".join(map(str, run.findings))
+    assert_attention(run.out, run.lse, q, k, v, causal=causal, layout=layout, precision=precision)
+    assert_tiles(run)
+    return run
+
+
+def assert_tiles(run):
+    """One record per query block and head, saying what cufa.schedule says. (naive has no tiles to count.)"""
+    problem, schedule = run.plan.problem, run.plan.schedule
+    if run.plan.spec.name == "naive":
+        assert len(run.records) == 0
+        return
+    heads = problem.batch * problem.heads
+    assert len(run.records) == heads * schedule.num_q_blocks
+    np.testing.assert_array_equal(run.records["q_block"], np.tile(np.arange(schedule.num_q_blocks), heads))
+    for field, expected in (
+        ("tiles_visited", schedule.visits),
+        ("tiles_skipped", schedule.num_kv_blocks - schedule.visits),
+        ("tiles_unmasked", schedule.unmasked),
+    ):
+        np.testing.assert_array_equal(run.records[field], np.tile(expected, heads), err_msg=field)
+
+
+@MASKS
+@pytest.mark.parametrize(("spec", "config", "dtype", "precision"), CONFIGS)
+def test_every_tiling(spec, config, dtype, precision, causal):
+    """Two query blocks and three key blocks, the last ones ragged; two heads share their keys."""
+    head_dim = max(64, config.min_head_dim)
+    if config not in fitting_configs(spec, head_dim, Device.typical(ARCH)):
+        pytest.skip(f"{config} does not fit head_dim {head_dim} on {ARCH}")
+    shape = (1, 2, 1, config.block_q + 5, 2 * config.block_kv + 3, head_dim)
+    check(spec, precision, *make_inputs(*shape, dtype), causal=causal, config=config)
+
+
+@pytest.mark.parametrize("head_dim", [8, 40, 96, 128, 192, 256])
+@pytest.mark.parametrize(("spec", "dtype", "precision"), VARIANTS)
+def test_head_dims(spec, dtype, precision, head_dim):
+    check(spec, precision, *make_inputs(1, 1, 1, 70, 90, head_dim, dtype), causal=True)
+
+
+@pytest.mark.parametrize("alignment", [8, 4, 2])
+@pytest.mark.parametrize(("spec", "dtype", "precision"), VARIANTS)
+def test_narrow_copies(spec, dtype, precision, alignment):
+    """Rows that start at odd multiples of 8, 4 and 2 bytes."""
+    if alignment < DTYPES[dtype].itemsize:
+        pytest.skip(f"{dtype} is never aligned to {alignment} bytes only")
+    extra = alignment // DTYPES[dtype].itemsize
+    wide = make_inputs(1, 2, 2, 70, 90, 64 + extra, dtype)
+    run = check(spec, precision, *(x[..., extra:] for x in wide), causal=True)
+    assert run.plan.problem.alignment == alignment
+
+
+EDGES = {  # batch, heads, kv_heads, seqlen_q, seqlen_k
+    "one query, one key": (1, 1, 1, 1, 1),
+    "decode": (2, 4, 2, 1, 131),
+    "many queries, few keys: rows that see none": (1, 2, 2, 150, 17),
+    "primes": (1, 3, 1, 67, 101),
+}
+
+
+@pytest.mark.parametrize("shape", EDGES.values(), ids=EDGES)
+@pytest.mark.parametrize(("spec", "dtype", "precision"), VARIANTS)
+def test_edges(spec, dtype, precision, shape):
+    check(spec, precision, *make_inputs(*shape, 64, dtype, layout="bshd"), causal=True, layout="bshd")
+
+
+@pytest.mark.parametrize(("spec", "dtype", "precision"), VARIANTS)
+def test_same_bits_in_every_order(spec, dtype, precision):
+    """Whatever order warps run in, and whenever copies land."""
+    q, k, v = make_inputs(1, 2, 1, 100, 200, 64, dtype)
+    first = check(spec, precision, q, k, v, causal=True, copies="early", threads=1)
+    for schedule in ("ascending", "descending", 1, 2):
+        run = check(spec, precision, q, k, v, causal=True, schedule=schedule, copies="late", threads=2)
+        np.testing.assert_array_equal(run.out.view(np.uint8), first.out.view(np.uint8))
+        np.testing.assert_array_equal(run.lse, first.lse)
+
+
+@MASKS
+@pytest.mark.parametrize("spec", SPECS, ids=lambda s: s.name)
+def test_counters(spec, causal):
+    """Products and bytes follow from the tiles visited."""
+    precision = "float32" if spec.dtypes == ("float32",) else None
+    q, k, v = make_inputs(1, 2, 2, 256, 256, 64, spec.dtypes[0])
+    run = check(spec, precision, q, k, v, causal=causal, mode="counted")
+    assert run.totals["bank_conflicts"] == 0 or spec.name == "naive"
+    assert run.totals["global_write_bytes"] >= run.out.nbytes + run.lse.nbytes
+    assert run.totals["global_read_bytes"] >= q.nbytes + k.nbytes + v.nbytes
+    for launch in run.plan.launches:
+        assert len(run.counters[launch.entry]) == int(np.prod(launch.grid))
+    if precision is None and run.plan.spec.name != "naive":
+        config = run.plan.config
+        per_tile = 2 * config.block_q * config.block_kv * 64
+        assert run.totals["products"] == run.totals["tiles_visited"] * per_tile
+        assert run.totals["exponentials"] >= run.totals["tiles_visited"] * config.block_q * config.block_kv
