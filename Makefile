@@ -28,7 +28,7 @@ PY := $(VENV)/bin/python
 BASE := $(VENV)/.stamp-base $(if $(CUDA),$(VENV)/.stamp-$(CUDA))
 DEV := $(VENV)/.stamp-dev $(if $(CUDA),$(VENV)/.stamp-$(CUDA))
 endif
-CUFA := PYTHONPATH=$(CURDIR)$(if $(PYTHONPATH),:$(PYTHONPATH)) $(PY) -m cufa
+CUFA := $(PY) -m cufa
 PYTEST := $(PY) -m pytest
 
 .DEFAULT_GOAL := help
