@@ -41,6 +41,11 @@ class Variant:
         return {**self.spec.constants(self.problem, self.config), "TRACE": self.trace}
 
     @property
+    def skips(self) -> bool:
+        """Whether any tile is ever skipped."""
+        return self.spec.skip_masked_tiles and self.problem.causal
+
+    @property
     def launches(self) -> tuple[Launch, ...]:
         shared_memory = self.spec.shared_memory(self.config, self.problem.head_dim)
         return self.spec.launches(self.problem, self.config, shared_memory)
@@ -65,16 +70,26 @@ def variants(
     ``head_dims`` replaces the standard set and is then built for every architecture, without the builds
     that are made for one architecture only.
     """
+    built = set()
     for name in KERNELS if kernels is None else kernels:
-        spec = KERNELS[name]
-        served = [find_architecture(arch) for arch in archs if arch >= spec.min_capability]
-        for arch in served:
-            for head_dim in head_dims or HEAD_DIMS:
-                yield from _configs(spec, arch, head_dim)
-        if head_dims is None and served:
-            for head_dim in ODD_HEAD_DIMS:
-                yield from _configs(spec, served[0], head_dim)
-            yield from _other_branches(spec, served[0])
+        for variant in _of_kernel(KERNELS[name], archs, head_dims):
+            # Without a mask there is nothing to skip: an ablation's unmasked builds are the kernel's own.
+            constants = {**variant.constants, "SKIP_MASKED_TILES": variant.skips}
+            key = (variant.source, variant.arch.capability, tuple(constants.items()))
+            if key not in built:
+                built.add(key)
+                yield variant
+
+
+def _of_kernel(spec: KernelSpec, archs: Sequence[int], head_dims: Sequence[int] | None) -> Iterator[Variant]:
+    served = [find_architecture(arch) for arch in archs if arch >= spec.min_capability]
+    for arch in served:
+        for head_dim in head_dims or HEAD_DIMS:
+            yield from _configs(spec, arch, head_dim)
+    if head_dims is None and served:
+        for head_dim in ODD_HEAD_DIMS:
+            yield from _configs(spec, served[0], head_dim)
+        yield from _other_branches(spec, served[0])
 
 
 def _configs(spec: KernelSpec, arch: Architecture, head_dim: int) -> Iterator[Variant]:

@@ -299,6 +299,36 @@ def test_params_are_packed_as_the_kernels_read_them(nvrtc):
 # The registered kernels: one small variant each; `cufa compile` builds them all
 
 
+def _section(cubin: bytes, wanted: str) -> bytes:
+    """One section of a 64-bit ELF file."""
+    (table,) = struct.unpack_from("<Q", cubin, 40)
+    size, count, names_index = struct.unpack_from("<HHH", cubin, 58)
+    headers = [struct.unpack_from("<IIQQQQ", cubin, table + i * size) for i in range(count)]
+    names = headers[names_index][4]
+    for name, _, _, _, offset, length in headers:
+        if cubin[names + name : cubin.index(b"\0", names + name)].decode() == wanted:
+            return cubin[offset : offset + length]
+    raise AssertionError(f"no section {wanted}")
+
+
+ABLATIONS = [
+    (first.name, second.name)
+    for first in KERNELS.values()
+    for second in KERNELS.values()
+    if first.source == second.source and first.skip_masked_tiles and not second.skip_masked_tiles
+]
+
+
+@pytest.mark.parametrize(("kernel", "ablation"), ABLATIONS)
+def test_without_a_mask_an_ablation_is_the_same_machine_code(kernel, ablation, nvrtc):
+    """So `cufa compile` builds it once, and a benchmark of the two without a mask measures noise."""
+    one, other = (build(next(variants([90], [name], [64]))) for name in (kernel, ablation))
+    assert one.variant.constants != other.variant.constants
+    assert not one.variant.problem.causal
+    code = f".text.{one.entries[0].launch.entry}"
+    assert _section(one.report.cubin, code) == _section(other.report.cubin, code)
+
+
 SERVED = [
     (name, arch)
     for name, spec in KERNELS.items()

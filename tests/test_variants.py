@@ -24,7 +24,9 @@ def test_every_config_dtype_precision_and_mask_is_built(name):
     assert {v.config for v in mine} == set(spec.configs)
     assert {v.problem.dtype for v in mine} == set(spec.dtypes)
     assert {v.problem.precision for v in mine} == set(spec.precisions)
-    assert {v.problem.causal for v in mine} == {False, True}
+    # An ablation shares its kernel's source, and without a mask its machine code: that is built once.
+    first_of_source = next(s for s in KERNELS.values() if s.source == spec.source) is spec
+    assert {v.problem.causal for v in mine} == ({False, True} if first_of_source else {True})
     assert {v.trace for v in mine} == {False, True}
     assert {v.problem.alignment for v in mine} >= {16, 8, 4}
 

@@ -104,13 +104,17 @@ def _with_progress(wanted: Sequence[Variant], jobs: int) -> list[Build]:
 
 
 def _print_findings(bad: Sequence[Build]) -> None:
-    """A line for each; the first error of the compiler in full, as the others are mostly the same."""
+    """A line for each kind; the first error of the compiler in full, as the others are mostly the same."""
     refused = [build.error for build in bad if build.error is not None]
     if refused:
         stderr().print(str(refused[0]), style="red", markup=False, soft_wrap=True)
+    alike: dict[tuple[str, str], list[Build]] = {}
     for build in bad:
         for finding in build.findings:
-            stderr().print(f"{build.variant}: {finding}", style="red", markup=False, soft_wrap=True)
+            alike.setdefault((build.variant.spec.name, finding), []).append(build)
+    for (_, finding), builds in alike.items():
+        others = f" (and {len(builds) - 1} more builds)" if len(builds) > 1 else ""
+        stderr().print(f"{builds[0].variant}{others}: {finding}", style="red", markup=False, soft_wrap=True)
 
 
 def _print_tables(builds: Sequence[Build]) -> None:
