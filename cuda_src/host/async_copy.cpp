@@ -23,7 +23,7 @@ void copy_async(u32 smem, const void* global, u32 bytes, bool valid, Site site) 
   Block& block = *thread.block;
   ++block.counters.async_copies;
   if (!shared_bytes(thread, smem, bytes, "cp.async", site)) return;
-  if (valid && !global_valid(thread, global, bytes, false, "cp.async", site)) return;
+  if (valid && !check_global(thread, global, bytes, Access::read, "cp.async", site)) return;
   const PendingCopy copy = {smem, bytes, valid ? global : nullptr};
   if (!block.launch.late_copies) move(block, copy);
   if (block.checked) block.races.access(thread, smem, bytes, Access::async_write, site);

@@ -60,6 +60,15 @@ const Collective kVote = {"vote.any",
                           },
                           false};
 
+const Collective kReduceMax = {"redux.max",
+                               [](Block& block, Warp& warp) {
+                                 ++block.counters.shuffles;
+                                 u32 largest = 0;
+                                 for (const Operand& o : warp.operands) largest = o.value > largest ? o.value : largest;
+                                 for (Operand& operand : warp.operands) operand.smem = largest;
+                               },
+                               false};
+
 }  // namespace
 
 void load_matrices(Matrices form, u32* registers, u32 smem, Site site) {
@@ -81,6 +90,14 @@ u32 shuffle_from(u32 value, int source_lane, Site site) {
 
 u32 shuffle_xor(u32 value, int lane_mask, Site site) {
   return shuffle_from(value, current().lane ^ (lane_mask & 31), site);
+}
+
+u32 reduce_max(u32 value, Site site) {
+  Thread& thread = current();
+  Operand& operand = thread.warp->operands[thread.lane];
+  operand.value = value;
+  rendezvous(thread, kReduceMax, site);
+  return operand.smem;
 }
 
 bool vote_any(bool value, Site site) {

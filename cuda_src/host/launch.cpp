@@ -13,10 +13,11 @@ using namespace cufa_host;
 int cufa_launch(const CufaLaunch* launch) {
   const u32 blocks = launch->grid[0] * launch->grid[1] * launch->grid[2];
   Findings findings;
+  Owners owners(*launch);
   std::atomic<u32> next{0};
   std::atomic<bool> stop{false};
   const auto work = [&](int worker) {
-    Block block(*launch, findings, worker);
+    Block block(*launch, findings, owners, worker);
     for (u32 i; !stop && (i = next++) < blocks;) {
       const u32 linear = launch->schedule == kDescending ? blocks - 1 - i : i;
       if (!block.run(linear)) stop = true;

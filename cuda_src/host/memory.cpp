@@ -22,8 +22,19 @@ std::string hex(u64 value) {
   return text;
 }
 
-// "v + 4096 bytes, in its padding", "past the end of k by 32 bytes"
-std::string place(const CufaLaunch& launch, const void* global, u32 bytes) {
+bool inside(const CufaArray& array, u64 at, u32 bytes) {
+  const auto begin = reinterpret_cast<u64>(array.begin);
+  if (at < begin || at - begin > array.bytes || array.bytes - (at - begin) < bytes) return false;
+  if (!array.valid) return true;
+  for (u64 g = (at - begin) / array.granule; g <= (at - begin + bytes - 1) / array.granule; ++g) {
+    if (!array.valid[g]) return false;
+  }
+  return true;
+}
+
+}  // namespace
+
+std::string global_place(const CufaLaunch& launch, const void* global, u32 bytes) {
   const auto at = reinterpret_cast<u64>(global);
   const CufaArray* nearest = nullptr;
   u64 best = ~0ull;
@@ -36,21 +47,10 @@ std::string place(const CufaLaunch& launch, const void* global, u32 bytes) {
   const auto begin = reinterpret_cast<u64>(nearest->begin);
   const std::string name = nearest->name;
   if (at < begin) return std::to_string(begin - at) + " bytes before " + name;
-  if (best == 0) return "byte " + std::to_string(at - begin) + " of " + name + ", which lies between its rows or heads";
-  return "byte " + std::to_string(at - begin) + " of " + name + ", which has " + std::to_string(nearest->bytes);
+  const std::string byte = "byte " + std::to_string(at - begin) + " of " + name;
+  if (best > 0) return byte + ", which has " + std::to_string(nearest->bytes);
+  return inside(*nearest, at, bytes) ? byte : byte + ", which is padding between its rows or heads";
 }
-
-bool inside(const CufaArray& array, u64 at, u32 bytes) {
-  const auto begin = reinterpret_cast<u64>(array.begin);
-  if (at < begin || at - begin > array.bytes || array.bytes - (at - begin) < bytes) return false;
-  if (!array.valid) return true;
-  for (u64 g = (at - begin) / array.granule; g <= (at - begin + bytes - 1) / array.granule; ++g) {
-    if (!array.valid[g]) return false;
-  }
-  return true;
-}
-
-}  // namespace
 
 unsigned char* shared_memory() { return current().block->shared; }
 
@@ -79,7 +79,7 @@ unsigned char* shared_bytes(Thread& thread, u32 smem, u32 bytes, const char* wha
   return block.shared + offset;
 }
 
-bool global_valid(Thread& thread, const void* global, u32 bytes, bool write, const char* what, Site site) {
+bool check_global(Thread& thread, const void* global, u32 bytes, Access kind, const char* what, Site site) {
   Block& block = *thread.block;
   if (!block.checked) return true;
   const CufaLaunch& launch = block.launch;
@@ -93,11 +93,16 @@ bool global_valid(Thread& thread, const void* global, u32 bytes, bool write, con
   }
   for (int i = 0; i < launch.num_arrays; ++i) {
     const CufaArray& array = launch.arrays[i];
-    if ((!write || array.writable) && inside(array, at, bytes)) return true;
+    if ((kind != Access::read && !array.writable) || !inside(array, at, bytes)) continue;
+    if (array.writable) {
+      if (kind != Access::atomic) block.races.access_global(thread, global, bytes, kind, site);
+      block.owners.access(thread, i, global, bytes, kind, site);
+    }
+    return true;
   }
   report(block, "out-of-range", site, {"", 0}, [&] {
-    return std::string(what) + " of " + std::to_string(bytes) + " bytes at " + place(launch, global, bytes) + ": " +
-           describe(thread) + " at " + describe(site);
+    return std::string(what) + " of " + std::to_string(bytes) + " bytes at " + global_place(launch, global, bytes) +
+           ": " + describe(thread) + " at " + describe(site);
   });
   return false;
 }
@@ -131,7 +136,7 @@ void store_shared(u32 smem, const void* value, u32 bytes, Site site) {
 void load_global(void* value, const void* global, u32 bytes, Site site) {
   Thread& thread = current();
   Block& block = *thread.block;
-  if (!global_valid(thread, global, bytes, false, "ld.global", site)) return void(std::memset(value, 0xff, bytes));
+  if (!check_global(thread, global, bytes, Access::read, "ld.global", site)) return void(std::memset(value, 0xff, bytes));
   copy(value, global, bytes);
   if (block.counted) {
     block.counters.global_read_bytes += bytes;
@@ -142,7 +147,7 @@ void load_global(void* value, const void* global, u32 bytes, Site site) {
 void store_global(void* global, const void* value, u32 bytes, Site site) {
   Thread& thread = current();
   Block& block = *thread.block;
-  if (!global_valid(thread, global, bytes, true, "st.global", site)) return;
+  if (!check_global(thread, global, bytes, Access::write, "st.global", site)) return;
   copy(global, value, bytes);
   if (block.counted) {
     block.counters.global_write_bytes += bytes;
@@ -151,7 +156,7 @@ void store_global(void* global, const void* value, u32 bytes, Site site) {
 }
 
 u32 add_global(u32* global, u32 value, Site site) {
-  if (!global_valid(current(), global, 4, true, "atom.add", site)) return 0;
+  if (!check_global(current(), global, 4, Access::atomic, "atom.add", site)) return 0;
   return __atomic_fetch_add(global, value, __ATOMIC_SEQ_CST);
 }
 

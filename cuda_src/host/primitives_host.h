@@ -23,6 +23,7 @@ enum class Matrices { x2, x4, x2_trans, x4_trans };
 void load_matrices(Matrices form, u32* registers, u32 smem, Site site);
 u32 shuffle_xor(u32 value, int lane_mask, Site site);
 u32 shuffle_from(u32 value, int source_lane, Site site);
+u32 reduce_max(u32 value, Site site);
 bool vote_any(bool value, Site site);
 
 // tensor_core.cpp
@@ -176,6 +177,7 @@ DEVICE float shfl_xor(float v, int lane_mask, SITE) {
   return u32_as_float(cufa_host::shuffle_xor(float_as_u32(v), lane_mask, site));
 }
 DEVICE u32 shfl_xor(u32 v, int lane_mask, SITE) { return cufa_host::shuffle_xor(v, lane_mask, site); }
+DEVICE u32 redux_max(u32 v, SITE) { return cufa_host::reduce_max(v, site); }
 DEVICE u32 shfl(u32 v, int source_lane, SITE) { return cufa_host::shuffle_from(v, source_lane, site); }
 DEVICE bool warp_any(bool v, SITE) { return cufa_host::vote_any(v, site); }
 

@@ -6,8 +6,9 @@
 
 namespace cufa_host {
 namespace {
-constexpr int kParts = 8;         // of a 16-byte chunk
+constexpr int kParts = 8;  // of a 16-byte chunk
 constexpr u32 kChunkBytes = 16, kPartBytes = 2;
+constexpr u64 kLastShared = 0xffffffff;  // 32 bits address shared memory; no array lies so low
 }  // namespace
 
 int RaceDetector::thread_id(const Thread& thread) { return thread.id; }
@@ -15,10 +16,11 @@ int RaceDetector::thread_id(const Thread& thread) { return thread.id; }
 void RaceDetector::reset(Block& block, u32 shared_bytes, int num_threads) {
   block_ = &block;
   num_warps_ = num_threads / 32;
-  num_chunks_ = static_cast<int>((shared_bytes + kChunkBytes - 1) / kChunkBytes);
-  writes_.assign(num_chunks_, {});
-  reads_.assign(std::size_t(num_chunks_) * num_warps_, {});
-  first_part_.assign(num_chunks_, -1);
+  const std::size_t chunks = (shared_bytes + kChunkBytes - 1) / kChunkBytes;
+  writes_.assign(chunks, {});
+  reads_.assign(chunks * num_warps_, {});
+  first_part_.assign(chunks, -1);
+  global_chunks_.clear();
   clocks_.resize(num_threads);
   for (int i = 0; i < num_threads; ++i) {
     clocks_[i].clear(num_threads);
@@ -31,65 +33,77 @@ void RaceDetector::release(Thread& thread, VectorClock& clock) {
   ++clocks_[thread.id][thread.id];
 }
 
-void RaceDetector::split(int chunk) {
-  first_part_[chunk] = static_cast<int>(writes_.size());
-  for (int i = 0; i < kParts; ++i) {
-    writes_.push_back(writes_[chunk]);
-    for (int w = 0; w < num_warps_; ++w) reads_.push_back(reads_[std::size_t(chunk) * num_warps_ + w]);
+// A new cell; `like` one that exists, or as never touched.
+int RaceDetector::add_cell(int like) {
+  const int cell = static_cast<int>(writes_.size());
+  writes_.push_back(like < 0 ? Write{} : writes_[like]);
+  first_part_.push_back(-1);
+  for (int w = 0; w < num_warps_; ++w) {
+    reads_.push_back(like < 0 ? Reads{} : reads_[std::size_t(like) * num_warps_ + w]);
+  }
+  return cell;
+}
+
+void RaceDetector::access(Thread& thread, u32 smem, u32 bytes, Access kind, Site site) {
+  const u32 end = smem + bytes;
+  while (smem < end) {  // kSharedBase is a multiple of the chunk
+    const u32 part = std::min(end, (smem / kChunkBytes + 1) * kChunkBytes) - smem;
+    access_chunk(thread, (smem - kSharedBase) / kChunkBytes, smem, part, kind, site);
+    smem += part;
   }
 }
 
-void RaceDetector::access(Thread& thread, u32 address, u32 bytes, Access kind, Site site) {
-  const u32 begin = address - kSharedBase, end = begin + bytes;
-  const auto check = [&](int cell, u32 at) {
+void RaceDetector::access_global(Thread& thread, const void* global, u32 bytes, Access kind, Site site) {
+  const auto address = reinterpret_cast<u64>(global);  // aligned to `bytes`, at most 16: inside one chunk
+  const auto found = global_chunks_.find(address / kChunkBytes);
+  const int chunk = found != global_chunks_.end() ? found->second : add_cell(-1);
+  if (found == global_chunks_.end()) global_chunks_.emplace(address / kChunkBytes, chunk);
+  access_chunk(thread, chunk, address, bytes, kind, site);
+}
+
+void RaceDetector::access_chunk(Thread& thread, int chunk, u64 address, u32 bytes, Access kind, Site site) {
+  const auto check = [&](int cell, u64 at) {
     if (kind == Access::read) {
       check_read(thread, cell, at, site);
     } else {
       check_write(thread, cell, at, kind == Access::async_write, site);
     }
   };
-  for (u32 chunk = begin / kChunkBytes; chunk * kChunkBytes < end; ++chunk) {
-    const u32 first = chunk * kChunkBytes;
-    const bool whole = begin <= first && end >= first + kChunkBytes;
-    if (first_part_[chunk] < 0) {
-      if (whole) {
-        check(chunk, first);
-        continue;
-      }
-      split(chunk);
-    }
-    const u32 from = std::max(begin, first), to = std::min(end, first + kChunkBytes);
-    for (u32 at = from & ~(kPartBytes - 1); at < to; at += kPartBytes) {
-      check(first_part_[chunk] + (at - first) / kPartBytes, at);
-    }
+  if (first_part_[chunk] < 0) {
+    if (bytes == kChunkBytes) return check(chunk, address);
+    const int first = add_cell(chunk);
+    for (int i = 1; i < kParts; ++i) add_cell(chunk);
+    first_part_[chunk] = first;
+  }
+  const u32 offset = address % kChunkBytes;
+  for (u32 part = offset / kPartBytes; part * kPartBytes < offset + bytes; ++part) {
+    check(first_part_[chunk] + part, address - offset + part * kPartBytes);
   }
 }
 
-void RaceDetector::complete(Thread& thread, u32 address, u32 bytes) {
-  const u32 begin = address - kSharedBase;
+void RaceDetector::complete(Thread& thread, u32 smem, u32 bytes) {
   const auto land = [&](Write& write) {
     if (!write.in_flight || write.thread != thread.id) return;
     write.in_flight = false;
     write.clock = clocks_[thread.id][thread.id];
   };
-  const u32 chunk = begin / kChunkBytes;  // copies are at most 16 bytes and aligned: one chunk
+  const u32 chunk = (smem - kSharedBase) / kChunkBytes;  // copies are at most 16 bytes and aligned: one chunk
   land(writes_[chunk]);
   if (first_part_[chunk] < 0) return;
-  for (u32 i = begin % kChunkBytes / kPartBytes; i < (begin % kChunkBytes + bytes) / kPartBytes; ++i) {
-    land(writes_[first_part_[chunk] + i]);
-  }
+  const u32 first = smem % kChunkBytes / kPartBytes;
+  for (u32 i = first; i < first + bytes / kPartBytes; ++i) land(writes_[first_part_[chunk] + i]);
 }
 
-void RaceDetector::check_read(Thread& thread, int cell, u32 address, Site site) {
+void RaceDetector::check_read(Thread& thread, int cell, u64 address, Site site) {
   const int me = thread.id;
   Write& write = writes_[cell];
   if (write.in_flight) {
     report("copy-not-awaited", thread, address, site, write.thread, write.site);
-  } else if (write.clock == 0) {
+  } else if (write.clock == 0 && address <= kLastShared) {
     report("never-written", thread, address, site, -1, {"", 0});
     write.clock = 1;  // said once
-    write.thread = static_cast<std::uint16_t>(me);
-  } else if (!ordered(write.thread, write.clock, me)) {
+    write.thread = static_cast<u16>(me);
+  } else if (write.clock && !ordered(write.thread, write.clock, me)) {
     report("race", thread, address, site, write.thread, write.site);
   }
   Reads& reads = reads_[std::size_t(cell) * num_warps_ + me / 32];
@@ -102,7 +116,7 @@ void RaceDetector::check_read(Thread& thread, int cell, u32 address, Site site) 
   reads.site = site;
 }
 
-void RaceDetector::check_write(Thread& thread, int cell, u32 address, bool in_flight, Site site) {
+void RaceDetector::check_write(Thread& thread, int cell, u64 address, bool in_flight, Site site) {
   const int me = thread.id;
   Write& write = writes_[cell];
   if (write.in_flight) {
@@ -121,14 +135,17 @@ void RaceDetector::check_write(Thread& thread, int cell, u32 address, bool in_fl
     reads[w].lanes = 0;
   }
   write.clock = clocks_[me][me];
-  write.thread = static_cast<std::uint16_t>(me);
+  write.thread = static_cast<u16>(me);
   write.in_flight = in_flight;
   write.site = site;
 }
 
-void RaceDetector::report(const char* kind, Thread& thread, u32 address, Site site, int other, Site other_site) {
+void RaceDetector::report(const char* kind, Thread& thread, u64 address, Site site, int other, Site other_site) {
   cufa_host::report(*block_, kind, site, other_site, [&] {
-    const std::string where = "shared offset " + std::to_string(address) + ", " + describe(thread) + " at " + describe(site);
+    const std::string place = address <= kLastShared
+                                  ? "shared offset " + std::to_string(address - kSharedBase)
+                                  : global_place(block_->launch, reinterpret_cast<const void*>(address), kPartBytes);
+    const std::string where = place + ", " + describe(thread) + " at " + describe(site);
     if (other < 0) return "read of shared memory that nothing has written: " + where;
     const std::string whom =
         "warp " + std::to_string(other / 32) + " lane " + std::to_string(other % 32) + " at " + describe(other_site);

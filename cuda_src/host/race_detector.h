@@ -1,14 +1,15 @@
-// Data races on shared memory by vector clocks (FastTrack: Flanagan and Freund, PLDI 2009), so that a race is found
+// Data races inside a block, on shared and on global memory, by vector clocks (FastTrack: Flanagan and Freund, PLDI 2009), so that a race is found
 // whether or not this run's order of threads made it give a wrong answer.
 //
-// Every thread keeps a vector clock; a barrier joins those of its participants. Of every piece of shared memory we
-// keep the last write and, for each warp, the last reads. Pieces are 16 bytes, what cp.async and ldmatrix move, and
+// Every thread keeps a vector clock; a barrier joins those of its participants. Of every piece of memory we keep the
+// last write and, for each warp, the last reads. Pieces are 16 bytes, what cp.async and ldmatrix move, and
 // are split into eight of 2 bytes when a narrower access comes.
 #pragma once
-#include <cstdint>
+#include <unordered_map>
 #include <vector>
 
 #include "host/findings.h"
+#include "primitives/types.cuh"
 
 namespace cufa_host {
 
@@ -18,28 +19,31 @@ struct Block;
 class VectorClock {
  public:
   explicit VectorClock(int size = 0) : time_(size, 0) {}
-  std::uint32_t& operator[](int thread) { return time_[thread]; }
-  std::uint32_t operator[](int thread) const { return time_[thread]; }
+  u32& operator[](int thread) { return time_[thread]; }
+  u32 operator[](int thread) const { return time_[thread]; }
   void clear(int size) { time_.assign(size, 0); }
   void join(const VectorClock& other) {
-    std::uint32_t* mine = time_.data();
-    const std::uint32_t* theirs = other.time_.data();
+    u32* mine = time_.data();
+    const u32* theirs = other.time_.data();
     for (std::size_t i = 0, n = time_.size(); i < n; ++i) mine[i] = mine[i] > theirs[i] ? mine[i] : theirs[i];
   }
 
  private:
-  std::vector<std::uint32_t> time_;
+  std::vector<u32> time_;
 };
 
-enum class Access { read, write, async_write };
+// Atomic accesses are not tracked: they never race with one another.
+enum class Access { read, write, async_write, atomic };
 
 class RaceDetector {
  public:
-  void reset(Block& block, std::uint32_t shared_bytes, int num_threads);
+  void reset(Block& block, u32 shared_bytes, int num_threads);
 
-  void access(Thread& thread, std::uint32_t address, std::uint32_t bytes, Access kind, Site site);
+  void access(Thread& thread, u32 smem, u32 bytes, Access kind, Site site);
+  // Of an array that this launch may write; others cannot race.
+  void access_global(Thread& thread, const void* global, u32 bytes, Access kind, Site site);
   // An asynchronous write of this thread has landed, and the thread knows.
-  void complete(Thread& thread, std::uint32_t address, std::uint32_t bytes);
+  void complete(Thread& thread, u32 smem, u32 bytes);
 
   // What happened before in `thread` is published to `clock`; what `clock` holds happened before what follows.
   void release(Thread& thread, VectorClock& clock);
@@ -47,32 +51,35 @@ class RaceDetector {
 
  private:
   struct Write {
-    std::uint32_t clock = 0;  // 0: never written
-    std::uint16_t thread = 0;
+    u32 clock = 0;  // 0: never written
+    u16 thread = 0;
     bool in_flight = false;
     Site site = {"", 0};
   };
   struct Reads {  // by the lanes of one warp, at one time of theirs
-    std::uint32_t clock = 0;
-    std::uint32_t lanes = 0;
+    u32 clock = 0;
+    u32 lanes = 0;
     Site site = {"", 0};
   };
 
   static int thread_id(const Thread& thread);
-  bool ordered(int earlier, std::uint32_t clock, int now) const {
+  bool ordered(int earlier, u32 clock, int now) const {
     return earlier == now || clocks_[now][earlier] >= clock;
   }
-  void check_read(Thread& thread, int cell, std::uint32_t address, Site site);
-  void check_write(Thread& thread, int cell, std::uint32_t address, bool in_flight, Site site);
-  void split(int chunk);
-  void report(const char* kind, Thread& thread, std::uint32_t address, Site site, int other, Site other_site);
+  // One access to (part of) one 16-byte chunk, whose cell is known. `address` says which bytes.
+  void access_chunk(Thread& thread, int chunk, u64 address, u32 bytes, Access kind, Site site);
+  void check_read(Thread& thread, int cell, u64 address, Site site);
+  void check_write(Thread& thread, int cell, u64 address, bool in_flight, Site site);
+  int add_cell(int like);
+  void report(const char* kind, Thread& thread, u64 address, Site site, int other, Site other_site);
 
   Block* block_ = nullptr;
-  int num_warps_ = 0, num_chunks_ = 0;
+  int num_warps_ = 0;
   std::vector<VectorClock> clocks_;  // of each thread
-  std::vector<Write> writes_;        // of each cell: the chunks, then groups of eight for split chunks
+  std::vector<Write> writes_;        // of each cell: the chunks of shared memory come first
   std::vector<Reads> reads_;         // (cell, warp)
-  std::vector<int> first_part_;      // of each chunk: cell of its first 2-byte part, or -1
+  std::vector<int> first_part_;      // of a cell that is a chunk: the cell of its first 2-byte part, or -1
+  std::unordered_map<u64, int> global_chunks_;  // address / 16 -> cell
 };
 
 }  // namespace cufa_host

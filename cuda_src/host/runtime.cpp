@@ -9,6 +9,7 @@
 #include "host/findings.cpp"
 #include "host/launch.cpp"
 #include "host/memory.cpp"
+#include "host/owners.cpp"
 #include "host/plain_access.cpp"
 #include "host/race_detector.cpp"
 #include "host/scheduler.cpp"

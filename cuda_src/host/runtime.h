@@ -8,6 +8,7 @@
 #include "host/fiber.h"
 #include "host/findings.h"
 #include "host/launch.h"
+#include "host/owners.h"
 #include "host/primitives_host.h"
 #include "host/race_detector.h"
 #include "host/tensor_core.h"
@@ -81,7 +82,7 @@ struct Barrier {
 
 // One CPU thread executes one block after another in the same Block object.
 struct Block {
-  Block(const CufaLaunch& launch, Findings& findings, int worker);
+  Block(const CufaLaunch& launch, Findings& findings, Owners& owners, int worker);
   ~Block();
   Block(const Block&) = delete;
 
@@ -92,6 +93,7 @@ struct Block {
 
   const CufaLaunch& launch;
   Findings& findings;
+  Owners& owners;
   const int worker, num_threads, num_warps;
   const bool checked, counted;
   Index3 index = {};
@@ -127,7 +129,10 @@ void report(Block& block, const char* kind, Site site, Site other, Message messa
 // memory.cpp
 // The bytes behind a shared address, or null (with a finding) when out of range or misaligned.
 unsigned char* shared_bytes(Thread& thread, u32 smem, u32 bytes, const char* what, Site site);
-// Whether the range lies inside an array the kernel was given; a finding if not. Always true outside checked mode.
-bool global_valid(Thread& thread, const void* global, u32 bytes, bool write, const char* what, Site site);
+// Checked mode: whether the range lies inside an array the kernel was given, and races on it. False, with a finding,
+// when the access must not be made.
+bool check_global(Thread& thread, const void* global, u32 bytes, Access kind, const char* what, Site site);
+// "byte 4096 of k, which has 4000", for messages.
+std::string global_place(const CufaLaunch& launch, const void* global, u32 bytes);
 
 }  // namespace cufa_host

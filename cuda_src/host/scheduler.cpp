@@ -151,9 +151,10 @@ void abandon(Block& block, const char* kind, Site site, const std::string& messa
   __builtin_unreachable();
 }
 
-Block::Block(const CufaLaunch& l, Findings& f, int w)
+Block::Block(const CufaLaunch& l, Findings& f, Owners& o, int w)
     : launch(l),
       findings(f),
+      owners(o),
       worker(w),
       num_threads(l.num_threads),
       num_warps(l.num_threads / 32),

@@ -172,11 +172,12 @@ KERNEL probe_mma_tf32(const __grid_constant__ ProbeParams p) {
 KERNEL probe_shuffle(const __grid_constant__ ProbeParams p) {
   const u32 lane = threadIdx.x;
   const vec4 v = load_input(p);
-  store_output(p, 0, 3, vec4{shfl_xor(v.x, 1), shfl_xor(v.x, 2), shfl_xor(v.y, 16), shfl_xor(v.y, 31)});
-  store_output(p, 1, 3,
+  store_output(p, 3, 4, vec4{redux_max(v.x), redux_max(v.y % 1000), redux_max(lane), redux_max(7)});
+  store_output(p, 0, 4, vec4{shfl_xor(v.x, 1), shfl_xor(v.x, 2), shfl_xor(v.y, 16), shfl_xor(v.y, 31)});
+  store_output(p, 1, 4,
                vec4{float_as_u32(shfl_xor(u32_as_float(v.z), 4)), float_as_u32(shfl_xor(u32_as_float(v.z), 8)),
                     shfl(v.w, 5), shfl(v.w, int(lane * 7 + 3) % 32)});
-  store_output(p, 2, 3, vec4{warp_any(v.x % 16 == 0), warp_any(v.x % 64 == 0), warp_any(false), warp_any(lane == 9)});
+  store_output(p, 2, 4, vec4{warp_any(v.x % 16 == 0), warp_any(v.x % 64 == 0), warp_any(false), warp_any(lane == 9)});
 }
 
 // ---- barrier.cuh: blocks of two warps

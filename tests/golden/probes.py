@@ -104,7 +104,7 @@ def probes() -> Iterator[Probe]:
     yield Probe("ldmatrix", random_words("ldmatrix", 128), 3 * 128, 1)
     for kind in _KINDS:
         yield Probe(f"mma_{kind}", _products(kind), 4 * 128, 4)
-    yield Probe("shuffle", random_words("shuffle", 256), 2 * 3 * 128, 2)
+    yield Probe("shuffle", random_words("shuffle", 256), 2 * 4 * 128, 2)
     yield Probe("barriers", random_words("barriers", 64), 64, 1, threads=64)
 
 
