@@ -214,12 +214,10 @@ class _Stack:
         """Query block i."""
         return slice(i * self.schedule.block_q, min((i + 1) * self.schedule.block_q, self.seqlen_q))
 
-    def _columns(self, i: int, j: int) -> slice:
-        """Key/value block j, ending where the last row of query block i sees no more."""
-        tiling, end = self.schedule, self.schedule.seqlen_k
-        if tiling.causal and tiling.skip_masked_tiles:
-            end = self.rows(i).stop + end - self.seqlen_q
-        return slice(j * tiling.block_kv, min((j + 1) * tiling.block_kv, end))
+    def _columns(self, j: int) -> slice:
+        """Key/value block j."""
+        tiling = self.schedule
+        return slice(j * tiling.block_kv, min((j + 1) * tiling.block_kv, tiling.seqlen_k))
 
     def _hidden(self, rows: slice, columns: slice) -> npt.NDArray[np.bool_]:
         """Where a causal mask lets nothing through, (rows, columns)."""
@@ -243,7 +241,7 @@ class _Stack:
 
     def scores(self, Q: Array, i: int, j: int) -> Array:
         """S_ij, masked scores -inf. Scratch: valid until the next call."""
-        rows, columns = self.rows(i), self._columns(i, j)
+        rows, columns = self.rows(i), self._columns(j)
         K = self.K[..., columns, :]
         S = np.matmul(Q, K.mT, out=self._S[..., : Q.shape[-2], : K.shape[-2]])
         if self._is_masked(i, j):
@@ -256,7 +254,7 @@ class _Stack:
 
     def weighted_values(self, P: Array, i: int, j: int) -> Array:
         """P_ij V_j. Scratch: valid until the next call."""
-        rows, columns = self.rows(i), self._columns(i, j)
+        rows, columns = self.rows(i), self._columns(j)
         V = self.V[..., columns, :]
         PV = self._PV[..., : P.shape[-2], :]
         if not self._is_masked(i, j) or np.isfinite(V).all():

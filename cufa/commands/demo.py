@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tracemalloc
 from collections.abc import Sequence
 
 import click
@@ -91,13 +90,7 @@ def _extra_memory(row: Row, device: Device | None) -> int:
     from ..backends import cpu
 
     q, k, v = random_inputs(row.problem, on_gpu=False, seed=0)
-    out = np.empty_like(q)
-    tracemalloc.start()
-    try:
-        cpu.run(row.plan, q, k, v, out, None)
-        return tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
+    return cpu.measure_extra_memory(row.plan, q, k, v, np.empty_like(q))
 
 
 def _print(rows: Sequence[Row], memory: dict[str, int], device: Device | None) -> None:
