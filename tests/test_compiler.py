@@ -288,6 +288,8 @@ def _layout_asserts() -> str:
 
 
 def test_params_are_packed_as_the_kernels_read_them(nvrtc):
+    if int(nvrtc_version().split(".")[0]) < 13:
+        pytest.skip("NVRTC 12 has no __builtin_offsetof")
     unit = _layout_asserts()
     compile_text(unit, AMPERE)
     offset = AttentionParams.scale_log2.offset
