@@ -75,8 +75,8 @@ readme: $(BASE)  ## write the recorded tables into README.md
 sanitize: $(DEV)  ## compute-sanitizer memcheck and racecheck over small shapes (needs a GPU and the CUDA toolkit)
 	@command -v compute-sanitizer >/dev/null || \
 		{ echo 'compute-sanitizer is not on the PATH. Fix: install the CUDA toolkit, or add its bin folder'; exit 1; }
-	compute-sanitizer --tool memcheck --error-exitcode 9 $(PYTEST) -q -m gpu -k sanitize $(ARGS)
-	compute-sanitizer --tool racecheck --error-exitcode 9 $(PYTEST) -q -m gpu -k sanitize $(ARGS)
+	compute-sanitizer --tool memcheck --error-exitcode 9 $(PY) tests/sanitize.py $(ARGS)
+	compute-sanitizer --tool racecheck --error-exitcode 9 $(PY) tests/sanitize.py $(ARGS)
 
 WHEEL_DIR ?= dist
 wheel: $(DEV)  ## build dist/*.whl

@@ -6,6 +6,8 @@ import importlib
 
 import click
 
+from . import __version__
+
 #: Command → (module under cufa.commands, attribute, short help).
 _COMMANDS = {
     "demo": ("demo", "demo_command", "FA1, FA2 and naive attention side by side on this machine."),
@@ -54,8 +56,8 @@ class _LazyGroup(click.Group):
     cls=_LazyGroup,
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog="Exit codes: 0 success; 1 a check failed or a result was wrong; 2 wrong usage; 3 it needs a GPU, "
-    "or a package, that is not here. Results go to stdout, progress to stderr; --json prints one JSON document.",
+    "or a package, that is not here. Results go to stdout, progress to stderr; --json prints one document.",
 )
-@click.version_option(package_name="cufa", prog_name="cufa")
+@click.version_option(__version__, prog_name="cufa")
 def main() -> None:
     """FlashAttention for NumPy and CuPy, in kernels written by hand."""

@@ -168,7 +168,7 @@ class TestLimits:
     def test_of_this_cpu(self):
         limits = measure_limits(None)
         assert limits.copy_bytes > 1e8
-        assert limits.flops["float32"] > limits.flops["float64"] > 1e8
+        assert min(limits.flops["float32"], limits.flops["float64"]) > 1e8
         assert limits.exponentials > 1e6
 
 
