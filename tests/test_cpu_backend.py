@@ -404,7 +404,7 @@ def test_without_openblas_all_cores_are_used(monkeypatch):
 def extra_memory(seqlen, algorithm="fa2", causal=False, dtype="float32"):
     inputs = make_inputs(1, 8, 8, seqlen, seqlen, 64, dtype)
     plan = plan_for(*inputs[:2], algorithm, causal, config=CPU_CONFIG)
-    return cpu.measure_extra_memory(plan, *inputs, np.empty_like(inputs[0]))
+    return cpu.measure_extra_memory(plan, *inputs, np.empty_like(inputs[0]), num_threads=2)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])

@@ -89,7 +89,7 @@ def run(
 
 
 def measure_extra_memory(
-    plan: Plan, q: Array, k: Array, v: Array, out: Array, lse: Array | None = None
+    plan: Plan, q: Array, k: Array, v: Array, out: Array, *, num_threads: int | None = None
 ) -> int:
     """Run once and return the most memory, in bytes, that was held at one time beyond the arguments, all
     threads together. NumPy reports its buffers to tracemalloc; BLAS keeps some of its own, of a fixed size.
@@ -100,7 +100,7 @@ def measure_extra_memory(
     try:
         tracemalloc.reset_peak()
         before, _ = tracemalloc.get_traced_memory()
-        run(plan, q, k, v, out, lse)
+        run(plan, q, k, v, out, None, num_threads=num_threads)
         _, peak = tracemalloc.get_traced_memory()
         return peak - before
     finally:
