@@ -178,8 +178,8 @@ def _fa1_shared_memory(config: TileConfig, head_dim: int) -> int:
     pitch = _pitch(head_dim, itemsize=2, pad_to=32)
     key_warps = 2 if config.block_kv < 64 else 4
     keys_and_values = 2 * config.block_kv * pitch
-    parts = config.num_warps * (key_warps - 1) * (4 // key_warps) * 2048
-    in_registers = config.block_kv // key_warps * head_dim <= 2048
+    parts = config.num_warps * (key_warps - 1) * 2048
+    in_registers = head_dim <= 64 and config.block_kv // key_warps <= 32
     first = max(keys_and_values, parts) if in_registers else keys_and_values + parts
     return first + 2 * config.block_q * pitch + 2 * config.num_warps * 32 * 4
 
@@ -205,15 +205,22 @@ _FA1_FORWARD = KernelSpec(
     source="fa1_forward.cu",
     dtypes=("float16", "bfloat16"),
     precisions=("native",),
-    # The first six are the block sweep published for FlashAttention-1.
     configs=(
-        TileConfig(128, 128, num_warps=8),
-        TileConfig(128, 128, num_warps=4, max_head_dim=64),
-        TileConfig(64, 128, num_warps=4, max_head_dim=64),
+        # O crosses device memory once a key block, so the more keys the better: 256, as in the authors' own.
+        # (Between these head dims a few registers spill.)
+        TileConfig(64, 256, num_warps=8, min_head_dim=64, max_head_dim=64),
+        TileConfig(64, 256, num_warps=8, min_head_dim=128, max_head_dim=128),
+        # The block sweep published for FlashAttention-1.
+        TileConfig(128, 128, num_warps=8, max_head_dim=128),
+        TileConfig(128, 128, num_warps=4, max_head_dim=128),
+        TileConfig(64, 128, num_warps=4, max_head_dim=128),
         TileConfig(64, 64, num_warps=4),
-        TileConfig(128, 64, num_warps=4),
-        TileConfig(128, 64, num_warps=8),
-        TileConfig(64, 32, num_warps=4),
+        TileConfig(128, 64, num_warps=4, max_head_dim=128),
+        TileConfig(128, 64, num_warps=8, max_head_dim=128),
+        # Wide heads, with much shared memory and with little.
+        TileConfig(32, 128, num_warps=4, min_head_dim=136),
+        TileConfig(64, 32, num_warps=4, min_head_dim=136),
+        TileConfig(32, 32, num_warps=2, min_head_dim=136),
     ),
     shared_memory=_fa1_shared_memory,
     launches=_fa1_launches,

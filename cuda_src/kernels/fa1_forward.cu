@@ -10,13 +10,13 @@
 //   l.3-4 divide into Tr and Tc blocks               Tr, Tc
 //   l.5   for j: over key blocks                     for (j)
 //   l.6     load Kj, Vj to SRAM                      load_key_block
-//   l.7     for i: over query blocks                 for (i)
-//   l.8       load Qi, Oi, li, mi to SRAM            copy_query_block (one block ahead), StripState::load
+//   l.7     for i: over query blocks                 for (i), in strips of 32 rows
+//   l.8       load Qi, Oi, li, mi to SRAM            copy_query_block, a block ahead; load_rows, load_slice
 //   l.9       Sij = Qi Kj^T                          scores
 //   l.10      m~ = rowmax S, P~ = exp(S - m~), l~    reduce_max, exponentials
-//   l.11      m_new, l_new                           StripState::update
-//   l.12      write Oi                               output_slice, StripState::accumulate
-//   l.13      write li, mi                           StripState::write
+//   l.11      m_new, l_new                           update_rows
+//   l.12      write Oi                               output_slice (P~ Vj), update_slice, write_slice
+//   l.13      write li, mi                           write_rows
 //   The mask is that of the paper's Algorithm 2. Every tile is visited, as there; only the element-wise comparison is
 //   left out of tiles where it could change nothing.
 //
@@ -44,19 +44,17 @@ constexpr int STRIP = ROW_FRAGMENTS * 16;  // query rows a group takes at a time
 static_assert(NUM_WARPS % KEY_WARPS == 0 && WARP_KEYS % 16 == 0, "a warp multiplies 16 keys at a time");
 static_assert(BLOCK_Q % (GROUPS * STRIP) == 0, "a query block gives every group the same number of strips");
 
-// Columns of O in pairs of mma tiles. P V is computed and exchanged in slices of four pairs, which bounds registers
-// and shared memory at every head dim; of every slice a warp owns OWN_PAIRS, and keeps O for those.
+// Columns of O in pairs of mma tiles. P V is computed and exchanged in slices of one pair a warp, which bounds registers
+// and shared memory at every head dim.
 constexpr int D_PAIRS = (HEAD_DIM + 15) / 16;
-constexpr int SLICE_PAIRS = 4;
-constexpr int NUM_SLICES = (D_PAIRS + SLICE_PAIRS - 1) / SLICE_PAIRS;
-constexpr int OWN_PAIRS = SLICE_PAIRS / KEY_WARPS;
+constexpr int NUM_SLICES = (D_PAIRS + KEY_WARPS - 1) / KEY_WARPS;
 
-constexpr bool KV_IN_REGISTERS = WARP_KEYS * HEAD_DIM <= 2048;  // K and V take WARP_KEYS * HEAD_DIM / 32 together
+constexpr bool KV_IN_REGISTERS = HEAD_DIM <= 64 && WARP_KEYS <= 32;  // at most 64 of them, K and V together
 
 // Shared memory, bytes. Parts of P V overlay K and V where these live in registers.
 constexpr int ROW_BYTES = HEAD_DIM * 2;
 constexpr int PITCH = tile_pitch(ROW_BYTES, 32);
-constexpr int PART_BYTES = ROW_FRAGMENTS * 2 * OWN_PAIRS * 512;  // what a warp hands to another: 16 bytes a lane and tile
+constexpr int PART_BYTES = ROW_FRAGMENTS * 2 * 512;  // what a warp hands to another: 16 bytes a lane and tile
 constexpr int K_SMEM = 0;
 constexpr int V_SMEM = K_SMEM + BLOCK_KV * PITCH;
 constexpr int PARTS_SMEM = KV_IN_REGISTERS ? 0 : V_SMEM + BLOCK_KV * PITCH;
@@ -73,9 +71,8 @@ enum Barrier : int { GROUP_0 = 1 };  // one a group
 struct Head {
   const char *Q, *K, *V;
   char* O;
-  char* O_work;   // float32 O between key blocks, as accumulators: (Tr * BLOCK_Q / 16, D_PAIRS, 2, lane, 4)
-  float *l, *m;   // (Tr * BLOCK_Q): row sum; row maximum in units of log2
-  float* lse;     // (seqlen_q), or null
+  char* O_work;  // float32 O between key blocks, as accumulators: (Tr * BLOCK_Q / 16, D_PAIRS, 2, lane, 4)
+  vec2* lm;      // (Tr * BLOCK_Q): row sum, and row maximum in units of log2
 };
 
 // This thread's place in the block, and its group's shared memory.
@@ -90,23 +87,24 @@ struct Lane {
 // This warp's keys as B operands of the two products: Q K^T (two 8-key columns an entry) and P V (two 8-wide ones).
 struct KeyFragments {
   u32 K[D_PAIRS][WARP_KEYS / 16][4];
-  u32 V[WARP_KEYS / 16][NUM_SLICES][SLICE_PAIRS][4];  // in the order of pair_of
+  u32 V[WARP_KEYS / 16][NUM_SLICES][KEY_WARPS][4];  // in the order of owner()
 };
 
 DEVICE void load_K(u32 (&K_rmem)[4], u32 smem, const Lane& me, int d_pair, int key_pair) {
   ldmatrix_x4(K_rmem, smem + K_SMEM + (me.key_warp * WARP_KEYS + key_pair * 16) * PITCH + d_pair * 32 +
                           lane_offset_columns_first<PITCH>(me.lane));
 }
-DEVICE void load_V(u32 (&V_rmem)[4], u32 smem, const Lane& me, int key_pair, int d_pair) {
-  ldmatrix_x4_trans(V_rmem, smem + V_SMEM + (me.key_warp * WARP_KEYS + key_pair * 16) * PITCH + d_pair * 32 +
-                                lane_offset_rows_first<PITCH>(me.lane));
-}
+// The warp that owns pair x of a slice, in this warp's order: first its own, then the next warp's, and so on. So which
+// pair is its own is known at compile time, though not which columns that is.
+DEVICE int owner(const Lane& me, int x) { return (me.key_warp + x) % KEY_WARPS; }
+DEVICE bool exists(int slice, int x) { return (slice + 1) * KEY_WARPS <= D_PAIRS || slice * KEY_WARPS + x < D_PAIRS; }
 
-// Pairs of a slice in this warp's order: its own, then those of the next warp of the group, and so on. So which ones
-// are its own is known at compile time, though not which columns they are.
-DEVICE int owner(const Lane& me, int x) { return (me.key_warp + x / OWN_PAIRS) % KEY_WARPS; }
-DEVICE int pair_of(const Lane& me, int slice, int x) {
-  return slice * SLICE_PAIRS + owner(me, x) * OWN_PAIRS + x % OWN_PAIRS;
+// V for pair x of a slice. A pair past the last column gets the slice's first instead, and its product is not stored:
+// cheaper than a branch.
+DEVICE void load_V(u32 (&V_rmem)[4], u32 smem, const Lane& me, int key_pair, int slice, int x) {
+  const int column_pair = exists(slice, owner(me, x)) ? owner(me, x) : 0;
+  ldmatrix_x4_trans(V_rmem, smem + V_SMEM + (me.key_warp * WARP_KEYS + key_pair * 16) * PITCH + column_pair * 32 +
+                                lane_offset_rows_first<PITCH>(me.lane) + slice * KEY_WARPS * 32);
 }
 
 // Alg. 1, l. 6. The end of the last block is filled with zeros.
@@ -131,9 +129,7 @@ DEVICE void load_key_block(KeyFragments& kv, const AttentionParams& p, const Hea
 #pragma unroll
       for (int s = 0; s < NUM_SLICES; ++s) {
 #pragma unroll
-        for (int x = 0; x < SLICE_PAIRS; ++x) {
-          if (pair_of(me, s, x) < D_PAIRS) load_V(kv.V[k][s][x], smem, me, k, pair_of(me, s, x));
-        }
+        for (int x = 0; x < KEY_WARPS; ++x) load_V(kv.V[k][s][x], smem, me, k, s, x);
       }
     }
   }
@@ -251,20 +247,18 @@ DEVICE void exponentials(Probabilities& P_rmem, Scores& S_rmem, const RowValues&
   }
 }
 
-using OwnTiles = float[OWN_PAIRS][2][ROW_FRAGMENTS][4];  // the columns of a slice that this warp owns
+using OwnTiles = float[2][ROW_FRAGMENTS][4];  // the pair of a slice that this warp owns
 
 // Alg. 1, l. 12: P~ Vj for one slice. Every warp has a part of all columns, from its own keys; it hands the others
 // theirs through shared memory, accumulator by accumulator, and adds what they hand over.
 DEVICE void output_slice(OwnTiles& PV_rmem, const Probabilities& P_rmem, KeyFragments& kv, u32 smem, const Lane& me, int slice) {
-  float part[SLICE_PAIRS][2][ROW_FRAGMENTS][4] = {};
+  OwnTiles part[KEY_WARPS] = {};
 #pragma unroll
   for (int k = 0; k < WARP_KEYS / 16; ++k) {
 #pragma unroll
-    for (int x = 0; x < SLICE_PAIRS; ++x) {
-      const int pair = pair_of(me, slice, x);
-      if (pair >= D_PAIRS) continue;
+    for (int x = 0; x < KEY_WARPS; ++x) {
       u32(&V_rmem)[4] = kv.V[k][slice][x];
-      if constexpr (!KV_IN_REGISTERS) load_V(V_rmem, smem, me, k, pair);
+      if constexpr (!KV_IN_REGISTERS) load_V(V_rmem, smem, me, k, slice, x);
 #pragma unroll
       for (int r = 0; r < ROW_FRAGMENTS; ++r) {
         mma_16bit<BFLOAT16>(part[x][0][r], P_rmem[r][k], V_rmem[0], V_rmem[1]);
@@ -275,32 +269,28 @@ DEVICE void output_slice(OwnTiles& PV_rmem, const Probabilities& P_rmem, KeyFrag
   mma_fence();
   if (slice > 0) me.group_sync();  // the last slice's parts have been read
 #pragma unroll
-  for (int x = OWN_PAIRS; x < SLICE_PAIRS; ++x) {
-    const u32 target = me.parts + (owner(me, x) * (KEY_WARPS - 1) + x / OWN_PAIRS - 1) * PART_BYTES + me.lane * 16;
+  for (int x = 1; x < KEY_WARPS; ++x) {
+    const u32 target = me.parts + (owner(me, x) * (KEY_WARPS - 1) + x - 1) * PART_BYTES + me.lane * 16;
 #pragma unroll
     for (int y = 0; y < 2 * ROW_FRAGMENTS; ++y) {
       const float(&a)[4] = part[x][y / ROW_FRAGMENTS][y % ROW_FRAGMENTS];
-      st_shared_vec4(target + (x % OWN_PAIRS * 2 * ROW_FRAGMENTS + y) * 512,
-                     {float_as_u32(a[0]), float_as_u32(a[1]), float_as_u32(a[2]), float_as_u32(a[3])});
+      st_shared_vec4(target + y * 512, {float_as_u32(a[0]), float_as_u32(a[1]), float_as_u32(a[2]), float_as_u32(a[3])});
     }
   }
   me.group_sync();  // the parts of all warps are there, and their row sums
   const u32 source = me.parts + me.key_warp * (KEY_WARPS - 1) * PART_BYTES + me.lane * 16;
 #pragma unroll
-  for (int x = 0; x < OWN_PAIRS; ++x) {
+  for (int y = 0; y < 2 * ROW_FRAGMENTS; ++y) {
+    float(&sum)[4] = PV_rmem[y / ROW_FRAGMENTS][y % ROW_FRAGMENTS];
 #pragma unroll
-    for (int y = 0; y < 2 * ROW_FRAGMENTS; ++y) {
-      float(&sum)[4] = PV_rmem[x][y / ROW_FRAGMENTS][y % ROW_FRAGMENTS];
+    for (int e = 0; e < 4; ++e) sum[e] = part[0][y / ROW_FRAGMENTS][y % ROW_FRAGMENTS][e];
 #pragma unroll
-      for (int e = 0; e < 4; ++e) sum[e] = part[x][y / ROW_FRAGMENTS][y % ROW_FRAGMENTS][e];
-#pragma unroll
-      for (int w = 0; w < KEY_WARPS - 1; ++w) {
-        const vec4 v = ld_shared_vec4(source + w * PART_BYTES + (x * 2 * ROW_FRAGMENTS + y) * 512);
-        sum[0] += u32_as_float(v.x);
-        sum[1] += u32_as_float(v.y);
-        sum[2] += u32_as_float(v.z);
-        sum[3] += u32_as_float(v.w);
-      }
+    for (int w = 0; w < KEY_WARPS - 1; ++w) {
+      const vec4 v = ld_shared_vec4(source + w * PART_BYTES + y * 512);
+      sum[0] += u32_as_float(v.x);
+      sum[1] += u32_as_float(v.y);
+      sum[2] += u32_as_float(v.z);
+      sum[3] += u32_as_float(v.w);
     }
   }
 }
@@ -311,32 +301,33 @@ struct StripState {
   RowValues l, m;
   RowValues keep, add;  // O = keep * O + add * P~ V
 
-  // Calls f(accumulator, its place in head.O_work, fragment of rows, first column) for all tiles of this lane.
+  // Calls f(accumulator, its place in head.O_work, fragment of rows, first column) for this lane's tiles of a slice.
   template <typename F>
-  DEVICE void for_each_tile(const Head& head, const Lane& me, i64 first_row, F f) {
+  DEVICE void for_each_tile(const Head& head, const Lane& me, i64 first_row, int slice, F f) {
+    if (!exists(slice, me.key_warp)) return;
+    char* const work = head.O_work + first_row * (D_PAIRS * 64) + me.key_warp * 1024 + me.lane * 16 + slice * KEY_WARPS * 1024;
 #pragma unroll
-    for (int x = 0; x < NUM_SLICES * OWN_PAIRS; ++x) {
-      const int pair = pair_of(me, x / OWN_PAIRS, x % OWN_PAIRS);
-      if (pair >= D_PAIRS) continue;
-      char* const work = head.O_work + ((first_row / 16 * D_PAIRS + pair) * 64 + me.lane) * 16;
+    for (int r = 0; r < ROW_FRAGMENTS; ++r) {
 #pragma unroll
-      for (int r = 0; r < ROW_FRAGMENTS; ++r) {
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          f(O[x / OWN_PAIRS][x % OWN_PAIRS][half][r], work + (r * D_PAIRS * 2 + half) * 512, r, pair * 16 + half * 8);
-        }
+      for (int half = 0; half < 2; ++half) {
+        const int column = (slice * KEY_WARPS + me.key_warp) * 16 + half * 8;
+        f(O[slice][half][r], work + r * D_PAIRS * 1024 + half * 512, r, column);
       }
     }
   }
 
   // Alg. 1, l. 8, and l. 2 at the first key block. What is read was written before the barriers of load_key_block.
-  DEVICE void load(const Head& head, const Lane& me, i64 first_row, bool first) {
+  DEVICE void load_rows(const Head& head, const Lane& me, i64 first_row, bool first) {
 #pragma unroll
     for (int x = 0; x < LANE_ROWS; ++x) {
-      l[x] = first ? 0.0f : ld_global<float>(head.l + first_row + strip_row(me, x));
-      m[x] = first ? NEG_INF : ld_global<float>(head.m + first_row + strip_row(me, x));
+      vec2 lm = {0, float_as_u32(NEG_INF)};
+      if (!first) lm = ld_global<vec2>(head.lm + first_row + strip_row(me, x));
+      l[x] = u32_as_float(lm.x);
+      m[x] = u32_as_float(lm.y);
     }
-    for_each_tile(head, me, first_row, [&](float(&o)[4], const char* work, int, int) {
+  }
+  DEVICE void load_slice(const Head& head, const Lane& me, i64 first_row, int slice, bool first) {
+    for_each_tile(head, me, first_row, slice, [&](float(&o)[4], const char* work, int, int) {
       vec4 v = {0, 0, 0, 0};
       if (!first) v = ld_global<vec4>(work);
       o[0] = u32_as_float(v.x), o[1] = u32_as_float(v.y), o[2] = u32_as_float(v.z), o[3] = u32_as_float(v.w);
@@ -345,7 +336,7 @@ struct StripState {
   }
 
   // Alg. 1, l. 11: m_new = max(m, m~), l_new = e^(m - m_new) l + e^(m~ - m_new) l~, and the factors of l. 12.
-  DEVICE void update(const RowValues& m_tile, const Lane& me, float scale_log2) {
+  DEVICE void update_rows(const RowValues& m_tile, const Lane& me, float scale_log2) {
 #pragma unroll
     for (int x = 0; x < LANE_ROWS; ++x) {
       const float l_tile = group_sum(me.sums + strip_row(me, x) * KEY_WARPS * 4);
@@ -361,35 +352,25 @@ struct StripState {
   }
 
   // Alg. 1, l. 12: the new O of one slice.
-  DEVICE void accumulate(const OwnTiles& PV_rmem, int slice) {
+  DEVICE void update_slice(const OwnTiles& PV_rmem, int slice) {
 #pragma unroll
-    for (int x = 0; x < OWN_PAIRS * 2 * ROW_FRAGMENTS; ++x) {
-      const int r = x % ROW_FRAGMENTS, half = x / ROW_FRAGMENTS % 2, pair = x / ROW_FRAGMENTS / 2;
-      float(&o)[4] = O[slice][pair][half][r];
+    for (int y = 0; y < 2 * ROW_FRAGMENTS; ++y) {
+      const int r = y % ROW_FRAGMENTS, half = y / ROW_FRAGMENTS;
+      float(&o)[4] = O[slice][half][r];
 #pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        o[e] = fmaf(keep[2 * r + e / 2], o[e], add[2 * r + e / 2] * PV_rmem[pair][half][r][e]);
-      }
+      for (int e = 0; e < 4; ++e) o[e] = fmaf(keep[2 * r + e / 2], o[e], add[2 * r + e / 2] * PV_rmem[half][r][e]);
     }
   }
 
-  // Alg. 1, l. 12-13: O, l and m to device memory until the next key block.
-  DEVICE void write(const Head& head, const Lane& me, i64 first_row) {
-    for_each_tile(head, me, first_row, [&](const float(&o)[4], char* work, int, int) {
-      st_global(work, vec4{float_as_u32(o[0]), float_as_u32(o[1]), float_as_u32(o[2]), float_as_u32(o[3])});
-    });
-#pragma unroll
-    for (int x = 0; x < LANE_ROWS; ++x) {
-      if (me.key_warp != 0 || me.lane % 4 != 0) continue;
-      st_global(head.l + first_row + strip_row(me, x), l[x]);
-      st_global(head.m + first_row + strip_row(me, x), m[x]);
+  // Alg. 1, l. 12: O to device memory until the next key block or, after the last, rounded to the output.
+  DEVICE void write_slice(const AttentionParams& p, const Head& head, const Lane& me, i64 first_row, int slice, bool last) {
+    if (!last) {
+      for_each_tile(head, me, first_row, slice, [&](const float(&o)[4], char* work, int, int) {
+        st_global(work, vec4{float_as_u32(o[0]), float_as_u32(o[1]), float_as_u32(o[2]), float_as_u32(o[3])});
+      });
+      return;
     }
-  }
-
-  // After the last key block: O rounded, and the natural-log LSE.
-  DEVICE void write_result(const AttentionParams& p, const Head& head, const Lane& me, i64 first_row) {
-    constexpr float LN_2 = 0.693147180559945309f;
-    for_each_tile(head, me, first_row, [&](const float(&o)[4], char*, int r, int column) {
+    for_each_tile(head, me, first_row, slice, [&](const float(&o)[4], char*, int r, int column) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const i64 row = first_row + strip_row(me, 2 * r + half);
@@ -404,11 +385,20 @@ struct StripState {
         }
       }
     });
+  }
+
+  // Alg. 1, l. 13: l and m likewise or, after the last key block, the natural-log LSE.
+  DEVICE void write_rows(const AttentionParams& p, const Head& head, const Lane& me, i64 first_row, bool last) {
+    constexpr float LN_2 = 0.693147180559945309f;
+    if (me.key_warp != 0 || me.lane % 4 != 0) return;
 #pragma unroll
     for (int x = 0; x < LANE_ROWS; ++x) {
       const i64 row = first_row + strip_row(me, x);
-      if (head.lse == nullptr || row >= p.seqlen_q || me.key_warp != 0 || me.lane % 4 != 0) continue;
-      st_global(head.lse + row, l[x] == 0.0f ? NEG_INF : (m[x] + lg2(l[x])) * LN_2);
+      if (!last) {
+        st_global(head.lm + row, vec2{float_as_u32(l[x]), float_as_u32(m[x])});
+      } else if (p.lse != nullptr && row < p.seqlen_q) {
+        st_global(p.lse + i64(blockIdx.x) * p.seqlen_q + row, l[x] == 0.0f ? NEG_INF : (m[x] + lg2(l[x])) * LN_2);
+      }
     }
   }
 };
@@ -436,9 +426,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa1_forward(const __grid_co
   head.V = static_cast<const char*>(p.v) + (batch * p.v_stride.batch + kv_head * p.v_stride.head) * 2;
   head.O = static_cast<char*>(p.o) + (batch * p.o_stride.batch + q_head * p.o_stride.head) * 2;
   head.O_work = static_cast<char*>(p.workspace) + first * D_PAIRS * 64;
-  head.l = reinterpret_cast<float*>(static_cast<char*>(p.workspace) + all_rows * D_PAIRS * 64) + first;
-  head.m = head.l + all_rows;
-  head.lse = p.lse == nullptr ? nullptr : p.lse + i64(blockIdx.x) * p.seqlen_q;
+  head.lm = reinterpret_cast<vec2*>(static_cast<char*>(p.workspace) + all_rows * D_PAIRS * 64) + first;
 
   if constexpr (HEAD_DIM % 16 != 0) zero_padding<2 * BLOCK_Q, ROW_BYTES, PITCH, NUM_THREADS>(smem + Q_SMEM, me.thread);
   copy_query_block(p, head, smem + Q_SMEM, me, 0);
@@ -459,7 +447,8 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa1_forward(const __grid_co
       for (int strip = me.group * STRIP; strip < valid_rows; strip += GROUPS * STRIP) {
         const i64 first_row = i64(i) * BLOCK_Q + strip;
         StripState state;
-        state.load(head, me, first_row, j == 0);
+        state.load_rows(head, me, first_row, j == 0);
+        state.load_slice(head, me, first_row, 0, j == 0);
         Scores S_rmem = {};
         scores(S_rmem, kv, smem, Q_smem + strip * PITCH, me);
         if (j >= tiles.unmasked) mask(S_rmem, p, me, first_row, j);
@@ -469,16 +458,14 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa1_forward(const __grid_co
         exponentials(P_rmem, S_rmem, m_tile, p.scale_log2, me);
 #pragma unroll
         for (int slice = 0; slice < NUM_SLICES; ++slice) {
+          if (slice + 1 < NUM_SLICES) state.load_slice(head, me, first_row, slice + 1, j == 0);
           OwnTiles PV_rmem;
           output_slice(PV_rmem, P_rmem, kv, smem, me, slice);
-          if (slice == 0) state.update(m_tile, me, p.scale_log2);
-          state.accumulate(PV_rmem, slice);
+          if (slice == 0) state.update_rows(m_tile, me, p.scale_log2);
+          state.update_slice(PV_rmem, slice);
+          state.write_slice(p, head, me, first_row, slice, j == Tc - 1);
         }
-        if (j < Tc - 1) {
-          state.write(head, me, first_row);
-        } else {
-          state.write_result(p, head, me, first_row);
-        }
+        state.write_rows(p, head, me, first_row, j == Tc - 1);
       }
       if constexpr (TRACE) {
         block_sync();  // all groups have finished the query block
