@@ -19,7 +19,7 @@ import cupy
 import numpy as np
 
 from cufa.backends import cuda
-from cufa.bench.runner import max_error, random_inputs, sampled_reference
+from cufa.bench.runner import max_error, poison, random_inputs, sampled_reference
 from cufa.bench.suites import make
 from cufa.kernels import KERNELS
 from cufa.planner import Plan, fitting_configs, make_plan
@@ -60,7 +60,8 @@ def main() -> None:
     wrong = 0
     for seed, (plan, ready) in enumerate(zip(todo, prepared, strict=True)):
         q, k, v = random_inputs(plan.problem, on_gpu=True, seed=seed)
-        out = cupy.full_like(q, np.nan)
+        out = cupy.empty_like(q)
+        poison(out)
         lse = cupy.empty(q.shape[:3], np.float32)
         ready.launch(q, k, v, out, lse)
         error = max_error(out, sampled_reference(plan.problem, q, k, v))

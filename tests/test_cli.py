@@ -100,6 +100,12 @@ def test_bench_json_is_self_describing(run):
     assert "visible" in document["flop_convention"]
 
 
+def test_a_suite_made_for_a_gpu_is_refused_on_the_cpu(run):
+    result = run("bench", "--suite", "forward", "--device", "cpu")
+    assert result.exit_code == 3
+    assert "made for a GPU" in result.stderr
+
+
 def test_bench_default_suite_prints_a_table_a_problem(run):
     result = run("bench", "--device", "cpu", "--algorithm", "fa2", "--seconds", "0.02")
     assert result.exit_code == 0

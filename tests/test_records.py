@@ -60,6 +60,7 @@ def record(versions_suite):
             "versions": {**versions_suite, "rows": rows},
             "all": {"title": "all", "rows": extra, "skipped": []},
         },
+        "first_result_seconds": {"cold": 6.0, "warm": 1.5},
         "host_calls": [{"call": "f(x)", "p10_us": 1.0, "p50_us": 2.0, "p90_us": 3.0}],
     }
 

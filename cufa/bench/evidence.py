@@ -80,6 +80,8 @@ def record_evidence(device: Device, *, jobs: int, seconds: float, with_tests: bo
             "skipped": [records.skipped_record(s) for s in skipped],
             "gpu_after": records.gpu_state(),
         }
+    say("time to the first result of a new process")
+    record["first_result_seconds"] = first_result_seconds()
     say("host time of a call")
     record["host_calls"] = host_calls()
     record["seconds"] = round(time.perf_counter() - started, 1)
@@ -227,6 +229,28 @@ def host_calls() -> list[Json]:
         {"call": label, **{f"p{p}_us": round(timing.percentile(p) * 1e6, 2) for p in (10, 50, 90)}}
         for label, timing in found
     ]
+
+
+_FIRST_RESULT = """
+import cupy, numpy, cufa
+q = cupy.asarray(numpy.ones((1, 8, 1024, 128), numpy.float16))
+cufa.flash_attention(q, q, q, causal=True)
+cupy.cuda.get_current_stream().synchronize()
+"""
+
+
+def first_result_seconds() -> dict[str, float]:
+    """Wall time of a process that imports CuPy and cufa and waits for one result: with no kernel cache
+    (cold), then with the one that this left (warm)."""
+    seconds = {}
+    with tempfile.TemporaryDirectory() as cache:
+        root = str(Path(__file__).parents[2])
+        environment = {**os.environ, "CUPY_CACHE_DIR": cache, "PYTHONPATH": root}
+        for state in ("cold", "warm"):
+            start = time.perf_counter()
+            subprocess.run([sys.executable, "-c", _FIRST_RESULT], env=environment, check=True)
+            seconds[state] = round(time.perf_counter() - start, 2)
+    return seconds
 
 
 def _importable(module: str) -> bool:

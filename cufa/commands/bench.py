@@ -75,7 +75,13 @@ def bench_command(
             (problem_from(shape, target), tuple(Contender(a) for a in algorithms or _ALGORITHMS))
         ]
     else:
-        cases = list(SUITES[suite or "quick"].cases(target))
+        chosen_suite = SUITES[suite or "quick"]
+        if chosen_suite.gpu_only and target is None:
+            fail(
+                Exit.MISSING,
+                f"--suite {chosen_suite.name} is made for a GPU; quick, versions and memory run here",
+            )
+        cases = list(chosen_suite.cases(target))
     rows: list[Row] = []
     skipped: list[Skipped] = []
     with progress() as bar:
