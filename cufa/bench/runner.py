@@ -163,7 +163,7 @@ def _prepare(
 
 
 def poison(x: Any) -> None:
-    """Fill an array with NaN by its bits, all but the sign: works for types that have no arithmetic of their own."""
+    """Fill an array with NaN by its bits, all but the sign: no arithmetic in its type is needed."""
     bits = 8 * x.itemsize
     x.view(f"uint{bits}")[...] = 2 ** (bits - 1) - 1
 
@@ -201,7 +201,7 @@ def _normal_on_gpu(shape: tuple[int, ...], dtype: str, seed: int) -> Any:
         x = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;"""
     fill = cupy.ElementwiseKernel(
         "uint32 seed",
-        "uint16 x" if bfloat16 else "T x",
+        "uint16 x" if bfloat16 else f"{dtype} x",
         """
         unsigned long long h = (static_cast<unsigned long long>(seed) << 40) + i;  // SplitMix64
         h = (h + 0x9e3779b97f4a7c15ull) * 0xbf58476d1ce4e5b9ull;
