@@ -112,32 +112,39 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward(const __grid_co
 
   // Alg. 1, l. 7-10 for key tile j.
   auto visit_tile = [&](int j, u32 stage, auto masked) {
+    u32 A[2][M_TILES][4], B[2][S_TILES / 2][4];  // Q and K of two k16 steps
+    auto load_q = [&](int k) {
+#pragma unroll
+      for (int i = 0; i < M_TILES; ++i) {
+        if constexpr (!Q_IN_REGISTERS) ldmatrix_x4(A[k % 2][i], Q_lane + i * 16 * PITCH + k * 32);
+      }
+    };
+    auto load_k = [&](int k) {
+#pragma unroll
+      for (int n = 0; n < S_TILES; n += 2) ldmatrix_x4(B[k % 2][n / 2], K_lane + stage + n * 8 * PITCH + k * 32);
+    };
+    load_q(0);
     // K and V have landed for all threads, and all warps are done with tile j + 1, whose buffers the copies below fill.
     cp_async_wait<0>();
     block_sync();
 
-    // Alg. 1, l. 8: S = Q K^T
+    // Alg. 1, l. 8: S = Q K^T, operands loaded one step ahead of their products.
     float S_rmem[M_TILES][S_TILES][4] = {};
+    load_k(0);
 #pragma unroll
     for (int k = 0; k < K_STEPS; ++k) {
-      u32 A[M_TILES][4];
-#pragma unroll
-      for (int i = 0; i < M_TILES; ++i) {
-        if constexpr (Q_IN_REGISTERS) {
-#pragma unroll
-          for (int e = 0; e < 4; ++e) A[i][e] = Q_rmem[i][k][e];
-        } else {
-          ldmatrix_x4(A[i], Q_lane + i * 16 * PITCH + k * 32);
-        }
+      if (k + 1 < K_STEPS) {
+        load_q(k + 1);
+        load_k(k + 1);
       }
 #pragma unroll
       for (int n = 0; n < S_TILES; n += 2) {
-        u32 B[4];
-        ldmatrix_x4(B, K_lane + stage + n * 8 * PITCH + k * 32);
+        const u32(&K_k)[4] = B[k % 2][n / 2];
 #pragma unroll
         for (int i = 0; i < M_TILES; ++i) {
-          mma_16bit<BFLOAT16>(S_rmem[i][n], A[i], B[0], B[1]);
-          mma_16bit<BFLOAT16>(S_rmem[i][n + 1], A[i], B[2], B[3]);
+          const u32(&Q_k)[4] = Q_IN_REGISTERS ? Q_rmem[i][k] : A[k % 2][i];
+          mma_16bit<BFLOAT16>(S_rmem[i][n], Q_k, K_k[0], K_k[1]);
+          mma_16bit<BFLOAT16>(S_rmem[i][n + 1], Q_k, K_k[2], K_k[3]);
         }
       }
       K_stream.copy(k, stage ^ STAGE_BYTES, k_stride, j > 0);
@@ -244,9 +251,9 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward(const __grid_co
     copy_tile_async<Bc, ROW_BYTES, PITCH, NUM_THREADS, ALIGNMENT, true>(V_smem, V + j * (Bc * v_stride), v_stride, valid_keys,
                                                                         thread);
     cp_async_commit();
+    cp_async_wait<1>();
+    block_sync();  // Q has landed for all threads
     if constexpr (Q_IN_REGISTERS) {
-      cp_async_wait<1>();
-      block_sync();  // Q has landed for all threads
 #pragma unroll
       for (int i = 0; i < M_TILES; ++i) {
 #pragma unroll

@@ -33,8 +33,9 @@ DEVICE TileRange visited_tiles(const AttentionParams& p, int q_block) {
 }
 
 // Block number -> work item. Full attention: the query blocks of a head run side by side and share its K and V in the
-// L2 cache. Causal: the long (last) query blocks come first, so that the grid does not end on them; heads are taken
-// in groups whose K and V fit in the L2 cache together.
+// L2 cache. Causal: long (late) query blocks come first, in groups of heads whose K and V fit in the L2 cache together.
+// The shortest 3/8 of all heads come last and without groups, as filling: a grid that ended on the longest blocks of its
+// last group would leave most SMs idle meanwhile (13-16% of the whole time at 16k tokens, 2048 columns, on 132 SMs).
 template <int BR, bool IS_CAUSAL>
 DEVICE WorkItem work_item(const AttentionParams& p, u32 index, int kv_bytes_per_row) {
   constexpr i64 L2_SHARE = 24 << 20;  // bytes
@@ -42,13 +43,20 @@ DEVICE WorkItem work_item(const AttentionParams& p, u32 index, int kv_bytes_per_
   const u32 all_heads = u32(p.batch) * u32(p.heads);
   u32 q_block, head;
   if constexpr (IS_CAUSAL) {
-    const i64 head_bytes = i64(p.seqlen_k) * kv_bytes_per_row;
-    const u32 fitting = u32(max(i64(1), min(i64(all_heads), L2_SHARE / head_bytes)));
-    const u32 group = index / (fitting * Tr);
-    const u32 rest = index - group * fitting * Tr;
-    const u32 members = min(fitting, all_heads - group * fitting);
-    q_block = Tr - 1 - rest / members;
-    head = group * fitting + rest % members;
+    const u32 short_blocks = u32(u64(Tr) * 3 / 8), long_blocks = Tr - short_blocks;
+    if (index < long_blocks * all_heads) {
+      const i64 head_bytes = i64(p.seqlen_k) * kv_bytes_per_row;
+      const u32 fitting = u32(max(i64(1), min(i64(all_heads), L2_SHARE / head_bytes)));
+      const u32 num_groups = (all_heads - 1) / fitting + 1, group_heads = (all_heads - 1) / num_groups + 1;
+      const u32 group = index / (group_heads * long_blocks), rest = index - group * group_heads * long_blocks;
+      const u32 members = min(group_heads, all_heads - group * group_heads);
+      q_block = Tr - 1 - rest / members;
+      head = group * group_heads + rest % members;
+    } else {
+      const u32 rest = index - long_blocks * all_heads;
+      q_block = short_blocks - 1 - rest / all_heads;
+      head = rest % all_heads;
+    }
   } else {
     q_block = index % Tr;
     head = index / Tr;
