@@ -276,3 +276,14 @@ class TestOnAGpu:
         rows, _ = run_problem(problem, [Contender(p) for p in peers.PEERS], device, limits, seconds=0.05)
         assert {"torch flash", "torch math"} <= {row.label for row in rows}
         assert all(row.error < 5e-2 for row in rows)
+
+    def test_torch_peers_run_on_the_timed_stream(self, device):
+        """Eight times the work takes more than twice the time; on another stream, events would see nothing."""
+        pytest.importorskip("torch")
+        limits = Limits(1e12, {"float16": 1e15}, 1e12)
+        seconds = []
+        for batch in (1, 8):
+            problem = suites.make(batch, 16, 4096, 64, "float16", False)
+            rows, _ = run_problem(problem, [Contender("torch flash")], device, limits, seconds=0.1)
+            seconds.append(rows[0].seconds)
+        assert seconds[1] > 2 * seconds[0] > 50e-6

@@ -55,8 +55,10 @@ def torch_peer(
 
     import cupy
 
-    # The current stream of each library is its own setting; the benchmark runs on CuPy's.
-    stream = torch.cuda.ExternalStream(cupy.cuda.get_current_stream().ptr)
+    # The current stream of each library is its own setting; the benchmark runs on CuPy's. (ExternalStream(0)
+    # would not be the default stream but a new one, which nothing here waits for.)
+    address = cupy.cuda.get_current_stream().ptr
+    stream = torch.cuda.ExternalStream(address) if address else torch.cuda.default_stream()
 
     def run() -> Any:
         with torch.cuda.stream(stream), torch.no_grad(), sdpa_kernel(backend):
