@@ -26,8 +26,9 @@ _STYLE = """
 .cufa-verdict.good {{ border-color: {measured}; }}
 .cufa-verdict.warn {{ border-color: {warn}; }}
 .cufa-verdict.alarm {{ border-color: {alarm}; }}
-.cufa-tag {{ display: inline-block; font-size: .72rem; font-weight: 650; letter-spacing: .05em; text-transform: uppercase;
-  border: 1px solid currentColor; border-radius: 4px; padding: 0 .38rem; margin-right: .45rem; vertical-align: .12em; }}
+.cufa-tag {{ display: inline-block; font-size: .72rem; font-weight: 650; letter-spacing: .05em;
+  text-transform: uppercase; border: 1px solid currentColor; border-radius: 4px; padding: 0 .38rem;
+  margin-right: .45rem; vertical-align: .12em; }}
 .cufa-tag.predicted {{ color: {predicted}; border-style: dashed; }}
 .cufa-tag.measured {{ color: {measured}; }}
 .cufa-tag.recorded {{ color: {measured}; }}
@@ -56,8 +57,8 @@ def begin(title: str, lead: str) -> Palette:
 def verdict(text: str, tone: str = "", tag: str = "", small: bool = False) -> None:
     """The one sentence above a figure that says what it shows.
 
-    ``tone`` is "", "good", "warn" or "alarm"; ``tag`` says where the figures come from: "predicted", "measured",
-    "recorded" or "published".
+    ``tone`` is "", "good", "warn" or "alarm"; ``tag`` says where the figures come from: "predicted",
+    "computed", "executed", "measured", "recorded" or "published".
     """
     label = f'<span class="cufa-tag {tag}">{tag}</span>' if tag else ""
     classes = " ".join(x for x in ("cufa-verdict", tone, "small" if small else "") if x)

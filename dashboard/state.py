@@ -141,15 +141,14 @@ class Controls:
         self._keep(name, str(int(got)), str(int(default)), remember=got)
         return got
 
-    def value(self, name: str, default: int, low: int, high: int) -> int:
-        """A whole number without a widget of its own: :meth:`set` by a click on a figure."""
-        key = self._settle(name, default, int, f"a whole number from {low:,} to {high:,}")
-        st.session_state[key] = min(max(int(st.session_state[key]), low), high)
-        return self._keep(name, int(st.session_state[key]), default)
-
     def set(self, name: str, value: Any) -> None:
         """Give a control a new value: in a callback, or before it is created."""
         st.session_state[self._key(name)] = value
+
+    @staticmethod
+    def put(page: str, name: str, value: Any) -> None:
+        """:meth:`set` for a callback, which runs before the page's controls exist."""
+        st.session_state[f"{page}.{name}"] = value
 
     def notice(self, text: str) -> None:
         """Say something above the page: a choice that was not possible, and what is shown instead."""
@@ -172,10 +171,14 @@ class Controls:
         return f"{self._page}.{name}"
 
     def _settle(self, name: str, default: Any, parse: Callable[[str], Any], wanted: str) -> str:
-        """Give the widget its first value: from the link, from the last visit to this page, or the default."""
+        """Give the widget its first value: from the link, the last visit to this page, or the default."""
         self._names.add(name)
         key = self._key(name)
+        former = st.session_state.get(f"default.{key}")
+        st.session_state[f"default.{key}"] = default
         if key in st.session_state:
+            if former is not None and st.session_state[key] == former:
+                st.session_state[key] = default  # never chosen: it follows what the other controls imply
             return key
         value = st.session_state.get(f"last.{key}", default)
         if name in st.query_params:

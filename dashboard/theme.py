@@ -52,9 +52,9 @@ def _tiles(
 ) -> dict[Tile, TileStyle]:
     return {
         Tile.FULL: TileStyle("full", "every score is visible: no mask", full, inks[0], ""),
-        Tile.PARTIAL: TileStyle("partial", "the causal boundary cuts it: masked score by score", partial, inks[1], "/"),
-        Tile.PADDED: TileStyle("padded", "it hangs over the end of the queries or keys", padded, inks[2], "x"),
-        Tile.SKIPPED: TileStyle("skipped", "no visible score: never loaded, never computed", skipped, inks[3], "."),
+        Tile.PARTIAL: TileStyle("partial", "cut by the causal boundary: masked", partial, inks[1], "/"),
+        Tile.PADDED: TileStyle("padded", "it hangs over the end of queries or keys", padded, inks[2], "x"),
+        Tile.SKIPPED: TileStyle("skipped", "nothing visible: never loaded, computed", skipped, inks[3], "."),
     }  # fmt: skip
 
 

@@ -79,10 +79,10 @@ def describe(schedule: Schedule, counts: dict[Tile, int]) -> str:
     mask = "with a causal mask aligned to the bottom right corner" if schedule.causal else "without a mask"
     per_row = f"A query block visits {schedule.visits.min():,} to {schedule.visits.max():,} key blocks."
     return (
-        f"Grid of {schedule.num_q_blocks:,} query blocks (top to bottom) by {schedule.num_kv_blocks:,} key blocks (left "
-        f"to right) for {schedule.seqlen_q:,} queries and {schedule.seqlen_k:,} keys, {mask}: {parts} and "
-        f"{counts[Tile.SKIPPED]:,} skipped tiles. {per_row} Full tiles are plain blue, partial tiles amber with diagonal "
-        "lines, padded tiles purple with crosses, skipped tiles near the background with dots."
+        f"Grid of {schedule.num_q_blocks:,} query blocks (top to bottom) by {schedule.num_kv_blocks:,} key "
+        f"blocks (left to right) for {schedule.seqlen_q:,} queries and {schedule.seqlen_k:,} keys, {mask}: "
+        f"{parts} and {counts[Tile.SKIPPED]:,} skipped tiles. {per_row} Full tiles are plain blue, partial "
+        "tiles amber with diagonal lines, padded tiles purple with crosses, skipped tiles dotted."
     )
 
 
@@ -171,7 +171,8 @@ def _pick(schedule: Schedule) -> go.Scatter:
     last_column = np.minimum((column + 1) * schedule.block_kv, schedule.seqlen_k) - 1
     labels = [theme.LIGHT.tiles[t].label for t in Tile]
     text = [
-        f"queries {r * schedule.block_q:,}–{lr:,}<br>keys {c * schedule.block_kv:,}–{lc:,}<br><b>{labels[t]}</b>"
+        f"queries {r * schedule.block_q:,}–{lr:,}<br>keys "
+        f"{c * schedule.block_kv:,}–{lc:,}<br><b>{labels[t]}</b>"
         for r, lr, c, lc, t in zip(
             *(x.tolist() for x in (row, last_row, column, last_column, tiles.ravel())), strict=True
         )

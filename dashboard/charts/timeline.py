@@ -45,9 +45,9 @@ def describe_timeline(timeline: Timeline) -> str:
     first, last = timeline.sm_end.min(), timeline.span
     return (
         f"{what} timeline of {len(timeline.blocks):,} thread blocks on {timeline.num_sms} SMs with up to "
-        f"{timeline.slots_per_sm} blocks each; one row a place on an SM, time from left to right. {timeline.busy_sms} SMs "
-        f"have work. The first SM is done at {first:,.1f}, the last at {last:,.1f} {timeline.unit}; "
-        f"{timeline.tail:.1%} of SM time is idle at the end."
+        f"{timeline.slots_per_sm} blocks each; one row a place on an SM, time from left to right. "
+        f"{timeline.busy_sms} SMs have work. The first SM is done at {first:,.1f}, the last at {last:,.1f} "
+        f"{timeline.unit}; {timeline.tail:.1%} of SM time is idle at the end."
     )
 
 
@@ -121,8 +121,9 @@ def _bars(timeline: Timeline) -> go.Bar:
         ),
         text=what,
         textposition="none",
-        hovertemplate="SM %{customdata[0]} · thread block %{customdata[1]:,}<br>%{text}, head %{customdata[2]}, batch "
-        "%{customdata[3]}<br>%{customdata[4]:,} tiles, %{base:,.1f} → %{value:,.1f}<extra></extra>",
+        hovertemplate="SM %{customdata[0]} · thread block %{customdata[1]:,}<br>%{text}, head "
+        "%{customdata[2]}, batch %{customdata[3]}<br>%{customdata[4]:,} tiles, %{base:,.1f} → "
+        "%{value:,.1f}<extra></extra>",
         showlegend=False,
     )
 

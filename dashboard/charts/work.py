@@ -58,55 +58,45 @@ def flops_figure(work: Work, palette: Palette, height: int = 210) -> go.Figure:
 
 
 def speedup_figure(
-    lengths: Sequence[int],
-    from_tiles: Sequence[float],
-    from_schedule: Sequence[float],
+    from_launch: tuple[Sequence[int], Sequence[float]],
+    from_tiles: tuple[Sequence[int], Sequence[float]],
     here: tuple[int, float],
     measured: Mapping[str, Mapping[int, float]],
     palette: Palette,
     height: int = 380,
 ) -> go.Figure:
-    """v1 → v2 by length: predicted from tile counts and from the launch, the limit of 2, and what was measured.
-
-    ``measured`` maps a name to speed-up by length.
+    """v1 → v2 by length: predicted from tile counts and from simulated launches, each as lengths and ratios,
+    the limit of 2, and what was measured: ratio by length for each name.
     """
     figure = theme.new_figure(palette, height, hovermode="closest")
-    hover = "length %{x:,}: %{y:.3f}×<extra>%{fullData.name}</extra>"
-    dash = {"dash": "dash", "width": 2.5}
-    figure.add_trace(
-        go.Scatter(x=lengths, y=from_tiles, name="predicted: tiles alone", hovertemplate=hover, mode="lines",
-                   line={**dash, "color": palette.predicted})
-    )  # fmt: skip
-    figure.add_trace(
-        go.Scatter(x=lengths, y=from_schedule, name="predicted: tiles on this card's SMs", hovertemplate=hover,
-                   mode="lines+markers", marker={"symbol": "circle-open", "size": 7},
-                   line={"dash": "dot", "width": 1.5, "color": palette.series[3]})
-    )  # fmt: skip
+
+    def add(name: str, xy: tuple[Sequence[float], Sequence[float]], **looks: object) -> None:
+        hover = "length %{x:,}: %{y:.3f}×<extra>%{fullData.name}</extra>"
+        figure.add_trace(go.Scatter(x=list(xy[0]), y=list(xy[1]), name=name, hovertemplate=hover, **looks))
+
+    dashed = {"color": palette.predicted, "dash": "dash", "width": 2.5}
+    add("predicted: tiles alone", from_tiles, mode="lines", line=dashed)
+    dotted = {"color": palette.series[3], "dash": "dot", "width": 1.5}
+    ring = {"symbol": "circle-open", "size": 7}
+    add("predicted: on this card's SMs", from_launch, mode="lines+markers", line=dotted, marker=ring)
     symbols = ("diamond", "square", "triangle-up", "star")
     for number, (name, values) in enumerate(measured.items()):
         colour = palette.measured if not number else palette.series[(number + 4) % len(palette.series)]
-        figure.add_trace(
-            go.Scatter(x=list(values), y=list(values.values()), name=name, hovertemplate=hover, mode="lines+markers",
-                       line={"color": colour, "width": 2}, marker={"symbol": symbols[number % 4], "size": 10})
-        )  # fmt: skip
-    figure.add_trace(
-        go.Scatter(x=list(PUBLISHED_SPEEDUP), y=list(PUBLISHED_SPEEDUP.values()), hovertemplate=hover, mode="markers",
-                   name=f"published FA1→FA2 ({PUBLISHED_WHERE})", marker={"symbol": "x-thin", "size": 10,
-                   "line": {"width": 2, "color": palette.muted}})
-    )  # fmt: skip
-    figure.add_trace(
-        go.Scatter(x=[here[0]], y=[here[1]], name="this view", hovertemplate=hover, mode="markers",
-                   marker={"symbol": "circle", "size": 13, "color": palette.accent,
-                           "line": {"width": 2, "color": palette.background}})
-    )  # fmt: skip
+        looks = {"line": {"color": colour, "width": 2}, "marker": {"symbol": symbols[number % 4], "size": 10}}
+        add(name, (tuple(values), tuple(values.values())), mode="lines+markers", **looks)
+    cross = {"symbol": "x-thin", "size": 10, "line": {"width": 2, "color": palette.muted}}
+    published = (tuple(PUBLISHED_SPEEDUP), tuple(PUBLISHED_SPEEDUP.values()))
+    add(f"published FA1→FA2 ({PUBLISHED_WHERE})", published, mode="markers", marker=cross)
+    dot = {"size": 13, "color": palette.accent, "line": {"width": 2, "color": palette.background}}
+    add("this view", ((here[0],), (here[1],)), mode="markers", marker=dot)
     line = {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": 2, "y1": 2}
     figure.update_layout(
         shapes=[{**line, "line": {"color": palette.muted, "width": 1.5, "dash": "longdash"}}]
     )
     figure.add_annotation(
-        xref="paper", x=0.01, xanchor="left", y=2, yanchor="bottom", text="limit 2×: never reached"
+        xref="paper", x=0.01, xanchor="left", y=2, yanchor="bottom", text="2×: the limit of tile counts"
     )
-    powers = [int(n) for n in lengths if (int(n) & (int(n) - 1)) == 0]
+    powers = list(from_tiles[0])
     figure.update_xaxes(
         title_text="sequence length (queries = keys)", type="log", tickvals=powers,
         ticktext=[f"{n // 1024}k" if n >= 1024 else str(n) for n in powers],
@@ -118,9 +108,8 @@ def speedup_figure(
     return figure
 
 
-def softmax_figure(steps: Sequence[Step], selected: int, palette: Palette, height: int = 420) -> go.Figure:
-    """Running maximum m and sum l of each row, before and after the selected key block."""
-    step = next(s for s in steps if s.kv_block == selected)
+def softmax_figure(step: Step, palette: Palette, height: int = 380) -> go.Figure:
+    """Running maximum m and sum l of each row, before and after one key block."""
     figure = make_subplots(2, 1, shared_xaxes=True, vertical_spacing=0.08)
     theme.style(figure, palette, height, hovermode="x unified")
     rows = np.arange(len(step.m_after))

@@ -73,9 +73,9 @@ def disagreements(records: Records, schedule: Schedule) -> list[str]:
         if len(wrong):
             r = records[wrong[0]]
             found.append(
-                f"{field.replace('_', ' ')}: {len(wrong):,} of {len(records):,} records differ; first: query block "
-                f"{r['q_block']}, head {r['head']}, batch {r['batch']} counted {r[field]}, the schedule has "
-                f"{prediction[r['q_block']]}"
+                f"{field.replace('_', ' ')}: {len(wrong):,} of {len(records):,} records differ; first: "
+                f"query block {r['q_block']}, head {r['head']}, batch {r['batch']} counted {r[field]}, the "
+                f"schedule has {prediction[r['q_block']]}"
             )
     return found
 

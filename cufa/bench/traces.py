@@ -1,0 +1,161 @@
+"""Traces: which thread block ran when, on which SM, and how many tiles it counted, as the kernel recorded it.
+
+A trace file is an .npz of :data:`cufa.params.TRACE_RECORD` entries and a JSON description. Those under
+``cufa/records/traces`` are evidence, shipped with the package and shown on machines without a GPU. Where
+there is one,
+
+    python -m cufa.bench.traces DIRECTORY
+
+records the evidence set, and with ``--request JSON`` the one problem that it describes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..architectures import Device
+from ..kernels import KERNELS, TileConfig
+from ..planner import Plan, make_plan
+from ..problem import Problem
+from . import records
+from .suites import make
+
+TRACES_DIR = records.RECORDS_DIR / "traces"
+_RUNS = 5
+
+
+@dataclasses.dataclass(frozen=True)
+class Trace:
+    """One traced run of one kernel."""
+
+    kernel: str
+    """Name in the registry."""
+    digest: str
+    """Of the kernel's sources when it was traced."""
+    problem: Problem
+    config: TileConfig
+    num_sms: int
+    environment: records.Json
+    """As :func:`cufa.bench.records.environment`."""
+    records: npt.NDArray[Any] = dataclasses.field(repr=False)
+    """:data:`cufa.params.TRACE_RECORD`, sorted by batch, head and query block."""
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the kernel's sources are still those that were traced."""
+        return self.kernel in KERNELS and self.digest == records.digest(KERNELS[self.kernel])
+
+    @property
+    def name(self) -> str:
+        """Of its file, without suffix."""
+        p, c = self.problem, self.config
+        mask = "causal" if p.causal else "full"
+        parts = [self.environment["device"], self.kernel, f"b{p.batch}h{p.heads}kv{p.kv_heads}"]
+        parts += [f"{p.seqlen_q}x{p.seqlen_k}", f"d{p.head_dim}", p.dtype, mask]
+        parts += [f"{c.block_q}x{c.block_kv}w{c.num_warps}s{c.num_stages}"]
+        return re.sub(r"[^a-z0-9]+", "-", " ".join(parts).lower()).strip("-")
+
+
+def record(plan: Plan) -> Trace:
+    """Trace a plan on the current GPU: of a few runs the shortest, so that caches and clocks are warm.
+
+    Raises ValueError for a kernel that keeps no trace.
+    """
+    from ..backends import cuda
+    from .runner import random_inputs
+
+    assert plan.device is not None
+    q, k, v = random_inputs(plan.problem, on_gpu=True, seed=0)
+    runs = [cuda.trace(plan, q, k, v)[1] for _ in range(_RUNS)]
+    if not runs[0]["end_ns"].all():
+        raise ValueError(f"{plan.spec.name} writes no trace records")
+    shortest = min(runs, key=lambda r: int(r["end_ns"].max() - r["start_ns"].min()))
+    environment = records.environment(plan.device)
+    digest = records.digest(plan.spec)
+    return Trace(
+        plan.spec.name, digest, plan.problem, plan.config, plan.device.num_sms, environment, shortest
+    )
+
+
+def save(trace: Trace, directory: Path) -> Path:
+    """Write ``<name>.npz``. Start times count from the first, which makes the file a third smaller."""
+    shifted = trace.records.copy()
+    for field in ("start_ns", "end_ns"):
+        shifted[field] -= trace.records["start_ns"].min()
+    described = {f.name: getattr(trace, f.name) for f in dataclasses.fields(trace) if f.name != "records"}
+    described |= {"problem": dataclasses.asdict(trace.problem), "config": dataclasses.asdict(trace.config)}
+    text = json.dumps({"schema": records.SCHEMA, **described})
+    directory.mkdir(parents=True, exist_ok=True)
+    file = directory / f"{trace.name}.npz"
+    columns = {name: shifted[name] for name in shifted.dtype.names or ()}
+    np.savez_compressed(file, description=np.array(text), **columns)
+    return file
+
+
+def load(file: Path) -> Trace:
+    """Raises ValueError for a file that is no trace of this version."""
+    from ..params import TRACE_RECORD
+
+    try:
+        with np.load(file, allow_pickle=False) as stored:
+            described = json.loads(str(stored["description"]))
+            if described.pop("schema") != records.SCHEMA:
+                raise ValueError(f"another schema than {records.SCHEMA}")
+            found = np.empty(len(stored["sm"]), TRACE_RECORD)
+            for name in TRACE_RECORD.names or ():
+                found[name] = stored[name]
+        described["problem"] = Problem(**described["problem"])
+        described["config"] = TileConfig(**described["config"])
+        return Trace(**described, records=found)
+    except (OSError, KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{file.name} is no trace that this version reads: {error}") from error
+
+
+def load_all(directory: Path = TRACES_DIR) -> dict[str, Trace]:
+    """Every trace of a directory by file name. Raises ValueError for a damaged one."""
+    return {file.stem: load(file) for file in sorted(directory.glob("*.npz"))}
+
+
+def evidence_plans(device: Device) -> Iterator[Plan]:
+    """What is recorded as evidence: each algorithm where the GPU is full, and where it is nearly empty."""
+    for batch, heads, seqlen, head_dim in ((4, 16, 4096, 128), (2, 4, 2048, 64)):
+        problem = make(batch, heads, seqlen, head_dim, "bfloat16", True)
+        for algorithm in ("fa1", "fa2_noskip", "fa2"):
+            yield make_plan(problem, device, algorithm)
+
+
+def _requested(text: str, device: Device) -> Plan:
+    request = json.loads(text)
+    config = TileConfig(**request["config"]) if request.get("config") else None
+    return make_plan(Problem(**request["problem"]), device, request["algorithm"], config)
+
+
+def main() -> None:
+    """Record traces on the current GPU; prints the files written, one a line."""
+    parser = argparse.ArgumentParser(prog="python -m cufa.bench.traces", description=main.__doc__)
+    parser.add_argument("directory", type=Path)
+    parser.add_argument("--request", help='{"problem": {...}, "algorithm": "fa2", "config": {...} or null}')
+    arguments = parser.parse_args()
+
+    from ..backends import cuda
+
+    if cuda.device_count() == 0:
+        sys.exit("CuPy sees no NVIDIA GPU: a trace is recorded where the kernel runs")
+    device = cuda.current_device()
+    plans = [_requested(arguments.request, device)] if arguments.request else list(evidence_plans(device))
+    for plan in plans:
+        print(save(record(plan), arguments.directory), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,74 @@
+"""Splits against predicted time and SM fill."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import plotly.graph_objects as go
+from plotly.subplots import make_subplots
+
+from cufa.dashboard import theme
+from cufa.dashboard.model.decode import Split
+from cufa.dashboard.theme import Palette
+
+
+def split_figure(
+    curve: Sequence[Split], chosen: Split, looked_at: Split, palette: Palette, height: int = 440
+) -> go.Figure:
+    """Relative time above, SM fill below, by number of splits; the best and the selected one marked."""
+    figure = make_subplots(2, 1, shared_xaxes=True, vertical_spacing=0.07)
+    theme.style(figure, palette, height, hovermode="x unified")
+    splits = [s.splits for s in curve]
+    slowest = max(s.span for s in curve)
+    panels = (
+        (1, [s.span / slowest for s in curve], "%{y:.1%} of the slowest, %{customdata[0]:,} blocks"),
+        (2, [s.fill for s in curve], "%{y:.1%} of places busy, %{customdata[1]:.2f} waves"),
+    )
+    for row, values, hover in panels:
+        figure.add_trace(
+            go.Scatter(
+                x=splits,
+                y=values,
+                customdata=[(s.blocks, s.waves) for s in curve],
+                mode="lines+markers",
+                name="predicted",
+                showlegend=row == 1,
+                line={"color": palette.predicted, "dash": "dash", "width": 2},
+                marker={"size": 5},
+                hovertemplate=hover + "<extra></extra>",
+            ),
+            row,
+            1,
+        )
+        for name, split, symbol, colour in (
+            ("fewest within 2% of the best", chosen, "diamond", palette.measured),
+            ("this view", looked_at, "circle-open", palette.series[1]),
+        ):
+            y = split.span / slowest if row == 1 else split.fill
+            figure.add_trace(
+                go.Scatter(
+                    x=[split.splits],
+                    y=[y],
+                    name=name,
+                    legendgroup=name,
+                    showlegend=row == 1,
+                    mode="markers",
+                    marker={
+                        "symbol": symbol,
+                        "size": 13,
+                        "color": colour,
+                        "line": {"width": 3, "color": colour},
+                    },
+                    hoverinfo="skip",
+                ),
+                row,
+                1,
+            )
+    ticks = [s for s in (1, 2, 4, 8, 16, 32, 64, 128, 256, 512) if s <= splits[-1]]
+    figure.update_xaxes(type="log", tickvals=ticks, ticktext=[str(t) for t in ticks])
+    figure.update_xaxes(title_text="splits of each sequence's keys", row=2, col=1)
+    figure.update_yaxes(
+        title_text="time (share of slowest)", tickformat=".0%", rangemode="tozero", row=1, col=1
+    )
+    figure.update_yaxes(title_text="SM fill", tickformat=".0%", range=[0, 1.05], row=2, col=1)
+    return figure

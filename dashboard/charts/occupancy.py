@@ -1,0 +1,161 @@
+"""Theoretical occupancy: curves around one kernel, and a table of all its builds."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import plotly.graph_objects as go
+from plotly.subplots import make_subplots
+
+from cufa.architectures import Architecture
+from cufa.dashboard import theme
+from cufa.dashboard.theme import Palette
+from cufa.occupancy import Occupancy, Resource, occupancy
+
+
+@dataclasses.dataclass(frozen=True)
+class Point:
+    """What one block asks for."""
+
+    registers: int
+    threads: int
+    shared_memory: int
+    barriers: int = 1
+
+    def on(self, arch: Architecture) -> Occupancy:
+        return occupancy(
+            arch,
+            registers=self.registers,
+            threads=self.threads,
+            shared_memory=self.shared_memory,
+            barriers=self.barriers,
+        )
+
+
+def verdict(o: Occupancy) -> str:
+    """What limits, and what would lift it, in one sentence."""
+    if not o.blocks:
+        return f"It cannot run on {o.arch.name}: one block alone is too large ({_names(o)})."
+    plural = "block" if o.blocks == 1 else "blocks"
+    text = f"Limited by {_names(o)}: {o.blocks} {plural}, {o.warps} of {o.arch.max_warps} warps an SM"
+    needs = o.one_more_block
+    if needs is None:
+        return f"{text}; fewer registers or bytes would not add one."
+    parts = []
+    if needs.registers is not None:
+        parts.append(f"{o.registers - needs.registers} fewer registers a thread")
+    if needs.shared_memory is not None:
+        parts.append(f"{(o.shared_memory - needs.shared_memory) / 1024:.3g} KiB less shared memory a block")
+    return f"{text}; {' and '.join(parts)} would give {needs.blocks}."
+
+
+def _names(o: Occupancy) -> str:
+    words = {Resource.WARPS: "warps an SM", Resource.BLOCKS: "blocks an SM"}
+    return " and ".join(words.get(r, str(r)) for r in o.limiters)
+
+
+def curves(
+    arch: Architecture, kernel: Point, what_if: Point, palette: Palette, height: int = 340
+) -> go.Figure:
+    """Occupancy against registers, shared memory and block size, each with the others as in ``what_if``; both
+    points marked."""
+    figure = make_subplots(1, 3, shared_yaxes=True, horizontal_spacing=0.03)
+    theme.style(figure, palette, height, hovermode="closest")
+    most = 0.0
+    sweeps = (
+        ("registers", range(16, arch.max_registers_per_thread + 1), "registers a thread", 1),
+        (
+            "shared_memory",
+            range(0, arch.shared_memory_per_block + 1, 1024),
+            "shared memory a block (KiB)",
+            1024,
+        ),
+        ("threads", range(32, arch.max_threads_per_block + 1, 32), "threads a block", 1),
+    )
+    for column, (field, values, title, unit) in enumerate(sweeps, 1):
+        found = [dataclasses.replace(what_if, **{field: v}).on(arch) for v in values]
+        most = max(most, *(o.fraction for o in found))
+        figure.add_trace(
+            go.Scatter(
+                x=[v / unit for v in values],
+                y=[o.fraction for o in found],
+                customdata=[(o.blocks, o.warps, " and ".join(o.limiters)) for o in found],
+                mode="lines",
+                line={"color": palette.accent, "width": 2, "shape": "hv"},
+                fill="tozeroy",
+                fillcolor=_faint(palette.accent),
+                hovertemplate="%{x:,.0f}: %{y:.0%}, %{customdata[0]} blocks, %{customdata[1]} warps<br>"
+                "limited by %{customdata[2]}<extra></extra>",
+                showlegend=False,
+            ),
+            1,
+            column,
+        )
+        for name, point, symbol, colour in (
+            ("kernel as compiled", kernel, "diamond", palette.measured),
+            ("what if", what_if, "circle-open", palette.series[1]),
+        ):
+            figure.add_trace(
+                go.Scatter(
+                    x=[getattr(point, field) / unit],
+                    y=[point.on(arch).fraction],
+                    name=name,
+                    legendgroup=name,
+                    showlegend=column == 1,
+                    mode="markers",
+                    marker={
+                        "symbol": symbol,
+                        "size": 12,
+                        "color": colour,
+                        "line": {"width": 3, "color": colour},
+                    },
+                    hovertemplate=f"{name}: %{{x:,.1f}}, occupancy %{{y:.1%}}<extra></extra>",
+                ),
+                1,
+                column,
+            )
+        figure.update_xaxes(title_text=title, rangemode="tozero", row=1, col=column)
+    figure.update_yaxes(tickformat=".0%", range=[0, min(1.05, 1.25 * max(0.2, most))])
+    figure.update_yaxes(title_text="occupancy (warps of the most)", row=1, col=1)
+    return figure
+
+
+def table(
+    rows: Sequence[str],
+    columns: Sequence[str],
+    cells: Sequence[Sequence[Occupancy | str]],
+    palette: Palette,
+    selected: tuple[int, int] | None = None,
+) -> go.Figure:
+    """Tiles × architecture: blocks, warps and registers in each cell, or why there are none."""
+    figure = theme.new_figure(palette, 96 + 54 * max(1, len(rows)), hovermode="closest")
+    z = [[None if isinstance(o, str) else o.fraction for o in line] for line in cells]
+    text = [[o if isinstance(o, str) else _cell(o) for o in line] for line in cells]
+    hover = [[o if isinstance(o, str) else verdict(o) for o in line] for line in cells]
+    # Faint fills, so that text has the page's own contrast on them.
+    scale = [[0, palette.panel], [1, _faint(palette.accent, 0.55)]]
+    figure.add_trace(
+        go.Heatmap(
+            z=z, x=list(columns), y=list(rows), text=text, customdata=hover, texttemplate="%{text}",
+            xgap=3, ygap=3,
+            zmin=0, zmax=1, colorscale=scale, showscale=False, textfont={"color": palette.text, "size": 12},
+            hovertemplate="<b>%{y} · %{x}</b><br>%{customdata}<extra></extra>", hoverongaps=False,
+        )
+    )  # fmt: skip
+    if selected is not None:
+        row, column = selected
+        box = {"x0": column - 0.5, "x1": column + 0.5, "y0": row - 0.5, "y1": row + 0.5, "type": "rect"}
+        figure.update_layout(shapes=[{**box, "line": {"color": palette.text, "width": 2}}])
+    figure.update_yaxes(autorange="reversed", showgrid=False, ticks="")
+    figure.update_xaxes(side="top", showgrid=False, ticks="")
+    return figure
+
+
+def _cell(o: Occupancy) -> str:
+    return f"<b>{o.blocks}</b> × {o.warps_per_block} warps<br>{o.registers} regs, {o.fraction:.0%}"
+
+
+def _faint(colour: str, alpha: float = 0.14) -> str:
+    red, green, blue = bytes.fromhex(colour[1:])
+    return f"rgba({red},{green},{blue},{alpha})"

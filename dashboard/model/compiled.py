@@ -1,0 +1,166 @@
+"""Registers and the rest of every kernel × tiles × architecture: compiled here, in the background, once.
+
+Results are kept in the user's cache folder under a key of everything that decides them (sources, constants,
+options, NVRTC's version), so that they are never out of date.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import threading
+from collections.abc import Iterable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from cufa.architectures import Architecture
+from cufa.compiler import nvrtc_options, translation_unit
+from cufa.kernels import KernelSpec, TileConfig
+from cufa.occupancy import Occupancy, occupancy
+from cufa.static_compile import MissingCompilerError, nvrtc_version
+from cufa.sweep import build
+from cufa.tuning import cache_dir, write_json
+from cufa.variants import Variant
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """One kernel launch of a variant, as compiled."""
+
+    name: str
+    registers: int
+    threads: int
+    shared_bytes: int
+    barriers: int
+    spill_bytes: int
+    """Stored and loaded, a thread."""
+
+    def occupancy(self, arch: Architecture) -> Occupancy:
+        return occupancy(
+            arch,
+            registers=self.registers,
+            threads=self.threads,
+            shared_memory=self.shared_bytes,
+            barriers=self.barriers,
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Compiled:
+    """What came of one variant; ``entries`` is empty when it does not compile, and ``findings`` says why."""
+
+    entries: tuple[Entry, ...]
+    findings: tuple[str, ...]
+
+
+class Compiler:
+    """Compiles variants on a few threads and remembers the results. Safe to share between sessions."""
+
+    def __init__(self, jobs: int = 2, directory: Path | None = None) -> None:
+        self._directory = directory or cache_dir() / "static"
+        self._pool = ThreadPoolExecutor(jobs, thread_name_prefix="nvrtc")
+        self._known: dict[str, Compiled] = {}
+        self._running: dict[str, Future[Compiled]] = {}
+        self._lock = threading.Lock()
+        try:
+            self._version, self.missing = nvrtc_version(), None
+        except MissingCompilerError as error:
+            self._version, self.missing = "none", str(error)
+
+    missing: str | None
+    """Why nothing can be compiled here; None when it can."""
+
+    def known(self, variant: Variant) -> Compiled | None:
+        """A result that is there already, from memory or from the cache folder."""
+        key = self._key(variant)
+        if key not in self._known:
+            stored = self._read(key)
+            if stored is None:
+                return None
+            self._known[key] = stored
+        return self._known[key]
+
+    def want(self, variants: Iterable[Variant]) -> int:
+        """Start compiling what is not known yet; returns how many of these are still to come."""
+        waiting = 0
+        for variant in variants:
+            if self.missing or self.known(variant) is not None:
+                continue
+            waiting += 1
+            key = self._key(variant)
+            with self._lock:
+                if key not in self._running:
+                    self._running[key] = self._pool.submit(self._compile, key, variant)
+        return waiting
+
+    def get(self, variant: Variant) -> Compiled:
+        """The result, waited for. Raises :class:`MissingCompilerError` when nothing can be compiled here."""
+        if self.missing and self.known(variant) is None:
+            raise MissingCompilerError(self.missing)
+        while (found := self.known(variant)) is None:
+            self.want([variant])
+            with self._lock:
+                future = self._running.get(self._key(variant))
+            if future is not None:
+                return future.result()
+        return found
+
+    def _compile(self, key: str, variant: Variant) -> Compiled:
+        try:
+            result = build(variant)
+            rows = [row for row in result.rows() if "entry" in row]
+            entries = [
+                {
+                    "name": row["entry"],
+                    **{k: row[k] for k in ("registers", "threads", "shared_bytes", "barriers")},
+                    "spill_bytes": row["spill_store_bytes"] + row["spill_load_bytes"],
+                }
+                for row in rows
+            ]
+            content = {"entries": entries, "findings": list(result.findings)}
+            self._known[key] = _compiled(content)
+            with contextlib.suppress(OSError):  # a full or read-only disk costs the next start some time
+                write_json(self._directory / f"{key}.json", content)
+            return self._known[key]
+        finally:
+            with self._lock:
+                self._running.pop(key, None)
+
+    def _key(self, variant: Variant) -> str:
+        options = [o for o in nvrtc_options(variant.arch.nvrtc_name) if not o.startswith("-I")]
+        # The launch decides threads and shared memory, the unit everything else; it has the sources' digest.
+        parts = [
+            translation_unit(variant.source, variant.constants),
+            *options,
+            self._version,
+            repr(variant.launches),
+        ]
+        return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
+
+    def _read(self, key: str) -> Compiled | None:
+        try:
+            return _compiled(json.loads((self._directory / f"{key}.json").read_text(encoding="utf-8")))
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
+
+def _compiled(content: Mapping[str, Any]) -> Compiled:
+    return Compiled(tuple(Entry(**e) for e in content["entries"]), tuple(content["findings"]))
+
+
+def variant_of(
+    spec: KernelSpec,
+    config: TileConfig,
+    arch: Architecture,
+    head_dim: int,
+    dtype: str,
+    precision: str,
+    causal: bool,
+) -> Variant:
+    """The build that :mod:`cufa.variants` would make for these choices."""
+    from cufa.bench.suites import make
+
+    return Variant(spec, config, make(1, 1, 1024, head_dim, dtype, causal, precision=precision), arch)

@@ -1,0 +1,107 @@
+"""The tile counters that kernels keep: from recorded traces, and from executing a kernel on this CPU."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from pathlib import Path
+
+import numpy as np
+
+from cufa.architectures import Device
+from cufa.bench import traces
+from cufa.dashboard.model.trace import Records, disagreements
+from cufa.kernels import TileConfig
+from cufa.problem import Problem
+from cufa.schedule import Schedule
+from cufa.tuning import cache_dir
+
+__all__ = [
+    "EmulationKey",
+    "all_traces",
+    "disagreements",
+    "emulate_counts",
+    "matching_trace",
+    "why_not_emulated",
+]
+
+#: Emulated multiply-adds a second and core, roughly: 1024 × 1024 scores at head dim 64 take 0.15 s.
+_RATE = 1024 * 1024 * 64 / 0.15
+_LONGEST = 12.0
+"""Seconds that a page may keep someone waiting."""
+
+
+def local_traces_dir() -> Path:
+    """Where traces of this machine are kept."""
+    return cache_dir() / "traces"
+
+
+def all_traces() -> tuple[dict[str, traces.Trace], list[str]]:
+    """Shipped traces and those of this machine, by name; and what could not be read."""
+    found: dict[str, traces.Trace] = {}
+    damaged: list[str] = []
+    for directory in (traces.TRACES_DIR, local_traces_dir()):
+        for file in sorted(directory.glob("*.npz")):
+            try:
+                found[file.stem] = _load(file, file.stat().st_mtime_ns)
+            except (OSError, ValueError) as error:
+                damaged.append(str(error))
+    return found, damaged
+
+
+@functools.lru_cache(64)
+def _load(file: Path, modified: int) -> traces.Trace:
+    return traces.load(file)
+
+
+def matching_trace(problem: Problem, kernel: str, config: TileConfig, device: Device) -> traces.Trace | None:
+    """A trace of this very launch, if possible on a card with as many SMs; else None."""
+    same = [
+        t
+        for t in all_traces()[0].values()
+        if t.kernel == kernel
+        and t.config == config
+        and dataclasses.replace(t.problem, dtype=problem.dtype) == problem
+    ]
+    return next((t for t in same if t.num_sms == device.num_sms), same[0] if same else None)
+
+
+@dataclasses.dataclass(frozen=True)
+class EmulationKey:
+    """Everything that the counters of one head depend on."""
+
+    schedule: Schedule
+    algorithm: str
+    config: TileConfig
+    head_dim: int
+
+
+def why_not_emulated(schedule: Schedule, head_dim: int, is_registered: bool) -> str | None:
+    """None when the kernel can count here within a few seconds."""
+    if not is_registered:
+        return "No kernel is built with these tiles, so there is none to count."
+    if not schedule.visited:
+        return None
+    products = schedule.visited * schedule.block_q * schedule.block_kv * head_dim
+    if products / _RATE > _LONGEST:
+        return (
+            f"One head of this length would take about {products / _RATE:.0f} s on a CPU core: choose a "
+            "shorter one to have the kernel's source executed here."
+        )
+    return None
+
+
+@functools.lru_cache(32)
+def emulate_counts(key: EmulationKey) -> Records | str:
+    """Trace records of one head, by executing the kernel's source; or why that failed, in words."""
+    from cufa.emulator import EmulationError, emulate
+    from cufa.host_build import CompilerError
+
+    s = key.schedule
+    rng = np.random.default_rng(0)
+    q = rng.standard_normal((1, 1, s.seqlen_q, key.head_dim), np.float32).astype(np.float16)
+    k = rng.standard_normal((1, 1, s.seqlen_k, key.head_dim), np.float32).astype(np.float16)
+    try:
+        return emulate(q, k, k, causal=s.causal, algorithm=key.algorithm, config=key.config).records
+    except (EmulationError, CompilerError, ValueError) as error:
+        return f"The kernel could not be executed here: {error}"

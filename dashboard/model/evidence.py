@@ -1,0 +1,92 @@
+"""Recorded evidence as the figures want it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from cufa.bench import records
+from cufa.bench.limits import Limits
+from cufa.problem import Problem
+
+
+@dataclasses.dataclass(frozen=True)
+class Measured:
+    """One measured row."""
+
+    suite: str
+    label: str
+    kernel: str | None
+    """Name in the registry; None for another library's."""
+    problem: Problem
+    seconds: float
+    """Median."""
+    tflops: float
+    of_ceiling: float
+    ceiling: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Evidence:
+    """What was measured on one machine on one day."""
+
+    name: str
+    device: str
+    recorded: str
+    """Date and time, ISO 8601."""
+    limits: Limits | None
+    rows: tuple[Measured, ...]
+    stale: tuple[str, ...]
+    """Kernels whose sources have changed since."""
+
+    @property
+    def where(self) -> str:
+        """Machine and date, which no recorded figure goes without."""
+        return f"{self.device}, {self.recorded[:10]}"
+
+
+def load(directory: Path = records.RECORDS_DIR) -> list[Evidence]:
+    """All recorded evidence; empty when none is there. Raises ValueError for a damaged file."""
+    return [_evidence(name, record) for name, record in records.load_all(directory).items()]
+
+
+def _evidence(name: str, record: records.Json) -> Evidence:
+    try:
+        limits = record.get("limits")
+        rows = tuple(_row(suite, row) for suite, found in record["suites"].items() for row in found["rows"])
+        environment = record["environment"]
+        stale = tuple(records.stale_kernels(record))
+        bounds = Limits(**limits) if limits else None
+        return Evidence(name, environment["device"], environment["recorded"], bounds, rows, stale)
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"{name}.json lacks {error}") from error
+
+
+def _row(suite: str, row: dict[str, Any]) -> Measured:
+    return Measured(
+        suite,
+        row["label"],
+        row.get("kernel"),
+        Problem(**row["problem"]),
+        row["p50_ns"] * 1e-9,
+        row["tflops"],
+        row["of_ceiling"],
+        row["ceiling"],
+    )
+
+
+def speedups(rows: Iterable[Measured], slow: str, fast: str) -> dict[str, dict[int, float]]:
+    """Time of kernel ``slow`` over time of ``fast`` by length, for each set of shapes that differ only in
+    length and batch; the key says which."""
+    times: dict[tuple[str, Problem], dict[str, float]] = {}
+    for row in rows:
+        if row.kernel in (slow, fast) and row.problem.causal:
+            times.setdefault((row.suite, row.problem), {})[row.kernel] = row.seconds
+    found: dict[str, dict[int, float]] = {}
+    for (_, p), by_kernel in times.items():
+        if len(by_kernel) == 2:
+            name = f"{p.dtype} d{p.head_dim}, {p.heads} heads"
+            found.setdefault(name, {})[p.seqlen_k] = by_kernel[slow] / by_kernel[fast]
+    return {name: dict(sorted(values.items())) for name, values in found.items()}

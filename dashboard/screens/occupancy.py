@@ -1,0 +1,16 @@
+"""Occupancy: how many blocks of each kernel fit an SM, what limits them, and what would add one."""
+
+from cufa.dashboard import page
+from cufa.dashboard.state import Controls
+from cufa.dashboard.views import occupancy_view
+
+palette = page.begin(
+    "Occupancy",
+    "Blocks and warps that fit an SM at a time, from registers and shared memory of the kernels as "
+    "compiled on this machine. No GPU is needed.",
+)
+controls = Controls("occupancy")
+choice = occupancy_view.choose(controls)
+occupancy_view.show_kernel(choice, controls, palette)
+controls.finish()
+occupancy_view.show_table(choice, palette)

@@ -1,0 +1,13 @@
+"""Roofline: measured kernels under measured ceilings."""
+
+from cufa.dashboard import page
+from cufa.dashboard.state import Controls
+from cufa.dashboard.views import roofline_view
+
+palette = page.begin(
+    "Roofline",
+    "How close each kernel comes to what the machine can do at best: memory, tensor cores, exponentials.",
+)
+controls = Controls("roofline")
+roofline_view.show(controls, palette)
+controls.finish()

@@ -1,0 +1,104 @@
+"""Causal work, last part: arithmetic done and wanted, and what skipping gains."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import streamlit as st
+
+from cufa.dashboard import page
+from cufa.dashboard.charts import work as charts
+from cufa.dashboard.model import evidence, launch, work
+from cufa.dashboard.theme import Palette
+from cufa.dashboard.views.causal_view import View
+from cufa.problem import Problem
+from cufa.schedule import Schedule
+
+_LENGTHS = (256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536)
+_MOST_SIMULATED = 40_000  # thread blocks of one launch
+
+
+def show_flops(view: View, palette: Palette) -> None:
+    """Done, useful, dense."""
+    st.header("Arithmetic", anchor=False)
+    done = work.work(view.problem, view.schedule)
+    flop = {name: charts.si(getattr(done, name), "FLOP") for name in ("useful", "done", "dense", "waste")}
+    text = f"{done.waste_share:.1%} of the arithmetic is thrown away: {flop['waste']} of {flop['done']}."
+    page.verdict(text, "warn" if done.waste_share > 0.2 else "", small=True)
+    alt = (
+        f"Three bars: useful {flop['useful']}; done {flop['done']}, of which {flop['waste']} is thrown "
+        f"away; without a mask {flop['dense']}."
+    )
+    page.figure(charts.flops_figure(done, palette), "causal.flops", alt)
+    st.caption(
+        "4 · head dim for each score. Done counts whole tiles; useful counts the scores that the mask lets "
+        "through; the difference is masked corners of partial tiles, tile edges past the ends, and tiles "
+        "not skipped."
+    )
+
+
+def show_speedup(view: View, palette: Palette) -> None:
+    """What causal skipping gains, by length."""
+    st.header("From v1 to v2: what skipping gains", anchor=False)
+    tiling = dataclasses.replace(view.schedule, causal=True, skip_masked_tiles=True)
+    here = work.skip_speedup(tiling)
+    from_tiles = work.skip_speedups(tiling, _LENGTHS)
+    lengths, from_launch = simulated(view.problem, tiling, view.device.num_sms, view.blocks_per_sm)
+    measured, notes = _measured()
+    page.verdict(
+        f"Skipping alone can gain {here:.2f}× here. Tile counts never reach 2×: the last query block sees "
+        "every key block.",
+        tag="predicted",
+        small=True,
+    )
+    for note in notes:
+        st.caption(note)
+    figure = charts.speedup_figure(
+        (lengths, from_launch), (_LENGTHS, from_tiles), (view.problem.seqlen_k, here), measured, palette
+    )
+    seen = "; ".join(
+        f"{name}: " + ", ".join(f"{n:,} {v:.2f}×" for n, v in values.items())
+        for name, values in measured.items()
+    )
+    alt = (
+        "Time without skipping over time with it, by sequence length. Predicted from tile counts: "
+        + ", ".join(f"{n:,} {v:.2f}×" for n, v in zip(_LENGTHS, from_tiles, strict=True))
+        + f". A dashed line at 2 is the limit. {seen or 'No measured series is recorded.'}"
+    )
+    page.figure(figure, "causal.speedup", alt)
+
+
+@st.cache_data(max_entries=128, show_spinner=False)
+def simulated(
+    problem: Problem, tiling: Schedule, num_sms: int, blocks_per_sm: int
+) -> tuple[list[int], list[float]]:
+    """Speed-up of skipping by length in simulated launches; too large launches are left out."""
+    lengths, ratios = [], []
+    for n in _LENGTHS:
+        here = dataclasses.replace(problem, seqlen_q=n, seqlen_k=n, causal=True)
+        with_skip = dataclasses.replace(tiling, seqlen_q=n, seqlen_k=n)
+        if with_skip.num_q_blocks * problem.batch * problem.heads > _MOST_SIMULATED:
+            break
+        spans = [
+            launch.predict(launch.thread_blocks(here, s, "fa2"), num_sms, blocks_per_sm).span
+            for s in (dataclasses.replace(with_skip, skip_masked_tiles=False), with_skip)
+        ]
+        lengths.append(n)
+        ratios.append(spans[0] / spans[1])
+    return lengths, ratios
+
+
+def _measured() -> tuple[dict[str, dict[int, float]], list[str]]:
+    """Recorded speed-ups by name of the series, and what to say about them."""
+    try:
+        found = evidence.load()
+    except ValueError as error:
+        return {}, [f"**Recorded evidence cannot be read:** {error}"]
+    series: dict[str, dict[int, float]] = {}
+    for e in found:
+        for slow, words in (("fa2_noskip", "skip alone"), ("fa1_forward", "FA1→FA2")):
+            for shape, values in evidence.speedups(e.rows, slow, "fa2_forward").items():
+                series[f"recorded: {words}, {shape} ({e.where})"] = values
+    if not series:
+        return {}, ["**Measured:** no evidence with both kernels is recorded in this version yet."]
+    return series, []

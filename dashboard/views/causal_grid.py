@@ -1,0 +1,94 @@
+"""Causal work, first part: the grid of tiles, and who has counted them."""
+
+from __future__ import annotations
+
+import streamlit as st
+
+from cufa.dashboard import page
+from cufa.dashboard.charts import tile_grid
+from cufa.dashboard.model import counters, work
+from cufa.dashboard.theme import Palette
+from cufa.dashboard.views.causal_view import View
+from cufa.schedule import Tile
+
+GRID_KEY = "causal.grid"
+
+
+def show_grid(view: View, palette: Palette, selected: tuple[int, int]) -> None:
+    """The score matrix of one head."""
+    schedule, counts = view.schedule, view.counts
+    page.verdict(_verdict(view))
+    figure = tile_grid.tile_grid(schedule, palette, selected)
+    alt = tile_grid.describe(schedule, counts)
+    if schedule.total <= tile_grid.PICKABLE:
+        page.figure(figure, GRID_KEY, alt, on_select="rerun", selection_mode="points")
+    else:
+        page.figure(figure, "causal.grid.large", alt)
+    order = (Tile.FULL, Tile.PARTIAL, Tile.PADDED, Tile.SKIPPED)
+    st.caption(
+        "  \n".join(
+            f"**{counts[t]:,} {palette.tiles[t].label}** ({counts[t] / schedule.total:.0%}): "
+            f"{palette.tiles[t].meaning}"
+            for t in order
+        )
+    )
+
+
+def _verdict(view: View) -> str:
+    schedule = view.schedule
+    if not schedule.visited:
+        return "No query sees a key: nothing is computed, and the result is zeros."
+    if not schedule.causal:
+        return f"Nothing is masked: all {schedule.total:,} tiles of a head are computed."
+    if schedule.skip_masked_tiles:
+        return (
+            f"{schedule.visited:,} of {schedule.total:,} tiles are computed. Skipping the other "
+            f"{schedule.skipped / schedule.total:.0%} can make it {work.skip_speedup(schedule):.2f}× faster."
+        )
+    lost = work.work(view.problem, schedule).waste_share
+    return (
+        f"All {schedule.total:,} tiles are computed, then {lost:.0%} of the work is thrown away by the mask: "
+        "nothing is skipped."
+    )
+
+
+def show_counters(view: View) -> None:
+    """The kernel's own counters beside the schedule's: recorded on a GPU, and executed on this CPU."""
+    trace = counters.matching_trace(view.problem, view.spec.name, view.config, view.device)
+    if trace is not None:
+        _judge(counters.disagreements(trace.records, view.schedule), "recorded", trace.environment["device"])
+    reason = counters.why_not_emulated(view.schedule, view.problem.head_dim, view.is_registered)
+    left, right = st.columns([1.1, 2], vertical_alignment="center")
+    asked = left.button(
+        "Let the kernel count on this CPU",
+        key="causal.emulate",
+        disabled=reason is not None,
+        icon=":material/developer_board:",
+        help="Compiles the kernel's CUDA source with g++ and executes one head, every thread of it.",
+    )
+    if reason is not None:
+        right.caption(reason)
+    if asked:
+        with st.spinner("Executing the kernel's source on this CPU…"):
+            st.session_state["causal.emulated"] = (_key(view), counters.emulate_counts(_key(view)))
+    key, found = st.session_state.get("causal.emulated", (None, None))
+    if key == _key(view) and isinstance(found, str):
+        right.error(found)
+    elif key == _key(view):
+        with right:
+            _judge(counters.disagreements(found, view.schedule), "executed", "this CPU, one head")
+
+
+def _key(view: View) -> counters.EmulationKey:
+    return counters.EmulationKey(view.schedule, view.spec.algorithm, view.config, view.problem.head_dim)
+
+
+def _judge(wrong: list[str], tag: str, where: str) -> None:
+    if wrong:
+        page.verdict(
+            f"Alarm: the kernel on {where} did not visit the tiles of the schedule.", "alarm", tag, small=True
+        )
+        st.error("  \n".join(wrong), icon=":material/error:")
+    else:
+        text = f"The kernel's own counters ({where}) agree with every row of the schedule."
+        page.verdict(text, "good", tag, small=True)

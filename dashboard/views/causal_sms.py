@@ -1,0 +1,183 @@
+"""Causal work, third part: when each thread block runs, predicted and measured."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import asdict
+
+import streamlit as st
+
+from cufa.bench.traces import Trace
+from cufa.dashboard import page
+from cufa.dashboard.charts import timeline as charts
+from cufa.dashboard.model import counters, gpu
+from cufa.dashboard.model.launch import Timeline
+from cufa.dashboard.model.trace import measured_timeline, perfetto
+from cufa.dashboard.state import Controls
+from cufa.dashboard.theme import Palette
+from cufa.dashboard.views.causal_view import MOST_THREAD_BLOCKS, View
+
+_TRACE_TIMEOUT = 180
+
+
+def show_timelines(view: View, palette: Palette) -> None:
+    """The prediction, beside it what a trace build measured, and the tail of both."""
+    st.header("On the SMs", anchor=False)
+    if len(view.blocks) > MOST_THREAD_BLOCKS:
+        text = f"{len(view.blocks):,} thread blocks: more than {MOST_THREAD_BLOCKS:,} are not simulated."
+        page.verdict(text, "warn", small=True)
+        return
+    trace = counters.matching_trace(view.problem, view.spec.name, view.config, view.device)
+    if trace is None:
+        _show_predicted(view, palette)
+        _offer_traces(view)
+        return
+    left, right = st.columns(2)
+    with left:
+        _show_predicted(view, palette)
+    with right:
+        measured = measured_timeline(trace.records, trace.num_sms)
+        _show_measured(trace, measured, palette)
+    _show_tails(view.predicted, measured, palette)
+
+
+def _show_predicted(view: View, palette: Palette) -> None:
+    timeline = view.predicted
+    page.verdict(_predicted_verdict(view), "warn" if timeline.tail > 0.1 else "", "predicted", small=True)
+    page.figure(
+        charts.timeline_figure(timeline, palette), "causal.predicted", charts.describe_timeline(timeline)
+    )
+    st.caption(
+        f"List scheduling: {view.blocks_per_sm} blocks an SM at a time, the next block in launch order to "
+        "the first free place, every tile takes as long as any other."
+    )
+    _export(timeline, f"predicted: {view.spec.name}, {view.problem}", "predicted")
+
+
+def _predicted_verdict(view: View) -> str:
+    timeline, device = view.predicted, view.device
+    if not timeline.span:
+        return "No thread block has a tile to compute."
+    if timeline.busy_sms < device.num_sms:
+        return (
+            f"Only {timeline.busy_sms} of {device.num_sms} SMs get a thread block: {timeline.tail:.0%} of "
+            "SM time is idle."
+        )
+    waves = len(view.blocks) / (device.num_sms * view.blocks_per_sm)
+    idle = f"{timeline.tail:.1%} of SM time is idle at the end"
+    return f"{len(view.blocks):,} thread blocks, {waves:.1f} waves: {idle}."
+
+
+def _show_measured(trace: Trace, timeline: Timeline, palette: Palette) -> None:
+    tail = f"{timeline.tail:.1%} of SM time is idle at the end"
+    text = f"{timeline.span:,.0f} µs, {tail}; {timeline.mean_blocks:.1f} blocks an SM on average."
+    page.verdict(text, "warn" if timeline.tail > 0.1 else "", "measured", small=True)
+    page.figure(
+        charts.timeline_figure(timeline, palette), "causal.measured", charts.describe_timeline(timeline)
+    )
+    stale = "" if trace.is_current else " **The kernel's sources have changed since.**"
+    st.caption(
+        f"{trace.environment['device']}, {trace.environment['recorded'][:10]}: start, end and SM of every "
+        f"block, written by a trace build of the kernel ({trace.problem.dtype}).{stale}"
+    )
+    _export(timeline, f"measured: {trace.name}", "measured")
+
+
+def _show_tails(predicted: Timeline, measured: Timeline, palette: Palette) -> None:
+    difference = measured.tail - predicted.tail
+    word = "more" if difference > 0 else "less"
+    text = f"The tail is {abs(difference):.1%} of SM time {word} than predicted."
+    page.verdict(text, small=True)
+    lines = {"predicted": predicted, "measured": measured}
+    alt = (
+        "Two lines: when each SM finished its last block, as share of the run, SMs sorted. The area above "
+        f"a line is idle time: {predicted.tail:.1%} predicted, {measured.tail:.1%} measured."
+    )
+    page.figure(charts.sm_finish(lines, palette), "causal.finish", alt)
+
+
+def _export(timeline: Timeline, title: str, name: str) -> None:
+    st.download_button(
+        "Chrome / Perfetto trace",
+        lambda: perfetto(timeline, title),
+        f"cufa-{name}.json",
+        "application/json",
+        key=f"causal.export.{name}",
+        icon=":material/download:",
+        help="Open it in ui.perfetto.dev or chrome://tracing. A predicted tile is written as one "
+        "microsecond.",
+        on_click="ignore",
+    )
+
+
+def _offer_traces(view: View) -> None:
+    """No trace of this view: say so, take one where there is a GPU, and list those that exist."""
+    found, damaged = counters.all_traces()
+    for text in damaged:
+        st.warning(text, icon=":material/broken_image:")
+    if gpu.gpu_count() and view.is_registered:
+        if st.button("Trace it on this GPU", key="causal.trace", icon=":material/monitoring:"):
+            with st.spinner("Compiling and running the trace build…"):
+                error = run_trace(view)
+            if error is None:
+                st.rerun()
+            st.error(error, icon=":material/error:")
+    else:
+        st.info(
+            "**Measured:** no trace of this problem is recorded, and "
+            + ("no kernel has these tiles." if gpu.gpu_count() else "there is no GPU here to record one on.")
+            + (
+                " Recorded traces can be opened below."
+                if found
+                else " No trace is shipped with this version yet."
+            ),
+            icon=":material/info:",
+        )
+    for name, trace in found.items():
+        label = f"{trace.kernel}, {trace.problem}, {trace.config}: {trace.environment['device']}"
+        st.button(label, key=f"causal.open.{name}", on_click=open_trace, args=(trace,), type="tertiary",
+                  icon=":material/timeline:")  # fmt: skip
+
+
+def open_trace(trace: Trace) -> None:
+    """Set the controls to what was traced."""
+    from cufa.dashboard.views.causal_controls import config_key
+    from cufa.kernels import KERNELS
+
+    p = trace.problem
+    settings = {
+        "alg": KERNELS[trace.kernel].algorithm,
+        "mask": "causal" if p.causal else "full",
+        "sq": p.seqlen_q,
+    }
+    settings |= {
+        "sk": p.seqlen_k,
+        "batch": p.batch,
+        "heads": p.heads,
+        "kv": str(p.kv_heads),
+        "d": str(p.head_dim),
+    }
+    settings |= {"tiles": config_key(trace.config), "card": trace.environment.get("arch", "sm_90")[3:]}
+    for name, value in settings.items():
+        Controls.put("causal", name, value)
+
+
+def run_trace(view: View) -> str | None:
+    """Trace in a process of its own, so that a crash takes nothing with it. None, or what went wrong."""
+    request = {"problem": asdict(view.problem), "algorithm": view.algorithm, "config": asdict(view.config)}
+    command = [sys.executable, "-m", "cufa.bench.traces", str(counters.local_traces_dir())]
+    try:
+        done = subprocess.run(
+            [*command, "--request", json.dumps(request)],
+            capture_output=True,
+            text=True,
+            timeout=_TRACE_TIMEOUT,
+        )
+    except subprocess.TimeoutExpired:
+        return f"The trace took longer than {_TRACE_TIMEOUT} s and was stopped."
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        return f"The trace process ended with code {done.returncode}: {last}"
+    return None

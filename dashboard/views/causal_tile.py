@@ -1,0 +1,95 @@
+"""Causal work, second part: one tile from within, its rows' running maximum and sum."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import streamlit as st
+
+from cufa.dashboard import page
+from cufa.dashboard.charts import work
+from cufa.dashboard.model import softmax_steps
+from cufa.dashboard.model.softmax_steps import Step
+from cufa.dashboard.state import Controls
+from cufa.dashboard.theme import Palette
+from cufa.dashboard.views.causal_grid import GRID_KEY
+from cufa.dashboard.views.causal_view import View
+from cufa.schedule import Schedule, Tile
+
+
+def take_click(controls: Controls) -> None:
+    """A tile selected in the grid, which Streamlit put in the session before this run."""
+    event: Any = st.session_state.get(GRID_KEY)
+    points = event["selection"]["points"] if event else []
+    picked = tuple(int(x) for x in points[0]["customdata"]) if points and "customdata" in points[0] else None
+    if picked and picked != st.session_state.get("causal.picked"):
+        controls.set("q", picked[0])
+        controls.set("k", picked[1])
+    st.session_state["causal.picked"] = picked
+
+
+def choose_tile(view: View, controls: Controls) -> tuple[int, int]:
+    """Query block and key block: by number here (with the keyboard too), or by a click in the grid."""
+    rows, columns = view.schedule.num_q_blocks, view.schedule.num_kv_blocks
+    row = rows // 2
+    second = min(1, columns - 1)  # the first tile starts from nothing, which says less
+    left, right, text = st.columns([1, 1, 2.4], vertical_alignment="bottom")
+    with left:
+        q_block = controls.integer("q", "Query block", row, 0, rows - 1)
+    with right:
+        kv_block = controls.integer("k", "Key block", second, 0, columns - 1)
+    text.caption(
+        "Click a tile in the grid, or type its place. Rows run through the CPU path with random inputs, one "
+        "head, in the order of the key blocks."
+    )
+    return q_block, kv_block
+
+
+def show_tile(view: View, palette: Palette, selected: tuple[int, int]) -> None:
+    """What the selected tile did to its rows."""
+    schedule, (q_block, kv_block) = view.schedule, selected
+    tile = Tile(int(schedule.tiles[q_block, kv_block]))
+    steps = _observe(schedule, q_block, view.problem.head_dim)
+    step = next((s for s in steps if s.kv_block == kv_block), None)
+    where = f"Tile ({q_block:,}, {kv_block:,})"
+    if tile == Tile.SKIPPED:
+        page.verdict(
+            f"{where} is skipped: it is never loaded, and its rows keep their maximum and sum.", small=True
+        )
+    elif step is None:
+        text = f"{where} is computed, then masked away whole: maximum and sum of its rows stay as they were."
+        page.verdict(text, "warn", small=True)
+    else:
+        page.verdict(f"{where} is {palette.tiles[tile].label}: {_change(step)}", tag="computed", small=True)
+        page.figure(work.softmax_figure(step, palette), "causal.softmax", _describe(step, where))
+
+
+@st.cache_data(max_entries=64, show_spinner=False)
+def _observe(schedule: Schedule, q_block: int, head_dim: int) -> list[Step]:
+    return softmax_steps.observe_rows(schedule, q_block, head_dim)
+
+
+def _change(step: Step) -> str:
+    rows = len(step.m_after)
+    risen = int((step.m_after > step.m_before).sum())
+    if not np.isfinite(step.m_before).any():
+        return f"the first of its rows' tiles: all {risen:,} rows that see a key get their first maximum."
+    share = 1 - step.l_before * np.exp(step.m_before - step.m_after) / np.where(
+        step.l_after > 0, step.l_after, 1
+    )
+    gained = float(np.nanmean(np.where(step.l_after > 0, share, np.nan)))
+    return f"the maximum rose in {risen:,} of {rows:,} rows; its keys are {gained:.1%} of the sum so far."
+
+
+def _describe(step: Step, where: str) -> str:
+    def span(values: Any) -> str:
+        finite = values[np.isfinite(values)]
+        return f"{finite.min():.3g} to {finite.max():.3g}" if len(finite) else "minus infinity in every row"
+
+    return (
+        f"{where}: two panels over its {len(step.m_after):,} query rows. Running maximum m before the tile: "
+        f"{span(step.m_before)}; after: {span(step.m_after)}. Running sum l before: {span(step.l_before)}; "
+        f"after: {span(step.l_after)}. Rows that have seen no key yet have m = minus infinity and are not "
+        "drawn."
+    )

@@ -1,0 +1,62 @@
+"""What the controls of the page Causal work describe, and what follows from it."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+from cufa.architectures import Device
+from cufa.dashboard.model import launch, work
+from cufa.kernels import KernelSpec, TileConfig
+from cufa.occupancy import occupancy
+from cufa.problem import Problem
+from cufa.schedule import Schedule, Tile
+
+MOST_BLOCKS_A_SIDE = 4096
+"""Tiles are not made so small that a side has more."""
+MOST_THREAD_BLOCKS = 400_000
+"""Larger launches are not simulated."""
+_ANY_REGISTERS = 32  # few enough not to limit
+
+
+@dataclasses.dataclass(frozen=True)
+class View:
+    """One problem under one tiling on one card."""
+
+    problem: Problem
+    schedule: Schedule
+    algorithm: str
+    spec: KernelSpec
+    config: TileConfig
+    device: Device
+
+    @functools.cached_property
+    def blocks_per_sm(self) -> int:
+        """What the kernel is compiled for (``__launch_bounds__``), unless shared memory allows fewer."""
+        config = self.config
+        shared = self.spec.shared_memory(config, self.problem.head_dim)
+        fitting = occupancy(
+            self.device.arch,
+            registers=_ANY_REGISTERS,
+            threads=max(1, config.num_warps) * 32,
+            shared_memory=shared,
+        )
+        return max(1, min(config.blocks_per_sm, fitting.blocks))
+
+    @functools.cached_property
+    def counts(self) -> dict[Tile, int]:
+        """Tiles of one head by class."""
+        return work.class_counts(self.schedule)
+
+    @functools.cached_property
+    def blocks(self) -> launch.Blocks:
+        return launch.thread_blocks(self.problem, self.schedule, self.algorithm)
+
+    @functools.cached_property
+    def predicted(self) -> launch.Timeline:
+        return launch.predict(self.blocks, self.device.num_sms, self.blocks_per_sm)
+
+    @property
+    def is_registered(self) -> bool:
+        """Whether a kernel with these tiles exists, so that it can be run and not only drawn."""
+        return self.config in self.spec.configs

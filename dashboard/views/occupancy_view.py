@@ -1,0 +1,255 @@
+"""The page Occupancy: its choices, the compiled kernel, and what if."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Iterable
+
+import streamlit as st
+
+from cufa.architectures import ARCHITECTURES, COMPILED_ARCHITECTURES, Architecture, Device, find_architecture
+from cufa.dashboard import page
+from cufa.dashboard.charts import occupancy as charts
+from cufa.dashboard.charts.occupancy import Point
+from cufa.dashboard.model import counters
+from cufa.dashboard.model.compiled import Compiled, Compiler, Entry, variant_of
+from cufa.dashboard.model.trace import measured_timeline
+from cufa.dashboard.state import Controls
+from cufa.dashboard.theme import Palette
+from cufa.dashboard.views.causal_controls import config_key
+from cufa.kernels import KERNELS, KernelSpec, TileConfig
+from cufa.occupancy import Occupancy
+from cufa.planner import fitting_configs
+from cufa.static_compile import MissingCompilerError
+from cufa.variants import Variant
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice:
+    """One kernel for one kind of problem; ``arch`` and ``config`` are the build looked at."""
+
+    spec: KernelSpec
+    head_dim: int
+    dtype: str
+    precision: str
+    causal: bool
+    arch: Architecture
+    config: TileConfig | None
+
+    def variant(self, config: TileConfig, arch: Architecture) -> Variant:
+        return variant_of(self.spec, config, arch, self.head_dim, self.dtype, self.precision, self.causal)
+
+    def configs(self, arch: Architecture) -> tuple[TileConfig, ...]:
+        return fitting_configs(self.spec, self.head_dim, Device.typical(arch.capability))
+
+    @property
+    def archs(self) -> list[Architecture]:
+        served = [ARCHITECTURES[c] for c in COMPILED_ARCHITECTURES]
+        return [a for a in served if a.capability >= self.spec.min_capability]
+
+
+@st.cache_resource(show_spinner=False)
+def compiler() -> Compiler:
+    """One for the whole server."""
+    return Compiler(jobs=max(1, min(4, (os.cpu_count() or 2) - 1)))
+
+
+def choose(controls: Controls) -> Choice:
+    """The controls of the page."""
+    with st.container(border=True):
+        columns = st.columns([2.4, 1, 1.4, 1.3])
+        with columns[0]:
+            words = {name: f"{name}: {spec.title}" for name, spec in KERNELS.items()}
+            spec = KERNELS[controls.choice("kernel", "Kernel", words)]
+        with columns[1]:
+            sizes = [str(d) for d in (40, 64, 80, 96, 128, 192, 256)]
+            head_dim = int(controls.choice("d", "Head dim", sizes, "128"))
+        with columns[2]:
+            kinds = {f"{d}.{p}": d if p == "native" else f"{d} ({p})" for d, p in _dtypes(spec)}
+            dtype, precision = controls.choice("dtype", "Inputs", kinds).split(".")
+        with columns[3]:
+            masks = {"causal": "causal", "full": "full"}
+            causal = controls.choice("mask", "Mask", masks, segmented=True) == "causal"
+        left, right = st.columns([1.2, 2])
+        with left:
+            served = [a for a in ARCHITECTURES.values() if a.capability >= spec.min_capability]
+            archs = {str(a.capability): f"{a.name} · {a.typical_card}" for a in served}
+            arch = find_architecture(controls.choice("arch", "Architecture", archs, "90"))
+        choice = Choice(spec, head_dim, dtype, precision, causal, arch, None)
+        with right:
+            configs = {config_key(c): c for c in choice.configs(arch)}
+            if not configs:
+                st.info(f"No tiles of {spec.name} fit {arch.name} at head dim {head_dim}.")
+                return choice
+            words = {key: str(c) for key, c in configs.items()}
+            key = controls.choice("tiles", "Tiles (queries × keys)", words)
+    return dataclasses.replace(choice, config=configs[key])
+
+
+def _dtypes(spec: KernelSpec) -> list[tuple[str, str]]:
+    return [
+        (dtype, precision)
+        for dtype in spec.dtypes
+        for precision in spec.precisions
+        if (dtype == "float32") != (precision == "native")
+    ]
+
+
+def show_kernel(choice: Choice, controls: Controls, palette: Palette) -> None:
+    """The chosen build: verdict, curves, what-if sliders."""
+    if choice.config is None:
+        return
+    try:
+        with st.spinner("Compiling…"):
+            built = compiler().get(choice.variant(choice.config, choice.arch))
+    except MissingCompilerError as error:
+        page.verdict("There is no compiler here, so registers are not known.", "warn")
+        st.info(str(error))
+        return
+    for finding in built.findings:
+        st.error(finding, icon=":material/error:")
+    if not built.entries:
+        return
+    entry = _choose_entry(controls, built)
+    page.verdict(charts.verdict(entry.occupancy(choice.arch)), tag="compiled")
+    _show_facts(entry, choice)
+    _show_achieved(entry, choice)
+    _show_what_if(entry, choice, controls, palette)
+
+
+def _choose_entry(controls: Controls, built: Compiled) -> Entry:
+    if len(built.entries) == 1:
+        return built.entries[0]
+    names = [e.name for e in built.entries]
+    name = controls.choice("entry", "Launch", names, segmented=True)
+    return next(e for e in built.entries if e.name == name)
+
+
+def _show_facts(entry: Entry, choice: Choice) -> None:
+    spills = "no spills" if not entry.spill_bytes else f"{entry.spill_bytes} bytes spilled"
+    o = entry.occupancy(choice.arch)
+    st.caption(
+        f"**{entry.registers}** registers a thread · **{entry.threads}** threads a block · "
+        f"**{entry.shared_bytes:,}** bytes of shared memory a block · {spills} · {choice.arch.nvrtc_name} "
+        f"· on paper, without rounding, registers alone would allow {o.unrounded_warps} warps"
+    )
+
+
+def _show_achieved(entry: Entry, choice: Choice) -> None:
+    """Beside the theoretical figure, what traces of the same build show."""
+    for trace in counters.all_traces()[0].values():
+        same = trace.kernel == choice.spec.name and trace.config == choice.config
+        if (
+            not same
+            or trace.problem.head_dim != choice.head_dim
+            or trace.environment.get("arch") != choice.arch.name
+        ):
+            continue
+        timeline = measured_timeline(trace.records, trace.num_sms)
+        theoretical = entry.occupancy(choice.arch).blocks
+        page.verdict(
+            f"Achieved {timeline.mean_blocks:.2f} of {theoretical} blocks an SM, averaged over the run, "
+            f"idle tail included ({trace.problem}; {trace.environment['device']}, "
+            f"{trace.environment['recorded'][:10]}).",
+            "",
+            "measured",
+            small=True,
+        )
+
+
+def _show_what_if(entry: Entry, choice: Choice, controls: Controls, palette: Palette) -> None:
+    st.header("What if", anchor=False)
+    arch = choice.arch
+    columns = st.columns(3)
+    with columns[0]:
+        registers = controls.slider(
+            "regs", "Registers a thread", entry.registers, 16, arch.max_registers_per_thread
+        )
+    with columns[1]:
+        shared = controls.slider(
+            "smem",
+            "Shared memory a block (bytes)",
+            entry.shared_bytes,
+            0,
+            arch.shared_memory_per_block,
+            step=16,
+        )
+    with columns[2]:
+        threads = controls.slider(
+            "threads", "Threads a block", entry.threads, 32, arch.max_threads_per_block, step=32
+        )
+    kernel = Point(entry.registers, entry.threads, entry.shared_bytes, entry.barriers)
+    what_if = Point(registers, threads, shared, entry.barriers)
+    if what_if == kernel:
+        page.verdict("Move a slider: the circle leaves the kernel's diamond.", small=True)
+    else:
+        page.verdict(charts.verdict(what_if.on(arch)), tag="predicted", small=True)
+    alt = (
+        f"Three curves of occupancy on {arch.name}, against registers a thread, shared memory a block and "
+        f"threads a block. The kernel stands at {entry.registers} registers, {entry.shared_bytes:,} bytes "
+        f"and {entry.threads} threads with {kernel.on(arch).fraction:.0%}; the what-if point has "
+        f"{what_if.on(arch).fraction:.0%}."
+    )
+    page.figure(charts.curves(arch, kernel, what_if, palette), "occupancy.curves", alt)
+
+
+def show_table(choice: Choice, palette: Palette) -> None:
+    """Every tiling of the kernel on every architecture; fills up while compiling."""
+    st.header("All tiles, all architectures", anchor=False)
+    waiting = compiler().want(_builds(choice).values())
+    if compiler().missing:
+        return
+    st.fragment(_table, run_every=1.0 if waiting else None)(choice, palette, waiting > 0)
+
+
+def _builds(choice: Choice) -> dict[tuple[int, int], Variant]:
+    return {
+        (row, column): choice.variant(config, arch)
+        for row, config in enumerate(choice.spec.configs)
+        for column, arch in enumerate(choice.archs)
+        if config in choice.configs(arch)
+    }
+
+
+def _table(choice: Choice, palette: Palette, was_waiting: bool) -> None:
+    builds = _builds(choice)
+    known = {place: compiler().known(variant) for place, variant in builds.items()}
+    waiting = sum(found is None for found in known.values())
+    if was_waiting and not waiting:
+        st.rerun()  # the whole page, which then asks for no more refreshing
+    archs, configs = choice.archs, choice.spec.configs
+    cells: list[list[Occupancy | str]] = [["does not fit"] * len(archs) for _ in configs]
+    for (row, column), found in known.items():
+        cells[row][column] = "…" if found is None else "does not compile"
+        if found is not None and found.entries:
+            each = [e.occupancy(archs[column]) for e in found.entries]
+            cells[row][column] = min(each, key=lambda o: o.fraction)
+    page.verdict(_table_verdict(known.values(), waiting), tag="compiled", small=True)
+    if waiting:
+        st.progress(1 - waiting / len(builds), f"{len(builds) - waiting} of {len(builds)} built")
+    selected = None
+    if choice.config in configs and choice.arch in archs:
+        selected = configs.index(choice.config), archs.index(choice.arch)
+    names = [str(c) for c in configs]
+    columns = [f"{a.name}<br>{a.typical_card}" for a in archs]
+    lines = [
+        f"{name} on {arch.name}: {charts.verdict(o)}"
+        for name, line in zip(names, cells, strict=True)
+        for arch, o in zip(archs, line, strict=True)
+        if not isinstance(o, str)
+    ]
+    alt = "Table of tiles by architecture. " + " ".join(lines)
+    page.figure(charts.table(names, columns, cells, palette, selected), "occupancy.table", alt)
+    if len(choice.variant(configs[0], archs[0]).launches) > 1:
+        st.caption("This kernel makes several launches: each cell shows the one with the lowest occupancy.")
+
+
+def _table_verdict(known: Iterable[Compiled | None], waiting: int) -> str:
+    if waiting:
+        return f"{waiting} builds are being compiled on this machine."
+    builds = [found for found in known if found is not None]
+    findings = sum(len(found.findings) for found in builds)
+    if findings:
+        return f"{len(builds)} builds, {findings} findings: a shipped kernel must have none."
+    return f"{len(builds)} builds, and none of them spills a register."

@@ -1,0 +1,95 @@
+"""The page Roofline."""
+
+from __future__ import annotations
+
+import streamlit as st
+
+from cufa.bench.suites import SUITES
+from cufa.dashboard import page
+from cufa.dashboard.charts import roofline as charts
+from cufa.dashboard.model import evidence
+from cufa.dashboard.model.evidence import Evidence, Measured
+from cufa.dashboard.state import Controls
+from cufa.dashboard.theme import Palette
+
+
+def show(controls: Controls, palette: Palette) -> None:
+    """The whole page; where there is no evidence, what would make some."""
+    found = _load()
+    if not found:
+        return
+    by_name = {e.name: e for e in found}
+    with st.container(border=True):
+        left, middle, right = st.columns([2, 2, 1.2])
+        with left:
+            words = {e.name: e.where for e in found}
+            chosen = by_name[controls.choice("machine", "Measured on", words)]
+        suites = dict.fromkeys(r.suite for r in chosen.rows)
+        with middle:
+            words = {name: SUITES[name].title if name in SUITES else name for name in suites}
+            suite = controls.choice("suite", "Shapes", words)
+        with right:
+            masks = {"all": "both", "causal": "causal", "full": "full"}
+            mask = controls.choice("mask", "Mask", masks, segmented=True)
+        rows = [r for r in chosen.rows if r.suite == suite and mask in ("all", _mask(r))]
+        labels = list(dict.fromkeys(r.label for r in chosen.rows if r.suite == suite))
+        shown = controls.several("show", "Kernels", labels, labels)
+    rows = [r for r in rows if r.label in shown]
+    if not rows:
+        page.verdict("Nothing is left to draw: choose at least one kernel.", "warn")
+        return
+    _show_roofline(chosen, rows, palette)
+
+
+def _load() -> list[Evidence]:
+    """Evidence with ceilings; says so when there is none."""
+    try:
+        found = [e for e in evidence.load() if e.limits is not None and e.rows]
+    except ValueError as error:
+        page.verdict("The recorded evidence cannot be read.", "alarm")
+        st.error(str(error), icon=":material/broken_image:")
+        return []
+    if not found:
+        page.verdict("No GPU evidence is recorded in this version yet.", "warn")
+        st.markdown(
+            "A roofline needs ceilings and times from one machine. On a machine with a GPU, from a "
+            "checkout:\n\n```\nmake gpu-evidence\n```\n\n"
+            "It measures the ceilings (memory, tensor cores, exponentials) and every kernel, and writes "
+            "`cufa/records/<gpu>.json`, which this page draws, here and everywhere else."
+        )
+    return found
+
+
+def _mask(row: Measured) -> str:
+    return "causal" if row.problem.causal else "full"
+
+
+def _show_roofline(chosen: Evidence, rows: list[Measured], palette: Palette) -> None:
+    assert chosen.limits is not None
+    best = charts.closest([r for r in rows if r.kernel] or rows)
+    page.verdict(
+        f"{best.label} comes closest: {best.tflops:,.0f} TFLOP/s, {best.of_ceiling:.0%} of what "
+        f"{best.ceiling} allow ({best.problem}).",
+        "",
+        "recorded",
+    )
+    kinds = list(chosen.limits.flops)
+    products = [p for p in kinds if any(_product(r) == p for r in rows)] or kinds[:1]
+    lines = [
+        f"{r.label}, {r.problem}: {r.tflops:,.1f} TFLOP/s, {r.of_ceiling:.0%} of {r.ceiling}" for r in rows
+    ]
+    alt = f"Roofline of {chosen.where}, {len(rows)} points. " + "; ".join(lines[:40]) + "."
+    page.figure(charts.roofline(rows, chosen.limits, products, palette), "roofline", alt)
+    st.caption(
+        f"Recorded on **{chosen.where}**. Ceilings were measured there in the same run: a large copy, "
+        "products from registers, exponentials. Traffic is q, k, v read once and o written once; FLOP are "
+        "4 · head dim for each score that the mask lets through."
+    )
+    stale = [k for k in chosen.stale if any(r.kernel == k for r in rows)]
+    if stale:
+        text = f"Sources have changed since this was recorded: {', '.join(stale)}."
+        st.warning(text, icon=":material/history:")
+
+
+def _product(row: Measured) -> str:
+    return row.problem.dtype if row.problem.dtype in ("float16", "bfloat16") else "tf32"
