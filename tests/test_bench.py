@@ -278,7 +278,7 @@ class TestOnAGpu:
         assert all(row.error < 5e-2 for row in rows)
 
     def test_torch_peers_run_on_the_timed_stream(self, device):
-        """Eight times the work takes more than twice the time; on another stream, events would see nothing."""
+        """Eight times the work takes more than twice the time; events see nothing of another stream."""
         pytest.importorskip("torch")
         limits = Limits(1e12, {"float16": 1e15}, 1e12)
         seconds = []
