@@ -38,6 +38,7 @@ class Emulation:
     """What one run gave."""
 
     plan: Plan
+    mode: str
     out: npt.NDArray[Any]
     """q's shape, layout and dtype."""
     lse: npt.NDArray[np.float32]
@@ -45,8 +46,9 @@ class Emulation:
     findings: tuple[Finding, ...]
     """Empty outside checked mode, and for a clean kernel."""
     counters: dict[str, npt.NDArray[Any]]
-    """Of each launch: a structured array, one row per block. Products, exponentials, asynchronous copies
-    and barriers are counted in every mode; bytes, sectors, wavefronts and bank conflicts in counted mode."""
+    """Of each launch: a structured array, one row per block. Tiles (as the kernel itself counts them),
+    products, exponentials, asynchronous copies and barriers are counted in every mode; bytes, sectors,
+    wavefronts and bank conflicts in counted mode."""
     records: npt.NDArray[Any]
     """One :data:`~cufa.params.TRACE_RECORD` per query block and head, sorted by batch, head and query block:
     the kernel's own tile counters. Empty for kernels that keep none."""
@@ -55,8 +57,8 @@ class Emulation:
 
     @functools.cached_property
     def totals(self) -> dict[str, int]:
-        """Counters summed over blocks and launches, and the tiles of the records."""
-        sums = {x: int(self.records[x].sum()) for x in ("tiles_visited", "tiles_skipped", "tiles_unmasked")}
+        """Counters summed over blocks and launches."""
+        sums: dict[str, int] = {}
         for counts in self.counters.values():
             for name in counts.dtype.names or ():
                 sums[name] = sums.get(name, 0) + int(counts[name].sum())
@@ -174,4 +176,18 @@ def run_plan(
         operands[3][...] = memory[3].array
     written = records[records["end_ns"] > 0]
     written = np.sort(written, order=["batch", "head", "q_block"])
-    return Emulation(plan, out, lse, tuple(findings), counters, written, seconds)
+    if len(written):  # kernels that keep records have one launch
+        entry = plan.launches[0].entry
+        counters[entry] = _with_tiles(counters[entry], written)
+    return Emulation(plan, execution.mode, out, lse, tuple(findings), counters, written, seconds)
+
+
+def _with_tiles(counters: npt.NDArray[Any], records: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """The counters of each block with its tiles in front; a block may have several records."""
+    tiles = [(x, np.uint64) for x in ("tiles_visited", "tiles_skipped", "tiles_unmasked")]
+    both = np.zeros(len(counters), [*tiles, *counters.dtype.descr])
+    for name in counters.dtype.names or ():
+        both[name] = counters[name]
+    for name, _ in tiles:
+        np.add.at(both[name], records["thread_block"], records[name].astype(np.uint64))
+    return both

@@ -49,11 +49,15 @@ def cxx() -> str:
 
 @functools.cache
 def runtime() -> Path:
-    """The runtime library that every kernel links to: built on first use, in a few seconds."""
+    """The runtime library that every kernel links to: built on first use, in a few seconds.
+
+    ``$CUFA_CXXFLAGS`` adds options, e.g. ``-DCUFA_PORTABLE_FIBERS`` to switch stacks with ucontext.
+    """
     host = compiler.SOURCE_DIR / "host"
+    flags = (*_FLAGS, *os.environ.get("CUFA_CXXFLAGS", "").split(), *_LINK_FLAGS)
     sources = sorted([*host.glob("*.h"), *host.glob("*.cpp"), compiler.SOURCE_DIR / "primitives/types.cuh"])
-    name = f"libcufa_host-{_digest(*(path.read_bytes() for path in sources))}.so"
-    return _build(name, (host / "runtime.cpp").read_text(encoding="utf-8"), (*_FLAGS, *_LINK_FLAGS))
+    name = f"libcufa_host-{_digest(*(path.read_bytes() for path in sources), ' '.join(flags).encode())}.so"
+    return _build(name, (host / "runtime.cpp").read_text(encoding="utf-8"), flags)
 
 
 def kernel(

@@ -1,4 +1,4 @@
-"""Every kernel executed on a CPU in checked mode: right against float64, free of findings, tiles as scheduled."""
+"""Every kernel executed on a CPU in checked mode: right against float64, no findings, tiles as scheduled."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ void copy_async(u32 smem, const void* global, u32 bytes, bool valid, Site site) 
     thread.warp->log.add(AccessLog::shared_write, site, thread.lane, smem, bytes);
     if (valid) {
       block.counters.global_read_bytes += bytes;
-      thread.warp->log.add(AccessLog::global_read, site, thread.lane, reinterpret_cast<u64>(global), bytes);
+      thread.warp->log.add(AccessLog::global_read, site, thread.lane, sector_address(block.launch, global), bytes);
     }
   }
   if (block.launch.late_copies || block.checked) {

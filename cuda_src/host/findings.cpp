@@ -31,7 +31,7 @@ std::string Findings::text() {
 
 std::string describe(Site site) {
   if (!site.file || !*site.file) return "plain C++ access";
-  const char* inside = std::strstr(site.file, "cuda_src/");
+  const char* inside = std::strstr(site.file, "cuda_src/");  // whatever folder that is in
   return std::string(inside ? inside + 9 : site.file) + ":" + std::to_string(site.line);
 }
 

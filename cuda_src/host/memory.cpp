@@ -34,6 +34,15 @@ bool inside(const CufaArray& array, u64 at, u32 bytes) {
 
 }  // namespace
 
+u64 sector_address(const CufaLaunch& launch, const void* global) {
+  const auto at = reinterpret_cast<u64>(global);
+  for (int i = 0; i < launch.num_arrays; ++i) {
+    const u64 offset = at - reinterpret_cast<u64>(launch.arrays[i].begin);
+    if (offset < launch.arrays[i].bytes) return u64(i + 1) << 48 | offset;
+  }
+  return at;
+}
+
 std::string global_place(const CufaLaunch& launch, const void* global, u32 bytes) {
   const auto at = reinterpret_cast<u64>(global);
   const CufaArray* nearest = nullptr;
@@ -140,7 +149,7 @@ void load_global(void* value, const void* global, u32 bytes, Site site) {
   copy(value, global, bytes);
   if (block.counted) {
     block.counters.global_read_bytes += bytes;
-    thread.warp->log.add(AccessLog::global_read, site, thread.lane, reinterpret_cast<u64>(global), bytes);
+    thread.warp->log.add(AccessLog::global_read, site, thread.lane, sector_address(block.launch, global), bytes);
   }
 }
 
@@ -151,7 +160,7 @@ void store_global(void* global, const void* value, u32 bytes, Site site) {
   copy(global, value, bytes);
   if (block.counted) {
     block.counters.global_write_bytes += bytes;
-    thread.warp->log.add(AccessLog::global_write, site, thread.lane, reinterpret_cast<u64>(global), bytes);
+    thread.warp->log.add(AccessLog::global_write, site, thread.lane, sector_address(block.launch, global), bytes);
   }
 }
 

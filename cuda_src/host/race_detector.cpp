@@ -96,13 +96,11 @@ void RaceDetector::complete(Thread& thread, u32 smem, u32 bytes) {
 
 void RaceDetector::check_read(Thread& thread, int cell, u64 address, Site site) {
   const int me = thread.id;
-  Write& write = writes_[cell];
+  const Write& write = writes_[cell];
   if (write.in_flight) {
     report("copy-not-awaited", thread, address, site, write.thread, write.site);
   } else if (write.clock == 0 && address <= kLastShared) {
     report("never-written", thread, address, site, -1, {"", 0});
-    write.clock = 1;  // said once
-    write.thread = static_cast<u16>(me);
   } else if (write.clock && !ordered(write.thread, write.clock, me)) {
     report("race", thread, address, site, write.thread, write.site);
   }

@@ -132,6 +132,8 @@ unsigned char* shared_bytes(Thread& thread, u32 smem, u32 bytes, const char* wha
 // Checked mode: whether the range lies inside an array the kernel was given, and races on it. False, with a finding,
 // when the access must not be made.
 bool check_global(Thread& thread, const void* global, u32 bytes, Access kind, const char* what, Site site);
+// For counting sectors: as if every array began on a 256-byte boundary, as device allocations do.
+u64 sector_address(const CufaLaunch& launch, const void* global);
 // "byte 4096 of k, which has 4000", for messages.
 std::string global_place(const CufaLaunch& launch, const void* global, u32 bytes);
 

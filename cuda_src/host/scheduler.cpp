@@ -76,8 +76,7 @@ std::string who_waits(Block& block) {
       u32 same = 0;
       for (u32 lanes = rest; lanes; lanes &= lanes - 1) {
         const Thread& other = block.thread(warp, lowest(lanes));
-        const bool alike = other.done == first.done && other.waits_for == first.waits_for &&
-                           other.waits_at.line == first.waits_at.line && other.waits_at.file == first.waits_at.file;
+        const bool alike = other.waits_for == first.waits_for && (first.done || other.waits_at.line == first.waits_at.line);
         if (alike) same |= other.bit();
       }
       text += (rest == kAllLanes ? " " : ", ") + lanes_text(same);
@@ -227,7 +226,13 @@ bool Block::run(u32 linear) {
       progress |= warp.ready != 0;
     }
     if (alive && !progress) {
-      report(*this, "deadlock", {"", 0}, {"", 0}, [&] { return "deadlock in " + block_text(index) + ": " + who_waits(*this); });
+      bool divergent = false;  // lanes at a collective that the others will never reach
+      for (const Warp& warp : warps) divergent |= warp.arrived != 0;
+      report(*this, divergent ? "divergence" : "deadlock", {"", 0}, {"", 0}, [&] {
+        return std::string(divergent ? "a warp is divided, all 32 lanes must reach a collective together, in "
+                                     : "deadlock in ") +
+               block_text(index) + ": " + who_waits(*this);
+      });
       return false;
     }
   } while (alive);

@@ -50,11 +50,10 @@ class Probe:
         return f"probe_{self.name}"
 
 
-_SPECIAL = np.array(
-    [0, 1, 0x007FFFFF, 0x00800000, 0x3F800000, 0x7F7FFFFF, 0x7F800000, 0x7FC00000, 0x33000000, 0x38800000]
-    + [0x477FF000, 0x477FE000, 0x3F801000, 0x3F800FFF, 0x3F808000, 0x3F818000, 0x33000001, 0x42FC0000, 0x43160000],
-    np.uint32,
-)
+#: Zero, the smallest and largest numbers, one, infinity, NaN, limits and ties of the narrower formats.
+_SPECIAL_BITS = """00000000 00000001 007fffff 00800000 3f800000 7f7fffff 7f800000 7fc00000 33000000 33000001
+    38800000 477fe000 477ff000 3f800fff 3f801000 3f808000 3f818000 42fc0000 43160000"""
+_SPECIAL = np.array([int(x, 16) for x in _SPECIAL_BITS.split()], np.uint32)
 
 
 def scalars(name: str, count: int = 1024) -> np.ndarray:

@@ -1,23 +1,24 @@
 """Record golden vectors on a GPU: ``python tests/golden/record.py`` writes ``golden.npz`` beside itself.
 
-Every primitive's results for fixed bits, and every kernel's results for tiny shapes. Needs CuPy and a GPU; prints
-what it wrote. The host twins are then tested against the file wherever there is no GPU.
+Every primitive's results for fixed bits, and every kernel's results for tiny shapes. Needs CuPy and a GPU;
+prints what it wrote. The host twins are then tested against the file wherever there is no GPU.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).parents[2]), str(Path(__file__).parent)]
 
-import cupy
-import numpy as np
-import probes
+import cupy  # noqa: E402
+import numpy as np  # noqa: E402
+import probes  # noqa: E402
 
-import cufa
-from cufa import compiler
+import cufa  # noqa: E402
+from cufa import compiler  # noqa: E402
 
 PATH = Path(__file__).parent / "golden.npz"
 
@@ -36,15 +37,25 @@ def record_probes() -> dict[str, np.ndarray]:
     return results
 
 
+def record_case(case: probes.Case) -> dict[str, np.ndarray]:
+    q, k, v = (cupy.asarray(x) for x in case.inputs())
+    out, lse = cufa.flash_attention(
+        q, k, v, causal=case.causal, algorithm=case.algorithm, precision=case.precision, return_lse=True
+    )
+    name = f"attention/{case.name}"  # npz knows no bfloat16
+    return {f"{name}/out": out.get().view(np.uint8), f"{name}/lse": lse.get()}
+
+
 def record_attention() -> dict[str, np.ndarray]:
+    """Kernels compile side by side."""
     results = {}
-    for case in probes.cases():
-        q, k, v = (cupy.asarray(x) for x in case.inputs())
-        out, lse = cufa.flash_attention(
-            q, k, v, causal=case.causal, algorithm=case.algorithm, precision=case.precision, return_lse=True
-        )
-        results[f"attention/{case.name}/out"] = out.get().view(np.uint8)  # npz knows no bfloat16
-        results[f"attention/{case.name}/lse"] = lse.get()
+    with ThreadPoolExecutor(12) as pool:
+        futures = {case: pool.submit(record_case, case) for case in probes.cases()}
+    for case, future in futures.items():
+        try:
+            results |= future.result()
+        except Exception as error:
+            print(f"not recorded: {case.name}: {str(error).splitlines()[0]}")
     return results
 
 

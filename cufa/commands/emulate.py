@@ -1,0 +1,177 @@
+"""`cufa emulate`: execute a kernel's CUDA source on the CPU; count what it does, or look for mistakes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+import numpy as np
+from rich import box
+from rich.table import Table
+
+from ..emulator import Emulation, EmulationError, emulate
+from ..emulator_launch import MODES
+from ..host_build import CompilerError
+from ..planner import ALGORITHMS
+from ..problem import Problem
+from ..reference import attention_reference
+from .common import Exit, fail, json_option, print_json, problem_from, seconds_text, shape_options, stdout
+
+
+def _schedule(context: click.Context, parameter: click.Parameter, value: str) -> str | int:
+    if value in ("ascending", "descending"):
+        return value
+    if value.isdigit():
+        return int(value)
+    raise click.BadParameter(f"{value!r}: 'ascending', 'descending' or a number (a seed)")
+
+
+@click.command("emulate")
+@click.option(
+    "--algorithm", type=click.Choice([a for a in ALGORITHMS if a != "auto"]), default="fa2", show_default=True
+)
+@shape_options(seqlen=256)
+@click.option(
+    "--mode",
+    type=click.Choice(MODES),
+    default="counted",
+    show_default=True,
+    help="counted: bytes, wavefronts, bank conflicts. checked: races, ranges, divergence. plain: neither.",
+)
+@click.option(
+    "--schedule",
+    default="ascending",
+    callback=_schedule,
+    help="Order of warps: ascending, descending, or a seed.",
+)
+@click.option(
+    "--copies", type=click.Choice(["early", "late"]), help="When cp.async writes: issued, or awaited."
+)
+@click.option("--threads", type=click.IntRange(1), help="CPU threads.  [default: all]")
+@click.option("--arch", default="sm_90", show_default=True, help="Plan the tiles for this architecture.")
+@click.option(
+    "--recorded", is_flag=True, help="Show recorded counters of standard shapes; needs no compiler."
+)
+@click.option("--record", is_flag=True, hidden=True, help="Record them anew.")
+@json_option
+def emulate_command(
+    algorithm: str,
+    mode: str,
+    schedule: str | int,
+    copies: str | None,
+    threads: int | None,
+    arch: str,
+    recorded: bool,
+    record: bool,
+    as_json: bool,
+    **shape: Any,
+) -> None:
+    """Execute a kernel's CUDA source on this CPU, thread by thread. Needs a C++ compiler, no GPU.
+
+    Exit status 1: checked mode has found something, the kernel deadlocks, or the result is wrong. It says
+    nothing about speed or registers: `cufa bench` and `cufa compile` do.
+    """
+    if recorded or record:
+        _recorded(record, as_json)
+        return
+    shape["dtype"] = shape["dtype"] or "float16"
+    problem = problem_from(shape, None)
+    q, k, v = _inputs(problem)
+    options = {"causal": problem.causal, "algorithm": algorithm, "precision": shape["precision"]}
+    try:
+        run = emulate(
+            q, k, v, mode=mode, schedule=schedule, copies=copies, threads=threads, arch=arch, **options
+        )
+    except CompilerError as error:
+        fail(Exit.MISSING, str(error))
+    except EmulationError as error:
+        fail(Exit.FAILED, str(error))
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
+    expected = np.asarray(attention_reference(q, k, v, causal=problem.causal))
+    error_found = float(np.abs(run.out.astype(np.float64) - expected).max())
+    if as_json:
+        print_json(_document(run, error_found))
+    else:
+        _print(run, error_found)
+    if run.findings or not error_found < 0.1:
+        raise SystemExit(int(Exit.FAILED))
+
+
+def _inputs(problem: Problem) -> list[np.ndarray[Any, Any]]:
+    rng = np.random.default_rng(0)
+    dtype: Any = problem.dtype
+    if problem.dtype == "bfloat16":
+        import ml_dtypes
+
+        dtype = ml_dtypes.bfloat16
+    queries = (problem.batch, problem.heads, problem.seqlen_q, problem.head_dim)
+    keys = (problem.batch, problem.kv_heads, problem.seqlen_k, problem.head_dim)
+    return [rng.standard_normal(shape).astype(dtype) for shape in (queries, keys, keys)]
+
+
+def _document(run: Emulation, error: float) -> dict[str, Any]:
+    from ..emulator_records import summary
+
+    findings = [{"kind": f.kind, "count": f.count, "message": f.message} for f in run.findings]
+    return {**summary(run), "max_error": error, "seconds": run.seconds, "findings": findings}
+
+
+def _print(run: Emulation, error: float) -> None:
+    console = stdout()
+    console.print(str(run.plan), markup=False)
+    console.print(
+        f"executed in {seconds_text(run.seconds)} on this CPU, max error {error:.1e} against float64"
+    )
+    if len(run.records):
+        schedule = run.plan.schedule
+        same = np.array_equal(
+            run.records["tiles_visited"].reshape(-1, schedule.num_q_blocks)[0], schedule.visits
+        )
+        console.print(f"tiles counted by the kernel {'equal' if same else 'DIFFER FROM'} the schedule")
+    for entry, counts in run.counters.items():
+        table = Table(title=f"{entry}, {len(counts):,} blocks", title_justify="left", box=box.SIMPLE_HEAD)
+        table.add_column("per block")
+        for name in ("fewest", "median", "most", "total"):
+            table.add_column(name, justify="right")
+        for name in counts.dtype.names or ():
+            if counts[name].any() and name != "switches":
+                column = counts[name]
+                figures = (column.min(), np.median(column), column.max(), column.sum())
+                table.add_row(name.replace("_", " "), *(f"{int(x):,}" for x in figures))
+        console.print(table)
+    for finding in run.findings:
+        console.print(str(finding), style="red", markup=False, soft_wrap=True)
+    if not run.findings and run.counters:
+        console.print(
+            "nothing found" if run.mode == "checked" else "counts only: --mode checked looks for mistakes"
+        )
+
+
+def _recorded(record: bool, as_json: bool) -> None:
+    from .. import emulator_records
+
+    if record:
+        emulator_records.record()
+        return
+    document = emulator_records.load()
+    if as_json:
+        print_json(document)
+        return
+    console = stdout()
+    console.print(document["about"], markup=False)
+    shown = ["tiles_visited", "products", "exponentials", "global_read_bytes", "global_write_bytes"]
+    shown += ["shared_wavefronts", "bank_conflicts", "barrier_waits"]
+    table = Table(box=box.SIMPLE_HEAD)
+    table.add_column("kernel, problem")
+    for name in shown:
+        table.add_column(name.replace("_", "\n"), justify="right")
+    for kernel, entry in document["kernels"].items():
+        for run in entry["runs"]:
+            problem = run["problem"]
+            mask = "causal" if problem["causal"] else "full"
+            label = f"{kernel} d{problem['head_dim']} {mask} {problem['seqlen_q']}"
+            table.add_row(
+                label, *(f"{run['totals'][name]:,}" if name in run["totals"] else "" for name in shown)
+            )
+    console.print(table)

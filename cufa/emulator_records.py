@@ -1,0 +1,100 @@
+"""Counters of standard shapes, recorded so that they can be shown where there is no C++ compiler.
+
+Counts from executing the kernels on a CPU, not measurements on a GPU; the file says so. Each kernel's entry
+carries the digest of the sources it was made from.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .bench.records import RECORDS_DIR
+from .compiler import source_digest
+from .emulator import Emulation, emulate
+from .kernels import KERNELS, KernelSpec
+from .tuning import write_json
+
+PATH = RECORDS_DIR / "emulated_counters.json"
+ARCH = "sm_90"
+SEQLEN = 1024
+_ABOUT = (
+    "Counts from executing the kernels' CUDA source on a CPU (cufa emulate --mode counted), one head. "
+    "Not measured on a GPU. Wavefronts and bank conflicts follow the model in cuda_src/host/bank_model.h."
+)
+
+#: Counters that describe the emulation, not the kernel.
+INTERNAL = ("switches",)
+
+
+def standard_inputs(dtype: str, head_dim: int) -> list[npt.NDArray[Any]]:
+    """q, k and v of the recorded shapes: (1, 1, 1024, head_dim)."""
+    rng = np.random.default_rng(0)
+    return [rng.standard_normal((1, 1, SEQLEN, head_dim)).astype(dtype) for _ in range(3)]
+
+
+def standard_runs(spec: KernelSpec) -> Iterator[tuple[bool, int]]:
+    """(causal, head_dim) of the recorded runs."""
+    for head_dim in (64, 128):
+        for causal in (False, True):
+            yield causal, head_dim
+
+
+def run_standard(spec: KernelSpec, causal: bool, head_dim: int) -> Emulation:
+    """One recorded run, made anew."""
+    q, k, v = standard_inputs(spec.dtypes[0], head_dim)
+    return emulate(q, k, v, causal=causal, algorithm=spec.algorithm, mode="counted", arch=ARCH)
+
+
+def summary(run: Emulation) -> dict[str, Any]:
+    """Totals, and the spread over blocks of each launch: [fewest, median, most]."""
+    totals = {name: count for name, count in run.totals.items() if name not in INTERNAL}
+    blocks = {
+        entry: {
+            name: [int(f(counts[name])) for f in (np.min, np.median, np.max)]
+            for name in counts.dtype.names or ()
+            if name not in INTERNAL and counts[name].any()
+        }
+        for entry, counts in run.counters.items()
+    }
+    return {
+        "problem": dataclasses.asdict(run.plan.problem),
+        "config": str(run.plan.config),
+        "grids": {launch.entry: list(launch.grid) for launch in run.plan.launches},
+        "totals": totals,
+        "per_block": blocks,
+    }
+
+
+def record() -> None:
+    """Make every recorded run anew and write :data:`PATH`."""
+    kernels = {
+        spec.name: {
+            "digest": source_digest(f"kernels/{spec.source}"),
+            "runs": [summary(run_standard(spec, *options)) for options in standard_runs(spec)],
+        }
+        for spec in KERNELS.values()
+    }
+    write_json(PATH, {"about": _ABOUT, "arch": ARCH, "kernels": kernels})
+
+
+def load() -> dict[str, Any]:
+    """What :func:`record` wrote. Raises FileNotFoundError when the package was built without it."""
+    document = json.loads(PATH.read_text(encoding="utf-8"))
+    assert isinstance(document, dict)
+    return document
+
+
+def stale() -> list[str]:
+    """Kernels whose sources have changed since they were recorded."""
+    recorded = load()["kernels"]
+    return [
+        spec.name
+        for spec in KERNELS.values()
+        if recorded.get(spec.name, {}).get("digest") != source_digest(f"kernels/{spec.source}")
+    ]

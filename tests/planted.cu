@@ -1,0 +1,87 @@
+// A small ring of tiles with one bug at a time, chosen by the constant BUG; NONE is a correct kernel. Two warps: every
+// tile of 32 rows of 64 bytes is copied by cp.async into one of two stages, and read by the other warp.
+#include "primitives/primitives.cuh"
+
+enum {
+  NONE,
+  MISSING_BARRIER,
+  MISSING_WAIT,
+  WRONG_STAGE,
+  ROW_PAST_THE_END,
+  SHARED_PAST_THE_END,
+  MISALIGNED,
+  DIVERGENT_SHUFFLE,
+  DIVERGENT_LDMATRIX,
+  DIVERGENT_MMA,
+  MISSING_FENCE,
+  SKIPPED_BARRIER,
+  WRONG_BARRIER_COUNT,
+  NEVER_WRITTEN,
+  MISSING_WARP_SYNC,
+  PLAIN_ACCESS,
+  GLOBAL_RACE,
+  SHARED_OUTPUT,
+  COPY_IN_FLIGHT,
+};
+
+struct PlantedParams {
+  const u32* in;  // (tiles * 32, 16)
+  u32* out;       // (2, 64)
+  u32* scratch;   // (2, 64)
+  i32 tiles;
+};
+
+constexpr u32 PITCH = 80, TILE_BYTES = 32 * PITCH;
+static_assert(SMEM_BYTES == 2 * TILE_BYTES + 256, "two stages, and a word a thread");
+
+DEVICE void copy_tile(const PlantedParams& p, u32 stage, int tile) {
+  const int row = threadIdx.x / 2;
+  for (int i = 0; i < 2; ++i) {
+    const int unit = threadIdx.x % 2 * 2 + i;
+    const int past = BUG == ROW_PAST_THE_END ? 1 : 0;
+    cp_async_16(stage + row * PITCH + unit * 16 + (BUG == MISALIGNED ? 8 : 0),
+                p.in + ((tile * 32 + row + past) * 4 + unit) * 4, true);
+  }
+}
+
+KERNEL planted(const __grid_constant__ PlantedParams p) {
+  DYN_SMEM(smem);
+  const u32 base = smem_address(smem), thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
+  const u32 words = base + 2 * TILE_BYTES;
+  float D[4] = {};
+  u32 sum = 0;
+  copy_tile(p, base, 0);
+  cp_async_commit();
+  for (int t = 0; t < p.tiles; ++t) {
+    const u32 stage = base + (t + (BUG == WRONG_STAGE ? 1 : 0)) % 2 * TILE_BYTES;
+    if (BUG != MISSING_WAIT) cp_async_wait<0>();
+    if (BUG != MISSING_BARRIER && !(BUG == SKIPPED_BARRIER && warp == 1 && t == 1)) block_sync();
+    if (t + 1 < p.tiles || BUG == COPY_IN_FLIGHT) copy_tile(p, base + (t + 1) % 2 * TILE_BYTES, min(t + 1, p.tiles - 1));
+    cp_async_commit();
+    const u32 row = stage + (warp ^ 1) * 16 * PITCH + lane % 16 * PITCH + lane / 16 * 16;
+    u32 A[4];
+    if (!(BUG == DIVERGENT_LDMATRIX && lane >= 16)) ldmatrix_x4(A, BUG == SHARED_PAST_THE_END ? row + 3 * TILE_BYTES : row);
+    if (!(BUG == DIVERGENT_MMA && lane == 7)) mma_m16n8k16_f16(D, A, A[0], A[1]);
+    if (BUG != MISSING_FENCE) mma_fence();
+    D[0] += 1.0f;
+    sum += shfl_xor(A[0], 1);
+    if (!(BUG == DIVERGENT_SHUFFLE && lane < 4)) sum += shfl(A[1], 3);
+  }
+  mma_fence();
+  sum += float_as_u32(D[0]);
+
+  u32 other = 0;
+  if (BUG != NEVER_WRITTEN) st_shared_u32(words + thread * 4, sum);
+  if (BUG != MISSING_WARP_SYNC) warp_sync();
+  if (BUG == PLAIN_ACCESS) {
+    other = *reinterpret_cast<const volatile u32*>(smem + 2 * TILE_BYTES + (thread ^ 32) * 4);
+  } else {
+    other = ld_shared_u32(words + (thread ^ 1) * 4);
+  }
+  if (BUG == WRONG_BARRIER_COUNT) bar_sync(1, warp == 0 ? 64 : 32);
+
+  st_global<u32>(p.scratch + blockIdx.x * 64 + thread, other);
+  if (BUG != GLOBAL_RACE) block_sync();
+  const u32 exchanged = ld_global<u32>(p.scratch + blockIdx.x * 64 + (thread ^ 32));
+  st_global<u32>(p.out + (BUG == SHARED_OUTPUT ? 0 : blockIdx.x * 64) + thread, exchanged);
+}

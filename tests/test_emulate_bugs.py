@@ -1,0 +1,242 @@
+"""Planted bugs: each must be found and named, and clean kernels must be quiet.
+
+First in a small kernel made for it (``planted.cu``), then in the real ones: every barrier and every wait is
+taken out, one at a time.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support import make_inputs
+
+from cufa import compiler, host_build, kernels
+from cufa.emulator import EmulationError, Execution, emulate
+from cufa.emulator_launch import execute
+from cufa.emulator_memory import GlobalArray
+from cufa.kernels import Launch
+
+
+class PlantedParams(ctypes.Structure):
+    _fields_ = [
+        ("in_", ctypes.c_void_p),
+        ("out", ctypes.c_void_p),
+        ("scratch", ctypes.c_void_p),
+        ("tiles", ctypes.c_int32),
+    ]
+
+
+#: Bugs of planted.cu in the order of its enum: the kind of finding that names it, and what its message says.
+PLANTED = {
+    "none": ("", ""),
+    "missing_barrier": ("race", "no barrier orders this access after another thread's: shared offset"),
+    "missing_wait": ("copy-not-awaited", "touches data of a cp.async that was not waited for"),
+    "wrong_stage": ("race", "no barrier orders this access after another thread's: shared offset"),
+    "row_past_the_end": ("out-of-range", "of in, which has 6144"),
+    "shared_past_the_end": ("out-of-range", "outside the block's 5376 bytes"),
+    "misaligned": ("misaligned", "is not aligned"),
+    "divergent_shuffle": ("divergence", "lanes 4-31 wait for shfl"),
+    "divergent_ldmatrix": ("divergence", "while other lanes wait at"),
+    "divergent_mma": ("divergence", "executed by some lanes of warp"),
+    "missing_fence": ("accumulator-touched", "were written before mma_fence()"),
+    "skipped_barrier": ("deadlock", "warp 0 all lanes wait for the block's barrier at kernels/planted.cu:"),
+    "wrong_barrier_count": ("(barrier|deadlock)", "barrier 1"),
+    "never_written": ("never-written", "shared memory that nothing has written"),
+    "missing_warp_sync": ("race", "no barrier orders this access after another thread's: shared offset"),
+    "plain_access": ("race", "at plain C++ access"),
+    "global_race": ("race", "of scratch, block"),
+    "shared_output": ("race", "of one launch both touch byte"),
+    "copy_in_flight": ("copy-in-flight", "kernel ends with cp.async still in flight"),
+}
+_PLACE = re.compile(r"block \(\d,0,0\):? warp \d|warp \d lane \d+|lanes of warp \d")
+
+
+@pytest.fixture
+def patch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """``patch(file, change)``: a copy of the sources with one file changed, used by what is compiled next."""
+
+    def apply(file: str, change):
+        copy = tmp_path / "cuda_src"
+        shutil.copytree(compiler.SOURCE_DIR, copy)
+        path = copy / file
+        text = path.read_text(encoding="utf-8") if path.exists() else ""
+        changed = change(text)
+        assert changed != text, f"the patch does not apply to {file} any more"
+        path.write_text(changed, encoding="utf-8")
+        monkeypatch.setattr(compiler, "SOURCE_DIR", copy)
+
+    return apply
+
+
+def run_planted(bug: int, mode: str, **options):
+    """Two blocks of two warps over three tiles: (out, findings)."""
+    constants = {"BUG": bug, "SMEM_BYTES": 2 * 32 * 80 + 256}
+    entry = host_build.kernel(
+        "kernels/planted.cu", constants, ["planted"], mode == "checked", "PlantedParams"
+    )
+    tiles = np.random.default_rng(0).integers(0, 1 << 12, (3 * 32, 16), np.uint32)
+    out, scratch = np.zeros((2, 64), np.uint32), np.zeros((2, 64), np.uint32)
+    params = PlantedParams(tiles.ctypes.data, out.ctypes.data, scratch.ctypes.data, 3)
+    memory = [
+        GlobalArray("in", tiles, False),
+        GlobalArray("out", out, True),
+        GlobalArray("scratch", scratch, True),
+    ]
+    launch = Launch("planted", (2, 1, 1), 64, constants["SMEM_BYTES"])
+    try:
+        _, found = execute(entry["planted"], launch, params, memory, Execution(mode, threads=1, **options))
+    except EmulationError as error:
+        found = error.findings
+    return out, found
+
+
+@pytest.mark.parametrize("schedule", ["ascending", "descending", 1])
+@pytest.mark.parametrize("name", PLANTED)
+def test_planted(patch, name, schedule):
+    """Found on every schedule, saying who and where."""
+    patch("kernels/planted.cu", lambda _: Path(__file__).with_name("planted.cu").read_text())
+    kind, message = PLANTED[name]
+    _, found = run_planted(list(PLANTED).index(name), "checked", schedule=schedule)
+    text = "\n".join(map(str, found))
+    if not kind:
+        assert not found, text
+        return
+    assert any(re.fullmatch(kind, f.kind) and message in f.message for f in found), text
+    assert all(_PLACE.search(f.message) for f in found), text
+
+
+def test_numbers_alone_do_not_show_them(patch):
+    """A race may compute the right answer: why checked mode exists."""
+    patch("kernels/planted.cu", lambda _: Path(__file__).with_name("planted.cu").read_text())
+    clean, _ = run_planted(0, "plain")
+    racy, _ = run_planted(list(PLANTED).index("missing_warp_sync"), "plain", schedule="ascending")
+    assert (clean != 0).any()
+    assert racy.shape == clean.shape
+    for schedule in ("descending", 3):
+        for copies in ("early", "late"):
+            np.testing.assert_array_equal(run_planted(0, "plain", schedule=schedule, copies=copies)[0], clean)
+
+
+@pytest.mark.parametrize("name", ["skipped_barrier", "divergent_shuffle"])
+def test_found_in_plain_mode_too(patch, name):
+    """What stops a kernel is reported in every mode."""
+    patch("kernels/planted.cu", lambda _: Path(__file__).with_name("planted.cu").read_text())
+    _, found = run_planted(list(PLANTED).index(name), "plain")
+    assert kinds(found) <= {"deadlock", "divergence"} and found
+
+
+def kinds(found) -> set[str]:
+    return {f.kind for f in found}
+
+
+def _runs(kernel: str, dtype: str, head_dims=(64, 136), indices=None):
+    """(algorithm, dtype, config, head dim): what takes a kernel through all of its branches."""
+    spec = kernels.KERNELS[kernel]
+    configs = spec.configs if indices is None else [spec.configs[i] for i in indices]
+    return [
+        (spec.algorithm, dtype, config, max(d, config.min_head_dim))
+        for config in configs
+        for d in head_dims
+        if config.fits(max(d, config.min_head_dim))
+    ]
+
+
+RUNS = {
+    "fa2_forward.cu": _runs("fa2_forward", "float16"),
+    "fa2_forward_f32.cu": _runs("fa2_forward_f32", "float32", head_dims=(64,)),
+    "fa1_forward.cu": _runs("fa1_forward", "float16", head_dims=(64, 128, 40), indices=(0, 3, 6)),
+    "naive.cu": [
+        *_runs("naive", "float16", head_dims=(64, 160)),
+        *_runs("naive", "float32", head_dims=(64,)),
+    ],
+}
+
+#: Calls that order threads or wait for copies. (mma_fence is for this executor alone.)
+_ORDERING = re.compile(r"\b(?:block_sync|warp_sync|bar_sync|cp_async_wait<[^>;]*>)\([^;]*\);")
+
+
+def replace(old: str, new: str):
+    """A change of exactly one place."""
+
+    def change(text: str) -> str:
+        assert text.count(old) == 1, f"{old!r} occurs {text.count(old)} times"
+        return text.replace(old, new)
+
+    return change
+
+
+def findings(algorithm="fa2", dtype="float16", config=None, head_dim=64, **options):
+    """What one small run says; a NaN in the result is one more finding."""
+    q, k, v = make_inputs(1, 2, 1, 140, 200, head_dim, dtype)
+    options = {"causal": True, "mode": "checked", **options}
+    try:
+        run = emulate(q, k, v, algorithm=algorithm, config=config, **options)
+    except EmulationError as error:
+        return error.findings
+    return run.findings
+
+
+def ordering_calls():
+    """Every barrier and wait in the kernels, but those that only end a trace record."""
+    for file in RUNS:
+        text = (compiler.SOURCE_DIR / "kernels" / file).read_text(encoding="utf-8")
+        for match in _ORDERING.finditer(text):
+            before = text[: match.start()]
+            line_start = before.rfind("\n") + 1
+            comment = "//" in before[line_start:]
+            traced = before[:line_start].rstrip().endswith("if constexpr (TRACE) {")
+            compiler_only = "keeps the compiler from" in text[match.end() :].split("\n")[0]
+            if not (comment or traced or compiler_only):
+                yield pytest.param(file, match.span(), id=f"{file}:{before.count(chr(10)) + 1} {match[0]}")
+
+
+@pytest.mark.parametrize(("file", "span"), list(ordering_calls()))
+def test_every_barrier_and_wait_is_missed(patch, file, span):
+    """Without any one of them, checked mode finds something in some run: none is superfluous, none unseen."""
+    patch(f"kernels/{file}", lambda text: text[: span[0]] + ";" + text[span[1] :])
+    for algorithm, dtype, config, head_dim in RUNS[file]:
+        if findings(algorithm, dtype, config, head_dim):
+            return
+    pytest.fail("nothing found: the call is superfluous, or the checks are blind to it")
+
+
+@pytest.mark.parametrize("file", RUNS)
+def test_clean_kernels_are_quiet(file):
+    for algorithm, dtype, config, head_dim in RUNS[file]:
+        assert findings(algorithm, dtype, config, head_dim) == ()
+
+
+def test_divergent_shuffle(patch):
+    patch(
+        "tiles/softmax.cuh",
+        replace("x = fmaxf(x, shfl_xor(x, 1));", "if (threadIdx.x % 32 < 16) x = fmaxf(x, shfl_xor(x, 1));"),
+    )
+    found = findings()
+    assert kinds(found) == {"divergence"}
+    assert "all 32 lanes must reach it together" in found[0].message
+
+
+def test_row_past_the_end(patch):
+    """One row too many is read: in poisoned memory, whatever lies there on a GPU."""
+    patch("tiles/copy.cuh", lambda text: text.replace("< valid_rows", "<= valid_rows"))
+    found = findings()
+    assert "out-of-range" in kinds(found)
+    assert any("of k, which" in f.message for f in found)
+    assert any(
+        re.search(r"block \(\d+,\d+,\d+\) warp \d+ lane \d+ at tiles/copy.cuh:\d+", f.message) for f in found
+    )
+
+
+def test_unpadded_rows_conflict(patch, monkeypatch):
+    """Shared-memory rows of a power of two: eight rows of an ldmatrix in the same banks."""
+    assert emulate(*make_inputs(1, 1, 1, 64, 64, 64), mode="counted").totals["bank_conflicts"] == 0
+    patch("tiles/copy.cuh", replace("(units | 1) * 16", "units * 16"))
+    monkeypatch.setattr(kernels, "_pitch", lambda d, itemsize, pad_to: -(-d * itemsize // pad_to) * pad_to)
+    totals = emulate(*make_inputs(1, 1, 1, 64, 64, 64), mode="counted").totals
+    assert totals["bank_conflicts"] >= 7 * 4 * totals["ldmatrix"] * 0.9
+    assert totals["shared_wavefronts"] > totals["bank_conflicts"]

@@ -1,0 +1,190 @@
+"""The executor itself: twins for every primitive, struct layouts, builds, errors, other fibers."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support import make_inputs
+
+import cufa
+from cufa import compiler, emulator_launch, emulator_memory, emulator_records, host_build
+from cufa.emulator import emulate
+from cufa.kernels import KERNELS
+
+_FUNCTION = re.compile(r"^DEVICE\s+[\w:]+\s+(\w+)(?:<[^>]*>)?\(", re.MULTILINE)
+
+
+def functions(*files: Path) -> set[str]:
+    return {name for file in files for name in _FUNCTION.findall(file.read_text(encoding="utf-8"))}
+
+
+def test_every_primitive_has_a_twin():
+    primitives = functions(*(compiler.SOURCE_DIR / "primitives").glob("*.cuh"))
+    twins = functions(compiler.SOURCE_DIR / "host/primitives_host.h")
+    assert len(primitives) > 30
+    assert primitives == twins - {"load_shared"}
+
+
+def test_every_primitive_is_probed():
+    primitives = functions(*(compiler.SOURCE_DIR / "primitives").glob("*.cuh"))
+    probes = (compiler.SOURCE_DIR / "kernels/primitive_probes.cu").read_text(encoding="utf-8")
+    assert not {name for name in primitives if not re.search(rf"\b{name}\b", probes)}
+
+
+@pytest.mark.parametrize(
+    ("struct", "name"),
+    [(emulator_launch._Launch, "CufaLaunch"), (emulator_memory._Array, "CufaArray")],
+    ids=["launch", "array"],
+)
+def test_structs_match_the_header(tmp_path, struct, name):
+    lines = "".join(
+        f'printf("%zu %zu\\n", offsetof({name}, {field}), sizeof((({name}*)0)->{field}));'
+        for field, _ in struct._fields_
+    )
+    source = tmp_path / "layout.cpp"
+    source.write_text(
+        f'#include <cstddef>\n#include <cstdio>\n#include "host/launch.h"\n'
+        f'int main() {{ {lines} printf("%zu\\n", sizeof({name})); }}'
+    )
+    program = tmp_path / "layout"
+    subprocess.run(
+        [host_build.cxx(), f"-I{compiler.SOURCE_DIR}", str(source), "-o", str(program)], check=True
+    )
+    printed = subprocess.run([str(program)], capture_output=True, text=True, check=True).stdout.split()
+    expected = [
+        n
+        for field, _ in struct._fields_
+        for n in (getattr(struct, field).offset, getattr(struct, field).size)
+    ]
+    assert [int(x) for x in printed] == [*expected, ctypes.sizeof(struct)]
+
+
+def run_script(text: str, **environment: str) -> subprocess.Popen[str]:
+    pythonpath = os.pathsep.join([str(Path(cufa.__file__).parents[1]), str(Path(__file__).parent)])
+    return subprocess.Popen(
+        [sys.executable, "-c", text],
+        env={**os.environ, "PYTHONPATH": pythonpath, **environment},
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+
+
+_DIGEST = """
+import hashlib, numpy, support, cufa
+run = cufa.emulate(*support.make_inputs(1, 2, 1, 70, 130, 64), causal=True, mode="checked")
+assert not run.findings
+print(hashlib.sha256(run.out.tobytes() + run.lse.tobytes()).hexdigest())
+"""
+
+
+def test_processes_may_build_at_once_and_fibers_may_be_portable(tmp_path):
+    """Three processes with one empty cache, one of them switching stacks by ucontext: the same bits."""
+    options = [{}, {}, {"CUFA_CXXFLAGS": "-DCUFA_PORTABLE_FIBERS -O1"}]
+    started = [run_script(_DIGEST, CUFA_CACHE_DIR=str(tmp_path), **x) for x in options]
+    finished = [process.communicate() for process in started]
+    assert [process.returncode for process in started] == [0, 0, 0], finished
+    assert len({out for out, _ in finished}) == 1
+    assert not list(tmp_path.glob("host/build-*")), "scratch folders are removed"
+
+
+def test_missing_compiler_is_a_clear_message(tmp_path):
+    process = run_script(
+        "import support, cufa; cufa.emulate(*support.make_inputs(1, 1, 1, 8, 8, 8))", PATH=str(tmp_path)
+    )
+    _, error = process.communicate()
+    assert process.returncode == 1
+    assert "g++, clang++ or c++ is not on the PATH" in error
+    assert "apt-get install g++" in error
+
+
+def test_import_does_not_load_the_executor():
+    process = run_script("import sys, cufa; print('cufa.emulator' in sys.modules)")
+    assert process.communicate()[0].strip() == "False"
+
+
+def test_a_kernel_that_does_not_compile_says_where(tmp_path, monkeypatch):
+    (tmp_path / "host").symlink_to(compiler.SOURCE_DIR / "host")
+    (tmp_path / "primitives").symlink_to(compiler.SOURCE_DIR / "primitives")
+    (tmp_path / "broken.cu").write_text(
+        '#include "primitives/primitives.cuh"\nKERNEL broken(const u32* p) { p = nothing; }\n'
+    )
+    monkeypatch.setattr(compiler, "SOURCE_DIR", tmp_path)
+    with pytest.raises(host_build.CompilerError, match=r"broken\.cu:2.*nothing"):
+        host_build.kernel("broken.cu", {}, ["broken"], False, "u32")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"mode": "fast"}, "mode='fast' is not known; use one of plain, checked, counted"),
+        ({"schedule": "sideways"}, "schedule='sideways' is not known"),
+        ({"copies": "never"}, "copies='never' is not known"),
+        ({"algorithm": "fa9"}, "algorithm='fa9' is not known"),
+        ({"arch": "sm_70"}, "sm_70 is not supported"),
+        ({"layout": "sbhd"}, "layout='sbhd' is not known"),
+    ],
+)  # fmt: skip
+def test_bad_options(options, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        emulate(*make_inputs(1, 1, 1, 8, 8, 8), **options)
+
+
+def test_bad_arrays():
+    q, k, v = make_inputs(1, 1, 1, 8, 8, 8)
+    with pytest.raises(TypeError, match="float64"):
+        emulate(*(x.astype(np.float64) for x in (q, k, v)))
+    with pytest.raises(ValueError, match="empty axis"):
+        emulate(q[:, :, :0], k, v)
+    with pytest.raises(ValueError, match="last axis"):
+        emulate(q[..., ::2], k, v)
+
+
+def test_inputs_are_left_alone_and_strides_are_kept():
+    """Views of wider arrays, in either layout; checked mode copies them with the same strides modulo 16."""
+    wide = make_inputs(2, 3, 3, 40, 50, 80, layout="bshd")
+    q, k, v = (x[..., 8:72] for x in wide)
+    before = [x.copy() for x in wide]
+    results = [emulate(q, k, v, layout="bshd", mode=mode).out for mode in ("plain", "checked", "counted")]
+    for x, y in zip(wide, before, strict=True):
+        np.testing.assert_array_equal(x, y)
+    for out in results:
+        np.testing.assert_array_equal(out, results[0])
+
+
+def test_counters_do_not_depend_on_threads_or_order():
+    inputs = make_inputs(1, 2, 2, 256, 256, 64)
+    first = emulate(*inputs, mode="counted", threads=1)
+    other = emulate(*inputs, mode="counted", threads=2, schedule=5)
+    for entry, counts in first.counters.items():
+        for name in counts.dtype.names:
+            if name != "switches":
+                np.testing.assert_array_equal(counts[name], other.counters[entry][name], err_msg=name)
+
+
+def test_auto_never_emulates():
+    """A microscope, not a backend."""
+    source = Path(cufa.__file__).parent
+    for module in ("api.py", "planner.py", "backends/cpu.py", "backends/cuda.py"):
+        assert "emulat" not in (source / module).read_text(encoding="utf-8")
+
+
+def test_recorded_counters_are_fresh():
+    """Else: cufa emulate --record (under a minute)."""
+    assert emulator_records.stale() == []
+    recorded = emulator_records.load()
+    assert "Not measured on a GPU" in recorded["about"]
+    assert set(recorded["kernels"]) == set(KERNELS)
+
+
+@pytest.mark.parametrize("name", ["fa2_forward", "fa1_forward"])
+def test_recorded_counters_are_what_a_run_gives(name):
+    spec = KERNELS[name]
+    recorded = emulator_records.load()["kernels"][name]["runs"]
+    options = list(emulator_records.standard_runs(spec))
+    assert emulator_records.summary(emulator_records.run_standard(spec, *options[1])) == recorded[1]
