@@ -19,10 +19,8 @@ from typing import Any
 
 import numpy as np
 
-#: NumPy's wheels, distributions and conda name the same two functions differently.
-_NAMES = (
-    ("scipy_openblas_{}_num_threads64_", "openblas_{}_num_threads64_", "openblas_{}_num_threads")
-)  # fmt: skip
+#: What NumPy's wheels, conda and Linux distributions call the same two functions.
+_NAMES = ("scipy_openblas_{}_num_threads64_", "openblas_{}_num_threads64_", "openblas_{}_num_threads")
 
 _lock = threading.Lock()
 _users = 0
@@ -68,7 +66,6 @@ def usable_cores() -> int:
 @functools.cache
 def _openblas() -> tuple[Any, Any] | None:
     """(get, set) of the number of threads of the OpenBLAS that NumPy loaded; None when there is none."""
-    np.ones((2, 2)) @ np.ones((2, 2))  # a lazily bound library is loaded now
     for path in _loaded_openblas():
         try:
             library = ctypes.CDLL(path)
