@@ -135,6 +135,39 @@ def test_saved_and_loaded(record, tmp_path):
     assert "\n" not in file.read_text().split('"samples_ns": [')[1].split("]")[0], "samples take one line"
 
 
+@pytest.mark.parametrize(("failed", "exit_code"), [(0, 0), (2, 1)])
+def test_evidence_command_writes_the_record_and_says_what_is_wrong(
+    record, monkeypatch, tmp_path, failed, exit_code
+):
+    """The GPU's part is staged; what is done with its record is real."""
+    from click.testing import CliRunner
+
+    from cufa.architectures import Device
+    from cufa.bench import traces
+    from cufa.commands import evidence as command
+
+    record["tests"]["failed"] = failed
+    monkeypatch.setattr(command, "find_device", lambda choice: Device.typical("sm_90"))
+    monkeypatch.setattr(evidence, "record_evidence", lambda *a, **k: record)
+    monkeypatch.setattr(traces, "evidence_plans", lambda device: [])
+    result = CliRunner().invoke(command.evidence_command, ["--output", str(tmp_path)])
+    assert result.exit_code == exit_code, result.output
+    assert records.load_all(tmp_path) == {"h200": record}
+    assert "GPU tests passed" in result.stdout
+    assert ("2 GPU tests failed" in result.stderr) == bool(failed)
+
+
+def test_readme_command_fails_without_markers(tmp_path):
+    from click.testing import CliRunner
+
+    from cufa.commands.evidence import evidence_command
+
+    file = tmp_path / "README.md"
+    file.write_text("no markers")
+    assert CliRunner().invoke(evidence_command, ["readme", str(file)]).exit_code == 1
+    assert file.read_text() == "no markers"
+
+
 def test_another_schema_is_refused(record, tmp_path):
     records.save({**record, "schema": 999}, tmp_path / "new.json")
     with pytest.raises(ValueError, match="schema 999"):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from ..bench import evidence, records, report
+from ..bench import evidence, records, report, traces
 from .common import Exit, fail, find_device, stderr, stdout
 
 
@@ -54,6 +54,9 @@ def evidence_command(
     except FileNotFoundError as error:
         fail(Exit.MISSING, str(error))
     file = records.save(record, records.evidence_path(device.name, output))
+    say("traces: which block ran when, on which SM")
+    for plan in traces.evidence_plans(device):
+        traces.save(traces.record(plan), output / traces.TRACES_DIR.name)
     say(f"written to {file}")
     stdout().print(report.markdown({file.stem: record}), markup=False, soft_wrap=True)
     found = evidence.problems_with(record)
