@@ -38,3 +38,25 @@ template <int PITCH>
 DEVICE u32 lane_offset_columns_first(int lane) {
   return (lane / 16 * 8 + lane % 8) * PITCH + lane / 8 % 2 * 16;
 }
+
+// An accumulator as one 16-byte vector, to be stored as it is.
+DEVICE vec4 accumulator_bits(const float (&a)[4]) {
+  return {float_as_u32(a[0]), float_as_u32(a[1]), float_as_u32(a[2]), float_as_u32(a[3])};
+}
+DEVICE void set_accumulator(float (&a)[4], vec4 bits) {
+  a[0] = u32_as_float(bits.x);
+  a[1] = u32_as_float(bits.y);
+  a[2] = u32_as_float(bits.z);
+  a[3] = u32_as_float(bits.w);
+}
+
+// Two packed 16-bit values to global memory, whose rows are aligned to ALIGNMENT bytes.
+template <int ALIGNMENT>
+DEVICE void store_pair(char* global, u32 pair) {
+  if constexpr (ALIGNMENT >= 4) {
+    st_global(global, pair);
+  } else {
+    st_global(global, u16(pair));
+    st_global(global + 2, u16(pair >> 16));
+  }
+}
