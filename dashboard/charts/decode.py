@@ -22,7 +22,7 @@ def split_figure(
     slowest = max(s.span for s in curve)
     panels = (
         (1, [s.span / slowest for s in curve], "%{y:.1%} of the slowest, %{customdata[0]:,} blocks"),
-        (2, [s.fill for s in curve], "%{y:.1%} of places busy, %{customdata[1]:.2f} waves"),
+        (2, [s.fill for s in curve], "%{y:.1%} of time on tiles, %{customdata[1]:.2f} waves"),
     )
     for row, values, hover in panels:
         figure.add_trace(

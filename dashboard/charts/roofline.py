@@ -12,6 +12,8 @@ from cufa.dashboard import theme
 from cufa.dashboard.model.evidence import Measured
 from cufa.dashboard.theme import Palette
 
+_FAR_AWAY = 3.0
+"""Ceilings this many times over the roof are not drawn."""
 _SYMBOLS = ("circle", "diamond", "square", "triangle-up", "x", "star", "hexagon", "cross")
 
 
@@ -31,10 +33,9 @@ def roofline(
     """TFLOP/s against FLOP a byte, both logarithmic; ``products`` are the kinds that get a roof."""
     figure = theme.new_figure(palette, height, hovermode="closest")
     x = np.array([intensity(r) for r in rows])
-    low, high = 10 ** np.floor(np.log10(x.min()) - 0.3), 10 ** np.ceil(np.log10(x.max()) + 0.1)
     roof = max(limits.flops[p] for p in products)
     ridge = roof / limits.copy_bytes
-    low = min(low, ridge / 4)
+    low, high = min(float(x.min()) / 2, ridge / 4), 2 * float(x.max())
     slope = [low * limits.copy_bytes, roof]
     _line(
         figure,
@@ -55,8 +56,12 @@ def roofline(
             ("solid", "dashdot")[number % 2],
             palette.text,
         )
+    highest = roof
     for number, head_dim in enumerate(sorted({r.problem.head_dim for r in rows})):
         top = exponential_ceiling(limits, head_dim)
+        if top > _FAR_AWAY * roof:
+            continue  # so high that it limits nothing
+        highest = max(highest, top)
         name = f"exponentials at head dim {head_dim}: {top / 1e12:,.0f} TFLOP/s"
         dash = ("dash", "dot", "longdash")[number % 3]
         _line(figure, [max(low, top / limits.copy_bytes), high], [top, top], name, dash, palette.series[3])
@@ -80,15 +85,19 @@ def roofline(
                 "%{customdata[2]}<extra></extra>",
             )
         )
-    minor = {"ticks": "outside", "ticklen": 2}
-    span = [float(np.log10(low)), float(np.log10(high))]
     title = "useful FLOP a byte of compulsory traffic"
-    figure.update_xaxes(title_text=title, type="log", range=span, dtick=1, minor=minor)
-    floor = min(min(r.tflops for r in rows), low * limits.copy_bytes / 1e12)
-    span = [float(np.log10(floor)) - 0.1, float(np.log10(2 * roof / 1e12))]
-    figure.update_yaxes(title_text="TFLOP/s (useful)", type="log", range=span, dtick=1, minor=minor)
+    figure.update_xaxes(title_text=title, **_logarithmic(low, high))
+    lowest = min(min(r.tflops for r in rows), low * limits.copy_bytes / 1e12)
+    figure.update_yaxes(title_text="TFLOP/s (useful)", **_logarithmic(lowest / 1.3, 1.4 * highest / 1e12))
     figure.update_layout(legend={"y": -0.16, "yanchor": "top"})
     return figure
+
+
+def _logarithmic(low: float, high: float) -> dict[str, object]:
+    """A logarithmic axis with labels at 1, 2 and 5: Plotly's own skip too much over one or two decades."""
+    ticks = [m * 10.0**e for e in range(-3, 9) for m in (1, 2, 5) if low <= m * 10.0**e <= high]
+    span = [float(np.log10(low)), float(np.log10(high))]
+    return {"type": "log", "range": span, "tickvals": ticks, "ticktext": [f"{t:,g}" for t in ticks]}
 
 
 def _line(figure: go.Figure, x: list[float], y: list[float], name: str, dash: str, colour: str) -> None:

@@ -54,8 +54,10 @@ def describe_timeline(timeline: Timeline) -> str:
 def sm_finish(timelines: dict[str, Timeline], palette: Palette, height: int = 260) -> go.Figure:
     """When each SM finished, as share of the run, SMs sorted: the area above a line is the tail."""
     figure = theme.new_figure(palette, height, hovermode="x unified")
+    lowest = 1.0
     for number, (name, timeline) in enumerate(timelines.items()):
         share = np.sort(timeline.sm_end) / timeline.span if timeline.span else timeline.sm_end
+        lowest = min(lowest, float(share.min()))
         figure.add_trace(
             go.Scatter(
                 x=np.arange(1, len(share) + 1),
@@ -72,7 +74,9 @@ def sm_finish(timelines: dict[str, Timeline], palette: Palette, height: int = 26
             )
         )
     figure.update_xaxes(title_text="SMs, first to finish on the left")
-    figure.update_yaxes(title_text="finished at (share of the run)", tickformat=".0%", range=[0, 1.04])
+    figure.update_yaxes(
+        title_text="finished at (share of the run)", tickformat=".0%", range=[max(0.0, lowest - 0.1), 1.02]
+    )
     return figure
 
 

@@ -13,9 +13,6 @@ import numpy as np
 
 from cufa.dashboard.model.launch import Blocks, Timeline, predict
 
-MERGE_TILES = 1.0
-"""What joining the parts of a split is assumed to cost, in tiles; an assumption, not a measurement."""
-
 
 @dataclasses.dataclass(frozen=True)
 class Batch:
@@ -27,6 +24,8 @@ class Batch:
     block_kv: int
     places: int
     """Thread blocks that the card holds at a time."""
+    overhead: int = 1
+    """What a thread block is assumed to cost beside its tiles (start, write, merge), in tiles."""
 
     @property
     def tiles(self) -> tuple[int, ...]:
@@ -43,9 +42,9 @@ class Split:
     waves: float
     """Thread blocks over places."""
     span: float
-    """Until the last block ends, in tiles, the merge included where there is one."""
+    """Until the last block ends, in tiles."""
     fill: float
-    """Busy share of all places until then, 0 to 1."""
+    """Share of all places' time spent on tiles until then, 0 to 1."""
 
 
 def ragged(batch: int, longest: int, spread: int, seed: int = 0) -> tuple[int, ...]:
@@ -75,19 +74,17 @@ def balanced_chunk(batch: Batch) -> int:
 
 def timeline(batch: Batch, blocks: Blocks, num_sms: int) -> Timeline:
     """List scheduling of a launch."""
-    return predict(blocks, num_sms, batch.places // num_sms)
+    return predict(blocks, num_sms, batch.places // num_sms, batch.overhead)
 
 
 def evaluate(batch: Batch, blocks: Blocks, splits: int) -> Split:
     """How a launch fills the card; closed form where all parts are alike, list scheduling where not."""
     if blocks.tiles.min() == blocks.tiles.max():
-        span = float(-(-len(blocks) // batch.places) * blocks.tiles[0])
+        span = float(-(-len(blocks) // batch.places) * (blocks.tiles[0] + batch.overhead))
     else:
-        span = predict(blocks, batch.places, 1).span
-    merge = MERGE_TILES if len(blocks) > len(batch.lengths) * batch.kv_heads else 0.0
-    total = span + merge
-    fill = float(blocks.tiles.sum()) / (batch.places * total)
-    return Split(splits, len(blocks), len(blocks) / batch.places, total, fill)
+        span = predict(blocks, batch.places, 1, batch.overhead).span
+    fill = float(blocks.tiles.sum()) / (batch.places * span)
+    return Split(splits, len(blocks), len(blocks) / batch.places, span, fill)
 
 
 def split_curve(batch: Batch, candidates: Sequence[int]) -> list[Split]:

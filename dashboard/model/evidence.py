@@ -47,9 +47,10 @@ class Evidence:
         return f"{self.device}, {self.recorded[:10]}"
 
 
-def load(directory: Path = records.RECORDS_DIR) -> list[Evidence]:
+def load(directory: Path | None = None) -> list[Evidence]:
     """All recorded evidence; empty when none is there. Raises ValueError for a damaged file."""
-    return [_evidence(name, record) for name, record in records.load_all(directory).items()]
+    found = records.load_all(directory or records.RECORDS_DIR)
+    return [_evidence(name, record) for name, record in found.items()]
 
 
 def _evidence(name: str, record: records.Json) -> Evidence:

@@ -115,14 +115,15 @@ def thread_blocks(problem: Problem, schedule: Schedule, algorithm: str) -> Block
     return Blocks(q_block, head % problem.heads, head // problem.heads, schedule.visits[q_block])
 
 
-def predict(blocks: Blocks, num_sms: int, blocks_per_sm: int) -> Timeline:
-    """List scheduling in launch order; the unit of time is one tile."""
+def predict(blocks: Blocks, num_sms: int, blocks_per_sm: int, overhead: int = 0) -> Timeline:
+    """List scheduling in launch order; the unit of time is a tile, a block takes ``overhead`` more."""
     places = num_sms * blocks_per_sm
     free = [(0.0, place) for place in range(places)]  # a heap: all free at 0, SM after SM
     start, where = np.empty(len(blocks)), np.empty(len(blocks), np.int64)
-    for i, tiles in enumerate(blocks.tiles.tolist()):
+    lengths = blocks.tiles + overhead
+    for i, length in enumerate(lengths.tolist()):
         at, place = free[0]
         start[i], where[i] = at, place
-        heapq.heapreplace(free, (at + tiles, place))
+        heapq.heapreplace(free, (at + length, place))
     slot, sm = np.divmod(where, num_sms)
-    return Timeline(start, start + blocks.tiles, sm, slot, blocks, num_sms, blocks_per_sm, "tiles")
+    return Timeline(start, start + lengths, sm, slot, blocks, num_sms, blocks_per_sm, "tiles")

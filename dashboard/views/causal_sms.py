@@ -87,9 +87,8 @@ def _show_measured(trace: Trace, timeline: Timeline, palette: Palette) -> None:
 
 def _show_tails(predicted: Timeline, measured: Timeline, palette: Palette) -> None:
     difference = measured.tail - predicted.tail
-    word = "more" if difference > 0 else "less"
-    text = f"The tail is {abs(difference):.1%} of SM time {word} than predicted."
-    page.verdict(text, small=True)
+    word = f"{abs(difference):.1%} of SM time {'longer' if difference > 0 else 'shorter'} than"
+    page.verdict(f"The tail is {'as' if abs(difference) < 0.001 else word} predicted.", small=True)
     lines = {"predicted": predicted, "measured": measured}
     alt = (
         "Two lines: when each SM finished its last block, as share of the run, SMs sorted. The area above "

@@ -28,6 +28,7 @@ class Choice:
     cached: int
     block_kv: int
     blocks_per_sm: int
+    overhead: int
     device: Device
 
     @property
@@ -35,7 +36,7 @@ class Choice:
         return self.device.num_sms * self.blocks_per_sm
 
     def of(self, lengths: tuple[int, ...]) -> Batch:
-        return Batch(lengths, self.kv_heads, self.block_kv, self.places)
+        return Batch(lengths, self.kv_heads, self.block_kv, self.places, self.overhead)
 
 
 def say_what_is_missing() -> None:
@@ -69,7 +70,11 @@ def choose(controls: Controls) -> Choice:
             block_kv = int(controls.choice("bkv", "Keys a tile", ["32", "64", "128", "256"], "64"))
         with columns[1]:
             blocks = controls.integer("per_sm", "Blocks an SM", 2, 1, 16)
-    return Choice(batch, heads, kv_heads, cached, block_kv, blocks, device)
+        with columns[2]:
+            words = "Cost of a thread block beside its tiles (tiles)"
+            help_text = "Assumed: starting, writing its part, and merging the parts."
+            overhead = controls.integer("overhead", words, 1, 0, 64, help=help_text)
+    return Choice(batch, heads, kv_heads, cached, block_kv, blocks, overhead, device)
 
 
 def show_splits(choice: Choice, controls: Controls, palette: Palette) -> None:
@@ -83,8 +88,8 @@ def show_splits(choice: Choice, controls: Controls, palette: Palette) -> None:
     st.caption(
         f"{splits} splits: {here.blocks:,} thread blocks on {choice.places:,} places "
         f"({choice.device.num_sms} SMs × {choice.blocks_per_sm}), {here.waves:.2f} waves, {here.fill:.0%} "
-        f"of places busy. A block serves the {choice.heads // choice.kv_heads} query heads of one K/V "
-        f"head; joining the parts is assumed to cost {decode.MERGE_TILES:g} tile."
+        f"of the places' time on tiles. A block serves the {choice.heads // choice.kv_heads} query heads "
+        "of one K/V head."
     )
     alt = (
         f"Two panels by number of splits, 1 to {curve[-1].splits}. Predicted time falls from 100% at 1 "
@@ -96,7 +101,7 @@ def show_splits(choice: Choice, controls: Controls, palette: Palette) -> None:
 
 def _splits_verdict(choice: Choice, best: decode.Split, single: decode.Split) -> str:
     if best.splits == 1:
-        busy = f"{single.blocks:,} thread blocks keep {single.fill:.0%} of the card's places busy"
+        busy = f"{single.blocks:,} thread blocks fill {single.fill:.0%} of the card"
         return f"No split needed: {busy}."
     return (
         f"Unsplit, {single.blocks:,} thread blocks fill {single.fill:.0%} of the card; {best.splits} "
@@ -132,7 +137,7 @@ def show_ragged(choice: Choice, controls: Controls, palette: Palette) -> None:
     page.verdict(text, tag="predicted", small=True)
     st.caption(
         f"{size} sequences of {min(batch.lengths):,} to {max(batch.lengths):,} cached tokens, lengths drawn "
-        "log-uniformly with a fixed seed. Merging is not drawn."
+        "log-uniformly with a fixed seed."
     )
     columns = st.columns(2)
     for column, name, blocks, split in (
@@ -145,4 +150,4 @@ def show_ragged(choice: Choice, controls: Controls, palette: Palette) -> None:
             key = f"decode.{name.split(':')[0].lower()}"
             alt = timeline_charts.describe_timeline(line)
             page.figure(timeline_charts.timeline_figure(line, palette, 320), key, alt)
-            st.caption(f"{split.blocks:,} thread blocks, {split.fill:.0%} of places busy.")
+            st.caption(f"{split.blocks:,} thread blocks, {split.fill:.0%} of the places' time on tiles.")
