@@ -9,14 +9,6 @@
 #endif
 
 namespace cufa_host {
-namespace {
-
-constexpr float kSmallestNormal = 1.17549435e-38f;
-
-float flush(float x) { return std::fabs(x) < kSmallestNormal ? std::copysign(0.0f, x) : x; }
-
-}  // namespace
-
 #ifdef __F16C__
 u16 half_from_float(float x) { return x != x ? 0x7fff : _cvtss_sh(x, _MM_FROUND_TO_NEAREST_INT); }
 float float_from_half(u16 x) { return _cvtsh_ss(x); }
@@ -47,12 +39,12 @@ u32 bfloat16_from_float(float x) {
 
 float exponential2(float x) {
   ++current().block->counters.exponentials;
-  return flush(std::exp2(flush(x)));
+  return flush_subnormal(std::exp2(flush_subnormal(x)));
 }
 
-float logarithm2(float x) { return std::log2(flush(x)); }
+float logarithm2(float x) { return std::log2(flush_subnormal(x)); }
 
-float reciprocal(float x) { return flush(1.0f / flush(x)); }
+float reciprocal(float x) { return flush_subnormal(1.0f / flush_subnormal(x)); }
 
 u64 nanoseconds() {
   using namespace std::chrono;

@@ -46,9 +46,16 @@ struct Site {
 #define blockDim (cufa_host::context->block_size)
 #define gridDim (cufa_host::context->grid_size)
 
+namespace cufa_host {
+// As -ftz=true, which kernels are compiled with, has it.
+DEVICE float flush_subnormal(float x) {
+  return __builtin_fabsf(x) < 1.17549435e-38f ? __builtin_copysignf(0.0f, x) : x;
+}
+}  // namespace cufa_host
+
 // CUDA's: the other operand when one is NaN.
-DEVICE float fmaxf(float a, float b) { return a > b || b != b ? a : b; }
-DEVICE float fminf(float a, float b) { return a < b || b != b ? a : b; }
+DEVICE float fmaxf(float a, float b) { return cufa_host::flush_subnormal(a > b || b != b ? a : b); }
+DEVICE float fminf(float a, float b) { return cufa_host::flush_subnormal(a < b || b != b ? a : b); }
 DEVICE float fabsf(float x) { return __builtin_fabsf(x); }
 DEVICE float logf(float x) { return __builtin_logf(x); }
 DEVICE float fmaf(float a, float b, float c) { return __builtin_fmaf(a, b, c); }

@@ -8,7 +8,28 @@
 
 #include "host/runtime.h"
 
+#ifdef __SSE__
+#include <xmmintrin.h>
+#endif
+
 using namespace cufa_host;
+
+namespace {
+
+// Kernels are compiled for the GPU with -ftz=true: subnormal operands and results of float32 arithmetic are zero.
+class FlushSubnormals {
+#ifdef __SSE__
+ public:
+  FlushSubnormals() { _mm_setcsr(saved_ | kFlushResults | kOperandsAreZero); }
+  ~FlushSubnormals() { _mm_setcsr(saved_); }
+
+ private:
+  static constexpr unsigned kFlushResults = 0x8000, kOperandsAreZero = 0x0040;
+  const unsigned saved_ = _mm_getcsr();
+#endif
+};
+
+}  // namespace
 
 int cufa_launch(const CufaLaunch* launch) {
   const u32 blocks = launch->grid[0] * launch->grid[1] * launch->grid[2];
@@ -17,6 +38,7 @@ int cufa_launch(const CufaLaunch* launch) {
   std::atomic<u32> next{0};
   std::atomic<bool> stop{false};
   const auto work = [&](int worker) {
+    const FlushSubnormals scope;
     Block block(*launch, findings, owners, worker);
     for (u32 i; !stop && (i = next++) < blocks;) {
       const u32 linear = launch->schedule == kDescending ? blocks - 1 - i : i;

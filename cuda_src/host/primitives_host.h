@@ -98,7 +98,7 @@ DEVICE float cvt_f32_f16(u16 x) { return cufa_host::float_from_half(x); }
 DEVICE float cvt_f32_bf16(u16 x) { return u32_as_float(u32(x) << 16); }
 DEVICE u32 cvt_tf32(float x) {
   const u32 bits = float_as_u32(x);
-  if ((bits & 0x7f800000u) == 0x7f800000u) return x != x ? 0x7fffffffu : bits;
+  if ((bits & 0x7f800000u) == 0x7f800000u) return bits & 0xffffe000u;
   return (bits + 0x1000u) & 0xffffe000u;  // ties away from zero: the magnitude is rounded half up
 }
 
