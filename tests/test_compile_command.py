@@ -122,6 +122,12 @@ def test_a_source_that_does_not_compile_fails_with_the_compilers_words(compile_k
     assert result.stderr.count("options: ") == 1  # in full once, not once a build
 
 
+def test_a_warning_is_shown_once_and_does_not_fail(compile_kernel):
+    result = compile_kernel(CLEAN.replace("{ x", "{ int unused; x") + SECOND)
+    assert result.exit_code == 0
+    assert result.stderr.count('warning #177-D: variable "unused" was declared but never referenced') == 1
+
+
 def test_a_launch_of_a_kernel_that_is_not_in_the_source_fails(compile_kernel):
     result = compile_kernel(CLEAN)
     assert result.exit_code == 1

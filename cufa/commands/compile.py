@@ -85,6 +85,7 @@ def compile_command(
         )
     else:
         _print_tables(builds)
+    _print_warnings(builds)
     _print_findings(bad)
     verdict = f"{len(bad)} of them must not ship" if bad else "nothing spills, nothing was ignored"
     stderr().print(f"{len(builds)} builds with NVRTC {version} in {seconds:.0f} s: {verdict}")
@@ -101,6 +102,13 @@ def _with_progress(wanted: Sequence[Variant], jobs: int) -> list[Build]:
             builds[build.variant] = build
             bar.update(task, advance=1, description=str(build.variant))
     return [builds[variant] for variant in wanted]
+
+
+def _print_warnings(builds: Sequence[Build]) -> None:
+    """The compiler's, each once. They do not fail: newer compilers find new things to warn of."""
+    reports = (build.report for build in builds if build.report is not None)
+    for warning in dict.fromkeys(warning for report in reports for warning in report.warnings):
+        stderr().print(warning, style="yellow", markup=False, soft_wrap=True)
 
 
 def _print_findings(bad: Sequence[Build]) -> None:
