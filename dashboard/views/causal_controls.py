@@ -21,9 +21,11 @@ _CUSTOM = "custom"
 
 
 def config_key(config: TileConfig) -> str:
-    """A config in the link: 128x64w4, with s2 for two stages."""
+    """A config in the link: 128x64w4, with s2 for two stages, p for paired warps, and its switches."""
     stages = f"s{config.num_stages}" if config.num_stages > 1 else ""
-    return f"{config.block_q}x{config.block_kv}w{config.num_warps}{stages}"
+    paired = "p" if config.column_warps > 1 else ""
+    switches = "".join(f"-{name.lower()}{value}" for name, value in config.switches)
+    return f"{config.block_q}x{config.block_kv}w{config.num_warps}{stages}{paired}{switches}"
 
 
 def choose(controls: Controls) -> View:
