@@ -126,11 +126,11 @@ def _print_findings(bad: Sequence[Build]) -> None:
 
 
 def _print_tables(builds: Sequence[Build]) -> None:
-    """One table an architecture. Builds that differ only in dtype, mask or copies share a row, which shows
+    """One table an architecture, memory in bytes. Builds that differ only in dtype, mask or copies share a row, which shows
     the range of their registers and the least of their occupancies."""
     console = stdout()
     if not console.is_terminal:
-        console.width = 160  # wide enough for every row on one line
+        console.width = 180  # wide enough for every row on one line
     by_arch: dict[str, dict[tuple[str, str, str], list[BuiltEntry]]] = {}
     for build in builds:
         v = build.variant
@@ -146,10 +146,10 @@ def _print_tables(builds: Sequence[Build]) -> None:
         )
         for heading in ("kernel", "tiles"):
             table.add_column(heading, no_wrap=True)
-        for heading in ("d", "regs", "spill B", "stack B", "shared B", "blocks", "warps", "occupancy"):
+        for heading in ("d", "regs", "spill", "stack", "shared", "blocks", "warps", "occupancy"):
             table.add_column(heading, justify="right", no_wrap=True)
         table.add_column("limited by")
-        table.add_column("one more block at")
+        table.add_column("one more at")
         for key, entries in rows.items():
             table.add_row(*key, *_cells(entries))
         console.print(table)
