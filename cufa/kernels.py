@@ -29,6 +29,12 @@ class TileConfig:
     min_head_dim: int = 8
     column_warps: int = 1
     """Warps that share query rows and split the columns of S and O."""
+    switches: tuple[tuple[str, int], ...] = ()
+    """Further constants of this kernel's own."""
+
+    def __post_init__(self) -> None:
+        # Read back from JSON, pairs come as lists.
+        object.__setattr__(self, "switches", tuple((name, value) for name, value in self.switches))
 
     def __str__(self) -> str:
         warps = f", {self.num_warps} warps" if self.num_warps else ""  # none on a CPU
@@ -210,6 +216,7 @@ _FA1_FORWARD = KernelSpec(
         # (Between these head dims a few registers spill.)
         TileConfig(64, 256, num_warps=8, min_head_dim=64, max_head_dim=64),
         TileConfig(64, 256, num_warps=8, min_head_dim=128, max_head_dim=128),
+        TileConfig(32, 128, num_warps=4, min_head_dim=136),
         # The block sweep published for FlashAttention-1.
         TileConfig(128, 128, num_warps=8, max_head_dim=128),
         TileConfig(128, 128, num_warps=4, max_head_dim=128),
@@ -217,8 +224,7 @@ _FA1_FORWARD = KernelSpec(
         TileConfig(64, 64, num_warps=4),
         TileConfig(128, 64, num_warps=4, max_head_dim=128),
         TileConfig(128, 64, num_warps=8, max_head_dim=128),
-        # Wide heads, with much shared memory and with little.
-        TileConfig(32, 128, num_warps=4, min_head_dim=136),
+        # Wide heads where shared memory is short.
         TileConfig(64, 32, num_warps=4, min_head_dim=136),
         TileConfig(32, 32, num_warps=2, min_head_dim=136),
     ),

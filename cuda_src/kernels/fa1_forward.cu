@@ -23,11 +23,22 @@
 // Work within a thread block. The keys of a block are split over a group of KEY_WARPS warps, as in the paper's own
 // implementation and in figure 3(a) of the FlashAttention-2 paper: a warp holds the scores of all query rows of a strip
 // with *its* keys. The row maximum, the row sum and P V are then reductions over warps, which pass through shared
-// memory (tiles/key_split.cuh): that traffic and its barriers are what FlashAttention-2 removed. What the split gives in
-// return: a warp's share of Kj and Vj never changes in the inner loop, so it stays in registers where it fits there.
+// memory (tiles/key_split.cuh): that traffic and its barriers are what FlashAttention-2 removed. What the split gives
+// in return: a warp's share of Kj and Vj never changes in the inner loop, so it stays in registers where it fits there.
 //
 // Departures. O is kept as float32 between key blocks, in a workspace: rounded to 16 bits at every step, its error
 // would grow with the number of key blocks. It lies there as accumulators, not as rows: nobody else reads it.
+//
+// What limits it. A step moves 10 HEAD_DIM + 16 bytes of Q, O, l and m a query row, for 4 HEAD_DIM BLOCK_KV operations:
+// 0.4 BLOCK_KV a byte. So the time falls with 1 / BLOCK_KV until the products take over, and BLOCK_Q hardly matters.
+// With few heads most of the chip is idle.
+//
+// Tried (H200, bfloat16, head dim 64, 4096 x 4096, 128 heads; ms for 128x128 tiles and 8 warps):
+//   5.24  parts of P V stored as rows, O owned by rows: the lanes that own a row's O recompute its factors
+//   3.92  parts handed over as accumulators, O owned as accumulators; groups with barriers of their own
+//   3.66  and O, l and m loaded a strip ahead (64x64 tiles, 4 warps: 10.3 -> 8.6)
+// Against 3.92: strips of 16 rows, twice the barriers for the same products, 5.65; K and V read from shared memory
+// again for every strip 4.08. Against 3.66: the next strip's loads only after the exponentials 3.94.
 #include "params.cuh"
 #include "tiles/copy.cuh"
 #include "tiles/fragments.cuh"
@@ -45,17 +56,17 @@ constexpr int LANE_ROWS = M_TILES * 2;
 static_assert(NUM_WARPS % KEY_WARPS == 0 && WARP_KEYS % 16 == 0, "a warp multiplies 16 keys at a time");
 static_assert(BLOCK_Q % (GROUPS * STRIP) == 0, "a query block gives every group the same number of strips");
 
-// Columns of O in pairs of mma tiles. P V is computed and exchanged in slices of one pair a warp, which bounds registers
-// and shared memory at every head dim.
+// Columns of O in pairs of mma tiles. P V is computed and exchanged in slices of one pair a warp, which bounds
+// registers and shared memory at every head dim.
 constexpr int D_PAIRS = (HEAD_DIM + 15) / 16;
 constexpr int NUM_SLICES = (D_PAIRS + KEY_WARPS - 1) / KEY_WARPS;
-constexpr bool KV_IN_REGISTERS = HEAD_DIM <= 64 && WARP_KEYS <= 32;  // at most 64 of them
+constexpr bool KV_IN_REGISTERS = HEAD_DIM <= 64 && WARP_KEYS <= 32;  // at most 64 of them; more would spill
 
 using Group = KeyGroup<KEY_WARPS, STRIP, 2 * M_TILES>;
-using Scores = float[M_TILES][WARP_KEYS / 8][4];            // accumulators: the strip's rows x this warp's keys
-using Probabilities = u32[M_TILES][WARP_KEYS / 16][4];      // the same as A operands
-using RowValues = float[LANE_ROWS];                         // one a row in which this lane has scores and output
-using OwnTiles = float[2 * M_TILES][4];                     // the pair of a slice that this warp owns: [2][M_TILES]
+using Scores = float[M_TILES][WARP_KEYS / 8][4];        // accumulators: the strip's rows x this warp's keys
+using Probabilities = u32[M_TILES][WARP_KEYS / 16][4];  // the same as A operands
+using RowValues = float[LANE_ROWS];                     // one a row in which this lane has scores and output
+using OwnTiles = float[2 * M_TILES][4];                 // the pair of a slice that this warp owns: [2][M_TILES]
 
 // Shared memory, bytes. Parts of P V overlay K and V where these live in registers.
 constexpr int ROW_BYTES = HEAD_DIM * 2;
@@ -95,21 +106,26 @@ DEVICE void load_K(u32 (&K_rmem)[4], u32 smem, const Group& group, int d, int k)
 
 // A pair past the head dim gets the slice's first instead, and its product is not stored: cheaper than a branch.
 DEVICE void load_V(u32 (&V_rmem)[4], u32 smem, const Group& group, int k, int slice, int share) {
+  const u32 V_lane = smem + V_SMEM + group.warp * WARP_KEYS * PITCH + lane_offset_rows_first<PITCH>(group.lane);
   const int pair = exists(slice, group.owner(share)) ? group.owner(share) : 0;
-  const u32 V_lane = smem + V_SMEM + group.warp * WARP_KEYS * PITCH + lane_offset_rows_first<PITCH>(group.lane) + pair * 32;
-  ldmatrix_x4_trans(V_rmem, V_lane + k * 16 * PITCH + slice * KEY_WARPS * 32);
+  ldmatrix_x4_trans(V_rmem, V_lane + pair * 32 + k * 16 * PITCH + slice * KEY_WARPS * 32);
+}
+
+template <int ROWS>
+DEVICE void copy_rows(u32 smem, const char* rows, i64 row_stride_bytes, int valid) {
+  copy_tile_async<ROWS, ROW_BYTES, PITCH, NUM_THREADS, ALIGNMENT, true>(smem, rows, row_stride_bytes, valid,
+                                                                        threadIdx.x);
 }
 
 // Alg. 1, l. 6. The end of the last block is filled with zeros.
-DEVICE void load_key_block(KeyFragments& kv, const AttentionParams& p, const Head& head, u32 smem, const Group& group, int j) {
-  const int thread = threadIdx.x;
+DEVICE void load_key_block(KeyFragments& kv, const AttentionParams& p, const Head& head, u32 smem, const Group& group,
+                           int j) {
   const i64 first = i64(j) * BLOCK_KV, K_row = p.k_stride.seq * 2, V_row = p.v_stride.seq * 2;
   const int valid = int(min(i64(BLOCK_KV), p.seqlen_k - first));
   block_sync();  // the last key block and the parts of P V that overlay it have been read; O, l and m are written
-  copy_tile_async<BLOCK_KV, ROW_BYTES, PITCH, NUM_THREADS, ALIGNMENT, true>(smem, head.K + first * K_row, K_row, valid, thread);
-  copy_tile_async<BLOCK_KV, ROW_BYTES, PITCH, NUM_THREADS, ALIGNMENT, true>(smem + V_SMEM, head.V + first * V_row, V_row,
-                                                                            valid, thread);
-  if constexpr (HEAD_DIM % 16 != 0) zero_padding<2 * BLOCK_KV, ROW_BYTES, PITCH, NUM_THREADS>(smem, thread);
+  copy_rows<BLOCK_KV>(smem, head.K + first * K_row, K_row, valid);
+  copy_rows<BLOCK_KV>(smem + V_SMEM, head.V + first * V_row, V_row, valid);
+  if constexpr (HEAD_DIM % 16 != 0) zero_padding<2 * BLOCK_KV, ROW_BYTES, PITCH, NUM_THREADS>(smem, threadIdx.x);
   cp_async_commit();
   cp_async_wait<0>();
   block_sync();  // every thread's copies have landed
@@ -129,9 +145,7 @@ DEVICE void load_key_block(KeyFragments& kv, const AttentionParams& p, const Hea
 // Alg. 1, l. 8, the part that shared memory takes: Qi, rows past the end as zeros.
 DEVICE void copy_query_block(const AttentionParams& p, const Head& head, u32 Q_smem, int i) {
   const i64 first = i64(i) * BLOCK_Q, Q_row = p.q_stride.seq * 2;
-  const int valid = int(min(i64(BLOCK_Q), p.seqlen_q - first));
-  copy_tile_async<BLOCK_Q, ROW_BYTES, PITCH, NUM_THREADS, ALIGNMENT, true>(Q_smem, head.Q + first * Q_row, Q_row, valid,
-                                                                           threadIdx.x);
+  copy_rows<BLOCK_Q>(Q_smem, head.Q + first * Q_row, Q_row, int(min(i64(BLOCK_Q), p.seqlen_q - first)));
   cp_async_commit();
 }
 
@@ -158,10 +172,10 @@ DEVICE void scores(Scores& S_rmem, KeyFragments& kv, u32 smem, u32 Q_smem, const
 }
 
 DEVICE void mask(Scores& S_rmem, const AttentionParams& p, const Group& group, i64 first_row, int j) {
-  const i64 first_key = i64(j) * BLOCK_KV + group.warp * WARP_KEYS + group.lane % 4 * 2;
+  const int first_key = j * BLOCK_KV, lane_key = group.warp * WARP_KEYS + group.lane % 4 * 2;
 #pragma unroll
   for (int x = 0; x < LANE_ROWS; ++x) {
-    const i64 visible = visible_keys<CAUSAL>(p, int(first_row) + strip_row(group, x)) - first_key;
+    const int visible = visible_keys_from<CAUSAL>(p, int(first_row) + strip_row(group, x), first_key) - lane_key;
 #pragma unroll
     for (int n = 0; n < WARP_KEYS / 8; ++n) {
       if (n * 8 >= visible) S_rmem[x / 2][n][x % 2 * 2] = NEG_INF;
@@ -176,7 +190,9 @@ DEVICE void reduce_max(RowValues& m_tile, const Scores& S_rmem, const Group& gro
   for (int x = 0; x < LANE_ROWS; ++x) {
     float m = NEG_INF;
 #pragma unroll
-    for (int n = 0; n < WARP_KEYS / 8; ++n) m = fmaxf(m, fmaxf(S_rmem[x / 2][n][x % 2 * 2], S_rmem[x / 2][n][x % 2 * 2 + 1]));
+    for (int n = 0; n < WARP_KEYS / 8; ++n) {
+      m = fmaxf(m, fmaxf(S_rmem[x / 2][n][x % 2 * 2], S_rmem[x / 2][n][x % 2 * 2 + 1]));
+    }
     m = quad_max(m);
     if (group.lane % 4 == 0) group.put(group.maxima, strip_row(group, x), m);
   }
@@ -303,7 +319,8 @@ struct StripState {
   }
 
   // Alg. 1, l. 12: O to device memory until the next key block or, after the last, rounded to the output.
-  DEVICE void write_slice(const AttentionParams& p, const Head& head, const Group& group, i64 first_row, int slice, bool last) {
+  DEVICE void write_slice(const AttentionParams& p, const Head& head, const Group& group, i64 first_row, int slice,
+                          bool last) {
     for_each_tile(head, group, first_row, slice, [&](const float(&o)[4], char* work, int r, int column) {
       if (!last) {
         st_global(work, accumulator_bits(o));
@@ -359,7 +376,9 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa1_forward(const __grid_co
   head.O_work = static_cast<char*>(p.workspace) + first * D_PAIRS * 64;
   head.lm = reinterpret_cast<vec2*>(static_cast<char*>(p.workspace) + all_rows * D_PAIRS * 64) + first;
 
-  if constexpr (HEAD_DIM % 16 != 0) zero_padding<2 * BLOCK_Q, ROW_BYTES, PITCH, NUM_THREADS>(smem + Q_SMEM, threadIdx.x);
+  if constexpr (HEAD_DIM % 16 != 0) {
+    zero_padding<2 * BLOCK_Q, ROW_BYTES, PITCH, NUM_THREADS>(smem + Q_SMEM, threadIdx.x);
+  }
   copy_query_block(p, head, smem + Q_SMEM, 0);
   u32 Q_stage = 0;
   KeyFragments kv;

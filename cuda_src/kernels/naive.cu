@@ -38,7 +38,9 @@ static_assert(B_SMEM + TILE_COLUMNS * STEP_PITCH == SMEM_BYTES, "the registry's 
 
 using Accumulator = float[TILE_COLUMNS / 8][4];  // the warp's 16 rows, laid out as mma.sync does
 
-DEVICE Element from_float(float x) { return FLOAT32 ? Element(float_as_u32(x)) : Element(pack_16bit<BFLOAT16>(x, 0.0f)); }
+DEVICE Element from_float(float x) {
+  return FLOAT32 ? Element(float_as_u32(x)) : Element(pack_16bit<BFLOAT16>(x, 0.0f));
+}
 
 // Global -> shared; zeros outside the first valid_rows rows and valid_columns columns.
 template <int ROWS, int COLUMNS, int PITCH>
@@ -64,13 +66,14 @@ DEVICE void copy_tile(u32 smem, const Element* global, i64 row_stride, int valid
   }
 }
 
-// C += A B over one step. B_KEYS_IN_ROWS: B is a tile of K, (columns of C, inner); otherwise of V, (inner, columns of C).
+// C += A B over one step. B_KEYS_IN_ROWS: B is a tile of K, (columns of C, inner); else of V, (inner, columns of C).
 template <bool B_KEYS_IN_ROWS>
 DEVICE void multiply(Accumulator& C_rmem, u32 A_smem, u32 B_smem, int lane) {
   constexpr int B_PITCH = B_KEYS_IN_ROWS ? STEP_PITCH : V_PITCH;
   if constexpr (!FLOAT32) {
     const u32 A_lane = A_smem + lane_offset_rows_first<STEP_PITCH>(lane);
-    const u32 B_lane = B_smem + (B_KEYS_IN_ROWS ? lane_offset_columns_first<B_PITCH>(lane) : lane_offset_rows_first<B_PITCH>(lane));
+    const u32 B_lane =
+        B_smem + (B_KEYS_IN_ROWS ? lane_offset_columns_first<B_PITCH>(lane) : lane_offset_rows_first<B_PITCH>(lane));
 #pragma unroll
     for (int k = 0; k < STEP; k += 16) {
       u32 A_rmem[4], B_rmem[4];
@@ -95,11 +98,14 @@ DEVICE void multiply(Accumulator& C_rmem, u32 A_smem, u32 B_smem, int lane) {
       for (int k = lane % 4; k < STEP; k += 8) {
         u32 A_rmem[4];
 #pragma unroll
-        for (int x = 0; x < 4; ++x) A_rmem[x] = cvt_tf32(ld_shared_f32(A_lane + x % 2 * 8 * STEP_PITCH + (k + x / 2 * 4) * 4));
+        for (int x = 0; x < 4; ++x) {
+          A_rmem[x] = cvt_tf32(ld_shared_f32(A_lane + x % 2 * 8 * STEP_PITCH + (k + x / 2 * 4) * 4));
+        }
 #pragma unroll
         for (int n = 0; n < TILE_COLUMNS / 8; ++n) {
           const u32 B_lane = B_smem + (n * 8 + lane / 4) * B_N + k * B_K;
-          mma_m16n8k8_tf32(C_rmem[n], A_rmem, cvt_tf32(ld_shared_f32(B_lane)), cvt_tf32(ld_shared_f32(B_lane + 4 * B_K)));
+          mma_m16n8k8_tf32(C_rmem[n], A_rmem, cvt_tf32(ld_shared_f32(B_lane)),
+                           cvt_tf32(ld_shared_f32(B_lane + 4 * B_K)));
         }
       }
     } else {
@@ -136,17 +142,20 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) naive_scores(const __grid_c
   const u32 Tr = u32(p.seqlen_q - 1) / BLOCK_Q + 1, Tc = u32(p.seqlen_k - 1) / BLOCK_KV + 1;
   const i64 first_key = i64(blockIdx.x % Tc) * BLOCK_KV, first_row = i64(blockIdx.x / Tc % Tr) * BLOCK_Q;
   const u32 index = blockIdx.x / Tc / Tr;
-  const int head = int(index % u32(p.heads)), batch = int(index / u32(p.heads)), kv_head = head / (p.heads / p.kv_heads);
-  const Element* Q = static_cast<const Element*>(p.q) + batch * p.q_stride.batch + head * p.q_stride.head;
-  const Element* K = static_cast<const Element*>(p.k) + batch * p.k_stride.batch + kv_head * p.k_stride.head;
+  const int head = int(index % u32(p.heads)), batch = int(index / u32(p.heads));
+  const int kv_head = head / (p.heads / p.kv_heads);
+  const Element* Q = static_cast<const Element*>(p.q) + batch * p.q_stride.batch + head * p.q_stride.head +
+                     first_row * p.q_stride.seq;
+  const Element* K = static_cast<const Element*>(p.k) + batch * p.k_stride.batch + kv_head * p.k_stride.head +
+                     first_key * p.k_stride.seq;
   const int valid_rows = int(min(i64(BLOCK_Q), p.seqlen_q - first_row));
   const int valid_keys = int(min(i64(BLOCK_KV), p.seqlen_k - first_key));
 
   Accumulator S_rmem = {};
   for (int d = 0; d < HEAD_DIM; d += STEP) {
     block_sync();  // the last step's tiles have been read
-    copy_tile<BLOCK_Q, STEP, STEP_PITCH>(A_smem, Q + first_row * p.q_stride.seq + d, p.q_stride.seq, valid_rows, HEAD_DIM - d);
-    copy_tile<BLOCK_KV, STEP, STEP_PITCH>(B_smem, K + first_key * p.k_stride.seq + d, p.k_stride.seq, valid_keys, HEAD_DIM - d);
+    copy_tile<BLOCK_Q, STEP, STEP_PITCH>(A_smem, Q + d, p.q_stride.seq, valid_rows, HEAD_DIM - d);
+    copy_tile<BLOCK_KV, STEP, STEP_PITCH>(B_smem, K + d, p.k_stride.seq, valid_keys, HEAD_DIM - d);
     block_sync();  // both tiles are complete
     multiply<true>(S_rmem, A_smem + warp * 16 * STEP_PITCH, B_smem, lane);
   }
@@ -197,9 +206,11 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) naive_values(const __grid_c
   const int first_dim = int(blockIdx.x % Td) * TILE_COLUMNS;
   const i64 first_row = i64(blockIdx.x / Td % Tr) * BLOCK_Q;
   const u32 index = blockIdx.x / Td / Tr;
-  const int head = int(index % u32(p.heads)), batch = int(index / u32(p.heads)), kv_head = head / (p.heads / p.kv_heads);
+  const int head = int(index % u32(p.heads)), batch = int(index / u32(p.heads));
+  const int kv_head = head / (p.heads / p.kv_heads);
   const Element* P = probabilities_of(p, index) + first_row * p.seqlen_k;
-  const Element* V = static_cast<const Element*>(p.v) + batch * p.v_stride.batch + kv_head * p.v_stride.head + first_dim;
+  const Element* V =
+      static_cast<const Element*>(p.v) + batch * p.v_stride.batch + kv_head * p.v_stride.head + first_dim;
   const int valid_rows = int(min(i64(BLOCK_Q), p.seqlen_q - first_row)), valid_dims = HEAD_DIM - first_dim;
 
   Accumulator O_rmem = {};
