@@ -126,8 +126,8 @@ def _print_findings(bad: Sequence[Build]) -> None:
 
 
 def _print_tables(builds: Sequence[Build]) -> None:
-    """One table an architecture, memory in bytes. Builds that differ only in dtype, mask or copies share a row, which shows
-    the range of their registers and the least of their occupancies."""
+    """One table an architecture, memory in bytes. Builds that differ only in dtype, mask or copies share a
+    row, which shows the range of their registers and the least of their occupancies."""
     console = stdout()
     if not console.is_terminal:
         console.width = 180  # wide enough for every row on one line
