@@ -25,7 +25,7 @@ import numpy.typing as npt
 from . import arrays, host_build
 from .architectures import Device
 from .emulator_launch import EmulationError, Execution, Finding, execute
-from .emulator_memory import GlobalArray, guarded_copy
+from .emulator_memory import GlobalArray, guarded_copy, tensor_map
 from .kernels import TileConfig
 from .params import TRACE_RECORD, pack
 from .planner import Plan, make_plan
@@ -144,7 +144,9 @@ def run_plan(
     problem, checked = plan.problem, execution.mode == "checked"
     names = [launch.entry for launch in plan.launches]
     constants = {**plan.constants, "TRACE": True}
-    entries = host_build.kernel(f"kernels/{plan.spec.source}", constants, names, checked)
+    box_rows = plan.spec.tensor_map_rows(plan.config)
+    parameters = ["AttentionParams", *["TensorMap"] * len(box_rows)]
+    entries = host_build.kernel(f"kernels/{plan.spec.source}", constants, names, checked, parameters)
 
     gap = max(plan.config.block_q, plan.config.block_kv) if checked else 0
     memory = [
@@ -167,9 +169,12 @@ def run_plan(
     for array in memory:
         setattr(params, array.name, array.address)
     findings: list[Finding] = []
+    maps = [tensor_map(x.array, rows) for x, rows in zip(memory, box_rows, strict=False)]
     counters, start = {}, time.perf_counter()
     for launch in plan.launches:
-        counters[launch.entry], found = execute(entries[launch.entry], launch, params, memory, execution)
+        counters[launch.entry], found = execute(
+            entries[launch.entry], launch, [params, *maps], memory, execution
+        )
         findings += found
     seconds = time.perf_counter() - start
     if checked:

@@ -6,6 +6,7 @@ import ctypes
 import dataclasses
 import functools
 import os
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -53,7 +54,7 @@ class _Launch(ctypes.Structure):
 
     _fields_ = [
         ("entry", ctypes.c_void_p),
-        ("params", ctypes.c_void_p),
+        ("arguments", ctypes.c_void_p),
         ("grid", ctypes.c_uint32 * 3),
         ("num_threads", ctypes.c_int32),
         ("shared_bytes", ctypes.c_uint32),
@@ -105,7 +106,7 @@ class Execution:
 def execute(
     entry: int,
     launch: Launch,
-    params: ctypes.Structure,
+    arguments: Sequence[ctypes.Structure],
     memory: list[GlobalArray],
     execution: Execution,
 ) -> tuple[npt.NDArray[Any], tuple[Finding, ...]]:
@@ -117,11 +118,12 @@ def execute(
     runtime = _runtime()
     names = [x for x in runtime.cufa_counter_names().decode().split(",") if x]
     counters = np.zeros(int(np.prod(launch.grid)), [(name, np.uint64) for name in names])
+    pointers = (ctypes.c_void_p * len(arguments))(*(ctypes.addressof(x) for x in arguments))
     table, findings = as_ctypes(memory), ctypes.create_string_buffer(_FINDINGS_BYTES)
     random = isinstance(execution.schedule, int)
     call = _Launch(
         entry=entry,
-        params=ctypes.addressof(params),
+        arguments=ctypes.addressof(pointers),
         grid=launch.grid,
         num_threads=launch.num_threads,
         shared_bytes=launch.shared_memory,

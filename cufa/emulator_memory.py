@@ -77,3 +77,32 @@ def guarded_copy(name: str, x: npt.NDArray[Any], gap: int, writable: bool) -> Gl
     valid = np.zeros(extent // item, np.uint8)
     np.lib.stride_tricks.as_strided(valid, x.shape, [s // item for s in strides])[...] = 1
     return GlobalArray(name, copy, writable, valid)
+
+
+class TensorMap(ctypes.Structure):
+    """``TensorMap`` of cuda_src/host/hopper_host.h: a CUtensorMap in the clear, axes innermost first."""
+
+    _fields_ = [
+        ("address", ctypes.c_void_p),
+        ("item_bytes", ctypes.c_uint32),
+        ("rank", ctypes.c_uint32),
+        ("sizes", ctypes.c_uint64 * 4),
+        ("strides", ctypes.c_uint64 * 4),
+        ("box", ctypes.c_uint32 * 4),
+    ]
+
+
+#: Elements of the last axis in one box: the 128 bytes that the swizzle spans.
+_BOX_BYTES = 128
+
+
+def tensor_map(x: npt.NDArray[Any], box_rows: int) -> TensorMap:
+    """Boxes of ``box_rows`` rows and 128 bytes of one head of ``x``, (batch, heads, seqlen, head_dim)."""
+    return TensorMap(
+        address=x.ctypes.data,
+        item_bytes=x.itemsize,
+        rank=4,
+        sizes=x.shape[::-1],
+        strides=x.strides[::-1],
+        box=(_BOX_BYTES // x.itemsize, box_rows, 1, 1),
+    )

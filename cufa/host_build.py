@@ -65,16 +65,18 @@ def kernel(
     constants: Mapping[str, int | bool],
     entries: Sequence[str],
     checked: bool,
-    params: str = "AttentionParams",
+    parameters: Sequence[str] = ("AttentionParams",),
 ) -> dict[str, int]:
-    """Build a kernel file and load it: entry name → address of ``void entry(const void* params)``.
+    """Build a kernel file and load it: entry name → address of ``void entry(const void* const* arguments)``.
+
+    ``parameters`` are the C++ types of the kernels' parameters.
 
     ``checked`` has the compiler call the runtime at every plain load and store. Raises CompilerError.
     """
     unit = compiler.translation_unit(source, constants)
     for entry in entries:
-        call = f"{entry}(*static_cast<const {params}*>(p))"
-        unit += f'extern "C" void cufa_entry_{entry}(const void* p) {{ {call}; }}\n'
+        values = ", ".join(f"*static_cast<const {t}*>(a[{i}])" for i, t in enumerate(parameters))
+        unit += f'extern "C" void cufa_entry_{entry}(const void* const* a) {{ {entry}({values}); }}\n'
     library = runtime()
     flags = (*_FLAGS, "-fsanitize=thread") if checked else _FLAGS
     name = f"kernel-{_digest(unit.encode(), library.name.encode(), ' '.join(flags).encode())}.so"

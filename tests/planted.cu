@@ -22,6 +22,7 @@ enum {
   GLOBAL_RACE,
   SHARED_OUTPUT,
   COPY_IN_FLIGHT,
+  UNPADDED,
 };
 
 struct PlantedParams {
@@ -31,7 +32,8 @@ struct PlantedParams {
   i32 tiles;
 };
 
-constexpr u32 PITCH = 80, TILE_BYTES = 32 * PITCH;
+// Five units of 16 bytes: the eight rows of an ldmatrix lie in different banks. Four units: they do not.
+constexpr u32 PITCH = BUG == UNPADDED ? 64 : 80, TILE_BYTES = 32 * 80;
 static_assert(SMEM_BYTES == 2 * TILE_BYTES + 256, "two stages, and a word a thread");
 
 DEVICE void copy_tile(const PlantedParams& p, u32 stage, int tile) {

@@ -37,7 +37,7 @@ def golden():
 
 @pytest.fixture(scope="module")
 def entries():
-    return host_build.kernel(probes.SOURCE, {}, [p.entry for p in PROBES], True, params="ProbeParams")
+    return host_build.kernel(probes.SOURCE, {}, [p.entry for p in PROBES], True, parameters=["ProbeParams"])
 
 
 def run_probe(probe: probes.Probe, entries) -> np.ndarray:
@@ -45,7 +45,7 @@ def run_probe(probe: probes.Probe, entries) -> np.ndarray:
     params = probes.ProbeParams(source.ctypes.data, out.ctypes.data)
     memory = [GlobalArray("in", source, writable=False), GlobalArray("out", out, writable=True)]
     launch = Launch(probe.entry, (probe.blocks, 1, 1), probe.threads, probes.SHARED_BYTES)
-    _, findings = execute(entries[probe.entry], launch, params, memory, Execution("checked"))
+    _, findings = execute(entries[probe.entry], launch, [params], memory, Execution("checked"))
     assert not findings, "\n".join(map(str, findings))
     return out
 

@@ -20,7 +20,10 @@ namespace cufa_host {
   X(shuffles)                                                                                \
   X(votes)                                                                                   \
   X(async_copies)             /* cp.async, per thread */                                     \
+  X(wgmma)                    /* per warp: four to an instruction */                         \
+  X(bulk_copies)              /* TMA boxes */                                                \
   X(barrier_waits)            /* per warp */                                                 \
+  X(mbarrier_waits)           /* per thread */                                               \
   X(warp_syncs)                                                                              \
   X(switches)                 /* of fibers: a figure about the emulation, not the kernel */
 

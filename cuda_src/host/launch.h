@@ -18,8 +18,8 @@ struct CufaArray {
 };
 
 struct CufaLaunch {
-  void (*entry)(const void* params);
-  const void* params;
+  void (*entry)(const void* const* arguments);
+  const void* const* arguments;  // one pointer a kernel parameter
   std::uint32_t grid[3];
   std::int32_t num_threads;
   std::uint32_t shared_bytes;

@@ -90,7 +90,6 @@ unsigned char* shared_bytes(Thread& thread, u32 smem, u32 bytes, const char* wha
 
 bool check_global(Thread& thread, const void* global, u32 bytes, Access kind, const char* what, Site site) {
   Block& block = *thread.block;
-  if (!block.checked) return true;
   const CufaLaunch& launch = block.launch;
   const auto at = reinterpret_cast<u64>(global);
   if (at % bytes) {
@@ -103,7 +102,7 @@ bool check_global(Thread& thread, const void* global, u32 bytes, Access kind, co
   for (int i = 0; i < launch.num_arrays; ++i) {
     const CufaArray& array = launch.arrays[i];
     if ((kind != Access::read && !array.writable) || !inside(array, at, bytes)) continue;
-    if (array.writable) {
+    if (block.checked && array.writable) {
       if (kind != Access::atomic) block.races.access_global(thread, global, bytes, kind, site);
       block.owners.access(thread, i, global, bytes, kind, site);
     }

@@ -24,13 +24,14 @@ void RaceDetector::reset(Block& block, u32 shared_bytes, int num_threads) {
   clocks_.resize(num_threads);
   for (int i = 0; i < num_threads; ++i) {
     clocks_[i].clear(num_threads);
-    clocks_[i][i] = 1;
   }
+  time_.assign(num_warps_, 1);
 }
 
 void RaceDetector::release(Thread& thread, VectorClock& clock) {
+  u32& time = time_[thread.id / 32];
   clock.join(clocks_[thread.id]);
-  ++clocks_[thread.id][thread.id];
+  clock[thread.id] = std::max(clock[thread.id], time++);
 }
 
 // A new cell; `like` one that exists, or as never touched.
@@ -85,13 +86,24 @@ void RaceDetector::complete(Thread& thread, u32 smem, u32 bytes) {
   const auto land = [&](Write& write) {
     if (!write.in_flight || write.thread != thread.id) return;
     write.in_flight = false;
-    write.clock = clocks_[thread.id][thread.id];
+    write.clock = time_[thread.id / 32];
   };
-  const u32 chunk = (smem - kSharedBase) / kChunkBytes;  // copies are at most 16 bytes and aligned: one chunk
-  land(writes_[chunk]);
-  if (first_part_[chunk] < 0) return;
-  const u32 first = smem % kChunkBytes / kPartBytes;
-  for (u32 i = first; i < first + bytes / kPartBytes; ++i) land(writes_[first_part_[chunk] + i]);
+  for (const u32 end = smem + bytes; smem < end;) {
+    const u32 chunk = (smem - kSharedBase) / kChunkBytes, next = std::min(end, (smem / kChunkBytes + 1) * kChunkBytes);
+    land(writes_[chunk]);
+    if (first_part_[chunk] >= 0) {
+      for (u32 at = smem; at < next; at += kPartBytes) {
+        land(writes_[first_part_[chunk] + at % kChunkBytes / kPartBytes]);
+      }
+    }
+    smem = next;
+  }
+}
+
+void RaceDetector::publish_copy(Thread& thread, u32 smem, u32 bytes, VectorClock& clock) {
+  complete(thread, smem, bytes);
+  u32& time = time_[thread.id / 32];
+  clock[thread.id] = std::max(clock[thread.id], time++);
 }
 
 void RaceDetector::check_read(Thread& thread, int cell, u64 address, Site site) {
@@ -105,8 +117,8 @@ void RaceDetector::check_read(Thread& thread, int cell, u64 address, Site site) 
     report("race", thread, address, site, write.thread, write.site);
   }
   Reads& reads = reads_[std::size_t(cell) * num_warps_ + me / 32];
-  const u32 now = clocks_[me][me];
-  if (reads.clock != now) {  // lanes of a warp keep equal time unless one alone has released something
+  const u32 now = time_[me / 32];
+  if (reads.clock != now) {  // only the warp's latest reads are kept: what orders them orders its earlier ones
     reads.clock = now;
     reads.lanes = 0;
   }
@@ -132,7 +144,7 @@ void RaceDetector::check_write(Thread& thread, int cell, u64 address, bool in_fl
     }
     reads[w].lanes = 0;
   }
-  write.clock = clocks_[me][me];
+  write.clock = time_[me / 32];
   write.thread = static_cast<u16>(me);
   write.in_flight = in_flight;
   write.site = site;

@@ -49,6 +49,9 @@ class RaceDetector {
   void release(Thread& thread, VectorClock& clock);
   void acquire(Thread& thread, const VectorClock& clock) { clocks_[thread_id(thread)].join(clock); }
 
+  // The asynchronous write has landed without the thread knowing: whoever acquires `clock` sees it (mbarrier).
+  void publish_copy(Thread& thread, u32 smem, u32 bytes, VectorClock& clock);
+
  private:
   struct Write {
     u32 clock = 0;  // 0: never written
@@ -75,7 +78,8 @@ class RaceDetector {
 
   Block* block_ = nullptr;
   int num_warps_ = 0;
-  std::vector<VectorClock> clocks_;  // of each thread
+  std::vector<VectorClock> clocks_;  // of each thread: what has happened before, by thread
+  std::vector<u32> time_;            // of each warp: goes on when one of its lanes has released something
   std::vector<Write> writes_;        // of each cell: the chunks of shared memory come first
   std::vector<Reads> reads_;         // (cell, warp)
   std::vector<int> first_part_;      // of a cell that is a chunk: the cell of its first 2-byte part, or -1

@@ -8,10 +8,12 @@
 #include "host/fiber.h"
 #include "host/findings.h"
 #include "host/launch.h"
+#include "host/mbarrier.h"
 #include "host/owners.h"
 #include "host/primitives_host.h"
 #include "host/race_detector.h"
 #include "host/tensor_core.h"
+#include "host/warpgroup.h"
 
 namespace cufa_host {
 
@@ -30,6 +32,14 @@ struct PendingCopy {
   u32 smem;
   u32 bytes;
   const void* global;  // null: zeros
+};
+
+// A TMA load that has been issued and has not landed.
+struct BulkCopy {
+  Thread* thread;
+  TensorMap map;
+  u32 smem, barrier;
+  int first[4];  // element coordinates of the box
 };
 
 struct Thread : ThreadContext {
@@ -71,6 +81,7 @@ struct Warp {
   Site site = {"", 0};  // of the collective
   Operand operands[32];
   ProductQueue products;
+  WarpgroupQueue warpgroup;
   AccessLog log;
 };
 
@@ -100,6 +111,8 @@ struct Block {
   std::vector<Thread*> threads;
   std::vector<Warp> warps;
   Barrier barriers[kNumBarriers];
+  Mbarriers mbarriers;
+  std::vector<BulkCopy> bulk_copies;  // in flight
   unsigned char* shared = nullptr;
   Counters counters;
   RaceDetector races;
@@ -126,11 +139,15 @@ void report(Block& block, const char* kind, Site site, Site other, Message messa
   if (block.findings.count(kind, site, other)) block.findings.describe(kind, site, other, message());
 }
 
+// bulk_copy.cpp
+// Let one copy in flight land; false when there is none.
+bool land_one(Block& block);
+
 // memory.cpp
 // The bytes behind a shared address, or null (with a finding) when out of range or misaligned.
 unsigned char* shared_bytes(Thread& thread, u32 smem, u32 bytes, const char* what, Site site);
-// Checked mode: whether the range lies inside an array the kernel was given, and races on it. False, with a finding,
-// when the access must not be made.
+// Whether the range lies inside an array the kernel was given: false, with a finding, when the access must not be made.
+// In checked mode also races on it.
 bool check_global(Thread& thread, const void* global, u32 bytes, Access kind, const char* what, Site site);
 // For counting sectors: as if every array began on a 256-byte boundary, as device allocations do.
 u64 sector_address(const CufaLaunch& launch, const void* global);

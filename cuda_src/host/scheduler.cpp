@@ -35,13 +35,17 @@ void leave(Thread& thread) {
 // First frame of every fiber.
 void thread_main() {
   Thread& thread = current();
-  thread.block->launch.entry(thread.block->launch.params);
+  thread.block->launch.entry(thread.block->launch.arguments);
   Warp& warp = *thread.warp;
   for (const PendingCopy& copy : thread.copies) {
     if (!copy.global) continue;  // zeros: nothing was read for nothing
     report(*thread.block, "copy-in-flight", {"", 0}, {"", 0},
            [&] { return "kernel ends with cp.async still in flight: " + describe(thread); });
     break;
+  }
+  if (!warp.warpgroup.empty()) {
+    report(*thread.block, "copy-in-flight", {"", 0}, {"", 0},
+           [&] { return "kernel ends with wgmma still in flight: " + describe(thread); });
   }
   thread.done = true;
   thread.waits_for = "left the kernel";
@@ -186,6 +190,7 @@ bool Block::run(u32 linear) {
     warp.ready = warp.alive = kAllLanes;
     warp.arrived = 0;
     warp.products.clear();
+    warp.warpgroup.clear();
   }
   for (int i = 0; i < num_threads; ++i) {
     Thread& t = *threads[i];
@@ -203,6 +208,8 @@ bool Block::run(u32 linear) {
     t.uncommitted = 0;
     t.fiber.start(thread_main, i);
   }
+  mbarriers.clear();
+  bulk_copies.clear();
   if (checked) races.reset(*this, launch.shared_bytes, num_threads);
 
   u32 alive;
@@ -225,6 +232,7 @@ bool Block::run(u32 linear) {
       alive |= warp.alive;
       progress |= warp.ready != 0;
     }
+    if (alive && !progress && land_one(*this)) progress = true;
     if (alive && !progress) {
       bool divergent = false;  // lanes at a collective that the others will never reach
       for (const Warp& warp : warps) divergent |= warp.arrived != 0;

@@ -21,7 +21,6 @@ class ProductQueue {
   }
 
  private:
-  static constexpr u32 kPoison = 0x7fa0dead;  // a signalling NaN: any arithmetic changes its bits
   // One warp-wide mma. A register of all lanes is, in lane order, an 8x8 matrix (8x4 for tf32) row by row; B is
   // stored with its two lane coordinates exchanged, which transposes it for free.
   struct Entry {

@@ -1,0 +1,88 @@
+// Host twins of the primitives of sm_90a: mbarrier.cuh, tma.cuh, wgmma.cuh, register_budget.cuh.
+//
+// Products are executed when they are waited for, each warp its own 16 rows; bulk copies land when issued or when every
+// warp has nothing else to do. Fences between proxies do nothing here: that one is missing, only a GPU can say.
+#pragma once
+#include "host/primitives_host.h"
+
+// What the driver encodes in an opaque CUtensorMap, in the clear: cufa/emulator_memory.py writes it. A box is copied with
+// the 128-byte swizzle.
+struct alignas(64) TensorMap {
+  const unsigned char* address;
+  u32 item_bytes, rank;
+  u64 sizes[4];    // elements, innermost first
+  u64 strides[4];  // bytes
+  u32 box[4];      // elements
+};
+
+namespace cufa_host {
+
+// mbarrier.cpp
+void mbarrier_init(u32 barrier, u32 arrivals, Site site);
+void mbarrier_arrive(u32 barrier, u32 bytes, Site site);
+void mbarrier_wait(u32 barrier, u32 parity, Site site);
+
+// bulk_copy.cpp
+void load_box(u32 smem, const TensorMap* map, u32 barrier, const int (&first)[4], Site site);
+
+// warpgroup.cpp
+struct WarpgroupProduct {
+  int n;
+  bool bfloat16, accumulate, transposed;
+  bool a_in_registers;
+  u32 a[4];
+  u64 a_descriptor, b_descriptor;
+  float* d;
+};
+void queue_warpgroup_product(const WarpgroupProduct& product, Site site);
+void commit_warpgroup_products();
+void await_warpgroup_products(u32 pending, Site site);
+
+}  // namespace cufa_host
+
+#define SITE cufa_host::Site site = cufa_host::Site::here()
+
+// ---- mbarrier.cuh
+DEVICE void mbarrier_init(u32 barrier, u32 arrivals, SITE) { cufa_host::mbarrier_init(barrier, arrivals, site); }
+DEVICE void mbarrier_init_fence() {}
+DEVICE void mbarrier_arrive(u32 barrier, SITE) { cufa_host::mbarrier_arrive(barrier, 0, site); }
+DEVICE void mbarrier_arrive_expect_tx(u32 barrier, u32 bytes, SITE) { cufa_host::mbarrier_arrive(barrier, bytes, site); }
+DEVICE void mbarrier_wait(u32 barrier, u32 parity, SITE) { cufa_host::mbarrier_wait(barrier, parity, site); }
+
+// ---- register_budget.cuh
+template <int COUNT>
+DEVICE void registers_release_to() {}
+template <int COUNT>
+DEVICE void registers_raise_to() {}
+
+// ---- tma.cuh
+DEVICE void tma_load_4d(u32 smem, const TensorMap* map, u32 barrier, int c0, int c1, int c2, int c3, SITE) {
+  cufa_host::load_box(smem, map, barrier, {c0, c1, c2, c3}, site);
+}
+DEVICE void tma_prefetch_map(const TensorMap*) {}
+
+// ---- wgmma.cuh
+DEVICE void wgmma_fence() {}
+DEVICE void wgmma_commit() { cufa_host::commit_warpgroup_products(); }
+template <int PENDING>
+DEVICE void wgmma_wait(SITE) {
+  cufa_host::await_warpgroup_products(PENDING, site);
+}
+template <int COUNT>
+DEVICE void wgmma_registers(float (&)[COUNT]) {}
+template <int COUNT>
+DEVICE void wgmma_registers(u32 (&)[COUNT]) {}
+
+template <int N, bool BF16>
+struct Wgmma {
+  template <bool ACCUMULATE>
+  static DEVICE void ss(float (&d)[N / 2], u64 a, u64 b, SITE) {
+    cufa_host::queue_warpgroup_product({N, BF16, ACCUMULATE, false, false, {}, a, b, d}, site);
+  }
+  template <bool ACCUMULATE, bool TRANSPOSED>
+  static DEVICE void rs(float (&d)[N / 2], u32 a0, u32 a1, u32 a2, u32 a3, u64 b, SITE) {
+    cufa_host::queue_warpgroup_product({N, BF16, ACCUMULATE, TRANSPOSED, true, {a0, a1, a2, a3}, 0, b, d}, site);
+  }
+};
+
+#undef SITE

@@ -1,0 +1,82 @@
+#include "host/mbarrier.h"
+
+#include "host/hopper_host.h"
+#include "host/runtime.h"
+
+namespace cufa_host {
+namespace {
+
+void complete_phase(Block& block, Mbarrier& barrier) {
+  if (barrier.missing || barrier.bytes) return;
+  ++barrier.phase;
+  barrier.missing = barrier.arrivals;
+  if (block.checked) {
+    barrier.completed.join(barrier.arrived);
+    barrier.arrived.clear(block.num_threads);
+  }
+  for (Thread* thread : barrier.waiting) thread->warp->ready |= thread->bit();
+  barrier.waiting.clear();
+}
+
+Mbarrier& find(Thread& thread, u32 address, Site site) {
+  const auto found = thread.block->mbarriers.find(address);
+  if (found == thread.block->mbarriers.end()) {
+    abandon(*thread.block, "barrier", site,
+            "no mbarrier was initialised at shared offset " + std::to_string(address - kSharedBase) + ": " +
+                describe(thread) + " at " + describe(site));
+  }
+  return found->second;
+}
+
+}  // namespace
+
+void mbarrier_init(u32 address, u32 arrivals, Site site) {
+  Thread& thread = current();
+  Block& block = *thread.block;
+  if (!shared_bytes(thread, address, 8, "mbarrier.init", site)) return;
+  if (block.checked) block.races.access(thread, address, 8, Access::write, site);
+  Mbarrier& barrier = block.mbarriers[address];
+  barrier = Mbarrier();
+  barrier.arrivals = barrier.missing = arrivals;
+  if (!block.checked) return;
+  barrier.arrived.clear(block.num_threads);
+  barrier.completed.clear(block.num_threads);
+}
+
+void mbarrier_arrive(u32 address, u32 bytes, Site site) {
+  Thread& thread = current();
+  Block& block = *thread.block;
+  Mbarrier& barrier = find(thread, address, site);
+  if (block.checked) {
+    block.races.access(thread, address, 8, Access::read, site);  // against its initialisation
+    block.races.release(thread, barrier.arrived);
+  }
+  if (barrier.missing == 0) {
+    abandon(block, "barrier", site,
+            "more arrivals than the " + std::to_string(barrier.arrivals) + " that the mbarrier at shared offset " +
+                std::to_string(address - kSharedBase) + " takes: " + describe(thread) + " at " + describe(site));
+  }
+  --barrier.missing;
+  barrier.bytes += bytes;
+  complete_phase(block, barrier);
+}
+
+void mbarrier_wait(u32 address, u32 parity, Site site) {
+  Thread& thread = current();
+  Block& block = *thread.block;
+  Mbarrier& barrier = find(thread, address, site);
+  if (block.checked) block.races.access(thread, address, 8, Access::read, site);
+  ++block.counters.mbarrier_waits;
+  while (barrier.phase % 2 == (parity & 1)) {  // the phase of this parity is still the present one
+    barrier.waiting.push_back(&thread);
+    park(thread, parity & 1 ? "mbarrier (parity 1)" : "mbarrier (parity 0)", site);
+  }
+  if (block.checked) block.races.acquire(thread, barrier.completed);
+}
+
+void land_bytes(Block& block, Mbarrier& barrier, u32 bytes) {
+  barrier.bytes -= bytes;
+  complete_phase(block, barrier);
+}
+
+}  // namespace cufa_host

@@ -1,0 +1,26 @@
+// mbarrier objects of a block, by their shared address.
+#pragma once
+#include <unordered_map>
+#include <vector>
+
+#include "host/primitives_host.h"
+#include "host/race_detector.h"
+
+namespace cufa_host {
+
+struct Mbarrier {
+  u32 arrivals = 0;    // that complete a phase
+  u32 missing = 0;     // of the present phase
+  i64 bytes = 0;       // announced and not landed (negative: landed before they were announced)
+  u32 phase = 0;       // number of the present phase
+  VectorClock arrived;    // what the arrivals of the present phase released
+  VectorClock completed;  // what a waiter of a complete phase acquires
+  std::vector<Thread*> waiting;
+};
+
+using Mbarriers = std::unordered_map<u32, Mbarrier>;
+
+// Bytes of a copy have landed; completes the phase when nothing else is missing.
+void land_bytes(Block& block, Mbarrier& barrier, u32 bytes);
+
+}  // namespace cufa_host

@@ -1,0 +1,211 @@
+#include "host/warpgroup.h"
+
+#include <algorithm>
+
+#include "host/fragments.h"
+#include "host/runtime.h"
+
+namespace cufa_host {
+namespace {
+
+// A shared-memory operand: address, offsets between 8x8 matrices, swizzle.
+struct Operand64 {
+  u32 start, leading, stride;
+  explicit Operand64(u64 descriptor)
+      : start((descriptor & 0x3fff) << 4), leading((descriptor >> 16 & 0x3fff) << 4), stride((descriptor >> 32 & 0x3fff) << 4) {}
+  // The 128-byte swizzle works on addresses: bits 4-6 are exchanged by bits 7-9.
+  static u32 swizzled(u32 address) { return address ^ (address >> 7 & 7) << 4; }
+  // 16 bytes: k = 8 kb ... 8 kb + 7 of a row.
+  u32 k_major(int row, int kb) const { return swizzled(start + row / 8 * stride + row % 8 * 128 + kb * 16); }
+  // 16 bytes: columns 8 j ... 8 j + 7 of row k.
+  u32 mn_major(int k, int j) const { return swizzled(start + j / 8 * leading + k / 8 * stride + k % 8 * 128 + j % 8 * 16); }
+};
+
+// f(matrix address table of eight rows) for every 8x8 matrix a warp reads; B is read once a warpgroup on a GPU.
+template <typename F>
+void for_each_matrix(const WarpgroupProduct& p, int warp_in_group, F f) {
+  u32 rows[8];
+  if (!p.a_in_registers) {
+    const Operand64 a(p.a_descriptor);
+    for (int m = 0; m < 4; ++m) {
+      for (int r = 0; r < 8; ++r) rows[r] = a.k_major(16 * warp_in_group + m % 2 * 8 + r, m / 2);
+      f(rows, true);
+    }
+  }
+  const Operand64 b(p.b_descriptor);
+  for (int j = 0; j < p.n / 8; ++j) {
+    for (int kb = 0; kb < 2; ++kb) {
+      for (int r = 0; r < 8; ++r) rows[r] = p.transposed ? b.mn_major(8 * kb + r, j) : b.k_major(8 * j + r, kb);
+      f(rows, false);
+    }
+  }
+}
+
+// Reads are those of lane 0, on behalf of its warp: when issued, and once more when executed.
+void record_reads(Block& block, Warp& warp, const WarpgroupProduct& p, Site site) {
+  Thread& agent = block.thread(warp, 0);
+  for_each_matrix(p, warp.index % 4, [&](const u32 (&rows)[8], bool) {
+    for (const u32 row : rows) {
+      if (shared_bytes(agent, row, 16, "wgmma operand", site)) block.races.access(agent, row, 16, Access::read, site);
+    }
+  });
+}
+
+template <float (*VALUE)(u32)>
+void load_row(Block& block, Warp& warp, u32 address, Site site, float* out) {
+  const unsigned char* bytes = shared_bytes(block.thread(warp, 0), address, 16, "wgmma operand", site);
+  u32 words[4] = {};
+  if (bytes) std::memcpy(words, bytes, 16);
+  widen<VALUE>(words, 4, out);
+}
+
+template <float (*VALUE)(u32)>
+void load_a(Block& block, Warp& warp, const WarpgroupProduct& p, const u32 (&a)[4][32], Site site, float (&A)[4][8][8]) {
+  if (p.a_in_registers) return widen<VALUE>(a[0], 128, &A[0][0][0]);
+  const Operand64 operand(p.a_descriptor);
+  for (int m = 0; m < 4; ++m) {
+    for (int r = 0; r < 8; ++r) {
+      load_row<VALUE>(block, warp, operand.k_major(16 * (warp.index % 4) + m % 2 * 8 + r, m / 2), site, A[m][r]);
+    }
+  }
+}
+
+// Columns 8 j ... 8 j + 7.
+template <float (*VALUE)(u32)>
+void load_b(Block& block, Warp& warp, const WarpgroupProduct& p, int j, Site site, Row (&B)[16]) {
+  const Operand64 operand(p.b_descriptor);
+  float row[8];
+  for (int i = 0; i < 16; ++i) {
+    if (p.transposed) {
+      load_row<VALUE>(block, warp, operand.mn_major(i, j), site, reinterpret_cast<float*>(&B[i]));
+      continue;
+    }
+    load_row<VALUE>(block, warp, operand.k_major(8 * j + i % 8, i / 8), site, row);
+    for (int k = 0; k < 8; ++k) B[i / 8 * 8 + k][i % 8] = row[k];
+  }
+}
+
+}  // namespace
+
+void WarpgroupQueue::clear() {
+  entries_.clear();
+  groups_.clear();
+  committed_ = 0;
+  for (int lane = 0; lane < 32; ++lane) count_[lane] = commits_[lane] = 0;
+}
+
+void WarpgroupQueue::push(int lane, const WarpgroupProduct& product, bool guard, Site site) {
+  const u32 n = count_[lane]++;
+  if (n == entries_.size()) entries_.emplace_back();
+  Entry& entry = entries_[n];
+  if (lane == 0) entry.shared = product;
+  entry.site = site;
+  entry.d[lane] = product.d;
+  for (int i = 0; i < 4; ++i) entry.a[i][lane] = product.a[i];
+  entry.kept[lane].clear();
+  if (!guard || float_as_u32(product.d[0]) == kPoison) return;
+  entry.kept[lane].assign(product.d, product.d + product.n / 2);
+  for (int i = 0; i < product.n / 2; ++i) product.d[i] = u32_as_float(kPoison);
+}
+
+void WarpgroupQueue::commit(int lane) {
+  ++commits_[lane];
+  if (lane) return;
+  groups_.push_back(count_[0] - committed_);
+  committed_ = count_[0];
+}
+
+void WarpgroupQueue::execute(Block& block, Warp& warp, u32 pending) {
+  for (int lane = 1; lane < 32; ++lane) {
+    if (count_[lane] == count_[0] && commits_[lane] == commits_[0]) continue;
+    abandon(block, "divergence", entries_.empty() ? Site{"", 0} : entries_[0].site,
+            "wgmma was executed by some lanes of warp " + std::to_string(warp.index) + " only, " +
+                describe(block.thread(warp, lane)) + " differs from lane 0: all 32 must reach it together");
+  }
+  if (groups_.size() <= pending) return;
+  const std::size_t groups = groups_.size() - pending;
+  std::size_t n = 0;
+  for (std::size_t g = 0; g < groups; ++g) n += groups_[g];
+  for (std::size_t i = 0; i < n; ++i) run(block, warp, entries_[i]);
+  entries_.erase(entries_.begin(), entries_.begin() + n);
+  groups_.erase(groups_.begin(), groups_.begin() + groups);
+  committed_ -= n;
+  for (u32& count : count_) count -= n;
+  if (!block.checked) return;
+  VectorClock read(block.num_threads);  // the reads of lane 0 are the warp's
+  block.races.release(block.thread(warp, 0), read);
+  for (int lane = 1; lane < 32; ++lane) block.races.acquire(block.thread(warp, lane), read);
+}
+
+void WarpgroupQueue::run(Block& block, Warp& warp, Entry& entry) {
+  const WarpgroupProduct& p = entry.shared;
+  if (block.checked) {
+    record_reads(block, warp, p, entry.site);
+    for (int lane = 0; lane < 32; ++lane) {
+      const std::vector<float>& kept = entry.kept[lane];
+      const auto touched = [](float x) { return float_as_u32(x) != kPoison; };
+      if (!kept.empty() && std::any_of(entry.d[lane], entry.d[lane] + kept.size(), touched)) {
+        report(block, "accumulator-touched", entry.site, {"", 0}, [&] {
+          return "accumulators of the wgmma at " + describe(entry.site) + " were written before it was waited for: " +
+                 describe(block.thread(warp, lane));
+        });
+      }
+      std::copy(kept.begin(), kept.end(), entry.d[lane]);
+    }
+  }
+  if (p.b_descriptor >> 62 != 1 || (!p.a_in_registers && p.a_descriptor >> 62 != 1)) {
+    abandon(block, "barrier", entry.site, "only wgmma descriptors with 128-byte swizzle are emulated: " + describe(entry.site));
+  }
+  float A[4][8][8];
+  if (p.bfloat16) {
+    load_a<bfloat16_value>(block, warp, p, entry.a, entry.site, A);
+  } else {
+    load_a<half_value>(block, warp, p, entry.a, entry.site, A);
+  }
+  for (int j = 0; j < p.n / 8; ++j) {
+    Row B[16], C[16] = {};
+    if (p.bfloat16) {
+      load_b<bfloat16_value>(block, warp, p, j, entry.site, B);
+    } else {
+      load_b<half_value>(block, warp, p, j, entry.site, B);
+    }
+    if (p.accumulate) gather_rows(entry.d, 4 * j, C);
+    multiply_add<8>(A, B, C);
+    scatter_rows(C, entry.d, 4 * j);
+  }
+  ++block.counters.wgmma;
+  block.counters.products += 16 * 16 * p.n;
+  if (!block.counted) return;
+  for_each_matrix(p, warp.index % 4, [&](const u32 (&rows)[8], bool is_a) {
+    if (!is_a && warp.index % 4) return;  // the four warps share B
+    const int waves = wavefronts(rows, 8, 16);
+    block.counters.shared_read_bytes += 128;
+    block.counters.shared_wavefronts += waves;
+    block.counters.bank_conflicts += waves - 1;
+  });
+}
+
+void queue_warpgroup_product(const WarpgroupProduct& product, Site site) {
+  Thread& thread = current();
+  Block& block = *thread.block;
+  thread.warp->warpgroup.push(thread.lane, product, block.checked, site);
+  if (block.checked && thread.lane == 0) record_reads(block, *thread.warp, product, site);
+}
+
+void commit_warpgroup_products() {
+  Thread& thread = current();
+  thread.warp->warpgroup.commit(thread.lane);
+}
+
+void await_warpgroup_products(u32 pending, Site site) {
+  static const Collective kWait = {"wgmma.wait_group",
+                                   [](Block& block, Warp& warp) {
+                                     warp.warpgroup.execute(block, warp, warp.operands[0].value);
+                                   },
+                                   true};
+  Thread& thread = current();
+  thread.warp->operands[thread.lane].value = pending;
+  rendezvous(thread, kWait, site);
+}
+
+}  // namespace cufa_host
