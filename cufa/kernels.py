@@ -29,7 +29,7 @@ class TileConfig:
     min_head_dim: int = 8
     column_warps: int = 1
     """Warps that share query rows and split the columns of S and O."""
-    switches: tuple[tuple[str, int], ...] = ()
+    switches: tuple[tuple[str, int | bool], ...] = ()
     """Further constants of this kernel's own."""
 
     def __post_init__(self) -> None:
@@ -56,6 +56,8 @@ class Launch:
     num_threads: int
     shared_memory: int
     """Dynamic shared memory, bytes."""
+    persistent: bool = False
+    """The blocks share out the work among themselves: the planner launches no more than the GPU runs at once."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,6 +83,10 @@ class KernelSpec:
     """Device memory in bytes beyond inputs and outputs."""
     skip_masked_tiles: bool = False
     min_capability: int = 80
+    max_capability: int = 999
+    """Hopper's own instructions (sm_90a) exist on no other architecture."""
+    tensor_map_rows: Callable[[TileConfig], tuple[int, ...]] = lambda config: ()
+    """Rows of a box of each of q, k, v that the kernel takes as a tensor map, after its parameters."""
     choose: Callable[[Problem, tuple[TileConfig, ...]], TileConfig] = lambda problem, fitting: fitting[0]
     """Pick among the configs that fit (untuned heuristic)."""
 
@@ -101,6 +107,7 @@ class KernelSpec:
             "BFLOAT16": problem.dtype == "bfloat16",
             "FLOAT32": problem.dtype == "float32",
             "TF32": problem.precision == "tf32",
+            **dict(config.switches),
         }
 
 
@@ -138,7 +145,9 @@ _FA2_FORWARD = KernelSpec(
     configs=(
         TileConfig(128, 64, num_warps=4, num_stages=2, blocks_per_sm=2, max_head_dim=128),
         TileConfig(128, 64, num_warps=8, num_stages=2, min_head_dim=136, column_warps=2),
+        # Half the rows: for few queries, and where shared memory is small (sm_86, sm_89, sm_120).
         TileConfig(128, 32, num_warps=4, num_stages=2, blocks_per_sm=2, max_head_dim=128),
+        TileConfig(64, 64, num_warps=4, num_stages=2, blocks_per_sm=2),
         TileConfig(64, 32, num_warps=4, num_stages=2, blocks_per_sm=2),
     ),
     shared_memory=_fa2_shared_memory,
@@ -167,7 +176,7 @@ _FA2_FORWARD_F32 = KernelSpec(
     dtypes=("float32",),
     precisions=("float32", "tf32"),
     configs=(
-        TileConfig(128, 64, num_warps=4, blocks_per_sm=2, max_head_dim=64),
+        TileConfig(128, 32, num_warps=4, blocks_per_sm=3, max_head_dim=64),
         TileConfig(128, 32, num_warps=4, blocks_per_sm=2, max_head_dim=128),
         TileConfig(128, 32, num_warps=8, min_head_dim=136),
         TileConfig(64, 16, num_warps=4, blocks_per_sm=2, min_head_dim=136),

@@ -12,6 +12,13 @@ DEVICE u32 cvt_f16x2(float lo, float hi) {
   return r;
 }
 
+// cvt.rn.satfinite.f16x2.f32: beyond 65504, infinity included, becomes 65504 with its sign.
+DEVICE u32 cvt_f16x2_satfinite(float lo, float hi) {
+  u32 r;
+  asm("cvt.rn.satfinite.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(hi), "f"(lo));
+  return r;
+}
+
 // cvt.rn.bf16x2.f32
 DEVICE u32 cvt_bf16x2(float lo, float hi) {
   u32 r;

@@ -1,0 +1,87 @@
+// float32 values as pairs of float16, x = unit * (hi + lo), so that the 16-bit tensor cores multiply them.
+// Ootomo and Yokota, "Recovering single precision accuracy from Tensor Cores while surpassing the FP32 theoretical peak
+// performance", 2022: hi is x rounded to 11 bits, lo is what that lost, and of (hi + lo)(hi' + lo') the product lo lo' is
+// dropped (about 2^-22, as is what rounding lo loses).
+//
+// float16 has few exponents, so every group of eight rows gets its own power of two, `unit`, which brings its largest
+// element to [2^14, 2^15). Elements down to 2^-17 of that keep all 22 bits; smaller ones are off by at most 2^-40 of it.
+//
+// Infinities: hi saturates at 65504, lo becomes infinite, and every product has the sign it should have.
+//
+// The pair takes the place of the float32 it came from: eight floats, 32 bytes, become eight hi and eight lo, 16 bytes each,
+// which are rows of ldmatrix's 8x8 matrices. The unit lies in the gap that tile_pitch leaves after the group's first row.
+#pragma once
+#include "primitives/primitives.cuh"
+
+constexpr int OCTET_BYTES = 32;  // eight columns: hi, then lo
+constexpr int LO_OFFSET = 16;
+
+// 1 / x for a power of two.
+DEVICE float inverse_power_of_two(float x) { return u32_as_float((254u << 23) - float_as_u32(x)); }
+
+// The unit for a group whose largest element has this biased exponent, kept within what float32 and an inverse can hold.
+DEVICE float pair_unit(u32 exponent) { return u32_as_float((max(exponent, 27u) - 14) << 23); }
+
+// The unit of a group of eight rows.
+// The unit of a group of eight rows.
+// The unit of a group of eight rows.
+// The unit of a group of eight rows.
+// The unit of a group of eight rows.
+// The unit of a group of eight rows.
+// The unit of a group of eight rows.
+// The unit of a group of eight rows.
+// The unit of a group of eight rows.
+template <int PITCH>
+DEVICE u32 unit_address(u32 tile, int group) {
+  return tile + group * 8 * PITCH + PITCH - 16;
+}
+
+// Two values in units. Without WITH_LO only their 11 leading bits are kept: tf32's precision.
+template <bool WITH_LO>
+DEVICE void split_pair(float x, float y, u32& hi, u32& lo) {
+  if constexpr (WITH_LO) {
+    hi = cvt_f16x2_satfinite(x, y);
+    lo = cvt_f16x2(x - cvt_f32_f16(u16(hi)), y - cvt_f32_f16(u16(hi >> 16)));
+  } else {
+    hi = cvt_f16x2(x, y);
+  }
+}
+
+// Splits eight rows in place, by one warp: four lanes a row. Columns from DIM up to a multiple of 16 become zeros.
+template <int DIM, int PITCH, bool WITH_LO>
+DEVICE void split_rows(u32 rows, int lane) {
+  constexpr int OCTETS = DIM / 8, PADDED_OCTETS = (DIM + 15) / 16 * 2;  // a row
+  constexpr int STEPS = (PADDED_OCTETS + 3) / 4;
+  const u32 address = rows + lane / 4 * PITCH + lane % 4 * OCTET_BYTES;
+
+  // Doubling drops the sign, and adding 1 to the exponent wraps that of an infinity or NaN to zero.
+  constexpr u32 ONE = 1u << 24;
+  u32 largest = ONE;
+#pragma unroll
+  for (int i = 0; i < 2 * STEPS; ++i) {
+    if (OCTETS % 4 == 0 || i / 2 * 4 + lane % 4 < OCTETS) {
+      const vec4 x = ld_shared_vec4(address + i / 2 * 4 * OCTET_BYTES + i % 2 * 16);
+      largest = max(max(largest, max(x.x * 2 + ONE, x.y * 2 + ONE)), max(x.z * 2 + ONE, x.w * 2 + ONE));
+    }
+  }
+  const float unit = pair_unit((redux_max(largest) - ONE) / ONE), scale = inverse_power_of_two(unit);
+  if (lane == 0) st_shared_f32(unit_address<PITCH>(rows, 0), unit);
+
+  // Read again, not kept: registers are scarcer than shared-memory bandwidth.
+#pragma unroll
+  for (int i = 0; i < STEPS; ++i) {
+    vec4 x{0, 0, 0, 0}, y{0, 0, 0, 0}, hi, lo;
+    if (OCTETS % 4 == 0 || i * 4 + lane % 4 < OCTETS) {
+      x = ld_shared_vec4(address + i * 4 * OCTET_BYTES);
+      y = ld_shared_vec4(address + i * 4 * OCTET_BYTES + 16);
+    }
+    split_pair<WITH_LO>(u32_as_float(x.x) * scale, u32_as_float(x.y) * scale, hi.x, lo.x);
+    split_pair<WITH_LO>(u32_as_float(x.z) * scale, u32_as_float(x.w) * scale, hi.y, lo.y);
+    split_pair<WITH_LO>(u32_as_float(y.x) * scale, u32_as_float(y.y) * scale, hi.z, lo.z);
+    split_pair<WITH_LO>(u32_as_float(y.z) * scale, u32_as_float(y.w) * scale, hi.w, lo.w);
+    if (PADDED_OCTETS % 4 == 0 || i * 4 + lane % 4 < PADDED_OCTETS) {
+      st_shared_vec4(address + i * 4 * OCTET_BYTES, hi);
+      if constexpr (WITH_LO) st_shared_vec4(address + i * 4 * OCTET_BYTES + LO_OFFSET, lo);
+    }
+  }
+}
