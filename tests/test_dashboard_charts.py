@@ -286,7 +286,7 @@ def test_the_grid_shows_every_tile(schedule: Schedule, palette: theme.Palette) -
     figure = tile_grid.tile_grid(schedule, palette, selected=(0, 0))
     picked = figure.data[0]
     assert len(picked.x) == schedule.total
-    assert picked.customdata[-1].tolist() == [schedule.num_q_blocks - 1, schedule.num_kv_blocks - 1]
+    assert (picked.y[-1], picked.x[-1]) == (schedule.num_q_blocks - 1, schedule.num_kv_blocks - 1)
     bars = {trace.name: np.asarray(trace.x).sum() for trace in figure.data[1:]}
     for tile, count in work.class_counts(schedule).items():
         assert bars[palette.tiles[tile].label] == count
@@ -466,3 +466,14 @@ def test_why_a_head_is_not_executed_here() -> None:
         counters.why_not_emulated(Schedule(65536, 65536, 128, 64, True), 64, True)
     )
     assert "No kernel" in str(counters.why_not_emulated(Schedule(64, 64, 16, 16, True), 64, False))
+
+
+def test_every_config_of_a_kernel_has_its_own_name_in_the_link() -> None:
+    from cufa.dashboard.views.causal_controls import config_key, config_words
+    from cufa.kernels import KERNELS
+
+    for spec in KERNELS.values():
+        for head_dim in range(8, 257, 8):
+            fitting = [c for c in spec.configs if c.fits(head_dim)]
+            assert len({config_key(c) for c in fitting}) == len(fitting), (spec.name, head_dim)
+            assert len({config_words(c) for c in fitting}) == len(fitting), (spec.name, head_dim)

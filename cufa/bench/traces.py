@@ -16,6 +16,7 @@ import dataclasses
 import json
 import re
 import sys
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -117,7 +118,7 @@ def load(file: Path) -> Trace:
         described["problem"] = Problem(**described["problem"])
         described["config"] = TileConfig(**described["config"])
         return Trace(**described, records=found)
-    except (OSError, KeyError, TypeError, ValueError) as error:
+    except (OSError, KeyError, TypeError, ValueError, zipfile.BadZipFile) as error:
         raise ValueError(f"{file.name} is no trace that this version reads: {error}") from error
 
 

@@ -22,7 +22,7 @@ def dashboard_dir() -> Path:
 
 
 def make_importable() -> None:
-    """Let ``import cufa.dashboard`` find the dashboard of a checkout too, where it lies beside the package."""
+    """Let ``import cufa.dashboard`` find it in a checkout too, where it lies beside the package."""
     parent = str(dashboard_dir().parent)
     if parent not in cufa.__path__:
         cufa.__path__.append(parent)

@@ -39,8 +39,8 @@ def tile_grid(
 ) -> go.Figure:
     """Query block × key block in classes; beside it, on the same rows, the tiles each query block visits.
 
-    ``selected`` (query block, key block) is outlined. In trace 0 of a pickable grid, ``customdata`` is
-    (query block, key block).
+    ``selected`` (query block, key block) is outlined. A point of trace 0 in a pickable grid is a tile: x its
+    key block, y its query block.
     """
     figure = make_subplots(1, 2, shared_yaxes=True, column_widths=[0.76, 0.24], horizontal_spacing=0.025)
     rows, columns = schedule.num_q_blocks, schedule.num_kv_blocks
@@ -181,7 +181,6 @@ def _pick(schedule: Schedule) -> go.Scatter:
     return go.Scatter(
         x=column,
         y=row,
-        customdata=np.column_stack([row, column]),
         text=text,
         mode="markers",
         marker={"symbol": "square", "size": max(6, min(34, 500 // max(tiles.shape))), "opacity": 0},

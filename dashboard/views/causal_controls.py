@@ -21,11 +21,20 @@ _CUSTOM = "custom"
 
 
 def config_key(config: TileConfig) -> str:
-    """A config in the link: 128x64w4, with s2 for two stages, p for paired warps, and its switches."""
+    """A config in the link: 128x64w4, then s2 for two stages, b2 for two blocks an SM, p for paired warps,
+    and its switches. Different for any two configs that fit the same head dim."""
     stages = f"s{config.num_stages}" if config.num_stages > 1 else ""
+    blocks = f"b{config.blocks_per_sm}" if config.blocks_per_sm > 1 else ""
     paired = "p" if config.column_warps > 1 else ""
     switches = "".join(f"-{name.lower()}{value}" for name, value in config.switches)
-    return f"{config.block_q}x{config.block_kv}w{config.num_warps}{stages}{paired}{switches}"
+    return f"{config.block_q}x{config.block_kv}w{config.num_warps}{stages}{blocks}{paired}{switches}"
+
+
+def config_words(config: TileConfig) -> str:
+    """A config on the screen."""
+    blocks = f", {config.blocks_per_sm} blocks an SM" if config.blocks_per_sm > 1 else ""
+    switches = "".join(f", {name.lower().replace('_', ' ')} {value}" for name, value in config.switches)
+    return f"{config}{blocks}{switches}"
 
 
 def choose(controls: Controls) -> View:
@@ -81,7 +90,7 @@ def _choose_config(
     controls: Controls, algorithm: str, head_dim: int, device: Device, longest: int
 ) -> TileConfig:
     fitting = {config_key(c): c for c in fitting_configs(algorithms()[algorithm], head_dim, device)}
-    words = {key: str(c) for key, c in fitting.items()} | {_CUSTOM: "custom tiles"}
+    words = {key: config_words(c) for key, c in fitting.items()} | {_CUSTOM: "custom tiles"}
     columns = st.columns([2, 1, 1, 1])
     with columns[0]:
         chosen = controls.choice("tiles", "Tiles (queries × keys) of this kernel on this card", words)

@@ -22,7 +22,7 @@ def take_click(controls: Controls) -> None:
     """A tile selected in the grid, which Streamlit put in the session before this run."""
     event: Any = st.session_state.get(GRID_KEY)
     points = event["selection"]["points"] if event else []
-    picked = tuple(int(x) for x in points[0]["customdata"]) if points and "customdata" in points[0] else None
+    picked = (int(points[0]["y"]), int(points[0]["x"])) if points else None
     if picked and picked != st.session_state.get("causal.picked"):
         controls.set("q", picked[0])
         controls.set("k", picked[1])

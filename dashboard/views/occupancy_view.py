@@ -17,7 +17,7 @@ from cufa.dashboard.model.compiled import Compiled, Compiler, Entry, variant_of
 from cufa.dashboard.model.trace import measured_timeline
 from cufa.dashboard.state import Controls
 from cufa.dashboard.theme import Palette
-from cufa.dashboard.views.causal_controls import config_key
+from cufa.dashboard.views.causal_controls import config_key, config_words
 from cufa.kernels import KERNELS, KernelSpec, TileConfig
 from cufa.occupancy import Occupancy
 from cufa.planner import fitting_configs
@@ -82,7 +82,7 @@ def choose(controls: Controls) -> Choice:
             if not configs:
                 st.info(f"No tiles of {spec.name} fit {arch.name} at head dim {head_dim}.")
                 return choice
-            words = {key: str(c) for key, c in configs.items()}
+            words = {key: config_words(c) for key, c in configs.items()}
             key = controls.choice("tiles", "Tiles (queries × keys)", words)
     return dataclasses.replace(choice, config=configs[key])
 
@@ -231,7 +231,7 @@ def _table(choice: Choice, palette: Palette, was_waiting: bool) -> None:
     selected = None
     if choice.config in configs and choice.arch in archs:
         selected = configs.index(choice.config), archs.index(choice.arch)
-    names = [str(c) for c in configs]
+    names = [config_words(c) for c in configs]
     columns = [f"{a.name}<br>{a.typical_card}" for a in archs]
     lines = [
         f"{name} on {arch.name}: {charts.verdict(o)}"

@@ -1,0 +1,284 @@
+"""The dashboard in a real Chromium, served as `cufa dashboard` serves it.
+
+Screenshots of every page in both themes are left in ``$CUFA_SCREENSHOTS``, or in pytest's folder.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+for _package in ("streamlit", "plotly", "playwright"):
+    pytest.importorskip(_package, reason=f"the browser test needs {_package}: pip install 'cufa[dev]'")
+
+from playwright.sync_api import Browser, Page, expect, sync_playwright  # noqa: E402
+from test_dashboard_pages import PAGES  # noqa: E402
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here: apt-get install chromium"),
+]
+ARGUMENTS = [
+    "--headless",
+    "--no-sandbox",  # root in a container has none
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+#: Streamlit's client, opened below the root, first asks for these beside the page.
+PROBES = re.compile(r"/_stcore/(health|host-config)$")
+#: Compiling happens on these pages; they may take longer to come to rest on two busy cores.
+PATIENCE = 90_000
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """`cufa dashboard`, started in some other directory, with caches of its own."""
+    folder = tmp_path_factory.mktemp("served")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "cufa", "dashboard", "--no-browser", "--port", str(port)]
+    root = str(Path(__file__).parents[1])
+    path = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = {**os.environ, "CUFA_CACHE_DIR": str(folder / "cache"), "PYTHONPATH": path}
+    log = (folder / "log").open("wb")
+    process = subprocess.Popen(
+        command, cwd=folder, env=environment, stdout=log, stderr=log, start_new_session=True
+    )
+    address = f"http://127.0.0.1:{port}"
+    try:
+        _wait_until_healthy(address, process, folder / "log")
+        yield address
+    finally:
+        os.killpg(process.pid, 15)
+        process.wait(20)
+
+
+def _wait_until_healthy(address: str, process: subprocess.Popen[bytes], log: Path) -> None:
+    for _ in range(300):
+        assert process.poll() is None, log.read_text()
+        try:
+            with urllib.request.urlopen(f"{address}/_stcore/health", timeout=2):
+                return
+        except OSError:
+            time.sleep(0.2)
+    raise AssertionError(f"the dashboard did not start: {log.read_text()}")
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with sync_playwright() as playwright:
+        found = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
+        yield found
+        found.close()
+
+
+class Visit:
+    """A page in a window of its own; :meth:`close` fails on anything that went wrong in it."""
+
+    def __init__(self, browser: Browser, theme: str = "light", width: int = 1360) -> None:
+        self.context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=theme)
+        self.page: Page = self.context.new_page()
+        self.trouble: list[str] = []
+        self.page.on("console", lambda m: m.type == "error" and self._note(m.text, m.location["url"]))
+        self.page.on("pageerror", lambda error: self._note(str(error), ""))
+        self.page.on("request", lambda r: self._is_local(r.url) or self._note("leaves this machine", r.url))
+
+    def _note(self, text: str, url: str) -> None:
+        if not PROBES.search(url):
+            self.trouble.append(f"{text} {url}")
+
+    @staticmethod
+    def _is_local(url: str) -> bool:
+        return re.match(r"(https?|ws)://127\.0\.0\.1[:/]|data:|blob:", url) is not None
+
+    def open(self, url: str) -> Page:
+        self.page.goto(url)
+        return self.settle()
+
+    def settle(self) -> Page:
+        """Until the script has run to its end."""
+        expect(self.page.locator("h1")).to_be_visible(timeout=PATIENCE)
+        # A rerun that a click has asked for begins a moment later, and a figure is drawn a moment after its
+        # data: at rest means at rest twice.
+        at_rest = self.page.locator("[data-testid=stApp][data-test-script-state=notRunning]")
+        for _ in range(2):
+            expect(at_rest).to_have_count(1, timeout=PATIENCE)
+            expect(self.page.locator("[data-stale=true]")).to_have_count(0, timeout=PATIENCE)
+            self.page.wait_for_timeout(300)
+        assert self.page.get_by_test_id("stException").count() == 0, self.page.inner_text("body")
+        return self.page
+
+    def close(self) -> None:
+        self.context.close()
+        assert self.trouble == []
+
+
+def address_of(name: str) -> str:
+    """Streamlit serves its first page at the root, and only there."""
+    return "" if name == PAGES[0] else name
+
+
+CAUSAL = address_of("causal_work")
+
+
+def screenshot(page: Page, name: str, folder: Path) -> None:
+    """The whole page: Streamlit scrolls inside, so the window is made as tall as its content."""
+    folder = Path(os.environ.get("CUFA_SCREENSHOTS", folder))
+    folder.mkdir(parents=True, exist_ok=True)
+    size = page.viewport_size
+    assert size is not None
+    height = page.evaluate("document.querySelector('[data-testid=stMain]').scrollHeight")
+    page.set_viewport_size({"width": size["width"], "height": min(int(height) + 40, 6000)})
+    page.wait_for_timeout(400)
+    page.screenshot(path=folder / f"{name}.png")
+    page.set_viewport_size(size)
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_every_page_by_the_sidebar(server: str, browser: Browser, theme: str, tmp_path: Path) -> None:
+    visit = Visit(browser, theme)
+    page = visit.open(server)
+    links = page.get_by_test_id("stSidebarNavLink")
+    assert links.count() == len(PAGES)
+    for number, name in enumerate(PAGES):
+        links.nth(number).click()
+        page.wait_for_url(f"{server}/{address_of(name)}")
+        visit.settle()
+        expect(page.locator(".cufa-verdict").first).to_be_visible(timeout=PATIENCE)
+        page.wait_for_timeout(500)
+        screenshot(page, f"{name}-{theme}", tmp_path)
+    visit.close()
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_every_page_by_its_link(server: str, browser: Browser, name: str) -> None:
+    visit = Visit(browser)
+    page = visit.open(f"{server}/{address_of(name)}?nonsense=1")
+    notice = page.get_by_test_id("stAlert").filter(has_text="'nonsense'")
+    expect(notice).to_be_visible(timeout=PATIENCE)
+    visit.close()
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_narrow_window(server: str, browser: Browser, name: str, tmp_path: Path) -> None:
+    visit = Visit(browser, width=390)
+    page = visit.open(f"{server}/{address_of(name)}")
+    page.wait_for_timeout(500)
+    main = "document.querySelector('[data-testid=stMain]')"
+    assert page.evaluate(f"{main}.scrollWidth - {main}.clientWidth") <= 1
+    screenshot(page, f"{name}-narrow", tmp_path)
+    visit.close()
+
+
+def test_figures_have_names_for_screen_readers(server: str, browser: Browser) -> None:
+    visit = Visit(browser)
+    page = visit.open(f"{server}/{CAUSAL}")
+    expect(page.get_by_role("figure", name="Grid of 32 query blocks")).to_be_visible(timeout=PATIENCE)
+    for figure in page.get_by_test_id("stPlotlyChart").all():
+        assert len(figure.get_attribute("aria-label") or "") > 40
+    visit.close()
+
+
+def test_a_click_selects_a_tile_and_the_link_carries_it(server: str, browser: Browser) -> None:
+    visit = Visit(browser)
+    page = visit.open(f"{server}/{CAUSAL}?sq=1024&sk=1024")  # 8 × 16 tiles of 128 × 64
+    grid = page.locator(".js-plotly-plot .nsewdrag").first
+    expect(grid).to_be_visible(timeout=PATIENCE)
+    page.wait_for_timeout(800)
+    box = grid.bounding_box()
+    assert box is not None
+    page.mouse.click(box["x"] + box["width"] * 3.5 / 16, box["y"] + box["height"] * 5.5 / 8)
+    expect(page.get_by_role("spinbutton", name="Query block")).to_have_value("5", timeout=PATIENCE)
+    expect(page.get_by_role("spinbutton", name="Key block")).to_have_value("3")
+    visit.settle()
+    assert "Tile (5, 3)" in page.inner_text("body")
+    page.wait_for_url(re.compile(r"[?&]q=5\b.*[?&]k=3\b"))
+    page.reload()
+    visit.settle()
+    expect(page.get_by_role("spinbutton", name="Query block")).to_have_value("5")
+    visit.close()
+
+
+def test_controls_answer_to_the_keyboard(server: str, browser: Browser) -> None:
+    visit = Visit(browser)
+    page = visit.open(f"{server}/{CAUSAL}?sq=1024&sk=1024")
+    field = page.get_by_role("spinbutton", name="Key block")
+    expect(field).to_have_value("1", timeout=PATIENCE)
+    field.focus()
+    page.keyboard.press("ArrowUp")
+    page.keyboard.press("Enter")
+    expect(field).to_have_value("2")
+    page.wait_for_url(re.compile(r"[?&]k=2\b"))
+    visit.settle()
+    assert ", 2) is" in page.inner_text("body")
+    visit.close()
+
+
+def test_a_large_view_answers_quickly(server: str, browser: Browser) -> None:
+    """256 × 256 tiles and 20,480 blocks: another mask, until the words above the grid have changed."""
+    visit = Visit(browser)
+    link = "sq=16384&sk=16384&heads=20&tiles=custom&bq=64&bkv=64"
+    page = visit.open(f"{server}/{CAUSAL}?{link}")
+    verdict = page.locator(".cufa-verdict").first
+    seconds = []
+    for choice, expected in (
+        ("full", "Nothing is masked"),
+        ("causal", "Skipping"),
+        ("full", "Nothing is masked"),
+    ):
+        page.wait_for_timeout(1500)
+        start = time.perf_counter()
+        page.get_by_role("radio", name=choice, exact=True).click()
+        expect(verdict).to_contain_text(expected, timeout=PATIENCE)
+        seconds.append(time.perf_counter() - start)
+        visit.settle()
+    print(f"\na large view answered after {', '.join(f'{s * 1000:.0f} ms' for s in seconds)}")
+    assert min(seconds) < 1  # 0.2 on a quiet machine; two cores are shared here by server, browser and others
+    visit.close()
+
+
+def test_other_hosts_are_refused(server: str) -> None:
+    """A page elsewhere that points its own name at this address must not reach the dashboard."""
+    port = int(server.rsplit(":", 1)[1])
+
+    def handshake(host: str) -> int:
+        request = (
+            f"GET /_stcore/stream HTTP/1.1\r\nHost: {host}\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+            f"Origin: http://{host}\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
+            "Sec-WebSocket-Version: 13\r\n\r\n"
+        )
+        with socket.create_connection(("127.0.0.1", port), 10) as connection:
+            connection.sendall(request.encode())
+            return int(connection.recv(100).split()[1])
+
+    assert handshake(f"127.0.0.1:{port}") == 101
+    assert handshake("rebound.example.com") != 101
+
+
+@pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="reads Linux's table of sockets")
+def test_only_this_machine_is_served(server: str) -> None:
+    port = int(server.rsplit(":", 1)[1])
+    listening = [
+        fields[1]
+        for table in ("/proc/net/tcp", "/proc/net/tcp6")
+        if Path(table).exists()
+        for fields in (line.split() for line in Path(table).read_text().splitlines()[1:])
+        if fields[3] == "0A" and int(fields[1].rsplit(":", 1)[1], 16) == port
+    ]
+    assert listening == [f"0100007F:{port:04X}"]

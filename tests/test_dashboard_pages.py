@@ -1,0 +1,338 @@
+"""Every page of the dashboard under Streamlit's AppTest: with and without a GPU, evidence, a compiler."""
+
+from __future__ import annotations
+
+import ast
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("streamlit", reason="the dashboard needs streamlit: pip install 'cufa[dashboard]'")
+
+import streamlit as st
+from dashboard_support import APP, DEVICE, make_trace, write_evidence
+from streamlit.testing.v1 import AppTest
+
+from cufa.bench import records, traces
+from cufa.bench.suites import make
+from cufa.dashboard.model import compiled, gpu
+from cufa.planner import make_plan
+from cufa.static_compile import MissingCompilerError
+
+Open = Callable[..., AppTest]
+
+
+def registered_pages() -> list[str]:
+    """Files of the sidebar, read from app.py, so that a page that is added is tested."""
+    for node in ast.parse(Path(APP).read_text()).body:
+        if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "PAGES":
+            return [name for name, _, _ in ast.literal_eval(node.value)]
+    raise AssertionError("app.py has no PAGES")
+
+
+PAGES = registered_pages()
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """No evidence, no cache, no GPU, unless a test brings some; nothing of the user's is touched."""
+    monkeypatch.setenv("CUFA_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(records, "RECORDS_DIR", tmp_path / "records")
+    monkeypatch.setattr(traces, "TRACES_DIR", tmp_path / "records" / "traces")
+    monkeypatch.setattr(gpu, "gpu_count", lambda: 0)
+    # Only what a page waits for is compiled: the table's hundred builds would take minutes.
+    monkeypatch.setattr(compiled.Compiler, "want", want_one)
+    st.cache_data.clear()
+    st.cache_resource.clear()
+    yield tmp_path
+    st.cache_resource.clear()
+
+
+real_want = compiled.Compiler.want
+
+
+def want_one(self: compiled.Compiler, variants: object) -> int:
+    wanted = list(variants)  # type: ignore[call-overload]
+    return real_want(self, wanted) if len(wanted) == 1 else 0
+
+
+def open_page(name: str, **parameters: str) -> AppTest:
+    """A page as a browser gets it from a link."""
+    app = AppTest.from_file(APP, default_timeout=120)
+    app.switch_page(f"screens/{name}.py")
+    for key, value in parameters.items():
+        app.query_params[key] = value
+    app.run()
+    assert not app.exception, [e.value for e in app.exception]
+    return app
+
+
+def words(app: AppTest) -> str:
+    """Everything that a page says."""
+    kinds = (app.title, app.header, app.markdown, app.caption, app.info, app.warning, app.error)
+    html = [element.proto.body for element in app.get("html")]
+    return "\n".join([*html, *(element.value for kind in kinds for element in kind)])
+
+
+def parameters(app: AppTest) -> dict[str, str]:
+    return {key: value[0] if isinstance(value, list) else value for key, value in app.query_params.items()}
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_page_without_gpu_and_evidence(name: str) -> None:
+    app = open_page(name)
+    assert app.title
+    assert not app.warning
+    assert "cufa-verdict" in words(app)
+    assert parameters(app) == {}
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_page_with_gpu_and_evidence(name: str, elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_evidence(elsewhere / "records")
+    monkeypatch.setattr(gpu, "gpu_count", lambda: 1)
+    app = open_page(name)
+    assert app.title
+    assert "cufa-verdict" in words(app)
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_bad_link_falls_back_and_says_so(name: str) -> None:
+    app = open_page(name, nonsense="1")
+    assert "'nonsense'" in app.warning[0].value
+    assert parameters(app) == {}
+    app.run()
+    assert not app.warning
+
+
+@pytest.mark.parametrize(
+    ("name", "parameter", "value"),
+    [
+        ("causal_work", "sq", "banana"),
+        ("causal_work", "sq", "0"),
+        ("causal_work", "sq", "999999999999"),
+        ("causal_work", "sk", "-5"),
+        ("causal_work", "alg", "fa9"),
+        ("causal_work", "kv", "7"),
+        ("causal_work", "tiles", "1x1"),
+        ("causal_work", "q", "32"),
+        ("causal_work", "mask", "<script>alert(1)</script>"),
+        ("occupancy", "kernel", "none"),
+        ("occupancy", "arch", "70"),
+        ("decode", "batch", "1e3"),
+    ],
+)
+def test_a_bad_value_falls_back_and_says_so(name: str, parameter: str, value: str) -> None:
+    if name == "occupancy":
+        without_compiler()
+    app = open_page(name, **{parameter: value})
+    (warning,) = app.warning
+    assert repr(value) in warning.value
+    assert parameters(app) == {}
+
+
+def without_compiler() -> None:
+    """The next Compiler finds no NVRTC."""
+    compiler = compiled.Compiler()
+    compiler.missing = "NVRTC is not here"
+    from cufa.dashboard.views import occupancy_view
+
+    st.cache_resource.clear()
+    occupancy_view.compiler = lambda: compiler  # type: ignore[assignment]
+
+
+@pytest.fixture(autouse=True)
+def compiler_back() -> Iterator[None]:
+    from cufa.dashboard.views import occupancy_view
+
+    real = occupancy_view.compiler
+    yield
+    occupancy_view.compiler = real  # type: ignore[assignment]
+
+
+# --- Causal work -----------------------------------------------------------------------------------------
+
+
+def test_a_link_carries_the_view_and_the_view_the_link() -> None:
+    link = {
+        "alg": "fa1",
+        "mask": "full",
+        "sq": "1000",
+        "sk": "777",
+        "heads": "6",
+        "kv": "2",
+        "d": "64",
+        "q": "3",
+    }
+    app = open_page("causal_work", **link)
+    assert not app.warning
+    assert parameters(app) == link
+    assert app.number_input(key="causal.sq").value == 1000
+    app.number_input(key="causal.sk").set_value(500).run()
+    assert parameters(app) == {**link, "sk": "500"}
+    app.number_input(key="causal.sk").set_value(4096).run()
+    assert "sk" not in parameters(app)
+
+
+def test_a_page_keeps_its_controls_when_it_is_left() -> None:
+    app = open_page("causal_work")
+    app.number_input(key="causal.sq").set_value(512).run()
+    app.switch_page("screens/decode.py").run()
+    app.query_params.clear()
+    app.switch_page("screens/causal_work.py").run()
+    assert app.number_input(key="causal.sq").value == 512
+    assert parameters(app) == {"sq": "512"}
+
+
+def test_every_algorithm_and_shape_can_be_drawn() -> None:
+    for link in (
+        {"alg": "fa1"},
+        {"alg": "fa2_noskip"},
+        {"mask": "full"},
+        {"sq": "1", "sk": "1"},
+        {"sq": "1000", "sk": "10"},
+        {"sq": "10", "sk": "1000", "batch": "1", "heads": "1"},
+        {
+            "sq": "16384",
+            "sk": "16384",
+            "tiles": "custom",
+            "bq": "64",
+            "bkv": "64",
+            "batch": "4",
+            "heads": "20",
+        },
+        {"sq": "131072", "sk": "131072", "tiles": "custom", "bq": "16", "bkv": "16"},
+        {"d": "256", "card": "86"},
+    ):
+        app = open_page("causal_work", **link)
+        assert "cufa-verdict" in words(app), link
+
+
+def test_tiles_that_would_be_too_many_are_made_larger_and_it_says_so() -> None:
+    app = open_page("causal_work", sq="131072", tiles="custom", bq="16")
+    assert "are too many" in app.warning[0].value
+
+
+def test_no_trace_is_said_plainly() -> None:
+    assert "no trace of this problem is recorded" in words(open_page("causal_work"))
+
+
+def test_a_trace_stands_beside_the_prediction(elsewhere: Path) -> None:
+    app = open_page("causal_work")
+    plan = make_plan(make(4, 16, 4096, 128, "bfloat16", True), DEVICE, "fa2")
+    traces.save(make_trace(plan), elsewhere / "records" / "traces")
+    app.run()
+    said = words(app)
+    assert "agree with every row of the schedule" in said
+    assert "Made-up GPU" in said
+    assert "measured</span>" in said
+    assert "The tail is as predicted" in said
+
+
+def test_a_disagreement_is_an_alarm(elsewhere: Path) -> None:
+    plan = make_plan(make(4, 16, 4096, 128, "bfloat16", True), DEVICE, "fa2")
+    trace = make_trace(plan)
+    trace.records["tiles_visited"][7] += 1
+    traces.save(trace, elsewhere / "records" / "traces")
+    app = open_page("causal_work")
+    assert "Alarm" in words(app)
+    assert "1 of 2,048 records differ" in app.error[0].value
+
+
+def test_a_recorded_trace_can_be_opened(elsewhere: Path) -> None:
+    plan = make_plan(make(2, 4, 2048, 64, "bfloat16", True), DEVICE, "fa1")
+    trace = make_trace(plan)
+    traces.save(trace, elsewhere / "records" / "traces")
+    app = open_page("causal_work")
+    app.button(key=f"causal.open.{trace.name}").click().run()
+    assert parameters(app)["alg"] == "fa1"
+    assert app.number_input(key="causal.sq").value == 2048
+    assert "agree with every row" in words(app)
+
+
+def test_a_damaged_trace_is_named_and_the_page_goes_on(elsewhere: Path) -> None:
+    folder = elsewhere / "records" / "traces"
+    folder.mkdir(parents=True)
+    (folder / "broken.npz").write_bytes(b"not a zip file")
+    app = open_page("causal_work")
+    assert "broken.npz" in app.warning[0].value
+
+
+def test_a_trace_that_fails_is_shown_as_what_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu, "gpu_count", lambda: 1)  # the process that is started finds none
+    app = open_page("causal_work")
+    app.button(key="causal.trace").click().run()
+    assert not app.exception
+    assert "ended with code" in app.error[0].value
+
+
+def test_the_kernel_counts_on_this_cpu() -> None:
+    app = open_page("causal_work", sq="300", sk="300", d="64")
+    app.button(key="causal.emulate").click().run()
+    assert not app.error, app.error[0].value
+    assert "this CPU, one head" in words(app)
+
+
+def test_a_tile_shows_its_softmax() -> None:
+    app = open_page("causal_work", q="5", k="0")
+    assert "first maximum" in words(app)
+    app.number_input(key="causal.k").set_value(40).run()
+    assert "is skipped" in words(app)
+    assert parameters(app) == {"q": "5", "k": "40"}
+
+
+def test_recorded_speedups_are_drawn(elsewhere: Path) -> None:
+    write_evidence(elsewhere / "records", "versions")
+    figures = [json.loads(e.proto.spec) for e in open_page("causal_work").get("plotly_chart")]
+    names = [trace.get("name", "") for figure in figures for trace in figure["data"]]
+    assert any("skip alone" in name and "Made-up GPU, 2026-01-02" in name for name in names)
+    assert any("FA1→FA2" in name and "recorded" in name for name in names)
+
+
+def test_damaged_evidence_is_said_and_the_page_goes_on(elsewhere: Path) -> None:
+    write_evidence(elsewhere / "records", "versions").write_text('{"schema": 1}')
+    assert "cannot be read" in words(open_page("causal_work"))
+    assert "cannot be read" in words(open_page("roofline"))
+
+
+# --- The other pages -------------------------------------------------------------------------------------
+
+
+def test_occupancy_compiles_and_explains(elsewhere: Path) -> None:
+    pytest.importorskip("cuda.bindings", reason="NVRTC compiles without a GPU: pip install 'cufa[cuda13]'")
+    app = open_page("occupancy", kernel="naive", d="64")
+    assert "Limited by" in words(app)
+    registers = app.slider(key="occupancy.regs")
+    compiled_with = registers.value
+    registers.set_value(32).run()
+    assert parameters(app)["regs"] == "32"
+    assert compiled_with != 32
+    stored = list((elsewhere / "cache" / "static").glob("*.json"))
+    assert len(stored) == 1  # a second visit reads it
+
+
+def test_occupancy_without_a_compiler_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing() -> str:
+        raise MissingCompilerError("NVRTC was not found; install it with: pip install something")
+
+    monkeypatch.setattr(compiled, "nvrtc_version", missing)
+    assert "pip install something" in words(open_page("occupancy"))
+
+
+def test_roofline_of_recorded_evidence(elsewhere: Path) -> None:
+    assert "make gpu-evidence" in words(open_page("roofline"))
+    write_evidence(elsewhere / "records")
+    app = open_page("roofline", mask="causal")
+    assert "recorded</span>" in words(app)
+    assert "Made-up GPU, 2026-01-02" in words(app)
+    app.multiselect(key="roofline.show").set_value([]).run()
+    assert "choose at least one kernel" in words(app)
+
+
+def test_decode_claims_no_measurement() -> None:
+    said = words(open_page("decode"))
+    assert "decode kernels have not landed" in said
+    assert "measured</span>" not in said
+    assert "predicted</span>" in said
