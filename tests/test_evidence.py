@@ -15,8 +15,10 @@ README = Path(__file__).parents[1] / "README.md"
 HOW = "run `make gpu-evidence` on a machine with a GPU and commit cufa/records/"
 
 
-def test_there_is_evidence():
+def test_there_is_evidence_of_every_kernel():
     assert RECORDS, f"cufa/records is empty: {HOW}"
+    missing = records.unrecorded_kernels(RECORDS.values())
+    assert not missing, f"no evidence of {missing}: {HOW}"
 
 
 @pytest.mark.parametrize("name", RECORDS)

@@ -100,8 +100,13 @@ def test_good_evidence_has_no_problems(record):
 def test_a_changed_kernel_is_stale(record):
     record["kernels"]["fa2_forward"]["digest"] = "0" * 64
     assert records.stale_kernels(record) == ["fa2_forward"]
+
+
+def test_a_kernel_in_no_record_is_missed(record):
+    other = copy.deepcopy(record)
     del record["kernels"]["fa1_forward"]
-    assert set(records.stale_kernels(record)) == {"fa2_forward", "fa1_forward"}
+    assert records.unrecorded_kernels([record]) == ["fa1_forward"]
+    assert records.unrecorded_kernels([record, other]) == []
 
 
 @pytest.mark.parametrize(
@@ -185,6 +190,17 @@ def test_markdown_shows_ratios_beside_predictions(record):
     assert "| 1.67× |" in line  # 5 query blocks × 3 key blocks, of which 1 + 1 + 2 + 2 + 3 are visited
     assert "9 GPU tests passed, 0 failed, 1 skipped." in text
     assert all(name in text for name in KERNELS)
+
+
+def test_markdown_puts_every_kernel_of_ours_over_the_first_peer(record):
+    fast, slow = copy.deepcopy(record["suites"]["versions"]["rows"][:2])
+    fast |= {"label": "fa2", "samples_ns": [1000] * 20, "p50_ns": 1000}
+    slow |= {"label": "torch flash", "samples_ns": [1500] * 20, "p50_ns": 1500}
+    record["suites"] = {"forward": {"title": "forward", "rows": [fast, slow], "skipped": []}}
+    lines = report.markdown({"test-gpu": record}).splitlines()
+    header = next(line for line in lines if line.startswith("| head dim"))
+    assert header == "| head dim | seq | mask | fa2 | torch flash | fa2 over torch flash |"
+    assert lines[lines.index(header) + 2].endswith("| 1.50× (1.50–1.50) |")
 
 
 def test_update_writes_between_the_markers_only():

@@ -176,6 +176,12 @@ def save(record: Mapping[str, Any], file: Path) -> Path:
 
 
 def stale_kernels(record: Mapping[str, Any]) -> list[str]:
-    """Kernels whose sources are not those that the evidence was recorded for, or that have none."""
+    """Kernels of the record whose sources are no longer those that it was recorded for."""
     recorded = {name: kernel["digest"] for name, kernel in record["kernels"].items()}
-    return [name for name, spec in KERNELS.items() if recorded.get(name) != digest(spec)]
+    return [name for name, spec in KERNELS.items() if name in recorded and recorded[name] != digest(spec)]
+
+
+def unrecorded_kernels(evidence: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Kernels that no record holds. (A GPU's record holds those that run on it.)"""
+    recorded = {name for record in evidence for name in record["kernels"]}
+    return [name for name in KERNELS if name not in recorded]

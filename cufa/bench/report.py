@@ -79,19 +79,19 @@ def _percentiles(call: Json) -> list[str]:
 
 
 def _forward(suite: Json) -> Iterator[str]:
-    """TFLOP/s of every contender; the ratio is to the first peer, measured side by side."""
+    """TFLOP/s of every contender; ratios are to the first peer, measured side by side."""
     labels = list(dict.fromkeys(row["label"] for row in suite["rows"]))
     peers = [label for label in labels if label.startswith("torch")]
-    ratio = [f"{labels[0]} over {peers[0]}"] if peers else []
+    ours = [label for label in labels if label not in peers] if peers else []
     lines = []
     for problem, rows in _by_problem(suite):
         precision = f" {problem['precision']}" if problem["precision"] == "tf32" else ""
         cells = [str(problem["head_dim"]), str(problem["seqlen_q"]), _mask(problem) + precision]
         cells += [f"{rows[label]['tflops']:.0f}" if label in rows else "–" for label in labels]
-        if peers:
-            cells.append(_speedup(rows, peers[0], labels[0]))
+        cells += [_speedup(rows, peers[0], label) for label in ours]
         lines.append(cells)
-    yield from _table(["head dim", "seq", "mask", *labels, *ratio], lines)
+    ratios = [f"{label} over {peers[0]}" for label in ours]
+    yield from _table(["head dim", "seq", "mask", *labels, *ratios], lines)
 
 
 def _versions(suite: Json) -> Iterator[str]:
