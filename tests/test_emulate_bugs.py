@@ -114,7 +114,7 @@ def test_planted(patch, name, schedule):
 
 
 def test_unpadded_rows_conflict(patch):
-    """Counted mode: eight rows of an ldmatrix at a pitch of 64 bytes share two groups of banks, four to a group;
+    """Counted mode: eight rows of an ldmatrix at a pitch of 64 bytes share two groups of banks;
     at 80 bytes none is shared."""
     patch("kernels/planted.cu", lambda _: Path(__file__).with_name("planted.cu").read_text())
     clean, _ = run_planted(0, "counted")

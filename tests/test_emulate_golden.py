@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from support import DTYPES, EPSILON
 
-from cufa import compiler, host_build
+from cufa import host_build
 from cufa.emulator import Execution, emulate
 from cufa.emulator_launch import execute
-from cufa.emulator_memory import GlobalArray
+from cufa.emulator_memory import GlobalArray, tensor_map
 from cufa.kernels import Launch
 
 FOLDER = Path(__file__).parent / "golden"
@@ -21,7 +21,7 @@ sys.path.insert(0, str(FOLDER))
 
 import probes  # noqa: E402
 
-PROBES = list(probes.probes())
+PROBES = [*probes.probes(), *probes.hopper_probes()]
 CASES = list(probes.cases())
 
 #: Largest difference from the GPU in units in the last place (float32); everything else is the same bits.
@@ -35,32 +35,37 @@ def golden():
         return dict(file)
 
 
-@pytest.fixture(scope="module")
-def entries():
-    return host_build.kernel(probes.SOURCE, {}, [p.entry for p in PROBES], True, parameters=["ProbeParams"])
-
-
-def run_probe(probe: probes.Probe, entries) -> np.ndarray:
+def run_probe(probe: probes.Probe, **options) -> np.ndarray:
+    types = ["ProbeParams", *["TensorMap"] * len(probe.tensors)]
+    entries = host_build.kernel(
+        probe.source, {}, [p.entry for p in PROBES if p.source == probe.source], True, types
+    )
     source, out = probe.inputs.copy(), np.zeros(probe.outputs, np.uint32)
     params = probes.ProbeParams(source.ctypes.data, out.ctypes.data)
     memory = [GlobalArray("in", source, writable=False), GlobalArray("out", out, writable=True)]
-    launch = Launch(probe.entry, (probe.blocks, 1, 1), probe.threads, probes.SHARED_BYTES)
-    _, findings = execute(entries[probe.entry], launch, [params], memory, Execution("checked"))
+    memory += [GlobalArray(f"tensor {i}", x, writable=False) for i, (x, _) in enumerate(probe.tensors)]
+    maps = [tensor_map(x, rows) for x, rows in probe.tensors]
+    launch = Launch(probe.entry, (probe.blocks, 1, 1), probe.threads, probe.shared_bytes)
+    _, findings = execute(
+        entries[probe.entry], launch, [params, *maps], memory, Execution("checked", **options)
+    )
     assert not findings, "\n".join(map(str, findings))
     return out
 
 
-def test_probes_are_those_that_were_recorded(golden):
+def test_every_primitive_is_as_it_was_recorded(golden):
     """Else: python tests/golden/record.py on a GPU."""
-    about = json.loads(golden["about"].tobytes())
-    assert about["probes"] == compiler.source_digest(probes.SOURCE), "primitives have changed since"
-    assert {f"probe/{p.name}" for p in PROBES} == {k for k in golden if k.startswith("probe/")}
+    recorded = json.loads(golden["about"].tobytes())["primitives"]
+    assert {name: recorded.get(name) for name in probes.primitive_digests()} == probes.primitive_digests()
+    assert {f"probe/{p.name}" for p in PROBES} <= set(golden)
 
 
 @pytest.mark.parametrize("probe", PROBES, ids=lambda p: p.name)
-def test_primitive(golden, entries, probe):
-    got, expected = run_probe(probe, entries), golden[f"probe/{probe.name}"]
-    if probe.name.startswith("mma"):
+def test_primitive(golden, probe):
+    got, expected = run_probe(probe), golden[f"probe/{probe.name}"]
+    if probe.name.startswith("wgmma"):
+        assert_warpgroup_products(got.view(np.float32), expected.view(np.float32))
+    elif probe.name.startswith("mma"):
         assert_products(probe, got.view(np.float32), expected.view(np.float32))
     elif probe.name == "lg2":
         a, b = got.view(np.float32), expected.view(np.float32)
@@ -96,6 +101,22 @@ def assert_products(probe, got, expected):
     for block in range(probe.blocks):
         largest = np.abs(expected[block]).max()
         np.testing.assert_allclose(got[block], expected[block], rtol=0, atol=2.0**-20 * largest)
+
+
+def assert_warpgroup_products(got, expected):
+    """A from shared memory and from registers, K-major B; then MN-major B."""
+    got, expected = got.reshape(128, 64), expected.reshape(128, 64)
+    np.testing.assert_array_equal(expected[:, :16], expected[:, 16:32])
+    np.testing.assert_array_equal(got[:, :16], got[:, 16:32])
+    np.testing.assert_allclose(got, expected, rtol=0, atol=2.0**-18 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("schedule", ["ascending", "descending", 3])
+@pytest.mark.parametrize("copies", ["early", "late"])
+@pytest.mark.parametrize("probe", PROBES[-6:], ids=lambda p: p.name)
+def test_order_does_not_matter(probe, copies, schedule):
+    got, first = run_probe(probe, copies=copies, schedule=schedule), run_probe(probe)
+    np.testing.assert_array_equal(got, first)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)

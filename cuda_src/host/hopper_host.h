@@ -7,7 +7,7 @@
 
 // What the driver encodes in an opaque CUtensorMap, in the clear: cufa/emulator_memory.py writes it. A box is copied with
 // the 128-byte swizzle.
-struct alignas(64) TensorMap {
+struct TensorMap {
   const unsigned char* address;
   u32 item_bytes, rank;
   u64 sizes[4];    // elements, innermost first

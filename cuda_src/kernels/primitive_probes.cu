@@ -104,7 +104,8 @@ KERNEL probe_global(const __grid_constant__ ProbeParams p) {
 KERNEL probe_special_registers(const __grid_constant__ ProbeParams p) {
   const u64 start = global_timer();
   const u32 before = atomic_add(p.out, ld_global<u32>(p.in + threadIdx.x) & 0xff);
-  st_global<u32>(p.out + 1 + threadIdx.x, (global_timer() >= start) + 2 * (sm_id() < 4096) + 4 * (before < 32 * 256));
+  st_global<u32>(p.out + 1 + threadIdx.x, (global_timer() >= start) + 2 * (sm_id() < 4096) + 4 * (before < 32 * 256) +
+                                              8 * lane_id());
 }
 
 // ---- cp_async.cuh

@@ -7,14 +7,18 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+import hashlib
+import re
 import zlib
 from collections.abc import Iterator
 
 import ml_dtypes
 import numpy as np
 
+from cufa import compiler
+
 SOURCE = "kernels/primitive_probes.cu"
-SHARED_BYTES = 4096
+HOPPER_SOURCE = "kernels/hopper_probes.cu"
 
 
 class ProbeParams(ctypes.Structure):
@@ -35,6 +39,22 @@ def random_normals(name: str, count: int) -> np.ndarray:
     return random_words(name, count * 12).reshape(count, 12).astype(np.float64).sum(1) / 2**32 - 6
 
 
+_FUNCTION = re.compile(
+    r"^(?:static )?DEVICE [\w:]+ (\w+)(?:<[^>]*>)?\(.*?(?:^}|}$)", re.MULTILINE | re.DOTALL
+)
+
+
+def primitive_digests() -> dict[str, str]:
+    """A digest of each primitive's definitions: what has to be recorded anew when it changes."""
+    texts: dict[str, str] = {}
+    for file in sorted((compiler.SOURCE_DIR / "primitives").glob("*.cuh")):
+        for match in _FUNCTION.finditer(file.read_text(encoding="utf-8")):
+            texts[match[1]] = texts.get(match[1], "") + "".join(match[0].split())
+    warpgroup = (compiler.SOURCE_DIR / "primitives/wgmma.cuh").read_text(encoding="utf-8")
+    texts["Wgmma"] = "".join(warpgroup.partition("struct Wgmma;")[2].split())  # macros, no functions
+    return {name: hashlib.sha256(text.encode()).hexdigest()[:16] for name, text in texts.items()}
+
+
 @dataclasses.dataclass(frozen=True)
 class Probe:
     name: str
@@ -44,6 +64,10 @@ class Probe:
     """u32 words."""
     blocks: int
     threads: int = 32
+    source: str = SOURCE
+    shared_bytes: int = 4096
+    tensors: tuple[tuple[np.ndarray, int], ...] = ()
+    """Three (tensor, rows of a box): the tensor maps that follow the parameters."""
 
     @property
     def entry(self) -> str:
@@ -105,6 +129,27 @@ def probes() -> Iterator[Probe]:
         yield Probe(f"mma_{kind}", _products(kind), 4 * 128, 4)
     yield Probe("shuffle", random_words("shuffle", 256), 2 * 4 * 128, 2)
     yield Probe("barriers", random_words("barriers", 64), 64, 1, threads=64)
+
+
+def hopper_probes() -> Iterator[Probe]:
+    """Of sm_90a's primitives."""
+    words = random_words("hopper", 128)
+
+    def tensor(name: str, kind: str, shape: tuple[int, ...]) -> np.ndarray:
+        return random_normals(name, int(np.prod(shape))).reshape(shape).astype(_KINDS[kind])
+
+    def probe(
+        name: str, outputs: int, threads: int, shared_bytes: int, *tensors: tuple[np.ndarray, int]
+    ) -> Probe:
+        return Probe(name, words, outputs, 1, threads, HOPPER_SOURCE, shared_bytes, tensors)
+
+    clipped = tensor("tma", "f16", (2, 2, 20, 80))
+    yield probe("tma", 1024, 64, 8192, *[(clipped, 16)] * 3)
+    yield probe("mbarrier", 64, 64, 2048, *[(clipped, 16)] * 3)
+    for kind in ("f16", "bf16"):
+        shapes = {"A": (1, 1, 64, 64), "B": (1, 1, 32, 64), "V": (1, 1, 64, 64)}
+        tensors = [(tensor(f"wgmma {x} {kind}", kind, shape), shape[2]) for x, shape in shapes.items()]
+        yield probe(f"wgmma_{kind}", 64 * 128, 128, 24576, *tensors)
 
 
 @dataclasses.dataclass(frozen=True)
