@@ -17,7 +17,7 @@ from streamlit.testing.v1 import AppTest
 
 from cufa.bench import records, traces
 from cufa.bench.suites import make
-from cufa.dashboard.model import compiled, gpu
+from cufa.dashboard.model import compiled, devices, gpu
 from cufa.planner import make_plan
 from cufa.static_compile import MissingCompilerError
 
@@ -93,6 +93,7 @@ def test_a_page_without_gpu_and_evidence(name: str) -> None:
 def test_a_page_with_gpu_and_evidence(name: str, elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_evidence(elsewhere / "records")
     monkeypatch.setattr(gpu, "gpu_count", lambda: 1)
+    monkeypatch.setattr(devices, "gpu", lambda number: DEVICE)
     app = open_page(name)
     assert app.title
     assert "cufa-verdict" in words(app)
@@ -262,7 +263,9 @@ def test_a_damaged_trace_is_named_and_the_page_goes_on(elsewhere: Path) -> None:
 
 def test_a_trace_that_fails_is_shown_as_what_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu, "gpu_count", lambda: 1)  # the process that is started finds none
+    monkeypatch.setattr(devices, "gpu", lambda number: DEVICE)
     app = open_page("causal_work")
+    assert app.selectbox(key="causal.card").value == "here"
     app.button(key="causal.trace").click().run()
     assert not app.exception
     assert "ended with code" in app.error[0].value

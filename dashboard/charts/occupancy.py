@@ -6,7 +6,6 @@ import dataclasses
 from collections.abc import Sequence
 
 import plotly.graph_objects as go
-from plotly.subplots import make_subplots
 
 from cufa.architectures import Architecture
 from cufa.dashboard import theme
@@ -55,70 +54,62 @@ def _names(o: Occupancy) -> str:
     return " and ".join(words.get(r, str(r)) for r in o.limiters)
 
 
-def curves(
-    arch: Architecture, kernel: Point, what_if: Point, palette: Palette, height: int = 340
+#: Field of :class:`Point`, axis title, and what one unit of the axis is.
+SWEEPS = (
+    ("registers", "registers a thread", 1),
+    ("shared_memory", "shared memory a block (KiB)", 1024),
+    ("threads", "threads a block", 1),
+)
+
+
+def curve(
+    arch: Architecture, field: str, kernel: Point, what_if: Point, palette: Palette, height: int = 300
 ) -> go.Figure:
-    """Occupancy against registers, shared memory and block size, each with the others as in ``what_if``; both
-    points marked."""
-    figure = make_subplots(1, 3, shared_yaxes=True, horizontal_spacing=0.03)
-    theme.style(figure, palette, height, hovermode="closest")
-    most = 0.0
-    sweeps = (
-        ("registers", range(16, arch.max_registers_per_thread + 1), "registers a thread", 1),
-        (
-            "shared_memory",
-            range(0, arch.shared_memory_per_block + 1, 1024),
-            "shared memory a block (KiB)",
-            1024,
-        ),
-        ("threads", range(32, arch.max_threads_per_block + 1, 32), "threads a block", 1),
+    """Occupancy against one field of :data:`SWEEPS`, the others as in ``what_if``; both points marked."""
+    _, title, unit = next(sweep for sweep in SWEEPS if sweep[0] == field)
+    values = _values(arch, field)
+    found = [dataclasses.replace(what_if, **{field: v}).on(arch) for v in values]
+    figure = theme.new_figure(palette, height, hovermode="closest")
+    figure.add_trace(
+        go.Scatter(
+            x=[v / unit for v in values],
+            y=[o.fraction for o in found],
+            customdata=[(o.blocks, o.warps, " and ".join(o.limiters)) for o in found],
+            mode="lines",
+            line={"color": palette.accent, "width": 2, "shape": "hv"},
+            fill="tozeroy",
+            fillcolor=_faint(palette.accent),
+            hovertemplate="%{x:,.0f}: %{y:.0%}, %{customdata[0]} blocks, %{customdata[1]} warps<br>"
+            "limited by %{customdata[2]}<extra></extra>",
+            showlegend=False,
+        )
     )
-    for column, (field, values, title, unit) in enumerate(sweeps, 1):
-        found = [dataclasses.replace(what_if, **{field: v}).on(arch) for v in values]
-        most = max(most, *(o.fraction for o in found))
+    for name, point, symbol, colour in (
+        ("as compiled", kernel, "diamond", palette.measured),
+        ("what if", what_if, "circle-open", palette.series[1]),
+    ):
         figure.add_trace(
             go.Scatter(
-                x=[v / unit for v in values],
-                y=[o.fraction for o in found],
-                customdata=[(o.blocks, o.warps, " and ".join(o.limiters)) for o in found],
-                mode="lines",
-                line={"color": palette.accent, "width": 2, "shape": "hv"},
-                fill="tozeroy",
-                fillcolor=_faint(palette.accent),
-                hovertemplate="%{x:,.0f}: %{y:.0%}, %{customdata[0]} blocks, %{customdata[1]} warps<br>"
-                "limited by %{customdata[2]}<extra></extra>",
-                showlegend=False,
-            ),
-            1,
-            column,
-        )
-        for name, point, symbol, colour in (
-            ("kernel as compiled", kernel, "diamond", palette.measured),
-            ("what if", what_if, "circle-open", palette.series[1]),
-        ):
-            figure.add_trace(
-                go.Scatter(
-                    x=[getattr(point, field) / unit],
-                    y=[point.on(arch).fraction],
-                    name=name,
-                    legendgroup=name,
-                    showlegend=column == 1,
-                    mode="markers",
-                    marker={
-                        "symbol": symbol,
-                        "size": 12,
-                        "color": colour,
-                        "line": {"width": 3, "color": colour},
-                    },
-                    hovertemplate=f"{name}: %{{x:,.1f}}, occupancy %{{y:.1%}}<extra></extra>",
-                ),
-                1,
-                column,
+                x=[getattr(point, field) / unit],
+                y=[point.on(arch).fraction],
+                name=name,
+                mode="markers",
+                marker={"symbol": symbol, "size": 12, "color": colour, "line": {"width": 3, "color": colour}},
+                hovertemplate=f"{name}: %{{x:,.1f}}, occupancy %{{y:.1%}}<extra></extra>",
             )
-        figure.update_xaxes(title_text=title, rangemode="tozero", row=1, col=column)
-    figure.update_yaxes(tickformat=".0%", range=[0, min(1.05, 1.25 * max(0.2, most))])
-    figure.update_yaxes(title_text="occupancy (warps of the most)", row=1, col=1)
+        )
+    figure.update_xaxes(title_text=title, rangemode="tozero")
+    most = max(0.2, kernel.on(arch).fraction, *(o.fraction for o in found))
+    figure.update_yaxes(title_text="occupancy", tickformat=".0%", range=[0, min(1.05, 1.25 * most)])
     return figure
+
+
+def _values(arch: Architecture, field: str) -> range:
+    return {
+        "registers": range(16, arch.max_registers_per_thread + 1),
+        "shared_memory": range(0, arch.shared_memory_per_block + 1, 1024),
+        "threads": range(32, arch.max_threads_per_block + 1, 32),
+    }[field]
 
 
 def table(

@@ -67,7 +67,7 @@ def tile_grid(
     figure.update_yaxes(
         title_text=f"query block ({schedule.block_q} queries each)", range=[rows - 0.5, -0.5], row=1, col=1
     )
-    figure.update_xaxes(title_text="tiles of the query block", range=[0, columns], row=1, col=2)
+    figure.update_xaxes(title_text="tiles", range=[0, columns], row=1, col=2)
     return figure
 
 

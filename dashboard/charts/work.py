@@ -10,7 +10,7 @@ from plotly.subplots import make_subplots
 
 from cufa.dashboard import theme
 from cufa.dashboard.model.softmax_steps import Step
-from cufa.dashboard.model.work import PUBLISHED_SPEEDUP, PUBLISHED_WHERE, Work
+from cufa.dashboard.model.work import PUBLISHED_NAME, PUBLISHED_SPEEDUP, Work
 from cufa.dashboard.theme import Palette
 from cufa.schedule import Tile
 
@@ -51,7 +51,7 @@ def flops_figure(work: Work, palette: Palette, height: int = 210) -> go.Figure:
         )
     figure.update_xaxes(
         title_text="floating-point operations of the forward pass", exponentformat="SI",
-        range=[0, 1.16 * max(work.dense, work.done, 1)],
+        range=[0, 1.28 * max(work.dense, work.done, 1)],
     )  # fmt: skip
     figure.update_yaxes(autorange="reversed", showgrid=False)
     return figure
@@ -86,7 +86,7 @@ def speedup_figure(
         add(name, (tuple(values), tuple(values.values())), mode="lines+markers", **looks)
     cross = {"symbol": "x-thin", "size": 10, "line": {"width": 2, "color": palette.muted}}
     published = (tuple(PUBLISHED_SPEEDUP), tuple(PUBLISHED_SPEEDUP.values()))
-    add(f"published FA1→FA2 ({PUBLISHED_WHERE})", published, mode="markers", marker=cross)
+    add(PUBLISHED_NAME, published, mode="markers", marker=cross)
     dot = {"size": 13, "color": palette.accent, "line": {"width": 2, "color": palette.background}}
     add("this view", ((here[0],), (here[1],)), mode="markers", marker=dot)
     line = {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": 2, "y1": 2}

@@ -86,10 +86,10 @@ class Timeline:
 
 
 def algorithms() -> dict[str, KernelSpec]:
-    """Kernels with a tile schedule of their own, by algorithm, first registered first."""
+    """The papers' 16-bit kernels by algorithm: those whose launch order :func:`thread_blocks` knows."""
     found: dict[str, KernelSpec] = {}
     for spec in KERNELS.values():
-        if spec.algorithm in ("fa1", "fa2_noskip", "fa2"):
+        if spec.algorithm in ("fa1", "fa2_noskip", "fa2") and "bfloat16" in spec.dtypes:
             found.setdefault(spec.algorithm, spec)
     return {name: found[name] for name in ("fa1", "fa2_noskip", "fa2") if name in found}
 

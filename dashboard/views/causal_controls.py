@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 
 import streamlit as st
 
 from cufa.architectures import ARCHITECTURES, Device
+from cufa.dashboard.model import devices, gpu
 from cufa.dashboard.model.launch import algorithms
 from cufa.dashboard.state import Controls
 from cufa.dashboard.views.causal_view import MOST_BLOCKS_A_SIDE, View
-from cufa.kernels import TileConfig
+from cufa.kernels import KernelSpec, TileConfig
 from cufa.planner import fitting_configs
 from cufa.problem import Problem, default_scale
 from cufa.schedule import Schedule
@@ -18,6 +20,7 @@ from cufa.schedule import Schedule
 ALGORITHM_WORDS = {"fa1": "FA1", "fa2_noskip": "FA2, no skip", "fa2": "FA2"}
 MAX_LENGTH = 131_072
 _CUSTOM = "custom"
+_HERE = "here"
 
 
 def config_key(config: TileConfig) -> str:
@@ -49,10 +52,7 @@ def choose(controls: Controls) -> View:
             masks = {"causal": "causal", "full": "full"}
             causal = controls.choice("mask", "Mask", masks, segmented=True) == "causal"
         with right:
-            cards = {
-                str(c): f"{a.typical_card} · {a.name} · {a.typical_sms} SMs" for c, a in ARCHITECTURES.items()
-            }
-            device = Device.typical(controls.choice("card", "Card to predict for", cards, "90"))
+            device = _choose_card(controls)
         columns = st.columns(6)
         with columns[0]:
             seqlen_q = controls.integer("sq", "Queries", 4096, 1, MAX_LENGTH, step=128)
@@ -69,31 +69,35 @@ def choose(controls: Controls) -> View:
         with columns[5]:
             sizes = [str(d) for d in (32, 40, 64, 80, 96, 128, 192, 256)]
             head_dim = int(controls.choice("d", "Head dim", sizes, "128"))
-        config = _choose_config(controls, algorithm, head_dim, device, max(seqlen_q, seqlen_k))
+        shape = (batch, heads, kv_heads, seqlen_q, seqlen_k, head_dim)
+        problem = Problem(*shape, "bfloat16", causal=causal, scale=default_scale(head_dim))
+        config = _choose_config(controls, problem, specs[algorithm], device)
     spec = specs[algorithm]
-    problem = Problem(
-        batch,
-        heads,
-        kv_heads,
-        seqlen_q,
-        seqlen_k,
-        head_dim,
-        "bfloat16",
-        causal=causal,
-        scale=default_scale(head_dim),
-    )
     schedule = Schedule.of(problem, config.block_q, config.block_kv, spec.skip_masked_tiles)
     return View(problem, schedule, algorithm, spec, config, device)
 
 
-def _choose_config(
-    controls: Controls, algorithm: str, head_dim: int, device: Device, longest: int
-) -> TileConfig:
-    fitting = {config_key(c): c for c in fitting_configs(algorithms()[algorithm], head_dim, device)}
+def _choose_card(controls: Controls) -> Device:
+    """This machine's GPU, if there is one, or an architecture's typical card."""
+    cards = {str(c): Device.typical(c) for c in ARCHITECTURES}
+    if gpu.gpu_count():
+        with contextlib.suppress(ValueError):  # older than any that kernels are built for
+            cards = {_HERE: devices.gpu(0), **cards}
+    words = {key: f"{d.name} · {d.arch.name} · {d.num_sms} SMs" for key, d in cards.items()}
+    return cards[controls.choice("card", "Card to predict for", words, _HERE if _HERE in cards else "90")]
+
+
+def _choose_config(controls: Controls, problem: Problem, spec: KernelSpec, device: Device) -> TileConfig:
+    """The registry's tiles for this kernel, head dim and card, the planner's choice first; or any others."""
+    configs = fitting_configs(spec, problem.head_dim, device)
+    fitting = {config_key(c): c for c in configs}
     words = {key: config_words(c) for key, c in fitting.items()} | {_CUSTOM: "custom tiles"}
+    planned = config_key(spec.choose(problem, configs)) if configs else _CUSTOM
     columns = st.columns([2, 1, 1, 1])
     with columns[0]:
-        chosen = controls.choice("tiles", "Tiles (queries × keys) of this kernel on this card", words)
+        chosen = controls.choice(
+            "tiles", "Tiles (queries × keys) of this kernel on this card", words, planned
+        )
     if chosen != _CUSTOM:
         return fitting[chosen]
     start = next(iter(fitting.values()), TileConfig(64, 64, 4))
@@ -103,6 +107,7 @@ def _choose_config(
         block_kv = controls.integer("bkv", "Keys a tile", start.block_kv, 16, 1024, step=16)
     with columns[3]:
         blocks = controls.integer("per_sm", "Blocks an SM", start.blocks_per_sm, 1, 32)
+    longest = max(problem.seqlen_q, problem.seqlen_k)
     least = -(-longest // (16 * MOST_BLOCKS_A_SIDE)) * 16
     if min(block_q, block_kv) < least:
         controls.notice(

@@ -66,6 +66,10 @@ def show_speedup(view: View, palette: Palette) -> None:
         + f". A dashed line at 2 is the limit. {seen or 'No measured series is recorded.'}"
     )
     page.figure(figure, "causal.speedup", alt)
+    st.caption(
+        f"Published: FlashAttention-1 → 2 on {work.PUBLISHED_WHERE}. On this card's SMs: both launches "
+        "simulated as above, for these heads and this batch."
+    )
 
 
 @st.cache_data(max_entries=128, show_spinner=False)

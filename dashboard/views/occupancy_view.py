@@ -185,13 +185,15 @@ def _show_what_if(entry: Entry, choice: Choice, controls: Controls, palette: Pal
         page.verdict("Move a slider: the circle leaves the kernel's diamond.", small=True)
     else:
         page.verdict(charts.verdict(what_if.on(arch)), tag="predicted", small=True)
-    alt = (
-        f"Three curves of occupancy on {arch.name}, against registers a thread, shared memory a block and "
-        f"threads a block. The kernel stands at {entry.registers} registers, {entry.shared_bytes:,} bytes "
-        f"and {entry.threads} threads with {kernel.on(arch).fraction:.0%}; the what-if point has "
-        f"{what_if.on(arch).fraction:.0%}."
-    )
-    page.figure(charts.curves(arch, kernel, what_if, palette), "occupancy.curves", alt)
+    for column, (field, title, _) in zip(st.columns(3), charts.SWEEPS, strict=True):
+        alt = (
+            f"Occupancy on {arch.name} against {title}: the kernel has {getattr(kernel, field):,} and "
+            f"{kernel.on(arch).fraction:.0%}, the what-if point {getattr(what_if, field):,} and "
+            f"{what_if.on(arch).fraction:.0%}."
+        )
+        with column:
+            figure = charts.curve(arch, field, kernel, what_if, palette)
+            page.figure(figure, f"occupancy.curve.{field}", alt)
 
 
 def show_table(choice: Choice, palette: Palette) -> None:
