@@ -1,0 +1,86 @@
+// A producer and a consumer warpgroup over a ring of two stages: TMA loads tiles, wgmma sums A B^T over them. One bug at a
+// time, chosen by the constant BUG; NONE is a correct kernel.
+#include "primitives/mbarrier.cuh"
+#include "primitives/primitives.cuh"
+#include "primitives/tma.cuh"
+#include "tiles/wgmma_operands.cuh"
+
+enum {
+  NONE,
+  WRONG_PHASE,
+  NO_WAIT_FOR_FULL,
+  NO_WAIT_FOR_EMPTY,
+  EARLY_RELEASE,
+  NO_RELEASE,
+  TWO_RELEASES,
+  NO_EXPECTED_BYTES,
+  NO_INIT,
+  NO_BARRIER_AFTER_INIT,
+  ACCUMULATOR_TOUCHED,
+  NOT_AWAITED,
+  UNALIGNED_BOX,
+  BOX_PAST_THE_END,
+};
+
+struct PlantedParams {
+  float* out;  // (128, 16): the accumulators of every consumer thread
+  i32 tiles;
+};
+
+constexpr int N = 32;
+constexpr u32 A_BYTES = 64 * 128, B_BYTES = N * 128, BARRIERS = A_BYTES + 2 * B_BYTES;
+static_assert(SMEM_BYTES == BARRIERS + 5 * 8, "A, two stages of B, barriers of A, full and empty");
+
+KERNEL planted_hopper(const __grid_constant__ PlantedParams p, const __grid_constant__ TensorMap A_map,
+                      const __grid_constant__ TensorMap B_map) {
+  DYN_SMEM(smem);
+  const u32 A = smem_address(smem), B = A + A_BYTES, A_full = A + BARRIERS, full = A_full + 8, empty = full + 16;
+  const int thread = threadIdx.x, lane = thread % 32;
+  if (thread == 0 && BUG != NO_INIT) {
+    mbarrier_init(A_full, 1);
+    for (int s = 0; s < 2; ++s) {
+      mbarrier_init(full + 8 * s, 1);
+      mbarrier_init(empty + 8 * s, 4);  // the consumer's warps
+    }
+    mbarrier_init_fence();
+  }
+  if (BUG != NO_BARRIER_AFTER_INIT) block_sync();
+
+  if (thread < 128) {
+    if (thread == 0) {
+      mbarrier_arrive_expect_tx(A_full, A_BYTES);
+      tma_load_4d(A, &A_map, A_full, 0, 0, 0, 0);
+      for (int t = 0; t < p.tiles; ++t) {
+        const int stage = t % 2, round = t / 2;
+        if (BUG != NO_WAIT_FOR_EMPTY) mbarrier_wait(empty + 8 * stage, u32(round % 2) ^ 1);
+        if (BUG == NO_EXPECTED_BYTES) {
+          mbarrier_arrive(full + 8 * stage);
+        } else {
+          mbarrier_arrive_expect_tx(full + 8 * stage, B_BYTES);
+        }
+        const u32 target = B + stage * B_BYTES + (BUG == UNALIGNED_BOX ? 16 : BUG == BOX_PAST_THE_END ? 2 * B_BYTES : 0);
+        tma_load_4d(target, &B_map, full + 8 * stage, 0, t * N, 0, 0);
+      }
+    }
+  } else {
+    float D[N / 2] = {};
+    mbarrier_wait(A_full, 0);
+    for (int t = 0; t < p.tiles; ++t) {
+      const int stage = t % 2;
+      const u32 parity = u32(t / 2 % 2) ^ (BUG == WRONG_PHASE ? 1 : 0);
+      if (BUG != NO_WAIT_FOR_FULL) mbarrier_wait(full + 8 * stage, parity);
+      wgmma_registers(D);
+      wgmma_fence();
+      const u64 a = k_major_descriptor(A), b = k_major_descriptor(B + stage * B_BYTES);
+      for (int k = 0; k < 4; ++k) Wgmma<N, false>::ss<true>(D, a + k_major_step<64>(k), b + k_major_step<N>(k));
+      wgmma_commit();
+      if (BUG == ACCUMULATOR_TOUCHED) D[3] += 1.0f;
+      if (BUG == EARLY_RELEASE && lane == 0) mbarrier_arrive(empty + 8 * stage);
+      if (BUG != NOT_AWAITED) wgmma_wait<0>();
+      wgmma_registers(D);
+      if (BUG != EARLY_RELEASE && BUG != NO_RELEASE && lane == 0) mbarrier_arrive(empty + 8 * stage);
+      if (BUG == TWO_RELEASES && lane == 1) mbarrier_arrive(empty + 8 * stage);
+    }
+    for (int i = 0; i < N / 2; ++i) st_global<float>(p.out + (thread - 128) * (N / 2) + i, D[i]);
+  }
+}

@@ -1,0 +1,102 @@
+"""Planted bugs in a warp-specialised kernel (``planted_hopper.cu``): wrong phases, early releases, and more."""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cufa import compiler, host_build
+from cufa.emulator import EmulationError, Execution
+from cufa.emulator_launch import execute
+from cufa.emulator_memory import GlobalArray, tensor_map
+from cufa.kernels import Launch
+
+TILES, N = 5, 32
+SHARED_BYTES = 64 * 128 + 2 * N * 128 + 5 * 8
+
+
+class PlantedParams(ctypes.Structure):
+    _fields_ = [("out", ctypes.c_void_p), ("tiles", ctypes.c_int32)]
+
+
+#: Reading, or overwriting, what another agent has not finished with; or nobody is ever woken.
+OUT_OF_STEP = {"copy-not-awaited", "race", "never-written", "deadlock", "barrier"}
+
+#: In the order of the kernel's enum: kinds of finding of which one must come, and what its message says.
+PLANTED = {
+    "none": (set(), ""),
+    "wrong_phase": (OUT_OF_STEP, "planted_hopper.cu:"),
+    "no_wait_for_full": (OUT_OF_STEP, "planted_hopper.cu:"),
+    "no_wait_for_empty": (OUT_OF_STEP, "planted_hopper.cu:"),
+    "early_release": ({"copy-not-awaited", "race"}, "planted_hopper.cu:"),
+    "no_release": ({"deadlock"}, "warp 0 lane 0 wait for mbarrier (parity 0)"),
+    "two_releases": (OUT_OF_STEP, "planted_hopper.cu:"),
+    "no_expected_bytes": (OUT_OF_STEP, "planted_hopper.cu:"),
+    "no_init": ({"barrier"}, "no mbarrier was initialised at shared offset"),
+    "no_barrier_after_init": ({"race", "barrier"}, "planted_hopper.cu:"),
+    "accumulator_touched": ({"accumulator-touched"}, "were written before it was waited for"),
+    "not_awaited": ({"copy-in-flight"}, "kernel ends with wgmma still in flight"),
+    "unaligned_box": ({"misaligned"}, "128-byte swizzle"),
+    "box_past_the_end": ({"out-of-range"}, f"outside the block's {SHARED_BYTES} bytes"),
+}
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory):
+    """The kernels' sources and the planted kernel beside them."""
+    copy = tmp_path_factory.mktemp("planted") / "cuda_src"
+    shutil.copytree(compiler.SOURCE_DIR, copy)
+    shutil.copy(Path(__file__).with_name("planted_hopper.cu"), copy / "kernels")
+    return copy
+
+
+def run_planted(name: str, **options):
+    """(accumulators as a 64 × 32 matrix, A, B, findings)."""
+    constants = {"BUG": list(PLANTED).index(name), "SMEM_BYTES": SHARED_BYTES}
+    types = ["PlantedParams", "TensorMap", "TensorMap"]
+    entry = host_build.kernel("kernels/planted_hopper.cu", constants, ["planted_hopper"], True, types)
+    rng = np.random.default_rng(0)
+    a = rng.standard_normal((1, 1, 64, 64)).astype(np.float16)
+    b = rng.standard_normal((1, 1, TILES * N, 64)).astype(np.float16)
+    out = np.zeros((128, N // 2), np.float32)
+    params = PlantedParams(out.ctypes.data, TILES)
+    memory = [GlobalArray("A", a, False), GlobalArray("B", b, False), GlobalArray("out", out, True)]
+    launch = Launch("planted_hopper", (1, 1, 1), 256, SHARED_BYTES)
+    arguments = [params, tensor_map(a, 64), tensor_map(b, N)]
+    try:
+        _, found = execute(
+            entry["planted_hopper"], launch, arguments, memory, Execution("checked", **options)
+        )
+    except EmulationError as error:
+        found = error.findings
+    return out, a[0, 0], b[0, 0], found
+
+
+def as_matrix(accumulators: np.ndarray) -> np.ndarray:
+    """The registers of 128 threads, four to a tile of 8 columns, as 64 rows."""
+    thread = np.arange(128)
+    row, column = thread // 32 * 16 + thread % 32 // 4, thread % 4 * 2
+    matrix = np.zeros((64, N))
+    for i in range(N // 2):
+        matrix[row + i // 2 % 2 * 8, i // 4 * 8 + column + i % 2] = accumulators[:, i]
+    return matrix
+
+
+@pytest.mark.parametrize("copies", ["early", "late"])
+@pytest.mark.parametrize("schedule", ["ascending", "descending", 1])
+@pytest.mark.parametrize("name", PLANTED)
+def test_planted(sources, monkeypatch, name, schedule, copies):
+    monkeypatch.setattr(compiler, "SOURCE_DIR", sources)
+    out, a, b, found = run_planted(name, schedule=schedule, copies=copies)
+    kinds, message = PLANTED[name]
+    text = "\n".join(map(str, found))
+    if not kinds:
+        assert not found, text
+        expected = sum(a.astype(float) @ tile.T.astype(float) for tile in b.reshape(TILES, N, 64))
+        np.testing.assert_allclose(as_matrix(out), expected, atol=1e-4)
+        return
+    assert any(f.kind in kinds and message in f.message for f in found), text
