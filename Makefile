@@ -32,7 +32,7 @@ CUFA := $(PY) -m cufa
 PYTEST := $(PY) -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help demo dashboard test gpu-test gpu-evidence readme bench compile-all sanitize lint format typecheck wheel clean print-python
+.PHONY: help demo dashboard test emulate-test gpu-test gpu-evidence readme bench compile-all sanitize lint format typecheck wheel clean print-python
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -65,6 +65,9 @@ bench: $(BASE)  ## time the kernels here
 
 gpu-test: $(DEV)  ## only the tests that need a GPU
 	$(PYTEST) -m gpu $(ARGS)
+
+emulate-test: $(DEV)  ## execute every kernel on the CPU, looking for races and other mistakes (needs a C++ compiler)
+	$(PYTEST) tests/test_emulate_*.py $(ARGS)
 
 gpu-evidence: $(DEV)  ## GPU tests and benchmarks, recorded under cufa/records/
 	$(CUFA) evidence $(ARGS)
