@@ -12,10 +12,14 @@ make_importable()
 #: Streamlit's AppTest can only switch to files; and the folder is not called ``pages``, because Streamlit
 #: would run a page of that folder without this script when its address is the first that a browser asks for.
 PAGES = (
+    ("run", "Run", "play_arrow"),
     ("causal_work", "Causal work", "grid_on"),
+    ("compare", "Compare", "show_chart"),
     ("occupancy", "Occupancy", "stacks"),
     ("roofline", "Roofline", "roofing"),
     ("decode", "Decode", "call_split"),
+    ("history", "History", "history"),
+    ("doctor", "Doctor", "stethoscope"),
 )
 
 ICON = str(Path(__file__).with_name("icon.svg"))
@@ -23,7 +27,7 @@ ICON = str(Path(__file__).with_name("icon.svg"))
 st.set_page_config(page_title="cufa", page_icon=ICON, layout="wide")
 st.logo(ICON, size="large")
 pages = [
-    st.Page(f"screens/{name}.py", title=title, icon=f":material/{icon}:", url_path=name, default=not position)
+    st.Page(f"screens/{name}.py", title=title, icon=f":material/{icon}:", default=not position)
     for position, (name, title, icon) in enumerate(PAGES)
 ]
 st.navigation(pages).run()

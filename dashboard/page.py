@@ -33,6 +33,7 @@ _STYLE = """
 .cufa-tag.measured {{ color: {measured}; }}
 .cufa-tag.recorded {{ color: {measured}; }}
 .cufa-tag.published {{ color: {muted}; }}
+[data-testid="stBaseButton-primary"]:not(:disabled) {{ color: {background}; }}
 .cufa-lead {{ color: {muted}; margin: -.4rem 0 1rem 0; max-width: 62rem; }}
 </style>
 """
@@ -47,7 +48,7 @@ def palette() -> Palette:
 def begin(title: str, lead: str) -> Palette:
     """Title and one sentence. Returns the colours for the page's figures."""
     colours = palette()
-    names = ("text", "accent", "measured", "predicted", "muted", "warn", "alarm")
+    names = ("text", "background", "accent", "measured", "predicted", "muted", "warn", "alarm")
     st.html(_STYLE.format(**{name: getattr(colours, name) for name in names}))
     st.title(title, anchor=False)
     st.html(f'<p class="cufa-lead">{html.escape(lead)}</p>')

@@ -1,0 +1,78 @@
+"""The run engine as the pages see it: one store a process, and what goes wrong said in words."""
+
+from __future__ import annotations
+
+import streamlit as st
+
+from cufa.dashboard.model import measurements
+from cufa.dashboard.model.measurements import Measurement
+from cufa.dashboard.state import Controls
+from cufa.dashboard.worker import client
+from cufa.dashboard.worker.jobs import Job
+from cufa.dashboard.worker.store import Run, Store, runs_dir
+
+_ERROR = "engine.error"
+
+
+@st.cache_resource(show_spinner=False)
+def _store(root: str) -> Store:
+    return Store(runs_dir())
+
+
+def store() -> Store:
+    """Finished runs stay read; the folder is looked at each time."""
+    return _store(str(runs_dir()))
+
+
+def start(job: Job) -> None:
+    """Queue a job and show it on the page Run; a callback of a button."""
+    st.session_state.pop(_ERROR, None)
+    try:
+        run_id = client.submit(store(), job)
+    except OSError as error:
+        st.session_state[_ERROR] = _cannot_write(error)
+        return
+    st.session_state["engine.started"] = run_id
+    Controls.put("run", "run", run_id)
+
+
+def cancel(run_id: str) -> None:
+    """A callback of a button."""
+    try:
+        store().cancel(run_id)
+    except OSError as error:
+        st.session_state[_ERROR] = _cannot_write(error)
+
+
+def _cannot_write(error: OSError) -> str:
+    return (
+        f"Runs cannot be saved in `{runs_dir()}`: {error.strerror or error}. Nothing was started. Make "
+        "room or make the folder writable, or set `CUFA_RUNS_DIR` to another one and start the dashboard "
+        "again."
+    )
+
+
+def show_problems(problems: list[str] | None = None) -> None:
+    """What kept a run from starting or being cancelled; nothing when all is well."""
+    for text in filter(None, [st.session_state.get(_ERROR), *(problems or [])]):
+        st.error(text, icon=":material/report:")
+
+
+def all_runs() -> list[Run]:
+    """Newest first."""
+    return store().all()
+
+
+def all_measurements() -> list[Measurement]:
+    """Own runs, then recorded evidence; a damaged evidence file is named on the page, and left out."""
+    found = []
+    for run in all_runs():
+        try:
+            found += measurements.of_run(run)
+        except (KeyError, TypeError, ValueError) as error:
+            st.warning(f"The record of run {run.id} is damaged ({error}); it is left out.")
+    try:
+        found += measurements.of_evidence()
+    except ValueError as error:
+        st.error(f"Recorded evidence cannot be read: {error}", icon=":material/broken_image:")
+    return found

@@ -1,0 +1,57 @@
+"""Where runs can go: the CPU and the GPUs that the driver shows, without making a context on any."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import importlib.util
+import os
+
+from cufa.architectures import Device, find_architecture
+from cufa.bench import peers, records
+from cufa.dashboard.model import gpu as driver_of_gpus
+from cufa.dashboard.worker.jobs import CPU
+
+_SM_COUNT, _MAJOR, _MINOR = 16, 75, 76  # CUdevice_attribute
+
+
+@functools.cache
+def cpu_name() -> str:
+    return str(records.environment(None)["device"])
+
+
+def run_devices() -> dict[str, str]:
+    """Devices by the name that a job uses ("cuda:0", "cpu") with their names in words; GPUs first."""
+    found = {
+        f"cuda:{number}": f"GPU {number}: {gpu(number).name}" for number in range(driver_of_gpus.gpu_count())
+    }
+    return found | {CPU: f"CPU: {cpu_name()}, {len(os.sched_getaffinity(0))} threads"}
+
+
+@functools.cache
+def gpu(number: int) -> Device:
+    """Name, architecture and SMs as the driver gives them. Raises ValueError for a GPU older than sm_80."""
+    driver = ctypes.CDLL("libcuda.so.1")
+    driver.cuInit(0)
+    name = ctypes.create_string_buffer(256)
+    driver.cuDeviceGetName(name, len(name), number)
+
+    def attribute(which: int) -> int:
+        value = ctypes.c_int()
+        driver.cuDeviceGetAttribute(ctypes.byref(value), which, number)
+        return value.value
+
+    arch = find_architecture(10 * attribute(_MAJOR) + attribute(_MINOR))
+    return Device(name.value.decode(), arch, attribute(_SM_COUNT))
+
+
+def device_of(name: str) -> Device | None:
+    """None for the CPU."""
+    return None if name == CPU else gpu(int(name.partition(":")[2]))
+
+
+def peers_here(device: str) -> tuple[str, ...]:
+    """Other libraries that can be timed there."""
+    if device == CPU or not peers.torch_available() or importlib.util.find_spec("cupy") is None:
+        return ()
+    return peers.PEERS

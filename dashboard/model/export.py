@@ -1,0 +1,108 @@
+"""Measurements to take away: CSV, JSON Lines, and an HTML report in one file."""
+
+from __future__ import annotations
+
+import csv
+import html
+import io
+import json
+from collections.abc import Iterator, Sequence
+
+from cufa import __version__
+from cufa.bench.records import FLOP_CONVENTION
+from cufa.bench.timing import as_nanoseconds
+from cufa.commands.common import rate_text, seconds_text
+from cufa.dashboard.charts import compare, samples
+from cufa.dashboard.charts.compare import Point
+from cufa.dashboard.model.measurements import COLUMNS, Measurement
+from cufa.dashboard.theme import LIGHT
+
+_MOST_FIGURES = 24
+
+
+def csv_text(rows: Sequence[Measurement]) -> str:
+    """One line a measurement; SI units, as the header says."""
+    out = io.StringIO()
+    writer = csv.DictWriter(out, COLUMNS)
+    writer.writeheader()
+    writer.writerows(m.as_dict() for m in rows)
+    return out.getvalue()
+
+
+def json_lines(rows: Sequence[Measurement]) -> str:
+    """One object a measurement, with every sample."""
+    return "".join(
+        json.dumps({**m.as_dict(), "samples_ns": as_nanoseconds(m.timing)}, ensure_ascii=False) + "\n"
+        for m in rows
+    )
+
+
+_STYLE = """
+body { font: 16px/1.5 system-ui, sans-serif; color: #1B2330; background: #FCFBF9;
+  margin: 2rem auto; max-width: 62rem; padding: 0 1rem; }
+h1 { font-size: 1.7rem; } h2 { font-size: 1.2rem; margin-top: 2.4rem; }
+table { border-collapse: collapse; width: 100%; font-size: .9rem; font-variant-numeric: tabular-nums; }
+th, td { text-align: right; padding: .3rem .6rem; border-bottom: 1px solid #E4E2DB; }
+th:first-child, td:first-child { text-align: left; }
+.note { color: #5C6675; }
+"""
+
+
+def html_report(rows: Sequence[Measurement]) -> str:
+    """A page with the figures in it, Plotly's script included: it loads nothing from elsewhere."""
+    return "\n".join(_report(rows))
+
+
+def _report(rows: Sequence[Measurement]) -> Iterator[str]:
+    yield '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>cufa measurements</title>'
+    yield f"<style>{_STYLE}</style></head><body><h1>cufa measurements</h1>"
+    machines = "; ".join(dict.fromkeys(m.where for m in rows))
+    yield f'<p>{len(rows)} measurements: {html.escape(machines)}.</p><p class="note">cufa {__version__}. '
+    yield f"Medians and percentiles of every call. FLOP convention: {html.escape(FLOP_CONVENTION)}.</p>"
+    script: bool | str = True  # once, inside the file
+    curves = _curves(rows)
+    for family, series in curves.items():
+        figure = compare.by_length(series, LIGHT, "TFLOP/s (useful)")
+        yield f"<h2>{html.escape(family)}</h2>"
+        yield figure.to_html(full_html=False, include_plotlyjs=script, config={"displaylogo": False})
+        script = False
+    groups: dict[tuple[str, str], list[Measurement]] = {}
+    for m in rows:
+        groups.setdefault((m.source, str(m.problem)), []).append(m)
+    for number, ((_, problem), found) in enumerate(groups.items()):
+        yield f'<h2>{html.escape(problem)}</h2><p class="note">{html.escape(found[0].where)}</p>'
+        if number < _MOST_FIGURES:
+            lanes = [(m.label, m.timing) for m in found]
+            figure = samples.samples_figure(lanes, LIGHT)
+            yield figure.to_html(full_html=False, include_plotlyjs=script, config={"displaylogo": False})
+            script = False
+        yield from _table(found)
+    yield "</body></html>"
+
+
+def _curves(rows: Sequence[Measurement]) -> dict[str, dict[str, list[Point]]]:
+    """{machine and family: {kernel: points}} of what was measured at three lengths or more."""
+    curves: dict[str, dict[str, list[Point]]] = {}
+    for m in rows:
+        series = curves.setdefault(f"{m.family}: {m.where}", {}).setdefault(m.label, [])
+        if all(p.length != m.problem.seqlen_k for p in series):  # rows come newest first
+            scale = m.tflops * m.timing.p50
+            text = f"{m.problem}<br>{rate_text(m.tflops)}"
+            series.append(
+                Point(m.problem.seqlen_k, m.tflops, scale / m.timing.p90, scale / m.timing.p10, text)
+            )
+    return {name: found for name, found in curves.items() if max(map(len, found.values())) >= 3}
+
+
+def _table(rows: Sequence[Measurement]) -> Iterator[str]:
+    header = ("kernel", "tiles", "p50", "p10", "p90", "calls", "speed", "GB/s", "of the limit", "error")
+    yield "<table><thead><tr>" + "".join(f"<th>{h}</th>" for h in header) + "</tr></thead><tbody>"
+    for m in rows:
+        times = (seconds_text(t) for t in (m.timing.p50, m.timing.p10, m.timing.p90))
+        error = "not a number" if m.error is None else f"{m.error:.1e}"
+        cells = (
+            m.label, m.tiles, *times, str(len(m.timing.samples)), rate_text(m.tflops), f"{m.gbytes:.3g}",
+            f"{m.of_ceiling:.0%} ({m.ceiling})", error,
+        )  # fmt: skip
+        yield "<tr>" + "".join(f"<td>{html.escape(c)}</td>" for c in cells) + "</tr>"
+    yield "</tbody></table>"

@@ -1,0 +1,22 @@
+"""Compare: kernels against sequence length, and known results beside the published ones."""
+
+from cufa.dashboard import engine, page
+from cufa.dashboard.state import Controls
+from cufa.dashboard.views import compare_known, compare_view, run_live
+
+palette = page.begin(
+    "Compare",
+    "Kernels against sequence length, from runs on this machine and from recorded evidence; then results "
+    "that people know, beside the same measured here.",
+)
+controls = Controls("compare")
+found = engine.all_measurements()
+engine.show_problems()
+if found:
+    chosen = compare_view.choose_machine(controls, found)
+    compare_view.show_lengths(controls, chosen, palette)
+else:
+    page.verdict("Nothing is measured yet: start a run on the page Run, or a known table below.", "warn")
+compare_known.show(controls, found, palette)
+controls.finish()
+run_live.redraw_when_done()

@@ -1,0 +1,24 @@
+"""History: runs and recorded evidence, the difference between two, and downloads."""
+
+from cufa.dashboard import engine, page
+from cufa.dashboard.state import Controls
+from cufa.dashboard.views import history_view
+
+palette = page.begin(
+    "History",
+    "What was measured here, and what is recorded from other machines. Pick two and see whether they differ.",
+)
+controls = Controls("history")
+found = engine.all_measurements()
+rows = history_view.choose_rows(controls, found) if found else []
+if rows:
+    history_view.show_table(rows)
+    history_view.show_ended(engine.all_runs())
+    history_view.show_difference(controls, rows, palette)
+else:
+    text = "Nothing fits these filters." if found else "Nothing is measured yet: start a run on the page Run."
+    page.verdict(text, "warn")
+    history_view.show_ended(engine.all_runs())
+controls.finish()
+if rows:
+    history_view.show_downloads(rows)

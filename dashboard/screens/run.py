@@ -1,0 +1,29 @@
+"""Run: time kernels here, in a process of its own, and see the distribution beside the error."""
+
+import streamlit as st
+
+from cufa.dashboard import engine, page
+from cufa.dashboard.state import Controls
+from cufa.dashboard.views import run_controls, run_live, run_result
+
+palette = page.begin(
+    "Run",
+    "Time kernels side by side on this machine. A run goes on when this page is closed; one at a time runs "
+    "on each device, others wait.",
+)
+controls = Controls("run")
+runs = engine.all_runs()
+run_live.show_start(run_controls.choose(controls), runs)
+run_live.show_active()
+left, right = st.columns([5, 1], vertical_alignment="bottom")
+with left:
+    run = run_live.choose_run(controls, runs)
+with right:
+    zoomed = controls.flag("zoom", "Zoom in", help="The time axis starts at the samples, not at zero.")
+found = run_result.choose_shape(controls, run)
+controls.finish()
+if run is None:
+    page.verdict("Nothing has been run here yet: press Start.", small=True)
+else:
+    run_live.explain_end(run)
+    run_result.show(found, run, zoomed, palette)

@@ -1,0 +1,187 @@
+"""The page Compare, second part: tables that people know, reproduced here beside the published figures."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import streamlit as st
+
+from cufa.bench.suites import Case
+from cufa.bench.timing import speedup
+from cufa.commands.common import seconds_text
+from cufa.dashboard import engine, page
+from cufa.dashboard.charts import compare as charts
+from cufa.dashboard.charts.compare import Point
+from cufa.dashboard.charts.samples import unit_for
+from cufa.dashboard.model import published
+from cufa.dashboard.model.devices import run_devices
+from cufa.dashboard.model.measurements import Measurement, newest
+from cufa.dashboard.state import Controls
+from cufa.dashboard.theme import Palette
+from cufa.dashboard.worker.jobs import CPU, Job
+
+_PUBLISHED = "published"
+
+
+def show(controls: Controls, found: Sequence[Measurement], palette: Palette) -> None:
+    """One of the three tables."""
+    st.header("Known results, here", anchor=False)
+    device = next(iter(run_devices()))
+    on_gpu = device != CPU
+    tables = {"versions": "FA1 to FA2 by length", "blocks": "block sizes of FA1", "traffic": "effective GB/s"}
+    table = controls.choice("table", "Table", tables, segmented=True)
+    if table == "versions":
+        _show_versions(found, published.version_cases(on_gpu), device, palette)
+    elif table == "blocks":
+        _show_blocks(found, published.block_cases(on_gpu), device, palette)
+    else:
+        _show_traffic(found, published.traffic_cases(on_gpu), device, palette)
+
+
+def _reproduce(title: str, name: str, cases: tuple[Case, ...], device: str) -> None:
+    """A button that measures one table on this machine; progress is on the page Run."""
+    job = Job(f"known: {title}", device, cases, 0.5)
+    where = "the CPU" if device == CPU else "the GPU"
+    key = f"known.{name}"
+    st.button(
+        f"Measure on {where} of this machine",
+        key=key,
+        icon=":material/play_arrow:",
+        on_click=engine.start,
+        args=(job,),
+    )
+    active = [r for r in engine.store().active() if r.job.title == job.title]
+    if active:
+        st.caption(f"{active[-1].status}: {active[-1].phase or 'waiting'}. The page Run shows it.")
+
+
+def _on(found: Sequence[Measurement], cases: tuple[Case, ...]) -> list[Measurement]:
+    """The newest measurements of these shapes, any data type."""
+    shapes = {_shape(problem) for problem, _ in cases}
+    return [m for m in newest(found).values() if _shape(m.problem) in shapes]
+
+
+def _shape(p: object) -> tuple[object, ...]:
+    return tuple(
+        getattr(p, name) for name in ("batch", "heads", "seqlen_q", "seqlen_k", "head_dim", "causal")
+    )
+
+
+def _show_versions(
+    found: Sequence[Measurement], cases: tuple[Case, ...], device: str, palette: Palette
+) -> None:
+    series = {
+        _PUBLISHED: [
+            Point(
+                x.seqlen,
+                x.speedup,
+                x.speedup,
+                x.speedup,
+                f"{x.fa1_ms} ms → {x.fa2_ms} ms: {x.speedup}×<br>{published.TRITON_A10G}",
+            )
+            for x in published.VERSIONS
+        ]
+    }
+    rows = _on(found, cases)
+    for fast in (m for m in rows if m.label == "fa2"):
+        slow = next((m for m in rows if m.label == "fa1" and m.problem == fast.problem), None)
+        if slow is not None:
+            ratio = speedup(slow.timing, fast.timing)
+            text = (
+                f"{seconds_text(slow.timing.p50)} → {seconds_text(fast.timing.p50)}: {ratio}<br>"
+                f"{fast.problem.dtype}, {fast.where}"
+            )
+            point = Point(fast.problem.seqlen_k, ratio.value, ratio.low, ratio.high, text)
+            series.setdefault(f"{fast.problem.dtype}, {fast.where}", []).append(point)
+    here = {name: points for name, points in series.items() if name != _PUBLISHED}
+    if here:
+        points = max(here.values(), key=len)
+        last = max(points, key=lambda p: p.length)
+        then = next(x for x in published.VERSIONS if x.seqlen == last.length)
+        page.verdict(
+            f"FA2 is {last.value:.2f}× faster than FA1 at {last.length:,} keys; published: "
+            f"{then.speedup:.2f}×.",
+            tag="recorded" if rows[0].origin == "recorded" else "measured",
+            small=True,
+        )
+    else:
+        page.verdict(
+            "Published: 1.06× at 512 keys, 1.70× at 4,096. Not measured here yet.", tag=_PUBLISHED, small=True
+        )
+    figure = charts.by_length(
+        series,
+        palette,
+        "time of FA1 ÷ time of FA2",
+        limit=(2.0, "2×: the limit of skipping alone"),
+        published=_PUBLISHED,
+    )
+    alt = "Speed-up from FA1 to FA2 by length. " + "; ".join(
+        f"{name}: " + ", ".join(f"{p.length:,} {p.value:.2f}×" for p in points)
+        for name, points in series.items()
+    )
+    page.figure(figure, "compare.versions", alt)
+    st.caption(
+        f"Published: {published.TRITON_A10G}, causal, head dim 64, batch 2, 4 heads. The published gain "
+        "mixes skipping with better parallelism; on a CPU only the skipped tiles and the order of the loops "
+        "differ."
+    )
+    _reproduce("FA1 to FA2", "versions", cases, device)
+
+
+def _show_blocks(
+    found: Sequence[Measurement], cases: tuple[Case, ...], device: str, palette: Palette
+) -> None:
+    by_name = {m.label.removeprefix("fa1 "): m for m in _on(found, cases) if m.label.startswith("fa1 ")}
+    losers = ", ".join(f"{q}×{kv} ({warps} warps)" for q, kv, warps in published.BLOCK_LOSERS)
+    words = f"64×64 with 4 warps beat {losers} on an A10."
+    if not by_name:
+        page.verdict(words, tag=_PUBLISHED, small=True)
+    else:
+        ordered = sorted(by_name.items(), key=lambda pair: pair[1].timing.p50)
+        best = ordered[0][1]
+        page.verdict(
+            f"{best.tiles} is the fastest here: {seconds_text(best.timing.p50)}, "
+            f"{ordered[-1][1].timing.p50 / best.timing.p50:.2f}× faster than {ordered[-1][1].tiles}.",
+            tag="recorded" if best.origin == "recorded" else "measured",
+            small=True,
+        )
+        names = {key: m.tiles if device == CPU else key for key, m in by_name.items()}
+        factor, unit = unit_for(ordered[-1][1].timing.p50)
+        values = {best.where: {names[key]: factor * m.timing.p50 for key, m in ordered}}
+        alt = f"Median time in {unit} by tiling: " + ", ".join(
+            f"{n} {v:.3g}" for n, v in values[best.where].items()
+        )
+        marked = names[ordered[0][0]]
+        page.figure(
+            charts.bars(values, palette, f"median time ({unit})", marked=marked), "compare.blocks", alt
+        )
+        st.caption(f"{best.problem}. **{best.where}**. Published: {words}")
+    _reproduce("block sweep", "blocks", cases, device)
+
+
+def _show_traffic(
+    found: Sequence[Measurement], cases: tuple[Case, ...], device: str, palette: Palette
+) -> None:
+    names = {(x.batch, x.heads, x.seqlen): f"{x.batch} × {x.heads} × {x.seqlen:,}" for x in published.TRAFFIC}
+    groups = {_PUBLISHED: {names[(x.batch, x.heads, x.seqlen)]: x.gbytes for x in published.TRAFFIC}}
+    rows = _on(found, cases)
+    for m in rows:
+        if m.label in ("fa1", "fa2"):
+            p = m.problem
+            series = groups.setdefault(f"{m.label}, {p.dtype}, {m.where}", {})
+            series[names[(p.batch, p.heads, p.seqlen_k)]] = m.gbytes
+    best = max(published.TRAFFIC, key=lambda x: x.gbytes)
+    words = f"At best {best.gbytes:.0f} of {published.TRAFFIC_PEAK:.0f} GB/s: memory is not what limits it."
+    if len(groups) > 1:
+        top = max(rows, key=lambda m: m.gbytes)
+        text = f"{top.label} moves {top.gbytes:.3g} GB/s at most here. Published: {best.gbytes:.0f} GB/s."
+        page.verdict(text, tag="measured", small=True)
+    else:
+        page.verdict(words, tag=_PUBLISHED, small=True)
+    alt = "Effective traffic in GB/s by batch × heads × length. " + "; ".join(
+        f"{name}: " + ", ".join(f"{k} {v:.3g}" for k, v in values.items()) for name, values in groups.items()
+    )
+    figure = charts.bars(groups, palette, "GB/s: q, k, v, o once, over time", published=_PUBLISHED)
+    page.figure(figure, "compare.traffic", alt)
+    st.caption(f"Published: {published.A10}, by batch × heads × length, head dim 64. {words}")
+    _reproduce("effective traffic", "traffic", cases, device)

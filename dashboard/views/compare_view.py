@@ -1,0 +1,143 @@
+"""The page Compare, first part: kernels against sequence length."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import streamlit as st
+
+from cufa.bench.timing import speedup
+from cufa.commands.common import rate_text, seconds_text
+from cufa.dashboard import page
+from cufa.dashboard.charts import compare as charts
+from cufa.dashboard.charts.compare import Point
+from cufa.dashboard.charts.samples import unit_for
+from cufa.dashboard.model.measurements import Measurement, machine_key, machines, newest
+from cufa.dashboard.state import Controls
+from cufa.dashboard.theme import Palette
+
+_METRICS = {"tflops": "TFLOP/s", "time": "time", "gbytes": "GB/s"}
+
+
+def choose_machine(controls: Controls, found: Sequence[Measurement]) -> list[Measurement]:
+    """The measurements of one machine."""
+    words = machines(found)
+    chosen = controls.choice("machine", "Measured on", words)
+    return [m for m in found if machine_key(m) == chosen]
+
+
+def show_lengths(controls: Controls, found: Sequence[Measurement], palette: Palette) -> None:
+    """TFLOP/s, time or GB/s by length, and the speed-up over a baseline."""
+    latest = list(newest(found).values())
+    families: dict[str, list[Measurement]] = {}
+    for m in latest:
+        families.setdefault(m.family, []).append(m)
+    ranked = sorted(families, key=lambda name: -len({m.problem.seqlen_k for m in families[name]}))
+    columns = st.columns([3, 1.6, 1.4])
+    with columns[0]:
+        family = controls.choice("shapes", "Shapes", ranked)
+    rows = families[family]
+    labels = list(dict.fromkeys(m.label for m in rows))
+    with columns[1]:
+        metric = controls.choice("metric", "Figure", _METRICS, segmented=True)
+    with columns[2]:
+        base = controls.choice("base", "Baseline", labels, _slowest(rows))
+    shown = controls.several("show", "Kernels", labels, labels)
+    rows = [m for m in rows if m.label in shown]
+    if not rows:
+        page.verdict("Nothing is left to draw: choose at least one kernel.", "warn", small=True)
+        return
+    _show_metric(rows, metric, palette)
+    _show_speedup(families[family], [x for x in shown if x != base], base, palette)
+
+
+def _slowest(rows: Sequence[Measurement]) -> str:
+    longest = max(m.problem.seqlen_k for m in rows)
+    return min((m for m in rows if m.problem.seqlen_k == longest), key=lambda m: m.tflops).label
+
+
+def _show_metric(rows: Sequence[Measurement], metric: str, palette: Palette) -> None:
+    best = max(rows, key=lambda m: m.tflops)
+    page.verdict(
+        f"{best.label} is the fastest: {rate_text(best.tflops)} at {best.problem.seqlen_k:,} keys, "
+        f"{min(best.of_ceiling, 1):.0%} of what {best.ceiling} allow.",
+        tag=_tag(best),
+    )
+    factor, unit = unit_for(max(m.timing.p50 for m in rows))
+    if metric == "tflops":
+        factor, unit = (1e3, "GFLOP/s") if best.tflops < 1 else (1.0, "TFLOP/s")
+    series: dict[str, list[Point]] = {}
+    for m in rows:
+        series.setdefault(m.label, []).append(_point(m, metric, factor))
+    title = {"time": f"time ({unit})", "tflops": f"{unit} (useful)", "gbytes": "GB/s (q, k, v, o once)"}[
+        metric
+    ]
+    figure = charts.by_length(series, palette, title)
+    page.figure(figure, "compare.lengths", _describe(series, title))
+    st.caption(f"Measured on **{best.where}**. Bars are p10 to p90. {_where_from(rows)}")
+
+
+def _point(m: Measurement, metric: str, factor: float) -> Point:
+    t = m.timing
+    text = (
+        f"{m.problem}<br>{seconds_text(t.p50)}, {rate_text(m.tflops)}, {m.gbytes:.3g} GB/s<br>"
+        f"{m.of_ceiling:.0%} of the limit by {m.ceiling}<br>{m.where}"
+    )
+    if metric == "time":
+        return Point(m.problem.seqlen_k, factor * t.p50, factor * t.p10, factor * t.p90, text)
+    value = factor * m.tflops if metric == "tflops" else m.gbytes
+    return Point(m.problem.seqlen_k, value, value * t.p50 / t.p90, value * t.p50 / t.p10, text)
+
+
+def _show_speedup(rows: Sequence[Measurement], shown: Sequence[str], base: str, palette: Palette) -> None:
+    st.header(f"Speed-up over {base}", anchor=False)
+    series = speedups(rows, shown, base)
+    if not series:
+        page.verdict(f"No shape was measured with both {base} and another kernel shown.", "warn", small=True)
+        return
+    name, point = max(
+        ((name, p) for name, points in series.items() for p in points), key=lambda pair: pair[1].value
+    )
+    page.verdict(
+        f"At most {point.value:.2f}× ({point.low:.2f}–{point.high:.2f}): {name} at {point.length:,} keys.",
+        tag=_tag(rows[0]),
+        small=True,
+    )
+    title = f"time of {base} ÷ time"
+    figure = charts.by_length(series, palette, title, reference=(1.0, base))
+    page.figure(figure, "compare.speedup", _describe(series, title))
+    st.caption("Ratio of medians; bars are 95% bootstrap intervals over the samples.")
+
+
+def speedups(rows: Sequence[Measurement], shown: Sequence[str], base: str) -> dict[str, list[Point]]:
+    """Speed-up of each kernel over the baseline, on the shapes that both were measured on."""
+    by_key = {(m.label, m.problem): m for m in rows}
+    series: dict[str, list[Point]] = {}
+    for (label, problem), m in by_key.items():
+        slow = by_key.get((base, problem))
+        if label in shown and slow is not None:
+            ratio = speedup(slow.timing, m.timing)
+            text = f"{problem}<br>{ratio} over {base}<br>{m.where}"
+            point = Point(problem.seqlen_k, ratio.value, ratio.low, ratio.high, text)
+            series.setdefault(label, []).append(point)
+    return series
+
+
+def _describe(series: dict[str, list[Point]], title: str) -> str:
+    parts = [
+        f"{name}: "
+        + ", ".join(f"{p.length:,} keys {p.value:.3g}" for p in sorted(points, key=lambda p: p.length))
+        for name, points in series.items()
+    ]
+    return f"{title} by sequence length. " + "; ".join(parts) + "."
+
+
+def _tag(m: Measurement) -> str:
+    return "recorded" if m.origin == "recorded" else "measured on " + ("GPU" if m.is_gpu else "CPU")
+
+
+def _where_from(rows: Sequence[Measurement]) -> str:
+    dates = sorted({m.recorded[:10] for m in rows})
+    span = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
+    kind = "Recorded evidence" if rows[0].origin == "recorded" else "The newest run of each kernel and shape"
+    return f"{kind}, {span}."

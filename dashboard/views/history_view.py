@@ -1,0 +1,208 @@
+"""The page History: everything measured as a table, and the difference between two."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+
+import streamlit as st
+
+from cufa.bench.timing import Ratio, speedup
+from cufa.commands.common import rate_text, seconds_text
+from cufa.dashboard import page
+from cufa.dashboard.charts import difference as charts
+from cufa.dashboard.charts import samples
+from cufa.dashboard.model import export
+from cufa.dashboard.model.measurements import Measurement
+from cufa.dashboard.state import Controls
+from cufa.dashboard.theme import Palette
+from cufa.dashboard.worker.store import Run, Status
+
+_ORIGINS = {"all": "all", "run": "runs here", "recorded": "recorded evidence"}
+_MOST_PAIRS = 24
+
+
+def choose_rows(controls: Controls, found: Sequence[Measurement]) -> list[Measurement]:
+    """Filters; newest first."""
+    with st.container(border=True):
+        columns = st.columns([2.4, 1.6, 2])
+        with columns[0]:
+            origin = controls.choice("from", "From", _ORIGINS, segmented=True)
+        labels = list(dict.fromkeys(m.label.partition(" ")[0] if m.tiles else m.label for m in found))
+        with columns[1]:
+            kernels = controls.several("kernels", "Kernels (empty: all)", labels, [])
+        machines = list(dict.fromkeys(m.machine for m in found))
+        with columns[2]:
+            chosen = controls.several("machines", "Machines (empty: all)", machines, [])
+    kept = [
+        m
+        for m in found
+        if origin in ("all", m.origin)
+        and (not kernels or m.label in kernels or m.label.partition(" ")[0] in kernels)
+        and (not chosen or m.machine in chosen)
+    ]
+    return sorted(kept, key=lambda m: m.recorded, reverse=True)
+
+
+def show_table(rows: Sequence[Measurement]) -> None:
+    """One line a measurement."""
+    kernels = len({m.label for m in rows})
+    dates = sorted(m.recorded[:10] for m in rows)
+    page.verdict(
+        f"{len(rows):,} measurements of {kernels} kernels, {dates[0]} to {dates[-1]}."
+        if dates[0] != dates[-1]
+        else f"{len(rows):,} measurements of {kernels} kernels, {dates[0]}.",
+    )
+    lines = [
+        {
+            "#": number,
+            "recorded": m.recorded[:16].replace("T", " "),
+            "from": _ORIGINS[m.origin],
+            "kernel": m.label,
+            "problem": str(m.problem),
+            "p50": seconds_text(m.timing.p50),
+            "p10–p90": f"{seconds_text(m.timing.p10)} – {seconds_text(m.timing.p90)}",
+            "speed": rate_text(m.tflops),
+            "% of limit": f"{m.of_ceiling:.0%}",
+            "error": "NaN" if m.error is None else f"{m.error:.1e}",
+            "machine": f"{m.machine}{'' if m.is_gpu else ' (CPU)'}",
+        }
+        for number, m in enumerate(rows, 1)
+    ]
+    st.dataframe(lines, hide_index=True, height=min(38 + 35 * len(lines), 420))
+
+
+def show_ended(runs: Sequence[Run]) -> None:
+    """Runs that did not end well have no line in the table, or not all of theirs."""
+    bad = [r for r in runs if r.status in (Status.FAILED, Status.CRASHED, Status.CANCELLED)]
+    if not bad:
+        return
+    with st.expander(f"{len(bad)} runs did not finish", icon=":material/report:"):
+        for run in bad[:50]:
+            st.markdown(
+                f"**{run.submitted:%Y-%m-%d %H:%M} UTC, {run.job.title}**, {run.status}: {run.message}"
+            )
+
+
+def show_difference(controls: Controls, rows: Sequence[Measurement], palette: Palette) -> None:
+    """Two measurements, or two whole runs."""
+    st.header("The difference between two", anchor=False)
+    kinds = {"rows": "two measurements", "runs": "two whole runs"}
+    kind = controls.choice("compare", "Compare", kinds, segmented=True)
+    if kind == "runs":
+        _show_runs(controls, rows, palette)
+    else:
+        _show_rows(controls, rows, palette)
+
+
+def _show_rows(controls: Controls, rows: Sequence[Measurement], palette: Palette) -> None:
+    words = {m.id: f"#{n} {m.label} · {m.problem} · {m.where}" for n, m in enumerate(rows, 1)}
+    by_id = {m.id: m for m in rows}
+    second = rows[min(1, len(rows) - 1)].id
+    a = by_id[controls.choice("a", "A", words, second)]
+    b = by_id[controls.choice("b", "B", words, rows[0].id)]
+    if a.id == b.id:
+        page.verdict("A and B are the same measurement: choose another one.", "warn", small=True)
+        return
+    ratio = speedup(a.timing, b.timing)
+    name_a, name_b = (a.label, b.label) if a.label != b.label else ("A", "B")
+    text, tone = charts.in_words(ratio, name_a, name_b)
+    page.verdict(text, tone)
+    for warning in comparability(a, b):
+        st.warning(warning, icon=":material/balance:")
+    lanes = [(f"A: {a.label}", a.timing), (f"B: {b.label}", b.timing)]
+    page.figure(samples.samples_figure(lanes, palette), "history.samples", samples.describe(lanes))
+    _show_ratios([(f"{a.label} ÷ {b.label}", ratio)], palette)
+
+
+def comparability(a: Measurement, b: Measurement) -> list[str]:
+    """What else differs between two measurements, besides what one may want to compare."""
+    found = []
+    if a.problem != b.problem:
+        found.append(f"Not the same problem: A is {a.problem}; B is {b.problem}.")
+    if a.machine != b.machine:
+        found.append(f"Not the same machine: {a.machine} and {b.machine}.")
+    elif a.source != b.source:
+        found.append(
+            "Not timed side by side: clocks and other load may have changed between the two; the interval "
+            "knows nothing of that."
+        )
+    return found
+
+
+def _show_runs(controls: Controls, rows: Sequence[Measurement], palette: Palette) -> None:
+    sources: dict[str, list[Measurement]] = {}
+    for m in rows:
+        sources.setdefault(m.source, []).append(m)
+    if len(sources) < 2:
+        page.verdict("There is only one run: a second one is needed.", "warn", small=True)
+        return
+    words = {s: f"{found[0].recorded[:19].replace('T', ' ')} · {found[0].suite} · {found[0].where}"
+             for s, found in sources.items()}  # fmt: skip
+    b = sources[controls.choice("rb", "Run B", words)]
+    alike = [s for s, rows_of in sources.items() if rows_of is not b and pair_up(rows_of, b)]
+    a = sources[controls.choice("ra", "Run A", words, alike[0] if alike else None)]
+    pairs = pair_up(a, b)
+    if a is b or not pairs:
+        page.verdict("These two have no kernel and shape in common.", "warn", small=True)
+        return
+    page.verdict(_runs_verdict([ratio for _, ratio in pairs]))
+    if len(pairs) > _MOST_PAIRS:
+        st.caption(f"The {_MOST_PAIRS} largest differences of {len(pairs)}.")
+    _show_ratios(pairs[:_MOST_PAIRS], palette)
+    for warning in comparability(a[0], b[0])[-1:]:
+        st.caption(warning)
+
+
+def pair_up(a: Sequence[Measurement], b: Sequence[Measurement]) -> list[tuple[str, Ratio]]:
+    """Ratios of what both have, the largest differences first."""
+    theirs = {(m.label, m.problem): m for m in b}
+    pairs = [
+        (f"{m.label}, {m.problem.seqlen_q:,}×{m.problem.seqlen_k:,}, d{m.problem.head_dim}, {m.mask}",
+         speedup(m.timing, theirs[(m.label, m.problem)].timing))
+        for m in a
+        if (m.label, m.problem) in theirs
+    ]  # fmt: skip
+    return sorted(pairs, key=lambda pair: -max(pair[1].value, 1 / pair[1].value))
+
+
+def _runs_verdict(ratios: Sequence[Ratio]) -> str:
+    faster = sum(r.low > 1 for r in ratios)
+    slower = sum(r.high < 1 for r in ratios)
+    same = len(ratios) - faster - slower
+    return f"In B {faster} timings are faster, {slower} slower; {same} show no difference."
+
+
+def _show_ratios(pairs: Sequence[tuple[str, Ratio]], palette: Palette) -> None:
+    alt = (
+        "Time of A over time of B with 95% intervals. " + "; ".join(f"{name}: {r}" for name, r in pairs) + "."
+    )
+    page.figure(charts.ratio_figure(pairs, palette), "history.ratio", alt)
+    st.caption(
+        "Ratio of medians with its 95% interval (percentile bootstrap over the samples, 2,000 resamples)."
+    )
+
+
+def show_downloads(rows: Sequence[Measurement]) -> None:
+    """What the table shows, with every sample."""
+    st.header("Take it away", anchor=False)
+    columns = st.columns(3)
+    offers = (
+        ("CSV", "cufa.csv", "text/csv", export.csv_text, "table"),
+        ("JSON Lines, every sample", "cufa.jsonl", "application/x-ndjson", export.json_lines, "data_object"),
+        ("HTML report", "cufa-report.html", "text/html", export.html_report, "description"),
+    )
+    for column, (label, name, mime, make, icon) in zip(columns, offers, strict=True):
+        column.download_button(
+            label,
+            functools.partial(make, rows),  # made when it is asked for
+            name,
+            mime,
+            key=f"download.{name}",
+            icon=f":material/{icon}:",
+            on_click="ignore",
+            width="stretch",
+        )
+    st.caption(
+        f"{len(rows):,} measurements, as filtered above. The report is one file that loads nothing else."
+    )

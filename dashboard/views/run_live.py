@@ -1,0 +1,179 @@
+"""The page Run: starting, waiting, cancelling, and choosing which run to look at."""
+
+from __future__ import annotations
+
+import html
+
+import streamlit as st
+
+from cufa.commands.common import seconds_text
+from cufa.dashboard import engine, page
+from cufa.dashboard.state import Controls
+from cufa.dashboard.views.run_controls import seconds_expected
+from cufa.dashboard.worker import client
+from cufa.dashboard.worker.jobs import CPU, Job
+from cufa.dashboard.worker.store import Run, Status
+
+_LATEST = "latest"
+_MOST_LISTED = 60
+_LONG_SECONDS = 60.0
+STATUS_ICONS = {
+    Status.QUEUED: "⏳",
+    Status.RUNNING: "▶",
+    Status.DONE: "✓",
+    Status.FAILED: "✗",
+    Status.CANCELLED: "■",
+    Status.CRASHED: "⚠",
+}
+
+
+def show_start(job: Job, runs: list[Run]) -> None:
+    """The button, and what it will do."""
+    left, right = st.columns([1, 4], vertical_alignment="center")
+    with left:
+        st.button(
+            "Start",
+            key="run.start",
+            type="primary",
+            icon=":material/play_arrow:",
+            disabled=not job.cases,
+            on_click=engine.start,
+            args=(job,),
+            width="stretch",
+        )
+    with right:
+        st.caption(_what_starts(job, runs))
+    engine.show_problems()
+
+
+def _what_starts(job: Job, runs: list[Run]) -> str:
+    if not job.cases:
+        return "Choose at least one kernel."
+    shapes = f"{len(job.cases)} shapes" if len(job.cases) > 1 else str(job.cases[0][0])
+    text = f"{job.contenders} timings: {shapes}."
+    expected = seconds_expected(job, _cpu_rate(job, runs))
+    if expected is not None:
+        text += f" About {seconds_text(expected)} on this CPU."
+        if expected > _LONG_SECONDS:
+            text = f":orange[{text} It can be cancelled at any time.]"
+    elif job.device == CPU:
+        text += (
+            " On the CPU, with NumPy: the same schedule and the same results as on a GPU, at a CPU's speed."
+        )
+    return text
+
+
+def _cpu_rate(job: Job, runs: list[Run]) -> float | None:
+    """FLOP/s of products as the last CPU run measured them."""
+    limits = next(
+        (r.record.get("limits") for r in runs if r.job.device == CPU and r.record.get("limits")), None
+    )
+    if not limits:
+        return None
+    kind = job.cases[0][0].dtype if job.cases else "float32"
+    return float(limits["flops"].get(kind, limits["flops"]["float32"]))
+
+
+def choose_run(controls: Controls, runs: list[Run]) -> Run | None:
+    """Which run the page shows; None when there is none."""
+    shown = runs[:_MOST_LISTED]
+    wanted = st.query_params.get("run") or st.session_state.get("run.run")
+    if wanted not in (None, _LATEST):  # an older one, reached by its link
+        shown += [r for r in runs[_MOST_LISTED:] if r.id == wanted]
+    words = {_LATEST: "the latest run"} | {r.id: run_words(r) for r in shown}
+    chosen = controls.choice("run", "Result of", words)
+    if not runs:
+        return None
+    return runs[0] if chosen == _LATEST else next(r for r in runs if r.id == chosen)
+
+
+def run_words(run: Run) -> str:
+    """One line about a run."""
+    names = ", ".join(dict.fromkeys(c.algorithm for _, contenders in run.job.cases for c in contenders))
+    where = "CPU" if run.job.device == CPU else run.job.device
+    when = f"{run.submitted:%Y-%m-%d %H:%M:%S}"
+    return f"{STATUS_ICONS[run.status]} {when} UTC · {where} · {run.job.title} · {names} · {run.status}"
+
+
+def show_active() -> None:
+    """Runs that wait or go on, refreshed by themselves; the page is drawn anew when that changes."""
+    problems = client.refresh(engine.store())
+    st.session_state["run.drawn"] = _drawn()
+    st.fragment(_active, run_every=0.6 if st.session_state["run.drawn"] else 4.0)(problems)
+
+
+def _active(problems: list[str]) -> None:
+    runs = engine.store().active()
+    problems = client.refresh(engine.store()) if runs else problems
+    if _drawn() != st.session_state.get("run.drawn"):
+        st.rerun(scope="app")
+    for text in problems:
+        st.error(text, icon=":material/report:")
+    ahead: dict[str, int] = {}
+    for run in runs:
+        _show_active_run(run, ahead.get(run.job.device, 0))
+        ahead[run.job.device] = ahead.get(run.job.device, 0) + 1
+
+
+def _show_active_run(run: Run, ahead: int) -> None:
+    total = len(run.job.cases)
+    with st.container(border=True):
+        left, right = st.columns([5, 1], vertical_alignment="center")
+        with left:
+            st.html(f"<b>{html.escape(run_words(run))}</b>")
+            if run.cancelling:
+                st.progress(run.cases_done / total, text="stopping…")
+            elif run.status is Status.QUEUED:
+                others = f"{ahead} before it on {run.job.device}" if ahead else "a worker is starting"
+                st.progress(0.0, text=f"waiting: {others}")
+            else:
+                st.progress(
+                    run.cases_done / total, text=f"{run.phase} ({run.cases_done} of {total} shapes done)"
+                )
+        with right:
+            st.button(
+                "Cancel",
+                key=f"cancel.{run.id}",
+                icon=":material/stop:",
+                disabled=run.cancelling,
+                on_click=engine.cancel,
+                args=(run.id,),
+                width="stretch",
+            )
+
+
+def explain_end(run: Run) -> None:
+    """How a run ended when not well: what happened, and what is left of it."""
+    if run.status in (Status.DONE, Status.QUEUED, Status.RUNNING):
+        return
+    tone = "warn" if run.status is Status.CANCELLED else "alarm"
+    page.verdict(run.message or f"The run was {run.status}.", tone, str(run.status))
+    kept = len(run.rows)
+    st.caption(
+        f"{kept} of {run.job.contenders} timings were finished and are kept."
+        if kept
+        else "Nothing was measured."
+    )
+    for failure in run.record.get("failed", [])[1:]:
+        st.caption(f"Also: {failure['kind']}: {failure['message']}")
+    if run.detail:
+        with st.expander("What the worker left behind", icon=":material/terminal:"):
+            st.code(run.detail, language=None)
+
+
+def redraw_when_done() -> None:
+    """On other pages: draw anew when a run starts, moves on or ends."""
+    st.session_state["run.drawn"] = _drawn()
+    st.fragment(_watch, run_every=1.0 if st.session_state["run.drawn"] else 5.0)()
+
+
+def _watch() -> None:
+    if _drawn():
+        client.refresh(engine.store())
+    if _drawn() != st.session_state.get("run.drawn"):
+        st.rerun(scope="app")
+
+
+def _drawn() -> tuple[object, ...]:
+    """What a page that shows runs depends on."""
+    return tuple((r.id, r.status, len(r.rows)) for r in engine.store().active())

@@ -1,0 +1,133 @@
+"""The page Run: the result of one run."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import streamlit as st
+
+from cufa.bench.timing import speedup
+from cufa.commands.common import rate_text, seconds_text
+from cufa.dashboard import page
+from cufa.dashboard.charts import samples as charts
+from cufa.dashboard.model import measurements
+from cufa.dashboard.model.measurements import Measurement
+from cufa.dashboard.state import Controls
+from cufa.dashboard.theme import Palette
+from cufa.dashboard.worker.store import Run
+
+
+def choose_shape(controls: Controls, run: Run | None) -> list[Measurement]:
+    """The measurements of one shape of the run; of its first one unless another is chosen."""
+    found = measurements.of_run(run) if run is not None else []
+    if not found:
+        return []
+    groups = [list(group) for _, group in itertools.groupby(found, key=lambda m: m.problem)]
+    if len(groups) == 1:
+        return groups[0]
+    words = {str(n): str(group[0].problem) for n, group in enumerate(groups)}
+    return groups[int(controls.choice("shape", "Shape", words))]
+
+
+def show(found: Sequence[Measurement], run: Run, zoomed: bool, palette: Palette) -> None:
+    """Verdict, distribution, table, plans."""
+    if not found:
+        _show_skipped(run)
+        return
+    first = found[0]
+    page.verdict(verdict(found), "", "measured on " + ("GPU" if first.is_gpu else "CPU"))
+    _show_headline(found)
+    lanes = [(m.label, m.timing) for m in found]
+    page.figure(
+        charts.samples_figure(lanes, palette, from_zero=not zoomed), "run.samples", charts.describe(lanes)
+    )
+    st.caption(
+        f"{first.problem}. **{first.where}**. Each dot is one call, from top to bottom in the order "
+        "taken; the band is p10 to p90, the line the median. "
+        + ("L2 is cold at each start. " if first.is_gpu else "")
+        + "FLOP are 4 · head dim for each score that the mask lets through."
+    )
+    show_table(found)
+    if max(m.of_ceiling for m in found) > 1:
+        st.info(
+            "Over 100% of the limit: the ceilings, measured just before, were slowed by other work on this "
+            "machine. Run again when it is quiet.",
+            icon=":material/speed:",
+        )
+    for m in found:
+        if m.plan:
+            with st.expander(f"The plan of {m.label}, and its reasons", icon=":material/route:"):
+                st.code(m.plan, language=None)
+    _show_skipped(run)
+
+
+def verdict(found: Sequence[Measurement]) -> str:
+    """What the run says, in one sentence."""
+    fastest = min(found, key=lambda m: m.timing.p50)
+    limit = f", {fastest.of_ceiling:.0%} of what {fastest.ceiling} allow here"
+    if fastest.of_ceiling > 1:
+        limit = ""  # nonsense, which a note explains
+    rate = rate_text(fastest.tflops)
+    if len(found) == 1:
+        return f"{fastest.label} takes {seconds_text(fastest.timing.p50)}: {rate}{limit}."
+    slowest = max(found, key=lambda m: m.timing.p50)
+    ratio = speedup(slowest.timing, fastest.timing)
+    if ratio.low <= 1:
+        return f"These samples show no difference between {fastest.label} and {slowest.label}: {rate}{limit}."
+    return f"{fastest.label} is {ratio} faster than {slowest.label}: {rate}{limit}."
+
+
+def _show_headline(found: Sequence[Measurement]) -> None:
+    """The four figures people ask for first, of the fastest kernel."""
+    fastest = min(found, key=lambda m: m.timing.p50)
+    columns = st.columns(4)
+    values = (
+        (f"{fastest.label}, median", seconds_text(fastest.timing.p50)),
+        ("Speed", rate_text(fastest.tflops)),
+        (f"Of the limit by {fastest.ceiling}", f"{fastest.of_ceiling:.0%}"),
+        ("Largest error against float64", error_text(fastest)),
+    )
+    for column, (name, value) in zip(columns, values, strict=True):
+        column.metric(name, value)
+
+
+def error_text(m: Measurement) -> str:
+    return "not a number" if m.error is None else f"{m.error:.1e}"
+
+
+def show_table(found: Sequence[Measurement]) -> None:
+    """Speed and error side by side."""
+    lines = [
+        {
+            "kernel": m.label,
+            "tiles": m.tiles or "–",
+            "p50": seconds_text(m.timing.p50),
+            "p10": seconds_text(m.timing.p10),
+            "p90": seconds_text(m.timing.p90),
+            "calls": len(m.timing.samples),
+            "speed": rate_text(m.tflops),
+            "GB/s": f"{m.gbytes:.3g}",
+            "% of limit": f"{m.of_ceiling:.0%}",
+            "limit": m.ceiling,
+            "error": error_text(m),
+            "compile": "–" if m.prepare_seconds is None else seconds_text(m.prepare_seconds),
+        }
+        for m in found
+    ]
+    if not any(m.is_gpu for m in found):  # a CPU compiles nothing
+        for line in lines:
+            del line["compile"]
+    helps = {
+        "compile": "Compile, or finding it in the cache on disk.",
+        "error": "Largest absolute difference from float64; inputs are standard normal.",
+        "GB/s": "q, k, v read once and o written once, over the median time.",
+        "% of limit": "Of the fastest that this machine's measured ceilings allow.",
+    }
+    columns = {name: st.column_config.TextColumn(help=text) for name, text in helps.items()}
+    st.dataframe(lines, hide_index=True, column_config=columns)
+
+
+def _show_skipped(run: Run) -> None:
+    for label, reason in dict.fromkeys((s["label"], s["reason"]) for s in run.record.get("skipped", [])):
+        st.info(f"Not run: **{label}**: {reason}", icon=":material/block:")

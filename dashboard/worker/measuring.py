@@ -1,0 +1,170 @@
+"""One job, case by case, with the benchmark layer: what the worker does when it works."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+from cufa.architectures import Device
+from cufa.bench import records
+from cufa.bench.limits import measure_limits
+from cufa.bench.runner import Contender, Row, run_problem
+from cufa.dashboard.worker.jobs import Job, Json, gpu_index
+from cufa.planner import make_plan
+from cufa.problem import Problem
+
+Tell = Callable[[Json], None]
+"""Takes one event; it is on disk when the call returns. Raises CannotWrite."""
+
+#: Of the memory that is free, what inputs, output and intermediates of a CPU run may take.
+_MEMORY_SHARE = 0.7
+#: Copies of the tensors that a CPU run holds at its peak: float32 originals, conversions, float64 samples.
+_COPIES = 2.5
+
+
+class CannotWrite(OSError):
+    """The run's folder takes no more: a full disk, mostly."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """How a job went."""
+
+    record: Json
+    failures: list[Json]
+    """One for each case that failed: problem, kind, message, detail."""
+    poisoned: bool
+    """The GPU context is lost: this process can compute nothing more."""
+
+
+def measure(job: Job, tell: Tell) -> Result:
+    """Run all cases of a job. A case that fails does not stop the next one, unless the GPU context is lost.
+
+    Raises :class:`CannotWrite` when ``tell`` does.
+    """
+    device = _device(job.device)
+    tell({"event": "phase", "text": "measuring this machine's ceilings"})
+    measure_limits.cache_clear()  # the clocks and the load of now, not of this process's first run
+    limits = measure_limits(device)
+    record = records.run_record((), (), device, limits)
+    tell({"event": "about", "record": record})
+    failures: list[Json] = []
+    for number, (problem, contenders) in enumerate(job.cases):
+        try:
+            _check_memory(problem, contenders, device)
+            seconds = _prepare(problem, contenders, device, tell)
+            names = ", ".join(c.label for c in contenders)
+            tell({"event": "phase", "text": f"timing {names}: {problem}"})
+            rows, skipped = run_problem(problem, contenders, device, limits, seconds=job.seconds, seed=number)
+        except CannotWrite:
+            raise
+        except Exception as error:  # whatever a kernel, a compiler or a driver throws: it is the result
+            failure = explain(error)
+            failures.append({"problem": dataclasses.asdict(problem), **failure})
+            tell({"event": "failed", "record": failures[-1]})
+            if failure["kind"] == "kernel error":
+                return Result(record | {"failed": failures}, failures, poisoned=True)
+            rows, skipped, seconds = [], [], {}
+        for row in rows:
+            record["rows"].append(_row_record(row, seconds))
+            tell({"event": "row", "record": record["rows"][-1]})
+        for missed in skipped:
+            record["skipped"].append(records.skipped_record(missed))
+            tell({"event": "skipped", "record": record["skipped"][-1]})
+        tell({"event": "case done", "number": number})
+    _free(device)
+    return Result(record | {"failed": failures}, failures, poisoned=False)
+
+
+def _row_record(row: Row, seconds: dict[str, float]) -> Json:
+    """As in any record, and the plan in words, and how long its kernel took to get ready."""
+    record = records.row_record(row)
+    if row.plan is not None:
+        record |= {"plan": str(row.plan), "prepare_seconds": seconds.get(row.label)}
+    return record
+
+
+def _device(name: str) -> Device | None:
+    index = gpu_index(name)
+    if index is None:
+        return None
+    import cupy
+
+    from cufa.backends import cuda
+
+    cupy.cuda.Device(index).use()
+    return cuda.current_device()
+
+
+def _prepare(
+    problem: Problem, contenders: tuple[Contender, ...], device: Device | None, tell: Tell
+) -> dict[str, float]:
+    """Compile on a GPU, so that it is not in the way of timing: seconds by label, or nothing on a CPU."""
+    if device is None:
+        return {}
+    from cufa.backends import cuda
+
+    seconds = {}
+    for contender in contenders:
+        if contender.is_peer:
+            continue
+        tell({"event": "phase", "text": f"compiling {contender.label}"})
+        try:
+            plan = make_plan(problem, device, contender.algorithm, config=contender.config)
+        except ValueError:  # no kernel serves it: run_problem will say so
+            continue
+        start = time.perf_counter()
+        cuda.prepare(plan)
+        seconds[contender.label] = round(time.perf_counter() - start, 3)
+    return seconds
+
+
+def _check_memory(problem: Problem, contenders: tuple[Contender, ...], device: Device | None) -> None:
+    """Refuse what this machine's memory cannot hold: otherwise the system would kill the worker for it.
+
+    (A GPU says so itself.) Raises MemoryError.
+    """
+    available = _available_memory()
+    if device is not None or available is None:
+        return
+    elements = problem.io_bytes // problem.itemsize
+    wanted = int(_COPIES * max(problem.itemsize, 4) * elements)
+    if wanted > _MEMORY_SHARE * available:
+        raise MemoryError(f"needs about {wanted / 2**30:,.0f} GiB, {available / 2**30:,.1f} GiB are free")
+
+
+def _available_memory() -> int | None:
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return None
+    return next((int(x.split()[1]) * 1024 for x in lines if x.startswith("MemAvailable:")), None)
+
+
+def _free(device: Device | None) -> None:
+    """Give memory back to other processes on the GPU."""
+    if device is not None:
+        import cupy
+
+        cupy.get_default_memory_pool().free_all_blocks()
+
+
+def explain(error: BaseException) -> Json:
+    """kind, message and detail of an error, in words for the page."""
+    name = type(error).__name__
+    text = str(error).strip() or name
+    if isinstance(error, MemoryError):  # CuPy's OutOfMemoryError is one
+        kind = "out of memory"
+    elif name in ("CUDARuntimeError", "CUDADriverError"):
+        kind = "kernel error"
+    elif name in ("CompileException", "NVRTCError"):
+        kind = "does not compile"
+    else:
+        kind = "error"
+        text = f"{name}: {text}"
+    lines = text.splitlines()
+    detail = "".join(traceback.format_exception(error))
+    return {"kind": kind, "message": lines[0][:600], "detail": detail[-2500:]}
