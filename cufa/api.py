@@ -268,7 +268,11 @@ def _on_gpu(
             _fill_empty(result, lse)
             return (result, lse) if return_lse else result
         device = cuda.device(q.data.device_id)
-        problem = dataclasses.replace(problem, alignment=arrays.alignment(*inputs.values(), result))
+        problem = dataclasses.replace(
+            problem,
+            alignment=arrays.alignment(*inputs.values(), result),
+            positive_strides=arrays.positive_strides(*inputs.values()),
+        )
         plan = _plan(problem, device, algorithm)
         views = _views(options["layout"], *inputs.values(), result)
         binding = cuda.Binding(cuda.prepare(plan, q.data.device_id), [x.strides for x in views])

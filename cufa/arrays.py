@@ -256,3 +256,10 @@ def alignment(*arrays: Array) -> int:
             if size > 1:
                 bits |= stride
     return bits & -bits
+
+
+def positive_strides(*arrays: Array) -> bool:
+    """No axis that is stepped along is broadcast (stride 0) or reversed."""
+    return all(
+        stride > 0 for x in arrays for stride, size in zip(x.strides, x.shape, strict=True) if size > 1
+    )

@@ -70,6 +70,10 @@ def nvrtc_options(nvrtc_arch: str) -> tuple[str, ...]:
     )
 
 
-def cupy_options() -> tuple[str, ...]:
-    """What ``cupy.RawModule`` is given: it adds the architecture, the C++ standard and -ftz itself."""
-    return (f"-I{SOURCE_DIR}",)
+def cupy_options(min_capability: int = 80) -> tuple[str, ...]:
+    """What ``cupy.RawModule`` is given: it adds the architecture, the C++ standard and -ftz itself.
+
+    Kernels made of Hopper's own instructions name their architecture: NVRTC 12.9 and later takes the first of
+    two -arch options, and CuPy would ask for plain sm_90.
+    """
+    return (f"-I{SOURCE_DIR}", *(("-arch=sm_90a",) if min_capability == 90 else ()))

@@ -57,7 +57,7 @@ class Launch:
     shared_memory: int
     """Dynamic shared memory, bytes."""
     persistent: bool = False
-    """The blocks share out the work among themselves: the planner launches no more than the GPU runs at once."""
+    """The blocks share out the work: the planner launches no more than the GPU runs at once."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,9 +86,30 @@ class KernelSpec:
     max_capability: int = 999
     """Hopper's own instructions (sm_90a) exist on no other architecture."""
     tensor_map_rows: Callable[[TileConfig], tuple[int, ...]] = lambda config: ()
-    """Rows of a box of each of q, k, v that the kernel takes as a tensor map, after its parameters."""
+    """Rows of one box of q, k and v, for a kernel that takes them as tensor maps after its parameters. Then
+    the copy engine's rules hold: 16-byte aligned rows, positive strides."""
     choose: Callable[[Problem, tuple[TileConfig, ...]], TileConfig] = lambda problem, fitting: fitting[0]
     """Pick among the configs that fit (untuned heuristic)."""
+
+    @property
+    def uses_copy_engine(self) -> bool:
+        return bool(self.tensor_map_rows(self.configs[0]))
+
+    def runs_on(self, capability: int) -> bool:
+        return self.min_capability <= capability <= self.max_capability
+
+    @property
+    def requirements(self) -> str:
+        """What a problem and a GPU must have, in words."""
+        newer = " and later" if self.max_capability > self.min_capability else " only"
+        rows = ", 16-byte aligned rows, positive strides" if self.uses_copy_engine else ""
+        return f"{self.name} serves {', '.join(self.dtypes)} on sm_{self.min_capability}{newer}{rows}"
+
+    def takes(self, problem: Problem) -> bool:
+        """The kernel can read these operands: dtype, precision, alignment and strides (not: head_dim)."""
+        if problem.dtype not in self.dtypes or problem.precision not in self.precisions:
+            return False
+        return not self.uses_copy_engine or (problem.alignment == 16 and problem.positive_strides)
 
     def constants(self, problem: Problem, config: TileConfig) -> dict[str, int | bool]:
         """Values generated as ``constexpr`` lines in front of the source."""
@@ -134,6 +155,23 @@ def _fa2_launches(problem: Problem, config: TileConfig, shared_memory: int) -> t
     return (Launch("fa2_forward", (blocks, 1, 1), config.num_warps * 32, shared_memory),)
 
 
+def _fa2_choose(problem: Problem, fitting: tuple[TileConfig, ...]) -> TileConfig:
+    """The first that fits; 64 query rows a block where 128 would leave SMs idle or rows empty.
+
+    Measured on an H200: full attention gains until every second SM has a block of 128 rows, causal
+    attention, whose blocks differ in length, until the blocks of 128 rows make one wave.
+    """
+    sms = 132
+    blocks = _ceil_div(problem.seqlen_q, 128) * problem.heads * problem.batch
+    wave = 2 * sms if problem.head_dim <= 128 else sms
+    narrow = [config for config in fitting if config.block_q == 64]
+    if narrow and blocks <= (wave if problem.causal else sms // 2):
+        return narrow[0]
+    if narrow and problem.seqlen_q <= 64:
+        return narrow[-1]
+    return fitting[0]
+
+
 _FA2_FORWARD = KernelSpec(
     name="fa2_forward",
     algorithm="fa2",
@@ -153,6 +191,7 @@ _FA2_FORWARD = KernelSpec(
     shared_memory=_fa2_shared_memory,
     launches=_fa2_launches,
     skip_masked_tiles=True,
+    choose=_fa2_choose,
 )
 
 
@@ -225,7 +264,7 @@ _FA1_FORWARD = KernelSpec(
         # (Between these head dims a few registers spill.)
         TileConfig(64, 256, num_warps=8, min_head_dim=64, max_head_dim=64),
         TileConfig(64, 256, num_warps=8, min_head_dim=128, max_head_dim=128),
-        TileConfig(32, 128, num_warps=4, min_head_dim=136),
+        TileConfig(32, 128, num_warps=4, min_head_dim=152),
         # The block sweep published for FlashAttention-1.
         TileConfig(128, 128, num_warps=8, max_head_dim=128),
         TileConfig(128, 128, num_warps=4, max_head_dim=128),
@@ -283,9 +322,74 @@ _NAIVE = KernelSpec(
 )
 
 
+def _fa3_shared_memory(config: TileConfig, head_dim: int) -> int:
+    """Q of each consumer warpgroup, the K and V rings, a full and an empty barrier for each buffer."""
+    row = _ceil_div(head_dim, 64) * 128
+    consumers, q_stages = config.num_warps // 4 - 1, dict(config.switches)["Q_STAGES"]
+    buffers = q_stages * consumers + 2 * config.num_stages
+    return (q_stages * config.block_q + 2 * config.num_stages * config.block_kv) * row + buffers * 16
+
+
+def _fa3_launches(problem: Problem, config: TileConfig, shared_memory: int) -> tuple[Launch, ...]:
+    """Persistent blocks that share out query blocks and heads."""
+    items = _ceil_div(problem.seqlen_q, config.block_q) * problem.heads * problem.batch
+    return (Launch("fa3_forward", (items, 1, 1), config.num_warps * 32, shared_memory, persistent=True),)
+
+
+def _fa3_config(
+    block_q: int, block_kv: int, num_stages: int, *, q_stages: int, min_head_dim: int, max_head_dim: int
+) -> TileConfig:
+    """A producer and block_q / 64 consumer warpgroups. One Q buffer goes with Q kept in registers, or with
+    tiles that leave no room for two."""
+    in_registers = q_stages == 1 and max_head_dim <= 128
+    return TileConfig(
+        block_q,
+        block_kv,
+        num_warps=4 * (block_q // 64 + 1),
+        num_stages=num_stages,
+        min_head_dim=min_head_dim,
+        max_head_dim=max_head_dim,
+        switches=(("Q_STAGES", q_stages), ("Q_IN_REGISTERS", in_registers), ("PING_PONG", True)),
+    )
+
+
+_FA3_WIDE = _fa3_config(192, 128, 2, q_stages=2, min_head_dim=8, max_head_dim=64)
+_FA3_SQUARE = _fa3_config(128, 128, 3, q_stages=1, min_head_dim=8, max_head_dim=128)
+_FA3_LONG = _fa3_config(192, 80, 2, q_stages=2, min_head_dim=72, max_head_dim=128)
+_FA3_DEEP = _fa3_config(128, 80, 2, q_stages=1, min_head_dim=136, max_head_dim=256)
+
+
+def _choose_fa3(problem: Problem, fitting: tuple[TileConfig, ...]) -> TileConfig:
+    """Measured on an H200 (records): long causal sequences gain from wide query blocks, which skip by the
+    warpgroup."""
+    if problem.causal and problem.seqlen_k >= 8192 and _FA3_LONG in fitting:
+        return _FA3_LONG
+    return fitting[0]
+
+
+_FA3_FORWARD = KernelSpec(
+    name="fa3_forward",
+    algorithm="fa3",
+    title="FlashAttention-3 forward: TMA, WGMMA, warp specialisation",
+    paper="Shah et al. 2024, FlashAttention-3, Algorithms 1 and 2",
+    source="fa3_forward.cu",
+    dtypes=("float16", "bfloat16"),
+    precisions=("native",),
+    configs=(_FA3_WIDE, _FA3_SQUARE, _FA3_LONG, _FA3_DEEP),
+    shared_memory=_fa3_shared_memory,
+    launches=_fa3_launches,
+    skip_masked_tiles=True,
+    min_capability=90,
+    max_capability=90,
+    tensor_map_rows=lambda config: (64, config.block_kv, config.block_kv),
+    choose=_choose_fa3,
+)
+
+
 KERNELS: dict[str, KernelSpec] = {
     spec.name: spec
     for spec in (
+        _FA3_FORWARD,
         _FA2_FORWARD,
         # The ablation: the same source, wholly masked tiles computed and thrown away by the mask.
         dataclasses.replace(

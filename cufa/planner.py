@@ -95,12 +95,20 @@ def make_plan(
             f"config={config} takes {shared_memory:,} B of shared memory at head_dim {problem.head_dim}; a "
             f"block on {device.arch.name} has {device.arch.shared_memory_per_block:,} B: use smaller tiles"
         )
-    launches = spec.launches(problem, config, shared_memory)
+    launches = tuple(_fill(x, device) for x in spec.launches(problem, config, shared_memory))
     return Plan(problem, spec, config, device, launches, spec.workspace(problem, config), tuple(reasons))
 
 
+def _fill(launch: Launch, device: Device) -> Launch:
+    if not launch.persistent:
+        return launch
+    return dataclasses.replace(launch, grid=(min(launch.grid[0], device.num_sms), 1, 1))
+
+
 def fitting_configs(spec: KernelSpec, head_dim: int, device: Device) -> tuple[TileConfig, ...]:
-    """Configs of a kernel that can run: head dim in range, shared memory within the block limit."""
+    """Configs that can run: architecture and head dim in range, shared memory within the block limit."""
+    if not spec.runs_on(device.arch.capability):
+        return ()
     limit = device.arch.shared_memory_per_block
     return tuple(c for c in spec.configs if c.fits(head_dim) and spec.shared_memory(c, head_dim) <= limit)
 
@@ -121,22 +129,15 @@ def _choose_spec(problem: Problem, device: Device | None, algorithm: str) -> tup
     named = [s for s in KERNELS.values() if algorithm in ("auto", s.algorithm)]
     if device is None:
         # NumPy runs every algorithm in every dtype; the kernel's name only says which schedule.
-        auto = next(s for s in named if algorithm != "auto" or s.skip_masked_tiles)
-        return auto, [_why(algorithm, auto)]
-    serving = [
-        s
-        for s in named
-        if problem.dtype in s.dtypes
-        and problem.precision in s.precisions
-        and device.arch.capability >= s.min_capability
-        and fitting_configs(s, problem.head_dim, device)
-    ]
+        spec = next(s for s in named if algorithm != "auto" or s.algorithm == "fa2")
+        return spec, [_why(algorithm, spec)]
+    serving = [s for s in named if s.takes(problem) and fitting_configs(s, problem.head_dim, device)]
     if not serving:
-        dtypes = sorted({d for s in named for d in s.dtypes})
         cure = "convert with .astype" + (", or use algorithm='auto'" if algorithm != "auto" else "")
         raise ValueError(
             f"no kernel runs algorithm={algorithm!r} on {device.arch.name} for {problem.dtype}, "
-            f"head_dim {problem.head_dim}: it serves {', '.join(dtypes)}; {cure}"
+            f"head_dim {problem.head_dim}, {problem.alignment}-byte aligned strides; "
+            f"{'; '.join(s.requirements for s in named)}: {cure}"
         )
     # Registry order is order of preference.
     return serving[0], [_why(algorithm, serving[0])]

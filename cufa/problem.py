@@ -22,7 +22,8 @@ class Problem:
 
     ``precision`` is ``"float32"`` or ``"tf32"`` for float32 inputs and ``"native"`` for every other
     dtype. ``alignment`` is the largest power of two, at most 16, that divides every pointer and every
-    stride in bytes: it decides how wide the copies can be.
+    stride in bytes: it decides how wide the copies can be. ``positive_strides`` is False for broadcast or
+    reversed axes of q, k or v, which Hopper's copy engine does not take.
     """
 
     batch: int
@@ -36,10 +37,18 @@ class Problem:
     scale: float = 1.0
     precision: str = "native"
     alignment: int = 16
+    positive_strides: bool = True
 
     @property
     def itemsize(self) -> int:
         return ITEMSIZE[self.dtype]
+
+    @property
+    def shapes(self) -> tuple[tuple[int, int, int, int], ...]:
+        """Of q, k and v."""
+        queries = (self.batch, self.heads, self.seqlen_q, self.head_dim)
+        keys = (self.batch, self.kv_heads, self.seqlen_k, self.head_dim)
+        return queries, keys, keys
 
     @property
     def group_size(self) -> int:

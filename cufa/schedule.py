@@ -47,9 +47,7 @@ class Schedule:
 
     @classmethod
     def of(cls, problem: Problem, block_q: int, block_kv: int, skip_masked_tiles: bool) -> Schedule:
-        return cls(
-            problem.seqlen_q, problem.seqlen_k, block_q, block_kv, problem.causal, skip_masked_tiles
-        )
+        return cls(problem.seqlen_q, problem.seqlen_k, block_q, block_kv, problem.causal, skip_masked_tiles)
 
     @property
     def num_q_blocks(self) -> int:
@@ -95,7 +93,7 @@ class Schedule:
         if self.seqlen_q % self.block_q:
             grid[-1, :] = Tile.PADDED
         if self.causal:
-            # A tile is cut by the boundary when its last valid column lies past what the block's first row sees.
+            # The boundary cuts a tile when its last column lies past what the block's first row sees.
             last_column = np.minimum((column + 1) * self.block_kv, self.seqlen_k) - 1
             grid[last_column >= self._visible_keys(last=False)[:, None]] = Tile.PARTIAL
         grid[column >= self.visits[:, None]] = Tile.SKIPPED

@@ -82,7 +82,7 @@ def variants(
 
 
 def _of_kernel(spec: KernelSpec, archs: Sequence[int], head_dims: Sequence[int] | None) -> Iterator[Variant]:
-    served = [find_architecture(arch) for arch in archs if arch >= spec.min_capability]
+    served = [find_architecture(arch) for arch in archs if spec.runs_on(arch)]
     for arch in served:
         for head_dim in head_dims or HEAD_DIMS:
             yield from _configs(spec, arch, head_dim)
@@ -105,8 +105,9 @@ def _other_branches(spec: KernelSpec, arch: Architecture) -> Iterator[Variant]:
         for config in fitting[:1]:
             yield Variant(spec, config, problem, arch, trace=True)
             for alignment in (8, 4, 2):
-                if alignment >= problem.itemsize:
-                    yield Variant(spec, config, dataclasses.replace(problem, alignment=alignment), arch)
+                narrow = dataclasses.replace(problem, alignment=alignment)
+                if alignment >= problem.itemsize and spec.takes(narrow):
+                    yield Variant(spec, config, narrow, arch)
 
 
 def _problems(spec: KernelSpec, head_dim: int) -> Iterator[Problem]:

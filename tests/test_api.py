@@ -198,7 +198,7 @@ def test_interleaved_views_of_one_buffer_do_not_overlap():
 
 def test_plan_without_a_gpu_prints_what_would_run():
     text = str(cufa.plan((2, 16, 4096, 128), dtype="bfloat16", causal=True, device="sm_90"))
-    for part in ("fa2_forward", "sm_90", "causal", "skipped", "because"):
+    for part in ("fa3_forward", "sm_90", "causal", "skipped", "because"):
         assert part in text
     assert "NumPy" in str(cufa.plan((2, 16, 4096, 128), device="cpu"))
 

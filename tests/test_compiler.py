@@ -332,10 +332,7 @@ def test_without_a_mask_an_ablation_is_the_same_machine_code(kernel, ablation, n
 
 
 SERVED = [
-    (name, arch)
-    for name, spec in KERNELS.items()
-    for arch in COMPILED_ARCHITECTURES
-    if arch >= spec.min_capability
+    (name, arch) for name, spec in KERNELS.items() for arch in COMPILED_ARCHITECTURES if spec.runs_on(arch)
 ]
 
 

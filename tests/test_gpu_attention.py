@@ -175,9 +175,12 @@ def test_views_into_poisoned_buffers(cp, spec, dtype, precision, offset):
     buffer = cp.full((b, h, s + 9, d + 24 + offset), 7, arrays_[0].dtype)
     out = buffer[:, :, 5 : 5 + s, offset : offset + d]
     out[...] = cp.nan
-    _, lse = cufa.flash_attention(
-        *inputs, causal=True, out=out, return_lse=True, **options_of(spec, precision)
-    )
+    options = options_of(spec, precision)
+    if spec.uses_copy_engine and offset * out.itemsize % 16:
+        with pytest.raises(ValueError, match="16-byte aligned rows"):
+            cufa.flash_attention(*inputs, causal=True, out=out, **options)
+        options["algorithm"] = "auto"  # finds another kernel
+    _, lse = cufa.flash_attention(*inputs, causal=True, out=out, return_lse=True, **options)
     assert_attention(cp.asnumpy(out), cp.asnumpy(lse), *arrays_, causal=True, precision=precision)
     out[...] = 7
     assert bool((buffer == 7).all()), "wrote outside of out"
@@ -246,6 +249,16 @@ def test_any_shape(
         batch, kv_heads * groups, kv_heads, seqlen_q, seqlen_k, head_dim, dtype, layout=layout, spread=spread
     )
     check(cp, q, k, v, causal=causal, layout=layout, **options_of(spec, precision))
+
+
+def test_broadcast_and_reversed_inputs(cp):
+    """Strides that the copy engine does not take: auto goes on with a kernel that does."""
+    q, k, v = make_inputs(2, 3, 3, 60, 80, 64, "float16")
+    k = np.broadcast_to(k[:, :1], k.shape)
+    views = cp.asarray(q), cp.broadcast_to(cp.asarray(k[:, :1]), k.shape), cp.asarray(v)[:, :, ::-1]
+    for _ in range(2):
+        out, lse = cufa.flash_attention(*views, causal=True, return_lse=True)
+        assert_attention(cp.asnumpy(out), cp.asnumpy(lse), q, k, v[:, :, ::-1], causal=True)
 
 
 def test_more_than_2_to_the_31_elements(cp):

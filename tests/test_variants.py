@@ -76,6 +76,10 @@ OFFERED = {("auto", dtype, precision) for dtype, choices in PRECISIONS.items() f
 @pytest.mark.parametrize(("algorithm", "dtype", "precision"), sorted(OFFERED))
 def test_every_head_dim_has_a_kernel_on_every_architecture(arch, algorithm, dtype, precision):
     device = Device.typical(arch)
+    if not any(spec.runs_on(arch) for spec in KERNELS.values() if algorithm in ("auto", spec.algorithm)):
+        with pytest.raises(ValueError, match="only"):
+            make_plan(Problem(1, 1, 1, 1024, 1024, 64, dtype, precision=precision), device, algorithm)
+        return
     for head_dim in range(HEAD_DIM_STEP, MAX_HEAD_DIM + 1, HEAD_DIM_STEP):
         problem = Problem(1, 1, 1, 1024, 1024, head_dim, dtype, precision=precision)
         plan = make_plan(problem, device, algorithm)

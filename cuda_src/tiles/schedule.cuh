@@ -21,6 +21,12 @@ DEVICE int visible_keys(const AttentionParams& p, int row) {
   return keys < 0 ? 0 : keys > p.seqlen_k ? p.seqlen_k : int(keys);
 }
 
+// Likewise, counted from `first_key` of a visited tile; may be negative. Cheaper: no step of it can pass 2^31.
+template <bool IS_CAUSAL>
+DEVICE int visible_keys_from(const AttentionParams& p, int row, int first_key) {
+  return (IS_CAUSAL ? min(row + 1 - p.seqlen_q, 0) : 0) + (p.seqlen_k - first_key);
+}
+
 template <int BR, int BC, bool IS_CAUSAL, bool SKIP>
 DEVICE TileRange visited_tiles(const AttentionParams& p, int q_block) {
   const i64 first_row = i64(q_block) * BR;
@@ -63,6 +69,46 @@ DEVICE WorkItem work_item(const AttentionParams& p, u32 index, int kv_bytes_per_
   }
   return {int(q_block), int(head % u32(p.heads)), int(head / u32(p.heads))};
 }
+
+// The items of a persistent thread block, which takes one after another. Blocks take turns forwards and backwards (b,
+// 2G-1-b, 2G+b, ...), so that none gets the longest item of every round: no counter in memory, and repeats are alike.
+// Causal: the heads of a group share the L2 cache and go from their longest query block to their shortest; a group is as
+// many heads as divide the blocks evenly, so that a round holds items of nearly one length.
+template <int BR, bool IS_CAUSAL>
+struct PersistentItems {
+  u32 Tr, all_heads, group_heads, total, round = 0;
+
+  DEVICE PersistentItems(const AttentionParams& p, int kv_bytes_per_row) {
+    constexpr i64 L2_SHARE = 24 << 20;  // bytes
+    Tr = u32(p.seqlen_q - 1) / BR + 1;
+    all_heads = u32(p.batch) * u32(p.heads);
+    total = Tr * all_heads;
+    const i64 fitting = L2_SHARE / (i64(p.seqlen_k) * kv_bytes_per_row);
+    group_heads = u32(max(i64(1), min(i64(min(all_heads, gridDim.x)), fitting)));
+    while (gridDim.x % group_heads != 0) --group_heads;
+  }
+
+  // False when this block has done its share.
+  DEVICE bool next(u32& index) {
+    const u32 place = round % 2 == 0 ? blockIdx.x : gridDim.x - 1 - blockIdx.x;
+    index = round++ * gridDim.x + place;
+    return index < total;
+  }
+
+  DEVICE WorkItem item(const AttentionParams& p, u32 index) const {
+    u32 q_block, head;
+    if constexpr (IS_CAUSAL) {
+      const u32 group = index / (group_heads * Tr), rest = index - group * group_heads * Tr;
+      const u32 members = min(group_heads, all_heads - group * group_heads);
+      q_block = Tr - 1 - rest / members;
+      head = group * group_heads + rest % members;
+    } else {
+      q_block = index % Tr;
+      head = index / Tr;
+    }
+    return {int(q_block), int(head % u32(p.heads)), int(head / u32(p.heads))};
+  }
+};
 
 // One record a work item, written by one thread. Compiled only when TRACE is on.
 DEVICE void write_trace(const AttentionParams& p, u32 index, const WorkItem& item, const TileRange& tiles, u64 start_ns) {

@@ -20,6 +20,7 @@ from ..architectures import Device, find_architecture
 from ..compiler import cupy_options, translation_unit
 from ..params import TRACE_RECORD, pack
 from ..planner import Plan
+from .tensor_map import TensorMap
 
 _INVALID_CONTEXT = 201
 _DEFAULT_SHARED_LIMIT = 48 * 1024  # more must be asked for, per function
@@ -52,9 +53,9 @@ def current_device() -> Device:
 class _Module:
     """One compiled translation unit on one device."""
 
-    def __init__(self, source: str, device_id: int) -> None:
+    def __init__(self, source: str, device_id: int, options: tuple[str, ...]) -> None:
         with cupy.cuda.Device(device_id):
-            self._module = cupy.RawModule(code=source, options=cupy_options())
+            self._module = cupy.RawModule(code=source, options=options)
             self._module.compile()
 
     def function(self, entry: str, shared_memory: int) -> Any:
@@ -70,7 +71,7 @@ _module_locks: dict[tuple[str, int], threading.Lock] = {}
 _registry_lock = threading.Lock()
 
 
-def _compile(source: str, device_id: int) -> _Module:
+def _compile(source: str, device_id: int, options: tuple[str, ...]) -> _Module:
     """Compile once per device: threads that want the same unit wait for one compile, threads that want
     different ones compile side by side."""
     key = (source, device_id)
@@ -78,7 +79,7 @@ def _compile(source: str, device_id: int) -> _Module:
         lock = _module_locks.setdefault(key, threading.Lock())
     with lock:
         if key not in _modules:
-            _modules[key] = _Module(source, device_id)
+            _modules[key] = _Module(source, device_id, options)
         return _modules[key]
 
 
@@ -89,7 +90,7 @@ class Prepared:
         self.plan = plan
         self.device_id = device_id
         source = translation_unit(f"kernels/{plan.spec.source}", {**plan.constants, "TRACE": trace})
-        module = _compile(source, device_id)
+        module = _compile(source, device_id, cupy_options(plan.spec.min_capability))
         with cupy.cuda.Device(device_id):
             self.functions = {x.entry: module.function(x.entry, x.shared_memory) for x in plan.launches}
 
@@ -101,7 +102,8 @@ class Prepared:
     def launch(self, q: Any, k: Any, v: Any, out: Any, lse: Any = None, trace: Any = None) -> None:
         """Launch once on 4-D arrays in (batch, heads, seqlen, head_dim) axis order."""
         binding = Binding(self, [x.strides for x in (q, k, v, out)])
-        binding.launch(*(x.data.ptr for x in (q, k, v, out)), lse.data.ptr if lse is not None else 0, trace)
+        lse_pointer = lse.data.ptr if lse is not None else 0
+        binding.launch(q.data.ptr, k.data.ptr, v.data.ptr, out.data.ptr, lse_pointer, trace)
 
 
 def prepare(plan: Plan, device_id: int | None = None, trace: bool = False) -> Prepared:
@@ -121,8 +123,15 @@ class Binding:
         self.prepared = prepared
         self._device_id = prepared.device_id
         self._workspace = prepared.plan.workspace
-        self._params = pack(prepared.plan.problem, strides)
-        self._arguments = (ctypes.c_void_p * 1)(ctypes.addressof(self._params))
+        plan = prepared.plan
+        self._params = pack(plan.problem, strides)
+        box_rows = plan.spec.tensor_map_rows(plan.config)  # one each of q, k, v; or none
+        self._maps = [
+            TensorMap(plan.problem.dtype, shape, stride, rows)
+            for shape, stride, rows in zip(plan.problem.shapes, strides, box_rows, strict=False)
+        ]
+        addresses = [ctypes.addressof(self._params), *(m.address for m in self._maps)]
+        self._arguments = (ctypes.c_void_p * len(addresses))(*addresses)
         # The driver reads the parameters during the call, so one launch at a time may fill them in.
         self._lock = threading.Lock()
         self._launch_kernel = _driver().cuLaunchKernel
@@ -145,6 +154,8 @@ class Binding:
         params = self._params
         with self._lock:
             params.q, params.k, params.v, params.o, params.lse = q, k, v, o, lse
+            for tensor_map, pointer in zip(self._maps, (q, k, v), strict=False):
+                tensor_map.point_to(pointer)
             params.workspace = workspace.ptr if workspace is not None else None
             params.trace = trace.data.ptr if trace is not None else None
             for call in self._calls:

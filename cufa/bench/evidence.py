@@ -111,11 +111,7 @@ def problems_with(record: Json) -> list[str]:
 
 def _kernel_records(device: Device) -> dict[str, Json]:
     """Digest of each kernel that this GPU runs, and seconds of one compile, nothing cached, each alone."""
-    served = [
-        spec
-        for spec in KERNELS.values()
-        if spec.min_capability <= device.arch.capability <= spec.max_capability
-    ]
+    served = [spec for spec in KERNELS.values() if spec.runs_on(device.arch.capability)]
     with tempfile.TemporaryDirectory() as cache:
         context = multiprocessing.get_context("spawn")
         with ProcessPoolExecutor(1, context, _use_cache, (cache,)) as alone:

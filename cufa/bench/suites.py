@@ -50,7 +50,7 @@ def _best(problem: Problem, device: Device | None) -> list[str]:
         if spec.skip_masked_tiles
         and problem.dtype in spec.dtypes
         and problem.precision in spec.precisions
-        and (capability is None or spec.min_capability <= capability <= spec.max_capability)
+        and (capability is None or spec.runs_on(capability))
     ]
     return list(dict.fromkeys(serving))
 

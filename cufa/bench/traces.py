@@ -98,8 +98,8 @@ def save(trace: Trace, directory: Path) -> Path:
     text = json.dumps({"schema": records.SCHEMA, **described})
     directory.mkdir(parents=True, exist_ok=True)
     file = directory / f"{trace.name}.npz"
-    columns = {name: shifted[name] for name in shifted.dtype.names or ()}
-    np.savez_compressed(file, description=np.array(text), **columns)
+    arrays: dict[str, Any] = {name: shifted[name] for name in shifted.dtype.names or ()}
+    np.savez_compressed(file, description=np.array(text), **arrays)
     return file
 
 

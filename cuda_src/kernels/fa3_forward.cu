@@ -1,0 +1,375 @@
+// FlashAttention-3 forward for float16 and bfloat16 on Hopper (sm_90a): TMA, WGMMA, warp specialisation.
+// Shah, Bikshandi, Zhang, Thakkar, Ramani, Dao, "FlashAttention-3: Fast and Accurate Attention with Asynchrony and
+// Low-precision", 2024, Algorithms 1 (warp specialisation, ping-pong) and 2 (overlap inside a warpgroup).
+#include "params.cuh"
+#include "primitives/mbarrier.cuh"
+#include "primitives/register_budget.cuh"
+#include "primitives/tma.cuh"
+#include "tiles/accumulator.cuh"
+#include "tiles/schedule.cuh"
+#include "tiles/softmax.cuh"
+#include "tiles/wgmma_operands.cuh"
+
+constexpr int Br = BLOCK_Q, Bc = BLOCK_KV;
+constexpr int GROUP_ROWS = 64;                  // query rows of one consumer warpgroup
+constexpr int CONSUMERS = NUM_WARPS / 4 - 1;    // warpgroup 0 is the producer
+constexpr int NUM_THREADS = NUM_WARPS * 32;
+constexpr int K_STEPS = (HEAD_DIM + 15) / 16;   // k16 steps of S = Q K^T; TMA fills the last one up with zeros
+constexpr int O_TILES = HEAD_DIM / 8;           // 8-column tiles of O
+constexpr int S_TILES = Bc / 8;
+constexpr int PRODUCER_REGISTERS = CONSUMERS == 3 ? 32 : 24;
+constexpr int CONSUMER_REGISTERS = CONSUMERS == 3 ? 160 : 240;
+
+// Shared memory: Q of every consumer (Q_STAGES deep: the next item's Q arrives while this one's is in use), the K and
+// V rings, then the barriers.
+constexpr int Q_BYTES = wgmma_tile_bytes(GROUP_ROWS, HEAD_DIM), KV_BYTES = wgmma_tile_bytes(Bc, HEAD_DIM);
+constexpr int K_OFFSET = Q_STAGES * CONSUMERS * Q_BYTES, V_OFFSET = K_OFFSET + NUM_STAGES * KV_BYTES;
+constexpr int BARRIER_OFFSET = V_OFFSET + NUM_STAGES * KV_BYTES;
+constexpr int NUM_BARRIERS = 2 * (Q_STAGES * CONSUMERS + 2 * NUM_STAGES);
+static_assert(BARRIER_OFFSET + 8 * NUM_BARRIERS == SMEM_BYTES, "the registry computes the same layout");
+static_assert(Br == CONSUMERS * GROUP_ROWS, "64 query rows a consumer");
+static_assert(Bc % 16 == 0 && Bc <= 256, "P V takes keys 16 at a time");
+static_assert(ALIGNMENT == 16, "TMA needs 16-byte aligned rows");
+
+// A ring of buffers with a full and an empty barrier each; every thread keeps its own position.
+template <int STAGES>
+struct Ring {
+  u32 full, empty;  // first barrier of each kind
+  int stage = 0;
+  u32 parity = 0;
+
+  DEVICE void advance() {
+    if (++stage == STAGES) {
+      stage = 0;
+      parity ^= 1;
+    }
+  }
+  DEVICE u32 full_barrier() const { return full + stage * 8; }
+  DEVICE void wait_full() const { mbarrier_wait(full + stage * 8, parity); }
+  DEVICE void wait_empty() const { mbarrier_wait(empty + stage * 8, parity ^ 1); }  // the first round finds them empty
+  DEVICE void release(int lane) const {  // by every warp, once it has read the buffer
+    if (lane == 0) mbarrier_arrive(empty + stage * 8);
+  }
+};
+
+// One query block of one head. Made anew from its index where it is needed: registers are scarcer than divisions.
+struct Item : WorkItem {
+  TileRange tiles;
+  DEVICE Item(const AttentionParams& p, const PersistentItems<Br, CAUSAL>& items, u32 index)
+      : WorkItem(items.item(p, index)),
+        tiles(visited_tiles<Br, Bc, CAUSAL, SKIP_MASKED_TILES>(p, q_block)) {}
+};
+
+template <int STAGES>
+DEVICE void release_queries(Ring<STAGES>& ring, u32 first_empty, int consumer, int lane) {
+  if (lane == 0) mbarrier_arrive(first_empty + 8 * (ring.stage * CONSUMERS + consumer));
+  ring.advance();
+}
+
+template <bool B>
+struct Bool {
+  static constexpr bool value = B;
+};
+
+KERNEL __launch_bounds__(NUM_THREADS, 1)
+    fa3_forward(const __grid_constant__ AttentionParams p, const __grid_constant__ TensorMap Q_map,
+                const __grid_constant__ TensorMap K_map, const __grid_constant__ TensorMap V_map) {
+  DYN_SMEM(smem);
+  const u32 Q_smem = smem_address(smem), K_smem = Q_smem + K_OFFSET, V_smem = Q_smem + V_OFFSET;
+  // Barriers: Q full, Q empty (by stage, then consumer), K full, K empty, V full, V empty.
+  const u32 Q_full = Q_smem + BARRIER_OFFSET, Q_empty = Q_full + 8 * Q_STAGES * CONSUMERS;
+  const u32 K_full = Q_empty + 8 * Q_STAGES * CONSUMERS, V_full = K_full + 16 * NUM_STAGES;
+  Ring<NUM_STAGES> K_ring{K_full, K_full + 8 * NUM_STAGES}, V_ring{V_full, V_full + 8 * NUM_STAGES};
+  const int thread = threadIdx.x, lane = thread % 32;
+  const int warpgroup = shfl(u32(thread / 128), 0);  // uniform, and known to be
+
+  if (thread == 0) {
+    for (int i = 0; i < Q_STAGES * CONSUMERS; ++i) {
+      mbarrier_init(Q_full + 8 * i, 1);
+      mbarrier_init(Q_empty + 8 * i, 4);  // the warps of one consumer
+    }
+    for (int i = 0; i < NUM_STAGES; ++i) {
+      mbarrier_init(K_ring.full + 8 * i, 1);
+      mbarrier_init(V_ring.full + 8 * i, 1);
+      mbarrier_init(K_ring.empty + 8 * i, 4 * CONSUMERS);
+      mbarrier_init(V_ring.empty + 8 * i, 4 * CONSUMERS);
+    }
+    mbarrier_init_fence();
+  }
+  block_sync();  // nobody may wait on a barrier that is not initialised
+
+  PersistentItems<Br, CAUSAL> items(p, 4 * HEAD_DIM);
+  u32 index;
+  if (warpgroup == 0) {
+    // Alg. 1, l. 3-10: the producer. One thread asks for tiles in the order in which consumers need them.
+    registers_release_to<PRODUCER_REGISTERS>();
+    if (thread == 0) {
+      Ring<Q_STAGES> Q_ring{};
+      while (items.next(index)) {
+        const Item item(p, items, index);
+        if (item.tiles.visited == 0) continue;
+        const int kv_head = item.head / (p.heads / p.kv_heads);
+        for (int w = 0; w < CONSUMERS; ++w) {
+          const int buffer = Q_ring.stage * CONSUMERS + w;
+          mbarrier_wait(Q_empty + 8 * buffer, Q_ring.parity ^ 1);
+          mbarrier_arrive_expect_tx(Q_full + 8 * buffer, Q_BYTES);
+          for (int a = 0; a < atoms(HEAD_DIM); ++a) {
+            tma_load_4d(Q_smem + buffer * Q_BYTES + a * GROUP_ROWS * ATOM_ROW_BYTES, &Q_map, Q_full + 8 * buffer,
+                        a * ATOM_COLUMNS, item.q_block * Br + w * GROUP_ROWS, item.head, item.batch);
+          }
+        }
+        Q_ring.advance();
+        auto load = [&](Ring<NUM_STAGES>& ring, u32 tiles, const TensorMap* map, int j) {
+          ring.wait_empty();
+          mbarrier_arrive_expect_tx(ring.full_barrier(), KV_BYTES);
+          for (int a = 0; a < atoms(HEAD_DIM); ++a) {
+            tma_load_4d(tiles + ring.stage * KV_BYTES + a * Bc * ATOM_ROW_BYTES, map, ring.full_barrier(),
+                        a * ATOM_COLUMNS, j * Bc, kv_head, item.batch);
+          }
+          ring.advance();
+        };
+        // K runs one tile ahead of V, as in the consumers' turns.
+        load(K_ring, K_smem, &K_map, item.tiles.visited - 1);
+        for (int j = item.tiles.visited - 1; j >= 0; --j) {
+          if (j > 0) load(K_ring, K_smem, &K_map, j - 1);
+          load(V_ring, V_smem, &V_map, j);
+        }
+      }
+    }
+  } else {
+    // Alg. 1, l. 11-20 and Alg. 2: a consumer, 64 query rows.
+    registers_raise_to<CONSUMER_REGISTERS>();
+    const int consumer = warpgroup - 1, warp = thread / 32 % 4;
+    Ring<Q_STAGES> Q_ring{};
+    const u64 Q_desc = k_major_descriptor(Q_smem + consumer * Q_BYTES);
+    const u64 K_desc = k_major_descriptor(K_smem), V_desc = mn_major_descriptor<Bc>(V_smem);
+
+    float S_rmem[Bc / 2], O_rmem[HEAD_DIM / 2] = {};
+    u32 P_rmem[Bc / 4], Q_rmem[4 * K_STEPS];
+    OnlineSoftmax<2> softmax;
+    int j;    // the key tile whose scores are computed next
+    int row;  // this lane's first query row; its second is 8 further on
+    int unmasked, skipped;
+    u64 start_ns = 0;
+
+    // Ping-pong: consumers issue their products in turn, so that one's softmax runs under the others' products.
+    auto wait_turn = [&] {
+      if constexpr (PING_PONG) bar_sync(1 + consumer, 256);
+    };
+    auto end_turn = [&] {
+      if constexpr (PING_PONG) bar_arrive(1 + (consumer + 1) % CONSUMERS, 256);
+    };
+    if constexpr (PING_PONG) {
+      if (consumer == CONSUMERS - 1) bar_arrive(1, 256);  // the first turn is consumer 0's
+    }
+
+    // Alg. 1, l. 19-20: O = O / l, L = m + log l
+    auto store = [&](u32 index, const float(&O)[HEAD_DIM / 2], OnlineSoftmax<2>& sums, u64 start_ns) {
+      const Item item(p, items, index);
+      const int first_row = item.q_block * Br + consumer * GROUP_ROWS + warp * 16 + lane / 4;
+      sums.reduce_sum();
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const int row = first_row + 8 * r;
+        if (p.lse != nullptr && lane % 4 == 0 && row < p.seqlen_q) {
+          st_global(p.lse + (i64(item.batch) * p.heads + item.head) * p.seqlen_q + row, sums.lse(r));
+        }
+        char* target = static_cast<char*>(p.o) +
+                       2 * (item.batch * p.o_stride.batch + item.head * p.o_stride.head + row * p.o_stride.seq);
+        store_accumulator_row<O_TILES, BFLOAT16>(target, O, r, sums.inverse_sum(r), row < p.seqlen_q, lane);
+      }
+      if constexpr (TRACE) {
+        if (thread == 128) write_trace(p, index, item, item.tiles, start_ns);
+      }
+    };
+
+    // Moves `index` to the next item that has tiles to visit, on which this consumer then works; items that have none are
+    // written as zeros. False at the end.
+    auto begin_item = [&]() -> bool {
+      while (items.next(index)) {
+        if constexpr (TRACE) start_ns = global_timer();
+        const Item item(p, items, index);
+        softmax.reset();
+        if (item.tiles.visited == 0) {
+          const float zeros[HEAD_DIM / 2] = {};
+          store(index, zeros, softmax, start_ns);
+          continue;
+        }
+        // The rows of one consumer may see fewer tiles than the block visits. Rows past the end need none, but one is
+        // computed all the same, to keep the pipeline's shape.
+        const int group = item.q_block * CONSUMERS + consumer;
+        const TileRange mine = visited_tiles<GROUP_ROWS, Bc, CAUSAL, SKIP_MASKED_TILES>(p, group);
+        row = group * GROUP_ROWS + warp * 16 + lane / 4;
+        j = group * GROUP_ROWS >= p.seqlen_q ? 0 : max(mine.visited, 1) - 1;
+        skipped = item.tiles.visited - 1 - j;
+        unmasked = mine.unmasked;
+        return true;
+      }
+      return false;
+    };
+
+    auto take_queries = [&] {
+      const int buffer = Q_ring.stage * CONSUMERS + consumer;
+      mbarrier_wait(Q_full + 8 * buffer, Q_ring.parity);
+      if constexpr (Q_IN_REGISTERS) {
+        load_swizzled_rows<GROUP_ROWS, K_STEPS>(Q_rmem, Q_smem + buffer * Q_BYTES, warp * 16 + lane % 16, lane / 16);
+        warp_sync();  // all lanes have read before the buffer is given back
+        release_queries(Q_ring, Q_empty, consumer, lane);
+      }
+    };
+
+    // A tile that the block visits and this consumer does not need.
+    auto skip_scores = [&] {
+      K_ring.wait_full();
+      K_ring.release(lane);
+      K_ring.advance();
+      wait_turn();
+      end_turn();
+    };
+    auto skip_values = [&] {
+      V_ring.wait_full();
+      V_ring.release(lane);
+      V_ring.advance();
+    };
+
+    // Alg. 2, l. 9: S = Q K^T of tile j, in flight
+    auto issue_scores = [&] {
+      const u64 K_tile = K_desc + descriptor_step(KV_BYTES) * K_ring.stage;
+      if constexpr (Q_IN_REGISTERS) {
+        wgmma_tiles_rs<Bc, K_STEPS, BFLOAT16>(S_rmem, Q_rmem, K_tile);
+      } else {
+        const u64 Q_tile = Q_desc + descriptor_step(CONSUMERS * Q_BYTES) * Q_ring.stage;
+        wgmma_tiles_ss<Bc, K_STEPS, BFLOAT16>(S_rmem, Q_tile, K_tile);
+      }
+      wgmma_commit();
+    };
+    // Alg. 2, l. 10: O += P V of the tile before, in flight
+    auto issue_values = [&] {
+      wgmma_accumulate_values<HEAD_DIM, Bc / 16, BFLOAT16>(O_rmem, P_rmem,
+                                                          V_desc + descriptor_step(KV_BYTES) * V_ring.stage);
+      wgmma_commit();
+    };
+    auto release_scores = [&] {
+      wgmma_registers(S_rmem);
+      K_ring.release(lane);
+      K_ring.advance();
+    };
+    auto release_values = [&] {
+      wgmma_registers(O_rmem);
+      wgmma_registers(P_rmem);
+      V_ring.release(lane);
+      V_ring.advance();
+    };
+
+    // Alg. 2, l. 11: the maxima and exponentials of S. True when O must be multiplied by alpha.
+    auto exponentials = [&](auto masked, float(&alpha)[2]) -> bool {
+      float m_tile[2];
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        if constexpr (decltype(masked)::value) {
+          const int limit = visible_keys_from<CAUSAL>(p, row + 8 * r, j * Bc) - lane % 4 * 2;
+#pragma unroll
+          for (int n = 0; n < S_TILES; ++n) {
+            if (8 * n >= limit) S_rmem[4 * n + 2 * r] = NEG_INF;
+            if (8 * n + 1 >= limit) S_rmem[4 * n + 2 * r + 1] = NEG_INF;
+          }
+        }
+        float even = S_rmem[2 * r], odd = S_rmem[2 * r + 1];
+#pragma unroll
+        for (int n = 1; n < S_TILES; ++n) {
+          even = fmaxf(even, S_rmem[4 * n + 2 * r]);
+          odd = fmaxf(odd, S_rmem[4 * n + 2 * r + 1]);
+        }
+        m_tile[r] = quad_max(fmaxf(even, odd));
+      }
+      const bool grown = softmax.raise_max(m_tile, p.scale_log2, alpha);
+#pragma unroll
+      for (int i = 0; i < Bc / 2; ++i) S_rmem[i] = softmax.exp(S_rmem[i], p.scale_log2, i / 2 % 2);
+      return grown;
+    };
+    auto pack = [&] {
+#pragma unroll
+      for (int i = 0; i < Bc / 4; ++i) P_rmem[i] = pack_16bit<BFLOAT16>(S_rmem[2 * i], S_rmem[2 * i + 1]);
+    };
+
+    // One turn of the pipeline (Alg. 2, l. 8-14): the scores of tile j and the values of the tile before it are in flight
+    // together; the softmax of j runs under the values. With `new_item`, the tile before was the last of `done`.
+    auto turn = [&](auto masked, auto new_item, u32 done, OnlineSoftmax<2>& done_sums, u64 done_start_ns) {
+      K_ring.wait_full();
+      wait_turn();
+      wgmma_registers(O_rmem);
+      wgmma_registers(P_rmem);
+      wgmma_fence();
+      issue_scores();
+      V_ring.wait_full();
+      issue_values();
+      end_turn();
+      wgmma_wait<1>();
+      release_scores();
+      float alpha[2];
+      const bool grown = exponentials(masked, alpha);
+      wgmma_wait<0>();
+      release_values();
+      if constexpr (decltype(new_item)::value) {
+        for (int i = 0; i < skipped; ++i) skip_values();
+        store(done, O_rmem, done_sums, done_start_ns);
+#pragma unroll
+        for (int i = 0; i < HEAD_DIM / 2; ++i) O_rmem[i] = 0.0f;
+      } else if (grown) {
+#pragma unroll
+        for (int i = 0; i < HEAD_DIM / 2; ++i) O_rmem[i] *= alpha[i / 2 % 2];
+      }
+      pack();
+    };
+
+    // An item with nothing in flight before it: the first scores have no values to run with.
+    auto start_item = [&] {
+      take_queries();
+      for (int i = 0; i < skipped; ++i) {
+        skip_scores();
+        skip_values();
+      }
+      K_ring.wait_full();
+      wait_turn();
+      wgmma_fence();
+      issue_scores();
+      end_turn();
+      wgmma_wait<0>();
+      release_scores();
+      float alpha[2];
+      exponentials(Bool<true>{}, alpha);
+      pack();
+    };
+
+    bool fresh = true;
+    for (bool more = begin_item(); more;) {
+      if (fresh) start_item();
+      for (--j; j >= unmasked; --j) turn(Bool<true>{}, Bool<false>{}, index, softmax, 0);
+      for (; j >= 0; --j) turn(Bool<false>{}, Bool<false>{}, index, softmax, 0);
+      if constexpr (!Q_IN_REGISTERS) release_queries(Q_ring, Q_empty, consumer, lane);
+      const u32 done = index;
+      const u64 done_start_ns = start_ns;
+      OnlineSoftmax<2> done_sums = softmax;
+      more = begin_item();
+      // The last values of one item run with the first scores of the next. That holds back a V buffer while K goes on, and
+      // so as many tiles may be skipped in between as there are buffers: more would be a deadlock.
+      fresh = !more || skipped > NUM_STAGES;
+      if (!fresh) {
+        take_queries();
+        for (int i = 0; i < skipped; ++i) skip_scores();
+        turn(Bool<true>{}, Bool<true>{}, done, done_sums, done_start_ns);
+      } else {
+        V_ring.wait_full();
+        wgmma_registers(O_rmem);
+        wgmma_registers(P_rmem);
+        wgmma_fence();
+        issue_values();
+        wgmma_wait<0>();
+        release_values();
+        store(done, O_rmem, done_sums, done_start_ns);
+#pragma unroll
+        for (int i = 0; i < HEAD_DIM / 2; ++i) O_rmem[i] = 0.0f;
+      }
+    }
+  }
+}

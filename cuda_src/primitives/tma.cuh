@@ -1,0 +1,27 @@
+// TMA: the copy engine moves boxes of a tensor between global and shared memory; one thread asks for a whole tile.
+#pragma once
+#include "primitives/types.cuh"
+#ifndef __CUDACC__
+#include "host/hopper_host.h"
+#else
+
+// CUtensorMap, encoded by the driver on the host: address, sizes, strides, box, swizzle. A __grid_constant__ kernel argument.
+struct alignas(64) TensorMap {
+  unsigned char opaque[128];
+};
+
+// cp.async.bulk.tensor.4d, global -> shared: the box at element coordinates c0 ... c3 (innermost first). Elements outside of the
+// tensor arrive as zeros. Its bytes (the whole box's) count towards `barrier`.
+DEVICE void tma_load_4d(u32 smem, const TensorMap* map, u32 barrier, int c0, int c1, int c2, int c3) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], [%2];" ::"r"(
+          smem),
+      "l"(map), "r"(barrier), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
+      : "memory");
+}
+
+// prefetch.tensormap: the first copy need not wait for the map itself.
+DEVICE void tma_prefetch_map(const TensorMap* map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
+#endif  // __CUDACC__
