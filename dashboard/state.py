@@ -50,7 +50,8 @@ class Controls:
         if not low <= value <= high:  # the bounds moved since it was set
             st.session_state[key] = min(max(value, low), high)
         got = int(st.number_input(label, low, high, step=step, help=help, key=key))
-        return self._keep(name, got, default)
+        self._keep(name, got, default)
+        return got
 
     def slider(
         self,
@@ -75,7 +76,9 @@ class Controls:
         default = min(max(default, low), high)
         key = self._settle(name, default, parse, wanted)
         st.session_state[key] = min(max(int(st.session_state[key]), low), high)
-        return self._keep(name, int(st.slider(label, low, high, step=step, help=help, key=key)), default)
+        got = int(st.slider(label, low, high, step=step, help=help, key=key))
+        self._keep(name, got, default)
+        return got
 
     def choice(
         self,
@@ -103,7 +106,9 @@ class Controls:
             got = st.segmented_control(label, list(words), format_func=words.get, help=help, key=key)
         else:
             got = st.selectbox(label, list(words), format_func=words.get, help=help, key=key)
-        return self._keep(name, str(got) if got is not None else fallback, fallback)
+        chosen = str(got) if got is not None else fallback
+        self._keep(name, chosen, fallback)
+        return chosen
 
     def several(
         self,
@@ -193,9 +198,8 @@ class Controls:
         st.session_state[key] = value
         return key
 
-    def _keep(self, name: str, value: Any, default: Any, remember: Any = None) -> Any:
+    def _keep(self, name: str, value: Any, default: Any, remember: Any = None) -> None:
         """Write the link, and remember: Streamlit forgets the widgets of a page that is left."""
         if value != default:
             self._shown[name] = str(value)
         st.session_state[f"last.{self._key(name)}"] = value if remember is None else remember
-        return value

@@ -123,23 +123,29 @@ def table(
     figure = theme.new_figure(palette, 96 + 54 * max(1, len(rows)), hovermode="closest")
     z = [[None if isinstance(o, str) else o.fraction for o in line] for line in cells]
     text = [[o if isinstance(o, str) else _cell(o) for o in line] for line in cells]
-    hover = [[o if isinstance(o, str) else verdict(o) for o in line] for line in cells]
+    hover = [
+        [f"<b>{row} · {column}</b><br>{o if isinstance(o, str) else verdict(o)}" for column, o in places]
+        for row, line in zip(rows, cells, strict=True)
+        for places in [zip((c.replace("<br>", " ") for c in columns), line, strict=True)]
+    ]
     # Faint fills, so that text has the page's own contrast on them.
     scale = [[0, palette.panel], [1, _faint(palette.accent, 0.55)]]
     figure.add_trace(
         go.Heatmap(
-            z=z, x=list(columns), y=list(rows), text=text, customdata=hover, texttemplate="%{text}",
+            z=z, text=text, customdata=hover, texttemplate="%{text}",
             xgap=3, ygap=3,
             zmin=0, zmax=1, colorscale=scale, showscale=False, textfont={"color": palette.text, "size": 12},
-            hovertemplate="<b>%{y} · %{x}</b><br>%{customdata}<extra></extra>", hoverongaps=False,
+            hovertemplate="%{customdata}<extra></extra>", hoverongaps=False,
         )
     )  # fmt: skip
     if selected is not None:
         row, column = selected
         box = {"x0": column - 0.5, "x1": column + 0.5, "y0": row - 0.5, "y1": row + 0.5, "type": "rect"}
         figure.update_layout(shapes=[{**box, "line": {"color": palette.text, "width": 2}}])
-    figure.update_yaxes(autorange="reversed", showgrid=False, ticks="")
-    figure.update_xaxes(side="top", showgrid=False, ticks="")
+    figure.update_yaxes(autorange="reversed", tickvals=list(range(len(rows))), ticktext=list(rows))
+    figure.update_xaxes(side="top", tickvals=list(range(len(columns))), ticktext=list(columns))
+    figure.update_xaxes(showgrid=False, ticks="", zeroline=False)
+    figure.update_yaxes(showgrid=False, ticks="", zeroline=False)
     return figure
 
 

@@ -118,7 +118,8 @@ def reduce_tiles(tiles: Cells, longest: int) -> Cells:
     rows, columns = (-(-n // step) * step for n in tiles.shape)
     padded = np.zeros((rows, columns), np.uint8)
     padded[: tiles.shape[0], : tiles.shape[1]] = tiles
-    return padded.reshape(rows // step, step, columns // step, step).max(axis=(1, 3))
+    reduced: Cells = padded.reshape(rows // step, step, columns // step, step).max(axis=(1, 3))
+    return reduced
 
 
 def _image(schedule: Schedule, palette: Palette) -> dict[str, object]:

@@ -44,6 +44,11 @@ class Choice:
         return fitting_configs(self.spec, self.head_dim, Device.typical(arch.capability))
 
     @property
+    def rows(self) -> list[TileConfig]:
+        """Tiles built for this head dim, on whichever card they fit."""
+        return [c for c in self.spec.configs if c.fits(self.head_dim)]
+
+    @property
     def archs(self) -> list[Architecture]:
         served = [ARCHITECTURES[c] for c in COMPILED_ARCHITECTURES]
         return [a for a in served if a.capability >= self.spec.min_capability]
@@ -200,7 +205,7 @@ def show_table(choice: Choice, palette: Palette) -> None:
     """Every tiling of the kernel on every architecture; fills up while compiling."""
     st.header("All tiles, all architectures", anchor=False)
     waiting = compiler().want(_builds(choice).values())
-    if compiler().missing:
+    if compiler().missing or not choice.rows:
         return
     st.fragment(_table, run_every=1.0 if waiting else None)(choice, palette, waiting > 0)
 
@@ -208,7 +213,7 @@ def show_table(choice: Choice, palette: Palette) -> None:
 def _builds(choice: Choice) -> dict[tuple[int, int], Variant]:
     return {
         (row, column): choice.variant(config, arch)
-        for row, config in enumerate(choice.spec.configs)
+        for row, config in enumerate(choice.rows)
         for column, arch in enumerate(choice.archs)
         if config in choice.configs(arch)
     }
@@ -220,7 +225,7 @@ def _table(choice: Choice, palette: Palette, was_waiting: bool) -> None:
     waiting = sum(found is None for found in known.values())
     if was_waiting and not waiting:
         st.rerun()  # the whole page, which then asks for no more refreshing
-    archs, configs = choice.archs, choice.spec.configs
+    archs, configs = choice.archs, choice.rows
     cells: list[list[Occupancy | str]] = [["does not fit"] * len(archs) for _ in configs]
     for (row, column), found in known.items():
         cells[row][column] = "…" if found is None else "does not compile"
