@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import json
+import queue
 import threading
+import time
 from collections.abc import Iterable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -61,14 +64,18 @@ class Compiler:
 
     def __init__(self, jobs: int = 2, directory: Path | None = None) -> None:
         self._directory = directory or cache_dir() / "static"
-        self._pool = ThreadPoolExecutor(jobs, thread_name_prefix="nvrtc")
         self._known: dict[str, Compiled] = {}
         self._running: dict[str, Future[Compiled]] = {}
         self._lock = threading.Lock()
+        # Last in, first out: what is looked at now goes before what someone looked at earlier.
+        self._waiting: queue.LifoQueue[tuple[str, Variant, Future[Compiled]]] = queue.LifoQueue()
         try:
             self._version, self.missing = nvrtc_version(), None
         except MissingCompilerError as error:
             self._version, self.missing = "none", str(error)
+        for number in range(jobs if self.missing is None else 0):
+            # Not a pool: leaving the dashboard must not wait for a hundred builds.
+            threading.Thread(target=self._work, name=f"nvrtc-{number}", daemon=True).start()
 
     missing: str | None
     """Why nothing can be compiled here; None when it can."""
@@ -86,14 +93,15 @@ class Compiler:
     def want(self, variants: Iterable[Variant]) -> int:
         """Start compiling what is not known yet; returns how many of these are still to come."""
         waiting = 0
-        for variant in variants:
+        for variant in reversed(list(variants)):
             if self.missing or self.known(variant) is not None:
                 continue
             waiting += 1
             key = self._key(variant)
             with self._lock:
                 if key not in self._running:
-                    self._running[key] = self._pool.submit(self._compile, key, variant)
+                    self._running[key] = Future()
+                    self._waiting.put((key, variant, self._running[key]))
         return waiting
 
     def get(self, variant: Variant) -> Compiled:
@@ -108,8 +116,17 @@ class Compiler:
                 return future.result()
         return found
 
+    def _work(self) -> None:
+        while True:
+            key, variant, future = self._waiting.get()
+            try:
+                future.set_result(self._compile(key, variant))
+            except Exception as error:
+                future.set_exception(error)
+
     def _compile(self, key: str, variant: Variant) -> Compiled:
         try:
+            stored_as = _key.__wrapped__(variant, self._version, 0)  # of the sources as they are now
             result = build(variant)
             rows = [row for row in result.rows() if "entry" in row]
             entries = [
@@ -123,28 +140,30 @@ class Compiler:
             content = {"entries": entries, "findings": list(result.findings)}
             self._known[key] = _compiled(content)
             with contextlib.suppress(OSError):  # a full or read-only disk costs the next start some time
-                write_json(self._directory / f"{key}.json", content)
+                write_json(self._directory / f"{stored_as}.json", content)
             return self._known[key]
         finally:
             with self._lock:
                 self._running.pop(key, None)
 
     def _key(self, variant: Variant) -> str:
-        options = [o for o in nvrtc_options(variant.arch.nvrtc_name) if not o.startswith("-I")]
-        # The launch decides threads and shared memory, the unit everything else; it has the sources' digest.
-        parts = [
-            translation_unit(variant.source, variant.constants),
-            *options,
-            self._version,
-            repr(variant.launches),
-        ]
-        return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
+        """Good for a second, within which a page asks for it several times."""
+        return _key(variant, self._version, int(time.monotonic()))
 
     def _read(self, key: str) -> Compiled | None:
         try:
             return _compiled(json.loads((self._directory / f"{key}.json").read_text(encoding="utf-8")))
         except (OSError, ValueError, KeyError, TypeError):
             return None
+
+
+@functools.lru_cache(2048)
+def _key(variant: Variant, nvrtc: str, second: int) -> str:
+    """Of everything that decides the result: the unit has the sources' digest, the launch the block's size."""
+    options = [o for o in nvrtc_options(variant.arch.nvrtc_name) if not o.startswith("-I")]
+    unit = translation_unit(variant.source, variant.constants)
+    parts = [unit, *options, nvrtc, repr(variant.launches)]
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
 
 
 def _compiled(content: Mapping[str, Any]) -> Compiled:
