@@ -11,7 +11,7 @@
 //   l.5   for j: over key blocks                     for (j)
 //   l.6     load Kj, Vj to SRAM                      load_key_block
 //   l.7     for i: over query blocks                 for (i), in strips of 32 rows
-//   l.8       load Qi, Oi, li, mi to SRAM            copy_query_block, a block ahead; StripState::load, a strip ahead
+//   l.8       load Qi, Oi, li, mi to SRAM            copy_query_block, a block ahead; StripState::load
 //   l.9       Sij = Qi Kj^T                          scores
 //   l.10      m~ = rowmax S, P~ = exp(S - m~), l~    reduce_max, exponentials
 //   l.11      m_new, l_new                           StripState::update_rows
@@ -61,6 +61,8 @@ static_assert(BLOCK_Q % (GROUPS * STRIP) == 0, "a query block gives every group 
 constexpr int D_PAIRS = (HEAD_DIM + 15) / 16;
 constexpr int NUM_SLICES = (D_PAIRS + KEY_WARPS - 1) / KEY_WARPS;
 constexpr bool KV_IN_REGISTERS = HEAD_DIM <= 64 && WARP_KEYS <= 32;  // at most 64 of them; more would spill
+// Whether O, l and m are loaded a strip ahead. Elsewhere addresses take the registers that it needs.
+constexpr bool LOAD_AHEAD = D_PAIRS % KEY_WARPS == 0 && ALIGNMENT == 16;
 
 using Group = KeyGroup<KEY_WARPS, STRIP, 2 * M_TILES>;
 using Scores = float[M_TILES][WARP_KEYS / 8][4];        // accumulators: the strip's rows x this warp's keys
@@ -113,8 +115,14 @@ DEVICE void load_V(u32 (&V_rmem)[4], u32 smem, const Group& group, int k, int sl
 
 template <int ROWS>
 DEVICE void copy_rows(u32 smem, const char* rows, i64 row_stride_bytes, int valid) {
-  copy_tile_async<ROWS, ROW_BYTES, PITCH, NUM_THREADS, ALIGNMENT, true>(smem, rows, row_stride_bytes, valid,
-                                                                        threadIdx.x);
+  // Where a copy is not one address and constants, a part at a time: the addresses of all would not fit in registers.
+  constexpr bool REGULAR = ALIGNMENT == 16 && NUM_THREADS % (ROW_BYTES / 16) == 0;
+  constexpr int PART = REGULAR ? ROWS : 32;
+#pragma unroll 1
+  for (int row = 0; row < ROWS; row += PART) {
+    copy_tile_async<PART, ROW_BYTES, PITCH, NUM_THREADS, ALIGNMENT, true>(
+        smem + row * PITCH, rows + row * row_stride_bytes, row_stride_bytes, valid - row, threadIdx.x);
+  }
 }
 
 // Alg. 1, l. 6. The end of the last block is filled with zeros.
@@ -386,7 +394,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa1_forward(const __grid_co
     const bool last = j == Tc - 1;
     load_key_block(kv, p, head, smem, group, j);
     StripState next;  // of this group's next strip
-    if (group.index * STRIP < p.seqlen_q) next.load(head, group, group.index * STRIP, j == 0);
+    if (LOAD_AHEAD && group.index * STRIP < p.seqlen_q) next.load(head, group, group.index * STRIP, j == 0);
     for (int i = 0; i < Tr; ++i, Q_stage ^= 1) {  // l. 7
       cp_async_wait<0>();
       block_sync();  // Qi has landed; the other stage, and K and V if they moved to registers, have been read
@@ -400,8 +408,13 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa1_forward(const __grid_co
       const int valid_rows = int(min(i64(BLOCK_Q), p.seqlen_q - i64(i) * BLOCK_Q));
       for (int strip = group.index * STRIP; strip < valid_rows; strip += GROUPS * STRIP) {
         const i64 first_row = i64(i) * BLOCK_Q + strip, next_row = first_row + GROUPS * STRIP;
-        StripState state = next;
-        if (next_row < p.seqlen_q) next.load(head, group, next_row, j == 0);
+        StripState state;
+        if constexpr (LOAD_AHEAD) {
+          state = next;
+          if (next_row < p.seqlen_q) next.load(head, group, next_row, j == 0);
+        } else {
+          state.load(head, group, first_row, j == 0);
+        }
         Scores S_rmem = {};
         scores(S_rmem, kv, smem, Q_smem + strip * PITCH, group);
         if (j >= tiles.unmasked) mask(S_rmem, p, group, first_row, j);
