@@ -159,7 +159,7 @@ class Compiler:
 
 @functools.lru_cache(2048)
 def _key(variant: Variant, nvrtc: str, second: int) -> str:
-    """Of everything that decides the result: the unit has the sources' digest, the launch the block's size."""
+    """Of all that decides the result: the unit has the sources' digest, the launch the block's size."""
     options = [o for o in nvrtc_options(variant.arch.nvrtc_name) if not o.startswith("-I")]
     unit = translation_unit(variant.source, variant.constants)
     parts = [unit, *options, nvrtc, repr(variant.launches)]
