@@ -133,11 +133,15 @@ def _choose_spec(problem: Problem, device: Device | None, algorithm: str) -> tup
         return spec, [_why(algorithm, spec)]
     serving = [s for s in named if s.takes(problem) and fitting_configs(s, problem.head_dim, device)]
     if not serving:
+        if algorithm == "auto":
+            served = "kernels serve " + ", ".join(sorted({d for s in named for d in s.dtypes}))
+        else:
+            served = "; ".join(s.requirements for s in named)
         cure = "convert with .astype" + (", or use algorithm='auto'" if algorithm != "auto" else "")
         raise ValueError(
             f"no kernel runs algorithm={algorithm!r} on {device.arch.name} for {problem.dtype}, "
             f"head_dim {problem.head_dim}, {problem.alignment}-byte aligned strides; "
-            f"{'; '.join(s.requirements for s in named)}: {cure}"
+            f"{served}: {cure}"
         )
     # Registry order is order of preference.
     return serving[0], [_why(algorithm, serving[0])]

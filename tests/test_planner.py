@@ -185,7 +185,8 @@ def test_the_cpu_runs_every_algorithm_in_every_dtype(algorithm, dtype):
     assert plan.config is CPU_CONFIG
     assert plan.launches == ()
     assert algorithm in ("auto", plan.spec.algorithm)
-    assert plan.schedule.skip_masked_tiles == (algorithm in ("auto", "fa2"))
+    assert plan.schedule.skip_masked_tiles == plan.spec.skip_masked_tiles
+    assert plan.spec.skip_masked_tiles == (algorithm in ("auto", "fa2", "fa3"))
 
 
 # --- Errors and text --------------------------------------------------------------------------------------
@@ -201,7 +202,7 @@ def test_unserved_dtype_is_named_with_what_is_served():
     with pytest.raises(ValueError, match=r"algorithm='fa1'.*float64.*float16.*\.astype.*'auto'"):
         make_plan(problem("float64"), H200, "fa1")
     with pytest.raises(
-        ValueError, match=r"algorithm='auto'.*float64.*float16, float32; convert with \.astype$"
+        ValueError, match=r"algorithm='auto'.*float64.*bfloat16, float16, float32: convert with \.astype$"
     ):
         make_plan(problem("float64"), H200)
 
@@ -272,14 +273,14 @@ def test_planning_needs_no_cupy():
     in_new_python(
         "import sys\n"
         "sys.modules['cupy'] = sys.modules['cuda'] = None  # importing either fails\n"
-        "from cufa.architectures import ARCHITECTURES, Device\n"
+        "from cufa.architectures import Device\n"
         "from cufa.kernels import KERNELS\n"
         "from cufa.planner import make_plan\n"
         "from cufa.problem import Problem\n"
         "for spec in KERNELS.values():\n"
         "    precision = 'native' if spec.dtypes[0] != 'float32' else 'float32'\n"
         "    problem = Problem(1, 2, 2, 64, 64, 64, spec.dtypes[0], True, 0.125, precision)\n"
-        "    print(make_plan(problem, Device.typical(max(ARCHITECTURES)), spec.algorithm))\n"
+        "    print(make_plan(problem, Device.typical(spec.min_capability), spec.algorithm))\n"
         "import cufa\n"
         "assert 'CPU' in str(cufa.plan((1, 2, 64, 64), device='cpu'))\n"
         "assert 'sm_80' in str(cufa.plan((1, 2, 64, 64), device='sm_80'))\n"
