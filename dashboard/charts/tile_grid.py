@@ -9,6 +9,7 @@ transparent heatmap.
 from __future__ import annotations
 
 import base64
+import functools
 import io
 
 import numpy as np
@@ -123,13 +124,9 @@ def reduce_tiles(tiles: Cells, longest: int) -> Cells:
 
 
 def _image(schedule: Schedule, palette: Palette) -> dict[str, object]:
-    """As an entry of ``layout.images``, in tile coordinates. PNG at the lightest compression: nine colours in
-    long runs are small anyway."""
-    buffer = io.BytesIO()
-    image = raster(schedule.tiles, palette)
-    image.save(buffer, "png", compress_level=1)
+    """As an entry of ``layout.images``, in tile coordinates."""
     return {
-        "source": "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode(),
+        "source": _png(schedule, palette.name),
         "xref": "x",
         "yref": "y",
         "x": -0.5,
@@ -139,6 +136,14 @@ def _image(schedule: Schedule, palette: Palette) -> dict[str, object]:
         "sizing": "stretch",
         "layer": "below",
     }
+
+
+@functools.lru_cache(32)  # selecting a tile changes nothing about it
+def _png(schedule: Schedule, palette_name: str) -> str:
+    """The raster as a data URI, at the lightest compression: nine colours in long runs are small anyway."""
+    buffer = io.BytesIO()
+    raster(schedule.tiles, theme.PALETTES[palette_name]).save(buffer, "png", compress_level=1)
+    return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
 
 
 def _outline(
