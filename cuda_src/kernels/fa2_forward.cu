@@ -1,5 +1,44 @@
 // FlashAttention-2 forward for float16 and bfloat16 on tensor cores (mma.sync, ldmatrix, cp.async: sm_80 and later).
-// Dao, "FlashAttention-2: Faster Attention with Better Parallelism and Work Partitioning", 2023, Algorithm 1.
+// Dao, "FlashAttention-2: Faster Attention with Better Parallelism and Work Partitioning", 2023, Algorithm 1:
+//
+//   l. 1-3    query blocks i                       the grid: one thread block a (query block, head); work_item()
+//   l. 4-5    load Q_i; O = 0, l = 0, m = -inf     before the loops
+//   l. 6      key blocks j                         two loops over visit_tile(), last tile first: masked, then unmasked
+//   l. 7      load K_j, V_j                        copied during tile j + 1
+//   l. 8      S = Q_i K_j^T                        visit_tile(), first half
+//   l. 9-10   m, P = exp(S - m), l, O              visit_tile(), second half
+//   l. 12-15  O / l, L = m + log l, store          epilogue
+//
+// Section 3.3 of the paper: rows are split over warps, 32 to a warp, so that warps share nothing but K and V. For head
+// dims over 128 the O of 32 rows does not fit in a warp's registers; a pair of warps then shares the rows, splits the
+// columns of S and of O, and exchanges row maxima and P through shared memory (COLUMN_WARPS = 2).
+//
+// Departures, and why:
+//   - Tiles run from last to first: masks are needed on the last ones only, and only the last can hang over the end.
+//   - O is rescaled only when a maximum has grown by more than 2^8 (tiles/softmax.cuh): exact, and rare after one tile.
+//   - P is made 16 keys at a time between the products that use it, so that exponentials run under products.
+//   - Operands of S are loaded one k16 step ahead, copies of the next tile are spread over the steps: ldmatrix and
+//     cp.async share one queue, and a burst of copies before the first ldmatrix cost 9% of the time.
+//   - One barrier a tile: everything has landed, and the other stage is free.
+//
+// Figures: one H200, bf16, cold L2, batch * seq = 16384, heads * dim = 2048, against PyTorch 2.11's FA2, same run:
+//            full 1k    4k    16k   causal 1k    4k    16k
+//   d64         1.18  1.22  1.23        1.24  1.25  1.27
+//   d128        1.15  1.18  1.19        1.25  1.31  1.33     383-419 TFLOP/s full, 310-421 causal
+//   d256        1.07  1.14  1.16        1.06  1.22  1.29
+// What limits: mma.sync itself reaches 615 TFLOP/s there (62% of what wgmma does). d128 runs at 66% of that, and waits
+// for the tensor pipe more than for anything else; d256 keeps shared memory busy 81% of the time. At d256 and 1k the
+// one block of an SM has nothing to hide the load of Q and the store of O under: 13% of the time.
+//
+// Tried, and slower (d128, 16k, full, TFLOP/s, unless said otherwise; the version of the day was at 405-410):
+//   - One stage, V copied during S and K during P V, two barriers (PyTorch's order): 376; d64, 1k: 277 against 343.
+//   - 16 rows a warp: 318-342, as every ldmatrix feeds half the products. 32 keys a tile: 382. 48 keys: 391.
+//   - The loop rotated, S of the next tile under this one's exponentials: 353; copies land late and registers spill.
+//   - Operands not ahead: 386; Q alone ahead: 383; K alone: 393.
+//   - d64 with 128 keys a tile: 1.26 full, but 1.16 causal, and spills.
+//   - Causal, heads in groups for the L2 cache only: 358 against 421, the last group's long blocks idle most SMs.
+//   - Causal, warps skip visited tiles that they see nothing of: no gain, the others still wait at the barrier.
+//   - d256 as 64-row pairs, two blocks an SM: 325 against 364; 96 keys in one stage: 317; unpaired: 347.
 #include "params.cuh"
 #include "tiles/copy.cuh"
 #include "tiles/fragments.cuh"
@@ -30,9 +69,10 @@ static_assert(HEAD_DIM % 8 == 0 && HEAD_DIM <= 256, "head_dim");
 static_assert(NUM_STAGES == 2, "one tile is computed while the next is copied");
 static_assert(COLUMN_WARPS == 1 || COLUMN_WARPS == 2, "alone or in pairs");
 
-// Q stays in registers where O, S and Q together leave room for the rest of the loop (about 48 registers).
-constexpr int REGISTER_LIMIT = 65536 / (NUM_THREADS * BLOCKS_PER_SM) < 255 ? 65536 / (NUM_THREADS * BLOCKS_PER_SM) : 255;
+// Q stays in registers where O, S and Q together leave 64 for the rest of the loop.
+constexpr int REGISTERS = 65536 / (NUM_THREADS * BLOCKS_PER_SM), REGISTER_LIMIT = REGISTERS < 255 ? REGISTERS : 255;
 constexpr bool Q_IN_REGISTERS = M_TILES * 4 * (K_STEPS + S_TILES + O_TILES) + 64 <= REGISTER_LIMIT;
+
 template <bool B>
 struct Bool {
   static constexpr bool value = B;
@@ -45,7 +85,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward(const __grid_co
   u64 start_ns = 0;
   if constexpr (TRACE) start_ns = global_timer();
 
-  // Alg. 1, l. 3: the loop over i is the grid.
+  // Alg. 1, l. 3
   const WorkItem item = work_item<Br, CAUSAL>(p, blockIdx.x, 2 * ROW_BYTES);
   const TileRange tiles = visited_tiles<Br, Bc, CAUSAL, SKIP_MASKED_TILES>(p, item.q_block);
   const int first_row = item.q_block * Br;
@@ -57,23 +97,40 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward(const __grid_co
   const char* V = static_cast<const char*>(p.v) + 2 * (item.batch * p.v_stride.batch + kv_head * p.v_stride.head);
 
   const u32 Q_smem = smem_address(smem), K_smem = Q_smem + Q_BYTES, V_smem = K_smem + KV_BYTES;
-  const u32 Q_warp = Q_smem + row_group * WARP_ROWS * PITCH;
-  const u32 Q_lane = Q_warp + lane_offset_rows_first<PITCH>(lane);
+  const u32 Q_lane = Q_smem + row_group * WARP_ROWS * PITCH + lane_offset_rows_first<PITCH>(lane);
   const u32 K_lane = K_smem + part * WARP_KEYS * PITCH + lane_offset_columns_first<PITCH>(lane);
   const u32 V_lane = V_smem + part * O_TILES * 16 + lane_offset_rows_first<PITCH>(lane);
   const u32 P_warp = Q_smem + P_OFFSET + row_group * WARP_ROWS * P_PITCH;
   const u32 M_warp = Q_smem + M_OFFSET + row_group * WARP_ROWS * 8;
 
+  // Registers are scarce: what the epilogue needs waits in the last 16 bytes of the first row, which no tile uses.
+  const u32 parked_smem = Q_smem + PITCH - 16;
+  if (thread == 0) st_shared_vec4(parked_smem, {u32(item.q_block), u32(item.head), u32(item.batch), Q_smem});
+
+  // Alg. 1, l. 5
   float O_rmem[M_TILES][O_TILES][4] = {};
   OnlineSoftmax<2 * M_TILES> softmax;
   softmax.reset();
-  u32 Q_rmem[M_TILES][K_STEPS][4];
+  u32 Q_rmem[M_TILES][K_STEPS][4];  // used when Q_IN_REGISTERS
 
-  // The next tiles' copies, spread over the products of S.
+  // The copies inside the loops start with the last tile but one.
   TileStream<Bc, ROW_BYTES, PITCH, NUM_THREADS, ALIGNMENT, K_STEPS> K_stream(
       K_smem, K + (tiles.visited - 2) * (Bc * k_stride), k_stride, thread);
   TileStream<Bc, ROW_BYTES, PITCH, NUM_THREADS, ALIGNMENT, K_STEPS> V_stream(
       V_smem, V + (tiles.visited - 2) * (Bc * v_stride), v_stride, thread);
+
+  // The other warp's value for each row of a pair.
+  auto exchange = [&](const float(&mine)[2 * M_TILES], float(&other)[2 * M_TILES]) {
+#pragma unroll
+    for (int r = 0; r < 2 * M_TILES; ++r) {
+      if (lane % 4 == 0) st_shared_f32(M_warp + (part * WARP_ROWS + r * 8 + lane / 4) * 4, mine[r]);
+    }
+    bar_sync(1 + row_group, 64);  // both warps have written; and both are done with P of the tile before
+#pragma unroll
+    for (int r = 0; r < 2 * M_TILES; ++r) {
+      other[r] = ld_shared_f32(M_warp + ((part ^ 1) * WARP_ROWS + r * 8 + lane / 4) * 4);
+    }
+  };
 
   // Alg. 1, l. 9: P = exp(S - m) for 16 keys of this warp, as an A operand.
   auto probabilities = [&](u32(&P)[M_TILES][4], const float(&S_rmem)[M_TILES][S_TILES][4], int k) {
@@ -112,6 +169,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward(const __grid_co
 
   // Alg. 1, l. 7-10 for key tile j.
   auto visit_tile = [&](int j, u32 stage, auto masked) {
+    constexpr bool MASKED = decltype(masked)::value;
     u32 A[2][M_TILES][4], B[2][S_TILES / 2][4];  // Q and K of two k16 steps
     auto load_q = [&](int k) {
 #pragma unroll
@@ -119,10 +177,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward(const __grid_co
         if constexpr (!Q_IN_REGISTERS) ldmatrix_x4(A[k % 2][i], Q_lane + i * 16 * PITCH + k * 32);
       }
     };
-    auto load_k = [&](int k) {
-#pragma unroll
-      for (int n = 0; n < S_TILES; n += 2) ldmatrix_x4(B[k % 2][n / 2], K_lane + stage + n * 8 * PITCH + k * 32);
-    };
+    auto load_k = [&](int k, int n) { ldmatrix_x4(B[k % 2][n / 2], K_lane + stage + n * 8 * PITCH + k * 32); };
     load_q(0);
     // K and V have landed for all threads, and all warps are done with tile j + 1, whose buffers the copies below fill.
     cp_async_wait<0>();
@@ -130,13 +185,13 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward(const __grid_co
 
     // Alg. 1, l. 8: S = Q K^T, operands loaded one step ahead of their products.
     float S_rmem[M_TILES][S_TILES][4] = {};
-    load_k(0);
+#pragma unroll
+    for (int n = 0; n < S_TILES; n += 2) load_k(0, n);
 #pragma unroll
     for (int k = 0; k < K_STEPS; ++k) {
-      if (k + 1 < K_STEPS) {
-        load_q(k + 1);
-        load_k(k + 1);
-      }
+      K_stream.copy(k, stage ^ STAGE_BYTES, k_stride, j > 0);
+      V_stream.copy(k, stage ^ STAGE_BYTES, v_stride, j > 0);
+      if (k + 1 < K_STEPS) load_q(k + 1);
 #pragma unroll
       for (int n = 0; n < S_TILES; n += 2) {
         const u32(&K_k)[4] = B[k % 2][n / 2];
@@ -146,55 +201,40 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward(const __grid_co
           mma_16bit<BFLOAT16>(S_rmem[i][n], Q_k, K_k[0], K_k[1]);
           mma_16bit<BFLOAT16>(S_rmem[i][n + 1], Q_k, K_k[2], K_k[3]);
         }
+        if (k + 1 < K_STEPS) load_k(k + 1, n);
       }
-      K_stream.copy(k, stage ^ STAGE_BYTES, k_stride, j > 0);
-      V_stream.copy(k, stage ^ STAGE_BYTES, v_stride, j > 0);
     }
     cp_async_commit();
     mma_fence();
 
     // Alg. 1, l. 9: the row maxima.
     float m_tile[2 * M_TILES];
+    const int tile_row = MASKED ? int(ld_shared_u32(parked_smem)) * Br + row_group * WARP_ROWS + lane / 4 : 0;
 #pragma unroll
     for (int r = 0; r < 2 * M_TILES; ++r) {
-      const int row = first_row + row_group * WARP_ROWS + r * 8 + lane / 4;
       // Columns that the row sees, counted from this lane's first column of the tile.
-      const int limit = visible_keys<CAUSAL>(p, row) - j * Bc - part * WARP_KEYS - lane % 4 * 2;
+      const int limit = visible_keys_from<CAUSAL>(p, tile_row + r * 8, j * Bc + part * WARP_KEYS) - lane % 4 * 2;
 #pragma unroll
       for (int n = 0; n < S_TILES; ++n) {
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
           float& s = S_rmem[r / 2][n][r % 2 * 2 + e];
-          if constexpr (decltype(masked)::value) s = n * 8 + e < limit ? s : NEG_INF;
+          if constexpr (MASKED) s = n * 8 + e < limit ? s : NEG_INF;
           m_tile[r] = n == 0 && e == 0 ? s : fmaxf(m_tile[r], s);
         }
       }
     }
 
-    float alpha[2 * M_TILES];
 #pragma unroll
     for (int r = 0; r < 2 * M_TILES; ++r) m_tile[r] = quad_max(m_tile[r]);
     if constexpr (PAIRED) {
+      float m_other[2 * M_TILES];
+      exchange(m_tile, m_other);
 #pragma unroll
-      for (int r = 0; r < 2 * M_TILES; ++r) {
-        if (lane % 4 == 0) st_shared_f32(M_warp + (part * WARP_ROWS + r * 8 + lane / 4) * 4, m_tile[r]);
-      }
-      bar_sync(1 + row_group, 64);  // both halves' maxima are written; both warps are done with P of tile j + 1
-#pragma unroll
-      for (int r = 0; r < 2 * M_TILES; ++r) {
-        m_tile[r] = fmaxf(m_tile[r], ld_shared_f32(M_warp + ((part ^ 1) * WARP_ROWS + r * 8 + lane / 4) * 4));
-      }
+      for (int r = 0; r < 2 * M_TILES; ++r) m_tile[r] = fmaxf(m_tile[r], m_other[r]);
     }
-    if (softmax.raise_max(m_tile, p.scale_log2, alpha)) {
-#pragma unroll
-      for (int i = 0; i < M_TILES; ++i) {
-#pragma unroll
-        for (int n = 0; n < O_TILES; ++n) {
-#pragma unroll
-          for (int e = 0; e < 4; ++e) O_rmem[i][n][e] *= alpha[i * 2 + e / 2];
-        }
-      }
-    }
+    float alpha[2 * M_TILES];
+    if (softmax.raise_max(m_tile, p.scale_log2, alpha)) scale_rows(O_rmem, alpha);  // and their part of l. 10
 
     if constexpr (PAIRED) {
       u32 P[S_TILES / 2][M_TILES][4];
@@ -203,18 +243,14 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward(const __grid_co
         probabilities(P[k], S_rmem, k);
 #pragma unroll
         for (int i = 0; i < M_TILES; ++i) {
-#pragma unroll
-          for (int h = 0; h < 4; ++h) {
-            const int row = i * 16 + h % 2 * 8 + lane / 4, column = part * WARP_KEYS + k * 16 + h / 2 * 8 + lane % 4 * 2;
-            st_shared_u32(P_warp + row * P_PITCH + column * 2, P[k][i][h]);
-          }
+          store_a_operand<P_PITCH>(P_warp + i * 16 * P_PITCH + (part * WARP_KEYS + k * 16) * 2, P[k][i], lane);
         }
       }
 #pragma unroll
       for (int k = 0; k < S_TILES / 2; ++k) {
         accumulate(P[k], V_lane + stage + (part * WARP_KEYS + k * 16) * PITCH);
       }
-      bar_sync(1 + row_group, 64);  // both halves of P are written
+      bar_sync(1 + row_group, 64);  // both halves of P are written; this warp's own half was used meanwhile
       const u32 P_lane = P_warp + (part ^ 1) * WARP_KEYS * 2 + lane_offset_rows_first<P_PITCH>(lane);
 #pragma unroll
       for (int k = 0; k < S_TILES / 2; ++k) {
@@ -235,21 +271,18 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward(const __grid_co
   };
 
   if (tiles.visited > 0) {
-    if constexpr (HEAD_DIM % 16 != 0) {
-      zero_padding<Br, ROW_BYTES, PITCH, NUM_THREADS>(Q_smem, thread);
-      zero_padding<Bc, ROW_BYTES, PITCH, NUM_THREADS>(K_smem, thread);
-      zero_padding<Bc, ROW_BYTES, PITCH, NUM_THREADS>(K_smem + STAGE_BYTES, thread);
-    }
+    if constexpr (HEAD_DIM % 16 != 0) zero_padding<Br + 4 * Bc, ROW_BYTES, PITCH, NUM_THREADS>(Q_smem, thread);
     // Alg. 1, l. 4 and 7: Q, and the first K and V. Only the last tile of a sequence, which is visited first, can hang
     // over its end.
     int j = tiles.visited - 1;
     const int valid_keys = p.seqlen_k - j * Bc;
-    copy_tile_async<Br, ROW_BYTES, PITCH, NUM_THREADS, ALIGNMENT, true>(Q_smem, Q, q_stride, p.seqlen_q - first_row, thread);
+    copy_tile_async<Br, ROW_BYTES, PITCH, NUM_THREADS, ALIGNMENT, true>(  //
+        Q_smem, Q, q_stride, p.seqlen_q - first_row, thread);
     cp_async_commit();
-    copy_tile_async<Bc, ROW_BYTES, PITCH, NUM_THREADS, ALIGNMENT, true>(K_smem, K + j * (Bc * k_stride), k_stride, valid_keys,
-                                                                        thread);
-    copy_tile_async<Bc, ROW_BYTES, PITCH, NUM_THREADS, ALIGNMENT, true>(V_smem, V + j * (Bc * v_stride), v_stride, valid_keys,
-                                                                        thread);
+    copy_tile_async<Bc, ROW_BYTES, PITCH, NUM_THREADS, ALIGNMENT, true>(  //
+        K_smem, K + j * (Bc * k_stride), k_stride, valid_keys, thread);
+    copy_tile_async<Bc, ROW_BYTES, PITCH, NUM_THREADS, ALIGNMENT, true>(  //
+        V_smem, V + j * (Bc * v_stride), v_stride, valid_keys, thread);
     cp_async_commit();
     cp_async_wait<1>();
     block_sync();  // Q has landed for all threads
@@ -260,28 +293,27 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward(const __grid_co
         for (int k = 0; k < K_STEPS; ++k) ldmatrix_x4(Q_rmem[i][k], Q_lane + i * 16 * PITCH + k * 32);
       }
     }
-    // Alg. 1, l. 6, from the last visited tile down: masked tiles come first, the loop over the others is free of masks.
+    // Alg. 1, l. 6, from the last visited tile down: masked tiles come first, the second loop is free of masks.
     u32 stage = 0;
     for (; j >= tiles.unmasked; --j, stage ^= STAGE_BYTES) visit_tile(j, stage, Bool<true>{});
     for (; j >= 0; --j, stage ^= STAGE_BYTES) visit_tile(j, stage, Bool<false>{});
+  } else {
+    block_sync();  // the parked values are visible
   }
 
   // Alg. 1, l. 12-15: O = O / l, L = m + log l.
   softmax.reduce_sum();
   if constexpr (PAIRED) {
+    float l_other[2 * M_TILES];
+    exchange(softmax.l, l_other);
 #pragma unroll
-    for (int r = 0; r < 2 * M_TILES; ++r) {
-      if (lane % 4 == 0) st_shared_f32(M_warp + (part * WARP_ROWS + r * 8 + lane / 4) * 4, softmax.l[r]);
-    }
-    bar_sync(1 + row_group, 64);  // both halves of l are written
-#pragma unroll
-    for (int r = 0; r < 2 * M_TILES; ++r) {
-      softmax.l[r] += ld_shared_f32(M_warp + ((part ^ 1) * WARP_ROWS + r * 8 + lane / 4) * 4);
-    }
+    for (int r = 0; r < 2 * M_TILES; ++r) softmax.l[r] += l_other[r];
   }
   // O takes the place of this warp's rows of Q, which are not needed any more and which no other warp (pair) reads.
-  const int group_row = first_row + row_group * WARP_ROWS;
   warp_sync();
+  const vec4 parked = ld_shared_vec4(parked_smem);
+  const int group_row = int(parked.x) * Br + row_group * WARP_ROWS, head = int(parked.y), batch = int(parked.z);
+  const u32 O_smem = parked.w + row_group * WARP_ROWS * PITCH;
 #pragma unroll
   for (int r = 0; r < 2 * M_TILES; ++r) {
     const int row = r * 8 + lane / 4;
@@ -289,11 +321,11 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward(const __grid_co
 #pragma unroll
     for (int n = 0; n < O_TILES; ++n) {
       const float* o = O_rmem[r / 2][n] + r % 2 * 2;
-      st_shared_u32(Q_warp + row * PITCH + (part * O_TILES + n) * 16 + lane % 4 * 4,
+      st_shared_u32(O_smem + row * PITCH + (part * O_TILES + n) * 16 + lane % 4 * 4,
                     pack_16bit<BFLOAT16>(o[0] * inverse, o[1] * inverse));
     }
     if (p.lse != nullptr && part == 0 && lane % 4 == 0 && group_row + row < p.seqlen_q) {
-      st_global(p.lse + (i64(item.batch) * p.heads + item.head) * p.seqlen_q + group_row + row, softmax.lse(r));
+      st_global(p.lse + (i64(batch) * p.heads + head) * p.seqlen_q + group_row + row, softmax.lse(r));
     }
   }
   if constexpr (PAIRED) {
@@ -302,13 +334,13 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward(const __grid_co
     warp_sync();
   }
   constexpr int STORE_ROWS = WARP_ROWS / COLUMN_WARPS;
-  char* O = static_cast<char*>(p.o) + 2 * (item.batch * p.o_stride.batch + item.head * p.o_stride.head +
+  char* O = static_cast<char*>(p.o) + 2 * (batch * p.o_stride.batch + head * p.o_stride.head +
                                            (group_row + part * STORE_ROWS) * p.o_stride.seq);
-  store_tile<STORE_ROWS, ROW_BYTES, PITCH, ALIGNMENT>(O, p.o_stride.seq * 2, Q_warp + part * STORE_ROWS * PITCH,
+  store_tile<STORE_ROWS, ROW_BYTES, PITCH, ALIGNMENT>(O, p.o_stride.seq * 2, O_smem + part * STORE_ROWS * PITCH,
                                                       p.seqlen_q - group_row - part * STORE_ROWS, lane);
 
   if constexpr (TRACE) {
     block_sync();  // the record ends when the last warp has stored
-    if (thread == 0) write_trace(p, blockIdx.x, item, tiles, start_ns);
+    if (thread == 0) write_trace(p, blockIdx.x, {int(parked.x), head, batch}, tiles, start_ns);
   }
 }

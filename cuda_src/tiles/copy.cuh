@@ -13,7 +13,7 @@ constexpr int tile_pitch(int row_bytes, int pad_to) {
   return (units | 1) * 16;
 }
 
-// One unit of a row, BYTES = the alignment of the tensors. cp.async has no 2-byte form: that one goes through a register.
+// One unit of a row, BYTES = the alignment of the tensors. cp.async has no 2-byte form: that one goes by a register.
 template <int BYTES>
 DEVICE void copy_unit_async(u32 smem, const char* global, bool valid) {
   if constexpr (BYTES == 16) {
@@ -33,7 +33,7 @@ template <int ROWS, int ROW_BYTES, int PITCH, int NUM_THREADS, int ALIGNMENT, bo
 DEVICE void copy_tile_async(u32 smem, const char* global, i64 row_stride_bytes, int valid_rows, int thread) {
   constexpr int UNITS = ROW_BYTES / ALIGNMENT;  // a row
   static_assert(ROW_BYTES % ALIGNMENT == 0, "a row is a whole number of copies");
-  if constexpr (NUM_THREADS % UNITS == 0 && ROWS % (NUM_THREADS / UNITS) == 0) {
+  if constexpr (ALIGNMENT == 16 && NUM_THREADS % UNITS == 0 && ROWS % (NUM_THREADS / UNITS) == 0) {
     // Every thread keeps its column and steps down the rows: the addresses are one addition each.
     constexpr int STEP = NUM_THREADS / UNITS;
     const int row = thread / UNITS, offset = thread % UNITS * ALIGNMENT;
@@ -54,42 +54,41 @@ DEVICE void copy_tile_async(u32 smem, const char* global, i64 row_stride_bytes, 
 }
 
 // One thread's share of copying tile after tile, from the last of a sequence to the first, in PARTS that can be spread
-// between other instructions: a burst of copies fills the queue that ldmatrix waits in.
+// between other instructions: a burst of copies fills the queue that ldmatrix waits in. Registers are what counts here:
+// a thread keeps its column for good and steps down the rows (with 10 units a row, 8 of 128 threads copy nothing).
 template <int ROWS, int ROW_BYTES, int PITCH, int NUM_THREADS, int ALIGNMENT, int PARTS>
 struct TileStream {
   static constexpr int UNITS = ROW_BYTES / ALIGNMENT;
-  static constexpr int PASSES = (ROWS * UNITS + NUM_THREADS - 1) / NUM_THREADS;
-  static constexpr bool EVEN = NUM_THREADS % UNITS == 0 && ROWS % (NUM_THREADS / UNITS) == 0;
-  static constexpr int STEP = NUM_THREADS / UNITS;  // rows from pass to pass, EVEN
+  static constexpr int STEP = NUM_THREADS / UNITS;  // rows from pass to pass
+  static constexpr int PASSES = ALIGNMENT == 16 ? (ROWS + STEP - 1) / STEP : 1;
 
-  const char* source;  // EVEN: this thread's next unit; else the next tile
-  u32 target;          // of this thread's first unit, or of the tile
+  const char* source;  // this thread's first unit of the next tile; with narrow units, the tile
+  u32 target;
   int thread;
 
   DEVICE TileStream(u32 smem, const char* tile, i64 row_stride_bytes, int thread_)
       : source(tile), target(smem), thread(thread_) {
-    if constexpr (EVEN) {
-      source += thread / UNITS * row_stride_bytes + thread % UNITS * ALIGNMENT;
-      target += thread / UNITS * PITCH + thread % UNITS * ALIGNMENT;
+    if constexpr (ALIGNMENT == 16) {
+      source += thread / UNITS * row_stride_bytes + thread % UNITS * 16;
+      target += thread / UNITS * PITCH + thread % UNITS * 16;
     }
   }
 
-  // Part `part` of the next tile, whose rows all exist; not `valid`: zeros, and nothing is read. Parts in order.
+  // Part `part` of the next tile, whose rows all exist; not `valid`: zeros, and nothing is read. The last part steps
+  // back to the tile before.
   DEVICE void copy(int part, u32 stage_offset, i64 row_stride_bytes, bool valid) {
+    if constexpr (ALIGNMENT == 16) {
 #pragma unroll
-    for (int i = part * PASSES / PARTS; i < (part + 1) * PASSES / PARTS; ++i) {
-      if constexpr (EVEN) {
-        copy_unit_async<ALIGNMENT>(target + stage_offset + i * STEP * PITCH, source, valid);
-        source += STEP * row_stride_bytes;
-      } else {
-        const int unit = thread + i * NUM_THREADS, row = unit / UNITS, offset = unit % UNITS * ALIGNMENT;
-        if (ROWS * UNITS % NUM_THREADS == 0 || unit < ROWS * UNITS) {
-          copy_unit_async<ALIGNMENT>(target + stage_offset + row * PITCH + offset, source + row * row_stride_bytes + offset,
-                                     valid);
-        }
+      for (int i = part * PASSES / PARTS; i < (part + 1) * PASSES / PARTS; ++i) {
+        const bool mine = (NUM_THREADS % UNITS == 0 || thread < STEP * UNITS) &&
+                          ((i + 1) * STEP <= ROWS || thread / UNITS < ROWS - i * STEP);
+        if (mine) cp_async_16(target + stage_offset + i * STEP * PITCH, source + i * (STEP * row_stride_bytes), valid);
       }
+    } else if (part == 0) {
+      copy_tile_async<ROWS, ROW_BYTES, PITCH, NUM_THREADS, ALIGNMENT, true>(  //
+          target + stage_offset, source, row_stride_bytes, valid ? ROWS : 0, thread);
     }
-    if (part == PARTS - 1) source -= (EVEN ? 2 : 1) * ROWS * row_stride_bytes;  // to the tile before
+    if (part == PARTS - 1) source -= ROWS * row_stride_bytes;
   }
 };
 

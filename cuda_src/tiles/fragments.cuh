@@ -60,3 +60,25 @@ DEVICE void store_pair(char* global, u32 pair) {
     st_global(global + 2, u16(pair >> 16));
   }
 }
+
+// An A operand to shared memory, row by row; `smem` is the tile's first element.
+template <int PITCH>
+DEVICE void store_a_operand(u32 smem, const u32 (&a)[4], int lane) {
+#pragma unroll
+  for (int h = 0; h < 4; ++h) {
+    st_shared_u32(smem + (h % 2 * 8 + lane / 4) * PITCH + h / 2 * 16 + lane % 4 * 4, a[h]);
+  }
+}
+
+// Rows of accumulators times a factor each; a lane's row r is row r % 2 * 8 + lane / 4 of mma tile r / 2.
+template <int M_TILES, int N_TILES>
+DEVICE void scale_rows(float (&d)[M_TILES][N_TILES][4], const float (&factor)[2 * M_TILES]) {
+#pragma unroll
+  for (int i = 0; i < M_TILES; ++i) {
+#pragma unroll
+    for (int n = 0; n < N_TILES; ++n) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) d[i][n][e] *= factor[i * 2 + e / 2];
+    }
+  }
+}

@@ -1,11 +1,11 @@
 // Online softmax of the rows that one lane takes part in.
 //
 // In an accumulator of mma.sync a row is spread over the four lanes of a quad; a lane sees two rows of each 16-row
-// fragment. ROWS = 2 * (number of 16-row fragments); row r of a lane is row r / 2 * 16 + r % 2 * 8 + lane / 4 of the warp.
+// fragment. ROWS = 2 * (number of 16-row fragments); row r of a lane is row r * 8 + lane / 4 of the warp.
 //
 // The subtracted maximum `m` need not be the true one: exp2(s - m) only must not overflow, and every row is divided by
 // its own sum at the end. So O is rescaled only when some maximum of the warp has grown by more than 2^8: with
-// that slack P <= 256, far from the limits of float16 and bfloat16, whose relative precision is the same at 256 as at 1.
+// that slack P <= 256, far from the limits of float16 and bfloat16, whose relative precision is that at 1.
 #pragma once
 #include "primitives/primitives.cuh"
 
