@@ -261,6 +261,7 @@ def test_broadcast_and_reversed_inputs(cp):
         assert_attention(cp.asnumpy(out), cp.asnumpy(lse), q, k, v[:, :, ::-1], causal=True)
 
 
+@pytest.mark.alone
 def test_more_than_2_to_the_31_elements(cp):
     """Offsets past 2³¹ elements: along the batch axis, and inside one head through a huge row stride."""
     b, h, s, d = 33000, 8, 64, 128

@@ -244,6 +244,7 @@ def test_cupy_tf32_environment(cp, monkeypatch):
     np.testing.assert_array_equal(cufa.flash_attention(q, k, v).get(), exact)
 
 
+@pytest.mark.alone
 def test_memory_is_linear(cp):
     """Beyond the output, fa2 takes no device memory, however long the sequence."""
     q = cp.zeros((1, 1, 65536, 64), cp.float16)
@@ -263,6 +264,7 @@ print(time.perf_counter() - start)
 """
 
 
+@pytest.mark.alone
 def test_time_to_first_result(tmp_path):
     """Cold (empty compile cache) under 10 s; a new process with a warm cache under 2 s."""
     env = dict(os.environ, CUPY_CACHE_DIR=str(tmp_path))

@@ -45,6 +45,7 @@ void await_warpgroup_products(u32 pending, Site site);
 // ---- mbarrier.cuh
 DEVICE void mbarrier_init(u32 barrier, u32 arrivals, SITE) { cufa_host::mbarrier_init(barrier, arrivals, site); }
 DEVICE void mbarrier_init_fence() {}
+DEVICE void async_proxy_fence() {}
 DEVICE void mbarrier_arrive(u32 barrier, SITE) { cufa_host::mbarrier_arrive(barrier, 0, site); }
 DEVICE void mbarrier_arrive_expect_tx(u32 barrier, u32 bytes, SITE) { cufa_host::mbarrier_arrive(barrier, bytes, site); }
 DEVICE void mbarrier_wait(u32 barrier, u32 parity, SITE) { cufa_host::mbarrier_wait(barrier, parity, site); }

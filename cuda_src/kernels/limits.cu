@@ -1,31 +1,12 @@
 // What this GPU can do at best with the instructions that the attention kernels use: the ceilings that
 // `cufa bench` divides by. No memory is touched in the loops, so nothing but the unit under test can be the limit.
-//
-// Operands are random: a tensor core draws more power on random bits than on zeros, and a GPU at its power
-// limit lowers its clocks, so a ceiling measured on zeros is one that no real kernel can reach.
 #include "primitives/primitives.cuh"
+#include "tiles/random_operands.cuh"
 
 static_assert(!(BFLOAT16 && TF32), "one kind of product at a time");
 
 // Independent accumulators a warp: enough products in flight to cover the latency of each.
 constexpr int TILES_M = 4, TILES_N = 4;
-
-// A cheap integer hash: operands differ from lane to lane.
-DEVICE u32 hash(u32 x) {
-  x ^= x >> 16;
-  x *= 0x7feb352du;
-  x ^= x >> 15;
-  x *= 0x846ca68bu;
-  return x ^ (x >> 16);
-}
-
-// Two random 16-bit floats (or one tf32) of random sign and mantissa and an exponent near one.
-DEVICE u32 random_operand(u32 seed) {
-  const u32 bits = hash(seed);
-  if (TF32) return (bits & 0x807fe000u) | 0x3f000000u;
-  if (BFLOAT16) return (bits & 0x807f807fu) | 0x3f003f00u;
-  return (bits & 0x83ff83ffu) | 0x38003800u;
-}
 
 // mma.sync from registers. 4096 floating-point operations a product with 16-bit operands, 2048 with tf32.
 KERNEL mma_limit(float* out, int iterations) {
@@ -33,9 +14,9 @@ KERNEL mma_limit(float* out, int iterations) {
   u32 A[TILES_M][4], B[TILES_N][2];
   float C[TILES_M][TILES_N][4] = {};
   for (int m = 0; m < TILES_M; ++m)
-    for (int i = 0; i < 4; ++i) A[m][i] = random_operand(thread * 64 + m * 4 + i);
+    for (int i = 0; i < 4; ++i) A[m][i] = random_operand<BFLOAT16, TF32>(thread * 64 + m * 4 + i);
   for (int n = 0; n < TILES_N; ++n)
-    for (int i = 0; i < 2; ++i) B[n][i] = random_operand(thread * 64 + 32 + n * 2 + i);
+    for (int i = 0; i < 2; ++i) B[n][i] = random_operand<BFLOAT16, TF32>(thread * 64 + 32 + n * 2 + i);
 
   for (int iteration = 0; iteration < iterations; ++iteration) {
 #pragma unroll

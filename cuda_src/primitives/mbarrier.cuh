@@ -32,4 +32,7 @@ DEVICE void mbarrier_wait(u32 barrier, u32 parity) {
       "r"(parity)
       : "memory");
 }
+
+// fence.proxy.async: ordinary stores of this thread to shared memory are seen by wgmma and TMA after the next barrier.
+DEVICE void async_proxy_fence() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 #endif  // __CUDACC__

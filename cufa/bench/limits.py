@@ -19,6 +19,11 @@ _PRODUCTS, _CHAINS = 16, 16
 _FLOPS_A_PRODUCT = {"float16": 4096, "bfloat16": 4096, "tf32": 2048}
 
 
+#: Of cuda_src/kernels/limits_hopper.cu: operations a warpgroup in one iteration, bytes of operand B.
+_WGMMA_FLOPS = 4 * 2 * 64 * 256 * 16
+_WGMMA_SHARED = 256 * 128
+
+
 @dataclasses.dataclass(frozen=True)
 class Limits:
     """Best rates seen (10th percentile of the times), per second."""
@@ -26,8 +31,8 @@ class Limits:
     copy_bytes: float
     """Bytes read plus bytes written by a large copy."""
     flops: dict[str, float]
-    """Floating-point operations, by kind of product: float16, bfloat16 and tf32 (``mma.sync`` from registers)
-    on a GPU, float32 and float64 (BLAS) on a CPU."""
+    """Floating-point operations, by kind of product: float16, bfloat16 and tf32 on a GPU (the faster of
+    ``mma.sync`` and, on Hopper, ``wgmma``), float32 and float64 (BLAS) on a CPU."""
     exponentials: float
     """``ex2.approx`` on a GPU, ``numpy.exp`` in float32 on a CPU."""
 
@@ -65,19 +70,33 @@ def _gpu_limits(device: Device) -> Limits:
     blocks = _BLOCKS_PER_SM * device.num_sms
     sink = cupy.empty(blocks * _THREADS, cupy.float32)
 
-    def seconds(entry: str, kind: str) -> float:
+    def seconds(source: str, entry: str, kind: str, blocks: int, shared_memory: int = 0) -> float:
         constants = {"BFLOAT16": kind == "bfloat16", "TF32": kind == "tf32"}
-        module = cupy.RawModule(code=translation_unit("kernels/limits.cu", constants), options=cupy_options())
-        function = module.get_function(entry)
-        run = functools.partial(function, (blocks,), (_THREADS,), (sink, np.int32(_ITERATIONS)))
+        options = cupy_options(90 if shared_memory else 80)
+        function = cupy.RawModule(code=translation_unit(source, constants), options=options).get_function(
+            entry
+        )
+        arguments = (sink, np.int32(_ITERATIONS))
+        run = functools.partial(function, (blocks,), (_THREADS,), arguments, shared_mem=shared_memory)
         return measure({entry: run}, on_gpu=True)[entry].p10
 
     # Each alone, or the copy would be timed at the clock that the products left behind.
     copy_bytes = _gpu_copy_rate()
     threads = blocks * _THREADS
     products = threads // 32 * _ITERATIONS * _PRODUCTS
-    flops = {kind: products * each / seconds("mma_limit", kind) for kind, each in _FLOPS_A_PRODUCT.items()}
-    return Limits(copy_bytes, flops, threads * _ITERATIONS * _CHAINS / seconds("exp2_limit", "float16"))
+    flops = {
+        kind: products * each / seconds("kernels/limits.cu", "mma_limit", kind, blocks)
+        for kind, each in _FLOPS_A_PRODUCT.items()
+    }
+    if device.arch.capability == 90:
+        work = device.num_sms * (_THREADS // 128) * _ITERATIONS * _WGMMA_FLOPS
+        for kind in ("float16", "bfloat16"):
+            t = seconds("kernels/limits_hopper.cu", "wgmma_limit", kind, device.num_sms, _WGMMA_SHARED)
+            flops[kind] = max(flops[kind], work / t)
+    exponentials = threads * _ITERATIONS * _CHAINS
+    return Limits(
+        copy_bytes, flops, exponentials / seconds("kernels/limits.cu", "exp2_limit", "float16", blocks)
+    )
 
 
 def _gpu_copy_rate() -> float:
