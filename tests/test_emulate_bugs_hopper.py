@@ -1,4 +1,4 @@
-"""Planted bugs in a warp-specialised kernel (``planted_hopper.cu``): wrong phases, early releases and others."""
+"""Planted bugs in a warp-specialised kernel (``planted_hopper.cu``): wrong phases, early releases, races."""
 
 from __future__ import annotations
 

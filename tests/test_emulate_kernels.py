@@ -132,5 +132,9 @@ def test_counters(spec, causal):
     if precision is None and run.plan.spec.name != "naive":
         config = run.plan.config
         per_tile = 2 * config.block_q * config.block_kv * 64
-        assert run.totals["products"] == run.totals["tiles_visited"] * per_tile
-        assert run.totals["exponentials"] >= run.totals["tiles_visited"] * config.block_q * config.block_kv
+        products = run.totals["tiles_visited"] * per_tile
+        if spec.name == "fa3_forward":  # a warpgroup skips tiles of its own 64 rows
+            assert products / 2 < run.totals["products"] <= products
+        else:
+            assert run.totals["products"] == products
+        assert run.totals["exponentials"] >= run.totals["products"] / 128
