@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -23,6 +24,9 @@ for _package in ("streamlit", "plotly", "playwright"):
 
 from playwright.sync_api import Browser, Page, expect, sync_playwright  # noqa: E402
 from test_dashboard_pages import PAGES  # noqa: E402
+
+from cufa.dashboard.worker import client  # noqa: E402
+from cufa.dashboard.worker.store import Status, Store  # noqa: E402
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 pytestmark = [
@@ -46,7 +50,17 @@ PATIENCE = 90_000
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
+    """Where the served dashboard keeps its runs; its worker ends with the tests."""
+    store = Store(tmp_path_factory.mktemp("runs"))
+    yield store
+    pid = client.worker_pid(store, "cpu")
+    if pid is not None:
+        os.kill(pid, signal.SIGKILL)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory, runs: Store) -> Iterator[str]:
     """`cufa dashboard`, started in some other directory, with caches of its own."""
     folder = tmp_path_factory.mktemp("served")
     with socket.socket() as free:
@@ -55,7 +69,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     command = [sys.executable, "-m", "cufa", "dashboard", "--no-browser", "--port", str(port)]
     root = str(Path(__file__).parents[1])
     path = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
-    environment = {**os.environ, "CUFA_CACHE_DIR": str(folder / "cache"), "PYTHONPATH": path}
+    own = {"CUFA_CACHE_DIR": str(folder / "cache"), "CUFA_RUNS_DIR": str(runs.root), "PYTHONPATH": path}
+    environment = {**os.environ, **own}
     log = (folder / "log").open("wb")
     process = subprocess.Popen(
         command, cwd=folder, env=environment, stdout=log, stderr=log, start_new_session=True
@@ -250,6 +265,123 @@ def test_a_large_view_answers_quickly(server: str, browser: Browser) -> None:
         visit.settle()
     print(f"\na large view answered after {', '.join(f'{s * 1000:.0f} ms' for s in seconds)}")
     assert min(seconds) < 1  # 0.2 on a quiet machine; two cores are shared here by server, browser and others
+    visit.close()
+
+
+# --- Runs: started, left, cancelled, killed, taken away -----------------------------------------------------
+
+RUN = address_of("run")
+SMALL = "kernels=fa1,fa2&sq=256&sk=256&seconds=0.2"
+#: Minutes on any CPU: it is always stopped.
+ENDLESS = "kernels=fa2&batch=4&heads=16&sq=8192&sk=8192&d=128&kv=16&seconds=10"
+
+
+def start(page: Page) -> None:
+    page.get_by_role("button", name="Start").click()
+    page.wait_for_url(re.compile(r"[?&]run=\d{8}T"), timeout=PATIENCE)
+
+
+def test_a_cpu_run_from_start_to_result(server: str, browser: Browser, runs: Store, tmp_path: Path) -> None:
+    visit = Visit(browser)
+    page = visit.open(f"{server}/{RUN}?{SMALL}")
+    start(page)
+    tag = page.locator(".cufa-tag", has_text="measured on CPU")
+    expect(tag).to_be_visible(timeout=PATIENCE)
+    expect(page.get_by_role("figure", name="Times of every call")).to_be_visible(timeout=PATIENCE)
+    expect(page.get_by_role("button", name="Cancel")).to_have_count(0, timeout=PATIENCE)
+    assert "float64" in page.get_by_test_id("stMetric").last.inner_text()
+    assert runs.all()[0].status is Status.DONE
+    page.reload()
+    visit.settle()
+    expect(tag).to_be_visible(timeout=PATIENCE)
+    screenshot(page, "run-result-light", tmp_path)
+    visit.close()
+
+
+def test_a_run_survives_a_reload_is_seen_by_two_browsers_and_can_be_cancelled(
+    server: str, browser: Browser, runs: Store, tmp_path: Path
+) -> None:
+    visit, other = Visit(browser), Visit(browser, "dark")
+    page = visit.open(f"{server}/{RUN}?{ENDLESS}")
+    start(page)
+    cancel = page.get_by_role("button", name="Cancel")
+    progress = page.get_by_test_id("stProgress").filter(has_text="timing fa2")
+    expect(progress).to_be_visible(timeout=PATIENCE)
+    page.reload()
+    visit.settle()
+    expect(progress).to_be_visible(timeout=PATIENCE)
+    second = other.open(f"{server}/{RUN}?{SMALL}")
+    expect(second.get_by_role("button", name="Cancel")).to_have_count(1, timeout=PATIENCE)
+    start(second)  # waits behind the first
+    expect(second.get_by_test_id("stProgress").filter(has_text="waiting: 1 before it")).to_be_visible(
+        timeout=PATIENCE
+    )
+    screenshot(second, "run-queue-dark", tmp_path)
+    cancel.first.click()
+    expect(page.locator(".cufa-verdict", has_text="Cancelled")).to_be_visible(timeout=PATIENCE)
+    expect(second.locator(".cufa-tag", has_text="measured on CPU")).to_be_visible(timeout=PATIENCE)
+    assert [run.status for run in runs.all()[:2]] == [Status.DONE, Status.CANCELLED]
+    visit.close()
+    other.close()
+
+
+def test_a_worker_that_is_killed_is_shown_and_the_next_run_works(
+    server: str, browser: Browser, runs: Store, tmp_path: Path
+) -> None:
+    visit = Visit(browser)
+    page = visit.open(f"{server}/{RUN}?{ENDLESS}")
+    start(page)
+    expect(page.get_by_test_id("stProgress").filter(has_text="timing fa2")).to_be_visible(timeout=PATIENCE)
+    pid = client.worker_pid(runs, "cpu")
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+    verdict = page.locator(".cufa-verdict.alarm")
+    expect(verdict).to_contain_text("worker process died", timeout=PATIENCE)
+    visit.settle()
+    screenshot(page, "run-killed-light", tmp_path)
+    page = visit.open(f"{server}/{RUN}?{SMALL}")
+    start(page)
+    expect(page.locator(".cufa-tag", has_text="measured on CPU")).to_be_visible(timeout=PATIENCE)
+    visit.close()
+
+
+def test_a_report_is_downloaded_and_opens_without_the_network(
+    server: str, browser: Browser, runs: Store, tmp_path: Path
+) -> None:
+    visit = Visit(browser)
+    page = visit.open(f"{server}/history")
+    with page.expect_download(timeout=PATIENCE) as download:
+        page.get_by_role("button", name="HTML report").click()
+    report = tmp_path / download.value.suggested_filename
+    download.value.save_as(report)
+    for name, start_of in (("CSV", "id,origin,machine"), ("JSON Lines, every sample", '{"id": ')):
+        with page.expect_download(timeout=PATIENCE) as download:
+            page.get_by_test_id("stDownloadButton").get_by_role("button", name=name).click()
+        assert Path(download.value.path()).read_text().startswith(start_of)
+    visit.close()
+    reader = browser.new_context(offline=True)
+    trouble: list[str] = []
+    opened = reader.new_page()
+    opened.on("console", lambda m: m.type == "error" and trouble.append(m.text))
+    opened.on("pageerror", lambda error: trouble.append(str(error)))
+    opened.on("request", lambda r: r.url.startswith("http") and trouble.append(r.url))
+    opened.goto(report.as_uri())
+    expect(opened.locator(".js-plotly-plot .main-svg").first).to_be_visible(timeout=PATIENCE)
+    assert opened.locator("table").count() >= 2
+    opened.screenshot(path=Path(os.environ.get("CUFA_SCREENSHOTS", tmp_path)) / "report.png", full_page=True)
+    reader.close()
+    assert trouble == []
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_pages_with_runs_in_both_themes(
+    server: str, browser: Browser, runs: Store, theme: str, tmp_path: Path
+) -> None:
+    visit = Visit(browser, theme)
+    for name in ("compare", "history"):
+        page = visit.open(f"{server}/{name}")
+        expect(page.get_by_test_id("stPlotlyChart").first).to_be_visible(timeout=PATIENCE)
+        screenshot(page, f"{name}-runs-{theme}", tmp_path)
     visit.close()
 
 

@@ -39,6 +39,7 @@ PAGES = registered_pages()
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """No evidence, no cache, no GPU, unless a test brings some; nothing of the user's is touched."""
     monkeypatch.setenv("CUFA_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("CUFA_RUNS_DIR", str(tmp_path / "runs"))
     monkeypatch.setattr(records, "RECORDS_DIR", tmp_path / "records")
     monkeypatch.setattr(traces, "TRACES_DIR", tmp_path / "records" / "traces")
     monkeypatch.setattr(gpu, "gpu_count", lambda: 0)

@@ -20,7 +20,11 @@ from cufa.dashboard.worker.store import Run
 
 def choose_shape(controls: Controls, run: Run | None) -> list[Measurement]:
     """The measurements of one shape of the run; of its first one unless another is chosen."""
-    found = measurements.of_run(run) if run is not None else []
+    try:
+        found = measurements.of_run(run) if run is not None else []
+    except (KeyError, TypeError, ValueError) as error:
+        controls.notice(f"the record of this run is damaged: it lacks {error}.")
+        return []
     if not found:
         return []
     groups = [list(group) for _, group in itertools.groupby(found, key=lambda m: m.problem)]

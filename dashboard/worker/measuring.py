@@ -10,7 +10,7 @@ from pathlib import Path
 
 from cufa.architectures import Device
 from cufa.bench import records
-from cufa.bench.limits import measure_limits
+from cufa.bench.limits import Limits, measure_limits
 from cufa.bench.runner import Contender, Row, run_problem
 from cufa.dashboard.worker.jobs import Job, Json, gpu_index
 from cufa.planner import make_plan
@@ -27,6 +27,11 @@ _COPIES = 2.5
 
 class CannotWrite(OSError):
     """The run's folder takes no more: a full disk, mostly."""
+
+
+#: Ceilings are measured again when they are older than this.
+_LIMITS_SECONDS = 120.0
+_limits_measured: dict[Device | None, float] = {}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,8 +52,7 @@ def measure(job: Job, tell: Tell) -> Result:
     """
     device = _device(job.device)
     tell({"event": "phase", "text": "measuring this machine's ceilings"})
-    measure_limits.cache_clear()  # the clocks and the load of now, not of this process's first run
-    limits = measure_limits(device)
+    limits = _limits(device)
     record = records.run_record((), (), device, limits)
     tell({"event": "about", "record": record})
     failures: list[Json] = []
@@ -85,6 +89,15 @@ def _row_record(row: Row, seconds: dict[str, float]) -> Json:
     if row.plan is not None:
         record |= {"plan": str(row.plan), "prepare_seconds": seconds.get(row.label)}
     return record
+
+
+def _limits(device: Device | None) -> Limits:
+    """Ceilings with the clocks and the load of now, not of whenever this process began."""
+    now = time.monotonic()
+    if now - _limits_measured.get(device, -_LIMITS_SECONDS) >= _LIMITS_SECONDS:
+        measure_limits.cache_clear()
+        _limits_measured[device] = now
+    return measure_limits(device)
 
 
 def _device(name: str) -> Device | None:

@@ -19,7 +19,7 @@ from typing import Any
 from cufa.dashboard.worker.jobs import Job, Json
 from cufa.tuning import write_json
 
-_ID = re.compile(r"\d{8}T\d{6}\.\d{3}-[0-9a-f]{6}")
+_ID = re.compile(r"\d{8}T\d{6}\.\d{6}-[0-9a-f]{6}")
 _OUTCOME_BYTES = 4096
 """Reserved when a run is submitted, so that a worker can still say that the disk is full."""
 _DETAIL_CHARACTERS = 2500
@@ -89,7 +89,7 @@ class Store:
     def submit(self, job: Job) -> str:
         """Queue a job; returns the run's id. Raises OSError when the folder cannot be written."""
         now = datetime.datetime.now(datetime.UTC)
-        run_id = f"{now:%Y%m%dT%H%M%S}.{now.microsecond // 1000:03}-{secrets.token_hex(3)}"
+        run_id = f"{now:%Y%m%dT%H%M%S.%f}-{secrets.token_hex(3)}"
         draft = self.root / f".new-{run_id}"
         try:
             draft.mkdir(parents=True)
