@@ -215,13 +215,12 @@ def _writable(folder: Path) -> bool:
 
 
 def _compilers() -> Iterator[Check]:
-    if _importable("cuda.core"):
-        yield Check(
-            "cuda-core", Status.OK, f"{importlib.metadata.version('cuda-core')}: `cufa compile` works"
-        )
+    if _importable("cuda.bindings"):
+        version = importlib.metadata.version("cuda-bindings")
+        yield Check("cuda-bindings", Status.OK, f"{version}: `cufa compile` works")
     else:
         yield Check(
-            "cuda-core",
+            "cuda-bindings",
             Status.ABSENT,
             "`cufa compile` needs it",
             "pip install 'cufa[cuda13]' (no GPU needed)",

@@ -8,7 +8,7 @@ import pytest
 from support import DTYPES, assert_attention, make_inputs, poisoned_like
 
 import cufa
-from cufa import api
+from cufa import calls
 
 ALGORITHMS = ("auto", "fa1", "fa2", "fa2_noskip", "naive")
 
@@ -16,7 +16,7 @@ ALGORITHMS = ("auto", "fa1", "fa2", "fa2_noskip", "naive")
 @pytest.fixture(autouse=True)
 def on_cpu(monkeypatch):
     """These tests are about the host path, also on a machine with a GPU."""
-    monkeypatch.setattr(api, "_gpu_available", lambda: False)
+    monkeypatch.setattr(calls, "gpu_available", lambda: False)
 
 
 @pytest.mark.parametrize("layout", ["bhsd", "bshd"])
