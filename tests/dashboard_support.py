@@ -79,7 +79,7 @@ def make_records(plan: Plan, ns_per_tile: int = 900) -> np.ndarray:
     from cufa.dashboard.model import launch
 
     schedule = plan.schedule
-    blocks = launch.thread_blocks(plan.problem, schedule, plan.spec.algorithm)
+    blocks = launch.thread_blocks(plan.problem, schedule, plan.spec.algorithm, DEVICE.num_sms)
     timeline = launch.predict(blocks, DEVICE.num_sms, plan.config.blocks_per_sm)
     found = []
     for i in range(len(blocks)):
@@ -87,7 +87,8 @@ def make_records(plan: Plan, ns_per_tile: int = 900) -> np.ndarray:
         whole = blocks.q_block[i] == launch.WHOLE_HEAD
         for q in range(schedule.num_q_blocks) if whole else [int(blocks.q_block[i])]:
             visits = int(schedule.visits[q])
-            counts = (visits, schedule.num_kv_blocks - visits, int(schedule.unmasked[q]), i)
+            taker = i if blocks.thread_block is None else int(blocks.thread_block[i])
+            counts = (visits, schedule.num_kv_blocks - visits, int(schedule.unmasked[q]), taker)
             found.append((start, end, timeline.sm[i], q, blocks.head[i], blocks.batch[i], *counts))
     return np.sort(np.array(found, TRACE_RECORD), order=["batch", "head", "q_block"])
 

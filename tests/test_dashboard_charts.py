@@ -48,41 +48,38 @@ def schedules() -> list[Schedule]:
 # --- Launches and timelines ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("algorithm", ["fa1", "fa2_noskip", "fa2"])
+@pytest.mark.parametrize("algorithm", ["fa1", "fa2_noskip", "fa2", "fa3"])
 @pytest.mark.parametrize("causal", [False, True])
 def test_every_query_block_is_launched_once(algorithm: str, causal: bool) -> None:
     problem = make(3, 5, 700, 64, "bfloat16", causal)
     schedule = Schedule.of(problem, 128, 64, skip_masked_tiles=algorithm == "fa2")
-    blocks = launch.thread_blocks(problem, schedule, algorithm)
+    blocks = launch.thread_blocks(problem, schedule, algorithm, 132)
     assert blocks.tiles.sum() == 15 * schedule.visited
     places = set(zip(blocks.q_block.tolist(), blocks.head.tolist(), blocks.batch.tolist(), strict=True))
     assert len(places) == len(blocks) == (15 if algorithm == "fa1" else 15 * schedule.num_q_blocks)
 
 
 @pytest.mark.parametrize("causal", [False, True])
-def test_launch_order_is_the_kernels(causal: bool) -> None:
+@pytest.mark.parametrize(
+    ("algorithm", "heads", "seqlen"),
+    # 600 heads of 256 keys are more than share the L2 cache: the heads are launched in groups.
+    [("fa2", 3, 1200), ("fa2", 600, 256), ("fa3", 3, 1200), ("fa3", 50, 900)],
+)
+def test_launch_order_is_the_kernels(algorithm: str, heads: int, seqlen: int, causal: bool) -> None:
     """The kernel's own source, executed on this CPU, says which block does what."""
     from cufa.emulator import emulate
-    from cufa.kernels import KERNELS
 
-    rng = np.random.default_rng(0)
-    q = rng.standard_normal((2, 3, 200, 64), np.float32).astype(np.float16)
-    config = KERNELS["fa2_forward"].configs[0]
-    found = np.sort(emulate(q, q, q, causal=causal, config=config).records, order="thread_block")
-    problem = make(2, 3, 200, 64, "float16", causal)
+    q = np.random.default_rng(0).standard_normal((1, heads, seqlen, 64), np.float32).astype(np.float16)
+    run = emulate(q, q[:, :1], q[:, :1], causal=causal, algorithm=algorithm)
+    config = run.plan.config
+    problem = make(1, heads, seqlen, 64, "float16", causal)
     schedule = Schedule.of(problem, config.block_q, config.block_kv, True)
-    blocks = launch.thread_blocks(problem, schedule, "fa2")
-    for field, expected in (("q_block", blocks.q_block), ("head", blocks.head), ("batch", blocks.batch)):
-        np.testing.assert_array_equal(found[field], expected)
-    assert trace.disagreements(found, schedule) == []
-
-
-def test_launch_order_keeps_heads_that_share_the_l2_cache_together() -> None:
-    problem = make(1, 40, 16384, 128, "bfloat16", True)  # 8 MiB of keys and values a head: 3 heads share 24
-    schedule = Schedule.of(problem, 128, 64, True)
-    blocks = launch.thread_blocks(problem, schedule, "fa2")
-    assert set(blocks.head[: 3 * schedule.num_q_blocks].tolist()) == {0, 1, 2}
-    assert blocks.q_block[:3].tolist() == [schedule.num_q_blocks - 1] * 3
+    blocks = launch.thread_blocks(problem, schedule, algorithm, num_sms=132)
+    taker = np.arange(len(blocks)) if blocks.thread_block is None else blocks.thread_block
+    expected = set(zip(taker, blocks.q_block, blocks.head, strict=True))
+    found = {(int(r["thread_block"]), int(r["q_block"]), int(r["head"])) for r in run.records}
+    assert found == expected
+    assert trace.disagreements(run.records, schedule) == []
 
 
 def test_list_scheduling_gives_the_next_block_to_the_first_free_place() -> None:
@@ -103,10 +100,20 @@ def test_an_sm_without_work_is_idle_from_start_to_end() -> None:
     assert (line.busy_sms, line.tail) == (3, 0.25)
 
 
+def test_persistent_blocks_take_their_items_one_after_another() -> None:
+    tiles = np.array([5, 4, 3, 2, 1])
+    zeros = np.zeros(5, np.int64)
+    taker = np.array([0, 1, 1, 0, 0])
+    line = launch.predict(launch.Blocks(zeros, zeros, zeros, tiles, taker), num_sms=3, blocks_per_sm=1)
+    assert line.start.tolist() == [0, 0, 4, 5, 7]
+    assert line.end.tolist() == [5, 4, 7, 7, 8]
+    assert line.sm_end.tolist() == [8, 7, 0]
+
+
 def test_blocks_never_overlap_on_a_place() -> None:
     problem = make(2, 7, 3000, 64, "bfloat16", True)
     schedule = Schedule.of(problem, 64, 64, True)
-    line = launch.predict(launch.thread_blocks(problem, schedule, "fa2"), 10, 3)
+    line = launch.predict(launch.thread_blocks(problem, schedule, "fa2", 132), 10, 3)
     places = line.sm * 3 + line.slot
     for place in np.unique(places):
         mine = np.flatnonzero(places == place)
@@ -117,15 +124,17 @@ def test_blocks_never_overlap_on_a_place() -> None:
 # --- Traces ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("algorithm", ["fa1", "fa2_noskip", "fa2"])
+@pytest.mark.parametrize("algorithm", ["fa1", "fa2_noskip", "fa2", "fa3"])
 def test_a_trace_gives_back_its_timeline(algorithm: str) -> None:
     plan = make_plan(make(2, 8, 1024, 64, "bfloat16", True), DEVICE, algorithm)
-    blocks = launch.thread_blocks(plan.problem, plan.schedule, algorithm)
+    blocks = launch.thread_blocks(plan.problem, plan.schedule, algorithm, DEVICE.num_sms)
     expected = launch.predict(blocks, DEVICE.num_sms, plan.config.blocks_per_sm)
-    got = trace.measured_timeline(make_records(plan), DEVICE.num_sms)
-    np.testing.assert_array_equal(got.sm, expected.sm)
-    np.testing.assert_allclose(got.start, expected.start * 0.9)
-    np.testing.assert_array_equal(got.blocks.tiles, expected.blocks.tiles)
+    got = trace.measured_timeline(make_records(plan), DEVICE.num_sms, whole_heads=algorithm == "fa1")
+    rows = [
+        sorted(zip(t.sm, t.start * scale, t.blocks.tiles, t.blocks.head, strict=True))
+        for t, scale in ((got, 1.0), (expected, 0.9))
+    ]
+    np.testing.assert_allclose(*rows)
     assert got.tail == pytest.approx(expected.tail)
     assert trace.disagreements(make_records(plan), plan.schedule) == []
 
@@ -414,7 +423,7 @@ def test_large_views_are_drawn_in_time() -> None:
         start = time.thread_time()
         fresh = dataclasses.replace(schedule)
         text_of(tile_grid.tile_grid(fresh, theme.LIGHT, (100, 50)))
-        blocks = launch.thread_blocks(problem, fresh, "fa2")
+        blocks = launch.thread_blocks(problem, fresh, "fa2", 132)
         assert len(blocks) == 20_480
         text_of(timeline.timeline_figure(launch.predict(blocks, 132, 2), theme.LIGHT))
         return time.thread_time() - start

@@ -118,6 +118,7 @@ def test_a_bad_link_falls_back_and_says_so(name: str) -> None:
         ("causal_work", "sk", "-5"),
         ("causal_work", "alg", "fa9"),
         ("causal_work", "kv", "7"),
+        ("causal_work", "card", "70"),
         ("causal_work", "tiles", "1x1"),
         ("causal_work", "q", "32"),
         ("causal_work", "mask", "<script>alert(1)</script>"),
@@ -192,6 +193,8 @@ def test_every_algorithm_and_shape_can_be_drawn() -> None:
     for link in (
         {"alg": "fa1"},
         {"alg": "fa2_noskip"},
+        {"alg": "fa3"},
+        {"alg": "fa3", "mask": "full", "d": "256", "tiles": "custom"},
         {"mask": "full"},
         {"sq": "1", "sk": "1"},
         {"sq": "1000", "sk": "10"},
@@ -210,6 +213,12 @@ def test_every_algorithm_and_shape_can_be_drawn() -> None:
     ):
         app = open_page("causal_work", **link)
         assert "cufa-verdict" in words(app), link
+
+
+def test_an_algorithm_that_the_card_does_not_run_is_not_shown() -> None:
+    app = open_page("causal_work", alg="fa3", card="80")
+    assert "'fa3'" in app.warning[0].value
+    assert parameters(app) == {"card": "80"}
 
 
 def test_tiles_that_would_be_too_many_are_made_larger_and_it_says_so() -> None:

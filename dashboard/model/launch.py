@@ -1,6 +1,7 @@
 """Which thread block does what, in launch order, and a prediction of when: list scheduling.
 
-The order is that of ``work_item`` in ``cuda_src/tiles/schedule.cuh``. The prediction is deliberately simple:
+The order is that of ``work_item`` and ``PersistentItems`` in ``cuda_src/tiles/schedule.cuh``; a test executes
+the kernels and compares. The prediction is deliberately simple:
 every SM holds ``blocks_per_sm`` blocks at a time, the next block goes to the place that is free first, and a
 block takes as long as the tiles it visits. It knows nothing of clocks, memory or the work around the loop;
 what it gets right is the shape: waves, and SMs that wait at the end.
@@ -24,6 +25,9 @@ _L2_SHARE = 24 << 20
 """Bytes of keys and values that causal launches keep together: ``L2_SHARE`` of schedule.cuh."""
 _TENSOR_ROWS = 2  # a key row and a value row
 
+_KNOWN = ("fa1", "fa2_noskip", "fa2", "fa3")
+"""Algorithms whose launch order is written down here."""
+
 WHOLE_HEAD = -1
 """As ``q_block``: the thread block does every query block of its head."""
 
@@ -38,6 +42,8 @@ class Blocks:
     batch: Ints
     tiles: Ints
     """Key/value tiles visited."""
+    thread_block: Ints | None = None
+    """Which persistent thread block takes the item; None: every item is a thread block of its own."""
 
     def __len__(self) -> int:
         return len(self.tiles)
@@ -89,41 +95,92 @@ def algorithms() -> dict[str, KernelSpec]:
     """The papers' 16-bit kernels by algorithm: those whose launch order :func:`thread_blocks` knows."""
     found: dict[str, KernelSpec] = {}
     for spec in KERNELS.values():
-        if spec.algorithm in ("fa1", "fa2_noskip", "fa2") and "bfloat16" in spec.dtypes:
+        if spec.algorithm in _KNOWN and "bfloat16" in spec.dtypes:
             found.setdefault(spec.algorithm, spec)
-    return {name: found[name] for name in ("fa1", "fa2_noskip", "fa2") if name in found}
+    return {name: found[name] for name in _KNOWN if name in found}
 
 
-def thread_blocks(problem: Problem, schedule: Schedule, algorithm: str) -> Blocks:
-    """The launch of one kernel: a block a head for FA1, a block a query block and head for FA2."""
+def thread_blocks(problem: Problem, schedule: Schedule, algorithm: str, num_sms: int) -> Blocks:
+    """The launch of one kernel: a block a head for FA1, a block a query block and head for FA2; for FA3 as
+    many items, on a persistent block an SM."""
     heads = problem.batch * problem.heads
     if algorithm == "fa1":
         head = np.arange(heads)
         whole = np.full(heads, WHOLE_HEAD)
         return Blocks(whole, head % problem.heads, head // problem.heads, np.full(heads, schedule.visited))
-    rows = schedule.num_q_blocks
-    index = np.arange(rows * heads)
-    if problem.causal:
-        head_bytes = problem.seqlen_k * problem.head_dim * problem.itemsize * _TENSOR_ROWS
-        together = max(1, min(heads, _L2_SHARE // head_bytes))
-        group, rest = np.divmod(index, together * rows)
-        members = np.minimum(together, heads - group * together)
-        q_block = rows - 1 - rest // members
-        head = group * together + rest % members
+    persistent = algorithm == "fa3"
+    index = np.arange(schedule.num_q_blocks * heads)
+    if not problem.causal:
+        head, q_block = np.divmod(index, schedule.num_q_blocks)
+    elif persistent:
+        head, q_block = _persistent_order(index, problem, schedule.num_q_blocks, min(len(index), num_sms))
     else:
-        head, q_block = np.divmod(index, rows)
-    return Blocks(q_block, head % problem.heads, head // problem.heads, schedule.visits[q_block])
+        head, q_block = _causal_order(index, problem, schedule.num_q_blocks)
+    taker = _turns(index, min(len(index), num_sms)) if persistent else None
+    return Blocks(q_block, head % problem.heads, head // problem.heads, schedule.visits[q_block], taker)
+
+
+def _heads_in_cache(problem: Problem) -> int:
+    """Heads whose keys and values share the L2 cache."""
+    return _L2_SHARE // (problem.seqlen_k * problem.head_dim * problem.itemsize * _TENSOR_ROWS)
+
+
+def _causal_order(index: Ints, problem: Problem, rows: int) -> tuple[Ints, Ints]:
+    """(head, query block): long blocks in groups of heads, then the shortest 3/8 of all heads."""
+    heads = problem.batch * problem.heads
+    short = rows * 3 // 8
+    long = rows - short
+    num_groups = -(-heads // max(1, min(heads, _heads_in_cache(problem))))
+    group_heads = -(-heads // num_groups)
+    group, rest = np.divmod(index, group_heads * long)
+    members = np.clip(heads - group * group_heads, 1, group_heads)
+    filling = index - long * heads
+    is_long = filling < 0
+    head = np.where(is_long, group * group_heads + rest % members, filling % heads)
+    return head, np.where(is_long, rows - 1 - rest // members, short - 1 - filling // heads)
+
+
+def _persistent_order(index: Ints, problem: Problem, rows: int, blocks: int) -> tuple[Ints, Ints]:
+    """(head, query block): groups of heads that divide the blocks evenly, each from long to short."""
+    heads = problem.batch * problem.heads
+    group_heads = max(1, min(heads, blocks, _heads_in_cache(problem)))
+    while blocks % group_heads:
+        group_heads -= 1
+    group, rest = np.divmod(index, group_heads * rows)
+    members = np.minimum(group_heads, heads - group * group_heads)
+    return group * group_heads + rest % members, rows - 1 - rest // members
+
+
+def _turns(index: Ints, blocks: int) -> Ints:
+    """The persistent block that takes each item: forwards and backwards by turns."""
+    turn, place = np.divmod(index, blocks)
+    return np.where(turn % 2 == 0, place, blocks - 1 - place)
 
 
 def predict(blocks: Blocks, num_sms: int, blocks_per_sm: int, overhead: int = 0) -> Timeline:
     """List scheduling in launch order; the unit of time is a tile, a block takes ``overhead`` more."""
+    lengths = blocks.tiles + overhead
+    if blocks.thread_block is not None:
+        return _in_fixed_order(blocks, lengths, num_sms)
     places = num_sms * blocks_per_sm
     free = [(0.0, place) for place in range(places)]  # a heap: all free at 0, SM after SM
     start, where = np.empty(len(blocks)), np.empty(len(blocks), np.int64)
-    lengths = blocks.tiles + overhead
     for i, length in enumerate(lengths.tolist()):
         at, place = free[0]
         start[i], where[i] = at, place
         heapq.heapreplace(free, (at + length, place))
     slot, sm = np.divmod(where, num_sms)
     return Timeline(start, start + lengths, sm, slot, blocks, num_sms, blocks_per_sm, "tiles")
+
+
+def _in_fixed_order(blocks: Blocks, lengths: Ints, num_sms: int) -> Timeline:
+    """Persistent thread blocks, one an SM: each takes its own items one after another."""
+    assert blocks.thread_block is not None
+    order = np.argsort(blocks.thread_block, kind="stable")
+    ends = np.cumsum(lengths[order])
+    first = np.searchsorted(blocks.thread_block[order], np.arange(blocks.thread_block.max(initial=0) + 1))
+    before = ends[first] - lengths[order][first]
+    end = np.empty(len(blocks))
+    end[order] = ends - before[blocks.thread_block[order]]
+    slot = np.zeros(len(blocks), np.int64)
+    return Timeline(end - lengths, end, blocks.thread_block % num_sms, slot, blocks, num_sms, 1, "tiles")

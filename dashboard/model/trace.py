@@ -16,24 +16,32 @@ Records = npt.NDArray[Any]
 """Of dtype :data:`cufa.params.TRACE_RECORD`: one entry a query block and head."""
 
 
-def measured_timeline(records: Records, num_sms: int) -> Timeline:
-    """One entry a thread block, in order of block number; microseconds from the first start."""
+def measured_timeline(records: Records, num_sms: int, whole_heads: bool = False) -> Timeline:
+    """In order of block number; microseconds from the first start.
+
+    One entry a record, or with ``whole_heads`` one a thread block: an FA1 block works on all query blocks of
+    its head in turns.
+    """
     assert records.dtype == TRACE_RECORD
-    order = np.argsort(records["thread_block"], kind="stable")
-    ordered = records[order]
-    _, first, count = np.unique(ordered["thread_block"], return_index=True, return_counts=True)
+    ordered = np.sort(records, order=["thread_block", "start_ns"])
+    number, first, count = np.unique(ordered["thread_block"], return_index=True, return_counts=True)
     zero = records["start_ns"].min()
-    start = (np.minimum.reduceat(ordered["start_ns"], first) - zero).astype(np.float64) / 1e3
-    end = (np.maximum.reduceat(ordered["end_ns"], first) - zero).astype(np.float64) / 1e3
-    sm = ordered["sm"][first].astype(np.int64)
-    q_block = np.where(count > 1, WHOLE_HEAD, ordered["q_block"][first].astype(np.int64))
-    blocks = Blocks(
-        q_block,
-        ordered["head"][first].astype(np.int64),
-        ordered["batch"][first].astype(np.int64),
-        np.add.reduceat(ordered["tiles_visited"].astype(np.int64), first),
+    start = (ordered["start_ns"] - zero).astype(np.float64) / 1e3
+    end = (ordered["end_ns"] - zero).astype(np.float64) / 1e3
+    block_start, block_end = np.minimum.reduceat(start, first), np.maximum.reduceat(end, first)
+    sm = ordered["sm"].astype(np.int64)
+    slot = _slots(block_start, block_end, sm[first])
+    q_block, head, batch, tiles = (
+        ordered[name].astype(np.int64) for name in ("q_block", "head", "batch", "tiles_visited")
     )
-    slot = _slots(start, end, sm)
+    if whole_heads:
+        whole = np.full(len(number), WHOLE_HEAD)
+        blocks = Blocks(whole, head[first], batch[first], np.add.reduceat(tiles, first))
+        start, end, sm = block_start, block_end, sm[first]
+    else:
+        taker = np.repeat(np.arange(len(number)), count) if len(number) < len(ordered) else None
+        blocks = Blocks(q_block, head, batch, tiles, taker)
+        slot = np.repeat(slot, count)
     slots = int(slot.max(initial=0)) + 1
     return Timeline(start, end, sm, slot, blocks, max(num_sms, int(sm.max(initial=0)) + 1), slots, "µs")
 

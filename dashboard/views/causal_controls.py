@@ -17,7 +17,7 @@ from cufa.planner import fitting_configs
 from cufa.problem import Problem, default_scale
 from cufa.schedule import Schedule
 
-ALGORITHM_WORDS = {"fa1": "FA1", "fa2_noskip": "FA2, no skip", "fa2": "FA2"}
+ALGORITHM_WORDS = {"fa1": "FA1", "fa2_noskip": "FA2, no skip", "fa2": "FA2", "fa3": "FA3"}
 MAX_LENGTH = 131_072
 _CUSTOM = "custom"
 _HERE = "here"
@@ -29,30 +29,35 @@ def config_key(config: TileConfig) -> str:
     stages = f"s{config.num_stages}" if config.num_stages > 1 else ""
     blocks = f"b{config.blocks_per_sm}" if config.blocks_per_sm > 1 else ""
     paired = "p" if config.column_warps > 1 else ""
-    switches = "".join(f"-{name.lower()}{value}" for name, value in config.switches)
+    switches = "".join(f"-{name.lower()}{int(value)}" for name, value in config.switches)
     return f"{config.block_q}x{config.block_kv}w{config.num_warps}{stages}{blocks}{paired}{switches}"
 
 
 def config_words(config: TileConfig) -> str:
     """A config on the screen."""
     blocks = f", {config.blocks_per_sm} blocks an SM" if config.blocks_per_sm > 1 else ""
-    switches = "".join(f", {name.lower().replace('_', ' ')} {value}" for name, value in config.switches)
+    switches = "".join(
+        f", {name.lower().replace('_', ' ')}" + ("" if value is True else f" {value}")
+        for name, value in config.switches
+        if value is not False
+    )
     return f"{config}{blocks}{switches}"
 
 
 def choose(controls: Controls) -> View:
     """The controls, and what they describe."""
-    specs = algorithms()
+    known = algorithms()
     with st.container(border=True):
         left, middle, right = st.columns([2.3, 1.4, 2])
+        with right:
+            device = _choose_card(controls)
+        specs = {name: spec for name, spec in known.items() if spec.runs_on(device.arch.capability)}
         with left:
             words = {name: ALGORITHM_WORDS[name] for name in specs}
             algorithm = controls.choice("alg", "Algorithm", words, "fa2", segmented=True)
         with middle:
             masks = {"causal": "causal", "full": "full"}
             causal = controls.choice("mask", "Mask", masks, segmented=True) == "causal"
-        with right:
-            device = _choose_card(controls)
         columns = st.columns(6)
         with columns[0]:
             seqlen_q = controls.integer("sq", "Queries", 4096, 1, MAX_LENGTH, step=128)

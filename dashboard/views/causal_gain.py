@@ -87,7 +87,7 @@ def simulated(
         if with_skip.num_q_blocks * problem.batch * problem.heads > _MOST_SIMULATED:
             break
         spans = [
-            launch.predict(launch.thread_blocks(here, s, "fa2"), num_sms, blocks_per_sm).span
+            launch.predict(launch.thread_blocks(here, s, "fa2", num_sms), num_sms, blocks_per_sm).span
             for s in (dataclasses.replace(with_skip, skip_masked_tiles=False), with_skip)
         ]
         lengths.append(n)

@@ -38,7 +38,7 @@ def show_timelines(view: View, palette: Palette) -> None:
     with left:
         _show_predicted(view, palette)
     with right:
-        measured = measured_timeline(trace.records, trace.num_sms)
+        measured = measured_timeline(trace.records, trace.num_sms, view.algorithm == "fa1")
         _show_measured(trace, measured, palette)
     _show_tails(view.predicted, measured, palette)
 
@@ -49,10 +49,12 @@ def _show_predicted(view: View, palette: Palette) -> None:
     page.figure(
         charts.timeline_figure(timeline, palette), "causal.predicted", charts.describe_timeline(timeline)
     )
-    st.caption(
-        f"List scheduling: {view.blocks_per_sm} blocks an SM at a time, the next block in launch order to "
-        "the first free place, every tile takes as long as any other."
+    rule = (
+        f"{view.blocks_per_sm} blocks an SM at a time, the next block in launch order to the first free place"
     )
+    if view.blocks.thread_block is not None:
+        rule = "one persistent block an SM, each takes its own query blocks in the kernel's order"
+    st.caption(f"Simulated: {rule}; every tile takes as long as any other.")
     _export(timeline, f"predicted: {view.spec.name}, {view.problem}", "predicted")
 
 
@@ -65,8 +67,11 @@ def _predicted_verdict(view: View) -> str:
             f"Only {timeline.busy_sms} of {device.num_sms} SMs get a thread block: {timeline.tail:.0%} of "
             "SM time is idle."
         )
-    waves = len(view.blocks) / (device.num_sms * view.blocks_per_sm)
     idle = f"{timeline.tail:.1%} of SM time is idle at the end"
+    if view.blocks.thread_block is not None:
+        number = int(view.blocks.thread_block.max()) + 1
+        return f"{len(view.blocks):,} query blocks on {number:,} persistent thread blocks: {idle}."
+    waves = len(view.blocks) / (device.num_sms * view.blocks_per_sm)
     return f"{len(view.blocks):,} thread blocks, {waves:.1f} waves: {idle}."
 
 

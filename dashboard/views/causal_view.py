@@ -50,7 +50,7 @@ class View:
 
     @functools.cached_property
     def blocks(self) -> launch.Blocks:
-        return launch.thread_blocks(self.problem, self.schedule, self.algorithm)
+        return launch.thread_blocks(self.problem, self.schedule, self.algorithm, self.device.num_sms)
 
     @functools.cached_property
     def predicted(self) -> launch.Timeline:

@@ -51,7 +51,7 @@ class Choice:
     @property
     def archs(self) -> list[Architecture]:
         served = [ARCHITECTURES[c] for c in COMPILED_ARCHITECTURES]
-        return [a for a in served if a.capability >= self.spec.min_capability]
+        return [a for a in served if self.spec.runs_on(a.capability)]
 
 
 @st.cache_resource(show_spinner=False)
@@ -78,7 +78,7 @@ def choose(controls: Controls) -> Choice:
             causal = controls.choice("mask", "Mask", masks, segmented=True) == "causal"
         left, right = st.columns([1.2, 2])
         with left:
-            served = [a for a in ARCHITECTURES.values() if a.capability >= spec.min_capability]
+            served = [a for a in ARCHITECTURES.values() if spec.runs_on(a.capability)]
             archs = {str(a.capability): f"{a.name} · {a.typical_card}" for a in served}
             arch = find_architecture(controls.choice("arch", "Architecture", archs, "90"))
         choice = Choice(spec, head_dim, dtype, precision, causal, arch, None)
@@ -151,7 +151,7 @@ def _show_achieved(entry: Entry, choice: Choice) -> None:
             or trace.environment.get("arch") != choice.arch.name
         ):
             continue
-        timeline = measured_timeline(trace.records, trace.num_sms)
+        timeline = measured_timeline(trace.records, trace.num_sms, choice.spec.algorithm == "fa1")
         theoretical = entry.occupancy(choice.arch).blocks
         page.verdict(
             f"Achieved {timeline.mean_blocks:.2f} of {theoretical} blocks an SM, averaged over the run, "
