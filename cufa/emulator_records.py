@@ -20,7 +20,7 @@ from .emulator import Emulation, emulate
 from .kernels import KERNELS, KernelSpec
 from .tuning import write_json
 
-PATH = RECORDS_DIR / "emulated_counters.json"
+PATH = RECORDS_DIR / "emulated" / "counters.json"
 ARCH = "sm_90"
 SEQLEN = 1024
 _ABOUT = (
