@@ -81,6 +81,7 @@ def emulate(
     threads: int | None = None,
     config: TileConfig | None = None,
     arch: str = "sm_90",
+    trace: bool = True,
 ) -> Emulation:
     """Attention by a CUDA kernel, executed on this CPU. Needs a C++ compiler, not a GPU.
 
@@ -103,6 +104,9 @@ def emulate(
         Tiles; default as planned for ``arch``.
     arch : str
         The architecture that the plan is made for, e.g. "sm_80".
+    trace : bool
+        Build the kernel with its tile records, which cost a barrier. False: exactly as a GPU runs it, and
+        ``records`` is empty.
 
     Raises
     ------
@@ -133,17 +137,21 @@ def emulate(
     plan = make_plan(problem, Device.typical(arch), algorithm, config)
     out = np.empty_like(inputs["q"])
     operands = [x.transpose(arrays.LAYOUTS[layout]) for x in (*inputs.values(), out)]
-    return run_plan(plan, operands, out, execution)
+    return run_plan(plan, operands, out, execution, trace)
 
 
 def run_plan(
-    plan: Plan, operands: list[npt.NDArray[Any]], out: npt.NDArray[Any], execution: Execution
+    plan: Plan,
+    operands: list[npt.NDArray[Any]],
+    out: npt.NDArray[Any],
+    execution: Execution,
+    trace: bool = True,
 ) -> Emulation:
     """Execute a plan's launches. ``operands`` are q, k, v and o, axes in the order (batch, heads, seqlen,
     head_dim), o a view of ``out``."""
     problem, checked = plan.problem, execution.mode == "checked"
     names = [launch.entry for launch in plan.launches]
-    constants = {**plan.constants, "TRACE": True}
+    constants = {**plan.constants, "TRACE": trace}
     box_rows = plan.spec.tensor_map_rows(plan.config)
     parameters = ["AttentionParams", *["TensorMap"] * len(box_rows)]
     entries = host_build.kernel(f"kernels/{plan.spec.source}", constants, names, checked, parameters)
