@@ -60,6 +60,7 @@ def show_problems(problems: list[str] | None = None) -> None:
 
 def all_runs() -> list[Run]:
     """Newest first."""
+    client.reap(store())
     return store().all()
 
 

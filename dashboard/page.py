@@ -33,7 +33,8 @@ _STYLE = """
 .cufa-tag.measured {{ color: {measured}; }}
 .cufa-tag.recorded {{ color: {measured}; }}
 .cufa-tag.published {{ color: {muted}; }}
-[data-testid="stBaseButton-primary"]:not(:disabled) {{ color: {background}; }}
+[data-testid="stBaseButton-primary"]:not(:disabled), [data-testid="stMultiSelect"] [data-tag],
+[data-testid="stMultiSelect"] [data-tag] * {{ color: {background}; }}
 .cufa-lead {{ color: {muted}; margin: -.4rem 0 1rem 0; max-width: 62rem; }}
 </style>
 """

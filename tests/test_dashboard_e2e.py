@@ -367,7 +367,7 @@ def test_a_report_is_downloaded_and_opens_without_the_network(
     opened.on("request", lambda r: r.url.startswith("http") and trouble.append(r.url))
     opened.goto(report.as_uri())
     expect(opened.locator(".js-plotly-plot .main-svg").first).to_be_visible(timeout=PATIENCE)
-    assert opened.locator("table").count() >= 2
+    assert opened.locator("table").count() >= 1
     opened.screenshot(path=Path(os.environ.get("CUFA_SCREENSHOTS", tmp_path)) / "report.png", full_page=True)
     reader.close()
     assert trouble == []

@@ -216,7 +216,7 @@ def test_a_crash_is_shown_as_what_it_is(
     assert "The worker process died" in said
     assert "1 of 2 timings were finished" in said
     assert "Segmentation fault" in app.code[0].value
-    assert "1 runs did not finish" in str([e.label for e in open_page("history").expander])
+    assert "1 run did not finish" in str([e.label for e in open_page("history").expander])
 
 
 def test_presets_are_the_recorded_shapes_and_plan_everywhere() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 
 import plotly.graph_objects as go
@@ -77,6 +78,7 @@ def by_length(
     lengths = sorted({p.length for points in series.values() for p in points})
     figure.update_xaxes(
         type="log",
+        range=[math.log10(lengths[0] / 1.25), math.log10(1.25 * lengths[-1])],
         title_text="keys (sequence length)",
         tickvals=lengths,
         ticktext=[f"{n:,}" for n in lengths],

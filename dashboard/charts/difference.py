@@ -42,9 +42,7 @@ def ratio_figure(ratios: Sequence[tuple[str, Ratio]], palette: Palette) -> go.Fi
             )
         )
     figure.add_vline(1, line={"color": palette.text, "width": 1.5, "dash": "dot"})
-    ticks = [
-        t for t in (0.1, 0.2, 0.5, 0.8, 0.9, 1, 1.1, 1.25, 1.5, 2, 3, 5, 10, 20, 50) if 1 / span <= t <= span
-    ]
+    ticks = [t for t in _ticks(span) if 1 / span <= t <= span]
     figure.update_xaxes(
         type="log",
         range=[-math.log10(span), math.log10(span)],
@@ -61,6 +59,13 @@ def ratio_figure(ratios: Sequence[tuple[str, Ratio]], palette: Palette) -> go.Fi
         ticks="",
     )
     return figure
+
+
+def _ticks(span: float) -> tuple[float, ...]:
+    """Round ratios, fewer the wider the axis: about as many on each side of 1."""
+    if span > 4:
+        return (0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50)
+    return (0.3, 0.5, 0.7, 1, 1.5, 2, 3) if span > 1.5 else (0.7, 0.8, 0.9, 1, 1.1, 1.25, 1.4)
 
 
 def verdict_symbol(ratio: Ratio) -> str:

@@ -98,11 +98,13 @@ def _show_speedup(rows: Sequence[Measurement], shown: Sequence[str], base: str, 
     name, point = max(
         ((name, p) for name, points in series.items() for p in points), key=lambda pair: pair[1].value
     )
-    page.verdict(
-        f"At most {point.value:.2f}× ({point.low:.2f}–{point.high:.2f}): {name} at {point.length:,} keys.",
-        tag=_tag(rows[0]),
-        small=True,
+    best = f"{point.value:.2f}× ({point.low:.2f}–{point.high:.2f}), {name} at {point.length:,} keys"
+    text = (
+        f"At most {best}."
+        if point.low > 1
+        else f"None is faster that these samples can show: at best {best}."
     )
+    page.verdict(text, tag=_tag(rows[0]), small=True)
     title = f"time of {base} ÷ time"
     figure = charts.by_length(series, palette, title, reference=(1.0, base))
     page.figure(figure, "compare.speedup", _describe(series, title))

@@ -77,7 +77,7 @@ def show_ended(runs: Sequence[Run]) -> None:
     bad = [r for r in runs if r.status in (Status.FAILED, Status.CRASHED, Status.CANCELLED)]
     if not bad:
         return
-    with st.expander(f"{len(bad)} runs did not finish", icon=":material/report:"):
+    with st.expander(f"{len(bad)} run{'s' * (len(bad) > 1)} did not finish", icon=":material/report:"):
         for run in bad[:50]:
             st.markdown(
                 f"**{run.submitted:%Y-%m-%d %H:%M} UTC, {run.job.title}**, {run.status}: {run.message}"
@@ -98,9 +98,8 @@ def show_difference(controls: Controls, rows: Sequence[Measurement], palette: Pa
 def _show_rows(controls: Controls, rows: Sequence[Measurement], palette: Palette) -> None:
     words = {m.id: f"#{n} {m.label} · {m.problem} · {m.where}" for n, m in enumerate(rows, 1)}
     by_id = {m.id: m for m in rows}
-    second = rows[min(1, len(rows) - 1)].id
-    a = by_id[controls.choice("a", "A", words, second)]
-    b = by_id[controls.choice("b", "B", words, rows[0].id)]
+    a = by_id[controls.choice("a", "A", words)]
+    b = by_id[controls.choice("b", "B", words, rows[min(1, len(rows) - 1)].id)]
     if a.id == b.id:
         page.verdict("A and B are the same measurement: choose another one.", "warn", small=True)
         return
@@ -139,9 +138,12 @@ def _show_runs(controls: Controls, rows: Sequence[Measurement], palette: Palette
         return
     words = {s: f"{found[0].recorded[:19].replace('T', ' ')} · {found[0].suite} · {found[0].where}"
              for s, found in sources.items()}  # fmt: skip
-    b = sources[controls.choice("rb", "Run B", words)]
+    left, right = st.columns(2)
+    with right:  # first, as A's default is what B can be compared with
+        b = sources[controls.choice("rb", "Run B", words)]
     alike = [s for s, rows_of in sources.items() if rows_of is not b and pair_up(rows_of, b)]
-    a = sources[controls.choice("ra", "Run A", words, alike[0] if alike else None)]
+    with left:
+        a = sources[controls.choice("ra", "Run A", words, alike[0] if alike else None)]
     pairs = pair_up(a, b)
     if a is b or not pairs:
         page.verdict("These two have no kernel and shape in common.", "warn", small=True)

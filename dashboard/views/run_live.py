@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import html
+import time
 
 import streamlit as st
 
-from cufa.commands.common import seconds_text
 from cufa.dashboard import engine, page
 from cufa.dashboard.state import Controls
 from cufa.dashboard.views.run_controls import seconds_expected
@@ -18,12 +19,12 @@ _LATEST = "latest"
 _MOST_LISTED = 60
 _LONG_SECONDS = 60.0
 STATUS_ICONS = {
-    Status.QUEUED: "⏳",
-    Status.RUNNING: "▶",
+    Status.QUEUED: "…",
+    Status.RUNNING: "▸",
     Status.DONE: "✓",
     Status.FAILED: "✗",
     Status.CANCELLED: "■",
-    Status.CRASHED: "⚠",
+    Status.CRASHED: "✗",
 }
 
 
@@ -50,10 +51,10 @@ def _what_starts(job: Job, runs: list[Run]) -> str:
     if not job.cases:
         return "Choose at least one kernel."
     shapes = f"{len(job.cases)} shapes" if len(job.cases) > 1 else str(job.cases[0][0])
-    text = f"{job.contenders} timings: {shapes}."
+    text = f"{job.contenders} timing{'s' * (job.contenders > 1)}: {shapes}."
     expected = seconds_expected(job, _cpu_rate(job, runs))
     if expected is not None:
-        text += f" About {seconds_text(expected)} on this CPU."
+        text += f" About {_duration(expected)} on this CPU."
         if expected > _LONG_SECONDS:
             text = f":orange[{text} It can be cancelled at any time.]"
     elif job.device == CPU:
@@ -61,6 +62,12 @@ def _what_starts(job: Job, runs: list[Run]) -> str:
             " On the CPU, with NumPy: the same schedule and the same results as on a GPU, at a CPU's speed."
         )
     return text
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 100:
+        return f"{seconds:.0f} s" if seconds >= 2 else "2 s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
 def _cpu_rate(job: Job, runs: list[Run]) -> float | None:
@@ -127,9 +134,9 @@ def _show_active_run(run: Run, ahead: int) -> None:
                 others = f"{ahead} before it on {run.job.device}" if ahead else "a worker is starting"
                 st.progress(0.0, text=f"waiting: {others}")
             else:
-                st.progress(
-                    run.cases_done / total, text=f"{run.phase} ({run.cases_done} of {total} shapes done)"
-                )
+                of = f", {run.cases_done} of {total} shapes done" if total > 1 else ""
+                text = f"{run.phase} (for {_duration(time.time() - run.phase_began)}{of})"
+                st.progress(_share_done(run), text=text)
         with right:
             st.button(
                 "Cancel",
@@ -142,9 +149,24 @@ def _show_active_run(run: Run, ahead: int) -> None:
             )
 
 
+def _share_done(run: Run) -> float:
+    """0 to 1: shapes done, and of the one that runs what is expected from its work."""
+    share, total = 0.0, len(run.job.cases)
+    limits = run.record.get("limits")
+    if limits and run.cases_done < total and run.phase_began:
+        case = dataclasses.replace(run.job, cases=run.job.cases[run.cases_done :][:1])
+        expected = seconds_expected(case, limits["flops"].get("float32"))
+        share = min(0.95, (time.time() - run.phase_began) / expected) if expected else 0.0
+    return (run.cases_done + share) / total
+
+
 def explain_end(run: Run) -> None:
     """How a run ended when not well: what happened, and what is left of it."""
-    if run.status in (Status.DONE, Status.QUEUED, Status.RUNNING):
+    if run.status is Status.DONE:
+        return
+    if not run.status.is_over:
+        if not run.rows:
+            page.verdict(f"This run is {run.status}; its results will stand here.", small=True)
         return
     tone = "warn" if run.status is Status.CANCELLED else "alarm"
     page.verdict(run.message or f"The run was {run.status}.", tone, str(run.status))

@@ -94,8 +94,7 @@ def worker_pid(store: Store, device: str) -> int | None:
 
 def refresh(store: Store) -> list[str]:
     """Reap dead workers, start those that queued runs wait for. Returns what goes wrong, in words."""
-    with _lock:
-        _reap(store)
+    reap(store)
     problems = []
     waiting = {run.job.device for run in store.active() if run.status is Status.QUEUED}
     for device in sorted(waiting):
@@ -104,6 +103,12 @@ def refresh(store: Store) -> list[str]:
         except OSError as error:
             problems.append(f"The worker for {device} cannot be started: {error}")
     return [p for p in problems if p]
+
+
+def reap(store: Store) -> None:
+    """Notice which of our workers have died, and of what."""
+    with _lock:
+        _reap(store)
 
 
 def _reap(store: Store) -> None:

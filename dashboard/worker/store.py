@@ -51,6 +51,8 @@ class Run:
     """A traceback or the end of the worker's log."""
     phase: str = ""
     """What the worker is doing."""
+    phase_began: float = 0.0
+    """Seconds since the epoch."""
     cases_done: int = 0
     cancelling: bool = False
     record: Json = field(default_factory=dict)
@@ -138,10 +140,18 @@ class Store:
             message, detail = outcome.get("message", ""), outcome.get("detail", "")
         else:
             status, message, detail = _unfinished(folder, started, alive, cancelling)
-        phases = [e["text"] for e in events if e.get("event") == "phase"]
-        done = sum(e.get("event") == "case done" for e in events)
+        phase = next((e for e in reversed(events) if e.get("event") == "phase"), {})
         run = Run(
-            run_id, job, status, message, detail, phases[-1] if phases else "", done, cancelling, record
+            run_id,
+            job,
+            status,
+            message,
+            detail,
+            phase.get("text", ""),
+            phase.get("time", 0.0),
+            sum(e.get("event") == "case done" for e in events),
+            cancelling,
+            record,
         )
         if outcome is not None:
             self._over[run_id] = run  # nothing changes any more
