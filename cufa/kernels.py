@@ -33,6 +33,10 @@ class TileConfig:
     """Further constants of this kernel's own."""
 
     def __post_init__(self) -> None:
+        # A config read back from JSON has lists here.
+        object.__setattr__(self, "switches", tuple((name, value) for name, value in self.switches))
+
+    def __post_init__(self) -> None:
         # Read back from JSON, pairs come as lists.
         object.__setattr__(self, "switches", tuple((name, value) for name, value in self.switches))
 

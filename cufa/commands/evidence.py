@@ -47,16 +47,21 @@ def evidence_command(
     def say(what: str) -> None:
         stderr().print(f"{time.perf_counter() - started:4.0f} s  {what}", markup=False)
 
-    try:
-        record = evidence.record_evidence(
-            device, jobs=jobs or evidence.default_jobs(), seconds=seconds, with_tests=with_tests, say=say
-        )
-    except FileNotFoundError as error:
-        fail(Exit.MISSING, str(error))
-    file = records.save(record, records.evidence_path(device.name, output))
+    file = records.evidence_path(device.name, output)
     say("traces: which block ran when, on which SM")
     for plan in traces.evidence_plans(device):
         traces.save(traces.record(plan), output / traces.TRACES_DIR.name)
+    try:
+        record = evidence.record_evidence(
+            device,
+            jobs=jobs or evidence.default_jobs(),
+            seconds=seconds,
+            with_tests=with_tests,
+            say=say,
+            keep=lambda record: records.save(record, file),
+        )
+    except FileNotFoundError as error:
+        fail(Exit.MISSING, str(error))
     say(f"written to {file}")
     stdout().print(report.markdown({file.stem: record}), markup=False, soft_wrap=True)
     found = evidence.problems_with(record)
