@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import ast
+import importlib.util
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -349,3 +353,40 @@ def test_decode_claims_no_measurement() -> None:
     assert "decode kernels have not landed" in said
     assert "measured</span>" not in said
     assert "predicted</span>" in said
+
+
+# --- The command -----------------------------------------------------------------------------------------
+
+
+def test_the_command_starts_streamlit_on_this_very_cufa(monkeypatch: pytest.MonkeyPatch) -> None:
+    from click.testing import CliRunner
+
+    from cufa.cli import main
+
+    started: list[tuple[list[str], dict[str, str]]] = []
+    monkeypatch.setattr(os, "execve", lambda path, command, env: started.append((command, env)))
+    result = CliRunner().invoke(main, ["dashboard", "--no-browser", "--port", "8700"])
+    assert result.exit_code == 0, result.output
+    (command, environment), *_ = started
+    assert command[1:5] == ["-m", "streamlit", "run", APP]
+    assert "--server.port=8700" in command
+    assert not any("headless=false" in argument for argument in command)
+    assert environment["PYTHONPATH"].split(os.pathsep)[0] == str(Path(APP).parents[1])
+
+
+def test_the_command_names_the_extra_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    from click.testing import CliRunner
+
+    from cufa.cli import main
+
+    real = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "plotly" else real(name))
+    result = CliRunner().invoke(main, ["dashboard"])
+    assert result.exit_code == 3
+    assert "pip install 'cufa[dashboard]'" in result.output
+
+
+def test_importing_cufa_loads_nothing_of_the_dashboard() -> None:
+    code = "import sys, cufa, cufa.cli; print({'streamlit', 'plotly', 'cufa.dashboard'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"

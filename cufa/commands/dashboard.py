@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import click
 
 import cufa
+
+from .common import Exit, fail
 
 _PACKAGE = Path(cufa.__file__).resolve().parent
 
@@ -30,7 +31,9 @@ def make_importable() -> None:
 
 def launch_command(port: int | None) -> list[str]:
     """What is executed. Address, telemetry and host check are set by the configuration beside the script."""
+    # Outside site-packages, Streamlit takes itself for a developer's checkout and refuses a port.
     command = [sys.executable, "-m", "streamlit", "run", str(dashboard_dir() / "app.py")]
+    command.append("--global.developmentMode=false")
     return command if port is None else [*command, f"--server.port={port}"]
 
 
@@ -46,18 +49,12 @@ def dashboard_command(port: int | None, browser: bool) -> None:
     """
     missing = [name for name in ("streamlit", "plotly") if importlib.util.find_spec(name) is None]
     if missing:
-        raise click.ClickException(
-            f"{' and '.join(missing)} not installed. Fix: pip install 'cufa[dashboard]'"
-        )
+        fail(Exit.MISSING, f"{' and '.join(missing)} not installed. Fix: pip install 'cufa[dashboard]'")
     command = launch_command(port)
     if browser:
         command.append("--server.headless=false")
     # The child must import this very cufa, installed or not.
     paths = [str(_PACKAGE.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
-    try:
-        code = subprocess.run(command, env=environment, check=False).returncode
-    except KeyboardInterrupt:
-        return
-    if code:
-        raise click.exceptions.Exit(code)
+    # The very process becomes the server, so that whoever stops `cufa dashboard` stops it.
+    os.execve(sys.executable, command, environment)

@@ -98,7 +98,7 @@ def _choose_config(controls: Controls, problem: Problem, spec: KernelSpec, devic
     fitting = {config_key(c): c for c in configs}
     words = {key: config_words(c) for key, c in fitting.items()} | {_CUSTOM: "custom tiles"}
     planned = config_key(spec.choose(problem, configs)) if configs else _CUSTOM
-    columns = st.columns([2, 1, 1, 1])
+    columns = st.columns([3, 1, 1, 1])
     with columns[0]:
         chosen = controls.choice(
             "tiles", "Tiles (queries × keys) of this kernel on this card", words, planned
