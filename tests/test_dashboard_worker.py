@@ -8,6 +8,7 @@ import itertools
 import json
 import os
 import signal
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -164,6 +165,16 @@ def test_cancelling_keeps_what_was_measured_and_the_queue_goes_on(store: Store) 
     assert not (store.folder(waiting) / "started.json").exists()
 
 
+def test_a_run_deep_in_one_long_call_is_cut_off(store: Store) -> None:
+    case = make(4, 16, 8192, 128, "float32", False), contenders("fa2")  # a minute a call
+    cut, following = client.submit(store, Job("deep", "cpu", (case,), 0.1)), client.submit(store, small())
+    wait_for(store, cut, lambda run: "timing" in run.phase)
+    store.cancel(cut)
+    run = wait_for(store, cut, over)
+    assert run.status is Status.CANCELLED
+    assert wait_for(store, following, over).status is Status.DONE
+
+
 def test_a_killed_worker_is_noticed_and_the_next_run_is_served(store: Store) -> None:
     killed, following = client.submit(store, endless()), client.submit(store, small())
     before = wait_for(store, killed, lambda run: len(run.rows) >= 2)
@@ -220,6 +231,25 @@ def started(store: Store) -> bool:
     return client.worker_pid(store, "cpu") is not None
 
 
+@pytest.mark.gpu
+def test_a_gpu_run_is_measured_in_the_worker(fresh: Store) -> None:
+    names = ("naive", "fa1", "fa2", "torch flash")
+    job = Job("gpu", "cuda:0", ((make(1, 8, 512, 64, "float16", True), contenders(*names)),), 0.1)
+    run_id = client.submit(fresh, job)
+    run = wait_for(fresh, run_id, over)
+    pid = client.worker_pid(fresh, "cuda:0")
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+    assert run.status is Status.DONE, f"{run.message}\n{run.detail}"
+    ours = {row["label"]: row for row in run.rows if "kernel" in row}
+    assert set(ours) == {"naive", "fa1", "fa2"}
+    for row in ours.values():
+        assert row["max_error"] < 5e-3
+        assert row["prepare_seconds"] > 0
+        assert 0 < row["of_ceiling"] < 1.2
+    assert run.record["environment"]["gpu"]
+
+
 # --- Folders that cannot be written ----------------------------------------------------------------------
 
 
@@ -228,6 +258,31 @@ def test_an_unwritable_folder_is_said_at_once(root: str) -> None:
     with pytest.raises(OSError):
         client.submit(Store(Path(root)), small())
     assert Store(Path(root)).all() == []
+
+
+@pytest.fixture
+def tiny_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 300 KB."""
+    folder = tmp_path / "tiny"
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=300k", "tmpfs", str(folder)]
+    if os.geteuid() or subprocess.run(command, capture_output=True, check=False).returncode:
+        pytest.skip("mounting a small file system is not allowed here")
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def test_a_disk_that_is_really_full(tiny_disk: Path) -> None:
+    store = Store(tiny_disk / "runs")
+    job = dataclasses.replace(small(), cases=small().cases * 400, seconds=0.02)
+    run = wait_for(store, client.submit(store, job), over)
+    end_worker(store)
+    assert run.status is Status.FAILED
+    assert "No space left on device" in run.message
+    assert len(run.rows) > 3  # those that were measured before
+    with pytest.raises(OSError, match="No space left"):
+        client.submit(store, small())
+    assert [found.id for found in store.all()] == [run.id]
 
 
 def no_space(*_: Any, **__: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import importlib.util
@@ -22,9 +23,10 @@ def cpu_name() -> str:
 
 def run_devices() -> dict[str, str]:
     """Devices by the name that a job uses ("cuda:0", "cpu") with their names in words; GPUs first."""
-    found = {
-        f"cuda:{number}": f"GPU {number}: {gpu(number).name}" for number in range(driver_of_gpus.gpu_count())
-    }
+    found = {}
+    for number in range(driver_of_gpus.gpu_count()):
+        with contextlib.suppress(ValueError):  # too old for the kernels: the page Doctor says so
+            found[f"cuda:{number}"] = f"GPU {number}: {gpu(number).name}"
     return found | {CPU: f"CPU: {cpu_name()}, {len(os.sched_getaffinity(0))} threads"}
 
 

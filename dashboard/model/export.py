@@ -70,7 +70,8 @@ def _report(rows: Sequence[Measurement]) -> Iterator[str]:
     for m in rows:
         groups.setdefault((m.source, str(m.problem)), []).append(m)
     for number, ((_, problem), found) in enumerate(groups.items()):
-        yield f'<h2>{html.escape(problem)}</h2><p class="note">{html.escape(found[0].where)}, {found[0].recorded[11:16]} UTC</p>'
+        when = f"{html.escape(found[0].where)}, {found[0].recorded[11:16]} UTC"
+        yield f'<h2>{html.escape(problem)}</h2><p class="note">{when}</p>'
         if number < _MOST_FIGURES:
             lanes = [(m.label, m.timing) for m in found]
             figure = samples.samples_figure(lanes, LIGHT)
