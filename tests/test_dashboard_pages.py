@@ -302,10 +302,16 @@ def test_a_tile_shows_its_softmax() -> None:
 
 def test_recorded_speedups_are_drawn(elsewhere: Path) -> None:
     write_evidence(elsewhere / "records", "versions")
-    figures = [json.loads(e.proto.spec) for e in open_page("causal_work").get("plotly_chart")]
+    app = open_page("causal_work")
+    figures = [json.loads(e.proto.spec) for e in app.get("plotly_chart")]
     names = [trace.get("name", "") for figure in figures for trace in figure["data"]]
-    assert any("skip alone" in name and "Made-up GPU, 2026-01-02" in name for name in names)
-    assert any("FA1→FA2" in name and "recorded" in name for name in names)
+    assert any(name.startswith("recorded, float16") for name in names)
+    assert any(name.startswith("recorded, float32") for name in names)
+    said = words(app)
+    assert "Made-up GPU, 2026-01-02, skip alone, float16 d64, 4 heads: 1.50× at 512" in said
+    assert (
+        "Made-up GPU, 2026-01-02, FA1→FA2 with all that changed, float16 d64, 4 heads: 2.50× at 512" in said
+    )
 
 
 def test_damaged_evidence_is_said_and_the_page_goes_on(elsewhere: Path) -> None:

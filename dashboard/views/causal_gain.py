@@ -11,6 +11,7 @@ from cufa.dashboard.charts import work as charts
 from cufa.dashboard.model import evidence, launch, work
 from cufa.dashboard.theme import Palette
 from cufa.dashboard.views.causal_view import View
+from cufa.kernels import KERNELS, KernelSpec
 from cufa.problem import Problem
 from cufa.schedule import Schedule
 
@@ -54,8 +55,6 @@ def show_speedup(view: View, palette: Palette) -> None:
         tag="predicted",
         small=True,
     )
-    for note in notes:
-        st.caption(note)
     figure = charts.speedup_figure(
         (lengths, from_launch), (_LENGTHS, from_tiles), (view.problem.seqlen_k, here), measured, palette
     )
@@ -69,6 +68,8 @@ def show_speedup(view: View, palette: Palette) -> None:
         + f". A dashed line at 2 is the limit. {seen or 'No measured series is recorded.'}"
     )
     page.figure(figure, "causal.speedup", alt)
+    if notes:
+        st.caption("  \n".join(notes))
     st.caption(
         f"Published: FlashAttention-1 → 2 on {work.PUBLISHED_WHERE}. On this card's SMs: both launches "
         "simulated as above, for these heads and this batch."
@@ -96,16 +97,33 @@ def simulated(
 
 
 def _measured() -> tuple[dict[str, dict[int, float]], list[str]]:
-    """Recorded speed-ups by name of the series, and what to say about them."""
+    """Recorded gains of skipping alone by name of the series, and what else there is to say."""
     try:
         found = evidence.load()
     except ValueError as error:
         return {}, [f"**Recorded evidence cannot be read:** {error}"]
     series: dict[str, dict[int, float]] = {}
+    notes = []
     for e in found:
-        for slow, words in (("fa2_noskip", "skip alone"), ("fa1_forward", "FA1→FA2")):
-            for shape, values in evidence.speedups(e.rows, slow, "fa2_forward").items():
-                series[f"recorded: {words}, {shape} ({e.where})"] = values
+        for slow, fast in _ablations().items():
+            for shape, values in evidence.speedups(e.rows, slow, fast).items():
+                series[f"recorded, {shape}"] = values
+                gains = ", ".join(f"{v:.2f}× at {n:,}" for n, v in values.items())
+                notes.append(f"**Recorded** on {e.where}, skip alone, {shape}: {gains}.")
+        for shape, values in evidence.speedups(e.rows, "fa1_forward", "fa2_forward").items():
+            gains = ", ".join(f"{v:.2f}× at {n:,}" for n, v in values.items())
+            notes.append(f"**Recorded** on {e.where}, FA1→FA2 with all that changed, {shape}: {gains}.")
     if not series:
-        return {}, ["**Measured:** no evidence with both kernels is recorded in this version yet."]
-    return series, []
+        notes.append("**Measured:** no evidence with and without skipping is recorded in this version yet.")
+    return series, notes
+
+
+def _ablations() -> dict[str, str]:
+    """Kernels without skipping, by name, and the same source with it."""
+
+    def build(spec: KernelSpec) -> tuple[object, ...]:
+        return spec.source, spec.dtypes, spec.precisions
+
+    skipping = {build(spec): name for name, spec in KERNELS.items() if spec.skip_masked_tiles}
+    others = {name: build(spec) for name, spec in KERNELS.items() if not spec.skip_masked_tiles}
+    return {name: skipping[key] for name, key in others.items() if key in skipping}
