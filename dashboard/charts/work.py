@@ -81,7 +81,7 @@ def speedup_figure(
     add("predicted: on this card's SMs", from_launch, mode="lines+markers", line=dotted, marker=ring)
     symbols = ("diamond", "square", "triangle-up", "star")
     for number, (name, values) in enumerate(measured.items()):
-        colour = palette.measured if not number else palette.series[(number + 4) % len(palette.series)]
+        colour = (palette.measured, palette.series[5], palette.series[1], palette.series[4])[number % 4]
         looks = {"line": {"color": colour, "width": 2}, "marker": {"symbol": symbols[number % 4], "size": 10}}
         add(name, (tuple(values), tuple(values.values())), mode="lines+markers", **looks)
     cross = {"symbol": "x-thin", "size": 10, "line": {"width": 2, "color": palette.muted}}
