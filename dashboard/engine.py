@@ -32,7 +32,6 @@ def start(job: Job) -> None:
     except OSError as error:
         st.session_state[_ERROR] = _cannot_write(error)
         return
-    st.session_state["engine.started"] = run_id
     Controls.put("run", "run", run_id)
 
 

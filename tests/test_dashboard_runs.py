@@ -383,6 +383,12 @@ def test_every_sample_is_drawn() -> None:
     assert [len(trace.x) for trace in figure.data] == [200, 200]
     assert list(figure.data[0].x) == pytest.approx([1e3 * t for t in timing.samples])
     assert "(ms)" in figure.layout.xaxis.title.text
+    with_outlier = [("fa2", Timing((*timing.samples, 1.0)))]
+    assert samples.beyond([("fa2", timing)]) < 15  # of the slowest tenth
+    assert samples.beyond(with_outlier) >= 1
+    low, high = samples.samples_figure(with_outlier, LIGHT, zoomed=True).layout.xaxis.range
+    assert 0 < low <= 1
+    assert high < 4
     assert "median 2 ms" in samples.describe([("fa2", Timing((2e-3,)))])
 
 

@@ -11,7 +11,7 @@ from cufa.bench.timing import Ratio
 from cufa.dashboard import theme
 from cufa.dashboard.theme import Palette
 
-_LEAST_SPAN = 1.1
+_LEAST_SPAN = 1.15
 
 
 def ratio_figure(ratios: Sequence[tuple[str, Ratio]], palette: Palette) -> go.Figure:

@@ -26,9 +26,12 @@ def unit_for(seconds: float) -> tuple[float, str]:
 
 
 def samples_figure(
-    lanes: Sequence[tuple[str, Timing]], palette: Palette, *, from_zero: bool = True
+    lanes: Sequence[tuple[str, Timing]], palette: Palette, *, zoomed: bool = False
 ) -> go.Figure:
-    """One lane a contender, the first on top. Each dot is one call."""
+    """One lane a contender, the first on top. Each dot is one call.
+
+    ``zoomed`` leaves out the way to zero, and outliers (:func:`beyond`).
+    """
     figure = theme.new_figure(palette, 96 + 74 * len(lanes), showlegend=False, hovermode="closest")
     factor, unit = unit_for(max((t.p50 for _, t in lanes), default=0.0))
     for number, (name, timing) in enumerate(lanes):
@@ -68,7 +71,10 @@ def samples_figure(
                 f"<br>p10 {p10:.4g}, p50 {p50:.4g}, p90 {p90:.4g} {unit}<extra></extra>",
             )
         )
-    axis = {"rangemode": "tozero"} if from_zero else {}
+    axis: dict[str, object] = {"rangemode": "tozero"}
+    if zoomed:
+        low, high = (factor * t for t in _window(lanes))
+        axis = {"range": [low - 0.03 * (high - low), high]}
     figure.update_xaxes(title_text=f"time of a call ({unit})", **axis)
     figure.update_yaxes(
         tickvals=[-n for n in range(len(lanes))],
@@ -79,6 +85,17 @@ def samples_figure(
         ticks="",
     )
     return figure
+
+
+def _window(lanes: Sequence[tuple[str, Timing]]) -> tuple[float, float]:
+    """What a zoomed figure shows: from the fastest call to a little over every p90."""
+    low = min(min(t.samples) for _, t in lanes)
+    return low, low + 1.15 * (max(t.p90 for _, t in lanes) - low) + 1e-9
+
+
+def beyond(lanes: Sequence[tuple[str, Timing]]) -> int:
+    """Calls that a zoomed figure leaves out."""
+    return sum(s > _window(lanes)[1] for _, t in lanes for s in t.samples)
 
 
 def describe(lanes: Sequence[tuple[str, Timing]]) -> str:

@@ -19,7 +19,7 @@ left, right = st.columns([5, 1], vertical_alignment="bottom")
 with left:
     run = run_live.choose_run(controls, runs)
 with right:
-    zoomed = controls.flag("zoom", "Zoom in", help="The time axis starts at the samples, not at zero.")
+    zoomed = controls.flag("zoom", "Zoom in", help="Without the way to zero, and without outliers.")
 found = run_result.choose_shape(controls, run)
 controls.finish()
 if run is None:

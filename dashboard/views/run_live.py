@@ -56,7 +56,7 @@ def _what_starts(job: Job, runs: list[Run]) -> str:
     if expected is not None:
         text += f" About {_duration(expected)} on this CPU."
         if expected > _LONG_SECONDS:
-            text = f":orange[{text} It can be cancelled at any time.]"
+            text = f"**{text}** It can be cancelled at any time."
     elif job.device == CPU:
         text += (
             " On the CPU, with NumPy: the same schedule and the same results as on a GPU, at a CPU's speed."

@@ -43,12 +43,11 @@ def show(found: Sequence[Measurement], run: Run, zoomed: bool, palette: Palette)
     page.verdict(verdict(found), "", "measured on " + ("GPU" if first.is_gpu else "CPU"))
     _show_headline(found)
     lanes = [(m.label, m.timing) for m in found]
-    page.figure(
-        charts.samples_figure(lanes, palette, from_zero=not zoomed), "run.samples", charts.describe(lanes)
-    )
+    page.figure(charts.samples_figure(lanes, palette, zoomed=zoomed), "run.samples", charts.describe(lanes))
     st.caption(
         f"{first.problem}. **{first.where}**. Each dot is one call, from top to bottom in the order "
         "taken; the band is p10 to p90, the line the median. "
+        + (f"{charts.beyond(lanes)} slower calls lie beyond the right edge. " if zoomed else "")
         + ("L2 is cold at each start. " if first.is_gpu else "")
         + "FLOP are 4 · head dim for each score that the mask lets through."
     )
