@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 from support import DTYPES, assert_attention, make_inputs
 
+from cufa import arrays
 from cufa.architectures import Device
-from cufa.emulator import emulate
+from cufa.emulator import Execution, emulate, run_plan
 from cufa.kernels import KERNELS
-from cufa.planner import fitting_configs
+from cufa.planner import fitting_configs, make_plan
 
 ARCH = "sm_90"
 SPECS = list(KERNELS.values())
@@ -141,3 +144,39 @@ def test_counters(spec, causal):
         else:
             assert run.totals["products"] == products
         assert run.totals["exponentials"] >= run.totals["products"] / 128
+
+
+def _is_persistent(spec, config) -> bool:
+    q, k, v = make_inputs(1, 1, 1, 8, 8, 64)
+    problem = arrays.make_problem(
+        [x.shape for x in (q, k, v)], "float16", causal=False, scale=None, layout="bhsd", precision=None
+    )
+    return spec.launches(problem, config, 0)[0].persistent
+
+
+PERSISTENT = [
+    pytest.param(s, c, d, id=f"{s.name}-{i}-d{d}")
+    for s in SPECS
+    for d in (64, 128, 256)
+    for i, c in enumerate(s.configs)
+    if c in fitting_configs(s, d, Device.typical(ARCH)) and _is_persistent(s, c)
+]
+
+
+@MASKS
+@pytest.mark.parametrize(("spec", "config", "head_dim"), PERSISTENT)
+def test_persistent_blocks(spec, config, head_dim, causal):
+    """Fewer blocks than items: a pipeline that runs on from item to item never stalls."""
+    for shape in ((1, 2, 1, 300, 300), (1, 3, 1, 100, 400)):
+        q, k, v = make_inputs(*shape, head_dim, "float16")
+        problem = arrays.make_problem(
+            [x.shape for x in (q, k, v)], "float16", causal=causal, scale=None, layout="bhsd", precision=None
+        )
+        plan = make_plan(problem, Device.typical(ARCH), spec.algorithm, config)
+        for blocks in (1, 2):
+            launch = dataclasses.replace(plan.launches[0], grid=(blocks, 1, 1))
+            out = np.empty_like(q)
+            fewer = dataclasses.replace(plan, launches=(launch,))
+            run = run_plan(fewer, [q, k, v, out], out, Execution("checked"), trace=False)
+            assert not run.findings, "\n".join(map(str, run.findings))
+            assert_attention(out, run.lse, q, k, v, causal=causal)
