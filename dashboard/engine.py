@@ -21,7 +21,8 @@ def _store(root: str) -> Store:
 
 def store() -> Store:
     """Finished runs stay read; the folder is looked at each time."""
-    return _store(str(runs_dir()))
+    found: Store = _store(str(runs_dir()))
+    return found
 
 
 def start(job: Job) -> None:

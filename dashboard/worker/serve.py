@@ -128,7 +128,7 @@ class Worker:
         except Exception as error:  # before the first case: no device, say
             failure = measuring.explain(error)
             store.finish(run_id, Status.FAILED, _words(failure), failure["detail"])
-            return failure["kind"] == "kernel error"
+            return bool(failure["kind"] == "kernel error")
         finally:
             self._interruptible = False
         if result.failures:

@@ -224,11 +224,11 @@ def _record(folder: Path, events: list[Json]) -> Json:
         pass
     record: Json = {"rows": [], "skipped": [], "failed": []}
     for event in events:
-        kind = event.get("event")
+        kind = str(event.get("event"))
         if kind == "about":
             record |= event["record"]
         elif kind in ("row", "skipped", "failed"):
-            record[{"row": "rows"}.get(kind, kind)].append(event["record"])
+            record["rows" if kind == "row" else kind].append(event["record"])
     return record
 
 
