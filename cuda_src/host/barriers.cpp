@@ -7,14 +7,15 @@ namespace {
 bool arrive(Thread& thread, int id, u32 num_threads, bool waits, Site site) {
   Block& block = *thread.block;
   if (id < 0 || id >= kNumBarriers || num_threads % 32 || num_threads > u32(block.num_threads)) {
-    abandon(block, "barrier", site, "barrier " + std::to_string(id) + " with " + std::to_string(num_threads) +
-            " threads does not exist: " + describe(thread) + " at " + describe(site));
+    abandon(block, "barrier", site,
+            "barrier " + std::to_string(id) + " with " + std::to_string(num_threads) +
+                " threads does not exist: " + describe(thread) + " at " + describe(site));
   }
   Barrier& barrier = block.barriers[id];
   if (barrier.arrived && barrier.expected != num_threads) {
-    abandon(block, "barrier", site, "barrier " + std::to_string(id) + " expects " +
-            std::to_string(barrier.expected) + " threads, but " + describe(thread) + " says " +
-            std::to_string(num_threads) + " at " + describe(site));
+    abandon(block, "barrier", site,
+            "barrier " + std::to_string(id) + " expects " + std::to_string(barrier.expected) + " threads, but " +
+                describe(thread) + " says " + std::to_string(num_threads) + " at " + describe(site));
   }
   barrier.expected = num_threads;
   if (block.checked) block.races.release(thread, barrier.clock);

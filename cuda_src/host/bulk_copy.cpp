@@ -1,4 +1,5 @@
-// TMA: boxes of a tensor into swizzled shared memory. A copy lands at once ("early"), or when all warps wait ("late").
+// TMA: boxes of a tensor into swizzled shared memory. A copy lands at once ("early"), or when all warps wait
+// ("late").
 #include <cstring>
 
 #include "host/hopper_host.h"
@@ -7,7 +8,7 @@
 namespace cufa_host {
 namespace {
 
-constexpr u32 kUnit = 16;         // bytes that the swizzle moves as one
+constexpr u32 kUnit = 16;          // bytes that the swizzle moves as one
 constexpr u32 kSwizzleSpan = 128;  // bytes of a row of the box
 
 u32 box_bytes(const TensorMap& map) { return map.box[0] * map.box[1] * map.box[2] * map.box[3] * map.item_bytes; }

@@ -23,7 +23,8 @@ void load_matrix(Block& block, Warp& warp, int m, Site site, const char* name) {
   for (int lane = 0; lane < 32; ++lane) {
     const int g = lane / 4, t = lane % 4;
     u32& out = warp.operands[lane].registers[m];
-    out = TRANSPOSED ? rows[2 * t][g] | u32(rows[2 * t + 1][g]) << 16 : rows[g][2 * t] | u32(rows[g][2 * t + 1]) << 16;
+    out =
+        TRANSPOSED ? rows[2 * t][g] | u32(rows[2 * t + 1][g]) << 16 : rows[g][2 * t] | u32(rows[g][2 * t + 1]) << 16;
   }
   if (block.counted) {
     const int waves = wavefronts(addresses, 8, 16);
@@ -64,7 +65,8 @@ const Collective kReduceMax = {"redux.max",
                                [](Block& block, Warp& warp) {
                                  ++block.counters.shuffles;
                                  u32 largest = 0;
-                                 for (const Operand& o : warp.operands) largest = o.value > largest ? o.value : largest;
+                                 for (const Operand& o : warp.operands)
+                                   largest = o.value > largest ? o.value : largest;
                                  for (Operand& operand : warp.operands) operand.smem = largest;
                                },
                                false};

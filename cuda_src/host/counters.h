@@ -4,28 +4,28 @@
 
 namespace cufa_host {
 
-#define CUFA_COUNTERS(X)                                                                     \
-  X(global_read_bytes)        /* asked for by loads and asynchronous copies */               \
-  X(global_write_bytes)                                                                      \
-  X(global_read_sectors)      /* distinct 32-byte sectors of each warp-wide access */        \
-  X(global_write_sectors)                                                                    \
-  X(shared_read_bytes)                                                                       \
-  X(shared_write_bytes)                                                                      \
-  X(shared_wavefronts)        /* passes of 128 bytes that shared memory needs */             \
-  X(bank_conflicts)           /* those beyond what the access width alone asks for */        \
-  X(ldmatrix)                 /* warp-wide instructions */                                   \
-  X(mma)                                                                                     \
-  X(products)                 /* multiply-adds of the mma instructions */                    \
-  X(exponentials)             /* ex2, per thread */                                          \
-  X(shuffles)                                                                                \
-  X(votes)                                                                                   \
-  X(async_copies)             /* cp.async, per thread */                                     \
-  X(wgmma)                    /* per warp: four to an instruction */                         \
-  X(bulk_copies)              /* TMA boxes */                                                \
-  X(barrier_waits)            /* per warp */                                                 \
-  X(mbarrier_waits)           /* per thread */                                               \
-  X(warp_syncs)                                                                              \
-  X(switches)                 /* of fibers: a figure about the emulation, not the kernel */
+#define CUFA_COUNTERS(X)                                                         \
+  X(global_read_bytes) /* asked for by loads and asynchronous copies */          \
+  X(global_write_bytes)                                                          \
+  X(global_read_sectors) /* distinct 32-byte sectors of each warp-wide access */ \
+  X(global_write_sectors)                                                        \
+  X(shared_read_bytes)                                                           \
+  X(shared_write_bytes)                                                          \
+  X(shared_wavefronts) /* passes of 128 bytes that shared memory needs */        \
+  X(bank_conflicts)    /* those beyond what the access width alone asks for */   \
+  X(ldmatrix)          /* warp-wide instructions */                              \
+  X(mma)                                                                         \
+  X(products)     /* multiply-adds of the mma instructions */                    \
+  X(exponentials) /* ex2, per thread */                                          \
+  X(shuffles)                                                                    \
+  X(votes)                                                                       \
+  X(async_copies)   /* cp.async, per thread */                                   \
+  X(wgmma)          /* per warp: four to an instruction */                       \
+  X(bulk_copies)    /* TMA boxes */                                              \
+  X(barrier_waits)  /* per warp */                                               \
+  X(mbarrier_waits) /* per thread */                                             \
+  X(warp_syncs)                                                                  \
+  X(switches) /* of fibers: a figure about the emulation, not the kernel */
 
 struct Counters {
 #define CUFA_COUNTER(name) std::uint64_t name = 0;

@@ -36,7 +36,9 @@ unsigned char* shared_memory();
 struct Site {
   const char* file;
   int line;
-  static constexpr Site here(const char* file = __builtin_FILE(), int line = __builtin_LINE()) { return {file, line}; }
+  static constexpr Site here(const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
+    return {file, line};
+  }
 };
 
 }  // namespace cufa_host

@@ -56,7 +56,7 @@ void multiply_add(const float (*A)[8][BLOCK_K], const Row* B, Row* C) {
     Row c[8];
     for (int r = 0; r < 8; ++r) c[r] = C[8 * half + r];
     for (int kb = 0; kb < 2; ++kb) {
-      const float(*block)[BLOCK_K] = A[2 * kb + half];
+      const float (*block)[BLOCK_K] = A[2 * kb + half];
       for (int k = 0; k < BLOCK_K; ++k) {
         const Row b = B[BLOCK_K * kb + k];
         for (int r = 0; r < 8; ++r) c[r] += block[r][k] * b;
@@ -66,7 +66,8 @@ void multiply_add(const float (*A)[8][BLOCK_K], const Row* B, Row* C) {
   }
 }
 
-// D's registers of all lanes, lane by lane, to and from 16 rows: lane 4g + t holds columns 2t, 2t+1 of rows g and g+8.
+// D's registers of all lanes, lane by lane, to and from 16 rows: lane 4g + t holds columns 2t, 2t+1 of rows g and
+// g+8.
 inline void gather_rows(float* const (&d)[32], int offset, Row* C) {
   for (int lane = 0; lane < 32; ++lane) {
     const int g = lane / 4, t = lane % 4;

@@ -1,12 +1,12 @@
 // Host twins of the primitives of sm_90a: mbarrier.cuh, tma.cuh, wgmma.cuh, register_budget.cuh.
 //
-// Products are executed when they are waited for, each warp its own 16 rows; bulk copies land when issued or when every
-// warp has nothing else to do. Fences between proxies do nothing here: that one is missing, only a GPU can say.
+// Products are executed when they are waited for, each warp its own 16 rows; bulk copies land when issued or when
+// every warp has nothing else to do. Fences between proxies do nothing here: that one is missing, only a GPU can say.
 #pragma once
 #include "host/primitives_host.h"
 
-// What the driver encodes in an opaque CUtensorMap, in the clear: cufa/emulator_memory.py writes it. A box is copied with
-// the 128-byte swizzle.
+// What the driver encodes in an opaque CUtensorMap, in the clear: cufa/emulator_memory.py writes it. A box is copied
+// with the 128-byte swizzle.
 struct TensorMap {
   const unsigned char* address;
   u32 item_bytes, rank;
@@ -47,7 +47,9 @@ DEVICE void mbarrier_init(u32 barrier, u32 arrivals, SITE) { cufa_host::mbarrier
 DEVICE void mbarrier_init_fence() {}
 DEVICE void async_proxy_fence() {}
 DEVICE void mbarrier_arrive(u32 barrier, SITE) { cufa_host::mbarrier_arrive(barrier, 0, site); }
-DEVICE void mbarrier_arrive_expect_tx(u32 barrier, u32 bytes, SITE) { cufa_host::mbarrier_arrive(barrier, bytes, site); }
+DEVICE void mbarrier_arrive_expect_tx(u32 barrier, u32 bytes, SITE) {
+  cufa_host::mbarrier_arrive(barrier, bytes, site);
+}
 DEVICE void mbarrier_wait(u32 barrier, u32 parity, SITE) { cufa_host::mbarrier_wait(barrier, parity, site); }
 
 // ---- register_budget.cuh

@@ -43,7 +43,8 @@ int cufa_launch(const CufaLaunch* launch) {
     for (u32 i; !stop && (i = next++) < blocks;) {
       const u32 linear = launch->schedule == kDescending ? blocks - 1 - i : i;
       if (!block.run(linear)) stop = true;
-      if (launch->counters) std::memcpy(launch->counters + u64(linear) * kNumCounters, &block.counters, sizeof(Counters));
+      if (launch->counters)
+        std::memcpy(launch->counters + u64(linear) * kNumCounters, &block.counters, sizeof(Counters));
     }
   };
   std::vector<std::thread> others;

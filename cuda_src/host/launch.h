@@ -25,8 +25,8 @@ struct CufaLaunch {
   std::uint32_t shared_bytes;
   std::int32_t workers;  // CPU threads
   std::int32_t mode, schedule;
-  std::uint32_t seed;          // of the random schedule
-  std::int32_t late_copies;    // cp.async writes shared memory when waited for, not when issued
+  std::uint32_t seed;        // of the random schedule
+  std::int32_t late_copies;  // cp.async writes shared memory when waited for, not when issued
   const CufaArray* arrays;
   std::int32_t num_arrays;
   std::uint64_t* counters;  // (blocks, kNumCounters), row-major; null when not wanted

@@ -9,10 +9,10 @@
 namespace cufa_host {
 
 struct Mbarrier {
-  u32 arrivals = 0;    // that complete a phase
-  u32 missing = 0;     // of the present phase
-  i64 bytes = 0;       // announced and not landed (negative: landed before they were announced)
-  u32 phase = 0;       // number of the present phase
+  u32 arrivals = 0;       // that complete a phase
+  u32 missing = 0;        // of the present phase
+  i64 bytes = 0;          // announced and not landed (negative: landed before they were announced)
+  u32 phase = 0;          // number of the present phase
   VectorClock arrived;    // what the arrivals of the present phase released
   VectorClock completed;  // what a waiter of a complete phase acquires
   std::vector<Thread*> waiting;

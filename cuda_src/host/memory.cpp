@@ -8,11 +8,20 @@ namespace {
 
 void copy(void* to, const void* from, u32 bytes) {  // constant sizes: one move each
   switch (bytes) {
-    case 2: std::memcpy(to, from, 2); return;
-    case 4: std::memcpy(to, from, 4); return;
-    case 8: std::memcpy(to, from, 8); return;
-    case 16: std::memcpy(to, from, 16); return;
-    default: std::memcpy(to, from, bytes);
+    case 2:
+      std::memcpy(to, from, 2);
+      return;
+    case 4:
+      std::memcpy(to, from, 4);
+      return;
+    case 8:
+      std::memcpy(to, from, 8);
+      return;
+    case 16:
+      std::memcpy(to, from, 16);
+      return;
+    default:
+      std::memcpy(to, from, bytes);
   }
 }
 
@@ -144,7 +153,8 @@ void store_shared(u32 smem, const void* value, u32 bytes, Site site) {
 void load_global(void* value, const void* global, u32 bytes, Site site) {
   Thread& thread = current();
   Block& block = *thread.block;
-  if (!check_global(thread, global, bytes, Access::read, "ld.global", site)) return void(std::memset(value, 0xff, bytes));
+  if (!check_global(thread, global, bytes, Access::read, "ld.global", site))
+    return void(std::memset(value, 0xff, bytes));
   copy(value, global, bytes);
   if (block.counted) {
     block.counters.global_read_bytes += bytes;

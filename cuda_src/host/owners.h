@@ -9,8 +9,8 @@
 
 namespace cufa_host {
 
-// No order holds between the blocks of a launch, so an element that one block writes no other may touch. (Found for the
-// order in which this run's blocks happened to come: a read before the other block's write goes unseen.)
+// No order holds between the blocks of a launch, so an element that one block writes no other may touch. (Found for
+// the order in which this run's blocks happened to come: a read before the other block's write goes unseen.)
 class Owners {
  public:
   explicit Owners(const CufaLaunch& launch);

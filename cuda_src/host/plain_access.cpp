@@ -1,6 +1,6 @@
 // Plain C++ loads and stores of a kernel, seen in checked mode: the kernel alone is compiled with -fsanitize=thread,
-// and these are the functions that such code calls. Shared memory reached through a pointer is thus checked as well as
-// through primitives; accesses to a thread's own stack are let through.
+// and these are the functions that such code calls. Shared memory reached through a pointer is thus checked as well
+// as through primitives; accesses to a thread's own stack are let through.
 #include "host/runtime.h"
 
 namespace cufa_host {
@@ -21,10 +21,10 @@ inline void plain_access(const void* address, u32 bytes, Access kind) {
 }  // namespace cufa_host
 
 extern "C" {
-#define CUFA_HOOKS(size)                                                                                             \
-  void __tsan_read##size(void* p) { cufa_host::plain_access(p, size, cufa_host::Access::read); }                     \
-  void __tsan_write##size(void* p) { cufa_host::plain_access(p, size, cufa_host::Access::write); }                   \
-  void __tsan_unaligned_read##size(void* p) { cufa_host::plain_access(p, size, cufa_host::Access::read); }           \
+#define CUFA_HOOKS(size)                                                                                   \
+  void __tsan_read##size(void* p) { cufa_host::plain_access(p, size, cufa_host::Access::read); }           \
+  void __tsan_write##size(void* p) { cufa_host::plain_access(p, size, cufa_host::Access::write); }         \
+  void __tsan_unaligned_read##size(void* p) { cufa_host::plain_access(p, size, cufa_host::Access::read); } \
   void __tsan_unaligned_write##size(void* p) { cufa_host::plain_access(p, size, cufa_host::Access::write); }
 CUFA_HOOKS(1)
 CUFA_HOOKS(2)

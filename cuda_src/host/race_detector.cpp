@@ -89,7 +89,8 @@ void RaceDetector::complete(Thread& thread, u32 smem, u32 bytes) {
     write.clock = time_[thread.id / 32];
   };
   for (const u32 end = smem + bytes; smem < end;) {
-    const u32 chunk = (smem - kSharedBase) / kChunkBytes, next = std::min(end, (smem / kChunkBytes + 1) * kChunkBytes);
+    const u32 chunk = (smem - kSharedBase) / kChunkBytes,
+              next = std::min(end, (smem / kChunkBytes + 1) * kChunkBytes);
     land(writes_[chunk]);
     if (first_part_[chunk] >= 0) {
       for (u32 at = smem; at < next; at += kPartBytes) {

@@ -1,5 +1,5 @@
-// Data races inside a block, on shared and on global memory, by vector clocks (FastTrack: Flanagan and Freund, PLDI 2009), so that a race is found
-// whether or not this run's order of threads made it give a wrong answer.
+// Data races inside a block, on shared and on global memory, by vector clocks (FastTrack: Flanagan and Freund, PLDI
+// 2009), so that a race is found whether or not this run's order of threads made it give a wrong answer.
 //
 // Every thread keeps a vector clock; a barrier joins those of its participants. Of every piece of memory we keep the
 // last write and, for each warp, the last reads. Pieces are 16 bytes, what cp.async and ldmatrix move, and
@@ -66,9 +66,7 @@ class RaceDetector {
   };
 
   static int thread_id(const Thread& thread);
-  bool ordered(int earlier, u32 clock, int now) const {
-    return earlier == now || clocks_[now][earlier] >= clock;
-  }
+  bool ordered(int earlier, u32 clock, int now) const { return earlier == now || clocks_[now][earlier] >= clock; }
   // One access to (part of) one 16-byte chunk, whose cell is known. `address` says which bytes.
   void access_chunk(Thread& thread, int chunk, u64 address, u32 bytes, Access kind, Site site);
   void check_read(Thread& thread, int cell, u64 address, Site site);
@@ -78,11 +76,11 @@ class RaceDetector {
 
   Block* block_ = nullptr;
   int num_warps_ = 0;
-  std::vector<VectorClock> clocks_;  // of each thread: what has happened before, by thread
-  std::vector<u32> time_;            // of each warp: goes on when one of its lanes has released something
-  std::vector<Write> writes_;        // of each cell: the chunks of shared memory come first
-  std::vector<Reads> reads_;         // (cell, warp)
-  std::vector<int> first_part_;      // of a cell that is a chunk: the cell of its first 2-byte part, or -1
+  std::vector<VectorClock> clocks_;             // of each thread: what has happened before, by thread
+  std::vector<u32> time_;                       // of each warp: goes on when one of its lanes has released something
+  std::vector<Write> writes_;                   // of each cell: the chunks of shared memory come first
+  std::vector<Reads> reads_;                    // (cell, warp)
+  std::vector<int> first_part_;                 // of a cell that is a chunk: the cell of its first 2-byte part, or -1
   std::unordered_map<u64, int> global_chunks_;  // address / 16 -> cell
 };
 

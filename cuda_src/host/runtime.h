@@ -146,8 +146,8 @@ bool land_one(Block& block);
 // memory.cpp
 // The bytes behind a shared address, or null (with a finding) when out of range or misaligned.
 unsigned char* shared_bytes(Thread& thread, u32 smem, u32 bytes, const char* what, Site site);
-// Whether the range lies inside an array the kernel was given: false, with a finding, when the access must not be made.
-// In checked mode also races on it.
+// Whether the range lies inside an array the kernel was given: false, with a finding, when the access must not be
+// made. In checked mode also races on it.
 bool check_global(Thread& thread, const void* global, u32 bytes, Access kind, const char* what, Site site);
 // For counting sectors: as if every array began on a 256-byte boundary, as device allocations do.
 u64 sector_address(const CufaLaunch& launch, const void* global);

@@ -80,7 +80,8 @@ std::string who_waits(Block& block) {
       u32 same = 0;
       for (u32 lanes = rest; lanes; lanes &= lanes - 1) {
         const Thread& other = block.thread(warp, lowest(lanes));
-        const bool alike = other.waits_for == first.waits_for && (first.done || other.waits_at.line == first.waits_at.line);
+        const bool alike =
+            other.waits_for == first.waits_for && (first.done || other.waits_at.line == first.waits_at.line);
         if (alike) same |= other.bit();
       }
       text += (rest == kAllLanes ? " " : ", ") + lanes_text(same);

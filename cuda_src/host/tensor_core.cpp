@@ -7,8 +7,7 @@
 
 namespace cufa_host {
 
-void ProductQueue::push(int lane, Product kind, float* d, const u32* a, u32 b0, u32 b1, bool guard,
-                        Site site) {
+void ProductQueue::push(int lane, Product kind, float* d, const u32* a, u32 b0, u32 b1, bool guard, Site site) {
   const u32 n = count_[lane]++;
   if (n == entries_.size()) entries_.emplace_back();
   Entry& entry = entries_[n];
@@ -34,8 +33,8 @@ void ProductQueue::restore(Block& block, Warp& warp, const Entry& entry) {
     for (int i = 0; i < 4; ++i) {
       if (float_as_u32(d[i]) == kPoison) continue;
       report(block, "accumulator-touched", entry.site, {"", 0}, [&] {
-        return "accumulators of the mma at " + describe(entry.site) + " were written before mma_fence(): " +
-               describe(block.thread(warp, lane));
+        return "accumulators of the mma at " + describe(entry.site) +
+               " were written before mma_fence(): " + describe(block.thread(warp, lane));
       });
       return;
     }

@@ -12,13 +12,17 @@ namespace {
 struct Operand64 {
   u32 start, leading, stride;
   explicit Operand64(u64 descriptor)
-      : start((descriptor & 0x3fff) << 4), leading((descriptor >> 16 & 0x3fff) << 4), stride((descriptor >> 32 & 0x3fff) << 4) {}
+      : start((descriptor & 0x3fff) << 4),
+        leading((descriptor >> 16 & 0x3fff) << 4),
+        stride((descriptor >> 32 & 0x3fff) << 4) {}
   // The 128-byte swizzle works on addresses: bits 4-6 are exchanged by bits 7-9.
   static u32 swizzled(u32 address) { return address ^ (address >> 7 & 7) << 4; }
   // 16 bytes: k = 8 kb ... 8 kb + 7 of a row.
   u32 k_major(int row, int kb) const { return swizzled(start + row / 8 * stride + row % 8 * 128 + kb * 16); }
   // 16 bytes: columns 8 j ... 8 j + 7 of row k.
-  u32 mn_major(int k, int j) const { return swizzled(start + j / 8 * leading + k / 8 * stride + k % 8 * 128 + j % 8 * 16); }
+  u32 mn_major(int k, int j) const {
+    return swizzled(start + j / 8 * leading + k / 8 * stride + k % 8 * 128 + j % 8 * 16);
+  }
 };
 
 // f(matrix address table of eight rows) for every 8x8 matrix a warp reads; B is read once a warpgroup on a GPU.
@@ -44,7 +48,7 @@ void for_each_matrix(const WarpgroupProduct& p, int warp_in_group, F f) {
 // Reads are those of lane 0, on behalf of its warp: when issued, and once more when executed.
 void record_reads(Block& block, Warp& warp, const WarpgroupProduct& p, Site site) {
   Thread& agent = block.thread(warp, 0);
-  for_each_matrix(p, warp.index % 4, [&](const u32 (&rows)[8], bool) {
+  for_each_matrix(p, warp.index % 4, [&](const u32(&rows)[8], bool) {
     for (const u32 row : rows) {
       if (shared_bytes(agent, row, 16, "wgmma operand", site)) block.races.access(agent, row, 16, Access::read, site);
     }
@@ -60,7 +64,8 @@ void load_row(Block& block, Warp& warp, u32 address, Site site, float* out) {
 }
 
 template <float (*VALUE)(u32)>
-void load_a(Block& block, Warp& warp, const WarpgroupProduct& p, const u32 (&a)[4][32], Site site, float (&A)[4][8][8]) {
+void load_a(Block& block, Warp& warp, const WarpgroupProduct& p, const u32 (&a)[4][32], Site site,
+            float (&A)[4][8][8]) {
   if (p.a_in_registers) return widen<VALUE>(a[0], 128, &A[0][0][0]);
   const Operand64 operand(p.a_descriptor);
   for (int m = 0; m < 4; ++m) {
@@ -146,15 +151,16 @@ void WarpgroupQueue::run(Block& block, Warp& warp, Entry& entry) {
       const auto touched = [](float x) { return float_as_u32(x) != kPoison; };
       if (!kept.empty() && std::any_of(entry.d[lane], entry.d[lane] + kept.size(), touched)) {
         report(block, "accumulator-touched", entry.site, {"", 0}, [&] {
-          return "accumulators of the wgmma at " + describe(entry.site) + " were written before it was waited for: " +
-                 describe(block.thread(warp, lane));
+          return "accumulators of the wgmma at " + describe(entry.site) +
+                 " were written before it was waited for: " + describe(block.thread(warp, lane));
         });
       }
       std::copy(kept.begin(), kept.end(), entry.d[lane]);
     }
   }
   if (p.b_descriptor >> 62 != 1 || (!p.a_in_registers && p.a_descriptor >> 62 != 1)) {
-    abandon(block, "barrier", entry.site, "only wgmma descriptors with 128-byte swizzle are emulated: " + describe(entry.site));
+    abandon(block, "barrier", entry.site,
+            "only wgmma descriptors with 128-byte swizzle are emulated: " + describe(entry.site));
   }
   float A[4][8][8];
   if (p.bfloat16) {
@@ -176,7 +182,7 @@ void WarpgroupQueue::run(Block& block, Warp& warp, Entry& entry) {
   ++block.counters.wgmma;
   block.counters.products += 16 * 16 * p.n;
   if (!block.counted) return;
-  for_each_matrix(p, warp.index % 4, [&](const u32 (&rows)[8], bool is_a) {
+  for_each_matrix(p, warp.index % 4, [&](const u32(&rows)[8], bool is_a) {
     if (!is_a && warp.index % 4) return;  // the four warps share B
     const int waves = wavefronts(rows, 8, 16);
     block.counters.shared_read_bytes += 128;
@@ -198,11 +204,9 @@ void commit_warpgroup_products() {
 }
 
 void await_warpgroup_products(u32 pending, Site site) {
-  static const Collective kWait = {"wgmma.wait_group",
-                                   [](Block& block, Warp& warp) {
-                                     warp.warpgroup.execute(block, warp, warp.operands[0].value);
-                                   },
-                                   true};
+  static const Collective kWait = {
+      "wgmma.wait_group",
+      [](Block& block, Warp& warp) { warp.warpgroup.execute(block, warp, warp.operands[0].value); }, true};
   Thread& thread = current();
   thread.warp->operands[thread.lane].value = pending;
   rendezvous(thread, kWait, site);

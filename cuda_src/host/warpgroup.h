@@ -27,11 +27,11 @@ class WarpgroupQueue {
     Site site;
   };
   void run(Block& block, Warp& warp, Entry& entry);
-  std::vector<Entry> entries_;      // oldest first
-  std::vector<u32> groups_;         // sizes of committed groups, by lane 0's count
-  u32 count_[32] = {};              // entries of each lane
-  u32 commits_[32] = {};            // groups of each lane
-  u32 committed_ = 0;               // entries in groups
+  std::vector<Entry> entries_;  // oldest first
+  std::vector<u32> groups_;     // sizes of committed groups, by lane 0's count
+  u32 count_[32] = {};          // entries of each lane
+  u32 commits_[32] = {};        // groups of each lane
+  u32 committed_ = 0;           // entries in groups
 };
 
 }  // namespace cufa_host
