@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import html
 import io
 import json
 import os
@@ -20,7 +21,7 @@ from streamlit.testing.v1 import AppTest
 from test_dashboard_pages import elsewhere, open_page, parameters, words  # noqa: F401 - a fixture
 
 from cufa.bench.suites import SUITES, contenders, make
-from cufa.bench.timing import Ratio, Timing
+from cufa.bench.timing import Ratio, Timing, speedup
 from cufa.dashboard.charts import difference, samples
 from cufa.dashboard.model import devices, doctor, export, gpu, measurements, presets, published
 from cufa.dashboard.views import history_view, run_controls
@@ -305,7 +306,8 @@ def test_two_measurements_and_their_interval(with_runs: Store) -> None:
     fa1, fa2 = (next(m for m in found if m.label == x and m.problem.seqlen_k == 1024) for x in ("fa1", "fa2"))
     app = open_page("history", a=fa1.id, b=fa2.id)
     assert not app.warning
-    assert "faster than fa1" in words(app)
+    expected, _ = difference.in_words(speedup(fa1.timing, fa2.timing), "fa1", "fa2")
+    assert html.escape(expected) in words(app)
     app.selectbox(key="history.b").set_value(fa1.id).run()
     assert "the same measurement" in words(app)
     other = next(m for m in found if m.problem.seqlen_k == 64)
