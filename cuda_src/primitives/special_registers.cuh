@@ -15,4 +15,11 @@ DEVICE u32 sm_id() {
   return id;
 }
 
+// threadIdx.x % 32, read anew each time: what follows from it is computed again, not kept in a register.
+DEVICE int lane_id() {
+  int id;
+  asm volatile("mov.u32 %0, %laneid;" : "=r"(id));
+  return id;
+}
+
 DEVICE u32 atomic_add(u32* p, u32 v) { return atomicAdd(p, v); }
