@@ -1,4 +1,31 @@
-// FlashAttention-2 forward for float32 on tensor cores.
+// FlashAttention-2 forward for float32 on the 16-bit tensor cores (mma.sync, ldmatrix, cp.async: sm_80 and later).
+// Dao, "FlashAttention-2: Faster Attention with Better Parallelism and Work Partitioning", 2023, Algorithm 1.
+// Ootomo and Yokota, "Recovering single precision accuracy from Tensor Cores while surpassing the FP32 theoretical peak
+// performance", 2022: every float32 becomes a pair of float16, every product three (tiles/half_pair.cuh). With TF32 on,
+// the small halves are left out: one product of 11-bit factors, the precision of tf32 at the speed of float16.
+//
+//   Alg. 1, l. 3     one thread block a query block          l. 9      m, P, l: tiles/softmax.cuh
+//           l. 4, 6  copy, then split into pairs             l. 10     O = alpha O + P V
+//           l. 8     S = Q K^T                               l. 12-15  normalise, log-sum-exp
+//
+// Where it departs from Algorithm 1, beyond what fa2_forward.cu does too:
+// - K and V share one step of a two-phase pipeline. While S is computed V arrives, while P V is computed the next K; each
+//   warp splits the rows that it copied itself, in place, so that a tile costs two block barriers and no second buffer.
+// - Tensor cores truncate sums where float32 arithmetic rounds, and the error grows with the number of steps. P V therefore
+//   starts from zero in every tile and is added to O by ordinary additions; S does the same every 32 columns for head
+//   dims above 128, and up to 128 is summed by the tensor cores alone (8 steps).
+// - V's units differ from tile to tile: O is kept in the largest so far, and P takes up the ratio.
+//
+// Error against float64 on an H200, beside naive float32 matmul, softmax, matmul (max, N(0,1) inputs, scores x30 in
+// brackets): d64 1.7e-7, naive 4.0e-7 (4.0e-5, 6.4e-5); d128 2.2e-7, 4.2e-7 (9.2e-5, 9.4e-5); d256 1.5e-7, 4.1e-7
+// (2.6e-5, 1.4e-4). With sums started from zero every 16 columns at d128 too: 9e-8 (2.9e-5), 4% slower.
+//
+// What limits it: HMMA latency with two warps a scheduler (a warp issues one every 8 cycles, and waits for sums in
+// between); the tensor cores are about half busy, as in float16 at this design. Tried on an H200 (d128, 4k, TFLOP/s; now 105):
+// - 256 x 64 tiles, 8 warps: 117, but ptxas spills 6 registers a thread; 256 x 32: 113, spills 4. 128 x 32 with 16 rows a warp: 97.
+// - Splitting K and V between the products instead of after them: 97 to 107, never a gain, and more registers.
+// - Three tf32 products (mma.m16n8k8) need the same splitting at half the tensor-core rate: not built.
+// - Keeping Q in registers, or the float32 of a split between its two passes: spills.
 #include "params.cuh"
 #include "tiles/copy.cuh"
 #include "tiles/half_pair.cuh"
@@ -10,21 +37,14 @@ constexpr int NUM_THREADS = NUM_WARPS * 32;
 constexpr int WARP_ROWS = Br / NUM_WARPS;      // query rows of one warp
 constexpr int M_TILES = WARP_ROWS / 16;        // 16-row mma tiles of one warp
 constexpr int K_STEPS = (HEAD_DIM + 15) / 16;  // k16 steps of S = Q K^T; the last one may be half padding
-constexpr int S_TILES = Bc / 8;                // 8-column mma tiles of S
+constexpr int S_TILES = Bc / 8;                // 8-column mma tiles of S, and groups of eight keys
 constexpr int P_STEPS = Bc / 16;               // k16 steps of P V
 constexpr int O_TILES = HEAD_DIM / 8;          // 8-column mma tiles of O
-constexpr int WARP_GROUPS = (S_TILES + NUM_WARPS - 1) / NUM_WARPS;  // groups of eight keys that one warp copies and splits
 constexpr int ROW_BYTES = HEAD_DIM * 4;
 constexpr int PITCH = tile_pitch(ROW_BYTES, 64);
 constexpr bool WITH_LO = !TF32;
-
-constexpr int SUM_STEPS = WITH_LO && K_STEPS > 8 ? 2 : 0;
-constexpr int K_STRIDE = SUM_STEPS == 0 ? 1 : SUM_STEPS;
-constexpr int K_HALF = K_STEPS / 2 / K_STRIDE * K_STRIDE;
-constexpr int O_GROUP = 2;
-constexpr int SPLIT_STEPS = (K_STEPS + 1) / 2;
-constexpr int O_HALF = O_TILES / 2 / O_GROUP * O_GROUP;
-static_assert(O_GROUP % 2 == 0, "a split step goes with two octets of O");
+constexpr int SUM_STEPS = M_TILES == 1 ? 2 : 1;  // k16 steps that the tensor cores sum by themselves: what keeps them busy
+constexpr int O_GROUP = 2;   // 8-column tiles of O in work at a time: what ptxas fits into registers
 
 // Shared memory: Q, K, V, each first float32, then pairs of float16 in the same place.
 constexpr int Q_BYTES = Br * PITCH, KV_BYTES = Bc * PITCH;
@@ -37,11 +57,6 @@ static_assert(NUM_STAGES == 1, "K and V take turns: one is copied while the othe
 // P <= 2^RESCALE_THRESHOLD, times this: below 2^15, as every other operand.
 constexpr float P_SCALE = 64.0f;
 
-template <bool B>
-struct Bool {
-  static constexpr bool value = B;
-};
-
 KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward_f32(const __grid_constant__ AttentionParams p) {
   DYN_SMEM(smem);
   const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
@@ -51,35 +66,39 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward_f32(const __gri
   // Alg. 1, l. 3: the loop over i is the grid.
   const WorkItem item = work_item<Br, CAUSAL>(p, blockIdx.x, 2 * ROW_BYTES);
   const TileRange tiles = visited_tiles<Br, Bc, CAUSAL, SKIP_MASKED_TILES>(p, item.q_block);
-  const int first_row = item.q_block * Br, warp_row = first_row + warp * WARP_ROWS;
+  const int warp_row = item.q_block * Br + warp * WARP_ROWS;
   const int kv_head = item.head / (p.heads / p.kv_heads);
-  const i64 q_stride = p.q_stride.seq * 4;
-  const char* Q = static_cast<const char*>(p.q) + 4 * (item.batch * p.q_stride.batch + item.head * p.q_stride.head) +
-                  warp_row * q_stride;  // (WARP_ROWS, HEAD_DIM)
+  const char* Q = static_cast<const char*>(p.q) + 4 * (item.batch * p.q_stride.batch + item.head * p.q_stride.head);
   const char* K = static_cast<const char*>(p.k) + 4 * (item.batch * p.k_stride.batch + kv_head * p.k_stride.head);
   const char* V = static_cast<const char*>(p.v) + 4 * (item.batch * p.v_stride.batch + kv_head * p.v_stride.head);
 
   const u32 Q_smem = smem_address(smem) + warp * WARP_ROWS * PITCH;  // this warp's rows
   const u32 K_smem = smem_address(smem) + Q_BYTES, V_smem = K_smem + KV_BYTES;
-  // ldmatrix takes four 8x8 matrices, their row addresses from lanes 0-7, 8-15, 16-23, 24-31.
-  // Q: rows 0-7, rows 8-15, then both for the next octet of columns. K: two octets, hi and then lo. V: rows 0-7, rows 8-15, hi and then lo.
-  auto Q_lane = [&](int lane) { return Q_smem + lane % 16 * PITCH + lane / 16 * OCTET_BYTES; };
-  auto K_lane = [&](int lane) { return K_smem + lane % 8 * PITCH + lane / 8 % 2 * OCTET_BYTES + lane / 16 * LO_OFFSET; };
-  auto V_lane = [&](int lane) { return V_smem + lane % 16 * PITCH + lane / 16 * LO_OFFSET; };
+  // Registers are scarce. What each tile needs once, or only the end, waits in gaps between rows of Q, and lanes are read
+  // anew (lane_id) where addresses follow from them.
+  const u32 pointers_smem = gap_address<PITCH>(smem_address(smem), 1), item_smem = gap_address<PITCH>(smem_address(smem), 2);
+  if (thread == 0) {
+    st_shared_vec2(pointers_smem, address_bits(K));
+    st_shared_vec2(pointers_smem + 8, address_bits(V));
+    st_shared_vec4(item_smem, vec4{u32(item.q_block), u32(item.head), u32(item.batch), u32(tiles.unmasked)});
+  }
+  block_sync();  // the other warps read them
 
-  float O_rmem[M_TILES][O_TILES][4] = {};
+  float O_rmem[O_TILES][M_TILES][4] = {};
   OnlineSoftmax<2 * M_TILES> softmax;
   softmax.reset();
   float O_unit = pair_unit(0);  // of O and V: the largest unit of V so far
 
-  // A warp copies and splits the same rows, eight at a time: until they are split, no other warp takes part.
-  auto load_rows = [&](u32 tile, const char* global, i64 stride, int j, auto last) {
+  // A warp copies and splits the same rows, eight of every 8 * NUM_WARPS: until they are split, no other warp takes part.
+  // Only the last tile of a sequence can hang over its end.
+  using Rows = RowCopy<ROW_BYTES, PITCH, ALIGNMENT>;
+  auto load_tile = [&](u32 tile, u32 pointer_smem, i64 stride_bytes, int j, bool check_rows) {
+    const char* source = address_from_bits(ld_shared_vec2(pointer_smem));
 #pragma unroll
-    for (int i = 0; i < WARP_GROUPS; ++i) {
-      const int g = i * NUM_WARPS + warp, row = j * Bc + g * 8;
-      if (S_TILES % NUM_WARPS != 0 && g >= S_TILES) break;
-      copy_tile_async<8, ROW_BYTES, PITCH, 32, ALIGNMENT, decltype(last)::value>(
-          tile + g * 8 * PITCH, global + row * stride, stride, p.seqlen_k - row, lane);
+    for (int g = 0; g < S_TILES; g += NUM_WARPS) {
+      if (S_TILES % NUM_WARPS != 0 && g + warp >= S_TILES) break;
+      const int row = j * Bc + (g + warp) * 8;
+      Rows::copy(tile + (g + warp) * 8 * PITCH, source + row * stride_bytes, stride_bytes, check_rows ? p.seqlen_k - row : 8, lane_id());
     }
     cp_async_commit();
   };
@@ -87,63 +106,45 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward_f32(const __gri
     cp_async_wait<0>();
     warp_sync();  // the copies of the other lanes have landed too
 #pragma unroll
-    for (int i = 0; i < WARP_GROUPS; ++i) {
-      const int g = i * NUM_WARPS + warp;
-      if (S_TILES % NUM_WARPS == 0 || g < S_TILES) split_rows<HEAD_DIM, PITCH, WITH_LO>(tile + g * 8 * PITCH, lane);
-    }
-  };
-  using Scores = float[M_TILES][S_TILES][4];
-  auto multiply_step = [&](int k, Scores& S, u32 Q_fragment, u32 K_fragment) {
-    u32 Q_hi[M_TILES][4], Q_lo[M_TILES][4];
-#pragma unroll
-    for (int i = 0; i < M_TILES; ++i) {
-      ldmatrix_x4(Q_hi[i], Q_fragment + i * 16 * PITCH + k * 2 * OCTET_BYTES);
-      if constexpr (WITH_LO) ldmatrix_x4(Q_lo[i], Q_fragment + i * 16 * PITCH + k * 2 * OCTET_BYTES + LO_OFFSET);
-    }
-#pragma unroll
-    for (int n = 0; n < S_TILES; ++n) {
-      if constexpr (WITH_LO) {
-        u32 B[4];  // hi, lo
-        ldmatrix_x4(B, K_fragment + n * 8 * PITCH + k * 2 * OCTET_BYTES);
-#pragma unroll
-        for (int i = 0; i < M_TILES; ++i) mma_m16n8k16_f16(S[i][n], Q_lo[i], B[0], B[1]);
-#pragma unroll
-        for (int i = 0; i < M_TILES; ++i) mma_m16n8k16_f16(S[i][n], Q_hi[i], B[2], B[3]);
-#pragma unroll
-        for (int i = 0; i < M_TILES; ++i) mma_m16n8k16_f16(S[i][n], Q_hi[i], B[0], B[1]);
-      } else {
-        u32 B[2];
-        ldmatrix_x2(B, K_fragment + n * 8 * PITCH + k * 2 * OCTET_BYTES);
-#pragma unroll
-        for (int i = 0; i < M_TILES; ++i) mma_m16n8k16_f16(S[i][n], Q_hi[i], B[0], B[1]);
-      }
-    }
-  };
-  auto multiply = [&](int k, Scores& S, u32 Q_fragment, u32 K_fragment) {
-    warp_sync();
-    if constexpr (SUM_STEPS == 0) {
-      multiply_step(k, S, Q_fragment, K_fragment);
-    } else {
-      Scores sum = {};
-      multiply_step(k, sum, Q_fragment, K_fragment);
-      if (K_STEPS % K_STRIDE == 0 || k + 1 < K_STEPS) multiply_step(k + 1, sum, Q_fragment, K_fragment);
-      mma_fence();
-#pragma unroll
-      for (int i = 0; i < M_TILES * S_TILES * 4; ++i) {
-        S[i / (S_TILES * 4)][i / 4 % S_TILES][i % 4] += sum[i / (S_TILES * 4)][i / 4 % S_TILES][i % 4];
-      }
+    for (int g = 0; g < S_TILES; g += NUM_WARPS) {
+      if (S_TILES % NUM_WARPS != 0 && g + warp >= S_TILES) break;
+      split_rows<HEAD_DIM, PITCH, WITH_LO>(tile + (g + warp) * 8 * PITCH, lane_id());
     }
   };
 
-  // Alg. 1, l. 7-10 for key tile j.
+  // S += Q K^T over one k16 step.
+  using Scores = float[S_TILES][M_TILES][4];
+  auto multiply_q_k = [&](Scores& S, int k, u32 Q_lane, u32 K_lane) {
+    u32 Q_hi[M_TILES][4], Q_lo[M_TILES][4];
+#pragma unroll
+    for (int i = 0; i < M_TILES; ++i) {
+      ldmatrix_x4(Q_hi[i], Q_lane + i * 16 * PITCH + k * 2 * OCTET_BYTES);
+      if constexpr (WITH_LO) ldmatrix_x4(Q_lo[i], Q_lane + i * 16 * PITCH + k * 2 * OCTET_BYTES + LO_OFFSET);
+    }
+#pragma unroll
+    for (int n = 0; n < S_TILES; ++n) {
+      multiply_pairs<WITH_LO, false>(S[n], Q_hi, Q_lo, K_lane + n * 8 * PITCH + k * 2 * OCTET_BYTES);
+    }
+  };
+
+  // Alg. 1, l. 7-10 for key tile j. Row r of a lane is row r / 2 * 16 + r % 2 * 8 + lane / 4 of the warp.
   auto visit_tile = [&](int j) {
-    // Alg. 1, l. 8: S = Q K^T, two k16 steps at a time. V arrives under the first half and is split under the second.
-    float S_rmem[M_TILES][S_TILES][4] = {};
-    const u32 Q_fragment = Q_lane(lane), K_fragment = K_lane(lane);
+    // Alg. 1, l. 8: S = Q K^T, while V arrives. ldmatrix takes the row addresses of four 8x8 matrices from lanes 0-7, 8-15,
+    // 16-23, 24-31: of Q rows 0-7 and rows 8-15, then both in the next octet of columns; of K two octets of hi, then of lo.
+    float S_rmem[S_TILES][M_TILES][4] = {};
+    const u32 Q_lane = Q_smem + lane_id() % 16 * PITCH + lane_id() / 16 * OCTET_BYTES;
+    const u32 K_lane = K_smem + lane_id() % 8 * PITCH + lane_id() / 8 % 2 * OCTET_BYTES + lane_id() / 16 * LO_OFFSET;
 #pragma unroll 1
-    for (int k = 0; k < K_STEPS; k += K_STRIDE) multiply(k, S_rmem, Q_fragment, K_fragment);
-    split_tile(V_smem);
-    mma_fence();
+    for (int k = 0; k < K_STEPS; k += SUM_STEPS) {
+      Scores sum = {};
+#pragma unroll
+      for (int step = 0; step < SUM_STEPS; ++step) {
+        if (K_STEPS % SUM_STEPS == 0 || k + step < K_STEPS) multiply_q_k(sum, k + step, Q_lane, K_lane);
+      }
+      mma_fence();
+#pragma unroll
+      for (int e = 0; e < S_TILES * M_TILES * 4; ++e) (&S_rmem[0][0][0])[e] += (&sum[0][0][0])[e];
+    }
     float Q_unit[2 * M_TILES];
 #pragma unroll
     for (int r = 0; r < 2 * M_TILES; ++r) Q_unit[r] = ld_shared_f32(unit_address<PITCH>(Q_smem, r));
@@ -153,160 +154,140 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward_f32(const __gri
 #pragma unroll
       for (int r = 0; r < 2 * M_TILES; ++r) {
 #pragma unroll
-        for (int e = 0; e < 2; ++e) S_rmem[r / 2][n][r % 2 * 2 + e] *= Q_unit[r] * K_unit;
+        for (int e = 0; e < 2; ++e) S_rmem[n][r / 2][r % 2 * 2 + e] *= Q_unit[r] * K_unit;
       }
     }
-
+    split_tile(V_smem);
     block_sync();  // V is split; all warps are done with K, which the next copies overwrite
-    if (j > 0) load_rows(K_smem, K, p.k_stride.seq * 4, j - 1, Bool<false>{});
+    if (j > 0) load_tile(K_smem, pointers_smem, p.k_stride.seq * 4, j - 1, false);
 
-    if (j >= tiles.unmasked) {
+    if (j >= int(ld_shared_u32(item_smem + 12))) {  // not one of the unmasked tiles
+      const int lane = lane_id(), tile_row = int(ld_shared_u32(item_smem)) * Br + warp * WARP_ROWS;
 #pragma unroll
       for (int r = 0; r < 2 * M_TILES; ++r) {
-        const int row = warp_row + r / 2 * 16 + r % 2 * 8 + lane / 4;
+        const int row = tile_row + r / 2 * 16 + r % 2 * 8 + lane / 4;
         // Column limit relative to this lane's first column of the tile.
-        const int limit = visible_keys<CAUSAL>(p, row) - j * Bc - lane % 4 * 2;
+        const int limit = visible_keys_from<CAUSAL>(p, row, j * Bc) - lane % 4 * 2;
 #pragma unroll
         for (int n = 0; n < S_TILES; ++n) {
 #pragma unroll
           for (int e = 0; e < 2; ++e) {
-            float& s = S_rmem[r / 2][n][r % 2 * 2 + e];
+            float& s = S_rmem[n][r / 2][r % 2 * 2 + e];
             s = n * 8 + e < limit ? s : NEG_INF;
           }
         }
       }
     }
 
-    // Alg. 1, l. 9: the row maxima, and what O must be multiplied by, in its new unit.
+    // Alg. 1, l. 9: the row maxima, and what O is multiplied by to have the new maximum and the new unit.
     float m_tile[2 * M_TILES], alpha[2 * M_TILES];
 #pragma unroll
     for (int r = 0; r < 2 * M_TILES; ++r) {
       m_tile[r] = NEG_INF;
 #pragma unroll
       for (int n = 0; n < S_TILES; ++n) {
-        m_tile[r] = fmaxf(m_tile[r], fmaxf(S_rmem[r / 2][n][r % 2 * 2], S_rmem[r / 2][n][r % 2 * 2 + 1]));
+        m_tile[r] = fmaxf(m_tile[r], fmaxf(S_rmem[n][r / 2][r % 2 * 2], S_rmem[n][r / 2][r % 2 * 2 + 1]));
       }
       m_tile[r] = quad_max(m_tile[r]);
       alpha[r] = 1.0f;
     }
-    float P_unit[S_TILES];  // brings the rows of V to one unit, that of O: the largest so far
     const float O_unit_old = O_unit;
 #pragma unroll
-    for (int n = 0; n < S_TILES; ++n) {
-      P_unit[n] = ld_shared_f32(unit_address<PITCH>(V_smem, n));
-      O_unit = fmaxf(O_unit, P_unit[n]);
-    }
+    for (int n = 0; n < S_TILES; ++n) O_unit = fmaxf(O_unit, ld_shared_f32(unit_address<PITCH>(V_smem, n)));
     const float inverse_unit = inverse_power_of_two(O_unit);
     const bool raised = softmax.raise_max(m_tile, p.scale_log2, alpha);
-    if (raised || O_unit != O_unit_old) {
+    const bool rescale = raised || O_unit != O_unit_old;
 #pragma unroll
-      for (int i = 0; i < M_TILES; ++i) {
-        const float factor[2] = {alpha[2 * i] * (O_unit_old * inverse_unit), alpha[2 * i + 1] * (O_unit_old * inverse_unit)};
-#pragma unroll
-        for (int n = 0; n < O_TILES; ++n) {
-#pragma unroll
-          for (int e = 0; e < 4; ++e) O_rmem[i][n][e] *= factor[e / 2];
-        }
-      }
-    }
+    for (int r = 0; r < 2 * M_TILES; ++r) alpha[r] *= O_unit_old * inverse_unit;
 
     // Alg. 1, l. 9: P = exp(S - m), in pairs. Two neighbouring accumulators of S hold what one A operand needs.
-    u32 P_hi[M_TILES][P_STEPS][4], P_lo[M_TILES][P_STEPS][4];
+    u32 P_hi[P_STEPS][M_TILES][4], P_lo[P_STEPS][M_TILES][4];
 #pragma unroll
-    for (int i = 0; i < M_TILES; ++i) {
+    for (int n = 0; n < S_TILES; ++n) {
+      const float to_O_unit = ld_shared_f32(unit_address<PITCH>(V_smem, n)) * inverse_unit * P_SCALE;
 #pragma unroll
-      for (int k = 0; k < P_STEPS; ++k) {
-#pragma unroll
-        for (int h = 0; h < 4; ++h) {  // register h of an A operand: row h % 2, columns h / 2
-          const int n = 2 * k + h / 2, r = 2 * i + h % 2;
-          const float x = softmax.exp(S_rmem[i][n][h % 2 * 2], p.scale_log2, r);
-          const float y = softmax.exp(S_rmem[i][n][h % 2 * 2 + 1], p.scale_log2, r);
-          split_pair<WITH_LO>(x * (P_unit[n] * inverse_unit * P_SCALE), y * (P_unit[n] * inverse_unit * P_SCALE), P_hi[i][k][h], P_lo[i][k][h]);
-        }
+      for (int r = 0; r < 2 * M_TILES; ++r) {
+        const float x = softmax.exp(S_rmem[n][r / 2][r % 2 * 2], p.scale_log2, r) * to_O_unit;
+        const float y = softmax.exp(S_rmem[n][r / 2][r % 2 * 2 + 1], p.scale_log2, r) * to_O_unit;
+        const int h = n % 2 * 2 + r % 2;  // register h of an A operand: columns h / 2, row h % 2
+        split_pair<WITH_LO>(x, y, P_hi[n / 2][r / 2][h], P_lo[n / 2][r / 2][h]);
       }
     }
 
-    // Alg. 1, l. 10: O = alpha O + P V, a few octets of columns at a time: without the barriers the compiler starts more
-    // products than there are registers for. The next K has arrived by the second half, and is split under it.
-    const u32 V_fragment = V_lane(lane);
+    // Alg. 1, l. 10: O = alpha O + P V, a few columns at a time, while the next K arrives. Of V ldmatrix takes keys 0-7 and
+    // keys 8-15 of hi, then of lo.
+    const u32 V_lane = V_smem + lane_id() % 16 * PITCH + lane_id() / 16 * LO_OFFSET;
 #pragma unroll
     for (int n0 = 0; n0 < O_TILES; n0 += O_GROUP) {
-      warp_sync();
+      constexpr int LAST_GROUP = (O_TILES - 1) % O_GROUP + 1;
+      const int group = n0 + O_GROUP <= O_TILES ? O_GROUP : LAST_GROUP;
+      if (rescale) {
+#pragma unroll
+        for (int n = n0; n < n0 + group; ++n) {
+#pragma unroll
+          for (int i = 0; i < M_TILES; ++i) {
+#pragma unroll
+            for (int e = 0; e < 4; ++e) O_rmem[n][i][e] *= alpha[2 * i + e / 2];
+          }
+        }
+      }
       float sum[O_GROUP][M_TILES][4] = {};
 #pragma unroll
       for (int k = 0; k < P_STEPS; ++k) {
 #pragma unroll
-        for (int n = 0; n < O_GROUP; ++n) {
-          if (n0 + n >= O_TILES) break;
-          if constexpr (WITH_LO) {
-            u32 B[4];  // hi, lo
-            ldmatrix_x4_trans(B, V_fragment + k * 16 * PITCH + (n0 + n) * OCTET_BYTES);
-#pragma unroll
-            for (int i = 0; i < M_TILES; ++i) mma_m16n8k16_f16(sum[n][i], P_lo[i][k], B[0], B[1]);
-#pragma unroll
-            for (int i = 0; i < M_TILES; ++i) mma_m16n8k16_f16(sum[n][i], P_hi[i][k], B[2], B[3]);
-#pragma unroll
-            for (int i = 0; i < M_TILES; ++i) mma_m16n8k16_f16(sum[n][i], P_hi[i][k], B[0], B[1]);
-          } else {
-            u32 B[2];
-            ldmatrix_x2_trans(B, V_fragment + k * 16 * PITCH + (n0 + n) * OCTET_BYTES);
-#pragma unroll
-            for (int i = 0; i < M_TILES; ++i) mma_m16n8k16_f16(sum[n][i], P_hi[i][k], B[0], B[1]);
-          }
+        for (int n = 0; n < group; ++n) {
+          multiply_pairs<WITH_LO, true>(sum[n], P_hi[k], P_lo[k], V_lane + k * 16 * PITCH + (n0 + n) * OCTET_BYTES);
         }
       }
       mma_fence();
 #pragma unroll
-      for (int n = 0; n < O_GROUP; ++n) {
-        if (n0 + n >= O_TILES) break;
+      for (int n = 0; n < group; ++n) {
 #pragma unroll
         for (int i = 0; i < M_TILES; ++i) {
 #pragma unroll
-          for (int e = 0; e < 4; ++e) {
-            O_rmem[i][n0 + n][e] += sum[n][i][e];
-          }
+          for (int e = 0; e < 4; ++e) O_rmem[n0 + n][i][e] += sum[n][i][e];
         }
       }
     }
-
-    split_tile(K_smem);
+    if (j > 0) split_tile(K_smem);
     block_sync();  // K is split; all warps are done with V, which the next copies overwrite
-    if (j > 0) load_rows(V_smem, V, p.v_stride.seq * 4, j - 1, Bool<false>{});
+    if (j > 0) load_tile(V_smem, pointers_smem + 8, p.v_stride.seq * 4, j - 1, false);
   };
 
   if (tiles.visited > 0) {
-    // Alg. 1, l. 4: Q, and the first K and V, which may hang over the end of the keys.
-    int j = tiles.visited - 1;
+    // Alg. 1, l. 4: Q, and the first K and V.
+    const int last = tiles.visited - 1;
+    const i64 q_stride_bytes = p.q_stride.seq * 4;
 #pragma unroll
     for (int r = 0; r < 2 * M_TILES; ++r) {
-      copy_tile_async<8, ROW_BYTES, PITCH, 32, ALIGNMENT, true>(Q_smem + r * 8 * PITCH, Q + r * 8 * q_stride, q_stride,
-                                                               p.seqlen_q - warp_row - r * 8, lane);
+      Rows::copy(Q_smem + r * 8 * PITCH, Q + (warp_row + r * 8) * q_stride_bytes, q_stride_bytes, p.seqlen_q - warp_row - r * 8, lane);
     }
-    load_rows(K_smem, K, p.k_stride.seq * 4, j, Bool<true>{});
+    load_tile(K_smem, pointers_smem, p.k_stride.seq * 4, last, true);
     split_tile(K_smem);
+    load_tile(V_smem, pointers_smem + 8, p.v_stride.seq * 4, last, true);
 #pragma unroll 1
     for (int r = 0; r < 2 * M_TILES; ++r) split_rows<HEAD_DIM, PITCH, WITH_LO>(Q_smem + r * 8 * PITCH, lane);
-    load_rows(V_smem, V, p.v_stride.seq * 4, j, Bool<true>{});
     block_sync();  // K is split; the rows of Q are this warp's own
-    // Alg. 1, l. 6, from the last visited tile down: the masked tiles come first and the loop over the others is free
-    // of masks.
+    // Alg. 1, l. 6, from the last visited tile down, so that the masked tiles come first.
 #pragma unroll 1
-    for (; j >= 0; --j) visit_tile(j);
+    for (int j = last; j >= 0; --j) visit_tile(j);
   }
 
   // Alg. 1, l. 12-15: O = O / l, L = m + log l.
   softmax.reduce_sum();
-  char* O = static_cast<char*>(p.o) + 4 * (item.batch * p.o_stride.batch + item.head * p.o_stride.head);
+  const vec4 saved = ld_shared_vec4(item_smem);
+  const int q_block = int(saved.x), head = int(saved.y), batch = int(saved.z), end_lane = lane_id();
+  char* O = static_cast<char*>(p.o) + 4 * (batch * p.o_stride.batch + head * p.o_stride.head);
 #pragma unroll
   for (int r = 0; r < 2 * M_TILES; ++r) {
-    const int row = warp_row + r / 2 * 16 + r % 2 * 8 + lane / 4;
+    const int row = q_block * Br + warp * WARP_ROWS + r / 2 * 16 + r % 2 * 8 + end_lane / 4;
     if (row >= p.seqlen_q) continue;
     const float factor = softmax.inverse_sum(r) * (O_unit / P_SCALE);
-    char* O_row = O + row * (p.o_stride.seq * 4) + lane % 4 * 8;
+    char* O_row = O + 4 * (row * p.o_stride.seq + end_lane % 4 * 2);
 #pragma unroll
     for (int n = 0; n < O_TILES; ++n) {
-      const u32 x = float_as_u32(O_rmem[r / 2][n][r % 2 * 2] * factor);
-      const u32 y = float_as_u32(O_rmem[r / 2][n][r % 2 * 2 + 1] * factor);
+      const u32 x = float_as_u32(O_rmem[n][r / 2][r % 2 * 2] * factor);
+      const u32 y = float_as_u32(O_rmem[n][r / 2][r % 2 * 2 + 1] * factor);
       if constexpr (ALIGNMENT >= 8) {
         st_global(O_row + n * 32, vec2{x, y});
       } else {
@@ -314,15 +295,15 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward_f32(const __gri
         st_global(O_row + n * 32 + 4, y);
       }
     }
-    if (p.lse != nullptr && lane % 4 == 0) {
+    if (p.lse != nullptr && end_lane % 4 == 0) {
       constexpr float LN_2 = 0.693147180559945309f;
       const float lse = softmax.l[r] == 0.0f ? NEG_INF : fmaf(softmax.m_scaled[r], LN_2, logf(softmax.l[r]));
-      st_global(p.lse + (i64(item.batch) * p.heads + item.head) * p.seqlen_q + row, lse);
+      st_global(p.lse + (i64(batch) * p.heads + head) * p.seqlen_q + row, lse);
     }
   }
 
   if constexpr (TRACE) {
     block_sync();  // the record ends when the last warp has stored
-    if (thread == 0) write_trace(p, blockIdx.x, item, tiles, start_ns);
+    if (thread == 0) write_trace(p, blockIdx.x, {q_block, head, batch}, tiles, start_ns);
   }
 }

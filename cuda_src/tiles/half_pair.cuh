@@ -11,7 +11,8 @@
 // The pair takes the place of the float32 it came from: eight floats, 32 bytes, become eight hi and eight lo, 16 bytes each,
 // which are rows of ldmatrix's 8x8 matrices. The unit lies in the gap that tile_pitch leaves after the group's first row.
 #pragma once
-#include "primitives/primitives.cuh"
+#include "params.cuh"
+#include "tiles/copy.cuh"
 
 constexpr int OCTET_BYTES = 32;  // eight columns: hi, then lo
 constexpr int LO_OFFSET = 16;
@@ -22,18 +23,21 @@ DEVICE float inverse_power_of_two(float x) { return u32_as_float((254u << 23) - 
 // The unit for a group whose largest element has this biased exponent, kept within what float32 and an inverse can hold.
 DEVICE float pair_unit(u32 exponent) { return u32_as_float((max(exponent, 27u) - 14) << 23); }
 
-// The unit of a group of eight rows.
-// The unit of a group of eight rows.
-// The unit of a group of eight rows.
-// The unit of a group of eight rows.
-// The unit of a group of eight rows.
-// The unit of a group of eight rows.
-// The unit of a group of eight rows.
-// The unit of a group of eight rows.
-// The unit of a group of eight rows.
+// The 16 bytes that tile_pitch leaves after a row.
+template <int PITCH>
+DEVICE u32 gap_address(u32 tile, int row) {
+  return tile + row * PITCH + PITCH - 16;
+}
+
+DEVICE vec2 address_bits(const void* address) {
+  const u64 bits = reinterpret_cast<u64>(address);
+  return {u32(bits), u32(bits >> 32)};
+}
+DEVICE const char* address_from_bits(vec2 bits) { return reinterpret_cast<const char*>(u64(bits.y) << 32 | bits.x); }
+
 template <int PITCH>
 DEVICE u32 unit_address(u32 tile, int group) {
-  return tile + group * 8 * PITCH + PITCH - 16;
+  return gap_address<PITCH>(tile, group * 8);
 }
 
 // Two values in units. Without WITH_LO only their 11 leading bits are kept: tf32's precision.
@@ -46,6 +50,29 @@ DEVICE void split_pair(float x, float y, u32& hi, u32& lo) {
     hi = cvt_f16x2(x, y);
   }
 }
+
+// Eight rows of float32 from global to shared memory, asynchronously, by one warp: the one that splits them next.
+template <int ROW_BYTES, int PITCH, int ALIGNMENT>
+struct RowCopy {
+  static constexpr int UNITS = ROW_BYTES / ALIGNMENT;                                       // a row
+  static constexpr int LANES = UNITS <= 4 ? 4 : UNITS <= 8 ? 8 : UNITS <= 16 ? 16 : 32;  // that copy one row
+
+  // Rows from `valid_rows` on are filled with zeros and never read.
+  static DEVICE void copy(u32 rows, const char* source, i64 stride_bytes, int valid_rows, int lane) {
+    const char* lane_source = source + lane / LANES * stride_bytes + lane % LANES * ALIGNMENT;
+    const u32 target = rows + lane / LANES * PITCH + lane % LANES * ALIGNMENT;
+#pragma unroll
+    for (int row = 0; row < 8; row += 32 / LANES) {
+#pragma unroll
+      for (int unit = 0; unit < UNITS; unit += LANES) {
+        if (unit + LANES <= UNITS || unit + lane % LANES < UNITS) {
+          copy_unit_async<ALIGNMENT>(target + row * PITCH + unit * ALIGNMENT, lane_source + row * stride_bytes + unit * ALIGNMENT,
+                                     row + lane / LANES < valid_rows);
+        }
+      }
+    }
+  }
+};
 
 // Splits eight rows in place, by one warp: four lanes a row. Columns from DIM up to a multiple of 16 become zeros.
 template <int DIM, int PITCH, bool WITH_LO>
@@ -84,4 +111,23 @@ DEVICE void split_rows(u32 rows, int lane) {
       if constexpr (WITH_LO) st_shared_vec4(address + i * 4 * OCTET_BYTES + LO_OFFSET, lo);
     }
   }
+}
+
+// D += (A_hi + A_lo) (B_hi + B_lo) over one k16 step, lo lo left out, the small products first. B_smem is this lane's row
+// address of four 8x8 matrices: k 0-7 and k 8-15 of hi, then of lo.
+template <bool WITH_LO, bool TRANSPOSED, int M_TILES>
+DEVICE void multiply_pairs(float (&D)[M_TILES][4], const u32 (&A_hi)[M_TILES][4], const u32 (&A_lo)[M_TILES][4], u32 B_smem) {
+  u32 B[WITH_LO ? 4 : 2];
+  if constexpr (WITH_LO && TRANSPOSED) ldmatrix_x4_trans(B, B_smem);
+  if constexpr (WITH_LO && !TRANSPOSED) ldmatrix_x4(B, B_smem);
+  if constexpr (!WITH_LO && TRANSPOSED) ldmatrix_x2_trans(B, B_smem);
+  if constexpr (!WITH_LO && !TRANSPOSED) ldmatrix_x2(B, B_smem);
+  if constexpr (WITH_LO) {
+#pragma unroll
+    for (int i = 0; i < M_TILES; ++i) mma_m16n8k16_f16(D[i], A_lo[i], B[0], B[1]);
+#pragma unroll
+    for (int i = 0; i < M_TILES; ++i) mma_m16n8k16_f16(D[i], A_hi[i], B[2], B[3]);
+  }
+#pragma unroll
+  for (int i = 0; i < M_TILES; ++i) mma_m16n8k16_f16(D[i], A_hi[i], B[0], B[1]);
 }
