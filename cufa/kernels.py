@@ -90,6 +90,10 @@ class KernelSpec:
     the copy engine's rules hold: 16-byte aligned rows, positive strides."""
     choose: Callable[[Problem, tuple[TileConfig, ...]], TileConfig] = lambda problem, fitting: fitting[0]
     """Pick among the configs that fit (untuned heuristic)."""
+    stalls: Callable[[Problem, TileConfig, int], bool] = lambda problem, config, num_sms: False
+    """(problem, config, SMs) → True where the kernel is known to wait for ever: never planned."""
+    allowed_spill_bytes: int = 0
+    """Bytes a thread may spill without failing `cufa compile`; more than 0 only with figures beside it."""
 
     @property
     def uses_copy_engine(self) -> bool:
@@ -226,6 +230,9 @@ _FA2_FORWARD_F32 = KernelSpec(
     shared_memory=_fa2_f32_shared_memory,
     launches=_fa2_f32_launches,
     skip_masked_tiles=True,
+    # 4 to 12 bytes at head_dim 128, up to 48 at 256, of 255 registers; measured with them, on an H200, at 2.1
+    # to 3.0 times PyTorch's memory-efficient backend (cufa/records).
+    allowed_spill_bytes=48,
 )
 
 
@@ -362,6 +369,17 @@ _FA3_LONG = _fa3_config(192, 80, 2, q_stages=2, min_head_dim=72, max_head_dim=12
 _FA3_DEEP = _fa3_config(128, 80, 2, q_stages=1, min_head_dim=136, max_head_dim=256)
 
 
+def _fa3_stalls(problem: Problem, config: TileConfig, num_sms: int) -> bool:
+    """A block's second item whose last warpgroup lies past the end, with one key tile more than there are
+    buffers: that warpgroup skips all tiles but one and holds back a V buffer that the others, whose turn
+    comes first, wait for. Found by executing the kernel on a CPU."""
+    groups = _ceil_div(problem.seqlen_q, 64)
+    items = _ceil_div(problem.seqlen_q, config.block_q) * problem.heads * problem.batch
+    key_tiles = _ceil_div(problem.seqlen_k, config.block_kv)
+    past_the_end = groups % (config.block_q // 64) != 0
+    return past_the_end and items > num_sms and key_tiles == config.num_stages + 1
+
+
 def _choose_fa3(problem: Problem, fitting: tuple[TileConfig, ...]) -> TileConfig:
     """Measured on an H200 (records): long causal sequences gain from wide query blocks, which skip by the
     warpgroup."""
@@ -386,6 +404,7 @@ _FA3_FORWARD = KernelSpec(
     max_capability=90,
     tensor_map_rows=lambda config: (64, config.block_kv, config.block_kv),
     choose=_choose_fa3,
+    stalls=_fa3_stalls,
 )
 
 

@@ -2,30 +2,34 @@
 // Dao, "FlashAttention-2: Faster Attention with Better Parallelism and Work Partitioning", 2023, Algorithm 1.
 // Ootomo and Yokota, "Recovering single precision accuracy from Tensor Cores while surpassing the FP32 theoretical peak
 // performance", 2022: every float32 becomes a pair of float16, every product three (tiles/half_pair.cuh). With TF32 on,
-// the small halves are left out: one product of 11-bit factors, the precision of tf32 at the speed of float16.
+// the small halves are left out: one product of 11-bit factors, which is tf32's precision at float16's speed.
 //
 //   Alg. 1, l. 3     one thread block a query block          l. 9      m, P, l: tiles/softmax.cuh
 //           l. 4, 6  copy, then split into pairs             l. 10     O = alpha O + P V
 //           l. 8     S = Q K^T                               l. 12-15  normalise, log-sum-exp
 //
-// Where it departs from Algorithm 1, beyond what fa2_forward.cu does too:
-// - K and V share one step of a two-phase pipeline. While S is computed V arrives, while P V is computed the next K; each
-//   warp splits the rows that it copied itself, in place, so that a tile costs two block barriers and no second buffer.
-// - Tensor cores truncate sums where float32 arithmetic rounds, and the error grows with the number of steps. P V therefore
-//   starts from zero in every tile and is added to O by ordinary additions; S does the same every 32 columns for head
-//   dims above 128, and up to 128 is summed by the tensor cores alone (8 steps).
-// - V's units differ from tile to tile: O is kept in the largest so far, and P takes up the ratio.
+// Where it departs from Algorithm 1:
+// - K and V take turns in the pipeline: V arrives while S is computed, the next K while P V is. Each warp splits the rows that
+//   it copied itself, in place, so a tile costs two block barriers and no second buffer: 99 KB do for head dim 128.
+// - Tensor cores truncate sums where float32 arithmetic rounds, and always towards zero. They sum 16 or 32 columns of S and
+//   one tile of P V, from zero and the small products first; the rest is ordinary addition.
+// - Every group of eight rows has its own unit. O is kept in the largest unit of V so far, and P takes up the ratio.
+// - The maximum is raised only when it has grown by 2^8 (tiles/softmax.cuh), and O is rescaled where it is added to.
 //
-// Error against float64 on an H200, beside naive float32 matmul, softmax, matmul (max, N(0,1) inputs, scores x30 in
-// brackets): d64 1.7e-7, naive 4.0e-7 (4.0e-5, 6.4e-5); d128 2.2e-7, 4.2e-7 (9.2e-5, 9.4e-5); d256 1.5e-7, 4.1e-7
-// (2.6e-5, 1.4e-4). With sums started from zero every 16 columns at d128 too: 9e-8 (2.9e-5), 4% slower.
+// Error against float64 on an H200, beside naive float32 matmul, softmax, matmul (the largest one; N(0,1) inputs, then scores 30
+// times as wide): d64 1.3e-7 and 2.1e-5, naive 4.0e-7 and 4.8e-5; d128 8.3e-8 and 2.4e-5, naive 3.6e-7 and 8.6e-5; d256 1.4e-7
+// and 3.7e-5, naive 4.2e-7 and 1.2e-4. An element far below the largest of its group loses bits (half_pair.cuh).
 //
-// What limits it: HMMA latency with two warps a scheduler (a warp issues one every 8 cycles, and waits for sums in
-// between); the tensor cores are about half busy, as in float16 at this design. Tried on an H200 (d128, 4k, TFLOP/s; now 105):
-// - 256 x 64 tiles, 8 warps: 117, but ptxas spills 6 registers a thread; 256 x 32: 113, spills 4. 128 x 32 with 16 rows a warp: 97.
-// - Splitting K and V between the products instead of after them: 97 to 107, never a gain, and more registers.
-// - Three tf32 products (mma.m16n8k8) need the same splitting at half the tensor-core rate: not built.
-// - Keeping Q in registers, or the float32 of a split between its two passes: spills.
+// Speed there, seq 4096, full, TFLOP/s beside torch's memory-efficient attention in float32: d64 101 to 36, d128 99 to 46,
+// d256 82 to 42. What limits it is the latency of mma with two warps a scheduler: a warp waits 8 cycles between two products, and
+// for each sum before it is added. Of the time 31% goes to S, 41% to P and P V, 19% to splitting, 3% to barriers.
+//
+// Tried there and left (d128 unless said):
+// - S summed by the tensor cores over the whole head dim: 4% faster, but up to 3.5 times the error of naive on short sequences. In
+//   two passes, small products first: 1% faster at d128, 4% slower at d64, 10% slower at d256, and half as accurate.
+// - 256 query rows, 8 warps: 104 (32 keys), 110 (64 keys), but neither fits the registers without spills. 16 rows a warp: 93.
+// - Splitting K and V between the products instead of after them: 97 to 107 for what ran at 105 without.
+// - Three tf32 products (mma.m16n8k8): the same splits at half the product rate; not built.
 #include "params.cuh"
 #include "tiles/copy.cuh"
 #include "tiles/half_pair.cuh"

@@ -15,14 +15,23 @@
 // - O goes from registers to global memory, four lanes exchanging 16 bytes: any strides, no staging buffer to wait for.
 // - Head dims need no padding to the next power: WGMMA takes N in steps of 8, TMA fills the last 16 columns with zeros.
 //
-// Measured on an H200, bf16, batch x seqlen = 16384, heads x head_dim = 2048, ratios to cuDNN 9.19 in the same run; figures in
-// cufa/records are the ones to trust:
-// - ping-pong, 192 x 80, d128: full 0.948 -> 0.974 (1k), 1.035 -> 1.075 (4k), 1.064 -> 1.085 (16k); d256 +1%.
-// - d128: 128 x 128 with Q in registers leads at every full length; from 8k on causal, 192 x 80 leads (1.152 against 1.108),
-//   as three consumers skip by 64 rows. d64: 192 x 128; 128 x 128 is 10-15% behind it.
-// - two K/V stages do as well as three where both fit; d256 leaves room for two of 80 keys.
-// What limits: d128 and d256 run the chip into its power limit; d64 the exponentials and the softmax chain. At 1k, causal, an item
-// is only a few tiles long, and what is done once an item (its mapping, Q, the first tile's mask, the store) is the gap.
+// Measured on an H200, bf16, batch x seqlen = 16384, heads x head_dim = 2048, TFLOP/s, cuDNN 9.19 in the same run:
+//            full 1k       4k         16k       causal 1k      4k         16k
+//   d64      437 / 432   519 / 466   557 / 474   328 / 340   473 / 418   419 / 459
+//   d128     626 / 590   700 / 649   712 / 660   482 / 430   562 / 547   451 / 625
+//   d256     679 / 620   788 / 710   833 / 734   491 / 457   629 / 587   491 / 653
+// - Ping-pong, 192 x 80, d128, full: 0.948 -> 0.974 of cuDNN (1k), 1.035 -> 1.075 (4k), 1.064 -> 1.085 (16k); d256 +1%.
+// - d128: 128 x 128 with Q in registers leads at every full length; 192 x 80 on long causal sequences, as three consumers
+//   skip by 64 rows. d64: 192 x 128; 128 x 128 is 10-15% behind it. Two K/V stages do as well as three where both fit.
+// - The order of items decides long causal sequences. With FA2's order (work_item: the shortest 3/8 of all heads last) and
+//   the same turns of blocks, d128 16k causal ran at 654 and d64 at 543; in groups of heads that divide the blocks evenly, as
+//   now, 1k gained 8% (448 -> 482) and 16k lost 30%: the last groups leave most SMs idle. Next: both.
+// What limits: d128 and d256 run the chip into its power limit; d64 the exponentials and the softmax chain. At 1k, causal, an
+// item is only a few tiles long, and what is done once an item (its mapping, Q, the first mask, the store) is the gap.
+//
+// Known: a consumer whose rows all lie past the end skips all tiles but one. When that is as many as there are V buffers, and
+// its turn comes last, the others wait for the buffer that it holds: a deadlock, found on the CPU executor. The planner
+// never plans it (KernelSpec.stalls); the cure is j = max(j, visited - NUM_STAGES) in begin_item.
 //
 // What failed:
 // - Waiting for V between wgmma_fence and the only product (no other wgmma before it): ptxas inserts a fence of its own in

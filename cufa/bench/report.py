@@ -43,7 +43,7 @@ def _device_section(record: Json) -> Iterator[str]:
     yield (
         f"{environment['device']}, {environment['recorded'][:10]}: NVRTC {environment['nvrtc']}{torch}; "
         "medians, cold L2, FLOPs of visible scores only. Measured ceilings: copy "
-        f"{limits['copy_bytes'] * 1e-12:.2f} TB/s; `mma.sync` {flops}."
+        f"{limits['copy_bytes'] * 1e-12:.2f} TB/s; tensor cores {flops}."
     )
     if tests:
         yield f"{tests['passed']:,} GPU tests passed, {tests['failed']} failed, {tests['skipped']} skipped."
