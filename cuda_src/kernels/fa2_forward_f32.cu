@@ -2,34 +2,30 @@
 // Dao, "FlashAttention-2: Faster Attention with Better Parallelism and Work Partitioning", 2023, Algorithm 1.
 // Ootomo and Yokota, "Recovering single precision accuracy from Tensor Cores while surpassing the FP32 theoretical peak
 // performance", 2022: every float32 becomes a pair of float16, every product three (tiles/half_pair.cuh). With TF32 on,
-// the small halves are left out: one product of 11-bit factors, which is tf32's precision at float16's speed.
+// the small halves are left out: one product of 11-bit factors, the precision of tf32 at the speed of float16.
 //
 //   Alg. 1, l. 3     one thread block a query block          l. 9      m, P, l: tiles/softmax.cuh
 //           l. 4, 6  copy, then split into pairs             l. 10     O = alpha O + P V
 //           l. 8     S = Q K^T                               l. 12-15  normalise, log-sum-exp
 //
-// Where it departs from Algorithm 1:
-// - K and V take turns in the pipeline: V arrives while S is computed, the next K while P V is. Each warp splits the rows that
-//   it copied itself, in place, so a tile costs two block barriers and no second buffer: 99 KB do for head dim 128.
-// - Tensor cores truncate sums where float32 arithmetic rounds, and always towards zero. They sum 16 or 32 columns of S and
-//   one tile of P V, from zero and the small products first; the rest is ordinary addition.
-// - Every group of eight rows has its own unit. O is kept in the largest unit of V so far, and P takes up the ratio.
-// - The maximum is raised only when it has grown by 2^8 (tiles/softmax.cuh), and O is rescaled where it is added to.
+// Where it departs from Algorithm 1, beyond what fa2_forward.cu does too:
+// - K and V share one step of a two-phase pipeline. While S is computed V arrives, while P V is computed the next K; each
+//   warp splits the rows that it copied itself, in place, so that a tile costs two block barriers and no second buffer.
+// - Tensor cores truncate sums where float32 arithmetic rounds, and the error grows with the number of steps. P V therefore
+//   starts from zero in every tile and is added to O by ordinary additions; S does the same every 32 columns for head
+//   dims above 128, and up to 128 is summed by the tensor cores alone (8 steps).
+// - V's units differ from tile to tile: O is kept in the largest so far, and P takes up the ratio.
 //
-// Error against float64 on an H200, beside naive float32 matmul, softmax, matmul (the largest one; N(0,1) inputs, then scores 30
-// times as wide): d64 1.3e-7 and 2.1e-5, naive 4.0e-7 and 4.8e-5; d128 8.3e-8 and 2.4e-5, naive 3.6e-7 and 8.6e-5; d256 1.4e-7
-// and 3.7e-5, naive 4.2e-7 and 1.2e-4. An element far below the largest of its group loses bits (half_pair.cuh).
+// Error against float64 on an H200, beside naive float32 matmul, softmax, matmul (max, N(0,1) inputs, scores x30 in
+// brackets): d64 1.7e-7, naive 4.0e-7 (4.0e-5, 6.4e-5); d128 2.2e-7, 4.2e-7 (9.2e-5, 9.4e-5); d256 1.5e-7, 4.1e-7
+// (2.6e-5, 1.4e-4). With sums started from zero every 16 columns at d128 too: 9e-8 (2.9e-5), 4% slower.
 //
-// Speed there, seq 4096, full, TFLOP/s beside torch's memory-efficient attention in float32: d64 101 to 36, d128 99 to 46,
-// d256 82 to 42. What limits it is the latency of mma with two warps a scheduler: a warp waits 8 cycles between two products, and
-// for each sum before it is added. Of the time 31% goes to S, 41% to P and P V, 19% to splitting, 3% to barriers.
-//
-// Tried there and left (d128 unless said):
-// - S summed by the tensor cores over the whole head dim: 4% faster, but up to 3.5 times the error of naive on short sequences. In
-//   two passes, small products first: 1% faster at d128, 4% slower at d64, 10% slower at d256, and half as accurate.
-// - 256 query rows, 8 warps: 104 (32 keys), 110 (64 keys), but neither fits the registers without spills. 16 rows a warp: 93.
-// - Splitting K and V between the products instead of after them: 97 to 107 for what ran at 105 without.
-// - Three tf32 products (mma.m16n8k8): the same splits at half the product rate; not built.
+// What limits it: HMMA latency with two warps a scheduler (a warp issues one every 8 cycles, and waits for sums in
+// between); the tensor cores are about half busy, as in float16 at this design. Tried on an H200 (d128, 4k, TFLOP/s; now 105):
+// - 256 x 64 tiles, 8 warps: 117, but ptxas spills 6 registers a thread; 256 x 32: 113, spills 4. 128 x 32 with 16 rows a warp: 97.
+// - Splitting K and V between the products instead of after them: 97 to 107, never a gain, and more registers.
+// - Three tf32 products (mma.m16n8k8) need the same splitting at half the tensor-core rate: not built.
+// - Keeping Q in registers, or the float32 of a split between its two passes: spills.
 #include "params.cuh"
 #include "tiles/copy.cuh"
 #include "tiles/half_pair.cuh"
@@ -48,7 +44,7 @@ constexpr int ROW_BYTES = HEAD_DIM * 4;
 constexpr int PITCH = tile_pitch(ROW_BYTES, 64);
 constexpr bool WITH_LO = !TF32;
 constexpr int SUM_STEPS = M_TILES == 1 ? 2 : 1;  // k16 steps that the tensor cores sum by themselves: what keeps them busy
-constexpr int O_GROUP = 2;   // 8-column tiles of O in work at a time: what ptxas fits into registers
+constexpr int O_GROUP = M_TILES == 1 ? 3 : 2;          // 8-column tiles of O in work at a time: what ptxas fits without spills
 
 // Shared memory: Q, K, V, each first float32, then pairs of float16 in the same place.
 constexpr int Q_BYTES = Br * PITCH, KV_BYTES = Bc * PITCH;
@@ -72,21 +68,22 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward_f32(const __gri
   const TileRange tiles = visited_tiles<Br, Bc, CAUSAL, SKIP_MASKED_TILES>(p, item.q_block);
   const int warp_row = item.q_block * Br + warp * WARP_ROWS;
   const int kv_head = item.head / (p.heads / p.kv_heads);
-  const char* Q = static_cast<const char*>(p.q) + 4 * (item.batch * p.q_stride.batch + item.head * p.q_stride.head);
-  const char* K = static_cast<const char*>(p.k) + 4 * (item.batch * p.k_stride.batch + kv_head * p.k_stride.head);
-  const char* V = static_cast<const char*>(p.v) + 4 * (item.batch * p.v_stride.batch + kv_head * p.v_stride.head);
+  // This lane's first byte of this warp's rows: of Q, and of the last visited tile of K and of V.
+  using Rows = RowCopy<ROW_BYTES, PITCH, ALIGNMENT>;
+  const i64 kv_row = i64(tiles.visited - 1) * Bc + warp * 8;
+  const char* Q = Rows::source(p.q, p.q_stride, item.batch, item.head, warp_row, lane);
+  const char* K = Rows::source(p.k, p.k_stride, item.batch, kv_head, kv_row, lane);
+  const char* V = Rows::source(p.v, p.v_stride, item.batch, kv_head, kv_row, lane);
 
   const u32 Q_smem = smem_address(smem) + warp * WARP_ROWS * PITCH;  // this warp's rows
   const u32 K_smem = smem_address(smem) + Q_BYTES, V_smem = K_smem + KV_BYTES;
-  // Registers are scarce. What each tile needs once, or only the end, waits in gaps between rows of Q, and lanes are read
-  // anew (lane_id) where addresses follow from them.
-  const u32 pointers_smem = gap_address<PITCH>(smem_address(smem), 1), item_smem = gap_address<PITCH>(smem_address(smem), 2);
-  if (thread == 0) {
-    st_shared_vec2(pointers_smem, address_bits(K));
-    st_shared_vec2(pointers_smem + 8, address_bits(V));
-    st_shared_vec4(item_smem, vec4{u32(item.q_block), u32(item.head), u32(item.batch), u32(tiles.unmasked)});
+  // What only the end needs, or each tile once, waits in a gap of this warp's rows of Q: registers are scarce. For the same
+  // reason lanes are read anew (lane_id) where addresses follow from them.
+  const u32 saved_smem = gap_address<PITCH>(Q_smem, 1);
+  if (lane == 0) {
+    st_shared_vec4(saved_smem, vec4{u32(item.q_block), u32(item.head), u32(item.batch), u32(tiles.unmasked)});
   }
-  block_sync();  // the other warps read them
+  warp_sync();
 
   float O_rmem[O_TILES][M_TILES][4] = {};
   OnlineSoftmax<2 * M_TILES> softmax;
@@ -94,16 +91,15 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward_f32(const __gri
   float O_unit = pair_unit(0);  // of O and V: the largest unit of V so far
 
   // A warp copies and splits the same rows, eight of every 8 * NUM_WARPS: until they are split, no other warp takes part.
-  // Only the last tile of a sequence can hang over its end.
-  using Rows = RowCopy<ROW_BYTES, PITCH, ALIGNMENT>;
-  auto load_tile = [&](u32 tile, u32 pointer_smem, i64 stride_bytes, int j, bool check_rows) {
-    const char* source = address_from_bits(ld_shared_vec2(pointer_smem));
+  // Tile by tile, from the last one down, which may hang over the end of the keys.
+  auto load_tile = [&](u32 tile, const char*& source, i64 stride_bytes, bool is_last) {
 #pragma unroll
     for (int g = 0; g < S_TILES; g += NUM_WARPS) {
       if (S_TILES % NUM_WARPS != 0 && g + warp >= S_TILES) break;
-      const int row = j * Bc + (g + warp) * 8;
-      Rows::copy(tile + (g + warp) * 8 * PITCH, source + row * stride_bytes, stride_bytes, check_rows ? p.seqlen_k - row : 8, lane_id());
+      const int valid_rows = is_last ? p.seqlen_k - (tiles.visited - 1) * Bc - (g + warp) * 8 : 8;
+      Rows::copy(tile + (g + warp) * 8 * PITCH, source + g * 8 * stride_bytes, stride_bytes, valid_rows, lane_id());
     }
+    source -= Bc * stride_bytes;
     cp_async_commit();
   };
   auto split_tile = [&](u32 tile) {
@@ -149,6 +145,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward_f32(const __gri
 #pragma unroll
       for (int e = 0; e < S_TILES * M_TILES * 4; ++e) (&S_rmem[0][0][0])[e] += (&sum[0][0][0])[e];
     }
+    split_tile(V_smem);
     float Q_unit[2 * M_TILES];
 #pragma unroll
     for (int r = 0; r < 2 * M_TILES; ++r) Q_unit[r] = ld_shared_f32(unit_address<PITCH>(Q_smem, r));
@@ -161,15 +158,13 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward_f32(const __gri
         for (int e = 0; e < 2; ++e) S_rmem[n][r / 2][r % 2 * 2 + e] *= Q_unit[r] * K_unit;
       }
     }
-    split_tile(V_smem);
     block_sync();  // V is split; all warps are done with K, which the next copies overwrite
-    if (j > 0) load_tile(K_smem, pointers_smem, p.k_stride.seq * 4, j - 1, false);
+    if (j > 0) load_tile(K_smem, K, p.k_stride.seq * 4, false);
 
-    if (j >= int(ld_shared_u32(item_smem + 12))) {  // not one of the unmasked tiles
-      const int lane = lane_id(), tile_row = int(ld_shared_u32(item_smem)) * Br + warp * WARP_ROWS;
+    if (j >= int(ld_shared_u32(saved_smem + 12))) {  // not one of the unmasked tiles
 #pragma unroll
       for (int r = 0; r < 2 * M_TILES; ++r) {
-        const int row = tile_row + r / 2 * 16 + r % 2 * 8 + lane / 4;
+        const int row = warp_row + r / 2 * 16 + r % 2 * 8 + lane / 4;
         // Column limit relative to this lane's first column of the tile.
         const int limit = visible_keys_from<CAUSAL>(p, row, j * Bc) - lane % 4 * 2;
 #pragma unroll
@@ -195,10 +190,16 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward_f32(const __gri
       m_tile[r] = quad_max(m_tile[r]);
       alpha[r] = 1.0f;
     }
+    float P_factor[S_TILES];  // brings the rows of V to the unit of O
     const float O_unit_old = O_unit;
 #pragma unroll
-    for (int n = 0; n < S_TILES; ++n) O_unit = fmaxf(O_unit, ld_shared_f32(unit_address<PITCH>(V_smem, n)));
+    for (int n = 0; n < S_TILES; ++n) {
+      P_factor[n] = ld_shared_f32(unit_address<PITCH>(V_smem, n));
+      O_unit = fmaxf(O_unit, P_factor[n]);
+    }
     const float inverse_unit = inverse_power_of_two(O_unit);
+#pragma unroll
+    for (int n = 0; n < S_TILES; ++n) P_factor[n] *= inverse_unit * P_SCALE;
     const bool raised = softmax.raise_max(m_tile, p.scale_log2, alpha);
     const bool rescale = raised || O_unit != O_unit_old;
 #pragma unroll
@@ -207,14 +208,16 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward_f32(const __gri
     // Alg. 1, l. 9: P = exp(S - m), in pairs. Two neighbouring accumulators of S hold what one A operand needs.
     u32 P_hi[P_STEPS][M_TILES][4], P_lo[P_STEPS][M_TILES][4];
 #pragma unroll
-    for (int n = 0; n < S_TILES; ++n) {
-      const float to_O_unit = ld_shared_f32(unit_address<PITCH>(V_smem, n)) * inverse_unit * P_SCALE;
+    for (int i = 0; i < M_TILES; ++i) {
 #pragma unroll
-      for (int r = 0; r < 2 * M_TILES; ++r) {
-        const float x = softmax.exp(S_rmem[n][r / 2][r % 2 * 2], p.scale_log2, r) * to_O_unit;
-        const float y = softmax.exp(S_rmem[n][r / 2][r % 2 * 2 + 1], p.scale_log2, r) * to_O_unit;
-        const int h = n % 2 * 2 + r % 2;  // register h of an A operand: columns h / 2, row h % 2
-        split_pair<WITH_LO>(x, y, P_hi[n / 2][r / 2][h], P_lo[n / 2][r / 2][h]);
+      for (int k = 0; k < P_STEPS; ++k) {
+#pragma unroll
+        for (int h = 0; h < 4; ++h) {  // register h of an A operand: row h % 2, columns h / 2
+          const int n = 2 * k + h / 2, r = 2 * i + h % 2;
+          const float x = softmax.exp(S_rmem[n][i][h % 2 * 2], p.scale_log2, r) * P_factor[n];
+          const float y = softmax.exp(S_rmem[n][i][h % 2 * 2 + 1], p.scale_log2, r) * P_factor[n];
+          split_pair<WITH_LO>(x, y, P_hi[k][i][h], P_lo[k][i][h]);
+        }
       }
     }
 
@@ -255,39 +258,38 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward_f32(const __gri
     }
     if (j > 0) split_tile(K_smem);
     block_sync();  // K is split; all warps are done with V, which the next copies overwrite
-    if (j > 0) load_tile(V_smem, pointers_smem + 8, p.v_stride.seq * 4, j - 1, false);
+    if (j > 0) load_tile(V_smem, V, p.v_stride.seq * 4, false);
   };
 
   if (tiles.visited > 0) {
     // Alg. 1, l. 4: Q, and the first K and V.
-    const int last = tiles.visited - 1;
     const i64 q_stride_bytes = p.q_stride.seq * 4;
 #pragma unroll
     for (int r = 0; r < 2 * M_TILES; ++r) {
-      Rows::copy(Q_smem + r * 8 * PITCH, Q + (warp_row + r * 8) * q_stride_bytes, q_stride_bytes, p.seqlen_q - warp_row - r * 8, lane);
+      Rows::copy(Q_smem + r * 8 * PITCH, Q + r * 8 * q_stride_bytes, q_stride_bytes, p.seqlen_q - warp_row - r * 8, lane);
     }
-    load_tile(K_smem, pointers_smem, p.k_stride.seq * 4, last, true);
+    load_tile(K_smem, K, p.k_stride.seq * 4, true);
     split_tile(K_smem);
-    load_tile(V_smem, pointers_smem + 8, p.v_stride.seq * 4, last, true);
+    load_tile(V_smem, V, p.v_stride.seq * 4, true);
 #pragma unroll 1
     for (int r = 0; r < 2 * M_TILES; ++r) split_rows<HEAD_DIM, PITCH, WITH_LO>(Q_smem + r * 8 * PITCH, lane);
     block_sync();  // K is split; the rows of Q are this warp's own
     // Alg. 1, l. 6, from the last visited tile down, so that the masked tiles come first.
 #pragma unroll 1
-    for (int j = last; j >= 0; --j) visit_tile(j);
+    for (int j = tiles.visited - 1; j >= 0; --j) visit_tile(j);
   }
 
   // Alg. 1, l. 12-15: O = O / l, L = m + log l.
   softmax.reduce_sum();
-  const vec4 saved = ld_shared_vec4(item_smem);
-  const int q_block = int(saved.x), head = int(saved.y), batch = int(saved.z), end_lane = lane_id();
+  const vec4 saved = ld_shared_vec4(saved_smem);
+  const int q_block = int(saved.x), head = int(saved.y), batch = int(saved.z);
   char* O = static_cast<char*>(p.o) + 4 * (batch * p.o_stride.batch + head * p.o_stride.head);
 #pragma unroll
   for (int r = 0; r < 2 * M_TILES; ++r) {
-    const int row = q_block * Br + warp * WARP_ROWS + r / 2 * 16 + r % 2 * 8 + end_lane / 4;
+    const int row = q_block * Br + warp * WARP_ROWS + r / 2 * 16 + r % 2 * 8 + lane / 4;
     if (row >= p.seqlen_q) continue;
     const float factor = softmax.inverse_sum(r) * (O_unit / P_SCALE);
-    char* O_row = O + 4 * (row * p.o_stride.seq + end_lane % 4 * 2);
+    char* O_row = O + 4 * (row * p.o_stride.seq + lane % 4 * 2);
 #pragma unroll
     for (int n = 0; n < O_TILES; ++n) {
       const u32 x = float_as_u32(O_rmem[n][r / 2][r % 2 * 2] * factor);
@@ -299,7 +301,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward_f32(const __gri
         st_global(O_row + n * 32 + 4, y);
       }
     }
-    if (p.lse != nullptr && end_lane % 4 == 0) {
+    if (p.lse != nullptr && lane % 4 == 0) {
       constexpr float LN_2 = 0.693147180559945309f;
       const float lse = softmax.l[r] == 0.0f ? NEG_INF : fmaf(softmax.m_scaled[r], LN_2, logf(softmax.l[r]));
       st_global(p.lse + (i64(batch) * p.heads + head) * p.seqlen_q + row, lse);

@@ -29,12 +29,6 @@ DEVICE u32 gap_address(u32 tile, int row) {
   return tile + row * PITCH + PITCH - 16;
 }
 
-DEVICE vec2 address_bits(const void* address) {
-  const u64 bits = reinterpret_cast<u64>(address);
-  return {u32(bits), u32(bits >> 32)};
-}
-DEVICE const char* address_from_bits(vec2 bits) { return reinterpret_cast<const char*>(u64(bits.y) << 32 | bits.x); }
-
 template <int PITCH>
 DEVICE u32 unit_address(u32 tile, int group) {
   return gap_address<PITCH>(tile, group * 8);
@@ -57,9 +51,14 @@ struct RowCopy {
   static constexpr int UNITS = ROW_BYTES / ALIGNMENT;                                       // a row
   static constexpr int LANES = UNITS <= 4 ? 4 : UNITS <= 8 ? 8 : UNITS <= 16 ? 16 : 32;  // that copy one row
 
+  // Where a lane begins: its row and its unit, counted from row `first_row`.
+  static DEVICE const char* source(const void* tensor, const Strides& stride, int batch, int head, i64 first_row, int lane) {
+    return static_cast<const char*>(tensor) + lane % LANES * ALIGNMENT +
+           4 * (batch * stride.batch + head * stride.head + (first_row + lane / LANES) * stride.seq);
+  }
+
   // Rows from `valid_rows` on are filled with zeros and never read.
-  static DEVICE void copy(u32 rows, const char* source, i64 stride_bytes, int valid_rows, int lane) {
-    const char* lane_source = source + lane / LANES * stride_bytes + lane % LANES * ALIGNMENT;
+  static DEVICE void copy(u32 rows, const char* lane_source, i64 stride_bytes, int valid_rows, int lane) {
     const u32 target = rows + lane / LANES * PITCH + lane % LANES * ALIGNMENT;
 #pragma unroll
     for (int row = 0; row < 8; row += 32 / LANES) {
