@@ -1,31 +1,37 @@
 // FlashAttention-2 forward for float32 on the 16-bit tensor cores (mma.sync, ldmatrix, cp.async: sm_80 and later).
 // Dao, "FlashAttention-2: Faster Attention with Better Parallelism and Work Partitioning", 2023, Algorithm 1.
-// Ootomo and Yokota, "Recovering single precision accuracy from Tensor Cores while surpassing the FP32 theoretical peak
-// performance", 2022: every float32 becomes a pair of float16, every product three (tiles/half_pair.cuh). With TF32 on,
-// the small halves are left out: one product of 11-bit factors, the precision of tf32 at the speed of float16.
+// Ootomo and Yokota, "Recovering single precision accuracy from Tensor Cores while surpassing the FP32 theoretical
+// peak performance", 2022: every float32 becomes a pair of float16, every product three (tiles/half_pair.cuh). With
+// TF32 on, the small halves are left out: one product of 11-bit factors, tf32's precision at float16's speed.
 //
 //   Alg. 1, l. 3     one thread block a query block          l. 9      m, P, l: tiles/softmax.cuh
 //           l. 4, 6  copy, then split into pairs             l. 10     O = alpha O + P V
 //           l. 8     S = Q K^T                               l. 12-15  normalise, log-sum-exp
 //
-// Where it departs from Algorithm 1, beyond what fa2_forward.cu does too:
-// - K and V share one step of a two-phase pipeline. While S is computed V arrives, while P V is computed the next K; each
-//   warp splits the rows that it copied itself, in place, so that a tile costs two block barriers and no second buffer.
-// - Tensor cores truncate sums where float32 arithmetic rounds, and the error grows with the number of steps. P V therefore
-//   starts from zero in every tile and is added to O by ordinary additions; S does the same every 32 columns for head
-//   dims above 128, and up to 128 is summed by the tensor cores alone (8 steps).
-// - V's units differ from tile to tile: O is kept in the largest so far, and P takes up the ratio.
+// Where it departs from Algorithm 1:
+// - K and V take turns in the pipeline: V arrives while S is computed, the next K while P V is. Each warp splits the
+//   rows that it copied itself, in place, so a tile costs two block barriers and no second buffer: 99 KB do for d128.
+// - Tensor cores truncate sums where float32 arithmetic rounds, and always towards zero. They sum 16 or 32 columns of
+//   S and one tile of P V, from zero; the rest is ordinary addition.
+// - Every group of eight rows has its own unit. O is kept in the largest unit of V so far, and P takes up the ratio.
+// - The maximum is raised only when it has grown by 2^8 (tiles/softmax.cuh), and O is rescaled where it is added to.
 //
-// Error against float64 on an H200, beside naive float32 matmul, softmax, matmul (max, N(0,1) inputs, scores x30 in
-// brackets): d64 1.7e-7, naive 4.0e-7 (4.0e-5, 6.4e-5); d128 2.2e-7, 4.2e-7 (9.2e-5, 9.4e-5); d256 1.5e-7, 4.1e-7
-// (2.6e-5, 1.4e-4). With sums started from zero every 16 columns at d128 too: 9e-8 (2.9e-5), 4% slower.
+// Largest error against float64 on an H200, beside naive float32 matmul, softmax, matmul (N(0,1) inputs; then scores
+// 30 times as wide): d64 1.3e-7, 2.1e-5 (naive 4.0e-7, 4.8e-5); d128 8.3e-8, 2.4e-5 (3.6e-7, 8.6e-5); d256 1.4e-7,
+// 3.7e-5 (4.2e-7, 1.2e-4). An element far below the largest of its group loses bits (tiles/half_pair.cuh).
 //
-// What limits it: HMMA latency with two warps a scheduler (a warp issues one every 8 cycles, and waits for sums in
-// between); the tensor cores are about half busy, as in float16 at this design. Tried on an H200 (d128, 4k, TFLOP/s; now 105):
-// - 256 x 64 tiles, 8 warps: 117, but ptxas spills 6 registers a thread; 256 x 32: 113, spills 4. 128 x 32 with 16 rows a warp: 97.
-// - Splitting K and V between the products instead of after them: 97 to 107, never a gain, and more registers.
-// - Three tf32 products (mma.m16n8k8) need the same splitting at half the tensor-core rate: not built.
-// - Keeping Q in registers, or the float32 of a split between its two passes: spills.
+// Speed there, TFLOP/s beside torch's memory-efficient attention in float32, the same run (cufa/records): d64 4k full
+// 98 to 35, causal 98 to 33; d128 99 to 46, 90 to 42; d64 1k causal 82 to 30. The limit is the latency of mma with two or
+// three warps a scheduler: a warp waits 8 cycles between two products, and for each sum before it can be added. About
+// 31% of the time goes to S, 41% to P and P V, 19% to splitting, 3% to barriers. On sm_90 a few registers that are used
+// once a tile spill at d128 and above.
+//
+// Tried there and left (d128, TFLOP/s, unless said):
+// - S summed by the tensor cores over the whole head dim: 104, but up to 3.5 times naive's error on short sequences.
+//   In two passes, small products first: 100, but 98 at d64, 74 at d256, and half as accurate.
+// - 256 query rows, 8 warps: 104 with 32 keys, 110 with 64, at 169 and 203 KB. 16 query rows a warp: 93.
+// - Splitting K and V between the products instead of after them: no gain (105.7 beside 105.4).
+// - Three tf32 products (mma.m16n8k8) need the same splits at half the rate: not built.
 #include "params.cuh"
 #include "tiles/copy.cuh"
 #include "tiles/half_pair.cuh"
@@ -43,8 +49,8 @@ constexpr int O_TILES = HEAD_DIM / 8;          // 8-column mma tiles of O
 constexpr int ROW_BYTES = HEAD_DIM * 4;
 constexpr int PITCH = tile_pitch(ROW_BYTES, 64);
 constexpr bool WITH_LO = !TF32;
-constexpr int SUM_STEPS = M_TILES == 1 ? 2 : 1;  // k16 steps that the tensor cores sum by themselves: what keeps them busy
-constexpr int O_GROUP = M_TILES == 1 ? 3 : 2;          // 8-column tiles of O in work at a time: what ptxas fits without spills
+constexpr int SUM_STEPS = M_TILES == 1 ? 2 : 1;  // k16 steps of S that the tensor cores sum: enough to keep busy
+constexpr int O_GROUP = M_TILES == 1 ? 3 : 2;    // 8-column tiles of O in work at a time: more take more registers
 
 // Shared memory: Q, K, V, each first float32, then pairs of float16 in the same place.
 constexpr int Q_BYTES = Br * PITCH, KV_BYTES = Bc * PITCH;
@@ -77,8 +83,8 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward_f32(const __gri
 
   const u32 Q_smem = smem_address(smem) + warp * WARP_ROWS * PITCH;  // this warp's rows
   const u32 K_smem = smem_address(smem) + Q_BYTES, V_smem = K_smem + KV_BYTES;
-  // What only the end needs, or each tile once, waits in a gap of this warp's rows of Q: registers are scarce. For the same
-  // reason lanes are read anew (lane_id) where addresses follow from them.
+  // What only the end needs, or each tile once, waits in a gap of this warp's rows of Q: registers are scarce. For
+  // the same reason lanes are read anew (lane_id) where addresses follow from them.
   const u32 saved_smem = gap_address<PITCH>(Q_smem, 1);
   if (lane == 0) {
     st_shared_vec4(saved_smem, vec4{u32(item.q_block), u32(item.head), u32(item.batch), u32(tiles.unmasked)});
@@ -90,8 +96,8 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward_f32(const __gri
   softmax.reset();
   float O_unit = pair_unit(0);  // of O and V: the largest unit of V so far
 
-  // A warp copies and splits the same rows, eight of every 8 * NUM_WARPS: until they are split, no other warp takes part.
-  // Tile by tile, from the last one down, which may hang over the end of the keys.
+  // A warp copies and splits the same rows, eight of every 8 * NUM_WARPS: until they are split, no other warp takes
+  // part. Tile by tile, from the last one down, which may hang over the end of the keys.
   auto load_tile = [&](u32 tile, const char*& source, i64 stride_bytes, bool is_last) {
 #pragma unroll
     for (int g = 0; g < S_TILES; g += NUM_WARPS) {
@@ -129,8 +135,9 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward_f32(const __gri
 
   // Alg. 1, l. 7-10 for key tile j. Row r of a lane is row r / 2 * 16 + r % 2 * 8 + lane / 4 of the warp.
   auto visit_tile = [&](int j) {
-    // Alg. 1, l. 8: S = Q K^T, while V arrives. ldmatrix takes the row addresses of four 8x8 matrices from lanes 0-7, 8-15,
-    // 16-23, 24-31: of Q rows 0-7 and rows 8-15, then both in the next octet of columns; of K two octets of hi, then of lo.
+    // Alg. 1, l. 8: S = Q K^T, while V arrives. ldmatrix takes the row addresses of four 8x8 matrices from lanes 0-7,
+    // 8-15, 16-23, 24-31: of Q rows 0-7 and rows 8-15, then both in the next octet of columns; of K two octets of hi,
+    // then of lo.
     float S_rmem[S_TILES][M_TILES][4] = {};
     const u32 Q_lane = Q_smem + lane_id() % 16 * PITCH + lane_id() / 16 * OCTET_BYTES;
     const u32 K_lane = K_smem + lane_id() % 8 * PITCH + lane_id() / 8 % 2 * OCTET_BYTES + lane_id() / 16 * LO_OFFSET;
@@ -221,8 +228,8 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward_f32(const __gri
       }
     }
 
-    // Alg. 1, l. 10: O = alpha O + P V, a few columns at a time, while the next K arrives. Of V ldmatrix takes keys 0-7 and
-    // keys 8-15 of hi, then of lo.
+    // Alg. 1, l. 10: O = alpha O + P V, a few columns at a time, while the next K arrives. Of V ldmatrix takes keys
+    // 0-7 and keys 8-15 of hi, then of lo.
     const u32 V_lane = V_smem + lane_id() % 16 * PITCH + lane_id() / 16 * LO_OFFSET;
 #pragma unroll
     for (int n0 = 0; n0 < O_TILES; n0 += O_GROUP) {
@@ -266,7 +273,8 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward_f32(const __gri
     const i64 q_stride_bytes = p.q_stride.seq * 4;
 #pragma unroll
     for (int r = 0; r < 2 * M_TILES; ++r) {
-      Rows::copy(Q_smem + r * 8 * PITCH, Q + r * 8 * q_stride_bytes, q_stride_bytes, p.seqlen_q - warp_row - r * 8, lane);
+      Rows::copy(Q_smem + r * 8 * PITCH, Q + r * 8 * q_stride_bytes, q_stride_bytes, p.seqlen_q - warp_row - r * 8,
+                 lane);
     }
     load_tile(K_smem, K, p.k_stride.seq * 4, true);
     split_tile(K_smem);

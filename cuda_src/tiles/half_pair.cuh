@@ -1,15 +1,16 @@
 // float32 values as pairs of float16, x = unit * (hi + lo), so that the 16-bit tensor cores multiply them.
-// Ootomo and Yokota, "Recovering single precision accuracy from Tensor Cores while surpassing the FP32 theoretical peak
-// performance", 2022: hi is x rounded to 11 bits, lo is what that lost, and of (hi + lo)(hi' + lo') the product lo lo' is
-// dropped (about 2^-22, as is what rounding lo loses).
+// Ootomo and Yokota, "Recovering single precision accuracy from Tensor Cores while surpassing the FP32 theoretical
+// peak performance", 2022: hi is x rounded to 11 bits, lo is what that lost, and of (hi + lo)(hi' + lo') the product
+// lo lo' is dropped (about 2^-22, as is what rounding lo loses).
 //
 // float16 has few exponents, so every group of eight rows gets its own power of two, `unit`, which brings its largest
-// element to [2^14, 2^15). Elements down to 2^-17 of that keep all 22 bits; smaller ones are off by at most 2^-40 of it.
+// element to [2^14, 2^15). Elements down to 2^-17 of that keep all 22 bits; smaller ones are off by up to 2^-40 of it.
 //
 // Infinities: hi saturates at 65504, lo becomes infinite, and every product has the sign it should have.
 //
-// The pair takes the place of the float32 it came from: eight floats, 32 bytes, become eight hi and eight lo, 16 bytes each,
-// which are rows of ldmatrix's 8x8 matrices. The unit lies in the gap that tile_pitch leaves after the group's first row.
+// The pair takes the place of the float32 it came from: eight floats, 32 bytes, become eight hi and eight lo, 16 bytes
+// each, which are rows of ldmatrix's 8x8 matrices. The unit lies in the gap that tile_pitch leaves after the group's
+// first row.
 #pragma once
 #include "params.cuh"
 #include "tiles/copy.cuh"
@@ -20,7 +21,7 @@ constexpr int LO_OFFSET = 16;
 // 1 / x for a power of two.
 DEVICE float inverse_power_of_two(float x) { return u32_as_float((254u << 23) - float_as_u32(x)); }
 
-// The unit for a group whose largest element has this biased exponent, kept within what float32 and an inverse can hold.
+// The unit for a group whose largest element has this biased exponent, kept within what float32 and an inverse hold.
 DEVICE float pair_unit(u32 exponent) { return u32_as_float((max(exponent, 27u) - 14) << 23); }
 
 // The 16 bytes that tile_pitch leaves after a row.
@@ -48,11 +49,12 @@ DEVICE void split_pair(float x, float y, u32& hi, u32& lo) {
 // Eight rows of float32 from global to shared memory, asynchronously, by one warp: the one that splits them next.
 template <int ROW_BYTES, int PITCH, int ALIGNMENT>
 struct RowCopy {
-  static constexpr int UNITS = ROW_BYTES / ALIGNMENT;                                       // a row
+  static constexpr int UNITS = ROW_BYTES / ALIGNMENT;                                    // a row
   static constexpr int LANES = UNITS <= 4 ? 4 : UNITS <= 8 ? 8 : UNITS <= 16 ? 16 : 32;  // that copy one row
 
   // Where a lane begins: its row and its unit, counted from row `first_row`.
-  static DEVICE const char* source(const void* tensor, const Strides& stride, int batch, int head, i64 first_row, int lane) {
+  static DEVICE const char* source(const void* tensor, const Strides& stride, int batch, int head, i64 first_row,
+                                   int lane) {
     return static_cast<const char*>(tensor) + lane % LANES * ALIGNMENT +
            4 * (batch * stride.batch + head * stride.head + (first_row + lane / LANES) * stride.seq);
   }
@@ -65,7 +67,8 @@ struct RowCopy {
 #pragma unroll
       for (int unit = 0; unit < UNITS; unit += LANES) {
         if (unit + LANES <= UNITS || unit + lane % LANES < UNITS) {
-          copy_unit_async<ALIGNMENT>(target + row * PITCH + unit * ALIGNMENT, lane_source + row * stride_bytes + unit * ALIGNMENT,
+          copy_unit_async<ALIGNMENT>(target + row * PITCH + unit * ALIGNMENT,
+                                     lane_source + row * stride_bytes + unit * ALIGNMENT,
                                      row + lane / LANES < valid_rows);
         }
       }
@@ -112,10 +115,11 @@ DEVICE void split_rows(u32 rows, int lane) {
   }
 }
 
-// D += (A_hi + A_lo) (B_hi + B_lo) over one k16 step, lo lo left out, the small products first. B_smem is this lane's row
-// address of four 8x8 matrices: k 0-7 and k 8-15 of hi, then of lo.
+// D += (A_hi + A_lo) (B_hi + B_lo) over one k16 step, lo lo left out, the small products first. B_smem is this lane's
+// row address of four 8x8 matrices: k 0-7 and k 8-15 of hi, then of lo.
 template <bool WITH_LO, bool TRANSPOSED, int M_TILES>
-DEVICE void multiply_pairs(float (&D)[M_TILES][4], const u32 (&A_hi)[M_TILES][4], const u32 (&A_lo)[M_TILES][4], u32 B_smem) {
+DEVICE void multiply_pairs(float (&D)[M_TILES][4], const u32 (&A_hi)[M_TILES][4], const u32 (&A_lo)[M_TILES][4],
+                           u32 B_smem) {
   u32 B[WITH_LO ? 4 : 2];
   if constexpr (WITH_LO && TRANSPOSED) ldmatrix_x4_trans(B, B_smem);
   if constexpr (WITH_LO && !TRANSPOSED) ldmatrix_x4(B, B_smem);
