@@ -29,7 +29,8 @@ def flash_attention(
 ) -> Any:
     """Exact attention, ``softmax(scale * q kᵀ) v``, without ever storing the score matrix.
 
-    FlashAttention-2 (Dao, 2023, Algorithm 1) on GPUs from sm_80 on; the same schedule in NumPy elsewhere.
+    FlashAttention-3 (Shah et al., 2024, Algorithms 1 and 2) on Hopper, FlashAttention-2 (Dao, 2023, Algorithm
+    1) on other GPUs from sm_80 on, and the same schedule in NumPy elsewhere.
 
     Parameters
     ----------
@@ -48,8 +49,9 @@ def flash_attention(
         Softmax scale, finite and ≥ 0. Default 1/√head_dim.
     layout : "bhsd" or "bshd"
         Axis order of q, k, v and the result: (batch, heads, seqlen, head_dim), or with seqlen before heads.
-    algorithm : "auto", "fa2", "fa2_noskip", "fa1" or "naive"
-        "auto" takes the fastest kernel; the others are there to compare.
+    algorithm : "auto", "fa3", "fa2", "fa2_noskip", "fa1" or "naive"
+        "auto" takes the fastest kernel that serves the call: FA3 on Hopper, else FA2. The others are there
+        to compare.
     precision : None, "float32" or "tf32"
         For float32 inputs on a GPU. None keeps float32 accuracy, unless ``CUPY_TF32=1`` is set.
     return_lse : bool
