@@ -90,17 +90,34 @@ def _of_kernel(spec: KernelSpec, archs: Sequence[int], head_dims: Sequence[int] 
         for head_dim in ODD_HEAD_DIMS:
             yield from _configs(spec, served[0], head_dim)
         yield from _other_branches(spec, served[0])
+        yield from _left_out(spec, served)
 
 
 def _configs(spec: KernelSpec, arch: Architecture, head_dim: int) -> Iterator[Variant]:
-    for config in fitting_configs(spec, head_dim, Device.typical(arch.capability)):
+    for config in _fitting(spec, head_dim, arch):
         for problem in _problems(spec, head_dim):
             yield Variant(spec, config, problem, arch)
 
 
+def _left_out(spec: KernelSpec, served: Sequence[Architecture]) -> Iterator[Variant]:
+    """Configs that none of these head dims takes on an architecture where it fits: at their smallest."""
+    reached = {config for arch in served for d in HEAD_DIMS for config in _fitting(spec, d, arch)}
+    reached |= {config for d in ODD_HEAD_DIMS for config in _fitting(spec, d, served[0])}
+    for config in (c for c in spec.configs if c not in reached):
+        for arch in served:
+            if config in _fitting(spec, config.min_head_dim, arch):
+                for problem in _problems(spec, config.min_head_dim):
+                    yield Variant(spec, config, problem, arch)
+                break
+
+
+def _fitting(spec: KernelSpec, head_dim: int, arch: Architecture) -> tuple[TileConfig, ...]:
+    return fitting_configs(spec, head_dim, Device.typical(arch.capability))
+
+
 def _other_branches(spec: KernelSpec, arch: Architecture) -> Iterator[Variant]:
     """Narrow copies and the trace build, at the smallest standard head dim and the preferred config."""
-    fitting = fitting_configs(spec, HEAD_DIMS[0], Device.typical(arch.capability))
+    fitting = _fitting(spec, HEAD_DIMS[0], arch)
     for problem in _problems(spec, HEAD_DIMS[0]):
         for config in fitting[:1]:
             yield Variant(spec, config, problem, arch, trace=True)

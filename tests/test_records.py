@@ -158,7 +158,7 @@ def test_evidence_command_writes_the_record_and_says_what_is_wrong(
 
     record["tests"]["failed"] = failed
     monkeypatch.setattr(command, "find_device", lambda choice: Device.typical("sm_90"))
-    monkeypatch.setattr(evidence, "record_evidence", lambda *a, **k: record)
+    monkeypatch.setattr(evidence, "record_evidence", lambda *a, keep, **k: keep(record) and record)
     monkeypatch.setattr(traces, "evidence_plans", lambda device: [])
     result = CliRunner().invoke(command.evidence_command, ["--output", str(tmp_path)])
     assert result.exit_code == exit_code, result.output
