@@ -85,7 +85,7 @@ class Problem:
     def __str__(self) -> str:
         heads = str(self.heads) if self.group_size == 1 else f"{self.heads}/{self.kv_heads}"
         kind = "causal" if self.causal else "full"
-        dtype = self.dtype if self.precision == "native" else f"{self.dtype} ({self.precision})"
+        dtype = f"{self.dtype} (tf32)" if self.precision == "tf32" else self.dtype
         return (
             f"batch {self.batch}, heads {heads}, seqlen {self.seqlen_q}×{self.seqlen_k}, "
             f"head_dim {self.head_dim}, {dtype}, {kind}"
