@@ -274,7 +274,8 @@ _FA1_FORWARD = KernelSpec(
         # (Between these head dims a few registers spill.)
         TileConfig(64, 256, num_warps=8, min_head_dim=64, max_head_dim=64),
         TileConfig(64, 256, num_warps=8, min_head_dim=128, max_head_dim=128),
-        TileConfig(32, 128, num_warps=4, min_head_dim=152),
+        TileConfig(32, 128, num_warps=4, min_head_dim=152, max_head_dim=184),
+        TileConfig(32, 128, num_warps=4, min_head_dim=200),
         # The block sweep published for FlashAttention-1.
         TileConfig(128, 128, num_warps=8, max_head_dim=128),
         TileConfig(128, 128, num_warps=4, max_head_dim=128),
