@@ -1,0 +1,62 @@
+"""fa2_forward: FlashAttention-2 for float16 and bfloat16."""
+
+from __future__ import annotations
+
+from ..problem import Problem
+from .spec import KernelSpec, Launch, TileConfig, ceil_div, tile_pitch
+
+
+def _fa2_shared_memory(config: TileConfig, head_dim: int) -> int:
+    """Q (later O), ``num_stages`` of K and of V; P and two float32 a row where warps exchange them."""
+    rows = config.block_q + 2 * config.num_stages * config.block_kv
+    exchanged = tile_pitch(config.block_kv, itemsize=2, pad_to=32) + 8 if config.column_warps == 2 else 0
+    return rows * tile_pitch(head_dim, itemsize=2, pad_to=32) + config.block_q * exchanged
+
+
+def _fa2_launches(problem: Problem, config: TileConfig, shared_memory: int) -> tuple[Launch, ...]:
+    """One block per query block and head."""
+    blocks = ceil_div(problem.seqlen_q, config.block_q) * problem.heads * problem.batch
+    return (Launch("fa2_forward", (blocks, 1, 1), config.num_warps * 32, shared_memory),)
+
+
+def _fa2_choose(problem: Problem, fitting: tuple[TileConfig, ...]) -> TileConfig:
+    """The first that fits; 64 query rows a block where 128 would leave SMs idle or rows empty.
+
+    Measured on an H200: full attention gains until every second SM has a block of 128 rows, causal
+    attention, whose blocks differ in length, until the blocks of 128 rows make one wave.
+    """
+    sms = 132
+    blocks = ceil_div(problem.seqlen_q, 128) * problem.heads * problem.batch
+    wave = 2 * sms if problem.head_dim <= 128 else sms
+    narrow = [config for config in fitting if config.block_q == 64]
+    if narrow and blocks <= (wave if problem.causal else sms // 2):
+        return narrow[0]
+    if narrow and problem.seqlen_q <= 64:
+        return narrow[-1]
+    return fitting[0]
+
+
+FA2_FORWARD = KernelSpec(
+    name="fa2_forward",
+    algorithm="fa2",
+    title="FlashAttention-2 forward, 16-bit tensor cores",
+    paper="Dao 2023, FlashAttention-2, Algorithm 1",
+    source="fa2_forward.cu",
+    dtypes=("float16", "bfloat16"),
+    precisions=("native",),
+    configs=(
+        # Head dims 120 and 216 are left out: they would spill a few registers.
+        TileConfig(128, 64, num_warps=4, num_stages=2, blocks_per_sm=2, max_head_dim=112),
+        TileConfig(128, 64, num_warps=4, num_stages=2, blocks_per_sm=2, min_head_dim=128, max_head_dim=128),
+        TileConfig(128, 64, num_warps=8, num_stages=2, min_head_dim=136, max_head_dim=208, column_warps=2),
+        TileConfig(128, 64, num_warps=8, num_stages=2, min_head_dim=224, column_warps=2),
+        # Half the rows: for few queries, and where shared memory is small (sm_86, sm_89, sm_120).
+        TileConfig(128, 32, num_warps=4, num_stages=2, blocks_per_sm=2, max_head_dim=128),
+        TileConfig(64, 64, num_warps=4, num_stages=2, blocks_per_sm=2),
+        TileConfig(64, 32, num_warps=4, num_stages=2, blocks_per_sm=2),
+    ),
+    shared_memory=_fa2_shared_memory,
+    launches=_fa2_launches,
+    skip_masked_tiles=True,
+    choose=_fa2_choose,
+)

@@ -1,0 +1,141 @@
+"""What a kernel is: its tile configs, its launches, what it takes. Nothing here needs a GPU or CuPy."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+from ..problem import MAX_HEAD_DIM, Problem
+
+
+@dataclasses.dataclass(frozen=True)
+class TileConfig:
+    """One compile-time tiling of a kernel."""
+
+    block_q: int
+    block_kv: int
+    num_warps: int
+    num_stages: int = 1
+    """Key/value tiles in flight in shared memory."""
+    blocks_per_sm: int = 1
+    """Thread blocks an SM the register allocator aims for (``__launch_bounds__``)."""
+    max_head_dim: int = MAX_HEAD_DIM
+    """Larger head dims spill or do not fit: not built."""
+    min_head_dim: int = 8
+    column_warps: int = 1
+    """Warps that share query rows and split the columns of S and O."""
+    switches: tuple[tuple[str, int | bool], ...] = ()
+    """Further constants of this kernel's own."""
+
+    def __post_init__(self) -> None:
+        # A config read back from JSON has lists here.
+        object.__setattr__(self, "switches", tuple((name, value) for name, value in self.switches))
+
+    def __str__(self) -> str:
+        warps = f", {self.num_warps} warps" if self.num_warps else ""  # none on a CPU
+        stages = f", {self.num_stages} stages" if self.num_stages > 1 else ""
+        paired = " in pairs" if self.column_warps == 2 else ""
+        return f"{self.block_q}×{self.block_kv}{warps}{paired}{stages}"
+
+    def fits(self, head_dim: int) -> bool:
+        return self.min_head_dim <= head_dim <= self.max_head_dim
+
+
+@dataclasses.dataclass(frozen=True)
+class Launch:
+    """One kernel launch of a plan."""
+
+    entry: str
+    """extern "C" name in the source file."""
+    grid: tuple[int, int, int]
+    num_threads: int
+    shared_memory: int
+    """Dynamic shared memory, bytes."""
+    persistent: bool = False
+    """The blocks share out the work: the planner launches no more than the GPU runs at once."""
+
+
+@dataclasses.dataclass(frozen=True)
+class KernelSpec:
+    """What a kernel is and how it is launched; shapes come from a :class:`~cufa.problem.Problem`."""
+
+    name: str
+    algorithm: str
+    """What ``flash_attention(algorithm=…)`` calls it. Two specs may share it with disjoint dtypes."""
+    title: str
+    paper: str
+    source: str
+    """File under ``cuda_src/kernels``."""
+    dtypes: tuple[str, ...]
+    precisions: tuple[str, ...]
+    configs: tuple[TileConfig, ...]
+    """In order of preference; all of them are built by ``cufa compile`` and tried by ``cufa tune``."""
+    shared_memory: Callable[[TileConfig, int], int]
+    """(config, head_dim) → dynamic shared memory in bytes. The kernel static_asserts the same figure."""
+    launches: Callable[[Problem, TileConfig, int], tuple[Launch, ...]]
+    """(problem, config, shared memory) → launches, in order, on one stream."""
+    workspace: Callable[[Problem, TileConfig], int] = lambda problem, config: 0
+    """Device memory in bytes beyond inputs and outputs."""
+    skip_masked_tiles: bool = False
+    min_capability: int = 80
+    max_capability: int = 999
+    """Hopper's own instructions (sm_90a) exist on no other architecture."""
+    tensor_map_rows: Callable[[TileConfig], tuple[int, ...]] = lambda config: ()
+    """Rows of one box of q, k and v, for a kernel that takes them as tensor maps after its parameters. Then
+    the copy engine's rules hold: 16-byte aligned rows, positive strides."""
+    choose: Callable[[Problem, tuple[TileConfig, ...]], TileConfig] = lambda problem, fitting: fitting[0]
+    """Pick among the configs that fit (untuned heuristic)."""
+    stalls: Callable[[Problem, TileConfig, int], bool] = lambda problem, config, num_sms: False
+    """(problem, config, SMs) → True where the kernel is known to wait for ever: never planned."""
+    allowed_spill_bytes: int = 0
+    """Bytes a thread may spill without failing `cufa compile`; more than 0 only with figures beside it."""
+
+    @property
+    def uses_copy_engine(self) -> bool:
+        return bool(self.tensor_map_rows(self.configs[0]))
+
+    def runs_on(self, capability: int) -> bool:
+        return self.min_capability <= capability <= self.max_capability
+
+    @property
+    def requirements(self) -> str:
+        """What a problem and a GPU must have, in words."""
+        newer = " and later" if self.max_capability > self.min_capability else " only"
+        rows = ", 16-byte aligned rows, positive strides" if self.uses_copy_engine else ""
+        return f"{self.name} serves {', '.join(self.dtypes)} on sm_{self.min_capability}{newer}{rows}"
+
+    def takes(self, problem: Problem) -> bool:
+        """The kernel can read these operands: dtype, precision, alignment and strides (not: head_dim)."""
+        if problem.dtype not in self.dtypes or problem.precision not in self.precisions:
+            return False
+        return not self.uses_copy_engine or (problem.alignment == 16 and problem.positive_strides)
+
+    def constants(self, problem: Problem, config: TileConfig) -> dict[str, int | bool]:
+        """Values generated as ``constexpr`` lines in front of the source."""
+        return {
+            "HEAD_DIM": problem.head_dim,
+            "BLOCK_Q": config.block_q,
+            "BLOCK_KV": config.block_kv,
+            "NUM_WARPS": config.num_warps,
+            "NUM_STAGES": config.num_stages,
+            "BLOCKS_PER_SM": config.blocks_per_sm,
+            "COLUMN_WARPS": config.column_warps,
+            "SMEM_BYTES": self.shared_memory(config, problem.head_dim),
+            "ALIGNMENT": problem.alignment,
+            "CAUSAL": problem.causal,
+            "SKIP_MASKED_TILES": self.skip_masked_tiles,
+            "BFLOAT16": problem.dtype == "bfloat16",
+            "FLOAT32": problem.dtype == "float32",
+            "TF32": problem.precision == "tf32",
+            **dict(config.switches),
+        }
+
+
+def ceil_div(a: int, b: int) -> int:
+    return -(-a // b)
+
+
+def tile_pitch(head_dim: int, itemsize: int, pad_to: int) -> int:
+    """Bytes from row to row of a shared-memory tile: ``tiletile_pitch`` of ``tiles/copy.cuh``."""
+    units = ceil_div(head_dim * itemsize, pad_to) * pad_to // 16
+    return (units | 1) * 16
