@@ -10,16 +10,13 @@ import numpy as np
 import pytest
 from support import DTYPES, EPSILON
 
-from cufa import host_build
-from cufa.emulator import Execution, emulate
-from cufa.emulator_launch import execute
-from cufa.emulator_memory import GlobalArray, tensor_map
-from cufa.kernels import Launch
+from cufa.emulator import emulate
 
 FOLDER = Path(__file__).parent / "golden"
 sys.path.insert(0, str(FOLDER))
 
 import probes  # noqa: E402
+from machines import on_cpu  # noqa: E402
 
 PROBES = [*probes.probes(), *probes.hopper_probes()]
 CASES = list(probes.cases())
@@ -35,24 +32,6 @@ def golden():
         return dict(file)
 
 
-def run_probe(probe: probes.Probe, **options) -> np.ndarray:
-    types = ["ProbeParams", *["TensorMap"] * len(probe.tensors)]
-    entries = host_build.kernel(
-        probe.source, {}, [p.entry for p in PROBES if p.source == probe.source], True, types
-    )
-    source, out = probe.inputs.copy(), np.zeros(probe.outputs, np.uint32)
-    params = probes.ProbeParams(source.ctypes.data, out.ctypes.data)
-    memory = [GlobalArray("in", source, writable=False), GlobalArray("out", out, writable=True)]
-    memory += [GlobalArray(f"tensor {i}", x, writable=False) for i, (x, _) in enumerate(probe.tensors)]
-    maps = [tensor_map(x, rows) for x, rows in probe.tensors]
-    launch = Launch(probe.entry, (probe.blocks, 1, 1), probe.threads, probe.shared_bytes)
-    _, findings = execute(
-        entries[probe.entry], launch, [params, *maps], memory, Execution("checked", **options)
-    )
-    assert not findings, "\n".join(map(str, findings))
-    return out
-
-
 def test_every_primitive_is_as_it_was_recorded(golden):
     """Else: python tests/golden/record.py on a GPU."""
     recorded = json.loads(golden["about"].tobytes())["primitives"]
@@ -62,7 +41,7 @@ def test_every_primitive_is_as_it_was_recorded(golden):
 
 @pytest.mark.parametrize("probe", PROBES, ids=lambda p: p.name)
 def test_primitive(golden, probe):
-    got, expected = run_probe(probe), golden[f"probe/{probe.name}"]
+    got, expected = on_cpu(probe), golden[f"probe/{probe.name}"]
     if probe.name.startswith("wgmma"):
         assert_warpgroup_products(got.view(np.float32), expected.view(np.float32))
     elif probe.name.startswith("mma"):
@@ -115,7 +94,7 @@ def assert_warpgroup_products(got, expected):
 @pytest.mark.parametrize("copies", ["early", "late"])
 @pytest.mark.parametrize("probe", PROBES[-6:], ids=lambda p: p.name)
 def test_order_does_not_matter(probe, copies, schedule):
-    got, first = run_probe(probe, copies=copies, schedule=schedule), run_probe(probe)
+    got, first = on_cpu(probe, copies=copies, schedule=schedule), on_cpu(probe)
     np.testing.assert_array_equal(got, first)
 
 

@@ -19,6 +19,7 @@ from cufa import compiler
 
 SOURCE = "kernels/primitive_probes.cu"
 HOPPER_SOURCE = "kernels/hopper_probes.cu"
+TILE_SOURCE = "kernels/hopper_tile_probes.cu"
 
 
 class ProbeParams(ctypes.Structure):
@@ -85,10 +86,17 @@ class Probe:
     shared_bytes: int = 4096
     tensors: tuple[tuple[np.ndarray, int], ...] = ()
     """Three (tensor, rows of a box): the tensor maps that follow the parameters."""
+    constants: tuple[tuple[str, int | bool], ...] = ()
+    entry_name: str = ""
+    """When it is not the probe's own."""
 
     @property
     def entry(self) -> str:
-        return f"probe_{self.name}"
+        return f"probe_{self.entry_name or self.name}"
+
+    @property
+    def capability(self) -> int:
+        return 80 if self.source == SOURCE else 90
 
 
 #: Zero, the smallest and largest numbers, one, infinity, NaN, limits and ties of the narrower formats.
@@ -167,6 +175,60 @@ def hopper_probes() -> Iterator[Probe]:
         shapes = {"A": (1, 1, 64, 64), "B": (1, 1, 32, 64), "V": (1, 1, 64, 64)}
         tensors = [(tensor(f"wgmma {x} {kind}", kind, shape), shape[2]) for x, shape in shapes.items()]
         yield probe(f"wgmma_{kind}", 64 * 128, 128, 24576, *tensors)
+
+
+def tile_probe(kind: str, columns: int, depth: int) -> Probe:
+    """A (64 × depth) with B (columns × depth), k-major, and V (depth × columns), mn-major: small integers,
+    whose products are exact."""
+
+    def tensor(name: str, rows: int, width: int) -> np.ndarray:
+        words = random_words(f"{name} {columns} {depth}", rows * width) % 17
+        return (words.astype(np.float32) - 8).reshape(1, 1, rows, width).astype(_KINDS[kind])
+
+    steps, atoms = -(-depth // 16), lambda width: -(-width // 64)
+    shared = 128 * ((64 + columns) * atoms(depth) + 16 * steps * atoms(columns)) + 8
+    boxes = ((tensor("A", 64, depth), 64), (tensor("B", columns, depth), columns))
+    values = (tensor("V", depth, columns), 16 * steps)
+    return Probe(
+        f"wgmma_tiles_{kind}_n{columns}_k{depth}", np.zeros(1, np.uint32), 3 * 64 * columns, 1, 128,
+        TILE_SOURCE, shared, (*boxes, values),
+        (("COLUMNS", columns), ("DEPTH", depth), ("BFLOAT16", kind == "bf16")), "wgmma_tiles",
+    )  # fmt: skip
+
+
+def tile_shapes() -> Iterator[tuple[int, int]]:
+    """(columns, depth): every N with a ragged depth, and what the registry's configs use: S = Q K^T has N =
+    block_kv and depth = head_dim, O = P V has N = head_dim and depth = block_kv."""
+    from cufa.kernels import KERNELS
+
+    yield from ((columns, 72) for columns in range(8, 257, 8))
+    used = {
+        shape
+        for config in KERNELS["fa3_forward"].configs
+        for d in (config.min_head_dim, config.max_head_dim)
+        for shape in ((config.block_kv, d), (d, config.block_kv))
+    }
+    yield from sorted(used)
+
+
+def tma_boxes_probe() -> Probe:
+    """Boxes inside a tensor and over its ends, on each axis and each side, and wholly outside."""
+    tensor = random_normals("boxes", 2 * 3 * 40 * 80).reshape(2, 3, 40, 80).astype(np.float16)
+    firsts = [
+        (0, 0, 0, 0), (0, 8, 1, 1),  # inside
+        (0, 30, 1, 0), (0, -6, 1, 1),  # rows after the last, before the first
+        (64, 3, 2, 0), (-24, 3, 0, 1),  # columns
+        (64, 33, 0, 0), (-8, -9, 2, 1),  # both
+        (0, 0, 3, 0), (0, 0, -1, 1),  # heads
+        (0, 0, 0, 2), (0, 0, 0, -1),  # batches
+        (80, 0, 0, 0), (0, 40, 0, 0),  # just past the end
+    ]  # fmt: skip
+    rows = 24
+    inputs = np.concatenate([[len(firsts)], np.array(firsts).ravel()]).astype(np.int32).view(np.uint32)
+    return Probe(
+        "tma_boxes", inputs, len(firsts) * rows * 32, 1, 64, TILE_SOURCE, 2 * rows * 128 + 8,
+        ((tensor, rows),) * 3, (("COLUMNS", 64), ("DEPTH", rows), ("BFLOAT16", False)),
+    )  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)

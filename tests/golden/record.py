@@ -6,7 +6,6 @@ prints what it wrote. The host twins are then tested against the file wherever t
 
 from __future__ import annotations
 
-import ctypes
 import json
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -15,41 +14,19 @@ from pathlib import Path
 sys.path[:0] = [str(Path(__file__).parents[2]), str(Path(__file__).parent)]
 
 import cupy  # noqa: E402
+import machines  # noqa: E402
 import numpy as np  # noqa: E402
 import probes  # noqa: E402
 
 import cufa  # noqa: E402
-from cufa import compiler  # noqa: E402
-from cufa.backends.tensor_map import TensorMap  # noqa: E402
 
 PATH = Path(__file__).parent / "golden.npz"
 
 
 def record_probes() -> dict[str, np.ndarray]:
     hopper = cupy.cuda.Device().compute_capability == "90"
-    results = {}
-    for capability, group in ((80, probes.probes()), *([(90, probes.hopper_probes())] if hopper else [])):
-        for probe in group:
-            unit = compiler.translation_unit(probe.source, {})
-            module = cupy.RawModule(code=unit, options=compiler.cupy_options(capability))
-            results[f"probe/{probe.name}"] = run_probe(probe, module.get_function(probe.entry))
-    return results
-
-
-def run_probe(probe: probes.Probe, kernel: cupy.RawKernel) -> np.ndarray:
-    source, out = cupy.asarray(probe.inputs), cupy.zeros(probe.outputs, cupy.uint32)
-    params = np.zeros(1, [("in", np.uint64), ("out", np.uint64)])
-    params["in"], params["out"] = source.data.ptr, out.data.ptr
-    on_device = [cupy.asarray(x) for x, _ in probe.tensors]
-    maps = [tensor_map(x, rows) for x, (_, rows) in zip(on_device, probe.tensors, strict=True)]
-    kernel((probe.blocks,), (probe.threads,), (params, *maps), shared_mem=probe.shared_bytes)
-    return out.get()
-
-
-def tensor_map(x: cupy.ndarray, box_rows: int) -> np.ndarray:
-    encoded = TensorMap(str(x.dtype), x.shape, x.strides, box_rows)
-    encoded.point_to(x.data.ptr)
-    return np.frombuffer(ctypes.string_at(encoded.address, 128), [("bytes", np.uint8, 128)])
+    recorded = [*probes.probes(), *(probes.hopper_probes() if hopper else [])]
+    return {f"probe/{probe.name}": machines.on_gpu(probe) for probe in recorded}
 
 
 def record_case(case: probes.Case) -> dict[str, np.ndarray]:

@@ -1,0 +1,324 @@
+"""What each probe must give, computed with NumPy from its inputs and the layouts that PTX states: the third
+opinion beside a GPU and the host twins."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import ml_dtypes
+import numpy as np
+from probes import _KINDS, Probe
+
+
+@dataclasses.dataclass(frozen=True)
+class Expected:
+    """Words, or float32 values with an allowed error."""
+
+    values: np.ndarray
+    """u32: the same bits are asked for. float32: NaN where NaN is, else within ``tolerance``."""
+    tolerance: np.ndarray | float = 0.0
+    """Absolute."""
+
+
+def assert_as_expected(probe: Probe, got: np.ndarray) -> None:
+    """``got``: the u32 words that the probe wrote."""
+    expected = expected_of(probe)
+    values = expected.values.ravel()
+    if values.dtype == np.uint32:
+        np.testing.assert_array_equal(got, values)
+        return
+    floats = got.view(np.float32)
+    np.testing.assert_array_equal(np.isnan(floats), np.isnan(values))
+    tolerance = np.broadcast_to(expected.tolerance, expected.values.shape).ravel()
+    with np.errstate(invalid="ignore"):
+        off = ~((floats == values) | (np.abs(floats.astype(np.float64) - values) <= tolerance))
+    off &= ~np.isnan(values)
+    assert not off.any(), f"{np.flatnonzero(off)[:4]}: {floats[off][:4]}, expected {values[off][:4]}"
+
+
+def expected_of(probe: Probe) -> Expected:
+    name, kind = probe.name, probe.name.rpartition("_")[2]
+    if name.startswith("mma_"):
+        return _products(probe, kind)
+    if name.startswith("wgmma_tiles"):
+        return _tiles(probe)
+    if name.startswith("wgmma_"):
+        return _warpgroup_products(probe)
+    return globals()[f"_{name}"](probe)
+
+
+# ---- one float32 or a pair of them at a time
+
+
+def _pairs(probe: Probe) -> tuple[np.ndarray, np.ndarray]:
+    a, b = probe.inputs.view(np.float32).reshape(-1, 2).T
+    return a, b
+
+
+def _flushed(x: np.ndarray) -> np.ndarray:
+    """Subnormal float32 numbers become zeros: kernels are compiled with -ftz=true."""
+    return np.where(np.abs(x) < np.finfo(np.float32).tiny, np.copysign(0, x), x).astype(np.float32)
+
+
+def _approximation(function, x: np.ndarray, relative: float, absolute: float = 0.0) -> Expected:
+    with np.errstate(all="ignore"):
+        exact = function(_flushed(x).astype(np.float64))
+        values = _flushed(exact.astype(np.float32))
+        # Around the smallest normal number a rounding decides whether the result is flushed.
+        tolerance = np.abs(exact) * relative + absolute + np.finfo(np.float32).tiny
+    return Expected(values, np.where(np.isfinite(values), tolerance, 0))
+
+
+def _ex2(probe: Probe) -> Expected:
+    return _approximation(np.exp2, _pairs(probe)[0], 2.0**-22)
+
+
+def _lg2(probe: Probe) -> Expected:
+    return _approximation(np.log2, _pairs(probe)[0], 2.0**-21, 2.0**-21)
+
+
+def _rcp(probe: Probe) -> Expected:
+    return _approximation(lambda x: 1 / x, _pairs(probe)[0], 2.0**-23)
+
+
+def _fmaxf(probe: Probe) -> Expected:
+    return Expected(np.fmax(*map(_flushed, _pairs(probe))))
+
+
+def _fminf(probe: Probe) -> Expected:
+    return Expected(np.fmin(*map(_flushed, _pairs(probe))))
+
+
+def _fmaf(probe: Probe) -> Expected:
+    a, b = map(_flushed, _pairs(probe))
+    with np.errstate(all="ignore"):
+        exact = a.astype(np.float64) * 1.5 + b
+        values = _flushed(exact.astype(np.float32))
+        ulp = np.spacing(np.abs(values)).astype(np.float64)
+        # An addend too small for the float64 sum still decides which way a tie of float32 goes.
+        tie = np.isfinite(values) & (np.abs(exact - values) == ulp / 2)
+    return Expected(values, np.where(tie, ulp, 0))
+
+
+def _packed(low: np.ndarray, high: np.ndarray) -> Expected:
+    """16-bit values in pairs; NaN is 0x7fff."""
+    halves = [
+        np.where(np.isnan(x.astype(np.float32)), np.uint16(0x7FFF), x.view(np.uint16)).astype(np.uint32)
+        for x in (low, high)
+    ]
+    return Expected(halves[0] | halves[1] << 16)
+
+
+def _cvt_f16x2(probe: Probe) -> Expected:
+    with np.errstate(all="ignore"):
+        return _packed(*(x.astype(np.float16) for x in _pairs(probe)))
+
+
+def _cvt_f16x2_satfinite(probe: Probe) -> Expected:
+    return _packed(*(np.clip(x, -65504, 65504).astype(np.float16) for x in _pairs(probe)))
+
+
+def _cvt_bf16x2(probe: Probe) -> Expected:
+    with np.errstate(all="ignore"):
+        return _packed(*(x.astype(ml_dtypes.bfloat16) for x in _pairs(probe)))
+
+
+def _lower_halves(probe: Probe) -> np.ndarray:
+    return (probe.inputs[0::2] & 0xFFFF).astype(np.uint16)
+
+
+def _cvt_f32_f16(probe: Probe) -> Expected:
+    return Expected(_lower_halves(probe).view(np.float16).astype(np.float32))
+
+
+def _cvt_f32_bf16(probe: Probe) -> Expected:
+    return Expected(_lower_halves(probe).astype(np.uint32) << 16)
+
+
+def _cvt_tf32(probe: Probe) -> Expected:
+    """Half a unit of the eleventh bit added to the magnitude, the rest cut off: ties go away from zero."""
+    bits = probe.inputs[0::2]
+    rounded = (bits + np.uint32(0x1000)) & np.uint32(0xFFFFE000)
+    magnitude = bits & 0x7FFFFFFF
+    return Expected(np.where(magnitude >= 0x7F800000, bits, rounded).view(np.float32))
+
+
+# ---- memory and exchange
+
+
+def _lanes(probe: Probe) -> np.ndarray:
+    """(blocks, 32 lanes, words)"""
+    return probe.inputs.reshape(probe.blocks, 32, -1)
+
+
+LANE = np.arange(32)
+
+
+def _shared(probe: Probe) -> Expected:
+    other = _lanes(probe)[0][LANE ^ 5]
+    out = np.zeros((32, 7, 4), np.uint32)
+    out[:, :5] = other[:, None]
+    out[:, 5] = np.stack([other[:, 0] >> 16, other[:, 1], other[:, 2], other[:, 3]], 1)
+    out[:, 6, 0], out[:, 6, 1] = other[:, 0], 48
+    return Expected(out)
+
+
+def _global(probe: Probe) -> Expected:
+    return Expected(probe.inputs)
+
+
+def _special_registers(probe: Probe) -> Expected:
+    """The clock runs forwards, the SM's number is sensible, every old value is below the sum."""
+    total = np.uint32((probe.inputs & 0xFF).sum())
+    return Expected(np.concatenate([[total], 7 + 8 * LANE]).astype(np.uint32))
+
+
+def _cp_async(probe: Probe) -> Expected:
+    words = _lanes(probe)[0]
+    out = np.zeros((32, 3, 4), np.uint32)
+    out[:, 0] = np.where((LANE % 3 != 0)[:, None], words, 0)
+    for i in range(2):
+        pair = slice(2 * i, 2 * i + 2)
+        out[:, 1, pair] = np.where(((LANE + i) % 3 != 0)[:, None], words[:, pair], 0)
+    for i in range(3):
+        out[:, 2, i] = np.where((LANE + i) % 3 != 0, words[:, i], 0)
+    out[:, 2, 3] = 4  # not copied
+    return Expected(out[31 - LANE])
+
+
+def _ldmatrix(probe: Probe) -> Expected:
+    matrices = _lanes(probe)[0][(LANE * 5 + 3) % 32].reshape(4, 8, 4)  # (matrix, row, word)
+    halves = np.ascontiguousarray(matrices).view(np.uint16).astype(np.uint32)  # (matrix, row, column)
+    g, t = LANE // 4, LANE % 4
+    plain = matrices[:, g, t].T
+    transposed = (halves[:, 2 * t, g] | halves[:, 2 * t + 1, g] << 16).T
+    pairs = np.concatenate([plain[:, :2], transposed[:, :2]], 1)
+    return Expected(np.stack([plain, transposed, pairs], 1))
+
+
+def _shuffle(probe: Probe) -> Expected:
+    x, y, z, w = np.moveaxis(_lanes(probe), 2, 0)  # (block, lane) each
+    out = np.empty((probe.blocks, 32, 4, 4), np.uint32)
+    out[:, :, 0] = np.stack([x[:, LANE ^ 1], x[:, LANE ^ 2], y[:, LANE ^ 16], y[:, LANE ^ 31]], 2)
+    anywhere = np.broadcast_to(w[:, 5:6], w.shape)
+    out[:, :, 1] = np.stack([z[:, LANE ^ 4], z[:, LANE ^ 8], anywhere, w[:, (LANE * 7 + 3) % 32]], 2)
+    some = [(x % 16 == 0).any(1), (x % 64 == 0).any(1), np.zeros(len(x)), np.ones(len(x))]
+    most = [x.max(1), (y % 1000).max(1), np.full(len(x), 31), np.full(len(x), 7)]
+    out[:, :, 2] = np.stack(some, 1)[:, None]
+    out[:, :, 3] = np.stack(most, 1)[:, None]
+    return Expected(out)
+
+
+def _barriers(probe: Probe) -> Expected:
+    thread = np.arange(64)
+    sums = probe.inputs[63 - thread] * np.where(thread < 32, 1, 4).astype(np.uint32)
+    return Expected(sums[thread ^ 1])
+
+
+def _mbarrier(probe: Probe) -> Expected:
+    out = np.zeros(64, np.uint32)
+    for round_ in range(4):
+        out[32:] = out[32:] * np.uint32(3) + probe.inputs[round_ * 32 + (LANE ^ 5)]
+    return Expected(out)
+
+
+# ---- the copy engine
+
+
+def box(tensor: np.ndarray, rows: int, first: tuple[int, int, int, int]) -> np.ndarray:
+    """``rows`` × 64 elements of (batch, heads, rows, columns) from ``first`` = (column, row, head, batch) on;
+    zeros outside."""
+    out = np.zeros((rows, 64), tensor.dtype)
+    column, row, head, batch = first
+    if not (0 <= batch < tensor.shape[0] and 0 <= head < tensor.shape[1]):
+        return out
+    plane = tensor[batch, head]
+    inside = [
+        (max(at, 0), min(at + size, end))
+        for at, size, end in ((row, rows, plane.shape[0]), (column, 64, plane.shape[1]))
+    ]
+    (r0, r1), (c0, c1) = inside
+    if r0 < r1 and c0 < c1:
+        out[r0 - row : r1 - row, c0 - column : c1 - column] = plane[r0:r1, c0:c1]
+    return out
+
+
+def _tma(probe: Probe) -> Expected:
+    """Two boxes as they lie in shared memory: 16-byte unit u of row r at u ^ (r % 8)."""
+    tensor, rows = probe.tensors[0]
+    boxes = np.stack([box(tensor, rows, first) for first in ((0, 2, 1, 0), (64, 12, 0, 1))])
+    units = boxes.view(np.uint32).reshape(2, rows, 8, 4)
+    r = np.arange(rows)[:, None]
+    return Expected(units[:, r, np.arange(8) ^ r % 8])
+
+
+def _tma_boxes(probe: Probe) -> Expected:
+    tensor, rows = probe.tensors[0]
+    firsts = probe.inputs[1:].view(np.int32).reshape(-1, 4)
+    return Expected(np.stack([box(tensor, rows, tuple(map(int, f))) for f in firsts]).view(np.uint32))
+
+
+# ---- tensor cores
+
+
+def _rounding(a: np.ndarray, b: np.ndarray, c: np.ndarray | float = 0.0) -> np.ndarray:
+    """What a tensor core may lose: float32 sums that it cuts off instead of rounding."""
+    return (np.abs(a) @ np.abs(b) + np.abs(c)) * 2.0**-20
+
+
+def _products(probe: Probe, kind: str) -> Expected:
+    """By the fragment layouts of mma.cuh."""
+    dtype = np.dtype(_KINDS[kind])
+    words = probe.inputs.reshape(probe.blocks, 32, 10)
+    ab, d = np.ascontiguousarray(words[:, :, :6]).view(dtype), words[:, :, 6:]
+    if kind == "tf32":
+        ab = (words[:, :, :6] & np.uint32(0xFFFFE000)).view(np.float32)
+    per_word = 4 // dtype.itemsize
+    ab = ab.reshape(probe.blocks, 32, 6, per_word).astype(np.float64)
+    g, t = LANE // 4, LANE % 4
+    depth = 8 * per_word
+    A, B = np.zeros((probe.blocks, 16, depth)), np.zeros((probe.blocks, depth, 8))
+    for e in range(per_word):
+        k = t * per_word + e
+        for i in range(4):
+            A[:, g + 8 * (i % 2), k + depth // 2 * (i // 2)] = ab[:, :, i, e]
+        for i in range(2):
+            B[:, k + depth // 2 * i, g] = ab[:, :, 4 + i, e]
+    C = np.zeros((probe.blocks, 16, 8))
+    accumulators = np.ascontiguousarray(d).view(np.float32)
+    at = [(g + 8 * (i // 2), 2 * t + i % 2) for i in range(4)]
+    for i, (row, column) in enumerate(at):
+        C[:, row, column] = accumulators[:, :, i]
+    D, tolerance = A @ B + C, _rounding(A, B, C)
+
+    def fragments(x: np.ndarray) -> np.ndarray:
+        return np.stack([x[:, row, column] for row, column in at], 2)
+
+    return Expected(fragments(D).astype(np.float32), fragments(tolerance))
+
+
+def _matrices(probe: Probe) -> list[np.ndarray]:
+    return [x[0, 0].astype(np.float64) for x, _ in probe.tensors]
+
+
+def _warpgroup_products(probe: Probe) -> Expected:
+    """Each thread's accumulators: A B^T twice, then A V."""
+    A, B, V = _matrices(probe)
+    thread = np.arange(128)
+
+    def fragments(x: np.ndarray) -> np.ndarray:
+        i = np.arange(x.shape[1] // 2)
+        row = (thread // 32 * 16 + thread % 32 // 4)[:, None] + i // 2 % 2 * 8
+        return x[row, i // 4 * 8 + (thread % 4 * 2)[:, None] + i % 2]
+
+    scores, values = A @ B.T, A @ V
+    D = np.concatenate([fragments(x) for x in (scores, scores, values)], 1)
+    tolerance = [fragments(_rounding(A, x)) for x in (B.T, B.T, V)]
+    return Expected(D.astype(np.float32), np.concatenate(tolerance, 1))
+
+
+def _tiles(probe: Probe) -> Expected:
+    """Small integers: every partial sum is exact, so is every result."""
+    A, B, V = _matrices(probe)
+    scores = A @ B.T
+    return Expected(np.stack([scores, scores, scores + A @ V]).astype(np.float32))

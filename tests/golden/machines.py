@@ -1,0 +1,64 @@
+"""Where probes run: on a GPU, and on this CPU through the host twins."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+
+import numpy as np
+import probes
+
+from cufa import compiler
+
+_ENTRY = re.compile(r"\b(probe_\w+)\(const __grid_constant__")
+_DEFAULT_SHARED_LIMIT = 48 * 1024
+
+
+def on_cpu(probe: probes.Probe, **options) -> np.ndarray:
+    """In checked mode; ``options`` are those of :class:`cufa.emulator.Execution`. Any finding fails."""
+    from cufa import host_build
+    from cufa.emulator import Execution
+    from cufa.emulator_launch import execute
+    from cufa.emulator_memory import GlobalArray, tensor_map
+    from cufa.kernels import Launch
+
+    types = ["ProbeParams", *["TensorMap"] * len(probe.tensors)]
+    names = _ENTRY.findall((compiler.SOURCE_DIR / probe.source).read_text(encoding="utf-8"))
+    entries = host_build.kernel(probe.source, dict(probe.constants), names, True, types)
+    source, out = probe.inputs.copy(), np.zeros(probe.outputs, np.uint32)
+    params = probes.ProbeParams(source.ctypes.data, out.ctypes.data)
+    memory = [GlobalArray("in", source, writable=False), GlobalArray("out", out, writable=True)]
+    memory += [GlobalArray(f"tensor {i}", x, writable=False) for i, (x, _) in enumerate(probe.tensors)]
+    maps = [tensor_map(x, rows) for x, rows in probe.tensors]
+    launch = Launch(probe.entry, (probe.blocks, 1, 1), probe.threads, probe.shared_bytes)
+    _, findings = execute(
+        entries[probe.entry], launch, [params, *maps], memory, Execution("checked", **options)
+    )
+    assert not findings, "\n".join(map(str, findings))
+    return out
+
+
+def on_gpu(probe: probes.Probe) -> np.ndarray:
+    """On CuPy's current device."""
+    import cupy
+
+    unit = compiler.translation_unit(probe.source, dict(probe.constants))
+    module = cupy.RawModule(code=unit, options=compiler.cupy_options(probe.capability))
+    kernel = module.get_function(probe.entry)
+    if probe.shared_bytes > _DEFAULT_SHARED_LIMIT:
+        kernel.max_dynamic_shared_size_bytes = probe.shared_bytes
+    source, out = cupy.asarray(probe.inputs), cupy.zeros(probe.outputs, cupy.uint32)
+    params = np.zeros(1, [("in", np.uint64), ("out", np.uint64)])
+    params["in"], params["out"] = source.data.ptr, out.data.ptr
+    on_device = [cupy.asarray(x) for x, _ in probe.tensors]
+    maps = [_tensor_map(x, rows) for x, (_, rows) in zip(on_device, probe.tensors, strict=True)]
+    kernel((probe.blocks,), (probe.threads,), (params, *maps), shared_mem=probe.shared_bytes)
+    return out.get()
+
+
+def _tensor_map(x, box_rows: int) -> np.ndarray:
+    from cufa.backends.tensor_map import TensorMap
+
+    encoded = TensorMap(str(x.dtype), x.shape, x.strides, box_rows)
+    encoded.point_to(x.data.ptr)
+    return np.frombuffer(ctypes.string_at(encoded.address, 128), [("bytes", np.uint8, 128)])

@@ -1,0 +1,115 @@
+"""Every primitive against NumPy, in three places: on a GPU, as recorded on one, and by its host twin.
+
+The inputs and the little kernels around the primitives are those of the golden vectors (``tests/golden``).
+What NumPy expects of them, from the layouts that PTX states, is ``tests/golden/expected.py``.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import why_no_compiler
+
+FOLDER = Path(__file__).parent / "golden"
+sys.path.insert(0, str(FOLDER))
+
+import machines  # noqa: E402
+import probes  # noqa: E402
+from expected import assert_as_expected, box, expected_of  # noqa: E402
+
+PROBES = [*probes.probes(), *probes.hopper_probes()]
+TILES = [(kind, *shape) for shape in probes.tile_shapes() for kind in ("f16", "bf16")]
+by_name = pytest.mark.parametrize("probe", PROBES, ids=lambda p: p.name)
+
+
+def run_on_gpu(probe: probes.Probe) -> np.ndarray:
+    import cupy
+
+    capability = int(cupy.cuda.Device().compute_capability)
+    if probe.capability == 90 and capability != 90:
+        pytest.skip(f"sm_90a's instructions, and this GPU is sm_{capability}")
+    return machines.on_gpu(probe)
+
+
+def run_here(probe: probes.Probe, **options) -> np.ndarray:
+    reason = why_no_compiler()
+    if reason:
+        pytest.skip(reason)
+    return machines.on_cpu(probe, **options)
+
+
+@pytest.mark.gpu
+@by_name
+def test_on_a_gpu(probe):
+    assert_as_expected(probe, run_on_gpu(probe))
+
+
+@by_name
+def test_as_recorded(probe):
+    with np.load(FOLDER / "golden.npz") as golden:
+        assert_as_expected(probe, golden[f"probe/{probe.name}"])
+
+
+@by_name
+def test_host_twin(probe):
+    assert_as_expected(probe, run_here(probe))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("kind", "columns", "depth"), TILES)
+def test_wgmma_tiles_on_a_gpu(kind, columns, depth):
+    """A from shared memory and from registers, B k-major, V mn-major, every N: exactly NumPy's integers."""
+    probe = probes.tile_probe(kind, columns, depth)
+    assert_as_expected(probe, run_on_gpu(probe))
+
+
+@pytest.mark.parametrize(
+    ("kind", "columns", "depth"),
+    [("f16", 8, 72), ("bf16", 80, 256), ("f16", 256, 80), ("bf16", 128, 64), ("bf16", 200, 72)],
+)
+def test_wgmma_tiles_here(kind, columns, depth):
+    assert (kind, columns, depth) in TILES
+    probe = probes.tile_probe(kind, columns, depth)
+    assert_as_expected(probe, run_here(probe))
+
+
+@pytest.mark.gpu
+def test_tma_boxes_on_a_gpu():
+    """Boxes over every end of a tensor arrive filled up with zeros; a phase waits for both halves."""
+    probe = probes.tma_boxes_probe()
+    for _ in range(20):
+        assert_as_expected(probe, run_on_gpu(probe))
+
+
+@pytest.mark.parametrize("copies", ["early", "late"])
+@pytest.mark.parametrize("schedule", ["ascending", "descending", 1])
+def test_tma_boxes_here(schedule, copies):
+    probe = probes.tma_boxes_probe()
+    assert_as_expected(probe, run_here(probe, schedule=schedule, copies=copies))
+
+
+def test_a_box_is_cut_from_a_padded_tensor():
+    """The expectation itself, against padding with zeros all round."""
+    tensor = np.arange(2 * 3 * 40 * 80, dtype=np.float64).reshape(2, 3, 40, 80) + 1
+    padded = np.pad(tensor, ((1, 1), (1, 1), (64, 64), (64, 64)))
+    for c, r, h, b in probes.tma_boxes_probe().inputs[1:].view(np.int32).reshape(-1, 4):
+        want = padded[b + 1, h + 1, r + 64 : r + 88, c + 64 : c + 128]
+        np.testing.assert_array_equal(
+            box(tensor, 24, (c, r, h, b)), np.pad(want, ((0, 0), (0, 64 - want.shape[1])))
+        )
+
+
+def test_expectations_can_fail():
+    """A single wrong word of any probe is noticed."""
+    for probe in [*PROBES, probes.tma_boxes_probe(), probes.tile_probe("f16", 24, 72)]:
+        values = expected_of(probe).values
+        right = np.ascontiguousarray(values).view(np.uint32).ravel().copy()
+        assert_as_expected(probe, right)
+        for at in (0, right.size // 2, right.size - 1):
+            wrong = right.copy()
+            wrong[at] ^= 0x40400001  # another sign of the exponent, and the last bit
+            with pytest.raises(AssertionError):
+                assert_as_expected(probe, wrong)
