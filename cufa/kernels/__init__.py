@@ -1,6 +1,7 @@
 """The registry: every kernel as one literal.
 
-The API, planner, compiler, tests, benchmark, command line and dashboard iterate :data:`KERNELS`.
+The API, planner, compiler, tests, benchmark, command line and dashboard iterate :data:`KERNELS`,
+:data:`DECODE_KERNELS` or both, :data:`REGISTRY`.
 Adding a kernel is one file under ``cuda_src/kernels`` and one literal beside this file. Nothing here needs a
 GPU or CuPy.
 """
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from .decode import DECODE_BALANCED, DECODE_SPLIT
 from .fa1 import FA1_FORWARD
 from .fa2 import FA2_FORWARD
 from .fa2_f32 import FA2_FORWARD_F32
@@ -16,7 +18,7 @@ from .fa3 import FA3_FORWARD
 from .naive import NAIVE
 from .spec import KernelSpec, Launch, TileConfig
 
-__all__ = ["KERNELS", "KernelSpec", "Launch", "TileConfig"]
+__all__ = ["DECODE_KERNELS", "KERNELS", "REGISTRY", "KernelSpec", "Launch", "TileConfig"]
 
 KERNELS: dict[str, KernelSpec] = {
     spec.name: spec
@@ -43,4 +45,10 @@ KERNELS: dict[str, KernelSpec] = {
         NAIVE,
     )
 }
-"""In order of preference: ``algorithm="auto"`` takes the first that serves the problem."""
+"""Of ``flash_attention``, in order of preference: ``algorithm="auto"`` takes the first that serves the problem."""
+
+DECODE_KERNELS: dict[str, KernelSpec] = {spec.name: spec for spec in (DECODE_SPLIT, DECODE_BALANCED)}
+"""Of ``flash_decode``: which one, :mod:`cufa.decode.plan` says."""
+
+REGISTRY: dict[str, KernelSpec] = {**KERNELS, **DECODE_KERNELS}
+"""All: what is compiled, packaged and recorded."""

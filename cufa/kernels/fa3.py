@@ -7,11 +7,13 @@ from .spec import KernelSpec, Launch, TileConfig, ceil_div
 
 
 def _fa3_shared_memory(config: TileConfig, head_dim: int) -> int:
-    """Q of each consumer warpgroup, the K and V rings, a full and an empty barrier for each buffer."""
+    """Q of each consumer warpgroup, the K and V rings, a full and an empty barrier for each buffer, four
+    items."""
     row = ceil_div(head_dim, 64) * 128
     consumers, q_stages = config.num_warps // 4 - 1, dict(config.switches)["Q_STAGES"]
     buffers = q_stages * consumers + 2 * config.num_stages
-    return (q_stages * config.block_q + 2 * config.num_stages * config.block_kv) * row + buffers * 16
+    tiles = (q_stages * config.block_q + 2 * config.num_stages * config.block_kv) * row
+    return tiles + buffers * 16 + 4 * 16
 
 
 def _fa3_launches(problem: Problem, config: TileConfig, shared_memory: int) -> tuple[Launch, ...]:
@@ -33,7 +35,13 @@ def _fa3_config(
         num_stages=num_stages,
         min_head_dim=min_head_dim,
         max_head_dim=max_head_dim,
-        switches=(("Q_STAGES", q_stages), ("Q_IN_REGISTERS", in_registers), ("PING_PONG", True)),
+        switches=(
+            ("Q_STAGES", q_stages),
+            ("Q_IN_REGISTERS", in_registers),
+            ("PING_PONG", True),
+            ("SPLIT_LOOPS", True),
+            ("PIN_WAIT", False),
+        ),
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 
+from ..decode.problem import DecodeProblem
 from ..problem import MAX_HEAD_DIM, Problem
 
 
@@ -72,10 +73,10 @@ class KernelSpec:
     """In order of preference; all of them are built by ``cufa compile`` and tried by ``cufa tune``."""
     shared_memory: Callable[[TileConfig, int], int]
     """(config, head_dim) → dynamic shared memory in bytes. The kernel static_asserts the same figure."""
-    launches: Callable[[Problem, TileConfig, int], tuple[Launch, ...]]
-    """(problem, config, shared memory) → launches, in order, on one stream."""
-    workspace: Callable[[Problem, TileConfig], int] = lambda problem, config: 0
-    """Device memory in bytes beyond inputs and outputs."""
+    launches: Callable[..., tuple[Launch, ...]]
+    """(problem, config, shared memory) → launches, in order, on one stream. Decoding: also the number of splits."""
+    workspace: Callable[..., int] = lambda problem, config: 0
+    """(problem, config) → device memory in bytes beyond inputs and outputs. Decoding: also the number of splits."""
     skip_masked_tiles: bool = False
     min_capability: int = 80
     max_capability: int = 999
@@ -87,6 +88,14 @@ class KernelSpec:
     """Pick among the configs that fit (untuned heuristic)."""
     stalls: Callable[[Problem, TileConfig, int], bool] = lambda problem, config, num_sms: False
     """(problem, config, SMs) → True where the kernel is known to wait for ever: never planned."""
+    operation: str = "forward"
+    """Whose kernel it is, and so what problems it is given: "forward", of ``flash_attention``
+    (:class:`~cufa.problem.Problem`), or "decode", of ``flash_decode``
+    (:class:`~cufa.decode.problem.DecodeProblem`)."""
+    further_constants: Callable[[DecodeProblem], dict[str, int | bool]] | None = None
+    """Constants of a decode kernel's problem beyond those that all kernels have."""
+    cache_dtypes: tuple[str, ...] = ()
+    """Decoding: of the cache; empty: that of q."""
     allowed_spill_bytes: int = 0
     """Bytes a thread may spill without failing `cufa compile`; more than 0 only with figures beside it."""
 
@@ -104,14 +113,20 @@ class KernelSpec:
         rows = ", 16-byte aligned rows, positive strides" if self.uses_copy_engine else ""
         return f"{self.name} serves {', '.join(self.dtypes)} on sm_{self.min_capability}{newer}{rows}"
 
-    def takes(self, problem: Problem) -> bool:
+    def takes(self, problem: Problem | DecodeProblem) -> bool:
         """The kernel can read these operands: dtype, precision, alignment and strides (not: head_dim)."""
         if problem.dtype not in self.dtypes or problem.precision not in self.precisions:
             return False
+        if isinstance(problem, DecodeProblem):
+            return problem.cache_dtype in (self.cache_dtypes or (problem.dtype,))
         return not self.uses_copy_engine or (problem.alignment == 16 and problem.positive_strides)
 
-    def constants(self, problem: Problem, config: TileConfig) -> dict[str, int | bool]:
+    def constants(self, problem: Problem | DecodeProblem, config: TileConfig) -> dict[str, int | bool]:
         """Values generated as ``constexpr`` lines in front of the source."""
+        further = {}
+        if self.further_constants is not None:
+            assert isinstance(problem, DecodeProblem)
+            further = self.further_constants(problem)
         return {
             "HEAD_DIM": problem.head_dim,
             "BLOCK_Q": config.block_q,
@@ -128,6 +143,7 @@ class KernelSpec:
             "FLOAT32": problem.dtype == "float32",
             "TF32": problem.precision == "tf32",
             **dict(config.switches),
+            **further,
         }
 
 

@@ -1,0 +1,154 @@
+"""decode_split and decode_balanced: Flash-Decoding with fixed splits, and with equal shares of ragged batches."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+from ..decode.problem import DecodeProblem
+from .spec import KernelSpec, Launch, TileConfig, ceil_div, tile_pitch
+
+
+def _row_warps(config: TileConfig) -> int:
+    return int(dict(config.switches)["ROW_WARPS"])
+
+
+def _decode_shared_memory(config: TileConfig, head_dim: int, itemsize: int = 2) -> int:
+    """Q; the rings of keys and values, in whose place warps merge what they have at the end of a piece (O in
+    float32, m and l of each row); a word for the block that combines."""
+    rings = config.num_warps // _row_warps(config)
+    q_bytes = config.block_q * tile_pitch(head_dim, itemsize=2, pad_to=32)
+    pitch = tile_pitch(head_dim, itemsize=itemsize, pad_to=32 // (2 // itemsize))
+    ring_bytes = config.num_stages * 2 * config.block_kv * pitch
+    merge_bytes = rings * config.block_q * (ceil_div(head_dim, 32) * 32 + 8) * 4
+    return q_bytes + max(ring_bytes, merge_bytes) + rings * config.block_q * 8 + 16
+
+
+def row_blocks(problem: DecodeProblem, config: TileConfig) -> int:
+    """Thread blocks that the packed query rows of one key/value head take."""
+    return ceil_div(problem.rows, config.block_q)
+
+
+def items(problem: DecodeProblem, config: TileConfig) -> int:
+    """What is split and merged: the rows of one key/value head of one sequence."""
+    return problem.batch * problem.kv_heads * row_blocks(problem, config)
+
+
+def _slot_bytes(problem: DecodeProblem, config: TileConfig) -> int:
+    """A partial result: rows of O, m, l and two words of padding, in float32."""
+    return config.block_q * (problem.head_dim + 4) * 4
+
+
+def _split_launches(
+    problem: DecodeProblem, config: TileConfig, shared_memory: int, num_splits: int = 2
+) -> tuple[Launch, ...]:
+    """One block a split; what they leave is merged by a second kernel, a block an item, unless folded in."""
+    grid, threads = (num_splits * items(problem, config), 1, 1), config.num_warps * 32
+    split = Launch("decode_split", grid, threads, shared_memory)
+    if num_splits == 1 or dict(config.switches)["FOLD_COMBINE"]:
+        return (split,)
+    return split, Launch("decode_combine", (items(problem, config), 1, 1), threads, 0)
+
+
+def _balanced_launches(
+    problem: DecodeProblem, config: TileConfig, shared_memory: int, num_splits: int = 2
+) -> tuple[Launch, ...]:
+    """One block a share; the last to finish an item merges it."""
+    return (Launch("decode_balanced", (num_splits, 1, 1), config.num_warps * 32, shared_memory),)
+
+
+def _split_workspace(problem: DecodeProblem, config: TileConfig, num_splits: int = 2) -> int:
+    return items(problem, config) * num_splits * _slot_bytes(problem, config) if num_splits > 1 else 0
+
+
+def _balanced_workspace(problem: DecodeProblem, config: TileConfig, num_splits: int = 2) -> int:
+    """A share leaves at most two partial results, at its ends."""
+    return num_splits * 2 * _slot_bytes(problem, config)
+
+
+def decode_constants(problem: DecodeProblem) -> dict[str, int | bool]:
+    """CAUSAL among the constants of all kernels: query tokens of a sequence see different keys."""
+    return {
+        "PAGED": problem.paged,
+        "RAGGED": problem.ragged,
+        "APPEND": problem.new_tokens > 0,
+        "FP8_CACHE": problem.cache_dtype == "float8_e4m3",
+    }
+
+
+def _decode_config(
+    rows: int, keys: int, num_warps: int, num_stages: int, *, row_warps: int = 1, blocks_per_sm: int = 1,
+    min_head_dim: int = 8, max_head_dim: int = 256, fold: bool = True,
+) -> TileConfig:  # fmt: skip
+    """``rows`` packed query rows, ``keys`` of one warp (or of ``row_warps`` that share them) in a stage."""
+    return TileConfig(
+        rows,
+        keys * num_warps // row_warps,
+        num_warps,
+        num_stages,
+        blocks_per_sm,
+        min_head_dim=min_head_dim,
+        max_head_dim=max_head_dim,
+        switches=(("ROW_WARPS", row_warps), ("FOLD_COMBINE", fold)),
+    )
+
+
+def _choose_rows(problem: DecodeProblem, fitting: tuple[TileConfig, ...]) -> TileConfig:
+    """The first that holds all packed rows; else the first of the tallest."""
+    tall = [config for config in fitting if config.block_q >= problem.rows]
+    most = max(config.block_q for config in fitting)
+    return tall[0] if tall else next(config for config in fitting if config.block_q == most)
+
+
+_CONFIGS = (
+    _decode_config(16, 16, 4, 3, blocks_per_sm=2, max_head_dim=128),
+    _decode_config(16, 16, 4, 3, min_head_dim=136),
+    _decode_config(32, 16, 4, 3, row_warps=2, blocks_per_sm=2, max_head_dim=128),
+    _decode_config(64, 32, 8, 2, row_warps=4, max_head_dim=256),
+)
+
+DECODE_SPLIT = KernelSpec(
+    name="decode_split",
+    algorithm="fixed",
+    title="Flash-Decoding with fixed splits",
+    paper="Dao, Haziza, Massa, Sizov 2023, Flash-Decoding for long-context inference",
+    source="decode_split.cu",
+    dtypes=("float16", "bfloat16"),
+    precisions=("native",),
+    configs=_CONFIGS,
+    shared_memory=_decode_shared_memory,
+    launches=_split_launches,
+    workspace=_split_workspace,
+    choose=_choose_rows,  # type: ignore[arg-type]
+    operation="decode",
+    further_constants=decode_constants,
+)
+
+DECODE_BALANCED = dataclasses.replace(
+    DECODE_SPLIT,
+    name="decode_balanced",
+    algorithm="balanced",
+    title="Flash-Decoding with equal shares of a ragged batch",
+    paper="Sanovar et al. 2024, LeanAttention; Osama et al. 2023, Stream-K",
+    source="decode_balanced.cu",
+    launches=_balanced_launches,
+    workspace=_balanced_workspace,
+)
+
+_FP8_SHARED = functools.partial(_decode_shared_memory, itemsize=1)
+
+
+def _with_fp8_cache(spec: KernelSpec) -> KernelSpec:
+    """The same source over a cache of e4m3; float8 conversions are instructions of sm_89 and later."""
+    return dataclasses.replace(
+        spec,
+        name=f"{spec.name}_fp8",
+        title=f"{spec.title}, e4m3 cache",
+        shared_memory=_FP8_SHARED,
+        cache_dtypes=("float8_e4m3",),
+        min_capability=89,
+    )
+
+
+DECODE_SPLIT_FP8 = _with_fp8_cache(DECODE_SPLIT)
+DECODE_BALANCED_FP8 = _with_fp8_cache(DECODE_BALANCED)
