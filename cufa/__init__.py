@@ -3,12 +3,21 @@
 from typing import TYPE_CHECKING, Any
 
 from .api import flash_attention, plan
-from .reference import attention_reference
+from .decode.merge import merge_attention_states
+from .reference import attention_reference, decode_reference
 
 if TYPE_CHECKING:
     from .emulator import emulate
 
-__all__ = ["__version__", "attention_reference", "emulate", "flash_attention", "plan"]
+__all__ = [
+    "__version__",
+    "attention_reference",
+    "decode_reference",
+    "emulate",
+    "flash_attention",
+    "merge_attention_states",
+    "plan",
+]
 __version__ = "0.1.0"
 
 
