@@ -203,6 +203,24 @@ class TestSuites:
             assert problem.heads * problem.head_dim == 2048
             assert problem.dtype == "bfloat16"
 
+    def test_fa3_is_forward_without_the_older_kernels(self):
+        device = Device.typical("sm_90")
+        cases = dict(suites.SUITES["fa3"].cases(device))
+        assert list(cases) == [problem for problem, _ in suites.SUITES["forward"].cases(device)]
+        assert {c.label for some in cases.values() for c in some} == {"fa3", "torch flash", "torch cudnn"}
+
+    def test_awkward_covers_what_kernels_neglect(self):
+        cases = list(suites.SUITES["awkward"].cases(Device.typical("sm_90")))
+        problems = [problem for problem, _ in cases]
+        for causal in (False, True):
+            found = [p for p in problems if p.causal == causal]
+            assert {p.seqlen_q for p in found if (p.batch, p.heads) == (1, 8)} == {512, 1024, 2048}
+            assert any((p.seqlen_q, p.seqlen_k) == (128, 8192) for p in found)
+            assert any((p.heads, p.kv_heads) == (32, 4) for p in found)
+            assert {-1, 1} <= {(p.seqlen_q + 1) % 64 - 1 for p in found}
+            assert {80, 96, 192} <= {p.head_dim for p in found}
+        assert all({"torch flash", "torch cudnn"} <= {c.label for c in some} for _, some in cases)
+
     def test_evidence_times_every_kernel(self):
         device = Device.typical("sm_90")
         timed = set()
@@ -276,6 +294,18 @@ class TestOnAGpu:
         rows, _ = run_problem(problem, [Contender(p) for p in peers.PEERS], device, limits, seconds=0.05)
         assert {"torch flash", "torch math"} <= {row.label for row in rows}
         assert all(row.error < 5e-2 for row in rows)
+
+    @pytest.mark.parametrize("kv_heads", [4, 2])
+    def test_torch_peers_align_causal_bottom_right(self, device, kv_heads):
+        """Where lengths differ: flash computes what we do; cuDNN, which does not, says so."""
+        pytest.importorskip("torch")
+        problem = suites.make(1, 4, 100, 64, "bfloat16", True, kv_heads=kv_heads, seqlen_k=300)
+        limits = Limits(1e12, {"bfloat16": 1e15}, 1e12)
+        peer = [Contender("torch flash"), Contender("torch cudnn"), Contender("fa2")]
+        rows, skipped = run_problem(problem, peer, device, limits, seconds=0.05)
+        assert {row.label for row in rows} == {"torch flash", "fa2"}
+        assert all(row.error < 5e-2 for row in rows)
+        assert [(s.label, "top-left" in s.reason) for s in skipped] == [("torch cudnn", True)]
 
     def test_torch_peers_run_on_the_timed_stream(self, device):
         """Eight times the work takes more than twice the time; events see nothing of another stream."""

@@ -203,6 +203,23 @@ def test_markdown_puts_every_kernel_of_ours_over_the_first_peer(record):
     assert lines[lines.index(header) + 2].endswith("| 1.50× (1.50–1.50) |")
 
 
+def test_markdown_puts_fa3_over_the_fastest_peer(record):
+    """And names shapes in full where batch, heads and both lengths vary."""
+    row = copy.deepcopy(record["suites"]["versions"]["rows"][0])
+    row["problem"] |= {"heads": 8, "kv_heads": 2, "seqlen_q": 128, "seqlen_k": 8192}
+    times = {"fa3": 1000, "fa2": 2000, "torch flash": 3000, "torch cudnn": 1100}
+    rows = [row | {"label": x, "samples_ns": [t] * 20, "p50_ns": t} for x, t in times.items()]
+    record["suites"] = {"awkward": {"title": "awkward", "rows": rows, "skipped": []}}
+    lines = report.markdown({"test-gpu": record}).splitlines()
+    header = next(line for line in lines if line.startswith("| batch"))
+    assert header.endswith(
+        "| mask | fa3 | fa2 | torch flash | torch cudnn | fa3 over torch cudnn | fa2 over torch flash |"
+    )
+    line = lines[lines.index(header) + 2]
+    assert line.startswith("| 1 × 8/2 × 128×8192 | 32 | causal |")
+    assert line.endswith("| 1.10× (1.10–1.10) | 1.50× (1.50–1.50) |")
+
+
 def test_update_writes_between_the_markers_only():
     text = f"before\n{report.BEGIN}\nold\n{report.END}\nafter\n"
     new = report.update(text, "table")

@@ -19,6 +19,9 @@ TORCH_BACKENDS = {
 }
 PEERS = tuple(TORCH_BACKENDS)
 
+#: Backends that know the causal mask aligned bottom-right; for the others torch would materialise it.
+_LOWER_RIGHT = ("torch flash", "torch efficient")
+
 #: Materialises the scores: above this it would not fit, or take minutes.
 _MATH_MAX_BYTES = 16 << 30
 
@@ -40,14 +43,16 @@ def torch_peer(
     import torch
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
-    if problem.causal and problem.seqlen_q != problem.seqlen_k:
-        raise NotImplementedError("torch aligns the causal mask top-left: not the same computation")
+    if _is_uneven(problem) and name not in _LOWER_RIGHT:
+        raise NotImplementedError(
+            "torch aligns this backend's causal mask top-left: not the same computation"
+        )
     scores = 6 * problem.batch * problem.heads * problem.seqlen_q * problem.seqlen_k
     if name == "torch math" and scores > _MATH_MAX_BYTES:
         raise NotImplementedError("materialises its scores: too large")
     tensors = [_to_torch(x) for x in (q, k, v)]
     backend = getattr(SDPBackend, TORCH_BACKENDS[name])
-    options: dict[str, Any] = {"is_causal": problem.causal, "scale": problem.scale}
+    options: dict[str, Any] = {"scale": problem.scale, **_mask(problem)}
     if problem.group_size > 1:
         options["enable_gqa"] = True
     # "highest": float32 products stay float32. The tf32 problem opts in.
@@ -70,6 +75,21 @@ def torch_peer(
     except RuntimeError as error:  # "No available kernel"; the reasons came as warnings
         raise NotImplementedError(str(error).splitlines()[0]) from error
     return run, lambda: _to_cupy(run(), q.dtype)
+
+
+def _is_uneven(problem: Problem) -> bool:
+    """Causal, and the two alignments of the mask differ."""
+    return problem.causal and problem.seqlen_q != problem.seqlen_k
+
+
+def _mask(problem: Problem) -> dict[str, Any]:
+    """Arguments of SDPA. ``is_causal`` aligns top-left; bottom-right is a bias that torch hands on to the
+    backend as a flag, without making a matrix of it."""
+    if not _is_uneven(problem):
+        return {"is_causal": problem.causal}
+    from torch.nn.attention.bias import causal_lower_right
+
+    return {"attn_mask": causal_lower_right(problem.seqlen_q, problem.seqlen_k)}
 
 
 def torch_host_times(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Iterator
 
 from ..architectures import Device
@@ -55,13 +56,44 @@ def _best(problem: Problem, device: Device | None) -> list[str]:
     return list(dict.fromkeys(serving))
 
 
-def _forward(device: Device | None) -> Iterator[Case]:
-    """The shapes of the FlashAttention-2 paper, 16k tokens and 2048 hidden, to 16k long."""
+def _published_shapes() -> Iterator[Problem]:
+    """Those of the FlashAttention-2 paper, 16k tokens and 2048 hidden, to 16k long."""
     for head_dim in (64, 128, 256):
         for seqlen in (1024, 4096, 16384):
             for causal in (False, True):
-                problem = make(16384 // seqlen, 2048 // head_dim, seqlen, head_dim, "bfloat16", causal)
-                yield problem, contenders(*_best(problem, device), "torch flash", "torch cudnn")
+                yield make(16384 // seqlen, 2048 // head_dim, seqlen, head_dim, "bfloat16", causal)
+
+
+def _forward(device: Device | None) -> Iterator[Case]:
+    for problem in _published_shapes():
+        yield problem, contenders(*_best(problem, device), "torch flash", "torch cudnn")
+
+
+def _fa3(device: Device | None) -> Iterator[Case]:
+    """The same shapes, only what the planner prefers: half the time of "forward", for work on one kernel."""
+    for problem in _published_shapes():
+        yield problem, contenders(_best(problem, device)[0], "torch flash", "torch cudnn")
+
+
+def _awkward(device: Device | None) -> Iterator[Case]:
+    """Few heads and short sequences, few queries, grouped heads, lengths off the tile by one, head dims
+    between the round ones. Causal with Sq ≠ Sk is aligned bottom-right for all: torch's flash backend takes
+    that as a bias, its cuDNN backend does not serve it."""
+    masks = (False, True)
+    short = [(1, 8, 8, n, n, d) for d in (64, 128) for n in (512, 1024, 2048)]
+    shapes = [
+        *short,
+        (4, 16, 16, 128, 8192, 128),
+        (2, 32, 4, 4096, 4096, 128),
+        (16, 16, 16, 1023, 1023, 128),
+        (4, 16, 16, 4097, 4097, 128),
+        *((2, 16, 16, 4096, 4096, d) for d in (80, 96, 192)),
+    ]
+    for (batch, heads, kv_heads, seqlen_q, seqlen_k, head_dim), causal in itertools.product(shapes, masks):
+        problem = make(
+            batch, heads, seqlen_q, head_dim, "bfloat16", causal, kv_heads=kv_heads, seqlen_k=seqlen_k
+        )
+        yield problem, contenders(*_best(problem, device), "torch flash", "torch cudnn")
 
 
 def _versions(device: Device | None) -> Iterator[Case]:
@@ -125,6 +157,8 @@ SUITES = {
     for suite in (
         Suite("quick", "every algorithm, a few shapes", _quick),
         Suite("forward", "forward, 16k tokens × 2048 hidden, bfloat16", _forward, gpu_only=True),
+        Suite("fa3", "forward, the preferred kernel only", _fa3, gpu_only=True),
+        Suite("awkward", "short, ragged and uneven shapes, bfloat16", _awkward, gpu_only=True),
         Suite("versions", "FA1 → FA2, batch 2 × 4 heads, d64, causal", _versions),
         Suite(
             "float32", "float32 that keeps float32 accuracy, 8k tokens × 2048 hidden", _float32, gpu_only=True
@@ -135,4 +169,4 @@ SUITES = {
 }
 
 #: What evidence is recorded of, in this order.
-EVIDENCE = ("forward", "versions", "float32", "fa1-blocks", "memory")
+EVIDENCE = ("forward", "awkward", "versions", "float32", "fa1-blocks", "memory")
