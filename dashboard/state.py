@@ -23,6 +23,7 @@ class Controls:
         self._notices: list[str] = []
         self._shown: dict[str, str] = {}
         self._names: set[str] = set()
+        self._finished = False
         self._box = st.container()
 
     def integer(
@@ -36,22 +37,8 @@ class Controls:
         step: int = 1,
         help: str | None = None,
     ) -> int:
-        """A whole number from low to high."""
-
-        def parse(text: str) -> int:
-            value = int(text)
-            if not low <= value <= high:
-                raise ValueError
-            return value
-
-        default = min(max(default, low), high)
-        key = self._settle(name, default, parse, f"a whole number from {low:,} to {high:,}")
-        value = int(st.session_state[key])
-        if not low <= value <= high:  # the bounds moved since it was set
-            st.session_state[key] = min(max(value, low), high)
-        got = int(st.number_input(label, low, high, step=step, help=help, key=key))
-        self._keep(name, got, default)
-        return got
+        """A whole number from low to high, typed or stepped."""
+        return self._number(st.number_input, name, label, default, range(low, high + 1), step, help)
 
     def slider(
         self,
@@ -65,18 +52,31 @@ class Controls:
         help: str | None = None,
     ) -> int:
         """A whole number, when looking around matters more than the exact figure."""
+        return self._number(st.slider, name, label, default, range(low, high + 1, step), step, help)
+
+    def _number(
+        self,
+        widget: Callable[..., Any],
+        name: str,
+        label: str,
+        default: int,
+        allowed: range,
+        step: int,
+        help: str | None,
+    ) -> int:
+        low, high = allowed[0], allowed[-1]
 
         def parse(text: str) -> int:
-            value = int(text)
-            if not low <= value <= high or (value - low) % step:
+            if int(text) not in allowed:
                 raise ValueError
-            return value
+            return int(text)
 
-        wanted = f"a whole number from {low:,} to {high:,}" + (f" in steps of {step:,}" if step > 1 else "")
+        wanted = f"a whole number from {low:,} to {high:,}"
+        wanted += f" in steps of {allowed.step:,}" if allowed.step > 1 else ""
         default = min(max(default, low), high)
         key = self._settle(name, default, parse, wanted)
-        st.session_state[key] = min(max(int(st.session_state[key]), low), high)
-        got = int(st.slider(label, low, high, step=step, help=help, key=key))
+        st.session_state[key] = min(max(int(st.session_state[key]), low), high)  # the bounds may have moved
+        got = int(widget(label, low, high, step=step, help=help, key=key))
         self._keep(name, got, default)
         return got
 
@@ -169,7 +169,12 @@ class Controls:
                 st.warning(
                     "  \n".join(n[0].upper() + n[1:] for n in self._notices), icon=":material/link_off:"
                 )
-        if st.query_params.to_dict() != self._shown:
+        self._finished = True
+        self.write_link()
+
+    def write_link(self) -> None:
+        """At the end of a fragment with controls: :meth:`finish` is not reached when it runs alone."""
+        if self._finished and st.query_params.to_dict() != self._shown:
             st.query_params.from_dict(self._shown)
 
     def _key(self, name: str) -> str:
@@ -200,6 +205,7 @@ class Controls:
 
     def _keep(self, name: str, value: Any, default: Any, remember: Any = None) -> None:
         """Write the link, and remember: Streamlit forgets the widgets of a page that is left."""
+        self._shown.pop(name, None)
         if value != default:
             self._shown[name] = str(value)
         st.session_state[f"last.{self._key(name)}"] = value if remember is None else remember

@@ -374,7 +374,7 @@ def test_the_command_starts_streamlit_on_this_very_cufa(monkeypatch: pytest.Monk
     result = CliRunner().invoke(main, ["dashboard", "--no-browser", "--port", "8700"])
     assert result.exit_code == 0, result.output
     (command, environment), *_ = started
-    assert command[1:5] == ["-m", "streamlit", "run", APP]
+    assert command[1:5] == ["-m", "streamlit", "run", str(Path(APP).with_name("server.py"))]
     assert "--server.port=8700" in command
     assert not any("headless=false" in argument for argument in command)
     assert environment["PYTHONPATH"].split(os.pathsep)[0] == str(Path(APP).parents[1])

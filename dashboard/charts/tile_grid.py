@@ -175,24 +175,20 @@ def _pick(schedule: Schedule) -> go.Scatter:
     row, column = (x.ravel() for x in np.indices(tiles.shape))
     last_row = np.minimum((row + 1) * schedule.block_q, schedule.seqlen_q) - 1
     last_column = np.minimum((column + 1) * schedule.block_kv, schedule.seqlen_k) - 1
-    labels = [theme.LIGHT.tiles[t].label for t in Tile]
-    text = [
-        f"queries {r * schedule.block_q:,}–{lr:,}<br>keys "
-        f"{c * schedule.block_kv:,}–{lc:,}<br><b>{labels[t]}</b>"
-        for r, lr, c, lc, t in zip(
-            *(x.tolist() for x in (row, last_row, column, last_column, tiles.ravel())), strict=True
-        )
-    ]
+    labels = np.array([theme.LIGHT.tiles[t].label for t in Tile])
+    span = np.column_stack([row * schedule.block_q, last_row, column * schedule.block_kv, last_column])
     invisible = {"marker": {"opacity": 0}}
     return go.Scatter(
         x=column,
         y=row,
-        text=text,
+        text=labels[tiles.ravel()],
+        customdata=span,
         mode="markers",
         marker={"symbol": "square", "size": max(6, min(34, 500 // max(tiles.shape))), "opacity": 0},
         selected=invisible,
         unselected=invisible,
-        hovertemplate="query block %{y}, key block %{x}<br>%{text}<extra></extra>",
+        hovertemplate="query block %{y}, key block %{x}<br>queries %{customdata[0]:,}–%{customdata[1]:,}<br>"
+        "keys %{customdata[2]:,}–%{customdata[3]:,}<br><b>%{text}</b><extra></extra>",
         showlegend=False,
         name="tiles",
     )

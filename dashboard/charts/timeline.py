@@ -9,9 +9,11 @@ from cufa.dashboard import theme
 from cufa.dashboard.model.launch import WHOLE_HEAD, Timeline
 from cufa.dashboard.theme import Palette
 
-BARS = 2500
-"""Up to this many blocks each is drawn as a bar; beyond, time is cut into bins."""
-_BINS = 600
+BARS = 400
+"""Up to this many blocks each is drawn as a bar (0.2 ms in a browser); beyond, time is cut into bins."""
+_MOST_BINS = 600
+_CELLS = 80_000
+"""Of places × bins."""
 
 
 def timeline_figure(timeline: Timeline, palette: Palette, height: int = 420) -> go.Figure:
@@ -133,24 +135,30 @@ def _bars(timeline: Timeline) -> go.Bar:
 
 
 def _bins(timeline: Timeline) -> go.Heatmap:
-    """Tiles of the block that holds a place in the middle of each bin; empty where none does."""
+    """The block that holds each place in the middle of each bin; empty where none does."""
     places = timeline.num_sms * timeline.slots_per_sm
-    width = timeline.span / _BINS
-    running = np.full((places, _BINS), np.nan, np.float32)
-    first = np.clip(np.ceil(timeline.start / width - 0.5), 0, _BINS).astype(np.int64)
-    last = np.clip(np.ceil(timeline.end / width - 0.5), 0, _BINS).astype(np.int64)  # exclusive
+    bins = min(_MOST_BINS, max(60, _CELLS // places))
+    width = timeline.span / bins
+    first = np.clip(np.ceil(timeline.start / width - 0.5), 0, bins).astype(np.int64)
+    last = np.clip(np.ceil(timeline.end / width - 0.5), 0, bins).astype(np.int64)  # exclusive
     lengths = last - first
-    column = (
-        np.arange(lengths.sum())
-        - np.repeat(np.cumsum(lengths) - lengths, lengths)
-        + np.repeat(first, lengths)
-    )
-    running[np.repeat(_rows(timeline), lengths), column] = np.repeat(timeline.blocks.tiles, lengths)
+    block = np.repeat(np.arange(len(timeline.blocks)), lengths)
+    column = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths - first, lengths)
+    cells = np.repeat(_rows(timeline), lengths), column
+    tiles = np.full((places, bins), np.nan, np.float32)
+    tiles[cells] = timeline.blocks.tiles[block]
+    blocks = timeline.blocks
+    which = np.zeros((places, bins, 4), np.int32 if len(blocks) > 1 << 15 else np.int16)
+    which[cells] = np.column_stack([np.arange(len(blocks)), blocks.q_block, blocks.head, blocks.batch])[block]
+    whole = bool(len(blocks)) and blocks.q_block[0] == WHOLE_HEAD
+    what = "head" if whole else "query block %{customdata[1]}, head"
     return go.Heatmap(
-        z=running,
+        z=tiles,
+        customdata=which,
         x0=width / 2,
         dx=width,
         coloraxis="coloraxis",
         hoverongaps=False,
-        hovertemplate="place %{y}, at %{x:,.1f}: a block of %{z:,.0f} tiles<extra></extra>",
+        hovertemplate=f"place %{{y}}, at %{{x:,.1f}} · thread block %{{customdata[0]:,}}<br>{what} "
+        "%{customdata[2]}, batch %{customdata[3]}<br>%{z:,.0f} tiles<extra></extra>",
     )

@@ -1,4 +1,4 @@
-"""Causal work, first part: the grid of tiles, and who has counted them."""
+"""Causal work: the grid of tiles, and who has counted them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Causal work, second part: one tile from within, its rows' running maximum and sum."""
+"""Causal work, first parts: the grid of one head, and one tile from within (maximum and sum of its rows)."""
 
 from __future__ import annotations
 
@@ -13,14 +13,28 @@ from cufa.dashboard.model import softmax_steps
 from cufa.dashboard.model.softmax_steps import Step
 from cufa.dashboard.state import Controls
 from cufa.dashboard.theme import Palette
-from cufa.dashboard.views.causal_grid import GRID_KEY
+from cufa.dashboard.views import causal_grid
 from cufa.dashboard.views.causal_view import View
 from cufa.schedule import Schedule, Tile
 
 
-def take_click(controls: Controls) -> None:
+@st.fragment
+def show_one_head(view: View, controls: Controls, palette: Palette) -> None:
+    """The grid and the tile that is selected in it; selecting another draws nothing else anew."""
+    _take_click(controls)
+    grid = st.container()  # above the controls that say which of its tiles is selected
+    selected = _choose_tile(view, controls)
+    with grid:
+        causal_grid.show_grid(view, palette, selected)
+        causal_grid.show_counters(view)
+        st.header("Inside one tile", anchor=False)
+    _show_tile(view, palette, selected)
+    controls.write_link()
+
+
+def _take_click(controls: Controls) -> None:
     """A tile selected in the grid, which Streamlit put in the session before this run."""
-    event: Any = st.session_state.get(GRID_KEY)
+    event: Any = st.session_state.get(causal_grid.GRID_KEY)
     points = event["selection"]["points"] if event else []
     picked = (int(points[0]["y"]), int(points[0]["x"])) if points else None
     if picked and picked != st.session_state.get("causal.picked"):
@@ -29,7 +43,7 @@ def take_click(controls: Controls) -> None:
     st.session_state["causal.picked"] = picked
 
 
-def choose_tile(view: View, controls: Controls) -> tuple[int, int]:
+def _choose_tile(view: View, controls: Controls) -> tuple[int, int]:
     """Query block and key block: by number here (with the keyboard too), or by a click in the grid."""
     rows, columns = view.schedule.num_q_blocks, view.schedule.num_kv_blocks
     row = rows // 2
@@ -46,7 +60,7 @@ def choose_tile(view: View, controls: Controls) -> tuple[int, int]:
     return q_block, kv_block
 
 
-def show_tile(view: View, palette: Palette, selected: tuple[int, int]) -> None:
+def _show_tile(view: View, palette: Palette, selected: tuple[int, int]) -> None:
     """What the selected tile did to its rows."""
     schedule, (q_block, kv_block) = view.schedule, selected
     tile = Tile(int(schedule.tiles[q_block, kv_block]))

@@ -1,0 +1,63 @@
+"""What the served dashboard adds to Streamlit's server: an early hint, no waiting between packets."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from typing import Any
+
+import pytest
+
+pytest.importorskip("streamlit", reason="the dashboard needs streamlit: pip install 'cufa[dashboard]'")
+
+import dashboard_support  # noqa: F401 - makes cufa.dashboard importable
+
+from cufa.dashboard import server
+
+
+def headers_of(content_type: bytes) -> list[tuple[bytes, bytes]]:
+    """Of an answer of this type that has passed the middleware."""
+    sent: list[dict[str, Any]] = []
+
+    async def application(scope: Any, receive: Any, send: Any) -> None:
+        await send(
+            {"type": "http.response.start", "status": 200, "headers": [(b"content-type", content_type)]}
+        )
+        await send({"type": "http.response.body", "body": b""})
+
+    async def send(message: dict[str, Any]) -> None:
+        sent.append(message)
+
+    asyncio.run(server.Preload(application)({"type": "http"}, None, send))
+    assert [m["type"] for m in sent] == ["http.response.start", "http.response.body"]
+    return list(sent[0]["headers"])
+
+
+def test_a_document_names_the_script_that_draws_figures() -> None:
+    (name, value) = headers_of(b"text/html; charset=utf-8")[-1]
+    assert name == b"link"
+    assert value.startswith(b"</static/js/PlotlyChart.")
+    assert value.endswith(b">; rel=modulepreload")
+
+
+def test_other_answers_pass_unchanged() -> None:
+    assert headers_of(b"application/javascript") == [(b"content-type", b"application/javascript")]
+
+
+def test_connections_send_their_packets_at_once() -> None:
+    with socket.socket() as listening, socket.socket() as client:
+        listening.bind(("127.0.0.1", 0))
+        listening.listen()
+        server.send_at_once()
+        client.connect(listening.getsockname())
+        connection, _ = listening.accept()
+        with connection:
+            assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
+def test_every_page_is_loaded_before_the_first_visitor() -> None:
+    import sys
+
+    server.load_pages()
+    assert "plotly.graph_objects" in sys.modules
+    assert "cufa.dashboard.views.causal_tile" in sys.modules
