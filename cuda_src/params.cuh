@@ -28,5 +28,6 @@ struct AttentionParams {
   TraceRecord* trace;  // one a work item; read only when TRACE is on
   Strides q_stride, k_stride, v_stride, o_stride;
   i32 batch, heads, kv_heads, seqlen_q, seqlen_k;
-  float scale_log2;  // softmax scale * log2(e), positive
+  float scale_log2;     // softmax scale * log2(e), positive
+  i32 heads_per_group;  // persistent kernels, causal: see PersistentItems
 };

@@ -173,7 +173,7 @@ def run_plan(
         for n, x in (("lse", lse), ("trace", records), ("workspace", aligned))
     ]
 
-    params = pack(problem, [x.array.strides for x in memory[:4]])
+    params = pack(problem, [x.array.strides for x in memory[:4]], plan.heads_per_group)
     for array in memory:
         setattr(params, array.name, array.address)
     findings: list[Finding] = []

@@ -40,6 +40,7 @@ class AttentionParams(ctypes.Structure):
         ("seqlen_q", ctypes.c_int32),
         ("seqlen_k", ctypes.c_int32),
         ("scale_log2", ctypes.c_float),
+        ("heads_per_group", ctypes.c_int32),
     ]
 
 
@@ -62,7 +63,7 @@ TRACE_RECORD = np.dtype(
 _SMALLEST_SCALE = float(np.finfo(np.float32).tiny)
 
 
-def pack(problem: Problem, strides: Sequence[Sequence[int]]) -> AttentionParams:
+def pack(problem: Problem, strides: Sequence[Sequence[int]], heads_per_group: int = 1) -> AttentionParams:
     """Everything but the pointers. ``strides`` are those of q, k, v and o in bytes, axes in the order
     (batch, head, seqlen, head_dim); the stride of an axis of length 1 does not matter."""
     p = AttentionParams()
@@ -70,6 +71,7 @@ def pack(problem: Problem, strides: Sequence[Sequence[int]]) -> AttentionParams:
         setattr(p, name, Strides(*(s // problem.itemsize for s in byte_strides[:3])))
     p.batch, p.heads, p.kv_heads = problem.batch, problem.heads, problem.kv_heads
     p.seqlen_q, p.seqlen_k = problem.seqlen_q, problem.seqlen_k
+    p.heads_per_group = heads_per_group
     # A scale of 0 would turn the mask's -inf into NaN; the smallest normal float gives the same weights.
     p.scale_log2 = max(problem.scale * math.log2(math.e), _SMALLEST_SCALE)
     return p

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
+from . import item_order
 from .architectures import Device
 from .kernels import KERNELS, KernelSpec, Launch, TileConfig
 from .problem import Problem
@@ -41,6 +42,15 @@ class Plan:
         return Schedule.of(
             self.problem, self.config.block_q, self.config.block_kv, self.spec.skip_masked_tiles
         )
+
+    @property
+    def heads_per_group(self) -> int:
+        """Heads that persistent blocks work on side by side under the causal mask (1: does not matter)."""
+        if not (self.problem.causal and self.launches and self.launches[0].persistent):
+            return 1
+        heads, num_blocks = self.problem.batch * self.problem.heads, self.launches[0].grid[0]
+        head_bytes = 2 * self.problem.seqlen_k * self.problem.head_dim * self.problem.itemsize
+        return item_order.heads_per_group(self.schedule, heads, num_blocks, head_bytes)
 
     @property
     def constants(self) -> dict[str, int | bool]:

@@ -66,6 +66,7 @@ DEVICE void tma_prefetch_map(const TensorMap*) {}
 
 // ---- wgmma.cuh
 DEVICE void wgmma_fence() {}
+DEVICE void order_after(float, u32) {}
 DEVICE void wgmma_commit() { cufa_host::commit_warpgroup_products(); }
 template <int PENDING>
 DEVICE void wgmma_wait(SITE) {

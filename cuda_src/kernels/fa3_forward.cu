@@ -63,7 +63,9 @@ constexpr int Q_BYTES = wgmma_tile_bytes(GROUP_ROWS, HEAD_DIM), KV_BYTES = wgmma
 constexpr int K_OFFSET = Q_STAGES * CONSUMERS * Q_BYTES, V_OFFSET = K_OFFSET + NUM_STAGES * KV_BYTES;
 constexpr int BARRIER_OFFSET = V_OFFSET + NUM_STAGES * KV_BYTES;
 constexpr int NUM_BARRIERS = 2 * (Q_STAGES * CONSUMERS + 2 * NUM_STAGES);
-static_assert(BARRIER_OFFSET + 8 * NUM_BARRIERS == SMEM_BYTES, "the registry computes the same layout");
+constexpr int ITEM_OFFSET = (BARRIER_OFFSET + 8 * NUM_BARRIERS + 15) / 16 * 16;
+constexpr int ITEM_RECORDS = 4;  // the producer's item, the consumers' two (one being stored), and one between
+static_assert(ITEM_OFFSET + 16 * ITEM_RECORDS == SMEM_BYTES, "the registry computes the same layout");
 static_assert(Br == CONSUMERS * GROUP_ROWS, "64 query rows a consumer");
 static_assert(Bc % 16 == 0 && Bc <= 256, "P V takes keys 16 at a time");
 static_assert(ALIGNMENT == 16, "TMA needs 16-byte aligned rows");
@@ -89,18 +91,17 @@ struct Ring {
   }
 };
 
-// One query block of one head. Made anew from its index where it is needed: registers are scarcer than divisions.
+// One query block of one head, as the producer leaves it in shared memory for the consumers: they save the divisions, and
+// registers while they are busy with it.
 struct Item : WorkItem {
-  TileRange tiles;
-  DEVICE Item(const AttentionParams& p, const PersistentItems<Br, CAUSAL>& items, u32 index)
-      : WorkItem(items.item(p, index)),
-        tiles(visited_tiles<Br, Bc, CAUSAL, SKIP_MASKED_TILES>(p, q_block)) {}
+  int visited;  // key tiles
 };
-
-template <int STAGES>
-DEVICE void release_queries(Ring<STAGES>& ring, u32 first_empty, int consumer, int lane) {
-  if (lane == 0) mbarrier_arrive(first_empty + 8 * (ring.stage * CONSUMERS + consumer));
-  ring.advance();
+DEVICE void publish_item(u32 record, const Item& item) {
+  st_shared_vec4(record, {u32(item.q_block), u32(item.head), u32(item.batch), u32(item.visited)});
+}
+DEVICE Item read_item(u32 record) {
+  const vec4 x = ld_shared_vec4(record);
+  return {{int(x.x), int(x.y), int(x.z)}, int(x.w)};
 }
 
 template <bool B>
@@ -135,39 +136,43 @@ KERNEL __launch_bounds__(NUM_THREADS, 1)
   }
   block_sync();  // nobody may wait on a barrier that is not initialised
 
-  PersistentItems<Br, CAUSAL> items(p, 4 * HEAD_DIM);
-  u32 index;
+  PersistentItems<Br, CAUSAL> items(p);
+  const u32 records = Q_smem + ITEM_OFFSET;
+  u32 index, round = 0;
   if (warpgroup == 0) {
     // Alg. 1, l. 3-10: the producer. One thread asks for tiles in the order in which consumers need them.
     registers_release_to<PRODUCER_REGISTERS>();
     if (thread == 0) {
       Ring<Q_STAGES> Q_ring{};
-      while (items.next(index)) {
-        const Item item(p, items, index);
-        if (item.tiles.visited == 0) continue;
-        const int kv_head = item.head / (p.heads / p.kv_heads);
+      for (; items.next(index); ++round) {
+        const WorkItem work = items.item(p, index);
+        const TileRange tiles = visited_tiles<Br, Bc, CAUSAL, SKIP_MASKED_TILES>(p, work.q_block);
+        const int kv_head = work.head / (p.heads / p.kv_heads);
+        // Seen by a consumer once its Q is there. The record that this overwrites is four items old: all consumers have
+        // given back the Q of the last but one, and so have stored the item before that.
+        publish_item(records + 16 * (round % ITEM_RECORDS), {work, tiles.visited});
+        auto load = [&](Ring<NUM_STAGES>& ring, u32 buffers, const TensorMap* map, int j) {
+          ring.wait_empty();
+          mbarrier_arrive_expect_tx(ring.full_barrier(), KV_BYTES);
+          for (int a = 0; a < atoms(HEAD_DIM); ++a) {
+            tma_load_4d(buffers + ring.stage * KV_BYTES + a * Bc * ATOM_ROW_BYTES, map, ring.full_barrier(),
+                        a * ATOM_COLUMNS, j * Bc, kv_head, work.batch);
+          }
+          ring.advance();
+        };
+        // The first K before Q, whose buffer may be in use for longer; then K one tile ahead of V, as in the turns.
+        if (tiles.visited > 0) load(K_ring, K_smem, &K_map, tiles.visited - 1);
         for (int w = 0; w < CONSUMERS; ++w) {
           const int buffer = Q_ring.stage * CONSUMERS + w;
           mbarrier_wait(Q_empty + 8 * buffer, Q_ring.parity ^ 1);
           mbarrier_arrive_expect_tx(Q_full + 8 * buffer, Q_BYTES);
           for (int a = 0; a < atoms(HEAD_DIM); ++a) {
             tma_load_4d(Q_smem + buffer * Q_BYTES + a * GROUP_ROWS * ATOM_ROW_BYTES, &Q_map, Q_full + 8 * buffer,
-                        a * ATOM_COLUMNS, item.q_block * Br + w * GROUP_ROWS, item.head, item.batch);
+                        a * ATOM_COLUMNS, work.q_block * Br + w * GROUP_ROWS, work.head, work.batch);
           }
         }
         Q_ring.advance();
-        auto load = [&](Ring<NUM_STAGES>& ring, u32 tiles, const TensorMap* map, int j) {
-          ring.wait_empty();
-          mbarrier_arrive_expect_tx(ring.full_barrier(), KV_BYTES);
-          for (int a = 0; a < atoms(HEAD_DIM); ++a) {
-            tma_load_4d(tiles + ring.stage * KV_BYTES + a * Bc * ATOM_ROW_BYTES, map, ring.full_barrier(),
-                        a * ATOM_COLUMNS, j * Bc, kv_head, item.batch);
-          }
-          ring.advance();
-        };
-        // K runs one tile ahead of V, as in the consumers' turns.
-        load(K_ring, K_smem, &K_map, item.tiles.visited - 1);
-        for (int j = item.tiles.visited - 1; j >= 0; --j) {
+        for (int j = tiles.visited - 1; j >= 0; --j) {
           if (j > 0) load(K_ring, K_smem, &K_map, j - 1);
           load(V_ring, V_smem, &V_map, j);
         }
@@ -184,8 +189,9 @@ KERNEL __launch_bounds__(NUM_THREADS, 1)
     float S_rmem[Bc / 2], O_rmem[HEAD_DIM / 2] = {};
     u32 P_rmem[Bc / 4], Q_rmem[4 * K_STEPS];
     OnlineSoftmax<2> softmax;
-    int j;    // the key tile whose scores are computed next
-    int row;  // this lane's first query row; its second is 8 further on
+    u32 record;  // of the item at hand
+    int j;       // the key tile whose scores are computed next
+    int row;     // this lane's first query row; its second is 8 further on
     int unmasked, skipped;
     u64 start_ns = 0;
 
@@ -201,8 +207,8 @@ KERNEL __launch_bounds__(NUM_THREADS, 1)
     }
 
     // Alg. 1, l. 19-20: O = O / l, L = m + log l
-    auto store = [&](u32 index, const float(&O)[HEAD_DIM / 2], OnlineSoftmax<2>& sums, u64 start_ns) {
-      const Item item(p, items, index);
+    auto store = [&](u32 index, u32 record, const float(&O)[HEAD_DIM / 2], OnlineSoftmax<2>& sums, u64 start_ns) {
+      const Item item = read_item(record);
       const int first_row = item.q_block * Br + consumer * GROUP_ROWS + warp * 16 + lane / 4;
       sums.reduce_sum();
 #pragma unroll
@@ -216,43 +222,51 @@ KERNEL __launch_bounds__(NUM_THREADS, 1)
         store_accumulator_row<O_TILES, BFLOAT16>(target, O, r, sums.inverse_sum(r), row < p.seqlen_q, lane);
       }
       if constexpr (TRACE) {
-        if (thread == 128) write_trace(p, index, item, item.tiles, start_ns);
+        if (thread == 128) {
+          write_trace(p, index, item, visited_tiles<Br, Bc, CAUSAL, SKIP_MASKED_TILES>(p, item.q_block), start_ns);
+        }
       }
     };
 
-    // Moves `index` to the next item that has tiles to visit, on which this consumer then works; items that have none are
-    // written as zeros. False at the end.
+    auto give_back_queries = [&] {
+      if (lane == 0) mbarrier_arrive(Q_empty + 8 * (Q_ring.stage * CONSUMERS + consumer));
+      Q_ring.advance();
+    };
+
+    // Waits for the next item that has tiles to visit, and for its Q; items that have none are written as zeros. False at
+    // the end.
     auto begin_item = [&]() -> bool {
-      while (items.next(index)) {
+      for (; items.next(index); ++round) {
         if constexpr (TRACE) start_ns = global_timer();
-        const Item item(p, items, index);
+        const int buffer = Q_ring.stage * CONSUMERS + consumer;
+        record = records + 16 * (round % ITEM_RECORDS);
+        mbarrier_wait(Q_full + 8 * buffer, Q_ring.parity);
+        if constexpr (Q_IN_REGISTERS) {
+          load_swizzled_rows<GROUP_ROWS, K_STEPS>(Q_rmem, Q_smem + buffer * Q_BYTES, warp * 16 + lane % 16, lane / 16);
+          warp_sync();  // all lanes have read before the buffer is given back
+          give_back_queries();
+        }
+        const Item item = read_item(record);
         softmax.reset();
-        if (item.tiles.visited == 0) {
+        if (item.visited == 0) {
           const float zeros[HEAD_DIM / 2] = {};
-          store(index, zeros, softmax, start_ns);
+          store(index, record, zeros, softmax, start_ns);
+          if constexpr (!Q_IN_REGISTERS) give_back_queries();
           continue;
         }
-        // The rows of one consumer may see fewer tiles than the block visits. Rows past the end need none, but one is
-        // computed all the same, to keep the pipeline's shape.
+        // The rows of one consumer may see fewer tiles than the block visits. Rows past the end need none, but some are
+        // computed all the same, to keep the pipeline's shape: passing over as many tiles as there are V buffers, when
+        // its turn comes last, a consumer would hold back the one that the others wait for.
         const int group = item.q_block * CONSUMERS + consumer;
         const TileRange mine = visited_tiles<GROUP_ROWS, Bc, CAUSAL, SKIP_MASKED_TILES>(p, group);
         row = group * GROUP_ROWS + warp * 16 + lane / 4;
-        j = group * GROUP_ROWS >= p.seqlen_q ? 0 : max(mine.visited, 1) - 1;
-        skipped = item.tiles.visited - 1 - j;
+        j = group * GROUP_ROWS >= p.seqlen_q ? max(item.visited - NUM_STAGES, 0) : max(mine.visited, 1) - 1;
+        skipped = item.visited - 1 - j;
         unmasked = mine.unmasked;
+        ++round;
         return true;
       }
       return false;
-    };
-
-    auto take_queries = [&] {
-      const int buffer = Q_ring.stage * CONSUMERS + consumer;
-      mbarrier_wait(Q_full + 8 * buffer, Q_ring.parity);
-      if constexpr (Q_IN_REGISTERS) {
-        load_swizzled_rows<GROUP_ROWS, K_STEPS>(Q_rmem, Q_smem + buffer * Q_BYTES, warp * 16 + lane % 16, lane / 16);
-        warp_sync();  // all lanes have read before the buffer is given back
-        release_queries(Q_ring, Q_empty, consumer, lane);
-      }
     };
 
     // A tile that the block visits and this consumer does not need.
@@ -298,19 +312,23 @@ KERNEL __launch_bounds__(NUM_THREADS, 1)
       V_ring.advance();
     };
 
+    auto mask_scores = [&] {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const int limit = visible_keys_from<CAUSAL>(p, row + 8 * r, j * Bc) - lane % 4 * 2;
+#pragma unroll
+        for (int n = 0; n < S_TILES; ++n) {
+          if (8 * n >= limit) S_rmem[4 * n + 2 * r] = NEG_INF;
+          if (8 * n + 1 >= limit) S_rmem[4 * n + 2 * r + 1] = NEG_INF;
+        }
+      }
+    };
+
     // Alg. 2, l. 11: the maxima and exponentials of S. True when O must be multiplied by alpha.
-    auto exponentials = [&](auto masked, float(&alpha)[2]) -> bool {
+    auto exponentials = [&](float(&alpha)[2]) -> bool {
       float m_tile[2];
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        if constexpr (decltype(masked)::value) {
-          const int limit = visible_keys_from<CAUSAL>(p, row + 8 * r, j * Bc) - lane % 4 * 2;
-#pragma unroll
-          for (int n = 0; n < S_TILES; ++n) {
-            if (8 * n >= limit) S_rmem[4 * n + 2 * r] = NEG_INF;
-            if (8 * n + 1 >= limit) S_rmem[4 * n + 2 * r + 1] = NEG_INF;
-          }
-        }
         float even = S_rmem[2 * r], odd = S_rmem[2 * r + 1];
 #pragma unroll
         for (int n = 1; n < S_TILES; ++n) {
@@ -331,7 +349,7 @@ KERNEL __launch_bounds__(NUM_THREADS, 1)
 
     // One turn of the pipeline (Alg. 2, l. 8-14): the scores of tile j and the values of the tile before it are in flight
     // together; the softmax of j runs under the values. With `new_item`, the tile before was the last of `done`.
-    auto turn = [&](auto masked, auto new_item, u32 done, OnlineSoftmax<2>& done_sums, u64 done_start_ns) {
+    auto turn = [&](auto masked, auto new_item, u32 done, u32 done_record, OnlineSoftmax<2>& done_sums, u64 done_start_ns) {
       K_ring.wait_full();
       wait_turn();
       wgmma_registers(O_rmem);
@@ -344,12 +362,16 @@ KERNEL __launch_bounds__(NUM_THREADS, 1)
       wgmma_wait<1>();
       release_scores();
       float alpha[2];
-      const bool grown = exponentials(masked, alpha);
+      if (decltype(masked)::value && j >= unmasked) mask_scores();
+      const bool grown = exponentials(alpha);
+      if constexpr (PIN_WAIT) {
+        order_after(softmax.l[0] + softmax.l[1], Q_smem);
+      }
       wgmma_wait<0>();
       release_values();
       if constexpr (decltype(new_item)::value) {
         for (int i = 0; i < skipped; ++i) skip_values();
-        store(done, O_rmem, done_sums, done_start_ns);
+        store(done, done_record, O_rmem, done_sums, done_start_ns);
 #pragma unroll
         for (int i = 0; i < HEAD_DIM / 2; ++i) O_rmem[i] = 0.0f;
       } else if (grown) {
@@ -361,7 +383,6 @@ KERNEL __launch_bounds__(NUM_THREADS, 1)
 
     // An item with nothing in flight before it: the first scores have no values to run with.
     auto start_item = [&] {
-      take_queries();
       for (int i = 0; i < skipped; ++i) {
         skip_scores();
         skip_values();
@@ -374,17 +395,23 @@ KERNEL __launch_bounds__(NUM_THREADS, 1)
       wgmma_wait<0>();
       release_scores();
       float alpha[2];
-      exponentials(Bool<true>{}, alpha);
+      if (j >= unmasked) mask_scores();
+      exponentials(alpha);
       pack();
     };
 
     bool fresh = true;
     for (bool more = begin_item(); more;) {
       if (fresh) start_item();
-      for (--j; j >= unmasked; --j) turn(Bool<true>{}, Bool<false>{}, index, softmax, 0);
-      for (; j >= 0; --j) turn(Bool<false>{}, Bool<false>{}, index, softmax, 0);
-      if constexpr (!Q_IN_REGISTERS) release_queries(Q_ring, Q_empty, consumer, lane);
-      const u32 done = index;
+      --j;
+      if constexpr (SPLIT_LOOPS) {
+        for (; j >= unmasked; --j) turn(Bool<true>{}, Bool<false>{}, index, record, softmax, 0);
+        for (; j >= 0; --j) turn(Bool<false>{}, Bool<false>{}, index, record, softmax, 0);
+      } else {
+        for (; j >= 0; --j) turn(Bool<true>{}, Bool<false>{}, index, record, softmax, 0);
+      }
+      if constexpr (!Q_IN_REGISTERS) give_back_queries();
+      const u32 done = index, done_record = record;
       const u64 done_start_ns = start_ns;
       OnlineSoftmax<2> done_sums = softmax;
       more = begin_item();
@@ -392,9 +419,8 @@ KERNEL __launch_bounds__(NUM_THREADS, 1)
       // so as many tiles may be skipped in between as there are buffers: more would be a deadlock.
       fresh = !more || skipped > NUM_STAGES;
       if (!fresh) {
-        take_queries();
         for (int i = 0; i < skipped; ++i) skip_scores();
-        turn(Bool<true>{}, Bool<true>{}, done, done_sums, done_start_ns);
+        turn(Bool<true>{}, Bool<true>{}, done, done_record, done_sums, done_start_ns);
       } else {
         V_ring.wait_full();
         wgmma_registers(O_rmem);
@@ -403,7 +429,7 @@ KERNEL __launch_bounds__(NUM_THREADS, 1)
         issue_values();
         wgmma_wait<0>();
         release_values();
-        store(done, O_rmem, done_sums, done_start_ns);
+        store(done, done_record, O_rmem, done_sums, done_start_ns);
 #pragma unroll
         for (int i = 0; i < HEAD_DIM / 2; ++i) O_rmem[i] = 0.0f;
       }

@@ -72,21 +72,14 @@ DEVICE WorkItem work_item(const AttentionParams& p, u32 index, int kv_bytes_per_
 
 // The items of a persistent thread block, which takes one after another. Blocks take turns forwards and backwards (b,
 // 2G-1-b, 2G+b, ...), so that none gets the longest item of every round: no counter in memory, and repeats are alike.
-// Causal: the heads of a group share the L2 cache and go from their longest query block to their shortest; a group is as
-// many heads as divide the blocks evenly, so that a round holds items of nearly one length.
+// Causal: heads go in groups from their longest query block to their shortest. How many make a group is the planner's
+// choice (cufa/item_order.py): few share the L2 cache better, some numbers leave fewer blocks idle at the end.
 template <int BR, bool IS_CAUSAL>
 struct PersistentItems {
-  u32 Tr, all_heads, group_heads, total, round = 0;
+  u32 Tr, total, round = 0;
 
-  DEVICE PersistentItems(const AttentionParams& p, int kv_bytes_per_row) {
-    constexpr i64 L2_SHARE = 24 << 20;  // bytes
-    Tr = u32(p.seqlen_q - 1) / BR + 1;
-    all_heads = u32(p.batch) * u32(p.heads);
-    total = Tr * all_heads;
-    const i64 fitting = L2_SHARE / (i64(p.seqlen_k) * kv_bytes_per_row);
-    group_heads = u32(max(i64(1), min(i64(min(all_heads, gridDim.x)), fitting)));
-    while (gridDim.x % group_heads != 0) --group_heads;
-  }
+  DEVICE explicit PersistentItems(const AttentionParams& p)
+      : Tr(u32(p.seqlen_q - 1) / BR + 1), total(Tr * u32(p.batch) * u32(p.heads)) {}
 
   // False when this block has done its share.
   DEVICE bool next(u32& index) {
@@ -95,9 +88,11 @@ struct PersistentItems {
     return index < total;
   }
 
+  // Divisions, slow ones: once an item.
   DEVICE WorkItem item(const AttentionParams& p, u32 index) const {
     u32 q_block, head;
     if constexpr (IS_CAUSAL) {
+      const u32 group_heads = u32(p.heads_per_group), all_heads = u32(p.batch) * u32(p.heads);
       const u32 group = index / (group_heads * Tr), rest = index - group * group_heads * Tr;
       const u32 members = min(group_heads, all_heads - group * group_heads);
       q_block = Tr - 1 - rest / members;

@@ -124,7 +124,7 @@ class Binding:
         self._device_id = prepared.device_id
         self._workspace = prepared.plan.workspace
         plan = prepared.plan
-        self._params = pack(plan.problem, strides)
+        self._params = pack(plan.problem, strides, plan.heads_per_group)
         box_rows = plan.spec.tensor_map_rows(plan.config)  # one each of q, k, v; or none
         self._maps = [
             TensorMap(plan.problem.dtype, shape, stride, rows)
