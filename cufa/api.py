@@ -77,10 +77,10 @@ def flash_attention(
     Launches on CuPy's current stream and does not synchronise (NumPy inputs on a GPU do, to bring the
     result back). With ``out=`` and after one warm-up call it can be captured in a CUDA graph.
     """
-    key = calls.signature(q, k, v, out, causal, scale, layout, algorithm, precision, device)
+    key = calls.signature((q, k, v), out, causal, scale, layout, algorithm, precision, device)
     seen = calls.seen_before(key)
     if seen is not None:
-        return seen(q, k, v, out, return_lse)
+        return seen((q, k, v), out, return_lse)
     inputs = {name: arrays.as_array(name, x) for name, x in (("q", q), ("k", k), ("v", v))}
     arrays.same_place(inputs)
     call = calls.Call(

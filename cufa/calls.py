@@ -7,7 +7,8 @@ import dataclasses
 import functools
 import os
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -15,9 +16,6 @@ from . import arrays, tuning
 from .architectures import Device
 from .planner import Plan, make_plan
 from .problem import Problem
-
-if TYPE_CHECKING:
-    from .backends import cuda as cuda_backend
 
 _MAX_SEEN = 1024
 _seen: dict[tuple[Any, ...], SeenCall] = {}
@@ -66,7 +64,7 @@ def run_on_cpu(call: Call) -> Any:
     out = np.empty(call.q.shape, call.q.dtype) if call.out is None else call.out
     lse = np.empty(_lse_shape(problem), np.float32) if call.return_lse else None
     if _nothing_to_do(problem):
-        _fill_empty(out, lse)
+        fill_empty(out, lse)
     else:
         q, k, v, o = call.views(out)
         cpu.run(plan, q, k, v, o, lse)
@@ -99,7 +97,7 @@ def run_on_gpu(call: Call, key: tuple[Any, ...] | None) -> Any:
         out = cupy.ndarray(call.q.shape, call.q.dtype) if call.out is None else call.out
         lse = cupy.ndarray(_lse_shape(problem), np.float32) if call.return_lse else None
         if _nothing_to_do(problem):
-            _fill_empty(out, lse)
+            fill_empty(out, lse)
             return (out, lse) if call.return_lse else out
         problem = dataclasses.replace(
             problem,
@@ -111,9 +109,7 @@ def run_on_gpu(call: Call, key: tuple[Any, ...] | None) -> Any:
         binding = cuda.Binding(cuda.prepare(plan, device_id), [x.strides for x in views])
         binding.launch(*(x.data.ptr for x in views), lse.data.ptr if lse is not None else 0)
     if key is not None:
-        if len(_seen) >= _MAX_SEEN:
-            _seen.clear()
-        _seen[key] = SeenCall(binding, [*call.inputs.values(), out])
+        remember(key, SeenCall(binding.launch, call.inputs, out, _lse_shape(problem), arrays.check_out))
     return (out, lse) if call.return_lse else out
 
 
@@ -154,7 +150,7 @@ def _nothing_to_do(problem: Problem) -> bool:
     return 0 in (problem.batch, problem.heads, problem.seqlen_q, problem.seqlen_k)
 
 
-def _fill_empty(out: Any, lse: Any) -> None:
+def fill_empty(out: Any, lse: Any) -> None:
     out[...] = 0
     if lse is not None:
         lse[...] = -np.inf
@@ -164,72 +160,119 @@ def seen_before(key: tuple[Any, ...] | None) -> SeenCall | None:
     return _seen.get(key) if key is not None else None
 
 
+def remember(key: tuple[Any, ...], call: SeenCall) -> None:
+    if len(_seen) >= _MAX_SEEN:
+        _seen.clear()
+    _seen[key] = call
+
+
 class SeenCall:
     """A call like one that went through every check: only addresses are new. (Python time is the host
-    cost of a call: this path is what keeps it under PyTorch's.)"""
+    cost of a call: this path is what keeps it under PyTorch's.)
 
-    def __init__(self, binding: cuda_backend.Binding, arrays_: list[Any]) -> None:
-        q, *_, out = arrays_
-        self._launch = binding.launch
-        self._out_shape, self._dtype = out.shape, out.dtype
-        self._lse_shape = _lse_shape(binding.prepared.plan.problem)
-        self._device_id = q.data.device_id
-        self._spans = [
-            (low - arrays.address(x), high - arrays.address(x))
-            for x in arrays_
-            for low, high in (arrays.byte_range(x),)
-        ]
+    ``launch`` takes the addresses of the inputs (0 for those that are None), of out and of lse. ``check(out,
+    inputs)`` raises when memory that is written is also read or written through another argument: called for
+    arrays whose ranges meet, once for each way in which they lie to each other. ``written`` names the inputs
+    that the call writes to.
+    """
 
-    def __call__(self, q: Any, k: Any, v: Any, out: Any, return_lse: bool) -> Any:
+    def __init__(
+        self,
+        launch: Callable[..., None],
+        inputs: dict[str, Any],
+        out: Any,
+        lse_shape: tuple[int, ...],
+        check: Callable[[Any, dict[str, Any]], None],
+        written: Sequence[str] = (),
+    ) -> None:
+        self._launch, self._check, self._names = launch, check, tuple(inputs)
+        self._out_shape, self._dtype, self._lse_shape = out.shape, out.dtype, lse_shape
+        self._device_id = out.data.device_id
+        places = [self._names.index(name) for name in written]
+        self._pairs = _pairs(list(inputs.values()), places)
+        self._pairs_with_out = _pairs([*inputs.values(), out], [len(inputs), *places])
+        self._apart: set[tuple[int, int, int]] = set()
+
+    def __call__(self, inputs: Sequence[Any], out: Any, return_lse: bool) -> Any:
         import cupy
 
         if cupy.cuda.runtime.getDevice() != self._device_id:  # outputs are allocated on the current device
             with cupy.cuda.Device(self._device_id):
-                return self(q, k, v, out, return_lse)
-        if out is None:
+                return self(inputs, out, return_lse)
+        addresses = [0 if x is None else x.data.ptr for x in inputs]
+        if out is not None:
+            addresses.append(out.data.ptr)
+            self._check_overlap(self._pairs_with_out, addresses, inputs, out)
+        else:  # what is yet to be allocated shares no memory
+            self._check_overlap(self._pairs, addresses, inputs, out)
             out = cupy.ndarray(self._out_shape, self._dtype)
-        elif self._may_overlap(q, k, v, out):
-            arrays.check_out(out, {"q": q, "k": k, "v": v})
+            addresses.append(out.data.ptr)
         if return_lse:
             lse = cupy.ndarray(self._lse_shape, np.float32)
-            self._launch(q.data.ptr, k.data.ptr, v.data.ptr, out.data.ptr, lse.data.ptr)
+            self._launch(*addresses, lse.data.ptr)
             return out, lse
-        self._launch(q.data.ptr, k.data.ptr, v.data.ptr, out.data.ptr)
+        self._launch(*addresses)
         return out
 
-    def _may_overlap(self, q: Any, k: Any, v: Any, out: Any) -> bool:
-        start = out.data.ptr
-        first, last = start + self._spans[3][0], start + self._spans[3][1]
-        for x, (low, high) in zip((q, k, v), self._spans, strict=False):
-            address = x.data.ptr
-            if address + low < last and first < address + high:
-                return True
-        return False
+    def _check_overlap(
+        self, pairs: list[_Pair], addresses: list[int], inputs: Sequence[Any], out: Any
+    ) -> None:
+        for i, j, low, high in pairs:
+            if low < addresses[j] - addresses[i] < high:
+                how = i, j, addresses[j] - addresses[i]
+                if how not in self._apart:
+                    self._check(out, dict(zip(self._names, inputs, strict=True)))
+                    if len(self._apart) >= _MAX_SEEN:
+                        self._apart.clear()
+                    self._apart.add(how)
 
 
-def signature(q: Any, k: Any, v: Any, out: Any, *options: Any) -> tuple[Any, ...] | None:
-    """What decides plan, code and strides of a call on CuPy arrays; None for anything else."""
+_Pair = tuple[int, int, int, int]
+"""Arrays i and j, and the differences of their addresses between which their ranges meet."""
+
+
+def _pairs(arrays_: list[Any], written: Sequence[int]) -> list[_Pair]:
+    """Each array that is written, with each other one. Those that are None or empty meet nobody."""
+    spans = {}
+    for i, x in enumerate(arrays_):
+        if x is not None and x.size:
+            low, high = arrays.byte_range(x)
+            spans[i] = low - arrays.address(x), high - arrays.address(x)
+    found = {}
+    for i in written:
+        for j in spans:
+            if i in spans and i != j and (j, i) not in found:
+                found[i, j] = (i, j, spans[i][0] - spans[j][1], spans[i][1] - spans[j][0])
+    return list(found.values())
+
+
+def signature(inputs: Sequence[Any], out: Any, *options: Any) -> tuple[Any, ...] | None:
+    """What decides plan, code and strides of a call on CuPy arrays, or None where one was left out (not the
+    first); None for a call on anything else."""
     cupy = sys.modules.get("cupy")
-    if cupy is None:
+    if cupy is None or type(inputs[0]) is not cupy.ndarray:
         return None
     ndarray = cupy.ndarray
-    if type(q) is not ndarray or type(k) is not ndarray or type(v) is not ndarray:
-        return None
-    low_bits = q.data.ptr | k.data.ptr | v.data.ptr
-    out_key = None
+    low_bits = 0
+    key: list[Any] = [options]
+    for x in inputs:
+        if type(x) is ndarray:
+            memory = x.data
+            low_bits |= memory.ptr
+            key += (x.shape, x.strides, x.dtype, memory.device_id)
+        elif x is None:
+            key.append(None)
+        else:
+            return None
     if out is not None:
         if type(out) is not ndarray:
             return None
         low_bits |= out.data.ptr
-        out_key = (out.shape, out.strides, out.dtype, out.data.device_id)
-    dtype = q.dtype
-    tf32 = os.environ.get("CUPY_TF32") if dtype.char == "f" else None
-    key = (
-        q.shape, k.shape, v.shape, q.strides, k.strides, v.strides, dtype, k.dtype, v.dtype,
-        q.data.device_id, k.data.device_id, v.data.device_id, low_bits & 15, out_key, tf32, options,
-    )  # fmt: skip
+        key.append((out.shape, out.strides, out.dtype, out.data.device_id))
+    tf32 = os.environ.get("CUPY_TF32") if key[3].char == "f" else None
+    key += (low_bits & 15, tf32)
     try:
-        hash(key)
+        hash(result := tuple(key))
     except TypeError:  # an unhashable option: the checks will say what is wrong with it
         return None
-    return key
+    return result
