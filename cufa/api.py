@@ -5,12 +5,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from . import arrays, calls
-from .architectures import Device
 from .planner import Plan
 from .problem import ITEMSIZE
+from .seen import seen_before, signature
 
 
 def flash_attention(
@@ -77,8 +75,8 @@ def flash_attention(
     Launches on CuPy's current stream and does not synchronise (NumPy inputs on a GPU do, to bring the
     result back). With ``out=`` and after one warm-up call it can be captured in a CUDA graph.
     """
-    key = calls.signature((q, k, v), out, causal, scale, layout, algorithm, precision, device)
-    seen = calls.seen_before(key)
+    key = signature((q, k, v), out, causal, scale, layout, algorithm, precision, device)
+    seen = seen_before(key)
     if seen is not None:
         return seen((q, k, v), out, return_lse)
     inputs = {name: arrays.as_array(name, x) for name, x in (("q", q), ("k", k), ("v", v))}
@@ -95,7 +93,8 @@ def flash_attention(
         if device not in (None, "cuda"):
             raise ValueError(f"device={device!r} but q is on a GPU; use device=None, or move it with q.get()")
         return calls.run_on_gpu(call, key)
-    return calls.run_on_gpu_from_host(call) if _use_gpu(device, call.q) else calls.run_on_cpu(call)
+    on_gpu = calls.use_gpu(device, served=str(call.q.dtype) != "float64")
+    return calls.run_on_gpu_from_host(call) if on_gpu else calls.run_on_cpu(call)
 
 
 def plan(
@@ -127,32 +126,4 @@ def plan(
         raise ValueError(f"dtype={name!r} is not served; use one of {', '.join(ITEMSIZE)}")
     options: dict[str, Any] = {"causal": causal, "scale": scale, "layout": layout, "precision": precision}
     problem = arrays.make_problem(shapes, name, **options)
-    return calls.plan_for(problem, _planning_device(device, name), algorithm)
-
-
-def _planning_device(name: str | None, dtype: str) -> Device | None:
-    if name == "cpu":
-        return None
-    if name in (None, "cuda"):
-        usable = calls.gpu_available() and dtype != "float64"
-        if name == "cuda" and not usable:
-            raise ValueError(
-                "device='cuda' but no usable GPU was found; name an architecture such as 'sm_90' instead"
-            )
-        return calls.cuda_module().current_device() if usable else None
-    assert name is not None
-    return Device.typical(name)
-
-
-def _use_gpu(device: str | None, q: np.ndarray) -> bool:
-    if device == "cpu":
-        return False
-    if device == "cuda":
-        if not calls.gpu_available():
-            raise ValueError(
-                "device='cuda' but no usable GPU was found; `cufa doctor` says why, device='cpu' runs here"
-            )
-        return True
-    if device is not None:
-        raise ValueError(f"device={device!r} is not known; use None, 'cpu' or 'cuda'")
-    return str(q.dtype) != "float64" and calls.gpu_available()
+    return calls.plan_for(problem, calls.planning_device(device, served=name != "float64"), algorithm)

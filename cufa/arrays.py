@@ -148,16 +148,8 @@ def make_problem(
         raise ValueError(f"k has batch {k_batch} but q has {batch}: they must be equal (layout {layout!r})")
     if k_head_dim != head_dim:
         raise ValueError(f"k has head_dim {k_head_dim} but q has {head_dim}: they must be equal")
-    if head_dim % HEAD_DIM_STEP or not 0 < head_dim <= MAX_HEAD_DIM:
-        raise ValueError(
-            f"head_dim is {head_dim} (last axis of q); it must be a multiple of {HEAD_DIM_STEP} from "
-            f"{HEAD_DIM_STEP} to {MAX_HEAD_DIM}: pad q, k and v with zeros and pass scale={head_dim}**-0.5"
-        )
-    if (heads > 0 and kv_heads == 0) or (kv_heads and heads % kv_heads):
-        raise ValueError(
-            f"q has {heads} heads and k has {kv_heads}: query heads must be a multiple of key/value heads "
-            f"(layout {layout!r} reads the shapes as {AXES[layout]})"
-        )
+    check_head_dim(head_dim)
+    check_heads(heads, "k", kv_heads, f"layout {layout!r} reads the shapes as {AXES[layout]}")
     return Problem(
         batch,
         heads,
@@ -171,6 +163,22 @@ def make_problem(
         precision=resolve_precision(dtype, precision),
         alignment=alignment,
     )
+
+
+def check_head_dim(head_dim: int) -> None:
+    if head_dim % HEAD_DIM_STEP or not 0 < head_dim <= MAX_HEAD_DIM:
+        raise ValueError(
+            f"head_dim is {head_dim} (last axis of q); it must be a multiple of {HEAD_DIM_STEP} from "
+            f"{HEAD_DIM_STEP} to {MAX_HEAD_DIM}: pad q, k and v with zeros and pass scale={head_dim}**-0.5"
+        )
+
+
+def check_heads(heads: int, name: str, kv_heads: int, reading: str) -> None:
+    if (heads > 0 and kv_heads == 0) or (kv_heads and heads % kv_heads):
+        raise ValueError(
+            f"q has {heads} heads and {name} has {kv_heads}: query heads must be a multiple of key/value "
+            f"heads ({reading})"
+        )
 
 
 def check_scale(scale: float | None, head_dim: int) -> float:
@@ -204,7 +212,7 @@ def check_out(out: Array, inputs: dict[str, Array]) -> None:
     check_last_axis("out", out)
     if isinstance(out, np.ndarray) and not out.flags.writeable:
         raise ValueError("out is read-only: pass a writeable array, or a copy")
-    if _overlaps_itself(out):
+    if overlaps_itself(out):
         raise ValueError(f"out has strides {out.strides} for shape {out.shape}: elements share memory")
     for name, x in inputs.items():
         if shares_memory(out, x):
@@ -213,7 +221,7 @@ def check_out(out: Array, inputs: dict[str, Array]) -> None:
             )
 
 
-def _overlaps_itself(x: Array) -> bool:
+def overlaps_itself(x: Array) -> bool:
     """Elements are distinct when each axis strides past the whole extent of all finer axes."""
     extent = x.itemsize
     for stride, size in sorted((abs(s), n) for s, n in zip(x.strides, x.shape, strict=True) if n > 1):
