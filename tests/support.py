@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 
-from cufa import attention_reference
+from cufa import arrays, attention_reference
+from cufa.architectures import Device
+from cufa.kernels import KERNELS, TileConfig
+from cufa.planner import Plan
+from cufa.problem import Problem
 
 DTYPES = {
     "float16": np.dtype(np.float16),
@@ -137,3 +142,27 @@ def poisoned_like(x: Any, xp: Any = np) -> Any:
     out = xp.empty(x.shape, x.dtype)
     out[...] = np.nan
     return out
+
+
+def make_problem(q: np.ndarray, k: np.ndarray, v: np.ndarray, causal: bool) -> Problem:
+    """Of arrays in "bhsd", with the default scale."""
+    shapes, dtype = [x.shape for x in (q, k, v)], str(q.dtype)
+    return arrays.make_problem(shapes, dtype, causal=causal, scale=None, layout="bhsd", precision=None)
+
+
+def plan_with_blocks(problem: Problem, config: TileConfig, blocks: int, kernel: str = "fa3_forward") -> Plan:
+    """A plan of a persistent kernel on so many thread blocks, none idle, whatever the planner would say. Few
+    blocks make the pipeline run on from item to item on problems that are small."""
+    spec, device = KERNELS[kernel], Device.typical("sm_90")
+    (launch,) = spec.launches(problem, config, spec.shared_memory(config, problem.head_dim))
+    assert launch.persistent
+    launch = dataclasses.replace(launch, grid=(min(blocks, launch.grid[0]), 1, 1))
+    return Plan(problem, spec, config, device, (launch,), spec.workspace(problem, config), ())
+
+
+def stalling_lengths(config: TileConfig) -> list[tuple[int, int]]:
+    """(seqlen_q, seqlen_k) that FA3's pipeline once waited on for ever, and their neighbours: the last query
+    block hangs over the end by one warpgroup or more, about one key tile more than there are buffers."""
+    past_the_end = [64, config.block_q - 64, config.block_q + 1, 2 * config.block_q - 64]
+    keys = [(config.num_stages + n) * config.block_kv + 1 for n in (-1, 0, 1)]
+    return [(q, k) for q in dict.fromkeys(past_the_end) for k in keys]
