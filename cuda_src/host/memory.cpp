@@ -178,4 +178,17 @@ u32 add_global(u32* global, u32 value, Site site) {
   return __atomic_fetch_add(global, value, __ATOMIC_SEQ_CST);
 }
 
+void order_global() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
+
+u32 increment_global(u32* global, u32 last, Site site) {
+  Thread& thread = current();
+  if (!check_global(thread, global, 4, Access::atomic, "atom.inc", site)) return 0;
+  if (thread.block->checked) return thread.block->owners.count_in(thread, global, last);
+  u32 old = __atomic_load_n(global, __ATOMIC_SEQ_CST);
+  while (!__atomic_compare_exchange_n(global, &old, old >= last ? 0 : old + 1, false, __ATOMIC_SEQ_CST,
+                                      __ATOMIC_SEQ_CST)) {
+  }
+  return old;
+}
+
 }  // namespace cufa_host

@@ -1,5 +1,7 @@
 #include "host/owners.h"
 
+#include <algorithm>
+
 #include "host/runtime.h"
 
 namespace cufa_host {
@@ -8,26 +10,47 @@ Owners::Owners(const CufaLaunch& launch) : launch_(launch), owner_(launch.num_ar
   if (launch.mode != kChecked) return;
   for (int i = 0; i < launch.num_arrays; ++i) {
     const CufaArray& array = launch.arrays[i];
-    if (array.writable) owner_[i].reset(new std::atomic<u32>[array.bytes / array.granule + 1]());
+    if (array.writable) owner_[i].reset(new std::atomic<u64>[array.bytes / array.granule + 1]());
   }
+  seen_.resize(u64(launch.grid[0]) * launch.grid[1] * launch.grid[2]);
+}
+
+u32 Owners::number(Thread& thread) const {
+  const Index3 b = thread.block_index;
+  return b.x + launch_.grid[0] * (b.y + launch_.grid[1] * b.z);
 }
 
 void Owners::access(Thread& thread, int index, const void* global, u32 bytes, Access kind, Site site) {
   if (kind == Access::atomic) return;
   const CufaArray& array = launch_.arrays[index];
-  const Index3 b = thread.block_index;
-  const u32 me = 1 + b.x + launch_.grid[0] * (b.y + launch_.grid[1] * b.z);
+  const u32 me = number(thread);
+  const std::vector<u32>& seen = seen_[me];
+  const u64 mark = u64(me + 1) << 32 | (seen.empty() ? 0 : seen[me]);
   const u64 begin = reinterpret_cast<u64>(global) - reinterpret_cast<u64>(array.begin);
   for (u64 i = begin / array.granule; i <= (begin + bytes - 1) / array.granule; ++i) {
-    std::atomic<u32>& owner = owner_[index][i];
-    const u32 other = kind == Access::read ? owner.load() : owner.exchange(me);
-    if (other == 0 || other == me) continue;
+    std::atomic<u64>& owner = owner_[index][i];
+    const u64 found = kind == Access::read ? owner.load() : owner.exchange(mark);
+    const u32 other = u32(found >> 32), time = u32(found);
+    if (other == 0 || other == me + 1 || (!seen.empty() && seen[other - 1] > time)) continue;
     report(*thread.block, "race", site, {"other block", 0}, [&] {
-      return "blocks " + std::to_string(other - 1) + " and " + std::to_string(me - 1) + " of one launch both touch " +
+      return "blocks " + std::to_string(other - 1) + " and " + std::to_string(me) + " of one launch both touch " +
              global_place(launch_, global, bytes) + ": " + describe(thread) + " at " + describe(site);
     });
     return;
   }
+}
+
+u32 Owners::count_in(Thread& thread, u32* counter, u32 last) {
+  const std::lock_guard<std::mutex> lock(counting_);
+  const u32 me = number(thread);
+  std::vector<u32>&seen = seen_[me], &handed = handed_[counter];
+  seen.resize(seen_.size());
+  handed.resize(seen_.size());
+  ++seen[me];
+  for (u64 i = 0; i < seen.size(); ++i) seen[i] = handed[i] = std::max(seen[i], handed[i]);
+  const u32 old = *counter;
+  *counter = old >= last ? 0 : old + 1;
+  return old;
 }
 
 }  // namespace cufa_host

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from .decode import DECODE_BALANCED, DECODE_SPLIT
+from .decode import DECODE_BALANCED, DECODE_BALANCED_FP8, DECODE_SPLIT, DECODE_SPLIT_FP8
 from .fa1 import FA1_FORWARD
 from .fa2 import FA2_FORWARD
 from .fa2_f32 import FA2_FORWARD_F32

@@ -1,0 +1,25 @@
+// The one argument of every decode kernel. cufa/decode/params.py packs the same bytes: a test holds the two together.
+#pragma once
+#include "params.cuh"
+
+struct DecodeParams {
+  const void* q;  // (batch, heads, tokens, head_dim)
+  void* k_cache;  // (batch, kv_heads, capacity, head_dim), or PAGED (num_pages, kv_heads, page_size, head_dim)
+  void* v_cache;
+  const void* k_new;  // (batch, kv_heads, new_tokens, head_dim); read when APPEND is on
+  const void* v_new;
+  void* o;                   // as q
+  float* lse;                // (batch, heads, tokens) contiguous, natural log; null when not wanted
+  const i32* cache_seqlens;  // (batch): keys valid before the call; read when RAGGED is on
+  const i32* block_table;    // (batch, max_pages); read when PAGED is on
+  const float* k_scale;      // (kv_heads); read when FP8_CACHE is on
+  const float* v_scale;
+  float* partial;      // see tiles/decode_merge.cuh
+  u32* counters;       // one an item, zero between launches
+  TraceRecord* trace;  // see write_piece_trace(); read only when TRACE is on
+  Strides q_stride, k_stride, v_stride, k_new_stride, v_new_stride, o_stride;  // batch: of the caches, page
+  i64 table_stride;
+  i32 batch, heads, kv_heads, tokens, capacity, page_size, num_pages, new_tokens;
+  i32 num_splits;    // fixed splits of a sequence; the balanced kernel's shares are its grid
+  float scale_log2;  // softmax scale * log2(e), positive
+};

@@ -1,0 +1,158 @@
+// Exact merging of partial attention, twice: the warps of a block, which saw different keys, through shared memory; the
+// pieces of an item through global memory. A part i is (O_i, m_i, l_i), O_i not divided by l_i; then
+//   M = max m_i,   L = sum l_i 2^(m_i - M),   O = sum O_i 2^(m_i - M) / L,   lse = M + log L.
+// Parts are always added in the order of their keys, so that repeats give the same bits whoever finishes first.
+//
+// A part in the workspace ("slot"): BLOCK_Q rows of HEAD_DIM floats, then m in log2 units, l, and two words of padding.
+#pragma once
+#include "primitives/grid.cuh"
+#include "tiles/decode_tile.cuh"
+
+constexpr int MERGE_PITCH = ((HEAD_DIM + 31) / 32 * 32 + 8) * 4;  // four rows of an accumulator fill all banks
+constexpr int SLOT_ROW = HEAD_DIM + 4;                            // floats
+constexpr int VECTORS = HEAD_DIM / 4;                             // of a row
+
+// Row `packed` of an item's rows, column `c`: where it belongs in the output.
+DEVICE void store_row_part(const DecodeParams& p, const Piece& piece, int row, int vector, const float (&o)[4], float m,
+                           float l) {
+  const int group = p.heads / p.kv_heads, packed = piece.row_block * Br + row;
+  const int head = piece.kv_head * group + packed / p.tokens, token = packed % p.tokens;
+  float inverse = l == 0.0f ? 0.0f : rcp(l);
+  if (vector == 0 && p.lse != nullptr) {
+    constexpr float LN_2 = 0.693147180559945309f;
+    st_global(p.lse + (i64(piece.batch) * p.heads + head) * p.tokens + token, l == 0.0f ? NEG_INF : (m + lg2(l)) * LN_2);
+  }
+  if constexpr (FP8_CACHE) inverse *= ld_global<float>(p.v_scale + piece.kv_head);
+  char* O = static_cast<char*>(p.o) +
+            2 * (piece.batch * p.o_stride.batch + head * p.o_stride.head + token * p.o_stride.seq) + vector * 8;
+  const vec2 packed_o = {pack_16bit<BFLOAT16>(o[0] * inverse, o[1] * inverse),
+                         pack_16bit<BFLOAT16>(o[2] * inverse, o[3] * inverse)};
+  if constexpr (ALIGNMENT >= 8) {
+    st_global(O, packed_o);
+  } else {
+    store_pair<ALIGNMENT>(O, packed_o.x);
+    store_pair<ALIGNMENT>(O + 4, packed_o.y);
+  }
+}
+
+// Rows of this item's block of rows that exist.
+DEVICE int valid_rows(const DecodeParams& p, const Piece& piece) {
+  return min(Br, p.heads / p.kv_heads * p.tokens - piece.row_block * Br);
+}
+
+// All parts of one item, by `num_threads` threads that take vectors of rows in turn.
+DEVICE void combine_parts(const DecodeParams& p, const Piece& piece, int thread, int num_threads) {
+  constexpr int AT_ONCE = 8;  // loads in flight
+  const int vectors = valid_rows(p, piece) * VECTORS;
+  for (int i = thread; i < vectors; i += num_threads) {
+    const int row = i / VECTORS, vector = i - row * VECTORS;
+    float o[4] = {}, m = NO_SCORE, l = 0.0f;
+    for (int first = 0; first < piece.num_parts; first += AT_ONCE) {
+      vec4 o_part[AT_ONCE];
+      vec2 ml_part[AT_ONCE];
+#pragma unroll
+      for (int j = 0; j < AT_ONCE; ++j) {
+        const int part = min(first + j, piece.num_parts - 1);
+        const float* slot = p.partial + (i64(piece.slot(part)) * Br + row) * SLOT_ROW;
+        o_part[j] = ld_global<vec4>(slot + vector * 4);
+        ml_part[j] = ld_global<vec2>(slot + HEAD_DIM);
+      }
+#pragma unroll
+      for (int j = 0; j < AT_ONCE; ++j) {
+        if (first + j < piece.num_parts) {
+          const float m_part = u32_as_float(ml_part[j].x), m_new = fmaxf(m, m_part);
+          const float old_weight = ex2(m - m_new), weight = ex2(m_part - m_new);
+          m = m_new;
+          l = l * old_weight + u32_as_float(ml_part[j].y) * weight;
+          o[0] = o[0] * old_weight + u32_as_float(o_part[j].x) * weight;
+          o[1] = o[1] * old_weight + u32_as_float(o_part[j].y) * weight;
+          o[2] = o[2] * old_weight + u32_as_float(o_part[j].z) * weight;
+          o[3] = o[3] * old_weight + u32_as_float(o_part[j].w) * weight;
+        }
+      }
+    }
+    store_row_part(p, piece, row, vector, o, m, l);
+  }
+}
+
+// What the warps of a block have of one piece becomes the output, when the piece is all of its item, or a slot.
+// `rings_smem` is where the rings were, `ml_smem` has room for m and l of every ring and row. The caller has let all
+// warps finish with their rings.
+DEVICE void merge_warps(const DecodeParams& p, const Piece& piece, TileAttention& tile, u32 rings_smem, u32 ml_smem,
+                        int thread) {
+  const int warp = thread / 32, lane = thread % 32, ring = warp / ROW_WARPS;
+  const int first_row = warp % ROW_WARPS * WARP_ROWS, rows = valid_rows(p, piece);
+  tile.softmax.reduce_sum();
+#pragma unroll
+  for (int r = 0; r < 2 * M_TILES; ++r) {
+    if (lane % 4 == 0) {
+      st_shared_vec2(ml_smem + (ring * Br + first_row + r * 8 + lane / 4) * 8,
+                     {float_as_u32(tile.softmax.m_scaled[r]), float_as_u32(tile.softmax.l[r])});
+    }
+  }
+  block_sync();  // m and l of all rings are written, and the rings are free
+#pragma unroll
+  for (int r = 0; r < 2 * M_TILES; ++r) {
+    const int row = first_row + r * 8 + lane / 4;
+    if (row < rows) {
+      float m = NO_SCORE;
+#pragma unroll
+      for (int i = 0; i < RINGS; ++i) m = fmaxf(m, u32_as_float(ld_shared_u32(ml_smem + (i * Br + row) * 8)));
+      const float weight = ex2(tile.softmax.m_scaled[r] - m);
+      const u32 target = rings_smem + (ring * Br + row) * MERGE_PITCH;
+#pragma unroll
+      for (int n = 0; n < O_TILES; ++n) {
+        const float* o = tile.O[r / 2][n] + r % 2 * 2;
+        if constexpr (FP8_CACHE) {  // tiles n and n + 1: even and odd of 16 columns, four consecutive ones a lane
+          if (n % 2 == 0) {
+            const float* odd = tile.O[r / 2][n + 1] + r % 2 * 2;
+            st_shared_vec4(target + n * 32 + lane % 4 * 16, {float_as_u32(o[0] * weight), float_as_u32(odd[0] * weight),
+                                                             float_as_u32(o[1] * weight), float_as_u32(odd[1] * weight)});
+          }
+        } else {
+          st_shared_vec2(target + n * 32 + lane % 4 * 8, {float_as_u32(o[0] * weight), float_as_u32(o[1] * weight)});
+        }
+      }
+    }
+  }
+  block_sync();  // every ring's O, in units of the common maximum
+  for (int i = thread; i < rows * VECTORS; i += NUM_THREADS) {
+    const int row = i / VECTORS, vector = i - row * VECTORS;
+    float o[4] = {}, m = NO_SCORE, l = 0.0f;
+#pragma unroll
+    for (int j = 0; j < RINGS; ++j) m = fmaxf(m, u32_as_float(ld_shared_u32(ml_smem + (j * Br + row) * 8)));
+#pragma unroll
+    for (int j = 0; j < RINGS; ++j) {
+      const vec2 ml = ld_shared_vec2(ml_smem + (j * Br + row) * 8);
+      const vec4 part = ld_shared_vec4(rings_smem + (j * Br + row) * MERGE_PITCH + vector * 16);
+      l += u32_as_float(ml.y) * ex2(u32_as_float(ml.x) - m);
+      o[0] += u32_as_float(part.x);
+      o[1] += u32_as_float(part.y);
+      o[2] += u32_as_float(part.z);
+      o[3] += u32_as_float(part.w);
+    }
+    if (piece.num_parts == 1) {
+      store_row_part(p, piece, row, vector, o, m, l);
+    } else {
+      float* slot = p.partial + (i64(piece.slot(piece.part)) * Br + row) * SLOT_ROW;
+      st_global<vec4>(slot + vector * 4, accumulator_bits(o));
+      if (vector == 0) st_global<vec2>(slot + HEAD_DIM, {float_as_u32(m), float_as_u32(l)});
+    }
+  }
+}
+
+// The last block to leave a part of an item combines all of them: no second launch. The counter wraps to zero then.
+DEVICE void combine_if_last(const DecodeParams& p, const Piece& piece, u32 flag_smem, int thread) {
+  if (piece.num_parts == 1) return;
+  fence_gpu();   // this thread's share of the part is out ...
+  block_sync();  // ... and so is every other's, before the block counts itself in
+  if (thread == 0) {
+    const u32 last = u32(piece.num_parts) - 1;
+    st_shared_u32(flag_smem, atomic_inc_wrap(p.counters + piece.item, last) == last);
+  }
+  block_sync();
+  if (ld_shared_u32(flag_smem) != 0) {
+    fence_gpu();  // the others' parts, counted before, are seen from here on
+    combine_parts(p, piece, thread, NUM_THREADS);
+  }
+}

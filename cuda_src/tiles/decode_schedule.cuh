@@ -1,0 +1,171 @@
+// Who reads which keys: the device side of cufa/decode/schedule.py. Lengths are read here, on the device, so that they
+// may change between replays of a CUDA graph.
+#pragma once
+#include "decode_params.cuh"
+
+constexpr int Br = BLOCK_Q, Bc = BLOCK_KV;
+
+// Keys of one sequence: those in the cache before the call, and those after the new tokens were appended. Never more
+// than the cache can hold, whatever the device was told.
+struct Lengths {
+  int old_keys, keys;
+};
+
+DEVICE Lengths sequence_lengths(const DecodeParams& p, int batch) {
+  const int told = RAGGED ? int(ld_global<u32>(p.cache_seqlens + batch)) : p.capacity;
+  const int old_keys = min(max(told, 0), p.capacity);
+  return {old_keys, APPEND ? min(old_keys + p.new_tokens, p.capacity) : old_keys};
+}
+
+// A sequence without keys still has a tile: somebody must write its zeros.
+DEVICE int num_tiles(int keys) { return max(1, (keys + Bc - 1) / Bc); }
+
+// Blocks of packed query rows of one key/value head.
+DEVICE int num_row_blocks(const DecodeParams& p) { return (p.heads / p.kv_heads * p.tokens + Br - 1) / Br; }
+
+// What a thread block does of one item, an item being the query rows of one key/value head of one sequence.
+struct Piece {
+  int batch, kv_head, row_block;
+  int item;                   // number of the item
+  Lengths length;             // of the sequence
+  int first_tile, last_tile;  // one past the last
+  int tiles;                  // of the item
+  int part, num_parts;        // this piece is the `part`th of the item, in the order of keys
+  int first_slot;             // where parts leave their results: part 0 in this slot of the workspace, ...
+  int slot_step;              // ... part 1 in slot `next_slot`, part i in next_slot + (i - 1) * slot_step
+  int next_slot;
+  int record;  // of the trace
+
+  DEVICE int slot(int i) const { return i == 0 ? first_slot : next_slot + (i - 1) * slot_step; }
+};
+
+// Numbers of an item -> sequence, head and rows.
+DEVICE void locate_item(const DecodeParams& p, int item, Piece& piece) {
+  const int row_blocks = num_row_blocks(p);
+  piece.item = item;
+  piece.row_block = item % row_blocks;
+  piece.kv_head = item / row_blocks % p.kv_heads;
+  piece.batch = item / row_blocks / p.kv_heads;
+}
+
+// Flash-Decoding: split `split` of an item. Whole tiles, equally many in each; a short sequence leaves the later splits
+// empty. False when this one is.
+DEVICE bool fixed_split(const DecodeParams& p, int item, int split, Piece& piece) {
+  locate_item(p, item, piece);
+  piece.length = sequence_lengths(p, piece.batch);
+  piece.tiles = num_tiles(piece.length.keys);
+  const int each = (piece.tiles + p.num_splits - 1) / p.num_splits;
+  piece.first_tile = min(split * each, piece.tiles);
+  piece.last_tile = min(piece.first_tile + each, piece.tiles);
+  piece.part = split;
+  piece.num_parts = (piece.tiles + each - 1) / each;
+  piece.first_slot = item * p.num_splits;
+  piece.next_slot = piece.first_slot + 1;
+  piece.slot_step = 1;
+  piece.record = item * p.num_splits + split;
+  return piece.first_tile < piece.last_tile;
+}
+
+// Stream-K: the tiles of all items laid end to end (sequences, in them heads, in them blocks of rows), cut into equal
+// shares, one a thread block. A share's first piece may continue an item that earlier shares began, its last one may be
+// continued by later shares: two slots a share, 2 share for the former, 2 share + 1 for the latter.
+struct BalancedShare {
+  i64 total;           // tiles
+  i64 tile, end;       // of this share: the next one, one past the last
+  i64 batch_start;     // first tile of the sequence `batch`
+  int batch, shares;   // shares that are not empty
+  int items_a_batch;
+
+  // The lengths of all sequences are read and summed by every warp for itself.
+  DEVICE BalancedShare(const DecodeParams& p, int lane) {
+    items_a_batch = p.kv_heads * num_row_blocks(p);
+    i64 tiles = 0;
+    if constexpr (RAGGED) {
+      u32 mine = 0;  // tiles of one head: 32 bits hold those of every batch that fits a GPU
+      for (int b = lane; b < p.batch; b += 32) mine += num_tiles(sequence_lengths(p, b).keys);
+#pragma unroll
+      for (int step = 1; step < 32; step *= 2) mine += shfl_xor(mine, step);
+      tiles = mine;
+    } else {
+      tiles = i64(num_tiles(sequence_lengths(p, 0).keys)) * p.batch;
+    }
+    total = tiles * items_a_batch;
+    shares = int(min(i64(gridDim.x), total));
+    const int share = blockIdx.x;
+    tile = share < shares ? total * share / shares : total;
+    end = share < shares ? total * (share + 1) / shares : total;
+    batch = 0;
+    batch_start = 0;
+    if constexpr (RAGGED) {
+      // Skip whole sequences, 32 at a time: each lane sums what comes before its own.
+      for (; batch < p.batch && tile < total; batch += 32) {
+        const u32 own = batch + lane < p.batch ? num_tiles(sequence_lengths(p, batch + lane).keys) : 0;
+        u32 upto = own;
+#pragma unroll
+        for (int step = 1; step < 32; step *= 2) {
+          const u32 before = shfl(upto, max(lane - step, 0));
+          if (lane >= step) upto += before;
+        }
+        const i64 chunk = i64(shfl(upto, 31)) * items_a_batch;
+        if (tile < batch_start + chunk) {
+          const i64 target = tile - batch_start;
+          // The first lane whose sequence reaches past the target holds it.
+          u32 reached = target < i64(upto) * items_a_batch ? 32 - lane : 0;
+          const int found = 32 - int(redux_max(reached));
+          batch_start += i64(shfl(upto - own, found)) * items_a_batch;
+          batch += found;
+          break;
+        }
+        batch_start += chunk;
+      }
+    } else {
+      const i64 each = i64(num_tiles(sequence_lengths(p, 0).keys)) * items_a_batch;
+      if (tile < total) batch = int(tile / each);
+      batch_start = batch * each;
+    }
+  }
+
+  // The share that holds a tile: the last one that does not start after it.
+  DEVICE int share_of(i64 t) const { return int(((t + 1) * shares - 1) / total); }
+
+  DEVICE bool next(const DecodeParams& p, Piece& piece) {
+    if (tile >= end) return false;
+    piece.length = sequence_lengths(p, batch);
+    piece.tiles = num_tiles(piece.length.keys);
+    while (tile >= batch_start + i64(piece.tiles) * items_a_batch) {
+      batch_start += i64(piece.tiles) * items_a_batch;
+      piece.length = sequence_lengths(p, ++batch);
+      piece.tiles = num_tiles(piece.length.keys);
+    }
+    const int item_of_batch = int((tile - batch_start) / piece.tiles);
+    const i64 item_start = batch_start + i64(item_of_batch) * piece.tiles;
+    locate_item(p, batch * items_a_batch + item_of_batch, piece);
+    piece.first_tile = int(tile - item_start);
+    piece.last_tile = int(min(i64(piece.tiles), end - item_start));
+    const int share = blockIdx.x, first = share_of(item_start), last = share_of(item_start + piece.tiles - 1);
+    piece.part = share - first;
+    piece.num_parts = last - first + 1;
+    piece.first_slot = 2 * first + 1;  // the first part does not continue anything
+    piece.next_slot = 2 * (first + 1);
+    piece.slot_step = 2;
+    piece.record = share + piece.item;  // no two pieces share it: the next one has a later share or a later item
+    tile = item_start + piece.last_tile;
+    return true;
+  }
+};
+
+// One record a piece, written by one thread. Compiled only when TRACE is on.
+DEVICE void write_piece_trace(const DecodeParams& p, const Piece& piece, u64 start_ns) {
+  TraceRecord record;
+  record.start_ns = start_ns;
+  record.end_ns = global_timer();
+  record.sm = sm_id();
+  record.q_block = u32(piece.part);
+  record.head = u32(piece.kv_head * num_row_blocks(p) + piece.row_block);
+  record.batch = u32(piece.batch);
+  record.tiles_visited = u32(piece.last_tile - piece.first_tile);
+  record.tiles_skipped = u32(piece.tiles - piece.last_tile + piece.first_tile);
+  record.tiles_unmasked = u32(piece.first_tile);
+  record.thread_block = blockIdx.x;
+  p.trace[piece.record] = record;
+}

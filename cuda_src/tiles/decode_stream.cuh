@@ -1,0 +1,161 @@
+// Keys and values on their way into shared memory: every warp (or ROW_WARPS of them, that share keys and differ in query
+// rows) has a ring of NUM_STAGES buffers of its own, so that no warp ever waits for another's loads.
+//
+// The row of a position comes from the cache, through the block table when there is one, or, from the old length on,
+// from the new tokens, which are stored to the cache on the way. Entries of the block table are loaded one tile ahead of
+// the copies that need them. Rows past the length are filled with zeros and nothing is read: memory there may hold NaN.
+#pragma once
+#include "tiles/copy.cuh"
+#include "tiles/decode_schedule.cuh"
+
+constexpr int NUM_THREADS = NUM_WARPS * 32;
+constexpr int RINGS = NUM_WARPS / ROW_WARPS;
+constexpr int RING_KEYS = Bc / RINGS;  // of one buffer
+constexpr int RING_THREADS = ROW_WARPS * 32;
+constexpr int KV_ITEM = FP8_CACHE ? 1 : 2;  // bytes
+constexpr int KV_ROW_BYTES = HEAD_DIM * KV_ITEM;
+constexpr int KV_PITCH = tile_pitch(KV_ROW_BYTES, 16 * KV_ITEM);
+constexpr int KV_TILE_BYTES = RING_KEYS * KV_PITCH;
+constexpr int STAGE_BYTES = 2 * KV_TILE_BYTES;  // K, then V
+static_assert(NUM_WARPS % ROW_WARPS == 0 && Bc % RINGS == 0, "rings are alike");
+static_assert(RING_KEYS <= 32, "a lane holds the page of one row");
+
+// Threads of one ring wait for each other.
+DEVICE void ring_sync(int ring) {
+  if constexpr (ROW_WARPS == 1) {
+    warp_sync();
+  } else {
+    bar_sync(1 + ring, RING_THREADS);
+  }
+}
+
+struct KeyStream {
+  static constexpr int UNITS = KV_ROW_BYTES / ALIGNMENT;  // copies a row
+  static constexpr int STEP = UNITS <= RING_THREADS ? RING_THREADS / UNITS : 1;  // rows at a time
+  static constexpr int PASSES = (RING_KEYS + STEP - 1) / STEP;
+
+  const char* K;  // of this head: row 0 of the sequence, or of page 0
+  const char* V;
+  const char* K_new;  // row old_keys of the sequence
+  const char* V_new;
+  const i32* table;
+  Lengths length;
+  i64 k_stride, v_stride;  // bytes from row to row
+  int key;                 // first of the next tile
+  int end;                 // no tile starts here or after
+  i64 page_stride_k, page_stride_v;
+  int page, in_page;       // of row lane % RING_KEYS of the next tile, loaded ahead
+  int thread;              // of the ring
+  bool store_new;          // this block stores the new tokens that it reads
+
+  DEVICE void start(const DecodeParams& p, const Piece& piece, int ring, int ring_thread) {
+    const i64 batch = PAGED ? 0 : piece.batch;
+    K = static_cast<const char*>(p.k_cache) + KV_ITEM * (batch * p.k_stride.batch + piece.kv_head * p.k_stride.head);
+    V = static_cast<const char*>(p.v_cache) + KV_ITEM * (batch * p.v_stride.batch + piece.kv_head * p.v_stride.head);
+    k_stride = p.k_stride.seq * KV_ITEM;
+    v_stride = p.v_stride.seq * KV_ITEM;
+    length = piece.length;
+    if constexpr (APPEND) {
+      K_new = static_cast<const char*>(p.k_new) +
+              KV_ITEM * (piece.batch * p.k_new_stride.batch + piece.kv_head * p.k_new_stride.head);
+      V_new = static_cast<const char*>(p.v_new) +
+              KV_ITEM * (piece.batch * p.v_new_stride.batch + piece.kv_head * p.v_new_stride.head);
+      store_new = piece.row_block == 0;
+    }
+    key = piece.first_tile * Bc + ring * RING_KEYS;
+    end = min(piece.last_tile * Bc, length.keys);
+    thread = ring_thread;
+    if constexpr (PAGED) {
+      table = p.block_table + piece.batch * p.table_stride;
+      page_stride_k = p.k_stride.batch * KV_ITEM;
+      page_stride_v = p.v_stride.batch * KV_ITEM;
+      load_page(p);
+    }
+  }
+
+  // Tiles that this ring still has to copy.
+  DEVICE int remaining() const { return key < end ? (end - key - 1) / Bc + 1 : 0; }
+
+  DEVICE void load_page(const DecodeParams& p) {
+    const int mine = key + thread % RING_KEYS;
+    page = 0;
+    // A wild entry must not lead out of the cache.
+    if (mine < end) page = min(max(int(ld_global<u32>(table + mine / p.page_size)), 0), p.num_pages - 1);
+    in_page = mine % p.page_size;
+  }
+
+  // The next tile on its way to a buffer; one group of copies whether there is a tile left or not.
+  DEVICE void copy_next(const DecodeParams& p, u32 stage) {
+    if (key < end) {
+      if (APPEND && key + RING_KEYS > length.old_keys) {
+        copy_tile<true>(p, stage);
+      } else {
+        copy_tile<false>(p, stage);
+      }
+      key += Bc;
+      if constexpr (PAGED) load_page(p);
+    }
+    cp_async_commit();
+  }
+
+  // Every thread keeps its column and steps down the rows; all take part, because a row's page is in another lane.
+  template <bool NEW_ROWS>
+  DEVICE void copy_tile(const DecodeParams& p, u32 stage) {
+    constexpr int COLUMNS = (UNITS + RING_THREADS - 1) / RING_THREADS;  // more than 1 for narrow units only
+#pragma unroll 1
+    for (int column = 0; column < COLUMNS; ++column) {
+      const int first_row = COLUMNS == 1 ? thread / UNITS : 0;
+      const int unit = COLUMNS == 1 ? thread % UNITS : column * RING_THREADS + thread;
+      const bool in_row = COLUMNS == 1 ? RING_THREADS % UNITS == 0 || thread < STEP * UNITS : unit < UNITS;
+      const char* k = K + (key + first_row) * k_stride + unit * ALIGNMENT;
+      const char* v = V + (key + first_row) * v_stride + unit * ALIGNMENT;
+#pragma unroll(ALIGNMENT == 16 ? PASSES : 1)
+      for (int i = 0; i < PASSES; ++i) {
+        const int row = first_row + i * STEP;
+        const bool mine = in_row && (RING_KEYS % STEP == 0 || row < RING_KEYS);
+        if constexpr (PAGED) {
+          const i64 row_page = int(shfl(u32(page), row % RING_KEYS));
+          const int row_in_page = int(shfl(u32(in_page), row % RING_KEYS));
+          k = K + row_page * page_stride_k + row_in_page * k_stride + unit * ALIGNMENT;
+          v = V + row_page * page_stride_v + row_in_page * v_stride + unit * ALIGNMENT;
+        }
+        if (mine) copy_unit<NEW_ROWS>(p, stage + row * KV_PITCH + unit * ALIGNMENT, key + row, unit * ALIGNMENT, k, v);
+        k += STEP * k_stride;
+        v += STEP * v_stride;
+      }
+    }
+  }
+
+  // One unit of K and of V, at `k` and `v` in the cache.
+  template <bool NEW_ROWS>
+  DEVICE void copy_unit(const DecodeParams& p, u32 target, int position, int offset, const char* k, const char* v) {
+    const bool valid = position < end;
+    if constexpr (NEW_ROWS) {
+      if (valid && position >= length.old_keys) {
+        const i64 row = position - length.old_keys;
+        const char* k_new = K_new + row * p.k_new_stride.seq * KV_ITEM + offset;
+        const char* v_new = V_new + row * p.v_new_stride.seq * KV_ITEM + offset;
+        if (store_new) {
+          store_unit(const_cast<char*>(k), k_new);
+          store_unit(const_cast<char*>(v), v_new);
+        }
+        k = k_new;
+        v = v_new;
+      }
+    }
+    copy_unit_async<ALIGNMENT>(target, k, valid);
+    copy_unit_async<ALIGNMENT>(target + KV_TILE_BYTES, v, valid);
+  }
+
+  static DEVICE void store_unit(char* to, const char* from) {
+    if constexpr (ALIGNMENT == 16) {
+      st_global(to, ld_global<vec4>(from));
+    } else if constexpr (ALIGNMENT == 8) {
+      st_global(to, ld_global<vec2>(from));
+    } else if constexpr (ALIGNMENT == 4) {
+      st_global(to, ld_global<u32>(from));
+    } else {
+      st_global(to, ld_global<u16>(from));
+    }
+  }
+};

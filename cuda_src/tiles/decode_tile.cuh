@@ -1,0 +1,257 @@
+// Attention of packed query rows over the tiles of one ring. The query heads that share a key/value head, times the
+// query tokens, are the rows of one product: every byte of the cache is loaded once for all of them, whatever the group.
+//
+// A cache of e4m3 becomes float16 between shared memory and the product, with no shuffle: ldmatrix hands out pairs of
+// bytes where it would hand out a 16-bit element, and since a product does not care in which order its k runs, the
+// queries simply take the same order (K: four consecutive columns a lane). For V, transposed, a lane gets two columns
+// of two keys; byte by byte they are operands of two products, one for even and one for odd columns.
+#pragma once
+#include "primitives/float8.cuh"
+#include "tiles/decode_stream.cuh"
+#include "tiles/fragments.cuh"
+#include "tiles/softmax.cuh"
+
+constexpr int WARP_ROWS = Br / ROW_WARPS;
+constexpr int M_TILES = WARP_ROWS / 16;
+constexpr int K_STEPS = (HEAD_DIM + 15) / 16;
+constexpr int S_TILES = RING_KEYS / 8;
+constexpr int O_TILES = HEAD_DIM / 8;
+constexpr int Q_PITCH = tile_pitch(HEAD_DIM * 2, 32);
+constexpr int Q_BYTES = Br * Q_PITCH;
+constexpr bool BF16_PRODUCTS = BFLOAT16 && !FP8_CACHE;
+static_assert(Br % (16 * ROW_WARPS) == 0, "a warp owns whole 16-row tiles");
+static_assert(RING_KEYS % 16 == 0, "P V takes keys 16 at a time");
+static_assert(HEAD_DIM % (FP8_CACHE ? 16 : 8) == 0 && HEAD_DIM <= 256, "head_dim");
+
+// Q stays in registers where O, S and Q together leave 64 for the rest.
+constexpr int REGISTERS = 65536 / (NUM_THREADS * BLOCKS_PER_SM), REGISTER_LIMIT = REGISTERS < 255 ? REGISTERS : 255;
+constexpr bool Q_IN_REGISTERS = FP8_CACHE || M_TILES * 4 * (K_STEPS + S_TILES + O_TILES) + 64 <= REGISTER_LIMIT;
+
+// The packed rows of one item to shared memory, by the whole block: row r is token r % tokens of the r / tokens'th head
+// of the group. Rows past the last are zeros.
+DEVICE void copy_queries(const DecodeParams& p, const Piece& piece, u32 Q_smem, int thread) {
+  constexpr int ROW_BYTES = HEAD_DIM * 2, UNITS = ROW_BYTES / ALIGNMENT;
+  const int group = p.heads / p.kv_heads, rows = group * p.tokens;
+  const char* Q = static_cast<const char*>(p.q) +
+                  2 * (piece.batch * p.q_stride.batch + piece.kv_head * group * p.q_stride.head);
+#pragma unroll 1
+  for (int i = thread; i < Br * UNITS; i += NUM_THREADS) {
+    const int row = i / UNITS, offset = i % UNITS * ALIGNMENT, packed = piece.row_block * Br + row;
+    const int head = packed / p.tokens, token = packed - head * p.tokens;
+    copy_unit_async<ALIGNMENT>(Q_smem + row * Q_PITCH + offset,
+                               Q + 2 * (head * p.q_stride.head + token * p.q_stride.seq) + offset, packed < rows);
+  }
+}
+
+struct TileAttention {
+  float O[M_TILES][O_TILES][4];
+  OnlineSoftmax<2 * M_TILES> softmax;
+  u32 Q[M_TILES][K_STEPS][4];  // used when Q_IN_REGISTERS
+  int seen[2 * M_TILES];       // keys that a row of this lane sees (CAUSAL)
+  float scale_log2;            // softmax scale in log2 units, k_scale included
+
+  DEVICE void start(const DecodeParams& p, const Piece& piece, u32 Q_lane, int first_row, int lane) {
+    softmax.reset();
+#pragma unroll
+    for (int i = 0; i < M_TILES; ++i) {
+#pragma unroll
+      for (int n = 0; n < O_TILES; ++n) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) O[i][n][e] = 0.0f;
+      }
+    }
+    scale_log2 = p.scale_log2;
+    if constexpr (FP8_CACHE) scale_log2 *= ld_global<float>(p.k_scale + piece.kv_head);
+    if constexpr (CAUSAL) {
+#pragma unroll
+      for (int r = 0; r < 2 * M_TILES; ++r) {
+        const int token = (piece.row_block * Br + first_row + r * 8 + lane / 4) % p.tokens;
+        seen[r] = piece.length.keys - p.tokens + token + 1;
+      }
+    }
+    if constexpr (Q_IN_REGISTERS) {
+#pragma unroll
+      for (int k = 0; k < K_STEPS; ++k) load_q(Q, k, Q_lane);
+    }
+  }
+
+  // The k16 step `k` of all row tiles.
+  template <int STEPS>
+  DEVICE static void load_q(u32 (&q)[M_TILES][STEPS][4], int k, u32 Q_lane) {
+#pragma unroll
+    for (int i = 0; i < M_TILES; ++i) {
+      u32(&a)[4] = q[i][STEPS == 1 ? 0 : k];
+      if constexpr (FP8_CACHE) {  // columns 4t ... 4t + 3 of rows g and g + 8
+        const vec2 upper = ld_shared_vec2(Q_lane + i * 16 * Q_PITCH + k * 32);
+        const vec2 lower = ld_shared_vec2(Q_lane + (i * 16 + 8) * Q_PITCH + k * 32);
+        a[0] = as_half(upper.x);
+        a[1] = as_half(lower.x);
+        a[2] = as_half(upper.y);
+        a[3] = as_half(lower.y);
+      } else {
+        ldmatrix_x4(a, Q_lane + i * 16 * Q_PITCH + k * 32);
+      }
+    }
+  }
+
+  // This lane's address of a Q tile, as load_q wants it.
+  static DEVICE u32 q_lane_offset(int lane) {
+    if constexpr (FP8_CACHE) return lane / 4 * Q_PITCH + lane % 4 * 8;
+    return lane_offset_rows_first<Q_PITCH>(lane);
+  }
+
+  static DEVICE u32 as_half(u32 pair) {
+    if constexpr (!BFLOAT16) return pair;
+    return cvt_f16x2_satfinite(cvt_f32_bf16(u16(pair)), cvt_f32_bf16(u16(pair >> 16)));
+  }
+
+  // One tile of a ring: Flash-Decoding is FlashAttention-2 over part of the keys.
+  template <bool MASKED>
+  DEVICE void visit(u32 K_smem, u32 Q_lane, int key, int keys, int lane) {
+    const u32 V_smem = K_smem + KV_TILE_BYTES;
+    float S[M_TILES][S_TILES][4] = {};
+    if constexpr (FP8_CACHE) {
+      scores_e4m3(S, K_smem, lane);
+    } else {
+      const u32 K_lane = K_smem + lane_offset_columns_first<KV_PITCH>(lane);
+#pragma unroll
+      for (int k = 0; k < K_STEPS; ++k) {
+        u32 Q_step[M_TILES][1][4];
+        if constexpr (!Q_IN_REGISTERS) load_q(Q_step, k, Q_lane);
+#pragma unroll
+        for (int n = 0; n < S_TILES; n += 2) {
+          u32 B[4];
+          ldmatrix_x4(B, K_lane + n * 8 * KV_PITCH + k * 32);
+#pragma unroll
+          for (int i = 0; i < M_TILES; ++i) {
+            const u32(&A)[4] = Q_IN_REGISTERS ? Q[i][k] : Q_step[i][0];
+            mma_16bit<BF16_PRODUCTS>(S[i][n], A, B[0], B[1]);
+            mma_16bit<BF16_PRODUCTS>(S[i][n + 1], A, B[2], B[3]);
+          }
+        }
+      }
+    }
+    mma_fence();
+
+    float m_tile[2 * M_TILES], alpha[2 * M_TILES];
+#pragma unroll
+    for (int r = 0; r < 2 * M_TILES; ++r) {
+      // Columns that the row sees, counted from this lane's first column of the tile.
+      const int limit = (CAUSAL ? min(seen[r], keys) : keys) - key - lane % 4 * 2;
+#pragma unroll
+      for (int n = 0; n < S_TILES; ++n) {
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          float& s = S[r / 2][n][r % 2 * 2 + e];
+          if constexpr (MASKED) s = n * 8 + e < limit ? s : NEG_INF;
+          m_tile[r] = n == 0 && e == 0 ? s : fmaxf(m_tile[r], s);
+        }
+      }
+      m_tile[r] = quad_max(m_tile[r]);
+    }
+    if (softmax.raise_max(m_tile, scale_log2, alpha)) scale_rows(O, alpha);
+
+#pragma unroll
+    for (int k = 0; k < RING_KEYS / 16; ++k) {
+      u32 P[M_TILES][4];
+#pragma unroll
+      for (int i = 0; i < M_TILES; ++i) {
+#pragma unroll
+        for (int h = 0; h < 4; ++h) {  // register h of an A operand: row h % 2, columns h / 2
+          const float(&s)[4] = S[i][2 * k + h / 2];
+          const float lo = softmax.exp(s[h % 2 * 2], scale_log2, 2 * i + h % 2);
+          const float hi = softmax.exp(s[h % 2 * 2 + 1], scale_log2, 2 * i + h % 2);
+          P[i][h] = pack_16bit<BF16_PRODUCTS>(lo, hi);
+        }
+      }
+      if constexpr (FP8_CACHE) {
+        accumulate_e4m3(P, V_smem + k * 16 * KV_PITCH, lane);
+      } else {
+        accumulate(P, V_smem + k * 16 * KV_PITCH + lane_offset_rows_first<KV_PITCH>(lane));
+      }
+    }
+    mma_fence();
+  }
+
+  // O += P V for 16 keys.
+  DEVICE void accumulate(const u32 (&P)[M_TILES][4], u32 V_lane) {
+#pragma unroll
+    for (int n = 0; n < O_TILES; n += 2) {
+      u32 B[4];
+      if (n + 1 < O_TILES) {
+        ldmatrix_x4_trans(B, V_lane + n * 16);
+      } else {
+        u32 half[2];
+        ldmatrix_x2_trans(half, V_lane + n * 16);
+        B[0] = half[0];
+        B[1] = half[1];
+      }
+#pragma unroll
+      for (int i = 0; i < M_TILES; ++i) {
+        mma_16bit<BF16_PRODUCTS>(O[i][n], P[i], B[0], B[1]);
+        if (n + 1 < O_TILES) mma_16bit<BF16_PRODUCTS>(O[i][n + 1], P[i], B[2], B[3]);
+      }
+    }
+  }
+
+  // S = Q K^T: an 8x8 matrix of ldmatrix is eight keys and a whole k16 step.
+  DEVICE void scores_e4m3(float (&S)[M_TILES][S_TILES][4], u32 K_smem, int lane) {
+#pragma unroll
+    for (int n = 0; n < S_TILES; n += 2) {
+#pragma unroll
+      for (int k = 0; k < K_STEPS; k += 2) {
+        u32 B[4];  // of eight keys: step k, step k + 1; of the next eight keys likewise
+        if (k + 1 < K_STEPS) {
+          ldmatrix_x4(B, K_smem + n * 8 * KV_PITCH + k * 16 + lane_offset_columns_first<KV_PITCH>(lane));
+        } else {
+          u32 half[2];
+          ldmatrix_x2(half, K_smem + n * 8 * KV_PITCH + k * 16 + lane % 16 * KV_PITCH);
+          B[0] = half[0];
+          B[2] = half[1];
+        }
+#pragma unroll
+        for (int part = 0; part < 2; ++part) {
+          if (k + part < K_STEPS) {
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+              const u32 bytes = B[half * 2 + part];
+              const u32 b0 = cvt_f16x2_e4m3x2(u16(bytes)), b1 = cvt_f16x2_e4m3x2(u16(bytes >> 16));
+#pragma unroll
+              for (int i = 0; i < M_TILES; ++i) mma_m16n8k16_f16(S[i][n + half], Q[i][k + part], b0, b1);
+            }
+          }
+        }
+      }
+    }
+  }
+
+  // O += P V for 16 keys. Of 16 columns the even ones are tile n, the odd ones tile n + 1 of O.
+  DEVICE void accumulate_e4m3(const u32 (&P)[M_TILES][4], u32 V_smem, int lane) {
+#pragma unroll
+    for (int n = 0; n < O_TILES; n += 4) {
+      u32 B[4];  // of 16 columns: keys 0-7, keys 8-15; of the next 16 columns likewise
+      if (n + 2 < O_TILES) {
+        ldmatrix_x4_trans(B, V_smem + n * 8 + lane_offset_rows_first<KV_PITCH>(lane));
+      } else {
+        u32 half[2];
+        ldmatrix_x2_trans(half, V_smem + n * 8 + lane % 16 * KV_PITCH);
+        B[0] = half[0];
+        B[1] = half[1];
+      }
+#pragma unroll
+      for (int part = 0; part < 2; ++part) {
+        if (n + 2 * part < O_TILES) {
+          // Bytes of a register: two columns of one key, the same two of the next.
+          const u32 lo = byte_permute(B[2 * part], 0, 0x3120), hi = byte_permute(B[2 * part + 1], 0, 0x3120);
+          const u32 even0 = cvt_f16x2_e4m3x2(u16(lo)), even1 = cvt_f16x2_e4m3x2(u16(hi));
+          const u32 odd0 = cvt_f16x2_e4m3x2(u16(lo >> 16)), odd1 = cvt_f16x2_e4m3x2(u16(hi >> 16));
+#pragma unroll
+          for (int i = 0; i < M_TILES; ++i) {
+            mma_m16n8k16_f16(O[i][n + 2 * part], P[i], even0, even1);
+            mma_m16n8k16_f16(O[i][n + 2 * part + 1], P[i], odd0, odd1);
+          }
+        }
+      }
+    }
+  }
+};

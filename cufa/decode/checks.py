@@ -1,0 +1,245 @@
+"""Decoding at the door: everything that can be wrong with a call is found here, before anything runs.
+
+What stands on a GPU is not looked at: there, lengths and block tables are the kernels' business alone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import numbers
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from .. import arrays
+from .operands import DecodeOperands
+from .problem import DecodeProblem
+from .shapes import make_problem
+
+#: Arguments of :func:`cufa.flash_decode` that are read, in the order in which launches take their addresses.
+INPUTS = (
+    "q", "k_cache", "v_cache", "cache_seqlens", "block_table", "k_new", "v_new", "k_scale", "v_scale",
+)  # fmt: skip
+CACHES = ("k_cache", "v_cache")
+_BIG = ("q", "k_cache", "v_cache", "k_new", "v_new")
+_DTYPES = {True: ("float16", "bfloat16"), False: ("float16", "bfloat16", "float32", "float64")}
+_EIGHT_BITS = ("uint8", "float8_e4m3fn")
+_FLOAT8 = "float8_e4m3"
+
+Array = arrays.Array
+
+
+def gpu_serves(dtype: str) -> bool:
+    """Whether kernels take queries of this dtype."""
+    return dtype in _DTYPES[True]
+
+
+@dataclasses.dataclass(frozen=True)
+class DecodeCall:
+    """The arguments of one ``flash_decode`` call. Inputs are arrays in one place, or None where left out;
+    lengths, table and scales may be on the host while the rest is on a GPU."""
+
+    inputs: dict[str, Array]
+    out: Array
+    return_lse: bool
+    scale: float | None
+    layout: str
+
+    @classmethod
+    def read(
+        cls, given: Mapping[str, Any], out: Any, return_lse: bool, scale: float | None, layout: str
+    ) -> DecodeCall:
+        """Whatever came, as arrays. Raises TypeError or ValueError when something is none, or elsewhere."""
+        inputs: dict[str, Array] = {}
+        for name, x in given.items():
+            needed = name in ("q", *CACHES)
+            number_like = name not in _BIG and isinstance(x, (numbers.Number, list, tuple))
+            inputs[name] = (
+                None
+                if x is None and not needed
+                else np.asarray(x)
+                if number_like
+                else arrays.as_array(name, x)
+            )
+            if name in _BIG and str(getattr(inputs[name], "dtype", "")) == "float8_e4m3fn":
+                inputs[name] = inputs[name].view(np.uint8)
+        q = inputs["q"]
+        arrays.same_place(
+            {n: x for n, x in inputs.items() if x is not None and (n in _BIG or not _may_move(x, q))}
+        )
+        return cls(inputs, None if out is None else arrays.as_array("out", out), return_lse, scale, layout)
+
+    def check(self, on_gpu: bool) -> tuple[DecodeCall, DecodeProblem]:
+        """The call with lengths, table and scales as the kernels read them, and the problem that it is."""
+        shapes = {name: None if x is None else x.shape for name, x in self.inputs.items()}
+        dtype, cache_dtype = _dtypes(self.inputs, on_gpu)
+        problem = make_problem(shapes, dtype, cache_dtype, scale=self.scale, layout=self.layout)
+        for name in _BIG:
+            if self.inputs[name] is not None:
+                arrays.check_last_axis(name, self.inputs[name])
+        inputs = dict(self.inputs)
+        if problem.new_tokens == 0:
+            inputs["k_new"] = inputs["v_new"] = None
+        inputs["cache_seqlens"] = _integers("cache_seqlens", inputs["cache_seqlens"], (problem.batch,))
+        inputs["block_table"] = _integers(
+            "block_table", inputs["block_table"], (problem.batch, problem.max_pages)
+        )
+        for name in ("k_scale", "v_scale"):
+            inputs[name] = _scales(name, inputs[name], problem)
+        _check_lengths(problem, inputs["cache_seqlens"], inputs["block_table"])
+        if self.out is not None:
+            arrays.same_place({"q": self.inputs["q"], "out": self.out})
+        check_memory(self.out, inputs)
+        return dataclasses.replace(self, inputs=inputs), problem
+
+    def operands(self, out: Array, lse: Array) -> DecodeOperands:
+        """Views in the order (…, heads, tokens, head_dim), over the same memory."""
+        axes = arrays.LAYOUTS[self.layout]
+        views = {
+            name: x.transpose(axes) if name in _BIG and x is not None else x
+            for name, x in self.inputs.items()
+        }
+        return DecodeOperands(**views, out=out.transpose(axes), lse=lse)
+
+
+def _may_move(x: Array, q: Array) -> bool:
+    """Small arrays on the host are copied to the GPU that the rest is on."""
+    return arrays.is_device_array(q) and isinstance(x, np.ndarray)
+
+
+def _dtypes(inputs: Mapping[str, Array], on_gpu: bool) -> tuple[str, str]:
+    """Of queries and of the cache."""
+    q, k_cache = inputs["q"], inputs["k_cache"]
+    dtype, served = str(q.dtype), _DTYPES[on_gpu]
+    if dtype not in served:
+        module = "cupy" if arrays.is_device_array(q) else "numpy"
+        other = "" if module == "cupy" or not on_gpu else ", or compute on the CPU with device='cpu'"
+        raise TypeError(
+            f"q is {dtype}; decoding on the {'GPU' if on_gpu else 'CPU'} takes {', '.join(served)}: convert "
+            f"with q.astype({module}.{'float16' if on_gpu else 'float32'}){other}"
+        )
+    if str(k_cache.dtype) not in (dtype, *_EIGHT_BITS):
+        raise TypeError(
+            f"k_cache is {k_cache.dtype} but q is {dtype}: it must be the same, or uint8 that holds "
+            "float8_e4m3; convert q with q.astype(k_cache.dtype)"
+        )
+    for name in ("v_cache", "k_new", "v_new"):
+        x = inputs[name]
+        if x is not None and x.dtype != k_cache.dtype:
+            cure = (
+                "quantise it as the cache was: (x / scale) as float8_e4m3, viewed as uint8"
+                if str(k_cache.dtype) in _EIGHT_BITS
+                else f"convert with {name}.astype(k_cache.dtype)"
+            )
+            raise TypeError(f"{name} is {x.dtype} but k_cache is {k_cache.dtype}: {cure}")
+    return dtype, dtype if str(k_cache.dtype) == dtype else _FLOAT8
+
+
+def _integers(name: str, x: Array, shape: tuple[int, ...]) -> Array:
+    """Lengths or table as int32. On the host any integers will do, and one length serves every sequence."""
+    if x is None:
+        return None
+    on_device = arrays.is_device_array(x)
+    if x.dtype.kind not in "iu" or (on_device and x.dtype != np.int32):
+        module = "cupy" if on_device else "numpy"
+        raise TypeError(f"{name} is {x.dtype}; it must be int32: convert with {name}.astype({module}.int32)")
+    if name == "cache_seqlens" and x.ndim == 0 and not on_device:
+        x = np.broadcast_to(x, shape)
+    if x.shape != shape:
+        raise ValueError(f"{name} has shape {x.shape}; it must be (batch,) = {shape}")
+    if on_device:
+        arrays.check_last_axis(name, x)
+        return x
+    bounds = np.iinfo(np.int32)
+    if x.size and (int(x.max()) > bounds.max or int(x.min()) < bounds.min):
+        # Entries of a table that no sequence uses may hold anything.
+        x = np.clip(x, bounds.min, bounds.max)
+    return np.ascontiguousarray(x, np.int32)
+
+
+def _scales(name: str, x: Array, problem: DecodeProblem) -> Array:
+    """float32 (kv_heads,) with an 8-bit cache, None with any other."""
+    eight_bits = problem.cache_dtype == _FLOAT8
+    if x is None:
+        if eight_bits:
+            raise ValueError(
+                f"{name} is missing: a uint8 cache holds float8_e4m3 times a float32 scale for each of the "
+                f"{problem.kv_heads} key/value heads; for none pass {name}=1"
+            )
+        return None
+    if not eight_bits:
+        raise ValueError(
+            f"{name} goes with a cache of uint8 (float8_e4m3); this one is {problem.cache_dtype}"
+        )
+    shape = (problem.kv_heads,)
+    on_device = arrays.is_device_array(x)
+    if x.dtype.kind not in "fiu" or (on_device and x.dtype != np.float32):
+        raise TypeError(f"{name} is {x.dtype}; it must be float32: convert with {name}.astype('float32')")
+    if not on_device:
+        x = np.ascontiguousarray(np.broadcast_to(x, shape) if x.ndim == 0 else x, np.float32)
+    if x.shape != shape:
+        raise ValueError(f"{name} has shape {x.shape}; it must be (kv_heads,) = {shape}, or one number")
+    if not on_device and not np.isfinite(x).all():
+        raise ValueError(f"{name} must be finite, but holds {x[~np.isfinite(x)][0]}")
+    arrays.check_last_axis(name, x)
+    return x
+
+
+def _check_lengths(problem: DecodeProblem, lengths: Array, table: Array) -> None:
+    """What the host can see: lengths against the cache, and the entries of the table that they make valid."""
+    if problem.ragged and not isinstance(lengths, np.ndarray):
+        return
+    valid = [problem.capacity] * problem.batch if lengths is None else lengths.tolist()
+    for b, length in enumerate(valid):
+        total = length + problem.new_tokens
+        if length < 0:
+            raise ValueError(f"cache_seqlens[{b}] is {length}: a length is at least 0")
+        if total > problem.capacity:
+            what = f"cache_seqlens[{b}] is {length}"
+            if problem.new_tokens:
+                what += f" and k_new appends {problem.new_tokens}"
+            if not problem.paged:
+                raise ValueError(
+                    f"{what}, but k_cache holds {problem.capacity} tokens a sequence: allocate a longer cache"
+                )
+            raise ValueError(
+                f"{what}, but block_table has {problem.max_pages} pages of {problem.page_size} a sequence: "
+                f"it takes {-(-total // problem.page_size)} columns"
+            )
+        if isinstance(table, np.ndarray):
+            _check_pages(problem, table, b, total)
+
+
+def _check_pages(problem: DecodeProblem, table: Array, b: int, length: int) -> None:
+    used = table[b, : -(-length // problem.page_size)]
+    wild = np.flatnonzero((used < 0) | (used >= problem.num_pages))
+    if len(wild):
+        raise ValueError(
+            f"block_table[{b}, {wild[0]}] is {used[wild[0]]}, but k_cache has {problem.num_pages} pages; "
+            f"sequence {b} uses its first {len(used)} entries"
+        )
+
+
+def check_memory(out: Array, inputs: Mapping[str, Array]) -> None:
+    """Nothing that is written, out and with k_new the caches, is read or written through another argument."""
+    given = {name: x for name, x in inputs.items() if x is not None}
+    if out is not None:
+        arrays.check_out(out, given)
+    if "k_new" in given:
+        for name in CACHES:
+            _check_written_cache(name, given)
+
+
+def _check_written_cache(name: str, given: Mapping[str, Array]) -> None:
+    cache = given[name]
+    if isinstance(cache, np.ndarray) and not cache.flags.writeable:
+        raise ValueError(f"{name} is read-only, but k_new is appended to it: pass a writeable array")
+    if arrays.overlaps_itself(cache):
+        raise ValueError(
+            f"{name} has strides {cache.strides} for shape {cache.shape}: elements share memory, so nothing "
+            "can be appended"
+        )
+    for other, x in given.items():
+        if other != name and type(x) is type(cache) and arrays.shares_memory(cache, x):
+            raise ValueError(f"{name} overlaps {other} in memory, but k_new is appended to it: pass a copy")

@@ -1,0 +1,108 @@
+"""The shapes of a call, checked against each other and turned into the problem that they state."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from .. import arrays
+from .problem import MAX_TOKENS, DecodeProblem
+
+PAGE_AXES = {
+    "bhsd": "(num_pages, kv_heads, page_size, head_dim)",
+    "bshd": "(num_pages, page_size, kv_heads, head_dim)",
+}
+
+Shape = tuple[int, ...]
+
+
+def make_problem(
+    shapes: Mapping[str, Shape | None],
+    dtype: str,
+    cache_dtype: str,
+    *,
+    scale: float | None,
+    layout: str,
+) -> DecodeProblem:
+    """Check the shapes of a call's arrays (None for those left out), and state the problem."""
+    if layout not in arrays.LAYOUTS:
+        raise ValueError(
+            f"layout={layout!r} is not known; use 'bhsd' {arrays.AXES['bhsd']} or 'bshd' "
+            f"{arrays.AXES['bshd']}"
+        )
+    table = shapes["block_table"]
+    axes = arrays.AXES[layout] if table is None else PAGE_AXES[layout]
+    q_shape, k_shape = (
+        _four_axes(name, shapes[name], of, layout)
+        for name, of in (("q", arrays.AXES[layout]), ("k_cache", axes))
+    )
+    if shapes["v_cache"] != shapes["k_cache"]:
+        raise ValueError(
+            f"v_cache has shape {shapes['v_cache']} but k_cache has {shapes['k_cache']}: they must be equal"
+        )
+    batch, heads, tokens, head_dim = q_shape
+    outer, kv_heads, length, k_head_dim = k_shape
+    if k_head_dim != head_dim:
+        raise ValueError(f"k_cache has head_dim {k_head_dim} but q has {head_dim}: they must be equal")
+    arrays.check_head_dim(head_dim)
+    arrays.check_heads(heads, "k_cache", kv_heads, f"layout {layout!r} reads its shape as {axes}")
+    if not 1 <= tokens <= MAX_TOKENS:
+        raise ValueError(
+            f"q has {tokens} tokens a sequence (layout {layout!r}); decoding takes 1 to {MAX_TOKENS}: for "
+            "more use cufa.flash_attention(…, causal=True)"
+        )
+    if table is None and outer != batch:
+        raise ValueError(
+            f"k_cache has batch {outer} but q has {batch}: they must be equal, unless block_table says which "
+            "pages are whose"
+        )
+    if table is not None:
+        if len(table) != 2 or table[0] != batch:
+            raise ValueError(
+                f"block_table has shape {table} but q has batch {batch}: it must be (batch, max_pages)"
+            )
+        if length == 0:
+            raise ValueError(f"k_cache has pages of 0 tokens: with a block_table its shape is {axes}")
+    return DecodeProblem(
+        batch=batch,
+        heads=heads,
+        kv_heads=kv_heads,
+        tokens=tokens,
+        capacity=length if table is None else table[1] * length,
+        head_dim=head_dim,
+        dtype=dtype,
+        cache_dtype=cache_dtype,
+        scale=arrays.check_scale(scale, head_dim),
+        page_size=0 if table is None else length,
+        max_pages=0 if table is None else table[1],
+        num_pages=0 if table is None else outer,
+        ragged=shapes["cache_seqlens"] is not None,
+        new_tokens=_new_tokens(shapes, (batch, kv_heads, head_dim), layout),
+    )
+
+
+def _four_axes(name: str, shape: Shape | None, axes: str, layout: str) -> Shape:
+    """In the order (batch or pages, heads, tokens, head_dim)."""
+    if shape is None or len(shape) != 4:
+        raise ValueError(f"{name} has shape {shape}; layout {layout!r} takes four axes {axes}")
+    return tuple(shape[i] for i in arrays.LAYOUTS[layout])
+
+
+def _new_tokens(shapes: Mapping[str, Shape | None], sizes: Shape, layout: str) -> int:
+    if shapes["k_new"] is None and shapes["v_new"] is None:
+        return 0
+    for missing, other in (("k_new", "v_new"), ("v_new", "k_new")):
+        if shapes[missing] is None:
+            raise ValueError(f"{other} came without {missing}: new keys and values are appended together")
+    if shapes["v_new"] != shapes["k_new"]:
+        raise ValueError(
+            f"v_new has shape {shapes['v_new']} but k_new has {shapes['k_new']}: they must be equal"
+        )
+    batch, heads, tokens, head_dim = _four_axes("k_new", shapes["k_new"], arrays.AXES[layout], layout)
+    if (batch, heads, head_dim) != sizes:
+        raise ValueError(
+            f"k_new has shape {shapes['k_new']} for batch {sizes[0]}, {sizes[1]} key/value heads, head_dim "
+            f"{sizes[2]}: layout {layout!r} takes {arrays.AXES[layout]} with those"
+        )
+    if shapes["cache_seqlens"] is None:
+        raise ValueError("k_new came without cache_seqlens, which says where in the cache to append it")
+    return tokens
