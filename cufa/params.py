@@ -60,7 +60,7 @@ TRACE_RECORD = np.dtype(
     ]
 )
 
-_SMALLEST_SCALE = float(np.finfo(np.float32).tiny)
+SMALLEST_SCALE = float(np.finfo(np.float32).tiny)
 
 
 def pack(problem: Problem, strides: Sequence[Sequence[int]], heads_per_group: int = 1) -> AttentionParams:
@@ -73,5 +73,5 @@ def pack(problem: Problem, strides: Sequence[Sequence[int]], heads_per_group: in
     p.seqlen_q, p.seqlen_k = problem.seqlen_q, problem.seqlen_k
     p.heads_per_group = heads_per_group
     # A scale of 0 would turn the mask's -inf into NaN; the smallest normal float gives the same weights.
-    p.scale_log2 = max(problem.scale * math.log2(math.e), _SMALLEST_SCALE)
+    p.scale_log2 = max(problem.scale * math.log2(math.e), SMALLEST_SCALE)
     return p

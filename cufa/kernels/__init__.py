@@ -45,9 +45,11 @@ KERNELS: dict[str, KernelSpec] = {
         NAIVE,
     )
 }
-"""Of ``flash_attention``, in order of preference: ``algorithm="auto"`` takes the first that serves the problem."""
+"""Of ``flash_attention``, in order of preference: ``algorithm="auto"`` takes the first that serves."""
 
-DECODE_KERNELS: dict[str, KernelSpec] = {spec.name: spec for spec in (DECODE_SPLIT, DECODE_BALANCED)}
+DECODE_KERNELS: dict[str, KernelSpec] = {
+    spec.name: spec for spec in (DECODE_SPLIT, DECODE_BALANCED, DECODE_SPLIT_FP8, DECODE_BALANCED_FP8)
+}
 """Of ``flash_decode``: which one, :mod:`cufa.decode.plan` says."""
 
 REGISTRY: dict[str, KernelSpec] = {**KERNELS, **DECODE_KERNELS}
