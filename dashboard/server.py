@@ -1,8 +1,8 @@
 """What `cufa dashboard` serves: the script ``app.py``, with what makes its first figure appear sooner.
 
-Streamlit's client asks for Plotly (4.7 MB of script) only once a page has sent a figure, a second after the page
-was asked for. A header on the first answer lets the browser fetch it meanwhile. And the process loads Plotly and
-the modules of all pages before the first visitor comes, not when.
+Streamlit's client asks for Plotly (4.7 MB of script) once a page has sent a figure, a second after it was
+asked for the page. A header on the first answer lets the browser fetch it meanwhile. And the process loads
+Plotly and the modules of all pages before the first visitor comes, not when.
 """
 
 from __future__ import annotations

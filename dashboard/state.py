@@ -35,36 +35,11 @@ class Controls:
         high: int,
         *,
         step: int = 1,
+        slider: bool = False,
         help: str | None = None,
     ) -> int:
-        """A whole number from low to high, typed or stepped."""
-        return self._number(st.number_input, name, label, default, range(low, high + 1), step, help)
-
-    def slider(
-        self,
-        name: str,
-        label: str,
-        default: int,
-        low: int,
-        high: int,
-        *,
-        step: int = 1,
-        help: str | None = None,
-    ) -> int:
-        """A whole number, when looking around matters more than the exact figure."""
-        return self._number(st.slider, name, label, default, range(low, high + 1, step), step, help)
-
-    def _number(
-        self,
-        widget: Callable[..., Any],
-        name: str,
-        label: str,
-        default: int,
-        allowed: range,
-        step: int,
-        help: str | None,
-    ) -> int:
-        low, high = allowed[0], allowed[-1]
+        """A whole number from low to high; a ``slider`` where looking around matters more than digits."""
+        allowed = range(low, high + 1, step if slider else 1)
 
         def parse(text: str) -> int:
             if int(text) not in allowed:
@@ -76,6 +51,7 @@ class Controls:
         default = min(max(default, low), high)
         key = self._settle(name, default, parse, wanted)
         st.session_state[key] = min(max(int(st.session_state[key]), low), high)  # the bounds may have moved
+        widget = st.slider if slider else st.number_input
         got = int(widget(label, low, high, step=step, help=help, key=key))
         self._keep(name, got, default)
         return got

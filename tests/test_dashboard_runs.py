@@ -288,9 +288,10 @@ def test_a_known_table_is_measured_by_its_button(
 def test_the_known_tables_run_on_a_gpu_too() -> None:
     tables = (published.version_cases, published.block_cases, published.traffic_cases)
     for cases in tables:
-        plans = [make_plan(p, DEVICE, c.algorithm, config=c.config) for p, cs in cases(True) for c in cs]
+        plans = [make_plan(p, DEVICE, c.algorithm, config=c.config) for p, cs in cases(DEVICE) for c in cs]
         assert plans
         assert {p.problem.head_dim for p in plans} == {64}
+    assert [p.seqlen_k for p, _ in published.version_cases(DEVICE)] == [x.seqlen for x in published.VERSIONS]
 
 
 def test_published_figures_hang_together() -> None:

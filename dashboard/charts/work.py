@@ -9,8 +9,9 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from cufa.dashboard import theme
+from cufa.dashboard.model.published import VERSIONS
 from cufa.dashboard.model.softmax_steps import Step
-from cufa.dashboard.model.work import PUBLISHED_NAME, PUBLISHED_SPEEDUP, Work
+from cufa.dashboard.model.work import Work
 from cufa.dashboard.theme import Palette
 from cufa.schedule import Tile
 
@@ -85,8 +86,8 @@ def speedup_figure(
         looks = {"line": {"color": colour, "width": 2}, "marker": {"symbol": symbols[number % 4], "size": 10}}
         add(name, (tuple(values), tuple(values.values())), mode="lines+markers", **looks)
     cross = {"symbol": "x-thin", "size": 10, "line": {"width": 2, "color": palette.muted}}
-    published = (tuple(PUBLISHED_SPEEDUP), tuple(PUBLISHED_SPEEDUP.values()))
-    add(PUBLISHED_NAME, published, mode="markers", marker=cross)
+    published = [x.seqlen for x in VERSIONS], [x.fa1_ms / x.fa2_ms for x in VERSIONS]
+    add("published FA1→FA2, A10G", published, mode="markers", marker=cross)
     dot = {"size": 13, "color": palette.accent, "line": {"width": 2, "color": palette.background}}
     add("this view", ((here[0],), (here[1],)), mode="markers", marker=dot)
     line = {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": 2, "y1": 2}

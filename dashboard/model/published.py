@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 
+from cufa.architectures import Device
 from cufa.bench.runner import Contender
-from cufa.bench.suites import Case, contenders, make
-from cufa.kernels import KERNELS, TileConfig
+from cufa.bench.suites import SUITES, Case, contenders, make
+from cufa.kernels import TileConfig
 
 #: The machine and code of the first two tables.
 TRITON_A10G = "Triton tutorial kernels on an A10G, float32"
@@ -56,27 +57,30 @@ TRAFFIC_PEAK = 600.0
 """GB/s of that card's memory."""
 
 
-def version_cases(on_gpu: bool) -> tuple[Case, ...]:
-    """The first table, to be measured here: in float16 on a GPU, as FA1 is made for it."""
-    dtype = "float16" if on_gpu else "float32"
-    return tuple((make(2, 4, x.seqlen, 64, dtype, True), contenders("fa1", "fa2")) for x in VERSIONS)
+def version_cases(device: Device | None) -> tuple[Case, ...]:
+    """The first table, to be measured on a device (None: the CPU): the suite's shapes, in the type of FA1."""
+    wanted = {x.seqlen: x for x in VERSIONS}
+    cases = [
+        (p, tuple(c for c in found if c.label in ("fa1", "fa2")))
+        for p, found in SUITES["versions"].cases(device)
+    ]
+    return tuple(
+        (p, found) for p, found in cases if p.heads == 4 and len(found) == 2 and p.seqlen_k in wanted
+    )
 
 
-def block_cases(on_gpu: bool) -> tuple[Case, ...]:
-    """The block sweep: the tilings of FA1 that are built, or the published tiles in the CPU path."""
-    problem = make(2, 8, 1024, 64, "float16" if on_gpu else "float32", False)
-    if on_gpu:
-        spec = next(s for s in KERNELS.values() if s.algorithm == "fa1")
-        configs = tuple(c for c in spec.configs if c.fits(64))
-    else:
-        sizes = dict.fromkeys((q, kv) for q, kv, _ in (BLOCK_WINNER, *BLOCK_LOSERS))
-        configs = tuple(TileConfig(q, kv, num_warps=0) for q, kv in sizes)
-    return ((problem, tuple(Contender("fa1", c) for c in configs)),)
+def block_cases(device: Device | None) -> tuple[Case, ...]:
+    """The block sweep: the tilings of FA1 that fit the GPU, or the published tiles in the CPU path."""
+    if device is not None:
+        return tuple(SUITES["fa1-blocks"].cases(device))[:1]
+    sizes = dict.fromkeys((q, kv) for q, kv, _ in (BLOCK_WINNER, *BLOCK_LOSERS))
+    configs = (TileConfig(q, kv, num_warps=0) for q, kv in sizes)
+    return ((make(2, 8, 1024, 64, "float32", False), tuple(Contender("fa1", c) for c in configs)),)
 
 
-def traffic_cases(on_gpu: bool) -> tuple[Case, ...]:
+def traffic_cases(device: Device | None) -> tuple[Case, ...]:
     """The third table."""
-    dtype = "float16" if on_gpu else "float32"
+    dtype = "float16" if device else "float32"
     return tuple(
         (make(x.batch, x.heads, x.seqlen, 64, dtype, False), contenders("fa1", "fa2")) for x in TRAFFIC
     )

@@ -10,11 +10,6 @@ import numpy as np
 from cufa.problem import Problem
 from cufa.schedule import Schedule, Tile
 
-#: FlashAttention-1 → 2 as first published: causal, d64, float32, batch 2 × 4 heads, Triton on an A10G.
-PUBLISHED_SPEEDUP = {512: 0.097 / 0.092, 1024: 0.231 / 0.182, 2048: 0.660 / 0.394, 4096: 2.347 / 1.378}
-PUBLISHED_NAME = "published FA1→FA2, A10G"
-PUBLISHED_WHERE = "an A10G, Triton, float32, d64, batch 2 × 4 heads"
-
 
 @dataclasses.dataclass(frozen=True)
 class Work:

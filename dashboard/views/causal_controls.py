@@ -12,6 +12,7 @@ from cufa.dashboard.model import devices, gpu
 from cufa.dashboard.model.launch import algorithms
 from cufa.dashboard.state import Controls
 from cufa.dashboard.views.causal_view import MOST_BLOCKS_A_SIDE, View
+from cufa.dashboard.views.shape_controls import choose_kv_heads
 from cufa.kernels import KernelSpec, TileConfig
 from cufa.planner import fitting_configs
 from cufa.problem import Problem, default_scale
@@ -68,9 +69,8 @@ def choose(controls: Controls) -> View:
         with columns[3]:
             heads = controls.integer("heads", "Heads", 16, 1, 1024)
         with columns[4]:
-            divisors = [str(n) for n in range(heads, 0, -1) if heads % n == 0]
             help_text = "Divisors of the heads: fewer is GQA, one is MQA. They change traffic, not tiles."
-            kv_heads = int(controls.choice("kv", "K/V heads", divisors, help=help_text))
+            kv_heads = choose_kv_heads(controls, heads, help=help_text)
         with columns[5]:
             sizes = [str(d) for d in (32, 40, 64, 80, 96, 128, 192, 256)]
             head_dim = int(controls.choice("d", "Head dim", sizes, "128"))

@@ -8,7 +8,7 @@ import streamlit as st
 
 from cufa.dashboard import page
 from cufa.dashboard.charts import work as charts
-from cufa.dashboard.model import evidence, launch, work
+from cufa.dashboard.model import evidence, launch, published, work
 from cufa.dashboard.theme import Palette
 from cufa.dashboard.views.causal_view import View
 from cufa.kernels import KERNELS, KernelSpec
@@ -71,8 +71,8 @@ def show_speedup(view: View, palette: Palette) -> None:
     if notes:
         st.caption("  \n".join(notes))
     st.caption(
-        f"Published: FlashAttention-1 → 2 on {work.PUBLISHED_WHERE}. On this card's SMs: both launches "
-        "simulated as above, for these heads and this batch."
+        f"Published: FlashAttention-1 → 2, {published.TRITON_A10G}, head dim 64. On this card's SMs: both "
+        "launches simulated as above, for these heads and this batch."
     )
 
 

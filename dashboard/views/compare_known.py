@@ -7,15 +7,14 @@ from collections.abc import Sequence
 import streamlit as st
 
 from cufa.bench.suites import Case
-from cufa.bench.timing import speedup
 from cufa.commands.common import seconds_text
 from cufa.dashboard import engine, page
 from cufa.dashboard.charts import compare as charts
 from cufa.dashboard.charts.compare import Point
 from cufa.dashboard.charts.samples import unit_for
 from cufa.dashboard.model import published
-from cufa.dashboard.model.devices import run_devices
-from cufa.dashboard.model.measurements import Measurement, newest
+from cufa.dashboard.model.devices import device_of, run_devices
+from cufa.dashboard.model.measurements import Measurement, newest, speedup
 from cufa.dashboard.state import Controls
 from cufa.dashboard.theme import Palette
 from cufa.dashboard.worker.jobs import CPU, Job
@@ -26,16 +25,16 @@ _PUBLISHED = "published"
 def show(controls: Controls, found: Sequence[Measurement], palette: Palette) -> None:
     """One of the three tables."""
     st.header("Known results, here", anchor=False)
-    device = next(iter(run_devices()))
-    on_gpu = device != CPU
+    name = next(iter(run_devices()))
+    device = device_of(name)
     tables = {"versions": "FA1 to FA2 by length", "blocks": "block sizes of FA1", "traffic": "effective GB/s"}
     table = controls.choice("table", "Table", tables, segmented=True)
     if table == "versions":
-        _show_versions(found, published.version_cases(on_gpu), device, palette)
+        _show_versions(found, published.version_cases(device), name, palette)
     elif table == "blocks":
-        _show_blocks(found, published.block_cases(on_gpu), device, palette)
+        _show_blocks(found, published.block_cases(device), name, palette)
     else:
-        _show_traffic(found, published.traffic_cases(on_gpu), device, palette)
+        _show_traffic(found, published.traffic_cases(device), name, palette)
 
 
 def _reproduce(title: str, name: str, cases: tuple[Case, ...], device: str) -> None:

@@ -6,13 +6,12 @@ from collections.abc import Sequence
 
 import streamlit as st
 
-from cufa.bench.timing import speedup
 from cufa.commands.common import rate_text, seconds_text
 from cufa.dashboard import page
 from cufa.dashboard.charts import compare as charts
 from cufa.dashboard.charts.compare import Point
 from cufa.dashboard.charts.samples import unit_for
-from cufa.dashboard.model.measurements import Measurement, machine_key, machines, newest
+from cufa.dashboard.model.measurements import Measurement, machine_key, machines, newest, speedup
 from cufa.dashboard.state import Controls
 from cufa.dashboard.theme import Palette
 

@@ -14,6 +14,7 @@ from cufa.dashboard.model import decode
 from cufa.dashboard.model.decode import Batch
 from cufa.dashboard.state import Controls
 from cufa.dashboard.theme import Palette
+from cufa.dashboard.views.shape_controls import choose_kv_heads
 
 _MOST_SPLITS = 512
 
@@ -58,8 +59,7 @@ def choose(controls: Controls) -> Choice:
         with columns[1]:
             heads = controls.integer("heads", "Heads", 32, 1, 256)
         with columns[2]:
-            divisors = [str(n) for n in range(heads, 0, -1) if heads % n == 0]
-            kv_heads = int(controls.choice("kv", "K/V heads", divisors, "8"))
+            kv_heads = choose_kv_heads(controls, heads, 8)
         with columns[3]:
             cached = controls.integer("cached", "Cached tokens", 8192, 1, 1 << 20, step=1024)
         with columns[4]:
@@ -83,7 +83,9 @@ def show_splits(choice: Choice, controls: Controls, palette: Palette) -> None:
     curve = decode.split_curve(batch, decode.candidates(min(_MOST_SPLITS, batch.tiles[0])))
     best, single = decode.best(curve), curve[0]
     page.verdict(_splits_verdict(choice, best, single), tag="predicted")
-    splits = controls.slider("splits", "Splits to look at", best.splits, 1, max(2, curve[-1].splits))
+    splits = controls.integer(
+        "splits", "Splits to look at", best.splits, 1, max(2, curve[-1].splits), slider=True
+    )
     here = decode.evaluate(batch, decode.launch(batch, splits), splits)
     st.caption(
         f"{splits} splits: {here.blocks:,} thread blocks on {choice.places:,} places "

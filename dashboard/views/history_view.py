@@ -7,13 +7,13 @@ from collections.abc import Sequence
 
 import streamlit as st
 
-from cufa.bench.timing import Ratio, speedup
+from cufa.bench.timing import Ratio
 from cufa.commands.common import rate_text, seconds_text
 from cufa.dashboard import page
 from cufa.dashboard.charts import difference as charts
 from cufa.dashboard.charts import samples
 from cufa.dashboard.model import export
-from cufa.dashboard.model.measurements import Measurement
+from cufa.dashboard.model.measurements import Measurement, speedup
 from cufa.dashboard.state import Controls
 from cufa.dashboard.theme import Palette
 from cufa.dashboard.worker.store import Run, Status

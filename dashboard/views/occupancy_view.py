@@ -168,21 +168,22 @@ def _show_what_if(entry: Entry, choice: Choice, controls: Controls, palette: Pal
     arch = choice.arch
     columns = st.columns(3)
     with columns[0]:
-        registers = controls.slider(
-            "regs", "Registers a thread", entry.registers, 16, arch.max_registers_per_thread
-        )
+        most = arch.max_registers_per_thread
+        registers = controls.integer("regs", "Registers a thread", entry.registers, 16, most, slider=True)
     with columns[1]:
-        shared = controls.slider(
+        shared = controls.integer(
             "smem",
             "Shared memory a block (bytes)",
             entry.shared_bytes,
             0,
             arch.shared_memory_per_block,
             step=16,
+            slider=True,
         )
     with columns[2]:
-        threads = controls.slider(
-            "threads", "Threads a block", entry.threads, 32, arch.max_threads_per_block, step=32
+        most = arch.max_threads_per_block
+        threads = controls.integer(
+            "threads", "Threads a block", entry.threads, 32, most, step=32, slider=True
         )
     kernel = Point(entry.registers, entry.threads, entry.shared_bytes, entry.barriers)
     what_if = Point(registers, threads, shared, entry.barriers)

@@ -12,6 +12,7 @@ from cufa.bench.suites import SUITES, Case
 from cufa.dashboard.model import presets
 from cufa.dashboard.model.devices import device_of, peers_here, run_devices
 from cufa.dashboard.state import Controls
+from cufa.dashboard.views.shape_controls import choose_kv_heads
 from cufa.dashboard.worker.jobs import CPU, Job
 from cufa.kernels import KERNELS, KernelSpec, TileConfig
 from cufa.planner import fitting_configs
@@ -108,8 +109,7 @@ def _choose_problem(controls: Controls, preset: str, start: Problem, device: Dev
     with columns[1]:
         heads = controls.integer("heads", "Heads", start.heads, 1, 1024)
     with columns[2]:
-        divisors = [str(n) for n in range(heads, 0, -1) if heads % n == 0]
-        kv_heads = int(controls.choice("kv", "K/V heads", divisors, str(start.kv_heads)))
+        kv_heads = choose_kv_heads(controls, heads, start.kv_heads)
     with columns[3]:
         seqlen_q = controls.integer("sq", "Queries", start.seqlen_q, 1, 1 << 20, step=128)
     with columns[4]:

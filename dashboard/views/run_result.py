@@ -7,12 +7,11 @@ from collections.abc import Sequence
 
 import streamlit as st
 
-from cufa.bench.timing import speedup
 from cufa.commands.common import rate_text, seconds_text
 from cufa.dashboard import page
 from cufa.dashboard.charts import samples as charts
 from cufa.dashboard.model import measurements
-from cufa.dashboard.model.measurements import Measurement
+from cufa.dashboard.model.measurements import Measurement, speedup
 from cufa.dashboard.state import Controls
 from cufa.dashboard.theme import Palette
 from cufa.dashboard.worker.store import Run
