@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 from .api import flash_attention, plan
+from .decode.api import flash_decode, plan_decode
 from .decode.merge import merge_attention_states
 from .reference import attention_reference, decode_reference
 
@@ -15,8 +16,10 @@ __all__ = [
     "decode_reference",
     "emulate",
     "flash_attention",
+    "flash_decode",
     "merge_attention_states",
     "plan",
+    "plan_decode",
 ]
 __version__ = "0.1.0"
 

@@ -1,7 +1,7 @@
 """The short cut for calls on CuPy arrays like one that was seen before.
 
-Such a call has passed every check, its kernel is compiled, its shapes and strides are packed. Python time is the
-host cost of a call: this path is what keeps it under PyTorch's.
+Such a call has passed every check, its kernel is compiled, its shapes and strides are packed. Python time is
+the host cost of a call: this path is what keeps it under PyTorch's.
 """
 
 from __future__ import annotations

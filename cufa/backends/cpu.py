@@ -123,7 +123,7 @@ def online_softmax(S: Array, m: Array, l: Array) -> tuple[Array, Array, Array, A
     # exp, not exp2 with log2(e) in the scale as on a GPU: before AVX-512, NumPy has no SIMD exp2.
     P = np.exp(np.subtract(S, shift, out=S), out=S)
     alpha = np.exp(m - shift)
-    return P, m_new, alpha * l + _row_sums(P), alpha
+    return P, m_new, alpha * l + row_sums(P), alpha
 
 
 def _fa2(heads: _Stack, q_blocks: range) -> None:
@@ -138,7 +138,7 @@ def _fa2(heads: _Stack, q_blocks: range) -> None:
             O += heads.weighted_values(P, i, j)
             heads.observe(i, j, m, l, m_new, l_new)
             m, l = m_new, l_new
-        heads.store(heads.rows(i), _normalise(O, l), m, l)  # l. 12-15
+        heads.store(heads.rows(i), normalise(O, l), m, l)  # l. 12-15
 
 
 def _fa1(heads: _Stack, q_blocks: range) -> None:
@@ -157,7 +157,7 @@ def _fa1(heads: _Stack, q_blocks: range) -> None:
             P, m_new, l_new, alpha = online_softmax(S, m_i, l_i)  # l. 10-11
             O_i *= alpha * l_i  # l. 12
             O_i += heads.weighted_values(P, i, j)
-            _normalise(O_i, l_new)
+            normalise(O_i, l_new)
             heads.observe(i, j, m_i, l_i, m_new, l_new)
             l_i[...], m_i[...] = l_new, m_new  # l. 13
     heads.store(every_row, O, m, l)
@@ -169,17 +169,17 @@ def _naive(heads: _Stack, q_blocks: range) -> None:
     m = S.max(axis=-1, keepdims=True)  # l. 2
     P = np.subtract(S, np.where(m == -np.inf, 0, m))
     np.exp(P, out=P)
-    l = _row_sums(P)
+    l = row_sums(P)
     P /= np.where(l == 0, 1, l)
     heads.store(heads.rows(0), heads.weighted_values(P, 0, 0), m, l)  # l. 3
 
 
-def _row_sums(P: Array) -> Array:
+def row_sums(P: Array) -> Array:
     """(..., rows, 1). A product with ones takes a third of np.sum's time."""
     return (P @ np.ones(P.shape[-1], P.dtype))[..., None]
 
 
-def _normalise(O: Array, l: Array) -> Array:
+def normalise(O: Array, l: Array) -> Array:
     """diag(l)⁻¹ O in place. Rows that have seen no key, or only scores of -inf, are zeros."""
     O /= l
     np.copyto(O, 0, where=l == 0)
@@ -301,7 +301,7 @@ def _tasks(plan: Plan, schedule: Schedule, workers: int, one_head: bool) -> list
     of_batch = min(heads // (of_group * of_kv), problem.batch)
     stacks = list(
         itertools.product(
-            _cut(problem.batch, of_batch), _cut(problem.kv_heads, of_kv), _cut(problem.group_size, of_group)
+            cut(problem.batch, of_batch), cut(problem.kv_heads, of_kv), cut(problem.group_size, of_group)
         )
     )
     blocks = schedule.num_q_blocks
@@ -310,7 +310,7 @@ def _tasks(plan: Plan, schedule: Schedule, workers: int, one_head: bool) -> list
     return [(stack, range(first, blocks, shares)) for stack in stacks for first in range(shares)]
 
 
-def _cut(size: int, step: int) -> list[slice]:
+def cut(size: int, step: int) -> list[slice]:
     return [slice(start, min(start + step, size)) for start in range(0, size, step)]
 
 

@@ -73,8 +73,11 @@ class DecodeCall:
     def check(self, on_gpu: bool) -> tuple[DecodeCall, DecodeProblem]:
         """The call with lengths, table and scales as the kernels read them, and the problem that it is."""
         shapes = {name: None if x is None else x.shape for name, x in self.inputs.items()}
-        dtype, cache_dtype = _dtypes(self.inputs, on_gpu)
-        problem = make_problem(shapes, dtype, cache_dtype, scale=self.scale, layout=self.layout)
+        of_cache = {n: str(self.inputs[n].dtype) for n in _BIG[1:] if self.inputs[n] is not None}
+        q = self.inputs["q"]
+        module = "cupy" if arrays.is_device_array(q) else "numpy"
+        names = dtypes(str(q.dtype), of_cache, on_gpu=on_gpu, module=module)
+        problem = make_problem(shapes, *names, scale=self.scale, layout=self.layout)
         for name in _BIG:
             if self.inputs[name] is not None:
                 arrays.check_last_axis(name, self.inputs[name])
@@ -108,32 +111,30 @@ def _may_move(x: Array, q: Array) -> bool:
     return arrays.is_device_array(q) and isinstance(x, np.ndarray)
 
 
-def _dtypes(inputs: Mapping[str, Array], on_gpu: bool) -> tuple[str, str]:
-    """Of queries and of the cache."""
-    q, k_cache = inputs["q"], inputs["k_cache"]
-    dtype, served = str(q.dtype), _DTYPES[on_gpu]
-    if dtype not in served:
-        module = "cupy" if arrays.is_device_array(q) else "numpy"
-        other = "" if module == "cupy" or not on_gpu else ", or compute on the CPU with device='cpu'"
+def dtypes(q: str, cache: Mapping[str, str], *, on_gpu: bool, module: str = "numpy") -> tuple[str, str]:
+    """The problem's dtype and cache_dtype, from the names of q's and of k_cache's and its companions'."""
+    served = _DTYPES[on_gpu]
+    if q not in served:
+        where, cure = ("GPU", "float16") if on_gpu else ("CPU", "float32")
+        other = ", or compute on the CPU with device='cpu'" if on_gpu and module == "numpy" else ""
         raise TypeError(
-            f"q is {dtype}; decoding on the {'GPU' if on_gpu else 'CPU'} takes {', '.join(served)}: convert "
-            f"with q.astype({module}.{'float16' if on_gpu else 'float32'}){other}"
+            f"q is {q}; decoding on the {where} takes {', '.join(served)}: convert with "
+            f"q.astype({module}.{cure}){other}"
         )
-    if str(k_cache.dtype) not in (dtype, *_EIGHT_BITS):
+    k_cache = cache["k_cache"]
+    eight_bits = k_cache in _EIGHT_BITS
+    if not eight_bits and k_cache != q:
         raise TypeError(
-            f"k_cache is {k_cache.dtype} but q is {dtype}: it must be the same, or uint8 that holds "
-            "float8_e4m3; convert q with q.astype(k_cache.dtype)"
+            f"k_cache is {k_cache} but q is {q}: it must be the same, or uint8 that holds float8_e4m3; "
+            "convert q with q.astype(k_cache.dtype)"
         )
-    for name in ("v_cache", "k_new", "v_new"):
-        x = inputs[name]
-        if x is not None and x.dtype != k_cache.dtype:
-            cure = (
-                "quantise it as the cache was: (x / scale) as float8_e4m3, viewed as uint8"
-                if str(k_cache.dtype) in _EIGHT_BITS
-                else f"convert with {name}.astype(k_cache.dtype)"
-            )
-            raise TypeError(f"{name} is {x.dtype} but k_cache is {k_cache.dtype}: {cure}")
-    return dtype, dtype if str(k_cache.dtype) == dtype else _FLOAT8
+    for name, dtype in cache.items():
+        if dtype != k_cache:
+            cure = f"convert with {name}.astype(k_cache.dtype)"
+            if eight_bits:
+                cure = "quantise it as the cache was: (x / scale) as float8_e4m3, viewed as uint8"
+            raise TypeError(f"{name} is {dtype} but k_cache is {k_cache}: {cure}")
+    return q, _FLOAT8 if eight_bits else q
 
 
 def _integers(name: str, x: Array, shape: tuple[int, ...]) -> Array:

@@ -1,0 +1,289 @@
+"""Decoding in NumPy: the splits of :mod:`cufa.decode.schedule`, tile by tile, then their merge.
+
+A split is computed for a stack of key/value heads, Q (heads, rows, head_dim) with all query heads and
+tokens of a key/value head in its rows, so that a tile of keys and values is read and widened once. Nothing
+but the tile at hand is ever copied. Stacks and splits run side by side on threads; each result comes of the
+same operations in the same order however many threads there are.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import dataclasses
+import functools
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+
+from ..decode.merge import combine
+from ..decode.operands import DecodeOperands
+from ..decode.plan import DecodePlan
+from ..decode.schedule import balanced_shares, split_range, used_splits
+from .blas import single_threaded_blas
+from .cpu import cut, normalise, online_softmax
+
+Array = npt.NDArray[Any]
+
+_MIN_STACKS = 8
+"""Heads share a stack only while this many stacks remain to run in parallel."""
+_STACK_ELEMENTS = 1 << 18
+"""Elements of a stack's tile of keys: with as many values, 2 MiB in float32."""
+_SERIAL_ELEMENTS = 1 << 20
+"""Keys and values too few to be worth starting threads for."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Work:
+    """One split of one stack: keys first_key … last_key - 1 of a sequence, for some heads and query rows."""
+
+    batch: int
+    heads: slice
+    """Key/value heads."""
+    rows: slice
+    """Packed query rows of each of them: query head within the group times tokens, plus token."""
+    first_key: int
+    last_key: int
+
+    @property
+    def item(self) -> tuple[int, int, int]:
+        """What the splits that are merged with each other have in common."""
+        return self.batch, self.heads.start, self.rows.start
+
+
+def run(plan: DecodePlan, operands: DecodeOperands, *, num_threads: int | None = None) -> None:
+    """Execute a plan made for the CPU: append what is new to the caches, write ``operands.out`` and ``lse``.
+
+    Lengths and block table are trusted: :mod:`cufa.decode.checks` has seen them. ``num_threads`` defaults to
+    what NumPy's BLAS would use.
+    """
+    problem = plan.problem
+    if problem.new_tokens:
+        append(operands)
+    lengths = valid_keys(plan, operands)
+    work = list(works(plan, lengths))
+    with single_threaded_blas() as available:
+        keys = problem.kv_heads * problem.head_dim * sum(lengths)
+        workers = num_threads or (available if keys > _SERIAL_ELEMENTS else 1)
+        attend = functools.partial(_attend, plan, operands, lengths)
+        if min(workers, len(work)) == 1:
+            parts = [attend(w) for w in work]
+        else:
+            with concurrent.futures.ThreadPoolExecutor(min(workers, len(work))) as pool:
+                parts = list(pool.map(attend, work))
+    of_item: dict[tuple[int, int, int], list[int]] = {}
+    for n, w in enumerate(work):
+        of_item.setdefault(w.item, []).append(n)
+    for members in of_item.values():
+        _store(plan, operands, work[members[0]], *_merged([parts[n] for n in members]))
+
+
+def valid_keys(plan: DecodePlan, operands: DecodeOperands) -> list[int]:
+    """Of each sequence, those that are appended included."""
+    problem = plan.problem
+    if operands.cache_seqlens is None:
+        return [problem.capacity] * problem.batch
+    return [problem.valid_keys(n) for n in operands.cache_seqlens.tolist()]
+
+
+def append(operands: DecodeOperands) -> None:
+    """Write k_new and v_new into the caches, from each sequence's length on."""
+    for cache, new in ((operands.k_cache, operands.k_new), (operands.v_cache, operands.v_new)):
+        size = cache.shape[2]
+        for b, start in enumerate(operands.cache_seqlens.tolist()):
+            if operands.block_table is None:
+                cache[b, :, start : start + new.shape[2]] = new[b]
+                continue
+            position = start
+            while position < start + new.shape[2]:
+                page, slot = divmod(position, size)
+                count = min(size - slot, start + new.shape[2] - position)
+                tokens = new[b, :, position - start : position - start + count]
+                cache[operands.block_table[b, page], :, slot : slot + count] = tokens
+                position += count
+
+
+# --- Sharing out the work --------------------------------------------------------------------------------
+
+
+def works(plan: DecodePlan, lengths: Sequence[int]) -> Iterator[Work]:
+    """The plan's splits. Heads with the same keys to read are stacked, which changes no result."""
+    return (_fixed if plan.schedule == "fixed" else _balanced)(plan, lengths)
+
+
+def _fixed(plan: DecodePlan, lengths: Sequence[int]) -> Iterator[Work]:
+    problem, block_kv = plan.problem, plan.config.block_kv
+    stack = _heads_of_stack(plan, sum(used_splits(n, plan.num_splits, block_kv) for n in lengths))
+    every_row = slice(0, problem.rows)
+    for (b, n), heads in itertools.product(enumerate(lengths), cut(problem.kv_heads, stack)):
+        for split in range(used_splits(n, plan.num_splits, block_kv)):
+            yield Work(b, heads, every_row, *split_range(n, plan.num_splits, split, block_kv))
+
+
+def _balanced(plan: DecodePlan, lengths: Sequence[int]) -> Iterator[Work]:
+    problem, config = plan.problem, plan.config
+    stack = _heads_of_stack(plan, len(lengths))
+    whole: Work | None = None  # heads that are not cut wait here for their neighbours
+    for piece in balanced_shares(
+        lengths, problem.kv_heads, plan.num_splits, config.block_kv, plan.row_blocks
+    ):
+        first_row = piece.row_block * config.block_q
+        rows = slice(first_row, min(first_row + config.block_q, problem.rows))
+        h = piece.kv_head
+        work = Work(piece.batch, slice(h, h + 1), rows, piece.first_key, piece.last_key)
+        if whole is not None:
+            same = dataclasses.replace(work, heads=whole.heads) == whole
+            if piece.whole and same and h == whole.heads.stop and h - whole.heads.start < stack:
+                whole = dataclasses.replace(whole, heads=slice(whole.heads.start, h + 1))
+                continue
+            yield whole
+            whole = None
+        if piece.whole:
+            whole = work
+        else:
+            yield work
+    if whole is not None:
+        yield whole
+
+
+def _heads_of_stack(plan: DecodePlan, runs_of_keys: int) -> int:
+    problem = plan.problem
+    room = _STACK_ELEMENTS // (plan.config.block_kv * problem.head_dim)
+    return max(1, min(room, runs_of_keys * problem.kv_heads // _MIN_STACKS, problem.kv_heads))
+
+
+# --- One split -------------------------------------------------------------------------------------------
+
+
+def _attend(
+    plan: DecodePlan, operands: DecodeOperands, lengths: Sequence[int], work: Work
+) -> tuple[Array, Array]:
+    """Normalised O (heads, rows, head_dim) and lse (heads, rows) over the keys of one split."""
+    problem = plan.problem
+    dtype: type[Any] = np.float64 if problem.dtype == "float64" else np.float32
+    with np.errstate(all="ignore"):  # inf and NaN follow IEEE (the setting is the thread's)
+        Q = _queries(plan, operands, work, dtype)
+        K, V = (_Tiles(plan, operands, cache, work, dtype) for cache in (operands.k_cache, operands.v_cache))
+        O = np.zeros(Q.shape, dtype)
+        l = np.zeros((*Q.shape[:2], 1), dtype)
+        m = np.full(l.shape, -np.inf, dtype)
+        sees = lengths[work.batch] - problem.tokens + 1  # keys that a sequence's first token sees
+        for start in range(work.first_key, work.last_key, plan.config.block_kv):
+            stop = min(start + plan.config.block_kv, work.last_key)
+            S = Q @ K.load(start, stop).mT
+            hidden = None
+            if stop > sees:
+                hidden = np.arange(start, stop) >= sees + (_token(plan, work)[:, None])
+                np.copyto(S, -np.inf, where=hidden)
+            P, m, l, alpha = online_softmax(S, m, l)
+            O *= alpha
+            O += _weighted(P, V.load(start, stop), hidden)
+        if operands.v_scale is not None:
+            O *= operands.v_scale[work.heads, None, None].astype(dtype)
+        return normalise(O, l), (m + np.log(l))[..., 0]
+
+
+def _queries(plan: DecodePlan, operands: DecodeOperands, work: Work, dtype: type[Any]) -> Array:
+    """scale · Q, times the keys' own scale, (heads, rows, head_dim): scaling Q costs less than scaling S."""
+    problem = plan.problem
+    grouped = operands.q[work.batch].reshape(problem.kv_heads, problem.rows, problem.head_dim)
+    Q: Array = np.multiply(grouped[work.heads, work.rows], dtype(problem.scale), dtype=dtype)
+    if operands.k_scale is not None:
+        Q *= operands.k_scale[work.heads, None, None].astype(dtype)
+    return Q
+
+
+def _token(plan: DecodePlan, work: Work) -> Array:
+    """Which of its sequence's query tokens each row is."""
+    return np.arange(work.rows.start, work.rows.stop) % plan.problem.tokens
+
+
+def _weighted(P: Array, V: Array, hidden: npt.NDArray[np.bool_] | None) -> Array:
+    """P V over the keys that a row sees: a value that it does not see plays no part even if it is inf or NaN,
+    but 0 · inf is NaN."""
+    if hidden is None or np.isfinite(V).all():
+        return P @ V
+    rows = [P[:, r : r + 1, ~unseen] @ V[:, ~unseen] for r, unseen in enumerate(hidden)]
+    return np.concatenate(rows, axis=1)
+
+
+class _Tiles:
+    """Keys or values of a stack's heads, tile by tile in the compute dtype. Valid until the next tile."""
+
+    def __init__(
+        self, plan: DecodePlan, operands: DecodeOperands, cache: Array, work: Work, dtype: type[Any]
+    ) -> None:
+        self._cache, self._batch, self._heads = cache, work.batch, work.heads
+        self._pages = None if operands.block_table is None else operands.block_table[work.batch]
+        self._dtype = np.dtype(dtype)
+        self._values = _values_of_bits(str(cache.dtype), self._dtype)
+        self._scratch = np.empty(0, dtype)
+
+    def load(self, start: int, stop: int) -> Array:
+        """(heads, stop - start, head_dim). Reads no slot or page entry past ``stop`` into the tile."""
+        if self._pages is None:
+            return self._widened(self._cache[self._batch, self._heads, start:stop])
+        size = self._cache.shape[2]
+        first, last = start // size, -(-stop // size)
+        slots = slice(start - first * size, stop - first * size)
+        if last - first == 1:
+            return self._widened(self._cache[self._pages[first], self._heads, slots])
+        pages = self._cache[self._pages[first:last], self._heads].swapaxes(0, 1)
+        heads, count, _, head_dim = pages.shape
+        return self._widened(pages).reshape(heads, count * size, head_dim)[:, slots]
+
+    def _widened(self, x: Array) -> Array:
+        """x in the compute dtype; itself when it is so already and BLAS can step over it."""
+        if (
+            x.dtype == self._dtype
+            and x.ndim == 3
+            and x.flags.aligned
+            and x.strides[1] >= x.shape[2] * x.itemsize
+        ):
+            return x
+        if self._scratch.size < x.size:
+            self._scratch = np.empty(x.size, self._dtype)
+        wide = self._scratch[: x.size].reshape(x.shape)
+        if self._values is None:
+            np.copyto(wide, x)
+        else:  # mode="clip" takes no bounds check, which every index passes
+            np.take(self._values, x.view(f"u{x.itemsize}"), out=wide, mode="clip")
+        return wide
+
+
+@functools.cache
+def _values_of_bits(dtype: str, wide: np.dtype[Any]) -> Array | None:
+    """The number that each pattern of bits stands for. Looking it up takes half of the time of NumPy's
+    conversion from float16 and a third of that from e4m3; bfloat16's is fast."""
+    values: Array
+    if dtype == "float16":
+        values = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
+    elif dtype == "uint8":
+        values = np.arange(1 << 8, dtype=np.uint8).view(ml_dtypes.float8_e4m3fn)
+    else:
+        return None
+    return values.astype(wide)
+
+
+# --- The merge -------------------------------------------------------------------------------------------
+
+
+def _merged(parts: Sequence[tuple[Array, Array]]) -> tuple[Array, Array]:
+    if len(parts) == 1:
+        return parts[0]
+    return combine(np.stack([O for O, _ in parts]), np.stack([lse for _, lse in parts]))
+
+
+def _store(plan: DecodePlan, operands: DecodeOperands, work: Work, O: Array, lse: Array) -> None:
+    """Rows are unpacked into query heads and tokens."""
+    problem = plan.problem
+    row = np.arange(work.rows.start, work.rows.stop)
+    kv_head = np.arange(work.heads.start, work.heads.stop)
+    head = kv_head[:, None] * problem.group_size + row // problem.tokens
+    with np.errstate(over="ignore"):
+        operands.out[work.batch, head, row % problem.tokens] = O.astype(operands.out.dtype)
+    if operands.lse is not None:
+        operands.lse[work.batch, head, row % problem.tokens] = lse
