@@ -18,6 +18,7 @@ import numpy as np
 
 from ..architectures import Device, find_architecture
 from ..compiler import cupy_options, translation_unit
+from ..decode.plan import DecodePlan
 from ..params import TRACE_RECORD, pack
 from ..planner import Plan
 from .tensor_map import TensorMap
@@ -86,7 +87,7 @@ def _compile(source: str, device_id: int, options: tuple[str, ...]) -> _Module:
 class Prepared:
     """A plan compiled for one device: functions ready to launch."""
 
-    def __init__(self, plan: Plan, device_id: int, trace: bool) -> None:
+    def __init__(self, plan: Plan | DecodePlan, device_id: int, trace: bool) -> None:
         self.plan = plan
         self.device_id = device_id
         source = translation_unit(f"kernels/{plan.spec.source}", {**plan.constants, "TRACE": trace})
@@ -106,7 +107,7 @@ class Prepared:
         binding.launch(q.data.ptr, k.data.ptr, v.data.ptr, out.data.ptr, lse_pointer, trace)
 
 
-def prepare(plan: Plan, device_id: int | None = None, trace: bool = False) -> Prepared:
+def prepare(plan: Plan | DecodePlan, device_id: int | None = None, trace: bool = False) -> Prepared:
     """Compile ``plan`` for a device (default: the current one), or find it compiled."""
     return Prepared(plan, cupy.cuda.runtime.getDevice() if device_id is None else device_id, trace)
 
@@ -114,6 +115,33 @@ def prepare(plan: Plan, device_id: int | None = None, trace: bool = False) -> Pr
 @functools.cache
 def _driver() -> ctypes.CDLL:
     return ctypes.CDLL("libcuda.so.1")
+
+
+class Launches:
+    """A prepared plan's launches, one after another, by ``cuLaunchKernel``. ``parameters`` are the addresses of
+    the kernels' arguments, which the driver reads during the call."""
+
+    def __init__(self, prepared: Prepared, parameters: Sequence[int]) -> None:
+        self._device_id = prepared.device_id
+        self._arguments = (ctypes.c_void_p * len(parameters))(*parameters)
+        self._launch_kernel = _driver().cuLaunchKernel
+        self._calls = [
+            (
+                ctypes.c_void_p(prepared.functions[x.entry].kernel.ptr),
+                *(ctypes.c_uint(n) for n in (*x.grid, x.num_threads, 1, 1, x.shared_memory)),
+            )
+            for x in prepared.plan.launches
+        ]
+
+    def __call__(self, stream: int) -> None:
+        for call in self._calls:
+            arguments = (*call, ctypes.c_void_p(stream), self._arguments, None)
+            status = self._launch_kernel(*arguments)
+            if status == _INVALID_CONTEXT:  # a thread's first CUDA call: make the context current
+                cupy.cuda.runtime.setDevice(self._device_id)
+                status = self._launch_kernel(*arguments)
+            if status:
+                raise cupy.cuda.driver.CUDADriverError(status)
 
 
 class Binding:
@@ -131,17 +159,9 @@ class Binding:
             for shape, stride, rows in zip(plan.problem.shapes, strides, box_rows, strict=False)
         ]
         addresses = [ctypes.addressof(self._params), *(m.address for m in self._maps)]
-        self._arguments = (ctypes.c_void_p * len(addresses))(*addresses)
         # The driver reads the parameters during the call, so one launch at a time may fill them in.
         self._lock = threading.Lock()
-        self._launch_kernel = _driver().cuLaunchKernel
-        self._calls = [
-            (
-                ctypes.c_void_p(prepared.functions[x.entry].kernel.ptr),
-                *(ctypes.c_uint(n) for n in (*x.grid, x.num_threads, 1, 1, x.shared_memory)),
-            )
-            for x in prepared.plan.launches
-        ]
+        self._launches = Launches(prepared, addresses)
 
     def launch(self, q: int, k: int, v: int, o: int, lse: int = 0, trace: Any = None) -> None:
         """Launch on the current stream of the plan's device. Arguments are device addresses."""
@@ -158,14 +178,7 @@ class Binding:
                 tensor_map.point_to(pointer)
             params.workspace = workspace.ptr if workspace is not None else None
             params.trace = trace.data.ptr if trace is not None else None
-            for call in self._calls:
-                arguments = (*call, ctypes.c_void_p(stream.ptr), self._arguments, None)
-                status = self._launch_kernel(*arguments)
-                if status == _INVALID_CONTEXT:  # a thread's first CUDA call: make the context current
-                    cupy.cuda.runtime.setDevice(self._device_id)
-                    status = self._launch_kernel(*arguments)
-                if status:
-                    raise cupy.cuda.driver.CUDADriverError(status)
+            self._launches(stream.ptr)
 
     def _allocate_workspace(self, stream: Any) -> Any:
         """From CuPy's pool: safe to drop after the launch, as the pool reuses it in stream order only."""
