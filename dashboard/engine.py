@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import streamlit as st
 
 from cufa.dashboard.model import measurements
@@ -42,6 +44,19 @@ def cancel(run_id: str) -> None:
         store().cancel(run_id)
     except OSError as error:
         st.session_state[_ERROR] = _cannot_write(error)
+
+
+def delete(run_ids: Sequence[str]) -> None:
+    """A callback of a button."""
+    st.session_state.pop(_ERROR, None)
+    for run_id in run_ids:
+        try:
+            store().delete(run_id)
+        except (OSError, ValueError) as error:
+            st.session_state[_ERROR] = f"Run {run_id} cannot be deleted: {error}."
+            return
+        if st.session_state.get("run.run") == run_id:  # what the page Run shows
+            Controls.put("run", "run", "latest")
 
 
 def _cannot_write(error: OSError) -> str:

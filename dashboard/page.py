@@ -68,9 +68,10 @@ def verdict(text: str, tone: str = "", tag: str = "", small: bool = False) -> No
     st.html(f'<p class="{classes}"{role}>{label}{html.escape(text)}</p>')
 
 
-def figure(fig: go.Figure, key: str, alt: str, **options: Any) -> Any:
-    """A figure, with its description for screen readers and, folded away, for everyone."""
+def figure(fig: go.Figure, key: str, alt: str, *, describe: bool = True, **options: Any) -> Any:
+    """A figure, with its description for screen readers and, folded away (``describe``), for everyone."""
     event = st.plotly_chart(fig, key=key, theme=None, config=_CONFIG, alt=alt, **options)
-    with st.popover("Describe this figure", type="tertiary", icon=":material/notes:"):
-        st.write(alt)
+    if describe:
+        with st.popover("Describe this figure", type="tertiary", icon=":material/notes:"):
+            st.write(alt)
     return event

@@ -5,6 +5,7 @@ Screenshots of every page in both themes are left in ``$CUFA_SCREENSHOTS``, or i
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
@@ -63,10 +64,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
 def server(tmp_path_factory: pytest.TempPathFactory, runs: Store) -> Iterator[str]:
     """`cufa dashboard`, started in some other directory, with caches of its own."""
     folder = tmp_path_factory.mktemp("served")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [sys.executable, "-m", "cufa", "dashboard", "--no-browser", "--port", str(port)]
+    # Port 0: whichever is free when the server binds it. A port that is looked up before may be gone by then.
+    command = [sys.executable, "-m", "cufa", "dashboard", "--no-browser", "--port", "0"]
     root = str(Path(__file__).parents[1])
     path = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
     own = {"CUFA_CACHE_DIR": str(folder / "cache"), "CUFA_RUNS_DIR": str(runs.root), "PYTHONPATH": path}
@@ -75,23 +74,25 @@ def server(tmp_path_factory: pytest.TempPathFactory, runs: Store) -> Iterator[st
     process = subprocess.Popen(
         command, cwd=folder, env=environment, stdout=log, stderr=log, start_new_session=True
     )
-    address = f"http://127.0.0.1:{port}"
     try:
-        _wait_until_healthy(address, process, folder / "log")
-        yield address
+        yield _address(process, folder / "log")
     finally:
         os.killpg(process.pid, 15)
         process.wait(20)
 
 
-def _wait_until_healthy(address: str, process: subprocess.Popen[bytes], log: Path) -> None:
-    for _ in range(300):
+def _address(process: subprocess.Popen[bytes], log: Path) -> str:
+    """What the server says, once it answers there."""
+    for _ in range(600):
         assert process.poll() is None, log.read_text()
-        try:
-            with urllib.request.urlopen(f"{address}/_stcore/health", timeout=2):
-                return
-        except OSError:
-            time.sleep(0.2)
+        found = re.search(r"http://127\.0\.0\.1:\d+", log.read_text())
+        if found is not None:
+            with (
+                contextlib.suppress(OSError),
+                urllib.request.urlopen(f"{found[0]}/_stcore/health", timeout=2),
+            ):
+                return found[0]
+        time.sleep(0.1)
     raise AssertionError(f"the dashboard did not start: {log.read_text()}")
 
 

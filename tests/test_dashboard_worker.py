@@ -9,6 +9,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -173,6 +174,43 @@ def test_a_run_deep_in_one_long_call_is_cut_off(store: Store) -> None:
     run = wait_for(store, cut, over)
     assert run.status is Status.CANCELLED
     assert wait_for(store, following, over).status is Status.DONE
+
+
+def test_samples_are_seen_while_they_are_taken(store: Store) -> None:
+    case = make(1, 2, 256, 64, "float32", True), contenders("naive", "fa2")
+    run_id = client.submit(store, Job("watched", "cpu", (case,), 1.5))
+    seen = wait_for(store, run_id, lambda run: bool(run.live)).live
+    assert set(seen) == {"naive", "fa2"}
+    run = wait_for(store, run_id, over)
+    assert run.status is Status.DONE
+    assert run.live == {}  # they are in the rows now
+    for row in run.rows:
+        taken = seen[row["label"]]
+        assert row["samples_ns"][: len(taken)] == taken
+
+
+def test_a_run_that_is_over_can_be_deleted(store: Store) -> None:
+    kept, gone = client.submit(store, small()), client.submit(store, small())
+    for run_id in (kept, gone):
+        wait_for(store, run_id, over)
+    other = Store(store.root)  # a second application, that has read it
+    assert other.read(gone).rows
+    assert store.size(gone) > 1000
+    store.delete(gone)
+    assert not store.folder(gone).exists()
+    assert next(iter(other.ids())) == kept
+    other.delete(gone)  # somebody else was faster
+    assert other.size(gone) == 0
+    assert not list(store.root.glob(".deleted-*"))
+
+
+def test_a_run_that_goes_on_is_not_deleted(store: Store) -> None:
+    running = client.submit(store, endless())
+    wait_for(store, running, lambda run: len(run.rows) >= 1)
+    with pytest.raises(ValueError, match="cancelled, not deleted"):
+        store.delete(running)
+    store.cancel(running)
+    assert wait_for(store, running, over).rows
 
 
 def test_a_killed_worker_is_noticed_and_the_next_run_is_served(store: Store) -> None:
@@ -412,6 +450,15 @@ def test_old_ceilings_are_measured_again(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(measuring, "_LIMITS_SECONDS", 0.0)
     measuring.measure(small(), lambda event: None)
     assert len(cleared) == 2
+
+
+def test_worker_and_client_need_neither_streamlit_nor_plotly() -> None:
+    """Nor do these tests: a bare machine with a GPU has numpy, cupy and pytest."""
+    missing = "import sys; sys.modules.update(dict.fromkeys(('streamlit', 'plotly', 'PIL', 'playwright')))"
+    code = f"{missing}; sys.path.insert(0, 'tests'); import test_dashboard_worker"
+    root = Path(__file__).parents[1]
+    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 # --- Locks -------------------------------------------------------------------------------------------------

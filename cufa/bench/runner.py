@@ -15,7 +15,7 @@ from ..problem import Problem
 from ..reference import attention_reference
 from . import peers
 from .limits import Limits
-from .timing import Timing, measure
+from .timing import Timing, Watch, measure
 
 #: Query rows compared with float64 in each run; all of them when there are no more than this.
 CHECKED_ROWS = 64
@@ -100,10 +100,12 @@ def run_problem(
     *,
     seconds: float = 0.5,
     seed: int = 0,
+    watch: Watch | None = None,
 ) -> tuple[list[Row], list[Skipped]]:
     """Time all contenders on the same fresh random inputs, taking turns, and check each against float64.
 
-    ``device`` is the current GPU, or None for the CPU. ``seconds`` is the time spent measuring, in total.
+    ``device`` is the current GPU, or None for the CPU. ``seconds`` is the time spent measuring, in total;
+    ``watch`` sees the samples as they are taken (:func:`~cufa.bench.timing.measure`).
     """
     q, k, v = random_inputs(problem, on_gpu=device is not None, seed=seed)
     rows: list[Row] = []
@@ -120,7 +122,7 @@ def run_problem(
         results[contender.label] = plan, result
     if not runs:
         return rows, skipped
-    timings = measure(runs, on_gpu=device is not None, seconds=seconds)
+    timings = measure(runs, on_gpu=device is not None, seconds=seconds, watch=watch)
     expected = sampled_reference(problem, q, k, v, seed)
     floor, bound = limits.floor(problem)
     for label, (plan, result) in results.items():

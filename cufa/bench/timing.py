@@ -14,6 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 Run = Callable[[], object]
+Watch = Callable[[Mapping[str, Sequence[float]]], None]
+"""Takes the samples so far, seconds by contender."""
 
 MIN_ROUNDS, MAX_ROUNDS = 10, 200
 
@@ -71,10 +73,13 @@ def speedup(slow: Timing, fast: Timing, resamples: int = 2000, seed: int = 0) ->
     return Ratio(float(np.median(a) / np.median(b)), float(low), float(high))
 
 
-def measure(contenders: Mapping[str, Run], *, on_gpu: bool, seconds: float = 0.5) -> dict[str, Timing]:
+def measure(
+    contenders: Mapping[str, Run], *, on_gpu: bool, seconds: float = 0.5, watch: Watch | None = None
+) -> dict[str, Timing]:
     """Time every contender, together for about ``seconds``, after a warm-up of each.
 
-    On a GPU the functions must launch on CuPy's current stream; L2 is cold at each start.
+    On a GPU the functions must launch on CuPy's current stream; L2 is cold at each start. ``watch`` is called
+    between rounds, with all samples so far.
     """
     for run in contenders.values():  # compiles, allocates, raises clocks
         run()
@@ -88,6 +93,8 @@ def measure(contenders: Mapping[str, Run], *, on_gpu: bool, seconds: float = 0.5
         for name, sample in zip(order, timer.round([contenders[name] for name in order]), strict=True):
             samples[name].append(sample)
         rounds += 1
+        if watch is not None:
+            watch(samples)
     return {name: Timing(tuple(taken)) for name, taken in samples.items()}
 
 

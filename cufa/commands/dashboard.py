@@ -39,7 +39,9 @@ def launch_command(port: int | None) -> list[str]:
 
 @click.command("dashboard")
 @click.option(
-    "--port", type=click.IntRange(1, 65535), help="Port on 127.0.0.1 (default: 8501, or the next free one)."
+    "--port",
+    type=click.IntRange(0, 65535),
+    help="Port on 127.0.0.1; 0: any free one (default: 8501, or the next free one).",
 )
 @click.option("--browser/--no-browser", default=True, help="Open the page in a browser.")
 def dashboard_command(port: int | None, browser: bool) -> None:

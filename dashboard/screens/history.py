@@ -2,7 +2,7 @@
 
 from cufa.dashboard import engine, page
 from cufa.dashboard.state import Controls
-from cufa.dashboard.views import history_view
+from cufa.dashboard.views import history_runs, history_view
 
 palette = page.begin(
     "History",
@@ -10,15 +10,18 @@ palette = page.begin(
 )
 controls = Controls("history")
 found = engine.all_measurements()
+runs = engine.all_runs()
+engine.show_problems()
 rows = history_view.choose_rows(controls, found) if found else []
 if rows:
     history_view.show_table(rows)
-    history_view.show_ended(engine.all_runs())
+    history_runs.show_ended(runs)
     history_view.show_difference(controls, rows, palette)
 else:
     text = "Nothing fits these filters." if found else "Nothing is measured yet: start a run on the page Run."
     page.verdict(text, "warn")
-    history_view.show_ended(engine.all_runs())
+    history_runs.show_ended(runs)
 controls.finish()
 if rows:
     history_view.show_downloads(rows)
+history_runs.show_kept(runs)

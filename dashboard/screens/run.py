@@ -14,7 +14,7 @@ palette = page.begin(
 controls = Controls("run")
 runs = engine.all_runs()
 run_live.show_start(run_controls.choose(controls), runs)
-run_live.show_active()
+run_live.show_active(palette)
 left, right = st.columns([5, 1], vertical_alignment="bottom")
 with left:
     run = run_live.choose_run(controls, runs)

@@ -16,7 +16,6 @@ from cufa.dashboard.model import export
 from cufa.dashboard.model.measurements import Measurement, speedup
 from cufa.dashboard.state import Controls
 from cufa.dashboard.theme import Palette
-from cufa.dashboard.worker.store import Run, Status
 
 _ORIGINS = {"all": "all", "run": "runs here", "recorded": "recorded evidence"}
 _MOST_PAIRS = 24
@@ -70,18 +69,6 @@ def show_table(rows: Sequence[Measurement]) -> None:
         for number, m in enumerate(rows, 1)
     ]
     st.dataframe(lines, hide_index=True, height=min(38 + 35 * len(lines), 420))
-
-
-def show_ended(runs: Sequence[Run]) -> None:
-    """Runs that did not end well have no line in the table, or not all of theirs."""
-    bad = [r for r in runs if r.status in (Status.FAILED, Status.CRASHED, Status.CANCELLED)]
-    if not bad:
-        return
-    with st.expander(f"{len(bad)} run{'s' * (len(bad) > 1)} did not finish", icon=":material/report:"):
-        for run in bad[:50]:
-            st.markdown(
-                f"**{run.submitted:%Y-%m-%d %H:%M} UTC, {run.job.title}**, {run.status}: {run.message}"
-            )
 
 
 def show_difference(controls: Controls, rows: Sequence[Measurement], palette: Palette) -> None:

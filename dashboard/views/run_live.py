@@ -8,8 +8,12 @@ import time
 
 import streamlit as st
 
+from cufa.bench.timing import Timing
+from cufa.commands.common import seconds_text
 from cufa.dashboard import engine, page
+from cufa.dashboard.charts import samples as charts
 from cufa.dashboard.state import Controls
+from cufa.dashboard.theme import Palette
 from cufa.dashboard.views.run_controls import seconds_expected
 from cufa.dashboard.worker import client
 from cufa.dashboard.worker.jobs import CPU, Job
@@ -102,14 +106,14 @@ def run_words(run: Run) -> str:
     return f"{STATUS_ICONS[run.status]} {when} UTC · {where} · {run.job.title} · {names} · {run.status}"
 
 
-def show_active() -> None:
+def show_active(palette: Palette) -> None:
     """Runs that wait or go on, refreshed by themselves; the page is drawn anew when that changes."""
     problems = client.refresh(engine.store())
     st.session_state["run.drawn"] = _drawn()
-    st.fragment(_active, run_every=0.6 if st.session_state["run.drawn"] else 4.0)(problems)
+    st.fragment(_active, run_every=0.6 if st.session_state["run.drawn"] else 4.0)(problems, palette)
 
 
-def _active(problems: list[str]) -> None:
+def _active(problems: list[str], palette: Palette) -> None:
     runs = engine.store().active()
     problems = client.refresh(engine.store()) if runs else problems
     if _drawn() != st.session_state.get("run.drawn"):
@@ -118,11 +122,11 @@ def _active(problems: list[str]) -> None:
         st.error(text, icon=":material/report:")
     ahead: dict[str, int] = {}
     for run in runs:
-        _show_active_run(run, ahead.get(run.job.device, 0))
+        _show_active_run(run, ahead.get(run.job.device, 0), palette)
         ahead[run.job.device] = ahead.get(run.job.device, 0) + 1
 
 
-def _show_active_run(run: Run, ahead: int) -> None:
+def _show_active_run(run: Run, ahead: int, palette: Palette) -> None:
     total = len(run.job.cases)
     with st.container(border=True):
         left, right = st.columns([5, 1], vertical_alignment="center")
@@ -147,6 +151,18 @@ def _show_active_run(run: Run, ahead: int) -> None:
                 args=(run.id,),
                 width="stretch",
             )
+        if run.live:
+            _show_samples(run, palette)
+
+
+def _show_samples(run: Run, palette: Palette) -> None:
+    """What has been timed of the shape that runs now."""
+    lanes = [(name, Timing(tuple(s * 1e-9 for s in taken))) for name, taken in run.live.items() if taken]
+    rounds = min(len(t.samples) for _, t in lanes)
+    text = ", ".join(f"{name} {seconds_text(t.p50)}" for name, t in lanes)
+    page.verdict(f"After {rounds} rounds: {text}.", tag="so far", small=True)
+    figure = charts.samples_figure(lanes, palette)
+    page.figure(figure, f"run.live.{run.id}", charts.describe(lanes), describe=False)
 
 
 def _share_done(run: Run) -> float:

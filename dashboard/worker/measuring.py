@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from cufa.architectures import Device
 from cufa.bench import records
 from cufa.bench.limits import Limits, measure_limits
 from cufa.bench.runner import Contender, Row, run_problem
+from cufa.bench.timing import Watch
 from cufa.dashboard.worker.jobs import Job, Json, gpu_index
 from cufa.planner import make_plan
 from cufa.problem import Problem
@@ -23,6 +24,10 @@ Tell = Callable[[Json], None]
 _MEMORY_SHARE = 0.7
 #: Copies of the tensors that a CPU run holds at its peak: float32 originals, conversions, float64 samples.
 _COPIES = 2.5
+
+
+#: Samples are told no more often than this: writing them must not be what is measured.
+_SAMPLES_SECONDS = 0.25
 
 
 class CannotWrite(OSError):
@@ -62,7 +67,10 @@ def measure(job: Job, tell: Tell) -> Result:
             seconds = _prepare(problem, contenders, device, tell)
             names = ", ".join(c.label for c in contenders)
             tell({"event": "phase", "text": f"timing {names}: {problem}"})
-            rows, skipped = run_problem(problem, contenders, device, limits, seconds=job.seconds, seed=number)
+            watch = _watch(tell)
+            rows, skipped = run_problem(
+                problem, contenders, device, limits, seconds=job.seconds, seed=number, watch=watch
+            )
         except CannotWrite:
             raise
         except Exception as error:  # whatever a kernel, a compiler or a driver throws: it is the result
@@ -81,6 +89,23 @@ def measure(job: Job, tell: Tell) -> Result:
         tell({"event": "case done", "number": number})
     _free(device)
     return Result(record | {"failed": failures}, failures, poisoned=False)
+
+
+def _watch(tell: Tell) -> Watch:
+    """Tells the new samples of every contender now and then, between rounds: for whoever looks on."""
+    told: dict[str, int] = {}
+    last = time.monotonic()
+
+    def watch(samples: Mapping[str, Sequence[float]]) -> None:
+        nonlocal last
+        if time.monotonic() - last < _SAMPLES_SECONDS:
+            return
+        new = {name: [round(1e9 * s) for s in taken[told.get(name, 0) :]] for name, taken in samples.items()}
+        tell({"event": "samples", "samples_ns": new})
+        told.update({name: len(taken) for name, taken in samples.items()})
+        last = time.monotonic()
+
+    return watch
 
 
 def _row_record(row: Row, seconds: dict[str, float]) -> Json:

@@ -11,7 +11,7 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -55,6 +55,8 @@ class Run:
     """Seconds since the epoch."""
     cases_done: int = 0
     cancelling: bool = False
+    live: dict[str, list[int]] = field(default_factory=dict)
+    """Samples so far of the case that runs now, nanoseconds by contender."""
     record: Json = field(default_factory=dict)
     """As of :func:`cufa.bench.records.run_record`; of an unfinished run, the rows measured so far."""
 
@@ -151,11 +153,28 @@ class Store:
             phase.get("time", 0.0),
             sum(e.get("event") == "case done" for e in events),
             cancelling,
+            _live(events) if outcome is None else {},
             record,
         )
         if outcome is not None:
             self._over[run_id] = run  # nothing changes any more
         return run
+
+    def delete(self, run_id: str) -> None:
+        """Remove a run that is over. Raises ValueError while it is not, OSError when its folder cannot go."""
+        with contextlib.suppress(FileNotFoundError):  # somebody else was faster
+            if not self.read(run_id).status.is_over:
+                raise ValueError("a run that waits or goes on can be cancelled, not deleted")
+            going = self.root / f".deleted-{run_id}"
+            self.folder(run_id).rename(going)  # gone at once, however long removing takes
+            shutil.rmtree(going, ignore_errors=True)
+        self._over.pop(run_id, None)
+
+    def size(self, run_id: str) -> int:
+        """Bytes of a run's files; 0 when it is gone."""
+        with contextlib.suppress(OSError):
+            return sum(file.stat().st_size for file in self.folder(run_id).iterdir())
+        return 0
 
     def finish(self, run_id: str, status: Status, message: str = "", detail: str = "") -> None:
         """Write how a run ended. On a full disk this goes into the place that was reserved for it."""
@@ -230,6 +249,18 @@ def _record(folder: Path, events: list[Json]) -> Json:
         elif kind in ("row", "skipped", "failed"):
             record["rows" if kind == "row" else kind].append(event["record"])
     return record
+
+
+def _live(events: Sequence[Json]) -> dict[str, list[int]]:
+    """Samples told since the last case was done."""
+    samples: dict[str, list[int]] = {}
+    for event in events:
+        if event.get("event") == "case done":
+            samples = {}
+        elif event.get("event") == "samples":
+            for name, taken in event["samples_ns"].items():
+                samples.setdefault(name, []).extend(taken)
+    return samples
 
 
 def _tail(file: Path) -> str:
