@@ -72,12 +72,18 @@ def run_on_gpu_from_host(call: Call) -> Any:
 
     on_device = {name: cupy.asarray(x) for name, x in call.inputs.items()}
     result, lse = run_on_gpu(dataclasses.replace(call, **on_device, out=None, return_lse=True), None)
-    if call.out is None:
+    return bring_back(result, lse, call.out, call.return_lse)
+
+
+def bring_back(result: Any, lse: Any, out: Any, return_lse: bool) -> Any:
+    """Results of the GPU as NumPy arrays, the first into ``out`` if there is one."""
+    import cupy
+
+    if out is None:
         out = cupy.asnumpy(result)
     else:
-        out = call.out
         out[...] = cupy.asnumpy(result)
-    return (out, cupy.asnumpy(lse)) if call.return_lse else out
+    return (out, cupy.asnumpy(lse)) if return_lse else out
 
 
 def run_on_gpu(call: Call, key: tuple[Any, ...] | None) -> Any:

@@ -118,7 +118,12 @@ def flash_decode(
     if arrays.is_device_array(call.inputs["q"]):
         if device not in (None, "cuda"):
             raise ValueError(f"device={device!r} but q is on a GPU; use device=None, or move it with q.get()")
-        return _run_on_gpu(call, how, signature(tuple(call.inputs.values()), call.out, options))
+        read = tuple(
+            call.inputs.values()
+        )  # what came through DLPack may have been seen before as CuPy arrays
+        key = signature(read, call.out, options)
+        seen = seen_before(key)
+        return _run_on_gpu(call, how, key) if seen is None else seen(read, call.out, return_lse)
     on_gpu = calls.use_gpu(device, served=gpu_serves(str(call.inputs["q"].dtype)))
     return _run_on_gpu_from_host(call, how) if on_gpu else _run_on_cpu(call, how)
 
@@ -204,15 +209,9 @@ def _run_on_gpu_from_host(call: DecodeCall, how: dict[str, Any]) -> Any:
         inputs["cache_seqlens"] = inputs["cache_seqlens"] + np.int32(problem.new_tokens)
         inputs["k_new"] = inputs["v_new"] = None
     on_device = {name: x if x is None else cupy.asarray(x) for name, x in inputs.items()}
-    result, lse = _run_on_gpu(
-        dataclasses.replace(call, inputs=on_device, out=None, return_lse=True), how, None
-    )
-    if call.out is None:
-        out = cupy.asnumpy(result)
-    else:
-        out = call.out
-        out[...] = cupy.asnumpy(result)
-    return (out, cupy.asnumpy(lse)) if call.return_lse else out
+    there = dataclasses.replace(call, inputs=on_device, out=None, return_lse=True)
+    result, lse = _run_on_gpu(there, how, None)
+    return calls.bring_back(result, lse, call.out, call.return_lse)
 
 
 def _run_on_gpu(call: DecodeCall, how: dict[str, Any], key: tuple[Any, ...] | None) -> Any:
@@ -241,9 +240,9 @@ def _run_on_gpu(call: DecodeCall, how: dict[str, Any], key: tuple[Any, ...] | No
             positive_strides=arrays.positive_strides(*(inputs[name] for name in CACHES)),
         )
         plan = make_decode_plan(problem, calls.cuda_module().device(device_id), **how)
-        binding = cuda_decode.Binding(plan, call.operands(out, lse), device_id)
-        pointers = [0 if x is None else x.data.ptr for x in (*inputs.values(), out, lse)]
-        binding.launch(*pointers)
+        operands = call.operands(out, lse)
+        binding = cuda_decode.bind(plan, operands, device_id)
+        binding.launch(*cuda_decode.addresses(operands))
     if key is not None:
         written = CACHES if problem.new_tokens else ()
         remember(key, SeenCall(binding.launch, inputs, out, _lse_shape(problem), check_memory, written))

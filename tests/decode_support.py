@@ -1,0 +1,160 @@
+"""What the tests of decoding share: calls whose unused memory is poisoned, and the error they may have."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from support import DTYPES, EPSILON, naive_same_dtype
+
+from cufa import decode_reference
+
+FLOAT8 = np.dtype(ml_dtypes.float8_e4m3fn)
+NAN_BITS = 0x7F
+"""NaN in e4m3."""
+WILD_PAGES = (-(2**31), -1, 10**6, 2**31 - 1)
+
+
+@dataclasses.dataclass
+class Case:
+    """One call: arrays in "bhsd" and options. Whatever no sequence uses is NaN, or a wild page number."""
+
+    q: np.ndarray
+    k_cache: np.ndarray
+    v_cache: np.ndarray
+    options: dict[str, Any]
+    lengths: list[int]
+    """Valid keys of each sequence, those that are appended included."""
+
+    def arguments(self, layout: str = "bhsd", **changes: Any) -> tuple[list[Any], dict[str, Any]]:
+        """Positional and keyword arguments of flash_decode and decode_reference."""
+        arrays = [self.q, self.k_cache, self.v_cache]
+        options = {**self.options, "layout": layout, **changes}
+        if layout == "bshd":
+            arrays = [np.ascontiguousarray(x.swapaxes(1, 2)) for x in arrays]
+            for name in ("k_new", "v_new"):
+                if options.get(name) is not None:
+                    options[name] = np.ascontiguousarray(options[name].swapaxes(1, 2))
+        return arrays, options
+
+    @functools.cached_property
+    def expected(self) -> tuple[np.ndarray, np.ndarray]:
+        arrays, options = self.arguments()
+        return decode_reference(*arrays, **options, return_lse=True)
+
+    @functools.cached_property
+    def bound(self) -> float:
+        """Twice the error of the naive computation in the dtype, sequence by sequence, plus a rounding."""
+        dtype = str(self.q.dtype)
+        expected, _ = self.expected
+        largest = np.abs(expected).max(initial=0.0)
+        error = 0.0
+        for b in range(len(self.q)):
+            k, v = (self.sequence(b, name) for name in ("k", "v"))
+            if k.shape[2]:
+                naive = naive_same_dtype(
+                    self.q[b : b + 1], k, v, causal=True, scale=self.options.get("scale")
+                )
+                error = max(error, np.abs(naive.astype(np.float64) - expected[b]).max())
+        values = np.nan_to_num(self._values(self.v_cache)).max(initial=0.0)
+        wide = EPSILON["float64" if dtype == "float64" else "float32"]
+        return 2 * float(error) + EPSILON[dtype] * float(largest) + 4 * wide * float(np.abs(values))
+
+    def sequence(self, b: int, name: str) -> np.ndarray:
+        """Keys or values of one sequence, (1, kv_heads, length, head_dim), in a dtype wide enough."""
+        cache, new = (self.k_cache, self.options.get("k_new")), (self.v_cache, self.options.get("v_new"))
+        cache, new = cache if name == "k" else new
+        table = self.options.get("block_table")
+        length = self.lengths[b] - (0 if new is None else new.shape[2])
+        tokens = cache[b]
+        if table is not None:
+            pages = cache[table[b, : -(-length // cache.shape[2])]]
+            tokens = pages.swapaxes(0, 1).reshape(cache.shape[1], -1, cache.shape[3])
+        tokens = tokens[:, :length]
+        if new is not None:
+            tokens = np.concatenate([tokens, new[b]], axis=1)
+        return self._values(tokens, self.options.get(f"{name}_scale"))[None]
+
+    @staticmethod
+    def _values(x: np.ndarray, scale: Any = None) -> np.ndarray:
+        x = x.view(FLOAT8) if x.dtype == np.uint8 else x
+        wide = x.astype(np.float64 if x.dtype == np.float64 else np.float32)
+        return wide if scale is None else wide * np.asarray(scale)[:, None, None]
+
+    def check(self, out: np.ndarray, lse: np.ndarray | None = None, layout: str = "bhsd") -> None:
+        out = out.swapaxes(1, 2) if layout == "bshd" else out
+        expected, expected_lse = self.expected
+        assert out.dtype == self.q.dtype and out.shape == self.q.shape
+        got = out.astype(np.float64)
+        assert not np.isnan(got).any(), "something unused was read"
+        error = np.abs(got - expected).max(initial=0.0)
+        assert error <= self.bound, f"max error {error:.3e} over the bound {self.bound:.3e}"
+        assert (got[np.isneginf(expected_lse)] == 0).all(), "rows that see no key are zeros"
+        if lse is not None:
+            assert lse.dtype == np.float32
+            np.testing.assert_allclose(lse, expected_lse, rtol=2.0**-18, atol=2.0**-15)
+
+
+def make_case(
+    lengths: Sequence[int],
+    *,
+    heads: int = 4,
+    kv_heads: int = 2,
+    tokens: int = 1,
+    head_dim: int = 16,
+    dtype: str = "float16",
+    fp8: bool = False,
+    page_size: int = 0,
+    capacity: int | None = None,
+    new: int = 0,
+    spread: float = 1.0,
+    scale: float | None = None,
+    seed: int = 0,
+) -> Case:
+    """``lengths`` count what is appended, ``new`` tokens of each sequence. ``capacity`` defaults to a
+    little more than the longest; None of ``lengths`` may be below ``new``."""
+    rng = np.random.default_rng(seed)
+    batch, longest = len(lengths), max(lengths, default=0)
+    capacity = longest + 5 if capacity is None else capacity
+    options: dict[str, Any] = {"cache_seqlens": np.array([n - new for n in lengths], np.int32)}
+    if scale is not None:
+        options["scale"] = scale
+
+    def draw(*shape: int) -> np.ndarray:
+        x = rng.standard_normal(shape)
+        return x.astype(FLOAT8).view(np.uint8) if fp8 else x.astype(DTYPES[dtype])
+
+    def poisoned(*shape: int) -> np.ndarray:
+        return np.full(shape, NAN_BITS, np.uint8) if fp8 else np.full(shape, np.nan, DTYPES[dtype])
+
+    q = (spread * rng.standard_normal((batch, heads, tokens, head_dim))).astype(DTYPES[dtype])
+    if fp8:
+        options |= {f"{x}_scale": rng.uniform(0.3, 2, kv_heads).astype(np.float32) for x in "kv"}
+    if new:
+        options |= {f"{x}_new": draw(batch, kv_heads, new, head_dim) for x in "kv"}
+    if page_size:
+        max_pages = -(-capacity // page_size)
+        needed = [-(-n // page_size) for n in lengths]
+        num_pages = sum(needed) + 3
+        pages = rng.permutation(num_pages).tolist()
+        table = rng.choice(WILD_PAGES, (batch, max_pages)).astype(np.int32)
+        shape = (num_pages, kv_heads, page_size, head_dim)
+        caches = poisoned(*shape), poisoned(*shape)
+        for b, n in enumerate(lengths):
+            table[b, : needed[b]] = [pages.pop() for _ in range(needed[b])]
+            for cache in caches:
+                for position in range(0, n - new, page_size):
+                    count = min(page_size, n - new - position)
+                    page = table[b, position // page_size]
+                    cache[page, :, :count] = draw(kv_heads, count, head_dim)
+        options["block_table"] = table
+    else:
+        caches = tuple(poisoned(batch, kv_heads, capacity, head_dim) for _ in "kv")
+        for cache in caches:
+            for b, n in enumerate(lengths):
+                cache[b, :, : n - new] = draw(kv_heads, n - new, head_dim)
+    return Case(q, *caches, options, list(lengths))

@@ -1,0 +1,403 @@
+"""Decoding in NumPy: every cut of the keys against float64, whatever lies in unused memory."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import dataclasses
+import threading
+import tracemalloc
+import warnings
+
+import numpy as np
+import pytest
+from decode_support import FLOAT8, NAN_BITS, Case, make_case
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support import poisoned_like
+
+from cufa.backends import cpu_decode
+from cufa.decode.checks import INPUTS, DecodeCall
+from cufa.decode.plan import make_decode_plan
+from cufa.decode.schedule import balanced_shares, split_range, used_splits
+from cufa.kernels import TileConfig
+
+#: Small tiles, so that small caches have edges.
+SMALL = TileConfig(block_q=4, block_kv=8, num_warps=0)
+PAGE_SIZES = (0, 1, 3, 16, 64, 128, 256)
+
+
+def prepare(case: Case, *, schedule="fixed", num_splits=None, config=SMALL, layout="bhsd", lse=True):
+    """(plan, operands) with poisoned results; the caches are copies."""
+    arrays, options = case.arguments(layout)
+    scale = options.pop("scale", None)
+    given = dict.fromkeys(INPUTS) | {n: x for n, x in options.items() if n in INPUTS}
+    given |= zip(("q", "k_cache", "v_cache"), [arrays[0], arrays[1].copy(), arrays[2].copy()], strict=True)
+    call, problem = DecodeCall.read(given, None, True, scale, layout).check(on_gpu=False)
+    plan = make_decode_plan(problem, None, num_splits, schedule, config)
+    empty = np.full((problem.batch, problem.heads, problem.tokens), np.nan, np.float32) if lse else None
+    return plan, call.operands(poisoned_like(arrays[0]), empty)
+
+
+def decode(case: Case, *, num_threads=1, **how):
+    """(out, lse) in "bhsd". A warning fails the test."""
+    plan, operands = prepare(case, **how)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        cpu_decode.run(plan, operands, num_threads=num_threads)
+    return operands.out, operands.lse
+
+
+def check(case: Case, **how) -> None:
+    case.check(*decode(case, **how))
+
+
+# --- Splits -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("page_size", [0, 16])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+def test_every_number_of_splits(dtype, page_size):
+    """1 to the number of tiles and beyond: the answer does not depend on it, beyond rounding."""
+    case = make_case([101, 8, 64], tokens=2, dtype=dtype, page_size=page_size)
+    for num_splits in range(1, 16):
+        check(case, num_splits=num_splits)
+
+
+@pytest.mark.parametrize("page_size", [0, 16])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float64"])
+def test_every_number_of_shares(dtype, page_size):
+    """1 to one a tile, and more shares than tiles. Six query rows: two blocks of them."""
+    case = make_case([51, 0, 9, 1, 16], heads=6, kv_heads=2, tokens=2, dtype=dtype, page_size=page_size)
+    for num_splits in range(1, 60):
+        check(case, schedule="balanced", num_splits=num_splits)
+
+
+def test_splits_agree_to_rounding():
+    """In float64, where float32's rounding cannot hide a mistake."""
+    case = make_case([97], dtype="float64")
+    expected, _ = case.expected
+    for schedule in ("fixed", "balanced"):
+        for num_splits in range(1, 14):
+            out, _ = decode(case, schedule=schedule, num_splits=num_splits)
+            np.testing.assert_allclose(out, expected, rtol=0, atol=1e-14)
+
+
+def test_the_work_is_the_schedules():
+    """Fixed: split_range of each sequence. Balanced: the pieces. Whole heads may share a stack."""
+    case = make_case([51, 0, 9, 1, 16], heads=6, kv_heads=6, capacity=60)
+    for num_splits in range(1, 40):
+        plan, operands = prepare(case, num_splits=num_splits)
+        lengths = cpu_decode.valid_keys(plan, operands)
+        assert lengths == [51, 0, 9, 1, 16]
+        got = [
+            (w.batch, h, w.first_key, w.last_key)
+            for w in cpu_decode.works(plan, lengths)
+            for h in range(w.heads.start, w.heads.stop)
+        ]
+        assert sorted(got) == sorted(
+            (b, h, *split_range(n, num_splits, s, 8))
+            for b, n in enumerate(lengths)
+            for h in range(6)
+            for s in range(used_splits(n, num_splits, 8))
+        )
+        plan, operands = prepare(case, schedule="balanced", num_splits=num_splits)
+        got = [
+            (w.batch, h, w.first_key, w.last_key)
+            for w in cpu_decode.works(plan, lengths)
+            for h in range(w.heads.start, w.heads.stop)
+        ]
+        pieces = list(balanced_shares(lengths, 6, num_splits, 8, plan.row_blocks))
+        assert got == [(p.batch, p.kv_head, p.first_key, p.last_key) for p in pieces]
+
+
+def test_heads_share_a_stack_when_there_are_enough():
+    plan, operands = prepare(make_case([16] * 16, kv_heads=4))
+    works = list(cpu_decode.works(plan, cpu_decode.valid_keys(plan, operands)))
+    assert {w.heads.stop - w.heads.start for w in works} == {4}
+
+
+# --- Lengths, pages, tokens -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("schedule", ["fixed", "balanced"])
+@pytest.mark.parametrize("page_size", PAGE_SIZES)
+@pytest.mark.parametrize("length", [0, 1, 7, 8, 9, 63, 64, 65])
+def test_lengths_around_tiles(length, page_size, schedule):
+    case = make_case([length], page_size=page_size, dtype="float32")
+    check(case, schedule=schedule, num_splits=3)
+
+
+@pytest.mark.parametrize("fp8", [False, True])
+@pytest.mark.parametrize("schedule", ["fixed", "balanced"])
+@pytest.mark.parametrize("page_size", PAGE_SIZES)
+def test_ragged(page_size, schedule, fp8):
+    """With default tiles as well, which pages of 3 do not divide."""
+    lengths = [700, 0, 1, 255, 256, 257, 300, 13]
+    case = make_case(lengths, page_size=page_size, fp8=fp8, dtype="bfloat16", seed=page_size)
+    check(case, schedule=schedule, num_splits=5)
+    check(case, schedule=schedule, config=None)
+
+
+@pytest.mark.parametrize("tokens", range(1, 17))
+def test_query_tokens(tokens):
+    """Causal among themselves; the first ones of a short sequence see nothing."""
+    case = make_case([0, 1, tokens - 1, tokens, tokens + 1, 40], tokens=tokens, dtype="float32", seed=tokens)
+    for schedule in ("fixed", "balanced"):
+        check(case, schedule=schedule, num_splits=4)
+
+
+@pytest.mark.parametrize(("heads", "kv_heads"), [(1, 1), (6, 6), (6, 3), (6, 1), (16, 2), (32, 1)])
+@pytest.mark.parametrize("tokens", [1, 5])
+def test_grouped_heads(heads, kv_heads, tokens):
+    case = make_case([20, 41], heads=heads, kv_heads=kv_heads, tokens=tokens)
+    for schedule in ("fixed", "balanced"):
+        check(case, schedule=schedule, num_splits=4)
+        check(case, schedule=schedule, config=None)
+
+
+@pytest.mark.parametrize("head_dim", [8, 40, 72, 128, 256])
+@pytest.mark.parametrize("fp8", [False, True])
+def test_head_dims(head_dim, fp8):
+    check(make_case([33, 70], head_dim=head_dim, fp8=fp8, page_size=16), num_splits=2)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+def test_huge_logits(dtype):
+    case = make_case([90, 33], dtype=dtype, spread=3000.0)
+    check(case, num_splits=5)
+
+
+def test_a_scale_of_zero_gives_the_mean():
+    case = make_case([37], dtype="float32", scale=0.0)
+    out, _ = decode(case, num_splits=3)
+    mean = case.v_cache[0, :, :37].mean(axis=1)
+    np.testing.assert_allclose(out[0, :, 0], np.repeat(mean, 2, axis=0), rtol=1e-5, atol=1e-6)
+
+
+def test_values_that_a_token_does_not_see_play_no_part():
+    """The last key is the last token's: inf or NaN there leaves the others alone."""
+    for bad in (np.inf, np.nan):
+        case = make_case([20], tokens=3, dtype="float32")
+        clean, _ = decode(case, num_splits=2)
+        case.k_cache[0, :, 19], case.v_cache[0, :, 19] = bad, bad
+        out, _ = decode(case, num_splits=2)
+        np.testing.assert_allclose(out[:, :, :2], clean[:, :, :2], rtol=1e-5, atol=1e-6)
+        assert np.isnan(out[:, :, 2]).all()
+
+
+# --- fp8 --------------------------------------------------------------------------------------------------
+
+
+def test_every_number_of_e4m3():
+    """One key a sequence: the result is its value, for all 254 numbers (NaN left out)."""
+    bits = np.array([b for b in range(256) if b & NAN_BITS != NAN_BITS], np.uint8)
+    case = make_case([1] * len(bits), heads=1, kv_heads=1, head_dim=8, fp8=True, dtype="float32")
+    case.v_cache[:, 0, 0] = bits[:, None]
+    case.options["v_scale"] = np.float32([0.375])
+    out, _ = decode(case)
+    np.testing.assert_array_equal(out[:, 0, 0, 0], bits.view(FLOAT8).astype(np.float32) * np.float32(0.375))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+def test_fp8_under_any_query(dtype):
+    check(make_case([100, 3], fp8=True, dtype=dtype, tokens=2, page_size=16), num_splits=3)
+
+
+# --- Appending --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fp8", [False, True])
+@pytest.mark.parametrize("page_size", PAGE_SIZES)
+@pytest.mark.parametrize("new", [1, 2, 5, 20])
+def test_appended_and_attended_to(new, page_size, fp8):
+    case = make_case([new, 40, 64 + new, 15 + new], new=new, page_size=page_size, fp8=fp8, tokens=min(new, 3))
+    for schedule in ("fixed", "balanced"):
+        plan, operands = prepare(case, schedule=schedule, num_splits=3)
+        before = operands.k_cache.copy(), operands.v_cache.copy()
+        cpu_decode.run(plan, operands)
+        case.check(operands.out, operands.lse)
+        for cache, was, added in zip(
+            (operands.k_cache, operands.v_cache), before, (operands.k_new, operands.v_new), strict=True
+        ):
+            written = np.zeros(cache.shape[:3:2], bool)  # (batch or pages, position)
+            for b, n in enumerate(case.lengths):
+                for i in range(new):
+                    at = b, n - new + i
+                    if page_size:
+                        at = operands.block_table[b, at[1] // page_size], at[1] % page_size
+                    np.testing.assert_array_equal(cache[at[0], :, at[1]], added[b, :, i])
+                    written[at] = True
+            unwritten = ~written[:, None, :, None]
+            np.testing.assert_array_equal(
+                np.where(unwritten, cache.view(f"u{cache.itemsize}"), 0),
+                np.where(unwritten, was.view(f"u{cache.itemsize}"), 0),
+            )
+
+
+def test_what_was_appended_is_read_back():
+    """Token by token, as a decode loop does it, equals one call at the end."""
+    case = make_case([30, 12], dtype="float32", capacity=30)
+    cache = [np.full_like(x, np.nan) for x in (case.k_cache, case.v_cache)]
+    plan, operands = prepare(case)
+    for step in range(30):
+        lengths = np.array([step, min(step, 11)], np.int32)
+        k, v = (np.stack([x[b, :, n : n + 1] for b, n in enumerate(lengths)]) for x in cached(case))
+        problem = dataclasses.replace(plan.problem, new_tokens=1)
+        now = dataclasses.replace(
+            operands, k_cache=cache[0], v_cache=cache[1], cache_seqlens=lengths, k_new=k, v_new=v
+        )
+        cpu_decode.run(dataclasses.replace(plan, problem=problem), now)
+    case.check(operands.out, operands.lse)
+
+
+def cached(case):
+    return case.k_cache, case.v_cache
+
+
+# --- Memory layout ----------------------------------------------------------------------------------------
+
+
+def padded(x):
+    around = np.zeros([n + 3 for n in x.shape], x.dtype)
+    view = around[1:-2, 2:-1, 1:-2, 2:-1]
+    view[...] = x
+    return view
+
+
+STRIDES = {
+    "padded": padded,
+    "reversed": lambda x: x[::-1, ::-1, ::-1].copy()[::-1, ::-1, ::-1],
+    "tokens first": lambda x: np.ascontiguousarray(x.transpose(2, 0, 1, 3)).transpose(1, 2, 0, 3),
+    "interleaved": lambda x: np.stack([x, x], axis=1)[:, 1],
+}
+
+
+@pytest.mark.parametrize("strides", STRIDES)
+@pytest.mark.parametrize("page_size", [0, 16])
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_any_strides(dtype, page_size, strides):
+    case = make_case([50, 33], tokens=2, dtype=dtype, page_size=page_size)
+    expected = decode(case, num_splits=3)
+    change = STRIDES[strides]
+    case = dataclasses.replace(
+        case, q=change(case.q), k_cache=change(case.k_cache), v_cache=change(case.v_cache)
+    )
+    plan, operands = prepare(case, num_splits=3)
+    operands.out = change(operands.out)
+    operands.lse = change(operands.lse[..., None])[..., 0]
+    operands.k_cache, operands.v_cache = case.k_cache, case.v_cache  # prepare copies
+    cpu_decode.run(plan, operands)
+    np.testing.assert_allclose(operands.out, expected[0], rtol=1e-3, atol=1e-6)
+    np.testing.assert_allclose(operands.lse, expected[1], rtol=1e-6)
+
+
+@pytest.mark.parametrize("page_size", [0, 16])
+@pytest.mark.parametrize("fp8", [False, True])
+def test_layout_bshd(fp8, page_size):
+    case = make_case([50, 33], tokens=2, page_size=page_size, fp8=fp8, new=3)
+    plan, operands = prepare(case, num_splits=3, layout="bshd")
+    cpu_decode.run(plan, operands)
+    case.check(operands.out, operands.lse)
+
+
+def test_one_cache_for_all_by_broadcasting():
+    case = make_case([20, 20], dtype="float32")
+    for name in ("k_cache", "v_cache"):
+        setattr(case, name, np.broadcast_to(getattr(case, name)[:1], getattr(case, name).shape))
+    check(case, num_splits=2)
+
+
+def test_shared_pages():
+    """Two sequences with a common prefix point to the same pages."""
+    case = make_case([32, 20], page_size=8)
+    case.options["block_table"][1, :2] = case.options["block_table"][0, :2]
+    check(case, num_splits=2)
+
+
+# --- Threads, memory --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("schedule", ["fixed", "balanced"])
+@pytest.mark.parametrize("config", [SMALL, None])
+def test_bit_identical_whatever_the_threads(schedule, config):
+    case = make_case([700, 0, 33, 256], heads=8, kv_heads=4, tokens=2, page_size=16)
+    expected = decode(case, schedule=schedule, config=config, num_splits=7)
+    for num_threads in (1, 2, 3, 8, None):
+        for got, want in zip(
+            decode(case, schedule=schedule, config=config, num_splits=7, num_threads=num_threads),
+            expected,
+            strict=True,
+        ):
+            np.testing.assert_array_equal(got, want)
+
+
+def test_splits_run_side_by_side(monkeypatch):
+    """Two threads meet inside; with one at a time the barrier would break."""
+    meeting, attend = threading.Barrier(2, timeout=60), cpu_decode._attend
+
+    def attend_in_company(*arguments):
+        meeting.wait()
+        return attend(*arguments)
+
+    monkeypatch.setattr(cpu_decode, "_attend", attend_in_company)
+    decode(make_case([32], kv_heads=1), num_splits=2, num_threads=2)
+
+
+def test_calls_from_several_threads():
+    case = make_case([700, 33], heads=8, kv_heads=4)
+    expected, _ = decode(case, num_splits=3)
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        for out, _ in pool.map(lambda _: decode(case, num_splits=3, num_threads=2), range(8)):
+            np.testing.assert_array_equal(out, expected)
+
+
+@pytest.mark.parametrize("page_size", [0, 16])
+@pytest.mark.parametrize("kind", ["float16", "bfloat16", "float32", "fp8"])
+def test_the_cache_is_never_copied_whole(kind, page_size):
+    """Extra memory stays at a few tiles while the cache grows."""
+    dtype, fp8 = ("float16", True) if kind == "fp8" else (kind, False)
+    case = make_case([16384], head_dim=64, dtype=dtype, fp8=fp8, page_size=page_size)
+    plan, operands = prepare(case, config=None, lse=False)
+    assert plan.config.block_kv * 16 < 16384
+    cpu_decode.run(plan, operands, num_threads=1)  # tables of conversion are made once
+    tracemalloc.start()
+    try:
+        cpu_decode.run(plan, operands, num_threads=1)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    tile = 2 * plan.config.block_kv * 64 * 4  # of both heads in float32; lookups hold 8-byte indices of one
+    assert peak < 8 * tile
+    assert peak < operands.k_cache.size  # a quarter of the bytes of all keys in float32
+
+
+# --- Anything ---------------------------------------------------------------------------------------------
+
+
+@given(data=st.data())
+@settings(max_examples=150, deadline=None)
+def test_anything(data):
+    draw = data.draw
+    heads, kv_heads = draw(st.sampled_from([(1, 1), (2, 1), (4, 2), (3, 3), (8, 2)]))
+    new = draw(st.sampled_from([0, 0, 1, 3]))
+    case = make_case(
+        [n + new for n in draw(st.lists(st.integers(0, 70), min_size=1, max_size=4))],
+        heads=heads,
+        kv_heads=kv_heads,
+        tokens=draw(st.sampled_from([1, 1, 2, 5, 16])),
+        head_dim=draw(st.sampled_from([8, 24])),
+        dtype=draw(st.sampled_from(["float16", "bfloat16", "float32", "float64"])),
+        fp8=draw(st.booleans()),
+        page_size=draw(st.sampled_from(PAGE_SIZES)),
+        new=new,
+        scale=draw(st.sampled_from([None, 0.0, 0.7])),
+        seed=draw(st.integers(0, 99)),
+    )
+    config = TileConfig(draw(st.sampled_from([1, 4, 16])), draw(st.sampled_from([1, 5, 8, 32])), num_warps=0)
+    check(
+        case,
+        schedule=draw(st.sampled_from(["fixed", "balanced"])),
+        num_splits=draw(st.sampled_from([None, 1, 2, 3, 7, 30])),
+        config=config,
+        num_threads=draw(st.sampled_from([1, 2])),
+    )
