@@ -1,0 +1,251 @@
+"""flash_decode on NumPy arrays: results, plans, and an answer to everything that can be wrong."""
+
+from __future__ import annotations
+
+import inspect
+
+import ml_dtypes
+import numpy as np
+import pytest
+from decode_support import FLOAT8, make_case
+from support import poisoned_like
+
+import cufa
+from cufa import calls
+from cufa.decode import api
+
+PAGE_SIZES = (0, 1, 3, 16, 64, 128, 256)
+
+
+@pytest.fixture(autouse=True)
+def on_cpu(monkeypatch):
+    """These tests are about the host path, also on a machine with a GPU."""
+    monkeypatch.setattr(calls, "gpu_available", lambda: False)
+
+
+# --- Results ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("layout", ["bhsd", "bshd"])
+@pytest.mark.parametrize("page_size", PAGE_SIZES)
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+def test_result(dtype, page_size, layout):
+    case = make_case([70, 0, 300], tokens=2, dtype=dtype, page_size=page_size)
+    arrays, options = case.arguments(layout)
+    out, lse = cufa.flash_decode(*arrays, **options, return_lse=True)
+    assert type(out) is np.ndarray and lse.shape == (3, 4, 2)
+    case.check(out, lse, layout)
+
+
+@pytest.mark.parametrize("layout", ["bhsd", "bshd"])
+@pytest.mark.parametrize("page_size", [0, 16])
+@pytest.mark.parametrize("fp8", [False, True])
+def test_append_writes_the_callers_caches(fp8, page_size, layout):
+    case = make_case([70, 2, 300], tokens=2, new=2, page_size=page_size, fp8=fp8, dtype="bfloat16")
+    arrays, options = case.arguments(layout)
+    lengths = options["cache_seqlens"].copy()
+    case.check(cufa.flash_decode(*arrays, **options), None, layout)
+    np.testing.assert_array_equal(options["cache_seqlens"], lengths)
+    # Once appended, they are part of the cache.
+    del options["k_new"], options["v_new"]
+    options["cache_seqlens"] = lengths + 2
+    case.check(cufa.flash_decode(*arrays, **options), None, layout)
+
+
+def test_a_decode_loop():
+    """Prompt by flash_attention, then token by token, equals flash_attention over all of it."""
+    rng = np.random.default_rng(0)
+    q, k, v = (rng.standard_normal((2, h, 40, 32)).astype(np.float32) for h in (4, 2, 2))
+    expected = cufa.flash_attention(q, k, v, causal=True)
+    caches = [np.full((2, 2, 64, 32), np.nan, np.float32) for _ in "kv"]
+    caches[0][:, :, :25], caches[1][:, :, :25] = k[:, :, :25], v[:, :, :25]
+    for n in range(25, 40):
+        one = slice(n, n + 1)
+        out = cufa.flash_decode(
+            q[:, :, one], *caches, cache_seqlens=n, k_new=k[:, :, one], v_new=v[:, :, one]
+        )
+        np.testing.assert_allclose(out, expected[:, :, one], rtol=1e-4, atol=1e-5)
+
+
+def test_out_is_written_and_returned():
+    case = make_case([33], dtype="float32")
+    arrays, options = case.arguments()
+    out = poisoned_like(case.q)
+    assert cufa.flash_decode(*arrays, **options, out=out) is out
+    case.check(out)
+    around = np.full((1, 4, 3, 20), np.nan, np.float32)
+    view = around[:, :, 1:2, 2:18]
+    assert cufa.flash_decode(*arrays, **options, out=view) is view
+    case.check(view)
+    assert np.isnan(around).sum() == around.size - view.size
+
+
+def test_without_lengths_the_whole_cache_counts():
+    case = make_case([33, 33], capacity=33, dtype="float32")
+    case.options["cache_seqlens"] = None
+    arrays, options = case.arguments()
+    case.check(*cufa.flash_decode(*arrays, **options, return_lse=True))
+    np.testing.assert_array_equal(
+        cufa.flash_decode(*arrays, num_splits=1),
+        cufa.flash_decode(*arrays, cache_seqlens=33, num_splits=1, schedule="fixed"),
+    )
+
+
+@pytest.mark.parametrize("form", [list, tuple, np.int64, np.uint8, np.int16])
+def test_lengths_and_tables_of_any_integers(form):
+    case = make_case([33, 0, 7], page_size=16, dtype="float32", capacity=40)
+    case.options["block_table"] = np.where(case.options["block_table"] < 100, case.options["block_table"], 0)
+    arrays, options = case.arguments()
+    for name in ("cache_seqlens", "block_table"):
+        x = np.maximum(options[name], 0)
+        options[name] = form(x.tolist()) if form in (list, tuple) else x.astype(form)
+    case.check(cufa.flash_decode(*arrays, **options))
+
+
+def test_wild_entries_beyond_32_bits():
+    case = make_case([33, 0, 7], page_size=16)
+    table = case.options["block_table"].astype(np.int64)
+    table[(table < 0) | (table > 100)] = 2**62
+    case.options["block_table"] = table
+    arrays, options = case.arguments()
+    case.check(cufa.flash_decode(*arrays, **options))
+
+
+def test_float8_arrays_and_one_scale_for_all():
+    case = make_case([50], fp8=True, dtype="float32")
+    case.options |= {"k_scale": np.full(2, 0.5, np.float32), "v_scale": np.full(2, 2, np.float32)}
+    (q, k, v), options = case.arguments()
+    options |= {"k_scale": 0.5, "v_scale": 2}
+    case.check(cufa.flash_decode(q, k.view(FLOAT8), v.view(FLOAT8), **options))
+
+
+@pytest.mark.parametrize("zero", ["batch", "heads", "capacity", "max_pages"])
+def test_nothing_to_do(zero):
+    batch, heads, capacity = (0 if zero == n else m for n, m in (("batch", 2), ("heads", 4), ("capacity", 9)))
+    q = np.ones((batch, heads, 1, 8), np.float32)
+    k = np.ones((batch, heads, capacity, 8), np.float32)
+    options = {}
+    if zero == "max_pages":
+        options["block_table"] = np.zeros((batch, 0), np.int32)
+    out, lse = cufa.flash_decode(q, k, k, return_lse=True, **options)
+    assert out.shape == q.shape and lse.shape == (batch, heads, 1)
+    assert (out == 0).all() and np.isneginf(lse).all()
+
+
+def test_new_tokens_may_be_none_at_all():
+    case = make_case([33], dtype="float32")
+    nothing = np.empty((1, 2, 0, 16), np.float32)
+    arrays, options = case.arguments()
+    case.check(cufa.flash_decode(*arrays, **options, k_new=nothing, v_new=nothing))
+
+
+def test_repeats_are_bit_identical():
+    case = make_case([700, 33, 0, 256], page_size=16, tokens=3)
+    arrays, options = case.arguments()
+    first = cufa.flash_decode(*arrays, **options)
+    for _ in range(3):
+        np.testing.assert_array_equal(cufa.flash_decode(*arrays, **options), first)
+
+
+def test_partial_states_merge():
+    """A shared prefix attended to once, and each sequence's own cache."""
+    case = make_case([40, 40], dtype="float32", capacity=40)
+    (q, k, v), _ = case.arguments()
+    parts = [
+        x
+        for keys in (slice(0, 13), slice(13, 40))
+        for x in cufa.flash_decode(q, k[:, :, keys], v[:, :, keys], return_lse=True)
+    ]
+    case.check(*cufa.merge_attention_states(*parts))
+
+
+def test_dlpack_producers():
+    class Wrapped:
+        def __init__(self, x):
+            self.x = x
+
+        def __dlpack__(self, **kwargs):
+            return self.x.__dlpack__(**kwargs)
+
+        def __dlpack_device__(self):
+            return self.x.__dlpack_device__()
+
+    case = make_case([33, 5], page_size=16, dtype="float32")
+    arrays, options = case.arguments()
+    for name in ("cache_seqlens", "block_table"):
+        options[name] = Wrapped(options[name])
+    case.check(cufa.flash_decode(*map(Wrapped, arrays), **options))
+
+
+# --- Plans ------------------------------------------------------------------------------------------------
+
+
+def test_a_plan_from_shapes_prints_what_would_run_and_why():
+    text = str(cufa.plan_decode((1, 32, 1, 128), (1, 8, 131072, 128), device="sm_90"))
+    for part in ("batch 1", "heads 32/8", "131,072", "float16", "sm_90", "splits", "because", "launch"):
+        assert part in text
+    assert "NumPy" in str(cufa.plan_decode((1, 32, 1, 128), (1, 8, 131072, 128), device="cpu"))
+
+
+def test_a_plan_from_arrays_is_the_calls():
+    case = make_case([70, 3, 300], tokens=2, new=2, page_size=16, fp8=True, dtype="bfloat16")
+    for layout in ("bhsd", "bshd"):
+        (q, k, v), options = case.arguments(layout)
+        given = {n: options[n] for n in ("cache_seqlens", "block_table", "k_new")}
+        problem = cufa.plan_decode(q, k, v, **given, layout=layout, device="sm_90").problem
+        assert (problem.batch, problem.heads, problem.kv_heads, problem.tokens) == (3, 4, 2, 2)
+        assert (problem.capacity, problem.page_size, problem.max_pages) == (320, 16, 20)
+        assert (problem.new_tokens, problem.ragged, problem.head_dim) == (2, True, 16)
+        assert (problem.dtype, problem.cache_dtype) == ("bfloat16", "float8_e4m3")
+
+
+def test_the_plan_of_a_call_is_what_runs(monkeypatch):
+    case = make_case([700, 33], page_size=16)
+    arrays, options = case.arguments()
+    ran = []
+    make = api.make_decode_plan
+    monkeypatch.setattr(api, "make_decode_plan", lambda *a, **k: ran.append(make(*a, **k)) or ran[-1])
+    for how in ({}, {"num_splits": 3}, {"schedule": "balanced", "num_splits": 5}):
+        cufa.flash_decode(*arrays, **options, **how)
+        del options["layout"]
+        planned = cufa.plan_decode(*arrays, **options, **how)
+        options["layout"] = "bhsd"
+        assert ran[0] == planned
+        ran.clear()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"device": "sm_75"}, "sm_75 is not supported"),
+        ({"device": "tpu"}, "'tpu' is not known"),
+        (
+            {"dtype": "float32", "device": "sm_90"},
+            "q is float32; decoding on the GPU takes float16, bfloat16",
+        ),
+        ({"dtype": "int8"}, "q is int8"),
+        ({"dtype": "bfloat16", "cache_dtype": "float16"}, "k_cache is float16 but q is bfloat16"),
+        ({"num_splits": -1}, "num_splits=-1"),
+        ({"schedule": "fair"}, "schedule='fair'"),
+        ({"k_new": (1, 8, 1, 128)}, "k_new came without cache_seqlens"),
+    ],
+)
+def test_a_plan_says_what_it_cannot_do(options, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        cufa.plan_decode((1, 32, 1, 128), (1, 8, 4096, 128), **options)
+
+
+def test_every_argument_is_documented():
+    for function in (cufa.flash_decode, cufa.merge_attention_states):
+        text = inspect.getdoc(function)
+        for name in inspect.signature(function).parameters:
+            lines = [x for x in text.splitlines() if name in x.split(" : ")[0].replace(",", " ").split()]
+            assert any(" : " in x for x in lines), f"{function.__name__}: {name}"
+    for name in inspect.signature(cufa.plan_decode).parameters:
+        assert name in inspect.getdoc(cufa.plan_decode) or name in inspect.getdoc(cufa.flash_decode)
+
+
+def test_bfloat16_is_ml_dtypes():
+    case = make_case([9], dtype="bfloat16")
+    arrays, options = case.arguments()
+    assert cufa.flash_decode(*arrays, **options).dtype == ml_dtypes.bfloat16
