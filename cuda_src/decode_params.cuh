@@ -20,6 +20,8 @@ struct DecodeParams {
   Strides q_stride, k_stride, v_stride, k_new_stride, v_new_stride, o_stride;  // batch: of the caches, page
   i64 table_stride;
   i32 batch, heads, kv_heads, tokens, capacity, page_size, num_pages, new_tokens;
+  i32 group_size;    // heads / kv_heads
+  i32 row_blocks;    // blocks of BLOCK_Q rows that the group_size * tokens rows of a key/value head take
   i32 num_splits;    // fixed splits of a sequence; the balanced kernel's shares are its grid
   float scale_log2;  // softmax scale * log2(e), positive
 };

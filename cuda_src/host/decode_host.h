@@ -5,7 +5,6 @@
 namespace cufa_host {
 
 // memory.cpp
-void order_global();
 u32 increment_global(u32* global, u32 last, Site site);
 
 
@@ -21,7 +20,6 @@ inline u16 e4m3_as_half(u32 x) {
 #define SITE cufa_host::Site site = cufa_host::Site::here()
 
 // ---- grid.cuh
-DEVICE void fence_gpu() { cufa_host::order_global(); }
 DEVICE u32 atomic_inc_wrap(u32* counter, u32 last, SITE) { return cufa_host::increment_global(counter, last, site); }
 
 // ---- float8.cuh

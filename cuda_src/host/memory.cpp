@@ -178,8 +178,6 @@ u32 add_global(u32* global, u32 value, Site site) {
   return __atomic_fetch_add(global, value, __ATOMIC_SEQ_CST);
 }
 
-void order_global() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
-
 u32 increment_global(u32* global, u32 last, Site site) {
   Thread& thread = current();
   if (!check_global(thread, global, 4, Access::atomic, "atom.inc", site)) return 0;

@@ -13,7 +13,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) decode_split(const __grid_c
   u64 start_ns = 0;
   if constexpr (TRACE) start_ns = global_timer();
   Piece piece;
-  if (fixed_split(p, blockIdx.x / p.num_splits, blockIdx.x % p.num_splits, piece)) {  // the same for all threads
+  if (fixed_split(p, blockIdx.z, blockIdx.y, blockIdx.x, piece)) {  // the same for all threads
     DecodeBlock block(smem_base, thread);
     block.attend(p, piece);
     if constexpr (FOLD_COMBINE) combine_if_last(p, piece, smem_base + FLAG_OFFSET, thread);
@@ -26,6 +26,6 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) decode_split(const __grid_c
 
 KERNEL __launch_bounds__(NUM_THREADS) decode_combine(const __grid_constant__ DecodeParams p) {
   Piece piece;
-  fixed_split(p, blockIdx.x, 0, piece);
+  fixed_split(p, blockIdx.z, blockIdx.y, 0, piece);
   if (piece.num_parts > 1) combine_parts(p, piece, threadIdx.x, NUM_THREADS);
 }

@@ -5,10 +5,12 @@
 #include "host/decode_host.h"
 #else
 
-// fence.acq_rel.gpu: this thread's accesses before it are ordered before those after it, for the whole GPU.
-DEVICE void fence_gpu() { __threadfence(); }
-
-// atom.inc: the old value, and the counter becomes 0 if that was `last` (or more), else one more: it is ready for the
-// next launch by itself.
-DEVICE u32 atomic_inc_wrap(u32* counter, u32 last) { return atomicInc(counter, last); }
+// atom.inc.acq_rel.gpu: the old value; the counter becomes 0 if that was `last` (or more), else one more, so that it is
+// ready for the next launch by itself. What this thread (and, by a barrier before, its block) wrote is seen by those who
+// count up the same counter later.
+DEVICE u32 atomic_inc_wrap(u32* counter, u32 last) {
+  u32 old;
+  asm volatile("atom.inc.acq_rel.gpu.global.u32 %0, [%1], %2;" : "=r"(old) : "l"(counter), "r"(last) : "memory");
+  return old;
+}
 #endif  // __CUDACC__

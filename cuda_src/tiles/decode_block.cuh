@@ -25,37 +25,38 @@ struct DecodeBlock {
   DEVICE void attend(const DecodeParams& p, const Piece& piece) {
     TileAttention tile;
     KeyStream stream;
-    copy_queries(p, piece, smem, thread);
-    cp_async_commit();
     if constexpr (HEAD_DIM % 16 != 0) {
       zero_padding<Br, HEAD_DIM * 2, Q_PITCH, NUM_THREADS>(smem, thread);
       zero_padding<RINGS * NUM_STAGES * 2 * RING_KEYS, KV_ROW_BYTES, KV_PITCH, NUM_THREADS>(smem + Q_BYTES, thread);
     }
     stream.start(p, piece, ring, thread % RING_THREADS);
-    int tiles = stream.remaining(), key = stream.key;
-#pragma unroll 1
-    for (int stage = 0; stage < NUM_STAGES; ++stage) stream.copy_next(p, ring_smem + stage * STAGE_BYTES);
-    cp_async_wait<NUM_STAGES>();
-    block_sync();  // Q has landed for all threads
-    tile.start(p, piece, Q_lane, first_row, lane);
-
-    // Keys that every row sees; the tiles beyond are masked.
-    const int unmasked = piece.length.keys - (CAUSAL ? p.tokens - 1 : 0);
+    copy_queries(p, piece, smem, thread);  // lands with the first tile
+    const int tiles = stream.remaining();
+    int key = stream.key;
     u32 buffer = ring_smem;
+    // The first NUM_STAGES rounds only fill the ring. One loop, because code is fetched from memory, cold, like data.
 #pragma unroll 1
-    for (; tiles > 0; --tiles, key += Bc) {
-      cp_async_wait<NUM_STAGES - 1>();
-      ring_sync(ring);  // the oldest tile has landed for all threads of the ring
-      if (key + RING_KEYS <= unmasked) {
-        tile.visit<false>(buffer, Q_lane, key, piece.length.keys, lane);
-      } else {
-        tile.visit<true>(buffer, Q_lane, key, piece.length.keys, lane);
+    for (int round = -NUM_STAGES; round < tiles; ++round) {
+      if (round >= 0) {
+        cp_async_wait<NUM_STAGES - 1>();
+        if (round == 0) {
+          block_sync();  // the queries have landed for all threads
+          tile.start(p, piece, Q_lane, first_row, lane);
+        } else {
+          ring_sync(ring);  // the oldest tile has landed for all threads of the ring
+        }
+        tile.visit(buffer, Q_lane, key, piece.length.keys, lane);
+        key += Bc;
+        ring_sync(ring);  // all have read it
       }
-      ring_sync(ring);  // all have read it
       stream.copy_next(p, buffer);
       buffer = buffer + STAGE_BYTES == ring_smem + RING_BYTES ? ring_smem : buffer + STAGE_BYTES;
     }
     cp_async_wait<0>();
+    if (tiles == 0) {
+      block_sync();  // the one above, of the other rings
+      tile.start(p, piece, Q_lane, first_row, lane);
+    }
     merge_warps(p, piece, tile, smem + Q_BYTES, smem + ML_OFFSET, thread);
   }
 };

@@ -15,8 +15,9 @@ constexpr int VECTORS = HEAD_DIM / 4;                             // of a row
 // Row `packed` of an item's rows, column `c`: where it belongs in the output.
 DEVICE void store_row_part(const DecodeParams& p, const Piece& piece, int row, int vector, const float (&o)[4], float m,
                            float l) {
-  const int group = p.heads / p.kv_heads, packed = piece.row_block * Br + row;
-  const int head = piece.kv_head * group + packed / p.tokens, token = packed % p.tokens;
+  const int packed = piece.row_block * Br + row;
+  const int head = piece.kv_head * p.group_size + (CAUSAL ? packed / p.tokens : packed);
+  const int token = CAUSAL ? packed % p.tokens : 0;
   float inverse = l == 0.0f ? 0.0f : rcp(l);
   if (vector == 0 && p.lse != nullptr) {
     constexpr float LN_2 = 0.693147180559945309f;
@@ -37,7 +38,7 @@ DEVICE void store_row_part(const DecodeParams& p, const Piece& piece, int row, i
 
 // Rows of this item's block of rows that exist.
 DEVICE int valid_rows(const DecodeParams& p, const Piece& piece) {
-  return min(Br, p.heads / p.kv_heads * p.tokens - piece.row_block * Br);
+  return min(Br, p.group_size * p.tokens - piece.row_block * Br);
 }
 
 // All parts of one item, by `num_threads` threads that take vectors of rows in turn.
@@ -144,15 +145,11 @@ DEVICE void merge_warps(const DecodeParams& p, const Piece& piece, TileAttention
 // The last block to leave a part of an item combines all of them: no second launch. The counter wraps to zero then.
 DEVICE void combine_if_last(const DecodeParams& p, const Piece& piece, u32 flag_smem, int thread) {
   if (piece.num_parts == 1) return;
-  fence_gpu();   // this thread's share of the part is out ...
-  block_sync();  // ... and so is every other's, before the block counts itself in
+  block_sync();  // the part is written, before the block counts itself in
   if (thread == 0) {
     const u32 last = u32(piece.num_parts) - 1;
     st_shared_u32(flag_smem, atomic_inc_wrap(p.counters + piece.item, last) == last);
   }
   block_sync();
-  if (ld_shared_u32(flag_smem) != 0) {
-    fence_gpu();  // the others' parts, counted before, are seen from here on
-    combine_parts(p, piece, thread, NUM_THREADS);
-  }
+  if (ld_shared_u32(flag_smem) != 0) combine_parts(p, piece, thread, NUM_THREADS);
 }

@@ -20,9 +20,6 @@ DEVICE Lengths sequence_lengths(const DecodeParams& p, int batch) {
 // A sequence without keys still has a tile: somebody must write its zeros.
 DEVICE int num_tiles(int keys) { return max(1, (keys + Bc - 1) / Bc); }
 
-// Blocks of packed query rows of one key/value head.
-DEVICE int num_row_blocks(const DecodeParams& p) { return (p.heads / p.kv_heads * p.tokens + Br - 1) / Br; }
-
 // What a thread block does of one item, an item being the query rows of one key/value head of one sequence.
 struct Piece {
   int batch, kv_head, row_block;
@@ -37,32 +34,34 @@ struct Piece {
   int record;  // of the trace
 
   DEVICE int slot(int i) const { return i == 0 ? first_slot : next_slot + (i - 1) * slot_step; }
+
+  DEVICE void set_head(const DecodeParams& p, int head_and_rows) {
+    kv_head = head_and_rows;
+    row_block = 0;
+    if (p.row_blocks > 1) {  // divisions are slow, and the first load waits for this
+      kv_head = head_and_rows / p.row_blocks;
+      row_block = head_and_rows % p.row_blocks;
+    }
+  }
 };
 
-// Numbers of an item -> sequence, head and rows.
-DEVICE void locate_item(const DecodeParams& p, int item, Piece& piece) {
-  const int row_blocks = num_row_blocks(p);
-  piece.item = item;
-  piece.row_block = item % row_blocks;
-  piece.kv_head = item / row_blocks % p.kv_heads;
-  piece.batch = item / row_blocks / p.kv_heads;
-}
-
-// Flash-Decoding: split `split` of an item. Whole tiles, equally many in each; a short sequence leaves the later splits
-// empty. False when this one is.
-DEVICE bool fixed_split(const DecodeParams& p, int item, int split, Piece& piece) {
-  locate_item(p, item, piece);
-  piece.length = sequence_lengths(p, piece.batch);
+// Flash-Decoding: split `split` of the item (batch, kv_head, row_block). Whole tiles, equally many in each; a short
+// sequence leaves the later splits empty. False when this one is.
+DEVICE bool fixed_split(const DecodeParams& p, int batch, int head_and_rows, int split, Piece& piece) {
+  piece.batch = batch;
+  piece.set_head(p, head_and_rows);
+  piece.item = batch * p.kv_heads * p.row_blocks + head_and_rows;
+  piece.length = sequence_lengths(p, batch);
   piece.tiles = num_tiles(piece.length.keys);
   const int each = (piece.tiles + p.num_splits - 1) / p.num_splits;
   piece.first_tile = min(split * each, piece.tiles);
   piece.last_tile = min(piece.first_tile + each, piece.tiles);
   piece.part = split;
   piece.num_parts = (piece.tiles + each - 1) / each;
-  piece.first_slot = item * p.num_splits;
+  piece.first_slot = piece.item * p.num_splits;
   piece.next_slot = piece.first_slot + 1;
   piece.slot_step = 1;
-  piece.record = item * p.num_splits + split;
+  piece.record = piece.item * p.num_splits + split;
   return piece.first_tile < piece.last_tile;
 }
 
@@ -78,7 +77,7 @@ struct BalancedShare {
 
   // The lengths of all sequences are read and summed by every warp for itself.
   DEVICE BalancedShare(const DecodeParams& p, int lane) {
-    items_a_batch = p.kv_heads * num_row_blocks(p);
+    items_a_batch = p.kv_heads * p.row_blocks;
     i64 tiles = 0;
     if constexpr (RAGGED) {
       u32 mine = 0;  // tiles of one head: 32 bits hold those of every batch that fits a GPU
@@ -139,7 +138,9 @@ struct BalancedShare {
     }
     const int item_of_batch = int((tile - batch_start) / piece.tiles);
     const i64 item_start = batch_start + i64(item_of_batch) * piece.tiles;
-    locate_item(p, batch * items_a_batch + item_of_batch, piece);
+    piece.batch = batch;
+    piece.set_head(p, item_of_batch);
+    piece.item = batch * items_a_batch + item_of_batch;
     piece.first_tile = int(tile - item_start);
     piece.last_tile = int(min(i64(piece.tiles), end - item_start));
     const int share = blockIdx.x, first = share_of(item_start), last = share_of(item_start + piece.tiles - 1);
@@ -161,11 +162,11 @@ DEVICE void write_piece_trace(const DecodeParams& p, const Piece& piece, u64 sta
   record.end_ns = global_timer();
   record.sm = sm_id();
   record.q_block = u32(piece.part);
-  record.head = u32(piece.kv_head * num_row_blocks(p) + piece.row_block);
+  record.head = u32(piece.kv_head * p.row_blocks + piece.row_block);
   record.batch = u32(piece.batch);
   record.tiles_visited = u32(piece.last_tile - piece.first_tile);
   record.tiles_skipped = u32(piece.tiles - piece.last_tile + piece.first_tile);
   record.tiles_unmasked = u32(piece.first_tile);
-  record.thread_block = blockIdx.x;
+  record.thread_block = blockIdx.x + gridDim.x * (blockIdx.y + gridDim.y * blockIdx.z);
   p.trace[piece.record] = record;
 }

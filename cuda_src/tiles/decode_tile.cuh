@@ -31,13 +31,13 @@ constexpr bool Q_IN_REGISTERS = FP8_CACHE || M_TILES * 4 * (K_STEPS + S_TILES + 
 // of the group. Rows past the last are zeros.
 DEVICE void copy_queries(const DecodeParams& p, const Piece& piece, u32 Q_smem, int thread) {
   constexpr int ROW_BYTES = HEAD_DIM * 2, UNITS = ROW_BYTES / ALIGNMENT;
-  const int group = p.heads / p.kv_heads, rows = group * p.tokens;
+  const int rows = p.group_size * p.tokens;
   const char* Q = static_cast<const char*>(p.q) +
-                  2 * (piece.batch * p.q_stride.batch + piece.kv_head * group * p.q_stride.head);
+                  2 * (piece.batch * p.q_stride.batch + piece.kv_head * p.group_size * p.q_stride.head);
 #pragma unroll 1
   for (int i = thread; i < Br * UNITS; i += NUM_THREADS) {
     const int row = i / UNITS, offset = i % UNITS * ALIGNMENT, packed = piece.row_block * Br + row;
-    const int head = packed / p.tokens, token = packed - head * p.tokens;
+    const int head = CAUSAL ? packed / p.tokens : packed, token = CAUSAL ? packed % p.tokens : 0;
     copy_unit_async<ALIGNMENT>(Q_smem + row * Q_PITCH + offset,
                                Q + 2 * (head * p.q_stride.head + token * p.q_stride.seq) + offset, packed < rows);
   }
@@ -105,8 +105,8 @@ struct TileAttention {
     return cvt_f16x2_satfinite(cvt_f32_bf16(u16(pair)), cvt_f32_bf16(u16(pair >> 16)));
   }
 
-  // One tile of a ring: Flash-Decoding is FlashAttention-2 over part of the keys.
-  template <bool MASKED>
+  // One tile of a ring: Flash-Decoding is FlashAttention-2 over part of the keys. Every tile is masked: eight comparisons
+  // a row, where a second copy of the loop would have to be fetched, cold, from memory.
   DEVICE void visit(u32 K_smem, u32 Q_lane, int key, int keys, int lane) {
     const u32 V_smem = K_smem + KV_TILE_BYTES;
     float S[M_TILES][S_TILES][4] = {};
@@ -143,7 +143,7 @@ struct TileAttention {
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
           float& s = S[r / 2][n][r % 2 * 2 + e];
-          if constexpr (MASKED) s = n * 8 + e < limit ? s : NEG_INF;
+          s = n * 8 + e < limit ? s : NEG_INF;
           m_tile[r] = n == 0 && e == 0 ? s : fmaxf(m_tile[r], s);
         }
       }

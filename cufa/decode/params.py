@@ -33,7 +33,7 @@ class DecodeParams(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("partial", "counters", "trace")),
         *((f"{name.replace('_cache', '').replace('out', 'o')}_stride", Strides) for name in _STRIDED),
         ("table_stride", ctypes.c_int64),
-        *((name, ctypes.c_int32) for name in (*_COUNTS, "num_splits")),
+        *((name, ctypes.c_int32) for name in (*_COUNTS, "group_size", "row_blocks", "num_splits")),
         ("scale_log2", ctypes.c_float),
     ]
 
@@ -51,6 +51,7 @@ def pack(plan: DecodePlan, operands: DecodeOperands) -> DecodeParams:
     for name in _COUNTS:
         setattr(params, name, getattr(problem, name))
     params.page_size = max(problem.page_size, 1)
+    params.group_size, params.row_blocks = problem.group_size, plan.row_blocks
     params.num_splits = plan.num_splits
     # A scale of 0 would turn the mask's -inf into NaN; the smallest normal float gives the same weights.
     params.scale_log2 = max(problem.scale * math.log2(math.e), SMALLEST_SCALE)

@@ -43,11 +43,11 @@ def _split_launches(
     problem: DecodeProblem, config: TileConfig, shared_memory: int, num_splits: int = 2
 ) -> tuple[Launch, ...]:
     """One block a split; what they leave is merged by a second kernel, a block an item, unless folded in."""
-    grid, threads = (num_splits * items(problem, config), 1, 1), config.num_warps * 32
-    split = Launch("decode_split", grid, threads, shared_memory)
+    heads, threads = problem.kv_heads * row_blocks(problem, config), config.num_warps * 32
+    split = Launch("decode_split", (num_splits, heads, problem.batch), threads, shared_memory)
     if num_splits == 1 or dict(config.switches)["FOLD_COMBINE"]:
         return (split,)
-    return split, Launch("decode_combine", (items(problem, config), 1, 1), threads, 0)
+    return split, Launch("decode_combine", (1, heads, problem.batch), threads, 0)
 
 
 def _balanced_launches(
