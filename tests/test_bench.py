@@ -221,6 +221,12 @@ class TestSuites:
             assert {80, 96, 192} <= {p.head_dim for p in found}
         assert all({"torch flash", "torch cudnn"} <= {c.label for c in some} for _, some in cases)
 
+    def test_ladder_is_hoppers(self):
+        assert list(suites.SUITES["ladder"].cases(Device.typical("sm_80"))) == []
+        cases = list(suites.SUITES["ladder"].cases(Device.typical("sm_90")))
+        assert {problem.head_dim for problem, _ in cases} == {64, 128, 256}
+        assert all(len(rungs) >= 3 for _, rungs in cases)
+
     def test_evidence_times_every_kernel(self):
         device = Device.typical("sm_90")
         timed = set()

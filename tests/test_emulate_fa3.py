@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from support import assert_attention, make_inputs, make_problem, plan_with_blocks, stalling_lengths
 
+from cufa.bench.bounds import work_of
 from cufa.emulator import Execution, run_plan
 from cufa.kernels import KERNELS
 
@@ -78,3 +79,22 @@ def test_rows_that_see_nothing_between_rows_that_do(config, head_dim):
     inputs = make_inputs(1, 3, 3, 5 * config.block_q, config.block_kv + 3, head_dim)
     runs = [(blocks, Execution("checked", order)) for blocks, order in ((1, "ascending"), (2, 3))]
     check(inputs, config, True, runs)
+
+
+@MASKS
+@CONFIGS
+def test_the_work_that_limits_are_derived_from(config, head_dim, causal):
+    """What cufa.bench.bounds says that tiles ask for is what the kernel's instructions add up to."""
+    seqlen_k = -(-2 * config.block_q // config.block_kv) * config.block_kv  # every query sees some
+    inputs = make_inputs(1, 2, 1, 2 * config.block_q, seqlen_k, head_dim)
+    plan = plan_with_blocks(make_problem(*inputs, causal), config, 2)
+    out = np.empty_like(inputs[0])
+    run = run_plan(plan, [*inputs, out], out, Execution("counted"), trace=False)
+    work = work_of(plan)
+    assert 2 * run.totals["products"] == work.flops
+    # Beside the scores: two rescaling factors a thread and tile, at most.
+    factors = work.exponentials / (64 * config.block_kv) * 128 * 2
+    assert 0 <= run.totals["exponentials"] - work.exponentials <= factors
+    # Beside the tiles: a word here and there.
+    moved = run.totals["shared_read_bytes"] + run.totals["shared_write_bytes"]
+    assert 1 <= moved / work.shared_bytes < 1.05

@@ -220,6 +220,55 @@ def test_markdown_puts_fa3_over_the_fastest_peer(record):
     assert line.endswith("| 1.10× (1.10–1.10) | 1.50× (1.50–1.50) |")
 
 
+def fa3_row(record, contender, seconds):
+    """A recorded row of FA3 on an H200, as a run there would leave it."""
+    from cufa.architectures import Device
+    from cufa.bench.runner import Row, one_item_a_block
+    from cufa.bench.timing import Timing
+    from cufa.planner import make_plan
+
+    record["environment"] |= {"arch": "sm_90", "num_sms": 132}
+    record["limits"] = {"copy_bytes": 4e12, "flops": {"bfloat16": 1e15}, "exponentials": 4e12}
+    problem = make(4, 16, 4096, 128, "bfloat16", False)
+    plan = make_plan(problem, Device.typical("sm_90"), "fa3", contender.config)
+    if contender.one_item_a_block:
+        plan = one_item_a_block(plan)
+    row = Row(contender.label, problem, Timing((seconds,) * 20), 1e-3, plan, 1e-4, "bfloat16 products")
+    return as_json(records.row_record(row))
+
+
+def test_markdown_has_the_ladder_with_what_was_predicted(record):
+    from cufa.bench.ladder import ladder
+    from cufa.kernels import KERNELS
+
+    rungs = ladder("fa3", next(c for c in KERNELS["fa3_forward"].configs if c.fits(128)))
+    rows = [fa3_row(record, rung, 1e-3 / (1 + n)) for n, rung in enumerate(rungs)]
+    assert [row["grid"] for row in rows] == [[[2048, 1, 1]]] * (len(rungs) - 1) + [[[132, 1, 1]]]
+    record["suites"] = {"ladder": {"title": "ladder", "rows": rows, "skipped": []}}
+    lines = report.markdown({"test-gpu": record}).splitlines()
+    header = next(line for line in lines if line.startswith("| head dim"))
+    assert header == f"| head dim | seq | mask | {' | '.join(r.label for r in rungs)} |"
+    cells = lines[lines.index(header) + 2].split(" | ")
+    assert cells[:3] == ["| 128", "4096", "full"]
+    assert cells[4].split(" · ")[1].startswith("2.00× (")
+
+
+def test_markdown_says_what_each_resource_would_need(record):
+    from cufa.bench.runner import Contender
+
+    rows = [fa3_row(record, Contender("fa3"), 1e-3)]
+    record["suites"] = {"forward": {"title": "forward", "rows": rows, "skipped": []}}
+    lines = report.markdown({"test-gpu": record}).splitlines()
+    header = next(line for line in lines if "| exponentials |" in line)
+    assert "power" not in header
+    # 4 · 128 flops of 4 · 16 · 4096² scores at 1e15/s, and the scores at 4e12/s, in a millisecond
+    assert lines[lines.index(header) + 2].startswith("| 128 | 4096 | full | 550 | 55% | 27% |")
+    record["limits"]["sustained_flops"] = {"bfloat16": 8e14}
+    text = report.markdown({"test-gpu": record})
+    assert "| products | power | exponentials |" in text
+    assert "| 128 | 4096 | full | 550 | 55% | 69% | 27% |" in text
+
+
 def test_update_writes_between_the_markers_only():
     text = f"before\n{report.BEGIN}\nold\n{report.END}\nafter\n"
     new = report.update(text, "table")

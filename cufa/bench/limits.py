@@ -10,7 +10,7 @@ import numpy as np
 from ..architectures import Device
 from ..compiler import cupy_options, translation_unit
 from ..problem import Problem
-from .timing import measure
+from .timing import Timing, measure
 
 _COPY_BYTES = 1 << 30
 _THREADS, _BLOCKS_PER_SM, _ITERATIONS = 256, 2, 1 << 13
@@ -35,6 +35,9 @@ class Limits:
     ``mma.sync`` and, on Hopper, ``wgmma``), float32 and float64 (BLAS) on a CPU."""
     exponentials: float
     """``ex2.approx`` on a GPU, ``numpy.exp`` in float32 on a CPU."""
+    sustained_flops: dict[str, float] = dataclasses.field(default_factory=dict)
+    """``wgmma`` on random operands when the power limit has lowered the clocks: the median of the second half
+    of a second's load. Empty where there is no ``wgmma``."""
 
     def floor(self, problem: Problem) -> tuple[float, str]:
         """Seconds below which nothing on this machine can solve the problem, and what sets them.
@@ -70,7 +73,7 @@ def _gpu_limits(device: Device) -> Limits:
     blocks = _BLOCKS_PER_SM * device.num_sms
     sink = cupy.empty(blocks * _THREADS, cupy.float32)
 
-    def seconds(source: str, entry: str, kind: str, blocks: int, shared_memory: int = 0) -> float:
+    def timing(source: str, entry: str, kind: str, blocks: int, shared_memory: int = 0) -> Timing:
         constants = {"BFLOAT16": kind == "bfloat16", "TF32": kind == "tf32"}
         options = cupy_options(90 if shared_memory else 80)
         function = cupy.RawModule(code=translation_unit(source, constants), options=options).get_function(
@@ -78,25 +81,26 @@ def _gpu_limits(device: Device) -> Limits:
         )
         arguments = (sink, np.int32(_ITERATIONS))
         run = functools.partial(function, (blocks,), (_THREADS,), arguments, shared_mem=shared_memory)
-        return measure({entry: run}, on_gpu=True)[entry].p10
+        return measure({entry: run}, on_gpu=True, seconds=1.0 if shared_memory else 0.5)[entry]
 
     # Each alone, or the copy would be timed at the clock that the products left behind.
     copy_bytes = _gpu_copy_rate()
     threads = blocks * _THREADS
     products = threads // 32 * _ITERATIONS * _PRODUCTS
     flops = {
-        kind: products * each / seconds("kernels/limits.cu", "mma_limit", kind, blocks)
+        kind: products * each / timing("kernels/limits.cu", "mma_limit", kind, blocks).p10
         for kind, each in _FLOPS_A_PRODUCT.items()
     }
+    sustained = {}
     if device.arch.capability == 90:
         work = device.num_sms * (_THREADS // 128) * _ITERATIONS * _WGMMA_FLOPS
         for kind in ("float16", "bfloat16"):
-            t = seconds("kernels/limits_hopper.cu", "wgmma_limit", kind, device.num_sms, _WGMMA_SHARED)
-            flops[kind] = max(flops[kind], work / t)
+            t = timing("kernels/limits_hopper.cu", "wgmma_limit", kind, device.num_sms, _WGMMA_SHARED)
+            flops[kind] = max(flops[kind], work / t.p10)
+            sustained[kind] = work / float(np.median(t.samples[len(t.samples) // 2 :]))
     exponentials = threads * _ITERATIONS * _CHAINS
-    return Limits(
-        copy_bytes, flops, exponentials / seconds("kernels/limits.cu", "exp2_limit", "float16", blocks)
-    )
+    rate = exponentials / timing("kernels/limits.cu", "exp2_limit", "float16", blocks).p10
+    return Limits(copy_bytes, flops, rate, sustained)
 
 
 def _gpu_copy_rate() -> float:

@@ -63,6 +63,7 @@ def row_record(row: Row) -> Json:
             "kernel": row.plan.spec.name,
             "digest": digest(row.plan.spec),
             "config": dataclasses.asdict(row.plan.config),
+            "grid": [list(launch.grid) for launch in row.plan.launches],
             "tiles_visited": schedule.visited * heads,
             "tiles_skipped": schedule.skipped * heads,
             "workspace_bytes": row.plan.workspace,

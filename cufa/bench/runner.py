@@ -29,6 +29,11 @@ class Contender:
     """What ``flash_attention(algorithm=…)`` calls it, or a name of :data:`cufa.bench.peers.PEERS`."""
     config: TileConfig | None = None
     """None: what the planner picks."""
+    name: str = ""
+    """What its rows are called; "" names algorithm and tiles."""
+    one_item_a_block: bool = False
+    """For persistent kernels: launched with as many thread blocks as there are items, to show what running on
+    from item to item is worth."""
 
     @property
     def is_peer(self) -> bool:
@@ -36,8 +41,8 @@ class Contender:
 
     @property
     def label(self) -> str:
-        if self.config is None:
-            return self.algorithm
+        if self.name or self.config is None:
+            return self.name or self.algorithm
         return f"{self.algorithm} {self.config}, {self.config.blocks_per_sm} an SM"
 
 
@@ -75,6 +80,13 @@ class Row:
     def of_ceiling(self) -> float:
         """1.0: as fast as this machine's measured ceilings allow."""
         return self.floor / self.timing.p50
+
+
+def one_item_a_block(plan: Plan) -> Plan:
+    """The same kernel on so many thread blocks that each finds a single query block of one head."""
+    items = plan.schedule.num_q_blocks * plan.problem.batch * plan.problem.heads
+    launches = (dataclasses.replace(x, grid=(items, 1, 1)) if x.persistent else x for x in plan.launches)
+    return dataclasses.replace(plan, launches=tuple(launches))
 
 
 def predicted_speedup(slow: Plan, fast: Plan) -> float:
@@ -141,6 +153,8 @@ def _prepare(
             raise NotImplementedError("torch is not installed")
         return (None, *peers.torch_peer(contender.algorithm, problem, q, k, v))
     plan = make_plan(problem, device, contender.algorithm, config=contender.config)
+    if contender.one_item_a_block:
+        plan = one_item_a_block(plan)
     if device is None:
         from ..backends import cpu
 

@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterator
 
 from ..architectures import Device
 from ..kernels import KERNELS
-from ..planner import fitting_configs
+from ..planner import fitting_configs, make_plan
 from ..problem import Problem, default_scale
+from .ladder import ladder
 from .runner import Contender
 
 #: (problem, contenders), timed side by side.
@@ -96,6 +97,19 @@ def _awkward(device: Device | None) -> Iterator[Case]:
         yield problem, contenders(*_best(problem, device), "torch flash", "torch cudnn")
 
 
+def _ladder(device: Device | None) -> Iterator[Case]:
+    """FA3's techniques one after the other, on the planner's tiles for each shape."""
+    assert device is not None, "FA3 is Hopper's"
+    for head_dim, seqlen in ((64, 4096), (128, 1024), (128, 4096), (256, 4096)):
+        for causal in (False, True):
+            problem = make(16384 // seqlen, 2048 // head_dim, seqlen, head_dim, "bfloat16", causal)
+            try:
+                plan = make_plan(problem, device, "fa3")
+            except ValueError:  # another architecture
+                return
+            yield problem, ladder("fa3", plan.config)
+
+
 def _versions(device: Device | None) -> Iterator[Case]:
     """FA1 → FA2: batch 2, 4 heads, d64, causal; the causal skip alone is fa2_noskip → fa2."""
     for seqlen in (512, 1024, 2048, 4096):
@@ -159,6 +173,7 @@ SUITES = {
         Suite("forward", "forward, 16k tokens × 2048 hidden, bfloat16", _forward, gpu_only=True),
         Suite("fa3", "forward, the preferred kernel only", _fa3, gpu_only=True),
         Suite("awkward", "short, ragged and uneven shapes, bfloat16", _awkward, gpu_only=True),
+        Suite("ladder", "FA3, its techniques one after the other", _ladder, gpu_only=True),
         Suite("versions", "FA1 → FA2, batch 2 × 4 heads, d64, causal", _versions),
         Suite(
             "float32", "float32 that keeps float32 accuracy, 8k tokens × 2048 hidden", _float32, gpu_only=True
@@ -169,4 +184,4 @@ SUITES = {
 }
 
 #: What evidence is recorded of, in this order.
-EVIDENCE = ("forward", "awkward", "versions", "float32", "fa1-blocks", "memory")
+EVIDENCE = ("forward", "awkward", "ladder", "versions", "float32", "fa1-blocks", "memory")

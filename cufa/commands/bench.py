@@ -5,9 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import click
+from rich import box
+from rich.table import Table
 
 from ..bench import peers, records
-from ..bench.limits import measure_limits
+from ..bench.bounds import Bounds, bounds_of, covers, predict
+from ..bench.limits import Limits, measure_limits
 from ..bench.runner import Contender, Row, Skipped, run_problem
 from ..bench.suites import SUITES, Case
 from ..kernels import KERNELS
@@ -23,8 +26,10 @@ from .common import (
     problem_from,
     progress,
     seconds_option,
+    seconds_text,
     shape_options,
     stderr,
+    stdout,
 )
 
 _ALGORITHMS = list(dict.fromkeys(spec.algorithm for spec in KERNELS.values()))
@@ -98,12 +103,40 @@ def bench_command(
         print_json(records.run_record(rows, skipped, target, limits))
     else:
         print_rows(rows)
+        _print_bounds(rows, limits)
         print_skipped(skipped)
     wrong = [row for row in rows if not row.error < float("inf")]
     for row in wrong:
         stderr().print(f"not a number: {row.label} on {row.problem}", style="red", markup=False)
     if wrong or not rows:
         raise SystemExit(int(Exit.FAILED))
+
+
+def _print_bounds(rows: list[Row], limits: Limits) -> None:
+    """For FA3: what each resource needs by itself, in percent of the time measured; the time predicted."""
+    derived = [row for row in rows if row.plan is not None and covers(row.plan)]
+    if not derived:
+        return
+    table = Table(title="of the time measured, by itself", title_justify="left", box=box.SIMPLE_HEAD)
+    names = list(dict.fromkeys(name for row in derived for name in _bounds(row, limits).named()))
+    for name in ("kernel", "problem", "p50", "predicted", *names):
+        table.add_column(name, justify="left" if name in ("kernel", "problem") else "right")
+    for row in derived:
+        assert row.plan is not None
+        shares = _bounds(row, limits).named()
+        table.add_row(
+            row.label,
+            str(row.problem),
+            seconds_text(row.seconds),
+            seconds_text(predict(row.plan, limits)),
+            *(f"{shares[name] / row.seconds:.0%}" if name in shares else "–" for name in names),
+        )
+    stdout().print(table)
+
+
+def _bounds(row: Row, limits: Limits) -> Bounds:
+    assert row.plan is not None
+    return bounds_of(row.plan, limits)
 
 
 def _shape_given() -> bool:

@@ -54,7 +54,7 @@ def _contender(content: Json) -> Contender:
     if config is not None:
         switches = tuple((name, value) for name, value in config.get("switches", ()))
         config = TileConfig(**{**config, "switches": switches})
-    return Contender(content["algorithm"], config)
+    return Contender(**{**content, "config": config})
 
 
 def gpu_index(device: str) -> int | None:

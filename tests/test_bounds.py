@@ -1,0 +1,149 @@
+"""FA3's limits derived from its tiles, and the ladder of its techniques. No GPU."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+
+import pytest
+
+from cufa.architectures import Device
+from cufa.bench import bounds, suites
+from cufa.bench.ladder import STEPS, ladder
+from cufa.bench.limits import Limits
+from cufa.bench.runner import one_item_a_block
+from cufa.kernels import KERNELS
+from cufa.planner import make_plan
+
+H200 = Device.typical("sm_90")
+#: Round numbers near an H200's.
+LIMITS = Limits(4e12, {"bfloat16": 1e15}, 4e12, {"bfloat16": 8e14})
+SPEC = KERNELS["fa3_forward"]
+
+
+def plan_of(problem, **switches):
+    plan = make_plan(problem, H200, "fa3")
+    changed = tuple({**dict(plan.config.switches), **switches}.items())
+    config = dataclasses.replace(plan.config, switches=changed)
+    return dataclasses.replace(plan, config=config)
+
+
+class TestWork:
+    def test_full_attention_counts_every_score(self):
+        problem = suites.make(2, 16, 4096, 128, "bfloat16", False)
+        work = bounds.work_of(plan_of(problem))
+        assert work.flops == problem.flops
+        assert work.exponentials == 2 * 16 * 4096 * 4096
+        assert work.memory_bytes == problem.io_bytes
+
+    def test_causal_counts_the_tiles_on_the_diagonal_whole(self):
+        problem = suites.make(1, 8, 4096, 128, "bfloat16", True)
+        plan = plan_of(problem)
+        work = bounds.work_of(plan)
+        # At most a tile of 64 rows more than is visible, at least half a tile.
+        spare = work.exponentials - 8 * problem.visible_scores
+        tile = 64 * plan.config.block_kv
+        assert 8 * 64 * tile / 4 < spare < 8 * 64 * tile
+
+    def test_odd_head_dims_pay_for_the_last_k_step(self):
+        odd, even = (suites.make(1, 8, 4096, d, "bfloat16", False) for d in (72, 80))
+        a, b = (bounds.work_of(plan_of(p)) for p in (odd, even))
+        assert a.exponentials == b.exponentials
+        assert a.flops / b.flops == (80 + 72) / (80 + 80)
+
+    def test_queries_in_registers_are_read_once(self):
+        problem = suites.make(1, 8, 4096, 128, "bfloat16", False)
+        there, here = (bounds.work_of(plan_of(problem, Q_IN_REGISTERS=x)) for x in (False, True))
+        key_tiles = 4096 // plan_of(problem).config.block_kv
+        assert there.shared_bytes - here.shared_bytes == (key_tiles - 1) * 8 * 4096 * 128 * 2
+
+
+class TestBounds:
+    def test_each_resource_at_its_ceiling(self):
+        plan = plan_of(suites.make(1, 132, 4096, 128, "bfloat16", False))
+        work, found = bounds.work_of(plan), bounds.bounds_of(plan, LIMITS)
+        assert found.products == pytest.approx(work.flops / 1e15)
+        assert found.power == pytest.approx(work.flops / 8e14)
+        assert found.exponentials == pytest.approx(work.exponentials / 4e12)
+        assert found.shared_memory == pytest.approx(work.shared_bytes / 32e12)
+        assert found.memory == pytest.approx(work.memory_bytes / 4e12)
+        assert found.imbalance == 1.0
+        assert found.serial == found.products + found.exponentials
+        assert max(found.products, found.exponentials) <= found.overlapped < found.serial
+
+    def test_what_was_not_measured_is_left_out(self):
+        plan = plan_of(suites.make(1, 8, 1024, 64, "bfloat16", False))
+        limits = dataclasses.replace(LIMITS, sustained_flops={})
+        assert "power" not in bounds.bounds_of(plan, limits).named()
+        assert "power" in bounds.bounds_of(plan, LIMITS).named()
+
+    @pytest.mark.parametrize(("heads", "imbalance"), [(132, 1.0), (133, 264 / 133), (66, 2.0)])
+    def test_imbalance_counts_idle_multiprocessors(self, heads, imbalance):
+        """One query block a head: whole rounds of 132, or not."""
+        plan = plan_of(suites.make(1, heads, 64, 64, "bfloat16", False, seqlen_k=4096))
+        assert bounds.bounds_of(plan, LIMITS).imbalance == pytest.approx(imbalance)
+
+    def test_nothing_to_visit(self):
+        plan = plan_of(suites.make(1, 8, 64, 64, "bfloat16", True, seqlen_k=1))
+        assert bounds.bounds_of(plan, LIMITS).imbalance >= 1.0
+
+    def test_only_fa3_is_covered(self):
+        problem = suites.make(1, 8, 1024, 64, "bfloat16", False)
+        assert bounds.covers(make_plan(problem, H200, "fa3"))
+        assert not bounds.covers(make_plan(problem, H200, "fa2"))
+        assert not bounds.covers(make_plan(problem, None, "fa2"))
+
+
+class TestLadder:
+    @pytest.mark.parametrize("config", SPEC.configs, ids=str)
+    def test_steps_add_up_to_the_shipped_config(self, config):
+        rungs = ladder("fa3", config)
+        assert rungs[-1].config == config
+        assert not rungs[-1].one_item_a_block
+        assert rungs[0].one_item_a_block
+        assert len({r.label for r in rungs}) == len(rungs) >= 3
+        for before, after in itertools.pairwise(rungs):
+            changed = set(after.config.switches) - set(before.config.switches)
+            assert len(changed) + (before.one_item_a_block != after.one_item_a_block) == 1, "one at a time"
+            assert all(value for _, value in changed)
+
+    def test_what_cannot_be_switched_is_named_from_the_start(self):
+        config = SPEC.configs[0]
+        switches = {name: value for name, value in config.switches if name != "OVERLAP"}
+        without = dataclasses.replace(config, switches=tuple(switches.items()))
+        words = dict(STEPS)["OVERLAP"]
+        assert words in ladder("fa3", without)[0].label
+        with_it = dataclasses.replace(without, switches=(*without.switches, ("OVERLAP", True)))
+        rungs = ladder("fa3", with_it)
+        assert words not in rungs[0].label
+        assert [r.label for r in rungs if words in r.label] == [f"2. + {words}"]
+        assert dict(rungs[1].config.switches)["OVERLAP"] is False
+
+    def test_no_step_is_predicted_to_cost_time(self):
+        for problem, rungs in suites.SUITES["ladder"].cases(H200):
+            times = []
+            for rung in rungs:
+                plan = make_plan(problem, H200, rung.algorithm, rung.config)
+                plan = one_item_a_block(plan) if rung.one_item_a_block else plan
+                times.append(bounds.predict(plan, LIMITS))
+            assert times[0] >= times[1] >= bounds.bounds_of(plan, LIMITS).overlapped
+            # In order, blocks of one item fill the SMs a little more evenly than rounds do.
+            assert all(b <= 1.06 * a for a, b in itertools.pairwise(times))
+
+    def test_no_overlap_means_that_times_add_up(self):
+        problem = suites.make(1, 132, 4096, 128, "bfloat16", False)
+        found = bounds.bounds_of(plan_of(problem), LIMITS)
+        alone = bounds.predict(plan_of(problem, PING_PONG=False, OVERLAP=False), LIMITS)
+        assert alone == pytest.approx(found.serial * found.imbalance)
+        for switch in ("PING_PONG", "OVERLAP"):
+            some = {"PING_PONG": False, "OVERLAP": False, switch: True}
+            assert bounds.predict(plan_of(problem, **some), LIMITS) == pytest.approx(
+                found.overlapped * found.imbalance
+            )
+
+    def test_one_item_a_block_makes_a_grid_of_items(self):
+        plan = plan_of(suites.make(4, 16, 4096, 128, "bfloat16", True))
+        assert plan.launches[0].grid == (132, 1, 1)
+        items = plan.schedule.num_q_blocks * 64
+        assert one_item_a_block(plan).launches[0].grid == (items, 1, 1)
+        assert bounds.predict(one_item_a_block(plan), LIMITS) > 0
