@@ -92,16 +92,40 @@ struct Ring {
 };
 
 // One query block of one head, as the producer leaves it in shared memory for the consumers: they save the divisions, and
-// registers while they are busy with it.
+// registers while they are busy with it. After the last comes one with no query block.
 struct Item : WorkItem {
-  int visited;  // key tiles
+  u32 index;  // its number, for the trace
 };
 DEVICE void publish_item(u32 record, const Item& item) {
-  st_shared_vec4(record, {u32(item.q_block), u32(item.head), u32(item.batch), u32(item.visited)});
+  st_shared_vec4(record, {u32(item.q_block), u32(item.head), u32(item.batch), item.index});
 }
 DEVICE Item read_item(u32 record) {
   const vec4 x = ld_shared_vec4(record);
-  return {{int(x.x), int(x.y), int(x.z)}, int(x.w)};
+  return {{int(x.x), int(x.y), int(x.z)}, x.w};
+}
+constexpr int NO_MORE_ITEMS = -1;
+
+DEVICE TileRange tiles_of(const AttentionParams& p, int q_block) {
+  return visited_tiles<Br, Bc, CAUSAL, SKIP_MASKED_TILES>(p, q_block);
+}
+DEVICE char* output_row(const AttentionParams& p, const WorkItem& item, int row) {
+  return static_cast<char*>(p.o) +
+         2 * (item.batch * p.o_stride.batch + item.head * p.o_stride.head + row * p.o_stride.seq);
+}
+DEVICE float* lse_row(const AttentionParams& p, const WorkItem& item, int row) {
+  return p.lse + (i64(item.batch) * p.heads + item.head) * p.seqlen_q + row;
+}
+
+// A query block whose rows all see no key: zeros, and -inf for the logarithm of their sums. By all consumers.
+DEVICE void store_nothing(const AttentionParams& p, const Item& item, int thread) {
+  const u64 start_ns = TRACE ? global_timer() : 0;
+  const int rows = min(Br, p.seqlen_q - item.q_block * Br);
+  for (int i = thread; i < rows * O_TILES; i += CONSUMERS * 128) {
+    const int row = item.q_block * Br + i / O_TILES;
+    st_global(output_row(p, item, row) + i % O_TILES * 16, vec4{0, 0, 0, 0});
+    if (p.lse != nullptr && i % O_TILES == 0) st_global(lse_row(p, item, row), NEG_INF);
+  }
+  if (TRACE && thread == 0) write_trace(p, item.index, item, tiles_of(p, item.q_block), start_ns);
 }
 
 template <bool B>
@@ -138,19 +162,21 @@ KERNEL __launch_bounds__(NUM_THREADS, 1)
 
   PersistentItems<Br, CAUSAL> items(p);
   const u32 records = Q_smem + ITEM_OFFSET;
-  u32 index, round = 0;
+  u32 round = 0;
   if (warpgroup == 0) {
     // Alg. 1, l. 3-10: the producer. One thread asks for tiles in the order in which consumers need them.
     registers_release_to<PRODUCER_REGISTERS>();
+    u32 index;
     if (thread == 0) {
       Ring<Q_STAGES> Q_ring{};
-      for (; items.next(index); ++round) {
+      while (items.next(index)) {
         const WorkItem work = items.item(p, index);
-        const TileRange tiles = visited_tiles<Br, Bc, CAUSAL, SKIP_MASKED_TILES>(p, work.q_block);
+        const int visited = tiles_of(p, work.q_block).visited;
+        if (visited == 0) continue;
         const int kv_head = work.head / (p.heads / p.kv_heads);
         // Seen by a consumer once its Q is there. The record that this overwrites is four items old: all consumers have
         // given back the Q of the last but one, and so have stored the item before that.
-        publish_item(records + 16 * (round % ITEM_RECORDS), {work, tiles.visited});
+        publish_item(records + 16 * (round++ % ITEM_RECORDS), {work, index});
         auto load = [&](Ring<NUM_STAGES>& ring, u32 buffers, const TensorMap* map, int j) {
           ring.wait_empty();
           mbarrier_arrive_expect_tx(ring.full_barrier(), KV_BYTES);
@@ -161,7 +187,7 @@ KERNEL __launch_bounds__(NUM_THREADS, 1)
           ring.advance();
         };
         // The first K before Q, whose buffer may be in use for longer; then K one tile ahead of V, as in the turns.
-        if (tiles.visited > 0) load(K_ring, K_smem, &K_map, tiles.visited - 1);
+        load(K_ring, K_smem, &K_map, visited - 1);
         for (int w = 0; w < CONSUMERS; ++w) {
           const int buffer = Q_ring.stage * CONSUMERS + w;
           mbarrier_wait(Q_empty + 8 * buffer, Q_ring.parity ^ 1);
@@ -172,15 +198,27 @@ KERNEL __launch_bounds__(NUM_THREADS, 1)
           }
         }
         Q_ring.advance();
-        for (int j = tiles.visited - 1; j >= 0; --j) {
+        for (int j = visited - 1; j >= 0; --j) {
           if (j > 0) load(K_ring, K_smem, &K_map, j - 1);
           load(V_ring, V_smem, &V_map, j);
         }
+      }
+      publish_item(records + 16 * (round % ITEM_RECORDS), {{NO_MORE_ITEMS, 0, 0}, 0});
+      for (int w = 0; w < CONSUMERS; ++w) {
+        const int buffer = Q_ring.stage * CONSUMERS + w;
+        mbarrier_wait(Q_empty + 8 * buffer, Q_ring.parity ^ 1);
+        mbarrier_arrive(Q_full + 8 * buffer);
       }
     }
   } else {
     // Alg. 1, l. 11-20 and Alg. 2: a consumer, 64 query rows.
     registers_raise_to<CONSUMER_REGISTERS>();
+    if (CAUSAL && p.seqlen_q > p.seqlen_k) {  // query blocks that never enter the pipeline
+      for (u32 index; items.next(index);) {
+        const WorkItem work = items.item(p, index);
+        if (tiles_of(p, work.q_block).visited == 0) store_nothing(p, {work, index}, thread - 128);
+      }
+    }
     const int consumer = warpgroup - 1, warp = thread / 32 % 4;
     Ring<Q_STAGES> Q_ring{};
     const u64 Q_desc = k_major_descriptor(Q_smem + consumer * Q_BYTES);
@@ -193,7 +231,7 @@ KERNEL __launch_bounds__(NUM_THREADS, 1)
     int j;       // the key tile whose scores are computed next
     int row;     // this lane's first query row; its second is 8 further on
     int unmasked, skipped;
-    u64 start_ns = 0;
+    u64 start_ns[2] = {};  // of the item being stored, of the one at hand
 
     // Ping-pong: consumers issue their products in turn, so that one's softmax runs under the others' products.
     auto wait_turn = [&] {
@@ -207,25 +245,18 @@ KERNEL __launch_bounds__(NUM_THREADS, 1)
     }
 
     // Alg. 1, l. 19-20: O = O / l, L = m + log l
-    auto store = [&](u32 index, u32 record, const float(&O)[HEAD_DIM / 2], OnlineSoftmax<2>& sums, u64 start_ns) {
+    auto store = [&](u32 record) {
       const Item item = read_item(record);
       const int first_row = item.q_block * Br + consumer * GROUP_ROWS + warp * 16 + lane / 4;
-      sums.reduce_sum();
+      softmax.reduce_sum();
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         const int row = first_row + 8 * r;
-        if (p.lse != nullptr && lane % 4 == 0 && row < p.seqlen_q) {
-          st_global(p.lse + (i64(item.batch) * p.heads + item.head) * p.seqlen_q + row, sums.lse(r));
-        }
-        char* target = static_cast<char*>(p.o) +
-                       2 * (item.batch * p.o_stride.batch + item.head * p.o_stride.head + row * p.o_stride.seq);
-        store_accumulator_row<O_TILES, BFLOAT16>(target, O, r, sums.inverse_sum(r), row < p.seqlen_q, lane);
+        const bool valid = row < p.seqlen_q;
+        if (p.lse != nullptr && lane % 4 == 0 && valid) st_global(lse_row(p, item, row), softmax.lse(r));
+        store_accumulator_row<O_TILES, BFLOAT16>(output_row(p, item, row), O_rmem, r, softmax.inverse_sum(r), valid, lane);
       }
-      if constexpr (TRACE) {
-        if (thread == 128) {
-          write_trace(p, index, item, visited_tiles<Br, Bc, CAUSAL, SKIP_MASKED_TILES>(p, item.q_block), start_ns);
-        }
-      }
+      if (TRACE && thread == 128) write_trace(p, item.index, item, tiles_of(p, item.q_block), start_ns[0]);
     };
 
     auto give_back_queries = [&] {
@@ -233,40 +264,28 @@ KERNEL __launch_bounds__(NUM_THREADS, 1)
       Q_ring.advance();
     };
 
-    // Waits for the next item that has tiles to visit, and for its Q; items that have none are written as zeros. False at
-    // the end.
+    // Waits for the next item and its Q. False when there is none.
     auto begin_item = [&]() -> bool {
-      for (; items.next(index); ++round) {
-        if constexpr (TRACE) start_ns = global_timer();
-        const int buffer = Q_ring.stage * CONSUMERS + consumer;
-        record = records + 16 * (round % ITEM_RECORDS);
-        mbarrier_wait(Q_full + 8 * buffer, Q_ring.parity);
-        if constexpr (Q_IN_REGISTERS) {
-          load_swizzled_rows<GROUP_ROWS, K_STEPS>(Q_rmem, Q_smem + buffer * Q_BYTES, warp * 16 + lane % 16, lane / 16);
-          warp_sync();  // all lanes have read before the buffer is given back
-          give_back_queries();
-        }
-        const Item item = read_item(record);
-        softmax.reset();
-        if (item.visited == 0) {
-          const float zeros[HEAD_DIM / 2] = {};
-          store(index, record, zeros, softmax, start_ns);
-          if constexpr (!Q_IN_REGISTERS) give_back_queries();
-          continue;
-        }
-        // The rows of one consumer may see fewer tiles than the block visits. Rows past the end need none, but some are
-        // computed all the same, to keep the pipeline's shape: passing over as many tiles as there are V buffers, when
-        // its turn comes last, a consumer would hold back the one that the others wait for.
-        const int group = item.q_block * CONSUMERS + consumer;
-        const TileRange mine = visited_tiles<GROUP_ROWS, Bc, CAUSAL, SKIP_MASKED_TILES>(p, group);
-        row = group * GROUP_ROWS + warp * 16 + lane / 4;
-        j = group * GROUP_ROWS >= p.seqlen_q ? max(item.visited - NUM_STAGES, 0) : max(mine.visited, 1) - 1;
-        skipped = item.visited - 1 - j;
-        unmasked = mine.unmasked;
-        ++round;
-        return true;
+      const int buffer = Q_ring.stage * CONSUMERS + consumer;
+      mbarrier_wait(Q_full + 8 * buffer, Q_ring.parity);
+      record = records + 16 * (round++ % ITEM_RECORDS);
+      const Item item = read_item(record);
+      if (item.q_block == NO_MORE_ITEMS) return false;
+      if constexpr (TRACE) start_ns[1] = global_timer();
+      if constexpr (Q_IN_REGISTERS) {
+        load_swizzled_rows<GROUP_ROWS, K_STEPS>(Q_rmem, Q_smem + buffer * Q_BYTES, warp * 16 + lane % 16, lane / 16);
+        warp_sync();  // all lanes have read before the buffer is given back
+        give_back_queries();
       }
-      return false;
+      // The rows of one consumer may see fewer tiles than the block visits. Rows past the end need none, but one is computed
+      // all the same, to keep the pipeline's shape.
+      const int group = item.q_block * CONSUMERS + consumer;
+      const TileRange mine = visited_tiles<GROUP_ROWS, Bc, CAUSAL, SKIP_MASKED_TILES>(p, group);
+      row = group * GROUP_ROWS + warp * 16 + lane / 4;
+      j = group * GROUP_ROWS >= p.seqlen_q ? 0 : max(mine.visited, 1) - 1;
+      skipped = tiles_of(p, item.q_block).visited - 1 - j;
+      unmasked = mine.unmasked;
+      return true;
     };
 
     // A tile that the block visits and this consumer does not need.
@@ -302,6 +321,7 @@ KERNEL __launch_bounds__(NUM_THREADS, 1)
     };
     auto release_scores = [&] {
       wgmma_registers(S_rmem);
+      if constexpr (Q_IN_REGISTERS) wgmma_registers(Q_rmem);  // else they may be reused while wgmma still reads them
       K_ring.release(lane);
       K_ring.advance();
     };
@@ -347,9 +367,41 @@ KERNEL __launch_bounds__(NUM_THREADS, 1)
       for (int i = 0; i < Bc / 4; ++i) P_rmem[i] = pack_16bit<BFLOAT16>(S_rmem[2 * i], S_rmem[2 * i + 1]);
     };
 
+    // The first scores of an item, in flight.
+    auto issue_first_scores = [&] {
+      K_ring.wait_full();
+      wait_turn();
+      wgmma_fence();
+      issue_scores();
+      end_turn();
+    };
+    // The last values of an item, in flight.
+    auto issue_last_values = [&] {
+      V_ring.wait_full();
+      wgmma_registers(O_rmem);
+      wgmma_registers(P_rmem);
+      wgmma_fence();
+      issue_values();
+    };
+    auto finish = [&](u32 done) {
+      release_values();
+      store(done);
+#pragma unroll
+      for (int i = 0; i < HEAD_DIM / 2; ++i) O_rmem[i] = 0.0f;
+    };
+    auto first_softmax = [&] {
+      wgmma_wait<0>();
+      release_scores();
+      softmax.reset();
+      float alpha[2];
+      if (j >= unmasked) mask_scores();
+      exponentials(alpha);
+      pack();
+    };
+
     // One turn of the pipeline (Alg. 2, l. 8-14): the scores of tile j and the values of the tile before it are in flight
-    // together; the softmax of j runs under the values. With `new_item`, the tile before was the last of `done`.
-    auto turn = [&](auto masked, auto new_item, u32 done, u32 done_record, OnlineSoftmax<2>& done_sums, u64 done_start_ns) {
+    // together; the softmax of j runs under the values.
+    auto turn = [&](auto masked) {
       K_ring.wait_full();
       wait_turn();
       wgmma_registers(O_rmem);
@@ -362,76 +414,44 @@ KERNEL __launch_bounds__(NUM_THREADS, 1)
       wgmma_wait<1>();
       release_scores();
       float alpha[2];
-      if (decltype(masked)::value && j >= unmasked) mask_scores();
+      if constexpr (decltype(masked)::value) mask_scores();
       const bool grown = exponentials(alpha);
-      if constexpr (PIN_WAIT) {
-        order_after(softmax.l[0] + softmax.l[1], Q_smem);
-      }
       wgmma_wait<0>();
       release_values();
-      if constexpr (decltype(new_item)::value) {
-        for (int i = 0; i < skipped; ++i) skip_values();
-        store(done, done_record, O_rmem, done_sums, done_start_ns);
-#pragma unroll
-        for (int i = 0; i < HEAD_DIM / 2; ++i) O_rmem[i] = 0.0f;
-      } else if (grown) {
+      if (grown) {
 #pragma unroll
         for (int i = 0; i < HEAD_DIM / 2; ++i) O_rmem[i] *= alpha[i / 2 % 2];
       }
       pack();
     };
 
-    // An item with nothing in flight before it: the first scores have no values to run with.
-    auto start_item = [&] {
-      for (int i = 0; i < skipped; ++i) {
-        skip_scores();
-        skip_values();
-      }
-      K_ring.wait_full();
-      wait_turn();
-      wgmma_fence();
-      issue_scores();
-      end_turn();
-      wgmma_wait<0>();
-      release_scores();
-      float alpha[2];
-      if (j >= unmasked) mask_scores();
-      exponentials(alpha);
-      pack();
-    };
-
+    bool more = begin_item();
     bool fresh = true;
-    for (bool more = begin_item(); more;) {
-      if (fresh) start_item();
-      --j;
-      if constexpr (SPLIT_LOOPS) {
-        for (; j >= unmasked; --j) turn(Bool<true>{}, Bool<false>{}, index, record, softmax, 0);
-        for (; j >= 0; --j) turn(Bool<false>{}, Bool<false>{}, index, record, softmax, 0);
-      } else {
-        for (; j >= 0; --j) turn(Bool<true>{}, Bool<false>{}, index, record, softmax, 0);
+    while (more) {
+      if (fresh) {
+        for (int i = 0; i < skipped; ++i) {
+          skip_scores();
+          skip_values();
+        }
+        issue_first_scores();
+        first_softmax();
       }
+      for (--j; j >= unmasked; --j) turn(Bool<true>{});
+      for (; j >= 0; --j) turn(Bool<false>{});
       if constexpr (!Q_IN_REGISTERS) give_back_queries();
-      const u32 done = index, done_record = record;
-      const u64 done_start_ns = start_ns;
-      OnlineSoftmax<2> done_sums = softmax;
+      issue_last_values();
+      const u32 done = record;
+      if constexpr (TRACE) start_ns[0] = start_ns[1];
       more = begin_item();
-      // The last values of one item run with the first scores of the next. That holds back a V buffer while K goes on, and
-      // so as many tiles may be skipped in between as there are buffers: more would be a deadlock.
-      fresh = !more || skipped > NUM_STAGES;
-      if (!fresh) {
-        for (int i = 0; i < skipped; ++i) skip_scores();
-        turn(Bool<true>{}, Bool<true>{}, done, done_record, done_sums, done_start_ns);
-      } else {
-        V_ring.wait_full();
-        wgmma_registers(O_rmem);
-        wgmma_registers(P_rmem);
-        wgmma_fence();
-        issue_values();
+      fresh = !more || skipped > 0;
+      if (fresh) {
         wgmma_wait<0>();
-        release_values();
-        store(done, done_record, O_rmem, done_sums, done_start_ns);
-#pragma unroll
-        for (int i = 0; i < HEAD_DIM / 2; ++i) O_rmem[i] = 0.0f;
+        finish(done);
+      } else {
+        issue_first_scores();
+        wgmma_wait<1>();
+        finish(done);
+        first_softmax();
       }
     }
   }
