@@ -5,8 +5,10 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+import math
 import time
 import tomllib
+from typing import Any
 
 import numpy as np
 import pytest
@@ -28,7 +30,10 @@ from cufa.dashboard.charts import tile_grid, timeline
 from cufa.dashboard.charts import work as work_charts
 from cufa.dashboard.charts.occupancy import Point
 from cufa.dashboard.model import counters, decode, evidence, launch, softmax_steps, trace, work
+from cufa.decode.plan import DecodePlan, make_decode_plan
+from cufa.decode.problem import DecodeProblem
 from cufa.planner import make_plan
+from cufa.problem import default_scale
 from cufa.reference import attention_reference
 from cufa.schedule import Schedule, Tile
 
@@ -236,26 +241,62 @@ def test_a_block_of_rows_that_see_nothing_has_no_steps() -> None:
 # --- Decode ----------------------------------------------------------------------------------------------
 
 
+def decode_plan(batch: int, capacity: int, schedule: str = "auto", **changes: Any) -> DecodePlan:
+    problem = DecodeProblem(batch, 32, 8, 1, capacity, 128, "bfloat16", "bfloat16", default_scale(128))
+    return make_decode_plan(dataclasses.replace(problem, **changes), DEVICE, schedule=schedule)
+
+
 def test_a_split_covers_every_tile_once() -> None:
-    batch = decode.Batch((1000, 70, 1), kv_heads=2, block_kv=64, places=264)
+    batch = decode.Batch.of(decode_plan(3, 1000), (1000, 70, 1), overhead=0)
     for splits in (1, 2, 5, 16):
-        assert decode.launch(batch, splits).tiles.sum() == 2 * sum(batch.tiles)
-        assert decode.launch(batch, splits).tiles.min() >= 1
-    assert decode.balanced_launch(batch, 3).tiles.sum() == 2 * sum(batch.tiles)
+        blocks = decode.fixed_blocks(batch, splits)
+        assert blocks.tiles.sum() == batch.kv_heads * sum(batch.tiles)
+        assert blocks.tiles.min() >= 1
+        for sequence, tiles in enumerate(batch.tiles):
+            mine = blocks.batch == sequence
+            assert np.bincount(blocks.head[mine], blocks.tiles[mine]).tolist() == [tiles] * batch.kv_heads
+    blocks = decode.balanced_blocks(batch, 7)
+    assert blocks.tiles.sum() == batch.kv_heads * sum(batch.tiles)
+    shares = np.bincount(blocks.thread_block, blocks.tiles)
+    assert len(shares) == 7
+    assert shares.max() - shares.min() <= 1
+
+
+@pytest.mark.parametrize(("sequences", "capacity"), [(1, 8192), (1, 65536), (33, 4096), (5, 100_000)])
+def test_fill_is_what_the_planner_says(sequences: int, capacity: int) -> None:
+    plan = decode_plan(sequences, capacity, "fixed")
+    batch = decode.Batch.of(plan, (capacity,) * sequences, overhead=0)
+    found = decode.fixed(batch, plan.num_splits)
+    assert f"to {found.fill:.0%}" in plan.reasons[-1]
+    simulated = decode.evaluate(batch, decode.fixed_blocks(batch, plan.num_splits), plan.num_splits)
+    assert simulated.blocks == found.blocks == math.prod(plan.launches[0].grid)
+    assert simulated.span <= found.span  # the last part of a sequence may be a little shorter
 
 
 def test_splitting_one_sequence_fills_the_card() -> None:
-    batch = decode.Batch((65536,), kv_heads=8, block_kv=64, places=264)
+    batch = decode.Batch.of(decode_plan(1, 65536), (65536,), overhead=1)
     curve = decode.split_curve(batch, decode.candidates(128))
     best = decode.best(curve)
-    assert curve[0].fill == pytest.approx(8 / 264, rel=0.01)
+    assert curve[0].fill == pytest.approx(8 / batch.places, rel=0.01)
     assert best.fill > 0.9
     assert best.span < curve[0].span / 25
 
 
 def test_a_full_card_is_not_split() -> None:
-    batch = decode.Batch((4096,) * 33, kv_heads=8, block_kv=64, places=264)
+    batch = decode.Batch.of(decode_plan(33, 4096), (4096,) * 33, overhead=1)
+    assert batch.items == batch.places
     assert decode.best(decode.split_curve(batch, decode.candidates(64))).splits == 1
+
+
+def test_equal_shares_end_together() -> None:
+    plan = decode_plan(16, 32768, "balanced", ragged=True)
+    batch = decode.Batch.of(plan, decode.ragged(16, 32768, 32), overhead=0)
+    line = decode.timeline(batch, decode.balanced_blocks(batch, plan.num_splits))
+    ends = np.zeros(batch.places)
+    np.maximum.at(ends, line.slot * line.num_sms + line.sm, line.end)
+    assert ends.max() - ends.min() <= 1
+    fixed = decode.split_curve(batch, [1, 2, 4, 8, 16, 32])
+    assert line.span <= min(s.span for s in fixed)
 
 
 # --- Evidence --------------------------------------------------------------------------------------------
@@ -368,9 +409,10 @@ def test_the_other_figures(palette: theme.Palette, tmp_path) -> None:
     softmax = work_charts.softmax_figure(step, palette)
     np.testing.assert_array_equal(softmax.data[1].y, step.m_after)
     assert np.isnan(softmax.data[0].y).all()  # minus infinity before the first tile
-    batch = decode.Batch((4096,), 8, 64, 264)
+    batch = decode.Batch.of(decode_plan(1, 4096), (4096,), overhead=1)
     curve = decode.split_curve(batch, decode.candidates(16))
-    text_of(decode_charts.split_figure(curve, decode.best(curve), curve[0], palette))
+    for schedule in ("fixed", "balanced"):
+        text_of(decode_charts.split_figure(curve, (schedule, decode.best(curve)), curve[0], palette))
     write_evidence(tmp_path, "forward")
     rows = evidence.load(tmp_path)[0].rows
     roof = roofline_charts.roofline(rows, LIMITS, ["bfloat16"], palette)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import html
 import importlib.util
 import json
 import os
@@ -22,7 +23,10 @@ from streamlit.testing.v1 import AppTest
 from cufa.bench import records, traces
 from cufa.bench.suites import make
 from cufa.dashboard.model import compiled, devices, gpu
+from cufa.decode.plan import make_decode_plan
+from cufa.decode.problem import DecodeProblem
 from cufa.planner import make_plan
+from cufa.problem import default_scale
 from cufa.static_compile import MissingCompilerError
 
 Open = Callable[..., AppTest]
@@ -354,11 +358,36 @@ def test_roofline_of_recorded_evidence(elsewhere: Path) -> None:
     assert "choose at least one kernel" in words(app)
 
 
-def test_decode_claims_no_measurement() -> None:
+def test_decode_follows_the_planner() -> None:
     said = words(open_page("decode"))
-    assert "decode kernels have not landed" in said
     assert "measured</span>" not in said
     assert "predicted</span>" in said
+    problem = DecodeProblem(1, 32, 8, 1, 8192, 128, "bfloat16", "bfloat16", default_scale(128))
+    plan = make_decode_plan(problem, DEVICE)
+    for reason in plan.reasons:
+        assert html.escape(reason) in said or reason in said
+    assert f"{plan.num_splits:,}" in said
+
+
+@pytest.mark.parametrize(
+    "link",
+    [
+        {"batch": "512", "cached": "131072"},
+        {"batch": "3", "heads": "64", "kv": "1", "tokens": "16", "d": "256"},
+        {"dtype": "bfloat16.float8_e4m3", "d": "64"},
+        {"cached": "1", "ragged": "2", "spread": "1"},
+        {"batch": "16", "kv": "32", "ragged": "512"},
+    ],
+)
+def test_any_batch_can_be_decoded(link: dict[str, str]) -> None:
+    app = open_page("decode", **link)
+    assert not app.warning
+    assert "predicted</span>" in words(app)
+
+
+def test_an_architecture_without_a_decode_kernel_says_so() -> None:
+    app = open_page("decode", card="80", dtype="bfloat16.float8_e4m3")
+    assert "No kernel decodes this on sm_80" in words(app)
 
 
 # --- The command -----------------------------------------------------------------------------------------

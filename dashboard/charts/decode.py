@@ -12,10 +12,23 @@ from cufa.dashboard.model.decode import Split
 from cufa.dashboard.theme import Palette
 
 
+def megabytes(size: int) -> str:
+    """Of bytes."""
+    return f"{size / 1e9:,.2f} GB" if size >= 1e9 else f"{size / 1e6:,.1f} MB"
+
+
 def split_figure(
-    curve: Sequence[Split], chosen: Split, looked_at: Split, palette: Palette, height: int = 440
+    curve: Sequence[Split],
+    planned: tuple[str, Split],
+    looked_at: Split,
+    palette: Palette,
+    height: int = 440,
 ) -> go.Figure:
-    """Relative time above, SM fill below, by number of splits; the best and the selected one marked."""
+    """Relative time above, SM fill below, by number of fixed splits.
+
+    ``planned`` is the planner's schedule and what it comes to: a point of the curve, or a line across when it
+    is balanced, which has no splits.
+    """
     figure = make_subplots(2, 1, shared_xaxes=True, vertical_spacing=0.07)
     theme.style(figure, palette, height, hovermode="x unified")
     splits = [s.splits for s in curve]
@@ -31,7 +44,7 @@ def split_figure(
                 y=values,
                 customdata=[(s.blocks, s.waves) for s in curve],
                 mode="lines+markers",
-                name="predicted",
+                name="fixed splits",
                 showlegend=row == 1,
                 line={"color": palette.predicted, "dash": "dash", "width": 2},
                 marker={"size": 5},
@@ -40,10 +53,21 @@ def split_figure(
             row,
             1,
         )
-        for name, split, symbol, colour in (
-            ("fewest within 2% of the best", chosen, "diamond", palette.measured),
-            ("this view", looked_at, "circle-open", palette.series[1]),
-        ):
+        schedule, chosen = planned
+        if schedule == "balanced":
+            y = chosen.span / slowest if row == 1 else chosen.fill
+            line = {"color": palette.measured, "dash": "longdash", "width": 2}
+            figure.add_trace(
+                go.Scatter(
+                    x=[splits[0], splits[-1]], y=[y, y], mode="lines", line=line, hoverinfo="skip",
+                    name="the planner: equal shares", legendgroup="planner", showlegend=row == 1,
+                ),
+                row, 1,
+            )  # fmt: skip
+        marks = [("this view", looked_at, "circle-open", palette.series[1])]
+        if schedule == "fixed":
+            marks.insert(0, ("the planner", chosen, "diamond", palette.measured))
+        for name, split, symbol, colour in marks:
             y = split.span / slowest if row == 1 else split.fill
             figure.add_trace(
                 go.Scatter(
@@ -66,7 +90,7 @@ def split_figure(
             )
     ticks = [s for s in (1, 2, 4, 8, 16, 32, 64, 128, 256, 512) if s <= splits[-1]]
     figure.update_xaxes(type="log", tickvals=ticks, ticktext=[str(t) for t in ticks])
-    figure.update_xaxes(title_text="splits of each sequence's keys", row=2, col=1)
+    figure.update_xaxes(title_text="fixed splits of each sequence's keys", row=2, col=1)
     figure.update_yaxes(
         title_text="time (share of slowest)", tickformat=".0%", rangemode="tozero", row=1, col=1
     )

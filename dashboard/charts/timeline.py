@@ -6,13 +6,13 @@ import numpy as np
 import plotly.graph_objects as go
 
 from cufa.dashboard import theme
-from cufa.dashboard.model.launch import WHOLE_HEAD, Timeline
+from cufa.dashboard.model.launch import KEYS, WHOLE_HEAD, Blocks, Timeline
 from cufa.dashboard.theme import Palette
 
 BARS = 400
 """Up to this many blocks each is drawn as a bar (0.2 ms in a browser); beyond, time is cut into bins."""
 _MOST_BINS = 600
-_CELLS = 80_000
+_CELLS = 64_000
 """Of places × bins."""
 
 
@@ -112,24 +112,33 @@ def _rows(timeline: Timeline) -> np.ndarray:
     return timeline.sm * timeline.slots_per_sm + timeline.slot
 
 
-def _bars(timeline: Timeline) -> go.Bar:
+def _hover(blocks: Blocks) -> str:
+    """What a block is, of the columns of :func:`_columns`."""
+    kind = int(blocks.q_block[0]) if len(blocks) else 0
+    what = {
+        WHOLE_HEAD: "head %{customdata[2]}, batch %{customdata[3]}: all of it",
+        KEYS: "sequence %{customdata[3]}, K/V head %{customdata[2]}",
+    }.get(kind, "query block %{customdata[1]}, head %{customdata[2]}, batch %{customdata[3]}")
+    return "SM %{customdata[4]} · thread block %{customdata[0]:,}<br>" + what
+
+
+def _columns(timeline: Timeline) -> np.ndarray:
     blocks = timeline.blocks
-    what = ["whole head" if q == WHOLE_HEAD else f"query block {q}" for q in blocks.q_block.tolist()]
+    number = np.arange(len(blocks)) if blocks.thread_block is None else blocks.thread_block
+    return np.column_stack([number, blocks.q_block, blocks.head, blocks.batch, timeline.sm])
+
+
+def _bars(timeline: Timeline) -> go.Bar:
     return go.Bar(
         base=timeline.start,
         x=timeline.end - timeline.start,
         y=_rows(timeline),
         orientation="h",
         width=0.86 if timeline.num_sms * timeline.slots_per_sm <= 140 else 1,
-        marker={"color": blocks.tiles, "coloraxis": "coloraxis", "line": {"width": 0}},
-        customdata=np.column_stack(
-            [timeline.sm, np.arange(len(blocks)), blocks.head, blocks.batch, blocks.tiles]
-        ),
-        text=what,
-        textposition="none",
-        hovertemplate="SM %{customdata[0]} · thread block %{customdata[1]:,}<br>%{text}, head "
-        "%{customdata[2]}, batch %{customdata[3]}<br>%{customdata[4]:,} tiles, %{base:,.1f} → "
-        "%{value:,.1f}<extra></extra>",
+        marker={"color": timeline.blocks.tiles, "coloraxis": "coloraxis", "line": {"width": 0}},
+        customdata=np.column_stack([_columns(timeline), timeline.blocks.tiles]),
+        hovertemplate=_hover(timeline.blocks)
+        + "<br>%{customdata[5]:,} tiles, %{base:,.1f} → %{value:,.1f}<extra></extra>",
         showlegend=False,
     )
 
@@ -147,11 +156,9 @@ def _bins(timeline: Timeline) -> go.Heatmap:
     cells = np.repeat(_rows(timeline), lengths), column
     tiles = np.full((places, bins), np.nan, np.float32)
     tiles[cells] = timeline.blocks.tiles[block]
-    blocks = timeline.blocks
-    which = np.zeros((places, bins, 4), np.int32 if len(blocks) > 1 << 15 else np.int16)
-    which[cells] = np.column_stack([np.arange(len(blocks)), blocks.q_block, blocks.head, blocks.batch])[block]
-    whole = bool(len(blocks)) and blocks.q_block[0] == WHOLE_HEAD
-    what = "head" if whole else "query block %{customdata[1]}, head"
+    columns = _columns(timeline)
+    which = np.zeros((places, bins, columns.shape[1]), np.int16 if columns.max() < 1 << 15 else np.int32)
+    which[cells] = columns[block]
     return go.Heatmap(
         z=tiles,
         customdata=which,
@@ -159,6 +166,5 @@ def _bins(timeline: Timeline) -> go.Heatmap:
         dx=width,
         coloraxis="coloraxis",
         hoverongaps=False,
-        hovertemplate=f"place %{{y}}, at %{{x:,.1f}} · thread block %{{customdata[0]:,}}<br>{what} "
-        "%{customdata[2]}, batch %{customdata[3]}<br>%{z:,.0f} tiles<extra></extra>",
+        hovertemplate=_hover(timeline.blocks) + "<br>%{z:,.0f} tiles, at %{x:,.1f}<extra></extra>",
     )

@@ -1,7 +1,7 @@
-"""Decoding as arithmetic: one query token a sequence, keys and values split over thread blocks.
+"""Decoding on the SMs: who reads which keys, by :mod:`cufa.decode.schedule`, and when the last one is done.
 
-No kernel is measured here, because none that splits keys has landed. What can be said without one: how many
-thread blocks a split makes, how they fill the SMs, and how long the longest chain of key tiles is.
+A tile of keys takes as long as any other, a thread block ``overhead`` tiles more. Once all SMs are busy,
+memory bandwidth limits decoding, which this knows nothing of: :func:`floor_seconds` does.
 """
 
 from __future__ import annotations
@@ -11,34 +11,55 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from cufa.dashboard.model.launch import Blocks, Timeline, predict
+from cufa.architectures import Device
+from cufa.dashboard.model.launch import KEYS, Blocks, Timeline, predict
+from cufa.decode.plan import DecodePlan
+from cufa.decode.schedule import balanced_shares, num_tiles, split_range
+from cufa.kernels import TileConfig
 
 
 @dataclasses.dataclass(frozen=True)
 class Batch:
-    """Sequences to decode: one thread block serves all query heads of a key/value head (GQA by rows)."""
+    """Sequences to decode with one tile config on one card."""
 
     lengths: tuple[int, ...]
-    """Cached tokens of each sequence."""
+    """Cached tokens of each."""
     kv_heads: int
-    block_kv: int
-    places: int
-    """Thread blocks that the card holds at a time."""
+    row_blocks: int
+    """Thread blocks that the query rows of one key/value head take."""
+    config: TileConfig
+    device: Device
     overhead: int = 1
-    """What a thread block is assumed to cost beside its tiles (start, write, merge), in tiles."""
+    """Assumed cost of a thread block beside its tiles (start, partial result, merge), in tiles."""
+
+    @classmethod
+    def of(cls, plan: DecodePlan, lengths: tuple[int, ...], overhead: int) -> Batch:
+        assert plan.device is not None
+        return cls(lengths, plan.problem.kv_heads, plan.row_blocks, plan.config, plan.device, overhead)
+
+    @property
+    def places(self) -> int:
+        """Thread blocks that the card holds at a time."""
+        return self.device.num_sms * self.config.blocks_per_sm
 
     @property
     def tiles(self) -> tuple[int, ...]:
         """Key tiles of each sequence."""
-        return tuple(-(-n // self.block_kv) for n in self.lengths)
+        return tuple(num_tiles(n, self.config.block_kv) for n in self.lengths)
+
+    @property
+    def items(self) -> int:
+        return len(self.lengths) * self.kv_heads * self.row_blocks
 
 
 @dataclasses.dataclass(frozen=True)
 class Split:
-    """One way of splitting a batch."""
+    """One way of cutting a batch."""
 
     splits: int
+    """Of each sequence; of all the work when it is cut into equal shares."""
     blocks: int
+    """Thread blocks with something to do."""
     waves: float
     """Thread blocks over places."""
     span: float
@@ -54,68 +75,76 @@ def ragged(batch: int, longest: int, spread: int, seed: int = 0) -> tuple[int, .
     return (longest, *(max(1, int(n)) for n in lengths[1:]))
 
 
-def launch(batch: Batch, splits: int) -> Blocks:
-    """Every sequence and head cut into the same number of parts, never more than it has tiles."""
-    parts = [part for tiles in batch.tiles for part in _cut(tiles, min(splits, tiles))]
-    return _blocks(batch, parts)
+def fixed_blocks(batch: Batch, splits: int) -> Blocks:
+    """Every sequence in as many parts, in launch order; parts left empty are left out."""
+    keys = batch.config.block_kv
+    heads = np.repeat(np.arange(batch.kv_heads), batch.row_blocks)
+    head, owner, tiles = [], [], []
+    for number, length in enumerate(batch.lengths):
+        ranges = [split_range(length, splits, s, keys) for s in range(splits)]
+        parts = [-(-(last - first) // keys) for first, last in ranges if last > first] or [1]
+        head.append(np.repeat(heads, len(parts)))
+        owner.append(np.full(len(heads) * len(parts), number))
+        tiles.append(np.tile(parts, len(heads)))
+    whose, which, count = (np.concatenate(column) for column in (head, owner, tiles))
+    return Blocks(np.full(len(count), KEYS), whose, which, count)
 
 
-def balanced_launch(batch: Batch, chunk: int) -> Blocks:
-    """Every sequence cut into parts of about ``chunk`` tiles: long sequences get more of them."""
-    parts = [part for tiles in batch.tiles for part in _cut(tiles, -(-tiles // chunk))]
-    return _blocks(batch, sorted(parts, reverse=True))
+def balanced_blocks(batch: Batch, shares: int) -> Blocks:
+    """All tiles end to end in equal shares, a thread block each, which works through its pieces in turns."""
+    keys = batch.config.block_kv
+    pieces = list(balanced_shares(batch.lengths, batch.kv_heads, shares, keys, batch.row_blocks))
+    tiles = [max(1, -(-(p.last_key - p.first_key) // keys)) for p in pieces]
+    columns = ([KEYS] * len(pieces), [p.kv_head for p in pieces], [p.batch for p in pieces], tiles)
+    return Blocks(*(np.array(c, np.int64) for c in columns), np.array([p.share for p in pieces]))
 
 
-def balanced_chunk(batch: Batch) -> int:
-    """Tiles a part such that the last part ends first: between an even share of the card and twice that."""
-    share = max(1, -(-sum(batch.tiles) * batch.kv_heads // batch.places))
-    return min(range(share, 2 * share + 1), key=lambda n: evaluate(batch, balanced_launch(batch, n), 0).span)
-
-
-def timeline(batch: Batch, blocks: Blocks, num_sms: int) -> Timeline:
-    """List scheduling of a launch."""
-    return predict(blocks, num_sms, batch.places // num_sms, batch.overhead)
+def timeline(batch: Batch, blocks: Blocks) -> Timeline:
+    return predict(blocks, batch.device.num_sms, batch.config.blocks_per_sm, batch.overhead)
 
 
 def evaluate(batch: Batch, blocks: Blocks, splits: int) -> Split:
-    """How a launch fills the card; closed form where all parts are alike, list scheduling where not."""
-    if blocks.tiles.min() == blocks.tiles.max():
-        span = float(-(-len(blocks) // batch.places) * (blocks.tiles[0] + batch.overhead))
-    else:
-        span = predict(blocks, batch.places, 1, batch.overhead).span
+    """How a launch fills the card."""
+    number = len(blocks) if blocks.thread_block is None else len(np.unique(blocks.thread_block))
+    span = timeline(batch, blocks).span
     fill = float(blocks.tiles.sum()) / (batch.places * span)
-    return Split(splits, len(blocks), len(blocks) / batch.places, span, fill)
+    return Split(splits, number, number / batch.places, span, fill)
+
+
+def fixed(batch: Batch, splits: int) -> Split:
+    """:func:`evaluate` of fixed splits, in closed form where all sequences are equally long."""
+    if len(set(batch.tiles)) > 1:
+        return evaluate(batch, fixed_blocks(batch, splits), splits)
+    tiles = batch.tiles[0]
+    each = -(-tiles // splits)
+    blocks = batch.items * -(-tiles // each)
+    waves = blocks / batch.places
+    span = float(-(-blocks // batch.places) * (each + batch.overhead))
+    return Split(splits, blocks, waves, span, batch.items * tiles / (batch.places * span))
 
 
 def split_curve(batch: Batch, candidates: Sequence[int]) -> list[Split]:
     """Every candidate that leaves no part of the longest sequence empty."""
     longest = max(batch.tiles)
-    useful = [s for s in candidates if s <= longest and len(_cut(longest, s)) == s]
-    return [evaluate(batch, launch(batch, s), s) for s in useful]
+    useful = [s for s in candidates if s <= longest and -(-longest // -(-longest // s)) == s]
+    return [fixed(batch, s) for s in useful]
 
 
 def best(curve: Sequence[Split]) -> Split:
-    """The fewest splits within 2% of the shortest: each split costs workspace and a merge."""
+    """The fewest splits within 2% of the shortest."""
     shortest = min(s.span for s in curve)
     return next(s for s in curve if s.span <= 1.02 * shortest)
 
 
-def candidates(most: int) -> list[int]:
-    """1 to 64, then steps that grow with the number, and powers of two, up to ``most``."""
-    found = [*range(1, 65)]
+def candidates(most: int, dense: int = 64) -> list[int]:
+    """1 to ``dense``, then steps that grow with the number, and powers of two, up to ``most``."""
+    found = [*range(1, dense + 1)]
     while found[-1] < most:
-        found.append(found[-1] + found[-1] // 16)
+        found.append(found[-1] + max(1, found[-1] // 16))
     powers = [1 << n for n in range(most.bit_length())]
     return [s for s in sorted({*found, *powers}) if s <= most]
 
 
-def _cut(tiles: int, parts: int) -> list[int]:
-    size = -(-tiles // parts)
-    count = -(-tiles // size)
-    return [size] * (count - 1) + [tiles - size * (count - 1)]
-
-
-def _blocks(batch: Batch, parts: Sequence[int]) -> Blocks:
-    tiles = np.repeat(np.array(parts, np.int64), batch.kv_heads)
-    zeros = np.zeros(len(tiles), np.int64)
-    return Blocks(zeros, np.tile(np.arange(batch.kv_heads), len(parts)), zeros, tiles)
+def floor_seconds(plan: DecodePlan, lengths: Sequence[int], bytes_per_second: float) -> float:
+    """Keys and values read once at this rate."""
+    return plan.problem.kv_bytes(lengths) / bytes_per_second

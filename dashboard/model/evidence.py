@@ -34,6 +34,8 @@ class Evidence:
 
     name: str
     device: str
+    arch: str
+    """"sm_90" and the like; empty for a CPU."""
     recorded: str
     """Date and time, ISO 8601."""
     limits: Limits | None
@@ -60,7 +62,15 @@ def _evidence(name: str, record: records.Json) -> Evidence:
         environment = record["environment"]
         stale = tuple(records.stale_kernels(record))
         bounds = Limits(**limits) if limits else None
-        return Evidence(name, environment["device"], environment["recorded"], bounds, rows, stale)
+        return Evidence(
+            name,
+            environment["device"],
+            environment.get("arch", ""),
+            environment["recorded"],
+            bounds,
+            rows,
+            stale,
+        )
     except (KeyError, TypeError) as error:
         raise ValueError(f"{name}.json lacks {error}") from error
 

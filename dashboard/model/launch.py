@@ -1,7 +1,7 @@
 """Which thread block does what, in launch order, and a prediction of when: list scheduling.
 
-The order is that of ``work_item`` and ``PersistentItems`` in ``cuda_src/tiles/schedule.cuh``; a test executes
-the kernels and compares. The prediction is deliberately simple:
+The order is that of ``work_item`` in ``cuda_src/tiles/schedule.cuh``, and of :mod:`cufa.item_order` for
+persistent blocks; a test executes the kernels and compares. The prediction is deliberately simple:
 every SM holds ``blocks_per_sm`` blocks at a time, the next block goes to the place that is free first, and a
 block takes as long as the tiles it visits. It knows nothing of clocks, memory or the work around the loop;
 what it gets right is the shape: waves, and SMs that wait at the end.
@@ -15,6 +15,7 @@ import heapq
 import numpy as np
 import numpy.typing as npt
 
+from cufa import item_order
 from cufa.kernels import KERNELS, KernelSpec
 from cufa.problem import Problem
 from cufa.schedule import Schedule
@@ -31,13 +32,16 @@ _KNOWN = ("fa1", "fa2_noskip", "fa2", "fa3")
 WHOLE_HEAD = -1
 """As ``q_block``: the thread block does every query block of its head."""
 
+KEYS = -2
+"""As ``q_block``: the thread block does part of the keys of a sequence, for all its queries (decoding)."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Blocks:
     """Thread blocks in launch order; every array has one entry a block."""
 
     q_block: Ints
-    """:data:`WHOLE_HEAD` where a block does a whole head."""
+    """:data:`WHOLE_HEAD` where a block does a whole head, :data:`KEYS` where it does part of the keys."""
     head: Ints
     batch: Ints
     tiles: Ints
@@ -113,10 +117,10 @@ def thread_blocks(problem: Problem, schedule: Schedule, algorithm: str, num_sms:
     if not problem.causal:
         head, q_block = np.divmod(index, schedule.num_q_blocks)
     elif persistent:
-        head, q_block = _persistent_order(index, problem, schedule.num_q_blocks, min(len(index), num_sms))
+        head, q_block = _persistent_order(index, problem, schedule, min(len(index), num_sms))
     else:
         head, q_block = _causal_order(index, problem, schedule.num_q_blocks)
-    taker = _turns(index, min(len(index), num_sms)) if persistent else None
+    taker = item_order.taker(index, min(len(index), num_sms)) if persistent else None
     return Blocks(q_block, head % problem.heads, head // problem.heads, schedule.visits[q_block], taker)
 
 
@@ -140,21 +144,12 @@ def _causal_order(index: Ints, problem: Problem, rows: int) -> tuple[Ints, Ints]
     return head, np.where(is_long, rows - 1 - rest // members, short - 1 - filling // heads)
 
 
-def _persistent_order(index: Ints, problem: Problem, rows: int, blocks: int) -> tuple[Ints, Ints]:
-    """(head, query block): groups of heads that divide the blocks evenly, each from long to short."""
+def _persistent_order(index: Ints, problem: Problem, schedule: Schedule, blocks: int) -> tuple[Ints, Ints]:
+    """(head, query block) of each item, as the planner orders them."""
     heads = problem.batch * problem.heads
-    group_heads = max(1, min(heads, blocks, _heads_in_cache(problem)))
-    while blocks % group_heads:
-        group_heads -= 1
-    group, rest = np.divmod(index, group_heads * rows)
-    members = np.minimum(group_heads, heads - group * group_heads)
-    return group * group_heads + rest % members, rows - 1 - rest // members
-
-
-def _turns(index: Ints, blocks: int) -> Ints:
-    """The persistent block that takes each item: forwards and backwards by turns."""
-    turn, place = np.divmod(index, blocks)
-    return np.where(turn % 2 == 0, place, blocks - 1 - place)
+    head_bytes = _TENSOR_ROWS * problem.seqlen_k * problem.head_dim * problem.itemsize
+    group = item_order.heads_per_group(schedule, heads, blocks, head_bytes)
+    return item_order.causal_items(index, schedule.num_q_blocks, heads, group)
 
 
 def predict(blocks: Blocks, num_sms: int, blocks_per_sm: int, overhead: int = 0) -> Timeline:
@@ -174,7 +169,7 @@ def predict(blocks: Blocks, num_sms: int, blocks_per_sm: int, overhead: int = 0)
 
 
 def _in_fixed_order(blocks: Blocks, lengths: Ints, num_sms: int) -> Timeline:
-    """Persistent thread blocks, one an SM: each takes its own items one after another."""
+    """Persistent thread blocks, all resident: each takes its own items one after another."""
     assert blocks.thread_block is not None
     order = np.argsort(blocks.thread_block, kind="stable")
     ends = np.cumsum(lengths[order])
@@ -182,5 +177,6 @@ def _in_fixed_order(blocks: Blocks, lengths: Ints, num_sms: int) -> Timeline:
     before = ends[first] - lengths[order][first]
     end = np.empty(len(blocks))
     end[order] = ends - before[blocks.thread_block[order]]
-    slot = np.zeros(len(blocks), np.int64)
-    return Timeline(end - lengths, end, blocks.thread_block % num_sms, slot, blocks, num_sms, 1, "tiles")
+    slot, sm = np.divmod(blocks.thread_block, num_sms)
+    slots = int(slot.max(initial=0)) + 1
+    return Timeline(end - lengths, end, sm, slot, blocks, num_sms, slots, "tiles")

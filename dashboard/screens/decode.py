@@ -1,4 +1,4 @@
-"""Decode: what splitting the keys does to one-token queries. Arithmetic only: the kernels have not landed."""
+"""Decode: what splitting the keys does to queries of one token or a few."""
 
 from cufa.dashboard import page
 from cufa.dashboard.state import Controls
@@ -10,8 +10,8 @@ palette = page.begin(
     "unless the keys are split over thread blocks.",
 )
 controls = Controls("decode")
-decode_view.say_what_is_missing()
 choice = decode_view.choose(controls)
-decode_view.show_splits(choice, controls, palette)
-decode_view.show_ragged(choice, controls, palette)
+if choice is not None:
+    decode_view.show_splits(choice, controls, palette)
+    decode_view.show_ragged(choice, controls, palette)
 controls.finish()

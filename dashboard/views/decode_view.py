@@ -1,4 +1,4 @@
-"""The page Decode."""
+"""The page Decode: what the planner does with a batch, and what else could be done."""
 
 from __future__ import annotations
 
@@ -10,50 +10,45 @@ from cufa.architectures import ARCHITECTURES, Device
 from cufa.dashboard import page
 from cufa.dashboard.charts import decode as charts
 from cufa.dashboard.charts import timeline as timeline_charts
-from cufa.dashboard.model import decode
-from cufa.dashboard.model.decode import Batch
+from cufa.dashboard.model import decode, evidence
+from cufa.dashboard.model.decode import Batch, Split
 from cufa.dashboard.state import Controls
 from cufa.dashboard.theme import Palette
+from cufa.dashboard.views.causal_controls import config_key, config_words
 from cufa.dashboard.views.shape_controls import choose_kv_heads
+from cufa.decode.plan import DecodePlan, make_decode_plan
+from cufa.decode.problem import MAX_TOKENS, DecodeProblem
+from cufa.kernels import DECODE_KERNELS, TileConfig
+from cufa.planner import fitting_configs
+from cufa.problem import default_scale
 
 _MOST_SPLITS = 512
+_DTYPES = {
+    "bfloat16": "bfloat16",
+    "float16": "float16",
+    "bfloat16.float8_e4m3": "bfloat16, e4m3 cache",
+}
 
 
 @dataclasses.dataclass(frozen=True)
 class Choice:
-    """What is decoded, and where."""
+    """What is decoded, where, and with which tiles."""
 
-    batch: int
-    heads: int
-    kv_heads: int
-    cached: int
-    block_kv: int
-    blocks_per_sm: int
-    overhead: int
+    problem: DecodeProblem
     device: Device
+    config: TileConfig
+    overhead: int
 
-    @property
-    def places(self) -> int:
-        return self.device.num_sms * self.blocks_per_sm
-
-    def of(self, lengths: tuple[int, ...]) -> Batch:
-        return Batch(lengths, self.kv_heads, self.block_kv, self.places, self.overhead)
-
-
-def say_what_is_missing() -> None:
-    """Before anything else: nothing on this page was run."""
-    st.info(
-        "**The decode kernels have not landed in this version.** Nothing here is measured: it is "
-        "arithmetic on thread blocks, tiles and SMs. Every tile counts as equally long, and memory "
-        "bandwidth, which limits decoding once the SMs are full, is not in it.",
-        icon=":material/construction:",
-    )
+    def plan(self, schedule: str = "auto", **changes: object) -> DecodePlan:
+        """The planner's, of this problem or one that differs in some fields."""
+        problem = dataclasses.replace(self.problem, **changes)  # type: ignore[arg-type]
+        return make_decode_plan(problem, self.device, schedule=schedule, config=self.config)
 
 
-def choose(controls: Controls) -> Choice:
-    """The controls of the page."""
+def choose(controls: Controls) -> Choice | None:
+    """The controls of the page; None where no kernel serves what they ask for, which is said."""
     with st.container(border=True):
-        columns = st.columns([1, 1, 1, 1.3, 1.9])
+        columns = st.columns([1, 1, 1, 1.3, 1, 1.5])
         with columns[0]:
             batch = controls.integer("batch", "Sequences", 1, 1, 512)
         with columns[1]:
@@ -63,51 +58,101 @@ def choose(controls: Controls) -> Choice:
         with columns[3]:
             cached = controls.integer("cached", "Cached tokens", 8192, 1, 1 << 20, step=1024)
         with columns[4]:
-            cards = {str(c): f"{a.typical_card} · {a.typical_sms} SMs" for c, a in ARCHITECTURES.items()}
-            device = Device.typical(controls.choice("card", "Card", cards, "90"))
-        columns = st.columns([1, 1, 2])
+            sizes = [str(d) for d in (64, 80, 96, 128, 192, 256)]
+            head_dim = int(controls.choice("d", "Head dim", sizes, "128"))
+        with columns[5]:
+            dtype, _, cache = controls.choice("dtype", "Type", _DTYPES).partition(".")
+        columns = st.columns([1.1, 1.9, 2.2, 1.2])
         with columns[0]:
-            block_kv = int(controls.choice("bkv", "Keys a tile", ["32", "64", "128", "256"], "64"))
+            help_text = "Query tokens of each sequence: more than one when a draft is checked."
+            tokens = controls.integer("tokens", "New tokens", 1, 1, MAX_TOKENS, help=help_text)
         with columns[1]:
-            blocks = controls.integer("per_sm", "Blocks an SM", 2, 1, 16)
+            cards = {str(c): f"{a.typical_card} · {a.typical_sms} SMs" for c, a in ARCHITECTURES.items()}
+            device = Device.typical(controls.choice("card", "Card to predict for", cards, "90"))
+        problem = DecodeProblem(
+            batch, heads, kv_heads, tokens, cached, head_dim, dtype, cache or dtype, default_scale(head_dim)
+        )
+        try:
+            planned = make_decode_plan(problem, device)
+        except ValueError as error:
+            page.verdict(f"No kernel decodes this on {device.arch.name}.", "warn")
+            st.info(str(error))
+            return None
         with columns[2]:
-            words = "Cost of a thread block beside its tiles (tiles)"
-            help_text = "Assumed: starting, writing its part, and merging the parts."
-            overhead = controls.integer("overhead", words, 1, 0, 64, help=help_text)
-    return Choice(batch, heads, kv_heads, cached, block_kv, blocks, overhead, device)
+            configs = fitting_configs(DECODE_KERNELS[planned.spec.name], head_dim, device)
+            words = {config_key(c): config_words(c) for c in configs}
+            key = controls.choice("tiles", "Tiles (rows × keys)", words, config_key(planned.config))
+            config = next(c for c in configs if config_key(c) == key)
+        with columns[3]:
+            help_text = "Assumed for every thread block beside its tiles: start, partial result, merge."
+            overhead = controls.integer("overhead", "Extra tiles a block", 1, 0, 64, help=help_text)
+    return Choice(problem, device, config, overhead)
 
 
 def show_splits(choice: Choice, controls: Controls, palette: Palette) -> None:
-    """The whole curve, for sequences of one length."""
-    batch = choice.of((choice.cached,) * choice.batch)
+    """The whole curve for sequences of one length, and where on it the planner stands."""
+    plan = choice.plan()
+    batch = Batch.of(plan, (choice.problem.capacity,) * choice.problem.batch, choice.overhead)
     curve = decode.split_curve(batch, decode.candidates(min(_MOST_SPLITS, batch.tiles[0])))
-    best, single = decode.best(curve), curve[0]
-    page.verdict(_splits_verdict(choice, best, single), tag="predicted")
-    splits = controls.integer(
-        "splits", "Splits to look at", best.splits, 1, max(2, curve[-1].splits), slider=True
-    )
-    here = decode.evaluate(batch, decode.launch(batch, splits), splits)
+    chosen = _as_planned(plan, batch)
+    page.verdict(_verdict(plan, chosen, curve), tag="predicted")
+    st.caption("**Why:** " + "; ".join(plan.reasons) + ".  \n" + _floor(plan, batch))
+    start = chosen.splits if plan.schedule == "fixed" else decode.best(curve).splits
+    splits = controls.integer("splits", "Splits to look at", start, 1, max(2, curve[-1].splits), slider=True)
+    here = decode.fixed(batch, splits)
+    figure = charts.split_figure(curve, (plan.schedule, chosen), here, palette)
+    page.figure(figure, "decode.curve", _describe(plan, curve, chosen))
     st.caption(
-        f"{splits} splits: {here.blocks:,} thread blocks on {choice.places:,} places "
-        f"({choice.device.num_sms} SMs × {choice.blocks_per_sm}), {here.waves:.2f} waves, {here.fill:.0%} "
-        f"of the places' time on tiles. A block serves the {choice.heads // choice.kv_heads} query heads "
-        "of one K/V head."
+        f"At {splits} splits: {here.blocks:,} thread blocks on {batch.places:,} places "
+        f"({choice.device.num_sms} SMs × {batch.config.blocks_per_sm}), {here.waves:.2f} waves, "
+        f"{here.fill:.0%} of the places' time on tiles. Every tile counts as equally long."
     )
-    alt = (
-        f"Two panels by number of splits, 1 to {curve[-1].splits}. Predicted time falls from 100% at 1 "
-        f"split to {best.span / max(s.span for s in curve):.0%} at {best.splits}; SM fill rises from "
-        f"{single.fill:.0%} to {best.fill:.0%}."
-    )
-    page.figure(charts.split_figure(curve, best, here, palette), "decode.curve", alt)
+    with st.expander("The plan, and its reasons", icon=":material/route:"):
+        st.code(str(plan), language=None)
 
 
-def _splits_verdict(choice: Choice, best: decode.Split, single: decode.Split) -> str:
-    if best.splits == 1:
-        busy = f"{single.blocks:,} thread blocks fill {single.fill:.0%} of the card"
-        return f"No split needed: {busy}."
+def _as_planned(plan: DecodePlan, batch: Batch) -> Split:
+    if plan.schedule == "fixed":
+        return decode.fixed(batch, plan.num_splits)
+    return decode.evaluate(batch, decode.balanced_blocks(batch, plan.num_splits), plan.num_splits)
+
+
+def _verdict(plan: DecodePlan, chosen: Split, curve: list[Split]) -> str:
+    single = curve[0]
+    unsplit = f"Unsplit, {single.blocks:,} thread blocks fill {single.fill:.0%} of the card"
+    gain = f"{chosen.fill:.0%} full and {single.span / chosen.span:.1f}× faster"
+    if plan.schedule == "balanced":
+        return f"{unsplit}; the planner's {chosen.splits:,} equal shares of all tiles: {gain}."
+    if chosen.splits == 1:
+        return f"No split needed: {single.blocks:,} thread blocks fill {single.fill:.0%} of the card."
+    return f"{unsplit}; the planner's {chosen.splits} splits: {gain}."
+
+
+def _floor(plan: DecodePlan, batch: Batch) -> str:
+    """What memory alone allows, where the card's bandwidth is recorded."""
+    size = plan.problem.kv_bytes(batch.lengths)
+    text = f"Keys and values are {charts.megabytes(size)}"
+    assert plan.device is not None
+    try:
+        found = [e for e in evidence.load() if e.limits and e.arch == plan.device.arch.name]
+    except ValueError:
+        found = []
+    if not found:
+        return f"{text}; how fast this card reads is not recorded."
+    rate = max(e.limits.copy_bytes for e in found if e.limits)
+    seconds = decode.floor_seconds(plan, batch.lengths, rate)
+    where = f"the {rate / 1e12:.2f} TB/s recorded on {found[0].where}"
+    return f"{text}: at least {seconds * 1e6:,.1f} µs at {where}."
+
+
+def _describe(plan: DecodePlan, curve: list[Split], chosen: Split) -> str:
+    best, single = decode.best(curve), curve[0]
+    slowest = max(s.span for s in curve)
     return (
-        f"Unsplit, {single.blocks:,} thread blocks fill {single.fill:.0%} of the card; {best.splits} "
-        f"splits fill {best.fill:.0%} and are {single.span / best.span:.1f}× faster."
+        f"Two panels by number of splits, 1 to {curve[-1].splits}. Predicted time falls from "
+        f"{single.span / slowest:.0%} at 1 split to {best.span / slowest:.0%} at {best.splits}; SM fill "
+        f"rises from {single.fill:.0%} to {best.fill:.0%}. The planner's choice, {plan.schedule} with "
+        f"{chosen.splits}, takes {chosen.span / slowest:.0%} and fills {chosen.fill:.0%}."
     )
 
 
@@ -116,40 +161,49 @@ def show_ragged(choice: Choice, controls: Controls, palette: Palette) -> None:
     st.header("A ragged batch", anchor=False)
     left, right, _ = st.columns([1, 1, 2])
     with left:
-        size = controls.integer("ragged", "Sequences of different length", max(8, choice.batch), 2, 512)
+        size = controls.integer(
+            "ragged", "Sequences of different length", max(8, choice.problem.batch), 2, 512
+        )
     with right:
         spread = controls.integer("spread", "Longest ÷ shortest", 16, 1, 1024)
-    batch = choice.of(decode.ragged(size, choice.cached, spread))
-    curve = decode.split_curve(batch, decode.candidates(min(64, max(batch.tiles))))
-    fixed = decode.best(curve)
-    fixed_blocks = decode.launch(batch, fixed.splits)
-    chunk = decode.balanced_chunk(batch)
-    balanced_blocks = decode.balanced_launch(batch, chunk)
-    balanced = decode.evaluate(batch, balanced_blocks, 0)
-    gain = fixed.span / balanced.span
-    if gain > 1.02:
-        best = f"the best fixed split ({fixed.splits})"
-        text = f"Balanced parts of {chunk:,} tiles are {gain:.2f}× faster than {best}."
-    elif gain < 0.98:
-        text = (
-            f"The best fixed split ({fixed.splits}) is {1 / gain:.2f}× faster than parts of {chunk:,} tiles."
-        )
-    else:
-        text = f"Balanced parts and the best fixed split ({fixed.splits}) take equally long here."
-    page.verdict(text, tag="predicted", small=True)
+    plans = {s: choice.plan(s, batch=size, ragged=True) for s in ("fixed", "balanced")}
+    lengths = decode.ragged(size, choice.problem.capacity, spread)
+    batch = Batch.of(plans["balanced"], lengths, choice.overhead)
+    fixed, launches = _launches(batch, plans["balanced"].num_splits)
+    splits = {name: decode.evaluate(batch, blocks, 0) for name, blocks in launches.items()}
+    gain = splits["fixed"].span / splits["balanced"].span
+    page.verdict(_ragged_verdict(gain, fixed, plans["balanced"].num_splits), tag="predicted", small=True)
     st.caption(
-        f"{size} sequences of {min(batch.lengths):,} to {max(batch.lengths):,} cached tokens, lengths drawn "
-        "log-uniformly with a fixed seed."
+        f"{size} sequences of {min(lengths):,} to {max(lengths):,} cached tokens, drawn log-uniformly with a "
+        f"fixed seed. The planner takes {choice.plan(batch=size, ragged=True).schedule}: it sees no lengths, "
+        "which stand on the device, so it cannot know the best fixed split."
     )
-    columns = st.columns(2)
-    for column, name, blocks, split in (
-        (columns[0], f"Fixed: {fixed.splits} splits a sequence", fixed_blocks, fixed),
-        (columns[1], f"Balanced: {chunk:,} tiles a part", balanced_blocks, balanced),
-    ):
+    titles = {
+        "fixed": f"Fixed: {fixed} splits a sequence, the best there is",
+        "balanced": f"Balanced: {splits['balanced'].blocks:,} equal shares",
+    }
+    for column, (name, blocks) in zip(st.columns(2), launches.items(), strict=True):
         with column:
-            st.subheader(name, anchor=False)
-            line = decode.timeline(batch, blocks, choice.device.num_sms)
-            key = f"decode.{name.split(':')[0].lower()}"
+            st.subheader(titles[name], anchor=False)
+            line = decode.timeline(batch, blocks)
             alt = timeline_charts.describe_timeline(line)
-            page.figure(timeline_charts.timeline_figure(line, palette, 320), key, alt)
-            st.caption(f"{split.blocks:,} thread blocks, {split.fill:.0%} of the places' time on tiles.")
+            page.figure(timeline_charts.timeline_figure(line, palette, 320), f"decode.{name}", alt)
+            found = splits[name]
+            st.caption(f"{found.blocks:,} thread blocks, {found.fill:.0%} of the places' time on tiles.")
+
+
+@st.cache_data(max_entries=64, show_spinner=False)
+def _launches(batch: Batch, shares: int) -> tuple[int, dict[str, decode.Blocks]]:
+    """The best fixed split, and both launches."""
+    curve = decode.split_curve(batch, decode.candidates(min(64, max(batch.tiles)), dense=8))
+    splits = decode.best(curve).splits
+    fixed = decode.fixed_blocks(batch, splits)
+    return splits, {"fixed": fixed, "balanced": decode.balanced_blocks(batch, shares)}
+
+
+def _ragged_verdict(gain: float, fixed: int, shares: int) -> str:
+    if gain > 1.02:
+        return f"{shares:,} equal shares are {gain:.2f}× faster than the best fixed split ({fixed})."
+    if gain < 0.98:
+        return f"The best fixed split ({fixed}) is {1 / gain:.2f}× faster than {shares:,} equal shares."
+    return f"Equal shares and the best fixed split ({fixed}) take equally long here."
