@@ -1,0 +1,440 @@
+"""flash_decode and merge_attention_states on CuPy arrays: places, streams, graphs, repeats, host cost."""
+
+from __future__ import annotations
+
+import statistics
+import threading
+import time
+
+import numpy as np
+import pytest
+from decode_support import make_case
+from support import DTYPES, EPSILON, poisoned_like
+
+import cufa
+from cufa.decode import api
+
+pytestmark = pytest.mark.gpu
+
+LENGTHS = [700, 0, 1, 257, 64]
+
+
+@pytest.fixture(scope="module")
+def cp():
+    return pytest.importorskip("cupy")
+
+
+def on_gpu(cp, case, layout="bhsd", **changes):
+    """(arrays, options) with every array on the GPU."""
+    arrays, options = case.arguments(layout, **changes)
+    options = {n: cp.asarray(x) if isinstance(x, np.ndarray) else x for n, x in options.items()}
+    return [cp.asarray(x) for x in arrays], options
+
+
+def check(cp, case, layout="bhsd", **changes):
+    arrays, options = on_gpu(cp, case, layout, **changes)
+    out, lse = cufa.flash_decode(*arrays, **options, return_lse=True)
+    assert isinstance(out, cp.ndarray) and isinstance(lse, cp.ndarray)
+    case.check(out.get(), lse.get(), layout)
+    return arrays, options, out
+
+
+# --- Results and places -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("layout", ["bhsd", "bshd"])
+@pytest.mark.parametrize("page_size", [0, 1, 3, 16, 64, 128, 256])
+@pytest.mark.parametrize("cache", ["float16", "bfloat16", "fp8"])
+def test_cupy_in_cupy_out(cp, cache, page_size, layout):
+    dtype, fp8 = ("bfloat16", True) if cache == "fp8" else (cache, False)
+    case = make_case(LENGTHS, tokens=2, dtype=dtype, fp8=fp8, page_size=page_size, head_dim=64)
+    check(cp, case, layout)
+    check(cp, case, layout, num_splits=3)
+    check(cp, case, layout, schedule="balanced")
+
+
+@pytest.mark.parametrize("layout", ["bhsd", "bshd"])
+@pytest.mark.parametrize("page_size", [0, 3, 16, 128])
+@pytest.mark.parametrize("fp8", [False, True])
+def test_append_writes_the_caches_in_place(cp, fp8, page_size, layout):
+    case = make_case([700, 2, 3, 257], tokens=2, new=2, page_size=page_size, fp8=fp8, head_dim=64)
+    for schedule in ("fixed", "balanced"):
+        arrays, options, _ = check(cp, case, layout, schedule=schedule)
+        options["cache_seqlens"] = options["cache_seqlens"] + 2
+        del options["k_new"], options["v_new"]
+        case.check(cufa.flash_decode(*arrays, **options).get(), None, layout)
+
+
+def test_numpy_in_numpy_out_on_the_gpu(cp):
+    case = make_case(LENGTHS, tokens=2, page_size=16, head_dim=64)
+    arrays, options = case.arguments()
+    out, lse = cufa.flash_decode(*arrays, **options, return_lse=True, device="cuda")
+    assert type(out) is np.ndarray and type(lse) is np.ndarray
+    case.check(out, lse)
+    given = poisoned_like(case.q)
+    assert cufa.flash_decode(*arrays, **options, out=given) is given
+    np.testing.assert_array_equal(given, out)
+
+
+@pytest.mark.parametrize("page_size", [0, 16])
+def test_numpy_caches_are_appended_to(cp, page_size):
+    case = make_case([70, 3], new=1, page_size=page_size, head_dim=64)
+    arrays, options = case.arguments()
+    case.check(cufa.flash_decode(*arrays, **options, device="cuda"))
+    options["cache_seqlens"] = options["cache_seqlens"] + 1
+    del options["k_new"], options["v_new"]
+    case.check(cufa.flash_decode(*arrays, **options, device="cpu"))
+
+
+def test_numpy_float32_goes_to_the_cpu(cp):
+    case = make_case([70, 3], dtype="float32")
+    arrays, options = case.arguments()
+    case.check(cufa.flash_decode(*arrays, **options))
+    with pytest.raises(TypeError, match=r"q is float32; decoding on the GPU takes.*device='cpu'"):
+        cufa.flash_decode(*arrays, **options, device="cuda")
+
+
+def test_lengths_table_and_scales_on_the_host(cp):
+    """Checked there, then copied; everything else is on the GPU."""
+    case = make_case(LENGTHS, page_size=16, fp8=True, head_dim=64)
+    arrays, options = case.arguments()
+    arrays = [cp.asarray(x) for x in arrays]
+    case.check(cufa.flash_decode(*arrays, **options).get())
+    lengths = options.pop("cache_seqlens")
+    case.check(cufa.flash_decode(*arrays, cache_seqlens=lengths.tolist(), **options).get())
+    with pytest.raises(ValueError, match=r"cache_seqlens\[0\] is 5000, but block_table has"):
+        cufa.flash_decode(*arrays, cache_seqlens=5000, **options)
+
+
+def test_mixed_places(cp):
+    case = make_case([70, 3], new=1)
+    arrays, options = case.arguments()
+    there, there_options = on_gpu(cp, case)
+    with pytest.raises(TypeError, match=r"k_cache is numpy.*but q is cupy.*cupy\.asarray"):
+        cufa.flash_decode(there[0], *arrays[1:], **there_options)
+    with pytest.raises(TypeError, match=r"cache_seqlens is cupy.*but q is numpy"):
+        cufa.flash_decode(*arrays, **{**options, "cache_seqlens": there_options["cache_seqlens"]})
+    with pytest.raises(TypeError, match="out is numpy"):
+        cufa.flash_decode(*there, **there_options, out=arrays[0])
+    with pytest.raises(ValueError, match="device='cpu' but q is on a GPU"):
+        cufa.flash_decode(*there, **there_options, device="cpu")
+    with pytest.raises(TypeError, match=r"cache_seqlens is int64.*\.astype\(cupy\.int32\)"):
+        cufa.flash_decode(*there, **{**there_options, "cache_seqlens": cp.zeros(2, cp.int64)})
+
+
+def test_lengths_beyond_the_cache_on_the_device_are_taken_as_the_capacity(cp):
+    """Nobody can raise there: nothing beyond the cache is touched, new tokens without room are dropped."""
+    for page_size in (0, 16):
+        case = make_case([64, 64], capacity=64, page_size=page_size, head_dim=64)
+        arrays, options = on_gpu(cp, case)
+        options["cache_seqlens"] = cp.array([10**9, 65], cp.int32)
+        case.check(cufa.flash_decode(*arrays, **options).get())
+        before = [x.copy() for x in arrays[1:]]
+        new = cp.full((2, 2, 1, 64), 7, cp.float16)
+        cufa.flash_decode(*arrays, **options, k_new=new, v_new=new)
+        for x, y in zip(arrays[1:], before, strict=True):
+            np.testing.assert_array_equal(x.get().view(np.uint16), y.get().view(np.uint16))
+
+
+def test_torch_tensors(cp):
+    torch = pytest.importorskip("torch")
+    case = make_case(LENGTHS, tokens=2, page_size=16, dtype="float16", head_dim=64)
+    arrays, options = case.arguments()
+    arrays = [torch.from_numpy(x).cuda() for x in arrays]
+    options = {n: torch.from_numpy(x).cuda() if isinstance(x, np.ndarray) else x for n, x in options.items()}
+    for _ in range(2):  # through every check, then as a call seen before
+        out = cufa.flash_decode(*arrays, **options)
+        assert isinstance(out, cp.ndarray)
+        case.check(out.get())
+
+
+def test_another_device_than_the_current_one(cp):
+    if cp.cuda.runtime.getDeviceCount() < 2:
+        pytest.skip("needs two GPUs")
+    case = make_case(LENGTHS, page_size=16, head_dim=64)
+    with cp.cuda.Device(1):
+        arrays, options = on_gpu(cp, case)
+        cp.cuda.Device().synchronize()
+    for _ in range(2):
+        out, lse = cufa.flash_decode(*arrays, **options, return_lse=True)
+        assert out.data.device_id == lse.data.device_id == 1
+        assert cp.cuda.runtime.getDevice() == 0
+        with cp.cuda.Device(1):
+            case.check(out.get(), lse.get())
+
+
+# --- Repeats ----------------------------------------------------------------------------------------------
+
+
+def test_repeated_calls_take_the_short_cut_and_give_the_same(cp, monkeypatch):
+    case = make_case(LENGTHS, tokens=2, page_size=16, head_dim=64)
+    arrays, options = on_gpu(cp, case)
+    first = cufa.flash_decode(*arrays, **options)
+    cufa.flash_decode(*arrays, **options, out=cp.empty_like(arrays[0]))
+    monkeypatch.setattr(api.DecodeCall, "read", None)  # nothing is read or checked again
+    second, lse = cufa.flash_decode(*arrays, **options, return_lse=True)
+    copies = [x.copy() for x in arrays]
+    third = cufa.flash_decode(*copies, **options, out=(given := poisoned_like(arrays[0], cp)))
+    assert third is given and first.data.ptr != second.data.ptr
+    for out in (second, third):
+        np.testing.assert_array_equal(out.get(), first.get())
+    case.check(second.get(), lse.get())
+
+
+def test_a_cached_call_follows_new_lengths_and_tables(cp, monkeypatch):
+    one, other = (make_case(n, page_size=16, head_dim=64, capacity=800, seed=s) for s, n in enumerate([
+        LENGTHS, [3, 799, 16, 0, 33],
+    ]))  # fmt: skip
+    pages = max(len(one.k_cache), len(other.k_cache))
+    for case in (one, other):  # the same shapes, so the same plan
+        for name in ("k_cache", "v_cache"):
+            x = getattr(case, name)
+            more = np.full((pages - len(x), *x.shape[1:]), np.nan, x.dtype)
+            setattr(case, name, np.concatenate([x, more]))
+        check(cp, case)
+        monkeypatch.setattr(api.DecodeCall, "read", None)
+
+
+def test_overlaps_are_found_on_repeated_calls_too(cp):
+    case = make_case([63], new=1, heads=2, tokens=1, head_dim=64, capacity=64)
+    arrays, options = on_gpu(cp, case)
+    out = cp.empty_like(arrays[0])
+    cufa.flash_decode(*arrays, **options, out=out)
+    for _ in range(2):
+        with pytest.raises(ValueError, match="out overlaps q"):
+            cufa.flash_decode(*arrays, **options, out=arrays[0])
+        inside = arrays[1].reshape(-1)[64 : 64 + out.size].reshape(out.shape)
+        with pytest.raises(ValueError, match="out overlaps k_cache"):
+            cufa.flash_decode(*arrays, **options, out=inside)
+        with pytest.raises(ValueError, match="k_cache overlaps v_cache in memory"):
+            cufa.flash_decode(arrays[0], arrays[1], arrays[1], **options, out=out)
+    both = cp.stack(arrays[1:], axis=2)  # interleaved: apart, however often
+    for _ in range(3):
+        case.check(cufa.flash_decode(arrays[0], both[:, :, 0], both[:, :, 1], **options, out=out).get())
+
+
+def test_bit_identical_repeats(cp):
+    case = make_case([5000, 0, 1, 257, 3000], tokens=3, page_size=16, head_dim=128, dtype="bfloat16")
+    arrays, options = on_gpu(cp, case)
+    for schedule in ("fixed", "balanced"):
+        first = cufa.flash_decode(*arrays, **options, schedule=schedule).get()
+        case.check(first)
+        for _ in range(20):
+            again = cufa.flash_decode(*arrays, **options, schedule=schedule).get()
+            np.testing.assert_array_equal(again.view(np.uint16), first.view(np.uint16))
+
+
+# --- Streams, graphs, threads -----------------------------------------------------------------------------
+
+
+def test_runs_on_the_current_stream_in_order(cp):
+    """The call waits for what is queued before it on the stream, and does not wait for the GPU itself."""
+    case = make_case(LENGTHS, page_size=16, head_dim=64)
+    arrays, options = on_gpu(cp, case)
+    lengths, right = cp.zeros_like(options["cache_seqlens"]), options.pop("cache_seqlens")
+    cufa.flash_decode(*arrays, **options, cache_seqlens=lengths)
+    spin = cp.RawKernel(
+        'extern "C" __global__ void spin(long long n) { auto t = clock64(); while (clock64() - t < n); }',
+        "spin",
+    )
+    spin((1,), (1,), (np.int64(1),))
+    stream = cp.cuda.Stream(non_blocking=True)
+    with stream:
+        cufa.flash_decode(*arrays, **options, cache_seqlens=lengths)
+    cp.cuda.Device().synchronize()
+    with stream:
+        spin((1,), (1,), (np.int64(200_000_000),))
+        lengths[...] = right
+        start = time.perf_counter()
+        out = cufa.flash_decode(*arrays, **options, cache_seqlens=lengths)
+        waited = time.perf_counter() - start
+        done_at_return = stream.done
+    stream.synchronize()
+    assert not done_at_return, "flash_decode synchronised"
+    assert waited < 0.05
+    case.check(out.get())
+
+
+@pytest.mark.parametrize("schedule", ["fixed", "balanced"])
+@pytest.mark.parametrize("page_size", [0, 16])
+def test_graph_replay_while_lengths_grow_on_the_device(cp, page_size, schedule):
+    """A captured step of decoding: append, attend, add one to the lengths. Every replay is the next token."""
+    steps, start = 40, [90, 0, 15]
+    case = make_case([n + steps for n in start], page_size=page_size, head_dim=64, capacity=160)
+    rng = np.random.default_rng(1)
+    queries = rng.standard_normal((steps, 3, 4, 1, 64)).astype(np.float16)
+    arrays, options = on_gpu(cp, case, schedule=schedule)
+    whole = [x.copy() for x in arrays[1:]]
+    full = case.k_cache, case.v_cache
+    tokens = [  # keys and values of step s: what the full cache holds at position start[b] + s
+        [np.stack([one_token(case, x, b, n + s) for b, n in enumerate(start)]) for x in full]
+        for s in range(steps)
+    ]
+    caches = [cp.full_like(x, cp.nan) for x in whole]
+    lengths = cp.array(start, cp.int32)
+    for cache, source in zip(caches, whole, strict=True):
+        copy_prefixes(cache, source, case, start)
+    q, out = cp.empty_like(arrays[0]), poisoned_like(arrays[0], cp)
+    k_new, v_new = (cp.empty((3, 2, 1, 64), cp.float16) for _ in "kv")
+    options |= {"cache_seqlens": lengths, "k_new": k_new, "v_new": v_new, "out": out}
+    q[...], k_new[...], v_new[...] = 0, 0, 0
+    cufa.flash_decode(q, *(x.copy() for x in caches), **options)  # compiles, as the next line does
+    lengths += 0
+    stream = cp.cuda.Stream(non_blocking=True)
+    cp.cuda.Device().synchronize()
+    with stream:
+        stream.begin_capture()
+        cufa.flash_decode(q, *caches, **options)
+        lengths += 1
+        graph = stream.end_capture()
+    for s in range(steps):
+        q[...], k_new[...], v_new[...] = (cp.asarray(x) for x in (queries[s], *tokens[s]))
+        out[...] = cp.nan
+        cp.cuda.Device().synchronize()
+        graph.launch(stream)
+        stream.synchronize()
+        now = make_view(case, queries[s], [n + s + 1 for n in start])
+        now.check(out.get())
+    np.testing.assert_array_equal(lengths.get(), np.add(start, steps))
+
+
+def one_token(case, cache, b, position):
+    table, size = case.options.get("block_table"), cache.shape[2]
+    return cache[b, :, position : position + 1] if table is None else cache[
+        table[b, position // size], :, position % size : position % size + 1
+    ]  # fmt: skip
+
+
+def copy_prefixes(cache, source, case, lengths):
+    table, size = case.options.get("block_table"), cache.shape[2]
+    for b, n in enumerate(lengths):
+        for position in range(n):
+            at = (b, position) if table is None else (int(table[b, position // size]), position % size)
+            cache[at[0], :, at[1]] = source[at[0], :, at[1]]
+
+
+def make_view(case, q, lengths):
+    """The same cache, other queries, and only so many tokens of it."""
+    options = {**case.options, "cache_seqlens": np.array(lengths, np.int32)}
+    return type(case)(q, case.k_cache, case.v_cache, options, list(lengths))
+
+
+def test_graphs_on_several_streams_do_not_share_workspace(cp):
+    """Two graphs replayed at once on two streams: each has partial results of its own."""
+    cases = [make_case([4000, 33], head_dim=64, seed=s) for s in range(2)]
+    streams, graphs, outs = [], [], []
+    for case in cases:
+        arrays, options = on_gpu(cp, case)
+        outs.append((out := poisoned_like(arrays[0], cp), arrays, options))
+        cufa.flash_decode(*arrays, **options, out=out, num_splits=20)
+        streams.append(stream := cp.cuda.Stream(non_blocking=True))
+        cp.cuda.Device().synchronize()
+        with stream:
+            stream.begin_capture()
+            for _ in range(20):
+                cufa.flash_decode(*arrays, **options, out=out, num_splits=20)
+            graphs.append(stream.end_capture())
+        out[...] = cp.nan
+    cp.cuda.Device().synchronize()
+    for _ in range(10):
+        for graph, stream in zip(graphs, streams, strict=True):
+            graph.launch(stream)
+    cp.cuda.Device().synchronize()
+    for case, (out, *_) in zip(cases, outs, strict=True):
+        case.check(out.get())
+
+
+def test_threads(cp):
+    """Many threads, own streams, same and different shapes: right answers."""
+    cases = [make_case([300 + 16 * i, 7], page_size=16 * (i % 2), head_dim=64, seed=i) for i in range(4)]
+    for case in cases:
+        _ = case.expected, case.bound
+    failures: list[BaseException] = []
+
+    def work(i: int) -> None:
+        try:
+            case = cases[i % len(cases)]
+            with cp.cuda.Stream(non_blocking=True) as stream:
+                arrays, options = on_gpu(cp, case)
+                for _ in range(20):
+                    out = cufa.flash_decode(*arrays, **options, schedule=("fixed", "balanced")[i % 2])
+                stream.synchronize()
+                case.check(out.get())
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    if failures:
+        raise failures[0]
+
+
+@pytest.mark.alone
+def test_host_time_of_a_call(cp):
+    """Python and driver, not the GPU: at most 10 µs for a call that was seen before."""
+    case = make_case([64], heads=8, kv_heads=8, new=1, page_size=16, head_dim=64)
+    arrays, options = on_gpu(cp, case)
+    plain = {n: x for n, x in options.items() if n not in ("k_new", "v_new")}
+    for given in (plain, options):
+        out = cp.empty_like(arrays[0])
+        samples = []
+        for _ in range(300):
+            cp.cuda.Device().synchronize()
+            start = time.perf_counter()
+            for _ in range(20):
+                cufa.flash_decode(*arrays, **given, out=out)
+            samples.append((time.perf_counter() - start) / 20)
+        assert statistics.median(samples) < 10e-6, statistics.median(samples)
+
+
+# --- Merging ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("layout", ["bhsd", "bshd"])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_merge_on_the_gpu_is_the_merge_on_the_cpu(cp, dtype, layout):
+    rng = np.random.default_rng(0)
+    lse_type = np.float64 if dtype == "float64" else np.float32
+    outs = [rng.standard_normal((2, 3, 5, 16)).astype(DTYPES[dtype]) for _ in "ab"]
+    lses = [(20 * rng.standard_normal((2, 3, 5))).astype(lse_type) for _ in "ab"]
+    if layout == "bshd":
+        lses = [np.ascontiguousarray(x.swapaxes(1, 2)) for x in lses]
+    lses[0][0, 0], lses[1][0, :2] = -np.inf, -np.inf  # nothing in both, nothing in one
+    first = (slice(0, 1), slice(0, 1)) if layout == "bhsd" else (slice(0, 1), slice(None), slice(0, 1))
+    outs[0][first] = np.nan
+    states = [x for pair in zip(outs, lses, strict=True) for x in pair]
+    expected, expected_lse = cufa.merge_attention_states(*states, layout=layout)
+    out, lse = cufa.merge_attention_states(*(cp.asarray(x) for x in states), layout=layout)
+    assert isinstance(out, cp.ndarray) and out.dtype == outs[0].dtype and lse.dtype == lse_type
+    got, want = out.get().astype(np.float64), expected.astype(np.float64)
+    tolerance = max(EPSILON[dtype], 8 * EPSILON["float32"] if dtype != "float64" else 0)
+    np.testing.assert_allclose(got, want, rtol=tolerance, atol=tolerance)
+    np.testing.assert_allclose(lse.get(), expected_lse, rtol=4e-7 if dtype != "float64" else 1e-15)
+
+
+def test_merge_of_strided_states(cp):
+    rng = np.random.default_rng(1)
+    out = cp.asarray(rng.standard_normal((2, 4, 6, 32)).astype(np.float16))
+    lse = cp.asarray(rng.standard_normal((2, 4, 6)).astype(np.float32))
+    halves = out[:, ::2, :, ::2], lse[:, ::2], out[:, 1::2, :, ::2], lse[:, 1::2]
+    merged, merged_lse = cufa.merge_attention_states(*halves)
+    expected, expected_lse = cufa.merge_attention_states(*(x.get() for x in halves))
+    np.testing.assert_allclose(merged.get(), expected, rtol=1e-3, atol=1e-3)
+    np.testing.assert_allclose(merged_lse.get(), expected_lse, rtol=1e-6)
+
+
+def test_prefix_and_own_cache_merge_on_the_gpu(cp):
+    case = make_case([500, 500], capacity=500, head_dim=64)
+    (q, k, v), _ = on_gpu(cp, case)
+    parts = [
+        x
+        for keys in (slice(0, 130), slice(130, 500))
+        for x in cufa.flash_decode(q, k[:, :, keys], v[:, :, keys], return_lse=True)
+    ]
+    out, lse = cufa.merge_attention_states(*parts)
+    expected, expected_lse = case.expected
+    np.testing.assert_allclose(out.get().astype(np.float64), expected, atol=2 * case.bound + 2e-3)
+    np.testing.assert_allclose(lse.get(), expected_lse, rtol=1e-5, atol=1e-4)
