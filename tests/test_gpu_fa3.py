@@ -10,6 +10,7 @@ import faulthandler
 import itertools
 import random
 import sys
+import time
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -24,6 +25,8 @@ from support import (
 )
 
 import cufa
+from cufa.bench import evidence
+from cufa.bench.suites import make
 from cufa.kernels import KERNELS
 
 pytestmark = pytest.mark.gpu
@@ -205,6 +208,31 @@ def test_side_by_side_on_two_streams(cp, causal):
     cp.cuda.Device().synchronize()
     for out in itertools.chain(*outs):
         assert out.get().tobytes() == expected.tobytes()
+
+
+@pytest.mark.alone
+@pytest.mark.parametrize("head_dim", [64, 128, 256], ids=lambda d: f"{SPEC.name}-d{d}")
+def test_a_cold_compile_takes_less_than_three_seconds(cp, head_dim, tmp_path, monkeypatch):
+    """One variant, nothing cached: what the first call of a shape class waits for."""
+    from cufa.backends import cuda
+
+    monkeypatch.setenv("CUPY_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(cuda, "_modules", {})
+    for config in SPEC.configs:
+        if config.fits(head_dim):
+            problem = make(1, 16, 4096, head_dim, "bfloat16", True)
+            plan = plan_with_blocks(problem, config, 132)
+            start = time.perf_counter()
+            cuda.prepare(plan)
+            assert time.perf_counter() - start < 3, config
+
+
+@pytest.mark.alone
+def test_host_time_of_a_call_is_no_more_than_torchs(cp):
+    """Output allocation included, on the same arrays, against the backend that torch picks on Hopper."""
+    pytest.importorskip("torch")
+    calls = {call["call"]: call["p50_us"] for call in evidence.host_calls()}
+    assert calls["flash_attention(q, k, v, causal=True)"] <= calls["torch cudnn"], calls
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
