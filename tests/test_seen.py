@@ -1,0 +1,119 @@
+"""The short cut of repeated calls: what makes two calls alike, and overlaps that only addresses show.
+
+Arrays here are CuPy's, over addresses that nobody reads: no GPU is needed.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from cufa import arrays, seen
+
+cp = pytest.importorskip("cupy")
+
+
+def array(address, shape=(2, 4, 8, 16), dtype=np.float16):
+    memory = cp.cuda.UnownedMemory(address, 1 << 30, None, 0)
+    return cp.ndarray(shape, dtype, memptr=cp.cuda.MemoryPointer(memory, 0))
+
+
+Q, K, V, OUT = (array(n << 32) for n in range(1, 5))
+
+
+@pytest.fixture
+def no_device(monkeypatch):
+    monkeypatch.setattr(cp.cuda.runtime, "getDevice", lambda: 0)
+
+
+def test_only_calls_on_cupy_arrays_have_a_signature():
+    assert seen.signature((Q, K, None, V), None, "x") is not None
+    host = np.zeros((2, 4, 8, 16), np.float16)
+    for inputs, out in (
+        ((host, K), None),
+        ((Q, host), None),
+        ((Q, K), host),
+        ((None, K), None),
+        ((Q, 3), None),
+    ):
+        assert seen.signature(inputs, out, "x") is None
+    assert seen.signature((Q, K), None, ["unhashable"]) is None
+
+
+def test_addresses_do_not_matter_but_alignment_does():
+    same = seen.signature((Q, K, V), OUT, "x")
+    assert seen.signature((array(9 << 32), K, V), array(16), "x") == same
+    assert seen.signature((array((9 << 32) + 8), K, V), OUT, "x") != same
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        ((Q, K, V), None, "x"),
+        ((Q, K, V), OUT, "y"),
+        ((Q, K, None), OUT, "x"),
+        ((Q, K, V, None), OUT, "x"),
+        ((Q, None, K), V, "x"),
+        ((Q, K[:1], V), OUT, "x"),
+        ((Q, K, V[:, ::2]), OUT, "x"),
+        ((Q, array(2 << 32, dtype=np.int16), V), OUT, "x"),
+        ((Q, K, V), OUT[:, :, ::2], "x"),
+    ],
+)
+def test_calls_that_differ(other):
+    assert seen.signature(*other) != seen.signature((Q, K, V), OUT, "x")
+
+
+def test_launch_takes_all_addresses(no_device):
+    launched = []
+    call = seen.SeenCall(
+        lambda *a: launched.append(a), {"q": Q, "k": K, "new": None, "v": V}, OUT, (2, 4, 8), arrays.check_out
+    )
+    elsewhere = array(77 << 32)
+    assert call((Q, elsewhere, None, V), OUT, False) is OUT
+    assert launched == [(1 << 32, 77 << 32, 0, 3 << 32, 4 << 32)]
+
+
+def test_overlaps_are_checked_once_for_each_way_of_lying_to_each_other(no_device):
+    checked = []
+    call = seen.SeenCall(
+        lambda *a: None,
+        {"q": Q, "k": K, "v": V},
+        OUT,
+        (2, 4, 8),
+        lambda out, inputs: checked.append((out, *inputs.values())),
+        written=("k", "v"),
+    )
+    call((Q, K, V), OUT, False)
+    assert not checked, "apart"
+    size = 2 * 4 * 8 * 16 * 2
+    for distance in (size, -size, size + 2):
+        call((Q, K, array((2 << 32) + distance)), OUT, False)
+    assert not checked, "side by side"
+    for distance in (0, size - 2, 2 - size, 5):
+        for base in (1 << 40, 1 << 41):
+            mine = array(base + distance)
+            call((Q, array(base), mine), OUT, False)
+        assert len(checked) == 1 and checked.pop()[3].data.ptr == (1 << 40) + distance
+    call((array((4 << 32) + 2), K, V), OUT, False)
+    assert len(checked) == 1, "out is written to as well"
+
+
+def test_an_overlap_that_is_refused_is_refused_again(no_device):
+    call = seen.SeenCall(lambda *a: None, {"q": Q, "k": K, "v": V}, OUT, (2, 4, 8), arrays.check_out)
+    for _ in range(3):
+        with pytest.raises(ValueError, match="out overlaps k"):
+            call((Q, array((4 << 32) + 64), V), OUT, False)
+
+
+def test_interleaved_views_are_apart(no_device):
+    both = array(1 << 40, (2, 2, 4, 8, 16))
+    call = seen.SeenCall(
+        lambda *a: None, {"q": Q, "k": both[:, 0], "v": V}, both[:, 1], (2, 4, 8), arrays.check_out
+    )
+    call((Q, both[:, 0], V), both[:, 1], False)
+    with pytest.raises(ValueError, match="out overlaps k"):
+        call((Q, both[:, 0], V), both[:, 0], False)
+    assert arrays.shares_memory(both, both[1:, :, 2]) and not arrays.shares_memory(
+        both[:, 1], both[:, 0, ::2]
+    )
