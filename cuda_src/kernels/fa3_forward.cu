@@ -274,7 +274,10 @@ KERNEL __launch_bounds__(NUM_THREADS, 1)
       if constexpr (TRACE) start_ns[1] = global_timer();
       if constexpr (Q_IN_REGISTERS) {
         load_swizzled_rows<GROUP_ROWS, K_STEPS>(Q_rmem, Q_smem + buffer * Q_BYTES, warp * 16 + lane % 16, lane / 16);
-        warp_sync();  // all lanes have read before the buffer is given back
+        // All lanes have read before the buffer is given back; and as TMA is to write where ldmatrix read, a barrier alone
+        // does not do: without the fence, a few rows in a million came out wrong.
+        async_proxy_fence();
+        warp_sync();
         give_back_queries();
       }
       // The rows of one consumer may see fewer tiles than the block visits. Rows past the end need none, but one is computed
