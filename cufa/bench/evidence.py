@@ -117,12 +117,10 @@ def problems_with(record: Json) -> list[str]:
 
 
 def _kernel_records(device: Device) -> dict[str, Json]:
-    """Digest of each kernel that this GPU runs, and seconds of one compile, nothing cached, each alone."""
+    """Digest of each kernel that this GPU runs, and seconds of one compile."""
     served = [spec for spec in KERNELS.values() if spec.runs_on(device.arch.capability)]
-    with tempfile.TemporaryDirectory() as cache:
-        context = multiprocessing.get_context("spawn")
-        with ProcessPoolExecutor(1, context, _use_cache, (cache,)) as alone:
-            timed = list(alone.map(_cold_compile, [spec.name for spec in served]))
+    head_dims = [128 if fitting_configs(spec, 128, device) else 64 for spec in served]
+    timed = cold_compiles([(spec.name, d) for spec, d in zip(served, head_dims, strict=True)])
     return {
         spec.name: {
             "source": spec.source,
@@ -134,17 +132,24 @@ def _kernel_records(device: Device) -> dict[str, Json]:
     }
 
 
+def cold_compiles(variants: Iterable[tuple[str, int]]) -> list[tuple[float, str]]:
+    """Seconds that the kernel of each (name, head_dim) takes to compile, nothing cached, each alone; and of
+    what. CuPy looks for its cache once, so that takes a process of its own."""
+    with tempfile.TemporaryDirectory() as cache:
+        context = multiprocessing.get_context("spawn")
+        with ProcessPoolExecutor(1, context, _use_cache, (cache,)) as alone:
+            return list(alone.map(_cold_compile, variants))
+
+
 def _use_cache(folder: str) -> None:
     os.environ["CUPY_CACHE_DIR"] = folder
 
 
-def _cold_compile(name: str) -> tuple[float, str]:
-    """Seconds, and of what."""
+def _cold_compile(variant: tuple[str, int]) -> tuple[float, str]:
     from ..backends import cuda
 
-    spec, device = KERNELS[name], cuda.current_device()
+    spec, head_dim, device = KERNELS[variant[0]], variant[1], cuda.current_device()
     dtype = "bfloat16" if "bfloat16" in spec.dtypes else spec.dtypes[0]
-    head_dim = 128 if fitting_configs(spec, 128, device) else 64
     problem = make(1, 16, 4096, head_dim, dtype, causal=True)
     config = spec.choose(problem, fitting_configs(spec, head_dim, device))
     launches = spec.launches(problem, config, spec.shared_memory(config, head_dim))
