@@ -18,7 +18,7 @@ sys.path.insert(0, str(FOLDER))
 import probes  # noqa: E402
 from machines import on_cpu  # noqa: E402
 
-PROBES = [*probes.probes(), *probes.hopper_probes()]
+PROBES = probes.all_probes()
 CASES = list(probes.cases())
 
 #: Largest difference from the GPU in units in the last place (float32); everything else is the same bits.

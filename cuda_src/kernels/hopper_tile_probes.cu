@@ -121,3 +121,28 @@ KERNEL probe_tma_boxes(const __grid_constant__ ProbeParams p, const __grid_const
     block_sync();  // all have read before the boxes are overwritten
   }
 }
+
+// Boxes of DEPTH rows by 64 columns stored at the coordinates given: word w of box i is i * WORDS + w + 1. One buffer for all,
+// written anew as soon as the store before has read it.
+KERNEL probe_tma_store(const __grid_constant__ ProbeParams p, const __grid_constant__ TensorMap map,
+                       const __grid_constant__ TensorMap, const __grid_constant__ TensorMap) {
+  constexpr u32 WORDS = DEPTH * ATOM_ROW_BYTES / 4;
+  DYN_SMEM(smem);
+  const u32 base = smem_address(smem), num_boxes = ld_global<u32>(p.in);
+  for (u32 i = 0; i < num_boxes; ++i) {
+    for (u32 word = threadIdx.x; word < WORDS; word += blockDim.x) {
+      const u32 row = word / 32, unit = word / 4 % 8;
+      st_shared_u32(base + row * ATOM_ROW_BYTES + (unit ^ row % 8) * 16 + word % 4 * 4, i * WORDS + word + 1);
+    }
+    async_proxy_fence();  // the copy engine reads what ordinary stores wrote
+    block_sync();
+    if (threadIdx.x == 0) {
+      const u32* first = p.in + 1 + i * 4;
+      tma_store_4d(&map, base, int(ld_global<u32>(first)), int(ld_global<u32>(first + 1)), int(ld_global<u32>(first + 2)),
+                   int(ld_global<u32>(first + 3)));
+      bulk_commit();
+      bulk_wait_read();
+    }
+    block_sync();  // nobody writes the buffer before it has been read
+  }
+}

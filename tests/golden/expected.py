@@ -143,6 +143,28 @@ def _cvt_tf32(probe: Probe) -> Expected:
     return Expected(np.where(magnitude >= 0x7F800000, bits, rounded).view(np.float32))
 
 
+def _cvt_f16x2_e4m3x2(probe: Probe) -> Expected:
+    halves = np.stack([probe.inputs & 0xFF, probe.inputs >> 8 & 0xFF]).astype(np.uint8)
+    return _packed(*halves.view(ml_dtypes.float8_e4m3fn).astype(np.float16))
+
+
+def _byte_permute(probe: Probe) -> Expected:
+    words = probe.inputs.reshape(-1, 3)
+    eight = np.ascontiguousarray(words[:, :2]).view(np.uint8)
+    selector = words[:, 2:] >> (4 * np.arange(4, dtype=np.uint32)) & 7
+    picked = np.take_along_axis(eight, selector.astype(np.intp), 1)
+    return Expected(np.ascontiguousarray(picked).view(np.uint32))
+
+
+def _atomic_inc_wrap(probe: Probe) -> Expected:
+    """As many threads find a value as it takes rounds from 0 to ``last``."""
+    olds = np.arange(32 * probe.blocks) % (int(probe.inputs[0]) + 1)
+    final = len(olds) % (int(probe.inputs[0]) + 1)
+    return Expected(
+        np.concatenate([[final], np.bincount(olds, minlength=probe.outputs - 1)]).astype(np.uint32)
+    )
+
+
 # ---- memory and exchange
 
 
@@ -256,6 +278,23 @@ def _tma_boxes(probe: Probe) -> Expected:
     tensor, rows = probe.tensors[0]
     firsts = probe.inputs[1:].view(np.int32).reshape(-1, 4)
     return Expected(np.stack([box(tensor, rows, tuple(map(int, f))) for f in firsts]).view(np.uint32))
+
+
+def _tma_store(probe: Probe) -> Expected:
+    """What lies outside of the tensor is not written, what lies between the boxes stays zero."""
+    assert probe.output_tensor is not None
+    shape, rows = probe.output_tensor
+    out = np.zeros(shape, np.uint16)
+    for i, (column, row, head, batch) in enumerate(probe.inputs[1:].view(np.int32).reshape(-1, 4)):
+        if not (0 <= batch < shape[0] and 0 <= head < shape[1]):
+            continue
+        words = np.arange(i * rows * 32, (i + 1) * rows * 32, dtype=np.uint32) + 1
+        values = words.view(np.uint16).reshape(rows, 64)
+        r, c = np.arange(rows)[:, None] + row, np.arange(64) + column
+        inside = (r >= 0) & (r < shape[2]) & (c >= 0) & (c < shape[3])
+        r, c = (np.broadcast_to(x, inside.shape)[inside] for x in (r, c))
+        out[batch, head, r, c] = values[inside]
+    return Expected(out.view(np.uint32))
 
 
 # ---- tensor cores

@@ -22,7 +22,8 @@ def on_cpu(probe: probes.Probe, **options) -> np.ndarray:
     from cufa.emulator_memory import GlobalArray, tensor_map
     from cufa.kernels import Launch
 
-    types = ["ProbeParams", *["TensorMap"] * len(probe.tensors)]
+    stores = probe.output_tensor is not None
+    types = ["ProbeParams", *["TensorMap"] * (3 if stores else len(probe.tensors))]
     names = _ENTRY.findall((compiler.SOURCE_DIR / probe.source).read_text(encoding="utf-8"))
     entries = host_build.kernel(probe.source, dict(probe.constants), names, True, types)
     source, out = probe.inputs.copy(), np.zeros(probe.outputs, np.uint32)
@@ -30,12 +31,23 @@ def on_cpu(probe: probes.Probe, **options) -> np.ndarray:
     memory = [GlobalArray("in", source, writable=False), GlobalArray("out", out, writable=True)]
     memory += [GlobalArray(f"tensor {i}", x, writable=False) for i, (x, _) in enumerate(probe.tensors)]
     maps = [tensor_map(x, rows) for x, rows in probe.tensors]
+    if probe.output_tensor is not None:
+        shape, rows = probe.output_tensor
+        maps = [tensor_map(out.view(np.float16).reshape(shape), rows)] * 3
     launch = Launch(probe.entry, (probe.blocks, 1, 1), probe.threads, probe.shared_bytes)
     _, findings = execute(
         entries[probe.entry], launch, [params, *maps], memory, Execution("checked", **options)
     )
     assert not findings, "\n".join(map(str, findings))
     return out
+
+
+def runs_on_gpu(probe: probes.Probe) -> bool:
+    """Whether CuPy's current device has the probe's instructions. Hopper's own exist on no other."""
+    import cupy
+
+    capability = int(cupy.cuda.Device().compute_capability)
+    return capability == 90 if probe.capability == 90 else capability >= probe.capability
 
 
 def on_gpu(probe: probes.Probe) -> np.ndarray:
@@ -52,6 +64,9 @@ def on_gpu(probe: probes.Probe) -> np.ndarray:
     params["in"], params["out"] = source.data.ptr, out.data.ptr
     on_device = [cupy.asarray(x) for x, _ in probe.tensors]
     maps = [_tensor_map(x, rows) for x, (_, rows) in zip(on_device, probe.tensors, strict=True)]
+    if probe.output_tensor is not None:
+        shape, rows = probe.output_tensor
+        maps = [_tensor_map(out.view(np.float16).reshape(shape), rows)] * 3
     kernel((probe.blocks,), (probe.threads,), (params, *maps), shared_mem=probe.shared_bytes)
     return out.get()
 

@@ -19,6 +19,7 @@ from cufa import compiler
 
 SOURCE = "kernels/primitive_probes.cu"
 HOPPER_SOURCE = "kernels/hopper_probes.cu"
+DECODE_SOURCE = "kernels/decode_probes.cu"
 TILE_SOURCE = "kernels/hopper_tile_probes.cu"
 
 
@@ -89,6 +90,8 @@ class Probe:
     constants: tuple[tuple[str, int | bool], ...] = ()
     entry_name: str = ""
     """When it is not the probe's own."""
+    output_tensor: tuple[tuple[int, ...], int] | None = None
+    """Instead of ``tensors``: (shape, rows of a box) of the output as float16, for stores by tensor map."""
 
     @property
     def entry(self) -> str:
@@ -96,7 +99,7 @@ class Probe:
 
     @property
     def capability(self) -> int:
-        return 80 if self.source == SOURCE else 90
+        return {SOURCE: 80, DECODE_SOURCE: 89}.get(self.source, 90)
 
 
 #: Zero, the smallest and largest numbers, one, infinity, NaN, limits and ties of the narrower formats.
@@ -154,6 +157,23 @@ def probes() -> Iterator[Probe]:
         yield Probe(f"mma_{kind}", _products(kind), 4 * 128, 4)
     yield Probe("shuffle", random_words("shuffle", 256), 2 * 4 * 128, 2)
     yield Probe("barriers", random_words("barriers", 64), 64, 1, threads=64)
+
+
+def decode_probes() -> Iterator[Probe]:
+    """Of primitives that decoding adds: every e4m3 number (not NaN, whose bits nothing depends on) in either
+    half, bytes by any selector, a counter."""
+    low, high = np.arange(1024, dtype=np.uint32) % 256, random_words("e4m3", 1024) % 256
+    low, high = (np.where(x % 128 == 127, x - 1, x) for x in (low, high))
+    pairs = low | high << 8
+    yield Probe("cvt_f16x2_e4m3x2", pairs, 1024, 32, source=DECODE_SOURCE)
+    words = random_words("permute", 3 * 256)
+    words[2::3] &= 0x7777
+    yield Probe("byte_permute", words, 256, 8, source=DECODE_SOURCE)
+    yield Probe("atomic_inc_wrap", np.array([19], np.uint32), 21, 3, source=DECODE_SOURCE)
+
+
+def all_probes() -> list[Probe]:
+    return [*probes(), *decode_probes(), *hopper_probes()]
 
 
 def hopper_probes() -> Iterator[Probe]:
@@ -228,6 +248,22 @@ def tma_boxes_probe() -> Probe:
     return Probe(
         "tma_boxes", inputs, len(firsts) * rows * 32, 1, 64, TILE_SOURCE, 2 * rows * 128 + 8,
         ((tensor, rows),) * 3, (("COLUMNS", 64), ("DEPTH", rows), ("BFLOAT16", False)),
+    )  # fmt: skip
+
+
+def tma_store_probe() -> Probe:
+    """Boxes stored side by side: inside a tensor, over its ends on each axis and each side, and outside."""
+    firsts = [
+        (0, 3, 0, 0), (64, 3, 0, 0),  # inside, over the last column
+        (-8, 30, 1, 0), (64, -5, 1, 0),  # over the first column and the last row, the first row
+        (-40, -20, 2, 1), (24, 36, 2, 1),  # corners
+        (0, 0, 3, 0), (0, 0, -1, 1), (0, 0, 0, 2), (0, 0, 0, -1), (80, 0, 0, 1), (0, 40, 0, 1),  # outside
+    ]  # fmt: skip
+    rows, shape = 24, (2, 3, 40, 80)
+    inputs = np.concatenate([[len(firsts)], np.array(firsts).ravel()]).astype(np.int32).view(np.uint32)
+    return Probe(
+        "tma_store", inputs, int(np.prod(shape)) // 2, 1, 64, TILE_SOURCE, rows * 128,
+        constants=(("COLUMNS", 64), ("DEPTH", rows), ("BFLOAT16", False)), output_tensor=(shape, rows),
     )  # fmt: skip
 
 

@@ -24,8 +24,7 @@ PATH = Path(__file__).parent / "golden.npz"
 
 
 def record_probes() -> dict[str, np.ndarray]:
-    hopper = cupy.cuda.Device().compute_capability == "90"
-    recorded = [*probes.probes(), *(probes.hopper_probes() if hopper else [])]
+    recorded = [probe for probe in probes.all_probes() if machines.runs_on_gpu(probe)]
     return {f"probe/{probe.name}": machines.on_gpu(probe) for probe in recorded}
 
 
