@@ -198,6 +198,18 @@ def test_every_number_of_e4m3():
     np.testing.assert_array_equal(out[:, 0, 0, 0], bits.view(FLOAT8).astype(np.float32) * np.float32(0.375))
 
 
+@pytest.mark.parametrize("wide", [np.float32, np.float64])
+def test_conversion_of_every_float16_and_e4m3(wide):
+    """Bit for bit, subnormal numbers and the sign of zero included; with inf and NaN among them, and without."""
+    halves, bytes_ = np.arange(1 << 16, dtype=np.uint16).view(np.float16), np.arange(256, dtype=np.uint8)
+    for x, exact in ((halves, halves.astype(wide)), (bytes_, bytes_.view(FLOAT8).astype(wide))):
+        for chosen in (np.isfinite(exact), slice(None)):
+            got = np.full(exact[chosen].shape, np.nan, wide)
+            cpu_decode._widen(x[chosen], got)
+            np.testing.assert_array_equal(got, exact[chosen])
+            np.testing.assert_array_equal(np.signbit(got), np.signbit(exact[chosen]))
+
+
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
 def test_fp8_under_any_query(dtype):
     check(make_case([100, 3], fp8=True, dtype=dtype, tokens=2, page_size=16), num_splits=3)

@@ -219,7 +219,6 @@ class _Tiles:
         self._cache, self._batch, self._heads = cache, work.batch, work.heads
         self._pages = None if operands.block_table is None else operands.block_table[work.batch]
         self._dtype = np.dtype(dtype)
-        self._values = _values_of_bits(str(cache.dtype), self._dtype)
         self._scratch = np.empty(0, dtype)
 
     def load(self, start: int, stop: int) -> Array:
@@ -247,25 +246,28 @@ class _Tiles:
         if self._scratch.size < x.size:
             self._scratch = np.empty(x.size, self._dtype)
         wide = self._scratch[: x.size].reshape(x.shape)
-        if self._values is None:
-            np.copyto(wide, x)
-        else:  # mode="clip" takes no bounds check, which every index passes
-            np.take(self._values, x.view(f"u{x.itemsize}"), out=wide, mode="clip")
+        _widen(x, wide)
         return wide
 
 
-@functools.cache
-def _values_of_bits(dtype: str, wide: np.dtype[Any]) -> Array | None:
-    """The number that each pattern of bits stands for. Looking it up takes half of the time of NumPy's
-    conversion from float16 and a third of that from e4m3; bfloat16's is fast."""
-    values: Array
-    if dtype == "float16":
-        values = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
-    elif dtype == "uint8":
-        values = np.arange(1 << 8, dtype=np.uint8).view(ml_dtypes.float8_e4m3fn)
-    else:
-        return None
-    return values.astype(wide)
+_SHIFTS = {"float16": (13, 2.0**112, 65504.0), "uint8": (20, 2.0**120, 448.0)}
+"""Places by which the bits of float16 and e4m3 are moved to lie as those of float32 do, the factor that
+then puts the exponent right (subnormal numbers too), and the largest number: what comes out larger was inf
+or NaN."""
+
+
+def _widen(x: Array, wide: Array) -> None:
+    """Convert. By shifts and a product, float16 takes a fifth of the time of NumPy's own conversion and
+    e4m3 an eighth; that of bfloat16 is fast."""
+    if str(x.dtype) in _SHIFTS and wide.dtype == np.float32:
+        shift, factor, largest = _SHIFTS[str(x.dtype)]
+        bits = wide.view(np.int32)
+        np.left_shift(x.view(f"i{x.itemsize}"), shift, out=bits, dtype=np.int32)  # the sign is extended
+        bits &= np.int32(~(((1 << 31 - shift) - (1 << 8 * x.itemsize - 1)) << shift))
+        wide *= np.float32(factor)
+        if -largest <= wide.min(initial=0) and wide.max(initial=0) <= largest:
+            return
+    np.copyto(wide, x.view(ml_dtypes.float8_e4m3fn) if x.dtype == np.uint8 else x)
 
 
 # --- The merge -------------------------------------------------------------------------------------------

@@ -14,8 +14,9 @@ from .schedule import num_tiles
 
 SCHEDULES = ("fixed", "balanced")
 
-#: Keys of one tile in NumPy: a product long enough to amortise its call.
-CPU_CONFIG = TileConfig(block_q=16, block_kv=256, num_warps=0)
+#: A tile in NumPy: keys enough to amortise calls, and query rows enough that a tile of keys is read once (a
+#: second block of rows would convert it again).
+CPU_CONFIG = TileConfig(block_q=256, block_kv=256, num_warps=0)
 
 #: Tiles of a split that are worth a merge on the CPU.
 _CPU_TILES = 8
