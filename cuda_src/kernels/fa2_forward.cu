@@ -209,11 +209,12 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward(const __grid_co
 
     // Alg. 1, l. 9: the row maxima.
     float m_tile[2 * M_TILES];
-    const int tile_row = MASKED ? int(ld_shared_u32(parked_smem)) * Br + row_group * WARP_ROWS + lane / 4 : 0;
+    const int tile_row = MASKED ? int(ld_shared_u32(parked_smem)) * Br + row_group * WARP_ROWS + lane_id() / 4 : 0;
+    const int first_column = MASKED ? lane_id() % 4 * 2 : 0;
 #pragma unroll
     for (int r = 0; r < 2 * M_TILES; ++r) {
       // Columns that the row sees, counted from this lane's first column of the tile.
-      const int limit = visible_keys_from<CAUSAL>(p, tile_row + r * 8, j * Bc + part * WARP_KEYS) - lane % 4 * 2;
+      const int limit = visible_keys_from<CAUSAL>(p, tile_row + r * 8, j * Bc + part * WARP_KEYS) - first_column;
 #pragma unroll
       for (int n = 0; n < S_TILES; ++n) {
 #pragma unroll

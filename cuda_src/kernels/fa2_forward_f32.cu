@@ -23,14 +23,15 @@
 // Speed there, TFLOP/s beside torch's memory-efficient attention in float32, the same run (cufa/records): d64 4k full
 // 98 to 35, causal 98 to 33; d128 99 to 46, 90 to 42; d64 1k causal 82 to 30. The limit is the latency of mma with two or
 // three warps a scheduler: a warp waits 8 cycles between two products, and for each sum before it can be added. About
-// 31% of the time goes to S, 41% to P and P V, 19% to splitting, 3% to barriers. On sm_90 a few registers that are used
-// once a tile spill at d128 and above.
+// 31% of the time goes to S, 41% to P and P V, 19% to splitting, 3% to barriers.
 //
 // Tried there and left (d128, TFLOP/s, unless said):
 // - S summed by the tensor cores over the whole head dim: 104, but up to 3.5 times naive's error on short sequences.
 //   In two passes, small products first: 100, but 98 at d64, 74 at d256, and half as accurate.
 // - 256 query rows, 8 warps: 104 with 32 keys, 110 with 64, at 169 and 203 KB. 16 query rows a warp: 93.
 // - Splitting K and V between the products instead of after them: no gain (105.7 beside 105.4).
+// - O rescaled in a branch of its own, then added to: ptxas put the additions off past the next products, to 250 live
+//   registers where 170 do, and spilled. Rescaled before P V, or always (fmaf with alpha = 1): the same, and worse.
 // - Three tf32 products (mma.m16n8k8) need the same splits at half the rate: not built.
 #include "params.cuh"
 #include "tiles/copy.cuh"
@@ -50,7 +51,7 @@ constexpr int ROW_BYTES = HEAD_DIM * 4;
 constexpr int PITCH = tile_pitch(ROW_BYTES, 64);
 constexpr bool WITH_LO = !TF32;
 constexpr int SUM_STEPS = M_TILES == 1 ? 2 : 1;  // k16 steps of S that the tensor cores sum: enough to keep busy
-constexpr int O_GROUP = M_TILES == 1 ? 3 : 2;    // 8-column tiles of O in work at a time: more take more registers
+constexpr int O_GROUP = BLOCKS_PER_SM > 2 ? 3 : 4;  // 8-column tiles of O in work at a time: more take more registers
 
 // Shared memory: Q, K, V, each first float32, then pairs of float16 in the same place.
 constexpr int Q_BYTES = Br * PITCH, KV_BYTES = Bc * PITCH;
@@ -171,9 +172,9 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward_f32(const __gri
     if (j >= int(ld_shared_u32(saved_smem + 12))) {  // not one of the unmasked tiles
 #pragma unroll
       for (int r = 0; r < 2 * M_TILES; ++r) {
-        const int row = warp_row + r / 2 * 16 + r % 2 * 8 + lane / 4;
+        const int row = int(ld_shared_u32(saved_smem)) * Br + warp * WARP_ROWS + r / 2 * 16 + r % 2 * 8 + lane_id() / 4;
         // Column limit relative to this lane's first column of the tile.
-        const int limit = visible_keys_from<CAUSAL>(p, row, j * Bc) - lane % 4 * 2;
+        const int limit = visible_keys_from<CAUSAL>(p, row, j * Bc) - lane_id() % 4 * 2;
 #pragma unroll
         for (int n = 0; n < S_TILES; ++n) {
 #pragma unroll
@@ -235,16 +236,6 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward_f32(const __gri
     for (int n0 = 0; n0 < O_TILES; n0 += O_GROUP) {
       constexpr int LAST_GROUP = (O_TILES - 1) % O_GROUP + 1;
       const int group = n0 + O_GROUP <= O_TILES ? O_GROUP : LAST_GROUP;
-      if (rescale) {
-#pragma unroll
-        for (int n = n0; n < n0 + group; ++n) {
-#pragma unroll
-          for (int i = 0; i < M_TILES; ++i) {
-#pragma unroll
-            for (int e = 0; e < 4; ++e) O_rmem[n][i][e] *= alpha[2 * i + e / 2];
-          }
-        }
-      }
       float sum[O_GROUP][M_TILES][4] = {};
 #pragma unroll
       for (int k = 0; k < P_STEPS; ++k) {
@@ -254,12 +245,27 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward_f32(const __gri
         }
       }
       mma_fence();
+      // Both ways to add are here, behind their branch: a sum that is added later than this costs registers, and ptxas,
+      // left the choice, puts off more of them than there is room for.
+      if (rescale) {
 #pragma unroll
-      for (int n = 0; n < group; ++n) {
+        for (int n = 0; n < group; ++n) {
 #pragma unroll
-        for (int i = 0; i < M_TILES; ++i) {
+          for (int i = 0; i < M_TILES; ++i) {
 #pragma unroll
-          for (int e = 0; e < 4; ++e) O_rmem[n0 + n][i][e] += sum[n][i][e];
+            for (int e = 0; e < 4; ++e) {
+              O_rmem[n0 + n][i][e] = fmaf(O_rmem[n0 + n][i][e], alpha[2 * i + e / 2], sum[n][i][e]);
+            }
+          }
+        }
+      } else {
+#pragma unroll
+        for (int n = 0; n < group; ++n) {
+#pragma unroll
+          for (int i = 0; i < M_TILES; ++i) {
+#pragma unroll
+            for (int e = 0; e < 4; ++e) O_rmem[n0 + n][i][e] += sum[n][i][e];
+          }
         }
       }
     }

@@ -34,7 +34,4 @@ FA2_FORWARD_F32 = KernelSpec(
     shared_memory=_fa2_f32_shared_memory,
     launches=_fa2_f32_launches,
     skip_masked_tiles=True,
-    # 4 to 12 bytes at head_dim 128, up to 48 at 256, of 255 registers; measured with them, on an H200, at 2.1
-    # to 3.0 times PyTorch's memory-efficient backend (cufa/records).
-    allowed_spill_bytes=48,
 )

@@ -96,8 +96,6 @@ class KernelSpec:
     """Constants of a decode kernel's problem beyond those that all kernels have."""
     cache_dtypes: tuple[str, ...] = ()
     """Decoding: of the cache; empty: that of q."""
-    allowed_spill_bytes: int = 0
-    """Bytes a thread may spill without failing `cufa compile`; more than 0 only with figures beside it."""
 
     @property
     def uses_copy_engine(self) -> bool:
