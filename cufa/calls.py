@@ -102,7 +102,7 @@ def run_on_gpu(call: Call, key: tuple[Any, ...] | None) -> Any:
         problem = dataclasses.replace(
             problem,
             alignment=arrays.alignment(*call.inputs.values(), out),
-            positive_strides=arrays.positive_strides(*call.inputs.values()),
+            positive_strides=arrays.positive_strides(*call.inputs.values(), out),
         )
         plan = plan_for(problem, cuda.device(device_id), call.algorithm)
         views = call.views(out)

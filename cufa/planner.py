@@ -105,8 +105,6 @@ def make_plan(
             f"config={config} takes {shared_memory:,} B of shared memory at head_dim {problem.head_dim}; a "
             f"block on {device.arch.name} has {device.arch.shared_memory_per_block:,} B: use smaller tiles"
         )
-    if spec.stalls(problem, config, device.num_sms):
-        raise ValueError(f"config={config} of {spec.name} would never end on {problem}: use another")
     launches = tuple(_fill(x, device) for x in spec.launches(problem, config, shared_memory))
     return Plan(problem, spec, config, device, launches, spec.workspace(problem, config), tuple(reasons))
 
@@ -123,12 +121,6 @@ def fitting_configs(spec: KernelSpec, head_dim: int, device: Device) -> tuple[Ti
         return ()
     limit = device.arch.shared_memory_per_block
     return tuple(c for c in spec.configs if c.fits(head_dim) and spec.shared_memory(c, head_dim) <= limit)
-
-
-def usable_configs(spec: KernelSpec, problem: Problem, device: Device) -> tuple[TileConfig, ...]:
-    """Configs that can run this very problem."""
-    fitting = fitting_configs(spec, problem.head_dim, device)
-    return tuple(c for c in fitting if not spec.stalls(problem, c, device.num_sms))
 
 
 def tuning_key(spec: KernelSpec, problem: Problem) -> str:
@@ -149,7 +141,7 @@ def _choose_spec(problem: Problem, device: Device | None, algorithm: str) -> tup
         # NumPy runs every algorithm in every dtype; the kernel's name only says which schedule.
         spec = next(s for s in named if algorithm != "auto" or s.algorithm == "fa2")
         return spec, [_why(algorithm, spec)]
-    serving = [s for s in named if s.takes(problem) and usable_configs(s, problem, device)]
+    serving = [s for s in named if s.takes(problem) and fitting_configs(s, problem.head_dim, device)]
     if not serving:
         if algorithm == "auto":
             served = "kernels serve " + ", ".join(sorted({d for s in named for d in s.dtypes}))
@@ -174,7 +166,7 @@ def _why(algorithm: str, spec: KernelSpec) -> str:
 def _choose_config(
     problem: Problem, device: Device, spec: KernelSpec, tuned: Mapping[str, TileConfig]
 ) -> tuple[TileConfig, str]:
-    fitting = usable_configs(spec, problem, device)
+    fitting = fitting_configs(spec, problem.head_dim, device)
     winner = tuned.get(tuning_key(spec, problem))
     if winner in fitting:
         return winner, f"tiles {winner}: measured fastest on this device by `cufa tune`"

@@ -45,10 +45,10 @@ class Problem:
 
     @property
     def shapes(self) -> tuple[tuple[int, int, int, int], ...]:
-        """Of q, k and v."""
+        """Of q, k, v and o."""
         queries = (self.batch, self.heads, self.seqlen_q, self.head_dim)
         keys = (self.batch, self.kv_heads, self.seqlen_k, self.head_dim)
-        return queries, keys, keys
+        return queries, keys, keys, queries
 
     @property
     def group_size(self) -> int:

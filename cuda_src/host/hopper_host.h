@@ -24,6 +24,7 @@ void mbarrier_wait(u32 barrier, u32 parity, Site site);
 
 // bulk_copy.cpp
 void load_box(u32 smem, const TensorMap* map, u32 barrier, const int (&first)[4], Site site);
+void store_box(const TensorMap* map, u32 smem, const int (&first)[4], Site site);
 
 // warpgroup.cpp
 struct WarpgroupProduct {
@@ -62,11 +63,15 @@ DEVICE void registers_raise_to() {}
 DEVICE void tma_load_4d(u32 smem, const TensorMap* map, u32 barrier, int c0, int c1, int c2, int c3, SITE) {
   cufa_host::load_box(smem, map, barrier, {c0, c1, c2, c3}, site);
 }
+DEVICE void tma_store_4d(const TensorMap* map, u32 smem, int c0, int c1, int c2, int c3, SITE) {
+  cufa_host::store_box(map, smem, {c0, c1, c2, c3}, site);
+}
+DEVICE void bulk_commit() {}
+DEVICE void bulk_wait_read() {}
 DEVICE void tma_prefetch_map(const TensorMap*) {}
 
 // ---- wgmma.cuh
 DEVICE void wgmma_fence() {}
-DEVICE void order_after(float, u32) {}
 DEVICE void wgmma_commit() { cufa_host::commit_warpgroup_products(); }
 template <int PENDING>
 DEVICE void wgmma_wait(SITE) {

@@ -48,6 +48,8 @@
 #include "tiles/wgmma_operands.cuh"
 
 constexpr int Br = BLOCK_Q, Bc = BLOCK_KV;
+// O leaves by TMA from the buffer its Q came in, where that is free by then; else from registers.
+constexpr bool STORE_FROM_SMEM = STORE_BY_TMA && (Q_IN_REGISTERS || Q_STAGES > 1);
 constexpr int GROUP_ROWS = 64;                  // query rows of one consumer warpgroup
 constexpr int CONSUMERS = NUM_WARPS / 4 - 1;    // warpgroup 0 is the producer
 constexpr int NUM_THREADS = NUM_WARPS * 32;
@@ -135,7 +137,8 @@ struct Bool {
 
 KERNEL __launch_bounds__(NUM_THREADS, 1)
     fa3_forward(const __grid_constant__ AttentionParams p, const __grid_constant__ TensorMap Q_map,
-                const __grid_constant__ TensorMap K_map, const __grid_constant__ TensorMap V_map) {
+                const __grid_constant__ TensorMap K_map, const __grid_constant__ TensorMap V_map,
+                const __grid_constant__ TensorMap O_map) {
   DYN_SMEM(smem);
   const u32 Q_smem = smem_address(smem), K_smem = Q_smem + K_OFFSET, V_smem = Q_smem + V_OFFSET;
   // Barriers: Q full, Q empty (by stage, then consumer), K full, K empty, V full, V empty.
@@ -227,7 +230,8 @@ KERNEL __launch_bounds__(NUM_THREADS, 1)
     float S_rmem[Bc / 2], O_rmem[HEAD_DIM / 2] = {};
     u32 P_rmem[Bc / 4], Q_rmem[4 * K_STEPS];
     OnlineSoftmax<2> softmax;
-    u32 record;  // of the item at hand
+    u32 record;         // of the item at hand
+    int O_buffer = -1;  // that the O at hand leaves from
     int j;       // the key tile whose scores are computed next
     int row;     // this lane's first query row; its second is 8 further on
     int unmasked, skipped;
@@ -248,20 +252,38 @@ KERNEL __launch_bounds__(NUM_THREADS, 1)
     auto store = [&](u32 record) {
       const Item item = read_item(record);
       const int first_row = item.q_block * Br + consumer * GROUP_ROWS + warp * 16 + lane / 4;
+      [[maybe_unused]] const u32 O_smem = Q_smem + O_buffer * Q_BYTES;
       softmax.reduce_sum();
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         const int row = first_row + 8 * r;
         const bool valid = row < p.seqlen_q;
         if (p.lse != nullptr && lane % 4 == 0 && valid) st_global(lse_row(p, item, row), softmax.lse(r));
-        store_accumulator_row<O_TILES, BFLOAT16>(output_row(p, item, row), O_rmem, r, softmax.inverse_sum(r), valid, lane);
+        if constexpr (STORE_FROM_SMEM) {
+          stage_accumulator_row<GROUP_ROWS, O_TILES, BFLOAT16>(O_smem, O_rmem, r, softmax.inverse_sum(r), warp, lane);
+        } else {
+          store_accumulator_row<O_TILES, BFLOAT16>(output_row(p, item, row), O_rmem, r, softmax.inverse_sum(r), valid, lane);
+        }
+      }
+      if constexpr (STORE_FROM_SMEM) {
+        async_proxy_fence();
+        warp_sync();  // the warp's 16 rows are complete; other warps store their own
+        if (lane == 0) {
+          for (int a = 0; a < atoms(HEAD_DIM); ++a) {
+            tma_store_4d(&O_map, O_smem + (a * GROUP_ROWS + warp * 16) * ATOM_ROW_BYTES, a * ATOM_COLUMNS,
+                         item.q_block * Br + consumer * GROUP_ROWS + warp * 16, item.head, item.batch);
+          }
+          bulk_commit();
+        }
       }
       if (TRACE && thread == 128) write_trace(p, item.index, item, tiles_of(p, item.q_block), start_ns[0]);
     };
 
-    auto give_back_queries = [&] {
-      if (lane == 0) mbarrier_arrive(Q_empty + 8 * (Q_ring.stage * CONSUMERS + consumer));
-      Q_ring.advance();
+    auto give_back_queries = [&](int buffer) {
+      if (lane == 0) {
+        if constexpr (STORE_FROM_SMEM) bulk_wait_read();
+        mbarrier_arrive(Q_empty + 8 * buffer);
+      }
     };
 
     // Waits for the next item and its Q. False when there is none.
@@ -278,7 +300,8 @@ KERNEL __launch_bounds__(NUM_THREADS, 1)
         // does not do: without the fence, a few rows in a million came out wrong.
         async_proxy_fence();
         warp_sync();
-        give_back_queries();
+        if constexpr (!STORE_FROM_SMEM) give_back_queries(buffer);
+        Q_ring.advance();
       }
       // The rows of one consumer may see fewer tiles than the block visits. Rows past the end need none, but one is computed
       // all the same, to keep the pipeline's shape.
@@ -428,8 +451,8 @@ KERNEL __launch_bounds__(NUM_THREADS, 1)
       pack();
     };
 
-    bool more = begin_item();
-    bool fresh = true;
+    // Buffers that O leaves from are given back when its copy has read them: a softmax later, nobody waits.
+    bool more = begin_item(), fresh = true;
     while (more) {
       if (fresh) {
         for (int i = 0; i < skipped; ++i) {
@@ -439,9 +462,19 @@ KERNEL __launch_bounds__(NUM_THREADS, 1)
         issue_first_scores();
         first_softmax();
       }
+      if constexpr (STORE_FROM_SMEM && Q_IN_REGISTERS) give_back_queries(consumer);
+      if constexpr (STORE_FROM_SMEM && !Q_IN_REGISTERS) {
+        if (O_buffer >= 0) give_back_queries(O_buffer);
+      }
       for (--j; j >= unmasked; --j) turn(Bool<true>{});
       for (; j >= 0; --j) turn(Bool<false>{});
-      if constexpr (!Q_IN_REGISTERS) give_back_queries();
+      if constexpr (Q_IN_REGISTERS) {
+        O_buffer = consumer;
+      } else {
+        O_buffer = Q_ring.stage * CONSUMERS + consumer;
+        if constexpr (!STORE_FROM_SMEM) give_back_queries(O_buffer);
+        Q_ring.advance();
+      }
       issue_last_values();
       const u32 done = record;
       if constexpr (TRACE) start_ns[0] = start_ns[1];
@@ -456,6 +489,9 @@ KERNEL __launch_bounds__(NUM_THREADS, 1)
         finish(done);
         first_softmax();
       }
+    }
+    if constexpr (STORE_FROM_SMEM) {
+      if (lane == 0) bulk_wait_read();  // shared memory ends with the block
     }
   }
 }

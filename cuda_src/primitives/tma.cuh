@@ -20,6 +20,20 @@ DEVICE void tma_load_4d(u32 smem, const TensorMap* map, u32 barrier, int c0, int
       : "memory");
 }
 
+// cp.async.bulk.tensor.4d, shared -> global: elements outside of the tensor are not written. Ordinary stores to `smem` need
+// async_proxy_fence() and a barrier before; the buffer is in use until bulk_wait_read() says it is not.
+DEVICE void tma_store_4d(const TensorMap* map, u32 smem, int c0, int c1, int c2, int c3) {
+  asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(map), "r"(smem),
+               "r"(c0), "r"(c1), "r"(c2), "r"(c3)
+               : "memory");
+}
+
+// cp.async.bulk.commit_group: the stores that this thread issued since the last commit become one group.
+DEVICE void bulk_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+
+// cp.async.bulk.wait_group.read: all of this thread's groups have read their shared memory.
+DEVICE void bulk_wait_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
+
 // prefetch.tensormap: the first copy need not wait for the map itself.
 DEVICE void tma_prefetch_map(const TensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");

@@ -24,12 +24,6 @@ DEVICE void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
 }
 
-// A store that never happens (`x` is not below -1), for one effect: what follows is not scheduled before x is known. ptxas
-// moves a wait for wgmma up past arithmetic that ought to run under the products; it does not move it past this.
-DEVICE void order_after(float x, u32 smem) {
-  asm volatile("{.reg .pred p; setp.lt.f32 p, %0, 0fBF800000; @p st.shared.f32 [%1], %0;}" ::"f"(x), "r"(smem) : "memory");
-}
-
 // No instruction: tells the compiler that a wgmma in flight owned these registers up to here.
 template <int COUNT>
 DEVICE void wgmma_registers(float (&r)[COUNT]) {

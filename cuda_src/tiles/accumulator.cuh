@@ -1,6 +1,7 @@
 // An accumulator of wgmma or of a row of mma.sync tiles, straight from registers to global memory.
 #pragma once
 #include "tiles/fragments.cuh"
+#include "tiles/wgmma_operands.cuh"
 
 // Row r (0: lane / 4, 1: 8 below) of TILES 8-column tiles, multiplied by `factor` and rounded to 16 bits. A lane holds two
 // columns of every tile; four lanes of a quad swap theirs, so that each writes the 16 bytes of one tile in four. All lanes
@@ -33,5 +34,19 @@ DEVICE void store_accumulator_row(char* global, const float (&d)[4 * TILES], int
   for (int n = TILES / 4 * 4; n < TILES; ++n) {
     const u32 v = packed(n);
     if (valid) st_global(global + n * 16 + t * 4, v);
+  }
+}
+
+// The same row into a tile of ROWS rows as TMA takes it (tiles/wgmma_operands.cuh), 16 rows a warp. Eight rows of a quad's 16
+// bytes fill all banks.
+template <int ROWS, int TILES, bool BF16>
+DEVICE void stage_accumulator_row(u32 tile, const float (&d)[4 * TILES], int r, float factor, int warp, int lane) {
+  const int row = warp * 16 + 8 * r + lane / 4;
+  const u32 start = tile + row * ATOM_ROW_BYTES + lane % 4 * 4;
+#pragma unroll
+  for (int n = 0; n < TILES; ++n) {
+    const u32 unit = u32(n % 8) ^ u32(lane / 4);
+    st_shared_u32(start + n / 8 * ROWS * ATOM_ROW_BYTES + unit * 16,
+                  pack_16bit<BF16>(d[4 * n + 2 * r] * factor, d[4 * n + 2 * r + 1] * factor));
   }
 }

@@ -153,7 +153,7 @@ class Binding:
         self._workspace = prepared.plan.workspace
         plan = prepared.plan
         self._params = pack(plan.problem, strides, plan.heads_per_group)
-        box_rows = plan.spec.tensor_map_rows(plan.config)  # one each of q, k, v; or none
+        box_rows = plan.spec.tensor_map_rows(plan.config)  # one each of q, k, v, o; or none
         self._maps = [
             TensorMap(plan.problem.dtype, shape, stride, rows)
             for shape, stride, rows in zip(plan.problem.shapes, strides, box_rows, strict=False)
@@ -174,7 +174,7 @@ class Binding:
         params = self._params
         with self._lock:
             params.q, params.k, params.v, params.o, params.lse = q, k, v, o, lse
-            for tensor_map, pointer in zip(self._maps, (q, k, v), strict=False):
+            for tensor_map, pointer in zip(self._maps, (q, k, v, o), strict=False):
                 tensor_map.point_to(pointer)
             params.workspace = workspace.ptr if workspace is not None else None
             params.trace = trace.data.ptr if trace is not None else None

@@ -13,7 +13,7 @@ from ..bench import records
 from ..bench.limits import measure_limits
 from ..bench.runner import Contender, run_problem
 from ..bench.timing import speedup
-from ..planner import make_plan, tuning_key, usable_configs
+from ..planner import fitting_configs, make_plan, tuning_key
 from ..problem import Problem
 from .bench import _ALGORITHMS
 from .common import (
@@ -57,7 +57,7 @@ def tune_command(algorithm: str, seconds: float, dry_run: bool, as_json: bool, *
         plan = make_plan(problem, device, algorithm)
     except ValueError as error:
         fail(Exit.MISSING, str(error))
-    configs = usable_configs(plan.spec, problem, device)
+    configs = fitting_configs(plan.spec, problem.head_dim, device)
     contenders = [Contender(plan.spec.algorithm, config) for config in configs]
     with progress() as bar:
         bar.add_task(f"{len(configs)} configurations of {plan.spec.name}", total=None)

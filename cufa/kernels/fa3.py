@@ -39,33 +39,21 @@ def _fa3_config(
             ("Q_STAGES", q_stages),
             ("Q_IN_REGISTERS", in_registers),
             ("PING_PONG", True),
-            ("SPLIT_LOOPS", True),
-            ("PIN_WAIT", False),
+            ("STORE_BY_TMA", True),
         ),
     )
 
 
-_FA3_WIDE = _fa3_config(192, 128, 2, q_stages=2, min_head_dim=8, max_head_dim=64)
+_FA3_WIDE = _fa3_config(192, 128, 3, q_stages=2, min_head_dim=8, max_head_dim=64)
 _FA3_SQUARE = _fa3_config(128, 128, 3, q_stages=1, min_head_dim=8, max_head_dim=128)
 _FA3_LONG = _fa3_config(192, 80, 2, q_stages=2, min_head_dim=72, max_head_dim=128)
 _FA3_DEEP = _fa3_config(128, 80, 2, q_stages=1, min_head_dim=136, max_head_dim=256)
 
 
-def _fa3_stalls(problem: Problem, config: TileConfig, num_sms: int) -> bool:
-    """A block's second item whose last warpgroup lies past the end, with one key tile more than there are
-    buffers: that warpgroup skips all tiles but one and holds back a V buffer that the others, whose turn
-    comes first, wait for. Found by executing the kernel on a CPU."""
-    groups = ceil_div(problem.seqlen_q, 64)
-    items = ceil_div(problem.seqlen_q, config.block_q) * problem.heads * problem.batch
-    key_tiles = ceil_div(problem.seqlen_k, config.block_kv)
-    past_the_end = groups % (config.block_q // 64) != 0
-    return past_the_end and items > num_sms and key_tiles == config.num_stages + 1
-
-
 def _choose_fa3(problem: Problem, fitting: tuple[TileConfig, ...]) -> TileConfig:
-    """Measured on an H200 (records): long causal sequences gain from wide query blocks, which skip by the
-    warpgroup."""
-    if problem.causal and problem.seqlen_k >= 8192 and _FA3_LONG in fitting:
+    """Measured on an H200 (records): long sequences gain from wide query blocks, which read K and V less often
+    and skip by the warpgroup; causal ones only when they are longer still, as their items are more uneven."""
+    if problem.seqlen_k >= (8192 if problem.causal else 2048) and _FA3_LONG in fitting:
         return _FA3_LONG
     return fitting[0]
 
@@ -84,7 +72,6 @@ FA3_FORWARD = KernelSpec(
     skip_masked_tiles=True,
     min_capability=90,
     max_capability=90,
-    tensor_map_rows=lambda config: (64, config.block_kv, config.block_kv),
+    tensor_map_rows=lambda config: (64, config.block_kv, config.block_kv, 16),
     choose=_choose_fa3,
-    stalls=_fa3_stalls,
 )

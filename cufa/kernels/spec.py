@@ -82,12 +82,10 @@ class KernelSpec:
     max_capability: int = 999
     """Hopper's own instructions (sm_90a) exist on no other architecture."""
     tensor_map_rows: Callable[[TileConfig], tuple[int, ...]] = lambda config: ()
-    """Rows of one box of q, k and v, for a kernel that takes them as tensor maps after its parameters. Then
-    the copy engine's rules hold: 16-byte aligned rows, positive strides."""
+    """Rows of one box of q, k, v and o, for a kernel that takes them as tensor maps after its parameters.
+    Then the copy engine's rules hold: 16-byte aligned rows, positive strides."""
     choose: Callable[[Problem, tuple[TileConfig, ...]], TileConfig] = lambda problem, fitting: fitting[0]
     """Pick among the configs that fit (untuned heuristic)."""
-    stalls: Callable[[Problem, TileConfig, int], bool] = lambda problem, config, num_sms: False
-    """(problem, config, SMs) → True where the kernel is known to wait for ever: never planned."""
     operation: str = "forward"
     """Whose kernel it is, and so what problems it is given: "forward", of ``flash_attention``
     (:class:`~cufa.problem.Problem`), or "decode", of ``flash_decode``
