@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 
 import pytest
 
@@ -21,29 +22,36 @@ LIMITS = Limits(4e12, {"bfloat16": 1e15}, 4e12, {"bfloat16": 8e14})
 SPEC = KERNELS["fa3_forward"]
 
 
-def plan_of(problem, **switches):
-    plan = make_plan(problem, H200, "fa3")
+def plan_of(problem, config=None, **switches):
+    plan = make_plan(problem, H200, "fa3", config)
     changed = tuple({**dict(plan.config.switches), **switches}.items())
     config = dataclasses.replace(plan.config, switches=changed)
     return dataclasses.replace(plan, config=config)
 
 
+#: Each tiling, and lengths that its tiles divide.
+CONFIGS = pytest.mark.parametrize(
+    ("config", "seqlen"),
+    [pytest.param(c, 4 * math.lcm(c.block_q, c.block_kv), id=str(c)) for c in SPEC.configs],
+)
+
+
 class TestWork:
-    def test_full_attention_counts_every_score(self):
-        problem = suites.make(2, 16, 4096, 128, "bfloat16", False)
-        work = bounds.work_of(plan_of(problem))
+    @CONFIGS
+    def test_full_attention_counts_every_score(self, config, seqlen):
+        problem = suites.make(2, 16, seqlen, config.max_head_dim, "bfloat16", False)
+        work = bounds.work_of(plan_of(problem, config))
         assert work.flops == problem.flops
-        assert work.exponentials == 2 * 16 * 4096 * 4096
+        assert work.exponentials == 2 * 16 * seqlen**2
         assert work.memory_bytes == problem.io_bytes
 
-    def test_causal_counts_the_tiles_on_the_diagonal_whole(self):
-        problem = suites.make(1, 8, 4096, 128, "bfloat16", True)
-        plan = plan_of(problem)
-        work = bounds.work_of(plan)
-        # At most a tile of 64 rows more than is visible, at least half a tile.
-        spare = work.exponentials - 8 * problem.visible_scores
-        tile = 64 * plan.config.block_kv
-        assert 8 * 64 * tile / 4 < spare < 8 * 64 * tile
+    @CONFIGS
+    def test_causal_counts_the_tiles_on_the_diagonal_whole(self, config, seqlen):
+        problem = suites.make(1, 8, seqlen, config.max_head_dim, "bfloat16", True)
+        work = bounds.work_of(plan_of(problem, config))
+        # A group of 64 rows sees half a triangle less than the tiles it computes, at most a tile and that.
+        spare = (work.exponentials - 8 * problem.visible_scores) / (8 * seqlen)
+        assert 31 <= spare <= 32 + config.block_kv
 
     def test_odd_head_dims_pay_for_the_last_k_step(self):
         odd, even = (suites.make(1, 8, 4096, d, "bfloat16", False) for d in (72, 80))
@@ -51,11 +59,15 @@ class TestWork:
         assert a.exponentials == b.exponentials
         assert a.flops / b.flops == (80 + 72) / (80 + 80)
 
-    def test_queries_in_registers_are_read_once(self):
-        problem = suites.make(1, 8, 4096, 128, "bfloat16", False)
-        there, here = (bounds.work_of(plan_of(problem, Q_IN_REGISTERS=x)) for x in (False, True))
-        key_tiles = 4096 // plan_of(problem).config.block_kv
-        assert there.shared_bytes - here.shared_bytes == (key_tiles - 1) * 8 * 4096 * 128 * 2
+    @CONFIGS
+    def test_queries_in_registers_are_read_once(self, config, seqlen):
+        problem = suites.make(1, 8, seqlen, config.max_head_dim, "bfloat16", False)
+        there, here = (
+            bounds.work_of(plan_of(problem, config, Q_IN_REGISTERS=x, STORE_BY_TMA=False))
+            for x in (False, True)
+        )
+        queries = 8 * seqlen * config.max_head_dim * 2
+        assert there.shared_bytes - here.shared_bytes == (seqlen // config.block_kv - 1) * queries
 
 
 class TestBounds:

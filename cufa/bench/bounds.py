@@ -5,8 +5,8 @@ Every consumer warpgroup multiplies 64 query rows with one key tile at a time. C
 
 - products: S = Q Kᵀ over head_dim rounded up to 16, and O += P V;
 - exponentials: one a score;
-- shared memory: what the tensor cores read (K, V and Q; Q only once when it is kept in registers) and what
-  TMA writes.
+- shared memory: what the tensor cores read (K, V and Q; Q only once when it is kept in registers), what TMA
+  writes, and O on its way out.
 
 Rows past the end of the queries and rows that see no key are left out; a query block may compute some of them
 all the same.
@@ -96,9 +96,13 @@ def work_of(plan: Plan) -> Work:
     row_bytes = -(-problem.head_dim // _ATOM_COLUMNS) * _ATOM_ROW_BYTES
     operand = problem.itemsize
     reads = steps * config.block_kv * (depth + problem.head_dim) * operand
-    in_registers = dict(config.switches).get("Q_IN_REGISTERS")
-    reads += (items * config.block_q if in_registers else steps * GROUP_ROWS) * depth * operand
-    writes = (tiles * 2 * config.block_kv + items * config.block_q) * row_bytes
+    switches, q_bytes = dict(config.switches), items * config.block_q * row_bytes
+    in_registers = bool(switches.get("Q_IN_REGISTERS"))
+    reads += q_bytes if in_registers else steps * GROUP_ROWS * depth * operand
+    writes = tiles * 2 * config.block_kv * row_bytes + q_bytes
+    # O takes the place of Q on its way out, where a buffer of Q is free by then.
+    if switches.get("STORE_BY_TMA") and (in_registers or switches["Q_STAGES"] > 1):
+        reads, writes = reads + q_bytes, writes + q_bytes
     return Work(
         flops=steps * 2 * GROUP_ROWS * config.block_kv * (depth + problem.head_dim),
         exponentials=steps * GROUP_ROWS * config.block_kv,
