@@ -116,6 +116,13 @@ def test_heads_share_a_stack_when_there_are_enough():
     assert {w.heads.stop - w.heads.start for w in works} == {4}
 
 
+def test_stacks_of_heads_do_not_mix_blocks_of_rows():
+    case = make_case([16] * 16, heads=8, kv_heads=4, tokens=3)
+    assert prepare(case)[0].row_blocks == 2
+    for num_splits in (1, 3, 64):
+        check(case, schedule="balanced", num_splits=num_splits)
+
+
 # --- Lengths, pages, tokens -------------------------------------------------------------------------------
 
 
