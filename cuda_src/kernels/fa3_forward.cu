@@ -425,6 +425,13 @@ KERNEL __launch_bounds__(NUM_THREADS, 1)
       pack();
     };
 
+    auto values_alone = [&] {  // Alg. 1, which does not overlap
+      V_ring.wait_full();
+      issue_values();
+      wgmma_wait<0>();
+      release_values();
+    };
+
     // One turn of the pipeline (Alg. 2, l. 8-14): the scores of tile j and the values of the tile before it are in flight
     // together; the softmax of j runs under the values.
     auto turn = [&](auto masked) {
@@ -433,17 +440,22 @@ KERNEL __launch_bounds__(NUM_THREADS, 1)
       wgmma_registers(O_rmem);
       wgmma_registers(P_rmem);
       wgmma_fence();
+      if constexpr (!OVERLAP) values_alone();
       issue_scores();
-      V_ring.wait_full();
-      issue_values();
+      if constexpr (OVERLAP) {
+        V_ring.wait_full();
+        issue_values();
+      }
       end_turn();
-      wgmma_wait<1>();
+      wgmma_wait<OVERLAP ? 1 : 0>();
       release_scores();
       float alpha[2];
       if constexpr (decltype(masked)::value) mask_scores();
       const bool grown = exponentials(alpha);
-      wgmma_wait<0>();
-      release_values();
+      if constexpr (OVERLAP) {
+        wgmma_wait<0>();
+        release_values();
+      }
       if (grown) {
 #pragma unroll
         for (int i = 0; i < HEAD_DIM / 2; ++i) O_rmem[i] *= alpha[i / 2 % 2];
@@ -479,7 +491,7 @@ KERNEL __launch_bounds__(NUM_THREADS, 1)
       const u32 done = record;
       if constexpr (TRACE) start_ns[0] = start_ns[1];
       more = begin_item();
-      fresh = !more || skipped > 0;
+      fresh = !OVERLAP || !more || skipped > 0;
       if (fresh) {
         wgmma_wait<0>();
         finish(done);

@@ -39,6 +39,7 @@ def _fa3_config(
             ("Q_STAGES", q_stages),
             ("Q_IN_REGISTERS", in_registers),
             ("PING_PONG", True),
+            ("OVERLAP", True),
             ("STORE_BY_TMA", True),
         ),
     )
