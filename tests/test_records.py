@@ -229,7 +229,7 @@ def fa3_row(record, contender, seconds):
 
     record["environment"] |= {"arch": "sm_90", "num_sms": 132}
     record["limits"] = {"copy_bytes": 4e12, "flops": {"bfloat16": 1e15}, "exponentials": 4e12}
-    problem = make(4, 16, 4096, 128, "bfloat16", False)
+    problem = make(4, 16, 7680, 128, "bfloat16", False)  # every tiling divides it
     plan = make_plan(problem, Device.typical("sm_90"), "fa3", contender.config)
     if contender.one_item_a_block:
         plan = one_item_a_block(plan)
@@ -243,30 +243,31 @@ def test_markdown_has_the_ladder_with_what_was_predicted(record):
 
     rungs = ladder("fa3", next(c for c in KERNELS["fa3_forward"].configs if c.fits(128)))
     rows = [fa3_row(record, rung, 1e-3 / (1 + n)) for n, rung in enumerate(rungs)]
-    assert [row["grid"] for row in rows] == [[[2048, 1, 1]]] * (len(rungs) - 1) + [[[132, 1, 1]]]
+    items = 64 * 7680 // rungs[0].config.block_q
+    assert [row["grid"] for row in rows] == [[[items, 1, 1]]] * (len(rungs) - 1) + [[[132, 1, 1]]]
     record["suites"] = {"ladder": {"title": "ladder", "rows": rows, "skipped": []}}
     lines = report.markdown({"test-gpu": record}).splitlines()
     header = next(line for line in lines if line.startswith("| head dim"))
     assert header == f"| head dim | seq | mask | {' | '.join(r.label for r in rungs)} |"
     cells = lines[lines.index(header) + 2].split(" | ")
-    assert cells[:3] == ["| 128", "4096", "full"]
+    assert cells[:3] == ["| 128", "7680", "full"]
     assert cells[4].split(" · ")[1].startswith("2.00× (")
 
 
 def test_markdown_says_what_each_resource_would_need(record):
     from cufa.bench.runner import Contender
 
-    rows = [fa3_row(record, Contender("fa3"), 1e-3)]
+    rows = [fa3_row(record, Contender("fa3"), 4e-3)]
     record["suites"] = {"forward": {"title": "forward", "rows": rows, "skipped": []}}
     lines = report.markdown({"test-gpu": record}).splitlines()
     header = next(line for line in lines if "| exponentials |" in line)
     assert "power" not in header
-    # 4 · 128 flops of 4 · 16 · 4096² scores at 1e15/s, and the scores at 4e12/s, in a millisecond
-    assert lines[lines.index(header) + 2].startswith("| 128 | 4096 | full | 550 | 55% | 27% |")
+    # 4 · 128 flops of 4 · 16 · 7680² scores at 1e15/s, and the scores at 4e12/s, in four milliseconds
+    assert lines[lines.index(header) + 2].startswith("| 128 | 7680 | full | 483 | 48% | 24% |")
     record["limits"]["sustained_flops"] = {"bfloat16": 8e14}
     text = report.markdown({"test-gpu": record})
     assert "| products | power | exponentials |" in text
-    assert "| 128 | 4096 | full | 550 | 55% | 69% | 27% |" in text
+    assert "| 128 | 7680 | full | 483 | 48% | 60% | 24% |" in text
 
 
 def test_update_writes_between_the_markers_only():

@@ -16,15 +16,18 @@ from .runner import Contender
 STEPS = (
     ("PING_PONG", "ping-pong"),
     ("OVERLAP", "overlap inside a warpgroup"),
+    ("STORE_BY_TMA", "O by TMA"),
     ("", "persistent blocks"),
 )
+#: Techniques that the kernel has, switch or not.
+_INHERENT = ("OVERLAP",)
 
 
 def ladder(algorithm: str, config: TileConfig) -> tuple[Contender, ...]:
     """One contender a step: the first with all that can be switched off, the last with all of ``config``."""
     switches = dict(config.switches)
     steps = [(name, words) for name, words in STEPS if not name or switches.get(name)]
-    always = [words for name, words in STEPS if name and name not in switches]
+    always = [words for name, words in STEPS if name in _INHERENT and name not in switches]
     rungs = []
     for n in range(len(steps) + 1):
         off = {name: False for name, _ in steps[n:] if name}
