@@ -1,77 +1,224 @@
-"""Every kernel over small shapes, for compute-sanitizer: `make sanitize`.
+"""Every kernel over small shapes under compute-sanitizer, one line a kernel and tool: `make sanitize`.
 
-CuPy's memory pool is off, or an access past the end of an array would land in the same allocation and pass.
+    python tests/sanitize.py [KERNEL ...]
 
-    compute-sanitizer --tool racecheck python tests/sanitize.py [KERNEL ...]
+Each kernel first runs by itself, which compiles it and checks its results; then once under each tool. Its
+cases are a process of their own (`--cases`), in which CuPy's memory pool is off: an access past the end of an
+array would land in the pool's allocation and pass.
+
+Exit status: 0 nothing found, 1 a finding or a wrong result, 3 no compute-sanitizer or no GPU for it.
 """
 
 from __future__ import annotations
 
+import glob
 import os
+import re
+import shutil
+import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-import cupy
 import numpy as np
+from support import DTYPES
 
-from cufa.backends import cuda
-from cufa.bench.runner import max_error, poison, random_inputs, sampled_reference
+import cufa
 from cufa.bench.suites import make
-from cufa.kernels import KERNELS
+from cufa.kernels import DECODE_KERNELS, REGISTRY, KernelSpec
 from cufa.planner import Plan, fitting_configs, make_plan
+
+TOOLS = ("memcheck", "racecheck", "synccheck", "initcheck")
+SECONDS = 80
+"""Of one process; the longest takes a few, and what hangs must not take the machine with it."""
 
 #: (queries, keys): shorter than a tile, over its end, several tiles, queries that see no key.
 LENGTHS = ((1, 1), (33, 150), (200, 130))
-TOLERANCE = {"float16": 1e-2, "bfloat16": 8e-2, "float32": 1e-4}
+TOLERANCE = {"float16": 1e-2, "bfloat16": 8e-2, "float32": 1e-4, "tf32": 1e-2}
 
 
-def plans(names: list[str]) -> Iterator[Plan]:
+def tools(spec: KernelSpec) -> tuple[str, ...]:
+    """racecheck takes what arrives by cp.async.bulk for unordered: it does not follow barriers in shared
+    memory (mbarrier) that are reached by PTX. The CPU's executor of kernels does, see test_emulate_fa3.py."""
+    bulk = spec.uses_copy_engine or any(dict(c.switches).get("BULK_COPIES") for c in spec.configs)
+    return tuple(tool for tool in TOOLS if tool != "racecheck" or not bulk)
+
+
+# --- One kernel's cases, in a process under a tool --------------------------------------------------------
+
+
+def run_cases(name: str) -> int:
+    """Launches whose result is wrong, each told."""
+    import cupy
+
+    cupy.cuda.set_allocator(None)
+    cases = _decode if name in DECODE_KERNELS else _forward
+    outcomes = list(cases(REGISTRY[name]))
+    for outcome in filter(None, outcomes):
+        print(f"WRONG {name}: {outcome}")
+    print(f"{len(outcomes)} launches")
+    return sum(map(bool, outcomes))
+
+
+def _forward(spec: KernelSpec) -> Iterator[str]:
+    """What is wrong with each launch; "" for nothing. Inputs come from the host, so that the tools have no
+    kernels to look at but these."""
+    import cupy
+
+    from cufa.backends import cuda
+
+    plans = list(_plans(spec))
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        prepared = list(pool.map(cuda.prepare, plans))
+    rng = np.random.default_rng(0)
+    for plan, ready in zip(plans, prepared, strict=True):
+        p = plan.problem
+        dtype = DTYPES[p.dtype]
+        host = [rng.standard_normal(shape).astype(dtype) for shape in p.shapes[:3]]
+        q, k, v = (cupy.asarray(x) for x in host)
+        out = cupy.asarray(np.full(p.shapes[0], np.nan, dtype))
+        lse = cupy.asarray(np.full(p.shapes[0][:3], np.nan, np.float32))
+        ready.launch(q, k, v, out, lse)
+        expected, expected_lse = cufa.attention_reference(*host, causal=p.causal, return_lse=True)
+        tolerance = TOLERANCE["tf32" if p.precision == "tf32" else p.dtype]
+        error = np.abs(out.get().astype(np.float64) - expected).max()
+        close = np.allclose(lse.get(), expected_lse, rtol=1e-5, atol=tolerance)
+        right = error <= tolerance and close
+        yield "" if right else f"{p}, {plan.config}: error {error:.1e}, LSE {'right' if close else 'wrong'}"
+
+
+def _plans(spec: KernelSpec) -> Iterator[Plan]:
+    from cufa.backends import cuda
+
     device = cuda.current_device()
-    for name in names:
-        spec = KERNELS[name]
-        for dtype in spec.dtypes:
-            for precision in spec.precisions:
-                for head_dim, causal in ((64, True), (40, False)):
-                    config = fitting_configs(spec, head_dim, device)[0]
-                    for seqlen_q, seqlen_k in LENGTHS:
+    for dtype in spec.dtypes:
+        for precision in spec.precisions:
+            if (dtype == "float32") == (precision == "native"):
+                continue
+            for head_dim, causal in ((64, True), (40, False), (256, True)):
+                fitting = fitting_configs(spec, head_dim, device)
+                for config in dict.fromkeys((*fitting[:1], *fitting[-1:])):
+                    for seqlen_q, seqlen_k in LENGTHS if head_dim == 64 else LENGTHS[1:2]:
                         problem = make(
-                            1,
-                            2,
-                            seqlen_q,
-                            head_dim,
-                            dtype,
-                            causal,
-                            kv_heads=1,
-                            seqlen_k=seqlen_k,
-                            precision=None if precision == "native" else precision,
-                        )
+                            1, 2, seqlen_q, head_dim, dtype, causal,
+                            kv_heads=1, seqlen_k=seqlen_k, precision=precision,
+                        )  # fmt: skip
                         yield make_plan(problem, device, spec.algorithm, config=config)
 
 
-def main() -> None:
-    cupy.cuda.set_allocator(None)
-    todo = list(plans(sys.argv[1:] or list(KERNELS)))
-    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        prepared = list(pool.map(cuda.prepare, todo))
-    wrong = 0
-    for seed, (plan, ready) in enumerate(zip(todo, prepared, strict=True)):
-        q, k, v = random_inputs(plan.problem, on_gpu=True, seed=seed)
-        out = cupy.empty_like(q)
-        poison(out)
-        lse = cupy.empty(q.shape[:3], np.float32)
-        ready.launch(q, k, v, out, lse)
-        error = max_error(out, sampled_reference(plan.problem, q, k, v))
-        tolerance = 1e-2 if plan.problem.precision == "tf32" else TOLERANCE[plan.problem.dtype]
-        if not error <= tolerance:
-            wrong += 1
-            print(f"WRONG {error:.1e} {plan.spec.name}: {plan.problem}")
-    print(f"{len(todo)} launches of {len({p.spec.name for p in todo})} kernels, {wrong} wrong results")
-    sys.exit(bool(wrong))
+def _decode(spec: KernelSpec) -> Iterator[str]:
+    import cupy
+    from decode_support import make_case
+
+    fp8 = "float8_e4m3" in spec.cache_dtypes
+    for dtype in spec.dtypes:
+        for page_size, new, heads in ((0, 0, 4), (16, 1, 16)):
+            case = make_case(
+                [150, 1, 33, 400],
+                dtype=dtype,
+                fp8=fp8,
+                page_size=page_size,
+                new=new,
+                heads=heads,
+                head_dim=64,
+            )
+            arrays, options = case.arguments(schedule=spec.algorithm, num_splits=3)
+            options = {n: cupy.asarray(x) if isinstance(x, np.ndarray) else x for n, x in options.items()}
+            out, lse = cufa.flash_decode(*map(cupy.asarray, arrays), **options, return_lse=True)
+            try:
+                case.check(out.get(), lse.get())
+                yield ""
+            except AssertionError as error:
+                yield f"{dtype}, page_size {page_size}: {str(error).strip().splitlines()[0]}"
+
+
+# --- All kernels under all tools --------------------------------------------------------------------------
+
+
+def find_sanitizer() -> str | None:
+    roots = [os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), "/usr/local/cuda"]
+    roots += sorted(glob.glob("/usr/local/cuda-*"), reverse=True)
+    folders = [os.environ.get("PATH", ""), *(f"{root}/bin" for root in roots if root)]
+    return shutil.which("compute-sanitizer", path=os.pathsep.join(folders))
+
+
+def check(sanitizer: str, name: str, tool: str) -> tuple[bool, str]:
+    """(passed, what to print) of one kernel under one tool; "plain": under none."""
+    command = [sys.executable, __file__, "--cases", name]
+    if tool != "plain":
+        command = [sanitizer, "--tool", tool, "--error-exitcode", "9", "--print-limit", "20", *command]
+    start = time.perf_counter()
+    try:
+        done = subprocess.run(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=SECONDS
+        )
+    except subprocess.TimeoutExpired:
+        return False, f"{name:20} {tool:10} did not end within {SECONDS} s"
+    seconds = time.perf_counter() - start
+    passed = done.returncode == 0
+    said = re.findall(r"^\d+ launches$|(?<=SUMMARY: ).*", done.stdout, re.MULTILINE)
+    verdict = ", ".join(said) or f"exit status {done.returncode}, nothing said"
+    line = f"{name:20} {tool:10} {seconds:5.1f} s  {'ok    ' if passed else 'FAILED'}  {verdict}"
+    return passed, line if passed else f"{line}\n{_excerpt(done.stdout)}"
+
+
+def _excerpt(output: str, most: int = 40) -> str:
+    """The first findings, and the last words of a process that broke."""
+    lines = output.splitlines()
+    shown = lines if len(lines) <= most else [*lines[: most // 2], "…", *lines[-most // 2 :]]
+    return "\n".join(f"    {line}" for line in shown)
+
+
+def main() -> int:
+    match sys.argv[1:]:
+        case ["--cases", name]:
+            return int(run_cases(name) > 0)
+        case names:
+            pass
+    unknown = [name for name in names if name not in REGISTRY]
+    if unknown:
+        sys.exit(f"no kernel is called {unknown[0]}; there are {', '.join(REGISTRY)}")
+    sanitizer = find_sanitizer()
+    if sanitizer is None:
+        print(
+            "compute-sanitizer was not found. Fix: install the CUDA toolkit, or set CUDA_HOME to where it is"
+        )
+        return 3
+    from cufa.backends import cuda
+
+    if not cuda.device_count():
+        print("CuPy sees no NVIDIA GPU")
+        return 3
+    capability = cuda.current_device().arch.capability
+    specs = [REGISTRY[name] for name in names or REGISTRY if REGISTRY[name].runs_on(capability)]
+    probe = subprocess.run(
+        [sanitizer, sys.executable, "-c", "import cupy; cupy.zeros(1)"], capture_output=True, text=True
+    )
+    if "not supported" in probe.stdout + probe.stderr:
+        print("compute-sanitizer cannot look into this GPU:\n" + _excerpt(probe.stdout + probe.stderr))
+        return 3
+    start = time.perf_counter()
+    failed = total = 0
+    # A process takes its time mostly on a CPU: to start, to compile, to patch the kernels.
+    with ThreadPoolExecutor(max(1, len(os.sched_getaffinity(0)) * 2 // 3)) as pool:
+        # The plain runs come first, all of them: they leave the compiled kernels on disk for the others.
+        for jobs in (
+            [(spec.name, "plain") for spec in specs],
+            [(spec.name, tool) for tool in TOOLS for spec in specs if tool in tools(spec)],
+        ):
+            for passed, line in pool.map(lambda job: check(sanitizer, *job), jobs):
+                print(line, flush=True)
+                failed += not passed
+                total += 1
+            if failed:
+                break
+    print(f"{total} runs over {len(specs)} kernels in {time.perf_counter() - start:.0f} s: {failed} failed")
+    return int(failed > 0)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
