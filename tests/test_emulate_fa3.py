@@ -13,6 +13,7 @@ import pytest
 from support import assert_attention, make_inputs, make_problem, plan_with_blocks, stalling_lengths
 
 from cufa.bench.bounds import work_of
+from cufa.bench.ladder import ladder
 from cufa.emulator import Execution, run_plan
 from cufa.kernels import KERNELS
 
@@ -79,6 +80,18 @@ def test_rows_that_see_nothing_between_rows_that_do(config, head_dim):
     inputs = make_inputs(1, 3, 3, 5 * config.block_q, config.block_kv + 3, head_dim)
     runs = [(blocks, Execution("checked", order)) for blocks, order in ((1, "ascending"), (2, 3))]
     check(inputs, config, True, runs)
+
+
+@CONFIGS
+def test_every_step_of_the_ladder(config, head_dim):
+    """Techniques switched off one by one: slower kernels, as right, and none that waits for ever."""
+    steps = dict.fromkeys(rung.config for rung in ladder("fa3", config)[:-1])
+    lengths = [*stalling_lengths(config)[::3], (2 * config.block_q + 5, 3 * config.block_kv + 5)]
+    for step in steps:
+        for n, (seqlen_q, seqlen_k) in enumerate(lengths):
+            inputs = make_inputs(1, 3, 1, seqlen_q, seqlen_k, head_dim, seed=n)
+            orders = [(1, "descending"), (2, n), (99, "ascending")]
+            check(inputs, step, True, [(blocks, Execution("plain", order)) for blocks, order in orders])
 
 
 @MASKS

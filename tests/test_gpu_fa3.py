@@ -25,6 +25,7 @@ from support import (
 
 import cufa
 from cufa.bench import evidence
+from cufa.bench.ladder import ladder
 from cufa.kernels import KERNELS
 
 pytestmark = pytest.mark.gpu
@@ -141,6 +142,22 @@ def test_random_grids(execute, config, head_dim, causal):
         heads, seqlen_q, seqlen_k = rng.randint(1, 6), rng.randint(1, 900), rng.randint(1, 1200)
         inputs = make_inputs(1, heads, rng.choice([1, heads]), seqlen_q, seqlen_k, head_dim, seed=seed)
         check(execute, inputs, config, causal, rng.randint(1, 7))
+
+
+@MASKS
+@pytest.mark.parametrize(
+    "config", [pytest.param(c, id=f"{SPEC.name}-{i}") for i, c in enumerate(SPEC.configs)]
+)
+def test_every_step_of_the_ladder(execute, config, causal):
+    """Techniques switched off one by one; the last grid has a block for each item."""
+    lengths = [*stalling_lengths(config), (2 * config.block_q + 5, 9 * config.block_kv + 5), (1000, 1000)]
+    for step in dict.fromkeys(rung.config for rung in ladder("fa3", config)):
+        for n, (seqlen_q, seqlen_k) in enumerate(lengths):
+            inputs = make_inputs(1, 3, 1, seqlen_q, seqlen_k, config.max_head_dim, seed=n)
+            first, lse = execute(*inputs, step, causal, 1)
+            assert_attention(first, lse, *inputs, causal=causal)
+            for blocks in (2, 999):
+                assert execute(*inputs, step, causal, blocks)[0].tobytes() == first.tobytes()
 
 
 @CONFIGS
