@@ -35,6 +35,8 @@ _STYLE = """
 .cufa-tag.published {{ color: {muted}; }}
 [data-testid="stBaseButton-primary"]:not(:disabled), [data-testid="stMultiSelect"] [data-tag],
 [data-testid="stMultiSelect"] [data-tag] * {{ color: {background}; }}
+[class*="st-key-describe-"] {{ margin: -.8rem 0 -.35rem 0; }}
+[class*="st-key-describe-"] button {{ opacity: .75; }}
 .cufa-lead {{ color: {muted}; margin: -.4rem 0 1rem 0; max-width: 62rem; }}
 </style>
 """
@@ -72,6 +74,9 @@ def figure(fig: go.Figure, key: str, alt: str, *, describe: bool = True, **optio
     """A figure, with its description for screen readers and, folded away (``describe``), for everyone."""
     event = st.plotly_chart(fig, key=key, theme=None, config=_CONFIG, alt=alt, **options)
     if describe:
-        with st.popover("Describe this figure", type="tertiary", icon=":material/notes:"):
+        with (
+            st.container(key=f"describe-{key}"),
+            st.popover("Describe this figure", type="tertiary", icon=":material/notes:"),
+        ):
             st.write(alt)
     return event

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 
 import plotly.graph_objects as go
 
@@ -89,7 +90,7 @@ DARK = Palette(
     alarm="#FF8A80",
     idle="#232A35",
     series=("#7EA4FF", "#FF9F5A", "#45C9AC", "#D391DB", "#9AA5B5", "#E3C04F"),
-    scale=("#1F2D4D", "#2F4E94", "#4A7BDB", "#7EA4FF", "#C9DAFF"),
+    scale=("#2B427C", "#3558A6", "#4A7BDB", "#7EA4FF", "#C9DAFF"),
     tiles=_tiles("#5286E8", "#E5A544", "#B878C2", "#1C232D", ("#7EA4FF", "#6E4200", "#5A2063", "#3A4452")),
 )
 PALETTES = {"light": LIGHT, "dark": DARK}
@@ -161,3 +162,10 @@ def bar_pattern(tile_style: TileStyle, palette: Palette) -> dict[str, object]:
             "fillmode": "overlay",
         }
     return marker
+
+
+def logarithmic(low: float, high: float, suffix: str = "") -> dict[str, object]:
+    """A logarithmic axis with labels at 1, 2 and 5: Plotly's own skip too much over one or two decades."""
+    ticks = [m * 10.0**e for e in range(-3, 9) for m in (1, 2, 5) if low <= m * 10.0**e <= high]
+    span = [math.log10(low), math.log10(high)]
+    return {"type": "log", "range": span, "tickvals": ticks, "ticktext": [f"{t:,g}{suffix}" for t in ticks]}

@@ -521,7 +521,7 @@ def test_why_a_head_is_not_executed_here() -> None:
 
 
 def test_every_config_of_a_kernel_has_its_own_name_in_the_link() -> None:
-    from cufa.dashboard.views.causal_controls import config_key, config_words
+    from cufa.dashboard.model.configs import config_key, config_words
     from cufa.kernels import KERNELS
 
     for spec in KERNELS.values():

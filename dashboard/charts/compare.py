@@ -13,6 +13,8 @@ from cufa.dashboard.theme import Palette
 
 _DASHES = ("solid", "dash", "dot", "dashdot", "longdash")
 _APART = 1.014
+_FAR = 8.0
+"""Ratios that differ by more than this factor get a logarithmic axis."""
 _SYMBOLS = ("circle", "diamond", "square", "triangle-up", "x", "star", "hexagon", "cross")
 
 
@@ -36,17 +38,23 @@ def by_length(
     reference: tuple[float, str] | None = None,
     limit: tuple[float, str] | None = None,
     published: str = "",
+    ratio: bool = False,
+    names: Sequence[str] = (),
     height: int = 430,
 ) -> go.Figure:
     """A line a series over the length of keys (powers of two), error bars where intervals are known.
 
     ``reference`` and ``limit`` are horizontal lines with a label; the series named ``published`` is muted.
+    The axis of a ``ratio`` is logarithmic when values are far apart. ``names`` are those of every series on the
+    page, so that one has the same looks in all figures.
     """
     figure = theme.new_figure(palette, height, hovermode="closest")
-    for number, (name, points) in enumerate(series.items()):
+    order = [*dict.fromkeys([*names, *series])]
+    for place, (name, points) in enumerate(series.items()):
         points = sorted(points, key=lambda p: p.length)
+        number = order.index(name)
         colour = palette.muted if name == published else palette.series[number % len(palette.series)]
-        apart = _APART ** (number - (len(series) - 1) / 2)  # error bars at one length stay apart
+        apart = _APART ** (place - (len(series) - 1) / 2)  # error bars at one length stay apart
         figure.add_trace(
             go.Scatter(
                 x=[p.length * apart for p in points],
@@ -67,14 +75,6 @@ def by_length(
                 hovertemplate=f"<b>{name}</b><br>%{{customdata}}<extra></extra>",
             )
         )
-    for line in (reference, limit):
-        if line is not None:
-            figure.add_hline(
-                line[0],
-                line={"color": palette.muted, "dash": "dot", "width": 1.5},
-                annotation_text=line[1],
-                annotation_position="bottom right",
-            )
     lengths = sorted({p.length for points in series.values() for p in points})
     figure.update_xaxes(
         type="log",
@@ -83,7 +83,15 @@ def by_length(
         tickvals=lengths,
         ticktext=[f"{n:,}" for n in lengths],
     )
-    figure.update_yaxes(title_text=title, rangemode="tozero")
+    values = [p.value for points in series.values() for p in points]
+    is_log = ratio and max(values) > _FAR * min(values)
+    figure.update_yaxes(title_text=title, rangemode="tozero", ticksuffix="×" if ratio else "")
+    if is_log:
+        figure.update_yaxes(theme.logarithmic(min(1.0, *values) / 1.2, 1.25 * max(values), "×"))
+    for y, text in filter(None, (reference, limit)):
+        figure.add_hline(y, line={"color": palette.muted, "dash": "dot", "width": 1.5})
+        place = math.log10(y) if is_log else y
+        figure.add_annotation(xref="paper", x=0.01, xanchor="left", y=place, yanchor="bottom", text=text)
     return figure
 
 

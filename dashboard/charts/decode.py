@@ -24,17 +24,18 @@ def split_figure(
     palette: Palette,
     height: int = 440,
 ) -> go.Figure:
-    """Relative time above, SM fill below, by number of fixed splits.
+    """Time over the shortest above, SM fill below, by number of fixed splits.
 
     ``planned`` is the planner's schedule and what it comes to: a point of the curve, or a line across when it
     is balanced, which has no splits.
     """
+    schedule, chosen = planned
     figure = make_subplots(2, 1, shared_xaxes=True, vertical_spacing=0.07)
     theme.style(figure, palette, height, hovermode="x unified")
     splits = [s.splits for s in curve]
-    slowest = max(s.span for s in curve)
+    shortest = min(chosen.span, *(s.span for s in curve))
     panels = (
-        (1, [s.span / slowest for s in curve], "%{y:.1%} of the slowest, %{customdata[0]:,} blocks"),
+        (1, [s.span / shortest for s in curve], "%{y:.2f}× the shortest time, %{customdata[0]:,} blocks"),
         (2, [s.fill for s in curve], "%{y:.1%} of time on tiles, %{customdata[1]:.2f} waves"),
     )
     for row, values, hover in panels:
@@ -53,9 +54,8 @@ def split_figure(
             row,
             1,
         )
-        schedule, chosen = planned
         if schedule == "balanced":
-            y = chosen.span / slowest if row == 1 else chosen.fill
+            y = chosen.span / shortest if row == 1 else chosen.fill
             line = {"color": palette.measured, "dash": "longdash", "width": 2}
             figure.add_trace(
                 go.Scatter(
@@ -68,7 +68,7 @@ def split_figure(
         if schedule == "fixed":
             marks.insert(0, ("the planner", chosen, "diamond", palette.measured))
         for name, split, symbol, colour in marks:
-            y = split.span / slowest if row == 1 else split.fill
+            y = split.span / shortest if row == 1 else split.fill
             figure.add_trace(
                 go.Scatter(
                     x=[split.splits],
@@ -88,11 +88,10 @@ def split_figure(
                 row,
                 1,
             )
-    ticks = [s for s in (1, 2, 4, 8, 16, 32, 64, 128, 256, 512) if s <= splits[-1]]
+    ticks = [s for s in (1 << n for n in range(10)) if s <= splits[-1]]
     figure.update_xaxes(type="log", tickvals=ticks, ticktext=[str(t) for t in ticks])
     figure.update_xaxes(title_text="fixed splits of each sequence's keys", row=2, col=1)
-    figure.update_yaxes(
-        title_text="time (share of slowest)", tickformat=".0%", rangemode="tozero", row=1, col=1
-    )
+    axis = theme.logarithmic(0.9, 1.2 * max(s.span for s in curve) / shortest, "×")
+    figure.update_yaxes(title_text="time ÷ shortest", **axis, row=1, col=1)
     figure.update_yaxes(title_text="SM fill", tickformat=".0%", range=[0, 1.05], row=2, col=1)
     return figure

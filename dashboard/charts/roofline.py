@@ -9,7 +9,8 @@ import plotly.graph_objects as go
 
 from cufa.bench.limits import Limits
 from cufa.dashboard import theme
-from cufa.dashboard.model.evidence import Measured
+from cufa.dashboard.charts.samples import unit_for
+from cufa.dashboard.model.evidence import Derived, Measured
 from cufa.dashboard.theme import Palette
 
 _FAR_AWAY = 3.0
@@ -30,7 +31,8 @@ def exponential_ceiling(limits: Limits, head_dim: int) -> float:
 def roofline(
     rows: Sequence[Measured], limits: Limits, products: Sequence[str], palette: Palette, height: int = 560
 ) -> go.Figure:
-    """TFLOP/s against FLOP a byte, both logarithmic; ``products`` are the kinds that get a roof."""
+    """TFLOP/s against FLOP a byte, both logarithmic; ``products`` are the kinds that get a roof. Where both
+    masks are shown, the marks of causal rows are open."""
     figure = theme.new_figure(palette, height, hovermode="closest")
     x = np.array([intensity(r) for r in rows])
     roof = max(limits.flops[p] for p in products)
@@ -65,8 +67,10 @@ def roofline(
         name = f"exponentials at head dim {head_dim}: {top / 1e12:,.0f} TFLOP/s"
         dash = ("dash", "dot", "longdash")[number % 3]
         _line(figure, [max(low, top / limits.copy_bytes), high], [top, top], name, dash, palette.series[3])
+    both = len({r.problem.causal for r in rows}) > 1
     for number, label in enumerate(dict.fromkeys(r.label for r in rows)):
         mine = [r for r in rows if r.label == label]
+        symbol = _SYMBOLS[number % len(_SYMBOLS)]
         figure.add_trace(
             go.Scatter(
                 x=[intensity(r) for r in mine],
@@ -74,10 +78,10 @@ def roofline(
                 name=label,
                 mode="markers",
                 marker={
-                    "symbol": _SYMBOLS[number % len(_SYMBOLS)],
+                    "symbol": [f"{symbol}-open" if both and r.problem.causal else symbol for r in mine],
                     "size": 11,
                     "color": palette.series[number % len(palette.series)],
-                    "line": {"width": 1, "color": palette.background},
+                    "line": {"width": 1.5},
                 },
                 customdata=[(str(r.problem), r.of_ceiling, r.ceiling, r.seconds * 1e6) for r in mine],
                 hovertemplate=f"<b>{label}</b><br>%{{customdata[0]}}<br>%{{y:,.1f}} TFLOP/s at %{{x:,.0f}} "
@@ -86,18 +90,13 @@ def roofline(
             )
         )
     title = "useful FLOP a byte of compulsory traffic"
-    figure.update_xaxes(title_text=title, **_logarithmic(low, high))
+    figure.update_xaxes(title_text=title, **theme.logarithmic(low, high))
     lowest = min(min(r.tflops for r in rows), low * limits.copy_bytes / 1e12)
-    figure.update_yaxes(title_text="TFLOP/s (useful)", **_logarithmic(lowest / 1.3, 1.4 * highest / 1e12))
+    figure.update_yaxes(
+        title_text="TFLOP/s (useful)", **theme.logarithmic(lowest / 1.3, 1.4 * highest / 1e12)
+    )
     figure.update_layout(legend={"y": -0.16, "yanchor": "top"})
     return figure
-
-
-def _logarithmic(low: float, high: float) -> dict[str, object]:
-    """A logarithmic axis with labels at 1, 2 and 5: Plotly's own skip too much over one or two decades."""
-    ticks = [m * 10.0**e for e in range(-3, 9) for m in (1, 2, 5) if low <= m * 10.0**e <= high]
-    span = [float(np.log10(low)), float(np.log10(high))]
-    return {"type": "log", "range": span, "tickvals": ticks, "ticktext": [f"{t:,g}" for t in ticks]}
 
 
 def _line(figure: go.Figure, x: list[float], y: list[float], name: str, dash: str, colour: str) -> None:
@@ -111,6 +110,38 @@ def _line(figure: go.Figure, x: list[float], y: list[float], name: str, dash: st
             hovertemplate=f"{name}<extra></extra>",
         )
     )
+
+
+def bounds_figure(derived: Derived, palette: Palette, height: int = 340) -> go.Figure:
+    """Time that each resource would need alone, at its ceiling; lines at the measured and the predicted."""
+    named = derived.bounds.named()
+    factor, unit = unit_for(derived.row.seconds)
+    figure = theme.new_figure(palette, height, bargap=0.35, hovermode="closest")
+    figure.add_trace(
+        go.Bar(
+            x=[factor * seconds for seconds in named.values()],
+            y=list(named),
+            orientation="h",
+            marker={"color": palette.predicted, "pattern": {"shape": "/", "size": 5, "solidity": 0.15}},
+            text=[f"{seconds / derived.row.seconds:.0%}" for seconds in named.values()],
+            textposition="outside",
+            cliponaxis=False,
+            hovertemplate=f"%{{y}}: %{{x:,.4g}} {unit}, %{{text}} of the measured time<extra></extra>",
+            showlegend=False,
+        )
+    )
+    for seconds, text, dash, colour in (
+        (derived.row.seconds, "measured", "solid", palette.measured),
+        (derived.predicted, "predicted", "dash", palette.predicted),
+    ):
+        figure.add_vline(
+            factor * seconds, line={"color": colour, "width": 2, "dash": dash}, annotation_text=text,
+            annotation={"y": 1, "yanchor": "bottom", "xanchor": "center"},
+        )  # fmt: skip
+    figure.update_xaxes(title_text=f"time ({unit})", rangemode="tozero")
+    figure.update_yaxes(autorange="reversed", showgrid=False, ticks="")
+    figure.update_layout(margin={"r": 70})
+    return figure
 
 
 def closest(rows: Sequence[Measured]) -> Measured:

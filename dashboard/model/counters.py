@@ -10,6 +10,7 @@ import numpy as np
 
 from cufa.architectures import Device
 from cufa.bench import traces
+from cufa.dashboard.model.configs import config_key
 from cufa.dashboard.model.trace import Records, disagreements
 from cufa.kernels import TileConfig
 from cufa.problem import Problem
@@ -60,7 +61,7 @@ def matching_trace(problem: Problem, kernel: str, config: TileConfig, device: De
         t
         for t in all_traces()[0].values()
         if t.kernel == kernel
-        and t.config == config
+        and config_key(t.config) == config_key(config)
         and dataclasses.replace(t.problem, dtype=problem.dtype) == problem
     ]
     return next((t for t in same if t.num_sms == device.num_sms), same[0] if same else None)

@@ -23,7 +23,7 @@ with right:
 found = run_result.choose_shape(controls, run)
 controls.finish()
 if run is None:
-    page.verdict("Nothing has been run here yet: press Start.", small=True)
+    run_live.show_first_steps()
 else:
     run_live.explain_end(run)
     run_result.show(found, run, zoomed, palette)

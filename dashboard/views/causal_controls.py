@@ -9,6 +9,7 @@ import streamlit as st
 
 from cufa.architectures import ARCHITECTURES, Device
 from cufa.dashboard.model import devices, gpu
+from cufa.dashboard.model.configs import config_key, config_words
 from cufa.dashboard.model.launch import algorithms
 from cufa.dashboard.state import Controls
 from cufa.dashboard.views.causal_view import MOST_BLOCKS_A_SIDE, View
@@ -22,27 +23,6 @@ ALGORITHM_WORDS = {"fa1": "FA1", "fa2_noskip": "FA2, no skip", "fa2": "FA2", "fa
 MAX_LENGTH = 131_072
 _CUSTOM = "custom"
 _HERE = "here"
-
-
-def config_key(config: TileConfig) -> str:
-    """A config in the link: 128x64w4, then s2 for two stages, b2 for two blocks an SM, p for paired warps,
-    and its switches. Different for any two configs that fit the same head dim."""
-    stages = f"s{config.num_stages}" if config.num_stages > 1 else ""
-    blocks = f"b{config.blocks_per_sm}" if config.blocks_per_sm > 1 else ""
-    paired = "p" if config.column_warps > 1 else ""
-    switches = "".join(f"-{name.lower()}{int(value)}" for name, value in config.switches)
-    return f"{config.block_q}x{config.block_kv}w{config.num_warps}{stages}{blocks}{paired}{switches}"
-
-
-def config_words(config: TileConfig) -> str:
-    """A config on the screen."""
-    blocks = f", {config.blocks_per_sm} blocks an SM" if config.blocks_per_sm > 1 else ""
-    switches = "".join(
-        f", {name.lower().replace('_', ' ')}" + ("" if value is True else f" {value}")
-        for name, value in config.switches
-        if value is not False
-    )
-    return f"{config}{blocks}{switches}"
 
 
 def choose(controls: Controls) -> View:

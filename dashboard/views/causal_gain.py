@@ -69,7 +69,8 @@ def show_speedup(view: View, palette: Palette) -> None:
     )
     page.figure(figure, "causal.speedup", alt)
     if notes:
-        st.caption("  \n".join(notes))
+        with st.expander("Recorded gains in figures", icon=":material/table_rows:"):
+            st.caption("  \n".join(notes))
     st.caption(
         f"Published: FlashAttention-1 → 2, {published.TRITON_A10G}, head dim 64. On this card's SMs: both "
         "launches simulated as above, for these heads and this batch."

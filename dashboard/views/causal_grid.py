@@ -25,13 +25,9 @@ def show_grid(view: View, palette: Palette, selected: tuple[int, int]) -> None:
     else:
         page.figure(figure, "causal.grid.large", alt)
     order = (Tile.FULL, Tile.PARTIAL, Tile.PADDED, Tile.SKIPPED)
-    st.caption(
-        "  \n".join(
-            f"**{counts[t]:,} {palette.tiles[t].label}** ({counts[t] / schedule.total:.0%}): "
-            f"{palette.tiles[t].meaning}"
-            for t in order
-        )
-    )
+    for column, t in zip(st.columns(4), order, strict=True):
+        share = f"**{counts[t]:,} {palette.tiles[t].label}** ({counts[t] / schedule.total:.0%})"
+        column.caption(f"{share}  \n{palette.tiles[t].meaning}")
 
 
 def _verdict(view: View) -> str:

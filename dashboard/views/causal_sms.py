@@ -13,11 +13,13 @@ from cufa.bench.traces import Trace
 from cufa.dashboard import page
 from cufa.dashboard.charts import timeline as charts
 from cufa.dashboard.model import counters, gpu
+from cufa.dashboard.model.configs import config_key
 from cufa.dashboard.model.launch import Timeline
 from cufa.dashboard.model.trace import measured_timeline, perfetto
 from cufa.dashboard.state import Controls
 from cufa.dashboard.theme import Palette
 from cufa.dashboard.views.causal_view import MOST_THREAD_BLOCKS, View
+from cufa.kernels import KERNELS
 
 _TRACE_TIMEOUT = 180
 
@@ -32,7 +34,8 @@ def show_timelines(view: View, palette: Palette) -> None:
     trace = counters.matching_trace(view.problem, view.spec.name, view.config, view.device)
     if trace is None:
         _show_predicted(view, palette)
-        _offer_traces(view)
+        _offer_trace(view)
+        _choose_recorded()
         return
     left, right = st.columns(2)
     with left:
@@ -41,6 +44,7 @@ def show_timelines(view: View, palette: Palette) -> None:
         measured = measured_timeline(trace.records, trace.num_sms, view.algorithm == "fa1")
         _show_measured(trace, measured, palette)
     _show_tails(view.predicted, measured, palette)
+    _choose_recorded()
 
 
 def _show_predicted(view: View, palette: Palette) -> None:
@@ -116,11 +120,8 @@ def _export(timeline: Timeline, title: str, name: str) -> None:
     )
 
 
-def _offer_traces(view: View) -> None:
-    """No trace of this view: say so, take one where there is a GPU, and list those that exist."""
-    found, damaged = counters.all_traces()
-    for text in damaged:
-        st.warning(text, icon=":material/broken_image:")
+def _offer_trace(view: View) -> None:
+    """There is no trace of this view: say so, and take one where there is a GPU."""
     if gpu.gpu_count() and view.is_registered:
         if st.button("Trace it on this GPU", key="causal.trace", icon=":material/monitoring:"):
             with st.spinner("Compiling and running the trace build…"):
@@ -128,28 +129,41 @@ def _offer_traces(view: View) -> None:
             if error is None:
                 st.rerun()
             st.error(error, icon=":material/error:")
-    else:
-        st.info(
-            "**Measured:** no trace of this problem is recorded, and "
-            + ("no kernel has these tiles." if gpu.gpu_count() else "there is no GPU here to record one on.")
-            + (
-                " Recorded traces can be opened below."
-                if found
-                else " No trace is shipped with this version yet."
-            ),
-            icon=":material/info:",
-        )
-    for name, trace in found.items():
-        label = f"{trace.kernel}, {trace.problem}, {trace.config}: {trace.environment['device']}"
-        st.button(label, key=f"causal.open.{name}", on_click=open_trace, args=(trace,), type="tertiary",
-                  icon=":material/timeline:")  # fmt: skip
+        return
+    why = "no kernel has these tiles" if gpu.gpu_count() else "there is no GPU here to record one on"
+    st.info(f"**Measured:** no trace of this problem is recorded, and {why}.", icon=":material/info:")
+
+
+def _choose_recorded() -> None:
+    """Traces that exist."""
+    found, damaged = counters.all_traces()
+    for text in damaged:
+        st.warning(text, icon=":material/broken_image:")
+    if not found:
+        return
+    words = {
+        name: f"{t.kernel}: {t.problem}, {t.config} · {t.environment['device']}" for name, t in found.items()
+    }
+    st.selectbox(
+        "Recorded traces",
+        list(found),
+        index=None,
+        format_func=words.get,
+        key="causal.open",
+        placeholder="Open one: the controls above are set to what was traced",
+        on_change=_open_chosen,
+        args=(found,),
+    )
+
+
+def _open_chosen(found: dict[str, Trace]) -> None:
+    chosen = st.session_state.pop("causal.open", None)
+    if chosen is not None:
+        open_trace(found[chosen])
 
 
 def open_trace(trace: Trace) -> None:
     """Set the controls to what was traced."""
-    from cufa.dashboard.views.causal_controls import config_key
-    from cufa.kernels import KERNELS
-
     p = trace.problem
     settings = {
         "alg": KERNELS[trace.kernel].algorithm,

@@ -112,6 +112,7 @@ def _show_versions(
         palette,
         "time of FA1 ÷ time of FA2",
         limit=(2.0, "2×: the limit of skipping alone"),
+        ratio=True,
         published=_PUBLISHED,
     )
     alt = "Speed-up from FA1 to FA2 by length. " + "; ".join(

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import streamlit as st
 
+from cufa.bench.peers import PEERS
 from cufa.commands.common import rate_text, seconds_text
 from cufa.dashboard import page
 from cufa.dashboard.charts import compare as charts
@@ -31,7 +32,7 @@ def show_lengths(controls: Controls, found: Sequence[Measurement], palette: Pale
     families: dict[str, list[Measurement]] = {}
     for m in latest:
         families.setdefault(m.family, []).append(m)
-    ranked = sorted(families, key=lambda name: -len({m.problem.seqlen_k for m in families[name]}))
+    ranked = sorted(families, key=lambda name: _interest(families[name]), reverse=True)
     columns = st.columns([3, 1.6, 1.4])
     with columns[0]:
         family = controls.choice("shapes", "Shapes", ranked)
@@ -46,8 +47,15 @@ def show_lengths(controls: Controls, found: Sequence[Measurement], palette: Pale
     if not rows:
         page.verdict("Nothing is left to draw: choose at least one kernel.", "warn", small=True)
         return
-    _show_metric(rows, metric, palette)
-    _show_speedup(families[family], [x for x in shown if x != base], base, palette)
+    _show_metric(rows, metric, labels, palette)
+    _show_speedup(families[family], [x for x in shown if x != base], base, labels, palette)
+
+
+def _interest(rows: Sequence[Measurement]) -> tuple[bool, int, bool, bool]:
+    """What people ask for first: a curve that another library is on, long, at head dim 128, causal."""
+    lengths = {m.problem.seqlen_k for m in rows}
+    has_peer = any(m.label in PEERS for m in rows) and len(lengths) > 1
+    return has_peer, len(lengths), rows[0].problem.head_dim == 128, rows[0].problem.causal
 
 
 def _slowest(rows: Sequence[Measurement]) -> str:
@@ -55,7 +63,7 @@ def _slowest(rows: Sequence[Measurement]) -> str:
     return min((m for m in rows if m.problem.seqlen_k == longest), key=lambda m: m.tflops).label
 
 
-def _show_metric(rows: Sequence[Measurement], metric: str, palette: Palette) -> None:
+def _show_metric(rows: Sequence[Measurement], metric: str, names: Sequence[str], palette: Palette) -> None:
     best = max(rows, key=lambda m: m.tflops)
     page.verdict(
         f"{best.label} is the fastest: {rate_text(best.tflops)} at {best.problem.seqlen_k:,} keys, "
@@ -71,7 +79,7 @@ def _show_metric(rows: Sequence[Measurement], metric: str, palette: Palette) -> 
     title = {"time": f"time ({unit})", "tflops": f"{unit} (useful)", "gbytes": "GB/s (q, k, v, o once)"}[
         metric
     ]
-    figure = charts.by_length(series, palette, title)
+    figure = charts.by_length(series, palette, title, names=names)
     page.figure(figure, "compare.lengths", _describe(series, title))
     st.caption(f"Measured on **{best.where}**. Bars are p10 to p90. {_where_from(rows)}")
 
@@ -88,7 +96,9 @@ def _point(m: Measurement, metric: str, factor: float) -> Point:
     return Point(m.problem.seqlen_k, value, value * t.p50 / t.p90, value * t.p50 / t.p10, text)
 
 
-def _show_speedup(rows: Sequence[Measurement], shown: Sequence[str], base: str, palette: Palette) -> None:
+def _show_speedup(
+    rows: Sequence[Measurement], shown: Sequence[str], base: str, names: Sequence[str], palette: Palette
+) -> None:
     st.header(f"Speed-up over {base}", anchor=False)
     series = speedups(rows, shown, base)
     if not series:
@@ -105,7 +115,7 @@ def _show_speedup(rows: Sequence[Measurement], shown: Sequence[str], base: str, 
     )
     page.verdict(text, tag=_tag(rows[0]), small=True)
     title = f"time of {base} ÷ time"
-    figure = charts.by_length(series, palette, title, reference=(1.0, base))
+    figure = charts.by_length(series, palette, title, reference=(1.0, f"1×: {base}"), ratio=True, names=names)
     page.figure(figure, "compare.speedup", _describe(series, title))
     st.caption("Ratio of medians; bars are 95% bootstrap intervals over the samples.")
 

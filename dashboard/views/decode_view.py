@@ -11,10 +11,10 @@ from cufa.dashboard import page
 from cufa.dashboard.charts import decode as charts
 from cufa.dashboard.charts import timeline as timeline_charts
 from cufa.dashboard.model import decode, evidence
+from cufa.dashboard.model.configs import config_key, config_words
 from cufa.dashboard.model.decode import Batch, Split
 from cufa.dashboard.state import Controls
 from cufa.dashboard.theme import Palette
-from cufa.dashboard.views.causal_controls import config_key, config_words
 from cufa.dashboard.views.shape_controls import choose_kv_heads
 from cufa.decode.plan import DecodePlan, make_decode_plan
 from cufa.decode.problem import MAX_TOKENS, DecodeProblem
@@ -62,7 +62,7 @@ def choose(controls: Controls) -> Choice | None:
             head_dim = int(controls.choice("d", "Head dim", sizes, "128"))
         with columns[5]:
             dtype, _, cache = controls.choice("dtype", "Type", _DTYPES).partition(".")
-        columns = st.columns([1.1, 1.9, 2.2, 1.2])
+        columns = st.columns([0.9, 1.4, 3.0, 1.1])
         with columns[0]:
             help_text = "Query tokens of each sequence: more than one when a draft is checked."
             tokens = controls.integer("tokens", "New tokens", 1, 1, MAX_TOKENS, help=help_text)
@@ -147,12 +147,13 @@ def _floor(plan: DecodePlan, batch: Batch) -> str:
 
 def _describe(plan: DecodePlan, curve: list[Split], chosen: Split) -> str:
     best, single = decode.best(curve), curve[0]
-    slowest = max(s.span for s in curve)
+    shortest = min(chosen.span, *(s.span for s in curve))
     return (
         f"Two panels by number of splits, 1 to {curve[-1].splits}. Predicted time falls from "
-        f"{single.span / slowest:.0%} at 1 split to {best.span / slowest:.0%} at {best.splits}; SM fill "
-        f"rises from {single.fill:.0%} to {best.fill:.0%}. The planner's choice, {plan.schedule} with "
-        f"{chosen.splits}, takes {chosen.span / slowest:.0%} and fills {chosen.fill:.0%}."
+        f"{single.span / shortest:.1f} times the shortest at 1 split to {best.span / shortest:.2f} times at "
+        f"{best.splits}; SM fill rises from {single.fill:.0%} to {best.fill:.0%}. The planner's choice, "
+        f"{plan.schedule} with {chosen.splits}, takes {chosen.span / shortest:.2f} times the shortest and "
+        f"fills {chosen.fill:.0%}."
     )
 
 

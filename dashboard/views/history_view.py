@@ -19,6 +19,7 @@ from cufa.dashboard.theme import Palette
 
 _ORIGINS = {"all": "all", "run": "runs here", "recorded": "recorded evidence"}
 _MOST_PAIRS = 24
+_TABLE = "history.table"
 
 
 def choose_rows(controls: Controls, found: Sequence[Measurement]) -> list[Measurement]:
@@ -68,12 +69,27 @@ def show_table(rows: Sequence[Measurement]) -> None:
         }
         for number, m in enumerate(rows, 1)
     ]
-    st.dataframe(lines, hide_index=True, height=min(38 + 35 * len(lines), 420))
+    st.dataframe(
+        lines,
+        hide_index=True,
+        height=min(38 + 35 * len(lines), 420),
+        key=_TABLE,
+        on_select=lambda: _take_picked([m.id for m in rows]),
+        selection_mode="multi-row",
+    )
+
+
+def _take_picked(ids: Sequence[str]) -> None:
+    """Two rows picked in the table are A and B; a third takes the place of B."""
+    picked = [ids[n] for n in st.session_state[_TABLE]["selection"]["rows"]]
+    for name, value in zip(("a", "b"), [*picked[:1], *picked[1:][-1:]], strict=False):
+        Controls.put("history", name, value)
 
 
 def show_difference(controls: Controls, rows: Sequence[Measurement], palette: Palette) -> None:
     """Two measurements, or two whole runs."""
     st.header("The difference between two", anchor=False)
+    st.caption("Pick two rows of the table above, or choose here.")
     kinds = {"rows": "two measurements", "runs": "two whole runs"}
     kind = controls.choice("compare", "Compare", kinds, segmented=True)
     if kind == "runs":

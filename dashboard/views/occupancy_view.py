@@ -14,10 +14,10 @@ from cufa.dashboard.charts import occupancy as charts
 from cufa.dashboard.charts.occupancy import Point
 from cufa.dashboard.model import counters
 from cufa.dashboard.model.compiled import Compiled, Compiler, Entry, variant_of
+from cufa.dashboard.model.configs import config_key, config_words
 from cufa.dashboard.model.trace import measured_timeline
 from cufa.dashboard.state import Controls
 from cufa.dashboard.theme import Palette
-from cufa.dashboard.views.causal_controls import config_key, config_words
 from cufa.kernels import KERNELS, KernelSpec, TileConfig
 from cufa.occupancy import Occupancy
 from cufa.planner import fitting_configs
@@ -144,7 +144,7 @@ def _show_facts(entry: Entry, choice: Choice) -> None:
 def _show_achieved(entry: Entry, choice: Choice) -> None:
     """Beside the theoretical figure, what traces of the same build show."""
     for trace in counters.all_traces()[0].values():
-        same = trace.kernel == choice.spec.name and trace.config == choice.config
+        same = trace.kernel == choice.spec.name and config_key(trace.config) == config_key(choice.config)
         if (
             not same
             or trace.problem.head_dim != choice.head_dim

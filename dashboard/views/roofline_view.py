@@ -5,10 +5,11 @@ from __future__ import annotations
 import streamlit as st
 
 from cufa.bench.suites import SUITES
+from cufa.commands.common import seconds_text
 from cufa.dashboard import page
 from cufa.dashboard.charts import roofline as charts
 from cufa.dashboard.model import evidence
-from cufa.dashboard.model.evidence import Evidence, Measured
+from cufa.dashboard.model.evidence import Derived, Evidence, Measured
 from cufa.dashboard.state import Controls
 from cufa.dashboard.theme import Palette
 
@@ -39,6 +40,7 @@ def show(controls: Controls, palette: Palette) -> None:
         page.verdict("Nothing is left to draw: choose at least one kernel.", "warn")
         return
     _show_roofline(chosen, rows, palette)
+    _show_bounds(controls, chosen, rows, palette)
 
 
 def _load() -> list[Evidence]:
@@ -84,11 +86,49 @@ def _show_roofline(chosen: Evidence, rows: list[Measured], palette: Palette) -> 
         f"Recorded on **{chosen.where}**. Ceilings were measured there in the same run: a large copy, "
         "products from registers, exponentials. Traffic is q, k, v read once and o written once; FLOP are "
         "4 · head dim for each score that the mask lets through."
+        + (" Open marks are causal." if len({r.problem.causal for r in rows}) > 1 else "")
     )
     stale = [k for k in chosen.stale if any(r.kernel == k for r in rows)]
     if stale:
         text = f"Sources have changed since this was recorded: {', '.join(stale)}."
         st.warning(text, icon=":material/history:")
+
+
+def _show_bounds(controls: Controls, chosen: Evidence, rows: list[Measured], palette: Palette) -> None:
+    """What limits one shape, where the kernel's work is derived: resource by resource."""
+    found = {str(d.row.problem): d for d in evidence.derived(chosen, rows)}
+    if not found:
+        return
+    st.header("What limits it", anchor=False)
+    kernel = next(iter(found.values())).row.label
+    default = max(found, key=lambda name: (found[name].row.problem.causal, found[name].row.tflops))
+    derived = found[controls.choice("shape", f"Shape, {kernel}", list(found), default)]
+    page.verdict(_bounds_verdict(derived), tag="predicted", small=True)
+    named = derived.bounds.named()
+    alt = f"Bars of the time that each resource needs, against {seconds_text(derived.row.seconds)} measured: "
+    alt += ", ".join(f"{name} {seconds_text(seconds)}" for name, seconds in named.items()) + "."
+    page.figure(charts.bounds_figure(derived, palette), "roofline.bounds", alt)
+    st.caption(
+        "Each bar: what the tiles ask of one resource, over its measured ceiling, were it the only one. "
+        "**Busiest block**: the longest of them times the imbalance between SMs. **No overlap**: products, "
+        "then exponentials. The prediction is made of these alone."
+    )
+
+
+def _bounds_verdict(derived: Derived) -> str:
+    b, measured = derived.bounds, derived.row.seconds
+    needs = {
+        "products": "products alone need",
+        "power": "products at the clock that power leaves need",
+        "exponentials": "exponentials alone need",
+        "shared memory": "shared memory alone needs",
+        "memory": "memory alone needs",
+    }
+    seconds = {name: b.named()[name] for name in needs if name in b.named()}
+    limit = max(seconds, key=lambda name: seconds[name])
+    share = f"{seconds_text(seconds[limit])}, {seconds[limit] / measured:.0%} of it"
+    uneven = f"; waiting for the busiest SM adds {b.imbalance - 1:.0%}" if b.imbalance > 1.02 else ""
+    return f"{derived.row.label} takes {seconds_text(measured)}; {needs[limit]} {share}{uneven}."
 
 
 def _product(row: Measured) -> str:

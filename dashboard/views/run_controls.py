@@ -10,6 +10,7 @@ from cufa.architectures import Device
 from cufa.bench.runner import Contender
 from cufa.bench.suites import SUITES, Case
 from cufa.dashboard.model import presets
+from cufa.dashboard.model.configs import config_key
 from cufa.dashboard.model.devices import device_of, peers_here, run_devices
 from cufa.dashboard.state import Controls
 from cufa.dashboard.views.shape_controls import choose_kv_heads
@@ -44,8 +45,15 @@ def choose(controls: Controls) -> Job:
             preset = controls.choice("preset", "Start from", words, first)
         with columns[2]:
             offered = [*dict.fromkeys(s.algorithm for s in KERNELS.values()), *peers_here(device_name)]
-            help_text = "They take turns in one run, so that a change of clocks hits all alike."
-            default = ["naive", "fa1", "fa2"] if device is None else ["fa1", "fa2"]
+            titles = {s.algorithm: s.title for s in reversed(KERNELS.values())}
+            help_text = (
+                "They take turns in one run, so that a change of clocks hits all alike.  \n"
+                + "  \n".join(f"**{name}**: {titles[name]}" for name in offered if name in titles)
+            )
+            default = ["naive", "fa1", "fa2"]
+            if device is not None:
+                default = [s.algorithm for s in KERNELS.values() if s.runs_on(device.arch.capability)]
+                default = [name for name in ("fa2", "fa3") if name in default]
             kernels = controls.several("kernels", "Kernels", offered, default, help=help_text)
         if preset in suites:
             name = preset.removeprefix(presets.SUITE)
@@ -128,15 +136,11 @@ def _choose_problem(controls: Controls, preset: str, start: Problem, device: Dev
         masks = {"causal": "causal", "full": "full"}
         default = "causal" if start.causal else "full"
         causal = controls.choice("mask", "Mask", masks, default, segmented=True) == "causal"
-    with columns[2]:
-        precisions = {"float32": "float32 accuracy", "tf32": "tf32 products"}
-        help_text = "Of float32 inputs on a GPU. Other types have one way to be multiplied."
-        on_offer = (
-            precisions if dtype == "float32" and device is not None else {"auto": "as the type implies"}
-        )
-        precision = controls.choice("precision", "Precision", on_offer, segmented=True, help=help_text)
-    if precision == "auto":
-        precision = "float32" if dtype == "float32" else "native"
+    precision = "float32" if dtype == "float32" else "native"
+    if dtype == "float32" and device is not None:  # nothing else has a choice
+        with columns[2]:
+            precisions = {"float32": "float32 accuracy", "tf32": "tf32 products"}
+            precision = controls.choice("precision", "Precision", precisions, segmented=True)
     return Problem(
         batch, heads, kv_heads, seqlen_q, seqlen_k, head_dim, dtype,
         causal=causal, scale=default_scale(head_dim), precision=precision,
@@ -169,18 +173,11 @@ def _tilings(kernel: str, problem: Problem, device: Device | None) -> dict[str, 
         return {f"{q}x{kv}": TileConfig(q, kv, num_warps=0) for q, kv in _CPU_TILES}
     spec = next((s for s in KERNELS.values() if s.algorithm == kernel and _serves(s, problem)), None)
     configs = fitting_configs(spec, problem.head_dim, device) if spec else ()
-    return {_key(c): c for c in configs}
+    return {config_key(c): c for c in configs}
 
 
 def _serves(spec: KernelSpec, problem: Problem) -> bool:
     return problem.dtype in spec.dtypes and problem.precision in spec.precisions
-
-
-def _key(c: TileConfig) -> str:
-    switches = "".join(f"-{name.lower()}{value}" for name, value in c.switches)
-    return (
-        f"{c.block_q}x{c.block_kv}w{c.num_warps}s{c.num_stages}b{c.blocks_per_sm}c{c.column_warps}{switches}"
-    )
 
 
 def seconds_expected(job: Job, rate: float | None) -> float | None:

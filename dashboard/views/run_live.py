@@ -98,6 +98,18 @@ def choose_run(controls: Controls, runs: list[Run]) -> Run | None:
     return runs[0] if chosen == _LATEST else next(r for r in runs if r.id == chosen)
 
 
+def show_first_steps() -> None:
+    """Nothing has been run here yet."""
+    page.verdict("Nothing has been run here yet: press Start.", small=True)
+    st.caption("Or begin with what needs no run:")
+    for name, label in (
+        ("causal_work", "Causal work: what a causal mask leaves to do, tile by tile"),
+        ("compare", "Compare: recorded on a GPU, against other libraries"),
+        ("occupancy", "Occupancy: every kernel compiled here, for any GPU"),
+    ):
+        st.page_link(f"screens/{name}.py", label=label)
+
+
 def run_words(run: Run) -> str:
     """One line about a run."""
     names = ", ".join(dict.fromkeys(c.algorithm for _, contenders in run.job.cases for c in contenders))
