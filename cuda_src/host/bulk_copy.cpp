@@ -11,19 +11,12 @@ namespace {
 constexpr u32 kUnit = 16;          // bytes that the swizzle moves as one
 constexpr u32 kSwizzleSpan = 128;  // bytes of a row of the box
 
-// A run of bytes (load_run) is a box of rank 1, never swizzled.
-bool is_run(const TensorMap& map) { return map.rank == 1; }
-
 u32 box_bytes(const TensorMap& map) { return map.box[0] * map.box[1] * map.box[2] * map.box[3] * map.item_bytes; }
 
 // f(shared address, global address or null where the box hangs over the tensor, bytes) for every unit.
 template <typename F>
 void for_each_unit(const BulkCopy& copy, F f) {
   const TensorMap& map = copy.map;
-  if (is_run(map)) {
-    for (u32 byte = 0; byte < map.box[0]; byte += kUnit) f(copy.smem + byte, map.address + byte, kUnit);
-    return;
-  }
   const u32 row_bytes = map.box[0] * map.item_bytes, rows = box_bytes(map) / row_bytes;
   for (u32 row = 0; row < rows; ++row) {
     const i64 at[4] = {copy.first[0], i64(copy.first[1]) + row % map.box[1],
@@ -76,10 +69,12 @@ static void check_box(Block& block, Thread& thread, const TensorMap* map, u32 sm
   }
 }
 
-static void issue(const BulkCopy& copy, Site site) {
-  Thread& thread = *copy.thread;
+void load_box(u32 smem, const TensorMap* map, u32 barrier, const int (&first)[4], Site site) {
+  Thread& thread = current();
   Block& block = *thread.block;
-  const u32 smem = copy.smem, barrier = copy.barrier, bytes = box_bytes(copy.map);
+  const BulkCopy copy = {&thread, *map, smem, barrier, {first[0], first[1], first[2], first[3]}};
+  const u32 bytes = box_bytes(*map);
+  check_box(block, thread, map, smem, site);
   if (!block.mbarriers.count(barrier)) {
     abandon(block, "barrier", site,
             "no mbarrier was initialised at shared offset " + std::to_string(barrier - kSharedBase) + ": " +
@@ -104,25 +99,6 @@ static void issue(const BulkCopy& copy, Site site) {
   } else {
     land(block, copy);
   }
-}
-
-void load_box(u32 smem, const TensorMap* map, u32 barrier, const int (&first)[4], Site site) {
-  Thread& thread = current();
-  check_box(*thread.block, thread, map, smem, site);
-  issue({&thread, *map, smem, barrier, {first[0], first[1], first[2], first[3]}}, site);
-}
-
-void load_run(u32 smem, const void* global, u32 bytes, u32 barrier, Site site) {
-  Thread& thread = current();
-  if (smem % kUnit || bytes % kUnit || reinterpret_cast<u64>(global) % kUnit) {
-    abandon(*thread.block, "misaligned", site,
-            "a bulk copy takes addresses and bytes that are multiples of 16: " + std::to_string(bytes) +
-                " bytes to shared offset " + std::to_string(smem - kSharedBase) + ", " + describe(thread) + " at " +
-                describe(site));
-  }
-  if (!shared_bytes(thread, smem + bytes - kUnit, kUnit, "bulk copy", site)) return;
-  const TensorMap run = {static_cast<const unsigned char*>(global), 1, 1, {bytes, 1, 1, 1}, {}, {bytes, 1, 1, 1}};
-  issue({&thread, run, smem, barrier, {}}, site);
 }
 
 void store_box(const TensorMap* map, u32 smem, const int (&first)[4], Site site) {

@@ -7,7 +7,6 @@ namespace cufa_host {
 // memory.cpp
 u32 increment_global(u32* global, u32 last, Site site);
 
-
 inline u16 e4m3_as_half(u32 x) {
   const u32 sign = (x & 0x80) << 8, rest = x & 0x7f;
   if (rest == 0x7f) return u16(sign | 0x7fff);                     // NaN; there is no infinity
