@@ -98,7 +98,8 @@ class Prepared:
     @property
     def attributes(self) -> dict[str, dict[str, int]]:
         """What the driver reports of each loaded function: registers, local memory, shared memory."""
-        return {entry: dict(f.attributes) for entry, f in self.functions.items()}
+        with cupy.cuda.Device(self.device_id):
+            return {entry: dict(f.attributes) for entry, f in self.functions.items()}
 
     def launch(self, q: Any, k: Any, v: Any, out: Any, lse: Any = None, trace: Any = None) -> None:
         """Launch once on 4-D arrays in (batch, heads, seqlen, head_dim) axis order."""
@@ -125,13 +126,14 @@ class Launches:
         self._device_id = prepared.device_id
         self._arguments = (ctypes.c_void_p * len(parameters))(*parameters)
         self._launch_kernel = _driver().cuLaunchKernel
-        self._calls = [
-            (
-                ctypes.c_void_p(prepared.functions[x.entry].kernel.ptr),
-                *(ctypes.c_uint(n) for n in (*x.grid, x.num_threads, 1, 1, x.shared_memory)),
-            )
-            for x in prepared.plan.launches
-        ]
+        with cupy.cuda.Device(self._device_id):  # `kernel` is compiled anew for any other device
+            self._calls = [
+                (
+                    ctypes.c_void_p(prepared.functions[x.entry].kernel.ptr),
+                    *(ctypes.c_uint(n) for n in (*x.grid, x.num_threads, 1, 1, x.shared_memory)),
+                )
+                for x in prepared.plan.launches
+            ]
 
     def __call__(self, stream: int) -> None:
         for call in self._calls:
