@@ -10,7 +10,7 @@ import math
 import os
 import sys
 import types
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -134,10 +134,7 @@ def make_problem(
     Raises ValueError naming the argument.
     """
     q_shape, k_shape, v_shape = shapes
-    if layout not in LAYOUTS:
-        raise ValueError(
-            f"layout={layout!r} is not known; use 'bhsd' {AXES['bhsd']} or 'bshd' {AXES['bshd']}"
-        )
+    check_layout(layout)
     for name, shape in (("q", q_shape), ("k", k_shape), ("v", v_shape)):
         if len(shape) != 4:
             raise ValueError(f"{name} has shape {shape}; layout {layout!r} takes four axes {AXES[layout]}")
@@ -164,6 +161,16 @@ def make_problem(
         precision=resolve_precision(dtype, precision),
         alignment=alignment,
     )
+
+
+def check_layout(layout: str) -> None:
+    check_choice("layout", layout, {name: f"{name!r} {axes}" for name, axes in AXES.items()})
+
+
+def check_choice(name: str, value: Any, choices: Mapping[Any, str]) -> None:
+    """``choices`` maps what an option may be to how the error writes it."""
+    if not (value is None or isinstance(value, str)) or value not in choices:
+        raise ValueError(f"{name}={value!r} is not known; use {' or '.join(choices.values())}")
 
 
 def check_head_dim(head_dim: int) -> None:

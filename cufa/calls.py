@@ -143,8 +143,7 @@ def gpu_available() -> bool:
 
 def use_gpu(device: str | None, served: bool) -> bool:
     """Whether NumPy inputs are computed on a GPU. ``served``: the kernels take their dtype."""
-    if device not in (None, "cpu", "cuda"):
-        raise ValueError(f"device={device!r} is not known; use None, 'cpu' or 'cuda'")
+    arrays.check_choice("device", device, {None: "None", "cpu": "'cpu'", "cuda": "'cuda'"})
     if device == "cuda" and not gpu_available():
         raise ValueError(
             "device='cuda' but no usable GPU was found; `cufa doctor` says why, device='cpu' runs here"

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 from decode_support import make_case
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import cufa
 from cufa import calls
@@ -231,3 +235,33 @@ def test_nothing_is_appended_by_a_call_that_fails():
         cufa.flash_decode(*arrays, **options, out=_array(2, 4, 2, 16))
     for x, y in zip(arrays, before, strict=True):
         np.testing.assert_array_equal(x, y)
+
+
+_ODD = [
+    None, 0, 1, -1, 2.5, True, "x", b"bytes", [], (), {}, object(), range(2), np.float32(1), 2**70,
+    [0, 1], [[0, 1, 2], [3, 4, 0]], [[0, 1], [2]], [2**70, 1], [None, 1], ["a"],
+    _array(0), _array(2), _array(2, 3, dtype=np.int32), _array(2, dtype=np.int64), _array(0, 0, 0, 0),
+    _array(2, 4, 1, 16), _array(2, 2, 9, 16), _array(2, 2, 1, 16), _array(2, 2, 9, 16)[:, :, ::-1], _TABLE,
+    _array(2, 2, 9, 16, dtype=np.uint8), _array(2, 2, 1, 16, dtype=bool), np.zeros(2, complex),
+    np.array("x"), np.array([object()]), np.ma.zeros(2), np.datetime64("2020"), np.zeros(2, "m8[s]"),
+    np.zeros(2, "V4"),
+]  # fmt: skip
+_ARGUMENTS = [
+    "q", "k_cache", "v_cache", "cache_seqlens", "block_table", "k_new", "v_new", "k_scale", "v_scale",
+    "scale", "layout", "num_splits", "schedule", "out", "device",
+]  # fmt: skip
+
+
+@given(
+    st.dictionaries(st.sampled_from(_ARGUMENTS), st.sampled_from(range(len(_ODD))), min_size=1, max_size=3)
+)
+@settings(max_examples=400, deadline=None)
+def test_whatever_comes_is_computed_or_refused(changes):
+    """TypeError or ValueError that names an argument, never another exception, whatever odd values come."""
+    message = "q"
+    try:
+        out = _call(**{name: _ODD[i] for name, i in changes.items()})
+        assert isinstance(out, np.ndarray) and not np.isnan(out).any()
+    except (TypeError, ValueError) as error:
+        message = str(error)
+    assert set(re.findall(r"\w+", message)) & {*_ARGUMENTS, "head_dim"}, message

@@ -116,7 +116,7 @@ def flash_decode(
     call = DecodeCall.read(dict(zip(INPUTS, given, strict=True)), out, return_lse, scale, layout)
     how = {"num_splits": num_splits, "schedule": schedule}
     if arrays.is_device_array(call.inputs["q"]):
-        if device not in (None, "cuda"):
+        if device is not None and device != "cuda":
             raise ValueError(f"device={device!r} but q is on a GPU; use device=None, or move it with q.get()")
         read = tuple(
             call.inputs.values()
@@ -179,8 +179,7 @@ def _check_plan_options(num_splits: Any, schedule: Any) -> None:
         raise ValueError(
             f"num_splits={num_splits} is not possible; use 1 or more, or None for the planner's choice"
         )
-    if schedule not in ("auto", "fixed", "balanced"):
-        raise ValueError(f"schedule={schedule!r} is not known; use 'auto', 'fixed' or 'balanced'")
+    arrays.check_choice("schedule", schedule, {x: repr(x) for x in ("auto", "fixed", "balanced")})
 
 
 def _run_on_cpu(call: DecodeCall, how: dict[str, Any]) -> Any:

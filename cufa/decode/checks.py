@@ -51,19 +51,7 @@ class DecodeCall:
         cls, given: Mapping[str, Any], out: Any, return_lse: bool, scale: float | None, layout: str
     ) -> DecodeCall:
         """Whatever came, as arrays. Raises TypeError or ValueError when something is none, or elsewhere."""
-        inputs: dict[str, Array] = {}
-        for name, x in given.items():
-            needed = name in ("q", *CACHES)
-            number_like = name not in _BIG and isinstance(x, (numbers.Number, list, tuple))
-            inputs[name] = (
-                None
-                if x is None and not needed
-                else np.asarray(x)
-                if number_like
-                else arrays.as_array(name, x)
-            )
-            if name in _BIG and str(getattr(inputs[name], "dtype", "")) == "float8_e4m3fn":
-                inputs[name] = inputs[name].view(np.uint8)
+        inputs = {name: _as_array(name, x) for name, x in given.items()}
         q = inputs["q"]
         arrays.same_place(
             {n: x for n, x in inputs.items() if x is not None and (n in _BIG or not _may_move(x, q))}
@@ -104,6 +92,21 @@ class DecodeCall:
             for name, x in self.inputs.items()
         }
         return DecodeOperands(**views, out=out.transpose(axes), lse=lse)
+
+
+def _as_array(name: str, x: Any) -> Array:
+    """What came, as an array; None for what may be left out. Small ones may be plain numbers."""
+    if x is None and name not in ("q", *CACHES):
+        return None
+    if name in _BIG:
+        array = arrays.as_array(name, x)
+        return array.view(np.uint8) if str(array.dtype) == "float8_e4m3fn" else array
+    if not isinstance(x, (numbers.Number, list, tuple)):
+        return arrays.as_array(name, x)
+    try:
+        return np.asarray(x)
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"{name} is no array of numbers: {error}") from error
 
 
 def _may_move(x: Array, q: Array) -> bool:

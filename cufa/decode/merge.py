@@ -99,8 +99,7 @@ def _compute_dtype(out: Any, lse: Any) -> Any:
 
 def _check(given: dict[str, Any], layout: str) -> None:
     out_a, lse_a, out_b, lse_b = given.values()
-    if layout not in arrays.LAYOUTS:
-        raise ValueError(f"layout={layout!r} is not known; use 'bhsd' or 'bshd'")
+    arrays.check_layout(layout)
     arrays.same_place(given)
     for name, x, served in (("out_a", out_a, _SERVED), ("lse_a", lse_a, _LSE)):
         if str(x.dtype) not in served:

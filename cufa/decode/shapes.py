@@ -24,11 +24,7 @@ def make_problem(
     layout: str,
 ) -> DecodeProblem:
     """Check the shapes of a call's arrays (None for those left out), and state the problem."""
-    if layout not in arrays.LAYOUTS:
-        raise ValueError(
-            f"layout={layout!r} is not known; use 'bhsd' {arrays.AXES['bhsd']} or 'bshd' "
-            f"{arrays.AXES['bshd']}"
-        )
+    arrays.check_layout(layout)
     table = shapes["block_table"]
     axes = arrays.AXES[layout] if table is None else PAGE_AXES[layout]
     q_shape, k_shape = (
