@@ -220,21 +220,20 @@ def test_markdown_puts_fa3_over_the_fastest_peer(record):
     assert line.endswith("| 1.10× (1.10–1.10) | 1.50× (1.50–1.50) |")
 
 
-def fa3_row(record, contender, seconds):
-    """A recorded row of FA3 on an H200, as a run there would leave it."""
+def fa3_row(contender, seconds, **sustained):
+    """A row of FA3 on an H200, as a run there would leave it."""
     from cufa.architectures import Device
-    from cufa.bench.runner import Row, one_item_a_block
+    from cufa.bench.runner import Row, one_item_a_block, with_bounds
     from cufa.bench.timing import Timing
     from cufa.planner import make_plan
 
-    record["environment"] |= {"arch": "sm_90", "num_sms": 132}
-    record["limits"] = {"copy_bytes": 4e12, "flops": {"bfloat16": 1e15}, "exponentials": 4e12}
+    limits = Limits(4e12, {"bfloat16": 1e15}, 4e12, sustained)
     problem = make(4, 16, 7680, 128, "bfloat16", False)  # every tiling divides it
     plan = make_plan(problem, Device.typical("sm_90"), "fa3", contender.config)
     if contender.one_item_a_block:
         plan = one_item_a_block(plan)
     row = Row(contender.label, problem, Timing((seconds,) * 20), 1e-3, plan, 1e-4, "bfloat16 products")
-    return as_json(records.row_record(row))
+    return with_bounds(row, limits)
 
 
 def test_markdown_has_the_ladder_with_what_was_predicted(record):
@@ -242,7 +241,8 @@ def test_markdown_has_the_ladder_with_what_was_predicted(record):
     from cufa.kernels import KERNELS
 
     rungs = ladder("fa3", next(c for c in KERNELS["fa3_forward"].configs if c.fits(128)))
-    rows = [fa3_row(record, rung, 1e-3 / (1 + n)) for n, rung in enumerate(rungs)]
+    measured = [fa3_row(rung, 1e-3 / (1 + n)) for n, rung in enumerate(rungs)]
+    rows = [as_json(records.row_record(row)) for row in measured]
     items = 64 * 7680 // rungs[0].config.block_q
     assert [row["grid"] for row in rows] == [[[items, 1, 1]]] * (len(rungs) - 1) + [[[132, 1, 1]]]
     record["suites"] = {"ladder": {"title": "ladder", "rows": rows, "skipped": []}}
@@ -254,17 +254,23 @@ def test_markdown_has_the_ladder_with_what_was_predicted(record):
     assert cells[4].split(" · ")[1].startswith("2.00× (")
 
 
-def test_markdown_says_what_each_resource_would_need(record):
+def test_what_each_resource_would_need_is_recorded_and_shown(record, capsys):
     from cufa.bench.runner import Contender
+    from cufa.commands.bench import _print_needs
 
-    rows = [fa3_row(record, Contender("fa3"), 4e-3)]
+    row = fa3_row(Contender("fa3"), 4e-3)
+    _print_needs([row])
+    shown = capsys.readouterr().out
+    assert all(text in shown for text in ("128, 7680×7680, full", "48%", "24%", "1.99 ms"))
+    rows = [as_json(records.row_record(row))]
     record["suites"] = {"forward": {"title": "forward", "rows": rows, "skipped": []}}
     lines = report.markdown({"test-gpu": record}).splitlines()
     header = next(line for line in lines if "| exponentials |" in line)
     assert "power" not in header
     # 4 · 128 flops of 4 · 16 · 7680² scores at 1e15/s, and the scores at 4e12/s, in four milliseconds
     assert lines[lines.index(header) + 2].startswith("| 128 | 7680 | full | 483 | 48% | 24% |")
-    record["limits"]["sustained_flops"] = {"bfloat16": 8e14}
+    loaded = fa3_row(Contender("fa3"), 4e-3, bfloat16=8e14)
+    record["suites"]["forward"]["rows"] = [as_json(records.row_record(loaded))]
     text = report.markdown({"test-gpu": record})
     assert "| products | power | exponentials |" in text
     assert "| 128 | 7680 | full | 483 | 48% | 60% | 24% |" in text

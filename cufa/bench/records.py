@@ -68,6 +68,11 @@ def row_record(row: Row) -> Json:
             "tiles_skipped": schedule.skipped * heads,
             "workspace_bytes": row.plan.workspace,
         }
+    if row.predicted is not None:
+        record |= {
+            "predicted_ns": round(row.predicted * 1e9),
+            "needs_ns": {name: round(seconds * 1e9) for name, seconds in row.needs.items()},
+        }
     return record
 
 

@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..architectures import Device, find_architecture
-from ..kernels import KERNELS, TileConfig
-from ..planner import Plan, make_plan
-from ..problem import Problem
 from . import records
-from .bounds import bounds_of, predict
 from .evidence import timing_of
-from .limits import Limits
 from .records import Json
 from .timing import speedup
 
@@ -57,7 +50,7 @@ def _device_section(record: Json) -> Iterator[str]:
     builders = {
         "forward": _forward,
         "awkward": _awkward,
-        "ladder": lambda suite: _ladder(suite, record),
+        "ladder": _ladder,
         "versions": _versions,
         "float32": _forward,
         "fa1-blocks": _blocks,
@@ -68,7 +61,7 @@ def _device_section(record: Json) -> Iterator[str]:
         if suite and suite["rows"]:
             yield f"\n**{suite['title'][0].upper()}{suite['title'][1:]}**\n"
             yield from build(suite)
-    yield from _bounds(record)
+    yield from _needs(record)
     yield "\n**Host time of one call, µs**\n"
     calls = record["host_calls"]
     yield from _table(["call", "median", "p10", "p90"], ([f"`{c['call']}`", *_percentiles(c)] for c in calls))
@@ -123,55 +116,39 @@ def _against_peers(suite: Json, names: list[str], shape: Callable[[Json], list[s
     yield from _table([*names, "mask", *labels, *ratios], lines)
 
 
-def _ladder(suite: Json, record: Json) -> Iterator[str]:
+def _ladder(suite: Json) -> Iterator[str]:
     """TFLOP/s of each step, and its gain over the step before: measured, and predicted from the ceilings."""
     labels = list(dict.fromkeys(row["label"] for row in suite["rows"]))
     lines = []
     for problem, rows in _by_problem(suite):
         cells = [str(problem["head_dim"]), str(problem["seqlen_q"]), _mask(problem)]
-        before: tuple[float, float] | None = None
-        for label in labels:
-            if label not in rows:
-                cells.append("–")
-                continue
-            row = rows[label]
-            now = (row["p50_ns"], predict(_plan(row, record), Limits(**record["limits"])))
-            gain = f" · {before[0] / now[0]:.2f}× ({before[1] / now[1]:.2f}×)" if before else ""
-            cells.append(f"{row['tflops']:.0f}{gain}")
-            before = now
+        for before, label in zip([None, *labels], labels, strict=False):
+            gain = f" · {_gain(rows, before, label)}" if {before, label} <= rows.keys() else ""
+            cells.append(f"{rows[label]['tflops']:.0f}{gain}" if label in rows else "–")
         lines.append(cells)
     yield "TFLOP/s · gain over the step before (as predicted from the ceilings)\n"
     yield from _table(["head dim", "seq", "mask", *labels], lines)
 
 
-def _bounds(record: Json) -> Iterator[str]:
-    """How much of the measured time each resource needs by itself at its ceiling, for the FA3 rows of
-    "forward"."""
-    rows = [row for row in record["suites"].get("forward", {"rows": []})["rows"] if row["label"] == "fa3"]
+def _gain(rows: dict[str, Json], before: str | None, label: str) -> str:
+    assert before is not None
+    measured, predicted = (rows[before][key] / rows[label][key] for key in ("p50_ns", "predicted_ns"))
+    return f"{measured:.2f}× ({predicted:.2f}×)"
+
+
+def _needs(record: Json) -> Iterator[str]:
+    """How much of the time measured each resource needs by itself, for the rows of "forward" that say so."""
+    rows = [row for row in record["suites"].get("forward", {"rows": []})["rows"] if "needs_ns" in row]
     if not rows:
         return
     yield "\n**FA3: what each resource would need by itself, of the time measured**\n"
-    lines, names = [], [""]
+    names = list(rows[0]["needs_ns"])
+    lines = []
     for row in rows:
-        problem, bounds = row["problem"], bounds_of(_plan(row, record), Limits(**record["limits"])).named()
-        names = list(bounds)
+        problem = row["problem"]
         cells = [str(problem["head_dim"]), str(problem["seqlen_q"]), _mask(problem), f"{row['tflops']:.0f}"]
-        lines.append([*cells, *(f"{seconds / row['p50_ns'] * 1e9:.0%}" for seconds in bounds.values())])
+        lines.append([*cells, *(f"{row['needs_ns'][name] / row['p50_ns']:.0%}" for name in names)])
     yield from _table(["head dim", "seq", "mask", "TFLOP/s", *names], lines)
-
-
-def _plan(row: Json, record: Json) -> Plan:
-    """The plan of a recorded row, on its GPU, with its grid."""
-    where = record["environment"]
-    device = Device(where["device"], find_architecture(where["arch"]), where["num_sms"])
-    algorithm = KERNELS[row["kernel"]].algorithm
-    plan = make_plan(Problem(**row["problem"]), device, algorithm, TileConfig(**row["config"]))
-    if "grid" not in row:
-        return plan
-    launches = zip(plan.launches, row["grid"], strict=True)
-    return dataclasses.replace(
-        plan, launches=tuple(dataclasses.replace(x, grid=tuple(grid)) for x, grid in launches)
-    )
 
 
 def _versions(suite: Json) -> Iterator[str]:

@@ -13,7 +13,7 @@ from ..kernels import TileConfig
 from ..planner import Plan, make_plan
 from ..problem import Problem
 from ..reference import attention_reference
-from . import peers
+from . import bounds, peers
 from .limits import Limits
 from .timing import Timing, Watch, measure
 
@@ -61,6 +61,10 @@ class Row:
     """Seconds below which this machine cannot go (:meth:`Limits.floor`)."""
     bound: str
     """What sets the floor."""
+    needs: dict[str, float] = dataclasses.field(default_factory=dict)
+    """Seconds that each resource needs by itself (:meth:`cufa.bench.bounds.Bounds.named`), where derived."""
+    predicted: float | None = None
+    """Seconds predicted from them."""
 
     @property
     def seconds(self) -> float:
@@ -138,8 +142,17 @@ def run_problem(
     expected = sampled_reference(problem, q, k, v, seed)
     floor, bound = limits.floor(problem)
     for label, (plan, result) in results.items():
-        rows.append(Row(label, problem, timings[label], max_error(result(), expected), plan, floor, bound))
+        row = Row(label, problem, timings[label], max_error(result(), expected), plan, floor, bound)
+        rows.append(with_bounds(row, limits))
     return rows, skipped
+
+
+def with_bounds(row: Row, limits: Limits) -> Row:
+    """The row with what can be derived for its kernel."""
+    if row.plan is None or not bounds.covers(row.plan):
+        return row
+    needs = bounds.bounds_of(row.plan, limits).named()
+    return dataclasses.replace(row, needs=needs, predicted=bounds.predict(row.plan, limits))
 
 
 def _prepare(

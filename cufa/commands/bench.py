@@ -9,8 +9,7 @@ from rich import box
 from rich.table import Table
 
 from ..bench import peers, records
-from ..bench.bounds import Bounds, bounds_of, covers, predict
-from ..bench.limits import Limits, measure_limits
+from ..bench.limits import measure_limits
 from ..bench.runner import Contender, Row, Skipped, run_problem
 from ..bench.suites import SUITES, Case
 from ..kernels import KERNELS
@@ -103,7 +102,7 @@ def bench_command(
         print_json(records.run_record(rows, skipped, target, limits))
     else:
         print_rows(rows)
-        _print_bounds(rows, limits)
+        _print_needs(rows)
         print_skipped(skipped)
     wrong = [row for row in rows if not row.error < float("inf")]
     for row in wrong:
@@ -112,31 +111,22 @@ def bench_command(
         raise SystemExit(int(Exit.FAILED))
 
 
-def _print_bounds(rows: list[Row], limits: Limits) -> None:
+def _print_needs(rows: list[Row]) -> None:
     """For FA3: what each resource needs by itself, in percent of the time measured; the time predicted."""
-    derived = [row for row in rows if row.plan is not None and covers(row.plan)]
+    derived = [row for row in rows if row.predicted is not None]
     if not derived:
         return
     table = Table(title="of the time measured, by itself", title_justify="left", box=box.SIMPLE_HEAD)
-    names = list(dict.fromkeys(name for row in derived for name in _bounds(row, limits).named()))
-    for name in ("kernel", "problem", "p50", "predicted", *names):
-        table.add_column(name, justify="left" if name in ("kernel", "problem") else "right")
+    table.add_column("kernel")
+    table.add_column("head dim, seq, mask", no_wrap=True)
+    for name in ("predicted", *derived[0].needs):
+        table.add_column(name, justify="right", min_width=len(name.split()[-1]))
     for row in derived:
-        assert row.plan is not None
-        shares = _bounds(row, limits).named()
-        table.add_row(
-            row.label,
-            str(row.problem),
-            seconds_text(row.seconds),
-            seconds_text(predict(row.plan, limits)),
-            *(f"{shares[name] / row.seconds:.0%}" if name in shares else "–" for name in names),
-        )
+        p = row.problem
+        shape = f"{p.head_dim}, {p.seqlen_q}×{p.seqlen_k}, {'causal' if p.causal else 'full'}"
+        shares = (f"{seconds / row.seconds:.0%}" for seconds in row.needs.values())
+        table.add_row(row.label, shape, seconds_text(row.predicted or 0.0), *shares)
     stdout().print(table)
-
-
-def _bounds(row: Row, limits: Limits) -> Bounds:
-    assert row.plan is not None
-    return bounds_of(row.plan, limits)
 
 
 def _shape_given() -> bool:
