@@ -93,8 +93,9 @@ EDGES = (1, 63, 64, 65, 127, 128, 129, 191, 192, 193)
 @MASKS
 @CONFIGS
 def test_lengths_around_warpgroups_and_tiles(execute, config, head_dim, causal):
-    """Every pair: as many queries as keys, more, and fewer; causal rows that see no key."""
-    for n, (seqlen_q, seqlen_k) in enumerate(itertools.product(EDGES, EDGES)):
+    """Each with three others: as many queries as keys, more, and fewer; causal rows that see no key."""
+    pairs = [(EDGES[i], EDGES[(i + step) % len(EDGES)]) for i in range(len(EDGES)) for step in (0, 3, 7)]
+    for n, (seqlen_q, seqlen_k) in enumerate(pairs):
         inputs = make_inputs(1, 2, 1, seqlen_q, seqlen_k, head_dim, "bfloat16", seed=n)
         check(execute, inputs, config, causal, 1 + n % 3)
 
@@ -102,11 +103,11 @@ def test_lengths_around_warpgroups_and_tiles(execute, config, head_dim, causal):
 @MASKS
 @CONFIGS
 def test_lengths_around_multiples_of_the_tiles(execute, config, head_dim, causal):
-    queries = [n * config.block_q + off for n in (1, 2, 5) for off in (-1, 0, 1)]
-    keys = [n * config.block_kv + off for n in (1, 2, config.num_stages + 1, 7) for off in (-1, 0, 1)]
-    for n, (seqlen_q, seqlen_k) in enumerate(itertools.product(queries, keys)):
-        inputs = make_inputs(1, 2, 2, seqlen_q, seqlen_k, head_dim, "float16", seed=n)
-        check(execute, inputs, config, causal, 1 + n % 5)
+    queries = [n * config.block_q + off for n in (1, 3) for off in (-1, 0, 1)]
+    keys = [n * config.block_kv + off for n in (1, 2, config.num_stages + 1) for off in (-1, 0, 1)]
+    for n, (seqlen_q, seqlen_k) in list(enumerate(itertools.product(queries, keys)))[::2]:
+        inputs = make_inputs(1, 1, 1, seqlen_q, seqlen_k, head_dim, "float16", seed=n)
+        check(execute, inputs, config, causal, 1 + n % 3)
 
 
 @MASKS
@@ -138,8 +139,8 @@ def test_more_items_than_multiprocessors(cp, seqlen_q, seqlen_k, causal):
 @CONFIGS
 def test_random_grids(execute, config, head_dim, causal):
     rng = random.Random(f"{config} {head_dim} {causal}")
-    for seed in range(40):
-        heads, seqlen_q, seqlen_k = rng.randint(1, 6), rng.randint(1, 900), rng.randint(1, 1200)
+    for seed in range(10):
+        heads, seqlen_q, seqlen_k = rng.randint(1, 6), rng.randint(1, 600), rng.randint(1, 900)
         inputs = make_inputs(1, heads, rng.choice([1, heads]), seqlen_q, seqlen_k, head_dim, seed=seed)
         check(execute, inputs, config, causal, rng.randint(1, 7))
 
@@ -166,6 +167,28 @@ def test_rows_that_see_nothing_between_rows_that_do(execute, config, head_dim):
     for blocks in (1, 2, 5):
         inputs = make_inputs(1, 3, 3, 5 * config.block_q, config.block_kv + 3, head_dim)
         check(execute, inputs, config, True, blocks)
+
+
+@MASKS
+@pytest.mark.parametrize(
+    ("config", "head_dim"),
+    [pytest.param(c, c.max_head_dim, id=f"{SPEC.name}-{i}") for i, c in enumerate(SPEC.configs)],
+)
+def test_short_items_in_a_row_repeat_bit_for_bit(cp, config, head_dim, causal):
+    """Two key tiles an item, several items a block: the next item's Q arrives while this one's is being read.
+    A fence missing there spoiled a few rows in a million, in one launch of five."""
+    from cufa.backends import cuda
+    from cufa.planner import make_plan
+
+    host = make_inputs(3, 60, 60, 200, config.block_kv + 2, head_dim, "bfloat16")
+    q, k, v = (cp.asarray(x) for x in host)
+    plan = make_plan(make_problem(*host, causal), cuda.current_device(), "fa3", config)
+    prepared, lse = cuda.prepare(plan), [cp.empty(q.shape[:3], cp.float32) for _ in range(30)]
+    out = cp.empty_like(q)
+    for x in lse:
+        prepared.launch(q, k, v, out, x)
+    assert all(bool((x.view("int32") == lse[0].view("int32")).all()) for x in lse)
+    assert_attention(cp.asnumpy(out), cp.asnumpy(lse[0]), *host, causal=causal)
 
 
 @MASKS
@@ -245,13 +268,13 @@ def test_host_time_of_a_call_is_no_more_than_torchs(cp):
 def test_any_problem(execute, data):
     config = data.draw(st.sampled_from(SPEC.configs))
     head_dims = [d for d in (8, 24, 64, 72, 80, 96, 128, 136, 192, 256) if config.fits(d)]
-    groups, kv_heads = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 3))
+    groups, kv_heads = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 2))
     inputs = make_inputs(
-        data.draw(st.integers(1, 3)),
+        data.draw(st.integers(1, 2)),
         groups * kv_heads,
         kv_heads,
-        data.draw(st.integers(1, 600)),
-        data.draw(st.integers(1, 600)),
+        data.draw(st.integers(1, 400)),
+        data.draw(st.integers(1, 400)),
         data.draw(st.sampled_from(head_dims)),
         data.draw(st.sampled_from(SPEC.dtypes)),
         spread=data.draw(st.sampled_from([0.1, 1.0, 10.0])),
