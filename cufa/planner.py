@@ -170,5 +170,5 @@ def _choose_config(
     winner = tuned.get(tuning_key(spec, problem))
     if winner in fitting:
         return winner, f"tiles {winner}: measured fastest on this device by `cufa tune`"
-    chosen = spec.choose(problem, fitting)
+    chosen = spec.choose(problem, fitting, device.num_sms)
     return chosen, f"tiles {chosen}: the registry's choice for head_dim {problem.head_dim} (not tuned here)"

@@ -151,7 +151,7 @@ def _cold_compile(variant: tuple[str, int]) -> tuple[float, str]:
     spec, head_dim, device = KERNELS[variant[0]], variant[1], cuda.current_device()
     dtype = "bfloat16" if "bfloat16" in spec.dtypes else spec.dtypes[0]
     problem = make(1, 16, 4096, head_dim, dtype, causal=True)
-    config = spec.choose(problem, fitting_configs(spec, head_dim, device))
+    config = spec.choose(problem, fitting_configs(spec, head_dim, device), device.num_sms)
     launches = spec.launches(problem, config, spec.shared_memory(config, head_dim))
     plan = Plan(problem, spec, config, device, launches, spec.workspace(problem, config), ())
     start = time.perf_counter()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from ..item_order import ITEM_COST
 from ..problem import Problem
+from ..schedule import Schedule
 from .spec import KernelSpec, Launch, TileConfig, ceil_div
 
 
@@ -38,25 +40,46 @@ def _fa3_config(
         switches=(
             ("Q_STAGES", q_stages),
             ("Q_IN_REGISTERS", in_registers),
-            ("PING_PONG", True),
+            ("PING_PONG", block_q > 64),
             ("OVERLAP", True),
             ("STORE_BY_TMA", True),
         ),
     )
 
 
-_FA3_WIDE = _fa3_config(192, 128, 3, q_stages=2, min_head_dim=8, max_head_dim=64)
-_FA3_SQUARE = _fa3_config(128, 128, 3, q_stages=1, min_head_dim=8, max_head_dim=128)
-_FA3_LONG = _fa3_config(192, 80, 2, q_stages=2, min_head_dim=72, max_head_dim=128)
-_FA3_DEEP = _fa3_config(128, 80, 2, q_stages=1, min_head_dim=136, max_head_dim=256)
+#: Tilings, and the time each takes for a score when all SMs are busy (H200, relative to the best of its head
+#: dims): (full, causal). Causal items of 192 rows are uneven, but skip by the warpgroup when they are long.
+_SLOWNESS = {
+    _fa3_config(192, 128, 3, q_stages=2, min_head_dim=8, max_head_dim=64): (1.0, 1.0),
+    _fa3_config(128, 128, 4, q_stages=1, min_head_dim=8, max_head_dim=64): (1.18, 1.12),
+    _fa3_config(64, 128, 4, q_stages=1, min_head_dim=8, max_head_dim=64): (1.57, 1.5),
+    _fa3_config(128, 128, 3, q_stages=1, min_head_dim=72, max_head_dim=128): (1.0, 1.0),
+    _fa3_config(192, 80, 2, q_stages=2, min_head_dim=72, max_head_dim=128): (0.96, 1.05),
+    _fa3_config(64, 128, 3, q_stages=1, min_head_dim=72, max_head_dim=128): (1.4, 1.4),
+    _fa3_config(128, 80, 2, q_stages=1, min_head_dim=136, max_head_dim=256): (1.0, 1.0),
+    _fa3_config(64, 80, 2, q_stages=2, min_head_dim=136, max_head_dim=256): (1.4, 1.4),
+}
 
 
-def _choose_fa3(problem: Problem, fitting: tuple[TileConfig, ...]) -> TileConfig:
-    """Measured on an H200 (records): long sequences gain from wide query blocks, which read K and V less often
-    and skip by the warpgroup; causal ones only when they are longer still, as their items are more uneven."""
-    if problem.seqlen_k >= (8192 if problem.causal else 2048) and _FA3_LONG in fitting:
-        return _FA3_LONG
-    return fitting[0]
+def _choose_fa3(problem: Problem, fitting: tuple[TileConfig, ...], num_sms: int) -> TileConfig:
+    """The tiling whose last block is expected to end first. Wide query blocks read K and V less often; with
+    few of them SMs stay idle, or the last round is nearly empty."""
+    return min(fitting, key=lambda config: _expected_time(problem, config, num_sms))
+
+
+def _expected_time(problem: Problem, config: TileConfig, num_sms: int) -> float:
+    """In scores of one SM. A config that is not ours (tests, experiments) counts as the best."""
+    heads = problem.batch * problem.heads
+    slowness = _SLOWNESS.get(config, (1.0, 1.0))[problem.causal]
+    if problem.causal and problem.seqlen_k >= 8192 and config.block_q == 192:
+        slowness = 0.95
+    schedule = Schedule.of(problem, config.block_q, config.block_kv, skip_masked_tiles=True)
+    time = schedule.visits + ITEM_COST
+    if problem.causal:  # blocks share out items of every length
+        tiles = max(float(time.max()), float(time.sum()) * heads / num_sms)
+    else:  # rounds of equal items
+        tiles = float(time[0]) * -(-len(time) * heads // num_sms)
+    return tiles * config.block_q * config.block_kv * slowness
 
 
 FA3_FORWARD = KernelSpec(
@@ -67,7 +90,7 @@ FA3_FORWARD = KernelSpec(
     source="fa3_forward.cu",
     dtypes=("float16", "bfloat16"),
     precisions=("native",),
-    configs=(_FA3_WIDE, _FA3_SQUARE, _FA3_LONG, _FA3_DEEP),
+    configs=tuple(_SLOWNESS),
     shared_memory=_fa3_shared_memory,
     launches=_fa3_launches,
     skip_masked_tiles=True,

@@ -52,6 +52,8 @@ class Launch:
     num_threads: int
     shared_memory: int
     """Dynamic shared memory, bytes."""
+    dependent: bool = False
+    """Its blocks may become resident while the launch before ends, and wait for it themselves (sm_90)."""
     persistent: bool = False
     """The blocks share out the work: the planner launches no more than the GPU runs at once."""
 
@@ -84,8 +86,10 @@ class KernelSpec:
     tensor_map_rows: Callable[[TileConfig], tuple[int, ...]] = lambda config: ()
     """Rows of one box of q, k, v and o, for a kernel that takes them as tensor maps after its parameters.
     Then the copy engine's rules hold: 16-byte aligned rows, positive strides."""
-    choose: Callable[[Problem, tuple[TileConfig, ...]], TileConfig] = lambda problem, fitting: fitting[0]
-    """Pick among the configs that fit (untuned heuristic)."""
+    choose: Callable[[Problem, tuple[TileConfig, ...], int], TileConfig] = lambda problem, fitting, sms: (
+        fitting[0]
+    )
+    """(problem, configs that fit, SMs) → the one to take when nothing was measured (`cufa tune`)."""
     operation: str = "forward"
     """Whose kernel it is, and so what problems it is given: "forward", of ``flash_attention``
     (:class:`~cufa.problem.Problem`), or "decode", of ``flash_decode``
@@ -114,7 +118,10 @@ class KernelSpec:
         if problem.dtype not in self.dtypes or problem.precision not in self.precisions:
             return False
         if isinstance(problem, DecodeProblem):
-            return problem.cache_dtype in (self.cache_dtypes or (problem.dtype,))
+            if problem.cache_dtype not in (self.cache_dtypes or (problem.dtype,)):
+                return False
+            if self.uses_copy_engine and problem.page_size % self.tensor_map_rows(self.configs[0])[0]:
+                return False  # a box lies within a page
         return not self.uses_copy_engine or (problem.alignment == 16 and problem.positive_strides)
 
     def constants(self, problem: Problem | DecodeProblem, config: TileConfig) -> dict[str, int | bool]:

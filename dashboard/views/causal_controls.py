@@ -8,6 +8,7 @@ import dataclasses
 import streamlit as st
 
 from cufa.architectures import ARCHITECTURES, Device
+from cufa.dashboard import page
 from cufa.dashboard.model import devices, gpu
 from cufa.dashboard.model.configs import config_key, config_words
 from cufa.dashboard.model.launch import algorithms
@@ -28,7 +29,7 @@ _HERE = "here"
 def choose(controls: Controls) -> View:
     """The controls, and what they describe."""
     known = algorithms()
-    with st.container(border=True):
+    with page.control_box():
         left, middle, right = st.columns([2.3, 1.4, 2])
         with right:
             device = _choose_card(controls)
@@ -77,7 +78,7 @@ def _choose_config(controls: Controls, problem: Problem, spec: KernelSpec, devic
     configs = fitting_configs(spec, problem.head_dim, device)
     fitting = {config_key(c): c for c in configs}
     words = {key: config_words(c) for key, c in fitting.items()} | {_CUSTOM: "custom tiles"}
-    planned = config_key(spec.choose(problem, configs)) if configs else _CUSTOM
+    planned = config_key(spec.choose(problem, configs, device.num_sms)) if configs else _CUSTOM
     columns = st.columns([3, 1, 1, 1])
     with columns[0]:
         chosen = controls.choice(
