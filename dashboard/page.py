@@ -7,6 +7,7 @@ from typing import Any
 
 import plotly.graph_objects as go
 import streamlit as st
+from streamlit.delta_generator import DeltaGenerator
 
 from cufa.dashboard.theme import DARK, LIGHT, Palette
 
@@ -37,6 +38,10 @@ _STYLE = """
 [data-testid="stMultiSelect"] [data-tag] * {{ color: {background}; }}
 [class*="st-key-describe-"] {{ margin: -.8rem 0 -.35rem 0; }}
 [class*="st-key-describe-"] button {{ opacity: .75; }}
+@media (max-width: 640px) {{
+  .st-key-controls [data-testid="stHorizontalBlock"] {{ flex-direction: row; flex-wrap: wrap; }}
+  .st-key-controls [data-testid="stColumn"] {{ flex: 1 1 calc(50% - 1rem); min-width: 8rem; width: auto; }}
+}}
 .cufa-lead {{ color: {muted}; margin: -.4rem 0 1rem 0; max-width: 62rem; }}
 </style>
 """
@@ -56,6 +61,11 @@ def begin(title: str, lead: str) -> Palette:
     st.title(title, anchor=False)
     st.html(f'<p class="cufa-lead">{html.escape(lead)}</p>')
     return colours
+
+
+def control_box() -> DeltaGenerator:
+    """What a page's controls stand in; in a narrow window two of them side by side."""
+    return st.container(border=True, key="controls")
 
 
 def verdict(text: str, tone: str = "", tag: str = "", small: bool = False) -> None:

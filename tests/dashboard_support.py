@@ -57,7 +57,9 @@ def _row(problem: Problem, label: str, plan: Plan) -> dict[str, Any]:
     fastest, bound = LIMITS.floor(problem)
     seconds = fastest * SLOWNESS.get(plan.spec.name, 2.5)
     nanoseconds = round(seconds * 1e9)
-    return {
+    needs = {"products": 0.6 * seconds, "memory": 0.1 * seconds, "busiest block": 0.7 * seconds}
+    derived = {"needs_ns": {name: round(1e9 * s) for name, s in needs.items()}, "predicted_ns": nanoseconds}
+    return (derived if plan.spec.algorithm == "fa3" else {}) | {
         "label": label,
         "kernel": plan.spec.name,
         "digest": records.digest(plan.spec),

@@ -279,12 +279,14 @@ def test_splitting_one_sequence_fills_the_card() -> None:
     best = decode.best(curve)
     assert curve[0].fill == pytest.approx(8 / batch.places, rel=0.01)
     assert best.fill > 0.9
-    assert best.span < curve[0].span / 25
+    assert best.span < curve[0].span * 8 / batch.places * 1.3
 
 
 def test_a_full_card_is_not_split() -> None:
-    batch = decode.Batch.of(decode_plan(33, 4096), (4096,) * 33, overhead=1)
-    assert batch.items == batch.places
+    one = decode.Batch.of(decode_plan(1, 4096), (4096,), overhead=1)
+    sequences = one.places // one.items
+    batch = decode.Batch.of(decode_plan(sequences, 4096), (4096,) * sequences, overhead=1)
+    assert 0 <= batch.places - batch.items < 8
     assert decode.best(decode.split_curve(batch, decode.candidates(64))).splits == 1
 
 

@@ -355,6 +355,7 @@ def test_roofline_of_recorded_evidence(elsewhere: Path) -> None:
     app = open_page("roofline", mask="causal")
     assert "recorded</span>" in words(app)
     assert "Made-up GPU, 2026-01-02" in words(app)
+    assert "waiting for the busiest SM makes it" in words(app)
     app.multiselect(key="roofline.show").set_value([]).run()
     assert "choose at least one kernel" in words(app)
 

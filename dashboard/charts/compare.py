@@ -45,7 +45,7 @@ def by_length(
     """A line a series over the length of keys (powers of two), error bars where intervals are known.
 
     ``reference`` and ``limit`` are horizontal lines with a label; the series named ``published`` is muted.
-    The axis of a ``ratio`` is logarithmic when values are far apart. ``names`` are those of every series on the
+    The axis of a ``ratio`` is logarithmic when values are far apart. ``names`` are those of all series on the
     page, so that one has the same looks in all figures.
     """
     figure = theme.new_figure(palette, height, hovermode="closest")

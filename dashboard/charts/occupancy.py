@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import textwrap
 from collections.abc import Sequence
 
 import plotly.graph_objects as go
@@ -11,6 +12,9 @@ from cufa.architectures import Architecture
 from cufa.dashboard import theme
 from cufa.dashboard.theme import Palette
 from cufa.occupancy import Occupancy, Resource, occupancy
+
+_NAME_WIDTH = 30
+"""Characters of a row's name on one line."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,7 +124,9 @@ def table(
     selected: tuple[int, int] | None = None,
 ) -> go.Figure:
     """Tiles × architecture: blocks, warps and registers in each cell, or why there are none."""
-    figure = theme.new_figure(palette, 96 + 54 * max(1, len(rows)), hovermode="closest")
+    names = [textwrap.wrap(row, _NAME_WIDTH) for row in rows]
+    height = 24 + 16 * max(2, *map(len, names)) if rows else 54
+    figure = theme.new_figure(palette, 96 + height * max(1, len(rows)), hovermode="closest")
     z = [[None if isinstance(o, str) else o.fraction for o in line] for line in cells]
     text = [[o if isinstance(o, str) else _cell(o) for o in line] for line in cells]
     hover = [
@@ -142,7 +148,8 @@ def table(
         row, column = selected
         box = {"x0": column - 0.5, "x1": column + 0.5, "y0": row - 0.5, "y1": row + 0.5, "type": "rect"}
         figure.update_layout(shapes=[{**box, "line": {"color": palette.text, "width": 2}}])
-    figure.update_yaxes(autorange="reversed", tickvals=list(range(len(rows))), ticktext=list(rows))
+    lines = ["<br>".join(name) for name in names]
+    figure.update_yaxes(autorange="reversed", tickvals=list(range(len(rows))), ticktext=lines)
     figure.update_xaxes(side="top", tickvals=list(range(len(columns))), ticktext=list(columns))
     figure.update_xaxes(showgrid=False, ticks="", zeroline=False)
     figure.update_yaxes(showgrid=False, ticks="", zeroline=False)

@@ -10,7 +10,7 @@ import plotly.graph_objects as go
 from cufa.bench.limits import Limits
 from cufa.dashboard import theme
 from cufa.dashboard.charts.samples import unit_for
-from cufa.dashboard.model.evidence import Derived, Measured
+from cufa.dashboard.model.evidence import Measured
 from cufa.dashboard.theme import Palette
 
 _FAR_AWAY = 3.0
@@ -81,7 +81,7 @@ def roofline(
                     "symbol": [f"{symbol}-open" if both and r.problem.causal else symbol for r in mine],
                     "size": 11,
                     "color": palette.series[number % len(palette.series)],
-                    "line": {"width": 1.5},
+                    "line": {"width": 1.5, "color": palette.series[number % len(palette.series)]},
                 },
                 customdata=[(str(r.problem), r.of_ceiling, r.ceiling, r.seconds * 1e6) for r in mine],
                 hovertemplate=f"<b>{label}</b><br>%{{customdata[0]}}<br>%{{y:,.1f}} TFLOP/s at %{{x:,.0f}} "
@@ -112,18 +112,17 @@ def _line(figure: go.Figure, x: list[float], y: list[float], name: str, dash: st
     )
 
 
-def bounds_figure(derived: Derived, palette: Palette, height: int = 340) -> go.Figure:
+def needs_figure(row: Measured, palette: Palette, height: int = 340) -> go.Figure:
     """Time that each resource would need alone, at its ceiling; lines at the measured and the predicted."""
-    named = derived.bounds.named()
-    factor, unit = unit_for(derived.row.seconds)
+    factor, unit = unit_for(row.seconds)
     figure = theme.new_figure(palette, height, bargap=0.35, hovermode="closest")
     figure.add_trace(
         go.Bar(
-            x=[factor * seconds for seconds in named.values()],
-            y=list(named),
+            x=[factor * seconds for seconds in row.needs.values()],
+            y=list(row.needs),
             orientation="h",
             marker={"color": palette.predicted, "pattern": {"shape": "/", "size": 5, "solidity": 0.15}},
-            text=[f"{seconds / derived.row.seconds:.0%}" for seconds in named.values()],
+            text=[f"{seconds / row.seconds:.0%}" for seconds in row.needs.values()],
             textposition="outside",
             cliponaxis=False,
             hovertemplate=f"%{{y}}: %{{x:,.4g}} {unit}, %{{text}} of the measured time<extra></extra>",
@@ -131,9 +130,11 @@ def bounds_figure(derived: Derived, palette: Palette, height: int = 340) -> go.F
         )
     )
     for seconds, text, dash, colour in (
-        (derived.row.seconds, "measured", "solid", palette.measured),
-        (derived.predicted, "predicted", "dash", palette.predicted),
+        (row.seconds, "measured", "solid", palette.measured),
+        (row.predicted, "predicted", "dash", palette.predicted),
     ):
+        if seconds is None:
+            continue
         figure.add_vline(
             factor * seconds, line={"color": colour, "width": 2, "dash": dash}, annotation_text=text,
             annotation={"y": 1, "yanchor": "bottom", "xanchor": "center"},

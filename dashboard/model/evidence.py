@@ -7,12 +7,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from cufa.architectures import Device, find_architecture
-from cufa.bench import bounds, records
-from cufa.bench.bounds import Bounds
+from cufa.bench import records
 from cufa.bench.limits import Limits
-from cufa.kernels import KERNELS
-from cufa.planner import make_plan
 from cufa.problem import Problem
 
 
@@ -30,6 +26,10 @@ class Measured:
     tflops: float
     of_ceiling: float
     ceiling: str
+    needs: dict[str, float] = dataclasses.field(default_factory=dict)
+    """Seconds that each resource needs by itself, where that is derived (:mod:`cufa.bench.bounds`)."""
+    predicted: float | None = None
+    """Seconds predicted from these."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,7 +40,6 @@ class Evidence:
     device: str
     arch: str
     """"sm_90" and the like; empty for a CPU."""
-    num_sms: int
     recorded: str
     """Date and time, ISO 8601."""
     limits: Limits | None
@@ -52,41 +51,6 @@ class Evidence:
     def where(self) -> str:
         """Machine and date, which no recorded figure goes without."""
         return f"{self.device}, {self.recorded[:10]}"
-
-    @property
-    def gpu(self) -> Device | None:
-        """None for a CPU."""
-        if not self.arch:
-            return None
-        return Device(self.device, find_architecture(int(self.arch.removeprefix("sm_"))), self.num_sms)
-
-
-@dataclasses.dataclass(frozen=True)
-class Derived:
-    """A measured row beside what its tiles and the ceilings of its GPU imply."""
-
-    row: Measured
-    bounds: Bounds
-    predicted: float
-    """Seconds, from the bounds alone."""
-
-
-def derived(evidence: Evidence, rows: Iterable[Measured]) -> list[Derived]:
-    """For the rows that the derivation covers, with the tiles that the planner picks for them now."""
-    device, limits = evidence.gpu, evidence.limits
-    found: list[Derived] = []
-    for row in rows:
-        if (
-            device is None
-            or limits is None
-            or row.kernel is None
-            or row.label != KERNELS[row.kernel].algorithm
-        ):
-            continue
-        plan = make_plan(row.problem, device, row.label)
-        if bounds.covers(plan):
-            found.append(Derived(row, bounds.bounds_of(plan, limits), bounds.predict(plan, limits)))
-    return found
 
 
 def load(directory: Path | None = None) -> list[Evidence]:
@@ -106,7 +70,6 @@ def _evidence(name: str, record: records.Json) -> Evidence:
             name,
             environment["device"],
             environment.get("arch", ""),
-            environment.get("num_sms", 0),
             environment["recorded"],
             ceilings,
             rows,
@@ -126,6 +89,8 @@ def _row(suite: str, row: dict[str, Any]) -> Measured:
         row["tflops"],
         row["of_ceiling"],
         row["ceiling"],
+        {name: ns * 1e-9 for name, ns in row.get("needs_ns", {}).items()},
+        row["predicted_ns"] * 1e-9 if "predicted_ns" in row else None,
     )
 
 

@@ -47,7 +47,7 @@ class Choice:
 
 def choose(controls: Controls) -> Choice | None:
     """The controls of the page; None where no kernel serves what they ask for, which is said."""
-    with st.container(border=True):
+    with page.control_box():
         columns = st.columns([1, 1, 1, 1.3, 1, 1.5])
         with columns[0]:
             batch = controls.integer("batch", "Sequences", 1, 1, 512)

@@ -62,7 +62,7 @@ def compiler() -> Compiler:
 
 def choose(controls: Controls) -> Choice:
     """The controls of the page."""
-    with st.container(border=True):
+    with page.control_box():
         columns = st.columns([2.4, 1, 1.4, 1.3])
         with columns[0]:
             words = {name: f"{name}: {spec.title}" for name, spec in KERNELS.items()}

@@ -9,7 +9,7 @@ from cufa.commands.common import seconds_text
 from cufa.dashboard import page
 from cufa.dashboard.charts import roofline as charts
 from cufa.dashboard.model import evidence
-from cufa.dashboard.model.evidence import Derived, Evidence, Measured
+from cufa.dashboard.model.evidence import Evidence, Measured
 from cufa.dashboard.state import Controls
 from cufa.dashboard.theme import Palette
 
@@ -20,7 +20,7 @@ def show(controls: Controls, palette: Palette) -> None:
     if not found:
         return
     by_name = {e.name: e for e in found}
-    with st.container(border=True):
+    with page.control_box():
         left, middle, right = st.columns([2, 2, 1.2])
         with left:
             words = {e.name: e.where for e in found}
@@ -40,7 +40,7 @@ def show(controls: Controls, palette: Palette) -> None:
         page.verdict("Nothing is left to draw: choose at least one kernel.", "warn")
         return
     _show_roofline(chosen, rows, palette)
-    _show_bounds(controls, chosen, rows, palette)
+    _show_needs(controls, rows, palette)
 
 
 def _load() -> list[Evidence]:
@@ -94,20 +94,18 @@ def _show_roofline(chosen: Evidence, rows: list[Measured], palette: Palette) -> 
         st.warning(text, icon=":material/history:")
 
 
-def _show_bounds(controls: Controls, chosen: Evidence, rows: list[Measured], palette: Palette) -> None:
-    """What limits one shape, where the kernel's work is derived: resource by resource."""
-    found = {str(d.row.problem): d for d in evidence.derived(chosen, rows)}
+def _show_needs(controls: Controls, rows: list[Measured], palette: Palette) -> None:
+    """What limits one shape, resource by resource, where that was derived with the measurement."""
+    found = {f"{r.label}, {r.problem}": r for r in rows if r.needs}
     if not found:
         return
     st.header("What limits it", anchor=False)
-    kernel = next(iter(found.values())).row.label
-    default = max(found, key=lambda name: (found[name].row.problem.causal, found[name].row.tflops))
-    derived = found[controls.choice("shape", f"Shape, {kernel}", list(found), default)]
-    page.verdict(_bounds_verdict(derived), tag="predicted", small=True)
-    named = derived.bounds.named()
-    alt = f"Bars of the time that each resource needs, against {seconds_text(derived.row.seconds)} measured: "
-    alt += ", ".join(f"{name} {seconds_text(seconds)}" for name, seconds in named.items()) + "."
-    page.figure(charts.bounds_figure(derived, palette), "roofline.bounds", alt)
+    default = max(found, key=lambda name: (found[name].problem.causal, found[name].tflops))
+    row = found[controls.choice("shape", "Kernel and shape", list(found), default)]
+    page.verdict(_needs_verdict(row), tag="recorded", small=True)
+    alt = f"Bars of the time that each resource needs, against {seconds_text(row.seconds)} measured: "
+    alt += ", ".join(f"{name} {seconds_text(seconds)}" for name, seconds in row.needs.items()) + "."
+    page.figure(charts.needs_figure(row, palette), "roofline.needs", alt)
     st.caption(
         "Each bar: what the tiles ask of one resource, over its measured ceiling, were it the only one. "
         "**Busiest block**: the longest of them times the imbalance between SMs. **No overlap**: products, "
@@ -115,20 +113,24 @@ def _show_bounds(controls: Controls, chosen: Evidence, rows: list[Measured], pal
     )
 
 
-def _bounds_verdict(derived: Derived) -> str:
-    b, measured = derived.bounds, derived.row.seconds
-    needs = {
-        "products": "products alone need",
-        "power": "products at the clock that power leaves need",
-        "exponentials": "exponentials alone need",
-        "shared memory": "shared memory alone needs",
-        "memory": "memory alone needs",
-    }
-    seconds = {name: b.named()[name] for name in needs if name in b.named()}
-    limit = max(seconds, key=lambda name: seconds[name])
-    share = f"{seconds_text(seconds[limit])}, {seconds[limit] / measured:.0%} of it"
-    uneven = f"; waiting for the busiest SM adds {b.imbalance - 1:.0%}" if b.imbalance > 1.02 else ""
-    return f"{derived.row.label} takes {seconds_text(measured)}; {needs[limit]} {share}{uneven}."
+_NEEDS = {
+    "products": "products alone need",
+    "power": "products at the clock that power leaves need",
+    "exponentials": "exponentials alone need",
+    "shared memory": "shared memory alone needs",
+    "memory": "memory alone needs",
+}
+
+
+def _needs_verdict(row: Measured) -> str:
+    limit = max((name for name in row.needs if name in _NEEDS), key=lambda name: row.needs[name])
+    least = row.needs[limit]
+    text = f"{row.label} takes {seconds_text(row.seconds)}; {_NEEDS[limit]} {seconds_text(least)}"
+    busiest = row.needs.get("busiest block", 0.0)
+    uneven = (
+        f"; waiting for the busiest SM makes it {seconds_text(busiest)}" if busiest > 1.02 * least else ""
+    )
+    return f"{text}, {least / row.seconds:.0%} of it{uneven}."
 
 
 def _product(row: Measured) -> str:

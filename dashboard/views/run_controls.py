@@ -9,6 +9,7 @@ import streamlit as st
 from cufa.architectures import Device
 from cufa.bench.runner import Contender
 from cufa.bench.suites import SUITES, Case
+from cufa.dashboard import page
 from cufa.dashboard.model import presets
 from cufa.dashboard.model.configs import config_key
 from cufa.dashboard.model.devices import device_of, peers_here, run_devices
@@ -33,7 +34,7 @@ _FIELDS = {
 
 def choose(controls: Controls) -> Job:
     """The controls, and the job that they describe."""
-    with st.container(border=True):
+    with page.control_box():
         columns = st.columns([1.6, 2, 2.2])
         with columns[0]:
             device_name = controls.choice("on", "Run on", run_devices())
