@@ -1,9 +1,12 @@
 // The one argument of every decode kernel. cufa/decode/params.py packs the same bytes: a test holds the two together.
 #pragma once
 #include "params.cuh"
+#include "primitives/tma.cuh"
 
 struct DecodeParams {
-  const void* q;  // (batch, heads, tokens, head_dim)
+  alignas(64) TensorMap k_map;  // of the caches, boxes of 16 rows; used when TMA_COPIES is on
+  alignas(64) TensorMap v_map;
+  alignas(64) const void* q;  // (batch, heads, tokens, head_dim)
   void* k_cache;  // (batch, kv_heads, capacity, head_dim), or PAGED (num_pages, kv_heads, page_size, head_dim)
   void* v_cache;
   const void* k_new;  // (batch, kv_heads, new_tokens, head_dim); read when APPEND is on
@@ -22,6 +25,6 @@ struct DecodeParams {
   i32 batch, heads, kv_heads, tokens, capacity, page_size, num_pages, new_tokens;
   i32 group_size;    // heads / kv_heads
   i32 row_blocks;    // blocks of BLOCK_Q rows that the group_size * tokens rows of a key/value head take
-  i32 num_splits;    // fixed splits of a sequence; the balanced kernel's shares are its grid
+  i32 num_splits;    // fixed: of a sequence; balanced: shares of all tiles
   float scale_log2;  // softmax scale * log2(e), positive
 };

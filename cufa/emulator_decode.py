@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 import time
 from typing import Any
@@ -11,10 +12,10 @@ import numpy.typing as npt
 
 from . import host_build
 from .decode.operands import DecodeOperands
-from .decode.params import pack, pointers
+from .decode.params import MAPS, pack, pointers
 from .decode.plan import DecodePlan
 from .emulator_launch import Execution, Finding, execute
-from .emulator_memory import GlobalArray
+from .emulator_memory import GlobalArray, tensor_map
 from .params import TRACE_RECORD
 
 
@@ -61,6 +62,9 @@ def run_decode_plan(
     params = pack(plan, operands)
     for array in memory:
         setattr(params, array.name, array.address)
+    for (field, name), rows in zip(MAPS.items(), plan.spec.tensor_map_rows(plan.config), strict=False):
+        box = tensor_map(getattr(operands, name), rows)
+        ctypes.memmove(getattr(params, field), ctypes.addressof(box), ctypes.sizeof(box))
     findings: list[Finding] = []
     counters, start = {}, time.perf_counter()
     for _ in range(launches):

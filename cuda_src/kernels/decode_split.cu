@@ -12,11 +12,12 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) decode_split(const __grid_c
   const int thread = threadIdx.x;
   u64 start_ns = 0;
   if constexpr (TRACE) start_ns = global_timer();
+  if constexpr (TMA_COPIES && !FOLD_COMBINE) grid_release_next();
   Piece piece;
   if (fixed_split(p, blockIdx.z, blockIdx.y, blockIdx.x, piece)) {  // the same for all threads
     DecodeBlock block(smem_base, thread);
     block.attend(p, piece);
-    if constexpr (FOLD_COMBINE) combine_if_last(p, piece, smem_base + FLAG_OFFSET, thread);
+    if constexpr (FOLD_COMBINE) combine_if_last(p, piece, smem_base + FLAG_OFFSET, smem_base + RINGS_OFFSET, thread);
     if constexpr (TRACE) {
       block_sync();  // the record ends when the last warp has stored
       if (thread == 0) write_piece_trace(p, piece, start_ns);
@@ -24,8 +25,12 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) decode_split(const __grid_c
   }
 }
 
+// A block takes NUM_THREADS vectors of four columns of one item's rows.
 KERNEL __launch_bounds__(NUM_THREADS) decode_combine(const __grid_constant__ DecodeParams p) {
   Piece piece;
   fixed_split(p, blockIdx.z, blockIdx.y, 0, piece);
-  if (piece.num_parts > 1) combine_parts(p, piece, threadIdx.x, NUM_THREADS);
+  if constexpr (TMA_COPIES) grid_await_previous();
+  if (piece.num_parts > 1) {
+    combine_parts(p, piece, blockIdx.x * NUM_THREADS + threadIdx.x, gridDim.x * NUM_THREADS);
+  }
 }

@@ -56,16 +56,18 @@ KERNEL exp2_limit(float* out, int iterations) {
 }
 
 // A plain streaming read: what decoding, which reads every key and value once, is a percentage of. 16 bytes a load,
-// UNROLL of them in flight a thread, `vectors` a multiple of UNROLL times the grid.
+// UNROLL of them in flight a thread.
 constexpr int UNROLL = 8;
 
 KERNEL read_limit(const vec4* in, u64 vectors, float* out) {
   const u64 thread = blockIdx.x * u64(blockDim.x) + threadIdx.x, threads = u64(gridDim.x) * blockDim.x;
   u32 bits = 0;
   for (u64 i = thread; i < vectors; i += UNROLL * threads) {
-    vec4 x[UNROLL];
+    vec4 x[UNROLL] = {};
 #pragma unroll
-    for (int j = 0; j < UNROLL; ++j) x[j] = ld_global<vec4>(in + i + j * threads);
+    for (int j = 0; j < UNROLL; ++j) {
+      if (i + j * threads < vectors) x[j] = ld_global<vec4>(in + i + j * threads);
+    }
 #pragma unroll
     for (int j = 0; j < UNROLL; ++j) bits ^= x[j].x ^ x[j].y ^ x[j].z ^ x[j].w;
   }

@@ -13,4 +13,10 @@ DEVICE u32 atomic_inc_wrap(u32* counter, u32 last) {
   asm volatile("atom.inc.acq_rel.gpu.global.u32 %0, [%1], %2;" : "=r"(old) : "l"(counter), "r"(last) : "memory");
   return old;
 }
+
+// griddepcontrol.launch_dependents (sm_90): the blocks of the next launch, if it allows that, may become resident.
+DEVICE void grid_release_next() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+
+// griddepcontrol.wait (sm_90): the launch before is complete, and what it wrote is seen.
+DEVICE void grid_await_previous() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 #endif  // __CUDACC__

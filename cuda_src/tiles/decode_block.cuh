@@ -2,61 +2,85 @@
 #pragma once
 #include "tiles/decode_merge.cuh"
 
-// Shared memory: Q; the rings, in whose place warps merge; m and l of every ring and row; a flag.
+// Shared memory: Q; the rings, in whose place warps merge; m and l of every ring and row; barriers; a flag.
 constexpr int RING_BYTES = NUM_STAGES * STAGE_BYTES;
 constexpr int RINGS_BYTES = RINGS * RING_BYTES, MERGE_BYTES = RINGS * Br * MERGE_PITCH;
-constexpr int ML_OFFSET = Q_BYTES + (RINGS_BYTES > MERGE_BYTES ? RINGS_BYTES : MERGE_BYTES);
-constexpr int FLAG_OFFSET = ML_OFFSET + RINGS * Br * 8;
+constexpr int RINGS_OFFSET = TMA_COPIES ? (Q_BYTES + 1023) / 1024 * 1024 : Q_BYTES;  // swizzled boxes lie on 1024 bytes
+constexpr int ML_OFFSET = RINGS_OFFSET + (RINGS_BYTES > MERGE_BYTES ? RINGS_BYTES : MERGE_BYTES);
+constexpr int BARRIER_OFFSET = ML_OFFSET + RINGS * Br * 8;
+constexpr int FLAG_OFFSET = BARRIER_OFFSET + RINGS * NUM_STAGES * 8;
 static_assert(FLAG_OFFSET + 16 == SMEM_BYTES, "the registry computes the same layout");
 
+template <bool TMA>
+struct StreamOf {
+  using Type = AsyncKeyStream;
+};
+template <>
+struct StreamOf<true> {
+  using Type = TmaKeyStream;
+};
+
 struct DecodeBlock {
+  StreamOf<TMA_COPIES>::Type stream;
   u32 smem, ring_smem, Q_lane;
   int thread, lane, ring, first_row;
+  int stage = 0;  // buffer of the ring's oldest tile
 
   DEVICE DecodeBlock(u32 smem_, int thread_) : smem(smem_), thread(thread_) {
     const int warp = thread / 32;
     lane = thread % 32;
     ring = warp / ROW_WARPS;
     first_row = warp % ROW_WARPS * WARP_ROWS;
-    ring_smem = smem + Q_BYTES + ring * RING_BYTES;
+    ring_smem = smem + RINGS_OFFSET + ring * RING_BYTES;
     Q_lane = smem + first_row * Q_PITCH + TileAttention::q_lane_offset(lane);
+    stream.init(smem + BARRIER_OFFSET + ring * NUM_STAGES * 8, thread % RING_THREADS);
   }
 
   DEVICE void attend(const DecodeParams& p, const Piece& piece) {
     TileAttention tile;
-    KeyStream stream;
     if constexpr (HEAD_DIM % 16 != 0) {
       zero_padding<Br, HEAD_DIM * 2, Q_PITCH, NUM_THREADS>(smem, thread);
-      zero_padding<RINGS * NUM_STAGES * 2 * RING_KEYS, KV_ROW_BYTES, KV_PITCH, NUM_THREADS>(smem + Q_BYTES, thread);
+      if constexpr (!TMA_COPIES) {
+        zero_padding<RINGS * NUM_STAGES * 2 * RING_KEYS, KV_ROW_BYTES, KV_PITCH, NUM_THREADS>(smem + RINGS_OFFSET, thread);
+      }
     }
-    stream.start(p, piece, ring, thread % RING_THREADS);
-    copy_queries(p, piece, smem, thread);  // lands with the first tile
+    stream.start(p, piece, ring);
     const int tiles = stream.remaining();
     int key = stream.key;
-    u32 buffer = ring_smem;
     // The first NUM_STAGES rounds only fill the ring. One loop, because code is fetched from memory, cold, like data.
 #pragma unroll 1
     for (int round = -NUM_STAGES; round < tiles; ++round) {
+      const u32 buffer = ring_smem + stage * STAGE_BYTES;
       if (round >= 0) {
-        cp_async_wait<NUM_STAGES - 1>();
-        if (round == 0) {
-          block_sync();  // the queries have landed for all threads
-          tile.start(p, piece, Q_lane, first_row, lane);
-        } else {
-          ring_sync(ring);  // the oldest tile has landed for all threads of the ring
-        }
+        if (round == 0) meet_queries(p, piece, tile);
+        stream.await(p, buffer, stage, key, ring);
         tile.visit(buffer, Q_lane, key, piece.length.keys, lane);
         key += Bc;
+        stream.release();
         ring_sync(ring);  // all have read it
       }
-      stream.copy_next(p, buffer);
-      buffer = buffer + STAGE_BYTES == ring_smem + RING_BYTES ? ring_smem : buffer + STAGE_BYTES;
+      stream.copy_next(p, buffer, stage);
+      stage = stage + 1 == NUM_STAGES ? 0 : stage + 1;
+      if (round == -NUM_STAGES) {
+        copy_queries(p, piece, smem, thread);
+        cp_async_commit();
+      }
     }
+    if (tiles == 0) meet_queries(p, piece, tile);
     cp_async_wait<0>();
-    if (tiles == 0) {
-      block_sync();  // the one above, of the other rings
-      tile.start(p, piece, Q_lane, first_row, lane);
-    }
-    merge_warps(p, piece, tile, smem + Q_BYTES, smem + ML_OFFSET, thread);
+    merge_warps(p, piece, tile, smem + RINGS_OFFSET, smem + ML_OFFSET, thread);
+  }
+
+  // Once a piece, by all threads.
+  DEVICE void meet_queries(const DecodeParams& p, const Piece& piece, TileAttention& tile) {
+    cp_async_wait<TMA_COPIES ? 0 : NUM_STAGES - 1>();
+    block_sync();  // the queries have landed for all threads, and barriers are initialised
+    tile.start(p, piece, Q_lane, first_row, lane);
+  }
+
+  // Between pieces: Q, the rings and what was merged in their place are free.
+  DEVICE void release() {
+    stream.release();
+    block_sync();
   }
 };

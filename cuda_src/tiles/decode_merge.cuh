@@ -36,42 +36,52 @@ DEVICE void store_row_part(const DecodeParams& p, const Piece& piece, int row, i
   }
 }
 
+// Part (o_part, ml_part) into (o, m, l).
+DEVICE void add_part(float (&o)[4], float& m, float& l, vec4 o_part, vec2 ml_part) {
+  const float m_part = u32_as_float(ml_part.x), m_new = fmaxf(m, m_part);
+  const float old_weight = ex2(m - m_new), weight = ex2(m_part - m_new);
+  m = m_new;
+  l = l * old_weight + u32_as_float(ml_part.y) * weight;
+  o[0] = o[0] * old_weight + u32_as_float(o_part.x) * weight;
+  o[1] = o[1] * old_weight + u32_as_float(o_part.y) * weight;
+  o[2] = o[2] * old_weight + u32_as_float(o_part.z) * weight;
+  o[3] = o[3] * old_weight + u32_as_float(o_part.w) * weight;
+}
+
 // Rows of this item's block of rows that exist.
 DEVICE int valid_rows(const DecodeParams& p, const Piece& piece) {
   return min(Br, p.group_size * p.tokens - piece.row_block * Br);
 }
 
-// All parts of one item, by `num_threads` threads that take vectors of rows in turn.
-DEVICE void combine_parts(const DecodeParams& p, const Piece& piece, int thread, int num_threads) {
-  constexpr int AT_ONCE = 8;  // loads in flight
+// Parts [first, last) of one row's vector of columns, added to (o, m, l) in order.
+DEVICE void add_parts(const DecodeParams& p, const Piece& piece, int row, int vector, int first, int last,
+                      float (&o)[4], float& m, float& l) {
+  constexpr int AT_ONCE = 10;  // loads in flight
+#pragma unroll 1
+  for (; first < last; first += AT_ONCE) {
+    vec4 o_part[AT_ONCE];
+    vec2 ml_part[AT_ONCE];
+#pragma unroll
+    for (int j = 0; j < AT_ONCE; ++j) {
+      const float* slot = p.partial + (i64(piece.slot(min(first + j, last - 1))) * Br + row) * SLOT_ROW;
+      o_part[j] = ld_global<vec4>(slot + vector * 4);
+      ml_part[j] = ld_global<vec2>(slot + HEAD_DIM);
+    }
+#pragma unroll
+    for (int j = 0; j < AT_ONCE; ++j) {
+      if (first + j < last) add_part(o, m, l, o_part[j], ml_part[j]);
+    }
+  }
+}
+
+// All parts of the vectors `index`, `index` + `step`, ... of an item's rows.
+DEVICE void combine_parts(const DecodeParams& p, const Piece& piece, int index, int step) {
   const int vectors = valid_rows(p, piece) * VECTORS;
-  for (int i = thread; i < vectors; i += num_threads) {
+#pragma unroll 1
+  for (int i = index; i < vectors; i += step) {
     const int row = i / VECTORS, vector = i - row * VECTORS;
     float o[4] = {}, m = NO_SCORE, l = 0.0f;
-    for (int first = 0; first < piece.num_parts; first += AT_ONCE) {
-      vec4 o_part[AT_ONCE];
-      vec2 ml_part[AT_ONCE];
-#pragma unroll
-      for (int j = 0; j < AT_ONCE; ++j) {
-        const int part = min(first + j, piece.num_parts - 1);
-        const float* slot = p.partial + (i64(piece.slot(part)) * Br + row) * SLOT_ROW;
-        o_part[j] = ld_global<vec4>(slot + vector * 4);
-        ml_part[j] = ld_global<vec2>(slot + HEAD_DIM);
-      }
-#pragma unroll
-      for (int j = 0; j < AT_ONCE; ++j) {
-        if (first + j < piece.num_parts) {
-          const float m_part = u32_as_float(ml_part[j].x), m_new = fmaxf(m, m_part);
-          const float old_weight = ex2(m - m_new), weight = ex2(m_part - m_new);
-          m = m_new;
-          l = l * old_weight + u32_as_float(ml_part[j].y) * weight;
-          o[0] = o[0] * old_weight + u32_as_float(o_part[j].x) * weight;
-          o[1] = o[1] * old_weight + u32_as_float(o_part[j].y) * weight;
-          o[2] = o[2] * old_weight + u32_as_float(o_part[j].z) * weight;
-          o[3] = o[3] * old_weight + u32_as_float(o_part[j].w) * weight;
-        }
-      }
-    }
+    add_parts(p, piece, row, vector, 0, piece.num_parts, o, m, l);
     store_row_part(p, piece, row, vector, o, m, l);
   }
 }
@@ -143,7 +153,8 @@ DEVICE void merge_warps(const DecodeParams& p, const Piece& piece, TileAttention
 }
 
 // The last block to leave a part of an item combines all of them: no second launch. The counter wraps to zero then.
-DEVICE void combine_if_last(const DecodeParams& p, const Piece& piece, u32 flag_smem, int thread) {
+// Where the rows leave half of the threads idle, those take the second half of the parts.
+DEVICE void combine_if_last(const DecodeParams& p, const Piece& piece, u32 flag_smem, u32 rings_smem, int thread) {
   if (piece.num_parts == 1) return;
   block_sync();  // the part is written, before the block counts itself in
   if (thread == 0) {
@@ -151,5 +162,24 @@ DEVICE void combine_if_last(const DecodeParams& p, const Piece& piece, u32 flag_
     st_shared_u32(flag_smem, atomic_inc_wrap(p.counters + piece.item, last) == last);
   }
   block_sync();
-  if (ld_shared_u32(flag_smem) != 0) combine_parts(p, piece, thread, NUM_THREADS);
+  if (ld_shared_u32(flag_smem) == 0) return;
+  const int vectors = valid_rows(p, piece) * VECTORS, halves = vectors * 2 <= NUM_THREADS ? 2 : 1;
+  const int width = NUM_THREADS / halves, middle = halves == 2 ? (piece.num_parts + 1) / 2 : piece.num_parts;
+  const bool first = thread < width;
+#pragma unroll 1
+  for (int base = 0; base < vectors; base += width) {  // once, with halves
+    const int i = base + thread % width, row = i / VECTORS, vector = i - row * VECTORS;
+    float o[4] = {}, m = NO_SCORE, l = 0.0f;
+    if (i < vectors) add_parts(p, piece, row, vector, first ? 0 : middle, first ? middle : piece.num_parts, o, m, l);
+    if (halves == 2) {
+      const u32 place = rings_smem + i * 32;
+      if (!first) {
+        st_shared_vec4(place, accumulator_bits(o));
+        st_shared_vec2(place + 16, {float_as_u32(m), float_as_u32(l)});
+      }
+      block_sync();  // the second half's sums are in place of the rings
+      if (first) add_part(o, m, l, ld_shared_vec4(place), ld_shared_vec2(place + 16));
+    }
+    if (first && i < vectors) store_row_part(p, piece, row, vector, o, m, l);
+  }
 }

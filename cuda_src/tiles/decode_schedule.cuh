@@ -68,36 +68,78 @@ DEVICE bool fixed_split(const DecodeParams& p, int batch, int head_and_rows, int
 // Stream-K: the tiles of all items laid end to end (sequences, in them heads, in them blocks of rows), cut into equal
 // shares, one a thread block. A share's first piece may continue an item that earlier shares began, its last one may be
 // continued by later shares: two slots a share, 2 share for the former, 2 share + 1 for the latter.
-struct BalancedShare {
-  i64 total;           // tiles
-  i64 tile, end;       // of this share: the next one, one past the last
-  i64 batch_start;     // first tile of the sequence `batch`
-  int batch, shares;   // shares that are not empty
+struct BalancedLine {
+  i64 total;   // tiles
+  int shares;  // that are not empty
   int items_a_batch;
 
-  // The lengths of all sequences are read and summed by every warp for itself.
-  DEVICE BalancedShare(const DecodeParams& p, int lane) {
+  // Every warp sums the lengths for itself: of all sequences, and of those before `batch`. Tiles of one head are counted
+  // in 32 bits, enough for what fits a GPU.
+  DEVICE i64 measure(const DecodeParams& p, int num_shares, int batch, int lane) {
     items_a_batch = p.kv_heads * p.row_blocks;
-    i64 tiles = 0;
+    u32 all, before;
     if constexpr (RAGGED) {
-      u32 mine = 0;  // tiles of one head: 32 bits hold those of every batch that fits a GPU
-      for (int b = lane; b < p.batch; b += 32) mine += num_tiles(sequence_lengths(p, b).keys);
+      all = before = 0;
+      for (int b = lane; b < p.batch; b += 32) {
+        const u32 tiles = num_tiles(sequence_lengths(p, b).keys);
+        all += tiles;
+        if (b < batch) before += tiles;
+      }
 #pragma unroll
-      for (int step = 1; step < 32; step *= 2) mine += shfl_xor(mine, step);
-      tiles = mine;
+      for (int step = 1; step < 32; step *= 2) {
+        all += shfl_xor(all, step);
+        before += shfl_xor(before, step);
+      }
     } else {
-      tiles = i64(num_tiles(sequence_lengths(p, 0).keys)) * p.batch;
+      const u32 tiles = num_tiles(sequence_lengths(p, 0).keys);
+      all = tiles * p.batch;
+      before = tiles * batch;
     }
-    total = tiles * items_a_batch;
-    shares = int(min(i64(gridDim.x), total));
-    const int share = blockIdx.x;
-    tile = share < shares ? total * share / shares : total;
-    end = share < shares ? total * (share + 1) / shares : total;
+    total = i64(all) * items_a_batch;
+    shares = int(min(i64(num_shares), total));
+    return i64(before) * items_a_batch;
+  }
+
+  // The share that holds a tile: the last one that does not start after it.
+  DEVICE int share_of(i64 t) const { return int(((t + 1) * shares - 1) / total); }
+
+  // Who has parts of an item, and where. Returns the first share.
+  DEVICE int find_parts(i64 item_start, Piece& piece) const {
+    const int first = share_of(item_start), last = share_of(item_start + piece.tiles - 1);
+    piece.num_parts = last - first + 1;
+    piece.first_slot = 2 * first + 1;  // the first part does not continue anything
+    piece.next_slot = 2 * (first + 1);
+    piece.slot_step = 2;
+    return first;
+  }
+};
+
+// All parts of the item (batch, head_and_rows), for who merges them.
+DEVICE void balanced_item(const DecodeParams& p, int batch, int head_and_rows, int lane, Piece& piece) {
+  BalancedLine line;
+  const i64 batch_start = line.measure(p, p.num_splits, batch, lane);
+  piece.batch = batch;
+  piece.set_head(p, head_and_rows);
+  piece.length = sequence_lengths(p, batch);
+  piece.tiles = num_tiles(piece.length.keys);
+  line.find_parts(batch_start + i64(head_and_rows) * piece.tiles, piece);
+}
+
+struct BalancedShare {
+  BalancedLine line;
+  i64 tile, end;    // of this share: the next one, one past the last
+  i64 batch_start;  // first tile of the sequence `batch`
+  int share, batch;
+
+  DEVICE BalancedShare(const DecodeParams& p, int share_, int lane) : share(share_) {
+    line.measure(p, p.num_splits, 0, lane);
+    tile = share < line.shares ? line.total * share / line.shares : line.total;
+    end = share < line.shares ? line.total * (share + 1) / line.shares : line.total;
     batch = 0;
     batch_start = 0;
     if constexpr (RAGGED) {
       // Skip whole sequences, 32 at a time: each lane sums what comes before its own.
-      for (; batch < p.batch && tile < total; batch += 32) {
+      for (; batch < p.batch && tile < line.total; batch += 32) {
         const u32 own = batch + lane < p.batch ? num_tiles(sequence_lengths(p, batch + lane).keys) : 0;
         u32 upto = own;
 #pragma unroll
@@ -105,34 +147,30 @@ struct BalancedShare {
           const u32 before = shfl(upto, max(lane - step, 0));
           if (lane >= step) upto += before;
         }
-        const i64 chunk = i64(shfl(upto, 31)) * items_a_batch;
+        const i64 chunk = i64(shfl(upto, 31)) * line.items_a_batch;
         if (tile < batch_start + chunk) {
-          const i64 target = tile - batch_start;
           // The first lane whose sequence reaches past the target holds it.
-          u32 reached = target < i64(upto) * items_a_batch ? 32 - lane : 0;
+          const u32 reached = tile - batch_start < i64(upto) * line.items_a_batch ? 32 - lane : 0;
           const int found = 32 - int(redux_max(reached));
-          batch_start += i64(shfl(upto - own, found)) * items_a_batch;
+          batch_start += i64(shfl(upto - own, found)) * line.items_a_batch;
           batch += found;
           break;
         }
         batch_start += chunk;
       }
     } else {
-      const i64 each = i64(num_tiles(sequence_lengths(p, 0).keys)) * items_a_batch;
-      if (tile < total) batch = int(tile / each);
+      const i64 each = i64(num_tiles(sequence_lengths(p, 0).keys)) * line.items_a_batch;
+      if (tile < line.total) batch = int(tile / each);
       batch_start = batch * each;
     }
   }
-
-  // The share that holds a tile: the last one that does not start after it.
-  DEVICE int share_of(i64 t) const { return int(((t + 1) * shares - 1) / total); }
 
   DEVICE bool next(const DecodeParams& p, Piece& piece) {
     if (tile >= end) return false;
     piece.length = sequence_lengths(p, batch);
     piece.tiles = num_tiles(piece.length.keys);
-    while (tile >= batch_start + i64(piece.tiles) * items_a_batch) {
-      batch_start += i64(piece.tiles) * items_a_batch;
+    while (tile >= batch_start + i64(piece.tiles) * line.items_a_batch) {
+      batch_start += i64(piece.tiles) * line.items_a_batch;
       piece.length = sequence_lengths(p, ++batch);
       piece.tiles = num_tiles(piece.length.keys);
     }
@@ -140,15 +178,10 @@ struct BalancedShare {
     const i64 item_start = batch_start + i64(item_of_batch) * piece.tiles;
     piece.batch = batch;
     piece.set_head(p, item_of_batch);
-    piece.item = batch * items_a_batch + item_of_batch;
+    piece.item = batch * line.items_a_batch + item_of_batch;
     piece.first_tile = int(tile - item_start);
     piece.last_tile = int(min(i64(piece.tiles), end - item_start));
-    const int share = blockIdx.x, first = share_of(item_start), last = share_of(item_start + piece.tiles - 1);
-    piece.part = share - first;
-    piece.num_parts = last - first + 1;
-    piece.first_slot = 2 * first + 1;  // the first part does not continue anything
-    piece.next_slot = 2 * (first + 1);
-    piece.slot_step = 2;
+    piece.part = share - line.find_parts(item_start, piece);
     piece.record = share + piece.item;  // no two pieces share it: the next one has a later share or a later item
     tile = item_start + piece.last_tile;
     return true;

@@ -1,5 +1,6 @@
 // Keys and values on their way into shared memory: every warp (or ROW_WARPS of them, that share keys and differ in query
-// rows) has a ring of NUM_STAGES buffers of its own, so that no warp ever waits for another's loads.
+// rows) has a ring of NUM_STAGES buffers of its own, so that no warp ever waits for another's loads. Here by cp.async;
+// decode_tma.cuh has Hopper's copy engine do it.
 //
 // The row of a position comes from the cache, through the block table when there is one, or, from the old length on,
 // from the new tokens, which are stored to the cache on the way. Entries of the block table are loaded one tile ahead of
@@ -14,11 +15,33 @@ constexpr int RING_KEYS = Bc / RINGS;  // of one buffer
 constexpr int RING_THREADS = ROW_WARPS * 32;
 constexpr int KV_ITEM = FP8_CACHE ? 1 : 2;  // bytes
 constexpr int KV_ROW_BYTES = HEAD_DIM * KV_ITEM;
+constexpr int GROUPS = RING_KEYS / 16;  // of keys, what one product takes
+
+// A buffer: K, then V. By cp.async rows of KV_PITCH bytes (tile_pitch: eight rows fill all banks). By the copy engine
+// groups of 16 keys, each in boxes of 128 bytes of every row, swizzled: 16-byte unit u of row r lies at unit u ^ (r % 8).
 constexpr int KV_PITCH = tile_pitch(KV_ROW_BYTES, 16 * KV_ITEM);
-constexpr int KV_TILE_BYTES = RING_KEYS * KV_PITCH;
+constexpr int BOX_ROW_BYTES = 128;
+constexpr int BOXES = (KV_ROW_BYTES + BOX_ROW_BYTES - 1) / BOX_ROW_BYTES;
+constexpr int GROUP_BYTES = 16 * (TMA_COPIES ? BOXES * BOX_ROW_BYTES : KV_PITCH);
+constexpr int KV_TILE_BYTES = GROUPS * GROUP_BYTES;
 constexpr int STAGE_BYTES = 2 * KV_TILE_BYTES;  // K, then V
 static_assert(NUM_WARPS % ROW_WARPS == 0 && Bc % RINGS == 0, "rings are alike");
-static_assert(RING_KEYS <= 32, "a lane holds the page of one row");
+static_assert(RING_KEYS == 16 || RING_KEYS == 32, "whole groups, and a lane holds the page of one row");
+
+// Unit `unit` of a row of K; of V, KV_TILE_BYTES further.
+DEVICE u32 tile_address(u32 buffer, int row, int unit) {
+  if constexpr (!TMA_COPIES) return buffer + row * KV_PITCH + unit * 16;
+  return buffer + row / 16 * GROUP_BYTES + unit / 8 * (16 * BOX_ROW_BYTES) + row % 16 * BOX_ROW_BYTES +
+         ((unit ^ row) % 8) * 16;
+}
+
+// The same for ldmatrix, whose rows and units differ from lane to lane: the lane's share once, the rest a constant.
+// `unit` is even, the lane adds 0 or 1 to it.
+DEVICE u32 lane_address(int row, int unit) { return tile_address(0, row, unit); }
+DEVICE u32 unit_address(u32 group, u32 lane_share, int unit) {
+  if constexpr (!TMA_COPIES) return group + lane_share + unit * 16;
+  return ((group + lane_share) ^ (unit % 8 * 16)) + unit / 8 * (16 * BOX_ROW_BYTES);
+}
 
 // Threads of one ring wait for each other.
 DEVICE void ring_sync(int ring) {
@@ -29,7 +52,20 @@ DEVICE void ring_sync(int ring) {
   }
 }
 
-struct KeyStream {
+// 16 bytes (or ALIGNMENT) from one place in global memory to another.
+DEVICE void move_unit(char* to, const char* from) {
+  if constexpr (ALIGNMENT == 16) {
+    st_global(to, ld_global<vec4>(from));
+  } else if constexpr (ALIGNMENT == 8) {
+    st_global(to, ld_global<vec2>(from));
+  } else if constexpr (ALIGNMENT == 4) {
+    st_global(to, ld_global<u32>(from));
+  } else {
+    st_global(to, ld_global<u16>(from));
+  }
+}
+
+struct AsyncKeyStream {
   static constexpr int UNITS = KV_ROW_BYTES / ALIGNMENT;  // copies a row
   static constexpr int STEP = UNITS <= RING_THREADS ? RING_THREADS / UNITS : 1;  // rows at a time
   static constexpr int PASSES = (RING_KEYS + STEP - 1) / STEP;
@@ -48,7 +84,9 @@ struct KeyStream {
   int thread;              // of the ring
   bool store_new;          // this block stores the new tokens that it reads
 
-  DEVICE void start(const DecodeParams& p, const Piece& piece, int ring, int ring_thread) {
+  DEVICE void init(u32, int ring_thread) { thread = ring_thread; }
+
+  DEVICE void start(const DecodeParams& p, const Piece& piece, int ring) {
     const i64 batch = PAGED ? 0 : piece.batch;
     K = static_cast<const char*>(p.k_cache) + KV_ITEM * (batch * p.k_stride.batch + piece.kv_head * p.k_stride.head);
     V = static_cast<const char*>(p.v_cache) + KV_ITEM * (batch * p.v_stride.batch + piece.kv_head * p.v_stride.head);
@@ -64,7 +102,6 @@ struct KeyStream {
     }
     key = piece.first_tile * Bc + ring * RING_KEYS;
     end = min(piece.last_tile * Bc, length.keys);
-    thread = ring_thread;
     if constexpr (PAGED) {
       table = p.block_table + piece.batch * p.table_stride;
       page_stride_k = p.k_stride.batch * KV_ITEM;
@@ -84,13 +121,22 @@ struct KeyStream {
     in_page = mine % p.page_size;
   }
 
+  // The oldest tile is there for all threads of the ring.
+  DEVICE void await(const DecodeParams&, u32, int, int, int ring) {
+    cp_async_wait<NUM_STAGES - 1>();
+    ring_sync(ring);
+  }
+
+  // This thread has read a buffer; once all of the ring have met, it may be filled again.
+  DEVICE void release() {}
+
   // The next tile on its way to a buffer; one group of copies whether there is a tile left or not.
-  DEVICE void copy_next(const DecodeParams& p, u32 stage) {
+  DEVICE void copy_next(const DecodeParams& p, u32 buffer, int) {
     if (key < end) {
       if (APPEND && key + RING_KEYS > length.old_keys) {
-        copy_tile<true>(p, stage);
+        copy_tile<true>(p, buffer);
       } else {
-        copy_tile<false>(p, stage);
+        copy_tile<false>(p, buffer);
       }
       key += Bc;
       if constexpr (PAGED) load_page(p);
@@ -100,7 +146,7 @@ struct KeyStream {
 
   // Every thread keeps its column and steps down the rows; all take part, because a row's page is in another lane.
   template <bool NEW_ROWS>
-  DEVICE void copy_tile(const DecodeParams& p, u32 stage) {
+  DEVICE void copy_tile(const DecodeParams& p, u32 buffer) {
     constexpr int COLUMNS = (UNITS + RING_THREADS - 1) / RING_THREADS;  // more than 1 for narrow units only
 #pragma unroll 1
     for (int column = 0; column < COLUMNS; ++column) {
@@ -119,7 +165,7 @@ struct KeyStream {
           k = K + row_page * page_stride_k + row_in_page * k_stride + unit * ALIGNMENT;
           v = V + row_page * page_stride_v + row_in_page * v_stride + unit * ALIGNMENT;
         }
-        if (mine) copy_unit<NEW_ROWS>(p, stage + row * KV_PITCH + unit * ALIGNMENT, key + row, unit * ALIGNMENT, k, v);
+        if (mine) copy_unit<NEW_ROWS>(p, buffer + row * KV_PITCH + unit * ALIGNMENT, key + row, unit * ALIGNMENT, k, v);
         k += STEP * k_stride;
         v += STEP * v_stride;
       }
@@ -136,8 +182,8 @@ struct KeyStream {
         const char* k_new = K_new + row * p.k_new_stride.seq * KV_ITEM + offset;
         const char* v_new = V_new + row * p.v_new_stride.seq * KV_ITEM + offset;
         if (store_new) {
-          store_unit(const_cast<char*>(k), k_new);
-          store_unit(const_cast<char*>(v), v_new);
+          move_unit(const_cast<char*>(k), k_new);
+          move_unit(const_cast<char*>(v), v_new);
         }
         k = k_new;
         v = v_new;
@@ -145,17 +191,5 @@ struct KeyStream {
     }
     copy_unit_async<ALIGNMENT>(target, k, valid);
     copy_unit_async<ALIGNMENT>(target + KV_TILE_BYTES, v, valid);
-  }
-
-  static DEVICE void store_unit(char* to, const char* from) {
-    if constexpr (ALIGNMENT == 16) {
-      st_global(to, ld_global<vec4>(from));
-    } else if constexpr (ALIGNMENT == 8) {
-      st_global(to, ld_global<vec2>(from));
-    } else if constexpr (ALIGNMENT == 4) {
-      st_global(to, ld_global<u32>(from));
-    } else {
-      st_global(to, ld_global<u16>(from));
-    }
   }
 };

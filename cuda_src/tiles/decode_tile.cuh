@@ -7,7 +7,7 @@
 // of two keys; byte by byte they are operands of two products, one for even and one for odd columns.
 #pragma once
 #include "primitives/float8.cuh"
-#include "tiles/decode_stream.cuh"
+#include "tiles/decode_tma.cuh"
 #include "tiles/fragments.cuh"
 #include "tiles/softmax.cuh"
 
@@ -113,7 +113,7 @@ struct TileAttention {
     if constexpr (FP8_CACHE) {
       scores_e4m3(S, K_smem, lane);
     } else {
-      const u32 K_lane = K_smem + lane_offset_columns_first<KV_PITCH>(lane);
+      const u32 K_lane = lane_address(lane / 16 * 8 + lane % 8, lane / 8 % 2);
 #pragma unroll
       for (int k = 0; k < K_STEPS; ++k) {
         u32 Q_step[M_TILES][1][4];
@@ -121,7 +121,7 @@ struct TileAttention {
 #pragma unroll
         for (int n = 0; n < S_TILES; n += 2) {
           u32 B[4];
-          ldmatrix_x4(B, K_lane + n * 8 * KV_PITCH + k * 32);
+          ldmatrix_x4(B, unit_address(K_smem + n / 2 * GROUP_BYTES, K_lane, 2 * k));
 #pragma unroll
           for (int i = 0; i < M_TILES; ++i) {
             const u32(&A)[4] = Q_IN_REGISTERS ? Q[i][k] : Q_step[i][0];
@@ -165,24 +165,24 @@ struct TileAttention {
         }
       }
       if constexpr (FP8_CACHE) {
-        accumulate_e4m3(P, V_smem + k * 16 * KV_PITCH, lane);
+        accumulate_e4m3(P, V_smem + k * GROUP_BYTES, lane);
       } else {
-        accumulate(P, V_smem + k * 16 * KV_PITCH + lane_offset_rows_first<KV_PITCH>(lane));
+        accumulate(P, V_smem + k * GROUP_BYTES, lane_address(lane % 16, lane / 16));
       }
     }
     mma_fence();
   }
 
   // O += P V for 16 keys.
-  DEVICE void accumulate(const u32 (&P)[M_TILES][4], u32 V_lane) {
+  DEVICE void accumulate(const u32 (&P)[M_TILES][4], u32 V_smem, u32 V_lane) {
 #pragma unroll
     for (int n = 0; n < O_TILES; n += 2) {
       u32 B[4];
       if (n + 1 < O_TILES) {
-        ldmatrix_x4_trans(B, V_lane + n * 16);
+        ldmatrix_x4_trans(B, unit_address(V_smem, V_lane, n));
       } else {
         u32 half[2];
-        ldmatrix_x2_trans(half, V_lane + n * 16);
+        ldmatrix_x2_trans(half, unit_address(V_smem, V_lane, n));
         B[0] = half[0];
         B[1] = half[1];
       }
@@ -198,14 +198,15 @@ struct TileAttention {
   DEVICE void scores_e4m3(float (&S)[M_TILES][S_TILES][4], u32 K_smem, int lane) {
 #pragma unroll
     for (int n = 0; n < S_TILES; n += 2) {
+      const u32 group = K_smem + n / 2 * GROUP_BYTES;
 #pragma unroll
       for (int k = 0; k < K_STEPS; k += 2) {
         u32 B[4];  // of eight keys: step k, step k + 1; of the next eight keys likewise
         if (k + 1 < K_STEPS) {
-          ldmatrix_x4(B, K_smem + n * 8 * KV_PITCH + k * 16 + lane_offset_columns_first<KV_PITCH>(lane));
+          ldmatrix_x4(B, unit_address(group, lane_address(lane / 16 * 8 + lane % 8, lane / 8 % 2), k));
         } else {
           u32 half[2];
-          ldmatrix_x2(half, K_smem + n * 8 * KV_PITCH + k * 16 + lane % 16 * KV_PITCH);
+          ldmatrix_x2(half, unit_address(group, lane_address(lane % 16, 0), k));
           B[0] = half[0];
           B[2] = half[1];
         }
@@ -231,10 +232,10 @@ struct TileAttention {
     for (int n = 0; n < O_TILES; n += 4) {
       u32 B[4];  // of 16 columns: keys 0-7, keys 8-15; of the next 16 columns likewise
       if (n + 2 < O_TILES) {
-        ldmatrix_x4_trans(B, V_smem + n * 8 + lane_offset_rows_first<KV_PITCH>(lane));
+        ldmatrix_x4_trans(B, unit_address(V_smem, lane_address(lane % 16, lane / 16), n / 2));
       } else {
         u32 half[2];
-        ldmatrix_x2_trans(half, V_smem + n * 8 + lane % 16 * KV_PITCH);
+        ldmatrix_x2_trans(half, unit_address(V_smem, lane_address(lane % 16, 0), n / 2));
         B[0] = half[0];
         B[1] = half[1];
       }

@@ -4,12 +4,11 @@
 // fragment. ROWS = 2 * (number of 16-row fragments); row r of a lane is row r * 8 + lane / 4 of the warp.
 //
 // The subtracted maximum `m` need not be the true one: exp2(s - m) only must not overflow, and every row is divided by
-// its own sum at the end. So O is rescaled only when some maximum of the warp has grown by more than 2^8: with
-// that slack P <= 256, far from the limits of float16 and bfloat16, whose relative precision is that at 1.
+// its own sum at the end. So O is rescaled only when some maximum of the warp has grown by more than 2^SLACK: with
+// 8, P <= 256, far from the limits of float16 and bfloat16, whose relative precision is that at 1.
 #pragma once
 #include "primitives/primitives.cuh"
 
-constexpr float RESCALE_THRESHOLD = 8.0f;  // log2 units
 // The maximum of a row that has seen no score: finite, so that -inf - m is never NaN and no row needs a guard.
 constexpr float NO_SCORE = -3.0e38f;
 
@@ -23,7 +22,7 @@ DEVICE float quad_sum(float x) {
   return x + shfl_xor(x, 2);
 }
 
-template <int ROWS>
+template <int ROWS, int SLACK = 8>
 struct OnlineSoftmax {
   float m_scaled[ROWS];  // the subtracted maximum, m * scale_log2
   float l[ROWS];         // this lane's share of the row's sum of exp2(s * scale_log2 - m_scaled)
@@ -41,7 +40,7 @@ struct OnlineSoftmax {
   DEVICE bool raise_max(const float (&m_tile)[ROWS], float scale_log2, float (&alpha)[ROWS]) {
     bool grown = false;
 #pragma unroll
-    for (int r = 0; r < ROWS; ++r) grown |= m_tile[r] * scale_log2 > m_scaled[r] + RESCALE_THRESHOLD;
+    for (int r = 0; r < ROWS; ++r) grown |= m_tile[r] * scale_log2 > m_scaled[r] + SLACK;
     if (!warp_any(grown)) return false;
 #pragma unroll
     for (int r = 0; r < ROWS; ++r) {

@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import cupy
@@ -19,6 +19,7 @@ import numpy as np
 from ..architectures import Device, find_architecture
 from ..compiler import cupy_options, translation_unit
 from ..decode.plan import DecodePlan
+from ..kernels import Launch
 from ..params import TRACE_RECORD, pack
 from ..planner import Plan
 from .tensor_map import TensorMap
@@ -118,6 +119,26 @@ def _driver() -> ctypes.CDLL:
     return ctypes.CDLL("libcuda.so.1")
 
 
+class _LaunchAttribute(ctypes.Structure):
+    """CUlaunchAttribute with an int for its value."""
+
+    _fields_ = [(name, ctypes.c_int) for name in ("id", "pad", "value")] + [("rest", ctypes.c_int * 15)]
+
+
+class _LaunchConfig(ctypes.Structure):
+    """CUlaunchConfig."""
+
+    _fields_ = [
+        ("sizes", ctypes.c_uint * 7),  # grid, block, shared memory
+        ("stream", ctypes.c_void_p),
+        ("attributes", ctypes.POINTER(_LaunchAttribute)),
+        ("num_attributes", ctypes.c_uint),
+    ]
+
+
+_PROGRAMMATIC_STREAM_SERIALIZATION = 6
+
+
 class Launches:
     """A prepared plan's launches, one after another, by ``cuLaunchKernel``. ``parameters`` are the addresses of
     the kernels' arguments, which the driver reads during the call."""
@@ -125,23 +146,35 @@ class Launches:
     def __init__(self, prepared: Prepared, parameters: Sequence[int]) -> None:
         self._device_id = prepared.device_id
         self._arguments = (ctypes.c_void_p * len(parameters))(*parameters)
-        self._launch_kernel = _driver().cuLaunchKernel
+        self._early = _LaunchAttribute(_PROGRAMMATIC_STREAM_SERIALIZATION, 0, 1)
         with cupy.cuda.Device(self._device_id):  # `kernel` is compiled anew for any other device
-            self._calls = [
-                (
-                    ctypes.c_void_p(prepared.functions[x.entry].kernel.ptr),
-                    *(ctypes.c_uint(n) for n in (*x.grid, x.num_threads, 1, 1, x.shared_memory)),
-                )
-                for x in prepared.plan.launches
-            ]
+            self._calls = [self._call(prepared, launch) for launch in prepared.plan.launches]
+
+    def _call(self, prepared: Prepared, launch: Launch) -> Callable[[int], int]:
+        """One launch: stream → status."""
+        function = ctypes.c_void_p(prepared.functions[launch.entry].kernel.ptr)
+        sizes = (*launch.grid, launch.num_threads, 1, 1, launch.shared_memory)
+        if not launch.dependent:
+            integers = tuple(ctypes.c_uint(n) for n in sizes)
+            launch_kernel = _driver().cuLaunchKernel
+            return lambda stream: launch_kernel(
+                function, *integers, ctypes.c_void_p(stream), self._arguments, None
+            )
+        config = _LaunchConfig((ctypes.c_uint * 7)(*sizes), None, ctypes.pointer(self._early), 1)
+        launch_kernel_ex = _driver().cuLaunchKernelEx
+
+        def call(stream: int) -> int:
+            config.stream = stream
+            return int(launch_kernel_ex(ctypes.byref(config), function, self._arguments, None))
+
+        return call
 
     def __call__(self, stream: int) -> None:
         for call in self._calls:
-            arguments = (*call, ctypes.c_void_p(stream), self._arguments, None)
-            status = self._launch_kernel(*arguments)
+            status = call(stream)
             if status == _INVALID_CONTEXT:  # a thread's first CUDA call: make the context current
                 cupy.cuda.runtime.setDevice(self._device_id)
-                status = self._launch_kernel(*arguments)
+                status = call(stream)
             if status:
                 raise cupy.cuda.driver.CUDADriverError(status)
 

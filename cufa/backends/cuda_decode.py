@@ -17,10 +17,11 @@ import cupy
 import numpy as np
 
 from ..decode.operands import DecodeOperands
-from ..decode.params import ARRAYS, pack
+from ..decode.params import ARRAYS, MAPS, pack
 from ..decode.plan import DecodePlan
 from ..params import TRACE_RECORD
 from .cuda import Launches, Prepared, prepare
+from .tensor_map import TensorMap
 
 #: What :meth:`DecodeBinding.launch` takes, in this order: the inputs of DecodeOperands, then out and lse.
 LAUNCH_ORDER = (
@@ -58,10 +59,18 @@ class DecodeBinding:
         self.prepared, self.plan = prepared, plan
         self._device_id = prepared.device_id
         self._params = pack(plan, operands)
+        self._maps = [
+            (name, TensorMap(plan.problem.cache_dtype, x.shape, x.strides, rows, self._address_of(field)))
+            for (field, name), rows in zip(MAPS.items(), plan.spec.tensor_map_rows(plan.config), strict=False)
+            for x in (getattr(operands, name),)
+        ]
         self._launches = Launches(prepared, [ctypes.addressof(self._params)])
         self._counters = plan.items if plan.workspace else 0
         # The driver reads the parameters during the call, so one launch at a time may fill them in.
         self._lock = threading.Lock()
+
+    def _address_of(self, field: str) -> int:
+        return ctypes.addressof(self._params) + int(getattr(type(self._params), field).offset)
 
     def launch(self, *addresses: int, trace: int = 0) -> None:
         """Launch on the current stream of the plan's device: device addresses in :data:`LAUNCH_ORDER`, 0 for
@@ -76,6 +85,8 @@ class DecodeBinding:
             params.lse = None
             for field, address in zip(_FIELDS, addresses, strict=False):
                 setattr(params, field, address)
+            for name, tensor_map in self._maps:
+                tensor_map.point_to(addresses[LAUNCH_ORDER.index(name)])
             if self._counters:
                 workspace = _workspace(stream, self._device_id, self._counters, self.plan.workspace)
                 params.counters, params.partial = workspace.counters.ptr, workspace.partial.ptr
@@ -107,13 +118,14 @@ def _workspace(stream: Any, device_id: int, num_counters: int, partial_bytes: in
         return workspace
     thread = threading.get_ident() if stream.ptr == _PER_THREAD_STREAM else 0
     key = device_id, stream.ptr, thread
-    workspace = _workspaces.get(key)
-    if workspace is None or workspace.num_counters < num_counters or workspace.partial_bytes < partial_bytes:
-        if workspace is not None:
-            num_counters = max(num_counters, workspace.num_counters)
-            partial_bytes = max(partial_bytes, workspace.partial_bytes)
-        workspace = _workspaces[key] = _allocate(num_counters, partial_bytes, stream)
-    return workspace
+    present = _workspaces.get(key)
+    if present is None:
+        present = _workspaces[key] = _allocate(num_counters, partial_bytes, stream)
+    elif present.num_counters < num_counters or present.partial_bytes < partial_bytes:
+        num_counters = max(num_counters, present.num_counters)
+        partial_bytes = max(partial_bytes, present.partial_bytes)
+        present = _workspaces[key] = _allocate(num_counters, partial_bytes, stream)
+    return present
 
 
 def _allocate(num_counters: int, partial_bytes: int, stream: Any) -> _Workspace:

@@ -12,11 +12,12 @@ from collections.abc import Sequence
 
 _BYTES = 128
 _ALIGNMENT = 64
-_DATA_TYPES = {"float16": 6, "bfloat16": 9}  # CU_TENSOR_MAP_DATA_TYPE_*
+_DATA_TYPES = {"float16": 6, "bfloat16": 9, "float8_e4m3": 0}  # CU_TENSOR_MAP_DATA_TYPE_*; bytes are bytes
+_ITEMSIZE = {"float16": 2, "bfloat16": 2, "float8_e4m3": 1}
 _SWIZZLE_128B = 3
 _PROMOTE_TO_L2_256B = 3
-_BOX_COLUMNS = 64
-"""Elements of the last axis in one box: the 128 bytes that the swizzle spans."""
+_BOX_BYTES = 128
+"""Of the last axis in one box: what the swizzle spans."""
 
 
 @functools.cache
@@ -25,14 +26,22 @@ def _encode() -> ctypes._NamedFuncPointer:
 
 
 class TensorMap:
-    """A map of one (batch, heads, seqlen, head_dim) operand of 16-bit elements, for boxes of ``box_rows``
-    rows of one head and 64 columns. ``address_of`` is what a kernel argument points to.
+    """A map of one (batch, heads, seqlen, head_dim) operand, for boxes of ``box_rows`` rows of one head and 128
+    bytes of each. ``address`` is where it is kept, what a kernel argument points to: its own memory, or 128
+    bytes of the caller's, 64-byte aligned.
     """
 
-    def __init__(self, dtype: str, shape: Sequence[int], byte_strides: Sequence[int], box_rows: int) -> None:
+    def __init__(
+        self,
+        dtype: str,
+        shape: Sequence[int],
+        byte_strides: Sequence[int],
+        box_rows: int,
+        address: int | None = None,
+    ) -> None:
         self._storage = ctypes.create_string_buffer(_BYTES + _ALIGNMENT)
         start = ctypes.addressof(self._storage)
-        self.address = -(-start // _ALIGNMENT) * _ALIGNMENT
+        self.address = -(-start // _ALIGNMENT) * _ALIGNMENT if address is None else address
         batch, heads, seqlen, head_dim = shape
         # Innermost first. The stride of an axis that is never stepped along must still be a multiple of 16.
         steps = [
@@ -51,7 +60,7 @@ class TensorMap:
         self._geometry = (
             (ctypes.c_uint64 * 4)(head_dim, seqlen, heads, batch),
             (ctypes.c_uint64 * 3)(*steps),
-            (ctypes.c_uint32 * 4)(_BOX_COLUMNS, box_rows, 1, 1),
+            (ctypes.c_uint32 * 4)(_BOX_BYTES // _ITEMSIZE[dtype], box_rows, 1, 1),
             (ctypes.c_uint32 * 4)(1, 1, 1, 1),
             ctypes.c_int(0),
             ctypes.c_int(_SWIZZLE_128B),

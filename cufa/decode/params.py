@@ -27,8 +27,14 @@ _STRIDED = ("q", "k_cache", "v_cache", "k_new", "v_new", "out")
 _COUNTS = ("batch", "heads", "kv_heads", "tokens", "capacity", "page_size", "num_pages", "new_tokens")
 
 
+#: Tensor maps of the caches come first, 64-byte aligned.
+MAPS = {"k_map": "k_cache", "v_map": "v_cache"}
+_ALIGNMENT = 64
+
+
 class DecodeParams(ctypes.Structure):
     _fields_ = [
+        *((name, ctypes.c_ubyte * 128) for name in MAPS),
         *((name, ctypes.c_void_p) for name in ARRAYS),
         *((name, ctypes.c_void_p) for name in ("partial", "counters", "trace")),
         *((f"{name.replace('_cache', '').replace('out', 'o')}_stride", Strides) for name in _STRIDED),
@@ -40,12 +46,16 @@ class DecodeParams(ctypes.Structure):
 
 def pack(plan: DecodePlan, operands: DecodeOperands) -> DecodeParams:
     """Everything but the pointers, from the operands' strides."""
-    problem, params = plan.problem, DecodeParams()
+    problem = plan.problem
+    storage = (ctypes.c_ubyte * (ctypes.sizeof(DecodeParams) + _ALIGNMENT))()
+    params = DecodeParams.from_buffer(storage, -ctypes.addressof(storage) % _ALIGNMENT)
     sizes = {"q": ITEMSIZE[problem.dtype], "out": ITEMSIZE[problem.dtype]}
-    for name, field in zip(_STRIDED, [f for f, t in DecodeParams._fields_ if t is Strides], strict=True):
+    for name, field in zip(_STRIDED, [f for f, t, *_ in DecodeParams._fields_ if t is Strides], strict=True):
         array = getattr(operands, name)
         if array is not None:
-            setattr(params, field, _strides(array.strides, sizes.get(name, CACHE_ITEMSIZE[problem.cache_dtype])))
+            setattr(
+                params, field, _strides(array.strides, sizes.get(name, CACHE_ITEMSIZE[problem.cache_dtype]))
+            )
     if operands.block_table is not None:
         params.table_stride = operands.block_table.strides[0] // 4
     for name in _COUNTS:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from .decode import DECODE_BALANCED, DECODE_BALANCED_FP8, DECODE_SPLIT, DECODE_SPLIT_FP8
+from .decode import DECODE
 from .fa1 import FA1_FORWARD
 from .fa2 import FA2_FORWARD
 from .fa2_f32 import FA2_FORWARD_F32
@@ -47,10 +47,8 @@ KERNELS: dict[str, KernelSpec] = {
 }
 """Of ``flash_attention``, in order of preference: ``algorithm="auto"`` takes the first that serves."""
 
-DECODE_KERNELS: dict[str, KernelSpec] = {
-    spec.name: spec for spec in (DECODE_SPLIT, DECODE_BALANCED, DECODE_SPLIT_FP8, DECODE_BALANCED_FP8)
-}
-"""Of ``flash_decode``: which one, :mod:`cufa.decode.plan` says."""
+DECODE_KERNELS: dict[str, KernelSpec] = {spec.name: spec for spec in DECODE}
+"""Of ``flash_decode``, likewise: the first that serves the problem, of the schedule chosen."""
 
 REGISTRY: dict[str, KernelSpec] = {**KERNELS, **DECODE_KERNELS}
 """All: what is compiled, packaged and recorded."""

@@ -15,13 +15,18 @@ def _row_warps(config: TileConfig) -> int:
 
 def _decode_shared_memory(config: TileConfig, head_dim: int, itemsize: int = 2) -> int:
     """Q; the rings of keys and values, in whose place warps merge what they have at the end of a piece (O in
-    float32, m and l of each row); a word for the block that combines."""
+    float32, m and l of each row); a barrier for each buffer; a word for the block that combines."""
     rings = config.num_warps // _row_warps(config)
     q_bytes = config.block_q * tile_pitch(head_dim, itemsize=2, pad_to=32)
-    pitch = tile_pitch(head_dim, itemsize=itemsize, pad_to=32 // (2 // itemsize))
+    if dict(config.switches)["TMA_COPIES"]:
+        q_bytes = ceil_div(q_bytes, 1024) * 1024
+        pitch = ceil_div(head_dim * itemsize, 128) * 128
+    else:
+        pitch = tile_pitch(head_dim, itemsize=itemsize, pad_to=16 * itemsize)
     ring_bytes = config.num_stages * 2 * config.block_kv * pitch
     merge_bytes = rings * config.block_q * (ceil_div(head_dim, 32) * 32 + 8) * 4
-    return q_bytes + max(ring_bytes, merge_bytes) + rings * config.block_q * 8 + 16
+    barriers = rings * config.num_stages * 8
+    return q_bytes + max(ring_bytes, merge_bytes) + rings * config.block_q * 8 + barriers + 16
 
 
 def row_blocks(problem: DecodeProblem, config: TileConfig) -> int:
@@ -42,19 +47,28 @@ def _slot_bytes(problem: DecodeProblem, config: TileConfig) -> int:
 def _split_launches(
     problem: DecodeProblem, config: TileConfig, shared_memory: int, num_splits: int = 2
 ) -> tuple[Launch, ...]:
-    """One block a split; what they leave is merged by a second kernel, a block an item, unless folded in."""
-    heads, threads = problem.kv_heads * row_blocks(problem, config), config.num_warps * 32
-    split = Launch("decode_split", (num_splits, heads, problem.batch), threads, shared_memory)
-    if num_splits == 1 or dict(config.switches)["FOLD_COMBINE"]:
-        return (split,)
-    return split, Launch("decode_combine", (1, heads, problem.batch), threads, 0)
+    """One block a split; what they leave is merged by a second kernel, unless folded in."""
+    grid = (num_splits, problem.kv_heads * row_blocks(problem, config), problem.batch)
+    split = Launch("decode_split", grid, config.num_warps * 32, shared_memory)
+    return (split, *_combine_launches("decode_combine", problem, config)) if num_splits > 1 else (split,)
 
 
 def _balanced_launches(
     problem: DecodeProblem, config: TileConfig, shared_memory: int, num_splits: int = 2
 ) -> tuple[Launch, ...]:
-    """One block a share; the last to finish an item merges it."""
-    return (Launch("decode_balanced", (num_splits, 1, 1), config.num_warps * 32, shared_memory),)
+    """One block a share; parts of an item are merged by a second kernel, unless folded in."""
+    shares = Launch("decode_balanced", (num_splits, 1, 1), config.num_warps * 32, shared_memory)
+    return shares, *_combine_launches("decode_combine_balanced", problem, config)
+
+
+def _combine_launches(entry: str, problem: DecodeProblem, config: TileConfig) -> tuple[Launch, ...]:
+    """A thread for each four columns of a row. Nothing where the last block of an item merges its parts."""
+    switches = dict(config.switches)
+    if switches["FOLD_COMBINE"]:
+        return ()
+    threads, vectors = config.num_warps * 32, min(config.block_q, problem.rows) * problem.head_dim // 4
+    grid = (ceil_div(vectors, threads), problem.kv_heads * row_blocks(problem, config), problem.batch)
+    return (Launch(entry, grid, threads, 0, dependent=bool(switches["TMA_COPIES"])),)
 
 
 def _split_workspace(problem: DecodeProblem, config: TileConfig, num_splits: int = 2) -> int:
@@ -78,7 +92,7 @@ def decode_constants(problem: DecodeProblem) -> dict[str, int | bool]:
 
 def _decode_config(
     rows: int, keys: int, num_warps: int, num_stages: int, *, row_warps: int = 1, blocks_per_sm: int = 1,
-    min_head_dim: int = 8, max_head_dim: int = 256, fold: bool = True,
+    min_head_dim: int = 8, max_head_dim: int = 256, fold: bool = True, tma: bool = False,
 ) -> TileConfig:  # fmt: skip
     """``rows`` packed query rows, ``keys`` of one warp (or of ``row_warps`` that share them) in a stage."""
     return TileConfig(
@@ -89,23 +103,26 @@ def _decode_config(
         blocks_per_sm,
         min_head_dim=min_head_dim,
         max_head_dim=max_head_dim,
-        switches=(("ROW_WARPS", row_warps), ("FOLD_COMBINE", fold)),
+        switches=(("ROW_WARPS", row_warps), ("FOLD_COMBINE", fold), ("TMA_COPIES", tma)),
     )
 
 
-def _choose_rows(problem: DecodeProblem, fitting: tuple[TileConfig, ...]) -> TileConfig:
+def _choose_rows(problem: DecodeProblem, fitting: tuple[TileConfig, ...], num_sms: int) -> TileConfig:
     """The first that holds all packed rows; else the first of the tallest."""
     tall = [config for config in fitting if config.block_q >= problem.rows]
     most = max(config.block_q for config in fitting)
     return tall[0] if tall else next(config for config in fitting if config.block_q == most)
 
 
-_CONFIGS = (
-    _decode_config(16, 16, 4, 3, blocks_per_sm=2, max_head_dim=128),
-    _decode_config(16, 16, 4, 3, min_head_dim=136),
-    _decode_config(32, 16, 4, 3, row_warps=2, blocks_per_sm=2, max_head_dim=128),
-    _decode_config(64, 32, 8, 2, row_warps=4, max_head_dim=256),
-)
+def _configs(tma: bool) -> tuple[TileConfig, ...]:
+    """One warp a 16-row tile; where rows share keys, several warps a ring."""
+    return (
+        _decode_config(16, 16, 8, 3, max_head_dim=128, tma=tma),
+        _decode_config(16, 16, 4, 3, min_head_dim=136, tma=tma),
+        _decode_config(32, 16, 4, 3, row_warps=2, blocks_per_sm=2, max_head_dim=128, tma=tma),
+        _decode_config(64, 32, 8, 2, row_warps=4, fold=False, tma=tma),
+    )
+
 
 DECODE_SPLIT = KernelSpec(
     name="decode_split",
@@ -115,7 +132,7 @@ DECODE_SPLIT = KernelSpec(
     source="decode_split.cu",
     dtypes=("float16", "bfloat16"),
     precisions=("native",),
-    configs=_CONFIGS,
+    configs=_configs(tma=False),
     shared_memory=_decode_shared_memory,
     launches=_split_launches,
     workspace=_split_workspace,
@@ -135,20 +152,33 @@ DECODE_BALANCED = dataclasses.replace(
     workspace=_balanced_workspace,
 )
 
-_FP8_SHARED = functools.partial(_decode_shared_memory, itemsize=1)
+
+def _by_tma(spec: KernelSpec) -> KernelSpec:
+    """The same, its cache read by Hopper's copy engine: aligned rows, and pages of whole boxes."""
+    return dataclasses.replace(
+        spec,
+        name=f"{spec.name}_tma",
+        title=f"{spec.title}, by the copy engine",
+        configs=_configs(tma=True),
+        min_capability=90,
+        max_capability=90,
+        tensor_map_rows=lambda config: (16, 16),
+    )
 
 
 def _with_fp8_cache(spec: KernelSpec) -> KernelSpec:
-    """The same source over a cache of e4m3; float8 conversions are instructions of sm_89 and later."""
+    """The same over a cache of e4m3; float8 conversions are instructions of sm_89 and later."""
     return dataclasses.replace(
         spec,
         name=f"{spec.name}_fp8",
         title=f"{spec.title}, e4m3 cache",
-        shared_memory=_FP8_SHARED,
+        shared_memory=functools.partial(_decode_shared_memory, itemsize=1),
         cache_dtypes=("float8_e4m3",),
-        min_capability=89,
+        min_capability=max(spec.min_capability, 89),
     )
 
 
-DECODE_SPLIT_FP8 = _with_fp8_cache(DECODE_SPLIT)
-DECODE_BALANCED_FP8 = _with_fp8_cache(DECODE_BALANCED)
+_SIXTEEN_BIT = (_by_tma(DECODE_SPLIT), _by_tma(DECODE_BALANCED), DECODE_SPLIT, DECODE_BALANCED)
+
+#: In order of preference.
+DECODE = (*_SIXTEEN_BIT, *(_with_fp8_cache(spec) for spec in _SIXTEEN_BIT))

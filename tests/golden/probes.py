@@ -49,6 +49,8 @@ _FUNCTION = re.compile(
 #: Fences, hints and register budgets: a GPU acts on them, and no result of theirs can be recorded.
 UNOBSERVABLE = {
     "async_proxy_fence",
+    "grid_await_previous",
+    "grid_release_next",
     "mbarrier_init_fence",
     "mma_fence",
     "registers_raise_to",

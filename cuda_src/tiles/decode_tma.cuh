@@ -1,0 +1,138 @@
+// The ring of decode_stream.cuh, filled by Hopper's copy engine: one lane asks for boxes of 16 keys and 128 bytes, and an
+// mbarrier a buffer says when all have landed. With 2 KB at a time memory gives what a plain streaming read gets; with
+// cp.async, 16 bytes a lane, 4% less, and rows asked for one by one (cp.async.bulk) are slower still.
+//
+// Boxes have whole groups of 16 keys. Rows past the length hold whatever the cache holds there, which may be NaN: they
+// become zeros once landed. New tokens take their places likewise.
+#pragma once
+#include "primitives/mbarrier.cuh"
+#include "primitives/tma.cuh"
+#include "tiles/decode_stream.cuh"
+
+struct TmaKeyStream {
+  static constexpr int BOX_BYTES = 16 * BOX_ROW_BYTES;
+
+  int batch, kv_head;
+  const i32* table;
+  Lengths length;
+  int key;                          // first of the next tile
+  int end;                          // no tile starts here or after
+  int page[GROUPS], in_page[GROUPS];  // where the groups of the next tile begin, looked up ahead
+  int thread;                       // of the ring
+  bool store_new;                   // this block stores the new tokens that it reads
+  u32 barriers;
+  u32 phases = 0;  // of each buffer's barrier, one bit
+
+  // Once. The block must meet before another warp waits.
+  DEVICE void init(u32 barriers_, int ring_thread) {
+    barriers = barriers_;
+    thread = ring_thread;
+    if (thread == 0) {
+      for (int stage = 0; stage < NUM_STAGES; ++stage) mbarrier_init(barriers + stage * 8, 1);
+      mbarrier_init_fence();
+    }
+  }
+
+  DEVICE void start(const DecodeParams& p, const Piece& piece, int ring) {
+    batch = piece.batch;
+    kv_head = piece.kv_head;
+    length = piece.length;
+    store_new = piece.row_block == 0;
+    key = piece.first_tile * Bc + ring * RING_KEYS;
+    end = min(piece.last_tile * Bc, length.keys);
+    if constexpr (PAGED) table = p.block_table + batch * p.table_stride;
+    look_up(p);
+  }
+
+  DEVICE int remaining() const { return key < end ? (end - key - 1) / Bc + 1 : 0; }
+
+  DEVICE void look_up(const DecodeParams& p) {
+#pragma unroll
+    for (int group = 0; group < GROUPS; ++group) {
+      const int first = key + group * 16;
+      page[group] = batch;
+      in_page[group] = first;
+      if constexpr (PAGED) {
+        in_page[group] = first % p.page_size;
+        // Entries past the length are not read; a wild one must not lead out of the cache.
+        if (first < end) {
+          page[group] = min(max(int(ld_global<u32>(table + first / p.page_size)), 0), p.num_pages - 1);
+        }
+      }
+    }
+  }
+
+  DEVICE void copy_next(const DecodeParams& p, u32 buffer, int stage) {
+    if (key >= end) return;
+    if (thread == 0) {
+      const u32 barrier = barriers + stage * 8;
+      const int groups = min(GROUPS, (end - key + 15) / 16);
+      mbarrier_arrive_expect_tx(barrier, groups * 2 * BOXES * BOX_BYTES);
+#pragma unroll
+      for (int group = 0; group < GROUPS; ++group) {
+        if (group < groups) {
+#pragma unroll
+          for (int box = 0; box < BOXES; ++box) {
+            const u32 target = buffer + group * GROUP_BYTES + box * BOX_BYTES;
+            const int column = box * (BOX_ROW_BYTES / KV_ITEM);
+            tma_load_4d(target, &p.k_map, barrier, column, in_page[group], kv_head, page[group]);
+            tma_load_4d(target + KV_TILE_BYTES, &p.v_map, barrier, column, in_page[group], kv_head, page[group]);
+          }
+        }
+      }
+    }
+    key += Bc;
+    look_up(p);
+  }
+
+  // The tile of keys `first_key` ... is there for all threads of the ring.
+  DEVICE void await(const DecodeParams& p, u32 buffer, int stage, int first_key, int ring) {
+    mbarrier_wait(barriers + stage * 8, phases >> stage & 1);
+    phases ^= 1u << stage;
+    if (first_key + RING_KEYS > (APPEND ? min(length.old_keys, end) : end)) {
+      finish_tile(p, buffer, first_key);
+      ring_sync(ring);  // zeros and new tokens are seen by all
+    }
+  }
+
+  // ldmatrix and the copy engine see shared memory by different ways: what was read, or stored, comes before what is
+  // copied over it.
+  DEVICE void release() { async_proxy_fence(); }
+
+  // The last tile of a sequence: zeros for the values past its end, and the tokens that are not in the cache yet.
+  DEVICE void finish_tile(const DecodeParams& p, u32 buffer, int first_key) {
+    constexpr int UNITS = KV_ROW_BYTES / 16;
+#pragma unroll 1
+    for (int i = thread; i < RING_KEYS * UNITS; i += RING_THREADS) {
+      const int row = i / UNITS, unit = i - row * UNITS, position = first_key + row;
+      const u32 target = tile_address(buffer, row, unit);
+      if (position >= end) {
+        st_shared_vec4(target, vec4{0, 0, 0, 0});  // where not even a box was asked for
+        st_shared_vec4(target + KV_TILE_BYTES, vec4{0, 0, 0, 0});
+      } else if (APPEND && position >= length.old_keys) {
+        const vec4 k = ld_global<vec4>(new_row(p.k_new, p.k_new_stride, position) + unit * 16);
+        const vec4 v = ld_global<vec4>(new_row(p.v_new, p.v_new_stride, position) + unit * 16);
+        st_shared_vec4(target, k);
+        st_shared_vec4(target + KV_TILE_BYTES, v);
+        if (store_new) {
+          int row_page = batch, row_in_page = position;
+          if constexpr (PAGED) {
+            row_page = min(max(int(ld_global<u32>(table + position / p.page_size)), 0), p.num_pages - 1);
+            row_in_page = position % p.page_size;
+          }
+          st_global(cache_row(p.k_cache, p.k_stride, row_page, row_in_page) + unit * 16, k);
+          st_global(cache_row(p.v_cache, p.v_stride, row_page, row_in_page) + unit * 16, v);
+        }
+      }
+    }
+  }
+
+  DEVICE const char* new_row(const void* tensor, const Strides& stride, int position) const {
+    return static_cast<const char*>(tensor) +
+           KV_ITEM * (batch * stride.batch + kv_head * stride.head + (position - length.old_keys) * stride.seq);
+  }
+  DEVICE char* cache_row(void* tensor, const Strides& stride, int row_page, int row_in_page) const {
+    return static_cast<char*>(tensor) +
+           KV_ITEM * (row_page * stride.batch + kv_head * stride.head + row_in_page * stride.seq);
+  }
+};
