@@ -52,7 +52,7 @@ def test_what_used_to_stall(config, head_dim, causal):
 @CONFIGS
 def test_random_persistent_grids(config, head_dim, causal):
     rng = random.Random(f"{config} {causal}")
-    for seed in range(10):
+    for seed in range(6):
         heads, seqlen_q, seqlen_k = rng.randint(1, 4), rng.randint(1, 520), rng.randint(1, 700)
         inputs = make_inputs(1, heads, rng.choice([1, heads]), seqlen_q, seqlen_k, head_dim, seed=seed)
         copies = rng.choice(["early", "late"])
@@ -98,7 +98,7 @@ def test_every_step_of_the_ladder(config, head_dim):
 @CONFIGS
 def test_the_work_that_limits_are_derived_from(config, head_dim, causal):
     """What cufa.bench.bounds says that tiles ask for is what the kernel's instructions add up to."""
-    seqlen_k = -(-2 * config.block_q // config.block_kv) * config.block_kv  # every query sees some
+    seqlen_k = -(-384 // config.block_kv) * config.block_kv  # every query sees some
     inputs = make_inputs(1, 2, 1, 2 * config.block_q, seqlen_k, head_dim)
     plan = plan_with_blocks(make_problem(*inputs, causal), config, 2)
     out = np.empty_like(inputs[0])
