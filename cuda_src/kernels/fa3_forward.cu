@@ -7,37 +7,44 @@
 //   Sec. 3.1          ping-pong: named barriers give consumers their turns at issuing products
 //
 // Departures, and why:
-// - Persistent blocks, and a turn that spans two items: the last O += P V of one query block runs with the first
-//   S = Q K^T of the next, so the tensor cores do not idle between items. The order of items is fixed (PersistentItems):
-//   no counter in memory, so launches may overlap, be captured and be repeated bit for bit.
+// - Persistent blocks. The producer works out which query block comes next and leaves a record of it in shared memory. The
+//   order is fixed (PersistentItems): no counter in memory, so launches may overlap, be captured and be repeated bit for bit.
+// - Between two items, the last O += P V of one runs while the next is begun, and O is stored while the first S = Q K^T of
+//   the next runs.
+// - O leaves through the buffer its Q came in: every warp stages its 16 rows and asks TMA to store them; the buffer is given
+//   back a softmax later, when the copy has surely read it. Where Q's buffer is already in use again (d > 128, 128 rows), O
+//   goes from registers to global memory, four lanes exchanging 16 bytes.
 // - A consumer passes over tiles that its own 64 rows do not see. It still takes its turns, as the rings are shared.
 // - O is rescaled only when a row's maximum grew by more than 2^8 (tiles/softmax.cuh).
-// - O goes from registers to global memory, four lanes exchanging 16 bytes: any strides, no staging buffer to wait for.
 // - Head dims need no padding to the next power: WGMMA takes N in steps of 8, TMA fills the last 16 columns with zeros.
 //
-// Measured on an H200, bf16, batch x seqlen = 16384, heads x head_dim = 2048, TFLOP/s, cuDNN 9.19 in the same run:
-//            full 1k       4k         16k       causal 1k      4k         16k
-//   d64      437 / 432   519 / 466   557 / 474   328 / 340   473 / 418   419 / 459
-//   d128     626 / 590   700 / 649   712 / 660   482 / 430   562 / 547   451 / 625
-//   d256     679 / 620   788 / 710   833 / 734   491 / 457   629 / 587   491 / 653
-// - Ping-pong, 192 x 80, d128, full: 0.948 -> 0.974 of cuDNN (1k), 1.035 -> 1.075 (4k), 1.064 -> 1.085 (16k); d256 +1%.
-// - d128: 128 x 128 with Q in registers leads at every full length; 192 x 80 on long causal sequences, as three consumers
-//   skip by 64 rows. d64: 192 x 128; 128 x 128 is 10-15% behind it. Two K/V stages do as well as three where both fit.
-// - The order of items decides long causal sequences. With FA2's order (work_item: the shortest 3/8 of all heads last) and
-//   the same turns of blocks, d128 16k causal ran at 654 and d64 at 543; in groups of heads that divide the blocks evenly, as
-//   now, 1k gained 8% (448 -> 482) and 16k lost 30%: the last groups leave most SMs idle. Next: both.
-// What limits: d128 and d256 run the chip into its power limit; d64 the exponentials and the softmax chain. At 1k, causal, an
-// item is only a few tiles long, and what is done once an item (its mapping, Q, the first mask, the store) is the gap.
-//
-// Known: a consumer whose rows all lie past the end skips all tiles but one. When that is as many as there are V buffers, and
-// its turn comes last, the others wait for the buffer that it holds: a deadlock, found on the CPU executor. The planner
-// never plans it (KernelSpec.stalls); the cure is j = max(j, visited - NUM_STAGES) in begin_item.
+// The steps, as measured on an H200 (`cufa bench --suite ladder` repeats it), are in cufa/records; bf16, batch x seqlen =
+// 16384, heads x head_dim = 2048, over cuDNN 9.19 in the same run:
+// @FIGURES@
+// - Ping-pong, 192 x 80, d128, full: 0.948 -> 0.974 (1k), 1.035 -> 1.075 (4k), 1.064 -> 1.085 (16k); d256 +1%.
+// - Items published by the producer instead of worked out by every consumer (five divisions each): d128 4k full +2%, d256 +2%.
+// - The order of causal items (cufa/item_order.py: groups of heads whose last round is full and that fit the L2 cache, instead
+//   of all that fit): d128 4k 562 -> 675, 16k 451 -> 690; d256 16k 491 -> 800; 1k as it was.
+// - The last values beside the next item's beginning: causal 1k d64 326 -> 341; d128, 192 rows, 1k +6%. And simpler: before, a
+//   turn had to span two items, and their tiles could deadlock the V ring.
+// - O by TMA: 1k full d64 471 -> 479, d128 651 -> 657; causal d64 342 -> 346. Without any store it would be 2-9% more.
+// - Tiles: d64 192 x 128, 10-15% over 128 x 128; d128 128 x 128 with Q in registers to 2k, then 192 x 80; 96, 112, 144, 160
+//   and 176 keys are behind at every length. 64 rows, one consumer: 15-40% over cuDNN where blocks are few.
+// What limits: d128 and d256 run the chip into its power limit. d64: exponentials and products each fill 60% of their pipe (wgmma
+// itself runs at full rate for N = 64, operands in registers or not). At 1k an item is only a few tiles long: what is done
+// once an item, about half a tile's time, is the gap to 4k, and at d64 every sixth query block of 192 rows is two thirds empty.
 //
 // What failed:
+// - Forcing the exponentials to be computed before the wait for O += P V (ptxas hoists that wait above nearly all of them; a
+//   store on an impossible condition holds it back, 66 of 66 stay in front): 3-8% slower at d64 and d128. The other consumer's
+//   products fill the gap anyway, and V's buffer is given back later.
+// - Giving back Q's buffer after ldmatrix with a barrier alone: a few rows in a million were wrong, in one launch of five.
+//   TMA's writes need fence.proxy.async after ordinary reads too.
 // - Waiting for V between wgmma_fence and the only product (no other wgmma before it): ptxas inserts a fence of its own in
 //   what it takes for a divergent path and serialises (C7519). Wait first, fence, then issue.
-// - Carrying an item's coordinates along in registers: 76-136 bytes of spills with three consumers. Index in, divisions out.
-// - Passing over any number of tiles before the pending O += P V: the V ring fills up and everybody waits. At most NUM_STAGES.
+// - Carrying an item's coordinates along in registers: 76-136 bytes of spills with three consumers.
+// - Writing the zeros of rows without keys in an idle warp of the producer: its 24 registers make ptxas spill in the consumers.
+// - Holding back V while passing over K: the V ring fills up and everybody waits. The pending product is finished first.
 #include "params.cuh"
 #include "primitives/mbarrier.cuh"
 #include "primitives/register_budget.cuh"
