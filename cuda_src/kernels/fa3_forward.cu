@@ -50,7 +50,7 @@
 #include "primitives/register_budget.cuh"
 #include "primitives/tma.cuh"
 #include "tiles/accumulator.cuh"
-#include "tiles/schedule.cuh"
+#include "tiles/pipeline.cuh"
 #include "tiles/softmax.cuh"
 #include "tiles/wgmma_operands.cuh"
 
@@ -73,56 +73,13 @@ constexpr int K_OFFSET = Q_STAGES * CONSUMERS * Q_BYTES, V_OFFSET = K_OFFSET + N
 constexpr int BARRIER_OFFSET = V_OFFSET + NUM_STAGES * KV_BYTES;
 constexpr int NUM_BARRIERS = 2 * (Q_STAGES * CONSUMERS + 2 * NUM_STAGES);
 constexpr int ITEM_OFFSET = (BARRIER_OFFSET + 8 * NUM_BARRIERS + 15) / 16 * 16;
-constexpr int ITEM_RECORDS = 4;  // the producer's item, the consumers' two (one being stored), and one between
 static_assert(ITEM_OFFSET + 16 * ITEM_RECORDS == SMEM_BYTES, "the registry computes the same layout");
 static_assert(Br == CONSUMERS * GROUP_ROWS, "64 query rows a consumer");
 static_assert(Bc % 16 == 0 && Bc <= 256, "P V takes keys 16 at a time");
 static_assert(ALIGNMENT == 16, "TMA needs 16-byte aligned rows");
 
-// A ring of buffers with a full and an empty barrier each; every thread keeps its own position.
-template <int STAGES>
-struct Ring {
-  u32 full, empty;  // first barrier of each kind
-  int stage = 0;
-  u32 parity = 0;
-
-  DEVICE void advance() {
-    if (++stage == STAGES) {
-      stage = 0;
-      parity ^= 1;
-    }
-  }
-  DEVICE u32 full_barrier() const { return full + stage * 8; }
-  DEVICE void wait_full() const { mbarrier_wait(full + stage * 8, parity); }
-  DEVICE void wait_empty() const { mbarrier_wait(empty + stage * 8, parity ^ 1); }  // the first round finds them empty
-  DEVICE void release(int lane) const {  // by every warp, once it has read the buffer
-    if (lane == 0) mbarrier_arrive(empty + stage * 8);
-  }
-};
-
-// One query block of one head, as the producer leaves it in shared memory for the consumers: they save the divisions, and
-// registers while they are busy with it. After the last comes one with no query block.
-struct Item : WorkItem {
-  u32 index;  // its number, for the trace
-};
-DEVICE void publish_item(u32 record, const Item& item) {
-  st_shared_vec4(record, {u32(item.q_block), u32(item.head), u32(item.batch), item.index});
-}
-DEVICE Item read_item(u32 record) {
-  const vec4 x = ld_shared_vec4(record);
-  return {{int(x.x), int(x.y), int(x.z)}, x.w};
-}
-constexpr int NO_MORE_ITEMS = -1;
-
 DEVICE TileRange tiles_of(const AttentionParams& p, int q_block) {
   return visited_tiles<Br, Bc, CAUSAL, SKIP_MASKED_TILES>(p, q_block);
-}
-DEVICE char* output_row(const AttentionParams& p, const WorkItem& item, int row) {
-  return static_cast<char*>(p.o) +
-         2 * (item.batch * p.o_stride.batch + item.head * p.o_stride.head + row * p.o_stride.seq);
-}
-DEVICE float* lse_row(const AttentionParams& p, const WorkItem& item, int row) {
-  return p.lse + (i64(item.batch) * p.heads + item.head) * p.seqlen_q + row;
 }
 
 // A query block whose rows all see no key: zeros, and -inf for the logarithm of their sums. By all consumers.

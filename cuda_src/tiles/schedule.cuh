@@ -105,6 +105,15 @@ struct PersistentItems {
   }
 };
 
+// Where a row of 16-bit results goes, and its LSE.
+DEVICE char* output_row(const AttentionParams& p, const WorkItem& item, int row) {
+  return static_cast<char*>(p.o) +
+         2 * (item.batch * p.o_stride.batch + item.head * p.o_stride.head + row * p.o_stride.seq);
+}
+DEVICE float* lse_row(const AttentionParams& p, const WorkItem& item, int row) {
+  return p.lse + (i64(item.batch) * p.heads + item.head) * p.seqlen_q + row;
+}
+
 // One record a work item, written by one thread. Compiled only when TRACE is on.
 DEVICE void write_trace(const AttentionParams& p, u32 index, const WorkItem& item, const TileRange& tiles, u64 start_ns) {
   TraceRecord record;

@@ -1,0 +1,40 @@
+// What a producer and its consumers share: rings of buffers in shared memory, and which item comes next.
+#pragma once
+#include "primitives/mbarrier.cuh"
+#include "tiles/schedule.cuh"
+
+// A ring of buffers with a full and an empty barrier each; every thread keeps its own position.
+template <int STAGES>
+struct Ring {
+  u32 full, empty;  // first barrier of each kind
+  int stage = 0;
+  u32 parity = 0;
+
+  DEVICE void advance() {
+    if (++stage == STAGES) {
+      stage = 0;
+      parity ^= 1;
+    }
+  }
+  DEVICE u32 full_barrier() const { return full + stage * 8; }
+  DEVICE void wait_full() const { mbarrier_wait(full + stage * 8, parity); }
+  DEVICE void wait_empty() const { mbarrier_wait(empty + stage * 8, parity ^ 1); }  // the first round finds them empty
+  DEVICE void release(int lane) const {  // by every warp, once it has read the buffer
+    if (lane == 0) mbarrier_arrive(empty + stage * 8);
+  }
+};
+
+// One query block of one head, as the producer leaves it in shared memory for the consumers: they save the divisions, and
+// registers while they are busy with it. After the last comes one with no query block.
+struct Item : WorkItem {
+  u32 index;  // its number, for the trace
+};
+DEVICE void publish_item(u32 record, const Item& item) {
+  st_shared_vec4(record, {u32(item.q_block), u32(item.head), u32(item.batch), item.index});
+}
+DEVICE Item read_item(u32 record) {
+  const vec4 x = ld_shared_vec4(record);
+  return {{int(x.x), int(x.y), int(x.z)}, x.w};
+}
+constexpr int ITEM_RECORDS = 4;  // the producer's item, the consumers' two (one being stored), and one between
+constexpr int NO_MORE_ITEMS = -1;  // instead of a query block
