@@ -8,7 +8,7 @@ import json
 import pytest
 
 from cufa import tuning
-from cufa.bench import evidence, records, report
+from cufa.bench import evidence, records, report, summary
 from cufa.bench.limits import Limits
 from cufa.bench.runner import run_problem
 from cufa.bench.suites import contenders, make
@@ -277,12 +277,26 @@ def test_what_each_resource_would_need_is_recorded_and_shown(record, capsys):
 
 
 def test_update_writes_between_the_markers_only():
-    text = f"before\n{report.BEGIN}\nold\n{report.END}\nafter\n"
-    new = report.update(text, "table")
-    assert new == f"before\n{report.BEGIN}\ntable\n{report.END}\nafter\n"
-    assert report.update(new, "table") == new
+    def page(top, tables):
+        return f"before\n{summary.BEGIN}\n{top}\n{summary.END}\nbetween\n{report.BEGIN}\n{tables}\n{report.END}\nafter\n"
+
+    evidence = records.load_all()
+    new = report.update(page("old", "old"), evidence)
+    assert new == page(summary.summary(evidence).strip(), report.markdown(evidence).strip())
+    assert report.update(new, evidence) == new
     with pytest.raises(ValueError, match="no lines"):
-        report.update("nothing here", "table")
+        report.update("nothing here", evidence)
+
+
+def test_summary_is_of_rows_timed_side_by_side():
+    """A ratio for each length that has both; nothing for what was not measured."""
+    text = summary.summary(records.load_all())
+    assert "| FA3 over cuDNN, causal | " in text and " · " in text
+    record = next(iter(records.load_all().values()))
+    rows = [row for row in record["suites"]["forward"]["rows"] if row["label"] != "torch cudnn"]
+    forward = {**record["suites"]["forward"], "rows": rows}
+    alone = summary.summary({"x": {**record, "suites": {"forward": forward}}})
+    assert "cuDNN" not in alone and "FA2 over PyTorch's FA2, full" in alone
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from . import records
+from . import records, summary
 from .evidence import timing_of
 from .records import Json
 from .timing import speedup
@@ -15,17 +15,27 @@ from .timing import speedup
 BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
 
 
-def update(text: str, section: str) -> str:
-    """``text`` with what stands between the markers replaced. Raises ValueError when they are missing."""
-    before, begin, rest = text.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not (begin and end):
-        raise ValueError(f"no lines {BEGIN} and {END} to write between")
+def update(text: str, evidence: dict[str, Json]) -> str:
+    """``text`` with what stands between the markers replaced: the tables, and the summary where it is wanted.
+    Raises ValueError when there are no markers for the tables."""
+    text = _replace(text, BEGIN, END, markdown(evidence))
+    return (
+        _replace(text, summary.BEGIN, summary.END, summary.summary(evidence))
+        if summary.BEGIN in text
+        else text
+    )
+
+
+def _replace(text: str, begin: str, end: str, section: str) -> str:
+    before, found_begin, rest = text.partition(begin)
+    _, found_end, after = rest.partition(end)
+    if not (found_begin and found_end):
+        raise ValueError(f"no lines {begin} and {end} to write between")
     return f"{before}{begin}\n{section.strip()}\n{end}{after}"
 
 
 def update_file(file: Path) -> None:
-    file.write_text(update(file.read_text(encoding="utf-8"), markdown(records.load_all())), encoding="utf-8")
+    file.write_text(update(file.read_text(encoding="utf-8"), records.load_all()), encoding="utf-8")
 
 
 def markdown(evidence: dict[str, Json]) -> str:
