@@ -278,7 +278,8 @@ def test_what_each_resource_would_need_is_recorded_and_shown(record, capsys):
 
 def test_update_writes_between_the_markers_only():
     def page(top, tables):
-        return f"before\n{summary.BEGIN}\n{top}\n{summary.END}\nbetween\n{report.BEGIN}\n{tables}\n{report.END}\nafter\n"
+        first = f"before\n{summary.BEGIN}\n{top}\n{summary.END}\nbetween\n"
+        return f"{first}{report.BEGIN}\n{tables}\n{report.END}\nafter\n"
 
     evidence = records.load_all()
     new = report.update(page("old", "old"), evidence)

@@ -22,8 +22,8 @@ def _device(record: Json) -> Iterator[str]:
     environment, suites = record["environment"], record["suites"]
     yield (
         f"On an {environment['device'].removeprefix('NVIDIA ')} ({environment['recorded'][:10]}, bfloat16, "
-        "16k tokens × 2048 hidden, cold L2), speed over PyTorch's in the same run at 1k · 4k · 16k; every row "
-        "[below](#measured):\n"
+        "16k tokens × 2048 hidden, cold L2), speed over PyTorch's in the same run at 1k · 4k · 16k; every "
+        "row [below](#measured):\n"
     )
     yield "| | " + " | ".join(f"head dim {d}" for d in _HEAD_DIMS) + " |"
     yield "|---" * (1 + len(_HEAD_DIMS)) + "|"
