@@ -6,6 +6,7 @@ Screenshots of every page in both themes are left in ``$CUFA_SCREENSHOTS``, or i
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import re
 import shutil
@@ -15,7 +16,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,7 @@ import pytest
 for _package in ("streamlit", "plotly", "playwright"):
     pytest.importorskip(_package, reason=f"the browser test needs {_package}: pip install 'cufa[dev]'")
 
-from playwright.sync_api import Browser, Page, expect, sync_playwright  # noqa: E402
+from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright  # noqa: E402
 from test_dashboard_pages import PAGES  # noqa: E402
 
 from cufa.dashboard.worker import client  # noqa: E402
@@ -246,26 +247,55 @@ def test_controls_answer_to_the_keyboard(server: str, browser: Browser) -> None:
     visit.close()
 
 
-def test_a_large_view_answers_quickly(server: str, browser: Browser) -> None:
+#: Seconds from a click to its answer on the screen: 0.2 on a machine that does nothing else. Here server,
+#: browser and other tests share two cores, so a slow answer proves nothing, and it is asked again.
+SWIFT, ATTEMPTS = 0.5, 12
+
+
+def answers_swiftly(visit: Visit, asks: Iterator[tuple[Callable[[], None], Locator, str]]) -> None:
+    """One of the asks (what to do, where the answer appears, what it says) is answered within SWIFT."""
+    seconds: list[float] = []
+    for _, (ask, where, answer) in zip(range(ATTEMPTS), asks, strict=False):
+        visit.settle()
+        start = time.perf_counter()
+        ask()
+        expect(where).to_contain_text(answer, timeout=PATIENCE)
+        seconds.append(time.perf_counter() - start)
+        if seconds[-1] < SWIFT:
+            break
+    print(f"\nanswered after {', '.join(f'{s * 1000:.0f} ms' for s in seconds)}")
+    assert min(seconds) < SWIFT
+
+
+def test_a_large_view_answers_swiftly(server: str, browser: Browser) -> None:
     """256 × 256 tiles and 20,480 blocks: another mask, until the words above the grid have changed."""
     visit = Visit(browser)
     link = "sq=16384&sk=16384&heads=20&tiles=custom&bq=64&bkv=64"
     page = visit.open(f"{server}/{CAUSAL}?{link}")
     verdict = page.locator(".cufa-verdict").first
-    seconds = []
-    for choice, expected in (
-        ("full", "Nothing is masked"),
-        ("causal", "Skipping"),
-        ("full", "Nothing is masked"),
-    ):
-        page.wait_for_timeout(1500)
-        start = time.perf_counter()
-        page.get_by_role("radio", name=choice, exact=True).click()
-        expect(verdict).to_contain_text(expected, timeout=PATIENCE)
-        seconds.append(time.perf_counter() - start)
-        visit.settle()
-    print(f"\na large view answered after {', '.join(f'{s * 1000:.0f} ms' for s in seconds)}")
-    assert min(seconds) < 1  # 0.2 on a quiet machine; two cores are shared here by server, browser and others
+    masks = itertools.cycle((("full", "Nothing is masked"), ("causal", "Skipping")))
+    asks = (
+        (page.get_by_role("radio", name=mask, exact=True).click, verdict, answer) for mask, answer in masks
+    )
+    answers_swiftly(visit, asks)
+    visit.close()
+
+
+def test_a_tile_answers_swiftly(server: str, browser: Browser) -> None:
+    """Another tile, until the words about it have changed; the rest of the page stays as it is."""
+    visit = Visit(browser)
+    page = visit.open(f"{server}/{CAUSAL}?q=20&k=1")
+    field = page.get_by_role("spinbutton", name="Key block")
+    about = page.locator(".cufa-verdict").filter(has_text="Tile (20")
+
+    def choose(tile: int) -> Callable[[], None]:
+        def press() -> None:
+            field.fill(str(tile))
+            field.press("Enter")
+
+        return press
+
+    answers_swiftly(visit, ((choose(tile), about, f"Tile (20, {tile})") for tile in range(2, 30)))
     visit.close()
 
 
@@ -326,6 +356,18 @@ def test_a_run_survives_a_reload_is_seen_by_two_browsers_and_can_be_cancelled(
     other.close()
 
 
+def test_samples_are_drawn_while_they_are_taken(server: str, browser: Browser, tmp_path: Path) -> None:
+    visit = Visit(browser)
+    page = visit.open(f"{server}/{RUN}?kernels=naive,fa2&sq=2048&sk=2048&seconds=10")
+    start(page)
+    expect(page.locator(".cufa-verdict", has_text="rounds: naive")).to_be_visible(timeout=PATIENCE)
+    expect(page.get_by_role("figure", name="Times of every call")).to_be_visible(timeout=PATIENCE)
+    screenshot(page, "run-live-light", tmp_path)
+    page.get_by_role("button", name="Cancel").click()
+    expect(page.locator(".cufa-verdict", has_text="Cancelled")).to_be_visible(timeout=PATIENCE)
+    visit.close()
+
+
 def test_a_worker_that_is_killed_is_shown_and_the_next_run_works(
     server: str, browser: Browser, runs: Store, tmp_path: Path
 ) -> None:
@@ -383,6 +425,21 @@ def test_pages_with_runs_in_both_themes(
         page = visit.open(f"{server}/{name}")
         expect(page.get_by_test_id("stPlotlyChart").first).to_be_visible(timeout=PATIENCE)
         screenshot(page, f"{name}-runs-{theme}", tmp_path)
+    visit.close()
+
+
+def test_runs_are_deleted(server: str, browser: Browser, runs: Store) -> None:
+    visit = Visit(browser)
+    page = visit.open(f"{server}/{RUN}?{SMALL}")
+    start(page)
+    expect(page.locator(".cufa-tag", has_text="measured on CPU")).to_be_visible(timeout=PATIENCE)
+    page = visit.open(f"{server}/history?from=run")
+    page.get_by_text("kept on this machine").click()
+    page.get_by_role("button", name="Delete all").click()
+    page.get_by_role("button", name=re.compile("Delete all .* runs?$")).click()
+    expect(page.locator(".cufa-verdict", has_text="Nothing fits")).to_be_visible(timeout=PATIENCE)
+    visit.settle()
+    assert runs.all() == []
     visit.close()
 
 
