@@ -11,7 +11,9 @@ namespace {
 constexpr u32 kUnit = 16;          // bytes that the swizzle moves as one
 constexpr u32 kSwizzleSpan = 128;  // bytes of a row of the box
 
-u32 box_bytes(const TensorMap& map) { return map.box[0] * map.box[1] * map.box[2] * map.box[3] * map.item_bytes; }
+u32 box_bytes(const TensorMap& map) { 
+  return map.box[0] * map.box[1] * map.box[2] * map.box[3] * map.box[4] * map.item_bytes;
+}
 
 // f(shared address, global address or null where the box hangs over the tensor, bytes) for every unit.
 template <typename F>
@@ -19,12 +21,13 @@ void for_each_unit(const BulkCopy& copy, F f) {
   const TensorMap& map = copy.map;
   const u32 row_bytes = map.box[0] * map.item_bytes, rows = box_bytes(map) / row_bytes;
   for (u32 row = 0; row < rows; ++row) {
-    const i64 at[4] = {copy.first[0], i64(copy.first[1]) + row % map.box[1],
-                       i64(copy.first[2]) + row / map.box[1] % map.box[2],
-                       i64(copy.first[3]) + row / map.box[1] / map.box[2]};
+    i64 at[5] = {copy.first[0]};
+    for (u32 axis = 1, rest = row; axis < 5; rest /= map.box[axis], ++axis) {
+      at[axis] = i64(copy.first[axis]) + rest % map.box[axis];
+    }
     bool inside = true;
     const unsigned char* source = map.address;
-    for (int axis = 1; axis < 4; ++axis) {
+    for (int axis = 1; axis < 5; ++axis) {
       inside = inside && at[axis] >= 0 && at[axis] < i64(map.sizes[axis]);
       source += at[axis] * i64(map.strides[axis]);
     }
@@ -69,10 +72,10 @@ static void check_box(Block& block, Thread& thread, const TensorMap* map, u32 sm
   }
 }
 
-void load_box(u32 smem, const TensorMap* map, u32 barrier, const int (&first)[4], Site site) {
+void load_box(u32 smem, const TensorMap* map, u32 barrier, const int (&first)[5], Site site) {
   Thread& thread = current();
   Block& block = *thread.block;
-  const BulkCopy copy = {&thread, *map, smem, barrier, {first[0], first[1], first[2], first[3]}};
+  const BulkCopy copy = {&thread, *map, smem, barrier, {first[0], first[1], first[2], first[3], first[4]}};
   const u32 bytes = box_bytes(*map);
   check_box(block, thread, map, smem, site);
   if (!block.mbarriers.count(barrier)) {

@@ -39,7 +39,7 @@ struct BulkCopy {
   Thread* thread;
   TensorMap map;
   u32 smem, barrier;
-  int first[4];  // element coordinates of the box
+  int first[5];  // element coordinates of the box
 };
 
 struct Thread : ThreadContext {

@@ -60,7 +60,10 @@ class DecodeBinding:
         self._device_id = prepared.device_id
         self._params = pack(plan, operands)
         self._maps = [
-            (name, TensorMap(plan.problem.cache_dtype, x.shape, x.strides, rows, self._address_of(field)))
+            (
+                name,
+                TensorMap(plan.problem.cache_dtype, x.shape, x.strides, rows, self._address_of(field), True),
+            )
             for (field, name), rows in zip(MAPS.items(), plan.spec.tensor_map_rows(plan.config), strict=False)
             for x in (getattr(operands, name),)
         ]

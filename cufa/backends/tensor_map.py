@@ -27,8 +27,9 @@ def _encode() -> ctypes._NamedFuncPointer:
 
 class TensorMap:
     """A map of one (batch, heads, seqlen, head_dim) operand, for boxes of ``box_rows`` rows of one head and 128
-    bytes of each. ``address`` is where it is kept, what a kernel argument points to: its own memory, or 128
-    bytes of the caller's, 64-byte aligned.
+    bytes of each, or with ``whole_rows`` all of them: a row is then an axis of 128-byte pieces. ``address`` is
+    where the map is kept, what a kernel argument points to: its own memory, or 128 bytes of the caller's,
+    64-byte aligned.
     """
 
     def __init__(
@@ -38,6 +39,7 @@ class TensorMap:
         byte_strides: Sequence[int],
         box_rows: int,
         address: int | None = None,
+        whole_rows: bool = False,
     ) -> None:
         self._storage = ctypes.create_string_buffer(_BYTES + _ALIGNMENT)
         start = ctypes.addressof(self._storage)
@@ -52,16 +54,21 @@ class TensorMap:
                 (batch, byte_strides[0]),
             )
         ]
+        columns = _BOX_BYTES // _ITEMSIZE[dtype]
+        pieces = head_dim // columns
+        sizes = [columns, pieces] if whole_rows else [head_dim]
+        box = [columns, pieces] if whole_rows else [columns]
+        rank = len(sizes) + 3
         self._arguments = (
             ctypes.c_void_p(self.address),
             ctypes.c_int(_DATA_TYPES[dtype]),
-            ctypes.c_uint32(4),
+            ctypes.c_uint32(rank),
         )
         self._geometry = (
-            (ctypes.c_uint64 * 4)(head_dim, seqlen, heads, batch),
-            (ctypes.c_uint64 * 3)(*steps),
-            (ctypes.c_uint32 * 4)(_BOX_BYTES // _ITEMSIZE[dtype], box_rows, 1, 1),
-            (ctypes.c_uint32 * 4)(1, 1, 1, 1),
+            (ctypes.c_uint64 * rank)(*sizes, seqlen, heads, batch),
+            (ctypes.c_uint64 * (rank - 1))(*[_BOX_BYTES] * whole_rows, *steps),
+            (ctypes.c_uint32 * rank)(*box, box_rows, 1, 1),
+            (ctypes.c_uint32 * rank)(*[1] * rank),
             ctypes.c_int(0),
             ctypes.c_int(_SWIZZLE_128B),
             ctypes.c_int(_PROMOTE_TO_L2_256B),

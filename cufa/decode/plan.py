@@ -157,7 +157,7 @@ def _choose_config(problem: DecodeProblem, device: Device) -> TileConfig:
             f"{problem.cache_dtype}, head_dim {problem.head_dim}; {served}"
         )
     spec = serving[0]
-    return spec.choose(problem, fitting_configs(spec, problem.head_dim, device))  # type: ignore[arg-type]
+    return spec.choose(problem, fitting_configs(spec, problem.head_dim, device), device.num_sms)  # type: ignore[arg-type]
 
 
 def _choose_schedule(

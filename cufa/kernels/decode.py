@@ -20,7 +20,7 @@ def _decode_shared_memory(config: TileConfig, head_dim: int, itemsize: int = 2) 
     q_bytes = config.block_q * tile_pitch(head_dim, itemsize=2, pad_to=32)
     if dict(config.switches)["TMA_COPIES"]:
         q_bytes = ceil_div(q_bytes, 1024) * 1024
-        pitch = ceil_div(head_dim * itemsize, 128) * 128
+        pitch = head_dim * itemsize
     else:
         pitch = tile_pitch(head_dim, itemsize=itemsize, pad_to=16 * itemsize)
     ring_bytes = config.num_stages * 2 * config.block_kv * pitch

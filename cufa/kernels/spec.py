@@ -120,8 +120,8 @@ class KernelSpec:
         if isinstance(problem, DecodeProblem):
             if problem.cache_dtype not in (self.cache_dtypes or (problem.dtype,)):
                 return False
-            if self.uses_copy_engine and problem.page_size % self.tensor_map_rows(self.configs[0])[0]:
-                return False  # a box lies within a page
+            if self.uses_copy_engine and not problem.fits_boxes(self.tensor_map_rows(self.configs[0])[0]):
+                return False
         return not self.uses_copy_engine or (problem.alignment == 16 and problem.positive_strides)
 
     def constants(self, problem: Problem | DecodeProblem, config: TileConfig) -> dict[str, int | bool]:
