@@ -110,8 +110,8 @@ def plan(
     precision: str | None = None,
     device: str | None = None,
 ) -> Plan:
-    """What :func:`flash_attention` would run, and why; needs no GPU and runs nothing. (Of :func:`flash_decode`:
-    :func:`plan_decode`.)
+    """What :func:`flash_attention` would run, and why; needs no GPU and runs nothing. For
+    :func:`flash_decode` there is :func:`plan_decode`.
 
     q, k and v are arrays or just shapes; k and v default to q. ``dtype`` is a name such as "bfloat16"
     (default: the arrays', or float16 for shapes). ``device`` is None (what a call here would use), "cpu",
