@@ -6,7 +6,7 @@ import dataclasses
 
 import numpy as np
 import pytest
-from support import DTYPES, assert_attention, make_inputs
+from support import DTYPES, assert_attention, assert_every_row, make_inputs, uneven_rows
 
 from cufa import arrays
 from cufa.architectures import Device
@@ -96,6 +96,17 @@ def test_narrow_copies(spec, dtype, precision, alignment):
     wide = make_inputs(1, 2, 2, 70, 90, 64 + extra, dtype)
     run = check(spec, precision, *(x[..., extra:] for x in wide), causal=True)
     assert run.plan.problem.alignment == alignment
+
+
+@MASKS
+@pytest.mark.parametrize("head_dim", [64, 256])
+@pytest.mark.parametrize("name", ["fa2_forward_f32", "naive"])
+def test_float32_rows_of_very_different_size(name, head_dim, causal):
+    """Early causal rows see small values only, beside large ones in the same tile."""
+    for seed in range(3):
+        inputs = uneven_rows(head_dim=head_dim, seed=seed)
+        run = check(KERNELS[name], "float32", *inputs, causal=causal, mode="plain", trace=False)
+        assert_every_row(run.out, *inputs, causal)
 
 
 EDGES = {  # batch, heads, kv_heads, seqlen_q, seqlen_k

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support import assert_attention, make_inputs, poisoned_like
+from support import assert_attention, assert_every_row, make_inputs, poisoned_like, uneven_rows
 
 import cufa
 from cufa import arrays
@@ -158,6 +158,17 @@ def test_unusual_values(cp, spec, dtype, precision, kind):
     else:
         q[:, 1, 17, 5] = np.nan
     check(cp, q, k, v, causal=kind in ("equal", "zero_scale"), scale=scale, **options_of(spec, precision))
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+@pytest.mark.parametrize("algorithm", ["fa2", "naive"])
+def test_float32_rows_of_very_different_size(cp, algorithm, head_dim, causal):
+    """Early causal rows see small values only, beside large ones in the same tile."""
+    for seed in range(3):
+        inputs = uneven_rows(head_dim=head_dim, seed=seed)
+        out, _ = run(cp, *inputs, causal=causal, algorithm=algorithm)
+        assert_every_row(out, *inputs, causal)
 
 
 @pytest.mark.parametrize("offset", [0, 8, 4, 2, 1], ids=lambda n: f"{n}_elements")
