@@ -47,17 +47,19 @@ def _fa3_config(
     )
 
 
+_LONG = 8192
+
 #: Tilings, and the time each takes for a score when all SMs are busy (H200, relative to the best of its head
-#: dims): (full, causal). Causal items of 192 rows are uneven, but skip by the warpgroup when they are long.
+#: dims): full, causal, causal from 8k keys on, where wide items are no longer too uneven.
 _SLOWNESS = {
-    _fa3_config(192, 128, 3, q_stages=2, min_head_dim=8, max_head_dim=64): (1.0, 1.0),
-    _fa3_config(128, 128, 4, q_stages=1, min_head_dim=8, max_head_dim=64): (1.18, 1.12),
-    _fa3_config(64, 128, 4, q_stages=1, min_head_dim=8, max_head_dim=64): (1.57, 1.5),
-    _fa3_config(128, 128, 3, q_stages=1, min_head_dim=72, max_head_dim=128): (1.0, 1.0),
-    _fa3_config(192, 80, 2, q_stages=2, min_head_dim=72, max_head_dim=128): (0.96, 1.05),
-    _fa3_config(64, 128, 3, q_stages=1, min_head_dim=72, max_head_dim=128): (1.4, 1.4),
-    _fa3_config(128, 80, 2, q_stages=1, min_head_dim=136, max_head_dim=256): (1.0, 1.0),
-    _fa3_config(64, 80, 2, q_stages=2, min_head_dim=136, max_head_dim=256): (1.4, 1.4),
+    _fa3_config(192, 128, 3, q_stages=2, min_head_dim=8, max_head_dim=64): (1.0, 1.0, 1.0),
+    _fa3_config(128, 128, 4, q_stages=1, min_head_dim=8, max_head_dim=64): (1.18, 1.12, 1.25),
+    _fa3_config(64, 128, 4, q_stages=1, min_head_dim=8, max_head_dim=64): (1.57, 1.5, 1.5),
+    _fa3_config(128, 128, 3, q_stages=1, min_head_dim=72, max_head_dim=128): (1.0, 1.0, 1.0),
+    _fa3_config(192, 80, 2, q_stages=2, min_head_dim=72, max_head_dim=128): (0.96, 1.14, 0.94),
+    _fa3_config(64, 128, 3, q_stages=1, min_head_dim=72, max_head_dim=128): (1.4, 1.4, 1.4),
+    _fa3_config(128, 80, 2, q_stages=1, min_head_dim=136, max_head_dim=256): (1.0, 1.0, 1.0),
+    _fa3_config(64, 80, 2, q_stages=2, min_head_dim=136, max_head_dim=256): (1.4, 1.4, 1.4),
 }
 
 
@@ -70,16 +72,16 @@ def _choose_fa3(problem: Problem, fitting: tuple[TileConfig, ...], num_sms: int)
 def _expected_time(problem: Problem, config: TileConfig, num_sms: int) -> float:
     """In scores of one SM. A config that is not ours (tests, experiments) counts as the best."""
     heads = problem.batch * problem.heads
-    slowness = _SLOWNESS.get(config, (1.0, 1.0))[problem.causal]
-    if problem.causal and problem.seqlen_k >= 8192 and config.block_q == 192:
-        slowness = 0.95
-    schedule = Schedule.of(problem, config.block_q, config.block_kv, skip_masked_tiles=True)
-    time = schedule.visits + ITEM_COST
-    if problem.causal:  # blocks share out items of every length
-        tiles = max(float(time.max()), float(time.sum()) * heads / num_sms)
-    else:  # rounds of equal items
-        tiles = float(time[0]) * -(-len(time) * heads // num_sms)
-    return tiles * config.block_q * config.block_kv * slowness
+    full, causal, long = _SLOWNESS.get(config, (1.0, 1.0, 1.0))
+    blocks = Schedule.of(problem, config.block_q, config.block_kv, skip_masked_tiles=True)
+    longest = (int(blocks.visits.max()) + ITEM_COST) * config.block_q
+    if not problem.causal:  # rounds of equal items
+        return longest * -(-blocks.num_q_blocks * heads // num_sms) * config.block_kv * full
+    # Blocks share out items of every length, whose warpgroups of 64 rows skip each for itself.
+    groups = Schedule.of(problem, 64, config.block_kv, skip_masked_tiles=True)
+    work = groups.visited * 64 + blocks.num_q_blocks * ITEM_COST * config.block_q
+    slowness = long if problem.seqlen_k >= _LONG else causal
+    return max(longest, work * heads / num_sms) * config.block_kv * slowness
 
 
 FA3_FORWARD = KernelSpec(
