@@ -342,6 +342,14 @@ def test_occupancy_compiles_and_explains(elsewhere: Path) -> None:
     assert len(stored) == 1  # a second visit reads it
 
 
+def test_occupancy_of_a_decode_kernel() -> None:
+    pytest.importorskip("cuda.bindings", reason="NVRTC compiles without a GPU: pip install 'cufa[cuda13]'")
+    app = open_page("occupancy", kernel="decode_balanced")
+    assert not app.warning
+    assert not app.error
+    assert "Limited by" in words(app)
+
+
 def test_occupancy_without_a_compiler_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing() -> str:
         raise MissingCompilerError("NVRTC was not found; install it with: pip install something")

@@ -20,9 +20,12 @@ from pathlib import Path
 from typing import Any
 
 from cufa.architectures import Architecture
+from cufa.bench.suites import make
 from cufa.compiler import nvrtc_options, translation_unit
+from cufa.decode.problem import DecodeProblem
 from cufa.kernels import KernelSpec, TileConfig
 from cufa.occupancy import Occupancy, occupancy
+from cufa.problem import default_scale
 from cufa.static_compile import MissingCompilerError, nvrtc_version
 from cufa.sweep import build
 from cufa.tuning import cache_dir, write_json
@@ -180,6 +183,9 @@ def variant_of(
     causal: bool,
 ) -> Variant:
     """The build that :mod:`cufa.variants` would make for these choices."""
-    from cufa.bench.suites import make
-
-    return Variant(spec, config, make(1, 1, 1024, head_dim, dtype, causal, precision=precision), arch)
+    if spec.operation == "decode":
+        cache = spec.cache_dtypes[0] if spec.cache_dtypes else dtype
+        problem: Any = DecodeProblem(1, 32, 8, 1, 1024, head_dim, dtype, cache, default_scale(head_dim))
+    else:
+        problem = make(1, 1, 1024, head_dim, dtype, causal, precision=precision)
+    return Variant(spec, config, problem, arch)

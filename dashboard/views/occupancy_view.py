@@ -18,7 +18,7 @@ from cufa.dashboard.model.configs import config_key, config_words
 from cufa.dashboard.model.trace import measured_timeline
 from cufa.dashboard.state import Controls
 from cufa.dashboard.theme import Palette
-from cufa.kernels import KERNELS, KernelSpec, TileConfig
+from cufa.kernels import REGISTRY, KernelSpec, TileConfig
 from cufa.occupancy import Occupancy
 from cufa.planner import fitting_configs
 from cufa.static_compile import MissingCompilerError
@@ -65,17 +65,19 @@ def choose(controls: Controls) -> Choice:
     with page.control_box():
         columns = st.columns([2.4, 1, 1.4, 1.3])
         with columns[0]:
-            words = {name: f"{name}: {spec.title}" for name, spec in KERNELS.items()}
-            spec = KERNELS[controls.choice("kernel", "Kernel", words)]
+            words = {name: f"{name}: {spec.title}" for name, spec in REGISTRY.items()}
+            spec = REGISTRY[controls.choice("kernel", "Kernel", words)]
         with columns[1]:
             sizes = [str(d) for d in (40, 64, 80, 96, 128, 192, 256)]
             head_dim = int(controls.choice("d", "Head dim", sizes, "128"))
         with columns[2]:
             kinds = {f"{d}.{p}": d if p == "native" else f"{d} ({p})" for d, p in _dtypes(spec)}
             dtype, precision = controls.choice("dtype", "Inputs", kinds).split(".")
-        with columns[3]:
-            masks = {"causal": "causal", "full": "full"}
-            causal = controls.choice("mask", "Mask", masks, segmented=True) == "causal"
+        causal = False
+        if spec.operation != "decode":  # one query token sees all keys
+            with columns[3]:
+                masks = {"causal": "causal", "full": "full"}
+                causal = controls.choice("mask", "Mask", masks, segmented=True) == "causal"
         left, right = st.columns([1.2, 2])
         with left:
             served = [a for a in ARCHITECTURES.values() if spec.runs_on(a.capability)]
