@@ -61,7 +61,8 @@ struct TileAttention {
       }
     }
     scale_log2 = p.scale_log2;
-    if constexpr (FP8_CACHE) scale_log2 *= ld_global<float>(p.k_scale + piece.kv_head);
+    // Never 0, which would turn the mask's -inf into NaN: the smallest normal float gives the same weights.
+    if constexpr (FP8_CACHE) scale_log2 = fmaxf(scale_log2 * ld_global<float>(p.k_scale + piece.kv_head), 0x1p-126f);
     if constexpr (CAUSAL) {
 #pragma unroll
       for (int r = 0; r < 2 * M_TILES; ++r) {

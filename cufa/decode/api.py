@@ -66,7 +66,8 @@ def flash_decode(
         Of the cache's dtype. Written into the caches from ``cache_seqlens`` on, then attended to: the
         length is ``cache_seqlens + new_tokens``. ``cache_seqlens`` itself is left as it is.
     k_scale, v_scale : float32 array, (kv_heads,), or a number
-        With a cache of uint8: a key is ``k_scale[kv_head]`` times its float8_e4m3 number.
+        With a cache of uint8: a key is ``k_scale[kv_head]`` times its float8_e4m3 number. Finite, and
+        k_scale not negative.
     scale : float, optional
         Softmax scale, finite and ≥ 0. Default 1/√head_dim.
     layout : "bhsd" or "bshd"

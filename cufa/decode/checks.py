@@ -186,6 +186,8 @@ def _scales(name: str, x: Array, problem: DecodeProblem) -> Array:
         raise ValueError(f"{name} has shape {x.shape}; it must be (kv_heads,) = {shape}, or one number")
     if not on_device and not np.isfinite(x).all():
         raise ValueError(f"{name} must be finite, but holds {x[~np.isfinite(x)][0]}")
+    if name == "k_scale" and not on_device and (x < 0).any():
+        raise ValueError(f"k_scale must be at least 0, but holds {x[x < 0][0]}; to negate scores, negate q")
     arrays.check_last_axis(name, x)
     return x
 
