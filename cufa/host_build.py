@@ -1,11 +1,13 @@
 """Kernels compiled by the system's C++ compiler for execution on a CPU: found, built, cached.
 
 Built once per source, flags and machine, under :func:`cufa.tuning.cache_dir`. A build goes to a file of
-its own and is then renamed, so that several processes may build at once.
+its own and is then renamed, so that several processes may build at once. What has not been used for longest
+makes way.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import hashlib
@@ -22,6 +24,9 @@ from .tuning import cache_dir
 
 _FLAGS = ("-std=c++17", "-O2", "-fno-strict-aliasing", "-march=native", "-fPIC", "-w")
 _LINK_FLAGS = ("-shared", "-pthread")
+
+#: Builds kept, by what their names begin with: kernels are some 30 KB each, all tests make fewer.
+_KEPT = {"kernel-": 3000, "libcufa_host-": 8}
 
 
 class CompilerError(RuntimeError):
@@ -119,6 +124,8 @@ def _build(name: str, text: str, flags: Sequence[str], link: Sequence[str] = ())
     folder = cache_dir() / "host"
     target = folder / name
     if target.exists():
+        with contextlib.suppress(OSError):
+            os.utime(target)  # used now
         return target
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder, prefix="build-") as scratch:
@@ -132,7 +139,19 @@ def _build(name: str, text: str, flags: Sequence[str], link: Sequence[str] = ())
         else:
             _run([cxx(), *flags, include, str(unit), "-o", str(built)])
         os.replace(built, target)
+    _prune(folder)
     return target
+
+
+def _prune(folder: Path) -> None:
+    """Remove the builds not used for longest, a good many at a time. A library that some process has loaded
+    stays with that process."""
+    for prefix, kept in _KEPT.items():
+        with contextlib.suppress(OSError):  # another process may be at it too
+            builds = [entry for entry in os.scandir(folder) if entry.name.startswith(prefix)]
+            if len(builds) > kept * 9 // 8:
+                for entry in sorted(builds, key=lambda entry: entry.stat().st_mtime)[:-kept]:
+                    os.unlink(entry)
 
 
 def _run(command: Sequence[str]) -> None:

@@ -99,6 +99,17 @@ def test_processes_may_build_at_once_and_fibers_may_be_portable(tmp_path):
     assert not list(tmp_path.glob("host/build-*")), "scratch folders are removed"
 
 
+def test_builds_not_used_for_longest_make_way(tmp_path, monkeypatch):
+    monkeypatch.setenv("CUFA_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(host_build, "_KEPT", {"kernel-": 4})
+    monkeypatch.setattr(host_build, "_run", lambda command: Path(command[-1]).touch())
+    for i in range(8):
+        built = host_build._build(f"kernel-{i}.so", "", ())
+        os.utime(built, (i, i))
+        host_build._build("kernel-0.so", "", ())  # used all the time
+    assert sorted(x.name for x in (tmp_path / "host").iterdir()) == [f"kernel-{i}.so" for i in (0, 5, 6, 7)]
+
+
 def test_missing_compiler_is_a_clear_message(tmp_path):
     process = run_script(
         "import support, cufa; cufa.emulate(*support.make_inputs(1, 1, 1, 8, 8, 8))", PATH=str(tmp_path)

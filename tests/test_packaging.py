@@ -96,8 +96,9 @@ def test_import_loads_no_gpu_library_and_no_command_line():
 
 
 def test_import_takes_less_than_300_ms():
-    """Beyond the interpreter's own start; the best of several, as other processes can only slow it down."""
-    code = "import time; t = time.perf_counter(); import cufa; print(time.perf_counter() - t)"
+    """Beyond the interpreter's own start. Processor time, the best of several: other work on the machine can
+    only slow it down."""
+    code = "import time; t = time.process_time(); import cufa; print(time.process_time() - t)"
     times = [
         float(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
         for _ in range(5)

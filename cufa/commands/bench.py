@@ -12,8 +12,8 @@ from ..bench import peers, records
 from ..bench.limits import measure_limits
 from ..bench.runner import Contender, Row, Skipped, run_problem
 from ..bench.suites import SUITES, Case
-from ..kernels import KERNELS
 from .common import (
+    ALGORITHMS,
     Exit,
     device_option,
     fail,
@@ -31,8 +31,6 @@ from .common import (
     stdout,
 )
 
-_ALGORITHMS = list(dict.fromkeys(spec.algorithm for spec in KERNELS.values()))
-
 
 @click.command("bench")
 @click.option(
@@ -44,7 +42,7 @@ _ALGORITHMS = list(dict.fromkeys(spec.algorithm for spec in KERNELS.values()))
     "--algorithm",
     "algorithms",
     multiple=True,
-    type=click.Choice(_ALGORITHMS),
+    type=click.Choice(ALGORITHMS),
     help="Repeatable.  [default: all]",
 )
 @click.option(
@@ -74,9 +72,9 @@ def bench_command(
     target = find_device(device)
     if peer and not peers.torch_available():
         fail(Exit.MISSING, "--peers torch: torch is not installed here (cufa never needs it otherwise)")
-    if suite is None and _shape_given():
+    if suite is None and _given(shape):
         cases: list[Case] = [
-            (problem_from(shape, target), tuple(Contender(a) for a in algorithms or _ALGORITHMS))
+            (problem_from(shape, target), tuple(Contender(a) for a in algorithms or ALGORITHMS))
         ]
     else:
         chosen_suite = SUITES[suite or "quick"]
@@ -129,11 +127,10 @@ def _print_needs(rows: list[Row]) -> None:
     stdout().print(table)
 
 
-def _shape_given() -> bool:
-    """Whether any option of the shape was given on the command line."""
-    ctx = click.get_current_context()
-    names = ("batch", "heads", "kv_heads", "seqlen", "seqlen_k", "head_dim", "dtype", "causal", "precision")
-    return any(ctx.get_parameter_source(n) is click.core.ParameterSource.COMMANDLINE for n in names)
+def _given(options: dict[str, Any]) -> bool:
+    """Whether any of them stood on the command line."""
+    source = click.get_current_context().get_parameter_source
+    return any(source(name) is click.core.ParameterSource.COMMANDLINE for name in options)
 
 
 def _choose(

@@ -17,9 +17,12 @@ from rich.table import Table
 from ..architectures import Device
 from ..bench.runner import Row, Skipped
 from ..bench.suites import make
+from ..planner import ALGORITHMS as _WITH_AUTO
 from ..problem import HEAD_DIM_STEP, ITEMSIZE, MAX_HEAD_DIM, Problem
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+ALGORITHMS = tuple(name for name in _WITH_AUTO if name != "auto")
 
 
 class Exit(enum.IntEnum):

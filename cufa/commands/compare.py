@@ -12,8 +12,8 @@ from ..bench.limits import measure_limits
 from ..bench.peers import PEERS
 from ..bench.runner import Contender, predicted_speedup, run_problem
 from ..bench.timing import speedup
-from .bench import _ALGORITHMS
 from .common import (
+    ALGORITHMS,
     Exit,
     device_option,
     fail,
@@ -28,7 +28,7 @@ from .common import (
     stdout,
 )
 
-_NAMES = click.Choice([*_ALGORITHMS, *PEERS])
+_NAMES = click.Choice([*ALGORITHMS, *PEERS])
 
 
 @click.command("compare")

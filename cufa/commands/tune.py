@@ -15,8 +15,8 @@ from ..bench.runner import Contender, run_problem
 from ..bench.timing import speedup
 from ..planner import fitting_configs, make_plan, tuning_key
 from ..problem import Problem
-from .bench import _ALGORITHMS
 from .common import (
+    ALGORITHMS,
     Exit,
     fail,
     find_device,
@@ -37,7 +37,7 @@ _MARGIN = 1.01
 
 
 @click.command("tune")
-@click.option("--algorithm", type=click.Choice(["auto", *_ALGORITHMS]), default="auto", show_default=True)
+@click.option("--algorithm", type=click.Choice(["auto", *ALGORITHMS]), default="auto", show_default=True)
 @shape_options(seqlen=4096)
 @seconds_option(2.0)
 @click.option("--dry-run", is_flag=True, help="Measure and print, keep nothing.")
