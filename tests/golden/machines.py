@@ -19,7 +19,7 @@ def on_cpu(probe: probes.Probe, **options) -> np.ndarray:
     from cufa import host_build
     from cufa.emulator import Execution
     from cufa.emulator_launch import execute
-    from cufa.emulator_memory import GlobalArray, tensor_map
+    from cufa.emulator_memory import GlobalArray, row_map, tensor_map
     from cufa.kernels import Launch
 
     stores = probe.output_tensor is not None
@@ -30,7 +30,7 @@ def on_cpu(probe: probes.Probe, **options) -> np.ndarray:
     params = probes.ProbeParams(source.ctypes.data, out.ctypes.data)
     memory = [GlobalArray("in", source, writable=False), GlobalArray("out", out, writable=True)]
     memory += [GlobalArray(f"tensor {i}", x, writable=False) for i, (x, _) in enumerate(probe.tensors)]
-    maps = [tensor_map(x, rows) for x, rows in probe.tensors]
+    maps = [(row_map if probe.whole_rows else tensor_map)(x, rows) for x, rows in probe.tensors]
     if probe.output_tensor is not None:
         shape, rows = probe.output_tensor
         maps = [tensor_map(out.view(np.float16).reshape(shape), rows)] * 3
@@ -63,7 +63,8 @@ def on_gpu(probe: probes.Probe) -> np.ndarray:
     params = np.zeros(1, [("in", np.uint64), ("out", np.uint64)])
     params["in"], params["out"] = source.data.ptr, out.data.ptr
     on_device = [cupy.asarray(x) for x, _ in probe.tensors]
-    maps = [_tensor_map(x, rows) for x, (_, rows) in zip(on_device, probe.tensors, strict=True)]
+    boxes = [rows for _, rows in probe.tensors]
+    maps = [_tensor_map(x, rows, probe.whole_rows) for x, rows in zip(on_device, boxes, strict=True)]
     if probe.output_tensor is not None:
         shape, rows = probe.output_tensor
         maps = [_tensor_map(out.view(np.float16).reshape(shape), rows)] * 3
@@ -71,9 +72,9 @@ def on_gpu(probe: probes.Probe) -> np.ndarray:
     return out.get()
 
 
-def _tensor_map(x, box_rows: int) -> np.ndarray:
+def _tensor_map(x, box_rows: int, whole_rows: bool = False) -> np.ndarray:
     from cufa.backends.tensor_map import TensorMap
 
-    encoded = TensorMap(str(x.dtype), x.shape, x.strides, box_rows)
+    encoded = TensorMap(str(x.dtype), x.shape, x.strides, box_rows, whole_rows=whole_rows)
     encoded.point_to(x.data.ptr)
     return np.frombuffer(ctypes.string_at(encoded.address, 128), [("bytes", np.uint8, 128)])
