@@ -109,6 +109,7 @@ def template(palette_name: str) -> go.layout.Template:
         "tickcolor": p.muted,
         "title": {"font": {"size": 13, "color": p.muted}, "standoff": 10},
         "automargin": True,
+        "ticklabeloverflow": "allow",  # else every label is measured, which lays the whole page out each time
     }
     layout = go.Layout(
         font={
