@@ -28,7 +28,7 @@ from ..architectures import Device
 from ..kernels import KERNELS, TileConfig
 from ..planner import Plan, fitting_configs, make_plan
 from ..problem import Problem
-from . import peers, records
+from . import decode, peers, records
 from .limits import measure_limits
 from .records import Json
 from .runner import random_inputs, run_problem
@@ -80,6 +80,8 @@ def record_evidence(
             "skipped": [records.skipped_record(s) for s in skipped],
             "gpu_after": records.gpu_state(),
         }
+    say("benchmark: decode")
+    record["decode"] = decode_record(device, seconds)
     say("time to the first result of a new process")
     record["first_result_seconds"] = first_result_seconds()
     say("host time of a call")
@@ -92,6 +94,21 @@ def record_evidence(
     record["seconds"] = round(time.perf_counter() - started, 1)
     keep(record)
     return record
+
+
+def decode_record(device: Device, seconds: float) -> Json:
+    """Decoding: rows of all cases, and the digests of the kernels that ran."""
+    rows = [
+        row
+        for case in decode.cases()
+        for row in decode.run_case(case, device, torch=peers.torch_available(), seconds=seconds)
+    ]
+    ran = {row.plan.spec.name: row.plan.spec for row in rows if row.plan is not None}
+    return {
+        "rows": [decode.row_record(row) for row in rows],
+        "kernels": {name: {"source": x.source, "digest": records.digest(x)} for name, x in ran.items()},
+        "gpu_after": records.gpu_state(),
+    }
 
 
 def problems_with(record: Json) -> list[str]:
@@ -108,6 +125,9 @@ def problems_with(record: Json) -> list[str]:
             timed.add(row.get("kernel"))
             if row["max_error"] is None:
                 found.append(f"{name}: {row['label']} gave NaN on {row['problem']}")
+    for row in record.get("decode", {}).get("rows", []):
+        if row["max_error"] is None and row["label"] != decode.READ:
+            found.append(f"decode: {row['label']} gave NaN on {row['case']}")
     for name, kernel in record["kernels"].items():
         if name not in timed:
             found.append(f"{name} was not timed")
@@ -197,10 +217,14 @@ def run_gpu_tests(jobs: int, say: Say) -> Json:
         say(f"pytest -m '{expression}'")
         with tempfile.TemporaryDirectory() as folder:
             report = Path(folder) / "junit.xml"
-            command = [sys.executable, "-m", "pytest", "-q", "-m", expression, f"--junitxml={report}"]
+            command = [sys.executable, "-m", "pytest", "-q", "-rf", "--durations=15", "-m", expression]
+            command.append(f"--junitxml={report}")
             command += ["-n", str(workers)] if workers and _importable("xdist") else []
             command += ["--ignore-glob=*dashboard*"]  # has no GPU tests, and needs packages of its own
-            subprocess.run([*command, str(TESTS_DIR)], cwd=TESTS_DIR.parent, stdout=sys.stderr, check=False)
+            # The references are NumPy's; side by side, each worker's BLAS on all cores would only wait.
+            env = {**os.environ, **({"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"} if workers else {})}
+            where: dict[str, Any] = {"cwd": TESTS_DIR.parent, "stdout": sys.stderr, "env": env}
+            subprocess.run([*command, str(TESTS_DIR)], check=False, **where)
             cases = list(xml.etree.ElementTree.parse(report).iter("testcase")) if report.exists() else []
         for case in cases:
             outcome = _outcome(case)
