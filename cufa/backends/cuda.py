@@ -183,10 +183,11 @@ class Binding:
     """A prepared kernel with shapes and strides filled in; only pointers are left open."""
 
     def __init__(self, prepared: Prepared, strides: Sequence[Sequence[int]]) -> None:
+        plan = prepared.plan
+        assert isinstance(plan, Plan)
         self.prepared = prepared
         self._device_id = prepared.device_id
-        self._workspace = prepared.plan.workspace
-        plan = prepared.plan
+        self._workspace = plan.workspace
         self._params = pack(plan.problem, strides, plan.heads_per_group)
         box_rows = plan.spec.tensor_map_rows(plan.config)  # one each of q, k, v, o; or none
         self._maps = [

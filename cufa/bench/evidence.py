@@ -125,9 +125,11 @@ def problems_with(record: Json) -> list[str]:
             timed.add(row.get("kernel"))
             if row["max_error"] is None:
                 found.append(f"{name}: {row['label']} gave NaN on {row['problem']}")
-    for row in record.get("decode", {}).get("rows", []):
-        if row["max_error"] is None and row["label"] != decode.READ:
-            found.append(f"decode: {row['label']} gave NaN on {row['case']}")
+    found += [
+        f"decode: {row['label']} gave NaN on {row['case']}"
+        for row in record.get("decode", {}).get("rows", [])
+        if row["max_error"] is None and row["label"] != decode.READ
+    ]
     for name, kernel in record["kernels"].items():
         if name not in timed:
             found.append(f"{name} was not timed")

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from . import records, summary
+from .decode import PEERS, READ
 from .evidence import timing_of
 from .records import Json
 from .timing import speedup
@@ -71,6 +72,7 @@ def _device_section(record: Json) -> Iterator[str]:
         if suite and suite["rows"]:
             yield f"\n**{suite['title'][0].upper()}{suite['title'][1:]}**\n"
             yield from build(suite)
+    yield from _decode(record.get("decode"))
     yield from _needs(record)
     yield "\n**Host time of one call, µs**\n"
     calls = record["host_calls"]
@@ -124,6 +126,41 @@ def _against_peers(suite: Json, names: list[str], shape: Callable[[Json], list[s
         lines.append(cells)
     ratios = [f"{label} over {peer}" for label, peer in held_against.items()]
     yield from _table([*names, "mask", *labels, *ratios], lines)
+
+
+def _decode(section: Json | None) -> Iterator[str]:
+    """Published shapes beside the peers, then the contenders of the other cases; TB/s of keys and values."""
+    if section is None:
+        return
+    by_case = {
+        case: {row["label"]: row for row in rows}
+        for case, rows in itertools.groupby(section["rows"], key=lambda row: row["case"])
+    }
+    compared, others = [], []
+    for case, rows in by_case.items():
+        peers = [row for label, row in rows.items() if label.startswith("torch")]
+        read = rows[READ]
+        if not peers:
+            others += [
+                [case, label, f"{row['p50_ns'] / 1e3:.1f}", *_of_read(row, read)]
+                for label, row in rows.items()
+                if label != READ
+            ]
+            continue
+        ours, best = rows["flash_decode"], min(peers, key=lambda row: float(row["p50_ns"]))
+        cells = [f"{rows[name]['tbytes_per_s']:.2f}" if name in rows else "–" for name in PEERS]
+        ratio = str(speedup(timing_of(best), timing_of(ours)))
+        compared.append([case, f"{ours['p50_ns'] / 1e3:.1f}", *_of_read(ours, read), *cells, ratio])
+    yield "\n**Decode: one query token, head dim 128, bfloat16**\n"
+    header = ["batch × heads × cached", "µs", "TB/s", "of a streaming read", *(f"{p}, TB/s" for p in PEERS)]
+    yield from _table([*header, "over the best of them"], compared)
+    yield "\n"
+    yield from _table(["case", "", "µs", "TB/s", "of a streaming read"], others)
+
+
+def _of_read(row: Json, read: Json) -> list[str]:
+    """TB/s, and the share of what the streaming read reached on as many bytes."""
+    return [f"{row['tbytes_per_s']:.2f}", f"{read['p50_ns'] / row['p50_ns']:.0%}"]
 
 
 def _ladder(suite: Json) -> Iterator[str]:

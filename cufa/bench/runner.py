@@ -203,12 +203,12 @@ def random_inputs(problem: Problem, *, on_gpu: bool, seed: int) -> tuple[Any, An
     shapes = [(p.batch, p.heads, p.seqlen_q, p.head_dim)] + 2 * [
         (p.batch, p.kv_heads, p.seqlen_k, p.head_dim)
     ]
-    make = _normal_on_gpu if on_gpu else _normal_on_cpu
+    make = normal_on_gpu if on_gpu else _normal_on_cpu
     q, k, v = (make(shape, p.dtype, 3 * seed + i) for i, shape in enumerate(shapes))
     return q, k, v
 
 
-def _numpy_dtype(name: str) -> np.dtype[Any]:
+def numpy_dtype(name: str) -> np.dtype[Any]:
     if name == "bfloat16":
         import ml_dtypes
 
@@ -217,10 +217,10 @@ def _numpy_dtype(name: str) -> np.dtype[Any]:
 
 
 def _normal_on_cpu(shape: tuple[int, ...], dtype: str, seed: int) -> Any:
-    return np.random.default_rng(seed).standard_normal(shape, np.float32).astype(_numpy_dtype(dtype))
+    return np.random.default_rng(seed).standard_normal(shape, np.float32).astype(numpy_dtype(dtype))
 
 
-def _normal_on_gpu(shape: tuple[int, ...], dtype: str, seed: int) -> Any:
+def normal_on_gpu(shape: tuple[int, ...], dtype: str, seed: int) -> Any:
     """Box-Muller over a hash of the index: cuRAND is not among the packages that cufa asks for."""
     import cupy
 
@@ -244,7 +244,7 @@ def _normal_on_gpu(shape: tuple[int, ...], dtype: str, seed: int) -> Any:
     )
     x = cupy.empty(shape, np.uint16 if bfloat16 else dtype)
     fill(np.uint32(seed), x)
-    return x.view(_numpy_dtype(dtype))
+    return x.view(numpy_dtype(dtype))
 
 
 @dataclasses.dataclass(frozen=True)

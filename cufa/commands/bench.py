@@ -8,7 +8,8 @@ import click
 from rich import box
 from rich.table import Table
 
-from ..bench import peers, records
+from ..architectures import Device
+from ..bench import decode, peers, records
 from ..bench.limits import measure_limits
 from ..bench.runner import Contender, Row, Skipped, run_problem
 from ..bench.suites import SUITES, Case
@@ -33,6 +34,7 @@ from .common import (
 
 
 @click.command("bench")
+@click.argument("operation", type=click.Choice(["forward", "decode"]), default="forward")
 @click.option(
     "--suite",
     type=click.Choice(list(SUITES)),
@@ -53,6 +55,7 @@ from .common import (
 @seconds_option(0.5)
 @json_option
 def bench_command(
+    operation: str,
     suite: str | None,
     algorithms: tuple[str, ...],
     peer: str | None,
@@ -64,6 +67,9 @@ def bench_command(
     """Time kernels over shapes: median, p10 and p90 with a cold L2 cache, TFLOP/s, effective GB/s, percentage
     of the ceilings measured on this machine, and the largest error against float64.
 
+    `cufa bench decode` times flash_decode instead, over its own shapes: microseconds, and TB/s of keys and
+    values beside a plain streaming read.
+
     Contenders of a shape take turns in one run. FLOPs are counted as 4 · head_dim per visible score, forward.
 
     Exit codes: 0 done; 1 a result was not a number; 2 wrong usage; 3 no GPU where one was asked for, or no
@@ -72,6 +78,9 @@ def bench_command(
     target = find_device(device)
     if peer and not peers.torch_available():
         fail(Exit.MISSING, "--peers torch: torch is not installed here (cufa never needs it otherwise)")
+    if operation == "decode":
+        _bench_decode(target, peer is not None, seconds, as_json)
+        return
     if suite is None and _given(shape):
         cases: list[Case] = [
             (problem_from(shape, target), tuple(Contender(a) for a in algorithms or ALGORITHMS))
@@ -106,6 +115,37 @@ def bench_command(
     for row in wrong:
         stderr().print(f"not a number: {row.label} on {row.problem}", style="red", markup=False)
     if wrong or not rows:
+        raise SystemExit(int(Exit.FAILED))
+
+
+def _bench_decode(device: Device | None, torch: bool, seconds: float, as_json: bool) -> None:
+    """All cases; suites, algorithms and shapes do not apply."""
+    if device is None:
+        fail(
+            Exit.MISSING, "decode is timed on a GPU, and there is none here (or --device cpu asked for none)"
+        )
+    rows: list[decode.DecodeRow] = []
+    with progress() as bar:
+        todo = list(decode.cases())
+        task = bar.add_task("compiling", total=len(todo))
+        for case in todo:
+            bar.update(task, description=case.title)
+            rows += decode.run_case(case, device, torch=torch, seconds=seconds)
+            bar.advance(task)
+    if as_json:
+        document = {"schema": records.SCHEMA, "environment": records.environment(device)}
+        print_json({**document, "rows": [decode.row_record(row) for row in rows]})
+    else:
+        table = Table(box=box.SIMPLE_HEAD)
+        for name in ("batch × heads × cached", "contender", "median", "p10", "p90", "TB/s", "error", "how"):
+            table.add_column(name, justify="left" if name in ("contender", "how") else "right")
+        for row in rows:
+            times = (seconds_text(t) for t in (row.timing.p50, row.timing.p10, row.timing.p90))
+            how = f"{row.plan.schedule}, {row.plan.num_splits}" if row.plan else ""
+            error = "" if row.error is None else f"{row.error:.1e}"
+            table.add_row(row.case, row.label, *times, f"{row.tbytes:.2f}", error, how)
+        stdout().print(table)
+    if any(row.error is not None and not row.error < float("inf") for row in rows):
         raise SystemExit(int(Exit.FAILED))
 
 

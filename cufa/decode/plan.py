@@ -1,5 +1,5 @@
-"""From a DecodeProblem to a DecodePlan: pure Python, no GPU. The lengths stand on the device: only the capacity and
-whether the batch is ragged are known here."""
+"""From a DecodeProblem to a DecodePlan: pure Python, no GPU. The lengths stand on the device: only the capacity
+and whether the batch is ragged are known here."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ CPU_CONFIG = TileConfig(block_q=256, block_kv=256, num_warps=0)
 #: Tiles of a split that are worth a merge on the CPU.
 _CPU_TILES = 8
 
-#: Fixed splits are for batches that they cut into waves as full as this.
-FULL_WAVE = 0.97
+#: Fixed splits are for batches that they cut into one wave as full as this; measured on an H200.
+FULL_WAVE = 0.9
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,8 +72,8 @@ class DecodePlan:
         lines = [
             f"problem    {p}",
             f"kernel     {self.spec.name}: {self.spec.title} on {where}",
-            f"tiles      {self.config}: {p.rows} query rows a key/value head, {num_tiles(p.capacity, keys):,} tiles "
-            f"of {keys} keys in a full sequence",
+            f"tiles      {self.config}: {p.rows} query rows a key/value head, "
+            f"{num_tiles(p.capacity, keys):,} tiles of {keys} keys in a full sequence",
             f"schedule   {self.schedule}: {cut}, {self.items:,} items",
         ]
         lines += [
@@ -93,11 +93,13 @@ def make_decode_plan(
     num_splits: int | None = None,
     schedule: str = "auto",
     config: TileConfig | None = None,
+    kernel: str | None = None,
 ) -> DecodePlan:
     """Choose kernel, tiles, schedule and the number of splits.
 
     ``num_splits`` asks for that many fixed splits of each sequence (with ``schedule="balanced"``: shares);
-    ``config`` overrides the tiles (benchmarks, tests).
+    ``config`` overrides the tiles and ``kernel``, a name of the registry, kernel and schedule (benchmarks,
+    tests).
 
     Raises ValueError when no kernel serves the problem, or for an unknown schedule.
     """
@@ -105,82 +107,69 @@ def make_decode_plan(
         raise ValueError(f"schedule={schedule!r} is not known; use 'auto', 'fixed' or 'balanced'")
     if num_splits is not None and num_splits < 1:
         raise ValueError(f"num_splits={num_splits} is not possible: it must be at least 1")
-    reasons: list[str] = []
-    chosen = config or (CPU_CONFIG if device is None else _choose_config(problem, device))
+    serving = _serving(problem, device, kernel)
+    reasons = [] if kernel is None else [f"kernel={kernel!r} was asked for"]
+    schedule = schedule if kernel is None else serving[0].algorithm
+    if config is None:
+        config = CPU_CONFIG if device is None else _choose_config(problem, device, serving[0])
     if schedule != "auto":
-        reasons.append(f"schedule={schedule!r} was asked for")
+        reasons += [f"schedule={schedule!r} was asked for"] * (kernel is None)
     elif num_splits is not None:
         schedule = "fixed"
     else:
-        schedule, num_splits, reason = _choose_schedule(problem, device, chosen)
+        schedule, reason = _choose_schedule(problem, device, config)
         reasons.append(reason)
-    if num_splits is not None:
-        reasons += [f"num_splits={num_splits} was asked for"] * (not reasons)
+    if num_splits is None:
+        num_splits, reason = _choose_splits(problem, device, config, schedule)
+        reasons.append(reason)
     else:
-        num_splits, reason = _choose_splits(problem, device, chosen, schedule)
-        reasons.append(reason)
-    spec = _spec(problem, device, schedule)
+        reasons.append(f"num_splits={num_splits} was asked for")
+    spec = next(spec for spec in serving if spec.algorithm == schedule)
     if device is None:
-        reasons.append(
-            "no GPU in this plan: NumPy executes the same splits and the same merge on larger tiles"
-        )
-        return DecodePlan(problem, spec, chosen, None, schedule, num_splits, (), 0, tuple(reasons))
-    shared_memory = spec.shared_memory(chosen, problem.head_dim)
-    launches = spec.launches(problem, chosen, shared_memory, num_splits)
-    workspace = spec.workspace(problem, chosen, num_splits)
+        reasons.append("no GPU in this plan: NumPy does the same splits and merges, of larger tiles")
+        return DecodePlan(problem, spec, config, None, schedule, num_splits, (), 0, tuple(reasons))
+    shared_memory = spec.shared_memory(config, problem.head_dim)
+    launches = spec.launches(problem, config, shared_memory, num_splits)
+    workspace = spec.workspace(problem, config, num_splits)
     return DecodePlan(
-        problem, spec, chosen, device, schedule, num_splits, launches, workspace, tuple(reasons)
+        problem, spec, config, device, schedule, num_splits, launches, workspace, tuple(reasons)
     )
 
 
-def _serving(problem: DecodeProblem, device: Device) -> list[KernelSpec]:
-    return [
-        spec
-        for spec in DECODE_KERNELS.values()
-        if spec.takes(problem) and fitting_configs(spec, problem.head_dim, device)
-    ]
-
-
-def _spec(problem: DecodeProblem, device: Device | None, schedule: str) -> KernelSpec:
-    named = [spec for spec in DECODE_KERNELS.values() if spec.algorithm == schedule]
-    if device is None:  # NumPy runs every dtype: the kernel's name only says which schedule
-        return next((spec for spec in named if spec.takes(problem)), named[0])
-    return next(spec for spec in _serving(problem, device) if spec in named)
-
-
-def _choose_config(problem: DecodeProblem, device: Device) -> TileConfig:
-    serving = _serving(problem, device)
+def _serving(problem: DecodeProblem, device: Device | None, kernel: str | None) -> list[KernelSpec]:
+    """In order of preference. NumPy serves everything: there the kernel's name only says which schedule."""
+    named = [spec for spec in DECODE_KERNELS.values() if kernel in (None, spec.name)]
+    if device is None:
+        return [spec for spec in named if not spec.uses_copy_engine]
+    serving = [s for s in named if s.takes(problem) and fitting_configs(s, problem.head_dim, device)]
     if not serving:
-        served = "; ".join(spec.requirements for spec in DECODE_KERNELS.values())
+        served = "; ".join(spec.requirements for spec in named)
         raise ValueError(
             f"no decode kernel runs on {device.arch.name} for q of {problem.dtype} over a cache of "
             f"{problem.cache_dtype}, head_dim {problem.head_dim}; {served}"
         )
-    spec = serving[0]
-    return spec.choose(problem, fitting_configs(spec, problem.head_dim, device), device.num_sms)  # type: ignore[arg-type]
+    return serving
 
 
-def _choose_schedule(
-    problem: DecodeProblem, device: Device | None, config: TileConfig
-) -> tuple[str, int | None, str]:
+def _choose_config(problem: DecodeProblem, device: Device, spec: KernelSpec) -> TileConfig:
+    fitting = fitting_configs(spec, problem.head_dim, device)
+    return spec.choose(problem, fitting, device.num_sms)  # type: ignore[arg-type]
+
+
+def _choose_schedule(problem: DecodeProblem, device: Device | None, config: TileConfig) -> tuple[str, str]:
+    """(schedule, reason)"""
     if problem.ragged and problem.batch > 1:
-        return "balanced", None, "lengths differ from sequence to sequence: equal shares of all tiles"
+        return "balanced", "lengths differ from sequence to sequence: equal shares of all tiles"
     if device is None:
-        return "fixed", None, "equal lengths: fixed splits"
-    splits, full = _fullest_waves(problem, device, config)
+        return "fixed", "equal lengths: fixed splits"
+    splits, full = _one_wave(problem, device, config)
+    blocks = _resident(device, config)
+    if splits == num_tiles(problem.capacity, config.block_kv):
+        return "fixed", f"a short cache: there are no more tiles than the {blocks} blocks of a wave can take"
     if full >= FULL_WAVE:
-        return (
-            "fixed",
-            splits,
-            (f"{splits} splits a sequence fill waves of {_resident(device, config)} blocks to {full:.0%}"),
-        )
-    return (
-        "balanced",
-        None,
-        (
-            f"no number of splits fills waves of {_resident(device, config)} blocks ({splits} come to {full:.0%}): "
-            "equal shares of all tiles"
-        ),
+        return "fixed", f"{splits} splits a sequence fill one wave of {blocks} blocks to {full:.0%}"
+    return "balanced", (
+        f"fixed splits fill no single wave of {blocks} blocks ({full:.0%} at best): equal shares of all tiles"
     )
 
 
@@ -189,26 +178,20 @@ def _resident(device: Device, config: TileConfig) -> int:
     return device.num_sms * config.blocks_per_sm
 
 
-def _fullest_waves(problem: DecodeProblem, device: Device, config: TileConfig) -> tuple[int, float]:
-    """Splits with the fullest waves, the fewest within a hundredth of the best, and how full: the share of the time
-    in which blocks work when all are resident at once. Short caches are not split: a split has a tile at least."""
-    tiles, count, resident = (
-        num_tiles(problem.capacity, config.block_kv),
-        items(problem, config),
-        _resident(device, config),
-    )
-    best: list[tuple[int, float]] = []
-    for splits in range(1, min(tiles, max(1, 4 * resident // count)) + 1):
-        each = -(-tiles // splits)
-        waves = -(-count * -(-tiles // each) // resident)
-        best.append((splits, count * tiles / (waves * resident * each)))
-    most = max(full for _, full in best)
-    return next((splits, full) for splits, full in best if full >= most - 0.01)
+def _one_wave(problem: DecodeProblem, device: Device, config: TileConfig) -> tuple[int, float]:
+    """Splits of each sequence with which all blocks run at once, and how much of such a wave they fill; 0% when
+    there are too many items. Short caches are not split: a split has a tile at least."""
+    tiles, count = num_tiles(problem.capacity, config.block_kv), items(problem, config)
+    resident = _resident(device, config)
+    splits = max(1, min(tiles, resident // count))
+    longest = -(-tiles // splits)
+    return -(-tiles // longest), count * tiles / (resident * longest) if count <= resident else 0.0
 
 
 def _choose_splits(
     problem: DecodeProblem, device: Device | None, config: TileConfig, schedule: str
 ) -> tuple[int, str]:
+    """(splits or shares, reason)"""
     tiles, count = num_tiles(problem.capacity, config.block_kv), items(problem, config)
     if device is None:
         if schedule == "balanced":
@@ -217,10 +200,7 @@ def _choose_splits(
         splits = max(1, min(tiles // _CPU_TILES, 16))
         return splits, f"{splits} splits of {_CPU_TILES} tiles or more"
     if schedule == "fixed":
-        splits, full = _fullest_waves(problem, device, config)
-        return (
-            splits,
-            f"{splits} splits a sequence fill waves of {_resident(device, config)} blocks to {full:.0%}",
-        )
+        splits, full = _one_wave(problem, device, config)
+        return splits, f"{splits} splits a sequence: one wave, and at least a tile each"
     shares = min(_resident(device, config), tiles * count)
     return shares, f"{shares} shares: a block each, all at once, and never more than tiles"

@@ -16,7 +16,7 @@ CACHE_ITEMSIZE = {**ITEMSIZE, "float8_e4m3": 1}
 
 @dataclasses.dataclass(frozen=True)
 class DecodeProblem:
-    """One ``flash_decode`` call as numbers. How long each sequence is stands on the device and is not part of it."""
+    """One ``flash_decode`` call as numbers, without the sequences' lengths: those stand on the device."""
 
     batch: int
     heads: int
@@ -93,6 +93,6 @@ class DecodeProblem:
         dtype = self.dtype if self.cache_dtype == self.dtype else f"{self.dtype} over {self.cache_dtype}"
         upto = "up to " if self.ragged else ""
         return (
-            f"decode batch {self.batch}, heads {heads}{tokens}, {upto}{self.capacity:,} cached{cache}{appended}, "
-            f"head_dim {self.head_dim}, {dtype}"
+            f"decode batch {self.batch}, heads {heads}{tokens}, {upto}{self.capacity:,} cached{cache}"
+            f"{appended}, head_dim {self.head_dim}, {dtype}"
         )

@@ -1,9 +1,9 @@
 """Who reads which keys: the one definition. cuda_src/tiles/decode_schedule.cuh is its device side.
 
-The keys of one (sequence, key/value head) are cut into tiles of ``block_kv``. Fixed splits (Flash-Decoding) cut each
-sequence into the same number of runs of whole tiles. The balanced schedule (stream-K, LeanAttention) lays the tiles
-of all sequences and heads end to end and cuts that line into equal shares, so that short sequences do not leave
-anybody idle. Either way the pieces of an item are merged in the order of their keys.
+The keys of one (sequence, key/value head) are cut into tiles of ``block_kv``. Fixed splits (Flash-Decoding) cut
+each sequence into the same number of runs of whole tiles. The balanced schedule (stream-K, LeanAttention) lays
+the tiles of all sequences and heads end to end and cuts that line into equal shares, so that short sequences
+leave nobody idle. Either way the pieces of an item are merged in the order of their keys.
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ def share_range(total_tiles: int, num_shares: int, share: int) -> tuple[int, int
 def balanced_shares(
     lengths: Sequence[int], kv_heads: int, num_shares: int, block_kv: int, row_blocks: int = 1
 ) -> Iterator[Piece]:
-    """The pieces of every share, in order. The line of work: sequences, in them heads, in them blocks of query
-    rows (more than one only when the rows of a head do not fit one block), in them tiles of keys."""
+    """The pieces of every share, in order. The line of work: sequences, in them heads, in them blocks of
+    query rows (more than one only when the rows of a head do not fit one block), in them tiles of keys."""
     tiles = [num_tiles(n, block_kv) for n in lengths]
     total = sum(tiles) * kv_heads * row_blocks
     starts, at = [], 0

@@ -1,4 +1,4 @@
-"""decode_split and decode_balanced: Flash-Decoding with fixed splits, and with equal shares of ragged batches."""
+"""decode_split and decode_balanced: Flash-Decoding with fixed splits, and with equal shares of all work."""
 
 from __future__ import annotations
 
@@ -105,6 +105,12 @@ def _decode_config(
         max_head_dim=max_head_dim,
         switches=(("ROW_WARPS", row_warps), ("FOLD_COMBINE", fold), ("TMA_COPIES", tma)),
     )
+
+
+def without_fold(config: TileConfig) -> TileConfig:
+    """The same with the merge as a launch of its own."""
+    switches = {**dict(config.switches), "FOLD_COMBINE": False}
+    return dataclasses.replace(config, switches=tuple(switches.items()))
 
 
 def _choose_rows(problem: DecodeProblem, fitting: tuple[TileConfig, ...], num_sms: int) -> TileConfig:

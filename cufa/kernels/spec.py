@@ -76,9 +76,9 @@ class KernelSpec:
     shared_memory: Callable[[TileConfig, int], int]
     """(config, head_dim) → dynamic shared memory in bytes. The kernel static_asserts the same figure."""
     launches: Callable[..., tuple[Launch, ...]]
-    """(problem, config, shared memory) → launches, in order, on one stream. Decoding: also the number of splits."""
+    """(problem, config, shared memory) → launches, in order. Decode kernels: also the splits."""
     workspace: Callable[..., int] = lambda problem, config: 0
-    """(problem, config) → device memory in bytes beyond inputs and outputs. Decoding: also the number of splits."""
+    """(problem, config) → device memory in bytes beyond inputs and outputs. Decode kernels: also the splits."""
     skip_masked_tiles: bool = False
     min_capability: int = 80
     max_capability: int = 999
@@ -120,6 +120,8 @@ class KernelSpec:
         if isinstance(problem, DecodeProblem):
             if problem.cache_dtype not in (self.cache_dtypes or (problem.dtype,)):
                 return False
+            if problem.cache_dtype == "float8_e4m3" and problem.head_dim % 16:
+                return False  # 16 bytes are a row of ldmatrix
             if self.uses_copy_engine and not problem.fits_boxes(self.tensor_map_rows(self.configs[0])[0]):
                 return False
         return not self.uses_copy_engine or (problem.alignment == 16 and problem.positive_strides)
