@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import ml_dtypes
@@ -189,3 +191,23 @@ def stalling_lengths(config: TileConfig) -> list[tuple[int, int]]:
     past_the_end = [64, config.block_q - 64, config.block_q + 1, 2 * config.block_q - 64]
     keys = [(config.num_stages + n) * config.block_kv + 1 for n in (-1, 0, 1)]
     return [(q, k) for q in dict.fromkeys(past_the_end) if q > 0 for k in keys]
+
+
+class OnlyDLPack:
+    """An array that offers nothing but DLPack."""
+
+    def __init__(self, x: Any) -> None:
+        self._x = x
+
+    def __dlpack__(self, **kwargs: Any) -> Any:
+        return self._x.__dlpack__(**kwargs)
+
+    def __dlpack_device__(self) -> Any:
+        return self._x.__dlpack_device__()
+
+
+def in_threads(work: Callable[[int], None], count: int) -> None:
+    """work(0), …, work(count - 1) in threads, at once. Raises the first of their errors."""
+    with ThreadPoolExecutor(count) as pool:
+        for done in [pool.submit(work, i) for i in range(count)]:
+            done.result()

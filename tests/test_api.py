@@ -5,7 +5,7 @@ from __future__ import annotations
 import ml_dtypes
 import numpy as np
 import pytest
-from support import DTYPES, assert_attention, make_inputs, poisoned_like
+from support import DTYPES, OnlyDLPack, assert_attention, make_inputs, poisoned_like
 
 import cufa
 from cufa import calls
@@ -89,18 +89,8 @@ def test_scale(scale):
 
 
 def test_dlpack_producer_in_numpy_out():
-    class Wrapped:
-        def __init__(self, x):
-            self.x = x
-
-        def __dlpack__(self, **kwargs):
-            return self.x.__dlpack__(**kwargs)
-
-        def __dlpack_device__(self):
-            return self.x.__dlpack_device__()
-
     q, k, v = make_inputs(1, 1, 1, 16, 16, 8, "float32")
-    out = cufa.flash_attention(Wrapped(q), Wrapped(k), Wrapped(v))
+    out = cufa.flash_attention(OnlyDLPack(q), OnlyDLPack(k), OnlyDLPack(v))
     assert type(out) is np.ndarray
     assert_attention(out, None, q, k, v)
 

@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from decode_support import FLOAT8, make_case
-from support import poisoned_like
+from support import OnlyDLPack, poisoned_like
 
 import cufa
 from cufa import calls
@@ -162,21 +162,11 @@ def test_partial_states_merge():
 
 
 def test_dlpack_producers():
-    class Wrapped:
-        def __init__(self, x):
-            self.x = x
-
-        def __dlpack__(self, **kwargs):
-            return self.x.__dlpack__(**kwargs)
-
-        def __dlpack_device__(self):
-            return self.x.__dlpack_device__()
-
     case = make_case([33, 5], page_size=16, dtype="float32")
     arrays, options = case.arguments()
     for name in ("cache_seqlens", "block_table"):
-        options[name] = Wrapped(options[name])
-    case.check(cufa.flash_decode(*map(Wrapped, arrays), **options))
+        options[name] = OnlyDLPack(options[name])
+    case.check(cufa.flash_decode(*map(OnlyDLPack, arrays), **options))
 
 
 # --- Plans ------------------------------------------------------------------------------------------------

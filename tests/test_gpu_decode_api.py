@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import statistics
-import threading
 import time
 
 import numpy as np
 import pytest
 from decode_support import make_case
-from support import DTYPES, EPSILON, poisoned_like
+from support import DTYPES, EPSILON, in_threads, poisoned_like
 
 import cufa
 from cufa.decode import api
@@ -349,27 +348,17 @@ def test_threads(cp):
     cases = [make_case([300 + 16 * i, 7], page_size=16 * (i % 2), head_dim=64, seed=i) for i in range(4)]
     for case in cases:
         _ = case.expected, case.bound
-    failures: list[BaseException] = []
 
     def work(i: int) -> None:
-        try:
-            case = cases[i % len(cases)]
-            with cp.cuda.Stream(non_blocking=True) as stream:
-                arrays, options = on_gpu(cp, case)
-                for _ in range(20):
-                    out = cufa.flash_decode(*arrays, **options, schedule=("fixed", "balanced")[i % 2])
-                stream.synchronize()
-                case.check(out.get())
-        except BaseException as error:
-            failures.append(error)
+        case = cases[i % len(cases)]
+        with cp.cuda.Stream(non_blocking=True) as stream:
+            arrays, options = on_gpu(cp, case)
+            for _ in range(20):
+                out = cufa.flash_decode(*arrays, **options, schedule=("fixed", "balanced")[i % 2])
+            stream.synchronize()
+            case.check(out.get())
 
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
-    for t in threads:
-        t.start()
-    for t in threads:
-        t.join()
-    if failures:
-        raise failures[0]
+    in_threads(work, 8)
 
 
 @pytest.mark.alone

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
-
 import numpy as np
 import pytest
 from decode_support import make_case
-from support import assert_attention, make_inputs, make_problem
+from support import assert_attention, in_threads, make_inputs, make_problem
 
 import cufa
 from cufa.planner import make_plan
@@ -131,9 +129,7 @@ def test_threads_on_two_devices(cp, algorithm):
             assert out.device.id == device
             assert_attention(out.get(), None, *host, causal=True)
 
-    with ThreadPoolExecutor(8) as pool:
-        for done in [pool.submit(work, i) for i in range(8)]:
-            done.result()
+    in_threads(work, 8)
 
 
 def test_one_thread_visits_both_devices_by_turns(cp):

@@ -10,7 +10,7 @@ import time
 
 import numpy as np
 import pytest
-from support import assert_attention, make_inputs, poisoned_like
+from support import assert_attention, in_threads, make_inputs, poisoned_like
 
 import cufa
 
@@ -162,27 +162,17 @@ def test_graph_capture_of_a_kernel_with_workspace_is_refused(cp, small):
 def test_threads(cp):
     """Many threads, own streams, same and different shapes: one compile each, right answers."""
     cases = [make_inputs(1, 2, 2, 64 + 16 * i, 100, 64, "float16", seed=i) for i in range(6)]
-    failures: list[BaseException] = []
 
     def work(i: int) -> None:
-        try:
-            host = cases[i % len(cases)]
-            with cp.cuda.Stream(non_blocking=True) as stream:
-                device = [cp.asarray(x) for x in host]
-                for _ in range(20):
-                    out = cufa.flash_attention(*device, causal=True)
-                stream.synchronize()
-                assert_attention(out.get(), None, *host, causal=True)
-        except BaseException as error:
-            failures.append(error)
+        host = cases[i % len(cases)]
+        with cp.cuda.Stream(non_blocking=True) as stream:
+            device = [cp.asarray(x) for x in host]
+            for _ in range(20):
+                out = cufa.flash_attention(*device, causal=True)
+            stream.synchronize()
+            assert_attention(out.get(), None, *host, causal=True)
 
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(12)]
-    for t in threads:
-        t.start()
-    for t in threads:
-        t.join()
-    if failures:
-        raise failures[0]
+    in_threads(work, 12)
 
 
 def test_a_threads_first_cuda_call(cp, small):
