@@ -184,6 +184,21 @@ def test_perfetto_export_has_an_event_for_every_block() -> None:
     assert exported["otherData"] == {"title": "a title", "predicted": False, "unit": "µs"}
 
 
+def test_perfetto_events_of_one_thread_never_cross() -> None:
+    plan = make_plan(make(2, 16, 2048, 128, "bfloat16", True), DEVICE, "fa3")
+    records = make_records(plan)
+    records["end_ns"] += 500  # an item ends after the next one of its block began
+    line = trace.measured_timeline(records, DEVICE.num_sms)
+    slices = [e for e in json.loads(trace.perfetto(line, "x"))["traceEvents"] if e["ph"] == "X"]
+    threads: dict[tuple[int, int], list[tuple[float, float]]] = {}
+    for e in slices:
+        threads.setdefault((e["pid"], e["tid"]), []).append((e["ts"], e["ts"] + e["dur"]))
+    assert len(threads) > DEVICE.num_sms
+    for spans in threads.values():
+        assert all(a[1] <= b[0] + 1e-6 for a, b in itertools.pairwise(sorted(spans)))
+    assert {e["args"]["thread_block"] for e in slices} == set(range(DEVICE.num_sms))
+
+
 # --- Arithmetic ------------------------------------------------------------------------------------------
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from typing import Any
 
@@ -91,9 +92,13 @@ def disagreements(records: Records, schedule: Schedule) -> list[str]:
 def perfetto(timeline: Timeline, title: str) -> bytes:
     """Chrome trace-event JSON, which ui.perfetto.dev opens: a process an SM, a thread a place on it.
 
-    A predicted timeline has no clock: one tile is written as one microsecond, and the title says so.
+    A predicted timeline has no clock: one tile is written as one microsecond, and the title says so. Items of
+    a persistent block that overlap (the next one's scores, the last one's store) get threads of their own:
+    events of one thread must not cross.
     """
     predicted = timeline.unit == "tiles"
+    if not predicted and timeline.blocks.thread_block is not None:
+        timeline = dataclasses.replace(timeline, slot=_slots(timeline.start, timeline.end, timeline.sm))
     events: list[dict[str, Any]] = []
     for sm, slot in sorted(set(zip(timeline.sm.tolist(), timeline.slot.tolist(), strict=True))):
         events.append({"ph": "M", "name": "process_name", "pid": sm, "args": {"name": f"SM {sm}"}})
@@ -102,12 +107,13 @@ def perfetto(timeline: Timeline, title: str) -> bytes:
         )
     blocks = timeline.blocks
     columns = (timeline.start, timeline.end, timeline.sm, timeline.slot)
-    work = (blocks.q_block, blocks.head, blocks.batch, blocks.tiles)
-    for number, (start, end, sm, slot, q_block, head, batch, tiles) in enumerate(
-        zip(*(x.tolist() for x in (*columns, *work)), strict=True)
+    number = np.arange(len(blocks)) if blocks.thread_block is None else blocks.thread_block
+    work = (number, blocks.q_block, blocks.head, blocks.batch, blocks.tiles)
+    for start, end, sm, slot, taker, q_block, head, batch, tiles in zip(
+        *(x.tolist() for x in (*columns, *work)), strict=True
     ):
         name = f"head {head}" if q_block == WHOLE_HEAD else f"query block {q_block}, head {head}"
-        arguments = {"thread_block": number, "batch": batch, "tiles": tiles}
+        arguments = {"thread_block": taker, "batch": batch, "tiles": tiles}
         events.append(
             {"ph": "X", "name": name, "cat": "block", "pid": sm, "tid": slot, "ts": start, "dur": end - start}
             | {"args": arguments}
