@@ -64,6 +64,15 @@ class Case:
         wide = EPSILON["float64" if dtype == "float64" else "float32"]
         return 2 * float(error) + EPSILON[dtype] * float(largest) + 4 * wide * float(np.abs(values))
 
+    @functools.cached_property
+    def score_error(self) -> float:
+        """What rounding in float32 can change a score: products up to this large may cancel."""
+        scale = self.options.get("scale")
+        scale = self.q.shape[-1] ** -0.5 if scale is None else scale
+        queries = np.abs(self.q.astype(np.float64)).sum(axis=-1).max(initial=0.0)
+        keys = [np.abs(self.sequence(b, "k")).max(initial=0.0) for b in range(len(self.q))]
+        return EPSILON["float32"] / 4 * scale * float(queries) * float(max(keys, default=0.0))
+
     def sequence(self, b: int, name: str) -> np.ndarray:
         """Keys or values of one sequence, (1, kv_heads, length, head_dim), in a dtype wide enough."""
         cache, new = (self.k_cache, self.options.get("k_new")), (self.v_cache, self.options.get("v_new"))
@@ -96,7 +105,7 @@ class Case:
         assert (got[np.isneginf(expected_lse)] == 0).all(), "rows that see no key are zeros"
         if lse is not None:
             assert lse.dtype == np.float32
-            np.testing.assert_allclose(lse, expected_lse, rtol=2.0**-18, atol=2.0**-15)
+            np.testing.assert_allclose(lse, expected_lse, rtol=2.0**-18, atol=2.0**-15 + self.score_error)
 
 
 def make_case(
