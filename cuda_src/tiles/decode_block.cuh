@@ -49,10 +49,10 @@ struct DecodeBlock {
     int key = stream.key;
     // The first NUM_STAGES rounds only fill the ring. One loop, because code is fetched from memory, cold, like data.
 #pragma unroll 1
-    for (int round = -NUM_STAGES; round < tiles; ++round) {
+    for (int round = -NUM_STAGES; round < max(tiles, 1); ++round) {
       const u32 buffer = ring_smem + stage * STAGE_BYTES;
-      if (round >= 0) {
-        if (round == 0) meet_queries(p, piece, tile);
+      if (round == 0) meet_queries(p, piece, tile);  // in one place for all warps, those without tiles too
+      if (round >= 0 && round < tiles) {
         stream.await(p, buffer, stage, key, ring);
         tile.visit(buffer, Q_lane, key, piece.length.keys, lane);
         key += Bc;
@@ -66,7 +66,6 @@ struct DecodeBlock {
         cp_async_commit();
       }
     }
-    if (tiles == 0) meet_queries(p, piece, tile);
     cp_async_wait<0>();
     merge_warps(p, piece, tile, smem + RINGS_OFFSET, smem + ML_OFFSET, thread);
   }
