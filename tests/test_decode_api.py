@@ -218,13 +218,18 @@ def test_the_plan_of_a_call_is_what_runs(monkeypatch):
         ({"dtype": "int8"}, "q is int8"),
         ({"dtype": "bfloat16", "cache_dtype": "float16"}, "k_cache is float16 but q is bfloat16"),
         ({"num_splits": -1}, "num_splits=-1"),
+        (
+            {"q": (1, 8, 1, 72), "k_cache": (1, 8, 9, 72), "cache_dtype": "uint8", "device": "sm_90"},
+            "head_dim is 72.*multiples of 16: pad",
+        ),
+        ({"cache_dtype": "uint8", "device": "sm_80"}, "no decode kernel runs on sm_80.*float8_e4m3.*sm_89"),
         ({"schedule": "fair"}, "schedule='fair'"),
         ({"k_new": (1, 8, 1, 128)}, "k_new came without cache_seqlens"),
     ],
 )
 def test_a_plan_says_what_it_cannot_do(options, message):
     with pytest.raises((TypeError, ValueError), match=message):
-        cufa.plan_decode((1, 32, 1, 128), (1, 8, 4096, 128), **options)
+        cufa.plan_decode(**{"q": (1, 32, 1, 128), "k_cache": (1, 8, 4096, 128), **options})
 
 
 def test_the_readmes_example_runs(capsys):

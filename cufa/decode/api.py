@@ -10,7 +10,7 @@ import numpy as np
 
 from .. import arrays, calls
 from ..seen import SeenCall, remember, seen_before, signature
-from .checks import CACHES, INPUTS, DecodeCall, check_memory, dtypes, gpu_serves
+from .checks import CACHES, INPUTS, DecodeCall, check_gpu_serves, check_memory, dtypes, gpu_serves
 from .plan import DecodePlan, make_decode_plan
 from .problem import DecodeProblem
 from .shapes import make_problem
@@ -49,7 +49,7 @@ def flash_decode(
         and token i of T sees the keys up to ``length - T + i``. float16 or bfloat16
         (``ml_dtypes.bfloat16``); float32 and float64 on the CPU only. NumPy, CuPy, or anything with DLPack
         or ``__cuda_array_interface__``, any strides with a contiguous last axis. head_dim is a multiple of
-        8, at most 256 (64, 128 and 256 are fast).
+        8 (16 with an 8-bit cache on a GPU), at most 256 (64, 128 and 256 are fast).
     k_cache, v_cache : array, (batch, kv_heads, capacity, head_dim)
         With ``block_table``: pages, (num_pages, kv_heads, page_size, head_dim), page_size from 1 up (16,
         64, 128 and 256 are fast). q's dtype, or uint8 that holds float8_e4m3. heads must be a multiple of
@@ -170,6 +170,8 @@ def plan_decode(
     found = calls.planning_device(device, served=gpu_serves(dtype))
     names = dtypes(dtype, {"k_cache": cache_dtype}, on_gpu=found is not None)
     problem = make_problem(shapes, *names, scale=scale, layout=layout)
+    if found is not None:
+        check_gpu_serves(problem)
     return make_decode_plan(problem, found, num_splits, schedule)
 
 

@@ -35,6 +35,15 @@ def gpu_serves(dtype: str) -> bool:
     return dtype in _DTYPES[True]
 
 
+def check_gpu_serves(problem: DecodeProblem) -> None:
+    """Rows of e4m3 are read 16 bytes at a time."""
+    if problem.cache_dtype == _FLOAT8 and problem.head_dim % 16:
+        raise ValueError(
+            f"head_dim is {problem.head_dim} (last axis of q); with an 8-bit cache the GPU takes multiples of "
+            f"16: pad q and the caches with zeros and pass scale={problem.head_dim}**-0.5"
+        )
+
+
 @dataclasses.dataclass(frozen=True)
 class DecodeCall:
     """The arguments of one ``flash_decode`` call. Inputs are arrays in one place, or None where left out;
@@ -66,6 +75,8 @@ class DecodeCall:
         module = "cupy" if arrays.is_device_array(q) else "numpy"
         names = dtypes(str(q.dtype), of_cache, on_gpu=on_gpu, module=module)
         problem = make_problem(shapes, *names, scale=self.scale, layout=self.layout)
+        if on_gpu:
+            check_gpu_serves(problem)
         for name in _BIG:
             if self.inputs[name] is not None:
                 arrays.check_last_axis(name, self.inputs[name])
