@@ -39,8 +39,8 @@ def check_gpu_serves(problem: DecodeProblem) -> None:
     """Rows of e4m3 are read 16 bytes at a time."""
     if problem.cache_dtype == _FLOAT8 and problem.head_dim % 16:
         raise ValueError(
-            f"head_dim is {problem.head_dim} (last axis of q); with an 8-bit cache the GPU takes multiples of "
-            f"16: pad q and the caches with zeros and pass scale={problem.head_dim}**-0.5"
+            f"head_dim is {problem.head_dim} (last axis of q); with an 8-bit cache the GPU takes multiples "
+            f"of 16: pad q and the caches with zeros and pass scale={problem.head_dim}**-0.5"
         )
 
 
