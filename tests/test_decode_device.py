@@ -1,0 +1,151 @@
+"""flash_decode on device arrays up to the launch, without a GPU.
+
+Arrays are CuPy's over addresses that nothing backs: a host that read lengths, tables or caches would crash.
+"""
+
+from __future__ import annotations
+
+import contextlib
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import cufa
+from cufa import seen
+from cufa.architectures import Device
+from cufa.decode.checks import INPUTS
+
+cp = pytest.importorskip("cupy")
+
+BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+
+
+def array(number, shape, dtype=BFLOAT16):
+    memory = cp.cuda.UnownedMemory(number << 40, 1 << 39, None, 0)
+    return cp.ndarray(shape, dtype, memptr=cp.cuda.MemoryPointer(memory, 0))
+
+
+@pytest.fixture
+def launches(monkeypatch):
+    """What would have been launched: (plan, operands, addresses); the plan is None on the short cut."""
+    from cufa.backends import cuda, cuda_decode
+
+    log = []
+
+    class Binding:
+        def __init__(self, plan, operands, device_id):
+            self.first = plan, operands
+
+        def launch(self, *addresses):
+            log.append((*self.first, addresses))
+            self.first = None, None
+
+    monkeypatch.setattr(seen, "_seen", {})
+    monkeypatch.setattr(cuda_decode, "bind", Binding)
+    monkeypatch.setattr(cuda, "device", lambda device_id: Device.typical("sm_90"))
+    monkeypatch.setattr(cp.cuda.runtime, "getDevice", lambda: 0)
+    monkeypatch.setattr(cp.cuda, "Device", lambda device_id: contextlib.nullcontext())
+    monkeypatch.setattr(cp, "asarray", lambda x: array(100 + len(x), x.shape, x.dtype))
+    return log
+
+
+def given(layout="bhsd", fp8=False):
+    cache = np.uint8 if fp8 else BFLOAT16
+    shapes = {"q": (4, 32, 2, 128), "k_cache": (1000, 8, 16, 128), "v_cache": (1000, 8, 16, 128)}
+    shapes |= {"k_new": (4, 8, 2, 128), "v_new": (4, 8, 2, 128), "out": (4, 32, 2, 128)}
+    if layout == "bshd":
+        shapes = {n: (a, c, b, d) for n, (a, b, c, d) in shapes.items()}
+    dtypes = {"q": BFLOAT16, "out": BFLOAT16}
+    arrays = {n: array(i, s, dtypes.get(n, cache)) for i, (n, s) in enumerate(shapes.items(), 1)}
+    arrays |= {"cache_seqlens": array(10, (4,), np.int32), "block_table": array(11, (4, 100), np.int32)}
+    if fp8:
+        arrays |= {n: array(i, (8,), np.float32) for i, n in ((12, "k_scale"), (13, "v_scale"))}
+    return arrays
+
+
+@pytest.mark.parametrize("layout", ["bhsd", "bshd"])
+@pytest.mark.parametrize("fp8", [False, True])
+def test_the_first_call_and_the_short_cut_launch_the_same(launches, fp8, layout):
+    arrays = given(layout, fp8)
+    for _ in range(3):
+        assert cufa.flash_decode(**arrays, layout=layout) is arrays["out"]
+    (plan, operands, first), *others = launches
+    p = plan.problem
+    assert (p.batch, p.heads, p.kv_heads, p.tokens, p.head_dim, p.capacity) == (4, 32, 8, 2, 128, 1600)
+    assert (p.page_size, p.num_pages, p.new_tokens, p.ragged) == (16, 1000, 2, True)
+    assert (p.cache_dtype, p.alignment, p.positive_strides) == (
+        "float8_e4m3" if fp8 else "bfloat16",
+        16,
+        True,
+    )
+    assert operands.q.shape == operands.out.shape == (4, 32, 2, 128)
+    assert operands.k_cache.shape == operands.v_cache.shape == (1000, 8, 16, 128)
+    assert operands.k_new.shape == (4, 8, 2, 128) and operands.k_cache.data.ptr == arrays["k_cache"].data.ptr
+    expected = [arrays[n].data.ptr if n in arrays else 0 for n in INPUTS] + [arrays["out"].data.ptr]
+    assert first == (*expected, 0)  # without lse
+    for plan, _, addresses in others:
+        assert plan is None and addresses == tuple(expected)
+
+
+def test_new_addresses_reach_the_launch_and_new_shapes_a_new_plan(launches):
+    arrays = given()
+    cufa.flash_decode(**arrays)
+    cufa.flash_decode(**{**arrays, "q": array(20, (4, 32, 2, 128))})
+    cufa.flash_decode(**{**arrays, "block_table": array(11, (4, 101), np.int32)})
+    cufa.flash_decode(**arrays, num_splits=3)
+    cufa.flash_decode(**{**arrays, "q": array(20, (4, 32, 2, 136))[..., 4:132]})  # 8-byte aligned rows
+    assert [plan is None for plan, *_ in launches] == [False, True, False, False, False]
+    assert launches[1][2][0] == 20 << 40
+    assert launches[2][0].problem.capacity == 1616 and launches[3][0].num_splits == 3
+    assert launches[4][0].problem.alignment == 8
+
+
+def test_small_arrays_of_the_host_are_copied(launches):
+    arrays = given(fp8=True)
+    arrays |= {"cache_seqlens": [1, 2, 3, 1598], "block_table": np.zeros((4, 100), np.int64)}
+    arrays |= {"k_scale": 0.5, "v_scale": [1.0] * 8}
+    for _ in range(2):
+        cufa.flash_decode(**arrays)
+    for plan, operands, _ in launches:
+        assert plan is not None, "the values may have changed"
+        assert operands.cache_seqlens.dtype == operands.block_table.dtype == np.int32
+        assert operands.k_scale.shape == operands.v_scale.shape == (8,)
+    with pytest.raises(ValueError, match=r"cache_seqlens\[3\] is 1599 and k_new appends 2, but block_table"):
+        cufa.flash_decode(**{**arrays, "cache_seqlens": [1, 2, 3, 1599]})
+    assert len(launches) == 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (lambda a: {"out": a["q"]}, "out overlaps q"),
+        (lambda a: {"out": a["k_cache"][:1, :, :8].reshape(4, 2, 8, 128)[:, :1]}, "out has shape"),
+        (lambda a: {"v_cache": a["k_cache"]}, "k_cache overlaps v_cache"),
+        (lambda a: {"k_new": a["v_cache"][:4, :, :2]}, "v_cache overlaps k_new"),
+        (lambda a: {"cache_seqlens": a["cache_seqlens"].astype}, "cache_seqlens must be an array"),
+        (lambda a: {"cache_seqlens": array(9, (4,), np.int64)}, r"cache_seqlens is int64.*cupy\.int32"),
+        (lambda a: {"cache_seqlens": array(9, (8,), np.int32)[::2]}, "cache_seqlens has strides"),
+        (lambda a: {"block_table": array(9, (100, 4), np.int32).T}, "block_table has strides"),
+        (lambda a: {"v_cache": np.zeros((1000, 8, 16, 128), np.float16)}, "v_cache is numpy.*but q is cupy"),
+        (lambda a: {"q": array(9, (4, 32, 2, 128), np.float32)}, r"q is float32.*q\.astype\(cupy\.float16\)"),
+        (lambda a: {"device": "cpu"}, "device='cpu' but q is on a GPU"),
+    ],
+)
+def test_what_is_refused_is_refused_again_and_nothing_is_launched(launches, changes, message):
+    arrays = given()
+    cufa.flash_decode(**arrays)
+    for _ in range(2):
+        with pytest.raises((TypeError, ValueError), match=message):
+            cufa.flash_decode(**{**arrays, **changes(arrays)})
+    assert len(launches) == 1
+
+
+def test_interleaved_caches_take_the_short_cut(launches):
+    both = array(31, (1000, 2, 8, 16, 128))
+    arrays = {**given(), "k_cache": both[:, 0], "v_cache": both[:, 1], "k_new": array(30, (4, 8, 2, 128))}
+    for _ in range(3):
+        cufa.flash_decode(**arrays)
+    assert [plan is None for plan, *_ in launches] == [False, True, True]
+    with pytest.raises(ValueError, match="k_cache overlaps v_cache"):
+        cufa.flash_decode(**{**arrays, "v_cache": both[:, 0]})
