@@ -4,7 +4,7 @@
 #include "primitives/tma.cuh"
 
 struct DecodeParams {
-  alignas(64) TensorMap k_map;  // of the caches, boxes of 16 whole rows; used when TMA_COPIES is on
+  alignas(64) TensorMap k_map;  // of the caches, boxes of 16 rows; used when TMA_COPIES is on
   alignas(64) TensorMap v_map;
   alignas(64) const void* q;  // (batch, heads, tokens, head_dim)
   void* k_cache;  // (batch, kv_heads, capacity, head_dim), or PAGED (num_pages, kv_heads, page_size, head_dim)

@@ -15,7 +15,7 @@ from .decode.operands import DecodeOperands
 from .decode.params import MAPS, pack, pointers
 from .decode.plan import DecodePlan
 from .emulator_launch import Execution, Finding, execute
-from .emulator_memory import GlobalArray, row_map
+from .emulator_memory import GlobalArray, row_map, tensor_map
 from .params import TRACE_RECORD
 
 
@@ -63,7 +63,8 @@ def run_decode_plan(
     for array in memory:
         setattr(params, array.name, array.address)
     for (field, name), rows in zip(MAPS.items(), plan.spec.tensor_map_rows(plan.config), strict=False):
-        box = row_map(getattr(operands, name), rows)
+        shape = row_map if dict(plan.config.switches)["WHOLE_ROWS"] else tensor_map
+        box = shape(getattr(operands, name), rows)
         ctypes.memmove(getattr(params, field), ctypes.addressof(box), ctypes.sizeof(box))
     findings: list[Finding] = []
     counters, start = {}, time.perf_counter()

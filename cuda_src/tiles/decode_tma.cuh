@@ -1,6 +1,5 @@
-// The ring of decode_stream.cuh, filled by Hopper's copy engine: one lane asks for boxes of 16 whole rows, and an mbarrier a
-// buffer says when all have landed. At d128 that is 4 KB at a time, and memory gives what a plain streaming read gets;
-// cp.async, 16 bytes a lane, reaches 4% less, boxes of half rows 8% less, and one request a row less still.
+// The ring of decode_stream.cuh, filled by Hopper's copy engine: one lane asks for boxes of 16 keys, whole rows or 128 bytes
+// of each, and an mbarrier a buffer says when all have landed.
 //
 // Boxes have whole groups of 16 keys. Rows past the length hold whatever the cache holds there, which may be NaN: they
 // become zeros once landed. New tokens take their places likewise.
@@ -70,13 +69,24 @@ struct TmaKeyStream {
       for (int group = 0; group < GROUPS; ++group) {
         if (group < groups) {
           const u32 target = buffer + group * GROUP_BYTES;
-          tma_load_5d(target, &p.k_map, barrier, 0, 0, in_page[group], kv_head, page[group]);
-          tma_load_5d(target + KV_TILE_BYTES, &p.v_map, barrier, 0, 0, in_page[group], kv_head, page[group]);
+          copy_group(&p.k_map, target, barrier, in_page[group], page[group]);
+          copy_group(&p.v_map, target + KV_TILE_BYTES, barrier, in_page[group], page[group]);
         }
       }
     }
     key += Bc;
     look_up(p);
+  }
+
+  DEVICE void copy_group(const TensorMap* map, u32 target, u32 barrier, int row, int row_page) const {
+    if constexpr (ROWS_WHOLE) {
+      tma_load_5d(target, map, barrier, 0, 0, row, kv_head, row_page);
+    } else {
+#pragma unroll
+      for (int i = 0; i < PIECES; ++i) {
+        tma_load_4d(target + i * 16 * PIECE_BYTES, map, barrier, i * (PIECE_BYTES / KV_ITEM), row, kv_head, row_page);
+      }
+    }
   }
 
   // The tile of keys `first_key` ... is there for all threads of the ring.

@@ -59,21 +59,29 @@ class DecodeBinding:
         self.prepared, self.plan = prepared, plan
         self._device_id = prepared.device_id
         self._params = pack(plan, operands)
+        switches = dict(plan.config.switches)
+        box_rows = plan.spec.tensor_map_rows(plan.config)
         self._maps = [
-            (
-                name,
-                TensorMap(plan.problem.cache_dtype, x.shape, x.strides, rows, self._address_of(field), True),
-            )
-            for (field, name), rows in zip(MAPS.items(), plan.spec.tensor_map_rows(plan.config), strict=False)
-            for x in (getattr(operands, name),)
+            (name, self._map(field, getattr(operands, name), rows, switches))
+            for (field, name), rows in zip(MAPS.items(), box_rows, strict=False)
         ]
         self._launches = Launches(prepared, [ctypes.addressof(self._params)])
         self._counters = plan.items if plan.workspace else 0
         # The driver reads the parameters during the call, so one launch at a time may fill them in.
         self._lock = threading.Lock()
 
-    def _address_of(self, field: str) -> int:
-        return ctypes.addressof(self._params) + int(getattr(type(self._params), field).offset)
+    def _map(self, field: str, cache: Any, rows: int, switches: dict[str, int | bool]) -> TensorMap:
+        """Of one cache, kept in the parameters."""
+        address = ctypes.addressof(self._params) + int(getattr(type(self._params), field).offset)
+        return TensorMap(
+            self.plan.problem.cache_dtype,
+            cache.shape,
+            cache.strides,
+            rows,
+            address,
+            whole_rows=bool(switches["WHOLE_ROWS"]),
+            promotion=int(switches["L2_PROMOTION"]),
+        )
 
     def launch(self, *addresses: int, trace: int = 0) -> None:
         """Launch on the current stream of the plan's device: device addresses in :data:`LAUNCH_ORDER`, 0 for

@@ -15,7 +15,7 @@ _ALIGNMENT = 64
 _DATA_TYPES = {"float16": 6, "bfloat16": 9, "float8_e4m3": 0}  # CU_TENSOR_MAP_DATA_TYPE_*; bytes are bytes
 _ITEMSIZE = {"float16": 2, "bfloat16": 2, "float8_e4m3": 1}
 _SWIZZLE_128B = 3
-_PROMOTE_TO_L2_256B = 3
+_PROMOTIONS = (0, 64, 128, 256)  # CU_TENSOR_MAP_L2_PROMOTION_*
 _BOX_BYTES = 128
 """Of the last axis in one box: what the swizzle spans."""
 
@@ -29,7 +29,7 @@ class TensorMap:
     """A map of one (batch, heads, seqlen, head_dim) operand, for boxes of ``box_rows`` rows of one head and 128
     bytes of each, or with ``whole_rows`` all of them: a row is then an axis of 128-byte pieces. ``address`` is
     where the map is kept, what a kernel argument points to: its own memory, or 128 bytes of the caller's,
-    64-byte aligned.
+    64-byte aligned. ``promotion``: bytes that a request brings to the L2 cache at least (0: what it asks for).
     """
 
     def __init__(
@@ -40,6 +40,7 @@ class TensorMap:
         box_rows: int,
         address: int | None = None,
         whole_rows: bool = False,
+        promotion: int = 256,
     ) -> None:
         self._storage = ctypes.create_string_buffer(_BYTES + _ALIGNMENT)
         start = ctypes.addressof(self._storage)
@@ -71,7 +72,7 @@ class TensorMap:
             (ctypes.c_uint32 * rank)(*[1] * rank),
             ctypes.c_int(0),
             ctypes.c_int(_SWIZZLE_128B),
-            ctypes.c_int(_PROMOTE_TO_L2_256B),
+            ctypes.c_int(_PROMOTIONS.index(promotion)),
             ctypes.c_int(0),  # elements out of bounds arrive as zeros
         )
         self._pointer = 0

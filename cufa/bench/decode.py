@@ -23,7 +23,7 @@ from ..reference import decode_reference
 from . import peers
 from .records import Json, digest
 from .runner import normal_on_gpu, numpy_dtype, poison
-from .timing import Timing, as_nanoseconds, measure
+from .timing import Timing, Watch, as_nanoseconds, measure
 
 READ = "streaming read"
 PEERS = ("torch flash", "torch cudnn")
@@ -137,7 +137,9 @@ def cases() -> Iterator[DecodeCase]:
     yield DecodeCase("8 × 32/8 × 32k, e4m3 cache", (DecodeContender("flash_decode", fp8),))
 
 
-def run_case(case: DecodeCase, device: Device, *, torch: bool, seconds: float = 0.5) -> list[DecodeRow]:
+def run_case(
+    case: DecodeCase, device: Device, *, torch: bool, seconds: float = 0.5, watch: Watch | None = None
+) -> list[DecodeRow]:
     """Time all contenders on one fresh random cache, taking turns, each checked against float64."""
     from ..backends import cuda_decode
 
@@ -161,7 +163,7 @@ def run_case(case: DecodeCase, device: Device, *, torch: bool, seconds: float = 
         except NotImplementedError:
             continue
     runs[READ] = streaming_read(caches[0], caches[1], case.kv_bytes)
-    timings = measure(runs, on_gpu=True, seconds=seconds)
+    timings = measure(runs, on_gpu=True, seconds=seconds, watch=watch)
     rows = []
     for label, timing in timings.items():
         error = None

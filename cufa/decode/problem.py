@@ -69,12 +69,6 @@ class DecodeProblem:
         """Whether rows of one sequence see different keys."""
         return self.tokens > 1
 
-    def fits_boxes(self, rows: int) -> bool:
-        """The copy engine's boxes of that many whole rows: 1, 2 or 4 times 128 bytes each, within a page."""
-        return (
-            self.head_dim * CACHE_ITEMSIZE[self.cache_dtype] in (128, 256, 512) and self.page_size % rows == 0
-        )
-
     def valid_keys(self, cache_seqlen: int) -> int:
         """Keys of a sequence once the new tokens are appended, clamped to the capacity as kernels do it."""
         return min(max(cache_seqlen, 0) + self.new_tokens, self.capacity)

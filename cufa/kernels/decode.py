@@ -20,7 +20,7 @@ def _decode_shared_memory(config: TileConfig, head_dim: int, itemsize: int = 2) 
     q_bytes = config.block_q * tile_pitch(head_dim, itemsize=2, pad_to=32)
     if dict(config.switches)["TMA_COPIES"]:
         q_bytes = ceil_div(q_bytes, 1024) * 1024
-        pitch = head_dim * itemsize
+        pitch = ceil_div(head_dim * itemsize, 128) * 128
     else:
         pitch = tile_pitch(head_dim, itemsize=itemsize, pad_to=16 * itemsize)
     ring_bytes = config.num_stages * 2 * config.block_kv * pitch
@@ -93,8 +93,18 @@ def decode_constants(problem: DecodeProblem) -> dict[str, int | bool]:
 def _decode_config(
     rows: int, keys: int, num_warps: int, num_stages: int, *, row_warps: int = 1, blocks_per_sm: int = 1,
     min_head_dim: int = 8, max_head_dim: int = 256, fold: bool = True, tma: bool = False,
+    whole_rows: bool = False, promotion: int = 256,
 ) -> TileConfig:  # fmt: skip
-    """``rows`` packed query rows, ``keys`` of one warp (or of ``row_warps`` that share them) in a stage."""
+    """``rows`` packed query rows, ``keys`` of one warp (or of ``row_warps`` that share them) in a stage.
+
+    ``fold`` has the last block of an item merge its parts; else a second launch does. ``tma``: read by the copy
+    engine, boxes of ``whole_rows`` or of 128 bytes of each; ``promotion``: see
+    :class:`~cufa.backends.tensor_map.TensorMap`.
+    """
+    switches = {
+        "ROW_WARPS": row_warps, "FOLD_COMBINE": fold, "TMA_COPIES": tma, "WHOLE_ROWS": whole_rows,
+        "L2_PROMOTION": promotion,
+    }  # fmt: skip
     return TileConfig(
         rows,
         keys * num_warps // row_warps,
@@ -103,7 +113,7 @@ def _decode_config(
         blocks_per_sm,
         min_head_dim=min_head_dim,
         max_head_dim=max_head_dim,
-        switches=(("ROW_WARPS", row_warps), ("FOLD_COMBINE", fold), ("TMA_COPIES", tma)),
+        switches=tuple(switches.items()),
     )
 
 
@@ -113,20 +123,46 @@ def without_fold(config: TileConfig) -> TileConfig:
     return dataclasses.replace(config, switches=tuple(switches.items()))
 
 
-def _choose_rows(problem: DecodeProblem, fitting: tuple[TileConfig, ...], num_sms: int) -> TileConfig:
-    """The first that holds all packed rows; else the first of the tallest."""
-    tall = [config for config in fitting if config.block_q >= problem.rows]
+#: Caches up to this long are read by blocks of four warps, whose launch and merge cost less.
+_SHORT = 2048
+
+
+def _choose(problem: DecodeProblem, fitting: tuple[TileConfig, ...], num_sms: int) -> TileConfig:
+    """The first that holds all packed rows, else the first of the tallest; four warps for what is short or
+    ragged: several blocks an SM, where one works while another begins or ends."""
     most = max(config.block_q for config in fitting)
-    return tall[0] if tall else next(config for config in fitting if config.block_q == most)
+    tall = min((c.block_q for c in fitting if c.block_q >= problem.rows), default=most)
+    holding = [config for config in fitting if config.block_q == tall]
+    if problem.capacity <= _SHORT or (problem.ragged and problem.batch > 1):
+        return min(holding, key=lambda config: config.num_warps)
+    return holding[0]
 
 
-def _configs(tma: bool) -> tuple[TileConfig, ...]:
-    """One warp a 16-row tile; where rows share keys, several warps a ring."""
+def _by_async_copies() -> tuple[TileConfig, ...]:
+    """One warp a 16-row tile and a ring; where there are more rows, several warps share a ring."""
     return (
-        _decode_config(16, 16, 8, 3, max_head_dim=128, tma=tma),
-        _decode_config(16, 16, 4, 3, min_head_dim=136, tma=tma),
-        _decode_config(32, 16, 4, 3, row_warps=2, blocks_per_sm=2, max_head_dim=128, tma=tma),
-        _decode_config(64, 32, 8, 2, row_warps=4, fold=False, tma=tma),
+        _decode_config(16, 16, 8, 3, max_head_dim=128),
+        _decode_config(16, 16, 4, 3, blocks_per_sm=2, max_head_dim=128),
+        _decode_config(16, 16, 4, 3, min_head_dim=136),
+        _decode_config(16, 16, 4, 2),
+        _decode_config(32, 16, 4, 3, row_warps=2, blocks_per_sm=2, max_head_dim=128),
+        _decode_config(64, 32, 8, 2, row_warps=4, fold=False),
+        # Small shared memory (sm_86, sm_89, sm_120).
+        _decode_config(16, 16, 2, 2, min_head_dim=136),
+        _decode_config(64, 16, 4, 2, row_warps=4, fold=False),
+    )
+
+
+def _by_boxes() -> tuple[TileConfig, ...]:
+    """Likewise; 64 rows are half of a pair of warps' each, which halves what is read from shared memory."""
+    return (
+        _decode_config(16, 16, 8, 3, max_head_dim=128, tma=True),
+        _decode_config(16, 16, 4, 3, blocks_per_sm=2, max_head_dim=128, tma=True),
+        _decode_config(16, 16, 8, 3, min_head_dim=128, max_head_dim=128, tma=True, whole_rows=True),
+        _decode_config(16, 16, 4, 3, min_head_dim=136, tma=True),
+        _decode_config(32, 16, 4, 3, row_warps=2, blocks_per_sm=2, max_head_dim=128, tma=True),
+        _decode_config(64, 16, 8, 3, row_warps=2, max_head_dim=128, fold=False, tma=True),
+        _decode_config(64, 32, 8, 2, row_warps=4, min_head_dim=136, fold=False, tma=True),
     )
 
 
@@ -138,11 +174,11 @@ DECODE_SPLIT = KernelSpec(
     source="decode_split.cu",
     dtypes=("float16", "bfloat16"),
     precisions=("native",),
-    configs=_configs(tma=False),
+    configs=_by_async_copies(),
     shared_memory=_decode_shared_memory,
     launches=_split_launches,
     workspace=_split_workspace,
-    choose=_choose_rows,  # type: ignore[arg-type]
+    choose=_choose,  # type: ignore[arg-type]
     operation="decode",
     further_constants=decode_constants,
 )
@@ -165,7 +201,7 @@ def _by_tma(spec: KernelSpec) -> KernelSpec:
         spec,
         name=f"{spec.name}_tma",
         title=f"{spec.title}, by the copy engine",
-        configs=_configs(tma=True),
+        configs=_by_boxes(),
         min_capability=90,
         max_capability=90,
         tensor_map_rows=lambda config: (16, 16),

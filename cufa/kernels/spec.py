@@ -122,8 +122,8 @@ class KernelSpec:
                 return False
             if problem.cache_dtype == "float8_e4m3" and problem.head_dim % 16:
                 return False  # 16 bytes are a row of ldmatrix
-            if self.uses_copy_engine and not problem.fits_boxes(self.tensor_map_rows(self.configs[0])[0]):
-                return False
+            if self.uses_copy_engine and problem.page_size % self.tensor_map_rows(self.configs[0])[0]:
+                return False  # a box lies within a page
         return not self.uses_copy_engine or (problem.alignment == 16 and problem.positive_strides)
 
     def constants(self, problem: Problem | DecodeProblem, config: TileConfig) -> dict[str, int | bool]:
