@@ -126,7 +126,9 @@ def assert_attention(
 def _tf32_score_error(q: np.ndarray, k: np.ndarray, scale: float | None) -> float:
     """Most that rounding q and k to tf32 can change a score: each product by one part in 2^10."""
     k = np.repeat(k, q.shape[1] // k.shape[1], axis=1)
-    sums = np.matmul(np.abs(q), np.abs(np.swapaxes(k, -1, -2))).max(initial=0.0)
+    with np.errstate(invalid="ignore"):
+        sums = np.matmul(np.abs(q), np.abs(np.swapaxes(k, -1, -2)))
+    sums = sums[np.isfinite(sums)].max(initial=0.0)
     return TF32_EPSILON * float(sums) * (q.shape[-1] ** -0.5 if scale is None else scale)
 
 

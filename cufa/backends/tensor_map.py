@@ -10,6 +10,9 @@ import ctypes
 import functools
 from collections.abc import Sequence
 
+import cupy
+
+_INVALID_CONTEXT = 201
 _BYTES = 128
 _ALIGNMENT = 64
 _DATA_TYPES = {"float16": 6, "bfloat16": 9, "float8_e4m3": 0}  # CU_TENSOR_MAP_DATA_TYPE_*; bytes are bytes
@@ -82,6 +85,9 @@ class TensorMap:
         if pointer == self._pointer:
             return
         status = _encode()(*self._arguments, ctypes.c_void_p(pointer), *self._geometry)
+        if status == _INVALID_CONTEXT:  # a thread's first CUDA call: make the context current
+            cupy.cuda.runtime.setDevice(cupy.cuda.runtime.getDevice())
+            status = _encode()(*self._arguments, ctypes.c_void_p(pointer), *self._geometry)
         if status:
             raise RuntimeError(f"cuTensorMapEncodeTiled failed with CUDA error {status} at {pointer:#x}")
         self._pointer = pointer

@@ -257,12 +257,12 @@ def tma_boxes_probe() -> Probe:
 
 
 def tma_store_probe() -> Probe:
-    """Boxes stored side by side: inside a tensor, over its ends on each axis and each side, and outside."""
+    """Boxes stored side by side: inside a tensor, over its last column and row, and past its last row:
+    what kernels ask for. None begins before the tensor, where the copy engine may refuse."""
     firsts = [
         (0, 3, 0, 0), (64, 3, 0, 0),  # inside, over the last column
-        (-8, 30, 1, 0), (64, -5, 1, 0),  # over the first column and the last row, the first row
-        (-40, -20, 2, 1), (24, 36, 2, 1),  # corners
-        (0, 0, 3, 0), (0, 0, -1, 1), (0, 0, 0, 2), (0, 0, 0, -1), (80, 0, 0, 1), (0, 40, 0, 1),  # outside
+        (0, 30, 1, 0), (64, 36, 2, 1),  # over the last row, a corner
+        (0, 40, 0, 1), (64, 56, 1, 1),  # outside
     ]  # fmt: skip
     rows, shape = 24, (2, 3, 40, 80)
     inputs = np.concatenate([[len(firsts)], np.array(firsts).ravel()]).astype(np.int32).view(np.uint32)
