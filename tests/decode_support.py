@@ -79,8 +79,9 @@ class Case:
         cache, new = cache if name == "k" else new
         table = self.options.get("block_table")
         length = self.lengths[b] - (0 if new is None else new.shape[2])
-        tokens = cache[b]
-        if table is not None:
+        if table is None:
+            tokens = cache[b]
+        else:
             pages = cache[table[b, : -(-length // cache.shape[2])]]
             tokens = pages.swapaxes(0, 1).reshape(cache.shape[1], -1, cache.shape[3])
         tokens = tokens[:, :length]
