@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 
 from cufa.architectures import Device
-from cufa.bench import records, traces
+from cufa.bench import decode, records, traces
 from cufa.bench.limits import Limits
 from cufa.bench.suites import SUITES
+from cufa.bench.timing import Timing
 from cufa.commands.dashboard import dashboard_dir, make_importable
 from cufa.kernels import KERNELS
 from cufa.params import TRACE_RECORD
@@ -47,10 +48,28 @@ def write_evidence(directory: Path, *suites: str) -> Path:
         found[name] = {"title": SUITES[name].title, "rows": rows, "skipped": []}
     kernels = {name: {"digest": records.digest(spec)} for name, spec in KERNELS.items()}
     record = {"schema": records.SCHEMA, "environment": ENVIRONMENT, "limits": dataclasses.asdict(LIMITS)}
+    record["decode"] = {"rows": [row for case in decode.cases() for row in decode_records(case)]}
     file = directory / "made-up-gpu.json"
     directory.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps({**record, "kernels": kernels, "suites": found}))
     return file
+
+
+def decode_records(case: decode.DecodeCase) -> list[dict[str, Any]]:
+    """As :func:`cufa.bench.decode.row_record` makes them: a plain read, ours at 0.9, others at half."""
+    read = case.kv_bytes / 4e12
+    slowness = {decode.READ: 1.0, **{c.label: 1.1 + 0.05 * n for n, c in enumerate(case.contenders)}}
+    slowness |= dict.fromkeys(decode.PEERS if case.with_peers else (), 2.0)
+    rows = []
+    for label, slower in slowness.items():
+        contender = next((c for c in case.contenders if c.label == label), None)
+        timing = Timing((read * slower,) * 5)
+        plan = None if contender is None else contender.plan(DEVICE)
+        problem = case.problem if contender is None else contender.problem
+        error = None if label == decode.READ else 1e-3
+        row = decode.DecodeRow(case.title, label, problem, timing, case.kv_bytes, error, plan)
+        rows.append(decode.row_record(row))
+    return rows
 
 
 def _row(problem: Problem, label: str, plan: Plan) -> dict[str, Any]:

@@ -24,6 +24,8 @@ from streamlit.testing.v1 import AppTest
 from cufa.bench import records, traces
 from cufa.bench.suites import make
 from cufa.dashboard.model import compiled, devices, gpu
+from cufa.dashboard.worker import client
+from cufa.dashboard.worker.jobs import Job
 from cufa.decode.plan import make_decode_plan
 from cufa.decode.problem import DecodeProblem
 from cufa.planner import make_plan
@@ -394,6 +396,32 @@ def test_any_batch_can_be_decoded(link: dict[str, str]) -> None:
     app = open_page("decode", **link)
     assert not app.warning
     assert "predicted</span>" in words(app)
+
+
+def test_recorded_decoding_stands_beside_the_plan(elsewhere: Path) -> None:
+    assert "No decoding is recorded" in words(open_page("decode"))
+    write_evidence(elsewhere / "records", "versions")
+    said = words(open_page("decode"))
+    assert "flash_decode reaches 91% of a plain read at best" in said
+    assert "This very problem: " in said  # one sequence, 32/8 heads, 8k: a published shape
+    assert "recorded</span>" in said
+
+
+def test_a_curve_of_splits_is_measured_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Job] = []
+    monkeypatch.setattr(gpu, "gpu_count", lambda: 1)
+    monkeypatch.setattr(devices, "gpu", lambda number: DEVICE)
+    monkeypatch.setattr(
+        client, "submit", lambda store, job: asked.append(job) or "20260101T000000.000000-abcdef"
+    )
+    app = open_page("decode", cached="4096")
+    app.button(key="decode.measure").click().run()
+    assert not app.exception
+    (job,) = asked
+    (case,) = job.decode
+    assert [c.label for c in case.contenders][:3] == ["planner", "balanced", "1 splits"]
+    assert all(c.plan(DEVICE).num_splits for c in case.contenders)
+    assert Job.from_json(json.loads(json.dumps(job.to_json()))) == job
 
 
 def test_an_architecture_without_a_decode_kernel_says_so() -> None:

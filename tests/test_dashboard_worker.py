@@ -19,10 +19,12 @@ import numpy as np
 import pytest
 from dashboard_support import DEVICE
 
-from cufa.bench import records
+from cufa.bench import decode, records
 from cufa.bench.limits import Limits
 from cufa.bench.runner import Contender
 from cufa.bench.suites import contenders, make
+from cufa.bench.timing import Timing
+from cufa.dashboard.model.decode_rows import decode_rows
 from cufa.dashboard.worker import client, measuring, serve
 from cufa.dashboard.worker.jobs import Job, gpu_index
 from cufa.dashboard.worker.store import Run, Status, Store, hold, is_locked
@@ -454,6 +456,55 @@ def test_a_gpu_run_compiles_before_it_times(monkeypatch: pytest.MonkeyPatch) -> 
     assert list(seconds) == ["fa2"]  # FA1 is made for 16-bit types
     assert prepared == ["fa2_forward_f32"]
     assert [e["text"] for e in told] == ["compiling fa2", "compiling fa1"]
+
+
+def test_decoding_is_timed_case_by_case(fresh: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a made-up GPU, with made-up times: what reaches the run's folder and what is read from it."""
+    cases = tuple(decode.cases())
+    limits = Limits(4e12, {"bfloat16": 7e14}, 4e12)
+
+    def run_case(case: decode.DecodeCase, device: object, **options: Any) -> list[decode.DecodeRow]:
+        assert options["seconds"] == 0.5
+        if "ragged" in case.title:
+            raise MemoryError("too large")
+        times = {decode.READ: 1e-5, **{c.label: 2e-5 for c in case.contenders}}
+        plans = {c.label: c.plan(DEVICE) for c in case.contenders}
+        return [
+            decode.DecodeRow(case.title, label, case.problem, Timing((t,) * 3), 1000, 0.0, plans.get(label))
+            for label, t in times.items()
+        ]
+
+    monkeypatch.setattr(decode, "run_case", run_case)
+    monkeypatch.setattr(measuring, "_device", lambda name: DEVICE)
+    monkeypatch.setattr(measuring, "_limits", lambda device: limits)
+    monkeypatch.setattr(measuring, "_free", lambda device: None)
+    monkeypatch.setattr(records, "environment", lambda device: {"device": "Made-up GPU"})
+    run_id = fresh.submit(Job("suite decode", "cuda:0", (), 0.5, cases))
+    serve.Worker(fresh, fresh.read(run_id)).run()
+    run = Store(fresh.root).read(run_id)
+    assert run.status is Status.FAILED
+    assert run.message == "Out of memory: too large"
+    contenders = sum(len(case.contenders) for case in cases if "ragged" not in case.title)
+    assert run.timings == contenders
+    assert run.cases_done == len(cases)
+    rows = decode_rows(run.decode_rows)
+    assert len(rows) == contenders
+    assert {row.of_read for row in rows} == {0.5}
+    (fresh.folder(run_id) / "record.json").unlink()  # as if the worker had died before
+    assert Store(fresh.root).read(run_id).decode_rows == run.decode_rows
+
+
+@pytest.mark.gpu
+def test_decoding_is_timed_on_a_gpu(fresh: Store) -> None:
+    case = next(iter(decode.cases()))
+    run_id = client.submit(fresh, Job("decode", "cuda:0", (), 0.2, (case,)))
+    run = wait_for(fresh, run_id, over)
+    assert run.status is Status.DONE, f"{run.message}\n{run.detail}"
+    rows = decode_rows(run.decode_rows)
+    ours = next(row for row in rows if row.label == "flash_decode")
+    assert ours.error is not None
+    assert ours.error < 1e-2
+    assert 0 < ours.of_read < 1.5
 
 
 def test_old_ceilings_are_measured_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from cufa.dashboard import theme
 from cufa.dashboard.model.decode import Split
+from cufa.dashboard.model.decode_rows import DecodeRow
 from cufa.dashboard.theme import Palette
 
 
@@ -22,12 +23,13 @@ def split_figure(
     planned: tuple[str, Split],
     looked_at: Split,
     palette: Palette,
+    measured: Mapping[int, float] | None = None,
     height: int = 440,
 ) -> go.Figure:
     """Time over the shortest above, SM fill below, by number of fixed splits.
 
     ``planned`` is the planner's schedule and what it comes to: a point of the curve, or a line across when it
-    is balanced, which has no splits.
+    is balanced, which has no splits. ``measured`` is seconds by splits, drawn over the shortest of them.
     """
     schedule, chosen = planned
     figure = make_subplots(2, 1, shared_xaxes=True, vertical_spacing=0.07)
@@ -88,6 +90,16 @@ def split_figure(
                 row,
                 1,
             )
+    if measured:
+        figure.add_trace(
+            go.Scatter(
+                x=list(measured), y=[t / min(measured.values()) for t in measured.values()],
+                customdata=[1e6 * t for t in measured.values()], mode="markers", name="measured",
+                marker={"symbol": "square", "size": 10, "color": palette.measured},
+                hovertemplate="measured: %{customdata:,.1f} µs, %{y:.2f}× the shortest<extra></extra>",
+            ),
+            1, 1,
+        )  # fmt: skip
     ticks = [s for s in (1 << n for n in range(10)) if s <= splits[-1]]
     figure.update_xaxes(type="log", tickvals=ticks, ticktext=[str(t) for t in ticks])
     figure.update_xaxes(title_text="fixed splits of each sequence's keys", row=2, col=1)
@@ -95,3 +107,41 @@ def split_figure(
     figure.update_yaxes(title_text="time ÷ shortest", **axis, row=1, col=1)
     figure.update_yaxes(title_text="SM fill", tickformat=".0%", range=[0, 1.05], row=2, col=1)
     return figure
+
+
+def rates_figure(rows: Sequence[DecodeRow], palette: Palette) -> go.Figure:
+    """How close each contender of each case comes to a plain streaming read of as many bytes."""
+    labels = list(dict.fromkeys(r.label for r in rows))
+    grouped = len(labels) <= len(palette.series) and any(label.startswith("torch") for label in labels)
+    if grouped:
+        series = {label: [r for r in rows if r.label == label] for label in labels}
+    else:
+        series = {"": list(rows)}
+    names = list(dict.fromkeys(_row_name(r, grouped) for r in rows))
+    height = 120 + (22 * len(series) + 12) * len(names)
+    figure = theme.new_figure(palette, height, barmode="group", hovermode="closest", showlegend=grouped)
+    for number, (label, mine) in enumerate(series.items()):
+        figure.add_trace(
+            go.Bar(
+                x=[r.of_read for r in mine],
+                y=[_row_name(r, grouped) for r in mine],
+                name=label,
+                orientation="h",
+                marker={"color": palette.series[number], "pattern": {"shape": ("", "/", "x")[number % 3]}},
+                text=[f"{r.tbytes:.2f} TB/s" for r in mine],
+                textposition="outside",
+                cliponaxis=False,
+                customdata=[(1e6 * r.timing.p50, r.label, r.schedule or "–", str(r.problem)) for r in mine],
+                hovertemplate="<b>%{customdata[1]}</b>: %{customdata[0]:,.1f} µs, %{text}, %{x:.0%} of a "
+                "plain read<br>%{customdata[3]}<br>schedule: %{customdata[2]}<extra></extra>",
+            )
+        )
+    figure.add_vline(1.0, line={"color": palette.text, "width": 1.5, "dash": "dot"})
+    figure.update_xaxes(title_text="share of a plain streaming read", tickformat=".0%", range=[0, 1.15])
+    figure.update_yaxes(autorange="reversed", showgrid=False, ticks="", categoryarray=names)
+    figure.update_layout(margin={"r": 70})
+    return figure
+
+
+def _row_name(row: DecodeRow, grouped: bool) -> str:
+    return row.case if grouped or row.label == "flash_decode" else f"{row.case}:<br>{row.label}"

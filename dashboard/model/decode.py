@@ -100,7 +100,19 @@ def balanced_blocks(batch: Batch, shares: int) -> Blocks:
 
 
 def timeline(batch: Batch, blocks: Blocks) -> Timeline:
-    return predict(blocks, batch.device.num_sms, batch.config.blocks_per_sm, batch.overhead)
+    """List scheduling of thread blocks; one that has several pieces works through them in order."""
+    num_sms, per_sm = batch.device.num_sms, batch.config.blocks_per_sm
+    if blocks.thread_block is None:
+        return predict(blocks, num_sms, per_sm, batch.overhead)
+    lengths = blocks.tiles + batch.overhead
+    share, first = np.unique(blocks.thread_block, return_index=True)  # pieces stand in order of shares
+    ends = np.cumsum(lengths)
+    before = ends[first] - lengths[first]
+    spent = np.diff(before, append=ends[-1])
+    whole = predict(Blocks(*(np.zeros(len(share), np.int64),) * 3, spent), num_sms, per_sm)
+    mine = np.searchsorted(share, blocks.thread_block)
+    end = whole.start[mine] + ends - before[mine]
+    return Timeline(end - lengths, end, whole.sm[mine], whole.slot[mine], blocks, num_sms, per_sm, "tiles")
 
 
 def evaluate(batch: Batch, blocks: Blocks, splits: int) -> Split:

@@ -9,6 +9,7 @@ from typing import Any
 
 from cufa.bench import records
 from cufa.bench.limits import Limits
+from cufa.dashboard.model.decode_rows import DecodeRow, decode_rows
 from cufa.problem import Problem
 
 
@@ -46,6 +47,7 @@ class Evidence:
     rows: tuple[Measured, ...]
     stale: tuple[str, ...]
     """Kernels whose sources have changed since."""
+    decode: tuple[DecodeRow, ...] = ()
 
     @property
     def where(self) -> str:
@@ -74,6 +76,7 @@ def _evidence(name: str, record: records.Json) -> Evidence:
             ceilings,
             rows,
             stale,
+            tuple(decode_rows(record.get("decode", {}).get("rows", ()))),
         )
     except (KeyError, TypeError) as error:
         raise ValueError(f"{name}.json lacks {error}") from error

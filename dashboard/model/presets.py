@@ -10,6 +10,7 @@ from cufa.problem import Problem, default_scale
 
 SUITE = "suite-"
 """Presets that are whole suites start with this."""
+DECODE = f"{SUITE}decode"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,8 +51,9 @@ def presets() -> dict[str, Preset]:
 
 def suites(device: Device | None) -> dict[str, str]:
     """Suites that can run on the device, as presets."""
-    return {
+    found = {
         f"{SUITE}{name}": f"suite {name}: {suite.title}"
         for name, suite in SUITES.items()
         if device is not None or not suite.gpu_only
     }
+    return found if device is None else found | {DECODE: "suite decode: a query token against a long cache"}

@@ -2,7 +2,7 @@
 
 from cufa.dashboard import page
 from cufa.dashboard.state import Controls
-from cufa.dashboard.views import decode_view
+from cufa.dashboard.views import decode_measured, decode_view, run_live
 
 palette = page.begin(
     "Decode",
@@ -11,7 +11,10 @@ palette = page.begin(
 )
 controls = Controls("decode")
 choice = decode_view.choose(controls)
+found = decode_measured.load()
 if choice is not None:
-    decode_view.show_splits(choice, controls, palette)
+    decode_view.show_splits(choice, controls, found, palette)
     decode_view.show_ragged(choice, controls, palette)
+decode_measured.show(controls, found, palette)
 controls.finish()
+run_live.redraw_when_done()

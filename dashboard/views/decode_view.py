@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping, Sequence
 
 import streamlit as st
 
@@ -13,8 +14,10 @@ from cufa.dashboard.charts import timeline as timeline_charts
 from cufa.dashboard.model import decode, evidence
 from cufa.dashboard.model.configs import config_key, config_words
 from cufa.dashboard.model.decode import Batch, Split
+from cufa.dashboard.model.decode_rows import DecodeRow, splits_measured
 from cufa.dashboard.state import Controls
 from cufa.dashboard.theme import Palette
+from cufa.dashboard.views import decode_measured
 from cufa.dashboard.views.shape_controls import choose_kv_heads
 from cufa.decode.plan import DecodePlan, make_decode_plan
 from cufa.decode.problem import MAX_TOKENS, DecodeProblem
@@ -89,8 +92,10 @@ def choose(controls: Controls) -> Choice | None:
     return Choice(problem, device, config, overhead)
 
 
-def show_splits(choice: Choice, controls: Controls, palette: Palette) -> None:
-    """The whole curve for sequences of one length, and where on it the planner stands."""
+def show_splits(
+    choice: Choice, controls: Controls, found: Mapping[str, Sequence[DecodeRow]], palette: Palette
+) -> None:
+    """The whole curve for sequences of one length, where on it the planner stands, and what was measured."""
     plan = choice.plan()
     batch = Batch.of(plan, (choice.problem.capacity,) * choice.problem.batch, choice.overhead)
     curve = decode.split_curve(batch, decode.candidates(min(_MOST_SPLITS, batch.tiles[0])))
@@ -100,13 +105,17 @@ def show_splits(choice: Choice, controls: Controls, palette: Palette) -> None:
     start = chosen.splits if plan.schedule == "fixed" else decode.best(curve).splits
     splits = controls.integer("splits", "Splits to look at", start, 1, max(2, curve[-1].splits), slider=True)
     here = decode.fixed(batch, splits)
-    figure = charts.split_figure(curve, (plan.schedule, chosen), here, palette)
+    rows = [row for measured in found.values() for row in measured]
+    times = {n: row.timing.p50 for n, row in splits_measured(rows, choice.problem).items()}
+    figure = charts.split_figure(curve, (plan.schedule, chosen), here, palette, times)
     page.figure(figure, "decode.curve", _describe(plan, curve, chosen))
     st.caption(
         f"At {splits} splits: {here.blocks:,} thread blocks on {batch.places:,} places "
         f"({choice.device.num_sms} SMs × {batch.config.blocks_per_sm}), {here.waves:.2f} waves, "
         f"{here.fill:.0%} of the places' time on tiles. Every tile counts as equally long."
     )
+    decode_measured.show_here(found, choice.problem)
+    decode_measured.offer_to_measure(choice.problem, [s.splits for s in curve])
     with st.expander("The plan, and its reasons", icon=":material/route:"):
         st.code(str(plan), language=None)
 

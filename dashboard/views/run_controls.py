@@ -7,6 +7,7 @@ import dataclasses
 import streamlit as st
 
 from cufa.architectures import Device
+from cufa.bench import decode
 from cufa.bench.runner import Contender
 from cufa.bench.suites import SUITES, Case
 from cufa.dashboard import page
@@ -56,6 +57,9 @@ def choose(controls: Controls) -> Job:
                 default = [s.algorithm for s in KERNELS.values() if s.runs_on(device.arch.capability)]
                 default = [name for name in ("fa2", "fa3") if name in default]
             kernels = controls.several("kernels", "Kernels", offered, default, help=help_text)
+        if preset == presets.DECODE:
+            st.caption("\n".join(f"- {case.title}" for case in decode.cases()))
+            return Job("suite decode", device_name, (), _seconds(controls), tuple(decode.cases()))
         if preset in suites:
             name = preset.removeprefix(presets.SUITE)
             cases = tuple((p, _only(found, kernels)) for p, found in SUITES[name].cases(device))

@@ -41,7 +41,7 @@ def show_start(job: Job, runs: list[Run]) -> None:
             key="run.start",
             type="primary",
             icon=":material/play_arrow:",
-            disabled=not job.cases,
+            disabled=not job.total,
             on_click=engine.start,
             args=(job,),
             width="stretch",
@@ -52,9 +52,10 @@ def show_start(job: Job, runs: list[Run]) -> None:
 
 
 def _what_starts(job: Job, runs: list[Run]) -> str:
-    if not job.cases:
+    if not job.total:
         return "Choose at least one kernel."
-    shapes = f"{len(job.cases)} shapes" if len(job.cases) > 1 else str(job.cases[0][0])
+    first = job.cases[0][0] if job.cases else job.decode[0].problem
+    shapes = f"{job.total} shapes" if job.total > 1 else str(first)
     text = f"{job.contenders} timing{'s' * (job.contenders > 1)}: {shapes}."
     expected = seconds_expected(job, _cpu_rate(job, runs))
     if expected is not None:
@@ -91,7 +92,8 @@ def choose_run(controls: Controls, runs: list[Run]) -> Run | None:
     wanted = st.query_params.get("run") or st.session_state.get("run.run")
     if wanted not in (None, _LATEST):  # an older one, reached by its link
         shown += [r for r in runs[_MOST_LISTED:] if r.id == wanted]
-    words = {_LATEST: "the latest run"} | {r.id: run_words(r) for r in shown}
+    # Without its status, which changes: a browser goes on showing the words that were chosen.
+    words = {_LATEST: "the latest run"} | {r.id: run_name(r) for r in shown}
     chosen = controls.choice("run", "Result of", words)
     if not runs:
         return None
@@ -112,10 +114,14 @@ def show_first_steps() -> None:
 
 def run_words(run: Run) -> str:
     """One line about a run."""
-    names = ", ".join(dict.fromkeys(c.algorithm for _, contenders in run.job.cases for c in contenders))
+    return f"{STATUS_ICONS[run.status]} {run_name(run)} · {run.status}"
+
+
+def run_name(run: Run) -> str:
+    """What never changes about it."""
+    names = ", ".join(run.job.kernels[:6]) + ("…" if len(run.job.kernels) > 6 else "")
     where = "CPU" if run.job.device == CPU else run.job.device
-    when = f"{run.submitted:%Y-%m-%d %H:%M:%S}"
-    return f"{STATUS_ICONS[run.status]} {when} UTC · {where} · {run.job.title} · {names} · {run.status}"
+    return f"{run.submitted:%Y-%m-%d %H:%M:%S} UTC · {where} · {run.job.title} · {names}"
 
 
 def show_active(palette: Palette) -> None:
@@ -139,7 +145,7 @@ def _active(problems: list[str], palette: Palette) -> None:
 
 
 def _show_active_run(run: Run, ahead: int, palette: Palette) -> None:
-    total = len(run.job.cases)
+    total = run.job.total
     with st.container(border=True):
         left, right = st.columns([5, 1], vertical_alignment="center")
         with left:
@@ -179,10 +185,10 @@ def _show_samples(run: Run, palette: Palette) -> None:
 
 def _share_done(run: Run) -> float:
     """0 to 1: shapes done, and of the one that runs what is expected from its work."""
-    share, total = 0.0, len(run.job.cases)
+    share, total = 0.0, run.job.total
     limits = run.record.get("limits")
-    if limits and run.cases_done < total and run.phase_began:
-        case = dataclasses.replace(run.job, cases=run.job.cases[run.cases_done :][:1])
+    if limits and run.cases_done < len(run.job.cases) and run.phase_began:
+        case = dataclasses.replace(run.job, cases=run.job.cases[run.cases_done :][:1], decode=())
         expected = seconds_expected(case, limits["flops"].get("float32"))
         share = min(0.95, (time.time() - run.phase_began) / expected) if expected else 0.0
     return (run.cases_done + share) / total
@@ -193,16 +199,16 @@ def explain_end(run: Run) -> None:
     if run.status is Status.DONE:
         return
     if not run.status.is_over:
-        if not run.rows:
+        if not run.timings:
             page.verdict(f"This run is {run.status}; its results will stand here.", small=True)
         return
     tone = "warn" if run.status is Status.CANCELLED else "alarm"
     page.verdict(run.message or f"The run was {run.status}.", tone, str(run.status))
-    kept = len(run.rows)
+    kept = run.timings
     st.caption(
         f"{kept} of {run.job.contenders} timings were finished and are kept."
         if kept
-        else "Nothing was measured."
+        else "No timing was finished."
     )
     for failure in run.record.get("failed", [])[1:]:
         st.caption(f"Also: {failure['kind']}: {failure['message']}")
@@ -226,4 +232,4 @@ def _watch() -> None:
 
 def _drawn() -> tuple[object, ...]:
     """What a page that shows runs depends on."""
-    return tuple((r.id, r.status, len(r.rows)) for r in engine.store().active())
+    return tuple((r.id, r.status, r.timings) for r in engine.store().active())

@@ -11,9 +11,11 @@ from cufa.commands.common import rate_text, seconds_text
 from cufa.dashboard import page
 from cufa.dashboard.charts import samples as charts
 from cufa.dashboard.model import measurements
+from cufa.dashboard.model.decode_rows import decode_rows
 from cufa.dashboard.model.measurements import Measurement, speedup
 from cufa.dashboard.state import Controls
 from cufa.dashboard.theme import Palette
+from cufa.dashboard.views import decode_measured
 from cufa.dashboard.worker.store import Run
 
 
@@ -35,6 +37,8 @@ def choose_shape(controls: Controls, run: Run | None) -> list[Measurement]:
 
 def show(found: Sequence[Measurement], run: Run, zoomed: bool, palette: Palette) -> None:
     """Verdict, distribution, table, plans."""
+    if run.decode_rows:
+        decode_measured.show_rows(decode_rows(run.decode_rows), "run.decode", palette)
     if not found:
         _show_skipped(run)
         return

@@ -5,8 +5,10 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from cufa.bench.decode import DecodeCase, DecodeContender
 from cufa.bench.runner import Contender
 from cufa.bench.suites import Case
+from cufa.decode.problem import DecodeProblem
 from cufa.kernels import TileConfig
 from cufa.problem import Problem
 
@@ -24,10 +26,24 @@ class Job:
     cases: tuple[Case, ...]
     seconds: float
     """Time spent measuring each case."""
+    decode: tuple[DecodeCase, ...] = ()
+    """After ``cases``; only on a GPU."""
+
+    @property
+    def total(self) -> int:
+        """Cases of both kinds."""
+        return len(self.cases) + len(self.decode)
 
     @property
     def contenders(self) -> int:
-        return sum(len(contenders) for _, contenders in self.cases)
+        decoding = sum(len(case.contenders) for case in self.decode)
+        return sum(len(contenders) for _, contenders in self.cases) + decoding
+
+    @property
+    def kernels(self) -> list[str]:
+        """Algorithms, each once."""
+        named = [c.algorithm for _, contenders in self.cases for c in contenders]
+        return list(dict.fromkeys([*named, *(c.label for case in self.decode for c in case.contenders)]))
 
     def to_json(self) -> Json:
         cases = [
@@ -37,7 +53,14 @@ class Job:
             }
             for problem, contenders in self.cases
         ]
-        return {"title": self.title, "device": self.device, "seconds": self.seconds, "cases": cases}
+        decode = [dataclasses.asdict(case) for case in self.decode]
+        return {
+            "title": self.title,
+            "device": self.device,
+            "seconds": self.seconds,
+            "cases": cases,
+            "decode": decode,
+        }
 
     @classmethod
     def from_json(cls, content: Json) -> Job:
@@ -46,7 +69,16 @@ class Job:
             (Problem(**case["problem"]), tuple(_contender(c) for c in case["contenders"]))
             for case in content["cases"]
         )
-        return cls(str(content["title"]), str(content["device"]), cases, float(content["seconds"]))
+        decode = tuple(_decode_case(case) for case in content.get("decode", ()))
+        return cls(str(content["title"]), str(content["device"]), cases, float(content["seconds"]), decode)
+
+
+def _decode_case(content: Json) -> DecodeCase:
+    contenders = tuple(
+        DecodeContender(**{**c, "problem": DecodeProblem(**c["problem"])}) for c in content["contenders"]
+    )
+    lengths = None if content["lengths"] is None else tuple(content["lengths"])
+    return DecodeCase(**{**content, "contenders": contenders, "lengths": lengths})
 
 
 def _contender(content: Json) -> Contender:
@@ -55,6 +87,13 @@ def _contender(content: Json) -> Contender:
         switches = tuple((name, value) for name, value in config.get("switches", ()))
         config = TileConfig(**{**config, "switches": switches})
     return Contender(**{**content, "config": config})
+
+
+def rows_of(record: Json, kind: str) -> list[Json]:
+    """Where a run's record keeps events of a kind: "row", "decode", "skipped" or "failed"."""
+    section = record.setdefault("decode", {"rows": []}) if kind == "decode" else record  # as evidence has it
+    rows: list[Json] = section["rows" if kind in ("row", "decode") else kind]
+    return rows
 
 
 def gpu_index(device: str) -> int | None:

@@ -9,11 +9,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from cufa.architectures import Device
-from cufa.bench import records
+from cufa.bench import decode, peers, records
 from cufa.bench.limits import Limits, measure_limits
 from cufa.bench.runner import Contender, Row, run_problem
 from cufa.bench.timing import Watch
-from cufa.dashboard.worker.jobs import Job, Json, gpu_index
+from cufa.dashboard.worker.jobs import Job, Json, gpu_index, rows_of
 from cufa.planner import make_plan
 from cufa.problem import Problem
 
@@ -61,16 +61,11 @@ def measure(job: Job, tell: Tell) -> Result:
     record = records.run_record((), (), device, limits)
     tell({"event": "about", "record": record})
     failures: list[Json] = []
-    for number, (problem, contenders) in enumerate(job.cases):
+    for number in range(job.total):
+        is_decode = number >= len(job.cases)
+        problem = job.decode[number - len(job.cases)].problem if is_decode else job.cases[number][0]
         try:
-            _check_memory(problem, contenders, device)
-            seconds = _prepare(problem, contenders, device, tell)
-            names = ", ".join(c.label for c in contenders)
-            tell({"event": "phase", "text": f"timing {names}: {problem}"})
-            watch = _watch(tell)
-            rows, skipped = run_problem(
-                problem, contenders, device, limits, seconds=job.seconds, seed=number, watch=watch
-            )
+            told = (_decode if is_decode else _forward)(job, number, device, limits, tell)
         except CannotWrite:
             raise
         except Exception as error:  # whatever a kernel, a compiler or a driver throws: it is the result
@@ -79,16 +74,42 @@ def measure(job: Job, tell: Tell) -> Result:
             tell({"event": "failed", "record": failures[-1]})
             if failure["kind"] == "kernel error":
                 return Result(record | {"failed": failures}, failures, poisoned=True)
-            rows, skipped, seconds = [], [], {}
-        for row in rows:
-            record["rows"].append(_row_record(row, seconds))
-            tell({"event": "row", "record": record["rows"][-1]})
-        for missed in skipped:
-            record["skipped"].append(records.skipped_record(missed))
-            tell({"event": "skipped", "record": record["skipped"][-1]})
+            told = []
+        for kind, one in told:
+            rows_of(record, kind).append(one)
+            tell({"event": kind, "record": one})
         tell({"event": "case done", "number": number})
     _free(device)
     return Result(record | {"failed": failures}, failures, poisoned=False)
+
+
+def _forward(
+    job: Job, number: int, device: Device | None, limits: Limits, tell: Tell
+) -> list[tuple[str, Json]]:
+    """Kind and record of every contender of one case of attention."""
+    problem, contenders = job.cases[number]
+    _check_memory(problem, contenders, device)
+    seconds = _prepare(problem, contenders, device, tell)
+    names = ", ".join(c.label for c in contenders)
+    tell({"event": "phase", "text": f"timing {names}: {problem}"})
+    rows, skipped = run_problem(
+        problem, contenders, device, limits, seconds=job.seconds, seed=number, watch=_watch(tell)
+    )
+    found = [("row", _row_record(row, seconds)) for row in rows]
+    return found + [("skipped", records.skipped_record(missed)) for missed in skipped]
+
+
+def _decode(
+    job: Job, number: int, device: Device | None, limits: Limits, tell: Tell
+) -> list[tuple[str, Json]]:
+    """Of every contender of one case of decoding, the streaming read among them."""
+    case = job.decode[number - len(job.cases)]
+    if device is None:
+        raise NotImplementedError("decoding is timed on a GPU")
+    tell({"event": "phase", "text": f"compiling and timing {case.title}"})
+    torch = peers.torch_available()
+    rows = decode.run_case(case, device, torch=torch, seconds=job.seconds, watch=_watch(tell))
+    return [("decode", decode.row_record(row)) for row in rows]
 
 
 def _watch(tell: Tell) -> Watch:

@@ -119,9 +119,7 @@ class Worker:
                 self._interruptible = False
             records.save(result.record, self._folder / "record.json")
         except Cancelled:
-            store.finish(
-                run_id, Status.CANCELLED, "Cancelled while it ran; what was measured until then is kept."
-            )
+            store.finish(run_id, Status.CANCELLED, "Cancelled while it ran.")
             return False
         except OSError:
             raise
@@ -134,7 +132,7 @@ class Worker:
         if result.failures:
             first = result.failures[0]
             store.finish(run_id, Status.FAILED, _words(first), first["detail"])
-        elif not result.record["rows"]:
+        elif not result.record["rows"] and "decode" not in result.record:
             reasons = dict.fromkeys(s["reason"] for s in result.record["skipped"])
             store.finish(run_id, Status.FAILED, "No kernel could run: " + "; ".join(reasons))
         else:

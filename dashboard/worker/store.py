@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from cufa.dashboard.worker.jobs import Job, Json
+from cufa.dashboard.worker.jobs import Job, Json, rows_of
 from cufa.tuning import write_json
 
 _ID = re.compile(r"\d{8}T\d{6}\.\d{6}-[0-9a-f]{6}")
@@ -63,6 +63,15 @@ class Run:
     @property
     def rows(self) -> list[Json]:
         return list(self.record.get("rows", []))
+
+    @property
+    def decode_rows(self) -> list[Json]:
+        return list(self.record.get("decode", {}).get("rows", []))
+
+    @property
+    def timings(self) -> int:
+        """Contenders measured; other libraries that joined in a decode case are not counted."""
+        return len(self.rows) + sum("kernel" in row for row in self.decode_rows)
 
     @property
     def submitted(self) -> datetime.datetime:
@@ -246,8 +255,8 @@ def _record(folder: Path, events: list[Json]) -> Json:
         kind = str(event.get("event"))
         if kind == "about":
             record |= event["record"]
-        elif kind in ("row", "skipped", "failed"):
-            record["rows" if kind == "row" else kind].append(event["record"])
+        elif kind in ("row", "decode", "skipped", "failed"):
+            rows_of(record, kind).append(event["record"])
     return record
 
 
