@@ -14,7 +14,7 @@ import pytest
 import cufa
 from cufa import seen
 from cufa.architectures import Device
-from cufa.decode.checks import INPUTS
+from cufa.decode.checks import INPUTS, DecodeCall
 
 cp = pytest.importorskip("cupy")
 
@@ -66,10 +66,11 @@ def given(layout="bhsd", fp8=False):
 
 @pytest.mark.parametrize("layout", ["bhsd", "bshd"])
 @pytest.mark.parametrize("fp8", [False, True])
-def test_the_first_call_and_the_short_cut_launch_the_same(launches, fp8, layout):
+def test_the_first_call_and_the_short_cut_launch_the_same(launches, monkeypatch, fp8, layout):
     arrays = given(layout, fp8)
     for _ in range(3):
         assert cufa.flash_decode(**arrays, layout=layout) is arrays["out"]
+        monkeypatch.setattr(DecodeCall, "read", None)  # nothing is looked at again
     (plan, operands, first), *others = launches
     p = plan.problem
     assert (p.batch, p.heads, p.kv_heads, p.tokens, p.head_dim, p.capacity) == (4, 32, 8, 2, 128, 1600)
@@ -139,6 +140,12 @@ def test_what_is_refused_is_refused_again_and_nothing_is_launched(launches, chan
         with pytest.raises((TypeError, ValueError), match=message):
             cufa.flash_decode(**{**arrays, **changes(arrays)})
     assert len(launches) == 1
+
+
+def test_device_lengths_of_host_arrays_are_refused():
+    q, cache = np.zeros((4, 8, 1, 64), np.float16), np.zeros((4, 8, 9, 64), np.float16)
+    with pytest.raises(TypeError, match=r"cache_seqlens is cupy.*but q is numpy"):
+        cufa.flash_decode(q, cache, cache, cache_seqlens=array(9, (4,), np.int32))
 
 
 def test_interleaved_caches_take_the_short_cut(launches):
