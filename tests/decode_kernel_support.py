@@ -27,7 +27,8 @@ def operands_of(case: Case, place: Callable[[Any], Any] = np.asarray) -> DecodeO
     out = np.full(case.q.shape, np.nan, case.q.dtype)
     lse = np.full(case.q.shape[:3], np.nan, np.float32)
     return DecodeOperands(
-        place(case.q), place(case.k_cache.copy()), place(case.v_cache.copy()), place(out), lse=place(lse), **given
+        place(case.q), place(case.k_cache.copy()), place(case.v_cache.copy()), place(out), lse=place(lse),
+        **given,
     )  # fmt: skip
 
 

@@ -12,6 +12,7 @@ import pytest
 from cufa import compiler
 from cufa.architectures import ARCHITECTURES, COMPILED_ARCHITECTURES
 from cufa.compiler import included_files, nvrtc_options, source_digest, translation_unit
+from cufa.decode.params import DecodeParams
 from cufa.kernels import KERNELS
 from cufa.params import TRACE_RECORD, AttentionParams, Strides
 from cufa.static_compile import (
@@ -269,13 +270,14 @@ def test_without_nvrtc_the_message_says_what_to_install(monkeypatch):
 
 
 def _layout_asserts() -> str:
-    """static_asserts that hold params.cuh to cufa/params.py, field by field."""
-    lines = ['#include "params.cuh"']
+    """static_asserts that hold params.cuh and decode_params.cuh to their Python twins, field by field."""
+    lines = ['#include "decode_params.cuh"']
 
     def same(what: str, value: int) -> None:
         lines.append(f'static_assert({what} == {value}, "{what}");')
 
-    for name, python in (("Strides", Strides), ("AttentionParams", AttentionParams)):
+    structs = (("Strides", Strides), ("AttentionParams", AttentionParams), ("DecodeParams", DecodeParams))
+    for name, python in structs:
         same(f"sizeof({name})", ctypes.sizeof(python))
         for field, *_ in python._fields_:
             same(f"__builtin_offsetof({name}, {field})", getattr(python, field).offset)

@@ -1,6 +1,6 @@
 """Decode kernels executed on a CPU in checked mode: right against float64 with unused memory poisoned, no
-findings, pieces as scheduled, the same bits in every order. Every config and dtype is for the GPU's tests; here
-is one build of each branch."""
+findings, pieces as scheduled, the same bits in every order. Every config and dtype is for the GPU's tests;
+here is one build of each branch."""
 
 from __future__ import annotations
 
@@ -73,7 +73,8 @@ def test_lengths_beyond_the_cache_are_taken_as_its_capacity():
 
 
 def test_counters():
-    """Bytes follow from the keys: each is read once, whatever the group. Rows of 128 bytes: no bank conflicts."""
+    """Bytes follow from the keys: each is read once, whatever the group. Rows of 128 bytes: no bank
+    conflicts."""
     case = make_case([512], heads=8, kv_heads=1, head_dim=64, capacity=512)
     plan, operands = plan_of(case, "decode_split_tma", 1), operands_of(case)
     done = run_decode_plan(plan, operands, Execution("counted"), trace=False)

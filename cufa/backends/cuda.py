@@ -140,8 +140,8 @@ _PROGRAMMATIC_STREAM_SERIALIZATION = 6
 
 
 class Launches:
-    """A prepared plan's launches, one after another, by ``cuLaunchKernel``. ``parameters`` are the addresses of
-    the kernels' arguments, which the driver reads during the call."""
+    """A prepared plan's launches, one after another, by ``cuLaunchKernel``. ``parameters`` are the
+    addresses of the kernels' arguments, which the driver reads during the call."""
 
     def __init__(self, prepared: Prepared, parameters: Sequence[int]) -> None:
         self._device_id = prepared.device_id

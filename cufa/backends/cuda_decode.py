@@ -1,9 +1,9 @@
 """Decode plans on a GPU: launched on CuPy's current stream, never synchronised, safe in CUDA graphs.
 
-Partial results and the counters of the kernels that merge them lie in a workspace of each stream: calls on one
-stream follow one another, and a kernel leaves its counters at zero for the next. A call that is being captured
-gets a workspace of its own, which lives as long as the process: its graph may be replayed at any time, on any
-stream.
+Partial results and the counters of the kernels that merge them lie in a workspace of each stream: calls on
+one stream follow one another, and a kernel leaves its counters at zero for the next. A call that is being
+captured gets a workspace of its own, which lives as long as the process: its graph may be replayed at any
+time, on any stream.
 """
 
 from __future__ import annotations
@@ -119,8 +119,8 @@ _captured: list[_Workspace] = []
 
 
 def _workspace(stream: Any, device_id: int, num_counters: int, partial_bytes: int) -> _Workspace:
-    """The current stream's, grown when it is too small. (Replaced memory goes back to CuPy's pool, which gives
-    it to the same stream only.)"""
+    """The current stream's, grown when it is too small. (Replaced memory goes back to CuPy's pool, which
+    gives it to the same stream only.)"""
     if stream.is_capturing():
         zeroing = cupy.cuda.Stream(non_blocking=True)  # not part of the graph
         workspace = _allocate(num_counters, partial_bytes, zeroing)

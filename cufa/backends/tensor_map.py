@@ -29,10 +29,11 @@ def _encode() -> ctypes._NamedFuncPointer:
 
 
 class TensorMap:
-    """A map of one (batch, heads, seqlen, head_dim) operand, for boxes of ``box_rows`` rows of one head and 128
-    bytes of each, or with ``whole_rows`` all of them: a row is then an axis of 128-byte pieces. ``address`` is
-    where the map is kept, what a kernel argument points to: its own memory, or 128 bytes of the caller's,
-    64-byte aligned. ``promotion``: bytes that a request brings to the L2 cache at least (0: what it asks for).
+    """A map of one (batch, heads, seqlen, head_dim) operand, for boxes of ``box_rows`` rows of one head and
+    128 bytes of each, or with ``whole_rows`` all of them: a row is then an axis of 128-byte pieces.
+    ``address`` is where the map is kept, what a kernel argument points to: its own memory, or 128 bytes of
+    the caller's, 64-byte aligned. ``promotion``: bytes that a request brings to the L2 cache at least (0:
+    what it asks for).
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """`cufa bench decode`: a query token against a long cache, beside other libraries and a plain streaming read.
 
-A case is one cache in device memory; its contenders take turns on it. Rates are bytes of keys and values, each
-once, over time.
+A case is one cache in device memory; its contenders take turns on it. Rates are bytes of keys and values,
+each once, over time.
 """
 
 from __future__ import annotations

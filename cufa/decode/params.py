@@ -1,6 +1,7 @@
 """The bytes of ``cuda_src/decode_params.cuh``: the one argument of every decode kernel.
 
-Used by the CUDA backend and by the CPU executor of kernels; a test compiles the header and compares every offset.
+Used by the CUDA backend and by the CPU executor of kernels; a test compiles the header and compares every
+offset.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ class DecodeParams(ctypes.Structure):
         ("table_stride", ctypes.c_int64),
         *((name, ctypes.c_int32) for name in (*_COUNTS, "group_size", "row_blocks", "num_splits")),
         ("scale_log2", ctypes.c_float),
+        ("reserved", ctypes.c_uint32 * 2),
     ]
 
 

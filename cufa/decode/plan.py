@@ -1,5 +1,5 @@
-"""From a DecodeProblem to a DecodePlan: pure Python, no GPU. The lengths stand on the device: only the capacity
-and whether the batch is ragged are known here."""
+"""From a DecodeProblem to a DecodePlan: pure Python, no GPU. The lengths stand on the device: only the
+capacity and whether the batch is ragged are known here."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ CPU_CONFIG = TileConfig(block_q=256, block_kv=256, num_warps=0)
 #: Tiles of a split that are worth a merge on the CPU.
 _CPU_TILES = 8
 
-#: Shares a resident block where lengths differ: SMs do not read at one speed, and who is done early takes more.
+#: Shares a resident block where lengths differ: SMs do not read at one speed, and who is done early takes
+#: more.
 _RAGGED_WAVES = 4
 
 #: Fixed splits are for batches that they cut into one wave as full as this; measured on an H200.
@@ -186,8 +187,8 @@ def _resident(device: Device, config: TileConfig) -> int:
 
 
 def _one_wave(problem: DecodeProblem, device: Device, config: TileConfig) -> tuple[int, float]:
-    """Splits of each sequence with which all blocks run at once, and how much of such a wave they fill; 0% when
-    there are too many items. Short caches are not split: a split has two tiles, if there are two."""
+    """Splits of each sequence with which all blocks run at once, and how much of such a wave they fill; 0%
+    when there are too many items. Short caches are not split: a split has two tiles, if there are two."""
     tiles, count = num_tiles(problem.capacity, config.block_kv), items(problem, config)
     resident = _resident(device, config)
     splits = max(1, min((tiles + 1) // 2, resident // count))
@@ -207,7 +208,7 @@ def _choose_splits(
         splits = max(1, min(tiles // _CPU_TILES, 16))
         return splits, f"{splits} splits of {_CPU_TILES} tiles or more"
     if schedule == "fixed":
-        splits, full = _one_wave(problem, device, config)
+        splits, _ = _one_wave(problem, device, config)
         return splits, f"{splits} splits a sequence: one wave, and two tiles or more each"
     waves = _RAGGED_WAVES if problem.ragged else 1
     shares = min(waves * _resident(device, config), tiles * count)

@@ -1,9 +1,10 @@
 """Who reads which keys: the one definition. cuda_src/tiles/decode_schedule.cuh is its device side.
 
-The keys of one (sequence, key/value head) are cut into tiles of ``block_kv``. Fixed splits (Flash-Decoding) cut
-each sequence into the same number of runs of whole tiles. The balanced schedule (stream-K, LeanAttention) lays
-the tiles of all sequences and heads end to end and cuts that line into equal shares, so that short sequences
-leave nobody idle. Either way the pieces of an item are merged in the order of their keys.
+The keys of one (sequence, key/value head) are cut into tiles of ``block_kv``. Fixed splits (Flash-Decoding)
+cut each sequence into the same number of runs of whole tiles. The balanced schedule (stream-K,
+LeanAttention) lays the tiles of all sequences and heads end to end and cuts that line into equal shares, so
+that short sequences leave nobody idle. Either way the pieces of an item are merged in the order of their
+keys.
 """
 
 from __future__ import annotations

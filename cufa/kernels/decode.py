@@ -97,8 +97,8 @@ def _decode_config(
 ) -> TileConfig:  # fmt: skip
     """``rows`` packed query rows, ``keys`` of one warp (or of ``row_warps`` that share them) in a stage.
 
-    ``fold`` has the last block of an item merge its parts; else a second launch does. ``tma``: read by the copy
-    engine, boxes of ``whole_rows`` or of 128 bytes of each; ``promotion``: see
+    ``fold`` has the last block of an item merge its parts; else a second launch does. ``tma``: read by the
+    copy engine, boxes of ``whole_rows`` or of 128 bytes of each; ``promotion``: see
     :class:`~cufa.backends.tensor_map.TensorMap`.
     """
     switches = {

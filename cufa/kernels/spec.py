@@ -78,7 +78,8 @@ class KernelSpec:
     launches: Callable[..., tuple[Launch, ...]]
     """(problem, config, shared memory) → launches, in order. Decode kernels: also the splits."""
     workspace: Callable[..., int] = lambda problem, config: 0
-    """(problem, config) → device memory in bytes beyond inputs and outputs. Decode kernels: also the splits."""
+    """(problem, config) → device memory in bytes beyond inputs and outputs. Decode kernels: also the
+    splits."""
     skip_masked_tiles: bool = False
     min_capability: int = 80
     max_capability: int = 999

@@ -1,0 +1,78 @@
+"""`cufa bench decode` without a GPU: its cases, what is recorded of a row, the tables made of a record."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from cufa.architectures import Device
+from cufa.bench import decode, report
+from cufa.bench.timing import Timing
+from cufa.cli import main
+from cufa.commands.common import Exit
+
+H200 = Device.typical("sm_90")
+CASES = {case.title: case for case in decode.cases()}
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100"])
+def test_every_contender_can_be_planned(arch):
+    for case in CASES.values():
+        labels = [contender.label for contender in case.contenders]
+        assert len(set(labels)) == len(labels) and decode.READ not in labels
+        for contender in case.contenders:
+            if contender.problem.cache_dtype == "bfloat16" or arch != "sm_80":
+                plan = contender.plan(Device.typical(arch))
+                assert contender.schedule in ("auto", plan.schedule)
+
+
+def test_contenders_of_a_case_read_the_same_cache():
+    for case in CASES.values():
+        sizes = {c.problem.kv_bytes(case.lengths) for c in case.contenders}
+        assert sizes == {case.kv_bytes}
+        for contender in case.contenders:
+            p = contender.problem
+            assert not p.paged or p.num_pages * p.page_size == p.batch * p.capacity
+
+
+def test_published_shapes_have_peers():
+    compared = [case.problem for case in CASES.values() if case.with_peers]
+    assert [(p.batch, p.heads, p.kv_heads, p.capacity) for p in compared] == list(decode.PUBLISHED)
+
+
+def record():
+    """Rows as a run would record them: ours twice as fast as the peers, the streaming read faster still."""
+    rows = []
+    for case in CASES.values():
+        plans = {c.label: (c.problem, c.plan(H200)) for c in case.contenders}
+        peers = decode.PEERS if case.with_peers else ()
+        for label, seconds in [*((c, 2e-5) for c in plans), *((p, 4e-5) for p in peers), (decode.READ, 1e-5)]:
+            problem, plan = plans.get(label, (case.problem, None))
+            timing = Timing((seconds,) * 10)
+            error = None if label == decode.READ else 1e-3
+            row = decode.DecodeRow(case.title, label, problem, timing, case.kv_bytes, error, plan)
+            rows.append(decode.row_record(row))
+    return {"rows": rows}
+
+
+def test_rows_are_json():
+    rows = json.loads(json.dumps(record()))["rows"]
+    ours = next(row for row in rows if row["label"] == "balanced")
+    assert ours["kernel"] == "decode_balanced" and ours["p50_ns"] == 20_000
+    assert ours["tbytes_per_s"] == pytest.approx(ours["kv_bytes"] / 2e-5 * 1e-12, abs=1e-3)
+
+
+def test_tables():
+    lines = list(report._decode(record()))
+    for case in CASES:
+        assert any(line.startswith(f"| {case} |") for line in lines)
+    compared = next(line for line in lines if line.startswith("| 1 × 32/8 × 8k |"))
+    assert "| 50% |" in compared and "2.00×" in compared
+    assert list(report._decode(None)) == []
+
+
+def test_needs_a_gpu():
+    result = CliRunner().invoke(main, ["bench", "decode", "--device", "cpu"])
+    assert result.exit_code == Exit.MISSING
