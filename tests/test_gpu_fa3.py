@@ -148,7 +148,7 @@ def test_random_grids(execute, config, head_dim, causal):
 @MASKS
 @pytest.mark.parametrize("head_dim", [64, 128, 256], ids=lambda d: f"{SPEC.name}-d{d}")
 def test_every_step_of_the_ladder(execute, head_dim, causal):
-    """Techniques switched off one by one, on one tiling a head dim; the last grid has a block for each item."""
+    """Techniques switched off one by one, on one tiling a head dim; the last grid has a block an item."""
     config = next(c for c in SPEC.configs if c.fits(head_dim))
     lengths = [*stalling_lengths(config), (2 * config.block_q + 5, 9 * config.block_kv + 5), (600, 600)]
     for step in dict.fromkeys(rung.config for rung in ladder("fa3", config)):
