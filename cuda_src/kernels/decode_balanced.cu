@@ -1,9 +1,14 @@
-// Flash-Decoding over ragged batches: the same work, cut into equal shares (sm_80 and later).
-// Osama et al., "Stream-K", 2023; Sanovar et al., "Lean Attention", 2024.
+// Flash-Decoding over ragged batches: the same work as decode_split, cut into equal shares (sm_80 and later).
+// Osama et al., "Stream-K: Work-centric Parallel Decomposition", 2023; Sanovar et al., "Lean Attention", 2024.
 //
-//   the tiles of all sequences and heads, end to end    BalancedShare
-//   a share's pieces, one after another                 the loop below
-//   partial tiles of an item, merged                    combine_if_last(): the last block to finish an item
+//   the tiles of all sequences and heads, end to end     BalancedLine, BalancedShare: tiles/decode_schedule.cuh
+//   a share's pieces, one after another                  the loop below
+//   partial tiles of an item, merged                     combine_if_last(), or decode_combine_balanced
+//
+// Lengths are read on the device: every warp sums them for itself, 32 at a time. Where a share begins and ends depends on
+// nothing but the lengths and the number of shares, and parts are merged in the order of their keys: repeats give the
+// same bits. Shares are more than the GPU runs at once where lengths differ, because SMs do not read at one speed: of
+// equal shares, one each, a fifth were done after three quarters of the time.
 #include "tiles/decode_block.cuh"
 
 KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) decode_balanced(const __grid_constant__ DecodeParams p) {

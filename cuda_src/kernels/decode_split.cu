@@ -2,8 +2,36 @@
 // Dao, Haziza, Massa, Sizov, "Flash-Decoding for long-context inference", 2023:
 //
 //   step 1   split the keys and values             the grid: a thread block a (split, item); fixed_split()
-//   step 2   FlashAttention for each split         decode_split: DecodeBlock::attend()
-//   step 3   rescale by log-sum-exp and reduce     decode_combine; or, FOLD_COMBINE, the last block of an item
+//   step 2   FlashAttention for each split         DecodeBlock::attend(): tiles/decode_block.cuh
+//   step 3   rescale by log-sum-exp and reduce     decode_combine, whose blocks are resident before decode_split ends;
+//                                                  or, FOLD_COMBINE, the last block of an item: tiles/decode_merge.cuh
+//
+// An item is one key/value head of one sequence: its query heads times the query tokens are the rows of one product, so
+// that every byte of the cache is read once. What matters is how many of them are on their way at any time:
+//
+//   - Every warp takes 16 keys of a tile and has a ring of buffers of its own. No barrier of the block in the loop.
+//   - Rows are split over warps only when there are more than 16 (ROW_WARPS share a ring, and keys).
+//   - New tokens are appended by the block that reads them; the block table is read one tile ahead.
+//
+// Departures: O is rescaled only when a maximum has grown by 2^8 (tiles/softmax.cuh); all tiles are masked; splits are
+// whole tiles of the length that stands on the device, so that a graph may be replayed while sequences grow.
+//
+// Figures, one H200, bf16, d128, cold L2 (batch x query/kv heads x cached; microseconds, and of a streaming read):
+//   1 x 32/8 x 8k     20.4  73%   cuDNN 23.5     PyTorch's FlashAttention 29.3
+//   1 x 32/8 x 128k   140.7 93%         140.0                            154.2
+//   64 x 32/8 x 8k    508   95%         492                              773      (decode_balanced)
+//   1 x 64/8 x 512k   511   94%         491                              520
+//   16 x 64/1 x 16k   52.4  81%         66.3                              57.4    (boxes, 64 rows)
+// What limits: not arithmetic. Rings that are filled and never read take 503 of the 511 us. Filled by contiguous bulk
+// copies of 4 KB they take 481, as the streaming read does; but such a tile has no padding against bank conflicts.
+//
+// Tried, and slower (1 x 64/8 x 512k unless said otherwise, against the best of the same run):
+//   - Two blocks an SM of four warps: +1%; three: +3%; four of two warps: +7%. 32 keys a warp: +1%.
+//   - cp.async with L2::256B: +2%, without a hint or with evict_first: +3%.
+//   - All warps in step, by a barrier a tile: no gain. Tiles interleaved among splits instead of runs: none either.
+//   - Boxes by TMA, of half rows (no bank conflicts) or whole rows (two by two): +2%. They promoted to 256 bytes of L2,
+//     which costs cp.async as much. One bulk copy a row: +2%, for a warp issues them one by one.
+//   - The merge as a second launch, 1 x 32/8 x 1k: 10.7 us against 9.7; without programmatic launch 14.3.
 #include "tiles/decode_block.cuh"
 
 KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) decode_split(const __grid_constant__ DecodeParams p) {
