@@ -54,7 +54,7 @@ def heads_per_group(schedule: Schedule, heads: int, num_blocks: int, head_bytes:
         return fitting
     # Numbers that divide the blocks evenly are the likely ones; each costs a tenth of a millisecond to try.
     step = max(1, num_blocks // 12)
-    likely = {*range(step, min(fitting, 8 * step) + 1, step), 6, 12, 24, 48, fitting, heads}
+    likely = {*range(step, min(fitting, 8 * step) + 1, step), 1, 2, 3, 4, 6, 8, 12, 24, 48, fitting, heads}
     idle = {n: _makespan(schedule, heads, num_blocks, n) for n in likely if n <= heads}
     cached = [n for n in idle if n <= fitting]
     best = min(idle.values())
