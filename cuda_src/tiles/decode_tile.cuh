@@ -25,7 +25,7 @@ static_assert(HEAD_DIM % (FP8_CACHE ? 16 : 8) == 0 && HEAD_DIM <= 256, "head_dim
 
 // Q stays in registers where O, S and Q together leave 64 for the rest.
 constexpr int REGISTERS = 65536 / (NUM_THREADS * BLOCKS_PER_SM), REGISTER_LIMIT = REGISTERS < 255 ? REGISTERS : 255;
-constexpr bool Q_IN_REGISTERS = FP8_CACHE || M_TILES * 4 * (K_STEPS + S_TILES + O_TILES) + 64 <= REGISTER_LIMIT;
+constexpr bool Q_IN_REGISTERS = M_TILES * 4 * (K_STEPS + S_TILES + O_TILES) + 64 <= REGISTER_LIMIT;
 
 // The packed rows of one item to shared memory, by the whole block: row r is token r % tokens of the r / tokens'th head
 // of the group. Rows past the last are zeros.
@@ -112,7 +112,7 @@ struct TileAttention {
     const u32 V_smem = K_smem + KV_TILE_BYTES;
     float S[M_TILES][S_TILES][4] = {};
     if constexpr (FP8_CACHE) {
-      scores_e4m3(S, K_smem, lane);
+      scores_e4m3(S, K_smem, Q_lane, lane);
     } else {
       const u32 K_lane = lane_address(lane / 16 * 8 + lane % 8, lane / 8 % 2);
 #pragma unroll
@@ -196,7 +196,7 @@ struct TileAttention {
   }
 
   // S = Q K^T: an 8x8 matrix of ldmatrix is eight keys and a whole k16 step.
-  DEVICE void scores_e4m3(float (&S)[M_TILES][S_TILES][4], u32 K_smem, int lane) {
+  DEVICE void scores_e4m3(float (&S)[M_TILES][S_TILES][4], u32 K_smem, u32 Q_lane, int lane) {
 #pragma unroll
     for (int n = 0; n < S_TILES; n += 2) {
       const u32 group = K_smem + n / 2 * GROUP_BYTES;
@@ -214,12 +214,17 @@ struct TileAttention {
 #pragma unroll
         for (int part = 0; part < 2; ++part) {
           if (k + part < K_STEPS) {
+            u32 Q_step[M_TILES][1][4];
+            if constexpr (!Q_IN_REGISTERS) load_q(Q_step, k + part, Q_lane);
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
               const u32 bytes = B[half * 2 + part];
               const u32 b0 = cvt_f16x2_e4m3x2(u16(bytes)), b1 = cvt_f16x2_e4m3x2(u16(bytes >> 16));
 #pragma unroll
-              for (int i = 0; i < M_TILES; ++i) mma_m16n8k16_f16(S[i][n + half], Q[i][k + part], b0, b1);
+              for (int i = 0; i < M_TILES; ++i) {
+                const u32(&A)[4] = Q_IN_REGISTERS ? Q[i][k + part] : Q_step[i][0];
+                mma_m16n8k16_f16(S[i][n + half], A, b0, b1);
+              }
             }
           }
         }

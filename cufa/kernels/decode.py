@@ -162,7 +162,7 @@ def _by_boxes() -> tuple[TileConfig, ...]:
         _decode_config(16, 16, 4, 3, min_head_dim=136, tma=True),
         _decode_config(32, 16, 4, 3, row_warps=2, blocks_per_sm=2, max_head_dim=128, tma=True),
         _decode_config(64, 16, 8, 3, row_warps=2, max_head_dim=128, fold=False, tma=True),
-        _decode_config(64, 32, 8, 2, row_warps=4, min_head_dim=136, fold=False, tma=True),
+        _decode_config(64, 16, 8, 3, row_warps=4, min_head_dim=136, fold=False, tma=True),
     )
 
 
