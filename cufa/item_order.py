@@ -55,7 +55,7 @@ def heads_per_group(schedule: Schedule, heads: int, num_blocks: int, head_bytes:
     # Numbers that divide the blocks evenly are the likely ones; each costs a tenth of a millisecond to try.
     step = max(1, num_blocks // 12)
     likely = {*range(step, min(fitting, 8 * step) + 1, step), 1, 2, 3, 4, 6, 8, 12, 24, 48, fitting, heads}
-    idle = {n: _makespan(schedule, heads, num_blocks, n) for n in likely if n <= heads}
+    idle: dict[int, float] = {n: _makespan(schedule, heads, num_blocks, n) for n in likely if n <= heads}
     cached = [n for n in idle if n <= fitting]
     best = min(idle.values())
     if min(idle[n] for n in cached) <= 1.02 * best:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import subprocess
 import sys
@@ -268,3 +269,23 @@ def test_time_to_first_result(tmp_path):
     ]
     assert seconds[0] < 10, seconds
     assert min(seconds[1:]) < 2, seconds
+
+
+@pytest.mark.parametrize("whole_rows", [False, True])
+def test_a_tensor_map_pointed_elsewhere_is_as_if_encoded_there(cp, whole_rows):
+    """Only the address is rewritten: the map's bytes are the driver's own."""
+    from cufa.backends.tensor_map import TensorMap
+
+    def make() -> TensorMap:
+        return TensorMap("bfloat16", (3, 5, 300, 128), (384_000, 76_800, 256, 2), 64, whole_rows=whole_rows)
+
+    array = cp.zeros(1 << 20, cp.uint8)
+    moving = make()
+    for offset in (0, 16, 4096, 512):
+        moving.point_to(array.data.ptr + offset)
+        fresh = make()
+        fresh.point_to(array.data.ptr + offset)
+        assert ctypes.string_at(moving.address, 128) == ctypes.string_at(fresh.address, 128)
+        # Not through the shortcut at all:
+        fresh._encode(array.data.ptr + offset)
+        assert ctypes.string_at(moving.address, 128) == ctypes.string_at(fresh.address, 128)
