@@ -156,10 +156,8 @@ class Launches:
         sizes = (*launch.grid, launch.num_threads, 1, 1, launch.shared_memory)
         if not launch.dependent:
             integers = tuple(ctypes.c_uint(n) for n in sizes)
-            launch_kernel = _driver().cuLaunchKernel
-            return lambda stream: launch_kernel(
-                function, *integers, ctypes.c_void_p(stream), self._arguments, None
-            )
+            launch_kernel, pointer, arguments = _driver().cuLaunchKernel, ctypes.c_void_p, self._arguments
+            return lambda stream: launch_kernel(function, *integers, pointer(stream), arguments, None)
         config = _LaunchConfig((ctypes.c_uint * 7)(*sizes), None, ctypes.pointer(self._early), 1)
         launch_kernel_ex = _driver().cuLaunchKernelEx
 
@@ -195,6 +193,7 @@ class Binding:
             for shape, stride, rows in zip(plan.problem.shapes, strides, box_rows, strict=False)
         ]
         addresses = [ctypes.addressof(self._params), *(m.address for m in self._maps)]
+        self._pointers: tuple[int, ...] = ()
         # The driver reads the parameters during the call, so one launch at a time may fill them in.
         self._lock = threading.Lock()
         self._launches = Launches(prepared, addresses)
@@ -209,11 +208,15 @@ class Binding:
         workspace = self._allocate_workspace(stream) if self._workspace else None
         params = self._params
         with self._lock:
-            params.q, params.k, params.v, params.o, params.lse = q, k, v, o, lse
-            for tensor_map, pointer in zip(self._maps, (q, k, v, o), strict=False):
-                tensor_map.point_to(pointer)
-            params.workspace = workspace.ptr if workspace is not None else None
-            params.trace = trace.data.ptr if trace is not None else None
+            if (q, k, v, o) != self._pointers:
+                params.q, params.k, params.v, params.o = self._pointers = (q, k, v, o)
+                for tensor_map, pointer in zip(self._maps, self._pointers, strict=False):
+                    tensor_map.point_to(pointer)
+            params.lse = lse
+            if workspace is not None:
+                params.workspace = workspace.ptr
+            if trace is not None:  # else this is not a trace build
+                params.trace = trace.data.ptr
             self._launches(stream.ptr)
 
     def _allocate_workspace(self, stream: Any) -> Any:
