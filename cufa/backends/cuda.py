@@ -209,9 +209,10 @@ class Binding:
         params = self._params
         with self._lock:
             if (q, k, v, o) != self._pointers:
-                params.q, params.k, params.v, params.o = self._pointers = (q, k, v, o)
-                for tensor_map, pointer in zip(self._maps, self._pointers, strict=False):
+                params.q, params.k, params.v, params.o = q, k, v, o
+                for tensor_map, pointer in zip(self._maps, (q, k, v, o), strict=False):
                     tensor_map.point_to(pointer)
+                self._pointers = (q, k, v, o)
             params.lse = lse
             if workspace is not None:
                 params.workspace = workspace.ptr
