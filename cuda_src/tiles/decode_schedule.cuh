@@ -28,12 +28,11 @@ struct Piece {
   int first_tile, last_tile;  // one past the last
   int tiles;                  // of the item
   int part, num_parts;        // this piece is the `part`th of the item, in the order of keys
-  int first_slot;             // where parts leave their results: part 0 in this slot of the workspace, ...
-  int slot_step;              // ... part 1 in slot `next_slot`, part i in next_slot + (i - 1) * slot_step
-  int next_slot;
+  int first_slot;             // of the workspace, where part 0 leaves its result; part 1 in the next one, ...
+  int slot_step;              // ... the others so many slots apart
   int record;  // of the trace
 
-  DEVICE int slot(int i) const { return i == 0 ? first_slot : next_slot + (i - 1) * slot_step; }
+  DEVICE int slot(int i) const { return i == 0 ? first_slot : first_slot + 1 + (i - 1) * slot_step; }
 
   DEVICE void set_head(const DecodeParams& p, int head_and_rows) {
     kv_head = head_and_rows;
@@ -59,7 +58,6 @@ DEVICE bool fixed_split(const DecodeParams& p, int batch, int head_and_rows, int
   piece.part = split;
   piece.num_parts = (piece.tiles + each - 1) / each;
   piece.first_slot = piece.item * p.num_splits;
-  piece.next_slot = piece.first_slot + 1;
   piece.slot_step = 1;
   piece.record = piece.item * p.num_splits + split;
   return piece.first_tile < piece.last_tile;
@@ -69,13 +67,12 @@ DEVICE bool fixed_split(const DecodeParams& p, int batch, int head_and_rows, int
 // shares, one a thread block. A share's first piece may continue an item that earlier shares began, its last one may be
 // continued by later shares: two slots a share, 2 share for the former, 2 share + 1 for the latter.
 struct BalancedLine {
-  i64 total;   // tiles
+  int total;   // tiles: 32 bits count those of any GPU's memory
   int shares;  // that are not empty
   int items_a_batch;
 
-  // Every warp sums the lengths for itself: of all sequences, and of those before `batch`. Tiles of one head are counted
-  // in 32 bits, enough for what fits a GPU.
-  DEVICE i64 measure(const DecodeParams& p, int num_shares, int batch, int lane) {
+  // Every warp sums the lengths for itself: of all sequences, and of those before `batch`.
+  DEVICE int measure(const DecodeParams& p, int num_shares, int batch, int lane) {
     items_a_batch = p.kv_heads * p.row_blocks;
     u32 all, before;
     if constexpr (RAGGED) {
@@ -95,20 +92,19 @@ struct BalancedLine {
       all = tiles * p.batch;
       before = tiles * batch;
     }
-    total = i64(all) * items_a_batch;
-    shares = int(min(i64(num_shares), total));
-    return i64(before) * items_a_batch;
+    total = int(all) * items_a_batch;
+    shares = min(num_shares, total);
+    return int(before) * items_a_batch;
   }
 
   // The share that holds a tile: the last one that does not start after it.
-  DEVICE int share_of(i64 t) const { return int(((t + 1) * shares - 1) / total); }
+  DEVICE int share_of(int t) const { return int((i64(t + 1) * shares - 1) / total); }
 
   // Who has parts of an item, and where. Returns the first share.
-  DEVICE int find_parts(i64 item_start, Piece& piece) const {
+  DEVICE int find_parts(int item_start, Piece& piece) const {
     const int first = share_of(item_start), last = share_of(item_start + piece.tiles - 1);
     piece.num_parts = last - first + 1;
-    piece.first_slot = 2 * first + 1;  // the first part does not continue anything
-    piece.next_slot = 2 * (first + 1);
+    piece.first_slot = 2 * first + 1;  // the first part does not continue anything, all others do
     piece.slot_step = 2;
     return first;
   }
@@ -117,24 +113,24 @@ struct BalancedLine {
 // All parts of the item (batch, head_and_rows), for who merges them.
 DEVICE void balanced_item(const DecodeParams& p, int batch, int head_and_rows, int lane, Piece& piece) {
   BalancedLine line;
-  const i64 batch_start = line.measure(p, p.num_splits, batch, lane);
+  const int batch_start = line.measure(p, p.num_splits, batch, lane);
   piece.batch = batch;
   piece.set_head(p, head_and_rows);
   piece.length = sequence_lengths(p, batch);
   piece.tiles = num_tiles(piece.length.keys);
-  line.find_parts(batch_start + i64(head_and_rows) * piece.tiles, piece);
+  line.find_parts(batch_start + head_and_rows * piece.tiles, piece);
 }
 
 struct BalancedShare {
   BalancedLine line;
-  i64 tile, end;    // of this share: the next one, one past the last
-  i64 batch_start;  // first tile of the sequence `batch`
+  int tile, end;    // of this share: the next one, one past the last
+  int batch_start;  // first tile of the sequence `batch`
   int share, batch;
 
   DEVICE BalancedShare(const DecodeParams& p, int share_, int lane) : share(share_) {
     line.measure(p, p.num_splits, 0, lane);
-    tile = share < line.shares ? line.total * share / line.shares : line.total;
-    end = share < line.shares ? line.total * (share + 1) / line.shares : line.total;
+    tile = share < line.shares ? int(i64(line.total) * share / line.shares) : line.total;
+    end = share < line.shares ? int(i64(line.total) * (share + 1) / line.shares) : line.total;
     batch = 0;
     batch_start = 0;
     if constexpr (RAGGED) {
@@ -147,20 +143,20 @@ struct BalancedShare {
           const u32 before = shfl(upto, max(lane - step, 0));
           if (lane >= step) upto += before;
         }
-        const i64 chunk = i64(shfl(upto, 31)) * line.items_a_batch;
+        const int chunk = int(shfl(upto, 31)) * line.items_a_batch;
         if (tile < batch_start + chunk) {
           // The first lane whose sequence reaches past the target holds it.
-          const u32 reached = tile - batch_start < i64(upto) * line.items_a_batch ? 32 - lane : 0;
+          const u32 reached = tile - batch_start < int(upto) * line.items_a_batch ? 32 - lane : 0;
           const int found = 32 - int(redux_max(reached));
-          batch_start += i64(shfl(upto - own, found)) * line.items_a_batch;
+          batch_start += int(shfl(upto - own, found)) * line.items_a_batch;
           batch += found;
           break;
         }
         batch_start += chunk;
       }
     } else {
-      const i64 each = i64(num_tiles(sequence_lengths(p, 0).keys)) * line.items_a_batch;
-      if (tile < line.total) batch = int(tile / each);
+      const int each = num_tiles(sequence_lengths(p, 0).keys) * line.items_a_batch;
+      if (tile < line.total) batch = tile / each;
       batch_start = batch * each;
     }
   }
@@ -169,18 +165,18 @@ struct BalancedShare {
     if (tile >= end) return false;
     piece.length = sequence_lengths(p, batch);
     piece.tiles = num_tiles(piece.length.keys);
-    while (tile >= batch_start + i64(piece.tiles) * line.items_a_batch) {
-      batch_start += i64(piece.tiles) * line.items_a_batch;
+    while (tile >= batch_start + piece.tiles * line.items_a_batch) {
+      batch_start += piece.tiles * line.items_a_batch;
       piece.length = sequence_lengths(p, ++batch);
       piece.tiles = num_tiles(piece.length.keys);
     }
-    const int item_of_batch = int((tile - batch_start) / piece.tiles);
-    const i64 item_start = batch_start + i64(item_of_batch) * piece.tiles;
+    const int item_of_batch = (tile - batch_start) / piece.tiles;
+    const int item_start = batch_start + item_of_batch * piece.tiles;
     piece.batch = batch;
     piece.set_head(p, item_of_batch);
     piece.item = batch * line.items_a_batch + item_of_batch;
-    piece.first_tile = int(tile - item_start);
-    piece.last_tile = int(min(i64(piece.tiles), end - item_start));
+    piece.first_tile = tile - item_start;
+    piece.last_tile = min(piece.tiles, end - item_start);
     piece.part = share - line.find_parts(item_start, piece);
     piece.record = share + piece.item;  // no two pieces share it: the next one has a later share or a later item
     tile = item_start + piece.last_tile;

@@ -77,16 +77,14 @@ struct AsyncKeyStream {
 
   const char* K;  // of this head: row 0 of the sequence, or of page 0
   const char* V;
-  const char* K_new;  // row old_keys of the sequence
-  const char* V_new;
   const i32* table;
   Lengths length;
   i64 k_stride, v_stride;  // bytes from row to row
   int key;                 // first of the next tile
   int end;                 // no tile starts here or after
-  i64 page_stride_k, page_stride_v;
   int page, in_page;       // of row lane % RING_KEYS of the next tile, loaded ahead
   int thread;              // of the ring
+  int sequence, kv_head;   // for rows of k_new and v_new
   bool store_new;          // this block stores the new tokens that it reads
 
   DEVICE void init(u32, int ring_thread) { thread = ring_thread; }
@@ -99,18 +97,14 @@ struct AsyncKeyStream {
     v_stride = p.v_stride.seq * KV_ITEM;
     length = piece.length;
     if constexpr (APPEND) {
-      K_new = static_cast<const char*>(p.k_new) +
-              KV_ITEM * (piece.batch * p.k_new_stride.batch + piece.kv_head * p.k_new_stride.head);
-      V_new = static_cast<const char*>(p.v_new) +
-              KV_ITEM * (piece.batch * p.v_new_stride.batch + piece.kv_head * p.v_new_stride.head);
+      sequence = piece.batch;
+      kv_head = piece.kv_head;
       store_new = piece.row_block == 0;
     }
     key = piece.first_tile * Bc + ring * RING_KEYS;
     end = min(piece.last_tile * Bc, length.keys);
     if constexpr (PAGED) {
       table = p.block_table + piece.batch * p.table_stride;
-      page_stride_k = p.k_stride.batch * KV_ITEM;
-      page_stride_v = p.v_stride.batch * KV_ITEM;
       load_page(p);
     }
   }
@@ -160,15 +154,15 @@ struct AsyncKeyStream {
       const bool in_row = COLUMNS == 1 ? RING_THREADS % UNITS == 0 || thread < STEP * UNITS : unit < UNITS;
       const char* k = K + (key + first_row) * k_stride + unit * ALIGNMENT;
       const char* v = V + (key + first_row) * v_stride + unit * ALIGNMENT;
-#pragma unroll(ALIGNMENT == 16 ? PASSES : 1)
+#pragma unroll(ALIGNMENT == 16 ? (PASSES <= 8 ? PASSES : 2) : 1)
       for (int i = 0; i < PASSES; ++i) {
         const int row = first_row + i * STEP;
         const bool mine = in_row && (RING_KEYS % STEP == 0 || row < RING_KEYS);
         if constexpr (PAGED) {
           const i64 row_page = int(shfl(u32(page), row % RING_KEYS));
           const int row_in_page = int(shfl(u32(in_page), row % RING_KEYS));
-          k = K + row_page * page_stride_k + row_in_page * k_stride + unit * ALIGNMENT;
-          v = V + row_page * page_stride_v + row_in_page * v_stride + unit * ALIGNMENT;
+          k = K + row_page * p.k_stride.batch * KV_ITEM + row_in_page * k_stride + unit * ALIGNMENT;
+          v = V + row_page * p.v_stride.batch * KV_ITEM + row_in_page * v_stride + unit * ALIGNMENT;
         }
         if (mine) copy_unit<NEW_ROWS>(p, buffer + row * KV_PITCH + unit * ALIGNMENT, key + row, unit * ALIGNMENT, k, v);
         k += STEP * k_stride;
@@ -183,9 +177,8 @@ struct AsyncKeyStream {
     const bool valid = position < end;
     if constexpr (NEW_ROWS) {
       if (valid && position >= length.old_keys) {
-        const i64 row = position - length.old_keys;
-        const char* k_new = K_new + row * p.k_new_stride.seq * KV_ITEM + offset;
-        const char* v_new = V_new + row * p.v_new_stride.seq * KV_ITEM + offset;
+        const char* k_new = new_row(p.k_new, p.k_new_stride, position) + offset;
+        const char* v_new = new_row(p.v_new, p.v_new_stride, position) + offset;
         if (store_new) {
           move_unit(const_cast<char*>(k), k_new);
           move_unit(const_cast<char*>(v), v_new);
@@ -196,5 +189,10 @@ struct AsyncKeyStream {
     }
     copy_unit_async<ALIGNMENT>(target, k, valid);
     copy_unit_async<ALIGNMENT>(target + KV_TILE_BYTES, v, valid);
+  }
+
+  DEVICE const char* new_row(const void* tensor, const Strides& stride, int position) const {
+    return static_cast<const char*>(tensor) +
+           KV_ITEM * (sequence * stride.batch + kv_head * stride.head + (position - length.old_keys) * stride.seq);
   }
 };
