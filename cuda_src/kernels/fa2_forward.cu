@@ -210,7 +210,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward(const __grid_co
     // Alg. 1, l. 9: the row maxima.
     float m_tile[2 * M_TILES];
     const int tile_row = MASKED ? int(ld_shared_u32(parked_smem)) * Br + row_group * WARP_ROWS + lane_id() / 4 : 0;
-    const int first_column = MASKED ? lane_id() % 4 * 2 : 0;
+    const int first_column = MASKED ? (PAIRED ? lane_id() : lane) % 4 * 2 : 0;  // as registers allow
 #pragma unroll
     for (int r = 0; r < 2 * M_TILES; ++r) {
       // Columns that the row sees, counted from this lane's first column of the tile.
