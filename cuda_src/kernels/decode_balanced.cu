@@ -18,14 +18,17 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) decode_balanced(const __gri
   u64 start_ns = 0;
   if constexpr (TRACE) start_ns = global_timer();
   if constexpr (TMA_COPIES && !FOLD_COMBINE) grid_release_next();
-  BalancedShare share(p, blockIdx.x, thread % 32);
+  BalancedShare share(p, thread % 32);
+  const u32 share_slot = smem_base + SHARE_OFFSET + thread / 32 * 32;
   DecodeBlock block(smem_base, thread);
   Piece piece;
 #pragma unroll 1
   while (share.next(p, piece)) {  // the same for all threads
+    share.put_aside(share_slot, thread % 32);
     block.attend(p, piece);
     if constexpr (FOLD_COMBINE) combine_if_last(p, piece, smem_base + FLAG_OFFSET, smem_base + RINGS_OFFSET, thread);
     block.release();
+    share.take_back(share_slot);
     if constexpr (TRACE) {
       if (thread == 0) write_piece_trace(p, piece, start_ns);
       start_ns = global_timer();

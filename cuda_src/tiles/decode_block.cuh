@@ -2,12 +2,14 @@
 #pragma once
 #include "tiles/decode_merge.cuh"
 
-// Shared memory: Q; the rings, in whose place warps merge; m and l of every ring and row; barriers; a flag.
+// Shared memory: Q; the rings, in whose place warps merge; m and l of every ring and row; shares put aside; barriers;
+// a flag.
 constexpr int RING_BYTES = NUM_STAGES * STAGE_BYTES;
 constexpr int RINGS_BYTES = RINGS * RING_BYTES, MERGE_BYTES = RINGS * Br * MERGE_PITCH;
 constexpr int RINGS_OFFSET = TMA_COPIES ? (Q_BYTES + 1023) / 1024 * 1024 : Q_BYTES;  // swizzled boxes lie on 1024 bytes
 constexpr int ML_OFFSET = RINGS_OFFSET + (RINGS_BYTES > MERGE_BYTES ? RINGS_BYTES : MERGE_BYTES);
-constexpr int BARRIER_OFFSET = ML_OFFSET + RINGS * Br * 8;
+constexpr int SHARE_OFFSET = ML_OFFSET + RINGS * Br * 8;
+constexpr int BARRIER_OFFSET = SHARE_OFFSET + NUM_WARPS * 32;
 constexpr int FLAG_OFFSET = BARRIER_OFFSET + RINGS * NUM_STAGES * 8;
 static_assert(FLAG_OFFSET + 16 == SMEM_BYTES, "the registry computes the same layout");
 

@@ -69,11 +69,10 @@ DEVICE bool fixed_split(const DecodeParams& p, int batch, int head_and_rows, int
 struct BalancedLine {
   int total;   // tiles: 32 bits count those of any GPU's memory
   int shares;  // that are not empty
-  int items_a_batch;
 
   // Every warp sums the lengths for itself: of all sequences, and of those before `batch`.
   DEVICE int measure(const DecodeParams& p, int num_shares, int batch, int lane) {
-    items_a_batch = p.kv_heads * p.row_blocks;
+    const int items_a_batch = p.kv_heads * p.row_blocks;
     u32 all, before;
     if constexpr (RAGGED) {
       all = before = 0;
@@ -125,10 +124,12 @@ struct BalancedShare {
   BalancedLine line;
   int tile, end;    // of this share: the next one, one past the last
   int batch_start;  // first tile of the sequence `batch`
-  int share, batch;
+  int batch;
 
-  DEVICE BalancedShare(const DecodeParams& p, int share_, int lane) : share(share_) {
+  DEVICE BalancedShare(const DecodeParams& p, int lane) {
+    const int share = blockIdx.x;
     line.measure(p, p.num_splits, 0, lane);
+    const int items_a_batch = p.kv_heads * p.row_blocks;
     tile = share < line.shares ? int(i64(line.total) * share / line.shares) : line.total;
     end = share < line.shares ? int(i64(line.total) * (share + 1) / line.shares) : line.total;
     batch = 0;
@@ -143,30 +144,52 @@ struct BalancedShare {
           const u32 before = shfl(upto, max(lane - step, 0));
           if (lane >= step) upto += before;
         }
-        const int chunk = int(shfl(upto, 31)) * line.items_a_batch;
+        const int chunk = int(shfl(upto, 31)) * items_a_batch;
         if (tile < batch_start + chunk) {
           // The first lane whose sequence reaches past the target holds it.
-          const u32 reached = tile - batch_start < int(upto) * line.items_a_batch ? 32 - lane : 0;
+          const u32 reached = tile - batch_start < int(upto) * items_a_batch ? 32 - lane : 0;
           const int found = 32 - int(redux_max(reached));
-          batch_start += int(shfl(upto - own, found)) * line.items_a_batch;
+          batch_start += int(shfl(upto - own, found)) * items_a_batch;
           batch += found;
           break;
         }
         batch_start += chunk;
       }
     } else {
-      const int each = num_tiles(sequence_lengths(p, 0).keys) * line.items_a_batch;
+      const int each = num_tiles(sequence_lengths(p, 0).keys) * items_a_batch;
       if (tile < line.total) batch = tile / each;
       batch_start = batch * each;
     }
   }
 
+  // Registers are scarce while a piece is worked on: the warp's slot of 32 bytes in shared memory holds the share.
+  DEVICE void put_aside(u32 slot, int lane) const {
+    warp_sync();  // all have taken back what is there
+    if (lane == 0) {
+      st_shared_vec4(slot, {u32(line.total), u32(line.shares), u32(tile), u32(end)});
+      st_shared_vec2(slot + 16, {u32(batch_start), u32(batch)});
+    }
+  }
+
+  // After a barrier.
+  DEVICE void take_back(u32 slot) {
+    const vec4 a = ld_shared_vec4(slot);
+    const vec2 b = ld_shared_vec2(slot + 16);
+    line.total = int(a.x);
+    line.shares = int(a.y);
+    tile = int(a.z);
+    end = int(a.w);
+    batch_start = int(b.x);
+    batch = int(b.y);
+  }
+
   DEVICE bool next(const DecodeParams& p, Piece& piece) {
     if (tile >= end) return false;
+    const int items_a_batch = p.kv_heads * p.row_blocks;
     piece.length = sequence_lengths(p, batch);
     piece.tiles = num_tiles(piece.length.keys);
-    while (tile >= batch_start + piece.tiles * line.items_a_batch) {
-      batch_start += piece.tiles * line.items_a_batch;
+    while (tile >= batch_start + piece.tiles * items_a_batch) {
+      batch_start += piece.tiles * items_a_batch;
       piece.length = sequence_lengths(p, ++batch);
       piece.tiles = num_tiles(piece.length.keys);
     }
@@ -174,9 +197,10 @@ struct BalancedShare {
     const int item_start = batch_start + item_of_batch * piece.tiles;
     piece.batch = batch;
     piece.set_head(p, item_of_batch);
-    piece.item = batch * line.items_a_batch + item_of_batch;
+    piece.item = batch * items_a_batch + item_of_batch;
     piece.first_tile = tile - item_start;
     piece.last_tile = min(piece.tiles, end - item_start);
+    const int share = blockIdx.x;
     piece.part = share - line.find_parts(item_start, piece);
     piece.record = share + piece.item;  // no two pieces share it: the next one has a later share or a later item
     tile = item_start + piece.last_tile;

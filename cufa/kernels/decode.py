@@ -15,7 +15,8 @@ def _row_warps(config: TileConfig) -> int:
 
 def _decode_shared_memory(config: TileConfig, head_dim: int, itemsize: int = 2) -> int:
     """Q; the rings of keys and values, in whose place warps merge what they have at the end of a piece (O in
-    float32, m and l of each row); a barrier for each buffer; a word for the block that combines."""
+    float32, m and l of each row); a barrier for each buffer; what a warp puts aside of its
+    share; a word for the block that combines."""
     rings = config.num_warps // _row_warps(config)
     q_bytes = config.block_q * tile_pitch(head_dim, itemsize=2, pad_to=32)
     if dict(config.switches)["TMA_COPIES"]:
@@ -26,7 +27,7 @@ def _decode_shared_memory(config: TileConfig, head_dim: int, itemsize: int = 2) 
     ring_bytes = config.num_stages * 2 * config.block_kv * pitch
     merge_bytes = rings * config.block_q * (ceil_div(head_dim, 32) * 32 + 8) * 4
     barriers = rings * config.num_stages * 8
-    return q_bytes + max(ring_bytes, merge_bytes) + rings * config.block_q * 8 + barriers + 16
+    return q_bytes + max(ring_bytes, merge_bytes) + rings * config.block_q * 8 + barriers + config.num_warps * 32 + 16
 
 
 def row_blocks(problem: DecodeProblem, config: TileConfig) -> int:
