@@ -115,28 +115,27 @@ def _plans(spec: KernelSpec) -> Iterator[Plan]:
 
 def _decode(spec: KernelSpec) -> Iterator[str]:
     import cupy
+    from decode_kernel_support import configs, operands_of, plan_of
     from decode_support import make_case
 
+    from cufa.backends import cuda, cuda_decode
+
+    device = cuda.current_device()
     fp8 = "float8_e4m3" in spec.cache_dtypes
     for dtype in spec.dtypes:
-        for page_size, new, heads in ((0, 0, 4), (16, 1, 16)):
-            case = make_case(
-                [150, 1, 33, 400],
-                dtype=dtype,
-                fp8=fp8,
-                page_size=page_size,
-                new=new,
-                heads=heads,
-                head_dim=64,
-            )
-            arrays, options = case.arguments(schedule=spec.algorithm, num_splits=3)
-            options = {n: cupy.asarray(x) if isinstance(x, np.ndarray) else x for n, x in options.items()}
-            out, lse = cufa.flash_decode(*map(cupy.asarray, arrays), **options, return_lse=True)
-            try:
-                case.check(out.get(), lse.get())
-                yield ""
-            except AssertionError as error:
-                yield f"{dtype}, page_size {page_size}: {str(error).strip().splitlines()[0]}"
+        # One new token in a contiguous cache; two, appended to pages, and more rows than the least tile has.
+        for rows in ({"heads": 4}, {"heads": 40, "tokens": 2, "new": 2, "page_size": 64}):
+            case = make_case([150, 2, 33, 400], head_dim=128, dtype=dtype, fp8=fp8, capacity=448, **rows)
+            fitting = configs(spec.name, 128, device)
+            for config in dict.fromkeys((fitting[0], fitting[-1])):
+                plan = plan_of(case, spec.name, 3, config, device)
+                operands = operands_of(case, cupy.asarray)
+                cuda_decode.run(plan, operands)
+                try:
+                    case.check(operands.out.get(), operands.lse.get())
+                    yield ""
+                except AssertionError as error:
+                    yield f"{plan.problem}, {config}: {str(error).strip().splitlines()[0]}"
 
 
 # --- All kernels under all tools --------------------------------------------------------------------------
