@@ -60,6 +60,11 @@ class DecodeProblem:
         return self.page_size > 0
 
     @property
+    def itemsize(self) -> int:
+        """Bytes of an element of q."""
+        return ITEMSIZE[self.dtype]
+
+    @property
     def precision(self) -> str:
         """As :class:`~cufa.problem.Problem` has it: decoding has no float32 kernels."""
         return "native"
