@@ -26,8 +26,9 @@ def _decode_shared_memory(config: TileConfig, head_dim: int, itemsize: int = 2) 
         pitch = tile_pitch(head_dim, itemsize=itemsize, pad_to=16 * itemsize)
     ring_bytes = config.num_stages * 2 * config.block_kv * pitch
     merge_bytes = rings * config.block_q * (ceil_div(head_dim, 32) * 32 + 8) * 4
+    sums, shares = rings * config.block_q * 8, config.num_warps * 32
     barriers = rings * config.num_stages * 8
-    return q_bytes + max(ring_bytes, merge_bytes) + rings * config.block_q * 8 + barriers + config.num_warps * 32 + 16
+    return q_bytes + max(ring_bytes, merge_bytes) + sums + shares + barriers + 16
 
 
 def row_blocks(problem: DecodeProblem, config: TileConfig) -> int:
