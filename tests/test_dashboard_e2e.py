@@ -247,24 +247,33 @@ def test_controls_answer_to_the_keyboard(server: str, browser: Browser) -> None:
     visit.close()
 
 
-#: Seconds from a click to its answer on the screen: 0.2 on a machine that does nothing else. Here server,
-#: browser and other tests share two cores, so a slow answer proves nothing, and it is asked again.
-SWIFT, ATTEMPTS = 0.5, 12
+#: Seconds from a click to its answer on the screen. 0.2 on a machine that does nothing else; where server,
+#: browser and other tests share two cores, it may take as much longer as a loop of known length takes just
+#: before, and is asked again.
+SWIFT, ATTEMPTS = 0.35, 12
+
+
+def slowdown() -> float:
+    """Time over processor time of a busy loop: 1.0 where nothing else wants the processor."""
+    start, spent = time.perf_counter(), time.process_time()
+    while time.process_time() - spent < 0.05:
+        pass
+    return (time.perf_counter() - start) / 0.05
 
 
 def answers_swiftly(visit: Visit, asks: Iterator[tuple[Callable[[], None], Locator, str]]) -> None:
     """One of the asks (what to do, where the answer appears, what it says) is answered within SWIFT."""
-    seconds: list[float] = []
+    taken: list[tuple[float, float]] = []
     for _, (ask, where, answer) in zip(range(ATTEMPTS), asks, strict=False):
         visit.settle()
+        slow = slowdown()
         start = time.perf_counter()
         ask()
         expect(where).to_contain_text(answer, timeout=PATIENCE)
-        seconds.append(time.perf_counter() - start)
-        if seconds[-1] < SWIFT:
-            break
-    print(f"\nanswered after {', '.join(f'{s * 1000:.0f} ms' for s in seconds)}")
-    assert min(seconds) < SWIFT
+        taken.append((time.perf_counter() - start, slow))
+        if taken[-1][0] < SWIFT * slow:
+            return
+    raise AssertionError(f"answered after, at a slowdown of: {taken}")
 
 
 def test_a_large_view_answers_swiftly(server: str, browser: Browser) -> None:
@@ -284,18 +293,18 @@ def test_a_large_view_answers_swiftly(server: str, browser: Browser) -> None:
 def test_a_tile_answers_swiftly(server: str, browser: Browser) -> None:
     """Another tile, until the words about it have changed; the rest of the page stays as it is."""
     visit = Visit(browser)
-    page = visit.open(f"{server}/{CAUSAL}?q=20&k=1")
-    field = page.get_by_role("spinbutton", name="Key block")
-    about = page.locator(".cufa-verdict").filter(has_text="Tile (20")
+    page = visit.open(f"{server}/{CAUSAL}?sq=1024&sk=1024")  # 8 × 16 tiles of 128 × 64
+    box = page.locator(".js-plotly-plot .nsewdrag").first.bounding_box()
+    assert box is not None
 
-    def choose(tile: int) -> Callable[[], None]:
-        def press() -> None:
-            field.fill(str(tile))
-            field.press("Enter")
+    def click(tile: int) -> Callable[[], None]:
+        return lambda: page.mouse.click(
+            box["x"] + box["width"] * (tile + 0.5) / 16, box["y"] + box["height"] * 6.5 / 8
+        )
 
-        return press
-
-    answers_swiftly(visit, ((choose(tile), about, f"Tile (20, {tile})") for tile in range(2, 30)))
+    about = page.locator(".cufa-verdict").filter(has_text="Tile (")
+    tiles = itertools.cycle(range(2, 12))
+    answers_swiftly(visit, ((click(tile), about, f"Tile (6, {tile})") for tile in tiles))
     visit.close()
 
 
@@ -428,6 +437,21 @@ def test_pages_with_runs_in_both_themes(
     visit.close()
 
 
+def test_two_rows_of_the_table_are_compared(server: str, browser: Browser) -> None:
+    visit = Visit(browser)
+    page = visit.open(f"{server}/history?from=recorded")
+    table = page.get_by_test_id("stDataFrame")
+    expect(table).to_be_visible(timeout=PATIENCE)
+    page.wait_for_timeout(500)
+    box = table.bounding_box()
+    assert box is not None
+    for row in (2, 4):  # drawn on a canvas: a header, then rows of 35 pixels
+        page.mouse.click(box["x"] + 18, box["y"] + 36 + 35 * (row + 0.5))
+        visit.settle()
+    page.wait_for_url(re.compile(r"[?&]a=[^&]*\.2\b.*[?&]b=[^&]*\.4\b"))
+    visit.close()
+
+
 def test_runs_are_deleted(server: str, browser: Browser, runs: Store) -> None:
     visit = Visit(browser)
     page = visit.open(f"{server}/{RUN}?{SMALL}")
@@ -435,8 +459,8 @@ def test_runs_are_deleted(server: str, browser: Browser, runs: Store) -> None:
     expect(page.locator(".cufa-tag", has_text="measured on CPU")).to_be_visible(timeout=PATIENCE)
     page = visit.open(f"{server}/history?from=run")
     page.get_by_text("kept on this machine").click()
-    page.get_by_role("button", name="Delete all").click()
-    page.get_by_role("button", name=re.compile("Delete all .* runs?$")).click()
+    page.get_by_text("All of them").click()
+    page.get_by_role("button", name=re.compile("Delete [1-9].* for good")).click()
     expect(page.locator(".cufa-verdict", has_text="Nothing fits")).to_be_visible(timeout=PATIENCE)
     visit.settle()
     assert runs.all() == []

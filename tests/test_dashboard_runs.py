@@ -11,15 +11,17 @@ import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 pytest.importorskip("streamlit", reason="the dashboard needs streamlit: pip install 'cufa[dashboard]'")
 
-from dashboard_support import DEVICE, write_evidence
+from dashboard_support import DEVICE, decode_records, write_evidence
 from streamlit.testing.v1 import AppTest
 from test_dashboard_pages import elsewhere, open_page, parameters, words  # noqa: F401 - a fixture
 
+from cufa.bench import decode
 from cufa.bench.suites import SUITES, contenders, make
 from cufa.bench.timing import Ratio, Timing, speedup
 from cufa.dashboard.charts import difference, samples
@@ -195,8 +197,31 @@ def test_a_gpu_that_cannot_be_used_fails_the_run_and_the_page_goes_on() -> None:
     assert run.status is Status.FAILED
     said = words(app)
     assert "failed</span>" in said
-    assert "Nothing was measured." in said
+    assert "No timing was finished." in said
     assert "Traceback" in app.code[0].value
+
+
+def test_a_decode_run_shows_rates_beside_a_plain_read(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("CUFA_RUNS_DIR", str(tmp_path / "decoded"))
+    store = Store(tmp_path / "decoded")
+    cases = tuple(decode.cases())[:2]
+    run_id = store.submit(Job("suite decode", "cuda:0", (), 0.5, cases))
+    record: dict[str, Any] = {
+        "rows": [],
+        "skipped": [],
+        "failed": [],
+        "environment": {"device": "Made-up GPU"},
+    }
+    record["decode"] = {"rows": [row for case in cases for row in decode_records(case)]}
+    (store.folder(run_id) / "record.json").write_text(json.dumps(record))
+    store.finish(run_id, Status.DONE)
+    app = open_page("run")
+    assert not app.warning
+    assert "flash_decode reaches 91% of a plain read at best" in words(app)
+    assert "This very problem" in words(open_page("decode"))  # the second case is the page's own
+    assert store.read(run_id).timings == 2
 
 
 def test_a_crash_is_shown_as_what_it_is(

@@ -40,8 +40,8 @@ def tile_grid(
 ) -> go.Figure:
     """Query block × key block in classes; beside it, on the same rows, the tiles each query block visits.
 
-    ``selected`` (query block, key block) is outlined. A point of trace 0 in a pickable grid is a tile: x its
-    key block, y its query block.
+    ``selected`` (query block, key block) is framed. A point of trace 0 in a pickable grid is a tile: x its
+    key block, y its query block; there the browser by itself moves the frame to a tile that is clicked.
     """
     figure = make_subplots(1, 2, shared_yaxes=True, column_widths=[0.76, 0.24], horizontal_spacing=0.025)
     rows, columns = schedule.num_q_blocks, schedule.num_kv_blocks
@@ -56,9 +56,12 @@ def tile_grid(
         bargap=0.08 if rows <= 64 else 0,
         legend={"traceorder": "normal", "itemclick": False, "itemdoubleclick": False},
         images=[_image(schedule, palette)],
-        shapes=_outline(schedule, palette, selected),
     )
-    figure.add_trace(_pick(schedule) if rows * columns <= PICKABLE else _hover(schedule), 1, 1)
+    if rows * columns <= PICKABLE:
+        figure.add_trace(_pick(schedule, palette, selected), 1, 1)
+    else:
+        figure.add_trace(_hover(schedule), 1, 1)
+        figure.update_layout(shapes=_outline(schedule, palette, selected))
     figure.add_traces(_row_work(schedule, palette), rows=1, cols=2)
     figure.update_xaxes(showgrid=False, zeroline=False)
     figure.update_yaxes(showgrid=False, zeroline=False)
@@ -170,23 +173,28 @@ def _outline(
     ]
 
 
-def _pick(schedule: Schedule) -> go.Scatter:
+def _pick(schedule: Schedule, palette: Palette, selected: tuple[int, int] | None) -> go.Scatter:
     tiles = schedule.tiles
     row, column = (x.ravel() for x in np.indices(tiles.shape))
     last_row = np.minimum((row + 1) * schedule.block_q, schedule.seqlen_q) - 1
     last_column = np.minimum((column + 1) * schedule.block_kv, schedule.seqlen_k) - 1
     labels = np.array([theme.LIGHT.tiles[t].label for t in Tile])
     span = np.column_stack([row * schedule.block_q, last_row, column * schedule.block_kv, last_column])
-    invisible = {"marker": {"opacity": 0}}
     return go.Scatter(
         x=column,
         y=row,
         text=labels[tiles.ravel()],
         customdata=span,
         mode="markers",
-        marker={"symbol": "square", "size": max(6, min(34, 500 // max(tiles.shape))), "opacity": 0},
-        selected=invisible,
-        unselected=invisible,
+        marker={
+            "symbol": "square-open",
+            "size": max(9, min(34, 500 // max(tiles.shape))),
+            "opacity": 0,
+            "line": {"width": 3},
+        },
+        selectedpoints=[] if selected is None else [selected[0] * tiles.shape[1] + selected[1]],
+        selected={"marker": {"opacity": 1, "color": palette.text}},
+        unselected={"marker": {"opacity": 0}},
         hovertemplate="query block %{y}, key block %{x}<br>queries %{customdata[0]:,}–%{customdata[1]:,}<br>"
         "keys %{customdata[2]:,}–%{customdata[3]:,}<br><b>%{text}</b><extra></extra>",
         showlegend=False,

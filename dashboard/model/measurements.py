@@ -23,6 +23,10 @@ COLUMNS = (
 )  # fmt: skip
 
 
+#: Suites whose rows differ from others in more than length and batch, or in what is left out of a kernel.
+_APART = ("awkward", "ladder")
+
+
 @dataclasses.dataclass(frozen=True)
 class Measurement:
     """One kernel on one problem, on one machine at one time."""
@@ -67,7 +71,9 @@ class Measurement:
         p = self.problem
         heads = str(p.heads) if p.group_size == 1 else f"{p.heads}/{p.kv_heads}"
         precision = f" ({p.precision})" if p.precision == "tf32" else ""
-        return f"head dim {p.head_dim}, {heads} heads, {p.dtype}{precision}, {self.mask}"
+        suite = self.suite.removeprefix("suite ")
+        apart = f"{suite}: " if suite in _APART else ""
+        return f"{apart}head dim {p.head_dim}, {heads} heads, {p.dtype}{precision}, {self.mask}"
 
     def as_dict(self) -> Json:
         """Flat, with :data:`COLUMNS` as keys; SI units."""

@@ -35,28 +35,20 @@ def show_kept(runs: Sequence[Run]) -> None:
     title = f"{len(over)} run{'s' * (len(over) > 1)} kept on this machine, {_bytes(size)}"
     with st.expander(title, icon=":material/folder:"):
         st.caption(f"In `{store.root}`. Deleting a run takes its measurements out of every page.")
-        chosen = st.multiselect(
-            "Runs to delete", list(over), format_func=lambda i: run_words(over[i]), key="history.delete"
-        )
-        left, right = st.columns(2)
-        left.button(
-            f"Delete {len(chosen)} chosen",
-            key="history.delete.chosen",
+        everything = st.toggle("All of them", key="history.delete.all")
+        chosen = list(over)
+        if not everything:
+            chosen = st.multiselect(
+                "Runs to delete", list(over), format_func=lambda i: run_words(over[i]), key="history.delete"
+            )
+        st.button(
+            f"Delete {len(chosen)} run{'s' * (len(chosen) != 1)} for good",
+            key="history.delete.now",
             icon=":material/delete:",
             disabled=not chosen,
             on_click=engine.delete,
             args=(chosen,),
-            width="stretch",
         )
-        with right.popover(f"Delete all {len(over)}…", icon=":material/delete_sweep:", width="stretch"):
-            st.write("There is no way back.")
-            st.button(
-                f"Delete all {len(over)} runs",
-                key="history.delete.all",
-                type="primary",
-                on_click=engine.delete,
-                args=(list(over),),
-            )
 
 
 def _bytes(size: int) -> str:
