@@ -72,7 +72,8 @@ def find_device(choice: str) -> Device | None:
     except (ImportError, ValueError) as error:
         reason = str(error)
     if choice == "cuda":
-        fail(Exit.MISSING, f"No usable GPU: {reason}. `cufa doctor` says what to do; --device cpu runs here.")
+        instead = "; --device cpu runs here" if "device" in click.get_current_context().params else ""
+        fail(Exit.MISSING, f"No usable GPU: {reason}. `cufa doctor` says what to do{instead}.")
     return None
 
 

@@ -69,7 +69,7 @@ def compare_command(a: str, b: str, device: str, seconds: float, as_json: bool, 
     else:
         console = stdout()
         print_rows(rows)
-        console.print(f"{b} is {ratio} faster than {a} (median, 95% interval)")
+        console.print(f"{b} is {ratio} as fast as {a} (median, 95% interval)")
         if predicted is not None:
             console.print(f"tile counts alone predict {predicted:.2f}×")
     if not all(row.error < float("inf") for row in rows):
