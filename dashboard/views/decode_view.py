@@ -112,12 +112,21 @@ def show_splits(
     st.caption(
         f"At {splits} splits: {here.blocks:,} thread blocks on {batch.places:,} places "
         f"({choice.device.num_sms} SMs × {batch.config.blocks_per_sm}), {here.waves:.2f} waves, "
-        f"{here.fill:.0%} of the places' time on tiles. Every tile counts as equally long."
+        f"{here.fill:.0%} of the places' time on tiles{_without_extra(batch, here)}. Every tile counts as "
+        "equally long."
     )
     decode_measured.show_here(found, choice.problem)
     decode_measured.offer_to_measure(choice.problem, [s.splits for s in curve])
     with st.expander("The plan, and its reasons", icon=":material/route:"):
         st.code(str(plan), language=None)
+
+
+def _without_extra(batch: Batch, here: Split) -> str:
+    """What the planner goes by, which reckons with tiles alone."""
+    if not batch.overhead:
+        return ""
+    alone = decode.fixed(dataclasses.replace(batch, overhead=0), here.splits)
+    return f" ({alone.fill:.0%} if nothing but tiles took time)"
 
 
 def _as_planned(plan: DecodePlan, batch: Batch) -> Split:
