@@ -385,6 +385,18 @@ def test_a_disk_that_fills_while_events_are_written(fresh: Store, monkeypatch: p
     assert len(run.rows) == 1
 
 
+def test_a_long_log_keeps_its_beginning_and_its_end(fresh: Store) -> None:
+    run_id = fresh.submit(small())
+    (fresh.folder(run_id) / "started.json").write_text("{}")  # and nobody holds its lock
+    (fresh.folder(run_id) / "log.txt").write_text("Fatal Python error\n" + "frame\n" * 1000 + "the end")
+    detail = fresh.read(run_id).detail
+    assert detail.startswith("Fatal Python error")
+    assert detail.endswith("the end")
+    assert len(detail) == 2500
+    fresh.finish(run_id, Status.CRASHED, "m", "x" * 3000)
+    assert len(fresh.read(run_id).detail) == 2500
+
+
 def test_half_a_line_is_not_an_event(fresh: Store) -> None:
     run_id = fresh.submit(small())
     events = [{"event": "phase", "text": "timing"}, {"event": "row", "record": {"label": "fa2"}}]

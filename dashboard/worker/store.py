@@ -188,7 +188,7 @@ class Store:
     def finish(self, run_id: str, status: Status, message: str = "", detail: str = "") -> None:
         """Write how a run ended. On a full disk this goes into the place that was reserved for it."""
         text = json.dumps(
-            {"status": status, "message": message[:800], "detail": detail[-_DETAIL_CHARACTERS:]},
+            {"status": status, "message": message[:800], "detail": _shortened(detail)},
             ensure_ascii=True,
         )
         file = self.folder(run_id) / "outcome.json"
@@ -274,9 +274,17 @@ def _live(events: Sequence[Json]) -> dict[str, list[int]]:
 
 def _tail(file: Path) -> str:
     try:
-        return file.read_text(encoding="utf-8", errors="replace")[-_DETAIL_CHARACTERS:].strip()
+        return _shortened(file.read_text(encoding="utf-8", errors="replace").strip())
     except OSError:
         return ""
+
+
+def _shortened(text: str) -> str:
+    """A log begins with what happened and ends with where: the middle is left out of a long one."""
+    if len(text) <= _DETAIL_CHARACTERS:
+        return text
+    begin = _DETAIL_CHARACTERS // 4
+    return f"{text[:begin]}\n…\n{text[begin + 3 - _DETAIL_CHARACTERS :]}"
 
 
 def is_locked(file: Path) -> bool:
