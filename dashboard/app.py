@@ -1,4 +1,4 @@
-"""The dashboard's entry point: ``cufa dashboard``, or ``streamlit run dashboard/app.py``."""
+"""What Streamlit runs for every visitor: the sidebar and the page that is asked for."""
 
 from pathlib import Path
 
