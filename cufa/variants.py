@@ -11,9 +11,10 @@ import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
 
 from .architectures import COMPILED_ARCHITECTURES, Architecture, Device, find_architecture
-from .kernels import KERNELS, KernelSpec, Launch, TileConfig
+from .decode.problem import DecodeProblem
+from .kernels import KERNELS, REGISTRY, KernelSpec, Launch, TileConfig
 from .planner import fitting_configs
-from .problem import Problem, default_scale
+from .problem import ITEMSIZE, Problem, default_scale
 
 HEAD_DIMS = (64, 128, 256)
 ODD_HEAD_DIMS = (40, 80, 96, 192)
@@ -26,7 +27,7 @@ class Variant:
 
     spec: KernelSpec
     config: TileConfig
-    problem: Problem
+    problem: Problem | DecodeProblem
     """Carries dtype, precision, mask, head dim and alignment; its lengths do not reach the compiler."""
     arch: Architecture
     trace: bool = False
@@ -55,6 +56,8 @@ class Variant:
         parts = [self.arch.name, self.spec.name, str(self.config), f"head_dim {p.head_dim}", p.dtype]
         parts += [p.precision] * (p.precision != "native")
         parts += ["causal" if p.causal else "full"]
+        if isinstance(p, DecodeProblem):
+            parts += ["paged" if p.paged else "contiguous"] + ["append"] * (p.new_tokens > 0)
         parts += [f"{p.alignment}-byte copies"] * (p.alignment < 16)
         parts += ["trace"] * self.trace
         return ", ".join(parts)
@@ -65,14 +68,15 @@ def variants(
     kernels: Iterable[str] | None = None,
     head_dims: Sequence[int] | None = None,
 ) -> Iterator[Variant]:
-    """What ``cufa compile`` builds. ``kernels`` are names in the registry (default: all).
+    """What ``cufa compile`` builds. ``kernels`` are names in the registry (default:
+    those of ``flash_attention``).
 
     ``head_dims`` replaces the standard set and is then built for every architecture, without the builds
     that are made for one architecture only.
     """
     built = set()
     for name in KERNELS if kernels is None else kernels:
-        for variant in _of_kernel(KERNELS[name], archs, head_dims):
+        for variant in _of_kernel(REGISTRY[name], archs, head_dims):
             # Without a mask there is nothing to skip: an ablation's unmasked builds are the kernel's own.
             constants = {**variant.constants, "SKIP_MASKED_TILES": variant.skips}
             key = (variant.source, variant.arch.capability, tuple(constants.items()))
@@ -116,18 +120,59 @@ def _fitting(spec: KernelSpec, head_dim: int, arch: Architecture) -> tuple[TileC
 
 
 def _other_branches(spec: KernelSpec, arch: Architecture) -> Iterator[Variant]:
-    """Narrow copies and the trace build, at the smallest standard head dim and the preferred config."""
-    fitting = _fitting(spec, HEAD_DIMS[0], arch)
-    for problem in _problems(spec, HEAD_DIMS[0]):
+    """Narrow copies, the trace build and other problems of decode kernels, at the smallest standard head dim
+    and the preferred config."""
+    head_dim = next(d for d in HEAD_DIMS if list(_problems(spec, d)))
+    fitting = _fitting(spec, head_dim, arch)
+    for problem in _problems(spec, head_dim):
         for config in fitting[:1]:
             yield Variant(spec, config, problem, arch, trace=True)
             for alignment in (8, 4, 2):
                 narrow = dataclasses.replace(problem, alignment=alignment)
-                if alignment >= problem.itemsize and spec.takes(narrow):
+                if alignment >= ITEMSIZE[problem.dtype] and spec.takes(narrow):
                     yield Variant(spec, config, narrow, arch)
+            if isinstance(problem, DecodeProblem):
+                for other in _other_decode_problems(spec, problem):
+                    yield Variant(spec, config, other, arch)
 
 
-def _problems(spec: KernelSpec, head_dim: int) -> Iterator[Problem]:
+def _problems(spec: KernelSpec, head_dim: int) -> Iterator[Problem | DecodeProblem]:
+    of_operation = _decode_problems if spec.operation == "decode" else _forward_problems
+    return (problem for problem in of_operation(spec, head_dim) if spec.takes(problem))
+
+
+def _decode_problems(spec: KernelSpec, head_dim: int) -> Iterator[DecodeProblem]:
+    """One: dtypes differ by a conversion and the product's name, caches in the addresses of their copies."""
+    yield DecodeProblem(
+        batch=1,
+        heads=8,
+        kv_heads=1,
+        tokens=1,
+        capacity=1024,
+        head_dim=head_dim,
+        dtype=spec.dtypes[-1],
+        cache_dtype=(spec.cache_dtypes or spec.dtypes)[-1],
+        scale=default_scale(head_dim),
+        page_size=64,
+        max_pages=16,
+        num_pages=16,
+        ragged=True,
+    )
+
+
+def _other_decode_problems(spec: KernelSpec, problem: DecodeProblem) -> Iterator[DecodeProblem]:
+    """The other dtypes; caches that are contiguous and full, and those that tokens are appended to."""
+    for dtype in spec.dtypes[:-1]:
+        cache_dtype = spec.cache_dtypes[-1] if spec.cache_dtypes else dtype
+        yield dataclasses.replace(problem, dtype=dtype, cache_dtype=cache_dtype)
+    contiguous = dataclasses.replace(problem, page_size=0, max_pages=0, num_pages=0)
+    for tokens in (1, 4):
+        yield dataclasses.replace(contiguous, ragged=False, tokens=tokens)
+        for cache in (problem, contiguous):
+            yield dataclasses.replace(cache, tokens=tokens, new_tokens=tokens)
+
+
+def _forward_problems(spec: KernelSpec, head_dim: int) -> Iterator[Problem]:
     for dtype in spec.dtypes:
         for precision in spec.precisions:
             if (dtype == "float32") == (precision == "native"):

@@ -64,7 +64,8 @@ def compile_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Compile:
             Launch("second", (1, 1, 1), launch_threads[0], shared_memory),
         ),
     )
-    monkeypatch.setattr(variants_module, "KERNELS", {spec.name: spec})
+    for registry in ("KERNELS", "REGISTRY"):
+        monkeypatch.setattr(variants_module, registry, {spec.name: spec})
 
     def run(source: str, *arguments: str, threads: int = 256) -> Result:
         launch_threads[0] = threads

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from cufa.architectures import COMPILED_ARCHITECTURES, Device
-from cufa.kernels import KERNELS
+from cufa.kernels import DECODE_KERNELS, KERNELS
 from cufa.planner import fitting_configs, make_plan
-from cufa.problem import HEAD_DIM_STEP, MAX_HEAD_DIM, Problem
+from cufa.problem import HEAD_DIM_STEP, ITEMSIZE, MAX_HEAD_DIM, Problem
 from cufa.variants import HEAD_DIMS, ODD_HEAD_DIMS, variants
 
 EVERYTHING = list(variants())
@@ -42,6 +42,20 @@ def test_every_architecture_and_standard_head_dim_is_built(name):
     assert {head_dim for _, head_dim in built} >= set(ODD_HEAD_DIMS)
 
 
+@pytest.mark.parametrize("name", DECODE_KERNELS)
+def test_every_decode_config_cache_and_architecture_is_built(name):
+    spec = DECODE_KERNELS[name]
+    mine = list(variants(kernels=[name]))
+    assert {v.config for v in mine} == set(spec.configs)
+    assert {(v.problem.dtype, v.problem.cache_dtype) for v in mine} == {
+        (dtype, cache) for dtype in spec.dtypes for cache in spec.cache_dtypes or (dtype,)
+    }
+    assert {v.arch.capability for v in mine} == {a for a in COMPILED_ARCHITECTURES if spec.runs_on(a)}
+    constants = [v.constants for v in mine]
+    for switch in ("PAGED", "RAGGED", "APPEND", "CAUSAL", "TRACE"):
+        assert {c[switch] for c in constants} == {False, True}, switch
+
+
 def test_a_variant_fits_the_block_limit_of_its_architecture():
     for v in EVERYTHING:
         assert all(launch.shared_memory <= v.arch.shared_memory_per_block for launch in v.launches), v
@@ -50,7 +64,7 @@ def test_a_variant_fits_the_block_limit_of_its_architecture():
 def test_float32_alone_has_a_choice_of_precision():
     for v in EVERYTHING:
         assert (v.problem.precision == "native") == (v.problem.dtype != "float32")
-        assert v.problem.alignment >= v.problem.itemsize
+        assert v.problem.alignment >= ITEMSIZE[v.problem.dtype]
 
 
 def test_asking_for_less_gives_less():

@@ -11,7 +11,7 @@ from rich import box
 from rich.table import Table
 
 from ..architectures import COMPILED_ARCHITECTURES, find_architecture
-from ..kernels import KERNELS
+from ..kernels import REGISTRY
 from ..occupancy import Occupancy, Resource
 from ..problem import HEAD_DIM_STEP, MAX_HEAD_DIM
 from ..static_compile import MissingCompilerError, nvrtc_version
@@ -39,7 +39,13 @@ def _head_dims(
 
 @click.command("compile")
 @click.option("--arch", "archs", multiple=True, metavar="sm_90", callback=_architecture, help="Default: all.")
-@click.option("--kernel", "kernels", multiple=True, type=click.Choice(list(KERNELS)), help="Default: all.")
+@click.option(
+    "--kernel",
+    "kernels",
+    multiple=True,
+    type=click.Choice(list(REGISTRY)),
+    help="Default: those of flash_attention.",
+)
 @click.option(
     "--head-dim",
     "head_dims",
