@@ -104,8 +104,8 @@ def test_tma_rows_here(copies):
 
 @pytest.mark.gpu
 def test_tma_store_on_a_gpu():
-    """Boxes over the ends of a tensor are clipped; a buffer is written again as soon as it has been read. In a
-    process of its own: a store that the copy engine refuses ends all that a process has on the GPU."""
+    """Boxes over the ends of a tensor are clipped; a buffer is written again as soon as it has been read. In
+    a process of its own: a store that the copy engine refuses ends all that a process has on the GPU."""
     code = (
         "import sys; sys.path[:0] = sys.argv[1:]\n"
         "import machines, probes\n"
