@@ -60,7 +60,7 @@ def record():
 def test_rows_are_json():
     rows = json.loads(json.dumps(record()))["rows"]
     ours = next(row for row in rows if row["label"] == "balanced")
-    assert ours["kernel"] == "decode_balanced" and ours["p50_ns"] == 20_000
+    assert ours["kernel"] == "decode_balanced_tma" and ours["p50_ns"] == 20_000
     assert ours["tbytes_per_s"] == pytest.approx(ours["kv_bytes"] / 2e-5 * 1e-12, abs=1e-3)
 
 

@@ -69,6 +69,12 @@ def _sentences(record: Json) -> Iterator[str]:
     awkward = _range(suites, "awkward", "fa3", "torch cudnn", lambda p: True)
     if awkward:
         lines.append(f"Short, ragged and uneven shapes: {awkward} cuDNN.")
+    decoding = [min(peers) / ours for ours, peers in _decode_times(record)]
+    if decoding:
+        lines.append(
+            f"Decoding, a token against 1k to 512k: {min(decoding):.2f}–{max(decoding):.2f}× the faster of "
+            "PyTorch's two."
+        )
     calls = {c["call"]: c["p50_us"] for c in record["host_calls"]}
     call = calls.get("flash_attention(q, k, v, causal=True)")
     first = record["first_result_seconds"]
@@ -79,6 +85,17 @@ def _sentences(record: Json) -> Iterator[str]:
             "kernel is on disk."
         )
     yield "\n" + "\n".join(lines)
+
+
+def _decode_times(record: Json) -> Iterator[tuple[float, list[float]]]:
+    """(ours, the peers') of every case of decoding that has peers."""
+    cases: dict[str, dict[str, float]] = {}
+    for row in record.get("decode", {}).get("rows", []):
+        cases.setdefault(row["case"], {})[row["label"]] = row["p50_ns"]
+    for times in cases.values():
+        peers = [time for label, time in times.items() if label.startswith("torch")]
+        if peers and "flash_decode" in times:
+            yield times["flash_decode"], peers
 
 
 def _range(suites: Json, suite: str, ours: str, peer: str, wanted: Callable[[Json], bool]) -> str | None:

@@ -141,14 +141,11 @@ def make_decode_plan(
 
 
 def _serving(problem: DecodeProblem, device: Device | None, kernel: str | None) -> list[KernelSpec]:
-    """In order of preference. NumPy serves everything: there the kernel's name only says which schedule."""
+    """In the registry's order. NumPy serves everything: there the kernel's name only says which schedule."""
     named = [spec for spec in DECODE_KERNELS.values() if kernel in (None, spec.name)]
     if device is None:
         return [spec for spec in named if not spec.uses_copy_engine]
     serving = [s for s in named if s.takes(problem) and fitting_configs(s, problem.head_dim, device)]
-    # Measured on an H200: boxes win where many rows share what is read, and over an 8-bit cache.
-    boxes = problem.rows > 16 or problem.cache_dtype == "float8_e4m3"
-    serving.sort(key=lambda spec: spec.uses_copy_engine != boxes)
     if not serving:
         served = "; ".join(spec.requirements for spec in named)
         raise ValueError(
