@@ -18,16 +18,23 @@
 // - O is rescaled only when a row's maximum grew by more than 2^8 (tiles/softmax.cuh).
 // - Head dims need no padding to the next power: WGMMA takes N in steps of 8, TMA fills the last 16 columns with zeros.
 //
-// The steps, as measured on an H200 (`cufa bench --suite ladder` repeats it), are in cufa/records; bf16, batch x seqlen =
-// 16384, heads x head_dim = 2048, over cuDNN 9.19 in the same run:
-// @FIGURES@
-// - Ping-pong, 192 x 80, d128, full: 0.948 -> 0.974 (1k), 1.035 -> 1.075 (4k), 1.064 -> 1.085 (16k); d256 +1%.
+// Measured on an H200, bf16, batch x seqlen = 16384, heads x head_dim = 2048, TFLOP/s, cuDNN 9.19 in the same run
+// (cufa/records has every sample):
+//            full 1k       4k         16k       causal 1k      4k         16k
+//   d64      485 / 436   556 / 470   582 / 471   358 / 340   513 / 430   566 / 450
+//   d128     657 / 595   740 / 649   767 / 648   504 / 433   680 / 547   760 / 594
+//   d256     701 / 627   791 / 713   833 / 717   499 / 456   706 / 592   809 / 642
+// The steps, each switched on with those before it (`cufa bench --suite ladder`): TMA + WGMMA + specialisation -> ping-pong ->
+// overlap inside a warpgroup -> O by TMA -> persistent blocks, which overlap items:
+//   d64  4k  full 489 489 525 526 541, causal 429 435 472 472 500;   d128 1k  full 474 524 568 569 654, causal 352 373 392 394 509
+//   d128 4k  full 527 660 691 691 709, causal 477 535 592 595 667;   d256 4k  full 574 699 723 723 740, causal 509 598 622 625 696
+// Steps that are no switch:
 // - Items published by the producer instead of worked out by every consumer (five divisions each): d128 4k full +2%, d256 +2%.
 // - The order of causal items (cufa/item_order.py: groups of heads whose last round is full and that fit the L2 cache, instead
 //   of all that fit): d128 4k 562 -> 675, 16k 451 -> 690; d256 16k 491 -> 800; 1k as it was.
 // - The last values beside the next item's beginning: causal 1k d64 326 -> 341; d128, 192 rows, 1k +6%. And simpler: before, a
 //   turn had to span two items, and their tiles could deadlock the V ring.
-// - O by TMA: 1k full d64 471 -> 479, d128 651 -> 657; causal d64 342 -> 346. Without any store it would be 2-9% more.
+// - O by TMA brings 1% at 1k; without any store it would be 2-9%.
 // - Tiles: d64 192 x 128, 10-15% over 128 x 128; d128 128 x 128 with Q in registers to 2k, then 192 x 80; 96, 112, 144, 160
 //   and 176 keys are behind at every length. 64 rows, one consumer: 15-40% over cuDNN where blocks are few.
 // What limits: d128 and d256 run the chip into its power limit. d64: exponentials and products each fill 60% of their pipe (wgmma
