@@ -9,6 +9,9 @@
 // nothing but the lengths and the number of shares, and parts are merged in the order of their keys: repeats give the
 // same bits. Shares are more than the GPU runs at once where lengths differ, because SMs do not read at one speed: of
 // equal shares, one each, a fifth were done after three quarters of the time.
+//
+// 64 sequences of 128 to 64k, log-uniform, 32/8 heads, H200: 622 us (94% of a streaming read; one share a block: 634), fixed
+// splits as planned for the longest 899. Eight splits of each, which only a host that knows the lengths would choose: 608.
 #include "tiles/decode_block.cuh"
 
 KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) decode_balanced(const __grid_constant__ DecodeParams p) {

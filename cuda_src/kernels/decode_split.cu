@@ -17,13 +17,13 @@
 // whole tiles of the length that stands on the device, so that a graph may be replayed while sequences grow.
 //
 // Figures, one H200, bf16, d128, cold L2 (batch x query/kv heads x cached; microseconds, and of a streaming read):
-//   1 x 32/8 x 8k     20.4  73%   cuDNN 23.5     PyTorch's FlashAttention 29.3
-//   1 x 32/8 x 128k   140.7 93%         140.0                            154.2
-//   64 x 32/8 x 8k    508   95%         492                              773      (decode_balanced)
-//   1 x 64/8 x 512k   511   94%         491                              520
-//   16 x 64/1 x 16k   52.4  81%         66.3                              57.4    (boxes, 64 rows)
-// What limits: not arithmetic. Rings that are filled and never read take 503 of the 511 us. Filled by contiguous bulk
-// copies of 4 KB they take 481, as the streaming read does; but such a tile has no padding against bank conflicts.
+//   1 x 32/8 x 1k     9.9   67%   cuDNN 11.5     PyTorch's FlashAttention 14.5     64 x 32/8 x 8k   478.0 99%   482.2   773.8
+//   1 x 32/8 x 8k     19.8  79%         22.6                              29.6     1 x 32/32 x 32k  133.0 97%   135.8   147.6
+//   1 x 32/8 x 128k   134.0 96%         137.1                             153.3    16 x 64/1 x 16k   51.5 82%    67.6    56.3
+//   8 x 32/8 x 32k    248.3 98%         251.0                             254.7    1 x 64/8 x 512k  478.9 99%   480.8   514.6
+// By Hopper's copy engine, boxes of 16 keys (decode_tma.cuh). Its L2 promotion decides: none as above, 256 bytes 523 us at
+// 512k, cp.async 504. Pages of 128 cost 2%, of 16 7%: a box a page. Eight query heads a group cost 0.5% over one. e4m3: 137 us
+// for bytes that read in 128. What limits small caches: launch, lengths, the first load, the merge; a read alone takes 6.6.
 //
 // Tried, and slower (1 x 64/8 x 512k unless said otherwise, against the best of the same run):
 //   - Two blocks an SM of four warps: +1%; three: +3%; four of two warps: +7%. 32 keys a warp: +1%.
