@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import gc
 import importlib
+import os
 import pkgutil
 import socket
 import threading
+import webbrowser
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -20,7 +22,7 @@ from typing import Any
 import streamlit as st
 from starlette.middleware import Middleware
 
-from cufa.commands.dashboard import make_importable
+from cufa.commands.dashboard import OPEN_BROWSER, make_importable
 
 make_importable()
 
@@ -53,22 +55,27 @@ def load_pages() -> None:
         importlib.import_module(f"{views.__name__}.{module.name}")
 
 
-def send_at_once() -> None:
-    """Switch Nagle's algorithm off on the listening socket; connections inherit it.
+def send_at_once() -> int:
+    """Switch Nagle's algorithm off on the listening socket; connections inherit it. Returns its port.
 
     Streamlit makes the socket in a way that asyncio does not recognise as TCP, so nobody else does, and each
     of a page's hundred files waits 40 ms between its header and its body.
     """
+    port = 0
     for found in gc.get_objects():
         is_open = isinstance(found, socket.socket) and found.fileno() >= 0
         if is_open and found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
             found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            port = found.getsockname()[1]
+    return port
 
 
 @asynccontextmanager
 async def lifespan(_: st.App) -> AsyncIterator[None]:
     """The server answers at once; the modules follow on a thread."""
-    send_at_once()
+    port = send_at_once()
+    if os.environ.get(OPEN_BROWSER) == "1" and port:
+        threading.Thread(target=webbrowser.open, args=(f"http://127.0.0.1:{port}",), daemon=True).start()
     threading.Thread(target=load_pages, name="load-pages", daemon=True).start()
     yield
 

@@ -444,7 +444,10 @@ def test_the_command_starts_streamlit_on_this_very_cufa(monkeypatch: pytest.Monk
     (command, environment), *_ = started
     assert command[1:5] == ["-m", "streamlit", "run", str(Path(APP).with_name("server.py"))]
     assert "--server.port=8700" in command
-    assert not any("headless=false" in argument for argument in command)
+    assert not any("headless" in argument for argument in command)
+    assert environment["CUFA_DASHBOARD_OPEN_BROWSER"] == "0"
+    assert CliRunner().invoke(main, ["dashboard"]).exit_code == 0
+    assert started[1][1]["CUFA_DASHBOARD_OPEN_BROWSER"] == "1"
     assert environment["PYTHONPATH"].split(os.pathsep)[0] == str(Path(APP).parents[1])
 
 

@@ -15,6 +15,10 @@ from .common import Exit, fail
 
 _PACKAGE = Path(cufa.__file__).resolve().parent
 
+OPEN_BROWSER = "CUFA_DASHBOARD_OPEN_BROWSER"
+"""1: the server opens a browser once it listens. (Streamlit would, but only without its headless mode, and
+then lays an advertisement over the page of whoever has a coding agent installed.)"""
+
 
 def dashboard_dir() -> Path:
     """Inside the installed package, or beside it in a checkout."""
@@ -53,10 +57,8 @@ def dashboard_command(port: int | None, browser: bool) -> None:
     if missing:
         fail(Exit.MISSING, f"{' and '.join(missing)} not installed. Fix: pip install 'cufa[dashboard]'")
     command = launch_command(port)
-    if browser:
-        command.append("--server.headless=false")
     # The child must import this very cufa, installed or not.
     paths = [str(_PACKAGE.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), OPEN_BROWSER: str(int(browser))}
     # The very process becomes the server, so that whoever stops `cufa dashboard` stops it.
     os.execve(sys.executable, command, environment)
