@@ -115,6 +115,14 @@ def test_persistent_blocks_take_their_items_one_after_another() -> None:
     assert line.sm_end.tolist() == [8, 7, 0]
 
 
+def test_a_persistent_block_is_one_block_though_its_items_overlap() -> None:
+    ones = np.ones(2, np.int64)
+    blocks = launch.Blocks(ones, ones, ones, ones, thread_block=np.zeros(2, np.int64))
+    start, end, sm = np.array([0.0, 4.0]), np.array([5.0, 8.0]), np.zeros(2, np.int64)
+    line = launch.Timeline(start, end, sm, sm, blocks, num_sms=1, slots_per_sm=1, unit="µs")
+    assert line.mean_blocks == 1
+
+
 def test_blocks_never_overlap_on_a_place() -> None:
     problem = make(2, 7, 3000, 64, "bfloat16", True)
     schedule = Schedule.of(problem, 64, 64, True)

@@ -91,8 +91,18 @@ class Timeline:
 
     @property
     def mean_blocks(self) -> float:
-        """Thread blocks resident on an SM, averaged over all SMs and the whole run."""
-        return float((self.end - self.start).sum()) / (self.num_sms * self.span) if self.span else 0.0
+        """Thread blocks resident on an SM, averaged over all SMs and the whole run. A persistent block is one
+        from its first item to its last, though an item may begin before the one before it has ended."""
+        if not self.span:
+            return 0.0
+        start, end, block = self.start, self.end, self.blocks.thread_block
+        if block is not None:
+            count = int(block.max(initial=0)) + 1
+            start, end = np.full(count, np.inf), np.zeros(count)
+            np.minimum.at(start, block, self.start)
+            np.maximum.at(end, block, self.end)
+            start = np.minimum(start, end)  # a number that no block has
+        return float((end - start).sum()) / (self.num_sms * self.span)
 
 
 def algorithms() -> dict[str, KernelSpec]:
