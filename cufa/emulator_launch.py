@@ -28,8 +28,8 @@ class Finding:
     """Something wrong with a kernel; the same mistake by many threads is one finding."""
 
     kind: str
-    """race, copy-not-awaited, never-written, out-of-range, misaligned, divergence, deadlock, barrier or
-    copy-in-flight."""
+    """race, proxy-fence, copy-not-awaited, never-written, out-of-range, misaligned, divergence, deadlock,
+    barrier or copy-in-flight."""
     count: int
     file: str
     line: int

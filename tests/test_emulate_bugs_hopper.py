@@ -8,12 +8,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support import make_inputs, make_problem, plan_with_blocks
 
 from cufa import compiler, host_build
-from cufa.emulator import EmulationError, Execution
+from cufa.emulator import EmulationError, Execution, run_plan
 from cufa.emulator_launch import execute
 from cufa.emulator_memory import GlobalArray, tensor_map
-from cufa.kernels import Launch
+from cufa.kernels import KERNELS, Launch
 
 TILES, N = 5, 32
 SHARED_BYTES = 64 * 128 + 2 * N * 128 + 5 * 8
@@ -100,3 +101,33 @@ def test_planted(sources, monkeypatch, name, schedule, copies):
         np.testing.assert_allclose(as_matrix(out), expected, atol=1e-4)
         return
     assert any(f.kind in kinds and message in f.message for f in found), text
+
+
+def fa3_findings(causal: bool):
+    """Of FA3 with Q in registers, several short items a block, in checked mode."""
+    q, k, v = make_inputs(1, 3, 1, 200, 130, 128, "float16")
+    config = next(
+        c for c in KERNELS["fa3_forward"].configs if dict(c.switches)["Q_IN_REGISTERS"] and c.fits(128)
+    )
+    plan = plan_with_blocks(make_problem(q, k, v, causal), config, 1)
+    out = np.empty_like(q)
+    return run_plan(plan, [q, k, v, out], out, Execution("checked"), trace=False).findings
+
+
+@pytest.mark.parametrize("which", [None, 0, 1], ids=["both", "without the store's", "without Q's"])
+def test_a_fence_between_proxies_is_missed(tmp_path, monkeypatch, which):
+    """A GPU hides it nearly always: without the fence after ldmatrix a few rows in a million were wrong."""
+    copy = tmp_path / "cuda_src"
+    shutil.copytree(compiler.SOURCE_DIR, copy)
+    kernel = copy / "kernels" / "fa3_forward.cu"
+    parts = kernel.read_text(encoding="utf-8").split("async_proxy_fence();")
+    assert len(parts) == 3
+    if which is not None:
+        joints = ["async_proxy_fence();"] * 2
+        joints[which] = ""
+        kernel.write_text(parts[0] + joints[0] + parts[1] + joints[1] + parts[2], encoding="utf-8")
+    monkeypatch.setattr(compiler, "SOURCE_DIR", copy)
+    found = fa3_findings(causal=False)
+    assert {f.kind for f in found} == (set() if which is None else {"proxy-fence"}), "\n".join(
+        map(str, found)
+    )

@@ -84,7 +84,7 @@ void load_box(u32 smem, const TensorMap* map, u32 barrier, const int (&first)[5]
                 describe(thread) + " at " + describe(site));
   }
   if (block.checked) {
-    block.races.access(thread, smem, bytes, Access::async_write, site);
+    block.races.access(thread, smem, bytes, Access::proxy_write, site);
     for_each_unit(copy, [&](u32, const unsigned char* source, u32 valid) {
       if (source) check_global(thread, source, valid, Access::read, "TMA", site);
     });
@@ -109,7 +109,7 @@ void store_box(const TensorMap* map, u32 smem, const int (&first)[4], Site site)
   Block& block = *thread.block;
   const BulkCopy copy = {&thread, *map, smem, 0, {first[0], first[1], first[2], first[3]}};
   check_box(block, thread, map, smem, site);
-  if (block.checked) block.races.access(thread, smem, box_bytes(*map), Access::read, site);
+  if (block.checked) block.races.access(thread, smem, box_bytes(*map), Access::proxy_read, site);
   for_each_unit(copy, [&](u32 source, const unsigned char* target, u32 bytes) {
     if (!target) return;
     if (block.checked && !check_global(thread, target, bytes, Access::write, "TMA", site)) return;
@@ -118,6 +118,11 @@ void store_box(const TensorMap* map, u32 smem, const int (&first)[4], Site site)
   });
   ++block.counters.bulk_copies;
   if (block.counted) block.counters.shared_read_bytes += box_bytes(*map);
+}
+
+void fence_proxies() {
+  Thread& thread = current();
+  if (thread.block->checked) thread.block->races.fence_proxies(thread);
 }
 
 bool land_one(Block& block) {

@@ -1,7 +1,7 @@
 // Host twins of the primitives of sm_90a: mbarrier.cuh, tma.cuh, wgmma.cuh, register_budget.cuh.
 //
 // Products are executed when they are waited for, each warp its own 16 rows; bulk copies land when issued or when
-// every warp has nothing else to do. Fences between proxies do nothing here: that one is missing, only a GPU can say.
+// every warp has nothing else to do. A missing fence between proxies is found in checked mode (race_detector.h).
 #pragma once
 #include "host/primitives_host.h"
 
@@ -25,6 +25,7 @@ void mbarrier_wait(u32 barrier, u32 parity, Site site);
 // bulk_copy.cpp
 void load_box(u32 smem, const TensorMap* map, u32 barrier, const int (&first)[5], Site site);
 void store_box(const TensorMap* map, u32 smem, const int (&first)[4], Site site);
+void fence_proxies();
 
 // warpgroup.cpp
 struct WarpgroupProduct {
@@ -46,7 +47,7 @@ void await_warpgroup_products(u32 pending, Site site);
 // ---- mbarrier.cuh
 DEVICE void mbarrier_init(u32 barrier, u32 arrivals, SITE) { cufa_host::mbarrier_init(barrier, arrivals, site); }
 DEVICE void mbarrier_init_fence() {}
-DEVICE void async_proxy_fence() {}
+DEVICE void async_proxy_fence() { cufa_host::fence_proxies(); }
 DEVICE void mbarrier_arrive(u32 barrier, SITE) { cufa_host::mbarrier_arrive(barrier, 0, site); }
 DEVICE void mbarrier_arrive_expect_tx(u32 barrier, u32 bytes, SITE) {
   cufa_host::mbarrier_arrive(barrier, bytes, site);

@@ -34,6 +34,11 @@ void RaceDetector::release(Thread& thread, VectorClock& clock) {
   clock[thread.id] = std::max(clock[thread.id], time++);
 }
 
+void RaceDetector::fence_proxies(Thread& thread) {
+  u32& time = time_[thread.id / 32];
+  clocks_[thread.id].fence(thread.id, time++);
+}
+
 // A new cell; `like` one that exists, or as never touched.
 int RaceDetector::add_cell(int like) {
   const int cell = static_cast<int>(writes_.size());
@@ -64,10 +69,10 @@ void RaceDetector::access_global(Thread& thread, const void* global, u32 bytes, 
 
 void RaceDetector::access_chunk(Thread& thread, int chunk, u64 address, u32 bytes, Access kind, Site site) {
   const auto check = [&](int cell, u64 at) {
-    if (kind == Access::read) {
-      check_read(thread, cell, at, site);
+    if (kind == Access::read || kind == Access::proxy_read) {
+      check_read(thread, cell, at, kind == Access::proxy_read, site);
     } else {
-      check_write(thread, cell, at, kind == Access::async_write, site);
+      check_write(thread, cell, at, kind, site);
     }
   };
   if (first_part_[chunk] < 0) {
@@ -107,7 +112,7 @@ void RaceDetector::publish_copy(Thread& thread, u32 smem, u32 bytes, VectorClock
   clock[thread.id] = std::max(clock[thread.id], time++);
 }
 
-void RaceDetector::check_read(Thread& thread, int cell, u64 address, Site site) {
+void RaceDetector::check_read(Thread& thread, int cell, u64 address, bool by_proxy, Site site) {
   const int me = thread.id;
   const Write& write = writes_[cell];
   if (write.in_flight) {
@@ -116,38 +121,48 @@ void RaceDetector::check_read(Thread& thread, int cell, u64 address, Site site) 
     report("never-written", thread, address, site, -1, {"", 0});
   } else if (write.clock && !ordered(write.thread, write.clock, me)) {
     report("race", thread, address, site, write.thread, write.site);
+  } else if (by_proxy && write.clock && !write.by_proxy && clocks_[me].fenced(write.thread) < write.clock) {
+    report("proxy-fence", thread, address, site, write.thread, write.site);
   }
   Reads& reads = reads_[std::size_t(cell) * num_warps_ + me / 32];
   const u32 now = time_[me / 32];
   if (reads.clock != now) {  // only the warp's latest reads are kept: what orders them orders its earlier ones
     reads.clock = now;
     reads.lanes = 0;
+    reads.by_proxy = true;
   }
+  reads.by_proxy = reads.by_proxy && by_proxy;
   reads.lanes |= thread.bit();
   reads.site = site;
 }
 
-void RaceDetector::check_write(Thread& thread, int cell, u64 address, bool in_flight, Site site) {
+void RaceDetector::check_write(Thread& thread, int cell, u64 address, Access kind, Site site) {
   const int me = thread.id;
+  const bool by_proxy = kind == Access::proxy_write;
   Write& write = writes_[cell];
   if (write.in_flight) {
     report("copy-not-awaited", thread, address, site, write.thread, write.site);
   } else if (write.clock && !ordered(write.thread, write.clock, me)) {
     report("race", thread, address, site, write.thread, write.site);
+  } else if (by_proxy && write.clock && !write.by_proxy && clocks_[me].fenced(write.thread) < write.clock) {
+    report("proxy-fence", thread, address, site, write.thread, write.site);
   }
   Reads* reads = &reads_[std::size_t(cell) * num_warps_];
   for (int w = 0; w < num_warps_; ++w) {
     for (u32 lanes = reads[w].lanes; lanes; lanes &= lanes - 1) {
       const int reader = w * 32 + __builtin_ctz(lanes);
-      if (ordered(reader, reads[w].clock, me)) continue;
-      report("race", thread, address, site, reader, reads[w].site);
+      const bool in_order = ordered(reader, reads[w].clock, me);
+      const bool seen = !by_proxy || reads[w].by_proxy || clocks_[me].fenced(reader) >= reads[w].clock;
+      if (in_order && seen) continue;
+      report(in_order ? "proxy-fence" : "race", thread, address, site, reader, reads[w].site);
       break;
     }
     reads[w].lanes = 0;
   }
   write.clock = time_[me / 32];
   write.thread = static_cast<u16>(me);
-  write.in_flight = in_flight;
+  write.in_flight = by_proxy || kind == Access::async_write;
+  write.by_proxy = by_proxy;
   write.site = site;
 }
 
@@ -161,6 +176,8 @@ void RaceDetector::report(const char* kind, Thread& thread, u64 address, Site si
     const std::string whom =
         "warp " + std::to_string(other / 32) + " lane " + std::to_string(other % 32) + " at " + describe(other_site);
     if (kind[0] == 'c') return "touches data of a cp.async that was not waited for: " + where + "; issued by " + whom;
+    if (kind[0] == 'p') return "no fence.proxy.async between an ordinary access and the copy engine's or wgmma's: " + where +
+                               "; the ordinary one is " + whom;
     return "no barrier orders this access after another thread's: " + where + "; the other is " + whom;
   });
 }

@@ -4,6 +4,10 @@
 // Every thread keeps a vector clock; a barrier joins those of its participants. Of every piece of memory we keep the
 // last write and, for each warp, the last reads. Pieces are 16 bytes, what cp.async and ldmatrix move, and
 // are split into eight of 2 bytes when a narrower access comes.
+//
+// wgmma and the copy engine reach shared memory by a way of their own (the async proxy). What ordinary instructions read
+// or wrote comes before what these write, or read, only with fence.proxy.async between the two: a clock also holds how
+// much of every thread's past has been fenced.
 #pragma once
 #include <unordered_map>
 #include <vector>
@@ -21,19 +25,35 @@ class VectorClock {
   explicit VectorClock(int size = 0) : time_(size, 0) {}
   u32& operator[](int thread) { return time_[thread]; }
   u32 operator[](int thread) const { return time_[thread]; }
-  void clear(int size) { time_.assign(size, 0); }
+  void clear(int size) {
+    time_.assign(size, 0);
+    fenced_.clear();
+  }
+  // Up to when accesses of `thread` are ordered with the async proxy's too. Empty, and free of cost, before any fence.
+  u32 fenced(int thread) const { return fenced_.empty() ? 0 : fenced_[thread]; }
+  void fence(int thread, u32 now) {
+    fenced_.resize(time_.size());
+    for (std::size_t i = 0; i < time_.size(); ++i) fenced_[i] = fenced_[i] > time_[i] ? fenced_[i] : time_[i];
+    fenced_[thread] = now;
+  }
   void join(const VectorClock& other) {
     u32* mine = time_.data();
     const u32* theirs = other.time_.data();
     for (std::size_t i = 0, n = time_.size(); i < n; ++i) mine[i] = mine[i] > theirs[i] ? mine[i] : theirs[i];
+    if (other.fenced_.empty()) return;
+    fenced_.resize(time_.size());
+    for (std::size_t i = 0; i < fenced_.size(); ++i) {
+      fenced_[i] = fenced_[i] > other.fenced_[i] ? fenced_[i] : other.fenced_[i];
+    }
   }
 
  private:
-  std::vector<u32> time_;
+  std::vector<u32> time_, fenced_;
 };
 
 // Atomic accesses are not tracked: they never race with one another.
-enum class Access { read, write, async_write, atomic };
+// proxy_*: by wgmma and the copy engine.
+enum class Access { read, write, async_write, proxy_read, proxy_write, atomic };
 
 class RaceDetector {
  public:
@@ -48,6 +68,8 @@ class RaceDetector {
   // What happened before in `thread` is published to `clock`; what `clock` holds happened before what follows.
   void release(Thread& thread, VectorClock& clock);
   void acquire(Thread& thread, const VectorClock& clock) { clocks_[thread_id(thread)].join(clock); }
+  // fence.proxy.async, by this thread: for all that has happened before.
+  void fence_proxies(Thread& thread);
 
   // The asynchronous write has landed without the thread knowing: whoever acquires `clock` sees it (mbarrier).
   void publish_copy(Thread& thread, u32 smem, u32 bytes, VectorClock& clock);
@@ -56,12 +78,13 @@ class RaceDetector {
   struct Write {
     u32 clock = 0;  // 0: never written
     u16 thread = 0;
-    bool in_flight = false;
+    bool in_flight = false, by_proxy = false;
     Site site = {"", 0};
   };
   struct Reads {  // by the lanes of one warp, at one time of theirs
     u32 clock = 0;
     u32 lanes = 0;
+    bool by_proxy = false;
     Site site = {"", 0};
   };
 
@@ -69,8 +92,8 @@ class RaceDetector {
   bool ordered(int earlier, u32 clock, int now) const { return earlier == now || clocks_[now][earlier] >= clock; }
   // One access to (part of) one 16-byte chunk, whose cell is known. `address` says which bytes.
   void access_chunk(Thread& thread, int chunk, u64 address, u32 bytes, Access kind, Site site);
-  void check_read(Thread& thread, int cell, u64 address, Site site);
-  void check_write(Thread& thread, int cell, u64 address, bool in_flight, Site site);
+  void check_read(Thread& thread, int cell, u64 address, bool by_proxy, Site site);
+  void check_write(Thread& thread, int cell, u64 address, Access kind, Site site);
   int add_cell(int like);
   void report(const char* kind, Thread& thread, u64 address, Site site, int other, Site other_site);
 

@@ -50,7 +50,7 @@ void record_reads(Block& block, Warp& warp, const WarpgroupProduct& p, Site site
   Thread& agent = block.thread(warp, 0);
   for_each_matrix(p, warp.index % 4, [&](const u32(&rows)[8], bool) {
     for (const u32 row : rows) {
-      if (shared_bytes(agent, row, 16, "wgmma operand", site)) block.races.access(agent, row, 16, Access::read, site);
+      if (shared_bytes(agent, row, 16, "wgmma operand", site)) block.races.access(agent, row, 16, Access::proxy_read, site);
     }
   });
 }

@@ -46,7 +46,7 @@
 //   store on an impossible condition holds it back, 66 of 66 stay in front): 3-8% slower at d64 and d128. The other consumer's
 //   products fill the gap anyway, and V's buffer is given back later.
 // - Giving back Q's buffer after ldmatrix with a barrier alone: a few rows in a million were wrong, in one launch of five.
-//   TMA's writes need fence.proxy.async after ordinary reads too.
+//   TMA's writes need fence.proxy.async after ordinary reads too. (The executor in cuda_src/host looks for it since.)
 // - Waiting for V between wgmma_fence and the only product (no other wgmma before it): ptxas inserts a fence of its own in
 //   what it takes for a divergent path and serialises (C7519). Wait first, fence, then issue.
 // - Carrying an item's coordinates along in registers: 76-136 bytes of spills with three consumers.

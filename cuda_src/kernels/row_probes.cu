@@ -34,6 +34,7 @@ KERNEL probe_tma_rows(const __grid_constant__ ProbeParams p, const __grid_consta
       const u32 piece = word / 32, unit = word / 4 % 8;
       st_global(p.out + i * WORDS + word, ld_shared_u32(base + piece * 128 + (unit ^ piece % 8) * 16 + word % 4 * 4));
     }
-    block_sync();  // all have read before the box is overwritten
+    async_proxy_fence();  // the copy may not overtake these loads
+    block_sync();         // all have read before the box is overwritten
   }
 }
