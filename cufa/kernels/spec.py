@@ -56,6 +56,8 @@ class Launch:
     """Its blocks may become resident while the launch before ends, and wait for it themselves (sm_90)."""
     persistent: bool = False
     """The blocks share out the work: the planner launches no more than the GPU runs at once."""
+    cluster: int = 1
+    """Blocks along the first axis of the grid that run together and share their memory (sm_90)."""
 
 
 @dataclasses.dataclass(frozen=True)

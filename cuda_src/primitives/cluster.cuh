@@ -1,0 +1,38 @@
+// Thread block clusters (sm_90): blocks that run at the same time, on neighbouring SMs, and write to each other's shared
+// memory. How many blocks make a cluster is said at launch.
+#pragma once
+#include "primitives/types.cuh"
+#ifndef __CUDACC__
+#include "host/cluster_host.h"
+#else
+
+// %cluster_ctarank: number of this block in its cluster.
+DEVICE u32 cluster_rank() {
+  u32 rank;
+  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return rank;
+}
+
+// barrier.cluster: every thread of every block of the cluster arrives, then waits. Plain `arrive` releases what this thread
+// wrote before to those that wait; relaxed only says that it is here.
+DEVICE void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
+DEVICE void cluster_arrive_relaxed() { asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"); }
+DEVICE void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
+
+// mapa.shared::cluster: where `smem`, an address of this block's shared memory, lies in that of block `rank`. The other
+// block must have begun (a barrier of the cluster tells), and must not have ended.
+DEVICE u32 cluster_address(u32 smem, u32 rank) {
+  u32 address;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(address) : "r"(smem), "r"(rank));
+  return address;
+}
+
+// st.shared::cluster, to a cluster_address().
+DEVICE void st_cluster_vec2(u32 address, vec2 v) {
+  asm volatile("st.shared::cluster.v2.b32 [%0], {%1,%2};" ::"r"(address), "r"(v.x), "r"(v.y) : "memory");
+}
+DEVICE void st_cluster_vec4(u32 address, vec4 v) {
+  asm volatile("st.shared::cluster.v4.b32 [%0], {%1,%2,%3,%4};" ::"r"(address), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)
+               : "memory");
+}
+#endif  // __CUDACC__
