@@ -18,6 +18,8 @@ from .kernels import Launch
 
 MODES = ("plain", "checked", "counted")
 SCHEDULES = ("ascending", "descending")
+#: Blocks, where the kernel asks a GPU for more than the portable 8.
+MAX_CLUSTER = 16
 _RANDOM = 2
 _FINDINGS_BYTES = 1 << 20
 _STOPPED = 2
@@ -29,7 +31,7 @@ class Finding:
 
     kind: str
     """race, proxy-fence, copy-not-awaited, never-written, out-of-range, misaligned, divergence, deadlock,
-    barrier or copy-in-flight."""
+    barrier, copy-in-flight, accumulator-touched or block-not-running (of a cluster)."""
     count: int
     file: str
     line: int
@@ -58,6 +60,7 @@ class _Launch(ctypes.Structure):
         ("grid", ctypes.c_uint32 * 3),
         ("num_threads", ctypes.c_int32),
         ("shared_bytes", ctypes.c_uint32),
+        ("cluster", ctypes.c_uint32),
         ("workers", ctypes.c_int32),
         ("mode", ctypes.c_int32),
         ("schedule", ctypes.c_int32),
@@ -113,8 +116,14 @@ def execute(
     """Run one launch. Returns the counters, one row per block, and the findings.
 
     ``entry`` comes from :func:`cufa.host_build.kernel`; ``memory`` is all that the kernel may touch.
-    Raises EmulationError.
+    Raises EmulationError, and ValueError when the grid cannot be cut into the clusters asked for.
     """
+    if not 1 <= launch.cluster <= MAX_CLUSTER:
+        raise ValueError(f"{launch.entry}: a cluster has 1 to {MAX_CLUSTER} blocks, not {launch.cluster}")
+    if launch.grid[0] % launch.cluster:
+        raise ValueError(
+            f"{launch.entry}: {launch.grid[0]} blocks along x cannot be cut into clusters of {launch.cluster}"
+        )
     runtime = _runtime()
     names = [x for x in runtime.cufa_counter_names().decode().split(",") if x]
     counters = np.zeros(int(np.prod(launch.grid)), [(name, np.uint64) for name in names])
@@ -127,6 +136,7 @@ def execute(
         grid=launch.grid,
         num_threads=launch.num_threads,
         shared_bytes=launch.shared_memory,
+        cluster=launch.cluster,
         workers=execution.threads or os.cpu_count() or 1,
         mode=MODES.index(execution.mode),
         schedule=_RANDOM if random else SCHEDULES.index(str(execution.schedule)),

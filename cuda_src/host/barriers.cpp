@@ -36,7 +36,7 @@ const Collective kWarpSync = {"__syncwarp",
                               [](Block& block, Warp& warp) {
                                 ++block.counters.warp_syncs;
                                 if (!block.checked) return;
-                                VectorClock all(block.num_threads);
+                                VectorClock all(block.cluster.clocks.size);
                                 for (int i = 0; i < 32; ++i) block.races.release(block.thread(warp, i), all);
                                 for (int i = 0; i < 32; ++i) block.races.acquire(block.thread(warp, i), all);
                               },

@@ -32,23 +32,29 @@ class FlushSubnormals {
 }  // namespace
 
 int cufa_launch(const CufaLaunch* launch) {
-  const u32 blocks = launch->grid[0] * launch->grid[1] * launch->grid[2];
+  const u32 size = launch->cluster, clusters = launch->grid[0] * launch->grid[1] * launch->grid[2] / size;
   Findings findings;
   Owners owners(*launch);
   std::atomic<u32> next{0};
   std::atomic<bool> stop{false};
   const auto work = [&](int worker) {
     const FlushSubnormals scope;
-    Block block(*launch, findings, owners, worker);
-    for (u32 i; !stop && (i = next++) < blocks;) {
-      const u32 linear = launch->schedule == kDescending ? blocks - 1 - i : i;
-      if (!block.run(linear)) stop = true;
-      if (launch->counters)
-        std::memcpy(launch->counters + u64(linear) * kNumCounters, &block.counters, sizeof(Counters));
+    Cluster cluster(*launch, findings, owners, worker);
+    for (u32 i; !stop && (i = next++) < clusters;) {
+      const u32 first = (launch->schedule == kDescending ? clusters - 1 - i : i) * size;
+      if (!cluster.run(first)) stop = true;
+      if (!launch->counters) continue;
+      for (u32 rank = 0; rank < size; ++rank) {
+        std::memcpy(launch->counters + u64(first + rank) * kNumCounters, &cluster.blocks[rank]->counters,
+                    sizeof(Counters));
+      }
     }
   };
   std::vector<std::thread> others;
-  const int workers = static_cast<int>(std::min<u32>(std::max(launch->workers, 1), std::max(blocks, 1u)));
+  // Every fiber's stack is two mappings, of which a process has some 65,000.
+  const u32 most = std::max(1u, 24576 / (size * launch->num_threads));
+  const u32 wanted = std::min<u32>(std::max(launch->workers, 1), std::max(clusters, 1u));
+  const int workers = static_cast<int>(std::min(wanted, most));
   for (int i = 1; i < workers; ++i) others.emplace_back(work, i);
   work(0);
   for (std::thread& other : others) other.join();

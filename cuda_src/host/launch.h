@@ -23,6 +23,7 @@ struct CufaLaunch {
   std::uint32_t grid[3];
   std::int32_t num_threads;
   std::uint32_t shared_bytes;
+  std::uint32_t cluster;  // blocks along the grid's x that run together: divides grid[0]
   std::int32_t workers;  // CPU threads
   std::int32_t mode, schedule;
   std::uint32_t seed;        // of the random schedule

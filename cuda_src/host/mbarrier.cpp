@@ -12,7 +12,7 @@ void complete_phase(Block& block, Mbarrier& barrier) {
   barrier.missing = barrier.arrivals;
   if (block.checked) {
     barrier.completed.join(barrier.arrived);
-    barrier.arrived.clear(block.num_threads);
+    barrier.arrived.clear(block.cluster.clocks.size);
   }
   for (Thread* thread : barrier.waiting) thread->warp->ready |= thread->bit();
   barrier.waiting.clear();
@@ -39,8 +39,8 @@ void mbarrier_init(u32 address, u32 arrivals, Site site) {
   barrier = Mbarrier();
   barrier.arrivals = barrier.missing = arrivals;
   if (!block.checked) return;
-  barrier.arrived.clear(block.num_threads);
-  barrier.completed.clear(block.num_threads);
+  barrier.arrived.clear(block.cluster.clocks.size);
+  barrier.completed.clear(block.cluster.clocks.size);
 }
 
 void mbarrier_arrive(u32 address, u32 bytes, Site site) {

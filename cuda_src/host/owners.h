@@ -6,13 +6,15 @@
 #include <unordered_map>
 #include <vector>
 
+#include "host/cluster.h"
 #include "host/launch.h"
 #include "host/race_detector.h"
 
 namespace cufa_host {
 
 // No order holds between the blocks of a launch, so an element that one block writes no other may touch, unless it
-// learned of the write from a counter (atom.inc) that both counted up, the writer first. (Found for the order in which
+// learned of the write from a counter (atom.inc) that both counted up, the writer first, or both have met at the
+// barrier of their cluster. (Found for the order in which
 // this run's blocks happened to come: a read before the other block's write goes unseen.)
 class Owners {
  public:
@@ -21,9 +23,11 @@ class Owners {
 
   // atom.inc, checked: what its block wrote before is handed to the blocks that count up the same counter later.
   u32 count_in(Thread& thread, u32* counter, u32 last);
+  // Blocks of a cluster have met at its barrier: each knows of all that the others have written.
+  void meet(const Cluster& cluster);
 
  private:
-  u32 number(Thread& thread) const;  // of its block
+  u32 number(Index3 block) const;
 
   const CufaLaunch& launch_;
   std::vector<std::unique_ptr<std::atomic<u64>[]>> owner_;  // of each array: (block + 1) << 32 | its time, or 0

@@ -11,32 +11,36 @@ constexpr u32 kChunkBytes = 16, kPartBytes = 2;
 constexpr u64 kLastShared = 0xffffffff;  // 32 bits address shared memory; no array lies so low
 }  // namespace
 
-int RaceDetector::thread_id(const Thread& thread) { return thread.id; }
+void ClusterClocks::reset(int num_threads) {
+  size = num_threads + 1;
+  of.resize(num_threads);
+  for (VectorClock& clock : of) clock.clear(size);
+  time.assign(num_threads / 32, 1);
+}
 
-void RaceDetector::reset(Block& block, u32 shared_bytes, int num_threads) {
+int RaceDetector::number(const Thread& thread) { return thread.number; }
+
+void RaceDetector::reset(Block& block) {
   block_ = &block;
-  num_warps_ = num_threads / 32;
-  const std::size_t chunks = (shared_bytes + kChunkBytes - 1) / kChunkBytes;
+  num_warps_ = block.num_warps;
+  const std::size_t chunks = (block.launch.shared_bytes + kChunkBytes - 1) / kChunkBytes;
   writes_.assign(chunks, {});
   reads_.assign(chunks * num_warps_, {});
   first_part_.assign(chunks, -1);
   global_chunks_.clear();
-  clocks_.resize(num_threads);
-  for (int i = 0; i < num_threads; ++i) {
-    clocks_[i].clear(num_threads);
-  }
-  time_.assign(num_warps_, 1);
+  remote_.clear();
+  left_.clear(clocks_.size);
 }
 
 void RaceDetector::release(Thread& thread, VectorClock& clock) {
-  u32& time = time_[thread.id / 32];
-  clock.join(clocks_[thread.id]);
-  clock[thread.id] = std::max(clock[thread.id], time++);
+  u32& time = clocks_.time[thread.number / 32];
+  clock.join(clocks_.of[thread.number]);
+  clock[thread.number] = std::max(clock[thread.number], time++);
 }
 
 void RaceDetector::fence_proxies(Thread& thread) {
-  u32& time = time_[thread.id / 32];
-  clocks_[thread.id].fence(thread.id, time++);
+  u32& time = clocks_.time[thread.number / 32];
+  clocks_.of[thread.number].fence(thread.number, time++);
 }
 
 // A new cell; `like` one that exists, or as never touched.
@@ -89,9 +93,9 @@ void RaceDetector::access_chunk(Thread& thread, int chunk, u64 address, u32 byte
 
 void RaceDetector::complete(Thread& thread, u32 smem, u32 bytes) {
   const auto land = [&](Write& write) {
-    if (!write.in_flight || write.thread != thread.id) return;
+    if (!write.in_flight || write.thread != thread.number) return;
     write.in_flight = false;
-    write.clock = time_[thread.id / 32];
+    write.clock = clocks_.time[thread.number / 32];
   };
   for (const u32 end = smem + bytes; smem < end;) {
     const u32 chunk = (smem - kSharedBase) / kChunkBytes,
@@ -108,12 +112,12 @@ void RaceDetector::complete(Thread& thread, u32 smem, u32 bytes) {
 
 void RaceDetector::publish_copy(Thread& thread, u32 smem, u32 bytes, VectorClock& clock) {
   complete(thread, smem, bytes);
-  u32& time = time_[thread.id / 32];
-  clock[thread.id] = std::max(clock[thread.id], time++);
+  u32& time = clocks_.time[thread.number / 32];
+  clock[thread.number] = std::max(clock[thread.number], time++);
 }
 
 void RaceDetector::check_read(Thread& thread, int cell, u64 address, bool by_proxy, Site site) {
-  const int me = thread.id;
+  const int me = thread.number;
   const Write& write = writes_[cell];
   if (write.in_flight) {
     report("copy-not-awaited", thread, address, site, write.thread, write.site);
@@ -121,11 +125,11 @@ void RaceDetector::check_read(Thread& thread, int cell, u64 address, bool by_pro
     report("never-written", thread, address, site, -1, {"", 0});
   } else if (write.clock && !ordered(write.thread, write.clock, me)) {
     report("race", thread, address, site, write.thread, write.site);
-  } else if (by_proxy && write.clock && !write.by_proxy && clocks_[me].fenced(write.thread) < write.clock) {
+  } else if (by_proxy && write.clock && !write.by_proxy && clocks_.of[me].fenced(write.thread) < write.clock) {
     report("proxy-fence", thread, address, site, write.thread, write.site);
   }
-  Reads& reads = reads_[std::size_t(cell) * num_warps_ + me / 32];
-  const u32 now = time_[me / 32];
+  Reads& reads = reads_[std::size_t(cell) * num_warps_ + thread.id / 32];
+  const u32 now = clocks_.time[me / 32];
   if (reads.clock != now) {  // only the warp's latest reads are kept: what orders them orders its earlier ones
     reads.clock = now;
     reads.lanes = 0;
@@ -137,44 +141,77 @@ void RaceDetector::check_read(Thread& thread, int cell, u64 address, bool by_pro
 }
 
 void RaceDetector::check_write(Thread& thread, int cell, u64 address, Access kind, Site site) {
-  const int me = thread.id;
+  const int me = thread.number;
   const bool by_proxy = kind == Access::proxy_write;
   Write& write = writes_[cell];
   if (write.in_flight) {
     report("copy-not-awaited", thread, address, site, write.thread, write.site);
   } else if (write.clock && !ordered(write.thread, write.clock, me)) {
     report("race", thread, address, site, write.thread, write.site);
-  } else if (by_proxy && write.clock && !write.by_proxy && clocks_[me].fenced(write.thread) < write.clock) {
+  } else if (by_proxy && write.clock && !write.by_proxy && clocks_.of[me].fenced(write.thread) < write.clock) {
     report("proxy-fence", thread, address, site, write.thread, write.site);
   }
   Reads* reads = &reads_[std::size_t(cell) * num_warps_];
   for (int w = 0; w < num_warps_; ++w) {
     for (u32 lanes = reads[w].lanes; lanes; lanes &= lanes - 1) {
-      const int reader = w * 32 + __builtin_ctz(lanes);
+      const int reader = block_->rank * block_->num_threads + w * 32 + __builtin_ctz(lanes);
       const bool in_order = ordered(reader, reads[w].clock, me);
-      const bool seen = !by_proxy || reads[w].by_proxy || clocks_[me].fenced(reader) >= reads[w].clock;
+      const bool seen = !by_proxy || reads[w].by_proxy || clocks_.of[me].fenced(reader) >= reads[w].clock;
       if (in_order && seen) continue;
       report(in_order ? "proxy-fence" : "race", thread, address, site, reader, reads[w].site);
       break;
     }
     reads[w].lanes = 0;
   }
-  write.clock = time_[me / 32];
+  write.clock = clocks_.time[me / 32];
   write.thread = static_cast<u16>(me);
   write.in_flight = by_proxy || kind == Access::async_write;
   write.by_proxy = by_proxy;
   write.site = site;
 }
 
+std::string RaceDetector::describe_thread(int number) const {
+  const int id = number % block_->num_threads, rank = number / block_->num_threads;
+  const std::string text = "warp " + std::to_string(id / 32) + " lane " + std::to_string(id % 32);
+  return block_->cluster.size() == 1 ? text : describe(block_->cluster.blocks[rank]->index) + " " + text;
+}
+
+bool RaceDetector::can_store(Thread& thread, Site site) {
+  const char* why = !block_->alive()                                         ? "has ended"
+                    : clocks_.of[thread.number][clocks_.phases()] == 0 ? "may not have begun, no barrier of the cluster tells"
+                                                                             : nullptr;
+  if (why) {
+    cufa_host::report(*block_, "block-not-running", site, {"", 0}, [&] {
+      return "store to shared memory of " + describe(block_->index) + ", which " + why + ": " + describe(thread) +
+             " at " + describe(site);
+    });
+    return false;
+  }
+  remote_[thread.number] = {clocks_.time[thread.number / 32], site};
+  return true;
+}
+
+void RaceDetector::leave(Thread& thread) {
+  left_.join(clocks_.of[thread.number]);
+  if (block_->alive()) return;
+  for (const auto& [number, store] : remote_) {
+    if (left_[number] >= store.clock) continue;
+    cufa_host::report(*block_, "block-not-running", store.site, {"", 0}, [&, writer = number, from = store.site] {
+      return describe(block_->index) + " does not wait, before it ends, for the store to its shared memory by " +
+             describe_thread(writer) + " at " + describe(from);
+    });
+  }
+}
+
 void RaceDetector::report(const char* kind, Thread& thread, u64 address, Site site, int other, Site other_site) {
   cufa_host::report(*block_, kind, site, other_site, [&] {
     const std::string place = address <= kLastShared
-                                  ? "shared offset " + std::to_string(address - kSharedBase)
+                                  ? "shared offset " + std::to_string(address - kSharedBase) +
+                                        (thread.block == block_ ? "" : " of " + describe(block_->index))
                                   : global_place(block_->launch, reinterpret_cast<const void*>(address), kPartBytes);
     const std::string where = place + ", " + describe(thread) + " at " + describe(site);
     if (other < 0) return "read of shared memory that nothing has written: " + where;
-    const std::string whom =
-        "warp " + std::to_string(other / 32) + " lane " + std::to_string(other % 32) + " at " + describe(other_site);
+    const std::string whom = describe_thread(other) + " at " + describe(other_site);
     if (kind[0] == 'c') return "touches data of a cp.async that was not waited for: " + where + "; issued by " + whom;
     if (kind[0] == 'p') return "no fence.proxy.async between an ordinary access and the copy engine's or wgmma's: " + where +
                                "; the ordinary one is " + whom;

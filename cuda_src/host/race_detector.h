@@ -5,10 +5,15 @@
 // last write and, for each warp, the last reads. Pieces are 16 bytes, what cp.async and ldmatrix move, and
 // are split into eight of 2 bytes when a narrower access comes.
 //
+// The clocks are those of all threads of a cluster of blocks, the memory that of one block: a store from another block
+// is a write like any other, ordered by what orders threads of two blocks, the cluster's barrier. (Not seen: copies
+// and mbarrier arrivals that cross blocks. No primitive makes them.)
+//
 // wgmma and the copy engine reach shared memory by a way of their own (the async proxy). What ordinary instructions read
 // or wrote comes before what these write, or read, only with fence.proxy.async between the two: a clock also holds how
 // much of every thread's past has been fenced.
 #pragma once
+#include <string>
 #include <unordered_map>
 #include <vector>
 
@@ -55,9 +60,19 @@ class VectorClock {
 // proxy_*: by wgmma and the copy engine.
 enum class Access { read, write, async_write, proxy_read, proxy_write, atomic };
 
+// Of the threads of all blocks of a cluster.
+struct ClusterClocks {
+  void reset(int num_threads);
+  int phases() const { return size - 1; }  // an entry beside the threads': completed phases of the cluster's barrier
+  int size = 0;
+  std::vector<VectorClock> of;  // each thread: what has happened before
+  std::vector<u32> time;        // of each warp: goes on when one of its lanes has released something
+};
+
 class RaceDetector {
  public:
-  void reset(Block& block, u32 shared_bytes, int num_threads);
+  explicit RaceDetector(ClusterClocks& clocks) : clocks_(clocks) {}
+  void reset(Block& block);
 
   void access(Thread& thread, u32 smem, u32 bytes, Access kind, Site site);
   // Of an array that this launch may write; others cannot race.
@@ -67,7 +82,13 @@ class RaceDetector {
 
   // What happened before in `thread` is published to `clock`; what `clock` holds happened before what follows.
   void release(Thread& thread, VectorClock& clock);
-  void acquire(Thread& thread, const VectorClock& clock) { clocks_[thread_id(thread)].join(clock); }
+  void acquire(Thread& thread, const VectorClock& clock) { clocks_.of[number(thread)].join(clock); }
+  // Before a store of another block's thread to this block: false, with a finding, when it must not be made. Remembers
+  // it until this block has ended.
+  bool can_store(Thread& thread, Site site);
+  // A thread of this block has left the kernel.
+  void leave(Thread& thread);
+
   // fence.proxy.async, by this thread: for all that has happened before.
   void fence_proxies(Thread& thread);
 
@@ -88,8 +109,14 @@ class RaceDetector {
     Site site = {"", 0};
   };
 
-  static int thread_id(const Thread& thread);
-  bool ordered(int earlier, u32 clock, int now) const { return earlier == now || clocks_[now][earlier] >= clock; }
+  struct RemoteStore {  // the latest of a thread
+    u32 clock;
+    Site site;
+  };
+
+  static int number(const Thread& thread);
+  bool ordered(int earlier, u32 clock, int now) const { return earlier == now || clocks_.of[now][earlier] >= clock; }
+  std::string describe_thread(int number) const;
   // One access to (part of) one 16-byte chunk, whose cell is known. `address` says which bytes.
   void access_chunk(Thread& thread, int chunk, u64 address, u32 bytes, Access kind, Site site);
   void check_read(Thread& thread, int cell, u64 address, bool by_proxy, Site site);
@@ -99,12 +126,13 @@ class RaceDetector {
 
   Block* block_ = nullptr;
   int num_warps_ = 0;
-  std::vector<VectorClock> clocks_;             // of each thread: what has happened before, by thread
-  std::vector<u32> time_;                       // of each warp: goes on when one of its lanes has released something
+  ClusterClocks& clocks_;
   std::vector<Write> writes_;                   // of each cell: the chunks of shared memory come first
   std::vector<Reads> reads_;                    // (cell, warp)
   std::vector<int> first_part_;                 // of a cell that is a chunk: the cell of its first 2-byte part, or -1
   std::unordered_map<u64, int> global_chunks_;  // address / 16 -> cell
+  std::unordered_map<int, RemoteStore> remote_;  // from other blocks, by thread
+  VectorClock left_;                             // what happened before the threads left that have left
 };
 
 }  // namespace cufa_host

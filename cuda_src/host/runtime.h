@@ -1,9 +1,11 @@
-// The CUDA execution model on a CPU thread: one Block at a time, its warps, its threads as fibers.
+// The CUDA execution model on a CPU thread: one cluster of blocks at a time, their warps, their threads as fibers.
 #pragma once
 #include <string>
 #include <vector>
 
 #include "host/bank_model.h"
+#include "host/cluster.h"
+#include "host/cluster_host.h"
 #include "host/counters.h"
 #include "host/fiber.h"
 #include "host/findings.h"
@@ -47,6 +49,7 @@ struct Thread : ThreadContext {
   Block* block = nullptr;
   Warp* warp = nullptr;
   int id = 0, lane = 0;
+  int number = 0;  // in its cluster, block by block
   bool done = false;
   const char* waits_for = nullptr;  // while parked
   Site waits_at = {"", 0};
@@ -78,6 +81,8 @@ struct Warp {
   u32 alive = kAllLanes;  // lanes that have not left the kernel
   u32 arrived = 0;        // lanes that have reached `collective`
   const Collective* collective = nullptr;
+  u32 cluster_phase = 0;  // of the cluster's barrier: completes when all have arrived with this warp
+  bool cluster_pending = false;  // it has arrived there and not waited
   Site site = {"", 0};  // of the collective
   Operand operands[32];
   ProductQueue products;
@@ -91,17 +96,22 @@ struct Barrier {
   VectorClock clock;
 };
 
-// One CPU thread executes one block after another in the same Block object.
 struct Block {
-  Block(const CufaLaunch& launch, Findings& findings, Owners& owners, int worker);
+  Block(Cluster& cluster, int rank);
   ~Block();
   Block(const Block&) = delete;
 
-  // Returns false when the block had to be given up.
-  bool run(u32 linear_index);
+  // All threads to the kernel's first line.
+  void start(u32 linear_index);
+  // Give every warp that can run the CPU once. Returns whether there was one; see `failed`.
+  bool sweep();
+  bool ready() const;  // a warp can run
+  bool alive() const;  // a thread has not left the kernel
 
   Thread& thread(const Warp& warp, int lane) { return *threads[warp.index * 32 + lane]; }
 
+  Cluster& cluster;
+  const int rank;  // in the cluster
   const CufaLaunch& launch;
   Findings& findings;
   Owners& owners;
@@ -121,23 +131,37 @@ struct Block {
   bool failed = false;
 };
 
+inline int lowest(u32 mask) { return __builtin_ctz(mask); }
 inline Thread& current() { return *static_cast<Thread*>(context); }
 
 // scheduler.cpp
 u32 random_number(Block& block);
+// First frame of every fiber.
+void thread_main();
+// Which of these lanes runs next, by the launch's schedule.
+int pick_lane(Block& block, u32 ready);
 // Leave the CPU to others until another thread sets this lane's ready bit.
 void park(Thread& thread, const char* waits_for, Site site);
 // Park until all lanes of the warp are here; the last one executes.
 void rendezvous(Thread& thread, const Collective& collective, Site site);
 // Record a finding after which the block cannot go on. Does not return.
 [[noreturn]] void abandon(Block& block, const char* kind, Site site, const std::string& message);
-// "block (1,0,0) warp 2 lane 5"
+// "block (1,0,0) warp 2 lane 5", "block (1,0,0)"
 std::string describe(const Thread& thread);
+std::string describe(Index3 block);
 // Record a finding; the message is only built when it is new.
 template <typename Message>
 void report(Block& block, const char* kind, Site site, Site other, Message message) {
   if (block.findings.count(kind, site, other)) block.findings.describe(kind, site, other, message());
 }
+
+// cluster_barrier.cpp
+// A thread has left the kernel.
+void leave_cluster(Thread& thread);
+
+// deadlock.cpp
+// "warp 2 lanes 0-15 wait for ldmatrix at …, lanes 16-31 left the kernel"
+std::string who_waits(Block& block);
 
 // bulk_copy.cpp
 // Let one copy in flight land; false when there is none.

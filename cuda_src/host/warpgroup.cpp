@@ -137,7 +137,7 @@ void WarpgroupQueue::execute(Block& block, Warp& warp, u32 pending) {
   committed_ -= n;
   for (u32& count : count_) count -= n;
   if (!block.checked) return;
-  VectorClock read(block.num_threads);  // the reads of lane 0 are the warp's
+  VectorClock read(block.cluster.clocks.size);  // the reads of lane 0 are the warp's
   block.races.release(block.thread(warp, 0), read);
   for (int lane = 1; lane < 32; ++lane) block.races.acquire(block.thread(warp, lane), read);
 }

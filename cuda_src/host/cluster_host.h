@@ -1,0 +1,28 @@
+// Host twins of primitives/cluster.cuh.
+#pragma once
+#include "host/primitives_host.h"
+
+namespace cufa_host {
+
+// cluster.cpp
+u32 cluster_block_rank();
+u32 address_in_cluster(u32 smem, u32 rank, Site site);
+void store_cluster(u32 address, const void* value, u32 bytes, Site site);
+
+// cluster_barrier.cpp
+void arrive_at_cluster(bool release, Site site);
+void wait_for_cluster(Site site);
+
+}  // namespace cufa_host
+
+#define SITE cufa_host::Site site = cufa_host::Site::here()
+
+DEVICE u32 cluster_rank() { return cufa_host::cluster_block_rank(); }
+DEVICE void cluster_arrive(SITE) { cufa_host::arrive_at_cluster(true, site); }
+DEVICE void cluster_arrive_relaxed(SITE) { cufa_host::arrive_at_cluster(false, site); }
+DEVICE void cluster_wait(SITE) { cufa_host::wait_for_cluster(site); }
+DEVICE u32 cluster_address(u32 smem, u32 rank, SITE) { return cufa_host::address_in_cluster(smem, rank, site); }
+DEVICE void st_cluster_vec2(u32 address, vec2 v, SITE) { cufa_host::store_cluster(address, &v, 8, site); }
+DEVICE void st_cluster_vec4(u32 address, vec4 v, SITE) { cufa_host::store_cluster(address, &v, 16, site); }
+
+#undef SITE

@@ -1,0 +1,139 @@
+"""Thread block clusters on a CPU: planted bugs (``planted_cluster.cu``), and what must not be called one."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cufa import compiler, host_build
+from cufa.emulator import EmulationError, Execution
+from cufa.emulator_launch import execute
+from cufa.emulator_memory import GlobalArray
+from cufa.kernels import Launch
+
+THREADS = 64
+
+
+class PlantedParams(ctypes.Structure):
+    _fields_ = [("out", ctypes.c_void_p), ("scratch", ctypes.c_void_p)]
+
+
+#: In the order of the kernel's enum: kinds of finding that must come, and what the message of one matches.
+PLANTED = {
+    "none": (set(), ""),
+    "no_start_barrier": ({"block-not-running"}, "which may not have begun, no barrier of the cluster tells"),
+    "relaxed_start": ({"race"}, r"of block \(\d,0,0\), block \(\d,0,0\) warp"),
+    "no_barrier_before_reading": ({"race"}, "no barrier orders this access after another thread's"),
+    "relaxed_arrive": ({"race"}, "no barrier orders this access after another thread's"),
+    "no_barrier_after_reading": ({"race"}, "no barrier orders this access after another thread's"),
+    "early_exit": ({"block-not-running"}, r"block \([15],0,0\)(, which has ended| does not wait)"),
+    "store_at_the_end": ({"block-not-running"}, "(store to shared memory of|does not wait, before it ends, for the store)"),
+    "same_slot": ({"race"}, "no barrier orders this access after another thread's"),
+    "wait_without_arrive": ({"barrier"}, "waits at the cluster's barrier without having arrived: block"),
+    "arrive_twice": ({"barrier"}, "arrives at the cluster's barrier twice without a wait: block"),
+    "warp_skips_barrier": ({"deadlock"}, r"at the cluster's barrier is missing block \([26],0,0\) warp 1$"),
+    "divergent_arrive": ({"divergence"}, "barrier.cluster.wait"),
+    "past_the_end": ({"out-of-range"}, "st.shared::cluster of 8 bytes at shared offset"),
+    "misaligned": ({"misaligned"}, "st.shared::cluster of 16 bytes at shared offset"),
+    "no_such_block": ({"out-of-range"}, "block 4 of a cluster of 4"),
+    "address_of_another": ({"out-of-range"}, "ld.shared of 16 bytes"),
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def sources(tmp_path_factory):
+    """The kernels' sources and the planted kernel beside them."""
+    copy = tmp_path_factory.mktemp("planted") / "cuda_src"
+    shutil.copytree(compiler.SOURCE_DIR, copy)
+    shutil.copy(Path(__file__).with_name("planted_cluster.cu"), copy / "kernels")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compiler, "SOURCE_DIR", copy)
+        yield
+
+
+def run_planted(name: str, mode: str = "checked", cluster: int = 4, blocks: int = 8, **options):
+    """(out, findings, counters)."""
+    constants = {
+        "BUG": list(PLANTED).index(name), "CLUSTER": cluster, "THREADS": THREADS,
+        "SMEM_BYTES": cluster * THREADS * 24,
+    }  # fmt: skip
+    entry = host_build.kernel(
+        "kernels/planted_cluster.cu", constants, ["planted_cluster"], mode == "checked", ["PlantedParams"]
+    )
+    out, scratch = (np.zeros((blocks, THREADS), np.uint32) for _ in range(2))
+    memory = [GlobalArray("out", out, True), GlobalArray("scratch", scratch, True)]
+    launch = Launch("planted_cluster", (blocks, 1, 1), THREADS, constants["SMEM_BYTES"], cluster=cluster)
+    params = PlantedParams(out.ctypes.data, scratch.ctypes.data)
+    try:
+        counters, found = execute(
+            entry["planted_cluster"], launch, [params], memory, Execution(mode, **options)
+        )
+    except EmulationError as error:
+        return out, error.findings, None
+    return out, found, counters
+
+
+def expected(cluster: int, blocks: int) -> np.ndarray:
+    """What every thread adds up: from the mirrored thread of each block, in two rounds."""
+    rank = np.arange(blocks)[:, None] % cluster
+    thread = np.arange(THREADS)
+    total = np.zeros((blocks, THREADS), np.uint32)
+    for round_ in range(2):
+        for source in range(cluster):
+            word = round_ * 1000003 + source * 10007 + rank * 101 + THREADS - 1 - thread
+            total += (4 * word + 6 - 1).astype(np.uint32)  # v + ~v is -1
+        total += (round_ * 1000003 + (rank ^ 1) * 10007 + thread).astype(np.uint32)
+    return total
+
+
+@pytest.mark.parametrize("schedule", ["ascending", "descending", 1, 2])
+@pytest.mark.parametrize("name", PLANTED)
+def test_planted(name, schedule):
+    """Found on every schedule, saying which block, warp and line."""
+    out, found, _ = run_planted(name, schedule=schedule)
+    kinds, message = PLANTED[name]
+    text = "\n".join(map(str, found))
+    if not kinds:
+        assert not found, text
+        np.testing.assert_array_equal(out, expected(4, 8))
+        return
+    assert kinds <= {f.kind for f in found}, text
+    assert any(f.kind in kinds and re.search(message, f.message) for f in found), text
+    assert all(re.search(r"block \(\d,0,0\)", f.message) for f in found), text
+    assert all("planted_cluster.cu:" in f.message for f in found), text
+
+
+@pytest.mark.parametrize("schedule", ["ascending", "descending", 3])
+@pytest.mark.parametrize("mode", ["plain", "counted", "checked"])
+@pytest.mark.parametrize(("cluster", "blocks"), [(2, 6), (8, 8), (16, 16)])
+def test_clean_clusters(cluster, blocks, mode, schedule):
+    out, found, _ = run_planted("none", mode, cluster, blocks, schedule=schedule)
+    assert not found, "\n".join(map(str, found))
+    np.testing.assert_array_equal(out, expected(cluster, blocks))
+
+
+def test_stores_to_other_blocks_are_counted_as_shared_stores():
+    _, _, counters = run_planted("none", "counted")
+    stores = 2 * 4 * 24 * THREADS + 16 * THREADS  # two rounds, four blocks; the slots' other purpose
+    assert (counters["shared_write_bytes"] == stores).all()
+    assert (counters["bank_conflicts"] == 0).all()
+    assert (counters["barrier_waits"] == 2 * (2 + 4)).all()  # two warps: two of the block, four of the cluster
+
+
+@pytest.mark.parametrize(
+    ("cluster", "message"),
+    [
+        (3, "planted_cluster: 8 blocks along x cannot be cut into clusters of 3"),
+        (32, "planted_cluster: a cluster has 1 to 16 blocks, not 32"),
+        (0, "planted_cluster: a cluster has 1 to 16 blocks, not 0"),
+    ],
+)
+def test_grids_that_are_no_clusters(cluster, message):
+    launch = Launch("planted_cluster", (8, 1, 1), THREADS, 0, cluster=cluster)
+    with pytest.raises(ValueError, match=message):
+        execute(0, launch, [], [], Execution())
