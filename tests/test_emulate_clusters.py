@@ -1,4 +1,4 @@
-"""Thread block clusters on a CPU: planted bugs (``planted_cluster.cu``), and what must not be called one."""
+"""Thread block clusters on a CPU: planted bugs (``planted_cluster*.cu``), and what must not be called one."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ PLANTED = {
     "relaxed_arrive": ({"race"}, "no barrier orders this access after another thread's"),
     "no_barrier_after_reading": ({"race"}, "no barrier orders this access after another thread's"),
     "early_exit": ({"block-not-running"}, r"block \([15],0,0\)(, which has ended| does not wait)"),
-    "store_at_the_end": ({"block-not-running"}, "(store to shared memory of|does not wait, before it ends, for the store)"),
+    "store_at_the_end": ({"block-not-running"}, "store to (its )?shared memory"),
     "same_slot": ({"race"}, "no barrier orders this access after another thread's"),
     "wait_without_arrive": ({"barrier"}, "waits at the cluster's barrier without having arrived: block"),
     "arrive_twice": ({"barrier"}, "arrives at the cluster's barrier twice without a wait: block"),
@@ -44,50 +44,68 @@ PLANTED = {
     "address_of_another": ({"out-of-range"}, "ld.shared of 16 bytes"),
 }
 
+#: Likewise of planted_cluster_async.cu; one of the kinds must come.
+PLANTED_ASYNC = {
+    "none": (set(), ""),
+    "no_init": ({"barrier"}, "where no mbarrier was initialised at the address given"),
+    "no_init_fence": ({"race"}, "may not have been initialised for block"),
+    "no_start_barrier": ({"block-not-running", "barrier"}, "may not have begun|no mbarrier was initialised"),
+    "own_barrier": ({"barrier"}, "where no mbarrier was initialised at the address given"),
+    "too_many_bytes": ({"deadlock"}, "wait for mbarrier"),
+    "too_few_bytes": ({"copy-not-awaited", "race", "never-written", "deadlock"}, "block"),
+    "no_wait": ({"copy-not-awaited", "race", "never-written"}, "planted_cluster_async.cu:"),
+    "no_wait_nor_read": ({"block-not-running"}, "does not wait, before it ends, for the store"),
+}
+
 
 @pytest.fixture(scope="module", autouse=True)
 def sources(tmp_path_factory):
     """The kernels' sources and the planted kernel beside them."""
     copy = tmp_path_factory.mktemp("planted") / "cuda_src"
     shutil.copytree(compiler.SOURCE_DIR, copy)
-    shutil.copy(Path(__file__).with_name("planted_cluster.cu"), copy / "kernels")
+    for name in ("planted_cluster.cu", "planted_cluster_async.cu"):
+        shutil.copy(Path(__file__).with_name(name), copy / "kernels")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(compiler, "SOURCE_DIR", copy)
         yield
 
 
-def run_planted(name: str, mode: str = "checked", cluster: int = 4, blocks: int = 8, **options):
+def run_planted(
+    bug: int, mode: str = "checked", cluster: int = 4, blocks: int = 8, *, name="planted_cluster", **options
+):
     """(out, findings, counters)."""
-    constants = {
-        "BUG": list(PLANTED).index(name), "CLUSTER": cluster, "THREADS": THREADS,
-        "SMEM_BYTES": cluster * THREADS * 24,
-    }  # fmt: skip
-    entry = host_build.kernel(
-        "kernels/planted_cluster.cu", constants, ["planted_cluster"], mode == "checked", ["PlantedParams"]
-    )
+    barrier = 8 if name.endswith("async") else 0
+    shared = cluster * THREADS * 24 + barrier
+    constants = {"BUG": bug, "CLUSTER": cluster, "THREADS": THREADS, "SMEM_BYTES": shared}
+    entry = host_build.kernel(f"kernels/{name}.cu", constants, [name], mode == "checked", ["PlantedParams"])
     out, scratch = (np.zeros((blocks, THREADS), np.uint32) for _ in range(2))
     memory = [GlobalArray("out", out, True), GlobalArray("scratch", scratch, True)]
-    launch = Launch("planted_cluster", (blocks, 1, 1), THREADS, constants["SMEM_BYTES"], cluster=cluster)
+    launch = Launch(name, (blocks, 1, 1), THREADS, shared, cluster=cluster)
     params = PlantedParams(out.ctypes.data, scratch.ctypes.data)
     try:
-        counters, found = execute(
-            entry["planted_cluster"], launch, [params], memory, Execution(mode, **options)
-        )
+        counters, found = execute(entry[name], launch, [params], memory, Execution(mode, **options))
     except EmulationError as error:
         return out, error.findings, None
     return out, found, counters
 
 
-def expected(cluster: int, blocks: int) -> np.ndarray:
-    """What every thread adds up: from the mirrored thread of each block, in two rounds."""
+def received(cluster: int, blocks: int, round_: int = 0) -> np.ndarray:
+    """What every thread adds up: from the mirrored thread of each block."""
     rank = np.arange(blocks)[:, None] % cluster
-    thread = np.arange(THREADS)
+    total = np.zeros((blocks, THREADS), np.uint32)
+    for source in range(cluster):
+        word = round_ * 1000003 + source * 10007 + rank * 101 + THREADS - 1 - np.arange(THREADS)
+        total += (4 * word + 6 - 1).astype(np.uint32)  # v + ~v is -1
+    return total
+
+
+def expected(cluster: int, blocks: int) -> np.ndarray:
+    """Of planted_cluster.cu: two rounds, with a word of a neighbour's through global memory."""
+    rank = np.arange(blocks)[:, None] % cluster
     total = np.zeros((blocks, THREADS), np.uint32)
     for round_ in range(2):
-        for source in range(cluster):
-            word = round_ * 1000003 + source * 10007 + rank * 101 + THREADS - 1 - thread
-            total += (4 * word + 6 - 1).astype(np.uint32)  # v + ~v is -1
-        total += (round_ * 1000003 + (rank ^ 1) * 10007 + thread).astype(np.uint32)
+        total += received(cluster, blocks, round_)
+        total += (round_ * 1000003 + (rank ^ 1) * 10007 + np.arange(THREADS)).astype(np.uint32)
     return total
 
 
@@ -95,7 +113,7 @@ def expected(cluster: int, blocks: int) -> np.ndarray:
 @pytest.mark.parametrize("name", PLANTED)
 def test_planted(name, schedule):
     """Found on every schedule, saying which block, warp and line."""
-    out, found, _ = run_planted(name, schedule=schedule)
+    out, found, _ = run_planted(list(PLANTED).index(name), schedule=schedule)
     kinds, message = PLANTED[name]
     text = "\n".join(map(str, found))
     if not kinds:
@@ -108,21 +126,41 @@ def test_planted(name, schedule):
     assert all("planted_cluster.cu:" in f.message for f in found), text
 
 
+@pytest.mark.parametrize("copies", ["early", "late"])
+@pytest.mark.parametrize("schedule", ["ascending", "descending", 1, 2])
+@pytest.mark.parametrize("name", PLANTED_ASYNC)
+def test_planted_async(name, schedule, copies):
+    bug = list(PLANTED_ASYNC).index(name)
+    out, found, _ = run_planted(bug, name="planted_cluster_async", schedule=schedule, copies=copies)
+    kinds, message = PLANTED_ASYNC[name]
+    text = "\n".join(map(str, found))
+    if not kinds:
+        assert not found, text
+        np.testing.assert_array_equal(out, received(4, 8))
+        return
+    assert any(f.kind in kinds and re.search(message, f.message) for f in found), text
+
+
 @pytest.mark.parametrize("schedule", ["ascending", "descending", 3])
 @pytest.mark.parametrize("mode", ["plain", "counted", "checked"])
 @pytest.mark.parametrize(("cluster", "blocks"), [(2, 6), (8, 8), (16, 16)])
 def test_clean_clusters(cluster, blocks, mode, schedule):
-    out, found, _ = run_planted("none", mode, cluster, blocks, schedule=schedule)
+    out, found, _ = run_planted(0, mode, cluster, blocks, schedule=schedule)
     assert not found, "\n".join(map(str, found))
     np.testing.assert_array_equal(out, expected(cluster, blocks))
+    out, found, _ = run_planted(
+        0, mode, cluster, blocks, name="planted_cluster_async", schedule=schedule, copies="late"
+    )
+    assert not found, "\n".join(map(str, found))
+    np.testing.assert_array_equal(out, received(cluster, blocks))
 
 
 def test_stores_to_other_blocks_are_counted_as_shared_stores():
-    _, _, counters = run_planted("none", "counted")
+    _, _, counters = run_planted(0, "counted")
     stores = 2 * 4 * 24 * THREADS + 16 * THREADS  # two rounds, four blocks; the slots' other purpose
     assert (counters["shared_write_bytes"] == stores).all()
     assert (counters["bank_conflicts"] == 0).all()
-    assert (counters["barrier_waits"] == 2 * (2 + 4)).all()  # two warps: two of the block, four of the cluster
+    assert (counters["barrier_waits"] == 2 * (2 + 4)).all(), "two warps, at the block's and the cluster's"
 
 
 @pytest.mark.parametrize(

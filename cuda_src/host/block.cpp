@@ -67,6 +67,7 @@ void Block::start(u32 linear) {
   }
   mbarriers.clear();
   bulk_copies.clear();
+  remote_stores.clear();
   if (checked) races.reset(*this);
 }
 

@@ -1,21 +1,15 @@
-// The blocks of a cluster in turn, and what they store to one another's shared memory.
+// The blocks of a cluster in turn.
 #include "host/cluster.h"
-
-#include <cstring>
 
 #include "host/runtime.h"
 
 namespace cufa_host {
 namespace {
 
-// An address in a cluster's shared memory: (rank + 1) << 24 | address in that block. An ordinary shared address lies
-// below, and means this block's own.
-constexpr int kRankShift = 24;
-
 // Somewhere in the cluster a copy in flight lands; false when there is none.
 bool land_one(Cluster& cluster) {
   for (auto& block : cluster.blocks) {
-    if (land_one(*block)) return true;
+    if (land_one(*block) || land_one_store(*block)) return true;
   }
   return false;
 }
@@ -75,41 +69,6 @@ bool Cluster::run(u32 first) {
     }
   }
   return true;
-}
-
-u32 cluster_block_rank() { return current().block->rank; }
-
-u32 address_in_cluster(u32 smem, u32 rank, Site site) {
-  Thread& thread = current();
-  const u32 size = thread.block->cluster.size();
-  if (rank >= size) {
-    abandon(*thread.block, "out-of-range", site,
-            "block " + std::to_string(rank) + " of a cluster of " + std::to_string(size) + ": " + describe(thread) +
-                " at " + describe(site));
-  }
-  return smem + ((rank + 1) << kRankShift);
-}
-
-void store_cluster(u32 address, const void* value, u32 bytes, Site site) {
-  Thread& thread = current();
-  Block& block = *thread.block;
-  const u32 smem = address & ((1u << kRankShift) - 1), rank = address >> kRankShift;
-  if (rank > u32(block.cluster.size())) {
-    return report(block, "out-of-range", site, {"", 0}, [&] {
-      return "st.shared::cluster to an address of no block of the cluster: " + describe(thread) + " at " +
-             describe(site);
-    });
-  }
-  Block& target = rank ? *block.cluster.blocks[rank - 1] : block;
-  const unsigned char* own = shared_bytes(thread, smem, bytes, "st.shared::cluster", site);
-  if (!own) return;
-  if (block.checked && &target != &block && !target.races.can_store(thread, site)) return;
-  std::memcpy(target.shared + (own - block.shared), value, bytes);
-  if (block.checked) target.races.access(thread, smem, bytes, Access::write, site);
-  if (block.counted) {
-    block.counters.shared_write_bytes += bytes;
-    thread.warp->log.add(AccessLog::shared_write, site, thread.lane, address, bytes);
-  }
 }
 
 }  // namespace cufa_host

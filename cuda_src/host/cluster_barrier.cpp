@@ -21,6 +21,11 @@ void arrive(Block& block, Warp& warp) {
   if (block.checked && RELEASE) {
     for (int i = 0; i < 32; ++i) block.races.release(block.thread(warp, i), cluster.barrier.arrived);
   }
+  for (auto& [address, mbarrier] : block.mbarriers) {
+    if (mbarrier.initialiser / 32 == block.thread(warp, 0).number / 32 && mbarrier.fenced && !mbarrier.told) {
+      mbarrier.told = warp.cluster_phase;
+    }
+  }
   cluster.complete_phase();
 }
 

@@ -21,6 +21,7 @@ namespace cufa_host {
 void mbarrier_init(u32 barrier, u32 arrivals, Site site);
 void mbarrier_arrive(u32 barrier, u32 bytes, Site site);
 void mbarrier_wait(u32 barrier, u32 parity, Site site);
+void mbarrier_init_fence();
 
 // bulk_copy.cpp
 void load_box(u32 smem, const TensorMap* map, u32 barrier, const int (&first)[5], Site site);
@@ -46,7 +47,7 @@ void await_warpgroup_products(u32 pending, Site site);
 
 // ---- mbarrier.cuh
 DEVICE void mbarrier_init(u32 barrier, u32 arrivals, SITE) { cufa_host::mbarrier_init(barrier, arrivals, site); }
-DEVICE void mbarrier_init_fence() {}
+DEVICE void mbarrier_init_fence() { cufa_host::mbarrier_init_fence(); }
 DEVICE void async_proxy_fence() { cufa_host::fence_proxies(); }
 DEVICE void mbarrier_arrive(u32 barrier, SITE) { cufa_host::mbarrier_arrive(barrier, 0, site); }
 DEVICE void mbarrier_arrive_expect_tx(u32 barrier, u32 bytes, SITE) {

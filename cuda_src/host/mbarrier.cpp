@@ -39,8 +39,16 @@ void mbarrier_init(u32 address, u32 arrivals, Site site) {
   barrier = Mbarrier();
   barrier.arrivals = barrier.missing = arrivals;
   if (!block.checked) return;
+  barrier.initialiser = thread.number;
+  barrier.initialised = block.cluster.clocks.time[thread.number / 32];
   barrier.arrived.clear(block.cluster.clocks.size);
   barrier.completed.clear(block.cluster.clocks.size);
+}
+
+void mbarrier_init_fence() {
+  for (auto& [address, barrier] : current().block->mbarriers) {
+    barrier.fenced |= barrier.initialiser == current().number;
+  }
 }
 
 void mbarrier_arrive(u32 address, u32 bytes, Site site) {

@@ -16,6 +16,12 @@ struct Mbarrier {
   VectorClock arrived;    // what the arrivals of the present phase released
   VectorClock completed;  // what a waiter of a complete phase acquires
   std::vector<Thread*> waiting;
+
+  // Checked mode. Who initialised it, and when; and whether a fence.mbarrier_init followed: then its thread's next
+  // arrival at the cluster's barrier, relaxed or not, completing the phase `told`, tells the other blocks.
+  int initialiser = 0;
+  u32 initialised = 0, told = 0;
+  bool fenced = false;
 };
 
 using Mbarriers = std::unordered_map<u32, Mbarrier>;

@@ -191,6 +191,12 @@ bool RaceDetector::can_store(Thread& thread, Site site) {
   return true;
 }
 
+bool RaceDetector::knows(const Thread& thread, const Mbarrier& barrier) const {
+  const VectorClock& clock = clocks_.of[thread.number];
+  return clock[barrier.initialiser] >= barrier.initialised ||
+         (barrier.told && clock[clocks_.phases()] >= barrier.told);
+}
+
 void RaceDetector::leave(Thread& thread) {
   left_.join(clocks_.of[thread.number]);
   if (block_->alive()) return;

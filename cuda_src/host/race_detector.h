@@ -6,8 +6,9 @@
 // are split into eight of 2 bytes when a narrower access comes.
 //
 // The clocks are those of all threads of a cluster of blocks, the memory that of one block: a store from another block
-// is a write like any other, ordered by what orders threads of two blocks, the cluster's barrier. (Not seen: copies
-// and mbarrier arrivals that cross blocks. No primitive makes them.)
+// is a write like any other, ordered by what orders threads of two blocks: the cluster's barrier, and for st.async the
+// mbarrier that it counts on. (Not seen: an earlier store of the same thread that only a later st.async's mbarrier seems
+// to order.)
 //
 // wgmma and the copy engine reach shared memory by a way of their own (the async proxy). What ordinary instructions read
 // or wrote comes before what these write, or read, only with fence.proxy.async between the two: a clock also holds how
@@ -24,6 +25,7 @@ namespace cufa_host {
 
 struct Thread;
 struct Block;
+struct Mbarrier;
 
 class VectorClock {
  public:
@@ -86,6 +88,8 @@ class RaceDetector {
   // Before a store of another block's thread to this block: false, with a finding, when it must not be made. Remembers
   // it until this block has ended.
   bool can_store(Thread& thread, Site site);
+  // The thread, of another block, knows that the mbarrier was initialised.
+  bool knows(const Thread& thread, const Mbarrier& barrier) const;
   // A thread of this block has left the kernel.
   void leave(Thread& thread);
 
@@ -109,7 +113,7 @@ class RaceDetector {
     Site site = {"", 0};
   };
 
-  struct RemoteStore {  // the latest of a thread
+  struct Sent {  // the latest of a thread
     u32 clock;
     Site site;
   };
@@ -131,7 +135,7 @@ class RaceDetector {
   std::vector<Reads> reads_;                    // (cell, warp)
   std::vector<int> first_part_;                 // of a cell that is a chunk: the cell of its first 2-byte part, or -1
   std::unordered_map<u64, int> global_chunks_;  // address / 16 -> cell
-  std::unordered_map<int, RemoteStore> remote_;  // from other blocks, by thread
+  std::unordered_map<int, Sent> remote_;         // stores from other blocks, by thread
   VectorClock left_;                             // what happened before the threads left that have left
 };
 

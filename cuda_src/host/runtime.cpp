@@ -8,6 +8,7 @@
 #include "host/bulk_copy.cpp"
 #include "host/cluster.cpp"
 #include "host/cluster_barrier.cpp"
+#include "host/cluster_memory.cpp"
 #include "host/collectives.cpp"
 #include "host/deadlock.cpp"
 #include "host/fiber.cpp"

@@ -44,6 +44,13 @@ struct BulkCopy {
   int first[5];  // element coordinates of the box
 };
 
+// An st.async that has been issued and has not landed.
+struct RemoteStore {
+  Thread* thread;
+  u32 smem, bytes, barrier;  // of the block that it goes to
+  unsigned char value[16];
+};
+
 struct Thread : ThreadContext {
   Fiber fiber;
   Block* block = nullptr;
@@ -122,7 +129,8 @@ struct Block {
   std::vector<Warp> warps;
   Barrier barriers[kNumBarriers];
   Mbarriers mbarriers;
-  std::vector<BulkCopy> bulk_copies;  // in flight
+  std::vector<BulkCopy> bulk_copies;       // in flight
+  std::vector<RemoteStore> remote_stores;  // to this block, in flight
   unsigned char* shared = nullptr;
   Counters counters;
   RaceDetector races;
@@ -154,6 +162,10 @@ template <typename Message>
 void report(Block& block, const char* kind, Site site, Site other, Message message) {
   if (block.findings.count(kind, site, other)) block.findings.describe(kind, site, other, message());
 }
+
+// cluster_memory.cpp
+// Let one store in flight to this block land; false when there is none.
+bool land_one_store(Block& block);
 
 // cluster_barrier.cpp
 // A thread has left the kernel.

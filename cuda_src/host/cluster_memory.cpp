@@ -1,0 +1,111 @@
+// What blocks of a cluster store to one another's shared memory: at once, or (st.async) when it is issued or when every
+// warp has nothing else to do, as copies do.
+#include <cstring>
+
+#include "host/cluster.h"
+#include "host/runtime.h"
+
+namespace cufa_host {
+namespace {
+
+// An address in a cluster's shared memory: (rank + 1) << 24 | address in that block. An ordinary shared address lies
+// below, and means this block's own.
+constexpr int kRankShift = 24;
+
+u32 in_block(u32 address) { return address & ((1u << kRankShift) - 1); }
+
+struct Target {
+  Block* block;  // null: nothing must be stored there
+  unsigned char* bytes;
+};
+
+// Counts the store, and in checked mode tests it.
+Target find(Thread& thread, u32 address, u32 bytes, Access kind, const char* what, Site site) {
+  Block& block = *thread.block;
+  const u32 rank = address >> kRankShift;
+  if (rank > u32(block.cluster.size())) {
+    report(block, "out-of-range", site, {"", 0}, [&] {
+      return std::string(what) + " to an address of no block of the cluster: " + describe(thread) + " at " +
+             describe(site);
+    });
+    return {};
+  }
+  Block& target = rank ? *block.cluster.blocks[rank - 1] : block;
+  const unsigned char* own = shared_bytes(thread, in_block(address), bytes, what, site);
+  if (!own) return {};
+  if (block.checked) {
+    if (&target != &block && !target.races.can_store(thread, site)) return {};
+    target.races.access(thread, in_block(address), bytes, kind, site);
+  }
+  if (block.counted) {
+    block.counters.shared_write_bytes += bytes;
+    thread.warp->log.add(AccessLog::shared_write, site, thread.lane, address, bytes);
+  }
+  return {&target, target.shared + (own - block.shared)};
+}
+
+void land(Block& block, const RemoteStore& store) {
+  std::memcpy(block.shared + (store.smem - kSharedBase), store.value, store.bytes);
+  Mbarrier& barrier = block.mbarriers.at(store.barrier);
+  if (block.checked) block.races.publish_copy(*store.thread, store.smem, store.bytes, barrier.arrived);
+  land_bytes(block, barrier, store.bytes);
+}
+
+}  // namespace
+
+u32 cluster_block_rank() { return current().block->rank; }
+
+u32 address_in_cluster(u32 smem, u32 rank, Site site) {
+  Thread& thread = current();
+  const u32 size = thread.block->cluster.size();
+  if (rank >= size) {
+    abandon(*thread.block, "out-of-range", site,
+            "block " + std::to_string(rank) + " of a cluster of " + std::to_string(size) + ": " + describe(thread) +
+                " at " + describe(site));
+  }
+  return smem + ((rank + 1) << kRankShift);
+}
+
+void store_cluster(u32 address, const void* value, u32 bytes, Site site) {
+  const Target target = find(current(), address, bytes, Access::write, "st.shared::cluster", site);
+  if (target.block) std::memcpy(target.bytes, value, bytes);
+}
+
+void store_async(u32 address, const void* value, u32 bytes, u32 barrier, Site site) {
+  Thread& thread = current();
+  Block& block = *thread.block;
+  const Target target = find(thread, address, bytes, Access::async_write, "st.async", site);
+  if (!target.block) return;
+  const auto found = target.block->mbarriers.find(in_block(barrier));
+  if (barrier >> kRankShift != address >> kRankShift || found == target.block->mbarriers.end()) {
+    abandon(block, "barrier", site,
+            "st.async to " + describe(target.block->index) + ", where no mbarrier was initialised at the address given: " +
+                describe(thread) + " at " + describe(site));
+  }
+  if (block.checked && target.block != &block && !block.races.knows(thread, found->second)) {
+    report(block, "race", site, {"", 0}, [&] {
+      return "the mbarrier at shared offset " + std::to_string(in_block(barrier) - kSharedBase) + " of " +
+             describe(target.block->index) + " may not have been initialised for " + describe(thread) + " at " +
+             describe(site) + ": fence.mbarrier_init and a barrier of the cluster would tell";
+    });
+  }
+  RemoteStore store = {&thread, in_block(address), bytes, in_block(barrier), {}};
+  std::memcpy(store.value, value, bytes);
+  if (block.launch.late_copies) {
+    target.block->remote_stores.push_back(store);
+  } else {
+    land(*target.block, store);
+  }
+}
+
+bool land_one_store(Block& block) {
+  if (block.remote_stores.empty()) return false;
+  const std::size_t n = block.remote_stores.size();
+  const std::size_t i = block.launch.schedule == kRandom ? random_number(block) % n : 0;
+  const RemoteStore store = block.remote_stores[i];
+  block.remote_stores.erase(block.remote_stores.begin() + i);
+  land(block, store);
+  return true;
+}
+
+}  // namespace cufa_host
