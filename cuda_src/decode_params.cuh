@@ -27,5 +27,6 @@ struct DecodeParams {
   i32 row_blocks;    // blocks of BLOCK_Q rows that the group_size * tokens rows of a key/value head take
   i32 num_splits;    // fixed: of a sequence; balanced: shares of all tiles
   float scale_log2;  // softmax scale * log2(e), positive
-  u32 reserved[2];   // to a multiple of 64 bytes
+  i32 split_tiles;   // fixed splits of a sequence as long as the cache: tiles of each,
+  i32 used_splits;   // and how many have any. Divisions are slow, and the first load would wait for them.
 };

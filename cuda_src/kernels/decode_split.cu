@@ -40,16 +40,20 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) decode_split(const __grid_c
   const int thread = threadIdx.x;
   u64 start_ns = 0;
   if constexpr (TRACE) start_ns = global_timer();
-  if constexpr (TMA_COPIES && !FOLD_COMBINE) grid_release_next();
+  if constexpr (TMA_COPIES && !FOLD_COMBINE && !CLUSTER_MERGE) grid_release_next();
   Piece piece;
   if (fixed_split(p, blockIdx.z, blockIdx.y, blockIdx.x, piece)) {  // the same for all threads
     DecodeBlock block(smem_base, thread);
+    if constexpr (CLUSTER_MERGE) ClusterMerge::begin(smem_base + RECEIVED_OFFSET, thread);
     block.attend(p, piece);
     if constexpr (FOLD_COMBINE) combine_if_last(p, piece, smem_base + FLAG_OFFSET, smem_base + RINGS_OFFSET, thread);
+    if constexpr (CLUSTER_MERGE) merge_cluster(p, piece, smem_base + RECEIVED_OFFSET, thread);
     if constexpr (TRACE) {
       block_sync();  // the record ends when the last warp has stored
       if (thread == 0) write_piece_trace(p, piece, start_ns);
     }
+  } else if constexpr (CLUSTER_MERGE) {
+    ClusterMerge::begin(smem_base + RECEIVED_OFFSET, thread);  // the others wait for all
   }
 }
 

@@ -35,4 +35,17 @@ DEVICE void st_cluster_vec4(u32 address, vec4 v) {
   asm volatile("st.shared::cluster.v4.b32 [%0], {%1,%2,%3,%4};" ::"r"(address), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)
                : "memory");
 }
+
+// st.async.shared::cluster, to a cluster_address(): on its way when this returns. Its bytes count towards `barrier`, an mbarrier
+// of the same block.
+DEVICE void st_async_vec2(u32 address, vec2 v, u32 barrier) {
+  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.b32 [%0], {%1,%2}, [%3];" ::"r"(address), "r"(v.x),
+               "r"(v.y), "r"(barrier)
+               : "memory");
+}
+DEVICE void st_async_vec4(u32 address, vec4 v, u32 barrier) {
+  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1,%2,%3,%4}, [%5];" ::"r"(address),
+               "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w), "r"(barrier)
+               : "memory");
+}
 #endif  // __CUDACC__

@@ -3,7 +3,7 @@
 #include "tiles/decode_merge.cuh"
 
 // Shared memory: Q; the rings, in whose place warps merge; m and l of every ring and row; shares put aside; barriers;
-// a flag.
+// a flag; what other blocks of the cluster send.
 constexpr int RING_BYTES = NUM_STAGES * STAGE_BYTES;
 constexpr int RINGS_BYTES = RINGS * RING_BYTES, MERGE_BYTES = RINGS * Br * MERGE_PITCH;
 constexpr int RINGS_OFFSET = TMA_COPIES ? (Q_BYTES + 1023) / 1024 * 1024 : Q_BYTES;  // swizzled boxes lie on 1024 bytes
@@ -11,7 +11,8 @@ constexpr int ML_OFFSET = RINGS_OFFSET + (RINGS_BYTES > MERGE_BYTES ? RINGS_BYTE
 constexpr int SHARE_OFFSET = ML_OFFSET + RINGS * Br * 8;
 constexpr int BARRIER_OFFSET = SHARE_OFFSET + NUM_WARPS * 32;
 constexpr int FLAG_OFFSET = BARRIER_OFFSET + RINGS * NUM_STAGES * 8;
-static_assert(FLAG_OFFSET + 16 == SMEM_BYTES, "the registry computes the same layout");
+constexpr int RECEIVED_OFFSET = FLAG_OFFSET + 16;
+static_assert(RECEIVED_OFFSET + RECEIVED_BYTES == SMEM_BYTES, "the registry computes the same layout");
 
 template <bool TMA>
 struct StreamOf {
@@ -29,8 +30,8 @@ struct DecodeBlock {
   int stage = 0;  // buffer of the ring's oldest tile
 
   DEVICE DecodeBlock(u32 smem_, int thread_) : smem(smem_), thread(thread_) {
-    const int warp = thread / 32;
-    lane = thread % 32;
+    const int warp = int(shfl(u32(thread) / 32, 0));  // the compiler sees that it is the same for all lanes
+    lane = int(u32(thread) % 32);  // unsigned: cheaper to divide
     ring = warp / ROW_WARPS;
     first_row = warp % ROW_WARPS * WARP_ROWS;
     ring_smem = smem + RINGS_OFFSET + ring * RING_BYTES;
@@ -49,35 +50,36 @@ struct DecodeBlock {
     stream.start(p, piece, ring);
     const int tiles = stream.remaining();
     int key = stream.key;
-    // The first NUM_STAGES rounds only fill the ring. One loop, because code is fetched from memory, cold, like data.
 #pragma unroll 1
-    for (int round = -NUM_STAGES; round < max(tiles, 1); ++round) {
-      const u32 buffer = ring_smem + stage * STAGE_BYTES;
-      if (round == 0) meet_queries(p, piece, tile);  // in one place for all warps, those without tiles too
-      if (round >= 0 && round < tiles) {
-        stream.await(p, buffer, stage, key, ring);
-        tile.visit(buffer, Q_lane, key, piece.length.keys, lane);
-        key += Bc;
-        stream.release();
-        ring_sync(ring);  // all have read it
-      }
-      stream.copy_next(p, buffer, stage);
-      stage = stage + 1 == NUM_STAGES ? 0 : stage + 1;
-      if (round == -NUM_STAGES) {
+    for (int i = 0; i < NUM_STAGES; ++i) {
+      stream.copy_next(p, buffer(), stage);
+      advance();
+      // The copy engine is told of all tiles first; cp.async groups are waited for in their order.
+      if (i == (TMA_COPIES ? NUM_STAGES - 1 : 0)) {
         copy_queries(p, piece, smem, thread);
         cp_async_commit();
       }
     }
-    cp_async_wait<0>();
-    merge_warps(p, piece, tile, smem + RINGS_OFFSET, smem + ML_OFFSET, thread);
-  }
-
-  // Once a piece, by all threads.
-  DEVICE void meet_queries(const DecodeParams& p, const Piece& piece, TileAttention& tile) {
     cp_async_wait<TMA_COPIES ? 0 : NUM_STAGES - 1>();
     block_sync();  // the queries have landed for all threads, and barriers are initialised
     tile.start(p, piece, Q_lane, first_row, lane);
+#pragma unroll 1
+    for (int round = 0; round < tiles; ++round) {
+      stream.await(p, buffer(), stage, key, ring);
+      tile.visit(buffer(), Q_lane, key, piece.length.keys, lane);
+      key += Bc;
+      stream.release();
+      ring_sync(ring);  // all have read it
+      stream.copy_next(p, buffer(), stage);
+      advance();
+    }
+    cp_async_wait<0>();
+    merge_warps(p, piece, tile, smem + RINGS_OFFSET, smem + ML_OFFSET, smem + RECEIVED_OFFSET, thread);
   }
+
+  // The ring's oldest buffer.
+  DEVICE u32 buffer() const { return ring_smem + stage * STAGE_BYTES; }
+  DEVICE void advance() { stage = stage + 1 == NUM_STAGES ? 0 : stage + 1; }
 
   // Between pieces: Q, the rings and what was merged in their place are free.
   DEVICE void release() {

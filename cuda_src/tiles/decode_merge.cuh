@@ -6,11 +6,10 @@
 // A part in the workspace ("slot"): BLOCK_Q rows of HEAD_DIM floats, then m in log2 units, l, and two words of padding.
 #pragma once
 #include "primitives/grid.cuh"
-#include "tiles/decode_tile.cuh"
+#include "tiles/decode_cluster.cuh"
 
 constexpr int MERGE_PITCH = ((HEAD_DIM + 31) / 32 * 32 + 8) * 4;  // four rows of an accumulator fill all banks
 constexpr int SLOT_ROW = HEAD_DIM + 4;                            // floats
-constexpr int VECTORS = HEAD_DIM / 4;                             // of a row
 
 // Row `packed` of an item's rows, column `c`: where it belongs in the output.
 DEVICE void store_row_part(const DecodeParams& p, const Piece& piece, int row, int vector, const float (&o)[4], float m,
@@ -86,11 +85,24 @@ DEVICE void combine_parts(const DecodeParams& p, const Piece& piece, int index, 
   }
 }
 
-// What the warps of a block have of one piece becomes the output, when the piece is all of its item, or a slot.
-// `rings_smem` is where the rings were, `ml_smem` has room for m and l of every ring and row. The caller has let all
-// warps finish with their rings.
+// m and l of a row over all rings of the block.
+DEVICE void sum_rings(u32 ml_smem, int row, float& m, float& l) {
+  m = NO_SCORE;
+#pragma unroll
+  for (int j = 0; j < RINGS; ++j) m = fmaxf(m, u32_as_float(ld_shared_u32(ml_smem + (j * Br + row) * 8)));
+  l = 0.0f;
+#pragma unroll
+  for (int j = 0; j < RINGS; ++j) {
+    const vec2 ml = ld_shared_vec2(ml_smem + (j * Br + row) * 8);
+    l += u32_as_float(ml.y) * ex2(u32_as_float(ml.x) - m);
+  }
+}
+
+// What the warps of a block have of one piece becomes the output, when the piece is all of its item; else it is sent to
+// other blocks of the cluster, or left in a slot. `rings_smem` is where the rings were, `ml_smem` has room for m and l of
+// every ring and row. The caller has let all warps finish with their rings.
 DEVICE void merge_warps(const DecodeParams& p, const Piece& piece, TileAttention& tile, u32 rings_smem, u32 ml_smem,
-                        int thread) {
+                        u32 received_smem, int thread) {
   const int warp = thread / 32, lane = thread % 32, ring = warp / ROW_WARPS;
   const int first_row = warp % ROW_WARPS * WARP_ROWS, rows = valid_rows(p, piece);
   tile.softmax.reduce_sum();
@@ -126,17 +138,25 @@ DEVICE void merge_warps(const DecodeParams& p, const Piece& piece, TileAttention
       }
     }
   }
+  if constexpr (CLUSTER_MERGE) cluster_wait();  // all blocks of the cluster have begun: their memory may be written
   block_sync();  // every ring's O, in units of the common maximum
+  const ClusterMerge cluster(received_smem, rows, piece.num_parts);
+  if (CLUSTER_MERGE && piece.num_parts > 1) {
+    for (int i = thread; i < Br * piece.num_parts; i += NUM_THREADS) {
+      const int row = i % Br, to = i / Br;
+      if (row >= rows) continue;
+      float m, l;
+      sum_rings(ml_smem, row, m, l);
+      cluster.send_ml(piece.part, to, row, m, l);
+    }
+  }
   for (int i = thread; i < rows * VECTORS; i += NUM_THREADS) {
     const int row = i / VECTORS, vector = i - row * VECTORS;
-    float o[4] = {}, m = NO_SCORE, l = 0.0f;
-#pragma unroll
-    for (int j = 0; j < RINGS; ++j) m = fmaxf(m, u32_as_float(ld_shared_u32(ml_smem + (j * Br + row) * 8)));
+    float o[4] = {}, m, l;
+    sum_rings(ml_smem, row, m, l);
 #pragma unroll
     for (int j = 0; j < RINGS; ++j) {
-      const vec2 ml = ld_shared_vec2(ml_smem + (j * Br + row) * 8);
       const vec4 part = ld_shared_vec4(rings_smem + (j * Br + row) * MERGE_PITCH + vector * 16);
-      l += u32_as_float(ml.y) * ex2(u32_as_float(ml.x) - m);
       o[0] += u32_as_float(part.x);
       o[1] += u32_as_float(part.y);
       o[2] += u32_as_float(part.z);
@@ -144,11 +164,26 @@ DEVICE void merge_warps(const DecodeParams& p, const Piece& piece, TileAttention
     }
     if (piece.num_parts == 1) {
       store_row_part(p, piece, row, vector, o, m, l);
+    } else if constexpr (CLUSTER_MERGE) {
+      cluster.send(piece.part, i, o);
     } else {
       float* slot = p.partial + (i64(piece.slot(piece.part)) * Br + row) * SLOT_ROW;
       st_global<vec4>(slot + vector * 4, accumulator_bits(o));
       if (vector == 0) st_global<vec2>(slot + HEAD_DIM, {float_as_u32(m), float_as_u32(l)});
     }
+  }
+}
+
+// After merge_warps(): this part's share of the output, from all parts.
+DEVICE void merge_cluster(const DecodeParams& p, const Piece& piece, u32 received_smem, int thread) {
+  if (piece.num_parts == 1) return;
+  const ClusterMerge cluster(received_smem, valid_rows(p, piece), piece.num_parts);
+  cluster.await(piece.part, thread);
+  for (int i = thread; i < cluster.count(piece.part); i += NUM_THREADS) {
+    const int at = cluster.first(piece.part) + i, row = at / VECTORS, vector = at - row * VECTORS;
+    float o[4] = {}, m, l;
+    cluster.merge(piece.part, i, o, m, l);
+    store_row_part(p, piece, row, vector, o, m, l);
   }
 }
 

@@ -20,6 +20,11 @@ DEVICE Lengths sequence_lengths(const DecodeParams& p, int batch) {
 // A sequence without keys still has a tile: somebody must write its zeros.
 DEVICE int num_tiles(int keys) { return max(1, (keys + Bc - 1) / Bc); }
 
+// An entry of the block table may be wild: what is read through it plays no part, but must lie in the cache; nothing is
+// stored through it (a sequence that has no pages in a padded batch).
+DEVICE int page_to_read(const DecodeParams& p, int entry) { return min(max(entry, 0), p.num_pages - 1); }
+DEVICE bool page_is_wild(const DecodeParams& p, int entry) { return u32(entry) >= u32(p.num_pages); }
+
 // What a thread block does of one item, an item being the query rows of one key/value head of one sequence.
 struct Piece {
   int batch, kv_head, row_block;
@@ -52,11 +57,15 @@ DEVICE bool fixed_split(const DecodeParams& p, int batch, int head_and_rows, int
   piece.item = batch * p.kv_heads * p.row_blocks + head_and_rows;
   piece.length = sequence_lengths(p, batch);
   piece.tiles = num_tiles(piece.length.keys);
-  const int each = (piece.tiles + p.num_splits - 1) / p.num_splits;
+  int each = p.split_tiles;
+  piece.num_parts = p.used_splits;
+  if constexpr (RAGGED) {
+    each = int(u32(piece.tiles + p.num_splits - 1) / u32(p.num_splits));
+    piece.num_parts = int(u32(piece.tiles + each - 1) / u32(each));
+  }
   piece.first_tile = min(split * each, piece.tiles);
   piece.last_tile = min(piece.first_tile + each, piece.tiles);
   piece.part = split;
-  piece.num_parts = (piece.tiles + each - 1) / each;
   piece.first_slot = piece.item * p.num_splits;
   piece.slot_step = 1;
   piece.record = piece.item * p.num_splits + split;

@@ -114,9 +114,7 @@ struct AsyncKeyStream {
 
   DEVICE void load_page(const DecodeParams& p) {
     const int mine = key + thread % RING_KEYS;
-    page = 0;
-    // A wild entry must not lead out of the cache.
-    if (mine < end) page = min(max(int(ld_global<u32>(table + mine / p.page_size)), 0), p.num_pages - 1);
+    page = mine < end ? int(ld_global<u32>(table + mine / p.page_size)) : 0;
     in_page = mine % p.page_size;
   }
 
@@ -158,28 +156,34 @@ struct AsyncKeyStream {
       for (int i = 0; i < PASSES; ++i) {
         const int row = first_row + i * STEP;
         const bool mine = in_row && (RING_KEYS % STEP == 0 || row < RING_KEYS);
+        bool writable = APPEND && store_new;
         if constexpr (PAGED) {
-          const i64 row_page = int(shfl(u32(page), row % RING_KEYS));
+          const int entry = int(shfl(u32(page), row % RING_KEYS));
+          const i64 row_page = page_to_read(p, entry);
+          writable = store_new && !page_is_wild(p, entry);
           const int row_in_page = int(shfl(u32(in_page), row % RING_KEYS));
           k = K + row_page * p.k_stride.batch * KV_ITEM + row_in_page * k_stride + unit * ALIGNMENT;
           v = V + row_page * p.v_stride.batch * KV_ITEM + row_in_page * v_stride + unit * ALIGNMENT;
         }
-        if (mine) copy_unit<NEW_ROWS>(p, buffer + row * KV_PITCH + unit * ALIGNMENT, key + row, unit * ALIGNMENT, k, v);
+        if (mine) {
+          copy_unit<NEW_ROWS>(p, buffer + row * KV_PITCH + unit * ALIGNMENT, key + row, unit * ALIGNMENT, k, v, writable);
+        }
         k += STEP * k_stride;
         v += STEP * v_stride;
       }
     }
   }
 
-  // One unit of K and of V, at `k` and `v` in the cache.
+  // One unit of K and of V, at `k` and `v` in the cache, where new tokens are stored if it is `writable`.
   template <bool NEW_ROWS>
-  DEVICE void copy_unit(const DecodeParams& p, u32 target, int position, int offset, const char* k, const char* v) {
+  DEVICE void copy_unit(const DecodeParams& p, u32 target, int position, int offset, const char* k, const char* v,
+                        bool writable) {
     const bool valid = position < end;
     if constexpr (NEW_ROWS) {
       if (valid && position >= length.old_keys) {
         const char* k_new = new_row(p.k_new, p.k_new_stride, position) + offset;
         const char* v_new = new_row(p.v_new, p.v_new_stride, position) + offset;
-        if (store_new) {
+        if (writable) {
           move_unit(const_cast<char*>(k), k_new);
           move_unit(const_cast<char*>(v), v_new);
         }

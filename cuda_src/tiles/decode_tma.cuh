@@ -1,12 +1,18 @@
 // The ring of decode_stream.cuh, filled by Hopper's copy engine: one lane asks for boxes of 16 keys, whole rows or 128 bytes
 // of each, and an mbarrier a buffer says when all have landed.
 //
+// Pages are looked up a whole warp's worth of tiles ahead, one a lane: a load of the block table waits in the same queue as
+// the cache, which is microseconds long when that is as it should be.
+//
 // Boxes have whole groups of 16 keys. Rows past the length hold whatever the cache holds there, which may be NaN: they
-// become zeros once landed. New tokens take their places likewise.
+// become zeros once landed. New tokens take their places likewise: where several blocks of rows share a head, one of them may
+// be storing a token to the cache while another's box brings that row, old or new, and it is replaced either way.
 #pragma once
 #include "primitives/mbarrier.cuh"
 #include "primitives/tma_rows.cuh"
 #include "tiles/decode_stream.cuh"
+
+static_assert(!TMA_COPIES || RING_KEYS == 16, "a box a tile");
 
 struct TmaKeyStream {
   int batch, kv_head;
@@ -14,7 +20,8 @@ struct TmaKeyStream {
   Lengths length;
   int key;                          // first of the next tile
   int end;                          // no tile starts here or after
-  int page[GROUPS], in_page[GROUPS];  // where the groups of the next tile begin, looked up ahead
+  int index;                        // of the next tile in `pages`
+  int pages, next_pages;            // lane i: page of the ring's ith tile, and of the one 32 tiles later
   int thread;                       // of the ring
   bool store_new;                   // this block stores the new tokens that it reads
   u32 barriers;
@@ -37,45 +44,40 @@ struct TmaKeyStream {
     store_new = piece.row_block == 0;
     key = piece.first_tile * Bc + ring * RING_KEYS;
     end = min(piece.last_tile * Bc, length.keys);
-    if constexpr (PAGED) table = p.block_table + batch * p.table_stride;
-    look_up(p);
+    if constexpr (PAGED) {
+      table = p.block_table + batch * p.table_stride;
+      index = 0;
+      pages = page_of(p, key + thread % 32 * Bc);
+      next_pages = page_of(p, key + (thread % 32 + 32) * Bc);
+    }
   }
 
   DEVICE int remaining() const { return key < end ? (end - key - 1) / Bc + 1 : 0; }
 
-  DEVICE void look_up(const DecodeParams& p) {
-#pragma unroll
-    for (int group = 0; group < GROUPS; ++group) {
-      const int first = key + group * 16;
-      page[group] = batch;
-      in_page[group] = first;
-      if constexpr (PAGED) {
-        in_page[group] = first % p.page_size;
-        // Entries past the length are not read; a wild one must not lead out of the cache.
-        if (first < end) {
-          page[group] = min(max(int(ld_global<u32>(table + first / p.page_size)), 0), p.num_pages - 1);
-        }
-      }
-    }
+  // Entry of the block table; those past the length are not read.
+  DEVICE int page_of(const DecodeParams& p, int position) const {
+    return position < end ? int(ld_global<u32>(table + position / p.page_size)) : 0;
   }
 
   DEVICE void copy_next(const DecodeParams& p, u32 buffer, int stage) {
     if (key >= end) return;
+    int row = key, page = batch;
+    if constexpr (PAGED) {
+      row = key % p.page_size;
+      page = page_to_read(p, int(shfl(u32(pages), index)));
+    }
     if (thread == 0) {
       const u32 barrier = barriers + stage * 8;
-      const int groups = min(GROUPS, (end - key + 15) / 16);
-      mbarrier_arrive_expect_tx(barrier, groups * 2 * GROUP_BYTES);
-#pragma unroll
-      for (int group = 0; group < GROUPS; ++group) {
-        if (group < groups) {
-          const u32 target = buffer + group * GROUP_BYTES;
-          copy_group(&p.k_map, target, barrier, in_page[group], page[group]);
-          copy_group(&p.v_map, target + KV_TILE_BYTES, barrier, in_page[group], page[group]);
-        }
-      }
+      mbarrier_arrive_expect_tx(barrier, 2 * GROUP_BYTES);
+      copy_group(&p.k_map, buffer, barrier, row, page);
+      copy_group(&p.v_map, buffer + KV_TILE_BYTES, barrier, row, page);
     }
     key += Bc;
-    look_up(p);
+    if (PAGED && ++index == 32) {
+      index = 0;
+      pages = next_pages;
+      next_pages = page_of(p, key + (thread % 32 + 32) * Bc);
+    }
   }
 
   DEVICE void copy_group(const TensorMap* map, u32 target, u32 barrier, int row, int row_page) const {
@@ -121,8 +123,9 @@ struct TmaKeyStream {
         if (store_new) {
           int row_page = batch, row_in_page = position;
           if constexpr (PAGED) {
-            row_page = min(max(int(ld_global<u32>(table + position / p.page_size)), 0), p.num_pages - 1);
+            row_page = page_of(p, position);
             row_in_page = position % p.page_size;
+            if (page_is_wild(p, row_page)) continue;
           }
           st_global(cache_row(p.k_cache, p.k_stride, row_page, row_in_page) + unit * 16, k);
           st_global(cache_row(p.v_cache, p.v_stride, row_page, row_in_page) + unit * 16, v);

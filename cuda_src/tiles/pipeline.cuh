@@ -1,7 +1,9 @@
 // What a producer and its consumers share: rings of buffers in shared memory, and which item comes next.
 #pragma once
 #include "primitives/mbarrier.cuh"
+#include "primitives/tma.cuh"
 #include "tiles/schedule.cuh"
+#include "tiles/wgmma_operands.cuh"
 
 // A ring of buffers with a full and an empty barrier each; every thread keeps its own position.
 template <int STAGES>
@@ -23,6 +25,15 @@ struct Ring {
     if (lane == 0) mbarrier_arrive(empty + stage * 8);
   }
 };
+
+// Asks TMA for a tile of ROWS rows from `row` on, as wgmma takes it.
+template <int ROWS, int COLUMNS>
+DEVICE void load_tile(u32 tile, u32 full_barrier, const TensorMap* map, int row, int head, int batch) {
+  mbarrier_arrive_expect_tx(full_barrier, wgmma_tile_bytes(ROWS, COLUMNS));
+  for (int a = 0; a < atoms(COLUMNS); ++a) {
+    tma_load_4d(tile + a * ROWS * ATOM_ROW_BYTES, map, full_barrier, a * ATOM_COLUMNS, row, head, batch);
+  }
+}
 
 // One query block of one head, as the producer leaves it in shared memory for the consumers: they save the divisions, and
 // registers while they are busy with it. After the last comes one with no query block.

@@ -120,9 +120,14 @@ def _driver() -> ctypes.CDLL:
 
 
 class _LaunchAttribute(ctypes.Structure):
-    """CUlaunchAttribute with an int for its value."""
+    """CUlaunchAttribute with up to three integers for its value."""
 
-    _fields_ = [(name, ctypes.c_int) for name in ("id", "pad", "value")] + [("rest", ctypes.c_int * 15)]
+    _fields_ = [
+        ("id", ctypes.c_int),
+        ("pad", ctypes.c_int),
+        ("value", ctypes.c_int * 3),
+        ("rest", ctypes.c_int * 13),
+    ]
 
 
 class _LaunchConfig(ctypes.Structure):
@@ -136,7 +141,19 @@ class _LaunchConfig(ctypes.Structure):
     ]
 
 
+# CUlaunchAttributeID
+_CLUSTER_DIMENSION = 4
 _PROGRAMMATIC_STREAM_SERIALIZATION = 6
+
+
+def _launch_attributes(launch: Launch) -> list[_LaunchAttribute]:
+    """What a plain ``cuLaunchKernel`` cannot say."""
+    attributes = []
+    if launch.dependent:
+        attributes.append(_LaunchAttribute(_PROGRAMMATIC_STREAM_SERIALIZATION, 0, (1, 0, 0)))
+    if launch.cluster > 1:
+        attributes.append(_LaunchAttribute(_CLUSTER_DIMENSION, 0, (launch.cluster, 1, 1)))
+    return attributes
 
 
 class Launches:
@@ -146,7 +163,6 @@ class Launches:
     def __init__(self, prepared: Prepared, parameters: Sequence[int]) -> None:
         self._device_id = prepared.device_id
         self._arguments = (ctypes.c_void_p * len(parameters))(*parameters)
-        self._early = _LaunchAttribute(_PROGRAMMATIC_STREAM_SERIALIZATION, 0, 1)
         with cupy.cuda.Device(self._device_id):  # `kernel` is compiled anew for any other device
             self._calls = [self._call(prepared, launch) for launch in prepared.plan.launches]
 
@@ -154,11 +170,13 @@ class Launches:
         """One launch: stream → status."""
         function = ctypes.c_void_p(prepared.functions[launch.entry].kernel.ptr)
         sizes = (*launch.grid, launch.num_threads, 1, 1, launch.shared_memory)
-        if not launch.dependent:
+        attributes = _launch_attributes(launch)
+        if not attributes:
             integers = tuple(ctypes.c_uint(n) for n in sizes)
             launch_kernel, pointer, arguments = _driver().cuLaunchKernel, ctypes.c_void_p, self._arguments
             return lambda stream: launch_kernel(function, *integers, pointer(stream), arguments, None)
-        config = _LaunchConfig((ctypes.c_uint * 7)(*sizes), None, ctypes.pointer(self._early), 1)
+        array = (_LaunchAttribute * len(attributes))(*attributes)
+        config = _LaunchConfig((ctypes.c_uint * 7)(*sizes), None, array, len(attributes))
         launch_kernel_ex = _driver().cuLaunchKernelEx
 
         def call(stream: int) -> int:

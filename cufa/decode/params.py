@@ -16,6 +16,7 @@ from ..problem import ITEMSIZE
 from .operands import DecodeOperands
 from .plan import DecodePlan
 from .problem import CACHE_ITEMSIZE
+from .schedule import num_tiles, used_splits
 
 #: Pointers of :class:`DecodeParams` that name an array of :class:`~cufa.decode.operands.DecodeOperands`.
 ARRAYS = {
@@ -42,7 +43,7 @@ class DecodeParams(ctypes.Structure):
         ("table_stride", ctypes.c_int64),
         *((name, ctypes.c_int32) for name in (*_COUNTS, "group_size", "row_blocks", "num_splits")),
         ("scale_log2", ctypes.c_float),
-        ("reserved", ctypes.c_uint32 * 2),
+        *((name, ctypes.c_int32) for name in ("split_tiles", "used_splits")),
     ]
 
 
@@ -65,6 +66,9 @@ def pack(plan: DecodePlan, operands: DecodeOperands) -> DecodeParams:
     params.page_size = max(problem.page_size, 1)
     params.group_size, params.row_blocks = problem.group_size, plan.row_blocks
     params.num_splits = plan.num_splits
+    tiles = num_tiles(problem.capacity, plan.config.block_kv)
+    params.split_tiles = -(-tiles // plan.num_splits)
+    params.used_splits = used_splits(problem.capacity, plan.num_splits, plan.config.block_kv)
     # A scale of 0 would turn the mask's -inf into NaN; the smallest normal float gives the same weights.
     params.scale_log2 = max(problem.scale * math.log2(math.e), SMALLEST_SCALE)
     return params

@@ -7,10 +7,11 @@ import dataclasses
 
 from ..architectures import Device
 from ..kernels import DECODE_KERNELS, KernelSpec, Launch, TileConfig
-from ..kernels.decode import items, row_blocks
+from ..kernels.decode import MAX_CLUSTER, items, merged_in_cluster, merges_in_cluster, row_blocks
 from ..planner import fitting_configs
 from .problem import DecodeProblem
 from .schedule import num_tiles
+from .splits import Cut, choose_cut
 
 SCHEDULES = ("fixed", "balanced")
 
@@ -21,12 +22,8 @@ CPU_CONFIG = TileConfig(block_q=256, block_kv=256, num_warps=0)
 #: Tiles of a split that are worth a merge on the CPU.
 _CPU_TILES = 8
 
-#: Shares a resident block where lengths differ: SMs do not read at one speed, and who is done early takes
-#: more.
-_RAGGED_WAVES = 4
-
-#: Fixed splits are for batches that they cut into one wave as full as this; measured on an H200.
-FULL_WAVE = 0.9
+_MAX_GRID_YZ = 65535
+_MAX_TILES = 2**31 - 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,30 +111,55 @@ def make_decode_plan(
     serving = _serving(problem, device, kernel)
     reasons = [] if kernel is None else [f"kernel={kernel!r} was asked for"]
     schedule = schedule if kernel is None else serving[0].algorithm
-    if config is None:
-        config = CPU_CONFIG if device is None else _choose_config(problem, device, serving[0])
-    if schedule != "auto":
-        reasons += [f"schedule={schedule!r} was asked for"] * (kernel is None)
-    elif num_splits is not None:
-        schedule = "fixed"
-    else:
-        schedule, reason = _choose_schedule(problem, device, config)
-        reasons.append(reason)
-    if num_splits is None:
-        num_splits, reason = _choose_splits(problem, device, config, schedule)
-        reasons.append(reason)
-    else:
+    if problem.empty:
+        spec = next(spec for spec in serving if schedule in ("auto", spec.algorithm))
+        reasons.append("no query, or no room for a key: zeros are written without a launch")
+        config = config or (CPU_CONFIG if device is None else spec.configs[0])
+        return DecodePlan(problem, spec, config, device, spec.algorithm, 1, (), 0, tuple(reasons))
+    if schedule != "auto" and kernel is None:
+        reasons.append(f"schedule={schedule!r} was asked for")
+    if num_splits is not None:
         reasons.append(f"num_splits={num_splits} was asked for")
+    if device is None:
+        config, cut = config or CPU_CONFIG, _cut_for_cpu(problem, schedule, num_splits)
+    else:
+        config, cut = _cut_for_gpu(problem, device, serving, config, schedule, num_splits)
+    reasons += cut.reasons
+    schedule, num_splits = cut.schedule, cut.num_splits
+    most = num_tiles(problem.capacity, config.block_kv)
+    if schedule == "balanced":
+        most *= items(problem, config)
+    if num_splits > most:
+        num_splits = most
+        reasons.append(f"{most} are as many as there are tiles: no more would have work")
     spec = next(spec for spec in serving if spec.algorithm == schedule)
     if device is None:
         reasons.append("no GPU in this plan: NumPy does the same splits and merges, of larger tiles")
         return DecodePlan(problem, spec, config, None, schedule, num_splits, (), 0, tuple(reasons))
     shared_memory = spec.shared_memory(config, problem.head_dim)
     launches = spec.launches(problem, config, shared_memory, num_splits)
+    _check_launches(problem, config, launches)
     workspace = spec.workspace(problem, config, num_splits)
     return DecodePlan(
         problem, spec, config, device, schedule, num_splits, launches, workspace, tuple(reasons)
     )
+
+
+def _check_launches(problem: DecodeProblem, config: TileConfig, launches: tuple[Launch, ...]) -> None:
+    """Limits of CUDA and of the kernels' 32-bit counters."""
+    for launch in launches:
+        if max(launch.grid[1:]) > _MAX_GRID_YZ:
+            raise ValueError(
+                f"{launch.entry} would take a grid of {launch.grid} for batch {problem.batch:,} and "
+                f"{problem.kv_heads:,} key/value heads; along its last two axes CUDA takes {_MAX_GRID_YZ:,}: "
+                "decode fewer sequences, or heads, in one call"
+            )
+    tiles = num_tiles(problem.capacity, config.block_kv) * items(problem, config)
+    if tiles > _MAX_TILES:
+        raise ValueError(
+            f"batch {problem.batch:,} with room for {problem.capacity:,} tokens each makes {tiles:,} tiles of "
+            f"keys; kernels count up to {_MAX_TILES:,}: pass fewer columns of block_table, or fewer sequences"
+        )
 
 
 def _serving(problem: DecodeProblem, device: Device | None, kernel: str | None) -> list[KernelSpec]:
@@ -147,6 +169,13 @@ def _serving(problem: DecodeProblem, device: Device | None, kernel: str | None) 
         return [spec for spec in named if not spec.uses_copy_engine]
     serving = [s for s in named if s.takes(problem) and fitting_configs(s, problem.head_dim, device)]
     if not serving:
+        named = [s for s in named if s.reads_cache(problem)] or named
+        if not any(s.runs_on(device.arch.capability) for s in named):
+            least = min(s.min_capability for s in named)
+            raise ValueError(
+                f"a cache of {problem.cache_dtype} needs sm_{least} or later, and this is {device.arch.name}: "
+                f"convert the cache to {problem.dtype}, or compute on the CPU"
+            )
         served = "; ".join(spec.requirements for spec in named)
         raise ValueError(
             f"no decode kernel runs on {device.arch.name} for q of {problem.dtype} over a cache of "
@@ -155,58 +184,36 @@ def _serving(problem: DecodeProblem, device: Device | None, kernel: str | None) 
     return serving
 
 
-def _choose_config(problem: DecodeProblem, device: Device, spec: KernelSpec) -> TileConfig:
-    fitting = fitting_configs(spec, problem.head_dim, device)
-    return spec.choose(problem, fitting, device.num_sms)  # type: ignore[arg-type]
+def _cut_for_gpu(
+    problem: DecodeProblem,
+    device: Device,
+    serving: list[KernelSpec],
+    config: TileConfig | None,
+    schedule: str,
+    num_splits: int | None,
+) -> tuple[TileConfig, Cut]:
+    """The tiles, which say where parts are merged, and the cut. Tiles that were asked for stay."""
+    if config is not None:
+        cut = choose_cut(problem, device, config, schedule, num_splits)
+        if merges_in_cluster(config) and cut.num_splits > MAX_CLUSTER:
+            reason = f"{MAX_CLUSTER} splits: these tiles merge in clusters, which have no more blocks"
+            cut = Cut(cut.schedule, MAX_CLUSTER, (reason,))
+        return config, cut
+    fitting = fitting_configs(serving[0], problem.head_dim, device)
+    config = serving[0].choose(problem, fitting, device.num_sms)  # type: ignore[arg-type]
+    in_cluster = merged_in_cluster(config)
+    cut = choose_cut(problem, device, config, schedule, num_splits, clusters=in_cluster in fitting)
+    return in_cluster if cut.in_cluster else config, cut
 
 
-def _choose_schedule(problem: DecodeProblem, device: Device | None, config: TileConfig) -> tuple[str, str]:
-    """(schedule, reason)"""
-    if problem.ragged and problem.batch > 1:
-        return "balanced", "lengths differ from sequence to sequence: equal shares of all tiles"
-    if device is None:
-        return "fixed", "equal lengths: fixed splits"
-    splits, full = _one_wave(problem, device, config)
-    blocks = _resident(device, config)
-    tiles = num_tiles(problem.capacity, config.block_kv)
-    if -(-tiles // splits) <= 2 and full:
-        return "fixed", f"a short cache: two tiles a split leave blocks of a wave of {blocks} to spare"
-    if full >= FULL_WAVE:
-        return "fixed", f"{splits} splits a sequence fill one wave of {blocks} blocks to {full:.0%}"
-    return "balanced", (
-        f"fixed splits fill no single wave of {blocks} blocks ({full:.0%} at best): equal shares of all tiles"
-    )
-
-
-def _resident(device: Device, config: TileConfig) -> int:
-    """Blocks that the GPU runs at once."""
-    return device.num_sms * config.blocks_per_sm
-
-
-def _one_wave(problem: DecodeProblem, device: Device, config: TileConfig) -> tuple[int, float]:
-    """Splits of each sequence with which all blocks run at once, and how much of such a wave they fill; 0%
-    when there are too many items. Short caches are not split: a split has two tiles, if there are two."""
-    tiles, count = num_tiles(problem.capacity, config.block_kv), items(problem, config)
-    resident = _resident(device, config)
-    splits = max(1, min((tiles + 1) // 2, resident // count))
-    longest = -(-tiles // splits)
-    return -(-tiles // longest), count * tiles / (resident * longest) if count <= resident else 0.0
-
-
-def _choose_splits(
-    problem: DecodeProblem, device: Device | None, config: TileConfig, schedule: str
-) -> tuple[int, str]:
-    """(splits or shares, reason)"""
-    tiles, count = num_tiles(problem.capacity, config.block_kv), items(problem, config)
-    if device is None:
-        if schedule == "balanced":
-            shares = max(1, min(tiles * count // _CPU_TILES, 16))
-            return shares, f"{shares} shares of {_CPU_TILES} tiles or more"
-        splits = max(1, min(tiles // _CPU_TILES, 16))
-        return splits, f"{splits} splits of {_CPU_TILES} tiles or more"
-    if schedule == "fixed":
-        splits, _ = _one_wave(problem, device, config)
-        return splits, f"{splits} splits a sequence: one wave, and two tiles or more each"
-    waves = _RAGGED_WAVES if problem.ragged else 1
-    shares = min(waves * _resident(device, config), tiles * count)
-    return shares, f"{shares} shares: {waves} for each block that runs at once, and never more than tiles"
+def _cut_for_cpu(problem: DecodeProblem, schedule: str, num_splits: int | None) -> Cut:
+    """Pieces that are worth a merge in NumPy."""
+    tiles, count = num_tiles(problem.capacity, CPU_CONFIG.block_kv), items(problem, CPU_CONFIG)
+    if num_splits is not None:
+        return Cut("fixed" if schedule == "auto" else schedule, num_splits, ())
+    ragged = problem.ragged and problem.batch > 1
+    if schedule == "balanced" or (schedule == "auto" and ragged):
+        shares = max(1, min(tiles * count // _CPU_TILES, 16))
+        return Cut("balanced", shares, (f"{shares} shares of {_CPU_TILES} tiles or more",))
+    splits = max(1, min(tiles // _CPU_TILES, 16))
+    return Cut("fixed", splits, (f"{splits} splits of {_CPU_TILES} tiles or more",))

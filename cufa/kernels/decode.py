@@ -8,6 +8,9 @@ import functools
 from ..decode.problem import DecodeProblem
 from .spec import KernelSpec, Launch, TileConfig, ceil_div, tile_pitch
 
+#: Blocks of a cluster on any GPU that has them.
+MAX_CLUSTER = 8
+
 
 def _row_warps(config: TileConfig) -> int:
     return int(dict(config.switches)["ROW_WARPS"])
@@ -28,7 +31,10 @@ def _decode_shared_memory(config: TileConfig, head_dim: int, itemsize: int = 2) 
     merge_bytes = rings * config.block_q * (ceil_div(head_dim, 32) * 32 + 8) * 4
     sums, shares = rings * config.block_q * 8, config.num_warps * 32
     barriers = rings * config.num_stages * 8
-    return q_bytes + max(ring_bytes, merge_bytes) + sums + shares + barriers + 16
+    received = 0
+    if merges_in_cluster(config):  # a share of O, and m and l of each row, from every part; a barrier
+        received = (config.block_q * head_dim // 4 + MAX_CLUSTER) * 16 + config.block_q * MAX_CLUSTER * 8 + 16
+    return q_bytes + max(ring_bytes, merge_bytes) + sums + shares + barriers + 16 + received
 
 
 def row_blocks(problem: DecodeProblem, config: TileConfig) -> int:
@@ -51,7 +57,8 @@ def _split_launches(
 ) -> tuple[Launch, ...]:
     """One block a split; what they leave is merged by a second kernel, unless folded in."""
     grid = (num_splits, problem.kv_heads * row_blocks(problem, config), problem.batch)
-    split = Launch("decode_split", grid, config.num_warps * 32, shared_memory)
+    cluster = num_splits if merges_in_cluster(config) else 1
+    split = Launch("decode_split", grid, config.num_warps * 32, shared_memory, cluster=cluster)
     return (split, *_combine_launches("decode_combine", problem, config)) if num_splits > 1 else (split,)
 
 
@@ -66,7 +73,7 @@ def _balanced_launches(
 def _combine_launches(entry: str, problem: DecodeProblem, config: TileConfig) -> tuple[Launch, ...]:
     """A thread for each four columns of a row. Nothing where the last block of an item merges its parts."""
     switches = dict(config.switches)
-    if switches["FOLD_COMBINE"]:
+    if switches["FOLD_COMBINE"] or merges_in_cluster(config):
         return ()
     threads, vectors = config.num_warps * 32, min(config.block_q, problem.rows) * problem.head_dim // 4
     grid = (ceil_div(vectors, threads), problem.kv_heads * row_blocks(problem, config), problem.batch)
@@ -74,7 +81,9 @@ def _combine_launches(entry: str, problem: DecodeProblem, config: TileConfig) ->
 
 
 def _split_workspace(problem: DecodeProblem, config: TileConfig, num_splits: int = 2) -> int:
-    return items(problem, config) * num_splits * _slot_bytes(problem, config) if num_splits > 1 else 0
+    if num_splits == 1 or merges_in_cluster(config):
+        return 0
+    return items(problem, config) * num_splits * _slot_bytes(problem, config)
 
 
 def _balanced_workspace(problem: DecodeProblem, config: TileConfig, num_splits: int = 2) -> int:
@@ -104,8 +113,8 @@ def _decode_config(
     :class:`~cufa.backends.tensor_map.TensorMap`.
     """
     switches = {
-        "ROW_WARPS": row_warps, "FOLD_COMBINE": fold, "TMA_COPIES": tma, "WHOLE_ROWS": whole_rows,
-        "L2_PROMOTION": promotion,
+        "ROW_WARPS": row_warps, "FOLD_COMBINE": fold, "CLUSTER_MERGE": False, "TMA_COPIES": tma,
+        "WHOLE_ROWS": whole_rows, "L2_PROMOTION": promotion,
     }  # fmt: skip
     return TileConfig(
         rows,
@@ -119,10 +128,23 @@ def _decode_config(
     )
 
 
+def _with_merge(config: TileConfig, fold: bool, cluster: bool) -> TileConfig:
+    switches = {**dict(config.switches), "FOLD_COMBINE": fold, "CLUSTER_MERGE": cluster}
+    return dataclasses.replace(config, switches=tuple(switches.items()))
+
+
 def without_fold(config: TileConfig) -> TileConfig:
     """The same with the merge as a launch of its own."""
-    switches = {**dict(config.switches), "FOLD_COMBINE": False}
-    return dataclasses.replace(config, switches=tuple(switches.items()))
+    return _with_merge(config, fold=False, cluster=False)
+
+
+def merges_in_cluster(config: TileConfig) -> bool:
+    return bool(dict(config.switches)["CLUSTER_MERGE"])
+
+
+def merged_in_cluster(config: TileConfig) -> TileConfig:
+    """The same with the splits of an item as one cluster, which merges them in its shared memory."""
+    return _with_merge(config, fold=False, cluster=True)
 
 
 #: Caches up to this long are read by blocks of four warps, whose launch and merge cost less.
@@ -132,6 +154,7 @@ _SHORT = 2048
 def _choose(problem: DecodeProblem, fitting: tuple[TileConfig, ...], num_sms: int) -> TileConfig:
     """The first that holds all packed rows, else the first of the tallest; four warps for what is short or
     ragged: several blocks an SM, where one works while another begins or ends."""
+    fitting = tuple(config for config in fitting if not merges_in_cluster(config))  # the planner's to say
     most = max(config.block_q for config in fitting)
     tall = min((c.block_q for c in fitting if c.block_q >= problem.rows), default=most)
     holding = [config for config in fitting if config.block_q == tall]
@@ -202,12 +225,16 @@ DECODE_BALANCED = dataclasses.replace(
 
 
 def _by_tma(spec: KernelSpec) -> KernelSpec:
-    """The same, its cache read by Hopper's copy engine: aligned rows, and pages of whole boxes."""
+    """The same, its cache read by Hopper's copy engine: aligned rows, and pages of whole boxes. Fixed splits
+    may be merged in clusters, which Hopper has as well."""
+    configs = _by_boxes()
+    if spec.algorithm == "fixed":
+        configs += tuple(merged_in_cluster(config) for config in configs)
     return dataclasses.replace(
         spec,
         name=f"{spec.name}_tma",
         title=f"{spec.title}, by the copy engine",
-        configs=_by_boxes(),
+        configs=configs,
         min_capability=90,
         max_capability=90,
         tensor_map_rows=lambda config: (16, 16),

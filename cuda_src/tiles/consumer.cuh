@@ -1,0 +1,154 @@
+// What a consumer warpgroup of FlashAttention-3 does with the registers of its 64 query rows: products of tiles by WGMMA,
+// softmax, storing O. In which order, and what it waits for, is the kernel's affair (kernels/fa3_forward.cu, whose lines of
+// Algorithms 1 and 2 are named here).
+#pragma once
+#include "params.cuh"
+#include "primitives/tma.cuh"
+#include "tiles/accumulator.cuh"
+#include "tiles/pipeline.cuh"
+#include "tiles/softmax.cuh"
+#include "tiles/wgmma_operands.cuh"
+
+constexpr int Br = BLOCK_Q, Bc = BLOCK_KV;
+constexpr int GROUP_ROWS = 64;                 // query rows of one consumer warpgroup
+constexpr int CONSUMERS = NUM_WARPS / 4 - 1;   // warpgroup 0 is the producer
+constexpr int K_STEPS = (HEAD_DIM + 15) / 16;  // k16 steps of S = Q K^T; TMA fills the last one up with zeros
+constexpr int O_TILES = HEAD_DIM / 8;          // 8-column tiles of O
+constexpr int S_TILES = Bc / 8;
+constexpr int Q_BYTES = wgmma_tile_bytes(GROUP_ROWS, HEAD_DIM), KV_BYTES = wgmma_tile_bytes(Bc, HEAD_DIM);
+// O leaves by TMA from the buffer its Q came in, where that is free by then; else from registers.
+constexpr bool STORE_FROM_SMEM = STORE_BY_TMA && (Q_IN_REGISTERS || Q_STAGES > 1);
+static_assert(Br == CONSUMERS * GROUP_ROWS, "64 query rows a consumer");
+static_assert(Bc % 16 == 0 && Bc <= 256, "P V takes keys 16 at a time");
+
+template <bool B>
+struct Bool {
+  static constexpr bool value = B;
+};
+
+// Accumulators and operands of one thread.
+using Scores = float[Bc / 2];
+using Output = float[HEAD_DIM / 2];
+using Probabilities = u32[Bc / 4];
+using Queries = u32[4 * K_STEPS];  // used when Q_IN_REGISTERS
+
+// A buffer is full when the thread that asked TMA for it has arrived and its bytes have; empty when every warp that reads it
+// has arrived.
+DEVICE void init_barriers(u32 Q_full, u32 Q_empty, const Ring<NUM_STAGES>& K_ring, const Ring<NUM_STAGES>& V_ring) {
+  for (int i = 0; i < Q_STAGES * CONSUMERS; ++i) {
+    mbarrier_init(Q_full + 8 * i, 1);
+    mbarrier_init(Q_empty + 8 * i, 4);  // the warps of one consumer
+  }
+  for (int i = 0; i < NUM_STAGES; ++i) {
+    mbarrier_init(K_ring.full + 8 * i, 1);
+    mbarrier_init(V_ring.full + 8 * i, 1);
+    mbarrier_init(K_ring.empty + 8 * i, 4 * CONSUMERS);
+    mbarrier_init(V_ring.empty + 8 * i, 4 * CONSUMERS);
+  }
+  mbarrier_init_fence();
+}
+
+DEVICE TileRange tiles_of(const AttentionParams& p, int q_block) {
+  return visited_tiles<Br, Bc, CAUSAL, SKIP_MASKED_TILES>(p, q_block);
+}
+
+// Q from shared memory to registers. As TMA is to write where ldmatrix read, a barrier alone does not do before the buffer is
+// given back: without the fence, a few rows in a million came out wrong.
+DEVICE void load_queries(Queries& Q_rmem, u32 Q_smem, int warp, int lane) {
+  load_swizzled_rows<GROUP_ROWS, K_STEPS>(Q_rmem, Q_smem, warp * 16 + lane % 16, lane / 16);
+  async_proxy_fence();
+  warp_sync();  // all lanes have read
+}
+
+// Alg. 2, l. 9: S = Q K^T, in flight. Q from registers or from shared memory.
+DEVICE void issue_scores(Scores& S_rmem, const Queries& Q_rmem, u64 Q_desc, u64 K_desc) {
+  if constexpr (Q_IN_REGISTERS) {
+    wgmma_tiles_rs<Bc, K_STEPS, BFLOAT16>(S_rmem, Q_rmem, K_desc);
+  } else {
+    wgmma_tiles_ss<Bc, K_STEPS, BFLOAT16>(S_rmem, Q_desc, K_desc);
+  }
+  wgmma_commit();
+}
+
+// Alg. 2, l. 10: O += P V, in flight.
+DEVICE void issue_values(Output& O_rmem, const Probabilities& P_rmem, u64 V_desc) {
+  wgmma_accumulate_values<HEAD_DIM, Bc / 16, BFLOAT16>(O_rmem, P_rmem, V_desc);
+  wgmma_commit();
+}
+
+// `row` is this lane's first query row; its second is 8 further on.
+DEVICE void mask_scores(Scores& S_rmem, const AttentionParams& p, int row, int first_key, int lane) {
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const int limit = visible_keys_from<CAUSAL>(p, row + 8 * r, first_key) - lane % 4 * 2;
+#pragma unroll
+    for (int n = 0; n < S_TILES; ++n) {
+      if (8 * n >= limit) S_rmem[4 * n + 2 * r] = NEG_INF;
+      if (8 * n + 1 >= limit) S_rmem[4 * n + 2 * r + 1] = NEG_INF;
+    }
+  }
+}
+
+// Alg. 2, l. 11: the maxima and exponentials of S. True when O must be multiplied by alpha.
+DEVICE bool exponentials(Scores& S_rmem, OnlineSoftmax<2>& softmax, float scale_log2, float (&alpha)[2]) {
+  float m_tile[2];
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    float even = S_rmem[2 * r], odd = S_rmem[2 * r + 1];
+#pragma unroll
+    for (int n = 1; n < S_TILES; ++n) {
+      even = fmaxf(even, S_rmem[4 * n + 2 * r]);
+      odd = fmaxf(odd, S_rmem[4 * n + 2 * r + 1]);
+    }
+    m_tile[r] = quad_max(fmaxf(even, odd));
+  }
+  const bool grown = softmax.raise_max(m_tile, scale_log2, alpha);
+#pragma unroll
+  for (int i = 0; i < Bc / 2; ++i) S_rmem[i] = softmax.exp(S_rmem[i], scale_log2, i / 2 % 2);
+  return grown;
+}
+
+DEVICE void pack(Probabilities& P_rmem, const Scores& S_rmem) {
+#pragma unroll
+  for (int i = 0; i < Bc / 4; ++i) P_rmem[i] = pack_16bit<BFLOAT16>(S_rmem[2 * i], S_rmem[2 * i + 1]);
+}
+
+// Alg. 1, l. 19-20: O = O / l, L = m + log l, 16 rows a warp. By TMA through `O_smem`, or straight from registers.
+DEVICE void store_output(const AttentionParams& p, const TensorMap* O_map, const Item& item, int first_row,
+                         const Output& O_rmem, OnlineSoftmax<2>& softmax, [[maybe_unused]] u32 O_smem, int warp, int lane) {
+  softmax.reduce_sum();
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const int row = first_row + lane / 4 + 8 * r;
+    const bool valid = row < p.seqlen_q;
+    if (p.lse != nullptr && lane % 4 == 0 && valid) st_global(lse_row(p, item, row), softmax.lse(r));
+    if constexpr (STORE_FROM_SMEM) {
+      stage_accumulator_row<GROUP_ROWS, O_TILES, BFLOAT16>(O_smem, O_rmem, r, softmax.inverse_sum(r), warp, lane);
+    } else {
+      store_accumulator_row<O_TILES, BFLOAT16>(output_row(p, item, row), O_rmem, r, softmax.inverse_sum(r), valid, lane);
+    }
+  }
+  if constexpr (STORE_FROM_SMEM) {
+    async_proxy_fence();
+    warp_sync();  // the warp's 16 rows are complete; other warps store their own
+    if (lane == 0) {
+      for (int a = 0; a < atoms(HEAD_DIM); ++a) {
+        tma_store_4d(O_map, O_smem + (a * GROUP_ROWS + warp * 16) * ATOM_ROW_BYTES, a * ATOM_COLUMNS,
+                     first_row, item.head, item.batch);
+      }
+      bulk_commit();
+    }
+  }
+}
+
+// A query block whose rows all see no key: zeros, and -inf for the logarithm of their sums. By all consumers.
+DEVICE void store_nothing(const AttentionParams& p, const Item& item, int thread) {
+  const u64 start_ns = TRACE ? global_timer() : 0;
+  const int rows = min(Br, p.seqlen_q - item.q_block * Br);
+  for (int i = thread; i < rows * O_TILES; i += CONSUMERS * 128) {
+    const int row = item.q_block * Br + i / O_TILES;
+    st_global(output_row(p, item, row) + i % O_TILES * 16, vec4{0, 0, 0, 0});
+    if (p.lse != nullptr && i % O_TILES == 0) st_global(lse_row(p, item, row), NEG_INF);
+  }
+  if (TRACE && thread == 0) write_trace(p, item.index, item, tiles_of(p, item.q_block), start_ns);
+}

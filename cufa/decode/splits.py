@@ -1,0 +1,149 @@
+"""How a decode problem is cut for a GPU: fixed splits or equal shares, how many, and where parts are merged.
+
+Splits fill the GPU, and every one of them has to be merged. What is worth how much was measured on an H200,
+cold L2, 16-bit caches of head_dim 128.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+from ..architectures import Device
+from ..kernels import TileConfig
+from ..kernels.decode import MAX_CLUSTER, items
+from .problem import DecodeProblem
+from .schedule import num_tiles, used_splits
+
+#: Shares a resident block where lengths differ: SMs do not read at one speed, and who is done early takes
+#: more.
+RAGGED_WAVES = 4
+
+#: Fixed splits are for batches that they cut into one wave as full as this.
+FULL_WAVE = 0.9
+
+#: Bytes of keys and values that one block reads in the time by which one more part delays the merge.
+_MERGE_BYTES = 20_000
+
+#: Bytes of a cache, a block of a cluster, up to which half of the SMs, merging in clusters, end before all of
+#: them, merging through global memory.
+_CLUSTER_BYTES = 16 << 20
+
+
+@dataclasses.dataclass(frozen=True)
+class Cut:
+    """Of one problem."""
+
+    schedule: str
+    num_splits: int
+    reasons: tuple[str, ...]
+    in_cluster: bool = False
+    """The splits of an item are one thread block cluster."""
+
+
+def choose_cut(
+    problem: DecodeProblem,
+    device: Device,
+    config: TileConfig,
+    schedule: str = "auto",
+    num_splits: int | None = None,
+    clusters: bool = False,
+) -> Cut:
+    """``schedule`` and ``num_splits`` are what was asked for; ``clusters``: the kernel can merge in them."""
+    if num_splits is not None:
+        schedule = "fixed" if schedule == "auto" else schedule
+        fits = schedule == "fixed" and clusters and cluster_fits(problem, device, config, num_splits)
+        return Cut(schedule, num_splits, (), in_cluster=fits)
+    shares = _shares(problem, device, config)
+    if schedule == "balanced":
+        return shares
+    if schedule == "auto" and problem.ragged and problem.batch > 1:
+        reason = "lengths differ from sequence to sequence: equal shares of all tiles"
+        return dataclasses.replace(shares, reasons=(reason, *shares.reasons))
+    merged = _in_cluster(problem, device, config) if clusters else None
+    if merged is not None:
+        return merged
+    return _through_memory(problem, device, config, shares, must_be_fixed=schedule == "fixed")
+
+
+def cluster_fits(problem: DecodeProblem, device: Device, config: TileConfig, splits: int) -> bool:
+    """All clusters of ``splits`` blocks run at once. Pairs always find room; larger ones have to lie within
+    one group of SMs (GPC), and groups differ from chip to chip: they get half of the GPU."""
+    blocks = resident(device, config)
+    room = blocks if splits == 2 else blocks // 2
+    return 2 <= splits <= MAX_CLUSTER and items(problem, config) * splits <= room
+
+
+def resident(device: Device, config: TileConfig) -> int:
+    """Blocks that the GPU runs at once."""
+    return device.num_sms * config.blocks_per_sm
+
+
+def _shares(problem: DecodeProblem, device: Device, config: TileConfig) -> Cut:
+    waves = RAGGED_WAVES if problem.ragged else 1
+    tiles = num_tiles(problem.capacity, config.block_kv) * items(problem, config)
+    shares = min(waves * resident(device, config), tiles)
+    reason = f"{shares} shares: {waves} for each block that runs at once, and never more than tiles"
+    return Cut("balanced", shares, (reason,))
+
+
+def _in_cluster(problem: DecodeProblem, device: Device, config: TileConfig) -> Cut | None:
+    """None where clusters would keep too much of the GPU idle for too long."""
+    tiles, rows = num_tiles(problem.capacity, config.block_kv), config.block_q // 16
+    size = next((n for n in (8, 4, 2) if cluster_fits(problem, device, config, n)), 1)
+    splits = used_splits(problem.capacity, min(size, tiles), config.block_kv)
+    wanted = _worth_splitting(problem, device, config)
+    small = wanted <= 2 * size and problem.kv_bytes() * rows <= size * _CLUSTER_BYTES
+    if splits < 2 or not (wanted <= size or small):
+        return None
+    return Cut(
+        "fixed",
+        splits,
+        (f"{splits} splits a sequence: a small cache or a full GPU, merged in clusters of as many blocks",),
+        in_cluster=True,
+    )
+
+
+def _worth_splitting(problem: DecodeProblem, device: Device, config: TileConfig) -> int:
+    """Splits of each sequence: one wave, two tiles or more each, and no more than their merge is worth. Of n,
+    each reads 1/n of an item, and n are merged: the best n is a square root."""
+    item_bytes = problem.kv_bytes() // (problem.batch * problem.kv_heads)
+    merge_bytes = _MERGE_BYTES * 16 // config.block_q
+    return max(1, min(_one_wave(problem, device, config), math.isqrt(item_bytes // merge_bytes)))
+
+
+def _one_wave(problem: DecodeProblem, device: Device, config: TileConfig) -> int:
+    """Splits with which all blocks run at once."""
+    tiles = num_tiles(problem.capacity, config.block_kv)
+    return max(1, min((tiles + 1) // 2, resident(device, config) // items(problem, config)))
+
+
+def _through_memory(
+    problem: DecodeProblem, device: Device, config: TileConfig, shares: Cut, must_be_fixed: bool
+) -> Cut:
+    tiles, count, blocks = (
+        num_tiles(problem.capacity, config.block_kv),
+        items(problem, config),
+        resident(device, config),
+    )
+    wave, wanted = _one_wave(problem, device, config), _worth_splitting(problem, device, config)
+    splits = used_splits(problem.capacity, wanted, config.block_kv)
+    if wanted < wave:
+        return Cut(
+            "fixed", splits, (f"{splits} splits a sequence: more would cost more to merge than they save",)
+        )
+    longest = -(-tiles // splits)
+    if count <= blocks and longest <= 2:
+        return Cut("fixed", splits, (f"{splits} splits a sequence: a short cache, two tiles each at most",))
+    full = count * tiles / (blocks * longest) if count <= blocks else 0.0
+    if full >= FULL_WAVE:
+        reason = f"{splits} splits a sequence fill one wave of {blocks} blocks to {full:.0%}"
+        return Cut("fixed", splits, (reason,))
+    if must_be_fixed:
+        return Cut(
+            "fixed", splits, (f"{splits} splits a sequence: {count:,} items for {blocks} blocks at once",)
+        )
+    reason = (
+        f"fixed splits fill no single wave of {blocks} blocks ({full:.0%} at best): equal shares of all tiles"
+    )
+    return dataclasses.replace(shares, reasons=(reason, *shares.reasons))
