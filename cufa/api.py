@@ -74,6 +74,9 @@ def flash_attention(
     -----
     Launches on CuPy's current stream and does not synchronise (NumPy inputs on a GPU do, to bring the
     result back). With ``out=`` and after one warm-up call it can be captured in a CUDA graph.
+
+    On a GPU, keys and values that the causal mask hides from a query must still be finite: a tile that holds
+    some that it sees is multiplied as a whole, and 0 · inf is NaN.
     """
     key = signature((q, k, v), out, causal, scale, layout, algorithm, precision, device)
     seen = seen_before(key)
@@ -121,7 +124,10 @@ def plan(
     """
     k = q if k is None else k
     v = k if v is None else v
-    shapes = [x if isinstance(x, tuple) else arrays.as_array("q", x).shape for x in (q, k, v)]
+    shapes = [
+        x if isinstance(x, tuple) else arrays.as_array(name, x).shape
+        for name, x in (("q", q), ("k", k), ("v", v))
+    ]
     name = dtype or ("float16" if isinstance(q, tuple) else str(arrays.as_array("q", q).dtype))
     if name not in ITEMSIZE:
         raise ValueError(f"dtype={name!r} is not served; use one of {', '.join(ITEMSIZE)}")

@@ -22,6 +22,8 @@ AXES = {"bhsd": "(batch, heads, seqlen, head_dim)", "bshd": "(batch, seqlen, hea
 
 Array = Any  # numpy.ndarray or cupy.ndarray: CuPy need not be installed to type-check
 
+_MAX_SIZE = 2**31 - 1
+
 _DLPACK_CPU = (1, 3)  # kDLCPU, kDLCUDAHost
 
 
@@ -135,9 +137,11 @@ def make_problem(
     """
     q_shape, k_shape, v_shape = shapes
     check_layout(layout)
+    check_causal(causal)
     for name, shape in (("q", q_shape), ("k", k_shape), ("v", v_shape)):
         if len(shape) != 4:
             raise ValueError(f"{name} has shape {shape}; layout {layout!r} takes four axes {AXES[layout]}")
+        check_sizes(name, shape)
     batch, heads, seqlen_q, head_dim = (q_shape[i] for i in LAYOUTS[layout])
     k_batch, kv_heads, seqlen_k, k_head_dim = (k_shape[i] for i in LAYOUTS[layout])
     if v_shape != k_shape:
@@ -165,6 +169,25 @@ def make_problem(
 
 def check_layout(layout: str) -> None:
     check_choice("layout", layout, {name: f"{name!r} {axes}" for name, axes in AXES.items()})
+
+
+def check_sizes(name: str, shape: Sequence[Any]) -> None:
+    """Shapes that stand for arrays, in plans, may hold anything."""
+    for n in shape:
+        if isinstance(n, bool) or not isinstance(n, (int, np.integer)):
+            raise TypeError(f"{name} has shape {shape}: sizes are integers, not {type(n).__qualname__}")
+        if n < 0:
+            raise ValueError(f"{name} has shape {shape}: a size is at least 0")
+        if n > _MAX_SIZE:
+            raise ValueError(f"{name} has shape {shape}: kernels count with 32 bits, up to {_MAX_SIZE:,}")
+
+
+def check_causal(causal: Any) -> None:
+    if not isinstance(causal, (bool, np.bool_)):
+        raise TypeError(
+            f"causal must be True or False, not {_kind(causal)}: no other masks are served, and "
+            "the causal one is aligned bottom-right"
+        )
 
 
 def check_choice(name: str, value: Any, choices: Mapping[Any, str]) -> None:
@@ -210,6 +233,26 @@ def check_last_axis(name: str, x: Array) -> None:
         )
 
 
+def check_contiguous(name: str, x: Array) -> None:
+    """For arrays that kernels read by their address alone: lengths, scales, rows of a table."""
+    if x.shape[-1] > 1 and x.size and x.strides[-1] != x.itemsize:
+        module = "cupy" if is_device_array(x) else "numpy"
+        raise ValueError(
+            f"{name} has strides {x.strides}: its last axis must be contiguous; "
+            f"use {module}.ascontiguousarray({name})"
+        )
+
+
+def check_address(name: str, x: Array) -> None:
+    """GPUs load whole elements, and no fewer than two bytes, from multiples of their size."""
+    unit = max(2, x.itemsize) if x.ndim == 4 else x.itemsize
+    if is_device_array(x) and x.size and alignment(x) < unit:
+        raise ValueError(
+            f"{name} lies at address {address(x):#x} with strides {x.strides}: kernels read {unit} bytes at "
+            f"a time, from multiples of {unit}; use {name}.copy(), or a buffer whose rows start there"
+        )
+
+
 def check_out(out: Array, inputs: dict[str, Array]) -> None:
     """``out`` can take the result and shares no memory with an input."""
     q = inputs["q"]
@@ -218,6 +261,7 @@ def check_out(out: Array, inputs: dict[str, Array]) -> None:
     if out.dtype != q.dtype:
         raise TypeError(f"out is {out.dtype} but the result is {q.dtype}: allocate it with empty_like(q)")
     check_last_axis("out", out)
+    check_address("out", out)
     if isinstance(out, np.ndarray) and not out.flags.writeable:
         raise ValueError("out is read-only: pass a writeable array, or a copy")
     if overlaps_itself(out):

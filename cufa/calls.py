@@ -40,6 +40,7 @@ class Call:
         problem = arrays.make_problem(shapes, dtype, layout=self.layout, **self.options)
         for name, x in self.inputs.items():
             arrays.check_last_axis(name, x)
+            arrays.check_address(name, x)
         if self.out is not None:
             arrays.same_place({"q": self.q, "out": self.out})
             arrays.check_out(self.out, self.inputs)
@@ -57,7 +58,7 @@ def run_on_cpu(call: Call) -> Any:
     plan = plan_for(problem, None, call.algorithm)
     out = np.empty(call.q.shape, call.q.dtype) if call.out is None else call.out
     lse = np.empty(_lse_shape(problem), np.float32) if call.return_lse else None
-    if _nothing_to_do(problem):
+    if problem.empty:
         fill_empty(out, lse)
     else:
         q, k, v, o = call.views(out)
@@ -68,6 +69,7 @@ def run_on_cpu(call: Call) -> Any:
 def run_on_gpu_from_host(call: Call) -> Any:
     """NumPy arrays: there and back again, synchronously."""
     call.check(on_gpu=True)
+    check_not_capturing("q")
     import cupy
 
     on_device = {name: cupy.asarray(x) for name, x in call.inputs.items()}
@@ -96,7 +98,7 @@ def run_on_gpu(call: Call, key: tuple[Any, ...] | None) -> Any:
     with cupy.cuda.Device(device_id):
         out = cupy.ndarray(call.q.shape, call.q.dtype) if call.out is None else call.out
         lse = cupy.ndarray(_lse_shape(problem), np.float32) if call.return_lse else None
-        if _nothing_to_do(problem):
+        if problem.empty:
             fill_empty(out, lse)
             return (out, lse) if call.return_lse else out
         problem = dataclasses.replace(
@@ -116,6 +118,17 @@ def run_on_gpu(call: Call, key: tuple[Any, ...] | None) -> Any:
 def plan_for(problem: Problem, device: Device | None, algorithm: str) -> Plan:
     """The plan for this machine: with the tiles that `cufa tune` measured, if it has been run."""
     return make_plan(problem, device, algorithm, tuned=tuning.load(device.name) if device else None)
+
+
+def check_not_capturing(name: str) -> None:
+    """``name`` is on the host: what a CUDA graph replays cannot copy it from there again."""
+    import cupy
+
+    if cupy.cuda.get_current_stream().is_capturing():
+        raise ValueError(
+            f"{name} is a NumPy array, but the current stream is being captured: every replay would use the "
+            f"values of the capture; put {name} on the GPU with cupy.asarray before"
+        )
 
 
 def cuda_module() -> Any:
@@ -168,11 +181,6 @@ def planning_device(name: str | None, served: bool) -> Device | None:
 
 def _lse_shape(problem: Problem) -> tuple[int, int, int]:
     return problem.batch, problem.heads, problem.seqlen_q
-
-
-def _nothing_to_do(problem: Problem) -> bool:
-    """No query, or queries that have no key at all: not worth a launch, and grids cannot be empty."""
-    return 0 in (problem.batch, problem.heads, problem.seqlen_q, problem.seqlen_k)
 
 
 def fill_empty(out: Any, lse: Any) -> None:

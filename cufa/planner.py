@@ -93,6 +93,10 @@ def make_plan(
     Raises ValueError when no kernel serves the problem, naming what would, or when ``config`` does not fit.
     """
     spec, reasons = _choose_spec(problem, device, algorithm)
+    if problem.empty:
+        reasons.append("no query that sees a key: zeros are written without a launch")
+        config = config or (CPU_CONFIG if device is None else spec.configs[0])
+        return Plan(problem, spec, config, device, (), 0, tuple(reasons))
     if device is None:
         reasons.append("no GPU in this plan: NumPy executes the same schedule on larger tiles")
         return Plan(problem, spec, config or CPU_CONFIG, None, (), 0, tuple(reasons))

@@ -40,6 +40,11 @@ class Problem:
     positive_strides: bool = True
 
     @property
+    def empty(self) -> bool:
+        """No query, or queries that have no key at all: not worth a launch, and grids cannot be empty."""
+        return 0 in (self.batch, self.heads, self.seqlen_q, self.seqlen_k)
+
+    @property
     def itemsize(self) -> int:
         return ITEMSIZE[self.dtype]
 
@@ -53,7 +58,7 @@ class Problem:
     @property
     def group_size(self) -> int:
         """Query heads that share one key/value head (1: MHA, ``heads``: MQA)."""
-        return self.heads // self.kv_heads
+        return self.heads // max(self.kv_heads, 1)
 
     @property
     def causal_offset(self) -> int:

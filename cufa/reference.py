@@ -34,7 +34,8 @@ def attention_reference(
 
     ``causal`` is aligned bottom-right: query ``i`` sees the keys up to ``i + seqlen_k - seqlen_q``. A key
     that is not seen plays no part, whatever its value. A row that sees no key, or only scores of -inf,
-    gives zeros and lse -inf; a score of +inf or NaN gives a row of NaN.
+    gives zeros and lse -inf; a score of +inf or NaN gives a row of NaN. (The kernels multiply whole tiles:
+    there, what is not seen must be finite, unless it lies past a sequence's length.)
 
     Returns o in q's shape and layout, and with ``return_lse`` also the natural logarithm of each row's sum
     of exponentials, shape (batch, heads, seqlen_q). Both are float64.
@@ -80,9 +81,9 @@ def decode_reference(
 ) -> Array | tuple[Array, Array]:
     """What :func:`cufa.flash_decode` means, in float64; the caches are not written to.
 
-    Arguments are those of :func:`cufa.flash_decode`, as NumPy arrays. Each sequence is the first
-    ``cache_seqlens[b]`` tokens of its cache, or of its pages one after another, then its new tokens; its
-    queries are the last of it: attention aligned bottom-right.
+    Arguments are those of :func:`cufa.flash_decode`, as NumPy arrays (or numbers or lists, where it takes
+    them). Each sequence is the first ``cache_seqlens[b]`` tokens of its cache, or of its pages one after
+    another, then its new tokens; its queries are the last of it: attention aligned bottom-right.
 
     Returns o in q's shape and layout, and with ``return_lse`` also lse (batch, heads, tokens); both float64.
     """
@@ -90,7 +91,7 @@ def decode_reference(
     k_cache, v_cache, k_new, v_new = (_as_bhsd(x, layout) for x in (k_cache, v_cache, k_new, v_new))
     table = None if block_table is None else np.asarray(block_table)
     capacity = k_cache.shape[2] * (1 if table is None else table.shape[1])
-    lengths = [capacity] * len(q) if cache_seqlens is None else np.asarray(cache_seqlens).tolist()
+    lengths = np.broadcast_to(capacity if cache_seqlens is None else cache_seqlens, len(q)).tolist()
     o, lse = np.empty(q.shape), np.empty(q.shape[:3])
     for b, length in enumerate(lengths):
         k = _sequence(b, length, k_cache, table, k_new, k_scale)
@@ -115,7 +116,9 @@ def _sequence(b: int, length: int, cache: Any, table: Any, new: Any, factor: Any
     if tokens.dtype == np.uint8:
         tokens = tokens.view(ml_dtypes.float8_e4m3fn)
     wide: Array = tokens.astype(np.float64)[None]
-    return wide if factor is None else wide * np.asarray(factor, np.float64)[:, None, None]
+    if factor is None:
+        return wide
+    return wide * np.broadcast_to(np.asarray(factor, np.float64), wide.shape[1])[:, None, None]
 
 
 def _as_bhsd(x: Any, layout: str) -> Any:

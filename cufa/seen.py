@@ -115,13 +115,17 @@ def signature(inputs: Sequence[Any], out: Any, *options: Any) -> tuple[Any, ...]
     if cupy is None or type(inputs[0]) is not cupy.ndarray:
         return None
     ndarray = cupy.ndarray
-    low_bits = 0
+    # How wide copies are follows from the arrays of four axes; the others are read number by number.
+    low_bits = low_bits_of_small = 0
     key: list[Any] = [options]
     for x in inputs:
         if type(x) is ndarray:
-            memory = x.data
-            low_bits |= memory.ptr
-            key += (x.shape, x.strides, x.dtype, memory.device_id)
+            memory, shape = x.data, x.shape
+            if len(shape) == 4:
+                low_bits |= memory.ptr
+            else:
+                low_bits_of_small |= memory.ptr
+            key += (shape, x.strides, x.dtype, memory.device_id)
         elif x is None:
             key.append(None)
         else:
@@ -132,7 +136,7 @@ def signature(inputs: Sequence[Any], out: Any, *options: Any) -> tuple[Any, ...]
         low_bits |= out.data.ptr
         key.append((out.shape, out.strides, out.dtype, out.data.device_id))
     tf32 = os.environ.get("CUPY_TF32") if key[3].char == "f" else None
-    key += (low_bits & 15, tf32)
+    key += (low_bits & 15, low_bits_of_small & 3, tf32)
     try:
         hash(result := tuple(key))
     except TypeError:  # an unhashable option: the checks will say what is wrong with it

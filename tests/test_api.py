@@ -130,6 +130,8 @@ BAD = [
     ({"scale": "big"}, TypeError, r"scale must be a number"),
     ({"layout": "sbhd"}, ValueError, r"layout='sbhd'.*'bhsd'.*'bshd'"),
     ({"algorithm": "fa9"}, ValueError, r"algorithm='fa9'.*fa2"),
+    ({"causal": "no"}, TypeError, r"causal must be True or False, not builtins\.str"),
+    ({"causal": np.ones((8, 8), bool)}, TypeError, r"causal must be .*numpy\.ndarray: no other masks"),
     ({"precision": "tf16"}, ValueError, r"precision='tf16'.*'tf32'"),
     ({"device": "tpu"}, ValueError, r"device='tpu'.*'cuda'"),
     ({"device": "cuda"}, ValueError, r"device='cuda' but no usable GPU.*cufa doctor"),
@@ -198,6 +200,27 @@ def test_plan_takes_arrays_and_layouts():
     plan = cufa.plan(q, k, v, layout="bshd", device="sm_80")
     p = plan.problem
     assert (p.batch, p.heads, p.kv_heads, p.seqlen_q, p.seqlen_k) == (2, 8, 2, 100, 300)
+
+
+@pytest.mark.parametrize("device", ["cpu", "sm_80", "sm_90"])
+@pytest.mark.parametrize("axis", [0, 1, 2])
+def test_a_plan_of_nothing_has_no_launch(axis, device):
+    shape = tuple(0 if i == axis else n for i, n in enumerate((2, 4, 100, 64)))
+    planned = cufa.plan(shape, causal=True, device=device)
+    assert planned.launches == () and "without a launch" in str(planned)
+
+
+@pytest.mark.parametrize(
+    ("shape", "error", "message"),
+    [
+        ((1, 8, -5, 64), ValueError, "q has shape .* a size is at least 0"),
+        ((1, 8, 2.5, 64), TypeError, "q has shape .* sizes are integers, not float"),
+        ((1, 8, 2**31, 64), ValueError, "q has shape .* 32 bits"),
+    ],
+)
+def test_a_plan_checks_shapes(shape, error, message):
+    with pytest.raises(error, match=message):
+        cufa.plan(shape, device="sm_90")
 
 
 @pytest.mark.parametrize(

@@ -222,14 +222,66 @@ def test_the_plan_of_a_call_is_what_runs(monkeypatch):
             {"q": (1, 8, 1, 72), "k_cache": (1, 8, 9, 72), "cache_dtype": "uint8", "device": "sm_90"},
             "head_dim is 72.*multiples of 16: pad",
         ),
-        ({"cache_dtype": "uint8", "device": "sm_80"}, "no decode kernel runs on sm_80.*float8_e4m3.*sm_89"),
+        (
+            {"cache_dtype": "uint8", "device": "sm_80"},
+            "a cache of float8_e4m3 needs sm_89 or later, and this is sm_80",
+        ),
         ({"schedule": "fair"}, "schedule='fair'"),
+        ({"q": (1, 32, 1.0, 128)}, r"q has shape .*: sizes are integers, not float"),
+        ({"k_cache": (1, 8, -4, 128)}, r"k_cache has shape .*: a size is at least 0"),
+        ({"k_cache": (1, 8, True, 128)}, "sizes are integers, not bool"),
+        ({"k_cache": (1, 8, 2**30, 128)}, "k_cache has room for 1,073,741,824 tokens"),
+        ({"k_cache": (1, 8, 2**40, 128)}, "k_cache has shape .*32 bits"),
+        ({"k_cache": (9, 8, 16, 128), "block_table": (1, -1)}, "block_table has shape .*at least 0"),
+        ({"cache_dtype": "fp8"}, "k_cache is fp8 .*is called 'uint8'"),
+        (
+            {"q": (70000, 8, 1, 64), "k_cache": (70000, 8, 1, 64), "device": "sm_90", "schedule": "fixed"},
+            "grid of .*70000.*65,535: decode fewer sequences",
+        ),
+        (
+            {"q": (700, 8, 1, 64), "k_cache": (700, 8, 2**29, 64), "device": "sm_90"},
+            "batch 700 .*23,488,102,400 tiles.*2,147,483,647",
+        ),
         ({"k_new": (1, 8, 1, 128)}, "k_new came without cache_seqlens"),
     ],
 )
 def test_a_plan_says_what_it_cannot_do(options, message):
     with pytest.raises((TypeError, ValueError), match=message):
         cufa.plan_decode(**{"q": (1, 32, 1, 128), "k_cache": (1, 8, 4096, 128), **options})
+
+
+@pytest.mark.parametrize("device", ["cpu", "sm_80", "sm_90"])
+@pytest.mark.parametrize("schedule", ["auto", "fixed", "balanced"])
+def test_no_more_splits_than_tiles(schedule, device):
+    def plan(asked):
+        return cufa.plan_decode(
+            (2, 8, 1, 64), (2, 8, 1000, 64), num_splits=asked, schedule=schedule, device=device
+        )
+
+    most = plan(2**40)
+    tiles = -(-1000 // most.config.block_kv)
+    assert most.num_splits == (tiles if schedule != "balanced" else tiles * most.items)
+    assert plan(most.num_splits).num_splits == most.num_splits
+    assert any("as many as there are tiles" in x for x in most.reasons)
+    assert not any("as many as" in x for x in plan(most.num_splits).reasons)
+
+
+@pytest.mark.parametrize("device", ["cpu", "sm_80", "sm_90"])
+@pytest.mark.parametrize("schedule", ["auto", "fixed", "balanced"])
+@pytest.mark.parametrize(
+    ("batch", "heads", "capacity"), [(0, 8, 100), (2, 0, 100), (2, 8, 0)], ids=["batch", "heads", "capacity"]
+)
+def test_a_plan_of_nothing_has_no_launch(batch, heads, capacity, schedule, device):
+    """As calls of such shapes return zeros without one."""
+    planned = cufa.plan_decode(
+        (batch, heads, 1, 64), (batch, heads, capacity, 64), schedule=schedule, device=device
+    )
+    assert planned.launches == () and planned.workspace == 0 and "without a launch" in str(planned)
+
+
+def test_an_empty_list_of_lengths():
+    nothing = np.empty((0, 8, 5, 64), np.float32)
+    assert cufa.flash_decode(nothing[:, :, :1], nothing, nothing, cache_seqlens=[]).shape == (0, 8, 1, 64)
 
 
 def test_the_readmes_example_runs(capsys):

@@ -6,13 +6,15 @@ Arrays are CuPy's over addresses that nothing backs: a host that read lengths, t
 from __future__ import annotations
 
 import contextlib
+import itertools
 
 import ml_dtypes
 import numpy as np
 import pytest
+from decode_support import make_case
 
 import cufa
-from cufa import seen
+from cufa import calls, seen
 from cufa.architectures import Device
 from cufa.decode.checks import INPUTS, DecodeCall
 
@@ -46,6 +48,7 @@ def launches(monkeypatch):
     monkeypatch.setattr(cuda, "device", lambda device_id: Device.typical("sm_90"))
     monkeypatch.setattr(cp.cuda.runtime, "getDevice", lambda: 0)
     monkeypatch.setattr(cp.cuda, "Device", lambda device_id: contextlib.nullcontext())
+    monkeypatch.setattr(calls, "check_not_capturing", lambda name: None)
     monkeypatch.setattr(cp, "asarray", lambda x: array(100 + len(x), x.shape, x.dtype))
     return log
 
@@ -140,6 +143,97 @@ def test_what_is_refused_is_refused_again_and_nothing_is_launched(launches, chan
         with pytest.raises((TypeError, ValueError), match=message):
             cufa.flash_decode(**{**arrays, **changes(arrays)})
     assert len(launches) == 1
+
+
+def at(address, shape, dtype):
+    memory = cp.cuda.UnownedMemory(address, 1 << 39, None, 0)
+    return cp.ndarray(shape, dtype, memptr=cp.cuda.MemoryPointer(memory, 0))
+
+
+@pytest.mark.parametrize(
+    "name", ["k_cache", "v_cache", "k_new", "v_new", "q", "out", "cache_seqlens", "k_scale"]
+)
+def test_arrays_at_odd_addresses_are_refused(launches, name):
+    """Kernels never load less than an element, nor less than two bytes of a cache."""
+    arrays = given(fp8=True)
+    cufa.flash_decode(**arrays)
+    x = arrays[name]
+    for _ in range(2):  # a call like one that was seen is refused as well
+        with pytest.raises(ValueError, match=rf"{name} lies at address 0x[0-9a-f]+1 .*use {name}\.copy\(\)"):
+            cufa.flash_decode(**{**arrays, name: at(x.data.ptr + 1, x.shape, x.dtype)})
+    assert len(launches) == 1
+
+
+def test_rows_at_odd_addresses_are_refused(launches):
+    arrays = given(fp8=True)
+    cache = at(50 << 40, (1000, 8, 16, 129), np.uint8)
+    with pytest.raises(
+        ValueError, match=r"v_cache lies at address .* strides \(16512, 2064, 129, 1\): kernels"
+    ):
+        cufa.flash_decode(**{**arrays, "v_cache": cache[..., :128]})
+    assert not launches
+    cufa.flash_decode(**{**arrays, "v_cache": at(50 << 40, (1000, 8, 16, 130), np.uint8)[..., :128]})
+    assert launches[0][0].problem.alignment == 2
+
+
+def test_host_arrays_are_refused_while_the_stream_is_captured(monkeypatch):
+    """A replay would use the values of the capture."""
+
+    class Stream:
+        def is_capturing(self):
+            return True
+
+    monkeypatch.setattr(cp.cuda, "get_current_stream", Stream)
+    for name in ("cache_seqlens", "block_table", "q"):
+        with pytest.raises(
+            ValueError, match=f"{name} is a NumPy array, but the current stream is being capt"
+        ):
+            calls.check_not_capturing(name)
+
+
+@pytest.mark.parametrize("name", ["cache_seqlens", "block_table"])
+def test_what_is_copied_asks_whether_the_stream_is_captured(launches, monkeypatch, name):
+    def refuse(name):
+        raise ValueError(f"{name} during a capture")
+
+    monkeypatch.setattr(calls, "check_not_capturing", refuse)
+    arrays = given()
+    cufa.flash_decode(**arrays)
+    host = {"cache_seqlens": [1, 2, 3, 4], "block_table": np.zeros((4, 100), np.int32)}
+    with pytest.raises(ValueError, match=f"{name} during a capture"):
+        cufa.flash_decode(**{**arrays, name: host[name]})
+    assert len(launches) == 1
+
+
+@pytest.fixture
+def an_a100(launches, monkeypatch):
+    """Host arrays go there; none of its kernels takes an 8-bit cache."""
+    from cufa.backends import cuda
+
+    places = itertools.count(200)
+    monkeypatch.setattr(calls, "gpu_available", lambda: True)
+    monkeypatch.setattr(cp, "asarray", lambda x: array(next(places), x.shape, x.dtype))
+    for name in ("device", "current_device"):
+        monkeypatch.setattr(cuda, name, lambda *_: Device.typical("sm_80"))
+
+
+def test_nothing_is_appended_by_a_call_that_the_gpu_cannot_run(an_a100):
+    case = make_case([20, 31], new=1, fp8=True)
+    arrays, options = case.arguments()
+    before = [x.copy() for x in arrays]
+    with pytest.raises(ValueError, match="a cache of float8_e4m3 needs sm_89"):
+        cufa.flash_decode(*arrays, **options, device="cuda")
+    for x, y in zip(arrays, before, strict=True):
+        np.testing.assert_array_equal(x, y)
+
+
+@pytest.mark.parametrize("change", [{"fp8": True}, {"fp8": True, "head_dim": 24}, {"dtype": "float32"}])
+def test_what_the_gpu_cannot_run_goes_to_the_cpu(an_a100, launches, change):
+    case = make_case([20, 31], new=1, **change)
+    arrays, options = case.arguments()
+    planned = cufa.plan_decode(*arrays, **{n: options[n] for n in ("cache_seqlens", "k_new")})
+    case.check(cufa.flash_decode(*arrays, **options))
+    assert not launches and planned.device is None
 
 
 def test_device_lengths_of_host_arrays_are_refused():

@@ -81,6 +81,14 @@ BAD = [
     ({"q": _array(2, 4, 0, 16)}, ValueError, r"q has 0 tokens"),
     ({"q": _array(2, 4, 1, 32)[..., ::2]}, ValueError, r"q has strides.*ascontiguousarray\(q\)"),
     ({"k_cache": _array(2, 2, 9, 32)[..., ::2]}, ValueError, r"k_cache has strides.*ascontiguousarray"),
+    ({"k_cache": _array(2, 2, 9, 16, dtype=np.int8)}, TypeError, r"k_cache is int8.*view\('uint8'\).*astype"),
+    (_caches(2, 2, 9, 16, dtype=bool), TypeError, r"k_cache is bool.*k_cache\.astype\('float32'\)"),
+    ({**_caches(0, 2, 4, 16), "block_table": _TABLE}, ValueError, r"k_cache has no pages.*room for 3"),
+    (
+        {**_PAGES, "block_table": np.broadcast_to(np.int32(0), (2, 2**28)), "cache_seqlens": 1},
+        ValueError,
+        r"block_table has room for 1,073,741,824 tokens a sequence.*columns",
+    ),
     # lengths
     (
         {"cache_seqlens": [1, 2, 3]},
@@ -89,7 +97,12 @@ BAD = [
     ),
     ({"cache_seqlens": [3, 10]}, ValueError, r"cache_seqlens\[1\] is 10, but k_cache holds 9.*longer cache"),
     ({"cache_seqlens": [-1, 3]}, ValueError, r"cache_seqlens\[0\] is -1: a length is at least 0"),
-    ({"cache_seqlens": [2**40, 3]}, ValueError, r"cache_seqlens\[0\] is 2147483647, but k_cache holds 9"),
+    ({"cache_seqlens": [2**40, 3]}, ValueError, r"cache_seqlens\[0\] is 1099511627776"),
+    (
+        {"cache_seqlens": np.array([1, 2**63], np.uint64)},
+        ValueError,
+        r"s\[1\] is 9223372036854775808: a length",
+    ),
     (
         {**_NEW, "cache_seqlens": [3, 9]},
         ValueError,

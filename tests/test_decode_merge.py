@@ -145,6 +145,13 @@ BAD = [
 ]
 
 
+def test_results_of_the_other_layout_are_recognised():
+    out, lse = np.zeros((2, 5, 3, 8), np.float32), np.zeros((2, 3, 5), np.float32)
+    with pytest.raises(ValueError, match="pass layout='bshd'"):
+        cufa.merge_attention_states(out, lse, out, lse)
+    assert cufa.merge_attention_states(out, lse, out, lse, layout="bshd")[1].shape == lse.shape
+
+
 @pytest.mark.parametrize(("changes", "error", "message"), BAD)
 def test_bad_input_names_the_argument(changes, error, message):
     given = {"out_a": O, "lse_a": L, "out_b": O, "lse_b": L, **changes}

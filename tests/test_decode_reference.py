@@ -79,6 +79,16 @@ def test_bytes_are_e4m3_times_the_heads_scale():
     np.testing.assert_array_equal(got, decode_reference(q, *wide))
 
 
+def test_numbers_serve_every_sequence_and_head():
+    """As flash_decode takes them."""
+    rng = np.random.default_rng(3)
+    q, k, v = (rng.standard_normal((2, 2, n, 8)) for n in (1, 9, 9))
+    expected = decode_reference(q, k, v, cache_seqlens=np.array([5, 5]))
+    np.testing.assert_array_equal(decode_reference(q, k, v, cache_seqlens=5), expected)
+    each = decode_reference(q, k, v, k_scale=np.full(2, 0.5), v_scale=np.full(2, 2.0))
+    np.testing.assert_array_equal(decode_reference(q, k, v, k_scale=0.5, v_scale=2), each)
+
+
 def test_what_is_not_valid_is_not_looked_at():
     rng = np.random.default_rng(3)
     q, k, v = (rng.standard_normal((1, 1, s, 8)) for s in (1, 9, 9))

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 
 from .. import arrays, calls
+from ..architectures import Device
 from ..seen import SeenCall, remember, seen_before, signature
-from .checks import CACHES, INPUTS, DecodeCall, check_gpu_serves, check_memory, dtypes, gpu_serves
+from .checks import CACHES, INPUTS, DecodeCall, check_gpu_serves, check_memory, dtypes
 from .plan import DecodePlan, make_decode_plan
 from .problem import DecodeProblem
 from .shapes import make_problem
@@ -98,9 +99,18 @@ def flash_decode(
         Naming the argument, what came and what to do; nothing has been launched or appended. Lengths and
         block tables on a GPU are not looked at.
 
-    Notes ----- Launches on CuPy's current stream and does not synchronise (NumPy inputs on a GPU do, to
-    bring the result back). With ``out=``, all arrays on the GPU, and after one warm-up call it can be
-    captured in a CUDA graph.
+    Notes
+    -----
+    Launches on CuPy's current stream and does not synchronise (NumPy inputs on a GPU do, to bring the
+    result back). With ``out=``, all arrays on the GPU, and after one warm-up call it can be captured in a
+    CUDA graph.
+
+    ``cache_seqlens`` and ``block_table`` on a GPU must not change while the call runs: several blocks read
+    them, each for itself. Change them on the same stream, or between replays.
+
+    On a GPU, keys and values that a query does not see must still be finite where another query of the same
+    sequence sees them: a tile is multiplied as a whole, and 0 · inf is NaN. This concerns new tokens among
+    several query tokens. What lies past a sequence's length may hold anything.
 
     >>> k = v = np.zeros((1, 8, 4096, 128), np.float16)
     >>> q = np.ones((1, 32, 1, 128), np.float16)
@@ -125,7 +135,7 @@ def flash_decode(
         key = signature(read, call.out, options)
         seen = seen_before(key)
         return _run_on_gpu(call, how, key) if seen is None else seen(read, call.out, return_lse)
-    on_gpu = calls.use_gpu(device, served=gpu_serves(str(call.inputs["q"].dtype)))
+    on_gpu = calls.use_gpu(device, served=_gpu_serves(call, how) if device is None else True)
     return _run_on_gpu_from_host(call, how) if on_gpu else _run_on_cpu(call, how)
 
 
@@ -167,12 +177,21 @@ def plan_decode(
     shapes["cache_seqlens"] = None if cache_seqlens is None else ()
     dtype = dtype or str(getattr(given["q"], "dtype", "float16"))
     cache_dtype = cache_dtype or str(getattr(given["k_cache"], "dtype", dtype))
-    found = calls.planning_device(device, served=gpu_serves(dtype))
-    names = dtypes(dtype, {"k_cache": cache_dtype}, on_gpu=found is not None)
-    problem = make_problem(shapes, *names, scale=scale, layout=layout)
-    if found is not None:
-        check_gpu_serves(problem)
-    return make_decode_plan(problem, found, num_splits, schedule)
+
+    def planned(found: Device | None) -> DecodePlan:
+        names = dtypes(dtype, {"k_cache": cache_dtype}, on_gpu=found is not None)
+        problem = make_problem(shapes, *names, scale=scale, layout=layout)
+        if found is not None:
+            check_gpu_serves(problem)
+        return make_decode_plan(problem, found, num_splits, schedule)
+
+    found = calls.planning_device(device, served=True)
+    try:
+        return planned(found)
+    except (TypeError, ValueError):
+        if device is not None or found is None:
+            raise
+        return planned(None)  # as a call with NumPy arrays would do
 
 
 def _check_plan_options(num_splits: Any, schedule: Any) -> None:
@@ -185,13 +204,26 @@ def _check_plan_options(num_splits: Any, schedule: Any) -> None:
     arrays.check_choice("schedule", schedule, {x: repr(x) for x in ("auto", "fixed", "balanced")})
 
 
+def _gpu_serves(call: DecodeCall, how: dict[str, Any]) -> bool:
+    """Whether a call on NumPy arrays can be planned for the current GPU. What is wrong with it anywhere, the
+    CPU says."""
+    if not calls.gpu_available():
+        return False
+    try:
+        _, problem = call.check(on_gpu=True)
+        make_decode_plan(problem, calls.cuda_module().current_device(), **how)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
 def _run_on_cpu(call: DecodeCall, how: dict[str, Any]) -> Any:
     from ..backends import cpu_decode
 
     call, problem = call.check(on_gpu=False)
     out = np.empty(call.inputs["q"].shape, call.inputs["q"].dtype) if call.out is None else call.out
     lse = np.empty(_lse_shape(problem), np.float32) if call.return_lse else None
-    if _nothing_to_do(problem):
+    if problem.empty:
         calls.fill_empty(out, lse)
     else:
         cpu_decode.run(make_decode_plan(problem, None, **how), call.operands(out, lse))
@@ -199,20 +231,22 @@ def _run_on_cpu(call: DecodeCall, how: dict[str, Any]) -> Any:
 
 
 def _run_on_gpu_from_host(call: DecodeCall, how: dict[str, Any]) -> Any:
-    """NumPy arrays: there and back again, synchronously. New tokens are appended to the host's caches."""
+    """NumPy arrays: there and back again, synchronously. New tokens are appended to the GPU's copy of the
+    caches and, when that has worked, to the caches themselves."""
+    call, problem = call.check(on_gpu=True)
+    calls.check_not_capturing("q")
+    make_decode_plan(
+        problem, calls.cuda_module().current_device(), **how
+    )  # refused before anything is copied
     import cupy
 
     from ..backends import cpu_decode
 
-    call, problem = call.check(on_gpu=True)
-    inputs = dict(call.inputs)
-    if problem.new_tokens:
-        cpu_decode.append(call.operands(call.inputs["q"], None))
-        inputs["cache_seqlens"] = inputs["cache_seqlens"] + np.int32(problem.new_tokens)
-        inputs["k_new"] = inputs["v_new"] = None
-    on_device = {name: x if x is None else cupy.asarray(x) for name, x in inputs.items()}
+    on_device = {name: x if x is None else cupy.asarray(x) for name, x in call.inputs.items()}
     there = dataclasses.replace(call, inputs=on_device, out=None, return_lse=True)
     result, lse = _run_on_gpu(there, how, None)
+    if problem.new_tokens and not problem.empty:
+        cpu_decode.append(call.operands(call.inputs["q"], None))
     return calls.bring_back(result, lse, call.out, call.return_lse)
 
 
@@ -228,12 +262,14 @@ def _run_on_gpu(call: DecodeCall, how: dict[str, Any], key: tuple[Any, ...] | No
     with cupy.cuda.Device(device_id):
         out = cupy.ndarray(q.shape, q.dtype) if call.out is None else call.out
         lse = cupy.ndarray(_lse_shape(problem), np.float32) if call.return_lse else None
-        if _nothing_to_do(problem):
+        if problem.empty:
             calls.fill_empty(out, lse)
             return (out, lse) if call.return_lse else out
-        inputs = {
-            name: cupy.asarray(x) if isinstance(x, np.ndarray) else x for name, x in call.inputs.items()
-        }
+        inputs = dict(call.inputs)
+        for name, x in inputs.items():
+            if isinstance(x, np.ndarray):
+                calls.check_not_capturing(name)
+                inputs[name] = cupy.asarray(x)
         call = dataclasses.replace(call, inputs=inputs)
         big = [inputs[name] for name in ("q", *CACHES, "k_new", "v_new") if inputs[name] is not None]
         problem = dataclasses.replace(
@@ -253,8 +289,3 @@ def _run_on_gpu(call: DecodeCall, how: dict[str, Any], key: tuple[Any, ...] | No
 
 def _lse_shape(problem: DecodeProblem) -> tuple[int, int, int]:
     return problem.batch, problem.heads, problem.tokens
-
-
-def _nothing_to_do(problem: DecodeProblem) -> bool:
-    """No query, or a cache without room: not worth a launch, and grids cannot be empty."""
-    return 0 in (problem.batch, problem.heads, problem.capacity)

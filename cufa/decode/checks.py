@@ -30,11 +30,6 @@ _FLOAT8 = "float8_e4m3"
 Array = arrays.Array
 
 
-def gpu_serves(dtype: str) -> bool:
-    """Whether kernels take queries of this dtype."""
-    return dtype in _DTYPES[True]
-
-
 def check_gpu_serves(problem: DecodeProblem) -> None:
     """Rows of e4m3 are read 16 bytes at a time."""
     if problem.cache_dtype == _FLOAT8 and problem.head_dim % 16:
@@ -80,6 +75,7 @@ class DecodeCall:
         for name in _BIG:
             if self.inputs[name] is not None:
                 arrays.check_last_axis(name, self.inputs[name])
+                arrays.check_address(name, self.inputs[name])
         inputs = dict(self.inputs)
         if problem.new_tokens == 0:
             inputs["k_new"] = inputs["v_new"] = None
@@ -140,7 +136,7 @@ def dtypes(q: str, cache: Mapping[str, str], *, on_gpu: bool, module: str = "num
     if not eight_bits and k_cache != q:
         raise TypeError(
             f"k_cache is {k_cache} but q is {q}: it must be the same, or uint8 that holds float8_e4m3; "
-            "convert q with q.astype(k_cache.dtype)"
+            + _cure_of_cache(k_cache, q, served)
         )
     for name, dtype in cache.items():
         if dtype != k_cache:
@@ -151,11 +147,26 @@ def dtypes(q: str, cache: Mapping[str, str], *, on_gpu: bool, module: str = "num
     return q, _FLOAT8 if eight_bits else q
 
 
+def _cure_of_cache(k_cache: str, q: str, served: tuple[str, ...]) -> str:
+    if k_cache in served:
+        return "convert q with q.astype(k_cache.dtype)"
+    if k_cache in ("fp8", _FLOAT8):  # a name given to plan_decode
+        return "such a cache is called 'uint8'"
+    if k_cache.endswith("8") or "float8" in k_cache:
+        return (
+            f"bits of float8_e4m3 can be viewed with k_cache.view('uint8'); other numbers of 8 bits must be "
+            f"converted: k_cache.astype({q!r}), or (k / k_scale) as float8_e4m3"
+        )
+    return f"convert the cache with k_cache.astype({q!r})"
+
+
 def _integers(name: str, x: Array, shape: tuple[int, ...]) -> Array:
     """Lengths or table as int32. On the host any integers will do, and one length serves every sequence."""
     if x is None:
         return None
     on_device = arrays.is_device_array(x)
+    if x.dtype.kind not in "iu" and x.size == 0 and not on_device:
+        x = x.astype(np.int32)  # an empty list has no type
     if x.dtype.kind not in "iu" or (on_device and x.dtype != np.int32):
         module = "cupy" if on_device else "numpy"
         raise TypeError(f"{name} is {x.dtype}; it must be int32: convert with {name}.astype({module}.int32)")
@@ -164,10 +175,14 @@ def _integers(name: str, x: Array, shape: tuple[int, ...]) -> Array:
     if x.shape != shape:
         raise ValueError(f"{name} has shape {x.shape}; it must be (batch,) = {shape}")
     if on_device:
-        arrays.check_last_axis(name, x)
+        arrays.check_contiguous(name, x)
+        arrays.check_address(name, x)
         return x
     bounds = np.iinfo(np.int32)
     if x.size and (int(x.max()) > bounds.max or int(x.min()) < bounds.min):
+        if name == "cache_seqlens":
+            wild = next(i for i, n in enumerate(x.tolist()) if not bounds.min <= n <= bounds.max)
+            raise ValueError(f"{name}[{wild}] is {x[wild]}: a length is from 0 to what the cache holds")
         # Entries of a table that no sequence uses may hold anything.
         x = np.clip(x, bounds.min, bounds.max)
     return np.ascontiguousarray(x, np.int32)
@@ -199,7 +214,8 @@ def _scales(name: str, x: Array, problem: DecodeProblem) -> Array:
         raise ValueError(f"{name} must be finite, but holds {x[~np.isfinite(x)][0]}")
     if name == "k_scale" and not on_device and (x < 0).any():
         raise ValueError(f"k_scale must be at least 0, but holds {x[x < 0][0]}; to negate scores, negate q")
-    arrays.check_last_axis(name, x)
+    arrays.check_contiguous(name, x)
+    arrays.check_address(name, x)
     return x
 
 

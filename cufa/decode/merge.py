@@ -115,8 +115,12 @@ def _check(given: dict[str, Any], layout: str) -> None:
     if layout == "bshd":
         expected = (expected[0], expected[2], expected[1])
     if lse_a.shape != expected:
+        hint = ""
+        if layout == "bhsd" and out_a.ndim == 4 and lse_a.shape == tuple(out_a.shape[i] for i in (0, 2, 1)):
+            hint = "; for results of layout 'bshd' pass layout='bshd'"
         raise ValueError(
-            f"lse_a has shape {lse_a.shape} but out_a has {out_a.shape}: layout {layout!r} takes {expected}"
+            f"lse_a has shape {lse_a.shape} but out_a has {out_a.shape}: layout {layout!r} takes "
+            f"{expected}{hint}"
         )
 
 

@@ -10,6 +10,9 @@ from ..problem import ITEMSIZE
 #: Most query tokens of one call.
 MAX_TOKENS = 16
 
+#: Most tokens of one sequence, cached or new: their sum is a number of 32 bits in the kernels.
+MAX_CAPACITY = 2**30 - 1
+
 #: Bytes of one element of the cache, by dtype name.
 CACHE_ITEMSIZE = {**ITEMSIZE, "float8_e4m3": 1}
 
@@ -48,12 +51,17 @@ class DecodeProblem:
     @property
     def group_size(self) -> int:
         """Query heads that share one key/value head."""
-        return self.heads // self.kv_heads
+        return self.heads // max(self.kv_heads, 1)
 
     @property
     def rows(self) -> int:
         """Query rows of one key/value head: its query heads times the tokens, packed into one tile."""
         return self.group_size * self.tokens
+
+    @property
+    def empty(self) -> bool:
+        """No query, or a cache without room: not worth a launch, and grids cannot be empty."""
+        return 0 in (self.batch, self.heads, self.capacity)
 
     @property
     def paged(self) -> bool:

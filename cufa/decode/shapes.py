@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from .. import arrays
-from .problem import MAX_TOKENS, DecodeProblem
+from .problem import MAX_CAPACITY, MAX_TOKENS, DecodeProblem
 
 PAGE_AXES = {
     "bhsd": "(num_pages, kv_heads, page_size, head_dim)",
@@ -52,18 +52,32 @@ def make_problem(
             "pages are whose"
         )
     if table is not None:
+        arrays.check_sizes("block_table", table)
         if len(table) != 2 or table[0] != batch:
             raise ValueError(
                 f"block_table has shape {table} but q has batch {batch}: it must be (batch, max_pages)"
             )
         if length == 0:
             raise ValueError(f"k_cache has pages of 0 tokens: with a block_table its shape is {axes}")
+        if outer == 0 and batch and table[1]:
+            raise ValueError(
+                f"k_cache has no pages, but block_table, {table}, has room for {table[1]} a sequence: "
+                "allocate pages, or pass a block_table of 0 columns"
+            )
+    capacity = length if table is None else table[1] * length
+    new_tokens = _new_tokens(shapes, (batch, kv_heads, head_dim), layout)
+    if max(capacity, new_tokens) > MAX_CAPACITY:
+        what = "block_table" if table is not None and new_tokens < capacity else "k_cache"
+        raise ValueError(
+            f"{what} has room for {capacity:,} tokens a sequence, and k_new {new_tokens:,}: kernels count up "
+            f"to {MAX_CAPACITY:,}; pass only the part, or the columns, that are used"
+        )
     return DecodeProblem(
         batch=batch,
         heads=heads,
         kv_heads=kv_heads,
         tokens=tokens,
-        capacity=length if table is None else table[1] * length,
+        capacity=capacity,
         head_dim=head_dim,
         dtype=dtype,
         cache_dtype=cache_dtype,
@@ -72,7 +86,7 @@ def make_problem(
         max_pages=0 if table is None else table[1],
         num_pages=0 if table is None else outer,
         ragged=shapes["cache_seqlens"] is not None,
-        new_tokens=_new_tokens(shapes, (batch, kv_heads, head_dim), layout),
+        new_tokens=new_tokens,
     )
 
 
@@ -80,6 +94,7 @@ def _four_axes(name: str, shape: Shape | None, axes: str, layout: str) -> Shape:
     """In the order (batch or pages, heads, tokens, head_dim)."""
     if shape is None or len(shape) != 4:
         raise ValueError(f"{name} has shape {shape}; layout {layout!r} takes four axes {axes}")
+    arrays.check_sizes(name, shape)
     return tuple(shape[i] for i in arrays.LAYOUTS[layout])
 
 

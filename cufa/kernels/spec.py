@@ -116,12 +116,16 @@ class KernelSpec:
         rows = ", 16-byte aligned rows, positive strides" if self.uses_copy_engine else ""
         return f"{self.name} serves {', '.join(self.dtypes)} on sm_{self.min_capability}{newer}{rows}"
 
+    def reads_cache(self, problem: DecodeProblem) -> bool:
+        """The kernel is for queries of this dtype over a cache of this one."""
+        return problem.dtype in self.dtypes and problem.cache_dtype in (self.cache_dtypes or (problem.dtype,))
+
     def takes(self, problem: Problem | DecodeProblem) -> bool:
         """The kernel can read these operands: dtype, precision, alignment and strides (not: head_dim)."""
         if problem.dtype not in self.dtypes or problem.precision not in self.precisions:
             return False
         if isinstance(problem, DecodeProblem):
-            if problem.cache_dtype not in (self.cache_dtypes or (problem.dtype,)):
+            if not self.reads_cache(problem):
                 return False
             if problem.cache_dtype == "float8_e4m3" and problem.head_dim % 16:
                 return False  # 16 bytes are a row of ldmatrix
