@@ -114,18 +114,18 @@ def fa3_findings(causal: bool):
     return run_plan(plan, [q, k, v, out], out, Execution("checked"), trace=False).findings
 
 
-@pytest.mark.parametrize("which", [None, 0, 1], ids=["both", "without the store's", "without Q's"])
+@pytest.mark.parametrize("which", [None, 0, 1], ids=["both", "without Q's", "without the store's"])
 def test_a_fence_between_proxies_is_missed(tmp_path, monkeypatch, which):
     """A GPU hides it nearly always: without the fence after ldmatrix a few rows in a million were wrong."""
     copy = tmp_path / "cuda_src"
     shutil.copytree(compiler.SOURCE_DIR, copy)
-    kernel = copy / "kernels" / "fa3_forward.cu"
-    parts = kernel.read_text(encoding="utf-8").split("async_proxy_fence();")
+    source = copy / "tiles" / "consumer.cuh"
+    parts = source.read_text(encoding="utf-8").split("async_proxy_fence();")
     assert len(parts) == 3
     if which is not None:
         joints = ["async_proxy_fence();"] * 2
         joints[which] = ""
-        kernel.write_text(parts[0] + joints[0] + parts[1] + joints[1] + parts[2], encoding="utf-8")
+        source.write_text(parts[0] + joints[0] + parts[1] + joints[1] + parts[2], encoding="utf-8")
     monkeypatch.setattr(compiler, "SOURCE_DIR", copy)
     found = fa3_findings(causal=False)
     assert {f.kind for f in found} == (set() if which is None else {"proxy-fence"}), "\n".join(

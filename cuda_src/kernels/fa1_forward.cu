@@ -17,6 +17,7 @@
 //   l.11      m_new, l_new                           StripState::update_rows
 //   l.12      write Oi                               output_slice (P~ Vj), StripState::update_slice, write_slice
 //   l.13      write li, mi                           StripState::write_rows
+//   StripState, what a thread carries of Oi, li and mi, is in tiles/strip_state.cuh.
 //   The mask is that of the paper's Algorithm 2. Every tile is visited, as there; only the element-wise comparison is
 //   left out of tiles where it could change nothing.
 //
@@ -42,33 +43,21 @@
 #include "params.cuh"
 #include "tiles/copy.cuh"
 #include "tiles/fragments.cuh"
-#include "tiles/key_split.cuh"
 #include "tiles/schedule.cuh"
-#include "tiles/softmax.cuh"
+#include "tiles/strip_state.cuh"
 
 constexpr int NUM_THREADS = NUM_WARPS * 32;
-constexpr int KEY_WARPS = BLOCK_KV < 64 ? 2 : 4;  // warps that share a row
 constexpr int GROUPS = NUM_WARPS / KEY_WARPS;
 constexpr int WARP_KEYS = BLOCK_KV / KEY_WARPS;
-constexpr int M_TILES = 2;           // 16-row mma tiles of a warp
-constexpr int STRIP = M_TILES * 16;  // query rows a group takes at a time
-constexpr int LANE_ROWS = M_TILES * 2;
 static_assert(NUM_WARPS % KEY_WARPS == 0 && WARP_KEYS % 16 == 0, "a warp multiplies 16 keys at a time");
 static_assert(BLOCK_Q % (GROUPS * STRIP) == 0, "a query block gives every group the same number of strips");
 
-// Columns of O in pairs of mma tiles. P V is computed and exchanged in slices of one pair a warp, which bounds
-// registers and shared memory at every head dim.
-constexpr int D_PAIRS = (HEAD_DIM + 15) / 16;
-constexpr int NUM_SLICES = (D_PAIRS + KEY_WARPS - 1) / KEY_WARPS;
 constexpr bool KV_IN_REGISTERS = HEAD_DIM <= 64 && WARP_KEYS <= 32;  // at most 64 of them; more would spill
 // Whether O, l and m are loaded a strip ahead. Elsewhere addresses take the registers that it needs.
 constexpr bool LOAD_AHEAD = D_PAIRS % KEY_WARPS == 0 && ALIGNMENT == 16;
 
-using Group = KeyGroup<KEY_WARPS, STRIP, 2 * M_TILES>;
 using Scores = float[M_TILES][WARP_KEYS / 8][4];        // accumulators: the strip's rows x this warp's keys
 using Probabilities = u32[M_TILES][WARP_KEYS / 16][4];  // the same as A operands
-using RowValues = float[LANE_ROWS];                     // one a row in which this lane has scores and output
-using OwnTiles = float[2 * M_TILES][4];                 // the pair of a slice that this warp owns: [2][M_TILES]
 
 // Shared memory, bytes. Parts of P V overlay K and V where these live in registers.
 constexpr int ROW_BYTES = HEAD_DIM * 2;
@@ -81,25 +70,11 @@ constexpr int MAX_SMEM = Q_SMEM + 2 * BLOCK_Q * PITCH;
 constexpr int SUM_SMEM = MAX_SMEM + GROUPS * Group::VALUES_BYTES;
 static_assert(SUM_SMEM + GROUPS * Group::VALUES_BYTES == SMEM_BYTES, "the registry's formula and this layout differ");
 
-// One head's tensors in device memory.
-struct Head {
-  const char *Q, *K, *V;
-  char* O;
-  char* O_work;  // float32 O between key blocks, as accumulators: (Tr * BLOCK_Q / 16, D_PAIRS, 2, lane, 4)
-  vec2* lm;      // (Tr * BLOCK_Q): row sum, and row maximum in units of log2
-};
-
 // This warp's keys as B operands of the two products.
 struct KeyFragments {
   u32 K[D_PAIRS][WARP_KEYS / 16][4];
   u32 V[WARP_KEYS / 16][NUM_SLICES][KEY_WARPS][4];  // a slice's pairs in the order of Group::owner
 };
-
-// Row of the strip that row x of a lane is.
-DEVICE int strip_row(const Group& group, int x) { return x * 8 + group.lane / 4; }
-
-// Whether the slice's pair `x` lies within the head dim.
-DEVICE bool exists(int slice, int x) { return (slice + 1) * KEY_WARPS <= D_PAIRS || slice * KEY_WARPS + x < D_PAIRS; }
 
 DEVICE void load_K(u32 (&K_rmem)[4], u32 smem, const Group& group, int d, int k) {
   const u32 K_lane = smem + group.warp * WARP_KEYS * PITCH + lane_offset_columns_first<PITCH>(group.lane);
@@ -209,9 +184,6 @@ DEVICE void reduce_max(RowValues& m_tile, const Scores& S_rmem, const Group& gro
   for (int x = 0; x < LANE_ROWS; ++x) m_tile[x] = group.max(group.maxima, strip_row(group, x));
 }
 
-// Maximum in units of log2; 0 where no key was seen, so that exp2(-inf - m) is 0, not NaN.
-DEVICE float finite_max(float m) { return m == NEG_INF ? 0.0f : m; }
-
 // Alg. 1, l. 10: P~ = exp(Sij - m~), rounded to 16 bits, and this warp's part of l~ = rowsum(P~).
 DEVICE void exponentials(Probabilities& P_rmem, const Scores& S_rmem, const RowValues& m_tile, float scale_log2,
                          const Group& group) {
@@ -260,105 +232,6 @@ DEVICE void output_slice(OwnTiles& PV_rmem, const Probabilities& P_rmem, KeyFrag
   }
   group.take(PV_rmem);
 }
-
-// What this lane carries of a strip from one key block to the next: l and m of its rows, O of its rows and columns.
-struct StripState {
-  OwnTiles O[NUM_SLICES];
-  RowValues l, m;
-  RowValues keep, add;  // O = keep * O + add * P~ V
-
-  // Calls f(accumulator, its place in head.O_work, its 16-row tile, its first column) for this lane's tiles of a slice.
-  template <typename F>
-  DEVICE void for_each_tile(const Head& head, const Group& group, i64 first_row, int slice, F f) {
-    if (!exists(slice, group.warp)) return;
-    char* const work = head.O_work + first_row * (D_PAIRS * 64) + group.warp * 1024 + group.lane * 16;
-#pragma unroll
-    for (int t = 0; t < 2 * M_TILES; ++t) {
-      const int r = t % M_TILES, half = t / M_TILES;
-      f(O[slice][t], work + r * D_PAIRS * 1024 + slice * KEY_WARPS * 1024 + half * 512, r,
-        (slice * KEY_WARPS + group.warp) * 16 + half * 8);
-    }
-  }
-
-  // Alg. 1, l. 8, and l. 2 at the first key block. What is read was written before the barriers of load_key_block.
-  DEVICE void load(const Head& head, const Group& group, i64 first_row, bool first) {
-#pragma unroll
-    for (int x = 0; x < LANE_ROWS; ++x) {
-      vec2 lm = {0, float_as_u32(NEG_INF)};
-      if (!first) lm = ld_global<vec2>(head.lm + first_row + strip_row(group, x));
-      l[x] = u32_as_float(lm.x);
-      m[x] = u32_as_float(lm.y);
-    }
-    load_slice(head, group, first_row, 0, first);
-  }
-  DEVICE void load_slice(const Head& head, const Group& group, i64 first_row, int slice, bool first) {
-    for_each_tile(head, group, first_row, slice, [&](float(&o)[4], const char* work, int, int) {
-      set_accumulator(o, first ? vec4{0, 0, 0, 0} : ld_global<vec4>(work));
-    });
-    warp_sync();  // keeps the compiler from sinking the loads to their use: they fly during the products
-  }
-
-  // Alg. 1, l. 11: m_new = max(m, m~), l_new = e^(m - m_new) l + e^(m~ - m_new) l~, and the factors of l. 12.
-  DEVICE void update_rows(const RowValues& m_tile, const Group& group, float scale_log2) {
-#pragma unroll
-    for (int x = 0; x < LANE_ROWS; ++x) {
-      const float l_tile = group.sum(group.sums, strip_row(group, x));
-      const float m_scaled = m_tile[x] * scale_log2, m_new = fmaxf(m[x], m_scaled), base = finite_max(m_new);
-      const float l_kept = ex2(m[x] - base) * l[x], weight = ex2(m_scaled - base);
-      const float l_new = fmaf(weight, l_tile, l_kept);
-      const float inverse = l_new == 0.0f ? 0.0f : rcp(l_new);  // 0: no key seen yet, O stays zero
-      keep[x] = l_kept * inverse;
-      add[x] = weight * inverse;
-      m[x] = m_new;
-      l[x] = l_new;
-    }
-  }
-
-  // Alg. 1, l. 12: the new O of one slice.
-  DEVICE void update_slice(const OwnTiles& PV_rmem, int slice) {
-#pragma unroll
-    for (int t = 0; t < 2 * M_TILES; ++t) {
-#pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        const int x = t % M_TILES * 2 + e / 2;
-        O[slice][t][e] = fmaf(keep[x], O[slice][t][e], add[x] * PV_rmem[t][e]);
-      }
-    }
-  }
-
-  // Alg. 1, l. 12: O to device memory until the next key block or, after the last, rounded to the output.
-  DEVICE void write_slice(const AttentionParams& p, const Head& head, const Group& group, i64 first_row, int slice,
-                          bool last) {
-    for_each_tile(head, group, first_row, slice, [&](const float(&o)[4], char* work, int r, int column) {
-      if (!last) {
-        st_global(work, accumulator_bits(o));
-      } else if (column < HEAD_DIM) {
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          const i64 row = first_row + strip_row(group, 2 * r + half);
-          const u32 both = pack_16bit<BFLOAT16>(o[2 * half], o[2 * half + 1]);
-          char* const target = head.O + (row * p.o_stride.seq + column + group.lane % 4 * 2) * 2;
-          if (row < p.seqlen_q) store_pair<ALIGNMENT>(target, both);
-        }
-      }
-    });
-  }
-
-  // Alg. 1, l. 13: l and m likewise or, after the last key block, the natural-log LSE.
-  DEVICE void write_rows(const AttentionParams& p, const Head& head, const Group& group, i64 first_row, bool last) {
-    constexpr float LN_2 = 0.693147180559945309f;
-    if (group.warp != 0 || group.lane % 4 != 0) return;
-#pragma unroll
-    for (int x = 0; x < LANE_ROWS; ++x) {
-      const i64 row = first_row + strip_row(group, x);
-      if (!last) {
-        st_global(head.lm + row, vec2{float_as_u32(l[x]), float_as_u32(m[x])});
-      } else if (p.lse != nullptr && row < p.seqlen_q) {
-        st_global(p.lse + i64(blockIdx.x) * p.seqlen_q + row, l[x] == 0.0f ? NEG_INF : (m[x] + lg2(l[x])) * LN_2);
-      }
-    }
-  }
-};
 
 KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa1_forward(const __grid_constant__ AttentionParams p) {
   DYN_SMEM(shared);

@@ -5,6 +5,8 @@
 //           l. 11-23  consumers: one warpgroup for 64 query rows each, products by WGMMA
 //   Alg. 2  l. 8-14   turn(): the next tile's S = Q K^T is in flight together with this tile's O += P V
 //   Sec. 3.1          ping-pong: named barriers give consumers their turns at issuing products
+// Here is who does what when; what a consumer does with its registers (Alg. 2, l. 9-11, Alg. 1, l. 19-20) is in
+// tiles/consumer.cuh, what producer and consumers share in tiles/pipeline.cuh.
 //
 // Departures, and why:
 // - Persistent blocks. The producer works out which query block comes next and leaves a record of it in shared memory. The
@@ -56,55 +58,21 @@
 #include "primitives/mbarrier.cuh"
 #include "primitives/register_budget.cuh"
 #include "primitives/tma.cuh"
-#include "tiles/accumulator.cuh"
+#include "tiles/consumer.cuh"
 #include "tiles/pipeline.cuh"
-#include "tiles/softmax.cuh"
-#include "tiles/wgmma_operands.cuh"
 
-constexpr int Br = BLOCK_Q, Bc = BLOCK_KV;
-// O leaves by TMA from the buffer its Q came in, where that is free by then; else from registers.
-constexpr bool STORE_FROM_SMEM = STORE_BY_TMA && (Q_IN_REGISTERS || Q_STAGES > 1);
-constexpr int GROUP_ROWS = 64;                  // query rows of one consumer warpgroup
-constexpr int CONSUMERS = NUM_WARPS / 4 - 1;    // warpgroup 0 is the producer
 constexpr int NUM_THREADS = NUM_WARPS * 32;
-constexpr int K_STEPS = (HEAD_DIM + 15) / 16;   // k16 steps of S = Q K^T; TMA fills the last one up with zeros
-constexpr int O_TILES = HEAD_DIM / 8;           // 8-column tiles of O
-constexpr int S_TILES = Bc / 8;
 constexpr int PRODUCER_REGISTERS = CONSUMERS == 3 ? 32 : 24;
 constexpr int CONSUMER_REGISTERS = CONSUMERS == 3 ? 160 : 240;
 
 // Shared memory: Q of every consumer (Q_STAGES deep: the next item's Q arrives while this one's is in use), the K and
 // V rings, then the barriers.
-constexpr int Q_BYTES = wgmma_tile_bytes(GROUP_ROWS, HEAD_DIM), KV_BYTES = wgmma_tile_bytes(Bc, HEAD_DIM);
 constexpr int K_OFFSET = Q_STAGES * CONSUMERS * Q_BYTES, V_OFFSET = K_OFFSET + NUM_STAGES * KV_BYTES;
 constexpr int BARRIER_OFFSET = V_OFFSET + NUM_STAGES * KV_BYTES;
 constexpr int NUM_BARRIERS = 2 * (Q_STAGES * CONSUMERS + 2 * NUM_STAGES);
 constexpr int ITEM_OFFSET = (BARRIER_OFFSET + 8 * NUM_BARRIERS + 15) / 16 * 16;
 static_assert(ITEM_OFFSET + 16 * ITEM_RECORDS == SMEM_BYTES, "the registry computes the same layout");
-static_assert(Br == CONSUMERS * GROUP_ROWS, "64 query rows a consumer");
-static_assert(Bc % 16 == 0 && Bc <= 256, "P V takes keys 16 at a time");
 static_assert(ALIGNMENT == 16, "TMA needs 16-byte aligned rows");
-
-DEVICE TileRange tiles_of(const AttentionParams& p, int q_block) {
-  return visited_tiles<Br, Bc, CAUSAL, SKIP_MASKED_TILES>(p, q_block);
-}
-
-// A query block whose rows all see no key: zeros, and -inf for the logarithm of their sums. By all consumers.
-DEVICE void store_nothing(const AttentionParams& p, const Item& item, int thread) {
-  const u64 start_ns = TRACE ? global_timer() : 0;
-  const int rows = min(Br, p.seqlen_q - item.q_block * Br);
-  for (int i = thread; i < rows * O_TILES; i += CONSUMERS * 128) {
-    const int row = item.q_block * Br + i / O_TILES;
-    st_global(output_row(p, item, row) + i % O_TILES * 16, vec4{0, 0, 0, 0});
-    if (p.lse != nullptr && i % O_TILES == 0) st_global(lse_row(p, item, row), NEG_INF);
-  }
-  if (TRACE && thread == 0) write_trace(p, item.index, item, tiles_of(p, item.q_block), start_ns);
-}
-
-template <bool B>
-struct Bool {
-  static constexpr bool value = B;
-};
 
 KERNEL __launch_bounds__(NUM_THREADS, 1)
     fa3_forward(const __grid_constant__ AttentionParams p, const __grid_constant__ TensorMap Q_map,
@@ -119,19 +87,7 @@ KERNEL __launch_bounds__(NUM_THREADS, 1)
   const int thread = threadIdx.x, lane = thread % 32;
   const int warpgroup = shfl(u32(thread / 128), 0);  // uniform, and known to be
 
-  if (thread == 0) {
-    for (int i = 0; i < Q_STAGES * CONSUMERS; ++i) {
-      mbarrier_init(Q_full + 8 * i, 1);
-      mbarrier_init(Q_empty + 8 * i, 4);  // the warps of one consumer
-    }
-    for (int i = 0; i < NUM_STAGES; ++i) {
-      mbarrier_init(K_ring.full + 8 * i, 1);
-      mbarrier_init(V_ring.full + 8 * i, 1);
-      mbarrier_init(K_ring.empty + 8 * i, 4 * CONSUMERS);
-      mbarrier_init(V_ring.empty + 8 * i, 4 * CONSUMERS);
-    }
-    mbarrier_init_fence();
-  }
+  if (thread == 0) init_barriers(Q_full, Q_empty, K_ring, V_ring);
   block_sync();  // nobody may wait on a barrier that is not initialised
 
   PersistentItems<Br, CAUSAL> items(p);
@@ -153,11 +109,7 @@ KERNEL __launch_bounds__(NUM_THREADS, 1)
         publish_item(records + 16 * (round++ % ITEM_RECORDS), {work, index});
         auto load = [&](Ring<NUM_STAGES>& ring, u32 buffers, const TensorMap* map, int j) {
           ring.wait_empty();
-          mbarrier_arrive_expect_tx(ring.full_barrier(), KV_BYTES);
-          for (int a = 0; a < atoms(HEAD_DIM); ++a) {
-            tma_load_4d(buffers + ring.stage * KV_BYTES + a * Bc * ATOM_ROW_BYTES, map, ring.full_barrier(),
-                        a * ATOM_COLUMNS, j * Bc, kv_head, work.batch);
-          }
+          load_tile<Bc, HEAD_DIM>(buffers + ring.stage * KV_BYTES, ring.full_barrier(), map, j * Bc, kv_head, work.batch);
           ring.advance();
         };
         // The first K before Q, whose buffer may be in use for longer; then K one tile ahead of V, as in the turns.
@@ -165,11 +117,8 @@ KERNEL __launch_bounds__(NUM_THREADS, 1)
         for (int w = 0; w < CONSUMERS; ++w) {
           const int buffer = Q_ring.stage * CONSUMERS + w;
           mbarrier_wait(Q_empty + 8 * buffer, Q_ring.parity ^ 1);
-          mbarrier_arrive_expect_tx(Q_full + 8 * buffer, Q_BYTES);
-          for (int a = 0; a < atoms(HEAD_DIM); ++a) {
-            tma_load_4d(Q_smem + buffer * Q_BYTES + a * GROUP_ROWS * ATOM_ROW_BYTES, &Q_map, Q_full + 8 * buffer,
-                        a * ATOM_COLUMNS, work.q_block * Br + w * GROUP_ROWS, work.head, work.batch);
-          }
+          load_tile<GROUP_ROWS, HEAD_DIM>(Q_smem + buffer * Q_BYTES, Q_full + 8 * buffer, &Q_map,
+                                          work.q_block * Br + w * GROUP_ROWS, work.head, work.batch);
         }
         Q_ring.advance();
         for (int j = visited - 1; j >= 0; --j) {
@@ -198,8 +147,10 @@ KERNEL __launch_bounds__(NUM_THREADS, 1)
     const u64 Q_desc = k_major_descriptor(Q_smem + consumer * Q_BYTES);
     const u64 K_desc = k_major_descriptor(K_smem), V_desc = mn_major_descriptor<Bc>(V_smem);
 
-    float S_rmem[Bc / 2], O_rmem[HEAD_DIM / 2] = {};
-    u32 P_rmem[Bc / 4], Q_rmem[4 * K_STEPS];
+    Scores S_rmem;
+    Output O_rmem = {};
+    Probabilities P_rmem;
+    Queries Q_rmem;
     OnlineSoftmax<2> softmax;
     u32 record;         // of the item at hand
     int O_buffer = -1;  // that the O at hand leaves from
@@ -219,34 +170,10 @@ KERNEL __launch_bounds__(NUM_THREADS, 1)
       if (consumer == CONSUMERS - 1) bar_arrive(1, 256);  // the first turn is consumer 0's
     }
 
-    // Alg. 1, l. 19-20: O = O / l, L = m + log l
     auto store = [&](u32 record) {
       const Item item = read_item(record);
-      const int first_row = item.q_block * Br + consumer * GROUP_ROWS + warp * 16 + lane / 4;
-      [[maybe_unused]] const u32 O_smem = Q_smem + O_buffer * Q_BYTES;
-      softmax.reduce_sum();
-#pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        const int row = first_row + 8 * r;
-        const bool valid = row < p.seqlen_q;
-        if (p.lse != nullptr && lane % 4 == 0 && valid) st_global(lse_row(p, item, row), softmax.lse(r));
-        if constexpr (STORE_FROM_SMEM) {
-          stage_accumulator_row<GROUP_ROWS, O_TILES, BFLOAT16>(O_smem, O_rmem, r, softmax.inverse_sum(r), warp, lane);
-        } else {
-          store_accumulator_row<O_TILES, BFLOAT16>(output_row(p, item, row), O_rmem, r, softmax.inverse_sum(r), valid, lane);
-        }
-      }
-      if constexpr (STORE_FROM_SMEM) {
-        async_proxy_fence();
-        warp_sync();  // the warp's 16 rows are complete; other warps store their own
-        if (lane == 0) {
-          for (int a = 0; a < atoms(HEAD_DIM); ++a) {
-            tma_store_4d(&O_map, O_smem + (a * GROUP_ROWS + warp * 16) * ATOM_ROW_BYTES, a * ATOM_COLUMNS,
-                         item.q_block * Br + consumer * GROUP_ROWS + warp * 16, item.head, item.batch);
-          }
-          bulk_commit();
-        }
-      }
+      const int first_row = item.q_block * Br + consumer * GROUP_ROWS + warp * 16;
+      store_output(p, &O_map, item, first_row, O_rmem, softmax, Q_smem + O_buffer * Q_BYTES, warp, lane);
       if (TRACE && thread == 128) write_trace(p, item.index, item, tiles_of(p, item.q_block), start_ns[0]);
     };
 
@@ -266,11 +193,7 @@ KERNEL __launch_bounds__(NUM_THREADS, 1)
       if (item.q_block == NO_MORE_ITEMS) return false;
       if constexpr (TRACE) start_ns[1] = global_timer();
       if constexpr (Q_IN_REGISTERS) {
-        load_swizzled_rows<GROUP_ROWS, K_STEPS>(Q_rmem, Q_smem + buffer * Q_BYTES, warp * 16 + lane % 16, lane / 16);
-        // All lanes have read before the buffer is given back; and as TMA is to write where ldmatrix read, a barrier alone
-        // does not do: without the fence, a few rows in a million came out wrong.
-        async_proxy_fence();
-        warp_sync();
+        load_queries(Q_rmem, Q_smem + buffer * Q_BYTES, warp, lane);
         if constexpr (!STORE_FROM_SMEM) give_back_queries(buffer);
         Q_ring.advance();
       }
@@ -286,36 +209,22 @@ KERNEL __launch_bounds__(NUM_THREADS, 1)
     };
 
     // A tile that the block visits and this consumer does not need.
-    auto skip_scores = [&] {
+    auto skip_tile = [&] {
       K_ring.wait_full();
       K_ring.release(lane);
       K_ring.advance();
       wait_turn();
       end_turn();
-    };
-    auto skip_values = [&] {
       V_ring.wait_full();
       V_ring.release(lane);
       V_ring.advance();
     };
 
-    // Alg. 2, l. 9: S = Q K^T of tile j, in flight
-    auto issue_scores = [&] {
+    auto issue_next_scores = [&] {
       const u64 K_tile = K_desc + descriptor_step(KV_BYTES) * K_ring.stage;
-      if constexpr (Q_IN_REGISTERS) {
-        wgmma_tiles_rs<Bc, K_STEPS, BFLOAT16>(S_rmem, Q_rmem, K_tile);
-      } else {
-        const u64 Q_tile = Q_desc + descriptor_step(CONSUMERS * Q_BYTES) * Q_ring.stage;
-        wgmma_tiles_ss<Bc, K_STEPS, BFLOAT16>(S_rmem, Q_tile, K_tile);
-      }
-      wgmma_commit();
+      issue_scores(S_rmem, Q_rmem, Q_desc + descriptor_step(CONSUMERS * Q_BYTES) * Q_ring.stage, K_tile);
     };
-    // Alg. 2, l. 10: O += P V of the tile before, in flight
-    auto issue_values = [&] {
-      wgmma_accumulate_values<HEAD_DIM, Bc / 16, BFLOAT16>(O_rmem, P_rmem,
-                                                          V_desc + descriptor_step(KV_BYTES) * V_ring.stage);
-      wgmma_commit();
-    };
+    auto issue_next_values = [&] { issue_values(O_rmem, P_rmem, V_desc + descriptor_step(KV_BYTES) * V_ring.stage); };
     auto release_scores = [&] {
       wgmma_registers(S_rmem);
       if constexpr (Q_IN_REGISTERS) wgmma_registers(Q_rmem);  // else they may be reused while wgmma still reads them
@@ -329,47 +238,14 @@ KERNEL __launch_bounds__(NUM_THREADS, 1)
       V_ring.advance();
     };
 
-    auto mask_scores = [&] {
-#pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        const int limit = visible_keys_from<CAUSAL>(p, row + 8 * r, j * Bc) - lane % 4 * 2;
-#pragma unroll
-        for (int n = 0; n < S_TILES; ++n) {
-          if (8 * n >= limit) S_rmem[4 * n + 2 * r] = NEG_INF;
-          if (8 * n + 1 >= limit) S_rmem[4 * n + 2 * r + 1] = NEG_INF;
-        }
-      }
-    };
-
-    // Alg. 2, l. 11: the maxima and exponentials of S. True when O must be multiplied by alpha.
-    auto exponentials = [&](float(&alpha)[2]) -> bool {
-      float m_tile[2];
-#pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        float even = S_rmem[2 * r], odd = S_rmem[2 * r + 1];
-#pragma unroll
-        for (int n = 1; n < S_TILES; ++n) {
-          even = fmaxf(even, S_rmem[4 * n + 2 * r]);
-          odd = fmaxf(odd, S_rmem[4 * n + 2 * r + 1]);
-        }
-        m_tile[r] = quad_max(fmaxf(even, odd));
-      }
-      const bool grown = softmax.raise_max(m_tile, p.scale_log2, alpha);
-#pragma unroll
-      for (int i = 0; i < Bc / 2; ++i) S_rmem[i] = softmax.exp(S_rmem[i], p.scale_log2, i / 2 % 2);
-      return grown;
-    };
-    auto pack = [&] {
-#pragma unroll
-      for (int i = 0; i < Bc / 4; ++i) P_rmem[i] = pack_16bit<BFLOAT16>(S_rmem[2 * i], S_rmem[2 * i + 1]);
-    };
+    auto mask = [&] { mask_scores(S_rmem, p, row, j * Bc, lane); };
 
     // The first scores of an item, in flight.
     auto issue_first_scores = [&] {
       K_ring.wait_full();
       wait_turn();
       wgmma_fence();
-      issue_scores();
+      issue_next_scores();
       end_turn();
     };
     // The last values of an item, in flight.
@@ -378,7 +254,7 @@ KERNEL __launch_bounds__(NUM_THREADS, 1)
       wgmma_registers(O_rmem);
       wgmma_registers(P_rmem);
       wgmma_fence();
-      issue_values();
+      issue_next_values();
     };
     auto finish = [&](u32 done) {
       release_values();
@@ -391,14 +267,14 @@ KERNEL __launch_bounds__(NUM_THREADS, 1)
       release_scores();
       softmax.reset();
       float alpha[2];
-      if (j >= unmasked) mask_scores();
-      exponentials(alpha);
-      pack();
+      if (j >= unmasked) mask();
+      exponentials(S_rmem, softmax, p.scale_log2, alpha);
+      pack(P_rmem, S_rmem);
     };
 
     auto values_alone = [&] {  // Alg. 1, which does not overlap
       V_ring.wait_full();
-      issue_values();
+      issue_next_values();
       wgmma_wait<0>();
       release_values();
     };
@@ -412,17 +288,17 @@ KERNEL __launch_bounds__(NUM_THREADS, 1)
       wgmma_registers(P_rmem);
       wgmma_fence();
       if constexpr (!OVERLAP) values_alone();
-      issue_scores();
+      issue_next_scores();
       if constexpr (OVERLAP) {
         V_ring.wait_full();
-        issue_values();
+        issue_next_values();
       }
       end_turn();
       wgmma_wait<OVERLAP ? 1 : 0>();
       release_scores();
       float alpha[2];
-      if constexpr (decltype(masked)::value) mask_scores();
-      const bool grown = exponentials(alpha);
+      if constexpr (decltype(masked)::value) mask();
+      const bool grown = exponentials(S_rmem, softmax, p.scale_log2, alpha);
       if constexpr (OVERLAP) {
         wgmma_wait<0>();
         release_values();
@@ -431,17 +307,14 @@ KERNEL __launch_bounds__(NUM_THREADS, 1)
 #pragma unroll
         for (int i = 0; i < HEAD_DIM / 2; ++i) O_rmem[i] *= alpha[i / 2 % 2];
       }
-      pack();
+      pack(P_rmem, S_rmem);
     };
 
     // Buffers that O leaves from are given back when its copy has read them: a softmax later, nobody waits.
     bool more = begin_item(), fresh = true;
     while (more) {
       if (fresh) {
-        for (int i = 0; i < skipped; ++i) {
-          skip_scores();
-          skip_values();
-        }
+        for (int i = 0; i < skipped; ++i) skip_tile();
         issue_first_scores();
         first_softmax();
       }
