@@ -1,15 +1,8 @@
-"""Decode plans on a GPU: launched on CuPy's current stream, never synchronised, safe in CUDA graphs.
-
-Partial results and the counters of the kernels that merge them lie in a workspace of each stream: calls on
-one stream follow one another, and a kernel leaves its counters at zero for the next. A call that is being
-captured gets a workspace of its own, which lives as long as the process: its graph may be replayed at any
-time, on any stream.
-"""
+"""Decode plans on a GPU: launched on CuPy's current stream, never synchronised, safe in CUDA graphs."""
 
 from __future__ import annotations
 
 import ctypes
-import dataclasses
 import threading
 from typing import Any
 
@@ -21,6 +14,7 @@ from ..decode.params import ARRAYS, MAPS, pack
 from ..decode.plan import DecodePlan
 from ..params import TRACE_RECORD
 from .cuda import Launches, Prepared, prepare
+from .decode_workspace import workspace_of
 from .tensor_map import TensorMap
 
 #: What :meth:`DecodeBinding.launch` takes, in this order: the inputs of DecodeOperands, then out and lse.
@@ -29,8 +23,6 @@ LAUNCH_ORDER = (
     "out", "lse",
 )  # fmt: skip
 _FIELDS = tuple({name: field for field, name in ARRAYS.items()}[name] for name in LAUNCH_ORDER)
-
-_PER_THREAD_STREAM = 2  # cudaStreamPerThread: one handle, another stream in every thread
 
 
 def run(plan: DecodePlan, operands: DecodeOperands, device_id: int | None = None) -> None:
@@ -93,56 +85,22 @@ class DecodeBinding:
         stream = cupy.cuda.get_current_stream()
         with self._lock:
             params = self._params
-            params.lse = None
-            for field, address in zip(_FIELDS, addresses, strict=False):
+            if len(addresses) == len(_FIELDS) - 1:
+                addresses = (*addresses, 0)
+            for field, address in zip(_FIELDS, addresses, strict=True):
                 setattr(params, field, address)
             for name, tensor_map in self._maps:
                 tensor_map.point_to(addresses[LAUNCH_ORDER.index(name)])
-            if self._counters:
-                workspace = _workspace(stream, self._device_id, self._counters, self.plan.workspace)
-                params.counters, params.partial = workspace.counters.ptr, workspace.partial.ptr
             params.trace = trace
-            self._launches(stream.ptr)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Workspace:
-    counters: Any
-    """Zero whenever no kernel runs."""
-    num_counters: int
-    partial: Any
-    partial_bytes: int
-
-
-_workspaces: dict[tuple[int, int, int], _Workspace] = {}
-_captured: list[_Workspace] = []
-
-
-def _workspace(stream: Any, device_id: int, num_counters: int, partial_bytes: int) -> _Workspace:
-    """The current stream's, grown when it is too small. (Replaced memory goes back to CuPy's pool, which
-    gives it to the same stream only.)"""
-    if stream.is_capturing():
-        zeroing = cupy.cuda.Stream(non_blocking=True)  # not part of the graph
-        workspace = _allocate(num_counters, partial_bytes, zeroing)
-        zeroing.synchronize()
-        _captured.append(workspace)
-        return workspace
-    thread = threading.get_ident() if stream.ptr == _PER_THREAD_STREAM else 0
-    key = device_id, stream.ptr, thread
-    present = _workspaces.get(key)
-    if present is None:
-        present = _workspaces[key] = _allocate(num_counters, partial_bytes, stream)
-    elif present.num_counters < num_counters or present.partial_bytes < partial_bytes:
-        num_counters = max(num_counters, present.num_counters)
-        partial_bytes = max(partial_bytes, present.partial_bytes)
-        present = _workspaces[key] = _allocate(num_counters, partial_bytes, stream)
-    return present
-
-
-def _allocate(num_counters: int, partial_bytes: int, stream: Any) -> _Workspace:
-    counters = cupy.cuda.alloc(num_counters * 4)
-    counters.memset_async(0, num_counters * 4, stream)
-    return _Workspace(counters, num_counters, cupy.cuda.alloc(max(partial_bytes, 16)), partial_bytes)
+            if not self._counters:
+                self._launches(stream.ptr)
+                return
+            workspace = workspace_of(stream, self._device_id)
+            with workspace.lock:
+                params.counters, params.partial = workspace.reserve(
+                    stream, self._device_id, self._counters, self.plan.workspace
+                )
+                self._launches(stream.ptr)
 
 
 def trace(plan: DecodePlan, operands: DecodeOperands) -> np.ndarray:

@@ -1,0 +1,189 @@
+"""Workspaces of decode kernels: who shares one, who takes turns on it. No GPU: nothing is allocated there."""
+
+from __future__ import annotations
+
+import threading
+import time
+from types import SimpleNamespace
+
+import pytest
+from decode_kernel_support import H200, operands_of, plan_of
+from decode_support import make_case
+
+from cufa.decode.plan import DecodePlan
+from cufa.kernels.decode import without_fold
+
+cp = pytest.importorskip("cupy")
+
+
+class Stream:
+    """One of CuPy's, as far as workspaces look at it."""
+
+    current: Stream
+
+    def __init__(self, ptr: int = 1000, capture: int | None = None, **_: object) -> None:
+        self.ptr, self.capture, self.synchronized = ptr, capture, 0
+
+    def is_capturing(self):
+        return self.capture is not None
+
+    def synchronize(self):
+        self.synchronized += 1
+
+    def __enter__(self):
+        self.before, Stream.current = Stream.current, self
+
+    def __exit__(self, *_):
+        Stream.current = self.before
+
+
+@pytest.fixture
+def allocated(monkeypatch):
+    """Sizes of what was allocated, and the streams that were current."""
+    from cufa.backends import decode_workspace
+
+    log = []
+
+    def alloc(size):
+        log.append((size, Stream.current))
+        zero = lambda value, count, stream: log.append(("zero", count, stream))  # noqa: E731
+        return SimpleNamespace(ptr=len(log) << 20, memset_async=zero)
+
+    monkeypatch.setattr(Stream, "current", Stream(0), raising=False)
+    monkeypatch.setattr(cp.cuda, "alloc", alloc)
+    monkeypatch.setattr(cp.cuda, "Stream", Stream)
+    monkeypatch.setattr(cp.cuda, "get_current_stream", lambda: Stream.current)
+    monkeypatch.setattr(decode_workspace, "capture_id", lambda ptr: Stream.current.capture)
+    for name in ("_zeroing", "_of_streams", "_of_captures"):
+        monkeypatch.setattr(decode_workspace, name, {})
+    monkeypatch.setattr(decode_workspace, "_of_captured_calls", [])
+    return log
+
+
+def reserve(stream, counters=8, size=4096):
+    from cufa.backends.decode_workspace import workspace_of
+
+    with stream:
+        return workspace_of(stream, 0).reserve(stream, 0, counters, size)
+
+
+def test_one_workspace_a_stream_grown_when_it_is_too_small(allocated):
+    one, other = Stream(7), Stream(8)
+    first = reserve(one)
+    assert reserve(one) == reserve(one, 3, 100) == first != reserve(other)
+    assert [x for x in allocated if x[0] == "zero"] == [("zero", 32, one), ("zero", 32, other)]
+    grown = reserve(one, 9, 100)
+    assert grown != first and reserve(one) == grown, "no smaller in bytes"
+    assert {stream for _, *_, stream in allocated} == {one, other}
+
+
+def test_one_workspace_a_capture_and_stream(allocated):
+    """Calls captured on one stream follow one another; those on another stream of that capture may not."""
+    one, other = Stream(7, capture=1), Stream(8, capture=1)
+    outside = reserve(Stream(7))
+    first, second = reserve(one), reserve(other)
+    assert reserve(one) == first and reserve(other) == second
+    later = reserve(Stream(7, capture=2))
+    assert len({outside, first, second, later}) == 4
+    assert reserve(one, 8, 9999) != first and reserve(one) != first
+
+
+def test_memory_of_a_capture_is_never_given_back(allocated):
+    """Graphs hold addresses only."""
+    from cufa.backends import decode_workspace
+
+    stream = Stream(7, capture=1)
+    addresses = [reserve(stream, 8, size) for size in (100, 200, 300)]
+    (workspace,) = decode_workspace._of_captures.values()
+    kept = [tuple(x.ptr for x in memory) for memory in (*workspace._outgrown, workspace._memory) if memory]
+    assert kept == addresses
+
+
+def test_memory_of_a_capture_is_allocated_and_zeroed_outside(allocated):
+    """Neither captured nor from the pool of the stream, where kernels queued before may still write to it."""
+    stream = Stream(7, capture=1)
+    reserve(stream)
+    (apart,) = {stream for _, *_, stream in allocated}
+    assert apart is not stream and apart.synchronized and not apart.is_capturing()
+
+
+def test_without_the_captures_number_each_call_has_its_own(allocated, monkeypatch):
+    from cufa.backends import decode_workspace
+
+    monkeypatch.setattr(decode_workspace, "capture_id", lambda ptr: None)
+    stream = Stream(7, capture=1)
+    assert reserve(stream) != reserve(stream)
+
+
+def test_no_driver_knows_no_capture(monkeypatch):
+    from cufa.backends import decode_workspace
+
+    def missing(name):
+        raise OSError(name)
+
+    monkeypatch.setattr(decode_workspace.ctypes, "CDLL", missing)
+    assert decode_workspace.capture_id(7) is None
+
+
+@pytest.fixture
+def bindings(allocated, monkeypatch):
+    """Two calls that merge in a second launch, and a log of their launches."""
+    from cufa.backends import cuda_decode
+
+    log = []
+
+    class Launches:
+        def __init__(self, prepared, parameters):
+            self.name = prepared.name
+
+        def __call__(self, stream):
+            for step in ("split", "combine"):
+                log.append((self.name, step))
+                time.sleep(0.005)
+
+    monkeypatch.setattr(cuda_decode, "Launches", Launches)
+    monkeypatch.setattr(cp.cuda.runtime, "getDevice", lambda: 0)
+
+    def bind(name, plan, case):
+        prepared = SimpleNamespace(plan=plan, device_id=0, name=name)
+        return cuda_decode.DecodeBinding(prepared, operands_of(case))
+
+    found = []
+    for name, length in (("a", 500), ("b", 900)):
+        case = make_case([length], head_dim=64)
+        plan = plan_of(case, "decode_split", 4)
+        plan = plan_of(case, "decode_split", 4, without_fold(plan.config), H200)
+        assert isinstance(plan, DecodePlan) and len(plan.launches) == 2 and plan.workspace
+        found.append(bind(name, plan, case))
+    return found, log
+
+
+def test_launches_of_two_threads_on_one_stream_do_not_mix(bindings):
+    """split_a, split_b, combine_a would merge b's parts into a's result."""
+    found, log = bindings
+    threads = [
+        threading.Thread(target=lambda b=binding: [b.launch(*range(1, 11)) for _ in range(5)])
+        for binding in found
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(log) == 20
+    for first, second in zip(log[::2], log[1::2], strict=True):
+        assert (first[0], "split", second[0], "combine") == (second[0], first[1], first[0], second[1]), log
+
+
+def test_a_launch_takes_all_addresses(bindings):
+    """All inputs and out; lse may be left out."""
+    (binding, _), log = bindings
+    binding.launch(*range(1, 11))
+    assert binding._params.o == 10 and binding._params.lse is None
+    binding.launch(*range(1, 12))
+    assert binding._params.lse == 11
+    binding.launch(*range(1, 11))
+    assert binding._params.lse is None
+    for count in (9, 12):
+        with pytest.raises(ValueError, match="zip"):
+            binding.launch(*range(1, count + 1))
+    assert len(log) == 6
