@@ -7,9 +7,8 @@ conflicts, whether a race or a deadlock is possible. :func:`emulate` is the whol
 >>> run.out, run.lse, run.findings, run.records  # doctest: +SKIP
 >>> cufa.emulate(q, k, v, mode="counted").totals["bank_conflicts"]  # doctest: +SKIP
 
-What it cannot say: how fast a kernel is, how many registers it takes, whether a proxy fence is missing,
-whether the operand string of an ``asm`` statement is right. The primitives' results are held to a GPU's by
-golden vectors (``tests/golden``).
+What it cannot say: how fast a kernel is, how many registers it takes, whether the operand string of an
+``asm`` statement is right. The primitives' results are held to a GPU's by golden vectors (``tests/golden``).
 """
 
 from __future__ import annotations
@@ -91,7 +90,8 @@ def emulate(
         As for :func:`cufa.flash_attention`; NumPy arrays of a dtype that the kernel serves.
     mode : "plain", "checked" or "counted"
         "plain" only computes. "checked" also finds races and reads of never-written shared memory, accesses
-        outside shared memory or the arrays (which lie in memory poisoned with NaN), divergent collectives;
+        outside shared memory or the arrays (which lie in memory poisoned with NaN), missing proxy fences,
+        stores to blocks of a cluster that may not run, divergent collectives;
         a deadlock is found in every mode. "counted" counts bytes, wavefronts and bank conflicts.
     schedule : "ascending", "descending" or int
         Which warp, and which lane, runs next when several can; an integer seeds a random choice.

@@ -37,7 +37,7 @@ class PlantedParams(ctypes.Structure):
 PLANTED = {
     "none": ("", ""),
     "missing_barrier": ("race", "no barrier orders this access after another thread's: shared offset"),
-    "missing_wait": ("copy-not-awaited", "touches data of a cp.async that was not waited for"),
+    "missing_wait": ("copy-not-awaited", "touches data of an asynchronous copy that was not waited for"),
     "wrong_stage": ("race", "no barrier orders this access after another thread's: shared offset"),
     "row_past_the_end": ("out-of-range", "of in, which has 6144"),
     "shared_past_the_end": ("out-of-range", "outside the block's 5376 bytes"),

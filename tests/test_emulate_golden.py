@@ -35,12 +35,17 @@ def golden():
 def test_every_primitive_is_as_it_was_recorded(golden):
     """Else: python tests/golden/record.py on a GPU."""
     recorded = json.loads(golden["about"].tobytes())["primitives"]
-    assert {name: recorded.get(name) for name in probes.primitive_digests()} == probes.primitive_digests()
-    assert {f"probe/{p.name}" for p in PROBES} <= set(golden)
+    assert not set(recorded) & probes.NOT_YET_RECORDED, "take them off the list"
+    digests = {n: d for n, d in probes.primitive_digests().items() if n not in probes.NOT_YET_RECORDED}
+    assert {name: recorded.get(name) for name in digests} == digests
+    awaited = {"probe/cluster"} if probes.NOT_YET_RECORDED else set()
+    assert {f"probe/{p.name}" for p in PROBES} - awaited <= set(golden)
 
 
 @pytest.mark.parametrize("probe", PROBES, ids=lambda p: p.name)
 def test_primitive(golden, probe):
+    if f"probe/{probe.name}" not in golden:
+        pytest.skip("not recorded yet; test_primitives.py has what NumPy expects")
     got, expected = on_cpu(probe), golden[f"probe/{probe.name}"]
     if probe.name.startswith("wgmma"):
         assert_warpgroup_products(got.view(np.float32), expected.view(np.float32))
@@ -92,7 +97,7 @@ def assert_warpgroup_products(got, expected):
 
 @pytest.mark.parametrize("schedule", ["ascending", "descending", 3])
 @pytest.mark.parametrize("copies", ["early", "late"])
-@pytest.mark.parametrize("probe", PROBES[-6:], ids=lambda p: p.name)
+@pytest.mark.parametrize("probe", PROBES[-7:], ids=lambda p: p.name)
 def test_order_does_not_matter(probe, copies, schedule):
     got, first = on_cpu(probe, copies=copies, schedule=schedule), on_cpu(probe)
     np.testing.assert_array_equal(got, first)

@@ -5,8 +5,8 @@
 // Twins that many lanes must reach together park the calling lane; the last one to arrive executes for the warp.
 // Products (mma) are queued and executed at the warp's next such operation, mma_fence() being the cheapest.
 //
-// What this cannot say about a kernel: how fast it is, how many registers it takes, whether a proxy fence is
-// missing, whether the operand string of an asm statement is right, how warps interleave inside one instruction.
+// What this cannot say about a kernel: how fast it is, how many registers it takes, whether the operand string of an asm
+// statement is right, how warps interleave inside one instruction.
 #pragma once
 #include "primitives/types.cuh"
 

@@ -218,7 +218,9 @@ void RaceDetector::report(const char* kind, Thread& thread, u64 address, Site si
     const std::string where = place + ", " + describe(thread) + " at " + describe(site);
     if (other < 0) return "read of shared memory that nothing has written: " + where;
     const std::string whom = describe_thread(other) + " at " + describe(other_site);
-    if (kind[0] == 'c') return "touches data of a cp.async that was not waited for: " + where + "; issued by " + whom;
+    if (kind[0] == 'c') {
+      return "touches data of an asynchronous copy that was not waited for: " + where + "; issued by " + whom;
+    }
     if (kind[0] == 'p') return "no fence.proxy.async between an ordinary access and the copy engine's or wgmma's: " + where +
                                "; the ordinary one is " + whom;
     return "no barrier orders this access after another thread's: " + where + "; the other is " + whom;

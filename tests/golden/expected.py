@@ -371,3 +371,14 @@ def _tiles(probe: Probe) -> Expected:
     A, B, V = _matrices(probe)
     scores = A @ B.T
     return Expected(np.stack([scores, scores, scores + A @ V]).astype(np.float32))
+
+
+# ---- clusters
+
+
+def _cluster(probe: Probe) -> Expected:
+    """Of the mirrored thread: six words from the block before, six from the one before that."""
+    sent = probe.inputs.reshape(-1, probe.cluster, probe.threads, 12)[:, :, ::-1]
+    rank = np.broadcast_to(np.arange(probe.cluster, dtype=np.uint32)[:, None, None], (*sent.shape[:3], 1))
+    received = [np.roll(sent[..., :6], 1, axis=1), np.roll(sent[..., 6:], 2, axis=1)]
+    return Expected(np.concatenate([rank, *received], -1))

@@ -34,7 +34,9 @@ def on_cpu(probe: probes.Probe, **options) -> np.ndarray:
     if probe.output_tensor is not None:
         shape, rows = probe.output_tensor
         maps = [tensor_map(out.view(np.float16).reshape(shape), rows)] * 3
-    launch = Launch(probe.entry, (probe.blocks, 1, 1), probe.threads, probe.shared_bytes)
+    launch = Launch(
+        probe.entry, (probe.blocks, 1, 1), probe.threads, probe.shared_bytes, cluster=probe.cluster
+    )
     _, findings = execute(
         entries[probe.entry], launch, [params, *maps], memory, Execution("checked", **options)
     )

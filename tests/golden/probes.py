@@ -22,6 +22,7 @@ HOPPER_SOURCE = "kernels/hopper_probes.cu"
 DECODE_SOURCE = "kernels/decode_probes.cu"
 ROW_SOURCE = "kernels/row_probes.cu"
 TILE_SOURCE = "kernels/hopper_tile_probes.cu"
+CLUSTER_SOURCE = "kernels/cluster_probes.cu"
 
 
 class ProbeParams(ctypes.Structure):
@@ -62,6 +63,20 @@ UNOBSERVABLE = {
 }
 
 
+#: Of sm_90, since the vectors were recorded last: until then only compared with what NumPy expects.
+NOT_YET_RECORDED = {
+    "cluster_address",
+    "cluster_arrive",
+    "cluster_arrive_relaxed",
+    "cluster_rank",
+    "cluster_wait",
+    "st_async_vec2",
+    "st_async_vec4",
+    "st_cluster_vec2",
+    "st_cluster_vec4",
+}
+
+
 def primitive_digests() -> dict[str, str]:
     """A digest of each primitive's definitions: what has to be recorded anew when it changes."""
     texts: dict[str, str] = {}
@@ -97,6 +112,8 @@ class Probe:
     """The boxes of ``tensors`` hold whole rows."""
     output_tensor: tuple[tuple[int, ...], int] | None = None
     """Instead of ``tensors``: (shape, rows of a box) of the output as float16, for stores by tensor map."""
+    cluster: int = 1
+    """Blocks of a cluster: the kernel says it too."""
 
     @property
     def entry(self) -> str:
@@ -178,7 +195,13 @@ def decode_probes() -> Iterator[Probe]:
 
 
 def all_probes() -> list[Probe]:
-    return [*probes(), *decode_probes(), *hopper_probes()]
+    return [*probes(), *decode_probes(), *hopper_probes(), cluster_probe()]
+
+
+def cluster_probe() -> Probe:
+    """Twelve words of each thread to other blocks, in two clusters of four blocks."""
+    words = random_words("cluster", 8 * 64 * 12)
+    return Probe("cluster", words, 8 * 64 * 13, 8, 64, CLUSTER_SOURCE, 64 * 48 + 8, cluster=4)
 
 
 def hopper_probes() -> Iterator[Probe]:
