@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from . import item_order
 from .architectures import Device
 from .kernels import KERNELS, KernelSpec, Launch, TileConfig
+from .kernels.spec import launch_lines
 from .problem import Problem
 from .schedule import Schedule
 
@@ -67,14 +68,7 @@ class Plan:
             f"tiles      {self.config}; {schedule.visited * heads:,} of {schedule.total * heads:,} visited, "
             f"{schedule.skipped * heads:,} skipped",
         ]
-        lines += [
-            f"launch     {launch.entry} grid {launch.grid}, {launch.num_threads} threads, "
-            f"{launch.shared_memory:,} B shared"
-            for launch in self.launches
-        ]
-        if self.device is not None:
-            lines.append(f"workspace  {self.workspace:,} B")
-        lines += [f"because    {reason}" for reason in self.reasons]
+        lines += launch_lines(self.launches, None if self.device is None else self.workspace, self.reasons)
         return "\n".join(lines)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import pytest
 from click.testing import CliRunner
@@ -229,11 +230,16 @@ class TestDoctorFinds:
         monkeypatch.setenv("CUFA_CACHE_DIR", str(tmp_path / "file" / "cache"))
         assert "CUFA_CACHE_DIR" in problems()["tuning cache"].fix
 
-    def test_missing_sources(self, problems, monkeypatch, tmp_path):
+    @pytest.mark.parametrize("missing", ["kernels/fa2_forward.cu", "kernels/decode_balanced.cu"])
+    def test_missing_sources(self, problems, monkeypatch, tmp_path, missing):
         import cufa.compiler
 
-        monkeypatch.setattr(cufa.compiler, "SOURCE_DIR", tmp_path)
-        assert "reinstall" in problems()["kernel sources"].fix
+        copy = shutil.copytree(cufa.compiler.SOURCE_DIR, tmp_path / "cuda_src")
+        (copy / missing).unlink()
+        monkeypatch.setattr(cufa.compiler, "SOURCE_DIR", copy)
+        found = problems()["kernel sources"]
+        assert missing in found.detail
+        assert "reinstall" in found.fix
 
     def test_a_check_that_breaks_is_a_finding_itself(self, problems, monkeypatch):
         def _python():

@@ -8,6 +8,7 @@ import dataclasses
 from ..architectures import Device
 from ..kernels import DECODE_KERNELS, KernelSpec, Launch, TileConfig
 from ..kernels.decode import MAX_CLUSTER, items, merged_in_cluster, merges_in_cluster, row_blocks
+from ..kernels.spec import launch_lines
 from ..planner import fitting_configs
 from .problem import DecodeProblem
 from .schedule import num_tiles
@@ -77,14 +78,7 @@ class DecodePlan:
             f"{num_tiles(p.capacity, keys):,} tiles of {keys} keys in a full sequence",
             f"schedule   {self.schedule}: {cut}, {self.items:,} items",
         ]
-        lines += [
-            f"launch     {launch.entry} grid {launch.grid}, {launch.num_threads} threads, "
-            f"{launch.shared_memory:,} B shared"
-            for launch in self.launches
-        ]
-        if self.device is not None:
-            lines.append(f"workspace  {self.workspace:,} B")
-        lines += [f"because    {reason}" for reason in self.reasons]
+        lines += launch_lines(self.launches, None if self.device is None else self.workspace, self.reasons)
         return "\n".join(lines)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from ..decode.problem import DecodeProblem
 from ..problem import MAX_HEAD_DIM, Problem
@@ -58,6 +58,19 @@ class Launch:
     """The blocks share out the work: the planner launches no more than the GPU runs at once."""
     cluster: int = 1
     """Blocks along the first axis of the grid that run together and share their memory (sm_90)."""
+
+    def __str__(self) -> str:
+        clusters = f", clusters of {self.cluster}" if self.cluster > 1 else ""
+        return f"{self.entry} grid {self.grid}, {self.num_threads} threads, {self.shared_memory:,} B shared{clusters}"
+
+
+def launch_lines(launches: Sequence[Launch], workspace: int | None, reasons: Sequence[str]) -> list[str]:
+    """The end of every printed plan. ``workspace`` is None where there is no GPU to have one."""
+    return [
+        *(f"launch     {launch}" for launch in launches),
+        *([] if workspace is None else [f"workspace  {workspace:,} B"]),
+        *(f"because    {reason}" for reason in reasons),
+    ]
 
 
 @dataclasses.dataclass(frozen=True)
