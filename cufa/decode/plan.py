@@ -151,8 +151,8 @@ def _check_launches(problem: DecodeProblem, config: TileConfig, launches: tuple[
     tiles = num_tiles(problem.capacity, config.block_kv) * items(problem, config)
     if tiles > _MAX_TILES:
         raise ValueError(
-            f"batch {problem.batch:,} with room for {problem.capacity:,} tokens each makes {tiles:,} tiles of "
-            f"keys; kernels count up to {_MAX_TILES:,}: pass fewer columns of block_table, or fewer sequences"
+            f"batch {problem.batch:,} with room for {problem.capacity:,} tokens each makes {tiles:,} tiles "
+            f"of keys; kernels count up to {_MAX_TILES:,}: pass fewer columns of block_table, or fewer sequences"
         )
 
 
@@ -167,8 +167,8 @@ def _serving(problem: DecodeProblem, device: Device | None, kernel: str | None) 
         if not any(s.runs_on(device.arch.capability) for s in named):
             least = min(s.min_capability for s in named)
             raise ValueError(
-                f"a cache of {problem.cache_dtype} needs sm_{least} or later, and this is {device.arch.name}: "
-                f"convert the cache to {problem.dtype}, or compute on the CPU"
+                f"a cache of {problem.cache_dtype} needs sm_{least} or later, and this is {device.arch.name}:"
+                f" convert the cache to {problem.dtype}, or compute on the CPU"
             )
         served = "; ".join(spec.requirements for spec in named)
         raise ValueError(

@@ -61,7 +61,8 @@ class Launch:
 
     def __str__(self) -> str:
         clusters = f", clusters of {self.cluster}" if self.cluster > 1 else ""
-        return f"{self.entry} grid {self.grid}, {self.num_threads} threads, {self.shared_memory:,} B shared{clusters}"
+        memory = f"{self.shared_memory:,} B shared"
+        return f"{self.entry} grid {self.grid}, {self.num_threads} threads, {memory}{clusters}"
 
 
 def launch_lines(launches: Sequence[Launch], workspace: int | None, reasons: Sequence[str]) -> list[str]:
