@@ -152,7 +152,8 @@ def _check_launches(problem: DecodeProblem, config: TileConfig, launches: tuple[
     if tiles > _MAX_TILES:
         raise ValueError(
             f"batch {problem.batch:,} with room for {problem.capacity:,} tokens each makes {tiles:,} tiles "
-            f"of keys; kernels count up to {_MAX_TILES:,}: pass fewer columns of block_table, or fewer sequences"
+            f"of keys; kernels count up to {_MAX_TILES:,}: pass fewer columns of block_table, or fewer "
+            "sequences"
         )
 
 
