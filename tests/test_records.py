@@ -12,7 +12,7 @@ from cufa.bench import evidence, records, report, summary
 from cufa.bench.limits import Limits
 from cufa.bench.runner import run_problem
 from cufa.bench.suites import contenders, make
-from cufa.kernels import KERNELS, TileConfig
+from cufa.kernels import DECODE_KERNELS, KERNELS, REGISTRY, TileConfig
 
 LIMITS = Limits(1e10, {"float32": 1e11, "float64": 5e10}, 1e9)
 
@@ -37,10 +37,10 @@ def record(versions_suite):
         name: {
             "source": spec.source,
             "digest": records.digest(spec),
-            "compile_seconds": 3.0,
             "tests_passed": 5,
+            **({"compile_seconds": 3.0} if name in KERNELS else {}),
         }
-        for name, spec in KERNELS.items()
+        for name, spec in REGISTRY.items()
     }
     # The CPU plans every algorithm under one kernel; a GPU record has a row of each.
     rows = copy.deepcopy(versions_suite["rows"])
@@ -49,6 +49,7 @@ def record(versions_suite):
         "schema": records.SCHEMA,
         "environment": {
             "device": "Test GPU",
+            "arch": "sm_90",
             "recorded": "2026-01-02T03:04:05+00:00",
             "nvrtc": "13.0",
             "versions": {},
@@ -102,11 +103,21 @@ def test_a_changed_kernel_is_stale(record):
     assert records.stale_kernels(record) == ["fa2_forward"]
 
 
-def test_a_kernel_in_no_record_is_missed(record):
+@pytest.mark.parametrize("name", DECODE_KERNELS)
+def test_a_changed_decode_kernel_is_stale(record, name):
+    record["kernels"][name]["digest"] = "0" * 64
+    assert records.stale_kernels(record) == [name]
+
+
+@pytest.mark.parametrize("name", ["fa1_forward", "decode_split_fp8"])
+def test_a_kernel_in_no_record_is_missed(record, name):
     other = copy.deepcopy(record)
-    del record["kernels"]["fa1_forward"]
-    assert records.unrecorded_kernels([record]) == ["fa1_forward"]
+    del record["kernels"][name]
+    assert records.unrecorded_kernels([record]) == [name]
     assert records.unrecorded_kernels([record, other]) == []
+    assert evidence.problems_with(record) == [f"{name} is not recorded"]
+    record["environment"]["arch"] = "sm_80"  # runs no e4m3: none is missed there
+    assert bool(evidence.problems_with(record)) == (name == "fa1_forward")
 
 
 @pytest.mark.parametrize(
@@ -116,7 +127,8 @@ def test_a_kernel_in_no_record_is_missed(record):
         (lambda r: r.update(tests=None), "were not run"),
         (lambda r: r["suites"]["versions"]["rows"][0].update(max_error=None), "NaN"),
         (lambda r: r["kernels"]["fa1_forward"].update(tests_passed=0), "no GPU test ran fa1_forward"),
-        (lambda r: r["suites"]["all"]["rows"].clear(), "was not timed"),
+        (lambda r: r["kernels"]["decode_split_fp8"].update(tests_passed=0), "ran decode_split_fp8"),
+        (lambda r: r["suites"]["all"]["rows"].clear(), "fa3_forward was not timed"),
     ],
 )
 def test_bad_evidence_is_named(record, break_it, message):
@@ -305,6 +317,7 @@ def test_summary_is_of_rows_timed_side_by_side():
     [
         ("test_lengths[1-1-fa2_forward-float16-native-full]", ["fa2_forward"]),
         ("test_x[fa2_noskip]", ["fa2_noskip"]),
+        ("test_every_config[decode_split_tma-64]", ["decode_split_tma"]),
         ("test_about_fa2_forward", []),
     ],
 )

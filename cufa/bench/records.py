@@ -18,9 +18,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ..architectures import Device
+from ..architectures import Device, find_architecture
 from ..compiler import cupy_options, source_digest
-from ..kernels import KERNELS, KernelSpec
+from ..kernels import REGISTRY, KernelSpec
 from ..tuning import write_json
 from .limits import Limits
 from .runner import Row, Skipped
@@ -184,10 +184,16 @@ def save(record: Mapping[str, Any], file: Path) -> Path:
 def stale_kernels(record: Mapping[str, Any]) -> list[str]:
     """Kernels of the record whose sources are no longer those that it was recorded for."""
     recorded = {name: kernel["digest"] for name, kernel in record["kernels"].items()}
-    return [name for name, spec in KERNELS.items() if name in recorded and recorded[name] != digest(spec)]
+    return [name for name, spec in REGISTRY.items() if name in recorded and recorded[name] != digest(spec)]
 
 
 def unrecorded_kernels(evidence: Iterable[Mapping[str, Any]]) -> list[str]:
     """Kernels that no record holds. (A GPU's record holds those that run on it.)"""
     recorded = {name for record in evidence for name in record["kernels"]}
-    return [name for name in KERNELS if name not in recorded]
+    return [name for name in REGISTRY if name not in recorded]
+
+
+def runnable_kernels(record: Mapping[str, Any]) -> list[str]:
+    """Kernels that the GPU of a record runs, and so what it should hold."""
+    arch = find_architecture(record["environment"]["arch"])
+    return [name for name, spec in REGISTRY.items() if spec.runs_on(arch.capability)]

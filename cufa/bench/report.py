@@ -85,8 +85,9 @@ def _device_section(record: Json) -> Iterator[str]:
     ]
     yield from _table(["", "imports and first call"], lines)
     yield "\n**Compile of one variant, s**\n"
-    compiled = record["kernels"].items()
-    yield from _table(["kernel", "seconds"], ([name, f"{k['compile_seconds']:.1f}"] for name, k in compiled))
+    kernels = record["kernels"].items()
+    compiled = [[name, f"{k['compile_seconds']:.1f}"] for name, k in kernels if "compile_seconds" in k]
+    yield from _table(["kernel", "seconds"], compiled)
 
 
 def _percentiles(call: Json) -> list[str]:
