@@ -9,12 +9,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from decode_kernel_support import configs, operands_of, plan_of
+from decode_support import make_case
 
 from cufa import compiler, host_build
 from cufa.emulator import EmulationError, Execution
+from cufa.emulator_decode import run_decode_plan
 from cufa.emulator_launch import execute
 from cufa.emulator_memory import GlobalArray
 from cufa.kernels import Launch
+from cufa.kernels.decode import merged_in_cluster
 
 THREADS = 64
 
@@ -175,3 +179,45 @@ def test_grids_that_are_no_clusters(cluster, message):
     launch = Launch("planted_cluster", (8, 1, 1), THREADS, 0, cluster=cluster)
     with pytest.raises(ValueError, match=message):
         execute(0, launch, [], [], Execution())
+
+
+#: What the merge of decoding's splits in a cluster needs: file, text, what comes in its place, kinds of finding.
+NEEDED = {
+    "the wait for all blocks to begin": (
+        "decode_merge.cuh", "if constexpr (CLUSTER_MERGE) cluster_wait();", "", {"block-not-running"}
+    ),
+    "the fence after mbarrier.init": ("decode_cluster.cuh", "mbarrier_init_fence();", "", {"race"}),
+    "the wait for what is received": (
+        "decode_cluster.cuh", "mbarrier_wait(barrier, 0);", "",
+        {"block-not-running", "copy-not-awaited", "never-written"},
+    ),
+    "the arrival": ("decode_cluster.cuh", "cluster_arrive_relaxed();", "", {"barrier"}),
+    "all bytes": (
+        "decode_cluster.cuh", "expect_tx(barrier, parts * (", "expect_tx(barrier, parts * (-16 + ",
+        {"copy-not-awaited", "deadlock"},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", NEEDED)
+def test_decoding_needs(tmp_path, monkeypatch, what):
+    file, text, instead, kinds = NEEDED[what]
+    copy = tmp_path / "cuda_src"
+    shutil.copytree(compiler.SOURCE_DIR, copy)
+    path = copy / "tiles" / file
+    before = path.read_text(encoding="utf-8")
+    assert before.count(text) == 1
+    path.write_text(before.replace(text, instead), encoding="utf-8")
+    monkeypatch.setattr(compiler, "SOURCE_DIR", copy)
+    case = make_case([150, 3, 200], tokens=3, new=2, head_dim=64, page_size=16)
+    config = merged_in_cluster(configs("decode_split_tma", 64)[0])
+    for schedule in ("ascending", "descending", 1):
+        plan, execution = (
+            plan_of(case, "decode_split_tma", 3, config),
+            Execution("checked", schedule=schedule),
+        )
+        try:
+            found = run_decode_plan(plan, operands_of(case), execution, trace=False).findings
+        except EmulationError as error:
+            found = error.findings
+        assert kinds & {f.kind for f in found}, found

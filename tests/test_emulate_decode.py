@@ -6,11 +6,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from decode_kernel_support import assert_pieces, operands_of, plan_of
+from decode_kernel_support import assert_pieces, configs, operands_of, plan_of
 from decode_support import make_case
 
 from cufa.emulator_decode import run_decode_plan
 from cufa.emulator_launch import Execution
+from cufa.kernels.decode import merged_in_cluster
 
 CASES = {
     # Pages of whole boxes, appended tokens, several query tokens; many splits.
@@ -24,8 +25,8 @@ CASES = {
 }
 
 
-def run(case, kernel, num_splits, mode="checked", launches=1, **options):
-    plan, operands = plan_of(case, kernel, num_splits), operands_of(case)
+def run(case, kernel, num_splits, mode="checked", launches=1, config=None, **options):
+    plan, operands = plan_of(case, kernel, num_splits, config), operands_of(case)
     done = run_decode_plan(plan, operands, Execution(mode, **options), trace=True, launches=launches)
     assert not done.findings, "\n".join(map(str, done.findings))
     case.check(operands.out, operands.lse)
@@ -50,6 +51,20 @@ def test_same_bits_in_every_order(kernel):
         np.testing.assert_array_equal(again.out.view(np.uint8), first.out.view(np.uint8))
         np.testing.assert_array_equal(again.lse, first.lse)
         np.testing.assert_array_equal(again.k_cache.view(np.uint8), first.k_cache.view(np.uint8))
+
+
+@pytest.mark.parametrize("name", ["decode_split_tma", "decode_split_tma_fp8"])
+def test_splits_merged_in_a_cluster(name):
+    """Whatever the number of blocks and of splits without keys; the same bits in every order."""
+    case, kernel = make_case(**{**CASES[name], "lengths": [700, 3, 200]}), name
+    config = merged_in_cluster(configs(kernel, case.q.shape[3])[0])
+    for num_splits in (1, 2, 3, 8):
+        plan, first = run(case, kernel, num_splits, config=config, copies="early")
+        assert [launch.cluster for launch in plan.launches] == [num_splits]
+        for order in ("descending", 1, 2):
+            _, again = run(case, kernel, num_splits, config=config, schedule=order, copies="late", threads=1)
+            np.testing.assert_array_equal(again.out.view(np.uint8), first.out.view(np.uint8))
+            np.testing.assert_array_equal(again.lse, first.lse)
 
 
 def test_appended_tokens_are_stored():
