@@ -181,7 +181,7 @@ def test_grids_that_are_no_clusters(cluster, message):
         execute(0, launch, [], [], Execution())
 
 
-#: What the merge of decoding's splits in a cluster needs: file, text, what comes in its place, kinds of finding.
+#: What the merge of decoding's splits in a cluster needs: file, text, what comes in its place, kinds found.
 NEEDED = {
     "the wait for all blocks to begin": (
         "decode_merge.cuh", "if constexpr (CLUSTER_MERGE) cluster_wait();", "", {"block-not-running"}

@@ -56,7 +56,7 @@ def test_same_bits_in_every_order(kernel):
 @pytest.mark.parametrize("name", ["decode_split_tma", "decode_split_tma_fp8"])
 def test_splits_merged_in_a_cluster(name):
     """Whatever the number of blocks and of splits without keys; the same bits in every order."""
-    case, kernel = make_case(**{**CASES[name], "lengths": [700, 3, 200]}), name
+    case, kernel = make_case(**{**CASES[name], "lengths": [1100, 3, 200]}), name
     config = merged_in_cluster(configs(kernel, case.q.shape[3])[0])
     for num_splits in (1, 2, 3, 8):
         plan, first = run(case, kernel, num_splits, config=config, copies="early")
