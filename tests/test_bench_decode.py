@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
+from decode_kernel_support import operands_of, problem_of
+from decode_support import make_case
 
 from cufa.architectures import Device
 from cufa.bench import decode, report
@@ -73,6 +76,69 @@ def test_tables():
     assert list(report._decode(None)) == []
 
 
+@pytest.mark.parametrize("page_size", [0, 16])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "fp8"])
+def test_error_is_the_largest_over_rows_and_nan_where_one_is(dtype, page_size):
+    fp8 = dtype == "fp8"
+    case = make_case(
+        [70, 33, 5], page_size=page_size, head_dim=128, dtype="bfloat16" if fp8 else dtype, fp8=fp8
+    )
+    if fp8:
+        case.options |= {"k_scale": np.ones(2, np.float32), "v_scale": np.ones(2, np.float32)}
+    operands, (expected, _) = operands_of(case), case.expected
+    bench = decode.DecodeCase("x", (decode.DecodeContender("x", problem_of(case)),), tuple(case.lengths))
+    out = expected.astype(case.q.dtype)
+    assert decode._error(operands, out, bench) <= 2.0**-7
+    for b, h in np.ndindex(3, 4):  # all six pairs are looked at: fewer than eight
+        wrong = out.copy()
+        wrong[b, h, 0, 7] += 3
+        assert decode._error(operands, wrong, bench) == pytest.approx(3, abs=0.1)
+        wrong[b, h, 0, 7] = np.nan
+        assert np.isnan(decode._error(operands, wrong, bench))
+
+
+def test_at_least_eight_pairs_are_checked():
+    case = make_case([9] * 20, head_dim=8)
+    operands, (expected, _) = operands_of(case), case.expected
+    bench = decode.DecodeCase("x", (decode.DecodeContender("x", problem_of(case)),), tuple(case.lengths))
+    errors = []
+    for b, h in np.ndindex(20, 2):
+        wrong = expected.astype(np.float16)
+        wrong[b, 2 * h] += 3
+        errors.append(decode._error(operands, wrong, bench) > 1)
+    assert sum(errors) >= 8
+
+
 def test_needs_a_gpu():
     result = CliRunner().invoke(main, ["bench", "decode", "--device", "cpu"])
     assert result.exit_code == Exit.MISSING
+
+
+def test_no_cpu_is_proposed_that_would_not_do(monkeypatch):
+    from cufa.backends import cuda
+
+    monkeypatch.setattr(cuda, "device_count", lambda: 0)
+    result = CliRunner().invoke(main, ["bench", "decode", "--device", "cuda"])
+    assert result.exit_code == Exit.MISSING and "--device cpu" not in result.output
+    assert "--device cpu" in CliRunner().invoke(main, ["bench", "--device", "cuda"]).output
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        (["--suite", "quick"], "--suite"),
+        (["--algorithm", "fa2"], "--algorithm"),
+        (["--seqlen", "77", "--kv-heads", "2"], "--kv-heads, --seqlen"),
+        (["--causal"], "--causal"),
+    ],
+)
+def test_options_that_do_not_apply_are_refused(options, named):
+    result = CliRunner().invoke(main, ["bench", "decode", *options])
+    assert result.exit_code == Exit.USAGE and f"{named} cannot be chosen there" in result.output
+
+
+def test_a_cut_that_knows_the_lengths_is_beside_ours():
+    """Fixed splits of a ragged batch, as planned for the longest sequence, are not the best there are."""
+    (case,) = (c for c in CASES.values() if c.lengths)
+    plans = {c.label: c.plan(H200) for c in case.contenders}
+    assert plans["fixed, 8 splits"].num_splits == 8 and plans["balanced"].schedule == "balanced"

@@ -68,14 +68,17 @@ def bench_command(
     of the ceilings measured on this machine, and the largest error against float64.
 
     `cufa bench decode` times flash_decode instead, over its own shapes: microseconds, and TB/s of keys and
-    values beside a plain streaming read.
+    values beside a plain streaming read. It needs a GPU; of the options, --peers, --device, --seconds and
+    --json apply.
 
     Contenders of a shape take turns in one run. FLOPs are counted as 4 · head_dim per visible score, forward.
 
     Exit codes: 0 done; 1 a result was not a number; 2 wrong usage; 3 no GPU where one was asked for, or no
     torch for --peers.
     """
-    target = find_device(device)
+    if operation == "decode":
+        _refuse_for_decode({"suite": suite, "algorithms": algorithms, **shape})
+    target = find_device(device, cpu_will_do=operation == "forward")
     if peer and not peers.torch_available():
         fail(Exit.MISSING, "--peers torch: torch is not installed here (cufa never needs it otherwise)")
     if operation == "decode":
@@ -119,7 +122,7 @@ def bench_command(
 
 
 def _bench_decode(device: Device | None, torch: bool, seconds: float, as_json: bool) -> None:
-    """All cases; suites, algorithms and shapes do not apply."""
+    """All cases."""
     if device is None:
         fail(
             Exit.MISSING, "decode is timed on a GPU, and there is none here (or --device cpu asked for none)"
@@ -165,6 +168,15 @@ def _print_needs(rows: list[Row]) -> None:
         shares = (f"{seconds / row.seconds:.0%}" for seconds in row.needs.values())
         table.add_row(row.label, shape, seconds_text(row.predicted or 0.0), *shares)
     stdout().print(table)
+
+
+def _refuse_for_decode(options: dict[str, Any]) -> None:
+    parameters = click.get_current_context().command.params
+    given = sorted(p.opts[0] for p in parameters if p.name in options and _given({p.name: None}))
+    if given:
+        raise click.UsageError(
+            f"`bench decode` has shapes and kernels of its own: {', '.join(given)} cannot be chosen there"
+        )
 
 
 def _given(options: dict[str, Any]) -> bool:

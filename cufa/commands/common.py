@@ -59,8 +59,9 @@ def progress() -> Progress:
     return Progress(*columns, console=stderr(), transient=True)
 
 
-def find_device(choice: str) -> Device | None:
-    """The current GPU, or None for the CPU. Exits when ``choice`` is "cuda" and there is none."""
+def find_device(choice: str, cpu_will_do: bool = True) -> Device | None:
+    """The current GPU, or None for the CPU. Exits when ``choice`` is "cuda" and there is none; proposes the
+    CPU then, if the command has the choice and ``cpu_will_do``."""
     if choice == "cpu":
         return None
     try:
@@ -72,7 +73,8 @@ def find_device(choice: str) -> Device | None:
     except (ImportError, ValueError) as error:
         reason = str(error)
     if choice == "cuda":
-        instead = "; --device cpu runs here" if "device" in click.get_current_context().params else ""
+        has_choice = "device" in click.get_current_context().params
+        instead = "; --device cpu runs here" if has_choice and cpu_will_do else ""
         fail(Exit.MISSING, f"No usable GPU: {reason}. `cufa doctor` says what to do{instead}.")
     return None
 
