@@ -66,7 +66,9 @@ def assert_pieces(plan: DecodePlan, lengths: list[int], records: np.ndarray) -> 
     keys, problem, expected = plan.config.block_kv, plan.problem, []
     if plan.schedule == "balanced":
         parts: dict[tuple[int, int], int] = {}
-        for piece in balanced_shares(lengths, problem.kv_heads, plan.num_splits, keys, plan.row_blocks):
+        for piece in balanced_shares(
+            lengths, problem.kv_heads, plan.num_splits, keys, plan.row_blocks, ragged=plan.ragged_shares
+        ):
             item = piece.batch, piece.kv_head * plan.row_blocks + piece.row_block
             part = parts[item] = parts.get(item, -1) + 1
             tiles = max(1, -(-(piece.last_key - piece.first_key) // keys))

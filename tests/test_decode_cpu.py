@@ -106,7 +106,7 @@ def test_the_work_is_the_schedules():
             for w in cpu_decode.works(plan, lengths)
             for h in range(w.heads.start, w.heads.stop)
         ]
-        pieces = list(balanced_shares(lengths, 6, num_splits, 8, plan.row_blocks))
+        pieces = list(balanced_shares(lengths, 6, num_splits, 8, plan.row_blocks, ragged=plan.ragged_shares))
         assert got == [(p.batch, p.kv_head, p.first_key, p.last_key) for p in pieces]
 
 

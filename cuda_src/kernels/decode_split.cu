@@ -52,8 +52,6 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) decode_split(const __grid_c
       block_sync();  // the record ends when the last warp has stored
       if (thread == 0) write_piece_trace(p, piece, start_ns);
     }
-  } else if constexpr (CLUSTER_MERGE) {
-    ClusterMerge::begin(smem_base + RECEIVED_OFFSET, thread);  // the others wait for all
   }
 }
 

@@ -20,7 +20,7 @@ struct ClusterMerge {
   int rows, parts;
   int share;  // vectors of a part
 
-  // By all threads of all blocks, before anything is sent.
+  // By all threads of all parts, before anything is sent. (Nobody waits for blocks that have ended: splits without keys.)
   static DEVICE void begin(u32 received, int thread) {
     if (thread == 0) {
       mbarrier_init(received + RECEIVED_BARRIER, 1);

@@ -72,9 +72,11 @@ DEVICE bool fixed_split(const DecodeParams& p, int batch, int head_and_rows, int
   return piece.first_tile < piece.last_tile;
 }
 
-// Stream-K: the tiles of all items laid end to end (sequences, in them heads, in them blocks of rows), cut into equal
-// shares, one a thread block. A share's first piece may continue an item that earlier shares began, its last one may be
+// Stream-K: the tiles of all items laid end to end (sequences, in them heads, in them blocks of rows), cut into shares, one a
+// thread block; where lengths differ of two sizes: half of them have 7 of 8 tiles, and what is handed out last is small. A share's first piece may continue an item that earlier shares began, its last one may be
 // continued by later shares: two slots a share, 2 share for the former, 2 share + 1 for the latter.
+constexpr int LAST_PART = 8, TILES_A_SHARE = 32, WAVES = 8;  // cufa/decode/schedule.py says what they are
+
 struct BalancedLine {
   int total;   // tiles: 32 bits count those of any GPU's memory
   int shares;  // that are not empty
@@ -101,12 +103,29 @@ struct BalancedLine {
       before = tiles * batch;
     }
     total = int(all) * items_a_batch;
+    if constexpr (RAGGED) num_shares = min(num_shares, max(total / TILES_A_SHARE, (num_shares + WAVES - 1) / WAVES));
     shares = min(num_shares, total);
     return int(before) * items_a_batch;
   }
 
+  DEVICE bool two_sizes() const { return RAGGED && shares > 1 && i64(shares) * TILES_A_SHARE <= total; }
+  DEVICE int middle() const { return total - total / LAST_PART; }  // the first tile of small shares
+
+  // First tile of a share; of the one past the last, the number of tiles.
+  DEVICE int start(int share) const {
+    if (!two_sizes()) return int(i64(total) * share / shares);
+    const int large = shares / 2;
+    if (share < large) return int(i64(middle()) * share / large);
+    return middle() + int(i64(total - middle()) * (share - large) / (shares - large));
+  }
+
   // The share that holds a tile: the last one that does not start after it.
-  DEVICE int share_of(int t) const { return int((i64(t + 1) * shares - 1) / total); }
+  DEVICE int share_of(int t) const {
+    if (!two_sizes()) return int((i64(t + 1) * shares - 1) / total);
+    const int large = shares / 2;
+    if (t < middle()) return int((i64(t + 1) * large - 1) / middle());
+    return large + int((i64(t - middle() + 1) * (shares - large) - 1) / (total - middle()));
+  }
 
   // Who has parts of an item, and where. Returns the first share.
   DEVICE int find_parts(int item_start, Piece& piece) const {
@@ -139,8 +158,8 @@ struct BalancedShare {
     const int share = blockIdx.x;
     line.measure(p, p.num_splits, 0, lane);
     const int items_a_batch = p.kv_heads * p.row_blocks;
-    tile = share < line.shares ? int(i64(line.total) * share / line.shares) : line.total;
-    end = share < line.shares ? int(i64(line.total) * (share + 1) / line.shares) : line.total;
+    tile = share < line.shares ? line.start(share) : line.total;
+    end = share < line.shares ? line.start(share + 1) : line.total;
     batch = 0;
     batch_start = 0;
     if constexpr (RAGGED) {

@@ -128,7 +128,7 @@ def _balanced(plan: DecodePlan, lengths: Sequence[int]) -> Iterator[Work]:
     stack = _heads_of_stack(plan, len(lengths))
     whole: Work | None = None  # heads that are not cut wait here for their neighbours
     for piece in balanced_shares(
-        lengths, problem.kv_heads, plan.num_splits, config.block_kv, plan.row_blocks
+        lengths, problem.kv_heads, plan.num_splits, config.block_kv, plan.row_blocks, ragged=plan.ragged_shares
     ):
         first_row = piece.row_block * config.block_q
         rows = slice(first_row, min(first_row + config.block_q, problem.rows))

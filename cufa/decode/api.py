@@ -39,7 +39,7 @@ def flash_decode(
     """Attention of a few new query tokens over a key/value cache, each cached byte read once.
 
     Flash-Decoding (Dao et al., 2023): the cache of a sequence is split over the whole GPU, and the parts
-    are merged by their log-sum-exp. Ragged batches are cut into equal shares instead (stream-K, as
+    are merged by their log-sum-exp. Ragged batches are cut into shares of all work instead (stream-K, as
     LeanAttention). The caches are read in place; nothing past a sequence's length is read into the result,
     so unused slots and unused entries of the block table may hold anything.
 
@@ -77,7 +77,7 @@ def flash_decode(
     num_splits : int, optional
         Into how many parts each sequence is cut; :func:`plan_decode` prints what None comes to, and why.
     schedule : "auto", "fixed" or "balanced"
-        The same number of splits for each sequence, or equal shares of all of them. With "balanced",
+        The same number of splits for each sequence, or shares of all of them. With "balanced",
         ``num_splits`` is the number of shares. The result does not depend on either beyond rounding.
     return_lse : bool
         Also return log-sum-exp of the scaled scores: natural log, float32, (batch, heads, tokens).

@@ -60,6 +60,12 @@ class DecodePlan:
         return items(self.problem, self.config)
 
     @property
+    def ragged_shares(self) -> bool:
+        """Balanced shares of two sizes, more than run at once (:class:`~cufa.decode.schedule.Shares`): SMs do
+        not read at one speed. Threads of a CPU do."""
+        return self.problem.ragged and self.device is not None
+
+    @property
     def row_blocks(self) -> int:
         return row_blocks(self.problem, self.config)
 
@@ -69,7 +75,7 @@ class DecodePlan:
         cut = (
             f"{self.num_splits} fixed splits a sequence"
             if self.schedule == "fixed"
-            else f"{self.num_splits} equal shares of all tiles"
+            else f"{self.num_splits} shares of all tiles"
         )
         lines = [
             f"problem    {p}",

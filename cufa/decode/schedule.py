@@ -2,8 +2,8 @@
 
 The keys of one (sequence, key/value head) are cut into tiles of ``block_kv``. Fixed splits (Flash-Decoding)
 cut each sequence into the same number of runs of whole tiles. The balanced schedule (stream-K,
-LeanAttention) lays the tiles of all sequences and heads end to end and cuts that line into equal shares, so
-that short sequences leave nobody idle. Either way the pieces of an item are merged in the order of their
+LeanAttention) lays the tiles of all sequences and heads end to end and cuts that line into shares, so that
+short sequences leave nobody idle. Either way the pieces of an item are merged in the order of their
 keys.
 """
 
@@ -57,20 +57,57 @@ class Piece:
         return self.starts and self.ends
 
 
-def share_range(total_tiles: int, num_shares: int, share: int) -> tuple[int, int]:
-    """Tiles (first, last + 1) of one share on the line of all tiles. With fewer tiles than shares, the later
-    shares are empty."""
-    used = min(num_shares, total_tiles)
-    if share >= used:
-        return total_tiles, total_tiles
-    return share * total_tiles // used, (share + 1) * total_tiles // used
+#: Where lengths differ there are more shares than the GPU runs at once, for SMs do not read at one speed: who
+#: is done takes the next. The first half of the shares has 7 of 8 tiles: what is handed out last is small.
+_LAST_PART = 8
+
+#: Shares are fewer where the last ones would have less than 8 tiles,
+_TILES_A_SHARE = 32
+
+#: but never less than one of 8 of those asked for: a wave.
+WAVES = 8
+
+
+@dataclasses.dataclass(frozen=True)
+class Shares:
+    """The line of all tiles, cut."""
+
+    total: int
+    """Tiles."""
+    used: int
+    """Shares that are not empty, the first so many."""
+    two_sizes: bool
+
+    @classmethod
+    def of(cls, total: int, num_shares: int, ragged: bool) -> Shares:
+        if ragged:
+            num_shares = min(num_shares, max(total // _TILES_A_SHARE, -(-num_shares // WAVES)))
+        used = min(num_shares, total)
+        return cls(total, used, ragged and used > 1 and used * _TILES_A_SHARE <= total)
+
+    def start(self, share: int) -> int:
+        """First tile of a share; of the one past the last, the number of tiles."""
+        if not self.two_sizes:
+            return share * self.total // self.used
+        large, last_part = self.used // 2, self.total // _LAST_PART
+        middle = self.total - last_part
+        if share < large:
+            return share * middle // large
+        return middle + (share - large) * last_part // (self.used - large)
 
 
 def balanced_shares(
-    lengths: Sequence[int], kv_heads: int, num_shares: int, block_kv: int, row_blocks: int = 1
+    lengths: Sequence[int],
+    kv_heads: int,
+    num_shares: int,
+    block_kv: int,
+    row_blocks: int = 1,
+    *,
+    ragged: bool,
 ) -> Iterator[Piece]:
-    """The pieces of every share, in order. The line of work: sequences, in them heads, in them blocks of
-    query rows (more than one only when the rows of a head do not fit one block), in them tiles of keys."""
+    """The pieces of every share, in order. ``ragged``: lengths may differ (:class:`Shares`). The line
+    of work: sequences, in them heads, in them blocks of query rows (more than one only when the rows of a head
+    do not fit one block), in them tiles of keys."""
     tiles = [num_tiles(n, block_kv) for n in lengths]
     total = sum(tiles) * kv_heads * row_blocks
     starts, at = [], 0
@@ -78,8 +115,9 @@ def balanced_shares(
         starts.append(at)
         at += count * kv_heads * row_blocks
     batch = 0
-    for share in range(num_shares):
-        tile, end = share_range(total, num_shares, share)
+    shares = Shares.of(total, num_shares, ragged)
+    for share in range(shares.used):
+        tile, end = shares.start(share), shares.start(share + 1)
         while tile < end:
             while batch + 1 < len(starts) and starts[batch + 1] <= tile:
                 batch += 1

@@ -1,4 +1,4 @@
-"""How a decode problem is cut for a GPU: fixed splits or equal shares, how many, and where parts are merged.
+"""How a decode problem is cut for a GPU: fixed splits or shares, how many, and where parts are merged.
 
 Splits fill the GPU, and every one of them has to be merged. What is worth how much was measured on an H200,
 cold L2, 16-bit caches of head_dim 128.
@@ -13,11 +13,7 @@ from ..architectures import Device
 from ..kernels import TileConfig
 from ..kernels.decode import MAX_CLUSTER, items
 from .problem import DecodeProblem
-from .schedule import num_tiles, used_splits
-
-#: Shares a resident block where lengths differ: SMs do not read at one speed, and who is done early takes
-#: more.
-RAGGED_WAVES = 4
+from .schedule import WAVES, num_tiles, used_splits
 
 #: Fixed splits are for batches that they cut into one wave as full as this.
 FULL_WAVE = 0.9
@@ -58,7 +54,7 @@ def choose_cut(
     if schedule == "balanced":
         return shares
     if schedule == "auto" and problem.ragged and problem.batch > 1:
-        reason = "lengths differ from sequence to sequence: equal shares of all tiles"
+        reason = "lengths differ from sequence to sequence: shares of all tiles"
         return dataclasses.replace(shares, reasons=(reason, *shares.reasons))
     merged = _in_cluster(problem, device, config) if clusters else None
     if merged is not None:
@@ -80,10 +76,10 @@ def resident(device: Device, config: TileConfig) -> int:
 
 
 def _shares(problem: DecodeProblem, device: Device, config: TileConfig) -> Cut:
-    waves = RAGGED_WAVES if problem.ragged else 1
+    waves = WAVES if problem.ragged else 1
     tiles = num_tiles(problem.capacity, config.block_kv) * items(problem, config)
     shares = min(waves * resident(device, config), tiles)
-    reason = f"{shares} shares: {waves} for each block that runs at once, and never more than tiles"
+    reason = f"at most {shares} shares: {waves} for each block that runs at once, and never more than tiles"
     return Cut("balanced", shares, (reason,))
 
 
@@ -144,6 +140,6 @@ def _through_memory(
             "fixed", splits, (f"{splits} splits a sequence: {count:,} items for {blocks} blocks at once",)
         )
     reason = (
-        f"fixed splits fill no single wave of {blocks} blocks ({full:.0%} at best): equal shares of all tiles"
+        f"fixed splits fill no single wave of {blocks} blocks ({full:.0%} at best): shares of all tiles"
     )
     return dataclasses.replace(shares, reasons=(reason, *shares.reasons))

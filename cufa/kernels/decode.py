@@ -1,4 +1,4 @@
-"""decode_split and decode_balanced: Flash-Decoding with fixed splits, and with equal shares of all work."""
+"""decode_split and decode_balanced: Flash-Decoding with fixed splits, and with shares of all work."""
 
 from __future__ import annotations
 
@@ -216,7 +216,7 @@ DECODE_BALANCED = dataclasses.replace(
     DECODE_SPLIT,
     name="decode_balanced",
     algorithm="balanced",
-    title="Flash-Decoding with equal shares of a ragged batch",
+    title="Flash-Decoding with shares of a whole ragged batch",
     paper="Sanovar et al. 2024, LeanAttention; Osama et al. 2023, Stream-K",
     source="decode_balanced.cu",
     launches=_balanced_launches,

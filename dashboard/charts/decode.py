@@ -62,7 +62,7 @@ def split_figure(
             figure.add_trace(
                 go.Scatter(
                     x=[splits[0], splits[-1]], y=[y, y], mode="lines", line=line, hoverinfo="skip",
-                    name="the planner: equal shares", legendgroup="planner", showlegend=row == 1,
+                    name="the planner: shares of all tiles", legendgroup="planner", showlegend=row == 1,
                 ),
                 row, 1,
             )  # fmt: skip

@@ -29,13 +29,16 @@ class Batch:
     """Thread blocks that the query rows of one key/value head take."""
     config: TileConfig
     device: Device
+    ragged: bool = True
+    """The planner was told that lengths may differ."""
     overhead: int = 1
     """Assumed cost of a thread block beside its tiles (start, partial result, merge), in tiles."""
 
     @classmethod
     def of(cls, plan: DecodePlan, lengths: tuple[int, ...], overhead: int) -> Batch:
         assert plan.device is not None
-        return cls(lengths, plan.problem.kv_heads, plan.row_blocks, plan.config, plan.device, overhead)
+        p = plan.problem
+        return cls(lengths, p.kv_heads, plan.row_blocks, plan.config, plan.device, p.ragged, overhead)
 
     @property
     def places(self) -> int:
@@ -57,7 +60,7 @@ class Split:
     """One way of cutting a batch."""
 
     splits: int
-    """Of each sequence; of all the work when it is cut into equal shares."""
+    """Of each sequence; of all the work when it is cut into shares."""
     blocks: int
     """Thread blocks with something to do."""
     waves: float
@@ -91,9 +94,11 @@ def fixed_blocks(batch: Batch, splits: int) -> Blocks:
 
 
 def balanced_blocks(batch: Batch, shares: int) -> Blocks:
-    """All tiles end to end in equal shares, a thread block each, which works through its pieces in turns."""
-    keys = batch.config.block_kv
-    pieces = list(balanced_shares(batch.lengths, batch.kv_heads, shares, keys, batch.row_blocks))
+    """All tiles end to end in shares, a thread block each, which works through its pieces in turns."""
+    keys, ragged = batch.config.block_kv, batch.ragged
+    pieces = list(
+        balanced_shares(batch.lengths, batch.kv_heads, shares, keys, batch.row_blocks, ragged=ragged)
+    )
     tiles = [max(1, -(-(p.last_key - p.first_key) // keys)) for p in pieces]
     columns = ([KEYS] * len(pieces), [p.kv_head for p in pieces], [p.batch for p in pieces], tiles)
     return Blocks(*(np.array(c, np.int64) for c in columns), np.array([p.share for p in pieces]))

@@ -140,7 +140,7 @@ def _verdict(plan: DecodePlan, chosen: Split, curve: list[Split]) -> str:
     unsplit = f"Unsplit, {single.blocks:,} thread blocks fill {single.fill:.0%} of the card"
     gain = f"{chosen.fill:.0%} full and {single.span / chosen.span:.1f}× faster"
     if plan.schedule == "balanced":
-        return f"{unsplit}; the planner's {chosen.splits:,} equal shares of all tiles: {gain}."
+        return f"{unsplit}; the planner's {chosen.splits:,} shares of all tiles: {gain}."
     if chosen.splits == 1:
         return f"No split needed: {single.blocks:,} thread blocks fill {single.fill:.0%} of the card."
     return f"{unsplit}; the planner's {chosen.splits} splits: {gain}."
@@ -199,7 +199,7 @@ def show_ragged(choice: Choice, controls: Controls, palette: Palette) -> None:
     )
     titles = {
         "fixed": f"Fixed: {fixed} splits a sequence, the best there is",
-        "balanced": f"Balanced: {splits['balanced'].blocks:,} equal shares",
+        "balanced": f"Balanced: {splits['balanced'].blocks:,} shares",
     }
     for column, (name, blocks) in zip(st.columns(2), launches.items(), strict=True):
         with column:
@@ -222,7 +222,7 @@ def _launches(batch: Batch, shares: int) -> tuple[int, dict[str, decode.Blocks]]
 
 def _ragged_verdict(gain: float, fixed: int, shares: int) -> str:
     if gain > 1.02:
-        return f"{shares:,} equal shares are {gain:.2f}× faster than the best fixed split ({fixed})."
+        return f"{shares:,} shares are {gain:.2f}× faster than the best fixed split ({fixed})."
     if gain < 0.98:
-        return f"The best fixed split ({fixed}) is {1 / gain:.2f}× faster than {shares:,} equal shares."
+        return f"The best fixed split ({fixed}) is {1 / gain:.2f}× faster than {shares:,} shares."
     return f"Equal shares and the best fixed split ({fixed}) take equally long here."

@@ -1,0 +1,104 @@
+"""How decode problems are cut: shares of a line of tiles, and the planner's choice for a GPU."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+
+import pytest
+from decode_kernel_support import H200, assert_pieces, configs, operands_of, plan_of
+from decode_support import make_case
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cufa.architectures import Device
+from cufa.decode.plan import make_decode_plan
+from cufa.decode.problem import DecodeProblem
+from cufa.decode.schedule import Shares, num_tiles
+from cufa.emulator_decode import run_decode_plan
+from cufa.emulator_launch import Execution
+from cufa.kernels.decode import MAX_CLUSTER, merges_in_cluster
+
+
+@given(st.integers(1, 10**6), st.integers(1, 5000), st.booleans())
+def test_shares_cover_the_line_and_none_is_empty(total, num_shares, ragged):
+    shares = Shares.of(total, num_shares, ragged)
+    starts = [shares.start(i) for i in range(shares.used + 1)]
+    assert starts[0] == 0 and starts[-1] == total and shares.used <= num_shares
+    assert all(a < b for a, b in itertools.pairwise(starts))
+
+
+def test_the_last_shares_of_a_ragged_batch_are_small():
+    shares = Shares.of(80_000, 2112, ragged=True)
+    sizes = [shares.start(i + 1) - shares.start(i) for i in range(shares.used)]
+    assert shares.used == 2112 and sum(sizes[1056:]) == 10_000
+    equal = Shares.of(80_000, 132, ragged=False)
+    assert {equal.start(i + 1) - equal.start(i) for i in range(132)} == {606, 607}
+    # Too few tiles for small ones: a wave of equal shares.
+    few = Shares.of(1000, 2112, ragged=True)
+    assert few.used == 264 and not few.two_sizes
+
+
+@pytest.mark.parametrize("kernel", ["decode_balanced_tma", "decode_balanced"])
+def test_the_kernel_finds_shares_of_two_sizes(kernel):
+    """The device side of Shares: starts, and which share a tile is in."""
+    case = make_case([2100, 100, 900], heads=8, kv_heads=4, head_dim=16)
+    plan, operands = plan_of(case, kernel, 16, configs(kernel, 16)[1]), operands_of(case)
+    tiles = sum(num_tiles(n, plan.config.block_kv) for n in case.lengths) * 4
+    assert Shares.of(tiles, 16, ragged=True).two_sizes
+    done = run_decode_plan(plan, operands, Execution("plain"))
+    case.check(operands.out, operands.lse)
+    assert_pieces(plan, case.lengths, done.records)
+
+
+def problem(batch: int, heads: int, kv_heads: int, capacity: int, **options: object) -> DecodeProblem:
+    return DecodeProblem(
+        batch, heads, kv_heads, 1, capacity, 128, "bfloat16", "bfloat16", 128**-0.5, **options
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("shape", "splits", "in_cluster"),
+    [
+        ((1, 32, 8, 1 << 10), 8, True),
+        ((1, 32, 8, 32 << 10), 8, True),
+        ((1, 32, 8, 128 << 10), 16, False),  # longer than half of the SMs can read in time
+        ((8, 32, 8, 32 << 10), 2, True),  # pairs fill the GPU
+        ((1, 32, 32, 32 << 10), 4, False),  # 32 clusters of 4 do not find room in every group of SMs
+        ((16, 32, 8, 16 << 10), 1, False),
+        ((1, 8, 1, 16 << 10), 19, False),  # a wave would be 64: the merge would take longer than the rest
+    ],
+)
+def test_splits_as_measured_on_an_h200(shape, splits, in_cluster):
+    plan = make_decode_plan(problem(*shape), H200)
+    assert (plan.schedule, plan.num_splits) == ("fixed", splits)
+    assert merges_in_cluster(plan.config) == in_cluster == (plan.launches[0].cluster > 1)
+    assert len(plan.launches) == 1 and (plan.workspace == 0) == (in_cluster or splits == 1)
+
+
+@given(
+    st.integers(1, 300),
+    st.sampled_from([(1, 1), (8, 1), (32, 8), (40, 2), (64, 64)]),
+    st.integers(1, 300_000),
+)
+def test_any_choice_can_be_launched(batch, heads, capacity):
+    for device in (H200, Device.typical("sm_80")):
+        plan = make_decode_plan(problem(batch, *heads, capacity), device)
+        launch, tiles = plan.launches[0], num_tiles(capacity, plan.config.block_kv)
+        assert launch.cluster in (1, launch.grid[0]) and launch.cluster <= MAX_CLUSTER
+        assert plan.num_splits <= tiles * (plan.items if plan.schedule == "balanced" else 1)
+        assert launch.shared_memory <= device.arch.shared_memory_per_block
+        if launch.cluster > 1:
+            room = device.num_sms * plan.config.blocks_per_sm
+            assert launch.cluster * plan.items <= (room if launch.cluster == 2 else room // 2)
+
+
+def test_splits_that_are_asked_for():
+    """Merged in a cluster where one has room, and only then."""
+    short = problem(1, 32, 8, 4096)
+    assert make_decode_plan(short, H200, 4).launches[0].cluster == 4
+    assert make_decode_plan(short, H200, 12).launches[0].cluster == 1
+    assert make_decode_plan(dataclasses.replace(short, batch=64), H200, 4).launches[0].cluster == 1
+    (config,) = [c for c in configs("decode_split_tma", 128) if merges_in_cluster(c)][:1]
+    plan = make_decode_plan(short, H200, 20, config=config, kernel="decode_split_tma")
+    assert plan.num_splits == plan.launches[0].cluster == MAX_CLUSTER
