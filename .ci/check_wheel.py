@@ -9,13 +9,13 @@ import numpy as np
 
 import cufa
 from cufa.compiler import SOURCE_DIR, included_files, translation_unit
-from cufa.kernels import KERNELS
+from cufa.kernels import REGISTRY
 
 package = Path(cufa.__file__).parent
 assert sys.prefix in str(package), f"imported from {package}, not from the environment"
 assert package / "cuda_src" == SOURCE_DIR, SOURCE_DIR
 assert (package / "py.typed").exists()
-for spec in KERNELS.values():
+for spec in REGISTRY.values():
     assert len(included_files(f"kernels/{spec.source}")) > 1, spec.name
     assert "#include" in translation_unit(f"kernels/{spec.source}", {}), spec.name
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from .architectures import COMPILED_ARCHITECTURES, Architecture, Device, find_architecture
 from .decode.problem import DecodeProblem
-from .kernels import KERNELS, REGISTRY, KernelSpec, Launch, TileConfig
+from .kernels import REGISTRY, KernelSpec, Launch, TileConfig
 from .planner import fitting_configs
 from .problem import ITEMSIZE, Problem, default_scale
 
@@ -68,14 +68,13 @@ def variants(
     kernels: Iterable[str] | None = None,
     head_dims: Sequence[int] | None = None,
 ) -> Iterator[Variant]:
-    """What ``cufa compile`` builds. ``kernels`` are names in the registry (default:
-    those of ``flash_attention``).
+    """What ``cufa compile`` builds. ``kernels`` are names in the registry (default: all).
 
     ``head_dims`` replaces the standard set and is then built for every architecture, without the builds
     that are made for one architecture only.
     """
     built = set()
-    for name in KERNELS if kernels is None else kernels:
+    for name in REGISTRY if kernels is None else kernels:
         for variant in _of_kernel(REGISTRY[name], archs, head_dims):
             # Without a mask there is nothing to skip: an ablation's unmasked builds are the kernel's own.
             constants = {**variant.constants, "SKIP_MASKED_TILES": variant.skips}

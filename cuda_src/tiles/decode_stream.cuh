@@ -152,7 +152,8 @@ struct AsyncKeyStream {
       const bool in_row = COLUMNS == 1 ? RING_THREADS % UNITS == 0 || thread < STEP * UNITS : unit < UNITS;
       const char* k = K + (key + first_row) * k_stride + unit * ALIGNMENT;
       const char* v = V + (key + first_row) * v_stride + unit * ALIGNMENT;
-#pragma unroll(ALIGNMENT == 16 ? (PASSES <= 8 ? PASSES : 2) : 1)
+      // Unrolled as far as the addresses of copies fit in registers: rows of 512 bytes leave few.
+#pragma unroll(ALIGNMENT == 16 ? (PASSES <= 8 && KV_ROW_BYTES < 512 ? PASSES : 2) : 1)
       for (int i = 0; i < PASSES; ++i) {
         const int row = first_row + i * STEP;
         const bool mine = in_row && (RING_KEYS % STEP == 0 || row < RING_KEYS);

@@ -24,9 +24,9 @@ static_assert(Br % (16 * ROW_WARPS) == 0, "a warp owns whole 16-row tiles");
 static_assert(RING_KEYS % 16 == 0, "P V takes keys 16 at a time");
 static_assert(HEAD_DIM % (FP8_CACHE ? 16 : 8) == 0 && HEAD_DIM <= 256, "head_dim");
 
-// Q stays in registers where O, S and Q together leave 64 for the rest.
+// Q stays in registers where O, S and Q together leave 80 for the rest.
 constexpr int REGISTERS = 65536 / (NUM_THREADS * BLOCKS_PER_SM), REGISTER_LIMIT = REGISTERS < 255 ? REGISTERS : 255;
-constexpr bool Q_IN_REGISTERS = M_TILES * 4 * (K_STEPS + S_TILES + O_TILES) + 64 <= REGISTER_LIMIT;
+constexpr bool Q_IN_REGISTERS = M_TILES * 4 * (K_STEPS + S_TILES + O_TILES) + 80 <= REGISTER_LIMIT;
 
 // The packed rows of one item to shared memory, by the whole block: row r is token r % tokens of the r / tokens'th head
 // of the group. Rows past the last are zeros.

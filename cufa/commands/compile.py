@@ -44,7 +44,7 @@ def _head_dims(
     "kernels",
     multiple=True,
     type=click.Choice(list(REGISTRY)),
-    help="Default: those of flash_attention.",
+    help="Default: all.",
 )
 @click.option(
     "--head-dim",
