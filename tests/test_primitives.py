@@ -47,9 +47,9 @@ def test_on_a_gpu(probe):
 
 @by_name
 def test_as_recorded(probe):
+    if probe.name in probes.AWAITED_PROBES:
+        pytest.skip("newer than the last run of golden/record.py on a GPU")
     with np.load(FOLDER / "golden.npz") as golden:
-        if f"probe/{probe.name}" not in golden:
-            pytest.skip("not recorded yet; test_emulate_golden.py says how")
         assert_as_expected(probe, golden[f"probe/{probe.name}"])
 
 
