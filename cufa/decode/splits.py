@@ -139,7 +139,5 @@ def _through_memory(
         return Cut(
             "fixed", splits, (f"{splits} splits a sequence: {count:,} items for {blocks} blocks at once",)
         )
-    reason = (
-        f"fixed splits fill no single wave of {blocks} blocks ({full:.0%} at best): shares of all tiles"
-    )
+    reason = f"fixed splits fill no single wave of {blocks} blocks ({full:.0%} at best): shares of all tiles"
     return dataclasses.replace(shares, reasons=(reason, *shares.reasons))
