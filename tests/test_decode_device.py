@@ -18,7 +18,7 @@ from cufa import calls, seen
 from cufa.architectures import Device
 from cufa.decode.checks import INPUTS, DecodeCall
 
-cp = pytest.importorskip("cupy")
+cp = pytest.importorskip("cupy", reason="needs CuPy, but no GPU: pip install 'cufa[cuda13]'")
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 

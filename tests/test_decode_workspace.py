@@ -13,7 +13,7 @@ from decode_support import make_case
 from cufa.decode.plan import DecodePlan
 from cufa.kernels.decode import without_fold
 
-cp = pytest.importorskip("cupy")
+cp = pytest.importorskip("cupy", reason="needs CuPy, but no GPU: pip install 'cufa[cuda13]'")
 
 
 class Stream:
