@@ -10,7 +10,11 @@ import numpy as np
 import pytest
 from decode_kernel_support import assert_pieces, configs, operands_of, plan_of
 from decode_support import make_case
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support import in_threads
 
+from cufa import flash_decode
 from cufa.decode.plan import make_decode_plan
 from cufa.kernels import DECODE_KERNELS
 from cufa.kernels.decode import without_fold
@@ -114,6 +118,54 @@ def test_pages_and_appended_tokens(cp, device, kernel, page_size):
             np.testing.assert_array_equal(stored[table[b, page], :, row], case.options["v_new"][b, :, i])
 
 
+@pytest.mark.parametrize("page_size", [0, 16])
+@pytest.mark.parametrize(
+    "rows",
+    [
+        {"heads": 8, "kv_heads": 2, "tokens": 16, "new": 16},
+        {"heads": 40, "tokens": 5, "new": 7, "kv_heads": 1},
+    ],
+    ids=["16_tokens", "several_blocks_of_rows"],
+)
+@KERNELS
+def test_many_tokens_and_many_appended(cp, device, kernel, rows, page_size):
+    """As many query tokens as there may be; more new tokens than one block of rows has to append."""
+    case = make_case([300, 16, 70], head_dim=64, page_size=page_size, fp8="fp8" in kernel, **rows)
+    served(device, kernel, case, 64)
+    for num_splits in (None, 3):
+        _, operands = run(cp, device, case, kernel, num_splits)
+        for cache, new in ((operands.k_cache, "k_new"), (operands.v_cache, "v_new")):
+            appended, stored = case.options[new], cache.get()
+            table, count = case.options.get("block_table"), appended.shape[2]
+            for b, i in np.ndindex(len(case.lengths), count):
+                position = case.lengths[b] - count + i
+                at = (b, position) if table is None else (table[b, position // 16], position % 16)
+                np.testing.assert_array_equal(stored[at[0], :, at[1]], appended[b, :, i])
+
+
+@given(data=st.data())
+@settings(max_examples=60, deadline=None)
+def test_any_call(cp, device, data):
+    """Whatever lengths, tokens, pages and cuts: a few builds of each schedule, contiguous and in pages."""
+    new = data.draw(st.integers(1, 16), label="new")
+    case = make_case(
+        data.draw(st.lists(st.integers(new, 700), min_size=1, max_size=5), label="lengths"),
+        heads=(kv_heads := data.draw(st.integers(1, 3), label="kv_heads")),
+        kv_heads=kv_heads,
+        tokens=data.draw(st.integers(2, 16), label="tokens"),
+        new=new,
+        page_size=data.draw(st.sampled_from([0, 16]), label="page_size"),
+        head_dim=64,
+        seed=data.draw(st.integers(0, 9), label="seed"),
+    )
+    arrays, options = case.arguments()
+    options = {n: cp.asarray(x) if isinstance(x, np.ndarray) else x for n, x in options.items()}
+    options["schedule"] = data.draw(st.sampled_from(["fixed", "balanced"]), label="schedule")
+    options["num_splits"] = data.draw(st.sampled_from([None, 1, 2, 3, 7, 20, 100]), label="num_splits")
+    out, lse = flash_decode(*map(cp.asarray, arrays), **options, return_lse=True)
+    case.check(out.get(), lse.get())
+
+
 @KERNELS
 def test_lengths_around_tiles(cp, device, kernel):
     """One key more or less than a whole number of tiles, of a ring's tiles, of boxes."""
@@ -126,7 +178,7 @@ def test_lengths_around_tiles(cp, device, kernel):
 
 
 @pytest.mark.parametrize("head_dim", [8, 16, 40, 72, 80, 96, 136, 192])
-@pytest.mark.parametrize("kernel", [k for k, s in DECODE_KERNELS.items() if not s.uses_copy_engine])
+@KERNELS
 def test_other_head_dims(cp, device, kernel, head_dim):
     fp8 = "fp8" in kernel
     if fp8 and head_dim % 16:
@@ -175,6 +227,83 @@ def test_repeats_are_bit_identical_on_any_stream(cp, device, kernel):
     cp.cuda.runtime.deviceSynchronize()
     for out in (x for mine in outs for x in mine):
         np.testing.assert_array_equal(out.get().view(np.uint8), first)
+
+
+@pytest.mark.parametrize("kernel", ["decode_split", "decode_balanced"])
+def test_threads_that_share_a_stream(cp, device, kernel):
+    """Two launches a call: those of two calls must not take turns on the stream's workspace."""
+    from cufa.backends import cuda_decode
+
+    stream, todo = cp.cuda.Stream(non_blocking=True), []
+    for i in range(4):
+        case = make_case([900 + 64 * i], heads=64, kv_heads=1, head_dim=64, seed=i)
+        plan = plan_of(case, kernel, 10, None, device)
+        plan = plan_of(case, kernel, 10, without_fold(plan.config), device)
+        assert len(plan.launches) == 2
+        operands = operands_of(case, cp.asarray)
+        outs = [cp.full_like(operands.out, cp.nan) for _ in range(100)]
+        todo.append((case, operands, cuda_decode.bind(plan, operands), outs))
+    cp.cuda.Device().synchronize()
+
+    def work(i: int) -> None:
+        _, operands, binding, outs = todo[i]
+        given = cuda_decode.addresses(operands)
+        with stream:
+            for out in outs:
+                given[cuda_decode.LAUNCH_ORDER.index("out")] = out.data.ptr
+                binding.launch(*given)
+
+    in_threads(work, len(todo))
+    stream.synchronize()
+    for case, _, _, outs in todo:
+        case.check(outs[0].get())
+        for out in outs:
+            np.testing.assert_array_equal(out.get().view(np.uint16), outs[0].get().view(np.uint16))
+
+
+@pytest.mark.parametrize("kernel", ["decode_split", "decode_balanced"])
+def test_graph_captured_behind_queued_work(cp, device, kernel):
+    """A kernel that still waits on the stream writes to memory that was given back to the stream's pool: the
+    counters of the graph must not lie there. Calls of one capture share a workspace, and grow it."""
+    from cufa.backends import cuda_decode, decode_workspace
+
+    spin = cp.RawKernel(
+        'extern "C" __global__ void spin(long long n) { auto t = clock64(); while (clock64() - t < n); }',
+        "spin",
+    )
+    todo = []
+    for length in (900, 2000):
+        case = make_case([length, 33], head_dim=64)
+        config = served(device, kernel, case, 64)[0]
+        assert dict(config.switches)["FOLD_COMBINE"]
+        operands = operands_of(case, cp.asarray)
+        binding = cuda_decode.bind(plan_of(case, kernel, length // 100, config, device), operands)
+        binding.launch(*cuda_decode.addresses(operands))  # loads what is captured below
+        todo.append((case, operands, binding))
+    captures = len(decode_workspace._of_captures)
+    stream = cp.cuda.Stream(non_blocking=True)
+    cp.cuda.Device().synchronize()
+    with stream:
+        junk = [cp.full(128 << i % 12, -1, np.int32) for i in range(64)]
+        spin((1,), (1,), (np.int64(1),))
+        spin((1,), (1,), (np.int64(500_000_000),))
+        for x in junk:
+            x.fill(-1)
+        del junk, x
+        stream.begin_capture()
+        for _ in range(3):
+            for _, operands, binding in todo:
+                binding.launch(*cuda_decode.addresses(operands))
+        graph = stream.end_capture()
+        stream.synchronize()
+        for _ in range(3):
+            for _, operands, _ in todo:
+                operands.out.fill(float("nan"))
+            graph.launch(stream)
+            stream.synchronize()
+            for case, operands, _ in todo:
+                case.check(operands.out.get(), operands.lse.get())
+    assert len(decode_workspace._of_captures) == captures + 1
 
 
 @KERNELS

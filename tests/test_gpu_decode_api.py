@@ -318,6 +318,26 @@ def make_view(case, q, lengths):
     return type(case)(q, case.k_cache, case.v_cache, options, list(lengths))
 
 
+def test_host_arrays_are_refused_while_the_stream_is_captured(cp):
+    case = make_case(LENGTHS, page_size=16, head_dim=64)
+    arrays, options = on_gpu(cp, case, out=cp.empty_like(cp.asarray(case.q)))
+    lengths = options.pop("cache_seqlens")
+    cufa.flash_decode(*arrays, **options, cache_seqlens=lengths)
+    cp.cuda.Device().synchronize()
+    with cp.cuda.Stream(non_blocking=True) as stream:
+        stream.begin_capture()
+        with pytest.raises(ValueError, match="cache_seqlens is a NumPy array, but the current stream"):
+            cufa.flash_decode(*arrays, **options, cache_seqlens=case.lengths)
+        with pytest.raises(ValueError, match="q is a NumPy array, but the current stream is being captured"):
+            cufa.flash_decode(case.q, case.k_cache, case.v_cache, **case.options)
+        cufa.flash_decode(*arrays, **options, cache_seqlens=lengths)
+        graph = stream.end_capture()
+        options["out"].fill(float("nan"))
+        graph.launch(stream)
+        stream.synchronize()
+    case.check(options["out"].get())
+
+
 def test_graphs_on_several_streams_do_not_share_workspace(cp):
     """Two graphs replayed at once on two streams: each has partial results of its own."""
     cases = [make_case([4000, 33], head_dim=64, seed=s) for s in range(2)]
