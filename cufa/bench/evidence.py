@@ -250,14 +250,16 @@ def _kernels_of(test_name: str) -> list[str]:
 
 def host_calls() -> list[Json]:
     """Host time of one asynchronous call on a problem too small to matter, in microseconds: ours (what auto
-    picks, with and without ``out=``, on other arrays at every call, and FA2), and torch's SDPA."""
+    picks, with and without ``out=``, on other arrays at every call, FA2, and decoding), and torch's SDPA."""
     import cupy
 
-    from .. import flash_attention
+    from .. import flash_attention, flash_decode
 
     problem = make(1, 8, 128, 64, "float16", causal=True)
     q, k, v = random_inputs(problem, on_gpu=True, seed=0)
     out = cupy.empty_like(q)
+    token, one = q[:, :, :1].copy(), cupy.empty_like(q[:, :, :1])
+    length = cupy.array([100], np.int32)
     synchronize = cupy.cuda.get_current_stream().synchronize
     # A kernel that takes tensor maps encodes them anew when the arrays are not those of the last call.
     others = itertools.cycle([random_inputs(problem, on_gpu=True, seed=seed) for seed in range(1, 5)])
@@ -269,6 +271,9 @@ def host_calls() -> list[Json]:
         "flash_attention(*next(others), causal=True)": lambda: flash_attention(*next(others), causal=True),
         "flash_attention(q, k, v, causal=True, algorithm='fa2')": lambda: flash_attention(
             q, k, v, causal=True, algorithm="fa2"
+        ),
+        "flash_decode(q, k, v, cache_seqlens=n, out=out)": lambda: flash_decode(
+            token, k, v, cache_seqlens=length, out=one
         ),
     }
     found = [(label, host_time(call, synchronize)) for label, call in calls.items()]
