@@ -129,7 +129,14 @@ def test_small_arrays_of_the_host_are_copied(launches):
         (lambda a: {"k_new": a["v_cache"][:4, :, :2]}, "v_cache overlaps k_new"),
         (lambda a: {"cache_seqlens": a["cache_seqlens"].astype}, "cache_seqlens must be an array"),
         (lambda a: {"cache_seqlens": array(9, (4,), np.int64)}, r"cache_seqlens is int64.*cupy\.int32"),
-        (lambda a: {"cache_seqlens": array(9, (8,), np.int32)[::2]}, "cache_seqlens has strides"),
+        (
+            lambda a: {"cache_seqlens": array(9, (8,), np.int32)[::2]},
+            r"cache_seqlens has strides \(8,\): its last axis m",
+        ),
+        (
+            lambda a: {"cache_seqlens": cp.lib.stride_tricks.as_strided(a["cache_seqlens"], (4,), (0,))},
+            r"cache_seqlens has strides \(0,\): its last axis must be contiguous; use cupy",
+        ),
         (lambda a: {"block_table": array(9, (100, 4), np.int32).T}, "block_table has strides"),
         (lambda a: {"v_cache": np.zeros((1000, 8, 16, 128), np.float16)}, "v_cache is numpy.*but q is cupy"),
         (lambda a: {"q": array(9, (4, 32, 2, 128), np.float32)}, r"q is float32.*q\.astype\(cupy\.float16\)"),
