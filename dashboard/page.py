@@ -82,6 +82,9 @@ def verdict(text: str, tone: str = "", tag: str = "", small: bool = False) -> No
 
 def figure(fig: go.Figure, key: str, alt: str, *, describe: bool = True, **options: Any) -> Any:
     """A figure, with its description for screen readers and, folded away (``describe``), for everyone."""
+    # Streamlit's client hands every new figure to Plotly twice, the second time as a copy: without a revision
+    # that stays the same, Plotly draws all of it again.
+    fig.update_layout(datarevision=0)
     event = st.plotly_chart(fig, key=key, theme=None, config=_CONFIG, alt=alt, **options)
     if describe:
         with (

@@ -1,18 +1,20 @@
 """What `cufa dashboard` serves: the script ``app.py``, with what makes its first figure appear sooner.
 
 Streamlit's client asks for Plotly (4.7 MB of script) once a page has sent a figure, a second after it was
-asked for the page. A header on the first answer lets the browser fetch it meanwhile. And the process loads
-Plotly and the modules of all pages before the first visitor comes, not when.
+asked for the page. A header on the first answer lets the browser fetch it meanwhile. And the process
+prepares what the pages have in common before the first visitor comes, not when.
 """
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import importlib
 import os
 import pkgutil
 import socket
 import threading
+import time
 import webbrowser
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -25,6 +27,9 @@ from starlette.middleware import Middleware
 from cufa.commands.dashboard import OPEN_BROWSER, make_importable
 
 make_importable()
+
+_COMPILE_AFTER = 3.0
+"""Seconds that whoever opens the dashboard at once has all cores for."""
 
 
 class Preload:
@@ -47,12 +52,22 @@ class Preload:
         await self._app(scope, receive, with_link if scope["type"] == "http" else send)
 
 
-def load_pages() -> None:
-    """Import whatever the pages will import."""
-    from cufa.dashboard import views
+def prepare() -> None:
+    """Do what a page's first visitor would wait for: imports, reading the records, one compilation."""
+    import pandas  # noqa: F401 - what Streamlit makes tables of
+
+    from cufa.dashboard import theme, views
+    from cufa.dashboard.model import evidence, measurements
 
     for module in pkgutil.iter_modules(views.__path__):
         importlib.import_module(f"{views.__name__}.{module.name}")
+    for palette in theme.PALETTES:
+        theme.template(palette)
+    with contextlib.suppress(ValueError):  # damaged: the pages say so
+        evidence.load()
+        measurements.of_evidence()
+    time.sleep(_COMPILE_AFTER)
+    importlib.import_module(f"{views.__name__}.occupancy_view").compile_first()
 
 
 def send_at_once() -> int:
@@ -76,7 +91,7 @@ async def lifespan(_: st.App) -> AsyncIterator[None]:
     port = send_at_once()
     if os.environ.get(OPEN_BROWSER) == "1" and port:
         threading.Thread(target=webbrowser.open, args=(f"http://127.0.0.1:{port}",), daemon=True).start()
-    threading.Thread(target=load_pages, name="load-pages", daemon=True).start()
+    threading.Thread(target=prepare, name="prepare", daemon=True).start()
     yield
 
 

@@ -147,6 +147,16 @@ def style(figure: go.Figure, palette: Palette, height: int, **layout: object) ->
     return figure.update_layout(template=template(palette.name), height=height, **layout)
 
 
+def fixed_margins(
+    figure: go.Figure, left: int = 62, bottom: int = 52, top: int = 36, right: int = 10
+) -> None:
+    """Margins, in pixels, that Plotly does not have to find by drawing twice: for figures that take long to
+    draw, and whose labels are known to fit."""
+    figure.update_layout(margin={"l": left, "r": right, "t": top, "b": bottom, "autoexpand": False})
+    figure.update_xaxes(automargin=False)
+    figure.update_yaxes(automargin=False)
+
+
 def bar_pattern(tile_style: TileStyle, palette: Palette) -> dict[str, object]:
     """``marker`` of a bar in a tile class's colour and pattern."""
     marker: dict[str, object] = {

@@ -313,8 +313,9 @@ def test_a_full_card_is_not_split() -> None:
 
 
 def test_equal_shares_end_together() -> None:
-    plan = decode_plan(16, 32768, "balanced", ragged=True)
+    plan = decode_plan(16, 32768, "balanced")
     batch = decode.Batch.of(plan, decode.ragged(16, 32768, 32), overhead=0)
+    assert not batch.ragged  # or the shares would have two sizes
     line = decode.timeline(batch, decode.balanced_blocks(batch, plan.num_splits))
     ends = np.zeros(batch.places)
     np.maximum.at(ends, line.slot * line.num_sms + line.sm, line.end)
@@ -370,6 +371,30 @@ def test_the_grid_shows_every_tile(schedule: Schedule, palette: theme.Palette) -
         assert axis.title.text
 
 
+@pytest.mark.parametrize("step", [1, 2, 3])
+@pytest.mark.parametrize("schedule", schedules(), ids=str)
+def test_wanted_scores_are_those_of_the_mask(schedule: Schedule, step: int) -> None:
+    row, column = np.ogrid[: schedule.seqlen_q, : schedule.seqlen_k]
+    offset = schedule.seqlen_k - schedule.seqlen_q
+    mask = (column <= row + offset) | (not schedule.causal)
+    for axis, size in enumerate((schedule.block_q * step, schedule.block_kv * step)):
+        mask = np.add.reduceat(mask.astype(int), np.arange(0, mask.shape[axis], size), axis)
+    np.testing.assert_array_equal(work.wanted_scores(schedule, step), mask)
+
+
+@pytest.mark.parametrize("seqlen", [65 * 64, 300 * 64])
+def test_a_large_grid_says_how_much_of_a_cell_is_wanted(seqlen: int) -> None:
+    figure = tile_grid.tile_grid(Schedule(seqlen, seqlen, 64, 64, True), theme.LIGHT, (1, 0))
+    (hover,) = (trace for trace in figure.data if trace.type == "heatmap")
+    percent = np.asarray(hover.z)
+    assert max(percent.shape) <= 256
+    assert (np.triu(percent, 1) == 0).all()
+    assert (np.tril(percent, -1)[1:, 0] == 100).all()
+    assert ((np.diag(percent) > 0) & (np.diag(percent) < 100)).all()
+    assert hover.x0 + (percent.shape[1] - 1) * hover.dx <= seqlen / 64
+    assert len(figure.layout.shapes) == 2  # the frame
+
+
 def test_classes_are_told_apart_without_colour() -> None:
     """Where the four classes have ink differs between any two of them."""
     grid = np.array([[tile] for tile in Tile], np.uint8)
@@ -407,6 +432,8 @@ def test_timeline_of_few_and_many_blocks(blocks: int) -> None:
     else:
         share = np.isfinite(drawn.z).mean()
         assert share == pytest.approx(tiles.sum() / (264 * line.span), abs=0.02)
+        first, last = drawn.y0, drawn.y0 + 263 * drawn.dy  # two places an SM, around its number
+        assert (first, last) == pytest.approx((-0.25, 131.25))
     assert "SM" in figure.layout.yaxis.title.text
     assert f"{blocks:,} thread blocks" in timeline.describe_timeline(line)
 

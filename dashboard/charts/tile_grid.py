@@ -1,9 +1,8 @@
 """The score matrix in tiles: classes as colour and pattern, and the work of each query block beside it.
 
 The tiles are one raster image whose patterns are drawn in screen pixels, so that a hatched region looks
-hatched at 4 × 4 tiles and at 256 × 256. On top of it lies whatever answers the mouse: transparent squares
-while there are few enough to be picked one by one (a heatmap's clicks do not reach Streamlit), else a
-transparent heatmap.
+hatched at 4 × 4 tiles and at 256 × 256. On top of it lies whatever answers the mouse: points while there are
+few enough to be picked one by one (a heatmap's clicks do not reach Streamlit), else a transparent heatmap.
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ from PIL import Image
 from plotly.subplots import make_subplots
 
 from cufa.dashboard import theme
+from cufa.dashboard.model import work
 from cufa.dashboard.theme import Palette
 from cufa.schedule import Schedule, Tile
 
@@ -30,8 +30,8 @@ _RASTER = 1024
 """Longest side of the raster, pixels."""
 _HOVER_CELLS = 256
 """Longest side of the grid that answers the mouse."""
-_BARS = 256
-"""Query blocks up to which the work beside the grid is drawn as bars; then as areas."""
+_BARS = 64
+"""Query blocks up to which the work beside the grid is drawn as bars; areas are drawn sooner."""
 _BORDER = 8  # index of the colour between tiles, after two (fill, ink) per class
 
 
@@ -41,7 +41,7 @@ def tile_grid(
     """Query block × key block in classes; beside it, on the same rows, the tiles each query block visits.
 
     ``selected`` (query block, key block) is framed. A point of trace 0 in a pickable grid is a tile: x its
-    key block, y its query block; there the browser by itself moves the frame to a tile that is clicked.
+    key block, y its query block.
     """
     figure = make_subplots(1, 2, shared_yaxes=True, column_widths=[0.76, 0.24], horizontal_spacing=0.025)
     rows, columns = schedule.num_q_blocks, schedule.num_kv_blocks
@@ -56,12 +56,10 @@ def tile_grid(
         bargap=0.08 if rows <= 64 else 0,
         legend={"traceorder": "normal", "itemclick": False, "itemdoubleclick": False},
         images=[_image(schedule, palette)],
+        shapes=_outline(schedule, palette, selected),
+        hoverdistance=-1,  # to whichever tile is nearest: points without a marker have no size
     )
-    if rows * columns <= PICKABLE:
-        figure.add_trace(_pick(schedule, palette, selected), 1, 1)
-    else:
-        figure.add_trace(_hover(schedule), 1, 1)
-        figure.update_layout(shapes=_outline(schedule, palette, selected))
+    figure.add_trace(_pick(schedule) if rows * columns <= PICKABLE else _hover(schedule), 1, 1)
     figure.add_traces(_row_work(schedule, palette), rows=1, cols=2)
     figure.update_xaxes(showgrid=False, zeroline=False)
     figure.update_yaxes(showgrid=False, zeroline=False)
@@ -72,6 +70,7 @@ def tile_grid(
         title_text=f"query block ({schedule.block_q} queries each)", range=[rows - 0.5, -0.5], row=1, col=1
     )
     figure.update_xaxes(title_text="tiles", range=[0, columns], row=1, col=2)
+    theme.fixed_margins(figure)
     return figure
 
 
@@ -173,7 +172,8 @@ def _outline(
     ]
 
 
-def _pick(schedule: Schedule, palette: Palette, selected: tuple[int, int] | None) -> go.Scatter:
+def _pick(schedule: Schedule) -> go.Scatter:
+    """A point a tile, which can be clicked; not drawn, as thousands of elements take a browser 0.2 s."""
     tiles = schedule.tiles
     row, column = (x.ravel() for x in np.indices(tiles.shape))
     last_row = np.minimum((row + 1) * schedule.block_q, schedule.seqlen_q) - 1
@@ -186,15 +186,7 @@ def _pick(schedule: Schedule, palette: Palette, selected: tuple[int, int] | None
         text=labels[tiles.ravel()],
         customdata=span,
         mode="markers",
-        marker={
-            "symbol": "square-open",
-            "size": max(9, min(34, 500 // max(tiles.shape))),
-            "opacity": 0,
-            "line": {"width": 3},
-        },
-        selectedpoints=[] if selected is None else [selected[0] * tiles.shape[1] + selected[1]],
-        selected={"marker": {"opacity": 1, "color": palette.text}},
-        unselected={"marker": {"opacity": 0}},
+        marker={"opacity": 0, "maxdisplayed": 1},
         hovertemplate="query block %{y}, key block %{x}<br>queries %{customdata[0]:,}–%{customdata[1]:,}<br>"
         "keys %{customdata[2]:,}–%{customdata[3]:,}<br><b>%{text}</b><extra></extra>",
         showlegend=False,
@@ -203,24 +195,26 @@ def _pick(schedule: Schedule, palette: Palette, selected: tuple[int, int] | None
 
 
 def _hover(schedule: Schedule) -> go.Heatmap:
-    tiles = reduce_tiles(schedule.tiles, _HOVER_CELLS)
-    step_y, step_x = (
-        -(-whole // cells) for whole, cells in zip(schedule.tiles.shape, tiles.shape, strict=True)
-    )
-    step = max(step_y, step_x)
-    labels = np.array([theme.LIGHT.tiles[t].label for t in Tile])
+    """Transparent. A word for each cell would be most of the page's bytes; how much of it is wanted is one
+    number, and says more."""
+    step = -(-max(schedule.tiles.shape) // _HOVER_CELLS)
+    area = schedule.block_q * schedule.block_kv * step * step
+    wanted = work.wanted_scores(schedule, step)
+    percent = np.where(wanted > 0, np.clip(np.rint(100 * wanted / area), 1, 99), 0)
+    percent[wanted == area] = 100
     clear = "rgba(0,0,0,0)"
     block = "block" if step == 1 else f"blocks from (each cell is {step} × {step} tiles)"
     return go.Heatmap(
-        z=tiles,
+        z=percent.astype(np.uint8),
         x0=(step - 1) / 2,
         dx=step,
         y0=(step - 1) / 2,
         dy=step,
-        text=labels[tiles],
         colorscale=[[0, clear], [1, clear]],
         showscale=False,
-        hovertemplate=f"query {block} %{{y:.0f}}, key block %{{x:.0f}}<br><b>%{{text}}</b><extra></extra>",
+        zsmooth="fast",
+        hovertemplate=f"query {block} %{{y:.0f}}, key block %{{x:.0f}}<br>"
+        "<b>%{z}% of its scores are wanted</b><extra></extra>",
         name="tiles",
     )
 

@@ -22,22 +22,19 @@ def timeline_figure(timeline: Timeline, palette: Palette, height: int = 420) -> 
     figure.add_trace(_bars(timeline) if len(timeline.blocks) <= BARS else _bins(timeline))
     unit = "tile times, predicted" if timeline.unit == "tiles" else "µs since the first block started"
     figure.update_xaxes(title_text=f"time ({unit})", range=[0, timeline.span * 1.01], zeroline=False)
-    places = timeline.num_sms * timeline.slots_per_sm
-    step = max(1, timeline.num_sms // 12)
-    sms = np.arange(0, timeline.num_sms, step)
     figure.update_yaxes(
         title_text="SM",
-        range=[places - 0.5, -0.5],
-        tickvals=sms * timeline.slots_per_sm + (timeline.slots_per_sm - 1) / 2,
-        ticktext=[str(sm) for sm in sms],
+        range=[timeline.num_sms - 0.5, -0.5],
+        tickvals=np.arange(0, timeline.num_sms, max(1, timeline.num_sms // 12)),
         showgrid=False,
         zeroline=False,
     )
-    figure.update_layout(shapes=_background(timeline, palette, places))
+    figure.update_layout(shapes=_background(timeline, palette))
     colours = [[i / (len(palette.scale) - 1), c] for i, c in enumerate(palette.scale)]
     bar = {"title": {"text": "tiles", "side": "right"}, "thickness": 10, "outlinewidth": 0, "len": 0.9}
     most = max(1, int(timeline.blocks.tiles.max(initial=1)))
     figure.update_layout(coloraxis={"colorscale": colours, "cmin": 0, "cmax": most, "colorbar": bar})
+    theme.fixed_margins(figure, left=54, top=12, right=74)
     return figure
 
 
@@ -82,7 +79,7 @@ def sm_finish(timelines: dict[str, Timeline], palette: Palette, height: int = 26
     return figure
 
 
-def _background(timeline: Timeline, palette: Palette, places: int) -> list[dict[str, object]]:
+def _background(timeline: Timeline, palette: Palette) -> list[dict[str, object]]:
     """Idle time is the colour of nothing happening."""
     box = {
         "type": "rect",
@@ -91,7 +88,7 @@ def _background(timeline: Timeline, palette: Palette, places: int) -> list[dict[
         "x0": 0,
         "x1": timeline.span,
         "y0": -0.5,
-        "y1": places - 0.5,
+        "y1": timeline.num_sms - 0.5,
     }
     end = {
         "type": "line",
@@ -108,8 +105,9 @@ def _background(timeline: Timeline, palette: Palette, places: int) -> list[dict[
     ]
 
 
-def _rows(timeline: Timeline) -> np.ndarray:
-    return timeline.sm * timeline.slots_per_sm + timeline.slot
+def _places(timeline: Timeline) -> np.ndarray:
+    """Where each block is drawn: its SM's number, the SM's places side by side around it."""
+    return timeline.sm + (timeline.slot + 0.5) / timeline.slots_per_sm - 0.5
 
 
 def _hover(blocks: Blocks) -> str:
@@ -119,26 +117,28 @@ def _hover(blocks: Blocks) -> str:
         WHOLE_HEAD: "head %{customdata[2]}, batch %{customdata[3]}: all of it",
         KEYS: "sequence %{customdata[3]}, K/V head %{customdata[2]}",
     }.get(kind, "query block %{customdata[1]}, head %{customdata[2]}, batch %{customdata[3]}")
-    return "SM %{customdata[4]} · thread block %{customdata[0]:,}<br>" + what
+    return "SM %{y:.0f} · thread block %{customdata[0]:,}<br>" + what
 
 
 def _columns(timeline: Timeline) -> np.ndarray:
+    """In as few bytes as hold them: they are most of what a browser is sent."""
     blocks = timeline.blocks
     number = np.arange(len(blocks)) if blocks.thread_block is None else blocks.thread_block
-    return np.column_stack([number, blocks.q_block, blocks.head, blocks.batch, timeline.sm])
+    columns = np.column_stack([number, np.maximum(blocks.q_block, 0), blocks.head, blocks.batch])
+    return columns.astype(np.min_scalar_type(int(columns.max(initial=0))))
 
 
 def _bars(timeline: Timeline) -> go.Bar:
     return go.Bar(
         base=timeline.start,
         x=timeline.end - timeline.start,
-        y=_rows(timeline),
+        y=_places(timeline),
         orientation="h",
-        width=0.86 if timeline.num_sms * timeline.slots_per_sm <= 140 else 1,
+        width=(0.86 if timeline.num_sms * timeline.slots_per_sm <= 140 else 1) / timeline.slots_per_sm,
         marker={"color": timeline.blocks.tiles, "coloraxis": "coloraxis", "line": {"width": 0}},
         customdata=np.column_stack([_columns(timeline), timeline.blocks.tiles]),
         hovertemplate=_hover(timeline.blocks)
-        + "<br>%{customdata[5]:,} tiles, %{base:,.1f} → %{value:,.1f}<extra></extra>",
+        + "<br>%{customdata[4]:,} tiles, %{base:,.1f} → %{value:,.1f}<extra></extra>",
         showlegend=False,
     )
 
@@ -153,17 +153,19 @@ def _bins(timeline: Timeline) -> go.Heatmap:
     lengths = last - first
     block = np.repeat(np.arange(len(timeline.blocks)), lengths)
     column = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths - first, lengths)
-    cells = np.repeat(_rows(timeline), lengths), column
+    cells = np.repeat(timeline.sm * timeline.slots_per_sm + timeline.slot, lengths), column
     tiles = np.full((places, bins), np.nan, np.float32)
     tiles[cells] = timeline.blocks.tiles[block]
     columns = _columns(timeline)
-    which = np.zeros((places, bins, columns.shape[1]), np.int16 if columns.max() < 1 << 15 else np.int32)
+    which = np.zeros((places, bins, columns.shape[1]), columns.dtype)
     which[cells] = columns[block]
     return go.Heatmap(
         z=tiles,
         customdata=which,
         x0=width / 2,
         dx=width,
+        y0=0.5 / timeline.slots_per_sm - 0.5,
+        dy=1 / timeline.slots_per_sm,
         coloraxis="coloraxis",
         hoverongaps=False,
         hovertemplate=_hover(timeline.blocks) + "<br>%{z:,.0f} tiles, at %{x:,.1f}<extra></extra>",

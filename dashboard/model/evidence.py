@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -57,8 +58,21 @@ class Evidence:
 
 def load(directory: Path | None = None) -> list[Evidence]:
     """All recorded evidence; empty when none is there. Raises ValueError for a damaged file."""
-    found = records.load_all(directory or records.RECORDS_DIR)
-    return [_evidence(name, record) for name, record in found.items()]
+    return list(_load(*state_of(directory or records.RECORDS_DIR)))
+
+
+State = tuple[Path, tuple[tuple[str, int, int], ...]]
+
+
+def state_of(directory: Path) -> State:
+    """A folder and its records as they are now: what has been read of them holds until this changes."""
+    stats = [(file.name, file.stat()) for file in sorted(directory.glob("*.json"))]
+    return directory, tuple((name, found.st_mtime_ns, found.st_size) for name, found in stats)
+
+
+@functools.lru_cache(4)  # every rerun of a page asks, and reading takes 30 ms
+def _load(directory: Path, _: object) -> tuple[Evidence, ...]:
+    return tuple(_evidence(name, record) for name, record in records.load_all(directory).items())
 
 
 def _evidence(name: str, record: records.Json) -> Evidence:

@@ -11,6 +11,7 @@ from pathlib import Path
 from cufa.bench import records, timing
 from cufa.bench.evidence import timing_of
 from cufa.bench.timing import Ratio, Timing
+from cufa.dashboard.model import evidence
 from cufa.dashboard.worker.jobs import CPU, Json
 from cufa.dashboard.worker.store import Run
 from cufa.problem import Problem
@@ -104,8 +105,13 @@ def of_run(run: Run) -> list[Measurement]:
 
 def of_evidence(directory: Path | None = None) -> list[Measurement]:
     """All recorded evidence. Raises ValueError when a file is damaged."""
+    return list(_of_evidence(*evidence.state_of(directory or records.RECORDS_DIR)))
+
+
+@functools.lru_cache(4)
+def _of_evidence(directory: Path, _: object) -> tuple[Measurement, ...]:
     found = []
-    for name, record in records.load_all(directory or records.RECORDS_DIR).items():
+    for name, record in records.load_all(directory).items():
         try:
             environment = record["environment"]
             for suite, content in record["suites"].items():
@@ -125,7 +131,7 @@ def of_evidence(directory: Path | None = None) -> list[Measurement]:
                     )
         except (KeyError, TypeError) as error:
             raise ValueError(f"{name}.json lacks {error}") from error
-    return found
+    return tuple(found)
 
 
 def _measurement(

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Iterable
 
 import numpy as np
+import numpy.typing as npt
 
 from cufa.problem import Problem
 from cufa.schedule import Schedule, Tile
@@ -43,6 +44,26 @@ def class_counts(schedule: Schedule) -> dict[Tile, int]:
     """Tiles of one head by class."""
     counts = np.bincount(schedule.tiles.ravel(), minlength=len(Tile))
     return {tile: int(counts[tile]) for tile in Tile}
+
+
+def wanted_scores(schedule: Schedule, step: int = 1) -> npt.NDArray[np.int64]:
+    """Scores of one head that the mask lets through, in every square of ``step`` × ``step`` tiles."""
+    height, width = schedule.block_q * step, schedule.block_kv * step
+    top = np.arange(0, schedule.seqlen_q, height)[:, None]
+    left = np.arange(0, schedule.seqlen_k, width)[None, :]
+    bottom = np.minimum(top + height, schedule.seqlen_q)
+    columns = np.minimum(width, schedule.seqlen_k - left)
+    if not schedule.causal:
+        return (bottom - top) * columns
+    # A row sees one column more than the row above it, from none to all: a sum of consecutive numbers.
+    offset = schedule.seqlen_k - schedule.seqlen_q - left
+
+    def up_to(row: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Of all rows before this one, counted from where the boundary enters the square."""
+        seen = np.clip(row + offset, 0, columns)
+        return seen * (seen + 1) // 2 + columns * np.maximum(row + offset - columns, 0)
+
+    return up_to(bottom) - up_to(top)
 
 
 def skip_speedup(schedule: Schedule) -> float:

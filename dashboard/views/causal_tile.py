@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import streamlit as st
+from streamlit.delta_generator import DeltaGenerator
 
 from cufa.dashboard import page
 from cufa.dashboard.charts import work
@@ -17,42 +18,47 @@ from cufa.dashboard.views import causal_grid
 from cufa.dashboard.views.causal_view import View
 from cufa.schedule import Schedule, Tile
 
-_FRAMED = "causal.framed"
-"""In the session: the tile that the figure itself frames."""
+_IS_NEW = "causal.new"
+"""In the session: the whole page is drawn, not only another tile."""
 
 
 def show_one_head(view: View, controls: Controls, palette: Palette) -> None:
     """The grid and the tile that is selected in it; selecting another draws nothing else anew."""
-    st.session_state.pop(_FRAMED, None)
+    st.session_state[_IS_NEW] = True
     _show_one_head(view, controls, palette)
 
 
 @st.fragment
 def _show_one_head(view: View, controls: Controls, palette: Palette) -> None:
-    clicked = _take_click(controls)
+    _take_click(controls)
     grid = st.container()  # above the controls that say which of its tiles is selected
     selected = _choose_tile(view, controls)
-    if not clicked:  # a browser frames what is clicked; any change of the figure would draw all of it anew
-        st.session_state[_FRAMED] = selected
-    with grid:
-        causal_grid.show_grid(view, palette, st.session_state.setdefault(_FRAMED, selected))
-        causal_grid.show_counters(view)
-        st.header("Inside one tile", anchor=False)
-    _show_tile(view, palette, selected)
+    parts = [
+        lambda: _show_grid(view, palette, grid, selected),
+        lambda: _show_tile(view, palette, selected),
+    ]
+    is_new = st.session_state.pop(_IS_NEW, False)
+    for show in parts if is_new else reversed(parts):  # a tile that was asked for does not wait for the grid
+        show()
     controls.write_link()
 
 
-def _take_click(controls: Controls) -> bool:
-    """Take a clicked tile, which Streamlit put in the session before this run. Whether there was another."""
+def _show_grid(view: View, palette: Palette, place: DeltaGenerator, selected: tuple[int, int]) -> None:
+    with place:
+        causal_grid.show_grid(view, palette, selected)
+        causal_grid.show_counters(view)
+        st.header("Inside one tile", anchor=False)
+
+
+def _take_click(controls: Controls) -> None:
+    """Take a clicked tile, which Streamlit put in the session before this run."""
     event: Any = st.session_state.get(causal_grid.GRID_KEY)
     points = event["selection"]["points"] if event else []
     picked = (int(points[0]["y"]), int(points[0]["x"])) if points else None
-    is_new = picked is not None and picked != st.session_state.get("causal.picked")
-    if is_new:
+    if picked is not None and picked != st.session_state.get("causal.picked"):
         controls.set("q", picked[0])
         controls.set("k", picked[1])
     st.session_state["causal.picked"] = picked
-    return is_new
 
 
 def _choose_tile(view: View, controls: Controls) -> tuple[int, int]:

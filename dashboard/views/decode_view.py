@@ -39,7 +39,8 @@ class Choice:
 
     problem: DecodeProblem
     device: Device
-    config: TileConfig
+    config: TileConfig | None
+    """That was asked for; None: the planner's choice."""
     overhead: int
 
     def plan(self, schedule: str = "auto", **changes: object) -> DecodePlan:
@@ -85,7 +86,7 @@ def choose(controls: Controls) -> Choice | None:
             configs = fitting_configs(DECODE_KERNELS[planned.spec.name], head_dim, device)
             words = {config_key(c): config_words(c) for c in configs}
             key = controls.choice("tiles", "Tiles (rows × keys)", words, config_key(planned.config))
-            config = next(c for c in configs if config_key(c) == key)
+            config = next((c for c in configs if config_key(c) == key and c != planned.config), None)
         with columns[3]:
             help_text = "Assumed for every thread block beside its tiles: start, partial result, merge."
             overhead = controls.integer("overhead", "Extra tiles a block", 1, 0, 64, help=help_text)

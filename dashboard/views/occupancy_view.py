@@ -24,6 +24,9 @@ from cufa.planner import fitting_configs
 from cufa.static_compile import MissingCompilerError
 from cufa.variants import Variant
 
+_HEAD_DIM, _ARCH = 128, 90
+"""What the page begins with."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Choice:
@@ -60,6 +63,14 @@ def compiler() -> Compiler:
     return Compiler(jobs=max(1, min(4, (os.cpu_count() or 2) - 1)))
 
 
+def compile_first() -> None:
+    """Begin with what the page shows to a visitor who has chosen nothing yet."""
+    spec = next(iter(REGISTRY.values()))
+    dtype, precision = _dtypes(spec)[0]
+    choice = Choice(spec, _HEAD_DIM, dtype, precision, True, find_architecture(_ARCH), None)
+    compiler().want(choice.variant(config, choice.arch) for config in choice.configs(choice.arch)[:1])
+
+
 def choose(controls: Controls) -> Choice:
     """The controls of the page."""
     with page.control_box():
@@ -69,7 +80,7 @@ def choose(controls: Controls) -> Choice:
             spec = REGISTRY[controls.choice("kernel", "Kernel", words)]
         with columns[1]:
             sizes = [str(d) for d in (40, 64, 80, 96, 128, 192, 256)]
-            head_dim = int(controls.choice("d", "Head dim", sizes, "128"))
+            head_dim = int(controls.choice("d", "Head dim", sizes, str(_HEAD_DIM)))
         with columns[2]:
             kinds = {f"{d}.{p}": d if p == "native" else f"{d} ({p})" for d, p in _dtypes(spec)}
             dtype, precision = controls.choice("dtype", "Inputs", kinds).split(".")
@@ -82,7 +93,7 @@ def choose(controls: Controls) -> Choice:
         with left:
             served = [a for a in ARCHITECTURES.values() if spec.runs_on(a.capability)]
             archs = {str(a.capability): f"{a.name} · {a.typical_card}" for a in served}
-            arch = find_architecture(controls.choice("arch", "Architecture", archs, "90"))
+            arch = find_architecture(controls.choice("arch", "Architecture", archs, str(_ARCH)))
         choice = Choice(spec, head_dim, dtype, precision, causal, arch, None)
         with right:
             configs = {config_key(c): c for c in choice.configs(arch)}
