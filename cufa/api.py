@@ -77,6 +77,10 @@ def flash_attention(
 
     On a GPU, keys and values that the causal mask hides from a query must still be finite: a tile that holds
     some that it sees is multiplied as a whole, and 0 · inf is NaN.
+
+    Scores are float32. On a GPU those of scale * q kᵀ must stay within ±2e7 (where float32 is coarser than 1,
+    so that softmax is a guess anyway): the exponentials of larger ones overflow, and rows come out as NaN.
+    ``algorithm="naive"`` and the CPU take what float32 holds.
     """
     key = signature((q, k, v), out, causal, scale, layout, algorithm, precision, device)
     seen = seen_before(key)

@@ -191,3 +191,22 @@ def test_persistent_blocks(spec, config, head_dim, causal):
             run = run_plan(fewer, [q, k, v, out], out, Execution("checked"), trace=False)
             assert not run.findings, "\n".join(map(str, run.findings))
             assert_attention(out, run.lse, q, k, v, causal=causal)
+
+
+@pytest.mark.parametrize("below", [False, True], ids=["around 0", "below 0"])
+@pytest.mark.parametrize(("spec", "dtype", "precision"), VARIANTS)
+def test_scores_as_large_as_promised(spec, dtype, precision, below):
+    """Within ±2e7 (see flash_attention) a row is the value of its best key, and nothing overflows."""
+    q, k, v = make_inputs(1, 1, 1, 100, 90, 64, dtype)
+    if below:
+        q, k = abs(q), -abs(k)
+    scores = q[0, 0].astype(float) @ k[0, 0].astype(float).T
+    scale = 2e7 / abs(scores).max()
+    options = {"algorithm": spec.algorithm, "precision": precision, "arch": ARCH, "mode": "plain"}
+    run = emulate(q, k, v, scale=scale, **options)
+    first, second = np.sort(scores)[:, -1], np.sort(scores)[:, -2]
+    clear = first - second > 1e-3 * abs(scores).max()  # tf32 rounds scores
+    assert clear.mean() > 0.5
+    assert np.isfinite(run.out.astype(float)).all() and np.isfinite(run.lse).all()
+    best = v[0, 0].astype(float)[scores.argmax(1)]
+    np.testing.assert_allclose(run.out[0, 0].astype(float)[clear], best[clear], rtol=1e-2, atol=1e-3)
