@@ -108,35 +108,39 @@ def _pairs(arrays_: list[Any], written: Sequence[int]) -> list[_Pair]:
     return list(found.values())
 
 
-def signature(inputs: Sequence[Any], out: Any, *options: Any) -> tuple[Any, ...] | None:
+def signature(
+    inputs: Sequence[Any], out: Any, *options: Any, small: Sequence[Any] = ()
+) -> tuple[Any, ...] | None:
     """What decides plan, code and strides of a call on CuPy arrays, or None where one was left out (not the
-    first); None for a call on anything else."""
+    first); None for a call on anything else.
+
+    How wide copies can be follows from the addresses of ``inputs`` and ``out``; ``small`` arrays are read
+    number by number.
+    """
     cupy = sys.modules.get("cupy")
     if cupy is None or type(inputs[0]) is not cupy.ndarray:
         return None
     ndarray = cupy.ndarray
-    # How wide copies are follows from the arrays of four axes; the others are read number by number.
-    low_bits = low_bits_of_small = 0
     key: list[Any] = [options]
-    for x in inputs:
-        if type(x) is ndarray:
-            memory, shape = x.data, x.shape
-            if len(shape) == 4:
+    for group in (inputs, small):
+        low_bits = 0
+        for x in group:
+            if type(x) is ndarray:
+                memory = x.data
                 low_bits |= memory.ptr
+                key += (x.shape, x.strides, x.dtype, memory.device_id)
+            elif x is None:
+                key.append(None)
             else:
-                low_bits_of_small |= memory.ptr
-            key += (shape, x.strides, x.dtype, memory.device_id)
-        elif x is None:
-            key.append(None)
-        else:
-            return None
+                return None
+        key.append(low_bits & 15 if group is inputs else low_bits & 3)
     if out is not None:
         if type(out) is not ndarray:
             return None
-        low_bits |= out.data.ptr
-        key.append((out.shape, out.strides, out.dtype, out.data.device_id))
+        memory = out.data
+        key.append((out.shape, out.strides, out.dtype, memory.device_id, memory.ptr & 15))
     tf32 = os.environ.get("CUPY_TF32") if key[3].char == "f" else None
-    key += (low_bits & 15, low_bits_of_small & 3, tf32)
+    key.append(tf32)
     try:
         hash(result := tuple(key))
     except TypeError:  # an unhashable option: the checks will say what is wrong with it

@@ -50,9 +50,9 @@ def test_small_arrays_do_not_hide_how_large_ones_are_aligned():
     """Lengths at 4 bytes past 16 used to share a key with queries there."""
     lengths = array(5 << 32, (2,), np.int32), array((5 << 32) + 4, (2,), np.int32)
     moved = array((9 << 32) + 4)
-    keys = [seen.signature((q, K, V, n), None, "x") for q in (Q, moved) for n in lengths]
+    keys = [seen.signature((q, K, V), None, "x", small=[n]) for q in (Q, moved) for n in lengths]
     assert keys[0] == keys[1] != keys[2] == keys[3]
-    odd = seen.signature((Q, K, V, array((5 << 32) + 1, (2,), np.int32)), None, "x")
+    odd = seen.signature((Q, K, V), None, "x", small=[array((5 << 32) + 1, (2,), np.int32)])
     assert odd != keys[0], "refused: not taken for a call that was seen"
 
 
