@@ -24,6 +24,8 @@ LAUNCH_ORDER = (
 )  # fmt: skip
 _FIELDS = tuple({name: field for field, name in ARRAYS.items()}[name] for name in LAUNCH_ORDER)
 
+_REQUIRED = _FIELDS[:-1]  # lse may be left out
+
 
 def run(plan: DecodePlan, operands: DecodeOperands, device_id: int | None = None) -> None:
     """Decode once, asynchronously. Compiles on first use."""
@@ -59,6 +61,7 @@ class DecodeBinding:
         ]
         self._launches = Launches(prepared, [ctypes.addressof(self._params)])
         self._counters = plan.items if plan.workspace else 0
+        self._partial_bytes = plan.workspace
         # The driver reads the parameters during the call, so one launch at a time may fill them in.
         self._lock = threading.Lock()
 
@@ -85,9 +88,9 @@ class DecodeBinding:
         stream = cupy.cuda.get_current_stream()
         with self._lock:
             params = self._params
-            if len(addresses) == len(_FIELDS) - 1:
-                addresses = (*addresses, 0)
-            for field, address in zip(_FIELDS, addresses, strict=True):
+            params.lse = None
+            fields = _REQUIRED if len(addresses) == len(_REQUIRED) else _FIELDS
+            for field, address in zip(fields, addresses, strict=True):
                 setattr(params, field, address)
             for name, tensor_map in self._maps:
                 tensor_map.point_to(addresses[LAUNCH_ORDER.index(name)])
@@ -97,9 +100,9 @@ class DecodeBinding:
                 return
             workspace = workspace_of(stream, self._device_id)
             with workspace.lock:
-                params.counters, params.partial = workspace.reserve(
-                    stream, self._device_id, self._counters, self.plan.workspace
-                )
+                if workspace.num_counters < self._counters or workspace.partial_bytes < self._partial_bytes:
+                    workspace.grow(stream, self._device_id, self._counters, self._partial_bytes)
+                params.counters, params.partial = workspace.counters, workspace.partial
                 self._launches(stream.ptr)
 
 

@@ -19,31 +19,28 @@ _CAPTURE_ACTIVE = 1  # CUstreamCaptureStatus
 
 
 class Workspace:
-    """Of one stream. Hold ``lock`` from :meth:`reserve` to the last launch of a call: kernels of two calls,
+    """Of one stream. Hold ``lock`` from looking at it to the last launch of a call: kernels of two calls,
     from two host threads, must not take turns on it."""
 
     def __init__(self, captured: bool) -> None:
         self.lock = threading.Lock()
+        self.num_counters = self.partial_bytes = 0
+        self.counters = self.partial = 0
+        """Addresses: of 32-bit words that are zero whenever no kernel runs, and of ``partial_bytes``."""
         self._captured = captured
-        self._num_counters = self._partial_bytes = 0
-        self._memory: Any = None
-        self._outgrown: list[Any] = []
+        self._memory: list[Any] = []
 
-    def reserve(self, stream: Any, device_id: int, num_counters: int, partial_bytes: int) -> tuple[int, int]:
-        """Addresses of so many counters, zero whenever no kernel runs, and of so many bytes."""
-        if num_counters > self._num_counters or partial_bytes > self._partial_bytes:
-            sizes = max(num_counters, self._num_counters), max(partial_bytes, self._partial_bytes)
-            memory = (
-                _allocate_outside_the_graph(device_id, *sizes)
-                if self._captured
-                else _allocate(stream, *sizes)
-            )
-            if self._captured:
-                self._outgrown.append(self._memory)  # what was captured before uses it
-            # Else replaced memory goes back to CuPy's pool, which gives it to the same stream only.
-            self._memory, self._num_counters, self._partial_bytes = memory, *sizes
-        counters, partial = self._memory
-        return counters.ptr, partial.ptr
+    def grow(self, stream: Any, device_id: int, num_counters: int, partial_bytes: int) -> None:
+        """To at least these sizes. ``stream`` is the current one."""
+        sizes = max(num_counters, self.num_counters), max(partial_bytes, self.partial_bytes)
+        if self._captured:
+            memory = _allocate_outside_the_graph(device_id, *sizes)
+        else:
+            memory = _allocate(stream, *sizes)
+            self._memory.clear()  # back to CuPy's pool, which gives it to the same stream only
+        self._memory += memory  # what was captured before goes on to use what it has
+        self.counters, self.partial = (x.ptr for x in memory)
+        self.num_counters, self.partial_bytes = sizes
 
 
 def _allocate(stream: Any, num_counters: int, partial_bytes: int) -> tuple[Any, Any]:
@@ -73,11 +70,11 @@ _of_captured_calls: list[Workspace] = []
 
 def workspace_of(stream: Any, device_id: int) -> Workspace:
     """The current stream's, or that of its capture."""
-    thread = threading.get_ident() if stream.ptr == _PER_THREAD_STREAM else 0
-    key = device_id, stream.ptr, thread
+    pointer = stream.ptr
+    key = device_id, pointer, threading.get_ident() if pointer == _PER_THREAD_STREAM else 0
     if not stream.is_capturing():
         return _of_streams.get(key) or _of_streams.setdefault(key, Workspace(captured=False))
-    capture = capture_id(stream.ptr)
+    capture = capture_id(pointer)
     if capture is None:  # nothing says which calls follow one another: each has its own
         _of_captured_calls.append(Workspace(captured=True))
         return _of_captured_calls[-1]
