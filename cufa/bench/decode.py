@@ -254,7 +254,8 @@ def _error(operands: DecodeOperands, out: Any, case: DecodeCase) -> float:
             wide = _float64(tokens.reshape(-1, cache.shape[-1])[:length])
             kv.append(wide if factor is None else wide * factor[h])
         expected = _attend(_float64(operands.q[b, rows, 0]), kv[0], kv[1], scale)
-        worst = float(np.maximum(worst, np.abs(_float64(out[b, rows, 0]) - expected).max()))
+        error = float(abs(_float64(out[b, rows, 0]) - expected).max())
+        worst = float(np.maximum(worst, error))  # NaN stays
     return worst
 
 
@@ -269,7 +270,7 @@ def _float64(x: Any) -> Any:
     """By the bits, as CuPy knows neither bfloat16 nor e4m3 (bytes)."""
     if x.dtype == np.uint8:
         numbers = np.arange(256, dtype=np.uint8).view(ml_dtypes.float8_e4m3fn).astype(np.float64)
-        return _beside(x, numbers)[x]
+        return _beside(x, numbers)[x.astype(np.int32)]
     if str(x.dtype) == "bfloat16":
         x = (x.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
     return x.astype(np.float64)
