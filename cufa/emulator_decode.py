@@ -54,7 +54,7 @@ def run_decode_plan(
     written = {"o", "lse"} | ({"k_cache", "v_cache"} if plan.problem.new_tokens else set())
     memory = [GlobalArray(n, x, writable=n in written) for n, x in pointers(operands).items()]
     records = np.zeros(plan.items * plan.num_splits + plan.items + plan.num_splits, TRACE_RECORD)
-    counts = np.zeros(plan.items, np.uint32)
+    counts = np.zeros(max(plan.counters, 1), np.uint32)
     partial = np.full(plan.workspace // 4 + 4, np.nan, np.float32)
     partial = partial[-partial.ctypes.data % 16 // 4 :][: max(plan.workspace // 4, 1)]
     own = {"partial": partial, "counters": counts, "trace": records}

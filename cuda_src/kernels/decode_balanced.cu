@@ -34,7 +34,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) decode_balanced(const __gri
   while (share.next(p, piece)) {  // the same for all threads
     share.put_aside(share_slot, thread % 32);
     block.attend(p, piece);
-    if constexpr (FOLD_COMBINE) combine_if_last(p, piece, smem_base + FLAG_OFFSET, smem_base + RINGS_OFFSET, thread);
+    if constexpr (FOLD_COMBINE) combine_if_last(p, piece, thread);
     block.release();
     share.take_back(share_slot);
     if constexpr (TRACE) {

@@ -46,7 +46,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) decode_split(const __grid_c
     DecodeBlock block(smem_base, thread);
     if constexpr (CLUSTER_MERGE) ClusterMerge::begin(smem_base + RECEIVED_OFFSET, thread);
     block.attend(p, piece);
-    if constexpr (FOLD_COMBINE) combine_if_last(p, piece, smem_base + FLAG_OFFSET, smem_base + RINGS_OFFSET, thread);
+    if constexpr (FOLD_COMBINE) combine_if_last(p, piece, thread);
     if constexpr (CLUSTER_MERGE) merge_cluster(p, piece, smem_base + RECEIVED_OFFSET, thread);
     if constexpr (TRACE) {
       block_sync();  // the record ends when the last warp has stored

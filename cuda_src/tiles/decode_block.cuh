@@ -3,15 +3,14 @@
 #include "tiles/decode_merge.cuh"
 
 // Shared memory: Q; the rings, in whose place warps merge; m and l of every ring and row; shares put aside; barriers;
-// a flag; what other blocks of the cluster send.
+// what other blocks of the cluster send.
 constexpr int RING_BYTES = NUM_STAGES * STAGE_BYTES;
 constexpr int RINGS_BYTES = RINGS * RING_BYTES, MERGE_BYTES = RINGS * Br * MERGE_PITCH;
 constexpr int RINGS_OFFSET = TMA_COPIES ? (Q_BYTES + 1023) / 1024 * 1024 : Q_BYTES;  // swizzled boxes lie on 1024 bytes
 constexpr int ML_OFFSET = RINGS_OFFSET + (RINGS_BYTES > MERGE_BYTES ? RINGS_BYTES : MERGE_BYTES);
 constexpr int SHARE_OFFSET = ML_OFFSET + RINGS * Br * 8;
 constexpr int BARRIER_OFFSET = SHARE_OFFSET + NUM_WARPS * 32;
-constexpr int FLAG_OFFSET = BARRIER_OFFSET + RINGS * NUM_STAGES * 8;
-constexpr int RECEIVED_OFFSET = FLAG_OFFSET + 16;
+constexpr int RECEIVED_OFFSET = BARRIER_OFFSET + (RINGS * NUM_STAGES * 8 + 15) / 16 * 16;
 static_assert(RECEIVED_OFFSET + RECEIVED_BYTES == SMEM_BYTES, "the registry computes the same layout");
 
 template <bool TMA>

@@ -52,37 +52,34 @@ DEVICE int valid_rows(const DecodeParams& p, const Piece& piece) {
   return min(Br, p.group_size * p.tokens - piece.row_block * Br);
 }
 
-// Parts [first, last) of one row's vector of columns, added to (o, m, l) in order.
-DEVICE void add_parts(const DecodeParams& p, const Piece& piece, int row, int vector, int first, int last,
-                      float (&o)[4], float& m, float& l) {
-  constexpr int AT_ONCE = 10;  // loads in flight
+// One row's vector of columns, from all parts of its item in order, to the output.
+DEVICE void combine_vector(const DecodeParams& p, const Piece& piece, int row, int vector) {
+  constexpr int AT_ONCE = 16;  // parts in flight: as many as a wave leaves of eight heads
+  float o[4] = {}, m = NO_SCORE, l = 0.0f;
 #pragma unroll 1
-  for (; first < last; first += AT_ONCE) {
+  for (int first = 0; first < piece.num_parts; first += AT_ONCE) {
     vec4 o_part[AT_ONCE];
     vec2 ml_part[AT_ONCE];
 #pragma unroll
     for (int j = 0; j < AT_ONCE; ++j) {
-      const float* slot = p.partial + (i64(piece.slot(min(first + j, last - 1))) * Br + row) * SLOT_ROW;
+      const int part = min(first + j, piece.num_parts - 1);
+      const float* slot = p.partial + (i64(piece.slot(part)) * Br + row) * SLOT_ROW;
       o_part[j] = ld_global<vec4>(slot + vector * 4);
       ml_part[j] = ld_global<vec2>(slot + HEAD_DIM);
     }
 #pragma unroll
     for (int j = 0; j < AT_ONCE; ++j) {
-      if (first + j < last) add_part(o, m, l, o_part[j], ml_part[j]);
+      if (first + j < piece.num_parts) add_part(o, m, l, o_part[j], ml_part[j]);
     }
   }
+  store_row_part(p, piece, row, vector, o, m, l);
 }
 
-// All parts of the vectors `index`, `index` + `step`, ... of an item's rows.
+// The vectors `index`, `index` + `step`, ... of an item's rows.
 DEVICE void combine_parts(const DecodeParams& p, const Piece& piece, int index, int step) {
   const int vectors = valid_rows(p, piece) * VECTORS;
 #pragma unroll 1
-  for (int i = index; i < vectors; i += step) {
-    const int row = i / VECTORS, vector = i - row * VECTORS;
-    float o[4] = {}, m = NO_SCORE, l = 0.0f;
-    add_parts(p, piece, row, vector, 0, piece.num_parts, o, m, l);
-    store_row_part(p, piece, row, vector, o, m, l);
-  }
+  for (int i = index; i < vectors; i += step) combine_vector(p, piece, i / VECTORS, i % VECTORS);
 }
 
 // m and l of a row over all rings of the block.
@@ -150,26 +147,30 @@ DEVICE void merge_warps(const DecodeParams& p, const Piece& piece, TileAttention
       cluster.send_ml(piece.part, to, row, m, l);
     }
   }
-  for (int i = thread; i < rows * VECTORS; i += NUM_THREADS) {
-    const int row = i / VECTORS, vector = i - row * VECTORS;
-    float o[4] = {}, m, l;
+#pragma unroll 1
+  for (int row = warp; row < rows; row += NUM_WARPS) {  // a warp a row, as in combine_if_last()
+    float m, l;
     sum_rings(ml_smem, row, m, l);
 #pragma unroll
-    for (int j = 0; j < RINGS; ++j) {
-      const vec4 part = ld_shared_vec4(rings_smem + (j * Br + row) * MERGE_PITCH + vector * 16);
-      o[0] += u32_as_float(part.x);
-      o[1] += u32_as_float(part.y);
-      o[2] += u32_as_float(part.z);
-      o[3] += u32_as_float(part.w);
-    }
-    if (piece.num_parts == 1) {
-      store_row_part(p, piece, row, vector, o, m, l);
-    } else if constexpr (CLUSTER_MERGE) {
-      cluster.send(piece.part, i, o);
-    } else {
-      float* slot = p.partial + (i64(piece.slot(piece.part)) * Br + row) * SLOT_ROW;
-      st_global<vec4>(slot + vector * 4, accumulator_bits(o));
-      if (vector == 0) st_global<vec2>(slot + HEAD_DIM, {float_as_u32(m), float_as_u32(l)});
+    for (int vector = lane; vector < VECTORS; vector += 32) {
+      float o[4] = {};
+#pragma unroll
+      for (int j = 0; j < RINGS; ++j) {
+        const vec4 part = ld_shared_vec4(rings_smem + (j * Br + row) * MERGE_PITCH + vector * 16);
+        o[0] += u32_as_float(part.x);
+        o[1] += u32_as_float(part.y);
+        o[2] += u32_as_float(part.z);
+        o[3] += u32_as_float(part.w);
+      }
+      if (piece.num_parts == 1) {
+        store_row_part(p, piece, row, vector, o, m, l);
+      } else if constexpr (CLUSTER_MERGE) {
+        cluster.send(piece.part, row * VECTORS + vector, o);
+      } else {
+        float* slot = p.partial + (i64(piece.slot(piece.part)) * Br + row) * SLOT_ROW;
+        st_global<vec4>(slot + vector * 4, accumulator_bits(o));
+        if (vector == 0) st_global<vec2>(slot + HEAD_DIM, {float_as_u32(m), float_as_u32(l)});
+      }
     }
   }
 }
@@ -187,34 +188,22 @@ DEVICE void merge_cluster(const DecodeParams& p, const Piece& piece, u32 receive
   }
 }
 
-// The last block to leave a part of an item combines all of them: no second launch. The counter wraps to zero then.
-// Where the rows leave half of the threads idle, those take the second half of the parts.
-DEVICE void combine_if_last(const DecodeParams& p, const Piece& piece, u32 flag_smem, u32 rings_smem, int thread) {
-  if (piece.num_parts == 1) return;
-  block_sync();  // the part is written, before the block counts itself in
-  if (thread == 0) {
-    const u32 last = u32(piece.num_parts) - 1;
-    st_shared_u32(flag_smem, atomic_inc_wrap(p.counters + piece.item, last) == last);
-  }
-  block_sync();
-  if (ld_shared_u32(flag_smem) == 0) return;
-  const int vectors = valid_rows(p, piece) * VECTORS, halves = vectors * 2 <= NUM_THREADS ? 2 : 1;
-  const int width = NUM_THREADS / halves, middle = halves == 2 ? (piece.num_parts + 1) / 2 : piece.num_parts;
-  const bool first = thread < width;
+// The last to leave a part of an item combines all of them: no second launch. Every warp counts for itself, for the rows that
+// it has left: no barrier of the block is in the way of the stores, the count and the loads, which wait for each other.
+// Counters wrap to zero at the last part.
+DEVICE void combine_if_last(const DecodeParams& p, const Piece& piece, int thread) {
+  const int warp = thread / 32, lane = thread % 32, rows = valid_rows(p, piece);
+  if (piece.num_parts == 1 || warp >= rows) return;
+  warp_sync();  // the rows are stored before the warp counts itself in
+  u32 earlier = 0;
+  const u32 last = u32(piece.num_parts) - 1;
+  if (lane == 0) earlier = atomic_inc_wrap(p.counters + piece.item * NUM_WARPS + warp, last);
+  earlier = shfl(earlier, 0);
+  warp_sync();  // what lane 0 sees of other blocks, all lanes see
+  if (earlier != last) return;
 #pragma unroll 1
-  for (int base = 0; base < vectors; base += width) {  // once, with halves
-    const int i = base + thread % width, row = i / VECTORS, vector = i - row * VECTORS;
-    float o[4] = {}, m = NO_SCORE, l = 0.0f;
-    if (i < vectors) add_parts(p, piece, row, vector, first ? 0 : middle, first ? middle : piece.num_parts, o, m, l);
-    if (halves == 2) {
-      const u32 place = rings_smem + i * 32;
-      if (!first) {
-        st_shared_vec4(place, accumulator_bits(o));
-        st_shared_vec2(place + 16, {float_as_u32(m), float_as_u32(l)});
-      }
-      block_sync();  // the second half's sums are in place of the rings
-      if (first) add_part(o, m, l, ld_shared_vec4(place), ld_shared_vec2(place + 16));
-    }
-    if (first && i < vectors) store_row_part(p, piece, row, vector, o, m, l);
+  for (int row = warp; row < rows; row += NUM_WARPS) {
+#pragma unroll 1
+    for (int vector = lane; vector < VECTORS; vector += 32) combine_vector(p, piece, row, vector);
   }
 }

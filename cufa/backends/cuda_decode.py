@@ -60,7 +60,7 @@ class DecodeBinding:
             for (field, name), rows in zip(MAPS.items(), box_rows, strict=False)
         ]
         self._launches = Launches(prepared, [ctypes.addressof(self._params)])
-        self._counters = plan.items if plan.workspace else 0
+        self._counters = plan.counters
         self._partial_bytes = plan.workspace
         # The driver reads the parameters during the call, so one launch at a time may fill them in.
         self._lock = threading.Lock()

@@ -60,6 +60,11 @@ class DecodePlan:
         return items(self.problem, self.config)
 
     @property
+    def counters(self) -> int:
+        """32-bit words that are zero between launches: which part of an item is the last."""
+        return self.items * self.config.num_warps if self.workspace else 0
+
+    @property
     def ragged_shares(self) -> bool:
         """Balanced shares of two sizes, more than run at once (:class:`~cufa.decode.schedule.Shares`): SMs do
         not read at one speed. Threads of a CPU do."""

@@ -19,7 +19,7 @@ def _row_warps(config: TileConfig) -> int:
 def _decode_shared_memory(config: TileConfig, head_dim: int, itemsize: int = 2) -> int:
     """Q; the rings of keys and values, in whose place warps merge what they have at the end of a piece (O in
     float32, m and l of each row); a barrier for each buffer; what a warp puts aside of its
-    share; a word for the block that combines."""
+    share; what other blocks of a cluster send."""
     rings = config.num_warps // _row_warps(config)
     q_bytes = config.block_q * tile_pitch(head_dim, itemsize=2, pad_to=32)
     if dict(config.switches)["TMA_COPIES"]:
@@ -30,11 +30,11 @@ def _decode_shared_memory(config: TileConfig, head_dim: int, itemsize: int = 2) 
     ring_bytes = config.num_stages * 2 * config.block_kv * pitch
     merge_bytes = rings * config.block_q * (ceil_div(head_dim, 32) * 32 + 8) * 4
     sums, shares = rings * config.block_q * 8, config.num_warps * 32
-    barriers = rings * config.num_stages * 8
+    barriers = ceil_div(rings * config.num_stages * 8, 16) * 16
     received = 0
     if merges_in_cluster(config):  # a share of O, and m and l of each row, from every part; a barrier
         received = (config.block_q * head_dim // 4 + MAX_CLUSTER) * 16 + config.block_q * MAX_CLUSTER * 8 + 16
-    return q_bytes + max(ring_bytes, merge_bytes) + sums + shares + barriers + 16 + received
+    return q_bytes + max(ring_bytes, merge_bytes) + sums + shares + barriers + received
 
 
 def row_blocks(problem: DecodeProblem, config: TileConfig) -> int:
