@@ -127,8 +127,9 @@ def _balanced(plan: DecodePlan, lengths: Sequence[int]) -> Iterator[Work]:
     problem, config = plan.problem, plan.config
     stack = _heads_of_stack(plan, len(lengths))
     whole: Work | None = None  # heads that are not cut wait here for their neighbours
+    keys, ragged = config.block_kv, plan.ragged_shares
     for piece in balanced_shares(
-        lengths, problem.kv_heads, plan.num_splits, config.block_kv, plan.row_blocks, ragged=plan.ragged_shares
+        lengths, problem.kv_heads, plan.num_splits, keys, plan.row_blocks, ragged=ragged
     ):
         first_row = piece.row_block * config.block_q
         rows = slice(first_row, min(first_row + config.block_q, problem.rows))

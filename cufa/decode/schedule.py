@@ -105,9 +105,11 @@ def balanced_shares(
     *,
     ragged: bool,
 ) -> Iterator[Piece]:
-    """The pieces of every share, in order. ``ragged``: lengths may differ (:class:`Shares`). The line
-    of work: sequences, in them heads, in them blocks of query rows (more than one only when the rows of a head
-    do not fit one block), in them tiles of keys."""
+    """The pieces of every share, in order. ``ragged``: lengths may differ (:class:`Shares`).
+
+    The line of work: sequences, in them heads, in them blocks of query rows (more than one only when the rows
+    of a head do not fit one block), in them tiles of keys.
+    """
     tiles = [num_tiles(n, block_kv) for n in lengths]
     total = sum(tiles) * kv_heads * row_blocks
     starts, at = [], 0
