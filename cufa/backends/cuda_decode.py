@@ -22,9 +22,6 @@ LAUNCH_ORDER = (
     "q", "k_cache", "v_cache", "cache_seqlens", "block_table", "k_new", "v_new", "k_scale", "v_scale",
     "out", "lse",
 )  # fmt: skip
-_FIELDS = tuple({name: field for field, name in ARRAYS.items()}[name] for name in LAUNCH_ORDER)
-
-_REQUIRED = _FIELDS[:-1]  # lse may be left out
 
 
 def run(plan: DecodePlan, operands: DecodeOperands, device_id: int | None = None) -> None:
@@ -53,10 +50,12 @@ class DecodeBinding:
         self.prepared, self.plan = prepared, plan
         self._device_id = prepared.device_id
         self._params = pack(plan, operands)
+        first = getattr(type(self._params), next(iter(ARRAYS))).offset  # the other pointers follow it
+        self._pointers = (ctypes.c_void_p * len(ARRAYS)).from_buffer(self._params, first)
         switches = dict(plan.config.switches)
         box_rows = plan.spec.tensor_map_rows(plan.config)
         self._maps = [
-            (name, self._map(field, getattr(operands, name), rows, switches))
+            self._map(field, getattr(operands, name), rows, switches)
             for (field, name), rows in zip(MAPS.items(), box_rows, strict=False)
         ]
         self._launches = Launches(prepared, [ctypes.addressof(self._params)])
@@ -78,23 +77,29 @@ class DecodeBinding:
             promotion=int(switches["L2_PROMOTION"]),
         )
 
-    def launch(self, *addresses: int, trace: int = 0) -> None:
+    def launch(
+        self, q: int, k_cache: int, v_cache: int, cache_seqlens: int, block_table: int, k_new: int,
+        v_new: int, k_scale: int, v_scale: int, out: int, lse: int = 0, *, trace: int = 0,
+    ) -> None:  # fmt: skip
         """Launch on the current stream of the plan's device: device addresses in :data:`LAUNCH_ORDER`, 0 for
-        what is not there; the last, lse, may be left out."""
+        what is not there."""
+        pointers = [q, k_cache, v_cache, k_new, v_new, out, lse, cache_seqlens, block_table, k_scale, v_scale]
         if cupy.cuda.runtime.getDevice() != self._device_id:
             with cupy.cuda.Device(self._device_id):
-                self.launch(*addresses, trace=trace)
-            return
+                self._launch(pointers, trace)
+        else:
+            self._launch(pointers, trace)
+
+    def _launch(self, pointers: list[Any], trace: int) -> None:
+        """Pointers as they lie in the parameters, in the order of :data:`~cufa.decode.params.ARRAYS`."""
         stream = cupy.cuda.get_current_stream()
         with self._lock:
+            self._pointers[:] = pointers
+            for tensor_map, cache in zip(self._maps, pointers[1:3], strict=False):  # both, or none
+                tensor_map.point_to(cache)
             params = self._params
-            params.lse = None
-            fields = _REQUIRED if len(addresses) == len(_REQUIRED) else _FIELDS
-            for field, address in zip(fields, addresses, strict=True):
-                setattr(params, field, address)
-            for name, tensor_map in self._maps:
-                tensor_map.point_to(addresses[LAUNCH_ORDER.index(name)])
-            params.trace = trace
+            if trace:
+                params.trace = trace
             if not self._counters:
                 self._launches(stream.ptr)
                 return
