@@ -14,6 +14,18 @@ import streamlit as st
 _UNKNOWN = "the link has {names}, which is no control of this page; it is left out."
 
 
+def _distinct(options: Mapping[str, str] | Sequence[str]) -> dict[str, str]:
+    """Words by value. A browser tells an option by its words: two runs of one second are numbered, the newer
+    one, which stands before the other, with the higher number."""
+    words = dict(options) if isinstance(options, Mapping) else {x: x for x in options}
+    count: dict[str, int] = {}
+    for value, said in reversed(words.items()):
+        count[said] = count.get(said, 0) + 1
+        if count[said] > 1:
+            words[value] = f"{said} ({count[said]})"
+    return words
+
+
 class Controls:
     """The controls of one page. Create it first, then each control where it is to stand, then
     :meth:`finish`."""
@@ -67,7 +79,7 @@ class Controls:
         help: str | None = None,
     ) -> str:
         """One of several. ``options`` maps the value in the link to the words on the screen."""
-        words = dict(options) if isinstance(options, Mapping) else {x: x for x in options}
+        words = _distinct(options)
         fallback = default if default in words else next(iter(words))
 
         def parse(text: str) -> str:
@@ -96,7 +108,7 @@ class Controls:
         help: str | None = None,
     ) -> list[str]:
         """Any number of several, comma-separated in the link."""
-        words = dict(options) if isinstance(options, Mapping) else {x: x for x in options}
+        words = _distinct(options)
         default = [x for x in default if x in words]
 
         def parse(text: str) -> list[str]:

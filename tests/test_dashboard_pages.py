@@ -7,6 +7,7 @@ import html
 import importlib.util
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -18,12 +19,13 @@ import pytest
 pytest.importorskip("streamlit", reason="the dashboard needs streamlit: pip install 'cufa[dashboard]'")
 
 import streamlit as st
-from dashboard_support import APP, DEVICE, make_trace, write_evidence
+from dashboard_support import APP, DEVICE, decode_records, make_trace, write_evidence
 from streamlit.testing.v1 import AppTest
 
 from cufa.bench import records, traces
 from cufa.bench.suites import make
 from cufa.dashboard.model import compiled, devices, gpu
+from cufa.dashboard.model.configs import config_key, config_words
 from cufa.dashboard.worker import client
 from cufa.dashboard.worker.jobs import Job
 from cufa.decode.plan import make_decode_plan
@@ -424,9 +426,53 @@ def test_a_curve_of_splits_is_measured_on_a_gpu(monkeypatch: pytest.MonkeyPatch)
     assert Job.from_json(json.loads(json.dumps(job.to_json()))) == job
 
 
+def test_a_ragged_batch_is_measured_on_a_gpu(elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Job] = []
+    monkeypatch.setattr(gpu, "gpu_count", lambda: 1)
+    monkeypatch.setattr(devices, "gpu", lambda number: DEVICE)
+    monkeypatch.setattr(
+        client, "submit", lambda store, job: asked.append(job) or "20260101T000000.000000-abcdef"
+    )
+    link = {"ragged": "16", "spread": "64"}
+    app = open_page("decode", **link)
+    app.button(key="decode.measure.ragged").click().run()
+    assert not app.exception
+    (case,) = asked[0].decode
+    assert len(case.lengths) == 16
+    assert {c.schedule for c in case.contenders} == {"balanced", "fixed"}
+    assert Job.from_json(json.loads(json.dumps(asked[0].to_json()))) == asked[0]
+    assert "against" not in words(app)
+    file = write_evidence(elsewhere / "records", "versions")
+    record = json.loads(file.read_text())
+    record["decode"]["rows"] += decode_records(case)
+    file.write_text(json.dumps(record))
+    said = words(open_page("decode", **link))
+    assert re.search(r"Shares are 1\.05× faster than .*: .*, 91% against 87% of a plain read", said)
+    other = open_page("decode", **link, tiles=other_tiles(app))
+    assert other.button(key="decode.measure.ragged").disabled  # a run takes the planner's tiles
+
+
+def other_tiles(app: AppTest) -> str:
+    """Such as the planner does not choose."""
+    chosen = app.selectbox(key="decode.tiles")
+    words = chosen.options[1 if chosen.index == 0 else 0]
+    problem = DecodeProblem(1, 32, 8, 1, 8192, 128, "bfloat16", "bfloat16", default_scale(128))
+    configs = make_decode_plan(problem, DEVICE).spec.configs
+    return next(config_key(c) for c in configs if c.fits(128) and config_words(c) == words)
+
+
 def test_an_architecture_without_a_decode_kernel_says_so() -> None:
     app = open_page("decode", card="80", dtype="bfloat16.float8_e4m3")
     assert "No kernel decodes this on sm_80" in words(app)
+
+
+def test_options_that_look_alike_are_told_apart() -> None:
+    """A browser sends the words of what it chose: of two runs of one second it would get the wrong one."""
+    from cufa.dashboard.state import _distinct
+
+    words = _distinct({"latest": "the latest run", "b": "12:00:01 · fa2", "a": "12:00:01 · fa2"})
+    assert words == {"latest": "the latest run", "b": "12:00:01 · fa2 (2)", "a": "12:00:01 · fa2"}
+    assert list(words) == ["latest", "b", "a"]
 
 
 # --- The command -----------------------------------------------------------------------------------------

@@ -65,8 +65,8 @@ class DecodeCase:
 
 
 @dataclasses.dataclass(frozen=True)
-class DecodeRow:
-    """One contender of a case, measured."""
+class DecodeTiming:
+    """One contender of a case, measured: what a record keeps of it."""
 
     case: str
     label: str
@@ -75,13 +75,19 @@ class DecodeRow:
     kv_bytes: int
     error: float | None
     """Largest absolute difference from float64 over the rows checked; None for the streaming read."""
-    plan: DecodePlan | None
-    """None for peers and the streaming read."""
 
     @property
     def tbytes(self) -> float:
-        """TB/s of keys and values."""
+        """TB/s of keys and values, each read once."""
         return self.kv_bytes / self.timing.p50 * 1e-12
+
+
+@dataclasses.dataclass(frozen=True)
+class DecodeRow(DecodeTiming):
+    """Measured in this process, so that its plan is there."""
+
+    plan: DecodePlan | None
+    """None for peers and the streaming read."""
 
 
 def make(batch: int, heads: int, kv_heads: int, capacity: int, **options: Any) -> DecodeProblem:

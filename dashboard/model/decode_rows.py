@@ -6,34 +6,21 @@ import dataclasses
 import itertools
 from collections.abc import Iterable, Sequence
 
-from cufa.bench.decode import READ
+from cufa.bench.decode import READ, DecodeTiming
 from cufa.bench.evidence import timing_of
-from cufa.bench.timing import Timing
 from cufa.dashboard.worker.jobs import Json
 from cufa.decode.problem import DecodeProblem
 
 
 @dataclasses.dataclass(frozen=True)
-class DecodeRow:
-    """One contender of a case."""
+class DecodeRow(DecodeTiming):
+    """One contender of a case, read back from a record."""
 
-    case: str
-    label: str
-    problem: DecodeProblem
-    timing: Timing
-    kv_bytes: int
-    error: float | None
-    """None for the streaming read."""
     schedule: str
     """"fixed" or "balanced"; empty for another library's kernel."""
     num_splits: int
     of_read: float
     """Share of what a plain read of as many bytes reached beside it: 1.0 is all that memory gives."""
-
-    @property
-    def tbytes(self) -> float:
-        """TB/s of keys and values, each read once."""
-        return self.kv_bytes / self.timing.p50 * 1e-12
 
 
 def decode_rows(rows: Iterable[Json]) -> list[DecodeRow]:
@@ -58,6 +45,13 @@ def _row(row: Json, read_ns: float) -> DecodeRow:
         row.get("num_splits", 0),
         read_ns / row["p50_ns"],
     )
+
+
+def rows_of_batch(rows: Sequence[DecodeRow], problem: DecodeProblem, kv_bytes: int) -> list[DecodeRow]:
+    """Of one ragged batch, told by its problem and the bytes of its lengths; empty unless both schedules are
+    there."""
+    same = [r for r in rows if r.problem == problem and r.kv_bytes == kv_bytes and r.schedule]
+    return same if {r.schedule for r in same} == {"fixed", "balanced"} else []
 
 
 def splits_measured(rows: Sequence[DecodeRow], problem: DecodeProblem) -> dict[int, DecodeRow]:

@@ -2,7 +2,7 @@
 
 from cufa.dashboard import page
 from cufa.dashboard.state import Controls
-from cufa.dashboard.views import decode_measured, decode_view, run_live
+from cufa.dashboard.views import decode_measured, decode_ragged, decode_view, run_live
 
 palette = page.begin(
     "Decode",
@@ -14,7 +14,7 @@ choice = decode_view.choose(controls)
 found = decode_measured.load()
 if choice is not None:
     decode_view.show_splits(choice, controls, found, palette)
-    decode_view.show_ragged(choice, controls, palette)
+    decode_ragged.show(choice, controls, found, palette)
 decode_measured.show(controls, found, palette)
 controls.finish()
 run_live.redraw_when_done()

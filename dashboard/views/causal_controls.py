@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 
 import streamlit as st
 
-from cufa.architectures import ARCHITECTURES, Device
+from cufa.architectures import Device
 from cufa.dashboard import page
-from cufa.dashboard.model import devices, gpu
 from cufa.dashboard.model.configs import config_key, config_words
 from cufa.dashboard.model.launch import algorithms
 from cufa.dashboard.state import Controls
 from cufa.dashboard.views.causal_view import MOST_BLOCKS_A_SIDE, View
-from cufa.dashboard.views.shape_controls import choose_kv_heads
+from cufa.dashboard.views.shape_controls import choose_card, choose_kv_heads
 from cufa.kernels import KernelSpec, TileConfig
 from cufa.planner import fitting_configs
 from cufa.problem import Problem, default_scale
@@ -23,7 +21,6 @@ from cufa.schedule import Schedule
 ALGORITHM_WORDS = {"fa1": "FA1", "fa2_noskip": "FA2, no skip", "fa2": "FA2", "fa3": "FA3"}
 MAX_LENGTH = 131_072
 _CUSTOM = "custom"
-_HERE = "here"
 
 
 def choose(controls: Controls) -> View:
@@ -32,7 +29,7 @@ def choose(controls: Controls) -> View:
     with page.control_box():
         left, middle, right = st.columns([2.3, 1.4, 2])
         with right:
-            device = _choose_card(controls)
+            device = choose_card(controls)
         specs = {name: spec for name, spec in known.items() if spec.runs_on(device.arch.capability)}
         with left:
             words = {name: ALGORITHM_WORDS[name] for name in specs}
@@ -61,16 +58,6 @@ def choose(controls: Controls) -> View:
     spec = specs[algorithm]
     schedule = Schedule.of(problem, config.block_q, config.block_kv, spec.skip_masked_tiles)
     return View(problem, schedule, algorithm, spec, config, device)
-
-
-def _choose_card(controls: Controls) -> Device:
-    """This machine's GPU, if there is one, or an architecture's typical card."""
-    cards = {str(c): Device.typical(c) for c in ARCHITECTURES}
-    if gpu.gpu_count():
-        with contextlib.suppress(ValueError):  # older than any that kernels are built for
-            cards = {_HERE: devices.gpu(0), **cards}
-    words = {key: f"{d.name} · {d.arch.name} · {d.num_sms} SMs" for key, d in cards.items()}
-    return cards[controls.choice("card", "Card to predict for", words, _HERE if _HERE in cards else "90")]
 
 
 def _choose_config(controls: Controls, problem: Problem, spec: KernelSpec, device: Device) -> TileConfig:

@@ -12,7 +12,7 @@ import streamlit as st
 from cufa.bench.traces import Trace
 from cufa.dashboard import page
 from cufa.dashboard.charts import timeline as charts
-from cufa.dashboard.model import counters, gpu
+from cufa.dashboard.model import counters, gpu, launch
 from cufa.dashboard.model.configs import config_key
 from cufa.dashboard.model.launch import Timeline
 from cufa.dashboard.model.trace import measured_timeline, perfetto
@@ -43,7 +43,7 @@ def show_timelines(view: View, palette: Palette) -> None:
     with right:
         measured = measured_timeline(trace.records, trace.num_sms, view.algorithm == "fa1")
         _show_measured(trace, measured, palette)
-    _show_tails(view.predicted, measured, palette)
+    _show_tails(view, measured, palette)
     _choose_recorded()
 
 
@@ -94,7 +94,8 @@ def _show_measured(trace: Trace, timeline: Timeline, palette: Palette) -> None:
     _export(timeline, f"measured: {trace.name}", "measured")
 
 
-def _show_tails(predicted: Timeline, measured: Timeline, palette: Palette) -> None:
+def _show_tails(view: View, measured: Timeline, palette: Palette) -> None:
+    predicted = view.predicted
     difference = measured.tail - predicted.tail
     word = f"{abs(difference):.1%} of SM time {'longer' if difference > 0 else 'shorter'} than"
     page.verdict(f"The tail is {'as' if abs(difference) < 0.001 else word} predicted.", small=True)
@@ -104,6 +105,14 @@ def _show_tails(predicted: Timeline, measured: Timeline, palette: Palette) -> No
         f"a line is idle time: {predicted.tail:.1%} predicted, {measured.tail:.1%} measured."
     )
     page.figure(charts.sm_finish(lines, palette), "causal.finish", alt)
+    seen, reckoned = measured.slots_per_sm, predicted.slots_per_sm
+    if seen > reckoned and view.blocks.thread_block is None:
+        with_more = launch.predict(view.blocks, view.device.num_sms, seen).tail
+        st.caption(
+            f"The card held up to {seen} blocks an SM, the prediction reckons with the {reckoned} that the "
+            f"kernel promises the compiler: registers left room for more. With {seen} it would say "
+            f"{with_more:.1%} idle. What fits is on the page Occupancy."
+        )
 
 
 def _export(timeline: Timeline, title: str, name: str) -> None:

@@ -28,7 +28,8 @@ def load() -> dict[str, list[DecodeRow]]:
         for run in engine.all_runs():
             if run.decode_rows:
                 machine = run.record["environment"]["device"]
-                found[f"{machine}, run of {run.submitted:%Y-%m-%d %H:%M} UTC"] = decode_rows(run.decode_rows)
+                where = f"{machine}, run of {run.submitted:%Y-%m-%d %H:%M:%S} UTC"
+                found[f"{where} ({run.id[-6:]})" if where in found else where] = decode_rows(run.decode_rows)
         found |= {e.where: list(e.decode) for e in evidence.load() if e.decode}
     except (KeyError, TypeError, ValueError, StopIteration) as error:
         st.warning(f"A record of decoding is damaged ({error}); it is left out.")
@@ -45,24 +46,36 @@ def show_here(found: Mapping[str, Sequence[DecodeRow]], problem: DecodeProblem) 
             return
 
 
-def offer_to_measure(problem: DecodeProblem, splits: Sequence[int]) -> None:
+def offer_curve(problem: DecodeProblem, splits: Sequence[int], is_planned: bool) -> None:
     """On a GPU: the planner's choice, equal shares and some fixed splits, side by side."""
-    device = next(iter(run_devices()))
-    if device == CPU:
-        return
     some = [s for s in (1 << n for n in range(_SPLITS_TIMED)) if s <= splits[-1]]
     contenders = [DecodeContender("planner", problem), DecodeContender("balanced", problem, "balanced")]
     contenders += [DecodeContender(f"{s} splits", problem, "fixed", s) for s in some]
-    job = Job(f"splits, {problem}", device, (), 1.0, (DecodeCase(str(problem), tuple(contenders)),))
-    st.button(
+    offer(
         "Measure this curve on the GPU",
-        key="decode.measure",
-        icon=":material/play_arrow:",
-        on_click=engine.start,
-        args=(job,),
-        help="A run like any other: progress and result are on the page Run, the points here.",
+        "decode.measure",
+        DecodeCase(str(problem), tuple(contenders)),
+        is_planned,
     )
     engine.show_problems()
+
+
+def offer(label: str, key: str, case: DecodeCase, is_planned: bool) -> None:
+    """A button that starts a run of one case, where there is a GPU; with the planner's tiles only."""
+    device = next(iter(run_devices()))
+    if device == CPU:
+        return
+    st.button(
+        label,
+        key=key,
+        icon=":material/play_arrow:",
+        on_click=engine.start,
+        args=(Job(case.title, device, (), 1.0, (case,)),),
+        disabled=not is_planned,
+        help="A run like any other: progress and result are on the page Run, the figures here."
+        if is_planned
+        else "Runs take the planner's tiles: choose those above.",
+    )
 
 
 def show(controls: Controls, found: Mapping[str, Sequence[DecodeRow]], palette: Palette) -> None:
@@ -92,10 +105,12 @@ def show_rows(rows: Sequence[DecodeRow], key: str, palette: Palette, tag: str = 
 
 def _verdict(rows: Sequence[DecodeRow]) -> str:
     ours = [r for r in rows if r.schedule]
-    best = max(ours, key=lambda r: r.of_read)
-    least = min(ours, key=lambda r: r.of_read)
-    most = f"{best.of_read:.0%} of a plain read at best ({best.case}: {best.tbytes:.2f} TB/s)"
-    return f"{best.label} reaches {most}, {least.of_read:.0%} at least ({least.case})."
+    best, least = (pick(ours, key=lambda r: r.of_read) for pick in (max, min))
+    labels = {r.label for r in ours}
+    who, what = (ours[0].label, "{case}") if len(labels) == 1 else ("Decoding", "{case}: {label}")
+    top, bottom = (what.format(case=r.case, label=r.label) for r in (best, least))
+    most = f"{best.of_read:.0%} of a plain read at best ({top}, {best.tbytes:.2f} TB/s)"
+    return f"{who} reaches {most}, {least.of_read:.0%} at least ({bottom})."
 
 
 def _describe(rows: Sequence[DecodeRow]) -> str:

@@ -7,10 +7,9 @@ from collections.abc import Mapping, Sequence
 
 import streamlit as st
 
-from cufa.architectures import ARCHITECTURES, Device
+from cufa.architectures import Device
 from cufa.dashboard import page
 from cufa.dashboard.charts import decode as charts
-from cufa.dashboard.charts import timeline as timeline_charts
 from cufa.dashboard.model import decode, evidence
 from cufa.dashboard.model.configs import config_key, config_words
 from cufa.dashboard.model.decode import Batch, Split
@@ -18,7 +17,7 @@ from cufa.dashboard.model.decode_rows import DecodeRow, splits_measured
 from cufa.dashboard.state import Controls
 from cufa.dashboard.theme import Palette
 from cufa.dashboard.views import decode_measured
-from cufa.dashboard.views.shape_controls import choose_kv_heads
+from cufa.dashboard.views.shape_controls import choose_card, choose_kv_heads
 from cufa.decode.plan import DecodePlan, make_decode_plan
 from cufa.decode.problem import MAX_TOKENS, DecodeProblem
 from cufa.kernels import DECODE_KERNELS, TileConfig
@@ -71,8 +70,7 @@ def choose(controls: Controls) -> Choice | None:
             help_text = "Query tokens of each sequence: more than one when a draft is checked."
             tokens = controls.integer("tokens", "New tokens", 1, 1, MAX_TOKENS, help=help_text)
         with columns[1]:
-            cards = {str(c): f"{a.typical_card} · {a.typical_sms} SMs" for c, a in ARCHITECTURES.items()}
-            device = Device.typical(controls.choice("card", "Card to predict for", cards, "90"))
+            device = choose_card(controls)
         problem = DecodeProblem(
             batch, heads, kv_heads, tokens, cached, head_dim, dtype, cache or dtype, default_scale(head_dim)
         )
@@ -117,7 +115,7 @@ def show_splits(
         "equally long."
     )
     decode_measured.show_here(found, choice.problem)
-    decode_measured.offer_to_measure(choice.problem, [s.splits for s in curve])
+    decode_measured.offer_curve(choice.problem, [s.splits for s in curve], choice.config is None)
     with st.expander("The plan, and its reasons", icon=":material/route:"):
         st.code(str(plan), language=None)
 
@@ -174,56 +172,3 @@ def _describe(plan: DecodePlan, curve: list[Split], chosen: Split) -> str:
         f"{plan.schedule} with {chosen.splits}, takes {chosen.span / shortest:.2f} times the shortest and "
         f"fills {chosen.fill:.0%}."
     )
-
-
-def show_ragged(choice: Choice, controls: Controls, palette: Palette) -> None:
-    """Sequences of different lengths: the same split for all, or the same work for all."""
-    st.header("A ragged batch", anchor=False)
-    left, right, _ = st.columns([1, 1, 2])
-    with left:
-        size = controls.integer(
-            "ragged", "Sequences of different length", max(8, choice.problem.batch), 2, 512
-        )
-    with right:
-        spread = controls.integer("spread", "Longest ÷ shortest", 16, 1, 1024)
-    plans = {s: choice.plan(s, batch=size, ragged=True) for s in ("fixed", "balanced")}
-    lengths = decode.ragged(size, choice.problem.capacity, spread)
-    batch = Batch.of(plans["balanced"], lengths, choice.overhead)
-    fixed, launches = _launches(batch, plans["balanced"].num_splits)
-    splits = {name: decode.evaluate(batch, blocks, 0) for name, blocks in launches.items()}
-    gain = splits["fixed"].span / splits["balanced"].span
-    page.verdict(_ragged_verdict(gain, fixed, plans["balanced"].num_splits), tag="predicted", small=True)
-    st.caption(
-        f"{size} sequences of {min(lengths):,} to {max(lengths):,} cached tokens, drawn log-uniformly with a "
-        f"fixed seed. The planner takes {choice.plan(batch=size, ragged=True).schedule}: it sees no lengths, "
-        "which stand on the device, so it cannot know the best fixed split."
-    )
-    titles = {
-        "fixed": f"Fixed: {fixed} splits a sequence, the best there is",
-        "balanced": f"Balanced: {splits['balanced'].blocks:,} shares",
-    }
-    for column, (name, blocks) in zip(st.columns(2), launches.items(), strict=True):
-        with column:
-            st.subheader(titles[name], anchor=False)
-            line = decode.timeline(batch, blocks)
-            alt = timeline_charts.describe_timeline(line)
-            page.figure(timeline_charts.timeline_figure(line, palette, 320), f"decode.{name}", alt)
-            found = splits[name]
-            st.caption(f"{found.blocks:,} thread blocks, {found.fill:.0%} of the places' time on tiles.")
-
-
-@st.cache_data(max_entries=64, show_spinner=False)
-def _launches(batch: Batch, shares: int) -> tuple[int, dict[str, decode.Blocks]]:
-    """The best fixed split, and both launches."""
-    curve = decode.split_curve(batch, decode.candidates(min(64, max(batch.tiles)), dense=8))
-    splits = decode.best(curve).splits
-    fixed = decode.fixed_blocks(batch, splits)
-    return splits, {"fixed": fixed, "balanced": decode.balanced_blocks(batch, shares)}
-
-
-def _ragged_verdict(gain: float, fixed: int, shares: int) -> str:
-    if gain > 1.02:
-        return f"{shares:,} shares are {gain:.2f}× faster than the best fixed split ({fixed})."
-    if gain < 0.98:
-        return f"The best fixed split ({fixed}) is {1 / gain:.2f}× faster than {shares:,} shares."
-    return f"Equal shares and the best fixed split ({fixed}) take equally long here."

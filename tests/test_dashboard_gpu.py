@@ -1,0 +1,210 @@
+"""The dashboard on a machine with a GPU: its pages, and what is started from them, to the result.
+
+What the pages said is left in ``$CUFA_SCREENSHOTS``, if that is set.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("streamlit", reason="the dashboard needs streamlit: pip install 'cufa[dashboard]'")
+
+import streamlit as st
+from dashboard_support import APP
+from streamlit.testing.v1 import AppTest
+from test_dashboard_pages import PAGES, want_one, words
+
+from cufa.dashboard.model import compiled
+from cufa.dashboard.worker import client
+from cufa.dashboard.worker.store import Run, Status, Store
+
+pytestmark = pytest.mark.gpu
+PATIENCE = 120.0
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
+    """Runs of all these tests; the worker ends with them."""
+    found = Store(tmp_path_factory.mktemp("runs"))
+    yield found
+    for device in ("cuda:0", "cpu"):
+        pid = client.worker_pid(found, device)
+        if pid is not None:
+            os.kill(pid, signal.SIGKILL)
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The recorded evidence and the GPU are real; nothing of the user's is touched."""
+    monkeypatch.setenv("CUFA_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("CUFA_RUNS_DIR", str(store.root))
+    monkeypatch.setattr(compiled.Compiler, "want", want_one)
+    st.cache_data.clear()
+    st.cache_resource.clear()
+
+
+def open_page(name: str, **parameters: str) -> AppTest:
+    app = AppTest.from_file(APP, default_timeout=300)
+    app.switch_page(f"screens/{name}.py")
+    for key, value in parameters.items():
+        app.query_params[key] = value
+    return seen(app.run(), name)
+
+
+def seen(app: AppTest, name: str) -> AppTest:
+    """Nothing went wrong on it; what it says is kept."""
+    assert not app.exception, [e.value for e in app.exception]
+    folder = os.environ.get("CUFA_SCREENSHOTS")
+    if folder:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        figures = [f"[figure] {e.proto.alt}" for e in app.get("plotly_chart")]
+        metrics = [f"[metric] {m.label}: {m.value}" for m in app.metric]
+        tables = [f"[table]\n{t.value.to_string(max_rows=12)}" for t in app.dataframe]
+        with (Path(folder) / "pages.txt").open("a", encoding="utf-8") as file:
+            file.write(f"\n===== {name} {dict(app.query_params)}\n{words(app)}\n")
+            file.write("\n".join([*metrics, *figures, *tables]) + "\n")
+    return app
+
+
+def wait_for(store: Store, wanted: Callable[[Run], bool]) -> Run:
+    """The newest run, refreshed as a page would."""
+    deadline = time.monotonic() + PATIENCE
+    while time.monotonic() < deadline:
+        client.refresh(store)
+        run = store.read(store.ids()[0])
+        if wanted(run):
+            return run
+        time.sleep(0.05)
+    raise AssertionError(f"{run.status}: {run.message} {run.phase}\n{run.detail}")
+
+
+def done(store: Store) -> Run:
+    run = wait_for(store, lambda run: run.status.is_over)
+    assert run.status is Status.DONE, f"{run.message}\n{run.detail}"
+    return run
+
+
+def clicked(app: AppTest, key: str) -> AppTest:
+    app.button(key=key).click().run()
+    assert not app.exception, [e.value for e in app.exception]
+    return app
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_every_page_with_a_gpu(name: str) -> None:
+    app = open_page(name)
+    assert not app.error, [e.value for e in app.error]
+    assert "cufa-verdict" in words(app)
+
+
+SMALL = {"kernels": "fa2,fa3", "batch": "2", "heads": "8", "kv": "8", "sq": "2048", "sk": "2048", "d": "128"}
+
+
+def test_a_forward_run_from_its_page_to_its_result(store: Store) -> None:
+    app = open_page("run", **SMALL, also="4096", seconds="0.2")
+    assert app.selectbox(key="run.on").value == "cuda:0"
+    clicked(app, "run.start")
+    run = done(store)
+    assert len(run.rows) >= 2
+    seen(app.run(), "run, after a run")
+    assert "measured on GPU" in words(app)
+    metrics = {m.label: m.value for m in app.metric}
+    assert float(metrics["Largest error against float64"]) < 0.02
+    assert 0 < float(next(v for k, v in metrics.items() if k.startswith("Of the limit")).rstrip("%")) <= 110
+    table = app.dataframe[0].value
+    assert set(table["kernel"]) >= {run.rows[0]["label"]}
+    assert not table["compile"].str.fullmatch("–").all()
+    compare = open_page("compare")
+    assert "runs here" in str(compare.selectbox(key="compare.machine").options)
+    history = words(open_page("history", **{"from": "run"}))
+    assert "2 kernels" in history
+
+
+def test_a_suite_of_decoding_from_its_page_to_its_result(store: Store) -> None:
+    """Ragged lengths and pages are among its cases."""
+    app = clicked(open_page("run", preset="suite-decode", seconds="0.2"), "run.start")
+    run = done(store)
+    titles = " ".join(dict.fromkeys(row["case"] for row in run.decode_rows))
+    assert "ragged" in titles
+    assert "pages" in titles
+    assert all(row["max_error"] is None or row["max_error"] < 0.05 for row in run.decode_rows)
+    seen(app.run(), "run, after decode")
+    assert "of a plain read at best" in words(app)
+    assert "run of" in words(open_page("decode")) + str(
+        open_page("decode").selectbox(key="decode.record").options
+    )
+
+
+def test_a_curve_of_splits_is_measured_beside_its_prediction(store: Store) -> None:
+    app = clicked(open_page("decode", cached="16384", batch="2"), "decode.measure")
+    run = done(store)
+    assert {row.get("schedule") for row in run.decode_rows} >= {"fixed", "balanced"}
+    app = open_page("decode", cached="16384", batch="2")
+    assert "This very problem: " in words(app)
+    curve = json.loads(app.get("plotly_chart")[0].proto.spec)
+    assert "measured" in [trace.get("name") for trace in curve["data"]]
+
+
+def test_a_ragged_batch_is_measured_beside_its_prediction(store: Store) -> None:
+    link = {"cached": "32768", "ragged": "16", "spread": "64"}
+    app = clicked(open_page("decode", **link), "decode.measure.ragged")
+    done(store)
+    app = open_page("decode", **link)
+    assert re.search(r"faster than .*against \d+% of a plain read", words(app))
+
+
+@pytest.mark.parametrize("algorithm", ["fa1", "fa2", "fa3"])
+def test_a_trace_stands_beside_its_prediction(algorithm: str) -> None:
+    app = open_page("causal_work", alg=algorithm)
+    assert app.selectbox(key="causal.card").value == "here"
+    with contextlib.suppress(KeyError):  # a recorded trace of this launch is shown already
+        clicked(app, "causal.trace")
+    assert not app.error, [e.value for e in app.error]
+    said = words(seen(app.run(), f"causal work, {algorithm} traced"))
+    assert "agree with every row of the schedule" in said
+    assert "Alarm" not in said
+    assert "The tail is " in said
+    charts = [e.proto.alt for e in app.get("plotly_chart")]
+    assert any(alt.startswith("Measured timeline") for alt in charts)
+    assert any(alt.startswith("Predicted timeline") for alt in charts)
+
+
+def test_a_trace_of_a_launch_that_nobody_has_recorded() -> None:
+    app = open_page("causal_work", sq="3000", sk="3333", batch="1", heads="7", d="64")
+    clicked(app, "causal.trace")
+    assert not app.error, [e.value for e in app.error]
+    said = words(seen(app.run(), "causal work, traced here"))
+    assert "agree with every row of the schedule" in said
+    assert "Alarm" not in said
+
+
+def test_a_cancelled_run_one_too_large_and_then_one_that_works(store: Store) -> None:
+    endless = clicked(open_page("run", **SMALL, also="4096,8192,16384", seconds="10"), "run.start")
+    run = wait_for(store, lambda run: "timing" in run.phase)
+    pid = client.worker_pid(store, "cuda:0")
+    endless.run()
+    clicked(endless, f"cancel.{run.id}")
+    assert wait_for(store, lambda run: run.status.is_over).status is Status.CANCELLED
+    assert "Cancelled" in words(seen(endless.run(), "run, cancelled"))
+
+    large: dict[str, Any] = {**SMALL, "batch": "256", "heads": "64", "kv": "64", "sq": "65536", "sk": "128"}
+    app = clicked(open_page("run", **large, seconds="0.2"), "run.start")
+    run = wait_for(store, lambda run: run.status.is_over)
+    assert run.status is Status.FAILED
+    assert run.message.startswith("Out of memory"), run.message
+    assert "Out of memory" in words(seen(app.run(), "run, too large"))
+
+    app = clicked(open_page("run", **SMALL, seconds="0.2"), "run.start")
+    done(store)
+    assert "measured on GPU" in words(seen(app.run(), "run, after a failure"))
+    assert client.worker_pid(store, "cuda:0") == pid  # neither took the process with it
