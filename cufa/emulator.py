@@ -132,7 +132,7 @@ def emulate(
         precision=precision,
         alignment=arrays.alignment(*inputs.values()),
     )
-    if 0 in (problem.batch, problem.heads, problem.seqlen_q, problem.seqlen_k):
+    if problem.empty:
         raise ValueError(f"nothing to execute: {problem} has an empty axis")
     plan = make_plan(problem, Device.typical(arch), algorithm, config)
     out = np.empty_like(inputs["q"])

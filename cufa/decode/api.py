@@ -135,9 +135,8 @@ def flash_decode(
     if arrays.is_device_array(call.inputs["q"]):
         if device is not None and device != "cuda":
             raise ValueError(f"device={device!r} but q is on a GPU; use device=None, or move it with q.get()")
-        read = tuple(
-            call.inputs.values()
-        )  # what came through DLPack may have been seen before as CuPy arrays
+        # What came through DLPack may have been seen before as CuPy arrays.
+        read = tuple(call.inputs.values())
         key = signature(read[:3] + read[5:7], call.out, options, small=read[3:5] + read[7:])
         seen = seen_before(key)
         return _run_on_gpu(call, how, key) if seen is None else seen(read, call.out, return_lse)
@@ -241,9 +240,8 @@ def _run_on_gpu_from_host(call: DecodeCall, how: dict[str, Any]) -> Any:
     caches and, when that has worked, to the caches themselves."""
     call, problem = call.check(on_gpu=True)
     calls.check_not_capturing("q")
-    make_decode_plan(
-        problem, calls.cuda_module().current_device(), **how
-    )  # refused before anything is copied
+    # What cannot be planned is refused before anything is copied.
+    make_decode_plan(problem, calls.cuda_module().current_device(), **how)
     import cupy
 
     from ..backends import cpu_decode

@@ -178,6 +178,6 @@ def ceil_div(a: int, b: int) -> int:
 
 
 def tile_pitch(head_dim: int, itemsize: int, pad_to: int) -> int:
-    """Bytes from row to row of a shared-memory tile: ``tiletile_pitch`` of ``tiles/copy.cuh``."""
+    """Bytes from row to row of a shared-memory tile: ``tile_pitch`` of ``tiles/copy.cuh``."""
     units = ceil_div(head_dim * itemsize, pad_to) * pad_to // 16
     return (units | 1) * 16
