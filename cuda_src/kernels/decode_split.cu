@@ -3,35 +3,46 @@
 //
 //   step 1   split the keys and values             the grid: a thread block a (split, item); fixed_split()
 //   step 2   FlashAttention for each split         DecodeBlock::attend(): tiles/decode_block.cuh
-//   step 3   rescale by log-sum-exp and reduce     decode_combine, whose blocks are resident before decode_split ends;
-//                                                  or, FOLD_COMBINE, the last block of an item: tiles/decode_merge.cuh
+//   step 3   rescale by log-sum-exp and reduce     tiles/decode_merge.cuh: one of
+//     CLUSTER_MERGE   blocks of a cluster, which the splits of an item then are, send each other their parts
+//     FOLD_COMBINE    the last warp to leave its rows in global memory merges them
+//     else            decode_combine, whose blocks are resident before decode_split ends
 //
 // An item is one key/value head of one sequence: its query heads times the query tokens are the rows of one product, so
 // that every byte of the cache is read once. What matters is how many of them are on their way at any time:
 //
 //   - Every warp takes 16 keys of a tile and has a ring of buffers of its own. No barrier of the block in the loop.
 //   - Rows are split over warps only when there are more than 16 (ROW_WARPS share a ring, and keys).
-//   - New tokens are appended by the block that reads them; the block table is read one tile ahead.
+//   - New tokens are appended by the block that reads them; the block table is read a warp's worth of tiles ahead.
 //
 // Departures: O is rescaled only when a maximum has grown by 2^8 (tiles/softmax.cuh); all tiles are masked; splits are
-// whole tiles of the length that stands on the device, so that a graph may be replayed while sequences grow.
+// whole tiles of the length that stands on the device, so that a graph may be replayed while sequences grow. How many
+// splits, and which merge: cufa/decode/splits.py.
 //
 // Figures, one H200, bf16, d128, cold L2 (batch x query/kv heads x cached; microseconds, and of a streaming read):
-//   1 x 32/8 x 1k     9.9   67%   cuDNN 11.5     PyTorch's FlashAttention 14.5     64 x 32/8 x 8k   478.0 99%   482.2   773.8
-//   1 x 32/8 x 8k     19.8  79%         22.6                              29.6     1 x 32/32 x 32k  133.0 97%   135.8   147.6
-//   1 x 32/8 x 128k   134.0 96%         137.1                             153.3    16 x 64/1 x 16k   51.5 82%    67.6    56.3
-//   8 x 32/8 x 32k    248.3 98%         251.0                             254.7    1 x 64/8 x 512k  478.9 99%   480.8   514.6
+//   1 x 32/8 x 1k     8.5   75%   cuDNN 11.8     PyTorch's FlashAttention 14.8     64 x 32/8 x 8k   478.1 99%   481.1   765.8
+//   1 x 32/8 x 8k     18.4  83%         22.6                              29.4     1 x 32/32 x 32k  132.6 97%   135.8   146.9
+//   1 x 32/8 x 128k   133.2 96%         136.9                             153.3    16 x 64/1 x 16k   52.3 80%    66.3    56.0
+//   8 x 32/8 x 32k    245.9 99%         251.0                             254.5    1 x 64/8 x 512k  477.8 99%   480.6   512.4
 // By Hopper's copy engine, boxes of 16 keys (decode_tma.cuh). Its L2 promotion decides: none as above, 256 bytes 523 us at
-// 512k, cp.async 504. Pages of 128 cost 2%, of 16 7%: a box a page. Eight query heads a group cost 0.5% over one. e4m3: 137 us
-// for bytes that read in 128. What limits small caches: launch, lengths, the first load, the merge; a read alone takes 6.6.
+// 512k, cp.async 504. Pages of 128 and of 16 cost 2%: a box a page. Eight query heads a group cost nothing over one. e4m3:
+// 134 us for bytes that read in 128.
+//
+// Where the time goes, measured by leaving parts out:
+//   1 x 32/8 x 1k     launch 3.9; loads 3.3 (a plain read: 2.2); products 0.7; merge of warps 0.3; of 8 blocks 0.5 in a
+//                     cluster, through global memory 1.5. Code that is not in a cache yet: 0.8 of all this.
+//   1 x 32/8 x 128k   loads 129.4 (the read 128.4); products 1.2; merge of warps 0.6; of 16 blocks 2: stores, count and loads
+//                     wait for each other. A cluster would halve it, but 16 blocks find no room, and 8 leave SMs idle.
 //
 // Tried, and slower (1 x 64/8 x 512k unless said otherwise, against the best of the same run):
-//   - Two blocks an SM of four warps: +1%; three: +3%; four of two warps: +7%. 32 keys a warp: +1%.
-//   - cp.async with L2::256B: +2%, without a hint or with evict_first: +3%.
+//   - Two blocks an SM of four warps: +1%; three: +3%; four of two warps: +7%. 32 keys a warp: +1%. 9, 12, 13 warps: alike.
+//   - cp.async with L2::256B: +2%, without a hint or with evict_first: +3%. Boxes with evict_first: +3%.
 //   - All warps in step, by a barrier a tile: no gain. Tiles interleaved among splits instead of runs: none either.
 //   - Boxes of half rows (no bank conflicts) or of whole rows (two by two): alike. With 256 bytes of L2 promotion: +9%,
 //     over none. One bulk copy a row: +2%, for a warp issues them one by one.
-//   - The merge as a second launch, 1 x 32/8 x 1k: 10.7 us against 9.7; without programmatic launch 14.3.
+//   - The merge as a second launch, 1 x 32/8 x 1k: 10.7 us against 9.7 by the last block; without programmatic launch 14.3.
+//   - prefetch.tensormap at the start, 1k: +0.4 us. Two chains of products for the scores: no gain.
+//   - Clusters of 3 to 8 where they take more than half of the SMs: 10% and more, since GPCs differ in size and wait.
 #include "tiles/decode_block.cuh"
 
 KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) decode_split(const __grid_constant__ DecodeParams p) {
