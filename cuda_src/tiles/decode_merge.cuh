@@ -1,5 +1,5 @@
-// Exact merging of partial attention, twice: the warps of a block, which saw different keys, through shared memory; the
-// pieces of an item through global memory. A part i is (O_i, m_i, l_i), O_i not divided by l_i; then
+// Exact merging of partial attention, twice: the warps of a block, which saw different keys, through shared memory; then the
+// pieces of an item through global memory, or that of a cluster (decode_cluster.cuh). A part i is (O_i, m_i, l_i), O_i not divided by l_i; then
 //   M = max m_i,   L = sum l_i 2^(m_i - M),   O = sum O_i 2^(m_i - M) / L,   lse = M + log L.
 // Parts are always added in the order of their keys, so that repeats give the same bits whoever finishes first.
 //
