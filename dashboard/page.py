@@ -41,6 +41,8 @@ _STYLE = """
 @media (max-width: 640px) {{
   .st-key-controls [data-testid="stHorizontalBlock"] {{ flex-direction: row; flex-wrap: wrap; }}
   .st-key-controls [data-testid="stColumn"] {{ flex: 1 1 calc(50% - 1rem); min-width: 8rem; width: auto; }}
+  .st-key-controls [data-testid="stColumn"]:has([data-testid="stButtonGroup"]) {{ flex-basis: 100%; }}
+  .st-key-controls [data-testid="stColumn"]:not(:has([data-testid="stElementContainer"])) {{ display: none; }}
 }}
 .cufa-lead {{ color: {muted}; margin: -.4rem 0 1rem 0; max-width: 62rem; }}
 </style>

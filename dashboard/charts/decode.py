@@ -90,7 +90,7 @@ def split_figure(
                 row,
                 1,
             )
-    if measured:
+    if len(measured) > 1:  # one alone would be the shortest of itself
         figure.add_trace(
             go.Scatter(
                 x=list(measured), y=[t / min(measured.values()) for t in measured.values()],
@@ -116,7 +116,7 @@ def rates_figure(rows: Sequence[DecodeRow], palette: Palette) -> go.Figure:
     if grouped:
         series = {label: [r for r in rows if r.label == label] for label in labels}
     else:
-        series = {"": list(rows)}
+        series = {"ours": list(rows)}
     names = list(dict.fromkeys(_row_name(r, grouped) for r in rows))
     height = 120 + (22 * len(series) + 12) * len(names)
     figure = theme.new_figure(palette, height, barmode="group", hovermode="closest", showlegend=grouped)
@@ -128,19 +128,40 @@ def rates_figure(rows: Sequence[DecodeRow], palette: Palette) -> go.Figure:
                 name=label,
                 orientation="h",
                 marker={"color": palette.series[number], "pattern": {"shape": ("", "/", "x")[number % 3]}},
-                text=[f"{r.tbytes:.2f} TB/s" for r in mine],
-                textposition="outside",
-                cliponaxis=False,
+                offsetgroup=label,
                 customdata=[(1e6 * r.timing.p50, r.label, r.schedule or "–", str(r.problem)) for r in mine],
-                hovertemplate="<b>%{customdata[1]}</b>: %{customdata[0]:,.1f} µs, %{text}, %{x:.0%} of a "
-                "plain read<br>%{customdata[3]}<br>schedule: %{customdata[2]}<extra></extra>",
+                hovertemplate="<b>%{customdata[1]}</b>: %{customdata[0]:,.1f} µs, %{x:.0%} of a plain "
+                "read<br>%{customdata[3]}<br>schedule: %{customdata[2]}<extra></extra>",
             )
         )
+        figure.add_trace(_rates_beside(mine, [_row_name(r, grouped) for r in mine], label, palette))
     figure.add_vline(1.0, line={"color": palette.text, "width": 1.5, "dash": "dot"})
-    figure.update_xaxes(title_text="share of a plain streaming read", tickformat=".0%", range=[0, 1.15])
+    shares = [tick / 5 for tick in range(6)]
+    figure.update_xaxes(
+        title_text="share of a plain streaming read", tickformat=".0%", tickvals=shares, range=[0, 1.2]
+    )
     figure.update_yaxes(autorange="reversed", showgrid=False, ticks="", categoryarray=names)
-    figure.update_layout(margin={"r": 70})
     return figure
+
+
+def _rates_beside(rows: Sequence[DecodeRow], names: Sequence[str], lane: str, palette: Palette) -> go.Bar:
+    """Each bar's rate, right of the line that bars end at: a column of its own, which nothing crosses."""
+    return go.Bar(
+        base=[max(1.0, r.of_read) for r in rows],
+        x=[0.2] * len(rows),
+        y=list(names),
+        text=[f"{r.tbytes:.2f} TB/s" for r in rows],
+        textposition="inside",
+        insidetextanchor="start",
+        insidetextfont={"color": palette.text},
+        constraintext="none",
+        orientation="h",
+        offsetgroup=lane,
+        marker={"color": "rgba(0,0,0,0)"},
+        cliponaxis=False,
+        hoverinfo="skip",
+        showlegend=False,
+    )
 
 
 def _row_name(row: DecodeRow, grouped: bool) -> str:

@@ -70,7 +70,7 @@ def tile_grid(
         title_text=f"query block ({schedule.block_q} queries each)", range=[rows - 0.5, -0.5], row=1, col=1
     )
     figure.update_xaxes(title_text="tiles", range=[0, columns], row=1, col=2)
-    theme.fixed_margins(figure)
+    theme.fixed_margins(figure, top=58)  # for a legend of two lines, in a narrow window
     return figure
 
 

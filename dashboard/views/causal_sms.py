@@ -108,10 +108,11 @@ def _show_tails(view: View, measured: Timeline, palette: Palette) -> None:
     seen, reckoned = measured.slots_per_sm, predicted.slots_per_sm
     if seen > reckoned and view.blocks.thread_block is None:
         with_more = launch.predict(view.blocks, view.device.num_sms, seen).tail
+        is_same = abs(with_more - predicted.tail) < 0.001
         st.caption(
             f"The card held up to {seen} blocks an SM, the prediction reckons with the {reckoned} that the "
             f"kernel promises the compiler: registers left room for more. With {seen} it would say "
-            f"{with_more:.1%} idle. What fits is on the page Occupancy."
+            f"{'the same' if is_same else f'{with_more:.1%} idle'}. What fits is on the page Occupancy."
         )
 
 

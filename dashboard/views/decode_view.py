@@ -112,7 +112,7 @@ def show_splits(
         f"At {splits} splits: {here.blocks:,} thread blocks on {batch.places:,} places "
         f"({choice.device.num_sms} SMs × {batch.config.blocks_per_sm}), {here.waves:.2f} waves, "
         f"{here.fill:.0%} of the places' time on tiles{_without_extra(batch, here)}. Every tile counts as "
-        "equally long."
+        "equally long; of what a merge costs, which the planner weighs, this knows the extra tiles alone."
     )
     decode_measured.show_here(found, choice.problem)
     decode_measured.offer_curve(choice.problem, [s.splits for s in curve], choice.config is None)

@@ -56,15 +56,15 @@ def show_table(rows: Sequence[Measurement]) -> None:
     lines = [
         {
             "#": number,
-            "recorded": m.recorded[:16].replace("T", " "),
-            "from": _ORIGINS[m.origin],
             "kernel": m.label,
             "problem": str(m.problem),
             "p50": seconds_text(m.timing.p50),
-            "p10–p90": f"{seconds_text(m.timing.p10)} – {seconds_text(m.timing.p90)}",
             "speed": rate_text(m.tflops),
             "% of limit": f"{m.of_ceiling:.0%}",
             "error": "NaN" if m.error is None else f"{m.error:.1e}",
+            "p10–p90": f"{seconds_text(m.timing.p10)} – {seconds_text(m.timing.p90)}",
+            "recorded": m.recorded[:16].replace("T", " "),
+            "from": _ORIGINS[m.origin],
             "machine": f"{m.machine}{'' if m.is_gpu else ' (CPU)'}",
         }
         for number, m in enumerate(rows, 1)

@@ -197,4 +197,7 @@ def _words(failure: Json) -> str:
         "kernel error": "The kernel failed on the GPU",
         "does not compile": "The kernel does not compile",
     }.get(kind)
-    return f"{words}: {failure['message']}" if words else str(failure["message"])
+    message = str(failure["message"])
+    if words is None or message.startswith(words):  # CuPy says so itself
+        return message
+    return f"{words}: {message}"
