@@ -15,10 +15,12 @@ from cufa.bench.limits import Limits
 from cufa.bench.suites import SUITES
 from cufa.bench.timing import Timing
 from cufa.commands.dashboard import dashboard_dir, make_importable
+from cufa.decode.plan import DecodePlan, make_decode_plan
+from cufa.decode.problem import DecodeProblem
 from cufa.kernels import KERNELS
 from cufa.params import TRACE_RECORD
 from cufa.planner import Plan, make_plan
-from cufa.problem import Problem
+from cufa.problem import Problem, default_scale
 
 make_importable()
 
@@ -93,6 +95,11 @@ def _row(problem: Problem, label: str, plan: Plan) -> dict[str, Any]:
         "ceiling": bound,
         "max_error": 1e-3,
     }
+
+
+def decode_plan(batch: int, capacity: int, schedule: str = "auto", **changes: Any) -> DecodePlan:
+    problem = DecodeProblem(batch, 32, 8, 1, capacity, 128, "bfloat16", "bfloat16", default_scale(128))
+    return make_decode_plan(dataclasses.replace(problem, **changes), DEVICE, schedule=schedule)
 
 
 def make_records(plan: Plan, ns_per_tile: int = 900) -> np.ndarray:

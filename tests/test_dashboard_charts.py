@@ -1,14 +1,10 @@
-"""The dashboard's data and figures, without Streamlit."""
+"""The dashboard's figures, their time and their theme, without Streamlit."""
 
 from __future__ import annotations
 
 import dataclasses
-import itertools
-import json
-import math
 import time
 import tomllib
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,10 +12,9 @@ import pytest
 pytest.importorskip("plotly", reason="the dashboard needs plotly: pip install 'cufa[dashboard]'")
 
 import plotly.graph_objects as go
-from dashboard_support import DEVICE, LIMITS, make_records, make_trace, write_evidence
+from dashboard_support import LIMITS, decode_plan, write_evidence
 
 from cufa.architectures import ARCHITECTURES
-from cufa.bench import traces
 from cufa.bench.suites import make
 from cufa.commands.dashboard import dashboard_dir
 from cufa.dashboard import theme
@@ -29,12 +24,7 @@ from cufa.dashboard.charts import roofline as roofline_charts
 from cufa.dashboard.charts import tile_grid, timeline
 from cufa.dashboard.charts import work as work_charts
 from cufa.dashboard.charts.occupancy import Point
-from cufa.dashboard.model import counters, decode, evidence, launch, softmax_steps, trace, work
-from cufa.decode.plan import DecodePlan, make_decode_plan
-from cufa.decode.problem import DecodeProblem
-from cufa.planner import make_plan
-from cufa.problem import default_scale
-from cufa.reference import attention_reference
+from cufa.dashboard.model import counters, decode, evidence, launch, softmax_steps, work
 from cufa.schedule import Schedule, Tile
 
 PALETTES = (theme.LIGHT, theme.DARK)
@@ -48,306 +38,6 @@ def schedules() -> list[Schedule]:
         Schedule(1, 1, 64, 64, False),
         Schedule(1000, 10, 64, 64, True),
     ]
-
-
-# --- Launches and timelines ------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("algorithm", ["fa1", "fa2_noskip", "fa2", "fa3"])
-@pytest.mark.parametrize("causal", [False, True])
-def test_every_query_block_is_launched_once(algorithm: str, causal: bool) -> None:
-    problem = make(3, 5, 700, 64, "bfloat16", causal)
-    schedule = Schedule.of(problem, 128, 64, skip_masked_tiles=algorithm == "fa2")
-    blocks = launch.thread_blocks(problem, schedule, algorithm, 132)
-    assert blocks.tiles.sum() == 15 * schedule.visited
-    places = set(zip(blocks.q_block.tolist(), blocks.head.tolist(), blocks.batch.tolist(), strict=True))
-    assert len(places) == len(blocks) == (15 if algorithm == "fa1" else 15 * schedule.num_q_blocks)
-
-
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize(
-    ("algorithm", "heads", "seqlen"),
-    # 600 heads of 256 keys are more than share the L2 cache: the heads are launched in groups.
-    [("fa2", 3, 1200), ("fa2", 600, 256), ("fa3", 3, 1200), ("fa3", 50, 900)],
-)
-def test_launch_order_is_the_kernels(algorithm: str, heads: int, seqlen: int, causal: bool) -> None:
-    """The kernel's own source, executed on this CPU, says which block does what."""
-    from cufa.emulator import emulate
-
-    q = np.random.default_rng(0).standard_normal((1, heads, seqlen, 64), np.float32).astype(np.float16)
-    run = emulate(q, q[:, :1], q[:, :1], causal=causal, algorithm=algorithm)
-    config = run.plan.config
-    problem = make(1, heads, seqlen, 64, "float16", causal)
-    schedule = Schedule.of(problem, config.block_q, config.block_kv, True)
-    blocks = launch.thread_blocks(problem, schedule, algorithm, num_sms=132)
-    taker = np.arange(len(blocks)) if blocks.thread_block is None else blocks.thread_block
-    expected = set(zip(taker, blocks.q_block, blocks.head, strict=True))
-    found = {(int(r["thread_block"]), int(r["q_block"]), int(r["head"])) for r in run.records}
-    assert found == expected
-    assert trace.disagreements(run.records, schedule) == []
-
-
-def test_list_scheduling_gives_the_next_block_to_the_first_free_place() -> None:
-    tiles = np.array([5, 3, 1, 1, 4])
-    zeros = np.zeros(5, np.int64)
-    line = launch.predict(launch.Blocks(zeros, zeros, zeros, tiles), num_sms=2, blocks_per_sm=1)
-    assert line.start.tolist() == [0, 0, 3, 4, 5]
-    assert line.sm.tolist() == [0, 1, 1, 1, 0]
-    assert line.span == 9
-    assert line.sm_end.tolist() == [9, 5]
-    assert line.tail == pytest.approx(4 / 18)
-    assert line.mean_blocks == pytest.approx(14 / 18)
-
-
-def test_an_sm_without_work_is_idle_from_start_to_end() -> None:
-    zeros = np.zeros(3, np.int64)
-    line = launch.predict(launch.Blocks(zeros, zeros, zeros, np.full(3, 7)), num_sms=4, blocks_per_sm=2)
-    assert (line.busy_sms, line.tail) == (3, 0.25)
-
-
-def test_persistent_blocks_take_their_items_one_after_another() -> None:
-    tiles = np.array([5, 4, 3, 2, 1])
-    zeros = np.zeros(5, np.int64)
-    taker = np.array([0, 1, 1, 0, 0])
-    line = launch.predict(launch.Blocks(zeros, zeros, zeros, tiles, taker), num_sms=3, blocks_per_sm=1)
-    assert line.start.tolist() == [0, 0, 4, 5, 7]
-    assert line.end.tolist() == [5, 4, 7, 7, 8]
-    assert line.sm_end.tolist() == [8, 7, 0]
-
-
-def test_a_persistent_block_is_one_block_though_its_items_overlap() -> None:
-    ones = np.ones(2, np.int64)
-    blocks = launch.Blocks(ones, ones, ones, ones, thread_block=np.zeros(2, np.int64))
-    start, end, sm = np.array([0.0, 4.0]), np.array([5.0, 8.0]), np.zeros(2, np.int64)
-    line = launch.Timeline(start, end, sm, sm, blocks, num_sms=1, slots_per_sm=1, unit="µs")
-    assert line.mean_blocks == 1
-
-
-def test_blocks_never_overlap_on_a_place() -> None:
-    problem = make(2, 7, 3000, 64, "bfloat16", True)
-    schedule = Schedule.of(problem, 64, 64, True)
-    line = launch.predict(launch.thread_blocks(problem, schedule, "fa2", 132), 10, 3)
-    places = line.sm * 3 + line.slot
-    for place in np.unique(places):
-        mine = np.flatnonzero(places == place)
-        order = mine[np.argsort(line.start[mine])]
-        assert (line.start[order[1:]] >= line.end[order[:-1]]).all()
-
-
-# --- Traces ----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("algorithm", ["fa1", "fa2_noskip", "fa2", "fa3"])
-def test_a_trace_gives_back_its_timeline(algorithm: str) -> None:
-    plan = make_plan(make(2, 8, 1024, 64, "bfloat16", True), DEVICE, algorithm)
-    blocks = launch.thread_blocks(plan.problem, plan.schedule, algorithm, DEVICE.num_sms)
-    expected = launch.predict(blocks, DEVICE.num_sms, plan.config.blocks_per_sm)
-    got = trace.measured_timeline(make_records(plan), DEVICE.num_sms, whole_heads=algorithm == "fa1")
-    rows = [
-        sorted(zip(t.sm, t.start * scale, t.blocks.tiles, t.blocks.head, strict=True))
-        for t, scale in ((got, 1.0), (expected, 0.9))
-    ]
-    np.testing.assert_allclose(*rows)
-    assert got.tail == pytest.approx(expected.tail)
-    assert trace.disagreements(make_records(plan), plan.schedule) == []
-
-
-@pytest.mark.parametrize("field", ["tiles_visited", "tiles_skipped", "tiles_unmasked"])
-def test_a_wrong_tile_count_is_found(field: str) -> None:
-    plan = make_plan(make(1, 4, 1024, 64, "bfloat16", True), DEVICE, "fa2")
-    found = make_records(plan)
-    found[field][5] += 1
-    (sentence,) = trace.disagreements(found, plan.schedule)
-    assert field.replace("_", " ") in sentence
-    assert f"1 of {len(found)} records" in sentence
-
-
-def test_a_trace_of_another_length_is_found() -> None:
-    plan = make_plan(make(1, 4, 1024, 64, "bfloat16", True), DEVICE, "fa2")
-    shorter = dataclasses.replace(plan.schedule, seqlen_q=256, seqlen_k=256)
-    assert "the schedule only" in trace.disagreements(make_records(plan), shorter)[0]
-
-
-def test_traces_are_saved_and_loaded(tmp_path) -> None:
-    plan = make_plan(make(1, 4, 512, 64, "bfloat16", True), DEVICE, "fa2")
-    written = make_trace(plan)
-    file = traces.save(written, tmp_path)
-    (loaded,) = traces.load_all(tmp_path).values()
-    assert (loaded.problem, loaded.config, loaded.is_current) == (plan.problem, plan.config, True)
-    shift = written.records["start_ns"].min()
-    np.testing.assert_array_equal(loaded.records["end_ns"], written.records["end_ns"] - shift)
-    np.testing.assert_array_equal(loaded.records["sm"], written.records["sm"])
-    file.write_bytes(file.read_bytes()[:200])
-    with pytest.raises(ValueError, match=file.name):
-        traces.load(file)
-
-
-def test_perfetto_export_has_an_event_for_every_block() -> None:
-    plan = make_plan(make(1, 4, 1024, 64, "bfloat16", True), DEVICE, "fa2")
-    line = trace.measured_timeline(make_records(plan), DEVICE.num_sms)
-    exported = json.loads(trace.perfetto(line, "a title"))
-    slices = [e for e in exported["traceEvents"] if e["ph"] == "X"]
-    assert len(slices) == 4 * plan.schedule.num_q_blocks
-    assert slices[0]["args"]["tiles"] == line.blocks.tiles[0]
-    assert exported["otherData"] == {"title": "a title", "predicted": False, "unit": "µs"}
-
-
-def test_perfetto_events_of_one_thread_never_cross() -> None:
-    plan = make_plan(make(2, 16, 2048, 128, "bfloat16", True), DEVICE, "fa3")
-    records = make_records(plan)
-    records["end_ns"] += 500  # an item ends after the next one of its block began
-    line = trace.measured_timeline(records, DEVICE.num_sms)
-    slices = [e for e in json.loads(trace.perfetto(line, "x"))["traceEvents"] if e["ph"] == "X"]
-    threads: dict[tuple[int, int], list[tuple[float, float]]] = {}
-    for e in slices:
-        threads.setdefault((e["pid"], e["tid"]), []).append((e["ts"], e["ts"] + e["dur"]))
-    assert len(threads) > DEVICE.num_sms
-    for spans in threads.values():
-        assert all(a[1] <= b[0] + 1e-6 for a, b in itertools.pairwise(sorted(spans)))
-    assert {e["args"]["thread_block"] for e in slices} == set(range(DEVICE.num_sms))
-
-
-# --- Arithmetic ------------------------------------------------------------------------------------------
-
-
-def test_work_counts_every_tile_and_every_visible_score() -> None:
-    problem = make(2, 3, 100, 64, "bfloat16", True)
-    schedule = Schedule.of(problem, 64, 64, True)
-    done = work.work(problem, schedule)
-    factor = 4 * 64 * 6
-    assert done.done == factor * 3 * 64 * 64
-    assert done.useful == factor * 100 * 101 // 2
-    assert done.dense == factor * 100 * 100
-    assert done.waste == done.done - done.useful
-
-
-@pytest.mark.parametrize("schedule", schedules())
-def test_classes_add_up(schedule: Schedule) -> None:
-    counts = work.class_counts(schedule)
-    assert sum(counts.values()) == schedule.total
-    assert counts[Tile.SKIPPED] == schedule.skipped
-
-
-def test_skipping_tends_to_twice_and_never_reaches_it() -> None:
-    ratios = work.skip_speedups(Schedule(64, 64, 64, 64, True), [64, 1024, 65536])
-    assert ratios[0] == 1
-    assert ratios == sorted(ratios)
-    assert 1.99 < ratios[-1] < 2
-
-
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize(("seqlen_q", "seqlen_k", "q_block"), [(200, 200, 1), (100, 300, 0), (300, 100, 4)])
-def test_the_last_tile_ends_at_the_lse(causal: bool, seqlen_q: int, seqlen_k: int, q_block: int) -> None:
-    """m + log l after the last tile is the log-sum-exp of the row, by float64 on the same inputs."""
-    schedule = Schedule(seqlen_q, seqlen_k, 64, 64, causal)
-    steps = softmax_steps.observe_rows(schedule, q_block, head_dim=32)
-    assert [s.kv_block for s in steps] == list(range(schedule.visits[q_block]))
-    for before, after in itertools.pairwise(steps):
-        np.testing.assert_array_equal(before.m_after, after.m_before)
-        np.testing.assert_array_equal(before.l_after, after.l_before)
-    rows = min(64, seqlen_q - 64 * q_block)
-    keys = seqlen_k if not causal else min(seqlen_k, 64 * q_block + rows + seqlen_k - seqlen_q)
-    rng = np.random.default_rng([0, q_block])
-    q = rng.standard_normal((1, 1, rows, 32), np.float32)
-    k, v = (rng.standard_normal((1, 1, keys, 32), np.float32) for _ in range(2))
-    _, lse = attention_reference(q, k, v, causal=causal, return_lse=True)
-    with np.errstate(divide="ignore"):
-        np.testing.assert_allclose(
-            steps[-1].m_after + np.log(steps[-1].l_after), lse[0, 0], rtol=1e-5, atol=1e-5
-        )
-
-
-def test_a_block_of_rows_that_see_nothing_has_no_steps() -> None:
-    assert softmax_steps.observe_rows(Schedule(300, 100, 64, 64, True), 0, 32) == []
-
-
-# --- Decode ----------------------------------------------------------------------------------------------
-
-
-def decode_plan(batch: int, capacity: int, schedule: str = "auto", **changes: Any) -> DecodePlan:
-    problem = DecodeProblem(batch, 32, 8, 1, capacity, 128, "bfloat16", "bfloat16", default_scale(128))
-    return make_decode_plan(dataclasses.replace(problem, **changes), DEVICE, schedule=schedule)
-
-
-def test_a_split_covers_every_tile_once() -> None:
-    batch = decode.Batch.of(decode_plan(3, 1000), (1000, 70, 1), overhead=0)
-    for splits in (1, 2, 5, 16):
-        blocks = decode.fixed_blocks(batch, splits)
-        assert blocks.tiles.sum() == batch.kv_heads * sum(batch.tiles)
-        assert blocks.tiles.min() >= 1
-        for sequence, tiles in enumerate(batch.tiles):
-            mine = blocks.batch == sequence
-            assert np.bincount(blocks.head[mine], blocks.tiles[mine]).tolist() == [tiles] * batch.kv_heads
-    blocks = decode.balanced_blocks(batch, 7)
-    assert blocks.tiles.sum() == batch.kv_heads * sum(batch.tiles)
-    shares = np.bincount(blocks.thread_block, blocks.tiles)
-    assert len(shares) == 7
-    assert shares.max() - shares.min() <= 1
-
-
-@pytest.mark.parametrize(("sequences", "capacity"), [(1, 8192), (1, 65536), (33, 4096), (5, 100_000)])
-def test_fixed_splits_are_the_blocks_of_the_launch(sequences: int, capacity: int) -> None:
-    plan = decode_plan(sequences, capacity, "fixed")
-    batch = decode.Batch.of(plan, (capacity,) * sequences, overhead=0)
-    found = decode.fixed(batch, plan.num_splits)
-    simulated = decode.evaluate(batch, decode.fixed_blocks(batch, plan.num_splits), plan.num_splits)
-    assert simulated.blocks == found.blocks == math.prod(plan.launches[0].grid)
-    assert simulated.span <= found.span  # the last part of a sequence may be a little shorter
-
-
-def test_splitting_one_sequence_fills_the_card() -> None:
-    batch = decode.Batch.of(decode_plan(1, 65536), (65536,), overhead=1)
-    curve = decode.split_curve(batch, decode.candidates(128))
-    best = decode.best(curve)
-    assert curve[0].fill == pytest.approx(8 / batch.places, rel=0.01)
-    assert best.fill > 0.9
-    assert best.span < curve[0].span * 8 / batch.places * 1.3
-
-
-def test_a_full_card_is_not_split() -> None:
-    one = decode.Batch.of(decode_plan(1, 4096), (4096,), overhead=1)
-    sequences = one.places // one.items
-    batch = decode.Batch.of(decode_plan(sequences, 4096), (4096,) * sequences, overhead=1)
-    assert 0 <= batch.places - batch.items < 8
-    assert decode.best(decode.split_curve(batch, decode.candidates(64))).splits == 1
-
-
-def test_equal_shares_end_together() -> None:
-    plan = decode_plan(16, 32768, "balanced")
-    batch = decode.Batch.of(plan, decode.ragged(16, 32768, 32), overhead=0)
-    assert not batch.ragged  # or the shares would have two sizes
-    line = decode.timeline(batch, decode.balanced_blocks(batch, plan.num_splits))
-    ends = np.zeros(batch.places)
-    np.maximum.at(ends, line.slot * line.num_sms + line.sm, line.end)
-    share = max(np.bincount(line.blocks.thread_block, line.blocks.tiles))
-    assert ends.max() - ends.min() <= share  # several waves of them: the last one may be a little late
-    assert (np.diff(np.sort(line.slot * line.num_sms + line.sm)) <= 1).all()  # every place has work
-    fixed = decode.split_curve(batch, [1, 2, 4, 8, 16, 32])
-    assert line.span <= 1.05 * min(s.span for s in fixed)  # which nobody knows when they are launched
-
-
-# --- Evidence --------------------------------------------------------------------------------------------
-
-
-def test_recorded_speedups_by_length(tmp_path) -> None:
-    write_evidence(tmp_path, "versions")
-    (found,) = evidence.load(tmp_path)
-    assert found.where == "Made-up GPU, 2026-01-02"
-    assert found.stale == ()
-    series = evidence.speedups(found.rows, "fa2_noskip", "fa2_forward")
-    assert "float16 d64, 4 heads" in series
-    for values in series.values():
-        assert list(values) == sorted(values)
-        assert all(v == pytest.approx(1.5, rel=1e-3) for v in values.values())
-
-
-def test_damaged_evidence_says_which_file(tmp_path) -> None:
-    file = write_evidence(tmp_path, "versions")
-    content = json.loads(file.read_text())
-    del content["suites"]["versions"]["rows"][0]["p50_ns"]
-    file.write_text(json.dumps(content))
-    with pytest.raises(ValueError, match=r"made-up-gpu\.json lacks 'p50_ns'"):
-        evidence.load(tmp_path)
 
 
 # --- Figures ---------------------------------------------------------------------------------------------

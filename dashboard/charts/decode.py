@@ -90,7 +90,7 @@ def split_figure(
                 row,
                 1,
             )
-    if len(measured) > 1:  # one alone would be the shortest of itself
+    if measured and len(measured) > 1:  # one alone would be the shortest of itself
         figure.add_trace(
             go.Scatter(
                 x=list(measured), y=[t / min(measured.values()) for t in measured.values()],

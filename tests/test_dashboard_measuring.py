@@ -1,0 +1,153 @@
+"""What a worker does with one job: kernels that fail, decoding, ceilings."""
+
+# ruff: noqa: F811 - fixtures are imported, and asked for by their names
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from dashboard_run_support import fresh, over, small, wait_for  # noqa: F401
+from dashboard_support import DEVICE
+
+from cufa.bench import decode, records
+from cufa.bench.limits import Limits
+from cufa.bench.suites import contenders, make
+from cufa.bench.timing import Timing
+from cufa.dashboard.model.decode_rows import decode_rows
+from cufa.dashboard.worker import client, measuring, serve
+from cufa.dashboard.worker.jobs import Job
+from cufa.dashboard.worker.store import Status, Store
+
+# --- Errors of kernels, simulated ---------------------------------------------------------------------------
+
+
+class CUDARuntimeError(RuntimeError):
+    """By the name that CuPy gives it."""
+
+
+def test_a_kernel_error_ends_the_run_and_the_process(fresh: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    def lost(*_: Any, **__: Any) -> None:
+        raise CUDARuntimeError("cudaErrorIllegalAddress: an illegal memory access was encountered")
+
+    monkeypatch.setattr(measuring, "run_problem", lost)
+    job = dataclasses.replace(small(), cases=small().cases * 3)
+    run_id = fresh.submit(job)
+    assert serve.Worker(fresh, fresh.read(run_id)).run() is True  # the caller replaces the process
+    run = fresh.read(run_id)
+    assert run.status is Status.FAILED
+    assert run.message.startswith("The kernel failed on the GPU: cudaErrorIllegalAddress")
+    assert len(run.record["failed"]) == 1  # nothing more is tried in a lost context
+
+
+def test_other_errors_do_not_stop_the_next_shape(fresh: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, calls = measuring.run_problem, []
+
+    def first_fails(*args: Any, **options: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 1:
+            raise RuntimeError("no such luck")
+        return real(*args, **options)
+
+    monkeypatch.setattr(measuring, "run_problem", first_fails)
+    run_id = fresh.submit(dataclasses.replace(small(), cases=small().cases * 2))
+    assert serve.Worker(fresh, fresh.read(run_id)).run() is False
+    run = fresh.read(run_id)
+    assert (run.status, len(run.rows), run.message) == (Status.FAILED, 1, "RuntimeError: no such luck")
+
+
+def test_a_gpu_run_compiles_before_it_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a made-up GPU: which kernels are prepared, and that one that does not serve the type is not."""
+    prepared = []
+
+    class Backend:
+        @staticmethod
+        def prepare(plan: Any) -> None:
+            prepared.append(plan.spec.name)
+
+    monkeypatch.setitem(__import__("sys").modules, "cufa.backends.cuda", Backend)
+    monkeypatch.setattr("cufa.backends.cuda", Backend, raising=False)
+    problem = make(1, 8, 128, 64, "float32", True)
+    told: list[dict[str, Any]] = []
+    seconds = measuring._prepare(problem, contenders("fa2", "fa1", "torch flash"), DEVICE, told.append)
+    assert list(seconds) == ["fa2"]  # FA1 is made for 16-bit types
+    assert prepared == ["fa2_forward_f32"]
+    assert [e["text"] for e in told] == ["compiling fa2", "compiling fa1"]
+
+
+def test_decoding_is_timed_case_by_case(fresh: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a made-up GPU, with made-up times: what reaches the run's folder and what is read from it."""
+    cases = tuple(decode.cases())
+    limits = Limits(4e12, {"bfloat16": 7e14}, 4e12)
+
+    def run_case(case: decode.DecodeCase, device: object, **options: Any) -> list[decode.DecodeRow]:
+        assert options["seconds"] == 0.5
+        if "ragged" in case.title:
+            raise MemoryError("too large")
+        times = {decode.READ: 1e-5, **{c.label: 2e-5 for c in case.contenders}}
+        plans = {c.label: c.plan(DEVICE) for c in case.contenders}
+        return [
+            decode.DecodeRow(case.title, label, case.problem, Timing((t,) * 3), 1000, 0.0, plans.get(label))
+            for label, t in times.items()
+        ]
+
+    monkeypatch.setattr(decode, "run_case", run_case)
+    monkeypatch.setattr(measuring, "_device", lambda name: DEVICE)
+    monkeypatch.setattr(measuring, "_limits", lambda device: limits)
+    monkeypatch.setattr(measuring, "_free", lambda device: None)
+    monkeypatch.setattr(records, "environment", lambda device: {"device": "Made-up GPU"})
+    run_id = fresh.submit(Job("suite decode", "cuda:0", (), 0.5, cases))
+    serve.Worker(fresh, fresh.read(run_id)).run()
+    run = Store(fresh.root).read(run_id)
+    assert run.status is Status.FAILED
+    assert run.message == "Out of memory: too large"
+    contenders = sum(len(case.contenders) for case in cases if "ragged" not in case.title)
+    assert run.timings == contenders
+    assert run.cases_done == len(cases)
+    rows = decode_rows(run.decode_rows)
+    assert len(rows) == contenders
+    assert {row.of_read for row in rows} == {0.5}
+    (fresh.folder(run_id) / "record.json").unlink()  # as if the worker had died before
+    assert Store(fresh.root).read(run_id).decode_rows == run.decode_rows
+
+
+@pytest.mark.gpu
+def test_decoding_is_timed_on_a_gpu(fresh: Store) -> None:
+    case = next(iter(decode.cases()))
+    run_id = client.submit(fresh, Job("decode", "cuda:0", (), 0.2, (case,)))
+    run = wait_for(fresh, run_id, over)
+    assert run.status is Status.DONE, f"{run.message}\n{run.detail}"
+    rows = decode_rows(run.decode_rows)
+    ours = next(row for row in rows if row.label == "flash_decode")
+    assert ours.error is not None
+    assert ours.error < 1e-2
+    assert 0 < ours.of_read < 1.5
+
+
+def test_old_ceilings_are_measured_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    cleared = []
+
+    def limits(device: object) -> Limits:
+        return Limits(1e10, {"float32": 1e11, "float64": 5e10}, 1e9)
+
+    limits.cache_clear = lambda: cleared.append(1)  # type: ignore[attr-defined]
+    monkeypatch.setattr(measuring, "measure_limits", limits)
+    monkeypatch.setattr(measuring, "_limits_measured", {})
+    for _ in range(2):
+        measuring.measure(small(), lambda event: None)
+    assert len(cleared) == 1
+    monkeypatch.setattr(measuring, "_LIMITS_SECONDS", 0.0)
+    measuring.measure(small(), lambda event: None)
+    assert len(cleared) == 2
+
+
+def test_worker_and_client_need_neither_streamlit_nor_plotly() -> None:
+    """Nor do these tests: a bare machine with a GPU has numpy, cupy and pytest."""
+    missing = "import sys; sys.modules.update(dict.fromkeys(('streamlit', 'plotly', 'PIL', 'playwright')))"
+    code = f"{missing}; sys.path.insert(0, 'tests'); import test_dashboard_worker"
+    root = Path(__file__).parents[1]
+    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
