@@ -24,7 +24,7 @@ import pytest
 for _package in ("streamlit", "plotly", "playwright"):
     pytest.importorskip(_package, reason=f"the browser test needs {_package}: pip install 'cufa[dev]'")
 
-from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright  # noqa: E402
+from playwright.sync_api import Browser, Page, expect, sync_playwright  # noqa: E402
 from test_dashboard_pages import PAGES  # noqa: E402
 
 from cufa.dashboard.worker import client  # noqa: E402
@@ -247,10 +247,9 @@ def test_controls_answer_to_the_keyboard(server: str, browser: Browser) -> None:
     visit.close()
 
 
-#: Seconds from a click to its answer on the screen. 0.2 on a machine that does nothing else; where server,
-#: browser and other tests share two cores, it may take as much longer as a loop of known length takes just
-#: before, and is asked again.
-SWIFT, ATTEMPTS = 0.35, 12
+#: Seconds, as asked for. Where server, browser and other tests share two cores, it may take as much longer as
+#: a loop of known length takes just before, and is tried again.
+FIRST_PAINT, SWIFT, ATTEMPTS = 2.0, 0.2, 12
 
 
 def slowdown() -> float:
@@ -261,50 +260,112 @@ def slowdown() -> float:
     return (time.perf_counter() - start) / 0.05
 
 
-def answers_swiftly(visit: Visit, asks: Iterator[tuple[Callable[[], None], Locator, str]]) -> None:
-    """One of the asks (what to do, where the answer appears, what it says) is answered within SWIFT."""
-    taken: list[tuple[float, float]] = []
-    for _, (ask, where, answer) in zip(range(ATTEMPTS), asks, strict=False):
-        visit.settle()
+#: Notes when the heading and the first figure are there, milliseconds since the page was asked for.
+WATCH_FIRST_PAINT = """
+window.seen = {};
+const note = (name, found) => { if (found && !(name in window.seen)) window.seen[name] = performance.now(); };
+new MutationObserver(() => {
+  note("heading", document.querySelector("h1"));
+  note("figure", document.querySelector(".js-plotly-plot .main-svg .xy"));
+}).observe(document, {childList: true, subtree: true});
+"""
+
+
+@pytest.mark.parametrize("name", ["causal_work", "compare", "occupancy", "roofline", "decode", "history"])
+def test_first_paint(server: str, browser: Browser, name: str) -> None:
+    """Heading and first figure, in a browser that has nothing of the dashboard in its cache. Being driven
+    costs this one 0.4 s: with a debugger attached, Chromium parses Plotly four times more."""
+    taken = []
+    for _ in range(4):
         slow = slowdown()
-        start = time.perf_counter()
+        visit = Visit(browser)
+        visit.page.add_init_script(WATCH_FIRST_PAINT)
+        page = visit.open(f"{server}/{name}")
+        page.wait_for_function("window.seen.figure", timeout=PATIENCE / 3)
+        seen = page.evaluate("window.seen")
+        visit.close()
+        taken.append((seen["heading"] / 1000, seen["figure"] / 1000, slow))
+        if taken[-1][1] < FIRST_PAINT * slow:
+            break
+    else:
+        raise AssertionError(f"heading, figure, slowdown: {taken}")
+    print(f"\n{name}: heading {taken[-1][0]:.2f} s, first figure {taken[-1][1]:.2f} s, slowdown {slow:.1f}")
+
+
+#: From a key or the mouse button until the frame after the one in which the answer stands, milliseconds.
+WATCH_ANSWER = """([selector, answer]) => {
+  window.taken = null;
+  let asked = null;
+  const ask = event => { if (event.key === undefined || event.key === "Enter") asked ??= performance.now(); };
+  for (const kind of ["pointerdown", "keydown"]) document.addEventListener(kind, ask, {capture: true});
+  const watcher = new MutationObserver(() => {
+    const found = [...document.querySelectorAll(selector)].some(x => x.textContent.includes(answer));
+    if (asked === null || !found) return;
+    watcher.disconnect();
+    requestAnimationFrame(() => setTimeout(() => { window.taken = performance.now() - asked; }));
+  });
+  watcher.observe(document, {childList: true, subtree: true, characterData: true});
+}"""
+
+
+def answers_swiftly(visit: Visit, asks: Iterator[tuple[Callable[[], None], str]]) -> None:
+    """One of the asks (what to do, what a verdict then says) is answered within SWIFT."""
+    taken: list[tuple[float, float]] = []
+    for _, (ask, answer) in zip(range(ATTEMPTS), asks, strict=False):
+        page = visit.settle()
+        slow = slowdown()
+        page.evaluate(WATCH_ANSWER, [".cufa-verdict", answer])
         ask()
-        expect(where).to_contain_text(answer, timeout=PATIENCE)
-        taken.append((time.perf_counter() - start, slow))
+        page.wait_for_function("window.taken", timeout=PATIENCE)
+        taken.append((page.evaluate("window.taken") / 1000, slow))
         if taken[-1][0] < SWIFT * slow:
+            print(f"\n{answer}: {1000 * taken[-1][0]:.0f} ms, slowdown {slow:.1f}")
             return
     raise AssertionError(f"answered after, at a slowdown of: {taken}")
 
 
+#: 256 × 256 tiles and 20,480 blocks.
+LARGE = "sq=16384&sk=16384&heads=20&tiles=custom&bq=64&bkv=64"
+
+
 def test_a_large_view_answers_swiftly(server: str, browser: Browser) -> None:
-    """256 × 256 tiles and 20,480 blocks: another mask, until the words above the grid have changed."""
+    """Another mask, until the words above the grid have changed."""
     visit = Visit(browser)
-    link = "sq=16384&sk=16384&heads=20&tiles=custom&bq=64&bkv=64"
-    page = visit.open(f"{server}/{CAUSAL}?{link}")
-    verdict = page.locator(".cufa-verdict").first
+    page = visit.open(f"{server}/{CAUSAL}?{LARGE}")
     masks = itertools.cycle((("full", "Nothing is masked"), ("causal", "Skipping")))
-    asks = (
-        (page.get_by_role("radio", name=mask, exact=True).click, verdict, answer) for mask, answer in masks
-    )
+    asks = ((page.get_by_role("radio", name=mask, exact=True).click, answer) for mask, answer in masks)
     answers_swiftly(visit, asks)
     visit.close()
 
 
-def test_a_tile_answers_swiftly(server: str, browser: Browser) -> None:
-    """Another tile, until the words about it have changed; the rest of the page stays as it is."""
+@pytest.mark.parametrize("link", [LARGE, ""], ids=["large", "default"])
+def test_a_typed_tile_answers_swiftly(server: str, browser: Browser, link: str) -> None:
+    """Another tile by its number, until the words about it have changed."""
+    visit = Visit(browser)
+    page = visit.open(f"{server}/{CAUSAL}?{link}")
+    field = page.get_by_role("spinbutton", name="Key block")
+
+    def type_in(tile: int) -> Callable[[], None]:
+        field.fill(str(tile))
+        return lambda: page.keyboard.press("Enter")
+
+    answers_swiftly(visit, ((type_in(tile), f", {tile}) is") for tile in itertools.cycle(range(2, 12))))
+    visit.close()
+
+
+def test_a_clicked_tile_answers_swiftly(server: str, browser: Browser) -> None:
+    """Another tile by the mouse; the rest of the page stays as it is."""
     visit = Visit(browser)
     page = visit.open(f"{server}/{CAUSAL}?sq=1024&sk=1024")  # 8 × 16 tiles of 128 × 64
-    box = page.locator(".js-plotly-plot .nsewdrag").first.bounding_box()
-    assert box is not None
 
     def click(tile: int) -> Callable[[], None]:
-        return lambda: page.mouse.click(
-            box["x"] + box["width"] * (tile + 0.5) / 16, box["y"] + box["height"] * 6.5 / 8
-        )
+        box = page.locator(".js-plotly-plot .nsewdrag").first.bounding_box()
+        assert box is not None
+        x, y = box["x"] + box["width"] * (tile + 0.5) / 16, box["y"] + box["height"] * 6.5 / 8
+        return lambda: page.mouse.click(x, y)
 
-    about = page.locator(".cufa-verdict").filter(has_text="Tile (")
     tiles = itertools.cycle(range(2, 12))
-    answers_swiftly(visit, ((click(tile), about, f"Tile (6, {tile})") for tile in tiles))
+    answers_swiftly(visit, ((click(tile), f"Tile (6, {tile})") for tile in tiles))
     visit.close()
 
 
