@@ -25,7 +25,7 @@ from cufa.schedule import Schedule, Tile
 Cells = npt.NDArray[np.uint8]
 
 PICKABLE = 64 * 64
-"""Up to this many tiles each gets a square of its own that can be selected."""
+"""Up to this many tiles each can be clicked."""
 _RASTER = 1024
 """Longest side of the raster, pixels."""
 _HOVER_CELLS = 256
