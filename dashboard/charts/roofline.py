@@ -129,6 +129,9 @@ def needs_figure(row: Measured, palette: Palette, height: int = 340) -> go.Figur
             showlegend=False,
         )
     )
+    # Away from each other: the lines may be close.
+    earlier = row.predicted is None or row.predicted <= row.seconds
+    anchors = {"measured": "left" if earlier else "right", "predicted": "right" if earlier else "left"}
     for seconds, text, dash, colour in (
         (row.seconds, "measured", "solid", palette.measured),
         (row.predicted, "predicted", "dash", palette.predicted),
@@ -137,7 +140,7 @@ def needs_figure(row: Measured, palette: Palette, height: int = 340) -> go.Figur
             continue
         figure.add_vline(
             factor * seconds, line={"color": colour, "width": 2, "dash": dash}, annotation_text=text,
-            annotation={"y": 1, "yanchor": "bottom", "xanchor": "center"},
+            annotation={"y": 1, "yanchor": "bottom", "xanchor": anchors[text]},
         )  # fmt: skip
     figure.update_xaxes(title_text=f"time ({unit})", rangemode="tozero")
     figure.update_yaxes(autorange="reversed", showgrid=False, ticks="")

@@ -113,11 +113,22 @@ def show_splits(
         f"({choice.device.num_sms} SMs × {batch.config.blocks_per_sm}), {here.waves:.2f} waves, "
         f"{here.fill:.0%} of the places' time on tiles{_without_extra(batch, here)}. Every tile counts as "
         "equally long; of what a merge costs, which the planner weighs, this knows the extra tiles alone."
+        + _clusters(plan)
     )
     decode_measured.show_here(found, choice.problem)
     decode_measured.offer_curve(choice.problem, [s.splits for s in curve], choice.config is None)
     with st.expander("The plan, and its reasons", icon=":material/route:"):
         st.code(str(plan), language=None)
+
+
+def _clusters(plan: DecodePlan) -> str:
+    """Why the planner takes fewer splits than this prediction would."""
+    if all(launch.cluster == 1 for launch in plan.launches):
+        return ""
+    return (
+        " Nor does it know that SMs share the memory: half of them read a small cache as fast as all, and the "
+        "blocks of a cluster merge sooner than more splits would."
+    )
 
 
 def _without_extra(batch: Batch, here: Split) -> str:
