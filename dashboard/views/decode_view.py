@@ -126,8 +126,8 @@ def _clusters(plan: DecodePlan) -> str:
     if all(launch.cluster == 1 for launch in plan.launches):
         return ""
     return (
-        " Nor does it know that SMs share the memory: half of them read a small cache as fast as all, and the "
-        "blocks of a cluster merge sooner than more splits would."
+        " Nor does it know that SMs share the memory: half of them read a small cache as fast as all, and "
+        "the blocks of a cluster merge sooner than more splits would."
     )
 
 
