@@ -14,7 +14,7 @@ from cufa.architectures import Device
 from cufa.decode.operands import DecodeOperands
 from cufa.decode.plan import DecodePlan, make_decode_plan
 from cufa.decode.problem import CACHE_ITEMSIZE, DecodeProblem
-from cufa.decode.schedule import balanced_shares, split_range, used_splits
+from cufa.decode.schedule import WAVES, balanced_shares, split_range, used_splits
 from cufa.kernels import DECODE_KERNELS, TileConfig
 from cufa.planner import fitting_configs
 
@@ -55,6 +55,11 @@ def plan_of(
     device: Device = H200,
 ) -> DecodePlan:  # fmt: skip
     return make_decode_plan(problem_of(case), device, num_splits, config=config, kernel=kernel)
+
+
+def splits(kernel: str, number: int) -> int:
+    """What to ask for to get this many: of shares of a ragged batch, an eighth is used at least."""
+    return number * WAVES if "balanced" in kernel else number
 
 
 def configs(kernel: str, head_dim: int, device: Device = H200) -> tuple[TileConfig, ...]:

@@ -93,6 +93,30 @@ def test_any_choice_can_be_launched(batch, heads, capacity):
             assert launch.cluster * plan.items <= (room if launch.cluster == 2 else room // 2)
 
 
+@pytest.mark.parametrize("schedule", ["auto", "balanced"])
+@pytest.mark.parametrize(
+    ("batch", "heads", "kv_heads", "capacity"),
+    [
+        (2, 32, 8, 1024),
+        (4, 32, 8, 1024),
+        (8, 32, 8, 512),
+        (4, 32, 8, 2560),
+        (64, 32, 8, 65536),
+        (3, 8, 1, 300),
+    ],
+)
+def test_small_ragged_batches_keep_the_gpu_as_busy(schedule, batch, heads, kv_heads, capacity):
+    """Full sequences, given as lengths: blocks that have work are about half of those that can run at least."""
+    plan = make_decode_plan(problem(batch, heads, kv_heads, capacity, ragged=True), H200, schedule=schedule)
+    tiles = num_tiles(capacity, plan.config.block_kv) * plan.items
+    blocks = plan.num_splits * plan.items
+    if plan.schedule == "balanced":
+        blocks = Shares.of(tiles, plan.num_splits, ragged=True).used
+        assert f"at most {min(plan.num_splits, tiles):,} shares" in plan.reasons[-1]
+    resident = H200.num_sms * plan.config.blocks_per_sm
+    assert blocks >= min(resident, tiles) * (0.45 if plan.schedule == "fixed" else 1)
+
+
 def test_splits_that_are_asked_for():
     """Merged in a cluster where one has room, and only then."""
     short = problem(1, 32, 8, 4096)

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from decode_kernel_support import assert_pieces, configs, operands_of, plan_of
+from decode_kernel_support import assert_pieces, configs, operands_of, plan_of, splits
 from decode_support import make_case
 
 from cufa.emulator_decode import run_decode_plan
@@ -25,12 +25,14 @@ CASES = {
 }
 
 
-def run(case, kernel, num_splits, mode="checked", launches=1, config=None, **options):
+def run(case, kernel, num_splits, mode="checked", launches=1, config=None, merges=False, **options):
+    """``merges``: some item has several parts, or the case would not show how they are merged."""
     plan, operands = plan_of(case, kernel, num_splits, config), operands_of(case)
     done = run_decode_plan(plan, operands, Execution(mode, **options), trace=True, launches=launches)
     assert not done.findings, "\n".join(map(str, done.findings))
     case.check(operands.out, operands.lse)
     assert_pieces(plan, case.lengths, done.records)
+    assert not merges or len(done.records) > plan.items
     return plan, operands
 
 
@@ -39,15 +41,17 @@ def test_kernel(kernel):
     """Whatever the number of splits; the workspace serves two launches in a row."""
     case = make_case(**CASES[kernel])
     for num_splits in (1, 2, 3, 7):
-        run(case, kernel, num_splits, launches=1 + (num_splits == 2))
+        launches = 1 + (num_splits == 2)
+        run(case, kernel, splits(kernel, num_splits), launches=launches, merges=num_splits > 2)
 
 
 @pytest.mark.parametrize("kernel", ["decode_split_tma", "decode_balanced"])
 def test_same_bits_in_every_order(kernel):
     case = make_case(**CASES[kernel])
-    _, first = run(case, kernel, 4, copies="early", threads=1)
+    number = splits(kernel, 4)
+    _, first = run(case, kernel, number, merges=True, copies="early", threads=1)
     for order in ("descending", 1, 2):
-        _, again = run(case, kernel, 4, schedule=order, copies="late", threads=2)
+        _, again = run(case, kernel, number, schedule=order, copies="late", threads=2)
         np.testing.assert_array_equal(again.out.view(np.uint8), first.out.view(np.uint8))
         np.testing.assert_array_equal(again.lse, first.lse)
         np.testing.assert_array_equal(again.k_cache.view(np.uint8), first.k_cache.view(np.uint8))

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from decode_kernel_support import assert_pieces, configs, operands_of, plan_of
+from decode_kernel_support import assert_pieces, configs, operands_of, plan_of, splits
 from decode_support import make_case
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -87,7 +87,7 @@ def test_every_config(cp, device, kernel, head_dim):
         list(pool.map(lambda job: cuda.prepare(job[1]), todo))
     for case, plan in todo:
         run(cp, device, case, kernel, None, plan.config)
-        run(cp, device, case, kernel, 5, plan.config)
+        run(cp, device, case, kernel, splits(kernel, 5), plan.config)
 
 
 @KERNELS
@@ -97,7 +97,7 @@ def test_every_number_of_splits(cp, device, kernel):
     config = served(device, kernel, case, 64)[0]
     tiles = -(-1000 // config.block_kv)
     for num_splits in range(1, tiles + 3):
-        run(cp, device, case, kernel, num_splits)
+        run(cp, device, case, kernel, splits(kernel, num_splits))
 
 
 @pytest.mark.parametrize("page_size", PAGE_SIZES)
@@ -110,7 +110,7 @@ def test_pages_and_appended_tokens(cp, device, kernel, page_size):
     )  # fmt: skip
     served(device, kernel, case, 128)
     _, operands = run(cp, device, case, kernel)
-    run(cp, device, case, kernel, 3)
+    run(cp, device, case, kernel, splits(kernel, 3))
     table, stored = case.options["block_table"], operands.v_cache.get()
     for b, n in enumerate(case.lengths):
         for i in range(2):
@@ -174,7 +174,7 @@ def test_lengths_around_tiles(cp, device, kernel):
         case = make_case(lengths, tokens=tokens, fp8="fp8" in kernel, head_dim=64)
         served(device, kernel, case, 64)
         run(cp, device, case, kernel)
-        run(cp, device, case, kernel, 2)
+        run(cp, device, case, kernel, splits(kernel, 2))
 
 
 @pytest.mark.parametrize("head_dim", [8, 16, 40, 72, 80, 96, 136, 192])

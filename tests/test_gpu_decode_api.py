@@ -383,7 +383,7 @@ def test_threads(cp):
 
 @pytest.mark.alone
 def test_host_time_of_a_call(cp):
-    """Python and driver, not the GPU, for a call that was seen before: 9 to 10 µs on the machine of the evidence
+    """Python and driver, not the GPU, for a call that was seen before: 9 to 10 µs where evidence was recorded
     (PyTorch's scaled_dot_product_attention, which knows no cache: 12 to 14)."""
     case = make_case([64], heads=8, kv_heads=8, new=1, page_size=16, head_dim=64)
     arrays, options = on_gpu(cp, case)

@@ -24,6 +24,7 @@
 //   1 x 32/8 x 8k     18.4  83%         22.6                              29.4     1 x 32/32 x 32k  132.6 97%   135.8   146.9
 //   1 x 32/8 x 128k   133.2 96%         136.9                             153.3    16 x 64/1 x 16k   52.3 80%    66.3    56.0
 //   8 x 32/8 x 32k    245.9 99%         251.0                             254.5    1 x 64/8 x 512k  477.8 99%   480.6   512.4
+// (64 x 32/8 x 8k has more items than the GPU runs at once: decode_balanced, one share a block.)
 // By Hopper's copy engine, boxes of 16 keys (decode_tma.cuh). Its L2 promotion decides: none as above, 256 bytes 523 us at
 // 512k, cp.async 504. Pages of 128 and of 16 cost 2%: a box a page. Eight query heads a group cost nothing over one. e4m3:
 // 134 us for bytes that read in 128.

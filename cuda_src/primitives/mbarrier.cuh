@@ -11,7 +11,8 @@ DEVICE void mbarrier_init(u32 barrier, u32 arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
 }
 
-// fence.mbarrier_init: initialised barriers are visible to the copy engine. A block barrier must follow.
+// fence.mbarrier_init: initialised barriers are visible to the copy engine, and to the cluster. A barrier of the block, or of
+// the cluster, must follow.
 DEVICE void mbarrier_init_fence() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
 
 // mbarrier.arrive

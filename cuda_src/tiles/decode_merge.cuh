@@ -11,7 +11,7 @@
 constexpr int MERGE_PITCH = ((HEAD_DIM + 31) / 32 * 32 + 8) * 4;  // four rows of an accumulator fill all banks
 constexpr int SLOT_ROW = HEAD_DIM + 4;                            // floats
 
-// Row `packed` of an item's rows, column `c`: where it belongs in the output.
+// Vector `vector` of an item's row `row`, not divided by l yet, to where it belongs in the output.
 DEVICE void store_row_part(const DecodeParams& p, const Piece& piece, int row, int vector, const float (&o)[4], float m,
                            float l) {
   const int packed = piece.row_block * Br + row;
@@ -97,7 +97,7 @@ DEVICE void sum_rings(u32 ml_smem, int row, float& m, float& l) {
 
 // What the warps of a block have of one piece becomes the output, when the piece is all of its item; else it is sent to
 // other blocks of the cluster, or left in a slot. `rings_smem` is where the rings were, `ml_smem` has room for m and l of
-// every ring and row. The caller has let all warps finish with their rings.
+// every ring and row.
 DEVICE void merge_warps(const DecodeParams& p, const Piece& piece, TileAttention& tile, u32 rings_smem, u32 ml_smem,
                         u32 received_smem, int thread) {
   const int warp = thread / 32, lane = thread % 32, ring = warp / ROW_WARPS;

@@ -79,7 +79,9 @@ def _sentences(record: Json) -> Iterator[str]:
     call = calls.get("flash_attention(q, k, v, causal=True)")
     first = record["first_result_seconds"]
     if call and "torch flash" in calls:
-        lines.append(f"A call costs {call:.1f} µs of host time (PyTorch's: {calls['torch flash']:.1f});")
+        lines.append(
+            f"A call costs {call:.1f} µs of host time (PyTorch's flash backend: {calls['torch flash']:.1f});"
+        )
         lines.append(
             f"the first ever takes {first['cold']:.1f} s with compilation, {first['warm']:.1f} s once the "
             "kernel is on disk."

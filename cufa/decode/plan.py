@@ -11,7 +11,7 @@ from ..kernels.decode import MAX_CLUSTER, items, merged_in_cluster, merges_in_cl
 from ..kernels.spec import launch_lines
 from ..planner import fitting_configs
 from .problem import DecodeProblem
-from .schedule import num_tiles
+from .schedule import WAVES, num_tiles
 from .splits import Cut, choose_cut
 
 SCHEDULES = ("fixed", "balanced")
@@ -103,7 +103,8 @@ def make_decode_plan(
 ) -> DecodePlan:
     """Choose kernel, tiles, schedule and the number of splits.
 
-    ``num_splits`` asks for that many fixed splits of each sequence (with ``schedule="balanced"``: shares);
+    ``num_splits`` asks for that many fixed splits of each sequence (with ``schedule="balanced"``: for at
+    most so many shares, see :class:`~cufa.decode.schedule.Shares`);
     ``config`` overrides the tiles and ``kernel``, a name of the registry, kernel and schedule (benchmarks,
     tests).
 
@@ -133,7 +134,7 @@ def make_decode_plan(
     schedule, num_splits = cut.schedule, cut.num_splits
     most = num_tiles(problem.capacity, config.block_kv)
     if schedule == "balanced":
-        most *= items(problem, config)
+        most *= items(problem, config) * (WAVES if problem.ragged and device is not None else 1)
     if num_splits > most:
         num_splits = most
         reasons.append(f"{most} are as many as there are tiles: no more would have work")
@@ -170,9 +171,13 @@ def _check_launches(problem: DecodeProblem, config: TileConfig, launches: tuple[
 
 def _serving(problem: DecodeProblem, device: Device | None, kernel: str | None) -> list[KernelSpec]:
     """In the registry's order. NumPy serves everything: there the kernel's name only says which schedule."""
+    if kernel is not None and kernel not in DECODE_KERNELS:
+        raise ValueError(f"kernel={kernel!r} is not known; use one of {', '.join(DECODE_KERNELS)}")
     named = [spec for spec in DECODE_KERNELS.values() if kernel in (None, spec.name)]
     if device is None:
-        return [spec for spec in named if not spec.uses_copy_engine]
+        schedules = {spec.algorithm for spec in named}
+        alike = [spec for spec in DECODE_KERNELS.values() if spec.algorithm in schedules]
+        return [spec for of in (named, alike) for spec in of if not spec.uses_copy_engine]
     serving = [s for s in named if s.takes(problem) and fitting_configs(s, problem.head_dim, device)]
     if not serving:
         named = [s for s in named if s.reads_cache(problem)] or named

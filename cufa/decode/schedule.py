@@ -61,10 +61,10 @@ class Piece:
 #: is done takes the next. The first half of the shares has 7 of 8 tiles: what is handed out last is small.
 _LAST_PART = 8
 
-#: Shares are fewer where the last ones would have less than 8 tiles,
+#: Shares are fewer where the last ones would have less than about 8 tiles,
 _TILES_A_SHARE = 32
 
-#: but never less than one of 8 of those asked for: a wave.
+#: but never less than one of 8 of those asked for, which the planner makes a wave.
 WAVES = 8
 
 

@@ -18,7 +18,8 @@ from .schedule import WAVES, num_tiles, used_splits
 #: Fixed splits are for batches that they cut into one wave as full as this.
 FULL_WAVE = 0.9
 
-#: Bytes of keys and values that one block reads in the time by which one more part delays the merge.
+#: Bytes of keys and values that one block of 16 rows reads in the time by which one more part delays the
+#: merge. (A block of 64 rows reads a quarter as fast; its merge, which many blocks share, takes no longer.)
 _MERGE_BYTES = 20_000
 
 #: Bytes of a cache, a block of a cluster, up to which half of the SMs, merging in clusters, end before all of
@@ -53,13 +54,16 @@ def choose_cut(
     shares = _shares(problem, device, config)
     if schedule == "balanced":
         return shares
+    may_be_shares = schedule == "auto"
     if schedule == "auto" and problem.ragged and problem.batch > 1:
-        reason = "lengths differ from sequence to sequence: shares of all tiles"
-        return dataclasses.replace(shares, reasons=(reason, *shares.reasons))
+        may_be_shares = _tiles(problem, config) >= WAVES * resident(device, config)
+        if may_be_shares:
+            reason = "lengths differ from sequence to sequence: shares of all tiles"
+            return dataclasses.replace(shares, reasons=(reason, *shares.reasons))
     merged = _in_cluster(problem, device, config) if clusters else None
     if merged is not None:
         return merged
-    return _through_memory(problem, device, config, shares, must_be_fixed=schedule == "fixed")
+    return _through_memory(problem, device, config, shares, must_be_fixed=not may_be_shares)
 
 
 def cluster_fits(problem: DecodeProblem, device: Device, config: TileConfig, splits: int) -> bool:
@@ -75,11 +79,17 @@ def resident(device: Device, config: TileConfig) -> int:
     return device.num_sms * config.blocks_per_sm
 
 
+def _tiles(problem: DecodeProblem, config: TileConfig) -> int:
+    """Of all items, when all sequences are as long as the cache."""
+    return num_tiles(problem.capacity, config.block_kv) * items(problem, config)
+
+
 def _shares(problem: DecodeProblem, device: Device, config: TileConfig) -> Cut:
-    waves = WAVES if problem.ragged else 1
-    tiles = num_tiles(problem.capacity, config.block_kv) * items(problem, config)
-    shares = min(waves * resident(device, config), tiles)
-    reason = f"at most {shares} shares: {waves} for each block that runs at once, and never more than tiles"
+    """Where lengths differ, the kernel uses an eighth of these at least: a wave (see ``schedule.Shares``)."""
+    waves, tiles = WAVES if problem.ragged else 1, _tiles(problem, config)
+    shares = waves * min(resident(device, config), tiles)
+    used = min(shares, tiles)
+    reason = f"at most {used:,} shares: {waves} for each block that runs at once, and never more than tiles"
     return Cut("balanced", shares, (reason,))
 
 
@@ -101,8 +111,8 @@ def _in_cluster(problem: DecodeProblem, device: Device, config: TileConfig) -> C
 
 
 def _worth_splitting(problem: DecodeProblem, device: Device, config: TileConfig) -> int:
-    """Splits of each sequence: one wave, two tiles or more each, and no more than their merge is worth. Of n,
-    each reads 1/n of an item, and n are merged: the best n is a square root."""
+    """Splits of each sequence: one wave, about two tiles or more each, and no more than their merge is worth.
+    Of n, each reads 1/n of an item, and n are merged: the best n is a square root."""
     item_bytes = problem.kv_bytes() // (problem.batch * problem.kv_heads)
     merge_bytes = _MERGE_BYTES * 16 // config.block_q
     return max(1, min(_one_wave(problem, device, config), math.isqrt(item_bytes // merge_bytes)))
@@ -131,13 +141,14 @@ def _through_memory(
     longest = -(-tiles // splits)
     if count <= blocks and longest <= 2:
         return Cut("fixed", splits, (f"{splits} splits a sequence: a short cache, two tiles each at most",))
-    full = count * tiles / (blocks * longest) if count <= blocks else 0.0
-    if full >= FULL_WAVE:
+    if count > blocks:
+        reason = f"{count:,} items for {blocks} blocks at once"
+        if must_be_fixed:
+            return Cut("fixed", splits, (f"{splits} splits a sequence: {reason}",))
+        return dataclasses.replace(shares, reasons=(f"{reason}: shares of all tiles", *shares.reasons))
+    full = count * tiles / (blocks * longest)
+    if full >= FULL_WAVE or must_be_fixed:
         reason = f"{splits} splits a sequence fill one wave of {blocks} blocks to {full:.0%}"
         return Cut("fixed", splits, (reason,))
-    if must_be_fixed:
-        return Cut(
-            "fixed", splits, (f"{splits} splits a sequence: {count:,} items for {blocks} blocks at once",)
-        )
     reason = f"fixed splits fill no single wave of {blocks} blocks ({full:.0%} at best): shares of all tiles"
     return dataclasses.replace(shares, reasons=(reason, *shares.reasons))

@@ -71,7 +71,8 @@ def _balanced_launches(
 
 
 def _combine_launches(entry: str, problem: DecodeProblem, config: TileConfig) -> tuple[Launch, ...]:
-    """A thread for each four columns of a row. Nothing where the last block of an item merges its parts."""
+    """A thread for each four columns of a row. Nothing where the last warp to leave a part merges them, or a
+    cluster does."""
     switches = dict(config.switches)
     if switches["FOLD_COMBINE"] or merges_in_cluster(config):
         return ()
@@ -108,7 +109,7 @@ def _decode_config(
 ) -> TileConfig:  # fmt: skip
     """``rows`` packed query rows, ``keys`` of one warp (or of ``row_warps`` that share them) in a stage.
 
-    ``fold`` has the last block of an item merge its parts; else a second launch does. ``tma``: read by the
+    ``fold`` has the last warp to leave a part merge them; else a second launch does. ``tma``: read by the
     copy engine, boxes of ``whole_rows`` or of 128 bytes of each; ``promotion``: see
     :class:`~cufa.backends.tensor_map.TensorMap`.
     """
