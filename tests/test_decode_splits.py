@@ -106,7 +106,7 @@ def test_any_choice_can_be_launched(batch, heads, capacity):
     ],
 )
 def test_small_ragged_batches_keep_the_gpu_as_busy(schedule, batch, heads, kv_heads, capacity):
-    """Full sequences, given as lengths: blocks that have work are about half of those that can run at least."""
+    """Full sequences, given as lengths: at least about half of the blocks that can run have work."""
     plan = make_decode_plan(problem(batch, heads, kv_heads, capacity, ragged=True), H200, schedule=schedule)
     tiles = num_tiles(capacity, plan.config.block_kv) * plan.items
     blocks = plan.num_splits * plan.items
