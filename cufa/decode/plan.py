@@ -175,9 +175,9 @@ def _serving(problem: DecodeProblem, device: Device | None, kernel: str | None) 
         raise ValueError(f"kernel={kernel!r} is not known; use one of {', '.join(DECODE_KERNELS)}")
     named = [spec for spec in DECODE_KERNELS.values() if kernel in (None, spec.name)]
     if device is None:
-        schedules = {spec.algorithm for spec in named}
-        alike = [spec for spec in DECODE_KERNELS.values() if spec.algorithm in schedules]
-        return [spec for of in (named, alike) for spec in of if not spec.uses_copy_engine]
+        plain = [spec for spec in DECODE_KERNELS.values() if not spec.uses_copy_engine]
+        in_numpy = [spec for spec in plain if spec in named]
+        return in_numpy or [spec for spec in plain if spec.algorithm == named[0].algorithm]
     serving = [s for s in named if s.takes(problem) and fitting_configs(s, problem.head_dim, device)]
     if not serving:
         named = [s for s in named if s.reads_cache(problem)] or named
