@@ -82,7 +82,9 @@ def flash_attention(
     so that softmax is a guess anyway): the exponentials of larger ones overflow, and rows come out as NaN.
     ``algorithm="naive"`` and the CPU take what float32 holds.
     """
-    key = signature((q, k, v), out, causal, scale, layout, algorithm, precision, device)
+    if type(causal) is not bool:  # before a call that was seen: to it 1.0 would be True
+        causal = arrays.check_causal(causal)  # type: ignore[unreachable]
+    key = signature((q, k, v), out, causal, scale, type(scale), layout, algorithm, precision, device)
     seen = seen_before(key)
     if seen is not None:
         return seen((q, k, v), out, return_lse)
@@ -135,6 +137,8 @@ def plan(
     name = dtype or ("float16" if isinstance(q, tuple) else str(arrays.as_array("q", q).dtype))
     if name not in ITEMSIZE:
         raise ValueError(f"dtype={name!r} is not served; use one of {', '.join(ITEMSIZE)}")
+    if device is None and arrays.is_device_array(q):  # the call could not move to the CPU
+        arrays.dtype_name({"q": q}, on_gpu=True)
     options: dict[str, Any] = {"causal": causal, "scale": scale, "layout": layout, "precision": precision}
     problem = arrays.make_problem(shapes, name, **options)
     return calls.plan_for(problem, calls.planning_device(device, served=name != "float64"), algorithm)

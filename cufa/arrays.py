@@ -137,11 +137,13 @@ def make_problem(
     """
     q_shape, k_shape, v_shape = shapes
     check_layout(layout)
-    check_causal(causal)
+    causal = check_causal(causal)
     for name, shape in (("q", q_shape), ("k", k_shape), ("v", v_shape)):
         if len(shape) != 4:
             raise ValueError(f"{name} has shape {shape}; layout {layout!r} takes four axes {AXES[layout]}")
-        check_sizes(name, shape)
+    q_shape, k_shape, v_shape = (
+        check_sizes(name, shape) for name, shape in (("q", q_shape), ("k", k_shape), ("v", v_shape))
+    )
     batch, heads, seqlen_q, head_dim = (q_shape[i] for i in LAYOUTS[layout])
     k_batch, kv_heads, seqlen_k, k_head_dim = (k_shape[i] for i in LAYOUTS[layout])
     if v_shape != k_shape:
@@ -160,7 +162,7 @@ def make_problem(
         seqlen_k,
         head_dim,
         dtype,
-        causal=bool(causal),
+        causal=causal,
         scale=check_scale(scale, head_dim),
         precision=resolve_precision(dtype, precision),
         alignment=alignment,
@@ -171,8 +173,8 @@ def check_layout(layout: str) -> None:
     check_choice("layout", layout, {name: f"{name!r} {axes}" for name, axes in AXES.items()})
 
 
-def check_sizes(name: str, shape: Sequence[Any]) -> None:
-    """Shapes that stand for arrays, in plans, may hold anything."""
+def check_sizes(name: str, shape: Sequence[Any]) -> tuple[int, ...]:
+    """The shape in Python's integers: one that stands for an array, in plans, may hold anything."""
     for n in shape:
         if isinstance(n, bool) or not isinstance(n, (int, np.integer)):
             raise TypeError(f"{name} has shape {shape}: sizes are integers, not {type(n).__qualname__}")
@@ -180,14 +182,19 @@ def check_sizes(name: str, shape: Sequence[Any]) -> None:
             raise ValueError(f"{name} has shape {shape}: a size is at least 0")
         if n > _MAX_SIZE:
             raise ValueError(f"{name} has shape {shape}: kernels count with 32 bits, up to {_MAX_SIZE:,}")
+    return tuple(int(n) for n in shape)
 
 
-def check_causal(causal: Any) -> None:
-    if not isinstance(causal, (bool, np.bool_)):
+def check_causal(causal: Any) -> bool:
+    """Also True and False as NumPy writes them, and 1 and 0."""
+    integer = isinstance(causal, (int, np.integer))
+    of_numpy = isinstance(causal, (np.bool_, np.ndarray)) and causal.dtype == bool and causal.ndim == 0
+    if not (of_numpy or (integer and causal in (0, 1))):
         raise TypeError(
-            f"causal must be True or False, not {_kind(causal)}: no other masks are served, and "
-            "the causal one is aligned bottom-right"
+            f"causal must be True or False, not {causal if integer else _kind(causal)}: no other masks are "
+            "served, and the causal one is aligned bottom-right"
         )
+    return bool(causal)
 
 
 def check_choice(name: str, value: Any, choices: Mapping[Any, str]) -> None:

@@ -131,6 +131,9 @@ BAD = [
     ({"layout": "sbhd"}, ValueError, r"layout='sbhd'.*'bhsd'.*'bshd'"),
     ({"algorithm": "fa9"}, ValueError, r"algorithm='fa9'.*fa2"),
     ({"causal": "no"}, TypeError, r"causal must be True or False, not builtins\.str"),
+    ({"causal": 2}, TypeError, r"causal must be True or False, not 2: no other masks"),
+    ({"causal": 1.0}, TypeError, r"causal must be .*builtins\.float"),
+    ({"causal": None}, TypeError, r"causal must be .*NoneType"),
     ({"causal": np.ones((8, 8), bool)}, TypeError, r"causal must be .*numpy\.ndarray: no other masks"),
     ({"precision": "tf16"}, ValueError, r"precision='tf16'.*'tf32'"),
     ({"device": "tpu"}, ValueError, r"device='tpu'.*'cuda'"),
@@ -195,6 +198,15 @@ def test_plan_without_a_gpu_prints_what_would_run():
     assert "NumPy" in str(cufa.plan((2, 16, 4096, 128), device="cpu"))
 
 
+@pytest.mark.parametrize("form", [int, np.bool_, np.array, np.uint8])
+def test_causal_in_other_words(form):
+    q, k, v = make_inputs(1, 2, 2, 8, 8, 16, "float32")
+    for causal in (False, True):
+        expected = cufa.flash_attention(q, k, v, causal=causal)
+        np.testing.assert_array_equal(cufa.flash_attention(q, k, v, causal=form(causal)), expected)
+        assert cufa.plan(q, causal=form(causal)).problem.causal is causal
+
+
 def test_plan_takes_arrays_and_layouts():
     q, k, v = make_inputs(2, 8, 2, 100, 300, 64, "float16", layout="bshd")
     plan = cufa.plan(q, k, v, layout="bshd", device="sm_80")
@@ -208,6 +220,12 @@ def test_a_plan_of_nothing_has_no_launch(axis, device):
     shape = tuple(0 if i == axis else n for i, n in enumerate((2, 4, 100, 64)))
     planned = cufa.plan(shape, causal=True, device=device)
     assert planned.launches == () and "without a launch" in str(planned)
+
+
+def test_a_plan_of_numpys_integers_prints_as_that_of_pythons():
+    shape = (1, np.int64(8), np.int32(100), np.uint16(64))
+    for device in ("cpu", "sm_80", "sm_90"):
+        assert str(cufa.plan(shape, device=device)) == str(cufa.plan((1, 8, 100, 64), device=device))
 
 
 @pytest.mark.parametrize(

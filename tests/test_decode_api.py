@@ -14,7 +14,9 @@ from support import OnlyDLPack, poisoned_like
 
 import cufa
 from cufa import calls
+from cufa.architectures import Device
 from cufa.decode import api
+from cufa.kernels import DECODE_KERNELS
 
 PAGE_SIZES = (0, 1, 3, 16, 64, 128, 256)
 
@@ -177,6 +179,37 @@ def test_a_plan_from_shapes_prints_what_would_run_and_why():
     for part in ("batch 1", "heads 32/8", "131,072", "float16", "sm_90", "splits", "because", "launch"):
         assert part in text
     assert "NumPy" in str(cufa.plan_decode((1, 32, 1, 128), (1, 8, 131072, 128), device="cpu"))
+
+
+def test_a_plan_of_numpys_integers_prints_as_that_of_pythons():
+    shapes = {
+        "q": (2, 32, 1, 128),
+        "k_cache": (99, 8, 64, 128),
+        "block_table": (2, 40),
+        "k_new": (2, 8, 1, 128),
+    }
+    of_numpy = {name: tuple(map(np.int64, shape)) for name, shape in shapes.items()}
+    for device in ("cpu", "sm_80", "sm_90"):
+        for schedule in ("fixed", "balanced"):
+            how = {"device": device, "schedule": schedule, "cache_seqlens": True}
+            text = str(cufa.plan_decode(**of_numpy, num_splits=np.int64(3), **how))
+            assert text == str(cufa.plan_decode(**shapes, num_splits=3, **how)) and "np." not in text
+
+
+@pytest.mark.parametrize("device", [None, "sm_80", "sm_90"])
+def test_a_kernel_that_is_none_is_refused_with_the_names_of_all(device):
+    problem = cufa.plan_decode((2, 8, 1, 64), (2, 8, 1000, 64), device="cpu").problem
+    device = None if device is None else Device.typical(device)
+    for name in ("nope", "fa2_forward"):
+        with pytest.raises(ValueError, match=f"kernel='{name}' .*decode_split_tma.*decode_balanced_fp8"):
+            api.make_decode_plan(problem, device, kernel=name)
+
+
+def test_on_the_cpu_a_kernels_name_says_which_schedule():
+    problem = cufa.plan_decode((2, 8, 1, 64), (2, 8, 1000, 64), device="cpu").problem
+    for name, spec in DECODE_KERNELS.items():
+        planned = api.make_decode_plan(problem, None, kernel=name)
+        assert planned.schedule == planned.spec.algorithm == spec.algorithm and planned.device is None
 
 
 def test_a_plan_from_arrays_is_the_calls():

@@ -212,16 +212,29 @@ def test_what_is_copied_asks_whether_the_stream_is_captured(launches, monkeypatc
     assert len(launches) == 1
 
 
-@pytest.fixture
-def an_a100(launches, monkeypatch):
-    """Host arrays go there; none of its kernels takes an 8-bit cache."""
+def use_gpu(monkeypatch, arch):
+    """Host arrays go there."""
     from cufa.backends import cuda
 
     places = itertools.count(200)
     monkeypatch.setattr(calls, "gpu_available", lambda: True)
     monkeypatch.setattr(cp, "asarray", lambda x: array(next(places), x.shape, x.dtype))
     for name in ("device", "current_device"):
-        monkeypatch.setattr(cuda, name, lambda *_: Device.typical("sm_80"))
+        monkeypatch.setattr(cuda, name, lambda *_: Device.typical(arch))
+
+
+@pytest.fixture
+def an_h100(launches, monkeypatch):
+    """Results are allocated, as everything here, over addresses that nothing backs."""
+    use_gpu(monkeypatch, "sm_90")
+    with cp.cuda.using_allocator(lambda size: array(99, (size,), np.uint8).data):
+        yield
+
+
+@pytest.fixture
+def an_a100(launches, monkeypatch):
+    """None of its kernels takes an 8-bit cache."""
+    use_gpu(monkeypatch, "sm_80")
 
 
 def test_nothing_is_appended_by_a_call_that_the_gpu_cannot_run(an_a100):
@@ -234,6 +247,33 @@ def test_nothing_is_appended_by_a_call_that_the_gpu_cannot_run(an_a100):
         np.testing.assert_array_equal(x, y)
 
 
+@pytest.mark.parametrize("fails", [False, True])
+def test_new_tokens_are_appended_once_the_result_is_back(an_h100, launches, monkeypatch, fails):
+    """A launch is asynchronous: what goes wrong on the GPU shows where the result is waited for."""
+    from cufa.backends import cpu_decode
+
+    order, append = [], cpu_decode.append
+
+    def asnumpy(x):
+        order.append(f"sync after {len(launches)} launch")
+        if fails:
+            raise RuntimeError("an illegal memory access was encountered")
+        return np.zeros(x.shape, x.dtype)
+
+    monkeypatch.setattr(cp, "asnumpy", asnumpy)
+    monkeypatch.setattr(cpu_decode, "append", lambda operands: (order.append("append"), append(operands)))
+    case = make_case([20, 31], new=1)
+    arrays, options = case.arguments()
+    before = [x.copy() for x in arrays]
+    with pytest.raises(RuntimeError, match="illegal") if fails else contextlib.nullcontext():
+        cufa.flash_decode(*arrays, **options)
+    assert order == ["sync after 1 launch"] + ["append"] * (not fails)
+    unchanged = [
+        np.array_equal(x.view(np.uint8), y.view(np.uint8)) for x, y in zip(arrays, before, strict=True)
+    ]
+    assert unchanged == [True, fails, fails]
+
+
 @pytest.mark.parametrize("change", [{"fp8": True}, {"fp8": True, "head_dim": 24}, {"dtype": "float32"}])
 def test_what_the_gpu_cannot_run_goes_to_the_cpu(an_a100, launches, change):
     case = make_case([20, 31], new=1, **change)
@@ -241,6 +281,49 @@ def test_what_the_gpu_cannot_run_goes_to_the_cpu(an_a100, launches, change):
     planned = cufa.plan_decode(*arrays, **{n: options[n] for n in ("cache_seqlens", "k_new")})
     case.check(cufa.flash_decode(*arrays, **options))
     assert not launches and planned.device is None
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_a_plan_from_device_arrays_is_refused_where_the_call_is(an_h100, dtype):
+    """They cannot move to the CPU, as host arrays and shapes do."""
+    shapes = (4, 8, 1, 64), (4, 8, 9, 64), (4, 8, 9, 64)
+    given = [array(i, shape, np.dtype(dtype)) for i, shape in enumerate(shapes, 1)]
+    message = rf"^q is {dtype}; decoding on the GPU takes .*: convert with q\.astype\(cupy\.float16\)$"
+    for function in (cufa.flash_decode, cufa.plan_decode):
+        with pytest.raises(TypeError, match=message):
+            function(*given)
+    assert cufa.plan_decode(*shapes, dtype=dtype).device is None
+    assert cufa.plan_decode(*given, dtype="float16", cache_dtype="float16").device is not None
+
+
+def test_a_forward_plan_from_device_arrays_is_refused_where_the_call_is(an_h100):
+    q = array(1, (1, 8, 9, 64), np.dtype("float64"))
+    for function in (lambda: cufa.flash_attention(q, q, q), lambda: cufa.plan(q)):
+        with pytest.raises(TypeError, match="q is float64; attention on the GPU takes"):
+            function()
+    assert cufa.plan(q.shape, dtype="float64").device is None
+
+
+def test_the_short_cut_takes_no_option_that_the_checks_refuse(launches):
+    """2.0 and 1 + 0j equal numbers that were seen."""
+    arrays = given()
+    for bad in ({"num_splits": 2.0}, {"num_splits": "2"}, {"scale": 1 + 0j}):
+        cufa.flash_decode(**arrays, **({"scale": 1.0} if "scale" in bad else {"num_splits": 2}))
+        with pytest.raises(TypeError, match=f"{next(iter(bad))} must be"):
+            cufa.flash_decode(**arrays, **bad)
+    launches.clear()
+    for number in (2, np.int64(2), np.uint8(2)):
+        cufa.flash_decode(**arrays, num_splits=number)
+    assert [plan for plan, *_ in launches] == [None] * 3
+
+
+def test_a_scale_on_the_gpu_is_an_array_of_one_axis(launches):
+    """One number would have to be written out for the kernel, by a launch of its own."""
+    arrays = given(fp8=True)
+    with pytest.raises(ValueError, match=r"k_scale has shape \(\).* \(8,\), or one number on the host"):
+        cufa.flash_decode(**{**arrays, "k_scale": array(12, (), np.float32)})
+    cufa.flash_decode(**{**arrays, "k_scale": np.float32(0.5)})
+    assert len(launches) == 1
 
 
 def test_device_lengths_of_host_arrays_are_refused():

@@ -8,7 +8,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from cufa import arrays, seen
+import cufa
+from cufa import arrays, calls, seen
 
 cp = pytest.importorskip("cupy")
 
@@ -72,6 +73,46 @@ def test_small_arrays_do_not_hide_how_large_ones_are_aligned():
 )
 def test_calls_that_differ(other):
     assert seen.signature(*other) != seen.signature((Q, K, V), OUT, "x")
+
+
+@pytest.fixture
+def short_cut(monkeypatch):
+    """How many calls of flash_attention were checked in full; nothing is launched."""
+    checked = []
+
+    def run_on_gpu(call, key):
+        checked.append(call.check(on_gpu=True))
+        seen.remember(key, lambda inputs, out, return_lse: "short cut")
+
+    monkeypatch.setattr(seen, "_seen", {})
+    monkeypatch.setattr(calls, "run_on_gpu", run_on_gpu)
+    return checked
+
+
+@pytest.mark.parametrize(
+    "bad", [1.0, np.float32(1), 2, "True", None, [True], np.ones(1, bool), np.array(1.0), np.array(1)]
+)
+def test_a_mask_that_is_refused_is_refused_after_one_like_it(short_cut, bad):
+    for _ in range(2):
+        with pytest.raises(TypeError, match="causal must be True or False, not "):
+            cufa.flash_attention(Q, K, V, causal=bad)
+        cufa.flash_attention(Q, K, V, causal=True)
+    assert len(short_cut) == 1
+
+
+@pytest.mark.parametrize("form", [int, np.bool_, np.array, np.int64])
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_mask_in_other_words_takes_the_short_cut(short_cut, causal, form):
+    cufa.flash_attention(Q, K, V, causal=form(causal))
+    assert short_cut[0].causal is causal
+    assert cufa.flash_attention(Q, K, V, causal=causal) == "short cut"
+    assert cufa.flash_attention(Q, K, V, causal=form(causal)) == "short cut"
+
+
+def test_a_scale_that_is_refused_is_refused_after_one_like_it(short_cut):
+    cufa.flash_attention(Q, K, V, scale=1.0)
+    with pytest.raises(TypeError, match="scale must be a number"):
+        cufa.flash_attention(Q, K, V, scale=1 + 0j)
 
 
 def test_launch_takes_all_addresses(no_device):

@@ -66,7 +66,7 @@ def flash_decode(
     k_new, v_new : array, (batch, kv_heads, new_tokens, head_dim), optional
         Of the cache's dtype. Written into the caches from ``cache_seqlens`` on, then attended to: the
         length is ``cache_seqlens + new_tokens``. ``cache_seqlens`` itself is left as it is.
-    k_scale, v_scale : float32 array, (kv_heads,), or a number
+    k_scale, v_scale : float32 array, (kv_heads,), or one number on the host
         With a cache of uint8: a key is ``k_scale[kv_head]`` times its float8_e4m3 number. Finite, and
         k_scale not negative.
     scale : float, optional
@@ -78,7 +78,8 @@ def flash_decode(
         Into how many parts each sequence is cut; :func:`plan_decode` prints what None comes to, and why.
     schedule : "auto", "fixed" or "balanced"
         The same number of splits for each sequence, or shares of all of them. With "balanced",
-        ``num_splits`` is the number of shares. The result does not depend on either beyond rounding.
+        ``num_splits`` is the largest number of shares: fewer are used where tiles are few. The result does
+        not depend on either beyond rounding.
     return_lse : bool
         Also return log-sum-exp of the scaled scores: natural log, float32, (batch, heads, tokens).
     out : array, optional
@@ -103,10 +104,12 @@ def flash_decode(
     -----
     Launches on CuPy's current stream and does not synchronise (NumPy inputs on a GPU do, to bring the
     result back). With ``out=``, all arrays on the GPU, and after one warm-up call it can be captured in a
-    CUDA graph.
+    CUDA graph. Each capture keeps a workspace of its own (:func:`plan_decode` prints its size) for as long as
+    the process lives.
 
     ``cache_seqlens`` and ``block_table`` on a GPU must not change while the call runs: several blocks read
-    them, each for itself. Change them on the same stream, or between replays.
+    them, each for itself. Change them on the same stream, or between replays. Lengths that change while a
+    call runs may leave later calls on that stream wrong, not only this one.
 
     On a GPU, keys and values that a query does not see must still be finite where another query of the same
     sequence sees them: a tile is multiplied as a whole, and 0 · inf is NaN. This concerns new tokens among
@@ -118,8 +121,11 @@ def flash_decode(
     >>> flash_decode(q, k, v, cache_seqlens=[1000]).shape
     (1, 32, 1, 128)
     """
+    if num_splits is not None and type(num_splits) is not int:
+        # Before a call that was seen: to it 2.0 would be 2.
+        num_splits = _check_num_splits(num_splits)
     given = (q, k_cache, v_cache, cache_seqlens, block_table, k_new, v_new, k_scale, v_scale)
-    options = ("decode", scale, layout, num_splits, schedule, device)
+    options = ("decode", scale, type(scale), layout, num_splits, schedule, device)
     key = signature(
         (q, k_cache, v_cache, k_new, v_new),
         out,
@@ -129,7 +135,8 @@ def flash_decode(
     seen = seen_before(key)
     if seen is not None:
         return seen(given, out, return_lse)
-    _check_plan_options(num_splits, schedule)
+    _check_num_splits(num_splits)
+    _check_schedule(schedule)
     call = DecodeCall.read(dict(zip(INPUTS, given, strict=True)), out, return_lse, scale, layout)
     how = {"num_splits": num_splits, "schedule": schedule}
     if arrays.is_device_array(call.inputs["q"]):
@@ -170,7 +177,8 @@ def plan_decode(
 
     >>> print(cufa.plan_decode((1, 32, 1, 128), (1, 8, 131072, 128), device="sm_90"))  # doctest: +SKIP
     """
-    _check_plan_options(num_splits, schedule)
+    num_splits = _check_num_splits(num_splits)
+    _check_schedule(schedule)
     given = {"q": q, "k_cache": k_cache, "block_table": block_table, "k_new": k_new}
     given["v_cache"] = k_cache if v_cache is None else v_cache
     given = {
@@ -183,8 +191,12 @@ def plan_decode(
     dtype = dtype or str(getattr(given["q"], "dtype", "float16"))
     cache_dtype = cache_dtype or str(getattr(given["k_cache"], "dtype", dtype))
 
+    # Where a call could not move to the CPU.
+    stays = any(arrays.is_device_array(x) for x in given.values())
+
     def planned(found: Device | None) -> DecodePlan:
-        names = dtypes(dtype, {"k_cache": cache_dtype}, on_gpu=found is not None)
+        module = "cupy" if stays else "numpy"
+        names = dtypes(dtype, {"k_cache": cache_dtype}, on_gpu=found is not None, module=module)
         problem = make_problem(shapes, *names, scale=scale, layout=layout)
         if found is not None:
             check_gpu_serves(problem)
@@ -194,18 +206,24 @@ def plan_decode(
     try:
         return planned(found)
     except (TypeError, ValueError):
-        if device is not None or found is None:
+        if device is not None or found is None or stays:
             raise
         return planned(None)  # as a call with NumPy arrays would do
 
 
-def _check_plan_options(num_splits: Any, schedule: Any) -> None:
-    if num_splits is not None and not isinstance(num_splits, (int, np.integer)):
+def _check_num_splits(num_splits: Any) -> int | None:
+    if num_splits is None:
+        return None
+    if not isinstance(num_splits, (int, np.integer)):
         raise TypeError(f"num_splits must be an int or None, not {type(num_splits).__qualname__}")
-    if num_splits is not None and num_splits < 1:
+    if num_splits < 1:
         raise ValueError(
             f"num_splits={num_splits} is not possible; use 1 or more, or None for the planner's choice"
         )
+    return int(num_splits)
+
+
+def _check_schedule(schedule: Any) -> None:
     arrays.check_choice("schedule", schedule, {x: repr(x) for x in ("auto", "fixed", "balanced")})
 
 
@@ -237,7 +255,8 @@ def _run_on_cpu(call: DecodeCall, how: dict[str, Any]) -> Any:
 
 def _run_on_gpu_from_host(call: DecodeCall, how: dict[str, Any]) -> Any:
     """NumPy arrays: there and back again, synchronously. New tokens are appended to the GPU's copy of the
-    caches and, when that has worked, to the caches themselves."""
+    caches and, once the result is back, to the caches themselves: launches are asynchronous, and what fails
+    there shows when it is waited for."""
     call, problem = call.check(on_gpu=True)
     calls.check_not_capturing("q")
     # What cannot be planned is refused before anything is copied.
@@ -249,9 +268,10 @@ def _run_on_gpu_from_host(call: DecodeCall, how: dict[str, Any]) -> Any:
     on_device = {name: x if x is None else cupy.asarray(x) for name, x in call.inputs.items()}
     there = dataclasses.replace(call, inputs=on_device, out=None, return_lse=True)
     result, lse = _run_on_gpu(there, how, None)
+    answer = calls.bring_back(result, lse, call.out, call.return_lse)
     if problem.new_tokens and not problem.empty:
         cpu_decode.append(call.operands(call.inputs["q"], None))
-    return calls.bring_back(result, lse, call.out, call.return_lse)
+    return answer
 
 
 def _run_on_gpu(call: DecodeCall, how: dict[str, Any], key: tuple[Any, ...] | None) -> Any:

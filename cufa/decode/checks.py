@@ -209,7 +209,9 @@ def _scales(name: str, x: Array, problem: DecodeProblem) -> Array:
     if not on_device:
         x = np.ascontiguousarray(np.broadcast_to(x, shape) if x.ndim == 0 else x, np.float32)
     if x.shape != shape:
-        raise ValueError(f"{name} has shape {x.shape}; it must be (kv_heads,) = {shape}, or one number")
+        raise ValueError(
+            f"{name} has shape {x.shape}; it must be (kv_heads,) = {shape}, or one number on the host"
+        )
     if not on_device and not np.isfinite(x).all():
         raise ValueError(f"{name} must be finite, but holds {x[~np.isfinite(x)][0]}")
     if name == "k_scale" and not on_device and (x < 0).any():

@@ -52,7 +52,7 @@ def make_problem(
             "pages are whose"
         )
     if table is not None:
-        arrays.check_sizes("block_table", table)
+        table = arrays.check_sizes("block_table", table)
         if len(table) != 2 or table[0] != batch:
             raise ValueError(
                 f"block_table has shape {table} but q has batch {batch}: it must be (batch, max_pages)"
@@ -94,7 +94,7 @@ def _four_axes(name: str, shape: Shape | None, axes: str, layout: str) -> Shape:
     """In the order (batch or pages, heads, tokens, head_dim)."""
     if shape is None or len(shape) != 4:
         raise ValueError(f"{name} has shape {shape}; layout {layout!r} takes four axes {axes}")
-    arrays.check_sizes(name, shape)
+    shape = arrays.check_sizes(name, shape)
     return tuple(shape[i] for i in arrays.LAYOUTS[layout])
 
 
