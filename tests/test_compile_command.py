@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -98,6 +100,35 @@ def test_the_table_has_a_row_for_each_launch(compile_kernel):
     rows = [line.split() for line in result.stdout.splitlines() if "64×64" in line]
     assert [row[0] for row in rows] == ["first", "second"]  # full and causal share a row
     assert "100.0" in rows[0]
+
+
+def test_configs_of_one_tiling_have_rows_of_their_own(compile_kernel, monkeypatch):
+    """A cluster takes more shared memory: in one row, one's bytes would stand beside the other's blocks."""
+    plain, cluster = (
+        TileConfig(
+            64, 64, num_warps=8, switches=(("FOLD", not merge), ("CLUSTER_MERGE", merge), ("LONG", True))
+        )
+        for merge in (False, True)
+    )
+    fewer = dataclasses.replace(plain, blocks_per_sm=2)
+    elsewhere = dataclasses.replace(cluster, min_head_dim=72, switches=(("LONG", False),))
+    spec = dataclasses.replace(
+        variants_module.REGISTRY["two_step"],
+        configs=(plain, cluster, fewer, elsewhere),
+        shared_memory=lambda config, head_dim: 100_000 if dict(config.switches)["CLUSTER_MERGE"] else 1024,
+    )
+    monkeypatch.setattr(variants_module, "REGISTRY", {spec.name: spec})
+    result = compile_kernel(CLEAN + SECOND)
+    assert result.exit_code == 0, result.output
+    lines = map(str.strip, result.stdout.splitlines())
+    rows = [re.split(r"  +", line) for line in lines if line.startswith("second")]
+    # Switches that all of them have, or that only another head dim's differ in, tell nothing apart.
+    of_tiles = {row[1]: (row[6], row[7]) for row in rows}
+    assert of_tiles == {
+        "64×64, 8 warps, for 1 an SM, fold": ("2,048", "8"),
+        "64×64, 8 warps, for 1 an SM, cluster merge": ("101,024", "2"),
+        "64×64, 8 warps, for 2 an SM, fold": ("2,048", "8"),
+    }
 
 
 def test_a_spill_fails_and_is_named(compile_kernel):

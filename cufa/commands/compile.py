@@ -11,7 +11,7 @@ from rich import box
 from rich.table import Table
 
 from ..architectures import COMPILED_ARCHITECTURES, find_architecture
-from ..kernels import REGISTRY
+from ..kernels import REGISTRY, KernelSpec, TileConfig
 from ..occupancy import Occupancy, Resource
 from ..problem import HEAD_DIM_STEP, MAX_HEAD_DIM
 from ..static_compile import MissingCompilerError, nvrtc_version
@@ -132,7 +132,8 @@ def _print_findings(bad: Sequence[Build]) -> None:
 
 
 def _print_tables(builds: Sequence[Build]) -> None:
-    """One table an architecture, memory in bytes. Builds that differ only in dtype, mask or copies share a
+    """One table an architecture, memory in bytes. Builds of one config that differ in what they are given
+    (dtype, mask, width of copies; when decoding also pages, lengths and new tokens) or in their trace share a
     row, which shows the range of their registers and the least of their occupancies."""
     console = stdout()
     if not console.is_terminal:
@@ -144,7 +145,8 @@ def _print_tables(builds: Sequence[Build]) -> None:
         for entry in build.entries:
             name = v.spec.name if len(build.entries) == 1 else entry.launch.entry
             precision = "" if v.problem.precision == "native" else v.problem.precision
-            key = (f"{name} {precision}".rstrip(), str(v.config), str(v.problem.head_dim))
+            tiles = _tiles(v.spec, v.config, v.problem.head_dim)
+            key = (f"{name} {precision}".rstrip(), tiles, str(v.problem.head_dim))
             rows.setdefault(key, []).append(entry)
     for title, rows in by_arch.items():
         table = Table(
@@ -159,6 +161,18 @@ def _print_tables(builds: Sequence[Build]) -> None:
         for key, entries in rows.items():
             table.add_row(*key, *_cells(entries))
         console.print(table)
+
+
+def _tiles(spec: KernelSpec, config: TileConfig, head_dim: int) -> str:
+    """The config in words, with what tells it from others of its kernel that read the same."""
+    others = [c for c in spec.configs if str(c) == str(config) and c.fits(head_dim)]
+    words = [str(config)]
+    if any(c.blocks_per_sm != config.blocks_per_sm for c in others):
+        words.append(f"for {config.blocks_per_sm} an SM")
+    for name, value in config.switches:
+        if value and any(dict(c.switches).get(name) != value for c in others):
+            words.append(name.lower().replace("_", " ") + ("" if value is True else f" {value}"))
+    return ", ".join(words)
 
 
 _SHORT = {Resource.REGISTERS: "regs", Resource.SHARED_MEMORY: "smem"}
