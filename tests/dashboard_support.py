@@ -21,6 +21,7 @@ from cufa.kernels import KERNELS
 from cufa.params import TRACE_RECORD
 from cufa.planner import Plan, make_plan
 from cufa.problem import Problem, default_scale
+from cufa.schedule import Schedule
 
 make_importable()
 
@@ -37,6 +38,17 @@ LIMITS = Limits(
 )
 #: Times of the kernels, as a multiple of what the ceilings allow.
 SLOWNESS = {"fa2_forward": 2.0, "fa2_noskip": 3.0, "fa1_forward": 5.0, "naive": 20.0}
+
+
+def schedules() -> list[Schedule]:
+    """Square and not, of whole tiles and not, causal and not; rows that see no key."""
+    return [
+        Schedule(512, 512, 128, 64, True),
+        Schedule(500, 300, 64, 64, True),
+        Schedule(300, 500, 64, 128, True, skip_masked_tiles=False),
+        Schedule(1, 1, 64, 64, False),
+        Schedule(1000, 10, 64, 64, True),
+    ]
 
 
 def write_evidence(directory: Path, *suites: str) -> Path:

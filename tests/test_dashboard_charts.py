@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("plotly", reason="the dashboard needs plotly: pip install 'cufa[dashboard]'")
 
 import plotly.graph_objects as go
-from dashboard_support import LIMITS, decode_plan, write_evidence
+from dashboard_support import LIMITS, decode_plan, schedules, write_evidence
 
 from cufa.architectures import ARCHITECTURES
 from cufa.bench.suites import make
@@ -28,16 +28,6 @@ from cufa.dashboard.model import counters, decode, evidence, launch, softmax_ste
 from cufa.schedule import Schedule, Tile
 
 PALETTES = (theme.LIGHT, theme.DARK)
-
-
-def schedules() -> list[Schedule]:
-    return [
-        Schedule(512, 512, 128, 64, True),
-        Schedule(500, 300, 64, 64, True),
-        Schedule(300, 500, 64, 128, True, skip_masked_tiles=False),
-        Schedule(1, 1, 64, 64, False),
-        Schedule(1000, 10, 64, 64, True),
-    ]
 
 
 # --- Figures ---------------------------------------------------------------------------------------------

@@ -11,22 +11,12 @@ import pytest
 
 pytest.importorskip("plotly", reason="the dashboard needs plotly: pip install 'cufa[dashboard]'")
 
-from dashboard_support import decode_plan, write_evidence
+from dashboard_support import decode_plan, schedules, write_evidence
 
 from cufa.bench.suites import make
 from cufa.dashboard.model import decode, evidence, softmax_steps, work
 from cufa.reference import attention_reference
 from cufa.schedule import Schedule, Tile
-
-
-def schedules() -> list[Schedule]:
-    return [
-        Schedule(512, 512, 128, 64, True),
-        Schedule(500, 300, 64, 64, True),
-        Schedule(300, 500, 64, 128, True, skip_masked_tiles=False),
-        Schedule(1, 1, 64, 64, False),
-        Schedule(1000, 10, 64, 64, True),
-    ]
 
 
 # --- Arithmetic ------------------------------------------------------------------------------------------
