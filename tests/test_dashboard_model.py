@@ -18,7 +18,6 @@ from cufa.dashboard.model import decode, evidence, softmax_steps, work
 from cufa.reference import attention_reference
 from cufa.schedule import Schedule, Tile
 
-
 # --- Arithmetic ------------------------------------------------------------------------------------------
 
 
