@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 
 import cufa
-from cufa.compiler import SOURCE_DIR, included_files, translation_unit
 from cufa.kernels import REGISTRY
+from cufa.nvrtc.compiler import SOURCE_DIR, included_files, translation_unit
 
 package = Path(cufa.__file__).parent
 assert sys.prefix in str(package), f"imported from {package}, not from the environment"

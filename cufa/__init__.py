@@ -2,13 +2,13 @@
 
 from typing import TYPE_CHECKING, Any
 
-from .api import flash_attention, plan
-from .decode.api import flash_decode, plan_decode
-from .decode.merge import merge_attention_states
-from .reference import attention_reference, decode_reference
+from .ops.decode import flash_decode, plan_decode
+from .ops.forward import flash_attention, plan
+from .ops.merge import merge_attention_states
+from .ops.reference import attention_reference, decode_reference
 
 if TYPE_CHECKING:
-    from .emulator import emulate
+    from .executor.emulate import emulate
 
 __all__ = [
     "__version__",
@@ -27,7 +27,7 @@ __version__ = "0.1.0"
 def __getattr__(name: str) -> Any:
     """``emulate`` is imported when asked for: a call to attention does not need it."""
     if name == "emulate":
-        from .emulator import emulate
+        from .executor.emulate import emulate
 
         return emulate
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -20,10 +20,10 @@ from pathlib import Path
 import numpy as np
 
 from . import __version__, tuning
-from .api import flash_attention
-from .compiler import SOURCE_DIR, included_files
 from .kernels import REGISTRY
-from .reference import attention_reference
+from .nvrtc.compiler import SOURCE_DIR, included_files
+from .ops.forward import flash_attention
+from .ops.reference import attention_reference
 
 _INSTALL = "pip install 'cufa[cuda13]' (driver 580 or newer) or 'cufa[cuda12]' (older drivers)"
 #: Hopper's own instructions need -arch=sm_90a; older NVRTC refuse it beside the -arch that CuPy passes.

@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
-from . import item_order
-from .architectures import Device
+from .core import order as item_order
+from .core.architectures import Device
+from .core.problem import Problem
+from .core.schedule import Schedule
 from .kernels import KERNELS, KernelSpec, Launch, TileConfig
 from .kernels.spec import launch_lines
-from .problem import Problem
-from .schedule import Schedule
 
 #: The CPU path works on larger tiles: they amortise NumPy's call overhead, and 512 KiB of float32 scores
 #: still fit a core's L2 cache. Of eight tilings from 128×512 to 512×1024 (seq 4096, head_dim 64, two cores)

@@ -12,7 +12,7 @@ import math
 
 import plotly.graph_objects as go
 
-from cufa.schedule import Tile
+from cufa.core.schedule import Tile
 
 
 @dataclasses.dataclass(frozen=True)

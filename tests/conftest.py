@@ -26,7 +26,7 @@ def why_no_gpu() -> str | None:
 
 def why_no_compiler() -> str | None:
     """None when kernels can be compiled for execution on this CPU."""
-    from cufa import host_build
+    from cufa.executor import build as host_build
 
     try:
         host_build.cxx()

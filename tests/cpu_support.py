@@ -8,9 +8,9 @@ import numpy as np
 from support import assert_attention, poisoned_like
 
 from cufa.backends import cpu
+from cufa.core.problem import Problem, default_scale
 from cufa.kernels import KERNELS, TileConfig
 from cufa.planner import Plan, make_plan
-from cufa.problem import Problem, default_scale
 
 ALGORITHMS = sorted({spec.algorithm for spec in KERNELS.values()})
 TILED = [a for a in ALGORITHMS if a != "naive"]

@@ -9,19 +9,19 @@ from typing import Any
 
 import numpy as np
 
-from cufa.architectures import Device
 from cufa.bench import decode, records, traces
 from cufa.bench.limits import Limits
 from cufa.bench.suites import SUITES
 from cufa.bench.timing import Timing
 from cufa.commands.dashboard import dashboard_dir, make_importable
+from cufa.core.architectures import Device
+from cufa.core.params import TRACE_RECORD
+from cufa.core.problem import Problem, default_scale
+from cufa.core.schedule import Schedule
 from cufa.decode.plan import DecodePlan, make_decode_plan
 from cufa.decode.problem import DecodeProblem
 from cufa.kernels import KERNELS
-from cufa.params import TRACE_RECORD
 from cufa.planner import Plan, make_plan
-from cufa.problem import Problem, default_scale
-from cufa.schedule import Schedule
 
 make_importable()
 

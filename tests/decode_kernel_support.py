@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 from decode_support import Case
 
-from cufa import arrays
-from cufa.architectures import Device
+from cufa.core.architectures import Device
 from cufa.decode.operands import DecodeOperands
 from cufa.decode.plan import DecodePlan, make_decode_plan
 from cufa.decode.problem import CACHE_ITEMSIZE, DecodeProblem
 from cufa.decode.schedule import WAVES, balanced_shares, split_range, used_splits
 from cufa.kernels import DECODE_KERNELS, TileConfig
+from cufa.ops import arrays
 from cufa.planner import fitting_configs
 
 H200 = Device.typical("sm_90")

@@ -10,11 +10,12 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from cufa import arrays, attention_reference
-from cufa.architectures import Device
+from cufa import attention_reference
+from cufa.core.architectures import Device
+from cufa.core.problem import Problem
 from cufa.kernels import KERNELS, TileConfig
+from cufa.ops import arrays
 from cufa.planner import Plan
-from cufa.problem import Problem
 
 DTYPES = {
     "float16": np.dtype(np.float16),

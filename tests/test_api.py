@@ -8,7 +8,7 @@ import pytest
 from support import DTYPES, OnlyDLPack, assert_attention, make_inputs, poisoned_like
 
 import cufa
-from cufa import calls
+from cufa.ops import calls
 
 ALGORITHMS = ("auto", "fa1", "fa2", "fa2_noskip", "naive")
 

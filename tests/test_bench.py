@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from cufa import attention_reference
-from cufa.architectures import Device
 from cufa.bench import peers, runner, suites, timing
 from cufa.bench.limits import Limits, measure_limits
 from cufa.bench.runner import Contender, run_problem
 from cufa.bench.timing import Timing, speedup
+from cufa.core.architectures import Device
 from cufa.kernels import KERNELS, TileConfig
 from cufa.planner import make_plan
 

@@ -11,11 +11,11 @@ from click.testing import CliRunner
 from decode_kernel_support import operands_of, problem_of
 from decode_support import make_case
 
-from cufa.architectures import Device
 from cufa.bench import decode, report
 from cufa.bench.timing import Timing
 from cufa.cli import main
 from cufa.commands.common import Exit
+from cufa.core.architectures import Device
 
 H200 = Device.typical("sm_90")
 CASES = {case.title: case for case in decode.cases()}

@@ -8,14 +8,14 @@ import math
 
 import pytest
 
-from cufa.architectures import Device
 from cufa.bench import bounds, suites
 from cufa.bench.ladder import STEPS, ladder
 from cufa.bench.limits import Limits
 from cufa.bench.runner import one_item_a_block
+from cufa.core.architectures import Device
 from cufa.kernels import KERNELS
+from cufa.nvrtc.static_compile import MissingCompilerError, check_report, nvrtc_version, static_compile
 from cufa.planner import make_plan
-from cufa.static_compile import MissingCompilerError, check_report, nvrtc_version, static_compile
 
 H200 = Device.typical("sm_90")
 #: Round numbers near an H200's.

@@ -232,11 +232,11 @@ class TestDoctorFinds:
 
     @pytest.mark.parametrize("missing", ["kernels/fa2_forward.cu", "kernels/decode_balanced.cu"])
     def test_missing_sources(self, problems, monkeypatch, tmp_path, missing):
-        import cufa.compiler
+        import cufa.nvrtc.compiler
 
-        copy = shutil.copytree(cufa.compiler.SOURCE_DIR, tmp_path / "cuda_src")
+        copy = shutil.copytree(cufa.nvrtc.compiler.SOURCE_DIR, tmp_path / "cuda_src")
         (copy / missing).unlink()
-        monkeypatch.setattr(cufa.compiler, "SOURCE_DIR", copy)
+        monkeypatch.setattr(cufa.nvrtc.compiler, "SOURCE_DIR", copy)
         found = problems()["kernel sources"]
         assert missing in found.detail
         assert "reinstall" in found.fix

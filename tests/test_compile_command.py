@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from cufa import compiler
-from cufa import variants as variants_module
 from cufa.commands.compile import compile_command
 from cufa.kernels import KernelSpec, Launch, TileConfig
-from cufa.static_compile import MissingCompilerError, nvrtc_version
+from cufa.nvrtc import compiler
+from cufa.nvrtc import variants as variants_module
+from cufa.nvrtc.static_compile import MissingCompilerError, nvrtc_version
 
 CLEAN = 'extern "C" __global__ void first(float* x) { x[threadIdx.x] = HEAD_DIM; }\n'
 SECOND = """

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from cufa import compiler
-from cufa.architectures import ARCHITECTURES, COMPILED_ARCHITECTURES
-from cufa.compiler import included_files, nvrtc_options, source_digest, translation_unit
+from cufa.core.architectures import ARCHITECTURES, COMPILED_ARCHITECTURES
+from cufa.core.params import TRACE_RECORD, AttentionParams, Strides
 from cufa.decode.params import DecodeParams
 from cufa.kernels import KERNELS
-from cufa.params import TRACE_RECORD, AttentionParams, Strides
-from cufa.static_compile import (
+from cufa.nvrtc import compiler
+from cufa.nvrtc.compiler import included_files, nvrtc_options, source_digest, translation_unit
+from cufa.nvrtc.static_compile import (
     CompileError,
     CompileReport,
     EntryReport,
@@ -26,8 +26,8 @@ from cufa.static_compile import (
     parse_log,
     static_compile,
 )
-from cufa.sweep import build
-from cufa.variants import variants
+from cufa.nvrtc.sweep import build
+from cufa.nvrtc.variants import variants
 
 AMPERE, HOPPER = ARCHITECTURES[80], ARCHITECTURES[90]
 

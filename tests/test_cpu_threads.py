@@ -12,8 +12,8 @@ from cpu_support import ALGORITHMS, SMALL, TILED, attend, check, plan_for
 from support import make_inputs, poisoned_like
 
 from cufa.backends import blas, cpu
+from cufa.core.problem import default_scale
 from cufa.planner import CPU_CONFIG
-from cufa.problem import default_scale
 
 
 @pytest.mark.parametrize("config", [SMALL, CPU_CONFIG], ids=str)

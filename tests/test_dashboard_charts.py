@@ -14,9 +14,10 @@ pytest.importorskip("plotly", reason="the dashboard needs plotly: pip install 'c
 import plotly.graph_objects as go
 from dashboard_support import LIMITS, decode_plan, schedules, write_evidence
 
-from cufa.architectures import ARCHITECTURES
 from cufa.bench.suites import make
 from cufa.commands.dashboard import dashboard_dir
+from cufa.core.architectures import ARCHITECTURES
+from cufa.core.schedule import Schedule, Tile
 from cufa.dashboard import theme
 from cufa.dashboard.charts import decode as decode_charts
 from cufa.dashboard.charts import occupancy as occupancy_charts
@@ -25,7 +26,6 @@ from cufa.dashboard.charts import tile_grid, timeline
 from cufa.dashboard.charts import work as work_charts
 from cufa.dashboard.charts.occupancy import Point
 from cufa.dashboard.model import counters, decode, evidence, launch, softmax_steps, work
-from cufa.schedule import Schedule, Tile
 
 PALETTES = (theme.LIGHT, theme.DARK)
 

@@ -15,9 +15,9 @@ from dashboard_support import DEVICE, make_records, make_trace
 
 from cufa.bench import traces
 from cufa.bench.suites import make
+from cufa.core.schedule import Schedule
 from cufa.dashboard.model import launch, trace
 from cufa.planner import make_plan
-from cufa.schedule import Schedule
 
 # --- Launches and timelines ------------------------------------------------------------------------------
 
@@ -41,7 +41,7 @@ def test_every_query_block_is_launched_once(algorithm: str, causal: bool) -> Non
 )
 def test_launch_order_is_the_kernels(algorithm: str, heads: int, seqlen: int, causal: bool) -> None:
     """The kernel's own source, executed on this CPU, says which block does what."""
-    from cufa.emulator import emulate
+    from cufa.executor.emulate import emulate
 
     q = np.random.default_rng(0).standard_normal((1, heads, seqlen, 64), np.float32).astype(np.float16)
     run = emulate(q, q[:, :1], q[:, :1], causal=causal, algorithm=algorithm)

@@ -14,9 +14,9 @@ pytest.importorskip("plotly", reason="the dashboard needs plotly: pip install 'c
 from dashboard_support import decode_plan, schedules, write_evidence
 
 from cufa.bench.suites import make
+from cufa.core.schedule import Schedule, Tile
 from cufa.dashboard.model import decode, evidence, softmax_steps, work
-from cufa.reference import attention_reference
-from cufa.schedule import Schedule, Tile
+from cufa.ops.reference import attention_reference
 
 # --- Arithmetic ------------------------------------------------------------------------------------------
 

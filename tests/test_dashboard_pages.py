@@ -24,15 +24,15 @@ from streamlit.testing.v1 import AppTest
 
 from cufa.bench import records, traces
 from cufa.bench.suites import make
+from cufa.core.problem import default_scale
 from cufa.dashboard.model import compiled, devices, gpu
 from cufa.dashboard.model.configs import config_key, config_words
 from cufa.dashboard.worker import client
 from cufa.dashboard.worker.jobs import Job
 from cufa.decode.plan import make_decode_plan
 from cufa.decode.problem import DecodeProblem
+from cufa.nvrtc.static_compile import MissingCompilerError
 from cufa.planner import make_plan
-from cufa.problem import default_scale
-from cufa.static_compile import MissingCompilerError
 
 Open = Callable[..., AppTest]
 

@@ -13,10 +13,10 @@ from decode_support import FLOAT8, make_case
 from support import OnlyDLPack, poisoned_like
 
 import cufa
-from cufa import calls
-from cufa.architectures import Device
-from cufa.decode import api
+from cufa.core.architectures import Device
 from cufa.kernels import DECODE_KERNELS
+from cufa.ops import calls
+from cufa.ops import decode as api
 
 PAGE_SIZES = (0, 1, 3, 16, 64, 128, 256)
 

@@ -14,9 +14,9 @@ import pytest
 from decode_support import make_case
 
 import cufa
-from cufa import calls, seen
-from cufa.architectures import Device
+from cufa.core.architectures import Device
 from cufa.decode.checks import INPUTS, DecodeCall
+from cufa.ops import calls, seen
 
 cp = pytest.importorskip("cupy", reason="needs CuPy, but no GPU: pip install 'cufa[cuda13]'")
 

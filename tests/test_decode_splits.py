@@ -11,12 +11,12 @@ from decode_support import make_case
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cufa.architectures import Device
+from cufa.core.architectures import Device
 from cufa.decode.plan import make_decode_plan
 from cufa.decode.problem import DecodeProblem
 from cufa.decode.schedule import Shares, num_tiles
-from cufa.emulator_decode import run_decode_plan
-from cufa.emulator_launch import Execution
+from cufa.executor.decode import run_decode_plan
+from cufa.executor.launch import Execution
 from cufa.kernels.decode import MAX_CLUSTER, merges_in_cluster
 
 

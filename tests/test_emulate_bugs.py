@@ -15,12 +15,14 @@ import numpy as np
 import pytest
 from support import make_inputs
 
-from cufa import compiler, host_build, kernels
-from cufa.architectures import Device
-from cufa.emulator import EmulationError, Execution, Finding, emulate
-from cufa.emulator_launch import execute
-from cufa.emulator_memory import GlobalArray
+from cufa import kernels
+from cufa.core.architectures import Device
+from cufa.executor import build as host_build
+from cufa.executor.emulate import EmulationError, Execution, Finding, emulate
+from cufa.executor.launch import execute
+from cufa.executor.memory import GlobalArray
 from cufa.kernels import Launch
+from cufa.nvrtc import compiler
 from cufa.planner import fitting_configs
 
 

@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 from support import make_inputs, make_problem, plan_with_blocks
 
-from cufa import compiler, host_build
-from cufa.emulator import EmulationError, Execution, run_plan
-from cufa.emulator_launch import execute
-from cufa.emulator_memory import GlobalArray, tensor_map
+from cufa.executor import build as host_build
+from cufa.executor.emulate import EmulationError, Execution, run_plan
+from cufa.executor.launch import execute
+from cufa.executor.memory import GlobalArray, tensor_map
 from cufa.kernels import KERNELS, Launch
+from cufa.nvrtc import compiler
 
 TILES, N = 5, 32
 SHARED_BYTES = 64 * 128 + 2 * N * 128 + 5 * 8

@@ -12,13 +12,14 @@ import pytest
 from decode_kernel_support import configs, operands_of, plan_of
 from decode_support import make_case
 
-from cufa import compiler, host_build
-from cufa.emulator import EmulationError, Execution
-from cufa.emulator_decode import run_decode_plan
-from cufa.emulator_launch import execute
-from cufa.emulator_memory import GlobalArray
+from cufa.executor import build as host_build
+from cufa.executor.decode import run_decode_plan
+from cufa.executor.emulate import EmulationError, Execution
+from cufa.executor.launch import execute
+from cufa.executor.memory import GlobalArray
 from cufa.kernels import Launch
 from cufa.kernels.decode import merged_in_cluster
+from cufa.nvrtc import compiler
 
 THREADS = 64
 

@@ -9,8 +9,8 @@ import pytest
 from decode_kernel_support import assert_pieces, configs, operands_of, plan_of, splits
 from decode_support import make_case
 
-from cufa.emulator_decode import run_decode_plan
-from cufa.emulator_launch import Execution
+from cufa.executor.decode import run_decode_plan
+from cufa.executor.launch import Execution
 from cufa.kernels.decode import merged_in_cluster
 
 CASES = {

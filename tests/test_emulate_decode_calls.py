@@ -12,12 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import poisoned_like
 
-from cufa import arrays
-from cufa.architectures import Device
+from cufa.core.architectures import Device
 from cufa.decode.checks import CACHES, INPUTS, DecodeCall
 from cufa.decode.plan import make_decode_plan
-from cufa.emulator_decode import run_decode_plan
-from cufa.emulator_launch import Execution
+from cufa.executor.decode import run_decode_plan
+from cufa.executor.launch import Execution
+from cufa.ops import arrays
 
 LENGTHS = (0, 1, 15, 16, 17, 63, 64, 65, 127, 128, 129, 200)
 H200, A100 = Device.typical("sm_90"), Device.typical("sm_80")

@@ -14,7 +14,7 @@ from support import assert_attention, make_inputs, make_problem, plan_with_block
 
 from cufa.bench.bounds import work_of
 from cufa.bench.ladder import ladder
-from cufa.emulator import Execution, run_plan
+from cufa.executor.emulate import Execution, run_plan
 from cufa.kernels import KERNELS
 
 SPEC = KERNELS["fa3_forward"]

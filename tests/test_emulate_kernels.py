@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from support import DTYPES, assert_attention, assert_every_row, make_inputs, uneven_rows
 
-from cufa import arrays
-from cufa.architectures import Device
-from cufa.emulator import Execution, emulate, run_plan
+from cufa.core.architectures import Device
+from cufa.executor.emulate import Execution, emulate, run_plan
 from cufa.kernels import KERNELS
+from cufa.ops import arrays
 from cufa.planner import fitting_configs, make_plan
 
 ARCH = "sm_90"
@@ -49,7 +49,7 @@ def check(spec, precision, q, k, v, *, layout="bhsd", causal=False, **options):
 
 
 def assert_tiles(run):
-    """One record per query block and head, saying what cufa.schedule says. (naive has no tiles to count.)"""
+    """One record per query block and head, saying what the schedule says. (naive has no tiles to count.)"""
     problem, schedule = run.plan.problem, run.plan.schedule
     if run.plan.spec.name == "naive":
         assert len(run.records) == 0

@@ -14,9 +14,13 @@ import pytest
 from support import make_inputs
 
 import cufa
-from cufa import compiler, emulator_launch, emulator_memory, emulator_records, host_build
-from cufa.emulator import emulate
+from cufa.executor import build as host_build
+from cufa.executor import launch as emulator_launch
+from cufa.executor import memory as emulator_memory
+from cufa.executor import records as emulator_records
+from cufa.executor.emulate import emulate
 from cufa.kernels import KERNELS
+from cufa.nvrtc import compiler
 
 sys.path.insert(0, str(Path(__file__).parent / "golden"))
 
@@ -121,7 +125,7 @@ def test_missing_compiler_is_a_clear_message(tmp_path):
 
 
 def test_import_does_not_load_the_executor():
-    process = run_script("import sys, cufa; print('cufa.emulator' in sys.modules)")
+    process = run_script("import sys, cufa; print('cufa.executor.emulate' in sys.modules)")
     assert process.communicate()[0].strip() == "False"
 
 
@@ -187,7 +191,7 @@ def test_counters_do_not_depend_on_threads_or_order():
 def test_auto_never_emulates():
     """A microscope, not a backend."""
     source = Path(cufa.__file__).parent
-    for module in ("api.py", "planner.py", "backends/cpu.py", "backends/cuda.py"):
+    for module in ("ops/forward.py", "planner.py", "backends/cpu.py", "backends/cuda.py"):
         assert "emulat" not in (source / module).read_text(encoding="utf-8")
 
 

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from support import assert_attention, assert_every_row, make_inputs, poisoned_like, uneven_rows
 
 import cufa
-from cufa import arrays
 from cufa.kernels import KERNELS
+from cufa.ops import arrays
 from cufa.planner import fitting_configs, make_plan
 
 pytestmark = pytest.mark.gpu

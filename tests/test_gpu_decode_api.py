@@ -11,7 +11,7 @@ from decode_support import make_case
 from support import DTYPES, EPSILON, in_threads, poisoned_like
 
 import cufa
-from cufa.decode import api
+from cufa.ops import decode as api
 
 pytestmark = pytest.mark.gpu
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 import cufa
-from cufa.compiler import SOURCE_DIR, included_files
 from cufa.kernels import KERNELS
+from cufa.nvrtc.compiler import SOURCE_DIR, included_files
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]

@@ -8,11 +8,11 @@ import sys
 
 import pytest
 
-from cufa.architectures import ARCHITECTURES, Device, find_architecture
-from cufa.compiler import SOURCE_DIR
+from cufa.core.architectures import ARCHITECTURES, Device, find_architecture
+from cufa.core.problem import HEAD_DIM_STEP, MAX_HEAD_DIM, Problem
 from cufa.kernels import KERNELS, KernelSpec, TileConfig
+from cufa.nvrtc.compiler import SOURCE_DIR
 from cufa.planner import ALGORITHMS, CPU_CONFIG, fitting_configs, make_plan, tuning_key
-from cufa.problem import HEAD_DIM_STEP, MAX_HEAD_DIM, Problem
 
 DEVICES = [Device.typical(capability) for capability in ARCHITECTURES]
 HEAD_DIMS = range(HEAD_DIM_STEP, MAX_HEAD_DIM + 1, HEAD_DIM_STEP)
@@ -273,10 +273,10 @@ def test_planning_needs_no_cupy():
     in_new_python(
         "import sys\n"
         "sys.modules['cupy'] = sys.modules['cuda'] = None  # importing either fails\n"
-        "from cufa.architectures import Device\n"
+        "from cufa.core.architectures import Device\n"
         "from cufa.kernels import KERNELS\n"
         "from cufa.planner import make_plan\n"
-        "from cufa.problem import Problem\n"
+        "from cufa.core.problem import Problem\n"
         "for spec in KERNELS.values():\n"
         "    precision = 'native' if spec.dtypes[0] != 'float32' else 'float32'\n"
         "    problem = Problem(1, 2, 2, 64, 64, 64, spec.dtypes[0], True, 0.125, precision)\n"

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cufa.problem import ITEMSIZE, Problem, default_scale
+from cufa.core.problem import ITEMSIZE, Problem, default_scale
 
 
 def problem(seqlen_q=8, seqlen_k=8, causal=False, dtype="float16", heads=4, kv_heads=4, **more) -> Problem:

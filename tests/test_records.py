@@ -81,13 +81,13 @@ def test_row_record_is_plain_json_and_keeps_every_sample(versions_suite):
 
 
 def test_digest_ignores_comments_and_white_space(tmp_path, monkeypatch):
-    import cufa.compiler
+    import cufa.nvrtc.compiler
 
     def digest_of(text: str) -> str:
         (tmp_path / "k.cu").write_text(text)
-        return cufa.compiler.source_digest("k.cu")
+        return cufa.nvrtc.compiler.source_digest("k.cu")
 
-    monkeypatch.setattr(cufa.compiler, "SOURCE_DIR", tmp_path)
+    monkeypatch.setattr(cufa.nvrtc.compiler, "SOURCE_DIR", tmp_path)
     first = digest_of("int f() { return 1; }")
     assert digest_of("// says why\nint f() {\n  return 1; /* one */ }\n") == first
     assert digest_of("int f() { return 2; }") != first
@@ -164,9 +164,9 @@ def test_evidence_command_writes_the_record_and_says_what_is_wrong(
     """The GPU's part is staged; what is done with its record is real."""
     from click.testing import CliRunner
 
-    from cufa.architectures import Device
     from cufa.bench import traces
     from cufa.commands import evidence as command
+    from cufa.core.architectures import Device
 
     record["tests"]["failed"] = failed
     monkeypatch.setattr(command, "find_device", lambda choice: Device.typical("sm_90"))
@@ -234,9 +234,9 @@ def test_markdown_puts_fa3_over_the_fastest_peer(record):
 
 def fa3_row(contender, seconds, **sustained):
     """A row of FA3 on an H200, as a run there would leave it."""
-    from cufa.architectures import Device
     from cufa.bench.runner import Row, one_item_a_block, with_bounds
     from cufa.bench.timing import Timing
+    from cufa.core.architectures import Device
     from cufa.planner import make_plan
 
     limits = Limits(4e12, {"bfloat16": 1e15}, 4e12, sustained)
@@ -357,7 +357,7 @@ class TestTuning:
         assert tuning.load("GPU") == {"key": TileConfig(64, 64, 4)}
 
     def test_the_planner_takes_the_winner(self):
-        from cufa.architectures import Device
+        from cufa.core.architectures import Device
         from cufa.planner import fitting_configs, make_plan, tuning_key
 
         device = Device.typical("sm_90")

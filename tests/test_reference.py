@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from support import DTYPES, make_inputs
 
-from cufa import attention_reference, reference
+from cufa import attention_reference
+from cufa.ops import reference
 
 
 def by_hand(q, k, v, causal, scale):

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cufa.problem import Problem
-from cufa.schedule import Schedule, Tile
+from cufa.core.problem import Problem
+from cufa.core.schedule import Schedule, Tile
 
 LENGTH = st.integers(1, 70)
 BLOCK = st.sampled_from([1, 2, 3, 5, 8, 16, 64])

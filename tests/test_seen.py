@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import cufa
-from cufa import arrays, calls, seen
+from cufa.ops import arrays, calls, seen
 
 cp = pytest.importorskip("cupy")
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from cufa.architectures import COMPILED_ARCHITECTURES, Device
+from cufa.core.architectures import COMPILED_ARCHITECTURES, Device
+from cufa.core.problem import HEAD_DIM_STEP, ITEMSIZE, MAX_HEAD_DIM, Problem
 from cufa.kernels import DECODE_KERNELS, KERNELS
+from cufa.nvrtc.variants import HEAD_DIMS, ODD_HEAD_DIMS, variants
 from cufa.planner import fitting_configs, make_plan
-from cufa.problem import HEAD_DIM_STEP, ITEMSIZE, MAX_HEAD_DIM, Problem
-from cufa.variants import HEAD_DIMS, ODD_HEAD_DIMS, variants
 
 EVERYTHING = list(variants())
 

@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ..core.schedule import Schedule
 from ..planner import Plan
-from ..schedule import Schedule
 from .blas import single_threaded_blas
 
 Array = npt.NDArray[Any]

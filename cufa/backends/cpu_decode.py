@@ -19,10 +19,10 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from ..decode.merge import combine
 from ..decode.operands import DecodeOperands
 from ..decode.plan import DecodePlan
 from ..decode.schedule import balanced_shares, split_range, used_splits
+from ..ops.merge import combine
 from .blas import single_threaded_blas
 from .cpu import cut, normalise, online_softmax
 

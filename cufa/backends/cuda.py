@@ -16,11 +16,11 @@ from typing import Any
 import cupy
 import numpy as np
 
-from ..architectures import Device, find_architecture
-from ..compiler import cupy_options, translation_unit
+from ..core.architectures import Device, find_architecture
+from ..core.params import TRACE_RECORD, pack
 from ..decode.plan import DecodePlan
 from ..kernels import Launch
-from ..params import TRACE_RECORD, pack
+from ..nvrtc.compiler import cupy_options, translation_unit
 from ..planner import Plan
 from .tensor_map import TensorMap
 
@@ -240,7 +240,7 @@ class Binding:
 
 
 def trace(plan: Plan, q: Any, k: Any, v: Any) -> tuple[Any, np.ndarray]:
-    """Run the trace build once: (output, one :data:`~cufa.params.TRACE_RECORD` per query block and head,
+    """Run the trace build once: (output, one :data:`~cufa.core.params.TRACE_RECORD` per query block and head,
     sorted by batch, head and query block).
 
     Arrays are 4-D CuPy arrays in (batch, heads, seqlen, head_dim) axis order. Synchronises.

@@ -9,10 +9,10 @@ from typing import Any
 import cupy
 import numpy as np
 
+from ..core.params import TRACE_RECORD
 from ..decode.operands import DecodeOperands
 from ..decode.params import ARRAYS, MAPS, pack
 from ..decode.plan import DecodePlan
-from ..params import TRACE_RECORD
 from .cuda import Launches, Prepared, prepare
 from .decode_workspace import workspace_of
 from .tensor_map import TensorMap
@@ -112,8 +112,8 @@ class DecodeBinding:
 
 
 def trace(plan: DecodePlan, operands: DecodeOperands) -> np.ndarray:
-    """Run the trace build once: one :data:`~cufa.params.TRACE_RECORD` per piece, sorted by batch, head and
-    number of the piece (see :class:`cufa.emulator_decode.DecodeEmulation`). Synchronises."""
+    """Run the trace build once: one :data:`~cufa.core.params.TRACE_RECORD` per piece, sorted by batch, head
+    and number of the piece (see :class:`cufa.executor.decode.DecodeEmulation`). Synchronises."""
     device_id = operands.q.data.device_id
     binding = DecodeBinding(prepare(plan, device_id, trace=True), operands)
     records = cupy.zeros(num_records(plan) * TRACE_RECORD.itemsize, cupy.uint8)

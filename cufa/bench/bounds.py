@@ -20,9 +20,9 @@ import heapq
 import numpy as np
 import numpy.typing as npt
 
-from .. import item_order
+from ..core import order as item_order
+from ..core.schedule import Schedule
 from ..planner import Plan
-from ..schedule import Schedule
 from .limits import Limits
 
 #: Query rows of a consumer warpgroup.

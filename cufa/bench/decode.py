@@ -14,13 +14,13 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from ..architectures import Device
-from ..arrays import is_device_array
-from ..compiler import cupy_options, translation_unit
+from ..core.architectures import Device
+from ..core.problem import Problem, default_scale
 from ..decode.operands import DecodeOperands
 from ..decode.plan import DecodePlan, make_decode_plan
 from ..decode.problem import DecodeProblem
-from ..problem import Problem, default_scale
+from ..nvrtc.compiler import cupy_options, translation_unit
+from ..ops.arrays import is_device_array
 from . import peers
 from .records import Json, digest
 from .runner import normal_on_gpu, poison

@@ -24,10 +24,10 @@ from typing import Any
 
 import numpy as np
 
-from ..architectures import Device
+from ..core.architectures import Device
+from ..core.problem import Problem
 from ..kernels import KERNELS, REGISTRY, TileConfig
 from ..planner import Plan, fitting_configs, make_plan
-from ..problem import Problem
 from . import decode, peers, records
 from .limits import measure_limits
 from .records import Json

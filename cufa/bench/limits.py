@@ -7,9 +7,9 @@ import functools
 
 import numpy as np
 
-from ..architectures import Device
-from ..compiler import cupy_options, translation_unit
-from ..problem import Problem
+from ..core.architectures import Device
+from ..core.problem import Problem
+from ..nvrtc.compiler import cupy_options, translation_unit
 from .timing import Timing, measure
 
 _COPY_BYTES = 1 << 30

@@ -7,7 +7,7 @@ import importlib.util
 from collections.abc import Callable
 from typing import Any
 
-from ..problem import Problem
+from ..core.problem import Problem
 from .timing import Timing
 
 #: Backends of torch.nn.functional.scaled_dot_product_attention, by our name for them.

@@ -18,9 +18,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ..architectures import Device, find_architecture
-from ..compiler import cupy_options, source_digest
+from ..core.architectures import Device, find_architecture
 from ..kernels import REGISTRY, KernelSpec
+from ..nvrtc.compiler import cupy_options, source_digest
 from ..tuning import write_json
 from .limits import Limits
 from .runner import Row, Skipped

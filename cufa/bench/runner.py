@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from ..architectures import Device
+from ..core.architectures import Device
+from ..core.problem import Problem
 from ..kernels import TileConfig
+from ..ops.reference import attention_reference
 from ..planner import Plan, make_plan
-from ..problem import Problem
-from ..reference import attention_reference
 from . import bounds, peers
 from .limits import Limits
 from .timing import Timing, Watch, measure

@@ -6,10 +6,10 @@ import dataclasses
 import itertools
 from collections.abc import Callable, Iterator
 
-from ..architectures import Device
+from ..core.architectures import Device
+from ..core.problem import Problem, default_scale
 from ..kernels import KERNELS
 from ..planner import fitting_configs, make_plan
-from ..problem import Problem, default_scale
 from .ladder import ladder
 from .runner import Contender
 

@@ -1,6 +1,6 @@
 """Traces: which thread block ran when, on which SM, and how many tiles it counted, as the kernel recorded it.
 
-A trace file is an .npz of :data:`cufa.params.TRACE_RECORD` entries and a JSON description. Those under
+A trace file is an .npz of :data:`cufa.core.params.TRACE_RECORD` entries and a JSON description. Those under
 ``cufa/records/traces`` are evidence, shipped with the package and shown on machines without a GPU. Where
 there is one,
 
@@ -25,10 +25,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..architectures import Device
+from ..core.architectures import Device
+from ..core.problem import Problem
 from ..kernels import KERNELS, TileConfig
 from ..planner import Plan, make_plan
-from ..problem import Problem
 from . import records
 from .suites import make
 
@@ -50,7 +50,7 @@ class Trace:
     environment: records.Json
     """As :func:`cufa.bench.records.environment`."""
     records: npt.NDArray[Any] = dataclasses.field(repr=False)
-    """:data:`cufa.params.TRACE_RECORD`, sorted by batch, head and query block."""
+    """:data:`cufa.core.params.TRACE_RECORD`, sorted by batch, head and query block."""
 
     @property
     def is_current(self) -> bool:
@@ -106,7 +106,7 @@ def save(trace: Trace, directory: Path) -> Path:
 
 def load(file: Path) -> Trace:
     """Raises ValueError for a file that is no trace of this version."""
-    from ..params import TRACE_RECORD
+    from ..core.params import TRACE_RECORD
 
     try:
         with np.load(file, allow_pickle=False) as stored:

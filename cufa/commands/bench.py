@@ -8,11 +8,11 @@ import click
 from rich import box
 from rich.table import Table
 
-from ..architectures import Device
 from ..bench import decode, peers, records
 from ..bench.limits import measure_limits
 from ..bench.runner import Contender, Row, Skipped, run_problem
 from ..bench.suites import SUITES, Case
+from ..core.architectures import Device
 from .common import (
     ALGORITHMS,
     Exit,

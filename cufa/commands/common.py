@@ -14,11 +14,11 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from ..architectures import Device
 from ..bench.runner import Row, Skipped
 from ..bench.suites import make
+from ..core.architectures import Device
+from ..core.problem import HEAD_DIM_STEP, ITEMSIZE, MAX_HEAD_DIM, Problem
 from ..planner import ALGORITHMS as _WITH_AUTO
-from ..problem import HEAD_DIM_STEP, ITEMSIZE, MAX_HEAD_DIM, Problem
 
 F = TypeVar("F", bound=Callable[..., Any])
 

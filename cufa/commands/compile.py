@@ -10,13 +10,13 @@ import click
 from rich import box
 from rich.table import Table
 
-from ..architectures import COMPILED_ARCHITECTURES, find_architecture
+from ..core.architectures import COMPILED_ARCHITECTURES, find_architecture
+from ..core.occupancy import Occupancy, Resource
+from ..core.problem import HEAD_DIM_STEP, MAX_HEAD_DIM
 from ..kernels import REGISTRY, KernelSpec, TileConfig
-from ..occupancy import Occupancy, Resource
-from ..problem import HEAD_DIM_STEP, MAX_HEAD_DIM
-from ..static_compile import MissingCompilerError, nvrtc_version
-from ..sweep import Build, BuiltEntry, build_all
-from ..variants import Variant, variants
+from ..nvrtc.static_compile import MissingCompilerError, nvrtc_version
+from ..nvrtc.sweep import Build, BuiltEntry, build_all
+from ..nvrtc.variants import Variant, variants
 from .common import Exit, fail, json_option, print_json, progress, stderr, stdout
 
 

@@ -10,14 +10,14 @@ import numpy.typing as npt
 from rich import box
 from rich.table import Table
 
-from ..architectures import Device
 from ..bench import records
 from ..bench.limits import measure_limits
 from ..bench.runner import Contender, Row, predicted_speedup, random_inputs, run_problem
 from ..bench.suites import make
 from ..bench.timing import speedup
+from ..core.architectures import Device
+from ..core.schedule import Schedule, Tile
 from ..planner import Plan
-from ..schedule import Schedule, Tile
 from .common import (
     Exit,
     bytes_text,

@@ -9,12 +9,12 @@ import numpy as np
 from rich import box
 from rich.table import Table
 
-from ..emulator import Emulation, EmulationError, emulate
-from ..emulator_launch import MODES
-from ..host_build import CompilerError
+from ..core.problem import Problem
+from ..executor.build import CompilerError
+from ..executor.emulate import Emulation, EmulationError, emulate
+from ..executor.launch import MODES
+from ..ops.reference import attention_reference
 from ..planner import ALGORITHMS
-from ..problem import Problem
-from ..reference import attention_reference
 from .common import Exit, fail, json_option, print_json, problem_from, seconds_text, shape_options, stdout
 
 
@@ -111,7 +111,7 @@ def _inputs(problem: Problem) -> list[np.ndarray[Any, Any]]:
 
 
 def _document(run: Emulation, error: float) -> dict[str, Any]:
-    from ..emulator_records import summary
+    from ..executor.records import summary
 
     findings = [{"kind": f.kind, "count": f.count, "message": f.message} for f in run.findings]
     return {**summary(run), "max_error": error, "seconds": run.seconds, "findings": findings}
@@ -149,7 +149,7 @@ def _print(run: Emulation, error: float) -> None:
 
 
 def _recorded(record: bool, as_json: bool) -> None:
-    from .. import emulator_records
+    from ..executor import records as emulator_records
 
     if record:
         emulator_records.record()

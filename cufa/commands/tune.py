@@ -8,13 +8,13 @@ from typing import Any
 import click
 
 from .. import tuning
-from ..architectures import Device
 from ..bench import records
 from ..bench.limits import measure_limits
 from ..bench.runner import Contender, run_problem
 from ..bench.timing import speedup
+from ..core.architectures import Device
+from ..core.problem import Problem
 from ..planner import fitting_configs, make_plan, tuning_key
-from ..problem import Problem
 from .common import (
     ALGORITHMS,
     Exit,

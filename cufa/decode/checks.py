@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from .. import arrays
+from ..ops import arrays
 from .operands import DecodeOperands
 from .problem import DecodeProblem
 from .shapes import make_problem

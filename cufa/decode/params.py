@@ -11,8 +11,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from ..params import SMALLEST_SCALE, Strides
-from ..problem import ITEMSIZE
+from ..core.params import SMALLEST_SCALE, Strides
+from ..core.problem import ITEMSIZE
 from .operands import DecodeOperands
 from .plan import DecodePlan
 from .problem import CACHE_ITEMSIZE

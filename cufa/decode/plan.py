@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from ..architectures import Device
+from ..core.architectures import Device
 from ..kernels import DECODE_KERNELS, KernelSpec, Launch, TileConfig
 from ..kernels.decode import MAX_CLUSTER, items, merged_in_cluster, merges_in_cluster, row_blocks
 from ..kernels.spec import launch_lines

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable
 
-from ..problem import ITEMSIZE
+from ..core.problem import ITEMSIZE
 
 #: Most query tokens of one call.
 MAX_TOKENS = 16
@@ -74,7 +74,7 @@ class DecodeProblem:
 
     @property
     def precision(self) -> str:
-        """As :class:`~cufa.problem.Problem` has it: decoding has no float32 kernels."""
+        """As :class:`~cufa.core.problem.Problem` has it: decoding has no float32 kernels."""
         return "native"
 
     @property

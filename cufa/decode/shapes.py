@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from .. import arrays
+from ..ops import arrays
 from .problem import MAX_CAPACITY, MAX_TOKENS, DecodeProblem
 
 PAGE_AXES = {

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 
-from ..architectures import Device
+from ..core.architectures import Device
 from ..kernels import TileConfig
 from ..kernels.decode import MAX_CLUSTER, items
 from .problem import DecodeProblem

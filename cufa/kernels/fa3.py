@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ..item_order import ITEM_COST
-from ..problem import Problem
-from ..schedule import Schedule
+from ..core.order import ITEM_COST
+from ..core.problem import Problem
+from ..core.schedule import Schedule
 from .spec import KernelSpec, Launch, TileConfig, ceil_div
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..problem import Problem
+from ..core.problem import Problem
 from .spec import KernelSpec, Launch, TileConfig, ceil_div, tile_pitch
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 
+from ..core.problem import MAX_HEAD_DIM, Problem
 from ..decode.problem import DecodeProblem
-from ..problem import MAX_HEAD_DIM, Problem
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,7 +76,7 @@ def launch_lines(launches: Sequence[Launch], workspace: int | None, reasons: Seq
 
 @dataclasses.dataclass(frozen=True)
 class KernelSpec:
-    """What a kernel is and how it is launched; shapes come from a :class:`~cufa.problem.Problem`."""
+    """What a kernel is and how it is launched; shapes come from a :class:`~cufa.core.problem.Problem`."""
 
     name: str
     algorithm: str
@@ -109,7 +109,7 @@ class KernelSpec:
     """(problem, configs that fit, SMs) → the one to take when nothing was measured (`cufa tune`)."""
     operation: str = "forward"
     """Whose kernel it is, and so what problems it is given: "forward", of ``flash_attention``
-    (:class:`~cufa.problem.Problem`), or "decode", of ``flash_decode``
+    (:class:`~cufa.core.problem.Problem`), or "decode", of ``flash_decode``
     (:class:`~cufa.decode.problem.DecodeProblem`)."""
     further_constants: Callable[[DecodeProblem], dict[str, int | bool]] | None = None
     """Constants of a decode kernel's problem beyond those that all kernels have."""

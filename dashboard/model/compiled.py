@@ -19,17 +19,17 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
-from cufa.architectures import Architecture
 from cufa.bench.suites import make
-from cufa.compiler import nvrtc_options, translation_unit
+from cufa.core.architectures import Architecture
+from cufa.core.occupancy import Occupancy, occupancy
+from cufa.core.problem import default_scale
 from cufa.decode.problem import DecodeProblem
 from cufa.kernels import KernelSpec, TileConfig
-from cufa.occupancy import Occupancy, occupancy
-from cufa.problem import default_scale
-from cufa.static_compile import MissingCompilerError, nvrtc_version
-from cufa.sweep import build
+from cufa.nvrtc.compiler import nvrtc_options, translation_unit
+from cufa.nvrtc.static_compile import MissingCompilerError, nvrtc_version
+from cufa.nvrtc.sweep import build
+from cufa.nvrtc.variants import Variant
 from cufa.tuning import cache_dir, write_json
-from cufa.variants import Variant
 
 
 @dataclasses.dataclass(frozen=True)
@@ -182,7 +182,7 @@ def variant_of(
     precision: str,
     causal: bool,
 ) -> Variant:
-    """The build that :mod:`cufa.variants` would make for these choices."""
+    """The build that :mod:`cufa.nvrtc.variants` would make for these choices."""
     if spec.operation == "decode":
         cache = spec.cache_dtypes[0] if spec.cache_dtypes else dtype
         problem: Any = DecodeProblem(1, 32, 8, 1, 1024, head_dim, dtype, cache, default_scale(head_dim))

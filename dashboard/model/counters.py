@@ -8,13 +8,13 @@ from pathlib import Path
 
 import numpy as np
 
-from cufa.architectures import Device
 from cufa.bench import traces
+from cufa.core.architectures import Device
+from cufa.core.problem import Problem
+from cufa.core.schedule import Schedule
 from cufa.dashboard.model.configs import config_key
 from cufa.dashboard.model.trace import Records, disagreements
 from cufa.kernels import TileConfig
-from cufa.problem import Problem
-from cufa.schedule import Schedule
 from cufa.tuning import cache_dir
 
 __all__ = [
@@ -95,8 +95,8 @@ def why_not_emulated(schedule: Schedule, head_dim: int, is_registered: bool) -> 
 @functools.lru_cache(32)
 def emulate_counts(key: EmulationKey) -> Records | str:
     """Trace records of one head, by executing the kernel's source; or why that failed, in words."""
-    from cufa.emulator import EmulationError, emulate
-    from cufa.host_build import CompilerError
+    from cufa.executor.build import CompilerError
+    from cufa.executor.emulate import EmulationError, emulate
 
     s = key.schedule
     rng = np.random.default_rng(0)

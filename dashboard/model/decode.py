@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from cufa.architectures import Device
+from cufa.core.architectures import Device
 from cufa.dashboard.model.launch import KEYS, Blocks, Timeline, predict
 from cufa.decode.plan import DecodePlan
 from cufa.decode.schedule import balanced_shares, num_tiles, split_range

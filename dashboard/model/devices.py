@@ -8,8 +8,8 @@ import functools
 import importlib.util
 import os
 
-from cufa.architectures import Device, find_architecture
 from cufa.bench import peers, records
+from cufa.core.architectures import Device, find_architecture
 from cufa.dashboard.model import gpu as driver_of_gpus
 from cufa.dashboard.worker.jobs import CPU
 

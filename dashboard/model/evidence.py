@@ -10,8 +10,8 @@ from typing import Any
 
 from cufa.bench import records
 from cufa.bench.limits import Limits
+from cufa.core.problem import Problem
 from cufa.dashboard.model.decode_rows import DecodeRow, decode_rows
-from cufa.problem import Problem
 
 
 @dataclasses.dataclass(frozen=True)

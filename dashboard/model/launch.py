@@ -1,6 +1,6 @@
 """Which thread block does what, in launch order, and a prediction of when: list scheduling.
 
-The order is that of ``work_item`` in ``cuda_src/tiles/schedule.cuh``, and of :mod:`cufa.item_order` for
+The order is that of ``work_item`` in ``cuda_src/tiles/schedule.cuh``, and of :mod:`cufa.core.order` for
 persistent blocks; a test executes the kernels and compares. The prediction is deliberately simple:
 every SM holds ``blocks_per_sm`` blocks at a time, the next block goes to the place that is free first, and a
 block takes as long as the tiles it visits. It knows nothing of clocks, memory or the work around the loop;
@@ -15,10 +15,10 @@ import heapq
 import numpy as np
 import numpy.typing as npt
 
-from cufa import item_order
+from cufa.core import order as item_order
+from cufa.core.problem import Problem
+from cufa.core.schedule import Schedule
 from cufa.kernels import KERNELS, KernelSpec
-from cufa.problem import Problem
-from cufa.schedule import Schedule
 
 Ints = npt.NDArray[np.int64]
 

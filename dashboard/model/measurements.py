@@ -11,10 +11,10 @@ from pathlib import Path
 from cufa.bench import records, timing
 from cufa.bench.evidence import timing_of
 from cufa.bench.timing import Ratio, Timing
+from cufa.core.problem import Problem
 from cufa.dashboard.model import evidence
 from cufa.dashboard.worker.jobs import CPU, Json
 from cufa.dashboard.worker.store import Run
-from cufa.problem import Problem
 
 #: Columns of the downloads, in this order, then the samples.
 COLUMNS = (

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 
-from cufa.architectures import Device
 from cufa.bench.suites import SUITES
-from cufa.problem import Problem, default_scale
+from cufa.core.architectures import Device
+from cufa.core.problem import Problem, default_scale
 
 SUITE = "suite-"
 """Presets that are whole suites start with this."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 
-from cufa.architectures import Device
 from cufa.bench.runner import Contender
 from cufa.bench.suites import SUITES, Case, contenders, make
+from cufa.core.architectures import Device
 from cufa.kernels import TileConfig
 
 #: The machine and code of the first two tables.

@@ -8,10 +8,10 @@ import numpy as np
 import numpy.typing as npt
 
 from cufa.backends import cpu
+from cufa.core.problem import Problem, default_scale
+from cufa.core.schedule import Schedule
 from cufa.kernels import TileConfig
 from cufa.planner import make_plan
-from cufa.problem import Problem, default_scale
-from cufa.schedule import Schedule
 
 Floats = npt.NDArray[np.float32]
 

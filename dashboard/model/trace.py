@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from cufa.core.params import TRACE_RECORD
+from cufa.core.schedule import Schedule
 from cufa.dashboard.model.launch import WHOLE_HEAD, Blocks, Timeline
-from cufa.params import TRACE_RECORD
-from cufa.schedule import Schedule
 
 Records = npt.NDArray[Any]
-"""Of dtype :data:`cufa.params.TRACE_RECORD`: one entry a query block and head."""
+"""Of dtype :data:`cufa.core.params.TRACE_RECORD`: one entry a query block and head."""
 
 
 def measured_timeline(records: Records, num_sms: int, whole_heads: bool = False) -> Timeline:

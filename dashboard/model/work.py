@@ -8,8 +8,8 @@ from collections.abc import Iterable
 import numpy as np
 import numpy.typing as npt
 
-from cufa.problem import Problem
-from cufa.schedule import Schedule, Tile
+from cufa.core.problem import Problem
+from cufa.core.schedule import Schedule, Tile
 
 
 @dataclasses.dataclass(frozen=True)

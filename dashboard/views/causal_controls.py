@@ -6,7 +6,9 @@ import dataclasses
 
 import streamlit as st
 
-from cufa.architectures import Device
+from cufa.core.architectures import Device
+from cufa.core.problem import Problem, default_scale
+from cufa.core.schedule import Schedule
 from cufa.dashboard import page
 from cufa.dashboard.model.configs import config_key, config_words
 from cufa.dashboard.model.launch import algorithms
@@ -15,8 +17,6 @@ from cufa.dashboard.views.causal_view import MOST_BLOCKS_A_SIDE, View
 from cufa.dashboard.views.shape_controls import choose_card, choose_kv_heads
 from cufa.kernels import KernelSpec, TileConfig
 from cufa.planner import fitting_configs
-from cufa.problem import Problem, default_scale
-from cufa.schedule import Schedule
 
 ALGORITHM_WORDS = {"fa1": "FA1", "fa2_noskip": "FA2, no skip", "fa2": "FA2", "fa3": "FA3"}
 MAX_LENGTH = 131_072

@@ -6,14 +6,14 @@ import dataclasses
 
 import streamlit as st
 
+from cufa.core.problem import Problem
+from cufa.core.schedule import Schedule
 from cufa.dashboard import page
 from cufa.dashboard.charts import work as charts
 from cufa.dashboard.model import evidence, launch, published, work
 from cufa.dashboard.theme import Palette
 from cufa.dashboard.views.causal_view import View
 from cufa.kernels import KERNELS, KernelSpec
-from cufa.problem import Problem
-from cufa.schedule import Schedule
 
 _LENGTHS = (256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536)
 _MOST_SIMULATED = 40_000  # thread blocks of one launch

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import streamlit as st
 
+from cufa.core.schedule import Tile
 from cufa.dashboard import page
 from cufa.dashboard.charts import tile_grid
 from cufa.dashboard.model import counters, work
 from cufa.dashboard.theme import Palette
 from cufa.dashboard.views.causal_view import View
-from cufa.schedule import Tile
 
 GRID_KEY = "causal.grid"
 

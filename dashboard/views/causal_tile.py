@@ -8,6 +8,7 @@ import numpy as np
 import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
+from cufa.core.schedule import Schedule, Tile
 from cufa.dashboard import page
 from cufa.dashboard.charts import work
 from cufa.dashboard.model import softmax_steps
@@ -16,7 +17,6 @@ from cufa.dashboard.state import Controls
 from cufa.dashboard.theme import Palette
 from cufa.dashboard.views import causal_grid
 from cufa.dashboard.views.causal_view import View
-from cufa.schedule import Schedule, Tile
 
 _IS_NEW = "causal.new"
 """In the session: the whole page is drawn, not only another tile."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 import functools
 
-from cufa.architectures import Device
+from cufa.core.architectures import Device
+from cufa.core.occupancy import occupancy
+from cufa.core.problem import Problem
+from cufa.core.schedule import Schedule, Tile
 from cufa.dashboard.model import launch, work
 from cufa.kernels import KernelSpec, TileConfig
-from cufa.occupancy import occupancy
-from cufa.problem import Problem
-from cufa.schedule import Schedule, Tile
 
 MOST_BLOCKS_A_SIDE = 4096
 """Tiles are not made so small that a side has more."""

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 
 import streamlit as st
 
-from cufa.architectures import Device
+from cufa.core.architectures import Device
+from cufa.core.problem import default_scale
 from cufa.dashboard import page
 from cufa.dashboard.charts import decode as charts
 from cufa.dashboard.model import decode, evidence
@@ -22,7 +23,6 @@ from cufa.decode.plan import DecodePlan, make_decode_plan
 from cufa.decode.problem import MAX_TOKENS, DecodeProblem
 from cufa.kernels import DECODE_KERNELS, TileConfig
 from cufa.planner import fitting_configs
-from cufa.problem import default_scale
 
 _MOST_SPLITS = 512
 _DTYPES = {

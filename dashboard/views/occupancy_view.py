@@ -8,7 +8,14 @@ from collections.abc import Iterable
 
 import streamlit as st
 
-from cufa.architectures import ARCHITECTURES, COMPILED_ARCHITECTURES, Architecture, Device, find_architecture
+from cufa.core.architectures import (
+    ARCHITECTURES,
+    COMPILED_ARCHITECTURES,
+    Architecture,
+    Device,
+    find_architecture,
+)
+from cufa.core.occupancy import Occupancy
 from cufa.dashboard import page
 from cufa.dashboard.charts import occupancy as charts
 from cufa.dashboard.charts.occupancy import Point
@@ -19,10 +26,9 @@ from cufa.dashboard.model.trace import measured_timeline
 from cufa.dashboard.state import Controls
 from cufa.dashboard.theme import Palette
 from cufa.kernels import REGISTRY, KernelSpec, TileConfig
-from cufa.occupancy import Occupancy
+from cufa.nvrtc.static_compile import MissingCompilerError
+from cufa.nvrtc.variants import Variant
 from cufa.planner import fitting_configs
-from cufa.static_compile import MissingCompilerError
-from cufa.variants import Variant
 
 _HEAD_DIM, _ARCH = 128, 90
 """What the page begins with."""

@@ -6,10 +6,11 @@ import dataclasses
 
 import streamlit as st
 
-from cufa.architectures import Device
 from cufa.bench import decode
 from cufa.bench.runner import Contender
 from cufa.bench.suites import SUITES, Case
+from cufa.core.architectures import Device
+from cufa.core.problem import HEAD_DIM_STEP, ITEMSIZE, MAX_HEAD_DIM, Problem, default_scale
 from cufa.dashboard import page
 from cufa.dashboard.model import presets
 from cufa.dashboard.model.configs import config_key
@@ -19,7 +20,6 @@ from cufa.dashboard.views.shape_controls import choose_kv_heads
 from cufa.dashboard.worker.jobs import CPU, Job
 from cufa.kernels import KERNELS, KernelSpec, TileConfig
 from cufa.planner import fitting_configs
-from cufa.problem import HEAD_DIM_STEP, ITEMSIZE, MAX_HEAD_DIM, Problem, default_scale
 
 _LENGTHS = (256, 512, 1024, 2048, 4096, 8192, 16384)
 _CPU_TILES = ((64, 64), (128, 128), (256, 256), (256, 512), (512, 512), (512, 1024))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 
-from cufa.architectures import ARCHITECTURES, Device
+from cufa.core.architectures import ARCHITECTURES, Device
 from cufa.dashboard.model import devices, gpu
 from cufa.dashboard.state import Controls
 

@@ -8,9 +8,9 @@ from typing import Any
 from cufa.bench.decode import DecodeCase, DecodeContender
 from cufa.bench.runner import Contender
 from cufa.bench.suites import Case
+from cufa.core.problem import Problem
 from cufa.decode.problem import DecodeProblem
 from cufa.kernels import TileConfig
-from cufa.problem import Problem
 
 CPU = "cpu"
 Json = dict[str, Any]

@@ -8,14 +8,14 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from cufa.architectures import Device
 from cufa.bench import decode, peers, records
 from cufa.bench.limits import Limits, measure_limits
 from cufa.bench.runner import Contender, Row, run_problem
 from cufa.bench.timing import Watch
+from cufa.core.architectures import Device
+from cufa.core.problem import Problem
 from cufa.dashboard.worker.jobs import Job, Json, gpu_index, rows_of
 from cufa.planner import make_plan
-from cufa.problem import Problem
 
 Tell = Callable[[Json], None]
 """Takes one event; it is on disk when the call returns. Raises CannotWrite."""

@@ -8,18 +8,18 @@ import re
 import numpy as np
 import probes
 
-from cufa import compiler
+from cufa.nvrtc import compiler
 
 _ENTRY = re.compile(r"\b(probe_\w+)\(const __grid_constant__")
 _DEFAULT_SHARED_LIMIT = 48 * 1024
 
 
 def on_cpu(probe: probes.Probe, **options) -> np.ndarray:
-    """In checked mode; ``options`` are those of :class:`cufa.emulator.Execution`. Any finding fails."""
-    from cufa import host_build
-    from cufa.emulator import Execution
-    from cufa.emulator_launch import execute
-    from cufa.emulator_memory import GlobalArray, row_map, tensor_map
+    """In checked mode; ``options`` are those of :class:`cufa.executor.launch.Execution`; findings fail."""
+    from cufa.executor import build as host_build
+    from cufa.executor.emulate import Execution
+    from cufa.executor.launch import execute
+    from cufa.executor.memory import GlobalArray, row_map, tensor_map
     from cufa.kernels import Launch
 
     stores = probe.output_tensor is not None

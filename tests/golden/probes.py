@@ -15,7 +15,7 @@ from collections.abc import Iterator
 import ml_dtypes
 import numpy as np
 
-from cufa import compiler
+from cufa.nvrtc import compiler
 
 SOURCE = "kernels/primitive_probes.cu"
 HOPPER_SOURCE = "kernels/hopper_probes.cu"

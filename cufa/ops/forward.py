@@ -1,13 +1,13 @@
-"""The public calls. Checks live in :mod:`cufa.arrays`, choices in :mod:`cufa.planner`, and how a checked call
-is carried out in :mod:`cufa.calls`."""
+"""The public calls. Checks live in :mod:`cufa.ops.arrays`, choices in :mod:`cufa.planner`, and how a checked
+call is carried out in :mod:`cufa.ops.calls`."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from ..core.problem import ITEMSIZE
+from ..planner import Plan
 from . import arrays, calls
-from .planner import Plan
-from .problem import ITEMSIZE
 from .seen import seen_before, signature
 
 

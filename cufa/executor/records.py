@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .bench.records import RECORDS_DIR
-from .compiler import source_digest
-from .emulator import Emulation, emulate
-from .kernels import KERNELS, KernelSpec
-from .tuning import write_json
+from ..bench.records import RECORDS_DIR
+from ..kernels import KERNELS, KernelSpec
+from ..nvrtc.compiler import source_digest
+from ..tuning import write_json
+from .emulate import Emulation, emulate
 
 PATH = RECORDS_DIR / "emulated" / "counters.json"
 ARCH = "sm_90"

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import Any
 
-from .kernels import Launch
-from .occupancy import Occupancy, occupancy
+from ..core.occupancy import Occupancy, occupancy
+from ..kernels import Launch
 from .static_compile import (
     CompileError,
     CompileReport,
@@ -63,7 +63,7 @@ class Build:
 def build(variant: Variant) -> Build:
     """Compile one variant. Never raises for a bad kernel: that is a finding.
 
-    Raises :class:`~cufa.static_compile.MissingCompilerError` without NVRTC.
+    Raises :class:`~cufa.nvrtc.static_compile.MissingCompilerError` without NVRTC.
     """
     try:
         report = static_compile(variant.source, variant.constants, variant.arch)
@@ -89,7 +89,7 @@ def build(variant: Variant) -> Build:
 def build_all(variants: Sequence[Variant], jobs: int) -> Iterator[Build]:
     """Builds in the order in which they finish, ``jobs`` at a time (NVRTC compiles outside Python's lock).
 
-    Raises :class:`~cufa.static_compile.MissingCompilerError` before the first one without NVRTC.
+    Raises :class:`~cufa.nvrtc.static_compile.MissingCompilerError` before the first one without NVRTC.
     """
     nvrtc_version()
     with ThreadPoolExecutor(jobs) as pool:

@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from . import arrays, tuning
-from .architectures import Device
-from .planner import Plan, make_plan
-from .problem import Problem
+from .. import tuning
+from ..core.architectures import Device
+from ..core.problem import Problem
+from ..planner import Plan, make_plan
+from . import arrays
 from .seen import SeenCall, remember
 
 
@@ -52,7 +53,7 @@ class Call:
 
 
 def run_on_cpu(call: Call) -> Any:
-    from .backends import cpu
+    from ..backends import cpu
 
     problem = call.check(on_gpu=False)
     plan = plan_for(problem, None, call.algorithm)
@@ -89,7 +90,7 @@ def bring_back(result: Any, lse: Any, out: Any, return_lse: bool) -> Any:
 
 
 def run_on_gpu(call: Call, key: tuple[Any, ...] | None) -> Any:
-    """CuPy arrays, asynchronously; remembered under ``key`` for :func:`~cufa.seen.seen_before`."""
+    """CuPy arrays, asynchronously; remembered under ``key`` for :func:`~cufa.ops.seen.seen_before`."""
     problem = call.check(on_gpu=True)
     import cupy
 
@@ -133,7 +134,7 @@ def check_not_capturing(name: str) -> None:
 
 def cuda_module() -> Any:
     """The CUDA backend, imported late: it needs CuPy."""
-    from .backends import cuda
+    from ..backends import cuda
 
     return cuda
 

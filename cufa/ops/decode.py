@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from .. import arrays, calls
-from ..architectures import Device
-from ..seen import SeenCall, remember, seen_before, signature
-from .checks import CACHES, INPUTS, DecodeCall, check_gpu_serves, check_memory, dtypes
-from .plan import DecodePlan, make_decode_plan
-from .problem import DecodeProblem
-from .shapes import make_problem
+from ..core.architectures import Device
+from ..decode.checks import CACHES, INPUTS, DecodeCall, check_gpu_serves, check_memory, dtypes
+from ..decode.plan import DecodePlan, make_decode_plan
+from ..decode.problem import DecodeProblem
+from ..decode.shapes import make_problem
+from . import arrays, calls
+from .seen import SeenCall, remember, seen_before, signature
 
 
 def flash_decode(

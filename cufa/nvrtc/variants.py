@@ -10,11 +10,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
 
-from .architectures import COMPILED_ARCHITECTURES, Architecture, Device, find_architecture
-from .decode.problem import DecodeProblem
-from .kernels import REGISTRY, KernelSpec, Launch, TileConfig
-from .planner import fitting_configs
-from .problem import ITEMSIZE, Problem, default_scale
+from ..core.architectures import COMPILED_ARCHITECTURES, Architecture, Device, find_architecture
+from ..core.problem import ITEMSIZE, Problem, default_scale
+from ..decode.problem import DecodeProblem
+from ..kernels import REGISTRY, KernelSpec, Launch, TileConfig
+from ..planner import fitting_configs
 
 HEAD_DIMS = (64, 128, 256)
 ODD_HEAD_DIMS = (40, 80, 96, 192)

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from . import host_build
-from .emulator_memory import GlobalArray, as_ctypes
-from .kernels import Launch
+from ..kernels import Launch
+from . import build as host_build
+from .memory import GlobalArray, as_ctypes
 
 MODES = ("plain", "checked", "counted")
 SCHEDULES = ("ascending", "descending")
@@ -115,7 +115,7 @@ def execute(
 ) -> tuple[npt.NDArray[Any], tuple[Finding, ...]]:
     """Run one launch. Returns the counters, one row per block, and the findings.
 
-    ``entry`` comes from :func:`cufa.host_build.kernel`; ``memory`` is all that the kernel may touch.
+    ``entry`` comes from :func:`cufa.executor.build.kernel`; ``memory`` is all that the kernel may touch.
     Raises EmulationError, and ValueError when the grid cannot be cut into the clusters asked for.
     """
     if not 1 <= launch.cluster <= MAX_CLUSTER:

@@ -1,4 +1,4 @@
-"""Decode kernels executed on a CPU, as :mod:`cufa.emulator` does it for ``flash_attention``'s."""
+"""Decode kernels executed on a CPU, as :mod:`cufa.executor.emulate` does it for ``flash_attention``'s."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from . import host_build
-from .decode.operands import DecodeOperands
-from .decode.params import MAPS, pack, pointers
-from .decode.plan import DecodePlan
-from .emulator_launch import Execution, Finding, execute
-from .emulator_memory import GlobalArray, row_map, tensor_map
-from .params import TRACE_RECORD
+from ..core.params import TRACE_RECORD
+from ..decode.operands import DecodeOperands
+from ..decode.params import MAPS, pack, pointers
+from ..decode.plan import DecodePlan
+from . import build as host_build
+from .launch import Execution, Finding, execute
+from .memory import GlobalArray, row_map, tensor_map
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,10 +27,10 @@ class DecodeEmulation:
     findings: tuple[Finding, ...]
     """Empty outside checked mode, and for a clean kernel."""
     counters: dict[str, npt.NDArray[Any]]
-    """Of each launch: a structured array, one row per block (see :class:`cufa.emulator.Emulation`)."""
+    """Of each launch: a structured array, one row per block (see :class:`.emulate.Emulation`)."""
     records: npt.NDArray[Any]
-    """One :data:`~cufa.params.TRACE_RECORD` per piece: q_block is the piece's number within its item, head
-    that of key/value head and block of rows, tiles_visited its tiles, tiles_unmasked its first tile."""
+    """One :data:`~cufa.core.params.TRACE_RECORD` per piece: q_block is the piece's number within its item,
+    head that of key/value head and block of rows, tiles_visited its tiles, tiles_unmasked its first tile."""
     seconds: float
     """Time in the kernels, on this CPU."""
 

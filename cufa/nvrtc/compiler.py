@@ -1,5 +1,5 @@
 """From a plan's constants to the translation unit and options that NVRTC gets, through CuPy or without a GPU
-(:mod:`cufa.static_compile`)."""
+(:mod:`cufa.nvrtc.static_compile`)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-_PACKAGE = Path(__file__).parent
+_PACKAGE = Path(__file__).parents[1]
 
 #: The kernels' sources: inside the wheel, or beside the package in a checkout.
 SOURCE_DIR = _PACKAGE / "cuda_src" if (_PACKAGE / "cuda_src").is_dir() else _PACKAGE.parent / "cuda_src"

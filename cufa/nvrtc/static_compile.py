@@ -1,7 +1,7 @@
 """Machine code without a GPU: NVRTC compiles for any architecture, no driver needed, and its log is read.
 
-NVRTC is called through ``cuda.bindings`` with the very options of :func:`cufa.compiler.nvrtc_options`, so
-that registers are those of the kernel that runs. What ptxas only mentions in its log (a spill, a stack
+NVRTC is called through ``cuda.bindings`` with the very options of :func:`cufa.nvrtc.compiler.nvrtc_options`,
+so that registers are those of the kernel that runs. What ptxas only mentions in its log (a spill, a stack
 frame, an instruction it ignored) becomes a finding here.
 """
 
@@ -13,7 +13,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from .architectures import Architecture
+from ..core.architectures import Architecture
 from .compiler import nvrtc_options, translation_unit
 
 _ENTRY = re.compile(r"Compiling entry function '(?P<name>\w+)' for")

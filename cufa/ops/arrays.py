@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from .problem import HEAD_DIM_STEP, ITEMSIZE, MAX_HEAD_DIM, Problem, default_scale
+from ..core.problem import HEAD_DIM_STEP, ITEMSIZE, MAX_HEAD_DIM, Problem, default_scale
 
 LAYOUTS = {"bhsd": (0, 1, 2, 3), "bshd": (0, 2, 1, 3)}
 AXES = {"bhsd": "(batch, heads, seqlen, head_dim)", "bshd": "(batch, seqlen, heads, head_dim)"}

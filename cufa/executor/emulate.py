@@ -21,13 +21,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from . import arrays, host_build
-from .architectures import Device
-from .emulator_launch import EmulationError, Execution, Finding, execute
-from .emulator_memory import GlobalArray, guarded_copy, tensor_map
-from .kernels import TileConfig
-from .params import TRACE_RECORD, pack
-from .planner import Plan, make_plan
+from ..core.architectures import Device
+from ..core.params import TRACE_RECORD, pack
+from ..kernels import TileConfig
+from ..ops import arrays
+from ..planner import Plan, make_plan
+from . import build as host_build
+from .launch import EmulationError, Execution, Finding, execute
+from .memory import GlobalArray, guarded_copy, tensor_map
 
 __all__ = ["Emulation", "EmulationError", "Execution", "Finding", "emulate", "run_plan"]
 
@@ -49,8 +50,8 @@ class Emulation:
     products, exponentials, asynchronous copies and barriers are counted in every mode; bytes, sectors,
     wavefronts and bank conflicts in counted mode."""
     records: npt.NDArray[Any]
-    """One :data:`~cufa.params.TRACE_RECORD` per query block and head, sorted by batch, head and query block:
-    the kernel's own tile counters. Empty for kernels that keep none."""
+    """One :data:`~cufa.core.params.TRACE_RECORD` per query block and head, sorted by batch, head and query
+    block: the kernel's own tile counters. Empty for kernels that keep none."""
     seconds: float
     """Time in the kernels, on this CPU."""
 
@@ -114,7 +115,7 @@ def emulate(
         As :func:`cufa.flash_attention`, naming the argument.
     EmulationError
         A deadlock or a divergent warp.
-    cufa.host_build.CompilerError
+    cufa.executor.build.CompilerError
         No C++ compiler, or it refused the kernel.
     """
     execution = Execution(mode, schedule, copies, threads)

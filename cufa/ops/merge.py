@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .. import arrays
+from . import arrays
 
 _SERVED = ("float16", "bfloat16", "float32", "float64")
 _LSE = ("float32", "float64")

@@ -19,8 +19,8 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from . import compiler
-from .tuning import cache_dir
+from ..nvrtc import compiler
+from ..tuning import cache_dir
 
 _FLAGS = ("-std=c++17", "-O2", "-fno-strict-aliasing", "-march=native", "-fPIC", "-w")
 _LINK_FLAGS = ("-shared", "-pthread")

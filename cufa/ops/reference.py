@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from .problem import default_scale
+from ..core.problem import default_scale
 
 Array = npt.NDArray[np.float64]
 
