@@ -30,4 +30,6 @@ struct AttentionParams {
   i32 batch, heads, kv_heads, seqlen_q, seqlen_k;
   float scale_log2;     // softmax scale * log2(e), positive
   i32 heads_per_group;  // persistent kernels, causal: see PersistentItems
+  i32 band_first, band_last;  // row i sees keys i + band_first ... i + band_last; read where MASK bounds that side
+  float softcap;  // read when SOFTCAP is on: softmax scale / cap; scale_log2 is cap * log2(e) then
 };

@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
+from . import masks
 from .ops.decode import flash_decode, plan_decode
 from .ops.forward import flash_attention, plan
 from .ops.merge import merge_attention_states
@@ -17,6 +18,7 @@ __all__ = [
     "emulate",
     "flash_attention",
     "flash_decode",
+    "masks",
     "merge_attention_states",
     "plan",
     "plan_decode",

@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from . import __version__, tuning
-from .kernels import REGISTRY
+from .kernels import KERNELS
 from .nvrtc.compiler import SOURCE_DIR, included_files
 from .ops.forward import flash_attention
 from .ops.reference import attention_reference
@@ -69,11 +69,11 @@ def _python() -> Iterator[Check]:
 
 def _sources() -> Iterator[Check]:
     try:
-        files = {file for spec in REGISTRY.values() for file in included_files(f"kernels/{spec.source}")}
+        files = {file for spec in KERNELS.values() for file in included_files(f"kernels/{spec.source}")}
     except OSError as error:
         yield Check("kernel sources", Status.PROBLEM, str(error), "pip install --force-reinstall cufa")
         return
-    yield Check("kernel sources", Status.OK, f"{len(REGISTRY)} kernels, {len(files)} files in {SOURCE_DIR}")
+    yield Check("kernel sources", Status.OK, f"{len(KERNELS)} kernels, {len(files)} files in {SOURCE_DIR}")
 
 
 def _driver() -> Iterator[Check]:

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
-from .core import order as item_order
+from .core import order
 from .core.architectures import Device
+from .core.operation import OPERATIONS, Operation, Request, Split
 from .core.problem import Problem
 from .core.schedule import Schedule
-from .kernels import KERNELS, KernelSpec, Launch, TileConfig
-from .kernels.spec import launch_lines
+from .kernels import KernelSpec, Launch, TileConfig, kernels_of
 
-#: The CPU path works on larger tiles: they amortise NumPy's call overhead, and 512 KiB of float32 scores
-#: still fit a core's L2 cache. Of eight tilings from 128×512 to 512×1024 (seq 4096, head_dim 64, two cores)
-#: none was more than 3% faster, full or causal; 256×256 was 15% slower.
-CPU_CONFIG = TileConfig(block_q=256, block_kv=512, num_warps=0)
+if TYPE_CHECKING:
+    from .core.order import Order
 
-ALGORITHMS = ("auto", *dict.fromkeys(spec.algorithm for spec in KERNELS.values()))
+_MAX_GRID_YZ = 65535
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,6 +32,12 @@ class Plan:
     workspace: int
     """Device memory beyond inputs and outputs, bytes."""
     reasons: tuple[str, ...]
+    split: Split | None = None
+    """How keys are shared out over thread blocks; None: a thread block does all keys of its queries."""
+
+    @property
+    def operation(self) -> Operation:
+        return OPERATIONS[self.problem.operation]
 
     @property
     def backend(self) -> str:
@@ -40,18 +45,36 @@ class Plan:
 
     @property
     def schedule(self) -> Schedule:
+        """Tiles of the score matrix of one head."""
         return Schedule.of(
             self.problem, self.config.block_q, self.config.block_kv, self.spec.skip_masked_tiles
         )
 
     @property
+    def num_splits(self) -> int:
+        return self.split.count if self.split else 1
+
+    @property
+    def counters(self) -> int:
+        """32-bit words that are zero between launches: which part of an item is the last."""
+        count = self.spec.counters
+        return count(self.problem, self.config) if count and self.workspace else 0
+
+    @property
+    def order(self) -> Order | None:
+        """Who takes which work item when, on the plan's GPU; None for a kernel whose order is not known."""
+        if self.device is None:
+            return None
+        return self.spec.order(self.problem, self.schedule, self.device.num_sms)
+
+    @property
     def heads_per_group(self) -> int:
         """Heads that persistent blocks work on side by side under the causal mask (1: does not matter)."""
-        if not (self.problem.causal and self.launches and self.launches[0].persistent):
+        problem = self.problem
+        if not (problem.mask_kind == "causal" and self.launches and self.launches[0].persistent):
             return 1
-        heads, num_blocks = self.problem.batch * self.problem.heads, self.launches[0].grid[0]
-        head_bytes = 2 * self.problem.seqlen_k * self.problem.head_dim * self.problem.itemsize
-        return item_order.heads_per_group(self.schedule, heads, num_blocks, head_bytes)
+        heads, num_blocks = problem.batch * problem.heads, self.launches[0].grid[0]
+        return order.heads_per_group(self.schedule, heads, num_blocks, order.head_bytes(problem))
 
     @property
     def constants(self) -> dict[str, int | bool]:
@@ -59,16 +82,15 @@ class Plan:
         return self.spec.constants(self.problem, self.config)
 
     def __str__(self) -> str:
-        schedule = self.schedule
-        heads = self.problem.batch * self.problem.heads
         where = "CPU (NumPy)" if self.device is None else f"{self.device.name} ({self.device.arch.name})"
         lines = [
             f"problem    {self.problem}",
             f"kernel     {self.spec.name}: {self.spec.title} on {where}",
-            f"tiles      {self.config}; {schedule.visited * heads:,} of {schedule.total * heads:,} visited, "
-            f"{schedule.skipped * heads:,} skipped",
+            *self.operation.plan_lines(self),
+            *(f"launch     {launch}" for launch in self.launches),
+            *([] if self.device is None else [f"workspace  {self.workspace:,} B"]),
+            *(f"because    {reason}" for reason in self.reasons),
         ]
-        lines += launch_lines(self.launches, None if self.device is None else self.workspace, self.reasons)
         return "\n".join(lines)
 
 
@@ -78,39 +100,69 @@ def make_plan(
     algorithm: str = "auto",
     config: TileConfig | None = None,
     tuned: Mapping[str, TileConfig] | None = None,
+    *,
+    num_splits: int | None = None,
+    kernel: str | None = None,
 ) -> Plan:
-    """Choose kernel, tiles and launches.
+    """Choose kernel, tiles, splits and launches.
 
-    ``config`` overrides the tiles (benchmarks, tuning); ``tuned`` maps :func:`tuning_key` to the config
-    that ``cufa tune`` measured fastest on this device.
+    ``algorithm`` is that of the operation's kernels (decode: the schedule), ``num_splits`` asks for so many
+    splits or shares. ``config`` overrides the tiles and ``kernel``, a name of the registry, kernel and algorithm
+    (benchmarks, tuning, tests); ``tuned`` maps :func:`tuning_key` to the config that ``cufa tune`` measured
+    fastest on this device.
 
-    Raises ValueError when no kernel serves the problem, naming what would, or when ``config`` does not fit.
+    Raises ValueError when no kernel serves the problem, naming why each does not, or when ``config`` does not
+    fit.
     """
-    spec, reasons = _choose_spec(problem, device, algorithm)
+    operation = OPERATIONS[problem.operation]
+    if num_splits is not None and num_splits < 1:
+        raise ValueError(f"num_splits={num_splits} is not possible: it must be at least 1")
+    serving, reasons = _serving(operation, problem, device, algorithm, kernel)
+    if kernel is not None:
+        algorithm = serving[0].algorithm
     if problem.empty:
         reasons.append("no query that sees a key: zeros are written without a launch")
-        config = config or (CPU_CONFIG if device is None else spec.configs[0])
-        return Plan(problem, spec, config, device, (), 0, tuple(reasons))
+        spec = serving[0] if device else operation.cpu_spec(serving)
+        config = config or (operation.cpu_config if device is None else spec.configs[0])
+        split = Split(spec.algorithm, 1) if operation.splits else None
+        return Plan(problem, spec, config, device, (), 0, tuple(reasons), split)
+    request = Request(algorithm, config, num_splits, tuned or {})
+    choice = operation.choose(problem, device, serving, request)
+    spec, config, split = choice.spec, choice.config, choice.split
+    reasons += choice.reasons
     if device is None:
-        reasons.append("no GPU in this plan: NumPy executes the same schedule on larger tiles")
-        return Plan(problem, spec, config or CPU_CONFIG, None, (), 0, tuple(reasons))
-    if config is None:
-        config, reason = _choose_config(problem, device, spec, tuned or {})
-        reasons.append(reason)
+        return Plan(problem, spec, config, None, (), 0, tuple(reasons), split)
+    shared_memory = _check_shared_memory(problem, spec, config, device)
+    launches = tuple(_fill(x, device) for x in spec.launches(problem, config, shared_memory, split))
+    _check_grids(problem, launches)
+    workspace = spec.workspace(problem, config, split)
+    return Plan(problem, spec, config, device, launches, workspace, tuple(reasons), split)
+
+
+def _check_shared_memory(problem: Problem, spec: KernelSpec, config: TileConfig, device: Device) -> int:
     shared_memory = spec.shared_memory(config, problem.head_dim)
     if shared_memory > device.arch.shared_memory_per_block:
         raise ValueError(
             f"config={config} takes {shared_memory:,} B of shared memory at head_dim {problem.head_dim}; a "
             f"block on {device.arch.name} has {device.arch.shared_memory_per_block:,} B: use smaller tiles"
         )
-    launches = tuple(_fill(x, device) for x in spec.launches(problem, config, shared_memory))
-    return Plan(problem, spec, config, device, launches, spec.workspace(problem, config), tuple(reasons))
+    return shared_memory
 
 
 def _fill(launch: Launch, device: Device) -> Launch:
     if not launch.persistent:
         return launch
     return dataclasses.replace(launch, grid=(min(launch.grid[0], device.num_sms), 1, 1))
+
+
+def _check_grids(problem: Problem, launches: tuple[Launch, ...]) -> None:
+    for launch in launches:
+        if max(launch.grid[1:]) > _MAX_GRID_YZ:
+            raise ValueError(
+                f"{launch.entry} would take a grid of {launch.grid} for batch {problem.batch:,} and "
+                f"{problem.kv_heads:,} key/value heads; along its last two axes CUDA takes {_MAX_GRID_YZ:,}: "
+                "take fewer sequences, or heads, in one call"
+            )
 
 
 def fitting_configs(spec: KernelSpec, head_dim: int, device: Device) -> tuple[TileConfig, ...]:
@@ -122,51 +174,69 @@ def fitting_configs(spec: KernelSpec, head_dim: int, device: Device) -> tuple[Ti
 
 
 def tuning_key(spec: KernelSpec, problem: Problem) -> str:
-    """Shapes that share a tuned config: same kernel, dtype, precision, head dim, mask and length class.
+    """Shapes that share a tuned config: same kernel, dtype, precision, head dim, kind of mask and length class.
 
     The length class is the power of two nearest below seqlen_k: tile choice does not depend on more.
     """
     length = 1 << max(problem.seqlen_k.bit_length() - 1, 0)
-    mask = "causal" if problem.causal else "full"
+    mask = problem.mask_kind
     return f"{spec.name}/{problem.dtype}/{problem.precision}/d{problem.head_dim}/{mask}/{length}"
 
 
-def _choose_spec(problem: Problem, device: Device | None, algorithm: str) -> tuple[KernelSpec, list[str]]:
-    if algorithm not in ALGORITHMS:
-        raise ValueError(f"algorithm={algorithm!r} is not known; use one of {', '.join(ALGORITHMS)}")
-    named = [s for s in KERNELS.values() if algorithm in ("auto", s.algorithm)]
+def algorithms(operation: str = "forward") -> tuple[str, ...]:
+    """What a call may name: "auto", then the algorithms of the operation's kernels."""
+    return ("auto", *dict.fromkeys(spec.algorithm for spec in kernels_of(operation).values()))
+
+
+def _serving(
+    operation: Operation, problem: Problem, device: Device | None, algorithm: str, kernel: str | None
+) -> tuple[list[KernelSpec], list[str]]:
+    """The kernels that may run the problem, in order of preference, and why."""
+    known = list(kernels_of(operation.name).values())
+    if kernel is not None:
+        named = [spec for spec in known if spec.name == kernel]
+        if not named:
+            raise ValueError(f"kernel={kernel!r} is not known; use one of {', '.join(s.name for s in known)}")
+        reason = f"kernel={kernel!r} was asked for"
+    else:
+        known_algorithms = algorithms(operation.name)
+        if algorithm not in known_algorithms:
+            choices = ", ".join(known_algorithms)
+            raise ValueError(f"algorithm={algorithm!r} is not known; use one of {choices}")
+        named = [spec for spec in known if algorithm in ("auto", spec.algorithm)]
+        reason = f"algorithm={algorithm!r} was asked for"
     if device is None:
         # NumPy runs every algorithm in every dtype; the kernel's name only says which schedule.
-        spec = next(s for s in named if algorithm != "auto" or s.algorithm == "fa2")
-        return spec, [_why(algorithm, spec)]
-    serving = [s for s in named if s.takes(problem) and fitting_configs(s, problem.head_dim, device)]
+        return named, [reason] if algorithm != "auto" or kernel else []
+    refusals = {spec.name: _refusal(spec, problem, device) for spec in named}
+    serving = [spec for spec in named if refusals[spec.name] is None]
     if not serving:
-        if algorithm == "auto":
-            served = "kernels serve " + ", ".join(sorted({d for s in named for d in s.dtypes}))
-        else:
-            served = "; ".join(s.requirements for s in named)
-        cure = "convert with .astype" + (", or use algorithm='auto'" if algorithm != "auto" else "")
-        raise ValueError(
-            f"no kernel runs algorithm={algorithm!r} on {device.arch.name} for {problem.dtype}, "
-            f"head_dim {problem.head_dim}, {problem.alignment}-byte aligned strides; "
-            f"{served}: {cure}"
-        )
-    # Registry order is order of preference.
-    return serving[0], [_why(algorithm, serving[0])]
+        raise ValueError(_refused(problem, device, algorithm, refusals))
+    if algorithm == "auto" and kernel is None:
+        reason = f"auto: {serving[0].name} is first in the registry's order of those that serve this problem"
+        reason += _passed_over(serving[0], refusals)
+    return serving, [reason]
 
 
-def _why(algorithm: str, spec: KernelSpec) -> str:
-    if algorithm == "auto":
-        return f"auto: {spec.name} is the fastest registered kernel that serves this problem"
-    return f"algorithm={algorithm!r} was asked for"
+def _refusal(spec: KernelSpec, problem: Problem, device: Device) -> str | None:
+    reason = spec.refuses(problem, device.arch.capability)
+    if reason is None and not fitting_configs(spec, problem.head_dim, device):
+        return f"has no tiles for head_dim {problem.head_dim} on {device.arch.name}"
+    return reason
 
 
-def _choose_config(
-    problem: Problem, device: Device, spec: KernelSpec, tuned: Mapping[str, TileConfig]
-) -> tuple[TileConfig, str]:
-    fitting = fitting_configs(spec, problem.head_dim, device)
-    winner = tuned.get(tuning_key(spec, problem))
-    if winner in fitting:
-        return winner, f"tiles {winner}: measured fastest on this device by `cufa tune`"
-    chosen = spec.choose(problem, fitting, device.num_sms)
-    return chosen, f"tiles {chosen}: the registry's choice for head_dim {problem.head_dim} (not tuned here)"
+def _refused(problem: Problem, device: Device, algorithm: str, refusals: Mapping[str, str | None]) -> str:
+    why = "; ".join(f"{name} {reason}" for name, reason in refusals.items())
+    cure = "convert with .astype, or copy to contiguous arrays"
+    if algorithm != "auto":
+        cure += ", or leave the choice to 'auto'"
+    return f"no kernel for {algorithm!r} runs {problem} on {device.name} ({device.arch.name}): {why}. Fix: {cure}"
+
+
+def _passed_over(chosen: KernelSpec, refusals: Mapping[str, str | None]) -> str:
+    before = []
+    for name, reason in refusals.items():
+        if name == chosen.name:
+            break
+        before.append(f"{name} {reason}")
+    return f" ({'; '.join(before)})" if before else ""

@@ -20,7 +20,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ..core.problem import Problem
 from ..core.schedule import Schedule
+from ..core.scores import softcapped_in_place
 from ..planner import Plan
 from .blas import single_threaded_blas
 
@@ -69,7 +71,7 @@ def run(
         heads, q_blocks = task
         operands = q[heads], k[heads[:2]], v[heads[:2]], out[heads], None if lse is None else lse[heads]
         with np.errstate(all="ignore"):  # inf and NaN in the inputs follow IEEE (the setting is the thread's)
-            stack = _Stack(schedule, problem.scale, *operands)
+            stack = _Stack(schedule, problem, *operands)
             if observer is not None:
                 stack.observe = _notifier(observer, heads, group)
             loop_nest(stack, q_blocks)
@@ -131,7 +133,7 @@ def _fa2(heads: _Stack, q_blocks: range) -> None:
     for i in q_blocks:  # l. 3
         Q = heads.load_queries(i)  # l. 4
         O, l, m = heads.initial(heads.rows(i))  # l. 5
-        for j in range(heads.visits[i]):  # l. 6
+        for j in heads.key_blocks(i):  # l. 6
             S = heads.scores(Q, i, j)  # l. 7-8
             P, m_new, l_new, alpha = online_softmax(S, m, l)  # l. 9
             O *= alpha  # l. 10
@@ -149,7 +151,7 @@ def _fa1(heads: _Stack, q_blocks: range) -> None:
     """
     every_row = slice(0, heads.seqlen_q)
     O, l, m = heads.initial(every_row)  # l. 2
-    for j in range(max(heads.visits)):  # l. 5-6
+    for j in range(heads.schedule.num_kv_blocks):  # l. 5-6
         for i in q_blocks:  # l. 7
             Q = heads.load_queries(i)  # l. 8
             O_i, l_i, m_i = (x[..., heads.rows(i), :] for x in (O, l, m))
@@ -174,6 +176,14 @@ def _naive(heads: _Stack, q_blocks: range) -> None:
     heads.store(heads.rows(0), heads.weighted_values(P, 0, 0), m, l)  # l. 3
 
 
+def hide(S: Array, hidden: npt.NDArray[np.bool_]) -> None:
+    """Scores of -inf where ``hidden``, (rows, columns); columns that every row sees are not touched."""
+    columns = np.flatnonzero(hidden.any(axis=0))
+    if len(columns):
+        part = slice(columns[0], columns[-1] + 1)
+        np.copyto(S[..., part], -np.inf, where=hidden[:, part])
+
+
 def row_sums(P: Array) -> Array:
     """(..., rows, 1). A product with ones takes a third of np.sum's time."""
     return (P @ np.ones(P.shape[-1], P.dtype))[..., None]
@@ -193,16 +203,24 @@ class _Stack:
     """Heads (batch, kv_heads, group) with operands in the compute dtype, and scratch for one tile."""
 
     def __init__(
-        self, schedule: Schedule, scale: float, q: Array, k: Array, v: Array, out: Array, lse: Array | None
+        self,
+        schedule: Schedule,
+        problem: Problem,
+        q: Array,
+        k: Array,
+        v: Array,
+        out: Array,
+        lse: Array | None,
     ) -> None:
         self.dtype: type[Any] = np.float64 if q.dtype == np.float64 else np.float32
         self.q, self.out, self.lse = q, out, lse
         self.K, self.V = _operand(k, self.dtype), _operand(v, self.dtype)
-        self.scale = self.dtype(scale)
+        self.scale, self.softcap = self.dtype(problem.scale), problem.softcap
         self.seqlen_q, self.head_dim = q.shape[-2:]
         self.schedule = schedule
-        self.visits: list[int] = schedule.visits.tolist()
-        self.unmasked: list[int] = schedule.unmasked.tolist()
+        ranges = schedule.ranges
+        self._visited = list(zip(ranges.first.tolist(), ranges.end.tolist(), strict=True))
+        self._clear = list(zip(ranges.clear_first.tolist(), ranges.clear_end.tolist(), strict=True))
         self.observe: Callable[..., None] = lambda *tile: None
         block_q, block_kv = min(schedule.block_q, self.seqlen_q), min(schedule.block_kv, schedule.seqlen_k)
         self._S, self._PV = self._empty(block_q, block_kv), self._empty(block_q, self.head_dim)
@@ -220,13 +238,17 @@ class _Stack:
         return slice(j * tiling.block_kv, min((j + 1) * tiling.block_kv, tiling.seqlen_k))
 
     def _hidden(self, rows: slice, columns: slice) -> npt.NDArray[np.bool_]:
-        """Where a causal mask lets nothing through, (rows, columns)."""
-        diagonal = self.schedule.seqlen_k - self.seqlen_q
-        row = np.arange(rows.start + diagonal, rows.stop + diagonal)
-        return np.arange(columns.start, columns.stop) > row[:, None]
+        """Where the mask lets nothing through, (rows, columns)."""
+        row, column = np.arange(rows.start, rows.stop), np.arange(columns.start, columns.stop)
+        return ~self.schedule.mask.visible(row, column, self.seqlen_q, self.schedule.seqlen_k)
+
+    def key_blocks(self, i: int) -> range:
+        """That query block i visits."""
+        return range(*self._visited[i])
 
     def _is_masked(self, i: int, j: int) -> bool:
-        return self.schedule.causal and j >= self.unmasked[i]
+        first, end = self._clear[i]
+        return not first <= j < end
 
     def initial(self, rows: slice) -> tuple[Array, Array, Array]:
         """O = 0, l = 0, m = -inf for these rows."""
@@ -244,12 +266,10 @@ class _Stack:
         rows, columns = self.rows(i), self._columns(j)
         K = self.K[..., columns, :]
         S = np.matmul(Q, K.mT, out=self._S[..., : Q.shape[-2], : K.shape[-2]])
+        if self.softcap is not None:
+            S = softcapped_in_place(S, self.softcap)
         if self._is_masked(i, j):
-            # Columns that even the first row sees need no mask.
-            seen_by_all = rows.start + 1 + self.schedule.seqlen_k - self.seqlen_q
-            first = max(columns.start, min(seen_by_all, columns.stop))
-            hidden = self._hidden(rows, slice(first, columns.stop))
-            np.copyto(S[..., first - columns.start :], -np.inf, where=hidden)
+            hide(S, self._hidden(rows, columns))
         return S
 
     def weighted_values(self, P: Array, i: int, j: int) -> Array:

@@ -19,10 +19,12 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from ..decode.operands import DecodeOperands
-from ..decode.plan import DecodePlan
+from ..core.operation import Arrays
+from ..decode.choose import ragged_shares
 from ..decode.schedule import balanced_shares, split_range, used_splits
+from ..kernels.decode import row_blocks
 from ..ops.merge import combine
+from ..planner import Plan
 from .blas import single_threaded_blas
 from .cpu import cut, normalise, online_softmax
 
@@ -54,14 +56,14 @@ class Work:
         return self.batch, self.heads.start, self.rows.start
 
 
-def run(plan: DecodePlan, operands: DecodeOperands, *, num_threads: int | None = None) -> None:
-    """Execute a plan made for the CPU: append what is new to the caches, write ``operands.out`` and ``lse``.
+def run(plan: Plan, operands: Arrays, *, num_threads: int | None = None) -> None:
+    """Execute a plan made for the CPU: append what is new to the caches, write ``operands["out"]`` and ``lse``.
 
     Lengths and block table are trusted: :mod:`cufa.decode.checks` has seen them. ``num_threads`` defaults to
     what NumPy's BLAS would use.
     """
     problem = plan.problem
-    if problem.new_tokens:
+    if problem.cache.new_tokens:
         append(operands)
     lengths = valid_keys(plan, operands)
     work = list(works(plan, lengths))
@@ -81,20 +83,20 @@ def run(plan: DecodePlan, operands: DecodeOperands, *, num_threads: int | None =
         _store(plan, operands, work[members[0]], *_merged([parts[n] for n in members]))
 
 
-def valid_keys(plan: DecodePlan, operands: DecodeOperands) -> list[int]:
+def valid_keys(plan: Plan, operands: Arrays) -> list[int]:
     """Of each sequence, those that are appended included."""
     problem = plan.problem
-    if operands.cache_seqlens is None:
-        return [problem.capacity] * problem.batch
-    return [problem.valid_keys(n) for n in operands.cache_seqlens.tolist()]
+    if operands["cache_seqlens"] is None:
+        return [problem.seqlen_k] * problem.batch
+    return [problem.valid_keys(n) for n in operands["cache_seqlens"].tolist()]
 
 
-def append(operands: DecodeOperands) -> None:
+def append(operands: Arrays) -> None:
     """Write k_new and v_new into the caches, from each sequence's length on."""
-    for cache, new in ((operands.k_cache, operands.k_new), (operands.v_cache, operands.v_new)):
+    for cache, new in ((operands["k_cache"], operands["k_new"]), (operands["v_cache"], operands["v_new"])):
         size = cache.shape[2]
-        for b, start in enumerate(operands.cache_seqlens.tolist()):
-            if operands.block_table is None:
+        for b, start in enumerate(operands["cache_seqlens"].tolist()):
+            if operands["block_table"] is None:
                 cache[b, :, start : start + new.shape[2]] = new[b]
                 continue
             position = start
@@ -102,19 +104,20 @@ def append(operands: DecodeOperands) -> None:
                 page, slot = divmod(position, size)
                 count = min(size - slot, start + new.shape[2] - position)
                 tokens = new[b, :, position - start : position - start + count]
-                cache[operands.block_table[b, page], :, slot : slot + count] = tokens
+                cache[operands["block_table"][b, page], :, slot : slot + count] = tokens
                 position += count
 
 
 # --- Sharing out the work --------------------------------------------------------------------------------
 
 
-def works(plan: DecodePlan, lengths: Sequence[int]) -> Iterator[Work]:
+def works(plan: Plan, lengths: Sequence[int]) -> Iterator[Work]:
     """The plan's splits. Heads with the same keys to read are stacked, which changes no result."""
-    return (_fixed if plan.schedule == "fixed" else _balanced)(plan, lengths)
+    assert plan.split is not None
+    return (_fixed if plan.split.kind == "fixed" else _balanced)(plan, lengths)
 
 
-def _fixed(plan: DecodePlan, lengths: Sequence[int]) -> Iterator[Work]:
+def _fixed(plan: Plan, lengths: Sequence[int]) -> Iterator[Work]:
     problem, block_kv = plan.problem, plan.config.block_kv
     stack = _heads_of_stack(plan, sum(used_splits(n, plan.num_splits, block_kv) for n in lengths))
     every_row = slice(0, problem.rows)
@@ -123,13 +126,13 @@ def _fixed(plan: DecodePlan, lengths: Sequence[int]) -> Iterator[Work]:
             yield Work(b, heads, every_row, *split_range(n, plan.num_splits, split, block_kv))
 
 
-def _balanced(plan: DecodePlan, lengths: Sequence[int]) -> Iterator[Work]:
+def _balanced(plan: Plan, lengths: Sequence[int]) -> Iterator[Work]:
     problem, config = plan.problem, plan.config
     stack = _heads_of_stack(plan, len(lengths))
     whole: Work | None = None  # heads that are not cut wait here for their neighbours
-    keys, ragged = config.block_kv, plan.ragged_shares
+    keys, ragged = config.block_kv, ragged_shares(plan)
     for piece in balanced_shares(
-        lengths, problem.kv_heads, plan.num_splits, keys, plan.row_blocks, ragged=ragged
+        lengths, problem.kv_heads, plan.num_splits, keys, row_blocks(problem, config), ragged=ragged
     ):
         first_row = piece.row_block * config.block_q
         rows = slice(first_row, min(first_row + config.block_q, problem.rows))
@@ -150,7 +153,7 @@ def _balanced(plan: DecodePlan, lengths: Sequence[int]) -> Iterator[Work]:
         yield whole
 
 
-def _heads_of_stack(plan: DecodePlan, runs_of_keys: int) -> int:
+def _heads_of_stack(plan: Plan, runs_of_keys: int) -> int:
     problem = plan.problem
     room = _STACK_ELEMENTS // (plan.config.block_kv * problem.head_dim)
     return max(1, min(room, runs_of_keys * problem.kv_heads // _MIN_STACKS, problem.kv_heads))
@@ -159,19 +162,19 @@ def _heads_of_stack(plan: DecodePlan, runs_of_keys: int) -> int:
 # --- One split -------------------------------------------------------------------------------------------
 
 
-def _attend(
-    plan: DecodePlan, operands: DecodeOperands, lengths: Sequence[int], work: Work
-) -> tuple[Array, Array]:
+def _attend(plan: Plan, operands: Arrays, lengths: Sequence[int], work: Work) -> tuple[Array, Array]:
     """Normalised O (heads, rows, head_dim) and lse (heads, rows) over the keys of one split."""
     problem = plan.problem
     dtype: type[Any] = np.float64 if problem.dtype == "float64" else np.float32
     with np.errstate(all="ignore"):  # inf and NaN follow IEEE (the setting is the thread's)
         Q = _queries(plan, operands, work, dtype)
-        K, V = (_Tiles(plan, operands, cache, work, dtype) for cache in (operands.k_cache, operands.v_cache))
+        K, V = (
+            _Tiles(plan, operands, cache, work, dtype) for cache in (operands["k_cache"], operands["v_cache"])
+        )
         O = np.zeros(Q.shape, dtype)
         l = np.zeros((*Q.shape[:2], 1), dtype)
         m = np.full(l.shape, -np.inf, dtype)
-        sees = lengths[work.batch] - problem.tokens + 1  # keys that a sequence's first token sees
+        sees = lengths[work.batch] - problem.seqlen_q + 1  # keys that a sequence's first token sees
         for start in range(work.first_key, work.last_key, plan.config.block_kv):
             stop = min(start + plan.config.block_kv, work.last_key)
             S = Q @ K.load(start, stop).mT
@@ -182,24 +185,24 @@ def _attend(
             P, m, l, alpha = online_softmax(S, m, l)
             O *= alpha
             O += _weighted(P, V.load(start, stop), hidden)
-        if operands.v_scale is not None:
-            O *= operands.v_scale[work.heads, None, None].astype(dtype)
+        if operands["v_scale"] is not None:
+            O *= operands["v_scale"][work.heads, None, None].astype(dtype)
         return normalise(O, l), (m + np.log(l))[..., 0]
 
 
-def _queries(plan: DecodePlan, operands: DecodeOperands, work: Work, dtype: type[Any]) -> Array:
+def _queries(plan: Plan, operands: Arrays, work: Work, dtype: type[Any]) -> Array:
     """scale · Q, times the keys' own scale, (heads, rows, head_dim): scaling Q costs less than scaling S."""
     problem = plan.problem
-    grouped = operands.q[work.batch].reshape(problem.kv_heads, problem.rows, problem.head_dim)
+    grouped = operands["q"][work.batch].reshape(problem.kv_heads, problem.rows, problem.head_dim)
     Q: Array = np.multiply(grouped[work.heads, work.rows], dtype(problem.scale), dtype=dtype)
-    if operands.k_scale is not None:
-        Q *= operands.k_scale[work.heads, None, None].astype(dtype)
+    if operands["k_scale"] is not None:
+        Q *= operands["k_scale"][work.heads, None, None].astype(dtype)
     return Q
 
 
-def _token(plan: DecodePlan, work: Work) -> Array:
+def _token(plan: Plan, work: Work) -> Array:
     """Which of its sequence's query tokens each row is."""
-    return np.arange(work.rows.start, work.rows.stop) % plan.problem.tokens
+    return np.arange(work.rows.start, work.rows.stop) % plan.problem.seqlen_q
 
 
 def _weighted(P: Array, V: Array, hidden: npt.NDArray[np.bool_] | None) -> Array:
@@ -214,11 +217,9 @@ def _weighted(P: Array, V: Array, hidden: npt.NDArray[np.bool_] | None) -> Array
 class _Tiles:
     """Keys or values of a stack's heads, tile by tile in the compute dtype. Valid until the next tile."""
 
-    def __init__(
-        self, plan: DecodePlan, operands: DecodeOperands, cache: Array, work: Work, dtype: type[Any]
-    ) -> None:
+    def __init__(self, plan: Plan, operands: Arrays, cache: Array, work: Work, dtype: type[Any]) -> None:
         self._cache, self._batch, self._heads = cache, work.batch, work.heads
-        self._pages = None if operands.block_table is None else operands.block_table[work.batch]
+        self._pages = None if operands["block_table"] is None else operands["block_table"][work.batch]
         self._dtype = np.dtype(dtype)
         self._scratch = np.empty(0, dtype)
 
@@ -280,13 +281,13 @@ def _merged(parts: Sequence[tuple[Array, Array]]) -> tuple[Array, Array]:
     return combine(np.stack([O for O, _ in parts]), np.stack([lse for _, lse in parts]))
 
 
-def _store(plan: DecodePlan, operands: DecodeOperands, work: Work, O: Array, lse: Array) -> None:
+def _store(plan: Plan, operands: Arrays, work: Work, O: Array, lse: Array) -> None:
     """Rows are unpacked into query heads and tokens."""
     problem = plan.problem
     row = np.arange(work.rows.start, work.rows.stop)
     kv_head = np.arange(work.heads.start, work.heads.stop)
-    head = kv_head[:, None] * problem.group_size + row // problem.tokens
+    head = kv_head[:, None] * problem.group_size + row // problem.seqlen_q
     with np.errstate(over="ignore"):
-        operands.out[work.batch, head, row % problem.tokens] = O.astype(operands.out.dtype)
-    if operands.lse is not None:
-        operands.lse[work.batch, head, row % problem.tokens] = lse
+        operands["out"][work.batch, head, row % problem.seqlen_q] = O.astype(operands["out"].dtype)
+    if operands["lse"] is not None:
+        operands["lse"][work.batch, head, row % problem.seqlen_q] = lse

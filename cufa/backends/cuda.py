@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import operator
 import threading
 from collections.abc import Sequence
 from typing import Any
@@ -17,14 +18,17 @@ import cupy
 import numpy as np
 
 from ..core.architectures import Device, find_architecture
-from ..core.params import TRACE_RECORD, pack
-from ..decode.plan import DecodePlan
+from ..core.operation import Arrays, Operand
+from ..core.packing import element_of, pack
+from ..core.params import TRACE_RECORD
 from ..kernels import Launch
 from ..nvrtc.compiler import cupy_options, translation_unit
 from ..planner import Plan
 from .tensor_map import TensorMap
+from .workspace import workspace_of
 
 _INVALID_CONTEXT = 201
+_POINTER_BYTES = ctypes.sizeof(ctypes.c_void_p)
 _DEFAULT_SHARED_LIMIT = 48 * 1024  # more must be asked for, per function
 
 
@@ -88,7 +92,7 @@ def _compile(source: str, device_id: int, options: tuple[str, ...]) -> _Module:
 class Prepared:
     """A plan compiled for one device: functions ready to launch."""
 
-    def __init__(self, plan: Plan | DecodePlan, device_id: int, trace: bool) -> None:
+    def __init__(self, plan: Plan, device_id: int, trace: bool) -> None:
         self.plan = plan
         self.device_id = device_id
         source = translation_unit(f"kernels/{plan.spec.source}", {**plan.constants, "TRACE": trace})
@@ -102,14 +106,8 @@ class Prepared:
         with cupy.cuda.Device(self.device_id):
             return {entry: dict(f.attributes) for entry, f in self.functions.items()}
 
-    def launch(self, q: Any, k: Any, v: Any, out: Any, lse: Any = None, trace: Any = None) -> None:
-        """Launch once on 4-D arrays in (batch, heads, seqlen, head_dim) axis order."""
-        binding = Binding(self, [x.strides for x in (q, k, v, out)])
-        lse_pointer = lse.data.ptr if lse is not None else 0
-        binding.launch(q.data.ptr, k.data.ptr, v.data.ptr, out.data.ptr, lse_pointer, trace)
 
-
-def prepare(plan: Plan | DecodePlan, device_id: int | None = None, trace: bool = False) -> Prepared:
+def prepare(plan: Plan, device_id: int | None = None, trace: bool = False) -> Prepared:
     """Compile ``plan`` for a device (default: the current one), or find it compiled."""
     return Prepared(plan, cupy.cuda.runtime.getDevice() if device_id is None else device_id, trace)
 
@@ -189,66 +187,110 @@ class Launches:
 class Binding:
     """A prepared kernel with shapes and strides filled in; only pointers are left open."""
 
-    def __init__(self, prepared: Prepared, strides: Sequence[Sequence[int]]) -> None:
-        plan = prepared.plan
-        assert isinstance(plan, Plan)
+    def __init__(self, prepared: Prepared, given: Arrays) -> None:
+        plan = self._plan = prepared.plan
         self.prepared = prepared
         self._device_id = prepared.device_id
-        self._workspace = plan.workspace
-        self._params = pack(plan.problem, strides, plan.heads_per_group)
-        box_rows = plan.spec.tensor_map_rows(plan.config)  # one each of q, k, v, o; or none
+        self._params = pack(plan, given)
+        operands, params = plan.operation.operands, plan.operation.params
+        # Pointers lie side by side in the structure, in an order of their own.
+        places = [params.offset(x.field) // _POINTER_BYTES for x in operands]
+        first = min(places)
+        self._permuted = operator.itemgetter(*(places.index(first + i) for i in range(len(places))))
+        self._pointers = (ctypes.c_void_p * len(places)).from_buffer(self._params, first * _POINTER_BYTES)
+        self._addresses: tuple[int, ...] = ()
         self._maps = [
-            TensorMap(plan.problem.dtype, shape, stride, rows)
-            for shape, stride, rows in zip(plan.problem.shapes, strides, box_rows, strict=False)
+            (place, self._map(operands[place], given, rows))
+            for name, rows in plan.spec.tensor_map_rows(plan.config).items()
+            for place in [operands.index(plan.operation.operand(name))]
         ]
-        addresses = [ctypes.addressof(self._params), *(m.address for m in self._maps)]
-        self._pointers: tuple[int, ...] = ()
+        outside = [m.address for _, m in self._maps if not self._lies_in_params(m.address)]
         # The driver reads the parameters during the call, so one launch at a time may fill them in.
         self._lock = threading.Lock()
-        self._launches = Launches(prepared, addresses)
+        self._launches = Launches(prepared, [ctypes.addressof(self._params), *outside])
+        self._workspace, self._counters = plan.workspace, plan.counters
 
-    def launch(self, q: int, k: int, v: int, o: int, lse: int = 0, trace: Any = None) -> None:
-        """Launch on the current stream of the plan's device. Arguments are device addresses."""
+    def _map(self, operand: Operand, given: Arrays, rows: int) -> TensorMap:
+        """Of one operand: in the parameters where they have a place for it, else an argument of its own."""
+        plan = self._plan
+        params, switches = plan.operation.params, dict(plan.config.switches)
+        inside = operand.map_field in params.names
+        address = ctypes.addressof(self._params) + params.offset(operand.map_field) if inside else None
+        return TensorMap(
+            element_of(plan.problem, operand),
+            given[operand.name].shape,
+            given[operand.name].strides,
+            rows,
+            address,
+            whole_rows=bool(switches.get("WHOLE_ROWS", False)),
+            promotion=int(switches.get("L2_PROMOTION", 256)),
+        )
+
+    def _lies_in_params(self, address: int) -> bool:
+        start = ctypes.addressof(self._params)
+        return start <= address < start + ctypes.sizeof(self._params)
+
+    def launch(self, *addresses: int, trace: int = 0) -> None:
+        """Launch on the current stream of the plan's device. Device addresses of the operands, in the order of
+        :attr:`~cufa.core.operation.Operation.operands`, 0 for what is not there."""
         if cupy.cuda.runtime.getDevice() != self._device_id:
             with cupy.cuda.Device(self._device_id):
-                self.launch(q, k, v, o, lse, trace)
+                self.launch(*addresses, trace=trace)
             return
         stream = cupy.cuda.get_current_stream()
-        workspace = self._allocate_workspace(stream) if self._workspace else None
-        params = self._params
         with self._lock:
-            if (q, k, v, o) != self._pointers:
-                params.q, params.k, params.v, params.o = q, k, v, o
-                for tensor_map, pointer in zip(self._maps, (q, k, v, o), strict=False):
-                    tensor_map.point_to(pointer)
-                self._pointers = (q, k, v, o)
-            params.lse = lse
-            if workspace is not None:
-                params.workspace = workspace.ptr
-            if trace is not None:  # else this is not a trace build
-                params.trace = trace.data.ptr
+            if addresses != self._addresses:
+                self._pointers[:] = self._permuted(addresses)
+                for place, tensor_map in self._maps:
+                    tensor_map.point_to(addresses[place])
+                self._addresses = addresses
+            if trace:  # else this is not a trace build
+                self._params.trace = trace
+            if not self._workspace:
+                self._launches(stream.ptr)
+            elif self._counters:
+                self._launch_with_counters(stream)
+            else:
+                workspace = self._allocate_workspace(stream)
+                self._params.workspace = workspace.ptr
+                self._launches(stream.ptr)
+
+    def _launch_with_counters(self, stream: Any) -> None:
+        """Partial results, and counters that are zero between launches, in the stream's workspace."""
+        workspace = workspace_of(stream, self._device_id)
+        with workspace.lock:
+            if workspace.num_counters < self._counters or workspace.partial_bytes < self._workspace:
+                workspace.grow(stream, self._device_id, self._counters, self._workspace)
+            self._params.counters, self._params.partial = workspace.counters, workspace.partial
             self._launches(stream.ptr)
 
     def _allocate_workspace(self, stream: Any) -> Any:
         """From CuPy's pool: safe to drop after the launch, as the pool reuses it in stream order only."""
         if stream.is_capturing():
             raise RuntimeError(
-                f"{self.prepared.plan.spec.name} needs {self._workspace:,} B of workspace, which a graph "
+                f"{self._plan.spec.name} needs {self._workspace:,} B of workspace, which a graph "
                 "cannot hold: capture algorithm='auto' or 'fa2' instead"
             )
         return cupy.cuda.alloc(self._workspace)
 
 
-def trace(plan: Plan, q: Any, k: Any, v: Any) -> tuple[Any, np.ndarray]:
-    """Run the trace build once: (output, one :data:`~cufa.core.params.TRACE_RECORD` per query block and head,
-    sorted by batch, head and query block).
+def addresses(given: Arrays) -> list[int]:
+    """Of all operands, which come in launch order; 0 for those that are not there."""
+    return [0 if x is None else int(x.data.ptr) for x in given.values()]
 
-    Arrays are 4-D CuPy arrays in (batch, heads, seqlen, head_dim) axis order. Synchronises.
-    """
-    prepared = prepare(plan, q.data.device_id, trace=True)
-    problem = plan.problem
-    items = problem.batch * problem.heads * plan.schedule.num_q_blocks
-    records = cupy.zeros(items * TRACE_RECORD.itemsize, cupy.uint8)
-    out = cupy.empty(q.shape, q.dtype)
-    prepared.launch(q, k, v, out, trace=records)
-    return out, np.sort(cupy.asnumpy(records).view(TRACE_RECORD), order=["batch", "head", "q_block"])
+
+def run(plan: Plan, given: Arrays, device_id: int | None = None) -> None:
+    """Compute once, asynchronously, on CuPy arrays by operand name. Compiles on first use."""
+    device_id = given["q"].data.device_id if device_id is None else device_id
+    Binding(prepare(plan, device_id), given).launch(*addresses(given))
+
+
+def trace(plan: Plan, given: Arrays) -> np.ndarray:
+    """Run the trace build once: one :data:`~cufa.core.params.TRACE_RECORD` per work item, sorted by batch, head
+    and query block (decode: number of the piece). Arrays are CuPy's, by operand name. Synchronises."""
+    device_id = given["q"].data.device_id
+    binding = Binding(prepare(plan, device_id, trace=True), given)
+    records = cupy.zeros(plan.operation.num_records(plan) * TRACE_RECORD.itemsize, cupy.uint8)
+    binding.launch(*addresses(given), trace=records.data.ptr)
+    found = cupy.asnumpy(records).view(TRACE_RECORD)
+    return np.sort(found[found["end_ns"] > 0], order=["batch", "head", "q_block"])

@@ -12,11 +12,11 @@ from collections.abc import Sequence
 
 import cupy
 
+from ..core.element import Element
+
 _INVALID_CONTEXT = 201
 _BYTES = 128
 _ALIGNMENT = 64
-_DATA_TYPES = {"float16": 6, "bfloat16": 9, "float8_e4m3": 0}  # CU_TENSOR_MAP_DATA_TYPE_*; bytes are bytes
-_ITEMSIZE = {"float16": 2, "bfloat16": 2, "float8_e4m3": 1}
 _SWIZZLE_128B = 3
 _PROMOTIONS = (0, 64, 128, 256)  # CU_TENSOR_MAP_L2_PROMOTION_*
 _BOX_BYTES = 128
@@ -38,7 +38,7 @@ class TensorMap:
 
     def __init__(
         self,
-        dtype: str,
+        element: Element,
         shape: Sequence[int],
         byte_strides: Sequence[int],
         box_rows: int,
@@ -50,6 +50,7 @@ class TensorMap:
         start = ctypes.addressof(self._storage)
         self.address = -(-start // _ALIGNMENT) * _ALIGNMENT if address is None else address
         batch, heads, seqlen, head_dim = shape
+        assert element.tensor_map_type is not None
         # Innermost first. The stride of an axis that is never stepped along must still be a multiple of 16.
         steps = [
             stride if size > 1 else 16
@@ -59,14 +60,14 @@ class TensorMap:
                 (batch, byte_strides[0]),
             )
         ]
-        columns = _BOX_BYTES // _ITEMSIZE[dtype]
+        columns = _BOX_BYTES // element.itemsize
         pieces = head_dim // columns
         sizes = [columns, pieces] if whole_rows else [head_dim]
         box = [columns, pieces] if whole_rows else [columns]
         rank = len(sizes) + 3
         self._arguments = (
             ctypes.c_void_p(self.address),
-            ctypes.c_int(_DATA_TYPES[dtype]),
+            ctypes.c_int(element.tensor_map_type),
             ctypes.c_uint32(rank),
         )
         self._geometry = (

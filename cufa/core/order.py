@@ -1,22 +1,31 @@
-"""In what order persistent thread blocks take their query blocks: the host side of ``PersistentItems`` in
-``cuda_src/tiles/schedule.cuh``.
+"""In what order thread blocks take work items, and when each would run: the one simulation of launches.
 
-Items (a query block of a head) are numbered; block b of G takes numbers b, 2G-1-b, 2G+b, ... Full attention
-numbers head after head. Causal attention goes from long query blocks to short ones within a group of heads:
-small groups keep their keys and values in the L2 cache, and the size of a group also decides how evenly the
-last rounds fill the blocks. Both are known before the launch, so the size is chosen here, once a plan.
+A work item is a query block of a head (FA1: a whole head; decode: a part of the keys of a sequence). Items are
+numbered in the order in which they are taken. The device side is ``work_item`` and ``PersistentItems`` of
+``cuda_src/tiles/schedule.cuh``; a test executes the kernels and compares.
+
+Full and band masks number head after head. Causal attention goes from long query blocks to short ones within a
+group of heads: small groups keep their keys and values in the L2 cache, and the size of a group also decides how
+evenly the last rounds fill the thread blocks. Persistent block b of G takes numbers b, 2G-1-b, 2G+b, …
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import heapq
 
 import numpy as np
 import numpy.typing as npt
 
+from .problem import Problem
 from .schedule import Schedule
 
 Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+
+WHOLE_HEAD = -1
+"""As ``q_block``: the thread block does every query block of its head."""
 
 #: Time that an item takes besides its tiles, in tiles: Q, the first scores, the store. With this value the
 #: predicted end of the last block and times measured on an H200 (13 group sizes, 3 tilings) correlate best.
@@ -28,14 +37,115 @@ L2_SHARE = 24 << 20
 _MOST_ITEMS = 1 << 16  # beyond, rounds are so many that the last one does not matter
 
 
-def causal_items(index: Ints, num_q_blocks: int, heads: int, heads_per_group: int) -> tuple[Ints, Ints]:
-    """(head, query block) of each item number; heads are counted over the batch."""
-    group, rest = np.divmod(index, heads_per_group * num_q_blocks)
-    members = np.minimum(heads_per_group, heads - group * heads_per_group)
-    return group * heads_per_group + rest % members, num_q_blocks - 1 - rest // members
+@dataclasses.dataclass(frozen=True)
+class Order:
+    """Work items in the order in which they are taken; arrays have one entry per item."""
+
+    q_block: Ints
+    """:data:`WHOLE_HEAD` where an item is a whole head."""
+    head: Ints
+    """Counted over the batch."""
+    thread_block: Ints | None = None
+    """The persistent thread block that takes each item; None: every item is a thread block of its own."""
+
+    def __len__(self) -> int:
+        return len(self.head)
+
+    def tiles(self, schedule: Schedule) -> Ints:
+        """Key tiles that each item visits."""
+        if len(self) and self.q_block[0] == WHOLE_HEAD:
+            return np.full(len(self), schedule.visited)
+        return schedule.visits[self.q_block]
 
 
-def taker(index: Ints, num_blocks: int) -> Ints:
+def simulate(order: Order, costs: npt.NDArray[np.generic], slots: int) -> tuple[Floats, Floats, Ints]:
+    """(start, end, slot) of each item when ``slots`` thread blocks run at once and an item takes its cost.
+
+    Items that are thread blocks of their own start, in order, wherever one has ended; a persistent thread block
+    takes its own items one after another, in a slot of its own.
+    """
+    lengths = np.asarray(costs, np.float64)
+    if order.thread_block is None:
+        free = [(0.0, slot) for slot in range(slots)]  # a heap: all free at 0, slot after slot
+        start, where = np.empty(len(order)), np.empty(len(order), np.int64)
+        for i, length in enumerate(lengths.tolist()):
+            at, slot = free[0]
+            start[i], where[i] = at, slot
+            heapq.heapreplace(free, (at + length, slot))
+        return start, start + lengths, where
+    block = order.thread_block
+    by_block = np.argsort(block, kind="stable")
+    ends = np.cumsum(lengths[by_block])
+    first = np.searchsorted(block[by_block], np.arange(block.max(initial=0) + 1))
+    before = ends[first] - lengths[by_block][first]
+    end = np.empty(len(order))
+    end[by_block] = ends - before[block[by_block]]
+    return end - lengths, end, block
+
+
+def makespan(order: Order, costs: npt.NDArray[np.generic], slots: int) -> float:
+    """When the last item ends."""
+    if order.thread_block is not None:  # no need to know when each begins
+        return float(np.bincount(order.thread_block, costs).max(initial=0.0))
+    return float(simulate(order, costs, slots)[1].max(initial=0.0))
+
+
+# --- The orders of our kernels ----------------------------------------------------------------------------
+
+
+def whole_heads(problem: Problem, schedule: Schedule) -> Order:
+    """A thread block per head (FA1)."""
+    heads = np.arange(problem.batch * problem.heads)
+    return Order(np.full(len(heads), WHOLE_HEAD), heads)
+
+
+def query_blocks(problem: Problem, schedule: Schedule) -> Order:
+    """A thread block per query block and head (FA2): ``work_item`` of schedule.cuh."""
+    heads, rows = problem.batch * problem.heads, schedule.num_q_blocks
+    index = np.arange(rows * heads)
+    if problem.mask_kind != "causal":
+        head, q_block = np.divmod(index, rows)
+        return Order(q_block, head)
+    # Long blocks in groups of heads, then the shortest 3/8 of all heads.
+    short = rows * 3 // 8
+    long = rows - short
+    num_groups = -(-heads // max(1, min(heads, L2_SHARE // head_bytes(problem))))
+    group_heads = -(-heads // num_groups)
+    group, rest = np.divmod(index, group_heads * long)
+    members = np.clip(heads - group * group_heads, 1, group_heads)
+    filling = index - long * heads
+    is_long = filling < 0
+    head = np.where(is_long, group * group_heads + rest % members, filling % heads)
+    return Order(np.where(is_long, rows - 1 - rest // members, short - 1 - filling // heads), head)
+
+
+def persistent(problem: Problem, schedule: Schedule, num_blocks: int) -> Order:
+    """Persistent thread blocks that share out query blocks (FA3): ``PersistentItems`` of schedule.cuh."""
+    heads = problem.batch * problem.heads
+    num_blocks = min(num_blocks, schedule.num_q_blocks * heads)
+    if problem.mask_kind != "causal":
+        head, q_block = np.divmod(np.arange(schedule.num_q_blocks * heads), schedule.num_q_blocks)
+        return Order(q_block, head, _taker(np.arange(len(head)), num_blocks))
+    group = heads_per_group(schedule, heads, num_blocks, head_bytes(problem))
+    return _in_groups(schedule.num_q_blocks, heads, num_blocks, group)
+
+
+def head_bytes(problem: Problem) -> int:
+    """Keys and values of one head."""
+    return problem.seqlen_k * problem.head_dim * (problem.k_element.itemsize + problem.v_element.itemsize)
+
+
+def _in_groups(num_q_blocks: int, heads: int, num_blocks: int, group: int) -> Order:
+    """Within each group of heads from the longest query block to the shortest."""
+    index = np.arange(num_q_blocks * heads)
+    number, rest = np.divmod(index, group * num_q_blocks)
+    members = np.minimum(group, heads - number * group)
+    return Order(
+        num_q_blocks - 1 - rest // members, number * group + rest % members, _taker(index, num_blocks)
+    )
+
+
+def _taker(index: Ints, num_blocks: int) -> Ints:
     """The persistent block that takes each item: forwards and backwards by turns."""
     turn, place = np.divmod(index, num_blocks)
     return np.where(turn % 2 == 0, place, num_blocks - 1 - place)
@@ -55,18 +165,14 @@ def heads_per_group(schedule: Schedule, heads: int, num_blocks: int, head_bytes:
     # Numbers that divide the blocks evenly are the likely ones; each costs a tenth of a millisecond to try.
     step = max(1, num_blocks // 12)
     likely = {*range(step, min(fitting, 8 * step) + 1, step), 1, 2, 3, 4, 6, 8, 12, 24, 48, fitting, heads}
-    idle: dict[int, float] = {n: _makespan(schedule, heads, num_blocks, n) for n in likely if n <= heads}
+    idle: dict[int, float] = {}
+    for group in likely:
+        if group <= heads:
+            order = _in_groups(schedule.num_q_blocks, heads, num_blocks, group)
+            idle[group] = makespan(order, order.tiles(schedule) + ITEM_COST, num_blocks)
     cached = [n for n in idle if n <= fitting]
     best = min(idle.values())
     if min(idle[n] for n in cached) <= 1.02 * best:
         best = min(idle[n] for n in cached)
         return max(n for n in cached if idle[n] <= 1.001 * best)
     return max(n for n in idle if idle[n] <= 1.001 * best)
-
-
-def _makespan(schedule: Schedule, heads: int, num_blocks: int, group: int) -> float:
-    """When the last block ends, in tiles."""
-    index = np.arange(schedule.num_q_blocks * heads)
-    _, q_block = causal_items(index, schedule.num_q_blocks, heads, group)
-    time = schedule.visits[q_block] + ITEM_COST
-    return float(np.bincount(taker(index, num_blocks), time).max())

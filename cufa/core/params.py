@@ -1,18 +1,26 @@
-"""The bytes of ``cuda_src/params.cuh``: the one argument of every attention kernel.
+"""Parameter structures of kernels: declared once, in the headers that kernels include, and read from there.
 
-Used by the CUDA backend and by the CPU executor of kernels; a test compiles the header and compares
-every offset.
+``cuda_src/params.cuh`` says which bytes a kernel is given; :class:`Params` makes the ctypes structure of the same
+bytes from its text, for the CUDA backend and for the CPU executor of kernels. A test compiles the headers and
+compares every offset.
 """
 
 from __future__ import annotations
 
 import ctypes
+import functools
 import math
+import re
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
-from .problem import Problem
+from ..nvrtc.compiler import SOURCE_DIR
+
+_TENSOR_MAP_BYTES, _ALIGNMENT = 128, 64
+_COMMENT = re.compile(r"//[^\n]*")
+_MEMBER = re.compile(r"(?:alignas\(\d+\)\s*)?(const\s+)?(\w+)(\*?)\s+([\w\s,]+)")
 
 
 class Strides(ctypes.Structure):
@@ -21,57 +29,89 @@ class Strides(ctypes.Structure):
     _fields_ = [("batch", ctypes.c_int64), ("head", ctypes.c_int64), ("seq", ctypes.c_int64)]
 
 
-class AttentionParams(ctypes.Structure):
-    _fields_ = [
-        ("q", ctypes.c_void_p),
-        ("k", ctypes.c_void_p),
-        ("v", ctypes.c_void_p),
-        ("o", ctypes.c_void_p),
-        ("lse", ctypes.c_void_p),
-        ("workspace", ctypes.c_void_p),
-        ("trace", ctypes.c_void_p),
-        ("q_stride", Strides),
-        ("k_stride", Strides),
-        ("v_stride", Strides),
-        ("o_stride", Strides),
-        ("batch", ctypes.c_int32),
-        ("heads", ctypes.c_int32),
-        ("kv_heads", ctypes.c_int32),
-        ("seqlen_q", ctypes.c_int32),
-        ("seqlen_k", ctypes.c_int32),
-        ("scale_log2", ctypes.c_float),
-        ("heads_per_group", ctypes.c_int32),
-    ]
+_TYPES: dict[str, Any] = {
+    "i32": ctypes.c_int32,
+    "u32": ctypes.c_uint32,
+    "i64": ctypes.c_int64,
+    "u64": ctypes.c_uint64,
+    "float": ctypes.c_float,
+    "Strides": Strides,
+    "TensorMap": ctypes.c_ubyte * _TENSOR_MAP_BYTES,
+}
+_NUMPY = {"u32": np.uint32, "u64": np.uint64, "i32": np.int32}
 
 
-#: One record a work item (query block × head), written by trace builds.
-TRACE_RECORD = np.dtype(
-    [
-        ("start_ns", np.uint64),
-        ("end_ns", np.uint64),
-        ("sm", np.uint32),
-        ("q_block", np.uint32),
-        ("head", np.uint32),
-        ("batch", np.uint32),
-        ("tiles_visited", np.uint32),
-        ("tiles_skipped", np.uint32),
-        ("tiles_unmasked", np.uint32),
-        ("thread_block", np.uint32),
-    ]
-)
+class Params:
+    """One structure of a header under ``cuda_src``."""
+
+    def __init__(self, header: str, struct: str) -> None:
+        self.header, self.struct = header, struct
+
+    def __repr__(self) -> str:
+        return f"{self.struct} of {self.header}"
+
+    @functools.cached_property
+    def members(self) -> list[tuple[str, str, bool]]:
+        """(name, type, is it a pointer) of each member, in order."""
+        return read_struct(self.header, self.struct)
+
+    @functools.cached_property
+    def ctype(self) -> type[ctypes.Structure]:
+        fields = [
+            (name, ctypes.c_void_p if pointer else _TYPES[kind]) for name, kind, pointer in self.members
+        ]
+        return type(self.struct, (ctypes.Structure,), {"_fields_": fields})
+
+    @functools.cached_property
+    def names(self) -> frozenset[str]:
+        return frozenset(name for name, _, _ in self.members)
+
+    def new(self) -> Any:
+        """A structure of zeros, aligned as the copy engine wants its maps."""
+        size = ctypes.sizeof(self.ctype)
+        storage = (ctypes.c_ubyte * (size + _ALIGNMENT))()
+        return self.ctype.from_buffer(storage, -ctypes.addressof(storage) % _ALIGNMENT)
+
+    def offset(self, name: str) -> int:
+        return int(getattr(self.ctype, name).offset)
+
+
+def read_struct(header: str, struct: str) -> list[tuple[str, str, bool]]:
+    """Members of a plain structure: ``type a, b;`` lines, pointers one per line.
+
+    Raises ValueError for a line that it does not understand.
+    """
+    text = _COMMENT.sub("", (SOURCE_DIR / header).read_text(encoding="utf-8"))
+    body = re.search(rf"struct {struct} \{{(.*?)\}};", text, re.DOTALL)
+    if body is None:
+        raise ValueError(f"{header} declares no struct {struct}")
+    members = []
+    for statement in filter(None, (line.strip() for line in body[1].split(";"))):
+        found = _MEMBER.fullmatch(statement)
+        if found is None:
+            raise ValueError(f"{header}: cannot read {statement!r} of struct {struct}")
+        _, kind, star, names = found.groups()
+        members += [(name.strip(), kind, bool(star)) for name in names.split(",")]
+    return members
+
+
+#: One record per work item, written by trace builds.
+TRACE_RECORD = np.dtype([(name, _NUMPY[kind]) for name, kind, _ in read_struct("params.cuh", "TraceRecord")])
 
 SMALLEST_SCALE = float(np.finfo(np.float32).tiny)
 
 
-def pack(problem: Problem, strides: Sequence[Sequence[int]], heads_per_group: int = 1) -> AttentionParams:
-    """Everything but the pointers. ``strides`` are those of q, k, v and o in bytes, axes in the order
-    (batch, head, seqlen, head_dim); the stride of an axis of length 1 does not matter."""
-    p = AttentionParams()
-    for name, byte_strides in zip(("q_stride", "k_stride", "v_stride", "o_stride"), strides, strict=True):
-        setattr(p, name, Strides(*(s // problem.itemsize for s in byte_strides[:3])))
-    p.batch, p.heads, p.kv_heads = problem.batch, problem.heads, problem.kv_heads
-    p.seqlen_q, p.seqlen_k = problem.seqlen_q, problem.seqlen_k
-    p.heads_per_group = heads_per_group
+def softmax_scalars(scale: float, softcap: float | None) -> dict[str, float]:
+    """``scale_log2`` and ``softcap`` of a parameter structure: scores in units of log2, before and, with a
+    cap, after the hyperbolic tangent."""
+    log2_e = math.log2(math.e)
     # A scale of 0 would turn the mask's -inf into NaN; the smallest normal float gives the same weights.
-    p.scale_log2 = max(problem.scale * math.log2(math.e), SMALLEST_SCALE)
-    return p
+    if softcap is None:
+        return {"scale_log2": max(scale * log2_e, SMALLEST_SCALE), "softcap": 0.0}
+    return {"scale_log2": softcap * log2_e, "softcap": scale / softcap}
+
+
+def strides_of(byte_strides: Sequence[int], itemsize: int) -> Strides:
+    """Of an array in the order (batch, head, seqlen, head_dim); the stride of an axis of length 1 does not
+    matter."""
+    return Strides(*(s // itemsize for s in byte_strides[:3]))

@@ -3,27 +3,36 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
+from collections.abc import Iterable
+from typing import Any
 
-#: Bytes of one element, by the dtype name that :class:`Problem` carries.
-ITEMSIZE = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
+from .element import ELEMENTS, Element
+from .lengths import DENSE, Cached, Lengths
+from .mask import FULL, Edges, Mask, reduced
 
 #: head_dim must be a multiple of this, and at most :data:`MAX_HEAD_DIM`.
 HEAD_DIM_STEP = 8
 MAX_HEAD_DIM = 256
 
+#: What is compiled into a kernel of a mask: no bound, a bound on the right, bounds on both sides. The same
+#: numbers as MaskKind of cuda_src/tiles/mask.cuh.
+MASK_KINDS = ("full", "causal", "band")
+
 
 @dataclasses.dataclass(frozen=True)
 class Problem:
-    """One attention call, ``softmax(scale * Q Kᵀ) V``, as numbers.
+    """One call of an operation as numbers: ``softmax(scale * Q Kᵀ) V``, or its like.
 
     Shapes are in the order (batch, heads, seqlen, head_dim), whatever the layout of the arrays was:
-    strides are a matter of the launch, not of the problem.
+    strides are a matter of the launch, not of the problem. ``seqlen_k`` is the room for keys of each sequence;
+    ``lengths`` says whether all of it is valid.
 
     ``precision`` is ``"float32"`` or ``"tf32"`` for float32 inputs and ``"native"`` for every other
     dtype. ``alignment`` is the largest power of two, at most 16, that divides every pointer and every
     stride in bytes: it decides how wide the copies can be. ``positive_strides`` is False for broadcast or
-    reversed axes of q, k or v, which Hopper's copy engine does not take.
+    reversed axes of operands that Hopper's copy engine would read.
     """
 
     batch: int
@@ -33,20 +42,50 @@ class Problem:
     seqlen_k: int
     head_dim: int
     dtype: str
-    causal: bool = False
+    """Element of q."""
+    mask: Mask = FULL
     scale: float = 1.0
+    softcap: float | None = None
     precision: str = "native"
+    lengths: Lengths = DENSE
+    k_dtype: str | None = None
+    """Element of k; None: q's. Likewise the next two."""
+    v_dtype: str | None = None
+    out_dtype: str | None = None
+    operation: str = "forward"
+    """A name of :data:`cufa.core.operation.OPERATIONS`."""
     alignment: int = 16
     positive_strides: bool = True
+
+    # --- Elements -----------------------------------------------------------------------------------------
+
+    @property
+    def q_element(self) -> Element:
+        return ELEMENTS[self.dtype]
+
+    @property
+    def k_element(self) -> Element:
+        return ELEMENTS[self.k_dtype or self.dtype]
+
+    @property
+    def v_element(self) -> Element:
+        return ELEMENTS[self.v_dtype or self.dtype]
+
+    @property
+    def out_element(self) -> Element:
+        return ELEMENTS[self.out_dtype or self.dtype]
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of an element of q."""
+        return self.q_element.itemsize
+
+    # --- Sizes --------------------------------------------------------------------------------------------
 
     @property
     def empty(self) -> bool:
         """No query, or queries that have no key at all: not worth a launch, and grids cannot be empty."""
         return 0 in (self.batch, self.heads, self.seqlen_q, self.seqlen_k)
-
-    @property
-    def itemsize(self) -> int:
-        return ITEMSIZE[self.dtype]
 
     @property
     def shapes(self) -> tuple[tuple[int, int, int, int], ...]:
@@ -61,40 +100,94 @@ class Problem:
         return self.heads // max(self.kv_heads, 1)
 
     @property
-    def causal_offset(self) -> int:
-        """Query row i sees keys up to ``i + causal_offset``: bottom-right alignment."""
-        return self.seqlen_k - self.seqlen_q
+    def rows(self) -> int:
+        """Query rows of one key/value head: its query heads times the queries, packed into one tile."""
+        return self.group_size * self.seqlen_q
+
+    # --- Mask ---------------------------------------------------------------------------------------------
+
+    @functools.cached_property
+    def edges(self) -> Edges:
+        """(first, last): row i sees keys i + first … i + last. A bound that hides nothing is None."""
+        return reduced(self.mask.edges(self.seqlen_q, self.seqlen_k), self.seqlen_q, self.seqlen_k)
+
+    @property
+    def mask_kind(self) -> str:
+        """One of :data:`MASK_KINDS`: which bounds a kernel has to test."""
+        first, last = self.edges
+        return "band" if first is not None else "full" if last is None else "causal"
 
     @property
     def visible_scores(self) -> int:
         """Score entries of one head that the mask lets through."""
-        if not self.causal:
-            return self.seqlen_q * self.seqlen_k
-        # Row i sees clamp(i + 1 + offset, 0, Sk) keys; offset = Sk - Sq makes that an arithmetic series.
-        longest = self.seqlen_k
-        rows = min(self.seqlen_q, self.seqlen_k)
-        return rows * longest - rows * (rows - 1) // 2
+        return self.mask.visible_scores(self.seqlen_q, self.seqlen_k)
+
+    # --- Cached keys and values ---------------------------------------------------------------------------
+
+    @property
+    def cache(self) -> Cached:
+        """The lengths of a call whose keys and values stand in a cache."""
+        assert isinstance(self.lengths, Cached)
+        return self.lengths
+
+    def valid_keys(self, cache_seqlen: int) -> int:
+        """Keys of a sequence once the new tokens are appended, clamped to the capacity as kernels do it."""
+        return min(max(cache_seqlen, 0) + self.cache.new_tokens, self.seqlen_k)
+
+    def kv_bytes(self, lengths: Iterable[int] | None = None) -> int:
+        """Bytes of keys and values that must be read when sequences have these numbers of valid keys (None:
+        all are full); what a window hides from every query is not."""
+        first, _ = self.mask.edges(self.seqlen_q, self.seqlen_k)
+        most = self.seqlen_k if first is None else max(self.seqlen_k - max(first, 0), 0)
+        valid = [self.seqlen_k] * self.batch if lengths is None else lengths
+        keys = sum(min(int(n), most) for n in valid)
+        return keys * self.kv_heads * self.head_dim * (self.k_element.itemsize + self.v_element.itemsize)
+
+    # --- Work ---------------------------------------------------------------------------------------------
 
     @property
     def flops(self) -> int:
-        """Useful floating-point operations of the forward pass: 4 · head_dim per visible score."""
-        return 4 * self.batch * self.heads * self.head_dim * self.visible_scores
+        """Useful floating-point operations, as the operation counts them."""
+        from .operation import OPERATIONS
+
+        return OPERATIONS[self.operation].flops(self)
 
     @property
     def io_bytes(self) -> int:
-        """Compulsory device-memory traffic: q, k, v read once, o written once."""
-        queries = 2 * self.batch * self.heads * self.seqlen_q
-        keys = 2 * self.batch * self.kv_heads * self.seqlen_k
-        return (queries + keys) * self.head_dim * self.itemsize
+        """Compulsory device-memory traffic: every operand once."""
+        from .operation import OPERATIONS
+
+        return OPERATIONS[self.operation].io_bytes(self)
+
+    # --- Records and text ---------------------------------------------------------------------------------
+
+    def as_json(self) -> dict[str, Any]:
+        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return {**fields, "mask": self.mask.as_json(), "lengths": self.lengths.as_json()}
+
+    @classmethod
+    def from_json(cls, record: dict[str, Any]) -> Problem:
+        return cls(
+            **{
+                **record,
+                "mask": Mask.from_json(record["mask"]),
+                "lengths": Lengths.from_json(record["lengths"]),
+            }
+        )
 
     def __str__(self) -> str:
-        heads = str(self.heads) if self.group_size == 1 else f"{self.heads}/{self.kv_heads}"
-        kind = "causal" if self.causal else "full"
-        dtype = f"{self.dtype} (tf32)" if self.precision == "tf32" else self.dtype
-        return (
-            f"batch {self.batch}, heads {heads}, seqlen {self.seqlen_q}×{self.seqlen_k}, "
-            f"head_dim {self.head_dim}, {dtype}, {kind}"
-        )
+        from .operation import OPERATIONS
+
+        return OPERATIONS[self.operation].describe(self)
+
+    @property
+    def heads_text(self) -> str:
+        return str(self.heads) if self.group_size == 1 else f"{self.heads}/{self.kv_heads}"
+
+    @property
+    def scores_text(self) -> str:
+        """Mask and score changes, as every page, table and record prints them."""
+        return str(self.mask) + (f", softcap {self.softcap:g}" if self.softcap is not None else "")
 
 
 def default_scale(head_dim: int) -> float:

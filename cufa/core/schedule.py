@@ -1,8 +1,9 @@
-"""Which tiles of the score matrix are visited: the one definition.
+"""Which tiles of the score matrix are visited, under one tiling of one mask.
 
 The score matrix of one head, (seqlen_q, seqlen_k), is cut into ``block_q × block_kv`` tiles. The CPU
 backend executes this schedule, the demo and the dashboard draw it, and the tile counters that the
-CUDA kernels keep are tested against it (FlashAttention-2 paper, section 3.1, "causal masking").
+CUDA kernels keep are tested against it (FlashAttention-2 paper, section 3.1, "causal masking"). The rule itself
+is the mask's (:meth:`cufa.core.mask.Mask.key_tiles`).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import functools
 import numpy as np
 import numpy.typing as npt
 
+from .mask import Mask, TileRanges
 from .problem import Problem
 
 
@@ -25,9 +27,9 @@ class Tile(enum.IntEnum):
     FULL = 1
     """Every score is visible: no mask is applied."""
     PARTIAL = 2
-    """The causal boundary runs through it (or, with skipping off, it lies wholly beyond)."""
+    """A boundary of the mask runs through it (or, with skipping off, it lies wholly beyond)."""
     PADDED = 3
-    """It hangs over the end of the queries or the keys, and the causal boundary does not touch it."""
+    """It hangs over the end of the queries or the keys, and no boundary of the mask touches it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,12 +44,12 @@ class Schedule:
     seqlen_k: int
     block_q: int
     block_kv: int
-    causal: bool
+    mask: Mask
     skip_masked_tiles: bool = True
 
     @classmethod
     def of(cls, problem: Problem, block_q: int, block_kv: int, skip_masked_tiles: bool) -> Schedule:
-        return cls(problem.seqlen_q, problem.seqlen_k, block_q, block_kv, problem.causal, skip_masked_tiles)
+        return cls(problem.seqlen_q, problem.seqlen_k, block_q, block_kv, problem.mask, skip_masked_tiles)
 
     @property
     def num_q_blocks(self) -> int:
@@ -60,43 +62,38 @@ class Schedule:
         return -(-self.seqlen_k // self.block_kv)
 
     @functools.cached_property
+    def ranges(self) -> TileRanges:
+        """Key tiles of each query block: visited, and free of the mask."""
+        found = self.mask.key_tiles(self.block_q, self.block_kv, self.seqlen_q, self.seqlen_k)
+        if self.skip_masked_tiles:
+            return found
+        nothing = np.zeros_like(found.first)
+        return dataclasses.replace(found, first=nothing, end=nothing + self.num_kv_blocks)
+
+    @property
     def visits(self) -> npt.NDArray[np.int64]:
-        """Key/value tiles visited by each query block, shape (num_q_blocks,): always tiles 0 … n-1."""
-        if not (self.causal and self.skip_masked_tiles):
-            return np.full(self.num_q_blocks, self.num_kv_blocks, np.int64)
-        return -(-self._visible_keys(last=True) // self.block_kv)
-
-    @functools.cached_property
-    def unmasked(self) -> npt.NDArray[np.int64]:
-        """Leading tiles of each query block that need no mask, shape (num_q_blocks,).
-
-        Query rows past the end do not matter here: their results are never stored.
-        """
-        whole = self.seqlen_k // self.block_kv
-        if not self.causal:
-            return np.full(self.num_q_blocks, whole, np.int64)
-        return np.minimum(self._visible_keys(last=False) // self.block_kv, whole)
-
-    def _visible_keys(self, last: bool) -> npt.NDArray[np.int64]:
-        """Keys seen by the last (or first) valid row of each query block under the causal mask."""
-        first_row = np.arange(self.num_q_blocks, dtype=np.int64) * self.block_q
-        row = np.minimum(first_row + self.block_q, self.seqlen_q) - 1 if last else first_row
-        return np.clip(row + 1 + self.seqlen_k - self.seqlen_q, 0, self.seqlen_k)
+        """Key/value tiles visited by each query block, shape (num_q_blocks,)."""
+        return self.ranges.count
 
     @functools.cached_property
     def tiles(self) -> npt.NDArray[np.uint8]:
         """:class:`Tile` of every tile, shape (num_q_blocks, num_kv_blocks)."""
-        column = np.arange(self.num_kv_blocks)[None, :]
-        grid = np.full((self.num_q_blocks, self.num_kv_blocks), Tile.FULL, np.uint8)
-        if self.seqlen_k % self.block_kv:
-            grid[:, -1] = Tile.PADDED
+        column, ranges = np.arange(self.num_kv_blocks)[None, :], self.ranges
+        visited = (column >= ranges.first[:, None]) & (column < ranges.end[:, None])
+        clear = (column >= ranges.clear_first[:, None]) & (column < ranges.clear_end[:, None])
+        grid = np.where(visited, np.where(clear, Tile.FULL, Tile.PARTIAL), Tile.SKIPPED).astype(np.uint8)
         if self.seqlen_q % self.block_q:
-            grid[-1, :] = Tile.PADDED
-        if self.causal:
-            # The boundary cuts a tile when its last column lies past what the block's first row sees.
-            last_column = np.minimum((column + 1) * self.block_kv, self.seqlen_k) - 1
-            grid[last_column >= self._visible_keys(last=False)[:, None]] = Tile.PARTIAL
-        grid[column >= self.visits[:, None]] = Tile.SKIPPED
+            grid[-1, grid[-1] == Tile.FULL] = Tile.PADDED
+        if self.seqlen_k % self.block_kv:
+            # The last tile hangs over the end of the keys; whether the mask cuts it as well, the mask knows.
+            first_row = np.arange(self.num_q_blocks) * self.block_q
+            last_row = np.minimum(first_row + self.block_q, self.seqlen_q) - 1
+            columns = [(self.num_kv_blocks - 1) * self.block_kv, self.seqlen_k - 1]
+            seen = [
+                self.mask.visible(row, columns, self.seqlen_q, self.seqlen_k) for row in (first_row, last_row)
+            ]
+            uncut = np.concatenate(seen, axis=1).all(axis=1)
+            grid[uncut & visited[:, -1], -1] = Tile.PADDED
         return grid
 
     @property

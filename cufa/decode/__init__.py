@@ -1,6 +1,4 @@
-"""Decoding: a few query tokens against a long key/value cache.
+"""Decoding: how the keys of long caches are shared out over thread blocks, and merged.
 
-The way of a call is that of ``flash_attention``: arrays → :mod:`api` →
-:class:`~cufa.decode.problem.DecodeProblem` → :func:`~cufa.decode.plan.make_decode_plan` → backend.
-:mod:`schedule` says who reads what.
+:mod:`schedule` says who reads what, :mod:`splits` how many parts there are, :mod:`choose` which kernel does it.
 """

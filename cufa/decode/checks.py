@@ -12,12 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from ..ops import arrays
-from .operands import DecodeOperands
-from .problem import DecodeProblem
+from ..core.problem import Problem
+from ..ops import arrays, calls
 from .shapes import make_problem
 
-#: Arguments of :func:`cufa.flash_decode` that are read, in the order in which launches take their addresses.
+#: Arguments of :func:`cufa.flash_decode` that are read, in the order of the call.
 INPUTS = (
     "q", "k_cache", "v_cache", "cache_seqlens", "block_table", "k_new", "v_new", "k_scale", "v_scale",
 )  # fmt: skip
@@ -30,29 +29,24 @@ _FLOAT8 = "float8_e4m3"
 Array = arrays.Array
 
 
-def check_gpu_serves(problem: DecodeProblem) -> None:
+def check_gpu_serves(problem: Problem) -> None:
     """Rows of e4m3 are read 16 bytes at a time."""
-    if problem.cache_dtype == _FLOAT8 and problem.head_dim % 16:
+    if problem.k_element.name == _FLOAT8 and problem.head_dim % 16:
         raise ValueError(
             f"head_dim is {problem.head_dim} (last axis of q); with an 8-bit cache the GPU takes multiples "
             f"of 16: pad q and the caches with zeros and pass scale={problem.head_dim}**-0.5"
         )
 
 
-@dataclasses.dataclass(frozen=True)
-class DecodeCall:
-    """The arguments of one ``flash_decode`` call. Inputs are arrays in one place, or None where left out;
-    lengths, table and scales may be on the host while the rest is on a GPU."""
+class DecodeCall(calls.Call):
+    """Inputs are arrays in one place, or None where left out; lengths, table and scales may be on the host while
+    the rest is on a GPU."""
 
-    inputs: dict[str, Array]
-    out: Array
-    return_lse: bool
-    scale: float | None
-    layout: str
+    name = "decode"
 
     @classmethod
     def read(
-        cls, given: Mapping[str, Any], out: Any, return_lse: bool, scale: float | None, layout: str
+        cls, given: Mapping[str, Any], out: Any, return_lse: bool, layout: str, **kwargs: Any
     ) -> DecodeCall:
         """Whatever came, as arrays. Raises TypeError or ValueError when something is none, or elsewhere."""
         inputs = {name: _as_array(name, x) for name, x in given.items()}
@@ -60,16 +54,16 @@ class DecodeCall:
         arrays.same_place(
             {n: x for n, x in inputs.items() if x is not None and (n in _BIG or not _may_move(x, q))}
         )
-        return cls(inputs, None if out is None else arrays.as_array("out", out), return_lse, scale, layout)
+        return cls(inputs, None if out is None else arrays.as_array("out", out), return_lse, layout, **kwargs)
 
-    def check(self, on_gpu: bool) -> tuple[DecodeCall, DecodeProblem]:
+    def check(self, on_gpu: bool) -> tuple[DecodeCall, Problem]:
         """The call with lengths, table and scales as the kernels read them, and the problem that it is."""
         shapes = {name: None if x is None else x.shape for name, x in self.inputs.items()}
         of_cache = {n: str(self.inputs[n].dtype) for n in _BIG[1:] if self.inputs[n] is not None}
         q = self.inputs["q"]
         module = "cupy" if arrays.is_device_array(q) else "numpy"
         names = dtypes(str(q.dtype), of_cache, on_gpu=on_gpu, module=module)
-        problem = make_problem(shapes, *names, scale=self.scale, layout=self.layout)
+        problem = make_problem(shapes, *names, layout=self.layout, **self.options)
         if on_gpu:
             check_gpu_serves(problem)
         for name in _BIG:
@@ -77,28 +71,39 @@ class DecodeCall:
                 arrays.check_last_axis(name, self.inputs[name])
                 arrays.check_address(name, self.inputs[name])
         inputs = dict(self.inputs)
-        if problem.new_tokens == 0:
+        if problem.cache.new_tokens == 0:
             inputs["k_new"] = inputs["v_new"] = None
         inputs["cache_seqlens"] = _integers("cache_seqlens", inputs["cache_seqlens"], (problem.batch,))
         inputs["block_table"] = _integers(
-            "block_table", inputs["block_table"], (problem.batch, problem.max_pages)
+            "block_table", inputs["block_table"], (problem.batch, problem.cache.max_pages)
         )
         for name in ("k_scale", "v_scale"):
             inputs[name] = _scales(name, inputs[name], problem)
         _check_lengths(problem, inputs["cache_seqlens"], inputs["block_table"])
         if self.out is not None:
             arrays.same_place({"q": self.inputs["q"], "out": self.out})
-        check_memory(self.out, inputs)
+        self.check_memory(self.out, inputs)
         return dataclasses.replace(self, inputs=inputs), problem
 
-    def operands(self, out: Array, lse: Array) -> DecodeOperands:
-        """Views in the order (…, heads, tokens, head_dim), over the same memory."""
-        axes = arrays.LAYOUTS[self.layout]
-        views = {
-            name: x.transpose(axes) if name in _BIG and x is not None else x
-            for name, x in self.inputs.items()
-        }
-        return DecodeOperands(**views, out=out.transpose(axes), lse=lse)
+    @staticmethod
+    def check_memory(out: Any, inputs: Mapping[str, Any]) -> None:
+        """Nothing that is written, out and with k_new the caches, is read or written through another argument."""
+        given = {name: x for name, x in inputs.items() if x is not None}
+        if out is not None:
+            arrays.check_out(out, given)
+        if "k_new" in given:
+            for name in CACHES:
+                _check_written_cache(name, given)
+
+    @property
+    def written(self) -> tuple[str, ...]:
+        return CACHES if self.inputs["k_new"] is not None else ()
+
+    def finish_on_host(self, problem: Problem) -> None:
+        if problem.cache.new_tokens and not problem.empty:
+            from ..backends import cpu_decode
+
+            cpu_decode.append(self.arrays(self.inputs["q"], None))
 
 
 def _as_array(name: str, x: Any) -> Array:
@@ -188,9 +193,9 @@ def _integers(name: str, x: Array, shape: tuple[int, ...]) -> Array:
     return np.ascontiguousarray(x, np.int32)
 
 
-def _scales(name: str, x: Array, problem: DecodeProblem) -> Array:
+def _scales(name: str, x: Array, problem: Problem) -> Array:
     """float32 (kv_heads,) with an 8-bit cache, None with any other."""
-    eight_bits = problem.cache_dtype == _FLOAT8
+    eight_bits = problem.k_element.name == _FLOAT8
     if x is None:
         if eight_bits:
             raise ValueError(
@@ -200,7 +205,7 @@ def _scales(name: str, x: Array, problem: DecodeProblem) -> Array:
         return None
     if not eight_bits:
         raise ValueError(
-            f"{name} goes with a cache of uint8 (float8_e4m3); this one is {problem.cache_dtype}"
+            f"{name} goes with a cache of uint8 (float8_e4m3); this one is {problem.k_element.name}"
         )
     shape = (problem.kv_heads,)
     on_device = arrays.is_device_array(x)
@@ -221,49 +226,39 @@ def _scales(name: str, x: Array, problem: DecodeProblem) -> Array:
     return x
 
 
-def _check_lengths(problem: DecodeProblem, lengths: Array, table: Array) -> None:
+def _check_lengths(problem: Problem, lengths: Array, table: Array) -> None:
     """What the host can see: lengths against the cache, and the entries of the table that they make valid."""
-    if problem.ragged and not isinstance(lengths, np.ndarray):
+    if problem.lengths.ragged and not isinstance(lengths, np.ndarray):
         return
-    valid = [problem.capacity] * problem.batch if lengths is None else lengths.tolist()
+    valid = [problem.seqlen_k] * problem.batch if lengths is None else lengths.tolist()
     for b, length in enumerate(valid):
-        total = length + problem.new_tokens
+        total = length + problem.cache.new_tokens
         if length < 0:
             raise ValueError(f"cache_seqlens[{b}] is {length}: a length is at least 0")
-        if total > problem.capacity:
+        if total > problem.seqlen_k:
             what = f"cache_seqlens[{b}] is {length}"
-            if problem.new_tokens:
-                what += f" and k_new appends {problem.new_tokens}"
-            if not problem.paged:
+            if problem.cache.new_tokens:
+                what += f" and k_new appends {problem.cache.new_tokens}"
+            if not problem.cache.paged:
                 raise ValueError(
-                    f"{what}, but k_cache holds {problem.capacity} tokens a sequence: allocate a longer cache"
+                    f"{what}, but k_cache holds {problem.seqlen_k} tokens a sequence: allocate a longer cache"
                 )
             raise ValueError(
-                f"{what}, but block_table has {problem.max_pages} pages of {problem.page_size} a sequence: "
-                f"it takes {-(-total // problem.page_size)} columns"
+                f"{what}, but block_table has {problem.cache.max_pages} pages of {problem.cache.page_size} a sequence: "
+                f"it takes {-(-total // problem.cache.page_size)} columns"
             )
         if isinstance(table, np.ndarray):
             _check_pages(problem, table, b, total)
 
 
-def _check_pages(problem: DecodeProblem, table: Array, b: int, length: int) -> None:
-    used = table[b, : -(-length // problem.page_size)]
-    wild = np.flatnonzero((used < 0) | (used >= problem.num_pages))
+def _check_pages(problem: Problem, table: Array, b: int, length: int) -> None:
+    used = table[b, : -(-length // problem.cache.page_size)]
+    wild = np.flatnonzero((used < 0) | (used >= problem.cache.num_pages))
     if len(wild):
         raise ValueError(
-            f"block_table[{b}, {wild[0]}] is {used[wild[0]]}, but k_cache has {problem.num_pages} pages; "
+            f"block_table[{b}, {wild[0]}] is {used[wild[0]]}, but k_cache has {problem.cache.num_pages} pages; "
             f"sequence {b} uses its first {len(used)} entries"
         )
-
-
-def check_memory(out: Array, inputs: Mapping[str, Array]) -> None:
-    """Nothing that is written, out and with k_new the caches, is read or written through another argument."""
-    given = {name: x for name, x in inputs.items() if x is not None}
-    if out is not None:
-        arrays.check_out(out, given)
-    if "k_new" in given:
-        for name in CACHES:
-            _check_written_cache(name, given)
 
 
 def _check_written_cache(name: str, given: Mapping[str, Array]) -> None:

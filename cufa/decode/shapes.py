@@ -4,8 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from ..core.lengths import Cached
+from ..core.mask import Mask
+from ..core.problem import Problem
 from ..ops import arrays
-from .problem import MAX_CAPACITY, MAX_TOKENS, DecodeProblem
+
+#: Most query tokens of one call.
+MAX_TOKENS = 16
+
+#: Most tokens of one sequence, cached or new: their sum is a number of 32 bits in the kernels.
+MAX_CAPACITY = 2**30 - 1
 
 PAGE_AXES = {
     "bhsd": "(num_pages, kv_heads, page_size, head_dim)",
@@ -20,9 +28,11 @@ def make_problem(
     dtype: str,
     cache_dtype: str,
     *,
+    mask: Mask,
+    softcap: float | None,
     scale: float | None,
     layout: str,
-) -> DecodeProblem:
+) -> Problem:
     """Check the shapes of a call's arrays (None for those left out), and state the problem."""
     arrays.check_layout(layout)
     table = shapes["block_table"]
@@ -72,21 +82,28 @@ def make_problem(
             f"{what} has room for {capacity:,} tokens a sequence, and k_new {new_tokens:,}: kernels count up "
             f"to {MAX_CAPACITY:,}; pass only the part, or the columns, that are used"
         )
-    return DecodeProblem(
-        batch=batch,
-        heads=heads,
-        kv_heads=kv_heads,
-        tokens=tokens,
-        capacity=capacity,
-        head_dim=head_dim,
-        dtype=dtype,
-        cache_dtype=cache_dtype,
-        scale=arrays.check_scale(scale, head_dim),
+    lengths = Cached(
         page_size=0 if table is None else length,
         max_pages=0 if table is None else table[1],
         num_pages=0 if table is None else outer,
-        ragged=shapes["cache_seqlens"] is not None,
+        given=shapes["cache_seqlens"] is not None,
         new_tokens=new_tokens,
+    )
+    return Problem(
+        batch=batch,
+        heads=heads,
+        kv_heads=kv_heads,
+        seqlen_q=tokens,
+        seqlen_k=capacity,
+        head_dim=head_dim,
+        dtype=dtype,
+        mask=mask,
+        scale=arrays.check_scale(scale, head_dim),
+        softcap=softcap,
+        lengths=lengths,
+        k_dtype=None if cache_dtype == dtype else cache_dtype,
+        v_dtype=None if cache_dtype == dtype else cache_dtype,
+        operation="decode",
     )
 
 

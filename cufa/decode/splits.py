@@ -10,9 +10,9 @@ import dataclasses
 import math
 
 from ..core.architectures import Device
+from ..core.problem import Problem
 from ..kernels import TileConfig
 from ..kernels.decode import MAX_CLUSTER, items
-from .problem import DecodeProblem
 from .schedule import WAVES, num_tiles, used_splits
 
 #: Fixed splits are for batches that they cut into one wave as full as this.
@@ -39,7 +39,7 @@ class Cut:
 
 
 def choose_cut(
-    problem: DecodeProblem,
+    problem: Problem,
     device: Device,
     config: TileConfig,
     schedule: str = "auto",
@@ -55,7 +55,7 @@ def choose_cut(
     if schedule == "balanced":
         return shares
     may_be_shares = schedule == "auto"
-    if schedule == "auto" and problem.ragged and problem.batch > 1:
+    if schedule == "auto" and problem.lengths.ragged and problem.batch > 1:
         may_be_shares = _tiles(problem, config) >= WAVES * resident(device, config)
         if may_be_shares:
             reason = "lengths differ from sequence to sequence: shares of all tiles"
@@ -66,7 +66,7 @@ def choose_cut(
     return _through_memory(problem, device, config, shares, must_be_fixed=not may_be_shares)
 
 
-def cluster_fits(problem: DecodeProblem, device: Device, config: TileConfig, splits: int) -> bool:
+def cluster_fits(problem: Problem, device: Device, config: TileConfig, splits: int) -> bool:
     """All clusters of ``splits`` blocks run at once. Pairs always find room; larger ones have to lie within
     one group of SMs (GPC), and groups differ from chip to chip: they get half of the GPU."""
     blocks = resident(device, config)
@@ -79,25 +79,25 @@ def resident(device: Device, config: TileConfig) -> int:
     return device.num_sms * config.blocks_per_sm
 
 
-def _tiles(problem: DecodeProblem, config: TileConfig) -> int:
+def _tiles(problem: Problem, config: TileConfig) -> int:
     """Of all items, when all sequences are as long as the cache."""
-    return num_tiles(problem.capacity, config.block_kv) * items(problem, config)
+    return num_tiles(problem.seqlen_k, config.block_kv) * items(problem, config)
 
 
-def _shares(problem: DecodeProblem, device: Device, config: TileConfig) -> Cut:
+def _shares(problem: Problem, device: Device, config: TileConfig) -> Cut:
     """Where lengths differ, the kernel uses an eighth of these at least: a wave (see ``schedule.Shares``)."""
-    waves, tiles = WAVES if problem.ragged else 1, _tiles(problem, config)
+    waves, tiles = WAVES if problem.lengths.ragged else 1, _tiles(problem, config)
     shares = waves * min(resident(device, config), tiles)
     used = min(shares, tiles)
     reason = f"at most {used:,} shares: {waves} for each block that runs at once, and never more than tiles"
     return Cut("balanced", shares, (reason,))
 
 
-def _in_cluster(problem: DecodeProblem, device: Device, config: TileConfig) -> Cut | None:
+def _in_cluster(problem: Problem, device: Device, config: TileConfig) -> Cut | None:
     """None where clusters would keep too much of the GPU idle for too long."""
-    tiles, rows = num_tiles(problem.capacity, config.block_kv), config.block_q // 16
+    tiles, rows = num_tiles(problem.seqlen_k, config.block_kv), config.block_q // 16
     size = next((n for n in (8, 4, 2) if cluster_fits(problem, device, config, n)), 1)
-    splits = used_splits(problem.capacity, min(size, tiles), config.block_kv)
+    splits = used_splits(problem.seqlen_k, min(size, tiles), config.block_kv)
     wanted = _worth_splitting(problem, device, config)
     small = wanted <= 2 * size and problem.kv_bytes() * rows <= size * _CLUSTER_BYTES
     if splits < 2 or not (wanted <= size or small):
@@ -110,7 +110,7 @@ def _in_cluster(problem: DecodeProblem, device: Device, config: TileConfig) -> C
     )
 
 
-def _worth_splitting(problem: DecodeProblem, device: Device, config: TileConfig) -> int:
+def _worth_splitting(problem: Problem, device: Device, config: TileConfig) -> int:
     """Splits of each sequence: one wave, about two tiles or more each, and no more than their merge is worth.
     Of n, each reads 1/n of an item, and n are merged: the best n is a square root."""
     item_bytes = problem.kv_bytes() // (problem.batch * problem.kv_heads)
@@ -118,22 +118,22 @@ def _worth_splitting(problem: DecodeProblem, device: Device, config: TileConfig)
     return max(1, min(_one_wave(problem, device, config), math.isqrt(item_bytes // merge_bytes)))
 
 
-def _one_wave(problem: DecodeProblem, device: Device, config: TileConfig) -> int:
+def _one_wave(problem: Problem, device: Device, config: TileConfig) -> int:
     """Splits with which all blocks run at once."""
-    tiles = num_tiles(problem.capacity, config.block_kv)
+    tiles = num_tiles(problem.seqlen_k, config.block_kv)
     return max(1, min((tiles + 1) // 2, resident(device, config) // items(problem, config)))
 
 
 def _through_memory(
-    problem: DecodeProblem, device: Device, config: TileConfig, shares: Cut, must_be_fixed: bool
+    problem: Problem, device: Device, config: TileConfig, shares: Cut, must_be_fixed: bool
 ) -> Cut:
     tiles, count, blocks = (
-        num_tiles(problem.capacity, config.block_kv),
+        num_tiles(problem.seqlen_k, config.block_kv),
         items(problem, config),
         resident(device, config),
     )
     wave, wanted = _one_wave(problem, device, config), _worth_splitting(problem, device, config)
-    splits = used_splits(problem.capacity, wanted, config.block_kv)
+    splits = used_splits(problem.seqlen_k, wanted, config.block_kv)
     if wanted < wave:
         return Cut(
             "fixed", splits, (f"{splits} splits a sequence: more would cost more to merge than they save",)

@@ -13,22 +13,30 @@ What it cannot say: how fast a kernel is, how many registers it takes, whether t
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 import functools
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ..core.architectures import Device
-from ..core.params import TRACE_RECORD, pack
+from ..core.mask import Mask
+from ..core.operation import Arrays
+from ..core.packing import pack
+from ..core.params import TRACE_RECORD
+from ..core.scores import check_softcap
 from ..kernels import TileConfig
 from ..ops import arrays
+from ..ops.forward import ForwardCall
+from ..ops.mask_arguments import resolve_mask
 from ..planner import Plan, make_plan
 from . import build as host_build
 from .launch import EmulationError, Execution, Finding, execute
-from .memory import GlobalArray, guarded_copy, tensor_map
+from .memory import GlobalArray, guarded_copy, row_map, tensor_map
 
 __all__ = ["Emulation", "EmulationError", "Execution", "Finding", "emulate", "run_plan"]
 
@@ -51,7 +59,8 @@ class Emulation:
     wavefronts and bank conflicts in counted mode."""
     records: npt.NDArray[Any]
     """One :data:`~cufa.core.params.TRACE_RECORD` per query block and head, sorted by batch, head and query
-    block: the kernel's own tile counters. Empty for kernels that keep none."""
+    block: the kernel's own tile counters. Decode: per piece, head being that of key/value head and block of rows,
+    q_block the piece's number within its item. Empty for kernels that keep none."""
     seconds: float
     """Time in the kernels, on this CPU."""
 
@@ -71,6 +80,9 @@ def emulate(
     v: Any,
     *,
     causal: bool = False,
+    window: tuple[int | None, int | None] | None = None,
+    mask: Mask | None = None,
+    softcap: float | None = None,
     scale: float | None = None,
     layout: str = "bhsd",
     algorithm: str = "fa2",
@@ -87,7 +99,7 @@ def emulate(
 
     Parameters
     ----------
-    q, k, v, causal, scale, layout, algorithm, precision
+    q, k, v, causal, window, mask, softcap, scale, layout, algorithm, precision
         As for :func:`cufa.flash_attention`; NumPy arrays of a dtype that the kernel serves.
     mode : "plain", "checked" or "counted"
         "plain" only computes. "checked" also finds races and reads of never-written shared memory, accesses
@@ -123,77 +135,121 @@ def emulate(
     for name, x in inputs.items():
         if not isinstance(x, np.ndarray):
             raise TypeError(f"{name} is on a GPU; emulation takes NumPy arrays: use {name}.get()")
-        arrays.check_last_axis(name, x)
-    problem = arrays.make_problem(
-        [x.shape for x in inputs.values()],
-        arrays.dtype_name(inputs, on_gpu=True),
-        causal=causal,
-        scale=scale,
-        layout=layout,
-        precision=precision,
-        alignment=arrays.alignment(*inputs.values()),
-    )
+    options = {
+        "mask": resolve_mask(causal, window, mask),
+        "softcap": check_softcap(softcap),
+        "scale": scale,
+        "precision": precision,
+    }
+    call, problem = ForwardCall(inputs, None, True, layout, options, {}).check(on_gpu=True)
+    problem = dataclasses.replace(problem, alignment=arrays.alignment(*inputs.values()))
     if problem.empty:
         raise ValueError(f"nothing to execute: {problem} has an empty axis")
     plan = make_plan(problem, Device.typical(arch), algorithm, config)
     out = np.empty_like(inputs["q"])
-    operands = [x.transpose(arrays.LAYOUTS[layout]) for x in (*inputs.values(), out)]
-    return run_plan(plan, operands, out, execution, trace)
+    lse = np.full((problem.batch, problem.heads, problem.seqlen_q), np.nan, np.float32)
+    run = run_plan(plan, call.arrays(out, lse), execution, trace)
+    return dataclasses.replace(run, out=out)
 
 
 def run_plan(
-    plan: Plan,
-    operands: list[npt.NDArray[Any]],
-    out: npt.NDArray[Any],
-    execution: Execution,
-    trace: bool = True,
+    plan: Plan, given: Arrays, execution: Execution, trace: bool = True, launches: int = 1
 ) -> Emulation:
-    """Execute a plan's launches. ``operands`` are q, k, v and o, axes in the order (batch, heads, seqlen,
-    head_dim), o a view of ``out``."""
-    problem, checked = plan.problem, execution.mode == "checked"
+    """Execute a plan's launches on NumPy arrays by operand name, axes in canonical order: writes what the
+    operation writes.
+
+    ``launches`` repeats the whole with the same workspace and counters, as a replayed graph does. Raises
+    EmulationError, or RuntimeError when the kernels leave a counter that is not zero.
+    """
+    operation, checked = plan.operation, execution.mode == "checked"
     names = [launch.entry for launch in plan.launches]
+    maps = _outside_maps(plan)
+    types = [operation.params.struct, *["TensorMap"] * len(maps)]
     constants = {**plan.constants, "TRACE": trace}
-    box_rows = plan.spec.tensor_map_rows(plan.config)
-    parameters = ["AttentionParams", *["TensorMap"] * len(box_rows)]
-    entries = host_build.kernel(f"kernels/{plan.spec.source}", constants, names, checked, parameters)
-
-    gap = max(plan.config.block_q, plan.config.block_kv) if checked else 0
-    memory = [
-        guarded_copy(name, x, gap, writable=name == "o")
-        if checked
-        else GlobalArray(name, x, writable=name == "o")
-        for name, x in zip("qkvo", operands, strict=True)
-    ]
-    lse = np.full((problem.batch, problem.heads, problem.seqlen_q), np.nan, np.float32)
-    items = problem.batch * problem.heads * plan.schedule.num_q_blocks
-    records = np.zeros(items, TRACE_RECORD)
-    workspace = np.full(plan.workspace + 16, 0xFF, np.uint8)  # NaN in every format
-    aligned = workspace[-workspace.ctypes.data % 16 :][: plan.workspace]
-    memory += [
-        GlobalArray(n, x, writable=True)
-        for n, x in (("lse", lse), ("trace", records), ("workspace", aligned))
-    ]
-
-    params = pack(problem, [x.array.strides for x in memory[:4]], plan.heads_per_group)
+    entries = host_build.kernel(f"kernels/{plan.spec.source}", constants, names, checked, types)
+    operands = _operand_memory(plan, given, checked)
+    own = _own_memory(plan)
+    memory = [*operands.values(), *own.values()]
+    params = pack(plan, {name: operands[name].array if name in operands else None for name in given})
     for array in memory:
         setattr(params, array.name, array.address)
+    boxes = _fill_maps(plan, params, operands)
     findings: list[Finding] = []
-    maps = [tensor_map(x.array, rows) for x, rows in zip(memory, box_rows, strict=False)]
     counters, start = {}, time.perf_counter()
-    for launch in plan.launches:
-        counters[launch.entry], found = execute(
-            entries[launch.entry], launch, [params, *maps], memory, execution
-        )
-        findings += found
+    for _ in range(launches):
+        for launch in plan.launches:
+            counters[launch.entry], found = execute(
+                entries[launch.entry], launch, [params, *boxes], memory, execution
+            )
+            findings += found
     seconds = time.perf_counter() - start
-    if checked:
-        operands[3][...] = memory[3].array
-    written = records[records["end_ns"] > 0]
-    written = np.sort(written, order=["batch", "head", "q_block"])
-    if len(written):  # kernels that keep records have one launch
+    for name, x in operands.items():
+        if x.writable and x.array is not given[name]:
+            given[name][...] = x.array
+    if "counters" in own and own["counters"].array.any():
+        raise RuntimeError(f"{plan.spec.name} left counters that are not zero")
+    records = own["trace"].array
+    written = np.sort(records[records["end_ns"] > 0], order=["batch", "head", "q_block"])
+    if len(written) and plan.split is None:  # kernels that keep records of query blocks have one launch
         entry = plan.launches[0].entry
         counters[entry] = _with_tiles(counters[entry], written)
-    return Emulation(plan, execution.mode, out, lse, tuple(findings), counters, written, seconds)
+    return Emulation(
+        plan, execution.mode, given["out"], given["lse"], tuple(findings), counters, written, seconds
+    )
+
+
+def _operand_memory(plan: Plan, given: Arrays, checked: bool) -> dict[str, GlobalArray]:
+    """The arrays that are there. In checked mode those of a dense call are copied to lie apart, with poison
+    between their rows' ends; a cache has room past its sequences' ends as it is."""
+    gap = max(plan.config.block_q, plan.config.block_kv) if checked and plan.split is None else 0
+    memory = {}
+    for x in plan.operation.operands:
+        array = given[x.name]
+        if array is None:
+            continue
+        writable = x.written and (not x.optional or x.name == "lse") and _is_written(plan, x.name)
+        if gap and x.stride:
+            memory[x.name] = guarded_copy(x.field, array, gap, writable=writable)
+        else:
+            memory[x.name] = GlobalArray(x.field, array, writable=writable)
+    return memory
+
+
+def _is_written(plan: Plan, name: str) -> bool:
+    """A cache is written to only when there is something to append."""
+    return name in ("out", "lse") or plan.problem.cache.new_tokens > 0
+
+
+def _own_memory(plan: Plan) -> dict[str, GlobalArray]:
+    """Trace records, workspace and counters, by the pointer that names them."""
+    own: dict[str, Any] = {"trace": np.zeros(plan.operation.num_records(plan), TRACE_RECORD)}
+    workspace = np.full(plan.workspace + 32, 0xFF, np.uint8)  # NaN in every format
+    aligned = workspace[-workspace.ctypes.data % 16 :][: max(plan.workspace, 16)]
+    if plan.spec.counters is None:
+        own["workspace"] = aligned
+    else:
+        own["partial"] = aligned.view(np.float32)
+        own["counters"] = np.zeros(max(plan.counters, 1), np.uint32)
+    return {name: GlobalArray(name, x, writable=True) for name, x in own.items()}
+
+
+def _outside_maps(plan: Plan) -> list[str]:
+    """Operands whose tensor maps are arguments of their own, not part of the parameters."""
+    operation = plan.operation
+    names = plan.spec.tensor_map_rows(plan.config)
+    return [name for name in names if operation.operand(name).map_field not in operation.params.names]
+
+
+def _fill_maps(plan: Plan, params: Any, operands: Mapping[str, GlobalArray]) -> list[Any]:
+    """Tensor maps where the kernels look for them; those that are arguments are returned."""
+    outside, shape = [], row_map if dict(plan.config.switches).get("WHOLE_ROWS") else tensor_map
+    for name, rows in plan.spec.tensor_map_rows(plan.config).items():
+        box, field = shape(operands[name].array, rows), plan.operation.operand(name).map_field
+        if field in plan.operation.params.names:
+            ctypes.memmove(getattr(params, field), ctypes.addressof(box), ctypes.sizeof(box))
+        else:
+            outside.append(box)
+    return outside
 
 
 def _with_tiles(counters: npt.NDArray[Any], records: npt.NDArray[Any]) -> npt.NDArray[Any]:

@@ -1,9 +1,7 @@
 """The registry: every kernel as one literal.
 
-The API, planner, compiler, tests, benchmark, command line and dashboard iterate :data:`KERNELS`,
-:data:`DECODE_KERNELS` or both, :data:`REGISTRY`.
-Adding a kernel is one file under ``cuda_src/kernels`` and one literal beside this file. Nothing here needs a
-GPU or CuPy.
+Planner, compiler, tests, benchmark, command line and dashboard iterate :data:`KERNELS`. Adding a kernel is one
+file under ``cuda_src/kernels`` and one literal beside this file. Nothing here needs a GPU or CuPy.
 """
 
 from __future__ import annotations
@@ -18,7 +16,7 @@ from .fa3 import FA3_FORWARD
 from .naive import NAIVE
 from .spec import KernelSpec, Launch, TileConfig
 
-__all__ = ["DECODE_KERNELS", "KERNELS", "REGISTRY", "KernelSpec", "Launch", "TileConfig"]
+__all__ = ["KERNELS", "KernelSpec", "Launch", "TileConfig", "kernels_of", "register"]
 
 KERNELS: dict[str, KernelSpec] = {
     spec.name: spec
@@ -30,7 +28,7 @@ KERNELS: dict[str, KernelSpec] = {
             FA2_FORWARD,
             name="fa2_noskip",
             algorithm="fa2_noskip",
-            title="FlashAttention-2 forward without causal skipping",
+            title="FlashAttention-2 forward without skipping of masked tiles",
             skip_masked_tiles=False,
         ),
         FA2_FORWARD_F32,
@@ -38,17 +36,23 @@ KERNELS: dict[str, KernelSpec] = {
             FA2_FORWARD_F32,
             name="fa2_noskip_f32",
             algorithm="fa2_noskip",
-            title="FlashAttention-2 forward without causal skipping, float32 as pairs of float16",
+            title="FlashAttention-2 forward without skipping of masked tiles, float32 as pairs of float16",
             skip_masked_tiles=False,
         ),
         FA1_FORWARD,
         NAIVE,
+        *DECODE,
     )
 }
-"""Of ``flash_attention``, in order of preference: ``algorithm="auto"`` takes the first that serves."""
+"""By name, those of one operation in order of preference where nothing was measured."""
 
-DECODE_KERNELS: dict[str, KernelSpec] = {spec.name: spec for spec in DECODE}
-"""Of ``flash_decode``, likewise: the first that serves the problem, of the schedule chosen."""
 
-REGISTRY: dict[str, KernelSpec] = {**KERNELS, **DECODE_KERNELS}
-"""All: what is compiled, packaged and recorded."""
+def kernels_of(operation: str) -> dict[str, KernelSpec]:
+    """The kernels of one operation, by name."""
+    return {name: spec for name, spec in KERNELS.items() if spec.operation == operation}
+
+
+def register(spec: KernelSpec) -> KernelSpec:
+    """Add a kernel: what is registered later is preferred less."""
+    KERNELS[spec.name] = spec
+    return spec

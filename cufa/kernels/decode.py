@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 
-from ..decode.problem import DecodeProblem
+from ..core.operation import Split
+from ..core.problem import Problem
 from .spec import KernelSpec, Launch, TileConfig, ceil_div, tile_pitch
 
 #: Blocks of a cluster on any GPU that has them.
@@ -37,40 +38,43 @@ def _decode_shared_memory(config: TileConfig, head_dim: int, itemsize: int = 2) 
     return q_bytes + max(ring_bytes, merge_bytes) + sums + shares + barriers + received
 
 
-def row_blocks(problem: DecodeProblem, config: TileConfig) -> int:
+def row_blocks(problem: Problem, config: TileConfig) -> int:
     """Thread blocks that the packed query rows of one key/value head take."""
     return ceil_div(problem.rows, config.block_q)
 
 
-def items(problem: DecodeProblem, config: TileConfig) -> int:
+def items(problem: Problem, config: TileConfig) -> int:
     """What is split and merged: the rows of one key/value head of one sequence."""
     return problem.batch * problem.kv_heads * row_blocks(problem, config)
 
 
-def _slot_bytes(problem: DecodeProblem, config: TileConfig) -> int:
+def _slot_bytes(problem: Problem, config: TileConfig) -> int:
     """A partial result: rows of O, m, l and two words of padding, in float32."""
     return config.block_q * (problem.head_dim + 4) * 4
 
 
 def _split_launches(
-    problem: DecodeProblem, config: TileConfig, shared_memory: int, num_splits: int = 2
+    problem: Problem, config: TileConfig, shared_memory: int, split: Split | None = None
 ) -> tuple[Launch, ...]:
     """One block a split; what they leave is merged by a second kernel, unless folded in."""
+    num_splits = split.count if split else 2  # what is compiled does not depend on it
     grid = (num_splits, problem.kv_heads * row_blocks(problem, config), problem.batch)
     cluster = num_splits if merges_in_cluster(config) else 1
-    split = Launch("decode_split", grid, config.num_warps * 32, shared_memory, cluster=cluster)
-    return (split, *_combine_launches("decode_combine", problem, config)) if num_splits > 1 else (split,)
+    first = Launch("decode_split", grid, config.num_warps * 32, shared_memory, cluster=cluster)
+    return (first, *_combine_launches("decode_combine", problem, config)) if num_splits > 1 else (first,)
 
 
 def _balanced_launches(
-    problem: DecodeProblem, config: TileConfig, shared_memory: int, num_splits: int = 2
+    problem: Problem, config: TileConfig, shared_memory: int, split: Split | None = None
 ) -> tuple[Launch, ...]:
     """One block a share; parts of an item are merged by a second kernel, unless folded in."""
-    shares = Launch("decode_balanced", (num_splits, 1, 1), config.num_warps * 32, shared_memory)
+    shares = Launch(
+        "decode_balanced", (split.count if split else 2, 1, 1), config.num_warps * 32, shared_memory
+    )
     return shares, *_combine_launches("decode_combine_balanced", problem, config)
 
 
-def _combine_launches(entry: str, problem: DecodeProblem, config: TileConfig) -> tuple[Launch, ...]:
+def _combine_launches(entry: str, problem: Problem, config: TileConfig) -> tuple[Launch, ...]:
     """A thread for each four columns of a row. Nothing where the last warp to leave a part merges them, or a
     cluster does."""
     switches = dict(config.switches)
@@ -81,24 +85,39 @@ def _combine_launches(entry: str, problem: DecodeProblem, config: TileConfig) ->
     return (Launch(entry, grid, threads, 0, dependent=bool(switches["TMA_COPIES"])),)
 
 
-def _split_workspace(problem: DecodeProblem, config: TileConfig, num_splits: int = 2) -> int:
+def _split_workspace(problem: Problem, config: TileConfig, split: Split | None = None) -> int:
+    num_splits = split.count if split else 2
     if num_splits == 1 or merges_in_cluster(config):
         return 0
     return items(problem, config) * num_splits * _slot_bytes(problem, config)
 
 
-def _balanced_workspace(problem: DecodeProblem, config: TileConfig, num_splits: int = 2) -> int:
+def _balanced_workspace(problem: Problem, config: TileConfig, split: Split | None = None) -> int:
     """A share leaves at most two partial results, at its ends."""
-    return num_splits * 2 * _slot_bytes(problem, config)
+    return (split.count if split else 2) * 2 * _slot_bytes(problem, config)
 
 
-def decode_constants(problem: DecodeProblem) -> dict[str, int | bool]:
-    """CAUSAL among the constants of all kernels: query tokens of a sequence see different keys."""
+def _counters(problem: Problem, config: TileConfig) -> int:
+    """One per warp of an item: which part is the last to be there."""
+    return items(problem, config) * config.num_warps
+
+
+def _refuses(spec: KernelSpec, problem: Problem) -> str | None:
+    if problem.k_element.name == "float8_e4m3" and problem.head_dim % 16:
+        return f"reads rows of e4m3 in multiples of 16, not {problem.head_dim}"
+    boxes = spec.tensor_map_rows(spec.configs[0]).get("k_cache", 1)
+    if problem.cache.page_size % boxes:
+        return f"reads boxes of {boxes} keys, which pages of {problem.cache.page_size} would cut"
+    return None
+
+
+def decode_constants(problem: Problem) -> dict[str, int | bool]:
+    """Beside those that all kernels have."""
     return {
-        "PAGED": problem.paged,
-        "RAGGED": problem.ragged,
-        "APPEND": problem.new_tokens > 0,
-        "FP8_CACHE": problem.cache_dtype == "float8_e4m3",
+        "PAGED": problem.cache.paged,
+        "RAGGED": problem.lengths.ragged,
+        "APPEND": problem.cache.new_tokens > 0,
+        "FP8_CACHE": problem.k_element.name == "float8_e4m3",
     }
 
 
@@ -152,14 +171,14 @@ def merged_in_cluster(config: TileConfig) -> TileConfig:
 _SHORT = 2048
 
 
-def _choose(problem: DecodeProblem, fitting: tuple[TileConfig, ...], num_sms: int) -> TileConfig:
+def _choose(problem: Problem, fitting: tuple[TileConfig, ...], num_sms: int) -> TileConfig:
     """The first that holds all packed rows, else the first of the tallest; four warps for what is short or
     ragged: several blocks an SM, where one works while another begins or ends."""
     fitting = tuple(config for config in fitting if not merges_in_cluster(config))  # the planner's to say
     most = max(config.block_q for config in fitting)
     tall = min((c.block_q for c in fitting if c.block_q >= problem.rows), default=most)
     holding = [config for config in fitting if config.block_q == tall]
-    if problem.capacity <= _SHORT or (problem.ragged and problem.batch > 1):
+    if problem.seqlen_k <= _SHORT or (problem.lengths.ragged and problem.batch > 1):
         return min(holding, key=lambda config: config.num_warps)
     return holding[0]
 
@@ -208,7 +227,9 @@ DECODE_SPLIT = KernelSpec(
     shared_memory=_decode_shared_memory,
     launches=_split_launches,
     workspace=_split_workspace,
-    choose=_choose,  # type: ignore[arg-type]
+    counters=_counters,
+    choose=_choose,
+    further_refusal=_refuses,
     operation="decode",
     further_constants=decode_constants,
 )
@@ -238,7 +259,7 @@ def _by_tma(spec: KernelSpec) -> KernelSpec:
         configs=configs,
         min_capability=90,
         max_capability=90,
-        tensor_map_rows=lambda config: (16, 16),
+        tensor_map_rows=lambda config: {"k_cache": 16, "v_cache": 16},
     )
 
 
@@ -249,7 +270,7 @@ def _with_fp8_cache(spec: KernelSpec) -> KernelSpec:
         name=f"{spec.name}_fp8",
         title=f"{spec.title}, e4m3 cache",
         shared_memory=functools.partial(_decode_shared_memory, itemsize=1),
-        cache_dtypes=("float8_e4m3",),
+        k_dtypes=("float8_e4m3",),
         min_capability=max(spec.min_capability, 89),
     )
 

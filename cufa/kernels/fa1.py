@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from ..core import order
+from ..core.operation import Split
 from ..core.problem import Problem
 from .spec import KernelSpec, Launch, TileConfig, ceil_div, tile_pitch
 
@@ -18,13 +20,15 @@ def _fa1_shared_memory(config: TileConfig, head_dim: int) -> int:
     return first + 2 * config.block_q * pitch + 2 * config.num_warps * 32 * 4
 
 
-def _fa1_launches(problem: Problem, config: TileConfig, shared_memory: int) -> tuple[Launch, ...]:
+def _fa1_launches(
+    problem: Problem, config: TileConfig, shared_memory: int, split: Split | None = None
+) -> tuple[Launch, ...]:
     """One block per head."""
     blocks = problem.batch * problem.heads
     return (Launch("fa1_forward", (blocks, 1, 1), config.num_warps * 32, shared_memory),)
 
 
-def _fa1_workspace(problem: Problem, config: TileConfig) -> int:
+def _fa1_workspace(problem: Problem, config: TileConfig, split: Split | None = None) -> int:
     """O, l and m in float32 between key blocks, for whole query blocks and 16-column tiles."""
     rows = ceil_div(problem.seqlen_q, config.block_q) * config.block_q
     columns = ceil_div(problem.head_dim, 16) * 16
@@ -60,4 +64,5 @@ FA1_FORWARD = KernelSpec(
     shared_memory=_fa1_shared_memory,
     launches=_fa1_launches,
     workspace=_fa1_workspace,
+    order=lambda problem, schedule, num_sms: order.whole_heads(problem, schedule),
 )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from ..core import order
+from ..core.operation import Split
 from ..core.problem import Problem
 from .spec import KernelSpec, Launch, TileConfig, ceil_div, tile_pitch
 
@@ -13,7 +15,9 @@ def _fa2_shared_memory(config: TileConfig, head_dim: int) -> int:
     return rows * tile_pitch(head_dim, itemsize=2, pad_to=32) + config.block_q * exchanged
 
 
-def _fa2_launches(problem: Problem, config: TileConfig, shared_memory: int) -> tuple[Launch, ...]:
+def _fa2_launches(
+    problem: Problem, config: TileConfig, shared_memory: int, split: Split | None = None
+) -> tuple[Launch, ...]:
     """One block per query block and head."""
     blocks = ceil_div(problem.seqlen_q, config.block_q) * problem.heads * problem.batch
     return (Launch("fa2_forward", (blocks, 1, 1), config.num_warps * 32, shared_memory),)
@@ -28,7 +32,7 @@ def _fa2_choose(problem: Problem, fitting: tuple[TileConfig, ...], num_sms: int)
     blocks = ceil_div(problem.seqlen_q, 128) * problem.heads * problem.batch
     wave = 2 * num_sms if problem.head_dim <= 128 else num_sms
     narrow = [config for config in fitting if config.block_q == 64]
-    if narrow and blocks <= (wave if problem.causal else num_sms // 2):
+    if narrow and blocks <= (wave if problem.mask_kind == "causal" else num_sms // 2):
         return narrow[0]
     if narrow and problem.seqlen_q <= 64:
         return narrow[-1]
@@ -57,5 +61,6 @@ FA2_FORWARD = KernelSpec(
     shared_memory=_fa2_shared_memory,
     launches=_fa2_launches,
     skip_masked_tiles=True,
+    order=lambda problem, schedule, num_sms: order.query_blocks(problem, schedule),
     choose=_fa2_choose,
 )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from ..core import order
+from ..core.operation import Split
 from ..core.problem import Problem
 from .spec import KernelSpec, Launch, TileConfig, ceil_div, tile_pitch
 
@@ -11,7 +13,9 @@ def _fa2_f32_shared_memory(config: TileConfig, head_dim: int) -> int:
     return (config.block_q + 2 * config.block_kv) * tile_pitch(head_dim, itemsize=4, pad_to=64)
 
 
-def _fa2_f32_launches(problem: Problem, config: TileConfig, shared_memory: int) -> tuple[Launch, ...]:
+def _fa2_f32_launches(
+    problem: Problem, config: TileConfig, shared_memory: int, split: Split | None = None
+) -> tuple[Launch, ...]:
     """One block per query block and head."""
     blocks = ceil_div(problem.seqlen_q, config.block_q) * problem.heads * problem.batch
     return (Launch("fa2_forward_f32", (blocks, 1, 1), config.num_warps * 32, shared_memory),)
@@ -34,4 +38,5 @@ FA2_FORWARD_F32 = KernelSpec(
     shared_memory=_fa2_f32_shared_memory,
     launches=_fa2_f32_launches,
     skip_masked_tiles=True,
+    order=lambda problem, schedule, num_sms: order.query_blocks(problem, schedule),
 )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from ..core.order import ITEM_COST
+from ..core.operation import Split
+from ..core.order import ITEM_COST, persistent
 from ..core.problem import Problem
 from ..core.schedule import Schedule
 from .spec import KernelSpec, Launch, TileConfig, ceil_div
@@ -18,7 +19,9 @@ def _fa3_shared_memory(config: TileConfig, head_dim: int) -> int:
     return tiles + buffers * 16 + 4 * 16
 
 
-def _fa3_launches(problem: Problem, config: TileConfig, shared_memory: int) -> tuple[Launch, ...]:
+def _fa3_launches(
+    problem: Problem, config: TileConfig, shared_memory: int, split: Split | None = None
+) -> tuple[Launch, ...]:
     """Persistent blocks that share out query blocks and heads."""
     items = ceil_div(problem.seqlen_q, config.block_q) * problem.heads * problem.batch
     return (Launch("fa3_forward", (items, 1, 1), config.num_warps * 32, shared_memory, persistent=True),)
@@ -75,7 +78,7 @@ def _expected_time(problem: Problem, config: TileConfig, num_sms: int) -> float:
     full, causal, long = _SLOWNESS.get(config, (1.0, 1.0, 1.0))
     blocks = Schedule.of(problem, config.block_q, config.block_kv, skip_masked_tiles=True)
     longest = (int(blocks.visits.max()) + ITEM_COST) * config.block_q
-    if not problem.causal:  # rounds of equal items
+    if problem.mask_kind != "causal":  # rounds of equal items
         return longest * -(-blocks.num_q_blocks * heads // num_sms) * config.block_kv * full
     # Blocks share out items of every length, whose warpgroups of 64 rows skip each for itself.
     groups = Schedule.of(problem, 64, config.block_kv, skip_masked_tiles=True)
@@ -98,6 +101,7 @@ FA3_FORWARD = KernelSpec(
     skip_masked_tiles=True,
     min_capability=90,
     max_capability=90,
-    tensor_map_rows=lambda config: (64, config.block_kv, config.block_kv, 16),
+    tensor_map_rows=lambda config: {"q": 64, "k": config.block_kv, "v": config.block_kv, "out": 16},
     choose=_choose_fa3,
+    order=persistent,
 )

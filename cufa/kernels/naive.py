@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ..core.operation import Split
 from ..core.problem import Problem
 from .spec import KernelSpec, Launch, TileConfig, ceil_div, tile_pitch
 
@@ -11,7 +12,9 @@ def _naive_shared_memory(config: TileConfig, head_dim: int) -> int:
     return (config.block_q + config.block_kv) * tile_pitch(64, itemsize=2, pad_to=16)
 
 
-def _naive_launches(problem: Problem, config: TileConfig, shared_memory: int) -> tuple[Launch, ...]:
+def _naive_launches(
+    problem: Problem, config: TileConfig, shared_memory: int, split: Split | None = None
+) -> tuple[Launch, ...]:
     heads = problem.batch * problem.heads
     row_blocks = heads * ceil_div(problem.seqlen_q, config.block_q)
     threads = config.num_warps * 32
@@ -25,7 +28,7 @@ def _naive_launches(problem: Problem, config: TileConfig, shared_memory: int) ->
     )
 
 
-def _naive_workspace(problem: Problem, config: TileConfig) -> int:
+def _naive_workspace(problem: Problem, config: TileConfig, split: Split | None = None) -> int:
     """Scores in float32, probabilities in the inputs' dtype."""
     scores = problem.batch * problem.heads * problem.seqlen_q * problem.seqlen_k
     return scores * (4 + problem.itemsize)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 
-from ..core.problem import MAX_HEAD_DIM, Problem
-from ..decode.problem import DecodeProblem
+from ..core.operation import Split
+from ..core.order import Order
+from ..core.problem import MASK_KINDS, MAX_HEAD_DIM, Problem
+from ..core.schedule import Schedule
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,56 +67,52 @@ class Launch:
         return f"{self.entry} grid {self.grid}, {self.num_threads} threads, {memory}{clusters}"
 
 
-def launch_lines(launches: Sequence[Launch], workspace: int | None, reasons: Sequence[str]) -> list[str]:
-    """The end of every printed plan. ``workspace`` is None where there is no GPU to have one."""
-    return [
-        *(f"launch     {launch}" for launch in launches),
-        *([] if workspace is None else [f"workspace  {workspace:,} B"]),
-        *(f"because    {reason}" for reason in reasons),
-    ]
-
-
 @dataclasses.dataclass(frozen=True)
 class KernelSpec:
     """What a kernel is and how it is launched; shapes come from a :class:`~cufa.core.problem.Problem`."""
 
     name: str
     algorithm: str
-    """What ``flash_attention(algorithm=…)`` calls it. Two specs may share it with disjoint dtypes."""
+    """What the public call's ``algorithm=`` or ``schedule=`` names. Specs may share it with disjoint dtypes."""
     title: str
     paper: str
     source: str
     """File under ``cuda_src/kernels``."""
     dtypes: tuple[str, ...]
+    """Elements of q that it serves."""
     precisions: tuple[str, ...]
     configs: tuple[TileConfig, ...]
     """In order of preference; all of them are built by ``cufa compile`` and tried by ``cufa tune``."""
     shared_memory: Callable[[TileConfig, int], int]
     """(config, head_dim) → dynamic shared memory in bytes. The kernel static_asserts the same figure."""
-    launches: Callable[..., tuple[Launch, ...]]
-    """(problem, config, shared memory) → launches, in order. Decode kernels: also the splits."""
-    workspace: Callable[..., int] = lambda problem, config: 0
-    """(problem, config) → device memory in bytes beyond inputs and outputs. Decode kernels: also the
-    splits."""
+    launches: Callable[[Problem, TileConfig, int, Split | None], tuple[Launch, ...]]
+    """(problem, config, shared memory, split) → launches, in order."""
+    workspace: Callable[[Problem, TileConfig, Split | None], int] = lambda problem, config, split: 0
+    """(problem, config, split) → device memory in bytes beyond inputs and outputs."""
+    counters: Callable[[Problem, TileConfig], int] | None = None
+    """(problem, config) → 32-bit words that are zero between launches, for a workspace that outlives the call;
+    None: the kernel keeps none, and its workspace is the call's own."""
     skip_masked_tiles: bool = False
     min_capability: int = 80
     max_capability: int = 999
     """Hopper's own instructions (sm_90a) exist on no other architecture."""
-    tensor_map_rows: Callable[[TileConfig], tuple[int, ...]] = lambda config: ()
-    """Rows of one box of q, k, v and o, for a kernel that takes them as tensor maps after its parameters.
+    tensor_map_rows: Callable[[TileConfig], Mapping[str, int]] = lambda config: {}
+    """Rows of one box of each operand that the kernel reads or writes by tensor map.
     Then the copy engine's rules hold: 16-byte aligned rows, positive strides."""
     choose: Callable[[Problem, tuple[TileConfig, ...], int], TileConfig] = lambda problem, fitting, sms: (
         fitting[0]
     )
     """(problem, configs that fit, SMs) → the one to take when nothing was measured (`cufa tune`)."""
+    order: Callable[[Problem, Schedule, int], Order | None] = lambda problem, schedule, num_sms: None
+    """(problem, schedule, SMs) → who takes which work item when; None: not written down."""
     operation: str = "forward"
-    """Whose kernel it is, and so what problems it is given: "forward", of ``flash_attention``
-    (:class:`~cufa.core.problem.Problem`), or "decode", of ``flash_decode``
-    (:class:`~cufa.decode.problem.DecodeProblem`)."""
-    further_constants: Callable[[DecodeProblem], dict[str, int | bool]] | None = None
-    """Constants of a decode kernel's problem beyond those that all kernels have."""
-    cache_dtypes: tuple[str, ...] = ()
-    """Decoding: of the cache; empty: that of q."""
+    """Whose kernel it is: a name of :data:`cufa.core.operation.OPERATIONS`."""
+    further_constants: Callable[[Problem], dict[str, int | bool]] = lambda problem: {}
+    """Constants of this kernel's own."""
+    k_dtypes: tuple[str, ...] = ()
+    """Elements of k and v; empty: that of q."""
+    further_refusal: Callable[[KernelSpec, Problem], str | None] = lambda spec, problem: None
+    """(spec, problem) → why this kernel does not serve what the other fields would let pass."""
 
     @property
     def uses_copy_engine(self) -> bool:
@@ -123,36 +121,28 @@ class KernelSpec:
     def runs_on(self, capability: int) -> bool:
         return self.min_capability <= capability <= self.max_capability
 
-    @property
-    def requirements(self) -> str:
-        """What a problem and a GPU must have, in words."""
-        newer = " and later" if self.max_capability > self.min_capability else " only"
-        rows = ", 16-byte aligned rows, positive strides" if self.uses_copy_engine else ""
-        return f"{self.name} serves {', '.join(self.dtypes)} on sm_{self.min_capability}{newer}{rows}"
+    def refuses(self, problem: Problem, capability: int | None = None) -> str | None:
+        """Why the kernel does not serve a problem (on a GPU of this capability), or None when it does. Whether
+        a config fits the head dim is another question (:func:`cufa.planner.fitting_configs`)."""
+        if capability is not None and not self.runs_on(capability):
+            newer = " or later" if self.max_capability > self.min_capability else ""
+            return f"needs sm_{self.min_capability}{newer}"
+        if problem.dtype not in self.dtypes:
+            return f"takes {' and '.join(self.dtypes)}, not {problem.dtype}"
+        k_dtypes = self.k_dtypes or (problem.dtype,)
+        for name, element in (("keys", problem.k_element), ("values", problem.v_element)):
+            if element.name not in k_dtypes:
+                return f"takes {name} of {' and '.join(k_dtypes)}, not {element.name}"
+        if problem.precision not in self.precisions:
+            return f"computes in {' and '.join(self.precisions)}, not {problem.precision}"
+        if self.uses_copy_engine and problem.alignment != 16:
+            return f"needs 16-byte aligned rows, not {problem.alignment}"
+        if self.uses_copy_engine and not problem.positive_strides:
+            return "needs positive strides"
+        return self.further_refusal(self, problem)
 
-    def reads_cache(self, problem: DecodeProblem) -> bool:
-        """The kernel is for queries of this dtype over a cache of this one."""
-        return problem.dtype in self.dtypes and problem.cache_dtype in (self.cache_dtypes or (problem.dtype,))
-
-    def takes(self, problem: Problem | DecodeProblem) -> bool:
-        """The kernel can read these operands: dtype, precision, alignment and strides (not: head_dim)."""
-        if problem.dtype not in self.dtypes or problem.precision not in self.precisions:
-            return False
-        if isinstance(problem, DecodeProblem):
-            if not self.reads_cache(problem):
-                return False
-            if problem.cache_dtype == "float8_e4m3" and problem.head_dim % 16:
-                return False  # 16 bytes are a row of ldmatrix
-            if self.uses_copy_engine and problem.page_size % self.tensor_map_rows(self.configs[0])[0]:
-                return False  # a box lies within a page
-        return not self.uses_copy_engine or (problem.alignment == 16 and problem.positive_strides)
-
-    def constants(self, problem: Problem | DecodeProblem, config: TileConfig) -> dict[str, int | bool]:
+    def constants(self, problem: Problem, config: TileConfig) -> dict[str, int | bool]:
         """Values generated as ``constexpr`` lines in front of the source."""
-        further = {}
-        if self.further_constants is not None:
-            assert isinstance(problem, DecodeProblem)
-            further = self.further_constants(problem)
         return {
             "HEAD_DIM": problem.head_dim,
             "BLOCK_Q": config.block_q,
@@ -163,13 +153,15 @@ class KernelSpec:
             "COLUMN_WARPS": config.column_warps,
             "SMEM_BYTES": self.shared_memory(config, problem.head_dim),
             "ALIGNMENT": problem.alignment,
-            "CAUSAL": problem.causal,
+            "MASK": MASK_KINDS.index(problem.mask_kind),
+            "CAUSAL": problem.mask_kind == "causal",
+            "SOFTCAP": problem.softcap is not None,
             "SKIP_MASKED_TILES": self.skip_masked_tiles,
             "BFLOAT16": problem.dtype == "bfloat16",
             "FLOAT32": problem.dtype == "float32",
             "TF32": problem.precision == "tf32",
             **dict(config.switches),
-            **further,
+            **self.further_constants(problem),
         }
 
 

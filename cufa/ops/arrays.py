@@ -15,10 +15,14 @@ from typing import Any
 
 import numpy as np
 
-from ..core.problem import HEAD_DIM_STEP, ITEMSIZE, MAX_HEAD_DIM, Problem, default_scale
+from ..core.mask import Mask
+from ..core.problem import HEAD_DIM_STEP, MAX_HEAD_DIM, Problem, default_scale
 
 LAYOUTS = {"bhsd": (0, 1, 2, 3), "bshd": (0, 2, 1, 3)}
 AXES = {"bhsd": "(batch, heads, seqlen, head_dim)", "bshd": "(batch, seqlen, heads, head_dim)"}
+
+#: Elements that flash_attention takes; the last on a CPU only.
+FORWARD_DTYPES = ("float16", "bfloat16", "float32", "float64")
 
 Array = Any  # numpy.ndarray or cupy.ndarray: CuPy need not be installed to type-check
 
@@ -88,7 +92,7 @@ def dtype_name(arrays: dict[str, Array], on_gpu: bool) -> str:
     """The dtype that q, k and v share. Raises TypeError when they differ or it is not served."""
     (first, q), *others = arrays.items()
     name = str(q.dtype)
-    supported = [d for d in ITEMSIZE if not (on_gpu and d == "float64")]
+    supported = [d for d in FORWARD_DTYPES if not (on_gpu and d == "float64")]
     if name not in supported:
         module = "cupy" if is_device_array(q) else "numpy"
         cure = f".astype({module}.float32)"
@@ -125,7 +129,8 @@ def make_problem(
     shapes: Sequence[tuple[int, ...]],
     dtype: str,
     *,
-    causal: bool,
+    mask: Mask,
+    softcap: float | None,
     scale: float | None,
     layout: str,
     precision: str | None,
@@ -137,7 +142,6 @@ def make_problem(
     """
     q_shape, k_shape, v_shape = shapes
     check_layout(layout)
-    causal = check_causal(causal)
     for name, shape in (("q", q_shape), ("k", k_shape), ("v", v_shape)):
         if len(shape) != 4:
             raise ValueError(f"{name} has shape {shape}; layout {layout!r} takes four axes {AXES[layout]}")
@@ -162,8 +166,9 @@ def make_problem(
         seqlen_k,
         head_dim,
         dtype,
-        causal=causal,
+        mask=mask,
         scale=check_scale(scale, head_dim),
+        softcap=softcap,
         precision=resolve_precision(dtype, precision),
         alignment=alignment,
     )
@@ -183,18 +188,6 @@ def check_sizes(name: str, shape: Sequence[Any]) -> tuple[int, ...]:
         if n > _MAX_SIZE:
             raise ValueError(f"{name} has shape {shape}: kernels count with 32 bits, up to {_MAX_SIZE:,}")
     return tuple(int(n) for n in shape)
-
-
-def check_causal(causal: Any) -> bool:
-    """Also True and False as NumPy writes them, and 1 and 0."""
-    integer = isinstance(causal, (int, np.integer))
-    of_numpy = isinstance(causal, (np.bool_, np.ndarray)) and causal.dtype == bool and causal.ndim == 0
-    if not (of_numpy or (integer and causal in (0, 1))):
-        raise TypeError(
-            f"causal must be True or False, not {causal if integer else _kind(causal)}: no other masks are "
-            "served, and the causal one is aligned bottom-right"
-        )
-    return bool(causal)
 
 
 def check_choice(name: str, value: Any, choices: Mapping[Any, str]) -> None:
@@ -260,7 +253,7 @@ def check_address(name: str, x: Array) -> None:
         )
 
 
-def check_out(out: Array, inputs: dict[str, Array]) -> None:
+def check_out(out: Array, inputs: Mapping[str, Array]) -> None:
     """``out`` can take the result and shares no memory with an input."""
     q = inputs["q"]
     if out.shape != q.shape:

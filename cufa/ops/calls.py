@@ -1,15 +1,17 @@
-"""How one checked call is carried out: on the CPU, on a GPU, or from the host on a GPU."""
+"""How one checked call of any operation is carried out: on the CPU, on a GPU, or from the host on a GPU."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import numpy as np
 
 from .. import tuning
 from ..core.architectures import Device
+from ..core.operation import OPERATIONS, Operation
 from ..core.problem import Problem
 from ..planner import Plan, make_plan
 from . import arrays
@@ -18,107 +20,145 @@ from .seen import SeenCall, remember
 
 @dataclasses.dataclass(frozen=True)
 class Call:
-    """The arguments of one ``flash_attention`` call, inputs as NumPy or CuPy arrays in one place."""
+    """The arguments of one call, read but not yet checked. Every operation has a subclass that checks them."""
 
-    q: Any
-    k: Any
-    v: Any
+    name: ClassVar[str]
+    """Of the operation."""
+
+    inputs: dict[str, Any]
+    """Arrays by operand name, NumPy or CuPy; None for what was left out."""
     out: Any
     return_lse: bool
-    algorithm: str
     layout: str
     options: dict[str, Any]
-    """causal, scale and precision"""
+    """What else the problem is made of: mask, softcap, scale, ..."""
+    request: dict[str, Any]
+    """What is asked of the planner."""
 
     @property
-    def inputs(self) -> dict[str, Any]:
-        return {"q": self.q, "k": self.k, "v": self.v}
+    def operation(self) -> Operation:
+        return OPERATIONS[self.name]
 
-    def check(self, on_gpu: bool) -> Problem:
-        """Everything that can be wrong with a call, found before anything runs."""
-        dtype = arrays.dtype_name(self.inputs, on_gpu)
-        shapes = [x.shape for x in self.inputs.values()]
-        problem = arrays.make_problem(shapes, dtype, layout=self.layout, **self.options)
-        for name, x in self.inputs.items():
-            arrays.check_last_axis(name, x)
-            arrays.check_address(name, x)
-        if self.out is not None:
-            arrays.same_place({"q": self.q, "out": self.out})
-            arrays.check_out(self.out, self.inputs)
-        return problem
+    def check(self, on_gpu: bool) -> tuple[Call, Problem]:
+        """Everything that can be wrong with a call, found before anything runs: the call with arrays as kernels
+        read them, and the problem that it is."""
+        raise NotImplementedError
 
-    def views(self, out: Any) -> list[Any]:
-        """q, k, v and out with axes in the order (batch, heads, seqlen, head_dim), over the same memory."""
-        return [x.transpose(arrays.LAYOUTS[self.layout]) for x in (*self.inputs.values(), out)]
+    @staticmethod
+    def check_memory(out: Any, inputs: Mapping[str, Any]) -> None:
+        """Nothing that is written is read or written through another argument."""
+        raise NotImplementedError
+
+    @property
+    def written(self) -> tuple[str, ...]:
+        """Inputs that the call writes to."""
+        return ()
+
+    def finish_on_host(self, problem: Problem) -> None:
+        """Brings back to NumPy arrays what a call on the GPU wrote beside its result."""
+
+    def arrays(self, out: Any, lse: Any) -> dict[str, Any]:
+        """All operands in launch order, axes in canonical order, over the same memory."""
+        axes = arrays.LAYOUTS[self.layout]
+        given = {**self.inputs, "out": out, "lse": lse}
+        return {
+            x.name: given[x.name].transpose(axes) if x.stride and given[x.name] is not None else given[x.name]
+            for x in self.operation.operands
+        }
+
+
+def run(call: Call, device: str | None, key: tuple[Any, ...] | None, gpu_serves: bool) -> Any:
+    """Where the arrays are, or where ``device`` says. ``gpu_serves``: NumPy inputs could go there."""
+    if arrays.is_device_array(call.inputs["q"]):
+        if device not in (None, "cuda"):
+            raise ValueError(f"device={device!r} but q is on a GPU; use device=None, or move it with q.get()")
+        return run_on_gpu(call, key)
+    return run_on_gpu_from_host(call) if use_gpu(device, gpu_serves) else run_on_cpu(call)
 
 
 def run_on_cpu(call: Call) -> Any:
-    from ..backends import cpu
-
-    problem = call.check(on_gpu=False)
-    plan = plan_for(problem, None, call.algorithm)
-    out = np.empty(call.q.shape, call.q.dtype) if call.out is None else call.out
+    call, problem = call.check(on_gpu=False)
+    plan = plan_for(problem, None, **call.request)
+    q = call.inputs["q"]
+    out = np.empty(q.shape, q.dtype) if call.out is None else call.out
     lse = np.empty(_lse_shape(problem), np.float32) if call.return_lse else None
     if problem.empty:
-        fill_empty(out, lse)
+        _fill_empty(out, lse)
     else:
-        q, k, v, o = call.views(out)
-        cpu.run(plan, q, k, v, o, lse)
+        call.operation.run_on_cpu(plan, call.arrays(out, lse))
     return (out, lse) if call.return_lse else out
 
 
 def run_on_gpu_from_host(call: Call) -> Any:
-    """NumPy arrays: there and back again, synchronously."""
-    call.check(on_gpu=True)
+    """NumPy arrays: there and back again, synchronously. What the call writes beside its result is brought back
+    once the result is: launches are asynchronous, and what fails there shows when it is waited for."""
+    call, problem = call.check(on_gpu=True)
     check_not_capturing("q")
+    # What cannot be planned is refused before anything is copied.
+    plan_for(problem, cuda_module().current_device(), **call.request)
     import cupy
 
-    on_device = {name: cupy.asarray(x) for name, x in call.inputs.items()}
-    result, lse = run_on_gpu(dataclasses.replace(call, **on_device, out=None, return_lse=True), None)
-    return bring_back(result, lse, call.out, call.return_lse)
-
-
-def bring_back(result: Any, lse: Any, out: Any, return_lse: bool) -> Any:
-    """Results of the GPU as NumPy arrays, the first into ``out`` if there is one."""
-    import cupy
-
+    there = {name: x if x is None else cupy.asarray(x) for name, x in call.inputs.items()}
+    result, lse = run_on_gpu(dataclasses.replace(call, inputs=there, out=None, return_lse=True), None)
+    out = call.out
     if out is None:
         out = cupy.asnumpy(result)
     else:
         out[...] = cupy.asnumpy(result)
-    return (out, cupy.asnumpy(lse)) if return_lse else out
+    call.finish_on_host(problem)
+    return (out, cupy.asnumpy(lse)) if call.return_lse else out
 
 
 def run_on_gpu(call: Call, key: tuple[Any, ...] | None) -> Any:
     """CuPy arrays, asynchronously; remembered under ``key`` for :func:`~cufa.ops.seen.seen_before`."""
-    problem = call.check(on_gpu=True)
+    call, problem = call.check(on_gpu=True)
     import cupy
 
-    cuda = cuda_module()
-    device_id = call.q.data.device_id
+    cuda, q = cuda_module(), call.inputs["q"]
+    device_id = q.data.device_id
     with cupy.cuda.Device(device_id):
-        out = cupy.ndarray(call.q.shape, call.q.dtype) if call.out is None else call.out
+        out = cupy.ndarray(q.shape, q.dtype) if call.out is None else call.out
         lse = cupy.ndarray(_lse_shape(problem), np.float32) if call.return_lse else None
         if problem.empty:
-            fill_empty(out, lse)
+            _fill_empty(out, lse)
             return (out, lse) if call.return_lse else out
-        problem = dataclasses.replace(
-            problem,
-            alignment=arrays.alignment(*call.inputs.values(), out),
-            positive_strides=arrays.positive_strides(*call.inputs.values(), out),
-        )
-        plan = plan_for(problem, cuda.device(device_id), call.algorithm)
-        views = call.views(out)
-        binding = cuda.Binding(cuda.prepare(plan, device_id), [x.strides for x in views])
-        binding.launch(*(x.data.ptr for x in views), lse.data.ptr if lse is not None else 0)
+        call = dataclasses.replace(call, inputs=_on_device(call.inputs))
+        given = call.arrays(out, lse)
+        plan = plan_for(with_memory(problem, given), cuda.device(device_id), **call.request)
+        binding = cuda.Binding(cuda.prepare(plan, device_id), given)
+        binding.launch(*cuda.addresses(given))
     if key is not None:
-        remember(key, SeenCall(binding.launch, call.inputs, out, _lse_shape(problem), arrays.check_out))
+        shape = _lse_shape(problem)
+        seen = SeenCall(binding.launch, call.inputs, out, shape, call.check_memory, call.written)
+        remember(key, seen)
     return (out, lse) if call.return_lse else out
 
 
-def plan_for(problem: Problem, device: Device | None, algorithm: str) -> Plan:
+def with_memory(problem: Problem, given: Mapping[str, Any]) -> Problem:
+    """The problem, knowing how its operands lie in memory."""
+    operands = [x for x in OPERATIONS[problem.operation].operands if x.stride and given[x.name] is not None]
+    return dataclasses.replace(
+        problem,
+        alignment=arrays.alignment(*(given[x.name] for x in operands)),
+        positive_strides=arrays.positive_strides(*(given[x.name] for x in operands if x.mapped)),
+    )
+
+
+def _on_device(inputs: dict[str, Any]) -> dict[str, Any]:
+    """Small arrays that are on the host while the rest is on the GPU go there."""
+    import cupy
+
+    moved = dict(inputs)
+    for name, x in inputs.items():
+        if isinstance(x, np.ndarray):
+            check_not_capturing(name)
+            moved[name] = cupy.asarray(x)
+    return moved
+
+
+def plan_for(problem: Problem, device: Device | None, **request: Any) -> Plan:
     """The plan for this machine: with the tiles that `cufa tune` measured, if it has been run."""
-    return make_plan(problem, device, algorithm, tuned=tuning.load(device.name) if device else None)
+    return make_plan(problem, device, tuned=tuning.load(device.name) if device else None, **request)
 
 
 def check_not_capturing(name: str) -> None:
@@ -156,7 +196,7 @@ def gpu_available() -> bool:
 
 
 def use_gpu(device: str | None, served: bool) -> bool:
-    """Whether NumPy inputs are computed on a GPU. ``served``: the kernels take their dtype."""
+    """Whether NumPy inputs are computed on a GPU. ``served``: the kernels take them."""
     arrays.check_choice("device", device, {None: "None", "cpu": "'cpu'", "cuda": "'cuda'"})
     if device == "cuda" and not gpu_available():
         raise ValueError(
@@ -184,7 +224,7 @@ def _lse_shape(problem: Problem) -> tuple[int, int, int]:
     return problem.batch, problem.heads, problem.seqlen_q
 
 
-def fill_empty(out: Any, lse: Any) -> None:
+def _fill_empty(out: Any, lse: Any) -> None:
     out[...] = 0
     if lse is not None:
         lse[...] = -np.inf

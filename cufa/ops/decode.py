@@ -1,20 +1,32 @@
-"""The public calls of decoding. Checks live in :mod:`~cufa.decode.checks`, choices in
-:mod:`~cufa.decode.plan`."""
+"""Decoding: the public calls and the operation's record. Checks live in :mod:`cufa.decode.checks`, choices in
+:mod:`cufa.decode.choose`."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 from ..core.architectures import Device
-from ..decode.checks import CACHES, INPUTS, DecodeCall, check_gpu_serves, check_memory, dtypes
-from ..decode.plan import DecodePlan, make_decode_plan
-from ..decode.problem import DecodeProblem
+from ..core.lengths import Cached
+from ..core.mask import CAUSAL
+from ..core.operation import Arrays, Operand, Operation, register
+from ..core.params import Params, softmax_scalars
+from ..core.problem import Problem, default_scale
+from ..core.scores import check_softcap
+from ..decode.checks import INPUTS, DecodeCall, check_gpu_serves, dtypes
+from ..decode.choose import CPU_CONFIG, choose, cpu_spec, num_records, plan_lines
+from ..decode.schedule import num_tiles, used_splits
 from ..decode.shapes import make_problem
+from ..kernels import KernelSpec
+from ..kernels.decode import row_blocks
+from ..planner import Plan, make_plan
 from . import arrays, calls
-from .seen import SeenCall, remember, seen_before, signature
+from .mask_arguments import decode_mask
+from .reference import decode_reference
+from .seen import seen_before, signature, typed
 
 
 def flash_decode(
@@ -28,6 +40,8 @@ def flash_decode(
     v_new: Any = None,
     k_scale: Any = None,
     v_scale: Any = None,
+    window: tuple[int | None, int | None] | None = None,
+    softcap: float | None = None,
     scale: float | None = None,
     layout: str = "bhsd",
     num_splits: int | None = None,
@@ -69,6 +83,10 @@ def flash_decode(
     k_scale, v_scale : float32 array, (kv_heads,), or one number on the host
         With a cache of uint8: a key is ``k_scale[kv_head]`` times its float8_e4m3 number. Finite, and
         k_scale not negative.
+    window : (left, 0), optional
+        A token sees its own key and the ``left`` keys before it; what no token sees is not read.
+    softcap : float, optional
+        Scaled scores s become ``softcap · tanh(s / softcap)``. Finite and > 0.
     scale : float, optional
         Softmax scale, finite and ≥ 0. Default 1/√head_dim.
     layout : "bhsd" or "bshd"
@@ -125,30 +143,32 @@ def flash_decode(
         # Before a call that was seen: to it 2.0 would be 2.
         num_splits = _check_num_splits(num_splits)
     given = (q, k_cache, v_cache, cache_seqlens, block_table, k_new, v_new, k_scale, v_scale)
-    options = ("decode", scale, type(scale), layout, num_splits, schedule, device)
-    key = signature(
-        (q, k_cache, v_cache, k_new, v_new),
-        out,
-        options,
-        small=(cache_seqlens, block_table, k_scale, v_scale),
-    )
+    options = (
+        "decode", typed(window), softcap, type(softcap), scale, type(scale), layout, num_splits, schedule, device
+    )  # fmt: skip
+    key = _signature(given, out, options)
     seen = seen_before(key)
     if seen is not None:
         return seen(given, out, return_lse)
-    _check_num_splits(num_splits)
-    _check_schedule(schedule)
-    call = DecodeCall.read(dict(zip(INPUTS, given, strict=True)), out, return_lse, scale, layout)
-    how = {"num_splits": num_splits, "schedule": schedule}
+    request: dict[str, Any] = {
+        "num_splits": _check_num_splits(num_splits),
+        "algorithm": _check_schedule(schedule),
+    }
+    how: dict[str, Any] = {"mask": decode_mask(window), "softcap": check_softcap(softcap), "scale": scale}
+    names = dict(zip(INPUTS, given, strict=True))
+    call = DecodeCall.read(names, out, return_lse, layout, options=how, request=request)
     if arrays.is_device_array(call.inputs["q"]):
-        if device is not None and device != "cuda":
-            raise ValueError(f"device={device!r} but q is on a GPU; use device=None, or move it with q.get()")
         # What came through DLPack may have been seen before as CuPy arrays.
         read = tuple(call.inputs.values())
-        key = signature(read[:3] + read[5:7], call.out, options, small=read[3:5] + read[7:])
+        key = _signature(read, call.out, options)
         seen = seen_before(key)
-        return _run_on_gpu(call, how, key) if seen is None else seen(read, call.out, return_lse)
-    on_gpu = calls.use_gpu(device, served=_gpu_serves(call, how) if device is None else True)
-    return _run_on_gpu_from_host(call, how) if on_gpu else _run_on_cpu(call, how)
+        if seen is not None and device in (None, "cuda"):
+            return seen(read, call.out, return_lse)
+    return calls.run(call, device, key, gpu_serves=device is not None or _gpu_serves(call))
+
+
+def _signature(given: tuple[Any, ...], out: Any, options: tuple[Any, ...]) -> tuple[Any, ...] | None:
+    return signature(given[:3] + given[5:7], out, options, small=given[3:5] + given[7:])
 
 
 def plan_decode(
@@ -161,12 +181,14 @@ def plan_decode(
     k_new: Any = None,
     dtype: str | None = None,
     cache_dtype: str | None = None,
+    window: tuple[int | None, int | None] | None = None,
+    softcap: float | None = None,
     scale: float | None = None,
     layout: str = "bhsd",
     num_splits: int | None = None,
     schedule: str = "auto",
     device: str | None = None,
-) -> DecodePlan:
+) -> Plan:
     """What :func:`flash_decode` would run, in how many splits, and why; needs no GPU and runs nothing.
 
     Arrays may be given as shapes. Of ``cache_seqlens`` it only matters whether it is given: lengths are the
@@ -177,8 +199,11 @@ def plan_decode(
 
     >>> print(cufa.plan_decode((1, 32, 1, 128), (1, 8, 131072, 128), device="sm_90"))  # doctest: +SKIP
     """
-    num_splits = _check_num_splits(num_splits)
-    _check_schedule(schedule)
+    request: dict[str, Any] = {
+        "num_splits": _check_num_splits(num_splits),
+        "algorithm": _check_schedule(schedule),
+    }
+    how: dict[str, Any] = {"mask": decode_mask(window), "softcap": check_softcap(softcap), "scale": scale}
     given = {"q": q, "k_cache": k_cache, "block_table": block_table, "k_new": k_new}
     given["v_cache"] = k_cache if v_cache is None else v_cache
     given = {
@@ -194,13 +219,13 @@ def plan_decode(
     # Where a call could not move to the CPU.
     stays = any(arrays.is_device_array(x) for x in given.values())
 
-    def planned(found: Device | None) -> DecodePlan:
+    def planned(found: Device | None) -> Plan:
         module = "cupy" if stays else "numpy"
         names = dtypes(dtype, {"k_cache": cache_dtype}, on_gpu=found is not None, module=module)
-        problem = make_problem(shapes, *names, scale=scale, layout=layout)
+        problem = make_problem(shapes, *names, layout=layout, **how)
         if found is not None:
             check_gpu_serves(problem)
-        return make_decode_plan(problem, found, num_splits, schedule)
+        return make_plan(problem, found, **request)
 
     found = calls.planning_device(device, served=True)
     try:
@@ -223,93 +248,116 @@ def _check_num_splits(num_splits: Any) -> int | None:
     return int(num_splits)
 
 
-def _check_schedule(schedule: Any) -> None:
+def _check_schedule(schedule: Any) -> str:
     arrays.check_choice("schedule", schedule, {x: repr(x) for x in ("auto", "fixed", "balanced")})
+    return str(schedule)
 
 
-def _gpu_serves(call: DecodeCall, how: dict[str, Any]) -> bool:
+def _gpu_serves(call: DecodeCall) -> bool:
     """Whether a call on NumPy arrays can be planned for the current GPU. What is wrong with it anywhere, the
     CPU says."""
     if not calls.gpu_available():
         return False
     try:
         _, problem = call.check(on_gpu=True)
-        make_decode_plan(problem, calls.cuda_module().current_device(), **how)
+        make_plan(problem, calls.cuda_module().current_device(), **call.request)
     except (TypeError, ValueError):
         return False
     return True
 
 
-def _run_on_cpu(call: DecodeCall, how: dict[str, Any]) -> Any:
+# --- The operation ----------------------------------------------------------------------------------------
+
+
+def _run_on_cpu(plan: Plan, given: Arrays) -> None:
     from ..backends import cpu_decode
 
-    call, problem = call.check(on_gpu=False)
-    out = np.empty(call.inputs["q"].shape, call.inputs["q"].dtype) if call.out is None else call.out
-    lse = np.empty(_lse_shape(problem), np.float32) if call.return_lse else None
-    if problem.empty:
-        calls.fill_empty(out, lse)
-    else:
-        cpu_decode.run(make_decode_plan(problem, None, **how), call.operands(out, lse))
-    return (out, lse) if call.return_lse else out
+    cpu_decode.run(plan, given)
 
 
-def _run_on_gpu_from_host(call: DecodeCall, how: dict[str, Any]) -> Any:
-    """NumPy arrays: there and back again, synchronously. New tokens are appended to the GPU's copy of the
-    caches and, once the result is back, to the caches themselves: launches are asynchronous, and what fails
-    there shows when it is waited for."""
-    call, problem = call.check(on_gpu=True)
-    calls.check_not_capturing("q")
-    # What cannot be planned is refused before anything is copied.
-    make_decode_plan(problem, calls.cuda_module().current_device(), **how)
-    import cupy
-
-    from ..backends import cpu_decode
-
-    on_device = {name: x if x is None else cupy.asarray(x) for name, x in call.inputs.items()}
-    there = dataclasses.replace(call, inputs=on_device, out=None, return_lse=True)
-    result, lse = _run_on_gpu(there, how, None)
-    answer = calls.bring_back(result, lse, call.out, call.return_lse)
-    if problem.new_tokens and not problem.empty:
-        cpu_decode.append(call.operands(call.inputs["q"], None))
-    return answer
-
-
-def _run_on_gpu(call: DecodeCall, how: dict[str, Any], key: tuple[Any, ...] | None) -> Any:
-    """CuPy arrays, asynchronously; remembered under ``key`` when all of them are on the GPU."""
-    call, problem = call.check(on_gpu=True)
-    import cupy
-
-    from ..backends import cuda_decode
-
-    q = call.inputs["q"]
-    device_id = q.data.device_id
-    with cupy.cuda.Device(device_id):
-        out = cupy.ndarray(q.shape, q.dtype) if call.out is None else call.out
-        lse = cupy.ndarray(_lse_shape(problem), np.float32) if call.return_lse else None
-        if problem.empty:
-            calls.fill_empty(out, lse)
-            return (out, lse) if call.return_lse else out
-        inputs = dict(call.inputs)
-        for name, x in inputs.items():
-            if isinstance(x, np.ndarray):
-                calls.check_not_capturing(name)
-                inputs[name] = cupy.asarray(x)
-        call = dataclasses.replace(call, inputs=inputs)
-        big = [inputs[name] for name in ("q", *CACHES, "k_new", "v_new") if inputs[name] is not None]
-        problem = dataclasses.replace(
-            problem,
-            alignment=arrays.alignment(*big, out),
-            positive_strides=arrays.positive_strides(*(inputs[name] for name in CACHES)),
-        )
-        plan = make_decode_plan(problem, calls.cuda_module().device(device_id), **how)
-        operands = call.operands(out, lse)
-        binding = cuda_decode.bind(plan, operands, device_id)
-        binding.launch(*cuda_decode.addresses(operands))
-    if key is not None:
-        written = CACHES if problem.new_tokens else ()
-        remember(key, SeenCall(binding.launch, inputs, out, _lse_shape(problem), check_memory, written))
-    return (out, lse) if call.return_lse else out
+def _scalars(plan: Plan, given: Arrays) -> dict[str, int | float]:
+    p, keys = plan.problem, plan.config.block_kv
+    first, _ = p.edges
+    table = given["block_table"]
+    return {
+        "batch": p.batch,
+        "heads": p.heads,
+        "kv_heads": p.kv_heads,
+        "tokens": p.seqlen_q,
+        "capacity": p.seqlen_k,
+        "page_size": max(p.cache.page_size, 1),
+        "num_pages": p.cache.num_pages,
+        "new_tokens": p.cache.new_tokens,
+        "table_stride": 0 if table is None else table.strides[0] // 4,
+        "group_size": p.group_size,
+        "row_blocks": row_blocks(p, plan.config),
+        "num_splits": plan.num_splits,
+        "split_tiles": -(-num_tiles(p.seqlen_k, keys) // plan.num_splits),
+        "used_splits": used_splits(p.seqlen_k, plan.num_splits, keys),
+        "left": p.seqlen_k if first is None else p.seqlen_k - p.seqlen_q - first,
+        **softmax_scalars(p.scale, p.softcap),
+    }
 
 
-def _lse_shape(problem: DecodeProblem) -> tuple[int, int, int]:
-    return problem.batch, problem.heads, problem.tokens
+def _io_bytes(p: Problem) -> int:
+    """Keys and values that some query sees, q and o once each."""
+    queries = p.batch * p.heads * p.seqlen_q * p.head_dim
+    return p.kv_bytes() + queries * (p.q_element.itemsize + p.out_element.itemsize)
+
+
+def _describe(p: Problem) -> str:
+    tokens = f", {p.seqlen_q} tokens" if p.seqlen_q > 1 else ""
+    cache = f" in pages of {p.cache.page_size}" if p.cache.paged else ""
+    appended = f", {p.cache.new_tokens} appended" if p.cache.new_tokens else ""
+    dtype = p.dtype if p.k_element is p.q_element else f"{p.dtype} over {p.k_element.name}"
+    upto = "up to " if p.lengths.ragged else ""
+    scores = "" if p.mask == CAUSAL and p.softcap is None else f", {p.scores_text}"
+    return (
+        f"decode batch {p.batch}, heads {p.heads_text}{tokens}, {upto}{p.seqlen_k:,} cached{cache}"
+        f"{appended}, head_dim {p.head_dim}, {dtype}{scores}"
+    )
+
+
+def _compiled(spec: KernelSpec, head_dim: int) -> Iterator[Problem]:
+    """One: dtypes differ by a conversion and the product's name, caches in the addresses of their copies."""
+    k_dtype = spec.k_dtypes[-1] if spec.k_dtypes else None
+    lengths = Cached(page_size=64, max_pages=16, num_pages=16, given=True)
+    problem = Problem(1, 8, 1, 1, 1024, head_dim, spec.dtypes[-1], CAUSAL, default_scale(head_dim))
+    yield dataclasses.replace(problem, lengths=lengths, k_dtype=k_dtype, v_dtype=k_dtype, operation="decode")
+
+
+DECODE = register(
+    Operation(
+        name="decode",
+        title="Decode",
+        call="flash_decode",
+        operands=(
+            Operand("q", stride="q_stride"),
+            Operand("k_cache", written=True, mapped=True, stride="k_stride"),
+            Operand("v_cache", written=True, mapped=True, stride="v_stride"),
+            Operand("cache_seqlens", optional=True),
+            Operand("block_table", optional=True),
+            Operand("k_new", optional=True, stride="k_new_stride"),
+            Operand("v_new", optional=True, stride="v_new_stride"),
+            Operand("k_scale", optional=True),
+            Operand("v_scale", optional=True),
+            Operand("out", field="o", written=True, stride="o_stride"),
+            Operand("lse", optional=True, written=True),
+        ),
+        params=Params("decode_params.cuh", "DecodeParams"),
+        scalars=_scalars,
+        choose=choose,
+        cpu_spec=cpu_spec,
+        cpu_config=CPU_CONFIG,
+        run_on_cpu=_run_on_cpu,
+        reference=decode_reference,
+        flops=lambda p: 4 * p.batch * p.heads * p.head_dim * p.visible_scores,
+        io_bytes=_io_bytes,
+        describe=_describe,
+        plan_lines=plan_lines,
+        compiled=_compiled,
+        num_records=num_records,
+        splits=True,
+        memory_bound=True,
+    )
+)

@@ -1,14 +1,24 @@
-"""The public calls. Checks live in :mod:`cufa.ops.arrays`, choices in :mod:`cufa.planner`, and how a checked
-call is carried out in :mod:`cufa.ops.calls`."""
+"""Forward attention: the public calls, their checks and the operation's record. How a checked call is carried
+out is in :mod:`cufa.ops.calls`, choices in :mod:`cufa.planner`."""
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ..core.problem import ITEMSIZE
-from ..planner import Plan
+from ..core.architectures import Device
+from ..core.mask import CAUSAL, FULL, Band, Mask
+from ..core.operation import Arrays, Choice, Operand, Operation, Request, register
+from ..core.params import Params, softmax_scalars
+from ..core.problem import Problem, default_scale
+from ..core.scores import check_softcap
+from ..kernels import KernelSpec, TileConfig
+from ..planner import Plan, fitting_configs, tuning_key
 from . import arrays, calls
-from .seen import seen_before, signature
+from .mask_arguments import check_causal, resolve_mask
+from .reference import attention_reference
+from .seen import seen_before, signature, typed
 
 
 def flash_attention(
@@ -17,6 +27,9 @@ def flash_attention(
     v: Any,
     *,
     causal: bool = False,
+    window: tuple[int | None, int | None] | None = None,
+    mask: Mask | None = None,
+    softcap: float | None = None,
     scale: float | None = None,
     layout: str = "bhsd",
     algorithm: str = "auto",
@@ -43,6 +56,14 @@ def flash_attention(
         Query i sees keys up to ``i + seqlen_k - seqlen_q``: aligned bottom-right, so that the last query
         sees the last key, as decoding with a cache needs. (PyTorch's ``is_causal`` is aligned top-left:
         the two agree when seqlen_q == seqlen_k.)
+    window : (left, right), optional
+        Query i sees keys ``i + δ - left`` to ``i + δ + right``, both included, δ = seqlen_k - seqlen_q; None
+        is unbounded. With ``causal=True`` right is 0. Tiles outside the window are neither read nor computed.
+    mask : cufa.masks, optional
+        The mask as one value, in place of ``causal`` and ``window``: :func:`cufa.masks.full`,
+        :func:`cufa.masks.causal` or :func:`cufa.masks.window`, which also take other diagonals.
+    softcap : float, optional
+        Scaled scores s become ``softcap · tanh(s / softcap)`` before the mask (Gemma 2). Finite and > 0.
     scale : float, optional
         Softmax scale, finite and ≥ 0. Default 1/√head_dim.
     layout : "bhsd" or "bshd"
@@ -75,7 +96,7 @@ def flash_attention(
     Launches on CuPy's current stream and does not synchronise (NumPy inputs on a GPU do, to bring the
     result back). With ``out=`` and after one warm-up call it can be captured in a CUDA graph.
 
-    On a GPU, keys and values that the causal mask hides from a query must still be finite: a tile that holds
+    On a GPU, keys and values that the mask hides from a query must still be finite: a tile that holds
     some that it sees is multiplied as a whole, and 0 · inf is NaN.
 
     Scores are float32. On a GPU those of scale * q kᵀ must stay within ±2e7 (where float32 is coarser than 1,
@@ -83,27 +104,51 @@ def flash_attention(
     ``algorithm="naive"`` and the CPU take what float32 holds.
     """
     if type(causal) is not bool:  # before a call that was seen: to it 1.0 would be True
-        causal = arrays.check_causal(causal)  # type: ignore[unreachable]
-    key = signature((q, k, v), out, causal, scale, type(scale), layout, algorithm, precision, device)
+        causal = check_causal(causal)  # type: ignore[unreachable]
+    key = signature(
+        (q, k, v), out, "forward", causal, typed(window), mask, softcap, type(softcap), scale, type(scale),
+        layout, algorithm, precision, device,
+    )  # fmt: skip
     seen = seen_before(key)
     if seen is not None:
         return seen((q, k, v), out, return_lse)
-    inputs = {name: arrays.as_array(name, x) for name, x in (("q", q), ("k", k), ("v", v))}
-    arrays.same_place(inputs)
-    call = calls.Call(
-        **inputs,
-        out=None if out is None else arrays.as_array("out", out),
-        return_lse=return_lse,
-        algorithm=algorithm,
-        layout=layout,
-        options={"causal": causal, "scale": scale, "precision": precision},
+    given = {name: arrays.as_array(name, x) for name, x in (("q", q), ("k", k), ("v", v))}
+    arrays.same_place(given)
+    call = ForwardCall(
+        given,
+        None if out is None else arrays.as_array("out", out),
+        return_lse,
+        layout,
+        {
+            "mask": resolve_mask(causal, window, mask),
+            "softcap": check_softcap(softcap),
+            "scale": scale,
+            "precision": precision,
+        },
+        {"algorithm": algorithm},
     )
-    if arrays.is_device_array(call.q):
-        if device not in (None, "cuda"):
-            raise ValueError(f"device={device!r} but q is on a GPU; use device=None, or move it with q.get()")
-        return calls.run_on_gpu(call, key)
-    on_gpu = calls.use_gpu(device, served=str(call.q.dtype) != "float64")
-    return calls.run_on_gpu_from_host(call) if on_gpu else calls.run_on_cpu(call)
+    return calls.run(call, device, key, gpu_serves=str(given["q"].dtype) != "float64")
+
+
+class ForwardCall(calls.Call):
+    name = "forward"
+
+    def check(self, on_gpu: bool) -> tuple[ForwardCall, Problem]:
+        dtype = arrays.dtype_name(self.inputs, on_gpu)
+        shapes = [x.shape for x in self.inputs.values()]
+        problem = arrays.make_problem(shapes, dtype, layout=self.layout, **self.options)
+        for name, x in self.inputs.items():
+            arrays.check_last_axis(name, x)
+            arrays.check_address(name, x)
+        if self.out is not None:
+            arrays.same_place({"q": self.inputs["q"], "out": self.out})
+            arrays.check_out(self.out, self.inputs)
+        return self, problem
+
+    @staticmethod
+    def check_memory(out: Any, inputs: Mapping[str, Any]) -> None:
+        if out is not None:
+            arrays.check_out(out, inputs)
 
 
 def plan(
@@ -113,6 +158,9 @@ def plan(
     *,
     dtype: str | None = None,
     causal: bool = False,
+    window: tuple[int | None, int | None] | None = None,
+    mask: Mask | None = None,
+    softcap: float | None = None,
     scale: float | None = None,
     layout: str = "bhsd",
     algorithm: str = "auto",
@@ -135,10 +183,136 @@ def plan(
         for name, x in (("q", q), ("k", k), ("v", v))
     ]
     name = dtype or ("float16" if isinstance(q, tuple) else str(arrays.as_array("q", q).dtype))
-    if name not in ITEMSIZE:
-        raise ValueError(f"dtype={name!r} is not served; use one of {', '.join(ITEMSIZE)}")
+    if name not in arrays.FORWARD_DTYPES:
+        served = ", ".join(arrays.FORWARD_DTYPES)
+        raise ValueError(f"dtype={name!r} is not served; use one of {served}")
     if device is None and arrays.is_device_array(q):  # the call could not move to the CPU
         arrays.dtype_name({"q": q}, on_gpu=True)
-    options: dict[str, Any] = {"causal": causal, "scale": scale, "layout": layout, "precision": precision}
-    problem = arrays.make_problem(shapes, name, **options)
-    return calls.plan_for(problem, calls.planning_device(device, served=name != "float64"), algorithm)
+    problem = arrays.make_problem(
+        shapes,
+        name,
+        mask=resolve_mask(causal, window, mask),
+        softcap=check_softcap(softcap),
+        scale=scale,
+        layout=layout,
+        precision=precision,
+    )
+    target = calls.planning_device(device, served=name != "float64")
+    return calls.plan_for(problem, target, algorithm=algorithm)
+
+
+# --- The operation ----------------------------------------------------------------------------------------
+
+#: The CPU path works on larger tiles: they amortise NumPy's call overhead, and 512 KiB of float32 scores
+#: still fit a core's L2 cache. Of eight tilings from 128×512 to 512×1024 (seq 4096, head_dim 64, two cores)
+#: none was more than 3% faster, full or causal; 256×256 was 15% slower.
+CPU_CONFIG = TileConfig(block_q=256, block_kv=512, num_warps=0)
+
+
+def _choose(problem: Problem, device: Device | None, serving: list[KernelSpec], request: Request) -> Choice:
+    """The first kernel that serves, with the tiles asked for, measured or expected to be fastest."""
+    if device is None:
+        reason = "no GPU in this plan: NumPy executes the same schedule on larger tiles"
+        return Choice(_cpu_spec(serving), request.config or CPU_CONFIG, (reason,))
+    spec = serving[0]
+    if request.config is not None:
+        return Choice(spec, request.config)
+    fitting = fitting_configs(spec, problem.head_dim, device)
+    winner = request.tuned.get(tuning_key(spec, problem))
+    if winner in fitting:
+        assert winner is not None
+        return Choice(spec, winner, (f"tiles {winner}: measured fastest on this device by `cufa tune`",))
+    chosen = spec.choose(problem, fitting, device.num_sms)
+    reason = f"tiles {chosen}: the registry's choice for head_dim {problem.head_dim} (not tuned here)"
+    return Choice(spec, chosen, (reason,))
+
+
+def _cpu_spec(named: list[KernelSpec]) -> KernelSpec:
+    """Of all kernels FA2's schedule is the one that NumPy follows unless another is asked for."""
+    return next((spec for spec in named if spec.algorithm == "fa2"), named[0])
+
+
+def _run_on_cpu(plan: Plan, given: Arrays) -> None:
+    from ..backends import cpu
+
+    cpu.run(plan, given["q"], given["k"], given["v"], given["out"], given["lse"])
+
+
+def _scalars(plan: Plan, given: Arrays) -> dict[str, int | float]:
+    p = plan.problem
+    first, last = p.edges
+    return {
+        "batch": p.batch,
+        "heads": p.heads,
+        "kv_heads": p.kv_heads,
+        "seqlen_q": p.seqlen_q,
+        "seqlen_k": p.seqlen_k,
+        "heads_per_group": plan.heads_per_group,
+        # A bound beyond the matrix hides as much as one at its edge, and sums stay within 32 bits.
+        "band_first": -p.seqlen_q if first is None else min(max(first, -p.seqlen_q), p.seqlen_k),
+        "band_last": p.seqlen_k if last is None else min(max(last, -p.seqlen_q), p.seqlen_k),
+        **softmax_scalars(p.scale, p.softcap),
+    }
+
+
+def _io_bytes(p: Problem) -> int:
+    """q, k, v read once, o written once."""
+    queries = p.batch * p.heads * p.seqlen_q * (p.q_element.itemsize + p.out_element.itemsize)
+    keys = p.batch * p.kv_heads * p.seqlen_k * (p.k_element.itemsize + p.v_element.itemsize)
+    return (queries + keys) * p.head_dim
+
+
+def _describe(p: Problem) -> str:
+    dtype = f"{p.dtype} (tf32)" if p.precision == "tf32" else p.dtype
+    return (
+        f"batch {p.batch}, heads {p.heads_text}, seqlen {p.seqlen_q}×{p.seqlen_k}, "
+        f"head_dim {p.head_dim}, {dtype}, {p.scores_text}"
+    )
+
+
+def _plan_lines(plan: Plan) -> list[str]:
+    schedule, heads = plan.schedule, plan.problem.batch * plan.problem.heads
+    return [
+        f"tiles      {plan.config}; {schedule.visited * heads:,} of {schedule.total * heads:,} visited, "
+        f"{schedule.skipped * heads:,} skipped"
+    ]
+
+
+def _compiled(spec: KernelSpec, head_dim: int) -> Iterator[Problem]:
+    """Every dtype with every kind of mask."""
+    for dtype in spec.dtypes:
+        for precision in spec.precisions:
+            if (dtype == "float32") == (precision == "native"):
+                continue  # a precision is a choice for float32 only
+            for mask in (FULL, CAUSAL, Band(255, 0)):
+                problem = Problem(1, 1, 1, 1024, 1024, head_dim, dtype, mask, default_scale(head_dim))
+                yield dataclasses.replace(problem, precision=precision)
+
+
+FORWARD = register(
+    Operation(
+        name="forward",
+        title="Forward",
+        call="flash_attention",
+        operands=(
+            Operand("q", stride="q_stride", mapped=True),
+            Operand("k", stride="k_stride", mapped=True),
+            Operand("v", stride="v_stride", mapped=True),
+            Operand("out", field="o", written=True, stride="o_stride", mapped=True),
+            Operand("lse", optional=True, written=True),
+        ),
+        params=Params("params.cuh", "AttentionParams"),
+        scalars=_scalars,
+        choose=_choose,
+        cpu_spec=_cpu_spec,
+        cpu_config=CPU_CONFIG,
+        run_on_cpu=_run_on_cpu,
+        reference=attention_reference,
+        flops=lambda p: 4 * p.batch * p.heads * p.head_dim * p.visible_scores,
+        io_bytes=_io_bytes,
+        describe=_describe,
+        plan_lines=_plan_lines,
+        compiled=_compiled,
+        num_records=lambda plan: plan.problem.batch * plan.problem.heads * plan.schedule.num_q_blocks,
+    )
+)

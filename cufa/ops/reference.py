@@ -8,7 +8,10 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
+from ..core.mask import Mask
 from ..core.problem import default_scale
+from ..core.scores import check_softcap, softcapped
+from .mask_arguments import decode_mask, resolve_mask
 
 Array = npt.NDArray[np.float64]
 
@@ -22,6 +25,9 @@ def attention_reference(
     v: npt.ArrayLike,
     *,
     causal: bool = False,
+    window: tuple[int | None, int | None] | None = None,
+    mask: Mask | None = None,
+    softcap: float | None = None,
     scale: float | None = None,
     return_lse: bool = False,
     layout: str = "bhsd",
@@ -32,7 +38,8 @@ def attention_reference(
     ``layout="bshd"`` the two middle axes swapped; any dtype that converts to float64. Query head ``h``
     reads key/value head ``h // (heads // kv_heads)``. ``scale`` defaults to 1/√head_dim.
 
-    ``causal`` is aligned bottom-right: query ``i`` sees the keys up to ``i + seqlen_k - seqlen_q``. A key
+    ``causal``, ``window`` and ``mask`` say which keys a query sees, as for :func:`cufa.flash_attention`;
+    ``softcap`` replaces a scaled score s by ``softcap · tanh(s / softcap)``. A key
     that is not seen plays no part, whatever its value. A row that sees no key, or only scores of -inf,
     gives zeros and lse -inf; a score of +inf or NaN gives a row of NaN. (The kernels multiply whole tiles:
     there, what is not seen must be finite, unless it lies past a sequence's length.)
@@ -51,14 +58,13 @@ def attention_reference(
         scale = default_scale(head_dim)
     o = np.empty_like(q)
     lse = np.empty(q.shape[:3])
-    key = np.arange(seqlen_k)
+    seen_by, cap, key = resolve_mask(causal, window, mask), check_softcap(softcap), np.arange(seqlen_k)
     for b, h in np.ndindex(batch, heads):
         kv = h // (heads // kv_heads)
         for start in range(0, seqlen_q, _ROWS):
             part = slice(start, min(start + _ROWS, seqlen_q))
-            query = np.arange(part.start, part.stop)[:, None]
-            seen = key <= query + seqlen_k - seqlen_q if causal else np.full((len(query), seqlen_k), True)
-            o[b, h, part], lse[b, h, part] = _attend(q[b, h, part], k[b, kv], v[b, kv], seen, scale)
+            seen = seen_by.visible(np.arange(part.start, part.stop), key, seqlen_q, seqlen_k)
+            o[b, h, part], lse[b, h, part] = _attend(q[b, h, part], k[b, kv], v[b, kv], seen, scale, cap)
     if layout == "bshd":
         o = o.swapaxes(1, 2)
     return (o, lse) if return_lse else o
@@ -75,6 +81,8 @@ def decode_reference(
     v_new: Any = None,
     k_scale: Any = None,
     v_scale: Any = None,
+    window: tuple[int | None, int | None] | None = None,
+    softcap: float | None = None,
     scale: float | None = None,
     layout: str = "bhsd",
     return_lse: bool = False,
@@ -97,7 +105,9 @@ def decode_reference(
         k = _sequence(b, length, k_cache, table, k_new, k_scale)
         v = _sequence(b, length, v_cache, table, v_new, v_scale)
         one = slice(b, b + 1)
-        o[one], lse[one] = attention_reference(q[one], k, v, causal=True, scale=scale, return_lse=True)
+        o[one], lse[one] = attention_reference(
+            q[one], k, v, mask=decode_mask(window), softcap=softcap, scale=scale, return_lse=True
+        )
     if layout == "bshd":
         o = o.swapaxes(1, 2)
     return (o, lse) if return_lse else o
@@ -125,10 +135,13 @@ def _as_bhsd(x: Any, layout: str) -> Any:
     return x if x is None else np.asarray(x).swapaxes(1, 2) if layout == "bshd" else np.asarray(x)
 
 
-def _attend(q: Array, k: Array, v: Array, seen: npt.NDArray[np.bool_], scale: float) -> tuple[Array, Array]:
+def _attend(
+    q: Array, k: Array, v: Array, seen: npt.NDArray[np.bool_], scale: float, cap: float | None
+) -> tuple[Array, Array]:
     """The semantics: rows of one head, q (rows, d), k and v (keys, d), seen (rows, keys)."""
     with np.errstate(all="ignore"):
-        s = np.where(seen, scale * (q @ k.T), -np.inf)
+        s = scale * (q @ k.T)
+        s = np.where(seen, s if cap is None else softcapped(s, cap), -np.inf)
         m = s.max(axis=1, keepdims=True, initial=-np.inf)
         p = np.exp(s - np.where(m == -np.inf, 0, m))
         l = p.sum(axis=1, keepdims=True)

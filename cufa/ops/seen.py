@@ -111,6 +111,11 @@ def _pairs(arrays_: list[Any], written: Sequence[int]) -> list[_Pair]:
     return list(found.values())
 
 
+def typed(window: Any) -> Any:
+    """A window with the types of its sides: to a dict (1.0, 0) would be (1, 0)."""
+    return window if type(window) is not tuple else (window, *map(type, window))
+
+
 def signature(
     inputs: Sequence[Any], out: Any, *options: Any, small: Sequence[Any] = ()
 ) -> tuple[Any, ...] | None:

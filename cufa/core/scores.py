@@ -1,0 +1,46 @@
+"""Changes of scores before the softmax. Each is here once: its NumPy form and its derivative; the device pair
+is in ``cuda_src/tiles/scores.cuh``.
+
+A soft cap (Gemma 2) replaces a scaled score s by ``cap · tanh(s / cap)``, before the mask: scores stay within
+±cap, and their gradient is multiplied by ``1 - tanh²(s / cap)``.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+
+def softcapped(s: Any, cap: float) -> Any:
+    """``cap · tanh(s / cap)``, in s's own precision."""
+    return np.tanh(s / s.dtype.type(cap)) * s.dtype.type(cap)
+
+
+def softcapped_in_place(s: Any, cap: float) -> Any:
+    """The same, in s's own memory."""
+    s /= s.dtype.type(cap)
+    np.tanh(s, out=s)
+    s *= s.dtype.type(cap)
+    return s
+
+
+def softcap_derivative(s: Any, cap: float) -> Any:
+    """d softcapped(s) / d s."""
+    return 1 - np.tanh(s / s.dtype.type(cap)) ** 2
+
+
+def check_softcap(softcap: Any) -> float | None:
+    """A cap as a number, or None. Raises TypeError or ValueError naming the argument."""
+    if softcap is None:
+        return None
+    try:
+        if isinstance(softcap, bool):
+            raise TypeError
+        value = float(softcap)
+    except (TypeError, ValueError):
+        raise TypeError(f"softcap must be a number above 0 or None, not {softcap!r}") from None
+    if not math.isfinite(value) or value <= 0:
+        raise ValueError(f"softcap={softcap!r} must be finite and above 0; for no cap pass None")
+    return value

@@ -1,0 +1,57 @@
+"""causal=, window= and mask= of the public calls: the one mask that they come to."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ..core.mask import CAUSAL, FULL, Band, Mask
+from ..masks import check_window
+
+
+def resolve_mask(causal: Any, window: Any, mask: Any) -> Mask:
+    """The one mask that the arguments of a call come to.
+
+    Raises TypeError or ValueError, naming the argument, for values that are none and for contradictions.
+    """
+    causal = check_causal(causal)
+    if mask is not None and not isinstance(mask, Mask):
+        raise TypeError(
+            f"mask must be made by cufa.masks, such as cufa.masks.window(1023, 0), or None, not "
+            f"{type(mask).__module__}.{type(mask).__qualname__}: arrays of booleans are not taken"
+        )
+    if mask is not None:
+        for name, given in (("causal", causal or None), ("window", window)):
+            if given is not None:
+                raise ValueError(f"mask={mask} and {name}={given} both say what is seen: pass one of them")
+        return mask
+    if window is None:
+        return CAUSAL if causal else FULL
+    left, right = check_window(window)
+    if causal and right not in (None, 0):
+        raise ValueError(
+            f"window={window!r} lets queries see keys after their own, but causal=True hides them"
+        )
+    return Band(left, 0 if causal else right)
+
+
+def decode_mask(window: Any) -> Mask:
+    """Of a decoding call, whose queries are the last tokens of their sequence: causal, in a window or not."""
+    if window is None:
+        return CAUSAL
+    left, right = check_window(window)
+    if right not in (None, 0):
+        raise ValueError(f"window={window!r}: decoding is causal, so right must be 0 or None")
+    return Band(left, 0)
+
+
+def check_causal(causal: Any) -> bool:
+    """Also True and False as NumPy writes them, and 1 and 0."""
+    integer = isinstance(causal, (int, np.integer))
+    of_numpy = isinstance(causal, (np.bool_, np.ndarray)) and causal.dtype == bool and causal.ndim == 0
+    if not (of_numpy or (integer and causal in (0, 1))):
+        raise TypeError(
+            f"causal must be True or False, not {causal!r}: other masks go to mask=, such as cufa.masks.window"
+        )
+    return bool(causal)
