@@ -103,13 +103,15 @@ def make_plan(
     *,
     num_splits: int | None = None,
     kernel: str | None = None,
+    fastest: Mapping[str, str] | None = None,
 ) -> Plan:
     """Choose kernel, tiles, splits and launches.
 
     ``algorithm`` is that of the operation's kernels (decode: the schedule), ``num_splits`` asks for so many
     splits or shares. ``config`` overrides the tiles and ``kernel``, a name of the registry, kernel and algorithm
-    (benchmarks, tuning, tests); ``tuned`` maps :func:`tuning_key` to the config that ``cufa tune`` measured
-    fastest on this device.
+    (benchmarks, tuning, tests). ``tuned`` maps :func:`tuning_key` to the config that ``cufa tune`` measured fastest
+    on this device, ``fastest`` maps :func:`problem_class` to the kernel that recorded benchmarks found fastest
+    there; where neither knows, the registry's order decides.
 
     Raises ValueError when no kernel serves the problem, naming why each does not, or when ``config`` does not
     fit.
@@ -117,7 +119,7 @@ def make_plan(
     operation = OPERATIONS[problem.operation]
     if num_splits is not None and num_splits < 1:
         raise ValueError(f"num_splits={num_splits} is not possible: it must be at least 1")
-    serving, reasons = _serving(operation, problem, device, algorithm, kernel)
+    serving, reasons = _serving(operation, problem, device, algorithm, kernel, fastest or {})
     if kernel is not None:
         algorithm = serving[0].algorithm
     if problem.empty:
@@ -183,13 +185,27 @@ def tuning_key(spec: KernelSpec, problem: Problem) -> str:
     return f"{spec.name}/{problem.dtype}/{problem.precision}/d{problem.head_dim}/{mask}/{length}"
 
 
+def problem_class(problem: Problem) -> str:
+    """Problems among which one kernel is the fastest: same operation, elements, head dim, kind of mask and score
+    changes, and length class."""
+    length = 1 << max(problem.seqlen_k.bit_length() - 1, 0)
+    elements = "-".join(dict.fromkeys((problem.q_element.name, problem.k_element.name, problem.precision)))
+    mask = problem.mask_kind + ("-softcap" if problem.softcap is not None else "")
+    return f"{problem.operation}/{elements}/d{problem.head_dim}/{mask}/{length}"
+
+
 def algorithms(operation: str = "forward") -> tuple[str, ...]:
     """What a call may name: "auto", then the algorithms of the operation's kernels."""
     return ("auto", *dict.fromkeys(spec.algorithm for spec in kernels_of(operation).values()))
 
 
 def _serving(
-    operation: Operation, problem: Problem, device: Device | None, algorithm: str, kernel: str | None
+    operation: Operation,
+    problem: Problem,
+    device: Device | None,
+    algorithm: str,
+    kernel: str | None,
+    fastest: Mapping[str, str],
 ) -> tuple[list[KernelSpec], list[str]]:
     """The kernels that may run the problem, in order of preference, and why."""
     known = list(kernels_of(operation.name).values())
@@ -213,9 +229,26 @@ def _serving(
     if not serving:
         raise ValueError(_refused(problem, device, algorithm, refusals))
     if algorithm == "auto" and kernel is None:
-        reason = f"auto: {serving[0].name} is first in the registry's order of those that serve this problem"
+        serving, reason = _preferred(serving, fastest.get(problem_class(problem)), device)
         reason += _passed_over(serving[0], refusals)
     return serving, [reason]
+
+
+def _preferred(
+    serving: list[KernelSpec], measured: str | None, device: Device
+) -> tuple[list[KernelSpec], str]:
+    """The kernels with the one to prefer in front, and why it is."""
+    first = next((spec for spec in serving if spec.name == measured), None)
+    if first is None:
+        return serving, (
+            f"auto: {serving[0].name} is first in the registry's order of those that serve this problem (nothing "
+            f"was measured for its class on {device.name})"
+        )
+    others = [spec for spec in serving if spec is not first]
+    return [
+        first,
+        *others,
+    ], f"auto: {first.name} is the fastest measured for this class of problem on {device.name}"
 
 
 def _refusal(spec: KernelSpec, problem: Problem, device: Device) -> str | None:

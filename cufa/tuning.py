@@ -1,7 +1,8 @@
-"""What `cufa tune` measured: the fastest tiles per device and shape class, in the user's cache folder.
+"""What was measured to be fastest: tiles per device and shape class, and kernels per device and class of problem.
 
-One JSON file a GPU model. The planner reads it through :func:`load`; a missing, damaged or outdated entry is
-never an error, only untuned.
+Tiles come from `cufa tune`, one JSON file per GPU model in the user's cache folder (:func:`load`). Kernels come from
+the recorded benchmarks that ship with the package (:func:`fastest_kernels`), one small file per GPU model, written
+with the evidence. A missing, damaged or outdated entry is never an error, only unmeasured.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from .kernels import TileConfig
+from .kernels import KERNELS, TileConfig
 
 
 def cache_dir() -> Path:
@@ -55,6 +56,24 @@ def save(device_name: str, key: str, config: TileConfig, evidence: Mapping[str, 
     write_json(file, entries)
     load.cache_clear()
     return file
+
+
+RECORDED = Path(__file__).parent / "records" / "fastest"
+"""Files of :func:`fastest_kernels`."""
+
+
+@functools.cache
+def fastest_kernels(device_name: str) -> Mapping[str, str]:
+    """Names of kernels by :func:`cufa.planner.problem_class`; empty for a GPU model without recorded benchmarks."""
+    known = {spec.name for spec in KERNELS.values()}
+    entries = _read(recorded_path(device_name))
+    return {key: name for key, name in entries.items() if name in known}
+
+
+def recorded_path(device_name: str) -> Path:
+    """The file of one GPU model: "NVIDIA H200" and "H200" are the same."""
+    slug = re.sub(r"[^a-z0-9]+", "-", device_name.lower()).strip("-").removeprefix("nvidia-")
+    return RECORDED / f"{slug}.json"
 
 
 def _read(file: Path) -> dict[str, Any]:

@@ -157,8 +157,11 @@ def _on_device(inputs: dict[str, Any]) -> dict[str, Any]:
 
 
 def plan_for(problem: Problem, device: Device | None, **request: Any) -> Plan:
-    """The plan for this machine: with the tiles that `cufa tune` measured, if it has been run."""
-    return make_plan(problem, device, tuned=tuning.load(device.name) if device else None, **request)
+    """The plan for this machine: with the kernels and tiles that were measured fastest on it, if any were."""
+    if device is None:
+        return make_plan(problem, None, **request)
+    measured = {"tuned": tuning.load(device.name), "fastest": tuning.fastest_kernels(device.name)}
+    return make_plan(problem, device, **request, **measured)
 
 
 def check_not_capturing(name: str) -> None:
