@@ -160,8 +160,8 @@ def plan_for(problem: Problem, device: Device | None, **request: Any) -> Plan:
     """The plan for this machine: with the kernels and tiles that were measured fastest on it, if any were."""
     if device is None:
         return make_plan(problem, None, **request)
-    measured = {"tuned": tuning.load(device.name), "fastest": tuning.fastest_kernels(device.name)}
-    return make_plan(problem, device, **request, **measured)
+    tiles, kernels = tuning.load(device.name), tuning.fastest_kernels(device.name)
+    return make_plan(problem, device, tuned=tiles, fastest=kernels, **request)
 
 
 def check_not_capturing(name: str) -> None:
