@@ -29,6 +29,6 @@ struct DecodeParams {
   float scale_log2;  // softmax scale * log2(e), positive
   i32 split_tiles;   // fixed splits of a sequence as long as the cache: tiles of each,
   i32 used_splits;   // and how many have any. Divisions are slow, and the first load would wait for them.
-  i32 left;       // keys before its own that a token sees; read where MASK bounds that side
-  float softcap;  // read when SOFTCAP is on: softmax scale / cap; scale_log2 is cap * log2(e) then
+  i32 left;          // MASK_BAND: keys before its own that a token sees, less than the capacity
+  float softcap;     // SOFTCAP: softmax scale / cap; scale_log2 is then cap * log2(e)
 };

@@ -15,8 +15,8 @@ constexpr int SLOT_ROW = HEAD_DIM + 4;                            // floats
 DEVICE void store_row_part(const DecodeParams& p, const Piece& piece, int row, int vector, const float (&o)[4], float m,
                            float l) {
   const int packed = piece.row_block * Br + row;
-  const int head = piece.kv_head * p.group_size + (CAUSAL ? packed / p.tokens : packed);
-  const int token = CAUSAL ? packed % p.tokens : 0;
+  const int head = piece.kv_head * p.group_size + (SEVERAL_TOKENS ? packed / p.tokens : packed);
+  const int token = SEVERAL_TOKENS ? packed % p.tokens : 0;
   float inverse = l == 0.0f ? 0.0f : rcp(l);
   if (vector == 0 && p.lse != nullptr) {
     constexpr float LN_2 = 0.693147180559945309f;

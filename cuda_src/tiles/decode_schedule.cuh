@@ -3,7 +3,10 @@
 #pragma once
 #include "decode_params.cuh"
 
+enum MaskKind { MASK_FULL, MASK_CAUSAL, MASK_BAND };
+
 constexpr int Br = BLOCK_Q, Bc = BLOCK_KV;
+constexpr bool SEVERAL_TOKENS = MASK != MASK_FULL;  // else a sequence has one query token, which sees all of its keys
 
 // Keys of one sequence: those in the cache before the call, and those after the new tokens were appended. Never more
 // than the cache can hold, whatever the device was told.

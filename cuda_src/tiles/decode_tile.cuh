@@ -38,7 +38,7 @@ DEVICE void copy_queries(const DecodeParams& p, const Piece& piece, u32 Q_smem, 
 #pragma unroll 1
   for (int i = thread; i < Br * UNITS; i += NUM_THREADS) {
     const int row = i / UNITS, offset = i % UNITS * ALIGNMENT, packed = piece.row_block * Br + row;
-    const int head = CAUSAL ? packed / p.tokens : packed, token = CAUSAL ? packed % p.tokens : 0;
+    const int head = SEVERAL_TOKENS ? packed / p.tokens : packed, token = SEVERAL_TOKENS ? packed % p.tokens : 0;
     copy_unit_async<ALIGNMENT>(Q_smem + row * Q_PITCH + offset,
                                Q + 2 * (head * p.q_stride.head + token * p.q_stride.seq) + offset, packed < rows);
   }
@@ -48,7 +48,7 @@ struct TileAttention {
   float O[M_TILES][O_TILES][4];
   OnlineSoftmax<2 * M_TILES> softmax;
   u32 Q[M_TILES][K_STEPS][4];  // used when Q_IN_REGISTERS
-  int seen[2 * M_TILES];       // keys that a row of this lane sees (CAUSAL)
+  int seen[2 * M_TILES];       // keys up to the last that a row of this lane sees (not MASK_FULL)
   float scale_log2;            // softmax scale in log2 units, k_scale included
 
   DEVICE void start(const DecodeParams& p, const Piece& piece, u32 Q_lane, int first_row, int lane) {
@@ -64,7 +64,7 @@ struct TileAttention {
     scale_log2 = p.scale_log2;
     // Never 0, which would turn the mask's -inf into NaN: the smallest normal float gives the same weights.
     if constexpr (FP8_CACHE) scale_log2 = fmaxf(scale_log2 * ld_global<float>(p.k_scale + piece.kv_head), 0x1p-126f);
-    if constexpr (CAUSAL) {
+    if constexpr (MASK != MASK_FULL) {
 #pragma unroll
       for (int r = 0; r < 2 * M_TILES; ++r) {
         const int token = (piece.row_block * Br + first_row + r * 8 + lane / 4) % p.tokens;
@@ -139,7 +139,7 @@ struct TileAttention {
 #pragma unroll
     for (int r = 0; r < 2 * M_TILES; ++r) {
       // Columns that the row sees, counted from this lane's first column of the tile.
-      const int limit = (CAUSAL ? min(seen[r], keys) : keys) - key - lane % 4 * 2;
+      const int limit = (MASK != MASK_FULL ? min(seen[r], keys) : keys) - key - lane % 4 * 2;
 #pragma unroll
       for (int n = 0; n < S_TILES; ++n) {
 #pragma unroll
