@@ -20,8 +20,27 @@ DEVICE Lengths sequence_lengths(const DecodeParams& p, int batch) {
   return {old_keys, APPEND ? min(old_keys + p.new_tokens, p.capacity) : old_keys};
 }
 
-// A sequence without keys still has a tile: somebody must write its zeros.
-DEVICE int num_tiles(int keys) { return max(1, (keys + Bc - 1) / Bc); }
+// The first key of a sequence of `keys` that any of its tokens sees: in a window, the one at its first token's left edge.
+DEVICE int first_seen(const DecodeParams& p, int keys) {
+  return MASK == MASK_BAND ? max(keys - p.tokens - p.left, 0) : 0;
+}
+
+// The first that is read: more new tokens may have come than anybody sees, and all of them must be stored.
+DEVICE int first_read(const DecodeParams& p, int keys) {
+  if constexpr (MASK != MASK_BAND) return 0;
+  return max(keys - max(p.tokens + p.left, APPEND ? p.new_tokens : 0), 0);
+}
+
+// Tiles of a sequence that hold keys to be read; they are numbered from the sequence's first key on. A sequence without
+// keys still has a tile: somebody must write its zeros.
+struct Tiles {
+  int first, count;
+};
+
+DEVICE Tiles tiles_to_read(const DecodeParams& p, int keys) {
+  const int all = max(1, (keys + Bc - 1) / Bc), first = first_read(p, keys) / Bc;
+  return {first, all - first};
+}
 
 // An entry of the block table may be wild: what is read through it plays no part, but must lie in the cache; nothing is
 // stored through it (a sequence that has no pages in a padded batch).
@@ -33,8 +52,8 @@ struct Piece {
   int batch, kv_head, row_block;
   int item;                   // number of the item
   Lengths length;             // of the sequence
-  int first_tile, last_tile;  // one past the last
-  int tiles;                  // of the item
+  int first_tile, last_tile;  // of the sequence; one past the last
+  Tiles tiles;                // of the item
   int part, num_parts;        // this piece is the `part`th of the item, in the order of keys
   int first_slot;             // of the workspace, where part 0 leaves its result; part 1 in the next one, ...
   int slot_step;              // ... the others so many slots apart
@@ -59,15 +78,16 @@ DEVICE bool fixed_split(const DecodeParams& p, int batch, int head_and_rows, int
   piece.set_head(p, head_and_rows);
   piece.item = batch * p.kv_heads * p.row_blocks + head_and_rows;
   piece.length = sequence_lengths(p, batch);
-  piece.tiles = num_tiles(piece.length.keys);
+  piece.tiles = tiles_to_read(p, piece.length.keys);
   int each = p.split_tiles;
   piece.num_parts = p.used_splits;
   if constexpr (RAGGED) {
-    each = int(u32(piece.tiles + p.num_splits - 1) / u32(p.num_splits));
-    piece.num_parts = int(u32(piece.tiles + each - 1) / u32(each));
+    each = int(u32(piece.tiles.count + p.num_splits - 1) / u32(p.num_splits));
+    piece.num_parts = int(u32(piece.tiles.count + each - 1) / u32(each));
   }
-  piece.first_tile = min(split * each, piece.tiles);
-  piece.last_tile = min(piece.first_tile + each, piece.tiles);
+  const int end = piece.tiles.first + piece.tiles.count;
+  piece.first_tile = min(piece.tiles.first + split * each, end);
+  piece.last_tile = min(piece.first_tile + each, end);
   piece.part = split;
   piece.first_slot = piece.item * p.num_splits;
   piece.slot_step = 1;
@@ -91,7 +111,7 @@ struct BalancedLine {
     if constexpr (RAGGED) {
       all = before = 0;
       for (int b = lane; b < p.batch; b += 32) {
-        const u32 tiles = num_tiles(sequence_lengths(p, b).keys);
+        const u32 tiles = tiles_to_read(p, sequence_lengths(p, b).keys).count;
         all += tiles;
         if (b < batch) before += tiles;
       }
@@ -101,7 +121,7 @@ struct BalancedLine {
         before += shfl_xor(before, step);
       }
     } else {
-      const u32 tiles = num_tiles(sequence_lengths(p, 0).keys);
+      const u32 tiles = tiles_to_read(p, sequence_lengths(p, 0).keys).count;
       all = tiles * p.batch;
       before = tiles * batch;
     }
@@ -132,7 +152,7 @@ struct BalancedLine {
 
   // Who has parts of an item, and where. Returns the first share.
   DEVICE int find_parts(int item_start, Piece& piece) const {
-    const int first = share_of(item_start), last = share_of(item_start + piece.tiles - 1);
+    const int first = share_of(item_start), last = share_of(item_start + piece.tiles.count - 1);
     piece.num_parts = last - first + 1;
     piece.first_slot = 2 * first + 1;  // the first part does not continue anything, all others do
     piece.slot_step = 2;
@@ -147,8 +167,8 @@ DEVICE void balanced_item(const DecodeParams& p, int batch, int head_and_rows, i
   piece.batch = batch;
   piece.set_head(p, head_and_rows);
   piece.length = sequence_lengths(p, batch);
-  piece.tiles = num_tiles(piece.length.keys);
-  line.find_parts(batch_start + head_and_rows * piece.tiles, piece);
+  piece.tiles = tiles_to_read(p, piece.length.keys);
+  line.find_parts(batch_start + head_and_rows * piece.tiles.count, piece);
 }
 
 struct BalancedShare {
@@ -168,7 +188,7 @@ struct BalancedShare {
     if constexpr (RAGGED) {
       // Skip whole sequences, 32 at a time: each lane sums what comes before its own.
       for (; batch < p.batch && tile < line.total; batch += 32) {
-        const u32 own = batch + lane < p.batch ? num_tiles(sequence_lengths(p, batch + lane).keys) : 0;
+        const u32 own = batch + lane < p.batch ? tiles_to_read(p, sequence_lengths(p, batch + lane).keys).count : 0;
         u32 upto = own;
 #pragma unroll
         for (int step = 1; step < 32; step *= 2) {
@@ -187,7 +207,7 @@ struct BalancedShare {
         batch_start += chunk;
       }
     } else {
-      const int each = num_tiles(sequence_lengths(p, 0).keys) * items_a_batch;
+      const int each = tiles_to_read(p, sequence_lengths(p, 0).keys).count * items_a_batch;
       if (tile < line.total) batch = tile / each;
       batch_start = batch * each;
     }
@@ -218,23 +238,23 @@ struct BalancedShare {
     if (tile >= end) return false;
     const int items_a_batch = p.kv_heads * p.row_blocks;
     piece.length = sequence_lengths(p, batch);
-    piece.tiles = num_tiles(piece.length.keys);
-    while (tile >= batch_start + piece.tiles * items_a_batch) {
-      batch_start += piece.tiles * items_a_batch;
+    piece.tiles = tiles_to_read(p, piece.length.keys);
+    while (tile >= batch_start + piece.tiles.count * items_a_batch) {
+      batch_start += piece.tiles.count * items_a_batch;
       piece.length = sequence_lengths(p, ++batch);
-      piece.tiles = num_tiles(piece.length.keys);
+      piece.tiles = tiles_to_read(p, piece.length.keys);
     }
-    const int item_of_batch = (tile - batch_start) / piece.tiles;
-    const int item_start = batch_start + item_of_batch * piece.tiles;
+    const int item_of_batch = (tile - batch_start) / piece.tiles.count;
+    const int item_start = batch_start + item_of_batch * piece.tiles.count;
     piece.batch = batch;
     piece.set_head(p, item_of_batch);
     piece.item = batch * items_a_batch + item_of_batch;
-    piece.first_tile = tile - item_start;
-    piece.last_tile = min(piece.tiles, end - item_start);
+    piece.first_tile = piece.tiles.first + tile - item_start;
+    piece.last_tile = piece.tiles.first + min(piece.tiles.count, end - item_start);
     const int share = blockIdx.x;
     piece.part = share - line.find_parts(item_start, piece);
     piece.record = share + piece.item;  // no two pieces share it: the next one has a later share or a later item
-    tile = item_start + piece.last_tile;
+    tile = item_start + piece.last_tile - piece.tiles.first;
     return true;
   }
 };
@@ -249,7 +269,7 @@ DEVICE void write_piece_trace(const DecodeParams& p, const Piece& piece, u64 sta
   record.head = u32(piece.kv_head * p.row_blocks + piece.row_block);
   record.batch = u32(piece.batch);
   record.tiles_visited = u32(piece.last_tile - piece.first_tile);
-  record.tiles_skipped = u32(piece.tiles - piece.last_tile + piece.first_tile);
+  record.tiles_skipped = u32(piece.tiles.first + piece.tiles.count - piece.last_tile + piece.first_tile);
   record.tiles_unmasked = u32(piece.first_tile);
   record.thread_block = blockIdx.x + gridDim.x * (blockIdx.y + gridDim.y * blockIdx.z);
   p.trace[piece.record] = record;

@@ -4,7 +4,8 @@
 //
 // The row of a position comes from the cache, through the block table when there is one, or, from the old length on,
 // from the new tokens, which are stored to the cache on the way. Entries of the block table are loaded one tile ahead of
-// the copies that need them. Rows past the length are filled with zeros and nothing is read: memory there may hold NaN.
+// the copies that need them. Rows past the length, and those before a window, are filled with zeros and nothing is read:
+// memory there may hold NaN, and pages that no token sees may have been given to another sequence.
 #pragma once
 #include "tiles/copy.cuh"
 #include "tiles/decode_schedule.cuh"
@@ -70,6 +71,12 @@ DEVICE void move_unit(char* to, const char* from) {
   }
 }
 
+// First key of a ring's first tile. A window may begin after the ring's keys of the tile that it begins in.
+DEVICE int first_ring_key(const DecodeParams& p, const Piece& piece, int ring) {
+  const int key = piece.first_tile * Bc + ring * RING_KEYS;
+  return MASK == MASK_BAND && key + RING_KEYS <= first_read(p, piece.length.keys) ? key + Bc : key;
+}
+
 struct AsyncKeyStream {
   static constexpr int UNITS = KV_ROW_BYTES / ALIGNMENT;  // copies a row
   static constexpr int STEP = UNITS <= RING_THREADS ? RING_THREADS / UNITS : 1;  // rows at a time
@@ -101,7 +108,7 @@ struct AsyncKeyStream {
       kv_head = piece.kv_head;
       store_new = piece.row_block == 0;
     }
-    key = piece.first_tile * Bc + ring * RING_KEYS;
+    key = first_ring_key(p, piece, ring);
     end = min(piece.last_tile * Bc, length.keys);
     if constexpr (PAGED) {
       table = p.block_table + piece.batch * p.table_stride;
@@ -179,9 +186,9 @@ struct AsyncKeyStream {
   template <bool NEW_ROWS>
   DEVICE void copy_unit(const DecodeParams& p, u32 target, int position, int offset, const char* k, const char* v,
                         bool writable) {
-    const bool valid = position < end;
+    const bool exists = position < end, valid = exists && (MASK != MASK_BAND || position >= first_seen(p, length.keys));
     if constexpr (NEW_ROWS) {
-      if (valid && position >= length.old_keys) {
+      if (exists && position >= length.old_keys) {
         const char* k_new = new_row(p.k_new, p.k_new_stride, position) + offset;
         const char* v_new = new_row(p.v_new, p.v_new_stride, position) + offset;
         if (writable) {

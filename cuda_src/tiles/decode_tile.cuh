@@ -44,12 +44,20 @@ DEVICE void copy_queries(const DecodeParams& p, const Piece& piece, u32 Q_smem, 
   }
 }
 
+// tanh of a score, which the cap multiplies afterwards. Not tanh.approx, whose error of 5e-4 times a cap of 30 would show.
+DEVICE float softcapped(float s, float softcap) {
+  constexpr float TWICE_LOG2_E = 2.885390081777927f;
+  return 1.0f - 2.0f * rcp(1.0f + ex2(s * (softcap * TWICE_LOG2_E)));
+}
+
 struct TileAttention {
   float O[M_TILES][O_TILES][4];
   OnlineSoftmax<2 * M_TILES> softmax;
   u32 Q[M_TILES][K_STEPS][4];  // used when Q_IN_REGISTERS
   int seen[2 * M_TILES];       // keys up to the last that a row of this lane sees (not MASK_FULL)
-  float scale_log2;            // softmax scale in log2 units, k_scale included
+  int left;                    // keys before its last that a row sees (MASK_BAND)
+  float scale_log2;            // softmax scale in log2 units, k_scale included; with SOFTCAP the cap in log2 units
+  float softcap;               // softmax scale over cap, k_scale included (SOFTCAP)
 
   DEVICE void start(const DecodeParams& p, const Piece& piece, u32 Q_lane, int first_row, int lane) {
     softmax.reset();
@@ -62,8 +70,14 @@ struct TileAttention {
       }
     }
     scale_log2 = p.scale_log2;
-    // Never 0, which would turn the mask's -inf into NaN: the smallest normal float gives the same weights.
-    if constexpr (FP8_CACHE) scale_log2 = fmaxf(scale_log2 * ld_global<float>(p.k_scale + piece.kv_head), 0x1p-126f);
+    softcap = p.softcap;
+    left = p.left;
+    if constexpr (FP8_CACHE) {
+      const float k_scale = ld_global<float>(p.k_scale + piece.kv_head);
+      softcap *= k_scale;
+      // Never 0, which would turn the mask's -inf into NaN: the smallest normal float gives the same weights.
+      if constexpr (!SOFTCAP) scale_log2 = fmaxf(scale_log2 * k_scale, 0x1p-126f);
+    }
     if constexpr (MASK != MASK_FULL) {
 #pragma unroll
       for (int r = 0; r < 2 * M_TILES; ++r) {
@@ -145,7 +159,10 @@ struct TileAttention {
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
           float& s = S[r / 2][n][r % 2 * 2 + e];
-          s = n * 8 + e < limit ? s : NEG_INF;
+          if constexpr (SOFTCAP) s = softcapped(s, softcap);
+          // In a window, limit - 1 - left ... limit - 1: one comparison, of unsigned numbers.
+          const bool sees = MASK == MASK_BAND ? u32(n * 8 + e + 1 + left - limit) <= u32(left) : n * 8 + e < limit;
+          s = sees ? s : NEG_INF;
           m_tile[r] = n == 0 && e == 0 ? s : fmaxf(m_tile[r], s);
         }
       }

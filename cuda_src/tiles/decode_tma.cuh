@@ -4,8 +4,8 @@
 // Pages are looked up a whole warp's worth of tiles ahead, one a lane: a load of the block table waits in the same queue as
 // the cache, which is microseconds long when that is as it should be.
 //
-// Boxes have whole groups of 16 keys. Rows past the length hold whatever the cache holds there, which may be NaN: they
-// become zeros once landed. New tokens take their places likewise: where several blocks of rows share a head, one of them may
+// Boxes have whole groups of 16 keys. Rows past the length, or before a window, hold whatever the cache holds there, which may
+// be NaN: they become zeros once landed. New tokens take their places likewise: where several blocks of rows share a head, one of them may
 // be storing a token to the cache while another's box brings that row, old or new, and it is replaced either way.
 #pragma once
 #include "primitives/mbarrier.cuh"
@@ -42,7 +42,7 @@ struct TmaKeyStream {
     kv_head = piece.kv_head;
     length = piece.length;
     store_new = piece.row_block == 0;
-    key = piece.first_tile * Bc + ring * RING_KEYS;
+    key = first_ring_key(p, piece, ring);
     end = min(piece.last_tile * Bc, length.keys);
     if constexpr (PAGED) {
       table = p.block_table + batch * p.table_stride;
@@ -95,7 +95,8 @@ struct TmaKeyStream {
   DEVICE void await(const DecodeParams& p, u32 buffer, int stage, int first_key, int ring) {
     mbarrier_wait(barriers + stage * 8, phases >> stage & 1);
     phases ^= 1u << stage;
-    if (first_key + RING_KEYS > (APPEND ? min(length.old_keys, end) : end)) {
+    const bool begins_unseen = MASK == MASK_BAND && first_key < first_seen(p, length.keys);
+    if (first_key + RING_KEYS > (APPEND ? min(length.old_keys, end) : end) || begins_unseen) {
       finish_tile(p, buffer, first_key);
       ring_sync(ring);  // zeros and new tokens are seen by all
     }
@@ -105,7 +106,8 @@ struct TmaKeyStream {
   // copied over it.
   DEVICE void release() { async_proxy_fence(); }
 
-  // The last tile of a sequence: zeros for the values past its end, and the tokens that are not in the cache yet.
+  // The last tile of a sequence, or the first of its window: zeros for the values past its end or that nobody sees, and the
+  // tokens that are not in the cache yet.
   DEVICE void finish_tile(const DecodeParams& p, u32 buffer, int first_key) {
     constexpr int UNITS = KV_ROW_BYTES / 16;
 #pragma unroll 1
@@ -118,8 +120,9 @@ struct TmaKeyStream {
       } else if (APPEND && position >= length.old_keys) {
         const vec4 k = ld_global<vec4>(new_row(p.k_new, p.k_new_stride, position) + unit * 16);
         const vec4 v = ld_global<vec4>(new_row(p.v_new, p.v_new_stride, position) + unit * 16);
-        st_shared_vec4(target, k);
-        st_shared_vec4(target + KV_TILE_BYTES, v);
+        const bool hidden = MASK == MASK_BAND && position < first_seen(p, length.keys);
+        st_shared_vec4(target, hidden ? vec4{0, 0, 0, 0} : k);
+        st_shared_vec4(target + KV_TILE_BYTES, hidden ? vec4{0, 0, 0, 0} : v);
         if (store_new) {
           int row_page = batch, row_in_page = position;
           if constexpr (PAGED) {
@@ -130,6 +133,9 @@ struct TmaKeyStream {
           st_global(cache_row(p.k_cache, p.k_stride, row_page, row_in_page) + unit * 16, k);
           st_global(cache_row(p.v_cache, p.v_stride, row_page, row_in_page) + unit * 16, v);
         }
+      } else if (MASK == MASK_BAND && position < first_seen(p, length.keys)) {
+        st_shared_vec4(target, vec4{0, 0, 0, 0});
+        st_shared_vec4(target + KV_TILE_BYTES, vec4{0, 0, 0, 0});
       }
     }
   }
