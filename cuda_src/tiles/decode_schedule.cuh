@@ -98,14 +98,14 @@ DEVICE bool fixed_split(const DecodeParams& p, int batch, int head_and_rows, int
 // Stream-K: the tiles of all items laid end to end (sequences, in them heads, in them blocks of rows), cut into shares, one a
 // thread block; where lengths differ of two sizes: half of them have 7 of 8 tiles, and what is handed out last is small. A share's first piece may continue an item that earlier shares began, its last one may be
 // continued by later shares: two slots a share, 2 share for the former, 2 share + 1 for the latter.
-constexpr int LAST_PART = 8, TILES_A_SHARE = 32, WAVES = 8;  // cufa/decode/schedule.py says what they are
+constexpr int LAST_PART = 8, TILES_A_SHARE = 32;  // cufa/decode/schedule.py says what they are
 
 struct BalancedLine {
   int total;   // tiles: 32 bits count those of any GPU's memory
   int shares;  // that are not empty
 
   // Every warp sums the lengths for itself: of all sequences, and of those before `batch`.
-  DEVICE int measure(const DecodeParams& p, int num_shares, int batch, int lane) {
+  DEVICE int measure(const DecodeParams& p, int batch, int lane) {
     const int items_a_batch = p.kv_heads * p.row_blocks;
     u32 all, before;
     if constexpr (RAGGED) {
@@ -126,8 +126,8 @@ struct BalancedLine {
       before = tiles * batch;
     }
     total = int(all) * items_a_batch;
-    if constexpr (RAGGED) num_shares = min(num_shares, max(total / TILES_A_SHARE, (num_shares + WAVES - 1) / WAVES));
-    shares = min(num_shares, total);
+    shares = min(p.num_splits, total);
+    if constexpr (RAGGED) shares = min(shares, max(total / TILES_A_SHARE, p.min_shares));
     return int(before) * items_a_batch;
   }
 
@@ -163,7 +163,7 @@ struct BalancedLine {
 // All parts of the item (batch, head_and_rows), for who merges them.
 DEVICE void balanced_item(const DecodeParams& p, int batch, int head_and_rows, int lane, Piece& piece) {
   BalancedLine line;
-  const int batch_start = line.measure(p, p.num_splits, batch, lane);
+  const int batch_start = line.measure(p, batch, lane);
   piece.batch = batch;
   piece.set_head(p, head_and_rows);
   piece.length = sequence_lengths(p, batch);
@@ -179,7 +179,7 @@ struct BalancedShare {
 
   DEVICE BalancedShare(const DecodeParams& p, int lane) {
     const int share = blockIdx.x;
-    line.measure(p, p.num_splits, 0, lane);
+    line.measure(p, 0, lane);
     const int items_a_batch = p.kv_heads * p.row_blocks;
     tile = share < line.shares ? line.start(share) : line.total;
     end = share < line.shares ? line.start(share + 1) : line.total;

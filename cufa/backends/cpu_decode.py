@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..core.operation import Arrays
+from ..core.scores import softcapped
 from ..decode.choose import ragged_shares
 from ..decode.schedule import balanced_shares, split_range, used_splits
 from ..kernels.decode import row_blocks
@@ -68,7 +69,7 @@ def run(plan: Plan, operands: Arrays, *, num_threads: int | None = None) -> None
     lengths = valid_keys(plan, operands)
     work = list(works(plan, lengths))
     with single_threaded_blas() as available:
-        keys = problem.kv_heads * problem.head_dim * sum(lengths)
+        keys = problem.kv_heads * problem.head_dim * sum(min(n, problem.visible_capacity) for n in lengths)
         workers = num_threads or (available if keys > _SERIAL_ELEMENTS else 1)
         attend = functools.partial(_attend, plan, operands, lengths)
         if min(workers, len(work)) == 1:
@@ -119,21 +120,23 @@ def works(plan: Plan, lengths: Sequence[int]) -> Iterator[Work]:
 
 def _fixed(plan: Plan, lengths: Sequence[int]) -> Iterator[Work]:
     problem, block_kv = plan.problem, plan.config.block_kv
-    stack = _heads_of_stack(plan, sum(used_splits(n, plan.num_splits, block_kv) for n in lengths))
+    splits, reach = plan.num_splits, problem.reach
+    stack = _heads_of_stack(plan, sum(used_splits(n, splits, block_kv, reach) for n in lengths))
     every_row = slice(0, problem.rows)
     for (b, n), heads in itertools.product(enumerate(lengths), cut(problem.kv_heads, stack)):
-        for split in range(used_splits(n, plan.num_splits, block_kv)):
-            yield Work(b, heads, every_row, *split_range(n, plan.num_splits, split, block_kv))
+        for split in range(used_splits(n, splits, block_kv, reach)):
+            yield Work(b, heads, every_row, *split_range(n, splits, split, block_kv, reach))
 
 
 def _balanced(plan: Plan, lengths: Sequence[int]) -> Iterator[Work]:
     problem, config = plan.problem, plan.config
     stack = _heads_of_stack(plan, len(lengths))
     whole: Work | None = None  # heads that are not cut wait here for their neighbours
-    keys, ragged = config.block_kv, ragged_shares(plan)
+    assert plan.split is not None
     for piece in balanced_shares(
-        lengths, problem.kv_heads, plan.num_splits, keys, row_blocks(problem, config), ragged=ragged
-    ):
+        lengths, problem.kv_heads, plan.split.count, config.block_kv, row_blocks(problem, config),
+        ragged=ragged_shares(plan), min_shares=plan.split.least, reach=problem.reach,
+    ):  # fmt: skip
         first_row = piece.row_block * config.block_q
         rows = slice(first_row, min(first_row + config.block_q, problem.rows))
         h = piece.kv_head
@@ -174,13 +177,13 @@ def _attend(plan: Plan, operands: Arrays, lengths: Sequence[int], work: Work) ->
         O = np.zeros(Q.shape, dtype)
         l = np.zeros((*Q.shape[:2], 1), dtype)
         m = np.full(l.shape, -np.inf, dtype)
-        sees = lengths[work.batch] - problem.seqlen_q + 1  # keys that a sequence's first token sees
         for start in range(work.first_key, work.last_key, plan.config.block_kv):
             stop = min(start + plan.config.block_kv, work.last_key)
             S = Q @ K.load(start, stop).mT
-            hidden = None
-            if stop > sees:
-                hidden = np.arange(start, stop) >= sees + (_token(plan, work)[:, None])
+            if problem.softcap is not None:
+                S = softcapped(S, problem.softcap)
+            hidden = _hidden(plan, work, start, stop, lengths[work.batch])
+            if hidden is not None:
                 np.copyto(S, -np.inf, where=hidden)
             P, m, l, alpha = online_softmax(S, m, l)
             O *= alpha
@@ -198,6 +201,15 @@ def _queries(plan: Plan, operands: Arrays, work: Work, dtype: type[Any]) -> Arra
     if operands["k_scale"] is not None:
         Q *= operands["k_scale"][work.heads, None, None].astype(dtype)
     return Q
+
+
+def _hidden(plan: Plan, work: Work, start: int, stop: int, length: int) -> npt.NDArray[np.bool_] | None:
+    """Which of the keys ``start`` … ``stop`` - 1 each row does not see; None where it sees all of them."""
+    mask, tokens = plan.problem.mask, plan.problem.seqlen_q
+    first, last = mask.edges(tokens, length)
+    if (last is None or stop - 1 <= last) and (first is None or tokens - 1 + first <= start):
+        return None
+    return ~mask.visible(_token(plan, work), np.arange(start, stop), tokens, length)
 
 
 def _token(plan: Plan, work: Work) -> Array:

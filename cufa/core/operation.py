@@ -64,8 +64,10 @@ class Split:
     """How the keys of an item are shared out over thread blocks whose results are merged."""
 
     kind: str
-    """"fixed": so many splits of each sequence; "balanced": so many shares of all tiles."""
+    """"fixed": so many splits of each sequence; "balanced": so many shares of all tiles, at most."""
     count: int
+    least: int = 1
+    """"balanced", where lengths are known on the device alone: so many shares, if there are as many tiles."""
 
 
 @dataclasses.dataclass(frozen=True)

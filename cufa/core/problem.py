@@ -134,13 +134,23 @@ class Problem:
         """Keys of a sequence once the new tokens are appended, clamped to the capacity as kernels do it."""
         return min(max(cache_seqlen, 0) + self.cache.new_tokens, self.seqlen_k)
 
+    @property
+    def reach(self) -> int | None:
+        """Keys at the end of a sequence that are read, None: all. In a window, those from the first that the
+        first query sees; and all new ones, which must be stored whether they are seen or not."""
+        first, _ = self.edges
+        return None if first is None else max(self.seqlen_k - first, self.cache.new_tokens)
+
+    @property
+    def visible_capacity(self) -> int:
+        """Most keys of a sequence that are read."""
+        return self.seqlen_k if self.reach is None else min(self.seqlen_k, self.reach)
+
     def kv_bytes(self, lengths: Iterable[int] | None = None) -> int:
         """Bytes of keys and values that must be read when sequences have these numbers of valid keys (None:
         all are full); what a window hides from every query is not."""
-        first, _ = self.mask.edges(self.seqlen_q, self.seqlen_k)
-        most = self.seqlen_k if first is None else max(self.seqlen_k - max(first, 0), 0)
         valid = [self.seqlen_k] * self.batch if lengths is None else lengths
-        keys = sum(min(int(n), most) for n in valid)
+        keys = sum(min(int(n), self.visible_capacity) for n in valid)
         return keys * self.kv_heads * self.head_dim * (self.k_element.itemsize + self.v_element.itemsize)
 
     # --- Work ---------------------------------------------------------------------------------------------

@@ -9,8 +9,8 @@ from ..core.problem import Problem
 from ..kernels import KernelSpec, TileConfig
 from ..kernels.decode import MAX_CLUSTER, items, merged_in_cluster, merges_in_cluster
 from ..planner import Plan, fitting_configs
-from .schedule import WAVES, num_tiles
-from .splits import Cut, choose_cut
+from .schedule import WAVES
+from .splits import Cut, choose_cut, longest
 
 #: A tile in NumPy: keys enough to amortise calls, and query rows enough that a tile of keys is read once (a
 #: second block of rows would convert it again).
@@ -32,7 +32,7 @@ def choose(problem: Problem, device: Device | None, serving: list[KernelSpec], r
     else:
         config, cut = _cut_for_gpu(problem, device, serving, request)
     reasons += cut.reasons
-    count, most = cut.num_splits, num_tiles(problem.seqlen_k, config.block_kv)
+    count, most = cut.num_splits, longest(problem, config)
     if cut.schedule == "balanced":
         most *= items(problem, config) * (WAVES if problem.lengths.ragged and device is not None else 1)
     if count > most:
@@ -44,7 +44,7 @@ def choose(problem: Problem, device: Device | None, serving: list[KernelSpec], r
         _check_tiles(problem, config)
     named = [spec for spec in serving if spec.algorithm == cut.schedule]
     spec = cpu_spec(named) if device is None else named[0]
-    return Choice(spec, config, tuple(reasons), Split(cut.schedule, count))
+    return Choice(spec, config, tuple(reasons), Split(cut.schedule, count, -(-count // WAVES)))
 
 
 def cpu_spec(named: list[KernelSpec]) -> KernelSpec:
@@ -58,7 +58,7 @@ def plan_lines(plan: Plan) -> list[str]:
     cut = {"fixed": "fixed splits of each sequence", "balanced": "shares of all tiles"}[plan.split.kind]
     return [
         f"tiles      {plan.config}: {problem.rows} query rows per key/value head, "
-        f"{num_tiles(problem.seqlen_k, keys):,} tiles of {keys} keys in a full sequence",
+        f"{longest(problem, plan.config):,} tiles of {keys} keys in a full sequence",
         f"splits     {plan.split.kind}: {plan.split.count} {cut}, {items(problem, plan.config):,} items",
     ]
 
@@ -78,7 +78,7 @@ def num_records(plan: Plan) -> int:
 
 def _check_tiles(problem: Problem, config: TileConfig) -> None:
     """The kernels' 32-bit counters."""
-    tiles = num_tiles(problem.seqlen_k, config.block_kv) * items(problem, config)
+    tiles = longest(problem, config) * items(problem, config)
     if tiles > _MAX_TILES:
         raise ValueError(
             f"batch {problem.batch:,} with room for {problem.seqlen_k:,} tokens each makes {tiles:,} tiles "
@@ -109,7 +109,7 @@ def _cut_for_gpu(
 def _cut_for_cpu(problem: Problem, request: Request) -> Cut:
     """Pieces that are worth a merge in NumPy."""
     schedule, num_splits = request.algorithm, request.num_splits
-    tiles, count = num_tiles(problem.seqlen_k, CPU_CONFIG.block_kv), items(problem, CPU_CONFIG)
+    tiles, count = longest(problem, CPU_CONFIG), items(problem, CPU_CONFIG)
     if num_splits is not None:
         return Cut("fixed" if schedule == "auto" else schedule, num_splits, ())
     ragged = problem.lengths.ragged and problem.batch > 1

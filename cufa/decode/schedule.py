@@ -12,27 +12,62 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Sequence
 
+# Where queries see a window, only the end of a sequence is read: ``reach`` below says how many keys (None: all of
+# them; :attr:`cufa.core.problem.Problem.reach`). Its tiles are numbered from the sequence's first key on all the same, and only those that are read are
+# cut into splits and shares.
 
-def num_tiles(length: int, block_kv: int) -> int:
-    """Tiles of a sequence. One without keys still has one: somebody must write its zeros."""
-    return max(1, -(-length // block_kv))
+
+def read_range(length: int, reach: int | None) -> tuple[int, int]:
+    """Keys (first, last + 1) that are read of a sequence of ``length`` keys."""
+    return (0 if reach is None else max(length - reach, 0)), length
 
 
-def split_range(length: int, num_splits: int, split: int, block_kv: int) -> tuple[int, int]:
+def tiles_to_read(length: int, block_kv: int, reach: int | None = None) -> tuple[int, int]:
+    """(number of the first tile, how many tiles) of a sequence. One without keys still has a tile: somebody
+    must write its zeros."""
+    first = read_range(length, reach)[0] // block_kv
+    return first, max(1, -(-length // block_kv)) - first
+
+
+def num_tiles(length: int, block_kv: int, reach: int | None = None) -> int:
+    """Tiles of a sequence that are read."""
+    return tiles_to_read(length, block_kv, reach)[1]
+
+
+def most_tiles(capacity: int, block_kv: int, reach: int | None = None) -> int:
+    """The most that are read of any sequence of at most ``capacity`` keys: a window may begin and end in the
+    midst of a tile."""
+    whole = num_tiles(capacity, block_kv)
+    return whole if reach is None else min(whole, -(-(reach + block_kv - 1) // block_kv))
+
+
+def split_range(
+    length: int, num_splits: int, split: int, block_kv: int, reach: int | None = None
+) -> tuple[int, int]:
     """Keys (first, last + 1) that one of ``num_splits`` fixed splits reads of a sequence of ``length`` keys.
 
     Whole tiles, equally many in each split; a short sequence leaves the later splits empty.
     """
-    tiles = num_tiles(length, block_kv)
+    start, tiles = tiles_to_read(length, block_kv, reach)
     each = -(-tiles // num_splits)
     first, last = min(split * each, tiles), min((split + 1) * each, tiles)
-    return min(first * block_kv, length), min(last * block_kv, length)
+    return _keys(length, start + first, start + last, block_kv, reach)
 
 
-def used_splits(length: int, num_splits: int, block_kv: int) -> int:
+def used_splits(length: int, num_splits: int, block_kv: int, reach: int | None = None) -> int:
     """Splits that have something to merge: the first so many."""
-    tiles = num_tiles(length, block_kv)
+    return used_of(num_tiles(length, block_kv, reach), num_splits)
+
+
+def used_of(tiles: int, num_splits: int) -> int:
+    """Likewise, of a sequence of so many tiles."""
     return -(-tiles // -(-tiles // num_splits))
+
+
+def _keys(length: int, first: int, last: int, block_kv: int, reach: int | None) -> tuple[int, int]:
+    """What is read of tiles ``first`` … ``last`` - 1, as keys (first, last + 1)."""
+    begin, end = read_range(length, reach)
+    return min(max(first * block_kv, begin), end), min(last * block_kv, end)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,10 +96,9 @@ class Piece:
 #: is done takes the next. The first half of the shares has 7 of 8 tiles: what is handed out last is small.
 _LAST_PART = 8
 
-#: Shares are fewer where the last ones would have less than about 8 tiles,
+#: Shares are fewer where the last ones would have less than about 8 tiles, but never less than the planner asks
+#: for at the least: one of WAVES of those that it wants.
 _TILES_A_SHARE = 32
-
-#: but never less than one of 8 of those asked for, which the planner makes a wave.
 WAVES = 8
 
 
@@ -79,9 +113,9 @@ class Shares:
     two_sizes: bool
 
     @classmethod
-    def of(cls, total: int, num_shares: int, ragged: bool) -> Shares:
+    def of(cls, total: int, num_shares: int, min_shares: int, ragged: bool) -> Shares:
         if ragged:
-            num_shares = min(num_shares, max(total // _TILES_A_SHARE, -(-num_shares // WAVES)))
+            num_shares = min(num_shares, max(total // _TILES_A_SHARE, min_shares))
         used = min(num_shares, total)
         return cls(total, used, ragged and used > 1 and used * _TILES_A_SHARE <= total)
 
@@ -104,37 +138,32 @@ def balanced_shares(
     row_blocks: int = 1,
     *,
     ragged: bool,
+    min_shares: int,
+    reach: int | None = None,
 ) -> Iterator[Piece]:
-    """The pieces of every share, in order. ``ragged``: lengths may differ (:class:`Shares`).
+    """The pieces of every share, in order. ``ragged``: lengths may differ, and there may be fewer shares, but
+    not fewer than ``min_shares`` (:class:`Shares`).
 
     The line of work: sequences, in them heads, in them blocks of query rows (more than one only when the rows
     of a head do not fit one block), in them tiles of keys.
     """
-    tiles = [num_tiles(n, block_kv) for n in lengths]
-    total = sum(tiles) * kv_heads * row_blocks
+    tiles = [tiles_to_read(n, block_kv, reach) for n in lengths]
+    total = sum(count for _, count in tiles) * kv_heads * row_blocks
     starts, at = [], 0
-    for count in tiles:
+    for _, count in tiles:
         starts.append(at)
         at += count * kv_heads * row_blocks
     batch = 0
-    shares = Shares.of(total, num_shares, ragged)
+    shares = Shares.of(total, num_shares, min_shares, ragged)
     for share in range(shares.used):
         tile, end = shares.start(share), shares.start(share + 1)
         while tile < end:
             while batch + 1 < len(starts) and starts[batch + 1] <= tile:
                 batch += 1
-            item, inside = divmod(tile - starts[batch], tiles[batch])
-            last = min(tiles[batch], inside + end - tile)
+            first, count = tiles[batch]
+            item, inside = divmod(tile - starts[batch], count)
+            last = min(count, inside + end - tile)
             kv_head, row_block = divmod(item, row_blocks)
-            n = lengths[batch]
-            yield Piece(
-                share,
-                batch,
-                kv_head,
-                row_block,
-                min(inside * block_kv, n),
-                min(last * block_kv, n),
-                inside == 0,
-                last == tiles[batch],
-            )
+            keys = _keys(lengths[batch], first + inside, first + last, block_kv, reach)
+            yield Piece(share, batch, kv_head, row_block, *keys, inside == 0, last == count)
             tile += last - inside

@@ -13,7 +13,7 @@ from ..core.architectures import Device
 from ..core.problem import Problem
 from ..kernels import TileConfig
 from ..kernels.decode import MAX_CLUSTER, items
-from .schedule import WAVES, num_tiles, used_splits
+from .schedule import WAVES, most_tiles, num_tiles, used_of
 
 #: Fixed splits are for batches that they cut into one wave as full as this.
 FULL_WAVE = 0.9
@@ -79,13 +79,20 @@ def resident(device: Device, config: TileConfig) -> int:
     return device.num_sms * config.blocks_per_sm
 
 
+def longest(problem: Problem, config: TileConfig) -> int:
+    """Tiles that are read of a sequence as long as the cache; where lengths differ, of one whose window begins
+    and ends in the midst of a tile."""
+    count = most_tiles if problem.lengths.ragged else num_tiles
+    return count(problem.seqlen_k, config.block_kv, problem.reach)
+
+
 def _tiles(problem: Problem, config: TileConfig) -> int:
     """Of all items, when all sequences are as long as the cache."""
-    return num_tiles(problem.seqlen_k, config.block_kv) * items(problem, config)
+    return longest(problem, config) * items(problem, config)
 
 
 def _shares(problem: Problem, device: Device, config: TileConfig) -> Cut:
-    """Where lengths differ, the kernel uses an eighth of these at least: a wave (see ``schedule.Shares``)."""
+    """Where lengths differ, the kernel uses a wave of these at least (see ``schedule.Shares``)."""
     waves, tiles = WAVES if problem.lengths.ragged else 1, _tiles(problem, config)
     shares = waves * min(resident(device, config), tiles)
     used = min(shares, tiles)
@@ -95,9 +102,9 @@ def _shares(problem: Problem, device: Device, config: TileConfig) -> Cut:
 
 def _in_cluster(problem: Problem, device: Device, config: TileConfig) -> Cut | None:
     """None where clusters would keep too much of the GPU idle for too long."""
-    tiles, rows = num_tiles(problem.seqlen_k, config.block_kv), config.block_q // 16
+    tiles, rows = longest(problem, config), config.block_q // 16
     size = next((n for n in (8, 4, 2) if cluster_fits(problem, device, config, n)), 1)
-    splits = used_splits(problem.seqlen_k, min(size, tiles), config.block_kv)
+    splits = used_of(tiles, min(size, tiles))
     wanted = _worth_splitting(problem, device, config)
     small = wanted <= 2 * size and problem.kv_bytes() * rows <= size * _CLUSTER_BYTES
     if splits < 2 or not (wanted <= size or small):
@@ -120,33 +127,29 @@ def _worth_splitting(problem: Problem, device: Device, config: TileConfig) -> in
 
 def _one_wave(problem: Problem, device: Device, config: TileConfig) -> int:
     """Splits with which all blocks run at once."""
-    tiles = num_tiles(problem.seqlen_k, config.block_kv)
+    tiles = longest(problem, config)
     return max(1, min((tiles + 1) // 2, resident(device, config) // items(problem, config)))
 
 
 def _through_memory(
     problem: Problem, device: Device, config: TileConfig, shares: Cut, must_be_fixed: bool
 ) -> Cut:
-    tiles, count, blocks = (
-        num_tiles(problem.seqlen_k, config.block_kv),
-        items(problem, config),
-        resident(device, config),
-    )
+    tiles, count, blocks = longest(problem, config), items(problem, config), resident(device, config)
     wave, wanted = _one_wave(problem, device, config), _worth_splitting(problem, device, config)
-    splits = used_splits(problem.seqlen_k, wanted, config.block_kv)
+    splits = used_of(tiles, wanted)
     if wanted < wave:
         return Cut(
             "fixed", splits, (f"{splits} splits a sequence: more would cost more to merge than they save",)
         )
-    longest = -(-tiles // splits)
-    if count <= blocks and longest <= 2:
+    each = -(-tiles // splits)
+    if count <= blocks and each <= 2:
         return Cut("fixed", splits, (f"{splits} splits a sequence: a short cache, two tiles each at most",))
     if count > blocks:
         reason = f"{count:,} items for {blocks} blocks at once"
         if must_be_fixed:
             return Cut("fixed", splits, (f"{splits} splits a sequence: {reason}",))
         return dataclasses.replace(shares, reasons=(f"{reason}: shares of all tiles", *shares.reasons))
-    full = count * tiles / (blocks * longest)
+    full = count * tiles / (blocks * each)
     if full >= FULL_WAVE or must_be_fixed:
         reason = f"{splits} splits a sequence fill one wave of {blocks} blocks to {full:.0%}"
         return Cut("fixed", splits, (reason,))

@@ -18,7 +18,7 @@ from ..core.problem import Problem, default_scale
 from ..core.scores import check_softcap
 from ..decode.checks import INPUTS, DecodeCall, check_gpu_serves, dtypes
 from ..decode.choose import CPU_CONFIG, choose, cpu_spec, num_records, plan_lines
-from ..decode.schedule import num_tiles, used_splits
+from ..decode.schedule import num_tiles, used_of
 from ..decode.shapes import make_problem
 from ..kernels import KernelSpec
 from ..kernels.decode import row_blocks
@@ -276,8 +276,10 @@ def _run_on_cpu(plan: Plan, given: Arrays) -> None:
 
 
 def _scalars(plan: Plan, given: Arrays) -> dict[str, int | float]:
-    p, keys = plan.problem, plan.config.block_kv
+    p = plan.problem
+    assert plan.split is not None
     first, _ = p.edges
+    tiles = num_tiles(p.seqlen_k, plan.config.block_kv, p.reach)
     table = given["block_table"]
     return {
         "batch": p.batch,
@@ -291,9 +293,10 @@ def _scalars(plan: Plan, given: Arrays) -> dict[str, int | float]:
         "table_stride": 0 if table is None else table.strides[0] // 4,
         "group_size": p.group_size,
         "row_blocks": row_blocks(p, plan.config),
-        "num_splits": plan.num_splits,
-        "split_tiles": -(-num_tiles(p.seqlen_k, keys) // plan.num_splits),
-        "used_splits": used_splits(p.seqlen_k, plan.num_splits, keys),
+        "num_splits": plan.split.count,
+        "min_shares": plan.split.least,
+        "split_tiles": -(-tiles // plan.split.count),
+        "used_splits": used_of(tiles, plan.split.count),
         "left": p.seqlen_k if first is None else p.seqlen_k - p.seqlen_q - first,
         **softmax_scalars(p.scale, p.softcap),
     }
