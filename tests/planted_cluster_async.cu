@@ -15,6 +15,7 @@ enum {
   TOO_FEW_BYTES,
   NO_WAIT,
   NO_WAIT_NOR_READ,
+  WAIT_FOR_OWN_BLOCK,
 };
 
 struct PlantedParams {
@@ -45,7 +46,11 @@ KERNEL planted_cluster_async(const __grid_constant__ PlantedParams p) {
   if (thread == 0) {
     mbarrier_arrive_expect_tx(barrier, RECEIVED + (BUG == TOO_MANY_BYTES ? 16 : 0) - (BUG == TOO_FEW_BYTES ? 24 : 0));
   }
-  if (BUG != NO_WAIT && BUG != NO_WAIT_NOR_READ) mbarrier_wait(barrier, 0);
+  if (BUG == WAIT_FOR_OWN_BLOCK) {
+    mbarrier_wait(barrier, 0);
+  } else if (BUG != NO_WAIT && BUG != NO_WAIT_NOR_READ) {
+    mbarrier_wait_cluster(barrier, 0);
+  }
   u32 sum = 0;
   for (u32 from = 0; from < CLUSTER && BUG != NO_WAIT_NOR_READ; ++from) {
     const u32 slot = from * THREADS + (THREADS - 1 - thread);

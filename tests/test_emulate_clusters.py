@@ -60,6 +60,7 @@ PLANTED_ASYNC = {
     "too_few_bytes": ({"copy-not-awaited", "race", "never-written", "deadlock"}, "block"),
     "no_wait": ({"copy-not-awaited", "race", "never-written"}, "planted_cluster_async.cu:"),
     "no_wait_nor_read": ({"block-not-running"}, "does not wait, before it ends, for the store"),
+    "wait_for_own_block": ({"race"}, "no barrier orders this access after another thread's"),
 }
 
 
@@ -189,8 +190,11 @@ NEEDED = {
     ),
     "the fence after mbarrier.init": ("decode_cluster.cuh", "mbarrier_init_fence();", "", {"race"}),
     "the wait for what is received": (
-        "decode_cluster.cuh", "mbarrier_wait(barrier, 0);", "",
+        "decode_cluster.cuh", "mbarrier_wait_cluster(barrier, 0);", "",
         {"block-not-running", "copy-not-awaited", "never-written"},
+    ),
+    "that it is for other blocks": (
+        "decode_cluster.cuh", "mbarrier_wait_cluster(barrier", "mbarrier_wait(barrier", {"race"}
     ),
     "the arrival": ("decode_cluster.cuh", "cluster_arrive_relaxed();", "", {"barrier"}),
     "all bytes": (

@@ -47,7 +47,10 @@ Target find(Thread& thread, u32 address, u32 bytes, Access kind, const char* wha
 void land(Block& block, const RemoteStore& store) {
   std::memcpy(block.shared + (store.smem - kSharedBase), store.value, store.bytes);
   Mbarrier& barrier = block.mbarriers.at(store.barrier);
-  if (block.checked) block.races.publish_copy(*store.thread, store.smem, store.bytes, barrier.arrived);
+  if (block.checked) {
+    VectorClock& clock = store.thread->block == &block ? barrier.arrived : barrier.sent;
+    block.races.publish_copy(*store.thread, store.smem, store.bytes, clock);
+  }
   land_bytes(block, barrier, store.bytes);
 }
 

@@ -20,7 +20,7 @@ namespace cufa_host {
 // mbarrier.cpp
 void mbarrier_init(u32 barrier, u32 arrivals, Site site);
 void mbarrier_arrive(u32 barrier, u32 bytes, Site site);
-void mbarrier_wait(u32 barrier, u32 parity, Site site);
+void mbarrier_wait(u32 barrier, u32 parity, bool from_cluster, Site site);
 void mbarrier_init_fence();
 
 // bulk_copy.cpp
@@ -53,7 +53,10 @@ DEVICE void mbarrier_arrive(u32 barrier, SITE) { cufa_host::mbarrier_arrive(barr
 DEVICE void mbarrier_arrive_expect_tx(u32 barrier, u32 bytes, SITE) {
   cufa_host::mbarrier_arrive(barrier, bytes, site);
 }
-DEVICE void mbarrier_wait(u32 barrier, u32 parity, SITE) { cufa_host::mbarrier_wait(barrier, parity, site); }
+DEVICE void mbarrier_wait(u32 barrier, u32 parity, SITE) { cufa_host::mbarrier_wait(barrier, parity, false, site); }
+DEVICE void mbarrier_wait_cluster(u32 barrier, u32 parity, SITE) {
+  cufa_host::mbarrier_wait(barrier, parity, true, site);
+}
 
 // ---- register_budget.cuh
 template <int COUNT>

@@ -13,6 +13,8 @@ void complete_phase(Block& block, Mbarrier& barrier) {
   if (block.checked) {
     barrier.completed.join(barrier.arrived);
     barrier.arrived.clear(block.cluster.clocks.size);
+    barrier.received.join(barrier.sent);
+    barrier.sent.clear(block.cluster.clocks.size);
   }
   for (Thread* thread : barrier.waiting) thread->warp->ready |= thread->bit();
   barrier.waiting.clear();
@@ -41,8 +43,9 @@ void mbarrier_init(u32 address, u32 arrivals, Site site) {
   if (!block.checked) return;
   barrier.initialiser = thread.number;
   barrier.initialised = block.cluster.clocks.time[thread.number / 32];
-  barrier.arrived.clear(block.cluster.clocks.size);
-  barrier.completed.clear(block.cluster.clocks.size);
+  for (VectorClock* clock : {&barrier.arrived, &barrier.completed, &barrier.sent, &barrier.received}) {
+    clock->clear(block.cluster.clocks.size);
+  }
 }
 
 void mbarrier_init_fence() {
@@ -69,7 +72,7 @@ void mbarrier_arrive(u32 address, u32 bytes, Site site) {
   complete_phase(block, barrier);
 }
 
-void mbarrier_wait(u32 address, u32 parity, Site site) {
+void mbarrier_wait(u32 address, u32 parity, bool from_cluster, Site site) {
   Thread& thread = current();
   Block& block = *thread.block;
   Mbarrier& barrier = find(thread, address, site);
@@ -79,7 +82,9 @@ void mbarrier_wait(u32 address, u32 parity, Site site) {
     barrier.waiting.push_back(&thread);
     park(thread, parity & 1 ? "mbarrier (parity 1)" : "mbarrier (parity 0)", site);
   }
-  if (block.checked) block.races.acquire(thread, barrier.completed);
+  if (!block.checked) return;
+  block.races.acquire(thread, barrier.completed);
+  if (from_cluster) block.races.acquire(thread, barrier.received);
 }
 
 void land_bytes(Block& block, Mbarrier& barrier, u32 bytes) {

@@ -15,6 +15,8 @@ struct Mbarrier {
   u32 phase = 0;          // number of the present phase
   VectorClock arrived;    // what the arrivals of the present phase released
   VectorClock completed;  // what a waiter of a complete phase acquires
+  VectorClock sent;       // by other blocks' st.async in the present phase,
+  VectorClock received;   // and what a waiter acquires of that, if it says that it waits for other blocks
   std::vector<Thread*> waiting;
 
   // Checked mode. Who initialised it, and when; and whether a fence.mbarrier_init followed: then its thread's next

@@ -38,7 +38,7 @@ KERNEL __cluster_dims__(4, 1, 1) __launch_bounds__(THREADS)
   cluster_arrive();
   cluster_wait();  // what was stored is here
   if (thread == 0) mbarrier_arrive_expect_tx(barrier, THREADS * 24);
-  mbarrier_wait(barrier, 0);  // and what was sent
+  mbarrier_wait_cluster(barrier, 0);  // and what was sent
 
   u32* out = p.out + (blockIdx.x * THREADS + thread) * OUT;
   const vec4 four = ld_shared_vec4(fours + thread * 16), async_four = ld_shared_vec4(async_fours + thread * 16);

@@ -19,6 +19,8 @@
 // would choose: 606.
 #include "tiles/decode_block.cuh"
 
+static_assert(!CLUSTER_MERGE, "an item's parts lie in any blocks, not in those of one cluster");
+
 KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) decode_balanced(const __grid_constant__ DecodeParams p) {
   DYN_SMEM(smem);
   const u32 smem_base = smem_address(smem);

@@ -25,11 +25,21 @@ DEVICE void mbarrier_arrive_expect_tx(u32 barrier, u32 bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
 
-// mbarrier.try_wait.parity in a loop: returns when the phase of this parity (0 for the first) is complete.
+// mbarrier.try_wait.parity in a loop: returns when the phase of this parity (0 for the first) is complete. What this block's
+// threads did before they arrived, and what its copies brought, is seen then.
 DEVICE void mbarrier_wait(u32 barrier, u32 parity) {
   asm volatile(
       "{.reg .pred done; WAIT: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1; @done bra READY; bra WAIT; READY:}" ::"r"(
           barrier),
+      "r"(parity)
+      : "memory");
+}
+
+// Likewise with .acquire.cluster: what other blocks of the cluster sent (st.async) is seen, too.
+DEVICE void mbarrier_wait_cluster(u32 barrier, u32 parity) {
+  asm volatile(
+      "{.reg .pred done; WAIT: mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1; @done bra READY; "
+      "bra WAIT; READY:}" ::"r"(barrier),
       "r"(parity)
       : "memory");
 }

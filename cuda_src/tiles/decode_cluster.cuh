@@ -47,7 +47,7 @@ struct ClusterMerge {
   DEVICE void await(int part, int thread) const {
     const u32 barrier = received + RECEIVED_BARRIER;
     if (thread == 0) mbarrier_arrive_expect_tx(barrier, parts * (max(count(part), 0) * 16 + rows * 8));
-    mbarrier_wait(barrier, 0);
+    mbarrier_wait_cluster(barrier, 0);
   }
 
   // Vector `i` of the share of `part`, from all parts.

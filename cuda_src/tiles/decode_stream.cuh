@@ -92,7 +92,7 @@ struct AsyncKeyStream {
   int page, in_page;       // of row lane % RING_KEYS of the next tile, loaded ahead
   int thread;              // of the ring
   int sequence, kv_head;   // for rows of k_new and v_new
-  bool store_new;          // this block stores the new tokens that it reads
+  bool store_new;          // this block stores the new tokens that it reads (APPEND)
 
   DEVICE void init(u32, int ring_thread) { thread = ring_thread; }
 
@@ -168,7 +168,7 @@ struct AsyncKeyStream {
         if constexpr (PAGED) {
           const int entry = int(shfl(u32(page), row % RING_KEYS));
           const i64 row_page = page_to_read(p, entry);
-          writable = store_new && !page_is_wild(p, entry);
+          if constexpr (APPEND) writable = store_new && !page_is_wild(p, entry);
           const int row_in_page = int(shfl(u32(in_page), row % RING_KEYS));
           k = K + row_page * p.k_stride.batch * KV_ITEM + row_in_page * k_stride + unit * ALIGNMENT;
           v = V + row_page * p.v_stride.batch * KV_ITEM + row_in_page * v_stride + unit * ALIGNMENT;

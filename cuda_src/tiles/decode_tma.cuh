@@ -23,7 +23,7 @@ struct TmaKeyStream {
   int index;                        // of the next tile in `pages`
   int pages, next_pages;            // lane i: page of the ring's ith tile, and of the one 32 tiles later
   int thread;                       // of the ring
-  bool store_new;                   // this block stores the new tokens that it reads
+  bool store_new;                   // this block stores the new tokens that it reads (APPEND)
   u32 barriers;
   u32 phases = 0;  // of each buffer's barrier, one bit
 
@@ -41,7 +41,7 @@ struct TmaKeyStream {
     batch = piece.batch;
     kv_head = piece.kv_head;
     length = piece.length;
-    store_new = piece.row_block == 0;
+    if constexpr (APPEND) store_new = piece.row_block == 0;
     key = first_ring_key(p, piece, ring);
     end = min(piece.last_tile * Bc, length.keys);
     if constexpr (PAGED) {
