@@ -13,8 +13,7 @@ from decode_kernel_support import configs, operands_of, plan_of
 from decode_support import make_case
 
 from cufa.executor import build as host_build
-from cufa.executor.decode import run_decode_plan
-from cufa.executor.emulate import EmulationError, Execution
+from cufa.executor.emulate import EmulationError, Execution, run_plan
 from cufa.executor.launch import execute
 from cufa.executor.memory import GlobalArray
 from cufa.kernels import Launch
@@ -222,7 +221,7 @@ def test_decoding_needs(tmp_path, monkeypatch, what):
             Execution("checked", schedule=schedule),
         )
         try:
-            found = run_decode_plan(plan, operands_of(case), execution, trace=False).findings
+            found = run_plan(plan, operands_of(case), execution, trace=False).findings
         except EmulationError as error:
             found = error.findings
         assert kinds & {f.kind for f in found}, found

@@ -9,9 +9,9 @@ import pytest
 from decode_kernel_support import assert_pieces, configs, operands_of, plan_of, splits
 from decode_support import make_case
 
-from cufa.executor.decode import run_decode_plan
+from cufa.executor.emulate import run_plan
 from cufa.executor.launch import Execution
-from cufa.kernels.decode import merged_in_cluster
+from cufa.kernels.decode import items, merged_in_cluster
 
 CASES = {
     # Pages of whole boxes, appended tokens, several query tokens; many splits.
@@ -28,11 +28,11 @@ CASES = {
 def run(case, kernel, num_splits, mode="checked", launches=1, config=None, merges=False, **options):
     """``merges``: some item has several parts, or the case would not show how they are merged."""
     plan, operands = plan_of(case, kernel, num_splits, config), operands_of(case)
-    done = run_decode_plan(plan, operands, Execution(mode, **options), trace=True, launches=launches)
+    done = run_plan(plan, operands, Execution(mode, **options), trace=True, launches=launches)
     assert not done.findings, "\n".join(map(str, done.findings))
-    case.check(operands.out, operands.lse)
+    case.check(operands["out"], operands["lse"])
     assert_pieces(plan, case.lengths, done.records)
-    assert not merges or len(done.records) > plan.items
+    assert not merges or len(done.records) > items(plan.problem, plan.config)
     return plan, operands
 
 
@@ -52,9 +52,9 @@ def test_same_bits_in_every_order(kernel):
     _, first = run(case, kernel, number, merges=True, copies="early", threads=1)
     for order in ("descending", 1, 2):
         _, again = run(case, kernel, number, schedule=order, copies="late", threads=2)
-        np.testing.assert_array_equal(again.out.view(np.uint8), first.out.view(np.uint8))
-        np.testing.assert_array_equal(again.lse, first.lse)
-        np.testing.assert_array_equal(again.k_cache.view(np.uint8), first.k_cache.view(np.uint8))
+        np.testing.assert_array_equal(again["out"].view(np.uint8), first["out"].view(np.uint8))
+        np.testing.assert_array_equal(again["lse"], first["lse"])
+        np.testing.assert_array_equal(again["k_cache"].view(np.uint8), first["k_cache"].view(np.uint8))
 
 
 @pytest.mark.parametrize("name", ["decode_split_tma", "decode_split_tma_fp8"])
@@ -67,8 +67,8 @@ def test_splits_merged_in_a_cluster(name):
         assert [launch.cluster for launch in plan.launches] == [num_splits]
         for order in ("descending", 1, 2):
             _, again = run(case, kernel, num_splits, config=config, schedule=order, copies="late", threads=1)
-            np.testing.assert_array_equal(again.out.view(np.uint8), first.out.view(np.uint8))
-            np.testing.assert_array_equal(again.lse, first.lse)
+            np.testing.assert_array_equal(again["out"].view(np.uint8), first["out"].view(np.uint8))
+            np.testing.assert_array_equal(again["lse"], first["lse"])
 
 
 def test_appended_tokens_are_stored():
@@ -78,7 +78,7 @@ def test_appended_tokens_are_stored():
     for b, n in enumerate(case.lengths):
         for i in range(2):
             position = n - 2 + i
-            stored = operands.k_cache[table[b, position // 16], :, position % 16]
+            stored = operands["k_cache"][table[b, position // 16], :, position % 16]
             np.testing.assert_array_equal(stored, new[b, :, i])
 
 
@@ -86,9 +86,9 @@ def test_lengths_beyond_the_cache_are_taken_as_its_capacity():
     case = make_case([200, 100], head_dim=64, page_size=16, capacity=208)
     case.options["cache_seqlens"][0] = 10**6
     operands = operands_of(case)
-    done = run_decode_plan(plan_of(case, "decode_split_tma", 2), operands, Execution("checked"))
+    done = run_plan(plan_of(case, "decode_split_tma", 2), operands, Execution("checked"))
     # Of the 13 pages that 208 tokens take, the last may be a wild number: what is read then is some page.
-    assert not done.findings and not np.isnan(operands.lse[1]).any()
+    assert not done.findings and not np.isnan(operands["lse"][1]).any()
 
 
 def test_counters():
@@ -96,7 +96,7 @@ def test_counters():
     conflicts."""
     case = make_case([512], heads=8, kv_heads=1, head_dim=64, capacity=512)
     plan, operands = plan_of(case, "decode_split_tma", 1), operands_of(case)
-    done = run_decode_plan(plan, operands, Execution("counted"), trace=False)
+    done = run_plan(plan, operands, Execution("counted"), trace=False)
     read = int(done.counters["decode_split"]["global_read_bytes"].sum())
     lengths = 4 * plan.launches[0].num_threads  # every thread reads its sequence's
     assert read == plan.problem.kv_bytes([512]) + case.q.nbytes + lengths

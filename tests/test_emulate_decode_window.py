@@ -8,20 +8,36 @@ import dataclasses
 
 import numpy as np
 import pytest
-from decode_kernel_support import H200, assert_pieces, configs, operands_of, plan_of, problem_of, splits
+from decode_kernel_support import (
+    FIRST_TILE,
+    H200,
+    assert_pieces,
+    configs,
+    operands_of,
+    plan_of,
+    problem_of,
+    splits,
+)
 from decode_support import NAN_BITS, Case, make_case
 from support import EPSILON
 
 from cufa.backends import cpu_decode
-from cufa.decode.plan import DecodePlan, make_decode_plan
-from cufa.decode.problem import DecodeProblem
+from cufa.core.lengths import Cached
+from cufa.core.mask import Band
+from cufa.core.problem import Problem
 from cufa.decode.schedule import (
-    most_tiles, num_tiles, reach_of, read_range, split_range, tiles_to_read, used_splits,
+    most_tiles,
+    num_tiles,
+    read_range,
+    split_range,
+    tiles_to_read,
+    used_splits,
 )  # fmt: skip
-from cufa.executor.decode import run_decode_plan
+from cufa.executor.emulate import run_plan
 from cufa.executor.launch import Execution
 from cufa.kernels import TileConfig
 from cufa.kernels.decode import merged_in_cluster
+from cufa.planner import make_plan
 
 LEFTS = (0, 1, 15, 16, 100)
 WILD_PAGE = -7
@@ -29,7 +45,7 @@ WILD_PAGE = -7
 
 def expected(case: Case, left: int, softcap: float | None) -> tuple[np.ndarray, np.ndarray]:
     """Token t of T sees keys n - T + t - left … n - T + t of n."""
-    batch, heads, tokens, head_dim = case.q.shape
+    _, heads, tokens, head_dim = case.q.shape
     out, lse = np.zeros(case.q.shape), np.full(case.q.shape[:3], -np.inf)
     for b, n in enumerate(case.lengths):
         k, v = (case.sequence(b, name)[0].astype(np.float64) for name in ("k", "v"))
@@ -48,9 +64,7 @@ def expected(case: Case, left: int, softcap: float | None) -> tuple[np.ndarray, 
 
 def check(case: Case, answer: tuple[np.ndarray, np.ndarray], out: np.ndarray, lse: np.ndarray) -> None:
     """P and O are rounded to the dtype, once each."""
-    values = max(
-        (np.abs(case.sequence(b, "v")).max(initial=0) for b in range(len(case.lengths))), default=0
-    )
+    values = max((np.abs(case.sequence(b, "v")).max(initial=0) for b in range(len(case.lengths))), default=0)
     bound = 1.5 * EPSILON[str(case.q.dtype)] * float(values) + 1e-6
     np.testing.assert_allclose(out.astype(np.float64), answer[0], rtol=0, atol=bound)
     np.testing.assert_allclose(lse, answer[1], rtol=2.0**-18, atol=2.0**-14)
@@ -72,17 +86,9 @@ def hide(case: Case, left: int) -> Case:
                 for position in range(unseen):
                     cache[table[b, position // size], :, position % size] = poison
         if table is not None:
-            reach = reach_of(case.q.shape[2], left, case.options["k_new"].shape[2] if "k_new" in case.options else 0)
+            reach = problem_of(case, Band(left, 0)).reach
             table[b, : read_range(n, reach)[0] // size] = WILD_PAGE
     return Case(case.q, *caches, options, case.lengths)
-
-
-def windowed(plan: DecodePlan, case: Case, left: int, softcap: float | None, full: bool) -> DecodePlan:
-    """The same kernel and tiles for another mask."""
-    problem = dataclasses.replace(plan.problem, left=left, softcap=softcap, ragged=not full)
-    return make_decode_plan(
-        problem, plan.device, plan.num_splits, plan.schedule, plan.config, plan.spec.name if plan.device else None
-    )
 
 
 def run(case, kernel, left, num_splits, softcap=None, config=None, full=False, mode="checked", **options):
@@ -90,20 +96,19 @@ def run(case, kernel, left, num_splits, softcap=None, config=None, full=False, m
     answer, hidden = expected(case, left, softcap), hide(case, left)
     if full:
         hidden.options["cache_seqlens"] = None
-    plan = windowed(plan_of(case, kernel, splits(kernel, num_splits), config), case, left, softcap, full)
+    plan = plan_of(hidden, kernel, splits(kernel, num_splits), config, mask=Band(left, 0), softcap=softcap)
     assert plan.problem.mask_kind == "band"
     operands = operands_of(hidden)
-    done = run_decode_plan(plan, operands, Execution(mode, **options), trace=mode == "checked")
+    done = run_plan(plan, operands, Execution(mode, **options), trace=mode == "checked")
     assert not done.findings, "\n".join(map(str, done.findings))
-    check(case, answer, operands.out, operands.lse)
+    check(case, answer, operands["out"], operands["lse"])
     if mode == "checked":
         assert_pieces(plan, case.lengths, done.records)
         for record in done.records:
-            first, count = tiles_to_read(
-                case.lengths[record["batch"]], plan.config.block_kv, plan.problem.reach
-            )
-            assert first <= record["tiles_unmasked"]
-            assert record["tiles_unmasked"] + record["tiles_visited"] <= first + count
+            length = case.lengths[record["batch"]]
+            first, count = tiles_to_read(length, plan.config.block_kv, plan.problem.reach)
+            assert first <= record[FIRST_TILE]
+            assert record[FIRST_TILE] + record["tiles_visited"] <= first + count
     return done, operands
 
 
@@ -164,9 +169,9 @@ def test_all_new_tokens_are_stored(kernel):
     _, operands = run(case, kernel, 3, 2)
     for b, n in enumerate(case.lengths):
         for i in range(40):
-            page = operands.block_table[b, (n - 40 + i) // 16]
+            page = operands["block_table"][b, (n - 40 + i) // 16]
             for x in ("k", "v"):
-                stored = getattr(operands, f"{x}_cache")[page, :, (n - 40 + i) % 16]
+                stored = operands[f"{x}_cache"][page, :, (n - 40 + i) % 16]
                 np.testing.assert_array_equal(stored, case.options[f"{x}_new"][b, :, i])
 
 
@@ -177,15 +182,15 @@ def test_cpu_path(schedule, page_size):
     case = make_case([5, 101, 64, 7], tokens=4, new=5, page_size=page_size)
     for left in LEFTS[:-1]:
         for num_splits, softcap in ((1, None), (3, 2.0), (12, None)):
-            problem = dataclasses.replace(problem_of(case), left=left, softcap=softcap)
-            plan = make_decode_plan(problem, None, num_splits, schedule, small)
+            problem = problem_of(case, Band(left, 0), softcap)
+            plan = make_plan(problem, None, schedule, small, num_splits=num_splits)
             operands = operands_of(hide(case, left))
             cpu_decode.run(plan, operands, num_threads=1)
-            check(case, expected(case, left, softcap), operands.out, operands.lse)
+            check(case, expected(case, left, softcap), operands["out"], operands["lse"])
 
 
 def test_splits_cover_what_is_read():
-    for length in range(0, 70):
+    for length in range(70):
         for reach in (1, 2, 8, 9, 16, 33):
             first, count = tiles_to_read(length, 8, reach)
             assert count == num_tiles(length, 8, reach) <= most_tiles(69, 8, reach)
@@ -202,18 +207,18 @@ def test_splits_cover_what_is_read():
 @pytest.mark.parametrize(("batch", "ragged"), [(1, False), (4, False), (64, False), (1, True)])
 def test_a_window_is_planned_like_a_cache_as_long(batch, kv_heads, ragged):
     """1024 keys of 128k. Where lengths differ, a window may begin and end in the midst of a tile: one more."""
-    short = DecodeProblem(
-        batch, 32, kv_heads, 1, 1 << 10, 128, "bfloat16", "bfloat16", 128**-0.5, ragged=ragged
-    )
-    window = dataclasses.replace(short, capacity=1 << 17, left=1023)
-    plan, of_short = make_decode_plan(window, H200), make_decode_plan(short, H200)
-    assert (plan.config, plan.schedule) == (of_short.config, of_short.schedule)
+    short = Problem(
+        batch, 32, kv_heads, 1, 1 << 10, 128, "bfloat16", lengths=Cached(given=ragged), operation="decode"
+    )  # fmt: skip
+    window = dataclasses.replace(short, seqlen_k=1 << 17, mask=Band(1023, 0))
+    plan, of_short = make_plan(window, H200), make_plan(short, H200)
+    assert plan.spec == of_short.spec and plan.config == of_short.config
     assert window.kv_bytes() == short.kv_bytes() == window.kv_bytes([10**5] * batch)
     if not ragged:
-        assert plan.num_splits == of_short.num_splits
+        assert plan.split == of_short.split
 
 
 def test_a_window_as_long_as_the_cache_is_none():
-    short = DecodeProblem(1, 8, 8, 1, 1024, 64, "float16", "float16", 0.125)
+    short = Problem(1, 8, 8, 1, 1024, 64, "float16", lengths=Cached(), operation="decode")
     for left, tokens, kind in ((1023, 1, "full"), (1023, 2, "causal"), (1022, 1, "band")):
-        assert dataclasses.replace(short, left=left, tokens=tokens).mask_kind == kind
+        assert dataclasses.replace(short, mask=Band(left, 0), seqlen_q=tokens).mask_kind == kind

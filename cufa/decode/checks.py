@@ -14,6 +14,7 @@ import numpy as np
 
 from ..core.problem import Problem
 from ..ops import arrays, calls
+from .schedule import read_range
 from .shapes import make_problem
 
 #: Arguments of :func:`cufa.flash_decode` that are read, in the order of the call.
@@ -252,12 +253,15 @@ def _check_lengths(problem: Problem, lengths: Array, table: Array) -> None:
 
 
 def _check_pages(problem: Problem, table: Array, b: int, length: int) -> None:
-    used = table[b, : -(-length // problem.cache.page_size)]
+    size = problem.cache.page_size
+    first, last = read_range(length, problem.reach)[0] // size, -(-length // size)
+    used = table[b, first:last]
     wild = np.flatnonzero((used < 0) | (used >= problem.cache.num_pages))
     if len(wild):
+        entries = f"entries {first} to {last - 1}" if first else f"its first {last} entries"
         raise ValueError(
-            f"block_table[{b}, {wild[0]}] is {used[wild[0]]}, but k_cache has {problem.cache.num_pages} pages; "
-            f"sequence {b} uses its first {len(used)} entries"
+            f"block_table[{b}, {first + wild[0]}] is {used[wild[0]]}, but k_cache has {problem.cache.num_pages} "
+            f"pages; sequence {b} uses {entries}"
         )
 
 

@@ -178,7 +178,7 @@ def _choose(problem: Problem, fitting: tuple[TileConfig, ...], num_sms: int) -> 
     most = max(config.block_q for config in fitting)
     tall = min((c.block_q for c in fitting if c.block_q >= problem.rows), default=most)
     holding = [config for config in fitting if config.block_q == tall]
-    if problem.seqlen_k <= _SHORT or (problem.lengths.ragged and problem.batch > 1):
+    if problem.visible_capacity <= _SHORT or (problem.lengths.ragged and problem.batch > 1):
         return min(holding, key=lambda config: config.num_warps)
     return holding[0]
 
