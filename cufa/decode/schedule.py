@@ -13,8 +13,8 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 
 # Where queries see a window, only the end of a sequence is read: ``reach`` below says how many keys (None: all of
-# them; :attr:`cufa.core.problem.Problem.reach`). Its tiles are numbered from the sequence's first key on all the same, and only those that are read are
-# cut into splits and shares.
+# them; :attr:`cufa.core.problem.Problem.reach`). Tiles are numbered from the sequence's first key on all the same,
+# and those that are read are cut into splits and shares.
 
 
 def read_range(length: int, reach: int | None) -> tuple[int, int]:
