@@ -171,7 +171,7 @@ def run_case(
         p = case.problem
         as_forward = Problem(p.batch, p.heads, p.kv_heads, 1, p.capacity, p.head_dim, p.dtype, scale=p.scale)
         try:
-            runs[name], outputs[name] = peers.torch_peer(name, as_forward, first.q, *caches)
+            runs[name], outputs[name] = peers.make(name, as_forward, first.q, *caches)
         except NotImplementedError:
             continue
     runs[READ] = streaming_read(caches[0], caches[1], case.kv_bytes)

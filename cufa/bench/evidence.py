@@ -31,6 +31,7 @@ from ..planner import Plan, fitting_configs, make_plan
 from . import decode, peers, records
 from .limits import measure_limits
 from .records import Json
+from .regimes import Regime
 from .runner import random_inputs, run_problem
 from .suites import EVIDENCE, SUITES, Case, make
 from .timing import Timing, host_time
@@ -101,7 +102,7 @@ def decode_record(device: Device, seconds: float) -> Json:
     rows = [
         row
         for case in decode.cases()
-        for row in decode.run_case(case, device, torch=peers.torch_available(), seconds=seconds)
+        for row in decode.run_case(case, device, torch=not peers.FAMILIES["torch"].missing, seconds=seconds)
     ]
     return {"rows": [decode.row_record(row) for row in rows], "gpu_after": records.gpu_state()}
 
@@ -277,7 +278,7 @@ def host_calls() -> list[Json]:
         ),
     }
     found = [(label, host_time(call, synchronize)) for label, call in calls.items()]
-    if peers.torch_available():
+    if not peers.FAMILIES["torch"].missing:
         found += peers.torch_host_times(
             problem, q, k, v, functools.partial(host_time, synchronize=synchronize)
         )
@@ -320,5 +321,5 @@ def default_jobs() -> int:
 
 
 def timing_of(row: Json) -> Timing:
-    """The samples of a recorded row, in seconds."""
-    return Timing(tuple(np.array(row["samples_ns"]) * 1e-9))
+    """The samples of a recorded row, in seconds. (Rows that name no regime are older than the second one.)"""
+    return Timing(tuple(np.array(row["samples_ns"]) * 1e-9), Regime(row.get("regime", Regime.IN_TURNS)))

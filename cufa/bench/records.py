@@ -24,6 +24,7 @@ from ..nvrtc.compiler import cupy_options, source_digest
 from ..tuning import write_json
 from .limits import Limits
 from .runner import Row, Skipped
+from .sustained import Load
 from .timing import as_nanoseconds
 
 SCHEMA = 1
@@ -45,6 +46,7 @@ def row_record(row: Row) -> Json:
     record: Json = {
         "label": row.label,
         "problem": dataclasses.asdict(row.problem),
+        "regime": row.regime,
         "samples_ns": as_nanoseconds(row.timing),
         "p10_ns": round(row.timing.p10 * 1e9),
         "p50_ns": round(row.timing.p50 * 1e9),
@@ -56,6 +58,8 @@ def row_record(row: Row) -> Json:
         # JSON has no NaN: an error that is no number is recorded as null.
         "max_error": row.error if row.error == row.error else None,
     }
+    if row.load is not None:
+        record |= _load_record(row, row.load)
     if row.plan is not None:
         heads = row.problem.batch * row.problem.heads
         schedule = row.plan.schedule
@@ -74,6 +78,21 @@ def row_record(row: Row) -> Json:
             "needs_ns": {name: round(seconds * 1e9) for name, seconds in row.needs.items()},
         }
     return record
+
+
+def _load_record(row: Row, load: Load) -> Json:
+    """Of a contender that ran alone. What NVML did not tell is null, and ``missing`` says why."""
+    power, per_joule = load.power, row.tflop_per_joule
+    return {
+        "calls": load.calls,
+        "input_sets": load.sets,
+        "host_bound": load.host_bound,
+        "clock_mhz": power.clock_mhz,
+        "watts": None if power.watts is None else round(power.watts, 1),
+        "joules": None if power.joules is None else float(f"{power.joules:.4g}"),
+        "tflop_per_joule": None if per_joule is None else round(per_joule, 4),
+        "missing": power.missing,
+    }
 
 
 def skipped_record(skipped: Skipped) -> Json:

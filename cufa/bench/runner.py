@@ -1,8 +1,9 @@
-"""From a problem and its contenders to rows: all timed side by side, errors beside times."""
+"""From a problem and its contenders to rows: all timed in one run, errors beside times."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,9 +14,11 @@ from ..core.problem import Problem
 from ..kernels import TileConfig
 from ..ops.reference import attention_reference
 from ..planner import Plan, make_plan
-from . import bounds, peers
+from . import bounds, peers, sustained
 from .limits import Limits
-from .timing import Timing, Watch, measure
+from .power import Power, open_meter
+from .regimes import Regime
+from .timing import Run, Timing, Watch, measure
 
 #: Query rows compared with float64 in each run; all of them when there are no more than this.
 CHECKED_ROWS = 64
@@ -65,6 +68,21 @@ class Row:
     """Seconds that each resource needs by itself (:meth:`cufa.bench.bounds.Bounds.named`), where derived."""
     predicted: float | None = None
     """Seconds predicted from them."""
+    load: sustained.Load | None = None
+    """How it was measured alone; None where contenders took turns."""
+
+    @property
+    def regime(self) -> Regime:
+        return self.timing.regime
+
+    @property
+    def power(self) -> Power | None:
+        return self.load.power if self.load else None
+
+    @property
+    def tflop_per_joule(self) -> float | None:
+        joules = self.power.joules if self.power else None
+        return self.problem.flops / joules * 1e-12 if joules else None
 
     @property
     def seconds(self) -> float:
@@ -108,43 +126,84 @@ class Skipped:
     reason: str
 
 
+@dataclasses.dataclass(frozen=True)
+class _Entry:
+    """A contender that runs here."""
+
+    label: str
+    plan: Plan | None
+    runs: tuple[Run, ...]
+    """One for each set of inputs."""
+    result: Callable[[], Any]
+    """Fills the output of the first set with NaN, computes once more and returns it."""
+
+
 def run_problem(
     problem: Problem,
     contenders: Sequence[Contender],
     device: Device | None,
     limits: Limits,
     *,
-    seconds: float = 0.5,
+    regime: Regime = Regime.IN_TURNS,
+    seconds: float | None = None,
     seed: int = 0,
     watch: Watch | None = None,
 ) -> tuple[list[Row], list[Skipped]]:
-    """Time all contenders on the same fresh random inputs, taking turns, and check each against float64.
+    """Time all contenders on the same fresh random inputs and check each against float64.
 
-    ``device`` is the current GPU, or None for the CPU. ``seconds`` is the time spent measuring, in total;
-    ``watch`` sees the samples as they are taken (:func:`~cufa.bench.timing.measure`).
+    ``device`` is the current GPU, or None for the CPU. ``seconds`` is the time spent measuring: in total
+    where they take turns, for each contender otherwise; None: as the regime has it. ``watch`` sees the
+    samples as they are taken (:func:`~cufa.bench.timing.measure`).
     """
-    q, k, v = random_inputs(problem, on_gpu=device is not None, seed=seed)
-    rows: list[Row] = []
+    on_gpu = device is not None
+    sets = _sets(problem, on_gpu) if regime is Regime.SUSTAINED else 1
+    inputs = [random_inputs(problem, on_gpu=on_gpu, seed=seed + _SEEDS_APART * n) for n in range(sets)]
+    entries: list[_Entry] = []
     skipped: list[Skipped] = []
-    runs: dict[str, Callable[[], Any]] = {}
-    results: dict[str, tuple[Plan | None, Callable[[], Any]]] = {}
     for contender in contenders:
         try:
-            plan, run, result = _prepare(contender, problem, device, q, k, v)
+            entries.append(_prepare(contender, problem, device, inputs))
         except (ValueError, NotImplementedError, MemoryError) as error:
             skipped.append(Skipped(contender.label, problem, str(error)))
-            continue
-        runs[contender.label] = run
-        results[contender.label] = plan, result
-    if not runs:
-        return rows, skipped
-    timings = measure(runs, on_gpu=device is not None, seconds=seconds, watch=watch)
-    expected = sampled_reference(problem, q, k, v, seed)
+    if not entries:
+        return [], skipped
+    timings = _measure(entries, regime, on_gpu, regime.seconds if seconds is None else seconds, watch)
+    expected = sampled_reference(problem, *inputs[0], seed)
     floor, bound = limits.floor(problem)
-    for label, (plan, result) in results.items():
-        row = Row(label, problem, timings[label], max_error(result(), expected), plan, floor, bound)
+    rows = []
+    for entry in entries:
+        timing, load = timings[entry.label]
+        off = max_error(entry.result(), expected)
+        row = Row(entry.label, problem, timing, off, entry.plan, floor, bound, load=load)
         rows.append(with_bounds(row, limits))
     return rows, skipped
+
+
+#: Seeds of the sets of inputs of one case; cases count from 0.
+_SEEDS_APART = 1 << 20
+
+
+def _sets(problem: Problem, on_gpu: bool) -> int:
+    """Sets of inputs that calls in a row go round, for L2 to be cold."""
+    if not on_gpu:
+        return 1
+    import cupy
+
+    runtime = cupy.cuda.runtime
+    l2_bytes = runtime.getDeviceProperties(runtime.getDevice())["l2CacheSize"]
+    return sustained.sets_wanted(problem.io_bytes, l2_bytes)
+
+
+def _measure(
+    entries: Sequence[_Entry], regime: Regime, on_gpu: bool, seconds: float, watch: Watch | None
+) -> dict[str, tuple[Timing, sustained.Load | None]]:
+    if regime is Regime.IN_TURNS:
+        runs = {entry.label: entry.runs[0] for entry in entries}
+        taken = measure(runs, on_gpu=on_gpu, seconds=seconds, watch=watch)
+        return {label: (timing, None) for label, timing in taken.items()}
+    lane: sustained.Lane = sustained.GpuLane() if on_gpu else sustained.CpuLane()
+    all_runs = {entry.label: entry.runs for entry in entries}
+    return {**sustained.measure_alone(all_runs, lane, open_meter(on_gpu), seconds, watch=watch)}
 
 
 def with_bounds(row: Row, limits: Limits) -> Row:
@@ -156,39 +215,43 @@ def with_bounds(row: Row, limits: Limits) -> Row:
 
 
 def _prepare(
-    contender: Contender, problem: Problem, device: Device | None, q: Any, k: Any, v: Any
-) -> tuple[Plan | None, Callable[[], Any], Callable[[], Any]]:
-    """(plan, run, result). ``result`` fills the output with NaN, computes once more and returns it."""
+    contender: Contender, problem: Problem, device: Device | None, inputs: Sequence[tuple[Any, Any, Any]]
+) -> _Entry:
+    """Raises ValueError or NotImplementedError, with a reason, when it does not serve the problem here."""
     if contender.is_peer:
         if device is None:
             raise NotImplementedError("peers are timed on a GPU")
-        if not peers.torch_available():
-            raise NotImplementedError("torch is not installed")
-        return (None, *peers.torch_peer(contender.algorithm, problem, q, k, v))
+        pairs = [peers.make(contender.algorithm, problem, *arrays) for arrays in inputs]
+        return _Entry(contender.label, None, tuple(run for run, _ in pairs), pairs[0][1])
     plan = make_plan(problem, device, contender.algorithm, config=contender.config)
     if contender.one_item_a_block:
         plan = one_item_a_block(plan)
-    if device is None:
-        from ..backends import cpu
-
-        out = np.empty_like(q)
-        run: Callable[[], Any] = lambda: cpu.run(plan, q, k, v, out, None)  # noqa: E731
-    else:
-        import cupy
-
-        from ..backends import cuda
-
-        out = cupy.empty_like(q)
-        binding = cuda.Binding(cuda.prepare(plan), [x.strides for x in (q, k, v, out)])
-        addresses = [x.data.ptr for x in (q, k, v, out)]
-        run = lambda: binding.launch(*addresses)  # noqa: E731
+    prepared = [_bind(plan, arrays) for arrays in inputs]
+    run, out = prepared[0]
 
     def result() -> Any:
         poison(out)
         run()
         return out
 
-    return plan, run, result
+    return _Entry(contender.label, plan, tuple(run for run, _ in prepared), result)
+
+
+def _bind(plan: Plan, arrays: tuple[Any, Any, Any]) -> tuple[Run, Any]:
+    """(run, output) of one set of inputs."""
+    if plan.device is None:
+        from ..backends import cpu
+
+        out = np.empty_like(arrays[0])
+        return functools.partial(cpu.run, plan, *arrays, out, None), out
+    import cupy
+
+    from ..backends import cuda
+
+    out = cupy.empty_like(arrays[0])
+    operands = (*arrays, out)
+    binding = cuda.Binding(cuda.prepare(plan), [x.strides for x in operands])
+    return functools.partial(binding.launch, *(x.data.ptr for x in operands)), out
 
 
 def poison(x: Any) -> None:

@@ -1,7 +1,7 @@
 """Timing functions side by side: device events on a GPU, the clock on a CPU.
 
 Contenders take turns within each round, in alternating order, so that a GPU that lowers its clocks under load
-does so for all of them. Every sample is kept.
+does so for all of them. Every sample is kept. (The other regime is :mod:`cufa.bench.sustained`.)
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
+
+from .regimes import Regime
 
 Run = Callable[[], object]
 Watch = Callable[[Mapping[str, Sequence[float]]], None]
@@ -29,6 +31,7 @@ class Timing:
     """Samples of one contender, in seconds, in the order they were taken."""
 
     samples: tuple[float, ...]
+    regime: Regime = Regime.IN_TURNS
 
     def percentile(self, q: float) -> float:
         return float(np.percentile(self.samples, q))
@@ -61,13 +64,18 @@ class Ratio:
 def speedup(slow: Timing, fast: Timing, resamples: int = 2000, seed: int = 0) -> Ratio:
     """``slow.p50 / fast.p50`` with a percentile bootstrap.
 
-    Rounds are resampled, the same ones for both: the two took turns in each, and drift is common to them.
-    Timings of unequal length were not taken together and are resampled apart.
+    Rounds are resampled, the same ones for both where they took turns: drift is common to them. Timings that
+    were not taken together are resampled apart.
+
+    Raises ValueError for timings of different regimes: their ratio says nothing about the contenders.
     """
+    if slow.regime is not fast.regime:
+        raise ValueError(f"a time measured {slow.regime} is not compared with one measured {fast.regime}")
     a, b = np.array(slow.samples), np.array(fast.samples)
     rng = np.random.default_rng(seed)
     pick_a = rng.integers(len(a), size=(resamples, len(a)))
-    pick_b = pick_a if len(a) == len(b) else rng.integers(len(b), size=(resamples, len(b)))
+    together = len(a) == len(b) and slow.regime is Regime.IN_TURNS
+    pick_b = pick_a if together else rng.integers(len(b), size=(resamples, len(b)))
     ratios = np.median(a[pick_a], axis=1) / np.median(b[pick_b], axis=1)
     low, high = np.percentile(ratios, [2.5, 97.5])
     return Ratio(float(np.median(a) / np.median(b)), float(low), float(high))
@@ -133,7 +141,7 @@ class _GpuTimer:
 
 def host_time(call: Run, synchronize: Run, calls: int = 2000, batch: int = 50) -> Timing:
     """Host seconds of one asynchronous call: batches of calls are timed, and the queue drained between them,
-    so that a full launch queue never blocks the host. One sample a batch."""
+    so that a full launch queue never blocks the host. One sample per batch."""
     for _ in range(batch):
         call()
     samples: list[float] = []

@@ -10,6 +10,7 @@ from rich.table import Table
 
 from ..bench import decode, peers, records
 from ..bench.limits import measure_limits
+from ..bench.regimes import Regime
 from ..bench.runner import Contender, Row, Skipped, run_problem
 from ..bench.suites import SUITES, Case
 from ..core.architectures import Device
@@ -25,7 +26,7 @@ from .common import (
     print_skipped,
     problem_from,
     progress,
-    seconds_option,
+    regime_options,
     seconds_text,
     shape_options,
     stderr,
@@ -48,18 +49,24 @@ from .common import (
     help="Repeatable.  [default: all]",
 )
 @click.option(
-    "--peers", "peer", type=click.Choice(["torch"]), help="Also time torch's SDPA backends, if torch is here."
+    "--peers",
+    "families",
+    multiple=True,
+    type=click.Choice(list(peers.FAMILIES)),
+    help="Also time another library, if it is here: torch's SDPA backends, torch's compiled FlexAttention, "
+    "FlashAttention-4. Repeatable.",
 )
 @shape_options(seqlen=1024)
 @device_option
-@seconds_option(0.5)
+@regime_options(0.5)
 @json_option
 def bench_command(
     operation: str,
     suite: str | None,
     algorithms: tuple[str, ...],
-    peer: str | None,
+    families: tuple[str, ...],
     device: str,
+    regime: Regime,
     seconds: float,
     as_json: bool,
     **shape: Any,
@@ -71,18 +78,21 @@ def bench_command(
     values beside a plain streaming read. It needs a GPU; of the options, --peers, --device, --seconds and
     --json apply.
 
-    Contenders of a shape take turns in one run. FLOPs are counted as 4 · head_dim per visible score, forward.
+    Contenders of a shape take turns in one run. With --sustained each runs alone, warmed up and back to back,
+    and its SM clock, power and joules per call stand beside its time: a card that is held at its power limit
+    is another machine. FLOPs are counted as 4 · head_dim per visible score, forward.
 
-    Exit codes: 0 done; 1 a result was not a number; 2 wrong usage; 3 no GPU where one was asked for, or no
-    torch for --peers.
+    Exit codes: 0 done; 1 a result was not a number; 2 wrong usage; 3 no GPU where one was asked for, or a
+    library of --peers is missing.
     """
     if operation == "decode":
         _refuse_for_decode({"suite": suite, "algorithms": algorithms, **shape})
     target = find_device(device, cpu_will_do=operation == "forward")
-    if peer and not peers.torch_available():
-        fail(Exit.MISSING, "--peers torch: torch is not installed here (cufa never needs it otherwise)")
+    for family in (peers.FAMILIES[name] for name in families):
+        if family.missing:
+            fail(Exit.MISSING, f"--peers {family.name}: {family.missing} (cufa never needs it otherwise)")
     if operation == "decode":
-        _bench_decode(target, peer is not None, seconds, as_json)
+        _bench_decode(target, "torch" in families, seconds, as_json)
         return
     if suite is None and _given(shape):
         cases: list[Case] = [
@@ -103,8 +113,10 @@ def bench_command(
         limits = measure_limits(target)
         for seed, (problem, contenders) in enumerate(cases):
             bar.update(task, description=str(problem))
-            chosen = _choose(contenders, algorithms, peer)
-            got, missed = run_problem(problem, chosen, target, limits, seconds=seconds, seed=seed)
+            chosen = _choose(contenders, algorithms, families)
+            got, missed = run_problem(
+                problem, chosen, target, limits, regime=regime, seconds=seconds, seed=seed
+            )
             rows += got
             skipped += missed
             bar.advance(task)
@@ -186,11 +198,13 @@ def _given(options: dict[str, Any]) -> bool:
 
 
 def _choose(
-    contenders: tuple[Contender, ...], algorithms: tuple[str, ...], peer: str | None
+    contenders: tuple[Contender, ...], algorithms: tuple[str, ...], families: tuple[str, ...]
 ) -> list[Contender]:
-    """A case's own kernels, or those asked for; peers only when asked for."""
+    """A case's own kernels, or those asked for; peers only when asked for, those of the case first."""
     ours = [c for c in contenders if not c.is_peer and (not algorithms or c.algorithm in algorithms)]
     if not ours:
         ours = [Contender(a) for a in algorithms]
-    theirs = [c for c in contenders if c.is_peer] or [Contender(name) for name in peers.PEERS]
-    return ours + (theirs if peer else [])
+    for name in families:
+        wanted = peers.FAMILIES[name].peers
+        ours += [c for c in contenders if c.algorithm in wanted] or [Contender(p) for p in wanted]
+    return ours

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import functools
 import itertools
 import json
 from collections.abc import Callable, Sequence
@@ -14,6 +15,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from ..bench.power import Power
+from ..bench.regimes import Regime
 from ..bench.runner import Row, Skipped
 from ..bench.suites import make
 from ..core.architectures import Device
@@ -94,6 +97,7 @@ def json_option(function: F) -> F:
 
 
 def seconds_option(default: float) -> Callable[[F], F]:
+    """``default`` is for contenders that take turns."""
     return click.option(
         "--seconds",
         type=click.FloatRange(min=0.01),
@@ -101,6 +105,34 @@ def seconds_option(default: float) -> Callable[[F], F]:
         show_default=True,
         help="Time spent measuring each shape.",
     )
+
+
+def regime_options(in_turns_seconds: float) -> Callable[[F], F]:
+    """--sustained and --seconds: the command is given ``regime`` and ``seconds``."""
+    alone = Regime.SUSTAINED.seconds
+    sustained = click.option(
+        "--sustained",
+        is_flag=True,
+        help="Each contender alone, back to back, with clock, power and joules; otherwise they take turns.",
+    )
+    seconds_given = click.option(
+        "--seconds",
+        type=click.FloatRange(min=0.01),
+        help=f"Time spent measuring each shape, or with --sustained each contender.  "
+        f"[default: {in_turns_seconds:g}; with --sustained {alone:g}]",
+    )
+
+    def decorate(function: F) -> F:
+        @functools.wraps(function)
+        def command(*arguments: Any, sustained: bool, seconds: float | None, **options: Any) -> Any:
+            regime = Regime.SUSTAINED if sustained else Regime.IN_TURNS
+            if seconds is None:
+                seconds = alone if sustained else in_turns_seconds
+            return function(*arguments, regime=regime, seconds=seconds, **options)
+
+        return sustained(seconds_given(command))  # type: ignore[return-value]
+
+    return decorate
 
 
 def shape_options(seqlen: int) -> Callable[[F], F]:
@@ -170,23 +202,52 @@ def rate_text(tflops: float) -> str:
 
 
 def print_rows(rows: Sequence[Row]) -> None:
-    """The tables of `cufa bench`: one a problem, one line a contender."""
+    """The tables of `cufa bench`: one per problem, one line per contender."""
     console = stdout()
-    for problem, group in itertools.groupby(rows, key=lambda row: row.problem):
-        table = Table(title=str(problem), title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
+    for (problem, regime), group in itertools.groupby(rows, key=lambda row: (row.problem, row.regime)):
+        table = Table(
+            title=f"{problem}; {regime}", title_justify="left", title_style="bold", box=box.SIMPLE_HEAD
+        )
         table.add_column("kernel")
-        for name in ("p50", "p10", "p90", "speed", "GB/s", "% of ceiling", "max error"):
+        power = ("TFLOP/J", "J/call", "clock", "power") if regime is Regime.SUSTAINED else ()
+        for name in ("p50", "p10", "p90", "speed", *power, "GB/s", "% of ceiling", "max error"):
             table.add_column(name, justify="right")
         for row in group:
             table.add_row(
                 row.label,
                 *(seconds_text(t) for t in (row.timing.p50, row.timing.p10, row.timing.p90)),
                 rate_text(row.tflops),
+                *(_power_cells(row) if power else ()),
                 f"{row.gbytes:.3g}" if row.gbytes < 100 else f"{row.gbytes:.0f}",
                 f"{100 * row.of_ceiling:.0f}% {row.bound}",
                 f"{row.error:.1e}",
             )
         console.print(table)
+    _print_remarks(rows)
+
+
+def _power_cells(row: Row) -> list[str]:
+    power = row.power or Power()
+    return [
+        "–" if row.tflop_per_joule is None else f"{row.tflop_per_joule:.2f}",
+        "–" if power.joules is None else f"{power.joules:.3g}",
+        "–" if power.clock_mhz is None else f"{power.clock_mhz:.0f} MHz",
+        "–" if power.watts is None else f"{power.watts:.0f} W",
+    ]
+
+
+def _print_remarks(rows: Sequence[Row]) -> None:
+    """What the figures of contenders that ran alone lack."""
+    console = stderr()
+    for reason in dict.fromkeys(row.power.missing for row in rows if row.power and row.power.missing):
+        console.print(f"not measured: {reason}", style="yellow", markup=False)
+    for row in rows:
+        if row.load and row.load.host_bound:
+            console.print(
+                f"{row.label} on {row.problem}: the GPU waited for the host, the time is not the kernel's",
+                style="yellow",
+                markup=False,
+            )
 
 
 def print_skipped(skipped: Sequence[Skipped]) -> None:

@@ -10,6 +10,7 @@ import click
 from ..bench import records
 from ..bench.limits import measure_limits
 from ..bench.peers import PEERS
+from ..bench.regimes import Regime
 from ..bench.runner import Contender, predicted_speedup, run_problem
 from ..bench.timing import speedup
 from .common import (
@@ -23,7 +24,7 @@ from .common import (
     print_rows,
     problem_from,
     progress,
-    seconds_option,
+    regime_options,
     shape_options,
     stdout,
 )
@@ -36,11 +37,14 @@ _NAMES = click.Choice([*ALGORITHMS, *PEERS])
 @click.argument("b", type=_NAMES)
 @shape_options(seqlen=2048)
 @device_option
-@seconds_option(1.0)
+@regime_options(1.0)
 @json_option
-def compare_command(a: str, b: str, device: str, seconds: float, as_json: bool, **shape: Any) -> None:
-    """Time A and B taking turns in one run, and say how many times faster B is: the ratio of medians with a
-    95% confidence interval, and beside it the ratio that tile counts alone predict.
+def compare_command(
+    a: str, b: str, device: str, regime: Regime, seconds: float, as_json: bool, **shape: Any
+) -> None:
+    """Time A and B in one run, taking turns or, with --sustained, each alone, and say how many times faster B
+    is: the ratio of medians with a 95% confidence interval, and beside it the ratio that tile counts alone
+    predict.
 
     Exit codes: 0 done; 1 a result was not a number; 2 wrong usage; 3 one of them cannot run here.
     """
@@ -51,7 +55,9 @@ def compare_command(a: str, b: str, device: str, seconds: float, as_json: bool, 
     with progress() as bar:
         bar.add_task(str(problem), total=None)
         limits = measure_limits(target)
-        rows, skipped = run_problem(problem, [Contender(a), Contender(b)], target, limits, seconds=seconds)
+        rows, skipped = run_problem(
+            problem, [Contender(a), Contender(b)], target, limits, regime=regime, seconds=seconds
+        )
     if skipped:
         fail(Exit.MISSING, "\n".join(f"{s.label}: {s.reason}" for s in skipped))
     first, second = rows
@@ -62,6 +68,7 @@ def compare_command(a: str, b: str, device: str, seconds: float, as_json: bool, 
         document["speedup"] = {
             "of": b,
             "over": a,
+            "regime": regime,
             **dataclasses.asdict(ratio),
             "predicted_by_tiles": predicted,
         }
@@ -69,7 +76,7 @@ def compare_command(a: str, b: str, device: str, seconds: float, as_json: bool, 
     else:
         console = stdout()
         print_rows(rows)
-        console.print(f"{b} is {ratio} as fast as {a} (median, 95% interval)")
+        console.print(f"{b} is {ratio} as fast as {a} {regime} (median, 95% interval)")
         if predicted is not None:
             console.print(f"tile counts alone predict {predicted:.2f}×")
     if not all(row.error < float("inf") for row in rows):

@@ -10,7 +10,8 @@ import click
 from .. import tuning
 from ..bench import records
 from ..bench.limits import measure_limits
-from ..bench.runner import Contender, run_problem
+from ..bench.regimes import Regime
+from ..bench.runner import Contender, Row, run_problem
 from ..bench.timing import speedup
 from ..core.architectures import Device
 from ..core.problem import Problem
@@ -26,7 +27,7 @@ from .common import (
     print_skipped,
     problem_from,
     progress,
-    seconds_option,
+    regime_options,
     shape_options,
     stderr,
     stdout,
@@ -39,10 +40,12 @@ _MARGIN = 1.01
 @click.command("tune")
 @click.option("--algorithm", type=click.Choice(["auto", *ALGORITHMS]), default="auto", show_default=True)
 @shape_options(seqlen=4096)
-@seconds_option(2.0)
+@regime_options(2.0)
 @click.option("--dry-run", is_flag=True, help="Measure and print, keep nothing.")
 @json_option
-def tune_command(algorithm: str, seconds: float, dry_run: bool, as_json: bool, **shape: Any) -> None:
+def tune_command(
+    algorithm: str, regime: Regime, seconds: float, dry_run: bool, as_json: bool, **shape: Any
+) -> None:
     """Measure every tile configuration that fits, for one shape on this GPU, and keep the fastest in the
     user's cache folder, where the planner finds it for shapes of the same class (kernel, dtype, head dim,
     mask, and length to a power of two).
@@ -62,7 +65,7 @@ def tune_command(algorithm: str, seconds: float, dry_run: bool, as_json: bool, *
     with progress() as bar:
         bar.add_task(f"{len(configs)} configurations of {plan.spec.name}", total=None)
         limits = measure_limits(device)
-        rows, skipped = run_problem(problem, contenders, device, limits, seconds=seconds)
+        rows, skipped = run_problem(problem, contenders, device, limits, regime=regime, seconds=seconds)
     right = [row for row in rows if row.error < float("inf")]
     if not right:
         fail(Exit.FAILED, "no configuration gave a result")
@@ -71,7 +74,7 @@ def tune_command(algorithm: str, seconds: float, dry_run: bool, as_json: bool, *
     if speedup(default.timing, best.timing).value < _MARGIN:
         best = default
     assert best.plan is not None
-    file = None if dry_run else _keep(device, problem, best.plan.spec, best.plan.config, best.seconds)
+    file = None if dry_run else _keep(device, problem, best.plan.spec, best.plan.config, best)
     if as_json:
         document = records.run_record(rows, skipped, device, limits)
         document["winner"] = {
@@ -92,9 +95,14 @@ def tune_command(algorithm: str, seconds: float, dry_run: bool, as_json: bool, *
         stderr().print(f"kept in {file}", markup=False)
 
 
-def _keep(device: Device, problem: Problem, spec: Any, config: Any, seconds: float) -> Any:
+def _keep(device: Device, problem: Problem, spec: Any, config: Any, best: Row) -> Any:
     try:
-        evidence = {"seconds": seconds, "problem": str(problem), "digest": records.digest(spec)}
+        evidence = {
+            "seconds": best.seconds,
+            "regime": best.regime,
+            "problem": str(problem),
+            "digest": records.digest(spec),
+        }
         return tuning.save(device.name, tuning_key(spec, problem), config, evidence)
     except OSError as error:
         fail(

@@ -54,6 +54,6 @@ def device_of(name: str) -> Device | None:
 
 def peers_here(device: str) -> tuple[str, ...]:
     """Other libraries that can be timed there."""
-    if device == CPU or not peers.torch_available() or importlib.util.find_spec("cupy") is None:
+    if device == CPU or importlib.util.find_spec("cupy") is None:
         return ()
-    return peers.PEERS
+    return peers.here()

@@ -107,7 +107,7 @@ def _decode(
     if device is None:
         raise NotImplementedError("decoding is timed on a GPU")
     tell({"event": "phase", "text": f"compiling and timing {case.title}"})
-    torch = peers.torch_available()
+    torch = not peers.FAMILIES["torch"].missing
     rows = decode.run_case(case, device, torch=torch, seconds=job.seconds, watch=_watch(tell))
     return [("decode", decode.row_record(row)) for row in rows]
 
