@@ -9,9 +9,9 @@ import math
 import pytest
 
 from cufa.bench import bounds, suites
+from cufa.bench.cases import one_item_a_block
 from cufa.bench.ladder import STEPS, ladder
 from cufa.bench.limits import Limits
-from cufa.bench.runner import one_item_a_block
 from cufa.core.architectures import Device
 from cufa.kernels import KERNELS
 from cufa.nvrtc.static_compile import MissingCompilerError, check_report, nvrtc_version, static_compile
@@ -147,11 +147,10 @@ class TestLadder:
         assert [dict(r.config.switches)["OVERLAP"] for r in rungs] == [n >= step for n in range(len(rungs))]
 
     def test_no_step_is_predicted_to_cost_time(self):
-        for problem, rungs in suites.SUITES["ladder"].cases(H200):
+        for case in suites.SUITES["ladder"].cases(H200):
             times = []
-            for rung in rungs:
-                plan = make_plan(problem, H200, rung.algorithm, rung.config)
-                plan = one_item_a_block(plan) if rung.one_item_a_block else plan
+            for rung in case.contenders:
+                plan = rung.plan(case.problem, H200)
                 times.append(bounds.predict(plan, LIMITS))
             assert times[0] >= times[1] >= bounds.bounds_of(plan, LIMITS).overlapped
             # In order, blocks of one item fill the SMs a little more evenly than rounds do.

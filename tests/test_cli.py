@@ -13,7 +13,7 @@ import cufa
 from cufa import doctor
 from cufa.cli import _COMMANDS, main
 from cufa.commands.common import bytes_text, seconds_text
-from cufa.planner import ALGORITHMS
+from cufa.planner import algorithms
 
 NO_GPU = why_no_gpu() is not None
 needs_no_gpu = pytest.mark.skipif(not NO_GPU, reason="says what happens without a GPU")
@@ -88,23 +88,47 @@ def test_bench_json_is_self_describing(run):
     result = run("bench", "--device", "cpu", *shape, "--causal", "--seconds", "0.05", "--json")
     assert result.exit_code == 0, result.output
     document = json.loads(result.stdout)
-    assert [row["label"] for row in document["rows"]] == [a for a in ALGORITHMS if a != "auto"]
+    assert [row["label"] for row in document["rows"]] == list(algorithms()[1:])
     problem = document["rows"][0]["problem"]
-    assert (problem["seqlen_q"], problem["seqlen_k"], problem["kv_heads"], problem["causal"]) == (
-        200,
-        300,
-        2,
-        True,
-    )
+    assert (problem["seqlen_q"], problem["seqlen_k"], problem["kv_heads"]) == (200, 300, 2)
+    assert problem["mask"] == {"family": "band", "left": None, "right": 0, "diagonal": "bottom-right"}
+    assert document["rows"][0]["regime"] == "in turns"
     assert {"recorded", "device", "versions"} <= document["environment"].keys()
     assert document["limits"]["copy_bytes"] > 1e8
     assert "visible" in document["flop_convention"]
 
 
-def test_a_suite_made_for_a_gpu_is_refused_on_the_cpu(run):
-    result = run("bench", "--suite", "forward", "--device", "cpu")
+@pytest.mark.parametrize("arguments", [("--suite", "forward"), ("decode",)])
+def test_a_suite_made_for_a_gpu_is_refused_on_the_cpu(run, arguments):
+    result = run("bench", *arguments, "--device", "cpu")
     assert result.exit_code == 3
     assert "made for a GPU" in result.stderr
+
+
+@needs_no_gpu
+def test_no_cpu_is_proposed_that_would_not_do(run):
+    decoding, forward = (run("bench", *x, "--device", "cuda").stderr for x in (["decode"], []))
+    assert "--device cpu" not in " ".join(decoding.split())
+    assert "--device cpu" in " ".join(forward.split())
+
+
+def test_one_shape_of_decoding(run):
+    shape = ("--seqlen-k", "600", "--heads", "4", "--kv-heads", "2", "--head-dim", "32", "--window", "none,0")
+    result = run("bench", "decode", "--device", "cpu", *shape, "--seconds", "0.02", "--json")
+    assert result.exit_code == 0, result.output
+    rows = json.loads(result.stdout)["rows"]
+    assert [row["label"] for row in rows] == ["fixed", "balanced"]
+    problem = rows[0]["problem"]
+    assert (problem["operation"], problem["seqlen_q"], problem["seqlen_k"]) == ("decode", 1, 600)
+    assert rows[0]["split"]["kind"] == "fixed" and rows[0]["max_error"] < 1e-5
+
+
+def test_a_window_and_a_cap_alone(run):
+    shape = ("--seqlen", "100", "--window", "20,0", "--softcap", "30", "--algorithm", "fa2", "--sustained")
+    result = run("bench", "--device", "cpu", *shape, "--seconds", "0.01")
+    assert result.exit_code == 0, result.output
+    assert "window (20, 0), softcap 30; sustained" in " ".join(result.stdout.split())
+    assert "a CPU's energy is not measured" in result.stderr
 
 
 def test_bench_default_suite_prints_a_table_a_problem(run):
@@ -134,6 +158,12 @@ def test_without_a_gpu_exit_code_3_and_a_way_out(run, command):
         ("bench", "--seqlen", "0"),
         ("compare", "fa2", "fa2"),
         ("compare", "fa2", "nothing"),
+        ("compare", "fa2", "balanced"),
+        ("bench", "--window", "-1,0"),
+        ("bench", "--window", "5"),
+        ("bench", "--causal", "--window", "5,3"),
+        ("bench", "--softcap", "0"),
+        ("bench", "decode", "--causal", "--seqlen-k", "100"),
     ],
 )
 def test_wrong_usage_is_exit_code_2(run, arguments):

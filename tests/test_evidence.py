@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from cufa.bench import evidence, records, report
-from cufa.kernels import REGISTRY
+from cufa.bench.recorded import rows_of
+from cufa.kernels import KERNELS
 
 RECORDS = records.load_all()
 README = Path(__file__).parents[1] / "README.md"
@@ -36,11 +37,10 @@ def test_every_kernel_was_tested_and_timed(name):
 
 @pytest.mark.parametrize("name", RECORDS)
 def test_rows_were_recorded_for_these_sources(name):
-    digests = {kernel: records.digest(spec) for kernel, spec in REGISTRY.items()}
-    rows = [row for suite in RECORDS[name]["suites"].values() for row in suite["rows"]]
-    for row in (*rows, *RECORDS[name]["decode"]["rows"]):
-        if "kernel" in row:
-            assert row["digest"] == digests[row["kernel"]], row["label"]
+    digests = {kernel: records.digest(spec) for kernel, spec in KERNELS.items()}
+    for row in rows_of(RECORDS[name]):
+        if row.is_ours:
+            assert row.json["digest"] == digests[row.json["kernel"]], row.label
 
 
 def test_readme_shows_the_records():

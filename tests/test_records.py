@@ -3,17 +3,31 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import json
 
 import pytest
 
 from cufa import tuning
-from cufa.bench import evidence, records, report, summary
+from cufa.bench import evidence, fastest, records, report, summary
+from cufa.bench.cases import READ, Case, Contender, Work, contenders, one_item_a_block
+from cufa.bench.decode_cases import make_decode
+from cufa.bench.ladder import ladder
 from cufa.bench.limits import Limits
-from cufa.bench.runner import run_problem
-from cufa.bench.suites import contenders, make
-from cufa.kernels import DECODE_KERNELS, KERNELS, REGISTRY, TileConfig
+from cufa.bench.power import Power
+from cufa.bench.recorded import Recorded, by_case, rows_of
+from cufa.bench.regimes import Regime
+from cufa.bench.runner import Row, run_case, with_bounds
+from cufa.bench.suites import make
+from cufa.bench.sustained import Load
+from cufa.bench.timing import Timing, speedup
+from cufa.core.architectures import Device
+from cufa.core.mask import CAUSAL, Band
+from cufa.kernels import KERNELS, TileConfig, kernels_of
+from cufa.planner import make_plan
 
+FORWARD, DECODE = (kernels_of(name) for name in ("forward", "decode"))
+H200 = Device.typical("sm_90")
 LIMITS = Limits(1e10, {"float32": 1e11, "float64": 5e10}, 1e9)
 
 
@@ -22,9 +36,8 @@ def versions_suite():
     rows = []
     for seqlen in (600, 1100):
         problem = make(1, 2, seqlen, 32, "float32", True)
-        got, skipped = run_problem(
-            problem, contenders("naive", "fa1", "fa2_noskip", "fa2"), None, LIMITS, seconds=0.05
-        )
+        case = Case(problem, contenders("naive", "fa1", "fa2_noskip", "fa2"))
+        got, skipped = run_case(case, None, LIMITS, seconds=0.05)
         assert not skipped
         rows += got
     return {"title": "versions", "rows": [records.row_record(row) for row in rows], "skipped": []}
@@ -38,13 +51,13 @@ def record(versions_suite):
             "source": spec.source,
             "digest": records.digest(spec),
             "tests_passed": 5,
-            **({"compile_seconds": 3.0} if name in KERNELS else {}),
+            **({"compile_seconds": 3.0} if name in FORWARD else {}),
         }
-        for name, spec in REGISTRY.items()
+        for name, spec in KERNELS.items()
     }
     # The CPU plans every algorithm under one kernel; a GPU record has a row of each.
     rows = copy.deepcopy(versions_suite["rows"])
-    extra = [{**rows[0], "label": name, "kernel": name} for name in KERNELS]
+    extra = [{**rows[0], "label": name, "kernel": name} for name in FORWARD]
     return {
         "schema": records.SCHEMA,
         "environment": {
@@ -103,7 +116,7 @@ def test_a_changed_kernel_is_stale(record):
     assert records.stale_kernels(record) == ["fa2_forward"]
 
 
-@pytest.mark.parametrize("name", DECODE_KERNELS)
+@pytest.mark.parametrize("name", DECODE)
 def test_a_changed_decode_kernel_is_stale(record, name):
     record["kernels"][name]["digest"] = "0" * 64
     assert records.stale_kernels(record) == [name]
@@ -138,9 +151,7 @@ def test_bad_evidence_is_named(record, break_it, message):
 
 def test_nan_error_is_recorded_as_null():
     problem = make(1, 1, 8, 8, "float32", False)
-    rows, _ = run_problem(problem, contenders("fa2"), None, LIMITS, seconds=0.01)
-    import dataclasses
-
+    rows, _ = run_case(Case(problem, contenders("fa2")), None, LIMITS, seconds=0.01)
     row = dataclasses.replace(rows[0], error=float("nan"))
     assert records.row_record(row)["max_error"] is None
 
@@ -166,7 +177,6 @@ def test_evidence_command_writes_the_record_and_says_what_is_wrong(
 
     from cufa.bench import traces
     from cufa.commands import evidence as command
-    from cufa.core.architectures import Device
 
     record["tests"]["failed"] = failed
     monkeypatch.setattr(command, "find_device", lambda choice: Device.typical("sm_90"))
@@ -201,13 +211,14 @@ def test_markdown_shows_ratios_beside_predictions(record):
     line = next(line for line in text.splitlines() if line.startswith("| 1 × 2 × 1100"))
     assert "| 1.67× |" in line  # 5 query blocks × 3 key blocks, of which 1 + 1 + 2 + 2 + 3 are visited
     assert "9 GPU tests passed, 0 failed, 1 skipped." in text
-    assert all(name in text for name in KERNELS)
+    assert all(name in text for name in FORWARD)
 
 
 def test_markdown_puts_every_kernel_of_ours_over_the_first_peer(record):
     fast, slow = copy.deepcopy(record["suites"]["versions"]["rows"][:2])
     fast |= {"label": "fa2", "samples_ns": [1000] * 20, "p50_ns": 1000}
     slow |= {"label": "torch flash", "samples_ns": [1500] * 20, "p50_ns": 1500}
+    del slow["kernel"]  # what makes a row one of ours
     record["suites"] = {"forward": {"title": "forward", "rows": [fast, slow], "skipped": []}}
     lines = report.markdown({"test-gpu": record}).splitlines()
     header = next(line for line in lines if line.startswith("| head dim"))
@@ -221,6 +232,8 @@ def test_markdown_puts_fa3_over_the_fastest_peer(record):
     row["problem"] |= {"heads": 8, "kv_heads": 2, "seqlen_q": 128, "seqlen_k": 8192}
     times = {"fa3": 1000, "fa2": 2000, "torch flash": 3000, "torch cudnn": 1100}
     rows = [row | {"label": x, "samples_ns": [t] * 20, "p50_ns": t} for x, t in times.items()]
+    for peer in rows[2:]:
+        del peer["kernel"]
     record["suites"] = {"awkward": {"title": "awkward", "rows": rows, "skipped": []}}
     lines = report.markdown({"test-gpu": record}).splitlines()
     header = next(line for line in lines if line.startswith("| batch"))
@@ -234,24 +247,26 @@ def test_markdown_puts_fa3_over_the_fastest_peer(record):
 
 def fa3_row(contender, seconds, **sustained):
     """A row of FA3 on an H200, as a run there would leave it."""
-    from cufa.bench.runner import Row, one_item_a_block, with_bounds
-    from cufa.bench.timing import Timing
-    from cufa.core.architectures import Device
-    from cufa.planner import make_plan
-
     limits = Limits(4e12, {"bfloat16": 1e15}, 4e12, sustained)
-    problem = make(4, 16, 7680, 128, "bfloat16", False)  # every tiling divides it
-    plan = make_plan(problem, Device.typical("sm_90"), "fa3", contender.config)
+    problem = make(4, 16, 7680, 128, "bfloat16")  # every tiling divides it
+    plan = make_plan(problem, H200, "fa3", contender.config)
     if contender.one_item_a_block:
         plan = one_item_a_block(plan)
-    row = Row(contender.label, problem, Timing((seconds,) * 20), 1e-3, plan, 1e-4, "bfloat16 products")
-    return with_bounds(row, limits)
+    return with_bounds(measured_row(contender.label, problem, seconds, plan), limits)
+
+
+def measured_row(label, problem, seconds, plan=None, case="", load=None, lengths=None):
+    """Twenty samples of the same length."""
+    timing = Timing((seconds,) * 20, Regime.SUSTAINED if load else Regime.IN_TURNS)
+    error, work = None if label == READ else 1e-3, Work.of(problem, lengths)
+    return Row(case, label, problem, timing, error, plan, 1e-4, "memory", work, lengths, load=load)
+
+
+def section(rows, title="a suite"):
+    return {"title": title, "rows": [as_json(records.row_record(row)) for row in rows], "skipped": []}
 
 
 def test_markdown_has_the_ladder_with_what_was_predicted(record):
-    from cufa.bench.ladder import ladder
-    from cufa.kernels import KERNELS
-
     rungs = ladder("fa3", next(c for c in KERNELS["fa3_forward"].configs if c.fits(128)))
     measured = [fa3_row(rung, 1e-3 / (1 + n)) for n, rung in enumerate(rungs)]
     rows = [as_json(records.row_record(row)) for row in measured]
@@ -267,11 +282,10 @@ def test_markdown_has_the_ladder_with_what_was_predicted(record):
 
 
 def test_what_each_resource_would_need_is_recorded_and_shown(record, capsys):
-    from cufa.bench.runner import Contender
-    from cufa.commands.bench import _print_needs
+    from cufa.commands.rows import print_needs
 
     row = fa3_row(Contender("fa3"), 4e-3)
-    _print_needs([row])
+    print_needs([row])
     shown = capsys.readouterr().out
     assert all(text in shown for text in ("128, 7680×7680, full", "48%", "24%", "1.99 ms"))
     rows = [as_json(records.row_record(row))]
@@ -310,6 +324,161 @@ def test_summary_is_of_rows_timed_side_by_side():
     forward = {**record["suites"]["forward"], "rows": rows}
     alone = summary.summary({"x": {**record, "suites": {"forward": forward}}})
     assert "cuDNN" not in alone and "FA2 over PyTorch's FA2, full" in alone
+
+
+class TestRegimes:
+    @pytest.fixture
+    def record(self, record):
+        """FA3 is 1.5 times as fast in turns, 1.2 times alone."""
+        problem = make(4, 16, 4096, 128, "bfloat16", CAUSAL)
+        load = Load(1000, 1, 3.0, 0.0, Power(650.0, 1500.0, 0.5))
+        plan = make_plan(problem, H200, "fa3")
+        rows = [measured_row("fa3", problem, 1e-3, plan), measured_row("torch cudnn", problem, 1.5e-3)]
+        rows += [
+            measured_row("fa3", problem, 1.25e-3, plan, load=load),
+            measured_row("torch cudnn", problem, 1.5e-3, load=load),
+        ]
+        record["suites"] = {"forward": section(rows)}
+        return record
+
+    def test_stand_side_by_side_and_the_lower_one_is_claimed(self, record):
+        text = summary.summary({"x": record})
+        assert "| FA3 over cuDNN, causal, in turns | " in text and "1.50×" in text
+        assert "| FA3 over cuDNN, causal, sustained | " in text
+        assert "FA3 over cuDNN, geometric mean over these shapes: 1.20× sustained (1.50× in turns)." in text
+        tables = report.markdown({"x": record})
+        lines = tables.splitlines()
+        line = next(x for x in lines if x.startswith("| 4 × 16 × 4096, d128, causal |"))
+        assert "| 1.50× (1.50–1.50) | 1.20× (1.20–1.20) |" in line and "· 1500" in line
+
+    def test_what_waited_for_the_host_is_no_claim(self, record):
+        record["suites"]["forward"]["rows"][-1]["load"]["host_bound"] = True
+        assert "sustained" not in summary.summary({"x": record}).split("geometric mean")[-1]
+        assert "host-bound" in report.markdown({"x": record})
+
+    def test_a_row_says_all_of_its_load(self, record):
+        row = record["suites"]["forward"]["rows"][2]
+        flops = row["flops"]
+        assert row["regime"] == "sustained" and row["load"]["joules"] == 0.5
+        assert row["load"]["tflop_per_joule"] == pytest.approx(flops / 0.5e12, rel=1e-3)
+        assert (row["load"]["clock_mhz"], row["load"]["watts"]) == (1500, 650)
+
+    def test_rows_of_different_regimes_are_not_compared(self, record):
+        rows = rows_of(record)
+        with pytest.raises(ValueError, match="not compared"):
+            speedup(rows[0].timing, rows[2].timing)
+        assert [list(found) for found in by_case(rows)] == [["fa3", "torch cudnn"]] * 2
+
+
+class TestDecode:
+    @pytest.fixture
+    def record(self, record):
+        """A published shape with peers, and a ragged batch."""
+        shape, lengths = make_decode(1, 32, 8, 8 << 10), (100, 4000)
+        ragged = make_decode(2, 32, 8, 4096, lengths_given=True)
+        rows = [
+            measured_row("flash_decode", shape, 2e-5, make_plan(shape, H200), "1 × 32/8 × 8k"),
+            measured_row("torch flash", shape, 4e-5, None, "1 × 32/8 × 8k"),
+            measured_row("torch cudnn", shape, 5e-5, None, "1 × 32/8 × 8k"),
+            measured_row(READ, shape, 1e-5, None, "1 × 32/8 × 8k"),
+            measured_row(
+                "balanced", ragged, 2e-5, make_plan(ragged, H200, "balanced"), "ragged", None, lengths
+            ),
+            measured_row(READ, ragged, 1e-5, None, "ragged", None, lengths),
+        ]
+        record["suites"] = {"decode": section(rows, "decode")}
+        return record
+
+    def test_rows_are_as_those_of_any_operation(self, record):
+        rows = rows_of(as_json(record))
+        assert rows[0].problem == make_decode(1, 32, 8, 8 << 10) and rows[0].problem.operation == "decode"
+        assert rows[0].json["split"] == {
+            "kind": "fixed",
+            "count": make_plan(rows[0].problem, H200).num_splits,
+        }
+        assert rows[4].json["lengths"] == [100, 4000] and rows[4].json["max_error"] == 1e-3
+        assert rows[4].tbytes == pytest.approx(rows[4].json["io_bytes"] / 2e-5 * 1e-12, abs=1e-6)
+        assert rows[3].json["max_error"] is None and evidence.problems_with(record) != []
+        assert not any("NaN" in problem for problem in evidence.problems_with(record))
+
+    def test_tables(self, record):
+        lines = report.markdown({"x": record}).splitlines()
+        compared = next(line for line in lines if line.startswith("| 1 × 32/8 × 8k |"))
+        assert "| 50% |" in compared and "2.00×" in compared
+        assert any(line.startswith("| ragged | balanced |") for line in lines)
+        assert "Decoding, a token against 1k to 512k: 2.00–2.00×" in summary.summary(
+            {"x": {**record, "suites": {**record["suites"], "forward": section([])}}}
+        )
+
+
+OLD_FORWARD = {
+    "batch": 2, "heads": 8, "kv_heads": 2, "seqlen_q": 64, "seqlen_k": 96, "head_dim": 16, "dtype": "bfloat16",
+    "causal": True, "scale": 0.25, "precision": "native", "alignment": 16, "positive_strides": True,
+}  # fmt: skip
+OLD_DECODE = {
+    "batch": 2, "heads": 8, "kv_heads": 2, "tokens": 1, "capacity": 64, "head_dim": 16, "dtype": "bfloat16",
+    "cache_dtype": "float8_e4m3", "scale": 0.25, "page_size": 16, "max_pages": 4, "num_pages": 8,
+    "ragged": True, "new_tokens": 0, "alignment": 16, "positive_strides": True,
+}  # fmt: skip
+
+
+class TestOldRecords:
+    """Those of schema 1, as they were written."""
+
+    @pytest.fixture
+    def rows(self):
+        common = {"samples_ns": [1000, 1001], "p50_ns": 1000, "max_error": 1e-3}
+        forward = {**common, "label": "fa2", "problem": OLD_FORWARD, "tflops": 1.0, "gbytes_per_s": 1.0}
+        decode = {
+            **common, "case": "a case", "label": "balanced", "problem": OLD_DECODE, "kv_bytes": 640,
+            "tbytes_per_s": 0.00064, "kernel": "decode_balanced", "schedule": "balanced", "num_splits": 3,
+        }  # fmt: skip
+        run = {"schema": 1, "rows": [forward], "skipped": [], "decode": {"rows": [decode]}}
+        return rows_of(records.upgrade(run))
+
+    def test_a_mask_that_was_a_bool(self, rows):
+        found = rows[0]
+        assert found.problem == make(2, 8, 64, 16, "bfloat16", CAUSAL, kv_heads=2, seqlen_k=96)
+        assert found.regime is Regime.IN_TURNS and found.case == ""
+        assert found.json["flops"] == found.problem.flops
+
+    def test_decoding_that_was_a_road_of_its_own(self, rows):
+        found = rows[1]
+        assert found.problem == make_decode(
+            2, 8, 2, 64, head_dim=16, page_size=16, lengths_given=True, cache_dtype="float8_e4m3"
+        )
+        assert found.case == "a case" and found.tbytes == pytest.approx(0.00064)
+        assert found.json["split"] == {"kind": "balanced", "count": 3}
+        assert found.json["flops"] == 4 * 16 * 8 * 10, "ten keys were read in all"
+
+    def test_shipped_evidence_is_read_whole(self):
+        for record in records.load_all().values():
+            for row in rows_of(record):
+                assert Recorded(row.json).problem.flops > 0 and row.p50_ns > 0
+
+
+class TestFastest:
+    def record(self, problem, times):
+        rows = [
+            measured_row(name, problem, seconds, make_plan(problem, H200, name))
+            for name, seconds in times.items()
+        ]
+        return {"environment": {"arch": "sm_90", "device": "X"}, "suites": {"forward": section(rows)}}
+
+    def test_what_was_measured_to_be_fastest_is_taken(self):
+        problem = make(1, 8, 1024, 64, "bfloat16", Band(100, 0))
+        found = fastest.fastest(self.record(problem, {"fa3": 2e-3, "fa2": 1e-3, "fa1": 5e-3}))
+        assert set(found.values()) == {"fa2_forward"}
+        assert make_plan(problem, H200, fastest=found).spec.name == "fa2_forward"
+
+    def test_a_race_without_the_first_choice_decides_nothing(self):
+        problem = make(1, 8, 1024, 64, "bfloat16", CAUSAL)
+        assert fastest.fastest(self.record(problem, {"fa2": 1e-3, "fa1": 5e-3})) == {}
+
+    def test_the_shipped_files_are_of_the_records(self):
+        for record in records.load_all().values():
+            kept = dict(tuning.fastest_kernels(record["environment"]["device"]))
+            assert kept == fastest.fastest(record), "run `cufa evidence fastest`"
 
 
 @pytest.mark.parametrize(

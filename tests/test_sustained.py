@@ -8,10 +8,11 @@ import sys
 import pytest
 
 from cufa.bench import power, sustained
+from cufa.bench.cases import Case, contenders
 from cufa.bench.limits import Limits
 from cufa.bench.power import NoMeter, NvmlMeter, Power, Sample, summarise
 from cufa.bench.regimes import Regime
-from cufa.bench.runner import Contender, run_problem
+from cufa.bench.runner import run_case
 from cufa.bench.suites import make
 from cufa.bench.timing import Timing, speedup
 
@@ -150,9 +151,8 @@ class TestRegimes:
 
     def test_a_sustained_row_on_the_cpu(self):
         problem = make(1, 2, 64, 16, "float32", True)
-        rows, _ = run_problem(
-            problem, [Contender("fa2")], None, LIMITS, regime=Regime.SUSTAINED, seconds=0.01
-        )
+        case = Case(problem, contenders("fa2"))
+        rows, _ = run_case(case, None, LIMITS, regime=Regime.SUSTAINED, seconds=0.01)
         assert rows[0].regime is Regime.SUSTAINED and rows[0].error < 1e-5
         assert rows[0].load.sets == 1 and "CPU" in rows[0].power.missing
         assert rows[0].tflop_per_joule is None

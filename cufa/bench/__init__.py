@@ -6,6 +6,5 @@
 :mod:`records` keeps results, :mod:`report` prints them.
 
 FLOP convention: forward 4 · head_dim per visible score (``Problem.flops``): 4·B·H·Sq·Sk·D without a mask, and
-under a causal mask the exact count of scores that the mask lets through (for Sq = Sk = N, N(N+1)/2, half plus
-the diagonal), never the work that an algorithm happens to do.
+under a mask the exact count of scores that it lets through, never the work that an algorithm happens to do.
 """

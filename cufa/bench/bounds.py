@@ -15,12 +15,8 @@ all the same.
 from __future__ import annotations
 
 import dataclasses
-import heapq
 
-import numpy as np
-import numpy.typing as npt
-
-from ..core import order as item_order
+from ..core.order import makespan
 from ..core.schedule import Schedule
 from ..planner import Plan
 from .limits import Limits
@@ -94,7 +90,7 @@ def work_of(plan: Plan) -> Work:
     items = plan.schedule.num_q_blocks * heads
     depth = -(-problem.head_dim // 16) * 16
     row_bytes = -(-problem.head_dim // _ATOM_COLUMNS) * _ATOM_ROW_BYTES
-    operand = problem.itemsize
+    operand = problem.k_element.itemsize
     reads = steps * config.block_kv * (depth + problem.head_dim) * operand
     switches, q_bytes = dict(config.switches), items * config.block_q * row_bytes
     in_registers = bool(switches.get("Q_IN_REGISTERS"))
@@ -151,33 +147,10 @@ def _busiest(plan: Plan, item_cost: float) -> float:
 
     ``item_cost``: time that an item takes besides its tiles, in tiles.
     """
-    assert plan.device is not None
-    num_sms, times = plan.device.num_sms, _item_tiles(plan) + item_cost
-    tiles = float(_item_tiles(plan).sum())
-    if tiles == 0:
-        return 1.0
+    assert plan.device is not None and plan.order is not None
+    num_sms, order = plan.device.num_sms, plan.order
     if _lives_for_one_item(plan):
-        busiest = _in_order(times, num_sms)
-    else:
-        blocks = item_order.taker(np.arange(len(times)), plan.launches[0].grid[0])
-        busiest = float(np.bincount(blocks, times).max())
-    return busiest * num_sms / tiles
-
-
-def _item_tiles(plan: Plan) -> npt.NDArray[np.float64]:
-    """Key tiles of each item, in the order in which items are taken."""
-    schedule, heads = plan.schedule, plan.problem.batch * plan.problem.heads
-    index = np.arange(schedule.num_q_blocks * heads)
-    if plan.problem.causal:
-        _, q_block = item_order.causal_items(index, schedule.num_q_blocks, heads, plan.heads_per_group)
-    else:
-        q_block = index % schedule.num_q_blocks
-    return schedule.visits[q_block].astype(np.float64)
-
-
-def _in_order(times: npt.NDArray[np.float64], num_sms: int) -> float:
-    """When the last of the blocks ends that start, in order, wherever one has ended."""
-    ends = [0.0] * num_sms
-    for time in times:
-        heapq.heapreplace(ends, ends[0] + float(time))
-    return max(ends)
+        order = dataclasses.replace(order, thread_block=None)
+    tiles = order.tiles(plan.schedule)
+    total = float(tiles.sum())
+    return makespan(order, tiles + item_cost, num_sms) * num_sms / total if total else 1.0

@@ -22,19 +22,22 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from ..core.architectures import Device
+from ..core.mask import CAUSAL
+from ..core.operation import OPERATIONS
 from ..core.problem import Problem
-from ..kernels import KERNELS, REGISTRY, TileConfig
-from ..planner import Plan, fitting_configs, make_plan
-from . import decode, peers, records
-from .limits import measure_limits
+from ..kernels import KERNELS
+from ..planner import fitting_configs, make_plan
+from . import peers, records
+from .cases import READ, Case, Contender
+from .inputs import Inputs
+from .limits import Limits, measure_limits
+from .recorded import rows_of
 from .records import Json
 from .regimes import Regime
-from .runner import random_inputs, run_problem
-from .suites import EVIDENCE, SUITES, Case, make
-from .timing import Timing, host_time
+from .runner import run_case
+from .suites import EVIDENCE, SUITES, Part, make
+from .timing import host_time
 
 TESTS_DIR = Path(__file__).parents[2] / "tests"
 
@@ -44,19 +47,20 @@ Say = Callable[[str], None]
 def record_evidence(
     device: Device, *, jobs: int, seconds: float, with_tests: bool, say: Say, keep: Callable[[Json], object]
 ) -> Json:
-    """Run it all on the current GPU. ``seconds`` is the measuring time of each shape. ``keep`` is given the
-    record twice, with the benchmark and then with the tests: a machine may be lost in between.
+    """Run it all on the current GPU. ``seconds`` is the measuring time of each case where contenders take
+    turns. ``keep`` is given the record twice, with the benchmark and then with the tests: a machine may be lost
+    in between.
 
     Raises FileNotFoundError when the tests are wanted and not here: an installed package has none.
     """
     if with_tests and not TESTS_DIR.is_dir():
         raise FileNotFoundError(f"the GPU tests are not in {TESTS_DIR}: run this from a checkout")
     started = time.perf_counter()
-    suites = {name: list(SUITES[name].cases(device)) for name in EVIDENCE}
+    parts = [(part, list(SUITES[part.suite].cases(device))) for part in EVIDENCE]
     say("one cold compile of each kernel")
     kernels = _kernel_records(device)
     say("compiling the variants of the benchmark")
-    _compile_in_parallel([case for cases in suites.values() for case in cases], jobs)
+    _compile_in_parallel([case for _, cases in parts for case in cases], jobs)
     record: Json = {
         "schema": records.SCHEMA,
         "environment": records.environment(device),
@@ -68,21 +72,9 @@ def record_evidence(
     say("ceilings")
     limits = measure_limits(device)
     record["limits"] = dataclasses.asdict(limits)
-    for name, cases in suites.items():
-        say(f"benchmark: {SUITES[name].title}")
-        rows, skipped = [], []
-        for seed, (problem, contenders) in enumerate(cases):
-            got, missed = run_problem(problem, contenders, device, limits, seconds=seconds, seed=seed)
-            rows += got
-            skipped += missed
-        record["suites"][name] = {
-            "title": SUITES[name].title,
-            "rows": [records.row_record(row) for row in rows],
-            "skipped": [records.skipped_record(s) for s in skipped],
-            "gpu_after": records.gpu_state(),
-        }
-    say("benchmark: decode")
-    record["decode"] = decode_record(device, seconds)
+    for part, cases in parts:
+        say(f"benchmark: {SUITES[part.suite].title}, {part.regime}")
+        _measure(record["suites"], part, cases, device, limits, seconds)
     say("time to the first result of a new process")
     record["first_result_seconds"] = first_result_seconds()
     say("host time of a call")
@@ -97,14 +89,19 @@ def record_evidence(
     return record
 
 
-def decode_record(device: Device, seconds: float) -> Json:
-    """Decoding: rows of all cases."""
-    rows = [
-        row
-        for case in decode.cases()
-        for row in decode.run_case(case, device, torch=not peers.FAMILIES["torch"].missing, seconds=seconds)
-    ]
-    return {"rows": [decode.row_record(row) for row in rows], "gpu_after": records.gpu_state()}
+def _measure(
+    suites: Json, part: Part, cases: Iterable[Case], device: Device, limits: Limits, seconds: float
+) -> None:
+    """Add the rows of one part to the section of the record that it is kept in."""
+    if part.seconds is not None or part.regime is not Regime.IN_TURNS:
+        seconds = part.seconds or part.regime.seconds
+    title = SUITES[part.kept_in].title
+    section = suites.setdefault(part.kept_in, {"title": title, "rows": [], "skipped": []})
+    for seed, case in enumerate(cases):
+        rows, skipped = run_case(case, device, limits, regime=part.regime, seconds=seconds, seed=seed)
+        section["rows"] += [records.row_record(row) for row in rows]
+        section["skipped"] += [records.skipped_record(s) for s in skipped]
+    section["gpu_after"] = records.gpu_state()
 
 
 def problems_with(record: Json) -> list[str]:
@@ -115,21 +112,17 @@ def problems_with(record: Json) -> list[str]:
         found.append("the GPU tests were not run")
     elif tests["failed"] or not tests["passed"]:
         found.append(f"{tests['failed']} GPU tests failed, {tests['passed']} passed: {tests['failures'][:3]}")
-    timed = set()
-    for name, suite in record["suites"].items():
-        for row in suite["rows"]:
-            timed.add(row.get("kernel"))
-            if row["max_error"] is None:
-                found.append(f"{name}: {row['label']} gave NaN on {row['problem']}")
+    rows = rows_of(record)
     found += [
-        f"decode: {row['label']} gave NaN on {row['case']}"
-        for row in record.get("decode", {}).get("rows", [])
-        if row["max_error"] is None and row["label"] != decode.READ
+        f"{row.suite}: {row.label} gave NaN on {row.case or row.problem}"
+        for row in rows
+        if row.json["max_error"] is None and row.label != READ
     ]
+    timed = {row.json.get("kernel") for row in rows}
     found += [f"{x} is not recorded" for x in records.runnable_kernels(record) if x not in record["kernels"]]
     for name, kernel in record["kernels"].items():
-        # Of the decode kernels, cases take those that plans choose for them: the others are only tested.
-        if name in KERNELS and name not in timed:
+        # Where a plan may choose among many for each case, those that no case takes are only tested.
+        if "compile_seconds" in kernel and name not in timed:
             found.append(f"{name} was not timed")
         if tests and not kernel.get("tests_passed"):
             found.append(f"no GPU test ran {name}")
@@ -137,18 +130,18 @@ def problems_with(record: Json) -> list[str]:
 
 
 def _kernel_records(device: Device) -> dict[str, Json]:
-    """Digest of each kernel that this GPU runs and, of those of flash_attention, seconds of one compile."""
+    """Digest of each kernel that this GPU runs and, of those that a call may name, seconds of one compile."""
     served = [spec for spec in KERNELS.values() if spec.runs_on(device.arch.capability)]
-    head_dims = [128 if fitting_configs(spec, 128, device) else 64 for spec in served]
-    timed = cold_compiles([(spec.name, d) for spec, d in zip(served, head_dims, strict=True)])
+    named = [spec for spec in served if not OPERATIONS[spec.operation].splits]
+    head_dims = [128 if fitting_configs(spec, 128, device) else 64 for spec in named]
+    timed = cold_compiles([(spec.name, d) for spec, d in zip(named, head_dims, strict=True)])
     compiled = {
         spec.name: {"compile_seconds": round(seconds, 2), "compiled": what}
-        for spec, (seconds, what) in zip(served, timed, strict=True)
+        for spec, (seconds, what) in zip(named, timed, strict=True)
     }
     return {
         spec.name: {"source": spec.source, "digest": records.digest(spec), **compiled.get(spec.name, {})}
-        for spec in REGISTRY.values()
-        if spec.runs_on(device.arch.capability)
+        for spec in served
     }
 
 
@@ -170,35 +163,35 @@ def _cold_compile(variant: tuple[str, int]) -> tuple[float, str]:
 
     spec, head_dim, device = KERNELS[variant[0]], variant[1], cuda.current_device()
     dtype = "bfloat16" if "bfloat16" in spec.dtypes else spec.dtypes[0]
-    problem = make(1, 16, 4096, head_dim, dtype, causal=True)
-    config = spec.choose(problem, fitting_configs(spec, head_dim, device), device.num_sms)
-    launches = spec.launches(problem, config, spec.shared_memory(config, head_dim))
-    plan = Plan(problem, spec, config, device, launches, spec.workspace(problem, config), ())
+    plan = make_plan(make(1, 16, 4096, head_dim, dtype, CAUSAL), device, kernel=spec.name)
     start = time.perf_counter()
     cuda.prepare(plan)
-    return time.perf_counter() - start, f"{dtype}, head_dim {head_dim}, causal, {config}"
+    return time.perf_counter() - start, f"{dtype}, head_dim {head_dim}, causal, {plan.config}"
 
 
 def _compile_in_parallel(cases: Iterable[Case], jobs: int) -> None:
-    """Fill CuPy's disk cache: one process a job, as each compiles on one core."""
-    wanted: dict[tuple[Any, ...], tuple[Problem, str, TileConfig | None]] = {}
-    for problem, contenders in cases:
-        for contender in contenders:
-            if not contender.is_peer:
-                code = dataclasses.replace(problem, batch=1, heads=1, kv_heads=1)  # does not depend on these
-                key = (code, contender.algorithm, contender.config)
-                wanted[key] = (problem, contender.algorithm, contender.config)
+    """Fill CuPy's disk cache: one process per job, as each compiles on one core."""
+    wanted: dict[tuple[Problem, Contender], tuple[Contender, Problem]] = {}
+    for case in cases:
+        for contender in case.contenders:
+            if contender.is_ours:
+                wanted.setdefault((_code(case.problem_of(contender)), contender), (contender, case.problem))
     context = multiprocessing.get_context("spawn")  # a forked child cannot use its parent's CUDA context
     with ProcessPoolExecutor(jobs, mp_context=context) as pool:
         list(pool.map(_compile_one, wanted.values()))
 
 
-def _compile_one(job: tuple[Problem, str, TileConfig | None]) -> None:
+def _code(problem: Problem) -> Problem:
+    """What is compiled does not depend on how much there is of it."""
+    return dataclasses.replace(problem, batch=1, heads=problem.group_size, kv_heads=1)
+
+
+def _compile_one(job: tuple[Contender, Problem]) -> None:
     from ..backends import cuda
 
-    problem, algorithm, config = job
+    contender, problem = job
     try:
-        plan = make_plan(problem, cuda.current_device(), algorithm, config=config)
+        plan = contender.plan(problem, cuda.current_device())
     except ValueError:  # no kernel serves it here: the benchmark will say so
         return
     cuda.prepare(plan)
@@ -211,7 +204,7 @@ def run_gpu_tests(jobs: int, say: Say) -> Json:
     kernel's name in the test's parameters.
     """
     total: Json = {"passed": 0, "failed": 0, "skipped": 0, "failures": []}
-    by_kernel = dict.fromkeys(REGISTRY, 0)
+    by_kernel = dict.fromkeys(KERNELS, 0)
     start = time.perf_counter()
     for expression, workers in (("gpu and not alone", jobs), ("gpu and alone", 0)):
         say(f"pytest -m '{expression}'")
@@ -246,7 +239,7 @@ def _outcome(case: xml.etree.ElementTree.Element) -> str:
 def _kernels_of(test_name: str) -> list[str]:
     """Kernels named among the parameters, e.g. ``test_lengths[fa2_forward-float16-native-1-1-full]``."""
     parameters = re.search(r"\[(.*)\]$", test_name)
-    return [name for name in REGISTRY if parameters and name in parameters[1].split("-")]
+    return [name for name in KERNELS if parameters and name in parameters[1].split("-")]
 
 
 def host_calls() -> list[Json]:
@@ -256,14 +249,19 @@ def host_calls() -> list[Json]:
 
     from .. import flash_attention, flash_decode
 
-    problem = make(1, 8, 128, 64, "float16", causal=True)
-    q, k, v = random_inputs(problem, on_gpu=True, seed=0)
+    problem = make(1, 8, 128, 64, "float16", CAUSAL)
+
+    def inputs(seed: int) -> list[Any]:
+        arrays = Inputs(problem, on_gpu=True, seed=seed).arrays(problem)
+        return [arrays[name] for name in "qkv"]
+
+    q, k, v = inputs(0)
     out = cupy.empty_like(q)
     token, one = q[:, :, :1].copy(), cupy.empty_like(q[:, :, :1])
-    length = cupy.array([100], np.int32)
+    length = cupy.array([100], "int32")
     synchronize = cupy.cuda.get_current_stream().synchronize
     # A kernel that takes tensor maps encodes them anew when the arrays are not those of the last call.
-    others = itertools.cycle([random_inputs(problem, on_gpu=True, seed=seed) for seed in range(1, 5)])
+    others = itertools.cycle([inputs(seed) for seed in range(1, 5)])
     calls: dict[str, Callable[[], Any]] = {
         "flash_attention(q, k, v, causal=True)": lambda: flash_attention(q, k, v, causal=True),
         "flash_attention(q, k, v, causal=True, out=out)": lambda: flash_attention(
@@ -318,8 +316,3 @@ def _importable(module: str) -> bool:
 
 def default_jobs() -> int:
     return min(16, len(os.sched_getaffinity(0)))
-
-
-def timing_of(row: Json) -> Timing:
-    """The samples of a recorded row, in seconds. (Rows that name no regime are older than the second one.)"""
-    return Timing(tuple(np.array(row["samples_ns"]) * 1e-9), Regime(row.get("regime", Regime.IN_TURNS)))

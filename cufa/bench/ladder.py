@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 
 from ..kernels import TileConfig
-from .runner import Contender
+from .cases import Contender
 
 #: (switch of the configs, what it adds), in the order of the story. "" is not a switch: persistent thread
 #: blocks, which run on from item to item, instead of one block for each item.

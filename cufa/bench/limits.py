@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from ..core.architectures import Device
 from ..core.problem import Problem
 from ..nvrtc.compiler import cupy_options, translation_unit
-from .timing import Timing, measure
+from .cases import Work
+from .timing import Run, Timing, measure
 
 _COPY_BYTES = 1 << 30
 _THREADS, _BLOCKS_PER_SM, _ITERATIONS = 256, 2, 1 << 13
@@ -38,17 +41,20 @@ class Limits:
     sustained_flops: dict[str, float] = dataclasses.field(default_factory=dict)
     """``wgmma`` on random operands when the power limit has lowered the clocks: the median of the second half
     of a second's load. Empty where there is no ``wgmma``."""
+    read_bytes: float = 0.0
+    """Bytes of a kernel that only reads; 0: not measured."""
 
-    def floor(self, problem: Problem) -> tuple[float, str]:
+    def floor(self, problem: Problem, work: Work | None = None) -> tuple[float, str]:
         """Seconds below which nothing on this machine can solve the problem, and what sets them.
 
         The largest of products, exponentials and compulsory traffic, as if all three overlapped perfectly.
+        ``work``: where sequences are shorter than the problem has room for.
         """
-        kind = _product(problem, self.flops)
+        kind, work = _product(problem, self.flops), work or Work.of(problem)
         parts = {
-            f"{kind} products": problem.flops / self.flops[kind],
-            "exponentials": problem.batch * problem.heads * problem.visible_scores / self.exponentials,
-            "memory": problem.io_bytes / self.copy_bytes,
+            f"{kind} products": work.flops / self.flops[kind],
+            "exponentials": work.scores / self.exponentials,
+            "memory": work.io_bytes / max(self.copy_bytes, self.read_bytes),
         }
         bound = max(parts, key=lambda name: parts[name])
         return parts[bound], bound
@@ -100,7 +106,28 @@ def _gpu_limits(device: Device) -> Limits:
             sustained[kind] = work / float(np.median(t.samples[len(t.samples) // 2 :]))
     exponentials = threads * _ITERATIONS * _CHAINS
     rate = exponentials / timing("kernels/limits.cu", "exp2_limit", "float16", blocks).p10
-    return Limits(copy_bytes, flops, rate, sustained)
+    return Limits(copy_bytes, flops, rate, sustained, _gpu_read_rate())
+
+
+def streaming_read(arrays: Sequence[Any], num_bytes: int) -> Run:
+    """``num_bytes``, an equal part of each array, read once by a kernel that does nothing else."""
+    import cupy
+
+    device = cupy.cuda.runtime.getDeviceProperties(cupy.cuda.runtime.getDevice())
+    blocks, threads = 2 * device["multiProcessorCount"], 1024
+    unit = translation_unit("kernels/limits.cu", {"BFLOAT16": False, "TF32": False})
+    kernel = cupy.RawModule(code=unit, options=cupy_options()).get_function("read_limit")
+    sink, each = cupy.empty(blocks * threads, np.float32), num_bytes // len(arrays)
+    parts = [cupy.ascontiguousarray(x).reshape(-1).view(np.uint8)[:each] for x in arrays]
+    whole = parts[0] if len(parts) == 1 else cupy.concatenate(parts)
+    return functools.partial(kernel, (blocks,), (threads,), (whole, np.uint64(whole.size // 16), sink))
+
+
+def _gpu_read_rate() -> float:
+    import cupy
+
+    run = streaming_read([cupy.empty(_COPY_BYTES, cupy.uint8)], _COPY_BYTES)
+    return _COPY_BYTES / measure({"read": run}, on_gpu=True)["read"].p10
 
 
 def _gpu_copy_rate() -> float:

@@ -1,8 +1,11 @@
 """Results as JSON: what was measured, of which sources, where, and how.
 
 A *run* is what `cufa bench --json` prints. An *evidence* file is a run of the recorded suites plus the GPU
-tests, one file a GPU model under ``cufa/records``, shipped with the package: CI has no GPU, so a test there
+tests, one file per GPU model under ``cufa/records``, shipped with the package: CI has no GPU, so a test there
 compares each kernel's source digest with the one that its evidence was recorded for.
+
+Rows of all operations and regimes look the same. :func:`upgrade` brings records of older schemas to this one,
+and :class:`cufa.bench.recorded.Recorded` is a row read back.
 """
 
 from __future__ import annotations
@@ -19,19 +22,19 @@ from pathlib import Path
 from typing import Any
 
 from ..core.architectures import Device, find_architecture
-from ..kernels import REGISTRY, KernelSpec
+from ..kernels import KERNELS, KernelSpec
 from ..nvrtc.compiler import cupy_options, source_digest
+from ..planner import Plan
 from ..tuning import write_json
+from . import records_v1
 from .limits import Limits
 from .runner import Row, Skipped
 from .sustained import Load
 from .timing import as_nanoseconds
 
-SCHEMA = 1
+SCHEMA = 2
 RECORDS_DIR = Path(__file__).parent.parent / "records"
-FLOP_CONVENTION = (
-    "forward: 4 * head_dim per visible score (causal: the exact count that the mask lets through)"
-)
+FLOP_CONVENTION = "4 * head_dim per visible score: the exact count that the mask lets through"
 
 Json = dict[str, Any]
 
@@ -44,13 +47,15 @@ def digest(spec: KernelSpec) -> str:
 def row_record(row: Row) -> Json:
     """One measured row. Times are nanoseconds, all samples kept; rates follow from them and the problem."""
     record: Json = {
+        "case": row.case,
         "label": row.label,
-        "problem": dataclasses.asdict(row.problem),
-        "regime": row.regime,
+        "problem": row.problem.as_json(),
+        "regime": row.regime.value,
         "samples_ns": as_nanoseconds(row.timing),
         "p10_ns": round(row.timing.p10 * 1e9),
         "p50_ns": round(row.timing.p50 * 1e9),
         "p90_ns": round(row.timing.p90 * 1e9),
+        **dataclasses.asdict(row.work),
         "tflops": round(row.tflops, 3),
         "gbytes_per_s": round(row.gbytes, 3),
         "of_ceiling": round(row.of_ceiling, 4),
@@ -58,26 +63,32 @@ def row_record(row: Row) -> Json:
         # JSON has no NaN: an error that is no number is recorded as null.
         "max_error": row.error if row.error == row.error else None,
     }
+    if row.lengths is not None:
+        record["lengths"] = list(row.lengths)
     if row.load is not None:
-        record |= _load_record(row, row.load)
+        record["load"] = _load_record(row, row.load)
     if row.plan is not None:
-        heads = row.problem.batch * row.problem.heads
-        schedule = row.plan.schedule
-        record |= {
-            "kernel": row.plan.spec.name,
-            "digest": digest(row.plan.spec),
-            "config": dataclasses.asdict(row.plan.config),
-            "grid": [list(launch.grid) for launch in row.plan.launches],
-            "tiles_visited": schedule.visited * heads,
-            "tiles_skipped": schedule.skipped * heads,
-            "workspace_bytes": row.plan.workspace,
-        }
+        record |= _plan_record(row.plan)
     if row.predicted is not None:
         record |= {
             "predicted_ns": round(row.predicted * 1e9),
             "needs_ns": {name: round(seconds * 1e9) for name, seconds in row.needs.items()},
         }
     return record
+
+
+def _plan_record(plan: Plan) -> Json:
+    heads, schedule = plan.problem.batch * plan.problem.heads, plan.schedule
+    return {
+        "kernel": plan.spec.name,
+        "digest": digest(plan.spec),
+        "config": dataclasses.asdict(plan.config),
+        "grid": [list(launch.grid) for launch in plan.launches],
+        "tiles_visited": schedule.visited * heads,
+        "tiles_skipped": schedule.skipped * heads,
+        "workspace_bytes": plan.workspace,
+        **({"split": dataclasses.asdict(plan.split)} if plan.split else {}),
+    }
 
 
 def _load_record(row: Row, load: Load) -> Json:
@@ -96,7 +107,8 @@ def _load_record(row: Row, load: Load) -> Json:
 
 
 def skipped_record(skipped: Skipped) -> Json:
-    return {"label": skipped.label, "problem": dataclasses.asdict(skipped.problem), "reason": skipped.reason}
+    problem = skipped.problem.as_json()
+    return {"case": skipped.case, "label": skipped.label, "problem": problem, "reason": skipped.reason}
 
 
 def run_record(
@@ -184,14 +196,28 @@ def evidence_path(device_name: str, directory: Path = RECORDS_DIR) -> Path:
 
 
 def load_all(directory: Path = RECORDS_DIR) -> dict[str, Json]:
-    """Recorded evidence by file name, e.g. ``nvidia-h200``. Raises ValueError for a damaged file."""
+    """Recorded evidence by file name, e.g. ``nvidia-h200``, in this version's schema. Raises ValueError for a
+    damaged file."""
     found = {}
     for file in sorted(directory.glob("*.json")):
-        record = json.loads(file.read_text(encoding="utf-8"))
-        if record.get("schema") != SCHEMA:
-            raise ValueError(f"{file.name} has schema {record.get('schema')!r}; this version reads {SCHEMA}")
-        found[file.stem] = record
+        try:
+            found[file.stem] = upgrade(json.loads(file.read_text(encoding="utf-8")))
+        except ValueError as error:
+            raise ValueError(f"{file.name}: {error}") from error
     return found
+
+
+def upgrade(record: Json) -> Json:
+    """A record in this version's schema. Raises ValueError for one that this version does not read."""
+    schema = record.get("schema")
+    if schema == SCHEMA:
+        return record
+    if schema != 1:
+        raise ValueError(f"it has schema {schema!r}; this version reads 1 to {SCHEMA}")
+    try:
+        return records_v1.upgraded(record)
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"it is damaged: {error!r}") from error
 
 
 def save(record: Mapping[str, Any], file: Path) -> Path:
@@ -203,16 +229,16 @@ def save(record: Mapping[str, Any], file: Path) -> Path:
 def stale_kernels(record: Mapping[str, Any]) -> list[str]:
     """Kernels of the record whose sources are no longer those that it was recorded for."""
     recorded = {name: kernel["digest"] for name, kernel in record["kernels"].items()}
-    return [name for name, spec in REGISTRY.items() if name in recorded and recorded[name] != digest(spec)]
+    return [name for name, spec in KERNELS.items() if name in recorded and recorded[name] != digest(spec)]
 
 
 def unrecorded_kernels(evidence: Iterable[Mapping[str, Any]]) -> list[str]:
     """Kernels that no record holds. (A GPU's record holds those that run on it.)"""
     recorded = {name for record in evidence for name in record["kernels"]}
-    return [name for name in REGISTRY if name not in recorded]
+    return [name for name in KERNELS if name not in recorded]
 
 
 def runnable_kernels(record: Mapping[str, Any]) -> list[str]:
     """Kernels that the GPU of a record runs, and so what it should hold."""
     arch = find_architecture(record["environment"]["arch"])
-    return [name for name, spec in REGISTRY.items() if spec.runs_on(arch.capability)]
+    return [name for name, spec in KERNELS.items() if spec.runs_on(arch.capability)]

@@ -1,25 +1,33 @@
-"""Recorded evidence in a few lines: the first table of the README."""
+"""Recorded evidence in a few lines: the first table of the README.
+
+Where both regimes were recorded they stand side by side, and the sentence below claims the lower one.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
-from typing import Any
 
+from ..core.problem import MASK_KINDS, Problem
+from .recorded import Recorded, by_case, rows_of
 from .records import Json
+from .regimes import Regime
+from .tables import best_peer
 
 BEGIN, END = "<!-- summary: begin -->", "<!-- summary: end -->"
 
 _LENGTHS = (1024, 4096, 16384)
 _HEAD_DIMS = (64, 128, 256)
+_COMPARED = (("fa3", "torch cudnn", "FA3 over cuDNN"), ("fa2", "torch flash", "FA2 over PyTorch's FA2"))
 
 
 def summary(evidence: dict[str, Json]) -> str:
-    """One table a recorded GPU: speed over the peers that were timed side by side."""
+    """One table per recorded GPU: speed over the peers that were timed side by side."""
     return "\n".join("\n".join(_device(record)) for record in evidence.values()) + "\n"
 
 
 def _device(record: Json) -> Iterator[str]:
-    environment, suites = record["environment"], record["suites"]
+    environment, rows = record["environment"], rows_of(record)
     yield (
         f"On an {environment['device'].removeprefix('NVIDIA ')} ({environment['recorded'][:10]}, bfloat16, "
         "16k tokens × 2048 hidden, cold L2), speed over PyTorch's in the same run at 1k · 4k · 16k; every "
@@ -27,79 +35,97 @@ def _device(record: Json) -> Iterator[str]:
     )
     yield "| | " + " | ".join(f"head dim {d}" for d in _HEAD_DIMS) + " |"
     yield "|---" * (1 + len(_HEAD_DIMS)) + "|"
-    rows = suites["forward"]["rows"]
-    for ours, peer, words in (
-        ("fa3", "torch cudnn", "FA3 over cuDNN"),
-        ("fa2", "torch flash", "FA2 over PyTorch's FA2"),
-    ):
-        for causal in (False, True):
-            cells = [_cell(rows, ours, peer, d, causal) for d in _HEAD_DIMS]
-            if any(cells):
-                yield f"| {words}, {'causal' if causal else 'full'} | " + " | ".join(cells) + " |"
-    yield from _sentences(record)
+    forward = [row for row in rows if row.suite == "forward"]
+    regimes = list(dict.fromkeys(row.regime for row in forward))
+    for ours, peer, words in _COMPARED:
+        for kind in MASK_KINDS:
+            for regime in regimes:
+                cells = [_cell(forward, ours, peer, regime, d, kind) for d in _HEAD_DIMS]
+                named = f", {regime}" if len(regimes) > 1 else ""
+                if any(cells):
+                    yield f"| {words}, {kind}{named} | " + " | ".join(cells) + " |"
+    yield "\n" + "\n".join([*_claims(forward, regimes), *_further(record, rows)])
 
 
-def _cell(rows: list[Json], ours: str, peer: str, head_dim: int, causal: bool) -> str:
-    def this(problem: Json) -> bool:
-        return bool(problem["head_dim"] == head_dim and problem["causal"] == causal)
+def _cell(rows: list[Recorded], ours: str, peer: str, regime: Regime, head_dim: int, kind: str) -> str:
+    def this(p: Problem) -> bool:
+        return p.head_dim == head_dim and p.mask_kind == kind
 
-    found = dict(_ratios(rows, ours, peer, this))
+    found = {p.seqlen_q: value for p, value in _ratios(rows, ours, peer, this, regime)}
     return " · ".join(f"{found[n]:.2f}×" for n in _LENGTHS if n in found)
 
 
+def _claims(rows: list[Recorded], regimes: list[Regime]) -> Iterator[str]:
+    """The geometric mean over all shapes, of the lower regime; nothing where there is only one."""
+    if len(regimes) < 2:
+        return
+    for ours, peer, words in _COMPARED:
+        means = {
+            regime: _mean([value for _, value in _ratios(rows, ours, peer, lambda p: True, regime)])
+            for regime in regimes
+        }
+        found = {regime: mean for regime, mean in means.items() if mean}
+        if found:
+            lower = min(found, key=lambda regime: found[regime])
+            others = [f"{mean:.2f}× {regime}" for regime, mean in found.items() if regime is not lower]
+            beside = f" ({', '.join(others)})" if others else ""
+            yield f"{words}, geometric mean over these shapes: {found[lower]:.2f}× {lower}{beside}."
+
+
+def _mean(ratios: list[float]) -> float:
+    """Geometric; 0 of none."""
+    return math.exp(sum(map(math.log, ratios)) / len(ratios)) if ratios else 0.0
+
+
 def _ratios(
-    rows: list[Json], ours: str, peer: str, wanted: Callable[[Json], bool]
-) -> Iterator[tuple[int, float]]:
-    """(seqlen, speed-up) of each wanted shape that both were timed on."""
-    times: dict[tuple[Any, ...], dict[str, float]] = {}
-    for row in rows:
-        if wanted(row["problem"]):
-            times.setdefault(tuple(row["problem"].items()), {})[row["label"]] = row["p50_ns"]
-    for shape, by_label in times.items():
-        if ours in by_label and peer in by_label:
-            yield dict(shape)["seqlen_q"], by_label[peer] / by_label[ours]
+    rows: list[Recorded],
+    ours: str,
+    peer: str,
+    wanted: Callable[[Problem], bool],
+    regime: Regime = Regime.IN_TURNS,
+) -> Iterator[tuple[Problem, float]]:
+    """Each wanted problem that both were timed on, and the speed-up."""
+    chosen = [row for row in rows if row.regime is regime and not row.host_bound and wanted(row.problem)]
+    for found in by_case(chosen):
+        if ours in found and peer in found:
+            yield found[ours].problem, found[peer].p50_ns / found[ours].p50_ns
 
 
-def _sentences(record: Json) -> Iterator[str]:
-    suites = record["suites"]
-    lines = []
-    float32 = _range(suites, "float32", "fa2", "torch efficient", lambda p: p["precision"] == "float32")
+def _further(record: Json, rows: list[Recorded]) -> Iterator[str]:
+    float32 = _range(rows, "float32", "fa2", "torch efficient", lambda p: p.precision == "float32")
     if float32:
-        lines.append(f"float32 with float32 accuracy: {float32} PyTorch's memory-efficient backend.")
-    awkward = _range(suites, "awkward", "fa3", "torch cudnn", lambda p: True)
+        yield f"float32 with float32 accuracy: {float32} PyTorch's memory-efficient backend."
+    awkward = _range(rows, "awkward", "fa3", "torch cudnn", lambda p: True)
     if awkward:
-        lines.append(f"Short, ragged and uneven shapes: {awkward} cuDNN.")
-    decoding = [min(peers) / ours for ours, peers in _decode_times(record)]
+        yield f"Short, ragged and uneven shapes: {awkward} cuDNN."
+    decoding = list(_decode_ratios(rows))
     if decoding:
-        lines.append(
+        yield (
             f"Decoding, a token against 1k to 512k: {min(decoding):.2f}–{max(decoding):.2f}× the faster of "
             "PyTorch's two."
         )
     calls = {c["call"]: c["p50_us"] for c in record["host_calls"]}
-    call = calls.get("flash_attention(q, k, v, causal=True)")
+    call = next((time for name, time in calls.items() if name.startswith("flash_attention(")), None)
     first = record["first_result_seconds"]
     if call and "torch flash" in calls:
-        lines.append(
-            f"A call costs {call:.1f} µs of host time (PyTorch's flash backend: {calls['torch flash']:.1f});"
-        )
-        lines.append(
+        yield f"A call costs {call:.1f} µs of host time (PyTorch's flash backend: {calls['torch flash']:.1f});"
+        yield (
             f"the first ever takes {first['cold']:.1f} s with compilation, {first['warm']:.1f} s once the "
             "kernel is on disk."
         )
-    yield "\n" + "\n".join(lines)
 
 
-def _decode_times(record: Json) -> Iterator[tuple[float, list[float]]]:
-    """(ours, the peers') of every case of decoding that has peers."""
-    cases: dict[str, dict[str, float]] = {}
-    for row in record.get("decode", {}).get("rows", []):
-        cases.setdefault(row["case"], {})[row["label"]] = row["p50_ns"]
-    for times in cases.values():
-        peers = [time for label, time in times.items() if label.startswith("torch")]
-        if peers and "flash_decode" in times:
-            yield times["flash_decode"], peers
+def _decode_ratios(rows: list[Recorded]) -> Iterator[float]:
+    """Ours over the best peer, for every case of decoding that has peers, in turns."""
+    for found in by_case(row for row in rows if row.suite == "decode" and row.regime is Regime.IN_TURNS):
+        ours, peer = next((x for x in found.values() if x.is_ours), None), best_peer(found)
+        if ours is not None and peer:
+            yield found[peer].p50_ns / ours.p50_ns
 
 
-def _range(suites: Json, suite: str, ours: str, peer: str, wanted: Callable[[Json], bool]) -> str | None:
-    found = [ratio for _, ratio in _ratios(suites.get(suite, {}).get("rows", []), ours, peer, wanted)]
+def _range(
+    rows: list[Recorded], suite: str, ours: str, peer: str, wanted: Callable[[Problem], bool]
+) -> str | None:
+    of_suite = [row for row in rows if row.suite == suite]
+    found = [value for _, value in _ratios(of_suite, ours, peer, wanted)]
     return f"{min(found):.2f}–{max(found):.2f}×" if found else None

@@ -26,10 +26,12 @@ import numpy as np
 import numpy.typing as npt
 
 from ..core.architectures import Device
+from ..core.mask import CAUSAL
 from ..core.problem import Problem
 from ..kernels import KERNELS, TileConfig
 from ..planner import Plan, make_plan
-from . import records
+from . import records, records_v1
+from .inputs import Inputs, given_to
 from .suites import make
 
 TRACES_DIR = records.RECORDS_DIR / "traces"
@@ -61,9 +63,8 @@ class Trace:
     def name(self) -> str:
         """Of its file, without suffix."""
         p, c = self.problem, self.config
-        mask = "causal" if p.causal else "full"
         parts = [self.environment["device"], self.kernel, f"b{p.batch}h{p.heads}kv{p.kv_heads}"]
-        parts += [f"{p.seqlen_q}x{p.seqlen_k}", f"d{p.head_dim}", p.dtype, mask]
+        parts += [f"{p.seqlen_q}x{p.seqlen_k}", f"d{p.head_dim}", p.dtype, p.scores_text]
         parts += [f"{c.block_q}x{c.block_kv}w{c.num_warps}s{c.num_stages}"]
         return re.sub(r"[^a-z0-9]+", "-", " ".join(parts).lower()).strip("-")
 
@@ -74,11 +75,11 @@ def record(plan: Plan) -> Trace:
     Raises ValueError for a kernel that keeps no trace.
     """
     from ..backends import cuda
-    from .runner import random_inputs
 
     assert plan.device is not None
-    q, k, v = random_inputs(plan.problem, on_gpu=True, seed=0)
-    runs = [cuda.trace(plan, q, k, v)[1] for _ in range(_RUNS)]
+    arrays = Inputs(plan.problem, on_gpu=True, seed=0).arrays(plan.problem)
+    given = given_to(plan.operation, arrays)
+    runs = [cuda.trace(plan, given) for _ in range(_RUNS)]
     if not runs[0]["end_ns"].all():
         raise ValueError(f"{plan.spec.name} writes no trace records")
     shortest = min(runs, key=lambda r: int(r["end_ns"].max() - r["start_ns"].min()))
@@ -95,7 +96,7 @@ def save(trace: Trace, directory: Path) -> Path:
     for field in ("start_ns", "end_ns"):
         shifted[field] -= trace.records["start_ns"].min()
     described = {f.name: getattr(trace, f.name) for f in dataclasses.fields(trace) if f.name != "records"}
-    described |= {"problem": dataclasses.asdict(trace.problem), "config": dataclasses.asdict(trace.config)}
+    described |= {"problem": trace.problem.as_json(), "config": dataclasses.asdict(trace.config)}
     text = json.dumps({"schema": records.SCHEMA, **described})
     directory.mkdir(parents=True, exist_ok=True)
     file = directory / f"{trace.name}.npz"
@@ -110,17 +111,27 @@ def load(file: Path) -> Trace:
 
     try:
         with np.load(file, allow_pickle=False) as stored:
-            described = json.loads(str(stored["description"]))
-            if described.pop("schema") != records.SCHEMA:
-                raise ValueError(f"another schema than {records.SCHEMA}")
-            found = np.empty(len(stored["sm"]), TRACE_RECORD)
+            described = _described(json.loads(str(stored["description"])))
+            found = np.zeros(len(stored["sm"]), TRACE_RECORD)
             for name in TRACE_RECORD.names or ():
-                found[name] = stored[name]
-        described["problem"] = Problem(**described["problem"])
+                kept_as = name if name in stored.files else records_v1.TRACE_FIELDS.get(name)
+                if kept_as:
+                    found[name] = stored[kept_as]
+        described["problem"] = Problem.from_json(described["problem"])
         described["config"] = TileConfig(**described["config"])
         return Trace(**described, records=found)
     except (OSError, KeyError, TypeError, ValueError, zipfile.BadZipFile) as error:
         raise ValueError(f"{file.name} is no trace that this version reads: {error}") from error
+
+
+def _described(description: records.Json) -> records.Json:
+    """In this version's schema."""
+    schema = description.pop("schema")
+    if schema == 1:
+        description["problem"] = records_v1.problem(description["problem"])
+    elif schema != records.SCHEMA:
+        raise ValueError(f"it has schema {schema!r}")
+    return description
 
 
 def load_all(directory: Path = TRACES_DIR) -> dict[str, Trace]:
@@ -131,7 +142,7 @@ def load_all(directory: Path = TRACES_DIR) -> dict[str, Trace]:
 def evidence_plans(device: Device) -> Iterator[Plan]:
     """What is recorded as evidence: each algorithm where the GPU is full, and where it is nearly empty."""
     for batch, heads, seqlen, head_dim in ((4, 16, 4096, 128), (2, 4, 2048, 64)):
-        problem = make(batch, heads, seqlen, head_dim, "bfloat16", True)
+        problem = make(batch, heads, seqlen, head_dim, "bfloat16", CAUSAL)
         for algorithm in ("fa1", "fa2_noskip", "fa2", "fa3"):
             with contextlib.suppress(ValueError):  # not every GPU runs every kernel
                 yield make_plan(problem, device, algorithm)
@@ -140,11 +151,11 @@ def evidence_plans(device: Device) -> Iterator[Plan]:
 def _requested(text: str, device: Device) -> Plan:
     request = json.loads(text)
     config = TileConfig(**request["config"]) if request.get("config") else None
-    return make_plan(Problem(**request["problem"]), device, request["algorithm"], config)
+    return make_plan(Problem.from_json(request["problem"]), device, request["algorithm"], config)
 
 
 def main() -> None:
-    """Record traces on the current GPU; prints the files written, one a line."""
+    """Record traces on the current GPU; prints the files written, one per line."""
     parser = argparse.ArgumentParser(prog="python -m cufa.bench.traces", description=main.__doc__)
     parser.add_argument("directory", type=Path)
     parser.add_argument("--request", help='{"problem": {...}, "algorithm": "fa2", "config": {...} or null}')

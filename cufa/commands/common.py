@@ -4,28 +4,28 @@ from __future__ import annotations
 
 import enum
 import functools
-import itertools
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any, NoReturn, TypeVar
 
 import click
-from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
-from ..bench.power import Power
+from ..bench.decode_cases import make_decode
 from ..bench.regimes import Regime
-from ..bench.runner import Row, Skipped
 from ..bench.suites import make
 from ..core.architectures import Device
-from ..core.problem import HEAD_DIM_STEP, ITEMSIZE, MAX_HEAD_DIM, Problem
-from ..planner import ALGORITHMS as _WITH_AUTO
+from ..core.problem import HEAD_DIM_STEP, MAX_HEAD_DIM, Problem
+from ..masks import check_window
+from ..ops.arrays import FORWARD_DTYPES
+from ..ops.mask_arguments import decode_mask, resolve_mask
+from ..planner import algorithms
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-ALGORITHMS = tuple(name for name in _WITH_AUTO if name != "auto")
+ALGORITHMS = tuple(name for name in algorithms() if name != "auto")
+"""Of the forward operation."""
 
 
 class Exit(enum.IntEnum):
@@ -135,6 +135,16 @@ def regime_options(in_turns_seconds: float) -> Callable[[F], F]:
     return decorate
 
 
+def _window(context: click.Context, parameter: click.Parameter, value: str | None) -> Any:
+    if value is None:
+        return None
+    sides = [side.strip().lower() for side in value.split(",")]
+    try:
+        return check_window(tuple(None if side == "none" else int(side) for side in sides))
+    except (TypeError, ValueError):
+        raise click.BadParameter(f"{value!r}: two numbers from 0 up, or none, as 1023,0 or none,0") from None
+
+
 def shape_options(seqlen: int) -> Callable[[F], F]:
     """--batch, --heads and so on; :func:`problem_from` turns them into a Problem."""
     options = [
@@ -148,10 +158,17 @@ def shape_options(seqlen: int) -> Callable[[F], F]:
         click.option("--head-dim", type=click.IntRange(8, MAX_HEAD_DIM), default=64, show_default=True),
         click.option(
             "--dtype",
-            type=click.Choice(list(ITEMSIZE)),
+            type=click.Choice(FORWARD_DTYPES),
             help="[default: float16 on a GPU, float32 on the CPU]",
         ),
         click.option("--causal/--full", default=False, show_default=True),
+        click.option(
+            "--window",
+            metavar="LEFT,RIGHT",
+            callback=_window,
+            help="Keys before and after its own that a query sees, as 1023,0.",
+        ),
+        click.option("--softcap", type=click.FloatRange(0, min_open=True), help="Soft cap of the scores."),
         click.option("--precision", type=click.Choice(["float32", "tf32"]), help="For float32 on a GPU."),
     ]
 
@@ -163,20 +180,52 @@ def shape_options(seqlen: int) -> Callable[[F], F]:
     return decorate
 
 
-def problem_from(options: dict[str, Any], device: Device | None) -> Problem:
+def problem_from(options: dict[str, Any], device: Device | None, operation: str = "forward") -> Problem:
     """A Problem from :func:`shape_options`; wrong combinations are usage errors."""
-    dtype = options["dtype"] or ("float32" if device is None else "float16")
     heads, kv_heads, head_dim = options["heads"], options["kv_heads"], options["head_dim"]
     if kv_heads and heads % kv_heads:
         raise click.UsageError(f"--heads {heads} is not a multiple of --kv-heads {kv_heads}")
     if head_dim % HEAD_DIM_STEP:
         raise click.UsageError(f"--head-dim {head_dim} is not a multiple of {HEAD_DIM_STEP}")
+    dtype = options["dtype"] or ("float32" if device is None else "float16")
     if options["precision"] and dtype != "float32":
         raise click.UsageError(f"--precision is a choice for float32, not {dtype}")
+    try:
+        return _MAKERS[operation]({**options, "dtype": dtype, "kv_heads": kv_heads or heads})
+    except ValueError as error:
+        raise click.UsageError(str(error)) from None
+
+
+def _forward(options: dict[str, Any]) -> Problem:
+    mask = resolve_mask(options["causal"], options["window"], None)
     return make(
-        options["batch"], heads, options["seqlen"], head_dim, dtype, options["causal"],
-        kv_heads=kv_heads, seqlen_k=options["seqlen_k"], precision=options["precision"],
+        options["batch"], options["heads"], options["seqlen"], options["head_dim"], options["dtype"], mask,
+        kv_heads=options["kv_heads"], seqlen_k=options["seqlen_k"], precision=options["precision"],
+        softcap=options["softcap"],
     )  # fmt: skip
+
+
+def _decode(options: dict[str, Any]) -> Problem:
+    """--seqlen are the query tokens, one unless they are given, and --seqlen-k the cached ones."""
+    if given({"causal", "precision"}):
+        raise click.UsageError(
+            "decoding is causal, in the precision of its dtype: leave out --causal, --precision"
+        )
+    return make_decode(
+        options["batch"], options["heads"], options["kv_heads"], options["seqlen_k"] or 8192,
+        tokens=options["seqlen"] if given({"seqlen"}) else 1, head_dim=options["head_dim"],
+        dtype=options["dtype"], mask=decode_mask(options["window"]), softcap=options["softcap"],
+    )  # fmt: skip
+
+
+#: By operation: a problem of one shape.
+_MAKERS: dict[str, Callable[[dict[str, Any]], Problem]] = {"forward": _forward, "decode": _decode}
+
+
+def given(options: Iterable[str]) -> bool:
+    """Whether any of them stood on the command line."""
+    source = click.get_current_context().get_parameter_source
+    return any(source(name) is click.core.ParameterSource.COMMANDLINE for name in options)
 
 
 def seconds_text(seconds: float) -> str:
@@ -199,58 +248,3 @@ def bytes_text(count: float) -> str:
 def rate_text(tflops: float) -> str:
     value, unit = (tflops, "TFLOP/s") if tflops >= 1 else (tflops * 1e3, "GFLOP/s")
     return f"{value:.3g} {unit}" if value < 100 else f"{value:.0f} {unit}"
-
-
-def print_rows(rows: Sequence[Row]) -> None:
-    """The tables of `cufa bench`: one per problem, one line per contender."""
-    console = stdout()
-    for (problem, regime), group in itertools.groupby(rows, key=lambda row: (row.problem, row.regime)):
-        table = Table(
-            title=f"{problem}; {regime}", title_justify="left", title_style="bold", box=box.SIMPLE_HEAD
-        )
-        table.add_column("kernel")
-        power = ("TFLOP/J", "J/call", "clock", "power") if regime is Regime.SUSTAINED else ()
-        for name in ("p50", "p10", "p90", "speed", *power, "GB/s", "% of ceiling", "max error"):
-            table.add_column(name, justify="right")
-        for row in group:
-            table.add_row(
-                row.label,
-                *(seconds_text(t) for t in (row.timing.p50, row.timing.p10, row.timing.p90)),
-                rate_text(row.tflops),
-                *(_power_cells(row) if power else ()),
-                f"{row.gbytes:.3g}" if row.gbytes < 100 else f"{row.gbytes:.0f}",
-                f"{100 * row.of_ceiling:.0f}% {row.bound}",
-                f"{row.error:.1e}",
-            )
-        console.print(table)
-    _print_remarks(rows)
-
-
-def _power_cells(row: Row) -> list[str]:
-    power = row.power or Power()
-    return [
-        "–" if row.tflop_per_joule is None else f"{row.tflop_per_joule:.2f}",
-        "–" if power.joules is None else f"{power.joules:.3g}",
-        "–" if power.clock_mhz is None else f"{power.clock_mhz:.0f} MHz",
-        "–" if power.watts is None else f"{power.watts:.0f} W",
-    ]
-
-
-def _print_remarks(rows: Sequence[Row]) -> None:
-    """What the figures of contenders that ran alone lack."""
-    console = stderr()
-    for reason in dict.fromkeys(row.power.missing for row in rows if row.power and row.power.missing):
-        console.print(f"not measured: {reason}", style="yellow", markup=False)
-    for row in rows:
-        if row.load and row.load.host_bound:
-            console.print(
-                f"{row.label} on {row.problem}: the GPU waited for the host, the time is not the kernel's",
-                style="yellow",
-                markup=False,
-            )
-
-
-def print_skipped(skipped: Sequence[Skipped]) -> None:
-    console = stderr()
-    for reason in dict.fromkeys((s.label, s.reason) for s in skipped):
-        console.print(f"not run: {reason[0]}: {reason[1]}", style="yellow", markup=False)

@@ -8,28 +8,31 @@ from typing import Any
 import click
 
 from ..bench import records
+from ..bench.cases import Case, contenders
 from ..bench.limits import measure_limits
 from ..bench.peers import PEERS
 from ..bench.regimes import Regime
-from ..bench.runner import Contender, predicted_speedup, run_problem
+from ..bench.runner import predicted_speedup, run_case
 from ..bench.timing import speedup
+from ..core.operation import OPERATIONS
+from ..planner import algorithms
 from .common import (
-    ALGORITHMS,
     Exit,
     device_option,
     fail,
     find_device,
     json_option,
     print_json,
-    print_rows,
     problem_from,
     progress,
     regime_options,
     shape_options,
     stdout,
 )
+from .rows import print_rows
 
-_NAMES = click.Choice([*ALGORITHMS, *PEERS])
+_ALGORITHMS = {name: algorithms(name)[1:] for name in OPERATIONS}
+_NAMES = click.Choice([*dict.fromkeys(a for names in _ALGORITHMS.values() for a in names), *PEERS])
 
 
 @click.command("compare")
@@ -51,18 +54,19 @@ def compare_command(
     if a == b:
         raise click.UsageError("A and B are the same")
     target = find_device(device)
-    problem = problem_from(shape, target)
+    problem = problem_from(shape, target, _operation_of(a, b))
     with progress() as bar:
         bar.add_task(str(problem), total=None)
         limits = measure_limits(target)
-        rows, skipped = run_problem(
-            problem, [Contender(a), Contender(b)], target, limits, regime=regime, seconds=seconds
+        rows, skipped = run_case(
+            Case(problem, contenders(a, b)), target, limits, regime=regime, seconds=seconds
         )
     if skipped:
         fail(Exit.MISSING, "\n".join(f"{s.label}: {s.reason}" for s in skipped))
     first, second = rows
     ratio = speedup(first.timing, second.timing)
-    predicted = predicted_speedup(first.plan, second.plan) if first.plan and second.plan else None
+    plans = [row.plan for row in rows if row.plan and not row.plan.split]
+    predicted = predicted_speedup(*plans) if len(plans) == 2 else None
     if as_json:
         document = records.run_record(rows, (), target, limits)
         document["speedup"] = {
@@ -79,5 +83,14 @@ def compare_command(
         console.print(f"{b} is {ratio} as fast as {a} {regime} (median, 95% interval)")
         if predicted is not None:
             console.print(f"tile counts alone predict {predicted:.2f}×")
-    if not all(row.error < float("inf") for row in rows):
+    if not all(row.is_number for row in rows):
         raise SystemExit(int(Exit.FAILED))
+
+
+def _operation_of(*names: str) -> str:
+    """The first that knows all of ours among the names."""
+    ours = {name for name in names if name not in PEERS}
+    for operation, known in _ALGORITHMS.items():
+        if ours <= set(known):
+            return operation
+    raise click.UsageError(f"{' and '.join(names)} are of different operations")

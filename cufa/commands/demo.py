@@ -11,11 +11,14 @@ from rich import box
 from rich.table import Table
 
 from ..bench import records
+from ..bench.cases import Case, contenders
+from ..bench.inputs import Inputs
 from ..bench.limits import measure_limits
-from ..bench.runner import Contender, Row, predicted_speedup, random_inputs, run_problem
+from ..bench.runner import Row, predicted_speedup, run_case
 from ..bench.suites import make
 from ..bench.timing import speedup
 from ..core.architectures import Device
+from ..core.mask import CAUSAL
 from ..core.schedule import Schedule, Tile
 from ..planner import Plan
 from .common import (
@@ -25,7 +28,6 @@ from .common import (
     find_device,
     json_option,
     print_json,
-    print_skipped,
     progress,
     rate_text,
     seconds_option,
@@ -33,6 +35,7 @@ from .common import (
     stderr,
     stdout,
 )
+from .rows import print_skipped
 
 _STORY = {
     "naive": "naive: scores stored",
@@ -61,15 +64,15 @@ def demo_command(seqlen: int | None, device: str, seconds: float, as_json: bool)
     """
     target = find_device(device)
     if target is None:
-        problem = make(1, 8, seqlen or 2048, 64, "float32", causal=True)
+        problem = make(1, 8, seqlen or 2048, 64, "float32", CAUSAL)
     else:
-        problem = make(4, 16, seqlen or 4096, 64, "float16", causal=True)
+        problem = make(4, 16, seqlen or 4096, 64, "float16", CAUSAL)
     with progress() as bar:
         bar.add_task("compiling and measuring" if target else "measuring", total=None)
         limits = measure_limits(target)
-        rows, skipped = run_problem(problem, [Contender(a) for a in _STORY], target, limits, seconds=seconds)
+        rows, skipped = run_case(Case(problem, contenders(*_STORY)), target, limits, seconds=seconds)
         memory = {row.label: _extra_memory(row, target) for row in rows}
-    right = all(row.error <= _TOLERANCE[problem.dtype] for row in rows) and not skipped
+    right = all((row.error or 0.0) <= _TOLERANCE[problem.dtype] for row in rows) and not skipped
     if as_json:
         document = records.run_record(rows, skipped, target, limits)
         document["extra_memory_bytes"] = memory
@@ -89,8 +92,8 @@ def _extra_memory(row: Row, device: Device | None) -> int:
         return row.plan.workspace
     from ..backends import cpu
 
-    q, k, v = random_inputs(row.problem, on_gpu=False, seed=0)
-    return cpu.measure_extra_memory(row.plan, q, k, v, np.empty_like(q))
+    arrays = Inputs(row.problem, on_gpu=False, seed=0).arrays(row.problem)
+    return cpu.measure_extra_memory(row.plan, *(arrays[name] for name in "qkvo"))
 
 
 def _print(rows: Sequence[Row], memory: dict[str, int], device: Device | None) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from ..bench import evidence, records, report, traces
+from ..bench import evidence, fastest, records, report, traces
 from .common import Exit, fail, find_device, stderr, stdout
 
 
@@ -22,7 +22,11 @@ from .common import Exit, fail, find_device, stderr, stdout
     "--jobs", type=click.IntRange(1), help="Processes that compile and test.  [default: cores, at most 16]"
 )
 @click.option(
-    "--seconds", type=click.FloatRange(0.01), default=0.5, show_default=True, help="Measuring time a shape."
+    "--seconds",
+    type=click.FloatRange(0.01),
+    default=0.5,
+    show_default=True,
+    help="Measuring time of a shape in turns.",
 )
 @click.option(
     "--tests/--no-tests", "with_tests", default=True, help="Without its tests a record is no evidence."
@@ -63,6 +67,8 @@ def evidence_command(
     except FileNotFoundError as error:
         fail(Exit.MISSING, str(error))
     say(f"written to {file}")
+    if output == records.RECORDS_DIR:
+        fastest.write([record])
     stdout().print(report.markdown({file.stem: record}), markup=False, soft_wrap=True)
     found = evidence.problems_with(record)
     if found:
@@ -73,6 +79,13 @@ def evidence_command(
 def show() -> None:
     """Print what was recorded, as Markdown tables; needs no GPU."""
     click.echo(report.markdown(records.load_all()))
+
+
+@evidence_command.command("fastest")
+def fastest_kernels() -> None:
+    """Write which kernel was fastest for which class of problem, from the records, to where plans find it."""
+    for file in fastest.write(records.load_all().values()):
+        click.echo(file)
 
 
 @evidence_command.command("readme")

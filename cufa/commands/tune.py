@@ -9,9 +9,10 @@ import click
 
 from .. import tuning
 from ..bench import records
+from ..bench.cases import Case, Contender
 from ..bench.limits import measure_limits
 from ..bench.regimes import Regime
-from ..bench.runner import Contender, Row, run_problem
+from ..bench.runner import Row, run_case
 from ..bench.timing import speedup
 from ..core.architectures import Device
 from ..core.problem import Problem
@@ -23,8 +24,6 @@ from .common import (
     find_device,
     json_option,
     print_json,
-    print_rows,
-    print_skipped,
     problem_from,
     progress,
     regime_options,
@@ -32,6 +31,7 @@ from .common import (
     stderr,
     stdout,
 )
+from .rows import print_rows, print_skipped
 
 #: A winner must beat the registry's own choice by this much: less is noise.
 _MARGIN = 1.01
@@ -65,8 +65,9 @@ def tune_command(
     with progress() as bar:
         bar.add_task(f"{len(configs)} configurations of {plan.spec.name}", total=None)
         limits = measure_limits(device)
-        rows, skipped = run_problem(problem, contenders, device, limits, regime=regime, seconds=seconds)
-    right = [row for row in rows if row.error < float("inf")]
+        case = Case(problem, tuple(contenders))
+        rows, skipped = run_case(case, device, limits, regime=regime, seconds=seconds)
+    right = [row for row in rows if row.is_number]
     if not right:
         fail(Exit.FAILED, "no configuration gave a result")
     best = min(right, key=lambda row: row.seconds)

@@ -15,7 +15,9 @@ def missing() -> str:
 
 def make(name: str, problem: Problem, q: Any, k: Any, v: Any) -> tuple[Callable[[], Any], Callable[[], Any]]:
     """On copies in the peer's own layout, (batch, seqlen, heads, head_dim), made beforehand."""
-    options = {"softmax_scale": problem.scale, "window_size": window_size(problem)}
+    options: dict[str, Any] = {"softmax_scale": problem.scale, "window_size": window_size(problem)}
+    if problem.softcap is not None:
+        options["softcap"] = problem.softcap
     from flash_attn.cute import flash_attn_func
 
     arguments = [tensors.to_torch(x).transpose(1, 2).contiguous() for x in (q, k, v)]
@@ -31,7 +33,7 @@ def make(name: str, problem: Problem, q: Any, k: Any, v: Any) -> tuple[Callable[
 def window_size(problem: Problem) -> tuple[int | None, int | None]:
     """The mask as keys to the left and right of the diagonal, which ends bottom right. Raises
     NotImplementedError where a side would be negative: the library takes that for something else."""
-    first, last = tensors.edges(problem)
+    first, last = problem.edges
     diagonal = problem.seqlen_k - problem.seqlen_q
     left = None if first is None else diagonal - first
     right = None if last is None else last - diagonal

@@ -30,19 +30,27 @@ def _compiled(problem: Problem) -> Callable[..., Any]:
     torch._dynamo.reset()
     torch.backends.cuda.matmul.allow_tf32 = problem.precision == "tf32"
     block_mask = None
-    if tensors.edges(problem) != (None, None):
+    if problem.edges != (None, None):
         lengths = problem.seqlen_q, problem.seqlen_k
         block_mask = create_block_mask(_visible(problem), None, None, *lengths, device="cuda")
     options: dict[str, Any] = {"block_mask": block_mask, "scale": problem.scale}
+    if problem.softcap is not None:
+        options["score_mod"] = _capped(problem.softcap)
     if problem.group_size > 1:
         options["enable_gqa"] = True
     return functools.partial(torch.compile(flex_attention, dynamic=False), **options)
 
 
 def _visible(problem: Problem) -> Callable[..., Any]:
-    first, last = tensors.edges(problem)
+    first, last = problem.edges
     if first is None:
         return lambda batch, head, query, key: key <= query + last
     if last is None:
         return lambda batch, head, query, key: key >= query + first
     return lambda batch, head, query, key: (key >= query + first) & (key <= query + last)
+
+
+def _capped(cap: float) -> Callable[..., Any]:
+    import torch
+
+    return lambda score, batch, head, query, key: cap * torch.tanh(score / cap)

@@ -56,7 +56,9 @@ def make(name: str, problem: Problem, q: Any, k: Any, v: Any) -> tuple[Callable[
 def _mask(name: str, problem: Problem) -> dict[str, Any]:
     """Arguments of SDPA. ``is_causal`` aligns top-left; bottom-right is a bias that torch hands on to the
     backend as a flag, without making a matrix of it. Raises NotImplementedError for other masks."""
-    first, last = tensors.edges(problem)
+    first, last = problem.edges
+    if problem.softcap is not None:
+        raise NotImplementedError("torch's SDPA takes no soft cap")
     if first is not None:
         raise NotImplementedError("torch's SDPA takes a window only as a matrix")
     if last is None or (last == 0 and problem.seqlen_q == problem.seqlen_k):
@@ -81,7 +83,7 @@ def torch_host_times(
 
     arguments = [tensors.to_torch(x) for x in (q, k, v)]
     attention = functools.partial(
-        torch.nn.functional.scaled_dot_product_attention, *arguments, is_causal=problem.causal
+        torch.nn.functional.scaled_dot_product_attention, *arguments, **_mask("torch flash", problem)
     )
     found = []
     for name, backend in BACKENDS.items():

@@ -6,8 +6,6 @@ import importlib.util
 from collections.abc import Callable
 from typing import Any
 
-from ...core.problem import Problem
-
 
 def missing(module: str, name: str = "") -> str:
     """A reason when a module cannot be found, else ""."""
@@ -16,11 +14,6 @@ def missing(module: str, name: str = "") -> str:
     except ModuleNotFoundError:  # its parent is not there
         found = False
     return "" if found else f"{name or module} is not installed"
-
-
-def edges(problem: Problem) -> tuple[int | None, int | None]:
-    """(first, last): query i sees keys i + first … i + last; None is unbounded."""
-    return (None, problem.causal_offset) if problem.causal else (None, None)
 
 
 def to_torch(x: Any) -> Any:

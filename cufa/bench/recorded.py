@@ -1,0 +1,96 @@
+"""Rows of records, read back: what tables, summary and dashboard are made of."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+
+from ..core.problem import Problem
+from .cases import READ
+from .regimes import Regime
+from .timing import Timing
+
+Json = dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Recorded:
+    """One contender on one case, as it was measured."""
+
+    json: Json = dataclasses.field(repr=False)
+    suite: str = ""
+    """Of a run, what was measured had none."""
+
+    @property
+    def label(self) -> str:
+        return str(self.json["label"])
+
+    @property
+    def case(self) -> str:
+        """Name of the case, or "" where the problem says it all."""
+        return str(self.json["case"])
+
+    @functools.cached_property
+    def problem(self) -> Problem:
+        return Problem.from_json(self.json["problem"])
+
+    @property
+    def regime(self) -> Regime:
+        return Regime(self.json["regime"])
+
+    @functools.cached_property
+    def timing(self) -> Timing:
+        return Timing(tuple(np.array(self.json["samples_ns"]) * 1e-9), self.regime)
+
+    @property
+    def p50_ns(self) -> float:
+        return float(self.json["p50_ns"])
+
+    @property
+    def tflops(self) -> float:
+        return float(self.json["tflops"])
+
+    @property
+    def tbytes(self) -> float:
+        """Effective traffic, TB/s."""
+        return float(self.json["gbytes_per_s"]) / 1e3
+
+    @property
+    def is_ours(self) -> bool:
+        return "kernel" in self.json
+
+    @property
+    def is_peer(self) -> bool:
+        return not self.is_ours and self.label != READ
+
+    @property
+    def load(self) -> Json:
+        """How it ran alone; empty where contenders took turns."""
+        return dict(self.json.get("load", {}))
+
+    @property
+    def host_bound(self) -> bool:
+        """The time is that of the host's calls, not of the kernel."""
+        return bool(self.load.get("host_bound"))
+
+    @property
+    def group(self) -> tuple[str, Regime, str | Problem]:
+        """What it shares with the contenders that it was measured with."""
+        return self.suite, self.regime, self.case or self.problem
+
+
+def rows_of(record: Json) -> list[Recorded]:
+    """All rows of evidence or of a run, in the order in which they were measured."""
+    suites = [(name, suite["rows"]) for name, suite in record.get("suites", {}).items()]
+    return [Recorded(row, name) for name, rows in [*suites, ("", record.get("rows", ()))] for row in rows]
+
+
+def by_case(rows: Iterable[Recorded]) -> Iterator[dict[str, Recorded]]:
+    """The contenders of each case by their label."""
+    for _, group in itertools.groupby(rows, key=lambda row: row.group):
+        yield {row.label: row for row in group}

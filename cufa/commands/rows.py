@@ -1,0 +1,89 @@
+"""Measured rows as tables on the terminal."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+from rich import box
+from rich.table import Table
+
+from ..bench.power import Power
+from ..bench.regimes import Regime
+from ..bench.runner import Row, Skipped
+from .common import rate_text, seconds_text, stderr, stdout
+
+
+def print_rows(rows: Sequence[Row]) -> None:
+    """The tables of `cufa bench`: one per case, one line per contender."""
+    for (title, regime), group in itertools.groupby(rows, key=lambda row: (row.title, row.regime)):
+        _print_case(f"{title}; {regime}", list(group), regime)
+    _print_remarks(rows)
+
+
+def _print_case(title: str, rows: list[Row], regime: Regime) -> None:
+    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
+    table.add_column("kernel")
+    alone = regime is Regime.SUSTAINED
+    how = ("TFLOP/J", "J/call", "clock", "power") if alone else ("p10", "p90")
+    splits = ("splits",) if any(row.plan and row.plan.split for row in rows) else ()
+    for name in ("p50", *how, "speed", "GB/s", "% of ceiling", "max error", *splits):
+        table.add_column(name, justify="right")
+    for row in rows:
+        split = row.plan.split if row.plan else None
+        table.add_row(
+            row.label,
+            seconds_text(row.timing.p50),
+            *(_power_cells(row) if alone else map(seconds_text, (row.timing.p10, row.timing.p90))),
+            rate_text(row.tflops),
+            f"{row.gbytes:.3g}" if row.gbytes < 100 else f"{row.gbytes:.0f}",
+            f"{100 * row.of_ceiling:.0f}% {row.bound}",
+            "" if row.error is None else f"{row.error:.1e}",
+            *(f"{split.count} {split.kind}" if split else "" for _ in splits),
+        )
+    stdout().print(table)
+
+
+def _power_cells(row: Row) -> list[str]:
+    power = row.power or Power()
+    return [
+        "–" if row.tflop_per_joule is None else f"{row.tflop_per_joule:.2f}",
+        "–" if power.joules is None else f"{power.joules:.3g}",
+        "–" if power.clock_mhz is None else f"{power.clock_mhz:.0f} MHz",
+        "–" if power.watts is None else f"{power.watts:.0f} W",
+    ]
+
+
+def _print_remarks(rows: Sequence[Row]) -> None:
+    """What the figures of contenders that ran alone lack."""
+    console = stderr()
+    for reason in dict.fromkeys(row.power.missing for row in rows if row.power and row.power.missing):
+        console.print(f"not measured: {reason}", style="yellow", markup=False)
+    for row in rows:
+        if row.load and row.load.host_bound:
+            what = f"{row.label} on {row.title}: the GPU waited for the host, the time is not the kernel's"
+            console.print(what, style="yellow", markup=False)
+
+
+def print_needs(rows: Sequence[Row]) -> None:
+    """Where derived: what each resource needs by itself, in percent of the time measured; the time predicted."""
+    derived = [row for row in rows if row.predicted is not None]
+    if not derived:
+        return
+    table = Table(title="of the time measured, by itself", title_justify="left", box=box.SIMPLE_HEAD)
+    table.add_column("kernel")
+    table.add_column("head dim, seq, mask", no_wrap=True)
+    for name in ("predicted", *derived[0].needs):
+        table.add_column(name, justify="right", min_width=len(name.split()[-1]))
+    for row in derived:
+        p = row.problem
+        shape = f"{p.head_dim}, {p.seqlen_q}×{p.seqlen_k}, {p.scores_text}"
+        shares = (f"{seconds / row.seconds:.0%}" for seconds in row.needs.values())
+        table.add_row(row.label, shape, seconds_text(row.predicted or 0.0), *shares)
+    stdout().print(table)
+
+
+def print_skipped(skipped: Sequence[Skipped]) -> None:
+    console = stderr()
+    for label, reason in dict.fromkeys((s.label, s.reason) for s in skipped):
+        console.print(f"not run: {label}: {reason}", style="yellow", markup=False)
