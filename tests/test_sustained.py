@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -141,6 +142,51 @@ class TestPower:
             NvmlMeter()
         meter = power.open_meter(on_gpu=True)
         assert isinstance(meter, NoMeter) and "nvidia-ml-py" in meter.reason
+
+
+class TestNvml:
+    """On an NVML that is made up."""
+
+    @pytest.fixture
+    def nvml(self, monkeypatch):
+        field = SimpleNamespace(nvmlReturn=0, value=SimpleNamespace(uiVal=650_000))
+        fake = SimpleNamespace(
+            NVMLError=type("NVMLError", (Exception,), {}),
+            NVML_SUCCESS=0,
+            NVML_FI_DEV_POWER_INSTANT=186,
+            NVML_CLOCK_SM=1,
+            nvmlInit=lambda: None,
+            nvmlDeviceGetHandleByPciBusId=lambda bus: bus,
+            nvmlDeviceGetTotalEnergyConsumption=lambda gpu: 5_000,
+            nvmlDeviceGetFieldValues=lambda gpu, fields: [field],
+            nvmlDeviceGetPowerUsage=lambda gpu: 600_000,
+            nvmlDeviceGetClockInfo=lambda gpu, kind: 1500,
+            field=field,
+        )
+        runtime = SimpleNamespace(
+            getDevice=lambda: 3, deviceGetPCIBusId=lambda number: f"0000:0{number}:00.0"
+        )
+        monkeypatch.setitem(sys.modules, "pynvml", fake)
+        monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace(cuda=SimpleNamespace(runtime=runtime)))
+        return fake
+
+    def test_reads_the_gpu_that_cupy_is_on(self, nvml):
+        meter = NvmlMeter()
+        assert meter._gpu == "0000:03:00.0"
+        found = meter.read()
+        assert (found.joules, found.watts, found.clock_mhz) == (5.0, 650.0, 1500.0)
+
+    def test_takes_the_average_where_the_power_of_the_instant_is_not_told(self, nvml):
+        nvml.field.nvmlReturn = 3
+        assert NvmlMeter().read().watts == 600
+
+    def test_a_refusal_is_a_reason(self, nvml):
+        def refuse(gpu):
+            raise nvml.NVMLError("Not Supported")
+
+        nvml.nvmlDeviceGetTotalEnergyConsumption = refuse
+        meter = power.open_meter(on_gpu=True)
+        assert isinstance(meter, NoMeter) and meter.reason == "NVML: Not Supported"
 
 
 class TestRegimes:

@@ -122,7 +122,7 @@ class _Entry:
 
 
 #: Seeds of the sets of inputs of one case; cases count from 0.
-_SEEDS_APART = 1 << 20
+_SEEDS_APART = 1 << 12
 
 
 def run_case(
