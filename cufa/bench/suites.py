@@ -222,6 +222,10 @@ SUITES = {
 }
 
 
+#: Operations in the order in which they are offered: that of their first suites.
+OPERATION_NAMES = tuple(dict.fromkeys(suite.operation for suite in SUITES.values()))
+
+
 @dataclasses.dataclass(frozen=True)
 class Part:
     """A part of the recorded evidence: the cases of one suite under one regime."""

@@ -12,9 +12,8 @@ from ..bench.cases import Case, Contender
 from ..bench.limits import measure_limits
 from ..bench.regimes import Regime
 from ..bench.runner import Row, Skipped, run_case
-from ..bench.suites import SUITES, Suite
+from ..bench.suites import OPERATION_NAMES, SUITES, Suite
 from ..core.architectures import Device
-from ..core.operation import OPERATIONS
 from ..planner import algorithms as algorithms_of
 from .common import (
     Exit,
@@ -33,11 +32,11 @@ from .common import (
 from .rows import print_needs, print_rows, print_skipped
 
 #: Of all operations, each once.
-_ALGORITHMS = tuple(dict.fromkeys(a for name in OPERATIONS for a in algorithms_of(name)[1:]))
+_ALGORITHMS = tuple(dict.fromkeys(a for name in OPERATION_NAMES for a in algorithms_of(name)[1:]))
 
 
 @click.command("bench")
-@click.argument("operation", type=click.Choice(list(OPERATIONS)), required=False)
+@click.argument("operation", type=click.Choice(OPERATION_NAMES), required=False)
 @click.option(
     "--suite",
     type=click.Choice(list(SUITES)),
@@ -128,7 +127,7 @@ def _cases(
     suite: Suite | None, operation: str | None, shape: dict[str, Any], device: Device | None
 ) -> list[Case]:
     if suite is None:
-        problem = problem_from(shape, device, operation or "forward")
+        problem = problem_from(shape, device, operation or OPERATION_NAMES[0])
         names = algorithms_of(problem.operation)[1:]
         return [Case(problem, tuple(Contender(name) for name in names))]
     if suite.gpu_only and device is None:

@@ -14,7 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from ..bench.decode_cases import make_decode
 from ..bench.regimes import Regime
-from ..bench.suites import make
+from ..bench.suites import OPERATION_NAMES, make
 from ..core.architectures import Device
 from ..core.problem import HEAD_DIM_STEP, MAX_HEAD_DIM, Problem
 from ..masks import check_window
@@ -180,7 +180,9 @@ def shape_options(seqlen: int) -> Callable[[F], F]:
     return decorate
 
 
-def problem_from(options: dict[str, Any], device: Device | None, operation: str = "forward") -> Problem:
+def problem_from(
+    options: dict[str, Any], device: Device | None, operation: str = OPERATION_NAMES[0]
+) -> Problem:
     """A Problem from :func:`shape_options`; wrong combinations are usage errors."""
     heads, kv_heads, head_dim = options["heads"], options["kv_heads"], options["head_dim"]
     if kv_heads and heads % kv_heads:

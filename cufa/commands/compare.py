@@ -13,8 +13,8 @@ from ..bench.limits import measure_limits
 from ..bench.peers import PEERS
 from ..bench.regimes import Regime
 from ..bench.runner import predicted_speedup, run_case
+from ..bench.suites import OPERATION_NAMES
 from ..bench.timing import speedup
-from ..core.operation import OPERATIONS
 from ..planner import algorithms
 from .common import (
     Exit,
@@ -31,7 +31,7 @@ from .common import (
 )
 from .rows import print_rows
 
-_ALGORITHMS = {name: algorithms(name)[1:] for name in OPERATIONS}
+_ALGORITHMS = {name: algorithms(name)[1:] for name in OPERATION_NAMES}
 _NAMES = click.Choice([*dict.fromkeys(a for names in _ALGORITHMS.values() for a in names), *PEERS])
 
 
