@@ -59,6 +59,7 @@
 #include "primitives/register_budget.cuh"
 #include "primitives/tma.cuh"
 #include "tiles/consumer.cuh"
+#include "tiles/named_barriers.cuh"
 #include "tiles/pipeline.cuh"
 
 constexpr int NUM_THREADS = NUM_WARPS * 32;
@@ -90,7 +91,7 @@ KERNEL __launch_bounds__(NUM_THREADS, 1)
   if (thread == 0) init_barriers(Q_full, Q_empty, K_ring, V_ring);
   block_sync();  // nobody may wait on a barrier that is not initialised
 
-  PersistentItems<Br, CAUSAL> items(p);
+  PersistentItems<Br> items(p);
   const u32 records = Q_smem + ITEM_OFFSET;
   u32 round = 0;
   if (warpgroup == 0) {
@@ -101,8 +102,8 @@ KERNEL __launch_bounds__(NUM_THREADS, 1)
       Ring<Q_STAGES> Q_ring{};
       while (items.next(index)) {
         const WorkItem work = items.item(p, index);
-        const int visited = tiles_of(p, work.q_block).visited;
-        if (visited == 0) continue;
+        const TileRange tiles = tiles_of(p, work.q_block);
+        if (tiles.empty()) continue;
         const int kv_head = work.head / (p.heads / p.kv_heads);
         // Seen by a consumer once its Q is there. The record that this overwrites is four items old: all consumers have
         // given back the Q of the last but one, and so have stored the item before that.
@@ -113,7 +114,7 @@ KERNEL __launch_bounds__(NUM_THREADS, 1)
           ring.advance();
         };
         // The first K before Q, whose buffer may be in use for longer; then K one tile ahead of V, as in the turns.
-        load(K_ring, K_smem, &K_map, visited - 1);
+        load(K_ring, K_smem, &K_map, tiles.end - 1);
         for (int w = 0; w < CONSUMERS; ++w) {
           const int buffer = Q_ring.stage * CONSUMERS + w;
           mbarrier_wait(Q_empty + 8 * buffer, Q_ring.parity ^ 1);
@@ -121,8 +122,8 @@ KERNEL __launch_bounds__(NUM_THREADS, 1)
                                           work.q_block * Br + w * GROUP_ROWS, work.head, work.batch);
         }
         Q_ring.advance();
-        for (int j = visited - 1; j >= 0; --j) {
-          if (j > 0) load(K_ring, K_smem, &K_map, j - 1);
+        for (int j = tiles.end - 1; j >= tiles.first; --j) {
+          if (j > tiles.first) load(K_ring, K_smem, &K_map, j - 1);
           load(V_ring, V_smem, &V_map, j);
         }
       }
@@ -136,10 +137,10 @@ KERNEL __launch_bounds__(NUM_THREADS, 1)
   } else {
     // Alg. 1, l. 11-20 and Alg. 2: a consumer, 64 query rows.
     registers_raise_to<CONSUMER_REGISTERS>();
-    if (CAUSAL && p.seqlen_q > p.seqlen_k) {  // query blocks that never enter the pipeline
+    if (some_block_is_empty(p)) {  // query blocks that never enter the pipeline
       for (u32 index; items.next(index);) {
         const WorkItem work = items.item(p, index);
-        if (tiles_of(p, work.q_block).visited == 0) store_nothing(p, {work, index}, thread - 128);
+        if (tiles_of(p, work.q_block).empty()) store_nothing(p, {work, index}, thread - 128);
       }
     }
     const int consumer = warpgroup - 1, warp = thread / 32 % 4;
@@ -156,18 +157,19 @@ KERNEL __launch_bounds__(NUM_THREADS, 1)
     int O_buffer = -1;  // that the O at hand leaves from
     int j;       // the key tile whose scores are computed next
     int row;     // this lane's first query row; its second is 8 further on
-    int unmasked, skipped;
+    TileRange tiles;  // that this consumer's rows see
+    int skipped;
     u64 start_ns[2] = {};  // of the item being stored, of the one at hand
 
     // Ping-pong: consumers issue their products in turn, so that one's softmax runs under the others' products.
     auto wait_turn = [&] {
-      if constexpr (PING_PONG) bar_sync(1 + consumer, 256);
+      if constexpr (PING_PONG) bar_sync(TURN_BARRIER + consumer, 256);
     };
     auto end_turn = [&] {
-      if constexpr (PING_PONG) bar_arrive(1 + (consumer + 1) % CONSUMERS, 256);
+      if constexpr (PING_PONG) bar_arrive(TURN_BARRIER + (consumer + 1) % CONSUMERS, 256);
     };
     if constexpr (PING_PONG) {
-      if (consumer == CONSUMERS - 1) bar_arrive(1, 256);  // the first turn is consumer 0's
+      if (consumer == CONSUMERS - 1) bar_arrive(TURN_BARRIER, 256);  // the first turn is consumer 0's
     }
 
     auto store = [&](u32 record) {
@@ -200,11 +202,10 @@ KERNEL __launch_bounds__(NUM_THREADS, 1)
       // The rows of one consumer may see fewer tiles than the block visits. Rows past the end need none, but one is computed
       // all the same, to keep the pipeline's shape.
       const int group = item.q_block * CONSUMERS + consumer;
-      const TileRange mine = visited_tiles<GROUP_ROWS, Bc, CAUSAL, SKIP_MASKED_TILES>(p, group);
+      tiles = visited_tiles<GROUP_ROWS, Bc>(p, group);
       row = group * GROUP_ROWS + warp * 16 + lane / 4;
-      j = group * GROUP_ROWS >= p.seqlen_q ? 0 : max(mine.visited, 1) - 1;
-      skipped = tiles_of(p, item.q_block).visited - 1 - j;
-      unmasked = mine.unmasked;
+      j = group * GROUP_ROWS >= p.seqlen_q ? 0 : max(tiles.end, 1) - 1;
+      skipped = tiles_of(p, item.q_block).end - 1 - j;
       return true;
     };
 
@@ -238,7 +239,9 @@ KERNEL __launch_bounds__(NUM_THREADS, 1)
       V_ring.advance();
     };
 
-    auto mask = [&] { mask_scores(S_rmem, p, row, j * Bc, lane); };
+    auto mask = [&](auto segment) {
+      hide_scores<decltype(segment)::value>(fragment_view(S_rmem), head_mask(p), row, j * Bc, lane % 4 * 2);
+    };
 
     // The first scores of an item, in flight.
     auto issue_first_scores = [&] {
@@ -267,8 +270,8 @@ KERNEL __launch_bounds__(NUM_THREADS, 1)
       release_scores();
       softmax.reset();
       float alpha[2];
-      if (j >= unmasked) mask();
-      exponentials(S_rmem, softmax, p.scale_log2, alpha);
+      if (j >= tiles.clear_end) mask(SegmentTag<RIGHT_MASKED>{});
+      softmax_of_tile(S_rmem, softmax, p.scale_log2, alpha);
       pack(P_rmem, S_rmem);
     };
 
@@ -281,7 +284,7 @@ KERNEL __launch_bounds__(NUM_THREADS, 1)
 
     // One turn of the pipeline (Alg. 2, l. 8-14): the scores of tile j and the values of the tile before it are in flight
     // together; the softmax of j runs under the values.
-    auto turn = [&](auto masked) {
+    auto turn = [&](auto segment) {
       K_ring.wait_full();
       wait_turn();
       wgmma_registers(O_rmem);
@@ -297,8 +300,8 @@ KERNEL __launch_bounds__(NUM_THREADS, 1)
       wgmma_wait<OVERLAP ? 1 : 0>();
       release_scores();
       float alpha[2];
-      if constexpr (decltype(masked)::value) mask();
-      const bool grown = exponentials(S_rmem, softmax, p.scale_log2, alpha);
+      mask(segment);
+      const bool grown = softmax_of_tile(S_rmem, softmax, p.scale_log2, alpha);
       if constexpr (OVERLAP) {
         wgmma_wait<0>();
         release_values();
@@ -322,8 +325,8 @@ KERNEL __launch_bounds__(NUM_THREADS, 1)
       if constexpr (STORE_FROM_SMEM && !Q_IN_REGISTERS) {
         if (O_buffer >= 0) give_back_queries(O_buffer);
       }
-      for (--j; j >= unmasked; --j) turn(Bool<true>{});
-      for (; j >= 0; --j) turn(Bool<false>{});
+      --j;
+      walk_tiles<MASK_KIND>(j, tiles, [&](int, auto segment) { turn(segment); });
       if constexpr (Q_IN_REGISTERS) {
         O_buffer = consumer;
       } else {
