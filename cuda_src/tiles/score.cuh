@@ -26,13 +26,14 @@ DEVICE void cap_scores(View S, float softcap) {
 // Scores that the mask hides become -inf. `row` is the lane's first.
 template <Segment SEGMENT, MaskKind KIND, typename View>
 DEVICE void hide_scores(View S, const Band<KIND>& mask, int row, int first_key, int lane_column) {
-  if constexpr (SEGMENT == CLEAR) return;
+  if constexpr (SEGMENT != CLEAR) {
 #pragma unroll
-  for (int r = 0; r < View::ROWS; ++r) {
-    const VisibleColumns<KIND, SEGMENT> visible(mask, row + 8 * r, first_key, lane_column);
-    S.for_each_in_row(r, [&](int column, float& s) {
-      if (!visible(column)) s = NEG_INF;
-    });
+    for (int r = 0; r < View::ROWS; ++r) {
+      const VisibleColumns<KIND, SEGMENT> visible(mask, row + 8 * r, first_key, lane_column);
+      S.for_each_in_row(r, [&](int column, float& s) {
+        if (!visible(column)) s = NEG_INF;
+      });
+    }
   }
 }
 
