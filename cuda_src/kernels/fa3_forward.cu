@@ -192,7 +192,7 @@ struct Consumer {
         continue;
       }
       more = begin_item();
-      fresh = !more || above > 0;
+      fresh = SOFTCAP || !more || above > 0;  // (with a score change, a second copy of the first softmax would spill)
       if (fresh) {
         wgmma_wait<0>();
         finish(done);
@@ -290,14 +290,18 @@ struct Consumer {
     V_ring.wait_full();
     issue_next_values();
     end_turn();
-    wgmma_wait<1>();
+    // A score change needs the registers of the P in flight: it waits for the values, and runs under the other consumers'.
+    wgmma_wait<SOFTCAP ? 0 : 1>();
     release_scores();
+    if constexpr (SOFTCAP) release_values();
     float alpha[2];
     change_scores();
     mask(segment);
     const bool grown = softmax_of_tile(S_rmem, softmax, p.scale_log2, alpha);
-    wgmma_wait<0>();
-    release_values();
+    if constexpr (!SOFTCAP) {
+      wgmma_wait<0>();
+      release_values();
+    }
     if (grown) {
 #pragma unroll
       for (int i = 0; i < HEAD_DIM / 2; ++i) O_rmem[i] *= alpha[i / 2 % 2];
