@@ -1,15 +1,15 @@
-// The one argument of every attention kernel. cufa/backends/cuda.py packs the same bytes: a test holds
-// the two together.
+// The one argument of every attention kernel. The host packs the same bytes: a test holds the two together.
 #pragma once
 #include "primitives/primitives.cuh"
 
-// Written once per work item (query block x head) by a build with TRACE on.
+// Written once per work item (query block x head) by a build with TRACE on. The tiles visited lie side by side, and so do
+// the clear ones among them: the class of every tile follows.
 struct TraceRecord {
   u64 start_ns, end_ns;      // %globaltimer
   u32 sm;                    // %smid
   u32 q_block, head, batch;  // which work item
-  u32 tiles_visited, tiles_skipped;
-  u32 tiles_unmasked;  // of the visited ones, those computed without a mask
+  u32 first_tile, tiles_visited, tiles_skipped;
+  u32 first_clear, tiles_clear;  // of the visited ones, those computed without a mask
   u32 thread_block;    // linear block index: persistent kernels do several items a block
 };
 
@@ -30,6 +30,6 @@ struct AttentionParams {
   i32 batch, heads, kv_heads, seqlen_q, seqlen_k;
   float scale_log2;     // softmax scale * log2(e), positive
   i32 heads_per_group;  // persistent kernels, causal: see PersistentItems
-  i32 band_first, band_last;  // row i sees keys i + band_first ... i + band_last; read where MASK bounds that side
-  float softcap;  // read when SOFTCAP is on: softmax scale / cap; scale_log2 is cap * log2(e) then
+  i32 band_first, band_last;  // row i sees keys i + band_first ... i + band_last; read where MASK has that edge
+  float softcap;  // read when SOFTCAP: softmax scale / cap; scale_log2 is then cap * log2(e) (tiles/score.cuh)
 };

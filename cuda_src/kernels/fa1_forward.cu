@@ -42,8 +42,8 @@
 // again for every strip 4.08. Against 3.66: the next strip's loads only after the exponentials 3.94.
 #include "params.cuh"
 #include "tiles/copy.cuh"
-#include "tiles/fragments.cuh"
 #include "tiles/schedule.cuh"
+#include "tiles/score.cuh"
 #include "tiles/strip_state.cuh"
 
 constexpr int NUM_THREADS = NUM_WARPS * 32;
@@ -154,29 +154,12 @@ DEVICE void scores(Scores& S_rmem, KeyFragments& kv, u32 smem, u32 Q_smem, const
   mma_fence();
 }
 
-DEVICE void mask(Scores& S_rmem, const AttentionParams& p, const Group& group, i64 first_row, int j) {
-  const int first_key = j * BLOCK_KV, lane_key = group.warp * WARP_KEYS + group.lane % 4 * 2;
-#pragma unroll
-  for (int x = 0; x < LANE_ROWS; ++x) {
-    const int visible = visible_keys_from<CAUSAL>(p, int(first_row) + strip_row(group, x), first_key) - lane_key;
-#pragma unroll
-    for (int n = 0; n < WARP_KEYS / 8; ++n) {
-      if (n * 8 >= visible) S_rmem[x / 2][n][x % 2 * 2] = NEG_INF;
-      if (n * 8 + 1 >= visible) S_rmem[x / 2][n][x % 2 * 2 + 1] = NEG_INF;
-    }
-  }
-}
-
 // Alg. 1, l. 10: m~ = rowmax(Sij). A warp knows the maxima over its own keys; the strip's are the maxima over warps.
 DEVICE void reduce_max(RowValues& m_tile, const Scores& S_rmem, const Group& group) {
+  lane_maxima<false>(m_tile, fragment_view(S_rmem));
 #pragma unroll
   for (int x = 0; x < LANE_ROWS; ++x) {
-    float m = NEG_INF;
-#pragma unroll
-    for (int n = 0; n < WARP_KEYS / 8; ++n) {
-      m = fmaxf(m, fmaxf(S_rmem[x / 2][n][x % 2 * 2], S_rmem[x / 2][n][x % 2 * 2 + 1]));
-    }
-    m = quad_max(m);
+    const float m = quad_max(m_tile[x]);
     if (group.lane % 4 == 0) group.put(group.maxima, strip_row(group, x), m);
   }
   group.sync();  // the maxima of all warps are there; also, the last strip's parts of P V and of l~ have been read
@@ -273,7 +256,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa1_forward(const __grid_co
       block_sync();  // Qi has landed; the other stage, and K and V if they moved to registers, have been read
       const u32 Q_smem = smem + Q_SMEM + Q_stage * BLOCK_Q * PITCH;
       copy_query_block(p, head, smem + Q_SMEM + (Q_stage ^ 1) * BLOCK_Q * PITCH, i + 1 < Tr ? i + 1 : 0);
-      const TileRange tiles = visited_tiles<BLOCK_Q, BLOCK_KV, CAUSAL, SKIP_MASKED_TILES>(p, i);
+      const TileRange tiles = visited_tiles<BLOCK_Q, BLOCK_KV>(p, i);
       const u32 record = blockIdx.x * u32(Tr) + u32(i);
       if constexpr (TRACE) {
         if (j == 0 && threadIdx.x == 0) p.trace[record].start_ns = global_timer();
@@ -290,7 +273,12 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa1_forward(const __grid_co
         }
         Scores S_rmem = {};
         scores(S_rmem, kv, smem, Q_smem + strip * PITCH, group);
-        if (j >= tiles.unmasked) mask(S_rmem, p, group, first_row, j);
+        const auto S = fragment_view(S_rmem);
+        cap_scores<SOFTCAP>(S, p.softcap);
+        if (!tiles.is_clear(j)) {
+          hide_scores<RIGHT_MASKED>(S, head_mask(p), int(first_row) + S.lane_row(group.lane), j * BLOCK_KV,
+                                    group.warp * WARP_KEYS + S.lane_column(group.lane));
+        }
         RowValues m_tile;
         reduce_max(m_tile, S_rmem, group);
         Probabilities P_rmem;

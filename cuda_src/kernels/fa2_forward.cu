@@ -3,7 +3,7 @@
 //
 //   l. 1-3    query blocks i                       the grid: one thread block a (query block, head); work_item()
 //   l. 4-5    load Q_i; O = 0, l = 0, m = -inf     before the loops
-//   l. 6      key blocks j                         two loops over visit_tile(), last tile first: masked, then unmasked
+//   l. 6      key blocks j                         walk_tiles(), last tile first, a loop for each way of masking
 //   l. 7      load K_j, V_j                        copied during tile j + 1
 //   l. 8      S = Q_i K_j^T                        visit_tile(), first half
 //   l. 9-10   m, P = exp(S - m), l, O              visit_tile(), second half
@@ -41,9 +41,9 @@
 //   - d256 as 64-row pairs, two blocks an SM: 325 against 364; 96 keys in one stage: 317; unpaired: 347.
 #include "params.cuh"
 #include "tiles/copy.cuh"
-#include "tiles/fragments.cuh"
+#include "tiles/named_barriers.cuh"
 #include "tiles/schedule.cuh"
-#include "tiles/softmax.cuh"
+#include "tiles/score.cuh"
 
 constexpr int Br = BLOCK_Q, Bc = BLOCK_KV;
 constexpr int NUM_THREADS = NUM_WARPS * 32;
@@ -73,11 +73,6 @@ static_assert(COLUMN_WARPS == 1 || COLUMN_WARPS == 2, "alone or in pairs");
 constexpr int REGISTERS = 65536 / (NUM_THREADS * BLOCKS_PER_SM), REGISTER_LIMIT = REGISTERS < 255 ? REGISTERS : 255;
 constexpr bool Q_IN_REGISTERS = M_TILES * 4 * (K_STEPS + S_TILES + O_TILES) + 64 <= REGISTER_LIMIT;
 
-template <bool B>
-struct Bool {
-  static constexpr bool value = B;
-};
-
 KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward(const __grid_constant__ AttentionParams p) {
   DYN_SMEM(smem);
   const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
@@ -86,8 +81,8 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward(const __grid_co
   if constexpr (TRACE) start_ns = global_timer();
 
   // Alg. 1, l. 3
-  const WorkItem item = work_item<Br, CAUSAL>(p, blockIdx.x, 2 * ROW_BYTES);
-  const TileRange tiles = visited_tiles<Br, Bc, CAUSAL, SKIP_MASKED_TILES>(p, item.q_block);
+  const WorkItem item = work_item<Br>(p, blockIdx.x, 2 * ROW_BYTES);
+  const TileRange tiles = visited_tiles<Br, Bc>(p, item.q_block);
   const int first_row = item.q_block * Br;
   const int kv_head = item.head / (p.heads / p.kv_heads);
   const i64 q_stride = p.q_stride.seq * 2, k_stride = p.k_stride.seq * 2, v_stride = p.v_stride.seq * 2;
@@ -115,9 +110,9 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward(const __grid_co
 
   // The copies inside the loops start with the last tile but one.
   TileStream<Bc, ROW_BYTES, PITCH, NUM_THREADS, ALIGNMENT, K_STEPS> K_stream(
-      K_smem, K + (tiles.visited - 2) * (Bc * k_stride), k_stride, thread);
+      K_smem, K + (tiles.end - 2) * (Bc * k_stride), k_stride, thread);
   TileStream<Bc, ROW_BYTES, PITCH, NUM_THREADS, ALIGNMENT, K_STEPS> V_stream(
-      V_smem, V + (tiles.visited - 2) * (Bc * v_stride), v_stride, thread);
+      V_smem, V + (tiles.end - 2) * (Bc * v_stride), v_stride, thread);
 
   // The other warp's value for each row of a pair.
   auto exchange = [&](const float(&mine)[2 * M_TILES], float(&other)[2 * M_TILES]) {
@@ -125,7 +120,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward(const __grid_co
     for (int r = 0; r < 2 * M_TILES; ++r) {
       if (lane % 4 == 0) st_shared_f32(M_warp + (part * WARP_ROWS + r * 8 + lane / 4) * 4, mine[r]);
     }
-    bar_sync(1 + row_group, 64);  // both warps have written; and both are done with P of the tile before
+    bar_sync(ROW_PAIR_BARRIER + row_group, 64);  // both warps have written; and both are done with P of the tile before
 #pragma unroll
     for (int r = 0; r < 2 * M_TILES; ++r) {
       other[r] = ld_shared_f32(M_warp + ((part ^ 1) * WARP_ROWS + r * 8 + lane / 4) * 4);
@@ -133,16 +128,13 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward(const __grid_co
   };
 
   // Alg. 1, l. 9: P = exp(S - m) for 16 keys of this warp, as an A operand.
-  auto probabilities = [&](u32(&P)[M_TILES][4], const float(&S_rmem)[M_TILES][S_TILES][4], int k) {
+  auto probabilities = [&](u32(&P)[M_TILES][4], float(&S_rmem)[M_TILES][S_TILES][4], int k) {
+    const auto S = fragment_view(S_rmem);
+    exponentials<2>(S, 2 * k, softmax, p.scale_log2);
 #pragma unroll
     for (int i = 0; i < M_TILES; ++i) {
 #pragma unroll
-      for (int h = 0; h < 4; ++h) {  // register h of an A operand: row h % 2, columns h / 2
-        const float(&S)[4] = S_rmem[i][2 * k + h / 2];
-        const float lo = softmax.exp(S[h % 2 * 2], p.scale_log2, 2 * i + h % 2);
-        const float hi = softmax.exp(S[h % 2 * 2 + 1], p.scale_log2, 2 * i + h % 2);
-        P[i][h] = pack_16bit<BFLOAT16>(lo, hi);
-      }
+      for (int h = 0; h < 4; ++h) P[i][h] = operand_pair<BFLOAT16>(S, i, k, h);
     }
   };
 
@@ -168,8 +160,8 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward(const __grid_co
   };
 
   // Alg. 1, l. 7-10 for key tile j.
-  auto visit_tile = [&](int j, u32 stage, auto masked) {
-    constexpr bool MASKED = decltype(masked)::value;
+  auto visit_tile = [&](int j, u32 stage, auto segment) {
+    constexpr Segment SEGMENT = decltype(segment)::value;
     u32 A[2][M_TILES][4], B[2][S_TILES / 2][4];  // Q and K of two k16 steps
     auto load_q = [&](int k) {
 #pragma unroll
@@ -189,8 +181,8 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward(const __grid_co
     for (int n = 0; n < S_TILES; n += 2) load_k(0, n);
 #pragma unroll
     for (int k = 0; k < K_STEPS; ++k) {
-      K_stream.copy(k, stage ^ STAGE_BYTES, k_stride, j > 0);
-      V_stream.copy(k, stage ^ STAGE_BYTES, v_stride, j > 0);
+      K_stream.copy(k, stage ^ STAGE_BYTES, k_stride, j > tiles.first);
+      V_stream.copy(k, stage ^ STAGE_BYTES, v_stride, j > tiles.first);
       if (k + 1 < K_STEPS) load_q(k + 1);
 #pragma unroll
       for (int n = 0; n < S_TILES; n += 2) {
@@ -208,24 +200,15 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward(const __grid_co
     mma_fence();
 
     // Alg. 1, l. 9: the row maxima.
-    float m_tile[2 * M_TILES];
-    const int tile_row = MASKED ? int(ld_shared_u32(parked_smem)) * Br + row_group * WARP_ROWS + lane_id() / 4 : 0;
-    const int first_column = MASKED ? (PAIRED ? lane_id() : lane) % 4 * 2 : 0;  // as registers allow
-#pragma unroll
-    for (int r = 0; r < 2 * M_TILES; ++r) {
-      // Columns that the row sees, counted from this lane's first column of the tile.
-      const int limit = visible_keys_from<CAUSAL>(p, tile_row + r * 8, j * Bc + part * WARP_KEYS) - first_column;
-#pragma unroll
-      for (int n = 0; n < S_TILES; ++n) {
-#pragma unroll
-        for (int e = 0; e < 2; ++e) {
-          float& s = S_rmem[r / 2][n][r % 2 * 2 + e];
-          if constexpr (MASKED) s = n * 8 + e < limit ? s : NEG_INF;
-          m_tile[r] = n == 0 && e == 0 ? s : fmaxf(m_tile[r], s);
-        }
-      }
+    const auto S = fragment_view(S_rmem);
+    cap_scores<SOFTCAP>(S, p.softcap);
+    if constexpr (SEGMENT != CLEAR) {
+      const int row = int(ld_shared_u32(parked_smem)) * Br + row_group * WARP_ROWS + S.lane_row(lane_id());
+      const int column = S.lane_column(PAIRED ? lane_id() : lane);  // as registers allow
+      hide_scores<SEGMENT>(S, head_mask(p), row, j * Bc + part * WARP_KEYS, column);
     }
-
+    float m_tile[2 * M_TILES];
+    lane_maxima<false>(m_tile, S);
 #pragma unroll
     for (int r = 0; r < 2 * M_TILES; ++r) m_tile[r] = quad_max(m_tile[r]);
     if constexpr (PAIRED) {
@@ -251,7 +234,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward(const __grid_co
       for (int k = 0; k < S_TILES / 2; ++k) {
         accumulate(P[k], V_lane + stage + (part * WARP_KEYS + k * 16) * PITCH);
       }
-      bar_sync(1 + row_group, 64);  // both halves of P are written; this warp's own half was used meanwhile
+      bar_sync(ROW_PAIR_BARRIER + row_group, 64);  // both halves of P are written; this warp's own half was used meanwhile
       const u32 P_lane = P_warp + (part ^ 1) * WARP_KEYS * 2 + lane_offset_rows_first<P_PITCH>(lane);
 #pragma unroll
       for (int k = 0; k < S_TILES / 2; ++k) {
@@ -271,11 +254,11 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward(const __grid_co
     mma_fence();
   };
 
-  if (tiles.visited > 0) {
+  if (!tiles.empty()) {
     if constexpr (HEAD_DIM % 16 != 0) zero_padding<Br + 4 * Bc, ROW_BYTES, PITCH, NUM_THREADS>(Q_smem, thread);
     // Alg. 1, l. 4 and 7: Q, and the first K and V. Only the last tile of a sequence, which is visited first, can hang
     // over its end.
-    int j = tiles.visited - 1;
+    int j = tiles.end - 1;
     const int valid_keys = p.seqlen_k - j * Bc;
     copy_tile_async<Br, ROW_BYTES, PITCH, NUM_THREADS, ALIGNMENT, true>(  //
         Q_smem, Q, q_stride, p.seqlen_q - first_row, thread);
@@ -294,10 +277,11 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward(const __grid_co
         for (int k = 0; k < K_STEPS; ++k) ldmatrix_x4(Q_rmem[i][k], Q_lane + i * 16 * PITCH + k * 32);
       }
     }
-    // Alg. 1, l. 6, from the last visited tile down: masked tiles come first, the second loop is free of masks.
     u32 stage = 0;
-    for (; j >= tiles.unmasked; --j, stage ^= STAGE_BYTES) visit_tile(j, stage, Bool<true>{});
-    for (; j >= 0; --j, stage ^= STAGE_BYTES) visit_tile(j, stage, Bool<false>{});
+    walk_tiles<MASK_KIND>(j, tiles, [&](int j, auto segment) {  // Alg. 1, l. 6
+      visit_tile(j, stage, segment);
+      stage ^= STAGE_BYTES;
+    });
   } else {
     block_sync();  // the parked values are visible
   }
@@ -330,7 +314,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward(const __grid_co
     }
   }
   if constexpr (PAIRED) {
-    bar_sync(1 + row_group, 64);  // both halves of the columns are written; each warp stores half of the rows
+    bar_sync(ROW_PAIR_BARRIER + row_group, 64);  // both halves of the columns are written; each warp stores half of the rows
   } else {
     warp_sync();
   }

@@ -38,7 +38,7 @@
 #include "tiles/copy.cuh"
 #include "tiles/half_pair.cuh"
 #include "tiles/schedule.cuh"
-#include "tiles/softmax.cuh"
+#include "tiles/score.cuh"
 
 constexpr int Br = BLOCK_Q, Bc = BLOCK_KV;
 constexpr int NUM_THREADS = NUM_WARPS * 32;
@@ -72,13 +72,13 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward_f32(const __gri
   if constexpr (TRACE) start_ns = global_timer();
 
   // Alg. 1, l. 3: the loop over i is the grid.
-  const WorkItem item = work_item<Br, CAUSAL>(p, blockIdx.x, 2 * ROW_BYTES);
-  const TileRange tiles = visited_tiles<Br, Bc, CAUSAL, SKIP_MASKED_TILES>(p, item.q_block);
+  const WorkItem item = work_item<Br>(p, blockIdx.x, 2 * ROW_BYTES);
+  const TileRange tiles = visited_tiles<Br, Bc>(p, item.q_block);
   const int warp_row = item.q_block * Br + warp * WARP_ROWS;
   const int kv_head = item.head / (p.heads / p.kv_heads);
   // This lane's first byte of this warp's rows: of Q, and of the last visited tile of K and of V.
   using Rows = RowCopy<ROW_BYTES, PITCH, ALIGNMENT>;
-  const i64 kv_row = i64(tiles.visited - 1) * Bc + warp * 8;
+  const i64 kv_row = i64(tiles.end - 1) * Bc + warp * 8;
   const char* Q = Rows::source(p.q, p.q_stride, item.batch, item.head, warp_row, lane);
   const char* K = Rows::source(p.k, p.k_stride, item.batch, kv_head, kv_row, lane);
   const char* V = Rows::source(p.v, p.v_stride, item.batch, kv_head, kv_row, lane);
@@ -89,7 +89,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward_f32(const __gri
   // the same reason lanes are read anew (lane_id) where addresses follow from them.
   const u32 saved_smem = gap_address<PITCH>(Q_smem, 1);
   if (lane == 0) {
-    st_shared_vec4(saved_smem, vec4{u32(item.q_block), u32(item.head), u32(item.batch), u32(tiles.unmasked)});
+    st_shared_vec4(saved_smem, vec4{u32(item.q_block), u32(item.head), u32(item.batch), u32(tiles.clear_end)});
   }
   warp_sync();
 
@@ -104,7 +104,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward_f32(const __gri
 #pragma unroll
     for (int g = 0; g < S_TILES; g += NUM_WARPS) {
       if (S_TILES % NUM_WARPS != 0 && g + warp >= S_TILES) break;
-      const int valid_rows = is_last ? p.seqlen_k - (tiles.visited - 1) * Bc - (g + warp) * 8 : 8;
+      const int valid_rows = is_last ? p.seqlen_k - (tiles.end - 1) * Bc - (g + warp) * 8 : 8;
       Rows::copy(tile + (g + warp) * 8 * PITCH, source + g * 8 * stride_bytes, stride_bytes, valid_rows, lane_id());
     }
     source -= Bc * stride_bytes;
@@ -168,34 +168,21 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward_f32(const __gri
       }
     }
     block_sync();  // V is split; all warps are done with K, which the next copies overwrite
-    if (j > 0) load_tile(K_smem, K, p.k_stride.seq * 4, false);
+    if (j > tiles.first) load_tile(K_smem, K, p.k_stride.seq * 4, false);
 
-    if (j >= int(ld_shared_u32(saved_smem + 12))) {  // not one of the unmasked tiles
-#pragma unroll
-      for (int r = 0; r < 2 * M_TILES; ++r) {
-        const int row = int(ld_shared_u32(saved_smem)) * Br + warp * WARP_ROWS + r / 2 * 16 + r % 2 * 8 + lane_id() / 4;
-        // Column limit relative to this lane's first column of the tile.
-        const int limit = visible_keys_from<CAUSAL>(p, row, j * Bc) - lane_id() % 4 * 2;
-#pragma unroll
-        for (int n = 0; n < S_TILES; ++n) {
-#pragma unroll
-          for (int e = 0; e < 2; ++e) {
-            float& s = S_rmem[n][r / 2][r % 2 * 2 + e];
-            s = n * 8 + e < limit ? s : NEG_INF;
-          }
-        }
-      }
+    const auto S = fragment_view_by_columns(S_rmem);
+    cap_scores<SOFTCAP>(S, p.softcap);
+    // One body for all segments, as the registers are those of the products: both edges are tested.
+    if (j >= int(ld_shared_u32(saved_smem + 12)) || (MASK_KIND == MASK_BAND && j < tiles.clear_first)) {
+      const int row = int(ld_shared_u32(saved_smem)) * Br + warp * WARP_ROWS + S.lane_row(lane_id());
+      hide_scores<RIGHT_MASKED>(S, head_mask(p), row, j * Bc, S.lane_column(lane_id()));
     }
 
     // Alg. 1, l. 9: the row maxima, and what O is multiplied by to have the new maximum and the new unit.
     float m_tile[2 * M_TILES], alpha[2 * M_TILES];
+    lane_maxima<false>(m_tile, S);
 #pragma unroll
     for (int r = 0; r < 2 * M_TILES; ++r) {
-      m_tile[r] = NEG_INF;
-#pragma unroll
-      for (int n = 0; n < S_TILES; ++n) {
-        m_tile[r] = fmaxf(m_tile[r], fmaxf(S_rmem[n][r / 2][r % 2 * 2], S_rmem[n][r / 2][r % 2 * 2 + 1]));
-      }
       m_tile[r] = quad_max(m_tile[r]);
       alpha[r] = 1.0f;
     }
@@ -270,12 +257,12 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward_f32(const __gri
         }
       }
     }
-    if (j > 0) split_tile(K_smem);
+    if (j > tiles.first) split_tile(K_smem);
     block_sync();  // K is split; all warps are done with V, which the next copies overwrite
-    if (j > 0) load_tile(V_smem, V, p.v_stride.seq * 4, false);
+    if (j > tiles.first) load_tile(V_smem, V, p.v_stride.seq * 4, false);
   };
 
-  if (tiles.visited > 0) {
+  if (!tiles.empty()) {
     // Alg. 1, l. 4: Q, and the first K and V.
     const i64 q_stride_bytes = p.q_stride.seq * 4;
 #pragma unroll
@@ -291,7 +278,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward_f32(const __gri
     block_sync();  // K is split; the rows of Q are this warp's own
     // Alg. 1, l. 6, from the last visited tile down, so that the masked tiles come first.
 #pragma unroll 1
-    for (int j = tiles.visited - 1; j >= 0; --j) visit_tile(j);
+    for (int j = tiles.end - 1; j >= tiles.first; --j) visit_tile(j);
   }
 
   // Alg. 1, l. 12-15: O = O / l, L = m + log l.

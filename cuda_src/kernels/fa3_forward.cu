@@ -3,10 +3,10 @@
 // Low-precision", 2024.
 //   Alg. 1  l. 3-10   the producer: one thread of warpgroup 0 asks TMA for tiles, in rings of shared memory
 //           l. 11-23  consumers: one warpgroup for 64 query rows each, products by WGMMA
-//   Alg. 2  l. 8-14   turn(): the next tile's S = Q K^T is in flight together with this tile's O += P V
+//   Alg. 2  l. 8-14   Consumer::turn(): the next tile's S = Q K^T is in flight together with this tile's O += P V
 //   Sec. 3.1          ping-pong: named barriers give consumers their turns at issuing products
-// Here is who does what when; what a consumer does with its registers (Alg. 2, l. 9-11, Alg. 1, l. 19-20) is in
-// tiles/consumer.cuh, what producer and consumers share in tiles/pipeline.cuh.
+// Here is who does what when: struct Producer, struct Consumer. What a consumer does with its registers (Alg. 2, l. 9-11,
+// Alg. 1, l. 19-20) is in tiles/consumer.cuh, what producer and consumers share in tiles/pipeline.cuh.
 //
 // Departures, and why:
 // - Persistent blocks. The producer works out which query block comes next and leaves a record of it in shared memory. The
@@ -16,25 +16,19 @@
 // - O leaves through the buffer its Q came in: every warp stages its 16 rows and asks TMA to store them; the buffer is given
 //   back a softmax later, when the copy has surely read it. Where Q's buffer is already in use again (d > 128, 128 rows), O
 //   goes from registers to global memory, four lanes exchanging 16 bytes.
-// - A consumer passes over tiles that its own 64 rows do not see. It still takes its turns, as the rings are shared.
+// - A consumer passes over tiles that its own 64 rows do not see, at both ends of a band. It still takes its turns, as the
+//   rings are shared.
 // - O is rescaled only when a row's maximum grew by more than 2^8 (tiles/softmax.cuh).
 // - Head dims need no padding to the next power: WGMMA takes N in steps of 8, TMA fills the last 16 columns with zeros.
 //
-// Measured on an H200, bf16, batch x seqlen = 16384, heads x head_dim = 2048, TFLOP/s, cuDNN 9.19 in the same run
-// (cufa/records has every sample):
-//            full 1k       4k         16k       causal 1k      4k         16k
-//   d64      485 / 436   556 / 470   582 / 471   358 / 340   513 / 430   566 / 450
-//   d128     657 / 595   740 / 649   767 / 648   504 / 433   680 / 547   760 / 594
-//   d256     701 / 627   791 / 713   833 / 717   499 / 456   706 / 592   809 / 642
-// The steps, each switched on with those before it (`cufa bench --suite ladder`): TMA + WGMMA + specialisation -> ping-pong ->
-// overlap inside a warpgroup -> O by TMA -> persistent blocks, which overlap items:
-//   d64  4k  full 489 489 525 526 541, causal 429 435 472 472 500;   d128 1k  full 474 524 568 569 654, causal 352 373 392 394 509
-//   d128 4k  full 527 660 691 691 709, causal 477 535 592 595 667;   d256 4k  full 574 699 723 723 740, causal 509 598 622 625 696
+// What each step brings: `cufa bench --suite ladder`; what the kernel reaches: cufa/records. In short (H200, bf16): ping-pong
+// brings up to a quarter at d128 and d256 and nothing at d64; overlap inside a warpgroup 5% there and 10% here; persistent
+// blocks, which overlap items, 3% where items are long and 15% at 1k, 29% under the causal mask.
 // Steps that are no switch:
 // - Items published by the producer instead of worked out by every consumer (five divisions each): d128 4k full +2%, d256 +2%.
-// - The order of causal items (cufa/item_order.py: groups of heads whose last round is full and that fit the L2 cache, instead
-//   of all that fit): d128 4k 562 -> 675, 16k 451 -> 690; d256 16k 491 -> 800; 1k as it was.
-// - The last values beside the next item's beginning: causal 1k d64 326 -> 341; d128, 192 rows, 1k +6%. And simpler: before, a
+// - The order of causal items (groups of heads whose last round is full and that fit the L2 cache, instead of all that fit):
+//   1.2 times at d128 4k, 1.5 at 16k, 1.6 at d256 16k; 1k as it was.
+// - The last values beside the next item's beginning: causal 1k d64 +5%; d128, 192 rows, 1k +6%. And simpler: before, a
 //   turn had to span two items, and their tiles could deadlock the V ring.
 // - O by TMA brings 1% at 1k; without any store it would be 2-9%.
 // - Tiles: d64 192 x 128, 10-15% over 128 x 128; d128 128 x 128 with Q in registers to 2k, then 192 x 80; 96, 112, 144, 160
@@ -59,6 +53,7 @@
 #include "primitives/register_budget.cuh"
 #include "primitives/tma.cuh"
 #include "tiles/consumer.cuh"
+#include "tiles/named_barriers.cuh"
 #include "tiles/pipeline.cuh"
 
 constexpr int NUM_THREADS = NUM_WARPS * 32;
@@ -74,268 +69,130 @@ constexpr int ITEM_OFFSET = (BARRIER_OFFSET + 8 * NUM_BARRIERS + 15) / 16 * 16;
 static_assert(ITEM_OFFSET + 16 * ITEM_RECORDS == SMEM_BYTES, "the registry computes the same layout");
 static_assert(ALIGNMENT == 16, "TMA needs 16-byte aligned rows");
 
-KERNEL __launch_bounds__(NUM_THREADS, 1)
-    fa3_forward(const __grid_constant__ AttentionParams p, const __grid_constant__ TensorMap Q_map,
-                const __grid_constant__ TensorMap K_map, const __grid_constant__ TensorMap V_map,
-                const __grid_constant__ TensorMap O_map) {
-  DYN_SMEM(smem);
-  const u32 Q_smem = smem_address(smem), K_smem = Q_smem + K_OFFSET, V_smem = Q_smem + V_OFFSET;
-  // Barriers: Q full, Q empty (by stage, then consumer), K full, K empty, V full, V empty.
-  const u32 Q_full = Q_smem + BARRIER_OFFSET, Q_empty = Q_full + 8 * Q_STAGES * CONSUMERS;
-  const u32 K_full = Q_empty + 8 * Q_STAGES * CONSUMERS, V_full = K_full + 16 * NUM_STAGES;
-  Ring<NUM_STAGES> K_ring{K_full, K_full + 8 * NUM_STAGES}, V_ring{V_full, V_full + 8 * NUM_STAGES};
-  const int thread = threadIdx.x, lane = thread % 32;
-  const int warpgroup = shfl(u32(thread / 128), 0);  // uniform, and known to be
+// What lies where. Barriers: Q full, Q empty (by stage, then consumer), K full, K empty, V full, V empty.
+struct SharedMemory {
+  u32 Q, K, V, Q_full, Q_empty, K_full, V_full, items;
 
-  if (thread == 0) init_barriers(Q_full, Q_empty, K_ring, V_ring);
-  block_sync();  // nobody may wait on a barrier that is not initialised
+  DEVICE explicit SharedMemory(u32 start)
+      : Q(start), K(start + K_OFFSET), V(start + V_OFFSET), Q_full(start + BARRIER_OFFSET),
+        Q_empty(Q_full + 8 * Q_STAGES * CONSUMERS), K_full(Q_empty + 8 * Q_STAGES * CONSUMERS),
+        V_full(K_full + 16 * NUM_STAGES), items(start + ITEM_OFFSET) {}
 
-  PersistentItems<Br, CAUSAL> items(p);
-  const u32 records = Q_smem + ITEM_OFFSET;
+  DEVICE Ring<NUM_STAGES> K_ring() const { return {K_full, K_full + 8 * NUM_STAGES}; }
+  DEVICE Ring<NUM_STAGES> V_ring() const { return {V_full, V_full + 8 * NUM_STAGES}; }
+  DEVICE u32 item(u32 round) const { return items + 16 * (round % ITEM_RECORDS); }
+};
+
+// Alg. 1, l. 3-10: one thread asks for tiles in the order in which consumers need them.
+struct Producer {
+  const AttentionParams& p;
+  const TensorMap *Q_map, *K_map, *V_map;
+  const SharedMemory& smem;
+  Ring<NUM_STAGES> K_ring = smem.K_ring(), V_ring = smem.V_ring();
+  Ring<Q_STAGES> Q_ring{};
   u32 round = 0;
-  if (warpgroup == 0) {
-    // Alg. 1, l. 3-10: the producer. One thread asks for tiles in the order in which consumers need them.
-    registers_release_to<PRODUCER_REGISTERS>();
-    u32 index;
-    if (thread == 0) {
-      Ring<Q_STAGES> Q_ring{};
-      while (items.next(index)) {
-        const WorkItem work = items.item(p, index);
-        const int visited = tiles_of(p, work.q_block).visited;
-        if (visited == 0) continue;
-        const int kv_head = work.head / (p.heads / p.kv_heads);
-        // Seen by a consumer once its Q is there. The record that this overwrites is four items old: all consumers have
-        // given back the Q of the last but one, and so have stored the item before that.
-        publish_item(records + 16 * (round++ % ITEM_RECORDS), {work, index});
-        auto load = [&](Ring<NUM_STAGES>& ring, u32 buffers, const TensorMap* map, int j) {
-          ring.wait_empty();
-          load_tile<Bc, HEAD_DIM>(buffers + ring.stage * KV_BYTES, ring.full_barrier(), map, j * Bc, kv_head, work.batch);
-          ring.advance();
-        };
-        // The first K before Q, whose buffer may be in use for longer; then K one tile ahead of V, as in the turns.
-        load(K_ring, K_smem, &K_map, visited - 1);
-        for (int w = 0; w < CONSUMERS; ++w) {
-          const int buffer = Q_ring.stage * CONSUMERS + w;
-          mbarrier_wait(Q_empty + 8 * buffer, Q_ring.parity ^ 1);
-          load_tile<GROUP_ROWS, HEAD_DIM>(Q_smem + buffer * Q_BYTES, Q_full + 8 * buffer, &Q_map,
-                                          work.q_block * Br + w * GROUP_ROWS, work.head, work.batch);
-        }
-        Q_ring.advance();
-        for (int j = visited - 1; j >= 0; --j) {
-          if (j > 0) load(K_ring, K_smem, &K_map, j - 1);
-          load(V_ring, V_smem, &V_map, j);
-        }
-      }
-      publish_item(records + 16 * (round % ITEM_RECORDS), {{NO_MORE_ITEMS, 0, 0}, 0});
-      for (int w = 0; w < CONSUMERS; ++w) {
-        const int buffer = Q_ring.stage * CONSUMERS + w;
-        mbarrier_wait(Q_empty + 8 * buffer, Q_ring.parity ^ 1);
-        mbarrier_arrive(Q_full + 8 * buffer);
-      }
+
+  DEVICE void run(PersistentItems<Br>& items) {
+    for (u32 index; items.next(index);) {
+      const WorkItem work = items.item(p, index);
+      const TileRange tiles = tiles_of(p, work.q_block);
+      if (tiles.empty()) continue;
+      // Seen by a consumer once its Q is there. The record that this overwrites is four items old: all consumers have
+      // given back the Q of the last but one, and so have stored the item before that.
+      publish_item(smem.item(round++), {work, index});
+      load_item(work, tiles);
     }
-  } else {
-    // Alg. 1, l. 11-20 and Alg. 2: a consumer, 64 query rows.
-    registers_raise_to<CONSUMER_REGISTERS>();
-    if (CAUSAL && p.seqlen_q > p.seqlen_k) {  // query blocks that never enter the pipeline
-      for (u32 index; items.next(index);) {
-        const WorkItem work = items.item(p, index);
-        if (tiles_of(p, work.q_block).visited == 0) store_nothing(p, {work, index}, thread - 128);
-      }
+    publish_item(smem.item(round), {{NO_MORE_ITEMS, 0, 0}, 0});
+    for (int w = 0; w < CONSUMERS; ++w) {
+      wait_for_query_buffer(w);
+      mbarrier_arrive(smem.Q_full + 8 * query_buffer(w));
     }
-    const int consumer = warpgroup - 1, warp = thread / 32 % 4;
-    Ring<Q_STAGES> Q_ring{};
-    const u64 Q_desc = k_major_descriptor(Q_smem + consumer * Q_BYTES);
-    const u64 K_desc = k_major_descriptor(K_smem), V_desc = mn_major_descriptor<Bc>(V_smem);
+  }
 
-    Scores S_rmem;
-    Output O_rmem = {};
-    Probabilities P_rmem;
-    Queries Q_rmem;
-    OnlineSoftmax<2> softmax;
-    u32 record;         // of the item at hand
-    int O_buffer = -1;  // that the O at hand leaves from
-    int j;       // the key tile whose scores are computed next
-    int row;     // this lane's first query row; its second is 8 further on
-    int unmasked, skipped;
-    u64 start_ns[2] = {};  // of the item being stored, of the one at hand
-
-    // Ping-pong: consumers issue their products in turn, so that one's softmax runs under the others' products.
-    auto wait_turn = [&] {
-      if constexpr (PING_PONG) bar_sync(1 + consumer, 256);
-    };
-    auto end_turn = [&] {
-      if constexpr (PING_PONG) bar_arrive(1 + (consumer + 1) % CONSUMERS, 256);
-    };
-    if constexpr (PING_PONG) {
-      if (consumer == CONSUMERS - 1) bar_arrive(1, 256);  // the first turn is consumer 0's
+  // The first K before Q, whose buffer may be in use for longer; then K one tile ahead of V, as in the turns.
+  DEVICE void load_item(const WorkItem& work, const TileRange& tiles) {
+    const int kv_head = work.head / (p.heads / p.kv_heads);
+    load(K_ring, smem.K, K_map, tiles.end - 1, kv_head, work.batch);
+    for (int w = 0; w < CONSUMERS; ++w) {
+      wait_for_query_buffer(w);
+      load_tile<GROUP_ROWS, HEAD_DIM>(smem.Q + query_buffer(w) * Q_BYTES, smem.Q_full + 8 * query_buffer(w), Q_map,
+                                      work.q_block * Br + w * GROUP_ROWS, work.head, work.batch);
     }
+    Q_ring.advance();
+    for (int j = tiles.end - 1; j >= tiles.first; --j) {
+      if (j > tiles.first) load(K_ring, smem.K, K_map, j - 1, kv_head, work.batch);
+      load(V_ring, smem.V, V_map, j, kv_head, work.batch);
+    }
+  }
 
-    auto store = [&](u32 record) {
-      const Item item = read_item(record);
-      const int first_row = item.q_block * Br + consumer * GROUP_ROWS + warp * 16;
-      store_output(p, &O_map, item, first_row, O_rmem, softmax, Q_smem + O_buffer * Q_BYTES, warp, lane);
-      if (TRACE && thread == 128) write_trace(p, item.index, item, tiles_of(p, item.q_block), start_ns[0]);
-    };
+  DEVICE int query_buffer(int consumer) const { return Q_ring.stage * CONSUMERS + consumer; }
+  DEVICE void wait_for_query_buffer(int consumer) const {
+    mbarrier_wait(smem.Q_empty + 8 * query_buffer(consumer), Q_ring.parity ^ 1);
+  }
+  DEVICE static void load(Ring<NUM_STAGES>& ring, u32 buffers, const TensorMap* map, int j, int kv_head, int batch) {
+    ring.wait_empty();
+    load_tile<Bc, HEAD_DIM>(buffers + ring.stage * KV_BYTES, ring.full_barrier(), map, j * Bc, kv_head, batch);
+    ring.advance();
+  }
+};
 
-    auto give_back_queries = [&](int buffer) {
-      if (lane == 0) {
-        if constexpr (STORE_FROM_SMEM) bulk_wait_read();
-        mbarrier_arrive(Q_empty + 8 * buffer);
-      }
-    };
+// Alg. 1, l. 11-23 and Alg. 2: one warpgroup, 64 query rows.
+struct Consumer {
+  const AttentionParams& p;
+  const TensorMap* O_map;
+  const SharedMemory& smem;
+  const int consumer, warp, lane;
+  Ring<NUM_STAGES> K_ring = smem.K_ring(), V_ring = smem.V_ring();
+  Ring<Q_STAGES> Q_ring{};
+  const u64 Q_desc = k_major_descriptor(smem.Q + consumer * Q_BYTES);
+  const u64 K_desc = k_major_descriptor(smem.K), V_desc = mn_major_descriptor<Bc>(smem.V);
 
-    // Waits for the next item and its Q. False when there is none.
-    auto begin_item = [&]() -> bool {
-      const int buffer = Q_ring.stage * CONSUMERS + consumer;
-      mbarrier_wait(Q_full + 8 * buffer, Q_ring.parity);
-      record = records + 16 * (round++ % ITEM_RECORDS);
-      const Item item = read_item(record);
-      if (item.q_block == NO_MORE_ITEMS) return false;
-      if constexpr (TRACE) start_ns[1] = global_timer();
-      if constexpr (Q_IN_REGISTERS) {
-        load_queries(Q_rmem, Q_smem + buffer * Q_BYTES, warp, lane);
-        if constexpr (!STORE_FROM_SMEM) give_back_queries(buffer);
-        Q_ring.advance();
-      }
-      // The rows of one consumer may see fewer tiles than the block visits. Rows past the end need none, but one is computed
-      // all the same, to keep the pipeline's shape.
-      const int group = item.q_block * CONSUMERS + consumer;
-      const TileRange mine = visited_tiles<GROUP_ROWS, Bc, CAUSAL, SKIP_MASKED_TILES>(p, group);
-      row = group * GROUP_ROWS + warp * 16 + lane / 4;
-      j = group * GROUP_ROWS >= p.seqlen_q ? 0 : max(mine.visited, 1) - 1;
-      skipped = tiles_of(p, item.q_block).visited - 1 - j;
-      unmasked = mine.unmasked;
-      return true;
-    };
+  Scores S_rmem;
+  Output O_rmem = {};
+  Probabilities P_rmem;
+  Queries Q_rmem;
+  OnlineSoftmax<2> softmax;
 
-    // A tile that the block visits and this consumer does not need.
-    auto skip_tile = [&] {
-      K_ring.wait_full();
-      K_ring.release(lane);
-      K_ring.advance();
-      wait_turn();
-      end_turn();
-      V_ring.wait_full();
-      V_ring.release(lane);
-      V_ring.advance();
-    };
+  u32 round = 0;
+  u32 record;             // of the item at hand
+  int row;                // this lane's first query row; its second is 8 further on
+  int j;                  // the key tile whose scores are computed next
+  TileRange tiles;        // that this consumer's rows see
+  int above, below;       // tiles that the block visits after and before those
+  int O_buffer = -1;      // that the O at hand leaves from
+  u64 start_ns[2] = {};   // of the item being stored, of the one at hand
 
-    auto issue_next_scores = [&] {
-      const u64 K_tile = K_desc + descriptor_step(KV_BYTES) * K_ring.stage;
-      issue_scores(S_rmem, Q_rmem, Q_desc + descriptor_step(CONSUMERS * Q_BYTES) * Q_ring.stage, K_tile);
-    };
-    auto issue_next_values = [&] { issue_values(O_rmem, P_rmem, V_desc + descriptor_step(KV_BYTES) * V_ring.stage); };
-    auto release_scores = [&] {
-      wgmma_registers(S_rmem);
-      if constexpr (Q_IN_REGISTERS) wgmma_registers(Q_rmem);  // else they may be reused while wgmma still reads them
-      K_ring.release(lane);
-      K_ring.advance();
-    };
-    auto release_values = [&] {
-      wgmma_registers(O_rmem);
-      wgmma_registers(P_rmem);
-      V_ring.release(lane);
-      V_ring.advance();
-    };
-
-    auto mask = [&] { mask_scores(S_rmem, p, row, j * Bc, lane); };
-
-    // The first scores of an item, in flight.
-    auto issue_first_scores = [&] {
-      K_ring.wait_full();
-      wait_turn();
-      wgmma_fence();
-      issue_next_scores();
-      end_turn();
-    };
-    // The last values of an item, in flight.
-    auto issue_last_values = [&] {
-      V_ring.wait_full();
-      wgmma_registers(O_rmem);
-      wgmma_registers(P_rmem);
-      wgmma_fence();
-      issue_next_values();
-    };
-    auto finish = [&](u32 done) {
-      release_values();
-      store(done);
-#pragma unroll
-      for (int i = 0; i < HEAD_DIM / 2; ++i) O_rmem[i] = 0.0f;
-    };
-    auto first_softmax = [&] {
-      wgmma_wait<0>();
-      release_scores();
-      softmax.reset();
-      float alpha[2];
-      if (j >= unmasked) mask();
-      exponentials(S_rmem, softmax, p.scale_log2, alpha);
-      pack(P_rmem, S_rmem);
-    };
-
-    auto values_alone = [&] {  // Alg. 1, which does not overlap
-      V_ring.wait_full();
-      issue_next_values();
-      wgmma_wait<0>();
-      release_values();
-    };
-
-    // One turn of the pipeline (Alg. 2, l. 8-14): the scores of tile j and the values of the tile before it are in flight
-    // together; the softmax of j runs under the values.
-    auto turn = [&](auto masked) {
-      K_ring.wait_full();
-      wait_turn();
-      wgmma_registers(O_rmem);
-      wgmma_registers(P_rmem);
-      wgmma_fence();
-      if constexpr (!OVERLAP) values_alone();
-      issue_next_scores();
-      if constexpr (OVERLAP) {
-        V_ring.wait_full();
-        issue_next_values();
-      }
-      end_turn();
-      wgmma_wait<OVERLAP ? 1 : 0>();
-      release_scores();
-      float alpha[2];
-      if constexpr (decltype(masked)::value) mask();
-      const bool grown = exponentials(S_rmem, softmax, p.scale_log2, alpha);
-      if constexpr (OVERLAP) {
-        wgmma_wait<0>();
-        release_values();
-      }
-      if (grown) {
-#pragma unroll
-        for (int i = 0; i < HEAD_DIM / 2; ++i) O_rmem[i] *= alpha[i / 2 % 2];
-      }
-      pack(P_rmem, S_rmem);
-    };
-
-    // Buffers that O leaves from are given back when its copy has read them: a softmax later, nobody waits.
+  DEVICE void run() {
+    if (PING_PONG && consumer == CONSUMERS - 1) bar_arrive(TURN_BARRIER, 256);  // the first turn is consumer 0's
     bool more = begin_item(), fresh = true;
     while (more) {
       if (fresh) {
-        for (int i = 0; i < skipped; ++i) skip_tile();
+        pass_over(above);
         issue_first_scores();
         first_softmax();
       }
+      // Buffers that O leaves from are given back when its copy has read them: a softmax later, nobody waits.
       if constexpr (STORE_FROM_SMEM && Q_IN_REGISTERS) give_back_queries(consumer);
       if constexpr (STORE_FROM_SMEM && !Q_IN_REGISTERS) {
         if (O_buffer >= 0) give_back_queries(O_buffer);
       }
-      for (--j; j >= unmasked; --j) turn(Bool<true>{});
-      for (; j >= 0; --j) turn(Bool<false>{});
-      if constexpr (Q_IN_REGISTERS) {
-        O_buffer = consumer;
-      } else {
-        O_buffer = Q_ring.stage * CONSUMERS + consumer;
-        if constexpr (!STORE_FROM_SMEM) give_back_queries(O_buffer);
-        Q_ring.advance();
-      }
+      --j;
+      walk_tiles<MASK_KIND>(j, tiles, [&](int, auto segment) { turn(segment); });
+      end_queries();
       issue_last_values();
       const u32 done = record;
       if constexpr (TRACE) start_ns[0] = start_ns[1];
+      // The next item's first scores run beside these last values, unless tiles in between have to be passed over.
+      fresh = MASK_KIND == MASK_BAND && below > 0;
+      if (fresh) {
+        wgmma_wait<0>();
+        finish(done);
+        pass_over(below);
+        more = begin_item();
+        continue;
+      }
       more = begin_item();
-      fresh = !OVERLAP || !more || skipped > 0;
+      fresh = SOFTCAP || !more || above > 0;  // (with a score change, a second copy of the first softmax would spill)
       if (fresh) {
         wgmma_wait<0>();
         finish(done);
@@ -349,5 +206,203 @@ KERNEL __launch_bounds__(NUM_THREADS, 1)
     if constexpr (STORE_FROM_SMEM) {
       if (lane == 0) bulk_wait_read();  // shared memory ends with the block
     }
+  }
+
+  // Waits for the next item and its Q. False when there is none.
+  DEVICE bool begin_item() {
+    const int buffer = Q_ring.stage * CONSUMERS + consumer;
+    mbarrier_wait(smem.Q_full + 8 * buffer, Q_ring.parity);
+    record = smem.item(round++);
+    const Item item = read_item(record);
+    if (item.q_block == NO_MORE_ITEMS) return false;
+    if constexpr (TRACE) start_ns[1] = global_timer();
+    if constexpr (Q_IN_REGISTERS) {
+      load_queries(Q_rmem, smem.Q + buffer * Q_BYTES, warp, lane);
+      if constexpr (!STORE_FROM_SMEM) give_back_queries(buffer);
+      Q_ring.advance();
+    }
+    begin_tiles(item);
+    return true;
+  }
+
+  // The rows of one consumer may see fewer tiles than the block visits. Rows past the end need none, but one is computed
+  // all the same, to keep the pipeline's shape; so it is for rows that see none, and all of it is masked.
+  DEVICE void begin_tiles(const Item& item) {
+    const int group = item.q_block * CONSUMERS + consumer;
+    const bool exists = group * GROUP_ROWS < p.seqlen_q;
+    row = group * GROUP_ROWS + warp * 16 + lane / 4;
+    tiles = visited_tiles<GROUP_ROWS, Bc>(p, group);
+    const TileRange block = tiles_of(p, item.q_block);
+    if constexpr (MASK_KIND == MASK_BAND) {
+      if (!exists || tiles.empty()) tiles = {block.total, block.first, block.first + 1, block.first, block.first};
+      j = tiles.end - 1;
+      below = tiles.first - block.first;
+    } else {
+      j = exists ? max(tiles.end, 1) - 1 : 0;
+    }
+    above = block.end - 1 - j;
+  }
+
+  // Tiles that the block visits and this consumer does not need.
+  DEVICE void pass_over(int count) {
+    for (int i = 0; i < count; ++i) {
+      K_ring.wait_full();
+      K_ring.release(lane);
+      K_ring.advance();
+      wait_turn();
+      end_turn();
+      V_ring.wait_full();
+      V_ring.release(lane);
+      V_ring.advance();
+    }
+  }
+
+  // The first scores of an item, in flight.
+  DEVICE void issue_first_scores() {
+    K_ring.wait_full();
+    wait_turn();
+    wgmma_fence();
+    issue_next_scores();
+    end_turn();
+  }
+
+  DEVICE void first_softmax() {
+    wgmma_wait<0>();
+    release_scores();
+    softmax.reset();
+    float alpha[2];
+    change_scores();
+    if (j >= tiles.clear_end) mask(SegmentTag<RIGHT_MASKED>{});
+    softmax_of_tile(S_rmem, softmax, p.scale_log2, alpha);
+    pack(P_rmem, S_rmem);
+  }
+
+  // One turn of the pipeline (Alg. 2, l. 8-14): the scores of tile j and the values of the tile before it are in flight
+  // together; the softmax of j runs under the values.
+  template <typename Tag>
+  DEVICE void turn(Tag segment) {
+    K_ring.wait_full();
+    wait_turn();
+    wgmma_registers(O_rmem);
+    wgmma_registers(P_rmem);
+    wgmma_fence();
+    issue_next_scores();
+    V_ring.wait_full();
+    issue_next_values();
+    end_turn();
+    // A score change needs the registers of the P in flight: it waits for the values, and runs under the other consumers'.
+    wgmma_wait<SOFTCAP ? 0 : 1>();
+    release_scores();
+    if constexpr (SOFTCAP) release_values();
+    float alpha[2];
+    change_scores();
+    mask(segment);
+    const bool grown = softmax_of_tile(S_rmem, softmax, p.scale_log2, alpha);
+    if constexpr (!SOFTCAP) {
+      wgmma_wait<0>();
+      release_values();
+    }
+    if (grown) {
+#pragma unroll
+      for (int i = 0; i < HEAD_DIM / 2; ++i) O_rmem[i] *= alpha[i / 2 % 2];
+    }
+    pack(P_rmem, S_rmem);
+  }
+
+  // The last values of an item, in flight.
+  DEVICE void issue_last_values() {
+    V_ring.wait_full();
+    wgmma_registers(O_rmem);
+    wgmma_registers(P_rmem);
+    wgmma_fence();
+    issue_next_values();
+  }
+
+  // The item whose record is `done` leaves.
+  DEVICE void finish(u32 done) {
+    release_values();
+    const Item item = read_item(done);
+    const int first_row = item.q_block * Br + consumer * GROUP_ROWS + warp * 16;
+    store_output(p, O_map, item, first_row, O_rmem, softmax, smem.Q + O_buffer * Q_BYTES, warp, lane);
+    if (TRACE && threadIdx.x == 128) write_trace(p, item.index, item, tiles_of(p, item.q_block), start_ns[0]);
+#pragma unroll
+    for (int i = 0; i < HEAD_DIM / 2; ++i) O_rmem[i] = 0.0f;
+  }
+
+  // Ping-pong: consumers issue their products in turn, so that one's softmax runs under the others' products.
+  DEVICE void wait_turn() const {
+    if constexpr (PING_PONG) bar_sync(TURN_BARRIER + consumer, 256);
+  }
+  DEVICE void end_turn() const {
+    if constexpr (PING_PONG) bar_arrive(TURN_BARRIER + (consumer + 1) % CONSUMERS, 256);
+  }
+
+  DEVICE void issue_next_scores() {
+    const u64 K_tile = K_desc + descriptor_step(KV_BYTES) * K_ring.stage;
+    issue_scores(S_rmem, Q_rmem, Q_desc + descriptor_step(CONSUMERS * Q_BYTES) * Q_ring.stage, K_tile);
+  }
+  DEVICE void issue_next_values() { issue_values(O_rmem, P_rmem, V_desc + descriptor_step(KV_BYTES) * V_ring.stage); }
+  DEVICE void release_scores() {
+    wgmma_registers(S_rmem);
+    if constexpr (Q_IN_REGISTERS) wgmma_registers(Q_rmem);  // else they may be reused while wgmma still reads them
+    K_ring.release(lane);
+    K_ring.advance();
+  }
+  DEVICE void release_values() {
+    wgmma_registers(O_rmem);
+    wgmma_registers(P_rmem);
+    V_ring.release(lane);
+    V_ring.advance();
+  }
+
+  DEVICE void change_scores() { cap_scores<SOFTCAP>(fragment_view(S_rmem), p.softcap); }
+  template <typename Tag>
+  DEVICE void mask(Tag) {
+    hide_scores<Tag::value>(fragment_view(S_rmem), head_mask(p), row, j * Bc, lane % 4 * 2);
+  }
+
+  // No product of this item reads Q any more.
+  DEVICE void end_queries() {
+    if constexpr (Q_IN_REGISTERS) {
+      O_buffer = consumer;
+    } else {
+      O_buffer = Q_ring.stage * CONSUMERS + consumer;
+      if constexpr (!STORE_FROM_SMEM) give_back_queries(O_buffer);
+      Q_ring.advance();
+    }
+  }
+  DEVICE void give_back_queries(int buffer) const {
+    if (lane == 0) {
+      if constexpr (STORE_FROM_SMEM) bulk_wait_read();
+      mbarrier_arrive(smem.Q_empty + 8 * buffer);
+    }
+  }
+};
+
+KERNEL __launch_bounds__(NUM_THREADS, 1)
+    fa3_forward(const __grid_constant__ AttentionParams p, const __grid_constant__ TensorMap Q_map,
+                const __grid_constant__ TensorMap K_map, const __grid_constant__ TensorMap V_map,
+                const __grid_constant__ TensorMap O_map) {
+  DYN_SMEM(start);
+  const SharedMemory smem(smem_address(start));
+  const int thread = threadIdx.x;
+  const int warpgroup = shfl(u32(thread / 128), 0);  // uniform, and known to be
+
+  if (thread == 0) init_barriers(smem.Q_full, smem.Q_empty, smem.K_ring(), smem.V_ring());
+  block_sync();  // nobody may wait on a barrier that is not initialised
+
+  PersistentItems<Br> items(p);
+  if (warpgroup == 0) {
+    registers_release_to<PRODUCER_REGISTERS>();
+    if (thread == 0) Producer{p, &Q_map, &K_map, &V_map, smem}.run(items);
+  } else {
+    registers_raise_to<CONSUMER_REGISTERS>();
+    if (some_block_is_empty(p)) {  // query blocks that never enter the pipeline
+      for (u32 index; items.next(index);) {
+        const WorkItem work = items.item(p, index);
+        if (tiles_of(p, work.q_block).empty()) store_nothing(p, {work, index}, thread - 128);
+      }
+    }
+    Consumer{p, &O_map, smem, warpgroup - 1, thread / 32 % 4, thread % 32}.run();
   }
 }

@@ -1,6 +1,6 @@
 // The baseline: attention as three array expressions, each a kernel, with the whole score matrix in device memory.
 //
-//   naive_scores   S = scale * Q K^T, masked entries -inf     float32,   (batch, heads, seqlen_q, seqlen_k)
+//   naive_scores   S = scale * Q K^T, hidden entries -inf     float32,   (batch, heads, seqlen_q, seqlen_k)
 //   naive_softmax  P = softmax(S) row by row, and the LSE     the inputs' type, the same shape
 //   naive_values   O = P V
 //
@@ -12,6 +12,7 @@
 #include "tiles/copy.cuh"
 #include "tiles/fragments.cuh"
 #include "tiles/schedule.cuh"
+#include "tiles/score.cuh"
 
 template <bool IS_FLOAT32>
 struct Bits {
@@ -160,17 +161,19 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) naive_scores(const __grid_c
     multiply<true>(S_rmem, A_smem + warp * 16 * STEP_PITCH, B_smem, lane);
   }
 
+  cap_scores<SOFTCAP>(fragment_view(S_rmem), p.softcap);
   float* const S = scores_of(p, index);
   for (int half = 0; half < 2; ++half) {
     const i64 row = first_row + warp * 16 + half * 8 + lane / 4;
     if (row >= p.seqlen_q) continue;
-    const int visible = visible_keys<CAUSAL>(p, int(row));
+    const int first_visible = head_mask(p).keys_begin(int(row)), end_visible = head_mask(p).keys_end(int(row));
 #pragma unroll
     for (int n = 0; n < TILE_COLUMNS / 8; ++n) {
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
         const i64 key = first_key + n * 8 + lane % 4 * 2 + e;
-        const float s = key < visible ? S_rmem[n][2 * half + e] * p.scale_log2 : NEG_INF;
+        const bool visible = first_visible <= key && key < end_visible;
+        const float s = visible ? S_rmem[n][2 * half + e] * p.scale_log2 : NEG_INF;
         if (key < p.seqlen_k) st_global(S + row * p.seqlen_k + key, s);
       }
     }

@@ -6,7 +6,7 @@
 #include "primitives/tma.cuh"
 #include "tiles/accumulator.cuh"
 #include "tiles/pipeline.cuh"
-#include "tiles/softmax.cuh"
+#include "tiles/score.cuh"
 #include "tiles/wgmma_operands.cuh"
 
 constexpr int Br = BLOCK_Q, Bc = BLOCK_KV;
@@ -20,11 +20,6 @@ constexpr int Q_BYTES = wgmma_tile_bytes(GROUP_ROWS, HEAD_DIM), KV_BYTES = wgmma
 constexpr bool STORE_FROM_SMEM = STORE_BY_TMA && (Q_IN_REGISTERS || Q_STAGES > 1);
 static_assert(Br == CONSUMERS * GROUP_ROWS, "64 query rows a consumer");
 static_assert(Bc % 16 == 0 && Bc <= 256, "P V takes keys 16 at a time");
-
-template <bool B>
-struct Bool {
-  static constexpr bool value = B;
-};
 
 // Accumulators and operands of one thread.
 using Scores = float[Bc / 2];
@@ -48,8 +43,12 @@ DEVICE void init_barriers(u32 Q_full, u32 Q_empty, const Ring<NUM_STAGES>& K_rin
   mbarrier_init_fence();
 }
 
-DEVICE TileRange tiles_of(const AttentionParams& p, int q_block) {
-  return visited_tiles<Br, Bc, CAUSAL, SKIP_MASKED_TILES>(p, q_block);
+DEVICE TileRange tiles_of(const AttentionParams& p, int q_block) { return visited_tiles<Br, Bc>(p, q_block); }
+
+// Whether some query block sees no key: then it is the first or the last one.
+DEVICE bool some_block_is_empty(const AttentionParams& p) {
+  if constexpr (MASK_KIND == MASK_FULL) return false;
+  return tiles_of(p, 0).empty() || (MASK_KIND == MASK_BAND && tiles_of(p, (p.seqlen_q - 1) / Br).empty());
 }
 
 // Q from shared memory to registers. As TMA is to write where ldmatrix read, a barrier alone does not do before the buffer is
@@ -76,41 +75,21 @@ DEVICE void issue_values(Output& O_rmem, const Probabilities& P_rmem, u64 V_desc
   wgmma_commit();
 }
 
-// `row` is this lane's first query row; its second is 8 further on.
-DEVICE void mask_scores(Scores& S_rmem, const AttentionParams& p, int row, int first_key, int lane) {
-#pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    const int limit = visible_keys_from<CAUSAL>(p, row + 8 * r, first_key) - lane % 4 * 2;
-#pragma unroll
-    for (int n = 0; n < S_TILES; ++n) {
-      if (8 * n >= limit) S_rmem[4 * n + 2 * r] = NEG_INF;
-      if (8 * n + 1 >= limit) S_rmem[4 * n + 2 * r + 1] = NEG_INF;
-    }
-  }
-}
-
 // Alg. 2, l. 11: the maxima and exponentials of S. True when O must be multiplied by alpha.
-DEVICE bool exponentials(Scores& S_rmem, OnlineSoftmax<2>& softmax, float scale_log2, float (&alpha)[2]) {
+DEVICE bool softmax_of_tile(Scores& S_rmem, OnlineSoftmax<2>& softmax, float scale_log2, float (&alpha)[2]) {
+  const auto S = fragment_view(S_rmem);
   float m_tile[2];
+  lane_maxima<true>(m_tile, S);
 #pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    float even = S_rmem[2 * r], odd = S_rmem[2 * r + 1];
-#pragma unroll
-    for (int n = 1; n < S_TILES; ++n) {
-      even = fmaxf(even, S_rmem[4 * n + 2 * r]);
-      odd = fmaxf(odd, S_rmem[4 * n + 2 * r + 1]);
-    }
-    m_tile[r] = quad_max(fmaxf(even, odd));
-  }
+  for (int r = 0; r < 2; ++r) m_tile[r] = quad_max(m_tile[r]);
   const bool grown = softmax.raise_max(m_tile, scale_log2, alpha);
-#pragma unroll
-  for (int i = 0; i < Bc / 2; ++i) S_rmem[i] = softmax.exp(S_rmem[i], scale_log2, i / 2 % 2);
+  exponentials<S_TILES>(S, 0, softmax, scale_log2);
   return grown;
 }
 
 DEVICE void pack(Probabilities& P_rmem, const Scores& S_rmem) {
 #pragma unroll
-  for (int i = 0; i < Bc / 4; ++i) P_rmem[i] = pack_16bit<BFLOAT16>(S_rmem[2 * i], S_rmem[2 * i + 1]);
+  for (int i = 0; i < Bc / 4; ++i) P_rmem[i] = operand_pair<BFLOAT16>(fragment_view(S_rmem), 0, i / 4, i % 4);
 }
 
 // Alg. 1, l. 19-20: O = O / l, L = m + log l, 16 rows a warp. By TMA through `O_smem`, or straight from registers.

@@ -6,6 +6,7 @@
 #pragma once
 #include "primitives/primitives.cuh"
 #include "tiles/fragments.cuh"
+#include "tiles/named_barriers.cuh"
 
 template <int WARPS, int ROWS, int TILES>  // TILES: accumulators that a warp owns at a time
 struct KeyGroup {
@@ -18,7 +19,7 @@ struct KeyGroup {
   u32 maxima, sums, parts;  // shared memory of this group
 
   // Waits for the group alone; barrier 0 is the whole block's. Groups fill each other's waits with their products.
-  DEVICE void sync() const { bar_sync(1 + index, WARPS * 32); }
+  DEVICE void sync() const { bar_sync(KEY_GROUP_BARRIER + index, WARPS * 32); }
 
   // Called by one lane a row.
   DEVICE void put(u32 values, int row, float x) const { st_shared_f32(values + (row * WARPS + warp) * 4, x); }

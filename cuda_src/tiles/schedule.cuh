@@ -1,54 +1,35 @@
-// Which tiles a query block visits: the device side of cufa/schedule.py. And the trace that proves it.
+// Which query blocks a thread block takes, and which tiles these visit. And the trace that proves it.
 #pragma once
 #include "params.cuh"
+#include "tiles/mask.cuh"
 
 // One query block of one head.
 struct WorkItem {
   int q_block, head, batch;
 };
 
-// Key tiles of one query block: 0 ... visited-1 are computed, the first `unmasked` of them without a mask.
-struct TileRange {
-  int total, visited, unmasked;
-};
+// The mask of every head, and the key tiles that one query block visits.
+constexpr MaskKind MASK_KIND = MaskKind(MASK);
+using HeadMask = Band<MASK_KIND>;
+DEVICE HeadMask head_mask(const AttentionParams& p) { return {p.seqlen_q, p.seqlen_k, p.band_first, p.band_last}; }
 
-// Keys that a query row sees: all, or, causal, those up to the diagonal that ends in the bottom right corner.
-template <bool IS_CAUSAL>
-DEVICE int visible_keys(const AttentionParams& p, int row) {
-  if constexpr (!IS_CAUSAL) return p.seqlen_k;
-  // 64-bit, because row + 1 + seqlen_k may pass 2^31.
-  const i64 keys = i64(row) + 1 + p.seqlen_k - p.seqlen_q;
-  return keys < 0 ? 0 : keys > p.seqlen_k ? p.seqlen_k : int(keys);
-}
-
-// Likewise, counted from `first_key` of a visited tile; may be negative. Cheaper: no step of it can pass 2^31.
-template <bool IS_CAUSAL>
-DEVICE int visible_keys_from(const AttentionParams& p, int row, int first_key) {
-  return (IS_CAUSAL ? min(row + 1 - p.seqlen_q, 0) : 0) + (p.seqlen_k - first_key);
-}
-
-template <int BR, int BC, bool IS_CAUSAL, bool SKIP>
+template <int BR, int BC>
 DEVICE TileRange visited_tiles(const AttentionParams& p, int q_block) {
-  const i64 first_row = i64(q_block) * BR;
-  const int last_row = int(min(first_row + BR, i64(p.seqlen_q)) - 1);
-  TileRange range;
-  range.total = (p.seqlen_k - 1) / BC + 1;
-  range.visited = IS_CAUSAL && SKIP ? (visible_keys<IS_CAUSAL>(p, last_row) + BC - 1) / BC : range.total;
-  range.unmasked = visible_keys<IS_CAUSAL>(p, int(first_row)) / BC;
-  return range;
+  return head_mask(p).tiles<BR, BC, SKIP_MASKED_TILES>(q_block);
 }
 
-// Block number -> work item. Full attention: the query blocks of a head run side by side and share its K and V in the
-// L2 cache. Causal: long (late) query blocks come first, in groups of heads whose K and V fit in the L2 cache together.
-// The shortest 3/8 of all heads come last and without groups, as filling: a grid whose last group began with its
-// longest blocks would leave most SMs idle meanwhile (13-16% of the time with 5.3 groups on 132 SMs).
-template <int BR, bool IS_CAUSAL>
+// Block number -> work item. Full attention, and windows, whose query blocks are of nearly one length: the query blocks
+// of a head run side by side and share its K and V in the L2 cache. Causal: long (late) query blocks come first, in groups
+// of heads whose K and V fit in the L2 cache together. The shortest 3/8 of all heads come last and without groups, as
+// filling: a grid whose last group began with its longest blocks would leave most SMs idle meanwhile (13-16% of the time
+// with 5.3 groups on 132 SMs).
+template <int BR>
 DEVICE WorkItem work_item(const AttentionParams& p, u32 index, int kv_bytes_per_row) {
   constexpr i64 L2_SHARE = 24 << 20;  // bytes
   const u32 Tr = u32(p.seqlen_q - 1) / BR + 1;
   const u32 all_heads = u32(p.batch) * u32(p.heads);
   u32 q_block, head;
-  if constexpr (IS_CAUSAL) {
+  if constexpr (MASK_KIND == MASK_CAUSAL) {
     const u32 short_blocks = u32(u64(Tr) * 3 / 8), long_blocks = Tr - short_blocks;
     if (index < long_blocks * all_heads) {
       const i64 head_bytes = i64(p.seqlen_k) * kv_bytes_per_row;
@@ -74,7 +55,7 @@ DEVICE WorkItem work_item(const AttentionParams& p, u32 index, int kv_bytes_per_
 // 2G-1-b, 2G+b, ...), so that none gets the longest item of every round: no counter in memory, and repeats are alike.
 // Causal: heads go in groups from their longest query block to their shortest. How many make a group is the planner's
 // choice (cufa/item_order.py): few share the L2 cache better, some numbers leave fewer blocks idle at the end.
-template <int BR, bool IS_CAUSAL>
+template <int BR>
 struct PersistentItems {
   u32 Tr, total, round = 0;
 
@@ -91,7 +72,7 @@ struct PersistentItems {
   // Divisions, slow ones: once an item.
   DEVICE WorkItem item(const AttentionParams& p, u32 index) const {
     u32 q_block, head;
-    if constexpr (IS_CAUSAL) {
+    if constexpr (MASK_KIND == MASK_CAUSAL) {
       const u32 group_heads = u32(p.heads_per_group), all_heads = u32(p.batch) * u32(p.heads);
       const u32 group = index / (group_heads * Tr), rest = index - group * group_heads * Tr;
       const u32 members = min(group_heads, all_heads - group * group_heads);
@@ -123,9 +104,11 @@ DEVICE void write_trace(const AttentionParams& p, u32 index, const WorkItem& ite
   record.q_block = u32(item.q_block);
   record.head = u32(item.head);
   record.batch = u32(item.batch);
-  record.tiles_visited = u32(tiles.visited);
-  record.tiles_skipped = u32(tiles.total - tiles.visited);
-  record.tiles_unmasked = u32(tiles.unmasked);
+  record.first_tile = u32(tiles.first);
+  record.tiles_visited = u32(tiles.end - tiles.first);
+  record.tiles_skipped = u32(tiles.total) - record.tiles_visited;
+  record.first_clear = u32(tiles.clear_first);
+  record.tiles_clear = u32(tiles.clear_end - tiles.clear_first);
   record.thread_block = blockIdx.x;
   p.trace[index] = record;
 }

@@ -1,5 +1,5 @@
 """Changes of scores before the softmax. Each is here once: its NumPy form and its derivative; the device pair
-is in ``cuda_src/tiles/scores.cuh``.
+is in ``cuda_src/tiles/score.cuh``.
 
 A soft cap (Gemma 2) replaces a scaled score s by ``cap · tanh(s / cap)``, before the mask: scores stay within
 ±cap, and their gradient is multiplied by ``1 - tanh²(s / cap)``.

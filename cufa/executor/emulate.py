@@ -254,7 +254,7 @@ def _fill_maps(plan: Plan, params: Any, operands: Mapping[str, GlobalArray]) -> 
 
 def _with_tiles(counters: npt.NDArray[Any], records: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """The counters of each block with its tiles in front; a block may have several records."""
-    tiles = [(x, np.uint64) for x in ("tiles_visited", "tiles_skipped", "tiles_unmasked")]
+    tiles = [(x, np.uint64) for x in ("tiles_visited", "tiles_skipped", "tiles_clear")]
     both = np.zeros(len(counters), [*tiles, *counters.dtype.descr])
     for name in counters.dtype.names or ():
         both[name] = counters[name]

@@ -1,0 +1,73 @@
+// What becomes of scores between the two products: a score change, the mask, the row maxima, the exponentials and the
+// rounding to an operand of the second product. Written once, for every accumulator that fragment_view.cuh can walk.
+#pragma once
+#include "tiles/fragment_view.cuh"
+#include "tiles/fragments.cuh"
+#include "tiles/mask.cuh"
+#include "tiles/softmax.cuh"
+
+// tanh to a few units in the last place. (tanh.approx is off by 5e-4: times a cap of 30, a bfloat16 result shows it.) Near 0
+// the exponential would lose the leading digits, so an odd polynomial takes its place there.
+DEVICE float tanh_f32(float x) {
+  constexpr float TWO_LOG2_E = 2.88539008177792681f;
+  const float square = x * x;
+  const float tail = fmaf(square, fmaf(square, fmaf(square, 0.01724148f, -0.05304549f), 0.13325879f), -0.33333144f);
+  const float near = fmaf(x * square, tail, x);
+  const float far = fmaf(-2.0f, rcp(1.0f + ex2(x * TWO_LOG2_E)), 1.0f);
+  return fabsf(x) < 0.5f ? near : far;
+}
+
+// Softcap: s becomes tanh(s * scale / cap), in units of cap: the softmax's scale_log2 is then cap * log2(e).
+template <bool ON, typename View>
+DEVICE void cap_scores(View S, float softcap) {
+  if constexpr (ON) S.for_each([&](int, int, float& s) { s = tanh_f32(s * softcap); });
+}
+
+// Scores that the mask hides become -inf. `row` is the lane's first.
+template <Segment SEGMENT, MaskKind KIND, typename View>
+DEVICE void hide_scores(View S, const Band<KIND>& mask, int row, int first_key, int lane_column) {
+  if constexpr (SEGMENT != CLEAR) {
+#pragma unroll
+    for (int r = 0; r < View::ROWS; ++r) {
+      const VisibleColumns<KIND, SEGMENT> visible(mask, row + 8 * r, first_key, lane_column);
+      S.for_each_in_row(r, [&](int column, float& s) {
+        if (!visible(column)) s = NEG_INF;
+      });
+    }
+  }
+}
+
+// The maximum of each row over this lane's columns. Even and odd columns apart make two chains that wait for each other less.
+template <bool TWO_CHAINS, typename View>
+DEVICE void lane_maxima(float (&m)[View::ROWS], View S) {
+#pragma unroll
+  for (int r = 0; r < View::ROWS; ++r) {
+    float chain[2] = {S.at(r, 0, 0), S.at(r, 0, 1)};
+    S.for_each_in_row(r, [&](int column, float s) {
+      const int c = TWO_CHAINS ? column % 2 : 0;
+      if (column > c) chain[c] = fmaxf(chain[c], s);
+    });
+    m[r] = TWO_CHAINS ? fmaxf(chain[0], chain[1]) : chain[0];
+  }
+}
+
+// S becomes P, not yet divided by the sums, in the columns of 8-column tiles first ... first + COUNT - 1.
+template <int COUNT, typename View, typename Softmax>
+DEVICE void exponentials(View S, int first, Softmax& softmax, float scale_log2) {
+#pragma unroll
+  for (int i = 0; i < View::ROWS / 2; ++i) {
+#pragma unroll
+    for (int x = 0; x < 4 * COUNT; ++x) {
+      float& s = S.at(2 * i + x / 2 % 2, first + x / 4, x % 2);
+      s = softmax.exp(s, scale_log2, 2 * i + x / 2 % 2);
+    }
+  }
+}
+
+// Register h of the A operand that columns 16k ... 16k + 15 of a 16-row tile become: row h % 2, columns h / 2. An accumulator
+// has the layout of an A operand already.
+template <bool BF16, typename View>
+DEVICE u32 operand_pair(View P, int m_tile, int k, int h) {
+  const int r = 2 * m_tile + h % 2, n = 2 * k + h / 2;
+  return pack_16bit<BF16>(P.at(r, n, 0), P.at(r, n, 1));
+}
