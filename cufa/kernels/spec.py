@@ -154,7 +154,6 @@ class KernelSpec:
             "SMEM_BYTES": self.shared_memory(config, problem.head_dim),
             "ALIGNMENT": problem.alignment,
             "MASK": MASK_KINDS.index(problem.mask_kind),
-            "CAUSAL": problem.mask_kind == "causal",
             "SOFTCAP": problem.softcap is not None,
             "SKIP_MASKED_TILES": self.skip_masked_tiles,
             "BFLOAT16": problem.dtype == "bfloat16",
