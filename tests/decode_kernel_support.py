@@ -110,4 +110,4 @@ def assert_pieces(plan: Plan, lengths: list[int], records: np.ndarray) -> None:
 
 
 #: TODO at the rebase onto the new records: "first_tile".
-FIRST_TILE = "tiles_unmasked"
+FIRST_TILE = "first_tile"

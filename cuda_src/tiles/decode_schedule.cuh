@@ -268,9 +268,10 @@ DEVICE void write_piece_trace(const DecodeParams& p, const Piece& piece, u64 sta
   record.q_block = u32(piece.part);
   record.head = u32(piece.kv_head * p.row_blocks + piece.row_block);
   record.batch = u32(piece.batch);
+  record.first_tile = u32(piece.first_tile);
   record.tiles_visited = u32(piece.last_tile - piece.first_tile);
   record.tiles_skipped = u32(piece.tiles.first + piece.tiles.count - piece.last_tile + piece.first_tile);
-  record.tiles_unmasked = u32(piece.first_tile);
+  record.first_clear = record.tiles_clear = 0;  // rows of a tile are several heads and tokens: not counted
   record.thread_block = blockIdx.x + gridDim.x * (blockIdx.y + gridDim.y * blockIdx.z);
   p.trace[piece.record] = record;
 }
