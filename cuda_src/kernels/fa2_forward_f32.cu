@@ -171,7 +171,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward_f32(const __gri
     if (j > tiles.first) load_tile(K_smem, K, p.k_stride.seq * 4, false);
 
     const auto S = fragment_view_by_columns(S_rmem);
-    cap_scores<SOFTCAP>(S, p.softcap);
+    cap_scores<SOFTCAP, true>(S, p.softcap);
     // One body for all segments, as the registers are those of the products: both edges are tested.
     if (j >= int(ld_shared_u32(saved_smem + 12)) || (MASK_KIND == MASK_BAND && j < tiles.clear_first)) {
       const int row = int(ld_shared_u32(saved_smem)) * Br + warp * WARP_ROWS + S.lane_row(lane_id());

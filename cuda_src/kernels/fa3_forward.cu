@@ -192,7 +192,7 @@ struct Consumer {
         continue;
       }
       more = begin_item();
-      fresh = SOFTCAP || !more || above > 0;  // (with a score change, a second copy of the first softmax would spill)
+      fresh = !more || above > 0;
       if (fresh) {
         wgmma_wait<0>();
         finish(done);
@@ -290,7 +290,7 @@ struct Consumer {
     V_ring.wait_full();
     issue_next_values();
     end_turn();
-    // A score change needs the registers of the P in flight: it waits for the values, and runs under the other consumers'.
+    // A score change needs the registers of the P in flight: it waits for these values and runs under other consumers'.
     wgmma_wait<SOFTCAP ? 0 : 1>();
     release_scores();
     if constexpr (SOFTCAP) release_values();

@@ -6,21 +6,22 @@
 #include "tiles/mask.cuh"
 #include "tiles/softmax.cuh"
 
-// tanh to a few units in the last place. (tanh.approx is off by 5e-4: times a cap of 30, a bfloat16 result shows it.) Near 0
-// the exponential would lose the leading digits, so an odd polynomial takes its place there.
+// tanh, off by at most 2e-7. (tanh.approx is off by 5e-4: times a cap of 30, a bfloat16 result shows it.) Near 0 that is many
+// units in the last place; EXACT_NEAR_0 has an odd polynomial there. With it fa3 spills, and 16-bit inputs do not need it.
+template <bool EXACT_NEAR_0>
 DEVICE float tanh_f32(float x) {
   constexpr float TWO_LOG2_E = 2.88539008177792681f;
+  const float far = fmaf(-2.0f, rcp(1.0f + ex2(x * TWO_LOG2_E)), 1.0f);
+  if constexpr (!EXACT_NEAR_0) return far;
   const float square = x * x;
   const float tail = fmaf(square, fmaf(square, fmaf(square, 0.01724148f, -0.05304549f), 0.13325879f), -0.33333144f);
-  const float near = fmaf(x * square, tail, x);
-  const float far = fmaf(-2.0f, rcp(1.0f + ex2(x * TWO_LOG2_E)), 1.0f);
-  return fabsf(x) < 0.5f ? near : far;
+  return fabsf(x) < 0.5f ? fmaf(x * square, tail, x) : far;
 }
 
 // Softcap: s becomes tanh(s * scale / cap), in units of cap: the softmax's scale_log2 is then cap * log2(e).
-template <bool ON, typename View>
+template <bool ON, bool EXACT_NEAR_0 = false, typename View>
 DEVICE void cap_scores(View S, float softcap) {
-  if constexpr (ON) S.for_each([&](int, int, float& s) { s = tanh_f32(s * softcap); });
+  if constexpr (ON) S.for_each([&](int, int, float& s) { s = tanh_f32<EXACT_NEAR_0>(s * softcap); });
 }
 
 // Scores that the mask hides become -inf. `row` is the lane's first.
