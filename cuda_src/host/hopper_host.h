@@ -86,6 +86,7 @@ template <int COUNT>
 DEVICE void wgmma_registers(float (&)[COUNT]) {}
 template <int COUNT>
 DEVICE void wgmma_registers(u32 (&)[COUNT]) {}
+DEVICE void pair_registers(float, float, bool) {}
 
 template <int N, bool BF16>
 struct Wgmma {
