@@ -21,24 +21,19 @@
 //     cp.async share one queue, and a burst of copies before the first ldmatrix cost 9% of the time.
 //   - One barrier a tile: everything has landed, and the other stage is free.
 //
-// Figures: one H200, bf16, cold L2, batch * seq = 16384, heads * dim = 2048, against PyTorch 2.11's FA2, same run:
-//            full 1k    4k    16k   causal 1k    4k    16k
-//   d64         1.18  1.22  1.23        1.24  1.25  1.27
-//   d128        1.15  1.18  1.19        1.25  1.31  1.33     383-419 TFLOP/s full, 310-421 causal
-//   d256        1.07  1.14  1.16        1.06  1.22  1.29
-// What limits: mma.sync itself reaches 615 TFLOP/s there (62% of what wgmma does). d128 runs at 66% of that, and waits
-// for the tensor pipe more than for anything else; d256 keeps shared memory busy 81% of the time. At d256 and 1k the
-// one block of an SM has nothing to hide the load of Q and the store of O under: 13% of the time.
+// What limits (H200; figures are in cufa/records): mma.sync itself reaches 62% of what wgmma does there. d128 runs at two
+// thirds of that, and waits for the tensor pipe more than for anything else; d256 keeps shared memory busy 81% of the time.
+// At d256 and 1k the one block of an SM has nothing to hide the load of Q and the store of O under: 13% of the time.
 //
-// Tried, and slower (d128, 16k, full, TFLOP/s, unless said otherwise; the version of the day was at 405-410):
-//   - One stage, V copied during S and K during P V, two barriers (PyTorch's order): 376; d64, 1k: 277 against 343.
-//   - 16 rows a warp: 318-342, as every ldmatrix feeds half the products. 32 keys a tile: 382. 48 keys: 391.
-//   - The loop rotated, S of the next tile under this one's exponentials: 353; copies land late and registers spill.
-//   - Operands not ahead: 386; Q alone ahead: 383; K alone: 393.
-//   - d64 with 128 keys a tile: 1.26 full, but 1.16 causal, and spills.
-//   - Causal, heads in groups for the L2 cache only: 358 against 421, the last group's long blocks idle most SMs.
+// Tried, and slower (speed relative to the version of the day; d128, 16k, full, unless said otherwise):
+//   - One stage, V copied during S and K during P V, two barriers (PyTorch's order): 0.92; d64, 1k: 0.81.
+//   - 16 rows a warp: 0.78-0.84, as every ldmatrix feeds half the products. 32 keys a tile: 0.94. 48 keys: 0.96.
+//   - The loop rotated, S of the next tile under this one's exponentials: 0.87; copies land late and registers spill.
+//   - Operands not ahead: 0.95; Q alone ahead: 0.94; K alone: 0.97.
+//   - d64 with 128 keys a tile: a little faster full, 0.93 causal, and spills.
+//   - Causal, heads in groups for the L2 cache only: 0.85, the last group's long blocks idle most SMs.
 //   - Causal, warps skip visited tiles that they see nothing of: no gain, the others still wait at the barrier.
-//   - d256 as 64-row pairs, two blocks an SM: 325 against 364; 96 keys in one stage: 317; unpaired: 347.
+//   - d256 as 64-row pairs, two blocks an SM: 0.89; 96 keys in one stage: 0.87; unpaired: 0.95.
 #include "params.cuh"
 #include "tiles/copy.cuh"
 #include "tiles/named_barriers.cuh"

@@ -21,16 +21,15 @@
 // 30 times as wide): d64 1.3e-7, 2.1e-5 (naive 4.0e-7, 4.8e-5); d128 8.3e-8, 2.4e-5 (3.6e-7, 8.6e-5); d256 1.4e-7,
 // 3.7e-5 (4.2e-7, 1.2e-4). An element far below the largest of its group loses bits (tiles/half_pair.cuh).
 //
-// Speed there, TFLOP/s beside torch's memory-efficient attention in float32, the same run (cufa/records): d64 4k full
-// 98 to 35, causal 98 to 33; d128 99 to 46, 90 to 42; d64 1k causal 82 to 30. The limit is the latency of mma with two or
-// three warps a scheduler: a warp waits 8 cycles between two products, and for each sum before it can be added. About
-// 31% of the time goes to S, 41% to P and P V, 19% to splitting, 3% to barriers.
+// The limit there is the latency of mma with two or three warps a scheduler: a warp waits 8 cycles between two products,
+// and for each sum before it can be added. About 31% of the time goes to S, 41% to P and P V, 19% to splitting, 3% to
+// barriers.
 //
-// Tried there and left (d128, TFLOP/s, unless said):
-// - S summed by the tensor cores over the whole head dim: 104, but up to 3.5 times naive's error on short sequences.
-//   In two passes, small products first: 100, but 98 at d64, 74 at d256, and half as accurate.
-// - 256 query rows, 8 warps: 104 with 32 keys, 110 with 64, at 169 and 203 KB. 16 query rows a warp: 93.
-// - Splitting K and V between the products instead of after them: no gain (105.7 beside 105.4).
+// Tried there and left (d128, speed relative to the version of the day, unless said):
+// - S summed by the tensor cores over the whole head dim: no faster, and up to 3.5 times naive's error on short sequences.
+//   In two passes, small products first: 0.95, less at d256, and half as accurate.
+// - 256 query rows, 8 warps: 1.0 with 32 keys, 1.04 with 64, at 169 and 203 KB. 16 query rows a warp: 0.88.
+// - Splitting K and V between the products instead of after them: no gain.
 // - O rescaled in a branch of its own, then added to: ptxas put the additions off past the next products, to 250 live
 //   registers where 170 do, and spilled. Rescaled before P V, or always (fmaf with alpha = 1): the same, and worse.
 // - Three tf32 products (mma.m16n8k8) need the same splits at half the rate: not built.

@@ -21,9 +21,9 @@
 // - O is rescaled only when a row's maximum grew by more than 2^8 (tiles/softmax.cuh).
 // - Head dims need no padding to the next power: WGMMA takes N in steps of 8, TMA fills the last 16 columns with zeros.
 //
-// What each step brings: `cufa bench --suite ladder`; what the kernel reaches: cufa/records. In short (H200, bf16): ping-pong
-// brings up to a quarter at d128 and d256 and nothing at d64; overlap inside a warpgroup 5% there and 10% here; persistent
-// blocks, which overlap items, 3% where items are long and 15% at 1k, 29% under the causal mask.
+// What the kernel reaches is in cufa/records, what each step brings is measured by `cufa bench --suite ladder`. In short (H200,
+// bf16, 1k to 4k): ping-pong brings up to a quarter at d128 and d256, and nothing at d64; overlap inside a warpgroup 3-5%
+// full, 4-11% causal; persistent blocks, which overlap items, 3% where items are long, 15-29% at 1k.
 // Steps that are no switch:
 // - Items published by the producer instead of worked out by every consumer (five divisions each): d128 4k full +2%, d256 +2%.
 // - The order of causal items (groups of heads whose last round is full and that fit the L2 cache, instead of all that fit):
@@ -54,34 +54,13 @@
 #include "primitives/tma.cuh"
 #include "tiles/consumer.cuh"
 #include "tiles/named_barriers.cuh"
+#include "tiles/pipeline_memory.cuh"
 #include "tiles/pipeline.cuh"
 
 constexpr int NUM_THREADS = NUM_WARPS * 32;
 constexpr int PRODUCER_REGISTERS = CONSUMERS == 3 ? 32 : 24;
 constexpr int CONSUMER_REGISTERS = CONSUMERS == 3 ? 160 : 240;
-
-// Shared memory: Q of every consumer (Q_STAGES deep: the next item's Q arrives while this one's is in use), the K and
-// V rings, then the barriers.
-constexpr int K_OFFSET = Q_STAGES * CONSUMERS * Q_BYTES, V_OFFSET = K_OFFSET + NUM_STAGES * KV_BYTES;
-constexpr int BARRIER_OFFSET = V_OFFSET + NUM_STAGES * KV_BYTES;
-constexpr int NUM_BARRIERS = 2 * (Q_STAGES * CONSUMERS + 2 * NUM_STAGES);
-constexpr int ITEM_OFFSET = (BARRIER_OFFSET + 8 * NUM_BARRIERS + 15) / 16 * 16;
-static_assert(ITEM_OFFSET + 16 * ITEM_RECORDS == SMEM_BYTES, "the registry computes the same layout");
 static_assert(ALIGNMENT == 16, "TMA needs 16-byte aligned rows");
-
-// What lies where. Barriers: Q full, Q empty (by stage, then consumer), K full, K empty, V full, V empty.
-struct SharedMemory {
-  u32 Q, K, V, Q_full, Q_empty, K_full, V_full, items;
-
-  DEVICE explicit SharedMemory(u32 start)
-      : Q(start), K(start + K_OFFSET), V(start + V_OFFSET), Q_full(start + BARRIER_OFFSET),
-        Q_empty(Q_full + 8 * Q_STAGES * CONSUMERS), K_full(Q_empty + 8 * Q_STAGES * CONSUMERS),
-        V_full(K_full + 16 * NUM_STAGES), items(start + ITEM_OFFSET) {}
-
-  DEVICE Ring<NUM_STAGES> K_ring() const { return {K_full, K_full + 8 * NUM_STAGES}; }
-  DEVICE Ring<NUM_STAGES> V_ring() const { return {V_full, V_full + 8 * NUM_STAGES}; }
-  DEVICE u32 item(u32 round) const { return items + 16 * (round % ITEM_RECORDS); }
-};
 
 // Alg. 1, l. 3-10: one thread asks for tiles in the order in which consumers need them.
 struct Producer {
@@ -388,7 +367,7 @@ KERNEL __launch_bounds__(NUM_THREADS, 1)
   const int thread = threadIdx.x;
   const int warpgroup = shfl(u32(thread / 128), 0);  // uniform, and known to be
 
-  if (thread == 0) init_barriers(smem.Q_full, smem.Q_empty, smem.K_ring(), smem.V_ring());
+  if (thread == 0) smem.init_barriers();
   block_sync();  // nobody may wait on a barrier that is not initialised
 
   PersistentItems<Br> items(p);

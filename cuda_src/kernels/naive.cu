@@ -161,7 +161,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) naive_scores(const __grid_c
     multiply<true>(S_rmem, A_smem + warp * 16 * STEP_PITCH, B_smem, lane);
   }
 
-  cap_scores<SOFTCAP, FLOAT32>(fragment_view(S_rmem), p.softcap);
+  cap_scores<SOFTCAP, true>(fragment_view(S_rmem), p.softcap);
   float* const S = scores_of(p, index);
   for (int half = 0; half < 2; ++half) {
     const i64 row = first_row + warp * 16 + half * 8 + lane / 4;

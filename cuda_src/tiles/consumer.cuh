@@ -28,22 +28,6 @@ using Output = float[HEAD_DIM / 2];
 using Probabilities = u32[Bc / 4];
 using Queries = u32[4 * K_STEPS];  // used when Q_IN_REGISTERS
 
-// A buffer is full when the thread that asked TMA for it has arrived and its bytes have; empty when every warp that reads it
-// has arrived.
-DEVICE void init_barriers(u32 Q_full, u32 Q_empty, const Ring<NUM_STAGES>& K_ring, const Ring<NUM_STAGES>& V_ring) {
-  for (int i = 0; i < Q_STAGES * CONSUMERS; ++i) {
-    mbarrier_init(Q_full + 8 * i, 1);
-    mbarrier_init(Q_empty + 8 * i, 4);  // the warps of one consumer
-  }
-  for (int i = 0; i < NUM_STAGES; ++i) {
-    mbarrier_init(K_ring.full + 8 * i, 1);
-    mbarrier_init(V_ring.full + 8 * i, 1);
-    mbarrier_init(K_ring.empty + 8 * i, 4 * CONSUMERS);
-    mbarrier_init(V_ring.empty + 8 * i, 4 * CONSUMERS);
-  }
-  mbarrier_init_fence();
-}
-
 DEVICE TileRange tiles_of(const AttentionParams& p, int q_block) { return visited_tiles<Br, Bc>(p, q_block); }
 
 // Whether some query block sees no key: then it is the first or the last one.
