@@ -89,6 +89,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward_f32(const __gri
   const u32 saved_smem = gap_address<PITCH>(Q_smem, 1);
   if (lane == 0) {
     st_shared_vec4(saved_smem, vec4{u32(item.q_block), u32(item.head), u32(item.batch), u32(tiles.clear_end)});
+    if constexpr (MASK_KIND == MASK_BAND) st_shared_u32(saved_smem + PITCH, u32(tiles.clear_first));
   }
   warp_sync();
 
@@ -172,7 +173,8 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward_f32(const __gri
     const auto S = fragment_view_by_columns(S_rmem);
     cap_scores<SOFTCAP, true>(S, p.softcap);
     // One body for all segments, as the registers are those of the products: both edges are tested.
-    if (j >= int(ld_shared_u32(saved_smem + 12)) || (MASK_KIND == MASK_BAND && j < tiles.clear_first)) {
+    if (j >= int(ld_shared_u32(saved_smem + 12)) ||
+        (MASK_KIND == MASK_BAND && j < int(ld_shared_u32(saved_smem + PITCH)))) {
       const int row = int(ld_shared_u32(saved_smem)) * Br + warp * WARP_ROWS + S.lane_row(lane_id());
       hide_scores<RIGHT_MASKED>(S, head_mask(p), row, j * Bc, S.lane_column(lane_id()));
     }
