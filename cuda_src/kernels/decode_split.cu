@@ -20,7 +20,7 @@
 // splits, and which merge: cufa/decode/splits.py.
 //
 // Where tokens see a window (MASK_BAND), the tiles that are split are those of the sequence's end that some token sees: a
-// window over a long cache costs what a short cache does. Keys before it play no part even where a tile has some of both,
+// window over a long cache reads what a short cache holds. Keys before it play no part even where a tile has some of both,
 // so that a server may give their pages away.
 //
 // Keys and values come by Hopper's copy engine, boxes of 16 keys (decode_tma.cuh). Its L2 promotion decides: none; with 256
@@ -30,8 +30,8 @@
 // Where the time goes, by leaving parts out. A short cache of one sequence: half of it is the launch, most of the rest
 // the loads, half as much again as a plain read of those bytes; products, the merge of warps and that of 8 blocks in a
 // cluster (through global memory three times as much) are small, and code that is not in a cache yet is a tenth of it all. A
-// long cache: loads are all but a fortieth, and of that the merge of 16 blocks is half: stores, count and loads wait for
-// each other. A cluster would halve it, but 16 blocks find no room, and 8 leave SMs idle.
+// long cache: loads are all but 3%, and of that the merge of 16 blocks is half: stores, count and loads wait for each
+// other. A cluster would halve it, but 16 blocks find no room, and 8 leave SMs idle.
 //
 // Tried, and slower (1 x 64/8 x 512k unless said otherwise, against the best of the same run):
 //   - Two blocks an SM of four warps: +1%; three: +3%; four of two warps: +7%. 32 keys a warp: +1%. 9, 12, 13 warps: alike.
