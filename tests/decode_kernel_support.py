@@ -105,9 +105,5 @@ def assert_pieces(plan: Plan, lengths: list[int], records: np.ndarray) -> None:
                     first, last = split_range(n, plan.split.count, split, keys, problem.reach)
                     block = split + plan.split.count * (item + problem.kv_heads * blocks * b)
                     expected.append((b, item, split, *tiles(first, last), block))
-    got = records[["batch", "head", "q_block", FIRST_TILE, "tiles_visited", "thread_block"]].tolist()
+    got = records[["batch", "head", "q_block", "first_tile", "tiles_visited", "thread_block"]].tolist()
     assert got == sorted(expected)
-
-
-#: TODO at the rebase onto the new records: "first_tile".
-FIRST_TILE = "first_tile"

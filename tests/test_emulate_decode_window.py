@@ -9,7 +9,6 @@ import dataclasses
 import numpy as np
 import pytest
 from decode_kernel_support import (
-    FIRST_TILE,
     H200,
     assert_pieces,
     configs,
@@ -107,8 +106,8 @@ def run(case, kernel, left, num_splits, softcap=None, config=None, full=False, m
         for record in done.records:
             length = case.lengths[record["batch"]]
             first, count = tiles_to_read(length, plan.config.block_kv, plan.problem.reach)
-            assert first <= record[FIRST_TILE]
-            assert record[FIRST_TILE] + record["tiles_visited"] <= first + count
+            assert first <= record["first_tile"]
+            assert record["first_tile"] + record["tiles_visited"] <= first + count
     return done, operands
 
 

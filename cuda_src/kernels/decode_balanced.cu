@@ -14,9 +14,9 @@
 // at the end. So who is done takes another share, and the last ones are small: half of them have an eighth of the tiles
 // (guided self-scheduling: Polychronopoulos, Kuck, 1987). Shares that shrink steadily were no better than two sizes.
 //
-// 64 sequences of 128 to 64k, log-uniform, 32/8 heads, H200: 605 us, 96% of a streaming read. Equal shares, 1 / 2 / 4 / 8 each:
-// 5 / 3 / 3 / 3% more. Fixed splits as planned for the longest: 874; eight of each, which only a host that knows the lengths
-// would choose: 606.
+// 64 sequences of 128 to 64k keys, log-uniform: 96% of a streaming read. Equal shares, 1 / 2 / 4 / 8 per block that runs at
+// once: 5 / 3 / 3 / 3% more. Fixed splits as planned for the longest: 44% more; eight of each, which only a host that knows
+// the lengths would choose, are as fast.
 #include "tiles/decode_block.cuh"
 
 static_assert(!CLUSTER_MERGE, "an item's parts lie in any blocks, not in those of one cluster");

@@ -1,7 +1,7 @@
 // Flash-Decoding: a few query tokens against a long key/value cache (sm_80 and later).
 // Dao, Haziza, Massa, Sizov, "Flash-Decoding for long-context inference", 2023:
 //
-//   step 1   split the keys and values             the grid: a thread block a (split, item); fixed_split()
+//   step 1   split the keys and values             the grid: a thread block per (split, item); fixed_split()
 //   step 2   FlashAttention for each split         DecodeBlock::attend(): tiles/decode_block.cuh
 //   step 3   rescale by log-sum-exp and reduce     tiles/decode_merge.cuh: one of
 //     CLUSTER_MERGE   blocks of a cluster, which the splits of an item then are, send each other their parts
@@ -19,21 +19,19 @@
 // whole tiles of the length that stands on the device, so that a graph may be replayed while sequences grow. How many
 // splits, and which merge: cufa/decode/splits.py.
 //
-// Figures, one H200, bf16, d128, cold L2 (batch x query/kv heads x cached; microseconds, and of a streaming read):
-//   1 x 32/8 x 1k     8.5   75%   cuDNN 11.8     PyTorch's FlashAttention 14.8     64 x 32/8 x 8k   478.1 99%   481.1   765.8
-//   1 x 32/8 x 8k     18.4  83%         22.6                              29.4     1 x 32/32 x 32k  132.6 97%   135.8   146.9
-//   1 x 32/8 x 128k   133.2 96%         136.9                             153.3    16 x 64/1 x 16k   52.3 80%    66.3    56.0
-//   8 x 32/8 x 32k    245.9 99%         251.0                             254.5    1 x 64/8 x 512k  477.8 99%   480.6   512.4
-// (64 x 32/8 x 8k has more items than the GPU runs at once: decode_balanced, one share a block.)
-// By Hopper's copy engine, boxes of 16 keys (decode_tma.cuh). Its L2 promotion decides: none as above, 256 bytes 523 us at
-// 512k, cp.async 504. Pages of 128 and of 16 cost 2%: a box a page. Eight query heads a group cost nothing over one. e4m3:
-// 134 us for bytes that read in 128.
+// Where tokens see a window (MASK_BAND), the tiles that are split are those of the sequence's end that some token sees: a
+// window over a long cache reads what a short cache holds. Keys before it play no part even where a tile has some of both,
+// so that a server may give their pages away.
 //
-// Where the time goes, measured by leaving parts out:
-//   1 x 32/8 x 1k     launch 3.9; loads 3.3 (a plain read: 2.2); products 0.7; merge of warps 0.3; of 8 blocks 0.5 in a
-//                     cluster, through global memory 1.5. Code that is not in a cache yet: 0.8 of all this.
-//   1 x 32/8 x 128k   loads 129.4 (the read 128.4); products 1.2; merge of warps 0.6; of 16 blocks 2: stores, count and loads
-//                     wait for each other. A cluster would halve it, but 16 blocks find no room, and 8 leave SMs idle.
+// Keys and values come by Hopper's copy engine, boxes of 16 keys (decode_tma.cuh). Its L2 promotion decides: none; with 256
+// bytes a long cache takes 9% longer, by cp.async 5%. Pages cost 2%: a box per page. Eight query heads per group cost
+// nothing over one. A batch of more items than the GPU runs at once goes to decode_balanced, one share per block.
+//
+// Where the time goes, by leaving parts out. A short cache of one sequence: half of it is the launch, most of the rest
+// the loads, half as much again as a plain read of those bytes; products, the merge of warps and that of 8 blocks in a
+// cluster (through global memory three times as much) are small, and code that is not in a cache yet is a tenth of it all. A
+// long cache: loads are all but 3%, and of that the merge of 16 blocks is half: stores, count and loads wait for each
+// other. A cluster would halve it, but 16 blocks find no room, and 8 leave SMs idle.
 //
 // Tried, and slower (1 x 64/8 x 512k unless said otherwise, against the best of the same run):
 //   - Two blocks an SM of four warps: +1%; three: +3%; four of two warps: +7%. 32 keys a warp: +1%. 9, 12, 13 warps: alike.
@@ -41,8 +39,8 @@
 //   - All warps in step, by a barrier a tile: no gain. Tiles interleaved among splits instead of runs: none either.
 //   - Boxes of half rows (no bank conflicts) or of whole rows (two by two): alike. With 256 bytes of L2 promotion: +9%,
 //     over none. One bulk copy a row: +2%, for a warp issues them one by one.
-//   - The merge as a second launch, 1 x 32/8 x 1k: 10.7 us against 9.7 by the last block; without programmatic launch 14.3.
-//   - prefetch.tensormap at the start, 1k: +0.4 us. Two chains of products for the scores: no gain.
+//   - The merge as a second launch, 1 x 32/8 x 1k: +10% over the last block's; without programmatic launch +47%.
+//   - prefetch.tensormap at the start, 1k: +4%. Two chains of products for the scores: no gain.
 //   - Clusters of 3 to 8 where they take more than half of the SMs: 10% and more, since GPCs differ in size and wait.
 #include "tiles/decode_block.cuh"
 

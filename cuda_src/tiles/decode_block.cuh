@@ -65,7 +65,7 @@ struct DecodeBlock {
 #pragma unroll 1
     for (int round = 0; round < tiles; ++round) {
       stream.await(p, buffer(), stage, key, ring);
-      tile.visit(buffer(), Q_lane, key, piece.length.keys, lane);
+      tile.visit(p, buffer(), Q_lane, key, piece.length.keys, lane);
       key += Bc;
       stream.release();
       ring_sync(ring);  // all have read it

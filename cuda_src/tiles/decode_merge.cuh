@@ -1,5 +1,6 @@
 // Exact merging of partial attention, twice: the warps of a block, which saw different keys, through shared memory; then the
-// pieces of an item through global memory, or that of a cluster (decode_cluster.cuh). A part i is (O_i, m_i, l_i), O_i not divided by l_i; then
+// pieces of an item through global memory, or through the shared memory of a cluster (decode_cluster.cuh). A part i is
+// (O_i, m_i, l_i), O_i not divided by l_i; then
 //   M = max m_i,   L = sum l_i 2^(m_i - M),   O = sum O_i 2^(m_i - M) / L,   lse = M + log L.
 // Parts are always added in the order of their keys, so that repeats give the same bits whoever finishes first.
 //

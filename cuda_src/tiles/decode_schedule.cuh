@@ -2,9 +2,9 @@
 // may change between replays of a CUDA graph.
 #pragma once
 #include "decode_params.cuh"
+#include "tiles/mask.cuh"
 
-enum MaskKind { MASK_FULL, MASK_CAUSAL, MASK_BAND };
-
+constexpr MaskKind MASK_KIND = MaskKind(MASK);
 constexpr int Br = BLOCK_Q, Bc = BLOCK_KV;
 constexpr bool SEVERAL_TOKENS = MASK != MASK_FULL;  // else a sequence has one query token, which sees all of its keys
 
@@ -95,9 +95,10 @@ DEVICE bool fixed_split(const DecodeParams& p, int batch, int head_and_rows, int
   return piece.first_tile < piece.last_tile;
 }
 
-// Stream-K: the tiles of all items laid end to end (sequences, in them heads, in them blocks of rows), cut into shares, one a
-// thread block; where lengths differ of two sizes: half of them have 7 of 8 tiles, and what is handed out last is small. A share's first piece may continue an item that earlier shares began, its last one may be
-// continued by later shares: two slots a share, 2 share for the former, 2 share + 1 for the latter.
+// Stream-K: the tiles of all items laid end to end (sequences, in them heads, in them blocks of rows), cut into shares, one
+// per thread block; where lengths differ of two sizes: half of them have 7 of 8 tiles, and what is handed out last is small.
+// A share's first piece may continue an item that earlier shares began, its last one may be continued by later shares: two
+// slots per share, 2 share for the former, 2 share + 1 for the latter.
 constexpr int LAST_PART = 8, TILES_A_SHARE = 32;  // cufa/decode/schedule.py says what they are
 
 struct BalancedLine {
@@ -268,10 +269,10 @@ DEVICE void write_piece_trace(const DecodeParams& p, const Piece& piece, u64 sta
   record.q_block = u32(piece.part);
   record.head = u32(piece.kv_head * p.row_blocks + piece.row_block);
   record.batch = u32(piece.batch);
-  record.first_tile = u32(piece.first_tile);
+  record.first_tile = record.first_clear = u32(piece.first_tile);  // none is clear: every tile is masked
+  record.tiles_clear = 0;
   record.tiles_visited = u32(piece.last_tile - piece.first_tile);
   record.tiles_skipped = u32(piece.tiles.first + piece.tiles.count - piece.last_tile + piece.first_tile);
-  record.first_clear = record.tiles_clear = 0;  // rows of a tile are several heads and tokens: not counted
   record.thread_block = blockIdx.x + gridDim.x * (blockIdx.y + gridDim.y * blockIdx.z);
   p.trace[piece.record] = record;
 }

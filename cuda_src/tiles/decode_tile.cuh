@@ -8,8 +8,7 @@
 #pragma once
 #include "primitives/float8.cuh"
 #include "tiles/decode_tma.cuh"
-#include "tiles/fragments.cuh"
-#include "tiles/softmax.cuh"
+#include "tiles/score.cuh"
 
 constexpr int WARP_ROWS = Br / ROW_WARPS;
 constexpr int M_TILES = WARP_ROWS / 16;
@@ -44,18 +43,11 @@ DEVICE void copy_queries(const DecodeParams& p, const Piece& piece, u32 Q_smem, 
   }
 }
 
-// tanh of a score, which the cap multiplies afterwards. Not tanh.approx, whose error of 5e-4 times a cap of 30 would show.
-DEVICE float softcapped(float s, float softcap) {
-  constexpr float TWICE_LOG2_E = 2.885390081777927f;
-  return 1.0f - 2.0f * rcp(1.0f + ex2(s * (softcap * TWICE_LOG2_E)));
-}
-
 struct TileAttention {
   float O[M_TILES][O_TILES][4];
   OnlineSoftmax<2 * M_TILES> softmax;
   u32 Q[M_TILES][K_STEPS][4];  // used when Q_IN_REGISTERS
-  int seen[2 * M_TILES];       // keys up to the last that a row of this lane sees (not MASK_FULL)
-  int left;                    // keys before its last that a row sees (MASK_BAND)
+  int place[2 * M_TILES];      // of the query tokens of this lane's rows in their sequence (not MASK_FULL)
   float scale_log2;            // softmax scale in log2 units, k_scale included; with SOFTCAP the cap in log2 units
   float softcap;               // softmax scale over cap, k_scale included (SOFTCAP)
 
@@ -71,7 +63,6 @@ struct TileAttention {
     }
     scale_log2 = p.scale_log2;
     softcap = p.softcap;
-    left = p.left;
     if constexpr (FP8_CACHE) {
       const float k_scale = ld_global<float>(p.k_scale + piece.kv_head);
       softcap *= k_scale;
@@ -82,7 +73,7 @@ struct TileAttention {
 #pragma unroll
       for (int r = 0; r < 2 * M_TILES; ++r) {
         const int token = (piece.row_block * Br + first_row + r * 8 + lane / 4) % p.tokens;
-        seen[r] = piece.length.keys - p.tokens + token + 1;
+        place[r] = piece.length.keys - p.tokens + token;
       }
     }
     if constexpr (Q_IN_REGISTERS) {
@@ -123,7 +114,8 @@ struct TileAttention {
 
   // One tile of a ring: Flash-Decoding is FlashAttention-2 over part of the keys. Every tile is masked: eight comparisons
   // a row, where a second copy of the loop would have to be fetched, cold, from memory.
-  DEVICE void visit(u32 K_smem, u32 Q_lane, int key, int keys, int lane) {
+  DEVICE void visit(const DecodeParams& p, u32 K_smem, u32 Q_lane, int key, int keys, int lane) {
+    const Band<MASK_KIND> mask = {keys, keys, -p.left, 0};  // rows counted as keys: a token sees its own
     const u32 V_smem = K_smem + KV_TILE_BYTES;
     float S[M_TILES][S_TILES][4] = {};
     if constexpr (FP8_CACHE) {
@@ -148,40 +140,29 @@ struct TileAttention {
       }
     }
     mma_fence();
-
+    const auto scores = fragment_view(S);
+    cap_scores<SOFTCAP>(scores, softcap);
     float m_tile[2 * M_TILES], alpha[2 * M_TILES];
 #pragma unroll
     for (int r = 0; r < 2 * M_TILES; ++r) {
-      // Columns that the row sees, counted from this lane's first column of the tile.
-      const int limit = (MASK != MASK_FULL ? min(seen[r], keys) : keys) - key - lane % 4 * 2;
-#pragma unroll
-      for (int n = 0; n < S_TILES; ++n) {
-#pragma unroll
-        for (int e = 0; e < 2; ++e) {
-          float& s = S[r / 2][n][r % 2 * 2 + e];
-          if constexpr (SOFTCAP) s = softcapped(s, softcap);
-          // In a window, limit - 1 - left ... limit - 1: one comparison, of unsigned numbers.
-          const bool sees = MASK == MASK_BAND ? u32(n * 8 + e + 1 + left - limit) <= u32(left) : n * 8 + e < limit;
-          s = sees ? s : NEG_INF;
-          m_tile[r] = n == 0 && e == 0 ? s : fmaxf(m_tile[r], s);
-        }
-      }
+      const VisibleColumns<MASK_KIND, RIGHT_MASKED> visible(mask, MASK == MASK_FULL ? 0 : place[r], key,
+                                                            scores.lane_column(lane));
+      scores.for_each_in_row(r, [&](int column, float& s) {
+        s = visible(column) ? s : NEG_INF;
+        m_tile[r] = column == 0 ? s : fmaxf(m_tile[r], s);
+      });
       m_tile[r] = quad_max(m_tile[r]);
     }
     if (softmax.raise_max(m_tile, scale_log2, alpha)) scale_rows(O, alpha);
 
 #pragma unroll
     for (int k = 0; k < RING_KEYS / 16; ++k) {
+      exponentials<2>(scores, 2 * k, softmax, scale_log2);
       u32 P[M_TILES][4];
 #pragma unroll
       for (int i = 0; i < M_TILES; ++i) {
 #pragma unroll
-        for (int h = 0; h < 4; ++h) {  // register h of an A operand: row h % 2, columns h / 2
-          const float(&s)[4] = S[i][2 * k + h / 2];
-          const float lo = softmax.exp(s[h % 2 * 2], scale_log2, 2 * i + h % 2);
-          const float hi = softmax.exp(s[h % 2 * 2 + 1], scale_log2, 2 * i + h % 2);
-          P[i][h] = pack_16bit<BF16_PRODUCTS>(lo, hi);
-        }
+        for (int h = 0; h < 4; ++h) P[i][h] = operand_pair<BF16_PRODUCTS>(scores, i, k, h);
       }
       if constexpr (FP8_CACHE) {
         accumulate_e4m3(P, V_smem + k * GROUP_BYTES, lane);

@@ -4,9 +4,10 @@
 // Pages are looked up a whole warp's worth of tiles ahead, one a lane: a load of the block table waits in the same queue as
 // the cache, which is microseconds long when that is as it should be.
 //
-// Boxes have whole groups of 16 keys. Rows past the length, or before a window, hold whatever the cache holds there, which may
-// be NaN: they become zeros once landed. New tokens take their places likewise: where several blocks of rows share a head, one of them may
-// be storing a token to the cache while another's box brings that row, old or new, and it is replaced either way.
+// Boxes have whole groups of 16 keys. Rows past the length, or before a window, hold whatever the cache holds there, which
+// may be NaN: they become zeros once landed. New tokens take their places likewise: where several blocks of rows share a
+// head, one of them may be storing a token to the cache while another's box brings that row, old or new, and it is replaced
+// either way.
 #pragma once
 #include "primitives/mbarrier.cuh"
 #include "primitives/tma_rows.cuh"

@@ -63,13 +63,19 @@ class Params:
         return type(self.struct, (ctypes.Structure,), {"_fields_": fields})
 
     @functools.cached_property
+    def size(self) -> int:
+        """Bytes that a launch reads: in C++, a structure that holds tensor maps is a multiple of their alignment."""
+        holds_maps = any(kind == "TensorMap" for _, kind, _ in self.members)
+        alignment = _ALIGNMENT if holds_maps else ctypes.alignment(self.ctype)
+        return -(-ctypes.sizeof(self.ctype) // alignment) * alignment
+
+    @functools.cached_property
     def names(self) -> frozenset[str]:
         return frozenset(name for name, _, _ in self.members)
 
     def new(self) -> Any:
         """A structure of zeros, aligned as the copy engine wants its maps."""
-        size = ctypes.sizeof(self.ctype)
-        storage = (ctypes.c_ubyte * (size + _ALIGNMENT))()
+        storage = (ctypes.c_ubyte * (self.size + _ALIGNMENT))()
         return self.ctype.from_buffer(storage, -ctypes.addressof(storage) % _ALIGNMENT)
 
     def offset(self, name: str) -> int:
