@@ -279,7 +279,7 @@ def _layout_asserts() -> str:
 
     for name, python in (("Strides", Strides), *((p.struct, p.ctype) for p in params)):
         same(f"sizeof({name})", ctypes.sizeof(python))
-        for field, *_ in python._fields_:
+        for field in (field for field, *_ in python._fields_ if field != "padding_"):
             same(f"__builtin_offsetof({name}, {field})", getattr(python, field).offset)
             same(f"sizeof({name}::{field})", getattr(python, field).size)
     same("sizeof(TraceRecord)", TRACE_RECORD.itemsize)
