@@ -199,6 +199,8 @@ def _recorded(record: bool, as_json: bool) -> None:
         print_json(document)
         return
     console = stdout()
+    if not console.is_terminal:
+        console.width = 180  # wide enough for every row on one line
     console.print(document["about"], markup=False)
     shown = ["tiles_visited", "products", "exponentials", "global_read_bytes", "global_write_bytes"]
     shown += ["shared_wavefronts", "bank_conflicts", "barrier_waits"]
