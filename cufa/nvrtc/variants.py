@@ -79,9 +79,12 @@ class Variant:
 
     def __str__(self) -> str:
         p = self.problem
-        traced = ", trace" if self.trace else ""
-        narrow = f", {p.alignment}-byte copies" if p.alignment < 16 else ""
-        return f"{self.arch.name}, {self.spec.name}, {self.config}, {p}{narrow}{traced}"
+        parts = [self.arch.name, self.spec.name, str(self.config), f"head_dim {p.head_dim}", p.dtype]
+        parts += [p.precision] * (p.precision != "native")
+        parts += [p.mask_kind, *["softcap"] * (p.softcap is not None)]
+        parts += [name.lower() for name, on in self.spec.further_constants(p).items() if on]
+        parts += [f"{p.alignment}-byte copies"] * (p.alignment < 16)
+        return ", ".join([*parts, *["trace"] * self.trace])
 
 
 def variants(
