@@ -67,9 +67,9 @@ def compile_command(
 ) -> None:
     """Build every kernel for every architecture. Needs NVRTC, no GPU.
 
-    Of each kernel a set of builds in which every two of its choices meet (architecture, head dim, element, mask,
-    soft cap), with each tile config and each mask together at least once; --all builds every combination.
-    --arch, --kernel and --head-dim narrow it, and may be repeated.
+    Of each kernel a set of builds in which every tile config occurs and every two of its other choices meet
+    (architecture, head dim, element, mask, soft cap); --all builds every combination. --arch, --kernel and
+    --head-dim narrow it, and may be repeated.
 
     Exit status 1: a kernel spills, keeps arrays in local memory, does not compile, or ptxas ignored or serialised
     something.

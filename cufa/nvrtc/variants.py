@@ -1,7 +1,8 @@
 """Builds of kernels that are checked without a GPU: kernel × config × element × mask × head dim × architecture.
 
 The whole product grows with every mask and element, so what is built by default is a covering set
-(:mod:`cufa.nvrtc.covering`): of each kernel every config once, and every two of :data:`PAIRED` choices together.
+(:mod:`cufa.nvrtc.covering`): of each kernel every config, and every two of :data:`PAIRED` choices together. That a
+config meets every mask is left to the whole product, or a mask would cost a build per config.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ one architecture, the first that the kernel serves; so are narrow copies and the
 
 PAIRED = ("architecture", "head dim class", "element", "mask", "softcap")
 """Every two values of these meet in some build of a kernel; so do the constants of its own among them."""
-_MORE_PAIRS = (("config", "mask"), ("config", "softcap"), ("trace", "mask"), ("alignment", "item size"))
+_MORE_PAIRS = (("config", "softcap"), ("trace", "mask"), ("alignment", "item size"))
 
 
 @dataclasses.dataclass(frozen=True)
