@@ -32,7 +32,7 @@ CUFA := $(PY) -m cufa
 PYTEST := $(PY) -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help demo dashboard test emulate-test gpu-test gpu-evidence readme bench compile-all sanitize lint format typecheck wheel clean print-python
+.PHONY: help demo dashboard test emulate-test gpu-test gpu-evidence readme bench compile-all compile-nightly sanitize lint format typecheck wheel clean print-python
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -57,8 +57,11 @@ format: $(DEV)  ## rewrite in ruff's format
 typecheck: $(DEV)  ## mypy, strict
 	$(PY) -m mypy
 
-compile-all: $(DEV)  ## build every kernel for every architecture, without a GPU
+compile-all: $(DEV)  ## build every kernel for every architecture, every two choices together, without a GPU
 	$(CUFA) compile $(ARGS)
+
+compile-nightly: $(DEV)  ## the same with every combination of choices, which takes hours
+	$(CUFA) compile --all $(ARGS)
 
 bench: $(BASE)  ## time the kernels here
 	$(CUFA) bench $(ARGS)

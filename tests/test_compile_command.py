@@ -13,10 +13,14 @@ import pytest
 from click.testing import CliRunner, Result
 
 from cufa.commands.compile import compile_command
+from cufa.core.problem import MASK_KINDS
 from cufa.kernels import KernelSpec, Launch, TileConfig
 from cufa.nvrtc import compiler
 from cufa.nvrtc import variants as variants_module
 from cufa.nvrtc.static_compile import MissingCompilerError, nvrtc_version
+
+#: A kernel of one config and element, at one head dim for one architecture: its masks, with a cap and without.
+BUILDS = 2 * len(MASK_KINDS)
 
 CLEAN = 'extern "C" __global__ void first(float* x) { x[threadIdx.x] = HEAD_DIM; }\n'
 SECOND = """
@@ -43,7 +47,8 @@ Compile = Callable[..., Result]
 
 @pytest.fixture
 def compile_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Compile:
-    """Run the command on a registry of one kernel, of this source, that is launched as first then second."""
+    """Run the command on a registry of one kernel, of this source, that is launched as first then second. A build
+    for each kind of mask, with and without a soft cap."""
     try:
         nvrtc_version()
     except MissingCompilerError as error:
@@ -61,12 +66,12 @@ def compile_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Compile:
         precisions=("native",),
         configs=(TileConfig(64, 64, num_warps=8),),
         shared_memory=lambda config, head_dim: 1024,
-        launches=lambda problem, config, shared_memory: (
+        launches=lambda problem, config, shared_memory, split: (
             Launch("first", (1, 1, 1), 128, 0),
             Launch("second", (1, 1, 1), launch_threads[0], shared_memory),
         ),
     )
-    monkeypatch.setattr(variants_module, "REGISTRY", {spec.name: spec})
+    monkeypatch.setattr(variants_module, "KERNELS", {spec.name: spec})
 
     def run(source: str, *arguments: str, threads: int = 256) -> Result:
         launch_threads[0] = threads
@@ -81,8 +86,8 @@ def test_json_goes_to_stdout_and_the_rest_to_stderr(compile_kernel):
     assert result.exit_code == 0
     document = json.loads(result.stdout)
     assert document["nvrtc"] == nvrtc_version()
-    assert (document["builds"], document["builds_with_findings"]) == (2, 0)  # full and causal
-    assert "2 builds" in result.stderr
+    assert (document["builds"], document["builds_with_findings"]) == (BUILDS, 0)
+    assert f"{BUILDS} builds" in result.stderr
     first, second, *_ = document["kernels"]
     assert (first["entry"], first["arch"], first["threads"]) == ("first", "sm_90a", 128)
     assert (first["blocks_per_sm"], first["warps_per_sm"], first["occupancy"]) == (16, 64, 1.0)
@@ -98,7 +103,7 @@ def test_the_table_has_a_row_for_each_launch(compile_kernel):
     assert result.exit_code == 0
     assert "sm_90a (H200)" in result.stdout
     rows = [line.split() for line in result.stdout.splitlines() if "64×64" in line]
-    assert [row[0] for row in rows] == ["first", "second"]  # full and causal share a row
+    assert [row[0] for row in rows] == ["first", "second"]  # whatever their masks, builds share a row
     assert "100.0" in rows[0]
 
 
@@ -113,11 +118,11 @@ def test_configs_of_one_tiling_have_rows_of_their_own(compile_kernel, monkeypatc
     fewer = dataclasses.replace(plain, blocks_per_sm=2)
     elsewhere = dataclasses.replace(cluster, min_head_dim=72, switches=(("LONG", False),))
     spec = dataclasses.replace(
-        variants_module.REGISTRY["two_step"],
+        variants_module.KERNELS["two_step"],
         configs=(plain, cluster, fewer, elsewhere),
         shared_memory=lambda config, head_dim: 100_000 if dict(config.switches)["CLUSTER_MERGE"] else 1024,
     )
-    monkeypatch.setattr(variants_module, "REGISTRY", {spec.name: spec})
+    monkeypatch.setattr(variants_module, "KERNELS", {spec.name: spec})
     result = compile_kernel(CLEAN + SECOND)
     assert result.exit_code == 0, result.output
     lines = map(str.strip, result.stdout.splitlines())
@@ -135,7 +140,7 @@ def test_a_spill_fails_and_is_named(compile_kernel):
     result = compile_kernel(CLEAN + SPILLING, "--json")
     assert result.exit_code == 1
     document = json.loads(result.stdout)
-    assert document["builds_with_findings"] == 2
+    assert document["builds_with_findings"] == BUILDS
     spills = {row["entry"]: row["spill_store_bytes"] for row in document["kernels"]}
     assert spills["first"] == 0
     assert spills["second"] > 0
@@ -149,7 +154,7 @@ def test_a_source_that_does_not_compile_fails_with_the_compilers_words(compile_k
     assert "two_step.cu(1): error" in result.stderr
     assert "constexpr int HEAD_DIM = 64;" in result.stderr
     assert result.stderr.count("does not compile") == 1
-    assert "(and 1 more builds)" in result.stderr
+    assert f"(and {BUILDS - 1} more builds)" in result.stderr
     assert result.stderr.count("options: ") == 1  # in full once, not once a build
 
 
@@ -172,6 +177,21 @@ def test_a_block_that_fits_no_sm_fails(compile_kernel):
     result = compile_kernel(hungry, threads=512)
     assert result.exit_code == 1
     assert "second: no block fits an SM of sm_90" in result.stderr
+
+
+def test_every_combination_is_more_than_every_two(compile_kernel, monkeypatch):
+    spec = dataclasses.replace(
+        variants_module.KERNELS["two_step"],
+        dtypes=("float16", "bfloat16"),
+        configs=tuple(TileConfig(64, n, num_warps=8) for n in (32, 64)),
+    )
+    monkeypatch.setattr(variants_module, "KERNELS", {spec.name: spec})
+    few, all_of_them = (
+        json.loads(compile_kernel(CLEAN + SECOND, "--json", *more).stdout) for more in ([], ["--all"])
+    )
+    assert BUILDS <= few["builds"] < all_of_them["builds"] == 4 * BUILDS
+    masks = {(row["mask"], row["softcap"]) for row in few["kernels"]}
+    assert masks == {(kind, cap) for kind in MASK_KINDS for cap in (False, True)}
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from cufa.core.architectures import ARCHITECTURES, COMPILED_ARCHITECTURES
-from cufa.core.params import TRACE_RECORD, AttentionParams, Strides
-from cufa.decode.params import DecodeParams
+from cufa.core.operation import OPERATIONS
+from cufa.core.params import TRACE_RECORD, Strides
 from cufa.kernels import KERNELS
 from cufa.nvrtc import compiler
 from cufa.nvrtc.compiler import included_files, nvrtc_options, source_digest, translation_unit
@@ -94,12 +94,12 @@ def test_digest_leaves_out_what_only_a_host_compiles(sources):
 
 
 def test_translation_unit_is_constants_then_an_include(sources):
-    unit = translation_unit("kernels/k.cu", {"OFFSET": 3, "CAUSAL": True, "TF32": False})
+    unit = translation_unit("kernels/k.cu", {"OFFSET": 3, "SOFTCAP": True, "TF32": False})
     first, *rest = unit.splitlines()
     assert first.startswith("// headers ")
     assert rest == [
         "[[maybe_unused]] constexpr int OFFSET = 3;",
-        "[[maybe_unused]] constexpr bool CAUSAL = true;",
+        "[[maybe_unused]] constexpr bool SOFTCAP = true;",
         "[[maybe_unused]] constexpr bool TF32 = false;",
         '#include "kernels/k.cu"',
     ]
@@ -270,16 +270,16 @@ def test_without_nvrtc_the_message_says_what_to_install(monkeypatch):
 
 
 def _layout_asserts() -> str:
-    """static_asserts that hold params.cuh and decode_params.cuh to their Python twins, field by field."""
-    lines = ['#include "decode_params.cuh"']
+    """static_asserts that hold the operations' parameter structures to their Python twins, field by field."""
+    params = [operation.params for operation in OPERATIONS.values()]
+    lines = [f'#include "{header}"' for header in sorted({p.header for p in params})]
 
     def same(what: str, value: int) -> None:
         lines.append(f'static_assert({what} == {value}, "{what}");')
 
-    structs = (("Strides", Strides), ("AttentionParams", AttentionParams), ("DecodeParams", DecodeParams))
-    for name, python in structs:
+    for name, python in (("Strides", Strides), *((p.struct, p.ctype) for p in params)):
         same(f"sizeof({name})", ctypes.sizeof(python))
-        for field, *_ in python._fields_:
+        for field in (field for field, *_ in python._fields_ if field != "padding_"):
             same(f"__builtin_offsetof({name}, {field})", getattr(python, field).offset)
             same(f"sizeof({name}::{field})", getattr(python, field).size)
     same("sizeof(TraceRecord)", TRACE_RECORD.itemsize)
@@ -294,13 +294,14 @@ def test_params_are_packed_as_the_kernels_read_them(nvrtc):
         pytest.skip("NVRTC 12 has no __builtin_offsetof")
     unit = _layout_asserts()
     compile_text(unit, AMPERE)
-    offset = AttentionParams.scale_log2.offset
-    assert f"scale_log2) == {offset}" in unit
+    offset = OPERATIONS["forward"].params.offset("scale_log2")
+    wanted = f"__builtin_offsetof(AttentionParams, scale_log2) == {offset}"
+    assert wanted in unit
     with pytest.raises(CompileError, match="scale_log2"):  # the asserts are evaluated
-        compile_text(unit.replace(f"scale_log2) == {offset}", f"scale_log2) == {offset + 4}"), AMPERE)
+        compile_text(unit.replace(wanted, wanted + "4"), AMPERE)
 
 
-# The registered kernels: one small variant each; `cufa compile` builds them all
+# The registered kernels: a few small variants each; `cufa compile` builds a covering set of them
 
 
 def _section(cubin: bytes, wanted: str) -> bytes:
@@ -326,9 +327,10 @@ ABLATIONS = [
 @pytest.mark.parametrize(("kernel", "ablation"), ABLATIONS)
 def test_without_a_mask_an_ablation_is_the_same_machine_code(kernel, ablation, nvrtc):
     """So `cufa compile` builds it once, and a benchmark of the two without a mask measures noise."""
-    one, other = (build(next(variants([90], [name], [64]))) for name in (kernel, ablation))
+    first = (next(variants([90], [name], [64], everything=True)) for name in (kernel, ablation))
+    one, other = map(build, first)
     assert one.variant.constants != other.variant.constants
-    assert not one.variant.problem.causal
+    assert one.variant.problem.mask_kind == "full"
     code = f".text.{one.entries[0].launch.entry}"
     assert _section(one.report.cubin, code) == _section(other.report.cubin, code)
 
@@ -340,9 +342,11 @@ SERVED = [
 
 @pytest.mark.parametrize(("kernel", "arch"), SERVED)
 def test_registered_kernel_compiles_clean(kernel, arch, nvrtc):
-    causal = next(variant for variant in variants([arch], [kernel], [64]) if variant.problem.causal)
-    built = build(causal)
+    """With bounds on both sides, which take most code."""
+    found = variants([arch], [kernel], [64], everything=True)
+    variant = next(variant for variant in found if variant.problem.mask_kind == "band")
+    built = build(variant)
     assert built.findings == ()
     assert built.report.warnings == ()
-    assert len(built.entries) == len({launch.entry for launch in causal.launches})
+    assert len(built.entries) == len({launch.entry for launch in variant.launches})
     assert all(entry.occupancy.blocks >= 1 for entry in built.entries)

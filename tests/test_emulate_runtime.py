@@ -163,7 +163,7 @@ def test_bad_arrays():
     with pytest.raises(ValueError, match="empty axis"):
         emulate(q[:, :, :0], k, v)
     with pytest.raises(ValueError, match="last axis"):
-        emulate(q[..., ::2], k, v)
+        emulate(*(x[..., ::2] for x in make_inputs(1, 1, 1, 8, 8, 16)))
 
 
 def test_inputs_are_left_alone_and_strides_are_kept():
@@ -200,7 +200,7 @@ def test_recorded_counters_are_fresh():
     assert emulator_records.stale() == []
     recorded = emulator_records.load()
     assert "Not measured on a GPU" in recorded["about"]
-    assert set(recorded["kernels"]) == set(KERNELS)
+    assert set(recorded["kernels"]) == set(emulator_records.KERNELS)
 
 
 @pytest.mark.parametrize("name", ["fa2_forward", "fa1_forward"])
@@ -208,4 +208,5 @@ def test_recorded_counters_are_what_a_run_gives(name):
     spec = KERNELS[name]
     recorded = emulator_records.load()["kernels"][name]["runs"]
     options = list(emulator_records.standard_runs(spec))
-    assert emulator_records.summary(emulator_records.run_standard(spec, *options[1])) == recorded[1]
+    assert len(recorded) == len(options)
+    assert emulator_records.summary(emulator_records.run_standard(spec, *options[2])) == recorded[2]

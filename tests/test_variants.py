@@ -2,69 +2,102 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 
 from cufa.core.architectures import COMPILED_ARCHITECTURES, Device
-from cufa.core.problem import HEAD_DIM_STEP, ITEMSIZE, MAX_HEAD_DIM, Problem
-from cufa.kernels import DECODE_KERNELS, KERNELS
-from cufa.nvrtc.variants import HEAD_DIMS, ODD_HEAD_DIMS, variants
-from cufa.planner import fitting_configs, make_plan
+from cufa.core.operation import OPERATIONS
+from cufa.core.problem import HEAD_DIM_STEP, MASK_KINDS, MAX_HEAD_DIM, Problem
+from cufa.kernels import KERNELS, kernels_of
+from cufa.nvrtc.variants import HEAD_DIMS, ODD_HEAD_DIMS, PAIRED, pairs_of, variants
+from cufa.planner import algorithms, fitting_configs, make_plan
 
-EVERYTHING = list(variants())
+FORWARD = kernels_of("forward")
+
+
+@functools.cache
+def built(name):
+    """The builds of one kernel when no other is asked for."""
+    return tuple(variants(kernels=[name]))
+
+
+@functools.cache
+def everything():
+    return tuple(variants())
 
 
 def test_no_variant_is_built_twice():
-    assert len(set(EVERYTHING)) == len(EVERYTHING)
+    assert len(set(everything())) == len(everything())
+    assert {v.spec.name for v in everything()} == set(KERNELS)
+
+
+def test_builds_grow_with_the_choices_and_not_with_their_product():
+    """CI has a few minutes on two cores for them; `make compile-nightly` has the night."""
+    assert len(everything()) < 450
+    assert sum(1 for _ in variants(everything=True)) > 20 * 450
+
+
+def test_an_ablation_is_built_only_where_it_skips_less():
+    """Without a mask its machine code is the kernel's own."""
+    for name, spec in FORWARD.items():
+        masks = {v.problem.mask_kind for v in everything() if v.spec is spec}
+        first = next(s for s in FORWARD.values() if s.source == spec.source) is spec
+        assert masks == set(MASK_KINDS[0 if first else 1 :]), name
 
 
 @pytest.mark.parametrize("name", KERNELS)
-def test_every_config_dtype_precision_and_mask_is_built(name):
-    spec = KERNELS[name]
-    mine = [v for v in EVERYTHING if v.spec is spec]
+def test_every_config_element_mask_and_width_is_built(name):
+    spec, mine = KERNELS[name], built(name)
     assert {v.config for v in mine} == set(spec.configs)
     assert {v.problem.dtype for v in mine} == set(spec.dtypes)
+    assert {v.problem.k_element.name for v in mine} == set(spec.k_dtypes or spec.dtypes)
     assert {v.problem.precision for v in mine} == set(spec.precisions)
-    # An ablation shares its kernel's source, and without a mask its machine code: that is built once.
-    first_of_source = next(s for s in KERNELS.values() if s.source == spec.source) is spec
-    assert {v.problem.causal for v in mine} == ({False, True} if first_of_source else {True})
-    assert {v.trace for v in mine} == {False, True}
-    assert {v.problem.alignment for v in mine} >= ({16} if KERNELS[name].uses_copy_engine else {16, 8, 4})
+    assert {v.problem.mask_kind for v in mine} == set(MASK_KINDS)
+    assert {v.problem.softcap is not None for v in mine} == {False, True}
+    assert {v.problem.alignment for v in mine} >= ({16} if spec.uses_copy_engine else {16, 8, 4})
+    assert {(v.trace, v.problem.mask_kind) for v in mine} >= {(True, kind) for kind in MASK_KINDS}
+    for switch in spec.further_constants(mine[0].problem):
+        constants = {v.constants[switch] for v in mine}
+        # What an element decides is one thing in a kernel of one element.
+        assert constants == {False, True} or (switch == "FP8_CACHE" and len(constants) == 1), switch
 
 
 @pytest.mark.parametrize("name", KERNELS)
-def test_every_architecture_and_standard_head_dim_is_built(name):
-    spec = KERNELS[name]
-    built = {(v.arch.capability, v.problem.head_dim) for v in EVERYTHING if v.spec is spec}
+def test_every_two_choices_that_can_meet_do(name):
+    own = KERNELS[name].further_constants(built(name)[0].problem)
+    pairs = pairs_of(built(name)[0])
+    assert {frozenset(pair) for pair in pairs} >= {
+        frozenset((one, other)) for one in (*PAIRED, *own) for other in (*PAIRED, *own) if one != other
+    }
+
+    def met(found):
+        return {(one, c[one], other, c[other]) for c in (v.choices for v in found) for one, other in pairs}
+
+    assert met(built(name)) == met(variants(kernels=[name], everything=True))
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_every_architecture_and_head_dim_is_built(name):
+    spec, mine = KERNELS[name], built(name)
+    classes = {(v.arch.capability, v.choices["head dim class"]) for v in mine}
     for arch in COMPILED_ARCHITECTURES:
         for head_dim in HEAD_DIMS:
-            fits = arch >= spec.min_capability and fitting_configs(spec, head_dim, Device.typical(arch))
-            assert ((arch, head_dim) in built) == bool(fits)
-    assert {head_dim for _, head_dim in built} >= set(ODD_HEAD_DIMS)
-
-
-@pytest.mark.parametrize("name", DECODE_KERNELS)
-def test_every_decode_config_cache_and_architecture_is_built(name):
-    spec = DECODE_KERNELS[name]
-    mine = [v for v in EVERYTHING if v.spec is spec]
-    assert {v.config for v in mine} == set(spec.configs)
-    assert {(v.problem.dtype, v.problem.cache_dtype) for v in mine} == {
-        (dtype, cache) for dtype in spec.dtypes for cache in spec.cache_dtypes or (dtype,)
-    }
-    assert {v.arch.capability for v in mine} == {a for a in COMPILED_ARCHITECTURES if spec.runs_on(a)}
-    constants = [v.constants for v in mine]
-    for switch in ("PAGED", "RAGGED", "APPEND", "CAUSAL", "TRACE"):
-        assert {c[switch] for c in constants} == {False, True}, switch
+            fits = fitting_configs(spec, head_dim, Device.typical(arch))
+            assert ((arch, head_dim) in classes) == bool(fits)
+    problems = [p for d in ODD_HEAD_DIMS for p in OPERATIONS[spec.operation].compiled(spec, d)]
+    assert {v.problem.head_dim for v in mine} >= {p.head_dim for p in problems if spec.refuses(p) is None}
 
 
 def test_a_variant_fits_the_block_limit_of_its_architecture():
-    for v in EVERYTHING:
+    for v in everything():
         assert all(launch.shared_memory <= v.arch.shared_memory_per_block for launch in v.launches), v
 
 
 def test_float32_alone_has_a_choice_of_precision():
-    for v in EVERYTHING:
+    for v in everything():
         assert (v.problem.precision == "native") == (v.problem.dtype != "float32")
-        assert v.problem.alignment >= ITEMSIZE[v.problem.dtype]
+        assert v.problem.alignment >= v.problem.itemsize
 
 
 def test_asking_for_less_gives_less():
@@ -79,19 +112,23 @@ PRECISIONS = {"float16": ("native",), "bfloat16": ("native",), "float32": ("floa
 #: What the API takes with algorithm="auto", and what each named algorithm says it serves.
 OFFERED = {("auto", dtype, precision) for dtype, choices in PRECISIONS.items() for precision in choices} | {
     (spec.algorithm, dtype, precision)
-    for spec in KERNELS.values()
+    for spec in FORWARD.values()
     for dtype in spec.dtypes
     for precision in PRECISIONS[dtype]
     if precision in spec.precisions
 }
 
 
+def test_every_algorithm_is_offered():
+    assert {algorithm for algorithm, _, _ in OFFERED} == set(algorithms())
+
+
 @pytest.mark.parametrize("arch", COMPILED_ARCHITECTURES)
 @pytest.mark.parametrize(("algorithm", "dtype", "precision"), sorted(OFFERED))
 def test_every_head_dim_has_a_kernel_on_every_architecture(arch, algorithm, dtype, precision):
     device = Device.typical(arch)
-    if not any(spec.runs_on(arch) for spec in KERNELS.values() if algorithm in ("auto", spec.algorithm)):
-        with pytest.raises(ValueError, match="only"):
+    if not any(spec.runs_on(arch) for spec in FORWARD.values() if algorithm in ("auto", spec.algorithm)):
+        with pytest.raises(ValueError, match="needs sm_"):
             make_plan(Problem(1, 1, 1, 1024, 1024, 64, dtype, precision=precision), device, algorithm)
         return
     for head_dim in range(HEAD_DIM_STEP, MAX_HEAD_DIM + 1, HEAD_DIM_STEP):

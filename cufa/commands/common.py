@@ -17,10 +17,9 @@ from ..bench.regimes import Regime
 from ..bench.suites import OPERATION_NAMES, make
 from ..core.architectures import Device
 from ..core.problem import HEAD_DIM_STEP, MAX_HEAD_DIM, Problem
-from ..masks import check_window
 from ..ops.arrays import FORWARD_DTYPES
-from ..ops.mask_arguments import decode_mask, resolve_mask
 from ..planner import algorithms
+from .mask_options import FORWARD_ONLY, decoding_mask, forward_mask, mask_options
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -135,19 +134,9 @@ def regime_options(in_turns_seconds: float) -> Callable[[F], F]:
     return decorate
 
 
-def _window(context: click.Context, parameter: click.Parameter, value: str | None) -> Any:
-    if value is None:
-        return None
-    sides = [side.strip().lower() for side in value.split(",")]
-    try:
-        return check_window(tuple(None if side == "none" else int(side) for side in sides))
-    except (TypeError, ValueError):
-        raise click.BadParameter(f"{value!r}: two numbers from 0 up, or none, as 1023,0 or none,0") from None
-
-
 def shape_options(seqlen: int) -> Callable[[F], F]:
-    """--batch, --heads and so on; :func:`problem_from` turns them into a Problem."""
-    options = [
+    """--batch, --heads, --window and so on; :func:`problem_from` turns them into a Problem."""
+    options: list[Callable[[Any], Any]] = [
         click.option("--batch", type=click.IntRange(1), default=1, show_default=True),
         click.option("--heads", type=click.IntRange(1), default=8, show_default=True, help="Query heads."),
         click.option(
@@ -161,14 +150,7 @@ def shape_options(seqlen: int) -> Callable[[F], F]:
             type=click.Choice(FORWARD_DTYPES),
             help="[default: float16 on a GPU, float32 on the CPU]",
         ),
-        click.option("--causal/--full", default=False, show_default=True),
-        click.option(
-            "--window",
-            metavar="LEFT,RIGHT",
-            callback=_window,
-            help="Keys before and after its own that a query sees, as 1023,0.",
-        ),
-        click.option("--softcap", type=click.FloatRange(0, min_open=True), help="Soft cap of the scores."),
+        mask_options,
         click.option("--precision", type=click.Choice(["float32", "tf32"]), help="For float32 on a GPU."),
     ]
 
@@ -194,12 +176,12 @@ def problem_from(
         raise click.UsageError(f"--precision is a choice for float32, not {dtype}")
     try:
         return _MAKERS[operation]({**options, "dtype": dtype, "kv_heads": kv_heads or heads})
-    except ValueError as error:
+    except (TypeError, ValueError) as error:
         raise click.UsageError(str(error)) from None
 
 
 def _forward(options: dict[str, Any]) -> Problem:
-    mask = resolve_mask(options["causal"], options["window"], None)
+    mask = forward_mask(options)
     return make(
         options["batch"], options["heads"], options["seqlen"], options["head_dim"], options["dtype"], mask,
         kv_heads=options["kv_heads"], seqlen_k=options["seqlen_k"], precision=options["precision"],
@@ -209,14 +191,16 @@ def _forward(options: dict[str, Any]) -> Problem:
 
 def _decode(options: dict[str, Any]) -> Problem:
     """--seqlen are the query tokens, one unless they are given, and --seqlen-k the cached ones."""
-    if given({"causal", "precision"}):
+    if given({*FORWARD_ONLY, "precision"}):
+        names = ", ".join(f"--{name}" for name in (*FORWARD_ONLY, "precision"))
         raise click.UsageError(
-            "decoding is causal, in the precision of its dtype: leave out --causal, --precision"
+            "the tokens of a decoding call are the last of their sequence, in the precision of their dtype: "
+            f"leave out {names}"
         )
     return make_decode(
         options["batch"], options["heads"], options["kv_heads"], options["seqlen_k"] or 8192,
         tokens=options["seqlen"] if given({"seqlen"}) else 1, head_dim=options["head_dim"],
-        dtype=options["dtype"], mask=decode_mask(options["window"]), softcap=options["softcap"],
+        dtype=options["dtype"], mask=decoding_mask(options), softcap=options["softcap"],
     )  # fmt: skip
 
 

@@ -13,7 +13,7 @@ from rich.table import Table
 from ..core.architectures import COMPILED_ARCHITECTURES, find_architecture
 from ..core.occupancy import Occupancy, Resource
 from ..core.problem import HEAD_DIM_STEP, MAX_HEAD_DIM
-from ..kernels import REGISTRY, KernelSpec, TileConfig
+from ..kernels import KERNELS, KernelSpec, TileConfig
 from ..nvrtc.static_compile import MissingCompilerError, nvrtc_version
 from ..nvrtc.sweep import Build, BuiltEntry, build_all
 from ..nvrtc.variants import Variant, variants
@@ -43,7 +43,7 @@ def _head_dims(
     "--kernel",
     "kernels",
     multiple=True,
-    type=click.Choice(list(REGISTRY)),
+    type=click.Choice(list(KERNELS)),
     help="Default: all.",
 )
 @click.option(
@@ -54,23 +54,30 @@ def _head_dims(
     callback=_head_dims,
     help="Default: 64, 128, 256, and a few odd ones for one architecture.",
 )
-@click.option("--jobs", type=click.IntRange(1), help="Builds at a time. Default: one a CPU.")
+@click.option("--all", "everything", is_flag=True, help="Every combination; takes hours, not minutes.")
+@click.option("--jobs", type=click.IntRange(1), help="Builds at a time. Default: one per CPU.")
 @json_option
 def compile_command(
     archs: list[int],
     kernels: tuple[str, ...],
     head_dims: list[int] | None,
+    everything: bool,
     jobs: int | None,
     as_json: bool,
 ) -> None:
-    """Build every kernel × tile config × dtype × mask for every architecture. Needs NVRTC, no GPU.
+    """Build every kernel for every architecture. Needs NVRTC, no GPU.
 
-    --arch, --kernel and --head-dim narrow it, and may be repeated. Exit status 1: a kernel spills, keeps
-    arrays in local memory, does not compile, or ptxas ignored or serialised something.
+    Of each kernel a set of builds in which every tile config occurs and every two of its other choices meet
+    (architecture, head dim, element, mask, soft cap); --all builds every combination. --arch, --kernel and
+    --head-dim narrow it, and may be repeated.
+
+    Exit status 1: a kernel spills, keeps arrays in local memory, does not compile, or ptxas ignored or serialised
+    something.
     """
-    wanted = list(variants(archs, kernels or None, head_dims))
+    wanted = list(variants(archs, kernels or None, head_dims, everything=everything))
     if not wanted:
         raise click.UsageError("no kernel config fits what was asked for; try another --arch or --head-dim")
+    stderr().print(f"{len(wanted):,} builds of {len({v.spec.name for v in wanted})} kernels to make")
     start = time.perf_counter()
     try:
         version = nvrtc_version()
@@ -132,9 +139,9 @@ def _print_findings(bad: Sequence[Build]) -> None:
 
 
 def _print_tables(builds: Sequence[Build]) -> None:
-    """One table an architecture, memory in bytes. Builds of one config that differ in what they are given
-    (dtype, mask, width of copies; when decoding also pages, lengths and new tokens) or in their trace share a
-    row, which shows the range of their registers and the least of their occupancies."""
+    """One table per architecture, memory in bytes. Builds of one config that differ in what they are given
+    (elements, mask, soft cap, width of copies, kind of cache) or in their trace share a row, which shows the range
+    of their registers and the least of their occupancies."""
     console = stdout()
     if not console.is_terminal:
         console.width = 180  # wide enough for every row on one line

@@ -9,13 +9,29 @@ import numpy as np
 from rich import box
 from rich.table import Table
 
+from ..core.architectures import Device
+from ..core.mask import Mask
 from ..core.problem import Problem
 from ..executor.build import CompilerError
 from ..executor.emulate import Emulation, EmulationError, emulate
 from ..executor.launch import MODES
+from ..kernels import TileConfig
 from ..ops.reference import attention_reference
-from ..planner import ALGORITHMS
-from .common import Exit, fail, json_option, print_json, problem_from, seconds_text, shape_options, stdout
+from ..planner import fitting_configs, make_plan
+from .common import (
+    ALGORITHMS,
+    Exit,
+    fail,
+    json_option,
+    print_json,
+    problem_from,
+    seconds_text,
+    shape_options,
+    stdout,
+)
+
+#: Above these a result is wrong, not rounded (standard normal inputs).
+_TOLERANCE, _LSE_TOLERANCE = 0.1, 0.02
 
 
 def _schedule(context: click.Context, parameter: click.Parameter, value: str) -> str | int:
@@ -27,9 +43,8 @@ def _schedule(context: click.Context, parameter: click.Parameter, value: str) ->
 
 
 @click.command("emulate")
-@click.option(
-    "--algorithm", type=click.Choice([a for a in ALGORITHMS if a != "auto"]), default="fa2", show_default=True
-)
+@click.option("--algorithm", type=click.Choice(ALGORITHMS), default="fa2", show_default=True)
+@click.option("--config", "tiles", metavar="128x64", help="Queries × keys of a tile.  [default: as planned]")
 @shape_options(seqlen=256)
 @click.option(
     "--mode",
@@ -56,6 +71,7 @@ def _schedule(context: click.Context, parameter: click.Parameter, value: str) ->
 @json_option
 def emulate_command(
     algorithm: str,
+    tiles: str | None,
     mode: str,
     schedule: str | int,
     copies: str | None,
@@ -77,25 +93,47 @@ def emulate_command(
     shape["dtype"] = shape["dtype"] or "float16"
     problem = problem_from(shape, None)
     q, k, v = _inputs(problem)
-    options = {"causal": problem.causal, "algorithm": algorithm, "precision": shape["precision"]}
+    how: dict[str, Any] = {"mask": problem.mask, "softcap": problem.softcap}
     try:
         run = emulate(
-            q, k, v, mode=mode, schedule=schedule, copies=copies, threads=threads, arch=arch, **options
-        )
+            q, k, v, **how, algorithm=algorithm, precision=shape["precision"], mode=mode, schedule=schedule,
+            copies=copies, threads=threads, config=_config(tiles, problem, algorithm, arch), arch=arch,
+        )  # fmt: skip
     except CompilerError as error:
         fail(Exit.MISSING, str(error))
     except EmulationError as error:
         fail(Exit.FAILED, str(error))
     except ValueError as error:
         raise click.UsageError(str(error)) from error
-    expected = np.asarray(attention_reference(q, k, v, causal=problem.causal))
-    error_found = float(np.abs(run.out.astype(np.float64) - expected).max())
+    expected, expected_lse = attention_reference(q, k, v, **how, return_lse=True)
+    errors = _largest(run.out, expected), _largest(run.lse, expected_lse)
     if as_json:
-        print_json(_document(run, error_found))
+        print_json(_document(run, *errors))
     else:
-        _print(run, error_found)
-    if run.findings or not error_found < 0.1:
+        _print(run, *errors)
+    if run.findings or not (errors[0] < _TOLERANCE and errors[1] < _LSE_TOLERANCE):
         raise SystemExit(int(Exit.FAILED))
+
+
+def _config(tiles: str | None, problem: Problem, algorithm: str, arch: str) -> TileConfig | None:
+    """The algorithm's first config of such tiles. Raises ValueError, naming those there are."""
+    if tiles is None:
+        return None
+    device = Device.typical(arch)
+    spec = make_plan(problem, device, algorithm).spec
+    fitting = fitting_configs(spec, problem.head_dim, device)
+    named = {f"{config.block_q}x{config.block_kv}": config for config in reversed(fitting)}
+    if tiles.replace("×", "x") not in named:
+        there = ", ".join(reversed(named))
+        raise ValueError(f"--config {tiles}: {spec.name} has at head dim {problem.head_dim} only {there}")
+    return named[tiles.replace("×", "x")]
+
+
+def _largest(found: np.ndarray[Any, Any], expected: np.ndarray[Any, Any]) -> float:
+    """The largest error; NaN where one is and none should be. Two equal infinities (rows that see nothing) agree."""
+    with np.errstate(invalid="ignore"):
+        difference = np.abs(found.astype(np.float64) - expected)
+    return float(np.where(found == expected, 0.0, difference).max())
 
 
 def _inputs(problem: Problem) -> list[np.ndarray[Any, Any]]:
@@ -110,18 +148,20 @@ def _inputs(problem: Problem) -> list[np.ndarray[Any, Any]]:
     return [rng.standard_normal(shape).astype(dtype) for shape in (queries, keys, keys)]
 
 
-def _document(run: Emulation, error: float) -> dict[str, Any]:
+def _document(run: Emulation, error: float, lse_error: float) -> dict[str, Any]:
     from ..executor.records import summary
 
     findings = [{"kind": f.kind, "count": f.count, "message": f.message} for f in run.findings]
-    return {**summary(run), "max_error": error, "seconds": run.seconds, "findings": findings}
+    errors = {"max_error": error, "max_lse_error": lse_error}
+    return {**summary(run), **errors, "seconds": run.seconds, "findings": findings}
 
 
-def _print(run: Emulation, error: float) -> None:
+def _print(run: Emulation, error: float, lse_error: float) -> None:
     console = stdout()
     console.print(str(run.plan), markup=False)
     console.print(
-        f"executed in {seconds_text(run.seconds)} on this CPU, max error {error:.1e} against float64"
+        f"executed in {seconds_text(run.seconds)} on this CPU, max error {error:.1e} against float64, "
+        f"of log-sum-exp {lse_error:.1e}"
     )
     if len(run.records):
         schedule = run.plan.schedule
@@ -159,6 +199,8 @@ def _recorded(record: bool, as_json: bool) -> None:
         print_json(document)
         return
     console = stdout()
+    if not console.is_terminal:
+        console.width = 180  # wide enough for every row on one line
     console.print(document["about"], markup=False)
     shown = ["tiles_visited", "products", "exponentials", "global_read_bytes", "global_write_bytes"]
     shown += ["shared_wavefronts", "bank_conflicts", "barrier_waits"]
@@ -169,7 +211,7 @@ def _recorded(record: bool, as_json: bool) -> None:
     for kernel, entry in document["kernels"].items():
         for run in entry["runs"]:
             problem = run["problem"]
-            mask = "causal" if problem["causal"] else "full"
+            mask = Mask.from_json(problem["mask"])
             label = f"{kernel} d{problem['head_dim']} {mask} {problem['seqlen_q']}"
             table.add_row(
                 label, *(f"{run['totals'][name]:,}" if name in run["totals"] else "" for name in shown)

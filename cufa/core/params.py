@@ -60,6 +60,11 @@ class Params:
         fields = [
             (name, ctypes.c_void_p if pointer else _TYPES[kind]) for name, kind, pointer in self.members
         ]
+        plain = type(self.struct, (ctypes.Structure,), {"_fields_": fields})
+        # Tensor maps are aligned, so C++ fills up to a multiple of that; a launch copies all of it.
+        alignment = _ALIGNMENT if any(kind == "TensorMap" for _, kind, _ in self.members) else 1
+        padding = -ctypes.sizeof(plain) % alignment
+        fields += [("padding_", ctypes.c_ubyte * padding)] * (padding > 0)
         return type(self.struct, (ctypes.Structure,), {"_fields_": fields})
 
     @functools.cached_property

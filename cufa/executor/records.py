@@ -6,7 +6,6 @@ carries the digest of the sources it was made from.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -14,9 +13,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ..bench import records_v1
 from ..bench.records import RECORDS_DIR
-from ..kernels import KERNELS, KernelSpec
+from ..core.mask import Mask
+from ..kernels import KernelSpec, kernels_of
 from ..nvrtc.compiler import source_digest
+from ..ops.forward import FORWARD
 from ..tuning import write_json
 from .emulate import Emulation, emulate
 
@@ -28,6 +30,9 @@ _ABOUT = (
     "Not measured on a GPU. Wavefronts and bank conflicts follow the model in cuda_src/host/bank_model.h."
 )
 
+#: What :func:`emulate` executes.
+KERNELS = kernels_of(FORWARD.name)
+
 #: Counters that describe the emulation, not the kernel.
 INTERNAL = ("switches",)
 
@@ -38,17 +43,17 @@ def standard_inputs(dtype: str, head_dim: int) -> list[npt.NDArray[Any]]:
     return [rng.standard_normal((1, 1, SEQLEN, head_dim)).astype(dtype) for _ in range(3)]
 
 
-def standard_runs(spec: KernelSpec) -> Iterator[tuple[bool, int]]:
-    """(causal, head_dim) of the recorded runs."""
+def standard_runs(spec: KernelSpec) -> Iterator[tuple[Mask, int]]:
+    """(mask, head_dim) of the recorded runs: one mask of each kind that is compiled."""
     for head_dim in (64, 128):
-        for causal in (False, True):
-            yield causal, head_dim
+        for mask in dict.fromkeys(problem.mask for problem in FORWARD.compiled(spec, head_dim)):
+            yield mask, head_dim
 
 
-def run_standard(spec: KernelSpec, causal: bool, head_dim: int) -> Emulation:
+def run_standard(spec: KernelSpec, mask: Mask, head_dim: int) -> Emulation:
     """One recorded run, made anew."""
     q, k, v = standard_inputs(spec.dtypes[0], head_dim)
-    return emulate(q, k, v, causal=causal, algorithm=spec.algorithm, mode="counted", arch=ARCH)
+    return emulate(q, k, v, mask=mask, algorithm=spec.algorithm, mode="counted", arch=ARCH)
 
 
 def summary(run: Emulation) -> dict[str, Any]:
@@ -63,7 +68,7 @@ def summary(run: Emulation) -> dict[str, Any]:
         for entry, counts in run.counters.items()
     }
     return {
-        "problem": dataclasses.asdict(run.plan.problem),
+        "problem": run.plan.problem.as_json(),
         "config": str(run.plan.config),
         "grids": {launch.entry: list(launch.grid) for launch in run.plan.launches},
         "totals": totals,
@@ -87,7 +92,23 @@ def load() -> dict[str, Any]:
     """What :func:`record` wrote. Raises FileNotFoundError when the package was built without it."""
     document = json.loads(PATH.read_text(encoding="utf-8"))
     assert isinstance(document, dict)
+    for kernel in document["kernels"].values():
+        kernel["runs"] = [_current(run) for run in kernel["runs"]]
     return document
+
+
+def _current(run: dict[str, Any]) -> dict[str, Any]:
+    """A run as it is written now: older files have no mask object, and other names of counters."""
+    if "mask" in run["problem"]:
+        return run
+    names = {old: new for new, old in records_v1.TRACE_FIELDS.items()}
+
+    def renamed(counts: dict[str, Any]) -> dict[str, Any]:
+        return {names.get(name, name): value for name, value in counts.items()}
+
+    blocks = {entry: renamed(counts) for entry, counts in run["per_block"].items()}
+    problem = records_v1.problem(run["problem"])
+    return {**run, "problem": problem, "totals": renamed(run["totals"]), "per_block": blocks}
 
 
 def stale() -> list[str]:

@@ -42,7 +42,7 @@ class Build:
     error: CompileError | None = None
 
     def rows(self) -> list[dict[str, Any]]:
-        """One JSON-ready record a kernel launch; one without figures for a variant that does not compile."""
+        """One JSON-ready record per kernel launch; one without figures for a variant that does not compile."""
         v, p = self.variant, self.variant.problem
         common = {
             "kernel": v.spec.name,
@@ -50,8 +50,11 @@ class Build:
             "config": dataclasses.asdict(v.config),
             "head_dim": p.head_dim,
             "dtype": p.dtype,
+            "k_dtype": p.k_element.name,
             "precision": p.precision,
-            "causal": p.causal,
+            "mask": p.mask_kind,
+            "softcap": p.softcap is not None,
+            **v.spec.further_constants(p),
             "alignment": p.alignment,
             "trace": v.trace,
             "findings": list(self.findings),

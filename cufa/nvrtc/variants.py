@@ -1,24 +1,33 @@
-"""Every build of every kernel that is checked without a GPU: kernel × config × dtype × mask × head dim.
+"""Builds of kernels that are checked without a GPU: kernel × config × element × mask × head dim × architecture.
 
-All of :data:`HEAD_DIMS` are built for every architecture. What differs only in the source's own branches
-(head dims that are not powers of two, copies narrower than 16 bytes, the trace build) is built for one
-architecture, the first that the kernel serves.
+The whole product grows with every mask and element, so what is built by default is a covering set
+(:mod:`cufa.nvrtc.covering`): of each kernel every config, and every two of :data:`PAIRED` choices together. That a
+config meets every mask is left to the whole product, or a mask would cost a build per config.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Sequence
+import functools
+import itertools
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 
 from ..core.architectures import COMPILED_ARCHITECTURES, Architecture, Device, find_architecture
-from ..core.problem import ITEMSIZE, Problem, default_scale
-from ..decode.problem import DecodeProblem
-from ..kernels import REGISTRY, KernelSpec, Launch, TileConfig
+from ..core.operation import OPERATIONS
+from ..core.problem import Problem
+from ..kernels import KERNELS, KernelSpec, Launch, TileConfig
 from ..planner import fitting_configs
+from .covering import covering
 
 HEAD_DIMS = (64, 128, 256)
+"""Built for every architecture; each is the largest of its class: what tiles are made for."""
 ODD_HEAD_DIMS = (40, 80, 96, 192)
-"""Odd multiples of 8, 16, 32 and 64: the branches of a tiling that powers of two do not reach."""
+"""Odd multiples of 8, 16, 32 and 64, which take branches of a tiling that powers of two do not reach. Built for
+one architecture, the first that the kernel serves; so are narrow copies and the trace build."""
+
+PAIRED = ("architecture", "head dim class", "element", "mask", "softcap")
+"""Every two values of these meet in some build of a kernel; so do the constants of its own among them."""
+_MORE_PAIRS = (("config", "softcap"), ("trace", "mask"), ("alignment", "item size"))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,8 +36,8 @@ class Variant:
 
     spec: KernelSpec
     config: TileConfig
-    problem: Problem | DecodeProblem
-    """Carries dtype, precision, mask, head dim and alignment; its lengths do not reach the compiler."""
+    problem: Problem
+    """Carries elements, precision, mask, head dim and alignment; its lengths do not reach the compiler."""
     arch: Architecture
     trace: bool = False
 
@@ -44,47 +53,84 @@ class Variant:
     @property
     def skips(self) -> bool:
         """Whether any tile is ever skipped."""
-        return self.spec.skip_masked_tiles and self.problem.causal
+        return self.spec.skip_masked_tiles and self.problem.mask_kind != "full"
 
     @property
     def launches(self) -> tuple[Launch, ...]:
         shared_memory = self.spec.shared_memory(self.config, self.problem.head_dim)
-        return self.spec.launches(self.problem, self.config, shared_memory)
+        return self.spec.launches(self.problem, self.config, shared_memory, None)
+
+    @property
+    def choices(self) -> dict[str, Hashable]:
+        """What was chosen for this build, by what the choice is of."""
+        p = self.problem
+        return {
+            "architecture": self.arch.capability,
+            "head dim class": next((d for d in HEAD_DIMS if p.head_dim <= d), HEAD_DIMS[-1]),
+            "head dim": p.head_dim,
+            "element": (p.dtype, p.k_element.name, p.precision),
+            "mask": p.mask_kind,
+            "softcap": p.softcap is not None,
+            "config": self.config,
+            "item size": p.itemsize,
+            "alignment": p.alignment,
+            "trace": self.trace,
+            **self.spec.further_constants(p),
+        }
 
     def __str__(self) -> str:
         p = self.problem
         parts = [self.arch.name, self.spec.name, str(self.config), f"head_dim {p.head_dim}", p.dtype]
         parts += [p.precision] * (p.precision != "native")
-        parts += ["causal" if p.causal else "full"]
-        if isinstance(p, DecodeProblem):
-            parts += ["paged" if p.paged else "contiguous"] + ["append"] * (p.new_tokens > 0)
+        parts += [p.mask_kind, *["softcap"] * (p.softcap is not None)]
+        parts += [name.lower() for name, on in self.spec.further_constants(p).items() if on]
         parts += [f"{p.alignment}-byte copies"] * (p.alignment < 16)
-        parts += ["trace"] * self.trace
-        return ", ".join(parts)
+        return ", ".join([*parts, *["trace"] * self.trace])
 
 
 def variants(
     archs: Sequence[int] = COMPILED_ARCHITECTURES,
     kernels: Iterable[str] | None = None,
     head_dims: Sequence[int] | None = None,
+    *,
+    everything: bool = False,
 ) -> Iterator[Variant]:
-    """What ``cufa compile`` builds. ``kernels`` are names in the registry (default: all).
+    """What ``cufa compile`` builds: of each kernel a covering set, or ``everything``. ``kernels`` are names in the
+    registry (default: all).
 
     ``head_dims`` replaces the standard set and is then built for every architecture, without the builds
     that are made for one architecture only.
     """
-    built = set()
-    for name in REGISTRY if kernels is None else kernels:
-        for variant in _of_kernel(REGISTRY[name], archs, head_dims):
-            # Without a mask there is nothing to skip: an ablation's unmasked builds are the kernel's own.
-            constants = {**variant.constants, "SKIP_MASKED_TILES": variant.skips}
-            key = (variant.source, variant.arch.capability, tuple(constants.items()))
-            if key not in built:
-                built.add(key)
-                yield variant
+    built: set[Hashable] = set()
+    for name in KERNELS if kernels is None else kernels:
+        found = [v for v in _of_kernel(KERNELS[name], archs, head_dims) if _is_new(v, built)]
+        yield from found if everything else _covering(found)
+
+
+def pairs_of(variant: Variant) -> list[tuple[str, str]]:
+    """Choices of which every two values meet in some build of the variant's kernel."""
+    own = variant.spec.further_constants(variant.problem)
+    return [*itertools.combinations((*PAIRED, *own), 2), *_MORE_PAIRS]
+
+
+def _covering(found: Sequence[Variant]) -> Iterator[Variant]:
+    if found:
+        chosen = covering([variant.choices for variant in found], pairs_of(found[0]))
+        yield from (found[index] for index in chosen)
+
+
+def _is_new(variant: Variant, built: set[Hashable]) -> bool:
+    """Whether nothing with the same machine code came before. Without a mask there is nothing to skip: an
+    ablation's unmasked builds are the kernel's own."""
+    constants = {**variant.constants, "SKIP_MASKED_TILES": variant.skips}
+    key = (variant.source, variant.arch.capability, tuple(constants.items()))
+    new = key not in built
+    built.add(key)
+    return new
 
 
 def _of_kernel(spec: KernelSpec, archs: Sequence[int], head_dims: Sequence[int] | None) -> Iterator[Variant]:
+    """Every build."""
     served = [find_architecture(arch) for arch in archs if spec.runs_on(arch)]
     for arch in served:
         for head_dim in head_dims or HEAD_DIMS:
@@ -114,78 +160,23 @@ def _left_out(spec: KernelSpec, served: Sequence[Architecture]) -> Iterator[Vari
                 break
 
 
+def _other_branches(spec: KernelSpec, arch: Architecture) -> Iterator[Variant]:
+    """The trace build and narrow copies, at the smallest standard head dim and the preferred config."""
+    head_dim = next(d for d in HEAD_DIMS if _problems(spec, d))
+    for config in _fitting(spec, head_dim, arch)[:1]:
+        for problem in _problems(spec, head_dim):
+            yield Variant(spec, config, problem, arch, trace=True)
+            for alignment in (8, 4, 2):
+                narrow = dataclasses.replace(problem, alignment=alignment)
+                if alignment >= problem.itemsize and spec.refuses(narrow) is None:
+                    yield Variant(spec, config, narrow, arch)
+
+
 def _fitting(spec: KernelSpec, head_dim: int, arch: Architecture) -> tuple[TileConfig, ...]:
     return fitting_configs(spec, head_dim, Device.typical(arch.capability))
 
 
-def _other_branches(spec: KernelSpec, arch: Architecture) -> Iterator[Variant]:
-    """Narrow copies, the trace build and other problems of decode kernels, at the smallest standard head dim
-    and the preferred config."""
-    head_dim = next(d for d in HEAD_DIMS if list(_problems(spec, d)))
-    fitting = _fitting(spec, head_dim, arch)
-    for problem in _problems(spec, head_dim):
-        for config in fitting[:1]:
-            yield Variant(spec, config, problem, arch, trace=True)
-            for alignment in (8, 4, 2):
-                narrow = dataclasses.replace(problem, alignment=alignment)
-                if alignment >= ITEMSIZE[problem.dtype] and spec.takes(narrow):
-                    yield Variant(spec, config, narrow, arch)
-            if isinstance(problem, DecodeProblem):
-                for other in _other_decode_problems(spec, problem):
-                    yield Variant(spec, config, other, arch)
-
-
-def _problems(spec: KernelSpec, head_dim: int) -> Iterator[Problem | DecodeProblem]:
-    of_operation = _decode_problems if spec.operation == "decode" else _forward_problems
-    return (problem for problem in of_operation(spec, head_dim) if spec.takes(problem))
-
-
-def _decode_problems(spec: KernelSpec, head_dim: int) -> Iterator[DecodeProblem]:
-    """One: dtypes differ by a conversion and the product's name, caches in the addresses of their copies."""
-    yield DecodeProblem(
-        batch=1,
-        heads=8,
-        kv_heads=1,
-        tokens=1,
-        capacity=1024,
-        head_dim=head_dim,
-        dtype=spec.dtypes[-1],
-        cache_dtype=(spec.cache_dtypes or spec.dtypes)[-1],
-        scale=default_scale(head_dim),
-        page_size=64,
-        max_pages=16,
-        num_pages=16,
-        ragged=True,
-    )
-
-
-def _other_decode_problems(spec: KernelSpec, problem: DecodeProblem) -> Iterator[DecodeProblem]:
-    """The other dtypes; caches that are contiguous and full, and those that tokens are appended to."""
-    for dtype in spec.dtypes[:-1]:
-        cache_dtype = spec.cache_dtypes[-1] if spec.cache_dtypes else dtype
-        yield dataclasses.replace(problem, dtype=dtype, cache_dtype=cache_dtype)
-    contiguous = dataclasses.replace(problem, page_size=0, max_pages=0, num_pages=0)
-    for tokens in (1, 4):
-        yield dataclasses.replace(contiguous, ragged=False, tokens=tokens)
-        for cache in (problem, contiguous):
-            yield dataclasses.replace(cache, tokens=tokens, new_tokens=tokens)
-
-
-def _forward_problems(spec: KernelSpec, head_dim: int) -> Iterator[Problem]:
-    for dtype in spec.dtypes:
-        for precision in spec.precisions:
-            if (dtype == "float32") == (precision == "native"):
-                continue  # a precision is a choice for float32 only
-            for causal in (False, True):
-                yield Problem(
-                    batch=1,
-                    heads=1,
-                    kv_heads=1,
-                    seqlen_q=1024,
-                    seqlen_k=1024,
-                    head_dim=head_dim,
-                    dtype=dtype,
-                    causal=causal,
-                    scale=default_scale(head_dim),
-                    precision=precision,
-                )
+@functools.lru_cache(256)
+def _problems(spec: KernelSpec, head_dim: int) -> tuple[Problem, ...]:
+    problems = OPERATIONS[spec.operation].compiled(spec, head_dim)
+    return tuple(problem for problem in problems if spec.refuses(problem) is None)

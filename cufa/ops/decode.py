@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,7 +12,7 @@ import numpy as np
 
 from ..core.architectures import Device
 from ..core.lengths import Cached
-from ..core.mask import CAUSAL
+from ..core.mask import CAUSAL, Band
 from ..core.operation import Arrays, Operand, Operation, register
 from ..core.params import Params, softmax_scalars
 from ..core.problem import Problem, default_scale
@@ -321,12 +322,24 @@ def _describe(p: Problem) -> str:
     )
 
 
+#: Caches that differ in what is compiled: contiguous or in pages, full or of given lengths, appended to or not.
+_CACHES = tuple(
+    dataclasses.replace(place, given=given, new_tokens=new_tokens)
+    for place in (Cached(page_size=64, max_pages=16, num_pages=16), Cached())
+    for given, new_tokens in ((True, 0), (True, 1), (False, 0))
+)
+
+
 def _compiled(spec: KernelSpec, head_dim: int) -> Iterator[Problem]:
-    """One: dtypes differ by a conversion and the product's name, caches in the addresses of their copies."""
-    k_dtype = spec.k_dtypes[-1] if spec.k_dtypes else None
-    lengths = Cached(page_size=64, max_pages=16, num_pages=16, given=True)
-    problem = Problem(1, 8, 1, 1, 1024, head_dim, spec.dtypes[-1], CAUSAL, default_scale(head_dim))
-    yield dataclasses.replace(problem, lengths=lengths, k_dtype=k_dtype, v_dtype=k_dtype, operation="decode")
+    """Every element with every kind of mask (several tokens see different keys), cap and cache."""
+    for dtype, (tokens, mask), softcap, lengths in itertools.product(
+        spec.dtypes, ((1, CAUSAL), (4, CAUSAL), (1, Band(255, 0))), (None, 30.0), _CACHES
+    ):
+        problem = Problem(
+            1, 8, 1, tokens, 1024, head_dim, dtype, mask, default_scale(head_dim), softcap, lengths=lengths
+        )
+        for k_dtype in spec.k_dtypes or (None,):
+            yield dataclasses.replace(problem, k_dtype=k_dtype, v_dtype=k_dtype, operation="decode")
 
 
 DECODE = register(

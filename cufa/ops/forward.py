@@ -4,6 +4,7 @@ out is in :mod:`cufa.ops.calls`, choices in :mod:`cufa.planner`."""
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -279,14 +280,13 @@ def _plan_lines(plan: Plan) -> list[str]:
 
 
 def _compiled(spec: KernelSpec, head_dim: int) -> Iterator[Problem]:
-    """Every dtype with every kind of mask."""
-    for dtype in spec.dtypes:
-        for precision in spec.precisions:
-            if (dtype == "float32") == (precision == "native"):
-                continue  # a precision is a choice for float32 only
-            for mask in (FULL, CAUSAL, Band(255, 0)):
-                problem = Problem(1, 1, 1, 1024, 1024, head_dim, dtype, mask, default_scale(head_dim))
-                yield dataclasses.replace(problem, precision=precision)
+    """Every element with every kind of mask, with and without a cap."""
+    for dtype, precision, mask, softcap in itertools.product(
+        spec.dtypes, spec.precisions, (FULL, CAUSAL, Band(255, 0)), (None, 30.0)
+    ):
+        if (dtype == "float32") != (precision == "native"):  # a precision is a choice for float32 only
+            problem = Problem(1, 1, 1, 1024, 1024, head_dim, dtype, mask, default_scale(head_dim), softcap)
+            yield dataclasses.replace(problem, precision=precision)
 
 
 FORWARD = register(

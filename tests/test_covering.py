@@ -1,0 +1,61 @@
+"""Covering sets: everything that can meet does, in few rows, and always in the same ones."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cufa.nvrtc.covering import covering, demands
+
+FACTORS = ("a", "b", "c", "d")
+ALL_PAIRS = list(itertools.combinations(FACTORS, 2))
+
+
+def product(**values):
+    return [dict(zip(values, row, strict=True)) for row in itertools.product(*values.values())]
+
+
+def covered(rows, pairs):
+    return {demand for row in rows for demand in demands(row, pairs)}
+
+
+@given(
+    st.lists(st.fixed_dictionaries({name: st.integers(0, 3) for name in FACTORS}), max_size=40),
+    st.sets(st.sampled_from(ALL_PAIRS)),
+)
+def test_all_that_some_row_holds_is_held_by_a_chosen_one(rows, pairs):
+    chosen = covering(rows, pairs)
+    assert chosen == sorted(set(chosen))
+    assert covered([rows[i] for i in chosen], pairs) == covered(rows, pairs)
+
+
+def test_a_product_takes_little_more_than_its_two_largest_factors():
+    rows = product(arch=range(6), head_dim=range(3), mask=range(3), element=range(2), cap=range(2))
+    chosen = covering(rows, list(itertools.combinations(rows[0], 2)))
+    assert 6 * 3 <= len(chosen) <= 6 * 3 + 4
+    assert len(rows) == 216
+
+
+def test_without_pairs_every_value_occurs_once():
+    rows = product(arch=range(6), mask=range(3))
+    chosen = [rows[i] for i in covering(rows, [])]
+    assert len(chosen) == 6
+    assert {row["mask"] for row in chosen} == {0, 1, 2}
+
+
+def test_pairs_that_no_row_holds_are_not_asked_for():
+    rows = [row for row in product(mask=range(3), trace=(False, True)) if not (row["trace"] and row["mask"])]
+    assert len(covering(rows, [("mask", "trace")])) == len(rows) == 4
+
+
+def test_a_factor_that_some_rows_lack_meets_only_where_it_is():
+    rows = [{"mask": 0}, {"mask": 1}, {"mask": 0, "paged": True}]
+    assert covering(rows, [("mask", "paged")]) == [1, 2]
+
+
+@pytest.mark.parametrize("pairs", [[], [("a", "b")]])
+def test_nothing_covers_nothing(pairs):
+    assert covering([], pairs) == []

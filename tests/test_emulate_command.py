@@ -1,0 +1,119 @@
+"""`cufa emulate`: its options reach the kernel, wrong ones are refused as the public call refuses them, and a wrong
+result fails."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+import cufa
+from cufa.commands import emulate as command
+from cufa.core.mask import Mask
+from cufa.executor import records as emulator_records
+
+
+@pytest.fixture
+def run():
+    def invoke(*arguments: str):
+        return CliRunner().invoke(command.emulate_command, arguments, catch_exceptions=False)
+
+    return invoke
+
+
+@pytest.mark.parametrize(
+    ("options", "mask"),
+    [
+        (["--causal"], cufa.masks.causal()),
+        (["--window", "20,0", "--softcap", "2"], cufa.masks.window(20, 0)),
+        (["--window", "none,3", "--diagonal", "top-left"], cufa.masks.window(None, 3, "top-left")),
+        (["--causal", "--window", "20,none", "--diagonal", "-7"], cufa.masks.window(20, 0, -7)),
+    ],
+)
+def test_masks_and_caps_reach_the_kernel(run, options, mask):
+    result = run("--seqlen", "70", "--seqlen-k", "90", "--heads", "1", "--mode", "plain", "--json", *options)
+    assert result.exit_code == 0, result.output
+    document = json.loads(result.stdout)
+    assert Mask.from_json(document["problem"]["mask"]) == mask
+    assert document["problem"]["softcap"] == (2.0 if "--softcap" in options else None)
+    assert document["max_error"] < 5e-3
+    assert document["max_lse_error"] < 5e-3
+
+
+def test_tiles_are_taken(run):
+    arguments = ("--seqlen", "70", "--heads", "1", "--mode", "plain", "--config", "64x32")
+    result = run(*arguments)
+    assert result.exit_code == 0, result.output
+    assert "64×32" in result.stdout
+    assert "tiles counted by the kernel equal the schedule" in result.stdout
+    assert "of log-sum-exp" in result.stdout
+
+
+@pytest.mark.parametrize("output", ["out", "lse"])
+def test_a_wrong_result_fails(run, monkeypatch, output):
+    real = command.attention_reference
+
+    def off(*arrays, **options):
+        out, lse = real(*arrays, **options)
+        return (out + 1, lse) if output == "out" else (out, lse + 1)
+
+    monkeypatch.setattr(command, "attention_reference", off)
+    assert run("--seqlen", "40", "--heads", "1", "--mode", "plain").exit_code == 1
+
+
+def test_rows_that_see_nothing_agree_and_nan_does_not():
+    nothing = np.array([-np.inf, 1.0], np.float32)
+    assert command._largest(nothing, nothing.astype(np.float64)) == 0
+    assert np.isnan(command._largest(np.array([np.nan, 1.0]), nothing.astype(np.float64)))
+    assert command._largest(np.array([0.0, 1.0]), nothing.astype(np.float64)) == np.inf
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--window", "-1,0"], "left must be at least 0"),
+        (["--window", "5"], "it is a pair (left, right)"),
+        (["--window", "a,0"], "not 'a'"),
+        (["--causal", "--window", "5,3"], "window=(5, 3) lets queries see keys after their own"),
+        (["--diagonal", "4"], "add --causal or --window"),
+        (["--causal", "--diagonal", "upwards"], "diagonal='upwards' is not known"),
+        (["--softcap", "0"], "softcap=0.0 must be finite and above 0"),
+        (["--softcap", "nan"], "softcap=nan must be finite"),
+        (["--config", "1x1"], "has at head dim 64 only 128x64"),
+        (["--algorithm", "auto"], "auto"),
+    ],
+)
+def test_wrong_usage_is_exit_status_2_in_the_calls_words(run, options, words):
+    result = run(*options)
+    assert result.exit_code == 2
+    assert words in result.stderr
+    assert result.stdout == ""
+
+
+def test_recorded_counters_are_shown_with_their_masks(run):
+    result = run("--recorded")
+    assert result.exit_code == 0
+    text = " ".join(result.stdout.split())
+    assert "fa2_forward d64 full" in text
+    document = json.loads(run("--recorded", "--json").stdout)
+    assert set(document["kernels"]) == set(emulator_records.KERNELS)
+
+
+def test_counters_recorded_before_masks_were_objects_can_be_read():
+    old = {
+        "problem": {
+            "batch": 1, "heads": 1, "kv_heads": 1, "seqlen_q": 1024, "seqlen_k": 1024, "head_dim": 64,
+            "dtype": "float16", "causal": True, "scale": 0.125, "precision": "native", "alignment": 16,
+            "positive_strides": True,
+        },
+        "config": "128×64",
+        "totals": {"tiles_visited": 80, "tiles_unmasked": 64},
+        "per_block": {"fa2_forward": {"tiles_unmasked": [0, 8, 16]}},
+    }  # fmt: skip
+    run = emulator_records._current(old)
+    assert Mask.from_json(run["problem"]["mask"]) == cufa.masks.causal()
+    assert run["totals"] == {"tiles_visited": 80, "tiles_clear": 64}
+    assert run["per_block"] == {"fa2_forward": {"tiles_clear": [0, 8, 16]}}
+    assert emulator_records._current(run) is run
