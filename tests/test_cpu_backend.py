@@ -8,12 +8,13 @@ import pytest
 from cpu_support import ALGORITHMS, TILED, attend, check, plan_for
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from mask_support import BANDS
 from support import DTYPES, EPSILON, assert_attention, make_inputs, poisoned_like
 
 from cufa import attention_reference
 from cufa.backends import cpu
 from cufa.kernels import TileConfig
-from cufa.planner import CPU_CONFIG
+from cufa.ops.forward import CPU_CONFIG
 
 LENGTHS = [
     (1, 1), (1, 97), (97, 1), (15, 23), (16, 24), (17, 25), (31, 49), (53, 53), (5, 211), (211, 5), (48, 48)
@@ -73,10 +74,10 @@ def test_equal_logits_give_the_mean(algorithm, dtype):
     np.testing.assert_allclose(out.astype(np.float64), np.broadcast_to(mean, out.shape), atol=4e-3)
 
 
-def within_rounding(out, lse, q, k, v, causal, num_tiles) -> None:
+def within_rounding(out, lse, q, k, v, num_tiles, **scores) -> None:
     """A bound from the arithmetic alone, for tiles so small that steps add up: each tile rescales O and l,
     each score is a sum of head_dim products."""
-    expected, expected_lse = attention_reference(q, k, v, causal=causal, return_lse=True)
+    expected, expected_lse = attention_reference(q, k, v, return_lse=True, **scores)
     wide = EPSILON["float64" if q.dtype == np.float64 else "float32"]
     q, k, v = (np.abs(x.astype(np.float64)).max() for x in (q, k, v))
     head_dim = out.shape[-1]
@@ -99,9 +100,10 @@ def test_any_shape_in_any_tiles(data):
     )  # fmt: skip
     block = st.sampled_from([1, 2, 3, 8, 16, 64])
     config = TileConfig(draw(block), draw(block), 0)
-    algorithm, causal = draw(st.sampled_from(ALGORITHMS)), draw(st.booleans())
-    out, lse = attend(*inputs, algorithm=algorithm, causal=causal, config=config)
-    within_rounding(out, lse, *inputs, causal, -(-inputs[1].shape[2] // config.block_kv))
+    algorithm = draw(st.sampled_from(ALGORITHMS))
+    scores = {"mask": draw(BANDS), "softcap": draw(st.sampled_from([None, None, 0.5, 30.0]))}
+    out, lse = attend(*inputs, algorithm=algorithm, config=config, **scores)
+    within_rounding(out, lse, *inputs, -(-inputs[1].shape[2] // config.block_kv), **scores)
 
 
 # --- Infinities, NaN, rows that see nothing ---------------------------------------------------------------
@@ -249,7 +251,7 @@ def test_visited_tiles_are_the_schedules_in_the_algorithms_order(algorithm, seql
     q, k, v = make_inputs(2, 4, 2, seqlen_q, seqlen_k, 8, "float32")
     tiles, _ = record(q, k, v, algorithm=algorithm, causal=causal)
     schedule = plan_for(q, k, algorithm, causal).schedule
-    visited = [(i, j) for i in range(schedule.num_q_blocks) for j in range(schedule.visits[i])]
+    visited = [(i, j) for i, n in enumerate(schedule.visits) for j in range(n)]
     if algorithm == "fa1":  # keys outermost
         visited.sort(key=lambda tile: (tile[1], tile[0]))
     expected = [(b, h, i, j) for b in range(2) for h in range(4) for i, j in visited]
