@@ -51,7 +51,8 @@ def check_causal(causal: Any) -> bool:
     integer = isinstance(causal, (int, np.integer))
     of_numpy = isinstance(causal, (np.bool_, np.ndarray)) and causal.dtype == bool and causal.ndim == 0
     if not (of_numpy or (integer and causal in (0, 1))):
+        what = repr(causal) if np.isscalar(causal) or causal is None else type(causal).__qualname__
         raise TypeError(
-            f"causal must be True or False, not {causal!r}: other masks go to mask=, such as cufa.masks.window"
+            f"causal must be True or False, not {what}: other masks go to mask=, such as cufa.masks.window"
         )
     return bool(causal)
