@@ -205,9 +205,34 @@ def make_problem(
     )
 
 
-def operands_of(q: Any, k: Any, v: Any, out: Any, lse: Any = None) -> dict[str, Any]:
-    """Of a forward call, as plans are run with them: by name, in launch order."""
-    return {"q": q, "k": k, "v": v, "out": out, "lse": lse}
+def forward_operands(q: Any, k: Any, v: Any, xp: Any = np, lse: bool = True) -> dict[str, Any]:
+    """Of a forward call in "bhsd", as plans are run with them; what is never written shows as NaN."""
+    empty = xp.full(q.shape[:3], xp.nan, xp.float32) if lse else None
+    return {"q": q, "k": k, "v": v, "out": poisoned_like(q, xp), "lse": empty}
+
+
+def assert_tiles(plan: Plan, records: np.ndarray) -> None:
+    """One record per query block and head, saying what the schedule says. (naive has no tiles to count.)"""
+    problem, schedule, ranges = plan.problem, plan.schedule, plan.schedule.ranges
+    if plan.spec.name == "naive":
+        assert len(records) == 0
+        return
+    heads = problem.batch * problem.heads
+    expected = {
+        "q_block": np.arange(schedule.num_q_blocks),
+        "first_tile": ranges.first,
+        "tiles_visited": ranges.count,
+        "tiles_skipped": schedule.num_kv_blocks - ranges.count,
+        "first_clear": ranges.clear_first,
+        "tiles_clear": ranges.clear,
+    }
+    assert len(records) == heads * schedule.num_q_blocks
+    head, batch = np.tile(np.arange(problem.heads), problem.batch), np.arange(problem.batch)
+    np.testing.assert_array_equal(records["head"], np.repeat(head, schedule.num_q_blocks))
+    np.testing.assert_array_equal(records["batch"], np.repeat(batch, problem.heads * schedule.num_q_blocks))
+    for field, of_head in expected.items():
+        if field in (records.dtype.names or ()):
+            np.testing.assert_array_equal(records[field], np.tile(of_head, heads), err_msg=field)
 
 
 def plan_with_blocks(problem: Problem, config: TileConfig, blocks: int, kernel: str = "fa3_forward") -> Plan:
