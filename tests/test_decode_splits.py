@@ -22,22 +22,22 @@ from cufa.kernels.decode import MAX_CLUSTER, items, merges_in_cluster
 from cufa.planner import make_plan
 
 
-@given(st.integers(1, 10**6), st.integers(1, 5000), st.booleans())
-def test_shares_cover_the_line_and_none_is_empty(total, num_shares, ragged):
-    shares = Shares.of(total, num_shares, ragged)
+@given(st.integers(1, 10**6), st.integers(1, 5000), st.integers(1, 700), st.booleans())
+def test_shares_cover_the_line_and_none_is_empty(total, num_shares, min_shares, ragged):
+    shares = Shares.of(total, num_shares, min_shares, ragged)
     starts = [shares.start(i) for i in range(shares.used + 1)]
     assert starts[0] == 0 and starts[-1] == total and shares.used <= num_shares
     assert all(a < b for a, b in itertools.pairwise(starts))
 
 
 def test_the_last_shares_of_a_ragged_batch_are_small():
-    shares = Shares.of(80_000, 2112, ragged=True)
+    shares = Shares.of(80_000, 2112, 264, ragged=True)
     sizes = [shares.start(i + 1) - shares.start(i) for i in range(shares.used)]
     assert shares.used == 2112 and sum(sizes[1056:]) == 10_000
-    equal = Shares.of(80_000, 132, ragged=False)
+    equal = Shares.of(80_000, 132, 132, ragged=False)
     assert {equal.start(i + 1) - equal.start(i) for i in range(132)} == {606, 607}
     # Too few tiles for small ones: a wave of equal shares.
-    few = Shares.of(1000, 2112, ragged=True)
+    few = Shares.of(1000, 2112, 264, ragged=True)
     assert few.used == 264 and not few.two_sizes
 
 
@@ -47,7 +47,7 @@ def test_the_kernel_finds_shares_of_two_sizes(kernel):
     case = make_case([2100, 100, 900], heads=8, kv_heads=4, head_dim=16)
     plan, operands = plan_of(case, kernel, 16, configs(kernel, 16)[1]), operands_of(case)
     tiles = sum(num_tiles(n, plan.config.block_kv) for n in case.lengths) * 4
-    assert Shares.of(tiles, 16, ragged=True).two_sizes
+    assert Shares.of(tiles, plan.split.count, plan.split.least, ragged=True).two_sizes
     done = run_plan(plan, operands, Execution("plain"))
     case.check(operands["out"], operands["lse"])
     assert_pieces(plan, case.lengths, done.records)
@@ -113,7 +113,7 @@ def test_small_ragged_batches_keep_the_gpu_as_busy(schedule, batch, heads, kv_he
     tiles = num_tiles(capacity, plan.config.block_kv) * count
     blocks = plan.num_splits * count
     if plan.split.kind == "balanced":
-        blocks = Shares.of(tiles, plan.num_splits, ragged=True).used
+        blocks = Shares.of(tiles, plan.split.count, plan.split.least, ragged=True).used
         assert f"at most {min(plan.num_splits, tiles):,} shares" in plan.reasons[-1]
     resident = H200.num_sms * plan.config.blocks_per_sm
     assert blocks >= min(resident, tiles) * (0.45 if plan.split.kind == "fixed" else 1)
