@@ -135,7 +135,7 @@ BAD = [
     ({"causal": 2}, TypeError, r"causal must be True or False, not 2: other masks go to mask="),
     ({"causal": 1.0}, TypeError, r"causal must be .*not 1\.0"),
     ({"causal": None}, TypeError, r"causal must be .*not None"),
-    ({"causal": np.ones((8, 8), bool)}, TypeError, r"causal must be .*not ndarray: other masks"),
+    ({"causal": np.ones((8, 8), bool)}, TypeError, r"causal must be .*not numpy\.ndarray: other masks"),
     ({"precision": "tf16"}, ValueError, r"precision='tf16'.*'tf32'"),
     ({"device": "tpu"}, ValueError, r"device='tpu'.*'cuda'"),
     ({"device": "cuda"}, ValueError, r"device='cuda' but no usable GPU.*cufa doctor"),
