@@ -30,6 +30,26 @@ def test_result(dtype, algorithm, layout):
     assert_attention(out, lse, q, k, v, causal=True, layout=layout)
 
 
+@pytest.mark.parametrize("layout", ["bhsd", "bshd"])
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize(
+    "scores",
+    [
+        {"window": (20, 3)},
+        {"window": (30, None), "causal": True, "softcap": 5.0},
+        {"mask": cufa.masks.window(0, 40, "top-left")},
+        {"mask": cufa.masks.causal(70), "softcap": 0.5},
+    ],
+    ids=str,
+)
+def test_masks_and_caps(scores, algorithm, layout):
+    q, k, v = make_inputs(2, 4, 2, 65, 97, 40, "bfloat16", layout=layout)
+    out, lse = cufa.flash_attention(q, k, v, layout=layout, algorithm=algorithm, return_lse=True, **scores)
+    assert_attention(out, lse, q, k, v, layout=layout, **scores)
+    planned = cufa.plan(q, k, v, layout=layout, algorithm=algorithm, **scores)
+    assert planned.problem.scores_text in str(planned)
+
+
 def test_out_is_written_and_returned():
     q, k, v = make_inputs(1, 2, 2, 33, 33, 16, "float32")
     out = poisoned_like(q)

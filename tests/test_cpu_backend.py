@@ -13,6 +13,7 @@ from support import DTYPES, EPSILON, assert_attention, make_inputs, poisoned_lik
 
 from cufa import attention_reference
 from cufa.backends import cpu
+from cufa.core.mask import CAUSAL, FULL, Band
 from cufa.kernels import TileConfig
 from cufa.ops.forward import CPU_CONFIG
 
@@ -173,6 +174,38 @@ def test_keys_that_are_not_seen_play_no_part(algorithm, bad):
     assert np.isnan(out[:, :, 37:]).all()
 
 
+@pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_keys_outside_a_window_play_no_part(algorithm, bad):
+    """Bad numbers before and after, in boundary tiles and in tiles that some rows skip."""
+    mask = Band(10, 5)
+    q, k, v = make_inputs(2, 4, 2, 90, 90, 8, "float32")
+    clean, clean_lse = attend(q, k, v, algorithm=algorithm, mask=mask)
+    for x in (k, v):
+        x[:, :, :20], x[:, :, 61:] = bad, bad
+    out, lse = attend(q, k, v, algorithm=algorithm, mask=mask)
+    unharmed = np.arange(30, 56)  # of whose keys the first is 20 and the last 60
+    np.testing.assert_allclose(out[:, :, unharmed], clean[:, :, unharmed], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(lse[:, :, unharmed], clean_lse[:, :, unharmed], rtol=1e-6)
+    assert np.isnan(np.delete(out, unharmed, axis=2)).all()
+
+
+@pytest.mark.parametrize("softcap", [None, 2.0])
+@pytest.mark.parametrize(
+    "mask", [Band(3, 0, 100), Band(3, 0, -100), Band(0, None, 7), Band(None, 0, -20)], ids=str
+)
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_rows_that_a_mask_leaves_nothing(algorithm, mask, softcap):
+    """All of them, the last or the first."""
+    inputs = make_inputs(1, 2, 1, 50, 40, 8, "float32")
+    out, lse = attend(*inputs, algorithm=algorithm, mask=mask, softcap=softcap)
+    nothing = ~mask.dense(50, 40).any(axis=1)
+    assert nothing.any()
+    assert (out[:, :, nothing] == 0).all() and np.isneginf(lse[:, :, nothing]).all()
+    assert np.isfinite(lse[:, :, ~nothing]).all()
+    assert_attention(out, lse, *inputs, mask=mask, softcap=softcap)
+
+
 def test_the_callers_error_state_is_untouched():
     q, k, v = make_inputs(1, 2, 2, 40, 9, 8, "float16", spread=1e4)
     with np.errstate(all="raise"):
@@ -244,14 +277,14 @@ def record(q, k, v, **options):
     return tiles, result
 
 
-@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("mask", [FULL, CAUSAL, Band(20, 3), Band(5, None, 30)], ids=str)
 @pytest.mark.parametrize(("seqlen_q", "seqlen_k"), [(60, 60), (17, 100), (100, 17), (1, 1)])
 @pytest.mark.parametrize("algorithm", TILED)
-def test_visited_tiles_are_the_schedules_in_the_algorithms_order(algorithm, seqlen_q, seqlen_k, causal):
+def test_visited_tiles_are_the_schedules_in_the_algorithms_order(algorithm, seqlen_q, seqlen_k, mask):
     q, k, v = make_inputs(2, 4, 2, seqlen_q, seqlen_k, 8, "float32")
-    tiles, _ = record(q, k, v, algorithm=algorithm, causal=causal)
-    schedule = plan_for(q, k, algorithm, causal).schedule
-    visited = [(i, j) for i, n in enumerate(schedule.visits) for j in range(n)]
+    tiles, _ = record(q, k, v, algorithm=algorithm, mask=mask)
+    ranges = plan_for(q, k, algorithm, mask=mask).schedule.ranges
+    visited = [(i, j) for i, tiles_ in enumerate(zip(ranges.first, ranges.end)) for j in range(*tiles_)]
     if algorithm == "fa1":  # keys outermost
         visited.sort(key=lambda tile: (tile[1], tile[0]))
     expected = [(b, h, i, j) for b in range(2) for h in range(4) for i, j in visited]
