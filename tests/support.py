@@ -231,8 +231,7 @@ def assert_tiles(plan: Plan, records: np.ndarray) -> None:
     np.testing.assert_array_equal(records["head"], np.repeat(head, schedule.num_q_blocks))
     np.testing.assert_array_equal(records["batch"], np.repeat(batch, problem.heads * schedule.num_q_blocks))
     for field, of_head in expected.items():
-        if field in (records.dtype.names or ()):
-            np.testing.assert_array_equal(records[field], np.tile(of_head, heads), err_msg=field)
+        np.testing.assert_array_equal(records[field], np.tile(of_head, heads), err_msg=field)
 
 
 def plan_with_blocks(problem: Problem, config: TileConfig, blocks: int, kernel: str = "fa3_forward") -> Plan:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from mask_support import BANDS
+from mask_support import BANDS, tiles_of
 
 import cufa
 from cufa.core.mask import CAUSAL, FULL, Band, Mask, reduced
@@ -52,16 +52,6 @@ def test_reduced_edges_hide_what_the_mask_hides(mask, seqlen_q, seqlen_k):
             assert hidden.any()
             of_edges &= ~hidden
     np.testing.assert_array_equal(of_edges, seen)
-
-
-def tiles_of(seen: np.ndarray, block_rows: int, block_columns: int):
-    """(some score seen, all of a whole tile's columns seen) of every tile; rows past the end do not count."""
-    rows, columns = (-(-n // b) for n, b in zip(seen.shape, (block_rows, block_columns), strict=True))
-    some, clear = np.zeros((rows, columns), bool), np.zeros((rows, columns), bool)
-    for i, j in np.ndindex(some.shape):
-        tile = seen[i * block_rows : (i + 1) * block_rows, j * block_columns : (j + 1) * block_columns]
-        some[i, j], clear[i, j] = tile.any(), tile.all() and tile.shape[1] == block_columns
-    return some, clear
 
 
 @given(BANDS, LENGTH, LENGTH, BLOCK, BLOCK)
