@@ -284,7 +284,9 @@ def test_visited_tiles_are_the_schedules_in_the_algorithms_order(algorithm, seql
     q, k, v = make_inputs(2, 4, 2, seqlen_q, seqlen_k, 8, "float32")
     tiles, _ = record(q, k, v, algorithm=algorithm, mask=mask)
     ranges = plan_for(q, k, algorithm, mask=mask).schedule.ranges
-    visited = [(i, j) for i, tiles_ in enumerate(zip(ranges.first, ranges.end)) for j in range(*tiles_)]
+    visited = [
+        (i, j) for i, (a, b) in enumerate(zip(ranges.first, ranges.end, strict=True)) for j in range(a, b)
+    ]
     if algorithm == "fa1":  # keys outermost
         visited.sort(key=lambda tile: (tile[1], tile[0]))
     expected = [(b, h, i, j) for b in range(2) for h in range(4) for i, j in visited]

@@ -100,10 +100,17 @@ def test_the_work_is_the_schedules():
             for w in cpu_decode.works(plan, lengths)
             for h in range(w.heads.start, w.heads.stop)
         ]
-        pieces = list(balanced_shares(
-                lengths, 6, num_splits, 8, row_blocks(plan.problem, plan.config),
-                ragged=ragged_shares(plan), min_shares=plan.split.least,
-            ))
+        pieces = list(
+            balanced_shares(
+                lengths,
+                6,
+                num_splits,
+                8,
+                row_blocks(plan.problem, plan.config),
+                ragged=ragged_shares(plan),
+                min_shares=plan.split.least,
+            )
+        )
         assert got == [(p.batch, p.kv_head, p.first_key, p.last_key) for p in pieces]
 
 

@@ -87,11 +87,15 @@ def test_any_choice_can_be_launched(batch, heads, capacity):
         plan = make_plan(problem(batch, *heads, capacity), device)
         launch, tiles = plan.launches[0], num_tiles(capacity, plan.config.block_kv)
         assert launch.cluster in (1, launch.grid[0]) and launch.cluster <= MAX_CLUSTER
-        assert plan.num_splits <= tiles * (items(plan.problem, plan.config) if plan.split.kind == "balanced" else 1)
+        assert plan.num_splits <= tiles * (
+            items(plan.problem, plan.config) if plan.split.kind == "balanced" else 1
+        )
         assert launch.shared_memory <= device.arch.shared_memory_per_block
         if launch.cluster > 1:
             room = device.num_sms * plan.config.blocks_per_sm
-            assert launch.cluster * items(plan.problem, plan.config) <= (room if launch.cluster == 2 else room // 2)
+            assert launch.cluster * items(plan.problem, plan.config) <= (
+                room if launch.cluster == 2 else room // 2
+            )
 
 
 @pytest.mark.parametrize("schedule", ["auto", "balanced"])

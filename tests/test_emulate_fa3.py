@@ -9,7 +9,14 @@ from __future__ import annotations
 import random
 
 import pytest
-from support import assert_attention, forward_operands, make_inputs, make_problem, plan_with_blocks, stalling_lengths
+from support import (
+    assert_attention,
+    forward_operands,
+    make_inputs,
+    make_problem,
+    plan_with_blocks,
+    stalling_lengths,
+)
 
 from cufa.bench.bounds import work_of
 from cufa.bench.ladder import ladder

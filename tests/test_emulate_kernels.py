@@ -7,7 +7,14 @@ import dataclasses
 import numpy as np
 import pytest
 from support import (
-    DTYPES, assert_attention, assert_every_row, assert_tiles, forward_operands, make_inputs, make_problem, uneven_rows,
+    DTYPES,
+    assert_attention,
+    assert_every_row,
+    assert_tiles,
+    forward_operands,
+    make_inputs,
+    make_problem,
+    uneven_rows,
 )  # fmt: skip
 
 from cufa.core.architectures import Device

@@ -9,7 +9,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support import (
-    assert_attention, assert_every_row, assert_tiles, forward_operands, make_inputs, make_problem, poisoned_like,
+    assert_attention,
+    assert_every_row,
+    assert_tiles,
+    forward_operands,
+    make_inputs,
+    make_problem,
+    poisoned_like,
     uneven_rows,
 )  # fmt: skip
 

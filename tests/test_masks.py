@@ -140,7 +140,11 @@ WINDOWS = [
     (np.array([1, 0]), TypeError, r"window=array\(\[1, 0\]\): it is a pair"),
 ]
 OTHERS = [
-    ({"mask": np.ones((8, 8), bool)}, TypeError, "mask must be made by cufa.masks.*not numpy.ndarray: arrays"),
+    (
+        {"mask": np.ones((8, 8), bool)},
+        TypeError,
+        "mask must be made by cufa.masks.*not numpy.ndarray: arrays",
+    ),
     ({"mask": True}, TypeError, "mask must be made by cufa.masks.*not True"),
     ({"mask": "causal"}, TypeError, "mask must be made by cufa.masks.*not 'causal'"),
     ({"mask": cufa.masks.causal}, TypeError, "mask must be made by cufa.masks.*not builtins.function"),
@@ -189,7 +193,11 @@ def test_decoding_refuses_likewise(call, options, error, message):
 @pytest.mark.parametrize(
     ("diagonal", "error", "message"),
     [
-        ("middle", ValueError, "diagonal='middle' is not known; use 'bottom-right', 'top-left' or an integer"),
+        (
+            "middle",
+            ValueError,
+            "diagonal='middle' is not known; use 'bottom-right', 'top-left' or an integer",
+        ),
         (1.5, TypeError, "diagonal=1.5 must be 'bottom-right', 'top-left' or an integer"),
         (True, TypeError, "diagonal=True must be"),
         (None, TypeError, "diagonal=None must be"),

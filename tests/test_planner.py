@@ -25,9 +25,7 @@ HEAD_DIMS = range(HEAD_DIM_STEP, MAX_HEAD_DIM + 1, HEAD_DIM_STEP)
 H200 = Device.typical(90)
 
 
-def problem(
-    dtype="float16", head_dim=64, mask=CAUSAL, precision=None, seqlen_q=300, seqlen_k=500
-) -> Problem:
+def problem(dtype="float16", head_dim=64, mask=CAUSAL, precision=None, seqlen_q=300, seqlen_k=500) -> Problem:
     precision = precision or ("float32" if dtype == "float32" else "native")
     shape = 2, 6, 3, seqlen_q, seqlen_k, head_dim
     return Problem(*shape, dtype, mask, 0.125, precision=precision)
@@ -203,10 +201,14 @@ def test_unknown_algorithm_is_named_with_the_choices(device):
 
 
 def test_unserved_dtype_is_named_with_what_is_served():
-    with pytest.raises(ValueError, match=r"'fa1'.*float64.*fa1_forward takes float16 and bfloat16, not float64.*\.astype.*'auto'"):
+    with pytest.raises(
+        ValueError,
+        match=r"'fa1'.*float64.*fa1_forward takes float16 and bfloat16, not float64.*\.astype.*'auto'",
+    ):
         make_plan(problem("float64"), H200, "fa1")
     with pytest.raises(
-        ValueError, match=r"'auto'.*float64.*fa2_forward_f32 takes float32, not float64.*convert with \.astype"
+        ValueError,
+        match=r"'auto'.*float64.*fa2_forward_f32 takes float32, not float64.*convert with \.astype",
     ):
         make_plan(problem("float64"), H200)
 

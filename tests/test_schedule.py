@@ -60,7 +60,11 @@ def test_blocks_cover_the_scores_exactly(schedule):
 
 @given(SCHEDULES)
 def test_visits_are_the_tiles_that_are_not_skipped(schedule):
-    kept, ranges, tile = classify(schedule) != Tile.SKIPPED, schedule.ranges, np.arange(schedule.num_kv_blocks)
+    kept, ranges, tile = (
+        classify(schedule) != Tile.SKIPPED,
+        schedule.ranges,
+        np.arange(schedule.num_kv_blocks),
+    )
     np.testing.assert_array_equal(schedule.visits, kept.sum(axis=1))
     np.testing.assert_array_equal(kept, (tile >= ranges.first[:, None]) & (tile < ranges.end[:, None]))
 
