@@ -17,6 +17,7 @@ import operator
 from typing import Any
 
 from .core.mask import CAUSAL, DIAGONALS, FULL, Band, Mask
+from .core.problem import MAX_SIZE
 
 __all__ = ["Mask", "causal", "full", "window"]
 
@@ -69,6 +70,8 @@ def _check_side(name: str, side: str, value: Any, size: Any) -> int | None:
         raise TypeError(
             f"{name}={value!r}: {side} must be an integer from 0 up, or None for no bound, not {size!r}"
         ) from None
+    if size > MAX_SIZE:
+        raise ValueError(f"{name}={value!r}: {side} is at most {MAX_SIZE:,}; for no bound pass None")
     if size < 0:
         raise ValueError(
             f"{name}={value!r}: {side} must be at least 0 (0: up to the query's own position); "
@@ -85,6 +88,9 @@ def _check_diagonal(diagonal: Any) -> str | int:
     try:
         if isinstance(diagonal, bool):
             raise TypeError
-        return operator.index(diagonal)
+        diagonal = operator.index(diagonal)
     except TypeError:
         raise TypeError(f"diagonal={diagonal!r} must be 'bottom-right', 'top-left' or an integer") from None
+    if abs(diagonal) > MAX_SIZE:
+        raise ValueError(f"diagonal={diagonal!r} must be within ±{MAX_SIZE:,}, the longest sequences")
+    return int(diagonal)

@@ -9,20 +9,22 @@ from support import assert_attention, poisoned_like
 
 from cufa.backends import cpu
 from cufa.core.problem import Problem, default_scale
-from cufa.kernels import KERNELS, TileConfig
-from cufa.planner import Plan, make_plan
+from cufa.kernels import TileConfig
+from cufa.ops.mask_arguments import resolve_mask
+from cufa.planner import Plan, algorithms, make_plan
 
-ALGORITHMS = sorted({spec.algorithm for spec in KERNELS.values()})
+ALGORITHMS = sorted(algorithms()[1:])
 TILED = [a for a in ALGORITHMS if a != "naive"]
 
 #: Small tiles, so that small shapes have edges on every side. Rows and columns differ to tell them apart.
 SMALL = TileConfig(block_q=16, block_kv=24, num_warps=0)
 
 
-def plan_for(q, k, algorithm="fa2", causal=False, scale=None, config=SMALL) -> Plan:
+def plan_for(q, k, algorithm="fa2", causal=False, mask=None, softcap=None, scale=None, config=SMALL) -> Plan:
     batch, heads, seqlen_q, head_dim = q.shape
     scale = default_scale(head_dim) if scale is None else scale
-    problem = Problem(batch, heads, k.shape[1], seqlen_q, k.shape[2], head_dim, str(q.dtype), causal, scale)
+    shape, mask = (batch, heads, k.shape[1], seqlen_q, k.shape[2], head_dim), resolve_mask(causal, None, mask)
+    problem = Problem(*shape, str(q.dtype), mask, scale, softcap)
     return make_plan(problem, None, algorithm, config=config)
 
 
@@ -35,6 +37,7 @@ def attend(q, k, v, *, observer=None, num_threads=None, **options):
     return out, lse
 
 
-def check(q, k, v, algorithm, causal, **options) -> None:
-    out, lse = attend(q, k, v, algorithm=algorithm, causal=causal, **options)
-    assert_attention(out, lse, q, k, v, causal=causal)
+def check(q, k, v, algorithm, causal=False, *, mask=None, softcap=None, **options) -> None:
+    scores = {"causal": causal, "mask": mask, "softcap": softcap}
+    out, lse = attend(q, k, v, algorithm=algorithm, **scores, **options)
+    assert_attention(out, lse, q, k, v, **scores)

@@ -31,7 +31,7 @@ NAMES = (
 def operands_of(case: Case, place: Callable[[Any], Any] = np.asarray) -> dict[str, Any]:
     """Fresh copies of the caches; out and lse are NaN."""
     given: dict[str, Any] = dict.fromkeys(NAMES)
-    given |= {name: x for name, x in case.options.items() if name != "scale"}
+    given |= {name: x for name, x in case.options.items() if name in NAMES}
     given |= {"q": case.q, "k_cache": case.k_cache.copy(), "v_cache": case.v_cache.copy()}
     given["out"] = np.full(case.q.shape, np.nan, case.q.dtype)
     given["lse"] = np.full(case.q.shape[:3], np.nan, np.float32)

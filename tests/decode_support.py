@@ -12,6 +12,11 @@ import numpy as np
 from support import DTYPES, EPSILON, naive_same_dtype
 
 from cufa import decode_reference
+from cufa.core.operation import OPERATIONS
+from cufa.core.problem import Problem
+from cufa.decode.checks import DecodeCall
+from cufa.ops import calls
+from cufa.ops.mask_arguments import decode_mask
 
 FLOAT8 = np.dtype(ml_dtypes.float8_e4m3fn)
 NAN_BITS = 0x7F
@@ -56,9 +61,8 @@ class Case:
         for b in range(len(self.q)):
             k, v = (self.sequence(b, name) for name in ("k", "v"))
             if k.shape[2]:
-                naive = naive_same_dtype(
-                    self.q[b : b + 1], k, v, causal=True, scale=self.options.get("scale")
-                )
+                scores = {name: self.options.get(name) for name in ("window", "softcap", "scale")}
+                naive = naive_same_dtype(self.q[b : b + 1], k, v, causal=True, **scores)
                 error = max(error, np.abs(naive.astype(np.float64) - expected[b]).max())
         values = np.nan_to_num(self._values(self.v_cache)).max(initial=0.0)
         wide = EPSILON["float64" if dtype == "float64" else "float32"]
@@ -122,17 +126,17 @@ def make_case(
     capacity: int | None = None,
     new: int = 0,
     spread: float = 1.0,
-    scale: float | None = None,
     seed: int = 0,
+    **scores: Any,
 ) -> Case:
     """``lengths`` count what is appended, ``new`` tokens of each sequence. ``capacity`` defaults to a
-    little more than the longest; None of ``lengths`` may be below ``new``."""
+    little more than the longest; None of ``lengths`` may be below ``new``. ``scores``: window, softcap and
+    scale, as for the call; None is left out."""
     rng = np.random.default_rng(seed)
     batch, longest = len(lengths), max(lengths, default=0)
     capacity = longest + 5 if capacity is None else capacity
     options: dict[str, Any] = {"cache_seqlens": np.array([n - new for n in lengths], np.int32)}
-    if scale is not None:
-        options["scale"] = scale
+    options |= {name: value for name, value in scores.items() if value is not None}
 
     def draw(*shape: int) -> np.ndarray:
         x = rng.standard_normal(shape)
@@ -168,3 +172,23 @@ def make_case(
             for b, n in enumerate(lengths):
                 cache[b, :, : n - new] = draw(kv_heads, n - new, head_dim)
     return Case(q, *caches, options, list(lengths))
+
+
+def call_of(case: Case, layout: str = "bhsd") -> DecodeCall:
+    """The call of flash_decode that a case is; the caches are copies."""
+    arrays, options = case.arguments(layout)
+    names = OPERATIONS["decode"].inputs
+    given = dict.fromkeys(names) | {n: x for n, x in options.items() if n in names}
+    given |= zip(("q", "k_cache", "v_cache"), [arrays[0], *(x.copy() for x in arrays[1:])], strict=True)
+    scores = {name: options.get(name) for name in ("softcap", "scale")}
+    of_problem = {"mask": decode_mask(options.get("window")), **scores}
+    return DecodeCall.read(given, None, True, layout, options=of_problem, request={})
+
+
+def prepare(case: Case, layout: str = "bhsd", *, on_gpu: bool = False) -> tuple[Problem, dict[str, Any]]:
+    """The problem, and the operands by name as plans are run with them; results are NaN."""
+    call, problem = call_of(case, layout).check(on_gpu)
+    q = call.inputs["q"]
+    lse = np.full((problem.batch, problem.heads, problem.seqlen_q), np.nan, np.float32)
+    given = call.arrays(np.full(q.shape, np.nan, q.dtype), lse)
+    return (calls.with_memory(problem, given) if on_gpu else problem), given

@@ -25,11 +25,12 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import numpy as np
-from support import DTYPES
+from support import DTYPES, forward_operands
 
 import cufa
-from cufa.bench.suites import make
-from cufa.kernels import DECODE_KERNELS, REGISTRY, KernelSpec
+from cufa.core.mask import CAUSAL, FULL
+from cufa.core.problem import Problem, default_scale
+from cufa.kernels import KERNELS, KernelSpec
 from cufa.planner import Plan, fitting_configs, make_plan
 
 TOOLS = ("memcheck", "racecheck", "synccheck", "initcheck")
@@ -59,8 +60,8 @@ def run_cases(name: str) -> int:
     import cupy
 
     cupy.cuda.set_allocator(None)
-    cases = _decode if name in DECODE_KERNELS else _forward
-    outcomes = list(cases(REGISTRY[name]))
+    spec = KERNELS[name]
+    outcomes = list(CASES[spec.operation](spec))
     for outcome in filter(None, outcomes):
         print(f"WRONG {name}: {outcome}")
     print(f"{len(outcomes)} launches")
@@ -82,11 +83,10 @@ def _forward(spec: KernelSpec) -> Iterator[str]:
         p = plan.problem
         dtype = DTYPES[p.dtype]
         host = [rng.standard_normal(shape).astype(dtype) for shape in p.shapes[:3]]
-        q, k, v = (cupy.asarray(x) for x in host)
-        out = cupy.asarray(np.full(p.shapes[0], np.nan, dtype))
-        lse = cupy.asarray(np.full(p.shapes[0][:3], np.nan, np.float32))
-        ready.launch(q, k, v, out, lse)
-        expected, expected_lse = cufa.attention_reference(*host, causal=p.causal, return_lse=True)
+        given = {n: cupy.asarray(x) for n, x in forward_operands(*host).items()}
+        cuda.Binding(ready, given).launch(*cuda.addresses(given))
+        out, lse = given["out"], given["lse"]
+        expected, expected_lse = cufa.attention_reference(*host, mask=p.mask, return_lse=True)
         tolerance = TOLERANCE["tf32" if p.precision == "tf32" else p.dtype]
         error = np.abs(out.get().astype(np.float64) - expected).max()
         close = np.allclose(lse.get(), expected_lse, rtol=1e-5, atol=tolerance)
@@ -102,13 +102,13 @@ def _plans(spec: KernelSpec) -> Iterator[Plan]:
         for precision in spec.precisions:
             if (dtype == "float32") == (precision == "native"):
                 continue
-            for head_dim, causal in ((64, True), (40, False), (256, True)):
+            for head_dim, mask in ((64, CAUSAL), (40, FULL), (256, CAUSAL)):
                 fitting = fitting_configs(spec, head_dim, device)
                 for config in dict.fromkeys((*fitting[:1], *fitting[-1:])):
                     for seqlen_q, seqlen_k in LENGTHS if head_dim == 64 else LENGTHS[1:2]:
-                        problem = make(
-                            1, 2, seqlen_q, head_dim, dtype, causal,
-                            kv_heads=1, seqlen_k=seqlen_k, precision=precision,
+                        problem = Problem(
+                            1, 2, 1, seqlen_q, seqlen_k, head_dim, dtype, mask, default_scale(head_dim),
+                            precision=precision,
                         )  # fmt: skip
                         yield make_plan(problem, device, spec.algorithm, config=config)
 
@@ -118,10 +118,10 @@ def _decode(spec: KernelSpec) -> Iterator[str]:
     from decode_kernel_support import configs, operands_of, plan_of
     from decode_support import make_case
 
-    from cufa.backends import cuda, cuda_decode
+    from cufa.backends import cuda
 
     device = cuda.current_device()
-    fp8 = "float8_e4m3" in spec.cache_dtypes
+    fp8 = "float8_e4m3" in spec.k_dtypes
     for dtype in spec.dtypes:
         # One new token in a contiguous cache; two, appended to pages, and more rows than the least tile has.
         for rows in ({"heads": 4}, {"heads": 40, "tokens": 2, "new": 2, "page_size": 64}):
@@ -130,12 +130,15 @@ def _decode(spec: KernelSpec) -> Iterator[str]:
             for config in dict.fromkeys((fitting[0], fitting[-1])):
                 plan = plan_of(case, spec.name, 3, config, device)
                 operands = operands_of(case, cupy.asarray)
-                cuda_decode.run(plan, operands)
+                cuda.run(plan, operands)
                 try:
-                    case.check(operands.out.get(), operands.lse.get())
+                    case.check(operands["out"].get(), operands["lse"].get())
                     yield ""
                 except AssertionError as error:
                     yield f"{plan.problem}, {config}: {str(error).strip().splitlines()[0]}"
+
+
+CASES = {"forward": _forward, "decode": _decode}
 
 
 # --- All kernels under all tools --------------------------------------------------------------------------
@@ -183,9 +186,9 @@ def main() -> int:
             return int(run_cases(name) > 0)
         case names:
             pass
-    unknown = [name for name in names if name not in REGISTRY]
+    unknown = [name for name in names if name not in KERNELS]
     if unknown:
-        sys.exit(f"no kernel is called {unknown[0]}; there are {', '.join(REGISTRY)}")
+        sys.exit(f"no kernel is called {unknown[0]}; there are {', '.join(KERNELS)}")
     sanitizer = find_sanitizer()
     if sanitizer is None:
         print(
@@ -198,7 +201,7 @@ def main() -> int:
         print("CuPy sees no NVIDIA GPU")
         return 3
     capability = cuda.current_device().arch.capability
-    specs = [REGISTRY[name] for name in names or REGISTRY if REGISTRY[name].runs_on(capability)]
+    specs = [KERNELS[name] for name in names or KERNELS if KERNELS[name].runs_on(capability)]
     probe = subprocess.run(
         [sanitizer, sys.executable, "-c", "import cupy; cupy.zeros(1)"], capture_output=True, text=True
     )

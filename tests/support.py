@@ -12,9 +12,12 @@ import numpy as np
 
 from cufa import attention_reference
 from cufa.core.architectures import Device
+from cufa.core.mask import Mask
 from cufa.core.problem import Problem
+from cufa.core.scores import check_softcap, softcapped
 from cufa.kernels import KERNELS, TileConfig
 from cufa.ops import arrays
+from cufa.ops.mask_arguments import resolve_mask
 from cufa.planner import Plan
 
 DTYPES = {
@@ -55,7 +58,15 @@ def make_inputs(
 
 
 def naive_same_dtype(
-    q: np.ndarray, k: np.ndarray, v: np.ndarray, *, causal: bool = False, scale: float | None = None
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    *,
+    causal: bool = False,
+    window: Any = None,
+    mask: Mask | None = None,
+    softcap: float | None = None,
+    scale: float | None = None,
 ) -> np.ndarray:
     """What three array expressions give: scores, probabilities and output each rounded to the dtype,
     products accumulated in float32 (float64 for float64), in order. Arrays in "bhsd"."""
@@ -66,9 +77,9 @@ def naive_same_dtype(
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     with np.errstate(all="ignore"):
         s = (_product(q.astype(wide), np.swapaxes(k, -1, -2)) * wide(scale)).astype(dtype).astype(wide)
-        if causal:
-            rows, columns = s.shape[-2:]
-            s = np.where(np.tri(rows, columns, columns - rows, dtype=bool), s, wide(-np.inf))
+        if softcap is not None:
+            s = softcapped(s, softcap).astype(dtype).astype(wide)
+        s = np.where(resolve_mask(causal, window, mask).dense(*s.shape[-2:]), s, wide(-np.inf))
         m = s.max(-1, keepdims=True)
         p = np.exp(s - np.where(np.isneginf(m), 0, m))
         total = p.sum(-1, keepdims=True)
@@ -94,17 +105,18 @@ def assert_attention(
     k: np.ndarray,
     v: np.ndarray,
     *,
-    causal: bool = False,
     scale: float | None = None,
     layout: str = "bhsd",
     precision: str | None = None,
+    **scores: Any,
 ) -> float:
-    """Max error against float64 at most twice the naive computation's, plus one rounding; returns it."""
+    """Max error against float64 at most twice the naive computation's, plus one rounding; returns it.
+    ``scores``: causal, window, mask and softcap, as for the call."""
     if layout == "bshd":
         q, k, v, out = (x.transpose(0, 2, 1, 3) for x in (q, k, v, out))
     dtype = str(q.dtype)
-    expected, expected_lse = attention_reference(q, k, v, causal=causal, scale=scale, return_lse=True)
-    naive = naive_same_dtype(q, k, v, causal=causal, scale=scale).astype(np.float64)
+    expected, expected_lse = attention_reference(q, k, v, scale=scale, return_lse=True, **scores)
+    naive = naive_same_dtype(q, k, v, scale=scale, **scores).astype(np.float64)
     finite = np.isfinite(expected)
     got = out.astype(np.float64)
     np.testing.assert_array_equal(np.isnan(got), np.isnan(expected), err_msg="where NaN is")
@@ -172,20 +184,64 @@ def poisoned_like(x: Any, xp: Any = np) -> Any:
     return out
 
 
-def make_problem(q: np.ndarray, k: np.ndarray, v: np.ndarray, causal: bool) -> Problem:
+def make_problem(
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    causal: bool = False,
+    *,
+    mask: Mask | None = None,
+    softcap: float | None = None,
+) -> Problem:
     """Of arrays in "bhsd", with the default scale."""
-    shapes, dtype = [x.shape for x in (q, k, v)], str(q.dtype)
-    return arrays.make_problem(shapes, dtype, causal=causal, scale=None, layout="bhsd", precision=None)
+    return arrays.make_problem(
+        [x.shape for x in (q, k, v)],
+        str(q.dtype),
+        mask=resolve_mask(causal, None, mask),
+        softcap=check_softcap(softcap),
+        scale=None,
+        layout="bhsd",
+        precision=None,
+    )
+
+
+def forward_operands(q: Any, k: Any, v: Any, xp: Any = np, lse: bool = True) -> dict[str, Any]:
+    """Of a forward call in "bhsd", as plans are run with them; what is never written shows as NaN."""
+    empty = xp.full(q.shape[:3], xp.nan, xp.float32) if lse else None
+    return {"q": q, "k": k, "v": v, "out": poisoned_like(q, xp), "lse": empty}
+
+
+def assert_tiles(plan: Plan, records: np.ndarray) -> None:
+    """One record per query block and head, saying what the schedule says. (naive has no tiles to count.)"""
+    problem, schedule, ranges = plan.problem, plan.schedule, plan.schedule.ranges
+    if plan.spec.name == "naive":
+        assert len(records) == 0
+        return
+    heads = problem.batch * problem.heads
+    expected = {
+        "q_block": np.arange(schedule.num_q_blocks),
+        "first_tile": ranges.first,
+        "tiles_visited": ranges.count,
+        "tiles_skipped": schedule.num_kv_blocks - ranges.count,
+        "first_clear": ranges.clear_first,
+        "tiles_clear": ranges.clear,
+    }
+    assert len(records) == heads * schedule.num_q_blocks
+    head, batch = np.tile(np.arange(problem.heads), problem.batch), np.arange(problem.batch)
+    np.testing.assert_array_equal(records["head"], np.repeat(head, schedule.num_q_blocks))
+    np.testing.assert_array_equal(records["batch"], np.repeat(batch, problem.heads * schedule.num_q_blocks))
+    for field, of_head in expected.items():
+        np.testing.assert_array_equal(records[field], np.tile(of_head, heads), err_msg=field)
 
 
 def plan_with_blocks(problem: Problem, config: TileConfig, blocks: int, kernel: str = "fa3_forward") -> Plan:
     """A plan of a persistent kernel on so many thread blocks, none idle, whatever the planner would say. Few
     blocks make the pipeline run on from item to item on problems that are small."""
     spec, device = KERNELS[kernel], Device.typical("sm_90")
-    (launch,) = spec.launches(problem, config, spec.shared_memory(config, problem.head_dim))
+    (launch,) = spec.launches(problem, config, spec.shared_memory(config, problem.head_dim), None)
     assert launch.persistent
     launch = dataclasses.replace(launch, grid=(min(blocks, launch.grid[0]), 1, 1))
-    return Plan(problem, spec, config, device, (launch,), spec.workspace(problem, config), ())
+    return Plan(problem, spec, config, device, (launch,), spec.workspace(problem, config, None), ())
 
 
 def stalling_lengths(config: TileConfig) -> list[tuple[int, int]]:

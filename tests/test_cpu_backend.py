@@ -8,12 +8,14 @@ import pytest
 from cpu_support import ALGORITHMS, TILED, attend, check, plan_for
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from mask_support import BANDS
 from support import DTYPES, EPSILON, assert_attention, make_inputs, poisoned_like
 
 from cufa import attention_reference
 from cufa.backends import cpu
+from cufa.core.mask import CAUSAL, FULL, Band
 from cufa.kernels import TileConfig
-from cufa.planner import CPU_CONFIG
+from cufa.ops.forward import CPU_CONFIG
 
 LENGTHS = [
     (1, 1), (1, 97), (97, 1), (15, 23), (16, 24), (17, 25), (31, 49), (53, 53), (5, 211), (211, 5), (48, 48)
@@ -73,10 +75,10 @@ def test_equal_logits_give_the_mean(algorithm, dtype):
     np.testing.assert_allclose(out.astype(np.float64), np.broadcast_to(mean, out.shape), atol=4e-3)
 
 
-def within_rounding(out, lse, q, k, v, causal, num_tiles) -> None:
+def within_rounding(out, lse, q, k, v, num_tiles, **scores) -> None:
     """A bound from the arithmetic alone, for tiles so small that steps add up: each tile rescales O and l,
     each score is a sum of head_dim products."""
-    expected, expected_lse = attention_reference(q, k, v, causal=causal, return_lse=True)
+    expected, expected_lse = attention_reference(q, k, v, return_lse=True, **scores)
     wide = EPSILON["float64" if q.dtype == np.float64 else "float32"]
     q, k, v = (np.abs(x.astype(np.float64)).max() for x in (q, k, v))
     head_dim = out.shape[-1]
@@ -99,9 +101,10 @@ def test_any_shape_in_any_tiles(data):
     )  # fmt: skip
     block = st.sampled_from([1, 2, 3, 8, 16, 64])
     config = TileConfig(draw(block), draw(block), 0)
-    algorithm, causal = draw(st.sampled_from(ALGORITHMS)), draw(st.booleans())
-    out, lse = attend(*inputs, algorithm=algorithm, causal=causal, config=config)
-    within_rounding(out, lse, *inputs, causal, -(-inputs[1].shape[2] // config.block_kv))
+    algorithm = draw(st.sampled_from(ALGORITHMS))
+    scores = {"mask": draw(BANDS), "softcap": draw(st.sampled_from([None, None, 0.5, 30.0]))}
+    out, lse = attend(*inputs, algorithm=algorithm, config=config, **scores)
+    within_rounding(out, lse, *inputs, -(-inputs[1].shape[2] // config.block_kv), **scores)
 
 
 # --- Infinities, NaN, rows that see nothing ---------------------------------------------------------------
@@ -169,6 +172,38 @@ def test_keys_that_are_not_seen_play_no_part(algorithm, bad):
     np.testing.assert_allclose(out[:, :, :37], clean[:, :, :37], rtol=1e-5, atol=1e-6)
     np.testing.assert_array_equal(lse[:, :, :37], clean_lse[:, :, :37])
     assert np.isnan(out[:, :, 37:]).all()
+
+
+@pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_keys_outside_a_window_play_no_part(algorithm, bad):
+    """Bad numbers before and after, in boundary tiles and in tiles that some rows skip."""
+    mask = Band(10, 5)
+    q, k, v = make_inputs(2, 4, 2, 90, 90, 8, "float32")
+    clean, clean_lse = attend(q, k, v, algorithm=algorithm, mask=mask)
+    for x in (k, v):
+        x[:, :, :20], x[:, :, 61:] = bad, bad
+    out, lse = attend(q, k, v, algorithm=algorithm, mask=mask)
+    unharmed = np.arange(30, 56)  # of whose keys the first is 20 and the last 60
+    np.testing.assert_allclose(out[:, :, unharmed], clean[:, :, unharmed], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(lse[:, :, unharmed], clean_lse[:, :, unharmed], rtol=1e-6)
+    assert np.isnan(np.delete(out, unharmed, axis=2)).all()
+
+
+@pytest.mark.parametrize("softcap", [None, 2.0])
+@pytest.mark.parametrize(
+    "mask", [Band(3, 0, 100), Band(3, 0, -100), Band(0, None, 7), Band(None, 0, -20)], ids=str
+)
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_rows_that_a_mask_leaves_nothing(algorithm, mask, softcap):
+    """All of them, the last or the first."""
+    inputs = make_inputs(1, 2, 1, 50, 40, 8, "float32")
+    out, lse = attend(*inputs, algorithm=algorithm, mask=mask, softcap=softcap)
+    nothing = ~mask.dense(50, 40).any(axis=1)
+    assert nothing.any()
+    assert (out[:, :, nothing] == 0).all() and np.isneginf(lse[:, :, nothing]).all()
+    assert np.isfinite(lse[:, :, ~nothing]).all()
+    assert_attention(out, lse, *inputs, mask=mask, softcap=softcap)
 
 
 def test_the_callers_error_state_is_untouched():
@@ -242,14 +277,16 @@ def record(q, k, v, **options):
     return tiles, result
 
 
-@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("mask", [FULL, CAUSAL, Band(20, 3), Band(5, None, 30)], ids=str)
 @pytest.mark.parametrize(("seqlen_q", "seqlen_k"), [(60, 60), (17, 100), (100, 17), (1, 1)])
 @pytest.mark.parametrize("algorithm", TILED)
-def test_visited_tiles_are_the_schedules_in_the_algorithms_order(algorithm, seqlen_q, seqlen_k, causal):
+def test_visited_tiles_are_the_schedules_in_the_algorithms_order(algorithm, seqlen_q, seqlen_k, mask):
     q, k, v = make_inputs(2, 4, 2, seqlen_q, seqlen_k, 8, "float32")
-    tiles, _ = record(q, k, v, algorithm=algorithm, causal=causal)
-    schedule = plan_for(q, k, algorithm, causal).schedule
-    visited = [(i, j) for i in range(schedule.num_q_blocks) for j in range(schedule.visits[i])]
+    tiles, _ = record(q, k, v, algorithm=algorithm, mask=mask)
+    ranges = plan_for(q, k, algorithm, mask=mask).schedule.ranges
+    visited = [
+        (i, j) for i, (a, b) in enumerate(zip(ranges.first, ranges.end, strict=True)) for j in range(a, b)
+    ]
     if algorithm == "fa1":  # keys outermost
         visited.sort(key=lambda tile: (tile[1], tile[0]))
     expected = [(b, h, i, j) for b in range(2) for h in range(4) for i, j in visited]

@@ -13,7 +13,7 @@ from support import make_inputs, poisoned_like
 
 from cufa.backends import blas, cpu
 from cufa.core.problem import default_scale
-from cufa.planner import CPU_CONFIG
+from cufa.ops.forward import CPU_CONFIG
 
 
 @pytest.mark.parametrize("config", [SMALL, CPU_CONFIG], ids=str)

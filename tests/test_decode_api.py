@@ -14,9 +14,10 @@ from support import OnlyDLPack, poisoned_like
 
 import cufa
 from cufa.core.architectures import Device
-from cufa.kernels import DECODE_KERNELS
+from cufa.kernels import kernels_of
+from cufa.kernels.decode import items
 from cufa.ops import calls
-from cufa.ops import decode as api
+from cufa.planner import make_plan
 
 PAGE_SIZES = (0, 1, 3, 16, 64, 128, 256)
 
@@ -202,14 +203,14 @@ def test_a_kernel_that_is_none_is_refused_with_the_names_of_all(device):
     device = None if device is None else Device.typical(device)
     for name in ("nope", "fa2_forward"):
         with pytest.raises(ValueError, match=f"kernel='{name}' .*decode_split_tma.*decode_balanced_fp8"):
-            api.make_decode_plan(problem, device, kernel=name)
+            make_plan(problem, device, kernel=name)
 
 
 def test_on_the_cpu_a_kernels_name_says_which_schedule():
     problem = cufa.plan_decode((2, 8, 1, 64), (2, 8, 1000, 64), device="cpu").problem
-    for name, spec in DECODE_KERNELS.items():
-        planned = api.make_decode_plan(problem, None, kernel=name)
-        assert planned.schedule == planned.spec.algorithm == spec.algorithm and planned.device is None
+    for name, spec in kernels_of("decode").items():
+        planned = make_plan(problem, None, kernel=name)
+        assert planned.split.kind == planned.spec.algorithm == spec.algorithm and planned.device is None
 
 
 def test_a_plan_from_arrays_is_the_calls():
@@ -218,18 +219,19 @@ def test_a_plan_from_arrays_is_the_calls():
         (q, k, v), options = case.arguments(layout)
         given = {n: options[n] for n in ("cache_seqlens", "block_table", "k_new")}
         problem = cufa.plan_decode(q, k, v, **given, layout=layout, device="sm_90").problem
-        assert (problem.batch, problem.heads, problem.kv_heads, problem.tokens) == (3, 4, 2, 2)
-        assert (problem.capacity, problem.page_size, problem.max_pages) == (320, 16, 20)
-        assert (problem.new_tokens, problem.ragged, problem.head_dim) == (2, True, 16)
-        assert (problem.dtype, problem.cache_dtype) == ("bfloat16", "float8_e4m3")
+        assert (problem.batch, problem.heads, problem.kv_heads, problem.seqlen_q) == (3, 4, 2, 2)
+        cache = problem.cache
+        assert (problem.seqlen_k, cache.page_size, cache.max_pages) == (320, 16, 20)
+        assert (cache.new_tokens, problem.lengths.ragged, problem.head_dim) == (2, True, 16)
+        assert (problem.dtype, problem.k_element.name) == ("bfloat16", "float8_e4m3")
 
 
 def test_the_plan_of_a_call_is_what_runs(monkeypatch):
     case = make_case([700, 33], page_size=16)
     arrays, options = case.arguments()
     ran = []
-    make = api.make_decode_plan
-    monkeypatch.setattr(api, "make_decode_plan", lambda *a, **k: ran.append(make(*a, **k)) or ran[-1])
+    make = calls.plan_for
+    monkeypatch.setattr(calls, "plan_for", lambda *a, **k: ran.append(make(*a, **k)) or ran[-1])
     for how in ({}, {"num_splits": 3}, {"schedule": "balanced", "num_splits": 5}):
         cufa.flash_decode(*arrays, **options, **how)
         del options["layout"]
@@ -257,7 +259,7 @@ def test_the_plan_of_a_call_is_what_runs(monkeypatch):
         ),
         (
             {"cache_dtype": "uint8", "device": "sm_80"},
-            "a cache of float8_e4m3 needs sm_89 or later, and this is sm_80",
+            r"over float8_e4m3 on A100 \(sm_80\).*decode_split_fp8 needs sm_89 or later",
         ),
         ({"schedule": "fair"}, "schedule='fair'"),
         ({"q": (1, 32, 1.0, 128)}, r"q has shape .*: sizes are integers, not float"),
@@ -269,7 +271,7 @@ def test_the_plan_of_a_call_is_what_runs(monkeypatch):
         ({"cache_dtype": "fp8"}, "k_cache is fp8 .*is called 'uint8'"),
         (
             {"q": (70000, 8, 1, 64), "k_cache": (70000, 8, 1, 64), "device": "sm_90", "schedule": "fixed"},
-            "grid of .*70000.*65,535: decode fewer sequences",
+            "grid of .*70000.*65,535: take fewer sequences",
         ),
         (
             {"q": (700, 8, 1, 64), "k_cache": (700, 8, 2**29, 64), "device": "sm_90"},
@@ -293,7 +295,7 @@ def test_no_more_splits_than_tiles(schedule, device):
 
     most = plan(2**40)
     tiles = -(-1000 // most.config.block_kv)
-    assert most.num_splits == (tiles if schedule != "balanced" else tiles * most.items)
+    assert most.num_splits == (tiles if schedule != "balanced" else tiles * items(most.problem, most.config))
     assert plan(most.num_splits).num_splits == most.num_splits
     assert any("as many as there are tiles" in x for x in most.reasons)
     assert not any("as many as" in x for x in plan(most.num_splits).reasons)

@@ -10,41 +10,35 @@ import warnings
 
 import numpy as np
 import pytest
-from decode_support import FLOAT8, NAN_BITS, Case, make_case
+from decode_support import FLOAT8, NAN_BITS, Case, make_case, prepare
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support import poisoned_like
 
 from cufa.backends import cpu_decode
-from cufa.decode.checks import INPUTS, DecodeCall
-from cufa.decode.plan import make_decode_plan
+from cufa.decode.choose import ragged_shares
 from cufa.decode.schedule import balanced_shares, split_range, used_splits
 from cufa.kernels import TileConfig
+from cufa.kernels.decode import row_blocks
+from cufa.planner import make_plan
 
 #: Small tiles, so that small caches have edges.
 SMALL = TileConfig(block_q=4, block_kv=8, num_warps=0)
 PAGE_SIZES = (0, 1, 3, 16, 64, 128, 256)
 
 
-def prepare(case: Case, *, schedule="fixed", num_splits=None, config=SMALL, layout="bhsd", lse=True):
+def planned(case: Case, *, schedule="fixed", num_splits=None, config=SMALL, layout="bhsd"):
     """(plan, operands) with poisoned results; the caches are copies."""
-    arrays, options = case.arguments(layout)
-    scale = options.pop("scale", None)
-    given = dict.fromkeys(INPUTS) | {n: x for n, x in options.items() if n in INPUTS}
-    given |= zip(("q", "k_cache", "v_cache"), [arrays[0], arrays[1].copy(), arrays[2].copy()], strict=True)
-    call, problem = DecodeCall.read(given, None, True, scale, layout).check(on_gpu=False)
-    plan = make_decode_plan(problem, None, num_splits, schedule, config)
-    empty = np.full((problem.batch, problem.heads, problem.tokens), np.nan, np.float32) if lse else None
-    return plan, call.operands(poisoned_like(arrays[0]), empty)
+    problem, operands = prepare(case, layout)
+    return make_plan(problem, None, schedule, config, num_splits=num_splits), operands
 
 
 def decode(case: Case, *, num_threads=1, **how):
     """(out, lse) in "bhsd". A warning fails the test."""
-    plan, operands = prepare(case, **how)
+    plan, operands = planned(case, **how)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         cpu_decode.run(plan, operands, num_threads=num_threads)
-    return operands.out, operands.lse
+    return operands["out"], operands["lse"]
 
 
 def check(case: Case, **how) -> None:
@@ -86,7 +80,7 @@ def test_the_work_is_the_schedules():
     """Fixed: split_range of each sequence. Balanced: the pieces. Whole heads may share a stack."""
     case = make_case([51, 0, 9, 1, 16], heads=6, kv_heads=6, capacity=60)
     for num_splits in range(1, 40):
-        plan, operands = prepare(case, num_splits=num_splits)
+        plan, operands = planned(case, num_splits=num_splits)
         lengths = cpu_decode.valid_keys(plan, operands)
         assert lengths == [51, 0, 9, 1, 16]
         got = [
@@ -100,25 +94,36 @@ def test_the_work_is_the_schedules():
             for h in range(6)
             for s in range(used_splits(n, num_splits, 8))
         )
-        plan, operands = prepare(case, schedule="balanced", num_splits=num_splits)
+        plan, operands = planned(case, schedule="balanced", num_splits=num_splits)
         got = [
             (w.batch, h, w.first_key, w.last_key)
             for w in cpu_decode.works(plan, lengths)
             for h in range(w.heads.start, w.heads.stop)
         ]
-        pieces = list(balanced_shares(lengths, 6, num_splits, 8, plan.row_blocks, ragged=plan.ragged_shares))
+        pieces = list(
+            balanced_shares(
+                lengths,
+                6,
+                num_splits,
+                8,
+                row_blocks(plan.problem, plan.config),
+                ragged=ragged_shares(plan),
+                min_shares=plan.split.least,
+            )
+        )
         assert got == [(p.batch, p.kv_head, p.first_key, p.last_key) for p in pieces]
 
 
 def test_heads_share_a_stack_when_there_are_enough():
-    plan, operands = prepare(make_case([16] * 16, kv_heads=4))
+    plan, operands = planned(make_case([16] * 16, kv_heads=4))
     works = list(cpu_decode.works(plan, cpu_decode.valid_keys(plan, operands)))
     assert {w.heads.stop - w.heads.start for w in works} == {4}
 
 
 def test_stacks_of_heads_do_not_mix_blocks_of_rows():
     case = make_case([16] * 16, heads=8, kv_heads=4, tokens=3)
-    assert prepare(case)[0].row_blocks == 2
+    plan, _ = planned(case)
+    assert row_blocks(plan.problem, plan.config) == 2
     for num_splits in (1, 3, 64):
         check(case, schedule="balanced", num_splits=num_splits)
 
@@ -231,19 +236,22 @@ def test_fp8_under_any_query(dtype):
 def test_appended_and_attended_to(new, page_size, fp8):
     case = make_case([new, 40, 64 + new, 15 + new], new=new, page_size=page_size, fp8=fp8, tokens=min(new, 3))
     for schedule in ("fixed", "balanced"):
-        plan, operands = prepare(case, schedule=schedule, num_splits=3)
-        before = operands.k_cache.copy(), operands.v_cache.copy()
+        plan, operands = planned(case, schedule=schedule, num_splits=3)
+        before = operands["k_cache"].copy(), operands["v_cache"].copy()
         cpu_decode.run(plan, operands)
-        case.check(operands.out, operands.lse)
+        case.check(operands["out"], operands["lse"])
         for cache, was, added in zip(
-            (operands.k_cache, operands.v_cache), before, (operands.k_new, operands.v_new), strict=True
+            (operands["k_cache"], operands["v_cache"]),
+            before,
+            (operands["k_new"], operands["v_new"]),
+            strict=True,
         ):
             written = np.zeros(cache.shape[:3:2], bool)  # (batch or pages, position)
             for b, n in enumerate(case.lengths):
                 for i in range(new):
                     at = b, n - new + i
                     if page_size:
-                        at = operands.block_table[b, at[1] // page_size], at[1] % page_size
+                        at = operands["block_table"][b, at[1] // page_size], at[1] % page_size
                     np.testing.assert_array_equal(cache[at[0], :, at[1]], added[b, :, i])
                     written[at] = True
             unwritten = ~written[:, None, :, None]
@@ -257,16 +265,16 @@ def test_what_was_appended_is_read_back():
     """Token by token, as a decode loop does it, equals one call at the end."""
     case = make_case([30, 12], dtype="float32", capacity=30)
     cache = [np.full_like(x, np.nan) for x in (case.k_cache, case.v_cache)]
-    plan, operands = prepare(case)
+    plan, operands = planned(case)
     for step in range(30):
         lengths = np.array([step, min(step, 11)], np.int32)
         k, v = (np.stack([x[b, :, n : n + 1] for b, n in enumerate(lengths)]) for x in cached(case))
-        problem = dataclasses.replace(plan.problem, new_tokens=1)
-        now = dataclasses.replace(
-            operands, k_cache=cache[0], v_cache=cache[1], cache_seqlens=lengths, k_new=k, v_new=v
-        )
+        grown = dataclasses.replace(plan.problem.cache, new_tokens=1)
+        problem = dataclasses.replace(plan.problem, lengths=grown)
+        now = {**operands, "k_cache": cache[0], "v_cache": cache[1], "cache_seqlens": lengths}
+        now |= {"k_new": k, "v_new": v}
         cpu_decode.run(dataclasses.replace(plan, problem=problem), now)
-    case.check(operands.out, operands.lse)
+    case.check(operands["out"], operands["lse"])
 
 
 def cached(case):
@@ -301,22 +309,22 @@ def test_any_strides(dtype, page_size, strides):
     case = dataclasses.replace(
         case, q=change(case.q), k_cache=change(case.k_cache), v_cache=change(case.v_cache)
     )
-    plan, operands = prepare(case, num_splits=3)
-    operands.out = change(operands.out)
-    operands.lse = change(operands.lse[..., None])[..., 0]
-    operands.k_cache, operands.v_cache = case.k_cache, case.v_cache  # prepare copies
+    plan, operands = planned(case, num_splits=3)
+    operands["out"] = change(operands["out"])
+    operands["lse"] = change(operands["lse"][..., None])[..., 0]
+    operands |= {"k_cache": case.k_cache, "v_cache": case.v_cache}  # as they lie, not their copies
     cpu_decode.run(plan, operands)
-    np.testing.assert_allclose(operands.out, expected[0], rtol=1e-3, atol=1e-6)
-    np.testing.assert_allclose(operands.lse, expected[1], rtol=1e-6)
+    np.testing.assert_allclose(operands["out"], expected[0], rtol=1e-3, atol=1e-6)
+    np.testing.assert_allclose(operands["lse"], expected[1], rtol=1e-6)
 
 
 @pytest.mark.parametrize("page_size", [0, 16])
 @pytest.mark.parametrize("fp8", [False, True])
 def test_layout_bshd(fp8, page_size):
     case = make_case([50, 33], tokens=2, page_size=page_size, fp8=fp8, new=3)
-    plan, operands = prepare(case, num_splits=3, layout="bshd")
+    plan, operands = planned(case, num_splits=3, layout="bshd")
     cpu_decode.run(plan, operands)
-    case.check(operands.out, operands.lse)
+    case.check(operands["out"], operands["lse"])
 
 
 def test_one_cache_for_all_by_broadcasting():
@@ -376,7 +384,8 @@ def test_the_cache_is_never_copied_whole(kind, page_size):
     """Extra memory stays at a few tiles while the cache grows."""
     dtype, fp8 = ("float16", True) if kind == "fp8" else (kind, False)
     case = make_case([16384], head_dim=64, dtype=dtype, fp8=fp8, page_size=page_size)
-    plan, operands = prepare(case, config=None, lse=False)
+    plan, operands = planned(case, config=None)
+    operands["lse"] = None
     assert plan.config.block_kv * 16 < 16384
     cpu_decode.run(plan, operands, num_threads=1)  # tables of conversion are made once
     tracemalloc.start()
@@ -387,7 +396,7 @@ def test_the_cache_is_never_copied_whole(kind, page_size):
         tracemalloc.stop()
     tile = 2 * plan.config.block_kv * 64 * 4  # of both heads in float32; lookups hold 8-byte indices of one
     assert peak < 8 * tile
-    assert peak < operands.k_cache.size  # a quarter of the bytes of all keys in float32
+    assert peak < operands["k_cache"].size  # a quarter of the bytes of all keys in float32
 
 
 # --- Anything ---------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from decode_support import make_case
 
 import cufa
 from cufa.core.architectures import Device
+from cufa.core.operation import OPERATIONS
 from cufa.decode.checks import INPUTS, DecodeCall
 from cufa.ops import calls, seen
 
@@ -31,20 +32,22 @@ def array(number, shape, dtype=BFLOAT16):
 @pytest.fixture
 def launches(monkeypatch):
     """What would have been launched: (plan, operands, addresses); the plan is None on the short cut."""
-    from cufa.backends import cuda, cuda_decode
+    from cufa.backends import cuda
 
     log = []
 
     class Binding:
-        def __init__(self, plan, operands, device_id):
-            self.first = plan, operands
+        def __init__(self, plan, given):
+            assert tuple(given) == tuple(x.name for x in OPERATIONS["decode"].operands)
+            self.first = plan, given
 
         def launch(self, *addresses):
             log.append((*self.first, addresses))
             self.first = None, None
 
     monkeypatch.setattr(seen, "_seen", {})
-    monkeypatch.setattr(cuda_decode, "bind", Binding)
+    monkeypatch.setattr(cuda, "prepare", lambda plan, device_id: plan)
+    monkeypatch.setattr(cuda, "Binding", Binding)
     monkeypatch.setattr(cuda, "device", lambda device_id: Device.typical("sm_90"))
     monkeypatch.setattr(cp.cuda.runtime, "getDevice", lambda: 0)
     monkeypatch.setattr(cp.cuda, "Device", lambda device_id: contextlib.nullcontext())
@@ -76,20 +79,18 @@ def test_the_first_call_and_the_short_cut_launch_the_same(launches, monkeypatch,
         monkeypatch.setattr(DecodeCall, "read", None)  # nothing is looked at again
     (plan, operands, first), *others = launches
     p = plan.problem
-    assert (p.batch, p.heads, p.kv_heads, p.tokens, p.head_dim, p.capacity) == (4, 32, 8, 2, 128, 1600)
-    assert (p.page_size, p.num_pages, p.new_tokens, p.ragged) == (16, 1000, 2, True)
-    assert (p.cache_dtype, p.alignment, p.positive_strides) == (
-        "float8_e4m3" if fp8 else "bfloat16",
-        16,
-        True,
-    )
-    assert operands.q.shape == operands.out.shape == (4, 32, 2, 128)
-    assert operands.k_cache.shape == operands.v_cache.shape == (1000, 8, 16, 128)
-    assert operands.k_new.shape == (4, 8, 2, 128) and operands.k_cache.data.ptr == arrays["k_cache"].data.ptr
+    assert (p.batch, p.heads, p.kv_heads, p.seqlen_q, p.head_dim, p.seqlen_k) == (4, 32, 8, 2, 128, 1600)
+    assert (p.cache.page_size, p.cache.num_pages, p.cache.new_tokens, p.lengths.ragged) == (16, 1000, 2, True)
+    assert p.k_element.name == p.v_element.name == ("float8_e4m3" if fp8 else "bfloat16")
+    assert p.alignment == 16 and p.positive_strides
+    assert operands["q"].shape == operands["out"].shape == (4, 32, 2, 128)
+    assert operands["k_cache"].shape == operands["v_cache"].shape == (1000, 8, 16, 128)
+    assert operands["k_new"].shape == (4, 8, 2, 128)
+    assert operands["k_cache"].data.ptr == arrays["k_cache"].data.ptr
     expected = [arrays[n].data.ptr if n in arrays else 0 for n in INPUTS] + [arrays["out"].data.ptr]
     assert first == (*expected, 0)  # without lse
     for plan, _, addresses in others:
-        assert plan is None and addresses == tuple(expected)
+        assert plan is None and addresses == (*expected, 0)
 
 
 def test_new_addresses_reach_the_launch_and_new_shapes_a_new_plan(launches):
@@ -101,7 +102,7 @@ def test_new_addresses_reach_the_launch_and_new_shapes_a_new_plan(launches):
     cufa.flash_decode(**{**arrays, "q": array(20, (4, 32, 2, 136))[..., 4:132]})  # 8-byte aligned rows
     assert [plan is None for plan, *_ in launches] == [False, True, False, False, False]
     assert launches[1][2][0] == 20 << 40
-    assert launches[2][0].problem.capacity == 1616 and launches[3][0].num_splits == 3
+    assert launches[2][0].problem.seqlen_k == 1616 and launches[3][0].num_splits == 3
     assert launches[4][0].problem.alignment == 8
 
 
@@ -113,8 +114,8 @@ def test_small_arrays_of_the_host_are_copied(launches):
         cufa.flash_decode(**arrays)
     for plan, operands, _ in launches:
         assert plan is not None, "the values may have changed"
-        assert operands.cache_seqlens.dtype == operands.block_table.dtype == np.int32
-        assert operands.k_scale.shape == operands.v_scale.shape == (8,)
+        assert operands["cache_seqlens"].dtype == operands["block_table"].dtype == np.int32
+        assert operands["k_scale"].shape == operands["v_scale"].shape == (8,)
     with pytest.raises(ValueError, match=r"cache_seqlens\[3\] is 1599 and k_new appends 2, but block_table"):
         cufa.flash_decode(**{**arrays, "cache_seqlens": [1, 2, 3, 1599]})
     assert len(launches) == 2
@@ -241,7 +242,7 @@ def test_nothing_is_appended_by_a_call_that_the_gpu_cannot_run(an_a100):
     case = make_case([20, 31], new=1, fp8=True)
     arrays, options = case.arguments()
     before = [x.copy() for x in arrays]
-    with pytest.raises(ValueError, match="a cache of float8_e4m3 needs sm_89"):
+    with pytest.raises(ValueError, match="decode_split_fp8 needs sm_89 or later"):
         cufa.flash_decode(*arrays, **options, device="cuda")
     for x, y in zip(arrays, before, strict=True):
         np.testing.assert_array_equal(x, y)

@@ -12,30 +12,32 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cufa.core.architectures import Device
-from cufa.decode.plan import make_decode_plan
-from cufa.decode.problem import DecodeProblem
+from cufa.core.lengths import Cached
+from cufa.core.mask import CAUSAL
+from cufa.core.problem import Problem
 from cufa.decode.schedule import Shares, num_tiles
-from cufa.executor.decode import run_decode_plan
+from cufa.executor.emulate import run_plan
 from cufa.executor.launch import Execution
-from cufa.kernels.decode import MAX_CLUSTER, merges_in_cluster
+from cufa.kernels.decode import MAX_CLUSTER, items, merges_in_cluster
+from cufa.planner import make_plan
 
 
-@given(st.integers(1, 10**6), st.integers(1, 5000), st.booleans())
-def test_shares_cover_the_line_and_none_is_empty(total, num_shares, ragged):
-    shares = Shares.of(total, num_shares, ragged)
+@given(st.integers(1, 10**6), st.integers(1, 5000), st.integers(1, 700), st.booleans())
+def test_shares_cover_the_line_and_none_is_empty(total, num_shares, min_shares, ragged):
+    shares = Shares.of(total, num_shares, min_shares, ragged)
     starts = [shares.start(i) for i in range(shares.used + 1)]
     assert starts[0] == 0 and starts[-1] == total and shares.used <= num_shares
     assert all(a < b for a, b in itertools.pairwise(starts))
 
 
 def test_the_last_shares_of_a_ragged_batch_are_small():
-    shares = Shares.of(80_000, 2112, ragged=True)
+    shares = Shares.of(80_000, 2112, 264, ragged=True)
     sizes = [shares.start(i + 1) - shares.start(i) for i in range(shares.used)]
     assert shares.used == 2112 and sum(sizes[1056:]) == 10_000
-    equal = Shares.of(80_000, 132, ragged=False)
+    equal = Shares.of(80_000, 132, 132, ragged=False)
     assert {equal.start(i + 1) - equal.start(i) for i in range(132)} == {606, 607}
     # Too few tiles for small ones: a wave of equal shares.
-    few = Shares.of(1000, 2112, ragged=True)
+    few = Shares.of(1000, 2112, 264, ragged=True)
     assert few.used == 264 and not few.two_sizes
 
 
@@ -45,16 +47,15 @@ def test_the_kernel_finds_shares_of_two_sizes(kernel):
     case = make_case([2100, 100, 900], heads=8, kv_heads=4, head_dim=16)
     plan, operands = plan_of(case, kernel, 16, configs(kernel, 16)[1]), operands_of(case)
     tiles = sum(num_tiles(n, plan.config.block_kv) for n in case.lengths) * 4
-    assert Shares.of(tiles, 16, ragged=True).two_sizes
-    done = run_decode_plan(plan, operands, Execution("plain"))
-    case.check(operands.out, operands.lse)
+    assert Shares.of(tiles, plan.split.count, plan.split.least, ragged=True).two_sizes
+    done = run_plan(plan, operands, Execution("plain"))
+    case.check(operands["out"], operands["lse"])
     assert_pieces(plan, case.lengths, done.records)
 
 
-def problem(batch: int, heads: int, kv_heads: int, capacity: int, **options: object) -> DecodeProblem:
-    return DecodeProblem(
-        batch, heads, kv_heads, 1, capacity, 128, "bfloat16", "bfloat16", 128**-0.5, **options
-    )  # fmt: skip
+def problem(batch: int, heads: int, kv_heads: int, capacity: int, ragged: bool = False) -> Problem:
+    shape, lengths = (batch, heads, kv_heads, 1, capacity, 128), Cached(given=ragged)
+    return Problem(*shape, "bfloat16", CAUSAL, 128**-0.5, lengths=lengths, operation="decode")
 
 
 @pytest.mark.parametrize(
@@ -70,8 +71,8 @@ def problem(batch: int, heads: int, kv_heads: int, capacity: int, **options: obj
     ],
 )
 def test_splits_as_measured_on_an_h200(shape, splits, in_cluster):
-    plan = make_decode_plan(problem(*shape), H200)
-    assert (plan.schedule, plan.num_splits) == ("fixed", splits)
+    plan = make_plan(problem(*shape), H200)
+    assert (plan.split.kind, plan.split.count) == ("fixed", splits)
     assert merges_in_cluster(plan.config) == in_cluster == (plan.launches[0].cluster > 1)
     assert len(plan.launches) == 1 and (plan.workspace == 0) == (in_cluster or splits == 1)
 
@@ -83,14 +84,18 @@ def test_splits_as_measured_on_an_h200(shape, splits, in_cluster):
 )
 def test_any_choice_can_be_launched(batch, heads, capacity):
     for device in (H200, Device.typical("sm_80")):
-        plan = make_decode_plan(problem(batch, *heads, capacity), device)
+        plan = make_plan(problem(batch, *heads, capacity), device)
         launch, tiles = plan.launches[0], num_tiles(capacity, plan.config.block_kv)
         assert launch.cluster in (1, launch.grid[0]) and launch.cluster <= MAX_CLUSTER
-        assert plan.num_splits <= tiles * (plan.items if plan.schedule == "balanced" else 1)
+        assert plan.num_splits <= tiles * (
+            items(plan.problem, plan.config) if plan.split.kind == "balanced" else 1
+        )
         assert launch.shared_memory <= device.arch.shared_memory_per_block
         if launch.cluster > 1:
             room = device.num_sms * plan.config.blocks_per_sm
-            assert launch.cluster * plan.items <= (room if launch.cluster == 2 else room // 2)
+            assert launch.cluster * items(plan.problem, plan.config) <= (
+                room if launch.cluster == 2 else room // 2
+            )
 
 
 @pytest.mark.parametrize("schedule", ["auto", "balanced"])
@@ -107,22 +112,23 @@ def test_any_choice_can_be_launched(batch, heads, capacity):
 )
 def test_small_ragged_batches_keep_the_gpu_as_busy(schedule, batch, heads, kv_heads, capacity):
     """Full sequences, given as lengths: at least about half of the blocks that can run have work."""
-    plan = make_decode_plan(problem(batch, heads, kv_heads, capacity, ragged=True), H200, schedule=schedule)
-    tiles = num_tiles(capacity, plan.config.block_kv) * plan.items
-    blocks = plan.num_splits * plan.items
-    if plan.schedule == "balanced":
-        blocks = Shares.of(tiles, plan.num_splits, ragged=True).used
+    plan = make_plan(problem(batch, heads, kv_heads, capacity, ragged=True), H200, schedule)
+    count = items(plan.problem, plan.config)
+    tiles = num_tiles(capacity, plan.config.block_kv) * count
+    blocks = plan.num_splits * count
+    if plan.split.kind == "balanced":
+        blocks = Shares.of(tiles, plan.split.count, plan.split.least, ragged=True).used
         assert f"at most {min(plan.num_splits, tiles):,} shares" in plan.reasons[-1]
     resident = H200.num_sms * plan.config.blocks_per_sm
-    assert blocks >= min(resident, tiles) * (0.45 if plan.schedule == "fixed" else 1)
+    assert blocks >= min(resident, tiles) * (0.45 if plan.split.kind == "fixed" else 1)
 
 
 def test_splits_that_are_asked_for():
     """Merged in a cluster where one has room, and only then."""
     short = problem(1, 32, 8, 4096)
-    assert make_decode_plan(short, H200, 4).launches[0].cluster == 4
-    assert make_decode_plan(short, H200, 12).launches[0].cluster == 1
-    assert make_decode_plan(dataclasses.replace(short, batch=64), H200, 4).launches[0].cluster == 1
+    assert make_plan(short, H200, num_splits=4).launches[0].cluster == 4
+    assert make_plan(short, H200, num_splits=12).launches[0].cluster == 1
+    assert make_plan(dataclasses.replace(short, batch=64), H200, num_splits=4).launches[0].cluster == 1
     (config,) = [c for c in configs("decode_split_tma", 128) if merges_in_cluster(c)][:1]
-    plan = make_decode_plan(short, H200, 20, config=config, kernel="decode_split_tma")
+    plan = make_plan(short, H200, num_splits=20, config=config, kernel="decode_split_tma")
     assert plan.num_splits == plan.launches[0].cluster == MAX_CLUSTER

@@ -10,8 +10,6 @@ import pytest
 from decode_kernel_support import H200, operands_of, plan_of
 from decode_support import make_case
 
-from cufa.decode.params import ARRAYS
-from cufa.decode.plan import DecodePlan
 from cufa.kernels.decode import without_fold
 
 cp = pytest.importorskip("cupy", reason="needs CuPy, but no GPU: pip install 'cufa[cuda13]'")
@@ -41,7 +39,7 @@ class Stream:
 @pytest.fixture
 def allocated(monkeypatch):
     """Sizes of what was allocated, and the streams that were current."""
-    from cufa.backends import decode_workspace
+    from cufa.backends import workspace as workspaces
 
     log = []
 
@@ -54,15 +52,15 @@ def allocated(monkeypatch):
     monkeypatch.setattr(cp.cuda, "alloc", alloc)
     monkeypatch.setattr(cp.cuda, "Stream", Stream)
     monkeypatch.setattr(cp.cuda, "get_current_stream", lambda: Stream.current)
-    monkeypatch.setattr(decode_workspace, "capture_id", lambda ptr: Stream.current.capture)
+    monkeypatch.setattr(workspaces, "capture_id", lambda ptr: Stream.current.capture)
     for name in ("_zeroing", "_of_streams", "_of_captures"):
-        monkeypatch.setattr(decode_workspace, name, {})
-    monkeypatch.setattr(decode_workspace, "_of_captured_calls", [])
+        monkeypatch.setattr(workspaces, name, {})
+    monkeypatch.setattr(workspaces, "_of_captured_calls", [])
     return log
 
 
 def reserve(stream, counters=8, size=4096):
-    from cufa.backends.decode_workspace import workspace_of
+    from cufa.backends.workspace import workspace_of
 
     with stream:
         workspace = workspace_of(stream, 0)
@@ -94,11 +92,11 @@ def test_one_workspace_a_capture_and_stream(allocated):
 
 def test_memory_of_a_capture_is_never_given_back(allocated):
     """Graphs hold addresses only."""
-    from cufa.backends import decode_workspace
+    from cufa.backends import workspace as workspaces
 
     stream = Stream(7, capture=1)
     addresses = [reserve(stream, 8, size) for size in (100, 200, 300)]
-    (workspace,) = decode_workspace._of_captures.values()
+    (workspace,) = workspaces._of_captures.values()
     kept = [x.ptr for x in workspace._memory]
     assert kept == [address for pair in addresses for address in pair]
 
@@ -112,27 +110,27 @@ def test_memory_of_a_capture_is_allocated_and_zeroed_outside(allocated):
 
 
 def test_without_the_captures_number_each_call_has_its_own(allocated, monkeypatch):
-    from cufa.backends import decode_workspace
+    from cufa.backends import workspace as workspaces
 
-    monkeypatch.setattr(decode_workspace, "capture_id", lambda ptr: None)
+    monkeypatch.setattr(workspaces, "capture_id", lambda ptr: None)
     stream = Stream(7, capture=1)
     assert reserve(stream) != reserve(stream)
 
 
 def test_no_driver_knows_no_capture(monkeypatch):
-    from cufa.backends import decode_workspace
+    from cufa.backends import workspace as workspaces
 
     def missing(name):
         raise OSError(name)
 
-    monkeypatch.setattr(decode_workspace.ctypes, "CDLL", missing)
-    assert decode_workspace.capture_id(7) is None
+    monkeypatch.setattr(workspaces.ctypes, "CDLL", missing)
+    assert workspaces.capture_id(7) is None
 
 
 @pytest.fixture
 def bindings(allocated, monkeypatch):
     """Two calls that merge in a second launch, and a log of their launches."""
-    from cufa.backends import cuda_decode
+    from cufa.backends import cuda
 
     log = []
 
@@ -145,19 +143,19 @@ def bindings(allocated, monkeypatch):
                 log.append((self.name, step))
                 time.sleep(0.005)
 
-    monkeypatch.setattr(cuda_decode, "Launches", Launches)
+    monkeypatch.setattr(cuda, "Launches", Launches)
     monkeypatch.setattr(cp.cuda.runtime, "getDevice", lambda: 0)
 
     def bind(name, plan, case):
         prepared = SimpleNamespace(plan=plan, device_id=0, name=name)
-        return cuda_decode.DecodeBinding(prepared, operands_of(case))
+        return cuda.Binding(prepared, operands_of(case))
 
     found = []
     for name, length in (("a", 500), ("b", 900)):
         case = make_case([length], head_dim=64)
         plan = plan_of(case, "decode_split", 4)
         plan = plan_of(case, "decode_split", 4, without_fold(plan.config), H200)
-        assert isinstance(plan, DecodePlan) and len(plan.launches) == 2 and plan.workspace
+        assert len(plan.launches) == 2 and plan.workspace
         found.append(bind(name, plan, case))
     return found, log
 
@@ -166,7 +164,7 @@ def test_launches_of_two_threads_on_one_stream_do_not_mix(bindings):
     """split_a, split_b, combine_a would merge b's parts into a's result."""
     found, log = bindings
     threads = [
-        threading.Thread(target=lambda b=binding: [b.launch(*range(1, 11)) for _ in range(5)])
+        threading.Thread(target=lambda b=binding: [b.launch(*range(1, 12)) for _ in range(5)])
         for binding in found
     ]
     for thread in threads:
@@ -179,17 +177,11 @@ def test_launches_of_two_threads_on_one_stream_do_not_mix(bindings):
 
 
 def test_a_launch_takes_all_addresses(bindings):
-    """All inputs and out; lse may be left out."""
-    from cufa.backends.cuda_decode import LAUNCH_ORDER
-
+    """In the order of the operation's operands, whatever order the structure has; 0 is what is not there."""
     (binding, _), log = bindings
-    binding.launch(*range(1, 11))
-    assert binding._params.o == 10 and binding._params.lse is None
-    binding.launch(*range(1, 12))
-    assert binding._params.lse == 11
-    binding.launch(*range(1, 11))
-    assert binding._params.lse is None
-    by_name = dict(zip(LAUNCH_ORDER, range(1, 12), strict=True))
-    binding.launch(**by_name)
-    assert {name: getattr(binding._params, field) for field, name in ARRAYS.items()} == by_name
-    assert len(log) == 8
+    operands = binding.prepared.plan.operation.operands
+    for addresses in (range(1, 12), range(101, 112), (*range(1, 11), 0)):
+        binding.launch(*addresses)
+        packed = [getattr(binding._params, x.field) or 0 for x in operands]
+        assert packed == list(addresses)
+    assert len(log) == 6

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support import make_inputs, make_problem, plan_with_blocks
+from support import forward_operands, make_inputs, make_problem, plan_with_blocks
 
 from cufa.executor import build as host_build
 from cufa.executor.emulate import EmulationError, Execution, run_plan
@@ -111,8 +111,7 @@ def fa3_findings(causal: bool):
         c for c in KERNELS["fa3_forward"].configs if dict(c.switches)["Q_IN_REGISTERS"] and c.fits(128)
     )
     plan = plan_with_blocks(make_problem(q, k, v, causal), config, 1)
-    out = np.empty_like(q)
-    return run_plan(plan, [q, k, v, out], out, Execution("checked"), trace=False).findings
+    return run_plan(plan, forward_operands(q, k, v), Execution("checked"), trace=False).findings
 
 
 @pytest.mark.parametrize("which", [None, 0, 1], ids=["both", "without Q's", "without the store's"])

@@ -3,21 +3,16 @@ poisoned, in the plan that an H200 would get and in others."""
 
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
 import pytest
-from decode_support import Case, make_case
+from decode_support import Case, make_case, prepare
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support import poisoned_like
 
 from cufa.core.architectures import Device
-from cufa.decode.checks import CACHES, INPUTS, DecodeCall
-from cufa.decode.plan import make_decode_plan
-from cufa.executor.decode import run_decode_plan
+from cufa.executor.emulate import run_plan
 from cufa.executor.launch import Execution
-from cufa.ops import arrays
+from cufa.planner import make_plan
 
 LENGTHS = (0, 1, 15, 16, 17, 63, 64, 65, 127, 128, 129, 200)
 H200, A100 = Device.typical("sm_90"), Device.typical("sm_80")
@@ -25,32 +20,18 @@ H200, A100 = Device.typical("sm_90"), Device.typical("sm_80")
 
 def emulate(case: Case, device: Device = H200, layout: str = "bhsd", mode: str = "plain", **how):
     """As flash_decode would launch it: (operands, plan). The result is checked."""
-    given_arrays, options = case.arguments(layout)
-    scale = options.pop("scale", None)
-    inputs = dict.fromkeys(INPUTS) | {n: x for n, x in options.items() if n in INPUTS}
-    q, k, v = given_arrays
-    inputs |= {"q": q, "k_cache": k.copy(), "v_cache": v.copy()}
-    call, problem = DecodeCall.read(inputs, None, True, scale, layout).check(on_gpu=True)
-    out = poisoned_like(q)
-    big = [inputs[n] for n in ("q", *CACHES, "k_new", "v_new") if inputs[n] is not None]
-    problem = dataclasses.replace(
-        problem,
-        alignment=arrays.alignment(*big, out),
-        positive_strides=arrays.positive_strides(*(inputs[n] for n in CACHES)),
-    )
-    plan = make_decode_plan(problem, device, **how)
-    lse = np.full((problem.batch, problem.heads, problem.tokens), np.nan, np.float32)
-    operands = call.operands(out, lse)
-    emulation = run_decode_plan(plan, operands, Execution(mode=mode))
+    problem, operands = prepare(case, layout, on_gpu=True)
+    plan = make_plan(problem, device, **how)
+    emulation = run_plan(plan, operands, Execution(mode=mode))
     assert not emulation.findings
-    case.check(out, lse, layout)
+    case.check(operands["out"], operands["lse"])
     return operands, plan
 
 
 HOW = st.one_of(
     st.just({}),
     st.fixed_dictionaries({"num_splits": st.integers(1, 6)}),
-    st.fixed_dictionaries({"schedule": st.just("balanced"), "num_splits": st.integers(1, 12)}),
+    st.fixed_dictionaries({"algorithm": st.just("balanced"), "num_splits": st.integers(1, 12)}),
 )
 #: The kernels are compiled for each of these; what else a call may be is drawn.
 VARIANTS = [
@@ -95,7 +76,7 @@ def test_any_call(variant, device):
 @pytest.mark.parametrize("schedule", ["fixed", "balanced"])
 @pytest.mark.parametrize("head_dim", [8, 40, 72, 128, 192, 256])
 def test_head_dims(head_dim, schedule):
-    emulate(make_case([65, 3], head_dim=head_dim, page_size=16), schedule=schedule, num_splits=2)
+    emulate(make_case([65, 3], head_dim=head_dim, page_size=16), algorithm=schedule, num_splits=2)
 
 
 @pytest.mark.parametrize("heads", [(4, 1), (24, 1), (40, 1)])
@@ -103,7 +84,7 @@ def test_head_dims(head_dim, schedule):
 def test_many_query_rows(heads, tokens):
     """Up to 640 rows of a key/value head: every height of tile, and several blocks of rows."""
     case = make_case([40, 0, 130], heads=heads[0], kv_heads=heads[1], tokens=tokens, head_dim=64)
-    for how in ({}, {"num_splits": 2}, {"schedule": "balanced", "num_splits": 7}):
+    for how in ({}, {"num_splits": 2}, {"algorithm": "balanced", "num_splits": 7}):
         emulate(case, **how)
 
 
@@ -111,11 +92,11 @@ def test_many_query_rows(heads, tokens):
 def test_what_is_appended_is_in_the_cache_and_nothing_else_changed(page_size):
     case = make_case([70, 2, 129], new=2, tokens=2, head_dim=64, page_size=page_size)
     options = case.options
-    for how in ({}, {"num_splits": 3}, {"schedule": "balanced", "num_splits": 5}):
+    for how in ({}, {"num_splits": 3}, {"algorithm": "balanced", "num_splits": 5}):
         operands, _ = emulate(case, **how)
         for x in "kv":
             cache, was, new = (
-                getattr(operands, f"{x}_cache"),
+                operands[f"{x}_cache"],
                 getattr(case, f"{x}_cache"),
                 options[f"{x}_new"],
             )
@@ -124,7 +105,7 @@ def test_what_is_appended_is_in_the_cache_and_nothing_else_changed(page_size):
                 for i, position in enumerate((n - 2, n - 1)):
                     at = b, position
                     if page_size:
-                        at = operands.block_table[b, position // page_size], position % page_size
+                        at = operands["block_table"][b, position // page_size], position % page_size
                     expected[at[0], :, at[1]] = new[b, :, i]
             np.testing.assert_array_equal(cache.view(np.uint16), expected.view(np.uint16))
 
@@ -134,13 +115,7 @@ def test_lengths_beyond_the_cache_stay_within_it(page_size):
     """On a GPU nobody can raise: they count as the capacity, and new tokens without room are dropped."""
     case = make_case([64, 64], capacity=64, page_size=page_size, head_dim=64)
     case.options["cache_seqlens"] = np.array([64, 64], np.int32)
-    arguments, _ = case.arguments()
-    inputs = dict.fromkeys(INPUTS) | {"block_table": case.options.get("block_table")}
-    inputs |= zip(("q", *CACHES), arguments, strict=True)
-    inputs["cache_seqlens"] = np.array([64, 64], np.int32)
-    call, problem = DecodeCall.read(inputs, None, True, None, "bhsd").check(on_gpu=True)
-    out, lse = poisoned_like(case.q), np.full((2, 4, 1), np.nan, np.float32)
-    operands = call.operands(out, lse)
-    operands.cache_seqlens = np.array([2**31 - 1, 65], np.int32)
-    run_decode_plan(make_decode_plan(problem, H200), operands, Execution(mode="checked"))
-    case.check(out, lse)
+    problem, operands = prepare(case, on_gpu=True)
+    operands["cache_seqlens"] = np.array([2**31 - 1, 65], np.int32)
+    run_plan(make_plan(problem, H200), operands, Execution(mode="checked"))
+    case.check(operands["out"], operands["lse"])

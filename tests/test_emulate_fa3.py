@@ -8,9 +8,15 @@ from __future__ import annotations
 
 import random
 
-import numpy as np
 import pytest
-from support import assert_attention, make_inputs, make_problem, plan_with_blocks, stalling_lengths
+from support import (
+    assert_attention,
+    forward_operands,
+    make_inputs,
+    make_problem,
+    plan_with_blocks,
+    stalling_lengths,
+)
 
 from cufa.bench.bounds import work_of
 from cufa.bench.ladder import ladder
@@ -29,12 +35,11 @@ def check(inputs, config, causal, runs):
     """Each of ``runs``, (blocks, execution), gives the same bits, and the right ones."""
     problem, outputs = make_problem(*inputs, causal), []
     for blocks, execution in runs:
-        out = np.full_like(inputs[0], np.nan)
         plan = plan_with_blocks(problem, config, blocks)
-        run = run_plan(plan, [*inputs, out], out, execution, trace=False)
+        run = run_plan(plan, forward_operands(*inputs), execution, trace=False)
         assert not run.findings, "\n".join(map(str, run.findings))
-        outputs.append(out.tobytes() + run.lse.tobytes())
-    assert_attention(out, run.lse, *inputs, causal=causal)
+        outputs.append(run.out.tobytes() + run.lse.tobytes())
+    assert_attention(run.out, run.lse, *inputs, causal=causal)
     assert len(set(outputs)) == 1
 
 
@@ -103,8 +108,7 @@ def test_the_work_that_limits_are_derived_from(config, head_dim, causal):
     seqlen_k = -(-384 // config.block_kv) * config.block_kv  # every query sees some
     inputs = make_inputs(1, 2, 1, 2 * config.block_q, seqlen_k, head_dim)
     plan = plan_with_blocks(make_problem(*inputs, causal), config, 2)
-    out = np.empty_like(inputs[0])
-    run = run_plan(plan, [*inputs, out], out, Execution("counted"), trace=False)
+    run = run_plan(plan, forward_operands(*inputs), Execution("counted"), trace=False)
     work = work_of(plan)
     assert 2 * run.totals["products"] == work.flops
     # Beside the scores: two rescaling factors a thread and tile, at most.

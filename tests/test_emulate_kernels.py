@@ -6,16 +6,24 @@ import dataclasses
 
 import numpy as np
 import pytest
-from support import DTYPES, assert_attention, assert_every_row, make_inputs, uneven_rows
+from support import (
+    DTYPES,
+    assert_attention,
+    assert_every_row,
+    assert_tiles,
+    forward_operands,
+    make_inputs,
+    make_problem,
+    uneven_rows,
+)  # fmt: skip
 
 from cufa.core.architectures import Device
 from cufa.executor.emulate import Execution, emulate, run_plan
-from cufa.kernels import KERNELS
-from cufa.ops import arrays
+from cufa.kernels import KERNELS, kernels_of
 from cufa.planner import fitting_configs, make_plan
 
 ARCH = "sm_90"
-SPECS = list(KERNELS.values())
+SPECS = list(kernels_of("forward").values())
 VARIANTS = [
     pytest.param(s, d, None if p == "native" else p, id=f"{s.name}-{d}" + (f"-{p}" if p != "native" else ""))
     for s in SPECS
@@ -44,25 +52,8 @@ def check(spec, precision, q, k, v, *, layout="bhsd", causal=False, **options):
     assert not run.findings, "\n".join(map(str, run.findings))
     assert_attention(run.out, run.lse, q, k, v, causal=causal, layout=layout, precision=precision)
     if options.get("trace", True):
-        assert_tiles(run)
+        assert_tiles(run.plan, run.records)
     return run
-
-
-def assert_tiles(run):
-    """One record per query block and head, saying what the schedule says. (naive has no tiles to count.)"""
-    problem, schedule = run.plan.problem, run.plan.schedule
-    if run.plan.spec.name == "naive":
-        assert len(run.records) == 0
-        return
-    heads = problem.batch * problem.heads
-    assert len(run.records) == heads * schedule.num_q_blocks
-    np.testing.assert_array_equal(run.records["q_block"], np.tile(np.arange(schedule.num_q_blocks), heads))
-    for field, expected in (
-        ("tiles_visited", schedule.visits),
-        ("tiles_skipped", schedule.num_kv_blocks - schedule.visits),
-        ("tiles_unmasked", schedule.unmasked),
-    ):
-        np.testing.assert_array_equal(run.records[field], np.tile(expected, heads), err_msg=field)
 
 
 @MASKS
@@ -158,11 +149,7 @@ def test_counters(spec, causal):
 
 
 def _is_persistent(spec, config) -> bool:
-    q, k, v = make_inputs(1, 1, 1, 8, 8, 64)
-    problem = arrays.make_problem(
-        [x.shape for x in (q, k, v)], "float16", causal=False, scale=None, layout="bhsd", precision=None
-    )
-    return spec.launches(problem, config, 0)[0].persistent
+    return spec.launches(make_problem(*make_inputs(1, 1, 1, 8, 8, 64)), config, 0, None)[0].persistent
 
 
 PERSISTENT = [
@@ -180,17 +167,13 @@ def test_persistent_blocks(spec, config, head_dim, causal):
     """Fewer blocks than items: a pipeline that runs on from item to item never stalls."""
     for shape in ((1, 2, 1, 384, 384), (1, 2, 1, 300, 700), (1, 3, 1, 100, 900)):
         q, k, v = make_inputs(*shape, head_dim, "float16")
-        problem = arrays.make_problem(
-            [x.shape for x in (q, k, v)], "float16", causal=causal, scale=None, layout="bhsd", precision=None
-        )
-        plan = make_plan(problem, Device.typical(ARCH), spec.algorithm, config)
+        plan = make_plan(make_problem(q, k, v, causal), Device.typical(ARCH), spec.algorithm, config)
         for blocks in (1, 2):
             launch = dataclasses.replace(plan.launches[0], grid=(blocks, 1, 1))
-            out = np.empty_like(q)
             fewer = dataclasses.replace(plan, launches=(launch,))
-            run = run_plan(fewer, [q, k, v, out], out, Execution("checked"), trace=False)
+            run = run_plan(fewer, forward_operands(q, k, v), Execution("checked"), trace=False)
             assert not run.findings, "\n".join(map(str, run.findings))
-            assert_attention(out, run.lse, q, k, v, causal=causal)
+            assert_attention(run.out, run.lse, q, k, v, causal=causal)
 
 
 @pytest.mark.parametrize("below", [False, True], ids=["around 0", "below 0"])

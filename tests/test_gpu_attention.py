@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support import assert_attention, assert_every_row, make_inputs, poisoned_like, uneven_rows
+from support import (
+    assert_attention,
+    assert_every_row,
+    assert_tiles,
+    forward_operands,
+    make_inputs,
+    make_problem,
+    poisoned_like,
+    uneven_rows,
+)  # fmt: skip
 
 import cufa
-from cufa.kernels import KERNELS
-from cufa.ops import arrays
+from cufa.kernels import kernels_of
 from cufa.planner import fitting_configs, make_plan
 
 pytestmark = pytest.mark.gpu
 
 HEAD_DIMS = range(8, 257, 8)
-SPECS = list(KERNELS.values())
+SPECS = list(kernels_of("forward").values())
 VARIANTS = [
     (s, d, p) for s in SPECS for d in s.dtypes for p in s.precisions if (p == "native") == (d != "float32")
 ]
@@ -53,18 +63,13 @@ def options_of(spec, precision):
     return {"algorithm": spec.algorithm, "precision": None if precision == "native" else precision}
 
 
-def run_config(cp, cuda, spec, config, dtype, precision, q, k, v, causal):
+def run_config(cp, cuda, spec, config, precision, q, k, v, causal):
     """One registered tiling, whatever the planner would have chosen."""
-    problem = arrays.make_problem(
-        [q.shape, k.shape, v.shape], dtype, causal=causal, scale=None, layout="bhsd",
-        precision=None if precision == "native" else precision,
-    )  # fmt: skip
+    problem = dataclasses.replace(make_problem(q, k, v, causal), precision=precision)
     plan = make_plan(problem, cuda.current_device(), spec.algorithm, config=config)
-    q, k, v = (cp.asarray(x) for x in (q, k, v))
-    out = poisoned_like(q, cp)
-    lse = cp.full(q.shape[:3], cp.nan, cp.float32)
-    cuda.prepare(plan).launch(q, k, v, out, lse)
-    return plan, cp.asnumpy(out), cp.asnumpy(lse)
+    given = forward_operands(*(cp.asarray(x) for x in (q, k, v)), cp)
+    cuda.run(plan, given)
+    return plan, cp.asnumpy(given["out"]), cp.asnumpy(given["lse"])
 
 
 @pytest.mark.parametrize("head_dim", HEAD_DIMS)
@@ -101,7 +106,7 @@ def test_every_tiling_at_its_edges(cp, cuda, spec, dtype, precision, config, cau
             (bq, 1),
         ]:
             q, k, v = make_inputs(1, 2, 1, sq, sk, head_dim, dtype, seed=sq + sk)
-            plan, out, lse = run_config(cp, cuda, spec, config, dtype, precision, q, k, v, causal)
+            plan, out, lse = run_config(cp, cuda, spec, config, precision, q, k, v, causal)
             assert plan.config == config
             assert_attention(out, lse, q, k, v, causal=causal, precision=precision)
 
@@ -205,19 +210,11 @@ def test_views_into_poisoned_buffers(cp, spec, dtype, precision, offset):
 @pytest.mark.parametrize("spec", [s for s in SPECS if s.algorithm != "naive"], ids=lambda s: s.name)
 def test_tile_counters_equal_the_schedule(cp, cuda, spec, seqlen_q, seqlen_k, causal):
     q, k, v = (cp.asarray(x) for x in make_inputs(2, 2, 1, seqlen_q, seqlen_k, 64, spec.dtypes[0]))
-    problem = arrays.make_problem(
-        [q.shape, k.shape, v.shape], spec.dtypes[0], causal=causal, scale=None, layout="bhsd", precision=None
-    )
+    problem = make_problem(q, k, v, causal)
     for config in fitting_configs(spec, 64, cuda.current_device()):
         plan = make_plan(problem, cuda.current_device(), spec.algorithm, config=config)
-        _, records = cuda.trace(plan, q, k, v)
-        schedule = plan.schedule
-        records = records.reshape(2, 2, schedule.num_q_blocks)
-        assert (records["q_block"] == np.arange(schedule.num_q_blocks)).all()
-        assert (records["head"] == np.arange(2)[None, :, None]).all()
-        assert (records["batch"] == np.arange(2)[:, None, None]).all()
-        assert (records["tiles_visited"] == schedule.visits).all()
-        assert (records["tiles_skipped"] == schedule.num_kv_blocks - schedule.visits).all()
+        records = cuda.trace(plan, forward_operands(q, k, v, cp))
+        assert_tiles(plan, records)
         assert (records["end_ns"] >= records["start_ns"]).all() and (records["start_ns"] > 0).all()
 
 

@@ -15,12 +15,13 @@ from hypothesis import strategies as st
 from support import in_threads
 
 from cufa import flash_decode
-from cufa.decode.plan import make_decode_plan
-from cufa.kernels import DECODE_KERNELS
+from cufa.kernels import kernels_of
 from cufa.kernels.decode import without_fold
+from cufa.planner import make_plan
 
 pytestmark = pytest.mark.gpu
 
+DECODE_KERNELS = kernels_of("decode")
 PAGE_SIZES = (1, 3, 16, 64, 128, 256)
 
 
@@ -38,12 +39,12 @@ def device(cp):
 
 def run(cp, device, case, kernel, num_splits=None, config=None):
     """(plan, operands): decoded once, and right."""
-    from cufa.backends import cuda_decode
+    from cufa.backends import cuda
 
     plan = plan_of(case, kernel, num_splits, config, device)
     operands = operands_of(case, cp.asarray)
-    cuda_decode.run(plan, operands)
-    case.check(operands.out.get(), operands.lse.get())
+    cuda.run(plan, operands)
+    case.check(operands["out"].get(), operands["lse"].get())
     return plan, operands
 
 
@@ -111,7 +112,7 @@ def test_pages_and_appended_tokens(cp, device, kernel, page_size):
     served(device, kernel, case, 128)
     _, operands = run(cp, device, case, kernel)
     run(cp, device, case, kernel, splits(kernel, 3))
-    table, stored = case.options["block_table"], operands.v_cache.get()
+    table, stored = case.options["block_table"], operands["v_cache"].get()
     for b, n in enumerate(case.lengths):
         for i in range(2):
             page, row = divmod(n - 2 + i, page_size)
@@ -134,7 +135,7 @@ def test_many_tokens_and_many_appended(cp, device, kernel, rows, page_size):
     served(device, kernel, case, 64)
     for num_splits in (None, 3):
         _, operands = run(cp, device, case, kernel, num_splits)
-        for cache, new in ((operands.k_cache, "k_new"), (operands.v_cache, "v_new")):
+        for cache, new in ((operands["k_cache"], "k_new"), (operands["v_cache"], "v_new")):
             appended, stored = case.options[new], cache.get()
             table, count = case.options.get("block_table"), appended.shape[2]
             for b, i in np.ndindex(len(case.lengths), count):
@@ -192,38 +193,37 @@ def test_other_head_dims(cp, device, kernel, head_dim):
 @pytest.mark.parametrize("kernel", ["decode_split", "decode_balanced"])
 def test_narrow_copies(cp, device, kernel, alignment):
     """Rows that start at odd multiples of 8, 4 and 2 bytes."""
-    from cufa.backends import cuda_decode
+    from cufa.backends import cuda
 
     case = make_case([300, 17], tokens=2, head_dim=64)
     extra = alignment // 2
     operands = operands_of(case, cp.asarray)
     for name in ("q", "k_cache", "v_cache", "out"):
-        x = getattr(operands, name)
+        x = operands[name]
         wide = cp.full((*x.shape[:3], x.shape[3] + extra), cp.nan, x.dtype)
         wide[..., extra:] = x
-        setattr(operands, name, wide[..., extra:])
+        operands[name] = wide[..., extra:]
     plan = plan_of(case, kernel, None, None, device)
     problem = dataclasses.replace(plan.problem, alignment=alignment)
-    cuda_decode.run(make_decode_plan(problem, device, kernel=kernel), operands)
-    case.check(operands.out.get(), operands.lse.get())
+    cuda.run(make_plan(problem, device, kernel=kernel), operands)
+    case.check(operands["out"].get(), operands["lse"].get())
 
 
 @KERNELS
 def test_repeats_are_bit_identical_on_any_stream(cp, device, kernel):
-    from cufa.backends import cuda_decode
+    from cufa.backends import cuda
 
     case = make_case([3000, 5, 700, 64, 1, 2000], heads=8, fp8="fp8" in kernel, head_dim=64)
     served(device, kernel, case, 64)
     plan, operands = run(cp, device, case, kernel)
-    binding = cuda_decode.bind(plan, operands)
-    first = operands.out.get().view(np.uint8)
+    binding = cuda.Binding(cuda.prepare(plan), operands)
+    first = operands["out"].get().view(np.uint8)
     streams = [cp.cuda.Stream(non_blocking=True) for _ in range(3)]
-    outs = [[cp.empty_like(operands.out) for _ in range(20)] for _ in streams]
+    outs = [[cp.empty_like(operands["out"]) for _ in range(20)] for _ in streams]
     for i in range(20):
         for stream, mine in zip(streams, outs, strict=True):
-            operands.out = mine[i]
             with stream:
-                binding.launch(*cuda_decode.addresses(operands))
+                binding.launch(*cuda.addresses({**operands, "out": mine[i]}))
     cp.cuda.runtime.deviceSynchronize()
     for out in (x for mine in outs for x in mine):
         np.testing.assert_array_equal(out.get().view(np.uint8), first)
@@ -232,7 +232,7 @@ def test_repeats_are_bit_identical_on_any_stream(cp, device, kernel):
 @pytest.mark.parametrize("kernel", ["decode_split", "decode_balanced"])
 def test_threads_that_share_a_stream(cp, device, kernel):
     """Two launches a call: those of two calls must not take turns on the stream's workspace."""
-    from cufa.backends import cuda_decode
+    from cufa.backends import cuda
 
     stream, todo = cp.cuda.Stream(non_blocking=True), []
     for i in range(4):
@@ -241,17 +241,15 @@ def test_threads_that_share_a_stream(cp, device, kernel):
         plan = plan_of(case, kernel, 10, without_fold(plan.config), device)
         assert len(plan.launches) == 2
         operands = operands_of(case, cp.asarray)
-        outs = [cp.full_like(operands.out, cp.nan) for _ in range(100)]
-        todo.append((case, operands, cuda_decode.bind(plan, operands), outs))
+        outs = [cp.full_like(operands["out"], cp.nan) for _ in range(100)]
+        todo.append((case, operands, cuda.Binding(cuda.prepare(plan), operands), outs))
     cp.cuda.Device().synchronize()
 
     def work(i: int) -> None:
         _, operands, binding, outs = todo[i]
-        given = cuda_decode.addresses(operands)
         with stream:
             for out in outs:
-                given[cuda_decode.LAUNCH_ORDER.index("out")] = out.data.ptr
-                binding.launch(*given)
+                binding.launch(*cuda.addresses({**operands, "out": out}))
 
     in_threads(work, len(todo))
     stream.synchronize()
@@ -265,7 +263,7 @@ def test_threads_that_share_a_stream(cp, device, kernel):
 def test_graph_captured_behind_queued_work(cp, device, kernel):
     """A kernel that still waits on the stream writes to memory that was given back to the stream's pool: the
     counters of the graph must not lie there. Calls of one capture share a workspace, and grow it."""
-    from cufa.backends import cuda_decode, decode_workspace
+    from cufa.backends import cuda, workspace
 
     spin = cp.RawKernel(
         'extern "C" __global__ void spin(long long n) { auto t = clock64(); while (clock64() - t < n); }',
@@ -277,10 +275,11 @@ def test_graph_captured_behind_queued_work(cp, device, kernel):
         config = served(device, kernel, case, 64)[0]
         assert dict(config.switches)["FOLD_COMBINE"]
         operands = operands_of(case, cp.asarray)
-        binding = cuda_decode.bind(plan_of(case, kernel, length // 100, config, device), operands)
-        binding.launch(*cuda_decode.addresses(operands))  # loads what is captured below
+        plan = plan_of(case, kernel, length // 100, config, device)
+        binding = cuda.Binding(cuda.prepare(plan), operands)
+        binding.launch(*cuda.addresses(operands))  # loads what is captured below
         todo.append((case, operands, binding))
-    captures = len(decode_workspace._of_captures)
+    captures = len(workspace._of_captures)
     stream = cp.cuda.Stream(non_blocking=True)
     cp.cuda.Device().synchronize()
     with stream:
@@ -293,53 +292,53 @@ def test_graph_captured_behind_queued_work(cp, device, kernel):
         stream.begin_capture()
         for _ in range(3):
             for _, operands, binding in todo:
-                binding.launch(*cuda_decode.addresses(operands))
+                binding.launch(*cuda.addresses(operands))
         graph = stream.end_capture()
         stream.synchronize()
         for _ in range(3):
             for _, operands, _ in todo:
-                operands.out.fill(float("nan"))
+                operands["out"].fill(float("nan"))
             graph.launch(stream)
             stream.synchronize()
             for case, operands, _ in todo:
-                case.check(operands.out.get(), operands.lse.get())
-    assert len(decode_workspace._of_captures) == captures + 1
+                case.check(operands["out"].get(), operands["lse"].get())
+    assert len(workspace._of_captures) == captures + 1
 
 
 @KERNELS
 def test_pieces_are_those_of_the_schedule(cp, device, kernel):
-    from cufa.backends import cuda_decode
+    from cufa.backends import cuda
 
     case = make_case([3000, 0, 700, 64, 1], heads=8, kv_heads=4, fp8="fp8" in kernel, head_dim=64)
     served(device, kernel, case, 64)
     for num_splits in (1, 3, 40):
         plan = plan_of(case, kernel, num_splits, None, device)
-        assert_pieces(plan, case.lengths, cuda_decode.trace(plan, operands_of(case, cp.asarray)))
+        assert_pieces(plan, case.lengths, cuda.trace(plan, operands_of(case, cp.asarray)))
 
 
 @KERNELS
 def test_graph_replay_while_lengths_grow(cp, device, kernel):
     """Captured once, on another stream than it is replayed on; lengths change on the device."""
-    from cufa.backends import cuda_decode
+    from cufa.backends import cuda
 
     case = make_case([900, 700], fp8="fp8" in kernel, head_dim=64)
     served(device, kernel, case, 64)
     plan, operands = run(cp, device, case, kernel, None if "balanced" in kernel else 4)
-    binding = cuda_decode.bind(plan, operands)
+    binding = cuda.Binding(cuda.prepare(plan), operands)
     stream = cp.cuda.Stream(non_blocking=True)
     with stream:
         stream.begin_capture()
-        binding.launch(*cuda_decode.addresses(operands))
+        binding.launch(*cuda.addresses(operands))
         graph = stream.end_capture()
     for lengths in ([1, 0], [64, 65], [300, 129], [900, 700]):
         part = make_case([900, 700], fp8="fp8" in kernel, head_dim=64)
         part.options["cache_seqlens"] = np.array(lengths, np.int32)
         part.lengths = lengths
-        operands.cache_seqlens[:] = cp.asarray(part.options["cache_seqlens"])
+        operands["cache_seqlens"][:] = cp.asarray(part.options["cache_seqlens"])
         cp.cuda.runtime.deviceSynchronize()
         for _ in range(3):
-            operands.out.fill(float("nan"))
+            operands["out"].fill(float("nan"))
             cp.cuda.runtime.deviceSynchronize()
             graph.launch(stream)
         stream.synchronize()
-        part.check(operands.out.get(), operands.lse.get())
+        part.check(operands["out"].get(), operands["lse"].get())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from decode_support import make_case
-from support import assert_attention, in_threads, make_inputs, make_problem
+from support import assert_attention, forward_operands, in_threads, make_inputs, make_problem
 
 import cufa
 from cufa.planner import make_plan
@@ -147,12 +147,11 @@ def test_prepared_plans_launch_on_their_device(cp):
 
     host = make_inputs(1, 2, 2, 130, 130, 64, "float16")
     q, k, v = move(cp, 1, host)
-    problem = make_problem(*host, causal=False)
-    prepared = cuda.prepare(make_plan(problem, cuda.device(1)), 1)
+    prepared = cuda.prepare(make_plan(make_problem(*host), cuda.device(1)), 1)
     with cp.cuda.Device(1):
-        out = cp.full_like(q, np.nan)
-    prepared.launch(q, k, v, out)
-    assert_attention(out.get(), None, *host)
+        given = forward_operands(q, k, v, cp, lse=False)
+    cuda.Binding(prepared, given).launch(*cuda.addresses(given))
+    assert_attention(given["out"].get(), None, *host)
 
 
 @pytest.mark.parametrize("schedule", ["fixed", "balanced"])

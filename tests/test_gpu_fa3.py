@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support import (
     assert_attention,
+    forward_operands,
     make_inputs,
     make_problem,
     plan_with_blocks,
@@ -24,7 +25,6 @@ from support import (
 )
 
 import cufa
-from cufa.bench import evidence
 from cufa.bench.ladder import ladder
 from cufa.kernels import KERNELS
 
@@ -72,12 +72,11 @@ def execute(cp):
 
     def run(q, k, v, config, causal, blocks):
         plan = plan_with_blocks(make_problem(q, k, v, causal), config, blocks)
-        q, k, v = (cp.asarray(x) for x in (q, k, v))
-        out, lse = poisoned_like(q, cp), cp.full(q.shape[:3], cp.nan, cp.float32)
-        prepared = cuda.prepare(plan)
+        given = forward_operands(*(cp.asarray(x) for x in (q, k, v)), cp)
+        binding = cuda.Binding(cuda.prepare(plan), given)
         limit_time()
-        prepared.launch(q, k, v, out, lse)
-        return cp.asnumpy(out), cp.asnumpy(lse)
+        binding.launch(*cuda.addresses(given))
+        return cp.asnumpy(given["out"]), cp.asnumpy(given["lse"])
 
     return run
 
@@ -180,12 +179,12 @@ def test_short_items_in_a_row_repeat_bit_for_bit(cp, config, head_dim, causal):
     from cufa.planner import make_plan
 
     host = make_inputs(3, 60, 60, 200, config.block_kv + 2, head_dim, "bfloat16")
-    q, k, v = (cp.asarray(x) for x in host)
+    given = forward_operands(*(cp.asarray(x) for x in host), cp)
     plan = make_plan(make_problem(*host, causal), cuda.current_device(), "fa3", config)
-    prepared, lse = cuda.prepare(plan), [cp.empty(q.shape[:3], cp.float32) for _ in range(30)]
-    out = cp.empty_like(q)
+    binding, out = cuda.Binding(cuda.prepare(plan), given), given["out"]
+    lse = [cp.empty(out.shape[:3], cp.float32) for _ in range(30)]
     for x in lse:
-        prepared.launch(q, k, v, out, x)
+        binding.launch(*cuda.addresses({**given, "lse": x}))
     assert all(bool((x.view("int32") == lse[0].view("int32")).all()) for x in lse)
     assert_attention(cp.asnumpy(out), cp.asnumpy(lse[0]), *host, causal=causal)
 
@@ -250,6 +249,8 @@ def test_side_by_side_on_two_streams(cp, causal):
 @pytest.mark.alone
 def test_a_cold_compile_takes_less_than_three_seconds(cp):
     """One variant, nothing cached: what the first call of a shape class waits for."""
+    from cufa.bench import evidence
+
     compiled = evidence.cold_compiles([(SPEC.name, head_dim) for head_dim in (64, 128, 256)])
     assert max(compiled)[0] < 3, compiled
 
@@ -258,6 +259,8 @@ def test_a_cold_compile_takes_less_than_three_seconds(cp):
 def test_host_time_of_a_call_is_no_more_than_torchs(cp):
     """Output allocation included, on the same arrays, against the backend that torch picks on Hopper."""
     pytest.importorskip("torch")
+    from cufa.bench import evidence
+
     calls = {call["call"]: call["p50_us"] for call in evidence.host_calls()}
     assert calls["flash_attention(q, k, v, causal=True)"] <= calls["torch cudnn"], calls
 

@@ -275,9 +275,12 @@ def test_time_to_first_result(tmp_path):
 def test_a_tensor_map_pointed_elsewhere_is_as_if_encoded_there(cp, whole_rows):
     """Only the address is rewritten: the map's bytes are the driver's own."""
     from cufa.backends.tensor_map import TensorMap
+    from cufa.core.element import ELEMENTS
 
     def make() -> TensorMap:
-        return TensorMap("bfloat16", (3, 5, 300, 128), (384_000, 76_800, 256, 2), 64, whole_rows=whole_rows)
+        return TensorMap(
+            ELEMENTS["bfloat16"], (3, 5, 300, 128), (384_000, 76_800, 256, 2), 64, whole_rows=whole_rows
+        )
 
     array = cp.zeros(1 << 20, cp.uint8)
     moving = make()

@@ -9,31 +9,34 @@ import sys
 import pytest
 
 from cufa.core.architectures import ARCHITECTURES, Device, find_architecture
-from cufa.core.problem import HEAD_DIM_STEP, MAX_HEAD_DIM, Problem
-from cufa.kernels import KERNELS, KernelSpec, TileConfig
+from cufa.core.lengths import Cached
+from cufa.core.mask import CAUSAL, FULL, Band
+from cufa.core.operation import OPERATIONS
+from cufa.core.problem import HEAD_DIM_STEP, MASK_KINDS, MAX_HEAD_DIM, Problem
+from cufa.kernels import KERNELS, KernelSpec, TileConfig, kernels_of
 from cufa.nvrtc.compiler import SOURCE_DIR
-from cufa.planner import ALGORITHMS, CPU_CONFIG, fitting_configs, make_plan, tuning_key
+from cufa.ops.forward import CPU_CONFIG
+from cufa.planner import algorithms, fitting_configs, make_plan, tuning_key
+
+ALGORITHMS = algorithms()
 
 DEVICES = [Device.typical(capability) for capability in ARCHITECTURES]
 HEAD_DIMS = range(HEAD_DIM_STEP, MAX_HEAD_DIM + 1, HEAD_DIM_STEP)
 H200 = Device.typical(90)
 
 
-def problem(dtype="float16", head_dim=64, causal=True, precision=None, seqlen_q=300, seqlen_k=500) -> Problem:
+def problem(dtype="float16", head_dim=64, mask=CAUSAL, precision=None, seqlen_q=300, seqlen_k=500) -> Problem:
     precision = precision or ("float32" if dtype == "float32" else "native")
-    return Problem(2, 6, 3, seqlen_q, seqlen_k, head_dim, dtype, causal, 0.125, precision)
+    shape = 2, 6, 3, seqlen_q, seqlen_k, head_dim
+    return Problem(*shape, dtype, mask, 0.125, precision=precision)
 
 
 def served(spec: KernelSpec) -> list[Problem]:
-    """One problem per dtype and precision of a kernel, and head dim."""
-    pairs = [
-        (dtype, precision)
-        for dtype in spec.dtypes
-        for precision in spec.precisions
-        if (precision == "native") == (dtype != "float32")
-    ]
-    assert pairs, f"{spec.name} serves nothing"
-    return [problem(dtype, d, precision=precision) for dtype, precision in pairs for d in HEAD_DIMS]
+    """What `cufa compile` builds of a kernel, for each head dim that it serves."""
+    compiled = OPERATIONS[spec.operation].compiled
+    problems = [p for d in HEAD_DIMS for p in compiled(spec, d) if spec.refuses(p) is None]
+    assert problems, f"{spec.name} serves nothing"
+    return problems
 
 
 def in_new_python(code: str) -> None:
@@ -58,7 +61,7 @@ def test_registry_entries_are_complete(name):
 
 def test_same_algorithm_means_same_schedule_and_disjoint_dtypes():
     for algorithm in ALGORITHMS[1:]:
-        specs = [s for s in KERNELS.values() if s.algorithm == algorithm]
+        specs = [s for s in kernels_of("forward").values() if s.algorithm == algorithm]
         assert len({s.skip_masked_tiles for s in specs}) == 1
         served_pairs = [(d, p) for s in specs for d in s.dtypes for p in s.precisions]
         assert len(served_pairs) == len(set(served_pairs))
@@ -72,11 +75,13 @@ def test_same_algorithm_means_same_schedule_and_disjoint_dtypes():
 def test_every_kernel_plans_for_every_architecture(name, device):
     spec = KERNELS[name]
     if not spec.runs_on(device.arch.capability):
-        with pytest.raises(ValueError, match=device.arch.name):
-            make_plan(served(spec)[0], device, spec.algorithm)
+        with pytest.raises(ValueError, match=rf"{device.arch.name}.*{name} needs sm_{spec.min_capability}"):
+            make_plan(served(spec)[0], device, kernel=name)
         return
     for p in served(spec):
-        plan = make_plan(p, device, spec.algorithm)
+        if not fitting_configs(spec, p.head_dim, device):
+            continue
+        plan = make_plan(p, device, kernel=name)
         assert plan.spec is spec
         assert plan.config in spec.configs and plan.config.fits(p.head_dim)
         assert plan.backend == "cuda"
@@ -87,7 +92,7 @@ def test_every_kernel_plans_for_every_architecture(name, device):
             assert all(n > 0 for n in launch.grid) and max(launch.grid[1:]) < 1 << 16
         assert plan.constants["HEAD_DIM"] == p.head_dim
         assert plan.constants["BLOCK_Q"] == plan.config.block_q == plan.schedule.block_q
-        assert plan.constants["CAUSAL"] is True
+        assert MASK_KINDS[plan.constants["MASK"]] == p.mask_kind
         assert (
             plan.constants["SKIP_MASKED_TILES"] is spec.skip_masked_tiles is plan.schedule.skip_masked_tiles
         )
@@ -104,11 +109,7 @@ def test_auto_serves_every_dtype_and_head_dim_and_skips_masked_tiles(dtype, devi
 
 def test_auto_is_the_first_in_the_registry_that_serves():
     p = problem()
-    serving = [
-        s
-        for s in KERNELS.values()
-        if p.dtype in s.dtypes and s.min_capability <= 80 and s.precisions[0] == "native"
-    ]
+    serving = [s for s in kernels_of("forward").values() if s.refuses(p, 80) is None]
     assert make_plan(p, Device.typical(80)).spec is serving[0]
 
 
@@ -149,7 +150,8 @@ def test_tuned_config_is_honoured():
     [
         {"dtype": "bfloat16"},
         {"head_dim": 128},
-        {"causal": False},
+        {"mask": FULL},
+        {"mask": Band(100, 0)},
         {"seqlen_k": 512},
         {"precision": "tf32"},
     ],
@@ -199,12 +201,47 @@ def test_unknown_algorithm_is_named_with_the_choices(device):
 
 
 def test_unserved_dtype_is_named_with_what_is_served():
-    with pytest.raises(ValueError, match=r"algorithm='fa1'.*float64.*float16.*\.astype.*'auto'"):
+    with pytest.raises(
+        ValueError,
+        match=r"'fa1'.*float64.*fa1_forward takes float16 and bfloat16, not float64.*\.astype.*'auto'",
+    ):
         make_plan(problem("float64"), H200, "fa1")
     with pytest.raises(
-        ValueError, match=r"algorithm='auto'.*float64.*bfloat16, float16, float32: convert with \.astype$"
+        ValueError,
+        match=r"'auto'.*float64.*fa2_forward_f32 takes float32, not float64.*convert with \.astype",
     ):
         make_plan(problem("float64"), H200)
+
+
+def test_a_kernel_says_why_it_does_not_serve_and_auto_goes_on():
+    rows_of_8_bytes = dataclasses.replace(problem(), alignment=8)
+    with pytest.raises(ValueError, match="fa3_forward needs 16-byte aligned rows, not 8"):
+        make_plan(rows_of_8_bytes, H200, "fa3")
+    plan = make_plan(rows_of_8_bytes, H200)
+    assert plan.spec.name == "fa2_forward" and "needs 16-byte aligned rows" in str(plan)
+    pages = Problem(
+        1, 2, 2, 1, 30, 64, "float16", CAUSAL, operation="decode", lengths=Cached(3, 10, 10, given=True)
+    )
+    with pytest.raises(ValueError, match="reads boxes of 16 keys, which pages of 3 would cut"):
+        make_plan(pages, H200, kernel="decode_split_tma")
+    assert not make_plan(pages, H200).spec.uses_copy_engine
+
+
+@pytest.mark.parametrize(
+    ("mask", "as_good_as"),
+    [
+        (Band(499, None), FULL),
+        (Band(299, 499, "top-left"), FULL),
+        (Band(499, 0), CAUSAL),
+        (Band(10**9, 200, "top-left"), CAUSAL),
+    ],
+    ids=str,
+)
+def test_a_bound_that_hides_nothing_is_planned_as_if_absent(mask, as_good_as):
+    plan, other = (make_plan(problem(mask=x), H200) for x in (mask, as_good_as))
+    assert plan.problem.edges == other.problem.edges
+    assert plan.constants == other.constants
+    assert (plan.launches, plan.spec, plan.config) == (other.launches, other.spec, other.config)
 
 
 def test_text_says_what_runs_and_why():
@@ -276,11 +313,10 @@ def test_planning_needs_no_cupy():
         "from cufa.core.architectures import Device\n"
         "from cufa.kernels import KERNELS\n"
         "from cufa.planner import make_plan\n"
-        "from cufa.core.problem import Problem\n"
+        "from cufa.core.operation import OPERATIONS\n"
         "for spec in KERNELS.values():\n"
-        "    precision = 'native' if spec.dtypes[0] != 'float32' else 'float32'\n"
-        "    problem = Problem(1, 2, 2, 64, 64, 64, spec.dtypes[0], True, 0.125, precision)\n"
-        "    print(make_plan(problem, Device.typical(spec.min_capability), spec.algorithm))\n"
+        "    problem = next(iter(OPERATIONS[spec.operation].compiled(spec, spec.configs[0].max_head_dim)))\n"
+        "    print(make_plan(problem, Device.typical(spec.min_capability), kernel=spec.name))\n"
         "import cufa\n"
         "assert 'CPU' in str(cufa.plan((1, 2, 64, 64), device='cpu'))\n"
         "assert 'sm_80' in str(cufa.plan((1, 2, 64, 64), device='sm_80'))\n"

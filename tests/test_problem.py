@@ -3,35 +3,39 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from mask_support import BANDS
 
-from cufa.core.problem import ITEMSIZE, Problem, default_scale
+from cufa.core.element import ELEMENTS
+from cufa.core.lengths import Cached
+from cufa.core.mask import CAUSAL, FULL, Band
+from cufa.core.problem import Problem, default_scale
 
 
-def problem(seqlen_q=8, seqlen_k=8, causal=False, dtype="float16", heads=4, kv_heads=4, **more) -> Problem:
-    return Problem(2, heads, kv_heads, seqlen_q, seqlen_k, 64, dtype, causal, **more)
+def problem(seqlen_q=8, seqlen_k=8, mask=FULL, dtype="float16", heads=4, kv_heads=4, **more) -> Problem:
+    return Problem(2, heads, kv_heads, seqlen_q, seqlen_k, 64, dtype, mask, **more)
 
 
-@given(st.integers(1, 60), st.integers(1, 60), st.booleans())
-def test_visible_scores_and_flops(seqlen_q, seqlen_k, causal):
-    i, j = np.indices((seqlen_q, seqlen_k))
-    count = int((j <= i + seqlen_k - seqlen_q).sum()) if causal else seqlen_q * seqlen_k
-    p = problem(seqlen_q, seqlen_k, causal)
+@given(st.integers(1, 60), st.integers(1, 60), BANDS)
+def test_visible_scores_and_flops(seqlen_q, seqlen_k, mask):
+    count = int(mask.dense(seqlen_q, seqlen_k).sum())
+    p = problem(seqlen_q, seqlen_k, mask)
     assert p.visible_scores == count
     # A multiply and an add per element of head_dim, once for Q Kᵀ and once for P V.
     assert p.flops == count * 64 * 2 * 2 * (2 * 4)
 
 
 def test_causal_flops_are_half_in_the_limit():
-    full, causal = problem(1 << 16, 1 << 16), problem(1 << 16, 1 << 16, causal=True)
+    full, causal = problem(1 << 16, 1 << 16), problem(1 << 16, 1 << 16, CAUSAL)
     assert 0.5 < causal.flops / full.flops < 0.50001
 
 
-@pytest.mark.parametrize("dtype", ITEMSIZE)
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
 def test_io_bytes_are_those_of_the_arrays(dtype):
     p = problem(5, 7, dtype=dtype, heads=6, kv_heads=2)
     q, k = np.empty((2, 6, 5, 64), np.uint8), np.empty((2, 2, 7, 64), np.uint8)
@@ -39,16 +43,18 @@ def test_io_bytes_are_those_of_the_arrays(dtype):
 
 
 def test_itemsize_is_numpys():
-    ml_dtypes = pytest.importorskip("ml_dtypes")
-    for name, size in ITEMSIZE.items():
-        dtype = ml_dtypes.bfloat16 if name == "bfloat16" else name
-        assert np.dtype(dtype).itemsize == size
+    for name, element in ELEMENTS.items():
+        assert element.name == name
+        assert element.dtype.itemsize == element.itemsize == np.dtype(element.storage).itemsize or (
+            name == "bfloat16"  # NumPy knows its name once ml_dtypes is imported
+        )
 
 
-def test_causal_offset_is_bottom_right():
+def test_causal_is_aligned_bottom_right():
     """The last query sees the last key."""
-    p = problem(3, 10, causal=True)
-    assert (p.seqlen_q - 1) + p.causal_offset == p.seqlen_k - 1
+    p = problem(3, 10, CAUSAL)
+    _, last = p.edges
+    assert (p.seqlen_q - 1) + last == p.seqlen_k - 1
 
 
 @pytest.mark.parametrize(("heads", "kv_heads", "group"), [(8, 8, 1), (8, 2, 4), (8, 1, 8)])
@@ -58,9 +64,27 @@ def test_group_size(heads, kv_heads, group):
 
 def test_text():
     assert str(problem(5, 7)) == "batch 2, heads 4, seqlen 5×7, head_dim 64, float16, full"
-    assert str(problem(5, 7, causal=True, dtype="float32", kv_heads=2, precision="tf32")) == (
+    assert str(problem(5, 7, CAUSAL, dtype="float32", kv_heads=2, precision="tf32")) == (
         "batch 2, heads 4/2, seqlen 5×7, head_dim 64, float32 (tf32), causal"
     )
+
+
+def test_text_of_masks_and_scores():
+    assert problem(5, 7, Band(3, 0), softcap=30.0).scores_text == "window (3, 0), softcap 30"
+    assert str(problem(5, 7, Band(3, None, 2))).endswith("float16, window (3, None) diagonal 2")
+
+
+@pytest.mark.parametrize(
+    "p",
+    [
+        problem(5, 7),
+        problem(5, 7, Band(3, 0, "top-left"), softcap=30.0),
+        problem(1, 9, CAUSAL, lengths=Cached(16, 4, 9, True, 1), k_dtype="float8_e4m3", operation="decode"),
+    ],
+    ids=str,
+)
+def test_a_round_trip_through_json(p):
+    assert Problem.from_json(json.loads(json.dumps(p.as_json()))) == p
 
 
 def test_frozen_and_hashable():

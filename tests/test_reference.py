@@ -7,23 +7,29 @@ import warnings
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from mask_support import BANDS
 from support import DTYPES, make_inputs
 
 from cufa import attention_reference
+from cufa.core.mask import CAUSAL, FULL, Band
 from cufa.ops import reference
 
 
-def by_hand(q, k, v, causal, scale):
+def by_hand(q, k, v, mask, scale, softcap=None):
     """Row by row in Python floats. A list of the keys that are seen, so the others cannot play a part."""
     batch, heads, seqlen_q = q.shape[:3]
     kv_heads, seqlen_k = k.shape[1:3]
     o = np.zeros(q.shape)
     lse = np.full(q.shape[:3], -math.inf)
+    visible = mask.dense(seqlen_q, seqlen_k)
     for b, h, i in np.ndindex(batch, heads, seqlen_q):
         kv = h * kv_heads // heads
-        seen = [j for j in range(seqlen_k) if not causal or j - i <= seqlen_k - seqlen_q]
+        seen = np.flatnonzero(visible[i])
         scores = [scale * math.fsum(q[b, h, i] * k[b, kv, j]) for j in seen]
-        if not seen:
+        scores = [s if softcap is None else softcap * math.tanh(s / softcap) for s in scores]
+        if not len(seen):
             continue
         total = math.fsum(math.exp(s) for s in scores)
         lse[b, h, i] = math.log(total)
@@ -38,10 +44,33 @@ def by_hand(q, k, v, causal, scale):
 def test_definition(seqlen_q, seqlen_k, kv_heads, causal):
     q, k, v = make_inputs(2, 4, kv_heads, seqlen_q, seqlen_k, 8, "float64")
     o, lse = attention_reference(q, k, v, causal=causal, scale=0.7, return_lse=True)
-    expected_o, expected_lse = by_hand(q, k, v, causal, 0.7)
+    expected_o, expected_lse = by_hand(q, k, v, CAUSAL if causal else FULL, 0.7)
     np.testing.assert_allclose(o, expected_o, rtol=1e-13, atol=1e-14)
     np.testing.assert_allclose(lse, expected_lse, rtol=1e-13, atol=1e-14)
     assert o.dtype == lse.dtype == np.float64
+
+
+@given(BANDS, st.integers(1, 30), st.integers(1, 30), st.sampled_from([None, 0.5, 20.0]))
+@settings(max_examples=60, deadline=None)
+def test_definition_under_any_mask_and_cap(mask, seqlen_q, seqlen_k, softcap):
+    q, k, v = make_inputs(1, 2, 1, seqlen_q, seqlen_k, 8, "float64")
+    o, lse = attention_reference(q, k, v, mask=mask, softcap=softcap, scale=0.7, return_lse=True)
+    expected_o, expected_lse = by_hand(q, k, v, mask, 0.7, softcap)
+    np.testing.assert_allclose(o, expected_o, rtol=1e-12, atol=1e-13)
+    np.testing.assert_allclose(lse, expected_lse, rtol=1e-12, atol=1e-13)
+
+
+def test_masks_in_other_words():
+    q, k, v = make_inputs(1, 2, 1, 7, 11, 8, "float64")
+    for words, mask in (
+        ({"causal": True}, CAUSAL),
+        ({"window": (3, 1)}, Band(3, 1)),
+        ({"causal": True, "window": (3, None)}, Band(3, 0)),
+        ({}, Band(100, 100)),
+    ):
+        np.testing.assert_array_equal(
+            attention_reference(q, k, v, **words), attention_reference(q, k, v, mask=mask)
+        )
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -6,19 +6,20 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from mask_support import BANDS
 
+from cufa.core.mask import CAUSAL, FULL
 from cufa.core.problem import Problem
 from cufa.core.schedule import Schedule, Tile
 
 LENGTH = st.integers(1, 70)
 BLOCK = st.sampled_from([1, 2, 3, 5, 8, 16, 64])
-SCHEDULES = st.builds(Schedule, LENGTH, LENGTH, BLOCK, BLOCK, st.booleans(), st.booleans())
+SCHEDULES = st.builds(Schedule, LENGTH, LENGTH, BLOCK, BLOCK, BANDS, st.booleans())
 
 
 def visible(schedule: Schedule) -> np.ndarray:
-    """Every score that counts, (seqlen_q, seqlen_k): causal aligned bottom-right."""
-    i, j = np.indices((schedule.seqlen_q, schedule.seqlen_k))
-    return (j - i <= schedule.seqlen_k - schedule.seqlen_q) | (not schedule.causal)
+    """Every score that counts, (seqlen_q, seqlen_k)."""
+    return schedule.mask.dense(schedule.seqlen_q, schedule.seqlen_k)
 
 
 def tile_of(schedule: Schedule, scores: np.ndarray, i: int, j: int) -> np.ndarray:
@@ -58,25 +59,31 @@ def test_blocks_cover_the_scores_exactly(schedule):
 
 
 @given(SCHEDULES)
-def test_visits_are_the_leading_tiles_that_are_not_skipped(schedule):
-    kept = classify(schedule) != Tile.SKIPPED
+def test_visits_are_the_tiles_that_are_not_skipped(schedule):
+    kept, ranges, tile = (
+        classify(schedule) != Tile.SKIPPED,
+        schedule.ranges,
+        np.arange(schedule.num_kv_blocks),
+    )
     np.testing.assert_array_equal(schedule.visits, kept.sum(axis=1))
-    np.testing.assert_array_equal(kept, np.arange(schedule.num_kv_blocks) < schedule.visits[:, None])
+    np.testing.assert_array_equal(kept, (tile >= ranges.first[:, None]) & (tile < ranges.end[:, None]))
 
 
 @given(SCHEDULES)
-def test_unmasked_tiles_need_no_mask(schedule):
+def test_clear_tiles_need_no_mask(schedule):
     """They hang over no key and every one of their valid rows sees all of them: and no others are so."""
-    scores = visible(schedule)
+    scores, ranges = visible(schedule), schedule.ranges
     for i in range(schedule.num_q_blocks):
         needs_none = [
             tile_of(schedule, scores, i, j).all()
             and tile_of(schedule, scores, i, j).shape[1] == schedule.block_kv
             for j in range(schedule.num_kv_blocks)
         ]
-        assert schedule.unmasked[i] == sum(needs_none)
-        assert all(needs_none[: schedule.unmasked[i]])
-    assert (schedule.unmasked <= schedule.visits).all()
+        clear = range(ranges.clear_first[i], ranges.clear_end[i])
+        assert [j for j, none in enumerate(needs_none) if none] == list(clear)
+        if not clear:  # all that is visited counts as masked on the right
+            assert ranges.clear_first[i] == ranges.clear_end[i] == ranges.first[i]
+    assert (ranges.first <= ranges.clear_first).all() and (ranges.clear_end <= ranges.end).all()
 
 
 @given(SCHEDULES)
@@ -90,8 +97,8 @@ def test_counts(schedule):
 
 @given(LENGTH, LENGTH, BLOCK, BLOCK)
 def test_skipping_changes_nothing_without_a_mask(seqlen_q, seqlen_k, block_q, block_kv):
-    with_skip = Schedule(seqlen_q, seqlen_k, block_q, block_kv, causal=False, skip_masked_tiles=True)
-    without = Schedule(seqlen_q, seqlen_k, block_q, block_kv, causal=False, skip_masked_tiles=False)
+    with_skip = Schedule(seqlen_q, seqlen_k, block_q, block_kv, FULL, skip_masked_tiles=True)
+    without = Schedule(seqlen_q, seqlen_k, block_q, block_kv, FULL, skip_masked_tiles=False)
     np.testing.assert_array_equal(with_skip.tiles, without.tiles)
     assert with_skip.skipped == 0
 
@@ -99,32 +106,32 @@ def test_skipping_changes_nothing_without_a_mask(seqlen_q, seqlen_k, block_q, bl
 def test_the_figure_of_a_causal_square():
     """Four by four blocks: the lower triangle, its diagonal cut by the boundary."""
     s, f, p = Tile.SKIPPED, Tile.FULL, Tile.PARTIAL
-    schedule = Schedule(64, 64, 16, 16, causal=True)
+    schedule = Schedule(64, 64, 16, 16, CAUSAL)
     assert schedule.tiles.tolist() == [[p, s, s, s], [f, p, s, s], [f, f, p, s], [f, f, f, p]]
     assert (schedule.visited, schedule.skipped, schedule.total) == (10, 6, 16)
 
 
 def test_one_query_sees_a_whole_cache():
-    schedule = Schedule(1, 100, 64, 32, causal=True)
+    schedule = Schedule(1, 100, 64, 32, CAUSAL)
     assert schedule.tiles.tolist() == [[Tile.PADDED] * 4]
     assert schedule.visits.tolist() == [4]
-    assert schedule.unmasked.tolist() == [3]
+    assert schedule.ranges.clear.tolist() == [3]
 
 
 def test_queries_that_see_nothing_visit_nothing():
-    assert Schedule(100, 10, 16, 16, causal=True).visits.tolist() == [0, 0, 0, 0, 0, 1, 1]
+    assert Schedule(100, 10, 16, 16, CAUSAL).visits.tolist() == [0, 0, 0, 0, 0, 1, 1]
 
 
-@pytest.mark.parametrize("causal", [False, True])
-def test_long_sequences_are_not_enumerated_score_by_score(causal):
+@pytest.mark.parametrize("mask", [FULL, CAUSAL], ids=str)
+def test_long_sequences_are_not_enumerated_score_by_score(mask):
     """A million tokens a side: 10¹² scores."""
     n = 1 << 20
-    schedule = Schedule(n, n, 128, 64, causal)
+    schedule = Schedule(n, n, 128, 64, mask)
     blocks_q, blocks_kv = n // 128, n // 64
     assert schedule.total == blocks_q * blocks_kv
-    assert schedule.visited == (blocks_q * (blocks_q + 1) if causal else schedule.total)
+    assert schedule.visited == (blocks_q * (blocks_q + 1) if mask is CAUSAL else schedule.total)
 
 
 def test_of_a_problem():
-    problem = Problem(2, 4, 2, 30, 50, 64, "float16", causal=True)
-    assert Schedule.of(problem, 16, 8, False) == Schedule(30, 50, 16, 8, True, False)
+    problem = Problem(2, 4, 2, 30, 50, 64, "float16", CAUSAL)
+    assert Schedule.of(problem, 16, 8, False) == Schedule(30, 50, 16, 8, CAUSAL, False)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import cufa
+from cufa.core.mask import CAUSAL, FULL
 from cufa.ops import arrays, calls, seen
 
 cp = pytest.importorskip("cupy")
@@ -104,15 +105,37 @@ def test_a_mask_that_is_refused_is_refused_after_one_like_it(short_cut, bad):
 @pytest.mark.parametrize("causal", [False, True])
 def test_a_mask_in_other_words_takes_the_short_cut(short_cut, causal, form):
     cufa.flash_attention(Q, K, V, causal=form(causal))
-    assert short_cut[0].causal is causal
+    (_, problem), *_ = short_cut
+    assert problem.mask is (CAUSAL if causal else FULL)
     assert cufa.flash_attention(Q, K, V, causal=causal) == "short cut"
     assert cufa.flash_attention(Q, K, V, causal=form(causal)) == "short cut"
 
 
-def test_a_scale_that_is_refused_is_refused_after_one_like_it(short_cut):
-    cufa.flash_attention(Q, K, V, scale=1.0)
-    with pytest.raises(TypeError, match="scale must be a number"):
-        cufa.flash_attention(Q, K, V, scale=1 + 0j)
+@pytest.mark.parametrize(
+    ("good", "bad"),
+    [
+        ({"window": (1, 0)}, {"window": (1.0, 0)}),
+        ({"window": (1, 0)}, {"window": (True, 0)}),
+        ({"softcap": 1.0}, {"softcap": True}),
+        ({"scale": 1.0}, {"scale": 1 + 0j}),
+    ],
+    ids=str,
+)
+def test_what_equals_an_option_that_was_taken_is_refused_all_the_same(short_cut, good, bad):
+    for _ in range(2):
+        cufa.flash_attention(Q, K, V, **good)
+        with pytest.raises(TypeError, match=next(iter(bad))):
+            cufa.flash_attention(Q, K, V, **bad)
+    assert len(short_cut) == 1
+
+
+def test_masks_that_are_equal_take_the_short_cut(short_cut):
+    for _ in range(2):
+        cufa.flash_attention(Q, K, V, mask=cufa.masks.window(5, 0))
+    assert len(short_cut) == 1
+    cufa.flash_attention(Q, K, V, mask=cufa.masks.window(6, 0))
+    cufa.flash_attention(Q, K, V, mask=cufa.masks.window(5, 0), softcap=2)
+    assert len(short_cut) == 3
 
 
 def test_launch_takes_all_addresses(no_device):
@@ -122,7 +145,7 @@ def test_launch_takes_all_addresses(no_device):
     )
     elsewhere = array(77 << 32)
     assert call((Q, elsewhere, None, V), OUT, False) is OUT
-    assert launched == [(1 << 32, 77 << 32, 0, 3 << 32, 4 << 32)]
+    assert launched == [(1 << 32, 77 << 32, 0, 3 << 32, 4 << 32, 0)], "0: no log-sum-exp"
 
 
 def test_overlaps_are_checked_once_for_each_way_of_lying_to_each_other(no_device):

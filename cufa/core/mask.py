@@ -75,6 +75,12 @@ class Mask:
         """The boolean matrix, (seqlen_q, seqlen_k): True where a query sees a key."""
         return self.visible(np.arange(seqlen_q), np.arange(seqlen_k), seqlen_q, seqlen_k)
 
+    def __str__(self) -> str:
+        """As pages, tables and records print it: here the name and what differs from the defaults."""
+        fields = dataclasses.fields(self)  # type: ignore[arg-type]
+        values = [f"{x.name} {getattr(self, x.name)}" for x in fields if getattr(self, x.name) != x.default]
+        return " ".join([type(self).__name__.lower(), *values])
+
     def as_json(self) -> dict[str, Any]:
         return {"family": type(self).__name__.lower(), **dataclasses.asdict(self)}  # type: ignore[call-overload]
 
@@ -127,6 +133,8 @@ class Band(Mask):
         return up_to_last - (0 if first is None else _keys_up_to(first - 1, seqlen_q, seqlen_k))
 
     def __str__(self) -> str:
+        if type(self) is not Band:  # a band of other edges has a name of its own
+            return super().__str__()
         if self.left is None and self.right is None:
             return "full"
         name = "causal" if (self.left, self.right) == (None, 0) else f"window ({self.left}, {self.right})"

@@ -16,6 +16,9 @@ from .mask import FULL, Edges, Mask, reduced
 HEAD_DIM_STEP = 8
 MAX_HEAD_DIM = 256
 
+#: Kernels count with 32 bits: the largest size of an axis, and the largest number in a mask.
+MAX_SIZE = 2**31 - 1
+
 #: What is compiled into a kernel of a mask: no bound, a bound on the right, bounds on both sides. The same
 #: numbers as MaskKind of cuda_src/tiles/mask.cuh.
 MASK_KINDS = ("full", "causal", "band")

@@ -67,8 +67,13 @@ class Schedule:
         found = self.mask.key_tiles(self.block_q, self.block_kv, self.seqlen_q, self.seqlen_k)
         if self.skip_masked_tiles:
             return found
-        nothing = np.zeros_like(found.first)
-        return dataclasses.replace(found, first=nothing, end=nothing + self.num_kv_blocks)
+        nothing, none = np.zeros_like(found.first), found.clear == 0
+        return TileRanges(
+            first=nothing,
+            end=nothing + self.num_kv_blocks,
+            clear_first=np.where(none, nothing, found.clear_first),
+            clear_end=np.where(none, nothing, found.clear_end),
+        )
 
     @property
     def visits(self) -> npt.NDArray[np.int64]:

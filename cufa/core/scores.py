@@ -12,6 +12,9 @@ from typing import Any
 
 import numpy as np
 
+#: Caps that float32, which scores are computed in, can tell from 0 and from infinity.
+_SMALLEST, _LARGEST = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
+
 
 def softcapped(s: Any, cap: float) -> Any:
     """``cap · tanh(s / cap)``, in s's own precision."""
@@ -36,11 +39,13 @@ def check_softcap(softcap: Any) -> float | None:
     if softcap is None:
         return None
     try:
-        if isinstance(softcap, bool):
+        if isinstance(softcap, (bool, np.bool_, str)):
             raise TypeError
         value = float(softcap)
     except (TypeError, ValueError):
         raise TypeError(f"softcap must be a number above 0 or None, not {softcap!r}") from None
-    if not math.isfinite(value) or value <= 0:
-        raise ValueError(f"softcap={softcap!r} must be finite and above 0; for no cap pass None")
+    except OverflowError:
+        value = math.inf
+    if not _SMALLEST <= value <= _LARGEST:
+        raise ValueError(f"softcap={softcap!r} must be finite and above 0, in float32; for no cap pass None")
     return value

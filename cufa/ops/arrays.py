@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from ..core.mask import Mask
-from ..core.problem import HEAD_DIM_STEP, MAX_HEAD_DIM, Problem, default_scale
+from ..core.problem import HEAD_DIM_STEP, MAX_HEAD_DIM, MAX_SIZE, Problem, default_scale
 
 LAYOUTS = {"bhsd": (0, 1, 2, 3), "bshd": (0, 2, 1, 3)}
 AXES = {"bhsd": "(batch, heads, seqlen, head_dim)", "bshd": "(batch, seqlen, heads, head_dim)"}
@@ -25,8 +25,6 @@ AXES = {"bhsd": "(batch, heads, seqlen, head_dim)", "bshd": "(batch, seqlen, hea
 FORWARD_DTYPES = ("float16", "bfloat16", "float32", "float64")
 
 Array = Any  # numpy.ndarray or cupy.ndarray: CuPy need not be installed to type-check
-
-_MAX_SIZE = 2**31 - 1
 
 _DLPACK_CPU = (1, 3)  # kDLCPU, kDLCUDAHost
 
@@ -185,8 +183,8 @@ def check_sizes(name: str, shape: Sequence[Any]) -> tuple[int, ...]:
             raise TypeError(f"{name} has shape {shape}: sizes are integers, not {type(n).__qualname__}")
         if n < 0:
             raise ValueError(f"{name} has shape {shape}: a size is at least 0")
-        if n > _MAX_SIZE:
-            raise ValueError(f"{name} has shape {shape}: kernels count with 32 bits, up to {_MAX_SIZE:,}")
+        if n > MAX_SIZE:
+            raise ValueError(f"{name} has shape {shape}: kernels count with 32 bits, up to {MAX_SIZE:,}")
     return tuple(int(n) for n in shape)
 
 

@@ -107,8 +107,8 @@ def flash_attention(
     if type(causal) is not bool:  # before a call that was seen: to it 1.0 would be True
         causal = check_causal(causal)  # type: ignore[unreachable]
     key = signature(
-        (q, k, v), out, "forward", causal, window and typed(window), mask, softcap, type(softcap), scale, type(scale),
-        layout, algorithm, precision, device,
+        (q, k, v), out, "forward", causal, window if window is None else typed(window), mask, softcap,
+        type(softcap), scale, type(scale), layout, algorithm, precision, device,
     )  # fmt: skip
     seen = seen_before(key)
     if seen is not None:

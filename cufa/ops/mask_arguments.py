@@ -18,8 +18,8 @@ def resolve_mask(causal: Any, window: Any, mask: Any) -> Mask:
     causal = check_causal(causal)
     if mask is not None and not isinstance(mask, Mask):
         raise TypeError(
-            f"mask must be made by cufa.masks, such as cufa.masks.window(1023, 0), or None, not "
-            f"{type(mask).__module__}.{type(mask).__qualname__}: arrays of booleans are not taken"
+            f"mask must be made by cufa.masks, such as cufa.masks.window(1023, 0), or None, not {_shown(mask)}: "
+            "arrays of booleans are not taken"
         )
     if mask is not None:
         for name, given in (("causal", causal or None), ("window", window)):
@@ -52,6 +52,14 @@ def check_causal(causal: Any) -> bool:
     of_numpy = isinstance(causal, (np.bool_, np.ndarray)) and causal.dtype == bool and causal.ndim == 0
     if not (of_numpy or (integer and causal in (0, 1))):
         raise TypeError(
-            f"causal must be True or False, not {causal!r}: other masks go to mask=, such as cufa.masks.window"
+            f"causal must be True or False, not {_shown(causal)}: other masks go to mask=, such as "
+            "cufa.masks.window"
         )
     return bool(causal)
+
+
+def _shown(value: Any) -> str:
+    """The value, or what it is when it may be long."""
+    if value is None or np.isscalar(value):
+        return repr(value)
+    return f"{type(value).__module__}.{type(value).__qualname__}"

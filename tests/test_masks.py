@@ -1,0 +1,218 @@
+"""Masks: what a band hides against brute force, its tiles both ways, and an answer to everything that is none."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from mask_support import BANDS, tiles_of
+
+import cufa
+from cufa.core.mask import CAUSAL, FULL, Band, Mask, reduced
+from cufa.ops import calls
+from cufa.ops.mask_arguments import decode_mask, resolve_mask
+
+LENGTH = st.integers(1, 70)
+BLOCK = st.sampled_from([1, 2, 3, 5, 8, 16, 64])
+
+
+def brute_force(mask: Band, seqlen_q: int, seqlen_k: int) -> np.ndarray:
+    """One score after another, from the words of the definition."""
+    shift = {"bottom-right": seqlen_k - seqlen_q, "top-left": 0}.get(mask.diagonal, mask.diagonal)
+    seen = np.zeros((seqlen_q, seqlen_k), bool)
+    for i, j in np.ndindex(seen.shape):
+        after_left = mask.left is None or i + shift - mask.left <= j
+        before_right = mask.right is None or j <= i + shift + mask.right
+        seen[i, j] = after_left and before_right
+    return seen
+
+
+@given(BANDS, LENGTH, LENGTH)
+def test_visible_is_what_the_definition_says(mask, seqlen_q, seqlen_k):
+    seen = brute_force(mask, seqlen_q, seqlen_k)
+    np.testing.assert_array_equal(mask.dense(seqlen_q, seqlen_k), seen)
+    assert mask.visible_scores(seqlen_q, seqlen_k) == seen.sum()
+    # Of rows and keys that do not exist, none is seen.
+    around = mask.visible(np.arange(-2, seqlen_q + 2), np.arange(-2, seqlen_k + 2), seqlen_q, seqlen_k)
+    np.testing.assert_array_equal(around, np.pad(seen, 2))
+
+
+@given(BANDS, LENGTH, LENGTH)
+def test_reduced_edges_hide_what_the_mask_hides(mask, seqlen_q, seqlen_k):
+    """And a bound that is left hides something, or nothing could be dropped."""
+    first, last = reduced(mask.edges(seqlen_q, seqlen_k), seqlen_q, seqlen_k)
+    seen = mask.dense(seqlen_q, seqlen_k)
+    of_edges = np.ones_like(seen)
+    for edge, hides in ((first, np.less), (last, np.greater)):
+        if edge is not None:
+            hidden = hides(np.arange(seqlen_k)[None, :], np.arange(seqlen_q)[:, None] + edge)
+            assert hidden.any()
+            of_edges &= ~hidden
+    np.testing.assert_array_equal(of_edges, seen)
+
+
+@given(BANDS, LENGTH, LENGTH, BLOCK, BLOCK)
+def test_key_tiles_and_query_tiles_are_exact(mask, seqlen_q, seqlen_k, block_q, block_kv):
+    """Skipped, clear and partial: no tile too many, none too few. The transpose likewise."""
+    seen = mask.dense(seqlen_q, seqlen_k)
+    for ranges, (some, clear) in (
+        (mask.key_tiles(block_q, block_kv, seqlen_q, seqlen_k), tiles_of(seen, block_q, block_kv)),
+        (mask.query_tiles(block_q, block_kv, seqlen_q, seqlen_k), tiles_of(seen.T, block_kv, block_q)),
+    ):
+        column = np.arange(some.shape[1])
+        for first, end, expected in (
+            (ranges.first, ranges.end, some),
+            (ranges.clear_first, ranges.clear_end, clear),
+        ):
+            np.testing.assert_array_equal((column >= first[:, None]) & (column < end[:, None]), expected)
+        assert (ranges.first <= ranges.clear_first).all() and (ranges.clear_end <= ranges.end).all()
+        assert (ranges.clear_first[ranges.clear == 0] == ranges.first[ranges.clear == 0]).all()
+        assert (ranges.first[ranges.count == 0] == 0).all()
+
+
+@pytest.mark.parametrize("mask", [FULL, CAUSAL, Band(1000, 0), Band(1000, 7, "top-left"), Band(5, None, -3)])
+def test_a_million_tokens_are_not_enumerated(mask):
+    n = 1 << 20
+    first, last = mask.edges(n, n)
+    ranges = mask.key_tiles(128, 64, n, n)
+    assert ranges.first[-1] == (0 if first is None else (n - 128 + first) // 64)
+    assert ranges.end[-1] == n // 64 and len(ranges.first) == n // 128
+    if last == 0 and first is None:
+        assert mask.visible_scores(n, n) == n * (n + 1) // 2
+
+
+@given(BANDS)
+def test_json_text_and_equality(mask):
+    assert Mask.from_json(json.loads(json.dumps(mask.as_json()))) == mask
+    assert hash(mask) == hash(Band(mask.left, mask.right, mask.diagonal))
+    for part in (mask.left, mask.right):
+        assert part is None or str(part) in str(mask) or (mask.left, mask.right) == (None, 0)
+
+
+@pytest.mark.parametrize(
+    ("mask", "text"),
+    [
+        (cufa.masks.full(), "full"),
+        (cufa.masks.causal(), "causal"),
+        (cufa.masks.causal("top-left"), "causal top-left"),
+        (cufa.masks.causal(np.int64(-3)), "causal diagonal -3"),
+        (cufa.masks.window(1023, 0), "window (1023, 0)"),
+        (cufa.masks.window(None, 5, "top-left"), "window (None, 5) top-left"),
+        (cufa.masks.window(np.uint8(3), None, 7), "window (3, None) diagonal 7"),
+        (cufa.masks.window(None, None, 7), "full"),
+        (cufa.masks.window(None, 0), "causal"),
+    ],
+)
+def test_what_the_public_masks_are_and_print(mask, text):
+    assert isinstance(mask, cufa.masks.Mask) and str(mask) == text
+    np.testing.assert_array_equal(mask.dense(9, 13), brute_force(mask, 9, 13))
+
+
+# --- Arguments --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(autouse=True)
+def nothing_runs(monkeypatch):
+    """Neither here nor on a GPU: what is refused is refused before."""
+
+    def ran(*arguments, **options):
+        raise AssertionError("a refused call was planned")
+
+    monkeypatch.setattr(calls, "gpu_available", lambda: False)
+    monkeypatch.setattr(calls, "plan_for", ran)
+
+
+WINDOWS = [
+    ((-1, 0), ValueError, r"window=\(-1, 0\): left must be at least 0.*pass None"),
+    ((0, -5), ValueError, r"window=\(0, -5\): right must be at least 0.*pass None"),
+    ((True, 0), TypeError, r"window=\(True, 0\): left must be an integer.*not True"),
+    ((0, 1.5), TypeError, r"window=\(0, 1\.5\): right must be an integer.*or None.*not 1\.5"),
+    (("x", 0), TypeError, r"window=\('x', 0\): left must be an integer.*not 'x'"),
+    ((2**31, 0), ValueError, r"window=.*: left is at most 2,147,483,647; for no bound pass None"),
+    ((1, 2, 3), TypeError, r"window=\(1, 2, 3\): it is a pair \(left, right\)"),
+    ((), TypeError, r"window=\(\): it is a pair"),
+    (5, TypeError, "window=5: it is a pair"),
+    (0, TypeError, "window=0: it is a pair"),
+    ("ab", TypeError, "window='ab': it is a pair"),
+    (np.array([1, 0]), TypeError, r"window=array\(\[1, 0\]\): it is a pair"),
+]
+OTHERS = [
+    (
+        {"mask": np.ones((8, 8), bool)},
+        TypeError,
+        "mask must be made by cufa.masks.*not numpy.ndarray: arrays",
+    ),
+    ({"mask": True}, TypeError, "mask must be made by cufa.masks.*not True"),
+    ({"mask": "causal"}, TypeError, "mask must be made by cufa.masks.*not 'causal'"),
+    ({"mask": cufa.masks.causal}, TypeError, "mask must be made by cufa.masks.*not builtins.function"),
+    ({"mask": FULL, "causal": True}, ValueError, "mask=full and causal=True both say.*pass one"),
+    ({"mask": CAUSAL, "window": (3, 0)}, ValueError, r"mask=causal and window=\(3, 0\) both say.*pass one"),
+    ({"causal": True, "window": (3, 2)}, ValueError, r"window=\(3, 2\).*but causal=True hides"),
+    ({"softcap": 0}, ValueError, "softcap=0 must be finite and above 0.*pass None"),
+    ({"softcap": -1.0}, ValueError, "softcap=-1.0 must be finite and above 0.*pass None"),
+    ({"softcap": np.nan}, ValueError, "softcap=nan must be finite"),
+    ({"softcap": np.inf}, ValueError, "softcap=inf must be finite"),
+    ({"softcap": 10**400}, ValueError, "softcap=1000.*must be finite"),
+    ({"softcap": 1e-300}, ValueError, "softcap=1e-300 must be .*in float32"),
+    ({"softcap": True}, TypeError, "softcap must be a number above 0 or None, not True"),
+    ({"softcap": np.True_}, TypeError, "softcap must be a number"),
+    ({"softcap": "30"}, TypeError, "softcap must be a number above 0 or None, not '30'"),
+    ({"softcap": 1j}, TypeError, "softcap must be a number"),
+]
+
+
+@pytest.mark.parametrize("call", [cufa.flash_attention, cufa.plan, cufa.attention_reference])
+@pytest.mark.parametrize(
+    ("options", "error", "message"), [({"window": w}, *rest) for w, *rest in WINDOWS] + OTHERS, ids=str
+)
+def test_what_is_no_mask_is_refused_by_name_value_and_cure(call, options, error, message):
+    x = np.ones((1, 2, 8, 16), np.float32)
+    with pytest.raises(error, match=message):
+        call(x, x, x, **options)
+
+
+@pytest.mark.parametrize("call", [cufa.flash_decode, cufa.plan_decode, cufa.decode_reference])
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        *(({"window": w}, *rest) for w, *rest in WINDOWS),
+        *(case for case in OTHERS if "softcap" in case[0]),
+        ({"window": (3, 1)}, ValueError, r"window=\(3, 1\): decoding is causal, so right must be 0 or None"),
+    ],
+    ids=str,
+)
+def test_decoding_refuses_likewise(call, options, error, message):
+    x = np.ones((1, 2, 8, 16), np.float32)
+    with pytest.raises(error, match=message):
+        call(x[:, :, :1], x, x, **options)
+
+
+@pytest.mark.parametrize(
+    ("diagonal", "error", "message"),
+    [
+        (
+            "middle",
+            ValueError,
+            "diagonal='middle' is not known; use 'bottom-right', 'top-left' or an integer",
+        ),
+        (1.5, TypeError, "diagonal=1.5 must be 'bottom-right', 'top-left' or an integer"),
+        (True, TypeError, "diagonal=True must be"),
+        (None, TypeError, "diagonal=None must be"),
+        (-(2**40), ValueError, "diagonal=-1099511627776 must be within ±2,147,483,647"),
+    ],
+)
+def test_diagonals_that_are_none(diagonal, error, message):
+    for make in (lambda: cufa.masks.causal(diagonal), lambda: cufa.masks.window(1, 0, diagonal)):
+        with pytest.raises(error, match=message):
+            make()
+
+
+def test_the_same_mask_in_other_words():
+    assert resolve_mask(True, None, None) is CAUSAL and resolve_mask(False, None, None) is FULL
+    assert resolve_mask(True, (3, 0), None) == resolve_mask(True, (3, None), None) == Band(3, 0)
+    assert resolve_mask(False, [np.int64(3), 0], None) == cufa.masks.window(3, 0) == Band(3, 0)
+    assert resolve_mask(False, (None, 0), None) == resolve_mask(False, None, cufa.masks.causal()) == CAUSAL
+    assert decode_mask(None) is CAUSAL and decode_mask((3, None)) == decode_mask((3, 0)) == Band(3, 0)
