@@ -144,12 +144,9 @@ struct Consumer {
   DEVICE void run() {
     if (PING_PONG && consumer == CONSUMERS - 1) bar_arrive(TURN_BARRIER, 256);  // the first turn is consumer 0's
     bool more = begin_item(), fresh = true;
+    if (more) issue_first_scores();
     while (more) {
-      if (fresh) {
-        pass_over(above);
-        issue_first_scores();
-        first_softmax();
-      }
+      if (fresh) first_softmax();
       // Buffers that O leaves from are given back when its copy has read them: a softmax later, nobody waits.
       if constexpr (STORE_FROM_SMEM && Q_IN_REGISTERS) give_back_queries(consumer);
       if constexpr (STORE_FROM_SMEM && !Q_IN_REGISTERS) {
@@ -161,24 +158,24 @@ struct Consumer {
       issue_last_values();
       const u32 done = record;
       if constexpr (TRACE) start_ns[0] = start_ns[1];
-      // The next item's first scores run beside these last values, unless tiles in between have to be passed over.
-      fresh = MASK_KIND == MASK_BAND && below > 0;
-      if (fresh) {
-        wgmma_wait<0>();
-        finish(done);
+      // The next item's first scores run beside these last values and beside the store of O. Tiles that have to be passed over
+      // in between need the buffers of V, so then the values are awaited first. Q of the next item is read before O leaves
+      // through its buffer.
+      const bool passes = MASK_KIND == MASK_BAND && below > 0;
+      if (passes) {
+        end_last_values<0>();
         pass_over(below);
-        more = begin_item();
-        continue;
       }
       more = begin_item();
-      fresh = !more || above > 0;
+      fresh = passes || !more || above > 0;
       if (fresh) {
-        wgmma_wait<0>();
-        finish(done);
+        if (!passes) end_last_values<0>();
+        if (more) issue_first_scores();
+        store(done);
       } else {
         issue_first_scores();
-        wgmma_wait<1>();
-        finish(done);
+        end_last_values<1>();
+        store(done);
         first_softmax();
       }
     }
@@ -238,6 +235,7 @@ struct Consumer {
 
   // The first scores of an item, in flight.
   DEVICE void issue_first_scores() {
+    pass_over(above);
     K_ring.wait_full();
     wait_turn();
     wgmma_fence();
@@ -297,9 +295,14 @@ struct Consumer {
     issue_next_values();
   }
 
-  // The item whose record is `done` leaves.
-  DEVICE void finish(u32 done) {
+  template <int PENDING>
+  DEVICE void end_last_values() {
+    wgmma_wait<PENDING>();
     release_values();
+  }
+
+  // The item whose record is `done` leaves.
+  DEVICE void store(u32 done) {
     const Item item = read_item(done);
     const int first_row = item.q_block * Br + consumer * GROUP_ROWS + warp * 16;
     store_output(p, O_map, item, first_row, O_rmem, softmax, smem.Q + O_buffer * Q_BYTES, warp, lane);
