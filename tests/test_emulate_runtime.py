@@ -19,7 +19,7 @@ from cufa.executor import launch as emulator_launch
 from cufa.executor import memory as emulator_memory
 from cufa.executor import records as emulator_records
 from cufa.executor.emulate import emulate
-from cufa.kernels import KERNELS, kernels_of
+from cufa.kernels import KERNELS
 from cufa.nvrtc import compiler
 
 sys.path.insert(0, str(Path(__file__).parent / "golden"))

@@ -55,6 +55,7 @@ UNOBSERVABLE = {
     "grid_release_next",
     "mbarrier_init_fence",
     "mma_fence",
+    "pair_registers",
     "registers_raise_to",
     "registers_release_to",
     "tma_prefetch_map",
@@ -64,7 +65,7 @@ UNOBSERVABLE = {
 
 
 #: Of sm_90, since the vectors were recorded last: until then only compared with what NumPy expects.
-NOT_YET_RECORDED: set[str] = set()
+NOT_YET_RECORDED: set[str] = {"mbarrier_wait_cluster"}
 
 #: The probes of those. All others are in golden.npz.
 AWAITED_PROBES = {"cluster"} if NOT_YET_RECORDED else set()
