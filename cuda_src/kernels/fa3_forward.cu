@@ -144,9 +144,12 @@ struct Consumer {
   DEVICE void run() {
     if (PING_PONG && consumer == CONSUMERS - 1) bar_arrive(TURN_BARRIER, 256);  // the first turn is consumer 0's
     bool more = begin_item(), fresh = true;
-    if (more) issue_first_scores();
     while (more) {
-      if (fresh) first_softmax();
+      if (fresh) {
+        pass_over(above);
+        issue_first_scores();
+        first_softmax();
+      }
       // Buffers that O leaves from are given back when its copy has read them: a softmax later, nobody waits.
       if constexpr (STORE_FROM_SMEM && Q_IN_REGISTERS) give_back_queries(consumer);
       if constexpr (STORE_FROM_SMEM && !Q_IN_REGISTERS) {
@@ -159,24 +162,33 @@ struct Consumer {
       const u32 done = record;
       if constexpr (TRACE) start_ns[0] = start_ns[1];
       // The next item's first scores run beside these last values and beside the store of O. Tiles that have to be passed over
-      // in between need the buffers of V, so then the values are awaited first. Q of the next item is read before O leaves
-      // through its buffer.
-      const bool passes = MASK_KIND == MASK_BAND && below > 0;
-      if (passes) {
+      // in between need the buffers of V, so then the values are awaited first; under a band nearly every item has such tiles.
+      // Q of the next item is read before O leaves through its buffer.
+      if constexpr (MASK_KIND == MASK_BAND) {
         end_last_values<0>();
         pass_over(below);
-      }
-      more = begin_item();
-      fresh = passes || !more || above > 0;
-      if (fresh) {
-        if (!passes) end_last_values<0>();
-        if (more) issue_first_scores();
-        store(done);
+        more = begin_item();
+        fresh = false;
+        if (more) {
+          pass_over(above);
+          issue_first_scores();
+          store(done);
+          first_softmax();
+        } else {
+          store(done);
+        }
       } else {
-        issue_first_scores();
-        end_last_values<1>();
-        store(done);
-        first_softmax();
+        more = begin_item();
+        fresh = !more || above > 0;
+        if (fresh) {
+          end_last_values<0>();
+          store(done);
+        } else {
+          issue_first_scores();
+          end_last_values<1>();
+          store(done);
+          first_softmax();
+        }
       }
     }
     if constexpr (STORE_FROM_SMEM) {
@@ -235,7 +247,6 @@ struct Consumer {
 
   // The first scores of an item, in flight.
   DEVICE void issue_first_scores() {
-    pass_over(above);
     K_ring.wait_full();
     wait_turn();
     wgmma_fence();
