@@ -13,7 +13,7 @@ make_importable()
 #: would run a page of that folder without this script when its address is the first that a browser asks for.
 PAGES = (
     ("run", "Run", "play_arrow"),
-    ("causal_work", "Causal work", "grid_on"),
+    ("masked_work", "Masked work", "grid_on"),
     ("compare", "Compare", "show_chart"),
     ("occupancy", "Occupancy", "stacks"),
     ("roofline", "Roofline", "roofing"),

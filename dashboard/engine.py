@@ -1,4 +1,4 @@
-"""The run engine as the pages see it: one store a process, and what goes wrong said in words."""
+"""The run engine as the pages see it: one store per process, and what goes wrong said in words."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import streamlit as st
 
-from cufa.dashboard.model import measurements
+from cufa.dashboard.model import evidence, measurements
 from cufa.dashboard.model.measurements import Measurement
 from cufa.dashboard.state import Controls
 from cufa.dashboard.worker import client
@@ -85,10 +85,10 @@ def all_measurements() -> list[Measurement]:
     for run in all_runs():
         try:
             found += measurements.of_run(run)
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, IndexError) as error:
             st.warning(f"The record of run {run.id} is damaged ({error}); it is left out.")
     try:
-        found += measurements.of_evidence()
+        found += evidence.measurements()
     except ValueError as error:
         st.error(f"Recorded evidence cannot be read: {error}", icon=":material/broken_image:")
     return found

@@ -23,6 +23,7 @@ from typing import Any
 
 import streamlit as st
 from starlette.middleware import Middleware
+from starlette.responses import RedirectResponse
 
 from cufa.commands.dashboard import OPEN_BROWSER, make_importable
 
@@ -52,12 +53,31 @@ class Preload:
         await self._app(scope, receive, with_link if scope["type"] == "http" else send)
 
 
+#: Pages by the addresses that they once had.
+MOVED = {"/causal_work": "/masked_work"}
+
+
+class Moved:
+    """ASGI middleware: links of former pages go on to what these are called now, with all that they carry."""
+
+    def __init__(self, app: Any) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        place = MOVED.get(scope["path"].rstrip("/")) if scope["type"] == "http" else None
+        if place is None:
+            await self._app(scope, receive, send)
+            return
+        query = scope["query_string"].decode("latin-1")
+        await RedirectResponse(f"{place}?{query}" if query else place, 308)(scope, receive, send)
+
+
 def prepare() -> None:
     """Do what a page's first visitor would wait for: imports, reading the records, one compilation."""
     import pandas  # noqa: F401 - what Streamlit makes tables of
 
     from cufa.dashboard import theme, views
-    from cufa.dashboard.model import evidence, measurements
+    from cufa.dashboard.model import evidence
 
     for module in pkgutil.iter_modules(views.__path__):
         importlib.import_module(f"{views.__name__}.{module.name}")
@@ -65,7 +85,6 @@ def prepare() -> None:
         theme.template(palette)
     with contextlib.suppress(ValueError):  # damaged: the pages say so
         evidence.load()
-        measurements.of_evidence()
     time.sleep(_COMPILE_AFTER)
     importlib.import_module(f"{views.__name__}.occupancy_view").compile_first()
 
@@ -95,4 +114,4 @@ async def lifespan(_: st.App) -> AsyncIterator[None]:
     yield
 
 
-app = st.App("app.py", lifespan=lifespan, middleware=[Middleware(Preload)])
+app = st.App("app.py", lifespan=lifespan, middleware=[Middleware(Moved), Middleware(Preload)])

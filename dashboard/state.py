@@ -7,11 +7,20 @@ asks for and cannot have falls back to the default, and the page says so.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import streamlit as st
 
+Number = TypeVar("Number", int, float)
+
+_NONE = "none"
+_SAME = object()
 _UNKNOWN = "the link has {names}, which is no control of this page; it is left out."
+
+
+def _said(value: Any) -> str:
+    """A control's value as a link has it."""
+    return _NONE if value is None else str(value)
 
 
 def _distinct(options: Mapping[str, str] | Sequence[str]) -> dict[str, str]:
@@ -67,6 +76,36 @@ class Controls:
         got = int(widget(label, low, high, step=step, help=help, key=key))
         self._keep(name, got, default)
         return got
+
+    def optional(
+        self,
+        name: str,
+        label: str,
+        default: Number | None,
+        low: Number,
+        high: Number,
+        *,
+        step: Number = 1,
+        help: str | None = None,
+    ) -> Number | None:
+        """A number from low to high of their type, or none, which is an empty field and "none" in the link."""
+        kind = type(low)
+
+        def parse(text: str) -> Number | None:
+            if text == _NONE:
+                return None
+            if not low <= kind(text) <= high:
+                raise ValueError
+            return kind(text)
+
+        sort = "whole number" if kind is int else "number"
+        key = self._settle(name, default, parse, f"a {sort} from {low:,} to {high:,}, or {_NONE}")
+        shape = None if kind is int else "%g"
+        got = st.number_input(
+            label, low, high, value=None, step=step, format=shape, help=help, key=key, placeholder=_NONE
+        )
+        self._keep(name, *(_NONE if x is None else x for x in (got, default)), remember=got)
+        return None if got is None else kind(got)
 
     def choice(
         self,
@@ -172,10 +211,10 @@ class Controls:
         """Give the widget its first value: from the link, the last visit to this page, or the default."""
         self._names.add(name)
         key = self._key(name)
-        former = st.session_state.get(f"default.{key}")
+        former = st.session_state.get(f"default.{key}", _SAME)
         st.session_state[f"default.{key}"] = default
         if key in st.session_state:
-            if former is not None and st.session_state[key] == former:
+            if former is not _SAME and st.session_state[key] == former:
                 st.session_state[key] = default  # never chosen: it follows what the other controls imply
             return key
         value = st.session_state.get(f"last.{key}", default)
@@ -186,14 +225,15 @@ class Controls:
             except (ValueError, KeyError):
                 value = default
                 self.notice(
-                    f"the link asks for {name} = {text!r}, which is not {wanted}; showing {default} instead."
+                    f"the link asks for {name} = {text!r}, which is not {wanted}; showing {_said(default)} instead."
                 )
         st.session_state[key] = value
         return key
 
-    def _keep(self, name: str, value: Any, default: Any, remember: Any = None) -> None:
-        """Write the link, and remember: Streamlit forgets the widgets of a page that is left."""
+    def _keep(self, name: str, value: Any, default: Any, remember: Any = _SAME) -> None:
+        """Write the link, and remember (``remember``, where a link says it otherwise): Streamlit forgets the
+        widgets of a page that is left."""
         self._shown.pop(name, None)
         if value != default:
             self._shown[name] = str(value)
-        st.session_state[f"last.{self._key(name)}"] = value if remember is None else remember
+        st.session_state[f"last.{self._key(name)}"] = value if remember is _SAME else remember

@@ -41,28 +41,28 @@ def verdict(o: Occupancy) -> str:
     if not o.blocks:
         return f"It cannot run on {o.arch.name}: one block alone is too large ({_names(o)})."
     plural = "block" if o.blocks == 1 else "blocks"
-    text = f"Limited by {_names(o)}: {o.blocks} {plural}, {o.warps} of {o.arch.max_warps} warps an SM"
+    text = f"Limited by {_names(o)}: {o.blocks} {plural}, {o.warps} of {o.arch.max_warps} warps per SM"
     needs = o.one_more_block
     if needs is None:
         return f"{text}; fewer registers or bytes would not add one."
     parts = []
     if needs.registers is not None:
-        parts.append(f"{o.registers - needs.registers} fewer registers a thread")
+        parts.append(f"{o.registers - needs.registers} fewer registers per thread")
     if needs.shared_memory is not None:
-        parts.append(f"{(o.shared_memory - needs.shared_memory) / 1024:.3g} KiB less shared memory a block")
+        parts.append(f"{(o.shared_memory - needs.shared_memory) / 1024:.3g} KiB less shared memory per block")
     return f"{text}; {' and '.join(parts)} would give {needs.blocks}."
 
 
 def _names(o: Occupancy) -> str:
-    words = {Resource.WARPS: "warps an SM", Resource.BLOCKS: "blocks an SM"}
+    words = {Resource.WARPS: "warps per SM", Resource.BLOCKS: "blocks per SM"}
     return " and ".join(words.get(r, str(r)) for r in o.limiters)
 
 
 #: Field of :class:`Point`, axis title, and what one unit of the axis is.
 SWEEPS = (
-    ("registers", "registers a thread", 1),
-    ("shared_memory", "shared memory a block (KiB)", 1024),
-    ("threads", "threads a block", 1),
+    ("registers", "registers per thread", 1),
+    ("shared_memory", "shared memory per block (KiB)", 1024),
+    ("threads", "threads per block", 1),
 )
 
 

@@ -10,7 +10,7 @@ import plotly.graph_objects as go
 from cufa.bench.limits import Limits
 from cufa.dashboard import theme
 from cufa.dashboard.charts.samples import unit_for
-from cufa.dashboard.model.evidence import Measured
+from cufa.dashboard.model.measurements import Measurement
 from cufa.dashboard.theme import Palette
 
 _FAR_AWAY = 3.0
@@ -18,9 +18,13 @@ _FAR_AWAY = 3.0
 _SYMBOLS = ("circle", "diamond", "square", "triangle-up", "x", "star", "hexagon", "cross")
 
 
-def intensity(row: Measured) -> float:
-    """Useful FLOP a byte of compulsory traffic."""
-    return row.problem.flops / row.problem.io_bytes
+def intensity(row: Measurement) -> float:
+    """Useful FLOP per byte of compulsory traffic."""
+    return float(row.row.json["flops"] / row.row.json["io_bytes"])
+
+
+def _is_masked(row: Measurement) -> bool:
+    return row.problem.mask_kind != "full"
 
 
 def exponential_ceiling(limits: Limits, head_dim: int) -> float:
@@ -29,10 +33,10 @@ def exponential_ceiling(limits: Limits, head_dim: int) -> float:
 
 
 def roofline(
-    rows: Sequence[Measured], limits: Limits, products: Sequence[str], palette: Palette, height: int = 560
+    rows: Sequence[Measurement], limits: Limits, products: Sequence[str], palette: Palette, height: int = 560
 ) -> go.Figure:
-    """TFLOP/s against FLOP a byte, both logarithmic; ``products`` are the kinds that get a roof. Where both
-    masks are shown, the marks of causal rows are open."""
+    """TFLOP/s against FLOP per byte, both logarithmic; ``products`` are the kinds that get a roof. Where masked and
+    unmasked rows are shown, the marks of the masked ones are open."""
     figure = theme.new_figure(palette, height, hovermode="closest")
     x = np.array([intensity(r) for r in rows])
     roof = max(limits.flops[p] for p in products)
@@ -67,7 +71,7 @@ def roofline(
         name = f"exponentials at head dim {head_dim}: {top / 1e12:,.0f} TFLOP/s"
         dash = ("dash", "dot", "longdash")[number % 3]
         _line(figure, [max(low, top / limits.copy_bytes), high], [top, top], name, dash, palette.series[3])
-    both = len({r.problem.causal for r in rows}) > 1
+    both = len({_is_masked(r) for r in rows}) > 1
     for number, label in enumerate(dict.fromkeys(r.label for r in rows)):
         mine = [r for r in rows if r.label == label]
         symbol = _SYMBOLS[number % len(_SYMBOLS)]
@@ -78,18 +82,18 @@ def roofline(
                 name=label,
                 mode="markers",
                 marker={
-                    "symbol": [f"{symbol}-open" if both and r.problem.causal else symbol for r in mine],
+                    "symbol": [f"{symbol}-open" if both and _is_masked(r) else symbol for r in mine],
                     "size": 11,
                     "color": palette.series[number % len(palette.series)],
                     "line": {"width": 1.5, "color": palette.series[number % len(palette.series)]},
                 },
                 customdata=[(str(r.problem), r.of_ceiling, r.ceiling, r.seconds * 1e6) for r in mine],
                 hovertemplate=f"<b>{label}</b><br>%{{customdata[0]}}<br>%{{y:,.1f}} TFLOP/s at %{{x:,.0f}} "
-                "FLOP a byte<br>%{customdata[3]:,.1f} µs: %{customdata[1]:.0%} of the limit by "
+                "FLOP per byte<br>%{customdata[3]:,.1f} µs: %{customdata[1]:.0%} of the limit by "
                 "%{customdata[2]}<extra></extra>",
             )
         )
-    title = "useful FLOP a byte of compulsory traffic"
+    title = "useful FLOP per byte of compulsory traffic"
     figure.update_xaxes(title_text=title, **theme.logarithmic(low, high))
     lowest = min(min(r.tflops for r in rows), low * limits.copy_bytes / 1e12)
     figure.update_yaxes(
@@ -112,7 +116,7 @@ def _line(figure: go.Figure, x: list[float], y: list[float], name: str, dash: st
     )
 
 
-def needs_figure(row: Measured, palette: Palette, height: int = 340) -> go.Figure:
+def needs_figure(row: Measurement, palette: Palette, height: int = 340) -> go.Figure:
     """Time that each resource would need alone, at its ceiling; lines at the measured and the predicted."""
     factor, unit = unit_for(row.seconds)
     figure = theme.new_figure(palette, height, bargap=0.35, hovermode="closest")
@@ -148,6 +152,6 @@ def needs_figure(row: Measured, palette: Palette, height: int = 340) -> go.Figur
     return figure
 
 
-def closest(rows: Sequence[Measured]) -> Measured:
+def closest(rows: Sequence[Measurement]) -> Measurement:
     """The row nearest to its own ceiling."""
     return max(rows, key=lambda r: r.of_ceiling)

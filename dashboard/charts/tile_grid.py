@@ -79,11 +79,10 @@ def describe(schedule: Schedule, counts: dict[Tile, int]) -> str:
     parts = ", ".join(
         f"{counts[t]:,} {theme.LIGHT.tiles[t].label}" for t in (Tile.FULL, Tile.PARTIAL, Tile.PADDED)
     )
-    mask = "with a causal mask aligned to the bottom right corner" if schedule.causal else "without a mask"
     per_row = f"A query block visits {schedule.visits.min():,} to {schedule.visits.max():,} key blocks."
     return (
         f"Grid of {schedule.num_q_blocks:,} query blocks (top to bottom) by {schedule.num_kv_blocks:,} key "
-        f"blocks (left to right) for {schedule.seqlen_q:,} queries and {schedule.seqlen_k:,} keys, {mask}: "
+        f"blocks (left to right) for {schedule.seqlen_q:,} queries and {schedule.seqlen_k:,} keys under the mask {schedule.mask}: "
         f"{parts} and {counts[Tile.SKIPPED]:,} skipped tiles. {per_row} Full tiles are plain blue, partial "
         "tiles amber with diagonal lines, padded tiles purple with crosses, skipped tiles dotted."
     )
@@ -173,7 +172,7 @@ def _outline(
 
 
 def _pick(schedule: Schedule) -> go.Scatter:
-    """A point a tile, which can be clicked; not drawn, as thousands of elements take a browser 0.2 s."""
+    """A point per tile, which can be clicked; not drawn, as thousands of elements take a browser 0.2 s."""
     tiles = schedule.tiles
     row, column = (x.ravel() for x in np.indices(tiles.shape))
     last_row = np.minimum((row + 1) * schedule.block_q, schedule.seqlen_q) - 1

@@ -1,4 +1,4 @@
-"""When each thread block ran, one row a place on an SM."""
+"""When each thread block ran, one row per place on an SM."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def describe_timeline(timeline: Timeline) -> str:
     first, last = timeline.sm_end.min(), timeline.span
     return (
         f"{what} timeline of {len(timeline.blocks):,} thread blocks on {timeline.num_sms} SMs with up to "
-        f"{timeline.slots_per_sm} blocks each; one row a place on an SM, time from left to right. "
+        f"{timeline.slots_per_sm} blocks each; one row per place on an SM, time from left to right. "
         f"{timeline.busy_sms} SMs have work. The first SM is done at {first:,.1f}, the last at {last:,.1f} "
         f"{timeline.unit}; {timeline.tail:.1%} of SM time is idle at the end."
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -14,6 +15,9 @@ from cufa.dashboard.model.published import VERSIONS
 from cufa.dashboard.model.softmax_steps import Step
 from cufa.dashboard.model.work import Work
 from cufa.dashboard.theme import Palette
+
+_FAR = 8.0
+"""Ratios beyond this get a logarithmic axis."""
 
 
 def si(value: float, unit: str) -> str:
@@ -65,9 +69,12 @@ def speedup_figure(
     measured: Mapping[str, Mapping[int, float]],
     palette: Palette,
     height: int = 380,
+    *,
+    limit: float = 2.0,
+    with_published: bool = True,
 ) -> go.Figure:
-    """v1 → v2 by length: predicted from tile counts and from simulated launches, each as lengths and ratios,
-    the limit of 2, and what was measured: ratio by length for each name.
+    """Skipping by length: predicted from tile counts and from simulated launches, each as lengths and ratios, what
+    tile counts tend to, and what was measured: ratio by length for each name. Far ratios get a logarithmic axis.
     """
     figure = theme.new_figure(palette, height, hovermode="closest")
 
@@ -87,25 +94,25 @@ def speedup_figure(
         add(name, (tuple(values), tuple(values.values())), mode="lines+markers", **looks)
     cross = {"symbol": "x-thin", "size": 10, "line": {"width": 2, "color": palette.muted}}
     published = [x.seqlen for x in VERSIONS], [x.fa1_ms / x.fa2_ms for x in VERSIONS]
-    add("published FA1→FA2, A10G", published, mode="markers", marker=cross)
+    if with_published:
+        add("published FA1→FA2, A10G", published, mode="markers", marker=cross)
     dot = {"size": 13, "color": palette.accent, "line": {"width": 2, "color": palette.background}}
     add("this view", ((here[0],), (here[1],)), mode="markers", marker=dot)
-    line = {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": 2, "y1": 2}
-    figure.update_layout(
-        shapes=[{**line, "line": {"color": palette.muted, "width": 1.5, "dash": "longdash"}}]
-    )
-    figure.add_annotation(
-        xref="paper", x=0.01, xanchor="left", y=2, yanchor="bottom", text="2×: the limit of tile counts"
-    )
+    top = max(*from_tiles[1], *from_launch[1], *(v for values in measured.values() for v in values.values()))
+    is_log = top > _FAR
+    if limit < float("inf"):
+        top = max(top, 1.05 * limit)
+        figure.add_hline(limit, line={"color": palette.muted, "width": 1.5, "dash": "longdash"})
+        place = math.log10(limit) if is_log else limit
+        text = f"{limit:g}×: the limit of tile counts"
+        figure.add_annotation(xref="paper", x=0.01, xanchor="left", y=place, yanchor="bottom", text=text)
     powers = list(from_tiles[0])
     figure.update_xaxes(
         title_text="sequence length (queries = keys)", type="log", tickvals=powers,
         ticktext=[f"{n // 1024}k" if n >= 1024 else str(n) for n in powers],
     )  # fmt: skip
-    top = max(2.1, *from_launch[1], *(v for values in measured.values() for v in values.values()))
-    figure.update_yaxes(
-        title_text="time without skipping ÷ time with it", range=[0.9, top * 1.05], ticksuffix="×"
-    )
+    figure.update_yaxes(title_text="time without skipping ÷ time with it", ticksuffix="×")
+    figure.update_yaxes(theme.logarithmic(0.9, 1.2 * top, "×") if is_log else {"range": [0.9, top * 1.05]})
     return figure
 
 

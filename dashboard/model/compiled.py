@@ -19,12 +19,11 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
-from cufa.bench.suites import make
 from cufa.core.architectures import Architecture
 from cufa.core.occupancy import Occupancy, occupancy
-from cufa.core.problem import default_scale
-from cufa.decode.problem import DecodeProblem
-from cufa.kernels import KernelSpec, TileConfig
+from cufa.core.operation import OPERATIONS
+from cufa.core.problem import Problem
+from cufa.kernels import KernelSpec
 from cufa.nvrtc.compiler import nvrtc_options, translation_unit
 from cufa.nvrtc.static_compile import MissingCompilerError, nvrtc_version
 from cufa.nvrtc.sweep import build
@@ -42,7 +41,7 @@ class Entry:
     shared_bytes: int
     barriers: int
     spill_bytes: int
-    """Stored and loaded, a thread."""
+    """Stored and loaded, per thread."""
 
     def occupancy(self, arch: Architecture) -> Occupancy:
         return occupancy(
@@ -173,19 +172,10 @@ def _compiled(content: Mapping[str, Any]) -> Compiled:
     return Compiled(tuple(Entry(**e) for e in content["entries"]), tuple(content["findings"]))
 
 
-def variant_of(
-    spec: KernelSpec,
-    config: TileConfig,
-    arch: Architecture,
-    head_dim: int,
-    dtype: str,
-    precision: str,
-    causal: bool,
-) -> Variant:
-    """The build that :mod:`cufa.nvrtc.variants` would make for these choices."""
-    if spec.operation == "decode":
-        cache = spec.cache_dtypes[0] if spec.cache_dtypes else dtype
-        problem: Any = DecodeProblem(1, 32, 8, 1, 1024, head_dim, dtype, cache, default_scale(head_dim))
-    else:
-        problem = make(1, 1, 1024, head_dim, dtype, causal, precision=precision)
-    return Variant(spec, config, problem, arch)
+def templates(spec: KernelSpec, head_dim: int) -> list[Problem]:
+    """One problem for each kind of inputs that the kernel is built for."""
+    found: dict[tuple[str, str, str], Problem] = {}
+    for problem in OPERATIONS[spec.operation].compiled(spec, head_dim):
+        if spec.refuses(problem) is None:
+            found.setdefault((problem.dtype, problem.precision, problem.k_element.name), problem)
+    return list(found.values())

@@ -6,7 +6,7 @@ from cufa.kernels import TileConfig
 
 
 def config_key(config: TileConfig) -> str:
-    """What a link calls it: 128x64w4, then s2 for two stages, b2 for two blocks an SM, p for paired warps,
+    """What a link calls it: 128x64w4, then s2 for two stages, b2 for two blocks per SM, p for paired warps,
     and its switches. The same for configs that are built alike, whatever head dims each is meant for."""
     stages = f"s{config.num_stages}" if config.num_stages > 1 else ""
     blocks = f"b{config.blocks_per_sm}" if config.blocks_per_sm > 1 else ""
@@ -17,7 +17,7 @@ def config_key(config: TileConfig) -> str:
 
 def config_words(config: TileConfig) -> str:
     """A config on the screen."""
-    blocks = f", {config.blocks_per_sm} blocks an SM" if config.blocks_per_sm > 1 else ""
+    blocks = f", {config.blocks_per_sm} blocks per SM" if config.blocks_per_sm > 1 else ""
     switches = "".join(
         f", {name.lower().replace('_', ' ')}" + ("" if value is True else f" {value}")
         for name, value in config.switches

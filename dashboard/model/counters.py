@@ -62,7 +62,8 @@ def matching_trace(problem: Problem, kernel: str, config: TileConfig, device: De
         for t in all_traces()[0].values()
         if t.kernel == kernel
         and config_key(t.config) == config_key(config)
-        and dataclasses.replace(t.problem, dtype=problem.dtype) == problem
+        and dataclasses.replace(t.problem, dtype=problem.dtype, mask=problem.mask) == problem
+        and t.problem.edges == problem.edges
     ]
     return next((t for t in same if t.num_sms == device.num_sms), same[0] if same else None)
 
@@ -75,6 +76,7 @@ class EmulationKey:
     algorithm: str
     config: TileConfig
     head_dim: int
+    softcap: float | None = None
 
 
 def why_not_emulated(schedule: Schedule, head_dim: int, is_registered: bool) -> str | None:
@@ -103,6 +105,7 @@ def emulate_counts(key: EmulationKey) -> Records | str:
     q = rng.standard_normal((1, 1, s.seqlen_q, key.head_dim), np.float32).astype(np.float16)
     k = rng.standard_normal((1, 1, s.seqlen_k, key.head_dim), np.float32).astype(np.float16)
     try:
-        return emulate(q, k, k, causal=s.causal, algorithm=key.algorithm, config=key.config).records
+        run = emulate(q, k, k, mask=s.mask, softcap=key.softcap, algorithm=key.algorithm, config=key.config)
+        return run.records
     except (EmulationError, CompilerError, ValueError) as error:
         return f"The kernel could not be executed here: {error}"

@@ -6,32 +6,11 @@ import dataclasses
 import functools
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 from cufa.bench import records
 from cufa.bench.limits import Limits
-from cufa.core.problem import Problem
-from cufa.dashboard.model.decode_rows import DecodeRow, decode_rows
-
-
-@dataclasses.dataclass(frozen=True)
-class Measured:
-    """One measured row."""
-
-    suite: str
-    label: str
-    kernel: str | None
-    """Name in the registry; None for another library's."""
-    problem: Problem
-    seconds: float
-    """Median."""
-    tflops: float
-    of_ceiling: float
-    ceiling: str
-    needs: dict[str, float] = dataclasses.field(default_factory=dict)
-    """Seconds that each resource needs by itself, where that is derived (:mod:`cufa.bench.bounds`)."""
-    predicted: float | None = None
-    """Seconds predicted from these."""
+from cufa.core.mask import FULL, Mask
+from cufa.dashboard.model.measurements import Measurement, of_rows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,10 +24,9 @@ class Evidence:
     recorded: str
     """Date and time, ISO 8601."""
     limits: Limits | None
-    rows: tuple[Measured, ...]
+    rows: tuple[Measurement, ...]
     stale: tuple[str, ...]
     """Kernels whose sources have changed since."""
-    decode: tuple[DecodeRow, ...] = ()
 
     @property
     def where(self) -> str:
@@ -58,13 +36,18 @@ class Evidence:
 
 def load(directory: Path | None = None) -> list[Evidence]:
     """All recorded evidence; empty when none is there. Raises ValueError for a damaged file."""
-    return list(_load(*state_of(directory or records.RECORDS_DIR)))
+    return list(_load(*_state_of(directory or records.RECORDS_DIR)))
+
+
+def measurements(directory: Path | None = None) -> list[Measurement]:
+    """All rows of all recorded evidence. Raises ValueError when a file is damaged."""
+    return [m for found in load(directory) for m in found.rows]
 
 
 State = tuple[Path, tuple[tuple[str, int, int], ...]]
 
 
-def state_of(directory: Path) -> State:
+def _state_of(directory: Path) -> State:
     """A folder and its records as they are now: what has been read of them holds until this changes."""
     stats = [(file.name, file.stat()) for file in sorted(directory.glob("*.json"))]
     return directory, tuple((name, found.st_mtime_ns, found.st_size) for name, found in stats)
@@ -77,50 +60,31 @@ def _load(directory: Path, _: object) -> tuple[Evidence, ...]:
 
 def _evidence(name: str, record: records.Json) -> Evidence:
     try:
-        limits = record.get("limits")
-        rows = tuple(_row(suite, row) for suite, found in record["suites"].items() for row in found["rows"])
-        environment = record["environment"]
-        stale = tuple(records.stale_kernels(record))
-        ceilings = Limits(**limits) if limits else None
+        limits, environment = record.get("limits"), record["environment"]
         return Evidence(
             name,
             environment["device"],
             environment.get("arch", ""),
             environment["recorded"],
-            ceilings,
-            rows,
-            stale,
-            tuple(decode_rows(record.get("decode", {}).get("rows", ()))),
+            Limits(**limits) if limits else None,
+            tuple(of_rows(record, "recorded", name)),
+            tuple(records.stale_kernels(record)),
         )
-    except (KeyError, TypeError) as error:
+    except (KeyError, TypeError, IndexError) as error:
         raise ValueError(f"{name}.json lacks {error}") from error
 
 
-def _row(suite: str, row: dict[str, Any]) -> Measured:
-    return Measured(
-        suite,
-        row["label"],
-        row.get("kernel"),
-        Problem(**row["problem"]),
-        row["p50_ns"] * 1e-9,
-        row["tflops"],
-        row["of_ceiling"],
-        row["ceiling"],
-        {name: ns * 1e-9 for name, ns in row.get("needs_ns", {}).items()},
-        row["predicted_ns"] * 1e-9 if "predicted_ns" in row else None,
-    )
-
-
-def speedups(rows: Iterable[Measured], slow: str, fast: str) -> dict[str, dict[int, float]]:
-    """Time of kernel ``slow`` over time of ``fast`` by length, for each set of shapes that differ only in
-    length and batch; the key says which."""
-    times: dict[tuple[str, Problem], dict[str, float]] = {}
-    for row in rows:
-        if row.kernel in (slow, fast) and row.problem.causal:
-            times.setdefault((row.suite, row.problem), {})[row.kernel] = row.seconds
+def speedups(rows: Iterable[Measurement], slow: str, fast: str, mask: Mask) -> dict[str, dict[int, float]]:
+    """Time of kernel ``slow`` over time of ``fast`` under one mask by length, for each set of shapes and regime that
+    differ only in length and batch; the key says which."""
+    times: dict[tuple[object, ...], dict[str, Measurement]] = {}
+    for m in rows:
+        if m.kernel in (slow, fast) and m.problem.mask == mask != FULL:
+            times.setdefault((m.suite, m.problem, m.regime), {})[m.kernel] = m
     found: dict[str, dict[int, float]] = {}
-    for (_, p), by_kernel in times.items():
+    for by_kernel in times.values():
         if len(by_kernel) == 2:
-            name = f"{p.dtype} d{p.head_dim}, {p.heads} heads"
-            found.setdefault(name, {})[p.seqlen_k] = by_kernel[slow] / by_kernel[fast]
+            p, regime = by_kernel[slow].problem, by_kernel[slow].regime
+            name = f"{p.dtype} d{p.head_dim}, {p.heads} heads, {regime}"
+            found.setdefault(name, {})[p.seqlen_k] = by_kernel[slow].seconds / by_kernel[fast].seconds
     return {name: dict(sorted(values.items())) for name, values in found.items()}

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from cufa import __version__
 from cufa.bench.records import FLOP_CONVENTION
 from cufa.bench.timing import as_nanoseconds
-from cufa.commands.common import rate_text, seconds_text
+from cufa.commands.common import seconds_text
 from cufa.dashboard.charts import compare, samples
 from cufa.dashboard.charts.compare import Point
 from cufa.dashboard.model.measurements import COLUMNS, Measurement
@@ -21,7 +21,7 @@ _MOST_FIGURES = 24
 
 
 def csv_text(rows: Sequence[Measurement]) -> str:
-    """One line a measurement; SI units, as the header says."""
+    """One line per measurement; SI units, as the header says."""
     out = io.StringIO()
     writer = csv.DictWriter(out, COLUMNS)
     writer.writeheader()
@@ -30,7 +30,7 @@ def csv_text(rows: Sequence[Measurement]) -> str:
 
 
 def json_lines(rows: Sequence[Measurement]) -> str:
-    """One object a measurement, with every sample."""
+    """One object per measurement, with every sample."""
     return "".join(
         json.dumps({**m.as_dict(), "samples_ns": as_nanoseconds(m.timing)}, ensure_ascii=False) + "\n"
         for m in rows
@@ -61,17 +61,18 @@ def _report(rows: Sequence[Measurement]) -> Iterator[str]:
     yield f"Medians and percentiles of every call. FLOP convention: {html.escape(FLOP_CONVENTION)}.</p>"
     script: bool | str = True  # once, inside the file
     curves = _curves(rows)
-    for family, series in curves.items():
-        figure = compare.by_length(series, LIGHT, "TFLOP/s (useful)")
+    for family, (title, series) in curves.items():
+        figure = compare.by_length(series, LIGHT, title)
         yield f"<h2>{html.escape(family)}</h2>"
         yield figure.to_html(full_html=False, include_plotlyjs=script, config={"displaylogo": False})
         script = False
-    groups: dict[tuple[str, str], list[Measurement]] = {}
+    groups: dict[tuple[object, ...], list[Measurement]] = {}
     for m in rows:
-        groups.setdefault((m.source, str(m.problem)), []).append(m)
-    for number, ((_, problem), found) in enumerate(groups.items()):
-        when = f"{html.escape(found[0].where)}, {found[0].recorded[11:16]} UTC"
-        yield f'<h2>{html.escape(problem)}</h2><p class="note">{when}</p>'
+        groups.setdefault(m.group, []).append(m)
+    for number, found in enumerate(groups.values()):
+        first = found[0]
+        when = f"{html.escape(first.where)}, {first.recorded[11:16]} UTC, measured {first.regime}"
+        yield f'<h2>{html.escape(first.case)}</h2><p class="note">{when}</p>'
         if number < _MOST_FIGURES:
             lanes = [(m.label, m.timing) for m in found]
             figure = samples.samples_figure(lanes, LIGHT)
@@ -81,29 +82,31 @@ def _report(rows: Sequence[Measurement]) -> Iterator[str]:
     yield "</body></html>"
 
 
-def _curves(rows: Sequence[Measurement]) -> dict[str, dict[str, list[Point]]]:
-    """{machine and family: {kernel: points}} of what was measured at three lengths or more."""
-    curves: dict[str, dict[str, list[Point]]] = {}
+def _curves(rows: Sequence[Measurement]) -> dict[str, tuple[str, dict[str, list[Point]]]]:
+    """{machine, family and regime: (axis title, {kernel: points})} of what was measured at three lengths or more."""
+    curves: dict[str, tuple[str, dict[str, list[Point]]]] = {}
     for m in rows:
-        series = curves.setdefault(f"{m.family}: {m.where}", {}).setdefault(m.label, [])
+        title = "TB/s" if m.operation.memory_bound else "TFLOP/s (useful)"
+        name = f"{m.family}, {m.regime}: {m.where}"
+        series = curves.setdefault(name, (title, {}))[1].setdefault(m.label, [])
         if all(p.length != m.problem.seqlen_k for p in series):  # rows come newest first
-            scale = m.tflops * m.timing.p50
-            text = f"{m.problem}<br>{rate_text(m.tflops)}"
-            series.append(
-                Point(m.problem.seqlen_k, m.tflops, scale / m.timing.p90, scale / m.timing.p10, text)
-            )
-    return {name: found for name, found in curves.items() if max(map(len, found.values())) >= 3}
+            value = m.gbytes / 1e3 if m.operation.memory_bound else m.tflops
+            low, high = (value * m.timing.p50 / t for t in (m.timing.p90, m.timing.p10))
+            series.append(Point(m.problem.seqlen_k, value, low, high, f"{m.case}<br>{m.speed}"))
+    return {name: found for name, found in curves.items() if max(map(len, found[1].values())) >= 3}
 
 
 def _table(rows: Sequence[Measurement]) -> Iterator[str]:
-    header = ("kernel", "tiles", "p50", "p10", "p90", "calls", "speed", "GB/s", "of the limit", "error")
+    header = ["kernel", "tiles", "p50", "p10", "p90", "calls", "speed", "GB/s", "of the limit", "error"]
+    header += ["clock, power and energy"] * any(m.load for m in rows)
     yield "<table><thead><tr>" + "".join(f"<th>{h}</th>" for h in header) + "</tr></thead><tbody>"
     for m in rows:
         times = (seconds_text(t) for t in (m.timing.p50, m.timing.p10, m.timing.p90))
         error = "not a number" if m.error is None else f"{m.error:.1e}"
-        cells = (
-            m.label, m.tiles, *times, str(len(m.timing.samples)), rate_text(m.tflops), f"{m.gbytes:.3g}",
+        cells = [
+            m.label, m.tiles, *times, str(len(m.timing.samples)), m.speed, f"{m.gbytes:.3g}",
             f"{m.of_ceiling:.0%} ({m.ceiling})", error,
-        )  # fmt: skip
+        ]  # fmt: skip
+        cells += [m.load_text] * (len(header) - len(cells))
         yield "<tr>" + "".join(f"<td>{html.escape(c)}</td>" for c in cells) + "</tr>"
     yield "</tbody></table>"

@@ -1,28 +1,35 @@
-"""Everything that was measured, from this machine's runs and from recorded evidence, as one list."""
+"""Everything that was measured, from this machine's runs and from recorded evidence, as one list.
+
+Rows of every operation and regime become a :class:`Measurement` in one place, :func:`of_rows`.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import datetime
 import functools
+import itertools
 from collections.abc import Iterable, Sequence
-from pathlib import Path
+from typing import Any
 
-from cufa.bench import records, timing
-from cufa.bench.evidence import timing_of
+from cufa.bench import timing
+from cufa.bench.cases import READ
+from cufa.bench.recorded import Recorded, rows_of
+from cufa.bench.regimes import Regime
 from cufa.bench.timing import Ratio, Timing
+from cufa.commands.common import rate_text
+from cufa.core.operation import OPERATIONS, Operation, Split
 from cufa.core.problem import Problem
-from cufa.dashboard.model import evidence
 from cufa.dashboard.worker.jobs import CPU, Json
 from cufa.dashboard.worker.store import Run
 
 #: Columns of the downloads, in this order, then the samples.
 COLUMNS = (
-    "id", "origin", "machine", "recorded", "suite", "kernel", "batch", "heads", "kv_heads", "seqlen_q",
-    "seqlen_k", "head_dim", "dtype", "precision", "mask", "p50_s", "p10_s", "p90_s", "samples", "tflops",
-    "gbytes_per_s", "of_ceiling", "ceiling", "max_error", "tiles",
+    "id", "origin", "machine", "recorded", "suite", "case", "operation", "kernel", "batch", "heads", "kv_heads",
+    "seqlen_q", "seqlen_k", "lengths", "head_dim", "dtype", "k_dtype", "precision", "mask", "softcap", "regime",
+    "p50_s", "p10_s", "p90_s", "samples", "tflops", "gbytes_per_s", "of_ceiling", "ceiling", "of_read",
+    "max_error", "tiles", "split", "joules", "tflop_per_joule", "watts", "clock_mhz",
 )  # fmt: skip
-
 
 #: Suites whose rows differ from others in more than length and batch, or in what is left out of a kernel.
 _APART = ("awkward", "ladder")
@@ -44,18 +51,153 @@ class Measurement:
     recorded: str
     """Date and time, ISO 8601, UTC."""
     label: str
-    problem: Problem
-    timing: Timing
-    tflops: float
-    gbytes: float
-    of_ceiling: float
-    ceiling: str
-    error: float | None
-    """None: the result held something that is no number."""
-    tiles: str
-    """Tile config in words; empty for another library's kernel."""
-    plan: str = ""
-    prepare_seconds: float | None = None
+    row: Recorded
+    of_read: float | None = None
+    """Share of what a plain read of as many bytes reached beside it; None: none was timed there."""
+
+    # --- The problem --------------------------------------------------------------------------------------
+
+    @property
+    def problem(self) -> Problem:
+        return self.row.problem
+
+    @property
+    def operation(self) -> Operation:
+        return OPERATIONS[self.problem.operation]
+
+    @property
+    def case(self) -> str:
+        """What it was measured as: the case's name, or the problem."""
+        return self.row.case or str(self.problem)
+
+    @property
+    def lengths(self) -> tuple[int, ...] | None:
+        """Valid keys of each sequence; None: all that there is room for, or not kept."""
+        found = self.row.json.get("lengths")
+        return None if found is None else tuple(found)
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """Two measurements of one key are of the same kernel, problem, lengths and regime."""
+        return self.label, self.problem, self.row.json["io_bytes"], self.regime
+
+    @property
+    def group(self) -> tuple[object, ...]:
+        """What it shares with those that it was measured with."""
+        return self.source, *self.row.group
+
+    # --- What was measured --------------------------------------------------------------------------------
+
+    @property
+    def regime(self) -> Regime:
+        return self.row.regime
+
+    @property
+    def timing(self) -> Timing:
+        return self.row.timing
+
+    @property
+    def seconds(self) -> float:
+        """Median."""
+        return self.row.p50_ns * 1e-9
+
+    @property
+    def tflops(self) -> float:
+        return self.row.tflops
+
+    @property
+    def gbytes(self) -> float:
+        """Effective traffic, GB/s."""
+        return 1e3 * self.row.tbytes
+
+    @property
+    def speed(self) -> str:
+        """The figure that says most of this operation: FLOP, or bytes, per second."""
+        if self.operation.memory_bound:
+            return f"{self.gbytes / 1e3:.2f} TB/s" if self.gbytes >= 100 else f"{self.gbytes:.3g} GB/s"
+        return rate_text(self.tflops)
+
+    @property
+    def of_ceiling(self) -> float:
+        """1.0: as fast as the ceiling allows. Of old records of decoding, a plain read is the ceiling."""
+        found = self.row.json["of_ceiling"]
+        return float(found if found is not None else self.of_read or 0.0)
+
+    @property
+    def ceiling(self) -> str:
+        return str(self.row.json["ceiling"] or "a plain read")
+
+    @property
+    def limit_allows(self) -> str:
+        """The ceiling as the subject of a sentence: what it allows."""
+        many = self.ceiling.endswith(("products", "exponentials"))
+        return f"{self.ceiling} {'allow' if many else 'allows'}"
+
+    @property
+    def error(self) -> float | None:
+        """None: the result held something that is no number."""
+        found = self.row.json["max_error"]
+        return None if found is None else float(found)
+
+    @property
+    def needs(self) -> dict[str, float]:
+        """Seconds that each resource needs by itself, where that is derived (:mod:`cufa.bench.bounds`)."""
+        return {name: ns * 1e-9 for name, ns in self.row.json.get("needs_ns", {}).items()}
+
+    @property
+    def predicted(self) -> float | None:
+        """Seconds predicted from these."""
+        found = self.row.json.get("predicted_ns")
+        return None if found is None else found * 1e-9
+
+    # --- How ----------------------------------------------------------------------------------------------
+
+    @property
+    def load(self) -> Json:
+        """How it ran alone: clock, watts, joules per call; empty where contenders took turns."""
+        return self.row.load
+
+    @property
+    def load_text(self) -> str:
+        """Clock, power and energy in words; "" where contenders took turns."""
+        load = self.load
+        parts = (
+            ("clock_mhz", "{:,.0f} MHz"), ("watts", "{:,.0f} W"), ("joules", "{:.3g} J per call"),
+            ("tflop_per_joule", "{:.3g} TFLOP per joule"),
+        )  # fmt: skip
+        said = [words.format(load[name]) for name, words in parts if load.get(name) is not None]
+        said += ["the host could not keep up: this is its time, not the kernel's"] * self.row.host_bound
+        return ", ".join(said)
+
+    @property
+    def kernel(self) -> str | None:
+        """Name in the registry; None for another library's."""
+        return self.row.json.get("kernel")
+
+    @property
+    def tiles(self) -> str:
+        """Tile config in words; empty for another library's kernel."""
+        config = self.row.json.get("config")
+        if not config:
+            return ""
+        warps = f", {config['num_warps']} warps" if config["num_warps"] else ""
+        return f"{config['block_q']}×{config['block_kv']}{warps}"
+
+    @property
+    def split(self) -> Split | None:
+        found = self.row.json.get("split")
+        return None if found is None else Split(**found)
+
+    @property
+    def plan(self) -> str:
+        return str(self.row.json.get("plan", ""))
+
+    @property
+    def prepare_seconds(self) -> float | None:
+        found = self.row.json.get("prepare_seconds")
+        return None if found is None else float(found)
+
+    # --- In words -----------------------------------------------------------------------------------------
 
     @property
     def where(self) -> str:
@@ -64,101 +206,79 @@ class Measurement:
 
     @property
     def mask(self) -> str:
-        return "causal" if self.problem.causal else "full"
+        return self.problem.scores_text
 
     @property
     def family(self) -> str:
         """What stays the same along a curve over sequence length."""
         p = self.problem
-        heads = str(p.heads) if p.group_size == 1 else f"{p.heads}/{p.kv_heads}"
-        precision = f" ({p.precision})" if p.precision == "tf32" else ""
         suite = self.suite.removeprefix("suite ")
+        parts = [f"head dim {p.head_dim}", f"{p.heads_text} heads"]
+        if self.operation.memory_bound:  # a batch is not made smaller as its sequences grow
+            parts = [f"{p.batch} × {p.seqlen_q} queries", *parts, str(p.lengths)]
+        elements = p.dtype if p.k_element is p.q_element else f"{p.dtype} over {p.k_element.name}"
+        parts += [f"{elements} (tf32)" if p.precision == "tf32" else elements, self.mask]
         apart = f"{suite}: " if suite in _APART else ""
-        return f"{apart}head dim {p.head_dim}, {heads} heads, {p.dtype}{precision}, {self.mask}"
+        return f"{self.operation.title}: {apart}{', '.join(parts)}"
 
     def as_dict(self) -> Json:
         """Flat, with :data:`COLUMNS` as keys; SI units."""
-        p, t = self.problem, self.timing
+        p, t, load = self.problem, self.timing, self.load
+        lengths = "" if self.lengths is None else " ".join(map(str, self.lengths))
+        split = f"{self.split.kind} {self.split.count}" if self.split else ""
         values = (
-            self.id, self.origin, self.machine, self.recorded, self.suite, self.label, p.batch, p.heads,
-            p.kv_heads, p.seqlen_q, p.seqlen_k, p.head_dim, p.dtype, p.precision, self.mask, t.p50, t.p10,
-            t.p90, len(t.samples), self.tflops, self.gbytes, self.of_ceiling, self.ceiling, self.error,
-            self.tiles,
+            self.id, self.origin, self.machine, self.recorded, self.suite, self.row.case, p.operation, self.label,
+            p.batch, p.heads, p.kv_heads, p.seqlen_q, p.seqlen_k, lengths, p.head_dim, p.dtype, p.k_element.name,
+            p.precision, str(p.mask), p.softcap, str(self.regime), t.p50, t.p10, t.p90, len(t.samples), self.tflops,
+            self.gbytes, self.of_ceiling, self.ceiling, self.of_read, self.error, self.tiles, split,
+            load.get("joules"), load.get("tflop_per_joule"), load.get("watts"), load.get("clock_mhz"),
         )  # fmt: skip
         return dict(zip(COLUMNS, values, strict=True))
 
 
+def of_rows(record: Json, origin: str, source: str, title: str = "", recorded: str = "") -> list[Measurement]:
+    """The rows of evidence, or of a run of this ``title`` and time. Raises KeyError, TypeError or ValueError when
+    the record is damaged. What is read is what later figures need, so that damage shows here."""
+    environment = record["environment"]
+    is_gpu = "arch" in environment
+    counted: dict[str, int] = {}
+    found = []
+    for _, group in itertools.groupby(rows_of(record), key=lambda row: row.group):
+        rows = list(group)
+        read = next((row for row in rows if row.label == READ), None)
+        for row in rows:
+            number = counted[row.suite] = counted.get(row.suite, -1) + 1
+            if row is read:
+                continue
+            m = Measurement(
+                ".".join(filter(None, (source, row.suite, str(number)))),
+                origin,
+                source,
+                row.suite or title,
+                environment["device"],
+                is_gpu,
+                recorded or environment["recorded"],
+                row.label if is_gpu else row.label.removesuffix(", 1 an SM"),  # a CPU has none
+                row,
+                read.p50_ns / row.p50_ns if read is not None else None,
+            )
+            _read(m)
+            found.append(m)
+    return found
+
+
+def _read(m: Measurement) -> tuple[Any, ...]:
+    return m.key, m.seconds, m.tflops, m.gbytes, m.of_ceiling, m.ceiling, m.error, m.row.json["samples_ns"][0]
+
+
 def of_run(run: Run) -> list[Measurement]:
-    """The rows of a run, finished or not. Raises KeyError or TypeError when its record is damaged."""
+    """The rows of a run, finished or not. Raises KeyError, TypeError or ValueError when its record is damaged."""
     if not run.rows:
         return []
-    environment = run.record["environment"]
-    recorded = run.submitted.isoformat()
-    is_gpu = run.job.device != CPU
     return [
-        _measurement(
-            row, f"{run.id}.{n}", "run", run.id, run.job.title, environment["device"], is_gpu, recorded
-        )
-        for n, row in enumerate(run.rows)
+        dataclasses.replace(m, is_gpu=run.job.device != CPU)
+        for m in of_rows(run.record, "run", run.id, run.job.title, run.submitted.isoformat())
     ]
-
-
-def of_evidence(directory: Path | None = None) -> list[Measurement]:
-    """All recorded evidence. Raises ValueError when a file is damaged."""
-    return list(_of_evidence(*evidence.state_of(directory or records.RECORDS_DIR)))
-
-
-@functools.lru_cache(4)
-def _of_evidence(directory: Path, _: object) -> tuple[Measurement, ...]:
-    found = []
-    for name, record in records.load_all(directory).items():
-        try:
-            environment = record["environment"]
-            for suite, content in record["suites"].items():
-                for n, row in enumerate(content["rows"]):
-                    key = f"{name}.{suite}.{n}"
-                    found.append(
-                        _measurement(
-                            row,
-                            key,
-                            "recorded",
-                            name,
-                            suite,
-                            environment["device"],
-                            "arch" in environment,
-                            environment["recorded"],
-                        )
-                    )
-        except (KeyError, TypeError) as error:
-            raise ValueError(f"{name}.json lacks {error}") from error
-    return tuple(found)
-
-
-def _measurement(
-    row: Json, key: str, origin: str, source: str, suite: str, machine: str, is_gpu: bool, recorded: str
-) -> Measurement:
-    config = row.get("config")
-    warps = f", {config['num_warps']} warps" if config and config["num_warps"] else ""
-    return Measurement(
-        key,
-        origin,
-        source,
-        suite,
-        machine,
-        is_gpu,
-        recorded,
-        row["label"] if is_gpu else row["label"].removesuffix(", 1 an SM"),  # a CPU has none
-        Problem(**row["problem"]),
-        timing_of(row),
-        row["tflops"],
-        row["gbytes_per_s"],
-        row["of_ceiling"],
-        row["ceiling"],
-        row["max_error"],
-        f"{config['block_q']}×{config['block_kv']}{warps}" if config else "",
-        row.get("plan", ""),
-        row.get("prepare_seconds"),
-    )
 
 
 @functools.lru_cache(4096)
@@ -167,12 +287,9 @@ def speedup(slow: Timing, fast: Timing) -> Ratio:
     return timing.speedup(slow, fast)
 
 
-def newest(found: Iterable[Measurement]) -> dict[tuple[str, Problem], Measurement]:
-    """The latest measurement of each kernel and problem."""
-    latest: dict[tuple[str, Problem], Measurement] = {}
-    for m in sorted(found, key=lambda m: _time(m.recorded)):
-        latest[(m.label, m.problem)] = m
-    return latest
+def newest(found: Iterable[Measurement]) -> dict[tuple[object, ...], Measurement]:
+    """The latest measurement of each key."""
+    return {m.key: m for m in sorted(found, key=lambda m: _time(m.recorded))}
 
 
 def _time(text: str) -> datetime.datetime:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 
+from cufa.bench import decode_cases
 from cufa.bench.suites import SUITES
 from cufa.core.architectures import Device
+from cufa.core.mask import CAUSAL, FULL, Band, Mask
 from cufa.core.problem import Problem, default_scale
 
 SUITE = "suite-"
 """Presets that are whole suites start with this."""
-DECODE = f"{SUITE}decode"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,41 +20,69 @@ class Preset:
     problem: Problem
 
 
-def _model(words: str, heads: int, kv_heads: int, seqlen: int, head_dim: int, causal: bool = True) -> Preset:
+def _model(
+    words: str, heads: int, kv_heads: int, seqlen: int, head_dim: int, mask: Mask = CAUSAL,
+    softcap: float | None = None,
+) -> Preset:  # fmt: skip
     problem = Problem(
-        1, heads, kv_heads, seqlen, seqlen, head_dim, "bfloat16", causal=causal, scale=default_scale(head_dim)
+        1, heads, kv_heads, seqlen, seqlen, head_dim, "bfloat16", mask, default_scale(head_dim), softcap
     )
     return Preset(words, problem)
 
 
-def presets() -> dict[str, Preset]:
-    """By their names in links; the first is for a CPU, the second for a GPU."""
-    small = Problem(1, 4, 4, 512, 512, 64, "float32", True, default_scale(64), "float32")
-    found = {"small": Preset("small: seconds on a laptop", small)}
-    forward = {}
-    for problem, _ in SUITES["forward"].cases(None):
-        mask = "causal" if problem.causal else "full"
-        length = f"{problem.seqlen_k // 1024}k"
-        name = f"forward-{problem.head_dim}-{length}-{mask}"
-        forward[name] = Preset(f"16k tokens × 2048: head dim {problem.head_dim}, {length}, {mask}", problem)
+def presets(operation: str = "forward") -> dict[str, Preset]:
+    """Those of one operation by their names in links; the first is for a CPU, the second for a GPU."""
+    found = {**_forward(), **_decode()}
+    return {name: preset for name, preset in found.items() if preset.problem.operation == operation}
+
+
+def _forward() -> dict[str, Preset]:
+    small = Problem(1, 4, 4, 512, 512, 64, "float32", CAUSAL, default_scale(64), precision="float32")
+    published = {}
+    for case in SUITES["forward"].cases(None):
+        p = case.problem
+        length = f"{p.seqlen_k // 1024}k"
+        words = f"16k tokens × 2048: head dim {p.head_dim}, {length}, {p.scores_text}"
+        published[f"forward-{p.head_dim}-{length}-{p.mask}"] = Preset(words, p)
     models = {
         "gpt2": _model("GPT-2: 12 heads, head dim 64", 12, 12, 1024, 64),
-        "bert": _model("BERT base: 12 heads, head dim 64, full", 12, 12, 512, 64, causal=False),
-        "vit": _model("ViT-B/16: 197 tokens, full", 12, 12, 197, 64, causal=False),
+        "bert": _model("BERT base: 12 heads, head dim 64, full", 12, 12, 512, 64, FULL),
+        "vit": _model("ViT-B/16: 197 tokens, full", 12, 12, 197, 64, FULL),
         "llama-8b": _model("Llama 3 8B: 32/8 heads, head dim 128", 32, 8, 8192, 128),
         "llama-70b": _model("Llama 3 70B: 64/8 heads, head dim 128", 64, 8, 8192, 128),
         "qwen-7b": _model("Qwen2.5 7B: 28/4 heads, head dim 128", 28, 4, 8192, 128),
-        "gemma-9b": _model("Gemma 2 9B: 16/8 heads, head dim 256", 16, 8, 4096, 256),
+        "mistral-7b": _model("Mistral 7B: 32/8 heads, window of 4,096", 32, 8, 16384, 128, Band(4095, 0)),
+        "gemma-9b": _model(
+            "Gemma 2 9B: 16/8 heads, head dim 256, soft cap 50", 16, 8, 4096, 256, softcap=50.0
+        ),
+        "gemma-9b-local": _model(
+            "Gemma 2 9B, local layers: window of 4,096, soft cap 50", 16, 8, 8192, 256, Band(4095, 0), 50.0
+        ),
     }
     first = "forward-128-4k-causal"
-    return found | {first: forward.pop(first)} | models | forward
+    return (
+        {"small": Preset("small: seconds on a laptop", small), first: published.pop(first)}
+        | models
+        | published
+    )
 
 
-def suites(device: Device | None) -> dict[str, str]:
-    """Suites that can run on the device, as presets."""
-    found = {
-        f"{SUITE}{name}": f"suite {name}: {suite.title}"
+def _decode() -> dict[str, Preset]:
+    small = decode_cases.make_decode(1, 8, 2, 1024, head_dim=64, dtype="float32")
+    found = {"small-cache": Preset("small: 1,024 cached tokens, seconds on a laptop", small)}
+    for batch, heads, kv_heads, capacity in sorted(decode_cases.PUBLISHED, key=lambda x: x[3] != 8 << 10):
+        length = f"{capacity >> 10}k"
+        problem = decode_cases.make_decode(batch, heads, kv_heads, capacity)
+        words = f"{batch} × {heads}/{kv_heads} heads, {length} cached tokens"
+        found[f"decode-{batch}-{heads}-{kv_heads}-{length}"] = Preset(words, problem)
+    window = decode_cases.make_decode(1, 32, 8, 128 << 10, mask=Band(1023, 0))
+    return found | {"decode-window": Preset("1 × 32/8 heads, window of 1,024 in 128k cached tokens", window)}
+
+
+def suites(device: Device | None, operation: str = "forward") -> dict[str, str]:
+    """Suites of one operation that can run on the device, as presets."""
+    return {
+        f"{SUITE}{name}": f"suite {name}: {suite.title.removeprefix(f'{operation}: ')}"
         for name, suite in SUITES.items()
-        if device is not None or not suite.gpu_only
+        if suite.operation == operation and (device is not None or not suite.gpu_only)
     }
-    return found if device is None else found | {DECODE: "suite decode: a query token against a long cache"}

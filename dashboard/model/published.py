@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 
-from cufa.bench.runner import Contender
-from cufa.bench.suites import SUITES, Case, contenders, make
+from cufa.bench.cases import Case, Contender, contenders
+from cufa.bench.suites import SUITES, make
 from cufa.core.architectures import Device
+from cufa.core.mask import CAUSAL
 from cufa.kernels import TileConfig
 
 #: The machine and code of the first two tables.
@@ -16,7 +17,7 @@ A10 = "a FlashAttention-1 kernel on an A10 (600 GB/s)"
 
 @dataclasses.dataclass(frozen=True)
 class VersionPoint:
-    """FA1 to FA2, causal, head dim 64, batch 2, 4 heads."""
+    """FA1 to FA2 under :data:`VERSIONS_MASK`, head dim 64, batch 2, 4 heads."""
 
     seqlen: int
     fa1_ms: float
@@ -24,6 +25,8 @@ class VersionPoint:
     speedup: float
     """As published; rounded times divide to nearly the same."""
 
+
+VERSIONS_MASK = CAUSAL
 
 VERSIONS = (
     VersionPoint(512, 0.097, 0.092, 1.06),
@@ -60,13 +63,12 @@ TRAFFIC_PEAK = 600.0
 def version_cases(device: Device | None) -> tuple[Case, ...]:
     """The first table, to be measured on a device (None: the CPU): the suite's shapes, in the type of FA1."""
     wanted = {x.seqlen: x for x in VERSIONS}
-    cases = [
-        (p, tuple(c for c in found if c.label in ("fa1", "fa2")))
-        for p, found in SUITES["versions"].cases(device)
-    ]
-    return tuple(
-        (p, found) for p, found in cases if p.heads == 4 and len(found) == 2 and p.seqlen_k in wanted
-    )
+    found = []
+    for case in SUITES["versions"].cases(device):
+        both = tuple(c for c in case.contenders if c.label in ("fa1", "fa2"))
+        if case.problem.heads == 4 and len(both) == 2 and case.problem.seqlen_k in wanted:
+            found.append(dataclasses.replace(case, contenders=both))
+    return tuple(found)
 
 
 def block_cases(device: Device | None) -> tuple[Case, ...]:
@@ -75,12 +77,10 @@ def block_cases(device: Device | None) -> tuple[Case, ...]:
         return tuple(SUITES["fa1-blocks"].cases(device))[:1]
     sizes = dict.fromkeys((q, kv) for q, kv, _ in (BLOCK_WINNER, *BLOCK_LOSERS))
     configs = (TileConfig(q, kv, num_warps=0) for q, kv in sizes)
-    return ((make(2, 8, 1024, 64, "float32", False), tuple(Contender("fa1", c) for c in configs)),)
+    return (Case(make(2, 8, 1024, 64, "float32"), tuple(Contender("fa1", c) for c in configs)),)
 
 
 def traffic_cases(device: Device | None) -> tuple[Case, ...]:
     """The third table."""
     dtype = "float16" if device else "float32"
-    return tuple(
-        (make(x.batch, x.heads, x.seqlen, 64, dtype, False), contenders("fa1", "fa2")) for x in TRAFFIC
-    )
+    return tuple(Case(make(x.batch, x.heads, x.seqlen, 64, dtype), contenders("fa1", "fa2")) for x in TRAFFIC)

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cufa.backends import cpu
+from cufa.core.mask import FULL, Band, Mask
 from cufa.core.problem import Problem, default_scale
 from cufa.core.schedule import Schedule
 from cufa.kernels import TileConfig
@@ -18,7 +19,7 @@ Floats = npt.NDArray[np.float32]
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """One tile; arrays have one entry a row of the query block."""
+    """One tile; arrays have one entry per row of the query block."""
 
     kv_block: int
     m_before: Floats
@@ -27,21 +28,27 @@ class Step:
     l_after: Floats
 
 
-def observe_rows(schedule: Schedule, q_block: int, head_dim: int, seed: int = 0) -> list[Step]:
-    """Run the rows of one query block through the CPU path, in the order of FlashAttention-2's inner loop.
+def observe_rows(
+    schedule: Schedule, q_block: int, head_dim: int, softcap: float | None = None, seed: int = 0
+) -> list[Step]:
+    """Run the rows of one query block through the CPU path, in the order of the key blocks.
 
-    Inputs are standard normal. Only this block's rows, and the keys that its last row can see, are computed,
-    so the length of the problem does not matter. Tiles beyond those keys change nothing and are not listed.
+    Inputs are standard normal. Only this block's rows, and the key tiles that some of them see, are computed, so
+    the length of the problem does not matter. Other tiles change nothing and are not listed.
     """
-    rows = min((q_block + 1) * schedule.block_q, schedule.seqlen_q) - q_block * schedule.block_q
-    last_row = q_block * schedule.block_q + rows
-    keys = schedule.seqlen_k
-    if schedule.causal:  # the same diagonal, in a problem that ends with this block
-        keys = min(last_row + schedule.seqlen_k - schedule.seqlen_q, schedule.seqlen_k)
+    first_row = q_block * schedule.block_q
+    rows = min(first_row + schedule.block_q, schedule.seqlen_q) - first_row
+    seen = dataclasses.replace(schedule, skip_masked_tiles=True).ranges
+    first_tile, end = int(seen.first[q_block]), int(seen.end[q_block])
+    first_key = first_tile * schedule.block_kv
+    keys = min(end * schedule.block_kv, schedule.seqlen_k) - first_key
     if keys < 1:
         return []
+    first, last = schedule.mask.edges(schedule.seqlen_q, schedule.seqlen_k)
+    shift = first_row - first_key
+    mask = _band(None if first is None else first + shift, None if last is None else last + shift)
     problem = Problem(
-        1, 1, 1, rows, keys, head_dim, "float32", schedule.causal, default_scale(head_dim), "float32"
+        1, 1, 1, rows, keys, head_dim, "float32", mask, default_scale(head_dim), softcap, "float32"
     )
     config = TileConfig(schedule.block_q, schedule.block_kv, num_warps=0)
     plan = make_plan(problem, None, "fa2", config)
@@ -51,7 +58,14 @@ def observe_rows(schedule: Schedule, q_block: int, head_dim: int, seed: int = 0)
     steps: list[Step] = []
 
     def observer(batch: int, head: int, i: int, j: int, *state: Floats) -> None:
-        steps.append(Step(j, *(np.array(x, np.float32) for x in state)))
+        steps.append(Step(first_tile + j, *(np.array(x, np.float32) for x in state)))
 
     cpu.run(plan, q, k, v, np.empty_like(q), None, observer=observer)
-    return steps
+    return sorted(steps, key=lambda step: step.kv_block)
+
+
+def _band(first: int | None, last: int | None) -> Mask:
+    """The mask under which row i sees keys i + first … i + last."""
+    if last is not None:
+        return Band(None if first is None else last - first, 0, diagonal=last)
+    return FULL if first is None else Band(0, None, diagonal=first)

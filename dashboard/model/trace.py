@@ -14,13 +14,13 @@ from cufa.core.schedule import Schedule
 from cufa.dashboard.model.launch import WHOLE_HEAD, Blocks, Timeline
 
 Records = npt.NDArray[Any]
-"""Of dtype :data:`cufa.core.params.TRACE_RECORD`: one entry a query block and head."""
+"""Of dtype :data:`cufa.core.params.TRACE_RECORD`: one entry per query block and head."""
 
 
 def measured_timeline(records: Records, num_sms: int, whole_heads: bool = False) -> Timeline:
     """In order of block number; microseconds from the first start.
 
-    One entry a record, or with ``whole_heads`` one a thread block: an FA1 block works on all query blocks of
+    One entry per record, or with ``whole_heads`` one per thread block, where a block works on all query blocks of
     its head in turns.
     """
     assert records.dtype == TRACE_RECORD
@@ -71,10 +71,13 @@ def disagreements(records: Records, schedule: Schedule) -> list[str]:
         return [
             f"the trace has query block {q_block.max()}, the schedule only {schedule.num_q_blocks} of them"
         ]
+    ranges = schedule.ranges
     expected = {
-        "tiles_visited": schedule.visits,
-        "tiles_skipped": schedule.num_kv_blocks - schedule.visits,
-        "tiles_unmasked": schedule.unmasked,
+        "first_tile": ranges.first,
+        "tiles_visited": ranges.count,
+        "tiles_skipped": schedule.num_kv_blocks - ranges.count,
+        "first_clear": ranges.clear_first,
+        "tiles_clear": ranges.clear,
     }
     found = []
     for field, prediction in expected.items():

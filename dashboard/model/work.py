@@ -8,8 +8,11 @@ from collections.abc import Iterable
 import numpy as np
 import numpy.typing as npt
 
+from cufa.core.mask import Mask
 from cufa.core.problem import Problem
 from cufa.core.schedule import Schedule, Tile
+
+Ints = npt.NDArray[np.int64]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,28 +49,34 @@ def class_counts(schedule: Schedule) -> dict[Tile, int]:
     return {tile: int(counts[tile]) for tile in Tile}
 
 
-def wanted_scores(schedule: Schedule, step: int = 1) -> npt.NDArray[np.int64]:
-    """Scores of one head that the mask lets through, in every square of ``step`` × ``step`` tiles."""
+def wanted_scores(schedule: Schedule, step: int = 1) -> Ints:
+    """Scores of one head that the mask lets through, in every square of ``step`` × ``step`` tiles: of a band,
+    those on or below its last diagonal, less those below its first."""
     height, width = schedule.block_q * step, schedule.block_kv * step
     top = np.arange(0, schedule.seqlen_q, height)[:, None]
     left = np.arange(0, schedule.seqlen_k, width)[None, :]
     bottom = np.minimum(top + height, schedule.seqlen_q)
     columns = np.minimum(width, schedule.seqlen_k - left)
-    if not schedule.causal:
-        return (bottom - top) * columns
-    # A row sees one column more than the row above it, from none to all: a sum of consecutive numbers.
-    offset = schedule.seqlen_k - schedule.seqlen_q - left
+    first, last = schedule.mask.edges(schedule.seqlen_q, schedule.seqlen_k)
 
-    def up_to(row: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Of all rows before this one, counted from where the boundary enters the square."""
-        seen = np.clip(row + offset, 0, columns)
-        return seen * (seen + 1) // 2 + columns * np.maximum(row + offset - columns, 0)
+    def up_to(diagonal: int) -> Ints:
+        """Scores of each square with key - query ≤ diagonal."""
 
-    return up_to(bottom) - up_to(top)
+        def before(row: Ints) -> Ints:
+            """Of all rows before this one, counted from where the diagonal enters the square: a row has one
+            score more than the row above it, from none to all, a sum of consecutive numbers."""
+            entered = row + diagonal - left
+            seen = np.clip(entered, 0, columns)
+            return seen * (seen + 1) // 2 + columns * np.maximum(entered - columns, 0)
+
+        return before(bottom) - before(top)
+
+    wanted = (bottom - top) * columns if last is None else up_to(last)
+    return wanted if first is None else wanted - up_to(first - 1)
 
 
 def skip_speedup(schedule: Schedule) -> float:
-    """All tiles over visited tiles: what causal skipping alone can gain if tiles cost alike."""
+    """All tiles over visited tiles: what skipping alone can gain if tiles cost alike."""
     return schedule.total / schedule.visited if schedule.visited else 1.0
 
 
@@ -77,3 +86,10 @@ def skip_speedups(schedule: Schedule, lengths: Iterable[int]) -> list[float]:
         skip_speedup(dataclasses.replace(schedule, seqlen_q=n, seqlen_k=n, skip_masked_tiles=True))
         for n in lengths
     ]
+
+
+def skip_limit(mask: Mask, length: int = 1 << 24) -> float:
+    """What :func:`skip_speedup` tends to with the length, infinite for a window bounded on both sides."""
+    visible = mask.visible_scores(length, length)
+    limit = length * length / visible if visible else float("inf")
+    return round(limit, 3) if limit < 100 else float("inf")

@@ -1,8 +1,10 @@
 """Decode: what splitting the keys does to queries of one token or a few."""
 
-from cufa.dashboard import page
+import streamlit as st
+
+from cufa.dashboard import engine, page
 from cufa.dashboard.state import Controls
-from cufa.dashboard.views import decode_measured, decode_ragged, decode_view, run_live
+from cufa.dashboard.views import rates_view, run_live, splits_ragged, splits_view
 
 palette = page.begin(
     "Decode",
@@ -10,11 +12,17 @@ palette = page.begin(
     "unless the keys are split over thread blocks.",
 )
 controls = Controls("decode")
-choice = decode_view.choose(controls)
-found = decode_measured.load()
+choice = splits_view.choose(controls)
+found = [m for m in engine.all_measurements() if m.operation.splits]
 if choice is not None:
-    decode_view.show_splits(choice, controls, found, palette)
-    decode_ragged.show(choice, controls, found, palette)
-decode_measured.show(controls, found, palette)
+    splits_view.show_splits(choice, controls, found, palette)
+    splits_ragged.show(choice, controls, found, palette)
+st.header("Measured", anchor=False)
+words = {f"{m.source}, {m.regime}": rates_view.source_words(m) for m in found}
+if words:
+    chosen = controls.choice("record", "Measured", words)
+    rates_view.show([m for m in found if f"{m.source}, {m.regime}" == chosen], "decode.measured", palette)
+else:
+    page.verdict("No decoding is recorded in this version yet.", "warn", small=True)
 controls.finish()
 run_live.redraw_when_done()

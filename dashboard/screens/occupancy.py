@@ -6,7 +6,7 @@ from cufa.dashboard.views import occupancy_view
 
 palette = page.begin(
     "Occupancy",
-    "Blocks and warps that fit an SM at a time, from registers and shared memory of the kernels as "
+    "Blocks and warps that fit one SM at a time, from registers and shared memory of the kernels as "
     "compiled on this machine. No GPU is needed.",
 )
 controls = Controls("occupancy")

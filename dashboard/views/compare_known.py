@@ -6,8 +6,10 @@ from collections.abc import Sequence
 
 import streamlit as st
 
-from cufa.bench.suites import Case
+from cufa.bench.cases import Case
+from cufa.bench.regimes import Regime
 from cufa.commands.common import seconds_text
+from cufa.core.problem import Problem
 from cufa.dashboard import engine, page
 from cufa.dashboard.charts import compare as charts
 from cufa.dashboard.charts.compare import Point
@@ -55,15 +57,14 @@ def _reproduce(title: str, name: str, cases: tuple[Case, ...], device: str) -> N
 
 
 def _on(found: Sequence[Measurement], cases: tuple[Case, ...]) -> list[Measurement]:
-    """The newest measurements of these shapes, any data type."""
-    shapes = {_shape(problem) for problem, _ in cases}
-    return [m for m in newest(found).values() if _shape(m.problem) in shapes]
+    """The newest measurements of these shapes, any data type, in turns."""
+    shapes = {_shape(case.problem) for case in cases}
+    in_turns = (m for m in found if m.regime is Regime.IN_TURNS)
+    return [m for m in newest(in_turns).values() if _shape(m.problem) in shapes]
 
 
-def _shape(p: object) -> tuple[object, ...]:
-    return tuple(
-        getattr(p, name) for name in ("batch", "heads", "seqlen_q", "seqlen_k", "head_dim", "causal")
-    )
+def _shape(p: Problem) -> tuple[object, ...]:
+    return p.operation, p.shapes, p.mask
 
 
 def _show_versions(
@@ -88,7 +89,7 @@ def _show_versions(
             ratio = speedup(slow.timing, fast.timing)
             text = (
                 f"{seconds_text(slow.timing.p50)} → {seconds_text(fast.timing.p50)}: {ratio}<br>"
-                f"{fast.problem.dtype}, {fast.where}"
+                f"{fast.problem.dtype}, {fast.regime}, {fast.where}"
             )
             point = Point(fast.problem.seqlen_k, ratio.value, ratio.low, ratio.high, text)
             series.setdefault(f"{fast.problem.dtype}, {fast.where}", []).append(point)
@@ -121,8 +122,8 @@ def _show_versions(
     )
     page.figure(figure, "compare.versions", alt)
     st.caption(
-        f"Published: {published.TRITON_A10G}, causal, head dim 64, batch 2, 4 heads. The published gain "
-        "mixes skipping with better parallelism: the larger the card, the more of it FA1's one block a head "
+        f"Published: {published.TRITON_A10G}, {published.VERSIONS_MASK}, head dim 64, batch 2, 4 heads. The "
+        "published gain mixes skipping with better parallelism: the larger the card, the more of it FA1's one block per head "
         "leaves idle; on a CPU only the skipped tiles and the order of the loops differ."
     )
     _reproduce("FA1 to FA2", "versions", cases, device)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import streamlit as st
 
-from cufa.bench.peers import PEERS
+from cufa.bench.regimes import Regime
 from cufa.commands.common import rate_text, seconds_text
 from cufa.dashboard import page
 from cufa.dashboard.charts import compare as charts
@@ -16,7 +16,7 @@ from cufa.dashboard.model.measurements import Measurement, machine_key, machines
 from cufa.dashboard.state import Controls
 from cufa.dashboard.theme import Palette
 
-_METRICS = {"tflops": "TFLOP/s", "time": "time", "gbytes": "GB/s"}
+_METRICS = {"tflops": "TFLOP/s", "time": "time", "gbytes": "GB/s", "joules": "energy"}
 
 
 def choose_machine(controls: Controls, found: Sequence[Measurement]) -> list[Measurement]:
@@ -27,20 +27,28 @@ def choose_machine(controls: Controls, found: Sequence[Measurement]) -> list[Mea
 
 
 def show_lengths(controls: Controls, found: Sequence[Measurement], palette: Palette) -> None:
-    """TFLOP/s, time or GB/s by length, and the speed-up over a baseline."""
-    latest = list(newest(found).values())
+    """FLOP, time or bytes by length, and the speed-up over a baseline; of one regime, for times of different regimes
+    are not compared."""
+    left, right = st.columns([2.2, 3])
+    regimes = list(dict.fromkeys(str(m.regime) for m in found))
+    with left:
+        help_text = "  \n".join(f"**{name}**: {Regime(name).how}" for name in regimes)
+        regime = Regime(controls.choice("regime", "Regime", regimes, segmented=True, help=help_text))
+    latest = list(newest(m for m in found if m.regime is regime).values())
     families: dict[str, list[Measurement]] = {}
     for m in latest:
         families.setdefault(m.family, []).append(m)
     ranked = sorted(families, key=lambda name: _interest(families[name]), reverse=True)
-    columns = st.columns([3, 1.6, 1.4])
-    with columns[0]:
+    with right:
         family = controls.choice("shapes", "Shapes", ranked)
     rows = families[family]
     labels = list(dict.fromkeys(m.label for m in rows))
+    metrics = {name: words for name, words in _METRICS.items() if name != "joules" or any(map(_joules, rows))}
+    columns = st.columns([2.2, 1.4, 1.6])
+    with columns[0]:
+        usual = "gbytes" if rows[0].operation.memory_bound else "tflops"
+        metric = controls.choice("metric", "Figure", metrics, usual, segmented=True)
     with columns[1]:
-        metric = controls.choice("metric", "Figure", _METRICS, segmented=True)
-    with columns[2]:
         base = controls.choice("base", "Baseline", labels, _slowest(rows))
     shown = controls.several("show", "Kernels", labels, labels)
     rows = [m for m in rows if m.label in shown]
@@ -51,11 +59,18 @@ def show_lengths(controls: Controls, found: Sequence[Measurement], palette: Pale
     _show_speedup(families[family], [x for x in shown if x != base], base, labels, palette)
 
 
-def _interest(rows: Sequence[Measurement]) -> tuple[bool, int, bool, bool]:
-    """What people ask for first: a curve that another library is on, long, at head dim 128, causal."""
-    lengths = {m.problem.seqlen_k for m in rows}
-    has_peer = any(m.label in PEERS for m in rows) and len(lengths) > 1
-    return has_peer, len(lengths), rows[0].problem.head_dim == 128, rows[0].problem.causal
+def _interest(rows: Sequence[Measurement]) -> tuple[bool, bool, int, bool, bool]:
+    """What people ask for first: a curve that another library is on, of an operation that computes, long, at head
+    dim 128, under a mask."""
+    lengths, first = {m.problem.seqlen_k for m in rows}, rows[0]
+    has_peer = any(m.row.is_peer for m in rows) and len(lengths) > 1
+    computes = not first.operation.memory_bound
+    return has_peer, computes, len(lengths), first.problem.head_dim == 128, first.problem.mask_kind != "full"
+
+
+def _joules(m: Measurement) -> float:
+    """Per call; 0 where it was not measured."""
+    return float(m.load.get("joules") or 0.0)
 
 
 def _slowest(rows: Sequence[Measurement]) -> str:
@@ -64,34 +79,73 @@ def _slowest(rows: Sequence[Measurement]) -> str:
 
 
 def _show_metric(rows: Sequence[Measurement], metric: str, names: Sequence[str], palette: Palette) -> None:
-    best = max(rows, key=lambda m: m.tflops)
+    best = max(rows, key=lambda m: m.gbytes if m.operation.memory_bound else m.tflops)
     page.verdict(
-        f"{best.label} is the fastest: {rate_text(best.tflops)} at {best.problem.seqlen_k:,} keys, "
-        f"{min(best.of_ceiling, 1):.0%} of what {best.ceiling} allow.",
+        f"{best.label} is the fastest {best.regime}: {best.speed} at {best.problem.seqlen_k:,} keys, "
+        f"{min(best.of_ceiling, 1):.0%} of what {best.limit_allows}.",
         tag=_tag(best),
     )
-    factor, unit = unit_for(max(m.timing.p50 for m in rows))
+    factor, unit = unit_for(max(m.seconds for m in rows))
     if metric == "tflops":
         factor, unit = (1e3, "GFLOP/s") if best.tflops < 1 else (1.0, "TFLOP/s")
     series: dict[str, list[Point]] = {}
-    for m in rows:
+    for m in rows if metric != "joules" else filter(_joules, rows):
         series.setdefault(m.label, []).append(_point(m, metric, factor))
-    title = {"time": f"time ({unit})", "tflops": f"{unit} (useful)", "gbytes": "GB/s (q, k, v, o once)"}[
-        metric
-    ]
+    title = {
+        "time": f"time ({unit})",
+        "tflops": f"{unit} (useful)",
+        "gbytes": "GB/s (every operand once)",
+        "joules": "TFLOP per joule",
+    }[metric]
     figure = charts.by_length(series, palette, title, names=names)
     page.figure(figure, "compare.lengths", _describe(series, title))
-    st.caption(f"Measured on **{best.where}**. Bars are p10 to p90. {_where_from(rows)}")
+    bars = "" if metric == "joules" else " Bars are p10 to p90."
+    st.caption(f"Measured {best.regime} on **{best.where}**: {best.regime.how}{bars} {_where_from(rows)}")
+    _show_loads(rows)
+
+
+def _show_loads(rows: Sequence[Measurement]) -> None:
+    """Clock, power and energy, which belong to every sustained time."""
+    lines = [
+        {
+            "kernel": m.label,
+            "keys": f"{m.problem.seqlen_k:,}",
+            "time": seconds_text(m.seconds),
+            "speed": m.speed,
+            **load_cells(m),
+        }
+        for m in sorted(rows, key=lambda m: (m.problem.seqlen_k, m.label))
+        if m.load
+    ]
+    if lines:
+        with st.expander("Clock, power and energy of each", icon=":material/bolt:"):
+            st.dataframe(lines, hide_index=True)
+
+
+def load_cells(m: Measurement) -> dict[str, str]:
+    """For a table; dashes where contenders took turns, or nothing was told."""
+    load = m.load
+    columns = (
+        ("clock", "clock_mhz", "{:,.0f} MHz"),
+        ("power", "watts", "{:,.0f} W"),
+        ("energy per call", "joules", "{:.3g} J"),
+        ("TFLOP per joule", "tflop_per_joule", "{:.3g}"),
+    )
+    return {name: "–" if load.get(key) is None else text.format(load[key]) for name, key, text in columns}
 
 
 def _point(m: Measurement, metric: str, factor: float) -> Point:
     t = m.timing
+    load = f"<br>{m.load_text}" if m.load_text else ""
     text = (
-        f"{m.problem}<br>{seconds_text(t.p50)}, {rate_text(m.tflops)}, {m.gbytes:.3g} GB/s<br>"
-        f"{m.of_ceiling:.0%} of the limit by {m.ceiling}<br>{m.where}"
+        f"{m.case}<br>{seconds_text(t.p50)}, {rate_text(m.tflops)}, {m.gbytes:.3g} GB/s<br>"
+        f"{m.of_ceiling:.0%} of the limit by {m.ceiling}{load}<br>{m.regime}; {m.where}"
     )
     if metric == "time":
         return Point(m.problem.seqlen_k, factor * t.p50, factor * t.p10, factor * t.p90, text)
+    if metric == "joules":
+        value = float(m.load["tflop_per_joule"])
+        return Point(m.problem.seqlen_k, value, value, value, text)
     value = factor * m.tflops if metric == "tflops" else m.gbytes
     return Point(m.problem.seqlen_k, value, value * t.p50 / t.p90, value * t.p50 / t.p10, text)
 
@@ -117,20 +171,22 @@ def _show_speedup(
     title = f"time of {base} ÷ time"
     figure = charts.by_length(series, palette, title, reference=(1.0, f"1×: {base}"), ratio=True, names=names)
     page.figure(figure, "compare.speedup", _describe(series, title))
-    st.caption("Ratio of medians; bars are 95% bootstrap intervals over the samples.")
+    st.caption(
+        f"Ratio of medians of times measured {rows[0].regime}; bars are 95% bootstrap intervals over the samples."
+    )
 
 
 def speedups(rows: Sequence[Measurement], shown: Sequence[str], base: str) -> dict[str, list[Point]]:
     """Speed-up of each kernel over the baseline, on the shapes that both were measured on."""
-    by_key = {(m.label, m.problem): m for m in rows}
+    by_key = {m.key: m for m in rows}
     series: dict[str, list[Point]] = {}
-    for (label, problem), m in by_key.items():
-        slow = by_key.get((base, problem))
+    for (label, *same), m in by_key.items():
+        slow = by_key.get((base, *same))
         if label in shown and slow is not None:
             ratio = speedup(slow.timing, m.timing)
-            text = f"{problem}<br>{ratio} over {base}<br>{m.where}"
-            point = Point(problem.seqlen_k, ratio.value, ratio.low, ratio.high, text)
-            series.setdefault(label, []).append(point)
+            text = f"{m.case}<br>{ratio} over {base}, {m.regime}<br>{m.where}"
+            point = Point(m.problem.seqlen_k, ratio.value, ratio.low, ratio.high, text)
+            series.setdefault(m.label, []).append(point)
     return series
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import streamlit as st
 
 from cufa.bench.timing import Ratio
-from cufa.commands.common import rate_text, seconds_text
+from cufa.commands.common import seconds_text
 from cufa.dashboard import page
 from cufa.dashboard.charts import difference as charts
 from cufa.dashboard.charts import samples
@@ -16,8 +16,10 @@ from cufa.dashboard.model import export
 from cufa.dashboard.model.measurements import Measurement, speedup
 from cufa.dashboard.state import Controls
 from cufa.dashboard.theme import Palette
+from cufa.dashboard.views.compare_view import load_cells
 
 _ORIGINS = {"all": "all", "run": "runs here", "recorded": "recorded evidence"}
+_ALL = "all"
 _MOST_PAIRS = 24
 _TABLE = "history.table"
 
@@ -28,42 +30,58 @@ def choose_rows(controls: Controls, found: Sequence[Measurement]) -> list[Measur
         columns = st.columns([2.4, 1.6, 2])
         with columns[0]:
             origin = controls.choice("from", "From", _ORIGINS, segmented=True)
+            operation = _one_of(
+                controls, "op", "Operation", {m.operation.name: m.operation.title for m in found}
+            )
         labels = list(dict.fromkeys(m.label.partition(" ")[0] if m.tiles else m.label for m in found))
         with columns[1]:
             kernels = controls.several("kernels", "Kernels (empty: all)", labels, [])
+            regime = _one_of(controls, "regime", "Regime", {str(m.regime): str(m.regime) for m in found})
         machines = list(dict.fromkeys(m.machine for m in found))
         with columns[2]:
             chosen = controls.several("machines", "Machines (empty: all)", machines, [])
+            masks = controls.several(
+                "masks", "Masks (empty: all)", list(dict.fromkeys(m.mask for m in found)), []
+            )
     kept = [
         m
         for m in found
         if origin in ("all", m.origin)
         and (not kernels or m.label in kernels or m.label.partition(" ")[0] in kernels)
         and (not chosen or m.machine in chosen)
+        and operation in (_ALL, m.operation.name)
+        and regime in (_ALL, m.regime)
+        and (not masks or m.mask in masks)
     ]
     return sorted(kept, key=lambda m: m.recorded, reverse=True)
 
 
+def _one_of(controls: Controls, name: str, label: str, words: dict[str, str]) -> str:
+    """One of what there is, or all of it; no control where there is only one."""
+    return controls.choice(name, label, {_ALL: _ALL, **words}, segmented=True) if len(words) > 1 else _ALL
+
+
 def show_table(rows: Sequence[Measurement]) -> None:
-    """One line a measurement."""
+    """One line per measurement."""
     kernels = len({m.label for m in rows})
     dates = sorted(m.recorded[:10] for m in rows)
-    page.verdict(
-        f"{len(rows):,} measurements of {kernels} kernels, {dates[0]} to {dates[-1]}."
-        if dates[0] != dates[-1]
-        else f"{len(rows):,} measurements of {kernels} kernels, {dates[0]}.",
-    )
+    when = dates[0] if dates[0] == dates[-1] else f"{dates[0]} to {dates[-1]}"
+    page.verdict(f"{_count(len(rows), 'measurement')} of {_count(kernels, 'kernel')}, {when}.")
+    alone = any(m.load for m in rows)
     lines = [
         {
             "#": number,
             "kernel": m.label,
-            "problem": str(m.problem),
+            "problem": m.case,
+            "mask": m.mask,
+            "regime": str(m.regime),
             "p50": seconds_text(m.timing.p50),
-            "speed": rate_text(m.tflops),
+            "speed": m.speed,
             "% of limit": f"{m.of_ceiling:.0%}",
             "error": "NaN" if m.error is None else f"{m.error:.1e}",
             "p10–p90": f"{seconds_text(m.timing.p10)} – {seconds_text(m.timing.p90)}",
             "recorded": m.recorded[:16].replace("T", " "),
+            **(load_cells(m) if alone else {}),
             "from": _ORIGINS[m.origin],
             "machine": f"{m.machine}{'' if m.is_gpu else ' (CPU)'}",
         }
@@ -77,6 +95,10 @@ def show_table(rows: Sequence[Measurement]) -> None:
         on_select=lambda: _take_picked([m.id for m in rows]),
         selection_mode="multi-row",
     )
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'s' * (number != 1)}"
 
 
 def _take_picked(ids: Sequence[str]) -> None:
@@ -99,12 +121,23 @@ def show_difference(controls: Controls, rows: Sequence[Measurement], palette: Pa
 
 
 def _show_rows(controls: Controls, rows: Sequence[Measurement], palette: Palette) -> None:
-    words = {m.id: f"#{n} {m.label} · {m.problem} · {m.where}" for n, m in enumerate(rows, 1)}
+    words = {
+        m.id: f"#{n} {m.label} · {m.case} · {m.mask} · {m.regime} · {m.where}" for n, m in enumerate(rows, 1)
+    }
     by_id = {m.id: m for m in rows}
     a = by_id[controls.choice("a", "A", words)]
     b = by_id[controls.choice("b", "B", words, rows[min(1, len(rows) - 1)].id)]
     if a.id == b.id:
         page.verdict("A and B are the same measurement: choose another one.", "warn", small=True)
+        return
+    lanes = [(f"A: {a.label}, {a.regime}", a.timing), (f"B: {b.label}, {b.regime}", b.timing)]
+    if a.regime is not b.regime:
+        page.verdict(
+            f"A was measured {a.regime}, B {b.regime}: such times say nothing about the kernels, and are not "
+            "compared. Choose two of one regime.",
+            "warn",
+        )
+        page.figure(samples.samples_figure(lanes, palette), "history.samples", samples.describe(lanes))
         return
     ratio = speedup(a.timing, b.timing)
     name_a, name_b = (a.label, b.label) if a.label != b.label else ("A", "B")
@@ -112,7 +145,6 @@ def _show_rows(controls: Controls, rows: Sequence[Measurement], palette: Palette
     page.verdict(text, tone)
     for warning in comparability(a, b):
         st.warning(warning, icon=":material/balance:")
-    lanes = [(f"A: {a.label}", a.timing), (f"B: {b.label}", b.timing)]
     page.figure(samples.samples_figure(lanes, palette), "history.samples", samples.describe(lanes))
     _show_ratios([(f"{a.label} ÷ {b.label}", ratio)], palette)
 
@@ -120,8 +152,8 @@ def _show_rows(controls: Controls, rows: Sequence[Measurement], palette: Palette
 def comparability(a: Measurement, b: Measurement) -> list[str]:
     """What else differs between two measurements, besides what one may want to compare."""
     found = []
-    if a.problem != b.problem:
-        found.append(f"Not the same problem: A is {a.problem}; B is {b.problem}.")
+    if a.key[1:] != b.key[1:]:
+        found.append(f"Not the same problem: A is {_problem_words(a)}; B is {_problem_words(b)}.")
     if a.machine != b.machine:
         found.append(f"Not the same machine: {a.machine} and {b.machine}.")
     elif a.source != b.source:
@@ -130,6 +162,10 @@ def comparability(a: Measurement, b: Measurement) -> list[str]:
             "knows nothing of that."
         )
     return found
+
+
+def _problem_words(m: Measurement) -> str:
+    return f"{m.row.case}: {m.problem}" if m.row.case else str(m.problem)
 
 
 def _show_runs(controls: Controls, rows: Sequence[Measurement], palette: Palette) -> None:
@@ -149,7 +185,7 @@ def _show_runs(controls: Controls, rows: Sequence[Measurement], palette: Palette
         a = sources[controls.choice("ra", "Run A", words, alike[0] if alike else None)]
     pairs = pair_up(a, b)
     if a is b or not pairs:
-        page.verdict("These two have no kernel and shape in common.", "warn", small=True)
+        page.verdict("These two have no kernel, shape and regime in common.", "warn", small=True)
         return
     page.verdict(_runs_verdict([ratio for _, ratio in pairs]))
     if len(pairs) > _MOST_PAIRS:
@@ -161,21 +197,24 @@ def _show_runs(controls: Controls, rows: Sequence[Measurement], palette: Palette
 
 def pair_up(a: Sequence[Measurement], b: Sequence[Measurement]) -> list[tuple[str, Ratio]]:
     """Ratios of what both have, the largest differences first."""
-    theirs = {(m.label, m.problem): m for m in b}
-    pairs = [
-        (f"{m.label}, {m.problem.seqlen_q:,}×{m.problem.seqlen_k:,}, d{m.problem.head_dim}, {m.mask}",
-         speedup(m.timing, theirs[(m.label, m.problem)].timing))
-        for m in a
-        if (m.label, m.problem) in theirs
-    ]  # fmt: skip
+    theirs = {m.key: m for m in b}
+    pairs = [(_pair_words(m), speedup(m.timing, theirs[m.key].timing)) for m in a if m.key in theirs]
     return sorted(pairs, key=lambda pair: -max(pair[1].value, 1 / pair[1].value))
+
+
+def _pair_words(m: Measurement) -> str:
+    p = m.problem
+    shape = m.row.case or f"{p.seqlen_q:,}×{p.seqlen_k:,}, d{p.head_dim}, {m.mask}"
+    return f"{m.label}, {shape}, {m.regime}"
 
 
 def _runs_verdict(ratios: Sequence[Ratio]) -> str:
     faster = sum(r.low > 1 for r in ratios)
     slower = sum(r.high < 1 for r in ratios)
     same = len(ratios) - faster - slower
-    return f"In B {faster} timings are faster, {slower} slower; {same} show no difference."
+    are = "timing is" if faster == 1 else "timings are"
+    shows = "shows" if same == 1 else "show"
+    return f"In B {faster} {are} faster, {slower} slower; {same} {shows} no difference."
 
 
 def _show_ratios(pairs: Sequence[tuple[str, Ratio]], palette: Palette) -> None:
@@ -184,7 +223,8 @@ def _show_ratios(pairs: Sequence[tuple[str, Ratio]], palette: Palette) -> None:
     )
     page.figure(charts.ratio_figure(pairs, palette), "history.ratio", alt)
     st.caption(
-        "Ratio of medians with its 95% interval (percentile bootstrap over the samples, 2,000 resamples)."
+        "Ratio of medians with its 95% interval (percentile bootstrap over the samples, 2,000 resamples). Times of "
+        "different regimes are never compared."
     )
 
 
@@ -209,5 +249,5 @@ def show_downloads(rows: Sequence[Measurement]) -> None:
             width="stretch",
         )
     st.caption(
-        f"{len(rows):,} measurements, as filtered above. The report is one file that loads nothing else."
+        f"{_count(len(rows), 'measurement')}, as filtered above. The report is one file that loads nothing else."
     )

@@ -16,16 +16,20 @@ from cufa.core.architectures import (
     find_architecture,
 )
 from cufa.core.occupancy import Occupancy
+from cufa.core.operation import OPERATIONS
+from cufa.core.problem import Problem
+from cufa.core.schedule import Schedule
 from cufa.dashboard import page
 from cufa.dashboard.charts import occupancy as charts
 from cufa.dashboard.charts.occupancy import Point
 from cufa.dashboard.model import counters
-from cufa.dashboard.model.compiled import Compiled, Compiler, Entry, variant_of
+from cufa.dashboard.model.compiled import Compiled, Compiler, Entry, templates
 from cufa.dashboard.model.configs import config_key, config_words
 from cufa.dashboard.model.trace import measured_timeline
 from cufa.dashboard.state import Controls
 from cufa.dashboard.theme import Palette
-from cufa.kernels import REGISTRY, KernelSpec, TileConfig
+from cufa.dashboard.views import mask_control
+from cufa.kernels import KERNELS, KernelSpec, TileConfig
 from cufa.nvrtc.static_compile import MissingCompilerError
 from cufa.nvrtc.variants import Variant
 from cufa.planner import fitting_configs
@@ -39,15 +43,17 @@ class Choice:
     """One kernel for one kind of problem; ``arch`` and ``config`` are the build looked at."""
 
     spec: KernelSpec
-    head_dim: int
-    dtype: str
-    precision: str
-    causal: bool
+    problem: Problem
+    """Of which the lengths do not matter."""
     arch: Architecture
     config: TileConfig | None
 
+    @property
+    def head_dim(self) -> int:
+        return self.problem.head_dim
+
     def variant(self, config: TileConfig, arch: Architecture) -> Variant:
-        return variant_of(self.spec, config, arch, self.head_dim, self.dtype, self.precision, self.causal)
+        return Variant(self.spec, config, self.problem, arch)
 
     def configs(self, arch: Architecture) -> tuple[TileConfig, ...]:
         return fitting_configs(self.spec, self.head_dim, Device.typical(arch.capability))
@@ -71,37 +77,45 @@ def compiler() -> Compiler:
 
 def compile_first() -> None:
     """Begin with what the page shows to a visitor who has chosen nothing yet."""
-    spec = next(iter(REGISTRY.values()))
-    dtype, precision = _dtypes(spec)[0]
-    choice = Choice(spec, _HEAD_DIM, dtype, precision, True, find_architecture(_ARCH), None)
+    spec = next(iter(KERNELS.values()))
+    choice = Choice(spec, templates(spec, _HEAD_DIM)[0], find_architecture(_ARCH), None)
     compiler().want(choice.variant(config, choice.arch) for config in choice.configs(choice.arch)[:1])
 
 
 def choose(controls: Controls) -> Choice:
     """The controls of the page."""
     with page.control_box():
-        columns = st.columns([2.4, 1, 1.4, 1.3])
+        columns = st.columns([2.4, 1, 1.6])
         with columns[0]:
-            words = {name: f"{name}: {spec.title}" for name, spec in REGISTRY.items()}
-            spec = REGISTRY[controls.choice("kernel", "Kernel", words)]
+            words = {
+                name: f"{OPERATIONS[spec.operation].title}: {name}, {spec.title}"
+                for name, spec in KERNELS.items()
+            }
+            spec = KERNELS[controls.choice("kernel", "Kernel", words)]
         with columns[1]:
             sizes = [str(d) for d in (40, 64, 80, 96, 128, 192, 256)]
             head_dim = int(controls.choice("d", "Head dim", sizes, str(_HEAD_DIM)))
+        problems = templates(spec, head_dim)
         with columns[2]:
-            kinds = {f"{d}.{p}": d if p == "native" else f"{d} ({p})" for d, p in _dtypes(spec)}
-            dtype, precision = controls.choice("dtype", "Inputs", kinds).split(".")
-        causal = False
-        if spec.operation != "decode":  # one query token sees all keys
-            with columns[3]:
-                masks = {"causal": "causal", "full": "full"}
-                causal = controls.choice("mask", "Mask", masks, segmented=True) == "causal"
-        left, right = st.columns([1.2, 2])
-        with left:
+            kinds = {_inputs_key(p): _inputs_words(p) for p in problems}
+            inputs = controls.choice("dtype", "Inputs", kinds)
+        problems = [p for p in problems if _inputs_key(p) == inputs]
+        columns = st.columns([1.6, 1.4, 1.2, 2])
+        with columns[0]:
+            problems = mask_control.choose_built(controls, problems)
+        lengths = {
+            str(number): text for number, text in enumerate(dict.fromkeys(map(_lengths_words, problems)))
+        }
+        if len(lengths) > 1:
+            with columns[1]:
+                wanted = lengths[controls.choice("cache", "Lengths", lengths)]
+            problems = [p for p in problems if _lengths_words(p) == wanted]
+        with columns[2]:
             served = [a for a in ARCHITECTURES.values() if spec.runs_on(a.capability)]
             archs = {str(a.capability): f"{a.name} · {a.typical_card}" for a in served}
             arch = find_architecture(controls.choice("arch", "Architecture", archs, str(_ARCH)))
-        choice = Choice(spec, head_dim, dtype, precision, causal, arch, None)
-        with right:
+        choice = Choice(spec, problems[0], arch, None)
+        with columns[3]:
             configs = {config_key(c): c for c in choice.configs(arch)}
             if not configs:
                 st.info(f"No tiles of {spec.name} fit {arch.name} at head dim {head_dim}.")
@@ -111,13 +125,17 @@ def choose(controls: Controls) -> Choice:
     return dataclasses.replace(choice, config=configs[key])
 
 
-def _dtypes(spec: KernelSpec) -> list[tuple[str, str]]:
-    return [
-        (dtype, precision)
-        for dtype in spec.dtypes
-        for precision in spec.precisions
-        if (dtype == "float32") != (precision == "native")
-    ]
+def _inputs_key(p: Problem) -> str:
+    return ".".join((p.dtype, p.precision, *((p.k_dtype,) if p.k_dtype else ())))
+
+
+def _inputs_words(p: Problem) -> str:
+    text = p.dtype if p.precision == "native" else f"{p.dtype} ({p.precision})"
+    return f"{text}, {p.k_element.name} keys" if p.k_dtype else text
+
+
+def _lengths_words(p: Problem) -> str:
+    return f"{p.lengths}{', lengths given' if p.lengths.ragged else ''}"
 
 
 def show_kernel(choice: Choice, controls: Controls, palette: Palette) -> None:
@@ -154,8 +172,8 @@ def _show_facts(entry: Entry, choice: Choice) -> None:
     spills = "no spills" if not entry.spill_bytes else f"{entry.spill_bytes} bytes spilled"
     o = entry.occupancy(choice.arch)
     st.caption(
-        f"**{entry.registers}** registers a thread · **{entry.threads}** threads a block · "
-        f"**{entry.shared_bytes:,}** bytes of shared memory a block · {spills} · {choice.arch.nvrtc_name} "
+        f"Mask: {choice.problem.scores_text} · **{entry.registers}** registers per thread · "
+        f"**{entry.threads}** threads per block · **{entry.shared_bytes:,}** bytes of shared memory per block · {spills} · {choice.arch.nvrtc_name} "
         f"· on paper, without rounding, registers alone would allow {o.unrounded_warps} warps"
     )
 
@@ -170,10 +188,14 @@ def _show_achieved(entry: Entry, choice: Choice) -> None:
             or trace.environment.get("arch") != choice.arch.name
         ):
             continue
-        timeline = measured_timeline(trace.records, trace.num_sms, choice.spec.algorithm == "fa1")
+        p = trace.problem
+        schedule = Schedule.of(p, trace.config.block_q, trace.config.block_kv, choice.spec.skip_masked_tiles)
+        order = choice.spec.order(p, schedule, trace.num_sms)
+        whole_heads = order is not None and len(order) < p.batch * p.heads * schedule.num_q_blocks
+        timeline = measured_timeline(trace.records, trace.num_sms, whole_heads)
         theoretical = entry.occupancy(choice.arch).blocks
         page.verdict(
-            f"Achieved {timeline.mean_blocks:.2f} of {theoretical} blocks an SM, averaged over the run, "
+            f"Achieved {timeline.mean_blocks:.2f} of {theoretical} blocks per SM, averaged over the run, "
             f"idle tail included ({trace.problem}; {trace.environment['device']}, "
             f"{trace.environment['recorded'][:10]}).",
             "",
@@ -188,11 +210,11 @@ def _show_what_if(entry: Entry, choice: Choice, controls: Controls, palette: Pal
     columns = st.columns(3)
     with columns[0]:
         most = arch.max_registers_per_thread
-        registers = controls.integer("regs", "Registers a thread", entry.registers, 16, most, slider=True)
+        registers = controls.integer("regs", "Registers per thread", entry.registers, 16, most, slider=True)
     with columns[1]:
         shared = controls.integer(
             "smem",
-            "Shared memory a block (bytes)",
+            "Shared memory per block (bytes)",
             entry.shared_bytes,
             0,
             arch.shared_memory_per_block,
@@ -202,7 +224,7 @@ def _show_what_if(entry: Entry, choice: Choice, controls: Controls, palette: Pal
     with columns[2]:
         most = arch.max_threads_per_block
         threads = controls.integer(
-            "threads", "Threads a block", entry.threads, 32, most, step=32, slider=True
+            "threads", "Threads per block", entry.threads, 32, most, step=32, slider=True
         )
     kernel = Point(entry.registers, entry.threads, entry.shared_bytes, entry.barriers)
     what_if = Point(registers, threads, shared, entry.barriers)

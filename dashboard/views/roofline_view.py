@@ -9,9 +9,11 @@ from cufa.commands.common import seconds_text
 from cufa.dashboard import page
 from cufa.dashboard.charts import roofline as charts
 from cufa.dashboard.model import evidence
-from cufa.dashboard.model.evidence import Evidence, Measured
+from cufa.dashboard.model.evidence import Evidence
+from cufa.dashboard.model.measurements import Measurement
 from cufa.dashboard.state import Controls
 from cufa.dashboard.theme import Palette
+from cufa.dashboard.views import mask_control
 
 
 def show(controls: Controls, palette: Palette) -> None:
@@ -29,11 +31,14 @@ def show(controls: Controls, palette: Palette) -> None:
         with middle:
             words = {name: SUITES[name].title if name in SUITES else name for name in suites}
             suite = controls.choice("suite", "Shapes", words)
+        rows = [r for r in chosen.rows if r.suite == suite]
+        regimes = list(dict.fromkeys(str(r.regime) for r in rows))
         with right:
-            masks = {"all": "both", "causal": "causal", "full": "full"}
-            mask = controls.choice("mask", "Mask", masks, segmented=True)
-        rows = [r for r in chosen.rows if r.suite == suite and mask in ("all", _mask(r))]
-        labels = list(dict.fromkeys(r.label for r in chosen.rows if r.suite == suite))
+            regime = controls.choice("regime", "Regime", regimes, segmented=True)
+        rows = [r for r in rows if r.regime == regime]
+        mask = mask_control.choose_among(controls, (r.problem for r in rows))
+        rows = [r for r in rows if mask in ("", r.mask)]
+        labels = list(dict.fromkeys(r.label for r in rows))
         shown = controls.several("show", "Kernels", labels, labels)
     rows = [r for r in rows if r.label in shown]
     if not rows:
@@ -62,31 +67,28 @@ def _load() -> list[Evidence]:
     return found
 
 
-def _mask(row: Measured) -> str:
-    return "causal" if row.problem.causal else "full"
-
-
-def _show_roofline(chosen: Evidence, rows: list[Measured], palette: Palette) -> None:
+def _show_roofline(chosen: Evidence, rows: list[Measurement], palette: Palette) -> None:
     assert chosen.limits is not None
     best = charts.closest([r for r in rows if r.kernel] or rows)
     page.verdict(
-        f"{best.label} comes closest: {best.tflops:,.0f} TFLOP/s, {best.of_ceiling:.0%} of what "
-        f"{best.ceiling} allow ({best.problem}).",
+        f"{best.label} comes closest: {best.speed}, {best.of_ceiling:.0%} of what "
+        f"{best.limit_allows} ({best.problem}; {best.regime}).",
         "",
         "recorded",
     )
     kinds = list(chosen.limits.flops)
     products = [p for p in kinds if any(_product(r) == p for r in rows)] or kinds[:1]
     lines = [
-        f"{r.label}, {r.problem}: {r.tflops:,.1f} TFLOP/s, {r.of_ceiling:.0%} of {r.ceiling}" for r in rows
+        f"{r.label}, {r.problem}: {r.speed}, {r.of_ceiling:.0%} of the limit by {r.ceiling}" for r in rows
     ]
     alt = f"Roofline of {chosen.where}, {len(rows)} points. " + "; ".join(lines[:40]) + "."
     page.figure(charts.roofline(rows, chosen.limits, products, palette), "roofline", alt)
     st.caption(
-        f"Recorded on **{chosen.where}**. Ceilings were measured there in the same run: a large copy, "
-        "products from registers, exponentials. Traffic is q, k, v read once and o written once; FLOP are "
-        "4 · head dim for each score that the mask lets through."
-        + (" Open marks are causal." if len({r.problem.causal for r in rows}) > 1 else "")
+        f"Recorded on **{chosen.where}**, {rows[0].regime}: {rows[0].regime.how} "
+        "Ceilings were measured there in the same run: a large copy, "
+        "products from registers, exponentials. Traffic is every operand once; FLOP are 4 · head dim for each score "
+        "that the mask lets through."
+        + (" Open marks are masked." if len({r.problem.mask_kind == "full" for r in rows}) > 1 else "")
     )
     stale = [k for k in chosen.stale if any(r.kernel == k for r in rows)]
     if stale:
@@ -94,13 +96,13 @@ def _show_roofline(chosen: Evidence, rows: list[Measured], palette: Palette) -> 
         st.warning(text, icon=":material/history:")
 
 
-def _show_needs(controls: Controls, rows: list[Measured], palette: Palette) -> None:
+def _show_needs(controls: Controls, rows: list[Measurement], palette: Palette) -> None:
     """What limits one shape, resource by resource, where that was derived with the measurement."""
     found = {f"{r.label}, {r.problem}": r for r in rows if r.needs}
     if not found:
         return
     st.header("What limits it", anchor=False)
-    default = max(found, key=lambda name: (found[name].problem.causal, found[name].tflops))
+    default = max(found, key=lambda name: (found[name].problem.mask_kind != "full", found[name].tflops))
     row = found[controls.choice("shape", "Kernel and shape", list(found), default)]
     page.verdict(_needs_verdict(row), tag="recorded", small=True)
     alt = f"Bars of the time that each resource needs, against {seconds_text(row.seconds)} measured: "
@@ -122,7 +124,7 @@ _NEEDS = {
 }
 
 
-def _needs_verdict(row: Measured) -> str:
+def _needs_verdict(row: Measurement) -> str:
     limit = max((name for name in row.needs if name in _NEEDS), key=lambda name: row.needs[name])
     least = row.needs[limit]
     text = f"{row.label} takes {seconds_text(row.seconds)}; {_NEEDS[limit]} {seconds_text(least)}"
@@ -133,5 +135,5 @@ def _needs_verdict(row: Measured) -> str:
     return f"{text}, {least / row.seconds:.0%} of it{uneven}."
 
 
-def _product(row: Measured) -> str:
+def _product(row: Measurement) -> str:
     return row.problem.dtype if row.problem.dtype in ("float16", "bfloat16") else "tf32"

@@ -5,151 +5,221 @@ from __future__ import annotations
 import dataclasses
 
 import streamlit as st
+from streamlit.delta_generator import DeltaGenerator
 
-from cufa.bench import decode
-from cufa.bench.runner import Contender
-from cufa.bench.suites import SUITES, Case
+from cufa.bench.cases import READ, Case, Contender
+from cufa.bench.regimes import Regime
+from cufa.bench.suites import SUITES
+from cufa.bench.sustained import WARM_SECONDS
 from cufa.core.architectures import Device
-from cufa.core.problem import HEAD_DIM_STEP, ITEMSIZE, MAX_HEAD_DIM, Problem, default_scale
+from cufa.core.lengths import Cached
+from cufa.core.operation import OPERATIONS, Operation
+from cufa.core.problem import HEAD_DIM_STEP, MAX_HEAD_DIM, Problem, default_scale
 from cufa.dashboard import page
 from cufa.dashboard.model import presets
 from cufa.dashboard.model.configs import config_key
 from cufa.dashboard.model.devices import device_of, peers_here, run_devices
 from cufa.dashboard.state import Controls
+from cufa.dashboard.views import mask_control
 from cufa.dashboard.views.shape_controls import choose_kv_heads
 from cufa.dashboard.worker.jobs import CPU, Job
-from cufa.kernels import KERNELS, KernelSpec, TileConfig
+from cufa.decode.shapes import MAX_TOKENS
+from cufa.kernels import TileConfig, kernels_of
+from cufa.ops.arrays import FORWARD_DTYPES
 from cufa.planner import fitting_configs
 
 _LENGTHS = (256, 512, 1024, 2048, 4096, 8192, 16384)
 _CPU_TILES = ((64, 64), (128, 128), (256, 256), (256, 512), (512, 512), (512, 1024))
 _EVERY, _PLANNED = "every", "planner"
-_FIELDS = {
-    "batch": "batch",
-    "heads": "heads",
-    "sq": "seqlen_q",
-    "sk": "seqlen_k",
-    "d": "head_dim",
-}
+_PAGES = ("0", "16", "64", "128")
+_FIELDS = {"batch": "batch", "heads": "heads", "sq": "seqlen_q", "sk": "seqlen_k", "d": "head_dim"}
 
 
 def choose(controls: Controls) -> Job:
     """The controls, and the job that they describe."""
     with page.control_box():
-        columns = st.columns([1.6, 2, 2.2])
+        columns = st.columns([1.6, 1.2, 2, 2.2])
         with columns[0]:
             device_name = controls.choice("on", "Run on", run_devices())
         device = device_of(device_name)
-        shapes, suites = presets.presets(), presets.suites(device)
         with columns[1]:
-            words = {name: p.words for name, p in shapes.items()} | suites
-            first = list(shapes)[0 if device is None else 1]
-            preset = controls.choice("preset", "Start from", words, first)
+            titles = {
+                name: operation.title for name, operation in OPERATIONS.items() if presets.presets(name)
+            }
+            operation = OPERATIONS[controls.choice("op", "Operation", titles, segmented=True)]
+        shapes, suites = presets.presets(operation.name), presets.suites(device, operation.name)
         with columns[2]:
-            offered = [*dict.fromkeys(s.algorithm for s in KERNELS.values()), *peers_here(device_name)]
-            titles = {s.algorithm: s.title for s in reversed(KERNELS.values())}
-            help_text = (
-                "They take turns in one run, so that a change of clocks hits all alike.  \n"
-                + "  \n".join(f"**{name}**: {titles[name]}" for name in offered if name in titles)
-            )
-            default = ["naive", "fa1", "fa2"]
-            if device is not None:
-                default = [s.algorithm for s in KERNELS.values() if s.runs_on(device.arch.capability)]
-                default = [name for name in ("fa2", "fa3") if name in default]
-            kernels = controls.several("kernels", "Kernels", offered, default, help=help_text)
-        if preset == presets.DECODE:
-            st.caption("\n".join(f"- {case.title}" for case in decode.cases()))
-            return Job("suite decode", device_name, (), _seconds(controls), tuple(decode.cases()))
+            words = {name: p.words for name, p in shapes.items()} | suites
+            preset = controls.choice("preset", "Start from", words, list(shapes)[0 if device is None else 1])
+        with columns[3]:
+            kernels = _choose_kernels(controls, operation, device_name, device)
         if preset in suites:
             name = preset.removeprefix(presets.SUITE)
-            cases = tuple((p, _only(found, kernels)) for p, found in SUITES[name].cases(device))
-            cases = tuple(case for case in cases if case[1])
+            cases = tuple(_only(case, kernels) for case in SUITES[name].cases(device))
+            cases = tuple(case for case in cases if case.contenders)
             st.caption(_suite_words(cases))
-            seconds = _seconds(controls)
-            return Job(f"suite {name}", device_name, cases, seconds)
+            return Job(f"suite {name}", device_name, cases, *_choose_regime(controls, st.columns([2, 1, 3])))
         problem = _choose_problem(controls, preset, shapes[preset].problem, device)
-        columns = st.columns([2, 2.4, 1])
+        columns = st.columns([1.7, 2, 1.5, 1])
         with columns[0]:
             tilings = _choose_tiles(controls, kernels, problem, device)
         with columns[1]:
+            also = [str(n) for n in _LENGTHS]
             lengths = controls.several(
-                "also",
-                "Also at these lengths",
-                [str(n) for n in _LENGTHS],
-                [],
-                help="For a curve in Compare.",
+                "also", "Also at these lengths", also, [], help="For a curve in Compare."
             )
-        with columns[2]:
-            seconds = _seconds(controls)
+        regime = _choose_regime(controls, columns[2:])
     wanted = tuple(c for kernel in kernels for c in tilings.get(kernel, (Contender(kernel),)))
-    problems = [problem, *(dataclasses.replace(problem, seqlen_q=int(n), seqlen_k=int(n)) for n in lengths)]
-    cases = tuple((p, wanted) for p in dict.fromkeys(problems)) if wanted else ()
+    problems = dict.fromkeys([problem, *(_at_length(problem, int(n)) for n in lengths)])
+    cases = tuple(Case(p, wanted) for p in problems) if wanted else ()
     title = shapes[preset].words.partition(":")[0]
-    return Job(title, device_name, cases, seconds)
+    return Job(title, device_name, cases, *regime)
 
 
-def _seconds(controls: Controls) -> float:
-    choices = {"0.2": "0.2 s", "0.5": "0.5 s", "1": "1 s", "3": "3 s", "10": "10 s"}
-    help_text = "At least ten rounds are taken, however long they last."
-    return float(controls.choice("seconds", "Measure for", choices, "0.5", help=help_text))
+def _choose_kernels(
+    controls: Controls, operation: Operation, device_name: str, device: Device | None
+) -> list[str]:
+    """Algorithms, other libraries, and what memory alone allows."""
+    known = kernels_of(operation.name).values()
+    offered = [*dict.fromkeys(s.algorithm for s in known), *peers_here(device_name)]
+    titles = {s.algorithm: s.title for s in reversed(known)}
+    default = [s.algorithm for s in known if device is None or s.runs_on(device.arch.capability)]
+    if operation.splits:
+        offered = ["auto", *offered]
+        titles["auto"] = "what a call runs that names no schedule"
+        default = ["auto"]
+    else:
+        default = [
+            name
+            for name in (("naive", "fa1", "fa2") if device is None else ("fa2", "fa3"))
+            if name in default
+        ]
+    if operation.memory_bound and device is not None:
+        offered.append(READ)
+        titles[READ] = "a kernel that only reads the keys and values"
+        default = [x for x in offered if x != "fixed" and x != "balanced"]
+    help_text = "\u2003\n".join(f"- **{name}**: {titles[name]}" for name in offered if name in titles)
+    return controls.several("kernels", "Kernels", offered, default, help=help_text)
+
+
+def _choose_regime(controls: Controls, columns: list[DeltaGenerator]) -> tuple[float, Regime]:
+    """Seconds and regime, in the order of a job's fields."""
+    with columns[0]:
+        help_text = "  \n".join(f"**{regime}**: {regime.how}" for regime in Regime)
+        words = {str(regime): str(regime) for regime in Regime}
+        regime = Regime(controls.choice("regime", "Regime", words, segmented=True, help=help_text))
+    with columns[1]:
+        choices = {"0.2": "0.2 s", "0.5": "0.5 s", "1": "1 s", "3": "3 s", "10": "10 s"}
+        help_text = "For all kernels of a shape together, and at least ten rounds."
+        if regime is Regime.SUSTAINED:
+            help_text = "For each kernel alone, after it has warmed up. Joules need 3 s."
+        seconds = controls.choice("seconds", "Measure for", choices, f"{regime.seconds:g}", help=help_text)
+    return float(seconds), regime
 
 
 def _suite_words(cases: tuple[Case, ...]) -> str:
     if not cases:
         return "None of the chosen kernels is part of this suite."
-    lines = [f"- {problem}: {', '.join(c.label for c in found[:6])}" for problem, found in cases[:8]]
-    more = [f"- and {len(cases) - 8} more shapes"] if len(cases) > 8 else []
+    lines = [
+        f"- {case.title} ({case.problem.scores_text}): {', '.join(c.label for c in case.contenders[:6])}"
+        for case in cases[:8]
+    ]
+    more = [f"- and {len(cases) - 8} more"] if len(cases) > 8 else []
     return "\n".join(lines + more)
 
 
-def _only(found: tuple[Contender, ...], kernels: list[str]) -> tuple[Contender, ...]:
-    return tuple(c for c in found if c.algorithm in kernels)
+def _only(case: Case, kernels: list[str]) -> Case:
+    return dataclasses.replace(case, contenders=tuple(c for c in case.contenders if c.algorithm in kernels))
+
+
+def _at_length(problem: Problem, length: int) -> Problem:
+    """With as many keys, and where queries are not the last of a cache, as many queries."""
+    if not isinstance(problem.lengths, Cached):
+        return dataclasses.replace(problem, seqlen_q=length, seqlen_k=length)
+    cache = _paged(problem.cache.page_size, problem.batch, length)
+    return dataclasses.replace(problem, seqlen_k=length, lengths=cache)
+
+
+def _paged(page_size: int, batch: int, capacity: int) -> Cached:
+    """A cache that is full; the last page of each sequence may have room."""
+    pages = -(-capacity // page_size) if page_size else 0
+    return Cached(page_size, pages, batch * pages)
 
 
 def _choose_problem(controls: Controls, preset: str, start: Problem, device: Device | None) -> Problem:
     """The shape: a preset sets all of it, and every part can then be changed."""
+    cached = isinstance(start.lengths, Cached)
     applied = st.session_state.get("run.preset.applied")
     if applied is not None and applied != preset:
         for name, attribute in _FIELDS.items():
             controls.set(name, getattr(start, attribute))
         controls.set("kv", str(start.kv_heads))
         controls.set("dtype", start.dtype)
-        controls.set("mask", "causal" if start.causal else "full")
+        mask_control.put("run", start)
     st.session_state["run.preset.applied"] = preset
     columns = st.columns(6)
     with columns[0]:
-        batch = controls.integer("batch", "Batch", start.batch, 1, 4096)
+        batch = controls.integer("batch", "Sequences" if cached else "Batch", start.batch, 1, 4096)
     with columns[1]:
         heads = controls.integer("heads", "Heads", start.heads, 1, 1024)
     with columns[2]:
         kv_heads = choose_kv_heads(controls, heads, start.kv_heads)
     with columns[3]:
-        seqlen_q = controls.integer("sq", "Queries", start.seqlen_q, 1, 1 << 20, step=128)
+        most, step = (MAX_TOKENS, 1) if cached else (1 << 20, 128)
+        label = "New tokens" if cached else "Queries"
+        seqlen_q = controls.integer("sq", label, start.seqlen_q, 1, most, step=step)
     with columns[4]:
-        seqlen_k = controls.integer("sk", "Keys", start.seqlen_k, 1, 1 << 20, step=128)
+        label = "Cached tokens" if cached else "Keys"
+        seqlen_k = controls.integer("sk", label, start.seqlen_k, 1, 1 << 20, step=128)
     with columns[5]:
         head_dim = controls.integer("d", "Head dim", start.head_dim, 8, MAX_HEAD_DIM, step=HEAD_DIM_STEP)
     if head_dim % HEAD_DIM_STEP:
         rounded = -(-head_dim // HEAD_DIM_STEP) * HEAD_DIM_STEP
         controls.notice(f"head dim {head_dim} is not a multiple of {HEAD_DIM_STEP}; {rounded} is used.")
         head_dim = rounded
-    columns = st.columns([2, 1, 1.4])
+    mask, softcap = mask_control.choose(controls, start.mask, start.softcap, cached=cached)
+    columns = st.columns([2.4, 1.4, 2])
+    precisions = {p for s in kernels_of(start.operation).values() for p in s.precisions}
     with columns[0]:
-        dtypes = [d for d in ITEMSIZE if device is None or d != "float64"]
+        dtypes = [d for d in FORWARD_DTYPES if device is None or _served(start.operation, d)]
         dtype = controls.choice("dtype", "Data type", dtypes, start.dtype, segmented=True)
-    with columns[1]:
-        masks = {"causal": "causal", "full": "full"}
-        default = "causal" if start.causal else "full"
-        causal = controls.choice("mask", "Mask", masks, default, segmented=True) == "causal"
-    precision = "float32" if dtype == "float32" else "native"
-    if dtype == "float32" and device is not None:  # nothing else has a choice
-        with columns[2]:
-            precisions = {"float32": "float32 accuracy", "tf32": "tf32 products"}
-            precision = controls.choice("precision", "Precision", precisions, segmented=True)
-    return Problem(
-        batch, heads, kv_heads, seqlen_q, seqlen_k, head_dim, dtype,
-        causal=causal, scale=default_scale(head_dim), precision=precision,
+    precision = "float32" if dtype == "float32" and "float32" in precisions else "native"
+    if precision != "native" and device is not None:  # nothing else has a choice
+        with columns[1]:
+            words = {"float32": "float32 accuracy", "tf32": "tf32 products"}
+            precision = controls.choice("precision", "Precision", words, segmented=True)
+    problem = dataclasses.replace(
+        start, batch=batch, heads=heads, kv_heads=kv_heads, seqlen_q=seqlen_q, seqlen_k=seqlen_k, head_dim=head_dim,
+        dtype=dtype, mask=mask, scale=default_scale(head_dim), softcap=softcap, precision=precision,
     )  # fmt: skip
+    return _choose_cache(controls, problem, device, columns[1:]) if cached else problem
+
+
+def _served(operation: str, dtype: str) -> bool:
+    return any(dtype in spec.dtypes for spec in kernels_of(operation).values())
+
+
+def _choose_cache(
+    controls: Controls, problem: Problem, device: Device | None, columns: list[DeltaGenerator]
+) -> Problem:
+    """Where keys and values lie, and of which type they are."""
+    with columns[0]:
+        words = {size: f"pages of {size}" if size != "0" else "contiguous" for size in _PAGES}
+        page_size = int(controls.choice("pages", "Cache", words))
+    elements = {"same": "as the queries"}
+    known = dict.fromkeys(x for s in kernels_of(problem.operation).values() for x in s.k_dtypes)
+    elements |= {x: x for x in known if problem.itemsize == 2 and device is not None}
+    with columns[1]:
+        element = controls.choice("cache", "Type of the cache", elements)
+    k_dtype = None if element == "same" else element
+    cache = _paged(page_size, problem.batch, problem.seqlen_k)
+    if page_size and problem.seqlen_k % page_size:
+        rounded = cache.max_pages * page_size
+        controls.notice(
+            f"{problem.seqlen_k:,} tokens do not fill their last page of {page_size}; {rounded:,} are used."
+        )
+        problem = dataclasses.replace(problem, seqlen_k=rounded)
+    return dataclasses.replace(problem, lengths=cache, k_dtype=k_dtype, v_dtype=k_dtype)
 
 
 def _choose_tiles(
@@ -172,29 +242,30 @@ def _choose_tiles(
 
 def _tilings(kernel: str, problem: Problem, device: Device | None) -> dict[str, TileConfig]:
     """Tilings that the kernel can run with, by their names in links."""
-    if not any(spec.algorithm == kernel for spec in KERNELS.values()):
+    named = [spec for spec in kernels_of(problem.operation).values() if spec.algorithm == kernel]
+    if not named:
         return {}  # another library's
     if device is None:
         return {f"{q}x{kv}": TileConfig(q, kv, num_warps=0) for q, kv in _CPU_TILES}
-    spec = next((s for s in KERNELS.values() if s.algorithm == kernel and _serves(s, problem)), None)
+    serving = (s for s in named if s.refuses(problem, device.arch.capability) is None)
+    spec = next(serving, None)
     configs = fitting_configs(spec, problem.head_dim, device) if spec else ()
     return {config_key(c): c for c in configs}
-
-
-def _serves(spec: KernelSpec, problem: Problem) -> bool:
-    return problem.dtype in spec.dtypes and problem.precision in spec.precisions
 
 
 def seconds_expected(job: Job, rate: float | None) -> float | None:
     """Rough seconds of a CPU job from the FLOP/s of products here; None when nothing is known.
 
-    At least ten rounds, two calls to warm up and one to check, at half of the ceiling.
+    In turns: at least ten rounds, two calls to warm up and one to check, at half of the ceiling.
     """
     if job.device != CPU or rate is None:
         return None
     total = 0.0
-    for problem, contenders in job.cases:
-        dense = 4 * problem.batch * problem.heads * problem.seqlen_q * problem.seqlen_k * problem.head_dim
-        one = len(contenders) * dense / (0.5 * rate)
-        total += max(job.seconds, 10 * one) + 3 * one
+    for case in job.cases:
+        p, number = case.problem, len(case.contenders)
+        one = number * 4 * p.batch * p.heads * p.seqlen_q * p.seqlen_k * p.head_dim / (0.5 * rate)
+        if job.regime is Regime.SUSTAINED:
+            total += max(number * (job.seconds + WARM_SECONDS), 6 * one) + 3 * one
+        else:
+            total += max(job.seconds, 10 * one) + 3 * one
     return total + 1

@@ -8,6 +8,7 @@ import time
 
 import streamlit as st
 
+from cufa.bench.regimes import Regime
 from cufa.bench.timing import Timing
 from cufa.commands.common import seconds_text
 from cufa.dashboard import engine, page
@@ -54,9 +55,9 @@ def show_start(job: Job, runs: list[Run]) -> None:
 def _what_starts(job: Job, runs: list[Run]) -> str:
     if not job.total:
         return "Choose at least one kernel."
-    first = job.cases[0][0] if job.cases else job.decode[0].problem
-    shapes = f"{job.total} shapes" if job.total > 1 else str(first)
-    text = f"{job.contenders} timing{'s' * (job.contenders > 1)}: {shapes}."
+    first = job.cases[0]
+    shapes = f"{job.total} shapes" if job.total > 1 else f"{first.title}, {first.problem.scores_text}"
+    text = f"{job.contenders} timing{'s' * (job.contenders > 1)}, {job.regime}: {shapes}."
     expected = seconds_expected(job, _cpu_rate(job, runs))
     if expected is not None:
         text += f" About {_duration(expected)} on this CPU."
@@ -82,7 +83,7 @@ def _cpu_rate(job: Job, runs: list[Run]) -> float | None:
     )
     if not limits:
         return None
-    kind = job.cases[0][0].dtype if job.cases else "float32"
+    kind = job.cases[0].problem.dtype if job.cases else "float32"
     return float(limits["flops"].get(kind, limits["flops"]["float32"]))
 
 
@@ -105,7 +106,7 @@ def show_first_steps() -> None:
     page.verdict("Nothing has been run here yet: press Start.", small=True)
     st.caption("Or begin with what needs no run:")
     for name, label in (
-        ("causal_work", "Causal work: what a causal mask leaves to do, tile by tile"),
+        ("masked_work", "Masked work: what a mask leaves to do, tile by tile"),
         ("compare", "Compare: recorded on a GPU, against other libraries"),
         ("occupancy", "Occupancy: every kernel compiled here, for any GPU"),
     ):
@@ -176,9 +177,10 @@ def _show_active_run(run: Run, ahead: int, palette: Palette) -> None:
 def _show_samples(run: Run, palette: Palette) -> None:
     """What has been timed of the shape that runs now."""
     lanes = [(name, Timing(tuple(s * 1e-9 for s in taken))) for name, taken in run.live.items() if taken]
-    rounds = min(len(t.samples) for _, t in lanes)
+    rounds = min((len(t.samples) for _, t in lanes), default=0)
     text = ", ".join(f"{name} {seconds_text(t.p50)}" for name, t in lanes)
-    page.verdict(f"After {rounds} rounds: {text}.", tag="so far", small=True)
+    taken = f"{rounds} round{'s' * (rounds != 1)}" if run.job.regime is Regime.IN_TURNS else "some batches"
+    page.verdict(f"After {taken}: {text}.", tag="so far", small=True)
     figure = charts.samples_figure(lanes, palette)
     page.figure(figure, f"run.live.{run.id}", charts.describe(lanes), describe=False)
 
@@ -188,7 +190,7 @@ def _share_done(run: Run) -> float:
     share, total = 0.0, run.job.total
     limits = run.record.get("limits")
     if limits and run.cases_done < len(run.job.cases) and run.phase_began:
-        case = dataclasses.replace(run.job, cases=run.job.cases[run.cases_done :][:1], decode=())
+        case = dataclasses.replace(run.job, cases=run.job.cases[run.cases_done :][:1])
         expected = seconds_expected(case, limits["flops"].get("float32"))
         share = min(0.95, (time.time() - run.phase_began) / expected) if expected else 0.0
     return (run.cases_done + share) / total

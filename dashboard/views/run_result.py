@@ -7,15 +7,16 @@ from collections.abc import Sequence
 
 import streamlit as st
 
-from cufa.commands.common import rate_text, seconds_text
+from cufa.bench.regimes import Regime
+from cufa.commands.common import seconds_text
 from cufa.dashboard import page
 from cufa.dashboard.charts import samples as charts
 from cufa.dashboard.model import measurements
-from cufa.dashboard.model.decode_rows import decode_rows
 from cufa.dashboard.model.measurements import Measurement, speedup
 from cufa.dashboard.state import Controls
 from cufa.dashboard.theme import Palette
-from cufa.dashboard.views import decode_measured
+from cufa.dashboard.views import rates_view
+from cufa.dashboard.views.compare_view import load_cells
 from cufa.dashboard.worker.store import Run
 
 
@@ -23,22 +24,20 @@ def choose_shape(controls: Controls, run: Run | None) -> list[Measurement]:
     """The measurements of one shape of the run; of its first one unless another is chosen."""
     try:
         found = measurements.of_run(run) if run is not None else []
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, IndexError) as error:
         controls.notice(f"the record of this run is damaged: it lacks {error}.")
         return []
     if not found:
         return []
-    groups = [list(group) for _, group in itertools.groupby(found, key=lambda m: m.problem)]
+    groups = [list(group) for _, group in itertools.groupby(found, key=lambda m: m.group)]
     if len(groups) == 1:
         return groups[0]
-    words = {str(n): str(group[0].problem) for n, group in enumerate(groups)}
+    words = {str(n): group[0].case for n, group in enumerate(groups)}
     return groups[int(controls.choice("shape", "Shape", words))]
 
 
 def show(found: Sequence[Measurement], run: Run, zoomed: bool, palette: Palette) -> None:
     """Verdict, distribution, table, plans."""
-    if run.decode_rows:
-        decode_measured.show_rows(decode_rows(run.decode_rows), "run.decode", palette)
     if not found:
         _show_skipped(run)
         return
@@ -47,14 +46,15 @@ def show(found: Sequence[Measurement], run: Run, zoomed: bool, palette: Palette)
     _show_headline(found)
     lanes = [(m.label, m.timing) for m in found]
     page.figure(charts.samples_figure(lanes, palette, zoomed=zoomed), "run.samples", charts.describe(lanes))
+    dot = "one call" if first.regime is Regime.IN_TURNS else "the average call of one batch"
     st.caption(
-        f"{first.problem}. **{first.where}**. Each dot is one call, from top to bottom in the order "
-        "taken; the band is p10 to p90, the line the median. "
-        + (f"{charts.beyond(lanes)} slower calls lie beyond the right edge. " if zoomed else "")
-        + ("L2 is cold at each start. " if first.is_gpu else "")
+        f"{first.problem}, {first.mask}. Measured **{first.regime}** on **{first.where}**: {first.regime.how} Each dot "
+        f"is {dot}, from top to bottom in the order taken; the band is p10 to p90, the line the median. "
+        + (f"{charts.beyond(lanes)} slower ones lie beyond the right edge. " if zoomed else "")
         + "FLOP are 4 · head dim for each score that the mask lets through."
     )
     show_table(found)
+    _show_all_rates(run, palette)
     if max(m.of_ceiling for m in found) > 1:
         st.info(
             "Over 100% of the limit: the ceilings, measured just before, were slowed by other work on this "
@@ -68,13 +68,21 @@ def show(found: Sequence[Measurement], run: Run, zoomed: bool, palette: Palette)
     _show_skipped(run)
 
 
+def _show_all_rates(run: Run, palette: Palette) -> None:
+    """Of operations that memory limits, all shapes of the run beside a plain read."""
+    rows = [m for m in measurements.of_run(run) if m.operation.memory_bound and m.of_read is not None]
+    if rows:
+        st.header("Beside a plain read", anchor=False)
+        rates_view.show(rows, "run.rates", palette)
+
+
 def verdict(found: Sequence[Measurement]) -> str:
     """What the run says, in one sentence."""
     fastest = min(found, key=lambda m: m.timing.p50)
-    limit = f", {fastest.of_ceiling:.0%} of what {fastest.ceiling} allow here"
+    limit = f", {fastest.of_ceiling:.0%} of what {fastest.limit_allows} here"
     if fastest.of_ceiling > 1:
         limit = ""  # nonsense, which a note explains
-    rate = rate_text(fastest.tflops)
+    rate = f"{fastest.speed} {fastest.regime}"
     if len(found) == 1:
         return f"{fastest.label} takes {seconds_text(fastest.timing.p50)}: {rate}{limit}."
     slowest = max(found, key=lambda m: m.timing.p50)
@@ -90,7 +98,7 @@ def _show_headline(found: Sequence[Measurement]) -> None:
     columns = st.columns(4)
     values = (
         (f"{fastest.label}, median", seconds_text(fastest.timing.p50)),
-        ("Speed", rate_text(fastest.tflops)),
+        (f"Speed, {fastest.regime}", fastest.speed),
         (f"Of the limit by {fastest.ceiling}", f"{fastest.of_ceiling:.0%}"),
         ("Largest error against float64", error_text(fastest)),
     )
@@ -112,11 +120,13 @@ def show_table(found: Sequence[Measurement]) -> None:
             "p10": seconds_text(m.timing.p10),
             "p90": seconds_text(m.timing.p90),
             "calls": len(m.timing.samples),
-            "speed": rate_text(m.tflops),
+            "regime": str(m.regime),
+            "speed": m.speed,
             "GB/s": f"{m.gbytes:.3g}",
             "% of limit": f"{m.of_ceiling:.0%}",
             "limit": m.ceiling,
             "error": error_text(m),
+            **(load_cells(m) if any(x.load for x in found) else {}),
             "compile": "–" if m.prepare_seconds is None else seconds_text(m.prepare_seconds),
         }
         for m in found
@@ -127,7 +137,8 @@ def show_table(found: Sequence[Measurement]) -> None:
     helps = {
         "compile": "Compile, or finding it in the cache on disk.",
         "error": "Largest absolute difference from float64; inputs are standard normal.",
-        "GB/s": "q, k, v read once and o written once, over the median time.",
+        "GB/s": "Every operand once, over the median time.",
+        "energy per call": "By NVML's energy counter, over the whole time of this kernel alone.",
         "% of limit": "Of the fastest that this machine's measured ceilings allow.",
     }
     columns = {name: st.column_config.TextColumn(help=text) for name, text in helps.items()}

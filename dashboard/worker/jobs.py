@@ -1,99 +1,101 @@
-"""What a worker can be asked to do: benchmark cases on one device."""
+"""What a worker can be asked to do: benchmark cases of any operation, on one device, under one regime."""
 
 from __future__ import annotations
 
 import dataclasses
 from typing import Any
 
-from cufa.bench.decode import DecodeCase, DecodeContender
-from cufa.bench.runner import Contender
-from cufa.bench.suites import Case
+from cufa.bench.cases import Case, Contender
+from cufa.bench.regimes import Regime
 from cufa.core.problem import Problem
-from cufa.decode.problem import DecodeProblem
+from cufa.dashboard.worker import jobs_v1
 from cufa.kernels import TileConfig
 
 CPU = "cpu"
+SCHEMA = 2
 Json = dict[str, Any]
 
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """Cases to run one after the other; the contenders of a case take turns."""
+    """Cases to run one after the other."""
 
     title: str
     device: str
     """"cpu", or "cuda:0" and so on."""
     cases: tuple[Case, ...]
     seconds: float
-    """Time spent measuring each case."""
-    decode: tuple[DecodeCase, ...] = ()
-    """After ``cases``; only on a GPU."""
+    """Time spent measuring: for each case where its contenders take turns, else for each contender."""
+    regime: Regime = Regime.IN_TURNS
 
     @property
     def total(self) -> int:
-        """Cases of both kinds."""
-        return len(self.cases) + len(self.decode)
+        return len(self.cases)
 
     @property
     def contenders(self) -> int:
-        decoding = sum(len(case.contenders) for case in self.decode)
-        return sum(len(contenders) for _, contenders in self.cases) + decoding
+        return sum(len(case.contenders) for case in self.cases)
 
     @property
     def kernels(self) -> list[str]:
-        """Algorithms, each once."""
-        named = [c.algorithm for _, contenders in self.cases for c in contenders]
-        return list(dict.fromkeys([*named, *(c.label for case in self.decode for c in case.contenders)]))
+        """What contenders are called without their tiles, each once."""
+        named = (c.name or c.algorithm for case in self.cases for c in case.contenders)
+        return list(dict.fromkeys(named))
 
     def to_json(self) -> Json:
-        cases = [
-            {
-                "problem": dataclasses.asdict(problem),
-                "contenders": [dataclasses.asdict(c) for c in contenders],
-            }
-            for problem, contenders in self.cases
-        ]
-        decode = [dataclasses.asdict(case) for case in self.decode]
         return {
+            "schema": SCHEMA,
             "title": self.title,
             "device": self.device,
             "seconds": self.seconds,
-            "cases": cases,
-            "decode": decode,
+            "regime": self.regime.value,
+            "cases": [_case_json(case) for case in self.cases],
         }
 
     @classmethod
     def from_json(cls, content: Json) -> Job:
-        """Raises KeyError, TypeError or ValueError when the content is no job."""
-        cases = tuple(
-            (Problem(**case["problem"]), tuple(_contender(c) for c in case["contenders"]))
-            for case in content["cases"]
-        )
-        decode = tuple(_decode_case(case) for case in content.get("decode", ()))
-        return cls(str(content["title"]), str(content["device"]), cases, float(content["seconds"]), decode)
+        """Raises KeyError, TypeError or ValueError when the content is no job that this version reads."""
+        schema = content.get("schema", 1)
+        if schema == 1:
+            content = jobs_v1.upgraded(content)
+        elif schema != SCHEMA:
+            raise ValueError(f"it has schema {schema!r}; this version reads 1 to {SCHEMA}")
+        cases = tuple(_case(case) for case in content["cases"])
+        regime = Regime(content["regime"])
+        return cls(str(content["title"]), str(content["device"]), cases, float(content["seconds"]), regime)
 
 
-def _decode_case(content: Json) -> DecodeCase:
-    contenders = tuple(
-        DecodeContender(**{**c, "problem": DecodeProblem(**c["problem"])}) for c in content["contenders"]
+def _case_json(case: Case) -> Json:
+    contenders = [
+        {**dataclasses.asdict(c), "problem": c.problem and c.problem.as_json()} for c in case.contenders
+    ]
+    return {
+        "name": case.name,
+        "problem": case.problem.as_json(),
+        "lengths": case.lengths and list(case.lengths),
+        "contenders": contenders,
+    }
+
+
+def _case(content: Json) -> Case:
+    lengths = content["lengths"]
+    return Case(
+        Problem.from_json(content["problem"]),
+        tuple(_contender(c) for c in content["contenders"]),
+        str(content["name"]),
+        None if lengths is None else tuple(int(n) for n in lengths),
     )
-    lengths = None if content["lengths"] is None else tuple(content["lengths"])
-    return DecodeCase(**{**content, "contenders": contenders, "lengths": lengths})
 
 
 def _contender(content: Json) -> Contender:
-    config = content["config"]
-    if config is not None:
-        switches = tuple((name, value) for name, value in config.get("switches", ()))
-        config = TileConfig(**{**config, "switches": switches})
-    return Contender(**{**content, "config": config})
-
-
-def rows_of(record: Json, kind: str) -> list[Json]:
-    """Where a run's record keeps events of a kind: "row", "decode", "skipped" or "failed"."""
-    section = record.setdefault("decode", {"rows": []}) if kind == "decode" else record  # as evidence has it
-    rows: list[Json] = section["rows" if kind in ("row", "decode") else kind]
-    return rows
+    config, problem = content["config"], content["problem"]
+    return Contender(
+        **{
+            **content,
+            "config": None if config is None else TileConfig(**config),
+            "problem": None if problem is None else Problem.from_json(problem),
+        }
+    )
 
 
 def gpu_index(device: str) -> int | None:

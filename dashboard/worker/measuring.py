@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from cufa.bench import decode, peers, records
+from cufa.bench import records
+from cufa.bench.cases import Case
 from cufa.bench.limits import Limits, measure_limits
-from cufa.bench.runner import Contender, Row, run_problem
+from cufa.bench.runner import Row, run_case
 from cufa.bench.timing import Watch
 from cufa.core.architectures import Device
 from cufa.core.problem import Problem
-from cufa.dashboard.worker.jobs import Job, Json, gpu_index, rows_of
-from cufa.planner import make_plan
+from cufa.dashboard.worker.jobs import Job, Json, gpu_index
 
 Tell = Callable[[Json], None]
 """Takes one event; it is on disk when the call returns. Raises CannotWrite."""
@@ -45,7 +46,7 @@ class Result:
 
     record: Json
     failures: list[Json]
-    """One for each case that failed: problem, kind, message, detail."""
+    """One per case that failed: problem, kind, message, detail."""
     poisoned: bool
     """The GPU context is lost: this process can compute nothing more."""
 
@@ -61,55 +62,39 @@ def measure(job: Job, tell: Tell) -> Result:
     record = records.run_record((), (), device, limits)
     tell({"event": "about", "record": record})
     failures: list[Json] = []
-    for number in range(job.total):
-        is_decode = number >= len(job.cases)
-        problem = job.decode[number - len(job.cases)].problem if is_decode else job.cases[number][0]
+    for number, case in enumerate(job.cases):
         try:
-            told = (_decode if is_decode else _forward)(job, number, device, limits, tell)
+            rows, skipped = _measure(case, job, number, device, limits, tell)
         except CannotWrite:
             raise
         except Exception as error:  # whatever a kernel, a compiler or a driver throws: it is the result
-            failure = explain(error)
-            failures.append({"problem": dataclasses.asdict(problem), **failure})
-            tell({"event": "failed", "record": failures[-1]})
+            failure = {"problem": case.problem.as_json(), **explain(error)}
+            failures.append(failure)
+            tell({"event": "failed", "record": failure})
             if failure["kind"] == "kernel error":
                 return Result(record | {"failed": failures}, failures, poisoned=True)
-            told = []
-        for kind, one in told:
-            rows_of(record, kind).append(one)
-            tell({"event": kind, "record": one})
+            rows, skipped = [], []
+        for kind, section, told in (("row", "rows", rows), ("skipped", "skipped", skipped)):
+            record[section] += told
+            for one in told:
+                tell({"event": kind, "record": one})
         tell({"event": "case done", "number": number})
     _free(device)
     return Result(record | {"failed": failures}, failures, poisoned=False)
 
 
-def _forward(
-    job: Job, number: int, device: Device | None, limits: Limits, tell: Tell
-) -> list[tuple[str, Json]]:
-    """Kind and record of every contender of one case of attention."""
-    problem, contenders = job.cases[number]
-    _check_memory(problem, contenders, device)
-    seconds = _prepare(problem, contenders, device, tell)
-    names = ", ".join(c.label for c in contenders)
-    tell({"event": "phase", "text": f"timing {names}: {problem}"})
-    rows, skipped = run_problem(
-        problem, contenders, device, limits, seconds=job.seconds, seed=number, watch=_watch(tell)
+def _measure(
+    case: Case, job: Job, number: int, device: Device | None, limits: Limits, tell: Tell
+) -> tuple[list[Json], list[Json]]:
+    """Records of the rows of one case, and of what was skipped."""
+    _check_memory(case.problem, device)
+    prepared = _prepare(case, device, tell)
+    names = ", ".join(c.label for c in case.contenders)
+    tell({"event": "phase", "text": f"timing {names}, {job.regime}: {case.title}"})
+    rows, skipped = run_case(
+        case, device, limits, regime=job.regime, seconds=job.seconds, seed=number, watch=_watch(tell)
     )
-    found = [("row", _row_record(row, seconds)) for row in rows]
-    return found + [("skipped", records.skipped_record(missed)) for missed in skipped]
-
-
-def _decode(
-    job: Job, number: int, device: Device | None, limits: Limits, tell: Tell
-) -> list[tuple[str, Json]]:
-    """Of every contender of one case of decoding, the streaming read among them."""
-    case = job.decode[number - len(job.cases)]
-    if device is None:
-        raise NotImplementedError("decoding is timed on a GPU")
-    tell({"event": "phase", "text": f"compiling and timing {case.title}"})
-    torch = not peers.FAMILIES["torch"].missing
-    rows = decode.run_case(case, device, torch=torch, seconds=job.seconds, watch=_watch(tell))
-    return [("decode", decode.row_record(row)) for row in rows]
+    return [_row_record(row, prepared) for row in rows], [records.skipped_record(x) for x in skipped]
 
 
 def _watch(tell: Tell) -> Watch:
@@ -158,22 +143,20 @@ def _device(name: str) -> Device | None:
     return cuda.current_device()
 
 
-def _prepare(
-    problem: Problem, contenders: tuple[Contender, ...], device: Device | None, tell: Tell
-) -> dict[str, float]:
+def _prepare(case: Case, device: Device | None, tell: Tell) -> dict[str, float]:
     """Compile on a GPU, so that it is not in the way of timing: seconds by label, or nothing on a CPU."""
     if device is None:
         return {}
     from cufa.backends import cuda
 
     seconds = {}
-    for contender in contenders:
-        if contender.is_peer:
+    for contender in case.contenders:
+        if not contender.is_ours:
             continue
         tell({"event": "phase", "text": f"compiling {contender.label}"})
         try:
-            plan = make_plan(problem, device, contender.algorithm, config=contender.config)
-        except ValueError:  # no kernel serves it: run_problem will say so
+            plan = contender.plan(case.problem, device)
+        except ValueError:  # no kernel serves it: run_case will say so
             continue
         start = time.perf_counter()
         cuda.prepare(plan)
@@ -181,7 +164,7 @@ def _prepare(
     return seconds
 
 
-def _check_memory(problem: Problem, contenders: tuple[Contender, ...], device: Device | None) -> None:
+def _check_memory(problem: Problem, device: Device | None) -> None:
     """Refuse what this machine's memory cannot hold: otherwise the system would kill the worker for it.
 
     (A GPU says so itself.) Raises MemoryError.
@@ -189,7 +172,7 @@ def _check_memory(problem: Problem, contenders: tuple[Contender, ...], device: D
     available = _available_memory()
     if device is not None or available is None:
         return
-    elements = problem.io_bytes // problem.itemsize
+    elements = sum(math.prod(shape) for shape in problem.shapes)
     wanted = int(_COPIES * max(problem.itemsize, 4) * elements)
     if wanted > _MEMORY_SHARE * available:
         raise MemoryError(f"needs about {wanted / 2**30:,.0f} GiB, {available / 2**30:,.1f} GiB are free")

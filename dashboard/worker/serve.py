@@ -132,7 +132,7 @@ class Worker:
         if result.failures:
             first = result.failures[0]
             store.finish(run_id, Status.FAILED, _words(first), first["detail"])
-        elif not result.record["rows"] and "decode" not in result.record:
+        elif not result.record["rows"]:
             reasons = dict.fromkeys(s["reason"] for s in result.record["skipped"])
             store.finish(run_id, Status.FAILED, "No kernel could run: " + "; ".join(reasons))
         else:

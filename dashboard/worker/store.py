@@ -16,7 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from cufa.dashboard.worker.jobs import Job, Json, rows_of
+from cufa.bench.records import SCHEMA, upgrade
+from cufa.dashboard.worker.jobs import Job, Json
 from cufa.tuning import write_json
 
 _ID = re.compile(r"\d{8}T\d{6}\.\d{6}-[0-9a-f]{6}")
@@ -65,13 +66,9 @@ class Run:
         return list(self.record.get("rows", []))
 
     @property
-    def decode_rows(self) -> list[Json]:
-        return list(self.record.get("decode", {}).get("rows", []))
-
-    @property
     def timings(self) -> int:
-        """Contenders measured; other libraries that joined in a decode case are not counted."""
-        return len(self.rows) + sum("kernel" in row for row in self.decode_rows)
+        """Contenders measured."""
+        return len(self.rows)
 
     @property
     def submitted(self) -> datetime.datetime:
@@ -247,16 +244,26 @@ def _events(file: Path) -> Iterator[Json]:
 def _record(folder: Path, events: list[Json]) -> Json:
     try:
         content: Json = json.loads((folder / "record.json").read_text(encoding="utf-8"))
-        return content
     except (FileNotFoundError, ValueError):
-        pass
+        content = _from_events(events)
+    # What an older version measured; a record that names no schema is damaged, and whoever reads its rows says so.
+    return upgrade(content) if content.get("schema", SCHEMA) != SCHEMA else content
+
+
+#: Where a record keeps what an event of a kind tells. Older versions kept rows of decoding apart.
+_SECTIONS = {"row": "rows", "skipped": "skipped", "failed": "failed"}
+
+
+def _from_events(events: list[Json]) -> Json:
     record: Json = {"rows": [], "skipped": [], "failed": []}
     for event in events:
         kind = str(event.get("event"))
         if kind == "about":
             record |= event["record"]
-        elif kind in ("row", "decode", "skipped", "failed"):
-            rows_of(record, kind).append(event["record"])
+        elif kind == "decode":
+            record.setdefault(kind, {"rows": []})["rows"].append(event["record"])
+        elif kind in _SECTIONS:
+            record[_SECTIONS[kind]].append(event["record"])
     return record
 
 

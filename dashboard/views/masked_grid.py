@@ -1,29 +1,31 @@
-"""Causal work: the grid of tiles, and who has counted them."""
+"""Masked work: the grid of tiles, and who has counted them."""
 
 from __future__ import annotations
 
 import streamlit as st
 
+from cufa.core.mask import FULL
 from cufa.core.schedule import Tile
 from cufa.dashboard import page
 from cufa.dashboard.charts import tile_grid
 from cufa.dashboard.model import counters, work
 from cufa.dashboard.theme import Palette
-from cufa.dashboard.views.causal_view import View
+from cufa.dashboard.views.masked_view import View
 
-GRID_KEY = "causal.grid"
+GRID_KEY = "masked.grid"
 
 
 def show_grid(view: View, palette: Palette, selected: tuple[int, int]) -> None:
     """The score matrix of one head."""
     schedule, counts = view.schedule, view.counts
     page.verdict(_verdict(view))
+    st.caption(f"Mask: **{view.problem.scores_text}**. {_band_words(view)}")
     figure = tile_grid.tile_grid(schedule, palette, selected)
     alt = tile_grid.describe(schedule, counts)
     if schedule.total <= tile_grid.PICKABLE:
         page.figure(figure, GRID_KEY, alt, on_select="rerun", selection_mode="points")
     else:
-        page.figure(figure, "causal.grid.large", alt)
+        page.figure(figure, "masked.grid.large", alt)
     order = (Tile.FULL, Tile.PARTIAL, Tile.PADDED, Tile.SKIPPED)
     for column, t in zip(st.columns(4), order, strict=True):
         share = f"**{counts[t]:,} {palette.tiles[t].label}** ({counts[t] / schedule.total:.0%})"
@@ -34,9 +36,14 @@ def _verdict(view: View) -> str:
     schedule = view.schedule
     if not schedule.visited:
         return "No query sees a key: nothing is computed, and the result is zeros."
-    if not schedule.causal:
-        return f"Nothing is masked: all {schedule.total:,} tiles of a head are computed."
+    if view.problem.mask_kind == "full":
+        named = "" if view.problem.mask == FULL else f" by {view.problem.mask}"
+        return f"Nothing is masked{named}: all {schedule.total:,} tiles of a head are computed."
     if schedule.skip_masked_tiles:
+        if not schedule.skipped:
+            return (
+                f"All {schedule.total:,} tiles are computed: each holds a score that the mask lets through."
+            )
         return (
             f"{schedule.visited:,} of {schedule.total:,} tiles are computed. Skipping the other "
             f"{schedule.skipped / schedule.total:.0%} can make it {work.skip_speedup(schedule):.2f}× faster."
@@ -48,6 +55,20 @@ def _verdict(view: View) -> str:
     )
 
 
+def _band_words(view: View) -> str:
+    """Which keys a query sees, of these lengths."""
+    first, last = view.problem.edges
+    ends = (
+        "the first key" if first is None else _shifted(first),
+        "the last key" if last is None else _shifted(last),
+    )
+    return f"Query i sees {ends[0]} to {ends[1]}."
+
+
+def _shifted(shift: int) -> str:
+    return f"key i {'−' if shift < 0 else '+'} {abs(shift):,}" if shift else "key i"
+
+
 def show_counters(view: View) -> None:
     """The kernel's own counters beside the schedule's: recorded on a GPU, and executed on this CPU."""
     trace = counters.matching_trace(view.problem, view.spec.name, view.config, view.device)
@@ -57,7 +78,7 @@ def show_counters(view: View) -> None:
     left, right = st.columns([1.1, 2], vertical_alignment="center")
     asked = left.button(
         "Let the kernel count on this CPU",
-        key="causal.emulate",
+        key="masked.emulate",
         disabled=reason is not None,
         icon=":material/developer_board:",
         help="Compiles the kernel's CUDA source with g++ and executes one head, every thread of it.",
@@ -66,8 +87,8 @@ def show_counters(view: View) -> None:
         right.caption(reason)
     if asked:
         with st.spinner("Executing the kernel's source on this CPU…"):
-            st.session_state["causal.emulated"] = (_key(view), counters.emulate_counts(_key(view)))
-    key, found = st.session_state.get("causal.emulated", (None, None))
+            st.session_state["masked.emulated"] = (_key(view), counters.emulate_counts(_key(view)))
+    key, found = st.session_state.get("masked.emulated", (None, None))
     if key == _key(view) and isinstance(found, str):
         right.error(found)
     elif key == _key(view):
@@ -76,7 +97,10 @@ def show_counters(view: View) -> None:
 
 
 def _key(view: View) -> counters.EmulationKey:
-    return counters.EmulationKey(view.schedule, view.spec.algorithm, view.config, view.problem.head_dim)
+    problem = view.problem
+    return counters.EmulationKey(
+        view.schedule, view.spec.algorithm, view.config, problem.head_dim, problem.softcap
+    )
 
 
 def _judge(wrong: list[str], tag: str, where: str) -> None:

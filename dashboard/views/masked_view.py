@@ -1,4 +1,4 @@
-"""What the controls of the page Causal work describe, and what follows from it."""
+"""What the controls of the page Masked work describe, and what follows from it."""
 
 from __future__ import annotations
 
@@ -50,11 +50,16 @@ class View:
 
     @functools.cached_property
     def blocks(self) -> launch.Blocks:
-        return launch.thread_blocks(self.problem, self.schedule, self.algorithm, self.device.num_sms)
+        return launch.thread_blocks(self.problem, self.schedule, self.spec, self.device.num_sms)
 
     @functools.cached_property
     def predicted(self) -> launch.Timeline:
         return launch.predict(self.blocks, self.device.num_sms, self.blocks_per_sm)
+
+    @property
+    def whole_heads(self) -> bool:
+        """Whether a thread block does all query blocks of a head."""
+        return bool(len(self.blocks)) and int(self.blocks.q_block[0]) == launch.WHOLE_HEAD
 
     @property
     def is_registered(self) -> bool:

@@ -1,4 +1,4 @@
-"""The controls of the page Causal work."""
+"""The controls of the page Masked work."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from cufa.dashboard import page
 from cufa.dashboard.model.configs import config_key, config_words
 from cufa.dashboard.model.launch import algorithms
 from cufa.dashboard.state import Controls
-from cufa.dashboard.views.causal_view import MOST_BLOCKS_A_SIDE, View
+from cufa.dashboard.views import mask_control
+from cufa.dashboard.views.masked_view import MOST_BLOCKS_A_SIDE, View
 from cufa.dashboard.views.shape_controls import choose_card, choose_kv_heads
 from cufa.kernels import KernelSpec, TileConfig
 from cufa.planner import fitting_configs
@@ -27,16 +28,13 @@ def choose(controls: Controls) -> View:
     """The controls, and what they describe."""
     known = algorithms()
     with page.control_box():
-        left, middle, right = st.columns([2.3, 1.4, 2])
+        left, right = st.columns([3.7, 2])
         with right:
             device = choose_card(controls)
         specs = {name: spec for name, spec in known.items() if spec.runs_on(device.arch.capability)}
         with left:
-            words = {name: ALGORITHM_WORDS[name] for name in specs}
+            words = {name: ALGORITHM_WORDS.get(name, name) for name in specs}
             algorithm = controls.choice("alg", "Algorithm", words, "fa2", segmented=True)
-        with middle:
-            masks = {"causal": "causal", "full": "full"}
-            causal = controls.choice("mask", "Mask", masks, segmented=True) == "causal"
         columns = st.columns(6)
         with columns[0]:
             seqlen_q = controls.integer("sq", "Queries", 4096, 1, MAX_LENGTH, step=128)
@@ -52,8 +50,9 @@ def choose(controls: Controls) -> View:
         with columns[5]:
             sizes = [str(d) for d in (32, 40, 64, 80, 96, 128, 192, 256)]
             head_dim = int(controls.choice("d", "Head dim", sizes, "128"))
+        mask, softcap = mask_control.choose(controls)
         shape = (batch, heads, kv_heads, seqlen_q, seqlen_k, head_dim)
-        problem = Problem(*shape, "bfloat16", causal=causal, scale=default_scale(head_dim))
+        problem = Problem(*shape, "bfloat16", mask, default_scale(head_dim), softcap)
         config = _choose_config(controls, problem, specs[algorithm], device)
     spec = specs[algorithm]
     schedule = Schedule.of(problem, config.block_q, config.block_kv, spec.skip_masked_tiles)
@@ -75,11 +74,11 @@ def _choose_config(controls: Controls, problem: Problem, spec: KernelSpec, devic
         return fitting[chosen]
     start = next(iter(fitting.values()), TileConfig(64, 64, 4))
     with columns[1]:
-        block_q = controls.integer("bq", "Queries a tile", start.block_q, 16, 1024, step=16)
+        block_q = controls.integer("bq", "Queries per tile", start.block_q, 16, 1024, step=16)
     with columns[2]:
-        block_kv = controls.integer("bkv", "Keys a tile", start.block_kv, 16, 1024, step=16)
+        block_kv = controls.integer("bkv", "Keys per tile", start.block_kv, 16, 1024, step=16)
     with columns[3]:
-        blocks = controls.integer("per_sm", "Blocks an SM", start.blocks_per_sm, 1, 32)
+        blocks = controls.integer("per_sm", "Blocks per SM", start.blocks_per_sm, 1, 32)
     longest = max(problem.seqlen_q, problem.seqlen_k)
     least = -(-longest // (16 * MOST_BLOCKS_A_SIDE)) * 16
     if min(block_q, block_kv) < least:

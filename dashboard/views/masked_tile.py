@@ -1,4 +1,4 @@
-"""Causal work, first parts: the grid of one head, and one tile from within (maximum and sum of its rows)."""
+"""Masked work, first parts: the grid of one head, and one tile from within (maximum and sum of its rows)."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from cufa.dashboard.model import softmax_steps
 from cufa.dashboard.model.softmax_steps import Step
 from cufa.dashboard.state import Controls
 from cufa.dashboard.theme import Palette
-from cufa.dashboard.views import causal_grid
-from cufa.dashboard.views.causal_view import View
+from cufa.dashboard.views import masked_grid
+from cufa.dashboard.views.masked_view import View
 
-_IS_NEW = "causal.new"
+_IS_NEW = "masked.new"
 """In the session: the whole page is drawn, not only another tile."""
 
 
@@ -45,27 +45,29 @@ def _show_one_head(view: View, controls: Controls, palette: Palette) -> None:
 
 def _show_grid(view: View, palette: Palette, place: DeltaGenerator, selected: tuple[int, int]) -> None:
     with place:
-        causal_grid.show_grid(view, palette, selected)
-        causal_grid.show_counters(view)
+        masked_grid.show_grid(view, palette, selected)
+        masked_grid.show_counters(view)
         st.header("Inside one tile", anchor=False)
 
 
 def _take_click(controls: Controls) -> None:
     """Take a clicked tile, which Streamlit put in the session before this run."""
-    event: Any = st.session_state.get(causal_grid.GRID_KEY)
+    event: Any = st.session_state.get(masked_grid.GRID_KEY)
     points = event["selection"]["points"] if event else []
     picked = (int(points[0]["y"]), int(points[0]["x"])) if points else None
-    if picked is not None and picked != st.session_state.get("causal.picked"):
+    if picked is not None and picked != st.session_state.get("masked.picked"):
         controls.set("q", picked[0])
         controls.set("k", picked[1])
-    st.session_state["causal.picked"] = picked
+    st.session_state["masked.picked"] = picked
 
 
 def _choose_tile(view: View, controls: Controls) -> tuple[int, int]:
     """Query block and key block: by number here (with the keyboard too), or by a click in the grid."""
     rows, columns = view.schedule.num_q_blocks, view.schedule.num_kv_blocks
     row = rows // 2
-    second = min(1, columns - 1)  # the first tile starts from nothing, which says less
+    visited = view.schedule.ranges
+    # The first tile starts from nothing, which says less.
+    second = min(int(visited.first[row]) + 1, max(int(visited.end[row]), 1) - 1, columns - 1)
     left, right, text = st.columns([1, 1, 2.4], vertical_alignment="bottom")
     with left:
         q_block = controls.integer("q", "Query block", row, 0, rows - 1)
@@ -82,7 +84,7 @@ def _show_tile(view: View, palette: Palette, selected: tuple[int, int]) -> None:
     """What the selected tile did to its rows."""
     schedule, (q_block, kv_block) = view.schedule, selected
     tile = Tile(int(schedule.tiles[q_block, kv_block]))
-    steps = _observe(schedule, q_block, view.problem.head_dim)
+    steps = _observe(schedule, q_block, view.problem.head_dim, view.problem.softcap)
     step = next((s for s in steps if s.kv_block == kv_block), None)
     where = f"Tile ({q_block:,}, {kv_block:,})"
     if tile == Tile.SKIPPED:
@@ -94,12 +96,12 @@ def _show_tile(view: View, palette: Palette, selected: tuple[int, int]) -> None:
         page.verdict(text, "warn", small=True)
     else:
         page.verdict(f"{where} is {palette.tiles[tile].label}: {_change(step)}", tag="computed", small=True)
-        page.figure(work.softmax_figure(step, palette), "causal.softmax", _describe(step, where))
+        page.figure(work.softmax_figure(step, palette), "masked.softmax", _describe(step, where))
 
 
 @st.cache_data(max_entries=64, show_spinner=False)
-def _observe(schedule: Schedule, q_block: int, head_dim: int) -> list[Step]:
-    return softmax_steps.observe_rows(schedule, q_block, head_dim)
+def _observe(schedule: Schedule, q_block: int, head_dim: int, softcap: float | None) -> list[Step]:
+    return softmax_steps.observe_rows(schedule, q_block, head_dim, softcap)
 
 
 def _change(step: Step) -> str:

@@ -1,4 +1,4 @@
-"""Causal work, last part: arithmetic done and wanted, and what skipping gains."""
+"""Masked work, last part: arithmetic done and wanted, and what skipping gains."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import dataclasses
 
 import streamlit as st
 
+from cufa.core.mask import Mask
 from cufa.core.problem import Problem
 from cufa.core.schedule import Schedule
 from cufa.dashboard import page
 from cufa.dashboard.charts import work as charts
 from cufa.dashboard.model import evidence, launch, published, work
 from cufa.dashboard.theme import Palette
-from cufa.dashboard.views.causal_view import View
+from cufa.dashboard.views.masked_view import View
 from cufa.kernels import KERNELS, KernelSpec
 
 _LENGTHS = (256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536)
@@ -30,66 +31,78 @@ def show_flops(view: View, palette: Palette) -> None:
         f"Three bars: useful {flop['useful']}; done {flop['done']}, of which {flop['waste']} is thrown "
         f"away; without a mask {flop['dense']}."
     )
-    page.figure(charts.flops_figure(done, palette), "causal.flops", alt)
+    page.figure(charts.flops_figure(done, palette), "masked.flops", alt)
     st.caption(
-        "4 · head dim for each score. Done counts whole tiles; useful counts the scores that the mask lets "
-        "through; the difference is masked corners of partial tiles, tile edges past the ends, and tiles "
+        f"Mask: {view.problem.mask}. 4 · head dim for each score. Done counts whole tiles; useful counts the scores "
+        "that the mask lets through; the difference is masked corners of partial tiles, tile edges past the ends, and tiles "
         "not skipped."
     )
 
 
 def show_speedup(view: View, palette: Palette) -> None:
-    """What causal skipping gains, by length."""
-    st.header("From v1 to v2: what skipping gains", anchor=False)
-    tiling = dataclasses.replace(view.schedule, causal=True, skip_masked_tiles=True)
-    here = work.skip_speedup(tiling)
+    """What skipping masked tiles gains, by length."""
+    st.header("What skipping gains", anchor=False)
+    tiling = dataclasses.replace(view.schedule, skip_masked_tiles=True)
+    here, limit = work.skip_speedup(tiling), work.skip_limit(tiling.mask)
+    if limit == 1:
+        page.verdict(f"Skipping gains nothing: the mask ({tiling.mask}) hides nothing.", small=True)
+        return
     from_tiles = work.skip_speedups(tiling, _LENGTHS)
     # Without the lengths of this view, so that another length finds the curve ready.
     anywhere = dataclasses.replace(view.problem, seqlen_q=1, seqlen_k=1)
     tiles = dataclasses.replace(tiling, seqlen_q=1, seqlen_k=1)
-    lengths, from_launch = simulated(anywhere, tiles, view.device.num_sms, view.blocks_per_sm)
-    measured, notes = _measured()
-    page.verdict(
-        f"Skipping alone can gain {here:.2f}× here. Tile counts never reach 2×: the last query block sees "
-        "every key block.",
-        tag="predicted",
-        small=True,
-    )
+    spec, num_sms = view.spec, view.device.num_sms
+    lengths, from_launch = simulated(anywhere, tiles, spec.name, num_sms, view.blocks_per_sm)
+    measured, notes = _measured(view.problem.mask)
+    page.verdict(_gain_words(here, limit), tag="predicted", small=True)
+    is_published = view.problem.mask == published.VERSIONS_MASK
     figure = charts.speedup_figure(
-        (lengths, from_launch), (_LENGTHS, from_tiles), (view.problem.seqlen_k, here), measured, palette
-    )
+        (lengths, from_launch), (_LENGTHS, from_tiles), (view.problem.seqlen_k, here), measured, palette,
+        limit=limit, with_published=is_published,
+    )  # fmt: skip
     seen = "; ".join(
         f"{name}: " + ", ".join(f"{n:,} {v:.2f}×" for n, v in values.items())
         for name, values in measured.items()
     )
     alt = (
-        "Time without skipping over time with it, by sequence length. Predicted from tile counts: "
+        f"Time without skipping over time with it under {tiling.mask}, by sequence length. Predicted from tile counts: "
         + ", ".join(f"{n:,} {v:.2f}×" for n, v in zip(_LENGTHS, from_tiles, strict=True))
-        + f". A dashed line at 2 is the limit. {seen or 'No measured series is recorded.'}"
+        + (f". A dashed line at {limit:g} is the limit." if limit < float("inf") else ".")
+        + f" {seen or 'No measured series is recorded.'}"
     )
-    page.figure(figure, "causal.speedup", alt)
+    page.figure(figure, "masked.speedup", alt)
     if notes:
         with st.expander("Recorded gains in figures", icon=":material/table_rows:"):
             st.caption("  \n".join(notes))
+    source = f"Published: FlashAttention-1 → 2, {published.TRITON_A10G}, head dim 64. " * is_published
     st.caption(
-        f"Published: FlashAttention-1 → 2, {published.TRITON_A10G}, head dim 64. On this card's SMs: both "
-        "launches simulated as above, for these heads and this batch."
+        f"{source}On this card's SMs: both launches simulated as above, for these heads and this batch. "
+        f"Mask: {tiling.mask}; queries and keys are equally many at every length."
     )
+
+
+def _gain_words(here: float, limit: float) -> str:
+    text = f"Skipping alone can gain {here:.2f}× here."
+    if limit < float("inf"):
+        return f"{text} Tile counts never reach {limit:g}×: tiles on the boundary are computed whole."
+    return f"{text} The longer the sequence, the larger the share of it that the window hides."
 
 
 @st.cache_data(max_entries=128, show_spinner=False)
 def simulated(
-    problem: Problem, tiling: Schedule, num_sms: int, blocks_per_sm: int
+    problem: Problem, tiling: Schedule, kernel: str, num_sms: int, blocks_per_sm: int
 ) -> tuple[list[int], list[float]]:
     """Speed-up of skipping by length in simulated launches; too large launches are left out."""
     lengths, ratios = [], []
     for n in _LENGTHS:
-        here = dataclasses.replace(problem, seqlen_q=n, seqlen_k=n, causal=True)
+        here = dataclasses.replace(problem, seqlen_q=n, seqlen_k=n)
         with_skip = dataclasses.replace(tiling, seqlen_q=n, seqlen_k=n)
         if with_skip.num_q_blocks * problem.batch * problem.heads > _MOST_SIMULATED:
             break
         spans = [
-            launch.predict(launch.thread_blocks(here, s, "fa2", num_sms), num_sms, blocks_per_sm).span
+            launch.predict(
+                launch.thread_blocks(here, s, _drawn(kernel), num_sms), num_sms, blocks_per_sm
+            ).span
             for s in (dataclasses.replace(with_skip, skip_masked_tiles=False), with_skip)
         ]
         lengths.append(n)
@@ -97,8 +110,14 @@ def simulated(
     return lengths, ratios
 
 
-def _measured() -> tuple[dict[str, dict[int, float]], list[str]]:
-    """Recorded gains of skipping alone by name of the series, and what else there is to say."""
+def _drawn(kernel: str) -> KernelSpec:
+    """Whose order shows what skipping gains: FlashAttention-2's, of whose two versions this page tells."""
+    found = launch.algorithms()
+    return found.get("fa2", KERNELS[kernel])
+
+
+def _measured(mask: Mask) -> tuple[dict[str, dict[int, float]], list[str]]:
+    """Recorded gains of skipping alone under a mask by name of the series, and what else there is to say."""
     try:
         found = evidence.load()
     except ValueError as error:
@@ -107,15 +126,17 @@ def _measured() -> tuple[dict[str, dict[int, float]], list[str]]:
     notes = []
     for e in found:
         for slow, fast in _ablations().items():
-            for shape, values in evidence.speedups(e.rows, slow, fast).items():
+            for shape, values in evidence.speedups(e.rows, slow, fast, mask).items():
                 series[f"recorded, {shape}"] = values
                 gains = ", ".join(f"{v:.2f}× at {n:,}" for n, v in values.items())
                 notes.append(f"**Recorded** on {e.where}, skip alone, {shape}: {gains}.")
-        for shape, values in evidence.speedups(e.rows, "fa1_forward", "fa2_forward").items():
+        for shape, values in evidence.speedups(e.rows, "fa1_forward", "fa2_forward", mask).items():
             gains = ", ".join(f"{v:.2f}× at {n:,}" for n, v in values.items())
             notes.append(f"**Recorded** on {e.where}, FA1→FA2 with all that changed, {shape}: {gains}.")
     if not series:
-        notes.append("**Measured:** no evidence with and without skipping is recorded in this version yet.")
+        notes.append(
+            f"**Measured:** no evidence with and without skipping under {mask} is recorded in this version yet."
+        )
     return series, notes
 
 

@@ -1,4 +1,4 @@
-"""Causal work, third part: when each thread block runs, predicted and measured."""
+"""Masked work, third part: when each thread block runs, predicted and measured."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from cufa.dashboard.model.launch import Timeline
 from cufa.dashboard.model.trace import measured_timeline, perfetto
 from cufa.dashboard.state import Controls
 from cufa.dashboard.theme import Palette
-from cufa.dashboard.views.causal_view import MOST_THREAD_BLOCKS, View
+from cufa.dashboard.views import mask_control
+from cufa.dashboard.views.masked_view import MOST_THREAD_BLOCKS, View
 from cufa.kernels import KERNELS
 
 _TRACE_TIMEOUT = 180
@@ -41,7 +42,7 @@ def show_timelines(view: View, palette: Palette) -> None:
     with left:
         _show_predicted(view, palette)
     with right:
-        measured = measured_timeline(trace.records, trace.num_sms, view.algorithm == "fa1")
+        measured = measured_timeline(trace.records, trace.num_sms, view.whole_heads)
         _show_measured(trace, measured, palette)
     _show_tails(view, measured, palette)
     _choose_recorded()
@@ -51,13 +52,11 @@ def _show_predicted(view: View, palette: Palette) -> None:
     timeline = view.predicted
     page.verdict(_predicted_verdict(view), "warn" if timeline.tail > 0.1 else "", "predicted", small=True)
     page.figure(
-        charts.timeline_figure(timeline, palette), "causal.predicted", charts.describe_timeline(timeline)
+        charts.timeline_figure(timeline, palette), "masked.predicted", charts.describe_timeline(timeline)
     )
-    rule = (
-        f"{view.blocks_per_sm} blocks an SM at a time, the next block in launch order to the first free place"
-    )
+    rule = f"{view.blocks_per_sm} blocks at a time on every SM, the next block in launch order to the first free place"
     if view.blocks.thread_block is not None:
-        rule = "one persistent block an SM, each takes its own query blocks in the kernel's order"
+        rule = "one persistent block on every SM, each takes its own query blocks in the kernel's order"
     st.caption(f"Simulated: {rule}; every tile takes as long as any other.")
     _export(timeline, f"predicted: {view.spec.name}, {view.problem}", "predicted")
 
@@ -81,10 +80,10 @@ def _predicted_verdict(view: View) -> str:
 
 def _show_measured(trace: Trace, timeline: Timeline, palette: Palette) -> None:
     tail = f"{timeline.tail:.1%} of SM time is idle at the end"
-    text = f"{timeline.span:,.0f} µs, {tail}; {timeline.mean_blocks:.1f} blocks an SM on average."
+    text = f"{timeline.span:,.0f} µs, {tail}; {timeline.mean_blocks:.1f} blocks per SM on average."
     page.verdict(text, "warn" if timeline.tail > 0.1 else "", "measured", small=True)
     page.figure(
-        charts.timeline_figure(timeline, palette), "causal.measured", charts.describe_timeline(timeline)
+        charts.timeline_figure(timeline, palette), "masked.measured", charts.describe_timeline(timeline)
     )
     stale = "" if trace.is_current else " **The kernel's sources have changed since.**"
     st.caption(
@@ -104,13 +103,13 @@ def _show_tails(view: View, measured: Timeline, palette: Palette) -> None:
         "Two lines: when each SM finished its last block, as share of the run, SMs sorted. The area above "
         f"a line is idle time: {predicted.tail:.1%} predicted, {measured.tail:.1%} measured."
     )
-    page.figure(charts.sm_finish(lines, palette), "causal.finish", alt)
+    page.figure(charts.sm_finish(lines, palette), "masked.finish", alt)
     seen, reckoned = measured.slots_per_sm, predicted.slots_per_sm
     if seen > reckoned and view.blocks.thread_block is None:
         with_more = launch.predict(view.blocks, view.device.num_sms, seen).tail
         is_same = abs(with_more - predicted.tail) < 0.001
         st.caption(
-            f"The card held up to {seen} blocks an SM, the prediction reckons with the {reckoned} that the "
+            f"The card held up to {seen} blocks per SM, the prediction reckons with the {reckoned} that the "
             f"kernel promises the compiler: registers left room for more. With {seen} it would say "
             f"{'the same' if is_same else f'{with_more:.1%} idle'}. What fits is on the page Occupancy."
         )
@@ -122,7 +121,7 @@ def _export(timeline: Timeline, title: str, name: str) -> None:
         lambda: perfetto(timeline, title),
         f"cufa-{name}.json",
         "application/json",
-        key=f"causal.export.{name}",
+        key=f"masked.export.{name}",
         icon=":material/download:",
         help="Open it in ui.perfetto.dev or chrome://tracing. A predicted tile is written as one "
         "microsecond.",
@@ -133,7 +132,7 @@ def _export(timeline: Timeline, title: str, name: str) -> None:
 def _offer_trace(view: View) -> None:
     """There is no trace of this view: say so, and take one where there is a GPU."""
     if gpu.gpu_count() and view.is_registered:
-        if st.button("Trace it on this GPU", key="causal.trace", icon=":material/monitoring:"):
+        if st.button("Trace it on this GPU", key="masked.trace", icon=":material/monitoring:"):
             with st.spinner("Compiling and running the trace build…"):
                 error = run_trace(view)
             if error is None:
@@ -159,7 +158,7 @@ def _choose_recorded() -> None:
         list(found),
         index=None,
         format_func=words.get,
-        key="causal.open",
+        key="masked.open",
         placeholder="Open one: the controls above are set to what was traced",
         on_change=_open_chosen,
         args=(found,),
@@ -167,7 +166,7 @@ def _choose_recorded() -> None:
 
 
 def _open_chosen(found: dict[str, Trace]) -> None:
-    chosen = st.session_state.pop("causal.open", None)
+    chosen = st.session_state.pop("masked.open", None)
     if chosen is not None:
         open_trace(found[chosen])
 
@@ -175,11 +174,7 @@ def _open_chosen(found: dict[str, Trace]) -> None:
 def open_trace(trace: Trace) -> None:
     """Set the controls to what was traced."""
     p = trace.problem
-    settings = {
-        "alg": KERNELS[trace.kernel].algorithm,
-        "mask": "causal" if p.causal else "full",
-        "sq": p.seqlen_q,
-    }
+    settings = {"alg": KERNELS[trace.kernel].algorithm, "sq": p.seqlen_q}
     settings |= {
         "sk": p.seqlen_k,
         "batch": p.batch,
@@ -189,12 +184,14 @@ def open_trace(trace: Trace) -> None:
     }
     settings |= {"tiles": config_key(trace.config), "card": trace.environment.get("arch", "sm_90")[3:]}
     for name, value in settings.items():
-        Controls.put("causal", name, value)
+        Controls.put("masked", name, value)
+    mask_control.put("masked", p)
 
 
 def run_trace(view: View) -> str | None:
     """Trace in a process of its own, so that a crash takes nothing with it. None, or what went wrong."""
-    request = {"problem": asdict(view.problem), "algorithm": view.algorithm, "config": asdict(view.config)}
+    config = asdict(view.config)
+    request = {"problem": view.problem.as_json(), "algorithm": view.algorithm, "config": config}
     command = [sys.executable, "-m", "cufa.bench.traces", str(counters.local_traces_dir())]
     try:
         done = subprocess.run(

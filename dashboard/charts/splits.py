@@ -8,8 +8,7 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from cufa.dashboard import theme
-from cufa.dashboard.model.decode import Split
-from cufa.dashboard.model.decode_rows import DecodeRow
+from cufa.dashboard.model.splits import Split
 from cufa.dashboard.theme import Palette
 
 
@@ -107,62 +106,3 @@ def split_figure(
     figure.update_yaxes(title_text="time ÷ shortest", **axis, row=1, col=1)
     figure.update_yaxes(title_text="SM fill", tickformat=".0%", range=[0, 1.05], row=2, col=1)
     return figure
-
-
-def rates_figure(rows: Sequence[DecodeRow], palette: Palette) -> go.Figure:
-    """How close each contender of each case comes to a plain streaming read of as many bytes."""
-    labels = list(dict.fromkeys(r.label for r in rows))
-    grouped = len(labels) <= len(palette.series) and any(label.startswith("torch") for label in labels)
-    if grouped:
-        series = {label: [r for r in rows if r.label == label] for label in labels}
-    else:
-        series = {"ours": list(rows)}
-    names = list(dict.fromkeys(_row_name(r, grouped) for r in rows))
-    height = 120 + (22 * len(series) + 12) * len(names)
-    figure = theme.new_figure(palette, height, barmode="group", hovermode="closest", showlegend=grouped)
-    for number, (label, mine) in enumerate(series.items()):
-        figure.add_trace(
-            go.Bar(
-                x=[r.of_read for r in mine],
-                y=[_row_name(r, grouped) for r in mine],
-                name=label,
-                orientation="h",
-                marker={"color": palette.series[number], "pattern": {"shape": ("", "/", "x")[number % 3]}},
-                offsetgroup=label,
-                customdata=[(1e6 * r.timing.p50, r.label, r.schedule or "–", str(r.problem)) for r in mine],
-                hovertemplate="<b>%{customdata[1]}</b>: %{customdata[0]:,.1f} µs, %{x:.0%} of a plain "
-                "read<br>%{customdata[3]}<br>schedule: %{customdata[2]}<extra></extra>",
-            )
-        )
-        figure.add_trace(_rates_beside(mine, [_row_name(r, grouped) for r in mine], label, palette))
-    figure.add_vline(1.0, line={"color": palette.text, "width": 1.5, "dash": "dot"})
-    shares = [tick / 5 for tick in range(6)]
-    figure.update_xaxes(
-        title_text="share of a plain streaming read", tickformat=".0%", tickvals=shares, range=[0, 1.2]
-    )
-    figure.update_yaxes(autorange="reversed", showgrid=False, ticks="", categoryarray=names)
-    return figure
-
-
-def _rates_beside(rows: Sequence[DecodeRow], names: Sequence[str], lane: str, palette: Palette) -> go.Bar:
-    """Each bar's rate, right of the line that bars end at: a column of its own, which nothing crosses."""
-    return go.Bar(
-        base=[max(1.0, r.of_read) for r in rows],
-        x=[0.2] * len(rows),
-        y=list(names),
-        text=[f"{r.tbytes:.2f} TB/s" for r in rows],
-        textposition="inside",
-        insidetextanchor="start",
-        insidetextfont={"color": palette.text},
-        constraintext="none",
-        orientation="h",
-        offsetgroup=lane,
-        marker={"color": "rgba(0,0,0,0)"},
-        cliponaxis=False,
-        hoverinfo="skip",
-        showlegend=False,
-    )
-
-
-def _row_name(row: DecodeRow, grouped: bool) -> str:
-    return row.case if grouped or row.label == "flash_decode" else f"{row.case}:<br>{row.label}"

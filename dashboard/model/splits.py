@@ -1,7 +1,8 @@
-"""Decoding on the SMs: who reads which keys, by :mod:`cufa.decode.schedule`, and when the last one is done.
+"""Operations whose keys are shared out over thread blocks, on the SMs: who reads which keys, by
+:mod:`cufa.decode.schedule`, and when the last one is done.
 
 A tile of keys takes as long as any other, a thread block ``overhead`` tiles more. Once all SMs are busy,
-memory bandwidth limits decoding, which this knows nothing of: :func:`floor_seconds` does.
+memory bandwidth is the limit, which this knows nothing of.
 """
 
 from __future__ import annotations
@@ -12,10 +13,12 @@ from collections.abc import Sequence
 import numpy as np
 
 from cufa.core.architectures import Device
+from cufa.core.problem import Problem
 from cufa.dashboard.model.launch import KEYS, Blocks, Timeline, predict
-from cufa.decode.plan import DecodePlan
 from cufa.decode.schedule import balanced_shares, num_tiles, split_range
 from cufa.kernels import TileConfig
+from cufa.kernels.decode import row_blocks
+from cufa.planner import Plan
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,7 +26,7 @@ class Batch:
     """Sequences to decode with one tile config on one card."""
 
     lengths: tuple[int, ...]
-    """Cached tokens of each."""
+    """Keys of each that some query sees."""
     kv_heads: int
     row_blocks: int
     """Thread blocks that the query rows of one key/value head take."""
@@ -35,10 +38,13 @@ class Batch:
     """Assumed cost of a thread block beside its tiles (start, partial result, merge), in tiles."""
 
     @classmethod
-    def of(cls, plan: DecodePlan, lengths: tuple[int, ...], overhead: int) -> Batch:
+    def of(cls, plan: Plan, lengths: tuple[int, ...], overhead: int) -> Batch:
+        """``lengths``: cached tokens of each sequence."""
         assert plan.device is not None
         p = plan.problem
-        return cls(lengths, p.kv_heads, plan.row_blocks, plan.config, plan.device, p.ragged, overhead)
+        seen = seen_keys(p, lengths)
+        blocks = row_blocks(p, plan.config)
+        return cls(seen, p.kv_heads, blocks, plan.config, plan.device, p.lengths.ragged, overhead)
 
     @property
     def places(self) -> int:
@@ -71,6 +77,13 @@ class Split:
     """Share of all places' time spent on tiles until then, 0 to 1."""
 
 
+def seen_keys(problem: Problem, lengths: Sequence[int]) -> tuple[int, ...]:
+    """Keys of each sequence that some query sees: a window leaves the first ones of a long cache out."""
+    each = dataclasses.replace(problem, batch=1)
+    per_key = each.kv_bytes([1])
+    return tuple(each.kv_bytes([n]) // per_key for n in lengths)
+
+
 def ragged(batch: int, longest: int, spread: int, seed: int = 0) -> tuple[int, ...]:
     """Lengths between longest / spread and longest, log-uniform; the first is the longest."""
     rng = np.random.default_rng(seed)
@@ -94,7 +107,7 @@ def fixed_blocks(batch: Batch, splits: int) -> Blocks:
 
 
 def balanced_blocks(batch: Batch, shares: int) -> Blocks:
-    """All tiles end to end in shares, a thread block each, which works through its pieces in turns."""
+    """All tiles end to end in shares, one per thread block, which works through its pieces in turns."""
     keys, ragged = batch.config.block_kv, batch.ragged
     pieces = list(
         balanced_shares(batch.lengths, batch.kv_heads, shares, keys, batch.row_blocks, ragged=ragged)
@@ -160,8 +173,3 @@ def candidates(most: int, dense: int = 64) -> list[int]:
         found.append(found[-1] + max(1, found[-1] // 16))
     powers = [1 << n for n in range(most.bit_length())]
     return [s for s in sorted({*found, *powers}) if s <= most]
-
-
-def floor_seconds(plan: DecodePlan, lengths: Sequence[int], bytes_per_second: float) -> float:
-    """Keys and values read once at this rate."""
-    return plan.problem.kv_bytes(lengths) / bytes_per_second

@@ -1,0 +1,18 @@
+"""Masked work: which tiles are computed, by which thread block, when, and what it was good for."""
+
+from cufa.dashboard import page
+from cufa.dashboard.state import Controls
+from cufa.dashboard.views import masked_controls, masked_gain, masked_sms, masked_tile
+
+palette = page.begin(
+    "Masked work",
+    "A mask hides part of the score matrix: half of it, or all but a window. Here is what each algorithm does about "
+    "it: tile by tile, block by block, SM by SM.",
+)
+controls = Controls("masked")
+view = masked_controls.choose(controls)
+masked_tile.show_one_head(view, controls, palette)
+masked_sms.show_timelines(view, palette)
+masked_gain.show_flops(view, palette)
+masked_gain.show_speedup(view, palette)
+controls.finish()

@@ -1,0 +1,115 @@
+"""The mask control, for every page that has one: which scores exist, and the soft cap on them.
+
+In links a mask is ``mask`` (full, causal, window), ``left`` and ``right`` of a window (a number, or none), ``diag``
+(where the diagonal lies, or at) with its number ``at``; a soft cap is ``softcap``. The words are those that masks
+print themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import streamlit as st
+
+from cufa import masks
+from cufa.core.mask import CAUSAL, DIAGONALS, Band, Mask
+from cufa.core.problem import MASK_KINDS, Problem
+from cufa.dashboard.state import Controls
+
+_KINDS = {"causal": "causal", "full": "full", "window": "window"}
+_AT = "at"
+_ALL = "all"
+_MOST = 1 << 20
+_SOFTCAP_HELP = "Scores become cap · tanh(score / cap) before the mask, as in Gemma 2. Empty: no cap."
+_SIDE_HELP = "Both ends are included; empty: no bound on this side."
+
+
+def choose(
+    controls: Controls, start: Mask = CAUSAL, start_softcap: float | None = None, *, cached: bool = False
+) -> tuple[Mask, float | None]:
+    """Mask and soft cap, in one row. ``start`` is what a page or a preset begins with. ``cached``: the queries are
+    the last tokens of a cache, so that the diagonal is theirs and no key comes after them."""
+    begin = settings(start, start_softcap)
+    columns = st.columns([1.5, 1, 1, 1.3, 1, 1], vertical_alignment="bottom")
+    kinds = {kind: words for kind, words in _KINDS.items() if not cached or kind != "full"}
+    with columns[0]:
+        kind = controls.choice("mask", "Mask", kinds, begin["mask"], segmented=True)
+    left, right = None, None if kind == "full" else 0
+    if kind == "window":
+        with columns[1]:
+            left = controls.optional(
+                "left", "Keys before", begin["left"], 0, _MOST, step=128, help=_SIDE_HELP
+            )
+    if kind == "window" and not cached:
+        with columns[2]:
+            right = controls.optional(
+                "right", "Keys after", begin["right"], 0, _MOST, step=128, help=_SIDE_HELP
+            )
+    diagonal: str | int = DIAGONALS[0]
+    if kind != "full" and not cached:
+        diagonal = _choose_diagonal(controls, begin, columns[3:5])
+    with columns[5]:
+        cap = controls.optional(
+            "softcap", "Soft cap", begin["softcap"], 0.01, 1e6, step=5.0, help=_SOFTCAP_HELP
+        )
+    return masks.window(left, right, diagonal), cap
+
+
+def _choose_diagonal(controls: Controls, begin: dict[str, Any], columns: list[Any]) -> str | int:
+    words = {name: name.replace("-", " ") for name in DIAGONALS} | {_AT: "at a key"}
+    with columns[0]:
+        place = controls.choice(
+            "diag",
+            "Diagonal",
+            words,
+            begin["diag"],
+            help="Where the first query's own key is: bottom right makes the last query's key the last one, "
+            "top left makes the first query's key the first one.",
+        )
+    if place != _AT:
+        return place
+    with columns[1]:
+        return controls.integer("at", "Key of query 0", begin["at"], -_MOST, _MOST, step=128)
+
+
+def settings(mask: Mask, softcap: float | None = None) -> dict[str, Any]:
+    """What the controls hold for a mask, by their names in links. Raises TypeError for a mask that is no band."""
+    if not isinstance(mask, Band):
+        raise TypeError(f"{mask} is no band, which this control sets")
+    is_number = isinstance(mask.diagonal, int)
+    window = mask.left is not None or mask.right not in (None, 0)
+    return {
+        "mask": "window" if window else "full" if mask.right is None else "causal",
+        "left": mask.left if window else 1023,
+        "right": mask.right if window else 0,
+        "diag": _AT if is_number else mask.diagonal,
+        "at": mask.diagonal if is_number else 0,
+        "softcap": softcap,
+    }
+
+
+def put(page: str, problem: Problem) -> None:
+    """Set a page's control to a problem's mask and cap; for callbacks, and before the control exists."""
+    for name, value in settings(problem.mask, problem.softcap).items():
+        Controls.put(page, name, value)
+
+
+def choose_among(controls: Controls, problems: Iterable[Problem]) -> str:
+    """One of the masks that problems have, by :attr:`~cufa.core.problem.Problem.scores_text`; "" for all."""
+    words = {_ALL: "all"} | {text: text for text in dict.fromkeys(p.scores_text for p in problems)}
+    chosen = controls.choice("mask", "Mask", words, segmented=len(words) <= 4)
+    return "" if chosen == _ALL else chosen
+
+
+def choose_built(controls: Controls, problems: Iterable[Problem]) -> list[Problem]:
+    """Of problems that a kernel is compiled for, those of one kind of mask: all windows share one build."""
+    found = list(problems)
+    words = dict(zip(MASK_KINDS, ("full", "causal", "window"), strict=True))
+    kinds = {kind: words[kind] for kind in MASK_KINDS if any(p.mask_kind == kind for p in found)}
+    kind = controls.choice("mask", "Mask", kinds, segmented=True)
+    found = [p for p in found if p.mask_kind == kind]
+    if len({p.softcap is None for p in found}) > 1:
+        capped = controls.flag("softcap", "Soft cap", help=_SOFTCAP_HELP.partition(" Empty")[0])
+        found = [p for p in found if (p.softcap is not None) == capped]
+    return found

@@ -1,0 +1,88 @@
+"""Operations that memory limits, as measured: on the page Decode and in a run's result."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import streamlit as st
+
+from cufa.commands.common import seconds_text
+from cufa.dashboard import engine, page
+from cufa.dashboard.charts import rates as charts
+from cufa.dashboard.model.devices import run_devices
+from cufa.dashboard.model.measurements import Measurement
+from cufa.dashboard.theme import Palette
+from cufa.dashboard.worker.jobs import CPU, Job
+
+
+def show(rows: Sequence[Measurement], key: str, palette: Palette) -> None:
+    """Cases that other libraries joined; then the rest, in which one thing changes at a time. Nothing where no plain
+    read was timed beside them."""
+    rows = [r for r in rows if r.of_read is not None]
+    if not rows:
+        return
+    joined = {r.group for r in rows if r.row.is_peer}
+    groups = ([r for r in rows if r.group in joined], [r for r in rows if r.group not in joined])
+    for number, group in enumerate(g for g in groups if g):
+        show_one(group, f"{key}.{number}", palette, small=bool(number))
+    first = rows[0]
+    st.caption(
+        f"Measured {first.regime} on **{first.where}**. Keys and values, each read once, over the median time; beside "
+        "it a kernel that only reads as many bytes. Caches do not stay in L2 between calls."
+    )
+
+
+def show_one(rows: Sequence[Measurement], key: str, palette: Palette, *, small: bool = True) -> None:
+    tag = "recorded" if rows[0].origin == "recorded" else "measured"
+    page.verdict(_verdict(rows), tag=tag, small=small)
+    show_figure(rows, key, palette)
+
+
+def show_figure(rows: Sequence[Measurement], key: str, palette: Palette) -> None:
+    lines = [f"{r.case}, {r.label}: {seconds_text(r.seconds)}, {r.speed}, {r.of_read:.0%}" for r in rows]
+    alt = "Bars of the rate against a plain streaming read of as many bytes. " + "; ".join(lines) + "."
+    page.figure(charts.rates_figure(rows, palette), key, alt)
+
+
+def offer(label: str, key: str, job: Job, is_planned: bool) -> None:
+    """A button that starts a run, where there is a GPU; with the planner's tiles only."""
+    if job.device == CPU:
+        return
+    st.button(
+        label,
+        key=key,
+        icon=":material/play_arrow:",
+        on_click=engine.start,
+        args=(job,),
+        disabled=not is_planned,
+        help="A run like any other: progress and result are on the page Run, the figures here."
+        if is_planned
+        else "Runs take the planner's tiles: choose those above.",
+    )
+
+
+def source_words(m: Measurement) -> str:
+    """Where and when it was measured, and under which regime."""
+    if m.origin == "recorded":
+        return f"recorded on {m.where}, {m.regime}"
+    when = m.recorded[:19].replace("T", " ")
+    return f"{m.machine}, run of {when} UTC, {m.regime}"
+
+
+def first_device() -> str:
+    return next(iter(run_devices()))
+
+
+def _verdict(rows: Sequence[Measurement]) -> str:
+    ours = [r for r in rows if r.row.is_ours] or list(rows)
+    best, least = (pick(ours, key=lambda r: r.of_read or 0.0) for pick in (max, min))
+    labels = {r.label for r in ours}
+    who = ours[0].label if len(labels) == 1 else ours[0].operation.title
+
+    def what(r: Measurement) -> str:
+        return r.case if len(labels) == 1 else f"{r.case}: {r.label}"
+
+    if best is least:
+        return f"{who} reaches {best.of_read:.0%} of a plain read ({what(best)}, {best.speed})."
+    most = f"{best.of_read:.0%} of a plain read at best ({what(best)}, {best.speed})"
+    return f"{who} reaches {most}, {least.of_read:.0%} at least ({what(least)})."

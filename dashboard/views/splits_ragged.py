@@ -1,0 +1,114 @@
+"""The page Decode: a batch of sequences of different lengths, cut alike or in shares of all the work."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import streamlit as st
+
+from cufa.bench.cases import READ, Case, Contender, contenders
+from cufa.commands.common import seconds_text
+from cufa.dashboard import page
+from cufa.dashboard.charts import timeline as timeline_charts
+from cufa.dashboard.model import splits
+from cufa.dashboard.model.measurements import Measurement
+from cufa.dashboard.model.splits import Batch
+from cufa.dashboard.state import Controls
+from cufa.dashboard.theme import Palette
+from cufa.dashboard.views import rates_view
+from cufa.dashboard.views.splits_view import Choice, kind
+from cufa.dashboard.worker.jobs import Job
+
+
+def show(choice: Choice, controls: Controls, found: Sequence[Measurement], palette: Palette) -> None:
+    """The same split for all, or the same work for all: predicted, and measured where it has been."""
+    st.header("A ragged batch", anchor=False)
+    left, right, _ = st.columns([1, 1, 2])
+    with left:
+        default = max(8, choice.problem.batch)
+        size = controls.integer("ragged", "Sequences of different length", default, 2, 512)
+    with right:
+        spread = controls.integer("spread", "Longest ÷ shortest", 16, 1, 1024)
+    given = dataclasses.replace(choice.problem.cache, given=True)
+    problem = dataclasses.replace(choice.problem, batch=size, lengths=given)
+    plans = {s: choice.plan(s, problem) for s in ("fixed", "balanced")}
+    lengths = splits.ragged(size, problem.seqlen_k, spread)
+    batch = Batch.of(plans["balanced"], lengths, choice.overhead)
+    fixed, launches = _launches(batch, plans["balanced"].num_splits)
+    cuts = {name: splits.evaluate(batch, blocks, 0) for name, blocks in launches.items()}
+    gain = cuts["fixed"].span / cuts["balanced"].span
+    page.verdict(_verdict(gain, fixed, cuts["balanced"].blocks), tag="predicted", small=True)
+    st.caption(
+        f"{size} sequences of {min(lengths):,} to {max(lengths):,} cached tokens, drawn log-uniformly with a "
+        f"fixed seed. The planner takes {kind(choice.plan(problem=problem))}: it sees no lengths, "
+        "which stand on the device, so it cannot know the best fixed split. Here all SMs read at one "
+        "speed; on a card they do not, which shares of two sizes even out."
+    )
+    titles = {
+        "fixed": f"Fixed: {fixed} splits a sequence, the best there is",
+        "balanced": f"Balanced: {splits['balanced'].blocks:,} shares",
+    }
+    for column, (name, blocks) in zip(st.columns(2), launches.items(), strict=True):
+        with column:
+            st.subheader(titles[name], anchor=False)
+            line = splits.timeline(batch, blocks)
+            alt = timeline_charts.describe_timeline(line)
+            page.figure(timeline_charts.timeline_figure(line, palette, 320), f"decode.{name}", alt)
+            share = cuts[name].fill
+            st.caption(f"{cuts[name].blocks:,} thread blocks, {share:.0%} of the places' time on tiles.")
+    fixed_splits = Contender("fixed", name=f"fixed, {fixed} splits", num_splits=fixed)
+    entrants = (
+        Contender("balanced"),
+        Contender("fixed"),
+        *([fixed_splits] if fixed != plans["fixed"].num_splits else []),
+        *contenders(READ),
+    )
+    title = f"{size} ragged × {problem.heads_text}, {min(lengths):,} to {max(lengths):,}"
+    case = Case(problem, entrants, title, lengths)
+    _show_measured(found, case, gain, palette)
+    job = Job(title, rates_view.first_device(), (case,), 1.0)
+    rates_view.offer("Measure both on the GPU", "decode.measure.ragged", job, choice.config is None)
+
+
+@st.cache_data(max_entries=64, show_spinner=False)
+def _launches(batch: Batch, shares: int) -> tuple[int, dict[str, splits.Blocks]]:
+    """The best fixed split, and both launches."""
+    curve = splits.split_curve(batch, splits.candidates(min(64, max(batch.tiles)), dense=8))
+    best = splits.best(curve).splits
+    fixed = splits.fixed_blocks(batch, best)
+    return best, {"fixed": fixed, "balanced": splits.balanced_blocks(batch, shares)}
+
+
+def _verdict(gain: float, fixed: int, shares: int) -> str:
+    if gain > 1.02:
+        return f"{shares:,} shares are {gain:.2f}× faster than the best fixed split ({fixed})."
+    if gain < 0.98:
+        return f"The best fixed split ({fixed}) is {1 / gain:.2f}× faster than {shares:,} shares."
+    return f"Shares and the best fixed split ({fixed}) take equally long here."
+
+
+def _show_measured(found: Sequence[Measurement], case: Case, predicted: float, palette: Palette) -> None:
+    """This very batch, from the latest run of it."""
+    same = [m for m in found if m.problem == case.problem and m.lengths == case.lengths and m.split]
+    rows = [m for m in same if m.group == same[0].group]
+    if {m.split.kind for m in rows if m.split} == {"fixed", "balanced"}:
+        text, tone = measured_verdict(rows, predicted)
+        page.verdict(f"{text} ({rows[0].where}).", tone, "measured", small=True)
+        rates_view.show_figure(rows, "decode.ragged.measured", palette)
+
+
+def measured_verdict(rows: Sequence[Measurement], predicted: float) -> tuple[str, str]:
+    """Sentence and tone. ``predicted``: the best fixed split's time over that of shares."""
+    shares = next(m for m in rows if m.split and m.split.kind == "balanced")
+    fixed = min((m for m in rows if m.split and m.split.kind == "fixed"), key=lambda m: m.seconds)
+    assert fixed.split is not None
+    gain = fixed.seconds / shares.seconds
+    faster, slower, ratio = (shares, fixed, gain) if gain >= 1 else (fixed, shares, 1 / gain)
+    names = {shares.label: "shares", fixed.label: f"the best fixed split timed ({fixed.split.count})"}
+    read = f"{faster.of_read:.0%} against {slower.of_read:.0%} of a plain read"
+    text = f"{names[faster.label]} {'are' if faster is shares else 'is'} {ratio:.2f}× faster than "
+    text = f"{text}{names[slower.label]}: {seconds_text(faster.seconds)}, {read}"
+    disagree = (gain - 1) * (predicted - 1) < 0 and min(abs(gain - 1), abs(predicted - 1)) > 0.02
+    text = text[0].upper() + text[1:] + (". The prediction says otherwise" if disagree else "")
+    return text, "warn" if disagree else ""
