@@ -11,7 +11,9 @@ from pathlib import Path
 import dashboard_support  # noqa: F401 - makes cufa.dashboard importable
 import pytest
 
-from cufa.bench.suites import contenders, make
+from cufa.bench.cases import Case, contenders
+from cufa.bench.suites import make
+from cufa.core.mask import CAUSAL
 from cufa.dashboard.worker import client
 from cufa.dashboard.worker.jobs import Job
 from cufa.dashboard.worker.store import Run, Store
@@ -48,13 +50,13 @@ def end_worker(store: Store) -> None:
 
 
 def small(seqlen: int = 64, *names: str) -> Job:
-    case = make(1, 2, seqlen, 32, "float32", True), contenders(*(names or ("fa2",)))
+    case = Case(make(1, 2, seqlen, 32, "float32", CAUSAL), contenders(*(names or ("fa2",))))
     return Job("small", "cpu", (case,), 0.01)
 
 
 def endless() -> Job:
     """Ten minutes of samples, unless it is stopped."""
-    case = make(1, 1, 64, 32, "float32", True), contenders("fa2")
+    case = Case(make(1, 1, 64, 32, "float32", CAUSAL), contenders("fa2"))
     return Job("endless", "cpu", (case,) * 4000, 0.15)
 
 

@@ -9,17 +9,22 @@ from typing import Any
 
 import numpy as np
 
-from cufa.bench import decode, records, traces
+from cufa.bench import records, traces
+from cufa.bench.cases import READ, Case, Contender, Work
+from cufa.bench.decode_cases import make_decode
 from cufa.bench.limits import Limits
+from cufa.bench.power import Power
+from cufa.bench.regimes import Regime
+from cufa.bench.runner import Row
 from cufa.bench.suites import SUITES
+from cufa.bench.sustained import Load
 from cufa.bench.timing import Timing
 from cufa.commands.dashboard import dashboard_dir, make_importable
 from cufa.core.architectures import Device
+from cufa.core.mask import CAUSAL, FULL, Band
 from cufa.core.params import TRACE_RECORD
-from cufa.core.problem import Problem, default_scale
+from cufa.core.problem import Problem
 from cufa.core.schedule import Schedule
-from cufa.decode.plan import DecodePlan, make_decode_plan
-from cufa.decode.problem import DecodeProblem
 from cufa.kernels import KERNELS
 from cufa.planner import Plan, make_plan
 
@@ -41,77 +46,83 @@ SLOWNESS = {"fa2_forward": 2.0, "fa2_noskip": 3.0, "fa1_forward": 5.0, "naive": 
 
 
 def schedules() -> list[Schedule]:
-    """Square and not, of whole tiles and not, causal and not; rows that see no key."""
+    """Square and not, of whole tiles and not, under every kind of mask; rows that see no key."""
     return [
-        Schedule(512, 512, 128, 64, True),
-        Schedule(500, 300, 64, 64, True),
-        Schedule(300, 500, 64, 128, True, skip_masked_tiles=False),
-        Schedule(1, 1, 64, 64, False),
-        Schedule(1000, 10, 64, 64, True),
+        Schedule(512, 512, 128, 64, CAUSAL),
+        Schedule(500, 300, 64, 64, CAUSAL),
+        Schedule(300, 500, 64, 128, CAUSAL, skip_masked_tiles=False),
+        Schedule(1, 1, 64, 64, FULL),
+        Schedule(1000, 10, 64, 64, CAUSAL),
+        Schedule(700, 700, 64, 64, Band(100, 0)),
+        Schedule(300, 900, 64, 128, Band(130, 65, "top-left")),
+        Schedule(900, 300, 128, 64, Band(7, None, -200)),
+        Schedule(400, 400, 64, 64, Band(20, 20, 350), skip_masked_tiles=False),
     ]
 
 
-def write_evidence(directory: Path, *suites: str) -> Path:
-    """An evidence file with rows for every kernel of some suites."""
+def write_evidence(directory: Path, *suites: str, with_loads: bool = True) -> Path:
+    """An evidence file with rows for every kernel of some suites, and of decoding in both regimes."""
     found: dict[str, Any] = {}
-    for name in suites or ("forward", "versions"):
-        rows = []
-        for problem, contenders in SUITES[name].cases(DEVICE):
-            ours = [c for c in contenders if not c.is_peer]
-            rows += [_row(problem, c.label, make_plan(problem, DEVICE, c.algorithm)) for c in ours]
+    for name in dict.fromkeys([*(suites or ("forward", "versions")), "decode"]):
+        rows = [row for case in SUITES[name].cases(DEVICE) for row in case_records(case)]
+        if with_loads and name in ("forward", "decode"):
+            rows += [
+                row for case in SUITES[name].cases(DEVICE) for row in case_records(case, Regime.SUSTAINED)
+            ]
         found[name] = {"title": SUITES[name].title, "rows": rows, "skipped": []}
     kernels = {name: {"digest": records.digest(spec)} for name, spec in KERNELS.items()}
     record = {"schema": records.SCHEMA, "environment": ENVIRONMENT, "limits": dataclasses.asdict(LIMITS)}
-    record["decode"] = {"rows": [row for case in decode.cases() for row in decode_records(case)]}
     file = directory / "made-up-gpu.json"
     directory.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps({**record, "kernels": kernels, "suites": found}))
     return file
 
 
-def decode_records(case: decode.DecodeCase) -> list[dict[str, Any]]:
-    """As :func:`cufa.bench.decode.row_record` makes them: a plain read, ours at 0.9, others at half."""
-    read = case.kv_bytes / 4e12
-    slowness = {decode.READ: 1.0, **{c.label: 1.1 + 0.05 * n for n, c in enumerate(case.contenders)}}
-    slowness |= dict.fromkeys(decode.PEERS if case.with_peers else (), 2.0)
+def case_records(case: Case, regime: Regime = Regime.IN_TURNS) -> list[dict[str, Any]]:
+    """As :func:`cufa.bench.records.row_record` makes them, of contenders that run on the made-up GPU."""
     rows = []
-    for label, slower in slowness.items():
-        contender = next((c for c in case.contenders if c.label == label), None)
-        timing = Timing((read * slower,) * 5)
-        plan = None if contender is None else contender.plan(DEVICE)
-        problem = case.problem if contender is None else contender.problem
-        error = None if label == decode.READ else 1e-3
-        row = decode.DecodeRow(case.title, label, problem, timing, case.kv_bytes, error, plan)
-        rows.append(decode.row_record(row))
+    for place, contender in enumerate(case.contenders):
+        problem = case.problem_of(contender)
+        plan = None
+        if contender.is_ours:
+            try:
+                plan = contender.plan(case.problem, DEVICE)
+            except ValueError:  # no kernel serves it here
+                continue
+        elif not (contender.algorithm == READ or problem.operation == "decode"):
+            continue
+        work = Work.of(problem, case.lengths)
+        floor, bound = LIMITS.floor(problem, work)
+        seconds = (
+            floor * _slowness(contender, problem, plan, place) * (1.1 if regime is Regime.SUSTAINED else 1)
+        )
+        error = None if contender.algorithm == READ else 1e-3
+        derived: dict[str, Any] = {}
+        if plan is not None and plan.spec.algorithm == "fa3":
+            needs = {"products": 0.6 * seconds, "memory": 0.1 * seconds, "busiest block": 0.7 * seconds}
+            derived = {"needs": needs, "predicted": seconds}
+        load = None
+        if regime is Regime.SUSTAINED:
+            load = Load(1000, 4, 3.0, 0.0, Power(joules=600 * seconds, watts=600.0, clock_mhz=1500.0))
+        timing = Timing((seconds,) * 3, regime)
+        row = Row(
+            case.name, contender.label, problem, timing, error, plan, floor, bound, work, case.lengths,
+            load=load, **derived,
+        )  # fmt: skip
+        rows.append(records.row_record(row))
     return rows
 
 
-def _row(problem: Problem, label: str, plan: Plan) -> dict[str, Any]:
-    fastest, bound = LIMITS.floor(problem)
-    seconds = fastest * SLOWNESS.get(plan.spec.name, 2.5)
-    nanoseconds = round(seconds * 1e9)
-    needs = {"products": 0.6 * seconds, "memory": 0.1 * seconds, "busiest block": 0.7 * seconds}
-    derived = {"needs_ns": {name: round(1e9 * s) for name, s in needs.items()}, "predicted_ns": nanoseconds}
-    return (derived if plan.spec.algorithm == "fa3" else {}) | {
-        "label": label,
-        "kernel": plan.spec.name,
-        "digest": records.digest(plan.spec),
-        "problem": dataclasses.asdict(problem),
-        "samples_ns": [nanoseconds] * 3,
-        "p10_ns": nanoseconds,
-        "p50_ns": nanoseconds,
-        "p90_ns": nanoseconds,
-        "tflops": problem.flops / seconds / 1e12,
-        "gbytes_per_s": problem.io_bytes / seconds / 1e9,
-        "of_ceiling": fastest / seconds,
-        "ceiling": bound,
-        "max_error": 1e-3,
-    }
+def _slowness(contender: Contender, problem: Problem, plan: Plan | None, place: int) -> float:
+    """As a multiple of what the ceilings allow. Decoding: a plain read at all of it, ours at 0.9, others at half."""
+    if problem.operation == "decode":
+        return 1.0 if contender.algorithm == READ else 1.1 + 0.05 * place if contender.is_ours else 2.0
+    return SLOWNESS.get(plan.spec.name if plan else "", 2.5)
 
 
-def decode_plan(batch: int, capacity: int, schedule: str = "auto", **changes: Any) -> DecodePlan:
-    problem = DecodeProblem(batch, 32, 8, 1, capacity, 128, "bfloat16", "bfloat16", default_scale(128))
-    return make_decode_plan(dataclasses.replace(problem, **changes), DEVICE, schedule=schedule)
+def decode_plan(batch: int, capacity: int, schedule: str = "auto", **changes: Any) -> Plan:
+    problem = make_decode(batch, 32, 8, capacity)
+    return make_plan(dataclasses.replace(problem, **changes), DEVICE, schedule)
 
 
 def make_records(plan: Plan, ns_per_tile: int = 900) -> np.ndarray:
@@ -119,17 +130,22 @@ def make_records(plan: Plan, ns_per_tile: int = 900) -> np.ndarray:
     from cufa.dashboard.model import launch
 
     schedule = plan.schedule
-    blocks = launch.thread_blocks(plan.problem, schedule, plan.spec.algorithm, DEVICE.num_sms)
+    blocks = launch.thread_blocks(plan.problem, schedule, plan.spec, DEVICE.num_sms)
     timeline = launch.predict(blocks, DEVICE.num_sms, plan.config.blocks_per_sm)
     found = []
     for i in range(len(blocks)):
         start, end = (round(10**9 + float(t[i]) * ns_per_tile) for t in (timeline.start, timeline.end))
         whole = blocks.q_block[i] == launch.WHOLE_HEAD
         for q in range(schedule.num_q_blocks) if whole else [int(blocks.q_block[i])]:
-            visits = int(schedule.visits[q])
             taker = i if blocks.thread_block is None else int(blocks.thread_block[i])
-            counts = (visits, schedule.num_kv_blocks - visits, int(schedule.unmasked[q]), taker)
-            found.append((start, end, timeline.sm[i], q, blocks.head[i], blocks.batch[i], *counts))
+            ranges = schedule.ranges
+            values = {
+                "start_ns": start, "end_ns": end, "sm": timeline.sm[i], "q_block": q, "head": blocks.head[i],
+                "batch": blocks.batch[i], "first_tile": ranges.first[q], "tiles_visited": ranges.count[q],
+                "tiles_skipped": schedule.num_kv_blocks - ranges.count[q], "first_clear": ranges.clear_first[q],
+                "tiles_clear": ranges.clear[q], "thread_block": taker,
+            }  # fmt: skip
+            found.append(tuple(values.get(name, 0) for name in TRACE_RECORD.names or ()))
     return np.sort(np.array(found, TRACE_RECORD), order=["batch", "head", "q_block"])
 
 

@@ -1,9 +1,8 @@
-"""The dashboard's figures, their time and their theme, without Streamlit."""
+"""The dashboard's figures and their theme, without Streamlit."""
 
 from __future__ import annotations
 
 import dataclasses
-import time
 import tomllib
 
 import numpy as np
@@ -17,15 +16,17 @@ from dashboard_support import LIMITS, decode_plan, schedules, write_evidence
 from cufa.bench.suites import make
 from cufa.commands.dashboard import dashboard_dir
 from cufa.core.architectures import ARCHITECTURES
+from cufa.core.mask import CAUSAL, Band
 from cufa.core.schedule import Schedule, Tile
 from cufa.dashboard import theme
-from cufa.dashboard.charts import decode as decode_charts
 from cufa.dashboard.charts import occupancy as occupancy_charts
+from cufa.dashboard.charts import rates as rates_charts
 from cufa.dashboard.charts import roofline as roofline_charts
+from cufa.dashboard.charts import splits as splits_charts
 from cufa.dashboard.charts import tile_grid, timeline
 from cufa.dashboard.charts import work as work_charts
 from cufa.dashboard.charts.occupancy import Point
-from cufa.dashboard.model import counters, decode, evidence, launch, softmax_steps, work
+from cufa.dashboard.model import counters, evidence, launch, softmax_steps, splits, work
 
 PALETTES = (theme.LIGHT, theme.DARK)
 
@@ -54,9 +55,7 @@ def test_the_grid_shows_every_tile(schedule: Schedule, palette: theme.Palette) -
 @pytest.mark.parametrize("step", [1, 2, 3])
 @pytest.mark.parametrize("schedule", schedules(), ids=str)
 def test_wanted_scores_are_those_of_the_mask(schedule: Schedule, step: int) -> None:
-    row, column = np.ogrid[: schedule.seqlen_q, : schedule.seqlen_k]
-    offset = schedule.seqlen_k - schedule.seqlen_q
-    mask = (column <= row + offset) | (not schedule.causal)
+    mask = schedule.mask.dense(schedule.seqlen_q, schedule.seqlen_k)
     for axis, size in enumerate((schedule.block_q * step, schedule.block_kv * step)):
         mask = np.add.reduceat(mask.astype(int), np.arange(0, mask.shape[axis], size), axis)
     np.testing.assert_array_equal(work.wanted_scores(schedule, step), mask)
@@ -64,7 +63,7 @@ def test_wanted_scores_are_those_of_the_mask(schedule: Schedule, step: int) -> N
 
 @pytest.mark.parametrize("seqlen", [65 * 64, 300 * 64])
 def test_a_large_grid_says_how_much_of_a_cell_is_wanted(seqlen: int) -> None:
-    figure = tile_grid.tile_grid(Schedule(seqlen, seqlen, 64, 64, True), theme.LIGHT, (1, 0))
+    figure = tile_grid.tile_grid(Schedule(seqlen, seqlen, 64, 64, CAUSAL), theme.LIGHT, (1, 0))
     (hover,) = (trace for trace in figure.data if trace.type == "heatmap")
     percent = np.asarray(hover.z)
     assert max(percent.shape) <= 256
@@ -73,6 +72,15 @@ def test_a_large_grid_says_how_much_of_a_cell_is_wanted(seqlen: int) -> None:
     assert ((np.diag(percent) > 0) & (np.diag(percent) < 100)).all()
     assert hover.x0 + (percent.shape[1] - 1) * hover.dx <= seqlen / 64
     assert len(figure.layout.shapes) == 2  # the frame
+
+
+def test_a_window_of_a_large_grid_is_wanted_along_the_diagonal() -> None:
+    figure = tile_grid.tile_grid(Schedule(16384, 16384, 64, 64, Band(1023, 0)), theme.LIGHT)
+    percent = np.asarray(next(trace for trace in figure.data if trace.type == "heatmap").z)
+    assert percent.shape == (256, 256)
+    row, column = np.indices(percent.shape)
+    assert (percent[(row - column >= 1) & (row - column < 15)] == 100).all()
+    assert (percent[(column > row) | (row - column > 16)] == 0).all()
 
 
 def test_classes_are_told_apart_without_colour() -> None:
@@ -92,7 +100,7 @@ def test_classes_are_told_apart_without_colour() -> None:
 
 
 def test_a_reduced_grid_keeps_the_boundary() -> None:
-    tiles = Schedule(64 * 1000, 64 * 1000, 64, 64, True).tiles
+    tiles = Schedule(64 * 1000, 64 * 1000, 64, 64, CAUSAL).tiles
     small = tile_grid.reduce_tiles(tiles, 250)
     assert small.shape == (250, 250)
     assert (np.diag(small) == Tile.PARTIAL).all()
@@ -128,7 +136,7 @@ def test_an_empty_launch_can_be_drawn() -> None:
 
 @pytest.mark.parametrize("palette", PALETTES, ids=lambda p: p.name)
 def test_the_other_figures(palette: theme.Palette, tmp_path) -> None:
-    problem = make(2, 3, 1000, 64, "bfloat16", True)
+    problem = make(2, 3, 1000, 64, "bfloat16", CAUSAL)
     schedule = Schedule.of(problem, 128, 64, True)
     flops = work_charts.flops_figure(work.work(problem, schedule), palette)
     assert sum(t.x[0] for t in flops.data if t.y[0] == "done") == work.work(problem, schedule).done
@@ -138,16 +146,26 @@ def test_the_other_figures(palette: theme.Palette, tmp_path) -> None:
     )
     assert {"recorded", "this view"} <= {t.name for t in gain.data}
     assert gain.layout.shapes[0].y0 == 2
+    window = work_charts.speedup_figure(
+        (lengths, [1.0, 9.0]), (lengths, [1.3, 60.0]), (512, 60.0), {}, palette,
+        limit=float("inf"), with_published=False,
+    )  # fmt: skip
+    assert window.layout.yaxis.type == "log"
+    assert not window.layout.shapes
     step = softmax_steps.observe_rows(schedule, 0, 32)[0]
     softmax = work_charts.softmax_figure(step, palette)
     np.testing.assert_array_equal(softmax.data[1].y, step.m_after)
     assert np.isnan(softmax.data[0].y).all()  # minus infinity before the first tile
-    batch = decode.Batch.of(decode_plan(1, 4096), (4096,), overhead=1)
-    curve = decode.split_curve(batch, decode.candidates(16))
-    for schedule in ("fixed", "balanced"):
-        text_of(decode_charts.split_figure(curve, (schedule, decode.best(curve)), curve[0], palette))
+    batch = splits.Batch.of(decode_plan(1, 4096), (4096,), overhead=1)
+    curve = splits.split_curve(batch, splits.candidates(16))
+    for kind in ("fixed", "balanced"):
+        text_of(splits_charts.split_figure(curve, (kind, splits.best(curve)), curve[0], palette))
     write_evidence(tmp_path, "forward")
     rows = evidence.load(tmp_path)[0].rows
+    limited = [r for r in rows if r.operation.memory_bound]
+    bars = rates_charts.rates_figure(limited, palette)
+    assert sum(len(t.x) for t in bars.data if t.hoverinfo != "skip") == len(limited)
+    rows = [r for r in rows if not r.operation.memory_bound]
     roof = roofline_charts.roofline(rows, LIMITS, ["bfloat16"], palette)
     points = [t for t in roof.data if t.mode == "markers"]
     assert sum(len(t.x) for t in points) == len(rows)
@@ -186,24 +204,7 @@ def test_a_kernel_that_cannot_run_is_called_that() -> None:
     assert "cannot run" in occupancy_charts.verdict(Point(255, 1024, 0).on(ARCHITECTURES[80]))
 
 
-# --- Time, and the theme ---------------------------------------------------------------------------------
-
-
-def test_large_views_are_drawn_in_time() -> None:
-    """256 × 256 tiles and 20,000 blocks, drawn and written as JSON, in 200 ms of this thread's time."""
-    problem = make(4, 20, 16384, 128, "bfloat16", True)
-    schedule = Schedule.of(problem, 64, 64, True)
-
-    def draw() -> float:
-        start = time.thread_time()
-        fresh = dataclasses.replace(schedule)
-        text_of(tile_grid.tile_grid(fresh, theme.LIGHT, (100, 50)))
-        blocks = launch.thread_blocks(problem, fresh, "fa2", 132)
-        assert len(blocks) == 20_480
-        text_of(timeline.timeline_figure(launch.predict(blocks, 132, 2), theme.LIGHT))
-        return time.thread_time() - start
-
-    assert min(draw() for _ in range(3)) < 0.2
+# --- The theme ---------------------------------------------------------------------------------
 
 
 def test_the_streamlit_theme_has_the_same_colours() -> None:
@@ -246,11 +247,11 @@ def test_the_server_is_local_and_silent() -> None:
 
 
 def test_why_a_head_is_not_executed_here() -> None:
-    assert counters.why_not_emulated(Schedule(1024, 1024, 128, 64, True), 64, True) is None
+    assert counters.why_not_emulated(Schedule(1024, 1024, 128, 64, CAUSAL), 64, True) is None
     assert "s on a CPU core" in str(
-        counters.why_not_emulated(Schedule(65536, 65536, 128, 64, True), 64, True)
+        counters.why_not_emulated(Schedule(65536, 65536, 128, 64, CAUSAL), 64, True)
     )
-    assert "No kernel" in str(counters.why_not_emulated(Schedule(64, 64, 16, 16, True), 64, False))
+    assert "No kernel" in str(counters.why_not_emulated(Schedule(64, 64, 16, 16, CAUSAL), 64, False))
 
 
 def test_every_config_of_a_kernel_has_its_own_name_in_the_link() -> None:

@@ -15,40 +15,51 @@ from dashboard_support import DEVICE, make_records, make_trace
 
 from cufa.bench import traces
 from cufa.bench.suites import make
+from cufa.core.mask import CAUSAL, FULL, Band, Mask
+from cufa.core.params import TRACE_RECORD
 from cufa.core.schedule import Schedule
 from cufa.dashboard.model import launch, trace
+from cufa.kernels import KERNELS
 from cufa.planner import make_plan
 
 # --- Launches and timelines ------------------------------------------------------------------------------
 
 
+MASKS = (FULL, CAUSAL, Band(300, 0), Band(100, 50, "top-left"))
+
+
 @pytest.mark.parametrize("algorithm", ["fa1", "fa2_noskip", "fa2", "fa3"])
-@pytest.mark.parametrize("causal", [False, True])
-def test_every_query_block_is_launched_once(algorithm: str, causal: bool) -> None:
-    problem = make(3, 5, 700, 64, "bfloat16", causal)
-    schedule = Schedule.of(problem, 128, 64, skip_masked_tiles=algorithm == "fa2")
-    blocks = launch.thread_blocks(problem, schedule, algorithm, 132)
+@pytest.mark.parametrize("mask", MASKS, ids=str)
+def test_every_query_block_is_launched_once(algorithm: str, mask: Mask) -> None:
+    problem = make(3, 5, 700, 64, "bfloat16", mask)
+    spec = launch.algorithms()[algorithm]
+    schedule = Schedule.of(problem, 128, 64, spec.skip_masked_tiles)
+    blocks = launch.thread_blocks(problem, schedule, spec, 132)
     assert blocks.tiles.sum() == 15 * schedule.visited
     places = set(zip(blocks.q_block.tolist(), blocks.head.tolist(), blocks.batch.tolist(), strict=True))
     assert len(places) == len(blocks) == (15 if algorithm == "fa1" else 15 * schedule.num_q_blocks)
 
 
-@pytest.mark.parametrize("causal", [False, True])
+def test_launches_that_can_be_drawn_begin_with_the_simplest() -> None:
+    assert list(launch.algorithms()) == ["fa1", "fa2_noskip", "fa2", "fa3"]
+
+
+@pytest.mark.parametrize("mask", [FULL, CAUSAL], ids=str)
 @pytest.mark.parametrize(
     ("algorithm", "heads", "seqlen"),
     # 600 heads of 256 keys are more than share the L2 cache: the heads are launched in groups.
     [("fa2", 3, 1200), ("fa2", 600, 256), ("fa3", 3, 1200), ("fa3", 50, 900)],
 )
-def test_launch_order_is_the_kernels(algorithm: str, heads: int, seqlen: int, causal: bool) -> None:
+def test_launch_order_is_the_kernels(algorithm: str, heads: int, seqlen: int, mask: Mask) -> None:
     """The kernel's own source, executed on this CPU, says which block does what."""
     from cufa.executor.emulate import emulate
 
     q = np.random.default_rng(0).standard_normal((1, heads, seqlen, 64), np.float32).astype(np.float16)
-    run = emulate(q, q[:, :1], q[:, :1], causal=causal, algorithm=algorithm)
+    run = emulate(q, q[:, :1], q[:, :1], mask=mask, algorithm=algorithm)
     config = run.plan.config
-    problem = make(1, heads, seqlen, 64, "float16", causal)
+    problem = make(1, heads, seqlen, 64, "float16", mask)
     schedule = Schedule.of(problem, config.block_q, config.block_kv, True)
-    blocks = launch.thread_blocks(problem, schedule, algorithm, num_sms=132)
+    blocks = launch.thread_blocks(problem, schedule, run.plan.spec, num_sms=132)
     taker = np.arange(len(blocks)) if blocks.thread_block is None else blocks.thread_block
     expected = set(zip(taker, blocks.q_block, blocks.head, strict=True))
     found = {(int(r["thread_block"]), int(r["q_block"]), int(r["head"])) for r in run.records}
@@ -93,9 +104,9 @@ def test_a_persistent_block_is_one_block_though_its_items_overlap() -> None:
 
 
 def test_blocks_never_overlap_on_a_place() -> None:
-    problem = make(2, 7, 3000, 64, "bfloat16", True)
+    problem = make(2, 7, 3000, 64, "bfloat16", CAUSAL)
     schedule = Schedule.of(problem, 64, 64, True)
-    line = launch.predict(launch.thread_blocks(problem, schedule, "fa2", 132), 10, 3)
+    line = launch.predict(launch.thread_blocks(problem, schedule, KERNELS["fa2_forward"], 132), 10, 3)
     places = line.sm * 3 + line.slot
     for place in np.unique(places):
         mine = np.flatnonzero(places == place)
@@ -107,9 +118,10 @@ def test_blocks_never_overlap_on_a_place() -> None:
 
 
 @pytest.mark.parametrize("algorithm", ["fa1", "fa2_noskip", "fa2", "fa3"])
-def test_a_trace_gives_back_its_timeline(algorithm: str) -> None:
-    plan = make_plan(make(2, 8, 1024, 64, "bfloat16", True), DEVICE, algorithm)
-    blocks = launch.thread_blocks(plan.problem, plan.schedule, algorithm, DEVICE.num_sms)
+@pytest.mark.parametrize("mask", MASKS, ids=str)
+def test_a_trace_gives_back_its_timeline(algorithm: str, mask: Mask) -> None:
+    plan = make_plan(make(2, 8, 1024, 64, "bfloat16", mask), DEVICE, algorithm)
+    blocks = launch.thread_blocks(plan.problem, plan.schedule, plan.spec, DEVICE.num_sms)
     expected = launch.predict(blocks, DEVICE.num_sms, plan.config.blocks_per_sm)
     got = trace.measured_timeline(make_records(plan), DEVICE.num_sms, whole_heads=algorithm == "fa1")
     rows = [
@@ -121,9 +133,12 @@ def test_a_trace_gives_back_its_timeline(algorithm: str) -> None:
     assert trace.disagreements(make_records(plan), plan.schedule) == []
 
 
-@pytest.mark.parametrize("field", ["tiles_visited", "tiles_skipped", "tiles_unmasked"])
+_COUNTERS = ("first_tile", "tiles_visited", "tiles_skipped", "first_clear", "tiles_clear")
+
+
+@pytest.mark.parametrize("field", [name for name in TRACE_RECORD.names if name in _COUNTERS])
 def test_a_wrong_tile_count_is_found(field: str) -> None:
-    plan = make_plan(make(1, 4, 1024, 64, "bfloat16", True), DEVICE, "fa2")
+    plan = make_plan(make(1, 4, 1024, 64, "bfloat16", CAUSAL), DEVICE, "fa2")
     found = make_records(plan)
     found[field][5] += 1
     (sentence,) = trace.disagreements(found, plan.schedule)
@@ -132,13 +147,13 @@ def test_a_wrong_tile_count_is_found(field: str) -> None:
 
 
 def test_a_trace_of_another_length_is_found() -> None:
-    plan = make_plan(make(1, 4, 1024, 64, "bfloat16", True), DEVICE, "fa2")
+    plan = make_plan(make(1, 4, 1024, 64, "bfloat16", CAUSAL), DEVICE, "fa2")
     shorter = dataclasses.replace(plan.schedule, seqlen_q=256, seqlen_k=256)
     assert "the schedule only" in trace.disagreements(make_records(plan), shorter)[0]
 
 
 def test_traces_are_saved_and_loaded(tmp_path) -> None:
-    plan = make_plan(make(1, 4, 512, 64, "bfloat16", True), DEVICE, "fa2")
+    plan = make_plan(make(1, 4, 512, 64, "bfloat16", CAUSAL), DEVICE, "fa2")
     written = make_trace(plan)
     file = traces.save(written, tmp_path)
     (loaded,) = traces.load_all(tmp_path).values()
@@ -152,7 +167,7 @@ def test_traces_are_saved_and_loaded(tmp_path) -> None:
 
 
 def test_perfetto_export_has_an_event_for_every_block() -> None:
-    plan = make_plan(make(1, 4, 1024, 64, "bfloat16", True), DEVICE, "fa2")
+    plan = make_plan(make(1, 4, 1024, 64, "bfloat16", CAUSAL), DEVICE, "fa2")
     line = trace.measured_timeline(make_records(plan), DEVICE.num_sms)
     exported = json.loads(trace.perfetto(line, "a title"))
     slices = [e for e in exported["traceEvents"] if e["ph"] == "X"]
@@ -162,7 +177,7 @@ def test_perfetto_export_has_an_event_for_every_block() -> None:
 
 
 def test_perfetto_events_of_one_thread_never_cross() -> None:
-    plan = make_plan(make(2, 16, 2048, 128, "bfloat16", True), DEVICE, "fa3")
+    plan = make_plan(make(2, 16, 2048, 128, "bfloat16", CAUSAL), DEVICE, "fa3")
     records = make_records(plan)
     records["end_ns"] += 500  # an item ends after the next one of its block began
     line = trace.measured_timeline(records, DEVICE.num_sms)

@@ -46,6 +46,30 @@ def test_other_answers_pass_unchanged() -> None:
     assert headers_of(b"application/javascript") == [(b"content-type", b"application/javascript")]
 
 
+@pytest.mark.parametrize(
+    ("path", "query", "place"),
+    [
+        ("/causal_work", b"", b"/masked_work"),
+        ("/causal_work/", b"sq=512&mask=full", b"/masked_work?sq=512&mask=full"),
+        ("/masked_work", b"", None),
+    ],
+)
+def test_a_page_that_has_another_name_now_is_found_by_its_old_link(
+    path: str, query: bytes, place: bytes | None
+) -> None:
+    sent: list[dict[str, Any]] = []
+
+    async def application(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+
+    async def send(message: dict[str, Any]) -> None:
+        sent.append(message)
+
+    asyncio.run(server.Moved(application)({"type": "http", "path": path, "query_string": query}, None, send))
+    assert sent[0]["status"] == (308 if place else 200)
+    assert dict(sent[0]["headers"]).get(b"location") == place
+
+
 def test_connections_send_their_packets_at_once() -> None:
     with socket.socket() as listening, socket.socket() as client:
         listening.bind(("127.0.0.1", 0))
@@ -65,7 +89,7 @@ def test_what_pages_need_is_there_before_the_first_visitor(
     monkeypatch.setenv("CUFA_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(server, "_COMPILE_AFTER", 0)
     server.prepare()
-    for module in ("plotly.graph_objects", "pandas", "cufa.dashboard.views.causal_tile"):
+    for module in ("plotly.graph_objects", "pandas", "cufa.dashboard.views.masked_tile"):
         assert module in sys.modules
     from cufa.dashboard.views import occupancy_view
 

@@ -13,10 +13,15 @@ from typing import Any
 import numpy as np
 import pytest
 from dashboard_run_support import endless, fresh, over, shared, small, store, wait_for, wait_until  # noqa: F401
+from dashboard_support import DEVICE
 
 from cufa.bench import records
-from cufa.bench.runner import Contender
-from cufa.bench.suites import contenders, make
+from cufa.bench.cases import Case, Contender, contenders
+from cufa.bench.decode_cases import make_decode
+from cufa.bench.regimes import Regime
+from cufa.bench.suites import SUITES, make
+from cufa.core.mask import CAUSAL, Band
+from cufa.core.operation import OPERATIONS
 from cufa.dashboard.worker import client
 from cufa.dashboard.worker.jobs import Job, gpu_index
 from cufa.dashboard.worker.store import Status, Store
@@ -28,11 +33,50 @@ from cufa.kernels import KERNELS
 def test_a_job_survives_its_journey_through_json() -> None:
     configs = [c for spec in KERNELS.values() for c in spec.configs]
     wanted = (*(Contender("fa2", c) for c in configs), Contender("torch flash"), Contender("naive"))
-    job = Job("all", "cuda:0", ((make(1, 8, 64, 64, "bfloat16", True, kv_heads=2), wanted),), 0.5)
+    problems = (
+        make(1, 8, 64, 64, "bfloat16", CAUSAL, kv_heads=2),
+        make(1, 8, 64, 64, "float16", Band(5, None, -3), softcap=30.0),
+    )
+    job = Job("all", "cuda:0", tuple(Case(p, wanted) for p in problems), 0.5)
     assert Job.from_json(json.loads(json.dumps(job.to_json()))) == job
 
 
-@pytest.mark.parametrize("content", [{}, {"title": "x", "device": "cpu", "seconds": 1, "cases": [{}]}])
+@pytest.mark.parametrize("regime", list(Regime))
+def test_a_job_of_any_operation_survives_its_journey(regime: Regime) -> None:
+    cases = tuple(case for suite in SUITES.values() for case in suite.cases(DEVICE))
+    job = Job("all suites", "cuda:0", cases, 3.0, regime)
+    assert Job.from_json(json.loads(json.dumps(job.to_json()))) == job
+    assert {case.problem.operation for case in job.cases} == set(OPERATIONS)
+
+
+def test_jobs_of_the_first_schema_are_read() -> None:
+    """As version 0.1 wrote them: the mask is a bool, decoding has cases of its own."""
+    size = {"batch": 1, "heads": 8, "kv_heads": 2, "head_dim": 64, "dtype": "bfloat16", "scale": 0.125}
+    alike = {**size, "alignment": 16, "positive_strides": True}
+    forward = {**alike, "seqlen_q": 64, "seqlen_k": 64, "causal": True, "precision": "native"}
+    cache = {"page_size": 0, "max_pages": 0, "num_pages": 0, "new_tokens": 0, "ragged": True}
+    decode = {**alike, **cache, "tokens": 1, "capacity": 4096, "cache_dtype": "bfloat16"}
+    contender = {"algorithm": "fa2", "config": None, "name": "", "one_item_a_block": False}
+    split = {"label": "8 splits", "problem": decode, "schedule": "fixed", "num_splits": 8}
+    ragged = {"title": "ragged", "contenders": [split], "lengths": [64], "with_peers": True}
+    old = {"title": "old", "device": "cuda:0", "seconds": 0.5}
+    old |= {"cases": [{"problem": forward, "contenders": [contender]}], "decode": [ragged]}
+    job = Job.from_json(old)
+    first, second = job.cases
+    assert first == Case(make(1, 8, 64, 64, "bfloat16", CAUSAL, kv_heads=2), contenders("fa2"))
+    assert (second.name, second.lengths, second.problem.seqlen_k) == ("ragged", (64,), 4096)
+    assert [c.label for c in second.contenders] == [
+        "8 splits",
+        "torch flash",
+        "torch cudnn",
+        "streaming read",
+    ]
+    assert job.regime is Regime.IN_TURNS
+
+
+@pytest.mark.parametrize(
+    "content", [{}, {"schema": 9}, {"title": "x", "device": "cpu", "seconds": 1, "cases": [{}]}]
+)
 def test_a_damaged_job_is_refused(content: dict[str, Any]) -> None:
     with pytest.raises((KeyError, TypeError, ValueError)):
         Job.from_json(content)
@@ -97,7 +141,7 @@ def test_cancelling_keeps_what_was_measured_and_the_queue_goes_on(store: Store) 
 
 
 def test_a_run_deep_in_one_long_call_is_cut_off(store: Store) -> None:
-    case = make(4, 16, 8192, 128, "float32", False), contenders("fa2")  # a minute a call
+    case = Case(make(4, 16, 8192, 128, "float32"), contenders("fa2"))  # a minute for one call
     cut, following = client.submit(store, Job("deep", "cpu", (case,), 0.1)), client.submit(store, small())
     wait_for(store, cut, lambda run: "timing" in run.phase)
     store.cancel(cut)
@@ -107,7 +151,7 @@ def test_a_run_deep_in_one_long_call_is_cut_off(store: Store) -> None:
 
 
 def test_samples_are_seen_while_they_are_taken(store: Store) -> None:
-    case = make(1, 2, 256, 64, "float32", True), contenders("naive", "fa2")
+    case = Case(make(1, 2, 256, 64, "float32", CAUSAL), contenders("naive", "fa2"))
     run_id = client.submit(store, Job("watched", "cpu", (case,), 1.5))
     seen = wait_for(store, run_id, lambda run: bool(run.live)).live
     assert set(seen) == {"naive", "fa2"}
@@ -169,9 +213,23 @@ def test_a_crash_leaves_its_traceback(store: Store) -> None:
     assert "Segmentation fault" in run.detail
 
 
+@pytest.mark.parametrize("regime", list(Regime))
+def test_any_operation_runs_under_any_mask_and_regime(store: Store, regime: Regime) -> None:
+    window = make(1, 2, 128, 32, "float32", Band(20, 0), softcap=30.0)
+    decode = make_decode(2, 4, 2, 300, head_dim=32, dtype="float32", mask=Band(99, 0))
+    cases = (Case(window, contenders("fa2")), Case(decode, contenders("auto", "balanced")))
+    run = wait_for(store, client.submit(store, Job("any", "cpu", cases, 0.05, regime)), over)
+    assert run.status is Status.DONE, run.message
+    assert [row["label"] for row in run.rows] == ["fa2", "auto", "balanced"]
+    for row in run.rows:
+        assert row["regime"] == regime
+        assert row["max_error"] < 1e-5
+        assert ("load" in row) == (regime is Regime.SUSTAINED)
+
+
 def test_too_large_a_problem_is_out_of_memory_and_the_rest_is_measured(store: Store) -> None:
-    too_large = make(64, 64, 1 << 20, 256, "float32", False)
-    cases = ((too_large, contenders("fa2")), *small().cases)
+    too_large = make(64, 64, 1 << 20, 256, "float32")
+    cases = (Case(too_large, contenders("fa2")), *small().cases)
     run = wait_for(store, client.submit(store, Job("large", "cpu", cases, 0.01)), over)
     assert run.status is Status.FAILED
     assert run.message.startswith("Out of memory: needs about")
@@ -202,7 +260,7 @@ def started(store: Store) -> bool:
 @pytest.mark.gpu
 def test_a_gpu_run_is_measured_in_the_worker(fresh: Store) -> None:
     names = ("naive", "fa1", "fa2", "fa3", "torch flash")
-    job = Job("gpu", "cuda:0", ((make(1, 8, 512, 64, "float16", True), contenders(*names)),), 1.0)
+    job = Job("gpu", "cuda:0", (Case(make(1, 8, 512, 64, "float16", CAUSAL), contenders(*names)),), 1.0)
     run_id = client.submit(fresh, job)
     run = wait_for(fresh, run_id, over)
     assert run.status is Status.DONE, f"{run.message}\n{run.detail}"
@@ -221,7 +279,7 @@ def test_a_gpu_run_is_measured_in_the_worker(fresh: Store) -> None:
 
 @pytest.mark.gpu
 def test_a_gpu_run_is_cancelled_and_a_killed_one_replaced(fresh: Store) -> None:
-    case = make(1, 8, 512, 64, "float16", True), contenders("fa2")
+    case = Case(make(1, 8, 512, 64, "float16", CAUSAL), contenders("fa2"))
     endless, short = Job("endless", "cuda:0", (case,) * 400, 2.0), Job("short", "cuda:0", (case,), 0.1)
     cancelled, killed = client.submit(fresh, endless), client.submit(fresh, endless)
     wait_for(fresh, cancelled, lambda run: len(run.rows) >= 1)

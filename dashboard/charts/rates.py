@@ -16,10 +16,9 @@ def rates_figure(rows: Sequence[Measurement], palette: Palette) -> go.Figure:
     """How close each contender of each case comes to a plain streaming read of as many bytes."""
     labels = list(dict.fromkeys(r.label for r in rows))
     grouped = len(labels) <= len(palette.series) and any(r.row.is_peer for r in rows)
+    series = {"ours": list(rows)}
     if grouped:
         series = {label: [r for r in rows if r.label == label] for label in labels}
-    else:
-        series = {"ours": list(rows)}
     names = list(dict.fromkeys(_row_name(r, grouped) for r in rows))
     height = 120 + (22 * len(series) + 12) * len(names)
     figure = theme.new_figure(palette, height, barmode="group", hovermode="closest", showlegend=grouped)

@@ -123,8 +123,8 @@ def _show_versions(
     page.figure(figure, "compare.versions", alt)
     st.caption(
         f"Published: {published.TRITON_A10G}, {published.VERSIONS_MASK}, head dim 64, batch 2, 4 heads. The "
-        "published gain mixes skipping with better parallelism: the larger the card, the more of it FA1's one block per head "
-        "leaves idle; on a CPU only the skipped tiles and the order of the loops differ."
+        "published gain mixes skipping with better parallelism: the larger the card, the more of it FA1's one "
+        "block per head leaves idle; on a CPU only the skipped tiles and the order of the loops differ."
     )
     _reproduce("FA1 to FA2", "versions", cases, device)
 

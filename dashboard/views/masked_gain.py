@@ -34,8 +34,8 @@ def show_flops(view: View, palette: Palette) -> None:
     page.figure(charts.flops_figure(done, palette), "masked.flops", alt)
     st.caption(
         f"Mask: {view.problem.mask}. 4 · head dim for each score. Done counts whole tiles; useful counts the scores "
-        "that the mask lets through; the difference is masked corners of partial tiles, tile edges past the ends, and tiles "
-        "not skipped."
+        "that the mask lets through; the difference is masked corners of partial tiles, tile edges past the ends, "
+        "and tiles not skipped."
     )
 
 

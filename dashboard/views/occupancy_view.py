@@ -173,8 +173,8 @@ def _show_facts(entry: Entry, choice: Choice) -> None:
     o = entry.occupancy(choice.arch)
     st.caption(
         f"Mask: {choice.problem.scores_text} · **{entry.registers}** registers per thread · "
-        f"**{entry.threads}** threads per block · **{entry.shared_bytes:,}** bytes of shared memory per block · {spills} · {choice.arch.nvrtc_name} "
-        f"· on paper, without rounding, registers alone would allow {o.unrounded_warps} warps"
+        f"**{entry.threads}** threads per block · **{entry.shared_bytes:,}** bytes of shared memory per block · "
+        f"{spills} · {choice.arch.nvrtc_name} · on paper, without rounding, registers alone would allow {o.unrounded_warps} warps"
     )
 
 
