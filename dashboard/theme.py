@@ -53,7 +53,7 @@ def _tiles(
 ) -> dict[Tile, TileStyle]:
     return {
         Tile.FULL: TileStyle("full", "every score is visible: no mask", full, inks[0], ""),
-        Tile.PARTIAL: TileStyle("partial", "cut by the causal boundary: masked", partial, inks[1], "/"),
+        Tile.PARTIAL: TileStyle("partial", "cut by a boundary of the mask", partial, inks[1], "/"),
         Tile.PADDED: TileStyle("padded", "it hangs over the end of queries or keys", padded, inks[2], "x"),
         Tile.SKIPPED: TileStyle("skipped", "nothing visible: not loaded or computed", skipped, inks[3], "."),
     }  # fmt: skip

@@ -1,4 +1,4 @@
-"""What a worker does with one job: kernels that fail, decoding, ceilings."""
+"""What a worker does with one job: kernels that fail, suites, ceilings."""
 
 # ruff: noqa: F811 - fixtures are imported, and asked for by their names
 from __future__ import annotations
@@ -13,11 +13,17 @@ import pytest
 from dashboard_run_support import fresh, over, small, wait_for  # noqa: F401
 from dashboard_support import DEVICE
 
-from cufa.bench import decode, records
+from cufa.bench import records
+from cufa.bench.cases import READ, Case, Work, contenders
 from cufa.bench.limits import Limits
-from cufa.bench.suites import contenders, make
+from cufa.bench.power import Power
+from cufa.bench.regimes import Regime
+from cufa.bench.runner import Row
+from cufa.bench.suites import SUITES, make
+from cufa.bench.sustained import Load
 from cufa.bench.timing import Timing
-from cufa.dashboard.model.decode_rows import decode_rows
+from cufa.core.mask import CAUSAL
+from cufa.dashboard.model import measurements
 from cufa.dashboard.worker import client, measuring, serve
 from cufa.dashboard.worker.jobs import Job
 from cufa.dashboard.worker.store import Status, Store
@@ -33,7 +39,7 @@ def test_a_kernel_error_ends_the_run_and_the_process(fresh: Store, monkeypatch: 
     def lost(*_: Any, **__: Any) -> None:
         raise CUDARuntimeError("cudaErrorIllegalAddress: an illegal memory access was encountered")
 
-    monkeypatch.setattr(measuring, "run_problem", lost)
+    monkeypatch.setattr(measuring, "run_case", lost)
     job = dataclasses.replace(small(), cases=small().cases * 3)
     run_id = fresh.submit(job)
     assert serve.Worker(fresh, fresh.read(run_id)).run() is True  # the caller replaces the process
@@ -44,7 +50,7 @@ def test_a_kernel_error_ends_the_run_and_the_process(fresh: Store, monkeypatch: 
 
 
 def test_other_errors_do_not_stop_the_next_shape(fresh: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    real, calls = measuring.run_problem, []
+    real, calls = measuring.run_case, []
 
     def first_fails(*args: Any, **options: Any) -> Any:
         calls.append(1)
@@ -52,7 +58,7 @@ def test_other_errors_do_not_stop_the_next_shape(fresh: Store, monkeypatch: pyte
             raise RuntimeError("no such luck")
         return real(*args, **options)
 
-    monkeypatch.setattr(measuring, "run_problem", first_fails)
+    monkeypatch.setattr(measuring, "run_case", first_fails)
     run_id = fresh.submit(dataclasses.replace(small(), cases=small().cases * 2))
     assert serve.Worker(fresh, fresh.read(run_id)).run() is False
     run = fresh.read(run_id)
@@ -70,58 +76,66 @@ def test_a_gpu_run_compiles_before_it_times(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setitem(__import__("sys").modules, "cufa.backends.cuda", Backend)
     monkeypatch.setattr("cufa.backends.cuda", Backend, raising=False)
-    problem = make(1, 8, 128, 64, "float32", True)
+    case = Case(make(1, 8, 128, 64, "float32", CAUSAL), contenders("fa2", "fa1", "torch flash", READ))
     told: list[dict[str, Any]] = []
-    seconds = measuring._prepare(problem, contenders("fa2", "fa1", "torch flash"), DEVICE, told.append)
+    seconds = measuring._prepare(case, DEVICE, told.append)
     assert list(seconds) == ["fa2"]  # FA1 is made for 16-bit types
     assert prepared == ["fa2_forward_f32"]
     assert [e["text"] for e in told] == ["compiling fa2", "compiling fa1"]
 
 
-def test_decoding_is_timed_case_by_case(fresh: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_suite_is_timed_case_by_case(fresh: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a made-up GPU, with made-up times: what reaches the run's folder and what is read from it."""
-    cases = tuple(decode.cases())
+    cases = tuple(SUITES["decode"].cases(DEVICE))
     limits = Limits(4e12, {"bfloat16": 7e14}, 4e12)
 
-    def run_case(case: decode.DecodeCase, device: object, **options: Any) -> list[decode.DecodeRow]:
-        assert options["seconds"] == 0.5
-        if "ragged" in case.title:
+    def run_case(case: Case, device: object, limits: object, **options: Any) -> tuple[list[Row], list[Any]]:
+        assert (options["seconds"], options["regime"]) == (0.5, Regime.SUSTAINED)
+        if "ragged" in case.name:
             raise MemoryError("too large")
-        times = {decode.READ: 1e-5, **{c.label: 2e-5 for c in case.contenders}}
-        plans = {c.label: c.plan(DEVICE) for c in case.contenders}
-        return [
-            decode.DecodeRow(case.title, label, case.problem, Timing((t,) * 3), 1000, 0.0, plans.get(label))
+        times = {c.label: 1e-5 if c.algorithm == READ else 2e-5 for c in case.contenders}
+        plans = {c.label: c.plan(case.problem, DEVICE) if c.is_ours else None for c in case.contenders}
+        load = Load(10, 2, 0.5, 0.0, Power(600.0, 1500.0, 0.01))
+        rows = [
+            Row(
+                case.name, label, case.problem, Timing((t,) * 3, Regime.SUSTAINED), 0.0, plans[label], 1e-5,
+                "memory", Work.of(case.problem), load=load,
+            )
             for label, t in times.items()
-        ]
+        ]  # fmt: skip
+        return rows, []
 
-    monkeypatch.setattr(decode, "run_case", run_case)
+    monkeypatch.setattr(measuring, "run_case", run_case)
     monkeypatch.setattr(measuring, "_device", lambda name: DEVICE)
     monkeypatch.setattr(measuring, "_limits", lambda device: limits)
     monkeypatch.setattr(measuring, "_free", lambda device: None)
-    monkeypatch.setattr(records, "environment", lambda device: {"device": "Made-up GPU"})
-    run_id = fresh.submit(Job("suite decode", "cuda:0", (), 0.5, cases))
+    monkeypatch.setattr(measuring, "_prepare", lambda case, device, tell: {})
+    monkeypatch.setattr(records, "environment", lambda device: {"device": "Made-up GPU", "arch": "sm_90"})
+    run_id = fresh.submit(Job("suite decode", "cuda:0", cases, 0.5, Regime.SUSTAINED))
     serve.Worker(fresh, fresh.read(run_id)).run()
     run = Store(fresh.root).read(run_id)
     assert run.status is Status.FAILED
     assert run.message == "Out of memory: too large"
-    contenders = sum(len(case.contenders) for case in cases if "ragged" not in case.title)
-    assert run.timings == contenders
+    timed = [case for case in cases if "ragged" not in case.name]
+    assert run.timings == sum(len(case.contenders) for case in timed)
     assert run.cases_done == len(cases)
-    rows = decode_rows(run.decode_rows)
-    assert len(rows) == contenders
+    rows = measurements.of_run(run)
+    assert len(rows) == run.timings - len(timed)  # the read is what the others are a share of
     assert {row.of_read for row in rows} == {0.5}
+    assert {row.load["watts"] for row in rows} == {600.0}
+    assert "600 W" in rows[0].load_text
     (fresh.folder(run_id) / "record.json").unlink()  # as if the worker had died before
-    assert Store(fresh.root).read(run_id).decode_rows == run.decode_rows
+    assert Store(fresh.root).read(run_id).rows == run.rows
 
 
 @pytest.mark.gpu
-def test_decoding_is_timed_on_a_gpu(fresh: Store) -> None:
-    case = next(iter(decode.cases()))
-    run_id = client.submit(fresh, Job("decode", "cuda:0", (), 0.2, (case,)))
+@pytest.mark.parametrize("regime", list(Regime))
+def test_decoding_is_timed_on_a_gpu(fresh: Store, regime: Regime) -> None:
+    case = next(iter(SUITES["decode"].cases(DEVICE)))
+    run_id = client.submit(fresh, Job("decode", "cuda:0", (case,), 0.2, regime))
     run = wait_for(fresh, run_id, over)
     assert run.status is Status.DONE, f"{run.message}\n{run.detail}"
-    rows = decode_rows(run.decode_rows)
-    ours = next(row for row in rows if row.label == "flash_decode")
+    ours = next(row for row in measurements.of_run(run) if row.row.is_ours)
     assert ours.error is not None
     assert ours.error < 1e-2
     assert 0 < ours.of_read < 1.5

@@ -44,7 +44,7 @@ def tiny_disk(tmp_path: Path) -> Iterator[Path]:
 
 def test_a_disk_that_is_really_full(tiny_disk: Path) -> None:
     store = Store(tiny_disk / "runs")
-    job = dataclasses.replace(small(), cases=small().cases * 400, seconds=0.02)
+    job = dataclasses.replace(small(), cases=small().cases * 120, seconds=0.02)
     run = wait_for(store, client.submit(store, job), over)
     end_worker(store)
     assert run.status is Status.FAILED

@@ -83,7 +83,8 @@ def describe(schedule: Schedule, counts: dict[Tile, int]) -> str:
     return (
         f"Grid of {schedule.num_q_blocks:,} query blocks (top to bottom) by {schedule.num_kv_blocks:,} key "
         f"blocks (left to right) for {schedule.seqlen_q:,} queries and {schedule.seqlen_k:,} keys "
-        f"under the mask {schedule.mask}: {parts} and {counts[Tile.SKIPPED]:,} skipped tiles. {per_row} Full tiles are plain blue, partial "
+        f"under the mask {schedule.mask}: {parts} and {counts[Tile.SKIPPED]:,} skipped tiles. {per_row} "
+        "Full tiles are plain blue, partial "
         "tiles amber with diagonal lines, padded tiles purple with crosses, skipped tiles dotted."
     )
 

@@ -147,7 +147,7 @@ def _bins(timeline: Timeline) -> go.Heatmap:
     """The block that holds each place in the middle of each bin; empty where none does."""
     places = timeline.num_sms * timeline.slots_per_sm
     bins = min(_MOST_BINS, max(60, _CELLS // places))
-    width = timeline.span / bins
+    width = (timeline.span or 1.0) / bins  # nobody has a tile to compute
     first = np.clip(np.ceil(timeline.start / width - 0.5), 0, bins).astype(np.int64)
     last = np.clip(np.ceil(timeline.end / width - 0.5), 0, bins).astype(np.int64)  # exclusive
     lengths = last - first

@@ -172,10 +172,7 @@ def _compiled(content: Mapping[str, Any]) -> Compiled:
     return Compiled(tuple(Entry(**e) for e in content["entries"]), tuple(content["findings"]))
 
 
-def templates(spec: KernelSpec, head_dim: int) -> list[Problem]:
-    """One problem for each kind of inputs that the kernel is built for."""
-    found: dict[tuple[str, str, str], Problem] = {}
-    for problem in OPERATIONS[spec.operation].compiled(spec, head_dim):
-        if spec.refuses(problem) is None:
-            found.setdefault((problem.dtype, problem.precision, problem.k_element.name), problem)
-    return list(found.values())
+def compiled_problems(spec: KernelSpec, head_dim: int) -> list[Problem]:
+    """What the kernel is built for: every element with every kind of mask, cap and lengths."""
+    found = OPERATIONS[spec.operation].compiled(spec, head_dim)
+    return [problem for problem in found if spec.refuses(problem) is None]

@@ -13,7 +13,6 @@ from collections.abc import Sequence
 import numpy as np
 
 from cufa.core.architectures import Device
-from cufa.core.problem import Problem
 from cufa.dashboard.model.launch import KEYS, Blocks, Timeline, predict
 from cufa.decode.schedule import balanced_shares, num_tiles, split_range
 from cufa.kernels import TileConfig
@@ -26,7 +25,7 @@ class Batch:
     """Sequences to decode with one tile config on one card."""
 
     lengths: tuple[int, ...]
-    """Keys of each that some query sees."""
+    """Cached tokens of each."""
     kv_heads: int
     row_blocks: int
     """Thread blocks that the query rows of one key/value head take."""
@@ -36,15 +35,20 @@ class Batch:
     """The planner was told that lengths may differ."""
     overhead: int = 1
     """Assumed cost of a thread block beside its tiles (start, partial result, merge), in tiles."""
+    reach: int | None = None
+    """Keys at the end of a sequence that are read, where queries see a window; None: all of them."""
+    least: int = 1
+    """Shares of all tiles that the planner asks for at the least."""
 
     @classmethod
     def of(cls, plan: Plan, lengths: tuple[int, ...], overhead: int) -> Batch:
-        """``lengths``: cached tokens of each sequence."""
         assert plan.device is not None
-        p = plan.problem
-        seen = seen_keys(p, lengths)
-        blocks = row_blocks(p, plan.config)
-        return cls(seen, p.kv_heads, blocks, plan.config, plan.device, p.lengths.ragged, overhead)
+        assert plan.split is not None
+        p, config = plan.problem, plan.config
+        blocks, ragged = row_blocks(p, config), p.lengths.ragged
+        return cls(
+            lengths, p.kv_heads, blocks, config, plan.device, ragged, overhead, p.reach, plan.split.least
+        )
 
     @property
     def places(self) -> int:
@@ -54,7 +58,7 @@ class Batch:
     @property
     def tiles(self) -> tuple[int, ...]:
         """Key tiles of each sequence."""
-        return tuple(num_tiles(n, self.config.block_kv) for n in self.lengths)
+        return tuple(num_tiles(n, self.config.block_kv, self.reach) for n in self.lengths)
 
     @property
     def items(self) -> int:
@@ -77,13 +81,6 @@ class Split:
     """Share of all places' time spent on tiles until then, 0 to 1."""
 
 
-def seen_keys(problem: Problem, lengths: Sequence[int]) -> tuple[int, ...]:
-    """Keys of each sequence that some query sees: a window leaves the first ones of a long cache out."""
-    each = dataclasses.replace(problem, batch=1)
-    per_key = each.kv_bytes([1])
-    return tuple(each.kv_bytes([n]) // per_key for n in lengths)
-
-
 def ragged(batch: int, longest: int, spread: int, seed: int = 0) -> tuple[int, ...]:
     """Lengths between longest / spread and longest, log-uniform; the first is the longest."""
     rng = np.random.default_rng(seed)
@@ -97,8 +94,8 @@ def fixed_blocks(batch: Batch, splits: int) -> Blocks:
     heads = np.repeat(np.arange(batch.kv_heads), batch.row_blocks)
     head, owner, tiles = [], [], []
     for number, length in enumerate(batch.lengths):
-        ranges = [split_range(length, splits, s, keys) for s in range(splits)]
-        parts = [-(-(last - first) // keys) for first, last in ranges if last > first] or [1]
+        ranges = [split_range(length, splits, s, keys, batch.reach) for s in range(splits)]
+        parts = [_tiles(first, last, keys) for first, last in ranges if last > first] or [1]
         head.append(np.repeat(heads, len(parts)))
         owner.append(np.full(len(heads) * len(parts), number))
         tiles.append(np.tile(parts, len(heads)))
@@ -108,13 +105,21 @@ def fixed_blocks(batch: Batch, splits: int) -> Blocks:
 
 def balanced_blocks(batch: Batch, shares: int) -> Blocks:
     """All tiles end to end in shares, one per thread block, which works through its pieces in turns."""
-    keys, ragged = batch.config.block_kv, batch.ragged
+    keys = batch.config.block_kv
     pieces = list(
-        balanced_shares(batch.lengths, batch.kv_heads, shares, keys, batch.row_blocks, ragged=ragged)
-    )
-    tiles = [max(1, -(-(p.last_key - p.first_key) // keys)) for p in pieces]
+        balanced_shares(
+            batch.lengths, batch.kv_heads, shares, keys, batch.row_blocks,
+            ragged=batch.ragged, min_shares=batch.least, reach=batch.reach,
+        )
+    )  # fmt: skip
+    tiles = [max(1, _tiles(p.first_key, p.last_key, keys)) for p in pieces]
     columns = ([KEYS] * len(pieces), [p.kv_head for p in pieces], [p.batch for p in pieces], tiles)
     return Blocks(*(np.array(c, np.int64) for c in columns), np.array([p.share for p in pieces]))
+
+
+def _tiles(first: int, last: int, keys: int) -> int:
+    """Tiles that hold these keys (first, last + 1)."""
+    return -(-last // keys) - first // keys
 
 
 def timeline(batch: Batch, blocks: Blocks) -> Timeline:

@@ -80,8 +80,7 @@ def disagreements(records: Records, schedule: Schedule) -> list[str]:
         "tiles_clear": ranges.clear,
     }
     found = []
-    for field in (name for name in records.dtype.names or () if name in expected):
-        prediction = expected[field]
+    for field, prediction in expected.items():
         wrong = np.flatnonzero(records[field].astype(np.int64) != prediction[q_block])
         if len(wrong):
             r = records[wrong[0]]

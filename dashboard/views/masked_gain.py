@@ -44,6 +44,9 @@ def show_speedup(view: View, palette: Palette) -> None:
     st.header("What skipping gains", anchor=False)
     tiling = dataclasses.replace(view.schedule, skip_masked_tiles=True)
     here, limit = work.skip_speedup(tiling), work.skip_limit(tiling.mask)
+    if not view.schedule.visited:
+        page.verdict("No query sees a key: skipping leaves nothing to do.", small=True)
+        return
     if limit == 1:
         page.verdict(f"Skipping gains nothing: the mask ({tiling.mask}) hides nothing.", small=True)
         return
@@ -105,8 +108,9 @@ def simulated(
             ).span
             for s in (dataclasses.replace(with_skip, skip_masked_tiles=False), with_skip)
         ]
-        lengths.append(n)
-        ratios.append(spans[0] / spans[1])
+        if spans[1]:  # a far diagonal hides everything of a short sequence
+            lengths.append(n)
+            ratios.append(spans[0] / spans[1])
     return lengths, ratios
 
 

@@ -109,10 +109,12 @@ def _change(step: Step) -> str:
     risen = int((step.m_after > step.m_before).sum())
     if not np.isfinite(step.m_before).any():
         return f"the first of its rows' tiles: all {risen:,} rows that see a key get their first maximum."
-    share = 1 - step.l_before * np.exp(step.m_before - step.m_after) / np.where(
-        step.l_after > 0, step.l_after, 1
-    )
-    gained = float(np.nanmean(np.where(step.l_after > 0, share, np.nan)))
+    with np.errstate(invalid="ignore"):  # rows that see no key yet
+        kept = step.l_before * np.exp(step.m_before - step.m_after)
+        share = np.where(step.l_after > 0, 1 - kept / step.l_after, np.nan)
+    if np.isnan(share).all():
+        return "none of its keys is seen yet by any of its rows."
+    gained = float(np.nanmean(share))
     return f"the maximum rose in {risen:,} of {rows:,} rows; its keys are {gained:.1%} of the sum so far."
 
 

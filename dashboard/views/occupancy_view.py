@@ -23,7 +23,7 @@ from cufa.dashboard import page
 from cufa.dashboard.charts import occupancy as charts
 from cufa.dashboard.charts.occupancy import Point
 from cufa.dashboard.model import counters
-from cufa.dashboard.model.compiled import Compiled, Compiler, Entry, templates
+from cufa.dashboard.model.compiled import Compiled, Compiler, Entry, compiled_problems
 from cufa.dashboard.model.configs import config_key, config_words
 from cufa.dashboard.model.trace import measured_timeline
 from cufa.dashboard.state import Controls
@@ -78,7 +78,7 @@ def compiler() -> Compiler:
 def compile_first() -> None:
     """Begin with what the page shows to a visitor who has chosen nothing yet."""
     spec = next(iter(KERNELS.values()))
-    choice = Choice(spec, templates(spec, _HEAD_DIM)[0], find_architecture(_ARCH), None)
+    choice = Choice(spec, compiled_problems(spec, _HEAD_DIM)[0], find_architecture(_ARCH), None)
     compiler().want(choice.variant(config, choice.arch) for config in choice.configs(choice.arch)[:1])
 
 
@@ -95,7 +95,7 @@ def choose(controls: Controls) -> Choice:
         with columns[1]:
             sizes = [str(d) for d in (40, 64, 80, 96, 128, 192, 256)]
             head_dim = int(controls.choice("d", "Head dim", sizes, str(_HEAD_DIM)))
-        problems = templates(spec, head_dim)
+        problems = compiled_problems(spec, head_dim)
         with columns[2]:
             kinds = {_inputs_key(p): _inputs_words(p) for p in problems}
             inputs = controls.choice("dtype", "Inputs", kinds)
@@ -174,7 +174,8 @@ def _show_facts(entry: Entry, choice: Choice) -> None:
     st.caption(
         f"Mask: {choice.problem.scores_text} · **{entry.registers}** registers per thread · "
         f"**{entry.threads}** threads per block · **{entry.shared_bytes:,}** bytes of shared memory per block · "
-        f"{spills} · {choice.arch.nvrtc_name} · on paper, without rounding, registers alone would allow {o.unrounded_warps} warps"
+        f"{spills} · {choice.arch.nvrtc_name} · on paper, without rounding, registers alone "
+        f"would allow {o.unrounded_warps} warps"
     )
 
 

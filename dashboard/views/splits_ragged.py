@@ -47,7 +47,7 @@ def show(choice: Choice, controls: Controls, found: Sequence[Measurement], palet
     )
     titles = {
         "fixed": f"Fixed: {fixed} splits a sequence, the best there is",
-        "balanced": f"Balanced: {splits['balanced'].blocks:,} shares",
+        "balanced": f"Balanced: {cuts['balanced'].blocks:,} shares",
     }
     for column, (name, blocks) in zip(st.columns(2), launches.items(), strict=True):
         with column:

@@ -104,7 +104,7 @@ def show_splits(choice: Choice, controls: Controls, found: Sequence[Measurement]
     """The whole curve for sequences of one length, where on it the planner stands, and what was measured."""
     plan, problem = choice.plan(), choice.problem
     batch = Batch.of(plan, (problem.seqlen_k,) * problem.batch, choice.overhead)
-    curve = splits.split_curve(batch, splits.candidates(min(_MOST_SPLITS, batch.tiles[0])))
+    curve = splits.split_curve(batch, splits.candidates(min(_MOST_SPLITS, max(batch.tiles))))
     chosen = _as_planned(plan, batch)
     page.verdict(_verdict(plan, chosen, curve), tag="predicted")
     st.caption(f"**{problem}** ({problem.scores_text}).  \n{_floor(plan)}")
