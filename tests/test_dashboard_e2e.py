@@ -6,7 +6,6 @@ Screenshots of every page in both themes are left in ``$CUFA_SCREENSHOTS``, or i
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
 import re
 import shutil
@@ -16,7 +15,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -151,7 +150,7 @@ def address_of(name: str) -> str:
     return "" if name == PAGES[0] else name
 
 
-CAUSAL = address_of("causal_work")
+MASKED = address_of("masked_work")
 
 
 def screenshot(page: Page, name: str, folder: Path) -> None:
@@ -205,7 +204,7 @@ def test_a_narrow_window(server: str, browser: Browser, name: str, tmp_path: Pat
 
 def test_figures_have_names_for_screen_readers(server: str, browser: Browser) -> None:
     visit = Visit(browser)
-    page = visit.open(f"{server}/{CAUSAL}")
+    page = visit.open(f"{server}/{MASKED}")
     expect(page.get_by_role("figure", name="Grid of 32 query blocks")).to_be_visible(timeout=PATIENCE)
     for figure in page.get_by_test_id("stPlotlyChart").all():
         assert len(figure.get_attribute("aria-label") or "") > 40
@@ -214,7 +213,7 @@ def test_figures_have_names_for_screen_readers(server: str, browser: Browser) ->
 
 def test_a_click_selects_a_tile_and_the_link_carries_it(server: str, browser: Browser) -> None:
     visit = Visit(browser)
-    page = visit.open(f"{server}/{CAUSAL}?sq=1024&sk=1024")  # 8 × 16 tiles of 128 × 64
+    page = visit.open(f"{server}/{MASKED}?sq=1024&sk=1024")  # 8 × 16 tiles of 128 × 64
     grid = page.locator(".js-plotly-plot .nsewdrag").first
     expect(grid).to_be_visible(timeout=PATIENCE)
     page.wait_for_timeout(800)
@@ -234,7 +233,7 @@ def test_a_click_selects_a_tile_and_the_link_carries_it(server: str, browser: Br
 
 def test_controls_answer_to_the_keyboard(server: str, browser: Browser) -> None:
     visit = Visit(browser)
-    page = visit.open(f"{server}/{CAUSAL}?sq=1024&sk=1024")
+    page = visit.open(f"{server}/{MASKED}?sq=1024&sk=1024")
     field = page.get_by_role("spinbutton", name="Key block")
     expect(field).to_have_value("1", timeout=PATIENCE)
     field.focus()
@@ -247,125 +246,68 @@ def test_controls_answer_to_the_keyboard(server: str, browser: Browser) -> None:
     visit.close()
 
 
-#: Seconds, as asked for. Where server, browser and other tests share two cores, it may take as much longer as
-#: a loop of known length takes just before, and is tried again.
-FIRST_PAINT, SWIFT, ATTEMPTS = 2.0, 0.2, 12
-
-
-def slowdown() -> float:
-    """Time over processor time of a busy loop: 1.0 where nothing else wants the processor."""
-    start, spent = time.perf_counter(), time.process_time()
-    while time.process_time() - spent < 0.05:
-        pass
-    return (time.perf_counter() - start) / 0.05
-
-
-#: Notes when the heading and the first figure are there, milliseconds since the page was asked for.
-WATCH_FIRST_PAINT = """
-window.seen = {};
-const note = (name, found) => { if (found && !(name in window.seen)) window.seen[name] = performance.now(); };
-new MutationObserver(() => {
-  note("heading", document.querySelector("h1"));
-  note("figure", document.querySelector(".js-plotly-plot .main-svg .xy"));
-}).observe(document, {childList: true, subtree: true});
-"""
-
-
-@pytest.mark.parametrize("name", ["causal_work", "compare", "occupancy", "roofline", "decode", "history"])
-def test_first_paint(server: str, browser: Browser, name: str) -> None:
-    """Heading and first figure, in a browser that has nothing of the dashboard in its cache. Being driven
-    costs this one 0.4 s: with a debugger attached, Chromium parses Plotly four times more."""
-    taken = []
-    for _ in range(4):
-        slow = slowdown()
-        visit = Visit(browser)
-        visit.page.add_init_script(WATCH_FIRST_PAINT)
-        page = visit.open(f"{server}/{name}")
-        page.wait_for_function("window.seen.figure", timeout=PATIENCE / 3)
-        seen = page.evaluate("window.seen")
-        visit.close()
-        taken.append((seen["heading"] / 1000, seen["figure"] / 1000, slow))
-        if taken[-1][1] < FIRST_PAINT * slow:
-            break
-    else:
-        raise AssertionError(f"heading, figure, slowdown: {taken}")
-    print(f"\n{name}: heading {taken[-1][0]:.2f} s, first figure {taken[-1][1]:.2f} s, slowdown {slow:.1f}")
-
-
-#: From a key or the mouse button until the frame after the one in which the answer stands, milliseconds.
-WATCH_ANSWER = """([selector, answer]) => {
-  window.taken = null;
-  let asked = null;
-  const ask = event => { if (event.key === undefined || event.key === "Enter") asked ??= performance.now(); };
-  for (const kind of ["pointerdown", "keydown"]) document.addEventListener(kind, ask, {capture: true});
-  const watcher = new MutationObserver(() => {
-    const found = [...document.querySelectorAll(selector)].some(x => x.textContent.includes(answer));
-    if (asked === null || !found) return;
-    watcher.disconnect();
-    requestAnimationFrame(() => setTimeout(() => { window.taken = performance.now() - asked; }));
-  });
-  watcher.observe(document, {childList: true, subtree: true, characterData: true});
-}"""
-
-
-def answers_swiftly(visit: Visit, asks: Iterator[tuple[Callable[[], None], str]]) -> None:
-    """One of the asks (what to do, what a verdict then says) is answered within SWIFT."""
-    taken: list[tuple[float, float]] = []
-    for _, (ask, answer) in zip(range(ATTEMPTS), asks, strict=False):
-        page = visit.settle()
-        slow = slowdown()
-        page.evaluate(WATCH_ANSWER, [".cufa-verdict", answer])
-        ask()
-        page.wait_for_function("window.taken", timeout=PATIENCE)
-        taken.append((page.evaluate("window.taken") / 1000, slow))
-        if taken[-1][0] < SWIFT * slow:
-            print(f"\n{answer}: {1000 * taken[-1][0]:.0f} ms, slowdown {slow:.1f}")
-            return
-    raise AssertionError(f"answered after, at a slowdown of: {taken}")
-
-
 #: 256 × 256 tiles and 20,480 blocks.
 LARGE = "sq=16384&sk=16384&heads=20&tiles=custom&bq=64&bkv=64"
 
 
-def test_a_large_view_answers_swiftly(server: str, browser: Browser) -> None:
-    """Another mask, until the words above the grid have changed."""
+def test_a_mask_is_chosen_and_the_link_carries_it(server: str, browser: Browser, tmp_path: Path) -> None:
     visit = Visit(browser)
-    page = visit.open(f"{server}/{CAUSAL}?{LARGE}")
-    masks = itertools.cycle((("full", "Nothing is masked"), ("causal", "Skipping")))
-    asks = ((page.get_by_role("radio", name=mask, exact=True).click, answer) for mask, answer in masks)
-    answers_swiftly(visit, asks)
+    page = visit.open(f"{server}/{MASKED}?sq=2048&sk=2048")
+    page.get_by_role("radio", name="window", exact=True).click()
+    page.wait_for_url(re.compile(r"[?&]mask=window\b"), timeout=PATIENCE)
+    visit.settle()
+    expect(page.get_by_text("Mask: window (1023, 0)").first).to_be_visible(timeout=PATIENCE)
+    left = page.get_by_role("spinbutton", name="Keys before")
+    left.fill("300")
+    page.keyboard.press("Enter")
+    page.wait_for_url(re.compile(r"[?&]left=300\b"), timeout=PATIENCE)
+    visit.settle()
+    right = page.get_by_role("spinbutton", name="Keys after")
+    right.fill("")
+    page.keyboard.press("Enter")
+    page.wait_for_url(re.compile(r"[?&]right=none\b"), timeout=PATIENCE)
+    visit.settle()
+    expect(page.get_by_text("Mask: window (300, None)").first).to_be_visible(timeout=PATIENCE)
+    figure = page.get_by_role("figure", name=re.compile("Grid of .* under the mask window \\(300, None\\)"))
+    expect(figure).to_be_visible(timeout=PATIENCE)
+    page.get_by_role("spinbutton", name="Soft cap").fill("30")
+    page.keyboard.press("Enter")
+    page.wait_for_url(re.compile(r"[?&]softcap=30"), timeout=PATIENCE)
+    visit.settle()
+    page.reload()
+    visit.settle()
+    expect(page.get_by_text("Mask: window (300, None), softcap 30").first).to_be_visible(timeout=PATIENCE)
+    screenshot(page, "masked_work-window-light", tmp_path)
     visit.close()
 
 
-@pytest.mark.parametrize("link", [LARGE, ""], ids=["large", "default"])
-def test_a_typed_tile_answers_swiftly(server: str, browser: Browser, link: str) -> None:
-    """Another tile by its number, until the words about it have changed."""
+def test_a_bad_mask_in_a_link_is_told(server: str, browser: Browser) -> None:
     visit = Visit(browser)
-    page = visit.open(f"{server}/{CAUSAL}?{link}")
-    field = page.get_by_role("spinbutton", name="Key block")
-
-    def type_in(tile: int) -> Callable[[], None]:
-        field.fill(str(tile))
-        return lambda: page.keyboard.press("Enter")
-
-    answers_swiftly(visit, ((type_in(tile), f", {tile}) is") for tile in itertools.cycle(range(2, 12))))
+    page = visit.open(f"{server}/{MASKED}?mask=window&left=-3")
+    notice = page.get_by_test_id("stAlert").filter(has_text="left = '-3'")
+    expect(notice).to_be_visible(timeout=PATIENCE)
+    expect(page.get_by_text("Mask: window (1023, 0)").first).to_be_visible(timeout=PATIENCE)
     visit.close()
 
 
-def test_a_clicked_tile_answers_swiftly(server: str, browser: Browser) -> None:
-    """Another tile by the mouse; the rest of the page stays as it is."""
+def test_the_former_address_of_masked_work_goes_on_to_it(server: str, browser: Browser) -> None:
     visit = Visit(browser)
-    page = visit.open(f"{server}/{CAUSAL}?sq=1024&sk=1024")  # 8 × 16 tiles of 128 × 64
+    page = visit.open(f"{server}/causal_work?sq=512&mask=full")
+    page.wait_for_url(f"{server}/{MASKED}?*", timeout=PATIENCE)
+    visit.settle()
+    expect(page.get_by_role("heading", name="Masked work")).to_be_visible(timeout=PATIENCE)
+    expect(page.get_by_role("spinbutton", name="Queries", exact=True)).to_have_value("512")
+    assert "Nothing is masked" in page.inner_text("body")
+    visit.close()
 
-    def click(tile: int) -> Callable[[], None]:
-        box = page.locator(".js-plotly-plot .nsewdrag").first.bounding_box()
-        assert box is not None
-        x, y = box["x"] + box["width"] * (tile + 0.5) / 16, box["y"] + box["height"] * 6.5 / 8
-        return lambda: page.mouse.click(x, y)
 
-    tiles = itertools.cycle(range(2, 12))
-    answers_swiftly(visit, ((click(tile), f"Tile (6, {tile})") for tile in tiles))
+def test_a_large_view_is_drawn_under_every_mask(server: str, browser: Browser) -> None:
+    visit = Visit(browser)
+    page = visit.open(f"{server}/{MASKED}?{LARGE}")
+    for mask, answer in (("full", "Nothing is masked"), ("window", "Skipping"), ("causal", "Skipping")):
+        page.get_by_role("radio", name=mask, exact=True).click()
+        expect(page.locator(".cufa-verdict", has_text=answer).first).to_be_visible(timeout=PATIENCE)
+        visit.settle()
     visit.close()
 
 

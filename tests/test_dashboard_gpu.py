@@ -130,14 +130,26 @@ def test_a_forward_run_from_its_page_to_its_result(store: Store) -> None:
     assert "2 kernels" in history
 
 
+def test_a_window_alone_with_its_energy(store: Store) -> None:
+    link = {**SMALL, "mask": "window", "left": "255", "regime": "sustained", "seconds": "1"}
+    app = clicked(open_page("run", **link), "run.start")
+    run = done(store)
+    assert {row["regime"] for row in run.rows} == {"sustained"}
+    assert all(row["max_error"] < 0.02 for row in run.rows if "kernel" in row)
+    said = words(seen(app.run(), "run, sustained"))
+    assert "window (255, 0)" in said
+    assert "sustained" in said
+    assert "clock" in app.dataframe[0].value
+
+
 def test_a_suite_of_decoding_from_its_page_to_its_result(store: Store) -> None:
     """Ragged lengths and pages are among its cases."""
-    app = clicked(open_page("run", preset="suite-decode", seconds="0.2"), "run.start")
+    app = clicked(open_page("run", op="decode", preset="suite-decode", seconds="0.2"), "run.start")
     run = done(store)
-    titles = " ".join(dict.fromkeys(row["case"] for row in run.decode_rows))
+    titles = " ".join(dict.fromkeys(row["case"] for row in run.rows))
     assert "ragged" in titles
     assert "pages" in titles
-    assert all(row["max_error"] is None or row["max_error"] < 0.05 for row in run.decode_rows)
+    assert all(row["max_error"] is None or row["max_error"] < 0.05 for row in run.rows)
     seen(app.run(), "run, after decode")
     assert "of a plain read at best" in words(app)
     assert "run of" in words(open_page("decode")) + str(
@@ -148,7 +160,7 @@ def test_a_suite_of_decoding_from_its_page_to_its_result(store: Store) -> None:
 def test_a_curve_of_splits_is_measured_beside_its_prediction(store: Store) -> None:
     app = clicked(open_page("decode", cached="16384", batch="2"), "decode.measure")
     run = done(store)
-    assert {row.get("schedule") for row in run.decode_rows} >= {"fixed", "balanced"}
+    assert {row["split"]["kind"] for row in run.rows if "split" in row} == {"fixed", "balanced"}
     app = open_page("decode", cached="16384", batch="2")
     assert "This very problem: " in words(app)
     curve = json.loads(app.get("plotly_chart")[0].proto.spec)
@@ -165,12 +177,12 @@ def test_a_ragged_batch_is_measured_beside_its_prediction(store: Store) -> None:
 
 @pytest.mark.parametrize("algorithm", ["fa1", "fa2", "fa3"])
 def test_a_trace_stands_beside_its_prediction(algorithm: str) -> None:
-    app = open_page("causal_work", alg=algorithm)
-    assert app.selectbox(key="causal.card").value == "here"
+    app = open_page("masked_work", alg=algorithm)
+    assert app.selectbox(key="masked.card").value == "here"
     with contextlib.suppress(KeyError):  # a recorded trace of this launch is shown already
-        clicked(app, "causal.trace")
+        clicked(app, "masked.trace")
     assert not app.error, [e.value for e in app.error]
-    said = words(seen(app.run(), f"causal work, {algorithm} traced"))
+    said = words(seen(app.run(), f"masked work, {algorithm} traced"))
     assert "agree with every row of the schedule" in said
     assert "Alarm" not in said
     assert "The tail is " in said
@@ -179,11 +191,20 @@ def test_a_trace_stands_beside_its_prediction(algorithm: str) -> None:
     assert any(alt.startswith("Predicted timeline") for alt in charts)
 
 
-def test_a_trace_of_a_launch_that_nobody_has_recorded() -> None:
-    app = open_page("causal_work", sq="3000", sk="3333", batch="1", heads="7", d="64")
-    clicked(app, "causal.trace")
+def test_a_trace_under_a_window_agrees_with_its_schedule() -> None:
+    app = open_page("masked_work", mask="window", left="700", right="100", batch="1", heads="4", d="64")
+    clicked(app, "masked.trace")
     assert not app.error, [e.value for e in app.error]
-    said = words(seen(app.run(), "causal work, traced here"))
+    said = words(seen(app.run(), "masked work, window traced"))
+    assert "agree with every row of the schedule" in said
+    assert "Alarm" not in said
+
+
+def test_a_trace_of_a_launch_that_nobody_has_recorded() -> None:
+    app = open_page("masked_work", sq="3000", sk="3333", batch="1", heads="7", d="64")
+    clicked(app, "masked.trace")
+    assert not app.error, [e.value for e in app.error]
+    said = words(seen(app.run(), "masked work, traced here"))
     assert "agree with every row of the schedule" in said
     assert "Alarm" not in said
 

@@ -17,13 +17,17 @@ import pytest
 
 pytest.importorskip("streamlit", reason="the dashboard needs streamlit: pip install 'cufa[dashboard]'")
 
-from dashboard_support import DEVICE, decode_records, write_evidence
+from dashboard_support import DEVICE, case_records, write_evidence
 from streamlit.testing.v1 import AppTest
 from test_dashboard_pages import elsewhere, open_page, parameters, words  # noqa: F401 - a fixture
 
-from cufa.bench import decode
-from cufa.bench.suites import SUITES, contenders, make
+from cufa.bench.cases import Case, contenders
+from cufa.bench.decode_cases import make_decode
+from cufa.bench.regimes import Regime
+from cufa.bench.suites import SUITES, make
 from cufa.bench.timing import Ratio, Timing, speedup
+from cufa.core.mask import CAUSAL, Band
+from cufa.core.operation import OPERATIONS
 from cufa.dashboard.charts import difference, samples
 from cufa.dashboard.model import devices, doctor, export, gpu, measurements, presets, published
 from cufa.dashboard.views import history_view, run_controls
@@ -37,13 +41,22 @@ from cufa.planner import make_plan
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A folder with two finished runs: three lengths, and one of them again."""
+    """A folder with finished runs: three lengths, one of them again, and one under a window beside decoding, each
+    kernel alone."""
     store = Store(tmp_path_factory.mktemp("measured"))
-    cases = tuple((make(2, 4, n, 64, "float32", True), contenders("fa1", "fa2")) for n in (64, 512, 1024))
-    for job in (Job("lengths", "cpu", cases, 0.02), Job("again", "cpu", cases[1:2], 0.02)):
+    cases = tuple(
+        Case(make(2, 4, n, 64, "float32", CAUSAL), contenders("fa1", "fa2")) for n in (64, 512, 1024)
+    )
+    window = Case(make(2, 4, 256, 64, "float32", Band(63, 0)), contenders("fa2"))
+    decode = Case(make_decode(2, 4, 2, 512, head_dim=64, dtype="float32"), contenders("auto", "balanced"))
+    for job in (
+        Job("alone", "cpu", (window, decode), 0.02, Regime.SUSTAINED),
+        Job("lengths", "cpu", cases, 0.02),
+        Job("again", "cpu", cases[1:2], 0.02),
+    ):
         client.submit(store, job)
     wait(store)
-    assert [run.status for run in store.all()] == [Status.DONE] * 2
+    assert [run.status for run in store.all()] == [Status.DONE] * 3
     yield store.root
     pid = client.worker_pid(store, "cpu")
     if pid is not None:
@@ -113,6 +126,27 @@ def test_a_cpu_run_from_the_button_to_its_result(measured: Path, with_runs: Stor
     assert again.selectbox(key="run.run").value == run.id
 
 
+@pytest.mark.parametrize("operation", [name for name in OPERATIONS if presets.presets(name)])
+def test_any_operation_starts_from_its_presets(operation: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Job] = []
+    monkeypatch.setattr(
+        client, "submit", lambda store, job: asked.append(job) or "20260101T000000.000000-abcdef"
+    )
+    link = {"mask": "window", "left": "50", "softcap": "20"}
+    link |= {} if operation == "forward" else {"op": operation}
+    app = open_page("run", **link)
+    assert not app.warning
+    app.segmented_control(key="run.regime").set_value("sustained").run()
+    assert app.selectbox(key="run.seconds").value == "3"
+    app.button(key="run.start").click().run()
+    assert not app.exception
+    (job,) = asked
+    assert (job.regime, job.seconds) == (Regime.SUSTAINED, 3.0)
+    problem = job.cases[0].problem
+    assert (problem.operation, str(problem.mask), problem.softcap) == (operation, "window (50, 0)", 20.0)
+    assert make_plan(problem, None)
+
+
 def test_an_empty_history_is_said() -> None:
     assert "press Start" in words(open_page("run"))
     assert "Nothing is measured yet" in words(open_page("history"))
@@ -131,6 +165,9 @@ def test_an_empty_history_is_said() -> None:
         ("run", "d", "-8"),
         ("run", "seconds", "1e9"),
         ("run", "also", "3"),
+        ("run", "regime", "asleep"),
+        ("run", "op", "backward"),
+        ("run", "mask", "lattice"),
         ("compare", "table", "none"),
         ("doctor", "show", "none"),
     ],
@@ -183,7 +220,7 @@ def test_with_a_gpu_its_kernels_tiles_and_suites_are_on_offer() -> None:
     tiles = app.selectbox(key="run.tiles").options
     assert any("warps" in x for x in tiles)
     app.selectbox(key="run.tiles").set_value("every").run()
-    assert int(words(app).split(" timings:")[0].split()[-1]) > 2
+    assert int(words(app).split(" timings, in turns:")[0].split()[-1]) > 2
     app.selectbox(key="run.preset").set_value("suite-fa1-blocks").run()
     assert not app.exception
     app.selectbox(key="run.on").set_value("cpu").run()  # the suite is none of the CPU's
@@ -201,27 +238,47 @@ def test_a_gpu_that_cannot_be_used_fails_the_run_and_the_page_goes_on() -> None:
     assert "Traceback" in app.code[0].value
 
 
-def test_a_decode_run_shows_rates_beside_a_plain_read(
+def test_a_run_over_caches_shows_rates_beside_a_plain_read(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("CUFA_RUNS_DIR", str(tmp_path / "decoded"))
     store = Store(tmp_path / "decoded")
-    cases = tuple(decode.cases())[:2]
-    run_id = store.submit(Job("suite decode", "cuda:0", (), 0.5, cases))
-    record: dict[str, Any] = {
-        "rows": [],
-        "skipped": [],
-        "failed": [],
-        "environment": {"device": "Made-up GPU"},
-    }
-    record["decode"] = {"rows": [row for case in cases for row in decode_records(case)]}
+    cases = tuple(SUITES["decode"].cases(DEVICE))[:2]
+    run_id = store.submit(Job("suite decode", "cuda:0", cases, 0.5))
+    environment = {"device": "Made-up GPU", "arch": "sm_90"}
+    record: dict[str, Any] = {"schema": 2, "skipped": [], "failed": [], "environment": environment}
+    record["rows"] = [row for case in cases for row in case_records(case)]
     (store.folder(run_id) / "record.json").write_text(json.dumps(record))
     store.finish(run_id, Status.DONE)
     app = open_page("run")
     assert not app.warning
-    assert "flash_decode reaches 91% of a plain read at best" in words(app)
+    said = words(app)
+    assert "flash_decode reaches 91% of a plain read" in said
+    assert "TB/s in turns" in said
+    assert list(app.dataframe[0].value["kernel"]) == ["flash_decode", "torch flash", "torch cudnn"]
     assert "This very problem" in words(open_page("decode"))  # the second case is the page's own
-    assert store.read(run_id).timings == 2
+    assert store.read(run_id).timings == 8
+
+
+def test_runs_of_the_first_schema_are_still_shown(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("CUFA_RUNS_DIR", str(tmp_path / "old"))
+    store = Store(tmp_path / "old")
+    run_id = store.submit(
+        Job("old", "cpu", (Case(make(1, 2, 64, 64, "float32", CAUSAL), contenders("fa2")),), 0.5)
+    )
+    problem = {
+        "batch": 1, "heads": 2, "kv_heads": 2, "seqlen_q": 64, "seqlen_k": 64, "head_dim": 64, "dtype": "float32",
+        "causal": True, "scale": 0.125, "precision": "float32", "alignment": 16, "positive_strides": True,
+    }  # fmt: skip
+    times = {"samples_ns": [1000] * 3, "p10_ns": 1000, "p50_ns": 1000, "p90_ns": 1000, "tflops": 0.1}
+    row = {"label": "fa2", "kernel": "fa2_forward", "problem": problem, "gbytes_per_s": 1.0, **times}
+    row |= {"of_ceiling": 0.5, "ceiling": "memory", "max_error": 1e-6}
+    record = {"schema": 1, "rows": [row], "skipped": [], "environment": {"device": "Old CPU"}}
+    (store.folder(run_id) / "record.json").write_text(json.dumps(record))
+    store.finish(run_id, Status.DONE)
+    (m,) = measurements.of_run(store.read(run_id))
+    assert (str(m.problem.mask), m.regime) == ("causal", Regime.IN_TURNS)
+    assert "Old CPU" in words(open_page("run"))
 
 
 def test_a_crash_is_shown_as_what_it_is(
@@ -247,17 +304,21 @@ def test_a_crash_is_shown_as_what_it_is(
 
 def test_presets_are_the_recorded_shapes_and_plan_everywhere() -> None:
     shapes = presets.presets()
-    forward = {problem for problem, _ in SUITES["forward"].cases(None)}
+    forward = {case.problem for case in SUITES["forward"].cases(None)}
     assert forward <= {p.problem for p in shapes.values()}
-    for preset in shapes.values():
-        make_plan(preset.problem, None)
-        make_plan(preset.problem, DEVICE)
+    for name in OPERATIONS:
+        for number, preset in enumerate(presets.presets(name).values()):
+            assert preset.problem.operation == name
+            make_plan(preset.problem, None)
+            if number or preset.problem.dtype != "float32":  # the first is for a CPU
+                make_plan(preset.problem, DEVICE)
+    assert "suite-decode" in presets.suites(DEVICE, "decode")
     assert "suite-forward" in presets.suites(DEVICE)
     assert "suite-forward" not in presets.suites(None)
 
 
 def test_the_time_of_a_cpu_job_is_guessed_from_its_work() -> None:
-    job = Job("x", "cpu", ((make(1, 8, 4096, 64, "float32", False), contenders("fa2")),), 0.1)
+    job = Job("x", "cpu", (Case(make(1, 8, 4096, 64, "float32"), contenders("fa2")),), 0.1)
     assert run_controls.seconds_expected(job, None) is None
     slow, fast = run_controls.seconds_expected(job, 1e10), run_controls.seconds_expected(job, 1e12)
     assert slow is not None
@@ -278,6 +339,25 @@ def test_own_runs_by_length_and_speedup(with_runs: Store) -> None:
     assert [t["name"] for t in figures[1]["data"]] == ["fa2"]
     app.multiselect(key="compare.show").set_value([]).run()
     assert "choose at least one kernel" in words(app)
+
+
+def test_regimes_are_never_mixed(elsewhere: Path) -> None:  # noqa: F811
+    write_evidence(elsewhere / "records")
+    app = open_page("compare")
+    assert "fastest in turns" in words(app)
+    app.segmented_control(key="compare.regime").set_value("sustained").run()
+    assert not app.exception
+    assert "fastest sustained" in words(app)
+    assert "energy" in str(app.segmented_control(key="compare.metric").options)
+    app.segmented_control(key="compare.metric").set_value("joules").run()
+    figure = json.loads(app.get("plotly_chart")[0].proto.spec)
+    assert "TFLOP per joule" in json.dumps(figure["layout"])
+    table = app.dataframe[0].value
+    assert set(table["power"]) == {"600 W"}
+    families = app.selectbox(key="compare.shapes").options
+    assert any(name.startswith("Decode:") for name in families)
+    app.selectbox(key="compare.shapes").set_value(next(x for x in families if x.startswith("Decode:"))).run()
+    assert "TB/s at" in words(app)
 
 
 def test_recorded_evidence_names_machine_and_date(elsewhere: Path) -> None:  # noqa: F811
@@ -305,18 +385,19 @@ def test_a_known_table_is_measured_by_its_button(
     assert not app.exception
     (job,) = asked
     assert job.device == "cpu"
-    for problem, wanted in job.cases:
-        for contender in wanted:
-            make_plan(problem, None, contender.algorithm, config=contender.config)
+    for case in job.cases:
+        for contender in case.contenders:
+            assert contender.plan(case.problem, None)
 
 
 def test_the_known_tables_run_on_a_gpu_too() -> None:
     tables = (published.version_cases, published.block_cases, published.traffic_cases)
     for cases in tables:
-        plans = [make_plan(p, DEVICE, c.algorithm, config=c.config) for p, cs in cases(DEVICE) for c in cs]
+        plans = [c.plan(case.problem, DEVICE) for case in cases(DEVICE) for c in case.contenders]
         assert plans
         assert {p.problem.head_dim for p in plans} == {64}
-    assert [p.seqlen_k for p, _ in published.version_cases(DEVICE)] == [x.seqlen for x in published.VERSIONS]
+    lengths = [case.problem.seqlen_k for case in published.version_cases(DEVICE)]
+    assert lengths == [x.seqlen for x in published.VERSIONS]
 
 
 def test_published_figures_hang_together() -> None:
@@ -339,6 +420,10 @@ def test_two_measurements_and_their_interval(with_runs: Store) -> None:
     other = next(m for m in found if m.problem.seqlen_k == 64)
     app.selectbox(key="history.b").set_value(other.id).run()
     assert "Not the same problem" in app.warning[0].value
+    alone = next(m for m in found if m.regime is Regime.SUSTAINED)
+    app.selectbox(key="history.b").set_value(alone.id).run()
+    assert "are not compared" in words(app)
+    assert not app.exception
 
 
 def test_two_runs_are_compared_where_they_meet(with_runs: Store) -> None:
@@ -356,6 +441,13 @@ def test_filters_and_downloads(with_runs: Store, elsewhere: Path) -> None:  # no
     assert set(app.dataframe[0].value["from"]) == {"recorded evidence"}
     app = open_page("history", kernels="fa2")
     assert {k.split()[0] for k in app.dataframe[0].value["kernel"]} == {"fa2"}
+    app = open_page("history", op="decode", regime="sustained")
+    assert not app.warning
+    assert all("cached" in x or "×" in x for x in app.dataframe[0].value["problem"])
+    assert set(app.dataframe[0].value["regime"]) == {"sustained"}
+    assert "energy per call" in app.dataframe[0].value
+    app = open_page("history", masks="window (63, 0)")
+    assert set(app.dataframe[0].value["mask"]) == {"window (63, 0)"}
     assert len(app.get("download_button")) == 3
 
 
@@ -365,6 +457,9 @@ def test_exports_hold_every_sample(with_runs: Store, tmp_path: Path) -> None:
     assert [float(line["p50_s"]) for line in table] == [m.timing.p50 for m in found]
     lines = [json.loads(line) for line in export.json_lines(found).splitlines()]
     assert [len(line["samples_ns"]) for line in lines] == [len(m.timing.samples) for m in found]
+    assert {line["operation"] for line in table} == {"forward", "decode"}
+    assert {line["mask"] for line in table} == {"causal", "window (63, 0)"}
+    assert {line["regime"] for line in table} == {"in turns", "sustained"}
     report = export.html_report(found)
     assert report.count("<tbody>") >= 4
     assert 'src="http' not in report

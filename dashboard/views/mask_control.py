@@ -7,10 +7,11 @@ print themselves.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import streamlit as st
+from streamlit.delta_generator import DeltaGenerator
 
 from cufa import masks
 from cufa.core.mask import CAUSAL, DIAGONALS, Band, Mask
@@ -31,34 +32,36 @@ def choose(
     """Mask and soft cap, in one row. ``start`` is what a page or a preset begins with. ``cached``: the queries are
     the last tokens of a cache, so that the diagonal is theirs and no key comes after them."""
     begin = settings(start, start_softcap)
-    columns = st.columns([1.5, 1, 1, 1.3, 1, 1], vertical_alignment="bottom")
+    columns = iter(st.columns([1.6, 1, 1, 1.3, 1, 1]))
     kinds = {kind: words for kind, words in _KINDS.items() if not cached or kind != "full"}
-    with columns[0]:
+    with next(columns):
         kind = controls.choice("mask", "Mask", kinds, begin["mask"], segmented=True)
     left, right = None, None if kind == "full" else 0
     if kind == "window":
-        with columns[1]:
+        with next(columns):
             left = controls.optional(
                 "left", "Keys before", begin["left"], 0, _MOST, step=128, help=_SIDE_HELP
             )
     if kind == "window" and not cached:
-        with columns[2]:
+        with next(columns):
             right = controls.optional(
                 "right", "Keys after", begin["right"], 0, _MOST, step=128, help=_SIDE_HELP
             )
     diagonal: str | int = DIAGONALS[0]
     if kind != "full" and not cached:
-        diagonal = _choose_diagonal(controls, begin, columns[3:5])
-    with columns[5]:
+        diagonal = _choose_diagonal(controls, begin, columns)
+    with next(columns):
         cap = controls.optional(
             "softcap", "Soft cap", begin["softcap"], 0.01, 1e6, step=5.0, help=_SOFTCAP_HELP
         )
     return masks.window(left, right, diagonal), cap
 
 
-def _choose_diagonal(controls: Controls, begin: dict[str, Any], columns: list[Any]) -> str | int:
+def _choose_diagonal(
+    controls: Controls, begin: dict[str, Any], columns: Iterator[DeltaGenerator]
+) -> str | int:
     words = {name: name.replace("-", " ") for name in DIAGONALS} | {_AT: "at a key"}
-    with columns[0]:
+    with next(columns):
         place = controls.choice(
             "diag",
             "Diagonal",
@@ -69,7 +72,7 @@ def _choose_diagonal(controls: Controls, begin: dict[str, Any], columns: list[An
         )
     if place != _AT:
         return place
-    with columns[1]:
+    with next(columns):
         return controls.integer("at", "Key of query 0", begin["at"], -_MOST, _MOST, step=128)
 
 
