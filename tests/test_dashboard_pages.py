@@ -24,6 +24,7 @@ from streamlit.testing.v1 import AppTest
 from cufa.bench import records, traces
 from cufa.bench.decode_cases import make_decode
 from cufa.bench.suites import make
+from cufa.core.architectures import Device
 from cufa.core.mask import CAUSAL
 from cufa.dashboard.model import compiled, devices, gpu
 from cufa.dashboard.model.configs import config_key, config_words
@@ -442,7 +443,7 @@ def test_decode_follows_the_planner() -> None:
     said = words(open_page("decode"))
     assert "measured</span>" not in said
     assert "predicted</span>" in said
-    plan = make_plan(make_decode(1, 32, 8, 8192), DEVICE)
+    plan = make_plan(make_decode(1, 32, 8, 8192), Device.typical(90))
     for reason in plan.reasons:
         assert html.escape(reason) in said or reason in said
     assert f"{plan.num_splits:,}" in said

@@ -35,6 +35,12 @@ COLUMNS = (
 _APART = ("awkward", "ladder")
 
 
+def in_words(problem: Problem, case: str = "") -> str:
+    """A problem, or the name of its case, never without the mask."""
+    text = case or str(problem)
+    return text if problem.scores_text in text else f"{text}, {problem.scores_text}"
+
+
 @dataclasses.dataclass(frozen=True)
 class Measurement:
     """One kernel on one problem, on one machine at one time."""

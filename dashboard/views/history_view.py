@@ -13,7 +13,7 @@ from cufa.dashboard import page
 from cufa.dashboard.charts import difference as charts
 from cufa.dashboard.charts import samples
 from cufa.dashboard.model import export
-from cufa.dashboard.model.measurements import Measurement, speedup
+from cufa.dashboard.model.measurements import Measurement, in_words, speedup
 from cufa.dashboard.state import Controls
 from cufa.dashboard.theme import Palette
 from cufa.dashboard.views.compare_view import load_cells
@@ -63,7 +63,7 @@ def _one_of(controls: Controls, name: str, label: str, words: dict[str, str]) ->
 
 def show_table(rows: Sequence[Measurement]) -> None:
     """One line per measurement."""
-    kernels = len({m.label for m in rows})
+    kernels = len({m.kernel or m.label for m in rows})
     dates = sorted(m.recorded[:10] for m in rows)
     when = dates[0] if dates[0] == dates[-1] else f"{dates[0]} to {dates[-1]}"
     page.verdict(f"{_count(len(rows), 'measurement')} of {_count(kernels, 'kernel')}, {when}.")
@@ -122,7 +122,8 @@ def show_difference(controls: Controls, rows: Sequence[Measurement], palette: Pa
 
 def _show_rows(controls: Controls, rows: Sequence[Measurement], palette: Palette) -> None:
     words = {
-        m.id: f"#{n} {m.label} · {m.case} · {m.mask} · {m.regime} · {m.where}" for n, m in enumerate(rows, 1)
+        m.id: f"#{n} {m.label} · {in_words(m.problem, m.row.case)} · {m.regime} · {m.where}"
+        for n, m in enumerate(rows, 1)
     }
     by_id = {m.id: m for m in rows}
     a = by_id[controls.choice("a", "A", words)]

@@ -19,6 +19,7 @@ from cufa.dashboard import page
 from cufa.dashboard.model import presets
 from cufa.dashboard.model.configs import config_key
 from cufa.dashboard.model.devices import device_of, peers_here, run_devices
+from cufa.dashboard.model.measurements import in_words
 from cufa.dashboard.state import Controls
 from cufa.dashboard.views import mask_control
 from cufa.dashboard.views.shape_controls import choose_kv_heads
@@ -43,9 +44,8 @@ def choose(controls: Controls) -> Job:
             device_name = controls.choice("on", "Run on", run_devices())
         device = device_of(device_name)
         with columns[1]:
-            titles = {
-                name: operation.title for name, operation in OPERATIONS.items() if presets.presets(name)
-            }
+            named = dict.fromkeys(suite.operation for suite in SUITES.values())
+            titles = {name: OPERATIONS[name].title for name in named if presets.presets(name)}
             operation = OPERATIONS[controls.choice("op", "Operation", titles, segmented=True)]
         shapes, suites = presets.presets(operation.name), presets.suites(device, operation.name)
         with columns[2]:
@@ -121,7 +121,7 @@ def _suite_words(cases: tuple[Case, ...]) -> str:
     if not cases:
         return "None of the chosen kernels is part of this suite."
     lines = [
-        f"- {case.title} ({case.problem.scores_text}): {', '.join(c.label for c in case.contenders[:6])}"
+        f"- {in_words(case.problem, case.name)}: {', '.join(c.label for c in case.contenders[:6])}"
         for case in cases[:8]
     ]
     more = [f"- and {len(cases) - 8} more"] if len(cases) > 8 else []

@@ -13,6 +13,7 @@ from cufa.bench.timing import Timing
 from cufa.commands.common import seconds_text
 from cufa.dashboard import engine, page
 from cufa.dashboard.charts import samples as charts
+from cufa.dashboard.model.measurements import in_words
 from cufa.dashboard.state import Controls
 from cufa.dashboard.theme import Palette
 from cufa.dashboard.views.run_controls import seconds_expected
@@ -56,7 +57,7 @@ def _what_starts(job: Job, runs: list[Run]) -> str:
     if not job.total:
         return "Choose at least one kernel."
     first = job.cases[0]
-    shapes = f"{job.total} shapes" if job.total > 1 else f"{first.title}, {first.problem.scores_text}"
+    shapes = f"{job.total} shapes" if job.total > 1 else in_words(first.problem, first.name)
     text = f"{job.contenders} timing{'s' * (job.contenders > 1)}, {job.regime}: {shapes}."
     expected = seconds_expected(job, _cpu_rate(job, runs))
     if expected is not None:

@@ -46,7 +46,7 @@ def show(choice: Choice, controls: Controls, found: Sequence[Measurement], palet
         "speed; on a card they do not, which shares of two sizes even out."
     )
     titles = {
-        "fixed": f"Fixed: {fixed} splits a sequence, the best there is",
+        "fixed": f"Fixed: {fixed} splits per sequence, the best there is",
         "balanced": f"Balanced: {cuts['balanced'].blocks:,} shares",
     }
     for column, (name, blocks) in zip(st.columns(2), launches.items(), strict=True):

@@ -17,7 +17,7 @@ from cufa.dashboard import engine, page
 from cufa.dashboard.charts import splits as charts
 from cufa.dashboard.model import evidence, splits
 from cufa.dashboard.model.configs import config_key, config_words
-from cufa.dashboard.model.measurements import Measurement
+from cufa.dashboard.model.measurements import Measurement, in_words
 from cufa.dashboard.model.splits import Batch, Split
 from cufa.dashboard.state import Controls
 from cufa.dashboard.theme import Palette
@@ -107,7 +107,7 @@ def show_splits(choice: Choice, controls: Controls, found: Sequence[Measurement]
     curve = splits.split_curve(batch, splits.candidates(min(_MOST_SPLITS, max(batch.tiles))))
     chosen = _as_planned(plan, batch)
     page.verdict(_verdict(plan, chosen, curve), tag="predicted")
-    st.caption(f"**{problem}** ({problem.scores_text}).  \n{_floor(plan)}")
+    st.caption(f"**{in_words(problem)}**.  \n{_floor(plan)}")
     st.caption("**Why:** " + "; ".join(plan.reasons) + ".")
     start = chosen.splits if kind(plan) == "fixed" else splits.best(curve).splits
     number = controls.integer("splits", "Splits to look at", start, 1, max(2, curve[-1].splits), slider=True)
