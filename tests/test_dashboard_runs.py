@@ -446,7 +446,7 @@ def test_filters_and_downloads(with_runs: Store, elsewhere: Path) -> None:  # no
     assert all("cached" in x or "×" in x for x in app.dataframe[0].value["problem"])
     assert set(app.dataframe[0].value["regime"]) == {"sustained"}
     assert "energy per call" in app.dataframe[0].value
-    app = open_page("history", masks="window (63, 0)")
+    app = open_page("history", masks="window (63 0)")
     assert set(app.dataframe[0].value["mask"]) == {"window (63, 0)"}
     assert len(app.get("download_button")) == 3
 

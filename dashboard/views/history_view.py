@@ -40,9 +40,8 @@ def choose_rows(controls: Controls, found: Sequence[Measurement]) -> list[Measur
         machines = list(dict.fromkeys(m.machine for m in found))
         with columns[2]:
             chosen = controls.several("machines", "Machines (empty: all)", machines, [])
-            masks = controls.several(
-                "masks", "Masks (empty: all)", list(dict.fromkeys(m.mask for m in found)), []
-            )
+            words = {_mask_key(m): m.mask for m in found}
+            masks = controls.several("masks", "Masks (empty: all)", words, [])
     kept = [
         m
         for m in found
@@ -51,9 +50,14 @@ def choose_rows(controls: Controls, found: Sequence[Measurement]) -> list[Measur
         and (not chosen or m.machine in chosen)
         and operation in (_ALL, m.operation.name)
         and regime in (_ALL, m.regime)
-        and (not masks or m.mask in masks)
+        and (not masks or _mask_key(m) in masks)
     ]
     return sorted(kept, key=lambda m: m.recorded, reverse=True)
+
+
+def _mask_key(m: Measurement) -> str:
+    """In links, where a comma separates."""
+    return m.mask.replace(",", "")
 
 
 def _one_of(controls: Controls, name: str, label: str, words: dict[str, str]) -> str:
