@@ -221,7 +221,8 @@ class Measurement:
         suite = self.suite.removeprefix("suite ")
         parts = [f"head dim {p.head_dim}", f"{p.heads_text} heads"]
         if self.operation.memory_bound:  # a batch is not made smaller as its sequences grow
-            parts = [f"{p.batch} × {p.seqlen_q} queries", *parts, str(p.lengths)]
+            tokens = f", {p.seqlen_q} tokens" if p.seqlen_q > 1 else ""
+            parts = [f"batch {p.batch}{tokens}", *parts, str(p.lengths)]
         elements = p.dtype if p.k_element is p.q_element else f"{p.dtype} over {p.k_element.name}"
         parts += [f"{elements} (tf32)" if p.precision == "tf32" else elements, self.mask]
         apart = f"{suite}: " if suite in _APART else ""

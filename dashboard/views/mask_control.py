@@ -105,12 +105,18 @@ def choose_among(controls: Controls, problems: Iterable[Problem]) -> str:
     return "" if chosen == _ALL else chosen
 
 
+def usual(problems: Iterable[Problem]) -> Problem:
+    """The one that a page begins with."""
+    found = list(problems)
+    return next((p for p in found if p.mask == CAUSAL and p.softcap is None), found[0])
+
+
 def choose_built(controls: Controls, problems: Iterable[Problem]) -> list[Problem]:
     """Of problems that a kernel is compiled for, those of one kind of mask: all windows share one build."""
     found = list(problems)
     words = dict(zip(MASK_KINDS, ("full", "causal", "window"), strict=True))
     kinds = {kind: words[kind] for kind in MASK_KINDS if any(p.mask_kind == kind for p in found)}
-    kind = controls.choice("mask", "Mask", kinds, segmented=True)
+    kind = controls.choice("mask", "Mask", kinds, usual(found).mask_kind, segmented=True)
     found = [p for p in found if p.mask_kind == kind]
     if len({p.softcap is None for p in found}) > 1:
         capped = controls.flag("softcap", "Soft cap", help=_SOFTCAP_HELP.partition(" Empty")[0])

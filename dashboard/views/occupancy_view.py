@@ -78,7 +78,8 @@ def compiler() -> Compiler:
 def compile_first() -> None:
     """Begin with what the page shows to a visitor who has chosen nothing yet."""
     spec = next(iter(KERNELS.values()))
-    choice = Choice(spec, compiled_problems(spec, _HEAD_DIM)[0], find_architecture(_ARCH), None)
+    problem = mask_control.usual(compiled_problems(spec, _HEAD_DIM))
+    choice = Choice(spec, problem, find_architecture(_ARCH), None)
     compiler().want(choice.variant(config, choice.arch) for config in choice.configs(choice.arch)[:1])
 
 
@@ -182,12 +183,14 @@ def _show_facts(entry: Entry, choice: Choice) -> None:
 def _show_achieved(entry: Entry, choice: Choice) -> None:
     """Beside the theoretical figure, what traces of the same build show."""
     for trace in counters.all_traces()[0].values():
-        same = trace.kernel == choice.spec.name and config_key(trace.config) == config_key(choice.config)
-        if (
-            not same
-            or trace.problem.head_dim != choice.head_dim
-            or trace.environment.get("arch") != choice.arch.name
-        ):
+        of_build = (
+            trace.kernel,
+            config_key(trace.config),
+            _compiled_as(trace.problem),
+            trace.environment.get("arch"),
+        )
+        wanted = choice.spec.name, config_key(choice.config or trace.config), _compiled_as(choice.problem)
+        if of_build != (*wanted, choice.arch.name):
             continue
         p = trace.problem
         schedule = Schedule.of(p, trace.config.block_q, trace.config.block_kv, choice.spec.skip_masked_tiles)
@@ -196,13 +199,18 @@ def _show_achieved(entry: Entry, choice: Choice) -> None:
         timeline = measured_timeline(trace.records, trace.num_sms, whole_heads)
         theoretical = entry.occupancy(choice.arch).blocks
         page.verdict(
-            f"Achieved {timeline.mean_blocks:.2f} of {theoretical} blocks per SM, averaged over the run, "
+            f"Achieved {timeline.mean_blocks:.2f} of {theoretical} block{'s' * (theoretical != 1)} per SM, averaged over the run, "
             f"idle tail included ({trace.problem}; {trace.environment['device']}, "
             f"{trace.environment['recorded'][:10]}).",
             "",
             "measured",
             small=True,
         )
+
+
+def _compiled_as(p: Problem) -> tuple[object, ...]:
+    """What of a problem the compiler sees; 16-bit types are alike in what they take."""
+    return p.head_dim, p.itemsize, p.mask_kind, p.softcap is None
 
 
 def _show_what_if(entry: Entry, choice: Choice, controls: Controls, palette: Palette) -> None:
@@ -297,9 +305,11 @@ def _table(choice: Choice, palette: Palette, was_waiting: bool) -> None:
 
 def _table_verdict(known: Iterable[Compiled | None], waiting: int) -> str:
     if waiting:
-        return f"{waiting} builds are being compiled on this machine."
+        are = "build is" if waiting == 1 else "builds are"
+        return f"{waiting} {are} being compiled on this machine."
     builds = [found for found in known if found is not None]
     findings = sum(len(found.findings) for found in builds)
+    number = f"{len(builds)} build{'s' * (len(builds) != 1)}"
     if findings:
-        return f"{len(builds)} builds, {findings} findings: a shipped kernel must have none."
-    return f"{len(builds)} builds, and none of them spills a register."
+        return f"{number}, {findings} finding{'s' * (findings != 1)}: a shipped kernel must have none."
+    return f"{number}, and none of them spills a register."
