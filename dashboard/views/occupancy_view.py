@@ -199,8 +199,8 @@ def _show_achieved(entry: Entry, choice: Choice) -> None:
         timeline = measured_timeline(trace.records, trace.num_sms, whole_heads)
         theoretical = entry.occupancy(choice.arch).blocks
         page.verdict(
-            f"Achieved {timeline.mean_blocks:.2f} of {theoretical} block{'s' * (theoretical != 1)} per SM, averaged over the run, "
-            f"idle tail included ({trace.problem}; {trace.environment['device']}, "
+            f"Achieved {timeline.mean_blocks:.2f} of {theoretical} block{'s' * (theoretical != 1)} per SM, "
+            f"averaged over the run, idle tail included ({trace.problem}; {trace.environment['device']}, "
             f"{trace.environment['recorded'][:10]}).",
             "",
             "measured",
