@@ -104,7 +104,7 @@ class Controls:
         got = st.number_input(
             label, low, high, value=None, step=step, format=shape, help=help, key=key, placeholder=_NONE
         )
-        self._keep(name, *(_NONE if x is None else x for x in (got, default)), remember=got)
+        self._keep(name, _said(got), _said(default), remember=got)
         return None if got is None else kind(got)
 
     def choice(
