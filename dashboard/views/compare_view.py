@@ -100,7 +100,7 @@ def _show_metric(rows: Sequence[Measurement], metric: str, names: Sequence[str],
     figure = charts.by_length(series, palette, title, names=names)
     page.figure(figure, "compare.lengths", _describe(series, title))
     bars = "" if metric == "joules" else " Bars are p10 to p90."
-    st.caption(f"Measured {best.regime} on **{best.where}**: {best.regime.how}{bars} {_where_from(rows)}")
+    st.caption(f"Measured {best.regime} on **{best.where}**: {best.how}{bars} {_where_from(rows)}")
     _show_loads(rows)
 
 

@@ -84,7 +84,7 @@ def _show_roofline(chosen: Evidence, rows: list[Measurement], palette: Palette) 
     alt = f"Roofline of {chosen.where}, {len(rows)} points. " + "; ".join(lines[:40]) + "."
     page.figure(charts.roofline(rows, chosen.limits, products, palette), "roofline", alt)
     st.caption(
-        f"Recorded on **{chosen.where}**, {rows[0].regime}: {rows[0].regime.how} "
+        f"Recorded on **{chosen.where}**, {rows[0].regime}: {rows[0].how} "
         "Ceilings were measured there in the same run: a large copy, "
         "products from registers, exponentials. Traffic is every operand once; FLOP are 4 · head dim for each score "
         "that the mask lets through."

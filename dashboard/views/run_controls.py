@@ -39,7 +39,7 @@ _FIELDS = {"batch": "batch", "heads": "heads", "sq": "seqlen_q", "sk": "seqlen_k
 def choose(controls: Controls) -> Job:
     """The controls, and the job that they describe."""
     with page.control_box():
-        columns = st.columns([1.6, 1.2, 2, 2.2])
+        columns = st.columns([1.6, 1.45, 1.9, 2.05])
         with columns[0]:
             device_name = controls.choice("on", "Run on", run_devices())
         device = device_of(device_name)

@@ -49,7 +49,7 @@ def show(found: Sequence[Measurement], run: Run, zoomed: bool, palette: Palette)
     dot = "one call" if first.regime is Regime.IN_TURNS else "the average call of one batch"
     st.caption(
         f"{measurements.in_words(first.problem)}. Measured **{first.regime}** on **{first.where}**: "
-        f"{first.regime.how} Each dot is {dot}, from top to bottom in the order taken; the band is p10 to p90, "
+        f"{first.how} Each dot is {dot}, from top to bottom in the order taken; the band is p10 to p90, "
         "the line the median. "
         + (f"{charts.beyond(lanes)} slower ones lie beyond the right edge. " if zoomed else "")
         + "FLOP are 4 · head dim for each score that the mask lets through."
