@@ -22,6 +22,7 @@ from cufa.bench.timing import Timing
 from cufa.commands.dashboard import dashboard_dir, make_importable
 from cufa.core.architectures import Device
 from cufa.core.mask import CAUSAL, FULL, Band
+from cufa.core.operation import OPERATIONS
 from cufa.core.params import TRACE_RECORD
 from cufa.core.problem import Problem
 from cufa.core.schedule import Schedule
@@ -89,7 +90,7 @@ def case_records(case: Case, regime: Regime = Regime.IN_TURNS) -> list[dict[str,
                 plan = contender.plan(case.problem, DEVICE)
             except ValueError:  # no kernel serves it here
                 continue
-        elif not (contender.algorithm == READ or problem.operation == "decode"):
+        elif not (contender.algorithm == READ or OPERATIONS[problem.operation].memory_bound):
             continue
         work = Work.of(problem, case.lengths)
         floor, bound = LIMITS.floor(problem, work)
@@ -115,7 +116,7 @@ def case_records(case: Case, regime: Regime = Regime.IN_TURNS) -> list[dict[str,
 
 def _slowness(contender: Contender, problem: Problem, plan: Plan | None, place: int) -> float:
     """As a multiple of what the ceilings allow. Decoding: a plain read at all of it, ours at 0.9, others at half."""
-    if problem.operation == "decode":
+    if OPERATIONS[problem.operation].memory_bound:
         return 1.0 if contender.algorithm == READ else 1.1 + 0.05 * place if contender.is_ours else 2.0
     return SLOWNESS.get(plan.spec.name if plan else "", 2.5)
 

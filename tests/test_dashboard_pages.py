@@ -435,6 +435,9 @@ def test_roofline_of_recorded_evidence(elsewhere: Path) -> None:
     assert "in turns" in words(app)
     app.segmented_control(key="roofline.regime").set_value("sustained").run()
     assert "sustained" in words(app)
+    decoding = open_page("roofline", suite="decode")
+    assert not decoding.warning
+    assert "of what memory allows" in words(decoding)
     app.multiselect(key="roofline.show").set_value([]).run()
     assert "choose at least one kernel" in words(app)
 
