@@ -214,6 +214,7 @@ def test_figures_have_names_for_screen_readers(server: str, browser: Browser) ->
 def test_a_click_selects_a_tile_and_the_link_carries_it(server: str, browser: Browser) -> None:
     visit = Visit(browser)
     page = visit.open(f"{server}/{MASKED}?sq=1024&sk=1024")  # 8 × 16 tiles of 128 × 64
+    page.set_viewport_size({"width": 1360, "height": 1400})  # all of the grid
     grid = page.locator(".js-plotly-plot .nsewdrag").first
     expect(grid).to_be_visible(timeout=PATIENCE)
     page.wait_for_timeout(800)
