@@ -9,6 +9,7 @@
 #pragma once
 #include "tiles/copy.cuh"
 #include "tiles/decode_schedule.cuh"
+#include "tiles/named_barriers.cuh"
 
 constexpr int NUM_THREADS = NUM_WARPS * 32;
 constexpr int RINGS = NUM_WARPS / ROW_WARPS;
@@ -54,7 +55,7 @@ DEVICE void ring_sync(int ring) {
   if constexpr (ROW_WARPS == 1) {
     warp_sync();
   } else {
-    bar_sync(1 + ring, RING_THREADS);
+    bar_sync(RING_BARRIER + ring, RING_THREADS);
   }
 }
 

@@ -125,11 +125,12 @@ def predict(plan: Plan, limits: Limits) -> float:
     """Seconds, from the bounds alone: what runs at the same time counts once, what waits adds up, the busiest
     thread block decides.
 
-    With neither ping-pong nor overlap inside a warpgroup, products wait for exponentials and the reverse.
+    With neither ping-pong nor overlap inside a warpgroup, which a soft cap takes, products wait for exponentials and
+    the reverse.
     Blocks that live for one item start and end each of them without overlap.
     """
     bounds, switches = bounds_of(plan, limits), dict(plan.config.switches)
-    overlap = bool(switches.get("OVERLAP", True) or switches.get("PING_PONG"))
+    overlap = plan.problem.softcap is None or bool(switches.get("PING_PONG"))
     shared_by_all = bounds.overlapped if overlap else max(bounds.serial, bounds.overlapped)
     per_item = max(0.0, bounds.serial - shared_by_all) / shared_by_all if _lives_for_one_item(plan) else 0.0
     return shared_by_all * _busiest(plan, per_item)

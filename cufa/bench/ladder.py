@@ -15,24 +15,20 @@ from .cases import Contender
 #: blocks, which run on from item to item, instead of one block for each item.
 STEPS = (
     ("PING_PONG", "ping-pong"),
-    ("OVERLAP", "overlap inside a warpgroup"),
     ("STORE_BY_TMA", "O by TMA"),
     ("", "persistent blocks"),
 )
-#: Techniques that the kernel has, switch or not.
-_INHERENT = ("OVERLAP",)
 
 
 def ladder(algorithm: str, config: TileConfig) -> tuple[Contender, ...]:
     """One contender a step: the first with all that can be switched off, the last with all of ``config``."""
     switches = dict(config.switches)
     steps = [(name, words) for name, words in STEPS if not name or switches.get(name)]
-    always = [words for name, words in STEPS if name in _INHERENT and name not in switches]
     rungs = []
     for n in range(len(steps) + 1):
         off = {name: False for name, _ in steps[n:] if name}
         chosen = dataclasses.replace(config, switches=tuple({**switches, **off}.items()))
-        added = f"+ {steps[n - 1][1]}" if n else ", ".join(["TMA, WGMMA, warp specialisation", *always])
+        added = f"+ {steps[n - 1][1]}" if n else "TMA, WGMMA, warp specialisation, overlap inside a warpgroup"
         one_item = any(not name for name, _ in steps[n:])
         rungs.append(Contender(algorithm, chosen, f"{n}. {added}", one_item_a_block=one_item))
     return tuple(rungs)

@@ -44,7 +44,6 @@ def _fa3_config(
             ("Q_STAGES", q_stages),
             ("Q_IN_REGISTERS", in_registers),
             ("PING_PONG", block_q > 64),
-            ("OVERLAP", True),
             ("STORE_BY_TMA", True),
         ),
     )

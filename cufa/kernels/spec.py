@@ -139,6 +139,8 @@ class KernelSpec:
             return f"needs 16-byte aligned rows, not {problem.alignment}"
         if self.uses_copy_engine and not problem.positive_strides:
             return "needs positive strides"
+        if not self.skip_masked_tiles and problem.seqlen_q + problem.seqlen_k >= 2**31:
+            return "counts rows and keys together with 32 bits"  # tiles beyond the mask are compared as well
         return self.further_refusal(self, problem)
 
     def constants(self, problem: Problem, config: TileConfig) -> dict[str, int | bool]:
