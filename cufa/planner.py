@@ -69,9 +69,9 @@ class Plan:
 
     @property
     def heads_per_group(self) -> int:
-        """Heads that persistent blocks work on side by side under the causal mask (1: does not matter)."""
+        """Heads that persistent blocks work on side by side where later rows see more (1: does not matter)."""
         problem = self.problem
-        if not (problem.mask_kind == "causal" and self.launches and self.launches[0].persistent):
+        if not (problem.later_rows_see_more and self.launches and self.launches[0].persistent):
             return 1
         heads, num_blocks = problem.batch * problem.heads, self.launches[0].grid[0]
         return order.heads_per_group(self.schedule, heads, num_blocks, order.head_bytes(problem))

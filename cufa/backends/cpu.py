@@ -326,7 +326,7 @@ def _tasks(plan: Plan, schedule: Schedule, workers: int, one_head: bool) -> list
     )
     blocks = schedule.num_q_blocks
     shares = min(blocks, math.ceil(4 * workers / len(stacks))) if workers > 1 else 1
-    # Every shares-th block, not neighbours: under a causal mask the later blocks are the longer ones.
+    # Every shares-th block, not neighbours: later blocks may be the longer ones.
     return [(stack, range(first, blocks, shares)) for stack in stacks for first in range(shares)]
 
 

@@ -4,8 +4,8 @@ A work item is a query block of a head (FA1: a whole head; decode: a part of the
 numbered in the order in which they are taken. The device side is ``work_item`` and ``PersistentItems`` of
 ``cuda_src/tiles/schedule.cuh``; a test executes the kernels and compares.
 
-Full and band masks number head after head. Causal attention goes from long query blocks to short ones within a
-group of heads: small groups keep their keys and values in the L2 cache, and the size of a group also decides how
+Where query blocks are about equally long (full and band masks) items go head after head. Where later rows see more
+keys they go from long query blocks to short ones within a group of heads: small groups keep their keys and values in the L2 cache, and the size of a group also decides how
 evenly the last rounds fill the thread blocks. Persistent block b of G takes numbers b, 2G-1-b, 2G+b, …
 """
 
@@ -103,7 +103,7 @@ def query_blocks(problem: Problem, schedule: Schedule) -> Order:
     """A thread block per query block and head (FA2): ``work_item`` of schedule.cuh."""
     heads, rows = problem.batch * problem.heads, schedule.num_q_blocks
     index = np.arange(rows * heads)
-    if problem.mask_kind != "causal":
+    if not problem.later_rows_see_more:
         head, q_block = np.divmod(index, rows)
         return Order(q_block, head)
     # Long blocks in groups of heads, then the shortest 3/8 of all heads.
@@ -123,7 +123,7 @@ def persistent(problem: Problem, schedule: Schedule, num_blocks: int) -> Order:
     """Persistent thread blocks that share out query blocks (FA3): ``PersistentItems`` of schedule.cuh."""
     heads = problem.batch * problem.heads
     num_blocks = min(num_blocks, schedule.num_q_blocks * heads)
-    if problem.mask_kind != "causal":
+    if not problem.later_rows_see_more:
         head, q_block = np.divmod(np.arange(schedule.num_q_blocks * heads), schedule.num_q_blocks)
         return Order(q_block, head, _taker(np.arange(len(head)), num_blocks))
     group = heads_per_group(schedule, heads, num_blocks, head_bytes(problem))

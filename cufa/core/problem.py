@@ -121,6 +121,11 @@ class Problem:
         return "band" if first is not None else "full" if last is None else "causal"
 
     @property
+    def later_rows_see_more(self) -> bool:
+        """Only the right bound is there: query blocks differ in length, and the last are the longest."""
+        return self.mask_kind == "causal"
+
+    @property
     def visible_scores(self) -> int:
         """Score entries of one head that the mask lets through."""
         return self.mask.visible_scores(self.seqlen_q, self.seqlen_k)

@@ -2,7 +2,7 @@
 
 The score matrix of one head, (seqlen_q, seqlen_k), is cut into ``block_q × block_kv`` tiles. The CPU
 backend executes this schedule, the demo and the dashboard draw it, and the tile counters that the
-CUDA kernels keep are tested against it (FlashAttention-2 paper, section 3.1, "causal masking"). The rule itself
+CUDA kernels keep are tested against it (FlashAttention-2 paper, section 3.1). The rule itself
 is the mask's (:meth:`cufa.core.mask.Mask.key_tiles`).
 """
 

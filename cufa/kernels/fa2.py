@@ -26,13 +26,13 @@ def _fa2_launches(
 def _fa2_choose(problem: Problem, fitting: tuple[TileConfig, ...], num_sms: int) -> TileConfig:
     """The first that fits; 64 query rows a block where 128 would leave SMs idle or rows empty.
 
-    Measured on an H200: full attention gains until every second SM has a block of 128 rows, causal
-    attention, whose blocks differ in length, until the blocks of 128 rows make one wave.
+    Measured on an H200: blocks of equal length gain until every second SM has one of 128 rows; where
+    later rows see more, and blocks differ in length, until the blocks of 128 rows make one wave.
     """
     blocks = ceil_div(problem.seqlen_q, 128) * problem.heads * problem.batch
     wave = 2 * num_sms if problem.head_dim <= 128 else num_sms
     narrow = [config for config in fitting if config.block_q == 64]
-    if narrow and blocks <= (wave if problem.mask_kind == "causal" else num_sms // 2):
+    if narrow and blocks <= (wave if problem.later_rows_see_more else num_sms // 2):
         return narrow[0]
     if narrow and problem.seqlen_q <= 64:
         return narrow[-1]

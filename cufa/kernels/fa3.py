@@ -52,7 +52,8 @@ def _fa3_config(
 _LONG = 8192
 
 #: Tilings, and the time each takes for a score when all SMs are busy (H200, relative to the best of its head
-#: dims): full, causal, causal from 8k keys on, where wide items are no longer too uneven.
+#: dims): with items of equal length, with items of every length, and with those from 8k keys on, where wide items are
+#: no longer too uneven.
 _SLOWNESS = {
     _fa3_config(192, 128, 3, q_stages=2, min_head_dim=8, max_head_dim=64): (1.0, 1.0, 1.0),
     _fa3_config(128, 128, 4, q_stages=1, min_head_dim=8, max_head_dim=64): (1.18, 1.12, 1.25),
@@ -74,15 +75,15 @@ def _choose_fa3(problem: Problem, fitting: tuple[TileConfig, ...], num_sms: int)
 def _expected_time(problem: Problem, config: TileConfig, num_sms: int) -> float:
     """In scores of one SM. A config that is not ours (tests, experiments) counts as the best."""
     heads = problem.batch * problem.heads
-    full, causal, long = _SLOWNESS.get(config, (1.0, 1.0, 1.0))
+    equal, uneven, long = _SLOWNESS.get(config, (1.0, 1.0, 1.0))
     blocks = Schedule.of(problem, config.block_q, config.block_kv, skip_masked_tiles=True)
     longest = (int(blocks.visits.max()) + ITEM_COST) * config.block_q
-    if problem.mask_kind != "causal":  # rounds of equal items
-        return longest * -(-blocks.num_q_blocks * heads // num_sms) * config.block_kv * full
+    if not problem.later_rows_see_more:  # rounds of equal items
+        return longest * -(-blocks.num_q_blocks * heads // num_sms) * config.block_kv * equal
     # Blocks share out items of every length, whose warpgroups of 64 rows skip each for itself.
     groups = Schedule.of(problem, 64, config.block_kv, skip_masked_tiles=True)
     work = groups.visited * 64 + blocks.num_q_blocks * ITEM_COST * config.block_q
-    slowness = long if problem.seqlen_k >= _LONG else causal
+    slowness = long if problem.seqlen_k >= _LONG else uneven
     return max(longest, work * heads / num_sms) * config.block_kv * slowness
 
 
