@@ -5,8 +5,9 @@ numbered in the order in which they are taken. The device side is ``work_item`` 
 ``cuda_src/tiles/schedule.cuh``; a test executes the kernels and compares.
 
 Where query blocks are about equally long (full and band masks) items go head after head. Where later rows see more
-keys they go from long query blocks to short ones within a group of heads: small groups keep their keys and values in the L2 cache, and the size of a group also decides how
-evenly the last rounds fill the thread blocks. Persistent block b of G takes numbers b, 2G-1-b, 2G+b, …
+keys they go from long query blocks to short ones within a group of heads: small groups keep their keys and values in
+the L2 cache, and the size of a group also decides how evenly the last rounds fill the thread blocks. Persistent block b
+of G takes numbers b, 2G-1-b, 2G+b, …
 """
 
 from __future__ import annotations
