@@ -106,10 +106,10 @@ def flash_attention(
     """
     if type(causal) is not bool:  # before a call that was seen: to it 1.0 would be True
         causal = check_causal(causal)  # type: ignore[unreachable]
-    key = signature(
-        (q, k, v), out, "forward", causal, window if window is None else typed(window), mask, softcap,
-        type(softcap), scale, type(scale), layout, algorithm, precision, device,
-    )  # fmt: skip
+    changes = None  # what most calls do without costs them nothing
+    if window is not None or mask is not None or softcap is not None:
+        changes = typed(window), mask, softcap, type(softcap)
+    key = signature((q, k, v), out, causal, scale, type(scale), layout, algorithm, precision, device, changes)
     seen = seen_before(key)
     if seen is not None:
         return seen((q, k, v), out, return_lse)
