@@ -77,7 +77,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward(const __grid_co
 
   // Alg. 1, l. 3
   const WorkItem item = work_item<Br>(p, blockIdx.x, 2 * ROW_BYTES);
-  const TileRange tiles = visited_tiles<Br, Bc>(p, item.q_block);
+  TileRange tiles = visited_tiles<Br, Bc>(p, item.q_block);
   const int first_row = item.q_block * Br;
   const int kv_head = item.head / (p.heads / p.kv_heads);
   const i64 q_stride = p.q_stride.seq * 2, k_stride = p.k_stride.seq * 2, v_stride = p.v_stride.seq * 2;
@@ -96,6 +96,8 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward(const __grid_co
   // Registers are scarce: what the epilogue needs waits in the last 16 bytes of the first row, which no tile uses.
   const u32 parked_smem = Q_smem + PITCH - 16;
   if (thread == 0) st_shared_vec4(parked_smem, {u32(item.q_block), u32(item.head), u32(item.batch), Q_smem});
+  // Without skipping, where the masked tiles end waits in the same place of the second row.
+  if (!SKIP_MASKED_TILES && thread == 0) st_shared_u32(parked_smem + PITCH, u32(tiles.clear_end));
 
   // Alg. 1, l. 5
   float O_rmem[M_TILES][O_TILES][4] = {};
@@ -276,6 +278,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward(const __grid_co
     walk_tiles<MASK_KIND>(j, tiles, [&](int j, auto segment) {  // Alg. 1, l. 6
       visit_tile(j, stage, segment);
       stage ^= STAGE_BYTES;
+      if constexpr (!SKIP_MASKED_TILES) tiles.clear_end = int(ld_shared_u32(parked_smem + PITCH));
     });
   } else {
     block_sync();  // the parked values are visible
