@@ -1,4 +1,4 @@
-// The one argument of every decode kernel. cufa/decode/params.py packs the same bytes: a test holds the two together.
+// The one argument of every decode kernel. cufa/core/params.py reads the structure from here: a test compares every offset.
 #pragma once
 #include "params.cuh"
 #include "primitives/tma.cuh"
@@ -18,7 +18,7 @@ struct DecodeParams {
   const float* k_scale;      // (kv_heads); read when FP8_CACHE is on
   const float* v_scale;
   float* partial;      // see tiles/decode_merge.cuh
-  u32* counters;       // one a warp of an item, zero between launches
+  u32* counters;       // one per warp of an item, zero between launches
   TraceRecord* trace;  // see write_piece_trace(); read only when TRACE is on
   Strides q_stride, k_stride, v_stride, k_new_stride, v_new_stride, o_stride;  // batch: of the caches, page
   i64 table_stride;

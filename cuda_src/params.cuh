@@ -1,4 +1,5 @@
-// The one argument of every attention kernel. The host packs the same bytes: a test holds the two together.
+// The one argument of every forward kernel. cufa/core/params.py reads the structures from here: a test compares every
+// offset.
 #pragma once
 #include "primitives/primitives.cuh"
 
@@ -10,7 +11,7 @@ struct TraceRecord {
   u32 q_block, head, batch;  // which work item
   u32 first_tile, tiles_visited, tiles_skipped;
   u32 first_clear, tiles_clear;  // of the visited ones, those computed without a mask
-  u32 thread_block;    // linear block index: persistent kernels do several items a block
+  u32 thread_block;    // linear block index: persistent kernels do several items per block
 };
 
 // Strides are in elements; the last axis is contiguous. Index order: batch, head, sequence.
@@ -25,11 +26,11 @@ struct AttentionParams {
   void* o;        // (batch, heads, seqlen_q, head_dim)
   float* lse;     // (batch, heads, seqlen_q) contiguous, natural log; null when not wanted
   void* workspace;
-  TraceRecord* trace;  // one a work item; read only when TRACE is on
+  TraceRecord* trace;  // one per work item; read only when TRACE is on
   Strides q_stride, k_stride, v_stride, o_stride;
   i32 batch, heads, kv_heads, seqlen_q, seqlen_k;
   float scale_log2;     // softmax scale * log2(e), positive
-  i32 heads_per_group;  // persistent kernels, causal: see PersistentItems
+  i32 heads_per_group;  // persistent kernels, MASK_CAUSAL: see PersistentItems
   i32 band_first, band_last;  // row i sees keys i + band_first ... i + band_last; read where MASK has that edge
   float softcap;  // read when SOFTCAP: softmax scale / cap; scale_log2 is then cap * log2(e) (tiles/score.cuh)
 };

@@ -55,7 +55,9 @@ def window(left: int | None, right: int | None, diagonal: str | int = "bottom-ri
 def check_window(value: Any, name: str = "window") -> tuple[int | None, int | None]:
     """``value`` as (left, right), or an error that names the argument."""
     if not isinstance(value, (tuple, list)) or len(value) != 2:
-        raise TypeError(f"{name}={value!r}: it is a pair (left, right) of integers from 0 up, or None each")
+        raise TypeError(
+            f"{name}={value!r}: it is a pair (left, right) of integers from 0 up, or None each, such as (1023, 0)"
+        )
     return _check_side(name, "left", value, value[0]), _check_side(name, "right", value, value[1])
 
 

@@ -62,8 +62,9 @@ class Plan:
 
     @property
     def order(self) -> Order | None:
-        """Who takes which work item when, on the plan's GPU; None for a kernel whose order is not known."""
-        if self.device is None:
+        """Who takes which work item when, on the plan's GPU; None for a kernel whose order is not known, and where
+        nothing is launched."""
+        if self.device is None or not self.launches:
             return None
         return self.spec.order(self.problem, self.schedule, self.device.num_sms)
 

@@ -87,7 +87,7 @@ BAD = [
     (
         {**_PAGES, "block_table": np.broadcast_to(np.int32(0), (2, 2**28)), "cache_seqlens": 1},
         ValueError,
-        r"block_table has room for 1,073,741,824 tokens a sequence.*columns",
+        r"block_table has room for 1,073,741,824 tokens per sequence.*columns",
     ),
     # lengths
     (
@@ -123,7 +123,7 @@ BAD = [
     (
         {**_PAGES, "block_table": _TABLE, "cache_seqlens": [13, 2]},
         ValueError,
-        r"cache_seqlens\[0\] is 13, but block_table has 3 pages of 4 a sequence: it takes 4 columns",
+        r"cache_seqlens\[0\] is 13, but block_table has 3 pages of 4 per sequence: it takes 4 columns",
     ),
     (
         {**_PAGES, **_NEW, "block_table": _TABLE, "cache_seqlens": [2, 12]},

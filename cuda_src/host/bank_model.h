@@ -1,6 +1,6 @@
 // Shared-memory wavefronts and global-memory sectors of one warp's accesses (counted mode).
 //
-// The model: shared memory has 32 banks of 4 bytes. A warp-wide access of 4 bytes a lane is one pass; of 8 bytes two
+// The model: shared memory has 32 banks of 4 bytes. A warp-wide access of 4 bytes per lane is one pass; of 8 bytes two
 // (half a warp each), of 16 bytes four. A pass takes as many wavefronts as its busiest bank has distinct words.
 #pragma once
 #include <cstdint>

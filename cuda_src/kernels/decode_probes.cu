@@ -13,7 +13,7 @@ KERNEL probe_cvt_f16x2_e4m3x2(const __grid_constant__ ProbeParams p) {
   st_global<u32>(p.out + i, cvt_f16x2_e4m3x2(u16(ld_global<u32>(p.in + i))));
 }
 
-// Three words a thread: lo, hi, selector.
+// Three words per thread: lo, hi, selector.
 KERNEL probe_byte_permute(const __grid_constant__ ProbeParams p) {
   const u32 i = blockIdx.x * blockDim.x + threadIdx.x;
   const u32* words = p.in + 3 * i;

@@ -1,7 +1,7 @@
 // FlashAttention, forward pass, 16-bit inputs: Algorithm 1 of
 //   Dao, Fu, Ermon, Rudra, Re: "FlashAttention: Fast and Memory-Efficient Exact Attention with IO-Awareness", 2022,
 // as published: the loop over key blocks is outside, the loop over query blocks inside. So every query block's O, l and
-// m go out to device memory and come back once a key block, O is divided by l at every step, and a thread block
+// m go out to device memory and come back once per key block, O is divided by l at every step, and a thread block
 // owns a whole head: the grid is batch x heads, however long the sequences are.
 //
 //   Algorithm 1                                      here

@@ -27,13 +27,13 @@
 //
 // Tried, and slower (speed relative to the version of the day; d128, 16k, full, unless said otherwise):
 //   - One stage, V copied during S and K during P V, two barriers (PyTorch's order): 0.92; d64, 1k: 0.81.
-//   - 16 rows a warp: 0.78-0.84, as every ldmatrix feeds half the products. 32 keys a tile: 0.94. 48 keys: 0.96.
+//   - 16 rows per warp: 0.78-0.84, as every ldmatrix feeds half the products. 32 keys per tile: 0.94. 48 keys: 0.96.
 //   - The loop rotated, S of the next tile under this one's exponentials: 0.87; copies land late and registers spill.
 //   - Operands not ahead: 0.95; Q alone ahead: 0.94; K alone: 0.97.
-//   - d64 with 128 keys a tile: a little faster full, 0.93 causal, and spills.
+//   - d64 with 128 keys per tile: a little faster full, 0.93 causal, and spills.
 //   - Causal, heads in groups for the L2 cache only: 0.85, the last group's long blocks idle most SMs.
 //   - Causal, warps skip visited tiles that they see nothing of: no gain, the others still wait at the barrier.
-//   - d256 as 64-row pairs, two blocks an SM: 0.89; 96 keys in one stage: 0.87; unpaired: 0.95.
+//   - d256 as 64-row pairs, two blocks per SM: 0.89; 96 keys in one stage: 0.87; unpaired: 0.95.
 #include "params.cuh"
 #include "tiles/copy.cuh"
 #include "tiles/named_barriers.cuh"

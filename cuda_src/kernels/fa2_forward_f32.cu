@@ -28,7 +28,7 @@
 // Tried there and left (d128, speed relative to the version of the day, unless said):
 // - S summed by the tensor cores over the whole head dim: no faster, and up to 3.5 times naive's error on short sequences.
 //   In two passes, small products first: 0.95, less at d256, and half as accurate.
-// - 256 query rows, 8 warps: 1.0 with 32 keys, 1.04 with 64, at 169 and 203 KB. 16 query rows a warp: 0.88.
+// - 256 query rows, 8 warps: 1.0 with 32 keys, 1.04 with 64, at 169 and 203 KB. 16 query rows per warp: 0.88.
 // - Splitting K and V between the products instead of after them: no gain.
 // - O rescaled in a branch of its own, then added to: ptxas put the additions off past the next products, to 250 live
 //   registers where 170 do, and spilled. Rescaled before P V, or always (fmaf with alpha = 1): the same, and worse.

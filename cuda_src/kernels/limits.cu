@@ -5,7 +5,7 @@
 
 static_assert(!(BFLOAT16 && TF32), "one kind of product at a time");
 
-// Independent accumulators a warp: enough products in flight to cover the latency of each.
+// Independent accumulators per warp: enough products in flight to cover the latency of each.
 constexpr int TILES_M = 4, TILES_N = 4;
 
 // mma.sync from registers. 4096 floating-point operations a product with 16-bit operands, 2048 with tf32.

@@ -147,7 +147,7 @@ KERNEL probe_ldmatrix(const __grid_constant__ ProbeParams p) {
   store_output(p, 2, 3, vec4{two[0], two[1], two_trans[0], two_trans[1]});
 }
 
-// ---- mma.cuh: ten words a lane (A, B, D), one product a block
+// ---- mma.cuh: ten words per lane (A, B, D), one product per block
 template <typename F>
 DEVICE void multiply(const ProbeParams& p, F mma) {
   const u32 thread = blockIdx.x * 32 + threadIdx.x;

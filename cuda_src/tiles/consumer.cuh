@@ -77,7 +77,7 @@ DEVICE void pack(Probabilities& P_rmem, const Scores& S_rmem) {
   for (int i = 0; i < Bc / 4; ++i) P_rmem[i] = operand_pair<BFLOAT16>(fragment_view(S_rmem), 0, i / 4, i % 4);
 }
 
-// Alg. 1, l. 19-20: O = O / l, L = m + log l, 16 rows a warp. By TMA through `O_smem`, or straight from registers.
+// Alg. 1, l. 19-20: O = O / l, L = m + log l, 16 rows per warp. By TMA through `O_smem`, or straight from registers.
 DEVICE void store_output(const AttentionParams& p, const TensorMap* O_map, const Item& item, int first_row,
                          const Output& O_rmem, OnlineSoftmax<2>& softmax, [[maybe_unused]] u32 O_smem, int warp, int lane) {
   // Exponentials read m of the two rows by turns. In two registers of one bank they cost 4% of the whole kernel's time.

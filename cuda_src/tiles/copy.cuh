@@ -55,7 +55,7 @@ DEVICE void copy_tile_async(u32 smem, const char* global, i64 row_stride_bytes, 
 
 // One thread's share of copying tile after tile, from the last of a sequence to the first, in PARTS that can be spread
 // between other instructions: a burst of copies fills the queue that ldmatrix waits in. Registers are what counts here:
-// a thread keeps its column for good and steps down the rows (with 10 units a row, 8 of 128 threads copy nothing).
+// a thread keeps its column for good and steps down the rows (with 10 units per row, 8 of 128 threads copy nothing).
 template <int ROWS, int ROW_BYTES, int PITCH, int NUM_THREADS, int ALIGNMENT, int PARTS>
 struct TileStream {
   static constexpr int UNITS = ROW_BYTES / ALIGNMENT;

@@ -124,7 +124,7 @@ DEVICE void merge_warps(const DecodeParams& p, const Piece& piece, TileAttention
 #pragma unroll
       for (int n = 0; n < O_TILES; ++n) {
         const float* o = tile.O[r / 2][n] + r % 2 * 2;
-        if constexpr (FP8_CACHE) {  // tiles n and n + 1: even and odd of 16 columns, four consecutive ones a lane
+        if constexpr (FP8_CACHE) {  // tiles n and n + 1: even and odd of 16 columns, four consecutive ones per lane
           if (n % 2 == 0) {
             const float* odd = tile.O[r / 2][n + 1] + r % 2 * 2;
             st_shared_vec4(target + n * 32 + lane % 4 * 16, {float_as_u32(o[0] * weight), float_as_u32(odd[0] * weight),

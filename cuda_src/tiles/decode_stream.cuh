@@ -79,7 +79,7 @@ DEVICE int first_ring_key(const DecodeParams& p, const Piece& piece, int ring) {
 }
 
 struct AsyncKeyStream {
-  static constexpr int UNITS = KV_ROW_BYTES / ALIGNMENT;  // copies a row
+  static constexpr int UNITS = KV_ROW_BYTES / ALIGNMENT;  // copies per row
   static constexpr int STEP = UNITS <= RING_THREADS ? RING_THREADS / UNITS : 1;  // rows at a time
   static constexpr int PASSES = (RING_KEYS + STEP - 1) / STEP;
 

@@ -3,7 +3,7 @@
 //
 // A cache of e4m3 becomes float16 between shared memory and the product, with no shuffle: ldmatrix hands out pairs of
 // bytes where it would hand out a 16-bit element, and since a product does not care in which order its k runs, the
-// queries simply take the same order (K: four consecutive columns a lane). For V, transposed, a lane gets two columns
+// queries simply take the same order (K: four consecutive columns per lane). For V, transposed, a lane gets two columns
 // of two keys; byte by byte they are operands of two products, one for even and one for odd columns.
 #pragma once
 #include "primitives/float8.cuh"

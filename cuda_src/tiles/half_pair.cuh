@@ -76,7 +76,7 @@ struct RowCopy {
   }
 };
 
-// Splits eight rows in place, by one warp: four lanes a row. Columns from DIM up to a multiple of 16 become zeros.
+// Splits eight rows in place, by one warp: four lanes per row. Columns from DIM up to a multiple of 16 become zeros.
 template <int DIM, int PITCH, bool WITH_LO>
 DEVICE void split_rows(u32 rows, int lane) {
   constexpr int OCTETS = DIM / 8, PADDED_OCTETS = (DIM + 15) / 16 * 2;  // a row

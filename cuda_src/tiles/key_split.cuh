@@ -2,7 +2,7 @@
 //
 // A group of WARPS warps computes the same rows, each warp with its own keys. So row maxima and row sums are reductions
 // over the group, and so is P V, of which every warp has a part. Its columns are shared out: warp w collects those it
-// owns from the others, in the layout of mma accumulators, 16 bytes a lane: no bank conflicts, no transposition.
+// owns from the others, in the layout of mma accumulators, 16 bytes per lane: no bank conflicts, no transposition.
 #pragma once
 #include "primitives/primitives.cuh"
 #include "tiles/fragments.cuh"

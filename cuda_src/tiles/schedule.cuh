@@ -54,7 +54,7 @@ DEVICE WorkItem work_item(const AttentionParams& p, u32 index, int kv_bytes_per_
 // The items of a persistent thread block, which takes one after another. Blocks take turns forwards and backwards (b,
 // 2G-1-b, 2G+b, ...), so that none gets the longest item of every round: no counter in memory, and repeats are alike.
 // Causal: heads go in groups from their longest query block to their shortest. How many make a group is the planner's
-// choice (cufa/item_order.py): few share the L2 cache better, some numbers leave fewer blocks idle at the end.
+// choice (cufa/core/order.py): few share the L2 cache better, some numbers leave fewer blocks idle at the end.
 template <int BR>
 struct PersistentItems {
   u32 Tr, total, round = 0;
@@ -69,7 +69,7 @@ struct PersistentItems {
     return index < total;
   }
 
-  // Divisions, slow ones: once an item.
+  // Divisions, slow ones: once per item.
   DEVICE WorkItem item(const AttentionParams& p, u32 index) const {
     u32 q_block, head;
     if constexpr (MASK_KIND == MASK_CAUSAL) {
@@ -95,7 +95,7 @@ DEVICE float* lse_row(const AttentionParams& p, const WorkItem& item, int row) {
   return p.lse + (i64(item.batch) * p.heads + item.head) * p.seqlen_q + row;
 }
 
-// One record a work item, written by one thread. Compiled only when TRACE is on.
+// One record per work item, written by one thread. Compiled only when TRACE is on.
 DEVICE void write_trace(const AttentionParams& p, u32 index, const WorkItem& item, const TileRange& tiles, u64 start_ns) {
   TraceRecord record;
   record.start_ns = start_ns;

@@ -18,7 +18,7 @@ constexpr int D_PAIRS = (HEAD_DIM + 15) / 16;
 constexpr int NUM_SLICES = (D_PAIRS + KEY_WARPS - 1) / KEY_WARPS;
 
 using Group = KeyGroup<KEY_WARPS, STRIP, 2 * M_TILES>;
-using RowValues = float[LANE_ROWS];      // one a row in which this lane has scores and output
+using RowValues = float[LANE_ROWS];      // one per row in which this lane has scores and output
 using OwnTiles = float[2 * M_TILES][4];  // the pair of a slice that this warp owns: [2][M_TILES]
 
 // One head's tensors in device memory.

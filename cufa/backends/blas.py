@@ -2,7 +2,7 @@
 
 OpenBLAS, which NumPy's wheels carry, has one pool of threads a process: products called from several
 threads queue for it, and its idle threads spin on the cores that the callers need. Measured on two cores
-(seq 4096, 8 heads, head_dim 64, float32): 0.20 s with one BLAS thread a head, 0.34 s with BLAS left alone.
+(seq 4096, 8 heads, head_dim 64, float32): 0.20 s with one BLAS thread per head, 0.34 s with BLAS left alone.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ from .blas import single_threaded_blas
 Array = npt.NDArray[Any]
 
 #: Called after each tile with (batch, head, q_block, kv_block, m_before, l_before, m_after, l_after); the
-#: last four have one entry a query row of the tile.
+#: last four have one entry per query row of the tile.
 Observer = Callable[[int, int, int, int, Array, Array, Array, Array], None]
 
 _MIN_STACKS = 8

@@ -4,7 +4,7 @@ and what its techniques are predicted to bring. Pure: no GPU.
 Every consumer warpgroup multiplies 64 query rows with one key tile at a time. Counted per such step:
 
 - products: S = Q Kᵀ over head_dim rounded up to 16, and O += P V;
-- exponentials: one a score;
+- exponentials: one per score;
 - shared memory: what the tensor cores read (K, V and Q; Q only once when it is kept in registers), what TMA
   writes, and O on its way out.
 

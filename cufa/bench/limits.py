@@ -17,7 +17,7 @@ from .timing import Run, Timing, measure
 
 _COPY_BYTES = 1 << 30
 _THREADS, _BLOCKS_PER_SM, _ITERATIONS = 256, 2, 1 << 13
-#: Of cuda_src/kernels/limits.cu: products a warp in one iteration, exponentials a thread.
+#: Of cuda_src/kernels/limits.cu: products per warp in one iteration, exponentials per thread.
 _PRODUCTS, _CHAINS = 16, 16
 _FLOPS_A_PRODUCT = {"float16": 4096, "bfloat16": 4096, "tf32": 2048}
 

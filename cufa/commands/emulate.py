@@ -103,7 +103,7 @@ def emulate_command(
         fail(Exit.MISSING, str(error))
     except EmulationError as error:
         fail(Exit.FAILED, str(error))
-    except ValueError as error:
+    except (TypeError, ValueError) as error:
         raise click.UsageError(str(error)) from error
     expected, expected_lse = attention_reference(q, k, v, **how, return_lse=True)
     errors = _largest(run.out, expected), _largest(run.lse, expected_lse)

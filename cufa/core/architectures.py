@@ -19,25 +19,25 @@ class Architecture:
     capability: int
     """Compute capability as major*10 + minor."""
     max_warps: int
-    """Resident warps an SM."""
+    """Resident warps per SM."""
     max_blocks: int
-    """Resident thread blocks an SM."""
+    """Resident thread blocks per SM."""
     shared_memory: int
-    """Shared memory an SM can give to blocks, bytes."""
+    """Shared memory that an SM can give to blocks, bytes."""
     shared_memory_per_block: int
     """Largest shared memory of one block (after opting in), bytes."""
     typical_card: str
     typical_sms: int
     barriers: int | None = None
-    """Named barriers an SM, where they limit how many blocks reside (sm_90 and later)."""
+    """Named barriers per SM, where they limit how many blocks reside (sm_90 and later)."""
     registers: int = 65536
-    """32-bit registers an SM, and the most a block may take."""
+    """32-bit registers per SM, and the most a block may take."""
     max_registers_per_thread: int = 255
     max_threads_per_block: int = 1024
     partitions: int = 4
     """Sub-cores of an SM: each has a quarter of the registers, and a warp lives in one of them."""
     register_granularity: int = 256
-    """Registers are given to a warp in multiples of this (8 a thread)."""
+    """Registers are given to a warp in multiples of this (8 per thread)."""
     shared_memory_granularity: int = 128
     """Shared memory is given to a block in multiples of this many bytes."""
     reserved_shared_memory: int = 1 * KIB

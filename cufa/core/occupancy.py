@@ -1,7 +1,7 @@
 """Theoretical occupancy: how many blocks and warps of a kernel fit on one SM, and what stops one more.
 
 The arithmetic is NVIDIA's, allocation granularity included, and is tested against their
-``cuda_occupancy.h``. Plain division overstates it: 138 registers a thread are 65536 / (138 · 32) = 14
+``cuda_occupancy.h``. Plain division overstates it: 138 registers per thread are 65536 / (138 · 32) = 14
 warps on paper, but a warp gets its registers in steps of 256 from the quarter of the register file that
 its sub-core owns, so only 4 · ⌊16384 / 4608⌋ = 12 fit. :attr:`Occupancy.unrounded_warps` keeps the figure
 on paper.
@@ -40,9 +40,9 @@ class Needs:
 
     blocks: int
     registers: int | None
-    """At most this many a thread; None: registers do not stand in the way."""
+    """At most this many per thread; None: registers do not stand in the way."""
     shared_memory: int | None
-    """At most this many bytes a block, static and dynamic; None: it does not stand in the way."""
+    """At most this many bytes per block, static and dynamic; None: it does not stand in the way."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,17 +51,17 @@ class Occupancy:
 
     arch: Architecture
     registers: int
-    """A thread."""
+    """Per thread."""
     threads: int
-    """A block."""
+    """Per block."""
     shared_memory: int
     """Bytes a block asks for, static and dynamic, without what the system reserves."""
     limits: Mapping[Resource, int]
-    """Blocks an SM that each resource alone would allow."""
+    """Blocks per SM that each resource alone would allow."""
 
     @property
     def blocks(self) -> int:
-        """Blocks an SM; 0: the kernel cannot be launched."""
+        """Blocks per SM; 0: the kernel cannot be launched."""
         return min(self.limits.values())
 
     @property
@@ -75,7 +75,7 @@ class Occupancy:
 
     @property
     def warps(self) -> int:
-        """Resident warps an SM."""
+        """Resident warps per SM."""
         return self.blocks * self.warps_per_block
 
     @property
@@ -85,7 +85,7 @@ class Occupancy:
 
     @property
     def unrounded_warps(self) -> int:
-        """Warps an SM if only registers counted and were given without rounding: the figure on paper."""
+        """Warps per SM if only registers counted and were given without rounding: the figure on paper."""
         return min(self.arch.registers // (self.registers * WARP_SIZE), self.arch.max_warps)
 
     @property
@@ -121,7 +121,7 @@ def occupancy(
 ) -> Occupancy:
     """Theoretical occupancy of a kernel.
 
-    ``registers`` a thread and ``barriers`` (named barriers, as ptxas counts them) come from a compile,
+    ``registers`` per thread and ``barriers`` (named barriers, as ptxas counts them) come from a compile,
     ``threads`` and ``shared_memory`` (bytes, static and dynamic) are those of one block.
 
     Raises ValueError for figures that no kernel can have.
@@ -157,7 +157,7 @@ def _register_limit(arch: Architecture, registers: int, warps: int) -> int:
 
 
 def _most_registers(arch: Architecture, warps: int, blocks: int) -> int:
-    """The inverse of :func:`_register_limit`: registers a thread with which ``blocks`` still fit."""
+    """The inverse of :func:`_register_limit`: registers per thread with which ``blocks`` still fit."""
     warps_per_partition = _ceil_div(blocks * warps, arch.partitions)
     per_warp = _round_down(
         arch.registers // arch.partitions // warps_per_partition, arch.register_granularity
@@ -173,7 +173,7 @@ def _shared_memory_limit(arch: Architecture, shared_memory: int) -> int:
 
 
 def _most_shared_memory(arch: Architecture, blocks: int) -> int:
-    """The inverse of :func:`_shared_memory_limit`: bytes a block with which ``blocks`` still fit."""
+    """The inverse of :func:`_shared_memory_limit`: bytes per block with which ``blocks`` still fit."""
     granted = _round_down(arch.shared_memory // blocks, arch.shared_memory_granularity)
     return min(granted - arch.reserved_shared_memory, arch.shared_memory_per_block)
 

@@ -69,10 +69,8 @@ class Params:
 
     @functools.cached_property
     def size(self) -> int:
-        """Bytes that a launch reads: in C++, a structure that holds tensor maps is a multiple of their alignment."""
-        holds_maps = any(kind == "TensorMap" for _, kind, _ in self.members)
-        alignment = _ALIGNMENT if holds_maps else ctypes.alignment(self.ctype)
-        return -(-ctypes.sizeof(self.ctype) // alignment) * alignment
+        """Bytes that a launch reads."""
+        return ctypes.sizeof(self.ctype)
 
     @functools.cached_property
     def names(self) -> frozenset[str]:
@@ -109,7 +107,7 @@ def read_struct(header: str, struct: str) -> list[tuple[str, str, bool]]:
 #: One record per work item, written by trace builds.
 TRACE_RECORD = np.dtype([(name, _NUMPY[kind]) for name, kind, _ in read_struct("params.cuh", "TraceRecord")])
 
-SMALLEST_SCALE = float(np.finfo(np.float32).tiny)
+SMALLEST_SCALE, LARGEST_SCALE = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
 
 
 def softmax_scalars(scale: float, softcap: float | None) -> dict[str, float]:
@@ -119,7 +117,8 @@ def softmax_scalars(scale: float, softcap: float | None) -> dict[str, float]:
     # A scale of 0 would turn the mask's -inf into NaN; the smallest normal float gives the same weights.
     if softcap is None:
         return {"scale_log2": max(scale * log2_e, SMALLEST_SCALE), "softcap": 0.0}
-    return {"scale_log2": softcap * log2_e, "softcap": scale / softcap}
+    # Infinite, the ratio would turn a score of 0 into NaN.
+    return {"scale_log2": softcap * log2_e, "softcap": min(scale / softcap, LARGEST_SCALE)}
 
 
 def strides_of(byte_strides: Sequence[int], itemsize: int) -> Strides:

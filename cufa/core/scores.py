@@ -12,8 +12,12 @@ from typing import Any
 
 import numpy as np
 
-#: Caps that float32, which scores are computed in, can tell from 0 and from infinity.
-_SMALLEST, _LARGEST = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
+#: The smallest cap that float32, which scores are computed in, can tell from 0.
+_SMALLEST = float(np.finfo(np.float32).tiny)
+
+#: Kernels compute tanh with an error of 2e-7, and so scores with one of 2e-7 times the cap: up to here that is less
+#: than what 16-bit inputs round away.
+MAX_SOFTCAP = 10_000
 
 
 def softcapped(s: Any, cap: float) -> Any:
@@ -39,13 +43,18 @@ def check_softcap(softcap: Any) -> float | None:
     if softcap is None:
         return None
     try:
-        if isinstance(softcap, (bool, np.bool_, str)):
+        if isinstance(softcap, (bool, np.bool_, str, bytes)):
             raise TypeError
         value = float(softcap)
     except (TypeError, ValueError):
         raise TypeError(f"softcap must be a number above 0 or None, not {softcap!r}") from None
     except OverflowError:
         value = math.inf
-    if not _SMALLEST <= value <= _LARGEST:
+    if not _SMALLEST <= value < math.inf:
         raise ValueError(f"softcap={softcap!r} must be finite and above 0, in float32; for no cap pass None")
+    if value > MAX_SOFTCAP:
+        raise ValueError(
+            f"softcap={softcap!r} must be at most {MAX_SOFTCAP:,}: kernels know scores to 2e-7 of the cap; for no cap "
+            "pass None"
+        )
     return value

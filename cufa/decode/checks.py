@@ -242,11 +242,11 @@ def _check_lengths(problem: Problem, lengths: Array, table: Array) -> None:
                 what += f" and k_new appends {problem.cache.new_tokens}"
             if not problem.cache.paged:
                 raise ValueError(
-                    f"{what}, but k_cache holds {problem.seqlen_k} tokens a sequence: allocate a longer cache"
+                    f"{what}, but k_cache holds {problem.seqlen_k} tokens per sequence: allocate a longer cache"
                 )
             raise ValueError(
-                f"{what}, but block_table has {problem.cache.max_pages} pages of {problem.cache.page_size} a sequence: "
-                f"it takes {-(-total // problem.cache.page_size)} columns"
+                f"{what}, but block_table has {problem.cache.max_pages} pages of {problem.cache.page_size} per "
+                f"sequence: it takes {-(-total // problem.cache.page_size)} columns"
             )
         if isinstance(table, np.ndarray):
             _check_pages(problem, table, b, total)

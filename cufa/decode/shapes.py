@@ -53,7 +53,7 @@ def make_problem(
     arrays.check_heads(heads, "k_cache", kv_heads, f"layout {layout!r} reads its shape as {axes}")
     if not 1 <= tokens <= MAX_TOKENS:
         raise ValueError(
-            f"q has {tokens} tokens a sequence (layout {layout!r}); decoding takes 1 to {MAX_TOKENS}: for "
+            f"q has {tokens} tokens per sequence (layout {layout!r}); decoding takes 1 to {MAX_TOKENS}: for "
             "more use cufa.flash_attention(…, causal=True)"
         )
     if table is None and outer != batch:
@@ -71,7 +71,7 @@ def make_problem(
             raise ValueError(f"k_cache has pages of 0 tokens: with a block_table its shape is {axes}")
         if outer == 0 and batch and table[1]:
             raise ValueError(
-                f"k_cache has no pages, but block_table, {table}, has room for {table[1]} a sequence: "
+                f"k_cache has no pages, but block_table, {table}, has room for {table[1]} per sequence: "
                 "allocate pages, or pass a block_table of 0 columns"
             )
     capacity = length if table is None else table[1] * length
@@ -79,7 +79,7 @@ def make_problem(
     if max(capacity, new_tokens) > MAX_CAPACITY:
         what = "block_table" if table is not None and new_tokens < capacity else "k_cache"
         raise ValueError(
-            f"{what} has room for {capacity:,} tokens a sequence, and k_new {new_tokens:,}: kernels count up "
+            f"{what} has room for {capacity:,} tokens per sequence, and k_new {new_tokens:,}: kernels count up "
             f"to {MAX_CAPACITY:,}; pass only the part, or the columns, that are used"
         )
     lengths = Cached(

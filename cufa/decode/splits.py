@@ -22,7 +22,7 @@ FULL_WAVE = 0.9
 #: merge. (A block of 64 rows reads a quarter as fast; its merge, which many blocks share, takes no longer.)
 _MERGE_BYTES = 20_000
 
-#: Bytes of a cache, a block of a cluster, up to which half of the SMs, merging in clusters, end before all of
+#: Bytes of a cache per block of a cluster, up to which half of the SMs, merging in clusters, end before all of
 #: them, merging through global memory.
 _CLUSTER_BYTES = 16 << 20
 
@@ -112,7 +112,7 @@ def _in_cluster(problem: Problem, device: Device, config: TileConfig) -> Cut | N
     return Cut(
         "fixed",
         splits,
-        (f"{splits} splits a sequence: a small cache or a full GPU, merged in clusters of as many blocks",),
+        (f"{splits} splits per sequence: a small cache or a full GPU, merged in clusters of as many blocks",),
         in_cluster=True,
     )
 
@@ -139,19 +139,19 @@ def _through_memory(
     splits = used_of(tiles, wanted)
     if wanted < wave:
         return Cut(
-            "fixed", splits, (f"{splits} splits a sequence: more would cost more to merge than they save",)
+            "fixed", splits, (f"{splits} splits per sequence: more would cost more to merge than they save",)
         )
     each = -(-tiles // splits)
     if count <= blocks and each <= 2:
-        return Cut("fixed", splits, (f"{splits} splits a sequence: a short cache, two tiles each at most",))
+        return Cut("fixed", splits, (f"{splits} splits per sequence: a short cache, two tiles each at most",))
     if count > blocks:
         reason = f"{count:,} items for {blocks} blocks at once"
         if must_be_fixed:
-            return Cut("fixed", splits, (f"{splits} splits a sequence: {reason}",))
+            return Cut("fixed", splits, (f"{splits} splits per sequence: {reason}",))
         return dataclasses.replace(shares, reasons=(f"{reason}: shares of all tiles", *shares.reasons))
     full = count * tiles / (blocks * each)
     if full >= FULL_WAVE or must_be_fixed:
-        reason = f"{splits} splits a sequence fill one wave of {blocks} blocks to {full:.0%}"
+        reason = f"{splits} splits per sequence fill one wave of {blocks} blocks to {full:.0%}"
         return Cut("fixed", splits, (reason,))
     reason = f"fixed splits fill no single wave of {blocks} blocks ({full:.0%} at best): shares of all tiles"
     return dataclasses.replace(shares, reasons=(reason, *shares.reasons))

@@ -34,7 +34,7 @@ from ..ops import arrays
 from ..ops.forward import ForwardCall
 from ..ops.mask_arguments import resolve_mask
 from ..planner import Plan, make_plan
-from . import build as host_build
+from . import build
 from .launch import EmulationError, Execution, Finding, execute
 from .memory import GlobalArray, guarded_copy, row_map, tensor_map
 
@@ -166,7 +166,7 @@ def run_plan(
     maps = _outside_maps(plan)
     types = [operation.params.struct, *["TensorMap"] * len(maps)]
     constants = {**plan.constants, "TRACE": trace}
-    entries = host_build.kernel(f"kernels/{plan.spec.source}", constants, names, checked, types)
+    entries = build.kernel(f"kernels/{plan.spec.source}", constants, names, checked, types)
     operands = _operand_memory(plan, given, checked)
     own = _own_memory(plan)
     memory = [*operands.values(), *own.values()]

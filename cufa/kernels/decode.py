@@ -19,8 +19,8 @@ def _row_warps(config: TileConfig) -> int:
 
 def _decode_shared_memory(config: TileConfig, head_dim: int, itemsize: int = 2) -> int:
     """Q; the rings of keys and values, in whose place warps merge what they have at the end of a piece (O in
-    float32, m and l of each row); a barrier for each buffer; what a warp puts aside of its
-    share; what other blocks of a cluster send."""
+    float32, m and l of each row); a barrier for each buffer; what a warp puts aside of its share; what other
+    blocks of a cluster send."""
     rings = config.num_warps // _row_warps(config)
     q_bytes = config.block_q * tile_pitch(head_dim, itemsize=2, pad_to=32)
     if dict(config.switches)["TMA_COPIES"]:
@@ -56,7 +56,7 @@ def _slot_bytes(problem: Problem, config: TileConfig) -> int:
 def _split_launches(
     problem: Problem, config: TileConfig, shared_memory: int, split: Split | None = None
 ) -> tuple[Launch, ...]:
-    """One block a split; what they leave is merged by a second kernel, unless folded in."""
+    """One block per split; what they leave is merged by a second kernel, unless folded in."""
     num_splits = split.count if split else 2  # what is compiled does not depend on it
     grid = (num_splits, problem.kv_heads * row_blocks(problem, config), problem.batch)
     cluster = num_splits if merges_in_cluster(config) else 1
@@ -67,7 +67,7 @@ def _split_launches(
 def _balanced_launches(
     problem: Problem, config: TileConfig, shared_memory: int, split: Split | None = None
 ) -> tuple[Launch, ...]:
-    """One block a share; parts of an item are merged by a second kernel, unless folded in."""
+    """One block per share; parts of an item are merged by a second kernel, unless folded in."""
     shares = Launch(
         "decode_balanced", (split.count if split else 2, 1, 1), config.num_warps * 32, shared_memory
     )
@@ -173,7 +173,7 @@ _SHORT = 2048
 
 def _choose(problem: Problem, fitting: tuple[TileConfig, ...], num_sms: int) -> TileConfig:
     """The first that holds all packed rows, else the first of the tallest; four warps for what is short or
-    ragged: several blocks an SM, where one works while another begins or ends."""
+    ragged: several blocks per SM, where one works while another begins or ends."""
     fitting = tuple(config for config in fitting if not merges_in_cluster(config))  # the planner's to say
     most = max(config.block_q for config in fitting)
     tall = min((c.block_q for c in fitting if c.block_q >= problem.rows), default=most)
@@ -184,7 +184,7 @@ def _choose(problem: Problem, fitting: tuple[TileConfig, ...], num_sms: int) -> 
 
 
 def _by_async_copies() -> tuple[TileConfig, ...]:
-    """One warp a 16-row tile and a ring; where there are more rows, several warps share a ring."""
+    """One warp per 16-row tile and a ring; where there are more rows, several warps share a ring."""
     return (
         _decode_config(16, 16, 8, 3, max_head_dim=128),
         _decode_config(16, 16, 4, 3, blocks_per_sm=2, max_head_dim=128),

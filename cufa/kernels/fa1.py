@@ -44,7 +44,7 @@ FA1_FORWARD = KernelSpec(
     dtypes=("float16", "bfloat16"),
     precisions=("native",),
     configs=(
-        # O crosses device memory once a key block, so the more keys the better: 256, as in the authors' own.
+        # O crosses device memory once per key block, so the more keys the better: 256, as in the authors' own.
         # (Between these head dims a few registers spill.)
         TileConfig(64, 256, num_warps=8, min_head_dim=64, max_head_dim=64),
         TileConfig(64, 256, num_warps=8, min_head_dim=128, max_head_dim=128),

@@ -9,7 +9,7 @@ from .spec import KernelSpec, Launch, TileConfig, ceil_div, tile_pitch
 
 
 def _fa2_shared_memory(config: TileConfig, head_dim: int) -> int:
-    """Q (later O), ``num_stages`` of K and of V; P and two float32 a row where warps exchange them."""
+    """Q (later O), ``num_stages`` of K and of V; P and two float32 per row where warps exchange them."""
     rows = config.block_q + 2 * config.num_stages * config.block_kv
     exchanged = tile_pitch(config.block_kv, itemsize=2, pad_to=32) + 8 if config.column_warps == 2 else 0
     return rows * tile_pitch(head_dim, itemsize=2, pad_to=32) + config.block_q * exchanged
@@ -24,7 +24,7 @@ def _fa2_launches(
 
 
 def _fa2_choose(problem: Problem, fitting: tuple[TileConfig, ...], num_sms: int) -> TileConfig:
-    """The first that fits; 64 query rows a block where 128 would leave SMs idle or rows empty.
+    """The first that fits; 64 query rows per block where 128 would leave SMs idle or rows empty.
 
     Measured on an H200: blocks of equal length gain until every second SM has one of 128 rows; where
     later rows see more, and blocks differ in length, until the blocks of 128 rows make one wave.

@@ -8,7 +8,7 @@ from .spec import KernelSpec, Launch, TileConfig, ceil_div, tile_pitch
 
 
 def _naive_shared_memory(config: TileConfig, head_dim: int) -> int:
-    """A tile of each factor, 128 bytes of the inner dimension a row."""
+    """A tile of each factor, 128 bytes of the inner dimension per row."""
     return (config.block_q + config.block_kv) * tile_pitch(64, itemsize=2, pad_to=16)
 
 

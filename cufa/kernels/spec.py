@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 
+from ..core.mask import Band
 from ..core.operation import Split
 from ..core.order import Order
 from ..core.problem import MASK_KINDS, MAX_HEAD_DIM, Problem
@@ -21,7 +22,7 @@ class TileConfig:
     num_stages: int = 1
     """Key/value tiles in flight in shared memory."""
     blocks_per_sm: int = 1
-    """Thread blocks an SM the register allocator aims for (``__launch_bounds__``)."""
+    """Thread blocks per SM that the register allocator aims for (``__launch_bounds__``)."""
     max_head_dim: int = MAX_HEAD_DIM
     """Larger head dims spill or do not fit: not built."""
     min_head_dim: int = 8
@@ -133,6 +134,8 @@ class KernelSpec:
         for name, element in (("keys", problem.k_element), ("values", problem.v_element)):
             if element.name not in k_dtypes:
                 return f"takes {name} of {' and '.join(k_dtypes)}, not {element.name}"
+        if not isinstance(problem.mask, Band):
+            return f"serves masks that are bands, not {type(problem.mask).__name__.lower()}"
         if problem.precision not in self.precisions:
             return f"computes in {' and '.join(self.precisions)}, not {problem.precision}"
         if self.uses_copy_engine and problem.alignment != 16:

@@ -123,7 +123,7 @@ def check_report(report: CompileReport, *, spills_pass: bool = False) -> tuple[s
                 f"a thread at {e.registers} registers"
             )
         elif e.stack_bytes:
-            findings.append(f"{e.name}: {e.stack_bytes} bytes of local memory a thread (a stack frame)")
+            findings.append(f"{e.name}: {e.stack_bytes} bytes of local memory per thread (a stack frame)")
     findings += [line.strip() for line in report.log.splitlines() if _PTXAS_TROUBLE.search(line)]
     return tuple(findings)
 

@@ -61,7 +61,7 @@ def flash_decode(
     Parameters
     ----------
     q : array, (batch, heads, tokens, head_dim)
-        1 to 16 query tokens a sequence, causal among themselves: they are the last tokens of the sequence,
+        1 to 16 query tokens per sequence, causal among themselves: they are the last tokens of the sequence,
         and token i of T sees the keys up to ``length - T + i``. float16 or bfloat16
         (``ml_dtypes.bfloat16``); float32 and float64 on the CPU only. NumPy, CuPy, or anything with DLPack
         or ``__cuda_array_interface__``, any strides with a contiguous last axis. head_dim is a multiple of
@@ -87,7 +87,7 @@ def flash_decode(
     window : (left, 0), optional
         A token sees its own key and the ``left`` keys before it; what no token sees is not read.
     softcap : float, optional
-        Scaled scores s become ``softcap · tanh(s / softcap)``. Finite and > 0.
+        Scaled scores s become ``softcap · tanh(s / softcap)``. Above 0, at most 10,000.
     scale : float, optional
         Softmax scale, finite and ≥ 0. Default 1/√head_dim.
     layout : "bhsd" or "bshd"
@@ -192,11 +192,11 @@ def plan_decode(
 ) -> Plan:
     """What :func:`flash_decode` would run, in how many splits, and why; needs no GPU and runs nothing.
 
-    Arrays may be given as shapes. Of ``cache_seqlens`` it only matters whether it is given: lengths are the
-    kernels' business, so ``cache_seqlens=True`` will do. ``dtype`` and ``cache_dtype`` are names such as
-    "bfloat16" and "uint8" (default: the arrays'; for shapes float16, and the same for the cache).
-    ``device`` is None (what a call here would use), "cpu", "cuda", or an architecture such as "sm_90",
-    planned for its typical card.
+    Arrays may be given as shapes; arguments that are not named here are as for :func:`flash_decode`. Of
+    ``cache_seqlens`` it only matters whether it is given: lengths are the kernels' business, so
+    ``cache_seqlens=True`` will do. ``dtype`` and ``cache_dtype`` are names such as "bfloat16" and "uint8"
+    (default: the arrays'; for shapes float16, and the same for the cache). ``device`` is None (what a call here
+    would use), "cpu", "cuda", or an architecture such as "sm_90", planned for its typical card.
 
     >>> print(cufa.plan_decode((1, 32, 1, 128), (1, 8, 131072, 128), device="sm_90"))  # doctest: +SKIP
     """
@@ -226,7 +226,7 @@ def plan_decode(
         problem = make_problem(shapes, *names, layout=layout, **how)
         if found is not None:
             check_gpu_serves(problem)
-        return make_plan(problem, found, **request)
+        return calls.plan_for(problem, found, **request)
 
     found = calls.planning_device(device, served=True)
     try:

@@ -64,7 +64,8 @@ def flash_attention(
         The mask as one value, in place of ``causal`` and ``window``: :func:`cufa.masks.full`,
         :func:`cufa.masks.causal` or :func:`cufa.masks.window`, which also take other diagonals.
     softcap : float, optional
-        Scaled scores s become ``softcap · tanh(s / softcap)`` before the mask (Gemma 2). Finite and > 0.
+        Scaled scores s become ``softcap · tanh(s / softcap)`` before the mask (Gemma 2). Above 0, at most
+        10,000.
     scale : float, optional
         Softmax scale, finite and ≥ 0. Default 1/√head_dim.
     layout : "bhsd" or "bshd"
@@ -171,9 +172,10 @@ def plan(
     """What :func:`flash_attention` would run, and why; needs no GPU and runs nothing. For
     :func:`flash_decode` there is :func:`plan_decode`.
 
-    q, k and v are arrays or just shapes; k and v default to q. ``dtype`` is a name such as "bfloat16"
-    (default: the arrays', or float16 for shapes). ``device`` is None (what a call here would use), "cpu",
-    "cuda", or an architecture such as "sm_90", planned for its typical card.
+    q, k and v are arrays or just shapes; k and v default to q. ``causal``, ``window``, ``mask``, ``softcap``,
+    ``scale``, ``layout``, ``algorithm`` and ``precision`` are as for :func:`flash_attention`. ``dtype`` is a
+    name such as "bfloat16" (default: the arrays', or float16 for shapes). ``device`` is None (what a call here
+    would use), "cpu", "cuda", or an architecture such as "sm_90", planned for its typical card.
 
     >>> print(cufa.plan((1, 8, 4096, 128), causal=True, device="sm_90"))  # doctest: +SKIP
     """

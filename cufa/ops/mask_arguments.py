@@ -31,7 +31,8 @@ def resolve_mask(causal: Any, window: Any, mask: Any) -> Mask:
     left, right = check_window(window)
     if causal and right not in (None, 0):
         raise ValueError(
-            f"window={window!r} lets queries see keys after their own, but causal=True hides them"
+            f"window={window!r} lets queries see keys after their own, but causal=True hides them: pass "
+            f"window=({left}, 0), or causal=False"
         )
     return Band(left, 0 if causal else right)
 

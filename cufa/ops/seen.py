@@ -34,7 +34,7 @@ class SeenCall:
 
     ``launch`` takes the addresses of the inputs (0 for those that are None), of out and of lse. ``check(out,
     inputs)`` raises when memory that is written is also read or written through another argument: called for
-    arrays whose ranges meet, once for each way in which they lie to each other. ``written`` names the inputs
+    arrays whose ranges meet, once per relative offset of the two arrays. ``written`` names the inputs
     that the call writes to.
     """
 
