@@ -177,22 +177,24 @@ def fitting_configs(spec: KernelSpec, head_dim: int, device: Device) -> tuple[Ti
 
 
 def tuning_key(spec: KernelSpec, problem: Problem) -> str:
-    """Shapes that share a tuned config: same kernel, dtype, precision, head dim, kind of mask and length class.
-
-    The length class is the power of two nearest below seqlen_k: tile choice does not depend on more.
-    """
-    length = 1 << max(problem.seqlen_k.bit_length() - 1, 0)
+    """Shapes that share a tuned config: same kernel, dtype, precision, head dim, kind of mask and length class."""
     mask = problem.mask_kind
-    return f"{spec.name}/{problem.dtype}/{problem.precision}/d{problem.head_dim}/{mask}/{length}"
+    return (
+        f"{spec.name}/{problem.dtype}/{problem.precision}/d{problem.head_dim}/{mask}/{_length_class(problem)}"
+    )
 
 
 def problem_class(problem: Problem) -> str:
     """Problems among which one kernel is the fastest: same operation, elements, head dim, kind of mask and score
     changes, and length class."""
-    length = 1 << max(problem.seqlen_k.bit_length() - 1, 0)
     elements = "-".join(dict.fromkeys((problem.q_element.name, problem.k_element.name, problem.precision)))
     mask = problem.mask_kind + ("-softcap" if problem.softcap is not None else "")
-    return f"{problem.operation}/{elements}/d{problem.head_dim}/{mask}/{length}"
+    return f"{problem.operation}/{elements}/d{problem.head_dim}/{mask}/{_length_class(problem)}"
+
+
+def _length_class(problem: Problem) -> int:
+    """The power of two nearest below seqlen_k: no choice depends on more."""
+    return 1 << max(problem.seqlen_k.bit_length() - 1, 0)
 
 
 def algorithms(operation: str = "forward") -> tuple[str, ...]:
@@ -245,11 +247,8 @@ def _preferred(
             f"auto: {serving[0].name} is first in the registry's order of those that serve this problem (nothing "
             f"was measured for its class on {device.name})"
         )
-    others = [spec for spec in serving if spec is not first]
-    return [
-        first,
-        *others,
-    ], f"auto: {first.name} is the fastest measured for this class of problem on {device.name}"
+    preferred = [first, *(spec for spec in serving if spec is not first)]
+    return preferred, f"auto: {first.name} is the fastest measured for this class of problem on {device.name}"
 
 
 def _refusal(spec: KernelSpec, problem: Problem, device: Device) -> str | None:
@@ -261,7 +260,7 @@ def _refusal(spec: KernelSpec, problem: Problem, device: Device) -> str | None:
 
 def _refused(problem: Problem, device: Device, algorithm: str, refusals: Mapping[str, str | None]) -> str:
     why = "; ".join(f"{name} {reason}" for name, reason in refusals.items())
-    cure = "convert with .astype, or copy to contiguous arrays"
+    cure = "convert with .astype, copy to contiguous arrays, or take a mask of cufa.masks"
     if algorithm != "auto":
         cure += ", or leave the choice to 'auto'"
     return f"no kernel for {algorithm!r} runs {problem} on {device.name} ({device.arch.name}): {why}. Fix: {cure}"

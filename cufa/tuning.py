@@ -30,8 +30,11 @@ def cache_dir() -> Path:
 
 def path(device_name: str) -> Path:
     """The file of one GPU model, e.g. ``tuned-nvidia-h200.json``."""
-    slug = re.sub(r"[^a-z0-9]+", "-", device_name.lower()).strip("-")
-    return cache_dir() / f"tuned-{slug}.json"
+    return cache_dir() / f"tuned-{_slug(device_name)}.json"
+
+
+def _slug(device_name: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", device_name.lower()).strip("-")
 
 
 @functools.cache
@@ -72,8 +75,7 @@ def fastest_kernels(device_name: str) -> Mapping[str, str]:
 
 def recorded_path(device_name: str) -> Path:
     """The file of one GPU model: "NVIDIA H200" and "H200" are the same."""
-    slug = re.sub(r"[^a-z0-9]+", "-", device_name.lower()).strip("-").removeprefix("nvidia-")
-    return RECORDED / f"{slug}.json"
+    return RECORDED / f"{_slug(device_name).removeprefix('nvidia-')}.json"
 
 
 def _read(file: Path) -> dict[str, Any]:

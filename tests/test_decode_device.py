@@ -16,7 +16,7 @@ from decode_support import make_case
 import cufa
 from cufa.core.architectures import Device
 from cufa.core.operation import OPERATIONS
-from cufa.decode.checks import INPUTS, DecodeCall
+from cufa.decode.checks import DecodeCall
 from cufa.ops import calls, seen
 
 cp = pytest.importorskip("cupy", reason="needs CuPy, but no GPU: pip install 'cufa[cuda13]'")
@@ -87,7 +87,9 @@ def test_the_first_call_and_the_short_cut_launch_the_same(launches, monkeypatch,
     assert operands["k_cache"].shape == operands["v_cache"].shape == (1000, 8, 16, 128)
     assert operands["k_new"].shape == (4, 8, 2, 128)
     assert operands["k_cache"].data.ptr == arrays["k_cache"].data.ptr
-    expected = [arrays[n].data.ptr if n in arrays else 0 for n in INPUTS] + [arrays["out"].data.ptr]
+    expected = [arrays[n].data.ptr if n in arrays else 0 for n in OPERATIONS["decode"].inputs] + [
+        arrays["out"].data.ptr
+    ]
     assert first == (*expected, 0)  # without lse
     for plan, _, addresses in others:
         assert plan is None and addresses == (*expected, 0)

@@ -83,6 +83,7 @@ def test_rows_that_see_nothing_agree_and_nan_does_not():
         (["--softcap", "nan"], "softcap=nan must be finite"),
         (["--config", "1x1"], "has at head dim 64 only 128x64"),
         (["--algorithm", "auto"], "auto"),
+        (["--dtype", "float64"], "q is float64"),
     ],
 )
 def test_wrong_usage_is_exit_status_2_in_the_calls_words(run, options, words):

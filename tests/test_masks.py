@@ -157,6 +157,8 @@ OTHERS = [
     ({"softcap": np.inf}, ValueError, "softcap=inf must be finite"),
     ({"softcap": 10**400}, ValueError, "softcap=1000.*must be finite"),
     ({"softcap": 1e-300}, ValueError, "softcap=1e-300 must be .*in float32"),
+    ({"softcap": 1e5}, ValueError, "softcap=100000.0 must be at most 10,000.*pass None"),
+    ({"softcap": b"3"}, TypeError, "softcap must be a number above 0 or None, not b'3'"),
     ({"softcap": True}, TypeError, "softcap must be a number above 0 or None, not True"),
     ({"softcap": np.True_}, TypeError, "softcap must be a number"),
     ({"softcap": "30"}, TypeError, "softcap must be a number above 0 or None, not '30'"),

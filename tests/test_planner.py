@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
+import math
 import subprocess
 import sys
 
@@ -10,8 +12,9 @@ import pytest
 
 from cufa.core.architectures import ARCHITECTURES, Device, find_architecture
 from cufa.core.lengths import Cached
-from cufa.core.mask import CAUSAL, FULL, Band
+from cufa.core.mask import CAUSAL, FULL, Band, Mask
 from cufa.core.operation import OPERATIONS
+from cufa.core.params import softmax_scalars
 from cufa.core.problem import HEAD_DIM_STEP, MASK_KINDS, MAX_HEAD_DIM, Problem
 from cufa.kernels import KERNELS, KernelSpec, TileConfig, kernels_of
 from cufa.nvrtc.compiler import SOURCE_DIR
@@ -321,3 +324,32 @@ def test_planning_needs_no_cupy():
         "assert 'CPU' in str(cufa.plan((1, 2, 64, 64), device='cpu'))\n"
         "assert 'sm_80' in str(cufa.plan((1, 2, 64, 64), device='sm_80'))\n"
     )
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
+def test_nothing_is_in_order_where_nothing_is_launched(arch):
+    assert make_plan(Problem(1, 8, 8, 64, 0, 128, "float16", CAUSAL), Device.typical(arch)).order is None
+
+
+def test_a_mask_that_no_kernel_serves_is_refused_with_its_name():
+    @dataclasses.dataclass(frozen=True)
+    class Checkered(Mask):
+        pass
+
+    problem = Problem(1, 8, 8, 64, 64, 128, "float16", Checkered())
+    try:
+        with pytest.raises(
+            ValueError, match=r"fa3_forward serves masks that are bands, not checkered.*cufa\.masks"
+        ):
+            make_plan(problem, Device.typical("sm_90"))
+        with pytest.raises(
+            NotImplementedError, match=r"Checkered define no edges\(\): pass one made by cufa.masks"
+        ):
+            str(problem.edges)
+    finally:
+        del Mask.families["checkered"]
+
+
+def test_scalars_of_a_soft_cap_are_finite_in_float32():
+    for value in softmax_scalars(1e3, 1.2e-38).values():
+        assert math.isfinite(ctypes.c_float(value).value)

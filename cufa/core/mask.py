@@ -53,23 +53,28 @@ class Mask:
 
     def visible(self, rows: npt.ArrayLike, keys: npt.ArrayLike, seqlen_q: int, seqlen_k: int) -> Bools:
         """Which of ``keys`` each of ``rows`` sees, (rows, keys), in a score matrix of (seqlen_q, seqlen_k)."""
-        raise NotImplementedError
+        raise self._missing("visible")
 
     def key_tiles(self, block_q: int, block_kv: int, seqlen_q: int, seqlen_k: int) -> TileRanges:
         """Key tiles of each query block."""
-        raise NotImplementedError
+        raise self._missing("key_tiles")
 
     def query_tiles(self, block_q: int, block_kv: int, seqlen_q: int, seqlen_k: int) -> TileRanges:
         """The transpose: query tiles of each key block."""
-        raise NotImplementedError
+        raise self._missing("query_tiles")
 
     def visible_scores(self, seqlen_q: int, seqlen_k: int) -> int:
         """Scores of one head that the mask lets through."""
-        raise NotImplementedError
+        raise self._missing("visible_scores")
 
     def edges(self, seqlen_q: int, seqlen_k: int) -> Edges:
         """(first, last) of a mask that is a band: row i sees keys i + first … i + last, None is unbounded."""
-        raise NotImplementedError
+        raise self._missing("edges")
+
+    def _missing(self, method: str) -> NotImplementedError:
+        return NotImplementedError(
+            f"masks of class {type(self).__name__} define no {method}(): pass one made by cufa.masks"
+        )
 
     def dense(self, seqlen_q: int, seqlen_k: int) -> Bools:
         """The boolean matrix, (seqlen_q, seqlen_k): True where a query sees a key."""

@@ -32,7 +32,6 @@ class Operand:
     """Argument of the public call."""
     field: str = ""
     """Pointer in the parameter structure; "" as the argument."""
-    optional: bool = False
     written: bool = False
     mapped: bool = False
     """Kernels of Hopper read or write it by the copy engine."""
@@ -89,8 +88,6 @@ class Operation:
 
     name: str
     title: str
-    call: str
-    """The public function."""
     operands: tuple[Operand, ...]
     """In the order in which launches take their addresses."""
     params: Params
@@ -123,7 +120,7 @@ class Operation:
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """Arguments that are read, in the order of :attr:`operands`."""
+        """Arguments that are read, in the order of the public call and of :attr:`operands`."""
         return tuple(x.name for x in self.operands if x.name not in ("out", "lse"))
 
     def operand(self, name: str) -> Operand:

@@ -17,10 +17,6 @@ from ..ops import arrays, calls
 from .schedule import read_range
 from .shapes import make_problem
 
-#: Arguments of :func:`cufa.flash_decode` that are read, in the order of the call.
-INPUTS = (
-    "q", "k_cache", "v_cache", "cache_seqlens", "block_table", "k_new", "v_new", "k_scale", "v_scale",
-)  # fmt: skip
 CACHES = ("k_cache", "v_cache")
 _BIG = ("q", "k_cache", "v_cache", "k_new", "v_new")
 _DTYPES = {True: ("float16", "bfloat16"), False: ("float16", "bfloat16", "float32", "float64")}

@@ -62,18 +62,7 @@ def make_problem(
             "pages are whose"
         )
     if table is not None:
-        table = arrays.check_sizes("block_table", table)
-        if len(table) != 2 or table[0] != batch:
-            raise ValueError(
-                f"block_table has shape {table} but q has batch {batch}: it must be (batch, max_pages)"
-            )
-        if length == 0:
-            raise ValueError(f"k_cache has pages of 0 tokens: with a block_table its shape is {axes}")
-        if outer == 0 and batch and table[1]:
-            raise ValueError(
-                f"k_cache has no pages, but block_table, {table}, has room for {table[1]} per sequence: "
-                "allocate pages, or pass a block_table of 0 columns"
-            )
+        table = _check_table(table, batch, num_pages=outer, page_size=length, axes=axes)
     capacity = length if table is None else table[1] * length
     new_tokens = _new_tokens(shapes, (batch, kv_heads, head_dim), layout)
     if max(capacity, new_tokens) > MAX_CAPACITY:
@@ -105,6 +94,23 @@ def make_problem(
         v_dtype=None if cache_dtype == dtype else cache_dtype,
         operation="decode",
     )
+
+
+def _check_table(table: Shape, batch: int, *, num_pages: int, page_size: int, axes: str) -> Shape:
+    """The shape of block_table, beside that of the pages."""
+    table = arrays.check_sizes("block_table", table)
+    if len(table) != 2 or table[0] != batch:
+        raise ValueError(
+            f"block_table has shape {table} but q has batch {batch}: it must be (batch, max_pages)"
+        )
+    if page_size == 0:
+        raise ValueError(f"k_cache has pages of 0 tokens: with a block_table its shape is {axes}")
+    if num_pages == 0 and batch and table[1]:
+        raise ValueError(
+            f"k_cache has no pages, but block_table, {table}, has room for {table[1]} per sequence: "
+            "allocate pages, or pass a block_table of 0 columns"
+        )
+    return table
 
 
 def _four_axes(name: str, shape: Shape | None, axes: str, layout: str) -> Shape:

@@ -207,7 +207,7 @@ def _operand_memory(plan: Plan, given: Arrays, checked: bool) -> dict[str, Globa
         array = given[x.name]
         if array is None:
             continue
-        writable = x.written and (not x.optional or x.name == "lse") and _is_written(plan, x.name)
+        writable = x.written and _is_written(plan, x.name)
         if gap and x.stride:
             memory[x.name] = guarded_copy(x.field, array, gap, writable=writable)
         else:

@@ -17,7 +17,7 @@ from ..core.operation import Arrays, Operand, Operation, register
 from ..core.params import Params, softmax_scalars
 from ..core.problem import Problem, default_scale
 from ..core.scores import check_softcap
-from ..decode.checks import INPUTS, DecodeCall, check_gpu_serves, dtypes
+from ..decode.checks import DecodeCall, check_gpu_serves, dtypes
 from ..decode.choose import CPU_CONFIG, choose, cpu_spec, num_records, plan_lines
 from ..decode.schedule import num_tiles, used_of
 from ..decode.shapes import make_problem
@@ -156,7 +156,7 @@ def flash_decode(
         "algorithm": _check_schedule(schedule),
     }
     how: dict[str, Any] = {"mask": decode_mask(window), "softcap": check_softcap(softcap), "scale": scale}
-    names = dict(zip(INPUTS, given, strict=True))
+    names = dict(zip(DECODE.inputs, given, strict=True))
     call = DecodeCall.read(names, out, return_lse, layout, options=how, request=request)
     if arrays.is_device_array(call.inputs["q"]):
         # What came through DLPack may have been seen before as CuPy arrays.
@@ -346,19 +346,18 @@ DECODE = register(
     Operation(
         name="decode",
         title="Decode",
-        call="flash_decode",
         operands=(
             Operand("q", stride="q_stride"),
             Operand("k_cache", written=True, mapped=True, stride="k_stride"),
             Operand("v_cache", written=True, mapped=True, stride="v_stride"),
-            Operand("cache_seqlens", optional=True),
-            Operand("block_table", optional=True),
-            Operand("k_new", optional=True, stride="k_new_stride"),
-            Operand("v_new", optional=True, stride="v_new_stride"),
-            Operand("k_scale", optional=True),
-            Operand("v_scale", optional=True),
+            Operand("cache_seqlens"),
+            Operand("block_table"),
+            Operand("k_new", stride="k_new_stride"),
+            Operand("v_new", stride="v_new_stride"),
+            Operand("k_scale"),
+            Operand("v_scale"),
             Operand("out", field="o", written=True, stride="o_stride"),
-            Operand("lse", optional=True, written=True),
+            Operand("lse", written=True),
         ),
         params=Params("decode_params.cuh", "DecodeParams"),
         scalars=_scalars,

@@ -295,13 +295,12 @@ FORWARD = register(
     Operation(
         name="forward",
         title="Forward",
-        call="flash_attention",
         operands=(
             Operand("q", stride="q_stride", mapped=True),
             Operand("k", stride="k_stride", mapped=True),
             Operand("v", stride="v_stride", mapped=True),
             Operand("out", field="o", written=True, stride="o_stride", mapped=True),
-            Operand("lse", optional=True, written=True),
+            Operand("lse", written=True),
         ),
         params=Params("params.cuh", "AttentionParams"),
         scalars=_scalars,
