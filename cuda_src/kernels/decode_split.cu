@@ -34,9 +34,10 @@
 // other. A cluster would halve it, but 16 blocks find no room, and 8 leave SMs idle.
 //
 // Tried, and slower (1 x 64/8 x 512k unless said otherwise, against the best of the same run):
-//   - Two blocks per SM of four warps: +1%; three: +3%; four of two warps: +7%. 32 keys per warp: +1%. 9, 12, 13 warps: alike.
+//   - Two blocks per SM of four warps: +1%; three: +3%; four of two warps: +7%. 32 keys per warp: +1%.
+//     9, 12, 13 warps: alike.
 //   - cp.async with L2::256B: +2%, without a hint or with evict_first: +3%. Boxes with evict_first: +3%.
-//   - All warps in step, by a barrier a tile: no gain. Tiles interleaved among splits instead of runs: none either.
+//   - All warps in step, by a barrier per tile: no gain. Tiles interleaved among splits instead of runs: none either.
 //   - Boxes of half rows (no bank conflicts) or of whole rows (two by two): alike. With 256 bytes of L2 promotion: +9%,
 //     over none. One bulk copy a row: +2%, for a warp issues them one by one.
 //   - The merge as a second launch, 1 x 32/8 x 1k: +10% over the last block's; without programmatic launch +47%.

@@ -35,7 +35,8 @@
 //   and 176 keys are behind at every length. 64 rows, one consumer: 15-40% over cuDNN where blocks are few.
 // What limits: d128 and d256 run the chip into its power limit. d64: exponentials and products each fill 60% of their pipe (wgmma
 // itself runs at full rate for N = 64, operands in registers or not). At 1k an item is only a few tiles long: what is done
-// once per item, about half a tile's time, is the gap to 4k, and at d64 every sixth query block of 192 rows is two thirds empty.
+// once per item, about half a tile's time, is the gap to 4k, and at d64 every sixth query block of 192 rows is two thirds
+// empty.
 //
 // What failed:
 // - Forcing the exponentials to be computed before the wait for O += P V (ptxas hoists that wait above nearly all of them; a

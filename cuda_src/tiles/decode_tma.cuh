@@ -1,8 +1,8 @@
 // The ring of decode_stream.cuh, filled by Hopper's copy engine: one lane asks for boxes of 16 keys, whole rows or 128 bytes
 // of each, and an mbarrier a buffer says when all have landed.
 //
-// Pages are looked up a whole warp's worth of tiles ahead, one per lane: a load of the block table waits in the same queue as
-// the cache, which is microseconds long when that is as it should be.
+// Pages are looked up a whole warp's worth of tiles ahead, one per lane: a load of the block table waits in the same queue
+// as the cache, which is microseconds long when that is as it should be.
 //
 // Boxes have whole groups of 16 keys. Rows past the length, or before a window, hold whatever the cache holds there, which
 // may be NaN: they become zeros once landed. New tokens take their places likewise: where several blocks of rows share a

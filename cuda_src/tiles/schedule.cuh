@@ -19,10 +19,10 @@ DEVICE TileRange visited_tiles(const AttentionParams& p, int q_block) {
 }
 
 // Block number -> work item. Full attention, and windows, whose query blocks are of nearly one length: the query blocks
-// of a head run side by side and share its K and V in the L2 cache. Causal: long (late) query blocks come first, in groups
-// of heads whose K and V fit in the L2 cache together. The shortest 3/8 of all heads come last and without groups, as
-// filling: a grid whose last group began with its longest blocks would leave most SMs idle meanwhile (13-16% of the time
-// with 5.3 groups on 132 SMs).
+// of a head run side by side and share its K and V in the L2 cache. Where later rows see more (MASK_CAUSAL): long (late)
+// query blocks come first, in groups of heads whose K and V fit in the L2 cache together. The shortest 3/8 of all heads
+// come last and without groups, as filling: a grid whose last group began with its longest blocks would leave most SMs idle
+// meanwhile (13-16% of the time with 5.3 groups on 132 SMs).
 template <int BR>
 DEVICE WorkItem work_item(const AttentionParams& p, u32 index, int kv_bytes_per_row) {
   constexpr i64 L2_SHARE = 24 << 20;  // bytes
@@ -53,8 +53,8 @@ DEVICE WorkItem work_item(const AttentionParams& p, u32 index, int kv_bytes_per_
 
 // The items of a persistent thread block, which takes one after another. Blocks take turns forwards and backwards (b,
 // 2G-1-b, 2G+b, ...), so that none gets the longest item of every round: no counter in memory, and repeats are alike.
-// Causal: heads go in groups from their longest query block to their shortest. How many make a group is the planner's
-// choice (cufa/core/order.py): few share the L2 cache better, some numbers leave fewer blocks idle at the end.
+// Where later rows see more, heads go in groups from their longest query block to their shortest. How many make a group is
+// the planner's choice (cufa/core/order.py): few share the L2 cache better, some numbers leave fewer blocks idle at the end.
 template <int BR>
 struct PersistentItems {
   u32 Tr, total, round = 0;

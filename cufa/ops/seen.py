@@ -113,14 +113,14 @@ def _pairs(arrays_: list[Any], written: Sequence[int]) -> list[_Pair]:
 
 def typed(window: Any) -> Any:
     """A window with the types of its sides: to a dict (1.0, 0) would be (1, 0)."""
-    return window if type(window) is not tuple else (window, *map(type, window))
+    return (*window, *map(type, window)) if type(window) in (tuple, list) else window
 
 
 def signature(
     inputs: Sequence[Any], out: Any, *options: Any, small: Sequence[Any] = ()
 ) -> tuple[Any, ...] | None:
-    """What decides plan, code and strides of a call on CuPy arrays, or None where one was left out (not the
-    first); None for a call on anything else.
+    """What decides plan, code and strides of a call on CuPy arrays, all but the first of which may be left out
+    (None); None for a call on anything else.
 
     How wide copies can be follows from the addresses of ``inputs`` and ``out``; ``small`` arrays are read
     number by number.
