@@ -318,7 +318,7 @@ def test_update_writes_between_the_markers_only():
 def test_summary_is_of_rows_timed_side_by_side():
     """A ratio for each length that has both; nothing for what was not measured."""
     text = summary.summary(records.load_all())
-    assert "| FA3 over cuDNN, causal | " in text and " · " in text
+    assert "| FA3 over cuDNN, causal, in turns | " in text and " · " in text
     record = next(iter(records.load_all().values()))
     rows = [row for row in record["suites"]["forward"]["rows"] if row["label"] != "torch cudnn"]
     forward = {**record["suites"]["forward"], "rows": rows}
