@@ -109,7 +109,8 @@ def flash_attention(
         causal = check_causal(causal)  # type: ignore[unreachable]
     changes = None  # what most calls do without costs them nothing
     if window is not None or mask is not None or softcap is not None:
-        changes = typed(window) if mask is softcap is None else (typed(window), mask, softcap, type(softcap))
+        plain = mask is None and softcap is None
+        changes = typed(window) if plain else (typed(window), mask, softcap, type(softcap))
     key = signature((q, k, v), out, causal, scale, type(scale), layout, algorithm, precision, device, changes)
     seen = seen_before(key)
     if seen is not None:
