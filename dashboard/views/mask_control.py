@@ -16,6 +16,7 @@ from streamlit.delta_generator import DeltaGenerator
 from cufa import masks
 from cufa.core.mask import CAUSAL, DIAGONALS, Band, Mask
 from cufa.core.problem import MASK_KINDS, Problem
+from cufa.core.scores import MAX_SOFTCAP
 from cufa.dashboard.state import Controls
 
 _KINDS = {"causal": "causal", "full": "full", "window": "window"}
@@ -32,7 +33,7 @@ def choose(
     """Mask and soft cap, in one row. ``start`` is what a page or a preset begins with. ``cached``: the queries are
     the last tokens of a cache, so that the diagonal is theirs and no key comes after them."""
     begin = settings(start, start_softcap)
-    columns = iter(st.columns([1.6, 1, 1, 1.3, 1, 1]))
+    columns = iter(st.columns([1.75, 1.4, 1.4, 1.2, 1, 1]))
     kinds = {kind: words for kind, words in _KINDS.items() if not cached or kind != "full"}
     with next(columns):
         kind = controls.choice("mask", "Mask", kinds, begin["mask"], segmented=True)
@@ -52,7 +53,7 @@ def choose(
         diagonal = _choose_diagonal(controls, begin, columns)
     with next(columns):
         cap = controls.optional(
-            "softcap", "Soft cap", begin["softcap"], 0.01, 1e6, step=5.0, help=_SOFTCAP_HELP
+            "softcap", "Soft cap", begin["softcap"], 0.01, float(MAX_SOFTCAP), step=5.0, help=_SOFTCAP_HELP
         )
     return masks.window(left, right, diagonal), cap
 
