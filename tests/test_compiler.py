@@ -199,7 +199,7 @@ def test_an_array_in_local_memory_is_a_finding(nvrtc):
     """
     report = compile_text(unit, AMPERE)
     assert report.entry("indexed").spill_store_bytes == 0
-    assert check_report(report) == ("indexed: 256 bytes of local memory a thread (a stack frame)",)
+    assert check_report(report) == ("indexed: 256 bytes of local memory per thread (a stack frame)",)
 
 
 def test_an_ignored_instruction_is_a_finding(nvrtc):

@@ -96,8 +96,9 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward(const __grid_co
   // Registers are scarce: what the epilogue needs waits in the last 16 bytes of the first row, which no tile uses.
   const u32 parked_smem = Q_smem + PITCH - 16;
   if (thread == 0) st_shared_vec4(parked_smem, {u32(item.q_block), u32(item.head), u32(item.batch), Q_smem});
-  // Without skipping, where the masked tiles end waits in the same place of the second row.
-  if (!SKIP_MASKED_TILES && thread == 0) st_shared_u32(parked_smem + PITCH, u32(tiles.clear_end));
+  // Where masked tiles are not skipped, their end waits in the same place of the second row.
+  constexpr bool PARK_CLEAR_END = !SKIP_MASKED_TILES && MASK_KIND != MASK_FULL;
+  if (PARK_CLEAR_END && thread == 0) st_shared_u32(parked_smem + PITCH, u32(tiles.clear_end));
 
   // Alg. 1, l. 5
   float O_rmem[M_TILES][O_TILES][4] = {};
@@ -278,7 +279,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward(const __grid_co
     walk_tiles<MASK_KIND>(j, tiles, [&](int j, auto segment) {  // Alg. 1, l. 6
       visit_tile(j, stage, segment);
       stage ^= STAGE_BYTES;
-      if constexpr (!SKIP_MASKED_TILES) tiles.clear_end = int(ld_shared_u32(parked_smem + PITCH));
+      if constexpr (PARK_CLEAR_END) tiles.clear_end = int(ld_shared_u32(parked_smem + PITCH));
     });
   } else {
     block_sync();  // the parked values are visible
