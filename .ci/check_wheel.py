@@ -8,14 +8,14 @@ from pathlib import Path
 import numpy as np
 
 import cufa
-from cufa.kernels import REGISTRY
+from cufa.kernels import KERNELS
 from cufa.nvrtc.compiler import SOURCE_DIR, included_files, translation_unit
 
 package = Path(cufa.__file__).parent
 assert sys.prefix in str(package), f"imported from {package}, not from the environment"
 assert package / "cuda_src" == SOURCE_DIR, SOURCE_DIR
 assert (package / "py.typed").exists()
-for spec in REGISTRY.values():
+for spec in KERNELS.values():
     assert len(included_files(f"kernels/{spec.source}")) > 1, spec.name
     assert "#include" in translation_unit(f"kernels/{spec.source}", {}), spec.name
 
