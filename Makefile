@@ -44,7 +44,7 @@ dashboard: $(DEV)  ## the dashboard, in a browser on this machine
 	$(CUFA) dashboard $(ARGS)
 
 test: $(DEV)  ## every test that can run here; GPU tests skip, with the reason, where there is no GPU
-	$(PYTEST) $(ARGS)
+	$(PYTEST) -n auto --dist loadfile $(ARGS)
 
 lint: $(DEV)  ## ruff: rules and formatting
 	$(PY) -m ruff check .
