@@ -46,3 +46,4 @@ def test_rows_were_recorded_for_these_sources(name):
 def test_readme_shows_the_records():
     text = README.read_text(encoding="utf-8")
     assert report.update(text, RECORDS) == text, "run `make readme`"
+    assert report.page(RECORDS) == report.PAGE.read_text(encoding="utf-8"), "run `make readme`"

@@ -9,7 +9,7 @@ import json
 import pytest
 
 from cufa import tuning
-from cufa.bench import evidence, fastest, records, report, summary
+from cufa.bench import evidence, fastest, overview, records, report, summary
 from cufa.bench.cases import READ, Case, Contender, Work, contenders, one_item_a_block
 from cufa.bench.decode_cases import make_decode
 from cufa.bench.ladder import ladder
@@ -309,10 +309,30 @@ def test_update_writes_between_the_markers_only():
 
     evidence = records.load_all()
     new = report.update(page("old", "old"), evidence)
-    assert new == page(summary.summary(evidence).strip(), report.markdown(evidence).strip())
+    rows = "\n".join(overview.overview(evidence))
+    assert new == page(summary.summary(evidence).strip(), rows.strip())
     assert report.update(new, evidence) == new
     with pytest.raises(ValueError, match="no lines"):
         report.update("nothing here", evidence)
+
+
+def test_the_overview_claims_the_lower_regime_and_hides_no_loss(record):
+    """Means of both regimes, with the least and the most; the claim is the lower mean."""
+
+    def beside(regime, *times):
+        row = copy.deepcopy(record["suites"]["versions"]["rows"][0]) | {"regime": regime}
+        rows = []
+        for seqlen, (ours, peer) in enumerate(times, 1000):
+            at = copy.deepcopy(row)
+            at["problem"] |= {"seqlen_q": seqlen, "seqlen_k": seqlen}
+            rows += [at | {"label": "fa2", "p50_ns": ours}, at | {"label": "torch flash", "p50_ns": peer}]
+            del rows[-1]["kernel"]
+        return rows
+
+    rows = [*beside("in turns", (1000, 800), (1000, 1800)), *beside("sustained", (1000, 1100))]
+    record["suites"] = {"forward": {"title": "forward", "rows": rows, "skipped": []}}
+    (line,) = (x for x in overview.overview({"x": record}) if x.startswith("| FA2, 1k"))
+    assert line == "| FA2, 1k to 16k | PyTorch's FA2 | 1.20× (0.80–1.80) | 1.10× | 1.10× |"
 
 
 def test_summary_is_of_rows_timed_side_by_side():

@@ -91,8 +91,8 @@ def fastest_kernels() -> None:
 @evidence_command.command("readme")
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 def readme(file: Path) -> None:
-    """Write the recorded tables into FILE, between its two marker comments."""
+    """Write what was recorded into FILE, between its marker comments, and all tables beside the records."""
     try:
-        report.update_file(file)
+        report.write(file)
     except ValueError as error:
         fail(Exit.FAILED, f"{file}: {error}")
