@@ -9,7 +9,7 @@ import json
 import pytest
 
 from cufa import tuning
-from cufa.bench import evidence, fastest, overview, records, report, summary
+from cufa.bench import evidence, fastest, gpu_tests, overview, records, report, summary
 from cufa.bench.cases import READ, Case, Contender, Work, contenders, one_item_a_block
 from cufa.bench.decode_cases import make_decode
 from cufa.bench.ladder import ladder
@@ -508,7 +508,7 @@ class TestFastest:
     ],
 )
 def test_tests_are_counted_for_the_kernel_in_their_parameters(name, kernels):
-    assert evidence._kernels_of(name) == kernels
+    assert gpu_tests._kernels_of(name) == kernels
 
 
 class TestTuning:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from ..bench import evidence, fastest, records, report, traces
+from ..bench import evidence, fastest, gpu_tests, records, report, traces
 from .common import Exit, fail, find_device, stderr, stdout
 
 
@@ -58,7 +58,7 @@ def evidence_command(
     try:
         record = evidence.record_evidence(
             device,
-            jobs=jobs or evidence.default_jobs(),
+            jobs=jobs or gpu_tests.default_jobs(),
             seconds=seconds,
             with_tests=with_tests,
             say=say,
@@ -73,6 +73,27 @@ def evidence_command(
     found = evidence.problems_with(record)
     if found:
         fail(Exit.FAILED, "\n".join(found))
+
+
+@evidence_command.command("tests")
+@click.option("--jobs", type=click.IntRange(1), help="Processes that test.  [default: cores, at most 16]")
+def run_tests(jobs: int | None) -> None:
+    """Run the GPU tests alone, as a recording does: on all cores, then those that time something.
+
+    Exit codes: 0 all passed; 1 a test failed; 3 no GPU, or no tests here.
+    """
+    find_device("cuda")
+    try:
+        gpu_tests.check_tests_are_here()
+    except FileNotFoundError as error:
+        fail(Exit.MISSING, str(error))
+    tests = gpu_tests.run_gpu_tests(
+        jobs or gpu_tests.default_jobs(), lambda what: stderr().print(what, markup=False)
+    )
+    counts = ", ".join(f"{tests[outcome]:,} {outcome}" for outcome in ("passed", "failed", "skipped"))
+    click.echo(f"{counts} in {tests['seconds']:.0f} s")
+    if tests["failed"] or not tests["passed"]:
+        fail(Exit.FAILED, "\n".join(tests["failures"]) or "no test ran")
 
 
 @evidence_command.command("show")
