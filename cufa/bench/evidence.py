@@ -76,12 +76,21 @@ def record_evidence(
     record["host_calls"] = host_calls()
     keep(record)
     if with_tests:
-        record["tests"] = tests = run_gpu_tests(jobs, say)
-        for name, kernel in kernels.items():
-            kernel["tests_passed"] = tests["passed_by_kernel"][name]
+        add_tests(record, run_gpu_tests(jobs, say))
     record["seconds"] = round(time.perf_counter() - started, 1)
     keep(record)
     return record
+
+
+def add_tests(record: Json, tests: Json) -> None:
+    """What :func:`~cufa.bench.gpu_tests.run_gpu_tests` found, kept with the kernels that it was found for. Raises
+    ValueError where a kernel has changed since it was timed."""
+    stale = records.stale_kernels(record)
+    if stale:
+        raise ValueError(f"{', '.join(stale)} changed since the record was made; record anew")
+    record["tests"] = tests
+    for name, kernel in record["kernels"].items():
+        kernel["tests_passed"] = tests["passed_by_kernel"][name]
 
 
 def _measure(

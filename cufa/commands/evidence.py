@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from pathlib import Path
 
@@ -77,12 +78,18 @@ def evidence_command(
 
 @evidence_command.command("tests")
 @click.option("--jobs", type=click.IntRange(1), help="Processes that test.  [default: cores, at most 16]")
-def run_tests(jobs: int | None) -> None:
+@click.option(
+    "--into",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Record of these kernels, made with --no-tests, that keeps the result.",
+)
+def run_tests(jobs: int | None, into: Path | None) -> None:
     """Run the GPU tests alone, as a recording does: on all cores, then those that time something.
 
-    Exit codes: 0 all passed; 1 a test failed; 3 no GPU, or no tests here.
+    Exit codes: 0 all passed; 1 a test failed, or the record is of other kernels; 3 no GPU, or no tests here.
     """
     find_device("cuda")
+    record = records.upgrade(json.loads(into.read_text(encoding="utf-8"))) if into else None
     try:
         gpu_tests.check_tests_are_here()
     except FileNotFoundError as error:
@@ -92,6 +99,12 @@ def run_tests(jobs: int | None) -> None:
     )
     counts = ", ".join(f"{tests[outcome]:,} {outcome}" for outcome in ("passed", "failed", "skipped"))
     click.echo(f"{counts} in {tests['seconds']:.0f} s")
+    if into and record:
+        try:
+            evidence.add_tests(record, tests)
+        except ValueError as error:
+            fail(Exit.FAILED, f"{into}: {error}")
+        records.save(record, into)
     if tests["failed"] or not tests["passed"]:
         fail(Exit.FAILED, "\n".join(tests["failures"]) or "no test ran")
 
