@@ -24,7 +24,8 @@ from cufa.core.mask import CAUSAL, Band
 from cufa.core.operation import OPERATIONS
 from cufa.dashboard.worker import client
 from cufa.dashboard.worker.jobs import Job, gpu_index
-from cufa.dashboard.worker.store import Status, Store
+from cufa.dashboard.worker.run import Status
+from cufa.dashboard.worker.store import Store
 from cufa.kernels import KERNELS
 
 # --- Jobs ------------------------------------------------------------------------------------------------
