@@ -6,7 +6,7 @@ from . import masks
 from .ops.decode import flash_decode, plan_decode
 from .ops.forward import flash_attention, plan
 from .ops.merge import merge_attention_states
-from .ops.reference import attention_reference, decode_reference
+from .ops.reference import attention_reference, attention_reference_backward, decode_reference
 
 if TYPE_CHECKING:
     from .executor.emulate import emulate
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 __all__ = [
     "__version__",
     "attention_reference",
+    "attention_reference_backward",
     "decode_reference",
     "emulate",
     "flash_attention",
