@@ -117,6 +117,8 @@ class Operation:
     """Keys of one item may be shared out over thread blocks (:class:`Split`)."""
     memory_bound: bool = False
     """Figures are bytes per second, not FLOPs."""
+    by_keys: bool = False
+    """Its blocks are blocks of keys, which visit tiles of queries (:class:`~cufa.core.schedule.Schedule`)."""
 
     @property
     def inputs(self) -> tuple[str, ...]:

@@ -59,6 +59,8 @@ class Problem:
     """A name of :data:`cufa.core.operation.OPERATIONS`."""
     alignment: int = 16
     positive_strides: bool = True
+    deterministic: bool = False
+    """Backward: the same bits in every run, dq included, where an order of sums must be enforced for that."""
 
     # --- Elements -----------------------------------------------------------------------------------------
 
