@@ -212,7 +212,8 @@ def _gradients(
     o, lse = _attend(q, k, v, seen, scale, cap)
     with np.errstate(all="ignore"):
         s = scale * (q @ k.T)
-        capped, slope = (s, 1) if cap is None else (softcapped(s, cap), softcap_derivative(s, cap))
+        capped = s if cap is None else softcapped(s, cap)
+        slope = 1 if cap is None else softcap_derivative(capped, cap)
         weighs = seen & (lse != -np.inf)[:, None]
         p = np.where(weighs, np.exp(capped - lse[:, None]), 0)
         ds = np.where(weighs, p * (do @ v.T - ((do * o).sum(axis=1) - dlse)[:, None]) * slope, 0)
