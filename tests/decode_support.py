@@ -182,13 +182,11 @@ def call_of(case: Case, layout: str = "bhsd") -> DecodeCall:
     given |= zip(("q", "k_cache", "v_cache"), [arrays[0], *(x.copy() for x in arrays[1:])], strict=True)
     scores = {name: options.get(name) for name in ("softcap", "scale")}
     of_problem = {"mask": decode_mask(options.get("window")), **scores}
-    return DecodeCall.read(given, None, True, layout, options=of_problem, request={})
+    return DecodeCall.read(given, {"out": None, "lse": None}, layout, options=of_problem, request={})
 
 
 def prepare(case: Case, layout: str = "bhsd", *, on_gpu: bool = False) -> tuple[Problem, dict[str, Any]]:
     """The problem, and the operands by name as plans are run with them; results are NaN."""
     call, problem = call_of(case, layout).check(on_gpu)
-    q = call.inputs["q"]
-    lse = np.full((problem.batch, problem.heads, problem.seqlen_q), np.nan, np.float32)
-    given = call.arrays(np.full(q.shape, np.nan, q.dtype), lse)
+    given = call.arrays(call.allocate(problem, lambda shape, dtype: np.full(shape, np.nan, dtype)))
     return (calls.with_memory(problem, given) if on_gpu else problem), given

@@ -84,7 +84,7 @@ def _forward(spec: KernelSpec) -> Iterator[str]:
         dtype = DTYPES[p.dtype]
         host = [rng.standard_normal(shape).astype(dtype) for shape in p.shapes[:3]]
         given = {n: cupy.asarray(x) for n, x in forward_operands(*host).items()}
-        cuda.Binding(ready, given).launch(*cuda.addresses(given))
+        cuda.Binding(ready, given).launch(cuda.addresses(given))
         out, lse = given["out"], given["lse"]
         expected, expected_lse = cufa.attention_reference(*host, mask=p.mask, return_lse=True)
         tolerance = TOLERANCE["tf32" if p.precision == "tf32" else p.dtype]

@@ -41,9 +41,11 @@ def launches(monkeypatch):
             assert tuple(given) == tuple(x.name for x in OPERATIONS["decode"].operands)
             self.first = plan, given
 
-        def launch(self, *addresses):
-            log.append((*self.first, addresses))
+        def launch(self, addresses):
+            log.append((*self.first, tuple(addresses)))
             self.first = None, None
+
+        launch_here = launch
 
     monkeypatch.setattr(seen, "_seen", {})
     monkeypatch.setattr(cuda, "prepare", lambda plan, device_id: plan)

@@ -164,7 +164,7 @@ def test_launches_of_two_threads_on_one_stream_do_not_mix(bindings):
     """split_a, split_b, combine_a would merge b's parts into a's result."""
     found, log = bindings
     threads = [
-        threading.Thread(target=lambda b=binding: [b.launch(*range(1, 12)) for _ in range(5)])
+        threading.Thread(target=lambda b=binding: [b.launch(range(1, 12)) for _ in range(5)])
         for binding in found
     ]
     for thread in threads:
@@ -181,7 +181,7 @@ def test_a_launch_takes_all_addresses(bindings):
     (binding, _), log = bindings
     operands = binding.prepared.plan.operation.operands
     for addresses in (range(1, 12), range(101, 112), (*range(1, 11), 0)):
-        binding.launch(*addresses)
+        binding.launch(addresses)
         packed = [getattr(binding._params, x.field) or 0 for x in operands]
         assert packed == list(addresses)
     assert len(log) == 6

@@ -223,7 +223,7 @@ def test_repeats_are_bit_identical_on_any_stream(cp, device, kernel):
     for i in range(20):
         for stream, mine in zip(streams, outs, strict=True):
             with stream:
-                binding.launch(*cuda.addresses({**operands, "out": mine[i]}))
+                binding.launch(cuda.addresses({**operands, "out": mine[i]}))
     cp.cuda.runtime.deviceSynchronize()
     for out in (x for mine in outs for x in mine):
         np.testing.assert_array_equal(out.get().view(np.uint8), first)
@@ -249,7 +249,7 @@ def test_threads_that_share_a_stream(cp, device, kernel):
         _, operands, binding, outs = todo[i]
         with stream:
             for out in outs:
-                binding.launch(*cuda.addresses({**operands, "out": out}))
+                binding.launch(cuda.addresses({**operands, "out": out}))
 
     in_threads(work, len(todo))
     stream.synchronize()
@@ -277,7 +277,7 @@ def test_graph_captured_behind_queued_work(cp, device, kernel):
         operands = operands_of(case, cp.asarray)
         plan = plan_of(case, kernel, length // 100, config, device)
         binding = cuda.Binding(cuda.prepare(plan), operands)
-        binding.launch(*cuda.addresses(operands))  # loads what is captured below
+        binding.launch(cuda.addresses(operands))  # loads what is captured below
         todo.append((case, operands, binding))
     captures = len(workspace._of_captures)
     stream = cp.cuda.Stream(non_blocking=True)
@@ -292,7 +292,7 @@ def test_graph_captured_behind_queued_work(cp, device, kernel):
         stream.begin_capture()
         for _ in range(3):
             for _, operands, binding in todo:
-                binding.launch(*cuda.addresses(operands))
+                binding.launch(cuda.addresses(operands))
         graph = stream.end_capture()
         stream.synchronize()
         for _ in range(3):
@@ -328,7 +328,7 @@ def test_graph_replay_while_lengths_grow(cp, device, kernel):
     stream = cp.cuda.Stream(non_blocking=True)
     with stream:
         stream.begin_capture()
-        binding.launch(*cuda.addresses(operands))
+        binding.launch(cuda.addresses(operands))
         graph = stream.end_capture()
     for lengths in ([1, 0], [64, 65], [300, 129], [900, 700]):
         part = make_case([900, 700], fp8="fp8" in kernel, head_dim=64)

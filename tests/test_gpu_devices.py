@@ -150,7 +150,7 @@ def test_prepared_plans_launch_on_their_device(cp):
     prepared = cuda.prepare(make_plan(make_problem(*host), cuda.device(1)), 1)
     with cp.cuda.Device(1):
         given = forward_operands(q, k, v, cp, lse=False)
-    cuda.Binding(prepared, given).launch(*cuda.addresses(given))
+    cuda.Binding(prepared, given).launch(cuda.addresses(given))
     assert_attention(given["out"].get(), None, *host)
 
 

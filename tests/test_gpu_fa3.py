@@ -75,7 +75,7 @@ def execute(cp):
         given = forward_operands(*(cp.asarray(x) for x in (q, k, v)), cp)
         binding = cuda.Binding(cuda.prepare(plan), given)
         limit_time()
-        binding.launch(*cuda.addresses(given))
+        binding.launch(cuda.addresses(given))
         return cp.asnumpy(given["out"]), cp.asnumpy(given["lse"])
 
     return run
@@ -184,7 +184,7 @@ def test_short_items_in_a_row_repeat_bit_for_bit(cp, config, head_dim, causal):
     binding, out = cuda.Binding(cuda.prepare(plan), given), given["out"]
     lse = [cp.empty(out.shape[:3], cp.float32) for _ in range(30)]
     for x in lse:
-        binding.launch(*cuda.addresses({**given, "lse": x}))
+        binding.launch(cuda.addresses({**given, "lse": x}))
     assert all(bool((x.view("int32") == lse[0].view("int32")).all()) for x in lse)
     assert_attention(cp.asnumpy(out), cp.asnumpy(lse[0]), *host, causal=causal)
 

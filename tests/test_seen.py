@@ -5,11 +5,16 @@ Arrays here are CuPy's, over addresses that nobody reads: no GPU is needed.
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import itertools
+
 import numpy as np
 import pytest
 
 import cufa
 from cufa.core.mask import CAUSAL, FULL
+from cufa.core.operation import OPERATIONS, Operand
 from cufa.ops import arrays, calls, seen
 
 cp = pytest.importorskip("cupy")
@@ -28,52 +33,77 @@ def no_device(monkeypatch):
     monkeypatch.setattr(cp.cuda.runtime, "getDevice", lambda: 0)
 
 
-def test_only_calls_on_cupy_arrays_have_a_signature():
-    assert seen.signature((Q, K, None, V), None, "x") is not None
+FORWARD, DECODE = OPERATIONS["forward"], OPERATIONS["decode"]
+LENGTHS, TABLE = array(5 << 32, (2,), np.int32), array(6 << 32, (2, 3), np.int32)
+
+
+def key(*given, options=("x",), operation=FORWARD):
+    """Of a call on some of the operation's operands, the first ones."""
+    _, found, addresses = seen.find(operation, pad(given, operation), options)
+    assert (found is None) == (addresses == [])
+    return found
+
+
+def pad(given, operation=FORWARD):
+    return (*given, *[None] * (len(operation.operands) - len(given)))
+
+
+def test_only_calls_on_cupy_arrays_have_a_key():
+    assert key(Q, K, None, V) is not None
     host = np.zeros((2, 4, 8, 16), np.float16)
-    for inputs, out in (
-        ((host, K), None),
-        ((Q, host), None),
-        ((Q, K), host),
-        ((None, K), None),
-        ((Q, 3), None),
-    ):
-        assert seen.signature(inputs, out, "x") is None
-    assert seen.signature((Q, K), None, ["unhashable"]) is None
+    for given in ((host, K), (Q, host), (Q, K, V, host), (None, K), (Q, 3)):
+        assert key(*given) is None
+    assert key(Q, K, options=(["unhashable"],)) is None
 
 
 def test_addresses_do_not_matter_but_alignment_does():
-    same = seen.signature((Q, K, V), OUT, "x")
-    assert seen.signature((array(9 << 32), K, V), array(16), "x") == same
-    assert seen.signature((array((9 << 32) + 8), K, V), OUT, "x") != same
+    same = key(Q, K, V, OUT)
+    assert key(array(9 << 32), K, V, array(16)) == same
+    for offset in (1, 2, 4, 8):
+        moved = [array((9 << 32) + offset) if x is Q else x for x in (Q, K, V, OUT)]
+        assert key(*moved) != same
+        assert key(Q, K, V, array((9 << 32) + offset)) != same, "results are written in wide stores as well"
 
 
 def test_small_arrays_do_not_hide_how_large_ones_are_aligned():
     """Lengths at 4 bytes past 16 used to share a key with queries there."""
-    lengths = array(5 << 32, (2,), np.int32), array((5 << 32) + 4, (2,), np.int32)
-    moved = array((9 << 32) + 4)
-    keys = [seen.signature((q, K, V), None, "x", small=[n]) for q in (Q, moved) for n in lengths]
+    lengths = LENGTHS, array((5 << 32) + 4, (2,), np.int32)
+    keys = [key(q, K, V, n, operation=DECODE) for q in (Q, array((9 << 32) + 4)) for n in lengths]
     assert keys[0] == keys[1] != keys[2] == keys[3]
-    odd = seen.signature((Q, K, V), None, "x", small=[array((5 << 32) + 1, (2,), np.int32)])
-    assert odd != keys[0], "refused: not taken for a call that was seen"
+    for offset in (1, 2, 3):
+        odd = key(Q, K, V, array((5 << 32) + offset, (2,), np.int32), operation=DECODE)
+        assert odd not in keys, "refused: not taken for a call that was seen"
+        assert odd != key(array((9 << 32) + offset), K, V, LENGTHS, operation=DECODE)
 
 
 @pytest.mark.parametrize(
     "other",
     [
-        ((Q, K, V), None, "x"),
-        ((Q, K, V), OUT, "y"),
-        ((Q, K, None), OUT, "x"),
-        ((Q, K, V, None), OUT, "x"),
-        ((Q, None, K), V, "x"),
-        ((Q, K[:1], V), OUT, "x"),
-        ((Q, K, V[:, ::2]), OUT, "x"),
-        ((Q, array(2 << 32, dtype=np.int16), V), OUT, "x"),
-        ((Q, K, V), OUT[:, :, ::2], "x"),
+        (Q, K, V),
+        (Q, K, None, OUT),
+        (Q, K, None, V, OUT),
+        (Q, None, K, V),
+        (Q, K[:1], V, OUT),
+        (Q, K, V[:, ::2], OUT),
+        (Q, K.transpose(0, 2, 1, 3), V, OUT),
+        (Q, array(2 << 32, dtype=np.int16), V, OUT),
+        (Q, K, V, OUT[:, :, ::2]),
     ],
 )
 def test_calls_that_differ(other):
-    assert seen.signature(*other) != seen.signature((Q, K, V), OUT, "x")
+    assert key(*other) != key(Q, K, V, OUT)
+    assert key(Q, K, V, OUT) != key(Q, K, V, OUT, options=("y",))
+    assert key(Q, K, V, operation=DECODE) != key(Q, K, V)
+
+
+def test_every_operand_of_an_operation_is_part_of_its_calls():
+    """Nothing is listed by hand: another operand, or result, is one declaration."""
+    bias = Operand("bias", stride="bias_stride")
+    more = dataclasses.replace(FORWARD, operands=(FORWARD.operands[0], bias, *FORWARD.operands[1:]))
+    without, given = (key(Q, x, K, V, OUT, operation=more) for x in (None, LENGTHS))
+    assert without != given and key(Q, K, V, OUT) not in (without, given)
+    with pytest.raises(ValueError):
+        seen.find(more, (Q, K, V, OUT, None), ())
 
 
 @pytest.fixture
@@ -83,7 +113,8 @@ def short_cut(monkeypatch):
 
     def run_on_gpu(call, key):
         checked.append(call.check(on_gpu=True))
-        seen.remember(key, lambda inputs, out, return_lse: "short cut")
+        seen.remember(key, lambda given, addresses: "short cut")
+        return {"out": "long way"}
 
     monkeypatch.setattr(seen, "_seen", {})
     monkeypatch.setattr(calls, "run_on_gpu", run_on_gpu)
@@ -138,56 +169,128 @@ def test_masks_that_are_equal_take_the_short_cut(short_cut):
     assert len(short_cut) == 3
 
 
-def test_launch_takes_all_addresses(no_device):
-    launched = []
-    call = seen.SeenCall(
-        lambda *a: launched.append(a), {"q": Q, "k": K, "new": None, "v": V}, OUT, (2, 4, 8), arrays.check_out
-    )
+@dataclasses.dataclass(frozen=True)
+class Toy(calls.Call):
+    """A call of as many inputs and results as are named, of which ``written`` are written to."""
+
+    name = "toy"
+    writes: tuple[str, ...] = ()
+    log: list = dataclasses.field(default_factory=list)
+
+    @property
+    def written(self):
+        return self.writes
+
+    def check_memory(self, given):
+        self.log.append(given)
+        super().check_memory(given)
+
+
+@pytest.fixture
+def toy(monkeypatch, no_device):
+    """seen_call(inputs, results, **more): a call of an operation with those operands that was checked, and the
+    addresses that were launched. Arrays that it allocates stand at multiples of 1 << 50."""
+
+    def seen_call(inputs, results, wanted=None, **more):
+        operands = [Operand(name, stride="x_stride") for name in inputs]
+        operands += [
+            Operand(name, result=True, like=next(iter(inputs)), stride="o_stride") for name in results
+        ]
+        operation = dataclasses.replace(FORWARD, name="toy", operands=tuple(operands))
+        monkeypatch.setitem(OPERATIONS, "toy", operation)
+        call, launched = Toy(inputs, {n: results[n] for n in wanted or results}, "bhsd", {}, {}, **more), []
+        made = call.allocate(None, lambda shape, dtype: array(1 << 49, shape, dtype))
+        found, new = seen.SeenCall(launched.append, call, made), itertools.count(1)
+        found._allocate = lambda shape, dtype: array(next(new) << 50, shape, dtype)
+
+        def run(*given):
+            _, _, addresses = seen.find(operation, given, ())
+            return found(given, addresses)
+
+        return run, launched, call.log
+
+    return seen_call
+
+
+def test_launch_takes_all_addresses(toy):
+    run, launched, _ = toy({"q": Q, "k": K, "new": None, "v": V}, {"out": OUT, "lse": None}, wanted=["out"])
     elsewhere = array(77 << 32)
-    assert call((Q, elsewhere, None, V), OUT, False) is OUT
-    assert launched == [(1 << 32, 77 << 32, 0, 3 << 32, 4 << 32, 0)], "0: no log-sum-exp"
+    assert run(Q, elsewhere, None, V, OUT, None) is OUT
+    assert launched == [[1 << 32, 77 << 32, 0, 3 << 32, 4 << 32, 0]], "0: not there, or not asked for"
 
 
-def test_overlaps_are_checked_once_for_each_way_of_lying_to_each_other(no_device):
-    checked = []
-    call = seen.SeenCall(
-        lambda *a: None,
-        {"q": Q, "k": K, "v": V},
-        OUT,
-        (2, 4, 8),
-        lambda out, inputs: checked.append((out, *inputs.values())),
-        written=("k", "v"),
-    )
-    call((Q, K, V), OUT, False)
+def test_results_of_any_number(toy):
+    """As many as the operation has: given, allocated like their operand, or not asked for."""
+    run, launched, _ = toy({"q": Q, "k": K}, {"dq": None, "dk": OUT, "dv": None})
+    dq, dk, dv = run(Q, K, None, OUT, None)
+    assert dk is OUT and dq.shape == dv.shape == Q.shape and dq.dtype == dv.dtype == Q.dtype
+    assert launched == [[1 << 32, 2 << 32, 1 << 50, 4 << 32, 2 << 50]]
+    assert [x.data.ptr for x in (dq, dv)] == [1 << 50, 2 << 50]
+    run, launched, _ = toy({"q": Q, "k": K}, {"dq": None, "dk": None, "dv": None}, wanted=["dk"])
+    assert run(Q, K, None, None, None).data.ptr == 1 << 50
+    assert launched == [[1 << 32, 2 << 32, 0, 1 << 50, 0]]
+
+
+def test_overlaps_are_checked_once_per_relative_offset(toy):
+    run, _, checked = toy({"q": Q, "k": K, "v": V}, {"out": OUT}, writes=("k", "v"))
+    run(Q, K, V, OUT)
     assert not checked, "apart"
     size = 2 * 4 * 8 * 16 * 2
     for distance in (size, -size, size + 2):
-        call((Q, K, array((2 << 32) + distance)), OUT, False)
+        run(Q, K, array((2 << 32) + distance), OUT)
     assert not checked, "side by side"
     for distance in (0, size - 2, 2 - size, 5):
         for base in (1 << 40, 1 << 41):
             mine = array(base + distance)
-            call((Q, array(base), mine), OUT, False)
-        assert len(checked) == 1 and checked.pop()[3].data.ptr == (1 << 40) + distance
-    call((array((4 << 32) + 2), K, V), OUT, False)
+            run(Q, array(base), mine, OUT)
+        assert len(checked) == 1 and checked.pop()["v"].data.ptr == (1 << 40) + distance
+    with pytest.raises(ValueError, match="out overlaps q"):
+        run(array((4 << 32) + 2), K, V, OUT)
     assert len(checked) == 1, "out is written to as well"
 
 
-def test_an_overlap_that_is_refused_is_refused_again(no_device):
-    call = seen.SeenCall(lambda *a: None, {"q": Q, "k": K, "v": V}, OUT, (2, 4, 8), arrays.check_out)
+def test_an_overlap_that_is_refused_is_refused_again(toy):
+    run, launched, _ = toy({"q": Q, "k": K, "v": V}, {"out": OUT})
     for _ in range(3):
         with pytest.raises(ValueError, match="out overlaps k"):
-            call((Q, array((4 << 32) + 64), V), OUT, False)
+            run(Q, array((4 << 32) + 64), V, OUT)
+    assert not launched
 
 
-def test_interleaved_views_are_apart(no_device):
+def test_two_results_may_not_overlap(toy):
+    run, launched, _ = toy({"q": Q}, {"dk": K, "dv": V})
+    with pytest.raises(ValueError, match="dk overlaps dv"):
+        run(Q, K, array((2 << 32) + 64))
+    assert not launched
+
+
+def test_interleaved_views_are_apart(toy):
     both = array(1 << 40, (2, 2, 4, 8, 16))
-    call = seen.SeenCall(
-        lambda *a: None, {"q": Q, "k": both[:, 0], "v": V}, both[:, 1], (2, 4, 8), arrays.check_out
-    )
-    call((Q, both[:, 0], V), both[:, 1], False)
+    run, launched, _ = toy({"q": Q, "k": both[:, 0], "v": V}, {"out": both[:, 1]})
+    run(Q, both[:, 0], V, both[:, 1])
     with pytest.raises(ValueError, match="out overlaps k"):
-        call((Q, both[:, 0], V), both[:, 0], False)
+        run(Q, both[:, 0], V, both[:, 0])
+    assert len(launched) == 1
     assert arrays.shares_memory(both, both[1:, :, 2]) and not arrays.shares_memory(
         both[:, 1], both[:, 0, ::2]
     )
+
+
+@pytest.mark.parametrize("given", [False, True])
+def test_another_device_is_made_current(toy, monkeypatch, given):
+    """For what is allocated and for the launch."""
+    at = []
+    monkeypatch.setattr(cp.cuda.runtime, "getDevice", lambda: at[-1] if at else 3)
+    monkeypatch.setattr(cp.cuda, "Device", lambda number: contextlib.closing(Current(at, number)))
+    run, launched, _ = toy({"q": Q}, {"out": OUT if given else None})
+    run(Q, OUT if given else None)
+    assert len(launched) == 1 and at == [0, "closed"]
+
+
+class Current:
+    def __init__(self, at, number):
+        self._at = at
+        at.append(number)
+
+    def close(self):
+        self._at.append("closed")

@@ -198,7 +198,7 @@ class Binding:
         first = min(places)
         self._permuted = operator.itemgetter(*(places.index(first + i) for i in range(len(places))))
         self._pointers = (ctypes.c_void_p * len(places)).from_buffer(self._params, first * _POINTER_BYTES)
-        self._addresses: tuple[int, ...] = ()
+        self._addresses: list[int] = []
         self._maps = [
             (place, self._map(operands[place], given, rows))
             for name, rows in plan.spec.tensor_map_rows(plan.config).items()
@@ -230,13 +230,18 @@ class Binding:
         start = ctypes.addressof(self._params)
         return start <= address < start + ctypes.sizeof(self._params)
 
-    def launch(self, *addresses: int, trace: int = 0) -> None:
+    def launch(self, addresses: Sequence[int], trace: int = 0) -> None:
         """Launch on the current stream of the plan's device. Device addresses of the operands, in the order of
         :attr:`~cufa.core.operation.Operation.operands`, 0 for what is not there."""
-        if cupy.cuda.runtime.getDevice() != self._device_id:
+        if cupy.cuda.runtime.getDevice() == self._device_id:
+            self.launch_here(list(addresses), trace)
+        else:
             with cupy.cuda.Device(self._device_id):
-                self.launch(*addresses, trace=trace)
-            return
+                self.launch_here(list(addresses), trace)
+
+    def launch_here(self, addresses: list[int], trace: int = 0) -> None:
+        """:meth:`launch`, where the plan's device is the current one. ``addresses`` must not be changed
+        any more: the binding compares the next ones with them."""
         stream = cupy.cuda.get_current_stream()
         with self._lock:
             if addresses != self._addresses:
@@ -282,7 +287,7 @@ def addresses(given: Arrays) -> list[int]:
 def run(plan: Plan, given: Arrays, device_id: int | None = None) -> None:
     """Compute once, asynchronously, on CuPy arrays by operand name. Compiles on first use."""
     device_id = given["q"].data.device_id if device_id is None else device_id
-    Binding(prepare(plan, device_id), given).launch(*addresses(given))
+    Binding(prepare(plan, device_id), given).launch(addresses(given))
 
 
 def trace(plan: Plan, given: Arrays) -> np.ndarray:
@@ -291,6 +296,6 @@ def trace(plan: Plan, given: Arrays) -> np.ndarray:
     device_id = given["q"].data.device_id
     binding = Binding(prepare(plan, device_id, trace=True), given)
     records = cupy.zeros(plan.operation.num_records(plan) * TRACE_RECORD.itemsize, cupy.uint8)
-    binding.launch(*addresses(given), trace=records.data.ptr)
+    binding.launch(addresses(given), trace=records.data.ptr)
     found = cupy.asnumpy(records).view(TRACE_RECORD)
     return np.sort(found[found["end_ns"] > 0], order=["batch", "head", "q_block"])

@@ -257,4 +257,4 @@ def _bind(plan: Plan, arrays: dict[str, Any]) -> Run:
         return functools.partial(plan.operation.run_on_cpu, plan, given)
     from ..backends import cuda
 
-    return functools.partial(cuda.Binding(cuda.prepare(plan), given).launch, *cuda.addresses(given))
+    return functools.partial(cuda.Binding(cuda.prepare(plan), given).launch, cuda.addresses(given))

@@ -8,6 +8,7 @@ kernels, and one literal each.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +33,14 @@ class Operand:
     """Argument of the public call."""
     field: str = ""
     """Pointer in the parameter structure; "" as the argument."""
+    result: bool = False
+    """It is returned: allocated by the call, unless the caller gives an array for it."""
+    like: str | Callable[[Problem], tuple[int, ...]] = ""
+    """Of a result: the input whose shape and dtype it has; or its shape, contiguous and in float32."""
+    nothing: float = 0.0
+    """Of a result: what it holds where there is no score at all."""
     written: bool = False
+    """Kernels may write to it, as they do to every result."""
     mapped: bool = False
     """Kernels of Hopper read or write it by the copy engine."""
     stride: str = ""
@@ -41,6 +49,7 @@ class Operand:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "field", self.field or self.name)
+        object.__setattr__(self, "written", self.written or self.result)
 
     @property
     def map_field(self) -> str:
@@ -120,10 +129,20 @@ class Operation:
     by_keys: bool = False
     """Its blocks are blocks of keys, which visit tiles of queries (:class:`~cufa.core.schedule.Schedule`)."""
 
-    @property
+    @functools.cached_property
     def inputs(self) -> tuple[str, ...]:
         """Arguments that are read, in the order of the public call and of :attr:`operands`."""
-        return tuple(x.name for x in self.operands if x.name not in ("out", "lse"))
+        return tuple(x.name for x in self.operands if not x.result)
+
+    @functools.cached_property
+    def results(self) -> tuple[Operand, ...]:
+        """What a call returns, in this order; behind the inputs in :attr:`operands`."""
+        return tuple(x for x in self.operands if x.result)
+
+    @functools.cached_property
+    def strided(self) -> tuple[bool, ...]:
+        """Of each operand: are its rows read in wide copies, whatever the strides (or number by number)?"""
+        return tuple(bool(x.stride) for x in self.operands)
 
     def operand(self, name: str) -> Operand:
         return next(x for x in self.operands if x.name == name)

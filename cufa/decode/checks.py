@@ -43,7 +43,7 @@ class DecodeCall(calls.Call):
 
     @classmethod
     def read(
-        cls, given: Mapping[str, Any], out: Any, return_lse: bool, layout: str, **kwargs: Any
+        cls, given: Mapping[str, Any], results: dict[str, Any], layout: str, **kwargs: Any
     ) -> DecodeCall:
         """Whatever came, as arrays. Raises TypeError or ValueError when something is none, or elsewhere."""
         inputs = {name: _as_array(name, x) for name, x in given.items()}
@@ -51,7 +51,7 @@ class DecodeCall(calls.Call):
         arrays.same_place(
             {n: x for n, x in inputs.items() if x is not None and (n in _BIG or not _may_move(x, q))}
         )
-        return cls(inputs, None if out is None else arrays.as_array("out", out), return_lse, layout, **kwargs)
+        return cls(inputs, results, layout, **kwargs)
 
     def check(self, on_gpu: bool) -> tuple[DecodeCall, Problem]:
         """The call with lengths, table and scales as the kernels read them, and the problem that it is."""
@@ -77,20 +77,17 @@ class DecodeCall(calls.Call):
         for name in ("k_scale", "v_scale"):
             inputs[name] = _scales(name, inputs[name], problem)
         _check_lengths(problem, inputs["cache_seqlens"], inputs["block_table"])
-        if self.out is not None:
-            arrays.same_place({"q": self.inputs["q"], "out": self.out})
-        self.check_memory(self.out, inputs)
-        return dataclasses.replace(self, inputs=inputs), problem
+        call = dataclasses.replace(self, inputs=inputs)
+        call.check_results(problem)
+        return call, problem
 
-    @staticmethod
-    def check_memory(out: Any, inputs: Mapping[str, Any]) -> None:
-        """Nothing that is written, out and with k_new the caches, is read or written through another argument."""
-        given = {name: x for name, x in inputs.items() if x is not None}
-        if out is not None:
-            arrays.check_out(out, given)
-        if "k_new" in given:
+    @classmethod
+    def check_memory(cls, given: Mapping[str, Any]) -> None:
+        """With k_new, the caches are written to as well."""
+        super().check_memory(given)
+        if given["k_new"] is not None:
             for name in CACHES:
-                _check_written_cache(name, given)
+                _check_written_cache(name, {other: x for other, x in given.items() if x is not None})
 
     @property
     def written(self) -> tuple[str, ...]:
@@ -100,7 +97,7 @@ class DecodeCall(calls.Call):
         if problem.cache.new_tokens and not problem.empty:
             from ..backends import cpu_decode
 
-            cpu_decode.append(self.arrays(self.inputs["q"], None))
+            cpu_decode.append(self.arrays({}))
 
 
 def _as_array(name: str, x: Any) -> Array:

@@ -141,15 +141,15 @@ def emulate(
         "scale": scale,
         "precision": precision,
     }
-    call, problem = ForwardCall(inputs, None, True, layout, options, {}).check(on_gpu=True)
+    call, problem = ForwardCall(inputs, {"out": None, "lse": None}, layout, options, {}).check(on_gpu=True)
     problem = dataclasses.replace(problem, alignment=arrays.alignment(*inputs.values()))
     if problem.empty:
         raise ValueError(f"nothing to execute: {problem} has an empty axis")
     plan = make_plan(problem, Device.typical(arch), algorithm, config)
-    out = np.empty_like(inputs["q"])
-    lse = np.full((problem.batch, problem.heads, problem.seqlen_q), np.nan, np.float32)
-    run = run_plan(plan, call.arrays(out, lse), execution, trace)
-    return dataclasses.replace(run, out=out)
+    results = call.allocate(problem, np.empty)
+    results["lse"].fill(np.nan)
+    run = run_plan(plan, call.arrays(results), execution, trace)
+    return dataclasses.replace(run, out=results["out"])
 
 
 def run_plan(
@@ -207,7 +207,7 @@ def _operand_memory(plan: Plan, given: Arrays, checked: bool) -> dict[str, Globa
         array = given[x.name]
         if array is None:
             continue
-        writable = x.written and _is_written(plan, x.name)
+        writable = x.result or (x.written and _is_appended_to(plan))
         if gap and x.stride:
             memory[x.name] = guarded_copy(x.field, array, gap, writable=writable)
         else:
@@ -215,9 +215,9 @@ def _operand_memory(plan: Plan, given: Arrays, checked: bool) -> dict[str, Globa
     return memory
 
 
-def _is_written(plan: Plan, name: str) -> bool:
-    """A cache is written to only when there is something to append."""
-    return name in ("out", "lse") or plan.problem.cache.new_tokens > 0
+def _is_appended_to(plan: Plan) -> bool:
+    """Inputs that kernels may write to are caches, and only when there is something to append."""
+    return plan.problem.cache.new_tokens > 0
 
 
 def _own_memory(plan: Plan) -> dict[str, GlobalArray]:

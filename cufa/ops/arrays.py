@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from ..core.mask import Mask
+from ..core.operation import Operand
 from ..core.problem import HEAD_DIM_STEP, MAX_HEAD_DIM, MAX_SIZE, Problem, default_scale
 
 LAYOUTS = {"bhsd": (0, 1, 2, 3), "bshd": (0, 2, 1, 3)}
@@ -251,23 +252,35 @@ def check_address(name: str, x: Array) -> None:
         )
 
 
-def check_out(out: Array, inputs: Mapping[str, Array]) -> None:
-    """``out`` can take the result and shares no memory with an input."""
-    q = inputs["q"]
-    if out.shape != q.shape:
-        raise ValueError(f"out has shape {out.shape} but the result has {q.shape}")
-    if out.dtype != q.dtype:
-        raise TypeError(f"out is {out.dtype} but the result is {q.dtype}: allocate it with empty_like(q)")
-    check_last_axis("out", out)
-    check_address("out", out)
-    if isinstance(out, np.ndarray) and not out.flags.writeable:
-        raise ValueError("out is read-only: pass a writeable array, or a copy")
-    if overlaps_itself(out):
-        raise ValueError(f"out has strides {out.strides} for shape {out.shape}: elements share memory")
-    for name, x in inputs.items():
-        if shares_memory(out, x):
+def check_result(operand: Operand, x: Array, shape: tuple[int, ...], dtype: Any) -> None:
+    """``x`` can take the result ``operand``, of that shape and dtype."""
+    name = operand.name
+    if x.shape != shape:
+        raise ValueError(f"{name} has shape {x.shape} but the result has {shape}")
+    if x.dtype != dtype:
+        cure = (
+            f"allocate it with empty_like({operand.like})" if isinstance(operand.like, str) else "convert it"
+        )
+        raise TypeError(f"{name} is {x.dtype} but the result is {dtype}: {cure}")
+    if operand.stride:
+        check_last_axis(name, x)
+    elif not x.flags.c_contiguous:
+        raise ValueError(f"{name} has strides {x.strides} for shape {shape}: it must be contiguous")
+    check_address(name, x)
+    if isinstance(x, np.ndarray) and not x.flags.writeable:
+        raise ValueError(f"{name} is read-only: pass a writeable array, or a copy")
+
+
+def check_apart(name: str, there: Mapping[str, Array]) -> None:
+    """The result ``there[name]`` shares no memory with another array of the call, nor with itself."""
+    x = there[name]
+    if overlaps_itself(x):
+        raise ValueError(f"{name} has strides {x.strides} for shape {x.shape}: elements share memory")
+    for other, y in there.items():
+        if other != name and type(y) is type(x) and shares_memory(x, y):
             raise ValueError(
-                f"out overlaps {name} in memory: other blocks still read it; pass a separate array"
+                f"{name} overlaps {other} in memory: it is written to while {other} is still in use; pass a "
+                "separate array"
             )
 
 

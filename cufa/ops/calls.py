@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 import numpy as np
 
 from .. import tuning
 from ..core.architectures import Device
-from ..core.operation import OPERATIONS, Operation
+from ..core.operation import OPERATIONS, Operand, Operation
 from ..core.problem import Problem
 from ..planner import Plan, make_plan
 from . import arrays
@@ -26,9 +26,10 @@ class Call:
     """Of the operation."""
 
     inputs: dict[str, Any]
-    """Arrays by operand name, NumPy or CuPy; None for what was left out."""
-    out: Any
-    return_lse: bool
+    """Arrays by operand name, in the operation's order, NumPy or CuPy; None for what was left out."""
+    results: dict[str, Any]
+    """The results that are asked for, by operand name in the operation's order: the array to write to, or None for
+    one that the call allocates."""
     layout: str
     options: dict[str, Any]
     """What else the problem is made of: mask, softcap, scale, ..."""
@@ -39,15 +40,33 @@ class Call:
     def operation(self) -> Operation:
         return OPERATIONS[self.name]
 
+    @property
+    def first(self) -> tuple[str, Any]:
+        """Name and array of the first input, which is never left out: the call is where it is."""
+        return next(iter(self.inputs.items()))
+
     def check(self, on_gpu: bool) -> tuple[Call, Problem]:
         """Everything that can be wrong with a call, found before anything runs: the call with arrays as kernels
         read them, and the problem that it is."""
         raise NotImplementedError
 
-    @staticmethod
-    def check_memory(out: Any, inputs: Mapping[str, Any]) -> None:
-        """Nothing that is written is read or written through another argument."""
-        raise NotImplementedError
+    def check_results(self, problem: Problem) -> None:
+        """Arrays that are given for results can take them. Part of every :meth:`check`."""
+        for operand in self.operation.results:
+            x = self.results.get(operand.name)
+            if x is not None:
+                arrays.same_place(dict([self.first, (operand.name, x)]))
+                arrays.check_result(operand, x, *self._form(operand, problem))
+        self.check_memory({**self.inputs, **self.results})
+
+    @classmethod
+    def check_memory(cls, given: Mapping[str, Any]) -> None:
+        """Nothing that is written is read or written through another argument. ``given`` are the call's arrays by
+        operand name; those that are None, or missing, share no memory."""
+        there = {name: x for name, x in given.items() if x is not None}
+        for operand in OPERATIONS[cls.name].results:
+            if operand.name in there:
+                arrays.check_apart(operand.name, there)
 
     @property
     def written(self) -> tuple[str, ...]:
@@ -55,83 +74,122 @@ class Call:
         return ()
 
     def finish_on_host(self, problem: Problem) -> None:
-        """Brings back to NumPy arrays what a call on the GPU wrote beside its result."""
+        """Brings back to NumPy arrays what a call on the GPU wrote beside its results."""
 
-    def arrays(self, out: Any, lse: Any) -> dict[str, Any]:
-        """All operands in launch order, axes in canonical order, over the same memory."""
+    def arrays(self, results: Mapping[str, Any]) -> dict[str, Any]:
+        """All operands in launch order, axes in canonical order, over the same memory; None for results that are
+        not asked for."""
         axes = arrays.LAYOUTS[self.layout]
-        given = {**self.inputs, "out": out, "lse": lse}
-        return {
-            x.name: given[x.name].transpose(axes) if x.stride and given[x.name] is not None else given[x.name]
-            for x in self.operation.operands
-        }
+        given = {**self.inputs, **results}
+        found = {}
+        for operand in self.operation.operands:
+            x = given.get(operand.name)
+            found[operand.name] = x.transpose(axes) if operand.stride and x is not None else x
+        return found
+
+    def allocate(self, problem: Problem, empty: Callable[..., Any]) -> dict[str, Any]:
+        """The results that are asked for, by name: as given, or made by ``empty(shape, dtype)``."""
+        found = dict(self.results)
+        for operand in self.operation.results:
+            if operand.name in found and found[operand.name] is None:
+                found[operand.name] = empty(*self._form(operand, problem))
+        return found
+
+    def _form(self, operand: Operand, problem: Problem) -> tuple[tuple[int, ...], Any]:
+        """Shape and dtype of a result."""
+        if isinstance(operand.like, str):
+            like = self.inputs[operand.like]
+            return like.shape, like.dtype
+        return operand.like(problem), np.dtype(np.float32)
+
+    def fill_empty(self, results: Mapping[str, Any]) -> None:
+        """Of a problem without any score."""
+        for operand in self.operation.results:
+            if operand.name in results:
+                results[operand.name][...] = operand.nothing
+
+
+def attention_results(out: Any, return_lse: bool) -> dict[str, Any]:
+    """:attr:`Call.results` of attention, from the arguments of its calls."""
+    results = {"out": None if out is None else arrays.as_array("out", out)}
+    return {**results, "lse": None} if return_lse else results
+
+
+def lse_shape(problem: Problem) -> tuple[int, int, int]:
+    return problem.batch, problem.heads, problem.seqlen_q
 
 
 def run(call: Call, device: str | None, key: tuple[Any, ...] | None, gpu_serves: bool) -> Any:
     """Where the arrays are, or where ``device`` says. ``gpu_serves``: NumPy inputs could go there."""
-    if arrays.is_device_array(call.inputs["q"]):
+    name, x = call.first
+    if arrays.is_device_array(x):
         if device not in (None, "cuda"):
-            raise ValueError(f"device={device!r} but q is on a GPU; use device=None, or move it with q.get()")
-        return run_on_gpu(call, key)
-    return run_on_gpu_from_host(call) if use_gpu(device, gpu_serves) else run_on_cpu(call)
+            raise ValueError(
+                f"device={device!r} but {name} is on a GPU; use device=None, or move it with {name}.get()"
+            )
+        return returned(run_on_gpu(call, key))
+    return returned(run_on_gpu_from_host(call) if use_gpu(device, gpu_serves) else run_on_cpu(call))
 
 
-def run_on_cpu(call: Call) -> Any:
+def returned(results: Mapping[str, Any]) -> Any:
+    """What the caller is given: the result, or a tuple where several were asked for."""
+    found = tuple(results.values())
+    return found if len(found) > 1 else found[0]
+
+
+def run_on_cpu(call: Call) -> dict[str, Any]:
     call, problem = call.check(on_gpu=False)
     plan = plan_for(problem, None, **call.request)
-    q = call.inputs["q"]
-    out = np.empty(q.shape, q.dtype) if call.out is None else call.out
-    lse = np.empty(_lse_shape(problem), np.float32) if call.return_lse else None
+    results = call.allocate(problem, np.empty)
     if problem.empty:
-        _fill_empty(out, lse)
+        call.fill_empty(results)
     else:
-        call.operation.run_on_cpu(plan, call.arrays(out, lse))
-    return (out, lse) if call.return_lse else out
+        call.operation.run_on_cpu(plan, call.arrays(results))
+    return results
 
 
-def run_on_gpu_from_host(call: Call) -> Any:
-    """NumPy arrays: there and back again, synchronously. What the call writes beside its result is brought back
-    once the result is: launches are asynchronous, and what fails there shows when it is waited for."""
+def run_on_gpu_from_host(call: Call) -> dict[str, Any]:
+    """NumPy arrays: there and back again, synchronously. What the call writes beside its results is brought back
+    once they are: launches are asynchronous, and what fails there shows when it is waited for."""
     call, problem = call.check(on_gpu=True)
-    check_not_capturing("q")
+    check_not_capturing(call.first[0])
     # What cannot be planned is refused before anything is copied.
     plan_for(problem, cuda_module().current_device(), **call.request)
     import cupy
 
     there = {name: x if x is None else cupy.asarray(x) for name, x in call.inputs.items()}
-    result, lse = run_on_gpu(dataclasses.replace(call, inputs=there, out=None, return_lse=True), None)
-    out = call.out
-    if out is None:
-        out = cupy.asnumpy(result)
-    else:
-        out[...] = cupy.asnumpy(result)
+    wanted = dict.fromkeys(call.results)
+    results = run_on_gpu(dataclasses.replace(call, inputs=there, results=wanted), None)
+    for name, x in results.items():
+        given = call.results[name]
+        if given is None:
+            results[name] = cupy.asnumpy(x)
+        else:
+            given[...] = cupy.asnumpy(x)
+            results[name] = given
     call.finish_on_host(problem)
-    return (out, cupy.asnumpy(lse)) if call.return_lse else out
+    return results
 
 
-def run_on_gpu(call: Call, key: tuple[Any, ...] | None) -> Any:
-    """CuPy arrays, asynchronously; remembered under ``key`` for :func:`~cufa.ops.seen.seen_before`."""
+def run_on_gpu(call: Call, key: tuple[Any, ...] | None) -> dict[str, Any]:
+    """CuPy arrays, asynchronously; remembered under ``key`` for :func:`~cufa.ops.seen.find`."""
     call, problem = call.check(on_gpu=True)
     import cupy
 
-    cuda, q = cuda_module(), call.inputs["q"]
-    device_id = q.data.device_id
+    cuda, device_id = cuda_module(), call.first[1].data.device_id
     with cupy.cuda.Device(device_id):
-        out = cupy.ndarray(q.shape, q.dtype) if call.out is None else call.out
-        lse = cupy.ndarray(_lse_shape(problem), np.float32) if call.return_lse else None
+        results = call.allocate(problem, cupy.ndarray)
         if problem.empty:
-            _fill_empty(out, lse)
-            return (out, lse) if call.return_lse else out
+            call.fill_empty(results)
+            return results
         call = dataclasses.replace(call, inputs=_on_device(call.inputs))
-        given = call.arrays(out, lse)
+        given = call.arrays(results)
         plan = plan_for(with_memory(problem, given), cuda.device(device_id), **call.request)
         binding = cuda.Binding(cuda.prepare(plan, device_id), given)
-        binding.launch(*cuda.addresses(given))
+        binding.launch(cuda.addresses(given))
     if key is not None:
-        shape = _lse_shape(problem)
-        seen = SeenCall(binding.launch, call.inputs, out, shape, call.check_memory, call.written)
-        remember(key, seen)
-    return (out, lse) if call.return_lse else out
+        remember(key, SeenCall(binding.launch_here, call, results))
+    return results
 
 
 def with_memory(problem: Problem, given: Mapping[str, Any]) -> Problem:
@@ -221,13 +279,3 @@ def planning_device(name: str | None, served: bool) -> Device | None:
         return cuda_module().current_device() if usable else None
     assert name is not None
     return Device.typical(name)
-
-
-def _lse_shape(problem: Problem) -> tuple[int, int, int]:
-    return problem.batch, problem.heads, problem.seqlen_q
-
-
-def _fill_empty(out: Any, lse: Any) -> None:
-    out[...] = 0
-    if lse is not None:
-        lse[...] = -np.inf

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -27,7 +28,7 @@ from ..planner import Plan, make_plan
 from . import arrays, calls
 from .mask_arguments import decode_mask
 from .reference import decode_reference
-from .seen import seen_before, signature, typed
+from .seen import find, typed
 
 
 def flash_decode(
@@ -143,33 +144,28 @@ def flash_decode(
     if num_splits is not None and type(num_splits) is not int:
         # Before a call that was seen: to it 2.0 would be 2.
         num_splits = _check_num_splits(num_splits)
-    given = (q, k_cache, v_cache, cache_seqlens, block_table, k_new, v_new, k_scale, v_scale)
+    given = (q, k_cache, v_cache, cache_seqlens, block_table, k_new, v_new, k_scale, v_scale, out, None)
     options = (
-        "decode", typed(window), softcap, type(softcap), scale, type(scale), layout, num_splits, schedule, device
+        typed(window), softcap, type(softcap), scale, type(scale), layout, num_splits, schedule, return_lse, device
     )  # fmt: skip
-    key = _signature(given, out, options)
-    seen = seen_before(key)
+    seen, key, addresses = find(DECODE, given, options)
     if seen is not None:
-        return seen(given, out, return_lse)
+        return seen(given, addresses)
     request: dict[str, Any] = {
         "num_splits": _check_num_splits(num_splits),
         "algorithm": _check_schedule(schedule),
     }
     how: dict[str, Any] = {"mask": decode_mask(window), "softcap": check_softcap(softcap), "scale": scale}
-    names = dict(zip(DECODE.inputs, given, strict=True))
-    call = DecodeCall.read(names, out, return_lse, layout, options=how, request=request)
+    results = calls.attention_results(out, return_lse)
+    inputs = dict(zip(DECODE.inputs, given, strict=False))
+    call = DecodeCall.read(inputs, results, layout, options=how, request=request)
     if arrays.is_device_array(call.inputs["q"]):
         # What came through DLPack may have been seen before as CuPy arrays.
-        read = tuple(call.inputs.values())
-        key = _signature(read, call.out, options)
-        seen = seen_before(key)
+        read = (*call.inputs.values(), call.results["out"], None)
+        seen, key, addresses = find(DECODE, read, options)
         if seen is not None and device in (None, "cuda"):
-            return seen(read, call.out, return_lse)
+            return seen(read, addresses)
     return calls.run(call, device, key, gpu_serves=device is not None or _gpu_serves(call))
-
-
-def _signature(given: tuple[Any, ...], out: Any, options: tuple[Any, ...]) -> tuple[Any, ...] | None:
-    return signature(given[:3] + given[5:7], out, options, small=given[3:5] + given[7:])
 
 
 def plan_decode(
@@ -356,8 +352,8 @@ DECODE = register(
             Operand("v_new", stride="v_new_stride"),
             Operand("k_scale"),
             Operand("v_scale"),
-            Operand("out", field="o", written=True, stride="o_stride"),
-            Operand("lse", written=True),
+            Operand("out", field="o", result=True, like="q", stride="o_stride"),
+            Operand("lse", result=True, like=calls.lse_shape, nothing=-math.inf),
         ),
         params=Params("decode_params.cuh", "DecodeParams"),
         scalars=_scalars,

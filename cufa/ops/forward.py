@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterator
 from typing import Any
 
 from ..core.architectures import Device
@@ -19,7 +20,7 @@ from ..planner import Plan, fitting_configs, tuning_key
 from . import arrays, calls
 from .mask_arguments import check_causal, resolve_mask
 from .reference import attention_reference
-from .seen import seen_before, signature, typed
+from .seen import find, typed
 
 
 def flash_attention(
@@ -111,16 +112,16 @@ def flash_attention(
     if window is not None or mask is not None or softcap is not None:
         plain = mask is None and softcap is None
         changes = typed(window) if plain else (typed(window), mask, softcap, type(softcap))
-    key = signature((q, k, v), out, causal, scale, type(scale), layout, algorithm, precision, device, changes)
-    seen = seen_before(key)
+    options = causal, scale, type(scale), layout, algorithm, precision, return_lse, device, changes
+    given = q, k, v, out, None
+    seen, key, addresses = find(FORWARD, given, options)
     if seen is not None:
-        return seen((q, k, v), out, return_lse)
-    given = {name: arrays.as_array(name, x) for name, x in (("q", q), ("k", k), ("v", v))}
-    arrays.same_place(given)
+        return seen(given, addresses)
+    inputs = {name: arrays.as_array(name, x) for name, x in (("q", q), ("k", k), ("v", v))}
+    arrays.same_place(inputs)
     call = ForwardCall(
-        given,
-        None if out is None else arrays.as_array("out", out),
-        return_lse,
+        inputs,
+        calls.attention_results(out, return_lse),
         layout,
         {
             "mask": resolve_mask(causal, window, mask),
@@ -130,7 +131,7 @@ def flash_attention(
         },
         {"algorithm": algorithm},
     )
-    return calls.run(call, device, key, gpu_serves=str(given["q"].dtype) != "float64")
+    return calls.run(call, device, key, gpu_serves=str(inputs["q"].dtype) != "float64")
 
 
 class ForwardCall(calls.Call):
@@ -143,15 +144,8 @@ class ForwardCall(calls.Call):
         for name, x in self.inputs.items():
             arrays.check_last_axis(name, x)
             arrays.check_address(name, x)
-        if self.out is not None:
-            arrays.same_place({"q": self.inputs["q"], "out": self.out})
-            arrays.check_out(self.out, self.inputs)
+        self.check_results(problem)
         return self, problem
-
-    @staticmethod
-    def check_memory(out: Any, inputs: Mapping[str, Any]) -> None:
-        if out is not None:
-            arrays.check_out(out, inputs)
 
 
 def plan(
@@ -300,8 +294,8 @@ FORWARD = register(
             Operand("q", stride="q_stride", mapped=True),
             Operand("k", stride="k_stride", mapped=True),
             Operand("v", stride="v_stride", mapped=True),
-            Operand("out", field="o", written=True, stride="o_stride", mapped=True),
-            Operand("lse", written=True),
+            Operand("out", field="o", result=True, like="q", stride="o_stride", mapped=True),
+            Operand("lse", result=True, like=calls.lse_shape, nothing=-math.inf),
         ),
         params=Params("params.cuh", "AttentionParams"),
         scalars=_scalars,

@@ -8,19 +8,17 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
+from ..core.operation import Operation
 from . import arrays
+
+if TYPE_CHECKING:
+    from .calls import Call
 
 _MAX_SEEN = 1024
 _seen: dict[tuple[Any, ...], SeenCall] = {}
-
-
-def seen_before(key: tuple[Any, ...] | None) -> SeenCall | None:
-    return _seen.get(key) if key is not None else None
 
 
 def remember(key: tuple[Any, ...], call: SeenCall) -> None:
@@ -29,67 +27,105 @@ def remember(key: tuple[Any, ...], call: SeenCall) -> None:
     _seen[key] = call
 
 
+def find(
+    operation: Operation, given: Sequence[Any], options: tuple[Any, ...]
+) -> tuple[SeenCall | None, tuple[Any, ...] | None, list[int]]:
+    """A call like this one, if there was one; what decides plan, code and strides, to remember this one by; and
+    the addresses of its operands. Nothing of it for calls that are not on CuPy arrays alone.
+
+    ``given`` are all operands in launch order, None for those left out (which the first never is) and for results
+    that are allocated. How wide copies of strided operands can be follows from their addresses; others are read
+    number by number.
+    """
+    cupy = sys.modules.get("cupy")
+    if cupy is None or type(given[0]) is not cupy.ndarray:
+        return _NOTHING
+    ndarray = cupy.ndarray
+    key: list[Any] = [operation.name, options]
+    addresses: list[int] = []
+    wide = narrow = 0
+    for x, strided in zip(given, operation.strided, strict=True):
+        if x is None:
+            key.append(None)
+            addresses.append(0)
+        elif type(x) is ndarray:
+            memory = x.data
+            address = memory.ptr
+            addresses.append(address)
+            if strided:
+                wide |= address
+            else:
+                narrow |= address
+            key += (x.shape, x.strides, x.dtype, memory.device_id)
+        else:
+            return _NOTHING
+    key += (wide & 15, narrow & 3, os.environ.get("CUPY_TF32") if given[0].dtype.char == "f" else None)
+    found = tuple(key)
+    try:
+        return _seen.get(found), found, addresses
+    except TypeError:  # an option that is not hashable: the checks will say what is wrong with it
+        return _NOTHING
+
+
+_NOTHING: tuple[None, None, list[int]] = (None, None, [])
+
+
 class SeenCall:
     """A call like one that went through every check: only addresses are new.
 
-    ``launch`` takes the addresses of the inputs (0 for those that are None), of out and of lse. ``check(out,
-    inputs)`` raises when memory that is written is also read or written through another argument: called for
-    arrays whose ranges meet, once per relative offset of the two arrays. ``written`` names the inputs
-    that the call writes to.
+    ``launch`` takes the addresses of all operands in launch order, 0 for those that are None, with the arrays'
+    device being the current one. ``call`` is the one that was checked, ``results`` those it returned. Its
+    :meth:`~cufa.ops.calls.Call.check_memory` is asked again for arrays whose ranges meet, once per relative offset
+    of the two arrays.
     """
 
-    def __init__(
-        self,
-        launch: Callable[..., None],
-        inputs: dict[str, Any],
-        out: Any,
-        lse_shape: tuple[int, ...],
-        check: Callable[[Any, dict[str, Any]], None],
-        written: Sequence[str] = (),
-    ) -> None:
+    def __init__(self, launch: Callable[[list[int]], None], call: Call, results: Mapping[str, Any]) -> None:
         import cupy
 
-        self._cupy = cupy  # importing it again would cost every call 0.1 µs
-        self._launch, self._check, self._names = launch, check, tuple(inputs)
-        self._out_shape, self._dtype, self._lse_shape = out.shape, out.dtype, lse_shape
-        self._device_id = out.data.device_id
-        places = [self._names.index(name) for name in written]
-        self._pairs = _pairs(list(inputs.values()), places)
-        self._pairs_with_out = _pairs([*inputs.values(), out], [len(inputs), *places])
+        names = [x.name for x in call.operation.operands]
+        given = {**call.inputs, **results}
+        made = [name for name in results if call.results[name] is None]
+        self._launch, self._check, self._names = launch, call.check_memory, names
+        # Looking these up in their modules would cost every call 0.1 µs.
+        self._get_device, self._device, self._allocate = (
+            cupy.cuda.runtime.getDevice,
+            cupy.cuda.Device,
+            cupy.ndarray,
+        )
+        self._device_id = call.first[1].data.device_id
+        self._results = [
+            (names.index(name), x.shape if name in made else None, x.dtype) for name, x in results.items()
+        ]
+        # What is yet to be allocated shares no memory.
+        there = [None if name in made else given.get(name) for name in names]
+        self._pairs = _pairs(there, [names.index(name) for name in (*results, *call.written)])
         self._apart: set[tuple[int, int, int]] = set()
 
-    def __call__(self, inputs: Sequence[Any], out: Any, return_lse: bool) -> Any:
-        cupy = self._cupy
-        # What is allocated here is on the current device; a launch sees to it itself.
-        if (out is None or return_lse) and cupy.cuda.runtime.getDevice() != self._device_id:
-            with cupy.cuda.Device(self._device_id):
-                return self(inputs, out, return_lse)
-        addresses = [0 if x is None else x.data.ptr for x in inputs]
-        if out is not None:
-            addresses.append(out.data.ptr)
-            self._check_overlap(self._pairs_with_out, addresses, inputs, out)
-        else:  # what is yet to be allocated shares no memory
-            self._check_overlap(self._pairs, addresses, inputs, out)
-            out = cupy.ndarray(self._out_shape, self._dtype)
-            addresses.append(out.data.ptr)
-        if return_lse:
-            lse = cupy.ndarray(self._lse_shape, np.float32)
-            self._launch(*addresses, lse.data.ptr)
-            return out, lse
-        self._launch(*addresses, 0)
-        return out
-
-    def _check_overlap(
-        self, pairs: list[_Pair], addresses: list[int], inputs: Sequence[Any], out: Any
-    ) -> None:
-        for i, j, low, high in pairs:
+    def __call__(self, given: Sequence[Any], addresses: list[int]) -> Any:
+        # What is allocated here is on the current device, and so is what is launched.
+        if self._get_device() != self._device_id:
+            with self._device(self._device_id):
+                return self(given, addresses)
+        for i, j, low, high in self._pairs:
             if low < addresses[j] - addresses[i] < high:
-                how = i, j, addresses[j] - addresses[i]
-                if how not in self._apart:
-                    self._check(out, dict(zip(self._names, inputs, strict=True)))
-                    if len(self._apart) >= _MAX_SEEN:
-                        self._apart.clear()
-                    self._apart.add(how)
+                self._check_overlap(i, j, addresses[j] - addresses[i], given)
+        results = []
+        for place, shape, dtype in self._results:
+            if shape is None:
+                x = given[place]
+            else:
+                x = self._allocate(shape, dtype)
+                addresses[place] = x.data.ptr
+            results.append(x)
+        self._launch(addresses)
+        return tuple(results) if len(results) > 1 else x
+
+    def _check_overlap(self, i: int, j: int, distance: int, given: Sequence[Any]) -> None:
+        if (i, j, distance) not in self._apart:
+            self._check(dict(zip(self._names, given, strict=True)))
+            if len(self._apart) >= _MAX_SEEN:
+                self._apart.clear()
+            self._apart.add((i, j, distance))
 
 
 _Pair = tuple[int, int, int, int]
@@ -116,42 +152,3 @@ def typed(window: Any) -> Any:
     if type(window) is tuple and len(window) == 2 and type(window[0]) is type(window[1]) is int:
         return window  # what nearly every call passes, without a copy
     return (*window, *map(type, window)) if type(window) in (tuple, list) else window
-
-
-def signature(
-    inputs: Sequence[Any], out: Any, *options: Any, small: Sequence[Any] = ()
-) -> tuple[Any, ...] | None:
-    """What decides plan, code and strides of a call on CuPy arrays, all but the first of which may be left out
-    (None); None for a call on anything else.
-
-    How wide copies can be follows from the addresses of ``inputs`` and ``out``; ``small`` arrays are read
-    number by number.
-    """
-    cupy = sys.modules.get("cupy")
-    if cupy is None or type(inputs[0]) is not cupy.ndarray:
-        return None
-    try:
-        hash(options)
-    except TypeError:  # the checks will say what is wrong with them
-        return None
-    ndarray = cupy.ndarray
-    key: list[Any] = [options]
-    for group in (inputs, small):
-        low_bits = 0
-        for x in group:
-            if type(x) is ndarray:
-                memory = x.data
-                low_bits |= memory.ptr
-                key += (x.shape, x.strides, x.dtype, memory.device_id)
-            elif x is None:
-                key.append(None)
-            else:
-                return None
-        key.append(low_bits & 15 if group is inputs else low_bits & 3)
-    if out is not None:
-        if type(out) is not ndarray:
-            return None
-        memory = out.data
-        key.append((out.shape, out.strides, out.dtype, memory.device_id, memory.ptr & 15))
-    key.append(os.environ.get("CUPY_TF32") if key[3].char == "f" else None)
-    return tuple(key)
