@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 from . import masks
+from .ops.backward import flash_attention_backward, plan_backward
 from .ops.decode import flash_decode, plan_decode
 from .ops.forward import flash_attention, plan
 from .ops.merge import merge_attention_states
@@ -18,10 +19,12 @@ __all__ = [
     "decode_reference",
     "emulate",
     "flash_attention",
+    "flash_attention_backward",
     "flash_decode",
     "masks",
     "merge_attention_states",
     "plan",
+    "plan_backward",
     "plan_decode",
 ]
 __version__ = "0.1.0"

@@ -180,14 +180,15 @@ class _Stack(Heads):
 
     def load_queries(self, i: int) -> Array:
         """scale · Q_i: the scale costs a pass over Q, not one over S."""
-        return np.multiply(self.q[..., self.rows(i), :], self.scale, dtype=self.dtype)
+        Q: Array = np.multiply(self.q[..., self.rows(i), :], self.scale, dtype=self.dtype)
+        return Q
 
     def scores(self, Q: Array, i: int, j: int) -> Array:
         """S_ij, masked scores -inf. Scratch: valid until the next call."""
         K = self.K[..., self.columns(j), :]
         S: Array = np.matmul(Q, K.mT, out=self._S[..., : Q.shape[-2], : K.shape[-2]])
         if self.softcap is not None:
-            S = softcapped_in_place(S, self.softcap)
+            softcapped_in_place(S, self.softcap)
         if self.is_masked(i, j):
             hide(S, self.hidden(i, j))
         return S

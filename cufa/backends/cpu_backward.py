@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 
@@ -50,7 +51,7 @@ def run(
     ``num_threads`` defaults to what NumPy's BLAS would use.
     """
     problem, schedule = plan.problem, plan.schedule
-    of_queries = {
+    of_queries: dict[str, Any] = {
         name: None if given[name] is None else group_heads(given[name], problem.group_size)
         for name in _OF_QUERIES
     }
@@ -59,9 +60,11 @@ def run(
     stacks = list(itertools.product(*of_stack))
     shares = _shares(schedule, len(stacks))
 
-    def work(task: tuple[tuple[slice, slice], int]) -> Array:
+    def work(task: tuple[tuple[slice, ...], int]) -> Array:
         heads, share = task
-        arrays = {name: None if x is None else x[heads] for name, x in (of_queries | of_keys).items()}
+        arrays: dict[str, Any] = {
+            name: None if x is None else x[heads] for name, x in (of_queries | of_keys).items()
+        }
         stack = _Stack(schedule, problem, arrays, members)
         if observer is not None:
             stack.observe = _notifier(observer, heads, problem.group_size)
@@ -169,7 +172,7 @@ class _Stack(Heads):
         slope = None
         S: Array = np.matmul(Q, K.mT, out=self._tile(self._P, Q, K))
         if self.softcap is not None:
-            S = softcapped_in_place(S, self.softcap)
+            softcapped_in_place(S, self.softcap)
             slope = softcap_derivative(S, self.softcap)
         S -= lse
         P: Array = np.exp(S, out=S)
@@ -200,8 +203,6 @@ class _Stack(Heads):
         self._dk[..., self.columns(j), :], self._dv[..., self.columns(j), :] = dK, dV
 
 
-def _notifier(
-    observer: Observer, heads: tuple[slice, slice], group: int
-) -> Callable[[slice, int, int], None]:
+def _notifier(observer: Observer, heads: tuple[slice, ...], group: int) -> Callable[[slice, int, int], None]:
     batch, kv_head = (s.start for s in heads)
     return lambda members, i, j: observer(batch, kv_head * group + members.start, j, i)

@@ -94,7 +94,8 @@ def _extra_memory(row: Row, device: Device | None) -> int:
     from ..backends.cpu_tiles import extra_memory
 
     arrays, plan = Inputs(row.problem, on_gpu=False, seed=0).arrays(row.problem), row.plan
-    return extra_memory(lambda: cpu.run(plan, *(arrays[name] for name in "qkvo"), None))
+    q, k, v, out = (arrays[name] for name in "qkvo")
+    return extra_memory(lambda: cpu.run(plan, q, k, v, out, None))
 
 
 def _print(rows: Sequence[Row], memory: dict[str, int], device: Device | None) -> None:

@@ -36,7 +36,7 @@ class Operand:
     result: bool = False
     """It is returned: allocated by the call, unless the caller gives an array for it."""
     like: str | Callable[[Problem], tuple[int, ...]] = ""
-    """Of a result: the input whose shape and dtype it has; or its shape, contiguous and in float32."""
+    """Of a result: the input whose shape and dtype it has; or its shape, contiguous and in the log-sum-exp's dtype."""
     nothing: float = 0.0
     """Of a result: what it holds where there is no score at all."""
     written: bool = False

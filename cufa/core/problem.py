@@ -81,6 +81,11 @@ class Problem:
         return ELEMENTS[self.out_dtype or self.dtype]
 
     @property
+    def lse_dtype(self) -> str:
+        """Of the log-sum-exp: as scores are computed."""
+        return "float64" if self.dtype == "float64" else "float32"
+
+    @property
     def itemsize(self) -> int:
         """Bytes of an element of q."""
         return self.q_element.itemsize
