@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from types import SimpleNamespace
@@ -51,7 +52,7 @@ def allocated(monkeypatch):
     monkeypatch.setattr(Stream, "current", Stream(0), raising=False)
     monkeypatch.setattr(cp.cuda, "alloc", alloc)
     monkeypatch.setattr(cp.cuda, "Stream", Stream)
-    monkeypatch.setattr(cp.cuda, "get_current_stream", lambda: Stream.current)
+    monkeypatch.setattr(cp.cuda, "get_current_stream", lambda device_id=-1: Stream.current)
     monkeypatch.setattr(workspaces, "capture_id", lambda ptr: Stream.current.capture)
     for name in ("_zeroing", "_of_streams", "_of_captures"):
         monkeypatch.setattr(workspaces, name, {})
@@ -185,3 +186,25 @@ def test_a_launch_takes_all_addresses(bindings):
         packed = [getattr(binding._params, x.field) or 0 for x in operands]
         assert packed == list(addresses)
     assert len(log) == 6
+
+
+def test_every_launch_is_on_the_stream_it_is_given(monkeypatch):
+    """Configurations keep the stream of the last launch."""
+    from cufa.backends import cuda
+
+    case, log = make_case([500], head_dim=64), []
+    plan = plan_of(case, "decode_split", 4)
+    plan = plan_of(case, "decode_split", 4, without_fold(plan.config), H200)
+
+    def launch(config, function, arguments, extra):
+        log.append(config._obj.stream or 0)
+        return 0
+
+    function = SimpleNamespace(kernel=SimpleNamespace(ptr=1))
+    prepared = SimpleNamespace(plan=plan, device_id=0, functions={x.entry: function for x in plan.launches})
+    monkeypatch.setattr(cuda, "_driver", lambda: SimpleNamespace(cuLaunchKernelEx=launch))
+    monkeypatch.setattr(cp.cuda, "Device", lambda device_id: contextlib.nullcontext())
+    launches = cuda.Launches(prepared, [1])
+    for stream in (0, 7, 7, 0, 9):
+        launches(stream)
+    assert log == [0, 0, 7, 7, 7, 7, 0, 0, 9, 9]

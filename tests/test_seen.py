@@ -96,6 +96,12 @@ def test_calls_that_differ(other):
     assert key(Q, K, V, operation=DECODE) != key(Q, K, V)
 
 
+def test_strides_matter_where_the_shape_does_not_say_them():
+    both = array(9 << 32, (2, 8, 8, 16))
+    assert len({key(Q, x, V) for x in (K, both[:, :4], both[:, ::2], both[:, 1:5])}) == 3
+    assert key(Q, both[:, :4], V) == key(Q, both[:, 4:], V)
+
+
 def test_every_operand_of_an_operation_is_part_of_its_calls():
     """Nothing is listed by hand: another operand, or result, is one declaration."""
     bias = Operand("bias", stride="bias_stride")

@@ -163,6 +163,7 @@ class Launches:
 
     def __init__(self, prepared: Prepared, parameters: Sequence[int]) -> None:
         self._device_id = prepared.device_id
+        self._stream = 0  # of the configurations; NULL, as they are made
         self._arguments = (ctypes.c_void_p * len(parameters))(*parameters)
         self._launch = _driver().cuLaunchKernelEx
         with cupy.cuda.Device(self._device_id):  # `kernel` is compiled anew for any other device
@@ -174,8 +175,11 @@ class Launches:
         ]
 
     def __call__(self, stream: int) -> None:
-        for config, pointer, function in self._calls:
-            config.stream = stream
+        if stream != self._stream:
+            for config, _, _ in self._calls:
+                config.stream = stream
+            self._stream = stream
+        for _, pointer, function in self._calls:
             status = self._launch(pointer, function, self._arguments, None)
             if status == _INVALID_CONTEXT:  # a thread's first CUDA call: make the context current
                 cupy.cuda.runtime.setDevice(self._device_id)
@@ -242,7 +246,7 @@ class Binding:
     def launch_here(self, addresses: list[int], trace: int = 0) -> None:
         """:meth:`launch`, where the plan's device is the current one. ``addresses`` must not be changed
         any more: the binding compares the next ones with them."""
-        stream = cupy.cuda.get_current_stream()
+        stream = cupy.cuda.get_current_stream(self._device_id)
         with self._lock:
             if addresses != self._addresses:
                 self._pointers[:] = self._permuted(addresses)
