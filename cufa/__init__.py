@@ -3,10 +3,11 @@
 from typing import TYPE_CHECKING, Any
 
 from . import masks
+from .ops.backward import flash_attention_backward, plan_backward
 from .ops.decode import flash_decode, plan_decode
 from .ops.forward import flash_attention, plan
 from .ops.merge import merge_attention_states
-from .ops.reference import attention_reference, decode_reference
+from .ops.reference import attention_reference, attention_reference_backward, decode_reference
 
 if TYPE_CHECKING:
     from .executor.emulate import emulate
@@ -14,13 +15,16 @@ if TYPE_CHECKING:
 __all__ = [
     "__version__",
     "attention_reference",
+    "attention_reference_backward",
     "decode_reference",
     "emulate",
     "flash_attention",
+    "flash_attention_backward",
     "flash_decode",
     "masks",
     "merge_attention_states",
     "plan",
+    "plan_backward",
     "plan_decode",
 ]
 __version__ = "0.1.0"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from .core import order
 from .core.architectures import Device
-from .core.operation import OPERATIONS, Operation, Request, Split
+from .core.operation import OPERATIONS, Choice, Operation, Request, Split
 from .core.problem import Problem
 from .core.schedule import Schedule
 from .kernels import KernelSpec, Launch, TileConfig, kernels_of
@@ -82,6 +82,11 @@ class Plan:
         """The values compiled into the kernel."""
         return self.spec.constants(self.problem, self.config)
 
+    @property
+    def _workspace_text(self) -> str:
+        holds = self.spec.workspace_holds if self.workspace else ""
+        return f"{self.workspace:,} B" + (f": {holds}" if holds else "")
+
     def __str__(self) -> str:
         where = "CPU (NumPy)" if self.device is None else f"{self.device.name} ({self.device.arch.name})"
         lines = [
@@ -89,7 +94,7 @@ class Plan:
             f"kernel     {self.spec.name}: {self.spec.title} on {where}",
             *self.operation.plan_lines(self),
             *(f"launch     {launch}" for launch in self.launches),
-            *([] if self.device is None else [f"workspace  {self.workspace:,} B"]),
+            *([] if self.device is None else [f"workspace  {self._workspace_text}"]),
             *(f"because    {reason}" for reason in self.reasons),
         ]
         return "\n".join(lines)
@@ -174,6 +179,27 @@ def fitting_configs(spec: KernelSpec, head_dim: int, device: Device) -> tuple[Ti
         return ()
     limit = device.arch.shared_memory_per_block
     return tuple(c for c in spec.configs if c.fits(head_dim) and spec.shared_memory(c, head_dim) <= limit)
+
+
+def choose_tiles(
+    problem: Problem, device: Device | None, serving: list[KernelSpec], request: Request
+) -> Choice:
+    """The first kernel that serves, with the tiles asked for, measured or expected to be fastest."""
+    operation = OPERATIONS[problem.operation]
+    if device is None:
+        reason = "no GPU in this plan: NumPy executes the same schedule on larger tiles"
+        return Choice(operation.cpu_spec(serving), request.config or operation.cpu_config, (reason,))
+    spec = serving[0]
+    if request.config is not None:
+        return Choice(spec, request.config)
+    fitting = fitting_configs(spec, problem.head_dim, device)
+    winner = request.tuned.get(tuning_key(spec, problem))
+    if winner in fitting:
+        assert winner is not None
+        return Choice(spec, winner, (f"tiles {winner}: measured fastest on this device by `cufa tune`",))
+    chosen = spec.choose(problem, fitting, device.num_sms)
+    reason = f"tiles {chosen}: the registry's choice for head_dim {problem.head_dim} (not tuned here)"
+    return Choice(spec, chosen, (reason,))
 
 
 def tuning_key(spec: KernelSpec, problem: Problem) -> str:

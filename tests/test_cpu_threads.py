@@ -11,7 +11,7 @@ import pytest
 from cpu_support import ALGORITHMS, SMALL, TILED, attend, check, plan_for
 from support import make_inputs, poisoned_like
 
-from cufa.backends import blas, cpu
+from cufa.backends import blas, cpu, cpu_tiles
 from cufa.core.problem import default_scale
 from cufa.ops.forward import CPU_CONFIG
 
@@ -104,8 +104,8 @@ def test_without_openblas_all_cores_are_used(monkeypatch):
 
 def extra_memory(seqlen, algorithm="fa2", causal=False, dtype="float32"):
     inputs = make_inputs(1, 8, 8, seqlen, seqlen, 64, dtype)
-    plan = plan_for(*inputs[:2], algorithm, causal, config=CPU_CONFIG)
-    return cpu.measure_extra_memory(plan, *inputs, np.empty_like(inputs[0]), num_threads=2)
+    plan, out = plan_for(*inputs[:2], algorithm, causal, config=CPU_CONFIG), np.empty_like(inputs[0])
+    return cpu_tiles.extra_memory(lambda: cpu.run(plan, *inputs, out, None, num_threads=2))
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])

@@ -8,13 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mask_support import BANDS
 
-from cufa.core.mask import CAUSAL, FULL
+from cufa.core.mask import CAUSAL, FULL, Band
 from cufa.core.problem import Problem
 from cufa.core.schedule import Schedule, Tile
 
 LENGTH = st.integers(1, 70)
 BLOCK = st.sampled_from([1, 2, 3, 5, 8, 16, 64])
-SCHEDULES = st.builds(Schedule, LENGTH, LENGTH, BLOCK, BLOCK, BANDS, st.booleans())
+SCHEDULES = st.builds(Schedule, LENGTH, LENGTH, BLOCK, BLOCK, BANDS, st.booleans(), st.booleans())
 
 
 def visible(schedule: Schedule) -> np.ndarray:
@@ -60,27 +60,28 @@ def test_blocks_cover_the_scores_exactly(schedule):
 
 @given(SCHEDULES)
 def test_visits_are_the_tiles_that_are_not_skipped(schedule):
-    kept, ranges, tile = (
-        classify(schedule) != Tile.SKIPPED,
-        schedule.ranges,
-        np.arange(schedule.num_kv_blocks),
-    )
+    kept, ranges = classify(schedule) != Tile.SKIPPED, schedule.ranges
+    kept = kept.T if schedule.by_keys else kept  # (blocks, tiles that a block visits)
+    tile = np.arange(kept.shape[1])
+    assert len(kept) == schedule.num_blocks
     np.testing.assert_array_equal(schedule.visits, kept.sum(axis=1))
     np.testing.assert_array_equal(kept, (tile >= ranges.first[:, None]) & (tile < ranges.end[:, None]))
 
 
 @given(SCHEDULES)
 def test_clear_tiles_need_no_mask(schedule):
-    """They hang over no key and every one of their valid rows sees all of them: and no others are so."""
+    """A tile that a block visits is whole, and each of the block's rows sees all of it; or, where keys visit
+    queries, each of its keys is seen by all of it. No other tile is so."""
     scores, ranges = visible(schedule), schedule.ranges
-    for i in range(schedule.num_q_blocks):
-        needs_none = [
-            tile_of(schedule, scores, i, j).all()
-            and tile_of(schedule, scores, i, j).shape[1] == schedule.block_kv
-            for j in range(schedule.num_kv_blocks)
-        ]
+    of_block, of_tile = schedule.block_q, schedule.block_kv
+    if schedule.by_keys:
+        scores, of_block, of_tile = scores.T, of_tile, of_block
+    for i in range(schedule.num_blocks):
+        block = scores[i * of_block : (i + 1) * of_block]
+        tiles = [block[:, start : start + of_tile] for start in range(0, block.shape[1], of_tile)]
         clear = range(ranges.clear_first[i], ranges.clear_end[i])
-        assert [j for j, none in enumerate(needs_none) if none] == list(clear)
+        needs_none = [j for j, tile in enumerate(tiles) if tile.all() and tile.shape[1] == of_tile]
+        assert needs_none == list(clear)
         if not clear:  # all that is visited counts as masked on the right
             assert ranges.clear_first[i] == ranges.clear_end[i] == ranges.first[i]
     assert (ranges.first <= ranges.clear_first).all() and (ranges.clear_end <= ranges.end).all()
@@ -120,6 +121,14 @@ def test_one_query_sees_a_whole_cache():
 
 def test_queries_that_see_nothing_visit_nothing():
     assert Schedule(100, 10, 16, 16, CAUSAL).visits.tolist() == [0, 0, 0, 0, 0, 1, 1]
+
+
+def test_the_last_keys_of_a_causal_square_are_seen_by_the_last_queries():
+    by_keys = Schedule(64, 64, 16, 16, CAUSAL, by_keys=True)
+    assert by_keys.ranges.first.tolist() == [0, 1, 2, 3] and by_keys.ranges.end.tolist() == [4] * 4
+    assert by_keys.ranges.clear_first.tolist() == [1, 2, 3, 3]  # of the last block none is clear
+    np.testing.assert_array_equal(by_keys.tiles, Schedule(64, 64, 16, 16, CAUSAL).tiles)
+    assert Schedule(40, 100, 16, 16, Band(4, 0), by_keys=True).visits.tolist() == [0, 0, 0, 1, 2, 2, 1]
 
 
 @pytest.mark.parametrize("mask", [FULL, CAUSAL], ids=str)

@@ -1,41 +1,35 @@
-"""Attention in NumPy: the papers' algorithms, tile by tile from the schedule that the kernels follow.
-
-A tile is a stack of one or more heads, (..., rows, columns): the algebra is written for the last two axes,
-and heads too short to fill a tile share one. Stacks run side by side on threads, as NumPy lets go of the
-interpreter inside products and ufuncs; every result comes of the same operations in the same order
-however many threads there are.
-
-float16, bfloat16 and float32 are computed in float32, float64 in float64.
-"""
+"""Attention in NumPy: the papers' algorithms, tile by tile from the schedule that the kernels follow. Tiles, and how
+they are shared out over threads, are in :mod:`cufa.backends.cpu_tiles`."""
 
 from __future__ import annotations
 
-import concurrent.futures
 import itertools
 import math
-import tracemalloc
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from ..core.problem import Problem
 from ..core.schedule import Schedule
 from ..core.scores import softcapped_in_place
 from ..planner import Plan
 from .blas import single_threaded_blas
-
-Array = npt.NDArray[Any]
+from .cpu_tiles import (
+    Array,
+    Heads,
+    cuts,
+    group_heads,
+    hide,
+    in_threads,
+    num_workers,
+    operand,
+    product_of_seen,
+    row_sums,
+)
 
 #: Called after each tile with (batch, head, q_block, kv_block, m_before, l_before, m_after, l_after); the
 #: last four have one entry per query row of the tile.
 Observer = Callable[[int, int, int, int, Array, Array, Array, Array], None]
-
-_MIN_STACKS = 8
-"""Heads share a tile only while this many stacks remain to run in parallel."""
-_SERIAL_FLOPS = 1 << 22
-"""Work too small to be worth starting threads for."""
 
 
 def run(
@@ -63,51 +57,23 @@ def run(
     if loop_nest is _naive:
         schedule = Schedule.of(problem, problem.seqlen_q, problem.seqlen_k, skip_masked_tiles=False)
     group = problem.group_size
-    q, out = _group_heads(q, group), _group_heads(out, group)
+    q, out = group_heads(q, group), group_heads(out, group)
     k, v = k[:, :, None], v[:, :, None]  # one head for its whole group: broadcast, never copied
-    lse = None if lse is None else _group_heads(lse, group)
+    lse = None if lse is None else group_heads(lse, group)
 
     def work(task: _Task) -> None:
         heads, q_blocks = task
         operands = q[heads], k[heads[:2]], v[heads[:2]], out[heads], None if lse is None else lse[heads]
-        with np.errstate(all="ignore"):  # inf and NaN in the inputs follow IEEE (the setting is the thread's)
-            stack = _Stack(schedule, problem, *operands)
-            if observer is not None:
-                stack.observe = _notifier(observer, heads, group)
-            loop_nest(stack, q_blocks)
+        stack = _Stack(schedule, problem, *operands)
+        if observer is not None:
+            stack.observe = _notifier(observer, heads, group)
+        loop_nest(stack, q_blocks)
 
     with single_threaded_blas() as available:
-        workers = num_threads or (available if problem.flops > _SERIAL_FLOPS else 1)
-        if observer is not None:
-            workers = 1
+        workers = 1 if observer is not None else num_workers(problem, num_threads, available)
         tasks = _tasks(plan, schedule, workers if loop_nest is _fa2 else 1, one_head=observer is not None)
-        if min(workers, len(tasks)) == 1:
-            for task in tasks:
-                work(task)
-            return
-        with concurrent.futures.ThreadPoolExecutor(min(workers, len(tasks))) as pool:
-            for _ in pool.map(work, tasks):  # raises what a thread raised
-                pass
-
-
-def measure_extra_memory(
-    plan: Plan, q: Array, k: Array, v: Array, out: Array, *, num_threads: int | None = None
-) -> int:
-    """Run once and return the most memory, in bytes, that was held at one time beyond the arguments, all
-    threads together. NumPy reports its buffers to tracemalloc; BLAS keeps some of its own, of a fixed size.
-    """
-    was_tracing = tracemalloc.is_tracing()
-    if not was_tracing:
-        tracemalloc.start()
-    try:
-        tracemalloc.reset_peak()
-        before, _ = tracemalloc.get_traced_memory()
-        run(plan, q, k, v, out, None, num_threads=num_threads)
-        _, peak = tracemalloc.get_traced_memory()
-        return peak - before
-    finally:
-        if not was_tracing:
-            tracemalloc.stop()
+        for _ in in_threads(work, tasks, workers):
+            pass
 
 
 # --- The algorithms --------------------------------------------------------------------------------------
@@ -133,7 +99,7 @@ def _fa2(heads: _Stack, q_blocks: range) -> None:
     for i in q_blocks:  # l. 3
         Q = heads.load_queries(i)  # l. 4
         O, l, m = heads.initial(heads.rows(i))  # l. 5
-        for j in heads.key_blocks(i):  # l. 6
+        for j in heads.visits(i):  # l. 6
             S = heads.scores(Q, i, j)  # l. 7-8
             P, m_new, l_new, alpha = online_softmax(S, m, l)  # l. 9
             O *= alpha  # l. 10
@@ -149,7 +115,7 @@ def _fa1(heads: _Stack, q_blocks: range) -> None:
 
     One departure: P is taken relative to the new maximum at once, not to its tile's and corrected later.
     """
-    every_row = slice(0, heads.seqlen_q)
+    every_row = slice(0, heads.schedule.seqlen_q)
     O, l, m = heads.initial(every_row)  # l. 2
     for j in range(heads.schedule.num_kv_blocks):  # l. 5-6
         for i in q_blocks:  # l. 7
@@ -176,19 +142,6 @@ def _naive(heads: _Stack, q_blocks: range) -> None:
     heads.store(heads.rows(0), heads.weighted_values(P, 0, 0), m, l)  # l. 3
 
 
-def hide(S: Array, hidden: npt.NDArray[np.bool_]) -> None:
-    """Scores of -inf where ``hidden``, (rows, columns); columns that every row sees are not touched."""
-    columns = np.flatnonzero(hidden.any(axis=0))
-    if len(columns):
-        part = slice(columns[0], columns[-1] + 1)
-        np.copyto(S[..., part], -np.inf, where=hidden[:, part])
-
-
-def row_sums(P: Array) -> Array:
-    """(..., rows, 1). A product with ones takes a third of np.sum's time."""
-    return (P @ np.ones(P.shape[-1], P.dtype))[..., None]
-
-
 def normalise(O: Array, l: Array) -> Array:
     """diag(l)⁻¹ O in place. Rows that have seen no key, or only scores of -inf, are zeros."""
     O /= l
@@ -199,8 +152,8 @@ def normalise(O: Array, l: Array) -> Array:
 # --- Heads and their tiles -------------------------------------------------------------------------------
 
 
-class _Stack:
-    """Heads (batch, kv_heads, group) with operands in the compute dtype, and scratch for one tile."""
+class _Stack(Heads):
+    """Operands of a stack in the compute dtype, and scratch for one tile."""
 
     def __init__(
         self,
@@ -212,95 +165,44 @@ class _Stack:
         out: Array,
         lse: Array | None,
     ) -> None:
-        self.dtype: type[Any] = np.float64 if q.dtype == np.float64 else np.float32
+        super().__init__(schedule, problem, q.shape[:-2])
         self.q, self.out, self.lse = q, out, lse
-        self.K, self.V = _operand(k, self.dtype), _operand(v, self.dtype)
-        self.scale, self.softcap = self.dtype(problem.scale), problem.softcap
-        self.seqlen_q, self.head_dim = q.shape[-2:]
-        self.schedule = schedule
-        ranges = schedule.ranges
-        self._visited = list(zip(ranges.first.tolist(), ranges.end.tolist(), strict=True))
-        self._clear = list(zip(ranges.clear_first.tolist(), ranges.clear_end.tolist(), strict=True))
+        self.K, self.V = operand(k, self.dtype), operand(v, self.dtype)
         self.observe: Callable[..., None] = lambda *tile: None
-        block_q, block_kv = min(schedule.block_q, self.seqlen_q), min(schedule.block_kv, schedule.seqlen_k)
-        self._S, self._PV = self._empty(block_q, block_kv), self._empty(block_q, self.head_dim)
-
-    def _empty(self, rows: int, columns: int) -> Array:
-        return np.empty((*self.q.shape[:-2], rows, columns), self.dtype)
-
-    def rows(self, i: int) -> slice:
-        """Query block i."""
-        return slice(i * self.schedule.block_q, min((i + 1) * self.schedule.block_q, self.seqlen_q))
-
-    def _columns(self, j: int) -> slice:
-        """Key/value block j."""
-        tiling = self.schedule
-        return slice(j * tiling.block_kv, min((j + 1) * tiling.block_kv, tiling.seqlen_k))
-
-    def _hidden(self, rows: slice, columns: slice) -> npt.NDArray[np.bool_]:
-        """Where the mask lets nothing through, (rows, columns)."""
-        row, column = np.arange(rows.start, rows.stop), np.arange(columns.start, columns.stop)
-        return ~self.schedule.mask.visible(row, column, self.seqlen_q, self.schedule.seqlen_k)
-
-    def key_blocks(self, i: int) -> range:
-        """That query block i visits."""
-        return range(*self._visited[i])
-
-    def _is_masked(self, i: int, j: int) -> bool:
-        first, end = self._clear[i]
-        return not first <= j < end
+        self._S, self._PV = self.empty(self.block_q, self.block_kv), self.empty(self.block_q, self.head_dim)
 
     def initial(self, rows: slice) -> tuple[Array, Array, Array]:
         """O = 0, l = 0, m = -inf for these rows."""
         count = rows.stop - rows.start
-        O, l, m = self._empty(count, self.head_dim), self._empty(count, 1), self._empty(count, 1)
+        O, l, m = self.empty(count, self.head_dim), self.empty(count, 1), self.empty(count, 1)
         O[...], l[...], m[...] = 0, 0, -np.inf
         return O, l, m
 
     def load_queries(self, i: int) -> Array:
         """scale · Q_i: the scale costs a pass over Q, not one over S."""
-        return np.multiply(self.q[..., self.rows(i), :], self.scale, dtype=self.dtype)
+        Q: Array = np.multiply(self.q[..., self.rows(i), :], self.scale, dtype=self.dtype)
+        return Q
 
     def scores(self, Q: Array, i: int, j: int) -> Array:
         """S_ij, masked scores -inf. Scratch: valid until the next call."""
-        rows, columns = self.rows(i), self._columns(j)
-        K = self.K[..., columns, :]
-        S = np.matmul(Q, K.mT, out=self._S[..., : Q.shape[-2], : K.shape[-2]])
+        K = self.K[..., self.columns(j), :]
+        S: Array = np.matmul(Q, K.mT, out=self._S[..., : Q.shape[-2], : K.shape[-2]])
         if self.softcap is not None:
-            S = softcapped_in_place(S, self.softcap)
-        if self._is_masked(i, j):
-            hide(S, self._hidden(rows, columns))
+            softcapped_in_place(S, self.softcap)
+        if self.is_masked(i, j):
+            hide(S, self.hidden(i, j))
         return S
 
     def weighted_values(self, P: Array, i: int, j: int) -> Array:
         """P_ij V_j. Scratch: valid until the next call."""
-        rows, columns = self.rows(i), self._columns(j)
-        V = self.V[..., columns, :]
-        PV = self._PV[..., : P.shape[-2], :]
-        if not self._is_masked(i, j) or np.isfinite(V).all():
-            return np.matmul(P, V, out=PV)
-        # A value that is not seen plays no part even if it is inf or NaN; but 0 · inf is NaN.
-        for row, hidden in enumerate(self._hidden(rows, columns)):
-            PV[..., row, :] = (P[..., row : row + 1, ~hidden] @ V[..., ~hidden, :])[..., 0, :]
-        return PV
+        V = self.V[..., self.columns(j), :]
+        hidden = None if not self.is_masked(i, j) or np.isfinite(V).all() else self.hidden(i, j)
+        return product_of_seen(P, V, hidden, self._PV[..., : P.shape[-2], :])
 
     def store(self, rows: slice, O: Array, m: Array, l: Array) -> None:
         self.out[..., rows, :] = O
         if self.lse is not None:
             self.lse[..., rows] = (m + np.log(l))[..., 0]
-
-
-def _operand(x: Array, dtype: type[Any]) -> Array:
-    """x in the compute dtype with rows that BLAS can step over; itself when it is so already."""
-    row_stride, stride = x.strides[-2:]
-    if x.dtype == dtype and x.flags.aligned and stride == x.itemsize and row_stride >= x.shape[-1] * stride:
-        return x
-    return np.ascontiguousarray(x, dtype)
-
-
-def _group_heads(x: Array, group: int) -> Array:
-    """View of (batch, heads, …) as (batch, kv_heads, group, …)."""
-    return x.reshape(x.shape[0], x.shape[1] // group, group, *x.shape[2:])
 
 
 # --- Sharing out the work --------------------------------------------------------------------------------
@@ -312,26 +214,11 @@ _Task = tuple[tuple[slice, slice, slice], range]
 def _tasks(plan: Plan, schedule: Schedule, workers: int, one_head: bool) -> list[_Task]:
     """Cut the problem into stacks of heads, and each stack's query blocks into shares when there are too few
     stacks to keep ``workers`` busy (FA2's query blocks are independent of each other)."""
-    problem, config = plan.problem, plan.config
-    tile = min(schedule.block_q, problem.seqlen_q) * min(schedule.block_kv, problem.seqlen_k)
-    room = min(config.block_q * config.block_kv // tile, problem.batch * problem.heads // _MIN_STACKS)
-    heads = 1 if one_head else max(1, room)
-    of_group = min(heads, problem.group_size)
-    of_kv = min(heads // of_group, problem.kv_heads)
-    of_batch = min(heads // (of_group * of_kv), problem.batch)
-    stacks = list(
-        itertools.product(
-            cut(problem.batch, of_batch), cut(problem.kv_heads, of_kv), cut(problem.group_size, of_group)
-        )
-    )
+    stacks = list(itertools.product(*cuts(plan.problem, schedule, plan.config, one_head)))
     blocks = schedule.num_q_blocks
     shares = min(blocks, math.ceil(4 * workers / len(stacks))) if workers > 1 else 1
     # Every shares-th block, not neighbours: later blocks may be the longer ones.
     return [(stack, range(first, blocks, shares)) for stack in stacks for first in range(shares)]
-
-
-def cut(size: int, step: int) -> list[slice]:
-    return [slice(start, min(start + step, size)) for start in range(0, size, step)]
 
 
 def _notifier(observer: Observer, heads: tuple[slice, slice, slice], group: int) -> Callable[..., None]:

@@ -27,7 +27,8 @@ from ..kernels.decode import row_blocks
 from ..ops.merge import combine
 from ..planner import Plan
 from .blas import single_threaded_blas
-from .cpu import cut, normalise, online_softmax
+from .cpu import normalise, online_softmax
+from .cpu_tiles import cut
 
 Array = npt.NDArray[Any]
 

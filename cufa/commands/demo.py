@@ -91,9 +91,11 @@ def _extra_memory(row: Row, device: Device | None) -> int:
     if device is not None:
         return row.plan.workspace
     from ..backends import cpu
+    from ..backends.cpu_tiles import extra_memory
 
-    arrays = Inputs(row.problem, on_gpu=False, seed=0).arrays(row.problem)
-    return cpu.measure_extra_memory(row.plan, *(arrays[name] for name in "qkvo"))
+    arrays, plan = Inputs(row.problem, on_gpu=False, seed=0).arrays(row.problem), row.plan
+    q, k, v, out = (arrays[name] for name in "qkvo")
+    return extra_memory(lambda: cpu.run(plan, q, k, v, out, None))
 
 
 def _print(rows: Sequence[Row], memory: dict[str, int], device: Device | None) -> None:

@@ -36,7 +36,7 @@ class Operand:
     result: bool = False
     """It is returned: allocated by the call, unless the caller gives an array for it."""
     like: str | Callable[[Problem], tuple[int, ...]] = ""
-    """Of a result: the input whose shape and dtype it has; or its shape, contiguous and in float32."""
+    """Of a result: the input whose shape and dtype it has; or its shape, contiguous and in the log-sum-exp's dtype."""
     nothing: float = 0.0
     """Of a result: what it holds where there is no score at all."""
     written: bool = False
@@ -126,6 +126,8 @@ class Operation:
     """Keys of one item may be shared out over thread blocks (:class:`Split`)."""
     memory_bound: bool = False
     """Figures are bytes per second, not FLOPs."""
+    by_keys: bool = False
+    """Its blocks are blocks of keys, which visit tiles of queries (:class:`~cufa.core.schedule.Schedule`)."""
 
     @functools.cached_property
     def inputs(self) -> tuple[str, ...]:

@@ -9,11 +9,11 @@ from .operation import Arrays, Operand
 from .params import strides_of
 from .problem import Problem
 
-_ELEMENTS = {"q": "q_element", "k": "k_element", "v": "v_element", "o": "out_element"}
+_ELEMENTS = {"q": "q_element", "k": "k_element", "v": "v_element", "o": "out_element", "d": "q_element"}
 
 
 def element_of(problem: Problem, operand: Operand) -> Element:
-    """Of a strided operand: k_cache and k_new hold what k does."""
+    """Of a strided operand: k_cache and k_new hold what k does, gradients what q does."""
     element: Element = getattr(problem, _ELEMENTS[operand.stride[0]])
     return element
 

@@ -59,6 +59,8 @@ class Problem:
     """A name of :data:`cufa.core.operation.OPERATIONS`."""
     alignment: int = 16
     positive_strides: bool = True
+    deterministic: bool = False
+    """Backward: the same bits in every run, dq included, where an order of sums must be enforced for that."""
 
     # --- Elements -----------------------------------------------------------------------------------------
 
@@ -77,6 +79,11 @@ class Problem:
     @property
     def out_element(self) -> Element:
         return ELEMENTS[self.out_dtype or self.dtype]
+
+    @property
+    def lse_dtype(self) -> str:
+        """Of the log-sum-exp: as scores are computed."""
+        return "float64" if self.dtype == "float64" else "float32"
 
     @property
     def itemsize(self) -> int:

@@ -4,6 +4,9 @@ The score matrix of one head, (seqlen_q, seqlen_k), is cut into ``block_q × blo
 backend executes this schedule, the demo and the dashboard draw it, and the tile counters that the
 CUDA kernels keep are tested against it (FlashAttention-2 paper, section 3.1). The rule itself
 is the mask's (:meth:`cufa.core.mask.Mask.key_tiles`).
+
+The backward walks the same tiles column by column: a block of keys visits tiles of queries
+(:meth:`cufa.core.mask.Mask.query_tiles`).
 """
 
 from __future__ import annotations
@@ -37,7 +40,7 @@ class Schedule:
     """Tiles of one head under one tiling.
 
     ``skip_masked_tiles=False`` is FA1 and the ablation of FA2: wholly masked tiles are computed, then
-    thrown away by the mask.
+    thrown away by the mask. ``by_keys`` is the backward's: a block is one of keys, and visits query tiles.
     """
 
     seqlen_q: int
@@ -46,10 +49,15 @@ class Schedule:
     block_kv: int
     mask: Mask
     skip_masked_tiles: bool = True
+    by_keys: bool = False
 
     @classmethod
     def of(cls, problem: Problem, block_q: int, block_kv: int, skip_masked_tiles: bool) -> Schedule:
-        return cls(problem.seqlen_q, problem.seqlen_k, block_q, block_kv, problem.mask, skip_masked_tiles)
+        from .operation import OPERATIONS
+
+        by_keys = OPERATIONS[problem.operation].by_keys
+        lengths = problem.seqlen_q, problem.seqlen_k
+        return cls(*lengths, block_q, block_kv, problem.mask, skip_masked_tiles, by_keys)
 
     @property
     def num_q_blocks(self) -> int:
@@ -61,29 +69,36 @@ class Schedule:
         """Tc of the papers."""
         return -(-self.seqlen_k // self.block_kv)
 
+    @property
+    def num_blocks(self) -> int:
+        """Blocks that visit tiles."""
+        return self.num_kv_blocks if self.by_keys else self.num_q_blocks
+
     @functools.cached_property
     def ranges(self) -> TileRanges:
-        """Key tiles of each query block: visited, and free of the mask."""
-        found = self.mask.key_tiles(self.block_q, self.block_kv, self.seqlen_q, self.seqlen_k)
+        """Key tiles of each query block, or query tiles of each key block: visited, and free of the mask."""
+        tiles_of = self.mask.query_tiles if self.by_keys else self.mask.key_tiles
+        found = tiles_of(self.block_q, self.block_kv, self.seqlen_q, self.seqlen_k)
         if self.skip_masked_tiles:
             return found
         nothing, none = np.zeros_like(found.first), found.clear == 0
         return TileRanges(
             first=nothing,
-            end=nothing + self.num_kv_blocks,
+            end=nothing + (self.num_q_blocks if self.by_keys else self.num_kv_blocks),
             clear_first=np.where(none, nothing, found.clear_first),
             clear_end=np.where(none, nothing, found.clear_end),
         )
 
     @property
     def visits(self) -> npt.NDArray[np.int64]:
-        """Key/value tiles visited by each query block, shape (num_q_blocks,)."""
+        """Tiles visited by each block, shape (num_blocks,)."""
         return self.ranges.count
 
     @functools.cached_property
     def tiles(self) -> npt.NDArray[np.uint8]:
-        """:class:`Tile` of every tile, shape (num_q_blocks, num_kv_blocks)."""
-        column, ranges = np.arange(self.num_kv_blocks)[None, :], self.ranges
+        """:class:`Tile` of every tile, shape (num_q_blocks, num_kv_blocks), from whichever side it is visited."""
+        ranges = dataclasses.replace(self, by_keys=False).ranges
+        column = np.arange(self.num_kv_blocks)[None, :]
         visited = (column >= ranges.first[:, None]) & (column < ranges.end[:, None])
         clear = (column >= ranges.clear_first[:, None]) & (column < ranges.clear_end[:, None])
         grid = np.where(visited, np.where(clear, Tile.FULL, Tile.PARTIAL), Tile.SKIPPED).astype(np.uint8)

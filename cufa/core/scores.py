@@ -33,9 +33,9 @@ def softcapped_in_place(s: Any, cap: float) -> Any:
     return s
 
 
-def softcap_derivative(s: Any, cap: float) -> Any:
-    """d softcapped(s) / d s."""
-    return 1 - np.tanh(s / s.dtype.type(cap)) ** 2
+def softcap_derivative(capped: Any, cap: float) -> Any:
+    """d softcapped(s) / d s, from softcapped(s)."""
+    return 1 - (capped / capped.dtype.type(cap)) ** 2
 
 
 def check_softcap(softcap: Any) -> float | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from .backward import FA2_BACKWARD
 from .decode import DECODE
 from .fa1 import FA1_FORWARD
 from .fa2 import FA2_FORWARD
@@ -42,6 +43,7 @@ KERNELS: dict[str, KernelSpec] = {
         FA1_FORWARD,
         NAIVE,
         *DECODE,
+        FA2_BACKWARD,
     )
 }
 """By name, those of one operation in order of preference where nothing was measured."""

@@ -46,4 +46,5 @@ NAIVE = KernelSpec(
     shared_memory=_naive_shared_memory,
     launches=_naive_launches,
     workspace=_naive_workspace,
+    workspace_holds="the scores in float32 and the probabilities",
 )

@@ -90,6 +90,8 @@ class KernelSpec:
     """(problem, config, shared memory, split) → launches, in order."""
     workspace: Callable[[Problem, TileConfig, Split | None], int] = lambda problem, config, split: 0
     """(problem, config, split) → device memory in bytes beyond inputs and outputs."""
+    workspace_holds: str = ""
+    """In words, for printed plans."""
     counters: Callable[[Problem, TileConfig], int] | None = None
     """(problem, config) → 32-bit words that are zero between launches, for a workspace that outlives the call;
     None: the kernel keeps none, and its workspace is the call's own."""

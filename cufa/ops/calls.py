@@ -100,7 +100,7 @@ class Call:
         if isinstance(operand.like, str):
             like = self.inputs[operand.like]
             return like.shape, like.dtype
-        return operand.like(problem), np.dtype(np.float32)
+        return operand.like(problem), np.dtype(problem.lse_dtype)
 
     def fill_empty(self, results: Mapping[str, Any]) -> None:
         """Of a problem without any score."""

@@ -101,7 +101,8 @@ def flash_decode(
         ``num_splits`` is the largest number of shares: fewer are used where tiles are few. The result does
         not depend on either beyond rounding.
     return_lse : bool
-        Also return log-sum-exp of the scaled scores: natural log, float32, (batch, heads, tokens).
+        Also return log-sum-exp of the scaled scores: natural log, (batch, heads, tokens),
+        float32; float64 where q is.
     out : array, optional
         Where to write the result: q's shape, dtype and kind; must not overlap an input.
     device : None, "cpu" or "cuda"

@@ -3,22 +3,18 @@ out is in :mod:`cufa.ops.calls`, choices in :mod:`cufa.planner`."""
 
 from __future__ import annotations
 
-import dataclasses
-import itertools
 import math
-from collections.abc import Iterator
 from typing import Any
 
-from ..core.architectures import Device
-from ..core.mask import CAUSAL, FULL, Band, Mask
-from ..core.operation import Arrays, Choice, Operand, Operation, Request, register
-from ..core.params import Params, softmax_scalars
-from ..core.problem import Problem, default_scale
-from ..core.scores import check_softcap
-from ..kernels import KernelSpec, TileConfig
-from ..planner import Plan, fitting_configs, tuning_key
+from ..core.mask import Mask
+from ..core.operation import Arrays, Operand, Operation, register
+from ..core.params import Params
+from ..core.problem import Problem
+from ..kernels import TileConfig
+from ..planner import Plan, choose_tiles
 from . import arrays, calls
-from .mask_arguments import check_causal, resolve_mask
+from .dense import compiled, cpu_spec, describe, plan_lines, plan_shapes, scalars, scores_of
+from .mask_arguments import check_causal
 from .reference import attention_reference
 from .seen import find, typed
 
@@ -77,7 +73,8 @@ def flash_attention(
     precision : None, "float32" or "tf32"
         For float32 inputs on a GPU. None keeps float32 accuracy, unless ``CUPY_TF32=1`` is set.
     return_lse : bool
-        Also return log-sum-exp of the scaled scores: natural log, float32, (batch, heads, seqlen_q).
+        Also return log-sum-exp of the scaled scores: natural log, (batch, heads, seqlen_q),
+        float32; float64 where q is.
     out : array, optional
         Where to write the result: q's shape, dtype and kind; must not overlap an input.
     device : None, "cpu" or "cuda"
@@ -123,12 +120,7 @@ def flash_attention(
         inputs,
         calls.attention_results(out, return_lse),
         layout,
-        {
-            "mask": resolve_mask(causal, window, mask),
-            "softcap": check_softcap(softcap),
-            "scale": scale,
-            "precision": precision,
-        },
+        scores_of(causal, window, mask, softcap, scale, precision),
         {"algorithm": algorithm},
     )
     return calls.run(call, device, key, gpu_serves=str(inputs["q"].dtype) != "float64")
@@ -174,29 +166,8 @@ def plan(
 
     >>> print(cufa.plan((1, 8, 4096, 128), causal=True, device="sm_90"))  # doctest: +SKIP
     """
-    k = q if k is None else k
-    v = k if v is None else v
-    shapes = [
-        x if isinstance(x, tuple) else arrays.as_array(name, x).shape
-        for name, x in (("q", q), ("k", k), ("v", v))
-    ]
-    name = dtype or ("float16" if isinstance(q, tuple) else str(arrays.as_array("q", q).dtype))
-    if name not in arrays.FORWARD_DTYPES:
-        served = ", ".join(arrays.FORWARD_DTYPES)
-        raise ValueError(f"dtype={name!r} is not served; use one of {served}")
-    if device is None and arrays.is_device_array(q):  # the call could not move to the CPU
-        arrays.dtype_name({"q": q}, on_gpu=True)
-    problem = arrays.make_problem(
-        shapes,
-        name,
-        mask=resolve_mask(causal, window, mask),
-        softcap=check_softcap(softcap),
-        scale=scale,
-        layout=layout,
-        precision=precision,
-    )
-    target = calls.planning_device(device, served=name != "float64")
-    return calls.plan_for(problem, target, algorithm=algorithm)
+    options = scores_of(causal, window, mask, softcap, scale, precision)
+    return plan_shapes(q, k, v, dtype, device, {**options, "layout": layout}, algorithm=algorithm)
 
 
 # --- The operation ----------------------------------------------------------------------------------------
@@ -207,29 +178,6 @@ def plan(
 CPU_CONFIG = TileConfig(block_q=256, block_kv=512, num_warps=0)
 
 
-def _choose(problem: Problem, device: Device | None, serving: list[KernelSpec], request: Request) -> Choice:
-    """The first kernel that serves, with the tiles asked for, measured or expected to be fastest."""
-    if device is None:
-        reason = "no GPU in this plan: NumPy executes the same schedule on larger tiles"
-        return Choice(_cpu_spec(serving), request.config or CPU_CONFIG, (reason,))
-    spec = serving[0]
-    if request.config is not None:
-        return Choice(spec, request.config)
-    fitting = fitting_configs(spec, problem.head_dim, device)
-    winner = request.tuned.get(tuning_key(spec, problem))
-    if winner in fitting:
-        assert winner is not None
-        return Choice(spec, winner, (f"tiles {winner}: measured fastest on this device by `cufa tune`",))
-    chosen = spec.choose(problem, fitting, device.num_sms)
-    reason = f"tiles {chosen}: the registry's choice for head_dim {problem.head_dim} (not tuned here)"
-    return Choice(spec, chosen, (reason,))
-
-
-def _cpu_spec(named: list[KernelSpec]) -> KernelSpec:
-    """Of all kernels FA2's schedule is the one that NumPy follows unless another is asked for."""
-    return next((spec for spec in named if spec.algorithm == "fa2"), named[0])
-
-
 def _run_on_cpu(plan: Plan, given: Arrays) -> None:
     from ..backends import cpu
 
@@ -237,20 +185,7 @@ def _run_on_cpu(plan: Plan, given: Arrays) -> None:
 
 
 def _scalars(plan: Plan, given: Arrays) -> dict[str, int | float]:
-    p = plan.problem
-    first, last = p.edges
-    return {
-        "batch": p.batch,
-        "heads": p.heads,
-        "kv_heads": p.kv_heads,
-        "seqlen_q": p.seqlen_q,
-        "seqlen_k": p.seqlen_k,
-        "heads_per_group": plan.heads_per_group,
-        # A bound beyond the matrix hides as much as one at its edge, and sums stay within 32 bits.
-        "band_first": -p.seqlen_q if first is None else min(max(first, -p.seqlen_q), p.seqlen_k),
-        "band_last": p.seqlen_k if last is None else min(max(last, -p.seqlen_q), p.seqlen_k),
-        **softmax_scalars(p.scale, p.softcap),
-    }
+    return {**scalars(plan), "heads_per_group": plan.heads_per_group}
 
 
 def _io_bytes(p: Problem) -> int:
@@ -258,32 +193,6 @@ def _io_bytes(p: Problem) -> int:
     queries = p.batch * p.heads * p.seqlen_q * (p.q_element.itemsize + p.out_element.itemsize)
     keys = p.batch * p.kv_heads * p.seqlen_k * (p.k_element.itemsize + p.v_element.itemsize)
     return (queries + keys) * p.head_dim
-
-
-def _describe(p: Problem) -> str:
-    dtype = f"{p.dtype} (tf32)" if p.precision == "tf32" else p.dtype
-    return (
-        f"batch {p.batch}, heads {p.heads_text}, seqlen {p.seqlen_q}×{p.seqlen_k}, "
-        f"head_dim {p.head_dim}, {dtype}, {p.scores_text}"
-    )
-
-
-def _plan_lines(plan: Plan) -> list[str]:
-    schedule, heads = plan.schedule, plan.problem.batch * plan.problem.heads
-    return [
-        f"tiles      {plan.config}; {schedule.visited * heads:,} of {schedule.total * heads:,} visited, "
-        f"{schedule.skipped * heads:,} skipped"
-    ]
-
-
-def _compiled(spec: KernelSpec, head_dim: int) -> Iterator[Problem]:
-    """Every element with every kind of mask, with and without a cap."""
-    for dtype, precision, mask, softcap in itertools.product(
-        spec.dtypes, spec.precisions, (FULL, CAUSAL, Band(255, 0)), (None, 30.0)
-    ):
-        if (dtype == "float32") != (precision == "native"):  # a precision is a choice for float32 only
-            problem = Problem(1, 1, 1, 1024, 1024, head_dim, dtype, mask, default_scale(head_dim), softcap)
-            yield dataclasses.replace(problem, precision=precision)
 
 
 FORWARD = register(
@@ -299,16 +208,16 @@ FORWARD = register(
         ),
         params=Params("params.cuh", "AttentionParams"),
         scalars=_scalars,
-        choose=_choose,
-        cpu_spec=_cpu_spec,
+        choose=choose_tiles,
+        cpu_spec=cpu_spec,
         cpu_config=CPU_CONFIG,
         run_on_cpu=_run_on_cpu,
         reference=attention_reference,
         flops=lambda p: 4 * p.batch * p.heads * p.head_dim * p.visible_scores,
         io_bytes=_io_bytes,
-        describe=_describe,
-        plan_lines=_plan_lines,
-        compiled=_compiled,
+        describe=describe,
+        plan_lines=plan_lines,
+        compiled=compiled,
         num_records=lambda plan: plan.problem.batch * plan.problem.heads * plan.schedule.num_q_blocks,
     )
 )

@@ -48,15 +48,16 @@ def decode_mask(window: Any) -> Mask:
 
 
 def check_causal(causal: Any) -> bool:
-    """Also True and False as NumPy writes them, and 1 and 0."""
-    integer = isinstance(causal, (int, np.integer))
-    of_numpy = isinstance(causal, (np.bool_, np.ndarray)) and causal.dtype == bool and causal.ndim == 0
-    if not (of_numpy or (integer and causal in (0, 1))):
-        raise TypeError(
-            f"causal must be True or False, not {_shown(causal)}: other masks go to mask=, such as "
-            "cufa.masks.window"
-        )
-    return bool(causal)
+    return check_flag("causal", causal, ": other masks go to mask=, such as cufa.masks.window")
+
+
+def check_flag(name: str, value: Any, cure: str = "") -> bool:
+    """True or False, also as NumPy writes them, and 1 and 0."""
+    integer = isinstance(value, (int, np.integer))
+    of_numpy = isinstance(value, (np.bool_, np.ndarray)) and value.dtype == bool and value.ndim == 0
+    if not (of_numpy or (integer and value in (0, 1))):
+        raise TypeError(f"{name} must be True or False, not {_shown(value)}{cure}")
+    return bool(value)
 
 
 def _shown(value: Any) -> str:

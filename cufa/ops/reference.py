@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import ml_dtypes
@@ -10,7 +11,7 @@ import numpy.typing as npt
 
 from ..core.mask import Mask
 from ..core.problem import default_scale
-from ..core.scores import check_softcap, softcapped
+from ..core.scores import check_softcap, softcap_derivative, softcapped
 from .mask_arguments import decode_mask, resolve_mask
 
 Array = npt.NDArray[np.float64]
@@ -50,24 +51,57 @@ def attention_reference(
     Raises ValueError for an unknown layout or shapes that do not fit together.
     """
     q, k, v = (_bhsd(x, layout) for x in (q, k, v))
-    batch, heads, seqlen_q, head_dim = q.shape
-    if k.shape != v.shape or k.shape[::3] != (batch, head_dim) or heads % max(k.shape[1], 1):
-        raise ValueError(f"q {q.shape}, k {k.shape}, v {v.shape} (as bhsd) do not fit together")
-    kv_heads, seqlen_k = k.shape[1:3]
-    if scale is None:
-        scale = default_scale(head_dim)
+    seen_by = resolve_mask(causal, window, mask)
+    scores = default_scale(q.shape[-1]) if scale is None else scale, check_softcap(softcap)
     o = np.empty_like(q)
     lse = np.empty(q.shape[:3])
-    seen_by, cap, key = resolve_mask(causal, window, mask), check_softcap(softcap), np.arange(seqlen_k)
-    for b, h in np.ndindex(batch, heads):
-        kv = h // (heads // kv_heads)
-        for start in range(0, seqlen_q, _ROWS):
-            part = slice(start, min(start + _ROWS, seqlen_q))
-            seen = seen_by.visible(np.arange(part.start, part.stop), key, seqlen_q, seqlen_k)
-            o[b, h, part], lse[b, h, part] = _attend(q[b, h, part], k[b, kv], v[b, kv], seen, scale, cap)
+    for rows, keys, seen in _parts(q, k, v, seen_by):
+        o[rows], lse[rows] = _attend(q[rows], k[keys], v[keys], seen, *scores)
     if layout == "bshd":
         o = o.swapaxes(1, 2)
     return (o, lse) if return_lse else o
+
+
+def attention_reference_backward(
+    dout: npt.ArrayLike,
+    q: npt.ArrayLike,
+    k: npt.ArrayLike,
+    v: npt.ArrayLike,
+    *,
+    causal: bool = False,
+    window: tuple[int | None, int | None] | None = None,
+    mask: Mask | None = None,
+    softcap: float | None = None,
+    scale: float | None = None,
+    dlse: npt.ArrayLike | None = None,
+    layout: str = "bhsd",
+) -> tuple[Array, Array, Array]:
+    """Gradients of a loss with respect to q, k and v in float64, from that with respect to o, ``dout``, and
+    if the loss depends on it to the log-sum-exp, ``dlse`` (batch, heads, seqlen_q).
+
+    The other arguments are those of :func:`attention_reference`, which is what is differentiated; its results
+    are computed anew. Query heads that share a key/value head add up in dk and dv. A query that sees no key
+    has no gradient, and neither has a key that no query sees.
+
+    Returns (dq, dk, dv), with the shapes of q, k and v.
+    """
+    dout, q, k, v = (_bhsd(x, layout) for x in (dout, q, k, v))
+    if dout.shape != q.shape:
+        raise ValueError(f"dout {dout.shape} and q {q.shape} (as bhsd) must have one shape")
+    dlse = np.zeros(q.shape[:3]) if dlse is None else np.asarray(dlse).astype(np.float64)
+    seen_by = resolve_mask(causal, window, mask)
+    scores = default_scale(q.shape[-1]) if scale is None else scale, check_softcap(softcap)
+    dq, dk, dv = (np.zeros_like(x) for x in (q, k, v))
+    for rows, keys, seen in _parts(q, k, v, seen_by):
+        of_rows, of_keys, of_values = _gradients(
+            dout[rows], dlse[rows], q[rows], k[keys], v[keys], seen, *scores
+        )
+        dq[rows] = of_rows
+        dk[keys] += of_keys
+        dv[keys] += of_values
+    if layout == "bshd":
+        dq, dk, dv = (x.swapaxes(1, 2) for x in (dq, dk, dv))
+    return dq, dk, dv
 
 
 def decode_reference(
@@ -135,10 +169,25 @@ def _as_bhsd(x: Any, layout: str) -> Any:
     return x if x is None else np.asarray(x).swapaxes(1, 2) if layout == "bshd" else np.asarray(x)
 
 
+def _parts(q: Array, k: Array, v: Array, mask: Mask) -> Iterator[tuple[Any, Any, npt.NDArray[np.bool_]]]:
+    """Rows of one query head at a time, its key/value head, and which of its keys each row sees."""
+    batch, heads, seqlen_q, head_dim = q.shape
+    if k.shape != v.shape or k.shape[::3] != (batch, head_dim) or heads % max(k.shape[1], 1):
+        raise ValueError(f"q {q.shape}, k {k.shape}, v {v.shape} (as bhsd) do not fit together")
+    kv_heads, seqlen_k = k.shape[1:3]
+    for b, h in np.ndindex(batch, heads):
+        for start in range(0, seqlen_q, _ROWS):
+            part = slice(start, min(start + _ROWS, seqlen_q))
+            row, key = np.arange(part.start, part.stop), np.arange(seqlen_k)
+            yield (b, h, part), (b, h // (heads // kv_heads)), mask.visible(row, key, seqlen_q, seqlen_k)
+
+
+# --- The semantics: rows of one head, q (rows, d), k and v (keys, d), seen (rows, keys) ----------------------
+
+
 def _attend(
     q: Array, k: Array, v: Array, seen: npt.NDArray[np.bool_], scale: float, cap: float | None
 ) -> tuple[Array, Array]:
-    """The semantics: rows of one head, q (rows, d), k and v (keys, d), seen (rows, keys)."""
     with np.errstate(all="ignore"):
         s = scale * (q @ k.T)
         s = np.where(seen, s if cap is None else softcapped(s, cap), -np.inf)
@@ -149,9 +198,32 @@ def _attend(
         return o, (m + np.log(l))[:, 0]
 
 
+def _gradients(
+    do: Array,
+    dlse: Array,
+    q: Array,
+    k: Array,
+    v: Array,
+    seen: npt.NDArray[np.bool_],
+    scale: float,
+    cap: float | None,
+) -> tuple[Array, Array, Array]:
+    """Of dS = P ∘ (dO Vᵀ - rowsum(dO ∘ O) + dLSE), with P = exp(S - LSE)."""
+    o, lse = _attend(q, k, v, seen, scale, cap)
+    with np.errstate(all="ignore"):
+        s = scale * (q @ k.T)
+        capped = s if cap is None else softcapped(s, cap)
+        slope = 1 if cap is None else softcap_derivative(capped, cap)
+        weighs = seen & (lse != -np.inf)[:, None]
+        p = np.where(weighs, np.exp(capped - lse[:, None]), 0)
+        ds = np.where(weighs, p * (do @ v.T - ((do * o).sum(axis=1) - dlse)[:, None]) * slope, 0)
+        dq, dk = scale * _product(ds, k, seen), scale * _product(ds.T, q, seen.T)
+        return dq, dk, _product(p.T, do, seen.T)
+
+
 def _product(p: Array, v: Array, seen: npt.NDArray[np.bool_]) -> Array:
     """p v over the seen keys alone. It matters when an unseen value is inf or NaN, as 0 · inf is NaN."""
-    if np.isfinite(v).all():
+    if np.isfinite(v).all() or not len(p):
         return p @ v
     return np.stack([p_row[seen_row] @ v[seen_row] for p_row, seen_row in zip(p, seen, strict=True)])
 
@@ -161,5 +233,5 @@ def _bhsd(x: npt.ArrayLike, layout: str) -> Array:
         raise ValueError(f"layout={layout!r} is not known; use 'bhsd' or 'bshd'")
     array = np.asarray(x).astype(np.float64)
     if array.ndim != 4:
-        raise ValueError(f"q, k and v have 4 axes, not {array.ndim}")
+        raise ValueError(f"arrays of queries, keys and values have 4 axes, not {array.ndim}")
     return array.swapaxes(1, 2) if layout == "bshd" else array

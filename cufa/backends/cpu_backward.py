@@ -1,0 +1,208 @@
+"""Gradients of attention in NumPy: Algorithm 2 of the FlashAttention-2 paper, tile by tile from the schedule that the
+kernels follow. Tiles, and how they are shared out over threads, are in :mod:`cufa.backends.cpu_tiles`.
+
+Beyond the results a stack of heads takes its dQ in the compute dtype, two numbers per query and a few tiles.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from ..core.operation import Arrays
+from ..core.problem import Problem
+from ..core.schedule import Schedule
+from ..core.scores import softcap_derivative, softcapped_in_place
+from ..planner import Plan
+from .blas import single_threaded_blas
+from .cpu_tiles import (
+    MIN_STACKS,
+    Array,
+    Bools,
+    Heads,
+    cuts,
+    group_heads,
+    hide,
+    in_threads,
+    num_workers,
+    operand,
+    product_of_seen,
+    row_sums,
+)
+
+#: Called for each tile with (batch, head, kv_block, q_block).
+Observer = Callable[[int, int, int, int], None]
+
+_OF_QUERIES = ("dout", "q", "out", "dq", "lse", "dlse")
+_OF_KEYS = ("k", "v", "dk", "dv")
+
+
+def run(
+    plan: Plan, given: Arrays, *, observer: Observer | None = None, num_threads: int | None = None
+) -> None:
+    """Execute a plan made for the CPU; dq, dk and dv are written in place.
+
+    Arrays are those of the operation's operands, in "bhsd", in the problem's dtype, with any strides and no empty
+    axis; lse and dlse are (batch, heads, seqlen_q). ``observer`` is told of every tile, from one thread.
+    ``num_threads`` defaults to what NumPy's BLAS would use.
+    """
+    problem, schedule = plan.problem, plan.schedule
+    of_queries: dict[str, Any] = {
+        name: None if given[name] is None else group_heads(given[name], problem.group_size)
+        for name in _OF_QUERIES
+    }
+    of_keys = {name: given[name][:, :, None] for name in _OF_KEYS}  # one head for its whole group
+    *of_stack, members = cuts(problem, schedule, plan.config, one_head=observer is not None)
+    stacks = list(itertools.product(*of_stack))
+    shares = _shares(schedule, len(stacks))
+
+    def work(task: tuple[tuple[slice, ...], int]) -> Array:
+        heads, share = task
+        arrays: dict[str, Any] = {
+            name: None if x is None else x[heads] for name, x in (of_queries | of_keys).items()
+        }
+        stack = _Stack(schedule, problem, arrays, members)
+        if observer is not None:
+            stack.observe = _notifier(observer, heads, problem.group_size)
+        dQ = _gradients(stack, range(share, schedule.num_kv_blocks, shares))
+        if shares == 1:
+            arrays["dq"][...] = dQ
+        return dQ
+
+    with single_threaded_blas() as available, np.errstate(all="ignore"):
+        workers = 1 if observer is not None else num_workers(problem, num_threads, available)
+        dQs = in_threads(work, list(itertools.product(stacks, range(shares))), workers)
+        for heads in stacks:  # shares of a stack come one after another, and are summed in that order
+            parts = itertools.islice(dQs, shares)
+            total = next(parts)
+            for part in parts:
+                total += part
+            if shares > 1:
+                of_queries["dq"][heads] = total
+
+
+def _shares(schedule: Schedule, num_stacks: int) -> int:
+    """Into how many parts the key blocks of a stack are cut, where stacks are too few to run in parallel. Each has a dQ
+    of its own: the number depends on the problem alone, and so do the bits of the sum."""
+    return min(schedule.num_kv_blocks, math.ceil(MIN_STACKS / num_stacks))
+
+
+def _gradients(heads: _Stack, key_blocks: range) -> Array:
+    """Algorithm 2 of the FlashAttention-2 paper: keys outermost. Stores dK and dV of these key blocks, and returns
+    what they add to dQ. The softmax scale is on K, and at the end on dK."""
+    dQ = np.zeros_like(heads.Q, order="C")  # l. 5
+    for j in key_blocks:  # l. 6
+        K, V = heads.load_keys(j)  # l. 7
+        dK, dV = np.zeros_like(V, order="C"), np.zeros_like(V, order="C")  # l. 8
+        for members, i in heads.visited_queries(j):  # l. 9
+            rows = heads.rows(i)
+            Q, dO = heads.Q[:, :, members, rows], heads.dO[:, :, members, rows]  # l. 10
+            delta = heads.delta[:, :, members, rows]
+            hidden = heads.hidden(i, j) if heads.is_masked(j, i) else None
+            P, slope = heads.weights(Q, K, heads.lse[:, :, members, rows], hidden)  # l. 11-12
+            # What is not seen must play no part where it is inf or NaN; zero weights do where all is finite.
+            unseen = None if hidden is None or _finite(Q, dO, K, V, delta) else hidden
+            seen_by = None if unseen is None else unseen.T
+            dV += heads.of_columns(P.mT, dO, seen_by)  # l. 13
+            dS = heads.product(dO, V)  # l. 14
+            dS -= delta
+            dS *= P  # l. 15
+            if slope is not None:
+                dS *= slope
+            if unseen is not None:
+                hide(dS, unseen, 0)
+            dQ[:, :, members, rows] += heads.of_rows(dS, K, unseen)  # l. 16
+            dK += heads.of_columns(dS.mT, Q, seen_by)  # l. 17
+        dK *= heads.scale
+        heads.store(j, dK, dV)  # l. 19
+    return dQ
+
+
+def _finite(*arrays: Array) -> bool:
+    return all(np.isfinite(x).all() for x in arrays)
+
+
+class _Stack(Heads):
+    """Operands of a stack in the compute dtype, with whole groups of query heads, and scratch for one tile of
+    ``members`` of a group."""
+
+    def __init__(self, schedule: Schedule, problem: Problem, arrays: Arrays, members: list[slice]) -> None:
+        heads = (*arrays["k"].shape[:2], members[0].stop)
+        super().__init__(schedule, problem, heads)
+        self.Q, self.dO = operand(arrays["q"], self.dtype), operand(arrays["dout"], self.dtype)
+        self.observe: Callable[[slice, int, int], None] = lambda members, i, j: None
+        self._k, self._v, self._dk, self._dv = (arrays[name] for name in _OF_KEYS)
+        self._members = members
+        self._P, self._dS = (self.empty(self.block_q, self.block_kv) for _ in range(2))
+        self._product = self.empty(max(self.block_q, self.block_kv), self.head_dim)
+        self.lse, self.delta = self._row_numbers(arrays["out"], arrays["lse"], arrays["dlse"])
+
+    def _row_numbers(self, out: Array, lse: Array, dlse: Array | None) -> tuple[Array, Array]:
+        """LSE and rowsum(dO ∘ O) - dLSE, (..., rows, 1) (l. 4). Rows that saw nothing weigh nothing: LSE is inf."""
+        delta = np.empty((*lse.shape, 1), self.dtype)
+        for i in range(self.schedule.num_q_blocks):
+            rows = self.rows(i)
+            delta[..., rows, :] = row_sums(
+                np.multiply(self.dO[..., rows, :], out[..., rows, :], dtype=self.dtype)
+            )
+        if dlse is not None:
+            delta[..., 0] -= dlse
+        nothing = np.isneginf(lse)[..., None]
+        delta[nothing] = 0
+        return np.where(nothing, self.dtype(np.inf), lse[..., None].astype(self.dtype)), delta
+
+    def visited_queries(self, j: int) -> Iterator[tuple[slice, int]]:
+        """Members of the group and query tile, for each tile that key block j visits."""
+        for members, i in itertools.product(self._members, self.visits(j)):
+            self.observe(members, i, j)
+            yield members, i
+
+    def load_keys(self, j: int) -> tuple[Array, Array]:
+        """scale · K_j, V_j."""
+        columns = self.columns(j)
+        K: Array = np.multiply(self._k[..., columns, :], self.scale, dtype=self.dtype)
+        return K, operand(self._v[..., columns, :], self.dtype)
+
+    def weights(self, Q: Array, K: Array, lse: Array, hidden: Bools | None) -> tuple[Array, Array | None]:
+        """P, and with a cap the slope of the capped scores. P is scratch: valid until the next call."""
+        slope = None
+        S: Array = np.matmul(Q, K.mT, out=self._tile(self._P, Q, K))
+        if self.softcap is not None:
+            softcapped_in_place(S, self.softcap)
+            slope = softcap_derivative(S, self.softcap)
+        S -= lse
+        P: Array = np.exp(S, out=S)
+        if hidden is not None:
+            hide(P, hidden, 0)
+        return P, slope
+
+    def product(self, dO: Array, V: Array) -> Array:
+        """dO Vᵀ. Scratch: valid until the next call, and so are the next two."""
+        dP: Array = np.matmul(dO, V.mT, out=self._tile(self._dS, dO, V))
+        return dP
+
+    def of_rows(self, dS: Array, K: Array, unseen: Bools | None) -> Array:
+        """dS K."""
+        return product_of_seen(dS, K, unseen, self._product[:, :, : dS.shape[2], : dS.shape[-2]])
+
+    def of_columns(self, PT: Array, dO: Array, unseen: Bools | None) -> Array:
+        """Pᵀ dO, summed over the members of the group."""
+        of_members = product_of_seen(PT, dO, unseen, self._product[:, :, : PT.shape[2], : PT.shape[-2]])
+        summed: Array = of_members.sum(axis=2, keepdims=True) if PT.shape[2] > 1 else of_members
+        return summed
+
+    @staticmethod
+    def _tile(scratch: Array, rows: Array, columns: Array) -> Array:
+        return scratch[:, :, : rows.shape[2], : rows.shape[-2], : columns.shape[-2]]
+
+    def store(self, j: int, dK: Array, dV: Array) -> None:
+        self._dk[..., self.columns(j), :], self._dv[..., self.columns(j), :] = dK, dV
+
+
+def _notifier(observer: Observer, heads: tuple[slice, ...], group: int) -> Callable[[slice, int, int], None]:
+    batch, kv_head = (s.start for s in heads)
+    return lambda members, i, j: observer(batch, kv_head * group + members.start, j, i)
