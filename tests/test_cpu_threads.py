@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
+import os
+import signal
 import threading
 import time
 
 import numpy as np
 import pytest
+import threadpoolctl
 from cpu_support import ALGORITHMS, SMALL, TILED, attend, check, plan_for
 from support import make_inputs, poisoned_like
 
@@ -67,14 +71,13 @@ def test_an_error_in_a_thread_reaches_the_caller(num_threads):
 
 @pytest.fixture
 def blas_threads():
-    """Read BLAS' number of threads; it is put back to 2 before and to what it was after."""
-    if blas._openblas() is None:
-        pytest.skip("NumPy's BLAS here is not OpenBLAS: its threads are left alone")
-    get, set_ = blas._openblas()
-    before = get()
-    set_(2)
-    yield get
-    set_(before)
+    """Read the number of threads of NumPy's BLAS; it is put to 2 before and back to what it was after."""
+    if not blas._libraries():
+        pytest.skip("threadpoolctl does not know NumPy's BLAS here: its threads are left alone")
+    with threadpoolctl.threadpool_limits(2, user_api="blas"):
+        yield lambda: max(
+            x["num_threads"] for x in threadpoolctl.threadpool_info() if x["user_api"] == "blas"
+        )
 
 
 def test_blas_is_single_threaded_inside_only(blas_threads):
@@ -92,8 +95,57 @@ def test_blas_threads_are_restored_after_an_error(blas_threads):
     assert blas_threads() == 2
 
 
-def test_without_openblas_all_cores_are_used(monkeypatch):
-    monkeypatch.setattr(blas, "_openblas", lambda: None)
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+@pytest.mark.parametrize("locked", [False, True], ids=["inside a call", "inside a call, at its door"])
+def test_a_child_forked_while_another_thread_is_inside_a_call_has_all_threads(blas_threads, locked):
+    """That thread, which would have restored them, is not in the child; nor is one that holds the lock."""
+
+    def inside():
+        with blas.single_threaded_blas(), contextlib.ExitStack() as stack:
+            if locked:
+                stack.enter_context(blas._setting._lock)
+            entered.set()
+            forked.wait(60)
+
+    entered, forked = threading.Event(), threading.Event()
+    thread = threading.Thread(target=inside)
+    thread.start()
+    entered.wait(60)
+    child = os.fork()
+    if child == 0:  # no assertion may leave it: pytest would go on in two processes
+        status = 1
+        try:
+            signal.alarm(60)  # rather than wait for ever
+            before = blas_threads()
+            with blas.single_threaded_blas() as available:
+                inside_of_it = blas_threads()
+            status = 0 if (before, available, inside_of_it, blas_threads()) == (2, 2, 1, 2) else 2
+        finally:
+            os._exit(status)
+    _, status = os.waitpid(child, 0)
+    forked.set()
+    thread.join()
+    assert os.waitstatus_to_exitcode(status) == 0
+    assert blas_threads() == 2
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_child_forked_inside_a_call_leaves_it(blas_threads):
+    with blas.single_threaded_blas():
+        child = os.fork()
+        if child == 0:
+            blas._setting.enter()
+    if child == 0:
+        blas._setting.leave()
+        os._exit(0 if blas_threads() == 2 else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert blas_threads() == 2
+
+
+def test_with_an_unknown_blas_all_cores_are_used(monkeypatch):
+    monkeypatch.setattr(blas, "_libraries", lambda: ())
     with blas.single_threaded_blas() as available:
         assert available == blas.usable_cores() >= 1
     check(*make_inputs(1, 8, 8, 300, 300, 64, "float32"), "fa2", causal=True, config=CPU_CONFIG)

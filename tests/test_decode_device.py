@@ -112,7 +112,7 @@ def test_new_addresses_reach_the_launch_and_new_shapes_a_new_plan(launches):
 
 def test_small_arrays_of_the_host_are_copied(launches):
     arrays = given(fp8=True)
-    arrays |= {"cache_seqlens": [1, 2, 3, 1598], "block_table": np.zeros((4, 100), np.int64)}
+    arrays |= {"cache_seqlens": [1, 2, 3, 1598], "block_table": np.arange(400).reshape(4, 100)}
     arrays |= {"k_scale": 0.5, "v_scale": [1.0] * 8}
     for _ in range(2):
         cufa.flash_decode(**arrays)
@@ -188,19 +188,33 @@ def test_rows_at_odd_addresses_are_refused(launches):
     assert launches[0][0].problem.alignment == 2
 
 
-def test_host_arrays_are_refused_while_the_stream_is_captured(monkeypatch):
-    """A replay would use the values of the capture."""
+class Capturing:
+    """The current stream, while it is captured, or while another one is and it is the legacy stream."""
 
-    class Stream:
-        def is_capturing(self):
+    def __init__(self, status=None):
+        self.status = status
+
+    def is_capturing(self):
+        if self.status is None:
             return True
+        raise cp.cuda.runtime.CUDARuntimeError(self.status)
 
-    monkeypatch.setattr(cp.cuda, "get_current_stream", Stream)
-    for name in ("cache_seqlens", "block_table", "q"):
-        with pytest.raises(
-            ValueError, match=f"{name} is a NumPy array, but the current stream is being capt"
-        ):
-            calls.check_not_capturing(name)
+
+@pytest.mark.parametrize(
+    ("stream", "which"), [(Capturing(), "the current stream"), (Capturing(906), "another stream")]
+)
+@pytest.mark.parametrize("name", ["cache_seqlens", "block_table", "q"])
+def test_host_arrays_are_refused_while_a_stream_is_captured(monkeypatch, name, stream, which):
+    """A replay would use the values of the capture."""
+    monkeypatch.setattr(cp.cuda, "get_current_stream", lambda: stream)
+    with pytest.raises(ValueError, match=f"{name} is a NumPy array, but {which}.* is being captured"):
+        calls.check_not_capturing(name)
+
+
+def test_other_failures_of_a_stream_are_no_capture(monkeypatch):
+    monkeypatch.setattr(cp.cuda, "get_current_stream", lambda: Capturing(700))
+    with pytest.raises(cp.cuda.runtime.CUDARuntimeError, match="IllegalAddress"):
+        calls.check_not_capturing("q")
 
 
 @pytest.mark.parametrize("name", ["cache_seqlens", "block_table"])
@@ -212,9 +226,13 @@ def test_what_is_copied_asks_whether_the_stream_is_captured(launches, monkeypatc
     arrays = given()
     cufa.flash_decode(**arrays)
     host = {"cache_seqlens": [1, 2, 3, 4], "block_table": np.zeros((4, 100), np.int32)}
-    with pytest.raises(ValueError, match=f"{name} during a capture"):
-        cufa.flash_decode(**{**arrays, name: host[name]})
-    assert len(launches) == 1
+    changed, allocated = {**arrays, name: host[name], "out": None}, []
+    with (
+        cp.cuda.using_allocator(allocated.append),
+        pytest.raises(ValueError, match=f"{name} during a capture"),
+    ):
+        cufa.flash_decode(**changed)
+    assert len(launches) == 1 and not allocated
 
 
 def use_gpu(monkeypatch, arch):
@@ -248,6 +266,32 @@ def test_nothing_is_appended_by_a_call_that_the_gpu_cannot_run(an_a100):
     before = [x.copy() for x in arrays]
     with pytest.raises(ValueError, match="decode_split_fp8 needs sm_89 or later"):
         cufa.flash_decode(*arrays, **options, device="cuda")
+    for x, y in zip(arrays, before, strict=True):
+        np.testing.assert_array_equal(x, y)
+
+
+@pytest.mark.parametrize("fp8", [False, True])
+def test_nothing_is_touched_by_a_call_on_host_arrays_during_a_capture(an_h100, launches, monkeypatch, fp8):
+    """Nothing is copied or allocated, which would end in the graph, and nothing is appended."""
+
+    def touched(*_):
+        raise AssertionError("touched")
+
+    for owner, name in ((cp, "asarray"), (calls, "run_on_gpu")):
+        monkeypatch.setattr(owner, name, touched)
+
+    def refuse(name):
+        raise ValueError(f"{name} during a capture")
+
+    monkeypatch.setattr(calls, "check_not_capturing", refuse)
+    case = make_case([20, 31], new=1, fp8=fp8)
+    arrays, options = case.arguments()
+    before = [x.copy() for x in arrays]
+    with pytest.raises(ValueError, match="q during a capture"):
+        cufa.flash_decode(*arrays, **options)
+    q = np.zeros((1, 2, 8, 16), np.float16)
+    with pytest.raises(ValueError, match="q during a capture"):
+        cufa.flash_attention(q, q, q)
     for x, y in zip(arrays, before, strict=True):
         np.testing.assert_array_equal(x, y)
 

@@ -135,6 +135,15 @@ BAD = [
         ValueError,
         r"block_table\[1, 1\] is 5, but k_cache has 5 pages; sequence 1 uses its first 2 entries",
     ),
+    # the last page counts from its first token on
+    *(
+        (
+            {**_PAGES, **new, "block_table": [[0, 1, 2], [3, 9, 0]], "cache_seqlens": [3, length]},
+            ValueError,
+            r"block_table\[1, 1\] is 9, but k_cache has 5 pages; sequence 1 uses its first 2 entries",
+        )
+        for new, length in (({}, 5), ({}, 7), ({}, 8), (_NEW, 4))
+    ),
     ({**_PAGES, "block_table": _TABLE - 1}, ValueError, r"block_table\[0, 0\] is -1"),
     ({**_caches(5, 2, 0, 16), "block_table": _TABLE}, ValueError, r"k_cache has pages of 0 tokens"),
     # appending
@@ -207,6 +216,47 @@ BAD = [
     ({"out": _array(2, 4, 1, 16, dtype=np.float16)}, TypeError, r"out is float16 but the result is float32"),
     ({"out": "here"}, TypeError, r"out must be an array"),
 ]
+
+
+def test_a_page_counts_from_its_first_token_on():
+    _call(**_PAGES, block_table=[[0, 1, 2], [3, 9, 0]], cache_seqlens=[3, 4])
+
+
+SLOTS = [
+    # two sequences with one last page: both append to its slot 2
+    ([[0, 1, 2], [3, 1, 4]], [6, 6], 1, 0, "slot 2 of page 1, block_table[0, 1], where block_table[1, 1]"),
+    # the last new token of the one meets the first of the other
+    ([[0, 1, 2], [3, 1, 4]], [5, 6], 2, 0, "slot 1 of page 1, block_table[0, 1], where block_table[1, 1]"),
+    # the one writes to what the other reads, and not the other way round
+    ([[0, 1, 2], [3, 1, 4]], [7, 5], 1, 1, "slot 1 of page 1, block_table[1, 1], where block_table[0, 1]"),
+    ([[0, 1, 2], [1, 3, 4]], [8, 3], 1, 1, "slot 3 of page 1, block_table[1, 0], where block_table[0, 1]"),
+    # over the end of a page
+    ([[0, 1, 2], [2, 3, 4]], [7, 0], 2, 0, "slot 0 of page 2, block_table[0, 2], where block_table[1, 0]"),
+    ([[0, 1, 1], [2, 3, 4]], [4, 0], 5, 0, "slot 0 of page 1, block_table[0, 1], where block_table[0, 2]"),
+]
+
+
+@pytest.mark.parametrize(("table", "lengths", "tokens", "b", "message"), SLOTS)
+def test_what_is_appended_has_a_slot_of_its_own(table, lengths, tokens, b, message):
+    caches = _caches(5, 2, 4, 16)
+    new = {name: np.ones((2, 2, tokens, 16), np.float32) for name in ("k_new", "v_new")}
+    with pytest.raises(ValueError, match=re.escape(f"sequence {b} appends a token of k_new to {message}")):
+        _call(**caches, **new, block_table=np.array(table), cache_seqlens=lengths)
+    assert not any(cache.any() for cache in caches.values()), "nothing was appended"
+
+
+def test_sequences_may_share_full_pages_and_entries_that_nobody_uses():
+    _call(**_caches(5, 2, 4, 16), **_NEW, block_table=[[0, 1, 2], [0, 3, 4]], cache_seqlens=[4, 4])
+    _call(**_caches(5, 2, 4, 16), **_NEW, block_table=[[0, 1, 3], [2, 3, 1]], cache_seqlens=[7, 7])
+    _call(**_caches(5, 2, 4, 16), block_table=[[0, 1, 2], [3, 1, 4]], cache_seqlens=[6, 6])
+    # Before the window.
+    _call(
+        **_caches(5, 2, 4, 16),
+        **_NEW,
+        block_table=[[3, 1, 2], [0, 3, 4]],
+        cache_seqlens=[8, 7],
+        window=(1, 0),
+    )
 
 
 def _call(**changes):

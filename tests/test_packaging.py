@@ -67,7 +67,7 @@ def test_metadata(wheel):
 
 def test_base_dependencies_are_small():
     names = {d.split(">")[0].strip() for d in PROJECT["dependencies"]}
-    assert names == {"numpy", "ml_dtypes", "click", "rich"}
+    assert names == {"numpy", "ml_dtypes", "threadpoolctl", "click", "rich"}
 
 
 @pytest.mark.parametrize("extra", ["cuda13", "cuda12"])

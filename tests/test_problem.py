@@ -97,7 +97,7 @@ def test_frozen_and_hashable():
 
 def test_the_largest_scale_is_a_float32_in_units_of_log2():
     (scaled, _) = softmax_scalars(MAX_SCALE, None).values()
-    assert scaled <= np.finfo(np.float32).max < 1.0001 * scaled
+    assert scaled <= float(np.finfo(np.float32).max) < 1.0001 * scaled
 
 
 def test_default_scale():

@@ -1,6 +1,6 @@
 """One BLAS thread while cufa's own threads are at work.
 
-OpenBLAS, which NumPy's wheels carry, has one pool of threads a process: products called from several
+OpenBLAS, which NumPy's wheels carry, has one pool of threads per process: products called from several
 threads queue for it, and its idle threads spin on the cores that the callers need. Measured on two cores
 (seq 4096, 8 heads, head_dim 64, float32): 0.20 s with one BLAS thread per head, 0.34 s with BLAS left alone.
 """
@@ -8,23 +8,11 @@ threads queue for it, and its idle threads spin on the cores that the callers ne
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import functools
 import os
-import re
 import threading
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Iterator, Sequence
 from typing import Any
-
-import numpy as np
-
-#: What NumPy's wheels, conda and Linux distributions call the same two functions.
-_NAMES = ("scipy_openblas_{}_num_threads64_", "openblas_{}_num_threads64_", "openblas_{}_num_threads")
-
-_lock = threading.Lock()
-_users = 0
-_threads_before = 1
 
 
 @contextlib.contextmanager
@@ -32,28 +20,15 @@ def single_threaded_blas() -> Iterator[int]:
     """Inside, a matrix product runs on the thread that calls it. Yields the number of threads BLAS would have
     used, so that ``OPENBLAS_NUM_THREADS`` and threadpoolctl keep their say.
 
-    The setting is the process's: calls may overlap, and the last one out restores it. With a BLAS other than
-    OpenBLAS nothing is changed, and the number of usable cores is yielded.
+    The setting is the process's: calls may overlap, and the last one out restores it. With a BLAS that
+    threadpoolctl does not know nothing is changed, and the number of usable cores is yielded.
     """
-    global _users, _threads_before
-    library = _openblas()
-    if library is None:
-        yield usable_cores()
-        return
-    get, set_ = library
-    with _lock:
-        if _users == 0:
-            _threads_before = get()
-            set_(1)
-        _users += 1
-        threads = _threads_before
+    setting = _setting
+    threads = setting.enter()
     try:
         yield threads
     finally:
-        with _lock:
-            _users -= 1
-            if _users == 0:
-                set_(_threads_before)
+        setting.leave()
 
 
 def usable_cores() -> int:
@@ -64,27 +39,57 @@ def usable_cores() -> int:
 
 
 @functools.cache
-def _openblas() -> tuple[Any, Any] | None:
-    """(get, set) of the number of threads of the OpenBLAS that NumPy loaded; None when there is none."""
-    for path in _loaded_openblas():
-        try:
-            library = ctypes.CDLL(path)
-        except OSError:
-            continue
-        for name in _NAMES:
-            get, set_ = (getattr(library, name.format(verb), None) for verb in ("get", "set"))
-            if get is not None and set_ is not None:
-                get.restype, get.argtypes = ctypes.c_int, []
-                set_.restype, set_.argtypes = None, [ctypes.c_int]
-                return get, set_
-    return None
+def _libraries() -> Sequence[Any]:
+    """threadpoolctl's hands on every BLAS of this process, NumPy's among them."""
+    import numpy  # noqa: F401  # loads it
+    from threadpoolctl import ThreadpoolController
+
+    libraries: Sequence[Any] = ThreadpoolController().select(user_api="blas").lib_controllers
+    return libraries
 
 
-def _loaded_openblas() -> list[str]:
-    """Files of OpenBLAS in this process, NumPy's own first."""
-    bundled = Path(np.__file__).parent.with_name("numpy.libs")
-    files = [str(f) for f in bundled.glob("*openblas*")] if bundled.is_dir() else []
-    with contextlib.suppress(OSError):
-        maps = Path("/proc/self/maps").read_text()
-        files += dict.fromkeys(re.findall(r"(/\S*openblas\S*)$", maps, re.MULTILINE))
-    return files
+class _Setting:
+    """The number of BLAS threads, and how many calls want it to be one."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._users = 0
+        self._before: list[int] = []
+
+    def enter(self) -> int:
+        with self._lock:
+            if self._users == 0:
+                self._before = [library.get_num_threads() for library in _libraries()]
+            self._users += 1  # before anything is changed: a process forked from here on restores it
+            if self._users == 1:
+                for library in _libraries():
+                    library.set_num_threads(1)
+            return max(self._before, default=usable_cores())
+
+    def leave(self) -> None:
+        with self._lock:
+            if self._users == 1:
+                self._restore()
+            self._users -= 1
+
+    def restore_in_child(self) -> None:
+        """After a fork: the threads that were inside a call, and would have restored it, are not there."""
+        if self._users:
+            self._restore()
+
+    def _restore(self) -> None:
+        for library, threads in zip(_libraries(), self._before, strict=True):
+            library.set_num_threads(threads)
+
+
+_setting = _Setting()
+
+
+def _after_fork() -> None:
+    global _setting
+    parents, _setting = _setting, _Setting()  # the lock may be held by a thread that is not there
+    parents.restore_in_child()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

@@ -77,6 +77,7 @@ class DecodeCall(calls.Call):
         for name in ("k_scale", "v_scale"):
             inputs[name] = _scales(name, inputs[name], problem)
         _check_lengths(problem, inputs["cache_seqlens"], inputs["block_table"])
+        _check_slots(problem, inputs["cache_seqlens"], inputs["block_table"])
         call = dataclasses.replace(self, inputs=inputs)
         call.check_results(problem)
         return call, problem
@@ -245,9 +246,14 @@ def _check_lengths(problem: Problem, lengths: Array, table: Array) -> None:
             _check_pages(problem, table, b, total)
 
 
-def _check_pages(problem: Problem, table: Array, b: int, length: int) -> None:
+def _pages_of(problem: Problem, length: int) -> tuple[int, int]:
+    """Entries (first, last + 1) of the table that a sequence of ``length`` keys uses."""
     size = problem.cache.page_size
-    first, last = read_range(length, problem.reach)[0] // size, -(-length // size)
+    return read_range(length, problem.reach)[0] // size, -(-length // size)
+
+
+def _check_pages(problem: Problem, table: Array, b: int, length: int) -> None:
+    first, last = _pages_of(problem, length)
     used = table[b, first:last]
     wild = np.flatnonzero((used < 0) | (used >= problem.cache.num_pages))
     if len(wild):
@@ -256,6 +262,34 @@ def _check_pages(problem: Problem, table: Array, b: int, length: int) -> None:
             f"block_table[{b}, {first + wild[0]}] is {used[wild[0]]}, but k_cache has {problem.cache.num_pages} "
             f"pages; sequence {b} uses {entries}"
         )
+
+
+def _check_slots(problem: Problem, lengths: Array, table: Array) -> None:
+    """A place that a new token is written to holds no other token: it would be lost, or read before or after it
+    is written over, as chance has it."""
+    size, new = problem.cache.page_size, problem.cache.new_tokens
+    if not (new and isinstance(lengths, np.ndarray) and isinstance(table, np.ndarray)):
+        return
+    starts = lengths.tolist()
+    written = [
+        (b, entry, max(start - entry * size, 0))
+        for b, start in enumerate(starts)
+        for entry in range(start // size, -(-(start + new) // size))
+    ]
+    pages = table[[b for b, _, _ in written], [entry for _, entry, _ in written]]
+    used: dict[int, list[tuple[int, int, int]]] = {}
+    for b, entry in np.argwhere(np.isin(table, pages)).tolist():
+        first, last = _pages_of(problem, starts[b] + new)
+        if first <= entry < last:
+            used.setdefault(int(table[b, entry]), []).append((b, entry, starts[b] + new - entry * size))
+    for (b, entry, slot), page in zip(written, pages.tolist(), strict=True):
+        for other, its_entry, count in used[page]:
+            if (other, its_entry) != (b, entry) and slot < count:
+                raise ValueError(
+                    f"sequence {b} appends a token of k_new to slot {slot} of page {page}, block_table[{b}, {entry}], "
+                    f"where block_table[{other}, {its_entry}] puts a token of sequence {other}: only pages that are "
+                    "full can be shared; give what is appended a page of its own"
+                )
 
 
 def _check_written_cache(name: str, given: Mapping[str, Array]) -> None:

@@ -221,9 +221,8 @@ def check_scale(scale: float | None, head_dim: int) -> float:
     if scale is None:
         return default_scale(head_dim)
     try:
-        if (
-            isinstance(scale, (bool, str, bytes)) or getattr(scale, "dtype", None) == bool
-        ):  # float() takes them
+        # float() would take these.
+        if isinstance(scale, (bool, str, bytes)) or str(getattr(scale, "dtype", "")) == "bool":
             raise TypeError(scale)
         value = float(scale)
     except (TypeError, ValueError) as error:

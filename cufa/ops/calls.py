@@ -151,8 +151,8 @@ def run_on_cpu(call: Call) -> dict[str, Any]:
 def run_on_gpu_from_host(call: Call) -> dict[str, Any]:
     """NumPy arrays: there and back again, synchronously. What the call writes beside its results is brought back
     once they are: launches are asynchronous, and what fails there shows when it is waited for."""
-    call, problem = call.check(on_gpu=True)
     check_not_capturing(call.first[0])
+    call, problem = call.check(on_gpu=True)
     # What cannot be planned is refused before anything is copied.
     plan_for(problem, cuda_module().current_device(), **call.request)
     import cupy
@@ -174,6 +174,9 @@ def run_on_gpu_from_host(call: Call) -> dict[str, Any]:
 def run_on_gpu(call: Call, key: tuple[Any, ...] | None) -> dict[str, Any]:
     """CuPy arrays, asynchronously; remembered under ``key`` for :func:`~cufa.ops.seen.find`."""
     call, problem = call.check(on_gpu=True)
+    for name, x in call.inputs.items():
+        if isinstance(x, np.ndarray):
+            check_not_capturing(name)
     import cupy
 
     cuda, device_id = cuda_module(), call.first[1].data.device_id
@@ -206,12 +209,7 @@ def _on_device(inputs: dict[str, Any]) -> dict[str, Any]:
     """Small arrays that are on the host while the rest is on the GPU go there."""
     import cupy
 
-    moved = dict(inputs)
-    for name, x in inputs.items():
-        if isinstance(x, np.ndarray):
-            check_not_capturing(name)
-            moved[name] = cupy.asarray(x)
-    return moved
+    return {name: cupy.asarray(x) if isinstance(x, np.ndarray) else x for name, x in inputs.items()}
 
 
 def plan_for(problem: Problem, device: Device | None, **request: Any) -> Plan:
@@ -226,11 +224,21 @@ def check_not_capturing(name: str) -> None:
     """``name`` is on the host: what a CUDA graph replays cannot copy it from there again."""
     import cupy
 
-    if cupy.cuda.get_current_stream().is_capturing():
+    try:
+        capturing, which = cupy.cuda.get_current_stream().is_capturing(), "the current stream"
+    except cupy.cuda.runtime.CUDARuntimeError as error:
+        # The legacy stream waits for every other one, so it cannot be used while one of them is captured.
+        if error.status != _CAPTURE_IMPLICIT:
+            raise
+        capturing, which = True, "another stream, which the current one (the legacy stream) waits for,"
+    if capturing:
         raise ValueError(
-            f"{name} is a NumPy array, but the current stream is being captured: every replay would use the "
-            f"values of the capture; put {name} on the GPU with cupy.asarray before"
+            f"{name} is a NumPy array, but {which} is being captured: every replay would use the values of the "
+            f"capture; put {name} on the GPU with cupy.asarray before"
         )
+
+
+_CAPTURE_IMPLICIT = 906  # cudaErrorStreamCaptureImplicit
 
 
 def cuda_module() -> Any:

@@ -81,7 +81,9 @@ def flash_decode(
         never used. As for lengths, a NumPy array beside device arrays is copied by each call.
     k_new, v_new : array, (batch, kv_heads, new_tokens, head_dim), optional
         Of the cache's dtype. Written into the caches from ``cache_seqlens`` on, then attended to: the
-        length is ``cache_seqlens + new_tokens``. ``cache_seqlens`` itself is left as it is.
+        length is ``cache_seqlens + new_tokens``. ``cache_seqlens`` itself is left as it is. No two tokens may
+        be appended to one slot of a page: refused where lengths and block table are on the host; on a GPU nobody
+        looks, and one of the two is lost.
     k_scale, v_scale : float32 array, (kv_heads,), or one number on the host
         With a cache of uint8: a key is ``k_scale[kv_head]`` times its float8_e4m3 number. Finite, and
         k_scale not negative.
