@@ -66,8 +66,8 @@ compile-nightly: $(DEV)  ## the same with every combination of choices, which ta
 bench: $(BASE)  ## time the kernels here
 	$(CUFA) bench $(ARGS)
 
-gpu-test: $(DEV)  ## only the tests that need a GPU
-	$(PYTEST) -m gpu $(ARGS)
+gpu-test: $(DEV)  ## only the tests that need a GPU, on all cores
+	$(CUFA) evidence tests $(ARGS)
 
 emulate-test: $(DEV)  ## execute every kernel on the CPU, looking for races and other mistakes (needs a C++ compiler)
 	$(PYTEST) tests/test_emulate_*.py $(ARGS)

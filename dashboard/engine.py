@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
 import streamlit as st
@@ -11,7 +12,8 @@ from cufa.dashboard.model.measurements import Measurement
 from cufa.dashboard.state import Controls
 from cufa.dashboard.worker import client
 from cufa.dashboard.worker.jobs import Job
-from cufa.dashboard.worker.store import Run, Store, runs_dir
+from cufa.dashboard.worker.run import Run, Status
+from cufa.dashboard.worker.store import Store, runs_dir
 
 _ERROR = "engine.error"
 
@@ -73,20 +75,51 @@ def show_problems(problems: list[str] | None = None) -> None:
         st.error(text, icon=":material/report:")
 
 
-def all_runs() -> list[Run]:
-    """Newest first."""
+@dataclasses.dataclass
+class _Checked:
+    """Runs that have been looked through, by id: a settled one as it was found, and what became of it."""
+
+    runs: dict[str, tuple[Run, Run, list[Measurement]]] = dataclasses.field(default_factory=dict)
+
+    def look(self, run: Run) -> tuple[Run, list[Measurement]]:
+        known = self.runs.get(run.id)
+        if known is not None and known[0] is run:
+            return known[1:]
+        sound = measurements.checked(run)
+        found = sound, measurements.of_run(sound)
+        if run.is_settled:
+            self.runs[run.id] = (run, *found)
+        return found
+
+
+@st.cache_resource(show_spinner=False)
+def _checked(root: str) -> _Checked:
+    return _Checked()
+
+
+def _looked_through() -> list[tuple[Run, list[Measurement]]]:
     client.reap(store())
-    return store().all()
+    checked: _Checked = _checked(str(runs_dir()))
+    return [checked.look(run) for run in store().all()]
 
 
-def all_measurements() -> list[Measurement]:
-    """Own runs, then recorded evidence; a damaged evidence file is named on the page, and left out."""
-    found = []
-    for run in all_runs():
-        try:
-            found += measurements.of_run(run)
-        except (KeyError, TypeError, ValueError, IndexError) as error:
-            st.warning(f"The record of run {run.id} is damaged ({error}); it is left out.")
+def all_runs() -> list[Run]:
+    """Newest first; one that cannot be read says so."""
+    return [run for run, _ in _looked_through()]
+
+
+def all_measurements(*, listed: bool = False) -> list[Measurement]:
+    """Own runs, then recorded evidence; what is damaged is left out, which the page says. ``listed``: this page
+    lists damaged runs itself."""
+    looked = _looked_through()
+    found = [m for _, rows in looked for m in rows]
+    damaged = sum(run.status is Status.DAMAGED for run, _ in looked)
+    if damaged and not listed:
+        st.warning(
+            f"{damaged} run{'s' * (damaged != 1)} cannot be read and {'is' if damaged == 1 else 'are'} left out. "
+            "The page History says which and why.",
+            icon=":material/broken_image:",
+        )
     try:
         found += evidence.measurements()
     except ValueError as error:

@@ -16,14 +16,14 @@ import socket
 import threading
 import time
 import webbrowser
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import streamlit as st
 from starlette.middleware import Middleware
-from starlette.responses import RedirectResponse
+from starlette.responses import PlainTextResponse, RedirectResponse
 
 from cufa.commands.dashboard import OPEN_BROWSER, make_importable
 
@@ -51,6 +51,36 @@ class Preload:
             await send(message)
 
         await self._app(scope, receive, with_link if scope["type"] == "http" else send)
+
+
+class SameOrigin:
+    """ASGI middleware: what a page of another origin asks for is refused, sockets too.
+
+    Streamlit lets any page of ``http://localhost:<port>`` in, whoever serves it; and to decide about other origins it
+    asks a server on the internet for this machine's address.
+    """
+
+    def __init__(self, app: Any) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] not in ("http", "websocket") or _is_same_origin(scope["headers"]):
+            await self._app(scope, receive, send)
+        elif scope["type"] == "websocket":
+            await receive()  # its wish to connect
+            await send({"type": "websocket.close", "code": 1008})
+        else:
+            await PlainTextResponse("This page is not served to other origins.", 403)(scope, receive, send)
+
+
+def _is_same_origin(headers: Iterable[tuple[bytes, bytes]]) -> bool:
+    """Programs and links from elsewhere send no origin; a page's scripts cannot leave it out."""
+    found = {name: value for name, value in headers if name in (b"host", b"origin")}
+    origin = found.get(b"origin")
+    return origin is None or origin in (
+        b"http://" + found.get(b"host", b""),
+        b"https://" + found.get(b"host", b""),
+    )
 
 
 #: Pages by the addresses that they once had.
@@ -114,4 +144,6 @@ async def lifespan(_: st.App) -> AsyncIterator[None]:
     yield
 
 
-app = st.App("app.py", lifespan=lifespan, middleware=[Middleware(Moved), Middleware(Preload)])
+app = st.App(
+    "app.py", lifespan=lifespan, middleware=[Middleware(SameOrigin), Middleware(Moved), Middleware(Preload)]
+)

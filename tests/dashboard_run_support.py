@@ -16,7 +16,8 @@ from cufa.bench.suites import make
 from cufa.core.mask import CAUSAL
 from cufa.dashboard.worker import client
 from cufa.dashboard.worker.jobs import Job
-from cufa.dashboard.worker.store import Run, Store
+from cufa.dashboard.worker.run import Run
+from cufa.dashboard.worker.store import Store
 
 PATIENCE = 90.0
 

@@ -27,7 +27,8 @@ from playwright.sync_api import Browser, Page, expect, sync_playwright  # noqa: 
 from test_dashboard_pages import PAGES  # noqa: E402
 
 from cufa.dashboard.worker import client  # noqa: E402
-from cufa.dashboard.worker.store import Status, Store  # noqa: E402
+from cufa.dashboard.worker.run import Status  # noqa: E402
+from cufa.dashboard.worker.store import Store  # noqa: E402
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 pytestmark = [
@@ -475,10 +476,10 @@ def test_other_hosts_are_refused(server: str) -> None:
     """A page elsewhere that points its own name at this address must not reach the dashboard."""
     port = int(server.rsplit(":", 1)[1])
 
-    def handshake(host: str) -> int:
+    def handshake(host: str, origin: str = "") -> int:
         request = (
             f"GET /_stcore/stream HTTP/1.1\r\nHost: {host}\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
-            f"Origin: http://{host}\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
+            f"Origin: {origin or f'http://{host}'}\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
             "Sec-WebSocket-Version: 13\r\n\r\n"
         )
         with socket.create_connection(("127.0.0.1", port), 10) as connection:
@@ -486,7 +487,10 @@ def test_other_hosts_are_refused(server: str) -> None:
             return int(connection.recv(100).split()[1])
 
     assert handshake(f"127.0.0.1:{port}") == 101
-    assert handshake("rebound.example.com") != 101
+    assert handshake("rebound.example.com") == 403
+    assert handshake(f"127.0.0.1:{port}", f"http://localhost:{port}") == 403
+    assert handshake(f"127.0.0.1:{port}", "http://localhost:1") == 403
+    assert handshake(f"127.0.0.1:{port}", "http://203.0.113.7") == 403
 
 
 @pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="reads Linux's table of sockets")

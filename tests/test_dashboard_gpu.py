@@ -26,7 +26,8 @@ from test_dashboard_pages import PAGES, want_one, words
 
 from cufa.dashboard.model import compiled
 from cufa.dashboard.worker import client
-from cufa.dashboard.worker.store import Run, Status, Store
+from cufa.dashboard.worker.run import Run, Status
+from cufa.dashboard.worker.store import Store
 
 pytestmark = pytest.mark.gpu
 PATIENCE = 120.0

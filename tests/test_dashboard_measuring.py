@@ -26,7 +26,8 @@ from cufa.core.mask import CAUSAL
 from cufa.dashboard.model import measurements
 from cufa.dashboard.worker import client, measuring, serve
 from cufa.dashboard.worker.jobs import Job
-from cufa.dashboard.worker.store import Status, Store
+from cufa.dashboard.worker.run import Status
+from cufa.dashboard.worker.store import Store
 
 # --- Errors of kernels, simulated ---------------------------------------------------------------------------
 

@@ -33,7 +33,8 @@ from cufa.dashboard.model import devices, doctor, export, gpu, measurements, pre
 from cufa.dashboard.views import history_view, run_controls
 from cufa.dashboard.worker import client
 from cufa.dashboard.worker.jobs import Job
-from cufa.dashboard.worker.store import Run, Status, Store
+from cufa.dashboard.worker.run import Run, Status
+from cufa.dashboard.worker.store import Store
 from cufa.doctor import Check
 from cufa.doctor import Status as CheckStatus
 from cufa.planner import make_plan
@@ -465,19 +466,6 @@ def test_exports_hold_every_sample(with_runs: Store, tmp_path: Path) -> None:
     assert 'src="http' not in report
     assert "href=" not in report.split("</script>")[-1]
     assert found[0].machine in report
-
-
-def test_a_damaged_record_is_named_and_left_out(
-    with_runs: Store, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv("CUFA_RUNS_DIR", str(tmp_path / "damaged"))
-    store = Store(tmp_path / "damaged")
-    run_id = store.submit(with_runs.all()[0].job)
-    store.finish(run_id, Status.DONE)
-    (store.folder(run_id) / "record.json").write_text('{"rows": [{"label": "fa2"}]}')
-    app = open_page("history")
-    assert "is damaged" in app.warning[0].value
-    assert not open_page("run").exception
 
 
 # --- Figures and words -------------------------------------------------------------------------------------

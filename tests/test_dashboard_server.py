@@ -70,6 +70,48 @@ def test_a_page_that_has_another_name_now_is_found_by_its_old_link(
     assert dict(sent[0]["headers"]).get(b"location") == place
 
 
+@pytest.mark.parametrize("kind", ["http", "websocket"])
+@pytest.mark.parametrize(
+    ("origin", "served"),
+    [
+        (None, True),
+        (b"http://localhost:8501", True),
+        (b"https://localhost:8501", True),
+        (b"http://localhost:9999", False),  # another server on this machine
+        (b"http://127.0.0.1:8501", False),
+        (b"http://203.0.113.7:8501", False),
+        (b"null", False),
+        (b"", False),
+    ],
+)
+def test_only_pages_served_here_are_answered(
+    kind: str, origin: bytes | None, served: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before Streamlit, which would look the machine's external address up on the internet."""
+    from streamlit import net_util
+
+    def looked_up() -> None:
+        raise AssertionError("the internet was asked")
+
+    monkeypatch.setattr(net_util, "get_external_ip", looked_up)
+    reached, sent = [], []
+
+    async def application(scope: Any, receive: Any, send: Any) -> None:
+        reached.append(scope)
+
+    async def receive() -> dict[str, str]:
+        return {"type": f"{kind}.connect"}
+
+    async def send(message: dict[str, Any]) -> None:
+        sent.append(message)
+
+    headers = [(b"host", b"localhost:8501"), *([] if origin is None else [(b"origin", origin)])]
+    asyncio.run(server.SameOrigin(application)({"type": kind, "headers": headers}, receive, send))
+    assert bool(reached) is served
+    if not served:
+        assert sent[0].get("status", sent[0].get("code")) == (403 if kind == "http" else 1008)
+
+
 def test_connections_send_their_packets_at_once() -> None:
     with socket.socket() as listening, socket.socket() as client:
         listening.bind(("127.0.0.1", 0))

@@ -46,3 +46,18 @@ def test_rows_were_recorded_for_these_sources(name):
 def test_readme_shows_the_records():
     text = README.read_text(encoding="utf-8")
     assert report.update(text, RECORDS) == text, "run `make readme`"
+    assert report.page(RECORDS) == report.PAGE.read_text(encoding="utf-8"), "run `make readme`"
+
+
+def test_results_of_tests_are_kept_with_the_kernels_that_they_were_found_for():
+    """Tests may run after the benchmark in a process of their own; a kernel that changed meanwhile is told."""
+    passes = dict.fromkeys(KERNELS, 7)
+    kernels = {name: {"digest": records.digest(spec)} for name, spec in KERNELS.items()}
+    record = {"tests": None, "kernels": kernels}
+    tests = {"passed": 1, "failed": 0, "passed_by_kernel": passes}
+    evidence.add_tests(record, tests)
+    assert record["tests"] is tests
+    assert all(kernel["tests_passed"] == 7 for kernel in record["kernels"].values())
+    record["kernels"]["naive"]["digest"] = "another"
+    with pytest.raises(ValueError, match="naive changed since the record was made"):
+        evidence.add_tests(record, tests)

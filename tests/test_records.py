@@ -9,7 +9,7 @@ import json
 import pytest
 
 from cufa import tuning
-from cufa.bench import evidence, fastest, records, report, summary
+from cufa.bench import evidence, fastest, gpu_tests, overview, records, report, summary
 from cufa.bench.cases import READ, Case, Contender, Work, contenders, one_item_a_block
 from cufa.bench.decode_cases import make_decode
 from cufa.bench.ladder import ladder
@@ -309,10 +309,30 @@ def test_update_writes_between_the_markers_only():
 
     evidence = records.load_all()
     new = report.update(page("old", "old"), evidence)
-    assert new == page(summary.summary(evidence).strip(), report.markdown(evidence).strip())
+    rows = "\n".join(overview.overview(evidence))
+    assert new == page(summary.summary(evidence).strip(), rows.strip())
     assert report.update(new, evidence) == new
     with pytest.raises(ValueError, match="no lines"):
         report.update("nothing here", evidence)
+
+
+def test_the_overview_claims_the_lower_regime_and_hides_no_loss(record):
+    """Means of both regimes, with the least and the most; the claim is the lower mean."""
+
+    def beside(regime, *times):
+        row = copy.deepcopy(record["suites"]["versions"]["rows"][0]) | {"regime": regime}
+        rows = []
+        for seqlen, (ours, peer) in enumerate(times, 1000):
+            at = copy.deepcopy(row)
+            at["problem"] |= {"seqlen_q": seqlen, "seqlen_k": seqlen}
+            rows += [at | {"label": "fa2", "p50_ns": ours}, at | {"label": "torch flash", "p50_ns": peer}]
+            del rows[-1]["kernel"]
+        return rows
+
+    rows = [*beside("in turns", (1000, 800), (1000, 1800)), *beside("sustained", (1000, 1100))]
+    record["suites"] = {"forward": {"title": "forward", "rows": rows, "skipped": []}}
+    (line,) = (x for x in overview.overview({"x": record}) if x.startswith("| FA2, 1k"))
+    assert line == "| FA2, 1k to 16k | PyTorch's FA2 | 1.20× (0.80–1.80) | 1.10× | 1.10× |"
 
 
 def test_summary_is_of_rows_timed_side_by_side():
@@ -488,7 +508,11 @@ class TestFastest:
     ],
 )
 def test_tests_are_counted_for_the_kernel_in_their_parameters(name, kernels):
-    assert evidence._kernels_of(name) == kernels
+    assert gpu_tests._kernels_of(name) == kernels
+
+
+#: A field that configs do not have, a kernel that there is not, and no entry at all.
+DAMAGED = '{"naive/k": {"config": {"no_such_field": 1}}, "k": {"config": {}}, "x": 3}'
 
 
 class TestTuning:
@@ -504,23 +528,23 @@ class TestTuning:
 
     def test_kept_and_found_again(self):
         a, b = TileConfig(64, 64, 4), TileConfig(128, 32, 8, num_stages=2)
-        file = tuning.save("NVIDIA H200", "one", a, {"seconds": 1e-3})
-        tuning.save("NVIDIA H200", "two", b, {})
-        tuning.save("NVIDIA H200", "one", b, {})
-        assert tuning.load("NVIDIA H200") == {"one": b, "two": b}
+        file = tuning.save("NVIDIA H200", "naive/one", a, {"seconds": 1e-3})
+        tuning.save("NVIDIA H200", "naive/two", b, {})
+        tuning.save("NVIDIA H200", "naive/one", b, {})
+        assert tuning.load("NVIDIA H200") == {"naive/one": b, "naive/two": b}
         assert tuning.load("NVIDIA A100") == {}
         assert [f.name for f in file.parent.iterdir()] == ["tuned-nvidia-h200.json"], (
             "no temporary file is left"
         )
 
-    @pytest.mark.parametrize("content", ["", "{", "[]", '{"k": {"config": {"no_such_field": 1}}, "x": 3}'])
+    @pytest.mark.parametrize("content", ["", "{", "[]", DAMAGED])
     def test_a_damaged_file_means_untuned(self, content):
         file = tuning.path("GPU")
         file.parent.mkdir(parents=True)
         file.write_text(content)
         assert tuning.load("GPU") == {}
-        tuning.save("GPU", "key", TileConfig(64, 64, 4), {})
-        assert tuning.load("GPU") == {"key": TileConfig(64, 64, 4)}
+        tuning.save("GPU", "naive/key", TileConfig(64, 64, 4), {})
+        assert tuning.load("GPU") == {"naive/key": TileConfig(64, 64, 4)}
 
     def test_the_planner_takes_the_winner(self):
         from cufa.core.architectures import Device

@@ -63,6 +63,7 @@ void Block::start(u32 linear) {
     t.copies.clear();
     t.group_sizes.clear();
     t.uncommitted = 0;
+    t.polled = nullptr;
     t.fiber.start(thread_main, i);
   }
   mbarriers.clear();

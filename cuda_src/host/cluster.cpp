@@ -42,6 +42,7 @@ bool Cluster::run(u32 first) {
   const bool checked = launch.mode == kChecked;
   if (checked) clocks.reset(size() * launch.num_threads);
   reset_barrier();
+  counters.clear();
   for (auto& block : blocks) block->start(first + block->rank);
   for (bool alive = true; alive;) {
     bool progress = false;

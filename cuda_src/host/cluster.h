@@ -2,6 +2,7 @@
 #pragma once
 #include <memory>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "host/launch.h"
@@ -47,6 +48,7 @@ struct Cluster {
   const int worker;
   ClusterClocks clocks;
   ClusterBarrier barrier;
+  std::unordered_map<const u32*, VectorClock> counters;  // in global memory: what additions have released
   std::vector<std::unique_ptr<Block>> blocks;  // by rank
 };
 

@@ -1,6 +1,7 @@
-// ldmatrix, shuffles and votes.
+// ldmatrix, stmatrix, shuffles and votes.
 #include <cstring>
 
+#include "host/backward_host.h"
 #include "host/runtime.h"
 
 namespace cufa_host {
@@ -45,6 +46,38 @@ const Collective kLoadMatrices[] = {{"ldmatrix.x2", execute_ldmatrix<2, false>, 
                                     {"ldmatrix.x2.trans", execute_ldmatrix<2, true>, true},
                                     {"ldmatrix.x4.trans", execute_ldmatrix<4, true>, true}};
 
+// Matrix `m` of an stmatrix: lane 8m + r gives the address of row r, and registers[m] of all lanes the elements.
+template <bool TRANSPOSED>
+void execute_stmatrix(Block& block, Warp& warp) {
+  for (int m = 0; m < 4; ++m) {
+    u16 rows[8][8];
+    for (int lane = 0; lane < 32; ++lane) {
+      const int g = lane / 4, t = lane % 4;
+      const u32 pair = warp.operands[lane].registers[m];
+      for (int i = 0; i < 2; ++i) (TRANSPOSED ? rows[2 * t + i][g] : rows[g][2 * t + i]) = u16(pair >> 16 * i);
+    }
+    u32 addresses[8];
+    for (int r = 0; r < 8; ++r) {
+      Thread& thread = block.thread(warp, 8 * m + r);
+      addresses[r] = warp.operands[thread.lane].smem;
+      unsigned char* row = shared_bytes(thread, addresses[r], 16, warp.collective->name, warp.site);
+      if (!row) continue;
+      std::memcpy(row, rows[r], 16);
+      if (block.checked) block.races.access(thread, addresses[r], 16, Access::write, warp.site);
+    }
+    if (block.counted) {
+      const int waves = wavefronts(addresses, 8, 16);
+      block.counters.shared_wavefronts += waves;
+      block.counters.bank_conflicts += waves - 1;
+    }
+  }
+  ++block.counters.stmatrix;
+  block.counters.shared_write_bytes += 512;
+}
+
+const Collective kStoreMatrices[] = {{"stmatrix.x4", execute_stmatrix<false>, true},
+                                     {"stmatrix.x4.trans", execute_stmatrix<true>, true}};
+
 // Operand::value is what a lane gives, Operand::smem what it receives.
 void exchange(Block& block, Warp& warp) {
   ++block.counters.shuffles;
@@ -79,6 +112,14 @@ void load_matrices(Matrices form, u32* registers, u32 smem, Site site) {
   operand.registers = registers;
   operand.smem = smem;
   rendezvous(thread, kLoadMatrices[static_cast<int>(form)], site);
+}
+
+void store_matrices(bool transposed, const u32* registers, u32 smem, Site site) {
+  Thread& thread = current();
+  Operand& operand = thread.warp->operands[thread.lane];
+  operand.registers = const_cast<u32*>(registers);  // which are only read
+  operand.smem = smem;
+  rendezvous(thread, kStoreMatrices[transposed], site);
 }
 
 u32 shuffle_from(u32 value, int source_lane, Site site) {

@@ -14,6 +14,7 @@ namespace cufa_host {
   X(shared_wavefronts) /* passes of 128 bytes that shared memory needs */        \
   X(bank_conflicts)    /* those beyond what the access width alone asks for */   \
   X(ldmatrix)          /* warp-wide instructions */                              \
+  X(stmatrix)                                                                    \
   X(mma)                                                                         \
   X(products)     /* multiply-adds of the mma instructions */                    \
   X(exponentials) /* ex2, per thread */                                          \
@@ -22,6 +23,7 @@ namespace cufa_host {
   X(async_copies)   /* cp.async, per thread */                                   \
   X(wgmma)          /* per warp: four to an instruction */                       \
   X(bulk_copies)    /* TMA boxes */                                              \
+  X(reductions)     /* numbers added to global memory */                         \
   X(barrier_waits)  /* per warp */                                               \
   X(mbarrier_waits) /* per thread */                                             \
   X(warp_syncs)                                                                  \

@@ -112,7 +112,7 @@ bool check_global(Thread& thread, const void* global, u32 bytes, Access kind, co
     const CufaArray& array = launch.arrays[i];
     if ((kind != Access::read && !array.writable) || !inside(array, at, bytes)) continue;
     if (block.checked && array.writable) {
-      if (kind != Access::atomic) block.races.access_global(thread, global, bytes, kind, site);
+      block.races.access_global(thread, global, bytes, kind, site);
       block.owners.access(thread, i, global, bytes, kind, site);
     }
     return true;

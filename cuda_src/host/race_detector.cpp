@@ -28,6 +28,7 @@ void RaceDetector::reset(Block& block) {
   reads_.assign(chunks * num_warps_, {});
   first_part_.assign(chunks, -1);
   global_chunks_.clear();
+  additions_.clear();
   remote_.clear();
   left_.clear(clocks_.size);
 }
@@ -51,6 +52,7 @@ int RaceDetector::add_cell(int like) {
   for (int w = 0; w < num_warps_; ++w) {
     reads_.push_back(like < 0 ? Reads{} : reads_[std::size_t(like) * num_warps_ + w]);
   }
+  if (additions_.count(like)) additions_[cell] = std::vector<Reads>(additions_[like]);
   return cell;
 }
 
@@ -75,6 +77,8 @@ void RaceDetector::access_chunk(Thread& thread, int chunk, u64 address, u32 byte
   const auto check = [&](int cell, u64 at) {
     if (kind == Access::read || kind == Access::proxy_read) {
       check_read(thread, cell, at, kind == Access::proxy_read, site);
+    } else if (kind == Access::atomic) {
+      check_addition(thread, cell, at, site);
     } else {
       check_write(thread, cell, at, kind, site);
     }
@@ -128,9 +132,13 @@ void RaceDetector::check_read(Thread& thread, int cell, u64 address, bool by_pro
   } else if (by_proxy && write.clock && !write.by_proxy && clocks_.of[me].fenced(write.thread) < write.clock) {
     report("proxy-fence", thread, address, site, write.thread, write.site);
   }
-  Reads& reads = reads_[std::size_t(cell) * num_warps_ + thread.id / 32];
-  const u32 now = clocks_.time[me / 32];
-  if (reads.clock != now) {  // only the warp's latest reads are kept: what orders them orders its earlier ones
+  if (!additions_.empty() && additions_.count(cell)) check_order(additions_[cell].data(), thread, address, by_proxy, site);
+  note(reads_[std::size_t(cell) * num_warps_ + thread.id / 32], thread, by_proxy, site);
+}
+
+void RaceDetector::note(Reads& reads, const Thread& thread, bool by_proxy, Site site) {
+  const u32 now = clocks_.time[thread.number / 32];
+  if (reads.clock != now) {  // only the warp's latest are kept: what orders them orders its earlier ones
     reads.clock = now;
     reads.lanes = 0;
     reads.by_proxy = true;
@@ -138,6 +146,20 @@ void RaceDetector::check_read(Thread& thread, int cell, u64 address, bool by_pro
   reads.by_proxy = reads.by_proxy && by_proxy;
   reads.lanes |= thread.bit();
   reads.site = site;
+}
+
+void RaceDetector::check_order(const Reads* by_warp, Thread& thread, u64 address, bool by_proxy, Site site) {
+  const int me = thread.number;
+  for (int w = 0; w < num_warps_; ++w) {
+    for (u32 lanes = by_warp[w].lanes; lanes; lanes &= lanes - 1) {
+      const int other = block_->rank * block_->num_threads + w * 32 + __builtin_ctz(lanes);
+      const bool in_order = ordered(other, by_warp[w].clock, me);
+      const bool seen = !by_proxy || by_warp[w].by_proxy || clocks_.of[me].fenced(other) >= by_warp[w].clock;
+      if (in_order && seen) continue;
+      report(in_order ? "proxy-fence" : "race", thread, address, site, other, by_warp[w].site);
+      break;
+    }
+  }
 }
 
 void RaceDetector::check_write(Thread& thread, int cell, u64 address, Access kind, Site site) {
@@ -152,22 +174,28 @@ void RaceDetector::check_write(Thread& thread, int cell, u64 address, Access kin
     report("proxy-fence", thread, address, site, write.thread, write.site);
   }
   Reads* reads = &reads_[std::size_t(cell) * num_warps_];
-  for (int w = 0; w < num_warps_; ++w) {
-    for (u32 lanes = reads[w].lanes; lanes; lanes &= lanes - 1) {
-      const int reader = block_->rank * block_->num_threads + w * 32 + __builtin_ctz(lanes);
-      const bool in_order = ordered(reader, reads[w].clock, me);
-      const bool seen = !by_proxy || reads[w].by_proxy || clocks_.of[me].fenced(reader) >= reads[w].clock;
-      if (in_order && seen) continue;
-      report(in_order ? "proxy-fence" : "race", thread, address, site, reader, reads[w].site);
-      break;
-    }
-    reads[w].lanes = 0;
+  check_order(reads, thread, address, by_proxy, site);
+  for (int w = 0; w < num_warps_; ++w) reads[w].lanes = 0;
+  if (!additions_.empty() && additions_.count(cell)) {
+    check_order(additions_[cell].data(), thread, address, by_proxy, site);
+    additions_.erase(cell);
   }
   write.clock = clocks_.time[me / 32];
   write.thread = static_cast<u16>(me);
   write.in_flight = by_proxy || kind == Access::async_write;
   write.by_proxy = by_proxy;
   write.site = site;
+}
+
+void RaceDetector::check_addition(Thread& thread, int cell, u64 address, Site site) {
+  const Write& write = writes_[cell];
+  if (write.clock && !ordered(write.thread, write.clock, thread.number)) {
+    report("race", thread, address, site, write.thread, write.site);
+  }
+  check_order(&reads_[std::size_t(cell) * num_warps_], thread, address, false, site);
+  std::vector<Reads>& additions = additions_[cell];
+  additions.resize(num_warps_);
+  note(additions[thread.id / 32], thread, false, site);
 }
 
 std::string RaceDetector::describe_thread(int number) const {

@@ -58,7 +58,7 @@ class VectorClock {
   std::vector<u32> time_, fenced_;
 };
 
-// Atomic accesses are not tracked: they never race with one another.
+// atomic: an addition to global memory, or a look at a counter; they never race with one another, but with loads and stores.
 // proxy_*: by wgmma and the copy engine.
 enum class Access { read, write, async_write, proxy_read, proxy_write, atomic };
 
@@ -106,7 +106,7 @@ class RaceDetector {
     bool in_flight = false, by_proxy = false;
     Site site = {"", 0};
   };
-  struct Reads {  // by the lanes of one warp, at one time of theirs
+  struct Reads {  // or additions, by the lanes of one warp, at one time of theirs
     u32 clock = 0;
     u32 lanes = 0;
     bool by_proxy = false;
@@ -125,6 +125,10 @@ class RaceDetector {
   void access_chunk(Thread& thread, int chunk, u64 address, u32 bytes, Access kind, Site site);
   void check_read(Thread& thread, int cell, u64 address, bool by_proxy, Site site);
   void check_write(Thread& thread, int cell, u64 address, Access kind, Site site);
+  void check_addition(Thread& thread, int cell, u64 address, Site site);
+  void note(Reads& reads, const Thread& thread, bool by_proxy, Site site);
+  // Whether the accesses of every warp come before one that the thread makes now; reports one that does not.
+  void check_order(const Reads* by_warp, Thread& thread, u64 address, bool by_proxy, Site site);
   int add_cell(int like);
   void report(const char* kind, Thread& thread, u64 address, Site site, int other, Site other_site);
 
@@ -133,6 +137,7 @@ class RaceDetector {
   ClusterClocks& clocks_;
   std::vector<Write> writes_;                   // of each cell: the chunks of shared memory come first
   std::vector<Reads> reads_;                    // (cell, warp)
+  std::unordered_map<int, std::vector<Reads>> additions_;  // since the last write, by cell and warp
   std::vector<int> first_part_;                 // of a cell that is a chunk: the cell of its first 2-byte part, or -1
   std::unordered_map<u64, int> global_chunks_;  // address / 16 -> cell
   std::unordered_map<int, Sent> remote_;         // stores from other blocks, by thread

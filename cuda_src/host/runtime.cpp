@@ -19,6 +19,7 @@
 #include "host/owners.cpp"
 #include "host/plain_access.cpp"
 #include "host/race_detector.cpp"
+#include "host/reductions.cpp"
 #include "host/scheduler.cpp"
 #include "host/tensor_core.cpp"
 #include "host/warpgroup.cpp"

@@ -65,6 +65,9 @@ struct Thread : ThreadContext {
   std::vector<u32> group_sizes;     // committed groups, oldest first; the rest of `copies` is not committed
   u32 uncommitted = 0;
 
+  const u32* polled = nullptr;  // the counter last loaded with ld.acquire, what it was, how often in a row
+  u32 polled_count = 0, polls = 0;
+
   u32 bit() const { return 1u << lane; }
 };
 

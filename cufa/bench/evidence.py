@@ -11,12 +11,10 @@ import functools
 import itertools
 import multiprocessing
 import os
-import re
 import subprocess
 import sys
 import tempfile
 import time
-import xml.etree.ElementTree
 from collections.abc import Callable, Iterable
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
@@ -30,6 +28,7 @@ from ..kernels import KERNELS
 from ..planner import fitting_configs, make_plan
 from . import peers, records
 from .cases import READ, Case, Contender
+from .gpu_tests import Say, check_tests_are_here, run_gpu_tests
 from .inputs import Inputs
 from .limits import Limits, measure_limits
 from .recorded import rows_of
@@ -38,10 +37,6 @@ from .regimes import Regime
 from .runner import run_case
 from .suites import EVIDENCE, SUITES, Part, make
 from .timing import host_time
-
-TESTS_DIR = Path(__file__).parents[2] / "tests"
-
-Say = Callable[[str], None]
 
 
 def record_evidence(
@@ -53,8 +48,8 @@ def record_evidence(
 
     Raises FileNotFoundError when the tests are wanted and not here: an installed package has none.
     """
-    if with_tests and not TESTS_DIR.is_dir():
-        raise FileNotFoundError(f"the GPU tests are not in {TESTS_DIR}: run this from a checkout")
+    if with_tests:
+        check_tests_are_here()
     started = time.perf_counter()
     parts = [(part, list(SUITES[part.suite].cases(device))) for part in EVIDENCE]
     say("one cold compile of each kernel")
@@ -81,12 +76,21 @@ def record_evidence(
     record["host_calls"] = host_calls()
     keep(record)
     if with_tests:
-        record["tests"] = tests = run_gpu_tests(jobs, say)
-        for name, kernel in kernels.items():
-            kernel["tests_passed"] = tests["passed_by_kernel"][name]
+        add_tests(record, run_gpu_tests(jobs, say))
     record["seconds"] = round(time.perf_counter() - started, 1)
     keep(record)
     return record
+
+
+def add_tests(record: Json, tests: Json) -> None:
+    """What :func:`~cufa.bench.gpu_tests.run_gpu_tests` found, kept with the kernels that it was found for. Raises
+    ValueError where a kernel has changed since it was timed."""
+    stale = records.stale_kernels(record)
+    if stale:
+        raise ValueError(f"{', '.join(stale)} changed since the record was made; record anew")
+    record["tests"] = tests
+    for name, kernel in record["kernels"].items():
+        kernel["tests_passed"] = tests["passed_by_kernel"][name]
 
 
 def _measure(
@@ -197,51 +201,6 @@ def _compile_one(job: tuple[Contender, Problem]) -> None:
     cuda.prepare(plan)
 
 
-def run_gpu_tests(jobs: int, say: Say) -> Json:
-    """pytest -m gpu on all cores, then what must run alone; its output goes to stderr.
-
-    Returns passed, failed and skipped, the names of failures, and the passes by kernel, counted by the
-    kernel's name in the test's parameters.
-    """
-    total: Json = {"passed": 0, "failed": 0, "skipped": 0, "failures": []}
-    by_kernel = dict.fromkeys(KERNELS, 0)
-    start = time.perf_counter()
-    for expression, workers in (("gpu and not alone", jobs), ("gpu and alone", 0)):
-        say(f"pytest -m '{expression}'")
-        with tempfile.TemporaryDirectory() as folder:
-            report = Path(folder) / "junit.xml"
-            command = [sys.executable, "-m", "pytest", "-q", "-rf", "--durations=15", "-m", expression]
-            command.append(f"--junitxml={report}")
-            command += ["-n", str(workers)] if workers and _importable("xdist") else []
-            command += ["--ignore-glob=*dashboard*"]  # has no GPU tests, and needs packages of its own
-            # The references are NumPy's; side by side, each worker's BLAS on all cores would only wait.
-            env = {**os.environ, **({"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"} if workers else {})}
-            where: dict[str, Any] = {"cwd": TESTS_DIR.parent, "stdout": sys.stderr, "env": env}
-            subprocess.run([*command, str(TESTS_DIR)], check=False, **where)
-            cases = list(xml.etree.ElementTree.parse(report).iter("testcase")) if report.exists() else []
-        for case in cases:
-            outcome = _outcome(case)
-            total[outcome] += 1
-            if outcome == "failed":
-                total["failures"].append(case.get("name"))
-            for name in _kernels_of(case.get("name", "")):
-                by_kernel[name] += outcome == "passed"
-    return {**total, "seconds": round(time.perf_counter() - start, 1), "passed_by_kernel": by_kernel}
-
-
-def _outcome(case: xml.etree.ElementTree.Element) -> str:
-    tags = {child.tag for child in case}
-    if tags & {"failure", "error"}:
-        return "failed"
-    return "skipped" if "skipped" in tags else "passed"
-
-
-def _kernels_of(test_name: str) -> list[str]:
-    """Kernels named among the parameters, e.g. ``test_lengths[fa2_forward-float16-native-1-1-full]``."""
-    parameters = re.search(r"\[(.*)\]$", test_name)
-    return [name for name in KERNELS if parameters and name in parameters[1].split("-")]
-
-
 def host_calls() -> list[Json]:
     """Host time of one asynchronous call on a problem too small to matter, in microseconds: ours (what auto
     picks, with and without ``out=``, on other arrays at every call, FA2, and decoding), and torch's SDPA."""
@@ -306,13 +265,3 @@ def first_result_seconds() -> dict[str, float]:
             subprocess.run([sys.executable, "-c", _FIRST_RESULT], env=environment, check=True)
             seconds[state] = round(time.perf_counter() - start, 2)
     return seconds
-
-
-def _importable(module: str) -> bool:
-    import importlib.util
-
-    return importlib.util.find_spec(module) is not None
-
-
-def default_jobs() -> int:
-    return min(16, len(os.sched_getaffinity(0)))

@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from collections.abc import Iterable, Iterator
+import math
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -94,3 +95,28 @@ def by_case(rows: Iterable[Recorded]) -> Iterator[dict[str, Recorded]]:
     """The contenders of each case by their label."""
     for _, group in itertools.groupby(rows, key=lambda row: row.group):
         yield {row.label: row for row in group}
+
+
+def best_peer(found: dict[str, Recorded]) -> str:
+    """The fastest of another library in one case; "" when none was timed."""
+    peers = [row for row in found.values() if row.is_peer]
+    return min(peers, key=lambda row: row.p50_ns).label if peers else ""
+
+
+def speedups(
+    rows: Iterable[Recorded], ours: str, peer: str, regime: Regime, wanted: Callable[[Problem], bool]
+) -> Iterator[tuple[Problem, float]]:
+    """Each wanted problem that ``ours`` was timed on beside ``peer``, and how many times faster it was. "" is our
+    first, or the fastest peer, of each case. A time that is the host's is not the kernels', and left out."""
+    chosen = [row for row in rows if row.regime is regime and not row.host_bound and wanted(row.problem)]
+    for found in by_case(chosen):
+        fast = ours or next((label for label, row in found.items() if row.is_ours), "")
+        slow = peer or best_peer(found)
+        if {fast, slow} <= found.keys():
+            yield found[fast].problem, found[slow].p50_ns / found[fast].p50_ns
+
+
+def geometric_mean(ratios: Iterable[float]) -> float:
+    """0 of none."""
+    logs = [math.log(x) for x in ratios]
+    return math.exp(sum(logs) / len(logs)) if logs else 0.0

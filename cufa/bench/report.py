@@ -1,11 +1,12 @@
-"""Recorded evidence as Markdown: the tables of the README, which a test holds to the records."""
+"""Recorded evidence as Markdown: what the README shows of it, and the page of all tables beside the records.
+A test holds both to the records."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from . import records, summary, tables
+from . import overview, records, summary, tables
 from .recorded import Recorded, rows_of
 from .records import Json
 from .regimes import Regime
@@ -14,15 +15,36 @@ from .tables import table
 BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
 
 
+#: The page of all tables, beside the records.
+PAGE = records.RECORDS_DIR / "README.md"
+
+_ABOUT = """# What was measured
+
+Written by `make readme` from the records of this folder, which `make gpu-evidence` makes on a machine with a GPU: every
+sample, with the digest of each kernel's sources, versions, clocks and the error against float64. Ratios are medians of
+runs in one process on one card, with a 95% interval. FLOPs count those of the scores that the mask lets through, never
+the work that an algorithm happens to do.
+
+- *In turns*: {in_turns}
+- *Sustained*: {sustained}
+"""
+
+
 def update(text: str, evidence: dict[str, Json]) -> str:
-    """``text`` with what stands between the markers replaced: the tables, and the summary where it is wanted.
-    Raises ValueError when there are no markers for the tables."""
-    text = _replace(text, BEGIN, END, markdown(evidence))
+    """``text`` with what stands between the markers replaced: ten rows per GPU, and the summary where it is
+    wanted. Raises ValueError when there are no markers for the rows."""
+    text = _replace(text, BEGIN, END, "\n".join(overview.overview(evidence)))
     return (
         _replace(text, summary.BEGIN, summary.END, summary.summary(evidence))
         if summary.BEGIN in text
         else text
     )
+
+
+def page(evidence: dict[str, Json]) -> str:
+    """Every table of every recorded GPU, as a page of its own."""
+    about = _ABOUT.format(in_turns=Regime.IN_TURNS.how, sustained=Regime.SUSTAINED.how)
+    return f"{about}\n{markdown(evidence).strip()}\n"
 
 
 def _replace(text: str, begin: str, end: str, section: str) -> str:
@@ -33,8 +55,11 @@ def _replace(text: str, begin: str, end: str, section: str) -> str:
     return f"{before}{begin}\n{section.strip()}\n{end}{after}"
 
 
-def update_file(file: Path) -> None:
-    file.write_text(update(file.read_text(encoding="utf-8"), records.load_all()), encoding="utf-8")
+def write(readme: Path, page_file: Path = PAGE) -> None:
+    """Both pages, from the records that ship with the package."""
+    evidence = records.load_all()
+    readme.write_text(update(readme.read_text(encoding="utf-8"), evidence), encoding="utf-8")
+    page_file.write_text(page(evidence), encoding="utf-8")
 
 
 def markdown(evidence: dict[str, Json]) -> str:
@@ -49,8 +74,9 @@ def _device_section(record: Json) -> Iterator[str]:
     versions = environment["versions"]
     torch = f", torch {versions['torch']}" if "torch" in versions else ""
     flops = ", ".join(f"{kind} {rate * 1e-12:.0f} TFLOP/s" for kind, rate in limits["flops"].items())
+    yield f"## {environment['device']}\n"
     yield (
-        f"{environment['device']}, {environment['recorded'][:10]}: NVRTC {environment['nvrtc']}{torch}; "
+        f"{environment['recorded'][:10]}: NVRTC {environment['nvrtc']}{torch}; "
         "medians, cold L2, FLOPs of visible scores only. Measured ceilings: copy "
         f"{limits['copy_bytes'] * 1e-12:.2f} TB/s; tensor cores {flops}."
     )

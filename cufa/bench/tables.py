@@ -7,7 +7,7 @@ from typing import Any
 
 from ..core.problem import Problem
 from .cases import READ
-from .recorded import Recorded, by_case
+from .recorded import Recorded, best_peer, by_case
 from .timing import speedup
 
 Rows = dict[str, Recorded]
@@ -35,12 +35,6 @@ def ratio(rows: Rows, slow: str, fast: str) -> str:
     if not {slow, fast} <= rows.keys():
         return NONE
     return str(speedup(rows[slow].timing, rows[fast].timing))
-
-
-def best_peer(rows: Rows) -> str:
-    """The fastest of another library; "" when none was timed."""
-    peers = [row for row in rows.values() if row.is_peer]
-    return min(peers, key=lambda row: row.p50_ns).label if peers else ""
 
 
 def _one(rows: Rows) -> Problem:

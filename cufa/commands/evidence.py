@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import time
 from pathlib import Path
 
 import click
 
-from ..bench import evidence, fastest, records, report, traces
+from ..bench import evidence, fastest, gpu_tests, records, report, traces
 from .common import Exit, fail, find_device, stderr, stdout
 
 
@@ -58,7 +59,7 @@ def evidence_command(
     try:
         record = evidence.record_evidence(
             device,
-            jobs=jobs or evidence.default_jobs(),
+            jobs=jobs or gpu_tests.default_jobs(),
             seconds=seconds,
             with_tests=with_tests,
             say=say,
@@ -73,6 +74,39 @@ def evidence_command(
     found = evidence.problems_with(record)
     if found:
         fail(Exit.FAILED, "\n".join(found))
+
+
+@evidence_command.command("tests")
+@click.option("--jobs", type=click.IntRange(1), help="Processes that test.  [default: cores, at most 16]")
+@click.option(
+    "--into",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Record of these kernels, made with --no-tests, that keeps the result.",
+)
+def run_tests(jobs: int | None, into: Path | None) -> None:
+    """Run the GPU tests alone, as a recording does: on all cores, then those that time something.
+
+    Exit codes: 0 all passed; 1 a test failed, or the record is of other kernels; 3 no GPU, or no tests here.
+    """
+    find_device("cuda")
+    record = records.upgrade(json.loads(into.read_text(encoding="utf-8"))) if into else None
+    try:
+        gpu_tests.check_tests_are_here()
+    except FileNotFoundError as error:
+        fail(Exit.MISSING, str(error))
+    tests = gpu_tests.run_gpu_tests(
+        jobs or gpu_tests.default_jobs(), lambda what: stderr().print(what, markup=False)
+    )
+    counts = ", ".join(f"{tests[outcome]:,} {outcome}" for outcome in ("passed", "failed", "skipped"))
+    click.echo(f"{counts} in {tests['seconds']:.0f} s")
+    if into and record:
+        try:
+            evidence.add_tests(record, tests)
+        except ValueError as error:
+            fail(Exit.FAILED, f"{into}: {error}")
+        records.save(record, into)
+    if tests["failed"] or not tests["passed"]:
+        fail(Exit.FAILED, "\n".join(tests["failures"]) or "no test ran")
 
 
 @evidence_command.command("show")
@@ -91,8 +125,8 @@ def fastest_kernels() -> None:
 @evidence_command.command("readme")
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 def readme(file: Path) -> None:
-    """Write the recorded tables into FILE, between its two marker comments."""
+    """Write what was recorded into FILE, between its marker comments, and all tables beside the records."""
     try:
-        report.update_file(file)
+        report.write(file)
     except ValueError as error:
         fail(Exit.FAILED, f"{file}: {error}")

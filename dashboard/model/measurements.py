@@ -9,6 +9,7 @@ import dataclasses
 import datetime
 import functools
 import itertools
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -21,7 +22,8 @@ from cufa.commands.common import rate_text
 from cufa.core.operation import OPERATIONS, Operation, Split
 from cufa.core.problem import Problem
 from cufa.dashboard.worker.jobs import CPU, Json
-from cufa.dashboard.worker.store import Run
+from cufa.dashboard.worker.reading import DAMAGE
+from cufa.dashboard.worker.run import Run
 
 #: Columns of the downloads, in this order, then the samples.
 COLUMNS = (
@@ -280,11 +282,32 @@ def of_rows(record: Json, origin: str, source: str, title: str = "", recorded: s
 
 
 def _read(m: Measurement) -> tuple[Any, ...]:
-    return m.key, m.seconds, m.tflops, m.gbytes, m.of_ceiling, m.ceiling, m.error, m.row.json["samples_ns"][0]
+    first = m.row.json["samples_ns"][0]
+    return m.key, m.seconds, m.tflops, m.gbytes, m.of_ceiling, m.ceiling, m.error, first, _time(m.recorded)
 
 
 def of_run(run: Run) -> list[Measurement]:
-    """The rows of a run, finished or not. Raises KeyError, TypeError or ValueError when its record is damaged."""
+    """The rows of a run, finished or not; none of a run that :func:`checked` would not let pass."""
+    try:
+        return _of_run(run)
+    except DAMAGE:
+        return []
+
+
+def checked(run: Run) -> Run:
+    """The run, or in its place one that says why its rows cannot be read."""
+    try:
+        for m in _of_run(run):
+            told = m.as_dict(), m.family, m.load_text, m.needs, m.predicted, m.plan, m.prepare_seconds
+            numbers = (m.seconds, *m.timing.samples, *m.needs.values(), m.tflops, m.gbytes)
+            if not all(math.isfinite(n) and n >= 0 for n in numbers) or not m.seconds or not m.timing.p50:
+                raise ValueError(f"a time or rate of {told[0]['kernel']} is no positive number")
+    except DAMAGE as error:
+        return Run.damaged(run.id, f"its record is damaged: {error!r}"[:400])
+    return run
+
+
+def _of_run(run: Run) -> list[Measurement]:
     if not run.rows:
         return []
     return [

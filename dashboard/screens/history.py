@@ -9,7 +9,7 @@ palette = page.begin(
     "What was measured here, and what is recorded from other machines. Pick two and see whether they differ.",
 )
 controls = Controls("history")
-found = engine.all_measurements()
+found = engine.all_measurements(listed=True)
 runs = engine.all_runs()
 engine.show_problems()
 rows = history_view.choose_rows(controls, found) if found else []

@@ -2,27 +2,33 @@
 
 from __future__ import annotations
 
+import html
 from collections.abc import Sequence
 
 import streamlit as st
 
 from cufa.dashboard import engine
-from cufa.dashboard.views.run_live import run_words
-from cufa.dashboard.worker.store import Run, Status
+from cufa.dashboard.views.run_live import run_name, run_words
+from cufa.dashboard.worker.run import Run, Status
 
 _MOST_LISTED = 50
+_UNFINISHED = (Status.FAILED, Status.CRASHED, Status.CANCELLED)
 
 
 def show_ended(runs: Sequence[Run]) -> None:
-    """Runs that did not end well have no line in the table, or not all of theirs."""
-    bad = [r for r in runs if r.status in (Status.FAILED, Status.CRASHED, Status.CANCELLED)]
-    if not bad:
+    """Runs that did not end well, or cannot be read, have no line in the table, or not all of theirs."""
+    _show_listed([r for r in runs if r.status in _UNFINISHED], "did not finish")
+    _show_listed([r for r in runs if r.status is Status.DAMAGED], "cannot be read")
+
+
+def _show_listed(runs: Sequence[Run], what: str) -> None:
+    if not runs:
         return
-    with st.expander(f"{len(bad)} run{'s' * (len(bad) > 1)} did not finish", icon=":material/report:"):
-        for run in bad[:_MOST_LISTED]:
-            st.markdown(
-                f"**{run.submitted:%Y-%m-%d %H:%M} UTC, {run.job.title}**, {run.status}: {run.message}"
-            )
+    with st.expander(f"{len(runs)} run{'s' * (len(runs) > 1)} {what}", icon=":material/report:"):
+        for run in runs[:_MOST_LISTED]:
+            st.html(f"<b>{html.escape(run_name(run))}</b>, {run.status}: {html.escape(run.message)}")
+        if len(runs) > _MOST_LISTED:
+            st.caption(f"And {len(runs) - _MOST_LISTED} more.")
 
 
 def show_kept(runs: Sequence[Run]) -> None:

@@ -19,7 +19,7 @@ from cufa.dashboard.theme import Palette
 from cufa.dashboard.views.run_controls import seconds_expected
 from cufa.dashboard.worker import client
 from cufa.dashboard.worker.jobs import CPU, Job
-from cufa.dashboard.worker.store import Run, Status
+from cufa.dashboard.worker.run import Run, Status
 
 _LATEST = "latest"
 _MOST_LISTED = 60
@@ -31,6 +31,7 @@ STATUS_ICONS = {
     Status.FAILED: "✗",
     Status.CANCELLED: "■",
     Status.CRASHED: "✗",
+    Status.DAMAGED: "✗",
 }
 
 
@@ -121,6 +122,8 @@ def run_words(run: Run) -> str:
 
 def run_name(run: Run) -> str:
     """What never changes about it."""
+    if run.status is Status.DAMAGED:
+        return f"{run.id} · cannot be read"
     names = ", ".join(run.job.kernels[:6]) + ("…" if len(run.job.kernels) > 6 else "")
     where = "CPU" if run.job.device == CPU else run.job.device
     return f"{run.submitted:%Y-%m-%d %H:%M:%S} UTC · {where} · {run.job.title} · {names}"
@@ -207,6 +210,9 @@ def explain_end(run: Run) -> None:
         return
     tone = "warn" if run.status is Status.CANCELLED else "alarm"
     page.verdict(run.message or f"The run was {run.status}.", tone, str(run.status))
+    if run.status is Status.DAMAGED:
+        st.caption("The page History can delete it. Nothing of it is shown anywhere.")
+        return
     kept = run.timings
     st.caption(
         f"{kept} of {run.job.contenders} timings were finished and are kept."

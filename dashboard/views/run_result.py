@@ -17,16 +17,12 @@ from cufa.dashboard.state import Controls
 from cufa.dashboard.theme import Palette
 from cufa.dashboard.views import rates_view
 from cufa.dashboard.views.compare_view import load_cells
-from cufa.dashboard.worker.store import Run
+from cufa.dashboard.worker.run import Run
 
 
 def choose_shape(controls: Controls, run: Run | None) -> list[Measurement]:
     """The measurements of one shape of the run; of its first one unless another is chosen."""
-    try:
-        found = measurements.of_run(run) if run is not None else []
-    except (KeyError, TypeError, ValueError, IndexError) as error:
-        controls.notice(f"the record of this run is damaged: it lacks {error}.")
-        return []
+    found = measurements.of_run(run) if run is not None else []
     if not found:
         return []
     groups = [list(group) for _, group in itertools.groupby(found, key=lambda m: m.group)]

@@ -14,7 +14,9 @@ from pathlib import Path
 
 import cufa
 from cufa.dashboard.worker.jobs import Job
-from cufa.dashboard.worker.store import Status, Store, is_locked
+from cufa.dashboard.worker.locks import is_locked
+from cufa.dashboard.worker.run import Status
+from cufa.dashboard.worker.store import Store
 
 _START = (
     "from cufa.commands.dashboard import make_importable; make_importable(); "

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+import re
 from typing import Any
 
 from cufa.bench.cases import Case, Contender
 from cufa.bench.regimes import Regime
 from cufa.core.problem import Problem
-from cufa.dashboard.worker import jobs_v1
-from cufa.kernels import TileConfig
+from cufa.dashboard.worker import v1
+from cufa.kernels import read_config
 
 CPU = "cpu"
 SCHEMA = 2
+_GPU = re.compile(r"cuda:(0|[1-9][0-9]{0,3})")
 Json = dict[str, Any]
 
 
@@ -27,6 +30,11 @@ class Job:
     seconds: float
     """Time spent measuring: for each case where its contenders take turns, else for each contender."""
     regime: Regime = Regime.IN_TURNS
+
+    def __post_init__(self) -> None:
+        gpu_index(self.device)  # it becomes part of a file's name
+        if not 0 <= self.seconds < math.inf:
+            raise ValueError(f"a job measures for 0 seconds or more, got {self.seconds}")
 
     @property
     def total(self) -> int:
@@ -57,7 +65,7 @@ class Job:
         """Raises KeyError, TypeError or ValueError when the content is no job that this version reads."""
         schema = content.get("schema", 1)
         if schema == 1:
-            content = jobs_v1.upgraded(content)
+            content = v1.job(content)
         elif schema != SCHEMA:
             raise ValueError(f"it has schema {schema!r}; this version reads 1 to {SCHEMA}")
         cases = tuple(_case(case) for case in content["cases"])
@@ -79,20 +87,21 @@ def _case_json(case: Case) -> Json:
 
 def _case(content: Json) -> Case:
     lengths = content["lengths"]
+    problem = Problem.from_json(content["problem"])
     return Case(
-        Problem.from_json(content["problem"]),
-        tuple(_contender(c) for c in content["contenders"]),
+        problem,
+        tuple(_contender(c, problem.operation) for c in content["contenders"]),
         str(content["name"]),
         None if lengths is None else tuple(int(n) for n in lengths),
     )
 
 
-def _contender(content: Json) -> Contender:
+def _contender(content: Json, operation: str) -> Contender:
     config, problem = content["config"], content["problem"]
     return Contender(
         **{
             **content,
-            "config": None if config is None else TileConfig(**config),
+            "config": None if config is None else read_config(operation, content["algorithm"], config),
             "problem": None if problem is None else Problem.from_json(problem),
         }
     )
@@ -102,7 +111,10 @@ def gpu_index(device: str) -> int | None:
     """Number of the GPU, None for the CPU. Raises ValueError for anything else."""
     if device == CPU:
         return None
-    name, _, number = device.partition(":")
-    if name != "cuda" or not number.isdigit():
+    if not _GPU.fullmatch(device):
         raise ValueError(f"device {device!r} is not known; use 'cpu' or 'cuda:0'")
-    return int(number)
+    return int(device.partition(":")[2])
+
+
+#: In place of a job that cannot be read.
+UNREADABLE = Job("unreadable", CPU, (), 0.0)

@@ -25,7 +25,9 @@ from typing import Any, NoReturn
 from cufa.bench import records
 from cufa.dashboard.worker import measuring
 from cufa.dashboard.worker.jobs import Json
-from cufa.dashboard.worker.store import Run, Status, Store, hold
+from cufa.dashboard.worker.locks import hold
+from cufa.dashboard.worker.run import Run, Status
+from cufa.dashboard.worker.store import Store
 
 IDLE_SECONDS = 120.0
 _POLL_SECONDS = 0.15

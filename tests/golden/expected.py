@@ -218,6 +218,31 @@ def _ldmatrix(probe: Probe) -> Expected:
     return Expected(np.stack([plain, transposed, pairs], 1))
 
 
+def _stmatrix(probe: Probe) -> Expected:
+    """Row r of matrix m lies where lane 8 m + r says; lane 4 g + t holds columns 2 t and 2 t + 1 of row g."""
+    halves = np.ascontiguousarray(_lanes(probe)[0]).view(np.uint16).reshape(8, 4, 4, 2)  # (g, t, m, which)
+    matrices = halves.transpose(2, 0, 1, 3).reshape(4, 8, 8)
+    out = np.zeros((2, 32, 8), np.uint16)
+    out[0, (LANE * 5 + 3) % 32] = matrices.reshape(32, 8)
+    out[1, (LANE * 5 + 3) % 32] = matrices.transpose(0, 2, 1).reshape(32, 8)
+    return Expected(out.view(np.uint32))
+
+
+def _red_add(probe: Probe) -> Expected:
+    """Every fourth thread adds to the same seven sums; the eighth word of each row is left alone."""
+    numbers = probe.inputs.view(np.float32).reshape(-1, 4, 7)
+    out = np.zeros((4, 8), np.float32)
+    out[:, :7] = numbers.sum(0)
+    return Expected(out.view(np.uint32))
+
+
+def _semaphore(probe: Probe) -> Expected:
+    words, counts = [probe.inputs], [np.uint32(3 * probe.blocks)]
+    for _ in range(probe.blocks):
+        words.append(words[-1] * np.uint32(3) + np.uint32(1))
+    return Expected(np.concatenate([counts, *words[1:]]).astype(np.uint32))
+
+
 def _shuffle(probe: Probe) -> Expected:
     x, y, z, w = np.moveaxis(_lanes(probe), 2, 0)  # (block, lane) each
     out = np.empty((probe.blocks, 32, 4, 4), np.uint32)

@@ -23,6 +23,7 @@ DECODE_SOURCE = "kernels/decode_probes.cu"
 ROW_SOURCE = "kernels/row_probes.cu"
 TILE_SOURCE = "kernels/hopper_tile_probes.cu"
 CLUSTER_SOURCE = "kernels/cluster_probes.cu"
+REDUCTION_SOURCE = "kernels/reduction_probes.cu"
 
 
 class ProbeParams(ctypes.Structure):
@@ -65,10 +66,18 @@ UNOBSERVABLE = {
 
 
 #: Of sm_90, since the vectors were recorded last: until then only compared with what NumPy expects.
-NOT_YET_RECORDED: set[str] = set()
+NOT_YET_RECORDED: set[str] = {
+    "ld_acquire_gpu",
+    "red_add_f32",
+    "red_add_f32x2",
+    "red_add_f32x4",
+    "red_release_gpu_add",
+    "stmatrix_x4",
+    "stmatrix_x4_trans",
+}
 
 #: The probes of those. All others are in golden.npz.
-AWAITED_PROBES = {"cluster"} if NOT_YET_RECORDED else set()
+AWAITED_PROBES = {"red_add", "semaphore", "stmatrix"} if NOT_YET_RECORDED else set()
 
 
 def primitive_digests() -> dict[str, str]:
@@ -189,7 +198,15 @@ def decode_probes() -> Iterator[Probe]:
 
 
 def all_probes() -> list[Probe]:
-    return [*probes(), *decode_probes(), *hopper_probes(), cluster_probe()]
+    return [*probes(), *decode_probes(), *reduction_probes(), *hopper_probes(), cluster_probe()]
+
+
+def reduction_probes() -> Iterator[Probe]:
+    """Sums of small integers, which are exact in any order; a semaphore handed on by three blocks; stmatrix."""
+    numbers = (random_words("red_add", 3 * 64 * 7) % 2001).astype(np.float32) - 1000
+    yield Probe("red_add", numbers.view(np.uint32), 32, 3, 64, REDUCTION_SOURCE)
+    yield Probe("semaphore", random_words("semaphore", 64), 1 + 3 * 64, 3, 64, REDUCTION_SOURCE)
+    yield Probe("stmatrix", random_words("stmatrix", 128), 256, 1, 32, REDUCTION_SOURCE)
 
 
 def cluster_probe() -> Probe:

@@ -1,8 +1,9 @@
-"""Jobs of schema 1, which are still on users' disks, as schema 2: the mask was a bool, decoding had cases of its own,
-and contenders always took turns."""
+"""Runs of schema 1, which are still on users' disks, as schema 2: the mask was a bool, decoding had cases and events
+of its own, and contenders always took turns. (Their records are :mod:`cufa.bench.records_v1`'s.)"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from cufa.bench.cases import READ
@@ -15,10 +16,16 @@ _CONTENDER: Json = {"algorithm": "auto", "config": None, "name": "", "num_splits
 _PEERS = ("torch flash", "torch cudnn")
 
 
-def upgraded(old: Json) -> Json:
+def job(old: Json) -> Json:
     """Raises KeyError or TypeError when the content is no job."""
     cases = [*map(_case, old["cases"]), *map(_split_case, old.get("decode", ()))]
     return {**old, "schema": 2, "regime": Regime.IN_TURNS.value, "cases": cases}
+
+
+def told(record: Json, events: Iterable[Json]) -> Json:
+    """A record of schema 1 that is put together from events: those of decoding had a kind of their own."""
+    rows = [event["record"] for event in events if event.get("event") == "decode"]
+    return {**record, "decode": {"rows": rows}} if rows else record
 
 
 def _case(old: Json) -> Json:

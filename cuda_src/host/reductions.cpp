@@ -1,0 +1,59 @@
+// Sums in global memory that many blocks add to, and counters by which blocks wait for one another.
+#include <thread>
+
+#include "host/backward_host.h"
+#include "host/runtime.h"
+
+namespace cufa_host {
+namespace {
+
+void add_atomically(float* global, float value) {
+  u32* bits = reinterpret_cast<u32*>(global);
+  u32 old = __atomic_load_n(bits, __ATOMIC_RELAXED);
+  const auto sum = [&] { return float_as_u32(flush_subnormal(flush_subnormal(u32_as_float(old)) + flush_subnormal(value))); };
+  while (!__atomic_compare_exchange_n(bits, &old, sum(), false, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {
+  }
+}
+
+}  // namespace
+
+void add_to_global(float* global, const float* values, u32 count, Site site) {
+  Thread& thread = current();
+  Block& block = *thread.block;
+  const u32 bytes = count * sizeof(float);
+  if (!check_global(thread, global, bytes, Access::atomic, "red.add", site)) return;
+  for (u32 i = 0; i < count; ++i) add_atomically(global + i, values[i]);
+  block.counters.reductions += count;
+  if (block.counted) {
+    block.counters.global_write_bytes += bytes;
+    thread.warp->log.add(AccessLog::global_write, site, thread.lane, sector_address(block.launch, global), bytes);
+  }
+}
+
+void release_count(u32* counter, u32 value, Site site) {
+  Thread& thread = current();
+  if (!check_global(thread, counter, 4, Access::atomic, "red.release", site)) return;
+  if (thread.block->checked) return thread.block->owners.release(thread, counter, value);
+  __atomic_fetch_add(counter, value, __ATOMIC_SEQ_CST);
+}
+
+u32 acquire_count(const u32* counter, Site site) {
+  Thread& thread = current();
+  Block& block = *thread.block;
+  if (!check_global(thread, counter, 4, Access::atomic, "ld.acquire", site)) return 0;
+  const u32 count = block.checked ? block.owners.acquire(thread, counter) : __atomic_load_n(counter, __ATOMIC_SEQ_CST);
+  // Whoever loads the same count again and again waits for another block, on another CPU thread.
+  constexpr u32 kPatience = 1 << 22;
+  thread.polls = thread.polled == counter && thread.polled_count == count ? thread.polls + 1 : 0;
+  thread.polled = counter;
+  thread.polled_count = count;
+  if (thread.polls == kPatience) {
+    abandon(block, "deadlock", site,
+            "the counter at " + global_place(block.launch, counter, 4) + " stays at " + std::to_string(count) + ": " +
+                describe(thread) + " at " + describe(site));
+  }
+  if (thread.polls) std::this_thread::yield();
+  return count;
+}
+
+}  // namespace cufa_host

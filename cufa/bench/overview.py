@@ -1,0 +1,85 @@
+"""Recorded evidence in ten rows: what the README shows of every GPU, wins and losses alike.
+
+Both regimes stand side by side (:mod:`cufa.bench.regimes`); the lower mean is the one that is claimed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+
+from ..core.problem import Problem
+from .recorded import Recorded, geometric_mean, rows_of, speedups
+from .records import Json
+from .regimes import Regime
+from .tables import NONE, table
+
+
+@dataclasses.dataclass(frozen=True)
+class _Row:
+    """Cases of one suite, one of our kernels, one peer."""
+
+    words: str
+    peer_words: str
+    suite: str
+    ours: str = ""
+    """"": our first of each case."""
+    peer: str = ""
+    """"": the fastest of each case."""
+    wanted: Callable[[Problem], bool] = lambda problem: True
+
+
+_ROWS = (
+    _Row("FA3, 1k to 16k", "cuDNN", "forward", "fa3", "torch cudnn"),
+    _Row("FA3, short, ragged and uneven shapes", "cuDNN", "awkward", "fa3", "torch cudnn"),
+    _Row("FA3 at the power limit", "FlashAttention-4", "energy", "fa3", "fa4"),
+    _Row("FA2, 1k to 16k", "PyTorch's FA2", "forward", "fa2", "torch flash"),
+    _Row("FA2, short, ragged and uneven shapes", "PyTorch's FA2", "awkward", "fa2", "torch flash"),
+    _Row(
+        "float32 with float32 accuracy",
+        "PyTorch's memory-efficient",
+        "float32",
+        "fa2",
+        "torch efficient",
+        lambda p: p.precision == "float32",
+    ),
+    _Row("a window of 1024 keys", "the fastest peer", "masks", wanted=lambda p: p.mask_kind == "band"),
+    _Row("softcap 30, causal", "the fastest peer", "masks", wanted=lambda p: p.softcap is not None),
+    _Row("decoding, one token", "the faster of PyTorch's two", "decode"),
+)
+
+
+def overview(evidence: dict[str, Json]) -> Iterator[str]:
+    """One table per recorded GPU."""
+    for record in evidence.values():
+        environment, rows = record["environment"], rows_of(record)
+        yield f"**{environment['device']}**, {environment['recorded'][:10]}, {_tests(record)}\n"
+        yield from table(["speed of", "over", *map(str, Regime), "claimed"], _lines(rows))
+        yield ""
+
+
+def _tests(record: Json) -> str:
+    tests = record["tests"]
+    if tests is None:
+        return "GPU tests not run"
+    return f"{tests['passed']:,} GPU tests passed, {tests['failed']} failed:"
+
+
+def _lines(rows: list[Recorded]) -> Iterator[list[str]]:
+    for row in _ROWS:
+        of_suite = [x for x in rows if x.suite == row.suite]
+        by_regime = {
+            regime: [x for _, x in speedups(of_suite, row.ours, row.peer, regime, row.wanted)]
+            for regime in Regime
+        }
+        means = [geometric_mean(found) for found in by_regime.values() if found]
+        if means:
+            yield [row.words, row.peer_words, *map(_range, by_regime.values()), f"{min(means):.2f}×"]
+
+
+def _range(ratios: list[float]) -> str:
+    """Geometric mean, least and most."""
+    if not ratios:
+        return NONE
+    mean = f"{geometric_mean(ratios):.2f}×"
+    return f"{mean} ({min(ratios):.2f}–{max(ratios):.2f})" if len(ratios) > 1 else mean
