@@ -100,6 +100,8 @@ def test_zero_size_axes(axis):
     out, lse = cufa.flash_attention(q, k, v, return_lse=True)
     assert out.shape == q.shape and lse.shape == (b, h, sq)
     assert (out == 0).all() and np.isneginf(lse).all()
+    mine = np.full_like(q, 7)
+    assert cufa.flash_attention(q, k, v, out=mine) is mine and (mine == 0).all()
 
 
 @pytest.mark.parametrize("scale", [0, 0.0, 1e-3, 3, np.float32(0.25)])
@@ -149,6 +151,14 @@ BAD = [
     ({"scale": float("inf")}, ValueError, r"scale=inf.*finite"),
     ({"scale": -1.0}, ValueError, r"scale=-1\.0.*negate q"),
     ({"scale": "big"}, TypeError, r"scale must be a number"),
+    ({"scale": "0.5"}, TypeError, r"scale must be a number or None, not builtins\.str"),
+    ({"scale": True}, TypeError, r"scale must be a number or None, not builtins\.bool"),
+    ({"scale": np.True_}, TypeError, r"scale must be a number or None, not numpy\.bool"),
+    ({"scale": np.array(True)}, TypeError, r"scale must be a number"),
+    ({"scale": 1e39}, ValueError, r"scale=1e\+39 is too large.*float32.*at most 2\.359e\+38"),
+    ({"scale": 3e38}, ValueError, r"scale=3e\+38 is too large"),
+    ({"q": np.ma.masked_array(_array(1, 4, 8, 16))}, TypeError, r"q is numpy\.ma\S*MaskedArray.*q\.filled"),
+    ({"out": np.ma.masked_array(_array(1, 4, 8, 16))}, TypeError, r"out is numpy\.ma\S*MaskedArray"),
     ({"layout": "sbhd"}, ValueError, r"layout='sbhd'.*'bhsd'.*'bshd'"),
     ({"algorithm": "fa9"}, ValueError, r"algorithm='fa9'.*fa2"),
     ({"causal": "no"}, TypeError, r"causal must be True or False, not 'no'"),

@@ -144,6 +144,14 @@ def test_new_tokens_may_be_none_at_all():
     case.check(cufa.flash_decode(*arrays, **options, k_new=nothing, v_new=nothing))
 
 
+def test_a_batch_of_none_may_be_appended_to():
+    """NumPy gives empty arrays strides of 0."""
+    nobody, new = np.empty((0, 2, 40, 16), np.float32), np.empty((0, 2, 1, 16), np.float32)
+    q, lengths = np.empty((0, 2, 1, 16), np.float32), np.empty(0, np.int32)
+    options = {"cache_seqlens": lengths, "k_new": new, "v_new": new.copy(), "out": np.empty_like(q)}
+    assert cufa.flash_decode(q, nobody, nobody.copy(), **options) is options["out"]
+
+
 def test_repeats_are_bit_identical():
     case = make_case([700, 33, 0, 256], page_size=16, tokens=3)
     arrays, options = case.arguments()

@@ -184,8 +184,16 @@ BAD = [
     # options
     ({"scale": float("nan")}, ValueError, r"scale=nan must be finite"),
     ({"scale": -1.0}, ValueError, r"scale=-1\.0.*negate q"),
+    ({"scale": True}, TypeError, r"scale must be a number or None, not builtins\.bool"),
+    ({"scale": 1e39}, ValueError, r"scale=1e\+39 is too large"),
+    *(
+        ({name: np.ma.masked_array(x)}, TypeError, rf"{name} is numpy\.ma\S*MaskedArray")
+        for name, x in (("k_cache", _array(2, 2, 9, 16)), ("cache_seqlens", np.array([3, 4])))
+    ),
     ({"layout": "sbhd"}, ValueError, r"layout='sbhd'.*'bhsd'.*'bshd'"),
     ({"num_splits": 0}, ValueError, r"num_splits=0.*1 or more"),
+    ({"num_splits": True}, TypeError, r"num_splits must be an int or None, not bool"),
+    ({"num_splits": np.True_}, TypeError, r"num_splits must be an int or None, not bool"),
     ({"num_splits": 2.5}, TypeError, r"num_splits must be an int or None, not float"),
     ({"schedule": "fair"}, ValueError, r"schedule='fair'.*'balanced'"),
     ({"device": "tpu"}, ValueError, r"device='tpu'.*'cuda'"),

@@ -14,6 +14,7 @@ from mask_support import BANDS
 from cufa.core.element import ELEMENTS
 from cufa.core.lengths import Cached
 from cufa.core.mask import CAUSAL, FULL, Band
+from cufa.core.params import MAX_SCALE, softmax_scalars
 from cufa.core.problem import Problem, default_scale
 
 
@@ -92,6 +93,11 @@ def test_frozen_and_hashable():
     with pytest.raises(dataclasses.FrozenInstanceError):
         p.batch = 3  # type: ignore[misc]
     assert hash(p) == hash(problem())
+
+
+def test_the_largest_scale_is_a_float32_in_units_of_log2():
+    (scaled, _) = softmax_scalars(MAX_SCALE, None).values()
+    assert scaled <= np.finfo(np.float32).max < 1.0001 * scaled
 
 
 def test_default_scale():

@@ -67,6 +67,7 @@ void Block::start(u32 linear) {
     t.fiber.start(thread_main, i);
   }
   mbarriers.clear();
+  polling.clear();
   bulk_copies.clear();
   remote_stores.clear();
   if (checked) races.reset(*this);

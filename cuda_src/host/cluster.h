@@ -32,8 +32,16 @@ struct Cluster {
   ~Cluster();
   Cluster(const Cluster&) = delete;
 
-  // `first` is the number of its first block in the grid. Returns false when it had to be given up.
-  bool run(u32 first);
+  // `first` is the number of its first block in the grid.
+  void start(u32 first);
+  // Run until all threads have left the kernel, or none can go on: then until one of the counters in global memory changes
+  // that they wait for.
+  enum class State { ended, waiting, failed };
+  State run();
+  // Threads that wait for a counter which has changed can go on.
+  bool wake();
+  // Nobody will ever change it.
+  void report_stuck();
 
   int size() const { return static_cast<int>(blocks.size()); }
   void reset_barrier();

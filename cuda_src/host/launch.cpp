@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <memory>
+#include <mutex>
 #include <thread>
 #include <vector>
 
@@ -29,43 +31,128 @@ class FlushSubnormals {
 #endif
 };
 
+// Whether the CPU threads together can still go on, when clusters wait for counters that others change.
+class Standstill {
+ public:
+  explicit Standstill(int workers) : standing_(workers, kRunning) {}
+  // A worker has let clusters run, which may have changed counters.
+  void moved() { ++moves_; }
+  u64 moves() const { return moves_; }
+  // All clusters of a worker wait, as of `moves`. Returns whether nobody else can end that: all workers stand still, and
+  // nothing has moved since the first of them looked.
+  bool stand(int worker, u64 moves) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    standing_[worker] = moves;
+    return std::all_of(standing_.begin(), standing_.end(), [&](u64 since) { return since == kLeft || since == moves_; });
+  }
+  void go_on(int worker) { set(worker, kRunning); }
+  void leave(int worker) { set(worker, kLeft); }
+
+ private:
+  static constexpr u64 kRunning = ~0ull, kLeft = ~0ull - 1;
+  void set(int worker, u64 to) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    standing_[worker] = to;
+  }
+  std::mutex mutex_;
+  std::atomic<u64> moves_{0};
+  std::vector<u64> standing_;
+};
+
+// One launch, on several CPU threads. Each runs its clusters one after another; only when a cluster waits for a counter
+// that another one changes does it put that aside and begin the next.
+class Run {
+ public:
+  Run(const CufaLaunch& launch, int workers, u32 most_waiting)
+      : launch_(launch),
+        size_(launch.cluster),
+        clusters_(launch.grid[0] * launch.grid[1] * launch.grid[2] / size_),
+        most_waiting_(most_waiting),
+        owners_(launch),
+        standstill_(workers) {}
+
+  void work(int worker) {
+    const FlushSubnormals scope;
+    std::vector<Held> waiting, spare;
+    while (!stop_) {
+      const u64 moves = standstill_.moves();
+      auto next = std::find_if(waiting.begin(), waiting.end(), [](Held& held) { return held.cluster->wake(); });
+      if (next == waiting.end()) {
+        u32 i = clusters_;
+        if (waiting.size() < most_waiting_) i = std::min(next_++, clusters_);
+        if (i == clusters_) {
+          if (waiting.empty()) break;
+          if (standstill_.stand(worker, moves)) {
+            if (!stop_.exchange(true)) waiting.front().cluster->report_stuck();
+          }
+          std::this_thread::yield();
+          continue;
+        }
+        if (spare.empty()) spare.push_back({std::make_unique<Cluster>(launch_, findings_, owners_, worker), 0});
+        waiting.push_back(std::move(spare.back()));
+        spare.pop_back();
+        next = waiting.end() - 1;
+        next->first = (launch_.schedule == kDescending ? clusters_ - 1 - i : i) * size_;
+        next->cluster->start(next->first);
+      }
+      standstill_.go_on(worker);
+      const Cluster::State state = next->cluster->run();
+      standstill_.moved();
+      if (state == Cluster::State::waiting) continue;
+      if (state == Cluster::State::failed) stop_ = true;
+      write_counters(*next);
+      spare.push_back(std::move(*next));
+      waiting.erase(next);
+    }
+    standstill_.leave(worker);
+  }
+
+  bool stopped() const { return stop_; }
+  Findings& findings() { return findings_; }
+
+ private:
+  struct Held {
+    std::unique_ptr<Cluster> cluster;
+    u32 first;  // number of its first block
+  };
+
+  void write_counters(const Held& held) {
+    for (u32 rank = 0; rank < size_ && launch_.counters; ++rank) {
+      std::memcpy(launch_.counters + u64(held.first + rank) * kNumCounters, &held.cluster->blocks[rank]->counters,
+                  sizeof(Counters));
+    }
+  }
+
+  const CufaLaunch& launch_;
+  const u32 size_, clusters_, most_waiting_;
+  Findings findings_;
+  Owners owners_;
+  Standstill standstill_;
+  std::atomic<u32> next_{0};
+  std::atomic<bool> stop_{false};
+};
+
 }  // namespace
 
 int cufa_launch(const CufaLaunch* launch) {
-  const u32 size = launch->cluster, clusters = launch->grid[0] * launch->grid[1] * launch->grid[2] / size;
-  Findings findings;
-  Owners owners(*launch);
-  std::atomic<u32> next{0};
-  std::atomic<bool> stop{false};
-  const auto work = [&](int worker) {
-    const FlushSubnormals scope;
-    Cluster cluster(*launch, findings, owners, worker);
-    for (u32 i; !stop && (i = next++) < clusters;) {
-      const u32 first = (launch->schedule == kDescending ? clusters - 1 - i : i) * size;
-      if (!cluster.run(first)) stop = true;
-      if (!launch->counters) continue;
-      for (u32 rank = 0; rank < size; ++rank) {
-        std::memcpy(launch->counters + u64(first + rank) * kNumCounters, &cluster.blocks[rank]->counters,
-                    sizeof(Counters));
-      }
-    }
-  };
-  std::vector<std::thread> others;
+  const u32 clusters = launch->grid[0] * launch->grid[1] * launch->grid[2] / launch->cluster;
   // Every fiber's stack is two mappings, of which a process has some 65,000.
-  const u32 most = std::max(1u, 24576 / (size * launch->num_threads));
+  const u32 most = std::max(1u, 24576 / (launch->cluster * launch->num_threads));
   const u32 wanted = std::min<u32>(std::max(launch->workers, 1), std::max(clusters, 1u));
   const int workers = static_cast<int>(std::min(wanted, most));
-  for (int i = 1; i < workers; ++i) others.emplace_back(work, i);
-  work(0);
+  Run run(*launch, workers, most / workers);
+  std::vector<std::thread> others;
+  for (int i = 1; i < workers; ++i) others.emplace_back([&run, i] { run.work(i); });
+  run.work(0);
   for (std::thread& other : others) other.join();
 
   if (launch->findings_bytes) {
-    const std::string text = findings.text();
+    const std::string text = run.findings().text();
     const std::size_t n = std::min<std::size_t>(text.size(), launch->findings_bytes - 1);
     std::memcpy(launch->findings, text.data(), n);
     launch->findings[n] = 0;
   }
-  return stop ? 2 : findings.empty() ? 0 : 1;
+  return run.stopped() ? 2 : run.findings().empty() ? 0 : 1;
 }
 
 const char* cufa_counter_names() { return kCounterNames; }

@@ -78,6 +78,7 @@ u32 shared_address(const void* pointer) {
 
 unsigned char* shared_bytes(Thread& thread, u32 smem, u32 bytes, const char* what, Site site) {
   Block& block = *thread.block;
+  ++thread.accesses;
   const u32 offset = smem - kSharedBase, size = block.launch.shared_bytes;
   if (__builtin_expect(offset > size || size - offset < bytes, 0)) {
     report(block, "out-of-range", site, {"", 0}, [&] {
@@ -101,6 +102,7 @@ bool check_global(Thread& thread, const void* global, u32 bytes, Access kind, co
   Block& block = *thread.block;
   const CufaLaunch& launch = block.launch;
   const auto at = reinterpret_cast<u64>(global);
+  ++thread.accesses;
   if (at % bytes) {
     report(block, "misaligned", site, {"", 0}, [&] {
       return std::string(what) + " of " + std::to_string(bytes) + " bytes at global address " + hex(at) +

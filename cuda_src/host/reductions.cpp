@@ -1,6 +1,4 @@
 // Sums in global memory that many blocks add to, and counters by which blocks wait for one another.
-#include <thread>
-
 #include "host/backward_host.h"
 #include "host/runtime.h"
 
@@ -40,20 +38,20 @@ void release_count(u32* counter, u32 value, Site site) {
 u32 acquire_count(const u32* counter, Site site) {
   Thread& thread = current();
   Block& block = *thread.block;
-  if (!check_global(thread, counter, 4, Access::atomic, "ld.acquire", site)) return 0;
-  const u32 count = block.checked ? block.owners.acquire(thread, counter) : __atomic_load_n(counter, __ATOMIC_SEQ_CST);
-  // Whoever loads the same count again and again waits for another block, on another CPU thread.
-  constexpr u32 kPatience = 1 << 22;
-  thread.polls = thread.polled == counter && thread.polled_count == count ? thread.polls + 1 : 0;
-  thread.polled = counter;
-  thread.polled_count = count;
-  if (thread.polls == kPatience) {
-    abandon(block, "deadlock", site,
-            "the counter at " + global_place(block.launch, counter, 4) + " stays at " + std::to_string(count) + ": " +
-                describe(thread) + " at " + describe(site));
+  // A thread that loads the same count again, and has done nothing else, waits until it changes.
+  const bool again = thread.polled == counter && thread.polled_at == thread.accesses;
+  for (bool waited = !again;; waited = true) {
+    if (!check_global(thread, counter, 4, Access::atomic, "ld.acquire", site)) return 0;
+    const u32 count = block.checked ? block.owners.acquire(thread, counter) : __atomic_load_n(counter, __ATOMIC_SEQ_CST);
+    if (waited || count != thread.polled_count) {
+      thread.polled = counter;
+      thread.polled_count = count;
+      thread.polled_at = thread.accesses;
+      return count;
+    }
+    block.polling.push_back(&thread);
+    park(thread, "a counter in global memory", site);
   }
-  if (thread.polls) std::this_thread::yield();
-  return count;
 }
 
 }  // namespace cufa_host

@@ -65,8 +65,10 @@ struct Thread : ThreadContext {
   std::vector<u32> group_sizes;     // committed groups, oldest first; the rest of `copies` is not committed
   u32 uncommitted = 0;
 
-  const u32* polled = nullptr;  // the counter last loaded with ld.acquire, what it was, how often in a row
-  u32 polled_count = 0, polls = 0;
+  u64 accesses = 0;             // to shared and global memory
+  const u32* polled = nullptr;  // the counter last loaded with ld.acquire, what it was, and `accesses` then
+  u32 polled_count = 0;
+  u64 polled_at = 0;
 
   u32 bit() const { return 1u << lane; }
 };
@@ -132,6 +134,7 @@ struct Block {
   std::vector<Warp> warps;
   Barrier barriers[kNumBarriers];
   Mbarriers mbarriers;
+  std::vector<Thread*> polling;            // parked until a counter in global memory changes
   std::vector<BulkCopy> bulk_copies;       // in flight
   std::vector<RemoteStore> remote_stores;  // to this block, in flight
   unsigned char* shared = nullptr;

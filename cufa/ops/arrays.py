@@ -17,6 +17,7 @@ import numpy as np
 
 from ..core.mask import Mask
 from ..core.operation import Operand
+from ..core.params import MAX_SCALE
 from ..core.problem import HEAD_DIM_STEP, MAX_HEAD_DIM, MAX_SIZE, Problem, default_scale
 
 LAYOUTS = {"bhsd": (0, 1, 2, 3), "bshd": (0, 2, 1, 3)}
@@ -39,8 +40,13 @@ def is_device_array(x: object) -> bool:
 def as_array(name: str, x: Any) -> Array:
     """``x`` as a NumPy or CuPy array over the same memory.
 
-    Raises TypeError when it is no array.
+    Raises TypeError when it is no array, or one whose mask would be ignored.
     """
+    if isinstance(x, np.ma.MaskedArray):
+        raise TypeError(
+            f"{name} is {_kind(x)}, whose mask attention does not read: pass {name}.filled(0), and say which keys are "
+            "seen with window= or mask="
+        )
     if isinstance(x, np.ndarray) or is_device_array(x):
         return x
     if hasattr(x, "__dlpack__") and hasattr(x, "__dlpack_device__"):
@@ -215,11 +221,20 @@ def check_scale(scale: float | None, head_dim: int) -> float:
     if scale is None:
         return default_scale(head_dim)
     try:
+        if (
+            isinstance(scale, (bool, str, bytes)) or getattr(scale, "dtype", None) == bool
+        ):  # float() takes them
+            raise TypeError(scale)
         value = float(scale)
     except (TypeError, ValueError) as error:
         raise TypeError(f"scale must be a number or None, not {_kind(scale)}") from error
     if not math.isfinite(value) or value < 0:
         raise ValueError(f"scale={value} must be finite and at least 0; to negate the scores, negate q")
+    if value > MAX_SCALE:
+        raise ValueError(
+            f"scale={value} is too large: kernels multiply by it in float32, in units of log2, so it is at most "
+            f"{MAX_SCALE:.4g}; scale q instead"
+        )
     return value
 
 
@@ -285,7 +300,10 @@ def check_apart(name: str, there: Mapping[str, Array]) -> None:
 
 
 def overlaps_itself(x: Array) -> bool:
-    """Elements are distinct when each axis strides past the whole extent of all finer axes."""
+    """Elements are distinct when each axis strides past the whole extent of all finer axes, and where there are
+    none (NumPy gives empty arrays strides of 0)."""
+    if x.size == 0:
+        return False
     extent = x.itemsize
     for stride, size in sorted((abs(s), n) for s, n in zip(x.strides, x.shape, strict=True) if n > 1):
         if stride < extent:

@@ -237,7 +237,7 @@ def plan_decode(
 def _check_num_splits(num_splits: Any) -> int | None:
     if num_splits is None:
         return None
-    if not isinstance(num_splits, (int, np.integer)):
+    if isinstance(num_splits, bool) or not isinstance(num_splits, (int, np.integer)):
         raise TypeError(f"num_splits must be an int or None, not {type(num_splits).__qualname__}")
     if num_splits < 1:
         raise ValueError(

@@ -72,7 +72,7 @@ def find(
         return _NOTHING
 
 
-def _find_ndarray() -> type | None:
+def _find_ndarray() -> Any:
     """CuPy's, once something has imported it; asking for it in every call would cost 0.1 µs."""
     global _ndarray
     cupy = sys.modules.get("cupy")
@@ -80,7 +80,7 @@ def _find_ndarray() -> type | None:
     return _ndarray
 
 
-_ndarray: type | None = None
+_ndarray: Any = None
 _NOTHING: tuple[None, None, list[int]] = (None, None, [])
 
 
