@@ -119,8 +119,8 @@ def make_plan(
     on this device, ``fastest`` maps :func:`problem_class` to the kernel that recorded benchmarks found fastest
     there; where neither knows, the registry's order decides.
 
-    Raises ValueError when no kernel serves the problem, naming why each does not, or when ``config`` does not
-    fit.
+    Raises TypeError when ``config`` is of another family of kernels, ValueError when no kernel serves the
+    problem, naming why each does not, or when ``config`` does not fit.
     """
     operation = OPERATIONS[problem.operation]
     if num_splits is not None and num_splits < 1:
@@ -134,6 +134,8 @@ def make_plan(
         config = config or (operation.cpu_config if device is None else spec.configs[0])
         split = Split(spec.algorithm, 1) if operation.splits else None
         return Plan(problem, spec, config, device, (), 0, tuple(reasons), split)
+    if config is not None and device is not None:
+        _check_class(serving[0], config)
     request = Request(algorithm, config, num_splits, tuned or {})
     choice = operation.choose(problem, device, serving, request)
     spec, config, split = choice.spec, choice.config, choice.split
@@ -145,6 +147,14 @@ def make_plan(
     _check_grids(problem, launches)
     workspace = spec.workspace(problem, config, split)
     return Plan(problem, spec, config, device, launches, workspace, tuple(reasons), split)
+
+
+def _check_class(spec: KernelSpec, config: TileConfig) -> None:
+    if not isinstance(config, spec.config_class):
+        raise TypeError(
+            f"config={config} is a {type(config).__name__}; {spec.name} takes a {spec.config_class.__name__}: "
+            f"change the fields of one of KERNELS[{spec.name!r}].configs with dataclasses.replace"
+        )
 
 
 def _check_shared_memory(problem: Problem, spec: KernelSpec, config: TileConfig, device: Device) -> int:

@@ -43,7 +43,7 @@ def load(device_name: str) -> Mapping[str, TileConfig]:
     winners = {}
     for key, entry in _read(path(device_name)).items():
         try:
-            winners[key] = TileConfig(**entry["config"])
+            winners[key] = KERNELS[key.partition("/")[0]].read_config(entry["config"])
         except (KeyError, TypeError):  # written by another version of cufa
             continue
     return winners

@@ -45,11 +45,11 @@ TOLERANCE = {"float16": 1e-2, "bfloat16": 8e-2, "float32": 1e-4, "tf32": 1e-2}
 def tools(spec: KernelSpec) -> tuple[str, ...]:
     """racecheck takes what arrives by cp.async.bulk for unordered: it does not follow barriers in shared
     memory (mbarrier) that are reached by PTX. The CPU's executor of kernels does, see test_emulate_fa3.py."""
-    bulk = spec.uses_copy_engine or any(dict(c.switches).get("BULK_COPIES") for c in spec.configs)
     # fa1: where groups of warps meet at barriers of their own, it reports stores and loads of one buffer that
     # block_sync() separates (CUDA 13.0; K's zero padding and the loads after it, for one). The executor's own
     # detector follows both kinds of barrier, and finds any of them when it is taken out.
-    return tuple(tool for tool in TOOLS if tool != "racecheck" or not (bulk or spec.name == "fa1_forward"))
+    misled = spec.uses_copy_engine or spec.name == "fa1_forward"
+    return tuple(tool for tool in TOOLS if tool != "racecheck" or not misled)
 
 
 # --- One kernel's cases, in a process under a tool --------------------------------------------------------

@@ -21,7 +21,8 @@ from cufa.core.architectures import Device
 from cufa.core.element import ELEMENTS
 from cufa.core.mask import CAUSAL, Band
 from cufa.core.operation import OPERATIONS
-from cufa.kernels import TileConfig, kernels_of
+from cufa.kernels import kernels_of
+from cufa.kernels.fa2 import Fa2Config
 from cufa.ops.reference import attention_reference
 from cufa.planner import make_plan
 
@@ -341,7 +342,7 @@ def test_predicted_speedup_from_tiles():
     """The ratio tends to 2 and cannot reach it: the last query block sees every key block."""
     problem = suites.make(1, 1, 4096, 64, "float16", True)
     device = Device.typical("sm_90")
-    slow, fast = (make_plan(problem, device, name, TileConfig(64, 64, 4)) for name in ("fa2_noskip", "fa2"))
+    slow, fast = (make_plan(problem, device, name, Fa2Config(64, 64, 4)) for name in ("fa2_noskip", "fa2"))
     assert runner.predicted_speedup(slow, slow) == 1
     assert runner.predicted_speedup(slow, fast) == pytest.approx(64 * 64 / (64 * 65 / 2))
 

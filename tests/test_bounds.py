@@ -23,11 +23,9 @@ LIMITS = Limits(4e12, {"bfloat16": 1e15}, 4e12, {"bfloat16": 8e14})
 SPEC = KERNELS["fa3_forward"]
 
 
-def plan_of(problem, config=None, **switches):
+def plan_of(problem, config=None, **changes):
     plan = make_plan(problem, H200, "fa3", config)
-    changed = tuple({**dict(plan.config.switches), **switches}.items())
-    config = dataclasses.replace(plan.config, switches=changed)
-    return dataclasses.replace(plan, config=config)
+    return dataclasses.replace(plan, config=dataclasses.replace(plan.config, **changes))
 
 
 #: Each tiling, and lengths that its tiles divide.
@@ -64,7 +62,7 @@ class TestWork:
     def test_queries_in_registers_are_read_once(self, config, seqlen):
         problem = suites.make(1, 8, seqlen, config.max_head_dim, "bfloat16", False)
         there, here = (
-            bounds.work_of(plan_of(problem, config, Q_IN_REGISTERS=x, STORE_BY_TMA=False))
+            bounds.work_of(plan_of(problem, config, q_in_registers=x, store_by_tma=False))
             for x in (False, True)
         )
         queries = 8 * seqlen * config.max_head_dim * 2
@@ -116,7 +114,7 @@ class TestLadder:
         assert rungs[0].one_item_a_block
         assert len({r.label for r in rungs}) == len(rungs) >= 3
         for before, after in itertools.pairwise(rungs):
-            changed = set(after.config.switches) - set(before.config.switches)
+            changed = set(after.config.own.items()) - set(before.config.own.items())
             assert len(changed) + (before.one_item_a_block != after.one_item_a_block) == 1, "one at a time"
             assert all(value for _, value in changed)
 
@@ -149,9 +147,9 @@ class TestLadder:
         problem = suites.make(1, 132, 4096, 128, "bfloat16", False)
         capped = dataclasses.replace(problem, softcap=30.0)
         found = bounds.bounds_of(plan_of(problem), LIMITS)
-        alone = bounds.predict(plan_of(capped, PING_PONG=False), LIMITS)
+        alone = bounds.predict(plan_of(capped, ping_pong=False), LIMITS)
         assert alone == pytest.approx(found.serial * found.imbalance)
-        for some in (plan_of(capped), plan_of(problem, PING_PONG=False)):
+        for some in (plan_of(capped), plan_of(problem, ping_pong=False)):
             assert bounds.predict(some, LIMITS) == pytest.approx(found.overlapped * found.imbalance)
 
     def test_one_item_a_block_makes_a_grid_of_items(self):

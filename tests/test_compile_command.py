@@ -42,6 +42,16 @@ extern "C" __global__ void __launch_bounds__(1024, 2) second(float* x) {
 }
 """
 
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Merging(TileConfig):
+    """Tiles of a family with fields of its own."""
+
+    fold: bool
+    cluster_merge: bool
+    long: bool
+
+
 Compile = Callable[..., Result]
 
 
@@ -110,24 +120,22 @@ def test_the_table_has_a_row_for_each_launch(compile_kernel):
 def test_configs_of_one_tiling_have_rows_of_their_own(compile_kernel, monkeypatch):
     """A cluster takes more shared memory: in one row, one's bytes would stand beside the other's blocks."""
     plain, cluster = (
-        TileConfig(
-            64, 64, num_warps=8, switches=(("FOLD", not merge), ("CLUSTER_MERGE", merge), ("LONG", True))
-        )
+        Merging(64, 64, num_warps=8, fold=not merge, cluster_merge=merge, long=True)
         for merge in (False, True)
     )
     fewer = dataclasses.replace(plain, blocks_per_sm=2)
-    elsewhere = dataclasses.replace(cluster, min_head_dim=72, switches=(("LONG", False),))
+    elsewhere = dataclasses.replace(cluster, min_head_dim=72, long=False)
     spec = dataclasses.replace(
         variants_module.KERNELS["two_step"],
         configs=(plain, cluster, fewer, elsewhere),
-        shared_memory=lambda config, head_dim: 100_000 if dict(config.switches)["CLUSTER_MERGE"] else 1024,
+        shared_memory=lambda config, head_dim: 100_000 if config.cluster_merge else 1024,
     )
     monkeypatch.setattr(variants_module, "KERNELS", {spec.name: spec})
     result = compile_kernel(CLEAN + SECOND)
     assert result.exit_code == 0, result.output
     lines = map(str.strip, result.stdout.splitlines())
     rows = [re.split(r"  +", line) for line in lines if line.startswith("second")]
-    # Switches that all of them have, or that only another head dim's differ in, tell nothing apart.
+    # Fields that all of them have, or that only another head dim's differ in, tell nothing apart.
     of_tiles = {row[1]: (row[6], row[7]) for row in rows}
     assert of_tiles == {
         "64×64, 8 warps, for 1 an SM, fold": ("2,048", "8"),

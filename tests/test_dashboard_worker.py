@@ -26,19 +26,25 @@ from cufa.dashboard.worker import client
 from cufa.dashboard.worker.jobs import Job, gpu_index
 from cufa.dashboard.worker.run import Status
 from cufa.dashboard.worker.store import Store
-from cufa.kernels import KERNELS
+from cufa.kernels import KERNELS, TileConfig, kernels_of
 
 # --- Jobs ------------------------------------------------------------------------------------------------
 
 
 def test_a_job_survives_its_journey_through_json() -> None:
-    configs = [c for spec in KERNELS.values() for c in spec.configs]
-    wanted = (*(Contender("fa2", c) for c in configs), Contender("torch flash"), Contender("naive"))
+    wanted = {
+        operation: tuple(Contender(s.algorithm, c) for s in kernels_of(operation).values() for c in s.configs)
+        for operation in OPERATIONS
+    }
     problems = (
         make(1, 8, 64, 64, "bfloat16", CAUSAL, kv_heads=2),
         make(1, 8, 64, 64, "float16", Band(5, None, -3), softcap=30.0),
+        make_decode(1, 8, 2, 4096),
     )
-    job = Job("all", "cuda:0", tuple(Case(p, wanted) for p in problems), 0.5)
+    others = (Contender("torch flash"), Contender("naive"), Contender("fa2", TileConfig(16, 24, num_warps=0)))
+    cases = tuple(Case(p, (*wanted[p.operation], *others)) for p in problems[:2])
+    cases += (Case(problems[2], wanted["decode"]),)
+    job = Job("all", "cuda:0", cases, 0.5)
     assert Job.from_json(json.loads(json.dumps(job.to_json()))) == job
 
 
@@ -73,6 +79,20 @@ def test_jobs_of_the_first_schema_are_read() -> None:
         "streaming read",
     ]
     assert job.regime is Regime.IN_TURNS
+
+
+def test_jobs_whose_tiles_are_written_in_the_old_form_are_read() -> None:
+    """When every kernel's configs were of one class, with a list of further constants."""
+    tiles = {"block_q": 64, "block_kv": 80, "num_warps": 8, "num_stages": 2, "blocks_per_sm": 1}
+    tiles |= {"min_head_dim": 136, "max_head_dim": 256, "column_warps": 1}
+    own = [["Q_STAGES", 2], ["Q_IN_REGISTERS", False], ["PING_PONG", False], ["STORE_BY_TMA", True]]
+    (config,) = [c for c in KERNELS["fa3_forward"].configs if (c.block_q, c.block_kv) == (64, 80)]
+    job = Job(
+        "old", "cuda:0", (Case(make(1, 8, 64, 256, "bfloat16", CAUSAL), (Contender("fa3", config),)),), 0.5
+    )
+    content = json.loads(json.dumps(job.to_json()))
+    content["cases"][0]["contenders"][0]["config"] = {**tiles, "switches": own}
+    assert Job.from_json(content) == job
 
 
 @pytest.mark.parametrize(

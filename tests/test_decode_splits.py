@@ -18,7 +18,7 @@ from cufa.core.problem import Problem
 from cufa.decode.schedule import Shares, num_tiles
 from cufa.executor.emulate import run_plan
 from cufa.executor.launch import Execution
-from cufa.kernels.decode import MAX_CLUSTER, items, merges_in_cluster
+from cufa.kernels.decode import MAX_CLUSTER, items
 from cufa.planner import make_plan
 
 
@@ -73,7 +73,7 @@ def problem(batch: int, heads: int, kv_heads: int, capacity: int, ragged: bool =
 def test_splits_as_measured_on_an_h200(shape, splits, in_cluster):
     plan = make_plan(problem(*shape), H200)
     assert (plan.split.kind, plan.split.count) == ("fixed", splits)
-    assert merges_in_cluster(plan.config) == in_cluster == (plan.launches[0].cluster > 1)
+    assert plan.config.cluster_merge == in_cluster == (plan.launches[0].cluster > 1)
     assert len(plan.launches) == 1 and (plan.workspace == 0) == (in_cluster or splits == 1)
 
 
@@ -129,6 +129,6 @@ def test_splits_that_are_asked_for():
     assert make_plan(short, H200, num_splits=4).launches[0].cluster == 4
     assert make_plan(short, H200, num_splits=12).launches[0].cluster == 1
     assert make_plan(dataclasses.replace(short, batch=64), H200, num_splits=4).launches[0].cluster == 1
-    (config,) = [c for c in configs("decode_split_tma", 128) if merges_in_cluster(c)][:1]
+    (config,) = [c for c in configs("decode_split_tma", 128) if c.cluster_merge][:1]
     plan = make_plan(short, H200, num_splits=20, config=config, kernel="decode_split_tma")
     assert plan.num_splits == plan.launches[0].cluster == MAX_CLUSTER

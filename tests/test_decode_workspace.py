@@ -11,8 +11,6 @@ import pytest
 from decode_kernel_support import H200, operands_of, plan_of
 from decode_support import make_case
 
-from cufa.kernels.decode import without_fold
-
 cp = pytest.importorskip("cupy", reason="needs CuPy, but no GPU: pip install 'cufa[cuda13]'")
 
 
@@ -155,7 +153,7 @@ def bindings(allocated, monkeypatch):
     for name, length in (("a", 500), ("b", 900)):
         case = make_case([length], head_dim=64)
         plan = plan_of(case, "decode_split", 4)
-        plan = plan_of(case, "decode_split", 4, without_fold(plan.config), H200)
+        plan = plan_of(case, "decode_split", 4, plan.config.without_fold(), H200)
         assert len(plan.launches) == 2 and plan.workspace
         found.append(bind(name, plan, case))
     return found, log
@@ -194,7 +192,7 @@ def test_every_launch_is_on_the_stream_it_is_given(monkeypatch):
 
     case, log = make_case([500], head_dim=64), []
     plan = plan_of(case, "decode_split", 4)
-    plan = plan_of(case, "decode_split", 4, without_fold(plan.config), H200)
+    plan = plan_of(case, "decode_split", 4, plan.config.without_fold(), H200)
 
     def launch(config, function, arguments, extra):
         log.append(config._obj.stream or 0)

@@ -107,9 +107,7 @@ def test_planted(sources, monkeypatch, name, schedule, copies):
 def fa3_findings(causal: bool):
     """Of FA3 with Q in registers, several short items a block, in checked mode."""
     q, k, v = make_inputs(1, 3, 1, 200, 130, 128, "float16")
-    config = next(
-        c for c in KERNELS["fa3_forward"].configs if dict(c.switches)["Q_IN_REGISTERS"] and c.fits(128)
-    )
+    config = next(c for c in KERNELS["fa3_forward"].configs if c.q_in_registers and c.fits(128))
     plan = plan_with_blocks(make_problem(q, k, v, causal), config, 1)
     return run_plan(plan, forward_operands(q, k, v), Execution("checked"), trace=False).findings
 

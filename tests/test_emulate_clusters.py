@@ -17,7 +17,6 @@ from cufa.executor.emulate import EmulationError, Execution, run_plan
 from cufa.executor.launch import execute
 from cufa.executor.memory import GlobalArray
 from cufa.kernels import Launch
-from cufa.kernels.decode import merged_in_cluster
 from cufa.nvrtc import compiler
 
 THREADS = 64
@@ -214,7 +213,7 @@ def test_decoding_needs(tmp_path, monkeypatch, what):
     path.write_text(before.replace(text, instead), encoding="utf-8")
     monkeypatch.setattr(compiler, "SOURCE_DIR", copy)
     case = make_case([150, 3, 200], tokens=3, new=2, head_dim=64, page_size=16)
-    config = merged_in_cluster(configs("decode_split_tma", 64)[0])
+    config = configs("decode_split_tma", 64)[0].merged_in_cluster()
     for schedule in ("ascending", "descending", 1):
         plan, execution = (
             plan_of(case, "decode_split_tma", 3, config),

@@ -11,7 +11,7 @@ from decode_support import make_case
 
 from cufa.executor.emulate import run_plan
 from cufa.executor.launch import Execution
-from cufa.kernels.decode import items, merged_in_cluster
+from cufa.kernels.decode import items
 
 CASES = {
     # Pages of whole boxes, appended tokens, several query tokens; many splits.
@@ -61,7 +61,7 @@ def test_same_bits_in_every_order(kernel):
 def test_splits_merged_in_a_cluster(name):
     """Whatever the number of blocks and of splits without keys; the same bits in every order."""
     case, kernel = make_case(**{**CASES[name], "lengths": [1100, 3, 200]}), name
-    config = merged_in_cluster(configs(kernel, case.q.shape[3])[0])
+    config = configs(kernel, case.q.shape[3])[0].merged_in_cluster()
     for num_splits in (1, 2, 3, 8):
         plan, first = run(case, kernel, num_splits, config=config, copies="early")
         assert [launch.cluster for launch in plan.launches] == [num_splits]

@@ -35,7 +35,6 @@ from cufa.decode.schedule import (
 from cufa.executor.emulate import run_plan
 from cufa.executor.launch import Execution
 from cufa.kernels import TileConfig
-from cufa.kernels.decode import merged_in_cluster
 from cufa.planner import make_plan
 
 LEFTS = (0, 1, 15, 16, 100)
@@ -145,7 +144,7 @@ def test_kernel(kernel):
 def test_splits_merged_in_a_cluster(full):
     """Softcapped; and with sequences that fill the cache, whose splits the host counts."""
     case = make_case([420] if full else [420, 0, 3, 260], head_dim=64, capacity=420 if full else None)
-    config = merged_in_cluster(configs("decode_split_tma", 64)[1])
+    config = configs("decode_split_tma", 64)[1].merged_in_cluster()
     for left, num_splits in ((0, 2), (63, 2), (64, 3), (100, 2), (300, 4)):
         for order in ("ascending", 1):
             run(case, "decode_split_tma", left, num_splits, 0.7, config, full, schedule=order)

@@ -16,7 +16,6 @@ from support import in_threads
 
 from cufa import flash_decode
 from cufa.kernels import kernels_of
-from cufa.kernels.decode import without_fold
 from cufa.planner import make_plan
 
 pytestmark = pytest.mark.gpu
@@ -83,7 +82,7 @@ def test_every_config(cp, device, kernel, head_dim):
     for (dtype, fp8), rows in itertools.product(dtypes(kernel), ROWS):
         case = make_case([700, 0, 1, 129, 2048], head_dim=head_dim, dtype=dtype, fp8=fp8, **rows)
         for config in served(device, kernel, case, head_dim):
-            todo += [(case, plan_of(case, kernel, None, c, device)) for c in {config, without_fold(config)}]
+            todo += [(case, plan_of(case, kernel, None, c, device)) for c in {config, config.without_fold()}]
     with ThreadPoolExecutor(8) as pool:  # compiles side by side
         list(pool.map(lambda job: cuda.prepare(job[1]), todo))
     for case, plan in todo:
@@ -238,7 +237,7 @@ def test_threads_that_share_a_stream(cp, device, kernel):
     for i in range(4):
         case = make_case([900 + 64 * i], heads=64, kv_heads=1, head_dim=64, seed=i)
         plan = plan_of(case, kernel, 10, None, device)
-        plan = plan_of(case, kernel, 10, without_fold(plan.config), device)
+        plan = plan_of(case, kernel, 10, plan.config.without_fold(), device)
         assert len(plan.launches) == 2
         operands = operands_of(case, cp.asarray)
         outs = [cp.full_like(operands["out"], cp.nan) for _ in range(100)]
@@ -273,7 +272,7 @@ def test_graph_captured_behind_queued_work(cp, device, kernel):
     for length in (900, 2000):
         case = make_case([length, 33], head_dim=64)
         config = served(device, kernel, case, 64)[0]
-        assert dict(config.switches)["FOLD_COMBINE"]
+        assert config.fold_combine
         operands = operands_of(case, cp.asarray)
         plan = plan_of(case, kernel, length // 100, config, device)
         binding = cuda.Binding(cuda.prepare(plan), operands)

@@ -276,10 +276,11 @@ def test_a_tensor_map_pointed_elsewhere_is_as_if_encoded_there(cp, whole_rows):
     """Only the address is rewritten: the map's bytes are the driver's own."""
     from cufa.backends.tensor_map import TensorMap
     from cufa.core.element import ELEMENTS
+    from cufa.kernels import Box
 
     def make() -> TensorMap:
         return TensorMap(
-            ELEMENTS["bfloat16"], (3, 5, 300, 128), (384_000, 76_800, 256, 2), 64, whole_rows=whole_rows
+            ELEMENTS["bfloat16"], (3, 5, 300, 128), (384_000, 76_800, 256, 2), Box(64, whole_rows)
         )
 
     array = cp.zeros(1 << 20, cp.uint8)

@@ -17,6 +17,7 @@ from cufa.core.operation import OPERATIONS
 from cufa.core.params import softmax_scalars
 from cufa.core.problem import HEAD_DIM_STEP, MASK_KINDS, MAX_HEAD_DIM, Problem
 from cufa.kernels import KERNELS, KernelSpec, TileConfig, kernels_of
+from cufa.kernels.fa2 import Fa2Config
 from cufa.nvrtc.compiler import SOURCE_DIR
 from cufa.ops.forward import CPU_CONFIG
 from cufa.planner import algorithms, fitting_configs, make_plan, tuning_key
@@ -124,7 +125,7 @@ def test_a_config_can_be_asked_for():
 
 def test_a_config_that_does_not_fit_is_refused():
     with pytest.raises(ValueError, match=r"config=4096×4096.*shared memory.*sm_90"):
-        make_plan(problem(), H200, "fa2", config=TileConfig(4096, 4096, 4))
+        make_plan(problem(), H200, "fa2", config=Fa2Config(4096, 4096, 4))
 
 
 def test_plan_has_workspace_of_its_kernel():

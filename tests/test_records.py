@@ -511,6 +511,10 @@ def test_tests_are_counted_for_the_kernel_in_their_parameters(name, kernels):
     assert gpu_tests._kernels_of(name) == kernels
 
 
+#: A field that configs do not have, a kernel that there is not, and no entry at all.
+DAMAGED = '{"naive/k": {"config": {"no_such_field": 1}}, "k": {"config": {}}, "x": 3}'
+
+
 class TestTuning:
     @pytest.fixture(autouse=True)
     def own_cache(self, tmp_path, monkeypatch):
@@ -524,23 +528,23 @@ class TestTuning:
 
     def test_kept_and_found_again(self):
         a, b = TileConfig(64, 64, 4), TileConfig(128, 32, 8, num_stages=2)
-        file = tuning.save("NVIDIA H200", "one", a, {"seconds": 1e-3})
-        tuning.save("NVIDIA H200", "two", b, {})
-        tuning.save("NVIDIA H200", "one", b, {})
-        assert tuning.load("NVIDIA H200") == {"one": b, "two": b}
+        file = tuning.save("NVIDIA H200", "naive/one", a, {"seconds": 1e-3})
+        tuning.save("NVIDIA H200", "naive/two", b, {})
+        tuning.save("NVIDIA H200", "naive/one", b, {})
+        assert tuning.load("NVIDIA H200") == {"naive/one": b, "naive/two": b}
         assert tuning.load("NVIDIA A100") == {}
         assert [f.name for f in file.parent.iterdir()] == ["tuned-nvidia-h200.json"], (
             "no temporary file is left"
         )
 
-    @pytest.mark.parametrize("content", ["", "{", "[]", '{"k": {"config": {"no_such_field": 1}}, "x": 3}'])
+    @pytest.mark.parametrize("content", ["", "{", "[]", DAMAGED])
     def test_a_damaged_file_means_untuned(self, content):
         file = tuning.path("GPU")
         file.parent.mkdir(parents=True)
         file.write_text(content)
         assert tuning.load("GPU") == {}
-        tuning.save("GPU", "key", TileConfig(64, 64, 4), {})
-        assert tuning.load("GPU") == {"key": TileConfig(64, 64, 4)}
+        tuning.save("GPU", "naive/key", TileConfig(64, 64, 4), {})
+        assert tuning.load("GPU") == {"naive/key": TileConfig(64, 64, 4)}
 
     def test_the_planner_takes_the_winner(self):
         from cufa.core.architectures import Device

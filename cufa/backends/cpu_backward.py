@@ -58,7 +58,7 @@ def run(
     of_keys = {name: given[name][:, :, None] for name in _OF_KEYS}  # one head for its whole group
     *of_stack, members = cuts(problem, schedule, plan.config, one_head=observer is not None)
     stacks = list(itertools.product(*of_stack))
-    shares = _shares(schedule, len(stacks))
+    shares = 1 if observer is not None else _shares(schedule, len(stacks))
 
     def work(task: tuple[tuple[slice, ...], int]) -> Array:
         heads, share = task

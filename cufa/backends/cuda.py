@@ -21,7 +21,7 @@ from ..core.architectures import Device, find_architecture
 from ..core.operation import Arrays, Operand
 from ..core.packing import element_of, pack
 from ..core.params import TRACE_RECORD
-from ..kernels import Launch
+from ..kernels import Box, Launch
 from ..nvrtc.compiler import cupy_options, translation_unit
 from ..planner import Plan
 from .tensor_map import TensorMap
@@ -204,8 +204,8 @@ class Binding:
         self._pointers = (ctypes.c_void_p * len(places)).from_buffer(self._params, first * _POINTER_BYTES)
         self._addresses: list[int] = []
         self._maps = [
-            (place, self._map(operands[place], given, rows))
-            for name, rows in plan.spec.tensor_map_rows(plan.config).items()
+            (place, self._map(operands[place], given, box))
+            for name, box in plan.spec.boxes(plan.config).items()
             for place in [operands.index(plan.operation.operand(name))]
         ]
         outside = [m.address for _, m in self._maps if not self._lies_in_params(m.address)]
@@ -214,20 +214,18 @@ class Binding:
         self._launches = Launches(prepared, [ctypes.addressof(self._params), *outside])
         self._workspace, self._counters = plan.workspace, plan.counters
 
-    def _map(self, operand: Operand, given: Arrays, rows: int) -> TensorMap:
+    def _map(self, operand: Operand, given: Arrays, box: Box) -> TensorMap:
         """Of one operand: in the parameters where they have a place for it, else an argument of its own."""
         plan = self._plan
-        params, switches = plan.operation.params, dict(plan.config.switches)
+        params = plan.operation.params
         inside = operand.map_field in params.names
         address = ctypes.addressof(self._params) + params.offset(operand.map_field) if inside else None
         return TensorMap(
             element_of(plan.problem, operand),
             given[operand.name].shape,
             given[operand.name].strides,
-            rows,
+            box,
             address,
-            whole_rows=bool(switches.get("WHOLE_ROWS", False)),
-            promotion=int(switches.get("L2_PROMOTION", 256)),
         )
 
     def _lies_in_params(self, address: int) -> bool:

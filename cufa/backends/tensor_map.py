@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import cupy
 
 from ..core.element import Element
+from ..kernels import Box
 
 _INVALID_CONTEXT = 201
 _BYTES = 128
@@ -29,11 +30,9 @@ def _encode() -> ctypes._NamedFuncPointer:
 
 
 class TensorMap:
-    """A map of one (batch, heads, seqlen, head_dim) operand, for boxes of ``box_rows`` rows of one head and
-    128 bytes of each, or with ``whole_rows`` all of them: a row is then an axis of 128-byte pieces.
+    """A map of one (batch, heads, seqlen, head_dim) operand, of which ``box`` is brought at once.
     ``address`` is where the map is kept, what a kernel argument points to: its own memory, or 128 bytes of
-    the caller's, 64-byte aligned. ``promotion``: bytes that a request brings to the L2 cache at least (0:
-    what it asks for).
+    the caller's, 64-byte aligned.
     """
 
     def __init__(
@@ -41,10 +40,8 @@ class TensorMap:
         element: Element,
         shape: Sequence[int],
         byte_strides: Sequence[int],
-        box_rows: int,
+        box: Box,
         address: int | None = None,
-        whole_rows: bool = False,
-        promotion: int = 256,
     ) -> None:
         self._storage = ctypes.create_string_buffer(_BYTES + _ALIGNMENT)
         start = ctypes.addressof(self._storage)
@@ -62,8 +59,8 @@ class TensorMap:
         ]
         columns = _BOX_BYTES // element.itemsize
         pieces = head_dim // columns
-        sizes = [columns, pieces] if whole_rows else [head_dim]
-        box = [columns, pieces] if whole_rows else [columns]
+        sizes = [columns, pieces] if box.whole_rows else [head_dim]
+        of_box = [columns, pieces] if box.whole_rows else [columns]
         rank = len(sizes) + 3
         self._arguments = (
             ctypes.c_void_p(self.address),
@@ -72,12 +69,12 @@ class TensorMap:
         )
         self._geometry = (
             (ctypes.c_uint64 * rank)(*sizes, seqlen, heads, batch),
-            (ctypes.c_uint64 * (rank - 1))(*[_BOX_BYTES] * whole_rows, *steps),
-            (ctypes.c_uint32 * rank)(*box, box_rows, 1, 1),
+            (ctypes.c_uint64 * (rank - 1))(*[_BOX_BYTES] * box.whole_rows, *steps),
+            (ctypes.c_uint32 * rank)(*of_box, box.rows, 1, 1),
             (ctypes.c_uint32 * rank)(*[1] * rank),
             ctypes.c_int(0),
             ctypes.c_int(_SWIZZLE_128B),
-            ctypes.c_int(_PROMOTIONS.index(promotion)),
+            ctypes.c_int(_PROMOTIONS.index(box.promotion)),
             ctypes.c_int(0),  # elements out of bounds arrive as zeros
         )
         self._pointer = 0

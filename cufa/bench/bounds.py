@@ -18,6 +18,7 @@ import dataclasses
 
 from ..core.order import makespan
 from ..core.schedule import Schedule
+from ..kernels.fa3 import Fa3Config
 from ..planner import Plan
 from .limits import Limits
 
@@ -79,11 +80,11 @@ class Bounds:
 
 def covers(plan: Plan) -> bool:
     """Whether the derivation holds for the plan's kernel."""
-    return plan.spec.algorithm == "fa3" and plan.device is not None
+    return isinstance(plan.config, Fa3Config) and plan.device is not None
 
 
 def work_of(plan: Plan) -> Work:
-    problem, config = plan.problem, plan.config
+    problem, config = plan.problem, _tiles_of(plan)
     heads = problem.batch * problem.heads
     groups = Schedule.of(problem, GROUP_ROWS, config.block_kv, plan.spec.skip_masked_tiles)
     steps, tiles = groups.visited * heads, plan.schedule.visited * heads
@@ -92,12 +93,11 @@ def work_of(plan: Plan) -> Work:
     row_bytes = -(-problem.head_dim // _ATOM_COLUMNS) * _ATOM_ROW_BYTES
     operand = problem.k_element.itemsize
     reads = steps * config.block_kv * (depth + problem.head_dim) * operand
-    switches, q_bytes = dict(config.switches), items * config.block_q * row_bytes
-    in_registers = bool(switches.get("Q_IN_REGISTERS"))
-    reads += q_bytes if in_registers else steps * GROUP_ROWS * depth * operand
+    q_bytes = items * config.block_q * row_bytes
+    reads += q_bytes if config.q_in_registers else steps * GROUP_ROWS * depth * operand
     writes = tiles * 2 * config.block_kv * row_bytes + q_bytes
     # O takes the place of Q on its way out, where a buffer of Q is free by then.
-    if switches.get("STORE_BY_TMA") and (in_registers or switches["Q_STAGES"] > 1):
+    if config.store_by_tma and (config.q_in_registers or config.q_stages > 1):
         reads, writes = reads + q_bytes, writes + q_bytes
     return Work(
         flops=steps * 2 * GROUP_ROWS * config.block_kv * (depth + problem.head_dim),
@@ -129,11 +129,16 @@ def predict(plan: Plan, limits: Limits) -> float:
     the reverse.
     Blocks that live for one item start and end each of them without overlap.
     """
-    bounds, switches = bounds_of(plan, limits), dict(plan.config.switches)
-    overlap = plan.problem.softcap is None or bool(switches.get("PING_PONG"))
+    bounds = bounds_of(plan, limits)
+    overlap = plan.problem.softcap is None or _tiles_of(plan).ping_pong
     shared_by_all = bounds.overlapped if overlap else max(bounds.serial, bounds.overlapped)
     per_item = max(0.0, bounds.serial - shared_by_all) / shared_by_all if _lives_for_one_item(plan) else 0.0
     return shared_by_all * _busiest(plan, per_item)
+
+
+def _tiles_of(plan: Plan) -> Fa3Config:
+    assert isinstance(plan.config, Fa3Config)
+    return plan.config
 
 
 def _lives_for_one_item(plan: Plan) -> bool:

@@ -28,7 +28,7 @@ import numpy.typing as npt
 from ..core.architectures import Device
 from ..core.mask import CAUSAL
 from ..core.problem import Problem
-from ..kernels import KERNELS, TileConfig
+from ..kernels import KERNELS, TileConfig, read_config
 from ..planner import Plan, make_plan
 from . import records, records_v1
 from .inputs import Inputs, given_to
@@ -118,7 +118,7 @@ def load(file: Path) -> Trace:
                 if kept_as:
                     found[name] = stored[kept_as]
         described["problem"] = Problem.from_json(described["problem"])
-        described["config"] = TileConfig(**described["config"])
+        described["config"] = KERNELS[described["kernel"]].read_config(described["config"])
         return Trace(**described, records=found)
     except (OSError, KeyError, TypeError, ValueError, zipfile.BadZipFile) as error:
         raise ValueError(f"{file.name} is no trace that this version reads: {error}") from error
@@ -150,8 +150,10 @@ def evidence_plans(device: Device) -> Iterator[Plan]:
 
 def _requested(text: str, device: Device) -> Plan:
     request = json.loads(text)
-    config = TileConfig(**request["config"]) if request.get("config") else None
-    return make_plan(Problem.from_json(request["problem"]), device, request["algorithm"], config)
+    problem, algorithm, config = Problem.from_json(request["problem"]), request["algorithm"], None
+    if request.get("config"):
+        config = read_config(problem.operation, algorithm, request["config"])
+    return make_plan(problem, device, algorithm, config)
 
 
 def main() -> None:

@@ -176,9 +176,9 @@ def _tiles(spec: KernelSpec, config: TileConfig, head_dim: int) -> str:
     words = [str(config)]
     if any(c.blocks_per_sm != config.blocks_per_sm for c in others):
         words.append(f"for {config.blocks_per_sm} an SM")
-    for name, value in config.switches:
-        if value and any(dict(c.switches).get(name) != value for c in others):
-            words.append(name.lower().replace("_", " ") + ("" if value is True else f" {value}"))
+    for name, value in config.own.items():
+        if value and any(c.own.get(name) != value for c in others):
+            words.append(name.replace("_", " ") + ("" if value is True else f" {value}"))
     return ", ".join(words)
 
 

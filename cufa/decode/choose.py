@@ -7,7 +7,7 @@ from ..core.architectures import Device
 from ..core.operation import Choice, Request, Split
 from ..core.problem import Problem
 from ..kernels import KernelSpec, TileConfig
-from ..kernels.decode import MAX_CLUSTER, items, merged_in_cluster, merges_in_cluster
+from ..kernels.decode import MAX_CLUSTER, DecodeConfig, items
 from ..planner import Plan, fitting_configs
 from .schedule import WAVES
 from .splits import Cut, choose_cut, longest
@@ -94,14 +94,15 @@ def _cut_for_gpu(
     schedule, num_splits = request.algorithm, request.num_splits
     if request.config is not None:
         config = request.config
+        assert isinstance(config, DecodeConfig)
         cut = choose_cut(problem, device, config, schedule, num_splits)
-        if merges_in_cluster(config) and cut.num_splits > MAX_CLUSTER:
+        if config.cluster_merge and cut.num_splits > MAX_CLUSTER:
             reason = f"{MAX_CLUSTER} splits: these tiles merge in clusters, which have no more blocks"
             cut = Cut(cut.schedule, MAX_CLUSTER, (reason,))
         return config, cut
     fitting = fitting_configs(serving[0], problem.head_dim, device)
     config = serving[0].choose(problem, fitting, device.num_sms)
-    in_cluster = merged_in_cluster(config)
+    in_cluster = config.merged_in_cluster()
     cut = choose_cut(problem, device, config, schedule, num_splits, clusters=in_cluster in fitting)
     return in_cluster if cut.in_cluster else config, cut
 

@@ -236,19 +236,20 @@ def _own_memory(plan: Plan) -> dict[str, GlobalArray]:
 def _outside_maps(plan: Plan) -> list[str]:
     """Operands whose tensor maps are arguments of their own, not part of the parameters."""
     operation = plan.operation
-    names = plan.spec.tensor_map_rows(plan.config)
+    names = plan.spec.boxes(plan.config)
     return [name for name in names if operation.operand(name).map_field not in operation.params.names]
 
 
 def _fill_maps(plan: Plan, params: Any, operands: Mapping[str, GlobalArray]) -> list[Any]:
     """Tensor maps where the kernels look for them; those that are arguments are returned."""
-    outside, shape = [], row_map if dict(plan.config.switches).get("WHOLE_ROWS") else tensor_map
-    for name, rows in plan.spec.tensor_map_rows(plan.config).items():
-        box, field = shape(operands[name].array, rows), plan.operation.operand(name).map_field
+    outside = []
+    for name, box in plan.spec.boxes(plan.config).items():
+        shape, field = row_map if box.whole_rows else tensor_map, plan.operation.operand(name).map_field
+        filled = shape(operands[name].array, box.rows)
         if field in plan.operation.params.names:
-            ctypes.memmove(getattr(params, field), ctypes.addressof(box), ctypes.sizeof(box))
+            ctypes.memmove(getattr(params, field), ctypes.addressof(filled), ctypes.sizeof(filled))
         else:
-            outside.append(box)
+            outside.append(filled)
     return outside
 
 

@@ -7,17 +7,20 @@ file under ``cuda_src/kernels`` and one literal beside this file. Nothing here n
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
+from typing import Any
 
 from .backward import FA2_BACKWARD
+from .config import TileConfig
 from .decode import DECODE
 from .fa1 import FA1_FORWARD
 from .fa2 import FA2_FORWARD
 from .fa2_f32 import FA2_FORWARD_F32
 from .fa3 import FA3_FORWARD
 from .naive import NAIVE
-from .spec import KernelSpec, Launch, TileConfig
+from .spec import Box, KernelSpec, Launch
 
-__all__ = ["KERNELS", "KernelSpec", "Launch", "TileConfig", "kernels_of", "register"]
+__all__ = ["KERNELS", "Box", "KernelSpec", "Launch", "TileConfig", "kernels_of", "read_config", "register"]
 
 KERNELS: dict[str, KernelSpec] = {
     spec.name: spec
@@ -52,6 +55,19 @@ KERNELS: dict[str, KernelSpec] = {
 def kernels_of(operation: str) -> dict[str, KernelSpec]:
     """The kernels of one operation, by name."""
     return {name: spec for name, spec in KERNELS.items() if spec.operation == operation}
+
+
+def read_config(operation: str, algorithm: str, content: Mapping[str, Any]) -> TileConfig:
+    """A config from JSON whose kernel is known by what a call names: those of one algorithm share a class of configs.
+
+    Raises ValueError when no kernel has the name, TypeError when the content is no config of its class.
+    """
+    specs = [spec for spec in kernels_of(operation).values() if spec.algorithm == algorithm]
+    if not specs:
+        raise ValueError(
+            f"algorithm={algorithm!r} of {operation} is not known: a config needs the kernel's name"
+        )
+    return specs[0].read_config(content)
 
 
 def register(spec: KernelSpec) -> KernelSpec:

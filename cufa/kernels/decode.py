@@ -7,23 +7,50 @@ import functools
 
 from ..core.operation import Split
 from ..core.problem import Problem
-from .spec import KernelSpec, Launch, TileConfig, ceil_div, tile_pitch
+from .config import TileConfig
+from .spec import Box, KernelSpec, Launch, ceil_div, tile_pitch
 
 #: Blocks of a cluster on any GPU that has them.
 MAX_CLUSTER = 8
 
 
-def _row_warps(config: TileConfig) -> int:
-    return int(dict(config.switches)["ROW_WARPS"])
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DecodeConfig(TileConfig):
+    """Tiles of Flash-Decoding: ``block_q`` packed query rows, ``block_kv`` keys of all rings together."""
+
+    row_warps: int
+    """Warps that share a ring of buffers and its keys, and split the rows."""
+    fold_combine: bool
+    """The last warp to leave a part of an item merges them; else a second launch or a cluster does."""
+    cluster_merge: bool
+    """The splits of an item are one cluster, which merges them in its shared memory."""
+    tma_copies: bool
+    """The cache is read by the copy engine."""
+    whole_rows: bool
+    """In boxes of whole rows; else of 128 bytes of each."""
+    l2_promotion: int
+    """Of the boxes: see :class:`~cufa.kernels.spec.Box`."""
+
+    @property
+    def rings(self) -> int:
+        return self.num_warps // self.row_warps
+
+    def without_fold(self) -> DecodeConfig:
+        """The same with the merge as a launch of its own."""
+        return dataclasses.replace(self, fold_combine=False, cluster_merge=False)
+
+    def merged_in_cluster(self) -> DecodeConfig:
+        """The same with the splits of an item as one cluster."""
+        return dataclasses.replace(self, fold_combine=False, cluster_merge=True)
 
 
-def _decode_shared_memory(config: TileConfig, head_dim: int, itemsize: int = 2) -> int:
+def _decode_shared_memory(config: DecodeConfig, head_dim: int, itemsize: int = 2) -> int:
     """Q; the rings of keys and values, in whose place warps merge what they have at the end of a piece (O in
     float32, m and l of each row); a barrier for each buffer; what a warp puts aside of its share; what other
     blocks of a cluster send."""
-    rings = config.num_warps // _row_warps(config)
+    rings = config.rings
     q_bytes = config.block_q * tile_pitch(head_dim, itemsize=2, pad_to=32)
-    if dict(config.switches)["TMA_COPIES"]:
+    if config.tma_copies:
         q_bytes = ceil_div(q_bytes, 1024) * 1024
         pitch = ceil_div(head_dim * itemsize, 128) * 128
     else:
@@ -33,7 +60,7 @@ def _decode_shared_memory(config: TileConfig, head_dim: int, itemsize: int = 2) 
     sums, shares = rings * config.block_q * 8, config.num_warps * 32
     barriers = ceil_div(rings * config.num_stages * 8, 16) * 16
     received = 0
-    if merges_in_cluster(config):  # a share of O, and m and l of each row, from every part; a barrier
+    if config.cluster_merge:  # a share of O, and m and l of each row, from every part; a barrier
         received = (config.block_q * head_dim // 4 + MAX_CLUSTER) * 16 + config.block_q * MAX_CLUSTER * 8 + 16
     return q_bytes + max(ring_bytes, merge_bytes) + sums + shares + barriers + received
 
@@ -54,18 +81,18 @@ def _slot_bytes(problem: Problem, config: TileConfig) -> int:
 
 
 def _split_launches(
-    problem: Problem, config: TileConfig, shared_memory: int, split: Split | None = None
+    problem: Problem, config: DecodeConfig, shared_memory: int, split: Split | None = None
 ) -> tuple[Launch, ...]:
     """One block per split; what they leave is merged by a second kernel, unless folded in."""
     num_splits = split.count if split else 2  # what is compiled does not depend on it
     grid = (num_splits, problem.kv_heads * row_blocks(problem, config), problem.batch)
-    cluster = num_splits if merges_in_cluster(config) else 1
+    cluster = num_splits if config.cluster_merge else 1
     first = Launch("decode_split", grid, config.num_warps * 32, shared_memory, cluster=cluster)
     return (first, *_combine_launches("decode_combine", problem, config)) if num_splits > 1 else (first,)
 
 
 def _balanced_launches(
-    problem: Problem, config: TileConfig, shared_memory: int, split: Split | None = None
+    problem: Problem, config: DecodeConfig, shared_memory: int, split: Split | None = None
 ) -> tuple[Launch, ...]:
     """One block per share; parts of an item are merged by a second kernel, unless folded in."""
     shares = Launch(
@@ -74,30 +101,29 @@ def _balanced_launches(
     return shares, *_combine_launches("decode_combine_balanced", problem, config)
 
 
-def _combine_launches(entry: str, problem: Problem, config: TileConfig) -> tuple[Launch, ...]:
+def _combine_launches(entry: str, problem: Problem, config: DecodeConfig) -> tuple[Launch, ...]:
     """A thread for each four columns of a row. Nothing where the last warp to leave a part merges them, or a
     cluster does."""
-    switches = dict(config.switches)
-    if switches["FOLD_COMBINE"] or merges_in_cluster(config):
+    if config.fold_combine or config.cluster_merge:
         return ()
     threads, vectors = config.num_warps * 32, min(config.block_q, problem.rows) * problem.head_dim // 4
     grid = (ceil_div(vectors, threads), problem.kv_heads * row_blocks(problem, config), problem.batch)
-    return (Launch(entry, grid, threads, 0, dependent=bool(switches["TMA_COPIES"])),)
+    return (Launch(entry, grid, threads, 0, dependent=config.tma_copies),)
 
 
-def _split_workspace(problem: Problem, config: TileConfig, split: Split | None = None) -> int:
+def _split_workspace(problem: Problem, config: DecodeConfig, split: Split | None = None) -> int:
     num_splits = split.count if split else 2
-    if num_splits == 1 or merges_in_cluster(config):
+    if num_splits == 1 or config.cluster_merge:
         return 0
     return items(problem, config) * num_splits * _slot_bytes(problem, config)
 
 
-def _balanced_workspace(problem: Problem, config: TileConfig, split: Split | None = None) -> int:
+def _balanced_workspace(problem: Problem, config: DecodeConfig, split: Split | None = None) -> int:
     """A share leaves at most two partial results, at its ends."""
     return (split.count if split else 2) * 2 * _slot_bytes(problem, config)
 
 
-def _counters(problem: Problem, config: TileConfig) -> int:
+def _counters(problem: Problem, config: DecodeConfig) -> int:
     """One per warp of an item: which part is the last to be there."""
     return items(problem, config) * config.num_warps
 
@@ -105,9 +131,9 @@ def _counters(problem: Problem, config: TileConfig) -> int:
 def _refuses(spec: KernelSpec, problem: Problem) -> str | None:
     if problem.k_element.name == "float8_e4m3" and problem.head_dim % 16:
         return f"reads rows of e4m3 in multiples of 16, not {problem.head_dim}"
-    boxes = spec.tensor_map_rows(spec.configs[0]).get("k_cache", 1)
-    if problem.cache.page_size % boxes:
-        return f"reads boxes of {boxes} keys, which pages of {problem.cache.page_size} would cut"
+    box = spec.boxes(spec.configs[0]).get("k_cache", Box(1))
+    if problem.cache.page_size % box.rows:
+        return f"reads boxes of {box.rows} keys, which pages of {problem.cache.page_size} would cut"
     return None
 
 
@@ -124,19 +150,10 @@ def decode_constants(problem: Problem) -> dict[str, int | bool]:
 def _decode_config(
     rows: int, keys: int, num_warps: int, num_stages: int, *, row_warps: int = 1, blocks_per_sm: int = 1,
     min_head_dim: int = 8, max_head_dim: int = 256, fold: bool = True, tma: bool = False,
-    whole_rows: bool = False, promotion: int = 0,
-) -> TileConfig:  # fmt: skip
-    """``rows`` packed query rows, ``keys`` of one warp (or of ``row_warps`` that share them) in a stage.
-
-    ``fold`` has the last warp to leave a part merge them; else a second launch does. ``tma``: read by the
-    copy engine, boxes of ``whole_rows`` or of 128 bytes of each; ``promotion``: see
-    :class:`~cufa.backends.tensor_map.TensorMap`.
-    """
-    switches = {
-        "ROW_WARPS": row_warps, "FOLD_COMBINE": fold, "CLUSTER_MERGE": False, "TMA_COPIES": tma,
-        "WHOLE_ROWS": whole_rows, "L2_PROMOTION": promotion,
-    }  # fmt: skip
-    return TileConfig(
+    whole_rows: bool = False,
+) -> DecodeConfig:  # fmt: skip
+    """``rows`` packed query rows, ``keys`` of one ring in a stage."""
+    return DecodeConfig(
         rows,
         keys * num_warps // row_warps,
         num_warps,
@@ -144,37 +161,23 @@ def _decode_config(
         blocks_per_sm,
         min_head_dim=min_head_dim,
         max_head_dim=max_head_dim,
-        switches=tuple(switches.items()),
+        row_warps=row_warps,
+        fold_combine=fold,
+        cluster_merge=False,
+        tma_copies=tma,
+        whole_rows=whole_rows,
+        l2_promotion=0,
     )
-
-
-def _with_merge(config: TileConfig, fold: bool, cluster: bool) -> TileConfig:
-    switches = {**dict(config.switches), "FOLD_COMBINE": fold, "CLUSTER_MERGE": cluster}
-    return dataclasses.replace(config, switches=tuple(switches.items()))
-
-
-def without_fold(config: TileConfig) -> TileConfig:
-    """The same with the merge as a launch of its own."""
-    return _with_merge(config, fold=False, cluster=False)
-
-
-def merges_in_cluster(config: TileConfig) -> bool:
-    return bool(dict(config.switches)["CLUSTER_MERGE"])
-
-
-def merged_in_cluster(config: TileConfig) -> TileConfig:
-    """The same with the splits of an item as one cluster, which merges them in its shared memory."""
-    return _with_merge(config, fold=False, cluster=True)
 
 
 #: Caches up to this long are read by blocks of four warps, whose launch and merge cost less.
 _SHORT = 2048
 
 
-def _choose(problem: Problem, fitting: tuple[TileConfig, ...], num_sms: int) -> TileConfig:
+def _choose(problem: Problem, fitting: tuple[DecodeConfig, ...], num_sms: int) -> DecodeConfig:
     """The first that holds all packed rows, else the first of the tallest; four warps for what is short or
     ragged: several blocks per SM, where one works while another begins or ends."""
-    fitting = tuple(config for config in fitting if not merges_in_cluster(config))  # the planner's to say
+    fitting = tuple(config for config in fitting if not config.cluster_merge)  # the planner's to say
     most = max(config.block_q for config in fitting)
     tall = min((c.block_q for c in fitting if c.block_q >= problem.rows), default=most)
     holding = [config for config in fitting if config.block_q == tall]
@@ -183,7 +186,7 @@ def _choose(problem: Problem, fitting: tuple[TileConfig, ...], num_sms: int) -> 
     return holding[0]
 
 
-def _by_async_copies() -> tuple[TileConfig, ...]:
+def _by_async_copies() -> tuple[DecodeConfig, ...]:
     """One warp per 16-row tile and a ring; where there are more rows, several warps share a ring."""
     return (
         _decode_config(16, 16, 8, 3, max_head_dim=128),
@@ -198,7 +201,7 @@ def _by_async_copies() -> tuple[TileConfig, ...]:
     )
 
 
-def _by_boxes() -> tuple[TileConfig, ...]:
+def _by_boxes() -> tuple[DecodeConfig, ...]:
     """Likewise; 64 rows are half of a pair of warps' each, which halves what is read from shared memory.
 
     Measured on an H200: asking for no more than the boxes themselves (promotion 0) reads at 98% of a plain
@@ -246,12 +249,17 @@ DECODE_BALANCED = dataclasses.replace(
 )
 
 
+def _boxes(config: DecodeConfig) -> dict[str, Box]:
+    box = Box(16, config.whole_rows, config.l2_promotion)
+    return {"k_cache": box, "v_cache": box}
+
+
 def _by_tma(spec: KernelSpec) -> KernelSpec:
     """The same, its cache read by Hopper's copy engine: aligned rows, and pages of whole boxes. Fixed splits
     may be merged in clusters, which Hopper has as well."""
     configs = _by_boxes()
     if spec.algorithm == "fixed":
-        configs += tuple(merged_in_cluster(config) for config in configs)
+        configs += tuple(config.merged_in_cluster() for config in configs)
     return dataclasses.replace(
         spec,
         name=f"{spec.name}_tma",
@@ -259,7 +267,7 @@ def _by_tma(spec: KernelSpec) -> KernelSpec:
         configs=configs,
         min_capability=90,
         max_capability=90,
-        tensor_map_rows=lambda config: {"k_cache": 16, "v_cache": 16},
+        boxes=_boxes,
     )
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from ..core import order
 from ..core.operation import Split
 from ..core.problem import Problem
-from .spec import KernelSpec, Launch, TileConfig, ceil_div, tile_pitch
+from .config import TileConfig
+from .spec import KernelSpec, Launch, ceil_div, tile_pitch
 
 
 def _fa1_shared_memory(config: TileConfig, head_dim: int) -> int:

@@ -2,13 +2,30 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from ..core import order
 from ..core.operation import Split
 from ..core.problem import Problem
-from .spec import KernelSpec, Launch, TileConfig, ceil_div, tile_pitch
+from .config import TileConfig
+from .spec import KernelSpec, Launch, ceil_div, tile_pitch
 
 
-def _fa2_shared_memory(config: TileConfig, head_dim: int) -> int:
+@dataclasses.dataclass(frozen=True)
+class Fa2Config(TileConfig):
+    """Tiles of FlashAttention-2."""
+
+    column_warps: int = 1
+    """Warps that share query rows and split the columns of S and O."""
+
+    in_text = ("column_warps",)
+
+    @property
+    def warps_text(self) -> str:
+        return super().warps_text + (" in pairs" if self.column_warps == 2 else "")
+
+
+def _fa2_shared_memory(config: Fa2Config, head_dim: int) -> int:
     """Q (later O), ``num_stages`` of K and of V; P and two float32 per row where warps exchange them."""
     rows = config.block_q + 2 * config.num_stages * config.block_kv
     exchanged = tile_pitch(config.block_kv, itemsize=2, pad_to=32) + 8 if config.column_warps == 2 else 0
@@ -16,14 +33,14 @@ def _fa2_shared_memory(config: TileConfig, head_dim: int) -> int:
 
 
 def _fa2_launches(
-    problem: Problem, config: TileConfig, shared_memory: int, split: Split | None = None
+    problem: Problem, config: Fa2Config, shared_memory: int, split: Split | None = None
 ) -> tuple[Launch, ...]:
     """One block per query block and head."""
     blocks = ceil_div(problem.seqlen_q, config.block_q) * problem.heads * problem.batch
     return (Launch("fa2_forward", (blocks, 1, 1), config.num_warps * 32, shared_memory),)
 
 
-def _fa2_choose(problem: Problem, fitting: tuple[TileConfig, ...], num_sms: int) -> TileConfig:
+def _fa2_choose(problem: Problem, fitting: tuple[Fa2Config, ...], num_sms: int) -> Fa2Config:
     """The first that fits; 64 query rows per block where 128 would leave SMs idle or rows empty.
 
     Measured on an H200: blocks of equal length gain until every second SM has one of 128 rows; where
@@ -49,14 +66,14 @@ FA2_FORWARD = KernelSpec(
     precisions=("native",),
     configs=(
         # Head dims 120 and 216 are left out: they would spill a few registers.
-        TileConfig(128, 64, num_warps=4, num_stages=2, blocks_per_sm=2, max_head_dim=112),
-        TileConfig(128, 64, num_warps=4, num_stages=2, blocks_per_sm=2, min_head_dim=128, max_head_dim=128),
-        TileConfig(128, 64, num_warps=8, num_stages=2, min_head_dim=136, max_head_dim=208, column_warps=2),
-        TileConfig(128, 64, num_warps=8, num_stages=2, min_head_dim=224, column_warps=2),
+        Fa2Config(128, 64, num_warps=4, num_stages=2, blocks_per_sm=2, max_head_dim=112),
+        Fa2Config(128, 64, num_warps=4, num_stages=2, blocks_per_sm=2, min_head_dim=128, max_head_dim=128),
+        Fa2Config(128, 64, num_warps=8, num_stages=2, min_head_dim=136, max_head_dim=208, column_warps=2),
+        Fa2Config(128, 64, num_warps=8, num_stages=2, min_head_dim=224, column_warps=2),
         # Half the rows: for few queries, and where shared memory is small (sm_86, sm_89, sm_120).
-        TileConfig(128, 32, num_warps=4, num_stages=2, blocks_per_sm=2, max_head_dim=128),
-        TileConfig(64, 64, num_warps=4, num_stages=2, blocks_per_sm=2),
-        TileConfig(64, 32, num_warps=4, num_stages=2, blocks_per_sm=2),
+        Fa2Config(128, 32, num_warps=4, num_stages=2, blocks_per_sm=2, max_head_dim=128),
+        Fa2Config(64, 64, num_warps=4, num_stages=2, blocks_per_sm=2),
+        Fa2Config(64, 32, num_warps=4, num_stages=2, blocks_per_sm=2),
     ),
     shared_memory=_fa2_shared_memory,
     launches=_fa2_launches,

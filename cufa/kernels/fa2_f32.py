@@ -5,16 +5,17 @@ from __future__ import annotations
 from ..core import order
 from ..core.operation import Split
 from ..core.problem import Problem
-from .spec import KernelSpec, Launch, TileConfig, ceil_div, tile_pitch
+from .fa2 import Fa2Config
+from .spec import KernelSpec, Launch, ceil_div, tile_pitch
 
 
-def _fa2_f32_shared_memory(config: TileConfig, head_dim: int) -> int:
+def _fa2_f32_shared_memory(config: Fa2Config, head_dim: int) -> int:
     """Q, K and V; each row's gap has room for what the split into pairs needs."""
     return (config.block_q + 2 * config.block_kv) * tile_pitch(head_dim, itemsize=4, pad_to=64)
 
 
 def _fa2_f32_launches(
-    problem: Problem, config: TileConfig, shared_memory: int, split: Split | None = None
+    problem: Problem, config: Fa2Config, shared_memory: int, split: Split | None = None
 ) -> tuple[Launch, ...]:
     """One block per query block and head."""
     blocks = ceil_div(problem.seqlen_q, config.block_q) * problem.heads * problem.batch
@@ -30,10 +31,10 @@ FA2_FORWARD_F32 = KernelSpec(
     dtypes=("float32",),
     precisions=("float32", "tf32"),
     configs=(
-        TileConfig(128, 32, num_warps=4, blocks_per_sm=3, max_head_dim=64),
-        TileConfig(128, 32, num_warps=4, blocks_per_sm=2, max_head_dim=128),
-        TileConfig(128, 32, num_warps=8, min_head_dim=136),
-        TileConfig(64, 16, num_warps=4, blocks_per_sm=2, min_head_dim=136),
+        Fa2Config(128, 32, num_warps=4, blocks_per_sm=3, max_head_dim=64),
+        Fa2Config(128, 32, num_warps=4, blocks_per_sm=2, max_head_dim=128),
+        Fa2Config(128, 32, num_warps=8, min_head_dim=136),
+        Fa2Config(64, 16, num_warps=4, blocks_per_sm=2, min_head_dim=136),
     ),
     shared_memory=_fa2_f32_shared_memory,
     launches=_fa2_f32_launches,

@@ -2,50 +2,68 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from ..core.operation import Split
 from ..core.order import ITEM_COST, persistent
 from ..core.problem import Problem
 from ..core.schedule import Schedule
-from .spec import KernelSpec, Launch, TileConfig, ceil_div
+from .config import TileConfig
+from .spec import Box, KernelSpec, Launch, ceil_div
 
 
-def _fa3_shared_memory(config: TileConfig, head_dim: int) -> int:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Fa3Config(TileConfig):
+    """Tiles of FlashAttention-3: 64 query rows for each consumer warpgroup, and a producer."""
+
+    q_stages: int
+    """Buffers of Q for each consumer: in two, the next item's Q arrives while this one's is in use."""
+    q_in_registers: bool
+    ping_pong: bool
+    """Consumers issue their products in turns."""
+    store_by_tma: bool
+    """O leaves through the buffer that its Q came in, where that is free by then."""
+
+
+def _fa3_shared_memory(config: Fa3Config, head_dim: int) -> int:
     """Q of each consumer warpgroup, the K and V rings, a full and an empty barrier for each buffer, four
     items."""
     row = ceil_div(head_dim, 64) * 128
-    consumers, q_stages = config.num_warps // 4 - 1, dict(config.switches)["Q_STAGES"]
+    consumers, q_stages = config.num_warps // 4 - 1, config.q_stages
     buffers = q_stages * consumers + 2 * config.num_stages
     tiles = (q_stages * config.block_q + 2 * config.num_stages * config.block_kv) * row
     return tiles + buffers * 16 + 4 * 16
 
 
 def _fa3_launches(
-    problem: Problem, config: TileConfig, shared_memory: int, split: Split | None = None
+    problem: Problem, config: Fa3Config, shared_memory: int, split: Split | None = None
 ) -> tuple[Launch, ...]:
     """Persistent blocks that share out query blocks and heads."""
     items = ceil_div(problem.seqlen_q, config.block_q) * problem.heads * problem.batch
     return (Launch("fa3_forward", (items, 1, 1), config.num_warps * 32, shared_memory, persistent=True),)
 
 
+def _fa3_boxes(config: Fa3Config) -> dict[str, Box]:
+    """Q of a consumer, tiles of K and V, O of a warp."""
+    return {"q": Box(64), "k": Box(config.block_kv), "v": Box(config.block_kv), "out": Box(16)}
+
+
 def _fa3_config(
     block_q: int, block_kv: int, num_stages: int, *, q_stages: int, min_head_dim: int, max_head_dim: int
-) -> TileConfig:
+) -> Fa3Config:
     """A producer and block_q / 64 consumer warpgroups. One Q buffer goes with Q kept in registers, or with
     tiles that leave no room for two."""
-    in_registers = q_stages == 1 and max_head_dim <= 128
-    return TileConfig(
+    return Fa3Config(
         block_q,
         block_kv,
         num_warps=4 * (block_q // 64 + 1),
         num_stages=num_stages,
         min_head_dim=min_head_dim,
         max_head_dim=max_head_dim,
-        switches=(
-            ("Q_STAGES", q_stages),
-            ("Q_IN_REGISTERS", in_registers),
-            ("PING_PONG", block_q > 64),
-            ("STORE_BY_TMA", True),
-        ),
+        q_stages=q_stages,
+        q_in_registers=q_stages == 1 and max_head_dim <= 128,
+        ping_pong=block_q > 64,
+        store_by_tma=True,
     )
 
 
@@ -66,13 +84,13 @@ _SLOWNESS = {
 }
 
 
-def _choose_fa3(problem: Problem, fitting: tuple[TileConfig, ...], num_sms: int) -> TileConfig:
+def _choose_fa3(problem: Problem, fitting: tuple[Fa3Config, ...], num_sms: int) -> Fa3Config:
     """The tiling whose last block is expected to end first. Wide query blocks read K and V less often; with
     few of them SMs stay idle, or the last round is nearly empty."""
     return min(fitting, key=lambda config: _expected_time(problem, config, num_sms))
 
 
-def _expected_time(problem: Problem, config: TileConfig, num_sms: int) -> float:
+def _expected_time(problem: Problem, config: Fa3Config, num_sms: int) -> float:
     """In scores of one SM. A config that is not ours (tests, experiments) counts as the best."""
     heads = problem.batch * problem.heads
     equal, uneven, long = _SLOWNESS.get(config, (1.0, 1.0, 1.0))
@@ -101,7 +119,7 @@ FA3_FORWARD = KernelSpec(
     skip_masked_tiles=True,
     min_capability=90,
     max_capability=90,
-    tensor_map_rows=lambda config: {"q": 64, "k": config.block_kv, "v": config.block_kv, "out": 16},
+    boxes=_fa3_boxes,
     choose=_choose_fa3,
     order=persistent,
 )

@@ -4,45 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from ..core.mask import Band
 from ..core.operation import Split
 from ..core.order import Order
-from ..core.problem import MASK_KINDS, MAX_HEAD_DIM, Problem
+from ..core.problem import MASK_KINDS, Problem
 from ..core.schedule import Schedule
+from .config import TileConfig
 
-
-@dataclasses.dataclass(frozen=True)
-class TileConfig:
-    """One compile-time tiling of a kernel."""
-
-    block_q: int
-    block_kv: int
-    num_warps: int
-    num_stages: int = 1
-    """Key/value tiles in flight in shared memory."""
-    blocks_per_sm: int = 1
-    """Thread blocks per SM that the register allocator aims for (``__launch_bounds__``)."""
-    max_head_dim: int = MAX_HEAD_DIM
-    """Larger head dims spill or do not fit: not built."""
-    min_head_dim: int = 8
-    column_warps: int = 1
-    """Warps that share query rows and split the columns of S and O."""
-    switches: tuple[tuple[str, int | bool], ...] = ()
-    """Further constants of this kernel's own."""
-
-    def __post_init__(self) -> None:
-        # A config read back from JSON has lists here.
-        object.__setattr__(self, "switches", tuple((name, value) for name, value in self.switches))
-
-    def __str__(self) -> str:
-        warps = f", {self.num_warps} warps" if self.num_warps else ""  # none on a CPU
-        stages = f", {self.num_stages} stages" if self.num_stages > 1 else ""
-        paired = " in pairs" if self.column_warps == 2 else ""
-        return f"{self.block_q}×{self.block_kv}{warps}{paired}{stages}"
-
-    def fits(self, head_dim: int) -> bool:
-        return self.min_head_dim <= head_dim <= self.max_head_dim
+Config = Any
+"""A config of the kernel's own class, which is that of its ``configs``."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,6 +41,17 @@ class Launch:
 
 
 @dataclasses.dataclass(frozen=True)
+class Box:
+    """What a tensor map brings or takes at once of one operand: rows of one head, and 128 bytes of each."""
+
+    rows: int
+    whole_rows: bool = False
+    """All bytes of each row: it is then an axis of 128-byte pieces."""
+    promotion: int = 256
+    """Bytes that a request brings to the L2 cache at least; 0: what it asks for."""
+
+
+@dataclasses.dataclass(frozen=True)
 class KernelSpec:
     """What a kernel is and how it is launched; shapes come from a :class:`~cufa.core.problem.Problem`."""
 
@@ -83,28 +66,26 @@ class KernelSpec:
     """Elements of q that it serves."""
     precisions: tuple[str, ...]
     configs: tuple[TileConfig, ...]
-    """In order of preference; all of them are built by ``cufa compile`` and tried by ``cufa tune``."""
-    shared_memory: Callable[[TileConfig, int], int]
+    """Of one class, in order of preference; all of them are built by ``cufa compile`` and tried by ``cufa tune``."""
+    shared_memory: Callable[[Config, int], int]
     """(config, head_dim) → dynamic shared memory in bytes. The kernel static_asserts the same figure."""
-    launches: Callable[[Problem, TileConfig, int, Split | None], tuple[Launch, ...]]
+    launches: Callable[[Problem, Config, int, Split | None], tuple[Launch, ...]]
     """(problem, config, shared memory, split) → launches, in order."""
-    workspace: Callable[[Problem, TileConfig, Split | None], int] = lambda problem, config, split: 0
+    workspace: Callable[[Problem, Config, Split | None], int] = lambda problem, config, split: 0
     """(problem, config, split) → device memory in bytes beyond inputs and outputs."""
     workspace_holds: str = ""
     """In words, for printed plans."""
-    counters: Callable[[Problem, TileConfig], int] | None = None
+    counters: Callable[[Problem, Config], int] | None = None
     """(problem, config) → 32-bit words that are zero between launches, for a workspace that outlives the call;
     None: the kernel keeps none, and its workspace is the call's own."""
     skip_masked_tiles: bool = False
     min_capability: int = 80
     max_capability: int = 999
     """Hopper's own instructions (sm_90a) exist on no other architecture."""
-    tensor_map_rows: Callable[[TileConfig], Mapping[str, int]] = lambda config: {}
-    """Rows of one box of each operand that the kernel reads or writes by tensor map.
+    boxes: Callable[[Config], Mapping[str, Box]] = lambda config: {}
+    """config → the box of each operand that the kernel reads or writes by tensor map.
     Then the copy engine's rules hold: 16-byte aligned rows, positive strides."""
-    choose: Callable[[Problem, tuple[TileConfig, ...], int], TileConfig] = lambda problem, fitting, sms: (
-        fitting[0]
-    )
+    choose: Callable[[Problem, tuple[Config, ...], int], Config] = lambda problem, fitting, sms: fitting[0]
     """(problem, configs that fit, SMs) → the one to take when nothing was measured (`cufa tune`)."""
     order: Callable[[Problem, Schedule, int], Order | None] = lambda problem, schedule, num_sms: None
     """(problem, schedule, SMs) → who takes which work item when; None: not written down."""
@@ -119,7 +100,16 @@ class KernelSpec:
 
     @property
     def uses_copy_engine(self) -> bool:
-        return bool(self.tensor_map_rows(self.configs[0]))
+        return bool(self.boxes(self.configs[0]))
+
+    @property
+    def config_class(self) -> type[TileConfig]:
+        return type(self.configs[0])
+
+    def read_config(self, content: Mapping[str, Any]) -> TileConfig:
+        """One of this kernel's, from JSON; of its algorithm on a CPU, where all take plain tiles. Raises TypeError
+        for what is none."""
+        return (self.config_class if content.get("num_warps") else TileConfig).from_json(content)
 
     def runs_on(self, capability: int) -> bool:
         return self.min_capability <= capability <= self.max_capability
@@ -152,12 +142,7 @@ class KernelSpec:
         """Values generated as ``constexpr`` lines in front of the source."""
         return {
             "HEAD_DIM": problem.head_dim,
-            "BLOCK_Q": config.block_q,
-            "BLOCK_KV": config.block_kv,
-            "NUM_WARPS": config.num_warps,
-            "NUM_STAGES": config.num_stages,
-            "BLOCKS_PER_SM": config.blocks_per_sm,
-            "COLUMN_WARPS": config.column_warps,
+            **config.constants(),
             "SMEM_BYTES": self.shared_memory(config, problem.head_dim),
             "ALIGNMENT": problem.alignment,
             "MASK": MASK_KINDS.index(problem.mask_kind),
@@ -166,7 +151,6 @@ class KernelSpec:
             "BFLOAT16": problem.dtype == "bfloat16",
             "FLOAT32": problem.dtype == "float32",
             "TF32": problem.precision == "tf32",
-            **dict(config.switches),
             **self.further_constants(problem),
         }
 

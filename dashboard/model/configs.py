@@ -6,21 +6,20 @@ from cufa.kernels import TileConfig
 
 
 def config_key(config: TileConfig) -> str:
-    """What a link calls it: 128x64w4, then s2 for two stages, b2 for two blocks per SM, p for paired warps,
-    and its switches. The same for configs that are built alike, whatever head dims each is meant for."""
+    """What a link calls it: 128x64w4, then s2 for two stages, b2 for two blocks per SM, and what its family of
+    kernels adds. The same for configs that are built alike, whatever head dims each is meant for."""
     stages = f"s{config.num_stages}" if config.num_stages > 1 else ""
     blocks = f"b{config.blocks_per_sm}" if config.blocks_per_sm > 1 else ""
-    paired = "p" if config.column_warps > 1 else ""
-    switches = "".join(f"-{name.lower()}{int(value)}" for name, value in config.switches)
-    return f"{config.block_q}x{config.block_kv}w{config.num_warps}{stages}{blocks}{paired}{switches}"
+    own = "".join(f"-{name}{int(value)}" for name, value in config.own.items())
+    return f"{config.block_q}x{config.block_kv}w{config.num_warps}{stages}{blocks}{own}"
 
 
 def config_words(config: TileConfig) -> str:
     """A config on the screen."""
     blocks = f", {config.blocks_per_sm} blocks per SM" if config.blocks_per_sm > 1 else ""
-    switches = "".join(
-        f", {name.lower().replace('_', ' ')}" + ("" if value is True else f" {value}")
-        for name, value in config.switches
-        if value is not False
+    own = "".join(
+        f", {name.replace('_', ' ')}" + ("" if value is True else f" {value}")
+        for name, value in config.own.items()
+        if value is not False and name not in config.in_text
     )
-    return f"{config}{blocks}{switches}"
+    return f"{config}{blocks}{own}"

@@ -72,7 +72,7 @@ def _choose_config(controls: Controls, problem: Problem, spec: KernelSpec, devic
         )
     if chosen != _CUSTOM:
         return fitting[chosen]
-    start = next(iter(fitting.values()), TileConfig(64, 64, 4))
+    start = next(iter(configs), spec.configs[0])
     with columns[1]:
         block_q = controls.integer("bq", "Queries per tile", start.block_q, 16, 1024, step=16)
     with columns[2]:

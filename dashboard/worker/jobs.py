@@ -11,7 +11,7 @@ from cufa.bench.cases import Case, Contender
 from cufa.bench.regimes import Regime
 from cufa.core.problem import Problem
 from cufa.dashboard.worker import v1
-from cufa.kernels import TileConfig
+from cufa.kernels import read_config
 
 CPU = "cpu"
 SCHEMA = 2
@@ -87,20 +87,21 @@ def _case_json(case: Case) -> Json:
 
 def _case(content: Json) -> Case:
     lengths = content["lengths"]
+    problem = Problem.from_json(content["problem"])
     return Case(
-        Problem.from_json(content["problem"]),
-        tuple(_contender(c) for c in content["contenders"]),
+        problem,
+        tuple(_contender(c, problem.operation) for c in content["contenders"]),
         str(content["name"]),
         None if lengths is None else tuple(int(n) for n in lengths),
     )
 
 
-def _contender(content: Json) -> Contender:
+def _contender(content: Json, operation: str) -> Contender:
     config, problem = content["config"], content["problem"]
     return Contender(
         **{
             **content,
-            "config": None if config is None else TileConfig(**config),
+            "config": None if config is None else read_config(operation, content["algorithm"], config),
             "problem": None if problem is None else Problem.from_json(problem),
         }
     )

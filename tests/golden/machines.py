@@ -77,7 +77,8 @@ def on_gpu(probe: probes.Probe) -> np.ndarray:
 def _tensor_map(x, box_rows: int, whole_rows: bool = False) -> np.ndarray:
     from cufa.backends.tensor_map import TensorMap
     from cufa.core.element import ELEMENTS
+    from cufa.kernels import Box
 
-    encoded = TensorMap(ELEMENTS[str(x.dtype)], x.shape, x.strides, box_rows, whole_rows=whole_rows)
+    encoded = TensorMap(ELEMENTS[str(x.dtype)], x.shape, x.strides, Box(box_rows, whole_rows))
     encoded.point_to(x.data.ptr)
     return np.frombuffer(ctypes.string_at(encoded.address, 128), [("bytes", np.uint8, 128)])

@@ -1,0 +1,70 @@
+"""Tile configs: what one build of a kernel is compiled for beyond the problem. Each family of kernels adds fields of
+its own in a subclass."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, ClassVar, Self
+
+from ..core.problem import MAX_HEAD_DIM
+
+
+@dataclasses.dataclass(frozen=True)
+class TileConfig:
+    """One compile-time tiling of a kernel."""
+
+    block_q: int
+    block_kv: int
+    num_warps: int
+    """0 on a CPU."""
+    num_stages: int = 1
+    """Key/value tiles in flight in shared memory."""
+    blocks_per_sm: int = 1
+    """Thread blocks per SM that the register allocator aims for (``__launch_bounds__``)."""
+    min_head_dim: int = 8
+    max_head_dim: int = MAX_HEAD_DIM
+    """Larger head dims spill or do not fit: not built."""
+
+    in_text: ClassVar[tuple[str, ...]] = ()
+    """Fields of the family that the text tells."""
+
+    def __str__(self) -> str:
+        stages = f", {self.num_stages} stages" if self.num_stages > 1 else ""
+        return f"{self.block_q}×{self.block_kv}{self.warps_text}{stages}"
+
+    @property
+    def warps_text(self) -> str:
+        return f", {self.num_warps} warps" if self.num_warps else ""
+
+    def fits(self, head_dim: int) -> bool:
+        return self.min_head_dim <= head_dim <= self.max_head_dim
+
+    @property
+    def own(self) -> dict[str, int | bool]:
+        """The fields that the kernel's family adds, but those that are as by default."""
+        common = {field.name for field in dataclasses.fields(TileConfig)}
+        added = (field for field in dataclasses.fields(self) if field.name not in common)
+        values = ((field, getattr(self, field.name)) for field in added)
+        return {field.name: value for field, value in values if value != field.default}
+
+    def constants(self) -> dict[str, int | bool]:
+        """What is generated in front of the kernel's source."""
+        fields = dataclasses.asdict(self)
+        del fields["min_head_dim"], fields["max_head_dim"]
+        return {name.upper(): value for name, value in fields.items()}
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> Self:
+        """What ``dataclasses.asdict`` made of one, now or with the fields of every family that there once were.
+        Raises TypeError for fields that this class does not have, or that are missing."""
+        return cls(**(_of_old_form(cls, content) if "switches" in content else content))
+
+
+def _of_old_form(kind: type[TileConfig], content: Mapping[str, Any]) -> dict[str, Any]:
+    """Every config had ``column_warps``, and a list of pairs held what further constants a kernel had."""
+    fields = {name: value for name, value in content.items() if name != "switches"}
+    names = {field.name for field in dataclasses.fields(kind)}
+    if "column_warps" not in names and fields.get("column_warps") == 1:
+        del fields["column_warps"]
+    return fields | {name.lower(): value for name, value in content["switches"]}

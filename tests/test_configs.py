@@ -1,0 +1,103 @@
+"""Tile configs: a class for each family of kernels, on disk as a plain dictionary."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from importlib import resources
+
+import pytest
+
+from cufa.bench.suites import make
+from cufa.core.architectures import Device
+from cufa.core.operation import OPERATIONS
+from cufa.kernels import KERNELS, TileConfig, kernels_of, read_config
+from cufa.planner import make_plan
+
+SPECS = pytest.mark.parametrize("spec", KERNELS.values(), ids=KERNELS)
+
+
+def in_old_form(config: TileConfig) -> dict[str, object]:
+    """As configs were written when all families shared one class."""
+    fields = dataclasses.asdict(config)
+    common = {field.name for field in dataclasses.fields(TileConfig)} | {"column_warps"}
+    own = [[name.upper(), value] for name, value in fields.items() if name not in common]
+    fields = {name: value for name, value in fields.items() if name in common}
+    return {**fields, "column_warps": fields.get("column_warps", 1), "switches": own}
+
+
+@SPECS
+def test_configs_are_read_as_they_were_written_now_and_before(spec):
+    for config in spec.configs:
+        assert type(config) is spec.config_class
+        for written in (dataclasses.asdict(config), in_old_form(config)):
+            content = json.loads(json.dumps(written))
+            assert spec.read_config(content) == config
+            assert read_config(spec.operation, spec.algorithm, content) == config
+
+
+def test_kernels_of_one_algorithm_share_a_class():
+    classes = {}
+    for spec in KERNELS.values():
+        assert classes.setdefault((spec.operation, spec.algorithm), spec.config_class) is spec.config_class
+
+
+@SPECS
+def test_a_cpu_takes_plain_tiles(spec):
+    tiles = TileConfig(256, 512, num_warps=0)
+    assert spec.read_config(dataclasses.asdict(tiles)) == spec.read_config(in_old_form(tiles)) == tiles
+
+
+def test_recorded_configs_are_those_of_their_kernels():
+    text = resources.files("cufa").joinpath("records/nvidia-h200.json").read_text(encoding="utf-8")
+    rows = [row for suite in json.loads(text)["suites"].values() for row in suite["rows"] if "config" in row]
+    assert len({row["kernel"] for row in rows}) > 8
+    for row in rows:
+        spec = KERNELS[row["kernel"]]
+        assert isinstance(spec.read_config(row["config"]), spec.config_class)
+
+
+@SPECS
+def test_constants_are_the_fields_that_a_build_differs_in(spec):
+    config = spec.configs[0]
+    anywhere = dataclasses.replace(config, min_head_dim=8, max_head_dim=256)
+    assert config.constants() == anywhere.constants()
+    problem = next(iter(OPERATIONS[spec.operation].compiled(spec, 64)))
+    assert config.constants().items() <= spec.constants(problem, config).items()
+    assert {name.lower() for name in config.constants()} | {"min_head_dim", "max_head_dim"} == set(
+        dataclasses.asdict(config)
+    )
+
+
+def test_fields_that_are_not_known_or_missing_are_refused():
+    fields = dataclasses.asdict(KERNELS["fa3_forward"].configs[0])
+    for name in ("no_such_field", "column_warps"):
+        with pytest.raises(TypeError, match=name):
+            KERNELS["fa3_forward"].read_config({**fields, name: 2})
+    with pytest.raises(TypeError, match="ping_pong"):
+        KERNELS["fa3_forward"].read_config({k: v for k, v in fields.items() if k != "ping_pong"})
+    with pytest.raises(ValueError, match="algorithm='auto'"):
+        read_config("forward", "auto", fields)
+
+
+def test_a_config_of_another_family_is_refused():
+    config = KERNELS["fa2_forward"].configs[0]
+    with pytest.raises(
+        TypeError, match=r"is a Fa2Config; fa3_forward takes a Fa3Config: .*KERNELS\['fa3_forward'\]"
+    ):
+        make_plan(make(1, 8, 1024, 64, "bfloat16", False), Device.typical("sm_90"), "fa3", config)
+
+
+@pytest.mark.parametrize("operation", ["forward", "decode"])
+def test_fields_of_the_family_tell_configs_of_one_text_apart(operation):
+    for spec in kernels_of(operation).values():
+        told = {
+            (str(c), *c.own.items(), c.blocks_per_sm, c.min_head_dim, c.max_head_dim) for c in spec.configs
+        }
+        assert len(told) == len(spec.configs)
+        assert all(
+            str(a) != str(b) or a.column_warps == b.column_warps
+            for a in spec.configs
+            for b in spec.configs
+            if "column_warps" in a.in_text
+        )
