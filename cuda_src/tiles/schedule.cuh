@@ -11,44 +11,46 @@ struct WorkItem {
 // The mask of every head, and the key tiles that one query block visits.
 constexpr MaskKind MASK_KIND = MaskKind(MASK);
 using HeadMask = Band<MASK_KIND>;
-DEVICE HeadMask head_mask(const AttentionParams& p) { return {p.seqlen_q, p.seqlen_k, p.band_first, p.band_last}; }
+template <typename Params>
+DEVICE HeadMask head_mask(const Params& p) { return {p.seqlen_q, p.seqlen_k, p.band_first, p.band_last}; }
 
 template <int BR, int BC>
 DEVICE TileRange visited_tiles(const AttentionParams& p, int q_block) {
   return head_mask(p).tiles<BR, BC, SKIP_MASKED_TILES>(q_block);
 }
 
-// Block number -> work item. Full attention, and windows, whose query blocks are of nearly one length: the query blocks
-// of a head run side by side and share its K and V in the L2 cache. Where later rows see more (MASK_CAUSAL): long (late)
-// query blocks come first, in groups of heads whose K and V fit in the L2 cache together. The shortest 3/8 of all heads
+// Thread block number -> block of a head, and head. Full attention, and windows, whose blocks are of nearly one length: the
+// blocks of a head run side by side and share what they read in the L2 cache. Where later blocks are longer (MASK_CAUSAL):
+// long (late) blocks come first, in groups of heads that fit in the L2 cache together. The shortest 3/8 of all heads
 // come last and without groups, as filling: a grid whose last group began with its longest blocks would leave most SMs idle
 // meanwhile (13-16% of the time with 5.3 groups on 132 SMs).
-template <int BR>
-DEVICE WorkItem work_item(const AttentionParams& p, u32 index, int kv_bytes_per_row) {
+struct HeadBlock {
+  u32 block, head;
+};
+
+DEVICE HeadBlock ordered_block(u32 index, u32 num_blocks, u32 all_heads, i64 head_bytes) {
   constexpr i64 L2_SHARE = 24 << 20;  // bytes
-  const u32 Tr = u32(p.seqlen_q - 1) / BR + 1;
-  const u32 all_heads = u32(p.batch) * u32(p.heads);
-  u32 q_block, head;
   if constexpr (MASK_KIND == MASK_CAUSAL) {
-    const u32 short_blocks = u32(u64(Tr) * 3 / 8), long_blocks = Tr - short_blocks;
+    const u32 short_blocks = u32(u64(num_blocks) * 3 / 8), long_blocks = num_blocks - short_blocks;
     if (index < long_blocks * all_heads) {
-      const i64 head_bytes = i64(p.seqlen_k) * kv_bytes_per_row;
       const u32 fitting = u32(max(i64(1), min(i64(all_heads), L2_SHARE / head_bytes)));
       const u32 num_groups = (all_heads - 1) / fitting + 1, group_heads = (all_heads - 1) / num_groups + 1;
       const u32 group = index / (group_heads * long_blocks), rest = index - group * group_heads * long_blocks;
       const u32 members = min(group_heads, all_heads - group * group_heads);
-      q_block = Tr - 1 - rest / members;
-      head = group * group_heads + rest % members;
-    } else {
-      const u32 rest = index - long_blocks * all_heads;
-      q_block = short_blocks - 1 - rest / all_heads;
-      head = rest % all_heads;
+      return {num_blocks - 1 - rest / members, group * group_heads + rest % members};
     }
+    const u32 rest = index - long_blocks * all_heads;
+    return {short_blocks - 1 - rest / all_heads, rest % all_heads};
   } else {
-    q_block = index % Tr;
-    head = index / Tr;
+    return {index % num_blocks, index / num_blocks};
   }
-  return {int(q_block), int(head % u32(p.heads)), int(head / u32(p.heads))};
+}
+
+template <int BR>
+DEVICE WorkItem work_item(const AttentionParams& p, u32 index, int kv_bytes_per_row) {
+  const u32 Tr = u32(p.seqlen_q - 1) / BR + 1, all_heads = u32(p.batch) * u32(p.heads);
+  const HeadBlock found = ordered_block(index, Tr, all_heads, i64(p.seqlen_k) * kv_bytes_per_row);
+  return {int(found.block), int(found.head % u32(p.heads)), int(found.head / u32(p.heads))};
 }
 
 // The items of a persistent thread block, which takes one after another. Blocks take turns forwards and backwards (b,
@@ -96,7 +98,8 @@ DEVICE float* lse_row(const AttentionParams& p, const WorkItem& item, int row) {
 }
 
 // One record per work item, written by one thread. Compiled only when TRACE is on.
-DEVICE void write_trace(const AttentionParams& p, u32 index, const WorkItem& item, const TileRange& tiles, u64 start_ns) {
+template <typename Params>
+DEVICE void write_trace(const Params& p, u32 index, const WorkItem& item, const TileRange& tiles, u64 start_ns) {
   TraceRecord record;
   record.start_ns = start_ns;
   record.end_ns = global_timer();

@@ -24,6 +24,12 @@ DEVICE void cap_scores(View S, float softcap) {
   if constexpr (ON) S.for_each([&](int, int, float& s) { s = tanh_f32<EXACT_NEAR_0>(s * softcap); });
 }
 
+// What the cap makes of a change of the score: the derivative of tanh where it is `t`. Where a mask has put -inf, 0.
+DEVICE float cap_slope(float t) {
+  const float finite = fmaxf(t, -1.0f);
+  return fmaf(-finite, finite, 1.0f);
+}
+
 // Scores that the mask hides become -inf. `row` is the lane's first.
 template <Segment SEGMENT, MaskKind KIND, typename View>
 DEVICE void hide_scores(View S, const Band<KIND>& mask, int row, int first_key, int lane_column) {
@@ -35,6 +41,19 @@ DEVICE void hide_scores(View S, const Band<KIND>& mask, int row, int first_key, 
         if (!visible(column)) s = NEG_INF;
       });
     }
+  }
+}
+
+// The same where S was computed transposed: rows of the fragment are keys, `key` the lane's first. Keys past the end are
+// hidden too.
+template <MaskKind KIND, typename View>
+DEVICE void hide_scores_by_keys(View S, const Band<KIND>& mask, int key, int lane_first_row) {
+#pragma unroll
+  for (int r = 0; r < View::ROWS; ++r) {
+    const VisibleRows<KIND> visible(mask, key + 8 * r, lane_first_row);
+    S.for_each_in_row(r, [&](int row, float& s) {
+      if (!visible(row)) s = NEG_INF;
+    });
   }
 }
 

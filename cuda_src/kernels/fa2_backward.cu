@@ -1,0 +1,365 @@
+// FlashAttention-2 backward for float16 and bfloat16 on tensor cores (mma.sync, ldmatrix, cp.async: sm_80 and later).
+// Dao, "FlashAttention-2: Faster Attention with Better Parallelism and Work Partitioning", 2023, Algorithm 2:
+//
+//   l. 3-4    dQ = 0, D = rowsum(dO o O)           fa2_backward_prepare
+//   l. 5-7    key blocks j; K_j, V_j, dK, dV = 0   the grid: one thread block per key block and key/value head
+//   l. 8-9    query blocks i; Q_i, dO_i, L_i, D_i  the loop, copied during the tile before; for all heads of the group
+//   l. 10-11  S = Q_i K_j^T, P = exp(S - L_i)      visit_tile(), as S^T = K_j Q_i^T
+//   l. 12     dV += P^T dO_i                       visit_tile()
+//   l. 13-14  dP = dO_i V_j^T, dS = P o (dP - D)   visit_tile(), likewise transposed
+//   l. 15     dQ_i += dS K_j                       add_dq(), one tile later
+//   l. 16     dK += dS^T Q_i                       visit_tile()
+//   l. 18     dK, dV                               epilogue; dQ: fa2_backward_convert
+#include "backward_params.cuh"
+#include "tiles/backward_passes.cuh"
+#include "tiles/backward_schedule.cuh"
+#include "tiles/copy.cuh"
+#include "tiles/named_barriers.cuh"
+#include "tiles/product.cuh"
+#include "tiles/score.cuh"
+
+constexpr int Br = BLOCK_Q, Bc = BLOCK_KV;
+constexpr int NUM_THREADS = NUM_WARPS * 32;
+constexpr int KEY_TILES = WARP_KEYS / 16;                   // 16-row mma tiles of the keys of one warp
+constexpr int PARTS = NUM_WARPS / (Bc / WARP_KEYS);         // warps that share keys
+constexpr bool SHARED_KEYS = PARTS > 1;
+constexpr int PART_QUERIES = Br / PARTS;                    // columns of S^T of one warp,
+constexpr int CHUNK = PART_QUERIES < 32 ? PART_QUERIES : 32;  // and how many of them are in registers at a time
+constexpr int S_TILES = CHUNK / 8;                          // in 8-column mma tiles
+constexpr int K_STEPS = (HEAD_DIM + 15) / 16;               // k16 steps of S and dP; the last may be half padding
+constexpr int O_TILES = (D_TILES + PARTS - 1) / PARTS;      // 8-column mma tiles of dK and dV of one warp
+constexpr int DQ_ROW_WARPS = Br / 32, DQ_COLUMN_WARPS = NUM_WARPS / DQ_ROW_WARPS;
+constexpr int DQ_TILES = (D_TILES + DQ_COLUMN_WARPS - 1) / DQ_COLUMN_WARPS;  // likewise of dQ, in 32 rows
+constexpr int ROW_BYTES = HEAD_DIM * 2;
+constexpr int PITCH = tile_pitch(ROW_BYTES, 32);
+constexpr int S_PITCH = tile_pitch(Br * 2, 32);             // of P^T and dS^T: a row per key
+constexpr int STAGE_BYTES = Br * PITCH, NUMBERS_BYTES = Br * ROW_NUMBER_BYTES, TILE_BYTES = Bc * S_PITCH;
+static_assert(K_BYTES == Bc * PITCH && V_BYTES == K_BYTES, "K and V");
+static_assert(Q_BYTES == NUM_STAGES * STAGE_BYTES && DO_BYTES == Q_BYTES, "Q and dO");
+static_assert(ROWS_BYTES == NUM_STAGES * NUMBERS_BYTES, "L and D");
+static_assert(P_BYTES == (SHARED_KEYS ? TILE_BYTES : 0) && DS_BYTES == NUM_STAGES * TILE_BYTES, "P and dS");
+static_assert(Bc % WARP_KEYS == 0 && WARP_KEYS % 16 == 0 && NUM_WARPS % (Bc / WARP_KEYS) == 0, "keys of a warp");
+static_assert(PART_QUERIES % CHUNK == 0 && CHUNK % 16 == 0, "dV and dK take queries 16 at a time");
+static_assert(Br % 32 == 0 && NUM_WARPS % DQ_ROW_WARPS == 0 && DQ_COLUMN_WARPS > 0, "a warp takes 32 rows of dQ");
+static_assert(HEAD_DIM % 8 == 0 && HEAD_DIM <= 256, "head_dim");
+static_assert(NUM_STAGES == 1 || NUM_STAGES == 2, "one tile is computed while the next is copied, or afterwards");
+static_assert(SKIP_MASKED_TILES, "blocks that see nothing of a tile do not add to it");
+
+KERNEL __launch_bounds__(PASS_THREADS) fa2_backward_prepare(const __grid_constant__ BackwardParams p) { prepare_strip(p); }
+
+KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward(const __grid_constant__ BackwardParams p) {
+  DYN_SMEM(smem);
+  const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
+  const int key_group = warp / PARTS, part = warp % PARTS;
+  u64 start_ns = 0;
+  if constexpr (TRACE) start_ns = global_timer();
+
+  // Alg. 2, l. 5
+  const KeyItem item = key_item<Bc>(p, blockIdx.x, 8 * HEAD_DIM);
+  const TileRange tiles = head_mask(p).query_tiles<Br, Bc>(item.k_block);
+  const BackwardWorkspace workspace(p);
+  const int first_key = item.k_block * Bc, valid_keys = p.seqlen_k - first_key;
+  const int group_size = p.heads / p.kv_heads, first_head = item.kv_head * group_size;
+  const i64 batch_head = i64(item.batch) * p.heads;
+  const DqTurns<Br, Bc> turns{p, workspace, item.k_block, batch_head};
+
+  const u32 smem_base = smem_address(smem);
+  const u32 K_smem = smem_base + K_OFFSET, V_smem = smem_base + V_OFFSET, Q_smem = smem_base + Q_OFFSET;
+  const u32 dO_smem = smem_base + DO_OFFSET, rows_smem = smem_base + ROWS_OFFSET;
+  const u32 P_smem = smem_base + P_OFFSET, dS_smem = smem_base + DS_OFFSET;
+  const u32 rows_first = lane_offset_rows_first<PITCH>(lane), columns_first = lane_offset_columns_first<PITCH>(lane);
+  const u32 warp_keys = key_group * WARP_KEYS;
+  // Columns of dK and dV, and of dQ, that this warp computes: where the head dim is not shared out evenly, the last warps
+  // start earlier, and compute some that others do, too.
+  const int first_tile = min(part * O_TILES, D_TILES - O_TILES);
+  const int dq_row = warp % DQ_ROW_WARPS * 32, dq_share = warp / DQ_ROW_WARPS * DQ_TILES;
+  const int first_dq_tile = min(dq_share, D_TILES - DQ_TILES);
+
+  // Alg. 2, l. 7
+  float dK_rmem[KEY_TILES][O_TILES][4] = {}, dV_rmem[KEY_TILES][O_TILES][4] = {};
+
+  // Alg. 2, l. 9, for `tile`, asynchronously, part `x` of so many: Q, dO and their row numbers. Rows past the end become
+  // zeros, which add nothing to dK and dV whatever their P, exp2(0 - 0), is.
+  auto copy_tile = [&](QueryTile tile, u32 stage, int x) {
+    const int row = tile.q_tile * Br, valid = p.seqlen_q - row;
+    const char* Q = static_cast<const char*>(p.q) +
+                    2 * (item.batch * p.q_stride.batch + tile.head * p.q_stride.head + row * p.q_stride.seq);
+    const char* dO = static_cast<const char*>(p.dout) +
+                     2 * (item.batch * p.dout_stride.batch + tile.head * p.dout_stride.head + row * p.dout_stride.seq);
+    copy_tile_part<Br, ROW_BYTES, PITCH, NUM_THREADS, ALIGNMENT, K_STEPS>(  //
+        x, Q_smem + stage * STAGE_BYTES, Q, p.q_stride.seq * 2, valid, thread);
+    copy_tile_part<Br, ROW_BYTES, PITCH, NUM_THREADS, ALIGNMENT, K_STEPS>(  //
+        x, dO_smem + stage * STAGE_BYTES, dO, p.dout_stride.seq * 2, valid, thread);
+    if (x == 0 && thread < Br) {
+      const char* rows = workspace.rows + ((batch_head + tile.head) * p.seqlen_q + row) * ROW_NUMBER_BYTES;
+      cp_async_small<ROW_NUMBER_BYTES>(rows_smem + stage * NUMBERS_BYTES + thread * ROW_NUMBER_BYTES,
+                                       rows + thread * ROW_NUMBER_BYTES, thread < valid);
+    }
+  };
+
+  // dV or dK += A B for queries `first` ... of a tile of dO or Q.
+  auto accumulate = [&](float(&D)[KEY_TILES][O_TILES][4], u32 tile, int first, auto load_a, auto between) {
+    const u32 B_lane = tile + first * PITCH + first_tile * 16 + rows_first;
+    multiply<BFLOAT16, CHUNK / 16>(
+        D, load_a,
+        [&](u32(&B)[4], int n, int k) { load_b_pair<true>(B, B_lane + k * 16 * PITCH + n * 16, n + 1 < O_TILES); }, between);
+  };
+
+  // Alg. 2, l. 10-14 and 16 for one query tile; dS is left for add_dq().
+  auto visit_tile = [&](QueryTile tile, u32 stage, auto copy_next) {
+    const bool masked = tile.q_tile < tiles.clear_first || tile.q_tile >= tiles.clear_end || valid_keys < Bc;
+    const u32 Q = Q_smem + stage * STAGE_BYTES, dO = dO_smem + stage * STAGE_BYTES;
+    const u32 P_keys = P_smem + warp_keys * S_PITCH, dS_keys = dS_smem + stage * TILE_BYTES + warp_keys * S_PITCH;
+
+#pragma unroll
+    for (int c = 0; c < PART_QUERIES; c += CHUNK) {
+      const int first = part * PART_QUERIES + c;
+      float S_rmem[KEY_TILES][S_TILES][4] = {}, dP_rmem[KEY_TILES][S_TILES][4] = {};
+      const auto S = fragment_view(S_rmem), dP = fragment_view(dP_rmem);
+      const u32 numbers_lane = rows_smem + stage * NUMBERS_BYTES + (first + S.lane_column(lane)) * ROW_NUMBER_BYTES;
+      // L and D of the two queries that this lane has in 8-column tile n.
+      auto row_numbers = [&](int n, float(&L)[2], float(&D)[2]) {
+        const vec4 numbers = ld_shared_vec4(numbers_lane + n * 8 * ROW_NUMBER_BYTES);
+        L[0] = u32_as_float(numbers.x), D[0] = u32_as_float(numbers.y);
+        L[1] = u32_as_float(numbers.z), D[1] = u32_as_float(numbers.w);
+      };
+      auto multiply_keys = [&](float(&D)[KEY_TILES][S_TILES][4], u32 keys, u32 queries, auto between) {
+        const u32 A_lane = keys + warp_keys * PITCH + rows_first, B_lane = queries + first * PITCH + columns_first;
+        multiply<BFLOAT16, K_STEPS>(
+            D,
+            [&](u32(&A)[KEY_TILES][4], int k) {
+#pragma unroll
+              for (int i = 0; i < KEY_TILES; ++i) ldmatrix_x4(A[i], A_lane + i * 16 * PITCH + k * 32);
+            },
+            [&](u32(&B)[4], int n, int k) { ldmatrix_x4(B, B_lane + n * 8 * PITCH + k * 32); }, between);
+      };
+      // Alg. 2, l. 11
+      auto exponentials = [&](int n) {
+        float L[2], D[2];
+        row_numbers(n, L, D);
+#pragma unroll
+        for (int x = 0; x < 4 * KEY_TILES; ++x) {
+          float& s = S.at(x / 2, n, x % 2);
+          s = ex2(fmaf(s, p.scale_log2, -L[x % 2]));
+        }
+      };
+      // Alg. 2, l. 14
+      auto gradients = [&](int n) {
+        float L[2], D[2];
+        row_numbers(n, L, D);
+#pragma unroll
+        for (int x = 0; x < 4 * KEY_TILES; ++x) S.at(x / 2, n, x % 2) *= dP.at(x / 2, n, x % 2) - D[x % 2];
+      };
+
+      // Alg. 2, l. 10
+      multiply_keys(S_rmem, K_smem, Q, [&](int k) {
+        if (c == 0) copy_next(k);
+      });
+      mma_fence();
+      cap_scores<SOFTCAP>(S, p.softcap);
+      if (masked) {
+        hide_scores_by_keys(S, head_mask(p), first_key + int(warp_keys) + S.lane_row(lane),
+                            tile.q_tile * Br + first + S.lane_column(lane));
+      }
+      // Alg. 2, l. 13; exponentials run under the products.
+      multiply_keys(dP_rmem, V_smem, dO, [&](int k) {
+        if constexpr (!SOFTCAP) {
+#pragma unroll
+          for (int n = k * S_TILES / K_STEPS; n < (k + 1) * S_TILES / K_STEPS; ++n) exponentials(n);
+        }
+      });
+      mma_fence();
+
+      // Alg. 2, l. 12 and 16, for this warp's own queries; dS is made under the products.
+      u32 dS_operand[CHUNK / 16][KEY_TILES][4];
+      accumulate(
+          dV_rmem, dO, first,
+          [&](u32(&P)[KEY_TILES][4], int k) {
+            float slope[2][4 * KEY_TILES];  // of the softcap, which dS is multiplied by
+            if constexpr (SOFTCAP) {
+#pragma unroll
+              for (int n = 0; n < 2; ++n) {
+#pragma unroll
+                for (int x = 0; x < 4 * KEY_TILES; ++x) slope[n][x] = cap_slope(S.at(x / 2, 2 * k + n, x % 2));
+                exponentials(2 * k + n);
+              }
+            }
+#pragma unroll
+            for (int i = 0; i < KEY_TILES; ++i) {
+#pragma unroll
+              for (int h = 0; h < 4; ++h) P[i][h] = operand_pair<BFLOAT16>(S, i, k, h);
+              if constexpr (SHARED_KEYS) store_a_operand<S_PITCH>(P_keys + i * 16 * S_PITCH + (first + k * 16) * 2, P[i], lane);
+            }
+            if constexpr (SOFTCAP) {
+#pragma unroll
+              for (int x = 0; x < 8 * KEY_TILES; ++x) S.at(x % (4 * KEY_TILES) / 2, 2 * k + x / (4 * KEY_TILES), x % 2) *= slope[x / (4 * KEY_TILES)][x % (4 * KEY_TILES)];
+            }
+          },
+          [&](int k) {
+            gradients(2 * k);
+            gradients(2 * k + 1);
+#pragma unroll
+            for (int i = 0; i < KEY_TILES; ++i) {
+#pragma unroll
+              for (int h = 0; h < 4; ++h) dS_operand[k][i][h] = operand_pair<BFLOAT16>(S, i, k, h);
+              store_a_operand<S_PITCH>(dS_keys + i * 16 * S_PITCH + (first + k * 16) * 2, dS_operand[k][i], lane);
+            }
+          });
+      accumulate(
+          dK_rmem, Q, first,
+          [&](u32(&dS)[KEY_TILES][4], int k) {
+#pragma unroll
+            for (int i = 0; i < KEY_TILES; ++i) {
+#pragma unroll
+              for (int h = 0; h < 4; ++h) dS[i][h] = dS_operand[k][i][h];
+            }
+          },
+          [](int) {});
+    }
+
+    // And for the queries of the other warps that share its keys.
+    if constexpr (SHARED_KEYS) {
+      bar_sync(KEY_PARTS_BARRIER + key_group, PARTS * 32);  // they have stored their P and dS
+#pragma unroll
+      for (int x = 1; x < PARTS; ++x) {
+#pragma unroll
+        for (int c = 0; c < PART_QUERIES; c += CHUNK) {
+          const int first = (part + x) % PARTS * PART_QUERIES + c;
+          auto load_from = [&](u32 keys) {
+            return [=](u32(&A)[KEY_TILES][4], int k) {
+              const u32 A_lane = keys + lane_offset_rows_first<S_PITCH>(lane) + (first + k * 16) * 2;
+#pragma unroll
+              for (int i = 0; i < KEY_TILES; ++i) ldmatrix_x4(A[i], A_lane + i * 16 * S_PITCH);
+            };
+          };
+          accumulate(dV_rmem, dO, first, load_from(P_keys), [](int) {});
+          accumulate(dK_rmem, Q, first, load_from(dS_keys), [](int) {});
+        }
+      }
+    }
+    mma_fence();
+  };
+
+  // Alg. 2, l. 15: 32 rows and a share of the columns for each warp.
+  auto add_dq = [&](QueryTile tile, u32 stage) {
+    float dQ_rmem[2][DQ_TILES][4] = {};
+    const u32 dS_lane = dS_smem + stage * TILE_BYTES + dq_row * 2 + lane_offset_columns_first<S_PITCH>(lane);
+    const u32 K_lane = K_smem + first_dq_tile * 16 + rows_first;
+    multiply<BFLOAT16, Bc / 16>(
+        dQ_rmem,
+        [&](u32(&dS)[2][4], int k) {
+#pragma unroll
+          for (int i = 0; i < 2; ++i) ldmatrix_x4_trans(dS[i], dS_lane + k * 16 * S_PITCH + i * 32);
+        },
+        [&](u32(&B)[4], int n, int k) { load_b_pair<true>(B, K_lane + k * 16 * PITCH + n * 16, n + 1 < DQ_TILES); },
+        [](int) {});
+    mma_fence();
+    const int strip = (tile.q_tile * Br + dq_row) / STRIP;
+    float* const dQ = workspace.strip(batch_head + tile.head, strip) + first_dq_tile * ACCUMULATOR;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      if (strip + i >= workspace.strips) continue;
+#pragma unroll
+      for (int n = 0; n < DQ_TILES; ++n) {
+        if (D_TILES % DQ_COLUMN_WARPS != 0 && first_dq_tile + n < dq_share) continue;  // another warp's
+        add_accumulator(dQ + (i * D_TILES + n) * ACCUMULATOR, dQ_rmem[i][n], lane);
+      }
+    }
+  };
+
+  int remaining = group_size * (tiles.end - tiles.first);
+  QueryTile next{first_head, tiles.first}, current{}, added{};
+  bool pending = false, passing = false;  // `current` is not in dQ yet; `added` is, but its turn is not passed on
+  if (remaining > 0) {
+    if constexpr (HEAD_DIM % 16 != 0) {
+      zero_padding<Bc, ROW_BYTES, PITCH, NUM_THREADS>(K_smem, thread);
+      zero_padding<Bc, ROW_BYTES, PITCH, NUM_THREADS>(V_smem, thread);
+      zero_padding<NUM_STAGES * Br, ROW_BYTES, PITCH, NUM_THREADS>(Q_smem, thread);
+      zero_padding<NUM_STAGES * Br, ROW_BYTES, PITCH, NUM_THREADS>(dO_smem, thread);
+    }
+    // Alg. 2, l. 6
+    const char* K = static_cast<const char*>(p.k) +
+                    2 * (item.batch * p.k_stride.batch + item.kv_head * p.k_stride.head + first_key * p.k_stride.seq);
+    const char* V = static_cast<const char*>(p.v) +
+                    2 * (item.batch * p.v_stride.batch + item.kv_head * p.v_stride.head + first_key * p.v_stride.seq);
+    copy_tile_async<Bc, ROW_BYTES, PITCH, NUM_THREADS, ALIGNMENT, true>(K_smem, K, p.k_stride.seq * 2, valid_keys, thread);
+    copy_tile_async<Bc, ROW_BYTES, PITCH, NUM_THREADS, ALIGNMENT, true>(V_smem, V, p.v_stride.seq * 2, valid_keys, thread);
+    if constexpr (NUM_STAGES == 2) {
+#pragma unroll
+      for (int x = 0; x < K_STEPS; ++x) copy_tile(next, 0, x);
+    }
+    cp_async_commit();
+  }
+
+  // Alg. 2, l. 8
+  for (u32 stage = 0;; stage ^= NUM_STAGES - 1) {
+    cp_async_wait<0>();
+    if (DETERMINISTIC && pending && thread == 0) turns.await(current);
+    // All warps are done with the tile before, and have left its dS. With two stages, the next tile has landed for all.
+    block_sync();
+    if (DETERMINISTIC && passing && thread == 0) turns.pass_on(added);
+    if constexpr (NUM_STAGES == 1) {
+      if (remaining > 0) {
+#pragma unroll
+        for (int x = 0; x < K_STEPS; ++x) copy_tile(next, 0, x);
+        cp_async_commit();
+      }
+    }
+    if (pending) {
+      add_dq(current, stage ^ (NUM_STAGES - 1));
+      if constexpr (DETERMINISTIC) added = current, passing = true;
+    }
+    if (remaining == 0) break;
+    if constexpr (NUM_STAGES == 1) {
+      cp_async_wait<0>();
+      block_sync();  // the tile has landed for all, and dS has been read by all
+    }
+    current = next;
+    next = current.next(tiles);
+    --remaining;
+    visit_tile(current, stage, [&](int x) {
+      if (NUM_STAGES == 2 && remaining > 0) copy_tile(next, stage ^ 1, x);
+    });
+    cp_async_commit();
+    pending = true;
+  }
+
+  // Alg. 2, l. 18: dK and dV take the places of this warp's keys of K and V.
+  block_sync();  // no warp reads K any more
+  if (DETERMINISTIC && passing && thread == 0) turns.pass_on(added);
+  auto store = [&](u32 tile, const float(&D)[KEY_TILES][O_TILES][4], float factor) {
+    const u32 rows = tile + warp_keys * PITCH;
+#pragma unroll
+    for (int r = 0; r < 2 * KEY_TILES; ++r) {
+#pragma unroll
+      for (int n = 0; n < O_TILES; ++n) {
+        if (D_TILES % PARTS != 0 && first_tile + n < part * O_TILES) continue;  // another warp's
+        const float* d = D[r / 2][n] + r % 2 * 2;
+        st_shared_u32(rows + (r * 8 + lane / 4) * PITCH + (first_tile + n) * 16 + lane % 4 * 4,
+                      pack_16bit<BFLOAT16>(d[0] * factor, d[1] * factor));
+      }
+    }
+  };
+  store(K_smem, dK_rmem, p.scale);
+  store(V_smem, dV_rmem, 1.0f);
+  if constexpr (SHARED_KEYS) {
+    bar_sync(KEY_PARTS_BARRIER + key_group, PARTS * 32);  // all columns are there; each warp stores some of the rows
+  } else {
+    warp_sync();
+  }
+  constexpr int STORE_ROWS = WARP_KEYS / PARTS;
+  const int row = warp_keys + part * STORE_ROWS;
+  char* dK = static_cast<char*>(p.dk) + 2 * (item.batch * p.dk_stride.batch + item.kv_head * p.dk_stride.head +
+                                             i64(first_key + row) * p.dk_stride.seq);
+  char* dV = static_cast<char*>(p.dv) + 2 * (item.batch * p.dv_stride.batch + item.kv_head * p.dv_stride.head +
+                                             i64(first_key + row) * p.dv_stride.seq);
+  store_tile<STORE_ROWS, ROW_BYTES, PITCH, ALIGNMENT>(dK, p.dk_stride.seq * 2, K_smem + row * PITCH, valid_keys - row, lane);
+  store_tile<STORE_ROWS, ROW_BYTES, PITCH, ALIGNMENT>(dV, p.dv_stride.seq * 2, V_smem + row * PITCH, valid_keys - row, lane);
+
+  if constexpr (TRACE) {
+    block_sync();  // the record ends when the last warp has stored
+    if (thread == 0) write_trace(p, blockIdx.x, {item.k_block, item.kv_head, item.batch}, tiles, start_ns);
+  }
+}
+
+KERNEL __launch_bounds__(PASS_THREADS) fa2_backward_convert(const __grid_constant__ BackwardParams p) { convert_strip(p); }

@@ -1,0 +1,147 @@
+// The passes before and after the key blocks of a backward kernel: one warp per strip of 16 query rows.
+#pragma once
+#include "tiles/backward_workspace.cuh"
+#include "tiles/copy.cuh"
+#include "tiles/schedule.cuh"
+
+constexpr int PASS_THREADS = 128;
+constexpr int PASS_STRIPS = PASS_THREADS / 32;  // strips of one thread block
+
+// A strip of query rows of one head.
+struct StripItem {
+  i64 head;  // over the batch
+  int strip;
+  bool valid;
+
+  DEVICE StripItem(const BackwardParams& p, const BackwardWorkspace& workspace) {
+    const i64 index = i64(blockIdx.x) * PASS_STRIPS + threadIdx.x / 32;
+    head = index / workspace.strips;
+    strip = int(index % workspace.strips);
+    valid = head < i64(p.batch) * p.heads;
+  }
+};
+
+// 16 bytes from or to global memory by accesses as wide as ALIGNMENT allows.
+template <int ALIGNMENT>
+DEVICE vec4 load_16_bytes(const char* global) {
+  if constexpr (ALIGNMENT == 16) {
+    return ld_global<vec4>(global);
+  } else if constexpr (ALIGNMENT == 8) {
+    const vec2 lo = ld_global<vec2>(global), hi = ld_global<vec2>(global + 8);
+    return {lo.x, lo.y, hi.x, hi.y};
+  } else {
+    u32 words[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if constexpr (ALIGNMENT == 4) {
+        words[i] = ld_global<u32>(global + 4 * i);
+      } else {
+        words[i] = ld_global<u16>(global + 4 * i) | u32(ld_global<u16>(global + 4 * i + 2)) << 16;
+      }
+    }
+    return {words[0], words[1], words[2], words[3]};
+  }
+}
+template <int ALIGNMENT>
+DEVICE void store_16_bytes(char* global, vec4 v) {
+  if constexpr (ALIGNMENT == 16) {
+    st_global(global, v);
+  } else if constexpr (ALIGNMENT == 8) {
+    st_global(global, vec2{v.x, v.y});
+    st_global(global + 8, vec2{v.z, v.w});
+  } else {
+    store_pair<ALIGNMENT>(global, v.x);
+    store_pair<ALIGNMENT>(global + 4, v.y);
+    store_pair<ALIGNMENT>(global + 8, v.z);
+    store_pair<ALIGNMENT>(global + 12, v.w);
+  }
+}
+
+// The sum of a[i] b[i] over two packed 16-bit values.
+DEVICE float dot_pair(u32 a, u32 b, float sum) {
+  if constexpr (BFLOAT16) {
+    sum = fmaf(cvt_f32_bf16(u16(a)), cvt_f32_bf16(u16(b)), sum);
+    return fmaf(cvt_f32_bf16(u16(a >> 16)), cvt_f32_bf16(u16(b >> 16)), sum);
+  } else {
+    sum = fmaf(cvt_f32_f16(u16(a)), cvt_f32_f16(u16(b)), sum);
+    return fmaf(cvt_f32_f16(u16(a >> 16)), cvt_f32_f16(u16(b >> 16)), sum);
+  }
+}
+
+// Algorithm 2, l. 4, and what l. 3 says of dQ: zeros in dQ, and the numbers of each row. A row that sees no key has an LSE of
+// -inf; with 0 in its place its P is exp2(-inf - 0) = 0, and its delta must not be NaN, which 0 would not hide.
+DEVICE void prepare_strip(const BackwardParams& p) {
+  constexpr float LOG2_E = 1.44269504088896341f;
+  const BackwardWorkspace workspace(p);
+  const StripItem item(p, workspace);
+  const int lane = threadIdx.x % 32;
+  // A row is read by so many lanes, 16 bytes each.
+  constexpr int LANES = D_TILES <= 2 ? 2 : D_TILES <= 4 ? 4 : D_TILES <= 8 ? 8 : D_TILES <= 16 ? 16 : 32;
+  constexpr int ROWS = 32 / LANES;  // of one pass
+  const int unit = lane % LANES, head = int(item.head % p.heads), batch = int(item.head / p.heads);
+  const char* dO = static_cast<const char*>(p.dout) + 2 * (batch * p.dout_stride.batch + head * p.dout_stride.head) + unit * 16;
+  const char* O = static_cast<const char*>(p.o) + 2 * (batch * p.o_stride.batch + head * p.o_stride.head) + unit * 16;
+  if (item.valid) {
+    vec4* zeros = reinterpret_cast<vec4*>(workspace.strip(item.head, item.strip)) + lane;
+#pragma unroll 8
+    for (int n = 0; n < D_TILES; ++n) st_global(zeros + n * (ACCUMULATOR / 4), vec4{0, 0, 0, 0});
+    if (DETERMINISTIC && lane == 0 && item.strip * STRIP % BLOCK_Q == 0) {
+      st_global(workspace.turns + item.head * ((p.seqlen_q - 1) / BLOCK_Q + 1) + item.strip * STRIP / BLOCK_Q, u32(0));
+    }
+  }
+#pragma unroll(STRIP / ROWS < 8 ? STRIP / ROWS : 8)
+  for (int x = 0; x < STRIP; x += ROWS) {
+    const i64 row = i64(item.strip) * STRIP + x + lane / LANES;
+    const bool here = item.valid && row < p.seqlen_q;
+    float sum = 0.0f;
+    if (here && unit < D_TILES) {
+      const vec4 a = load_16_bytes<ALIGNMENT>(dO + row * (p.dout_stride.seq * 2));
+      const vec4 b = load_16_bytes<ALIGNMENT>(O + row * (p.o_stride.seq * 2));
+      sum = dot_pair(a.w, b.w, dot_pair(a.z, b.z, dot_pair(a.y, b.y, dot_pair(a.x, b.x, sum))));
+    }
+#pragma unroll
+    for (int distance = 1; distance < LANES; distance *= 2) sum += shfl_xor(sum, distance);
+    if (here && unit == 0) {
+      const i64 at = item.head * p.seqlen_q + row;
+      const float lse = ld_global<float>(p.lse + at);
+      if (p.dlse != nullptr) sum -= ld_global<float>(p.dlse + at);
+      const bool blind = lse == NEG_INF;
+      st_global(workspace.rows + at * ROW_NUMBER_BYTES,
+                vec2{float_as_u32(blind ? 0.0f : lse * LOG2_E), float_as_u32(blind ? 0.0f : sum)});
+    }
+  }
+}
+
+// dQ in order, multiplied by the scale and rounded. Eight lanes take an accumulator: each reads 64 bytes, which are eight
+// columns of two rows.
+DEVICE void convert_strip(const BackwardParams& p) {
+  const BackwardWorkspace workspace(p);
+  const StripItem item(p, workspace);
+  const int lane = threadIdx.x % 32, g = lane % 8;
+  if (!item.valid) return;
+  const int head = int(item.head % p.heads), batch = int(item.head / p.heads);
+  char* dQ = static_cast<char*>(p.dq) + 2 * (batch * p.dq_stride.batch + head * p.dq_stride.head);
+  const float* source = workspace.strip(item.head, item.strip);
+#pragma unroll(D_TILES >= 16 ? 4 : 1)
+  for (int n = lane / 8; n < D_TILES; n += 4) {
+    float d[4][4];  // of the four lanes 4g ... 4g + 3, as accumulator_place() says
+#pragma unroll
+    for (int x = 0; x < 4; ++x) {
+      const int place = WIDE_ADDITIONS ? (4 * g + x) * 4 : x * 32 + 4 * g;
+      const vec4 v = ld_global<vec4>(source + n * ACCUMULATOR + place);
+      const float four[4] = {u32_as_float(v.x), u32_as_float(v.y), u32_as_float(v.z), u32_as_float(v.w)};
+#pragma unroll
+      for (int y = 0; y < 4; ++y) d[WIDE_ADDITIONS ? x : y][WIDE_ADDITIONS ? y : x] = four[y] * p.scale;
+    }
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const i64 row = i64(item.strip) * STRIP + half * 8 + g;
+      u32 pairs[4];
+#pragma unroll
+      for (int t = 0; t < 4; ++t) pairs[t] = pack_16bit<BFLOAT16>(d[t][2 * half], d[t][2 * half + 1]);
+      if (row < p.seqlen_q) {
+        store_16_bytes<ALIGNMENT>(dQ + row * (p.dq_stride.seq * 2) + n * 16, {pairs[0], pairs[1], pairs[2], pairs[3]});
+      }
+    }
+  }
+}
