@@ -23,7 +23,7 @@ from cufa.core.mask import CAUSAL, Band
 from cufa.core.operation import OPERATIONS
 from cufa.kernels import kernels_of
 from cufa.kernels.fa2 import Fa2Config
-from cufa.ops.reference import attention_reference
+from cufa.ops.reference import attention_reference, attention_reference_backward
 from cufa.planner import make_plan
 
 LIMITS = Limits(1e10, {"float32": 1e11, "float64": 5e10}, 1e9)
@@ -100,8 +100,30 @@ class TestSampledReference:
         problem = suites.make(2, 4, seqlen_q, 16, dtype, mask, kv_heads=2, seqlen_k=seqlen_k, softcap=20.0)
         expected, arrays = checked(problem)
         whole = attention_reference(*(arrays[x] for x in "qkv"), mask=problem.mask, softcap=20.0)
-        assert {row[:1] for row in expected.rows} == {(0,), (1,)}
-        assert check.max_error(dataclasses.replace(problem, out_dtype="float64"), whole, expected) < 1e-14
+        assert {row[:1] for row in expected["o"].rows} == {(0,), (1,)}
+        exact = dataclasses.replace(problem, out_dtype="float64")
+        assert check.max_error(exact, {"o": whole}, expected) < 1e-14
+
+    @pytest.mark.parametrize("dtype", ["bfloat16", "float64"])
+    @pytest.mark.parametrize("mask", [False, True, Band(5, 3), Band(None, -7, "top-left")], ids=str)
+    @pytest.mark.parametrize(("seqlen_q", "seqlen_k"), [(40, 40), (30, 50), (50, 30)])
+    def test_of_gradients(self, dtype, mask, seqlen_q, seqlen_k):
+        """Every row of every result: there are few. Up to what rounding out to the dtype changes."""
+        problem = suites.make(2, 4, seqlen_q, 16, dtype, mask, kv_heads=2, seqlen_k=seqlen_k, softcap=2.0)
+        problem = dataclasses.replace(problem, operation="backward")
+        expected, arrays = checked(problem)
+        assert {name: len(x.rows) for name, x in expected.items()} == {"dq": 32, "dk": 32, "dv": 32}
+        exact = attention_reference_backward(
+            *(arrays[x] for x in ("dout", "q", "k", "v")), mask=problem.mask, softcap=2.0
+        )
+        results = dict(zip(("dq", "dk", "dv"), exact, strict=True))
+        of_float64 = dataclasses.replace(problem, out_dtype="float64")
+        limit = 1e-13 if dtype == "float64" else 2e-2
+        assert check.max_error(of_float64, results, expected) < limit
+        for x in results.values():
+            x[:, :, -1, 0] += 0.5
+            assert check.max_error(of_float64, results, expected) == pytest.approx(0.5, abs=limit)
+            x[:, :, -1, 0] -= 0.5
 
     @pytest.mark.parametrize("page_size", [0, 16])
     @pytest.mark.parametrize("cache_dtype", [None, "float8_e4m3"])
@@ -119,23 +141,26 @@ class TestSampledReference:
     def test_the_first_and_last_row_of_eight_pairs_are_looked_at(self):
         problem = make_decode(20, 4, 2, 9, head_dim=8)
         expected, _ = checked(problem)
-        assert len({(batch, head // 2) for batch, head, _ in expected.rows}) == 8
-        assert len(expected.rows) == 16
+        rows = expected["o"].rows
+        assert len({(batch, head // 2) for batch, head, _ in rows}) == 8
+        assert len(rows) == 16
 
     def test_a_wrong_element_is_found_and_nan_is_no_small_error(self):
         problem = suites.make(1, 2, 20, 8, "float32", True)
         expected, arrays = checked(problem)
         out = attention_reference(*(arrays[x] for x in "qkv"), causal=True).astype(np.float32)
         out[0, 1, 19, 7] += 0.25
-        assert check.max_error(problem, out, expected) == pytest.approx(0.25, rel=1e-5)
+        assert check.max_error(problem, {"o": out}, expected) == pytest.approx(0.25, rel=1e-5)
         out[0, 1, 19, 6] = np.nan
-        assert np.isnan(check.max_error(problem, out, expected))
+        assert np.isnan(check.max_error(problem, {"o": out}, expected))
 
     def test_rows_that_see_nothing_are_zero(self):
         problem = suites.make(1, 1, 20, 8, "float32", True, seqlen_k=5)
         expected, _ = checked(problem)
         assert not any(
-            value.any() for row, value in zip(expected.rows, expected.values, strict=True) if row[2] < 15
+            value.any()
+            for row, value in zip(expected["o"].rows, expected["o"].values, strict=True)
+            if row[2] < 15
         )
 
 
@@ -174,6 +199,27 @@ class TestRunCase:
             assert row.tflops == pytest.approx(problem.flops / row.seconds / 1e12)
             assert row.gbytes == pytest.approx(problem.io_bytes / row.seconds / 1e9)
             assert row.plan is not None
+
+    @pytest.mark.parametrize("kv_heads", [4, 2])
+    def test_the_backward_on_the_cpu(self, kv_heads):
+        problem = suites.make(1, 4, 150, 24, "float32", True, kv_heads=kv_heads)
+        problem = dataclasses.replace(problem, operation="backward")
+        (row,), skipped = run_case(Case(problem, contenders("fa2")), None, LIMITS, seconds=0.02)
+        assert not skipped and row.error < 1e-5 and row.plan.spec.name == "fa2_backward"
+        assert row.tflops == pytest.approx(2.5 * 4 * 24 * row.work.scores / row.seconds / 1e12)
+
+    def test_inputs_of_the_backward_are_what_the_forward_gives(self):
+        problem = suites.make(1, 2, 40, 16, "float32", True, softcap=3.0)
+        arrays = inputs.Inputs(
+            dataclasses.replace(problem, operation="backward"), on_gpu=False, seed=0
+        ).arrays(dataclasses.replace(problem, operation="backward"))
+        out, lse = attention_reference(*(arrays[x] for x in "qkv"), causal=True, softcap=3.0, return_lse=True)
+        np.testing.assert_allclose(arrays["o"], out, atol=1e-5)
+        np.testing.assert_allclose(arrays["lse"], lse, atol=1e-5)
+        assert abs(arrays["dout"].std() - 1) < 0.1
+        assert not any((arrays["dout"] == arrays[x]).any() for x in "qkvo")
+        given = inputs.given_to(OPERATIONS["backward"], arrays)
+        assert [name for name, x in given.items() if x is None] == ["dlse"]
 
     def test_inputs_differ_by_seed(self):
         problem = suites.make(1, 1, 64, 8, "bfloat16")
@@ -308,10 +354,10 @@ class TestSuites:
         for part in suites.EVIDENCE:
             for case in suites.SUITES[part.suite].cases(device):
                 timed |= {c.plan(case.problem, device).spec.name for c in case.contenders if c.is_ours}
-        assert timed >= set(kernels_of("forward"))
+        assert timed >= {*kernels_of("forward"), *kernels_of("backward")}
 
     def test_evidence_has_both_regimes_of_the_published_shapes(self):
-        for section in ("forward", "decode"):
+        for section in ("forward", "decode", "backward"):
             assert {part.regime for part in suites.EVIDENCE if part.kept_in == section} == set(Regime)
 
     def test_every_operation_has_a_suite(self):

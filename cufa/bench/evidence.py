@@ -167,7 +167,8 @@ def _cold_compile(variant: tuple[str, int]) -> tuple[float, str]:
 
     spec, head_dim, device = KERNELS[variant[0]], variant[1], cuda.current_device()
     dtype = "bfloat16" if "bfloat16" in spec.dtypes else spec.dtypes[0]
-    plan = make_plan(make(1, 16, 4096, head_dim, dtype, CAUSAL), device, kernel=spec.name)
+    problem = dataclasses.replace(make(1, 16, 4096, head_dim, dtype, CAUSAL), operation=spec.operation)
+    plan = make_plan(problem, device, kernel=spec.name)
     start = time.perf_counter()
     cuda.prepare(plan)
     return time.perf_counter() - start, f"{dtype}, head_dim {head_dim}, causal, {plan.config}"
@@ -203,10 +204,11 @@ def _compile_one(job: tuple[Contender, Problem]) -> None:
 
 def host_calls() -> list[Json]:
     """Host time of one asynchronous call on a problem too small to matter, in microseconds: ours (what auto
-    picks, with and without ``out=``, on other arrays at every call, FA2, and decoding), and torch's SDPA."""
+    picks, with and without ``out=``, on other arrays at every call, FA2, the backward, and decoding), and torch's
+    SDPA."""
     import cupy
 
-    from .. import flash_attention, flash_decode
+    from .. import flash_attention, flash_attention_backward, flash_decode
 
     problem = make(1, 8, 128, 64, "float16", CAUSAL)
 
@@ -216,6 +218,7 @@ def host_calls() -> list[Json]:
 
     q, k, v = inputs(0)
     out = cupy.empty_like(q)
+    lse = flash_attention(q, k, v, causal=True, return_lse=True, out=out)[1]
     token, one = q[:, :, :1].copy(), cupy.empty_like(q[:, :, :1])
     length = cupy.array([100], "int32")
     synchronize = cupy.cuda.get_current_stream().synchronize
@@ -229,6 +232,9 @@ def host_calls() -> list[Json]:
         "flash_attention(*next(others), causal=True)": lambda: flash_attention(*next(others), causal=True),
         "flash_attention(q, k, v, causal=True, algorithm='fa2')": lambda: flash_attention(
             q, k, v, causal=True, algorithm="fa2"
+        ),
+        "flash_attention_backward(dout, q, k, v, out, lse, causal=True)": lambda: flash_attention_backward(
+            out, q, k, v, out, lse, causal=True
         ),
         "flash_decode(q, k, v, cache_seqlens=n, out=out)": lambda: flash_decode(
             token, k, v, cache_seqlens=length, out=one

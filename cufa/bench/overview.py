@@ -45,6 +45,7 @@ _ROWS = (
     ),
     _Row("a window of 1024 keys", "the fastest peer", "masks", wanted=lambda p: p.mask_kind == "band"),
     _Row("softcap 30, causal", "the fastest peer", "masks", wanted=lambda p: p.softcap is not None),
+    _Row("the backward, 1k to 16k", "PyTorch's FA2", "backward", "fa2", "torch flash"),
     _Row("decoding, one token", "the faster of PyTorch's two", "decode"),
 )
 
