@@ -127,8 +127,8 @@ def flash_decode(
     -----
     Launches on CuPy's current stream and does not synchronise (NumPy inputs on a GPU do, to bring the
     result back). With ``out=``, all arrays on the GPU, and after one warm-up call it can be captured in a
-    CUDA graph. Each capture keeps a workspace of its own (:func:`plan_decode` prints its size) for as long as
-    the process lives.
+    CUDA graph. Each capture has a workspace of its own (:func:`plan_decode` prints its size), which goes back to
+    CuPy's pool at the first capture after the graph is gone.
 
     ``cache_seqlens`` and ``block_table`` on a GPU must not change while the call runs: several blocks read
     them, each for itself. Change them on the same stream, or between replays. Lengths that change while a
