@@ -202,7 +202,7 @@ class Binding:
         first = min(places)
         self._permuted = operator.itemgetter(*(places.index(first + i) for i in range(len(places))))
         self._pointers = (ctypes.c_void_p * len(places)).from_buffer(self._params, first * _POINTER_BYTES)
-        self._addresses: list[int] = []
+        self._addresses = [0] * len(places)
         self._maps = [
             (place, self._map(operands[place], given, box))
             for name, box in plan.spec.boxes(plan.config).items()
@@ -249,7 +249,8 @@ class Binding:
             if addresses != self._addresses:
                 self._pointers[:] = self._permuted(addresses)
                 for place, tensor_map in self._maps:
-                    tensor_map.point_to(addresses[place])
+                    if addresses[place] != self._addresses[place]:
+                        tensor_map.point_to(addresses[place])
                 self._addresses = addresses
             if trace:  # else this is not a trace build
                 self._params.trace = trace
