@@ -7,6 +7,7 @@ import ctypes
 import pytest
 
 from cufa.core.element import ELEMENTS
+from cufa.kernels import Box
 
 cp = pytest.importorskip("cupy", reason="needs CuPy, but no GPU: pip install 'cufa[cuda13]'")
 
@@ -28,13 +29,13 @@ class Driver:
 
 @pytest.fixture
 def make(monkeypatch):
-    """make(driver, **options): a map of (3, 5, 300, 128) bfloat16, rows and heads interleaved."""
+    """make(driver): a map of (3, 5, 300, 128) bfloat16, rows and heads interleaved."""
     from cufa.backends import tensor_map
 
-    def made(driver, **options):
+    def made(driver):
         monkeypatch.setattr(tensor_map, "_driver", lambda: driver)
         strides = (384_000, 256, 1280, 2)
-        return tensor_map.TensorMap(ELEMENTS["bfloat16"], (3, 5, 300, 128), strides, 64, **options)
+        return tensor_map.TensorMap(ELEMENTS["bfloat16"], (3, 5, 300, 128), strides, Box(64))
 
     return made
 

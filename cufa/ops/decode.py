@@ -137,7 +137,7 @@ def flash_decode(
     On a GPU, keys and values that a query does not see must still be finite where another query of the same
     sequence sees them: a tile is multiplied as a whole, and 0 · inf is NaN. This concerns new tokens among
     several query tokens. What lies past a sequence's length may hold anything. Scaled scores must stay within
-    ±2e7 there, as in :func:`flash_attention`.
+    ±2e7 there, and denormal numbers count as 0, as in :func:`flash_attention`.
 
     >>> k = v = np.zeros((1, 8, 4096, 128), np.float16)
     >>> q = np.ones((1, 32, 1, 128), np.float16)
