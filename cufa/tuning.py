@@ -44,7 +44,7 @@ def load(device_name: str) -> Mapping[str, TileConfig]:
     for key, entry in _read(path(device_name)).items():
         try:
             winners[key] = KERNELS[key.partition("/")[0]].read_config(entry["config"])
-        except (KeyError, TypeError):  # written by another version of cufa
+        except (AttributeError, KeyError, TypeError):  # damaged, or written by another version of cufa
             continue
     return winners
 
@@ -70,7 +70,7 @@ def fastest_kernels(device_name: str) -> Mapping[str, str]:
     """Names of kernels by :func:`cufa.planner.problem_class`; empty for a GPU model without recorded benchmarks."""
     known = {spec.name for spec in KERNELS.values()}
     entries = _read(recorded_path(device_name))
-    return {key: name for key, name in entries.items() if name in known}
+    return {key: name for key, name in entries.items() if isinstance(name, str) and name in known}
 
 
 def recorded_path(device_name: str) -> Path:
@@ -81,7 +81,7 @@ def recorded_path(device_name: str) -> Path:
 def _read(file: Path) -> dict[str, Any]:
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):  # the last for brackets without end
         return {}
     return content if isinstance(content, dict) else {}
 

@@ -212,10 +212,12 @@ def test_every_number_of_e4m3():
 
 @pytest.mark.parametrize("wide", [np.float32, np.float64])
 def test_conversion_of_every_float16_and_e4m3(wide):
-    """Bit for bit, subnormal numbers and the sign of zero included; with inf and NaN among them or not."""
+    """Bit for bit, subnormal numbers and the sign of zero included; with inf and NaN of both signs among them, of
+    one, or of none."""
     halves, bytes_ = np.arange(1 << 16, dtype=np.uint16).view(np.float16), np.arange(256, dtype=np.uint8)
     for x, exact in ((halves, halves.astype(wide)), (bytes_, bytes_.view(FLOAT8).astype(wide))):
-        for chosen in (np.isfinite(exact), slice(None)):
+        finite, negative = np.isfinite(exact), np.signbit(exact)
+        for chosen in (finite, finite | negative, finite | ~negative, np.full(exact.shape, True)):
             got = np.full(exact[chosen].shape, np.nan, wide)
             cpu_decode._widen(x[chosen], got)
             np.testing.assert_array_equal(got, exact[chosen])

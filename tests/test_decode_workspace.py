@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import threading
 import time
 from types import SimpleNamespace
@@ -36,7 +37,15 @@ class Stream:
 
 
 @pytest.fixture
-def allocated(monkeypatch):
+def capture_of():
+    """The true one."""
+    from cufa.backends import workspace as workspaces
+
+    return workspaces.capture_of
+
+
+@pytest.fixture
+def allocated(monkeypatch, capture_of):
     """Sizes of what was allocated, and the streams that were current."""
     from cufa.backends import workspace as workspaces
 
@@ -51,7 +60,7 @@ def allocated(monkeypatch):
     monkeypatch.setattr(cp.cuda, "alloc", alloc)
     monkeypatch.setattr(cp.cuda, "Stream", Stream)
     monkeypatch.setattr(cp.cuda, "get_current_stream", lambda device_id=-1: Stream.current)
-    monkeypatch.setattr(workspaces, "capture_id", lambda ptr: Stream.current.capture)
+    monkeypatch.setattr(workspaces, "capture_of", lambda ptr: (Stream.current.capture, 0))
     for name in ("_zeroing", "_of_streams", "_of_captures"):
         monkeypatch.setattr(workspaces, name, {})
     monkeypatch.setattr(workspaces, "_of_captured_calls", [])
@@ -89,7 +98,7 @@ def test_one_workspace_a_capture_and_stream(allocated):
     assert reserve(one, 8, 9999) != first and reserve(one) != first
 
 
-def test_memory_of_a_capture_is_never_given_back(allocated):
+def test_memory_of_a_capture_is_kept_as_it_grows(allocated):
     """Graphs hold addresses only."""
     from cufa.backends import workspace as workspaces
 
@@ -98,6 +107,74 @@ def test_memory_of_a_capture_is_never_given_back(allocated):
     (workspace,) = workspaces._of_captures.values()
     kept = [x.ptr for x in workspace._memory]
     assert kept == [address for pair in addresses for address in pair]
+
+
+class Driver:
+    """CUDA's, as far as it tells of captures and keeps an object for a graph."""
+
+    def __init__(self, **fails):
+        self.fails, self.number, self.graphs = fails, 0, {}
+
+    def cuStreamGetCaptureInfo_v2(self, stream, status, number, graph, *none):
+        status._obj.value, number._obj.value = 1, self.number
+        graph._obj.value = 1000 + self.number
+        return 0
+
+    def cuUserObjectCreate(self, holder, argument, function, count, flags):
+        assert (count, flags) == (1, 1)
+        holder._obj.value = 77
+        self.made = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(function.value), argument.value
+        return self.fails.get("create", 0)
+
+    def cuGraphRetainUserObject(self, graph, holder, count, flags):
+        assert (holder.value, count, flags) == (77, 1, 1)
+        self.graphs.setdefault(graph.value, []).append(self.made)
+        return self.fails.get("retain", 0)
+
+    def destroy(self, graph):
+        """As the driver does it, which calls what each object of the graph names."""
+        for function, argument in self.graphs.pop(graph):
+            function(argument)
+
+
+@pytest.fixture
+def driver(allocated, monkeypatch, capture_of):
+    from cufa.backends import workspace as workspaces
+
+    found = Driver()
+    monkeypatch.setattr(workspaces, "_driver", lambda: found)
+    monkeypatch.setattr(workspaces, "capture_of", capture_of)
+    return found
+
+
+def capture(driver, number, *streams):
+    """Captures a call on each stream; numbers of the captures that workspaces are kept of."""
+    from cufa.backends import workspace as workspaces
+
+    driver.number = number
+    for stream in streams:
+        reserve(Stream(stream, capture=number))
+    return sorted(key[-1] for key in workspaces._of_captures)
+
+
+def test_memory_of_a_capture_goes_when_the_graph_does(driver):
+    """At the next capture, on whatever stream; not before, whatever else is captured."""
+    assert capture(driver, 1, 7, 8) == [1, 1]
+    assert capture(driver, 2, 7) == [1, 1, 2]
+    driver.destroy(1001)
+    assert capture(driver, 2, 7) == [1, 1, 2], "no search where nothing new is captured"
+    assert capture(driver, 3, 7) == [2, 3]
+    assert capture(driver, 4, 7) == [2, 3, 4]
+    driver.destroy(1003)
+    driver.destroy(1002)
+    assert capture(driver, 5, 7) == [4, 5]
+
+
+@pytest.mark.parametrize("fails", [{"create": 801}, {"retain": 1}])
+def test_memory_is_kept_where_the_driver_does_not_tell_the_end(driver, fails):
+    driver.fails = fails
+    assert capture(driver, 1, 7) == [1]
+    assert capture(driver, 2, 7) == [1, 2]
 
 
 def test_memory_of_a_capture_is_allocated_and_zeroed_outside(allocated):
@@ -111,7 +188,7 @@ def test_memory_of_a_capture_is_allocated_and_zeroed_outside(allocated):
 def test_without_the_captures_number_each_call_has_its_own(allocated, monkeypatch):
     from cufa.backends import workspace as workspaces
 
-    monkeypatch.setattr(workspaces, "capture_id", lambda ptr: None)
+    monkeypatch.setattr(workspaces, "capture_of", lambda ptr: None)
     stream = Stream(7, capture=1)
     assert reserve(stream) != reserve(stream)
 
@@ -119,11 +196,12 @@ def test_without_the_captures_number_each_call_has_its_own(allocated, monkeypatc
 def test_no_driver_knows_no_capture(monkeypatch):
     from cufa.backends import workspace as workspaces
 
-    def missing(name):
-        raise OSError(name)
+    def missing():
+        raise OSError("libcuda.so.1")
 
-    monkeypatch.setattr(workspaces.ctypes, "CDLL", missing)
-    assert workspaces.capture_id(7) is None
+    monkeypatch.setattr(workspaces, "_driver", missing)
+    assert workspaces.capture_of(7) is None
+    assert not workspaces.Workspace(captured=True, graph=1).ended
 
 
 @pytest.fixture

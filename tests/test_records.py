@@ -24,7 +24,7 @@ from cufa.bench.timing import Timing, speedup
 from cufa.core.architectures import Device
 from cufa.core.mask import CAUSAL, Band
 from cufa.kernels import KERNELS, TileConfig, kernels_of
-from cufa.planner import make_plan
+from cufa.planner import make_plan, tuning_key
 
 FORWARD, DECODE = (kernels_of(name) for name in ("forward", "decode"))
 H200 = Device.typical("sm_90")
@@ -511,8 +511,13 @@ def test_tests_are_counted_for_the_kernel_in_their_parameters(name, kernels):
     assert gpu_tests._kernels_of(name) == kernels
 
 
-#: A field that configs do not have, a kernel that there is not, and no entry at all.
-DAMAGED = '{"naive/k": {"config": {"no_such_field": 1}}, "k": {"config": {}}, "x": 3}'
+#: A field that configs do not have, fields that are missing, a kernel that there is not, no config, none that could
+#: be one, and no entry at all.
+DAMAGED = """{
+    "naive/field": {"config": {"block_q": 64, "block_kv": 64, "num_warps": 4, "no_such_field": 1}},
+    "naive/missing": {"config": {"block_q": 64}}, "k": {"config": {}}, "naive/none": {},
+    "naive/number": {"config": 5}, "naive/null": {"config": null}, "naive/list": {"config": [64, 64, 4]}, "naive/x": 3
+}"""
 
 
 class TestTuning:
@@ -537,14 +542,32 @@ class TestTuning:
             "no temporary file is left"
         )
 
-    @pytest.mark.parametrize("content", ["", "{", "[]", DAMAGED])
+    @pytest.mark.parametrize(
+        "content", [b"", b"{", b"[]", b"3", b"\xff\xfe{}", b"[" * 200_000, DAMAGED.encode()]
+    )
     def test_a_damaged_file_means_untuned(self, content):
         file = tuning.path("GPU")
         file.parent.mkdir(parents=True)
-        file.write_text(content)
+        file.write_bytes(content)
         assert tuning.load("GPU") == {}
         tuning.save("GPU", "naive/key", TileConfig(64, 64, 4), {})
         assert tuning.load("GPU") == {"naive/key": TileConfig(64, 64, 4)}
+
+    def test_what_is_damaged_spoils_nothing_else(self):
+        good = TileConfig(64, 64, 4)
+        file = tuning.save("GPU", "naive/key", good, {})
+        file.write_text(json.dumps({**json.loads(DAMAGED), **json.loads(file.read_text())}))
+        tuning.load.cache_clear()
+        assert tuning.load("GPU") == {"naive/key": good}
+
+    def test_tiles_that_do_not_fit_are_passed_over(self):
+        device = Device.typical("sm_90")
+        problem = make(1, 8, 4096, 64, "float16", True)
+        plan = make_plan(problem, device)
+        for field, value in (("block_q", 4096), ("block_kv", 0), ("num_warps", "8")):
+            wrong = dataclasses.replace(plan.config, **{field: value})
+            tuning.save(device.name, tuning_key(plan.spec, problem), wrong, {})
+            assert make_plan(problem, device, tuned=tuning.load(device.name)).config == plan.config
 
     def test_the_planner_takes_the_winner(self):
         from cufa.core.architectures import Device

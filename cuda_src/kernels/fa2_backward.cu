@@ -188,7 +188,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward(const __grid_c
             for (int i = 0; i < KEY_TILES; ++i) {
 #pragma unroll
               for (int h = 0; h < 4; ++h) P[i][h] = operand_pair<BFLOAT16>(S, i, k, h);
-              if constexpr (SHARED_KEYS) store_a_operand<S_PITCH>(P_keys + i * 16 * S_PITCH + (first + k * 16) * 2, P[i], lane);
+              if constexpr (SHARED_KEYS) store_operand<S_PITCH>(P_keys + i * 16 * S_PITCH + (first + k * 16) * 2, P[i], lane);
             }
             if constexpr (SOFTCAP) {
 #pragma unroll
@@ -202,7 +202,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward(const __grid_c
             for (int i = 0; i < KEY_TILES; ++i) {
 #pragma unroll
               for (int h = 0; h < 4; ++h) dS_operand[k][i][h] = operand_pair<BFLOAT16>(S, i, k, h);
-              store_a_operand<S_PITCH>(dS_keys + i * 16 * S_PITCH + (first + k * 16) * 2, dS_operand[k][i], lane);
+              store_operand<S_PITCH>(dS_keys + i * 16 * S_PITCH + (first + k * 16) * 2, dS_operand[k][i], lane);
             }
           });
       accumulate(

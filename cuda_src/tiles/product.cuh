@@ -1,6 +1,7 @@
 // A product of one warp on mma.sync, D += A B over STEPS k16 steps, with operands loaded ahead of their use: A by one step, B
 // by one pair of 8-column tiles. ldmatrix takes longer than the few products of a pair.
 #pragma once
+#include "primitives/stmatrix.cuh"
 #include "tiles/fragments.cuh"
 
 // Two neighbouring B operands or, where a row of tiles ends with an odd one, only the first.
@@ -40,4 +41,14 @@ DEVICE void multiply(float (&D)[M][N][4], LoadA load_a, LoadB load_b, Between be
     }
     between(k);
   }
+}
+
+// An A operand to shared memory, row by row; `smem` is the tile's first element. In one instruction from sm_90 on.
+template <int PITCH>
+DEVICE void store_operand(u32 smem, const u32 (&a)[4], int lane) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+  store_a_operand<PITCH>(smem, a, lane);
+#else
+  stmatrix_x4(smem + lane_offset_rows_first<PITCH>(lane), a);
+#endif
 }

@@ -202,7 +202,7 @@ class Binding:
         first = min(places)
         self._permuted = operator.itemgetter(*(places.index(first + i) for i in range(len(places))))
         self._pointers = (ctypes.c_void_p * len(places)).from_buffer(self._params, first * _POINTER_BYTES)
-        self._addresses: list[int] = []
+        self._addresses = [0] * len(places)
         self._maps = [
             (place, self._map(operands[place], given, box))
             for name, box in plan.spec.boxes(plan.config).items()
@@ -249,36 +249,32 @@ class Binding:
             if addresses != self._addresses:
                 self._pointers[:] = self._permuted(addresses)
                 for place, tensor_map in self._maps:
-                    tensor_map.point_to(addresses[place])
+                    if addresses[place] != self._addresses[place]:
+                        tensor_map.point_to(addresses[place])
                 self._addresses = addresses
             if trace:  # else this is not a trace build
                 self._params.trace = trace
             if not self._workspace:
                 self._launches(stream.ptr)
-            elif self._counters:
-                self._launch_with_counters(stream)
+            elif self._counters or stream.is_capturing():
+                self._launch_in_workspace(stream)
             else:
-                workspace = self._allocate_workspace(stream)
-                self._params.workspace = workspace.ptr
+                # From CuPy's pool: safe to drop after the launch, as the pool reuses it in stream order only.
+                memory = cupy.cuda.alloc(self._workspace)
+                self._params.workspace = memory.ptr
                 self._launches(stream.ptr)
 
-    def _launch_with_counters(self, stream: Any) -> None:
-        """Partial results, and counters that are zero between launches, in the stream's workspace."""
+    def _launch_in_workspace(self, stream: Any) -> None:
+        """In the stream's, or its capture's: partial results, and counters that are zero between launches."""
         workspace = workspace_of(stream, self._device_id)
         with workspace.lock:
             if workspace.num_counters < self._counters or workspace.partial_bytes < self._workspace:
                 workspace.grow(stream, self._device_id, self._counters, self._workspace)
-            self._params.counters, self._params.partial = workspace.counters, workspace.partial
+            if self._counters:
+                self._params.counters, self._params.partial = workspace.counters, workspace.partial
+            else:
+                self._params.workspace = workspace.partial
             self._launches(stream.ptr)
-
-    def _allocate_workspace(self, stream: Any) -> Any:
-        """From CuPy's pool: safe to drop after the launch, as the pool reuses it in stream order only."""
-        if stream.is_capturing():
-            raise RuntimeError(
-                f"{self._plan.spec.name} needs {self._workspace:,} B of workspace, which a graph "
-                "cannot hold: capture algorithm='auto' or 'fa2' instead"
-            )
-        return cupy.cuda.alloc(self._workspace)
 
 
 def addresses(given: Arrays) -> list[int]:

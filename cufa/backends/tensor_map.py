@@ -25,8 +25,11 @@ _BOX_BYTES = 128
 
 
 @functools.cache
-def _encode() -> ctypes._NamedFuncPointer:
-    return ctypes.CDLL("libcuda.so.1").cuTensorMapEncodeTiled
+def _driver() -> ctypes.PyDLL:
+    """Its functions for maps neither wait nor call back: giving up the GIL for them would only cost time."""
+    driver = ctypes.PyDLL("libcuda.so.1")
+    driver.cuTensorMapReplaceAddress.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
+    return driver
 
 
 class TensorMap:
@@ -77,37 +80,23 @@ class TensorMap:
             ctypes.c_int(_PROMOTIONS.index(box.promotion)),
             ctypes.c_int(0),  # elements out of bounds arrive as zeros
         )
+        self._replace = _driver().cuTensorMapReplaceAddress
         self._pointer = 0
-        self._slot: ctypes.c_uint64 | None = None
 
     def point_to(self, pointer: int) -> None:
         """Encode the map for a tensor at this device address, unless it is encoded already."""
         if pointer == self._pointer:
             return
-        if self._slot is not None:
-            self._slot.value = pointer
-        else:
+        # A map that was encoded needs its new address only, which costs less than encoding it again.
+        if not self._pointer or self._replace(self.address, pointer):
             self._encode(pointer)
-            self._slot = self._find_slot(pointer)
         self._pointer = pointer
 
-    def _find_slot(self, pointer: int) -> ctypes.c_uint64 | None:
-        """Where in the map its address stands, as a plain number that nothing else depends on: writing there
-        costs a tenth of encoding. None if this driver does otherwise, which two encodings tell."""
-        maps = []
-        for address in (pointer + 4096, pointer):
-            self._encode(address)
-            maps.append(ctypes.string_at(self.address, _BYTES))
-        offset = maps[1].find(pointer.to_bytes(8, "little"))
-        as_number = (pointer + 4096).to_bytes(8, "little")
-        if offset < 0 or maps[0] != maps[1][:offset] + as_number + maps[1][offset + 8 :]:
-            return None
-        return ctypes.c_uint64.from_address(self.address + offset)
-
     def _encode(self, pointer: int) -> None:
-        status = _encode()(*self._arguments, ctypes.c_void_p(pointer), *self._geometry)
+        encode = _driver().cuTensorMapEncodeTiled
+        status = encode(*self._arguments, ctypes.c_void_p(pointer), *self._geometry)
         if status == _INVALID_CONTEXT:  # a thread's first CUDA call: make the context current
             cupy.cuda.runtime.setDevice(cupy.cuda.runtime.getDevice())
-            status = _encode()(*self._arguments, ctypes.c_void_p(pointer), *self._geometry)
+            status = encode(*self._arguments, ctypes.c_void_p(pointer), *self._geometry)
         if status:
             raise RuntimeError(f"cuTensorMapEncodeTiled failed with CUDA error {status} at {pointer:#x}")

@@ -2,13 +2,14 @@
 parts that are there, which a kernel leaves at zero for the next.
 
 Calls on one stream follow one another, so each stream has one workspace. What is captured has its own, one
-for each capture and stream, which lives as long as the process: a graph may be replayed at any time, on any
-stream.
+for each capture and stream, which lives as long as the graph and all that was made of it: a graph may be replayed
+at any time, on any stream.
 """
 
 from __future__ import annotations
 
 import ctypes
+import functools
 import threading
 from typing import Any
 
@@ -16,19 +17,29 @@ import cupy
 
 _PER_THREAD_STREAM = 2  # cudaStreamPerThread: one handle, another stream in every thread
 _CAPTURE_ACTIVE = 1  # CUstreamCaptureStatus
+_NO_DESTRUCTOR_SYNC = 1  # CUuserObject_flags
+_MOVE_REFERENCE = 1  # CUuserObjectRetain_flags
+_SEMAPHORE_BYTES = 32  # sizeof(sem_t) of 64-bit Linux
 
 
 class Workspace:
     """Of one stream. Hold ``lock`` from looking at it to the last launch of a call: kernels of two calls,
-    from two host threads, must not take turns on it."""
+    from two host threads, must not take turns on it. ``graph`` is the one that is captured into, whose end
+    :attr:`ended` tells, or 0 where the driver does not say."""
 
-    def __init__(self, captured: bool) -> None:
+    def __init__(self, captured: bool, graph: int = 0) -> None:
         self.lock = threading.Lock()
         self.num_counters = self.partial_bytes = 0
         self.counters = self.partial = 0
         """Addresses: of 32-bit words that are zero whenever no kernel runs, and of ``partial_bytes``."""
         self._captured = captured
+        self._end = _end_of(graph) if graph else None
         self._memory: list[Any] = []
+
+    @property
+    def ended(self) -> bool:
+        """No graph will use the workspace any more."""
+        return self._end is not None and _libc().sem_trywait(self._end) == 0
 
     def grow(self, stream: Any, device_id: int, num_counters: int, partial_bytes: int) -> None:
         """To at least these sizes. ``stream`` is the current one."""
@@ -45,8 +56,8 @@ class Workspace:
 
 def _allocate(stream: Any, num_counters: int, partial_bytes: int) -> tuple[Any, Any]:
     """From the pool of the current stream, which is ``stream``."""
-    counters, partial = cupy.cuda.alloc(num_counters * 4), cupy.cuda.alloc(partial_bytes)
-    counters.memset_async(0, num_counters * 4, stream)
+    counters, partial = cupy.cuda.alloc(max(num_counters, 1) * 4), cupy.cuda.alloc(partial_bytes)
+    counters.memset_async(0, max(num_counters, 1) * 4, stream)
     return counters, partial
 
 
@@ -74,19 +85,63 @@ def workspace_of(stream: Any, device_id: int) -> Workspace:
     key = device_id, pointer, threading.get_ident() if pointer == _PER_THREAD_STREAM else 0
     if not stream.is_capturing():
         return _of_streams.get(key) or _of_streams.setdefault(key, Workspace(captured=False))
-    capture = capture_id(pointer)
-    if capture is None:  # nothing says which calls follow one another: each has its own
+    capture = capture_of(pointer)
+    if capture is None:  # nothing says which calls follow one another: each has its own, for good
         _of_captured_calls.append(Workspace(captured=True))
         return _of_captured_calls[-1]
-    return _of_captures.setdefault((*key, capture), Workspace(captured=True))
+    number, graph = capture
+    found = _of_captures.get((*key, number))
+    if found is None:
+        for other, workspace in list(_of_captures.items()):
+            if workspace.ended:
+                del _of_captures[other]  # and its memory is back in CuPy's pool
+        found = _of_captures[*key, number] = Workspace(captured=True, graph=graph)
+    return found
 
 
-def capture_id(stream: int) -> int | None:
-    """Unique in the process, the same for all streams of one capture; None if the driver does not say."""
+def capture_of(stream: int) -> tuple[int, int] | None:
+    """A number that is unique in the process and the same for all streams of one capture, and the graph that is
+    captured into; None if the driver does not say."""
     try:
-        get_info = ctypes.CDLL("libcuda.so.1").cuStreamGetCaptureInfo_v2
+        get_info = _driver().cuStreamGetCaptureInfo_v2
     except (AttributeError, OSError):
         return None
-    status, number = ctypes.c_int(), ctypes.c_uint64()
-    failed = get_info(ctypes.c_void_p(stream), ctypes.byref(status), ctypes.byref(number), None, None, None)
-    return None if failed or status.value != _CAPTURE_ACTIVE else number.value
+    status, number, graph = ctypes.c_int(), ctypes.c_uint64(), ctypes.c_void_p()
+    failed = get_info(
+        ctypes.c_void_p(stream), ctypes.byref(status), ctypes.byref(number), ctypes.byref(graph), None, None
+    )
+    return None if failed or status.value != _CAPTURE_ACTIVE else (number.value, graph.value or 0)
+
+
+def _end_of(graph: int) -> int | None:
+    """The address of a semaphore that the driver posts once the graph, all its copies and all that was made
+    executable of them are gone, and no longer run; None if the driver cannot.
+
+    The driver calls libc's own function, from a thread of its own: Python may be waiting for the driver just then,
+    or be gone. For the same reason the semaphore is memory of libc, and never freed: 32 bytes per capture.
+    """
+    semaphore = _libc().calloc(1, _SEMAPHORE_BYTES)
+    _libc().sem_init(semaphore, 0, 0)
+    post, holder = ctypes.cast(_libc().sem_post, ctypes.c_void_p), ctypes.c_void_p()
+    try:
+        create, retain = _driver().cuUserObjectCreate, _driver().cuGraphRetainUserObject
+    except (AttributeError, OSError):
+        return None
+    if create(ctypes.byref(holder), ctypes.c_void_p(semaphore), post, 1, _NO_DESTRUCTOR_SYNC):
+        return None
+    # Moved: the graph's is the only reference.
+    return None if retain(ctypes.c_void_p(graph), holder, 1, _MOVE_REFERENCE) else semaphore
+
+
+@functools.cache
+def _driver() -> ctypes.CDLL:
+    return ctypes.CDLL("libcuda.so.1")
+
+
+@functools.cache
+def _libc() -> ctypes.CDLL:
+    libc = ctypes.CDLL(None)
+    libc.calloc.restype, libc.calloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t, ctypes.c_size_t]
+    libc.sem_init.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_uint]
+    libc.sem_trywait.argtypes = [ctypes.c_void_p]
+    return libc

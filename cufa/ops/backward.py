@@ -89,7 +89,7 @@ def flash_attention_backward(
     -----
     Launches on CuPy's current stream and does not synchronise (NumPy inputs on a GPU do, to bring the results
     back). Its workspace, which :func:`plan_backward` prints, is from CuPy's memory pool; in a CUDA graph, which it
-    can be captured in after one warm-up call, it is kept for as long as the process lives.
+    can be captured in after one warm-up call, it is kept until the first capture after the graph is gone.
 
     On a GPU all inputs must be finite, those that the mask hides included.
     """

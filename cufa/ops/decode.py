@@ -127,8 +127,8 @@ def flash_decode(
     -----
     Launches on CuPy's current stream and does not synchronise (NumPy inputs on a GPU do, to bring the
     result back). With ``out=``, all arrays on the GPU, and after one warm-up call it can be captured in a
-    CUDA graph. Each capture keeps a workspace of its own (:func:`plan_decode` prints its size) for as long as
-    the process lives.
+    CUDA graph. Each capture has a workspace of its own (:func:`plan_decode` prints its size), which goes back to
+    CuPy's pool at the first capture after the graph is gone.
 
     ``cache_seqlens`` and ``block_table`` on a GPU must not change while the call runs: several blocks read
     them, each for itself. Change them on the same stream, or between replays. Lengths that change while a
@@ -137,7 +137,7 @@ def flash_decode(
     On a GPU, keys and values that a query does not see must still be finite where another query of the same
     sequence sees them: a tile is multiplied as a whole, and 0 · inf is NaN. This concerns new tokens among
     several query tokens. What lies past a sequence's length may hold anything. Scaled scores must stay within
-    ±2e7 there, as in :func:`flash_attention`.
+    ±2e7 there, and denormal numbers count as 0, as in :func:`flash_attention`.
 
     >>> k = v = np.zeros((1, 8, 4096, 128), np.float16)
     >>> q = np.ones((1, 32, 1, 128), np.float16)

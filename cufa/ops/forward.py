@@ -68,8 +68,8 @@ def flash_attention(
     layout : "bhsd" or "bshd"
         Axis order of q, k, v and the result: (batch, heads, seqlen, head_dim), or with seqlen before heads.
     algorithm : "auto", "fa3", "fa2", "fa2_noskip", "fa1" or "naive"
-        "auto" takes the fastest kernel that serves the call: FA3 on Hopper, else FA2. The others are there
-        to compare.
+        "auto" takes the kernel that recorded benchmarks found fastest for the class of problem on this GPU, and where
+        nothing was measured the first in the registry's order that serves the call: FA3 on Hopper, else FA2.
     precision : None, "float32" or "tf32"
         For float32 inputs on a GPU. None keeps float32 accuracy, unless ``CUPY_TF32=1`` is set.
     return_lse : bool
@@ -102,6 +102,9 @@ def flash_attention(
     Scores are float32. On a GPU those of scale * q kᵀ must stay within ±2e7 (where float32 is coarser than 1,
     so that softmax is a guess anyway): the exponentials of larger ones overflow, and rows come out as NaN.
     ``algorithm="naive"`` and the CPU take what float32 holds.
+
+    On a GPU, numbers closer to 0 than 1.2e-38 (denormal ones, which float32 and bfloat16 can hold) are read and
+    written as 0. float16 keeps its own.
     """
     if type(causal) is not bool:  # before a call that was seen: to it 1.0 would be True
         causal = check_causal(causal)  # type: ignore[unreachable]
