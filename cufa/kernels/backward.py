@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ..core import order
 from ..core.operation import Split
 from ..core.problem import Problem
 from .config import TileConfig
@@ -53,5 +54,6 @@ FA2_BACKWARD = KernelSpec(
     workspace=_fa2_backward_workspace,
     workspace_holds="dQ in float32, which the blocks of all keys add to, and two numbers per query",
     skip_masked_tiles=True,
+    order=lambda problem, schedule, num_sms: order.key_blocks(problem, schedule),
     operation="backward",
 )
