@@ -20,8 +20,8 @@ from cufa.ops import arrays, calls, seen
 cp = pytest.importorskip("cupy")
 
 
-def array(address, shape=(2, 4, 8, 16), dtype=np.float16):
-    memory = cp.cuda.UnownedMemory(address, 1 << 30, None, 0)
+def array(address, shape=(2, 4, 8, 16), dtype=np.float16, device=0):
+    memory = cp.cuda.UnownedMemory(address, 1 << 30, None, device)
     return cp.ndarray(shape, dtype, memptr=cp.cuda.MemoryPointer(memory, 0))
 
 
@@ -87,6 +87,7 @@ def test_small_arrays_do_not_hide_how_large_ones_are_aligned():
         (Q, K, V[:, ::2], OUT),
         (Q, K.transpose(0, 2, 1, 3), V, OUT),
         (Q, array(2 << 32, dtype=np.int16), V, OUT),
+        (Q, K, array(3 << 32, device=1), OUT),
         (Q, K, V, OUT[:, :, ::2]),
     ],
 )
