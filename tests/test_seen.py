@@ -94,7 +94,17 @@ def test_small_arrays_do_not_hide_how_large_ones_are_aligned():
 def test_calls_that_differ(other):
     assert key(*other) != key(Q, K, V, OUT)
     assert key(Q, K, V, OUT) != key(Q, K, V, OUT, options=("y",))
-    assert key(Q, K, V, operation=DECODE) != key(Q, K, V)
+    assert key(Q, K, V, OUT, operation=dataclasses.replace(FORWARD, name="other")) != key(Q, K, V, OUT)
+
+
+def test_the_wish_for_tf32_is_part_of_calls_on_float32(monkeypatch):
+    wide = [array(n << 32, dtype=np.float32) for n in (1, 2, 3)]
+    found = []
+    for wish in ("0", "1"):
+        monkeypatch.setenv("CUPY_TF32", wish)
+        found.append((key(*wide), key(Q, K, V)))
+    (one, half), (other, same) = found
+    assert one != other and half == same
 
 
 def test_strides_matter_where_the_shape_does_not_say_them():
