@@ -20,6 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from . import __version__, tuning
+from .core.mask import CAUSAL
 from .kernels import KERNELS
 from .nvrtc.compiler import SOURCE_DIR, included_files
 from .ops.forward import flash_attention
@@ -237,7 +238,7 @@ def _call() -> Iterator[Check]:
     on_gpu = bool(_capabilities()) and _importable("cupy")
     rng = np.random.default_rng(0)
     q, k, v = rng.standard_normal((3, 1, 2, 100, 64), np.float32).astype(np.float16)
-    error = np.abs(flash_attention(q, k, v, causal=True) - attention_reference(q, k, v, causal=True)).max()
+    error = np.abs(flash_attention(q, k, v, mask=CAUSAL) - attention_reference(q, k, v, mask=CAUSAL)).max()
     detail = f"attention on the {'GPU' if on_gpu else 'CPU'}: error {error:.1e} against float64"
     if error < 5e-3:
         yield Check("first call", Status.OK, detail)
