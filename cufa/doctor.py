@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from . import __version__, tuning
+from .core.mask import CAUSAL
 from .kernels import KERNELS
 from .nvrtc.compiler import SOURCE_DIR, included_files
 from .ops.backward import flash_attention_backward
@@ -239,11 +240,11 @@ def _call() -> Iterator[Check]:
     where = "GPU" if _capabilities() and _importable("cupy") else "CPU"
     rng = np.random.default_rng(0)
     q, k, v, dout = rng.standard_normal((4, 1, 2, 100, 64), np.float32).astype(np.float16)
-    out, lse = flash_attention(q, k, v, causal=True, return_lse=True)
-    gradients = flash_attention_backward(dout, q, k, v, out, lse, causal=True)
-    exact = attention_reference_backward(dout, q, k, v, causal=True)
+    out, lse = flash_attention(q, k, v, mask=CAUSAL, return_lse=True)
+    gradients = flash_attention_backward(dout, q, k, v, out, lse, mask=CAUSAL)
+    exact = attention_reference_backward(dout, q, k, v, mask=CAUSAL)
     for name, what, error, most in (
-        ("first call", "attention", _largest(out - attention_reference(q, k, v, causal=True)), 5e-3),
+        ("first call", "attention", _largest(out - attention_reference(q, k, v, mask=CAUSAL)), 5e-3),
         ("first gradients", "its gradients", max(map(_largest, map(np.subtract, gradients, exact))), 2e-2),
     ):
         detail = f"{what} on the {where}: error {error:.1e} against float64"
