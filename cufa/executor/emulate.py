@@ -34,7 +34,7 @@ from ..ops.backward import BackwardCall
 from ..ops.calls import Call, with_memory
 from ..ops.dense import scores_of
 from ..ops.forward import ForwardCall
-from ..ops.mask_arguments import check_flag
+from ..ops.mask_arguments import check_flag, resolve_mask
 from ..planner import Plan, make_plan
 from . import build
 from .launch import EmulationError, Execution, Finding, execute
@@ -145,7 +145,7 @@ def emulate(
     """
     execution = Execution(mode, schedule, copies, threads)
     inputs = _on_host({"q": q, "k": k, "v": v})
-    options = scores_of(causal, window, mask, softcap, scale, precision)
+    options = scores_of(resolve_mask(causal, window, mask), softcap, scale, precision)
     call = ForwardCall(inputs, {"out": None, "lse": None}, layout, options, {"algorithm": algorithm})
     return _run(call, execution, config, arch, trace)
 
@@ -184,7 +184,7 @@ def emulate_backward(
     execution = Execution(mode, schedule, copies, threads)
     inputs = _on_host({"dout": dout, "q": q, "k": k, "v": v, "out": out, "lse": lse})
     inputs |= {"dlse": None} if dlse is None else _on_host({"dlse": dlse})
-    options = scores_of(causal, window, mask, softcap, scale, precision)
+    options = scores_of(resolve_mask(causal, window, mask), softcap, scale, precision)
     wanted = dict.fromkeys(("dq", "dk", "dv"))
     deterministic = check_flag("deterministic", deterministic)
     call = BackwardCall(inputs, wanted, layout, options, {"algorithm": algorithm}, deterministic)
