@@ -238,7 +238,7 @@ def plan_with_blocks(problem: Problem, config: TileConfig, blocks: int, kernel: 
     """A plan of a persistent kernel on so many thread blocks, none idle, whatever the planner would say. Few
     blocks make the pipeline run on from item to item on problems that are small."""
     spec, device = KERNELS[kernel], Device.typical("sm_90")
-    (launch,) = spec.launches(problem, config, spec.shared_memory(config, problem.head_dim), None)
+    (launch,) = spec.launches(problem, config, spec.shared_bytes(config, problem.head_dim), None)
     assert launch.persistent
     launch = dataclasses.replace(launch, grid=(min(blocks, launch.grid[0]), 1, 1))
     return Plan(problem, spec, config, device, (launch,), spec.workspace(problem, config, None), ())

@@ -2,22 +2,45 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from ..core import order
 from ..core.operation import Split
 from ..core.problem import Problem
 from .config import TileConfig
-from .spec import KernelSpec, Launch, ceil_div, tile_pitch
+from .shared_memory import Buffer, tile_pitch
+from .spec import KernelSpec, Launch, ceil_div
 
 
-def _fa2_backward_shared_memory(config: TileConfig, head_dim: int) -> int:
-    """K and V, ``num_stages`` of Q, dO; P and dS."""
-    rows = 2 * config.block_kv + (1 + config.num_stages) * config.block_q
-    scores = 2 * config.block_q * tile_pitch(config.block_kv, itemsize=2, pad_to=32)
-    return rows * tile_pitch(head_dim, itemsize=2, pad_to=32) + scores
+@dataclasses.dataclass(frozen=True)
+class Fa2BackwardConfig(TileConfig):
+    """Tiles of the backward pass: ``block_kv`` keys stay, ``num_stages`` tiles of ``block_q`` queries pass by."""
+
+    warp_keys: int = 32
+    """Keys of one warp. Where there are more warps than that, they share keys and split queries."""
+
+
+def _fa2_backward_shared_memory(config: Fa2BackwardConfig, head_dim: int) -> tuple[Buffer, ...]:
+    """K and V; stages of Q and of dO, of the two numbers of each row, and of dS; P where warps share keys. P and dS
+    have a row per key."""
+    pitch, score_pitch = (tile_pitch(n, itemsize=2, pad_to=32) for n in (head_dim, config.block_q))
+    queries, shared = (
+        config.num_stages * config.block_q,
+        config.num_warps * config.warp_keys > config.block_kv,
+    )
+    return (
+        Buffer("K", config.block_kv * pitch),
+        Buffer("V", config.block_kv * pitch),
+        Buffer("Q", queries * pitch),
+        Buffer("DO", queries * pitch),
+        Buffer("ROWS", queries * 8),
+        Buffer("P", config.block_kv * score_pitch if shared else 0),
+        Buffer("DS", config.num_stages * config.block_kv * score_pitch),
+    )
 
 
 def _fa2_backward_launches(
-    problem: Problem, config: TileConfig, shared_memory: int, split: Split | None = None
+    problem: Problem, config: Fa2BackwardConfig, shared_memory: int, split: Split | None = None
 ) -> tuple[Launch, ...]:
     """One block per key block and key/value head, between two passes over the queries."""
     query_blocks = ceil_div(problem.seqlen_q, config.block_q) * problem.heads * problem.batch
@@ -30,7 +53,7 @@ def _fa2_backward_launches(
     )
 
 
-def _fa2_backward_workspace(problem: Problem, config: TileConfig, split: Split | None = None) -> int:
+def _fa2_backward_workspace(problem: Problem, config: Fa2BackwardConfig, split: Split | None = None) -> int:
     """dQ in float32; delta and LSE of each query."""
     queries = problem.batch * problem.heads * problem.seqlen_q
     return queries * (problem.head_dim + 2) * 4
@@ -45,9 +68,9 @@ FA2_BACKWARD = KernelSpec(
     dtypes=("float16", "bfloat16"),
     precisions=("native",),
     configs=(
-        TileConfig(128, 128, num_warps=8, num_stages=2, max_head_dim=64),
-        TileConfig(64, 128, num_warps=8, num_stages=2, max_head_dim=128),
-        TileConfig(64, 64, num_warps=8),
+        Fa2BackwardConfig(128, 128, num_warps=8, num_stages=2, max_head_dim=64),
+        Fa2BackwardConfig(64, 128, num_warps=8, num_stages=2, max_head_dim=128),
+        Fa2BackwardConfig(64, 64, num_warps=8),
     ),
     shared_memory=_fa2_backward_shared_memory,
     launches=_fa2_backward_launches,

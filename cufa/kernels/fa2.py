@@ -8,7 +8,8 @@ from ..core import order
 from ..core.operation import Split
 from ..core.problem import Problem
 from .config import TileConfig
-from .spec import KernelSpec, Launch, ceil_div, tile_pitch
+from .shared_memory import Buffer, tile_pitch
+from .spec import KernelSpec, Launch, ceil_div
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,11 +26,16 @@ class Fa2Config(TileConfig):
         return super().warps_text + (" in pairs" if self.column_warps == 2 else "")
 
 
-def _fa2_shared_memory(config: Fa2Config, head_dim: int) -> int:
-    """Q (later O), ``num_stages`` of K and of V; P and two float32 per row where warps exchange them."""
-    rows = config.block_q + 2 * config.num_stages * config.block_kv
-    exchanged = tile_pitch(config.block_kv, itemsize=2, pad_to=32) + 8 if config.column_warps == 2 else 0
-    return rows * tile_pitch(head_dim, itemsize=2, pad_to=32) + config.block_q * exchanged
+def _fa2_shared_memory(config: Fa2Config, head_dim: int) -> tuple[Buffer, ...]:
+    """Q (later O); stages, each a tile of K and one of V; where warps exchange them, P and the row maxima of both."""
+    pitch, p_pitch = (tile_pitch(n, itemsize=2, pad_to=32) for n in (head_dim, config.block_kv))
+    exchanged = config.block_q if config.column_warps == 2 else 0
+    return (
+        Buffer("Q", config.block_q * pitch),
+        Buffer("STAGES", config.num_stages * 2 * config.block_kv * pitch),
+        Buffer("P", exchanged * p_pitch),
+        Buffer("M", exchanged * 2 * 4),
+    )
 
 
 def _fa2_launches(

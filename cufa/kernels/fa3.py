@@ -9,6 +9,7 @@ from ..core.order import ITEM_COST, persistent
 from ..core.problem import Problem
 from ..core.schedule import Schedule
 from .config import TileConfig
+from .shared_memory import Buffer
 from .spec import Box, KernelSpec, Launch, ceil_div
 
 
@@ -25,14 +26,24 @@ class Fa3Config(TileConfig):
     """O leaves through the buffer that its Q came in, where that is free by then."""
 
 
-def _fa3_shared_memory(config: Fa3Config, head_dim: int) -> int:
-    """Q of each consumer warpgroup, the K and V rings, a full and an empty barrier for each buffer, four
-    items."""
-    row = ceil_div(head_dim, 64) * 128
-    consumers, q_stages = config.num_warps // 4 - 1, config.q_stages
-    buffers = q_stages * consumers + 2 * config.num_stages
-    tiles = (q_stages * config.block_q + 2 * config.num_stages * config.block_kv) * row
-    return tiles + buffers * 16 + 4 * 16
+def _fa3_shared_memory(config: Fa3Config, head_dim: int) -> tuple[Buffer, ...]:
+    """Q of each consumer warpgroup, the K and V rings, a full and an empty barrier for each of their buffers, records
+    of items."""
+    row, consumers = ceil_div(head_dim, 64) * 128, config.num_warps // 4 - 1
+    tiles = {
+        "Q": (config.q_stages * config.block_q, config.q_stages * consumers),
+        "K": (config.num_stages * config.block_kv, config.num_stages),
+        "V": (config.num_stages * config.block_kv, config.num_stages),
+    }
+    return (
+        *(Buffer(name, rows * row, align=1024) for name, (rows, _) in tiles.items()),
+        *(
+            Buffer(f"{name}_{state}", 8 * count, align=8)
+            for name, (_, count) in tiles.items()
+            for state in ("FULL", "EMPTY")
+        ),
+        Buffer("ITEMS", 4 * 16),
+    )
 
 
 def _fa3_launches(

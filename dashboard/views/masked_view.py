@@ -34,7 +34,7 @@ class View:
     def blocks_per_sm(self) -> int:
         """What the kernel is compiled for (``__launch_bounds__``), unless shared memory allows fewer."""
         config = self.config
-        shared = self.spec.shared_memory(config, self.problem.head_dim)
+        shared = self.spec.shared_bytes(config, self.problem.head_dim)
         fitting = occupancy(
             self.device.arch,
             registers=_ANY_REGISTERS,
