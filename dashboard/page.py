@@ -82,6 +82,11 @@ def verdict(text: str, tone: str = "", tag: str = "", small: bool = False) -> No
     st.html(f'<p class="{classes}"{role}>{label}{html.escape(text)}</p>')
 
 
+def origin_tag(origin: str) -> str:
+    """What a time is called on every page: "measured" on this machine, or "recorded" on another one and shipped."""
+    return "recorded" if origin == "recorded" else "measured"
+
+
 def figure(fig: go.Figure, key: str, alt: str, *, describe: bool = True, **options: Any) -> Any:
     """A figure, with its description for screen readers and, folded away (``describe``), for everyone."""
     # Streamlit's client hands every new figure to Plotly twice, the second time as a copy: without a revision

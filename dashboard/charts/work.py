@@ -104,7 +104,7 @@ def speedup_figure(
         top = max(top, 1.05 * limit)
         figure.add_hline(limit, line={"color": palette.muted, "width": 1.5, "dash": "longdash"})
         place = math.log10(limit) if is_log else limit
-        text = f"{limit:g}×: the limit of tile counts"
+        text = f"{limit:g}×: what tile counts tend to"
         figure.add_annotation(xref="paper", x=0.01, xanchor="left", y=place, yanchor="bottom", text=text)
     powers = list(from_tiles[0])
     figure.update_xaxes(

@@ -20,7 +20,7 @@ if choice is not None:
 st.header("Measured", anchor=False)
 words = {f"{m.source}, {m.regime}": rates_view.source_words(m) for m in found}
 if words:
-    chosen = controls.choice("record", "Measured", words)
+    chosen = controls.choice("record", "Measured", words, local=True)
     rates_view.show([m for m in found if f"{m.source}, {m.regime}" == chosen], "decode.measured", palette)
 else:
     page.verdict("No decoding is recorded in this version yet.", "warn", small=True)

@@ -13,7 +13,8 @@ palette = page.begin(
 )
 controls = Controls("run")
 runs = engine.all_runs()
-run_live.show_start(run_controls.choose(controls), runs)
+job = run_controls.choose(controls)
+run_live.show_start(job, runs, controls.refused)
 run_live.show_active(palette)
 left, right = st.columns([5, 1], vertical_alignment="bottom")
 with left:

@@ -41,7 +41,7 @@ def choose(controls: Controls) -> Job:
     with page.control_box():
         columns = st.columns([1.6, 1.45, 1.9, 2.05])
         with columns[0]:
-            device_name = controls.choice("on", "Run on", run_devices())
+            device_name = controls.choice("on", "Run on", run_devices(), local=True)
         device = device_of(device_name)
         with columns[1]:
             named = dict.fromkeys(suite.operation for suite in SUITES.values())
@@ -50,7 +50,8 @@ def choose(controls: Controls) -> Job:
         shapes, suites = presets.presets(operation.name), presets.suites(device, operation.name)
         with columns[2]:
             words = {name: p.words for name, p in shapes.items()} | suites
-            preset = controls.choice("preset", "Start from", words, list(shapes)[0 if device is None else 1])
+            first = list(shapes)[0 if device is None else 1]
+            preset = controls.choice("preset", "Start from", words, first, local=True)
         with columns[3]:
             kernels = _choose_kernels(controls, operation, device_name, device)
         if preset in suites:
@@ -99,7 +100,7 @@ def _choose_kernels(
         titles[READ] = "a kernel that only reads the keys and values"
         default = [x for x in offered if x != "fixed" and x != "balanced"]
     help_text = "\u2003\n".join(f"- **{name}**: {titles[name]}" for name in offered if name in titles)
-    return controls.several("kernels", "Kernels", offered, default, help=help_text)
+    return controls.several("kernels", "Kernels", offered, default, local=True, help=help_text)
 
 
 def _choose_regime(controls: Controls, columns: list[DeltaGenerator]) -> tuple[float, Regime]:
