@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -57,7 +58,6 @@ def test_recorded_evidence_names_machine_and_date(elsewhere: Path) -> None:
     said = words(app)
     assert "recorded</span>" in said
     assert "Made-up GPU, 2026-01-02" in said
-    assert "published: 1.70×" in said  # the known table, beside the recorded FA1 → FA2 at 4,096
     for metric in ("time", "gbytes"):
         assert not open_page("compare", metric=metric).warning
 
@@ -94,3 +94,36 @@ def test_the_known_tables_run_on_a_gpu_too() -> None:
 def test_published_figures_hang_together() -> None:
     for x in published.VERSIONS:
         assert x.fa1_ms / x.fa2_ms == pytest.approx(x.speedup, rel=0.02)
+
+
+def test_only_float32_is_set_against_a_published_float32(
+    elsewhere: Path, with_runs: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = words(open_page("compare"))  # of runs on the CPU, which are
+    assert re.search(
+        r"In float32 at 1,024 keys: [0-9.]+× from FA1 to FA2 on .*; published 1.27× on an A10G", said
+    )
+    monkeypatch.setenv("CUFA_RUNS_DIR", str(elsewhere / "none"))
+    write_evidence(elsewhere / "records", "forward", "versions")
+    said = words(open_page("compare"))
+    assert "Only float16 is timed here; the published table is of float32 on an A10G" in said
+    assert "× from FA1 to FA2 on" not in said
+
+
+def test_one_small_run_stands_behind_what_was_measured_most(with_runs: Store, elsewhere: Path) -> None:
+    write_evidence(elsewhere / "records")
+    app = open_page("compare")
+    assert parameters(app)["machine"] == "recorded:Made-up GPU"
+    said = words(app)
+    assert "Measured in turns on **Made-up GPU, 2026-01-02**" in said
+
+
+def test_a_link_shows_the_same_after_another_run(elsewhere: Path, with_runs: Store) -> None:
+    """The first visitor has runs on a CPU alone, the second has evidence of a GPU too."""
+    link = parameters(open_page("compare"))
+    assert {"machine", "regime", "shapes", "base", "show"} <= link.keys()
+    write_evidence(elsewhere / "records")
+    assert parameters(open_page("compare"))["machine"] != link["machine"]
+    again = open_page("compare", **link)
+    assert not again.warning
+    assert parameters(again) == link

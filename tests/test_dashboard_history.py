@@ -15,13 +15,16 @@ pytest.importorskip("streamlit", reason="the dashboard needs streamlit: pip inst
 
 from dashboard_measured_support import measured, named, start, wait, with_gpu, with_runs  # noqa: F401 - fixtures among them
 from dashboard_page_support import chosen, elsewhere, open_page, parameters, words  # noqa: F401 - a fixture
-from dashboard_support import write_evidence
+from dashboard_support import DEVICE, case_records, write_evidence
 
 from cufa.bench.regimes import Regime
+from cufa.bench.suites import SUITES
 from cufa.bench.timing import Ratio, Timing, speedup
 from cufa.dashboard.charts import difference, samples
 from cufa.dashboard.model import export, measurements
 from cufa.dashboard.views import history_view
+from cufa.dashboard.worker.jobs import Job
+from cufa.dashboard.worker.run import Status
 from cufa.dashboard.worker.store import Store
 
 
@@ -114,3 +117,37 @@ def test_every_sample_is_drawn() -> None:
     assert 0 < low <= 1
     assert high < 4
     assert "median 2 ms" in samples.describe([("fa2", Timing((2e-3,)))])
+
+
+def test_two_runs_that_share_nothing_are_two_runs_and_it_says_what_each_timed(
+    elsewhere: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Store(elsewhere / "runs")
+    cases = list(SUITES["forward"].cases(DEVICE))
+    for number in (0, 5):
+        run_id = store.submit(Job(f"job {number}", "cuda:0", (cases[number],), 0.5))
+        record = {
+            "schema": 2,
+            "rows": case_records(cases[number]),
+            "environment": {"device": "GPU", "arch": "sm_90"},
+        }
+        (store.folder(run_id) / "record.json").write_text(json.dumps(record))
+        store.finish(run_id, Status.DONE)
+    app = open_page("history", compare="runs")
+    chosen_runs = {app.selectbox(key=f"history.{name}").value for name in ("ra", "rb")}
+    assert chosen_runs == set(store.ids())
+    assert len(app.selectbox(key="history.ra").options) == 1  # never B itself
+    said = words(app)
+    assert "No kernel, shape and regime in common: A timed fa3 and fa2 on " in said
+    assert "No two runs here do" in said
+
+
+def test_history_begins_with_two_that_were_timed_side_by_side(with_runs: Store, elsewhere: Path) -> None:
+    write_evidence(elsewhere / "records")
+    app = open_page("history")
+    link = parameters(app)
+    assert link["a"].startswith("made-up-gpu.")
+    assert link["b"].startswith("made-up-gpu.")
+    assert "Not the same" not in str([w.value for w in app.warning])
+    newest = app.dataframe[0].value
+    assert "(CPU)" in newest["machine"][0]  # the table begins with the latest run all the same

@@ -3,6 +3,7 @@
 # ruff: noqa: F811 - fixtures are imported, and asked for by their names
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -72,3 +73,32 @@ def test_roofline_of_recorded_evidence(elsewhere: Path) -> None:
     assert "of what memory allows" in words(decoding)
     app.multiselect(key="roofline.show").set_value([]).run()
     assert "choose at least one kernel" in words(app)
+
+
+def test_what_if_goes_with_its_kernel_and_can_be_taken_back() -> None:
+    pytest.importorskip("cuda.bindings", reason="NVRTC compiles without a GPU: pip install 'cufa[cuda13]'")
+    app = open_page("occupancy", kernel="naive", d="64", regs="32")
+    assert app.slider(key="occupancy.regs").value == 32
+    assert "predicted</span>" in words(app)
+    app.button(key="occupancy.reset").click().run()
+    compiled_with = app.slider(key="occupancy.regs").value
+    assert compiled_with != 32
+    assert "regs" not in chosen(app)
+    app.slider(key="occupancy.regs").set_value(48).run()
+    app.selectbox(key="occupancy.d").set_value("128").run()
+    assert not app.exception
+    assert "regs" not in chosen(app)
+    assert "Move a slider" in words(app)
+
+
+def test_what_only_reads_has_the_fastest_reading_for_a_roof(elsewhere: Path) -> None:
+    write_evidence(elsewhere / "records")
+    figures = [json.loads(e.proto.spec) for e in open_page("roofline", suite="decode").get("plotly_chart")]
+    names = [trace.get("name", "") for trace in figures[0]["data"]]
+    assert "memory, reading: 4.00 TB/s" in names
+    figures = [json.loads(e.proto.spec) for e in open_page("roofline", suite="forward").get("plotly_chart")]
+    assert any(
+        name.startswith("memory, copying: ")
+        for trace in figures[0]["data"]
+        for name in [trace.get("name", "")]
+    )

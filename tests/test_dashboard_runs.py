@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from cufa.bench.suites import SUITES, make
 from cufa.core.mask import CAUSAL
 from cufa.core.operation import OPERATIONS
 from cufa.dashboard.model import doctor, measurements, presets
-from cufa.dashboard.views import run_controls
+from cufa.dashboard.views import run_controls, run_live
 from cufa.dashboard.worker import client
 from cufa.dashboard.worker.jobs import Job
 from cufa.dashboard.worker.run import Status
@@ -111,12 +112,13 @@ def test_a_preset_sets_the_whole_shape_and_a_link_carries_it() -> None:
     app = open_page("run")
     app.number_input(key="run.batch").set_value(7).run()
     app.selectbox(key="run.preset").set_value("llama-8b").run()
-    assert chosen(app) == {"preset": "llama-8b"}
+    assert chosen(app) == {}
+    assert parameters(app)["preset"] == "llama-8b"
     assert app.number_input(key="run.batch").value == 1
     assert app.selectbox(key="run.kv").value == "8"
     app.number_input(key="run.sq").set_value(300).run()
-    link = chosen(app)
-    assert link == {"preset": "llama-8b", "sq": "300"}
+    link = parameters(app)
+    assert link == {"on": "cpu", "preset": "llama-8b", "kernels": "naive,fa1,fa2", "sq": "300"}
     other = open_page("run", **link)
     assert other.number_input(key="run.sq").value == 300
     assert other.number_input(key="run.heads").value == 32
@@ -252,3 +254,43 @@ def test_the_time_of_a_cpu_job_is_guessed_from_its_work() -> None:
     assert slow is not None
     assert fast is not None
     assert slow > 30 * fast / 10
+
+
+# --- What is said before Start ---------------------------------------------------------------------------
+
+
+def test_nothing_starts_while_a_field_holds_what_it_cannot() -> None:
+    app = open_page("run")
+    assert not app.button(key="run.start").disabled
+    app.number_input(key="run.heads").set_value(4096).run()
+    assert app.button(key="run.start").disabled
+    assert (
+        "Heads is 4,096, which is not a whole number from 1 to 1,024; the page shows 1,024."
+        in app.error[0].value
+    )
+    assert "Nothing starts while a field is wrong" in words(app)
+    assert parameters(app)["heads"] == "1024"
+    app.number_input(key="run.heads").set_value(4).run()
+    assert not app.button(key="run.start").disabled
+    assert not app.error
+
+
+def test_memory_that_is_not_there_is_said_before_start() -> None:
+    app = open_page("run", batch="4096", heads="1024", sq="1048576", sk="1048576")
+    assert app.button(key="run.start").disabled
+    assert re.search(
+        r"Too large for this machine.*: .* needs about [0-9,]+ GiB, [0-9.,]+ GiB are free", words(app)
+    )
+
+
+def test_a_time_beyond_patience_is_said_before_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_live, "_cpu_rate", lambda job, runs: 1e6)
+    said = words(open_page("run", sq="65536", sk="65536"))
+    assert re.search(r"About [0-9,]+ years on this CPU", said)
+    assert "It can be cancelled at any time" in said
+
+
+def test_the_first_run_on_a_cpu_has_tiles_to_skip() -> None:
+    first = next(iter(presets.presets("forward").values())).problem
+    plan = make_plan(first, None, "fa2")
+    assert plan.schedule.total / plan.schedule.visited > 1.3
