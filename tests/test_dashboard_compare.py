@@ -106,7 +106,7 @@ def test_only_float32_is_set_against_a_published_float32(
     monkeypatch.setenv("CUFA_RUNS_DIR", str(elsewhere / "none"))
     write_evidence(elsewhere / "records", "forward", "versions")
     said = words(open_page("compare"))
-    assert "Only float16 is timed here; the published table is of float32 on an A10G" in said
+    assert "Only float16 is timed on Made-up GPU; the published table is float32 on an A10G" in said
     assert "× from FA1 to FA2 on" not in said
 
 

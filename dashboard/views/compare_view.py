@@ -29,7 +29,7 @@ def choose_machine(controls: Controls, found: Sequence[Measurement]) -> list[Mea
 def show_lengths(controls: Controls, found: Sequence[Measurement], palette: Palette) -> None:
     """FLOP, time or bytes by length, and the speed-up over a baseline; of one regime, for times of different regimes
     are not compared."""
-    left, right = st.columns([2.2, 3])
+    left, right = page.fields(1.6, 3)
     regimes = list(dict.fromkeys(str(m.regime) for m in found))
     with left:
         help_text = "  \n".join(f"**{name}**: {Regime(name).how}" for name in regimes)
@@ -46,7 +46,7 @@ def show_lengths(controls: Controls, found: Sequence[Measurement], palette: Pale
     rows = families[family]
     labels = list(dict.fromkeys(m.label for m in rows))
     metrics = {name: words for name, words in _METRICS.items() if name != "joules" or any(map(_joules, rows))}
-    columns = st.columns([2.2, 1.4, 1.6])
+    columns = page.fields(2.4, 1.4, 1.2)
     with columns[0]:
         usual = "gbytes" if rows[0].operation.memory_bound else "tflops"
         metric = controls.choice("metric", "Figure", metrics, usual, segmented=True)

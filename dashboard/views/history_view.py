@@ -27,7 +27,7 @@ _TABLE = "history.table"
 def choose_rows(controls: Controls, found: Sequence[Measurement]) -> list[Measurement]:
     """Filters; newest first."""
     with page.control_box():
-        columns = st.columns([2.4, 1.6, 2])
+        columns = page.fields(2.3, 1.9, 2)
         with columns[0]:
             origin = controls.choice("from", "From", _ORIGINS, segmented=True)
             operation = _one_of(

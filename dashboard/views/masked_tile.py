@@ -68,7 +68,7 @@ def _choose_tile(view: View, controls: Controls) -> tuple[int, int]:
     visited = view.schedule.ranges
     # The first tile starts from nothing, which says less.
     second = min(int(visited.first[row]) + 1, max(int(visited.end[row]), 1) - 1, columns - 1)
-    left, right, text = st.columns([1, 1, 2.4], vertical_alignment="bottom")
+    left, right, text = page.fields(1, 1, 3)
     with left:
         q_block = controls.integer("q", "Query block", row, 0, rows - 1)
     with right:

@@ -87,7 +87,7 @@ def compile_first() -> None:
 def choose(controls: Controls) -> Choice:
     """The controls of the page."""
     with page.control_box():
-        columns = st.columns([2.4, 1, 1.6])
+        columns = page.fields(2.6, 0.9, 1.5)
         with columns[0]:
             words = {
                 name: f"{OPERATIONS[spec.operation].title}: {name}, {spec.title}"
@@ -102,7 +102,7 @@ def choose(controls: Controls) -> Choice:
             kinds = {_inputs_key(p): _inputs_words(p) for p in problems}
             inputs = controls.choice("dtype", "Inputs", kinds)
         problems = [p for p in problems if _inputs_key(p) == inputs]
-        columns = st.columns([1.6, 1.4, 1.2, 2])
+        columns = page.fields(1.9, 1.5, 1.2, 2)
         with columns[0]:
             problems = mask_control.choose_built(controls, problems)
         lengths = {

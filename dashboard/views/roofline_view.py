@@ -23,7 +23,7 @@ def show(controls: Controls, palette: Palette) -> None:
         return
     by_name = {e.name: e for e in found}
     with page.control_box():
-        left, middle, right = st.columns([2, 2, 1.2])
+        left, middle, right = page.fields(1.8, 2.2, 1.6)
         with left:
             words = {e.name: e.where for e in found}
             chosen = by_name[controls.choice("machine", "Measured on", words, local=True)]

@@ -39,7 +39,7 @@ _FIELDS = {"batch": "batch", "heads": "heads", "sq": "seqlen_q", "sk": "seqlen_k
 def choose(controls: Controls) -> Job:
     """The controls, and the job that they describe."""
     with page.control_box():
-        columns = st.columns([1.6, 1.45, 1.9, 2.05])
+        columns = page.fields(1.9, 1.3, 1.9, 2.3)
         with columns[0]:
             device_name = controls.choice("on", "Run on", run_devices(), local=True)
         device = device_of(device_name)
@@ -59,9 +59,9 @@ def choose(controls: Controls) -> Job:
             cases = tuple(_only(case, kernels) for case in SUITES[name].cases(device))
             cases = tuple(case for case in cases if case.contenders)
             st.caption(_suite_words(cases))
-            return Job(f"suite {name}", device_name, cases, *_choose_regime(controls, st.columns([2, 1, 3])))
+            return Job(f"suite {name}", device_name, cases, *_choose_regime(controls, page.fields(2, 1, 3)))
         problem = _choose_problem(controls, preset, shapes[preset].problem, device)
-        columns = st.columns([1.7, 2, 1.5, 1])
+        columns = page.fields(1.8, 1.9, 1.7, 1)
         with columns[0]:
             tilings = _choose_tiles(controls, kernels, problem, device)
         with columns[1]:
@@ -158,7 +158,7 @@ def _choose_problem(controls: Controls, preset: str, start: Problem, device: Dev
         controls.set("dtype", start.dtype)
         mask_control.put("run", start)
     st.session_state["run.preset.applied"] = preset
-    columns = st.columns(6)
+    columns = page.fields(1, 1, 1, 1, 1, 1)
     with columns[0]:
         batch = controls.integer("batch", "Sequences" if cached else "Batch", start.batch, 1, 4096)
     with columns[1]:
@@ -179,7 +179,7 @@ def _choose_problem(controls: Controls, preset: str, start: Problem, device: Dev
         controls.notice(f"head dim {head_dim} is not a multiple of {HEAD_DIM_STEP}; {rounded} is used.")
         head_dim = rounded
     mask, softcap = mask_control.choose(controls, start.mask, start.softcap, cached=cached)
-    columns = st.columns([2.4, 1.4, 2])
+    columns = page.fields(2.6, 1.6, 2)
     precisions = {p for s in kernels_of(start.operation).values() for p in s.precisions}
     with columns[0]:
         dtypes = [d for d in FORWARD_DTYPES if device is None or _served(start.operation, d)]

@@ -27,7 +27,7 @@ from cufa.planner import make_plan
 def show(choice: Choice, controls: Controls, found: Sequence[Measurement], palette: Palette) -> None:
     """The same split for all, or the same work for all: predicted, and measured where it has been."""
     st.header("A ragged batch", anchor=False)
-    left, right, _ = st.columns([1, 1, 2])
+    left, right, _ = page.fields(1.4, 1.2, 2)
     with left:
         default = max(8, choice.problem.batch)
         size = controls.integer("ragged", "Sequences of different length", default, 2, 512)

@@ -61,7 +61,7 @@ class Choice:
 def choose(controls: Controls) -> Choice | None:
     """The controls of the page; None where no kernel serves what they ask for, which is said."""
     with page.control_box():
-        columns = st.columns([1, 1, 1, 1.3, 1, 1.5])
+        columns = page.fields(1, 1, 1, 1.2, 1, 1.4)
         with columns[0]:
             batch = controls.integer("batch", "Sequences", 1, 1, 512)
         with columns[1]:
@@ -76,7 +76,7 @@ def choose(controls: Controls) -> Choice | None:
         with columns[5]:
             dtype, _, cache = controls.choice("dtype", "Type", _DTYPES).partition(".")
         mask, softcap = mask_control.choose(controls, cached=True)
-        columns = st.columns([0.9, 1.4, 3.0, 1.1])
+        columns = page.fields(1, 1.5, 2.9, 1.3)
         with columns[0]:
             help_text = "Query tokens of each sequence: more than one when a draft is checked."
             tokens = controls.integer("tokens", "New tokens", 1, 1, MAX_TOKENS, help=help_text)
