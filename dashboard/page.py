@@ -69,8 +69,8 @@ def control_box() -> DeltaGenerator:
 
 
 def fields(*weights: float) -> list[DeltaGenerator]:
-    """Places for controls, side by side: as wide as their weights say in a wide window, and in a narrower one as many to
-    a line as there is room for."""
+    """Places for controls, side by side: as wide as their weights say in a wide window, and in a narrower one as many
+    to a line as there is room for."""
     line = st.container(horizontal=True)
     shares = (_ROW * weight / sum(weights) - _GAP for weight in weights)
     return [line.container(width=max(_NARROWEST, round(share))) for share in shares]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 
 import plotly.graph_objects as go
@@ -120,14 +121,17 @@ def split_figure(
                 ),
                 1, 1,
             )  # fmt: skip
-        floor = {"color": palette.muted, "dash": "dot", "width": 1.5}
-        figure.add_hline(1e6 * times.floor, line=floor, row=1, col=1, annotation_text="all bytes at the card's rate",
-                         annotation_position="bottom left")  # fmt: skip
-        tops = [*tops, *seen, 1e6 * times.floor]
+        least = 1e6 * times.floor
+        figure.add_hline(least, line={"color": palette.muted, "dash": "dot", "width": 1.5}, row=1, col=1)
+        figure.add_annotation(
+            x=0.01, xref="x domain", xanchor="left", y=math.log10(least), yref="y", yanchor="top",
+            text="every byte at the card's rate",
+        )  # fmt: skip
+        tops = [*tops, *seen, least]
     ticks = [s for s in (1 << n for n in range(10)) if s <= splits[-1]]
     figure.update_xaxes(type="log", tickvals=ticks, ticktext=[str(t) for t in ticks])
     figure.update_xaxes(title_text="fixed splits of each sequence's keys", row=2, col=1)
-    axis = theme.logarithmic(0.7 * min(*tops, *top.values()), 1.3 * max(*tops, *top.values()))
+    axis = theme.logarithmic(0.5 * min(*tops, *top.values()), 1.3 * max(*tops, *top.values()))
     title = "tiles of the busiest place" if times is None else "time (µs)"
     figure.update_yaxes(title_text=title, **axis, row=1, col=1)
     figure.update_yaxes(title_text="SM fill", tickformat=".0%", range=[0, 1.05], row=2, col=1)

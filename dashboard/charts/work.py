@@ -129,13 +129,19 @@ def softmax_figure(step: Step, palette: Palette, height: int = 380) -> go.Figure
             ("after", after, palette.accent, "solid"),
         ):
             finite = np.where(np.isfinite(values), values, np.nan)
+            looks = {
+                "mode": "lines" if len(rows) > 1 else "markers",
+                "line": {"color": colour, "dash": dash, "width": 2, "shape": "hvh"},
+                "marker": {"color": colour, "size": 10, "symbol": "circle" if name == "after" else "circle-open"},
+            }
             figure.add_trace(
                 go.Scatter(x=rows, y=finite, name=f"{name} the tile", legendgroup=name, showlegend=panel == 1,
-                           mode="lines", line={"color": colour, "dash": dash, "width": 2, "shape": "hvh"},
-                           hovertemplate=f"{symbol} {name}: %{{y:.4f}}<extra></extra>"),
+                           hovertemplate=f"{symbol} {name}: %{{y:.4f}}<extra></extra>", **looks),
                 panel, 1,
             )  # fmt: skip
     figure.update_yaxes(title_text="m: running maximum", row=1, col=1)
     figure.update_yaxes(title_text="l: running sum", rangemode="tozero", row=2, col=1)
     figure.update_xaxes(title_text="row of the query block", row=2, col=1)
+    if len(rows) <= 12:
+        figure.update_xaxes(tickvals=rows, range=[-0.5, len(rows) - 0.5])
     return figure

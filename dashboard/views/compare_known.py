@@ -126,8 +126,8 @@ def versions_verdict(series: dict[str, list[Point]], rows: Sequence[Measurement]
         return "Published: 1.06× at 512 keys, 1.70× at 4,096. Not measured here yet.", _PUBLISHED
     if not alike:
         types = sentences.listed(dict.fromkeys(name.partition(",")[0] for name in series))
-        text = f"Only {types} is timed on {rows[0].machine}; the published table is {published.VERSIONS_DTYPE} on an A10G."
-        return f"{text} One says nothing about the other.", page.origin_tag(rows[0].origin)
+        text = f"Only {types} is timed on {rows[0].machine}; the published table is {published.VERSIONS_DTYPE} on an "
+        return f"{text}A10G. One says nothing about the other.", page.origin_tag(rows[0].origin)
     name, points = max(alike.items(), key=lambda pair: len(pair[1]))
     last = max(points, key=lambda p: p.length)
     then = next(x for x in published.VERSIONS if x.seqlen == last.length)
