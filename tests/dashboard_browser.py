@@ -63,13 +63,18 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory, runs: Store) -> Iterator[str]:
-    """`cufa dashboard`, started in some other directory, with caches of its own."""
-    folder = tmp_path_factory.mktemp("served")
+    with serve(tmp_path_factory.mktemp("served"), runs.root) as address:
+        yield address
+
+
+@contextlib.contextmanager
+def serve(folder: Path, runs: Path) -> Iterator[str]:
+    """`cufa dashboard`, started in some other directory, with caches of its own; its address."""
     # Port 0: whichever is free when the server binds it. A port that is looked up before may be gone by then.
     command = [sys.executable, "-m", "cufa", "dashboard", "--no-browser", "--port", "0"]
     root = str(Path(__file__).parents[1])
     path = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
-    own = {"CUFA_CACHE_DIR": str(folder / "cache"), "CUFA_RUNS_DIR": str(runs.root), "PYTHONPATH": path}
+    own = {"CUFA_CACHE_DIR": str(folder / "cache"), "CUFA_RUNS_DIR": str(runs), "PYTHONPATH": path}
     environment = {**os.environ, **own}
     log = (folder / "log").open("wb")
     process = subprocess.Popen(

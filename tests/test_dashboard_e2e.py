@@ -69,6 +69,86 @@ def test_a_narrow_window(server: str, browser: Browser, name: str, tmp_path: Pat
     visit.close()
 
 
+@pytest.mark.parametrize("width", [600, 800, 1000])
+def test_no_choice_is_out_of_sight(server: str, browser: Browser, width: int, tmp_path: Path) -> None:
+    """Of controls that show all options: none scrolls sideways, none is cut, at widths where columns are narrow."""
+    visit = Visit(browser, width=width)
+    for name in ("run", "masked_work", "compare", "history"):
+        page = visit.open(f"{server}/{address_of(name)}")
+        for option in page.get_by_role("radio").all():
+            box = option.bounding_box()
+            assert box is not None
+            group = option.locator("xpath=ancestor::*[@role='radiogroup'][1]")
+            assert group.evaluate("e => e.scrollWidth - e.clientWidth") <= 1, (name, option.inner_text())
+            assert box["x"] >= 0 and box["x"] + box["width"] <= width + 1, (name, option.inner_text())
+    screenshot(page, f"history-{width}", tmp_path)
+    visit.close()
+
+
+def test_nothing_starts_while_a_field_is_red(server: str, browser: Browser, tmp_path: Path) -> None:
+    visit = Visit(browser)
+    page = visit.open(f"{server}/{address_of('run')}")
+    start = page.get_by_role("button", name="Start")
+    expect(start).to_be_enabled(timeout=PATIENCE)
+    heads = page.get_by_role("spinbutton", name="Heads", exact=True)
+    heads.fill("99999")
+    page.keyboard.press("Enter")
+    expect(page.get_by_test_id("stAlert").filter(has_text="Heads is 99,999")).to_be_visible(timeout=PATIENCE)
+    expect(start).to_be_disabled()
+    screenshot(page, "run-refused-light", tmp_path)
+    heads.fill("4")
+    page.keyboard.press("Enter")
+    expect(start).to_be_enabled(timeout=PATIENCE)
+    visit.close()
+
+
+def test_a_link_says_what_this_machine_decided(server: str, browser: Browser) -> None:
+    visit = Visit(browser)
+    page = visit.open(f"{server}/compare")
+    page.wait_for_url(re.compile(r"[?&]machine=recorded.*&show="), timeout=PATIENCE)
+    page.get_by_role("radio", name="time", exact=True).click()
+    page.wait_for_url(re.compile(r"[?&]metric=time"), timeout=PATIENCE)
+    visit.settle()
+    page.get_by_test_id("stSidebarNavLink").filter(has_text="Decode").click()
+    page.wait_for_url(re.compile(r"/decode\?card=90"), timeout=PATIENCE)
+    visit.settle()
+    page.get_by_test_id("stSidebarNavLink").filter(has_text="Compare").click()  # as it was left
+    page.wait_for_url(re.compile(r"/compare\?.*metric=time"), timeout=PATIENCE)
+    visit.close()
+
+
+def test_an_h200_is_no_a100(server: str, browser: Browser, tmp_path: Path) -> None:
+    """The recorded trace of the first view, predicted for another card."""
+    visit = Visit(browser)
+    page = visit.open(f"{server}/{MASKED}?card=80")
+    said = page.locator(".cufa-verdict", has_text="On another card, NVIDIA H200")
+    expect(said).to_be_visible(timeout=PATIENCE)
+    expect(said.locator(".cufa-tag")).to_have_text("recorded")
+    assert "The tail is" not in page.inner_text("body")
+    screenshot(page, "masked_work-a100-light", tmp_path)
+    visit.close()
+
+
+def test_one_query_is_drawn(server: str, browser: Browser, tmp_path: Path) -> None:
+    visit = Visit(browser)
+    page = visit.open(f"{server}/{MASKED}?sq=1")
+    expect(page.locator(".js-plotly-plot").nth(1).locator(".point").first).to_be_visible(timeout=PATIENCE)
+    screenshot(page, "masked_work-one-query-light", tmp_path)
+    visit.close()
+
+
+def test_decode_says_nothing_that_its_own_record_beats(server: str, browser: Browser) -> None:
+    visit = Visit(browser)
+    page = visit.open(f"{server}/decode?batch=64")
+    body = page.inner_text("body")
+    least = re.search(r"at least ([0-9.]+) µs", body)
+    seen = re.search(r"This very problem: ([0-9.]+) µs", body)
+    assert least is not None and seen is not None
+    assert float(least[1]) <= float(seen[1])
+    assert "µs at the least" in body
+    visit.close()
+
+
 def test_figures_have_names_for_screen_readers(server: str, browser: Browser) -> None:
     visit = Visit(browser)
     page = visit.open(f"{server}/{MASKED}")

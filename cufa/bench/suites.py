@@ -218,6 +218,13 @@ SUITES = {
             gpu_only=True,
             operation="decode",
         ),
+        Suite(
+            "splits",
+            "decode: splits of the keys, few to many",
+            decode_cases.sweep,
+            gpu_only=True,
+            operation="decode",
+        ),
     )
 }
 
@@ -248,7 +255,7 @@ _SHORT = 1.0
 #: What evidence is recorded of, in this order.
 EVIDENCE = (
     *(Part(x) for x in ("forward", "awkward", "ladder", "versions", "float32", "fa1-blocks", "memory")),
-    *(Part(x) for x in ("masks", "decode")),
+    *(Part(x) for x in ("masks", "decode", "splits")),
     Part("fa3", Regime.SUSTAINED, _SHORT, section="forward"),
     Part("decode-published", Regime.SUSTAINED, _SHORT, section="decode"),
     Part("energy", Regime.SUSTAINED),

@@ -132,7 +132,11 @@ def softmax_figure(step: Step, palette: Palette, height: int = 380) -> go.Figure
             looks = {
                 "mode": "lines" if len(rows) > 1 else "markers",
                 "line": {"color": colour, "dash": dash, "width": 2, "shape": "hvh"},
-                "marker": {"color": colour, "size": 10, "symbol": "circle" if name == "after" else "circle-open"},
+                "marker": {
+                    "color": colour,
+                    "size": 10,
+                    "symbol": "circle" if name == "after" else "circle-open",
+                },
             }
             figure.add_trace(
                 go.Scatter(x=rows, y=finite, name=f"{name} the tile", legendgroup=name, showlegend=panel == 1,
