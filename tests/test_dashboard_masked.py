@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -210,3 +211,37 @@ def test_damaged_evidence_is_said_and_the_page_goes_on(elsewhere: Path) -> None:
     write_evidence(elsewhere / "records", "versions").write_text('{"schema": 1}')
     assert "cannot be read" in words(open_page("masked_work"))
     assert "cannot be read" in words(open_page("roofline"))
+
+
+def test_tiles_are_sorted_by_predicted_time_and_measured_ones_show_the_error(elsewhere: Path) -> None:
+    file = write_evidence(elsewhere / "records")
+    file.write_text(file.read_text().replace("Made-up GPU", "NVIDIA H200"))
+    app = open_page("masked_work", alg="fa3", batch="4", heads="16", d="128")
+    table = next(e.value for e in app.dataframe if "bound by" in e.value)
+    ratios = [float(x.removesuffix("×")) for x in table["÷ shortest"]]
+    assert ratios[0] == 1
+    assert ratios == sorted(ratios)
+    assert len(ratios) > 2
+    assert set(table["bound by"]) <= {
+        "products",
+        "power",
+        "exponentials",
+        "shared memory",
+        "memory",
+        "busiest block",
+    }
+    (row,) = (
+        n for n, x in enumerate(table["recorded"]) if x != "–"
+    )  # the planner's, on a shape of the suite
+    assert table["prediction off by"][row] != "–"
+    said = words(app)
+    assert "is the fastest of " in said
+    assert re.search(r"the prediction is off by \d+% in the middle and \d+% at most", said)
+
+
+def test_times_are_predicted_only_where_ceilings_and_a_derivation_are_there(elsewhere: Path) -> None:
+    assert "no ceilings of H200 are recorded" in words(open_page("masked_work", alg="fa3"))
+    file = write_evidence(elsewhere / "records")
+    file.write_text(file.read_text().replace("Made-up GPU", "NVIDIA H200"))
+    assert "is not derived" in words(open_page("masked_work", alg="fa1"))
+    assert "no ceilings of A100 are recorded" in words(open_page("masked_work", card="80"))
