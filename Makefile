@@ -32,7 +32,7 @@ CUFA := $(PY) -m cufa
 PYTEST := $(PY) -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help demo dashboard test test-nightly emulate-test gpu-test gpu-evidence readme bench compile-all compile-nightly sanitize lint format typecheck wheel clean print-python
+.PHONY: help demo dashboard test test-nightly emulate-test gpu-test gpu-evidence readme bench bench-promises compile-all compile-nightly sanitize lint format typecheck wheel clean print-python
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -70,6 +70,9 @@ compile-nightly: $(DEV)  ## the same with every combination of choices, which ta
 
 bench: $(BASE)  ## time the kernels here
 	$(CUFA) bench $(ARGS)
+
+bench-promises: $(DEV)  ## the bounds on time that the package is held to, on a machine that does nothing else
+	$(PY) -m cufa.bench.promises
 
 gpu-test: $(DEV)  ## only the tests that need a GPU, on all cores
 	$(CUFA) evidence tests $(ARGS)

@@ -434,15 +434,3 @@ class TestOnAGpu:
         )
         rows, skipped = run_case(Case(problem, contenders(name, "fa2")), device, limits, seconds=0.05)
         assert not skipped and all(row.error < 5e-2 for row in rows)
-
-    @pytest.mark.alone
-    def test_alone_and_in_turns_agree_where_power_does_not_matter(self, device):
-        """A kernel that waits for memory takes as long in both regimes: the sets of inputs do outgrow L2."""
-        limits = Limits(1e12, {"bfloat16": 1e15}, 1e12)
-        case = Case(make_decode(1, 32, 8, 8 << 10), (Contender(),))
-        seconds = []
-        for regime in Regime:
-            (row,), _ = run_case(case, device, limits, regime=regime, seconds=0.5)
-            assert row.error < 5e-2
-            seconds.append(row.seconds)
-        assert 0.5 < seconds[1] / seconds[0] < 2

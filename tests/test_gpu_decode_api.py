@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
-import time
-
 import numpy as np
 import pytest
 from decode_support import make_case
@@ -41,6 +38,7 @@ def check(cp, case, layout="bhsd", **changes):
 # --- Results and places -----------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(dated=4, pairs=[("cache", "page_size")])
 @pytest.mark.parametrize("layout", ["bhsd", "bshd"])
 @pytest.mark.parametrize("page_size", [0, 1, 3, 16, 64, 128, 256])
 @pytest.mark.parametrize("cache", ["float16", "bfloat16", "fp8"])
@@ -244,13 +242,10 @@ def test_runs_on_the_current_stream_in_order(cp):
     with stream:
         spin((1,), (1,), (np.int64(200_000_000),))
         lengths[...] = right
-        start = time.perf_counter()
         out = cufa.flash_decode(*arrays, **options, cache_seqlens=lengths)
-        waited = time.perf_counter() - start
         done_at_return = stream.done
     stream.synchronize()
     assert not done_at_return, "flash_decode synchronised"
-    assert waited < 0.05
     case.check(out.get())
 
 
@@ -379,25 +374,6 @@ def test_threads(cp):
             case.check(out.get())
 
     in_threads(work, 8)
-
-
-@pytest.mark.alone
-def test_host_time_of_a_call(cp):
-    """Python and driver, not the GPU, for a call that was seen before: 9 to 10 µs where evidence was recorded
-    (PyTorch's scaled_dot_product_attention, which knows no cache: 12 to 14)."""
-    case = make_case([64], heads=8, kv_heads=8, new=1, page_size=16, head_dim=64)
-    arrays, options = on_gpu(cp, case)
-    plain = {n: x for n, x in options.items() if n not in ("k_new", "v_new")}
-    for given in (plain, options):
-        out = cp.empty_like(arrays[0])
-        samples = []
-        for _ in range(300):
-            cp.cuda.Device().synchronize()
-            start = time.perf_counter()
-            for _ in range(20):
-                cufa.flash_decode(*arrays, **given, out=out)
-            samples.append((time.perf_counter() - start) / 20)
-        assert statistics.median(samples) < 15e-6, statistics.median(samples)
 
 
 # --- Merging ----------------------------------------------------------------------------------------------
