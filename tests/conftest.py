@@ -87,8 +87,8 @@ def _test_of(nodeid: str) -> str:
     return nodeid.split("[")[0]
 
 
-#: Files whose tests share what is made once per process: a browser and a server, runs in a store, a wheel.
-_ONE_PROCESS = ("test_dashboard_", "test_packaging", "test_records")
+#: Files whose tests share what is made once per process: a browser and a server, a wheel, rows, the list of builds.
+_ONE_PROCESS = ("test_dashboard_", "test_packaging", "test_record", "test_variants")
 
 
 def _is_of_one_process(nodeid: str) -> bool:
