@@ -73,6 +73,7 @@ def test_random_persistent_grids(config, head_dim, causal):
         check(inputs, config, causal, runs)
 
 
+@pytest.mark.sampled(dated=2)
 @MASKS
 @CONFIGS
 def test_random_persistent_grids_without_races(config, head_dim, causal):
