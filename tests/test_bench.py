@@ -238,9 +238,9 @@ class TestLimits:
 
     def test_of_this_cpu(self):
         limits = measure_limits(None)
-        assert limits.copy_bytes > 1e8
-        assert min(limits.flops["float32"], limits.flops["float64"]) > 1e8
-        assert limits.exponentials > 1e6
+        assert limits.copy_bytes > 1e6, "per second; a busy machine may be a thousand times slower than an idle one"
+        assert min(limits.flops["float32"], limits.flops["float64"]) > 1e6
+        assert limits.exponentials > 1e4
 
 
 def test_predicted_speedup_from_tiles():
