@@ -207,7 +207,7 @@ def choose_tiles(
     if winner in fitting:
         assert winner is not None
         return Choice(spec, winner, (f"tiles {winner}: measured fastest on this device by `cufa tune`",))
-    chosen = spec.choose(problem, fitting, device.num_sms)
+    chosen = spec.choose(problem, fitting, device)
     reason = f"tiles {chosen}: the registry's choice for head_dim {problem.head_dim} (not tuned here)"
     return Choice(spec, chosen, (reason,))
 

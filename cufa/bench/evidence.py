@@ -76,7 +76,7 @@ def record_evidence(
     record["host_calls"] = host_calls()
     keep(record)
     if with_tests:
-        add_tests(record, run_gpu_tests(jobs, say))
+        add_tests(record, run_gpu_tests(jobs, say, every_case=True))
     record["seconds"] = round(time.perf_counter() - started, 1)
     keep(record)
     return record

@@ -83,8 +83,13 @@ def evidence_command(
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="Record of these kernels, made with --no-tests, that keeps the result.",
 )
-def run_tests(jobs: int | None, into: Path | None) -> None:
-    """Run the GPU tests alone, as a recording does: on all cores, then those that time something.
+@click.option(
+    "--every-case",
+    is_flag=True,
+    help="All cases of tests that have many, as a recording and --into run them, not the day's sample.",
+)
+def run_tests(jobs: int | None, into: Path | None, every_case: bool) -> None:
+    """Run the GPU tests alone, as a recording does: on all cores, then those that need the GPU to themselves.
 
     Exit codes: 0 all passed; 1 a test failed, or the record is of other kernels; 3 no GPU, or no tests here.
     """
@@ -95,7 +100,9 @@ def run_tests(jobs: int | None, into: Path | None) -> None:
     except FileNotFoundError as error:
         fail(Exit.MISSING, str(error))
     tests = gpu_tests.run_gpu_tests(
-        jobs or gpu_tests.default_jobs(), lambda what: stderr().print(what, markup=False)
+        jobs or gpu_tests.default_jobs(),
+        lambda what: stderr().print(what, markup=False),
+        every_case=every_case or into is not None,
     )
     counts = ", ".join(f"{tests[outcome]:,} {outcome}" for outcome in ("passed", "failed", "skipped"))
     click.echo(f"{counts} in {tests['seconds']:.0f} s")

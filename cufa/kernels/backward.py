@@ -1,39 +1,40 @@
-"""fa2_backward: gradients for float16 and bfloat16 on GPUs from sm_80 on."""
+"""fa2_backward: gradients for GPUs from sm_80 on."""
 
 from __future__ import annotations
 
 import dataclasses
 
 from ..core import order
+from ..core.architectures import Device
 from ..core.operation import Split
 from ..core.problem import Problem
 from .config import TileConfig
 from .shared_memory import Buffer, tile_pitch
 from .spec import KernelSpec, Launch, ceil_div
 
-_STRIP = 16
-"""Rows of dQ that lie together in the workspace, and that a warp of the passes before and after takes."""
-_PASS_THREADS = 128
+STRIP = 16
+"""Query rows that a warp of the passes before and after takes: those of one accumulator of mma.sync."""
+
+PASS_WARPS = 4
 
 
 @dataclasses.dataclass(frozen=True)
 class BackwardConfig(TileConfig):
-    """Tiles of the backward: queries and keys of one, as in the forward."""
+    """Tiles of the backward: a thread block keeps its keys and visits query tiles."""
 
-    warp_keys: int = 16
-    """Keys whose gradients a warp keeps; where that leaves more warps than keys, so many share them."""
-
-    in_text = ("warp_keys",)
+    warp_keys: int = 32
+    """Keys of a warp; warps beyond those that share out the keys split queries and columns with one another."""
 
     @property
-    def warps_text(self) -> str:
-        return super().warps_text + (f" of {self.warp_keys} keys" if self.num_warps else "")
+    def shared_keys(self) -> bool:
+        """Several warps have the same keys, and exchange P through shared memory."""
+        return self.num_warps * self.warp_keys > self.block_kv
 
 
-def _shared_memory(config: BackwardConfig, head_dim: int) -> tuple[Buffer, ...]:
-    """K and V; stages of Q, dO and their row numbers; Pᵀ where warps share keys, and dSᵀ of each stage."""
+def _backward_shared_memory(config: BackwardConfig, head_dim: int) -> tuple[Buffer, ...]:
+    """K and V (later dK and dV); stages of Q, dO and two numbers per row; P^T where warps exchange it, and stages of
+    dS^T."""
     pitch, s_pitch = (tile_pitch(n, itemsize=2, pad_to=32) for n in (head_dim, config.block_q))
-    shares_keys = config.num_warps * config.warp_keys > config.block_kv
     queries = config.num_stages * config.block_q
     return (
         Buffer("K", config.block_kv * pitch),
@@ -41,34 +42,44 @@ def _shared_memory(config: BackwardConfig, head_dim: int) -> tuple[Buffer, ...]:
         Buffer("Q", queries * pitch),
         Buffer("DO", queries * pitch),
         Buffer("ROWS", queries * 8),
-        Buffer("P", config.block_kv * s_pitch if shares_keys else 0),
+        Buffer("P", config.block_kv * s_pitch if config.shared_keys else 0),
         Buffer("DS", config.num_stages * config.block_kv * s_pitch),
     )
 
 
 def _strips(problem: Problem) -> int:
-    return problem.batch * problem.heads * ceil_div(problem.seqlen_q, _STRIP)
+    return ceil_div(problem.seqlen_q, STRIP) * problem.heads * problem.batch
 
 
-def _launches(
+def _backward_launches(
     problem: Problem, config: BackwardConfig, shared_memory: int, split: Split | None = None
 ) -> tuple[Launch, ...]:
     """One block per key block and key/value head, between two passes over the queries."""
-    passes = (ceil_div(_strips(problem), _PASS_THREADS // 32), 1, 1)
+    passes = (ceil_div(_strips(problem), PASS_WARPS), 1, 1)
     key_blocks = ceil_div(problem.seqlen_k, config.block_kv) * problem.kv_heads * problem.batch
     return (
-        Launch("fa2_backward_prepare", passes, _PASS_THREADS, 0),
+        Launch("fa2_backward_prepare", passes, PASS_WARPS * 32, 0),
         Launch("fa2_backward", (key_blocks, 1, 1), config.num_warps * 32, shared_memory),
-        Launch("fa2_backward_convert", passes, _PASS_THREADS, 0),
+        Launch("fa2_backward_convert", passes, PASS_WARPS * 32, 0),
     )
 
 
-def _workspace(problem: Problem, config: BackwardConfig, split: Split | None = None) -> int:
-    """dQ in float32, two numbers per query, and where the order of sums is fixed whose turn it is per query tile:
-    ``BackwardWorkspace`` of backward_workspace.cuh."""
+def _backward_workspace(problem: Problem, config: BackwardConfig, split: Split | None = None) -> int:
+    """``BackwardWorkspace`` of backward_workspace.cuh: dQ in float32, in whole strips; LSE and delta of each query;
+    where the order is fixed, a counter for each query tile."""
     heads = problem.batch * problem.heads
-    turns = heads * ceil_div(problem.seqlen_q, config.block_q) if problem.deterministic else 0
-    return 4 * (_strips(problem) * _STRIP * problem.head_dim + 2 * heads * problem.seqlen_q + turns)
+    counters = ceil_div(problem.seqlen_q, config.block_q) if problem.deterministic else 0
+    return _strips(problem) * STRIP * problem.head_dim * 4 + heads * (problem.seqlen_q * 8 + counters * 4)
+
+
+def _backward_choose(problem: Problem, fitting: tuple[BackwardConfig, ...], device: Device) -> BackwardConfig:
+    """The first of which an SM holds as many blocks as it is built for."""
+    arch = device.arch
+    for config in fitting:
+        block = FA2_BACKWARD.shared_bytes(config, problem.head_dim) + arch.reserved_shared_memory
+        if config.blocks_per_sm * block <= arch.shared_memory:
+            return config
+    return fitting[0]
 
 
 FA2_BACKWARD = KernelSpec(
@@ -80,17 +91,25 @@ FA2_BACKWARD = KernelSpec(
     dtypes=("float16", "bfloat16"),
     precisions=("native",),
     configs=(
-        BackwardConfig(128, 128, num_warps=8, num_stages=2, max_head_dim=64, warp_keys=32),
+        # An SM with 228 KiB: the next query tile is copied while one is computed.
+        BackwardConfig(64, 128, num_warps=4, num_stages=2, blocks_per_sm=2, max_head_dim=64),
         BackwardConfig(64, 128, num_warps=8, num_stages=2, min_head_dim=72, max_head_dim=128),
-        BackwardConfig(64, 128, num_warps=8, max_head_dim=128),
-        BackwardConfig(64, 64, num_warps=8),
-        BackwardConfig(32, 32, num_warps=4),
+        BackwardConfig(64, 64, num_warps=8, num_stages=2, min_head_dim=136),
+        # 164 KiB.
+        BackwardConfig(64, 128, num_warps=4, blocks_per_sm=2, max_head_dim=64),
+        BackwardConfig(64, 128, num_warps=8, min_head_dim=72, max_head_dim=128),
+        BackwardConfig(64, 64, num_warps=8, min_head_dim=136),
+        # 100 KiB (sm_86, sm_89, sm_120).
+        BackwardConfig(64, 128, num_warps=8, max_head_dim=64),
+        BackwardConfig(64, 64, num_warps=8, min_head_dim=72, max_head_dim=128),
+        BackwardConfig(32, 32, num_warps=4, min_head_dim=136, warp_keys=16),
     ),
-    shared_memory=_shared_memory,
-    launches=_launches,
-    workspace=_workspace,
+    shared_memory=_backward_shared_memory,
+    launches=_backward_launches,
+    workspace=_backward_workspace,
     workspace_holds="dQ in float32, which the blocks of all keys add to, and two numbers per query",
     skip_masked_tiles=True,
+    choose=_backward_choose,
     order=lambda problem, schedule, num_sms: order.key_blocks(problem, schedule),
     operation="backward",
     further_constants=lambda problem: {"DETERMINISTIC": problem.deterministic},

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 
+from ..core.architectures import Device
 from ..core.operation import Split
 from ..core.problem import Problem
 from .config import TileConfig
@@ -178,7 +179,7 @@ def _decode_config(
 _SHORT = 2048
 
 
-def _choose(problem: Problem, fitting: tuple[DecodeConfig, ...], num_sms: int) -> DecodeConfig:
+def _choose(problem: Problem, fitting: tuple[DecodeConfig, ...], device: Device) -> DecodeConfig:
     """The first that holds all packed rows, else the first of the tallest; four warps for what is short or
     ragged: several blocks per SM, where one works while another begins or ends."""
     fitting = tuple(config for config in fitting if not config.cluster_merge)  # the planner's to say

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from ..core import order
+from ..core.architectures import Device
 from ..core.operation import Split
 from ..core.problem import Problem
 from .config import TileConfig
@@ -46,16 +47,16 @@ def _fa2_launches(
     return (Launch("fa2_forward", (blocks, 1, 1), config.num_warps * 32, shared_memory),)
 
 
-def _fa2_choose(problem: Problem, fitting: tuple[Fa2Config, ...], num_sms: int) -> Fa2Config:
+def _fa2_choose(problem: Problem, fitting: tuple[Fa2Config, ...], device: Device) -> Fa2Config:
     """The first that fits; 64 query rows per block where 128 would leave SMs idle or rows empty.
 
     Measured on an H200: blocks of equal length gain until every second SM has one of 128 rows; where
     later rows see more, and blocks differ in length, until the blocks of 128 rows make one wave.
     """
     blocks = ceil_div(problem.seqlen_q, 128) * problem.heads * problem.batch
-    wave = 2 * num_sms if problem.head_dim <= 128 else num_sms
+    wave = 2 * device.num_sms if problem.head_dim <= 128 else device.num_sms
     narrow = [config for config in fitting if config.block_q == 64]
-    if narrow and blocks <= (wave if problem.later_rows_see_more else num_sms // 2):
+    if narrow and blocks <= (wave if problem.later_rows_see_more else device.num_sms // 2):
         return narrow[0]
     if narrow and problem.seqlen_q <= 64:
         return narrow[-1]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from ..core.architectures import Device
 from ..core.operation import Split
 from ..core.order import ITEM_COST, persistent
 from ..core.problem import Problem
@@ -95,10 +96,10 @@ _SLOWNESS = {
 }
 
 
-def _choose_fa3(problem: Problem, fitting: tuple[Fa3Config, ...], num_sms: int) -> Fa3Config:
+def _choose_fa3(problem: Problem, fitting: tuple[Fa3Config, ...], device: Device) -> Fa3Config:
     """The tiling whose last block is expected to end first. Wide query blocks read K and V less often; with
     few of them SMs stay idle, or the last round is nearly empty."""
-    return min(fitting, key=lambda config: _expected_time(problem, config, num_sms))
+    return min(fitting, key=lambda config: _expected_time(problem, config, device.num_sms))
 
 
 def _expected_time(problem: Problem, config: Fa3Config, num_sms: int) -> float:

@@ -7,6 +7,7 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from ..core.architectures import Device
 from ..core.mask import Band
 from ..core.operation import Split
 from ..core.order import Order
@@ -87,8 +88,10 @@ class KernelSpec:
     boxes: Callable[[Config], Mapping[str, Box]] = lambda config: {}
     """config → the box of each operand that the kernel reads or writes by tensor map.
     Then the copy engine's rules hold: 16-byte aligned rows, positive strides."""
-    choose: Callable[[Problem, tuple[Config, ...], int], Config] = lambda problem, fitting, sms: fitting[0]
-    """(problem, configs that fit, SMs) → the one to take when nothing was measured (`cufa tune`)."""
+    choose: Callable[[Problem, tuple[Config, ...], Device], Config] = lambda problem, fitting, device: (
+        fitting[0]
+    )
+    """(problem, configs that fit, GPU) → the one to take when nothing was measured (`cufa tune`)."""
     order: Callable[[Problem, Schedule, int], Order | None] = lambda problem, schedule, num_sms: None
     """(problem, schedule, SMs) → who takes which work item when; None: not written down."""
     operation: str = "forward"
