@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from ..core.problem import default_scale
+from ..ops.backward import flash_attention_backward
 from ..ops.forward import flash_attention
 
 
@@ -48,6 +49,9 @@ def promises(on_gpu: bool) -> list[Promise]:
         Promise(f"the CPU path, over naive NumPy, {_SHAPE}", 1.0, "", lambda: _over_numpy(causal=False)),
         Promise(f"the same, causal, {_SHAPE}", 1.0, "", lambda: _over_numpy(causal=True)),
         Promise(f"causal, over the same without a mask, {_SHAPE}", 0.75, "", _causal_over_full),
+        Promise(
+            f"its gradients, over naive NumPy's, causal, {_GRADIENT_SHAPE}", 0.5, "", _gradients_over_numpy
+        ),
     ]
     return found + (_gpu_promises() if on_gpu else [])
 
@@ -111,6 +115,8 @@ def _is_hopper() -> bool:
 
 _SEQLEN = 4096
 _SHAPE = f"8 heads × {_SEQLEN}, d64, float32"
+_GRADIENT_SEQLEN = 2048
+_GRADIENT_SHAPE = f"8 heads × {_GRADIENT_SEQLEN}, d64, float32"
 _ROUNDS = 5
 """The best of so many: other work on the machine only ever adds time."""
 
@@ -148,6 +154,30 @@ def _seconds(attention: Callable[..., Any], causal: bool) -> float:
         return time.perf_counter() - start
 
     return min(once() for _ in range(_ROUNDS))
+
+
+def naive_numpy_backward(dout: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, causal: bool = True) -> Any:
+    """What a NumPy user writes: dq, dk and dv."""
+    scale = np.float32(default_scale(q.shape[-1]))
+    s = (q @ k.swapaxes(-1, -2)) * scale
+    if causal:
+        s = np.where(np.tri(*s.shape[-2:]) > 0, s, np.float32(-np.inf))
+    p = np.exp(s - lse[..., None])
+    ds = p * (dout @ v.swapaxes(-1, -2) - (dout * out).sum(axis=-1, keepdims=True)) * scale
+    return ds @ k, ds.swapaxes(-1, -2) @ q, p.swapaxes(-1, -2) @ dout
+
+
+def _gradients_over_numpy() -> float:
+    q, k, v, dout = np.random.default_rng(0).standard_normal((4, 1, 8, _GRADIENT_SEQLEN, 64), np.float32)
+    out, lse = flash_attention(q, k, v, causal=True, return_lse=True, device="cpu")
+
+    def seconds(gradients: Callable[..., Any], **options: Any) -> float:
+        start = time.perf_counter()
+        gradients(dout, q, k, v, out, lse, causal=True, **options)
+        return time.perf_counter() - start
+
+    ours = min(seconds(flash_attention_backward, device="cpu") for _ in range(_ROUNDS))
+    return ours / min(seconds(naive_numpy_backward) for _ in range(_ROUNDS))
 
 
 def measured(found: list[Promise]) -> Iterator[Kept]:
