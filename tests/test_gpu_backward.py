@@ -16,6 +16,7 @@ from support import EPSILON, in_threads, make_inputs
 import cufa
 from cufa.core.mask import CAUSAL, FULL, Band
 from cufa.kernels import kernels_of
+from cufa.ops import calls
 from cufa.ops.backward import BACKWARD
 from cufa.planner import fitting_configs, make_plan
 
@@ -360,6 +361,25 @@ def test_repeated_calls_take_the_short_cut(cp, small):
             cufa.flash_attention_backward(*arrays, **options, **{name: arrays[other]})
     without = cufa.flash_attention_backward(*arrays, causal=True)
     assert_gradients([x.get() for x in without], dataclasses.replace(case, dlse=None))
+
+
+def test_other_libraries_arrays_take_the_short_cut_too(small, monkeypatch):
+    case, arrays, _ = small
+
+    class Foreign:
+        def __init__(self, x):
+            self.__cuda_array_interface__ = x.__cuda_array_interface__
+
+    checked = []
+    real = calls.run_on_gpu
+    monkeypatch.setattr(calls, "run_on_gpu", lambda *call: checked.append(1) or real(*call))
+    for _ in range(3):
+        out, lse = cufa.flash_attention(*map(Foreign, arrays[1:4]), scale=0.123, return_lse=True)
+        given = (*arrays[:4], out, lse)
+        got = cufa.flash_attention_backward(*map(Foreign, given), scale=0.123)
+    assert len(checked) == 2, "each was checked once"
+    exact = make_case(1, 4, 2, 150, 150, 64, "float16", scale=0.123)
+    assert_gradients([x.get() for x in got], dataclasses.replace(exact, dout=case.dout))
 
 
 def test_numpy_arrays_there_and_back(small):
