@@ -15,7 +15,12 @@ struct CufaArray {
   const std::uint8_t* valid;  // one byte for each `granule` bytes: 0 where there is padding; null: all of it
   std::uint32_t granule;
   std::int32_t writable;
+  // Checked mode, one byte for each granule: what the launch before this one has done there, which may not be over yet
+  // (null: it is), and what this one does (null: nobody asks).
+  const std::uint8_t* before;
+  std::uint8_t* now;
 };
+enum CufaTouched : std::uint8_t { kWritten = 1, kRead = 2 };
 
 struct CufaLaunch {
   void (*entry)(const void* const* arguments);

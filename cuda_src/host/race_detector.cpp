@@ -12,7 +12,7 @@ constexpr u64 kLastShared = 0xffffffff;  // 32 bits address shared memory; no ar
 }  // namespace
 
 void ClusterClocks::reset(int num_threads) {
-  size = num_threads + 1;
+  size = num_threads + 2;
   of.resize(num_threads);
   for (VectorClock& clock : of) clock.clear(size);
   time.assign(num_threads / 32, 1);
@@ -29,6 +29,9 @@ void RaceDetector::reset(Block& block) {
   first_part_.assign(chunks, -1);
   global_chunks_.clear();
   additions_.clear();
+  sending_.clear();
+  is_sent_.assign(chunks, 0);
+  tainted_.clear();
   remote_.clear();
   left_.clear(clocks_.size);
 }
@@ -74,8 +77,10 @@ void RaceDetector::access_global(Thread& thread, const void* global, u32 bytes, 
 }
 
 void RaceDetector::access_chunk(Thread& thread, int chunk, u64 address, u32 bytes, Access kind, Site site) {
+  if (!is_read(kind) && std::size_t(chunk) < is_sent_.size() && is_sent_[chunk]) check_sending(thread, chunk, address, site);
+  if (!tainted_.empty()) check_taint(thread, chunk, address, kind, site);
   const auto check = [&](int cell, u64 at) {
-    if (kind == Access::read || kind == Access::proxy_read) {
+    if (is_read(kind)) {
       check_read(thread, cell, at, kind == Access::proxy_read, site);
     } else if (kind == Access::atomic) {
       check_addition(thread, cell, at, site);
@@ -93,6 +98,63 @@ void RaceDetector::access_chunk(Thread& thread, int chunk, u64 address, u32 byte
   for (u32 part = offset / kPartBytes; part * kPartBytes < offset + bytes; ++part) {
     check(first_part_[chunk] + part, address - offset + part * kPartBytes);
   }
+}
+
+void RaceDetector::begin_sending(Thread& thread, u32 smem, u32 bytes, Site site) {
+  access(thread, smem, bytes, Access::proxy_read, site);
+  const int first = (smem - kSharedBase) / kChunkBytes;
+  for (int chunk = first; chunk < first + int(bytes / kChunkBytes); ++chunk) {
+    sending_.push_back({chunk, thread.number, site});
+    ++is_sent_[chunk];
+  }
+}
+
+void RaceDetector::end_sending(Thread& thread, u32 smem, u32 bytes, Site site) {
+  const int first = (smem - kSharedBase) / kChunkBytes, last = first + int(bytes / kChunkBytes);
+  const auto ended = [&](const Sending& s) {
+    if (s.thread != thread.number || s.chunk < first || s.chunk >= last) return false;
+    --is_sent_[s.chunk];
+    return true;
+  };
+  sending_.erase(std::remove_if(sending_.begin(), sending_.end(), ended), sending_.end());
+  access(thread, smem, bytes, Access::proxy_read, site);  // until now
+}
+
+void RaceDetector::check_sending(Thread& thread, int chunk, u64 address, Site site) {
+  for (const Sending& s : sending_) {
+    if (s.chunk == chunk) report("copy-not-awaited", thread, address, site, s.thread, s.site);
+  }
+}
+
+void RaceDetector::taint(u32 smem, const void* global, Site site) {
+  tainted_[(smem - kSharedBase) / kChunkBytes] = {global, site};
+}
+
+void RaceDetector::check_taint(Thread& thread, int chunk, u64 address, Access kind, Site site) {
+  const auto found = tainted_.find(chunk);
+  if (found == tainted_.end()) return;
+  if (is_read(kind)) {
+    const Taint& taint = found->second;
+    cufa_host::report(*block_, "race", site, taint.site, [&] {
+      return "reads a copy of " + global_place(block_->launch, taint.global, kPartBytes) +
+             ", which another block may have been writing: shared offset " + std::to_string(address - kSharedBase) + ", " +
+             describe(thread) + " at " + describe(site) + "; copied at " + describe(taint.site);
+    });
+  }
+  tainted_.erase(found);
+}
+
+void RaceDetector::check_initialised(Thread& thread, u32 address, const Mbarrier& barrier, Site site) {
+  access(thread, address, 8, Access::read, site);
+  const VectorClock& clock = clocks_.of[thread.number];
+  const bool by_init_fence =
+      barrier.fenced && (barrier.initialiser == thread.number || clock[barrier.initialiser] >= barrier.fenced);
+  if (by_init_fence || clock.fenced(barrier.initialiser) >= barrier.initialised) return;
+  cufa_host::report(*block_, "proxy-fence", site, {"", 0}, [&] {
+    return "the copy engine may not see that the mbarrier at shared offset " + std::to_string(address - kSharedBase) +
+           " was initialised, no fence.mbarrier_init by " + describe_thread(barrier.initialiser) + " comes before: " +
+           describe(thread) + " at " + describe(site);
+  });
 }
 
 void RaceDetector::complete(Thread& thread, u32 smem, u32 bytes) {

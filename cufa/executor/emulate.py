@@ -35,7 +35,7 @@ from ..ops.forward import ForwardCall
 from ..ops.mask_arguments import resolve_mask
 from ..planner import Plan, make_plan
 from . import build
-from .launch import EmulationError, Execution, Finding, execute
+from .launch import EmulationError, Execution, Finding, execute_all
 from .memory import GlobalArray, guarded_copy, row_map, tensor_map
 
 __all__ = ["Emulation", "EmulationError", "Execution", "Finding", "emulate", "run_plan"]
@@ -174,14 +174,8 @@ def run_plan(
     for array in memory:
         setattr(params, array.name, array.address)
     boxes = _fill_maps(plan, params, operands)
-    findings: list[Finding] = []
-    counters, start = {}, time.perf_counter()
-    for _ in range(launches):
-        for launch in plan.launches:
-            counters[launch.entry], found = execute(
-                entries[launch.entry], launch, [params, *boxes], memory, execution
-            )
-            findings += found
+    start = time.perf_counter()
+    counters, findings = execute_all(entries, plan.launches * launches, [params, *boxes], memory, execution)
     seconds = time.perf_counter() - start
     for name, x in operands.items():
         if x.writable and x.array is not given[name]:
@@ -194,7 +188,7 @@ def run_plan(
         entry = plan.launches[0].entry
         counters[entry] = _with_tiles(counters[entry], written)
     return Emulation(
-        plan, execution.mode, given["out"], given["lse"], tuple(findings), counters, written, seconds
+        plan, execution.mode, given["out"], given["lse"], findings, counters, written, seconds
     )
 
 

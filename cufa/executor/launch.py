@@ -6,7 +6,7 @@ import ctypes
 import dataclasses
 import functools
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from ..kernels import Launch
 from . import build as host_build
-from .memory import GlobalArray, as_ctypes
+from .memory import GlobalArray, Touched, as_ctypes, untouched
 
 MODES = ("plain", "checked", "counted")
 SCHEDULES = ("ascending", "descending")
@@ -30,8 +30,9 @@ class Finding:
     """Something wrong with a kernel; the same mistake by many threads is one finding."""
 
     kind: str
-    """race, proxy-fence, copy-not-awaited, never-written, out-of-range, misaligned, divergence, deadlock,
-    barrier, copy-in-flight, accumulator-touched or block-not-running (of a cluster)."""
+    """race, proxy-fence, wgmma-fence, copy-not-awaited, never-written, out-of-range, misaligned, divergence,
+    deadlock, barrier, copy-in-flight, accumulator-touched, never-released (the next launch) or
+    block-not-running (of a cluster)."""
     count: int
     file: str
     line: int
@@ -112,11 +113,15 @@ def execute(
     arguments: Sequence[ctypes.Structure],
     memory: list[GlobalArray],
     execution: Execution,
+    before: Touched | None = None,
+    now: Touched | None = None,
 ) -> tuple[npt.NDArray[Any], tuple[Finding, ...]]:
     """Run one launch. Returns the counters, one row per block, and the findings.
 
     ``entry`` comes from :func:`cufa.executor.build.kernel`; ``memory`` is all that the kernel may touch.
-    Raises EmulationError, and ValueError when the grid cannot be cut into the clusters asked for.
+    Checked mode: ``before`` is what the launch before has touched, if this one may begin before that is over;
+    ``now`` is filled in with what this one touches. Raises EmulationError, and ValueError when the grid cannot
+    be cut into the clusters asked for.
     """
     if not 1 <= launch.cluster <= MAX_CLUSTER:
         raise ValueError(f"{launch.entry}: a cluster has 1 to {MAX_CLUSTER} blocks, not {launch.cluster}")
@@ -128,7 +133,7 @@ def execute(
     names = [x for x in runtime.cufa_counter_names().decode().split(",") if x]
     counters = np.zeros(int(np.prod(launch.grid)), [(name, np.uint64) for name in names])
     pointers = (ctypes.c_void_p * len(arguments))(*(ctypes.addressof(x) for x in arguments))
-    table, findings = as_ctypes(memory), ctypes.create_string_buffer(_FINDINGS_BYTES)
+    table, findings = as_ctypes(memory, before, now), ctypes.create_string_buffer(_FINDINGS_BYTES)
     random = isinstance(execution.schedule, int)
     call = _Launch(
         entry=entry,
@@ -153,6 +158,39 @@ def execute(
     if status == _STOPPED:
         raise EmulationError(found)
     return counters, found
+
+
+def execute_all(
+    entries: Mapping[str, int],
+    launches: Sequence[Launch],
+    arguments: Sequence[ctypes.Structure],
+    memory: list[GlobalArray],
+    execution: Execution,
+) -> tuple[dict[str, npt.NDArray[Any]], tuple[Finding, ...]]:
+    """Run launches one after another: the counters of each entry's last one, and all findings. Where a launch
+    may begin before the one before it is over, checked mode finds what it touches too early."""
+    counters: dict[str, npt.NDArray[Any]] = {}
+    findings: tuple[Finding, ...] = ()
+    before: Touched | None = None
+    for launch, following in zip(launches, [*launches[1:], None], strict=True):
+        overlapped = execution.mode == "checked" and following is not None and following.dependent
+        now = untouched(memory) if overlapped else None
+        counters[launch.entry], found = execute(
+            entries[launch.entry], launch, arguments, memory, execution, before if launch.dependent else None, now
+        )
+        findings += found
+        if overlapped and following is not None and not counters[launch.entry]["grid_releases"].any():
+            findings += (_never_released(launch, following),)
+        before = now
+    return counters, findings
+
+
+def _never_released(launch: Launch, following: Launch) -> Finding:
+    message = (
+        f"{following.entry} may begin before {launch.entry} is over, but no block of that lets it: it calls "
+        "grid_release_next() nowhere"
+    )
+    return Finding("never-released", 1, "", 0, message)
 
 
 def _parse(line: str) -> Finding:
