@@ -83,7 +83,9 @@ def test_rows_that_see_nothing_agree_and_nan_does_not():
         (["--softcap", "nan"], "softcap=nan must be finite"),
         (["--config", "1x1"], "has at head dim 64 only 128x64"),
         (["--algorithm", "auto"], "auto"),
-        (["--dtype", "float64"], "q is float64"),
+        (["--dtype", "float64"], "'float64' is not one of 'float16', 'bfloat16', 'float32'"),
+        (["--schedule", "²"], "'²': 'ascending', 'descending' or a number (a seed)"),
+        (["--schedule", "-1"], "'-1': 'ascending', 'descending' or a number (a seed)"),
     ],
 )
 def test_wrong_usage_is_exit_status_2_in_the_calls_words(run, options, words):

@@ -31,7 +31,9 @@ _ORDERING = re.compile(
 )
 
 
-def fa3(config: TileConfig, *, head_dim: int, lengths=(200, 130), softcap=None, **mask) -> Callable[..., object]:
+def fa3(
+    config: TileConfig, *, head_dim: int, lengths=(200, 130), softcap=None, **mask
+) -> Callable[..., object]:
     """Several short items in one block: the pipeline runs on from item to item."""
 
     def run(schedule):
@@ -43,7 +45,9 @@ def fa3(config: TileConfig, *, head_dim: int, lengths=(200, 130), softcap=None, 
     return run
 
 
-def decode(kernel: str, number: int, change=lambda config: config, which: int = 0, **case) -> Callable[..., object]:
+def decode(
+    kernel: str, number: int, change=lambda config: config, which: int = 0, **case
+) -> Callable[..., object]:
     def run(schedule):
         made = make_case(**{"lengths": [150, 3, 200], "head_dim": 64, **case})
         config = change(configs(kernel, made.q.shape[3])[which])
@@ -130,7 +134,9 @@ def test_a_call_that_is_left_out_is_found(tmp_path: Path, monkeypatch, family, f
     for n, run in enumerate(FAMILIES[family][1]):
         for schedule in SCHEDULES:
             if found := found_by(run, schedule):
-                print(f"SURVEY {file}:{call.string.count(chr(10), 0, call.start()) + 1} {call[0]} run {n} {schedule} {sorted({f.kind for f in found})}")
+                print(
+                    f"SURVEY {file}:{call.string.count(chr(10), 0, call.start()) + 1} {call[0]} run {n} {schedule} {sorted({f.kind for f in found})}"
+                )
                 return
     line = call.string.count("\n", 0, call.start()) + 1
     pytest.fail(f"line {line}: nothing found without {call[0]}")

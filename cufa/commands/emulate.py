@@ -15,7 +15,8 @@ from ..core.problem import Problem
 from ..executor.build import CompilerError
 from ..executor.emulate import Emulation, EmulationError, emulate
 from ..executor.launch import MODES
-from ..kernels import TileConfig
+from ..kernels import TileConfig, kernels_of
+from ..ops.forward import FORWARD
 from ..ops.reference import attention_reference
 from ..planner import fitting_configs, make_plan
 from .common import (
@@ -30,6 +31,9 @@ from .common import (
     stdout,
 )
 
+#: Of the forward kernels.
+DTYPES = tuple(dict.fromkeys(dtype for spec in kernels_of(FORWARD.name).values() for dtype in spec.dtypes))
+
 #: Above these a result is wrong, not rounded (standard normal inputs).
 _TOLERANCE, _LSE_TOLERANCE = 0.1, 0.02
 
@@ -37,7 +41,7 @@ _TOLERANCE, _LSE_TOLERANCE = 0.1, 0.02
 def _schedule(context: click.Context, parameter: click.Parameter, value: str) -> str | int:
     if value in ("ascending", "descending"):
         return value
-    if value.isdigit():
+    if value.isascii() and value.isdigit():
         return int(value)
     raise click.BadParameter(f"{value!r}: 'ascending', 'descending' or a number (a seed)")
 
@@ -45,7 +49,7 @@ def _schedule(context: click.Context, parameter: click.Parameter, value: str) ->
 @click.command("emulate")
 @click.option("--algorithm", type=click.Choice(ALGORITHMS), default="fa2", show_default=True)
 @click.option("--config", "tiles", metavar="128x64", help="Queries × keys of a tile.  [default: as planned]")
-@shape_options(seqlen=256)
+@shape_options(seqlen=256, dtypes=DTYPES, dtype="float16")
 @click.option(
     "--mode",
     type=click.Choice(MODES),
@@ -90,7 +94,6 @@ def emulate_command(
     if recorded or record:
         _recorded(record, as_json)
         return
-    shape["dtype"] = shape["dtype"] or "float16"
     problem = problem_from(shape, None)
     q, k, v = _inputs(problem)
     how: dict[str, Any] = {"mask": problem.mask, "softcap": problem.softcap}

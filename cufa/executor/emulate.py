@@ -187,9 +187,7 @@ def run_plan(
     if len(written) and plan.split is None:  # kernels that keep records of query blocks have one launch
         entry = plan.launches[0].entry
         counters[entry] = _with_tiles(counters[entry], written)
-    return Emulation(
-        plan, execution.mode, given["out"], given["lse"], findings, counters, written, seconds
-    )
+    return Emulation(plan, execution.mode, given["out"], given["lse"], findings, counters, written, seconds)
 
 
 def _operand_memory(plan: Plan, given: Arrays, checked: bool) -> dict[str, GlobalArray]:

@@ -77,7 +77,7 @@ class _Launch(ctypes.Structure):
 
 @functools.cache
 def _runtime() -> ctypes.CDLL:
-    library = ctypes.CDLL(str(host_build.runtime()))
+    library = host_build.load(str(host_build.runtime()))
     library.cufa_launch.argtypes = [ctypes.POINTER(_Launch)]
     library.cufa_counter_names.restype = ctypes.c_char_p
     return library
@@ -176,7 +176,13 @@ def execute_all(
         overlapped = execution.mode == "checked" and following is not None and following.dependent
         now = untouched(memory) if overlapped else None
         counters[launch.entry], found = execute(
-            entries[launch.entry], launch, arguments, memory, execution, before if launch.dependent else None, now
+            entries[launch.entry],
+            launch,
+            arguments,
+            memory,
+            execution,
+            before if launch.dependent else None,
+            now,
         )
         findings += found
         if overlapped and following is not None and not counters[launch.entry]["grid_releases"].any():
