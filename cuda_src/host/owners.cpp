@@ -79,7 +79,7 @@ bool Owners::access(Thread& thread, int index, const void* global, u32 bytes, Ac
   const u64 time = std::min<u64>(thread.block->cluster.clocks.time[thread.number / 32], kLastTime);
   const u64 mark = (u64(cluster_of(thread) + 1) << kThreadBits | u64(thread.number)) << kTimeBits | time;
   const u64 begin = reinterpret_cast<u64>(global) - reinterpret_cast<u64>(array.begin);
-  const bool reads = is_read(kind), adds = kind == Access::atomic;
+  const bool reads = is_read(kind), adds = is_atomic(kind);
   Element* const elements = elements_[index].get();
   for (u64 i = begin / array.granule; i <= (begin + bytes - 1) / array.granule; ++i) {
     Element& element = elements[i];
@@ -93,13 +93,15 @@ bool Owners::access(Thread& thread, int index, const void* global, u32 bytes, Ac
       if (earlier != mark && (!earlier || ordered(thread, earlier))) element.read.store(mark, relaxed);
     }
     if (!(owner | reader)) continue;
-    u32 other = adds && owner & kSums ? ~0u : unordered_writer(thread, owner);
+    const bool summed = adds && owner & kSums, any_order = !launch_.ordered_sums || kind == Access::atomic;
+    u32 other = summed && any_order ? ~0u : unordered_writer(thread, owner);
     if (other == ~0u) other = unordered_writer(thread, reader);
     if (other == ~0u) continue;
     if (kind == Access::proxy_read) return false;
-    report(*thread.block, "race", site, {"other block", 0}, [&] {
-      return "blocks " + std::to_string(other) + " and " + std::to_string(block_of(mark)) + " of one launch both touch " +
-             global_place(launch_, global, bytes) + ": " + describe(thread) + " at " + describe(site);
+    report(*thread.block, summed ? "unordered-sum" : "race", site, {"other block", 0}, [&] {
+      return "blocks " + std::to_string(other) + " and " + std::to_string(block_of(mark)) + " of one launch " +
+             (summed ? "add in any order to " : "both touch ") + global_place(launch_, global, bytes) + ": " +
+             describe(thread) + " at " + describe(site);
     });
     break;
   }

@@ -82,8 +82,8 @@ void RaceDetector::access_chunk(Thread& thread, int chunk, u64 address, u32 byte
   const auto check = [&](int cell, u64 at) {
     if (is_read(kind)) {
       check_read(thread, cell, at, kind == Access::proxy_read, site);
-    } else if (kind == Access::atomic) {
-      check_addition(thread, cell, at, site);
+    } else if (is_atomic(kind)) {
+      check_atomic(thread, cell, at, kind, site);
     } else {
       check_write(thread, cell, at, kind, site);
     }
@@ -210,7 +210,8 @@ void RaceDetector::note(Reads& reads, const Thread& thread, bool by_proxy, Site 
   reads.site = site;
 }
 
-void RaceDetector::check_order(const Reads* by_warp, Thread& thread, u64 address, bool by_proxy, Site site) {
+void RaceDetector::check_order(const Reads* by_warp, Thread& thread, u64 address, bool by_proxy, Site site,
+                               const char* unordered) {
   const int me = thread.number;
   for (int w = 0; w < num_warps_; ++w) {
     for (u32 lanes = by_warp[w].lanes; lanes; lanes &= lanes - 1) {
@@ -218,7 +219,7 @@ void RaceDetector::check_order(const Reads* by_warp, Thread& thread, u64 address
       const bool in_order = ordered(other, by_warp[w].clock, me);
       const bool seen = !by_proxy || by_warp[w].by_proxy || clocks_.of[me].fenced(other) >= by_warp[w].clock;
       if (in_order && seen) continue;
-      report(in_order ? "proxy-fence" : "race", thread, address, site, other, by_warp[w].site);
+      report(in_order ? "proxy-fence" : unordered, thread, address, site, other, by_warp[w].site);
       break;
     }
   }
@@ -249,7 +250,7 @@ void RaceDetector::check_write(Thread& thread, int cell, u64 address, Access kin
   write.site = site;
 }
 
-void RaceDetector::check_addition(Thread& thread, int cell, u64 address, Site site) {
+void RaceDetector::check_atomic(Thread& thread, int cell, u64 address, Access kind, Site site) {
   const Write& write = writes_[cell];
   if (write.clock && !ordered(write.thread, write.clock, thread.number)) {
     report("race", thread, address, site, write.thread, write.site);
@@ -257,6 +258,9 @@ void RaceDetector::check_addition(Thread& thread, int cell, u64 address, Site si
   check_order(&reads_[std::size_t(cell) * num_warps_], thread, address, false, site);
   std::vector<Reads>& additions = additions_[cell];
   additions.resize(num_warps_);
+  if (kind == Access::sum && block_->launch.ordered_sums) {
+    check_order(additions.data(), thread, address, false, site, "unordered-sum");
+  }
   note(additions[thread.id / 32], thread, false, site);
 }
 
@@ -313,6 +317,7 @@ void RaceDetector::report(const char* kind, Thread& thread, u64 address, Site si
     }
     if (kind[0] == 'p') return "no fence.proxy.async between an ordinary access and the copy engine's or wgmma's: " + where +
                                "; the ordinary one is " + whom;
+    if (kind[0] == 'u') return "two threads add in any order: " + where + "; the other is " + whom;
     return "no barrier orders this access after another thread's: " + where + "; the other is " + whom;
   });
 }

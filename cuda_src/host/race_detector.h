@@ -58,9 +58,10 @@ class VectorClock {
   std::vector<u32> time_, fenced_;
 };
 
-// atomic: an addition to global memory, or a look at a counter; they never race with one another, but with loads and stores.
-// proxy_*: by wgmma and the copy engine.
-enum class Access { read, write, async_write, proxy_read, proxy_write, atomic };
+// proxy_*: by wgmma and the copy engine. atomic: of a counter in global memory; sum: a float32 addition there, whose rounding
+// depends on the order. These two never race with one another, but with loads and stores.
+enum class Access { read, write, async_write, proxy_read, proxy_write, atomic, sum };
+inline bool is_atomic(Access kind) { return kind == Access::atomic || kind == Access::sum; }
 inline bool is_read(Access kind) { return kind == Access::read || kind == Access::proxy_read; }
 
 // Of the threads of all blocks of a cluster.
@@ -146,10 +147,11 @@ class RaceDetector {
   void check_write(Thread& thread, int cell, u64 address, Access kind, Site site);
   void check_sending(Thread& thread, int chunk, u64 address, Site site);
   void check_taint(Thread& thread, int chunk, u64 address, Access kind, Site site);
-  void check_addition(Thread& thread, int cell, u64 address, Site site);
+  void check_atomic(Thread& thread, int cell, u64 address, Access kind, Site site);
   void note(Reads& reads, const Thread& thread, bool by_proxy, Site site);
   // Whether the accesses of every warp come before one that the thread makes now; reports one that does not.
-  void check_order(const Reads* by_warp, Thread& thread, u64 address, bool by_proxy, Site site);
+  void check_order(const Reads* by_warp, Thread& thread, u64 address, bool by_proxy, Site site,
+                   const char* unordered = "race");
   int add_cell(int like);
   void report(const char* kind, Thread& thread, u64 address, Site site, int other, Site other_site);
 

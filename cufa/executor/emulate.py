@@ -175,7 +175,9 @@ def run_plan(
         setattr(params, array.name, array.address)
     boxes = _fill_maps(plan, params, operands)
     start = time.perf_counter()
-    counters, findings = execute_all(entries, plan.launches * launches, [params, *boxes], memory, execution)
+    counters, findings = execute_all(
+        entries, plan.launches * launches, [params, *boxes], memory, execution, plan.problem.deterministic
+    )
     seconds = time.perf_counter() - start
     for name, x in operands.items():
         if x.writable and x.array is not given[name]:

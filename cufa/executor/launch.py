@@ -30,7 +30,7 @@ class Finding:
     """Something wrong with a kernel; the same mistake by many threads is one finding."""
 
     kind: str
-    """race, proxy-fence, wgmma-fence, copy-not-awaited, never-written, out-of-range, misaligned, divergence,
+    """race, unordered-sum (of a deterministic kernel), proxy-fence, wgmma-fence, copy-not-awaited, never-written, out-of-range, misaligned, divergence,
     deadlock, barrier, copy-in-flight, accumulator-touched, never-released (the next launch) or
     block-not-running (of a cluster)."""
     count: int
@@ -67,6 +67,7 @@ class _Launch(ctypes.Structure):
         ("schedule", ctypes.c_int32),
         ("seed", ctypes.c_uint32),
         ("late_copies", ctypes.c_int32),
+        ("ordered_sums", ctypes.c_int32),
         ("arrays", ctypes.c_void_p),
         ("num_arrays", ctypes.c_int32),
         ("counters", ctypes.c_void_p),
@@ -115,13 +116,15 @@ def execute(
     execution: Execution,
     before: Touched | None = None,
     now: Touched | None = None,
+    ordered_sums: bool = False,
 ) -> tuple[npt.NDArray[Any], tuple[Finding, ...]]:
     """Run one launch. Returns the counters, one row per block, and the findings.
 
     ``entry`` comes from :func:`cufa.executor.build.kernel`; ``memory`` is all that the kernel may touch.
     Checked mode: ``before`` is what the launch before has touched, if this one may begin before that is over;
-    ``now`` is filled in with what this one touches. Raises EmulationError, and ValueError when the grid cannot
-    be cut into the clusters asked for.
+    ``now`` is filled in with what this one touches; ``ordered_sums`` has additions to memory come in an order
+    that is always the same. Raises EmulationError, and ValueError when the grid cannot be cut into the clusters
+    asked for.
     """
     if not 1 <= launch.cluster <= MAX_CLUSTER:
         raise ValueError(f"{launch.entry}: a cluster has 1 to {MAX_CLUSTER} blocks, not {launch.cluster}")
@@ -147,6 +150,7 @@ def execute(
         schedule=_RANDOM if random else SCHEDULES.index(str(execution.schedule)),
         seed=int(execution.schedule) & 0xFFFFFFFF if random else 0,
         late_copies=execution.late_copies,
+        ordered_sums=ordered_sums,
         arrays=ctypes.addressof(table),
         num_arrays=len(memory),
         counters=counters.ctypes.data,
@@ -166,9 +170,11 @@ def execute_all(
     arguments: Sequence[ctypes.Structure],
     memory: list[GlobalArray],
     execution: Execution,
+    ordered_sums: bool = False,
 ) -> tuple[dict[str, npt.NDArray[Any]], tuple[Finding, ...]]:
     """Run launches one after another: the counters of each entry's last one, and all findings. Where a launch
-    may begin before the one before it is over, checked mode finds what it touches too early."""
+    may begin before the one before it is over, checked mode finds what it touches too early. ``ordered_sums``
+    as for :func:`execute`."""
     counters: dict[str, npt.NDArray[Any]] = {}
     findings: tuple[Finding, ...] = ()
     before: Touched | None = None
@@ -183,6 +189,7 @@ def execute_all(
             execution,
             before if launch.dependent else None,
             now,
+            ordered_sums,
         )
         findings += found
         if overlapped and following is not None and not counters[launch.entry]["grid_releases"].any():
