@@ -4,6 +4,7 @@ result fails."""
 from __future__ import annotations
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -12,7 +13,9 @@ from click.testing import CliRunner
 import cufa
 from cufa.commands import emulate as command
 from cufa.core.mask import Mask
+from cufa.executor import blind_spots
 from cufa.executor import records as emulator_records
+from cufa.nvrtc import compiler
 
 
 @pytest.fixture
@@ -49,6 +52,25 @@ def test_tiles_are_taken(run):
     assert "64×32" in result.stdout
     assert "tiles counted by the kernel equal the schedule" in result.stdout
     assert "of log-sum-exp" in result.stdout
+
+
+def test_checked_mode_says_what_it_cannot_see(run):
+    arguments = ("--seqlen", "40", "--heads", "1", "--mode", "checked")
+    result = run(*arguments)
+    assert result.exit_code == 0, result.output
+    assert "nothing found. What checked mode cannot see:" in result.stdout
+    listed = [line[2:] for line in result.stdout.splitlines() if line.startswith("- ")]
+    assert listed == blind_spots.as_lines() == json.loads(run(*arguments, "--json").stdout)["cannot_see"]
+    assert "cannot_see" not in json.loads(run(*arguments[:-1], "plain", "--json").stdout)
+
+
+def test_every_primitive_without_effect_is_listed():
+    """A host twin with nothing in it: leaving the call out could not be found."""
+    headers = (compiler.SOURCE_DIR / "host").glob("*_host.h")
+    text = "".join(path.read_text(encoding="utf-8") for path in headers)
+    empty = set(re.findall(r"DEVICE void (\w+)\([^;{]*\) \{\}", text))
+    assert {"wgmma_registers", "tma_prefetch_map"} <= empty
+    assert {name for name in empty if name not in " ".join(blind_spots.as_lines())} == set()
 
 
 @pytest.mark.parametrize("output", ["out", "lse"])

@@ -1,7 +1,8 @@
 // Host twins of the primitives of sm_90a: mbarrier.cuh, tma.cuh, wgmma.cuh, register_budget.cuh.
 //
 // Products are executed when they are waited for, each warp its own 16 rows; bulk copies land when issued or when
-// every warp has nothing else to do. A missing fence between proxies is found in checked mode (race_detector.h).
+// every warp has nothing else to do, stores read shared memory when issued or when they are waited for. Missing fences are
+// found in checked mode: between proxies (race_detector.h), and of wgmma (wgmma_registers.h).
 #pragma once
 #include "host/primitives_host.h"
 

@@ -10,6 +10,9 @@
 // mbarrier that it counts on. (Not seen: an earlier store of the same thread that only a later st.async's mbarrier seems
 // to order.)
 //
+// A store by the copy engine reads shared memory from when it is issued until its thread has waited for it: nobody may write
+// there meanwhile.
+//
 // wgmma and the copy engine reach shared memory by a way of their own (the async proxy). What ordinary instructions read
 // or wrote comes before what these write, or read, only with fence.proxy.async between the two: a clock also holds how
 // much of every thread's past has been fenced.

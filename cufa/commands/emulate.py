@@ -12,6 +12,7 @@ from rich.table import Table
 from ..core.architectures import Device
 from ..core.mask import Mask
 from ..core.problem import Problem
+from ..executor import blind_spots
 from ..executor.build import CompilerError
 from ..executor.emulate import Emulation, EmulationError, emulate
 from ..executor.launch import MODES
@@ -156,7 +157,8 @@ def _document(run: Emulation, error: float, lse_error: float) -> dict[str, Any]:
 
     findings = [{"kind": f.kind, "count": f.count, "message": f.message} for f in run.findings]
     errors = {"max_error": error, "max_lse_error": lse_error}
-    return {**summary(run), **errors, "seconds": run.seconds, "findings": findings}
+    unseen = {"cannot_see": blind_spots.as_lines()} if run.mode == "checked" else {}
+    return {**summary(run), **errors, "seconds": run.seconds, "findings": findings, **unseen}
 
 
 def _print(run: Emulation, error: float, lse_error: float) -> None:
@@ -185,10 +187,12 @@ def _print(run: Emulation, error: float, lse_error: float) -> None:
         console.print(table)
     for finding in run.findings:
         console.print(str(finding), style="red", markup=False, soft_wrap=True)
-    if not run.findings and run.counters:
-        console.print(
-            "nothing found" if run.mode == "checked" else "counts only: --mode checked looks for mistakes"
-        )
+    if run.mode != "checked":
+        console.print("counts only: --mode checked looks for mistakes")
+    elif not run.findings:
+        console.print("nothing found. What checked mode cannot see:")
+        for line in blind_spots.as_lines():
+            console.print(f"- {line}", markup=False, soft_wrap=True)
 
 
 def _recorded(record: bool, as_json: bool) -> None:

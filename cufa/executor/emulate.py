@@ -7,8 +7,8 @@ conflicts, whether a race or a deadlock is possible. :func:`emulate` is the whol
 >>> run.out, run.lse, run.findings, run.records  # doctest: +SKIP
 >>> cufa.emulate(q, k, v, mode="counted").totals["bank_conflicts"]  # doctest: +SKIP
 
-What it cannot say: how fast a kernel is, how many registers it takes, whether the operand string of an
-``asm`` statement is right. The primitives' results are held to a GPU's by golden vectors (``tests/golden``).
+What it cannot say: how fast a kernel is, how many registers it takes, and what :mod:`cufa.executor.blind_spots`
+lists. The primitives' results are held to a GPU's by golden vectors (``tests/golden``).
 """
 
 from __future__ import annotations
