@@ -81,6 +81,8 @@ bool Owners::access(Thread& thread, int index, const void* global, u32 bytes, Ac
   const u64 begin = reinterpret_cast<u64>(global) - reinterpret_cast<u64>(array.begin);
   const bool reads = is_read(kind), adds = is_atomic(kind);
   Element* const elements = elements_[index].get();
+  const bool alone = launch_.cluster == 1;  // what this block's threads do to one another is not seen here
+  const auto own = [&](u64 other) { return alone && !(other & kSums) && cluster_of(other) == cluster_of(mark); };
   for (u64 i = begin / array.granule; i <= (begin + bytes - 1) / array.granule; ++i) {
     Element& element = elements[i];
     u64 owner = element.written.load(relaxed), reader = 0;
@@ -90,9 +92,9 @@ bool Owners::access(Thread& thread, int index, const void* global, u32 bytes, Ac
       reader = element.read.exchange(0, relaxed);
     } else if (kind == Access::read) {
       const u64 earlier = element.read.load(relaxed);
-      if (earlier != mark && (!earlier || ordered(thread, earlier))) element.read.store(mark, relaxed);
+      if (earlier != mark && (!earlier || own(earlier) || ordered(thread, earlier))) element.read.store(mark, relaxed);
     }
-    if (!(owner | reader)) continue;
+    if ((!owner || own(owner)) && (!reader || own(reader))) continue;
     const bool summed = adds && owner & kSums, any_order = !launch_.ordered_sums || kind == Access::atomic;
     u32 other = summed && any_order ? ~0u : unordered_writer(thread, owner);
     if (other == ~0u) other = unordered_writer(thread, reader);

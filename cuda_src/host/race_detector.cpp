@@ -59,6 +59,38 @@ int RaceDetector::add_cell(int like) {
   return cell;
 }
 
+inline void RaceDetector::note(Reads& reads, const Thread& thread, bool by_proxy, Site site) {
+  const u32 now = clocks_.time[thread.number / 32];
+  if (reads.clock != now) {  // only the warp's latest are kept: what orders them orders its earlier ones
+    reads.clock = now;
+    reads.lanes = 0;
+    reads.by_proxy = true;
+  }
+  reads.by_proxy = reads.by_proxy && by_proxy;
+  reads.lanes |= thread.bit();
+  reads.site = site;
+}
+
+inline void RaceDetector::check_order(const Reads* by_warp, Thread& thread, u64 address, bool by_proxy, Site site,
+                                      const char* unordered) {
+  for (int w = 0; w < num_warps_; ++w) {
+    if (by_warp[w].lanes) check_warp(by_warp[w], w, thread, address, by_proxy, site, unordered);
+  }
+}
+
+void RaceDetector::check_warp(const Reads& reads, int warp, Thread& thread, u64 address, bool by_proxy, Site site,
+                              const char* unordered) {
+  const int me = thread.number, first = block_->rank * block_->num_threads + warp * 32;
+  for (u32 lanes = reads.lanes; lanes; lanes &= lanes - 1) {
+    const int other = first + __builtin_ctz(lanes);
+    const bool in_order = ordered(other, reads.clock, me);
+    const bool seen = !by_proxy || reads.by_proxy || clocks_.of[me].fenced(other) >= reads.clock;
+    if (in_order && seen) continue;
+    report(in_order ? "proxy-fence" : unordered, thread, address, site, other, reads.site);
+    return;
+  }
+}
+
 void RaceDetector::access(Thread& thread, u32 smem, u32 bytes, Access kind, Site site) {
   const u32 end = smem + bytes;
   while (smem < end) {  // kSharedBase is a multiple of the chunk
@@ -196,33 +228,6 @@ void RaceDetector::check_read(Thread& thread, int cell, u64 address, bool by_pro
   }
   if (!additions_.empty() && additions_.count(cell)) check_order(additions_[cell].data(), thread, address, by_proxy, site);
   note(reads_[std::size_t(cell) * num_warps_ + thread.id / 32], thread, by_proxy, site);
-}
-
-void RaceDetector::note(Reads& reads, const Thread& thread, bool by_proxy, Site site) {
-  const u32 now = clocks_.time[thread.number / 32];
-  if (reads.clock != now) {  // only the warp's latest are kept: what orders them orders its earlier ones
-    reads.clock = now;
-    reads.lanes = 0;
-    reads.by_proxy = true;
-  }
-  reads.by_proxy = reads.by_proxy && by_proxy;
-  reads.lanes |= thread.bit();
-  reads.site = site;
-}
-
-void RaceDetector::check_order(const Reads* by_warp, Thread& thread, u64 address, bool by_proxy, Site site,
-                               const char* unordered) {
-  const int me = thread.number;
-  for (int w = 0; w < num_warps_; ++w) {
-    for (u32 lanes = by_warp[w].lanes; lanes; lanes &= lanes - 1) {
-      const int other = block_->rank * block_->num_threads + w * 32 + __builtin_ctz(lanes);
-      const bool in_order = ordered(other, by_warp[w].clock, me);
-      const bool seen = !by_proxy || by_warp[w].by_proxy || clocks_.of[me].fenced(other) >= by_warp[w].clock;
-      if (in_order && seen) continue;
-      report(in_order ? "proxy-fence" : unordered, thread, address, site, other, by_warp[w].site);
-      break;
-    }
-  }
 }
 
 void RaceDetector::check_write(Thread& thread, int cell, u64 address, Access kind, Site site) {

@@ -155,6 +155,8 @@ class RaceDetector {
   // Whether the accesses of every warp come before one that the thread makes now; reports one that does not.
   void check_order(const Reads* by_warp, Thread& thread, u64 address, bool by_proxy, Site site,
                    const char* unordered = "race");
+  void check_warp(const Reads& reads, int warp, Thread& thread, u64 address, bool by_proxy, Site site,
+                  const char* unordered);
   int add_cell(int like);
   void report(const char* kind, Thread& thread, u64 address, Site site, int other, Site other_site);
 
