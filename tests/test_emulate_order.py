@@ -25,10 +25,19 @@ ENGINE = {
     "no_init_fence": ("proxy-fence", "no fence.mbarrier_init by warp 0 lane 0 comes before"),
     "init_fence_too_late": ("proxy-fence", "no fence.mbarrier_init by warp 0 lane 0 comes before"),
     "init_fence_by_another": ("proxy-fence", "no fence.mbarrier_init by warp 0 lane 0 comes before"),
-    "no_store_fence": ("proxy-fence", "no fence.proxy.async between an ordinary access and the copy engine's"),
-    "no_commit": ("copy-in-flight", "a store by the copy engine that may not have read its shared memory yet"),
+    "no_store_fence": (
+        "proxy-fence",
+        "no fence.proxy.async between an ordinary access and the copy engine's",
+    ),
+    "no_commit": (
+        "copy-in-flight",
+        "a store by the copy engine that may not have read its shared memory yet",
+    ),
     "no_wait": ("copy-in-flight", "a store by the copy engine that may not have read its shared memory yet"),
-    "overwritten": ("copy-not-awaited", "touches data of an asynchronous copy that was not waited for: shared"),
+    "overwritten": (
+        "copy-not-awaited",
+        "touches data of an asynchronous copy that was not waited for: shared",
+    ),
     "overwritten_by_another": ("copy-not-awaited|race", "shared offset"),
     "sent_by_another": ("race", "no barrier orders this access after another thread's: shared offset"),
     "read_back": ("copy-not-awaited", "touches data of an asynchronous copy that was not waited for: byte"),
@@ -37,7 +46,10 @@ OVERLAP = {
     "none": ("", ""),
     "no_release": ("never-released", "planted_second may begin before planted_first is over"),
     "no_await": ("race", "the launch before may still be writing byte .* of between, no griddepcontrol.wait"),
-    "late_await": ("race", "the launch before may still be writing byte .* of between, no griddepcontrol.wait"),
+    "late_await": (
+        "race",
+        "the launch before may still be writing byte .* of between, no griddepcontrol.wait",
+    ),
     "one_thread_awaits": ("race", "the launch before may still be writing byte .* of between"),
     "stores_early": ("race", "the launch before may still be reading byte .* of read"),
     "adds_early": ("race", "the launch before may still be writing byte .* of sums"),
@@ -87,13 +99,24 @@ def turns(tmp_path_factory):
 def test_engine(engine, name, copies, schedule):
     rng = np.random.default_rng(0)
     a, b = (rng.integers(-4, 5, (1, 1, 64, 64)).astype(np.float16) for _ in range(2))
-    arrays = {"out": np.zeros((2, 1, 64, 64), np.float16), "back": np.zeros(128, np.uint32), "a_in": a, "b_in": b}
+    arrays = {
+        "out": np.zeros((2, 1, 64, 64), np.float16),
+        "back": np.zeros(128, np.uint32),
+        "a_in": a,
+        "b_in": b,
+    }
     maps = tensor_map(a, 64), tensor_map(b, 64), tensor_map(arrays["out"], 16)
     shared = 3 * 64 * 128 + 8
     launch = Launch("planted_engine", (1, 1, 1), 128, shared)
     execution = Execution("checked", schedule, copies)
     found = run_planted(
-        "planted_engine.cu", list(ENGINE).index(name), arrays, (launch,), execution, maps, {"SMEM_BYTES": shared}
+        "planted_engine.cu",
+        list(ENGINE).index(name),
+        arrays,
+        (launch,),
+        execution,
+        maps,
+        {"SMEM_BYTES": shared},
     )
     assert_found(found, *ENGINE[name])
     if name == "none":

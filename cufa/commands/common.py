@@ -102,9 +102,7 @@ class Seconds(click.FloatRange):
     def __init__(self) -> None:
         super().__init__(min=0.01)
 
-    def convert(
-        self, value: Any, parameter: click.Parameter | None, context: click.Context | None
-    ) -> float | None:
+    def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> float:
         seconds = super().convert(value, parameter, context)
         if not math.isfinite(seconds):
             self.fail(f"{value} is not a finite number of seconds.", parameter, context)

@@ -30,7 +30,8 @@ class Finding:
     """Something wrong with a kernel; the same mistake by many threads is one finding."""
 
     kind: str
-    """race, unordered-sum (of a deterministic kernel), proxy-fence, wgmma-fence, copy-not-awaited, never-written, out-of-range, misaligned, divergence,
+    """race, unordered-sum (of a deterministic kernel), proxy-fence, wgmma-fence, copy-not-awaited,
+    never-written, out-of-range, misaligned, divergence,
     deadlock, barrier, copy-in-flight, accumulator-touched, never-released (the next launch) or
     block-not-running (of a cluster)."""
     count: int
