@@ -10,7 +10,7 @@ from .ops.merge import merge_attention_states
 from .ops.reference import attention_reference, attention_reference_backward, decode_reference
 
 if TYPE_CHECKING:
-    from .executor.emulate import emulate
+    from .executor.emulate import emulate, emulate_backward
 
 __all__ = [
     "__version__",
@@ -18,6 +18,7 @@ __all__ = [
     "attention_reference_backward",
     "decode_reference",
     "emulate",
+    "emulate_backward",
     "flash_attention",
     "flash_attention_backward",
     "flash_decode",
@@ -31,9 +32,9 @@ __version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> Any:
-    """``emulate`` is imported when asked for: a call to attention does not need it."""
-    if name == "emulate":
-        from .executor.emulate import emulate
+    """The executor is imported when asked for: a call to attention does not need it."""
+    if name in ("emulate", "emulate_backward"):
+        from .executor import emulate
 
-        return emulate
+        return getattr(emulate, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

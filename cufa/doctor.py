@@ -16,14 +16,17 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from . import __version__, tuning
+from .core.mask import CAUSAL
 from .kernels import KERNELS
 from .nvrtc.compiler import SOURCE_DIR, included_files
+from .ops.backward import flash_attention_backward
 from .ops.forward import flash_attention
-from .ops.reference import attention_reference
+from .ops.reference import attention_reference, attention_reference_backward
 
 _INSTALL = "pip install 'cufa[cuda13]' (driver 580 or newer) or 'cufa[cuda12]' (older drivers)"
 #: Hopper's own instructions need -arch=sm_90a; older NVRTC refuse it beside the -arch that CuPy passes.
@@ -233,16 +236,26 @@ def _compilers() -> Iterator[Check]:
 
 
 def _call() -> Iterator[Check]:
-    """The proof: one small call where arrays would be computed here, against float64."""
-    on_gpu = bool(_capabilities()) and _importable("cupy")
+    """The proof: one small call and its gradients where arrays would be computed here, against float64."""
+    where = "GPU" if _capabilities() and _importable("cupy") else "CPU"
     rng = np.random.default_rng(0)
-    q, k, v = rng.standard_normal((3, 1, 2, 100, 64), np.float32).astype(np.float16)
-    error = np.abs(flash_attention(q, k, v, causal=True) - attention_reference(q, k, v, causal=True)).max()
-    detail = f"attention on the {'GPU' if on_gpu else 'CPU'}: error {error:.1e} against float64"
-    if error < 5e-3:
-        yield Check("first call", Status.OK, detail)
-    else:
-        yield Check("first call", Status.PROBLEM, detail, "report this as a bug, with this output")
+    q, k, v, dout = rng.standard_normal((4, 1, 2, 100, 64), np.float32).astype(np.float16)
+    out, lse = flash_attention(q, k, v, mask=CAUSAL, return_lse=True)
+    gradients = flash_attention_backward(dout, q, k, v, out, lse, mask=CAUSAL)
+    exact = attention_reference_backward(dout, q, k, v, mask=CAUSAL)
+    for name, what, error, most in (
+        ("first call", "attention", _largest(out - attention_reference(q, k, v, mask=CAUSAL)), 5e-3),
+        ("first gradients", "its gradients", max(map(_largest, map(np.subtract, gradients, exact))), 2e-2),
+    ):
+        detail = f"{what} on the {where}: error {error:.1e} against float64"
+        if error < most:
+            yield Check(name, Status.OK, detail)
+        else:
+            yield Check(name, Status.PROBLEM, detail, "report this as a bug, with this output")
+
+
+def _largest(x: np.ndarray[Any, Any]) -> float:
+    return float(np.abs(x).max())
 
 
 def _capabilities() -> list[int]:

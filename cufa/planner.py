@@ -158,7 +158,7 @@ def _check_class(spec: KernelSpec, config: TileConfig) -> None:
 
 
 def _check_shared_memory(problem: Problem, spec: KernelSpec, config: TileConfig, device: Device) -> int:
-    shared_memory = spec.shared_memory(config, problem.head_dim)
+    shared_memory = spec.shared_bytes(config, problem.head_dim)
     if shared_memory > device.arch.shared_memory_per_block:
         raise ValueError(
             f"config={config} takes {shared_memory:,} B of shared memory at head_dim {problem.head_dim}; a "
@@ -188,7 +188,7 @@ def fitting_configs(spec: KernelSpec, head_dim: int, device: Device) -> tuple[Ti
     if not spec.runs_on(device.arch.capability):
         return ()
     limit = device.arch.shared_memory_per_block
-    return tuple(c for c in spec.configs if c.fits(head_dim) and spec.shared_memory(c, head_dim) <= limit)
+    return tuple(c for c in spec.configs if c.fits(head_dim) and spec.shared_bytes(c, head_dim) <= limit)
 
 
 def choose_tiles(
@@ -207,7 +207,7 @@ def choose_tiles(
     if winner in fitting:
         assert winner is not None
         return Choice(spec, winner, (f"tiles {winner}: measured fastest on this device by `cufa tune`",))
-    chosen = spec.choose(problem, fitting, device.num_sms)
+    chosen = spec.choose(problem, fitting, device)
     reason = f"tiles {chosen}: the registry's choice for head_dim {problem.head_dim} (not tuned here)"
     return Choice(spec, chosen, (reason,))
 

@@ -1,8 +1,9 @@
 """What was measured to be fastest: tiles per device and shape class, and kernels per device and class of problem.
 
-Tiles come from `cufa tune`, one JSON file per GPU model in the user's cache folder (:func:`load`). Kernels come from
-the recorded benchmarks that ship with the package (:func:`fastest_kernels`), one small file per GPU model, written
-with the evidence. A missing, damaged or outdated entry is never an error, only unmeasured.
+Tiles come from `cufa tune`, one JSON file per GPU model in the user's cache folder, over one that ships with the
+package (:func:`load`). Kernels come from the recorded benchmarks that ship with the package
+(:func:`fastest_kernels`), one small file per GPU model, written with the evidence. A missing,
+damaged or outdated entry is never an error, only unmeasured.
 """
 
 from __future__ import annotations
@@ -39,13 +40,15 @@ def _slug(device_name: str) -> str:
 
 @functools.cache
 def load(device_name: str) -> Mapping[str, TileConfig]:
-    """Winners by :func:`cufa.planner.tuning_key`; empty when nothing has been tuned on this model."""
+    """Winners by :func:`cufa.planner.tuning_key`: the user's own, else those that ship with the package. Empty when
+    nothing has been tuned on this model."""
     winners = {}
-    for key, entry in _read(path(device_name)).items():
-        try:
-            winners[key] = KERNELS[key.partition("/")[0]].read_config(entry["config"])
-        except (AttributeError, KeyError, TypeError):  # damaged, or written by another version of cufa
-            continue
+    for file in (recorded_path(device_name, TILES), path(device_name)):
+        for key, entry in _read(file).items():
+            try:
+                winners[key] = KERNELS[key.partition("/")[0]].read_config(entry["config"])
+            except (AttributeError, KeyError, TypeError):  # damaged, or written by another version of cufa
+                continue
     return winners
 
 
@@ -64,6 +67,9 @@ def save(device_name: str, key: str, config: TileConfig, evidence: Mapping[str, 
 RECORDED = Path(__file__).parent / "records" / "fastest"
 """Files of :func:`fastest_kernels`."""
 
+TILES = Path(__file__).parent / "records" / "tuned"
+"""What `cufa tune` found on cards that it was run on, as it writes it."""
+
 
 @functools.cache
 def fastest_kernels(device_name: str) -> Mapping[str, str]:
@@ -73,9 +79,9 @@ def fastest_kernels(device_name: str) -> Mapping[str, str]:
     return {key: name for key, name in entries.items() if isinstance(name, str) and name in known}
 
 
-def recorded_path(device_name: str) -> Path:
+def recorded_path(device_name: str, folder: Path | None = None) -> Path:
     """The file of one GPU model: "NVIDIA H200" and "H200" are the same."""
-    return RECORDED / f"{_slug(device_name).removeprefix('nvidia-')}.json"
+    return (folder or RECORDED) / f"{_slug(device_name).removeprefix('nvidia-')}.json"
 
 
 def _read(file: Path) -> dict[str, Any]:

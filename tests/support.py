@@ -76,7 +76,7 @@ def naive_same_dtype(
     k, v = (np.repeat(x, groups, axis=1).astype(wide) for x in (k, v))
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     with np.errstate(all="ignore"):
-        s = (_product(q.astype(wide), np.swapaxes(k, -1, -2)) * wide(scale)).astype(dtype).astype(wide)
+        s = (in_order(q.astype(wide), np.swapaxes(k, -1, -2)) * wide(scale)).astype(dtype).astype(wide)
         if softcap is not None:
             s = softcapped(s, softcap).astype(dtype).astype(wide)
         s = np.where(resolve_mask(causal, window, mask).dense(*s.shape[-2:]), s, wide(-np.inf))
@@ -84,10 +84,10 @@ def naive_same_dtype(
         p = np.exp(s - np.where(np.isneginf(m), 0, m))
         total = p.sum(-1, keepdims=True)
         p = (p / np.where(total == 0, 1, total)).astype(dtype).astype(wide)
-        return _product(p, v).astype(dtype)
+        return in_order(p, v).astype(dtype)
 
 
-def _product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+def in_order(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """a @ b summed in order, as one thread would. BLAS sums pairwise over vector lanes, which on short
     vectors is luckier than any single accumulator, a tensor core's included."""
     if a.dtype != np.float32:
@@ -238,7 +238,7 @@ def plan_with_blocks(problem: Problem, config: TileConfig, blocks: int, kernel: 
     """A plan of a persistent kernel on so many thread blocks, none idle, whatever the planner would say. Few
     blocks make the pipeline run on from item to item on problems that are small."""
     spec, device = KERNELS[kernel], Device.typical("sm_90")
-    (launch,) = spec.launches(problem, config, spec.shared_memory(config, problem.head_dim), None)
+    (launch,) = spec.launches(problem, config, spec.shared_bytes(config, problem.head_dim), None)
     assert launch.persistent
     launch = dataclasses.replace(launch, grid=(min(blocks, launch.grid[0]), 1, 1))
     return Plan(problem, spec, config, device, (launch,), spec.workspace(problem, config, None), ())

@@ -64,6 +64,8 @@ def test_no_array_that_overlaps_itself_is_missed(view):
         ((3, 4), (14, 4), True),  # and half of it
         ((3, 4), (-12, 4), True),
         ((3, 4), (20, 4), False),
+        ((2, 3), (20, 8), False),  # every other number; the next row begins where the last one was
+        ((2, 3), (16, 8), True),
         ((3, 4), (0, 4), True),
         ((1, 4), (0, 4), False),  # never stepped along
         ((4, 3), (4, 16), False),  # in another order

@@ -202,6 +202,7 @@ def test_compare_with_a_peer_that_cannot_run_here_is_exit_code_3(run):
 def test_doctor_finds_nothing_wrong_and_proves_it_with_a_call(run):
     checks = {check["name"]: check for check in json.loads(run("doctor", "--json").stdout)}
     assert checks["first call"]["status"] == "ok"
+    assert checks["first gradients"]["status"] == "ok"
     assert checks["kernel sources"]["status"] == "ok"
     for check in checks.values():
         assert check["status"] == "ok" or check["fix"], "every problem comes with its fix"

@@ -15,6 +15,7 @@ from click.testing import CliRunner, Result
 from cufa.commands.compile import compile_command
 from cufa.core.problem import MASK_KINDS
 from cufa.kernels import KernelSpec, Launch, TileConfig
+from cufa.kernels.shared_memory import Buffer
 from cufa.nvrtc import compiler
 from cufa.nvrtc import variants as variants_module
 from cufa.nvrtc.static_compile import MissingCompilerError, nvrtc_version
@@ -75,7 +76,7 @@ def compile_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Compile:
         dtypes=("float16",),
         precisions=("native",),
         configs=(TileConfig(64, 64, num_warps=8),),
-        shared_memory=lambda config, head_dim: 1024,
+        shared_memory=lambda config, head_dim: (Buffer("ALL", 1024),),
         launches=lambda problem, config, shared_memory, split: (
             Launch("first", (1, 1, 1), 128, 0),
             Launch("second", (1, 1, 1), launch_threads[0], shared_memory),
@@ -128,7 +129,7 @@ def test_configs_of_one_tiling_have_rows_of_their_own(compile_kernel, monkeypatc
     spec = dataclasses.replace(
         variants_module.KERNELS["two_step"],
         configs=(plain, cluster, fewer, elsewhere),
-        shared_memory=lambda config, head_dim: 100_000 if config.cluster_merge else 1024,
+        shared_memory=lambda config, head_dim: (Buffer("ALL", 100_000 if config.cluster_merge else 1024),),
     )
     monkeypatch.setattr(variants_module, "KERNELS", {spec.name: spec})
     result = compile_kernel(CLEAN + SECOND)

@@ -14,6 +14,7 @@ pytest.importorskip("plotly", reason="the dashboard needs plotly: pip install 'c
 from dashboard_support import DEVICE, make_records, make_trace
 
 from cufa.bench import traces
+from cufa.bench.backward_cases import of_forward
 from cufa.bench.suites import make
 from cufa.core.mask import CAUSAL, FULL, Band, Mask
 from cufa.core.schedule import Schedule
@@ -37,6 +38,21 @@ def test_every_query_block_is_launched_once(algorithm: str, mask: Mask) -> None:
     assert blocks.tiles.sum() == 15 * schedule.visited
     places = set(zip(blocks.q_block.tolist(), blocks.head.tolist(), blocks.batch.tolist(), strict=True))
     assert len(places) == len(blocks) == (15 if algorithm == "fa1" else 15 * schedule.num_q_blocks)
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("mask", MASKS, ids=str)
+def test_every_key_block_of_the_backward_is_launched_once(mask: Mask, deterministic: bool) -> None:
+    problem = of_forward(make(3, 8, 700, 64, "bfloat16", mask, kv_heads=4), deterministic=deterministic)
+    spec = launch.algorithms("backward")["fa2"]
+    schedule = Schedule.of(problem, 64, 128, spec.skip_masked_tiles)
+    blocks = launch.thread_blocks(problem, schedule, spec, 132)
+    assert blocks.tiles.sum() == 12 * schedule.visited
+    places = set(zip(blocks.q_block.tolist(), blocks.head.tolist(), blocks.batch.tolist(), strict=True))
+    assert len(places) == len(blocks) == 12 * schedule.num_kv_blocks
+    assert blocks.head.max() == 3 and blocks.batch.max() == 2
+    if problem.mask_kind == "causal" and not deterministic:
+        assert (np.diff(blocks.tiles[: len(blocks) * 5 // 8]) <= 0).all(), "the longest come first"
 
 
 def test_launches_that_can_be_drawn_begin_with_the_simplest() -> None:

@@ -323,6 +323,17 @@ def test_new_tokens_are_appended_once_the_result_is_back(an_h100, launches, monk
     assert unchanged == [True, fails, fails]
 
 
+@pytest.mark.parametrize("given", [False, True])
+def test_results_come_back_to_the_host(an_h100, launches, monkeypatch, given):
+    monkeypatch.setattr(cp, "asnumpy", lambda x: np.full(x.shape, x.ndim, x.dtype))
+    case = make_case([20, 31])
+    arrays, options = case.arguments()
+    mine = np.zeros_like(arrays[0]) if given else None
+    out, lse = cufa.flash_decode(*arrays, **options, out=mine, return_lse=True)
+    assert len(launches) == 1 and type(out) is np.ndarray and out.shape == arrays[0].shape
+    assert (out == 4).all() and (lse == 3).all() and (out is mine) == given
+
+
 @pytest.mark.parametrize("change", [{"fp8": True}, {"fp8": True, "head_dim": 24}, {"dtype": "float32"}])
 def test_what_the_gpu_cannot_run_goes_to_the_cpu(an_a100, launches, change):
     case = make_case([20, 31], new=1, **change)

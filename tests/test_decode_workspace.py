@@ -1,4 +1,4 @@
-"""Workspaces of decode kernels: who shares one, who takes turns on it. No GPU: nothing is allocated there."""
+"""Workspaces of kernels: who shares one, who takes turns on it. No GPU: nothing is allocated there."""
 
 from __future__ import annotations
 
@@ -8,9 +8,15 @@ import threading
 import time
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from decode_kernel_support import H200, operands_of, plan_of
 from decode_support import make_case
+from support import forward_operands
+
+from cufa.core.mask import FULL
+from cufa.core.problem import Problem
+from cufa.planner import make_plan
 
 cp = pytest.importorskip("cupy", reason="needs CuPy, but no GPU: pip install 'cufa[cuda13]'")
 
@@ -262,6 +268,48 @@ def test_a_launch_takes_all_addresses(bindings):
         packed = [getattr(binding._params, x.field) or 0 for x in operands]
         assert packed == list(addresses)
     assert len(log) == 6
+
+
+@pytest.fixture
+def naive(allocated, monkeypatch):
+    """A call whose kernel has a workspace without counters, and the addresses of it that were launched."""
+    from cufa.backends import cuda
+
+    used = []
+    monkeypatch.setattr(cuda, "Launches", lambda *_: lambda stream: used.append(binding._params.workspace))
+    monkeypatch.setattr(cp.cuda.runtime, "getDevice", lambda: 0)
+    problem = Problem(1, 2, 2, 100, 100, 64, "float16", FULL, 0.125)
+    q = np.zeros((1, 2, 100, 64), np.float16)
+    plan = make_plan(problem, H200, "naive")
+    binding = cuda.Binding(SimpleNamespace(plan=plan, device_id=0), forward_operands(q, q, q))
+    return binding, used
+
+
+def test_a_workspace_without_counters_is_of_the_call(naive, allocated):
+    binding, used = naive
+    for _ in range(2):
+        binding.launch([1, 2, 3, 4, 0])
+    assert len(set(used)) == len(allocated) == 2 and allocated[0][0] == binding.prepared.plan.workspace > 0
+
+
+def test_in_a_capture_it_is_of_the_graph(naive, allocated):
+    from cufa.backends import workspace as workspaces
+
+    binding, used = naive
+    with Stream(7, capture=1):
+        for _ in range(2):
+            binding.launch([1, 2, 3, 4, 0])
+    (workspace,) = workspaces._of_captures.values()
+    assert used == [workspace.partial] * 2 and workspace.partial_bytes == binding.prepared.plan.workspace
+
+
+def test_a_launch_keeps_no_list_of_its_callers(naive):
+    binding, _ = naive
+    addresses = [1, 2, 3, 4, 0]
+    binding.launch(addresses)
+    addresses[0] = 5
+    binding.launch(addresses)
+    assert binding._params.q == 5
 
 
 def test_every_launch_is_on_the_stream_it_is_given(monkeypatch):

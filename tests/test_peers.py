@@ -72,4 +72,4 @@ def test_what_is_missing_says_so():
     missing = [family for family in peers.FAMILIES.values() if family.missing]
     for family in missing:
         with pytest.raises(NotImplementedError, match="not installed"):
-            peers.make(family.peers[0], problem(FULL), None, None, None)
+            peers.make(family.peers[0], problem(FULL), {})

@@ -20,8 +20,8 @@ from cufa.ops import arrays, calls, seen
 cp = pytest.importorskip("cupy")
 
 
-def array(address, shape=(2, 4, 8, 16), dtype=np.float16):
-    memory = cp.cuda.UnownedMemory(address, 1 << 30, None, 0)
+def array(address, shape=(2, 4, 8, 16), dtype=np.float16, device=0):
+    memory = cp.cuda.UnownedMemory(address, 1 << 30, None, device)
     return cp.ndarray(shape, dtype, memptr=cp.cuda.MemoryPointer(memory, 0))
 
 
@@ -87,13 +87,24 @@ def test_small_arrays_do_not_hide_how_large_ones_are_aligned():
         (Q, K, V[:, ::2], OUT),
         (Q, K.transpose(0, 2, 1, 3), V, OUT),
         (Q, array(2 << 32, dtype=np.int16), V, OUT),
+        (Q, K, array(3 << 32, device=1), OUT),
         (Q, K, V, OUT[:, :, ::2]),
     ],
 )
 def test_calls_that_differ(other):
     assert key(*other) != key(Q, K, V, OUT)
     assert key(Q, K, V, OUT) != key(Q, K, V, OUT, options=("y",))
-    assert key(Q, K, V, operation=DECODE) != key(Q, K, V)
+    assert key(Q, K, V, OUT, operation=dataclasses.replace(FORWARD, name="other")) != key(Q, K, V, OUT)
+
+
+def test_the_wish_for_tf32_is_part_of_calls_on_float32(monkeypatch):
+    wide = [array(n << 32, dtype=np.float32) for n in (1, 2, 3)]
+    found = []
+    for wish in ("0", "1"):
+        monkeypatch.setenv("CUPY_TF32", wish)
+        found.append((key(*wide), key(Q, K, V)))
+    (one, half), (other, same) = found
+    assert one != other and half == same
 
 
 def test_strides_matter_where_the_shape_does_not_say_them():

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import ctypes
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
+from support import forward_operands
 
+from cufa.core.architectures import Device
 from cufa.core.element import ELEMENTS
+from cufa.core.mask import FULL
+from cufa.core.problem import Problem
 from cufa.kernels import Box
+from cufa.planner import make_plan
 
 cp = pytest.importorskip("cupy", reason="needs CuPy, but no GPU: pip install 'cufa[cuda13]'")
 
@@ -78,3 +85,24 @@ def test_a_map_that_cannot_be_encoded_says_so(make, monkeypatch):
     monkeypatch.setattr(cp.cuda.runtime, "setDevice", current.append)
     make(driver).point_to(4096)
     assert current == [3] and len(driver.calls) == 2, "once a context is current"
+
+
+def test_a_call_points_only_the_maps_of_what_moved(monkeypatch):
+    from cufa.backends import cuda, tensor_map
+
+    driver, launched = Driver(), []
+    monkeypatch.setattr(tensor_map, "_driver", lambda: driver)
+    monkeypatch.setattr(cuda, "Launches", lambda *_: launched.append)
+    monkeypatch.setattr(cp.cuda.runtime, "getDevice", lambda: 0)
+    monkeypatch.setattr(cp.cuda, "get_current_stream", lambda device_id: SimpleNamespace(ptr=0))
+    problem = Problem(1, 2, 2, 100, 100, 64, "float16", FULL, 0.125, positive_strides=True)
+    plan = make_plan(problem, Device.typical("sm_90"), "fa3")
+    q = np.zeros((1, 2, 100, 64), np.float16)
+    binding = cuda.Binding(SimpleNamespace(plan=plan, device_id=0), forward_operands(q, q, q))
+    told = []
+    for addresses in ([16, 32, 48, 64, 0], [16, 32, 48, 64, 0], [16, 32, 80, 64, 0], [96, 32, 80, 112, 0]):
+        driver.calls.clear()
+        binding.launch(addresses)
+        told.append([x[2] for x in driver.calls])
+    assert sorted(told[0]) == [16, 32, 48, 64] and told[1:] == [[], [80], [96, 112]]
+    assert len(launched) == 4

@@ -184,6 +184,7 @@ DEVICE bool warp_any(bool v, SITE) { return cufa_host::vote_any(v, site); }
 // ---- special_registers.cuh
 DEVICE u64 global_timer() { return cufa_host::nanoseconds(); }
 DEVICE int lane_id() { return cufa_host::context->thread_index.x % 32; }
+DEVICE int thread_id() { return cufa_host::context->thread_index.x; }
 DEVICE u32 sm_id() { return cufa_host::worker_id(); }
 DEVICE u32 atomic_add(u32* p, u32 v, SITE) { return cufa_host::add_global(p, v, site); }
 

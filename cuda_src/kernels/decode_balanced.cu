@@ -29,7 +29,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) decode_balanced(const __gri
   if constexpr (TRACE) start_ns = global_timer();
   if constexpr (TMA_COPIES && !FOLD_COMBINE) grid_release_next();
   BalancedShare share(p, thread % 32);
-  const u32 share_slot = smem_base + SHARE_OFFSET + thread / 32 * 32;
+  const u32 share_slot = smem_base + SHARES_OFFSET + thread / 32 * 32;
   DecodeBlock block(smem_base, thread);
   Piece piece;
 #pragma unroll 1

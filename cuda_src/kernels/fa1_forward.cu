@@ -52,23 +52,22 @@ constexpr int WARP_KEYS = BLOCK_KV / KEY_WARPS;
 static_assert(NUM_WARPS % KEY_WARPS == 0 && WARP_KEYS % 16 == 0, "a warp multiplies 16 keys at a time");
 static_assert(BLOCK_Q % (GROUPS * STRIP) == 0, "a query block gives every group the same number of strips");
 
-constexpr bool KV_IN_REGISTERS = HEAD_DIM <= 64 && WARP_KEYS <= 32;  // at most 64 of them; more would spill
+// A warp's K and V, at most 64 registers of them: then parts of P V overlay both in shared memory.
+constexpr bool KV_IN_REGISTERS = PARTS_OFFSET == K_OFFSET;
 // Whether O, l and m are loaded a strip ahead. Elsewhere addresses take the registers that it needs.
 constexpr bool LOAD_AHEAD = D_PAIRS % KEY_WARPS == 0 && ALIGNMENT == 16;
 
 using Scores = float[M_TILES][WARP_KEYS / 8][4];        // accumulators: the strip's rows x this warp's keys
 using Probabilities = u32[M_TILES][WARP_KEYS / 16][4];  // the same as A operands
 
-// Shared memory, bytes. Parts of P V overlay K and V where these live in registers.
+// Shared memory: K, V, what warps tell each other (parts of P V, row maxima and sums), two query blocks.
 constexpr int ROW_BYTES = HEAD_DIM * 2;
 constexpr int PITCH = tile_pitch(ROW_BYTES, 32);
-constexpr int V_SMEM = BLOCK_KV * PITCH, KV_END = 2 * V_SMEM;
-constexpr int PARTS_SMEM = KV_IN_REGISTERS ? 0 : KV_END;
-constexpr int PARTS_END = PARTS_SMEM + GROUPS * Group::PARTS_BYTES;
-constexpr int Q_SMEM = PARTS_END > KV_END ? PARTS_END : KV_END;  // two query blocks
-constexpr int MAX_SMEM = Q_SMEM + 2 * BLOCK_Q * PITCH;
-constexpr int SUM_SMEM = MAX_SMEM + GROUPS * Group::VALUES_BYTES;
-static_assert(SUM_SMEM + GROUPS * Group::VALUES_BYTES == SMEM_BYTES, "the registry's formula and this layout differ");
+static_assert(K_BYTES == BLOCK_KV * PITCH && V_BYTES == K_BYTES, "a key block");
+static_assert(V_OFFSET == K_OFFSET + K_BYTES, "the padding of K's and V's rows is filled as that of one tile");
+static_assert(Q_BYTES == 2 * BLOCK_Q * PITCH, "two query blocks");
+static_assert(PARTS_BYTES == GROUPS * Group::PARTS_BYTES, "what the warps of each group hand over");
+static_assert(MAX_BYTES == GROUPS * Group::VALUES_BYTES && SUM_BYTES == MAX_BYTES, "a value per row and warp");
 
 // This warp's keys as B operands of the two products.
 struct KeyFragments {
@@ -77,13 +76,13 @@ struct KeyFragments {
 };
 
 DEVICE void load_K(u32 (&K_rmem)[4], u32 smem, const Group& group, int d, int k) {
-  const u32 K_lane = smem + group.warp * WARP_KEYS * PITCH + lane_offset_columns_first<PITCH>(group.lane);
+  const u32 K_lane = smem + K_OFFSET + group.warp * WARP_KEYS * PITCH + lane_offset_columns_first<PITCH>(group.lane);
   ldmatrix_x4(K_rmem, K_lane + k * 16 * PITCH + d * 32);
 }
 
 // A pair past the head dim gets the slice's first instead, and its product is not stored: cheaper than a branch.
 DEVICE void load_V(u32 (&V_rmem)[4], u32 smem, const Group& group, int k, int slice, int share) {
-  const u32 V_lane = smem + V_SMEM + group.warp * WARP_KEYS * PITCH + lane_offset_rows_first<PITCH>(group.lane);
+  const u32 V_lane = smem + V_OFFSET + group.warp * WARP_KEYS * PITCH + lane_offset_rows_first<PITCH>(group.lane);
   const int pair = exists(slice, group.owner(share)) ? group.owner(share) : 0;
   ldmatrix_x4_trans(V_rmem, V_lane + pair * 32 + k * 16 * PITCH + slice * KEY_WARPS * 32);
 }
@@ -106,9 +105,11 @@ DEVICE void load_key_block(KeyFragments& kv, const AttentionParams& p, const Hea
   const i64 first = i64(j) * BLOCK_KV, K_row = p.k_stride.seq * 2, V_row = p.v_stride.seq * 2;
   const int valid = int(min(i64(BLOCK_KV), p.seqlen_k - first));
   block_sync();  // the last key block and the parts of P V that overlay it have been read; O, l and m are written
-  copy_rows<BLOCK_KV>(smem, head.K + first * K_row, K_row, valid);
-  copy_rows<BLOCK_KV>(smem + V_SMEM, head.V + first * V_row, V_row, valid);
-  if constexpr (HEAD_DIM % 16 != 0) zero_padding<2 * BLOCK_KV, ROW_BYTES, PITCH, NUM_THREADS>(smem, threadIdx.x);
+  copy_rows<BLOCK_KV>(smem + K_OFFSET, head.K + first * K_row, K_row, valid);
+  copy_rows<BLOCK_KV>(smem + V_OFFSET, head.V + first * V_row, V_row, valid);
+  if constexpr (HEAD_DIM % 16 != 0) {
+    zero_padding<2 * BLOCK_KV, ROW_BYTES, PITCH, NUM_THREADS>(smem + K_OFFSET, threadIdx.x);
+  }
   cp_async_commit();
   cp_async_wait<0>();
   block_sync();  // every thread's copies have landed
@@ -223,9 +224,9 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa1_forward(const __grid_co
   group.index = threadIdx.x / (KEY_WARPS * 32);
   group.warp = threadIdx.x / 32 % KEY_WARPS;
   group.lane = threadIdx.x % 32;
-  group.parts = smem + PARTS_SMEM + group.index * Group::PARTS_BYTES;
-  group.maxima = smem + MAX_SMEM + group.index * Group::VALUES_BYTES;
-  group.sums = smem + SUM_SMEM + group.index * Group::VALUES_BYTES;
+  group.parts = smem + PARTS_OFFSET + group.index * Group::PARTS_BYTES;
+  group.maxima = smem + MAX_OFFSET + group.index * Group::VALUES_BYTES;
+  group.sums = smem + SUM_OFFSET + group.index * Group::VALUES_BYTES;
 
   // Alg. 1, l. 3-4.
   const int Tr = (p.seqlen_q - 1) / BLOCK_Q + 1, Tc = (p.seqlen_k - 1) / BLOCK_KV + 1;
@@ -241,9 +242,9 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa1_forward(const __grid_co
   head.lm = reinterpret_cast<vec2*>(static_cast<char*>(p.workspace) + all_rows * D_PAIRS * 64) + first;
 
   if constexpr (HEAD_DIM % 16 != 0) {
-    zero_padding<2 * BLOCK_Q, ROW_BYTES, PITCH, NUM_THREADS>(smem + Q_SMEM, threadIdx.x);
+    zero_padding<2 * BLOCK_Q, ROW_BYTES, PITCH, NUM_THREADS>(smem + Q_OFFSET, threadIdx.x);
   }
-  copy_query_block(p, head, smem + Q_SMEM, 0);
+  copy_query_block(p, head, smem + Q_OFFSET, 0);
   u32 Q_stage = 0;
   KeyFragments kv;
   for (int j = 0; j < Tc; ++j) {  // l. 5
@@ -254,8 +255,8 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa1_forward(const __grid_co
     for (int i = 0; i < Tr; ++i, Q_stage ^= 1) {  // l. 7
       cp_async_wait<0>();
       block_sync();  // Qi has landed; the other stage, and K and V if they moved to registers, have been read
-      const u32 Q_smem = smem + Q_SMEM + Q_stage * BLOCK_Q * PITCH;
-      copy_query_block(p, head, smem + Q_SMEM + (Q_stage ^ 1) * BLOCK_Q * PITCH, i + 1 < Tr ? i + 1 : 0);
+      const u32 Q_smem = smem + Q_OFFSET + Q_stage * BLOCK_Q * PITCH;
+      copy_query_block(p, head, smem + Q_OFFSET + (Q_stage ^ 1) * BLOCK_Q * PITCH, i + 1 < Tr ? i + 1 : 0);
       const TileRange tiles = visited_tiles<BLOCK_Q, BLOCK_KV>(p, i);
       const u32 record = blockIdx.x * u32(Tr) + u32(i);
       if constexpr (TRACE) {

@@ -45,6 +45,13 @@ static_assert(HEAD_DIM % 8 == 0 && HEAD_DIM <= 256, "head_dim");
 static_assert(NUM_STAGES == 1 || NUM_STAGES == 2, "one tile is computed while the next is copied, or afterwards");
 static_assert(SKIP_MASKED_TILES, "blocks that see nothing of a tile do not add to it");
 
+struct FromRegisters {
+  static constexpr bool value = false;
+};
+struct FromMemory {
+  static constexpr bool value = true;
+};
+
 KERNEL __launch_bounds__(PASS_THREADS) fa2_backward_prepare(const __grid_constant__ BackwardParams p) { prepare_strip(p); }
 
 KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward(const __grid_constant__ BackwardParams p) {
@@ -78,29 +85,42 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward(const __grid_c
   // Alg. 2, l. 7
   float dK_rmem[KEY_TILES][O_TILES][4] = {}, dV_rmem[KEY_TILES][O_TILES][4] = {};
 
-  // Alg. 2, l. 9, for `tile`, asynchronously, part `x` of so many: Q, dO and their row numbers. Rows past the end become
-  // zeros, which add nothing to dK and dV whatever their P, exp2(0 - 0), is.
-  auto copy_tile = [&](QueryTile tile, u32 stage, int x) {
-    const int row = tile.q_tile * Br, valid = p.seqlen_q - row;
-    const char* Q = static_cast<const char*>(p.q) +
-                    2 * (item.batch * p.q_stride.batch + tile.head * p.q_stride.head + row * p.q_stride.seq);
-    const char* dO = static_cast<const char*>(p.dout) +
-                     2 * (item.batch * p.dout_stride.batch + tile.head * p.dout_stride.head + row * p.dout_stride.seq);
+  // Alg. 2, l. 9, asynchronously, in K_STEPS parts: Q, dO and the row numbers of one tile. Rows past the end become zeros,
+  // which add nothing to dK and dV whatever their P, exp2(0 - 0), is.
+  struct TileCopy {
+    const char *Q, *dO, *numbers;  // where this thread begins
+    u32 stage;
+    int valid_rows, thread;
+  };
+  auto copy_of = [&](QueryTile tile, u32 stage, bool valid) -> TileCopy {
+    const int row = tile.q_tile * Br;
+    return {static_cast<const char*>(p.q) +
+                2 * (item.batch * p.q_stride.batch + tile.head * p.q_stride.head + row * p.q_stride.seq),
+            static_cast<const char*>(p.dout) +
+                2 * (item.batch * p.dout_stride.batch + tile.head * p.dout_stride.head + row * p.dout_stride.seq),
+            workspace.rows + ((batch_head + tile.head) * p.seqlen_q + row) * ROW_NUMBER_BYTES, stage,
+            valid ? p.seqlen_q - row : 0, thread_id()};
+  };
+  auto copy_part = [&](const TileCopy& copy, int x) {
     copy_tile_part<Br, ROW_BYTES, PITCH, NUM_THREADS, ALIGNMENT, K_STEPS>(  //
-        x, Q_smem + stage * STAGE_BYTES, Q, p.q_stride.seq * 2, valid, thread);
+        x, Q_smem + copy.stage * STAGE_BYTES, copy.Q, p.q_stride.seq * 2, copy.valid_rows, copy.thread);
     copy_tile_part<Br, ROW_BYTES, PITCH, NUM_THREADS, ALIGNMENT, K_STEPS>(  //
-        x, dO_smem + stage * STAGE_BYTES, dO, p.dout_stride.seq * 2, valid, thread);
-    if (x == 0 && thread < Br) {
-      const char* rows = workspace.rows + ((batch_head + tile.head) * p.seqlen_q + row) * ROW_NUMBER_BYTES;
-      cp_async_small<ROW_NUMBER_BYTES>(rows_smem + stage * NUMBERS_BYTES + thread * ROW_NUMBER_BYTES,
-                                       rows + thread * ROW_NUMBER_BYTES, thread < valid);
+        x, dO_smem + copy.stage * STAGE_BYTES, copy.dO, p.dout_stride.seq * 2, copy.valid_rows, copy.thread);
+    if (x == 0 && copy.thread < Br) {
+      cp_async_small<ROW_NUMBER_BYTES>(rows_smem + copy.stage * NUMBERS_BYTES + copy.thread * ROW_NUMBER_BYTES,
+                                       copy.numbers + copy.thread * ROW_NUMBER_BYTES, copy.thread < copy.valid_rows);
     }
+  };
+  auto copy_tile = [&](QueryTile tile) {
+    const TileCopy copy = copy_of(tile, 0, true);
+#pragma unroll
+    for (int x = 0; x < K_STEPS; ++x) copy_part(copy, x);
   };
 
   // dV or dK += A B for queries `first` ... of a tile of dO or Q.
-  auto accumulate = [&](float(&D)[KEY_TILES][O_TILES][4], u32 tile, int first, auto load_a, auto between) {
+  auto accumulate = [&](float(&D)[KEY_TILES][O_TILES][4], u32 tile, int first, auto from_memory, auto load_a, auto between) {
     const u32 B_lane = tile + first * PITCH + first_tile * 16 + rows_first;
-    multiply<BFLOAT16, CHUNK / 16>(
+    multiply<BFLOAT16, CHUNK / 16, decltype(from_memory)::value>(
         D, load_a,
         [&](u32(&B)[4], int n, int k) { load_b_pair<true>(B, B_lane + k * 16 * PITCH + n * 16, n + 1 < O_TILES); }, between);
   };
@@ -125,7 +145,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward(const __grid_c
       };
       auto multiply_keys = [&](float(&D)[KEY_TILES][S_TILES][4], u32 keys, u32 queries, auto between) {
         const u32 A_lane = keys + warp_keys * PITCH + rows_first, B_lane = queries + first * PITCH + columns_first;
-        multiply<BFLOAT16, K_STEPS>(
+        multiply<BFLOAT16, K_STEPS, true>(
             D,
             [&](u32(&A)[KEY_TILES][4], int k) {
 #pragma unroll
@@ -158,8 +178,8 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward(const __grid_c
       mma_fence();
       cap_scores<SOFTCAP>(S, p.softcap);
       if (masked) {
-        hide_scores_by_keys(S, head_mask(p), first_key + int(warp_keys) + S.lane_row(lane),
-                            tile.q_tile * Br + first + S.lane_column(lane));
+        hide_scores_by_keys(S, head_mask(p), first_key + int(warp_keys) + S.lane_row(lane_id()),
+                            tile.q_tile * Br + first + S.lane_column(lane_id()));
       }
       // Alg. 2, l. 13; exponentials run under the products.
       multiply_keys(dP_rmem, V_smem, dO, [&](int k) {
@@ -173,7 +193,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward(const __grid_c
       // Alg. 2, l. 12 and 16, for this warp's own queries; dS is made under the products.
       u32 dS_operand[CHUNK / 16][KEY_TILES][4];
       accumulate(
-          dV_rmem, dO, first,
+          dV_rmem, dO, first, FromRegisters{},
           [&](u32(&P)[KEY_TILES][4], int k) {
             float slope[2][4 * KEY_TILES];  // of the softcap, which dS is multiplied by
             if constexpr (SOFTCAP) {
@@ -206,7 +226,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward(const __grid_c
             }
           });
       accumulate(
-          dK_rmem, Q, first,
+          dK_rmem, Q, first, FromRegisters{},
           [&](u32(&dS)[KEY_TILES][4], int k) {
 #pragma unroll
             for (int i = 0; i < KEY_TILES; ++i) {
@@ -232,8 +252,8 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward(const __grid_c
               for (int i = 0; i < KEY_TILES; ++i) ldmatrix_x4(A[i], A_lane + i * 16 * S_PITCH);
             };
           };
-          accumulate(dV_rmem, dO, first, load_from(P_keys), [](int) {});
-          accumulate(dK_rmem, Q, first, load_from(dS_keys), [](int) {});
+          accumulate(dV_rmem, dO, first, FromMemory{}, load_from(P_keys), [](int) {});
+          accumulate(dK_rmem, Q, first, FromMemory{}, load_from(dS_keys), [](int) {});
         }
       }
     }
@@ -245,7 +265,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward(const __grid_c
     float dQ_rmem[2][DQ_TILES][4] = {};
     const u32 dS_lane = dS_smem + stage * TILE_BYTES + dq_row * 2 + lane_offset_columns_first<S_PITCH>(lane);
     const u32 K_lane = K_smem + first_dq_tile * 16 + rows_first;
-    multiply<BFLOAT16, Bc / 16>(
+    multiply<BFLOAT16, Bc / 16, true>(
         dQ_rmem,
         [&](u32(&dS)[2][4], int k) {
 #pragma unroll
@@ -285,8 +305,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward(const __grid_c
     copy_tile_async<Bc, ROW_BYTES, PITCH, NUM_THREADS, ALIGNMENT, true>(K_smem, K, p.k_stride.seq * 2, valid_keys, thread);
     copy_tile_async<Bc, ROW_BYTES, PITCH, NUM_THREADS, ALIGNMENT, true>(V_smem, V, p.v_stride.seq * 2, valid_keys, thread);
     if constexpr (NUM_STAGES == 2) {
-#pragma unroll
-      for (int x = 0; x < K_STEPS; ++x) copy_tile(next, 0, x);
+      copy_tile(next);
     }
     cp_async_commit();
   }
@@ -300,8 +319,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward(const __grid_c
     if (DETERMINISTIC && passing && thread == 0) turns.pass_on(added);
     if constexpr (NUM_STAGES == 1) {
       if (remaining > 0) {
-#pragma unroll
-        for (int x = 0; x < K_STEPS; ++x) copy_tile(next, 0, x);
+        copy_tile(next);
         cp_async_commit();
       }
     }
@@ -317,8 +335,9 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward(const __grid_c
     current = next;
     next = current.next(tiles);
     --remaining;
+    const TileCopy copy = copy_of(next, stage ^ 1, remaining > 0);
     visit_tile(current, stage, [&](int x) {
-      if (NUM_STAGES == 2 && remaining > 0) copy_tile(next, stage ^ 1, x);
+      if (NUM_STAGES == 2) copy_part(copy, x);  // nothing is read behind the last tile
     });
     cp_async_commit();
     pending = true;

@@ -54,10 +54,10 @@ constexpr int P_PITCH = tile_pitch(Bc * 2, 32);
 constexpr bool PAIRED = COLUMN_WARPS == 2;
 
 // Shared memory: Q (later O), two stages of K and V, and what paired warps exchange: P and the row maxima.
-constexpr int Q_BYTES = Br * PITCH, KV_BYTES = Bc * PITCH, STAGE_BYTES = 2 * KV_BYTES;
-constexpr int P_OFFSET = Q_BYTES + 2 * STAGE_BYTES;
-constexpr int M_OFFSET = P_OFFSET + (PAIRED ? Br * P_PITCH : 0);
-static_assert(M_OFFSET + (PAIRED ? 2 * Br * 4 : 0) == SMEM_BYTES, "the registry computes the same layout");
+constexpr int KV_BYTES = Bc * PITCH, STAGE_BYTES = 2 * KV_BYTES;
+static_assert(Q_BYTES == Br * PITCH && STAGES_BYTES == NUM_STAGES * STAGE_BYTES, "tiles fill their buffers");
+static_assert(STAGES_OFFSET == Q_OFFSET + Q_BYTES, "the padding of all rows is filled as that of one tile");
+static_assert(!PAIRED || (P_BYTES == Br * P_PITCH && M_BYTES == 2 * Br * 4), "what paired warps exchange");
 static_assert(WARP_ROWS % 16 == 0 && Br % WARP_ROWS == 0, "a warp owns whole 16-row tiles");
 static_assert(WARP_KEYS % 16 == 0, "P V takes keys 16 at a time");
 static_assert(HEAD_DIM % 8 == 0 && HEAD_DIM <= 256, "head_dim");
@@ -86,12 +86,13 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward(const __grid_co
   const char* K = static_cast<const char*>(p.k) + 2 * (item.batch * p.k_stride.batch + kv_head * p.k_stride.head);
   const char* V = static_cast<const char*>(p.v) + 2 * (item.batch * p.v_stride.batch + kv_head * p.v_stride.head);
 
-  const u32 Q_smem = smem_address(smem), K_smem = Q_smem + Q_BYTES, V_smem = K_smem + KV_BYTES;
+  const u32 Q_smem = smem_address(smem) + Q_OFFSET;
+  const u32 K_smem = smem_address(smem) + STAGES_OFFSET, V_smem = K_smem + KV_BYTES;
   const u32 Q_lane = Q_smem + row_group * WARP_ROWS * PITCH + lane_offset_rows_first<PITCH>(lane);
   const u32 K_lane = K_smem + part * WARP_KEYS * PITCH + lane_offset_columns_first<PITCH>(lane);
   const u32 V_lane = V_smem + part * O_TILES * 16 + lane_offset_rows_first<PITCH>(lane);
-  const u32 P_warp = Q_smem + P_OFFSET + row_group * WARP_ROWS * P_PITCH;
-  const u32 M_warp = Q_smem + M_OFFSET + row_group * WARP_ROWS * 8;
+  const u32 P_warp = smem_address(smem) + P_OFFSET + row_group * WARP_ROWS * P_PITCH;
+  const u32 M_warp = smem_address(smem) + M_OFFSET + row_group * WARP_ROWS * 8;
 
   // Registers are scarce: what the epilogue needs waits in the last 16 bytes of the first row, which no tile uses.
   const u32 parked_smem = Q_smem + PITCH - 16;

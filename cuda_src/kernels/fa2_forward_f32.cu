@@ -54,9 +54,8 @@ constexpr int SUM_STEPS = M_TILES == 1 ? 2 : 1;  // k16 steps of S that the tens
 constexpr int O_GROUP = BLOCKS_PER_SM > 2 ? 3 : 4;  // 8-column tiles of O in work at a time: more take more registers
 
 // Shared memory: Q, K, V, each first float32, then pairs of float16 in the same place.
-constexpr int Q_BYTES = Br * PITCH, KV_BYTES = Bc * PITCH;
-static_assert(Q_BYTES + 2 * KV_BYTES == SMEM_BYTES, "the registry computes the same layout");
-static_assert(Br % (16 * NUM_WARPS) == 0, "a warp owns whole 16-row tiles");
+static_assert(Q_BYTES == Br * PITCH && K_BYTES == Bc * PITCH && V_BYTES == K_BYTES, "tiles fill their buffers");
+static_assert(Br % (16 * NUM_WARPS) == 0 && COLUMN_WARPS == 1, "a warp owns whole 16-row tiles");
 static_assert(Bc % 16 == 0, "P V takes keys 16 at a time");
 static_assert(HEAD_DIM % 8 == 0 && HEAD_DIM <= 256, "head_dim");
 static_assert(NUM_STAGES == 1, "K and V take turns: one is copied while the other is multiplied");
@@ -82,8 +81,8 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward_f32(const __gri
   const char* K = Rows::source(p.k, p.k_stride, item.batch, kv_head, kv_row, lane);
   const char* V = Rows::source(p.v, p.v_stride, item.batch, kv_head, kv_row, lane);
 
-  const u32 Q_smem = smem_address(smem) + warp * WARP_ROWS * PITCH;  // this warp's rows
-  const u32 K_smem = smem_address(smem) + Q_BYTES, V_smem = K_smem + KV_BYTES;
+  const u32 Q_smem = smem_address(smem) + Q_OFFSET + warp * WARP_ROWS * PITCH;  // this warp's rows
+  const u32 K_smem = smem_address(smem) + K_OFFSET, V_smem = smem_address(smem) + V_OFFSET;
   // What only the end needs, or each tile once, waits in a gap of this warp's rows of Q: registers are scarce. For
   // the same reason lanes are read anew (lane_id) where addresses follow from them.
   const u32 saved_smem = gap_address<PITCH>(Q_smem, 1);

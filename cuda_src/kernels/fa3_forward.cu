@@ -95,7 +95,7 @@ struct Producer {
     load(K_ring, smem.K, K_map, tiles.end - 1, kv_head, work.batch);
     for (int w = 0; w < CONSUMERS; ++w) {
       wait_for_query_buffer(w);
-      load_tile<GROUP_ROWS, HEAD_DIM>(smem.Q + query_buffer(w) * Q_BYTES, smem.Q_full + 8 * query_buffer(w), Q_map,
+      load_tile<GROUP_ROWS, HEAD_DIM>(smem.Q + query_buffer(w) * Q_TILE_BYTES, smem.Q_full + 8 * query_buffer(w), Q_map,
                                       work.q_block * Br + w * GROUP_ROWS, work.head, work.batch);
     }
     Q_ring.advance();
@@ -111,7 +111,7 @@ struct Producer {
   }
   DEVICE static void load(Ring<NUM_STAGES>& ring, u32 buffers, const TensorMap* map, int j, int kv_head, int batch) {
     ring.wait_empty();
-    load_tile<Bc, HEAD_DIM>(buffers + ring.stage * KV_BYTES, ring.full_barrier(), map, j * Bc, kv_head, batch);
+    load_tile<Bc, HEAD_DIM>(buffers + ring.stage * KV_TILE_BYTES, ring.full_barrier(), map, j * Bc, kv_head, batch);
     ring.advance();
   }
 };
@@ -124,7 +124,7 @@ struct Consumer {
   const int consumer, warp, lane;
   Ring<NUM_STAGES> K_ring = smem.K_ring(), V_ring = smem.V_ring();
   Ring<Q_STAGES> Q_ring{};
-  const u64 Q_desc = k_major_descriptor(smem.Q + consumer * Q_BYTES);
+  const u64 Q_desc = k_major_descriptor(smem.Q + consumer * Q_TILE_BYTES);
   const u64 K_desc = k_major_descriptor(smem.K), V_desc = mn_major_descriptor<Bc>(smem.V);
 
   Scores S_rmem;
@@ -206,7 +206,7 @@ struct Consumer {
     if (item.q_block == NO_MORE_ITEMS) return false;
     if constexpr (TRACE) start_ns[1] = global_timer();
     if constexpr (Q_IN_REGISTERS) {
-      load_queries(Q_rmem, smem.Q + buffer * Q_BYTES, warp, lane);
+      load_queries(Q_rmem, smem.Q + buffer * Q_TILE_BYTES, warp, lane);
       if constexpr (!STORE_FROM_SMEM) give_back_queries(buffer);
       Q_ring.advance();
     }
@@ -317,7 +317,7 @@ struct Consumer {
   DEVICE void store(u32 done) {
     const Item item = read_item(done);
     const int first_row = item.q_block * Br + consumer * GROUP_ROWS + warp * 16;
-    store_output(p, O_map, item, first_row, O_rmem, softmax, smem.Q + O_buffer * Q_BYTES, warp, lane);
+    store_output(p, O_map, item, first_row, O_rmem, softmax, smem.Q + O_buffer * Q_TILE_BYTES, warp, lane);
     if (TRACE && threadIdx.x == 128) write_trace(p, item.index, item, tiles_of(p, item.q_block), start_ns[0]);
 #pragma unroll
     for (int i = 0; i < HEAD_DIM / 2; ++i) O_rmem[i] = 0.0f;
@@ -332,10 +332,12 @@ struct Consumer {
   }
 
   DEVICE void issue_next_scores() {
-    const u64 K_tile = K_desc + descriptor_step(KV_BYTES) * K_ring.stage;
-    issue_scores(S_rmem, Q_rmem, Q_desc + descriptor_step(CONSUMERS * Q_BYTES) * Q_ring.stage, K_tile);
+    const u64 K_tile = K_desc + descriptor_step(KV_TILE_BYTES) * K_ring.stage;
+    issue_scores(S_rmem, Q_rmem, Q_desc + descriptor_step(CONSUMERS * Q_TILE_BYTES) * Q_ring.stage, K_tile);
   }
-  DEVICE void issue_next_values() { issue_values(O_rmem, P_rmem, V_desc + descriptor_step(KV_BYTES) * V_ring.stage); }
+  DEVICE void issue_next_values() {
+    issue_values(O_rmem, P_rmem, V_desc + descriptor_step(KV_TILE_BYTES) * V_ring.stage);
+  }
   DEVICE void release_scores() {
     wgmma_registers(S_rmem);
     if constexpr (Q_IN_REGISTERS) wgmma_registers(Q_rmem);  // else they may be reused while wgmma still reads them

@@ -30,12 +30,11 @@ constexpr int STEP = 128 / sizeof(Element);  // of the inner dimension, a pass t
 static_assert(BLOCK_Q == NUM_WARPS * 16, "a warp computes 16 rows");
 static_assert(TILE_COLUMNS == 64, "shared memory is laid out for tiles of 64 columns");
 
-// Shared memory, bytes: A is (BLOCK_Q, STEP); B is (TILE_COLUMNS, STEP) for K, (STEP, TILE_COLUMNS) for V.
+// Shared memory: A is (BLOCK_Q, STEP); B is (TILE_COLUMNS, STEP) for K, (STEP, TILE_COLUMNS) for V.
 constexpr int STEP_PITCH = tile_pitch(STEP * sizeof(Element), 16);
 constexpr int V_PITCH = tile_pitch(TILE_COLUMNS * sizeof(Element), 16);
-constexpr int B_SMEM = BLOCK_Q * STEP_PITCH;
-static_assert(STEP * V_PITCH <= TILE_COLUMNS * STEP_PITCH, "a tile of V fits where a tile of K does");
-static_assert(B_SMEM + TILE_COLUMNS * STEP_PITCH == SMEM_BYTES, "the registry's formula and this layout differ");
+static_assert(A_BYTES == BLOCK_Q * STEP_PITCH && B_BYTES == TILE_COLUMNS * STEP_PITCH, "tiles fill their buffers");
+static_assert(STEP * V_PITCH <= B_BYTES, "a tile of V fits where a tile of K does");
 
 using Accumulator = float[TILE_COLUMNS / 8][4];  // the warp's 16 rows, laid out as mma.sync does
 
@@ -138,7 +137,7 @@ DEVICE Element* probabilities_of(const AttentionParams& p, i64 head) {
 
 KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) naive_scores(const __grid_constant__ AttentionParams p) {
   DYN_SMEM(shared);
-  const u32 A_smem = smem_address(shared), B_smem = A_smem + B_SMEM;
+  const u32 A_smem = smem_address(shared) + A_OFFSET, B_smem = smem_address(shared) + B_OFFSET;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const u32 Tr = u32(p.seqlen_q - 1) / BLOCK_Q + 1, Tc = u32(p.seqlen_k - 1) / BLOCK_KV + 1;
   const i64 first_key = i64(blockIdx.x % Tc) * BLOCK_KV, first_row = i64(blockIdx.x / Tc % Tr) * BLOCK_Q;
@@ -203,7 +202,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) naive_softmax(const __grid_
 
 KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) naive_values(const __grid_constant__ AttentionParams p) {
   DYN_SMEM(shared);
-  const u32 A_smem = smem_address(shared), B_smem = A_smem + B_SMEM;
+  const u32 A_smem = smem_address(shared) + A_OFFSET, B_smem = smem_address(shared) + B_OFFSET;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const u32 Tr = u32(p.seqlen_q - 1) / BLOCK_Q + 1, Td = u32(HEAD_DIM - 1) / TILE_COLUMNS + 1;
   const int first_dim = int(blockIdx.x % Td) * TILE_COLUMNS;

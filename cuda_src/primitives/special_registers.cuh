@@ -22,4 +22,11 @@ DEVICE int lane_id() {
   return id;
 }
 
+// threadIdx.x, likewise.
+DEVICE int thread_id() {
+  int id;
+  asm volatile("mov.u32 %0, %tid.x;" : "=r"(id));
+  return id;
+}
+
 DEVICE u32 atomic_add(u32* p, u32 v) { return atomicAdd(p, v); }

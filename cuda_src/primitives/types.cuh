@@ -20,6 +20,7 @@ struct alignas(8) vec2 {
 #define KERNEL extern "C" __global__ void
 
 // The block's dynamic shared memory. 1024-byte aligned, as 128-byte-swizzled tiles need.
+// Where each buffer of it lies is generated, NAME_OFFSET and NAME_BYTES, from the kernel's list in cufa/kernels.
 #define DYN_SMEM(name) extern __shared__ __align__(1024) unsigned char name[]
 #else
 #include "host/cuda_language.h"

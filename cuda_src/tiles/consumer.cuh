@@ -16,7 +16,7 @@ constexpr int CONSUMERS = NUM_WARPS / 4 - 1;   // warpgroup 0 is the producer
 constexpr int K_STEPS = (HEAD_DIM + 15) / 16;  // k16 steps of S = Q K^T; TMA fills the last one up with zeros
 constexpr int O_TILES = HEAD_DIM / 8;          // 8-column tiles of O
 constexpr int S_TILES = Bc / 8;
-constexpr int Q_BYTES = wgmma_tile_bytes(GROUP_ROWS, HEAD_DIM), KV_BYTES = wgmma_tile_bytes(Bc, HEAD_DIM);
+constexpr int Q_TILE_BYTES = wgmma_tile_bytes(GROUP_ROWS, HEAD_DIM), KV_TILE_BYTES = wgmma_tile_bytes(Bc, HEAD_DIM);
 // O leaves by TMA from the buffer its Q came in, where that is free by then; else from registers.
 constexpr bool STORE_FROM_SMEM = STORE_BY_TMA && (Q_IN_REGISTERS || Q_STAGES > 1);
 static_assert(Br == CONSUMERS * GROUP_ROWS, "64 query rows a consumer");

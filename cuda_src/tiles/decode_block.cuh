@@ -5,13 +5,9 @@
 // Shared memory: Q; the rings, in whose place warps merge; m and l of every ring and row; shares put aside; barriers;
 // what other blocks of the cluster send.
 constexpr int RING_BYTES = NUM_STAGES * STAGE_BYTES;
-constexpr int RINGS_BYTES = RINGS * RING_BYTES, MERGE_BYTES = RINGS * Br * MERGE_PITCH;
-constexpr int RINGS_OFFSET = TMA_COPIES ? (Q_BYTES + 1023) / 1024 * 1024 : Q_BYTES;  // swizzled boxes lie on 1024 bytes
-constexpr int ML_OFFSET = RINGS_OFFSET + (RINGS_BYTES > MERGE_BYTES ? RINGS_BYTES : MERGE_BYTES);
-constexpr int SHARE_OFFSET = ML_OFFSET + RINGS * Br * 8;
-constexpr int BARRIER_OFFSET = SHARE_OFFSET + NUM_WARPS * 32;
-constexpr int RECEIVED_OFFSET = BARRIER_OFFSET + (RINGS * NUM_STAGES * 8 + 15) / 16 * 16;
-static_assert(RECEIVED_OFFSET + RECEIVED_BYTES == SMEM_BYTES, "the registry computes the same layout");
+static_assert(RINGS_BYTES == RINGS * RING_BYTES, "stages of K and V for every ring");
+static_assert(SHARES_BYTES == NUM_WARPS * 32, "what each warp puts aside");
+static_assert(BARRIERS_BYTES == RINGS * NUM_STAGES * 8, "a barrier for every buffer of a ring");
 
 template <bool TMA>
 struct StreamOf {
@@ -34,14 +30,14 @@ struct DecodeBlock {
     ring = warp / ROW_WARPS;
     first_row = warp % ROW_WARPS * WARP_ROWS;
     ring_smem = smem + RINGS_OFFSET + ring * RING_BYTES;
-    Q_lane = smem + first_row * Q_PITCH + TileAttention::q_lane_offset(lane);
-    stream.init(smem + BARRIER_OFFSET + ring * NUM_STAGES * 8, thread % RING_THREADS);
+    Q_lane = smem + Q_OFFSET + first_row * Q_PITCH + TileAttention::q_lane_offset(lane);
+    stream.init(smem + BARRIERS_OFFSET + ring * NUM_STAGES * 8, thread % RING_THREADS);
   }
 
   DEVICE void attend(const DecodeParams& p, const Piece& piece) {
     TileAttention tile;
     if constexpr (HEAD_DIM % 16 != 0) {
-      zero_padding<Br, HEAD_DIM * 2, Q_PITCH, NUM_THREADS>(smem, thread);
+      zero_padding<Br, HEAD_DIM * 2, Q_PITCH, NUM_THREADS>(smem + Q_OFFSET, thread);
       if constexpr (!TMA_COPIES) {
         zero_padding<RINGS * NUM_STAGES * 2 * RING_KEYS, KV_ROW_BYTES, KV_PITCH, NUM_THREADS>(smem + RINGS_OFFSET, thread);
       }
@@ -55,7 +51,7 @@ struct DecodeBlock {
       advance();
       // The copy engine is told of all tiles first; cp.async groups are waited for in their order.
       if (i == (TMA_COPIES ? NUM_STAGES - 1 : 0)) {
-        copy_queries(p, piece, smem, thread);
+        copy_queries(p, piece, smem + Q_OFFSET, thread);
         cp_async_commit();
       }
     }
@@ -73,7 +69,7 @@ struct DecodeBlock {
       advance();
     }
     cp_async_wait<0>();
-    merge_warps(p, piece, tile, smem + RINGS_OFFSET, smem + ML_OFFSET, smem + RECEIVED_OFFSET, thread);
+    merge_warps(p, piece, tile, smem, thread);
   }
 
   // The ring's oldest buffer.

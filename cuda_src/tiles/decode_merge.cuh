@@ -10,6 +10,7 @@
 #include "tiles/decode_cluster.cuh"
 
 constexpr int MERGE_PITCH = ((HEAD_DIM + 31) / 32 * 32 + 8) * 4;  // four rows of an accumulator fill all banks
+static_assert(MERGED_BYTES == RINGS * Br * MERGE_PITCH && ML_BYTES == RINGS * Br * 8, "O, and m and l, of every ring");
 constexpr int SLOT_ROW = HEAD_DIM + 4;                            // floats
 
 // Vector `vector` of an item's row `row`, not divided by l yet, to where it belongs in the output.
@@ -97,10 +98,9 @@ DEVICE void sum_rings(u32 ml_smem, int row, float& m, float& l) {
 }
 
 // What the warps of a block have of one piece becomes the output, when the piece is all of its item; else it is sent to
-// other blocks of the cluster, or left in a slot. `rings_smem` is where the rings were, `ml_smem` has room for m and l of
-// every ring and row.
-DEVICE void merge_warps(const DecodeParams& p, const Piece& piece, TileAttention& tile, u32 rings_smem, u32 ml_smem,
-                        u32 received_smem, int thread) {
+// other blocks of the cluster, or left in a slot.
+DEVICE void merge_warps(const DecodeParams& p, const Piece& piece, TileAttention& tile, u32 smem, int thread) {
+  const u32 ml_smem = smem + ML_OFFSET;
   const int warp = thread / 32, lane = thread % 32, ring = warp / ROW_WARPS;
   const int first_row = warp % ROW_WARPS * WARP_ROWS, rows = valid_rows(p, piece);
   tile.softmax.reduce_sum();
@@ -120,7 +120,7 @@ DEVICE void merge_warps(const DecodeParams& p, const Piece& piece, TileAttention
 #pragma unroll
       for (int i = 0; i < RINGS; ++i) m = fmaxf(m, u32_as_float(ld_shared_u32(ml_smem + (i * Br + row) * 8)));
       const float weight = ex2(tile.softmax.m_scaled[r] - m);
-      const u32 target = rings_smem + (ring * Br + row) * MERGE_PITCH;
+      const u32 target = smem + MERGED_OFFSET + (ring * Br + row) * MERGE_PITCH;
 #pragma unroll
       for (int n = 0; n < O_TILES; ++n) {
         const float* o = tile.O[r / 2][n] + r % 2 * 2;
@@ -138,7 +138,7 @@ DEVICE void merge_warps(const DecodeParams& p, const Piece& piece, TileAttention
   }
   if constexpr (CLUSTER_MERGE) cluster_wait();  // all blocks of the cluster have begun: their memory may be written
   block_sync();  // every ring's O, in units of the common maximum
-  const ClusterMerge cluster(received_smem, rows, piece.num_parts);
+  const ClusterMerge cluster(smem, rows, piece.num_parts);
   if (CLUSTER_MERGE && piece.num_parts > 1) {
     for (int i = thread; i < Br * piece.num_parts; i += NUM_THREADS) {
       const int row = i % Br, to = i / Br;
@@ -157,7 +157,7 @@ DEVICE void merge_warps(const DecodeParams& p, const Piece& piece, TileAttention
       float o[4] = {};
 #pragma unroll
       for (int j = 0; j < RINGS; ++j) {
-        const vec4 part = ld_shared_vec4(rings_smem + (j * Br + row) * MERGE_PITCH + vector * 16);
+        const vec4 part = ld_shared_vec4(smem + MERGED_OFFSET + (j * Br + row) * MERGE_PITCH + vector * 16);
         o[0] += u32_as_float(part.x);
         o[1] += u32_as_float(part.y);
         o[2] += u32_as_float(part.z);
@@ -177,9 +177,9 @@ DEVICE void merge_warps(const DecodeParams& p, const Piece& piece, TileAttention
 }
 
 // After merge_warps(): this part's share of the output, from all parts.
-DEVICE void merge_cluster(const DecodeParams& p, const Piece& piece, u32 received_smem, int thread) {
+DEVICE void merge_cluster(const DecodeParams& p, const Piece& piece, u32 smem, int thread) {
   if (piece.num_parts == 1) return;
-  const ClusterMerge cluster(received_smem, valid_rows(p, piece), piece.num_parts);
+  const ClusterMerge cluster(smem, valid_rows(p, piece), piece.num_parts);
   cluster.await(piece.part, thread);
   for (int i = thread; i < cluster.count(piece.part); i += NUM_THREADS) {
     const int at = cluster.first(piece.part) + i, row = at / VECTORS, vector = at - row * VECTORS;

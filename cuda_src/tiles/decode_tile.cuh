@@ -17,7 +17,7 @@ constexpr int S_TILES = RING_KEYS / 8;
 constexpr int O_TILES = HEAD_DIM / 8;
 constexpr int VECTORS = HEAD_DIM / 4;  // of a row of O, four columns each: what a thread merges
 constexpr int Q_PITCH = tile_pitch(HEAD_DIM * 2, 32);
-constexpr int Q_BYTES = Br * Q_PITCH;
+static_assert(Q_BYTES == Br * Q_PITCH, "the packed rows fill their buffer");
 constexpr bool BF16_PRODUCTS = BFLOAT16 && !FP8_CACHE;
 static_assert(Br % (16 * ROW_WARPS) == 0, "a warp owns whole 16-row tiles");
 static_assert(RING_KEYS % 16 == 0, "P V takes keys 16 at a time");

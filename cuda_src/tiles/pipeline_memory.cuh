@@ -3,25 +3,25 @@
 #include "tiles/consumer.cuh"
 #include "tiles/pipeline.cuh"
 
-// Shared memory: Q of every consumer (Q_STAGES deep: the next item's Q arrives while this one's is in use), the K and
-// V rings, then the barriers.
-constexpr int K_OFFSET = Q_STAGES * CONSUMERS * Q_BYTES, V_OFFSET = K_OFFSET + NUM_STAGES * KV_BYTES;
-constexpr int BARRIER_OFFSET = V_OFFSET + NUM_STAGES * KV_BYTES;
-constexpr int NUM_BARRIERS = 2 * (Q_STAGES * CONSUMERS + 2 * NUM_STAGES);
-constexpr int ITEM_OFFSET = (BARRIER_OFFSET + 8 * NUM_BARRIERS + 15) / 16 * 16;
-static_assert(ITEM_OFFSET + 16 * ITEM_RECORDS == SMEM_BYTES, "the registry computes the same layout");
+// Shared memory: Q of every consumer, the K and V rings, a full and an empty barrier for each of their buffers, items.
+static_assert(Q_BYTES == Q_STAGES * CONSUMERS * Q_TILE_BYTES, "the next item's Q arrives while this one's is in use");
+static_assert(K_BYTES == NUM_STAGES * KV_TILE_BYTES && V_BYTES == K_BYTES, "rings of tiles");
+static_assert(Q_FULL_BYTES == 8 * Q_STAGES * CONSUMERS && Q_EMPTY_BYTES == Q_FULL_BYTES, "a barrier a tile, by stage");
+static_assert(K_FULL_BYTES == 8 * NUM_STAGES && K_EMPTY_BYTES == K_FULL_BYTES, "likewise");
+static_assert(V_FULL_BYTES == 8 * NUM_STAGES && V_EMPTY_BYTES == V_FULL_BYTES, "likewise");
+static_assert(ITEMS_BYTES == 16 * ITEM_RECORDS, "four words an item");
 
-// What lies where. Barriers: Q full, Q empty (by stage, then consumer), K full, K empty, V full, V empty.
+// Addresses. Of Q there is a tile and a barrier of each kind by stage, then consumer.
 struct SharedMemory {
-  u32 Q, K, V, Q_full, Q_empty, K_full, V_full, items;
+  u32 Q, K, V, Q_full, Q_empty, K_full, K_empty, V_full, V_empty, items;
 
   DEVICE explicit SharedMemory(u32 start)
-      : Q(start), K(start + K_OFFSET), V(start + V_OFFSET), Q_full(start + BARRIER_OFFSET),
-        Q_empty(Q_full + 8 * Q_STAGES * CONSUMERS), K_full(Q_empty + 8 * Q_STAGES * CONSUMERS),
-        V_full(K_full + 16 * NUM_STAGES), items(start + ITEM_OFFSET) {}
+      : Q(start + Q_OFFSET), K(start + K_OFFSET), V(start + V_OFFSET), Q_full(start + Q_FULL_OFFSET),
+        Q_empty(start + Q_EMPTY_OFFSET), K_full(start + K_FULL_OFFSET), K_empty(start + K_EMPTY_OFFSET),
+        V_full(start + V_FULL_OFFSET), V_empty(start + V_EMPTY_OFFSET), items(start + ITEMS_OFFSET) {}
 
-  DEVICE Ring<NUM_STAGES> K_ring() const { return {K_full, K_full + 8 * NUM_STAGES}; }
-  DEVICE Ring<NUM_STAGES> V_ring() const { return {V_full, V_full + 8 * NUM_STAGES}; }
+  DEVICE Ring<NUM_STAGES> K_ring() const { return {K_full, K_empty}; }
+  DEVICE Ring<NUM_STAGES> V_ring() const { return {V_full, V_empty}; }
   DEVICE u32 item(u32 round) const { return items + 16 * (round % ITEM_RECORDS); }
 
   // A buffer is full when the thread that asked TMA for it has arrived and its bytes have; empty when every warp that reads
@@ -32,10 +32,10 @@ struct SharedMemory {
       mbarrier_init(Q_empty + 8 * i, 4);  // the warps of one consumer
     }
     for (int i = 0; i < NUM_STAGES; ++i) {
-      mbarrier_init(K_ring().full + 8 * i, 1);
-      mbarrier_init(V_ring().full + 8 * i, 1);
-      mbarrier_init(K_ring().empty + 8 * i, 4 * CONSUMERS);
-      mbarrier_init(V_ring().empty + 8 * i, 4 * CONSUMERS);
+      mbarrier_init(K_full + 8 * i, 1);
+      mbarrier_init(V_full + 8 * i, 1);
+      mbarrier_init(K_empty + 8 * i, 4 * CONSUMERS);
+      mbarrier_init(V_empty + 8 * i, 4 * CONSUMERS);
     }
     mbarrier_init_fence();
   }

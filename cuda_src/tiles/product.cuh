@@ -1,5 +1,5 @@
-// A product of one warp on mma.sync, D += A B over STEPS k16 steps, with operands loaded ahead of their use: A by one step, B
-// by one pair of 8-column tiles. ldmatrix takes longer than the few products of a pair.
+// A product of one warp on mma.sync, D += A B over STEPS k16 steps, with operands loaded ahead of their use: B by one pair of
+// 8-column tiles, A by one step where it comes from shared memory. ldmatrix takes longer than the few products of a pair.
 #pragma once
 #include "primitives/stmatrix.cuh"
 #include "tiles/fragments.cuh"
@@ -19,15 +19,16 @@ DEVICE void load_b_pair(u32 (&b)[4], u32 smem, bool both) {
 
 // load_a(A operands of all 16-row tiles, step), load_b(pair of B operands, its first 8-column tile, step) and between(step),
 // which runs under the products of the step.
-template <bool BF16, int STEPS, int M, int N, typename LoadA, typename LoadB, typename Between>
+template <bool BF16, int STEPS, bool A_AHEAD, int M, int N, typename LoadA, typename LoadB, typename Between>
 DEVICE void multiply(float (&D)[M][N][4], LoadA load_a, LoadB load_b, Between between) {
   constexpr int PAIRS = (N + 1) / 2;
   u32 A[2][M][4], B[2][4];
-  load_a(A[0], 0);
+  if (A_AHEAD) load_a(A[0], 0);
   load_b(B[0], 0, 0);
 #pragma unroll
   for (int k = 0; k < STEPS; ++k) {
-    if (k + 1 < STEPS) load_a(A[(k + 1) % 2], k + 1);
+    if (!A_AHEAD) load_a(A[k % 2], k);
+    if (A_AHEAD && k + 1 < STEPS) load_a(A[(k + 1) % 2], k + 1);
 #pragma unroll
     for (int x = 0; x < PAIRS; ++x) {
       const int next = k * PAIRS + x + 1;

@@ -7,9 +7,8 @@
 #include "tiles/key_split.cuh"
 #include "tiles/softmax.cuh"
 
-constexpr int KEY_WARPS = BLOCK_KV < 64 ? 2 : 4;  // warps that share a row
-constexpr int M_TILES = 2;                        // 16-row mma tiles of a warp
-constexpr int STRIP = M_TILES * 16;               // query rows a group takes at a time
+constexpr int M_TILES = 2;           // 16-row mma tiles of a warp
+constexpr int STRIP = M_TILES * 16;  // query rows that a group takes at a time; KEY_WARPS warps share each
 constexpr int LANE_ROWS = M_TILES * 2;
 
 // Columns of O in pairs of mma tiles. P V is computed and exchanged in slices of one pair a warp, which bounds

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
 from ..core.element import Element
 from ..core.problem import Problem
-from ..core.scores import softcapped
+from ..core.scores import softcap_derivative, softcapped
 from ..ops.arrays import is_device_array
 
 #: (sequence, key/value head) pairs that are looked at, if there are so many, and rows of each.
@@ -19,42 +19,59 @@ _PAIRS, _ROWS = 8, 8
 
 @dataclasses.dataclass(frozen=True)
 class Expected:
-    """Some rows of the result, in float64."""
+    """Some rows of one result, in float64."""
 
     rows: tuple[tuple[int, int, int], ...]
-    """(batch, head, query)"""
+    """(batch, head, query or key)"""
     values: tuple[Any, ...]
     """(head_dim,) each"""
 
 
 def sampled_reference(
     problem: Problem, arrays: Mapping[str, Any], lengths: tuple[int, ...] | None = None, seed: int = 0
-) -> Expected:
-    """Exact rows of random sequences and heads: of each the first, the last and others at random.
+) -> dict[str, Expected]:
+    """Exact rows of each result, by its role, for random sequences and heads: of each the first, the last and others
+    at random.
 
     ``arrays`` as :meth:`cufa.bench.inputs.Inputs.arrays` makes them.
     """
-    rng, rows, values = np.random.default_rng(seed), list[tuple[int, int, int]](), list[Any]()
+    rng, found = np.random.default_rng(seed), dict[str, dict[tuple[int, int, int], Any]]()
+    rows_of = _gradients if "dout" in arrays else _outputs
     for index in rng.permutation(problem.batch * problem.kv_heads)[:_PAIRS]:
         batch, kv_head = divmod(int(index), problem.kv_heads)
         length = problem.seqlen_k if lengths is None else lengths[batch]
-        k, v = (_tokens(problem, arrays, name, batch, kv_head, length) for name in "kv")
-        for packed in _picked(problem.rows, rng):
-            head, query = divmod(packed, problem.seqlen_q)
-            row = batch, kv_head * problem.group_size + head, query
-            q = _float64(arrays["q"][row], problem.q_element)
-            rows.append(row)
-            values.append(_attend(problem, q, k, v, query))
-    return Expected(tuple(rows), tuple(values))
+        for role, row, value in rows_of(problem, arrays, batch, kv_head, length, rng):
+            found.setdefault(role, {})[row] = value
+    return {role: Expected(tuple(rows), tuple(rows.values())) for role, rows in found.items()}
 
 
-def max_error(problem: Problem, out: Any, expected: Expected) -> float:
-    """Largest absolute difference over the expected rows; NaN when the output has one there."""
+def max_error(problem: Problem, results: Mapping[str, Any], expected: Mapping[str, Expected]) -> float:
+    """Largest absolute difference over the expected rows of all results; NaN when one of them has one there."""
     worst = 0.0
-    for row, value in zip(expected.rows, expected.values, strict=True):
-        error = float(abs(_float64(out[row], problem.out_element) - value).max())
-        worst = float(np.maximum(worst, error))  # NaN stays
+    for role, rows in expected.items():
+        for row, value in zip(rows.rows, rows.values, strict=True):
+            error = float(abs(_float64(results[role][row], problem.out_element) - value).max())
+            worst = float(np.maximum(worst, error))  # NaN stays
     return worst
+
+
+_Rows = Iterator[tuple[str, tuple[int, int, int], Any]]
+"""Role of a result, which row of it, and what it holds."""
+
+
+def _outputs(
+    problem: Problem,
+    arrays: Mapping[str, Any],
+    batch: int,
+    kv_head: int,
+    length: int,
+    rng: np.random.Generator,
+) -> _Rows:
+    k, v = (_tokens(problem, arrays, name, batch, kv_head, length) for name in "kv")
+    for packed in _picked(problem.rows, rng):
+        head, query = divmod(packed, problem.seqlen_q)
+        row = batch, kv_head * problem.group_size + head, query
+        yield "o", row, _attend(problem, _float64(arrays["q"][row], problem.q_element), k, v, query)
 
 
 def _picked(count: int, rng: np.random.Generator) -> list[int]:
@@ -92,6 +109,46 @@ def _attend(problem: Problem, q: Any, k: Any, v: Any, query: int) -> Any:
         s = softcapped(s, problem.softcap)
     p = np.exp(s - s.max())
     return (v * p[:, None]).sum(axis=0) / p.sum()
+
+
+def _gradients(
+    problem: Problem,
+    arrays: Mapping[str, Any],
+    batch: int,
+    kv_head: int,
+    length: int,
+    rng: np.random.Generator,
+) -> _Rows:
+    """From the output and its log-sum-exp as they are given, rounded: what every row's own would take is the whole of
+    attention. By sums alone."""
+    group = problem.group_size
+    heads = slice(kv_head * group, (kv_head + 1) * group)
+    q, dout, out = (_float64(arrays[name][batch, heads], problem.q_element) for name in ("q", "dout", "o"))
+    k, v = (_float64(arrays[name][batch, kv_head], problem.k_element) for name in "kv")
+    lse, delta = arrays["lse"][batch, heads].astype(np.float64), (dout * out).sum(axis=-1)
+    queries, keys = np.arange(problem.seqlen_q), np.arange(length)
+    for packed in _picked(problem.rows, rng):
+        head, query = divmod(packed, problem.seqlen_q)
+        seen = problem.mask.visible([query], keys, problem.seqlen_q, length)[0]
+        row = head, query
+        p, slope = _weights(problem, (k * q[row]).sum(axis=1), lse[row], _beside(k, seen))
+        ds = p * ((v * dout[row]).sum(axis=1) - delta[row]) * slope * problem.scale
+        yield "dq", (batch, heads.start + head, query), (k * ds[:, None]).sum(axis=0)
+    for key in _picked(length, rng):
+        seen = problem.mask.visible(queries, [key], problem.seqlen_q, length)[:, 0]
+        p, slope = _weights(problem, (q * k[key]).sum(axis=2), lse, _beside(k, seen))
+        ds = p * ((dout * v[key]).sum(axis=2) - delta) * slope * problem.scale
+        yield "dk", (batch, kv_head, key), (q * ds[..., None]).sum(axis=(0, 1))
+        yield "dv", (batch, kv_head, key), (dout * p[..., None]).sum(axis=(0, 1))
+
+
+def _weights(problem: Problem, products: Any, lse: Any, seen: Any) -> tuple[Any, Any]:
+    """exp(S - LSE) from the products of queries and keys, 0 where not seen, and the slope of the capped scores."""
+    s, slope = products * problem.scale, 1.0
+    if problem.softcap is not None:
+        s = softcapped(s, problem.softcap)
+        slope = softcap_derivative(s, problem.softcap)
+    return np.where(seen, np.exp(np.where(seen, s - lse, 0)), 0), slope
 
 
 def _float64(x: Any, element: Element) -> Any:

@@ -9,8 +9,12 @@ import numpy as np
 
 from ..core.element import ELEMENTS, Element
 from ..core.lengths import Cached
-from ..core.operation import Operand, Operation
+from ..core.operation import OPERATIONS, Operand, Operation
 from ..core.problem import Problem
+from ..ops.forward import flash_attention
+
+_OF_DOUT = 3 << 20
+"""Far from the numbers of q, k and v of any seed."""
 
 
 class Inputs:
@@ -26,17 +30,31 @@ class Inputs:
         self._v = self._normal(shape, problem.v_element, 2)
 
     def arrays(self, problem: Problem) -> dict[str, Any]:
-        """By their role (q, k, v, o, or the operand's name), in canonical axis order, with an output of its own.
+        """By their role (q, k, v, o, or the operand's name), in canonical axis order, with results of its own.
         ``problem`` is the case's or another view of its keys and values."""
-        q = self._query(problem)
-        arrays = {"q": q, "k": self._k, "v": self._v, "o": self._module().empty_like(q)}
+        operation, xp = OPERATIONS[problem.operation], self._module()
+        arrays = {"q": self._query(problem), "k": self._k, "v": self._v}
+        for operand in operation.results:
+            if isinstance(operand.like, str):
+                arrays[role_of(operand)] = xp.empty_like(arrays[role_of(operation.operand(operand.like))])
         if problem.out_element.name != problem.q_element.name:
-            arrays["o"] = self._module().empty(q.shape, problem.out_element.storage)
+            arrays["o"] = xp.empty(arrays["q"].shape, problem.out_element.storage)
         if problem.seqlen_k < self._k.shape[2]:
             arrays |= {name: arrays[name][:, :, : problem.seqlen_k] for name in "kv"}
         if isinstance(problem.lengths, Cached):
             arrays |= self._cache(problem, problem.lengths)
+        if "dout" in operation.inputs:
+            arrays |= self._of_forward(problem, arrays)
         return arrays
+
+    def _of_forward(self, problem: Problem, arrays: Mapping[str, Any]) -> dict[str, Any]:
+        """What a forward call returns for these inputs, and a gradient of it."""
+        out, lse = flash_attention(
+            *(arrays[name] for name in "qkv"), mask=problem.mask, softcap=problem.softcap, scale=problem.scale,
+            precision=None if problem.precision == "native" else problem.precision, return_lse=True,
+            device=None if self._on_gpu else "cpu",
+        )  # fmt: skip
+        return {"o": out, "lse": lse, "dout": self._normal(out.shape, problem.q_element, _OF_DOUT)}
 
     def _cache(self, problem: Problem, cache: Cached) -> dict[str, Any]:
         xp, found = self._module(), dict[str, Any]()
@@ -74,10 +92,10 @@ class Inputs:
 
 def given_to(operation: Operation, arrays: Mapping[str, Any]) -> dict[str, Any]:
     """A set's arrays by operand name, in launch order; None for what is not there."""
-    return {operand.name: arrays.get(_role(operand)) for operand in operation.operands}
+    return {operand.name: arrays.get(role_of(operand)) for operand in operation.operands}
 
 
-def _role(operand: Operand) -> str:
+def role_of(operand: Operand) -> str:
     """What an operand is to every operation: q, k, v or o, whatever the call names it; else its name."""
     return operand.stride.removesuffix("_stride") or operand.name
 

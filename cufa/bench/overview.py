@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator
 
+from ..core.mask import CAUSAL
 from ..core.problem import Problem
 from .recorded import Recorded, geometric_mean, rows_of, speedups
 from .records import Json
@@ -44,7 +45,8 @@ _ROWS = (
         lambda p: p.precision == "float32",
     ),
     _Row("a window of 1024 keys", "the fastest peer", "masks", wanted=lambda p: p.mask_kind == "band"),
-    _Row("softcap 30, causal", "the fastest peer", "masks", wanted=lambda p: p.softcap is not None),
+    _Row(f"softcap 30, {CAUSAL}", "the fastest peer", "masks", wanted=lambda p: p.softcap is not None),
+    _Row("the backward, 1k to 16k", "PyTorch's FA2", "backward", "fa2", "torch flash"),
     _Row("decoding, one token", "the faster of PyTorch's two", "decode"),
 )
 

@@ -34,7 +34,7 @@ from .timing import as_nanoseconds
 
 SCHEMA = 2
 RECORDS_DIR = Path(__file__).parent.parent / "records"
-FLOP_CONVENTION = "4 * head_dim per visible score: the exact count that the mask lets through"
+FLOP_CONVENTION = "4 * head_dim per visible score (backward: 10): the exact count that the mask lets through"
 
 Json = dict[str, Any]
 

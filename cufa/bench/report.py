@@ -145,6 +145,7 @@ _OPEN: dict[str, Build] = {
     "forward": tables.forward,
     "masks": tables.masks,
     "decode": tables.decode,
+    "backward": tables.forward,
     "energy": tables.forward,
 }
 _FOLDED: dict[str, Build] = {
@@ -154,4 +155,5 @@ _FOLDED: dict[str, Build] = {
     "float32": tables.forward,
     "fa1-blocks": tables.blocks,
     "memory": tables.memory,
+    "backward-beside": tables.awkward,
 }

@@ -13,7 +13,7 @@ from ..planner import Plan
 from . import bounds, peers, sustained
 from .cases import READ, Case, Contender, Work
 from .check import Expected, max_error, sampled_reference
-from .inputs import Inputs, given_to, poison
+from .inputs import Inputs, given_to, poison, role_of
 from .limits import Limits, streaming_read
 from .power import Power, open_meter
 from .regimes import Regime
@@ -115,8 +115,8 @@ class _Entry:
     plan: Plan | None
     runs: tuple[Run, ...]
     """One for each set of inputs."""
-    result: Callable[[], Any] | None
-    """Fills the output of the first set with NaN, computes once more and returns it."""
+    results: Callable[[], dict[str, Any]] | None
+    """Fills the results of the first set with NaN, computes once more and returns them by their role."""
     arrays: tuple[dict[str, Any], ...]
     """Of each set; launches know only their addresses."""
 
@@ -157,7 +157,7 @@ def run_case(
     if not entries:
         return [], skipped
     timings = _measure(entries, regime, on_gpu, regime.seconds if seconds is None else seconds, watch)
-    expected: dict[Problem, Expected] = {}
+    expected: dict[Problem, dict[str, Expected]] = {}
     rows = []
     for entry in entries:
         timing, load = timings[entry.contender.label]
@@ -190,12 +190,14 @@ def _row(
     )  # fmt: skip
 
 
-def _error(entry: _Entry, case: Case, expected: dict[Problem, Expected], seed: int) -> float | None:
-    if entry.result is None:
+def _error(
+    entry: _Entry, case: Case, expected: dict[Problem, dict[str, Expected]], seed: int
+) -> float | None:
+    if entry.results is None:
         return None
     if entry.problem not in expected:
         expected[entry.problem] = sampled_reference(entry.problem, entry.arrays[0], case.lengths, seed)
-    return max_error(entry.problem, entry.result(), expected[entry.problem])
+    return max_error(entry.problem, entry.results(), expected[entry.problem])
 
 
 def _num_sets(work: Work, on_gpu: bool) -> int:
@@ -230,24 +232,27 @@ def _prepare(contender: Contender, case: Case, device: Device | None, inputs: Se
     if contender.is_ours:
         plan = contender.plan(case.problem, device)
         runs = tuple(_bind(plan, each) for each in arrays)
-        return _Entry(contender, problem, plan, runs, _poisoned(runs[0], arrays[0]["o"]), arrays)
+        roles = [role_of(x) for x in plan.operation.results]
+        results = {role: arrays[0][role] for role in roles if role in arrays[0]}
+        return _Entry(contender, problem, plan, runs, _poisoned(runs[0], results), arrays)
     if contender.algorithm == READ:
         num_bytes = problem.kv_bytes(case.lengths)
         runs = tuple(streaming_read([each["k"], each["v"]], num_bytes) for each in arrays)
         return _Entry(contender, problem, None, runs, None, arrays)
     if case.lengths is not None or "block_table" in arrays[0]:
         raise NotImplementedError("lengths and pages are not handed to other libraries here")
-    pairs = [peers.make(contender.algorithm, problem, each["q"], each["k"], each["v"]) for each in arrays]
+    pairs = [peers.make(contender.algorithm, problem, each) for each in arrays]
     return _Entry(contender, problem, None, tuple(run for run, _ in pairs), pairs[0][1], arrays)
 
 
-def _poisoned(run: Run, out: Any) -> Callable[[], Any]:
-    def result() -> Any:
-        poison(out)
+def _poisoned(run: Run, results: dict[str, Any]) -> Callable[[], dict[str, Any]]:
+    def computed() -> dict[str, Any]:
+        for x in results.values():
+            poison(x)
         run()
-        return out
+        return results
 
-    return result
+    return computed
 
 
 def _bind(plan: Plan, arrays: dict[str, Any]) -> Run:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Callable, Iterator
 
@@ -11,7 +12,7 @@ from ..core.mask import CAUSAL, FULL, Band, Mask
 from ..core.problem import Problem, default_scale
 from ..kernels import kernels_of
 from ..planner import fitting_configs, make_plan
-from . import decode_cases
+from . import backward_cases, decode_cases
 from .cases import Case, Contender, contenders
 from .ladder import ladder
 from .regimes import Regime
@@ -185,6 +186,26 @@ def _energy(device: Device | None) -> Iterator[Case]:
     yield Case(problem, contenders(_best(problem, device)[0], "torch flash", "torch cudnn", "fa4"))
 
 
+def _backward_quick(device: Device | None) -> Iterator[Case]:
+    """What `cufa bench backward` runs: a few seconds anywhere."""
+    dtype, lengths = ("float32", (512, 1024)) if device is None else ("float16", (1024, 4096))
+    for seqlen, mask in itertools.product(lengths, _MASKS):
+        problem = backward_cases.of_forward(make(1, 8, seqlen, 64, dtype, mask))
+        yield Case(problem, contenders(*_best(problem, device)))
+
+
+def _backward(device: Device | None) -> Iterator[Case]:
+    yield from backward_cases.published(_published_shapes(), functools.partial(_best, device=device))
+
+
+def _backward_beside(device: Device | None) -> Iterator[Case]:
+    best = functools.partial(_best, device=device)
+    yield from backward_cases.beside(make(2, 32, 4096, 128, "bfloat16"), best)
+    shapes = itertools.product((64, 128), (1024, 4096), _MASKS)
+    problems = (make(16384 // n, 2048 // d, n, d, "float32", mask) for d, n, mask in shapes)
+    yield from backward_cases.float32(problems, best)
+
+
 SUITES = {
     suite.name: suite
     for suite in (
@@ -218,6 +239,28 @@ SUITES = {
             gpu_only=True,
             operation="decode",
         ),
+        Suite(
+            "splits",
+            "decode: splits of the keys, few to many",
+            decode_cases.sweep,
+            gpu_only=True,
+            operation="decode",
+        ),
+        Suite("backward-quick", "backward: a few shapes", _backward_quick, operation="backward"),
+        Suite(
+            "backward",
+            "backward: 16k tokens × 2048 hidden, bfloat16",
+            _backward,
+            gpu_only=True,
+            operation="backward",
+        ),
+        Suite(
+            "backward-beside",
+            "backward: determinism, groups, windows, odd shapes, float32",
+            _backward_beside,
+            gpu_only=True,
+            operation="backward",
+        ),
     )
 }
 
@@ -238,6 +281,10 @@ class Part:
     """Suite of the record that its rows are kept in; "" is its own."""
 
     @property
+    def name(self) -> str:
+        return f"{self.suite}, {self.regime}"
+
+    @property
     def kept_in(self) -> str:
         return self.section or self.suite
 
@@ -248,8 +295,9 @@ _SHORT = 1.0
 #: What evidence is recorded of, in this order.
 EVIDENCE = (
     *(Part(x) for x in ("forward", "awkward", "ladder", "versions", "float32", "fa1-blocks", "memory")),
-    *(Part(x) for x in ("masks", "decode")),
+    *(Part(x) for x in ("masks", "decode", "splits", "backward", "backward-beside")),
     Part("fa3", Regime.SUSTAINED, _SHORT, section="forward"),
     Part("decode-published", Regime.SUSTAINED, _SHORT, section="decode"),
+    Part("backward", Regime.SUSTAINED, _SHORT / 2),
     Part("energy", Regime.SUSTAINED),
 )

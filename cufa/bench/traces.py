@@ -31,6 +31,7 @@ from ..core.problem import Problem
 from ..kernels import KERNELS, TileConfig, read_config
 from ..planner import Plan, make_plan
 from . import records, records_v1
+from .backward_cases import of_forward
 from .inputs import Inputs, given_to
 from .suites import make
 
@@ -146,6 +147,7 @@ def evidence_plans(device: Device) -> Iterator[Plan]:
         for algorithm in ("fa1", "fa2_noskip", "fa2", "fa3"):
             with contextlib.suppress(ValueError):  # not every GPU runs every kernel
                 yield make_plan(problem, device, algorithm)
+        yield make_plan(of_forward(problem), device)
 
 
 def _requested(text: str, device: Device) -> Plan:

@@ -75,12 +75,13 @@ def bench_command(
     """Time kernels over shapes: median, p10 and p90, TFLOP/s, effective GB/s, percentage of the ceilings
     measured on this machine, and the largest error against float64.
 
-    OPERATION is forward or decode: its cases of a suite, its own suite when none is named, or one shape of it.
-    For decoding, --seqlen are the query tokens (1 unless given) and --seqlen-k the cached ones.
+    OPERATION is forward, decode or backward: its cases of a suite, its own suite when none is named, or one shape of
+    it. For decoding, --seqlen are the query tokens (1 unless given) and --seqlen-k the cached ones.
 
     Contenders of a shape take turns in one run, with a cold L2 cache. With --sustained each runs alone, warmed
     up and back to back, and its SM clock, power and joules per call stand beside its time: a card that is held
-    at its power limit is another machine. FLOPs are counted as 4 · head_dim per visible score, forward.
+    at its power limit is another machine. FLOPs are counted as 4 · head_dim per visible score, 10 ·
+    head_dim in the backward.
 
     Exit codes: 0 done; 1 a result was not a number; 2 wrong usage; 3 no GPU where one was asked for, or a
     library of --peers is missing.

@@ -13,6 +13,7 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from ..bench.backward_cases import of_forward
 from ..bench.decode_cases import make_decode
 from ..bench.regimes import Regime
 from ..bench.suites import OPERATION_NAMES, make
@@ -171,6 +172,7 @@ def shape_options(
         ),
         mask_options,
         click.option("--precision", type=click.Choice(["float32", "tf32"]), help="For float32 on a GPU."),
+        click.option("--deterministic", is_flag=True, help="Of the backward: the same bits in every run."),
     ]
 
     def decorate(function: F) -> F:
@@ -200,6 +202,16 @@ def problem_from(
 
 
 def _forward(options: dict[str, Any]) -> Problem:
+    if options["deterministic"]:
+        raise click.UsageError("--deterministic is a choice for the backward: all else always is")
+    return _dense(options)
+
+
+def _backward(options: dict[str, Any]) -> Problem:
+    return of_forward(_dense(options), deterministic=options["deterministic"])
+
+
+def _dense(options: dict[str, Any]) -> Problem:
     mask = forward_mask(options)
     return make(
         options["batch"], options["heads"], options["seqlen"], options["head_dim"], options["dtype"], mask,
@@ -210,8 +222,9 @@ def _forward(options: dict[str, Any]) -> Problem:
 
 def _decode(options: dict[str, Any]) -> Problem:
     """--seqlen are the query tokens, one unless they are given, and --seqlen-k the cached ones."""
-    if given({*FORWARD_ONLY, "precision"}):
-        names = ", ".join(f"--{name}" for name in (*FORWARD_ONLY, "precision"))
+    foreign = (*FORWARD_ONLY, "precision", "deterministic")
+    if given(foreign):
+        names = ", ".join(f"--{name}" for name in foreign)
         raise click.UsageError(
             "the tokens of a decoding call are the last of their sequence, in the precision of their dtype: "
             f"leave out {names}"
@@ -224,7 +237,11 @@ def _decode(options: dict[str, Any]) -> Problem:
 
 
 #: By operation: a problem of one shape.
-_MAKERS: dict[str, Callable[[dict[str, Any]], Problem]] = {"forward": _forward, "decode": _decode}
+_MAKERS: dict[str, Callable[[dict[str, Any]], Problem]] = {
+    "forward": _forward,
+    "decode": _decode,
+    "backward": _backward,
+}
 
 
 def given(options: Iterable[str]) -> bool:

@@ -38,12 +38,24 @@ _NAMES = click.Choice([*dict.fromkeys(a for names in _ALGORITHMS.values() for a 
 @click.command("compare")
 @click.argument("a", type=_NAMES)
 @click.argument("b", type=_NAMES)
+@click.option(
+    "--operation",
+    type=click.Choice(OPERATION_NAMES),
+    help="Of both.  [default: the first that has them]",
+)
 @shape_options(seqlen=2048)
 @device_option
 @regime_options(1.0)
 @json_option
 def compare_command(
-    a: str, b: str, device: str, regime: Regime, seconds: float, as_json: bool, **shape: Any
+    a: str,
+    b: str,
+    operation: str | None,
+    device: str,
+    regime: Regime,
+    seconds: float,
+    as_json: bool,
+    **shape: Any,
 ) -> None:
     """Time A and B in one run, taking turns or, with --sustained, each alone, and say how many times faster B
     is: the ratio of medians with a 95% confidence interval, and beside it the ratio that tile counts alone
@@ -54,7 +66,7 @@ def compare_command(
     if a == b:
         raise click.UsageError("A and B are the same")
     target = find_device(device)
-    problem = problem_from(shape, target, _operation_of(a, b))
+    problem = problem_from(shape, target, _operation_of(operation, a, b))
     with progress() as bar:
         bar.add_task(str(problem), total=None)
         limits = measure_limits(target)
@@ -87,10 +99,12 @@ def compare_command(
         raise SystemExit(int(Exit.FAILED))
 
 
-def _operation_of(*names: str) -> str:
-    """The first that knows all of ours among the names."""
+def _operation_of(wanted: str | None, *names: str) -> str:
+    """The one asked for, or the first, that knows all of ours among the names."""
     ours = {name for name in names if name not in PEERS}
     for operation, known in _ALGORITHMS.items():
-        if ours <= set(known):
+        if ours <= set(known) and wanted in (None, operation):
             return operation
-    raise click.UsageError(f"{' and '.join(names)} are of different operations")
+    if wanted is None:
+        raise click.UsageError(f"{' and '.join(names)} are of different operations")
+    raise click.UsageError(f"--operation {wanted} has {', '.join(_ALGORITHMS[wanted])}, not both of these")

@@ -11,14 +11,14 @@ from rich.table import Table
 
 from ..core.architectures import Device
 from ..core.mask import Mask
+from ..core.operation import OPERATIONS
 from ..core.problem import Problem
 from ..executor import blind_spots
 from ..executor.build import CompilerError
-from ..executor.emulate import Emulation, EmulationError, emulate
+from ..executor.emulate import Emulation, EmulationError, emulate, emulate_backward
 from ..executor.launch import MODES
 from ..kernels import TileConfig, kernels_of
-from ..ops.forward import FORWARD
-from ..ops.reference import attention_reference
+from ..ops.reference import attention_reference, attention_reference_backward
 from ..planner import fitting_configs, make_plan
 from .common import (
     ALGORITHMS,
@@ -32,11 +32,19 @@ from .common import (
     stdout,
 )
 
-#: Of the forward kernels.
-DTYPES = tuple(dict.fromkeys(dtype for spec in kernels_of(FORWARD.name).values() for dtype in spec.dtypes))
+#: Operations that can be executed so, the default first.
+_OPERATIONS = ("forward", "backward")
 
-#: Above these a result is wrong, not rounded (standard normal inputs).
-_TOLERANCE, _LSE_TOLERANCE = 0.1, 0.02
+#: That some kernel of theirs takes.
+_DTYPES = tuple(
+    dict.fromkeys(
+        dtype for operation in _OPERATIONS for spec in kernels_of(operation).values() for dtype in spec.dtypes
+    )
+)
+
+#: Above these parts of the largest number of a result it is wrong, not rounded (standard normal inputs).
+_TOLERANCES = {"lse": 0.005}
+_TOLERANCE = 0.05
 
 
 def _schedule(context: click.Context, parameter: click.Parameter, value: str) -> str | int:
@@ -48,9 +56,10 @@ def _schedule(context: click.Context, parameter: click.Parameter, value: str) ->
 
 
 @click.command("emulate")
+@click.argument("operation", type=click.Choice(_OPERATIONS), default=_OPERATIONS[0])
 @click.option("--algorithm", type=click.Choice(ALGORITHMS), default="fa2", show_default=True)
 @click.option("--config", "tiles", metavar="128x64", help="Queries × keys of a tile.  [default: as planned]")
-@shape_options(seqlen=256, dtypes=DTYPES, dtype="float16")
+@shape_options(seqlen=256, dtypes=_DTYPES, dtype="float16")
 @click.option(
     "--mode",
     type=click.Choice(MODES),
@@ -75,6 +84,7 @@ def _schedule(context: click.Context, parameter: click.Parameter, value: str) ->
 @click.option("--record", is_flag=True, hidden=True, help="Record them anew.")
 @json_option
 def emulate_command(
+    operation: str,
     algorithm: str,
     tiles: str | None,
     mode: str,
@@ -87,7 +97,7 @@ def emulate_command(
     as_json: bool,
     **shape: Any,
 ) -> None:
-    """Execute a kernel's CUDA source on this CPU, thread by thread. Needs a C++ compiler, no GPU.
+    """Execute the CUDA source of a kernel of OPERATION on this CPU, thread by thread. Needs a C++ compiler, no GPU.
 
     Exit status 1: checked mode has found something, the kernel deadlocks, or the result is wrong. It says
     nothing about speed or registers: `cufa bench` and `cufa compile` do.
@@ -95,13 +105,11 @@ def emulate_command(
     if recorded or record:
         _recorded(record, as_json)
         return
-    problem = problem_from(shape, None)
-    q, k, v = _inputs(problem)
-    how: dict[str, Any] = {"mask": problem.mask, "softcap": problem.softcap}
+    problem = problem_from(shape, None, operation)
     try:
-        run = emulate(
-            q, k, v, **how, algorithm=algorithm, precision=shape["precision"], mode=mode, schedule=schedule,
-            copies=copies, threads=threads, config=_config(tiles, problem, algorithm, arch), arch=arch,
+        run, expected = _execute(
+            problem, algorithm=algorithm, precision=shape["precision"], mode=mode, schedule=schedule, copies=copies,
+            threads=threads, config=_config(tiles, problem, algorithm, arch), arch=arch,
         )  # fmt: skip
     except CompilerError as error:
         fail(Exit.MISSING, str(error))
@@ -109,14 +117,37 @@ def emulate_command(
         fail(Exit.FAILED, str(error))
     except (TypeError, ValueError) as error:
         raise click.UsageError(str(error)) from error
-    expected, expected_lse = attention_reference(q, k, v, **how, return_lse=True)
-    errors = _largest(run.out, expected), _largest(run.lse, expected_lse)
+    errors = {name: _largest(run.results[name], exact) for name, exact in expected.items()}
     if as_json:
-        print_json(_document(run, *errors))
+        print_json(_document(run, errors))
     else:
-        _print(run, *errors)
-    if run.findings or not (errors[0] < _TOLERANCE and errors[1] < _LSE_TOLERANCE):
+        _print(run, errors)
+    if run.findings or any(_is_wrong(name, errors[name], exact) for name, exact in expected.items()):
         raise SystemExit(int(Exit.FAILED))
+
+
+Results = dict[str, np.ndarray[Any, Any]]
+
+
+def _execute(problem: Problem, **options: Any) -> tuple[Emulation, Results]:
+    """A run on random inputs, and what its results should be, by name."""
+    how: dict[str, Any] = {"mask": problem.mask, "softcap": problem.softcap}
+    q, k, v, dout = _inputs(problem)
+    if not OPERATIONS[problem.operation].by_keys:
+        run = emulate(q, k, v, **how, **options)
+        out, lse = attention_reference(q, k, v, **how, return_lse=True)
+        return run, {"out": out, "lse": lse}
+    out, lse = attention_reference(q, k, v, **how, return_lse=True)
+    out, lse = out.astype(q.dtype), lse.astype(np.float32)
+    options["deterministic"] = problem.deterministic
+    run = emulate_backward(dout, q, k, v, out, lse, **how, **options)
+    gradients = attention_reference_backward(dout, q, k, v, **how)
+    return run, dict(zip(("dq", "dk", "dv"), gradients, strict=True))
+
+
+def _is_wrong(name: str, error: float, exact: np.ndarray[Any, Any]) -> bool:
+    largest = np.abs(exact[np.isfinite(exact)]).max(initial=1.0)
+    return not error < _TOLERANCES.get(name, _TOLERANCE) * largest
 
 
 def _config(tiles: str | None, problem: Problem, algorithm: str, arch: str) -> TileConfig | None:
@@ -141,37 +172,35 @@ def _largest(found: np.ndarray[Any, Any], expected: np.ndarray[Any, Any]) -> flo
 
 
 def _inputs(problem: Problem) -> list[np.ndarray[Any, Any]]:
+    """q, k, v and a gradient of the output."""
     rng = np.random.default_rng(0)
     dtype: Any = problem.dtype
     if problem.dtype == "bfloat16":
         import ml_dtypes
 
         dtype = ml_dtypes.bfloat16
-    queries = (problem.batch, problem.heads, problem.seqlen_q, problem.head_dim)
-    keys = (problem.batch, problem.kv_heads, problem.seqlen_k, problem.head_dim)
-    return [rng.standard_normal(shape).astype(dtype) for shape in (queries, keys, keys)]
+    queries, keys, values, out = problem.shapes
+    return [rng.standard_normal(shape).astype(dtype) for shape in (queries, keys, values, out)]
 
 
-def _document(run: Emulation, error: float, lse_error: float) -> dict[str, Any]:
+def _document(run: Emulation, errors: dict[str, float]) -> dict[str, Any]:
     from ..executor.records import summary
 
     findings = [{"kind": f.kind, "count": f.count, "message": f.message} for f in run.findings]
-    errors = {"max_error": error, "max_lse_error": lse_error}
+    named = {"max_error" if x == "out" else f"max_{x}_error": error for x, error in errors.items()}
     unseen = {"cannot_see": blind_spots.as_lines()} if run.mode == "checked" else {}
-    return {**summary(run), **errors, "seconds": run.seconds, "findings": findings, **unseen}
+    return {**summary(run), **named, "seconds": run.seconds, "findings": findings, **unseen}
 
 
-def _print(run: Emulation, error: float, lse_error: float) -> None:
+def _print(run: Emulation, errors: dict[str, float]) -> None:
     console = stdout()
     console.print(str(run.plan), markup=False)
-    console.print(
-        f"executed in {seconds_text(run.seconds)} on this CPU, max error {error:.1e} against float64, "
-        f"of log-sum-exp {lse_error:.1e}"
-    )
+    off = ", ".join(f"of {name} {error:.1e}" for name, error in errors.items())
+    console.print(f"executed in {seconds_text(run.seconds)} on this CPU, max error against float64 {off}")
     if len(run.records):
         schedule = run.plan.schedule
         same = np.array_equal(
-            run.records["tiles_visited"].reshape(-1, schedule.num_q_blocks)[0], schedule.visits
+            run.records["tiles_visited"].reshape(-1, schedule.num_blocks)[0], schedule.visits
         )
         console.print(f"tiles counted by the kernel {'equal' if same else 'DIFFER FROM'} the schedule")
     for entry, counts in run.counters.items():

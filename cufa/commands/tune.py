@@ -13,12 +13,13 @@ from ..bench.cases import Case, Contender
 from ..bench.limits import measure_limits
 from ..bench.regimes import Regime
 from ..bench.runner import Row, run_case
+from ..bench.suites import OPERATION_NAMES
 from ..bench.timing import speedup
 from ..core.architectures import Device
+from ..core.operation import OPERATIONS
 from ..core.problem import Problem
-from ..planner import fitting_configs, make_plan, tuning_key
+from ..planner import algorithms, fitting_configs, make_plan, tuning_key
 from .common import (
-    ALGORITHMS,
     Exit,
     fail,
     find_device,
@@ -37,16 +38,28 @@ from .rows import print_rows, print_skipped
 _MARGIN = 1.01
 
 
+#: Operations whose tiles are chosen by measurement, and all of their algorithms.
+_TUNED = [name for name in OPERATION_NAMES if not OPERATIONS[name].splits]
+_ALGORITHMS = dict.fromkeys(algorithm for name in _TUNED for algorithm in algorithms(name))
+
+
 @click.command("tune")
-@click.option("--algorithm", type=click.Choice(["auto", *ALGORITHMS]), default="auto", show_default=True)
+@click.argument("operation", type=click.Choice(_TUNED), default=_TUNED[0])
+@click.option("--algorithm", type=click.Choice(list(_ALGORITHMS)), default="auto", show_default=True)
 @shape_options(seqlen=4096)
 @regime_options(2.0)
 @click.option("--dry-run", is_flag=True, help="Measure and print, keep nothing.")
 @json_option
 def tune_command(
-    algorithm: str, regime: Regime, seconds: float, dry_run: bool, as_json: bool, **shape: Any
+    operation: str,
+    algorithm: str,
+    regime: Regime,
+    seconds: float,
+    dry_run: bool,
+    as_json: bool,
+    **shape: Any,
 ) -> None:
-    """Measure every tile configuration that fits, for one shape on this GPU, and keep the fastest in the
+    """Measure every tile configuration of OPERATION that fits, for one shape on this GPU, and keep the fastest in the
     user's cache folder, where the planner finds it for shapes of the same class (kernel, dtype, head dim,
     mask, and length to a power of two).
 
@@ -55,7 +68,7 @@ def tune_command(
     """
     device = find_device("cuda")
     assert device is not None
-    problem = problem_from(shape, device)
+    problem = problem_from(shape, device, operation)
     try:
         plan = make_plan(problem, device, algorithm)
     except ValueError as error:

@@ -1,8 +1,9 @@
 """In what order thread blocks take work items, and when each would run: the one simulation of launches.
 
-A work item is a query block of a head (FA1: a whole head; decode: a part of the keys of a sequence). Items are
-numbered in the order in which they are taken. The device side is ``work_item`` and ``PersistentItems`` of
-``cuda_src/tiles/schedule.cuh``; a test executes the kernels and compares.
+A work item is a query block of a head (FA1: a whole head; decode: a part of the keys of a sequence; backward: a key
+block of a key/value head). Items are numbered in the order in which they are taken. The device side is ``work_item``
+and ``PersistentItems`` of ``cuda_src/tiles/schedule.cuh``, and ``key_item`` of ``backward_schedule.cuh``; a test
+executes the kernels and compares.
 
 Where query blocks are about equally long (full and band masks) items go head after head. Where later rows see more
 keys they go from long query blocks to short ones within a group of heads: small groups keep their keys and values in
@@ -43,9 +44,9 @@ class Order:
     """Work items in the order in which they are taken; arrays have one entry per item."""
 
     q_block: Ints
-    """:data:`WHOLE_HEAD` where an item is a whole head."""
+    """:data:`WHOLE_HEAD` where an item is a whole head; the key block where keys visit queries."""
     head: Ints
-    """Counted over the batch."""
+    """Counted over the batch; of keys and values where keys visit queries."""
     thread_block: Ints | None = None
     """The persistent thread block that takes each item; None: every item is a thread block of its own."""
 
@@ -53,7 +54,7 @@ class Order:
         return len(self.head)
 
     def tiles(self, schedule: Schedule) -> Ints:
-        """Key tiles that each item visits."""
+        """Tiles that each item visits; where keys visit queries, of one query head."""
         if len(self) and self.q_block[0] == WHOLE_HEAD:
             return np.full(len(self), schedule.visited)
         return schedule.visits[self.q_block]
@@ -102,22 +103,42 @@ def whole_heads(problem: Problem, schedule: Schedule) -> Order:
 
 def query_blocks(problem: Problem, schedule: Schedule) -> Order:
     """A thread block per query block and head (FA2): ``work_item`` of schedule.cuh."""
-    heads, rows = problem.batch * problem.heads, schedule.num_q_blocks
+    heads = problem.batch * problem.heads
+    block, head = _head_blocks(problem, schedule.num_q_blocks, heads, head_bytes(problem))
+    return Order(block, head)
+
+
+def key_blocks(problem: Problem, schedule: Schedule) -> Order:
+    """A thread block per key block and key/value head (backward): ``key_item`` of backward_schedule.cuh."""
+    heads, columns = problem.batch * problem.kv_heads, schedule.num_kv_blocks
+    if problem.deterministic:  # from right to left within a head: a block waits for those at its right
+        head, from_right = np.divmod(np.arange(columns * heads), columns)
+        return Order(columns - 1 - from_right, head)
+    row_bytes = problem.q_element.itemsize + problem.out_element.itemsize + 4  # Q, dO, and dQ in float32
+    of_queries = problem.seqlen_q * problem.group_size * problem.head_dim * row_bytes
+    block, head = _head_blocks(problem, columns, heads, of_queries)
+    # Where later rows see more, early key blocks are seen by more rows: the same order turned around.
+    return Order(columns - 1 - block if problem.later_rows_see_more else block, head)
+
+
+def _head_blocks(problem: Problem, rows: int, heads: int, of_head: int) -> tuple[Ints, Ints]:
+    """(block, head) of each thread block: ``ordered_block`` of schedule.cuh. ``of_head`` bytes of a head are read by
+    all of its blocks."""
     index = np.arange(rows * heads)
     if not problem.later_rows_see_more:
-        head, q_block = np.divmod(index, rows)
-        return Order(q_block, head)
+        head, block = np.divmod(index, rows)
+        return block, head
     # Long blocks in groups of heads, then the shortest 3/8 of all heads.
     short = rows * 3 // 8
     long = rows - short
-    num_groups = -(-heads // max(1, min(heads, L2_SHARE // head_bytes(problem))))
+    num_groups = -(-heads // max(1, min(heads, L2_SHARE // max(of_head, 1))))
     group_heads = -(-heads // num_groups)
     group, rest = np.divmod(index, group_heads * long)
     members = np.clip(heads - group * group_heads, 1, group_heads)
     filling = index - long * heads
     is_long = filling < 0
     head = np.where(is_long, group * group_heads + rest % members, filling % heads)
-    return Order(np.where(is_long, rows - 1 - rest // members, short - 1 - filling // heads), head)
+    return np.where(is_long, rows - 1 - rest // members, short - 1 - filling // heads), head
 
 
 def persistent(problem: Problem, schedule: Schedule, num_blocks: int) -> Order:

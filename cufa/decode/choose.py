@@ -101,7 +101,7 @@ def _cut_for_gpu(
             cut = Cut(cut.schedule, MAX_CLUSTER, (reason,))
         return config, cut
     fitting = fitting_configs(serving[0], problem.head_dim, device)
-    config = serving[0].choose(problem, fitting, device.num_sms)
+    config = serving[0].choose(problem, fitting, device)
     in_cluster = config.merged_in_cluster()
     cut = choose_cut(problem, device, config, schedule, num_splits, clusters=in_cluster in fitting)
     return in_cluster if cut.in_cluster else config, cut

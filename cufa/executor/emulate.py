@@ -28,17 +28,19 @@ from ..core.mask import Mask
 from ..core.operation import Arrays
 from ..core.packing import pack
 from ..core.params import TRACE_RECORD
-from ..core.scores import check_softcap
 from ..kernels import TileConfig
 from ..ops import arrays
+from ..ops.backward import BackwardCall
+from ..ops.calls import Call, with_memory
+from ..ops.dense import scores_of
 from ..ops.forward import ForwardCall
-from ..ops.mask_arguments import resolve_mask
+from ..ops.mask_arguments import check_flag, resolve_mask
 from ..planner import Plan, make_plan
 from . import build
 from .launch import EmulationError, Execution, Finding, execute_all
 from .memory import GlobalArray, guarded_copy, row_map, tensor_map
 
-__all__ = ["Emulation", "EmulationError", "Execution", "Finding", "emulate", "run_plan"]
+__all__ = ["Emulation", "EmulationError", "Execution", "Finding", "emulate", "emulate_backward", "run_plan"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,10 +49,8 @@ class Emulation:
 
     plan: Plan
     mode: str
-    out: npt.NDArray[Any]
-    """q's shape, layout and dtype."""
-    lse: npt.NDArray[np.float32]
-    """Natural-log LSE, (batch, heads, seqlen_q)."""
+    results: dict[str, Any]
+    """What the call would return, by the names of its operands; None for what was not asked for."""
     findings: tuple[Finding, ...]
     """Empty outside checked mode, and for a clean kernel."""
     counters: dict[str, npt.NDArray[Any]]
@@ -59,10 +59,23 @@ class Emulation:
     wavefronts and bank conflicts in counted mode."""
     records: npt.NDArray[Any]
     """One :data:`~cufa.core.params.TRACE_RECORD` per query block and head, sorted by batch, head and query
-    block: the kernel's own tile counters. Decode: per piece, head being that of key/value head and block of rows,
-    q_block the piece's number within its item. Empty for kernels that keep none."""
+    block: the kernel's own tile counters. Backward: per key block and key/value head. Decode: per piece, head being
+    that of key/value head and block of rows, q_block the piece's number within its item. Empty for kernels that keep
+    none."""
     seconds: float
     """Time in the kernels, on this CPU."""
+
+    @property
+    def out(self) -> npt.NDArray[Any]:
+        """q's shape, layout and dtype."""
+        out: npt.NDArray[Any] = self.results["out"]
+        return out
+
+    @property
+    def lse(self) -> npt.NDArray[np.float32]:
+        """Natural-log LSE, (batch, heads, seqlen_q)."""
+        lse: npt.NDArray[np.float32] = self.results["lse"]
+        return lse
 
     @functools.cached_property
     def totals(self) -> dict[str, int]:
@@ -131,25 +144,71 @@ def emulate(
         No C++ compiler, or it refused the kernel.
     """
     execution = Execution(mode, schedule, copies, threads)
-    inputs = {name: arrays.as_array(name, x) for name, x in (("q", q), ("k", k), ("v", v))}
-    for name, x in inputs.items():
+    inputs = _on_host({"q": q, "k": k, "v": v})
+    options = scores_of(resolve_mask(causal, window, mask), softcap, scale, precision)
+    call = ForwardCall(inputs, {"out": None, "lse": None}, layout, options, {"algorithm": algorithm})
+    return _run(call, execution, config, arch, trace)
+
+
+def emulate_backward(
+    dout: Any,
+    q: Any,
+    k: Any,
+    v: Any,
+    out: Any,
+    lse: Any,
+    *,
+    causal: bool = False,
+    window: tuple[int | None, int | None] | None = None,
+    mask: Mask | None = None,
+    softcap: float | None = None,
+    scale: float | None = None,
+    layout: str = "bhsd",
+    algorithm: str = "fa2",
+    precision: str | None = None,
+    dlse: Any = None,
+    deterministic: bool = False,
+    mode: str = "plain",
+    schedule: str | int = "ascending",
+    copies: str | None = None,
+    threads: int | None = None,
+    config: TileConfig | None = None,
+    arch: str = "sm_90",
+    trace: bool = True,
+) -> Emulation:
+    """Gradients of attention by CUDA kernels, executed on this CPU: :attr:`Emulation.results` has dq, dk and dv.
+
+    The arrays and the first options, up to ``deterministic``, are those of :func:`cufa.flash_attention_backward`; the
+    others are those of :func:`emulate`, as is what is raised.
+    """
+    execution = Execution(mode, schedule, copies, threads)
+    inputs = _on_host({"dout": dout, "q": q, "k": k, "v": v, "out": out, "lse": lse})
+    inputs |= {"dlse": None} if dlse is None else _on_host({"dlse": dlse})
+    options = scores_of(resolve_mask(causal, window, mask), softcap, scale, precision)
+    wanted = dict.fromkeys(("dq", "dk", "dv"))
+    deterministic = check_flag("deterministic", deterministic)
+    call = BackwardCall(inputs, wanted, layout, options, {"algorithm": algorithm}, deterministic)
+    return _run(call, execution, config, arch, trace)
+
+
+def _on_host(given: Mapping[str, Any]) -> dict[str, Any]:
+    found = {name: arrays.as_array(name, x) for name, x in given.items()}
+    for name, x in found.items():
         if not isinstance(x, np.ndarray):
             raise TypeError(f"{name} is on a GPU; emulation takes NumPy arrays: use {name}.get()")
-    options = {
-        "mask": resolve_mask(causal, window, mask),
-        "softcap": check_softcap(softcap),
-        "scale": scale,
-        "precision": precision,
-    }
-    call, problem = ForwardCall(inputs, {"out": None, "lse": None}, layout, options, {}).check(on_gpu=True)
-    problem = dataclasses.replace(problem, alignment=arrays.alignment(*inputs.values()))
+    return found
+
+
+def _run(call: Call, execution: Execution, config: TileConfig | None, arch: str, trace: bool) -> Emulation:
+    call, problem = call.check(on_gpu=True)
     if problem.empty:
         raise ValueError(f"nothing to execute: {problem} has an empty axis")
-    plan = make_plan(problem, Device.typical(arch), algorithm, config)
     results = call.allocate(problem, np.empty)
-    results["lse"].fill(np.nan)
-    run = run_plan(plan, call.arrays(results), execution, trace)
-    return dataclasses.replace(run, out=results["out"])
+    for x in results.values():
+        x.fill(np.nan)
+    given = call.arrays(results)
+    plan = make_plan(with_memory(problem, given), Device.typical(arch), config=config, **call.request)
+    return dataclasses.replace(run_plan(plan, given, execution, trace), results=results)
 
 
 def run_plan(
@@ -186,10 +245,12 @@ def run_plan(
         raise RuntimeError(f"{plan.spec.name} left counters that are not zero")
     records = own["trace"].array
     written = np.sort(records[records["end_ns"] > 0], order=["batch", "head", "q_block"])
-    if len(written) and plan.split is None:  # kernels that keep records of query blocks have one launch
-        entry = plan.launches[0].entry
+    if len(written) and plan.split is None:
+        # Of several launches, the one that has tiles in shared memory keeps the records.
+        entry = max(plan.launches, key=lambda launch: launch.shared_memory).entry
         counters[entry] = _with_tiles(counters[entry], written)
-    return Emulation(plan, execution.mode, given["out"], given["lse"], findings, counters, written, seconds)
+    results = {x.name: given[x.name] for x in operation.results}
+    return Emulation(plan, execution.mode, results, findings, counters, written, seconds)
 
 
 def _operand_memory(plan: Plan, given: Arrays, checked: bool) -> dict[str, GlobalArray]:

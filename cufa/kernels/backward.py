@@ -2,37 +2,84 @@
 
 from __future__ import annotations
 
+import dataclasses
+
+from ..core import order
+from ..core.architectures import Device
 from ..core.operation import Split
 from ..core.problem import Problem
 from .config import TileConfig
-from .spec import KernelSpec, Launch, ceil_div, tile_pitch
+from .shared_memory import Buffer, tile_pitch
+from .spec import KernelSpec, Launch, ceil_div
+
+STRIP = 16
+"""Query rows that a warp of the passes before and after takes: those of one accumulator of mma.sync."""
+
+PASS_WARPS = 4
 
 
-def _fa2_backward_shared_memory(config: TileConfig, head_dim: int) -> int:
-    """K and V, ``num_stages`` of Q, dO; P and dS."""
-    rows = 2 * config.block_kv + (1 + config.num_stages) * config.block_q
-    scores = 2 * config.block_q * tile_pitch(config.block_kv, itemsize=2, pad_to=32)
-    return rows * tile_pitch(head_dim, itemsize=2, pad_to=32) + scores
+@dataclasses.dataclass(frozen=True)
+class BackwardConfig(TileConfig):
+    """Tiles of the backward: a thread block keeps its keys and visits query tiles."""
+
+    warp_keys: int = 32
+    """Keys of a warp; warps beyond those that share out the keys split queries and columns with one another."""
+
+    @property
+    def shared_keys(self) -> bool:
+        """Several warps have the same keys, and exchange P through shared memory."""
+        return self.num_warps * self.warp_keys > self.block_kv
 
 
-def _fa2_backward_launches(
-    problem: Problem, config: TileConfig, shared_memory: int, split: Split | None = None
-) -> tuple[Launch, ...]:
-    """One block per key block and key/value head, between two passes over the queries."""
-    query_blocks = ceil_div(problem.seqlen_q, config.block_q) * problem.heads * problem.batch
-    key_blocks = ceil_div(problem.seqlen_k, config.block_kv) * problem.kv_heads * problem.batch
-    threads = config.num_warps * 32
+def _backward_shared_memory(config: BackwardConfig, head_dim: int) -> tuple[Buffer, ...]:
+    """K and V (later dK and dV); stages of Q, dO and two numbers per row; P^T where warps exchange it, and stages of
+    dS^T."""
+    pitch, s_pitch = (tile_pitch(n, itemsize=2, pad_to=32) for n in (head_dim, config.block_q))
+    queries = config.num_stages * config.block_q
     return (
-        Launch("fa2_backward_prepare", (query_blocks, 1, 1), threads, 0),
-        Launch("fa2_backward", (key_blocks, 1, 1), threads, shared_memory),
-        Launch("fa2_backward_convert", (query_blocks, 1, 1), threads, 0),
+        Buffer("K", config.block_kv * pitch),
+        Buffer("V", config.block_kv * pitch),
+        Buffer("Q", queries * pitch),
+        Buffer("DO", queries * pitch),
+        Buffer("ROWS", queries * 8),
+        Buffer("P", config.block_kv * s_pitch if config.shared_keys else 0),
+        Buffer("DS", config.num_stages * config.block_kv * s_pitch),
     )
 
 
-def _fa2_backward_workspace(problem: Problem, config: TileConfig, split: Split | None = None) -> int:
-    """dQ in float32; delta and LSE of each query."""
-    queries = problem.batch * problem.heads * problem.seqlen_q
-    return queries * (problem.head_dim + 2) * 4
+def _strips(problem: Problem) -> int:
+    return ceil_div(problem.seqlen_q, STRIP) * problem.heads * problem.batch
+
+
+def _backward_launches(
+    problem: Problem, config: BackwardConfig, shared_memory: int, split: Split | None = None
+) -> tuple[Launch, ...]:
+    """One block per key block and key/value head, between two passes over the queries."""
+    passes = (ceil_div(_strips(problem), PASS_WARPS), 1, 1)
+    key_blocks = ceil_div(problem.seqlen_k, config.block_kv) * problem.kv_heads * problem.batch
+    return (
+        Launch("fa2_backward_prepare", passes, PASS_WARPS * 32, 0),
+        Launch("fa2_backward", (key_blocks, 1, 1), config.num_warps * 32, shared_memory),
+        Launch("fa2_backward_convert", passes, PASS_WARPS * 32, 0),
+    )
+
+
+def _backward_workspace(problem: Problem, config: BackwardConfig, split: Split | None = None) -> int:
+    """``BackwardWorkspace`` of backward_workspace.cuh: dQ in float32, in whole strips; LSE and delta of each query;
+    where the order is fixed, a counter for each query tile."""
+    heads = problem.batch * problem.heads
+    counters = ceil_div(problem.seqlen_q, config.block_q) if problem.deterministic else 0
+    return _strips(problem) * STRIP * problem.head_dim * 4 + heads * (problem.seqlen_q * 8 + counters * 4)
+
+
+def _backward_choose(problem: Problem, fitting: tuple[BackwardConfig, ...], device: Device) -> BackwardConfig:
+    """The first of which an SM holds as many blocks as it is built for."""
+    arch = device.arch
+    for config in fitting:
+        block = FA2_BACKWARD.shared_bytes(config, problem.head_dim) + arch.reserved_shared_memory
+        if config.blocks_per_sm * block <= arch.shared_memory:
+            return config
+    return fitting[0]
 
 
 FA2_BACKWARD = KernelSpec(
@@ -44,14 +91,26 @@ FA2_BACKWARD = KernelSpec(
     dtypes=("float16", "bfloat16"),
     precisions=("native",),
     configs=(
-        TileConfig(128, 128, num_warps=8, num_stages=2, max_head_dim=64),
-        TileConfig(64, 128, num_warps=8, num_stages=2, max_head_dim=128),
-        TileConfig(64, 64, num_warps=8),
+        # An SM with 228 KiB: the next query tile is copied while one is computed.
+        BackwardConfig(64, 128, num_warps=4, num_stages=2, blocks_per_sm=2, max_head_dim=64),
+        BackwardConfig(64, 128, num_warps=8, num_stages=2, min_head_dim=72, max_head_dim=128),
+        BackwardConfig(64, 64, num_warps=8, num_stages=2, min_head_dim=136),
+        # 164 KiB.
+        BackwardConfig(64, 128, num_warps=4, blocks_per_sm=2, max_head_dim=64),
+        BackwardConfig(64, 128, num_warps=8, min_head_dim=72, max_head_dim=128),
+        BackwardConfig(64, 64, num_warps=8, min_head_dim=136),
+        # 100 KiB (sm_86, sm_89, sm_120).
+        BackwardConfig(64, 128, num_warps=8, max_head_dim=64),
+        BackwardConfig(64, 64, num_warps=8, min_head_dim=72, max_head_dim=128),
+        BackwardConfig(32, 32, num_warps=4, min_head_dim=136, warp_keys=16),
     ),
-    shared_memory=_fa2_backward_shared_memory,
-    launches=_fa2_backward_launches,
-    workspace=_fa2_backward_workspace,
+    shared_memory=_backward_shared_memory,
+    launches=_backward_launches,
+    workspace=_backward_workspace,
     workspace_holds="dQ in float32, which the blocks of all keys add to, and two numbers per query",
     skip_masked_tiles=True,
+    choose=_backward_choose,
+    order=lambda problem, schedule, num_sms: order.key_blocks(problem, schedule),
     operation="backward",
+    further_constants=lambda problem: {"DETERMINISTIC": problem.deterministic},
 )

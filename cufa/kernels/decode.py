@@ -5,10 +5,12 @@ from __future__ import annotations
 import dataclasses
 import functools
 
+from ..core.architectures import Device
 from ..core.operation import Split
 from ..core.problem import Problem
 from .config import TileConfig
-from .spec import Box, KernelSpec, Launch, ceil_div, tile_pitch
+from .shared_memory import Buffer, tile_pitch
+from .spec import Box, KernelSpec, Launch, ceil_div
 
 #: Blocks of a cluster on any GPU that has them.
 MAX_CLUSTER = 8
@@ -44,25 +46,28 @@ class DecodeConfig(TileConfig):
         return dataclasses.replace(self, fold_combine=False, cluster_merge=True)
 
 
-def _decode_shared_memory(config: DecodeConfig, head_dim: int, itemsize: int = 2) -> int:
+def _decode_shared_memory(config: DecodeConfig, head_dim: int, itemsize: int = 2) -> tuple[Buffer, ...]:
     """Q; the rings of keys and values, in whose place warps merge what they have at the end of a piece (O in
-    float32, m and l of each row); a barrier for each buffer; what a warp puts aside of its share; what other
-    blocks of a cluster send."""
-    rings = config.rings
-    q_bytes = config.block_q * tile_pitch(head_dim, itemsize=2, pad_to=32)
+    float32); m and l of each ring and row; what a warp puts aside of its share; a barrier for each buffer of a ring;
+    what the parts of a cluster receive: vectors of O, m and l of each row, and a barrier."""
     if config.tma_copies:
-        q_bytes = ceil_div(q_bytes, 1024) * 1024
-        pitch = ceil_div(head_dim * itemsize, 128) * 128
+        pitch, align = ceil_div(head_dim * itemsize, 128) * 128, 1024  # the swizzle's span
     else:
-        pitch = tile_pitch(head_dim, itemsize=itemsize, pad_to=16 * itemsize)
-    ring_bytes = config.num_stages * 2 * config.block_kv * pitch
-    merge_bytes = rings * config.block_q * (ceil_div(head_dim, 32) * 32 + 8) * 4
-    sums, shares = rings * config.block_q * 8, config.num_warps * 32
-    barriers = ceil_div(rings * config.num_stages * 8, 16) * 16
-    received = 0
-    if config.cluster_merge:  # a share of O, and m and l of each row, from every part; a barrier
-        received = (config.block_q * head_dim // 4 + MAX_CLUSTER) * 16 + config.block_q * MAX_CLUSTER * 8 + 16
-    return q_bytes + max(ring_bytes, merge_bytes) + sums + shares + barriers + received
+        pitch, align = tile_pitch(head_dim, itemsize=itemsize, pad_to=16 * itemsize), 16
+    rows, rings = config.block_q, config.rings
+    received = (rows * head_dim // 4 + MAX_CLUSTER) * 16, rows * MAX_CLUSTER * 8, 16
+    vectors, ml, barrier = received if config.cluster_merge else (0, 0, 0)
+    return (
+        Buffer("Q", rows * tile_pitch(head_dim, itemsize=2, pad_to=32)),
+        Buffer("RINGS", config.num_stages * 2 * config.block_kv * pitch, align=align),
+        Buffer("MERGED", rings * rows * (ceil_div(head_dim, 32) * 32 + 8) * 4, over="RINGS"),
+        Buffer("ML", rings * rows * 8),
+        Buffer("SHARES", config.num_warps * 32),
+        Buffer("BARRIERS", rings * config.num_stages * 8),
+        Buffer("RECEIVED", vectors),
+        Buffer("RECEIVED_ML", ml),
+        Buffer("RECEIVED_BARRIER", barrier),
+    )
 
 
 def row_blocks(problem: Problem, config: TileConfig) -> int:
@@ -174,7 +179,7 @@ def _decode_config(
 _SHORT = 2048
 
 
-def _choose(problem: Problem, fitting: tuple[DecodeConfig, ...], num_sms: int) -> DecodeConfig:
+def _choose(problem: Problem, fitting: tuple[DecodeConfig, ...], device: Device) -> DecodeConfig:
     """The first that holds all packed rows, else the first of the tallest; four warps for what is short or
     ragged: several blocks per SM, where one works while another begins or ends."""
     fitting = tuple(config for config in fitting if not config.cluster_merge)  # the planner's to say

@@ -2,34 +2,54 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from ..core import order
 from ..core.operation import Split
 from ..core.problem import Problem
 from .config import TileConfig
-from .spec import KernelSpec, Launch, ceil_div, tile_pitch
+from .shared_memory import Buffer, tile_pitch
+from .spec import KernelSpec, Launch, ceil_div
 
 
-def _fa1_shared_memory(config: TileConfig, head_dim: int) -> int:
-    """K and V, the warps' parts of P·V (over K and V where those move to registers), two query blocks,
-    row maxima and sums."""
+@dataclasses.dataclass(frozen=True)
+class Fa1Config(TileConfig):
+    """Tiles of FlashAttention-1."""
+
+    @property
+    def key_warps(self) -> int:
+        """Warps that share rows and split the keys of a block."""
+        return 2 if self.block_kv < 64 else 4
+
+    def constants(self) -> dict[str, int | bool]:
+        return {**super().constants(), "KEY_WARPS": self.key_warps}
+
+
+def _fa1_shared_memory(config: Fa1Config, head_dim: int) -> tuple[Buffer, ...]:
+    """K and V, the warps' parts of P·V, two query blocks, row maxima and sums of each warp."""
     pitch = tile_pitch(head_dim, itemsize=2, pad_to=32)
-    key_warps = 2 if config.block_kv < 64 else 4
-    keys_and_values = 2 * config.block_kv * pitch
-    parts = config.num_warps * (key_warps - 1) * 2048
-    in_registers = head_dim <= 64 and config.block_kv // key_warps <= 32
-    first = max(keys_and_values, parts) if in_registers else keys_and_values + parts
-    return first + 2 * config.block_q * pitch + 2 * config.num_warps * 32 * 4
+    # A warp's K and V move to registers where they take no more than 64 of them: more would spill.
+    in_registers = head_dim <= 64 and config.block_kv // config.key_warps <= 32
+    parts, values = config.num_warps * (config.key_warps - 1) * 2048, config.num_warps * 32 * 4
+    return (
+        Buffer("K", config.block_kv * pitch),
+        Buffer("V", config.block_kv * pitch),
+        Buffer("PARTS", parts, over="K" if in_registers else None),
+        Buffer("Q", 2 * config.block_q * pitch),
+        Buffer("MAX", values),
+        Buffer("SUM", values),
+    )
 
 
 def _fa1_launches(
-    problem: Problem, config: TileConfig, shared_memory: int, split: Split | None = None
+    problem: Problem, config: Fa1Config, shared_memory: int, split: Split | None = None
 ) -> tuple[Launch, ...]:
     """One block per head."""
     blocks = problem.batch * problem.heads
     return (Launch("fa1_forward", (blocks, 1, 1), config.num_warps * 32, shared_memory),)
 
 
-def _fa1_workspace(problem: Problem, config: TileConfig, split: Split | None = None) -> int:
+def _fa1_workspace(problem: Problem, config: Fa1Config, split: Split | None = None) -> int:
     """O, l and m in float32 between key blocks, for whole query blocks and 16-column tiles."""
     rows = ceil_div(problem.seqlen_q, config.block_q) * config.block_q
     columns = ceil_div(problem.head_dim, 16) * 16
@@ -47,20 +67,20 @@ FA1_FORWARD = KernelSpec(
     configs=(
         # O crosses device memory once per key block, so the more keys the better: 256, as in the authors' own.
         # (Between these head dims a few registers spill.)
-        TileConfig(64, 256, num_warps=8, min_head_dim=64, max_head_dim=64),
-        TileConfig(64, 256, num_warps=8, min_head_dim=128, max_head_dim=128),
-        TileConfig(32, 128, num_warps=4, min_head_dim=152, max_head_dim=184),
-        TileConfig(32, 128, num_warps=4, min_head_dim=200),
+        Fa1Config(64, 256, num_warps=8, min_head_dim=64, max_head_dim=64),
+        Fa1Config(64, 256, num_warps=8, min_head_dim=128, max_head_dim=128),
+        Fa1Config(32, 128, num_warps=4, min_head_dim=152, max_head_dim=184),
+        Fa1Config(32, 128, num_warps=4, min_head_dim=200),
         # The block sweep published for FlashAttention-1.
-        TileConfig(128, 128, num_warps=8, max_head_dim=128),
-        TileConfig(128, 128, num_warps=4, max_head_dim=128),
-        TileConfig(64, 128, num_warps=4, max_head_dim=128),
-        TileConfig(64, 64, num_warps=4),
-        TileConfig(128, 64, num_warps=4, max_head_dim=128),
-        TileConfig(128, 64, num_warps=8, max_head_dim=128),
+        Fa1Config(128, 128, num_warps=8, max_head_dim=128),
+        Fa1Config(128, 128, num_warps=4, max_head_dim=128),
+        Fa1Config(64, 128, num_warps=4, max_head_dim=128),
+        Fa1Config(64, 64, num_warps=4),
+        Fa1Config(128, 64, num_warps=4, max_head_dim=128),
+        Fa1Config(128, 64, num_warps=8, max_head_dim=128),
         # Wide heads where shared memory is short.
-        TileConfig(64, 32, num_warps=4, min_head_dim=136),
-        TileConfig(32, 32, num_warps=2, min_head_dim=136),
+        Fa1Config(64, 32, num_warps=4, min_head_dim=136),
+        Fa1Config(32, 32, num_warps=2, min_head_dim=136),
     ),
     shared_memory=_fa1_shared_memory,
     launches=_fa1_launches,

@@ -5,10 +5,12 @@ from __future__ import annotations
 import dataclasses
 
 from ..core import order
+from ..core.architectures import Device
 from ..core.operation import Split
 from ..core.problem import Problem
 from .config import TileConfig
-from .spec import KernelSpec, Launch, ceil_div, tile_pitch
+from .shared_memory import Buffer, tile_pitch
+from .spec import KernelSpec, Launch, ceil_div
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,11 +27,16 @@ class Fa2Config(TileConfig):
         return super().warps_text + (" in pairs" if self.column_warps == 2 else "")
 
 
-def _fa2_shared_memory(config: Fa2Config, head_dim: int) -> int:
-    """Q (later O), ``num_stages`` of K and of V; P and two float32 per row where warps exchange them."""
-    rows = config.block_q + 2 * config.num_stages * config.block_kv
-    exchanged = tile_pitch(config.block_kv, itemsize=2, pad_to=32) + 8 if config.column_warps == 2 else 0
-    return rows * tile_pitch(head_dim, itemsize=2, pad_to=32) + config.block_q * exchanged
+def _fa2_shared_memory(config: Fa2Config, head_dim: int) -> tuple[Buffer, ...]:
+    """Q (later O); stages, each a tile of K and one of V; where warps exchange them, P and the row maxima of both."""
+    pitch, p_pitch = (tile_pitch(n, itemsize=2, pad_to=32) for n in (head_dim, config.block_kv))
+    exchanged = config.block_q if config.column_warps == 2 else 0
+    return (
+        Buffer("Q", config.block_q * pitch),
+        Buffer("STAGES", config.num_stages * 2 * config.block_kv * pitch),
+        Buffer("P", exchanged * p_pitch),
+        Buffer("M", exchanged * 2 * 4),
+    )
 
 
 def _fa2_launches(
@@ -40,16 +47,16 @@ def _fa2_launches(
     return (Launch("fa2_forward", (blocks, 1, 1), config.num_warps * 32, shared_memory),)
 
 
-def _fa2_choose(problem: Problem, fitting: tuple[Fa2Config, ...], num_sms: int) -> Fa2Config:
+def _fa2_choose(problem: Problem, fitting: tuple[Fa2Config, ...], device: Device) -> Fa2Config:
     """The first that fits; 64 query rows per block where 128 would leave SMs idle or rows empty.
 
     Measured on an H200: blocks of equal length gain until every second SM has one of 128 rows; where
     later rows see more, and blocks differ in length, until the blocks of 128 rows make one wave.
     """
     blocks = ceil_div(problem.seqlen_q, 128) * problem.heads * problem.batch
-    wave = 2 * num_sms if problem.head_dim <= 128 else num_sms
+    wave = 2 * device.num_sms if problem.head_dim <= 128 else device.num_sms
     narrow = [config for config in fitting if config.block_q == 64]
-    if narrow and blocks <= (wave if problem.later_rows_see_more else num_sms // 2):
+    if narrow and blocks <= (wave if problem.later_rows_see_more else device.num_sms // 2):
         return narrow[0]
     if narrow and problem.seqlen_q <= 64:
         return narrow[-1]

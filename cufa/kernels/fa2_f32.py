@@ -6,12 +6,14 @@ from ..core import order
 from ..core.operation import Split
 from ..core.problem import Problem
 from .fa2 import Fa2Config
-from .spec import KernelSpec, Launch, ceil_div, tile_pitch
+from .shared_memory import Buffer, tile_pitch
+from .spec import KernelSpec, Launch, ceil_div
 
 
-def _fa2_f32_shared_memory(config: Fa2Config, head_dim: int) -> int:
+def _fa2_f32_shared_memory(config: Fa2Config, head_dim: int) -> tuple[Buffer, ...]:
     """Q, K and V; each row's gap has room for what the split into pairs needs."""
-    return (config.block_q + 2 * config.block_kv) * tile_pitch(head_dim, itemsize=4, pad_to=64)
+    pitch, tile = tile_pitch(head_dim, itemsize=4, pad_to=64), config.block_kv
+    return Buffer("Q", config.block_q * pitch), Buffer("K", tile * pitch), Buffer("V", tile * pitch)
 
 
 def _fa2_f32_launches(

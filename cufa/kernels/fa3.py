@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 
+from ..core.architectures import Device
 from ..core.operation import Split
 from ..core.order import ITEM_COST, persistent
 from ..core.problem import Problem
 from ..core.schedule import Schedule
 from .config import TileConfig
+from .shared_memory import Buffer
 from .spec import Box, KernelSpec, Launch, ceil_div
 
 
@@ -25,14 +27,24 @@ class Fa3Config(TileConfig):
     """O leaves through the buffer that its Q came in, where that is free by then."""
 
 
-def _fa3_shared_memory(config: Fa3Config, head_dim: int) -> int:
-    """Q of each consumer warpgroup, the K and V rings, a full and an empty barrier for each buffer, four
-    items."""
-    row = ceil_div(head_dim, 64) * 128
-    consumers, q_stages = config.num_warps // 4 - 1, config.q_stages
-    buffers = q_stages * consumers + 2 * config.num_stages
-    tiles = (q_stages * config.block_q + 2 * config.num_stages * config.block_kv) * row
-    return tiles + buffers * 16 + 4 * 16
+def _fa3_shared_memory(config: Fa3Config, head_dim: int) -> tuple[Buffer, ...]:
+    """Q of each consumer warpgroup, the K and V rings, a full and an empty barrier for each of their buffers, records
+    of items."""
+    row, consumers = ceil_div(head_dim, 64) * 128, config.num_warps // 4 - 1
+    tiles = {
+        "Q": (config.q_stages * config.block_q, config.q_stages * consumers),
+        "K": (config.num_stages * config.block_kv, config.num_stages),
+        "V": (config.num_stages * config.block_kv, config.num_stages),
+    }
+    return (
+        *(Buffer(name, rows * row, align=1024) for name, (rows, _) in tiles.items()),
+        *(
+            Buffer(f"{name}_{state}", 8 * count, align=8)
+            for name, (_, count) in tiles.items()
+            for state in ("FULL", "EMPTY")
+        ),
+        Buffer("ITEMS", 4 * 16),
+    )
 
 
 def _fa3_launches(
@@ -84,10 +96,10 @@ _SLOWNESS = {
 }
 
 
-def _choose_fa3(problem: Problem, fitting: tuple[Fa3Config, ...], num_sms: int) -> Fa3Config:
+def _choose_fa3(problem: Problem, fitting: tuple[Fa3Config, ...], device: Device) -> Fa3Config:
     """The tiling whose last block is expected to end first. Wide query blocks read K and V less often; with
     few of them SMs stay idle, or the last round is nearly empty."""
-    return min(fitting, key=lambda config: _expected_time(problem, config, num_sms))
+    return min(fitting, key=lambda config: _expected_time(problem, config, device.num_sms))
 
 
 def _expected_time(problem: Problem, config: Fa3Config, num_sms: int) -> float:

@@ -5,12 +5,14 @@ from __future__ import annotations
 from ..core.operation import Split
 from ..core.problem import Problem
 from .config import TileConfig
-from .spec import KernelSpec, Launch, ceil_div, tile_pitch
+from .shared_memory import Buffer, tile_pitch
+from .spec import KernelSpec, Launch, ceil_div
 
 
-def _naive_shared_memory(config: TileConfig, head_dim: int) -> int:
+def _naive_shared_memory(config: TileConfig, head_dim: int) -> tuple[Buffer, ...]:
     """A tile of each factor, 128 bytes of the inner dimension per row."""
-    return (config.block_q + config.block_kv) * tile_pitch(64, itemsize=2, pad_to=16)
+    pitch = tile_pitch(64, itemsize=2, pad_to=16)
+    return Buffer("A", config.block_q * pitch), Buffer("B", config.block_kv * pitch)
 
 
 def _naive_launches(

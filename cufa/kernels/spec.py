@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from ..core.architectures import Device
 from ..core.mask import Band
 from ..core.operation import Split
 from ..core.order import Order
 from ..core.problem import MASK_KINDS, Problem
 from ..core.schedule import Schedule
 from .config import TileConfig
+from .shared_memory import Buffer, constants, layout
 
 Config = Any
 """A config of the kernel's own class, which is that of its ``configs``."""
@@ -67,8 +70,8 @@ class KernelSpec:
     precisions: tuple[str, ...]
     configs: tuple[TileConfig, ...]
     """Of one class, in order of preference; all of them are built by ``cufa compile`` and tried by ``cufa tune``."""
-    shared_memory: Callable[[Config, int], int]
-    """(config, head_dim) → dynamic shared memory in bytes. The kernel static_asserts the same figure."""
+    shared_memory: Callable[[Config, int], tuple[Buffer, ...]]
+    """(config, head_dim) → what lies in dynamic shared memory, in order. The source gets the offsets."""
     launches: Callable[[Problem, Config, int, Split | None], tuple[Launch, ...]]
     """(problem, config, shared memory, split) → launches, in order."""
     workspace: Callable[[Problem, Config, Split | None], int] = lambda problem, config, split: 0
@@ -85,8 +88,10 @@ class KernelSpec:
     boxes: Callable[[Config], Mapping[str, Box]] = lambda config: {}
     """config → the box of each operand that the kernel reads or writes by tensor map.
     Then the copy engine's rules hold: 16-byte aligned rows, positive strides."""
-    choose: Callable[[Problem, tuple[Config, ...], int], Config] = lambda problem, fitting, sms: fitting[0]
-    """(problem, configs that fit, SMs) → the one to take when nothing was measured (`cufa tune`)."""
+    choose: Callable[[Problem, tuple[Config, ...], Device], Config] = lambda problem, fitting, device: (
+        fitting[0]
+    )
+    """(problem, configs that fit, GPU) → the one to take when nothing was measured (`cufa tune`)."""
     order: Callable[[Problem, Schedule, int], Order | None] = lambda problem, schedule, num_sms: None
     """(problem, schedule, SMs) → who takes which work item when; None: not written down."""
     operation: str = "forward"
@@ -101,6 +106,10 @@ class KernelSpec:
     @property
     def uses_copy_engine(self) -> bool:
         return bool(self.boxes(self.configs[0]))
+
+    def shared_bytes(self, config: TileConfig, head_dim: int) -> int:
+        """Dynamic shared memory of a thread block."""
+        return _shared_bytes(self.shared_memory, config, head_dim)
 
     @property
     def config_class(self) -> type[TileConfig]:
@@ -143,7 +152,7 @@ class KernelSpec:
         return {
             "HEAD_DIM": problem.head_dim,
             **config.constants(),
-            "SMEM_BYTES": self.shared_memory(config, problem.head_dim),
+            **constants(self.shared_memory(config, problem.head_dim)),
             "ALIGNMENT": problem.alignment,
             "MASK": MASK_KINDS.index(problem.mask_kind),
             "SOFTCAP": problem.softcap is not None,
@@ -155,11 +164,13 @@ class KernelSpec:
         }
 
 
+@functools.lru_cache(4096)
+def _shared_bytes(
+    buffers: Callable[[Config, int], tuple[Buffer, ...]], config: TileConfig, head_dim: int
+) -> int:
+    """Remembered, since every plan asks it of every config."""
+    return layout(buffers(config, head_dim))[1]
+
+
 def ceil_div(a: int, b: int) -> int:
     return -(-a // b)
-
-
-def tile_pitch(head_dim: int, itemsize: int, pad_to: int) -> int:
-    """Bytes from row to row of a shared-memory tile: ``tile_pitch`` of ``tiles/copy.cuh``."""
-    units = ceil_div(head_dim * itemsize, pad_to) * pad_to // 16
-    return (units | 1) * 16

@@ -57,7 +57,7 @@ class Variant:
 
     @property
     def launches(self) -> tuple[Launch, ...]:
-        shared_memory = self.spec.shared_memory(self.config, self.problem.head_dim)
+        shared_memory = self.spec.shared_bytes(self.config, self.problem.head_dim)
         return self.spec.launches(self.problem, self.config, shared_memory, None)
 
     @property

@@ -291,7 +291,7 @@ def check_apart(name: str, there: Mapping[str, Array]) -> None:
     if overlaps_itself(x):
         raise ValueError(f"{name} has strides {x.strides} for shape {x.shape}: elements share memory")
     for other, y in there.items():
-        if other != name and type(y) is type(x) and shares_memory(x, y):
+        if other != name and shares_memory(x, y):
             raise ValueError(
                 f"{name} overlaps {other} in memory: it is written to while {other} is still in use; pass a "
                 "separate array"

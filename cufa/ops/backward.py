@@ -14,7 +14,7 @@ from ..kernels import TileConfig
 from ..planner import Plan, choose_tiles
 from . import arrays, calls
 from .dense import compiled, cpu_spec, describe, plan_lines, plan_shapes, scalars, scores_of
-from .mask_arguments import check_causal, check_flag
+from .mask_arguments import check_causal, check_flag, resolve_mask
 from .reference import attention_reference_backward
 from .seen import find, typed
 
@@ -114,7 +114,7 @@ def flash_attention_backward(
         {name: named[name] for name in BACKWARD.inputs},
         {x.name: named[x.name] for x in BACKWARD.results},
         layout,
-        scores_of(causal, window, mask, softcap, scale, precision),
+        scores_of(resolve_mask(causal, window, mask), softcap, scale, precision),
         {"algorithm": algorithm},
         deterministic,
     )
@@ -196,7 +196,7 @@ def plan_backward(
 
     >>> print(cufa.plan_backward((1, 8, 4096, 128), causal=True, device="sm_90"))  # doctest: +SKIP
     """
-    options = scores_of(causal, window, mask, softcap, scale, precision)
+    options = scores_of(resolve_mask(causal, window, mask), softcap, scale, precision)
     how = {"operation": "backward", "deterministic": check_flag("deterministic", deterministic)}
     return plan_shapes(q, k, v, dtype, device, {**options, "layout": layout}, algorithm=algorithm, **how)
 

@@ -14,15 +14,12 @@ from ..core.scores import check_softcap
 from ..kernels import KernelSpec
 from ..planner import Plan
 from . import arrays, calls
-from .mask_arguments import resolve_mask
 
 
-def scores_of(
-    causal: Any, window: Any, mask: Mask | None, softcap: Any, scale: float | None, precision: str | None
-) -> dict[str, Any]:
+def scores_of(mask: Mask, softcap: Any, scale: float | None, precision: str | None) -> dict[str, Any]:
     """What a problem is made of beside its arrays, from the arguments of a call."""
     return {
-        "mask": resolve_mask(causal, window, mask),
+        "mask": mask,
         "softcap": check_softcap(softcap),
         "scale": scale,
         "precision": precision,

@@ -14,7 +14,7 @@ from ..kernels import TileConfig
 from ..planner import Plan, choose_tiles
 from . import arrays, calls
 from .dense import compiled, cpu_spec, describe, plan_lines, plan_shapes, scalars, scores_of
-from .mask_arguments import check_causal
+from .mask_arguments import check_causal, resolve_mask
 from .reference import attention_reference
 from .seen import find, typed
 
@@ -36,7 +36,8 @@ def flash_attention(
     out: Any = None,
     device: str | None = None,
 ) -> Any:
-    """Exact attention, ``softmax(scale * q kᵀ) v``, without ever storing the score matrix.
+    """Exact attention, ``softmax(scale * q kᵀ) v``, without ever storing the score matrix. Its gradients are
+    :func:`flash_attention_backward`'s.
 
     FlashAttention-3 (Shah et al., 2024, Algorithms 1 and 2) on Hopper, FlashAttention-2 (Dao, 2023, Algorithm
     1) on other GPUs from sm_80 on, and the same schedule in NumPy elsewhere.
@@ -123,7 +124,7 @@ def flash_attention(
         inputs,
         calls.attention_results(out, return_lse),
         layout,
-        scores_of(causal, window, mask, softcap, scale, precision),
+        scores_of(resolve_mask(causal, window, mask), softcap, scale, precision),
         {"algorithm": algorithm},
     )
     return calls.run(call, device, key, gpu_serves=str(inputs["q"].dtype) != "float64")
@@ -169,7 +170,7 @@ def plan(
 
     >>> print(cufa.plan((1, 8, 4096, 128), causal=True, device="sm_90"))  # doctest: +SKIP
     """
-    options = scores_of(causal, window, mask, softcap, scale, precision)
+    options = scores_of(resolve_mask(causal, window, mask), softcap, scale, precision)
     return plan_shapes(q, k, v, dtype, device, {**options, "layout": layout}, algorithm=algorithm)
 
 

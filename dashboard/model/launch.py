@@ -17,7 +17,7 @@ from cufa.core.operation import OPERATIONS
 from cufa.core.order import WHOLE_HEAD, Order, simulate
 from cufa.core.problem import Problem, default_scale
 from cufa.core.schedule import Schedule
-from cufa.kernels import KERNELS, KernelSpec
+from cufa.kernels import KernelSpec, kernels_of
 
 __all__ = ["KEYS", "WHOLE_HEAD", "Blocks", "Timeline", "algorithms", "predict", "thread_blocks"]
 
@@ -83,6 +83,15 @@ class Timeline:
         return 1 - float(self.sm_end.sum()) / (self.num_sms * self.span) if self.span else 0.0
 
     @property
+    def idle_places(self) -> float:
+        """Share of the places' time in which no block holds them, gaps and the last wave included. 0 to 1."""
+        if (
+            self.blocks.thread_block is not None
+        ):  # each holds its place to its end, though its items may overlap
+            return self.tail
+        return 1 - self.mean_blocks / self.slots_per_sm if self.span else 0.0
+
+    @property
     def busy_sms(self) -> int:
         """SMs that had work at all."""
         return len(np.unique(self.sm))
@@ -103,14 +112,14 @@ class Timeline:
         return float((end - start).sum()) / (self.num_sms * self.span)
 
 
-def algorithms() -> dict[str, KernelSpec]:
-    """Kernels by algorithm whose order is written down, the simplest first: those whose launch can be drawn."""
-    problem = Problem(1, 1, 1, 64, 64, 64, _DTYPE, scale=default_scale(64))
+def algorithms(operation: str = "forward") -> dict[str, KernelSpec]:
+    """Kernels of an operation by algorithm whose order is written down, the simplest first: those whose launch can be
+    drawn."""
+    problem = Problem(1, 1, 1, 64, 64, 64, _DTYPE, scale=default_scale(64), operation=operation)
     schedule = Schedule.of(problem, 64, 64, skip_masked_tiles=True)
     found: dict[str, KernelSpec] = {}
-    for spec in reversed(KERNELS.values()):
-        is_split = OPERATIONS[spec.operation].splits
-        if not is_split and _DTYPE in spec.dtypes and spec.order(problem, schedule, 1) is not None:
+    for spec in reversed(kernels_of(operation).values()):
+        if _DTYPE in spec.dtypes and spec.order(problem, schedule, 1) is not None:
             found[spec.algorithm] = spec
     return found
 
@@ -119,7 +128,8 @@ def thread_blocks(problem: Problem, schedule: Schedule, spec: KernelSpec, num_sm
     """The launch of a kernel, as its spec orders it."""
     found = spec.order(problem, schedule, num_sms)
     assert found is not None, f"{spec.name} is none of algorithms()"
-    batch, head = np.divmod(found.head, problem.heads)
+    by_keys = OPERATIONS[problem.operation].by_keys
+    batch, head = np.divmod(found.head, problem.kv_heads if by_keys else problem.heads)
     return Blocks(found.q_block, head, batch, found.tiles(schedule), found.thread_block)
 
 

@@ -34,7 +34,7 @@ class View:
     def blocks_per_sm(self) -> int:
         """What the kernel is compiled for (``__launch_bounds__``), unless shared memory allows fewer."""
         config = self.config
-        shared = self.spec.shared_memory(config, self.problem.head_dim)
+        shared = self.spec.shared_bytes(config, self.problem.head_dim)
         fitting = occupancy(
             self.device.arch,
             registers=_ANY_REGISTERS,
@@ -60,6 +60,11 @@ class View:
     def whole_heads(self) -> bool:
         """Whether a thread block does all query blocks of a head."""
         return bool(len(self.blocks)) and int(self.blocks.q_block[0]) == launch.WHOLE_HEAD
+
+    @property
+    def item_noun(self) -> str:
+        """What a persistent thread block takes one after the other."""
+        return "head" if self.whole_heads else "query block"
 
     @property
     def is_registered(self) -> bool:

@@ -1,9 +1,11 @@
 """Other libraries, timed on the same inputs in the same run. Used when they are there, never required.
 
 A *family* is what ``cufa bench --peers`` names: one library, with one or more contenders. Each is a module
-here with ``missing()``, a reason why it cannot be imported or "", and ``make(name, problem, q, k, v)``, which
-returns (run, result): ``run`` launches on CuPy's current stream, ``result`` computes once and returns a CuPy
-array. The inputs are CuPy arrays in the order (batch, heads, seqlen, head_dim).
+here with ``missing()``, a reason why it cannot be imported or "", and ``make(name, problem, arrays)``, which
+returns (run, results): ``run`` launches on CuPy's current stream, ``results`` computes once and returns CuPy
+arrays by their role. The inputs are those of :class:`cufa.bench.inputs.Inputs`: CuPy arrays in the order
+(batch, heads, seqlen, head_dim). With a gradient of the output among them, ``dout``, it is the gradients of q, k
+and v that are computed.
 
 ``make`` raises NotImplementedError, with a reason, for a problem that the peer does not serve.
 """
@@ -11,6 +13,7 @@ array. The inputs are CuPy arrays in the order (batch, heads, seqlen, head_dim).
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any
 
@@ -57,10 +60,10 @@ def family_of(name: str) -> Family:
     return next(family for family in FAMILIES.values() if name in family.peers)
 
 
-def make(name: str, problem: Problem, q: Any, k: Any, v: Any) -> tuple[Run, Run]:
-    """(run, result) of one peer. Raises NotImplementedError where it is missing or does not serve."""
+def make(name: str, problem: Problem, arrays: Mapping[str, Any]) -> tuple[Run, Callable[[], dict[str, Any]]]:
+    """(run, results) of one peer. Raises NotImplementedError where it is missing or does not serve."""
     family = family_of(name)
     if family.missing:
         raise NotImplementedError(family.missing)
-    run, result = family.module.make(name, problem, q, k, v)
-    return run, result
+    run, results = family.module.make(name, problem, arrays)
+    return run, results

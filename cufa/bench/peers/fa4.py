@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from typing import Any
 
 from ...core.problem import Problem
@@ -13,21 +13,20 @@ def missing() -> str:
     return tensors.missing("torch") or tensors.missing("flash_attn.cute", "flash-attn-4")
 
 
-def make(name: str, problem: Problem, q: Any, k: Any, v: Any) -> tuple[Callable[[], Any], Callable[[], Any]]:
+def make(name: str, problem: Problem, arrays: Mapping[str, Any]) -> tensors.Runs:
     """On copies in the peer's own layout, (batch, seqlen, heads, head_dim), made beforehand."""
     options: dict[str, Any] = {"softmax_scale": problem.scale, "window_size": window_size(problem)}
     if problem.softcap is not None:
         options["softcap"] = problem.softcap
+    if problem.deterministic:
+        options["deterministic"] = True
     from flash_attn.cute import flash_attn_func
 
-    arguments = [tensors.to_torch(x).transpose(1, 2).contiguous() for x in (q, k, v)]
-
-    def call() -> Any:
-        found = flash_attn_func(*arguments, **options)
+    def attention(q: Any, k: Any, v: Any) -> Any:
+        found = flash_attn_func(q, k, v, **options)
         return found[0] if isinstance(found, tuple) else found  # versions differ in what they return
 
-    run = tensors.tried(tensors.on_cupys_stream(call))
-    return run, lambda: tensors.to_cupy(run().transpose(1, 2), q.dtype)
+    return tensors.runs(attention, arrays, lambda x: x.transpose(1, 2).contiguous())
 
 
 def window_size(problem: Problem) -> tuple[int | None, int | None]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ...core.problem import Problem
@@ -14,11 +14,10 @@ def missing() -> str:
     return tensors.missing("torch")
 
 
-def make(name: str, problem: Problem, q: Any, k: Any, v: Any) -> tuple[Callable[[], Any], Callable[[], Any]]:
-    arguments = [tensors.to_torch(x) for x in (q, k, v)]
-    compiled = _compiled(problem)
-    run = tensors.tried(tensors.on_cupys_stream(lambda: compiled(*arguments)))
-    return run, lambda: tensors.to_cupy(run(), q.dtype)
+def make(name: str, problem: Problem, arrays: Mapping[str, Any]) -> tensors.Runs:
+    if problem.deterministic:
+        raise NotImplementedError(tensors.NOT_DETERMINISTIC)
+    return tensors.runs(_compiled(problem), arrays)
 
 
 @functools.lru_cache(1)  # the sets of inputs of one problem share it
@@ -28,6 +27,8 @@ def _compiled(problem: Problem) -> Callable[..., Any]:
 
     # Past a handful of shapes torch stops compiling and falls back to a slow path, without a word.
     torch._dynamo.reset()
+    # The backward is run more than once on what the forward kept for it.
+    torch._functorch.config.donated_buffer = False
     torch.backends.cuda.matmul.allow_tf32 = problem.precision == "tf32"
     block_mask = None
     if problem.edges != (None, None):

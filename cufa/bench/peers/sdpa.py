@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ...core.problem import Problem
@@ -29,7 +29,7 @@ def missing() -> str:
     return tensors.missing("torch")
 
 
-def make(name: str, problem: Problem, q: Any, k: Any, v: Any) -> tuple[Callable[[], Any], Callable[[], Any]]:
+def make(name: str, problem: Problem, arrays: Mapping[str, Any]) -> tensors.Runs:
     """On the very memory of q, k, v."""
     import torch
     from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -37,20 +37,20 @@ def make(name: str, problem: Problem, q: Any, k: Any, v: Any) -> tuple[Callable[
     scores = 6 * problem.batch * problem.heads * problem.seqlen_q * problem.seqlen_k
     if name == "torch math" and scores > _MATH_MAX_BYTES:
         raise NotImplementedError("materialises its scores: too large")
+    if problem.deterministic:
+        raise NotImplementedError(tensors.NOT_DETERMINISTIC)
     options: dict[str, Any] = {"scale": problem.scale, **_mask(name, problem)}
-    arguments = [tensors.to_torch(x) for x in (q, k, v)]
     backend = getattr(SDPBackend, BACKENDS[name])
     if problem.group_size > 1:
         options["enable_gqa"] = True
     # "highest": float32 products stay float32. The tf32 problem opts in.
     torch.backends.cuda.matmul.allow_tf32 = problem.precision == "tf32"
 
-    def call() -> Any:
+    def attention(q: Any, k: Any, v: Any) -> Any:
         with sdpa_kernel(backend):
-            return torch.nn.functional.scaled_dot_product_attention(*arguments, **options)
+            return torch.nn.functional.scaled_dot_product_attention(q, k, v, **options)
 
-    run = tensors.tried(tensors.on_cupys_stream(call))
-    return run, lambda: tensors.to_cupy(run(), q.dtype)
+    return tensors.runs(attention, arrays)
 
 
 def _mask(name: str, problem: Problem) -> dict[str, Any]:

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
+
+Runs = tuple[Callable[[], Any], Callable[[], dict[str, Any]]]
+"""What launches, and what computes once and returns arrays by their role."""
+
+NOT_DETERMINISTIC = "torch has determinism as a setting of the process, which this does not touch"
 
 
 def missing(module: str, name: str = "") -> str:
@@ -34,8 +39,37 @@ def to_cupy(x: Any, dtype: Any) -> Any:
     return cupy.from_dlpack(x)
 
 
+def runs(
+    attention: Callable[[Any, Any, Any], Any],
+    arrays: Mapping[str, Any],
+    layout: Callable[[Any], Any] = lambda x: x,
+) -> Runs:
+    """Of a function of q, k and v as tensors, in the axis order that ``layout`` makes of ours, and of its own results.
+
+    Where ``arrays`` have a gradient of its output, autograd's gradients of it: the forward has run once, before.
+    """
+    import torch
+
+    q, k, v = (layout(to_torch(arrays[name])) for name in "qkv")
+    dtype = arrays["q"].dtype
+    if "dout" not in arrays:
+        run = tried(on_cupys_stream(lambda: attention(q, k, v)))
+        return run, lambda: {"o": to_cupy(layout(run()), dtype)}
+    dout, inputs = layout(to_torch(arrays["dout"])), [x.detach().requires_grad_() for x in (q, k, v)]
+
+    def forward() -> Any:
+        with torch.enable_grad():
+            return attention(*inputs)
+
+    out = tried(on_cupys_stream(forward))()
+    run = tried(on_cupys_stream(lambda: torch.autograd.grad(out, inputs, dout, retain_graph=True)))
+    return run, lambda: {
+        name: to_cupy(layout(x), dtype) for name, x in zip(("dq", "dk", "dv"), run(), strict=True)
+    }
+
+
 def on_cupys_stream(call: Callable[[], Any]) -> Callable[[], Any]:
-    """``call`` without gradients, on the stream that is CuPy's current one now: the current stream of each
+    """``call``, by default without gradients, on the stream that is CuPy's current one now: the current stream of each
     library is its own setting, and the benchmark runs on CuPy's."""
     import cupy
     import torch

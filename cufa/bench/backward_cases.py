@@ -1,0 +1,53 @@
+"""Cases of the backward: the published shapes of the forward, then what else training meets."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from ..core.mask import CAUSAL, FULL, Band
+from ..core.problem import Problem, default_scale
+from .cases import Case, Contender, contenders
+
+_TORCH = ("torch flash", "torch cudnn")
+
+Best = Callable[[Problem], list[str]]
+"""Algorithms of ours that serve, preferred first."""
+
+
+def of_forward(problem: Problem, *, deterministic: bool = False) -> Problem:
+    """The backward of a forward problem."""
+    return dataclasses.replace(problem, operation="backward", deterministic=deterministic)
+
+
+def published(problems: Iterable[Problem], best: Best) -> Iterator[Case]:
+    for problem in map(of_forward, problems):
+        yield Case(problem, contenders(*best(problem), *_TORCH))
+
+
+def beside(shape: Problem, best: Best) -> Iterator[Case]:
+    """One thing at a time, from one shape."""
+    for mask in (FULL, CAUSAL):
+        problem = of_forward(dataclasses.replace(shape, mask=mask))
+        ordered = dataclasses.replace(problem, deterministic=True)
+        ours = best(problem)
+        fixed = (Contender(name, name=f"{name} deterministic", problem=ordered) for name in ours)
+        yield Case(problem, (*contenders(*ours), *fixed, *contenders("torch flash")))
+    changes: tuple[dict[str, Any], ...] = (
+        {"mask": CAUSAL, "kv_heads": 8},
+        {"mask": CAUSAL, "kv_heads": 8, "seqlen_q": 1024, "seqlen_k": 1024},
+        {"mask": Band(1023, 0), "seqlen_q": 8192, "seqlen_k": 8192},
+        {"mask": CAUSAL, "softcap": 30.0},
+        {"mask": CAUSAL, "seqlen_q": 4097, "seqlen_k": 4097},
+        {"mask": FULL, "seqlen_q": 1023, "seqlen_k": 1023, "batch": 8},
+        *({"mask": CAUSAL, "head_dim": d, "scale": default_scale(d)} for d in (80, 96, 192)),
+    )
+    for change in changes:
+        problem = of_forward(dataclasses.replace(shape, **change))
+        yield Case(problem, contenders(*best(problem), *_TORCH, "fa4"))
+
+
+def float32(problems: Iterable[Problem], best: Best) -> Iterator[Case]:
+    for problem in map(of_forward, problems):
+        yield Case(problem, contenders(*best(problem), "torch efficient"))

@@ -1,0 +1,111 @@
+"""Shared memory as one list of buffers: Python lays them out, the sources use the offsets and check the sizes."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from cufa.core.architectures import find_architecture
+from cufa.core.operation import OPERATIONS
+from cufa.kernels import KERNELS
+from cufa.kernels.shared_memory import Buffer, constants, layout
+from cufa.nvrtc.static_compile import CompileError, MissingCompilerError, nvrtc_version, static_compile
+
+
+def test_buffers_lie_one_behind_the_other_each_on_its_alignment():
+    offsets, total = layout((Buffer("A", 20), Buffer("B", 8, align=8), Buffer("C", 100, align=1024)))
+    assert offsets == {"A": 0, "B": 24, "C": 1024}
+    assert total == 1124
+
+
+def test_a_buffer_over_another_takes_its_place_and_that_of_those_behind_it():
+    buffers = (
+        Buffer("A", 32),
+        Buffer("B", 64),
+        Buffer("C", 16),
+        Buffer("OVER", 200, over="B"),
+        Buffer("D", 16),
+    )
+    offsets, total = layout(buffers)
+    assert offsets == {"A": 0, "B": 32, "C": 96, "OVER": 32, "D": 240}
+    assert total == 256
+    smaller = dataclasses.replace(buffers[3], size=8)
+    assert layout((*buffers[:3], smaller, buffers[4]))[0]["D"] == 112
+
+
+def test_the_source_is_given_an_offset_and_a_size_by_name():
+    assert constants((Buffer("A", 20), Buffer("NONE", 0))) == {
+        "SMEM_BYTES": 32,
+        "A_OFFSET": 0,
+        "A_BYTES": 20,
+        "NONE_OFFSET": 32,
+        "NONE_BYTES": 0,
+    }
+
+
+@pytest.mark.parametrize(
+    ("buffers", "message"),
+    [
+        ((Buffer("A", 1), Buffer("A", 1)), "two buffers are called 'A'"),
+        ((Buffer("A", 1, over="B"), Buffer("B", 1)), "'A' lies over 'B', which does not come before it"),
+        (
+            (Buffer("A", 16), Buffer("B", 16), Buffer("C", 8, 128, over="B")),
+            "at offset 16: no multiple of its align=128",
+        ),
+    ],
+)
+def test_lists_that_cannot_be_laid_out(buffers, message):
+    with pytest.raises(ValueError, match=message):
+        layout(buffers)
+
+
+@pytest.mark.parametrize("spec", KERNELS.values(), ids=KERNELS)
+def test_buffers_overlap_only_where_they_say_so(spec):
+    for config in spec.configs:
+        for head_dim in range(config.min_head_dim, config.max_head_dim + 1, 8):
+            buffers = spec.shared_memory(config, head_dim)
+            offsets, total = layout(buffers)
+            assert (
+                max(offsets[x.name] + x.size for x in buffers) <= total == spec.shared_bytes(config, head_dim)
+            )
+            for y, later in enumerate(buffers):
+                for earlier in buffers[:y]:
+                    if offsets[later.name] < offsets[earlier.name] + earlier.size:
+                        assert later.over is not None, (earlier, later)
+
+
+#: A config of each source that has every one of its buffers.
+WHOLE = {
+    "naive": lambda c: True,
+    "fa1_forward": lambda c: True,
+    "fa2_forward": lambda c: c.column_warps == 2,
+    "fa2_forward_f32": lambda c: True,
+    "fa3_forward": lambda c: True,
+    "fa2_backward": lambda c: c.shared_keys,
+    "decode_split_tma": lambda c: c.cluster_merge,
+    "decode_balanced": lambda c: True,
+}
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_a_buffer_of_another_size_does_not_compile(name):
+    """What the source's own types take is what the list says, for each buffer by itself."""
+    try:
+        nvrtc_version()
+    except MissingCompilerError as error:
+        pytest.skip(str(error))
+    spec = KERNELS[name]
+    config = next(c for c in spec.configs if WHOLE[name](c))
+    problem = next(iter(OPERATIONS[spec.operation].compiled(spec, config.max_head_dim)))
+    for buffer in spec.shared_memory(config, config.max_head_dim):
+        if not buffer.size:
+            continue
+        other = dataclasses.replace(buffer, size=buffer.size - 12)
+
+        def changed(config, head_dim, old=buffer, new=other):
+            return tuple(new if x == old else x for x in spec.shared_memory(config, head_dim))
+
+        given = dataclasses.replace(spec, shared_memory=changed).constants(problem, config)
+        with pytest.raises(CompileError, match="static assertion failed"):
+            static_compile(f"kernels/{spec.source}", {**given, "TRACE": False}, find_architecture(90))
