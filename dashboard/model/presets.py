@@ -9,6 +9,7 @@ from cufa.bench.suites import SUITES
 from cufa.core.architectures import Device
 from cufa.core.mask import CAUSAL, FULL, Band, Mask
 from cufa.core.problem import Problem, default_scale
+from cufa.kernels import kernels_of
 
 _CARD = 90
 """Whose suites are offered where there is no other."""
@@ -41,14 +42,17 @@ def presets(operation: str = "forward") -> dict[str, Preset]:
 
 
 def _of_suites(operation: str) -> dict[str, Preset]:
-    """The shapes of its benchmark, those that a CPU can run first: one of them, then a GPU's."""
-    of_cpu: dict[Problem, None] = {}
-    of_gpu: dict[Problem, None] = {}
+    """The shapes of its benchmark: the first that a CPU runs, then those that some kernel serves on a GPU."""
+    of_cpu: list[Problem] = []
+    of_gpu: list[Problem] = []
+    card = Device.typical(_CARD)
     for suite in (suite for suite in SUITES.values() if suite.operation == operation):
         if not suite.gpu_only:
-            of_cpu |= dict.fromkeys(case.problem for case in suite.cases(None))
-        of_gpu |= dict.fromkeys(case.problem for case in suite.cases(Device.typical(_CARD)))
-    problems = dict.fromkeys([*list(of_cpu)[:1], *of_gpu, *of_cpu])
+            of_cpu += [case.problem for case in suite.cases(None)]
+        of_gpu += [case.problem for case in suite.cases(card)]
+    specs = kernels_of(operation).values()
+    served = (p for p in of_gpu if any(spec.refuses(p, card.arch.capability) is None for spec in specs))
+    problems = dict.fromkeys([*of_cpu[:1], *served])
     return {f"{operation}-{n}": Preset(_shape_words(p), p) for n, p in enumerate(problems)}
 
 
