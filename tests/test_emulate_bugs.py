@@ -57,6 +57,7 @@ PLANTED = {
     "global_race": ("race", "of scratch, block"),
     "shared_output": ("race", "of one launch both touch byte"),
     "copy_in_flight": ("copy-in-flight", "kernel ends with cp.async still in flight"),
+    "plain_global_race": ("race", "of one launch both touch byte"),
     "unpadded": ("", ""),  # right, but slow: counted mode's to find
 }
 _PLACE = re.compile(r"block \(\d,0,0\):? warp \d|warp \d lane \d+|lanes of warp \d")

@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from ..bench import evidence, fastest, gpu_tests, records, report, traces
-from .common import Exit, fail, find_device, stderr, stdout
+from .common import Exit, Seconds, fail, find_device, stderr, stdout
 
 
 @click.group("evidence", invoke_without_command=True)
@@ -24,7 +24,7 @@ from .common import Exit, fail, find_device, stderr, stdout
 )
 @click.option(
     "--seconds",
-    type=click.FloatRange(0.01),
+    type=Seconds(),
     default=0.5,
     show_default=True,
     help="Measuring time of a shape in turns.",
