@@ -4,13 +4,15 @@ is in :mod:`cufa.ops.calls`, choices in :mod:`cufa.planner`."""
 from __future__ import annotations
 
 import dataclasses
+import itertools
+from collections.abc import Iterator
 from typing import Any
 
 from ..core.mask import Mask
 from ..core.operation import Arrays, Operand, Operation, register
 from ..core.params import Params
 from ..core.problem import Problem
-from ..kernels import TileConfig
+from ..kernels import KernelSpec, TileConfig
 from ..planner import Plan, choose_tiles
 from . import arrays, calls
 from .dense import compiled, cpu_spec, describe, plan_lines, plan_shapes, scalars, scores_of
@@ -227,6 +229,11 @@ def _describe(p: Problem) -> str:
     return f"backward {describe(p)}" + (", deterministic" if p.deterministic else "")
 
 
+def _compiled(spec: KernelSpec, head_dim: int) -> Iterator[Problem]:
+    for problem, deterministic in itertools.product(compiled(spec, head_dim), (False, True)):
+        yield dataclasses.replace(problem, deterministic=deterministic)
+
+
 BACKWARD = register(
     Operation(
         name="backward",
@@ -254,7 +261,7 @@ BACKWARD = register(
         io_bytes=_io_bytes,
         describe=_describe,
         plan_lines=plan_lines,
-        compiled=compiled,
+        compiled=_compiled,
         num_records=lambda plan: plan.problem.batch * plan.problem.kv_heads * plan.schedule.num_kv_blocks,
         by_keys=True,
     )
