@@ -29,7 +29,12 @@ constexpr int S_TILES = CHUNK / 8;                          // in 8-column mma t
 constexpr int K_STEPS = (HEAD_DIM + 15) / 16;               // k16 steps of S and dP; the last may be half padding
 constexpr int O_TILES = (D_TILES + PARTS - 1) / PARTS;      // 8-column mma tiles of dK and dV of one warp
 constexpr int DQ_ROW_WARPS = Br / 32, DQ_COLUMN_WARPS = NUM_WARPS / DQ_ROW_WARPS;
-constexpr int DQ_TILES = (D_TILES + DQ_COLUMN_WARPS - 1) / DQ_COLUMN_WARPS;  // likewise of dQ, in 32 rows
+constexpr int DQ_TILES = (D_TILES + DQ_COLUMN_WARPS - 1) / DQ_COLUMN_WARPS;  // likewise of dQ, in 32 rows,
+constexpr int DQ_CHUNK = DQ_TILES;                                           // and how many of them at a time
+constexpr int DQ_CHUNKS = (DQ_TILES + DQ_CHUNK - 1) / DQ_CHUNK;
+// Half of the warps add to dQ before they visit a tile and half behind it: memory takes additions more slowly than they
+// come from all warps at once.
+constexpr bool STAGGERED = NUM_STAGES == 2 && SHARED_KEYS;
 constexpr int ROW_BYTES = HEAD_DIM * 2;
 constexpr int PITCH = tile_pitch(ROW_BYTES, 32);
 constexpr int S_PITCH = tile_pitch(Br * 2, 32);             // of P^T and dS^T: a row per key
@@ -81,6 +86,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward(const __grid_c
   const int first_tile = min(part * O_TILES, D_TILES - O_TILES);
   const int dq_row = warp % DQ_ROW_WARPS * 32, dq_share = warp / DQ_ROW_WARPS * DQ_TILES;
   const int first_dq_tile = min(dq_share, D_TILES - DQ_TILES);
+  auto adds_first = [&] { return !STAGGERED || thread_id() < NUM_THREADS / 2; };
 
   // Alg. 2, l. 7
   float dK_rmem[KEY_TILES][O_TILES][4] = {}, dV_rmem[KEY_TILES][O_TILES][4] = {};
@@ -262,29 +268,39 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward(const __grid_c
 
   // Alg. 2, l. 15: 32 rows and a share of the columns for each warp.
   auto add_dq = [&](QueryTile tile, u32 stage) {
-    float dQ_rmem[2][DQ_TILES][4] = {};
-    const u32 dS_lane = dS_smem + stage * TILE_BYTES + dq_row * 2 + lane_offset_columns_first<S_PITCH>(lane);
-    const u32 K_lane = K_smem + first_dq_tile * 16 + rows_first;
-    multiply<BFLOAT16, Bc / 16, true>(
-        dQ_rmem,
-        [&](u32(&dS)[2][4], int k) {
-#pragma unroll
-          for (int i = 0; i < 2; ++i) ldmatrix_x4_trans(dS[i], dS_lane + k * 16 * S_PITCH + i * 32);
-        },
-        [&](u32(&B)[4], int n, int k) { load_b_pair<true>(B, K_lane + k * 16 * PITCH + n * 16, n + 1 < DQ_TILES); },
-        [](int) {});
-    mma_fence();
     const int strip = (tile.q_tile * Br + dq_row) / STRIP;
     float* const dQ = workspace.strip(batch_head + tile.head, strip) + first_dq_tile * ACCUMULATOR;
+    const u32 dS_lane = dS_smem + stage * TILE_BYTES + dq_row * 2 + lane_offset_columns_first<S_PITCH>(lane);
+    const u32 K_lane = K_smem + first_dq_tile * 16 + rows_first;
+    float dQ_rmem[DQ_CHUNKS][2][DQ_CHUNK][4] = {};
+    // The accumulators of a chunk, or of one part of PARTS.
+    auto add_chunk = [&](int c, int begin, int end) {
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      if (strip + i >= workspace.strips) continue;
-#pragma unroll
-      for (int n = 0; n < DQ_TILES; ++n) {
-        if (D_TILES % DQ_COLUMN_WARPS != 0 && first_dq_tile + n < dq_share) continue;  // another warp's
-        add_accumulator(dQ + (i * D_TILES + n) * ACCUMULATOR, dQ_rmem[i][n], lane);
+      for (int x = begin; x < end; ++x) {
+        const int i = x / DQ_CHUNK, n = x % DQ_CHUNK, tile_n = c * DQ_CHUNK + n;
+        if (tile_n >= DQ_TILES || strip + i >= workspace.strips) continue;
+        if (D_TILES % DQ_COLUMN_WARPS != 0 && first_dq_tile + tile_n < dq_share) continue;  // another warp's
+        add_accumulator(dQ + (i * D_TILES + tile_n) * ACCUMULATOR, dQ_rmem[c][i][n], lane);
       }
+    };
+#pragma unroll
+    for (int c = 0; c < DQ_CHUNKS; ++c) {
+      constexpr int STEPS = Bc / 16;
+      multiply<BFLOAT16, STEPS, true>(
+          dQ_rmem[c],
+          [&](u32(&dS)[2][4], int k) {
+#pragma unroll
+            for (int i = 0; i < 2; ++i) ldmatrix_x4_trans(dS[i], dS_lane + k * 16 * S_PITCH + i * 32);
+          },
+          [&](u32(&B)[4], int n, int k) {
+            load_b_pair<true>(B, K_lane + k * 16 * PITCH + (c * DQ_CHUNK + n) * 16, c * DQ_CHUNK + n + 1 < DQ_TILES);
+          },
+          [&](int k) {
+            if (c > 0) add_chunk(c - 1, k * 2 * DQ_CHUNK / STEPS, (k + 1) * 2 * DQ_CHUNK / STEPS);
+          });
+      mma_fence();
     }
+    add_chunk(DQ_CHUNKS - 1, 0, 2 * DQ_CHUNK);
   };
 
   int remaining = group_size * (tiles.end - tiles.first);
@@ -316,17 +332,15 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward(const __grid_c
     if (DETERMINISTIC && pending && thread == 0) turns.await(current);
     // All warps are done with the tile before, and have left its dS. With two stages, the next tile has landed for all.
     block_sync();
-    if (DETERMINISTIC && passing && thread == 0) turns.pass_on(added);
+    if (DETERMINISTIC && passing && thread == NUM_THREADS - 32) turns.pass_on(added);
     if constexpr (NUM_STAGES == 1) {
       if (remaining > 0) {
         copy_tile(next);
         cp_async_commit();
       }
     }
-    if (pending) {
-      add_dq(current, stage ^ (NUM_STAGES - 1));
-      if constexpr (DETERMINISTIC) added = current, passing = true;
-    }
+    if (pending && (adds_first() || remaining == 0)) add_dq(current, stage ^ (NUM_STAGES - 1));
+    if (DETERMINISTIC && pending) added = current, passing = true;
     if (remaining == 0) break;
     if constexpr (NUM_STAGES == 1) {
       cp_async_wait<0>();
@@ -340,6 +354,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward(const __grid_c
       if (NUM_STAGES == 2) copy_part(copy, x);  // nothing is read behind the last tile
     });
     cp_async_commit();
+    if (pending && !adds_first()) add_dq(current.previous(tiles), stage ^ 1);
     pending = true;
   }
 

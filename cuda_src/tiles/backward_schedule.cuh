@@ -33,6 +33,9 @@ struct QueryTile {
   DEVICE QueryTile next(const TileRange& tiles) const {
     return q_tile + 1 < tiles.end ? QueryTile{head, q_tile + 1} : QueryTile{head + 1, tiles.first};
   }
+  DEVICE QueryTile previous(const TileRange& tiles) const {
+    return q_tile > tiles.first ? QueryTile{head, q_tile - 1} : QueryTile{head - 1, tiles.end - 1};
+  }
 };
 
 // DETERMINISTIC: key blocks add to a tile of dQ from right to left. Blocks are launched in that order, and a causal block
