@@ -183,12 +183,17 @@ DEVICE void load_pair_operand(u32 (&hi)[M_TILES][4], u32 (&lo)[M_TILES][4], u32 
   }
 }
 
-// f(first, Size<count>) for TOTAL tiles, GROUP at a time.
+// f(first, Size<count>) for TOTAL tiles, GROUP at a time. Each group stands behind a branch, which is always taken: ptxas would
+// otherwise begin groups before others have ended, and have more sums in work than there are registers.
 template <int TOTAL, int GROUP, typename F>
 DEVICE void for_groups(F f) {
 #pragma unroll
-  for (int n = 0; n + GROUP <= TOTAL; n += GROUP) f(n, Size<GROUP>{});
-  if constexpr (TOTAL % GROUP != 0) f(TOTAL / GROUP * GROUP, Size<TOTAL % GROUP>{});
+  for (int n = 0; n + GROUP <= TOTAL; n += GROUP) {
+    if (lane_id() < 32) f(n, Size<GROUP>{});
+  }
+  if constexpr (TOTAL % GROUP != 0) {
+    if (lane_id() < 32) f(TOTAL / GROUP * GROUP, Size<TOTAL % GROUP>{});
+  }
 }
 
 // ldmatrix takes the row addresses of four 8x8 matrices from lanes 0-7, 8-15, 16-23, 24-31. Of an A operand: rows 0-7 and
