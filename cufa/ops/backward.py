@@ -4,7 +4,6 @@ is in :mod:`cufa.ops.calls`, choices in :mod:`cufa.planner`."""
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -225,13 +224,15 @@ def _io_bytes(p: Problem) -> int:
     return p.batch * (p.heads * p.seqlen_q * queries + p.kv_heads * p.seqlen_k * keys)
 
 
+def _compiled(spec: KernelSpec, head_dim: int) -> Iterator[Problem]:
+    """In a fixed order of additions, too."""
+    for problem in compiled(spec, head_dim):
+        yield problem
+        yield dataclasses.replace(problem, deterministic=True)
+
+
 def _describe(p: Problem) -> str:
     return f"backward {describe(p)}" + (", deterministic" if p.deterministic else "")
-
-
-def _compiled(spec: KernelSpec, head_dim: int) -> Iterator[Problem]:
-    for problem, deterministic in itertools.product(compiled(spec, head_dim), (False, True)):
-        yield dataclasses.replace(problem, deterministic=deterministic)
 
 
 BACKWARD = register(
