@@ -50,18 +50,23 @@ def cuda():
 
 def run(cp, case: Case, strides=lambda x: x, **options):
     """On the GPU into poisoned results; NumPy in, NumPy out."""
-    arrays = [strides(cp.asarray(x)) for x in case.arrays[:5]]
+    arrays = [_by_bits(strides, cp.asarray(x)) for x in case.arrays[:5]]
     how = dict(case.options)
     if case.dlse is not None:
         how["dlse"] = cp.asarray(case.dlse)
-    results = {n: strides(_poisoned(cp, getattr(case, n[1:]))) for n in NAMES}
+    results = {n: _by_bits(strides, _poisoned(cp, getattr(case, n[1:]))) for n in NAMES}
     got = cufa.flash_attention_backward(*arrays, cp.asarray(case.lse), **results, **how, **options)
     assert all(x is results[name] for name, x in zip(NAMES, got, strict=True))
     return tuple(cp.asnumpy(x) for x in got)
 
 
 def _poisoned(cp, like):
-    return cp.full(like.shape, cp.nan, cp.float32).astype(like.dtype)
+    """NaN by its bits, as bfloat16 may have no arithmetic."""
+    return cp.full(like.shape, -1, f"i{like.itemsize}").view(like.dtype)
+
+
+def _by_bits(strides, x):
+    return strides(x.view(f"i{x.itemsize}")).view(x.dtype)
 
 
 def check(cp, case: Case, strides=lambda x: x, **options):
@@ -213,7 +218,7 @@ def _within(x):
     """Inside a larger array of NaN, at an odd address."""
     import cupy
 
-    around = cupy.full([n + 3 for n in x.shape], cupy.nan, cupy.float32).astype(x.dtype)
+    around = cupy.full([n + 3 for n in x.shape], -1, x.dtype)
     view = around[1:-2, 2:-1, 1:-2, 1:-2]
     view[...] = x
     return view
@@ -282,11 +287,10 @@ def test_strides_of_more_than_32_bits(cp):
     memory = cp.empty(apart + 16 * room, cp.uint16)
 
     def placed(n, x):
-        base = memory[n * room :].view(x.dtype)
         steps = (apart, *(s // x.itemsize for s in x.strides[1:]))
-        view = cp.lib.stride_tricks.as_strided(base, x.shape, [x.itemsize * s for s in steps])
-        view[...] = cp.asarray(x)
-        return view
+        view = cp.lib.stride_tricks.as_strided(memory[n * room :], x.shape, [x.itemsize * s for s in steps])
+        view[...] = cp.asarray(x).view(memory.dtype)
+        return view.view(x.dtype)
 
     arrays = [placed(n, x) for n, x in enumerate(case.arrays[:5])]
     results = {name: placed(5 + n, getattr(case, name[1:])) for n, name in enumerate(NAMES)}
@@ -298,7 +302,7 @@ def test_strides_of_more_than_32_bits(cp):
 
 
 def _bits(cp, arrays):
-    return [cp.asnumpy(x).view(f"u{x.itemsize}") for x in arrays]
+    return [cp.asnumpy(x.view(f"u{x.itemsize}")) for x in arrays]
 
 
 def _repeat(cp, case, count, deterministic):
@@ -412,8 +416,8 @@ def test_graph_capture_and_replay(cp, small, deterministic):
             cufa.flash_attention_backward(*arrays, **options, **results)
         graph = stream.end_capture()
     for sign in (1, -1):
-        arrays[0] *= sign
-        options["dlse"] *= sign
+        arrays[0] *= cp.float16(sign)
+        options["dlse"] *= cp.float32(sign)
         for x in results.values():
             x[...] = cp.nan
         cp.cuda.Device().synchronize()
