@@ -357,7 +357,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward_f32(const __gr
     });
     const BackwardWorkspace workspace(p);
     const DqTurns<Br, Bc> turns{p, workspace, key_block(), batch_head()};
-    if (DETERMINISTIC && thread_id() == 0) turns.await(tile);
+    if (DETERMINISTIC && thread_id() == 0) turns.await(tile, turns.count(tile));
     block_sync();  // dS is there for all, and all warps are done with Q
     if (remaining > 0) copy_q(next);
     add_dq(tile, dS_unit);
