@@ -79,7 +79,7 @@ BUGS = {
     ),
     "dQ not zeroed": bug(PASSES, "n < D_TILES; ++n) st_global(zeros", "n < D_TILES - 1; ++n) st_global(zeros"),
     "dQ past the last strip": bug(
-        MAIN, " || strip + i >= workspace.strips) continue;", ") continue;", "out-of-range", heads=1
+        MAIN, "if (strip + i >= workspace.strips) continue;", "", "out-of-range", heads=1
     ),
     "dQ of shared columns added twice": bug(
         MAIN, "if (D_TILES % DQ_COLUMN_WARPS != 0 && first_dq_tile", "if (false && first_dq_tile", head_dim=72
@@ -88,8 +88,8 @@ BUGS = {
     "dQ not scaled": bug(PASSES, "four[y] * p.scale", "four[y]"),
     "head of the group not counted on": bug(SCHEDULE, "QueryTile{head + 1, tiles.first}", "QueryTile{head, tiles.first}"),
     # The order of additions.
-    "turns from left to right": bug(
-        SCHEDULE, "visitors(tile).end - 1 - k_block", "k_block", "deadlock", deterministic=True, mask=FULL
+    "turns of two heads counted together": bug(
+        SCHEDULE, "(first_head + tile.head)", "first_head", "deadlock", deterministic=True
     ),
     "turn never passed on": bug(
         MAIN,

@@ -68,6 +68,7 @@ UNOBSERVABLE = {
 #: Of sm_90, since the vectors were recorded last: until then only compared with what NumPy expects.
 NOT_YET_RECORDED: set[str] = {
     "ld_acquire_gpu",
+    "ld_relaxed_gpu",
     "red_add_f32",
     "red_add_f32x2",
     "red_add_f32x4",
