@@ -15,6 +15,12 @@ struct alignas(8) vec2 {
   u32 x, y;
 };
 
+// A number known at compile time, as an argument.
+template <int VALUE>
+struct Size {
+  static constexpr int value = VALUE;
+};
+
 #ifdef __CUDACC__
 #define DEVICE __device__ __forceinline__
 #define KERNEL extern "C" __global__ void

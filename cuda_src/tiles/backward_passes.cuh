@@ -6,6 +6,7 @@
 
 constexpr int PASS_THREADS = 128;
 constexpr int PASS_STRIPS = PASS_THREADS / 32;  // strips of one thread block
+constexpr int ELEMENT_BYTES = FLOAT32 ? 4 : 2;
 
 // A strip of query rows of one head.
 struct StripItem {
@@ -20,6 +21,14 @@ struct StripItem {
     valid = head < i64(p.batch) * p.heads;
   }
 };
+
+// Where a head of a tensor begins.
+DEVICE const char* head_address(const void* tensor, const Strides& stride, int batch, int head) {
+  return static_cast<const char*>(tensor) + ELEMENT_BYTES * (batch * stride.batch + head * stride.head);
+}
+DEVICE char* head_address(void* tensor, const Strides& stride, int batch, int head) {
+  return static_cast<char*>(tensor) + ELEMENT_BYTES * (batch * stride.batch + head * stride.head);
+}
 
 // 16 bytes from or to global memory by accesses as wide as ALIGNMENT allows.
 template <int ALIGNMENT>
@@ -57,9 +66,11 @@ DEVICE void store_16_bytes(char* global, vec4 v) {
   }
 }
 
-// The sum of a[i] b[i] over two packed 16-bit values.
-DEVICE float dot_pair(u32 a, u32 b, float sum) {
-  if constexpr (BFLOAT16) {
+// The sum of a[i] b[i] over the elements of 4 bytes.
+DEVICE float dot_word(u32 a, u32 b, float sum) {
+  if constexpr (FLOAT32) {
+    return fmaf(u32_as_float(a), u32_as_float(b), sum);
+  } else if constexpr (BFLOAT16) {
     sum = fmaf(cvt_f32_bf16(u16(a)), cvt_f32_bf16(u16(b)), sum);
     return fmaf(cvt_f32_bf16(u16(a >> 16)), cvt_f32_bf16(u16(b >> 16)), sum);
   } else {
@@ -75,12 +86,13 @@ DEVICE void prepare_strip(const BackwardParams& p) {
   const BackwardWorkspace workspace(p);
   const StripItem item(p, workspace);
   const int lane = threadIdx.x % 32;
-  // A row is read by so many lanes, 16 bytes each.
-  constexpr int LANES = D_TILES <= 2 ? 2 : D_TILES <= 4 ? 4 : D_TILES <= 8 ? 8 : D_TILES <= 16 ? 16 : 32;
+  // A row is read by so many lanes, 16 bytes each at a time.
+  constexpr int UNITS = HEAD_DIM * ELEMENT_BYTES / 16;
+  constexpr int LANES = UNITS <= 2 ? 2 : UNITS <= 4 ? 4 : UNITS <= 8 ? 8 : UNITS <= 16 ? 16 : 32;
   constexpr int ROWS = 32 / LANES;  // of one pass
   const int unit = lane % LANES, head = int(item.head % p.heads), batch = int(item.head / p.heads);
-  const char* dO = static_cast<const char*>(p.dout) + 2 * (batch * p.dout_stride.batch + head * p.dout_stride.head) + unit * 16;
-  const char* O = static_cast<const char*>(p.o) + 2 * (batch * p.o_stride.batch + head * p.o_stride.head) + unit * 16;
+  const char* dO = head_address(p.dout, p.dout_stride, batch, head) + unit * 16;
+  const char* O = head_address(p.o, p.o_stride, batch, head) + unit * 16;
   if (item.valid) {
     vec4* zeros = reinterpret_cast<vec4*>(workspace.strip(item.head, item.strip)) + lane;
 #pragma unroll 8
@@ -94,10 +106,13 @@ DEVICE void prepare_strip(const BackwardParams& p) {
     const i64 row = i64(item.strip) * STRIP + x + lane / LANES;
     const bool here = item.valid && row < p.seqlen_q;
     float sum = 0.0f;
-    if (here && unit < D_TILES) {
-      const vec4 a = load_16_bytes<ALIGNMENT>(dO + row * (p.dout_stride.seq * 2));
-      const vec4 b = load_16_bytes<ALIGNMENT>(O + row * (p.o_stride.seq * 2));
-      sum = dot_pair(a.w, b.w, dot_pair(a.z, b.z, dot_pair(a.y, b.y, dot_pair(a.x, b.x, sum))));
+#pragma unroll
+    for (int x = 0; x < UNITS; x += LANES) {
+      if (here && x + unit < UNITS) {
+        const vec4 a = load_16_bytes<ALIGNMENT>(dO + row * (p.dout_stride.seq * ELEMENT_BYTES) + x * 16);
+        const vec4 b = load_16_bytes<ALIGNMENT>(O + row * (p.o_stride.seq * ELEMENT_BYTES) + x * 16);
+        sum = dot_word(a.w, b.w, dot_word(a.z, b.z, dot_word(a.y, b.y, dot_word(a.x, b.x, sum))));
+      }
     }
 #pragma unroll
     for (int distance = 1; distance < LANES; distance *= 2) sum += shfl_xor(sum, distance);
@@ -120,7 +135,7 @@ DEVICE void convert_strip(const BackwardParams& p) {
   const int lane = threadIdx.x % 32, g = lane % 8;
   if (!item.valid) return;
   const int head = int(item.head % p.heads), batch = int(item.head / p.heads);
-  char* dQ = static_cast<char*>(p.dq) + 2 * (batch * p.dq_stride.batch + head * p.dq_stride.head);
+  char* dQ = head_address(p.dq, p.dq_stride, batch, head);
   const float* source = workspace.strip(item.head, item.strip);
 #pragma unroll(D_TILES >= 16 ? 4 : 1)
   for (int n = lane / 8; n < D_TILES; n += 4) {
@@ -136,11 +151,21 @@ DEVICE void convert_strip(const BackwardParams& p) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const i64 row = i64(item.strip) * STRIP + half * 8 + g;
-      u32 pairs[4];
+      char* target = dQ + row * (p.dq_stride.seq * ELEMENT_BYTES) + n * 8 * ELEMENT_BYTES;
+      u32 words[8];
 #pragma unroll
-      for (int t = 0; t < 4; ++t) pairs[t] = pack_16bit<BFLOAT16>(d[t][2 * half], d[t][2 * half + 1]);
+      for (int t = 0; t < 4; ++t) {
+        const float x = d[t][2 * half], y = d[t][2 * half + 1];
+        if constexpr (FLOAT32) {
+          words[2 * t] = float_as_u32(x);
+          words[2 * t + 1] = float_as_u32(y);
+        } else {
+          words[t] = pack_16bit<BFLOAT16>(x, y);
+        }
+      }
       if (row < p.seqlen_q) {
-        store_16_bytes<ALIGNMENT>(dQ + row * (p.dq_stride.seq * 2) + n * 16, {pairs[0], pairs[1], pairs[2], pairs[3]});
+        store_16_bytes<ALIGNMENT>(target, {words[0], words[1], words[2], words[3]});
+        if constexpr (FLOAT32) store_16_bytes<ALIGNMENT>(target + 16, {words[4], words[5], words[6], words[7]});
       }
     }
   }

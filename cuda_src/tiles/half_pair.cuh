@@ -24,6 +24,12 @@ DEVICE float inverse_power_of_two(float x) { return u32_as_float((254u << 23) - 
 // The unit for a group whose largest element has this biased exponent, kept within what float32 and an inverse hold.
 DEVICE float pair_unit(u32 exponent) { return u32_as_float((max(exponent, 27u) - 14) << 23); }
 
+// What orders finite float32 values by size, from their bits: doubling drops the sign, and adding 1 to the exponent wraps
+// that of an infinity or NaN to zero.
+constexpr u32 NO_MAGNITUDE = 1u << 24;
+DEVICE u32 magnitude(u32 bits) { return bits * 2 + NO_MAGNITUDE; }
+DEVICE float unit_of_largest(u32 largest) { return pair_unit((largest - NO_MAGNITUDE) / NO_MAGNITUDE); }
+
 // The 16 bytes that tile_pitch leaves after a row.
 template <int PITCH>
 DEVICE u32 gap_address(u32 tile, int row) {
@@ -83,17 +89,15 @@ DEVICE void split_rows(u32 rows, int lane) {
   constexpr int STEPS = (PADDED_OCTETS + 3) / 4;
   const u32 address = rows + lane / 4 * PITCH + lane % 4 * OCTET_BYTES;
 
-  // Doubling drops the sign, and adding 1 to the exponent wraps that of an infinity or NaN to zero.
-  constexpr u32 ONE = 1u << 24;
-  u32 largest = ONE;
+  u32 largest = NO_MAGNITUDE;
 #pragma unroll
   for (int i = 0; i < 2 * STEPS; ++i) {
     if (OCTETS % 4 == 0 || i / 2 * 4 + lane % 4 < OCTETS) {
       const vec4 x = ld_shared_vec4(address + i / 2 * 4 * OCTET_BYTES + i % 2 * 16);
-      largest = max(max(largest, max(x.x * 2 + ONE, x.y * 2 + ONE)), max(x.z * 2 + ONE, x.w * 2 + ONE));
+      largest = max(max(largest, max(magnitude(x.x), magnitude(x.y))), max(magnitude(x.z), magnitude(x.w)));
     }
   }
-  const float unit = pair_unit((redux_max(largest) - ONE) / ONE), scale = inverse_power_of_two(unit);
+  const float unit = unit_of_largest(redux_max(largest)), scale = inverse_power_of_two(unit);
   if (lane == 0) st_shared_f32(unit_address<PITCH>(rows, 0), unit);
 
   // Read again, not kept: registers are scarcer than shared-memory bandwidth.
@@ -133,4 +137,83 @@ DEVICE void multiply_pairs(float (&D)[M_TILES][4], const u32 (&A_hi)[M_TILES][4]
   }
 #pragma unroll
   for (int i = 0; i < M_TILES; ++i) mma_m16n8k16_f16(D[i], A_hi[i], B[0], B[1]);
+}
+
+// The same for the first COUNT of N tiles of eight columns, N_BYTES apart. Of the three products each is issued for all
+// tiles before the next: a sum waits for the one before it.
+template <bool WITH_LO, bool TRANSPOSED, int N_BYTES, int COUNT, int N, int M_TILES>
+DEVICE void multiply_pair_tiles(float (&D)[N][M_TILES][4], const u32 (&A_hi)[M_TILES][4], const u32 (&A_lo)[M_TILES][4],
+                                u32 B_smem) {
+  u32 B[COUNT][4];
+#pragma unroll
+  for (int n = 0; n < COUNT; ++n) {
+    if constexpr (WITH_LO) {
+      TRANSPOSED ? ldmatrix_x4_trans(B[n], B_smem + n * N_BYTES) : ldmatrix_x4(B[n], B_smem + n * N_BYTES);
+    } else {
+      u32 hi[2];
+      TRANSPOSED ? ldmatrix_x2_trans(hi, B_smem + n * N_BYTES) : ldmatrix_x2(hi, B_smem + n * N_BYTES);
+      B[n][0] = hi[0];
+      B[n][1] = hi[1];
+    }
+  }
+#pragma unroll
+  for (int product = WITH_LO ? 0 : 2; product < 3; ++product) {
+#pragma unroll
+    for (int n = 0; n < COUNT; ++n) {
+#pragma unroll
+      for (int i = 0; i < M_TILES; ++i) {
+        if (product == 0) mma_m16n8k16_f16(D[n][i], A_lo[i], B[n][0], B[n][1]);
+        if (product == 1) mma_m16n8k16_f16(D[n][i], A_hi[i], B[n][2], B[n][3]);
+        if (product == 2) mma_m16n8k16_f16(D[n][i], A_hi[i], B[n][0], B[n][1]);
+      }
+    }
+  }
+}
+
+// A operands of a k16 step out of M_TILES * 16 rows, and, TRANSPOSED, out of 16 rows whose columns are A's rows. `smem` is
+// this lane's row address (pair_lane_offset) in the first tile, M_BYTES from tile to tile.
+template <bool WITH_LO, bool TRANSPOSED, int M_BYTES, int M_TILES>
+DEVICE void load_pair_operand(u32 (&hi)[M_TILES][4], u32 (&lo)[M_TILES][4], u32 smem) {
+#pragma unroll
+  for (int i = 0; i < M_TILES; ++i) {
+    TRANSPOSED ? ldmatrix_x4_trans(hi[i], smem + i * M_BYTES) : ldmatrix_x4(hi[i], smem + i * M_BYTES);
+    if constexpr (WITH_LO) {
+      TRANSPOSED ? ldmatrix_x4_trans(lo[i], smem + i * M_BYTES + LO_OFFSET) : ldmatrix_x4(lo[i], smem + i * M_BYTES + LO_OFFSET);
+    }
+  }
+}
+
+// f(first, Size<count>) for TOTAL tiles, GROUP at a time. Each group stands behind a branch, which is always taken: ptxas would
+// otherwise begin groups before others have ended, and have more sums in work than there are registers.
+template <int TOTAL, int GROUP, typename F>
+DEVICE void for_groups(F f) {
+#pragma unroll
+  for (int n = 0; n + GROUP <= TOTAL; n += GROUP) {
+    if (lane_id() < 32) f(n, Size<GROUP>{});
+  }
+  if constexpr (TOTAL % GROUP != 0) {
+    if (lane_id() < 32) f(TOTAL / GROUP * GROUP, Size<TOTAL % GROUP>{});
+  }
+}
+
+// ldmatrix takes the row addresses of four 8x8 matrices from lanes 0-7, 8-15, 16-23, 24-31. Of an A operand: rows 0-7 and
+// rows 8-15, then both in the next octet of columns.
+template <int PITCH>
+DEVICE u32 pair_lane_a(int lane) {
+  return lane % 16 * PITCH + lane / 16 * OCTET_BYTES;
+}
+// Of one stored transposed: rows 0-7 in two octets of columns, then rows 8-15.
+template <int PITCH>
+DEVICE u32 pair_lane_a_trans(int lane) {
+  return (lane / 16 * 8 + lane % 8) * PITCH + lane / 8 % 2 * OCTET_BYTES;
+}
+// Of a B operand whose columns are rows: two octets of hi, then of lo.
+template <int PITCH>
+DEVICE u32 pair_lane_b(int lane) {
+  return lane % 8 * PITCH + lane / 8 % 2 * OCTET_BYTES + lane / 16 * LO_OFFSET;
+}
+// Of one stored with k along the rows: rows 0-7 and rows 8-15 of hi, then of lo.
+template <int PITCH>
+DEVICE u32 pair_lane_b_trans(int lane) {
+  return lane % 16 * PITCH + lane / 16 * LO_OFFSET;
 }

@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from .backward import FA2_BACKWARD
+from .backward import FA2_BACKWARD, FA2_BACKWARD_F32
 from .config import TileConfig
 from .decode import DECODE
 from .fa1 import FA1_FORWARD
@@ -47,6 +47,7 @@ KERNELS: dict[str, KernelSpec] = {
         NAIVE,
         *DECODE,
         FA2_BACKWARD,
+        FA2_BACKWARD_F32,
     )
 }
 """By name, those of one operation in order of preference where nothing was measured."""

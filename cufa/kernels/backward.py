@@ -55,12 +55,13 @@ def _backward_launches(
     problem: Problem, config: BackwardConfig, shared_memory: int, split: Split | None = None
 ) -> tuple[Launch, ...]:
     """One block per key block and key/value head, between two passes over the queries."""
+    name = "fa2_backward_f32" if problem.dtype == "float32" else "fa2_backward"
     passes = (ceil_div(_strips(problem), PASS_WARPS), 1, 1)
     key_blocks = ceil_div(problem.seqlen_k, config.block_kv) * problem.kv_heads * problem.batch
     return (
-        Launch("fa2_backward_prepare", passes, PASS_WARPS * 32, 0),
-        Launch("fa2_backward", (key_blocks, 1, 1), config.num_warps * 32, shared_memory),
-        Launch("fa2_backward_convert", passes, PASS_WARPS * 32, 0),
+        Launch(f"{name}_prepare", passes, PASS_WARPS * 32, 0),
+        Launch(name, (key_blocks, 1, 1), config.num_warps * 32, shared_memory),
+        Launch(f"{name}_convert", passes, PASS_WARPS * 32, 0),
     )
 
 
@@ -72,11 +73,27 @@ def _backward_workspace(problem: Problem, config: BackwardConfig, split: Split |
     return _strips(problem) * STRIP * problem.head_dim * 4 + heads * (problem.seqlen_q * 8 + counters * 4)
 
 
+def _f32_shared_memory(config: BackwardConfig, head_dim: int) -> tuple[Buffer, ...]:
+    """K, V, Q, dO and two numbers per row; P^T and then dS^T; the largest dS of each warp. What is split into pairs
+    has room in each row's gap for its unit."""
+    pitch, s_pitch = (tile_pitch(n, itemsize=4, pad_to=64) for n in (head_dim, config.block_q))
+    return (
+        Buffer("K", config.block_kv * pitch),
+        Buffer("V", config.block_kv * pitch),
+        Buffer("Q", config.block_q * pitch),
+        Buffer("DO", config.block_q * pitch),
+        Buffer("ROWS", config.block_q * 8),
+        Buffer("S", config.block_kv * s_pitch),
+        Buffer("LARGEST", config.num_warps * 4),
+    )
+
+
 def _backward_choose(problem: Problem, fitting: tuple[BackwardConfig, ...], device: Device) -> BackwardConfig:
     """The first of which an SM holds as many blocks as it is built for."""
     arch = device.arch
+    spec = FA2_BACKWARD_F32 if problem.dtype == "float32" else FA2_BACKWARD
     for config in fitting:
-        block = FA2_BACKWARD.shared_bytes(config, problem.head_dim) + arch.reserved_shared_memory
+        block = spec.shared_bytes(config, problem.head_dim) + arch.reserved_shared_memory
         if config.blocks_per_sm * block <= arch.shared_memory:
             return config
     return fitting[0]
@@ -113,4 +130,29 @@ FA2_BACKWARD = KernelSpec(
     order=lambda problem, schedule, num_sms: order.key_blocks(problem, schedule),
     operation="backward",
     further_constants=lambda problem: {"DETERMINISTIC": problem.deterministic},
+)
+
+FA2_BACKWARD_F32 = dataclasses.replace(
+    FA2_BACKWARD,
+    name="fa2_backward_f32",
+    title="FlashAttention-2 backward, float32 as pairs of float16",
+    paper="Dao 2023, FlashAttention-2, Algorithm 2; Ootomo and Yokota 2022",
+    source="fa2_backward_f32.cu",
+    dtypes=("float32",),
+    precisions=("float32", "tf32"),
+    configs=(
+        # An SM with 228 KiB.
+        BackwardConfig(32, 64, num_warps=4, blocks_per_sm=3, max_head_dim=64, warp_keys=16),
+        BackwardConfig(32, 64, num_warps=4, blocks_per_sm=2, min_head_dim=72, max_head_dim=128, warp_keys=16),
+        BackwardConfig(32, 64, num_warps=8, min_head_dim=136, warp_keys=16),
+        # 164 KiB.
+        BackwardConfig(32, 64, num_warps=4, blocks_per_sm=2, max_head_dim=64, warp_keys=16),
+        BackwardConfig(32, 64, num_warps=8, min_head_dim=72, max_head_dim=128, warp_keys=16),
+        BackwardConfig(32, 32, num_warps=4, min_head_dim=136, warp_keys=16),
+        # 100 KiB (sm_86, sm_89, sm_120).
+        BackwardConfig(32, 32, num_warps=4, min_head_dim=72, max_head_dim=128, warp_keys=16),
+        BackwardConfig(16, 32, num_warps=4, min_head_dim=136, max_head_dim=240, warp_keys=16),
+        BackwardConfig(16, 16, num_warps=2, min_head_dim=248, warp_keys=16),
+    ),
+    shared_memory=_f32_shared_memory,
 )
