@@ -75,6 +75,7 @@ NOT_YET_RECORDED: set[str] = {
     "red_release_gpu_add",
     "stmatrix_x4",
     "stmatrix_x4_trans",
+    "thread_id",
 }
 
 #: The probes of those. All others are in golden.npz.
