@@ -12,6 +12,7 @@ enum {
   NO_RELEASE,
   EARLY_RELEASE,
   PLAIN_WAIT,
+  RELAXED_WAIT,  // which orders additions, but no loads
   OTHER_COUNTER,
   ADDITION_BEFORE_TURN,
   ADDITION_IN_BLOCK,
@@ -31,6 +32,9 @@ KERNEL planted_turns(const __grid_constant__ PlantedParams p) {
     if (BUG == PLAIN_WAIT) {
       while (ld_global<u32>(counter) != block) {
         if (ld_acquire_gpu(counter) == block) break;  // or this executor would wait for ever
+      }
+    } else if (BUG == RELAXED_WAIT) {
+      while (ld_relaxed_gpu(counter) != block) {
       }
     } else if (BUG != OTHER_COUNTER || block < 2) {
       while (ld_acquire_gpu(counter) != block) {

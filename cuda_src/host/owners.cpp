@@ -28,16 +28,22 @@ bool Owners::same_block(const Thread& thread, u64 mark) const {
   return cluster_of(mark) == cluster_of(thread) && number_of(mark) / launch_.num_threads == thread.block->rank;
 }
 
-bool Owners::ordered(const Thread& thread, u64 mark) const {
+bool Owners::knows(const Thread& thread, const Lesson& lesson) {
+  return lesson.thread == thread.number ||
+         thread.block->cluster.clocks.of[thread.number][lesson.thread] >= lesson.time;
+}
+
+bool Owners::ordered(const Thread& thread, u64 mark, bool adds) const {
   const ClusterClocks& clocks = thread.block->cluster.clocks;
   const u32 cluster = cluster_of(mark), time = u32(mark & kLastTime);
   const int number = number_of(mark);
   if (cluster == cluster_of(thread)) return number == thread.number || clocks.of[thread.number][number] >= time;
   const std::vector<Lesson>& lessons = lessons_[cluster_of(thread)];
   return std::any_of(lessons.rbegin(), lessons.rend(), [&](const Lesson& lesson) {
-    if (lesson.thread != thread.number && clocks.of[thread.number][lesson.thread] < lesson.time) return false;
-    const auto known = lesson.known->find(cluster);
-    return known != lesson.known->end() && (*known->second)[number] >= time;
+    if (!(lesson.acquired || adds) || !knows(thread, lesson)) return false;
+    const Knowledge& known = adds ? lesson.told->summed : lesson.told->acquired;
+    const auto theirs = known.find(cluster);
+    return theirs != known.end() && (*theirs->second)[number] >= time;
   });
 }
 
@@ -61,16 +67,16 @@ u64 Owners::with_addition(u64 owner, u64 mark) {
   return result;
 }
 
-u32 Owners::unordered_writer(const Thread& thread, u64 owner) {
+u32 Owners::unordered_writer(const Thread& thread, u64 owner, bool adds) {
   if (owner & kSums) {
     const std::lock_guard<std::mutex> lock(adding_);
     for (; owner; owner = additions_[owner & ~kSums].before) {
       const u64 mark = additions_[owner & ~kSums].mark;
-      if (!same_block(thread, mark) && !ordered(thread, mark)) return block_of(mark);
+      if (!same_block(thread, mark) && !ordered(thread, mark, adds)) return block_of(mark);
     }
     return ~0u;
   }
-  return owner && !same_block(thread, owner) && !ordered(thread, owner) ? block_of(owner) : ~0u;
+  return owner && !same_block(thread, owner) && !ordered(thread, owner, adds) ? block_of(owner) : ~0u;
 }
 
 bool Owners::access(Thread& thread, int index, const void* global, u32 bytes, Access kind, Site site) {
@@ -96,7 +102,7 @@ bool Owners::access(Thread& thread, int index, const void* global, u32 bytes, Ac
     }
     if ((!owner || own(owner)) && (!reader || own(reader))) continue;
     const bool summed = adds && owner & kSums, any_order = !launch_.ordered_sums || kind == Access::atomic;
-    u32 other = summed && any_order ? ~0u : unordered_writer(thread, owner);
+    u32 other = summed && any_order ? ~0u : unordered_writer(thread, owner, summed);
     if (other == ~0u) other = unordered_writer(thread, reader);
     if (other == ~0u) continue;
     if (kind == Access::proxy_read) return false;
@@ -110,47 +116,56 @@ bool Owners::access(Thread& thread, int index, const void* global, u32 bytes, Ac
   return true;
 }
 
+namespace {
+void learn(Knowledge& all, u32 whose, const std::shared_ptr<const VectorClock>& clock) {
+  std::shared_ptr<const VectorClock>& known = all[whose];
+  if (!known) {
+    known = clock;
+  } else if (known != clock) {
+    auto both = std::make_shared<VectorClock>(*known);
+    both->join(*clock);
+    known = both;
+  }
+}
+void learn(Knowledge& all, const Knowledge& more) {
+  for (const auto& [whose, clock] : more) learn(all, whose, clock);
+}
+}  // namespace
+
 void Owners::hand(Thread& thread, const u32* counter) {
   Cluster& cluster = thread.block->cluster;
   const u32 me = cluster_of(thread);
-  Knowledge all;
-  const auto learn = [&](u32 whose, const std::shared_ptr<const VectorClock>& clock) {
-    std::shared_ptr<const VectorClock>& known = all[whose];
-    if (!known) {
-      known = clock;
-    } else if (known != clock) {
-      auto both = std::make_shared<VectorClock>(*known);
-      both->join(*clock);
-      known = both;
-    }
-  };
+  Told all;
   if (const auto& earlier = handed_[counter]) all = *earlier;
   for (const Lesson& lesson : lessons_[me]) {
-    if (lesson.thread != thread.number && cluster.clocks.of[thread.number][lesson.thread] < lesson.time) continue;
-    for (const auto& [whose, clock] : *lesson.known) learn(whose, clock);
+    if (!knows(thread, lesson)) continue;
+    if (lesson.acquired) learn(all.acquired, lesson.told->acquired);
+    learn(all.summed, lesson.told->summed);
   }
   VectorClock& own = cluster.counters.try_emplace(counter, cluster.clocks.size).first->second;
   thread.block->races.release(thread, own);
-  learn(me, std::make_shared<VectorClock>(own));
-  handed_[counter] = std::make_shared<Knowledge>(std::move(all));
+  const auto mine = std::make_shared<const VectorClock>(own);
+  learn(all.acquired, me, mine);
+  learn(all.summed, me, mine);
+  handed_[counter] = std::make_shared<const Told>(std::move(all));
 }
 
-void Owners::take(Thread& thread, const u32* counter) {
+void Owners::take(Thread& thread, const u32* counter, bool acquire) {
   Cluster& cluster = thread.block->cluster;
   const auto own = cluster.counters.find(counter);
-  if (own != cluster.counters.end()) thread.block->races.acquire(thread, own->second);
+  if (acquire && own != cluster.counters.end()) thread.block->races.acquire(thread, own->second);
   const auto handed = handed_.find(counter);
   if (handed == handed_.end()) return;
   std::vector<Lesson>& lessons = lessons_[cluster_of(thread)];
   for (auto lesson = lessons.rbegin(); lesson != lessons.rend(); ++lesson) {
-    if (lesson->thread == thread.number && lesson->known == handed->second) return;
+    if (lesson->thread == thread.number && lesson->told == handed->second && lesson->acquired >= acquire) return;
   }
-  lessons.push_back({thread.number, cluster.clocks.time[thread.number / 32], handed->second});
+  lessons.push_back({thread.number, cluster.clocks.time[thread.number / 32], acquire, handed->second});
 }
 
 u32 Owners::count_in(Thread& thread, u32* counter, u32 last) {
   const std::lock_guard<std::mutex> lock(counting_);
-  take(thread, counter);
+  take(thread, counter, true);
   hand(thread, counter);
   const u32 old = *counter;
   *counter = old >= last ? 0 : old + 1;
@@ -165,7 +180,13 @@ void Owners::release(Thread& thread, u32* counter, u32 value) {
 
 u32 Owners::acquire(Thread& thread, const u32* counter) {
   const std::lock_guard<std::mutex> lock(counting_);
-  take(thread, counter);
+  take(thread, counter, true);
+  return *counter;
+}
+
+u32 Owners::look(Thread& thread, const u32* counter) {
+  const std::lock_guard<std::mutex> lock(counting_);
+  take(thread, counter, false);
   return *counter;
 }
 

@@ -35,8 +35,7 @@ void release_count(u32* counter, u32 value, Site site) {
   __atomic_fetch_add(counter, value, __ATOMIC_SEQ_CST);
 }
 
-namespace {
-u32 load_count(const u32* counter, bool acquires, const char* what, Site site) {
+static u32 load_count(const u32* counter, bool acquires, const char* what, Site site) {
   Thread& thread = current();
   Block& block = *thread.block;
   // A thread that loads the same count again in the same way waits until it changes: if it has done nothing else meanwhile, or has come back
@@ -47,8 +46,9 @@ u32 load_count(const u32* counter, bool acquires, const char* what, Site site) {
   const bool again = same && (thread.polled_at == thread.accesses || thread.polls > kPatience);
   for (bool waited = !again;; waited = true) {
     if (!check_global(thread, counter, 4, Access::atomic, what, site)) return 0;
-    const u32 count = block.checked && acquires ? block.owners.acquire(thread, counter)
-                                                : __atomic_load_n(counter, __ATOMIC_SEQ_CST);
+    const u32 count = !block.checked ? __atomic_load_n(counter, __ATOMIC_SEQ_CST)
+                      : acquires     ? block.owners.acquire(thread, counter)
+                                     : block.owners.look(thread, counter);
     if (count != thread.polled_count) thread.polls = 0;
     if (waited || count != thread.polled_count) {
       thread.polled = counter;
@@ -61,7 +61,6 @@ u32 load_count(const u32* counter, bool acquires, const char* what, Site site) {
     park(thread, "a counter in global memory", site);
   }
 }
-}  // namespace
 
 u32 acquire_count(const u32* counter, Site site) { return load_count(counter, true, "ld.acquire", site); }
 u32 relaxed_count(const u32* counter, Site site) { return load_count(counter, false, "ld.relaxed", site); }
