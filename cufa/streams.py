@@ -61,6 +61,9 @@ def _drop_output() -> None:
 
 
 def _give_up(message: str) -> NoReturn:
-    from .commands.common import Exit, fail  # which imports what most commands need, and `cufa --version` does not
+    from .commands.common import (  # which imports what most commands need, and `cufa --version` does not
+        Exit,
+        fail,
+    )
 
     fail(Exit.FAILED, message)
