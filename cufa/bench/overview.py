@@ -44,9 +44,23 @@ _ROWS = (
         "torch efficient",
         lambda p: p.precision == "float32",
     ),
-    _Row("a window of 1024 keys", "the fastest peer", "masks", wanted=lambda p: p.mask_kind == "band"),
+    _Row(
+        "a window of 1024 keys",
+        "the fastest peer",
+        "masks",
+        wanted=lambda p: p.mask_kind == "band" and p.seqlen_q > 1,
+    ),
     _Row(f"softcap 30, {CAUSAL}", "the fastest peer", "masks", wanted=lambda p: p.softcap is not None),
-    _Row("the backward, 1k to 16k", "PyTorch's FA2", "backward", "fa2", "torch flash"),
+    _Row("FA2's backward, 1k to 16k", "PyTorch's FA2", "backward", "fa2", "torch flash"),
+    _Row("FA2's backward, 1k to 16k", "cuDNN", "backward", "fa2", "torch cudnn"),
+    _Row(
+        "the backward in float32",
+        "PyTorch's memory-efficient",
+        "backward-beside",
+        "fa2",
+        "torch efficient",
+        lambda p: p.precision == "float32",
+    ),
     _Row("decoding, one token", "the faster of PyTorch's two", "decode"),
 )
 
