@@ -19,8 +19,8 @@ _CONFIG = {
     "responsive": True,
 }
 
-_ROW, _GAP, _NARROWEST = 976, 16, 124
-"""Pixels: of a line of controls in a window of 1,440, between two of them, and of the narrowest."""
+_ROW, _GAP, _NARROWEST = 896, 16, 124
+"""Pixels: of a line of controls in a window of 1,360, between two of them, and of the narrowest."""
 
 _STYLE = """
 <style>

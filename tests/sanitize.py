@@ -11,6 +11,7 @@ Exit status: 0 nothing found, 1 a finding or a wrong result, 3 no compute-saniti
 
 from __future__ import annotations
 
+import dataclasses
 import glob
 import os
 import re
@@ -108,7 +109,7 @@ def _plans(spec: KernelSpec) -> Iterator[Plan]:
                     for seqlen_q, seqlen_k in LENGTHS if head_dim == 64 else LENGTHS[1:2]:
                         problem = Problem(
                             1, 2, 1, seqlen_q, seqlen_k, head_dim, dtype, mask, default_scale(head_dim),
-                            precision=precision,
+                            precision=precision, operation=spec.operation,
                         )  # fmt: skip
                         yield make_plan(problem, device, spec.algorithm, config=config)
 
@@ -138,7 +139,38 @@ def _decode(spec: KernelSpec) -> Iterator[str]:
                     yield f"{plan.problem}, {config}: {str(error).strip().splitlines()[0]}"
 
 
-CASES = {"forward": _forward, "decode": _decode}
+def _backward(spec: KernelSpec) -> Iterator[str]:
+    """Each plan in both modes of determinism."""
+    import cupy
+    from backward_support import NAMES, assert_gradients, make_case
+
+    from cufa.backends import cuda
+
+    both = [(plan, deterministic) for plan in _plans(spec) for deterministic in (False, True)]
+    device = cuda.current_device()
+    plans = [
+        make_plan(dataclasses.replace(plan.problem, deterministic=x), device, spec.algorithm, plan.config)
+        for plan, x in both
+    ]
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        prepared = list(pool.map(cuda.prepare, plans))
+    for plan, ready in zip(plans, prepared, strict=True):
+        p = plan.problem
+        case = make_case(
+            *p.shapes[0][:2], p.kv_heads, p.seqlen_q, p.seqlen_k, p.head_dim, p.dtype, mask=p.mask
+        )
+        given = {x.name: None for x in plan.operation.operands}
+        given |= {n: cupy.asarray(getattr(case, n)) for n in ("dout", "q", "k", "v", "out", "lse")}
+        given |= {n: cupy.empty_like(given[n[1:]]) for n in NAMES}
+        cuda.Binding(ready, given).launch(cuda.addresses(given))
+        try:
+            assert_gradients([given[n].get() for n in NAMES], case, p.precision)
+            yield ""
+        except AssertionError as error:
+            yield f"{p}, {plan.config}: {str(error).strip().splitlines()[0]}"
+
+
+CASES = {"forward": _forward, "decode": _decode, "backward": _backward}
 
 
 # --- All kernels under all tools --------------------------------------------------------------------------

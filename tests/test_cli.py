@@ -123,6 +123,36 @@ def test_one_shape_of_decoding(run):
     assert rows[0]["split"]["kind"] == "fixed" and rows[0]["max_error"] < 1e-5
 
 
+def test_one_shape_of_the_backward(run):
+    shape = (
+        "--seqlen",
+        "150",
+        "--seqlen-k",
+        "200",
+        "--heads",
+        "4",
+        "--kv-heads",
+        "2",
+        "--causal",
+        "--softcap",
+        "9",
+    )
+    result = run(
+        "bench", "backward", "--device", "cpu", *shape, "--deterministic", "--seconds", "0.02", "--json"
+    )
+    assert result.exit_code == 0, result.output
+    (row,) = json.loads(result.stdout)["rows"]
+    assert (row["label"], row["kernel"]) == ("fa2", "fa2_backward") and row["max_error"] < 1e-5
+    assert row["problem"]["operation"] == "backward" and row["problem"]["deterministic"]
+    assert row["flops"] == 10 * 64 * row["scores"]
+
+
+def test_the_backwards_own_suite(run):
+    result = run("bench", "backward", "--device", "cpu", "--seconds", "0.02")
+    assert result.exit_code == 0, result.output
+    assert result.stdout.count("backward batch 1") == 4
+
+
 def test_a_window_and_a_cap_alone(run):
     shape = ("--seqlen", "100", "--window", "20,0", "--softcap", "30", "--algorithm", "fa2", "--sustained")
     result = run("bench", "--device", "cpu", *shape, "--seconds", "0.01")
@@ -139,7 +169,8 @@ def test_bench_default_suite_prints_a_table_a_problem(run):
 
 @needs_no_gpu
 @pytest.mark.parametrize(
-    "command", [("bench", "--device", "cuda"), ("tune",), ("evidence",), ("demo", "--device", "cuda")]
+    "command",
+    [("bench", "--device", "cuda"), ("tune", "backward"), ("evidence",), ("demo", "--device", "cuda")],
 )
 def test_without_a_gpu_exit_code_3_and_a_way_out(run, command):
     result = run(*command)
@@ -164,6 +195,10 @@ def test_without_a_gpu_exit_code_3_and_a_way_out(run, command):
         ("bench", "--causal", "--window", "5,3"),
         ("bench", "--softcap", "0"),
         ("bench", "decode", "--causal", "--seqlen-k", "100"),
+        ("bench", "decode", "--deterministic"),
+        ("bench", "--deterministic", "--seqlen", "100"),
+        ("compare", "fa1", "fa2", "--operation", "backward"),
+        ("compare", "fa2", "torch flash", "--operation", "decode"),
     ],
 )
 def test_wrong_usage_is_exit_code_2(run, arguments):
@@ -194,9 +229,10 @@ def test_compare_gives_measured_and_predicted_ratio(run):
 
 
 def test_compare_with_a_peer_that_cannot_run_here_is_exit_code_3(run):
-    result = run("compare", "fa2", "torch flash", "--device", "cpu", "--seqlen", "100")
-    assert result.exit_code == 3
-    assert "torch flash" in result.stderr
+    for operation in ((), ("--operation", "backward")):
+        result = run("compare", "fa2", "torch flash", "--device", "cpu", "--seqlen", "100", *operation)
+        assert result.exit_code == 3
+        assert "torch flash" in result.stderr
 
 
 def test_doctor_finds_nothing_wrong_and_proves_it_with_a_call(run):

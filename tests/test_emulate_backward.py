@@ -132,7 +132,7 @@ def test_edges(spec, dtype, precision, shape, deterministic):
 @pytest.mark.parametrize("head_dim", [64, 128])
 @pytest.mark.parametrize("spec", SPECS, ids=lambda s: s.name)
 def test_same_bits_in_every_order(spec, head_dim):
-    """Whatever order warps run in, whenever copies land, and, where that is asked for, however many blocks run at once."""
+    """Whatever order warps run in, whenever copies land; where asked for, however many blocks run at once."""
     case = make_case(1, 4, 2, 150, 400, head_dim, spec.dtypes[-1], mask=Band(200, 30))
     precision = "float32" if spec.dtypes == ("float32",) else None
     first = check(spec, precision, case, copies="early", threads=1, deterministic=True)

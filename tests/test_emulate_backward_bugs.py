@@ -51,7 +51,9 @@ def bug(file: str, old: str, new: str, kinds: str = "", config: BackwardConfig =
 
 BUGS = {
     # The mask, seen from the keys.
-    "mask one row early": bug(MASK, "begin = band.rows_begin(key) - lane", "begin = band.rows_begin(key) - 1 - lane"),
+    "mask one row early": bug(
+        MASK, "begin = band.rows_begin(key) - lane", "begin = band.rows_begin(key) - 1 - lane"
+    ),
     "mask ends one row late": bug(
         MASK, "band.rows_end(key) : 0)", "band.rows_end(key) + 1 : 0)", mask=Band(20, 30)
     ),
@@ -73,23 +75,29 @@ BUGS = {
     # dQ.
     "dQ of the last tile lost": bug(MAIN, "(adds_first() || remaining == 0)", "adds_first()"),
     "dQ added twice": bug(MAIN, "if (pending && (adds_first() || remaining == 0))", "if (pending)"),
-    "dQ of the late warps in the next tile": bug(MAIN, "add_dq(current.previous(tiles), stage() ^ 1)", "add_dq(current, stage() ^ 1)"),
+    "dQ of the late warps in the next tile": bug(
+        MAIN, "add_dq(current.previous(tiles), stage() ^ 1)", "add_dq(current, stage() ^ 1)"
+    ),
     "dQ from the tile that is being made": bug(
         MAIN, "add_dq(current, stage());", "add_dq(current, stage() ^ 1);", "never-written race"
     ),
-    "dQ not zeroed": bug(PASSES, "n < D_TILES; ++n) st_global(zeros", "n < D_TILES - 1; ++n) st_global(zeros"),
+    "dQ not zeroed": bug(
+        PASSES, "n < D_TILES; ++n) st_global(zeros", "n < D_TILES - 1; ++n) st_global(zeros"
+    ),
     "dQ past the last strip": bug(
-        MAIN, " || strip + i >= workspace.strips) continue;", ") continue;", "out-of-range", heads=1
+        MAIN, "if (strip + i >= workspace.strips) continue;", "", "out-of-range", heads=1
     ),
     "dQ of shared columns added twice": bug(
         MAIN, "if (D_TILES % DQ_COLUMN_WARPS != 0 && first_dq_tile", "if (false && first_dq_tile", head_dim=72
     ),
     "dQ not transposed": bug(MAIN, "ldmatrix_x4_trans(dS[i], dS_lane", "ldmatrix_x4(dS[i], dS_lane"),
     "dQ not scaled": bug(PASSES, "four[y] * p.scale", "four[y]"),
-    "head of the group not counted on": bug(SCHEDULE, "QueryTile{head + 1, tiles.first}", "QueryTile{head, tiles.first}"),
+    "head of the group not counted on": bug(
+        SCHEDULE, "QueryTile{head + 1, tiles.first}", "QueryTile{head, tiles.first}"
+    ),
     # The order of additions.
-    "turns from left to right": bug(
-        SCHEDULE, "visitors(tile).end - 1 - k_block", "k_block", "deadlock", deterministic=True, mask=FULL
+    "turns of two heads counted together": bug(
+        SCHEDULE, "(first_head + tile.head)", "first_head", "deadlock", deterministic=True
     ),
     "turn never passed on": bug(
         MAIN,
@@ -98,39 +106,71 @@ BUGS = {
         "deadlock",
         deterministic=True,
     ),
-    "turns not zeroed": bug(PASSES, "if (DETERMINISTIC && lane == 0", "if (false && lane == 0", "deadlock never", deterministic=True),
+    "turns not zeroed": bug(
+        PASSES,
+        "if (DETERMINISTIC && lane == 0",
+        "if (false && lane == 0",
+        "deadlock never",
+        deterministic=True,
+    ),
     "turn of all blocks, seen or not": bug(
-        SCHEDULE, "visitors(tile).end - 1 - k_block", "((p.seqlen_k - 1) / BC - k_block)", "deadlock", deterministic=True
+        SCHEDULE,
+        "visitors(tile).end - 1 - k_block",
+        "((p.seqlen_k - 1) / BC - k_block)",
+        "deadlock",
+        deterministic=True,
     ),
     # Rows.
     "delta not subtracted": bug(MAIN, "dP.at(x / 2, n, x % 2) - D[x % 2]", "dP.at(x / 2, n, x % 2)"),
-    "dlse with the wrong sign": bug(PASSES, "sum -= ld_global<float>(p.dlse", "sum += ld_global<float>(p.dlse"),
+    "dlse with the wrong sign": bug(
+        PASSES, "sum -= ld_global<float>(p.dlse", "sum += ld_global<float>(p.dlse"
+    ),
     "LSE in natural units": bug(PASSES, "blind ? 0.0f : lse * LOG2_E", "blind ? 0.0f : lse"),
-    "rows that see nothing keep LSE = -inf": bug(PASSES, "const bool blind = lse == NEG_INF", "const bool blind = false", seqlen_k=90),
+    "rows that see nothing keep LSE = -inf": bug(
+        PASSES, "const bool blind = lse == NEG_INF", "const bool blind = false", seqlen_k=90
+    ),
     "row numbers of the other stage": bug(
-        MAIN, "rows_smem + stage * NUMBERS_BYTES + (first", "rows_smem + (stage ^ 1) * NUMBERS_BYTES + (first", "race never"
+        MAIN,
+        "rows_smem + stage * NUMBERS_BYTES + (first",
+        "rows_smem + (stage ^ 1) * NUMBERS_BYTES + (first",
+        "race never",
     ),
     "one row past the end read": bug(
         MAIN, "valid ? p.seqlen_q - row : 0", "valid ? p.seqlen_q - row + 1 : 0", "out-of-range", heads=1
     ),
     # Products.
-    "V in the place of K": bug(MAIN, "multiply_keys(dP_rmem, V_smem, dO", "multiply_keys(dP_rmem, K_smem, dO"),
-    "slope of the cap forgotten": bug(MAIN, "slope[n][x] = cap_slope(", "slope[n][x] = 1.0f + 0.0f * (", softcap=1.0),
+    "V in the place of K": bug(
+        MAIN, "multiply_keys(dP_rmem, V_smem, dO", "multiply_keys(dP_rmem, K_smem, dO"
+    ),
+    "slope of the cap forgotten": bug(
+        MAIN, "slope[n][x] = cap_slope(", "slope[n][x] = 1.0f + 0.0f * (", softcap=1.0
+    ),
     "P of the partners from the wrong columns": bug(
         MAIN, "(part + x) % PARTS * PART_QUERIES + c", "(part + x + 1) % PARTS * PART_QUERIES + c"
     ),
     "dS stored before its tile": bug(
-        MAIN, "dS_keys = dS_smem + stage * TILE_BYTES", "dS_keys = dS_smem + (stage ^ 1) * TILE_BYTES", "race never"
+        MAIN,
+        "dS_keys = dS_smem + stage * TILE_BYTES",
+        "dS_keys = dS_smem + (stage ^ 1) * TILE_BYTES",
+        "race never",
     ),
     "dK not scaled": bug(MAIN, "store(K_smem, dK_rmem, p.scale)", "store(K_smem, dK_rmem, 1.0f)"),
     "dK past the end": bug(
-        MAIN, "PITCH, valid_keys - row, lane);\n  store_tile", "PITCH, valid_keys - row + 1, lane);\n  store_tile", "out-of-range"
+        MAIN,
+        "PITCH, valid_keys - row, lane);\n  store_tile",
+        "PITCH, valid_keys - row + 1, lane);\n  store_tile",
+        "out-of-range",
     ),
-    "next tile copied over this one": bug(MAIN, "copy_of(current.next(tiles), stage() ^ 1, remaining", "copy_of(current.next(tiles), stage(), remaining", "race never copy"),
+    "next tile copied over this one": bug(
+        MAIN,
+        "copy_of(current.next(tiles), stage() ^ 1, remaining",
+        "copy_of(current.next(tiles), stage(), remaining",
+        "race never copy",
+    ),
     "padding of odd head dims not zeroed": bug(
         MAIN, "zero_padding<Bc, ROW_BYTES, PITCH, NUM_THREADS>(V_smem, thread);", "", "never", head_dim=40
     ),
-}  # fmt: skip
+}
 
 
 @pytest.fixture

@@ -73,6 +73,29 @@ def test_every_primitive_without_effect_is_listed():
     assert {name for name in empty if name not in " ".join(blind_spots.as_lines())} == set()
 
 
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_the_backward(run, deterministic):
+    options = ("--deterministic",) if deterministic else ()
+    shape = ("--seqlen", "70", "--seqlen-k", "150", "--heads", "2", "--kv-heads", "1", "--causal")
+    result = run("backward", *shape, "--mode", "checked", *options, "--json")
+    assert result.exit_code == 0, result.output
+    document = json.loads(result.stdout)
+    assert document["problem"]["operation"] == "backward"
+    assert document["problem"]["deterministic"] is deterministic
+    assert all(0 < document[f"max_{name}_error"] < 0.05 for name in ("dq", "dk", "dv"))
+    assert document["findings"] == []
+
+
+def test_a_wrong_gradient_fails(run, monkeypatch):
+    real = command.attention_reference_backward
+    monkeypatch.setattr(
+        command,
+        "attention_reference_backward",
+        lambda *x, **options: (*real(*x, **options)[:2], 7 + 0 * x[3]),
+    )
+    assert run("backward", "--seqlen", "40", "--heads", "1", "--mode", "plain").exit_code == 1
+
+
 @pytest.mark.parametrize("output", ["out", "lse"])
 def test_a_wrong_result_fails(run, monkeypatch, output):
     real = command.attention_reference

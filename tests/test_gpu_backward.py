@@ -1,5 +1,4 @@
-"""The backward on a GPU against float64: the peers' sizes, dtypes, head dims, tilings, masks, layouts, poison; the same
-bits again; streams, threads, graphs."""
+"""The backward on a GPU against float64: the peers' sizes, dtypes, head dims, tilings, masks, layouts, poison."""
 
 from __future__ import annotations
 
@@ -7,11 +6,12 @@ import dataclasses
 
 import numpy as np
 import pytest
-from backward_support import NAMES, Case, assert_gradients, make_case
+from backward_gpu_support import check, poisoned, run
+from backward_support import NAMES, assert_gradients, make_case
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from mask_support import BANDS
-from support import EPSILON, in_threads, make_inputs
+from support import make_inputs
 
 import cufa
 from cufa.core.mask import CAUSAL, FULL, Band
@@ -45,28 +45,6 @@ def cuda():
     from cufa.backends import cuda
 
     return cuda
-
-
-def run(cp, case: Case, strides=lambda x: x, **options):
-    """On the GPU into poisoned results; NumPy in, NumPy out."""
-    arrays = [strides(cp.asarray(x)) for x in case.arrays[:5]]
-    how = dict(case.options)
-    if case.dlse is not None:
-        how["dlse"] = cp.asarray(case.dlse)
-    results = {n: strides(_poisoned(cp, getattr(case, n[1:]))) for n in NAMES}
-    got = cufa.flash_attention_backward(*arrays, cp.asarray(case.lse), **results, **how, **options)
-    assert all(x is results[name] for name, x in zip(NAMES, got, strict=True))
-    return tuple(cp.asnumpy(x) for x in got)
-
-
-def _poisoned(cp, like):
-    return cp.full(like.shape, cp.nan, cp.float32).astype(like.dtype)
-
-
-def check(cp, case: Case, strides=lambda x: x, **options):
-    got = run(cp, case, strides, **options)
-    assert_gradients(got, case, options.get("precision"))
-    return got
 
 
 def options_of(spec, precision):
@@ -117,7 +95,7 @@ def test_every_tiling(cp, cuda, spec, dtype, precision, head_dim, deterministic)
         given = {x.name: None for x in BACKWARD.operands}
         names = ("dout", "q", "k", "v", "out", "lse", "dlse")
         given |= {name: cp.asarray(getattr(case, name)) for name in names}
-        given |= {name: _poisoned(cp, getattr(case, name[1:])) for name in NAMES}
+        given |= {name: poisoned(cp, getattr(case, name[1:])) for name in NAMES}
         cuda.run(plan, given)
         assert_gradients(
             [cp.asnumpy(given[name]) for name in NAMES], case, None if precision == "native" else precision
@@ -212,7 +190,7 @@ def _within(x):
     """Inside a larger array of NaN, at an odd address."""
     import cupy
 
-    around = cupy.full([n + 3 for n in x.shape], cupy.nan, cupy.float32).astype(x.dtype)
+    around = cupy.full([n + 3 for n in x.shape], -1, x.dtype)
     view = around[1:-2, 2:-1, 1:-2, 1:-2]
     view[...] = x
     return view
@@ -281,203 +259,12 @@ def test_strides_of_more_than_32_bits(cp):
     memory = cp.empty(apart + 16 * room, cp.uint16)
 
     def placed(n, x):
-        base = memory[n * room :].view(x.dtype)
         steps = (apart, *(s // x.itemsize for s in x.strides[1:]))
-        view = cp.lib.stride_tricks.as_strided(base, x.shape, [x.itemsize * s for s in steps])
-        view[...] = cp.asarray(x)
-        return view
+        view = cp.lib.stride_tricks.as_strided(memory[n * room :], x.shape, [x.itemsize * s for s in steps])
+        view[...] = cp.asarray(x).view(memory.dtype)
+        return view.view(x.dtype)
 
     arrays = [placed(n, x) for n, x in enumerate(case.arrays[:5])]
     results = {name: placed(5 + n, getattr(case, name[1:])) for n, name in enumerate(NAMES)}
     got = cufa.flash_attention_backward(*arrays, cp.asarray(case.lse), causal=True, **results)
     assert_gradients([x.get() for x in got], case)
-
-
-# --- The same bits again ----------------------------------------------------------------------------------
-
-
-def _bits(cp, arrays):
-    return [cp.asnumpy(x).view(f"u{x.itemsize}") for x in arrays]
-
-
-def _repeat(cp, case, count, deterministic):
-    """Bits of dk and dv, and if deterministic of dq, are those of the first run; else dq is within two roundings."""
-    arrays = [cp.asarray(x) for x in case.arrays]
-    how = {**case.scores, "deterministic": deterministic}
-    first = _bits(cp, cufa.flash_attention_backward(*arrays, **how))
-    for _ in range(count):
-        again = _bits(cp, cufa.flash_attention_backward(*arrays, **how))
-        for name, x, y in zip(NAMES, again, first, strict=True):
-            if name != "dq" or deterministic:
-                np.testing.assert_array_equal(x, y, err_msg=name)
-    if not deterministic:
-        x, y = (z[0].view(case.q.dtype).astype(np.float64) for z in (again, first))
-        assert np.abs(x - y).max() <= 2 * EPSILON[str(case.q.dtype)] * np.abs(y).max()
-
-
-@pytest.mark.parametrize("deterministic", [False, True])
-@pytest.mark.parametrize("head_dim", [64, 128, 256])
-@pytest.mark.parametrize(
-    ("mask", "kv_heads"), [(FULL, 8), (CAUSAL, 8), (CAUSAL, 2), (Band(200, 0), 2)], ids=str
-)
-def test_the_same_bits_in_every_run(cp, mask, kv_heads, head_dim, deterministic):
-    case = make_case(4, 8, kv_heads, 1024, 1024, head_dim, "bfloat16", mask=mask)
-    _repeat(cp, case, 30, deterministic)
-
-
-@pytest.mark.slow
-@pytest.mark.alone
-@pytest.mark.parametrize("deterministic", [False, True])
-def test_a_thousand_runs_in_a_full_memory(cp, deterministic):
-    """Several waves of blocks, with all but 2 GiB of the card's memory taken."""
-    free, _ = cp.cuda.runtime.memGetInfo()
-    ballast = cp.cuda.alloc(max(free - (2 << 30), 1))
-    case = make_case(60, 2, 2, 512, 512, 64, "bfloat16", causal=True)
-    _repeat(cp, case, 1000, deterministic)
-    del ballast
-    cp.get_default_memory_pool().free_all_blocks()
-
-
-# --- The call ---------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def small(cp):
-    case = make_case(1, 4, 2, 150, 150, 64, "float16", causal=True, dlse=True)
-    arrays = [cp.asarray(x) for x in case.arrays]
-    return case, arrays, {"causal": True, "dlse": cp.asarray(case.dlse)}
-
-
-def test_repeated_calls_take_the_short_cut(cp, small):
-    case, arrays, options = small
-    first = cufa.flash_attention_backward(*arrays, **options)
-    again = cufa.flash_attention_backward(*(x.copy() for x in arrays), **options)
-    for x, y in zip(again, first, strict=True):
-        assert x.data.ptr != y.data.ptr
-    assert_gradients([x.get() for x in again], case)
-    for name, other in (("dq", 1), ("dk", 2), ("dv", 3), ("dq", 0)):
-        with pytest.raises(ValueError, match=f"{name} overlaps"):
-            cufa.flash_attention_backward(*arrays, **options, **{name: arrays[other]})
-    without = cufa.flash_attention_backward(*arrays, causal=True)
-    assert_gradients([x.get() for x in without], dataclasses.replace(case, dlse=None))
-
-
-def test_numpy_arrays_there_and_back(small):
-    case, _, _ = small
-    given = {"dk": np.full(case.k.shape, np.nan, case.k.dtype)}
-    got = cufa.flash_attention_backward(*case.arrays, **case.options, device="cuda", **given)
-    assert got[1] is given["dk"] and all(type(x) is np.ndarray for x in got)
-    assert_gradients(got, case)
-
-
-def test_arrays_in_two_places(cp, small):
-    case, arrays, options = small
-    with pytest.raises(TypeError, match="lse is numpy"):
-        cufa.flash_attention_backward(*arrays[:5], case.lse, **options)
-    with pytest.raises(ValueError, match="device='cpu' but dout is on a GPU"):
-        cufa.flash_attention_backward(*arrays, **options, device="cpu")
-
-
-@pytest.mark.parametrize("deterministic", [False, True])
-def test_graph_capture_and_replay(cp, small, deterministic):
-    case, arrays, options = small
-    options["deterministic"] = deterministic
-    results = {name: _poisoned(cp, getattr(case, name[1:])) for name in NAMES}
-    cufa.flash_attention_backward(*arrays, **options, **results)
-    stream = cp.cuda.Stream(non_blocking=True)
-    cp.cuda.Device().synchronize()
-    with stream:
-        stream.begin_capture()
-        for _ in range(2):  # two calls share what the capture keeps
-            cufa.flash_attention_backward(*arrays, **options, **results)
-        graph = stream.end_capture()
-    for sign in (1, -1):
-        arrays[0] *= sign
-        options["dlse"] *= sign
-        for x in results.values():
-            x[...] = cp.nan
-        cp.cuda.Device().synchronize()
-        for _ in range(3):
-            graph.launch(stream)
-        stream.synchronize()
-        assert_gradients([sign * x.get() for x in results.values()], case)
-
-
-def test_does_not_synchronise_and_runs_in_order(cp, small):
-    _, arrays, options = small
-    expected = [x.get() for x in cufa.flash_attention_backward(*arrays, **options, deterministic=True)]
-    stream = cp.cuda.Stream(non_blocking=True)
-    spin = cp.RawKernel(
-        'extern "C" __global__ void spin(long long n) { auto t = clock64(); while (clock64() - t < n); }',
-        "spin",
-    )
-    spin((1,), (1,), (np.int64(1),))
-    dout = cp.zeros_like(arrays[0])
-    cp.cuda.Device().synchronize()
-    with stream:
-        spin((1,), (1,), (np.int64(200_000_000),))
-        dout[...] = arrays[0]
-        got = cufa.flash_attention_backward(dout, *arrays[1:], **options, deterministic=True)
-        assert not stream.done, "flash_attention_backward synchronised"
-    stream.synchronize()
-    for x, y in zip(got, expected, strict=True):
-        np.testing.assert_array_equal(x.get(), y)
-
-
-def test_threads(cp):
-    """Own streams, same and different shapes: one compile each, right answers."""
-    cases = [make_case(1, 2, 2, 64 + 16 * i, 100, 64, "float16", seed=i, causal=True) for i in range(4)]
-
-    def work(i: int) -> None:
-        case = cases[i % len(cases)]
-        with cp.cuda.Stream(non_blocking=True) as stream:
-            arrays = [cp.asarray(x) for x in case.arrays]
-            for _ in range(20):
-                got = cufa.flash_attention_backward(*arrays, causal=True)
-            stream.synchronize()
-            assert_gradients([x.get() for x in got], case)
-
-    in_threads(work, 8)
-
-
-@pytest.mark.alone
-def test_memory_is_linear(cp):
-    """Beyond the results, dQ in float32 and a few numbers per query."""
-    q = cp.zeros((1, 1, 65536, 64), cp.float16)
-    out, lse = cufa.flash_attention(q, q, q, return_lse=True)
-    results = {name: cp.empty_like(q) for name in NAMES}
-    pool = cp.get_default_memory_pool()
-    pool.free_all_blocks()
-    before = pool.total_bytes()
-    cufa.flash_attention_backward(q, q, q, q, out, lse, **results)
-    assert pool.total_bytes() - before <= 65536 * (4 * 64 + 8) + (1 << 20)
-
-
-@pytest.mark.parametrize("mask", MASKS, ids=str)
-def test_traced_tiles_are_the_schedules(cp, cuda, mask):
-    case = make_case(2, 4, 2, 500, 700, 64, "bfloat16", mask=mask)
-    problem = cufa.plan_backward(case.q, case.k, mask=mask, device="cpu").problem
-    plan = make_plan(problem, cuda.current_device())
-    given = {x.name: None for x in BACKWARD.operands}
-    given |= {n: cp.asarray(getattr(case, n)) for n in ("dout", "q", "k", "v", "out", "lse")}
-    given |= {n: _poisoned(cp, getattr(case, n[1:])) for n in NAMES}
-    records, ranges = cuda.trace(plan, given), plan.schedule.ranges
-    assert len(records) == 2 * 2 * plan.schedule.num_kv_blocks
-    for field, of_head in (("first_tile", ranges.first), ("tiles_visited", ranges.count)):
-        np.testing.assert_array_equal(records[field], np.tile(of_head, 4), err_msg=field)
-
-
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_gradients_are_torchs(cp, dtype):
-    torch = pytest.importorskip("torch")
-    q, k, v = (
-        torch.randn(1, 2, 200, 64, device="cuda", dtype=getattr(torch, dtype), requires_grad=True)
-        for _ in range(3)
-    )
-    out, lse = cufa.flash_attention(*(x.detach() for x in (q, k, v)), causal=True, return_lse=True)
-    dout = torch.randn_like(q)
-    got = cufa.flash_attention_backward(dout, *(x.detach() for x in (q, k, v)), out, lse, causal=True)
-    wide = [x.detach().double().requires_grad_() for x in (q, k, v)]
-    exact = torch.nn.functional.scaled_dot_product_attention(*wide, is_causal=True)
-    for x, y in zip(got, torch.autograd.grad(exact, wide, dout.double()), strict=True):
-        assert np.abs(x.astype(cp.float32).get() - y.float().cpu().numpy()).max() < 4e-2

@@ -38,11 +38,12 @@ void release_count(u32* counter, u32 value, Site site) {
 static u32 load_count(const u32* counter, bool acquires, const char* what, Site site) {
   Thread& thread = current();
   Block& block = *thread.block;
-  // A thread that loads the same count again waits until it changes: if it has done nothing else meanwhile, or has come back
-  // so often that it does nothing else of use.
+  // A thread that loads the same count again in the same way waits until it changes: if it has done nothing else meanwhile,
+  // or has come back so often that it does nothing else of use.
   constexpr u32 kPatience = 10000;
-  thread.polls = thread.polled == counter ? thread.polls + 1 : 0;
-  const bool again = thread.polled == counter && (thread.polled_at == thread.accesses || thread.polls > kPatience);
+  const bool same = thread.polled == counter && thread.polled_acquires == acquires;
+  thread.polls = same ? thread.polls + 1 : 0;
+  const bool again = same && (thread.polled_at == thread.accesses || thread.polls > kPatience);
   for (bool waited = !again;; waited = true) {
     if (!check_global(thread, counter, 4, Access::atomic, what, site)) return 0;
     const u32 count = !block.checked ? __atomic_load_n(counter, __ATOMIC_SEQ_CST)
@@ -51,6 +52,7 @@ static u32 load_count(const u32* counter, bool acquires, const char* what, Site 
     if (count != thread.polled_count) thread.polls = 0;
     if (waited || count != thread.polled_count) {
       thread.polled = counter;
+      thread.polled_acquires = acquires;
       thread.polled_count = count;
       thread.polled_at = thread.accesses;
       return count;

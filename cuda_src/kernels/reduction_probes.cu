@@ -24,9 +24,9 @@ KERNEL probe_red_add(const __grid_constant__ ProbeParams p) {
 // Blocks of two warps take turns: each reads what the block before has written, and writes what that becomes. Out: the
 // counter, then the words as every block left them.
 KERNEL probe_semaphore(const __grid_constant__ ProbeParams p) {
-  const u32 thread = threadIdx.x, block = blockIdx.x, before = block * 64 + thread;
+  const u32 thread = thread_id(), block = blockIdx.x, before = block * 64 + thread;
   if (thread == 0) {
-    while (ld_acquire_gpu(p.out) < block * 3) {
+    while (ld_relaxed_gpu(p.out) < block * 3 || ld_acquire_gpu(p.out) < block * 3) {
     }
   }
   block_sync();

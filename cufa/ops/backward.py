@@ -103,7 +103,7 @@ def flash_attention_backward(
         deterministic, device,
     )  # fmt: skip
     given = dout, q, k, v, out, lse, dlse, dq, dk, dv
-    seen, key, addresses = find(BACKWARD, given, options)
+    seen, _, addresses = find(BACKWARD, given, options)
     if seen is not None:
         return seen(given, addresses)
     named: dict[str, Any] = {
@@ -119,7 +119,7 @@ def flash_attention_backward(
         {"algorithm": algorithm},
         deterministic,
     )
-    return calls.run(call, device, key, gpu_serves=str(named["q"].dtype) != "float64")
+    return calls.run(call, device, options, gpu_serves=str(named["q"].dtype) != "float64")
 
 
 @dataclasses.dataclass(frozen=True)

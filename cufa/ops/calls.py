@@ -15,7 +15,7 @@ from ..core.operation import OPERATIONS, Operand, Operation
 from ..core.problem import Problem
 from ..planner import Plan, make_plan
 from . import arrays
-from .seen import SeenCall, remember
+from .seen import SeenCall, find, remember
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,15 +119,20 @@ def lse_shape(problem: Problem) -> tuple[int, int, int]:
     return problem.batch, problem.heads, problem.seqlen_q
 
 
-def run(call: Call, device: str | None, key: tuple[Any, ...] | None, gpu_serves: bool) -> Any:
-    """Where the arrays are, or where ``device`` says. ``gpu_serves``: NumPy inputs could go there."""
+def run(call: Call, device: str | None, options: tuple[Any, ...], gpu_serves: bool) -> Any:
+    """Where the arrays are, or where ``device`` says. ``options`` are what :func:`~cufa.ops.seen.find` told this call
+    apart by; ``gpu_serves``: NumPy inputs could go there."""
     name, x = call.first
     if arrays.is_device_array(x):
         if device not in (None, "cuda"):
             raise ValueError(
                 f"device={device!r} but {name} is on a GPU; use device=None, or move it with {name}.get()"
             )
-        return returned(run_on_gpu(call, key))
+        # What came through DLPack may have been seen before as CuPy arrays.
+        read = {**call.inputs, **call.results}
+        given = [read.get(operand.name) for operand in call.operation.operands]
+        seen, key, addresses = find(call.operation, given, options)
+        return returned(run_on_gpu(call, key)) if seen is None else seen(given, addresses)
     return returned(run_on_gpu_from_host(call) if use_gpu(device, gpu_serves) else run_on_cpu(call))
 
 

@@ -151,7 +151,7 @@ def flash_decode(
     options = (
         typed(window), softcap, type(softcap), scale, type(scale), layout, num_splits, schedule, return_lse, device
     )  # fmt: skip
-    seen, key, addresses = find(DECODE, given, options)
+    seen, _, addresses = find(DECODE, given, options)
     if seen is not None:
         return seen(given, addresses)
     request: dict[str, Any] = {
@@ -162,13 +162,7 @@ def flash_decode(
     results = calls.attention_results(out, return_lse)
     inputs = dict(zip(DECODE.inputs, given, strict=False))
     call = DecodeCall.read(inputs, results, layout, options=how, request=request)
-    if arrays.is_device_array(call.inputs["q"]):
-        # What came through DLPack may have been seen before as CuPy arrays.
-        read = (*call.inputs.values(), call.results["out"], None)
-        seen, key, addresses = find(DECODE, read, options)
-        if seen is not None and device in (None, "cuda"):
-            return seen(read, addresses)
-    return calls.run(call, device, key, gpu_serves=device is not None or _gpu_serves(call))
+    return calls.run(call, device, options, gpu_serves=device is not None or _gpu_serves(call))
 
 
 def plan_decode(

@@ -115,7 +115,7 @@ def flash_attention(
         changes = typed(window) if plain else (typed(window), mask, softcap, type(softcap))
     options = causal, scale, type(scale), layout, algorithm, precision, return_lse, device, changes
     given = q, k, v, out, None
-    seen, key, addresses = find(FORWARD, given, options)
+    seen, _, addresses = find(FORWARD, given, options)
     if seen is not None:
         return seen(given, addresses)
     inputs = {name: arrays.as_array(name, x) for name, x in (("q", q), ("k", k), ("v", v))}
@@ -127,7 +127,7 @@ def flash_attention(
         scores_of(resolve_mask(causal, window, mask), softcap, scale, precision),
         {"algorithm": algorithm},
     )
-    return calls.run(call, device, key, gpu_serves=str(inputs["q"].dtype) != "float64")
+    return calls.run(call, device, options, gpu_serves=str(inputs["q"].dtype) != "float64")
 
 
 class ForwardCall(calls.Call):

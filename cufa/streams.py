@@ -61,6 +61,6 @@ def _drop_output() -> None:
 
 
 def _give_up(message: str) -> NoReturn:
-    from .common import Exit, fail  # which imports what most commands need, and `cufa --version` does not
+    from .commands.common import Exit, fail  # which imports what most commands need, and `cufa --version` does not
 
     fail(Exit.FAILED, message)
