@@ -115,6 +115,10 @@ class RaceDetector {
   void publish_copy(Thread& thread, u32 smem, u32 bytes, VectorClock& clock);
 
  private:
+  static constexpr int kParts = 8;  // of a 16-byte chunk
+  static constexpr u32 kChunkBytes = 16, kPartBytes = 2;
+  static constexpr u64 kLastShared = 0xffffffff;  // 32 bits address shared memory; no array lies so low
+
   struct Write {
     u32 clock = 0;  // 0: never written
     u16 thread = 0;

@@ -38,8 +38,8 @@ void release_count(u32* counter, u32 value, Site site) {
 static u32 load_count(const u32* counter, bool acquires, const char* what, Site site) {
   Thread& thread = current();
   Block& block = *thread.block;
-  // A thread that loads the same count again in the same way waits until it changes: if it has done nothing else meanwhile, or has come back
-  // so often that it does nothing else of use.
+  // A thread that loads the same count again in the same way waits until it changes: if it has done nothing else meanwhile,
+  // or has come back so often that it does nothing else of use.
   constexpr u32 kPatience = 10000;
   const bool same = thread.polled == counter && thread.polled_acquires == acquires;
   thread.polls = same ? thread.polls + 1 : 0;

@@ -19,6 +19,7 @@
 #include "host/overlap.cpp"
 #include "host/owners.cpp"
 #include "host/plain_access.cpp"
+#include "host/race_copies.cpp"
 #include "host/race_detector.cpp"
 #include "host/reductions.cpp"
 #include "host/scheduler.cpp"

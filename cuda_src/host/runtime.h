@@ -80,7 +80,7 @@ struct Thread : ThreadContext {
   WgmmaRegisters wgmma_registers;
 
   u64 accesses = 0;             // to shared and global memory
-  const u32* polled = nullptr;  // the counter last loaded with ld.acquire, what it was, and `accesses` then
+  const u32* polled = nullptr;  // the counter last loaded, how, what it was, how often in a row, and `accesses` then
   bool polled_acquires = false;
   u32 polled_count = 0, polls = 0;
   u64 polled_at = 0;

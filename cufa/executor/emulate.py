@@ -116,13 +116,17 @@ def emulate(
         As for :func:`cufa.flash_attention`; NumPy arrays of a dtype that the kernel serves.
     mode : "plain", "checked" or "counted"
         "plain" only computes. "checked" also finds races and reads of never-written shared memory, accesses
-        outside shared memory or the arrays (which lie in memory poisoned with NaN), missing proxy fences,
-        stores to blocks of a cluster that may not run, divergent collectives;
-        a deadlock is found in every mode. "counted" counts bytes, wavefronts and bank conflicts.
+        outside shared memory or the arrays (which lie in memory poisoned with NaN), missing fences (between
+        proxies, of wgmma, of mbarriers), asynchronous copies that nobody waits for, what a launch touches
+        before the one before it is over, additions in any order by a deterministic kernel, stores to blocks of
+        a cluster that may not run, divergent collectives; what it cannot see is in
+        :mod:`cufa.executor.blind_spots`. A deadlock is found in every mode. "counted" counts bytes, wavefronts
+        and bank conflicts.
     schedule : "ascending", "descending" or int
         Which warp, and which lane, runs next when several can; an integer seeds a random choice.
     copies : None, "early" or "late"
-        When ``cp.async`` writes shared memory: when issued, or when waited for. None: late in checked mode,
+        When ``cp.async`` writes shared memory, and a store by the copy engine reads it: when issued, or when
+        waited for. None: late in checked mode,
         else early.
     threads : int, optional
         CPU threads; blocks are spread over them. Default: all cores.
