@@ -52,6 +52,8 @@ class Reading:
     """Seconds of any call."""
     error: float
     """The largest share by which it misses a time that it was fitted to."""
+    typical: float
+    """The median of these shares."""
     fitted: int
     """How many these are."""
     where: str
@@ -114,13 +116,17 @@ def _fitted(found: Evidence, device: Device, block_q: int) -> Reading | None:
     )  # fmt: skip
     start, block = _STARTS[None, :, None], _BLOCK_RATES[None, None, :]
     told = start + np.maximum(total / found.read_bytes, busiest / block) + merged / block
-    worst = np.abs(told / seconds - 1).max(axis=0)
-    i, j = np.unravel_index(worst.argmin(), worst.shape)
+    missed = np.abs(told / seconds - 1)
+    mean = missed.mean(
+        axis=0
+    )  # the largest would bend the model to what it leaves out: waves, and merges in them
+    i, j = np.unravel_index(mean.argmin(), mean.shape)
     return Reading(
         found.read_bytes,
         float(_BLOCK_RATES[j]),
         float(_STARTS[i]),
-        float(worst[i, j]),
+        float(missed[:, i, j].max()),
+        float(np.median(missed[:, i, j])),
         len(rows),
         found.where,
     )

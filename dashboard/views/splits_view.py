@@ -166,7 +166,8 @@ def _fitted(reading: Reading | None) -> str:
     return (
         f"  \nTimes are predicted from bytes: one thread block reads {reading.block / 1e9:.0f} GB/s, a call takes "
         f"{reading.start * 1e6:.1f} µs besides, and parts are merged as the planner reckons. Fitted to "
-        f"{sentences.count(reading.fitted, 'time')} recorded on {reading.where}, each within {reading.error:.0%}."
+        f"{sentences.count(reading.fitted, 'time')} recorded on {reading.where}: half of them within "
+        f"{reading.typical:.0%}, all within {reading.error:.0%}."
     )
 
 
