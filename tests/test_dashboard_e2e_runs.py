@@ -26,6 +26,7 @@ from dashboard_browser import (  # noqa: E402, F401 - fixtures among them
     server,
 )
 from playwright.sync_api import Browser, Page, expect  # noqa: E402
+from sampling import of_today  # noqa: E402
 
 from cufa.dashboard.worker import client  # noqa: E402
 from cufa.dashboard.worker.run import Status  # noqa: E402
@@ -58,7 +59,7 @@ def start(page: Page) -> None:
     )
 
 
-def test_a_cpu_run_from_start_to_result(server: str, browser: Browser, runs: Store, tmp_path: Path) -> None:
+def test_a_cpu_run_from_start_to_result(server: str, browser: Browser, runs: Store) -> None:
     visit = Visit(browser)
     page = visit.open(f"{server}/{RUN}?{SMALL}")
     start(page)
@@ -71,12 +72,12 @@ def test_a_cpu_run_from_start_to_result(server: str, browser: Browser, runs: Sto
     page.reload()
     visit.settle()
     expect(tag).to_be_visible(timeout=PATIENCE)
-    screenshot(page, "run-result-light", tmp_path)
+    screenshot(page, "run-result-light")
     visit.close()
 
 
 def test_a_run_survives_a_reload_is_seen_by_two_browsers_and_can_be_cancelled(
-    server: str, browser: Browser, runs: Store, tmp_path: Path
+    server: str, browser: Browser, runs: Store
 ) -> None:
     visit, other = Visit(browser), Visit(browser, "dark")
     page = visit.open(f"{server}/{RUN}?{ENDLESS}")
@@ -93,7 +94,7 @@ def test_a_run_survives_a_reload_is_seen_by_two_browsers_and_can_be_cancelled(
     expect(second.get_by_test_id("stProgress").filter(has_text="waiting: 1 before it")).to_be_visible(
         timeout=PATIENCE
     )
-    screenshot(second, "run-queue-dark", tmp_path)
+    screenshot(second, "run-queue-dark")
     cancel.first.click()
     expect(page.locator(".cufa-verdict", has_text="Cancelled")).to_be_visible(timeout=PATIENCE)
     expect(second.locator(".cufa-tag", has_text="measured on CPU")).to_be_visible(timeout=PATIENCE)
@@ -102,20 +103,20 @@ def test_a_run_survives_a_reload_is_seen_by_two_browsers_and_can_be_cancelled(
     other.close()
 
 
-def test_samples_are_drawn_while_they_are_taken(server: str, browser: Browser, tmp_path: Path) -> None:
+def test_samples_are_drawn_while_they_are_taken(server: str, browser: Browser) -> None:
     visit = Visit(browser)
     page = visit.open(f"{server}/{RUN}?kernels=naive,fa2&sq=2048&sk=2048&seconds=10")
     start(page)
     expect(page.locator(".cufa-verdict", has_text="rounds: naive")).to_be_visible(timeout=PATIENCE)
     expect(page.get_by_role("figure", name="Times of every call")).to_be_visible(timeout=PATIENCE)
-    screenshot(page, "run-live-light", tmp_path)
+    screenshot(page, "run-live-light")
     page.get_by_role("button", name="Cancel").click()
     expect(page.locator(".cufa-verdict", has_text="Cancelled")).to_be_visible(timeout=PATIENCE)
     visit.close()
 
 
 def test_a_worker_that_is_killed_is_shown_and_the_next_run_works(
-    server: str, browser: Browser, runs: Store, tmp_path: Path
+    server: str, browser: Browser, runs: Store
 ) -> None:
     visit = Visit(browser)
     page = visit.open(f"{server}/{RUN}?{ENDLESS}")
@@ -127,7 +128,7 @@ def test_a_worker_that_is_killed_is_shown_and_the_next_run_works(
     verdict = page.locator(".cufa-verdict.alarm")
     expect(verdict).to_contain_text("worker process died", timeout=PATIENCE)
     visit.settle()
-    screenshot(page, "run-killed-light", tmp_path)
+    screenshot(page, "run-killed-light")
     page = visit.open(f"{server}/{RUN}?{SMALL}")
     start(page)
     expect(page.locator(".cufa-tag", has_text="measured on CPU")).to_be_visible(timeout=PATIENCE)
@@ -157,20 +158,18 @@ def test_a_report_is_downloaded_and_opens_without_the_network(
     opened.goto(report.as_uri())
     expect(opened.locator(".js-plotly-plot .main-svg").first).to_be_visible(timeout=PATIENCE)
     assert opened.locator("table").count() >= 1
-    opened.screenshot(path=Path(os.environ.get("CUFA_SCREENSHOTS", tmp_path)) / "report.png", full_page=True)
+    opened.screenshot(path=Path(os.environ.get("CUFA_SCREENSHOTS")) / "report.png", full_page=True)
     reader.close()
     assert trouble == []
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
-def test_pages_with_runs_in_both_themes(
-    server: str, browser: Browser, runs: Store, theme: str, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("theme", of_today(["light", "dark"], "theme of runs", fixed=0))
+def test_pages_with_runs(server: str, browser: Browser, runs: Store, theme: str) -> None:
     visit = Visit(browser, theme)
     for name in ("compare", "history"):
         page = visit.open(f"{server}/{name}")
         expect(page.get_by_test_id("stPlotlyChart").first).to_be_visible(timeout=PATIENCE)
-        screenshot(page, f"{name}-runs-{theme}", tmp_path)
+        screenshot(page, f"{name}-runs-{theme}")
     visit.close()
 
 
