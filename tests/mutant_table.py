@@ -1,5 +1,6 @@
 """The mutants of ``make mutants``: what is changed, why that is wrong, and the tests that serve the file."""
 
+# ruff: noqa: E501 - where it fits, a change is one line
 from __future__ import annotations
 
 from typing import NamedTuple
