@@ -2,7 +2,7 @@
 
 Each mutant is one place of the code, changed so that a result, an error or a promise is wrong. It is made in a copy of
 the repository, where the tests that serve its file are run until the first fails; a mutant that no test notices
-survives, and then a test is missing. Tests run as ``make test`` runs them, with the day's sample of large products; with
+survives, and then a test is missing. Tests run as ``make test`` does, with the sample of large products; with
 ``--every-case``, what survives the sample is run with every case, which shows whether the sample has lost it. The
 recorded outcome is ``tests/mutants.txt``.
 
