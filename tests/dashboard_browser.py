@@ -24,7 +24,16 @@ for _package in ("streamlit", "plotly", "playwright"):
 
 from dashboard_page_support import PAGES  # noqa: E402
 from dashboard_support import own_cache  # noqa: E402
-from playwright.sync_api import Browser, Page, TimeoutError, ViewportSize, expect, sync_playwright  # noqa: E402
+from playwright.sync_api import (  # noqa: E402
+    Browser,
+    FloatRect,
+    Locator,
+    Page,
+    TimeoutError,
+    ViewportSize,
+    expect,
+    sync_playwright,
+)
 
 from cufa.dashboard.worker import client  # noqa: E402
 from cufa.dashboard.worker.store import Store  # noqa: E402
@@ -48,8 +57,9 @@ ARGUMENTS = [
 PROBES = re.compile(r"/_stcore/(health|host-config)$")
 
 
-#: Compiling happens on these pages; they may take longer to come to rest on two busy cores.
-PATIENCE = 90_000
+#: Milliseconds. Compiling happens on these pages, and the cores may be busy with something else.
+PATIENCE = 300_000
+expect.set_options(timeout=PATIENCE)
 
 
 @pytest.fixture(scope="module")
@@ -85,18 +95,18 @@ def serve(folder: Path, runs: Path) -> Iterator[str]:
         yield _address(process, folder / "log")
     finally:
         os.killpg(process.pid, 15)
-        process.wait(20)
+        process.wait(PATIENCE / 1000)
 
 
 def _address(process: subprocess.Popen[bytes], log: Path) -> str:
     """What the server says, once it answers there."""
-    for _ in range(600):
+    for _ in range(PATIENCE // 100):
         assert process.poll() is None, log.read_text()
         found = re.search(r"http://127\.0\.0\.1:\d+", log.read_text())
         if found is not None:
             with (
                 contextlib.suppress(OSError),
-                urllib.request.urlopen(f"{found[0]}/_stcore/health", timeout=2),
+                urllib.request.urlopen(f"{found[0]}/_stcore/health", timeout=10),
             ):
                 return found[0]
         time.sleep(0.1)
@@ -117,6 +127,7 @@ class Visit:
     def __init__(self, browser: Browser, theme: str = "light", width: int = 1360) -> None:
         self.size: ViewportSize = {"width": width, "height": 900}
         self.context = browser.new_context(viewport=self.size, color_scheme=theme)
+        self.context.set_default_timeout(PATIENCE)
         self.page: Page = self.context.new_page()
         self.trouble: list[str] = []
         self.page.on("console", lambda m: m.type == "error" and self._note(m.text, m.location["url"]))
@@ -137,13 +148,13 @@ class Visit:
 
     def settle(self) -> Page:
         """Until the script has run to its end."""
-        expect(self.page.locator("h1")).to_be_visible(timeout=PATIENCE)
+        expect(self.page.locator("h1")).to_be_visible()
         # A rerun that a click has asked for begins a moment later, and a figure is drawn a moment after its
         # data: at rest means at rest twice.
         at_rest = self.page.locator("[data-testid=stApp][data-test-script-state=notRunning]")
         for _ in range(2):
-            expect(at_rest).to_have_count(1, timeout=PATIENCE)
-            expect(self.page.locator("[data-stale=true]")).to_have_count(0, timeout=PATIENCE)
+            expect(at_rest).to_have_count(1)
+            expect(self.page.locator("[data-stale=true]")).to_have_count(0)
             self.page.wait_for_timeout(300)
         assert self.page.get_by_test_id("stException").count() == 0, self.page.inner_text("body")
         return self.page
@@ -159,6 +170,16 @@ def address_of(name: str) -> str:
 
 
 MASKED = address_of("masked_work")
+
+
+def place_of(element: Locator) -> FloatRect:
+    """Where something is drawn, once it stays there."""
+    expect(element).to_be_visible()
+    before = None
+    while (box := element.bounding_box()) is None or box != before:
+        before = box
+        element.page.wait_for_timeout(400)
+    return box
 
 
 def screenshot(page: Page, name: str) -> None:
@@ -191,5 +212,5 @@ def assert_nothing_is_cut(page: Page, width: int) -> None:
     """In a window so wide, once the layout has followed."""
     page.set_viewport_size({"width": width, "height": 900})
     with contextlib.suppress(TimeoutError):
-        page.wait_for_function(f"({_CUT})().length == 0 && innerWidth == {width}", timeout=PATIENCE)
+        page.wait_for_function(f"({_CUT})().length == 0 && innerWidth == {width}")
     assert page.evaluate(_CUT) == [], f"in a window of {width} pixels"

@@ -57,7 +57,7 @@ def want_one(self: compiled.Compiler, variants: object) -> int:
 
 def open_page(name: str, **parameters: str) -> AppTest:
     """A page as a browser gets it from a link."""
-    app = AppTest.from_file(APP, default_timeout=120)
+    app = AppTest.from_file(APP, default_timeout=300)
     app.switch_page(f"screens/{name}.py")
     for key, value in parameters.items():
         app.query_params[key] = value
