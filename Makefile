@@ -32,7 +32,7 @@ CUFA := $(PY) -m cufa
 PYTEST := $(PY) -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help demo dashboard test emulate-test gpu-test gpu-evidence readme bench compile-all compile-nightly sanitize lint format typecheck wheel clean print-python
+.PHONY: help demo dashboard test emulate-test gpu-test gpu-evidence readme bench bench-pages compile-all compile-nightly sanitize lint format typecheck wheel clean print-python
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -74,6 +74,9 @@ emulate-test: $(DEV)  ## execute every kernel on the CPU, looking for races and 
 
 gpu-evidence: $(DEV)  ## GPU tests and benchmarks, recorded under cufa/records/
 	$(CUFA) evidence $(ARGS)
+
+bench-pages: $(DEV)  ## how long the dashboard makes people wait, in a real Chromium; recorded under cufa/records/pages
+	$(PY) tests/bench_pages.py $(ARGS)
 
 readme: $(BASE)  ## write the recorded tables into README.md
 	$(CUFA) evidence readme README.md

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import streamlit as st
 
+from cufa.dashboard import sentences
 from cufa.dashboard.model import evidence, measurements
 from cufa.dashboard.model.measurements import Measurement
 from cufa.dashboard.state import Controls
@@ -57,8 +58,6 @@ def delete(run_ids: Sequence[str]) -> None:
         except (OSError, ValueError) as error:
             st.session_state[_ERROR] = f"Run {run_id} cannot be deleted: {error}."
             return
-        if st.session_state.get("run.run") == run_id:  # what the page Run shows
-            Controls.put("run", "run", "latest")
 
 
 def _cannot_write(error: OSError) -> str:
@@ -116,7 +115,7 @@ def all_measurements(*, listed: bool = False) -> list[Measurement]:
     damaged = sum(run.status is Status.DAMAGED for run, _ in looked)
     if damaged and not listed:
         st.warning(
-            f"{damaged} run{'s' * (damaged != 1)} cannot be read and {'is' if damaged == 1 else 'are'} left out. "
+            f"{sentences.count(damaged, 'run')} cannot be read and {sentences.plural(damaged, 'is')} left out. "
             "The page History says which and why.",
             icon=":material/broken_image:",
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+from collections.abc import Iterator
 from typing import Any
 
 import plotly.graph_objects as go
@@ -17,6 +18,9 @@ _CONFIG = {
     "modeBarButtonsToRemove": ["lasso2d", "select2d", "autoScale2d"],
     "responsive": True,
 }
+
+_ROW, _GAP, _NARROWEST = 976, 16, 124
+"""Pixels: of a line of controls in a window of 1,440, between two of them, and of the narrowest."""
 
 _STYLE = """
 <style>
@@ -38,12 +42,6 @@ _STYLE = """
 [data-testid="stMultiSelect"] [data-tag] * {{ color: {background}; }}
 [class*="st-key-describe-"] {{ margin: -.8rem 0 -.35rem 0; }}
 [class*="st-key-describe-"] button {{ opacity: .75; }}
-@media (max-width: 640px) {{
-  .st-key-controls [data-testid="stHorizontalBlock"] {{ flex-direction: row; flex-wrap: wrap; }}
-  .st-key-controls [data-testid="stColumn"] {{ flex: 1 1 calc(50% - 1rem); min-width: 8rem; width: auto; }}
-  .st-key-controls [data-testid="stColumn"]:has([data-testid="stButtonGroup"]) {{ flex-basis: 100%; }}
-  .st-key-controls [data-testid="stColumn"]:not(:has([data-testid="stElementContainer"])) {{ display: none; }}
-}}
 .cufa-lead {{ color: {muted}; margin: -.4rem 0 1rem 0; max-width: 62rem; }}
 </style>
 """
@@ -66,8 +64,23 @@ def begin(title: str, lead: str) -> Palette:
 
 
 def control_box() -> DeltaGenerator:
-    """What a page's controls stand in; in a narrow window two of them side by side."""
+    """What a page's controls stand in, in lines of :func:`fields`."""
     return st.container(border=True, key="controls")
+
+
+def fields(*weights: float) -> list[DeltaGenerator]:
+    """Places for controls, side by side: as wide as their weights say in a wide window, and in a narrower one as many
+    to a line as there is room for."""
+    line = st.container(horizontal=True)
+    shares = (_ROW * weight / sum(weights) - _GAP for weight in weights)
+    return [line.container(width=max(_NARROWEST, round(share))) for share in shares]
+
+
+def line_of_fields(*widths: int) -> Iterator[DeltaGenerator]:
+    """As :func:`fields`, of widths in pixels, where it is seen later how many there are: each is made when it is asked
+    for."""
+    line = st.container(horizontal=True)
+    return (line.container(width=width) for width in widths)
 
 
 def verdict(text: str, tone: str = "", tag: str = "", small: bool = False) -> None:
@@ -80,6 +93,11 @@ def verdict(text: str, tone: str = "", tag: str = "", small: bool = False) -> No
     classes = " ".join(x for x in ("cufa-verdict", tone, "small" if small else "") if x)
     role = ' role="alert"' if tone == "alarm" else ""
     st.html(f'<p class="{classes}"{role}>{label}{html.escape(text)}</p>')
+
+
+def origin_tag(origin: str) -> str:
+    """What a time is called on every page: "measured" on this machine, or "recorded" on another one and shipped."""
+    return "recorded" if origin == "recorded" else "measured"
 
 
 def figure(fig: go.Figure, key: str, alt: str, *, describe: bool = True, **options: Any) -> Any:

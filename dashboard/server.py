@@ -7,8 +7,10 @@ prepares what the pages have in common before the first visitor comes, not when.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-import gc
+import functools
+import gzip
 import importlib
 import os
 import pkgutil
@@ -23,7 +25,7 @@ from typing import Any
 
 import streamlit as st
 from starlette.middleware import Middleware
-from starlette.responses import PlainTextResponse, RedirectResponse
+from starlette.responses import PlainTextResponse, RedirectResponse, Response
 
 from cufa.commands.dashboard import OPEN_BROWSER, make_importable
 
@@ -33,13 +35,18 @@ _COMPILE_AFTER = 3.0
 """Seconds that whoever opens the dashboard at once has all cores for."""
 
 
+def figure_scripts() -> list[str]:
+    """Addresses of what draws figures in a browser."""
+    scripts = Path(st.__file__).with_name("static").glob("static/js/PlotlyChart.*.js")
+    return [f"/static/js/{script.name}" for script in scripts]
+
+
 class Preload:
     """ASGI middleware: documents name the script that draws figures in a ``Link`` header."""
 
     def __init__(self, app: Any) -> None:
         self._app = app
-        scripts = Path(st.__file__).with_name("static").glob("static/js/PlotlyChart.*.js")
-        links = [f"</static/js/{script.name}>; rel=modulepreload" for script in scripts]
+        links = [f"<{path}>; rel=modulepreload" for path in figure_scripts()]
         self._header = (b"link", ", ".join(links).encode())
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -51,6 +58,42 @@ class Preload:
             await send(message)
 
         await self._app(scope, receive, with_link if scope["type"] == "http" else send)
+
+
+class Compressed:
+    """ASGI middleware: Streamlit's scripts and style sheets, a third as large. It sends them as they lie on disk, and
+    they are nearly all of what a first visit moves."""
+
+    def __init__(self, app: Any) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        accepted = dict(scope.get("headers", ())).get(b"accept-encoding", b"")
+        if scope["type"] != "http" or scope["method"] != "GET" or b"gzip" not in accepted:
+            await self._app(scope, receive, send)
+            return
+        body = await asyncio.to_thread(compressed, scope["path"])
+        if body is None:
+            await self._app(scope, receive, send)
+            return
+        # Their names change with their contents.
+        headers = {
+            "content-encoding": "gzip",
+            "vary": "accept-encoding",
+            "cache-control": "public, immutable, max-age=31536000",
+        }
+        kind = "text/css" if scope["path"].endswith(".css") else "text/javascript"
+        await Response(body, headers=headers, media_type=kind)(scope, receive, send)
+
+
+@functools.lru_cache(256)
+def compressed(path: str) -> bytes | None:
+    """A script or style sheet of Streamlit's by its path in an address; None for anything else."""
+    root = Path(st.__file__).with_name("static").resolve()
+    file = (root / path.lstrip("/")).resolve()
+    if not path.startswith("/static/") or file.suffix not in (".js", ".css") or not file.is_relative_to(root):
+        return None
+    return gzip.compress(file.read_bytes(), 6, mtime=0) if file.is_file() else None
 
 
 class SameOrigin:
@@ -104,6 +147,8 @@ class Moved:
 
 def prepare() -> None:
     """Do what a page's first visitor would wait for: imports, reading the records, one compilation."""
+    for path in figure_scripts():
+        compressed(path)
     import pandas  # noqa: F401 - what Streamlit makes tables of
 
     from cufa.dashboard import theme, views
@@ -120,17 +165,19 @@ def prepare() -> None:
 
 
 def send_at_once() -> int:
-    """Switch Nagle's algorithm off on the listening socket; connections inherit it. Returns its port.
+    """Switch Nagle's algorithm off on the listening socket, which is among this process's open files; connections
+    inherit it. Returns its port.
 
     Streamlit makes the socket in a way that asyncio does not recognise as TCP, so nobody else does, and each
     of a page's hundred files waits 40 ms between its header and its body.
     """
     port = 0
-    for found in gc.get_objects():
-        is_open = isinstance(found, socket.socket) and found.fileno() >= 0
-        if is_open and found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-            found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            port = found.getsockname()[1]
+    for number in os.listdir("/dev/fd"):
+        # OSError: no socket, or the descriptor of this very listing.
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(int(number))) as found:
+            if found.family != socket.AF_UNIX and found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                port = found.getsockname()[1]
     return port
 
 
@@ -145,5 +192,5 @@ async def lifespan(_: st.App) -> AsyncIterator[None]:
 
 
 app = st.App(
-    "app.py", lifespan=lifespan, middleware=[Middleware(SameOrigin), Middleware(Moved), Middleware(Preload)]
+    "app.py", lifespan=lifespan, middleware=[Middleware(x) for x in (SameOrigin, Moved, Compressed, Preload)]
 )

@@ -1,7 +1,12 @@
 """Controls that live in the address bar: a view is shared by copying its link.
 
-Every control of a page is mirrored in one query parameter (left out while it has its default). What a link
-asks for and cannot have falls back to the default, and the page says so.
+Every control of a page is mirrored in one query parameter. It is left out while it has its default, unless that
+default follows from what is on this machine at the moment (``local``): a link shows the same everywhere, every day.
+What a link asks for and cannot have falls back to the default, and the page says so.
+
+Streamlit keeps the values (``persist_state``). It does not write the links (``bind="query-params"``): a bound widget
+puts the words of an option into the link, where this puts its name; it leaves out every default, local ones too; and
+a parameter is then a widget's key, which pages would share.
 """
 
 from __future__ import annotations
@@ -15,6 +20,9 @@ Number = TypeVar("Number", int, float)
 
 _NONE = "none"
 _SAME = object()
+_KEPT: Any = {"persist_state": "session"}
+"""A page that is left and visited again, and a control that comes back, have the values that they had."""
+_PAGE = "state.page"
 _UNKNOWN = "the link has {names}, which is no control of this page; it is left out."
 
 
@@ -42,9 +50,13 @@ class Controls:
     def __init__(self, page: str) -> None:
         self._page = page
         self._notices: list[str] = []
+        self.refused: list[str] = []
+        """What fields hold that they cannot, in words: the page shows the nearest that is possible."""
         self._shown: dict[str, str] = {}
         self._names: set[str] = set()
         self._finished = False
+        self._entered = st.session_state.get(_PAGE) != page
+        st.session_state[_PAGE] = page
         self._box = st.container()
 
     def integer(
@@ -57,6 +69,7 @@ class Controls:
         *,
         step: int = 1,
         slider: bool = False,
+        local: bool = False,
         help: str | None = None,
     ) -> int:
         """A whole number from low to high; a ``slider`` where looking around matters more than digits."""
@@ -71,11 +84,28 @@ class Controls:
         wanted += f" in steps of {allowed.step:,}" if allowed.step > 1 else ""
         default = min(max(default, low), high)
         key = self._settle(name, default, parse, wanted)
-        st.session_state[key] = min(max(int(st.session_state[key]), low), high)  # the bounds may have moved
-        widget = st.slider if slider else st.number_input
-        got = int(widget(label, low, high, step=step, help=help, key=key))
-        self._keep(name, got, default)
+        options: Any = {"step": step, "help": help, "key": key, **_KEPT}
+        if slider:
+            st.session_state[key] = min(
+                max(int(st.session_state[key]), low), high
+            )  # the bounds may have moved
+            got = int(st.slider(label, low, high, **options))
+        else:
+            got = self._within(
+                label, int(st.number_input(label, value=default, **options)), low, high, wanted
+            )
+        self._show(name, got, default, local)
         return got
+
+    def _within(self, label: str, value: Number, low: Number, high: Number, wanted: str) -> Number:
+        """The value of a field, or the nearest that it can have. (A field that knows its bounds goes red, says nothing,
+        and keeps from the server what stands in it.)"""
+        nearest = min(max(value, low), high)
+        if nearest != value:
+            said = f"{label} is {value:,}, which is not {wanted}; the page shows {nearest:,}."
+            self.refused.append(said)
+            st.markdown(f":red[Not {wanted}.]")
+        return nearest
 
     def optional(
         self,
@@ -99,13 +129,13 @@ class Controls:
             return kind(text)
 
         sort = "whole number" if kind is int else "number"
-        key = self._settle(name, default, parse, f"a {sort} from {low:,} to {high:,}, or {_NONE}")
-        shape = None if kind is int else "%g"
-        got = st.number_input(
-            label, low, high, value=None, step=step, format=shape, help=help, key=key, placeholder=_NONE
-        )
-        self._keep(name, _said(got), _said(default), remember=got)
-        return None if got is None else kind(got)
+        wanted = f"a {sort} from {low:,} to {high:,}, or {_NONE}"
+        key = self._settle(name, default, parse, wanted)
+        options: Any = {"step": step, "help": help, "key": key, "placeholder": _NONE, **_KEPT}
+        got = st.number_input(label, value=None, format=None if kind is int else "%g", **options)
+        value = None if got is None else self._within(label, kind(got), low, high, wanted)
+        self._show(name, _said(value), _said(default))
+        return value
 
     def choice(
         self,
@@ -115,6 +145,7 @@ class Controls:
         default: str | None = None,
         *,
         segmented: bool = False,
+        local: bool = False,
         help: str | None = None,
     ) -> str:
         """One of several. ``options`` maps the value in the link to the words on the screen."""
@@ -127,14 +158,15 @@ class Controls:
             return text
 
         key = self._settle(name, fallback, parse, f"one of {', '.join(words)}")
-        if st.session_state[key] not in words:  # the options changed, or a segment was clicked off
+        if st.session_state[key] not in words:  # the options changed
             st.session_state[key] = fallback
+        shown: Any = {"format_func": words.get, "help": help, "key": key, **_KEPT}
         if segmented:
-            got = st.segmented_control(label, list(words), format_func=words.get, help=help, key=key)
+            got = st.segmented_control(label, list(words), required=True, wrap=True, **shown)
         else:
-            got = st.selectbox(label, list(words), format_func=words.get, help=help, key=key)
+            got = st.selectbox(label, list(words), **shown)
         chosen = str(got) if got is not None else fallback
-        self._keep(name, chosen, fallback)
+        self._show(name, chosen, fallback, local)
         return chosen
 
     def several(
@@ -144,6 +176,7 @@ class Controls:
         options: Mapping[str, str] | Sequence[str],
         default: Sequence[str],
         *,
+        local: bool = False,
         help: str | None = None,
     ) -> list[str]:
         """Any number of several, comma-separated in the link."""
@@ -158,8 +191,8 @@ class Controls:
 
         key = self._settle(name, default, parse, f"any of {', '.join(words)}, separated by commas")
         st.session_state[key] = [x for x in st.session_state[key] if x in words]
-        got = st.multiselect(label, list(words), format_func=words.get, help=help, key=key)
-        self._keep(name, ",".join(got), ",".join(default), remember=got)
+        got = st.multiselect(label, list(words), format_func=words.get, help=help, key=key, **_KEPT)
+        self._show(name, ",".join(got), ",".join(default), local)
         return list(got)
 
     def flag(self, name: str, label: str, default: bool = False, *, help: str | None = None) -> bool:
@@ -169,9 +202,14 @@ class Controls:
             return {"1": True, "0": False}[text]
 
         key = self._settle(name, default, parse, "1 or 0")
-        got = bool(st.toggle(label, help=help, key=key))
-        self._keep(name, str(int(got)), str(int(default)), remember=got)
+        got = bool(st.toggle(label, help=help, key=key, **_KEPT))
+        self._show(name, str(int(got)), str(int(default)))
         return got
+
+    def asked(self, name: str) -> str:
+        """What a control holds, or the link says of it: before it is created, to offer it."""
+        held = st.session_state.get(self._key(name))
+        return str(st.query_params.get(name, held or "") if self._entered or held is None else held)
 
     def set(self, name: str, value: Any) -> None:
         """Give a control a new value: in a callback, or before it is created."""
@@ -191,6 +229,8 @@ class Controls:
         unknown = [name for name in st.query_params if name not in self._names]
         if unknown:
             self.notice(_UNKNOWN.format(names=", ".join(repr(name) for name in unknown)))
+        for said in self.refused:
+            self._box.error(said, icon=":material/error:")
         if self._notices:
             with self._box:
                 st.warning(
@@ -208,32 +248,29 @@ class Controls:
         return f"{self._page}.{name}"
 
     def _settle(self, name: str, default: Any, parse: Callable[[str], Any], wanted: str) -> str:
-        """Give the widget its first value: from the link, the last visit to this page, or the default."""
+        """Give the widget its value: from the link by which the page was reached, from the last visit, or the
+        default, which a control that was never touched follows."""
+        is_new = name not in self._names  # not another run of a fragment, whose link is the page's own
         self._names.add(name)
         key = self._key(name)
         former = st.session_state.get(f"default.{key}", _SAME)
         st.session_state[f"default.{key}"] = default
-        if key in st.session_state:
-            if former is not _SAME and st.session_state[key] == former:
-                st.session_state[key] = default  # never chosen: it follows what the other controls imply
-            return key
-        value = st.session_state.get(f"last.{key}", default)
-        if name in st.query_params:
+        is_known = key in st.session_state
+        if not is_known or (former is not _SAME and st.session_state[key] == former):
+            st.session_state[key] = default
+        if name in st.query_params and is_new and (self._entered or not is_known):
             text = st.query_params[name]
             try:
-                value = parse(text)
+                st.session_state[key] = parse(text)
             except (ValueError, KeyError):
-                value = default
+                st.session_state[key] = default
                 self.notice(
                     f"the link asks for {name} = {text!r}, which is not {wanted}; showing {_said(default)} instead."
                 )
-        st.session_state[key] = value
         return key
 
-    def _keep(self, name: str, value: Any, default: Any, remember: Any = _SAME) -> None:
-        """Write the link, and remember (``remember``, where a link says it otherwise): Streamlit forgets the
-        widgets of a page that is left."""
+    def _show(self, name: str, value: Any, default: Any, local: bool = False) -> None:
+        """In the link, if it has to say so."""
         self._shown.pop(name, None)
-        if value != default:
+        if local or value != default:
             self._shown[name] = str(value)
-        st.session_state[f"last.{self._key(name)}"] = value if remember is _SAME else remember

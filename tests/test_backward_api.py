@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 
 import numpy as np
 import pytest
@@ -114,6 +115,13 @@ def test_dlse_alone_leaves_the_values_without_a_gradient():
     case.dout[...] = 0
     dq, dk, dv = gradients(case)
     assert (dv == 0).all() and (dq != 0).any() and (dk != 0).any()
+
+
+def test_every_argument_is_documented():
+    text = inspect.getdoc(cufa.flash_attention_backward)
+    for name in inspect.signature(cufa.flash_attention_backward).parameters:
+        lines = [line.split(" : ")[0].replace(",", " ").split() for line in text.splitlines()]
+        assert any(name in words for words in lines), name
 
 
 # --- What can be wrong ------------------------------------------------------------------------------------

@@ -87,7 +87,7 @@ def test_classes_are_told_apart_without_colour() -> None:
     """Where the four classes have ink differs between any two of them."""
     grid = np.array([[tile] for tile in Tile], np.uint8)
     image = np.asarray(tile_grid.raster(grid, theme.LIGHT))
-    side = image.shape[1]
+    side = image.shape[0] // 4
     inked = [(image[side * t + 4 : side * (t + 1) - 4, 4:-4] % 2).astype(bool) for t in range(4)]
     shares = [float(x.mean()) for x in inked]
     assert shares[Tile.FULL] == 0
@@ -97,6 +97,24 @@ def test_classes_are_told_apart_without_colour() -> None:
                 assert (inked[a] != inked[b]).mean() > 0.02, f"{a.name} looks like {b.name}"
     patterns = {theme.LIGHT.tiles[t].pattern for t in Tile}
     assert len(patterns) == 4
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (1, 64), (1, 2048), (64, 1), (2, 3), (32, 64), (3000, 5)])
+def test_a_raster_has_the_shape_of_the_figure(shape: tuple[int, int]) -> None:
+    """Whatever the grid: a pattern that is stretched is a moiré."""
+    image = tile_grid.raster(np.ones(shape, np.uint8), theme.LIGHT, (1024, 660))
+    assert 512 <= image.width <= 1024
+    assert 330 <= image.height <= 1024
+
+
+def test_one_query_is_one_flat_row_and_one_point() -> None:
+    schedule = Schedule(1, 4096, 64, 64, CAUSAL)
+    figure = tile_grid.tile_grid(schedule, theme.LIGHT)
+    assert figure.layout.height < 260
+    assert list(figure.layout.yaxis.tickvals) == [0]
+    step = softmax_steps.observe_rows(schedule, 0, 64)[1]
+    drawn = work_charts.softmax_figure(step, theme.LIGHT)
+    assert {trace.mode for trace in drawn.data} == {"markers"}  # a line of one point is nothing
 
 
 def test_a_reduced_grid_keeps_the_boundary() -> None:

@@ -11,9 +11,9 @@ import pytest
 
 pytest.importorskip("streamlit", reason="the dashboard needs streamlit: pip install 'cufa[dashboard]'")
 
+from dashboard_page_support import elsewhere, open_page, words  # noqa: F401 - a fixture
 from dashboard_run_support import small
 from dashboard_support import DEVICE, case_records
-from test_dashboard_pages import elsewhere, open_page, words  # noqa: F401 - a fixture
 
 from cufa.bench.suites import SUITES
 from cufa.dashboard.model import measurements

@@ -1,21 +1,10 @@
-"""The dashboard in a real Chromium, served as `cufa dashboard` serves it.
+"""The dashboard in a real Chromium: every page in both themes and at three widths, masks, links, who is served."""
 
-Screenshots of every page in both themes are left in ``$CUFA_SCREENSHOTS``, or in pytest's folder.
-"""
-
+# ruff: noqa: F811 - fixtures are imported, and asked for by their names
 from __future__ import annotations
 
-import contextlib
-import os
 import re
-import shutil
-import signal
 import socket
-import subprocess
-import sys
-import time
-import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -23,148 +12,25 @@ import pytest
 for _package in ("streamlit", "plotly", "playwright"):
     pytest.importorskip(_package, reason=f"the browser test needs {_package}: pip install 'cufa[dev]'")
 
-from playwright.sync_api import Browser, Page, expect, sync_playwright  # noqa: E402
-from test_dashboard_pages import PAGES  # noqa: E402
+from dashboard_browser import (  # noqa: E402, F401 - fixtures among them
+    ARGUMENTS,
+    CHROMIUM,
+    MASKED,
+    PATIENCE,
+    Visit,
+    address_of,
+    browser,
+    runs,
+    screenshot,
+    server,
+)
+from dashboard_page_support import PAGES  # noqa: E402
+from playwright.sync_api import Browser, expect  # noqa: E402
 
-from cufa.dashboard.worker import client  # noqa: E402
-from cufa.dashboard.worker.run import Status  # noqa: E402
-from cufa.dashboard.worker.store import Store  # noqa: E402
-
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 pytestmark = [
     pytest.mark.e2e,
     pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here: apt-get install chromium"),
 ]
-ARGUMENTS = [
-    "--headless",
-    "--no-sandbox",  # root in a container has none
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
-#: Streamlit's client, opened below the root, first asks for these beside the page.
-PROBES = re.compile(r"/_stcore/(health|host-config)$")
-#: Compiling happens on these pages; they may take longer to come to rest on two busy cores.
-PATIENCE = 90_000
-
-
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
-    """Where the served dashboard keeps its runs; its worker ends with the tests."""
-    store = Store(tmp_path_factory.mktemp("runs"))
-    yield store
-    pid = client.worker_pid(store, "cpu")
-    if pid is not None:
-        os.kill(pid, signal.SIGKILL)
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory, runs: Store) -> Iterator[str]:
-    """`cufa dashboard`, started in some other directory, with caches of its own."""
-    folder = tmp_path_factory.mktemp("served")
-    # Port 0: whichever is free when the server binds it. A port that is looked up before may be gone by then.
-    command = [sys.executable, "-m", "cufa", "dashboard", "--no-browser", "--port", "0"]
-    root = str(Path(__file__).parents[1])
-    path = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
-    own = {"CUFA_CACHE_DIR": str(folder / "cache"), "CUFA_RUNS_DIR": str(runs.root), "PYTHONPATH": path}
-    environment = {**os.environ, **own}
-    log = (folder / "log").open("wb")
-    process = subprocess.Popen(
-        command, cwd=folder, env=environment, stdout=log, stderr=log, start_new_session=True
-    )
-    try:
-        yield _address(process, folder / "log")
-    finally:
-        os.killpg(process.pid, 15)
-        process.wait(20)
-
-
-def _address(process: subprocess.Popen[bytes], log: Path) -> str:
-    """What the server says, once it answers there."""
-    for _ in range(600):
-        assert process.poll() is None, log.read_text()
-        found = re.search(r"http://127\.0\.0\.1:\d+", log.read_text())
-        if found is not None:
-            with (
-                contextlib.suppress(OSError),
-                urllib.request.urlopen(f"{found[0]}/_stcore/health", timeout=2),
-            ):
-                return found[0]
-        time.sleep(0.1)
-    raise AssertionError(f"the dashboard did not start: {log.read_text()}")
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with sync_playwright() as playwright:
-        found = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
-        yield found
-        found.close()
-
-
-class Visit:
-    """A page in a window of its own; :meth:`close` fails on anything that went wrong in it."""
-
-    def __init__(self, browser: Browser, theme: str = "light", width: int = 1360) -> None:
-        self.context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=theme)
-        self.page: Page = self.context.new_page()
-        self.trouble: list[str] = []
-        self.page.on("console", lambda m: m.type == "error" and self._note(m.text, m.location["url"]))
-        self.page.on("pageerror", lambda error: self._note(str(error), ""))
-        self.page.on("request", lambda r: self._is_local(r.url) or self._note("leaves this machine", r.url))
-
-    def _note(self, text: str, url: str) -> None:
-        if not PROBES.search(url):
-            self.trouble.append(f"{text} {url}")
-
-    @staticmethod
-    def _is_local(url: str) -> bool:
-        return re.match(r"(https?|ws)://127\.0\.0\.1[:/]|data:|blob:", url) is not None
-
-    def open(self, url: str) -> Page:
-        self.page.goto(url)
-        return self.settle()
-
-    def settle(self) -> Page:
-        """Until the script has run to its end."""
-        expect(self.page.locator("h1")).to_be_visible(timeout=PATIENCE)
-        # A rerun that a click has asked for begins a moment later, and a figure is drawn a moment after its
-        # data: at rest means at rest twice.
-        at_rest = self.page.locator("[data-testid=stApp][data-test-script-state=notRunning]")
-        for _ in range(2):
-            expect(at_rest).to_have_count(1, timeout=PATIENCE)
-            expect(self.page.locator("[data-stale=true]")).to_have_count(0, timeout=PATIENCE)
-            self.page.wait_for_timeout(300)
-        assert self.page.get_by_test_id("stException").count() == 0, self.page.inner_text("body")
-        return self.page
-
-    def close(self) -> None:
-        self.context.close()
-        assert self.trouble == []
-
-
-def address_of(name: str) -> str:
-    """Streamlit serves its first page at the root, and only there."""
-    return "" if name == PAGES[0] else name
-
-
-MASKED = address_of("masked_work")
-
-
-def screenshot(page: Page, name: str, folder: Path) -> None:
-    """The whole page: Streamlit scrolls inside, so the window is made as tall as its content."""
-    folder = Path(os.environ.get("CUFA_SCREENSHOTS", folder))
-    folder.mkdir(parents=True, exist_ok=True)
-    size = page.viewport_size
-    assert size is not None
-    height = page.evaluate("document.querySelector('[data-testid=stMain]').scrollHeight")
-    page.set_viewport_size({"width": size["width"], "height": min(int(height) + 40, 6000)})
-    page.wait_for_timeout(400)
-    page.screenshot(path=folder / f"{name}.png")
-    page.set_viewport_size(size)
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
@@ -200,6 +66,86 @@ def test_a_narrow_window(server: str, browser: Browser, name: str, tmp_path: Pat
     main = "document.querySelector('[data-testid=stMain]')"
     assert page.evaluate(f"{main}.scrollWidth - {main}.clientWidth") <= 1
     screenshot(page, f"{name}-narrow", tmp_path)
+    visit.close()
+
+
+@pytest.mark.parametrize("width", [600, 800, 1000])
+def test_no_choice_is_out_of_sight(server: str, browser: Browser, width: int, tmp_path: Path) -> None:
+    """Of controls that show all options: none scrolls sideways, none is cut, at widths where columns are narrow."""
+    visit = Visit(browser, width=width)
+    for name in ("run", "masked_work", "compare", "history"):
+        page = visit.open(f"{server}/{address_of(name)}")
+        for option in page.get_by_role("radio").all():
+            box = option.bounding_box()
+            assert box is not None
+            group = option.locator("xpath=ancestor::*[@role='radiogroup'][1]")
+            assert group.evaluate("e => e.scrollWidth - e.clientWidth") <= 1, (name, option.inner_text())
+            assert box["x"] >= 0 and box["x"] + box["width"] <= width + 1, (name, option.inner_text())
+    screenshot(page, f"history-{width}", tmp_path)
+    visit.close()
+
+
+def test_nothing_starts_while_a_field_is_red(server: str, browser: Browser, tmp_path: Path) -> None:
+    visit = Visit(browser)
+    page = visit.open(f"{server}/{address_of('run')}")
+    start = page.get_by_role("button", name="Start")
+    expect(start).to_be_enabled(timeout=PATIENCE)
+    heads = page.get_by_role("spinbutton", name="Heads", exact=True)
+    heads.fill("99999")
+    page.keyboard.press("Enter")
+    expect(page.get_by_test_id("stAlert").filter(has_text="Heads is 99,999")).to_be_visible(timeout=PATIENCE)
+    expect(start).to_be_disabled()
+    screenshot(page, "run-refused-light", tmp_path)
+    heads.fill("4")
+    page.keyboard.press("Enter")
+    expect(start).to_be_enabled(timeout=PATIENCE)
+    visit.close()
+
+
+def test_a_link_says_what_this_machine_decided(server: str, browser: Browser) -> None:
+    visit = Visit(browser)
+    page = visit.open(f"{server}/compare")
+    page.wait_for_url(re.compile(r"[?&]machine=recorded.*&show="), timeout=PATIENCE)
+    page.get_by_role("radio", name="time", exact=True).click()
+    page.wait_for_url(re.compile(r"[?&]metric=time"), timeout=PATIENCE)
+    visit.settle()
+    page.get_by_test_id("stSidebarNavLink").filter(has_text="Decode").click()
+    page.wait_for_url(re.compile(r"/decode\?card=90"), timeout=PATIENCE)
+    visit.settle()
+    page.get_by_test_id("stSidebarNavLink").filter(has_text="Compare").click()  # as it was left
+    page.wait_for_url(re.compile(r"/compare\?.*metric=time"), timeout=PATIENCE)
+    visit.close()
+
+
+def test_an_h200_is_no_a100(server: str, browser: Browser, tmp_path: Path) -> None:
+    """The recorded trace of the first view, predicted for another card."""
+    visit = Visit(browser)
+    page = visit.open(f"{server}/{MASKED}?card=80")
+    said = page.locator(".cufa-verdict", has_text="On another card, NVIDIA H200")
+    expect(said).to_be_visible(timeout=PATIENCE)
+    expect(said.locator(".cufa-tag")).to_have_text("recorded")
+    assert "The tail is" not in page.inner_text("body")
+    screenshot(page, "masked_work-a100-light", tmp_path)
+    visit.close()
+
+
+def test_one_query_is_drawn(server: str, browser: Browser, tmp_path: Path) -> None:
+    visit = Visit(browser)
+    page = visit.open(f"{server}/{MASKED}?sq=1")
+    expect(page.locator(".js-plotly-plot").nth(1).locator(".point").first).to_be_visible(timeout=PATIENCE)
+    screenshot(page, "masked_work-one-query-light", tmp_path)
+    visit.close()
+
+
+def test_decode_says_nothing_that_its_own_record_beats(server: str, browser: Browser) -> None:
+    visit = Visit(browser)
+    page = visit.open(f"{server}/decode?batch=64")
+    body = page.inner_text("body")
+    least = re.search(r"at least ([0-9.]+) µs", body)
+    seen = re.search(r"This very problem: ([0-9.]+) µs", body)
+    assert least is not None and seen is not None
+    assert float(least[1]) <= float(seen[1])
+    assert "µs at the least" in body
     visit.close()
 
 
@@ -310,165 +256,6 @@ def test_a_large_view_is_drawn_under_every_mask(server: str, browser: Browser) -
         page.get_by_role("radio", name=mask, exact=True).click()
         expect(page.locator(".cufa-verdict", has_text=answer).first).to_be_visible(timeout=PATIENCE)
         visit.settle()
-    visit.close()
-
-
-# --- Runs: started, left, cancelled, killed, taken away -----------------------------------------------------
-
-RUN = address_of("run")
-SMALL = "kernels=fa1,fa2&sq=256&sk=256&seconds=0.2"
-#: Minutes on any CPU: it is always stopped.
-ENDLESS = "kernels=fa2&batch=4&heads=16&sq=8192&sk=8192&d=128&kv=16&seconds=10"
-
-
-def start(page: Page) -> None:
-    page.get_by_role("button", name="Start").click()
-    page.wait_for_url(re.compile(r"[?&]run=\d{8}T"), timeout=PATIENCE)
-
-
-def test_a_cpu_run_from_start_to_result(server: str, browser: Browser, runs: Store, tmp_path: Path) -> None:
-    visit = Visit(browser)
-    page = visit.open(f"{server}/{RUN}?{SMALL}")
-    start(page)
-    tag = page.locator(".cufa-tag", has_text="measured on CPU")
-    expect(tag).to_be_visible(timeout=PATIENCE)
-    expect(page.get_by_role("figure", name="Times of every call")).to_be_visible(timeout=PATIENCE)
-    expect(page.get_by_role("button", name="Cancel")).to_have_count(0, timeout=PATIENCE)
-    assert "float64" in page.get_by_test_id("stMetric").last.inner_text()
-    assert runs.all()[0].status is Status.DONE
-    page.reload()
-    visit.settle()
-    expect(tag).to_be_visible(timeout=PATIENCE)
-    screenshot(page, "run-result-light", tmp_path)
-    visit.close()
-
-
-def test_a_run_survives_a_reload_is_seen_by_two_browsers_and_can_be_cancelled(
-    server: str, browser: Browser, runs: Store, tmp_path: Path
-) -> None:
-    visit, other = Visit(browser), Visit(browser, "dark")
-    page = visit.open(f"{server}/{RUN}?{ENDLESS}")
-    start(page)
-    cancel = page.get_by_role("button", name="Cancel")
-    progress = page.get_by_test_id("stProgress").filter(has_text="timing fa2")
-    expect(progress).to_be_visible(timeout=PATIENCE)
-    page.reload()
-    visit.settle()
-    expect(progress).to_be_visible(timeout=PATIENCE)
-    second = other.open(f"{server}/{RUN}?{SMALL}")
-    expect(second.get_by_role("button", name="Cancel")).to_have_count(1, timeout=PATIENCE)
-    start(second)  # waits behind the first
-    expect(second.get_by_test_id("stProgress").filter(has_text="waiting: 1 before it")).to_be_visible(
-        timeout=PATIENCE
-    )
-    screenshot(second, "run-queue-dark", tmp_path)
-    cancel.first.click()
-    expect(page.locator(".cufa-verdict", has_text="Cancelled")).to_be_visible(timeout=PATIENCE)
-    expect(second.locator(".cufa-tag", has_text="measured on CPU")).to_be_visible(timeout=PATIENCE)
-    assert [run.status for run in runs.all()[:2]] == [Status.DONE, Status.CANCELLED]
-    visit.close()
-    other.close()
-
-
-def test_samples_are_drawn_while_they_are_taken(server: str, browser: Browser, tmp_path: Path) -> None:
-    visit = Visit(browser)
-    page = visit.open(f"{server}/{RUN}?kernels=naive,fa2&sq=2048&sk=2048&seconds=10")
-    start(page)
-    expect(page.locator(".cufa-verdict", has_text="rounds: naive")).to_be_visible(timeout=PATIENCE)
-    expect(page.get_by_role("figure", name="Times of every call")).to_be_visible(timeout=PATIENCE)
-    screenshot(page, "run-live-light", tmp_path)
-    page.get_by_role("button", name="Cancel").click()
-    expect(page.locator(".cufa-verdict", has_text="Cancelled")).to_be_visible(timeout=PATIENCE)
-    visit.close()
-
-
-def test_a_worker_that_is_killed_is_shown_and_the_next_run_works(
-    server: str, browser: Browser, runs: Store, tmp_path: Path
-) -> None:
-    visit = Visit(browser)
-    page = visit.open(f"{server}/{RUN}?{ENDLESS}")
-    start(page)
-    expect(page.get_by_test_id("stProgress").filter(has_text="timing fa2")).to_be_visible(timeout=PATIENCE)
-    pid = client.worker_pid(runs, "cpu")
-    assert pid is not None
-    os.kill(pid, signal.SIGKILL)
-    verdict = page.locator(".cufa-verdict.alarm")
-    expect(verdict).to_contain_text("worker process died", timeout=PATIENCE)
-    visit.settle()
-    screenshot(page, "run-killed-light", tmp_path)
-    page = visit.open(f"{server}/{RUN}?{SMALL}")
-    start(page)
-    expect(page.locator(".cufa-tag", has_text="measured on CPU")).to_be_visible(timeout=PATIENCE)
-    visit.close()
-
-
-def test_a_report_is_downloaded_and_opens_without_the_network(
-    server: str, browser: Browser, runs: Store, tmp_path: Path
-) -> None:
-    visit = Visit(browser)
-    page = visit.open(f"{server}/history")
-    with page.expect_download(timeout=PATIENCE) as download:
-        page.get_by_role("button", name="HTML report").click()
-    report = tmp_path / download.value.suggested_filename
-    download.value.save_as(report)
-    for name, start_of in (("CSV", "id,origin,machine"), ("JSON Lines, every sample", '{"id": ')):
-        with page.expect_download(timeout=PATIENCE) as download:
-            page.get_by_test_id("stDownloadButton").get_by_role("button", name=name).click()
-        assert Path(download.value.path()).read_text().startswith(start_of)
-    visit.close()
-    reader = browser.new_context(offline=True)
-    trouble: list[str] = []
-    opened = reader.new_page()
-    opened.on("console", lambda m: m.type == "error" and trouble.append(m.text))
-    opened.on("pageerror", lambda error: trouble.append(str(error)))
-    opened.on("request", lambda r: r.url.startswith("http") and trouble.append(r.url))
-    opened.goto(report.as_uri())
-    expect(opened.locator(".js-plotly-plot .main-svg").first).to_be_visible(timeout=PATIENCE)
-    assert opened.locator("table").count() >= 1
-    opened.screenshot(path=Path(os.environ.get("CUFA_SCREENSHOTS", tmp_path)) / "report.png", full_page=True)
-    reader.close()
-    assert trouble == []
-
-
-@pytest.mark.parametrize("theme", ["light", "dark"])
-def test_pages_with_runs_in_both_themes(
-    server: str, browser: Browser, runs: Store, theme: str, tmp_path: Path
-) -> None:
-    visit = Visit(browser, theme)
-    for name in ("compare", "history"):
-        page = visit.open(f"{server}/{name}")
-        expect(page.get_by_test_id("stPlotlyChart").first).to_be_visible(timeout=PATIENCE)
-        screenshot(page, f"{name}-runs-{theme}", tmp_path)
-    visit.close()
-
-
-def test_two_rows_of_the_table_are_compared(server: str, browser: Browser) -> None:
-    visit = Visit(browser)
-    page = visit.open(f"{server}/history?from=recorded")
-    table = page.get_by_test_id("stDataFrame")
-    expect(table).to_be_visible(timeout=PATIENCE)
-    page.wait_for_timeout(500)
-    box = table.bounding_box()
-    assert box is not None
-    for row in (2, 4):  # drawn on a canvas: a header, then rows of 35 pixels
-        page.mouse.click(box["x"] + 18, box["y"] + 36 + 35 * (row + 0.5))
-        visit.settle()
-    page.wait_for_url(re.compile(r"[?&]a=[^&]*\.2\b.*[?&]b=[^&]*\.4\b"))
-    visit.close()
-
-
-def test_runs_are_deleted(server: str, browser: Browser, runs: Store) -> None:
-    visit = Visit(browser)
-    page = visit.open(f"{server}/{RUN}?{SMALL}")
-    start(page)
-    expect(page.locator(".cufa-tag", has_text="measured on CPU")).to_be_visible(timeout=PATIENCE)
-    page = visit.open(f"{server}/history?from=run")
-    page.get_by_text("kept on this machine").click()
-    page.get_by_text("All of them").click()
-    page.get_by_role("button", name=re.compile("Delete [1-9].* for good")).click()
-    expect(page.locator(".cufa-verdict", has_text="Nothing fits")).to_be_visible(timeout=PATIENCE)
-    visit.settle()
-    assert runs.all() == []
     visit.close()
 
 

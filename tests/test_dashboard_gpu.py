@@ -20,9 +20,9 @@ import pytest
 pytest.importorskip("streamlit", reason="the dashboard needs streamlit: pip install 'cufa[dashboard]'")
 
 import streamlit as st
+from dashboard_page_support import PAGES, want_one, words
 from dashboard_support import APP
 from streamlit.testing.v1 import AppTest
-from test_dashboard_pages import PAGES, want_one, words
 
 from cufa.dashboard.model import compiled
 from cufa.dashboard.worker import client

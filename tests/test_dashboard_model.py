@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 import math
@@ -13,10 +14,13 @@ pytest.importorskip("plotly", reason="the dashboard needs plotly: pip install 'c
 
 from dashboard_support import decode_plan, schedules, write_evidence
 
+from cufa.bench import decode_cases
 from cufa.bench.suites import make
+from cufa.core.architectures import Device
 from cufa.core.mask import CAUSAL, FULL, Band, Mask
 from cufa.core.schedule import Schedule, Tile
-from cufa.dashboard.model import evidence, softmax_steps, splits, work
+from cufa.dashboard.model import evidence, softmax_steps, split_time, splits, work
+from cufa.planner import make_plan
 
 # --- Arithmetic ------------------------------------------------------------------------------------------
 
@@ -173,3 +177,41 @@ def test_damaged_evidence_says_which_file(tmp_path) -> None:
     file.write_text(json.dumps(content))
     with pytest.raises(ValueError, match=r"made-up-gpu\.json lacks 'p50_ns'"):
         evidence.load(tmp_path)
+
+
+# --- Reading ---------------------------------------------------------------------------------------------
+
+
+def test_nothing_recorded_is_faster_than_its_ceiling() -> None:
+    """Of the evidence that is shipped: what is called "at least" is never beaten beside it."""
+    for found in evidence.load():
+        for m in found.rows:
+            if m.operation.memory_bound:
+                floor = float(m.row.json["io_bytes"]) / found.read_bytes
+                assert m.of_ceiling <= 1
+                assert m.seconds >= floor * (1 - 1e-9), (m.case, m.label)
+
+
+def test_times_of_splits_are_those_that_were_recorded() -> None:
+    """Fitted to the evidence, within a tenth of every time of it; and the planner's cut is near the best."""
+    device = Device.typical(90)
+    reading = split_time.reading(device, 16, evidence.load())
+    assert reading is not None
+    assert reading.fitted > 15
+    assert reading.error < 0.12
+    for batch, heads, kv_heads, capacity in decode_cases.PUBLISHED:
+        plan = make_plan(decode_cases.make_decode(batch, heads, kv_heads, capacity), device)
+        if plan.config.block_q != 16:
+            continue
+        planned = reading.seconds(split_time.load_of(plan))
+        for splits_ in (1, 2, 4, 8, 16, 32, 64, 128):
+            other = make_plan(plan.problem, device, "fixed", num_splits=splits_)
+            assert planned < 1.02 * reading.seconds(split_time.load_of(other))
+
+
+def test_a_card_without_evidence_gets_no_times() -> None:
+    found = evidence.load()
+    assert split_time.reading(Device.typical(80), 16, found) is None
+    assert split_time.reading(Device.typical(90), 16, []) is None
+    h100 = dataclasses.replace(Device.typical(90), name="H100")
+    assert split_time.reading(h100, 16, found) is None  # of its architecture, and another memory

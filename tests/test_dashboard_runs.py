@@ -1,15 +1,10 @@
-"""The pages Run, Compare, History and Doctor under AppTest, with runs made by a real worker on the CPU."""
+"""The page Run under AppTest, with runs made by a real worker on the CPU."""
 
+# ruff: noqa: F811 - fixtures are imported, and asked for by their names
 from __future__ import annotations
 
-import csv
-import html
-import io
 import json
-import os
-import signal
-import time
-from collections.abc import Iterator
+import re
 from pathlib import Path
 from typing import Any
 
@@ -17,89 +12,22 @@ import pytest
 
 pytest.importorskip("streamlit", reason="the dashboard needs streamlit: pip install 'cufa[dashboard]'")
 
-from dashboard_support import DEVICE, case_records, write_evidence
-from streamlit.testing.v1 import AppTest
-from test_dashboard_pages import elsewhere, open_page, parameters, words  # noqa: F401 - a fixture
+from dashboard_measured_support import measured, named, start, wait, with_gpu, with_runs  # noqa: F401 - fixtures among them
+from dashboard_page_support import chosen, elsewhere, open_page, parameters, words  # noqa: F401 - a fixture
+from dashboard_support import DEVICE, case_records
 
 from cufa.bench.cases import Case, contenders
-from cufa.bench.decode_cases import make_decode
 from cufa.bench.regimes import Regime
 from cufa.bench.suites import SUITES, make
-from cufa.bench.timing import Ratio, Timing, speedup
-from cufa.core.mask import CAUSAL, Band
+from cufa.core.mask import CAUSAL
 from cufa.core.operation import OPERATIONS
-from cufa.dashboard.charts import difference, samples
-from cufa.dashboard.model import devices, doctor, export, gpu, measurements, presets, published
-from cufa.dashboard.views import history_view, run_controls
+from cufa.dashboard.model import doctor, measurements, presets
+from cufa.dashboard.views import run_controls, run_live
 from cufa.dashboard.worker import client
 from cufa.dashboard.worker.jobs import Job
-from cufa.dashboard.worker.run import Run, Status
+from cufa.dashboard.worker.run import Status
 from cufa.dashboard.worker.store import Store
-from cufa.doctor import Check
-from cufa.doctor import Status as CheckStatus
 from cufa.planner import make_plan
-
-
-@pytest.fixture(scope="module")
-def measured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A folder with finished runs: three lengths, one of them again, and one under a window beside decoding, each
-    kernel alone."""
-    store = Store(tmp_path_factory.mktemp("measured"))
-    cases = tuple(
-        Case(make(2, 4, n, 64, "float32", CAUSAL), contenders("fa1", "fa2")) for n in (64, 512, 1024)
-    )
-    window = Case(make(2, 4, 256, 64, "float32", Band(63, 0)), contenders("fa2"))
-    decode = Case(make_decode(2, 4, 2, 512, head_dim=64, dtype="float32"), contenders("auto", "balanced"))
-    for job in (
-        Job("alone", "cpu", (window, decode), 0.02, Regime.SUSTAINED),
-        Job("lengths", "cpu", cases, 0.02),
-        Job("again", "cpu", cases[1:2], 0.02),
-    ):
-        client.submit(store, job)
-    wait(store)
-    assert [run.status for run in store.all()] == [Status.DONE] * 3
-    yield store.root
-    pid = client.worker_pid(store, "cpu")
-    if pid is not None:
-        os.kill(pid, signal.SIGKILL)
-
-
-@pytest.fixture
-def with_runs(measured: Path, elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> Store:  # noqa: F811
-    monkeypatch.setenv("CUFA_RUNS_DIR", str(measured))
-    return Store(measured)
-
-
-def named(store: Store, title: str) -> Run:
-    return next(run for run in store.all() if run.job.title == title)
-
-
-@pytest.fixture
-def with_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A GPU that the driver shows; nothing can run on it."""
-    monkeypatch.setattr(gpu, "gpu_count", lambda: 1)
-    monkeypatch.setattr(devices, "gpu", lambda number: DEVICE)
-
-
-def wait(store: Store) -> None:
-    deadline = time.monotonic() + 120
-    while store.active():
-        assert time.monotonic() < deadline, store.active()
-        client.refresh(store)
-        time.sleep(0.1)
-
-
-def start(app: AppTest) -> Run:
-    """Press Start and wait for the end."""
-    app.button(key="run.start").click().run()
-    assert not app.exception
-    store = Store(Path(os.environ["CUFA_RUNS_DIR"]))
-    wait(store)
-    app.run()
-    return store.all()[0]
-
-
-# --- Run -------------------------------------------------------------------------------------------------
 
 
 def test_a_cpu_run_from_the_button_to_its_result(measured: Path, with_runs: Store) -> None:
@@ -177,19 +105,20 @@ def test_a_bad_value_falls_back_and_says_so(name: str, parameter: str, value: st
     app = open_page(name, **{parameter: value})
     (warning,) = app.warning
     assert repr(value) in warning.value
-    assert parameters(app) == {}
+    assert chosen(app) == {}
 
 
 def test_a_preset_sets_the_whole_shape_and_a_link_carries_it() -> None:
     app = open_page("run")
     app.number_input(key="run.batch").set_value(7).run()
     app.selectbox(key="run.preset").set_value("llama-8b").run()
-    assert parameters(app) == {"preset": "llama-8b"}
+    assert chosen(app) == {}
+    assert parameters(app)["preset"] == "llama-8b"
     assert app.number_input(key="run.batch").value == 1
     assert app.selectbox(key="run.kv").value == "8"
     app.number_input(key="run.sq").set_value(300).run()
     link = parameters(app)
-    assert link == {"preset": "llama-8b", "sq": "300"}
+    assert link == {"on": "cpu", "preset": "llama-8b", "kernels": "naive,fa1,fa2", "sq": "300"}
     other = open_page("run", **link)
     assert other.number_input(key="run.sq").value == 300
     assert other.number_input(key="run.heads").value == 32
@@ -327,208 +256,41 @@ def test_the_time_of_a_cpu_job_is_guessed_from_its_work() -> None:
     assert slow > 30 * fast / 10
 
 
-# --- Compare ---------------------------------------------------------------------------------------------
+# --- What is said before Start ---------------------------------------------------------------------------
 
 
-def test_own_runs_by_length_and_speedup(with_runs: Store) -> None:
-    app = open_page("compare", base="fa1", show="fa1,fa2")
-    said = words(app)
-    assert "measured on CPU</span>" in said
-    assert "Speed-up over fa1" in [h.value for h in app.header]
-    figures = [json.loads(e.proto.spec) for e in app.get("plotly_chart")]
-    assert {t["name"] for t in figures[0]["data"]} == {"fa1", "fa2"}
-    assert [t["name"] for t in figures[1]["data"]] == ["fa2"]
-    app.multiselect(key="compare.show").set_value([]).run()
-    assert "choose at least one kernel" in words(app)
-
-
-def test_regimes_are_never_mixed(elsewhere: Path) -> None:  # noqa: F811
-    write_evidence(elsewhere / "records")
-    app = open_page("compare")
-    assert "fastest in turns" in words(app)
-    app.segmented_control(key="compare.regime").set_value("sustained").run()
-    assert not app.exception
-    assert "fastest sustained" in words(app)
-    assert "energy" in str(app.segmented_control(key="compare.metric").options)
-    app.segmented_control(key="compare.metric").set_value("joules").run()
-    figure = json.loads(app.get("plotly_chart")[0].proto.spec)
-    assert "TFLOP per joule" in json.dumps(figure["layout"])
-    table = app.dataframe[0].value
-    assert set(table["power"]) == {"600 W"}
-    families = app.selectbox(key="compare.shapes").options
-    assert any(name.startswith("Decode:") for name in families)
-    app.selectbox(key="compare.shapes").set_value(next(x for x in families if x.startswith("Decode:"))).run()
-    assert "TB/s at" in words(app)
-
-
-def test_recorded_evidence_names_machine_and_date(elsewhere: Path) -> None:  # noqa: F811
-    write_evidence(elsewhere / "records")
-    app = open_page("compare")
-    said = words(app)
-    assert "recorded</span>" in said
-    assert "Made-up GPU, 2026-01-02" in said
-    assert "published: 1.70×" in said  # the known table, beside the recorded FA1 → FA2 at 4,096
-    for metric in ("time", "gbytes"):
-        assert not open_page("compare", metric=metric).warning
-
-
-@pytest.mark.parametrize("table", ["versions", "blocks", "traffic"])
-def test_a_known_table_is_measured_by_its_button(
-    table: str, with_runs: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[Job] = []
-    monkeypatch.setattr(
-        client, "submit", lambda store, job: asked.append(job) or "20260101T000000.000000-abcdef"
+def test_nothing_starts_while_a_field_holds_what_it_cannot() -> None:
+    app = open_page("run")
+    assert not app.button(key="run.start").disabled
+    app.number_input(key="run.heads").set_value(4096).run()
+    assert app.button(key="run.start").disabled
+    assert (
+        "Heads is 4,096, which is not a whole number from 1 to 1,024; the page shows 1,024."
+        in app.error[0].value
     )
-    app = open_page("compare", table=table)
-    assert "published" in words(app).lower()
-    app.button(key=f"known.{table}").click().run()
-    assert not app.exception
-    (job,) = asked
-    assert job.device == "cpu"
-    for case in job.cases:
-        for contender in case.contenders:
-            assert contender.plan(case.problem, None)
+    assert "Nothing starts while a field is wrong" in words(app)
+    assert parameters(app)["heads"] == "1024"
+    app.number_input(key="run.heads").set_value(4).run()
+    assert not app.button(key="run.start").disabled
+    assert not app.error
 
 
-def test_the_known_tables_run_on_a_gpu_too() -> None:
-    tables = (published.version_cases, published.block_cases, published.traffic_cases)
-    for cases in tables:
-        plans = [c.plan(case.problem, DEVICE) for case in cases(DEVICE) for c in case.contenders]
-        assert plans
-        assert {p.problem.head_dim for p in plans} == {64}
-    lengths = [case.problem.seqlen_k for case in published.version_cases(DEVICE)]
-    assert lengths == [x.seqlen for x in published.VERSIONS]
+def test_memory_that_is_not_there_is_said_before_start() -> None:
+    app = open_page("run", batch="4096", heads="1024", sq="1048576", sk="1048576")
+    assert app.button(key="run.start").disabled
+    assert re.search(
+        r"Too large for this machine.*: .* needs about [0-9,]+ GiB, [0-9.,]+ GiB are free", words(app)
+    )
 
 
-def test_published_figures_hang_together() -> None:
-    for x in published.VERSIONS:
-        assert x.fa1_ms / x.fa2_ms == pytest.approx(x.speedup, rel=0.02)
+def test_a_time_beyond_patience_is_said_before_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_live, "_cpu_rate", lambda job, runs: 1e6)
+    said = words(open_page("run", sq="65536", sk="65536"))
+    assert re.search(r"About [0-9,]+ years on this CPU", said)
+    assert "It can be cancelled at any time" in said
 
 
-# --- History ---------------------------------------------------------------------------------------------
-
-
-def test_two_measurements_and_their_interval(with_runs: Store) -> None:
-    found = [m for run in with_runs.all() for m in measurements.of_run(run)]
-    fa1, fa2 = (next(m for m in found if m.label == x and m.problem.seqlen_k == 1024) for x in ("fa1", "fa2"))
-    app = open_page("history", a=fa1.id, b=fa2.id)
-    assert not app.warning
-    expected, _ = difference.in_words(speedup(fa1.timing, fa2.timing), "fa1", "fa2")
-    assert html.escape(expected) in words(app)
-    app.selectbox(key="history.b").set_value(fa1.id).run()
-    assert "the same measurement" in words(app)
-    other = next(m for m in found if m.problem.seqlen_k == 64)
-    app.selectbox(key="history.b").set_value(other.id).run()
-    assert "Not the same problem" in app.warning[0].value
-    alone = next(m for m in found if m.regime is Regime.SUSTAINED)
-    app.selectbox(key="history.b").set_value(alone.id).run()
-    assert "are not compared" in words(app)
-    assert not app.exception
-
-
-def test_two_runs_are_compared_where_they_meet(with_runs: Store) -> None:
-    a, b = named(with_runs, "lengths"), named(with_runs, "again")
-    app = open_page("history", compare="runs", rb=b.id)
-    assert "In B " in words(app)
-    assert app.selectbox(key="history.ra").value == a.id  # what it can be compared with
-    pairs = history_view.pair_up(measurements.of_run(a), measurements.of_run(b))
-    assert {name.partition(",")[0] for name, _ in pairs} == {"fa1", "fa2"}
-
-
-def test_filters_and_downloads(with_runs: Store, elsewhere: Path) -> None:  # noqa: F811
-    write_evidence(elsewhere / "records")
-    app = open_page("history", **{"from": "recorded"})
-    assert set(app.dataframe[0].value["from"]) == {"recorded evidence"}
-    app = open_page("history", kernels="fa2")
-    assert {k.split()[0] for k in app.dataframe[0].value["kernel"]} == {"fa2"}
-    app = open_page("history", op="decode", regime="sustained")
-    assert not app.warning
-    assert all("cached" in x or "×" in x for x in app.dataframe[0].value["problem"])
-    assert set(app.dataframe[0].value["regime"]) == {"sustained"}
-    assert "energy per call" in app.dataframe[0].value
-    app = open_page("history", masks="window (63 0)")
-    assert set(app.dataframe[0].value["mask"]) == {"window (63, 0)"}
-    assert len(app.get("download_button")) == 3
-
-
-def test_exports_hold_every_sample(with_runs: Store, tmp_path: Path) -> None:
-    found = [m for run in with_runs.all() for m in measurements.of_run(run)]
-    table = list(csv.DictReader(io.StringIO(export.csv_text(found))))
-    assert [float(line["p50_s"]) for line in table] == [m.timing.p50 for m in found]
-    lines = [json.loads(line) for line in export.json_lines(found).splitlines()]
-    assert [len(line["samples_ns"]) for line in lines] == [len(m.timing.samples) for m in found]
-    assert {line["operation"] for line in table} == {"forward", "decode"}
-    assert {line["mask"] for line in table} == {"causal", "window (63, 0)"}
-    assert {line["regime"] for line in table} == {"in turns", "sustained"}
-    report = export.html_report(found)
-    assert report.count("<tbody>") >= 4
-    assert 'src="http' not in report
-    assert "href=" not in report.split("</script>")[-1]
-    assert found[0].machine in report
-
-
-# --- Figures and words -------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("ratio", "words_", "tone", "symbol"),
-    [
-        (Ratio(1.5, 1.4, 1.6), "B is 1.50× (1.40–1.60) faster than A.", "good", "triangle-right"),
-        (Ratio(0.5, 0.4, 0.8), "B is 2.00× (1.25–2.50) slower than A.", "warn", "triangle-left"),
-        (Ratio(1.0, 0.9, 1.1), "No difference", "", "circle"),
-    ],
-)
-def test_a_difference_in_words(ratio: Ratio, words_: str, tone: str, symbol: str) -> None:
-    text, found = difference.in_words(ratio)
-    assert text.startswith(words_)
-    assert found == tone
-    assert difference.verdict_symbol(ratio) == symbol
-
-
-def test_every_sample_is_drawn() -> None:
-    from cufa.dashboard.theme import LIGHT
-
-    timing = Timing(tuple(1e-3 * (1 + n / 100) for n in range(200)))
-    figure = samples.samples_figure([("fa2", timing), ("fa1", timing)], LIGHT)
-    assert [len(trace.x) for trace in figure.data] == [200, 200]
-    assert list(figure.data[0].x) == pytest.approx([1e3 * t for t in timing.samples])
-    assert "(ms)" in figure.layout.xaxis.title.text
-    with_outlier = [("fa2", Timing((*timing.samples, 1.0)))]
-    assert samples.beyond([("fa2", timing)]) < 15  # of the slowest tenth
-    assert samples.beyond(with_outlier) >= 1
-    low, high = samples.samples_figure(with_outlier, LIGHT, zoomed=True).layout.xaxis.range
-    assert 0 < low <= 1
-    assert high < 4
-    assert "median 2 ms" in samples.describe([("fa2", Timing((2e-3,)))])
-
-
-# --- Doctor ------------------------------------------------------------------------------------------------
-
-
-def test_the_doctor_says_what_the_command_says(elsewhere: Path) -> None:  # noqa: F811
-    app = open_page("doctor")
-    said = words(app)
-    for name in ("python", "kernel sources", "first call", "runs"):
-        assert f">{name}</div>" in said
-    assert "against float64" in said
-
-
-def test_problems_come_first_with_their_fix(monkeypatch: pytest.MonkeyPatch) -> None:
-    made_up = [
-        Check("python", CheckStatus.OK, "3"),
-        Check("nvrtc", CheckStatus.PROBLEM, "too <old>", "pip install `x`"),
-    ]
-    monkeypatch.setattr(doctor, "_doctor", lambda: made_up)
-    said = words(open_page("doctor", show="open"))
-    assert "1 to fix: nvrtc." in said
-    assert "too &lt;old&gt;" in said
-    assert "<code>x</code>" in said
-    assert ">python</div>" not in said
-
-
-def test_a_doctor_that_dies_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor.sys, "executable", "/bin/false")
-    (check,) = doctor._doctor()
-    assert check.status is CheckStatus.PROBLEM
-    assert "exit code 1" in check.detail
+def test_the_first_run_on_a_cpu_has_tiles_to_skip() -> None:
+    first = next(iter(presets.presets("forward").values())).problem
+    plan = make_plan(first, None, "fa2")
+    assert plan.schedule.total / plan.schedule.visited > 1.3

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import socket
 import time
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 pytest.importorskip("streamlit", reason="the dashboard needs streamlit: pip install 'cufa[dashboard]'")
 
 import dashboard_support  # noqa: F401 - makes cufa.dashboard importable
+import streamlit as st
 
 from cufa.dashboard import server
 
@@ -68,6 +70,39 @@ def test_a_page_that_has_another_name_now_is_found_by_its_old_link(
     asyncio.run(server.Moved(application)({"type": "http", "path": path, "query_string": query}, None, send))
     assert sent[0]["status"] == (308 if place else 200)
     assert dict(sent[0]["headers"]).get(b"location") == place
+
+
+def test_scripts_travel_compressed() -> None:
+    (path,) = server.figure_scripts()
+    sent: list[dict[str, Any]] = []
+
+    async def application(scope: Any, receive: Any, send: Any) -> None:
+        sent.append({"passed": scope["path"]})
+
+    async def send(message: dict[str, Any]) -> None:
+        sent.append(message)
+
+    def ask(path: str, encoding: bytes) -> None:
+        sent.clear()
+        scope = {"type": "http", "method": "GET", "path": path, "headers": [(b"accept-encoding", encoding)]}
+        asyncio.run(server.Compressed(application)(scope, None, send))
+
+    ask(path, b"gzip, br")
+    headers, body = dict(sent[0]["headers"]), sent[1]["body"]
+    original = Path(st.__file__).with_name("static") / path.lstrip("/")
+    assert headers[b"content-encoding"] == b"gzip"
+    assert headers[b"content-type"].startswith(b"text/javascript")
+    assert gzip.decompress(body) == original.read_bytes()
+    assert len(body) < 0.4 * original.stat().st_size
+    for other, encoding in (
+        (path, b"identity"),
+        ("/static/js/none.js", b"gzip"),
+        ("/static/../__init__.py", b"gzip"),
+        ("/static/../../pathlib.js", b"gzip"),
+        ("/_stcore/health", b"gzip"),
+    ):
+        ask(other, encoding)
+        assert sent == [{"passed": other}]
 
 
 @pytest.mark.parametrize("kind", ["http", "websocket"])

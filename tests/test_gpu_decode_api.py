@@ -170,6 +170,7 @@ def test_repeated_calls_take_the_short_cut_and_give_the_same(cp, monkeypatch):
     arrays, options = on_gpu(cp, case)
     first = cufa.flash_decode(*arrays, **options)
     cufa.flash_decode(*arrays, **options, out=cp.empty_like(arrays[0]))
+    cufa.flash_decode(*arrays, **options, return_lse=True)
     monkeypatch.setattr(api.DecodeCall, "read", None)  # nothing is read or checked again
     second, lse = cufa.flash_decode(*arrays, **options, return_lse=True)
     copies = [x.copy() for x in arrays]

@@ -8,6 +8,7 @@ namespace cufa_host {
 void add_to_global(float* global, const float* values, u32 count, Site site);
 void release_count(u32* counter, u32 value, Site site);
 u32 acquire_count(const u32* counter, Site site);
+u32 relaxed_count(const u32* counter, Site site);
 
 // collectives.cpp
 void store_matrices(bool transposed, const u32* registers, u32 smem, Site site);
@@ -30,6 +31,7 @@ DEVICE void red_add_f32x4(float* p, float v0, float v1, float v2, float v3, SITE
 // ---- semaphore.cuh
 DEVICE void red_release_gpu_add(u32* counter, u32 v, SITE) { cufa_host::release_count(counter, v, site); }
 DEVICE u32 ld_acquire_gpu(const u32* counter, SITE) { return cufa_host::acquire_count(counter, site); }
+DEVICE u32 ld_relaxed_gpu(const u32* counter, SITE) { return cufa_host::relaxed_count(counter, site); }
 
 // ---- stmatrix.cuh
 DEVICE void stmatrix_x4(u32 smem, const u32 (&r)[4], SITE) { cufa_host::store_matrices(false, r, smem, site); }

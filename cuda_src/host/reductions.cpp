@@ -35,14 +35,15 @@ void release_count(u32* counter, u32 value, Site site) {
   __atomic_fetch_add(counter, value, __ATOMIC_SEQ_CST);
 }
 
-u32 acquire_count(const u32* counter, Site site) {
+namespace {
+u32 load_count(const u32* counter, bool acquires, const char* what, Site site) {
   Thread& thread = current();
   Block& block = *thread.block;
   // A thread that loads the same count again, and has done nothing else, waits until it changes.
   const bool again = thread.polled == counter && thread.polled_at == thread.accesses;
   for (bool waited = !again;; waited = true) {
-    if (!check_global(thread, counter, 4, Access::atomic, "ld.acquire", site)) return 0;
-    const u32 count = block.checked ? block.owners.acquire(thread, counter) : __atomic_load_n(counter, __ATOMIC_SEQ_CST);
+    if (!check_global(thread, counter, 4, Access::atomic, what, site)) return 0;
+    const u32 count = block.checked && acquires ? block.owners.acquire(thread, counter) : __atomic_load_n(counter, __ATOMIC_SEQ_CST);
     if (waited || count != thread.polled_count) {
       thread.polled = counter;
       thread.polled_count = count;
@@ -53,5 +54,9 @@ u32 acquire_count(const u32* counter, Site site) {
     park(thread, "a counter in global memory", site);
   }
 }
+}  // namespace
+
+u32 acquire_count(const u32* counter, Site site) { return load_count(counter, true, "ld.acquire", site); }
+u32 relaxed_count(const u32* counter, Site site) { return load_count(counter, false, "ld.relaxed", site); }
 
 }  // namespace cufa_host

@@ -29,7 +29,12 @@ constexpr int S_TILES = CHUNK / 8;                          // in 8-column mma t
 constexpr int K_STEPS = (HEAD_DIM + 15) / 16;               // k16 steps of S and dP; the last may be half padding
 constexpr int O_TILES = (D_TILES + PARTS - 1) / PARTS;      // 8-column mma tiles of dK and dV of one warp
 constexpr int DQ_ROW_WARPS = Br / 32, DQ_COLUMN_WARPS = NUM_WARPS / DQ_ROW_WARPS;
-constexpr int DQ_TILES = (D_TILES + DQ_COLUMN_WARPS - 1) / DQ_COLUMN_WARPS;  // likewise of dQ, in 32 rows
+constexpr int DQ_TILES = (D_TILES + DQ_COLUMN_WARPS - 1) / DQ_COLUMN_WARPS;  // likewise of dQ, in 32 rows:
+constexpr int DQ_CHUNKS = DQ_TILES > 4 && DQ_TILES % 2 == 0 ? 2 : 1;  // many in two runs, the first added under the second
+constexpr int DQ_CHUNK = DQ_TILES / DQ_CHUNKS;
+// Half of the warps add to dQ before they visit a tile and half behind it: memory takes additions more slowly than they
+// come from all warps at once.
+constexpr bool STAGGERED = NUM_STAGES == 2 && (SHARED_KEYS || MASK_KIND == MASK_FULL);
 constexpr int ROW_BYTES = HEAD_DIM * 2;
 constexpr int PITCH = tile_pitch(ROW_BYTES, 32);
 constexpr int S_PITCH = tile_pitch(Br * 2, 32);             // of P^T and dS^T: a row per key
@@ -81,6 +86,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward(const __grid_c
   const int first_tile = min(part * O_TILES, D_TILES - O_TILES);
   const int dq_row = warp % DQ_ROW_WARPS * 32, dq_share = warp / DQ_ROW_WARPS * DQ_TILES;
   const int first_dq_tile = min(dq_share, D_TILES - DQ_TILES);
+  auto adds_first = [&] { return !STAGGERED || thread_id() < NUM_THREADS / 2; };
 
   // Alg. 2, l. 7
   float dK_rmem[KEY_TILES][O_TILES][4] = {}, dV_rmem[KEY_TILES][O_TILES][4] = {};
@@ -111,8 +117,8 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward(const __grid_c
                                        copy.numbers + copy.thread * ROW_NUMBER_BYTES, copy.thread < copy.valid_rows);
     }
   };
-  auto copy_tile = [&](QueryTile tile) {
-    const TileCopy copy = copy_of(tile, 0, true);
+  auto copy_tile = [&](QueryTile tile, u32 stage) {
+    const TileCopy copy = copy_of(tile, stage, true);
 #pragma unroll
     for (int x = 0; x < K_STEPS; ++x) copy_part(copy, x);
   };
@@ -262,34 +268,50 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward(const __grid_c
 
   // Alg. 2, l. 15: 32 rows and a share of the columns for each warp.
   auto add_dq = [&](QueryTile tile, u32 stage) {
-    float dQ_rmem[2][DQ_TILES][4] = {};
-    const u32 dS_lane = dS_smem + stage * TILE_BYTES + dq_row * 2 + lane_offset_columns_first<S_PITCH>(lane);
-    const u32 K_lane = K_smem + first_dq_tile * 16 + rows_first;
-    multiply<BFLOAT16, Bc / 16, true>(
-        dQ_rmem,
-        [&](u32(&dS)[2][4], int k) {
-#pragma unroll
-          for (int i = 0; i < 2; ++i) ldmatrix_x4_trans(dS[i], dS_lane + k * 16 * S_PITCH + i * 32);
-        },
-        [&](u32(&B)[4], int n, int k) { load_b_pair<true>(B, K_lane + k * 16 * PITCH + n * 16, n + 1 < DQ_TILES); },
-        [](int) {});
-    mma_fence();
     const int strip = (tile.q_tile * Br + dq_row) / STRIP;
     float* const dQ = workspace.strip(batch_head + tile.head, strip) + first_dq_tile * ACCUMULATOR;
+    const u32 dS_lane = dS_smem + stage * TILE_BYTES + dq_row * 2 + lane_offset_columns_first<S_PITCH>(lane);
+    const u32 K_lane = K_smem + first_dq_tile * 16 + rows_first;
+    float dQ_rmem[DQ_CHUNKS][2][DQ_CHUNK][4] = {};
+    // Accumulators `begin` ... end-1 of a chunk.
+    auto add_chunk = [&](int c, int begin, int end) {
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      if (strip + i >= workspace.strips) continue;
-#pragma unroll
-      for (int n = 0; n < DQ_TILES; ++n) {
-        if (D_TILES % DQ_COLUMN_WARPS != 0 && first_dq_tile + n < dq_share) continue;  // another warp's
-        add_accumulator(dQ + (i * D_TILES + n) * ACCUMULATOR, dQ_rmem[i][n], lane);
+      for (int x = begin; x < end; ++x) {
+        const int i = x / DQ_CHUNK, n = x % DQ_CHUNK, tile_n = c * DQ_CHUNK + n;
+        if (strip + i >= workspace.strips) continue;
+        if (D_TILES % DQ_COLUMN_WARPS != 0 && first_dq_tile + tile_n < dq_share) continue;  // another warp's
+        add_accumulator(dQ + (i * D_TILES + tile_n) * ACCUMULATOR, dQ_rmem[c][i][n], lane);
       }
+    };
+#pragma unroll
+    for (int c = 0; c < DQ_CHUNKS; ++c) {
+      constexpr int STEPS = Bc / 16;
+      multiply<BFLOAT16, STEPS, true>(
+          dQ_rmem[c],
+          [&](u32(&dS)[2][4], int k) {
+#pragma unroll
+            for (int i = 0; i < 2; ++i) ldmatrix_x4_trans(dS[i], dS_lane + k * 16 * S_PITCH + i * 32);
+          },
+          [&](u32(&B)[4], int n, int k) {
+            load_b_pair<true>(B, K_lane + k * 16 * PITCH + (c * DQ_CHUNK + n) * 16, n + 1 < DQ_CHUNK);
+          },
+          [&](int k) {
+            if (c > 0) add_chunk(c - 1, k * 2 * DQ_CHUNK / STEPS, (k + 1) * 2 * DQ_CHUNK / STEPS);
+          });
+      mma_fence();
     }
+    add_chunk(DQ_CHUNKS - 1, 0, 2 * DQ_CHUNK);
   };
 
   int remaining = group_size * (tiles.end - tiles.first);
-  QueryTile next{first_head, tiles.first}, current{}, added{};
-  bool pending = false, passing = false;  // `current` is not in dQ yet; `added` is, but its turn is not passed on
+  QueryTile current{first_head, tiles.first};
+  bool pending = false;  // `current` is not in dQ yet
+  auto stage = [&] { return u32(remaining % NUM_STAGES); };  // of `current`
+  // DETERMINISTIC: the tile before is in dQ, but its turn is not passed on. That waits until all additions have arrived, so
+  // it is done behind the S of the tile after next, and by another warp than the one that awaits turns.
+  bool passing = false;
+  u32 count = 0;
+  auto passes_on = [&] { return thread_id() == NUM_THREADS - 32; };
   if (remaining > 0) {
     if constexpr (HEAD_DIM % 16 != 0) {
       zero_padding<Bc, ROW_BYTES, PITCH, NUM_THREADS>(K_smem, thread);
@@ -305,47 +327,51 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward(const __grid_c
     copy_tile_async<Bc, ROW_BYTES, PITCH, NUM_THREADS, ALIGNMENT, true>(K_smem, K, p.k_stride.seq * 2, valid_keys, thread);
     copy_tile_async<Bc, ROW_BYTES, PITCH, NUM_THREADS, ALIGNMENT, true>(V_smem, V, p.v_stride.seq * 2, valid_keys, thread);
     if constexpr (NUM_STAGES == 2) {
-      copy_tile(next);
+      copy_tile(current, (remaining - 1) % 2);
     }
     cp_async_commit();
   }
 
   // Alg. 2, l. 8
-  for (u32 stage = 0;; stage ^= NUM_STAGES - 1) {
+  for (;;) {
     cp_async_wait<0>();
-    if (DETERMINISTIC && pending && thread == 0) turns.await(current);
+    if (DETERMINISTIC && pending && thread == 0) turns.await(current, count);
     // All warps are done with the tile before, and have left its dS. With two stages, the next tile has landed for all.
     block_sync();
-    if (DETERMINISTIC && passing && thread == 0) turns.pass_on(added);
     if constexpr (NUM_STAGES == 1) {
       if (remaining > 0) {
-        copy_tile(next);
+        copy_tile(pending ? current.next(tiles) : current, 0);
         cp_async_commit();
       }
     }
-    if (pending) {
-      add_dq(current, stage ^ (NUM_STAGES - 1));
-      if constexpr (DETERMINISTIC) added = current, passing = true;
-    }
+    if (pending && (adds_first() || remaining == 0)) add_dq(current, stage());
     if (remaining == 0) break;
     if constexpr (NUM_STAGES == 1) {
       cp_async_wait<0>();
       block_sync();  // the tile has landed for all, and dS has been read by all
     }
-    current = next;
-    next = current.next(tiles);
+    if (pending) current = current.next(tiles);
     --remaining;
-    const TileCopy copy = copy_of(next, stage ^ 1, remaining > 0);
-    visit_tile(current, stage, [&](int x) {
+    const TileCopy copy = copy_of(current.next(tiles), stage() ^ 1, remaining > 0);
+    if (DETERMINISTIC && thread == 0) count = turns.count(current);  // long before it is compared
+    visit_tile(current, stage(), [&](int x) {
       if (NUM_STAGES == 2) copy_part(copy, x);  // nothing is read behind the last tile
+      if (DETERMINISTIC && x == K_STEPS - 1 && passing && passes_on()) {
+        turns.pass_on(current.previous(tiles).previous(tiles));
+      }
     });
     cp_async_commit();
+    if (pending && !adds_first()) add_dq(current.previous(tiles), stage() ^ 1);
+    passing = pending;
     pending = true;
   }
 
   // Alg. 2, l. 18: dK and dV take the places of this warp's keys of K and V.
   block_sync();  // no warp reads K any more
-  if (DETERMINISTIC && passing && thread == 0) turns.pass_on(added);
+  if (DETERMINISTIC && pending && passes_on()) {
+    if (passing) turns.pass_on(current.previous(tiles));
+    turns.pass_on(current);
+  }
   auto store = [&](u32 tile, const float(&D)[KEY_TILES][O_TILES][4], float factor) {
     const u32 rows = tile + warp_keys * PITCH;
 #pragma unroll

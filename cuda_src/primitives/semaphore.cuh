@@ -20,4 +20,11 @@ DEVICE u32 ld_acquire_gpu(const u32* counter) {
   asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(counter) : "memory");
   return v;
 }
+
+// ld.relaxed.gpu.global.u32: for those who then read nothing that the others wrote.
+DEVICE u32 ld_relaxed_gpu(const u32* counter) {
+  u32 v;
+  asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(counter) : "memory");
+  return v;
+}
 #endif  // __CUDACC__

@@ -33,6 +33,9 @@ struct QueryTile {
   DEVICE QueryTile next(const TileRange& tiles) const {
     return q_tile + 1 < tiles.end ? QueryTile{head, q_tile + 1} : QueryTile{head + 1, tiles.first};
   }
+  DEVICE QueryTile previous(const TileRange& tiles) const {
+    return q_tile > tiles.first ? QueryTile{head, q_tile - 1} : QueryTile{head - 1, tiles.end - 1};
+  }
 };
 
 // DETERMINISTIC: key blocks add to a tile of dQ from right to left. Blocks are launched in that order, and a causal block
@@ -44,11 +47,14 @@ struct DqTurns {
   int k_block;
   i64 first_head;  // of the batch
 
-  // By one thread, before a barrier of the block that comes before the additions.
-  DEVICE void await(QueryTile tile) const {
+  // How many key blocks have added to a tile. Without acquire: what those before have added is never read here, and
+  // additions do not overtake a load on which they depend.
+  DEVICE u32 count(QueryTile tile) const { return ld_relaxed_gpu(counter(tile)); }
+
+  // By one thread, before a barrier of the block that comes before the additions; `found` is what count() said before.
+  DEVICE void await(QueryTile tile, u32 found) const {
     const u32 turn = u32(visitors(tile).end - 1 - k_block);
-    while (ld_acquire_gpu(counter(tile)) != turn) {
-    }
+    while (found != turn) found = count(tile);
   }
 
   // By one thread, after a barrier of the block that comes after the additions.

@@ -91,6 +91,20 @@ def _pages() -> Case:
     return Case(make_decode(8, 32, 8, capacity), some, "8 × 32/8 × 32k, pages")
 
 
+#: Of a sweep: from none to more than any card is worth.
+_SWEPT = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128)
+
+
+def sweep(device: Device | None) -> Iterator[Case]:
+    """Fixed splits from few to many, the planner's own cut and a plain read beside them: what a split is worth."""
+    for batch, heads, kv_heads, capacity in ((1, 32, 8, 8 << 10), (1, 32, 8, 128 << 10), (8, 32, 8, 8 << 10),
+                                             (16, 64, 1, 16 << 10)):  # fmt: skip
+        fixed = (Contender("fixed", name=f"{n} split{'s' * (n > 1)}", num_splits=n) for n in _SWEPT)
+        problem = make_decode(batch, heads, kv_heads, capacity)
+        title = f"{batch} × {heads}/{kv_heads} × {capacity >> 10}k, splits"
+        yield Case(problem, (Contender(name=OURS), *fixed, Contender(READ)), title)
+
+
 def windows(device: Device | None) -> Iterator[Case]:
     """What a window is worth: 1,024 of many cached tokens beside a cache that has no more."""
     from ..core.mask import Band

@@ -239,6 +239,13 @@ SUITES = {
             gpu_only=True,
             operation="decode",
         ),
+        Suite(
+            "splits",
+            "decode: splits of the keys, few to many",
+            decode_cases.sweep,
+            gpu_only=True,
+            operation="decode",
+        ),
         Suite("backward-quick", "backward: a few shapes", _backward_quick, operation="backward"),
         Suite(
             "backward",
@@ -284,7 +291,7 @@ _SHORT = 1.0
 #: What evidence is recorded of, in this order.
 EVIDENCE = (
     *(Part(x) for x in ("forward", "awkward", "ladder", "versions", "float32", "fa1-blocks", "memory")),
-    *(Part(x) for x in ("masks", "decode", "backward", "backward-beside")),
+    *(Part(x) for x in ("masks", "decode", "splits", "backward", "backward-beside")),
     Part("fa3", Regime.SUSTAINED, _SHORT, section="forward"),
     Part("decode-published", Regime.SUSTAINED, _SHORT, section="decode"),
     Part("backward", Regime.SUSTAINED, _SHORT),

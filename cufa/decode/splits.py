@@ -121,8 +121,12 @@ def _worth_splitting(problem: Problem, device: Device, config: TileConfig) -> in
     """Splits of each sequence: one wave, about two tiles or more each, and no more than their merge is worth.
     Of n, each reads 1/n of an item, and n are merged: the best n is a square root."""
     item_bytes = problem.kv_bytes() // (problem.batch * problem.kv_heads)
-    merge_bytes = _MERGE_BYTES * 16 // config.block_q
-    return max(1, min(_one_wave(problem, device, config), math.isqrt(item_bytes // merge_bytes)))
+    return max(1, min(_one_wave(problem, device, config), math.isqrt(item_bytes // merge_bytes(config))))
+
+
+def merge_bytes(config: TileConfig) -> int:
+    """Bytes that a block of these rows reads in the time by which one more part delays the merge."""
+    return _MERGE_BYTES * 16 // config.block_q
 
 
 def _one_wave(problem: Problem, device: Device, config: TileConfig) -> int:

@@ -4,13 +4,14 @@ is in :mod:`cufa.ops.calls`, choices in :mod:`cufa.planner`."""
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from typing import Any
 
 from ..core.mask import Mask
 from ..core.operation import Arrays, Operand, Operation, register
 from ..core.params import Params
 from ..core.problem import Problem
-from ..kernels import TileConfig
+from ..kernels import KernelSpec, TileConfig
 from ..planner import Plan, choose_tiles
 from . import arrays, calls
 from .dense import compiled, cpu_spec, describe, plan_lines, plan_shapes, scalars, scores_of
@@ -223,6 +224,13 @@ def _io_bytes(p: Problem) -> int:
     return p.batch * (p.heads * p.seqlen_q * queries + p.kv_heads * p.seqlen_k * keys)
 
 
+def _compiled(spec: KernelSpec, head_dim: int) -> Iterator[Problem]:
+    """In a fixed order of additions, too."""
+    for problem in compiled(spec, head_dim):
+        yield problem
+        yield dataclasses.replace(problem, deterministic=True)
+
+
 def _describe(p: Problem) -> str:
     return f"backward {describe(p)}" + (", deterministic" if p.deterministic else "")
 
@@ -254,7 +262,7 @@ BACKWARD = register(
         io_bytes=_io_bytes,
         describe=_describe,
         plan_lines=plan_lines,
-        compiled=compiled,
+        compiled=_compiled,
         num_records=lambda plan: plan.problem.batch * plan.problem.kv_heads * plan.schedule.num_kv_blocks,
         by_keys=True,
     )

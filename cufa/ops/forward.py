@@ -36,7 +36,8 @@ def flash_attention(
     out: Any = None,
     device: str | None = None,
 ) -> Any:
-    """Exact attention, ``softmax(scale * q kᵀ) v``, without ever storing the score matrix.
+    """Exact attention, ``softmax(scale * q kᵀ) v``, without ever storing the score matrix. Its gradients are
+    :func:`flash_attention_backward`'s.
 
     FlashAttention-3 (Shah et al., 2024, Algorithms 1 and 2) on Hopper, FlashAttention-2 (Dao, 2023, Algorithm
     1) on other GPUs from sm_80 on, and the same schedule in NumPy elsewhere.

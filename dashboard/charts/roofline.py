@@ -33,21 +33,26 @@ def exponential_ceiling(limits: Limits, head_dim: int) -> float:
 
 
 def roofline(
-    rows: Sequence[Measurement], limits: Limits, products: Sequence[str], palette: Palette, height: int = 560
-) -> go.Figure:
+    rows: Sequence[Measurement], limits: Limits, products: Sequence[str], palette: Palette, height: int = 560,
+    *, read_bytes: float = 0.0,
+) -> go.Figure:  # fmt: skip
     """TFLOP/s against FLOP per byte, both logarithmic; ``products`` are the kinds that get a roof. Where masked and
-    unmasked rows are shown, the marks of the masked ones are open."""
+    unmasked rows are shown, the marks of the masked ones are open. ``read_bytes``: the fastest reading, which is the
+    roof of what only reads."""
     figure = theme.new_figure(palette, height, hovermode="closest")
     x = np.array([intensity(r) for r in rows])
     roof = max(limits.flops[p] for p in products)
-    ridge = roof / limits.copy_bytes
+    memory, moving = limits.copy_bytes, "copying"
+    if read_bytes and all(r.operation.memory_bound for r in rows):
+        memory, moving = read_bytes, "reading"
+    ridge = roof / memory
     low, high = min(float(x.min()) / 2, ridge / 4), 2 * float(x.max())
-    slope = [low * limits.copy_bytes, roof]
+    slope = [low * memory, roof]
     _line(
         figure,
         [low, ridge],
         slope,
-        f"memory: {limits.copy_bytes / 1e12:.2f} TB/s",
+        f"memory, {moving}: {memory / 1e12:.2f} TB/s",
         "solid",
         palette.series[2],
     )
@@ -56,7 +61,7 @@ def roofline(
         name = f"{product} products: {top / 1e12:,.0f} TFLOP/s"
         _line(
             figure,
-            [top / limits.copy_bytes, high],
+            [top / memory, high],
             [top, top],
             name,
             ("solid", "dashdot")[number % 2],
@@ -70,7 +75,7 @@ def roofline(
         highest = max(highest, top)
         name = f"exponentials at head dim {head_dim}: {top / 1e12:,.0f} TFLOP/s"
         dash = ("dash", "dot", "longdash")[number % 3]
-        _line(figure, [max(low, top / limits.copy_bytes), high], [top, top], name, dash, palette.series[3])
+        _line(figure, [max(low, top / memory), high], [top, top], name, dash, palette.series[3])
     both = len({_is_masked(r) for r in rows}) > 1
     for number, label in enumerate(dict.fromkeys(r.label for r in rows)):
         mine = [r for r in rows if r.label == label]
@@ -95,7 +100,7 @@ def roofline(
         )
     title = "useful FLOP per byte of compulsory traffic"
     figure.update_xaxes(title_text=title, **theme.logarithmic(low, high))
-    lowest = min(min(r.tflops for r in rows), low * limits.copy_bytes / 1e12)
+    lowest = min(min(r.tflops for r in rows), low * memory / 1e12)
     figure.update_yaxes(
         title_text="TFLOP/s (useful)", **theme.logarithmic(lowest / 1.3, 1.4 * highest / 1e12)
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 
 import plotly.graph_objects as go
@@ -17,26 +19,45 @@ def megabytes(size: int) -> str:
     return f"{size / 1e9:,.2f} GB" if size >= 1e9 else f"{size / 1e6:,.1f} MB"
 
 
+@dataclasses.dataclass(frozen=True)
+class Times:
+    """Predicted seconds."""
+
+    curve: tuple[float, ...]
+    """Of fixed splits."""
+    planned: float
+    here: float
+    """Of the splits that are looked at."""
+    floor: float
+    """What memory alone allows."""
+
+
 def split_figure(
     curve: Sequence[Split],
     planned: tuple[str, Split],
     looked_at: Split,
     palette: Palette,
     measured: Mapping[int, float] | None = None,
+    times: Times | None = None,
     height: int = 440,
 ) -> go.Figure:
-    """Time over the shortest above, SM fill below, by number of fixed splits.
+    """Time above, SM fill below, by number of fixed splits. Where no time can be predicted, tiles of the place with the
+    most to do stand in its place.
 
     ``planned`` is the planner's schedule and what it comes to: a point of the curve, or a line across when it
-    is balanced, which has no splits. ``measured`` is seconds by splits, drawn over the shortest of them.
+    is balanced, which has no splits. ``measured`` is seconds by splits.
     """
     schedule, chosen = planned
     figure = make_subplots(2, 1, shared_xaxes=True, vertical_spacing=0.07)
     theme.style(figure, palette, height, hovermode="x unified")
     splits = [s.splits for s in curve]
-    shortest = min(chosen.span, *(s.span for s in curve))
+    tops = [s.span for s in curve] if times is None else [1e6 * t for t in times.curve]
+    top = {"planned": chosen.span, "here": looked_at.span}
+    if times is not None:
+        top = {"planned": 1e6 * times.planned, "here": 1e6 * times.here}
+    words = "%{y:,.0f} tiles one after the other" if times is None else "%{y:,.1f} µs predicted"
     panels = (
-        (1, [s.span / shortest for s in curve], "%{y:.2f}× the shortest time, %{customdata[0]:,} blocks"),
+        (1, tops, words + ", %{customdata[0]:,} blocks"),
         (2, [s.fill for s in curve], "%{y:.1%} of time on tiles, %{customdata[1]:.2f} waves"),
     )
     for row, values, hover in panels:
@@ -56,7 +77,7 @@ def split_figure(
             1,
         )
         if schedule == "balanced":
-            y = chosen.span / shortest if row == 1 else chosen.fill
+            y = top["planned"] if row == 1 else chosen.fill
             line = {"color": palette.measured, "dash": "longdash", "width": 2}
             figure.add_trace(
                 go.Scatter(
@@ -65,11 +86,11 @@ def split_figure(
                 ),
                 row, 1,
             )  # fmt: skip
-        marks = [("this view", looked_at, "circle-open", palette.series[1])]
+        marks = [("this view", looked_at, top["here"], "circle-open", palette.series[1])]
         if schedule == "fixed":
-            marks.insert(0, ("the planner", chosen, "diamond", palette.measured))
-        for name, split, symbol, colour in marks:
-            y = split.span / shortest if row == 1 else split.fill
+            marks.insert(0, ("the planner", chosen, top["planned"], "diamond", palette.predicted))
+        for name, split, above, symbol, colour in marks:
+            y = above if row == 1 else split.fill
             figure.add_trace(
                 go.Scatter(
                     x=[split.splits],
@@ -89,20 +110,29 @@ def split_figure(
                 row,
                 1,
             )
-    if measured and len(measured) > 1:  # one alone would be the shortest of itself
-        figure.add_trace(
-            go.Scatter(
-                x=list(measured), y=[t / min(measured.values()) for t in measured.values()],
-                customdata=[1e6 * t for t in measured.values()], mode="markers", name="measured",
-                marker={"symbol": "square", "size": 10, "color": palette.measured},
-                hovertemplate="measured: %{customdata:,.1f} µs, %{y:.2f}× the shortest<extra></extra>",
-            ),
-            1, 1,
+    if times is not None:
+        seen = [1e6 * t for t in (measured or {}).values()]
+        if seen:
+            figure.add_trace(
+                go.Scatter(
+                    x=list(measured or {}), y=seen, mode="markers", name="measured",
+                    marker={"symbol": "square", "size": 10, "color": palette.measured},
+                    hovertemplate="measured: %{y:,.1f} µs<extra></extra>",
+                ),
+                1, 1,
+            )  # fmt: skip
+        least = 1e6 * times.floor
+        figure.add_hline(least, line={"color": palette.muted, "dash": "dot", "width": 1.5}, row=1, col=1)
+        figure.add_annotation(
+            x=0.01, xref="x domain", xanchor="left", y=math.log10(least), yref="y", yanchor="top",
+            text="every byte at the card's rate",
         )  # fmt: skip
+        tops = [*tops, *seen, least]
     ticks = [s for s in (1 << n for n in range(10)) if s <= splits[-1]]
     figure.update_xaxes(type="log", tickvals=ticks, ticktext=[str(t) for t in ticks])
     figure.update_xaxes(title_text="fixed splits of each sequence's keys", row=2, col=1)
-    axis = theme.logarithmic(0.9, 1.2 * max(s.span for s in curve) / shortest, "×")
-    figure.update_yaxes(title_text="time ÷ shortest", **axis, row=1, col=1)
+    axis = theme.logarithmic(0.5 * min(*tops, *top.values()), 1.3 * max(*tops, *top.values()))
+    title = "tiles of the busiest place" if times is None else "time (µs)"
+    figure.update_yaxes(title_text=title, **axis, row=1, col=1)
     figure.update_yaxes(title_text="SM fill", tickformat=".0%", range=[0, 1.05], row=2, col=1)
     return figure

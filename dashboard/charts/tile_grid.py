@@ -26,12 +26,18 @@ Cells = npt.NDArray[np.uint8]
 
 PICKABLE = 64 * 64
 """Up to this many tiles each can be clicked."""
-_RASTER = 1024
-"""Longest side of the raster, pixels."""
+_RASTER = 1024, 660
+"""Width and height of the raster, pixels: about the shape that a grid is drawn in, so that patterns keep theirs."""
+_ROW_HEIGHT = 56
+"""Pixels of a query block, where there are few."""
 _HOVER_CELLS = 256
 """Longest side of the grid that answers the mouse."""
 _BARS = 64
 """Query blocks up to which the work beside the grid is drawn as bars; areas are drawn sooner."""
+_MARGINS = 120
+"""Pixels of a figure around its grid: legend, ticks, titles."""
+_FEW = 12
+"""Blocks up to which each has its number on the axis."""
 _BORDER = 8  # index of the colour between tiles, after two (fill, ink) per class
 
 
@@ -48,7 +54,7 @@ def tile_grid(
     theme.style(
         figure,
         palette,
-        height,
+        _MARGINS + _grid_height(rows, height),
         barmode="stack",
         hovermode="closest",
         clickmode="event+select",
@@ -70,8 +76,19 @@ def tile_grid(
         title_text=f"query block ({schedule.block_q} queries each)", range=[rows - 0.5, -0.5], row=1, col=1
     )
     figure.update_xaxes(title_text="tiles", range=[0, columns], row=1, col=2)
+    if rows <= _FEW:
+        figure.update_yaxes(tickvals=list(range(rows)), row=1, col=1)
+    if rows == 1:
+        figure.update_yaxes(title_text="query block", row=1, col=1)
+    if columns <= _FEW:
+        figure.update_xaxes(tickvals=list(range(columns)), row=1, col=1)
     theme.fixed_margins(figure, top=58)  # for a legend of two lines, in a narrow window
     return figure
+
+
+def _grid_height(rows: int, height: int) -> int:
+    """Pixels of the grid in a figure of this height: fewer where few query blocks would be stretched."""
+    return min(height - _MARGINS, max(2, rows) * _ROW_HEIGHT)
 
 
 def describe(schedule: Schedule, counts: dict[Tile, int]) -> str:
@@ -89,11 +106,11 @@ def describe(schedule: Schedule, counts: dict[Tile, int]) -> str:
     )
 
 
-def raster(tiles: Cells, palette: Palette, longest: int = _RASTER) -> Image.Image:
-    """Classes as an image with a palette of nine colours."""
-    tiles = reduce_tiles(tiles, longest)
-    scale = max(1, min(48, longest // max(tiles.shape)))
-    cells = np.repeat(np.repeat(tiles, scale, 0), scale, 1)
+def raster(tiles: Cells, palette: Palette, size: tuple[int, int] = _RASTER) -> Image.Image:
+    """Classes as an image with a palette of nine colours, of about this size."""
+    tiles = reduce_tiles(tiles, max(size))
+    wide, high = (max(1, pixels // cells) for pixels, cells in zip(size, tiles.shape[::-1], strict=True))
+    cells = np.repeat(np.repeat(tiles, high, 0), wide, 1)
     y, x = np.ogrid[: cells.shape[0], : cells.shape[1]]
     inked = {
         Tile.PARTIAL: (x + y) % 9 < 3,
@@ -103,9 +120,9 @@ def raster(tiles: Cells, palette: Palette, longest: int = _RASTER) -> Image.Imag
     index = (cells * 2).astype(np.uint8)
     for tile, where in inked.items():
         index += (cells == tile) & where
-    if scale >= 6:
-        edge = 2 if scale >= 16 else 1
-        index[(y % scale < edge) | (x % scale < edge)] = _BORDER
+    for place, cell in ((y, high), (x, wide)):
+        if cell >= 6:
+            index[np.broadcast_to(place % cell < (2 if cell >= 16 else 1), index.shape)] = _BORDER
     image = Image.fromarray(index, "P")
     colours = [c for tile in Tile for c in (palette.tiles[tile].fill, palette.tiles[tile].ink)]
     image.putpalette([v for c in (*colours, palette.background) for v in bytes.fromhex(c[1:])])
@@ -144,7 +161,9 @@ def _image(schedule: Schedule, palette: Palette) -> dict[str, object]:
 def _png(schedule: Schedule, palette_name: str) -> str:
     """The raster as a data URI, at the lightest compression: nine colours in long runs are small anyway."""
     buffer = io.BytesIO()
-    raster(schedule.tiles, theme.PALETTES[palette_name]).save(buffer, "png", compress_level=1)
+    width, height = _RASTER
+    high = max(1, height * _grid_height(schedule.num_q_blocks, 560) // (560 - _MARGINS))
+    raster(schedule.tiles, theme.PALETTES[palette_name], (width, high)).save(buffer, "png", compress_level=1)
     return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
 
 

@@ -46,7 +46,8 @@ def describe_timeline(timeline: Timeline) -> str:
         f"{what} timeline of {len(timeline.blocks):,} thread blocks on {timeline.num_sms} SMs with up to "
         f"{timeline.slots_per_sm} blocks each; one row per place on an SM, time from left to right. "
         f"{timeline.busy_sms} SMs have work. The first SM is done at {first:,.1f}, the last at {last:,.1f} "
-        f"{timeline.unit}; {timeline.tail:.1%} of SM time is idle at the end."
+        f"{timeline.unit}; {timeline.tail:.1%} of SM time is idle at the end, and "
+        f"{timeline.idle_places:.1%} of the places' time is empty."
     )
 
 

@@ -104,7 +104,7 @@ def speedup_figure(
         top = max(top, 1.05 * limit)
         figure.add_hline(limit, line={"color": palette.muted, "width": 1.5, "dash": "longdash"})
         place = math.log10(limit) if is_log else limit
-        text = f"{limit:g}×: the limit of tile counts"
+        text = f"{limit:g}×: what tile counts tend to"
         figure.add_annotation(xref="paper", x=0.01, xanchor="left", y=place, yanchor="bottom", text=text)
     powers = list(from_tiles[0])
     figure.update_xaxes(
@@ -129,13 +129,23 @@ def softmax_figure(step: Step, palette: Palette, height: int = 380) -> go.Figure
             ("after", after, palette.accent, "solid"),
         ):
             finite = np.where(np.isfinite(values), values, np.nan)
+            looks = {
+                "mode": "lines" if len(rows) > 1 else "markers",
+                "line": {"color": colour, "dash": dash, "width": 2, "shape": "hvh"},
+                "marker": {
+                    "color": colour,
+                    "size": 10,
+                    "symbol": "circle" if name == "after" else "circle-open",
+                },
+            }
             figure.add_trace(
                 go.Scatter(x=rows, y=finite, name=f"{name} the tile", legendgroup=name, showlegend=panel == 1,
-                           mode="lines", line={"color": colour, "dash": dash, "width": 2, "shape": "hvh"},
-                           hovertemplate=f"{symbol} {name}: %{{y:.4f}}<extra></extra>"),
+                           hovertemplate=f"{symbol} {name}: %{{y:.4f}}<extra></extra>", **looks),
                 panel, 1,
             )  # fmt: skip
     figure.update_yaxes(title_text="m: running maximum", row=1, col=1)
     figure.update_yaxes(title_text="l: running sum", rangemode="tozero", row=2, col=1)
     figure.update_xaxes(title_text="row of the query block", row=2, col=1)
+    if len(rows) <= 12:
+        figure.update_xaxes(tickvals=rows, range=[-0.5, len(rows) - 0.5])
     return figure

@@ -37,14 +37,32 @@ def local_traces_dir() -> Path:
     return cache_dir() / "traces"
 
 
-def all_traces() -> tuple[dict[str, traces.Trace], list[str]]:
+@dataclasses.dataclass(frozen=True)
+class Kept:
+    """A trace, and where it comes from."""
+
+    trace: traces.Trace
+    origin: str
+    """"run" (taken by this dashboard) or "recorded" (shipped evidence)."""
+
+    @property
+    def card(self) -> str:
+        return str(self.trace.environment["device"])
+
+    def is_of(self, device: Device) -> bool:
+        """Whether it was taken on such a card, not merely one of its architecture."""
+        same = self.trace.num_sms == device.num_sms and self.trace.environment.get("arch") == device.arch.name
+        return same and (device.name in self.card or self.card in device.name)
+
+
+def all_traces() -> tuple[dict[str, Kept], list[str]]:
     """Shipped traces and those of this machine, by name; and what could not be read."""
-    found: dict[str, traces.Trace] = {}
+    found: dict[str, Kept] = {}
     damaged: list[str] = []
-    for directory in (traces.TRACES_DIR, local_traces_dir()):
+    for origin, directory in (("recorded", traces.TRACES_DIR), ("run", local_traces_dir())):
         for file in sorted(directory.glob("*.npz")):
             try:
-                found[file.stem] = _load(file, file.stat().st_mtime_ns)
+                found[file.stem] = Kept(_load(file, file.stat().st_mtime_ns), origin)
             except (OSError, ValueError) as error:
                 damaged.append(str(error))
     return found, damaged
@@ -55,17 +73,18 @@ def _load(file: Path, modified: int) -> traces.Trace:
     return traces.load(file)
 
 
-def matching_trace(problem: Problem, kernel: str, config: TileConfig, device: Device) -> traces.Trace | None:
-    """A trace of this very launch, if possible on a card with as many SMs; else None."""
+def matching_trace(problem: Problem, kernel: str, config: TileConfig, device: Device) -> Kept | None:
+    """A trace of this very launch, if there is one of such a card (:meth:`Kept.is_of`); else of another one."""
     same = [
-        t
-        for t in all_traces()[0].values()
+        kept
+        for kept in all_traces()[0].values()
+        for t in [kept.trace]
         if t.kernel == kernel
         and config_key(t.config) == config_key(config)
         and dataclasses.replace(t.problem, dtype=problem.dtype, mask=problem.mask) == problem
         and t.problem.edges == problem.edges
     ]
-    return next((t for t in same if t.num_sms == device.num_sms), same[0] if same else None)
+    return max(same, key=lambda kept: kept.is_of(device), default=None)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,12 +10,12 @@ from pathlib import Path
 from cufa.bench import records
 from cufa.bench.limits import Limits
 from cufa.core.mask import FULL, Mask
-from cufa.dashboard.model.measurements import Measurement, of_rows
+from cufa.dashboard.model.measurements import Measurement, fastest_read, of_rows
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Evidence:
-    """What was measured on one machine on one day."""
+    """What was measured on one machine on one day. A file that is read once is one object, itself a key of caches."""
 
     name: str
     device: str
@@ -25,6 +25,8 @@ class Evidence:
     """Date and time, ISO 8601."""
     limits: Limits | None
     rows: tuple[Measurement, ...]
+    read_bytes: float
+    """Bytes per second of the fastest reading recorded there; 0: none was."""
     stale: tuple[str, ...]
     """Kernels whose sources have changed since."""
 
@@ -60,14 +62,18 @@ def _load(directory: Path, _: object) -> tuple[Evidence, ...]:
 
 def _evidence(name: str, record: records.Json) -> Evidence:
     try:
-        limits, environment = record.get("limits"), record["environment"]
+        found, environment = record.get("limits"), record["environment"]
+        limits = Limits(**found) if found else None
+        rows = of_rows(record, "recorded", name)
+        reading = max(fastest_read(rows), *((limits.copy_bytes, limits.read_bytes) if limits else (0.0,)))
         return Evidence(
             name,
             environment["device"],
             environment.get("arch", ""),
             environment["recorded"],
-            Limits(**limits) if limits else None,
-            tuple(of_rows(record, "recorded", name)),
+            limits,
+            tuple(dataclasses.replace(m, read_ceiling=reading) for m in rows),
+            reading,
             tuple(records.stale_kernels(record)),
         )
     except (KeyError, TypeError, IndexError) as error:

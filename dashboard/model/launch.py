@@ -83,6 +83,15 @@ class Timeline:
         return 1 - float(self.sm_end.sum()) / (self.num_sms * self.span) if self.span else 0.0
 
     @property
+    def idle_places(self) -> float:
+        """Share of the places' time in which no block holds them, gaps and the last wave included. 0 to 1."""
+        if (
+            self.blocks.thread_block is not None
+        ):  # each holds its place to its end, though its items may overlap
+            return self.tail
+        return 1 - self.mean_blocks / self.slots_per_sm if self.span else 0.0
+
+    @property
     def busy_sms(self) -> int:
         """SMs that had work at all."""
         return len(np.unique(self.sm))

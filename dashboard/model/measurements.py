@@ -10,7 +10,7 @@ import datetime
 import functools
 import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from cufa.bench import timing
@@ -62,6 +62,8 @@ class Measurement:
     row: Recorded
     of_read: float | None = None
     """Share of what a plain read of as many bytes reached beside it; None: none was timed there."""
+    read_ceiling: float = 0.0
+    """Bytes per second of the fastest reading known of its machine (:func:`fastest_read`); 0: not known."""
 
     # --- The problem --------------------------------------------------------------------------------------
 
@@ -132,7 +134,10 @@ class Measurement:
 
     @property
     def of_ceiling(self) -> float:
-        """1.0: as fast as the ceiling allows. Of old records of decoding, a plain read is the ceiling."""
+        """1.0: as fast as the ceiling allows. Of old records of decoding, a plain read is the ceiling. What only reads
+        is held against the fastest reading: a copy, which records of its limits know, is slower."""
+        if self.operation.memory_bound and self.ceiling == "memory" and self.read_ceiling:
+            return float(self.row.json["io_bytes"]) / self.read_ceiling / self.seconds
         found = self.row.json["of_ceiling"]
         return float(found if found is not None else self.of_read or 0.0)
 
@@ -330,6 +335,26 @@ def newest(found: Iterable[Measurement]) -> dict[tuple[object, ...], Measurement
 def _time(text: str) -> datetime.datetime:
     when = datetime.datetime.fromisoformat(text)
     return when if when.tzinfo else when.replace(tzinfo=datetime.UTC)
+
+
+def fastest_read(found: Iterable[Measurement]) -> float:
+    """Bytes per second of the fastest reading of device memory among measurements of one machine: of plain reads, and
+    of kernels, which would otherwise seem faster than memory. 0: none is known."""
+    rates = [0.0]
+    for m in found:
+        if m.operation.memory_bound:
+            seconds = m.seconds * min(1.0, m.of_read or 1.0)
+            rates.append(float(m.row.json["io_bytes"]) / seconds)
+    return max(rates)
+
+
+def said_most(found: Iterable[Measurement], by: Callable[[Measurement], str]) -> str:
+    """The source or machine, by its name, from which most was measured: a page begins with it, so that one small run
+    does not stand in front of everything else."""
+    counts: dict[str, int] = {}
+    for m in found:
+        counts[by(m)] = counts.get(by(m), 0) + 1
+    return max(counts, key=lambda name: counts[name])
 
 
 def machines(found: Sequence[Measurement]) -> dict[str, str]:

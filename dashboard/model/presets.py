@@ -37,7 +37,7 @@ def presets(operation: str = "forward") -> dict[str, Preset]:
 
 
 def _forward() -> dict[str, Preset]:
-    small = Problem(1, 4, 4, 512, 512, 64, "float32", CAUSAL, default_scale(64), precision="float32")
+    small = Problem(1, 4, 4, 2048, 2048, 64, "float32", CAUSAL, default_scale(64), precision="float32")
     published = {}
     for case in SUITES["forward"].cases(None):
         p = case.problem
@@ -61,7 +61,7 @@ def _forward() -> dict[str, Preset]:
     }
     first = "forward-128-4k-causal"
     return (
-        {"small": Preset("small: seconds on a laptop", small), first: published.pop(first)}
+        {"small": Preset("small: 2,048 tokens, seconds on a laptop", small), first: published.pop(first)}
         | models
         | published
     )

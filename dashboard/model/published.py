@@ -27,6 +27,8 @@ class VersionPoint:
 
 
 VERSIONS_MASK = CAUSAL
+VERSIONS_DTYPE = "float32"
+"""On a GPU: an FA1 of one thread block per head and row block, as the paper has it."""
 
 VERSIONS = (
     VersionPoint(512, 0.097, 0.092, 1.06),

@@ -18,10 +18,11 @@ if choice is not None:
     splits_view.show_splits(choice, controls, found, palette)
     splits_ragged.show(choice, controls, found, palette)
 st.header("Measured", anchor=False)
-words = {f"{m.source}, {m.regime}": rates_view.source_words(m) for m in found}
+shown = [m for m in found if m.suite != "splits"]  # a sweep is the curve above
+words = {f"{m.source}, {m.regime}": rates_view.source_words(m) for m in shown}
 if words:
-    chosen = controls.choice("record", "Measured", words)
-    rates_view.show([m for m in found if f"{m.source}, {m.regime}" == chosen], "decode.measured", palette)
+    chosen = controls.choice("record", "Measured", words, local=True)
+    rates_view.show([m for m in shown if f"{m.source}, {m.regime}" == chosen], "decode.measured", palette)
 else:
     page.verdict("No decoding is recorded in this version yet.", "warn", small=True)
 controls.finish()

@@ -1,7 +1,5 @@
 """Run: time kernels here, in a process of its own, and see the distribution beside the error."""
 
-import streamlit as st
-
 from cufa.dashboard import engine, page
 from cufa.dashboard.state import Controls
 from cufa.dashboard.views import run_controls, run_live, run_result
@@ -13,9 +11,10 @@ palette = page.begin(
 )
 controls = Controls("run")
 runs = engine.all_runs()
-run_live.show_start(run_controls.choose(controls), runs)
+job = run_controls.choose(controls)
+run_live.show_start(job, runs, controls.refused)
 run_live.show_active(palette)
-left, right = st.columns([5, 1], vertical_alignment="bottom")
+left, right = page.fields(5, 1.1)
 with left:
     run = run_live.choose_run(controls, runs)
 with right:

@@ -12,7 +12,7 @@ from cufa.dashboard import page
 from cufa.dashboard.charts import compare as charts
 from cufa.dashboard.charts.compare import Point
 from cufa.dashboard.charts.samples import unit_for
-from cufa.dashboard.model.measurements import Measurement, machine_key, machines, newest, speedup
+from cufa.dashboard.model.measurements import Measurement, machine_key, machines, newest, said_most, speedup
 from cufa.dashboard.state import Controls
 from cufa.dashboard.theme import Palette
 
@@ -22,35 +22,37 @@ _METRICS = {"tflops": "TFLOP/s", "time": "time", "gbytes": "GB/s", "joules": "en
 def choose_machine(controls: Controls, found: Sequence[Measurement]) -> list[Measurement]:
     """The measurements of one machine."""
     words = machines(found)
-    chosen = controls.choice("machine", "Measured on", words)
+    chosen = controls.choice("machine", "Measured on", words, said_most(found, machine_key), local=True)
     return [m for m in found if machine_key(m) == chosen]
 
 
 def show_lengths(controls: Controls, found: Sequence[Measurement], palette: Palette) -> None:
     """FLOP, time or bytes by length, and the speed-up over a baseline; of one regime, for times of different regimes
     are not compared."""
-    left, right = st.columns([2.2, 3])
+    left, right = page.fields(1.6, 3)
     regimes = list(dict.fromkeys(str(m.regime) for m in found))
     with left:
         help_text = "  \n".join(f"**{name}**: {Regime(name).how}" for name in regimes)
-        regime = Regime(controls.choice("regime", "Regime", regimes, segmented=True, help=help_text))
+        regime = Regime(
+            controls.choice("regime", "Regime", regimes, segmented=True, local=True, help=help_text)
+        )
     latest = list(newest(m for m in found if m.regime is regime).values())
     families: dict[str, list[Measurement]] = {}
     for m in latest:
         families.setdefault(m.family, []).append(m)
     ranked = sorted(families, key=lambda name: _interest(families[name]), reverse=True)
     with right:
-        family = controls.choice("shapes", "Shapes", ranked)
+        family = controls.choice("shapes", "Shapes", ranked, local=True)
     rows = families[family]
     labels = list(dict.fromkeys(m.label for m in rows))
     metrics = {name: words for name, words in _METRICS.items() if name != "joules" or any(map(_joules, rows))}
-    columns = st.columns([2.2, 1.4, 1.6])
+    columns = page.fields(2.4, 1.4, 1.2)
     with columns[0]:
         usual = "gbytes" if rows[0].operation.memory_bound else "tflops"
         metric = controls.choice("metric", "Figure", metrics, usual, segmented=True)
     with columns[1]:
-        base = controls.choice("base", "Baseline", labels, _slowest(rows))
-    shown = controls.several("show", "Kernels", labels, labels)
+        base = controls.choice("base", "Baseline", labels, _slowest(rows), local=True)
+    shown = controls.several("show", "Kernels", labels, labels, local=True)
     rows = [m for m in rows if m.label in shown]
     if not rows:
         page.verdict("Nothing is left to draw: choose at least one kernel.", "warn", small=True)
@@ -200,7 +202,9 @@ def _describe(series: dict[str, list[Point]], title: str) -> str:
 
 
 def _tag(m: Measurement) -> str:
-    return "recorded" if m.origin == "recorded" else "measured on " + ("GPU" if m.is_gpu else "CPU")
+    return page.origin_tag(m.origin) + (
+        "" if m.origin == "recorded" else f" on {'GPU' if m.is_gpu else 'CPU'}"
+    )
 
 
 def _where_from(rows: Sequence[Measurement]) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import streamlit as st
 
-from cufa.dashboard import engine
+from cufa.dashboard import engine, sentences
 from cufa.dashboard.views.run_live import run_name, run_words
 from cufa.dashboard.worker.run import Run, Status
 
@@ -24,7 +24,7 @@ def show_ended(runs: Sequence[Run]) -> None:
 def _show_listed(runs: Sequence[Run], what: str) -> None:
     if not runs:
         return
-    with st.expander(f"{len(runs)} run{'s' * (len(runs) > 1)} {what}", icon=":material/report:"):
+    with st.expander(f"{sentences.count(len(runs), 'run')} {what}", icon=":material/report:"):
         for run in runs[:_MOST_LISTED]:
             st.html(f"<b>{html.escape(run_name(run))}</b>, {run.status}: {html.escape(run.message)}")
         if len(runs) > _MOST_LISTED:
@@ -38,7 +38,7 @@ def show_kept(runs: Sequence[Run]) -> None:
         return
     store = engine.store()
     size = sum(store.size(run_id) for run_id in over)
-    title = f"{len(over)} run{'s' * (len(over) > 1)} kept on this machine, {_bytes(size)}"
+    title = f"{sentences.count(len(over), 'run')} kept on this machine, {_bytes(size)}"
     with st.expander(title, icon=":material/folder:"):
         st.caption(f"In `{store.root}`. Deleting a run takes its measurements out of every page.")
         everything = st.toggle("All of them", key="history.delete.all")
@@ -48,7 +48,7 @@ def show_kept(runs: Sequence[Run]) -> None:
                 "Runs to delete", list(over), format_func=lambda i: run_words(over[i]), key="history.delete"
             )
         st.button(
-            f"Delete {len(chosen)} run{'s' * (len(chosen) != 1)} for good",
+            f"Delete {sentences.count(len(chosen), 'run')} for good",
             key="history.delete.now",
             icon=":material/delete:",
             disabled=not chosen,

@@ -9,11 +9,11 @@ import streamlit as st
 
 from cufa.bench.timing import Ratio
 from cufa.commands.common import seconds_text
-from cufa.dashboard import page
+from cufa.dashboard import page, sentences
 from cufa.dashboard.charts import difference as charts
 from cufa.dashboard.charts import samples
 from cufa.dashboard.model import export
-from cufa.dashboard.model.measurements import Measurement, in_words, speedup
+from cufa.dashboard.model.measurements import Measurement, in_words, said_most, speedup
 from cufa.dashboard.state import Controls
 from cufa.dashboard.theme import Palette
 from cufa.dashboard.views.compare_view import load_cells
@@ -27,7 +27,7 @@ _TABLE = "history.table"
 def choose_rows(controls: Controls, found: Sequence[Measurement]) -> list[Measurement]:
     """Filters; newest first."""
     with page.control_box():
-        columns = st.columns([2.4, 1.6, 2])
+        columns = page.fields(2.3, 1.9, 2)
         with columns[0]:
             origin = controls.choice("from", "From", _ORIGINS, segmented=True)
             operation = _one_of(
@@ -70,7 +70,9 @@ def show_table(rows: Sequence[Measurement]) -> None:
     kernels = len({m.kernel or m.label for m in rows})
     dates = sorted(m.recorded[:10] for m in rows)
     when = dates[0] if dates[0] == dates[-1] else f"{dates[0]} to {dates[-1]}"
-    page.verdict(f"{_count(len(rows), 'measurement')} of {_count(kernels, 'kernel')}, {when}.")
+    page.verdict(
+        f"{sentences.count(len(rows), 'measurement')} of {sentences.count(kernels, 'kernel')}, {when}."
+    )
     alone = any(m.load for m in rows)
     lines = [
         {
@@ -101,10 +103,6 @@ def show_table(rows: Sequence[Measurement]) -> None:
     )
 
 
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'s' * (number != 1)}"
-
-
 def _take_picked(ids: Sequence[str]) -> None:
     """Two rows picked in the table are A and B; a third takes the place of B."""
     picked = [ids[n] for n in st.session_state[_TABLE]["selection"]["rows"]]
@@ -130,8 +128,9 @@ def _show_rows(controls: Controls, rows: Sequence[Measurement], palette: Palette
         for n, m in enumerate(rows, 1)
     }
     by_id = {m.id: m for m in rows}
-    a = by_id[controls.choice("a", "A", words)]
-    b = by_id[controls.choice("b", "B", words, rows[min(1, len(rows) - 1)].id)]
+    first, second = first_pair(rows)
+    a = by_id[controls.choice("a", "A", words, first.id, local=True)]
+    b = by_id[controls.choice("b", "B", words, second.id, local=True)]
     if a.id == b.id:
         page.verdict("A and B are the same measurement: choose another one.", "warn", small=True)
         return
@@ -152,6 +151,18 @@ def _show_rows(controls: Controls, rows: Sequence[Measurement], palette: Palette
         st.warning(warning, icon=":material/balance:")
     page.figure(samples.samples_figure(lanes, palette), "history.samples", samples.describe(lanes))
     _show_ratios([(f"{a.label} ÷ {b.label}", ratio)], palette)
+
+
+def first_pair(rows: Sequence[Measurement]) -> tuple[Measurement, Measurement]:
+    """Two that were timed side by side, from where most was measured; else the first two."""
+    source = said_most(rows, lambda m: m.source)
+    groups: dict[tuple[object, ...], list[Measurement]] = {}
+    for m in rows:
+        if m.source == source:
+            groups.setdefault(m.group, []).append(m)
+    beside = next((found for found in groups.values() if len(found) > 1), None)
+    a, b = (beside or [*rows, *rows])[:2]
+    return a, b
 
 
 def comparability(a: Measurement, b: Measurement) -> list[str]:
@@ -182,22 +193,38 @@ def _show_runs(controls: Controls, rows: Sequence[Measurement], palette: Palette
         return
     words = {s: f"{found[0].recorded[:19].replace('T', ' ')} · {found[0].suite} · {found[0].where}"
              for s, found in sources.items()}  # fmt: skip
+    alike = {b: [a for a in sources if a != b and _shared(sources[a], sources[b])] for b in sources}
     left, right = st.columns(2)
-    with right:  # first, as A's default is what B can be compared with
-        b = sources[controls.choice("rb", "Run B", words)]
-    alike = [s for s, rows_of in sources.items() if rows_of is not b and pair_up(rows_of, b)]
+    with right:  # first, as A is what B can be compared with
+        default = next((b for b, others in alike.items() if others), None)
+        b = controls.choice("rb", "Run B", words, default, local=True)
     with left:
-        a = sources[controls.choice("ra", "Run A", words, alike[0] if alike else None)]
-    pairs = pair_up(a, b)
-    if a is b or not pairs:
-        page.verdict("These two have no kernel, shape and regime in common.", "warn", small=True)
+        others = dict.fromkeys([*alike[b], *(s for s in sources if s != b)])
+        a = controls.choice("ra", "Run A", {s: words[s] for s in others}, local=True)
+    pairs = pair_up(sources[a], sources[b])
+    if not pairs:
+        page.verdict(_nothing_shared(sources[a], sources[b], any(alike.values())), "warn", small=True)
         return
     page.verdict(_runs_verdict([ratio for _, ratio in pairs]))
     if len(pairs) > _MOST_PAIRS:
         st.caption(f"The {_MOST_PAIRS} largest differences of {len(pairs)}.")
     _show_ratios(pairs[:_MOST_PAIRS], palette)
-    for warning in comparability(a[0], b[0])[-1:]:
+    for warning in comparability(sources[a][0], sources[b][0])[-1:]:
         st.caption(warning)
+
+
+def _shared(a: Sequence[Measurement], b: Sequence[Measurement]) -> set[tuple[object, ...]]:
+    return {m.key for m in a} & {m.key for m in b}
+
+
+def _nothing_shared(a: Sequence[Measurement], b: Sequence[Measurement], others_do: bool) -> str:
+    """What each of two runs timed, when no timing of the one is of the kernel, shape and regime of the other."""
+    timed = [
+        f"{name} timed {sentences.listed(dict.fromkeys(m.label for m in rows))} on {rows[0].case}, {rows[0].regime}"
+        for name, rows in (("A", a), ("B", b))
+    ]
+    cure = "Choose another pair." if others_do else "No two runs here do: run one of them again."
+    return f"No kernel, shape and regime in common: {'; '.join(timed)}. {cure}"
 
 
 def pair_up(a: Sequence[Measurement], b: Sequence[Measurement]) -> list[tuple[str, Ratio]]:
@@ -254,5 +281,6 @@ def show_downloads(rows: Sequence[Measurement]) -> None:
             width="stretch",
         )
     st.caption(
-        f"{_count(len(rows), 'measurement')}, as filtered above. The report is one file that loads nothing else."
+        f"{sentences.count(len(rows), 'measurement')}, as filtered above. The report is one file that loads "
+        "nothing else."
     )

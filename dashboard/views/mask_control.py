@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
 from cufa import masks
 from cufa.core.mask import CAUSAL, DIAGONALS, Band, Mask
 from cufa.core.problem import MASK_KINDS, Problem
 from cufa.core.scores import MAX_SOFTCAP
+from cufa.dashboard import page
 from cufa.dashboard.state import Controls
 
 _KINDS = {"causal": "causal", "full": "full", "window": "window"}
@@ -33,7 +33,7 @@ def choose(
     """Mask and soft cap, in one row. ``start`` is what a page or a preset begins with. ``cached``: the queries are
     the last tokens of a cache, so that the diagonal is theirs and no key comes after them."""
     begin = settings(start, start_softcap)
-    columns = iter(st.columns([1.75, 1.4, 1.4, 1.2, 1, 1]))
+    columns = page.line_of_fields(224, 144, 144, 144, 132, 132)
     kinds = {kind: words for kind, words in _KINDS.items() if not cached or kind != "full"}
     with next(columns):
         kind = controls.choice("mask", "Mask", kinds, begin["mask"], segmented=True)
@@ -93,10 +93,10 @@ def settings(mask: Mask, softcap: float | None = None) -> dict[str, Any]:
     }
 
 
-def put(page: str, problem: Problem) -> None:
+def put(name_of_page: str, problem: Problem) -> None:
     """Set a page's control to a problem's mask and cap; for callbacks, and before the control exists."""
     for name, value in settings(problem.mask, problem.softcap).items():
-        Controls.put(page, name, value)
+        Controls.put(name_of_page, name, value)
 
 
 def choose_among(controls: Controls, problems: Iterable[Problem]) -> str:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 
-import streamlit as st
-
 from cufa.core.architectures import Device
 from cufa.core.problem import Problem, default_scale
 from cufa.core.schedule import Schedule
@@ -28,14 +26,14 @@ def choose(controls: Controls) -> View:
     """The controls, and what they describe."""
     known = algorithms()
     with page.control_box():
-        left, right = st.columns([3.7, 2])
+        left, right = page.fields(3.4, 2)
         with right:
             device = choose_card(controls)
         specs = {name: spec for name, spec in known.items() if spec.runs_on(device.arch.capability)}
         with left:
             words = {name: ALGORITHM_WORDS.get(name, name) for name in specs}
             algorithm = controls.choice("alg", "Algorithm", words, "fa2", segmented=True)
-        columns = st.columns(6)
+        columns = page.fields(1, 1, 1, 1, 1, 1)
         with columns[0]:
             seqlen_q = controls.integer("sq", "Queries", 4096, 1, MAX_LENGTH, step=128)
         with columns[1]:
@@ -65,7 +63,7 @@ def _choose_config(controls: Controls, problem: Problem, spec: KernelSpec, devic
     fitting = {config_key(c): c for c in configs}
     words = {key: config_words(c) for key, c in fitting.items()} | {_CUSTOM: "custom tiles"}
     planned = config_key(spec.choose(problem, configs, device.num_sms)) if configs else _CUSTOM
-    columns = st.columns([3, 1, 1, 1])
+    columns = page.fields(3, 1.2, 1.2, 1)
     with columns[0]:
         chosen = controls.choice(
             "tiles", "Tiles (queries × keys) of this kernel on this card", words, planned

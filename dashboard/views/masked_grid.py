@@ -71,9 +71,10 @@ def _shifted(shift: int) -> str:
 
 def show_counters(view: View) -> None:
     """The kernel's own counters beside the schedule's: recorded on a GPU, and executed on this CPU."""
-    trace = counters.matching_trace(view.problem, view.spec.name, view.config, view.device)
-    if trace is not None:
-        _judge(counters.disagreements(trace.records, view.schedule), "recorded", trace.environment["device"])
+    kept = counters.matching_trace(view.problem, view.spec.name, view.config, view.device)
+    if kept is not None:  # of any card: which tiles are visited does not depend on it
+        wrong = counters.disagreements(kept.trace.records, view.schedule)
+        _judge(wrong, page.origin_tag(kept.origin), kept.card)
     reason = counters.why_not_emulated(view.schedule, view.problem.head_dim, view.is_registered)
     left, right = st.columns([1.1, 2], vertical_alignment="center")
     asked = left.button(

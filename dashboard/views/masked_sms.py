@@ -10,16 +10,19 @@ from dataclasses import asdict
 import streamlit as st
 
 from cufa.bench.traces import Trace
-from cufa.dashboard import page
+from cufa.core.architectures import Device, find_architecture
+from cufa.dashboard import page, sentences
 from cufa.dashboard.charts import timeline as charts
 from cufa.dashboard.model import counters, gpu, launch
 from cufa.dashboard.model.configs import config_key
+from cufa.dashboard.model.counters import Kept
 from cufa.dashboard.model.launch import Timeline
 from cufa.dashboard.model.trace import measured_timeline, perfetto
 from cufa.dashboard.state import Controls
 from cufa.dashboard.theme import Palette
 from cufa.dashboard.views import mask_control
 from cufa.dashboard.views.masked_view import MOST_THREAD_BLOCKS, View
+from cufa.dashboard.views.shape_controls import card_key
 from cufa.kernels import KERNELS
 
 _TRACE_TIMEOUT = 180
@@ -32,8 +35,8 @@ def show_timelines(view: View, palette: Palette) -> None:
         text = f"{len(view.blocks):,} thread blocks: more than {MOST_THREAD_BLOCKS:,} are not simulated."
         page.verdict(text, "warn", small=True)
         return
-    trace = counters.matching_trace(view.problem, view.spec.name, view.config, view.device)
-    if trace is None:
+    kept = counters.matching_trace(view.problem, view.spec.name, view.config, view.device)
+    if kept is None:
         _show_predicted(view, palette)
         _offer_trace(view)
         _choose_recorded()
@@ -42,19 +45,24 @@ def show_timelines(view: View, palette: Palette) -> None:
     with left:
         _show_predicted(view, palette)
     with right:
-        measured = measured_timeline(trace.records, trace.num_sms, view.whole_heads)
-        _show_measured(trace, measured, palette)
-    _show_tails(view, measured, palette)
+        measured = measured_timeline(kept.trace.records, kept.trace.num_sms, view.whole_heads)
+        _show_measured(kept, measured, view.device, palette)
+    if kept.is_of(view.device):
+        _show_tails(view, measured, page.origin_tag(kept.origin), palette)
+    else:
+        _offer_trace(view)
     _choose_recorded()
 
 
 def _show_predicted(view: View, palette: Palette) -> None:
     timeline = view.predicted
-    page.verdict(_predicted_verdict(view), "warn" if timeline.tail > 0.1 else "", "predicted", small=True)
+    tone = "warn" if timeline.idle_places > 0.1 else ""
+    page.verdict(_predicted_verdict(view), tone, "predicted", small=True)
     page.figure(
         charts.timeline_figure(timeline, palette), "masked.predicted", charts.describe_timeline(timeline)
     )
-    rule = f"{view.blocks_per_sm} blocks at a time on every SM, the next block in launch order to the first free place"
+    rule = f"{sentences.count(view.blocks_per_sm, 'block')} at a time on every SM, the "
+    rule += "next block in launch order to the first free place"
     if view.blocks.thread_block is not None:
         rule = "one persistent block on every SM, each takes its own query blocks in the kernel's order"
     st.caption(f"Simulated: {rule}; every tile takes as long as any other.")
@@ -70,38 +78,52 @@ def _predicted_verdict(view: View) -> str:
             f"Only {timeline.busy_sms} of {device.num_sms} SMs get a thread block: {timeline.tail:.0%} of "
             "SM time is idle."
         )
-    idle = f"{timeline.tail:.1%} of SM time is idle at the end"
     if view.blocks.thread_block is not None:
         number = int(view.blocks.thread_block.max()) + 1
-        return f"{len(view.blocks):,} query blocks on {number:,} persistent thread blocks: {idle}."
+        items = sentences.count(len(view.blocks), view.item_noun)
+        return f"{items} on {sentences.count(number, 'persistent thread block')}: {_idle(timeline)}."
     waves = len(view.blocks) / (device.num_sms * view.blocks_per_sm)
-    return f"{len(view.blocks):,} thread blocks, {waves:.1f} waves: {idle}."
+    of_waves = f"{waves:.1f} {sentences.plural(1 if waves == 1 else 2, 'wave')}"
+    return f"{sentences.count(len(view.blocks), 'thread block')}, {of_waves}: {_idle(timeline)}."
 
 
-def _show_measured(trace: Trace, timeline: Timeline, palette: Palette) -> None:
-    tail = f"{timeline.tail:.1%} of SM time is idle at the end"
-    text = f"{timeline.span:,.0f} µs, {tail}; {timeline.mean_blocks:.1f} blocks per SM on average."
-    page.verdict(text, "warn" if timeline.tail > 0.1 else "", "measured", small=True)
+def _idle(timeline: Timeline) -> str:
+    """Of SMs that have nothing left, and of places that stand empty, which is what the last wave costs."""
+    sms = f"{sentences.share(timeline.tail)} of SM time is idle at the end"
+    if timeline.slots_per_sm == 1:
+        return sms
+    return f"{sms}, {sentences.share(timeline.idle_places)} of the places' time is empty"
+
+
+def _show_measured(kept: Kept, timeline: Timeline, device: Device, palette: Palette) -> None:
+    """A trace; of another card than the page predicts for it is shown as that, and nothing is judged by it."""
+    trace, tag = kept.trace, page.origin_tag(kept.origin)
+    text = f"{timeline.span:,.0f} µs, {_idle(timeline)}; {timeline.mean_blocks:.1f} blocks per SM on average."
+    if kept.is_of(device):
+        page.verdict(text, "warn" if timeline.tail > 0.1 else "", tag, small=True)
+    else:
+        text = f"On another card, {kept.card}: {text[0].lower()}{text[1:]}"
+        page.verdict(f"{text} This says nothing about {device.name}.", "", tag, small=True)
     page.figure(
         charts.timeline_figure(timeline, palette), "masked.measured", charts.describe_timeline(timeline)
     )
     stale = "" if trace.is_current else " **The kernel's sources have changed since.**"
     st.caption(
-        f"{trace.environment['device']}, {trace.environment['recorded'][:10]}: start, end and SM of every "
+        f"{kept.card}, {trace.environment['recorded'][:10]}: start, end and SM of every "
         f"block, written by a trace build of the kernel ({trace.problem.dtype}).{stale}"
     )
-    _export(timeline, f"measured: {trace.name}", "measured")
+    _export(timeline, f"{tag}: {trace.name}", tag)
 
 
-def _show_tails(view: View, measured: Timeline, palette: Palette) -> None:
+def _show_tails(view: View, measured: Timeline, tag: str, palette: Palette) -> None:
     predicted = view.predicted
     difference = measured.tail - predicted.tail
     word = f"{abs(difference):.1%} of SM time {'longer' if difference > 0 else 'shorter'} than"
     page.verdict(f"The tail is {'as' if abs(difference) < 0.001 else word} predicted.", small=True)
-    lines = {"predicted": predicted, "measured": measured}
+    lines = {"predicted": predicted, tag: measured}
     alt = (
         "Two lines: when each SM finished its last block, as share of the run, SMs sorted. The area above "
-        f"a line is idle time: {predicted.tail:.1%} predicted, {measured.tail:.1%} measured."
+        f"a line is idle time: {predicted.tail:.1%} predicted, {measured.tail:.1%} {tag}."
     )
     page.figure(charts.sm_finish(lines, palette), "masked.finish", alt)
     seen, reckoned = measured.slots_per_sm, predicted.slots_per_sm
@@ -151,7 +173,7 @@ def _choose_recorded() -> None:
     if not found:
         return
     words = {
-        name: f"{t.kernel}: {t.problem}, {t.config} · {t.environment['device']}" for name, t in found.items()
+        name: f"{k.trace.kernel}: {k.trace.problem}, {k.trace.config} · {k.card}" for name, k in found.items()
     }
     st.selectbox(
         "Recorded traces",
@@ -165,10 +187,10 @@ def _choose_recorded() -> None:
     )
 
 
-def _open_chosen(found: dict[str, Trace]) -> None:
+def _open_chosen(found: dict[str, Kept]) -> None:
     chosen = st.session_state.pop("masked.open", None)
     if chosen is not None:
-        open_trace(found[chosen])
+        open_trace(found[chosen].trace)
 
 
 def open_trace(trace: Trace) -> None:
@@ -182,7 +204,8 @@ def open_trace(trace: Trace) -> None:
         "kv": str(p.kv_heads),
         "d": str(p.head_dim),
     }
-    settings |= {"tiles": config_key(trace.config), "card": trace.environment.get("arch", "sm_90")[3:]}
+    arch = find_architecture(trace.environment.get("arch", "sm_90"))
+    settings |= {"tiles": config_key(trace.config), "card": card_key(Device("", arch, trace.num_sms))}
     for name, value in settings.items():
         Controls.put("masked", name, value)
     mask_control.put("masked", p)

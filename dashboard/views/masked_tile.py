@@ -9,7 +9,7 @@ import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
 from cufa.core.schedule import Schedule, Tile
-from cufa.dashboard import page
+from cufa.dashboard import page, sentences
 from cufa.dashboard.charts import work
 from cufa.dashboard.model import softmax_steps
 from cufa.dashboard.model.softmax_steps import Step
@@ -68,7 +68,7 @@ def _choose_tile(view: View, controls: Controls) -> tuple[int, int]:
     visited = view.schedule.ranges
     # The first tile starts from nothing, which says less.
     second = min(int(visited.first[row]) + 1, max(int(visited.end[row]), 1) - 1, columns - 1)
-    left, right, text = st.columns([1, 1, 2.4], vertical_alignment="bottom")
+    left, right, text = page.fields(1, 1, 3)
     with left:
         q_block = controls.integer("q", "Query block", row, 0, rows - 1)
     with right:
@@ -108,14 +108,15 @@ def _change(step: Step) -> str:
     rows = len(step.m_after)
     risen = int((step.m_after > step.m_before).sum())
     if not np.isfinite(step.m_before).any():
-        return f"the first of its rows' tiles: all {risen:,} rows that see a key get their first maximum."
+        return f"the first of its rows' tiles: {sentences.count(risen, 'row')} get a first maximum."
     with np.errstate(invalid="ignore"):  # rows that see no key yet
         kept = step.l_before * np.exp(step.m_before - step.m_after)
         share = np.where(step.l_after > 0, 1 - kept / step.l_after, np.nan)
     if np.isnan(share).all():
         return "none of its keys is seen yet by any of its rows."
     gained = float(np.nanmean(share))
-    return f"the maximum rose in {risen:,} of {rows:,} rows; its keys are {gained:.1%} of the sum so far."
+    rose = f"the maximum rose in {risen:,} of {sentences.count(rows, 'row')}"
+    return f"{rose}; its keys are {gained:.1%} of the sum so far."
 
 
 def _describe(step: Step, where: str) -> str:

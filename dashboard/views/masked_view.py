@@ -62,6 +62,11 @@ class View:
         return bool(len(self.blocks)) and int(self.blocks.q_block[0]) == launch.WHOLE_HEAD
 
     @property
+    def item_noun(self) -> str:
+        """What a persistent thread block takes one after the other."""
+        return "head" if self.whole_heads else "query block"
+
+    @property
     def is_registered(self) -> bool:
         """Whether a kernel with these tiles exists, so that it can be run and not only drawn."""
         return self.config in self.spec.configs

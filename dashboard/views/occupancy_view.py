@@ -19,7 +19,7 @@ from cufa.core.occupancy import Occupancy
 from cufa.core.operation import OPERATIONS
 from cufa.core.problem import Problem
 from cufa.core.schedule import Schedule
-from cufa.dashboard import page
+from cufa.dashboard import page, sentences
 from cufa.dashboard.charts import occupancy as charts
 from cufa.dashboard.charts.occupancy import Point
 from cufa.dashboard.model import counters
@@ -36,6 +36,7 @@ from cufa.planner import fitting_configs
 
 _HEAD_DIM, _ARCH = 128, 90
 """What the page begins with."""
+_WHAT_IF_OF = "occupancy.build"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,7 +87,7 @@ def compile_first() -> None:
 def choose(controls: Controls) -> Choice:
     """The controls of the page."""
     with page.control_box():
-        columns = st.columns([2.4, 1, 1.6])
+        columns = page.fields(2.6, 0.9, 1.5)
         with columns[0]:
             words = {
                 name: f"{OPERATIONS[spec.operation].title}: {name}, {spec.title}"
@@ -101,7 +102,7 @@ def choose(controls: Controls) -> Choice:
             kinds = {_inputs_key(p): _inputs_words(p) for p in problems}
             inputs = controls.choice("dtype", "Inputs", kinds)
         problems = [p for p in problems if _inputs_key(p) == inputs]
-        columns = st.columns([1.6, 1.4, 1.2, 2])
+        columns = page.fields(1.9, 1.5, 1.2, 2)
         with columns[0]:
             problems = mask_control.choose_built(controls, problems)
         lengths = {
@@ -182,7 +183,8 @@ def _show_facts(entry: Entry, choice: Choice) -> None:
 
 def _show_achieved(entry: Entry, choice: Choice) -> None:
     """Beside the theoretical figure, what traces of the same build show."""
-    for trace in counters.all_traces()[0].values():
+    for kept in counters.all_traces()[0].values():
+        trace = kept.trace
         of_build = (
             trace.kernel,
             config_key(trace.config),
@@ -199,11 +201,11 @@ def _show_achieved(entry: Entry, choice: Choice) -> None:
         timeline = measured_timeline(trace.records, trace.num_sms, whole_heads)
         theoretical = entry.occupancy(choice.arch).blocks
         page.verdict(
-            f"Achieved {timeline.mean_blocks:.2f} of {theoretical} block{'s' * (theoretical != 1)} per SM, "
-            f"averaged over the run, idle tail included ({trace.problem}; {trace.environment['device']}, "
+            f"Achieved {timeline.mean_blocks:.2f} of {sentences.count(theoretical, 'block')} per SM, "
+            f"averaged over the run, idle tail included ({trace.problem}; {kept.card}, "
             f"{trace.environment['recorded'][:10]}).",
             "",
-            "measured",
+            page.origin_tag(kept.origin),
             small=True,
         )
 
@@ -216,6 +218,7 @@ def _compiled_as(p: Problem) -> tuple[object, ...]:
 def _show_what_if(entry: Entry, choice: Choice, controls: Controls, palette: Palette) -> None:
     st.header("What if", anchor=False)
     arch = choice.arch
+    _begin_anew(entry, choice, controls)
     columns = st.columns(3)
     with columns[0]:
         most = arch.max_registers_per_thread
@@ -240,7 +243,18 @@ def _show_what_if(entry: Entry, choice: Choice, controls: Controls, palette: Pal
     if what_if == kernel:
         page.verdict("Move a slider: the circle leaves the kernel's diamond.", small=True)
     else:
-        page.verdict(charts.verdict(what_if.on(arch)), tag="predicted", small=True)
+        left, right = st.columns([5, 1.2], vertical_alignment="center")
+        with left:
+            page.verdict(charts.verdict(what_if.on(arch)), tag="predicted", small=True)
+        right.button(
+            "As compiled",
+            key="occupancy.reset",
+            icon=":material/restart_alt:",
+            width="stretch",
+            on_click=_set_what_if,
+            args=(entry,),
+            help="Put the sliders back to the kernel.",
+        )
     for column, (field, title, _) in zip(st.columns(3), charts.SWEEPS, strict=True):
         alt = (
             f"Occupancy on {arch.name} against {title}: the kernel has {getattr(kernel, field):,} and "
@@ -250,6 +264,21 @@ def _show_what_if(entry: Entry, choice: Choice, controls: Controls, palette: Pal
         with column:
             figure = charts.curve(arch, field, kernel, what_if, palette)
             page.figure(figure, f"occupancy.curve.{field}", alt)
+
+
+def _set_what_if(entry: Entry) -> None:
+    """A callback of a button, or before the sliders exist."""
+    for name, value in (("regs", entry.registers), ("smem", entry.shared_bytes), ("threads", entry.threads)):
+        Controls.put("occupancy", name, value)
+
+
+def _begin_anew(entry: Entry, choice: Choice, controls: Controls) -> None:
+    """What was asked of one build says nothing of another."""
+    assert choice.config is not None
+    build = str((choice.variant(choice.config, choice.arch), entry.name))
+    if st.session_state.get(_WHAT_IF_OF, build) != build:
+        _set_what_if(entry)
+    st.session_state[_WHAT_IF_OF] = build
 
 
 def show_table(choice: Choice, palette: Palette) -> None:
@@ -305,11 +334,10 @@ def _table(choice: Choice, palette: Palette, was_waiting: bool) -> None:
 
 def _table_verdict(known: Iterable[Compiled | None], waiting: int) -> str:
     if waiting:
-        are = "build is" if waiting == 1 else "builds are"
-        return f"{waiting} {are} being compiled on this machine."
+        return f"{sentences.count(waiting, 'build')} {sentences.plural(waiting, 'is')} being compiled on this machine."
     builds = [found for found in known if found is not None]
     findings = sum(len(found.findings) for found in builds)
-    number = f"{len(builds)} build{'s' * (len(builds) != 1)}"
+    number = sentences.count(len(builds), "build")
     if findings:
-        return f"{number}, {findings} finding{'s' * (findings != 1)}: a shipped kernel must have none."
-    return f"{number}, and none of them spills a register."
+        return f"{number}, {sentences.count(findings, 'finding')}: a shipped kernel must have none."
+    return f"{number}: no spilled register and no other finding."

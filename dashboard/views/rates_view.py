@@ -33,7 +33,7 @@ def show(rows: Sequence[Measurement], key: str, palette: Palette) -> None:
 
 
 def show_one(rows: Sequence[Measurement], key: str, palette: Palette, *, small: bool = True) -> None:
-    tag = "recorded" if rows[0].origin == "recorded" else "measured"
+    tag = page.origin_tag(rows[0].origin)
     page.verdict(_verdict(rows), tag=tag, small=small)
     show_figure(rows, key, palette)
 

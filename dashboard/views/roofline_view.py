@@ -23,23 +23,23 @@ def show(controls: Controls, palette: Palette) -> None:
         return
     by_name = {e.name: e for e in found}
     with page.control_box():
-        left, middle, right = st.columns([2, 2, 1.2])
+        left, middle, right = page.fields(1.8, 2.2, 1.6)
         with left:
             words = {e.name: e.where for e in found}
-            chosen = by_name[controls.choice("machine", "Measured on", words)]
+            chosen = by_name[controls.choice("machine", "Measured on", words, local=True)]
         suites = dict.fromkeys(r.suite for r in chosen.rows)
         with middle:
             words = {name: SUITES[name].title if name in SUITES else name for name in suites}
-            suite = controls.choice("suite", "Shapes", words)
+            suite = controls.choice("suite", "Shapes", words, local=True)
         rows = [r for r in chosen.rows if r.suite == suite]
         regimes = list(dict.fromkeys(str(r.regime) for r in rows))
         with right:
-            regime = controls.choice("regime", "Regime", regimes, segmented=True)
+            regime = controls.choice("regime", "Regime", regimes, segmented=True, local=True)
         rows = [r for r in rows if r.regime == regime]
         mask = mask_control.choose_among(controls, (r.problem for r in rows))
         rows = [r for r in rows if mask in ("", r.mask)]
         labels = list(dict.fromkeys(r.label for r in rows))
-        shown = controls.several("show", "Kernels", labels, labels)
+        shown = controls.several("show", "Kernels", labels, labels, local=True)
     rows = [r for r in rows if r.label in shown]
     if not rows:
         page.verdict("Nothing is left to draw: choose at least one kernel.", "warn")
@@ -82,10 +82,11 @@ def _show_roofline(chosen: Evidence, rows: list[Measurement], palette: Palette) 
         f"{r.label}, {r.problem}: {r.speed}, {r.of_ceiling:.0%} of the limit by {r.ceiling}" for r in rows
     ]
     alt = f"Roofline of {chosen.where}, {len(rows)} points. " + "; ".join(lines[:40]) + "."
-    page.figure(charts.roofline(rows, chosen.limits, products, palette), "roofline", alt)
+    roofline = charts.roofline(rows, chosen.limits, products, palette, read_bytes=chosen.read_bytes)
+    page.figure(roofline, "roofline", alt)
     st.caption(
         f"Recorded on **{chosen.where}**, {rows[0].regime}: {rows[0].how} "
-        "Ceilings were measured there in the same run: a large copy, "
+        "Ceilings were measured there in the same run: a large copy, or for what only reads the fastest reading, "
         "products from registers, exponentials. Traffic is every operand once; FLOP are 4 · head dim for each score "
         "that the mask lets through."
         + (" Open marks are masked." if len({r.problem.mask_kind == "full" for r in rows}) > 1 else "")
@@ -103,7 +104,7 @@ def _show_needs(controls: Controls, rows: list[Measurement], palette: Palette) -
         return
     st.header("What limits it", anchor=False)
     default = max(found, key=lambda name: (found[name].problem.mask_kind != "full", found[name].tflops))
-    row = found[controls.choice("shape", "Kernel and shape", list(found), default)]
+    row = found[controls.choice("shape", "Kernel and shape", list(found), default, local=True)]
     page.verdict(_needs_verdict(row), tag="recorded", small=True)
     alt = f"Bars of the time that each resource needs, against {seconds_text(row.seconds)} measured: "
     alt += ", ".join(f"{name} {seconds_text(seconds)}" for name, seconds in row.needs.items()) + "."

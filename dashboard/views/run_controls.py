@@ -39,9 +39,9 @@ _FIELDS = {"batch": "batch", "heads": "heads", "sq": "seqlen_q", "sk": "seqlen_k
 def choose(controls: Controls) -> Job:
     """The controls, and the job that they describe."""
     with page.control_box():
-        columns = st.columns([1.6, 1.45, 1.9, 2.05])
+        columns = page.fields(1.9, 1.3, 1.9, 2.3)
         with columns[0]:
-            device_name = controls.choice("on", "Run on", run_devices())
+            device_name = controls.choice("on", "Run on", run_devices(), local=True)
         device = device_of(device_name)
         with columns[1]:
             named = dict.fromkeys(suite.operation for suite in SUITES.values())
@@ -50,7 +50,8 @@ def choose(controls: Controls) -> Job:
         shapes, suites = presets.presets(operation.name), presets.suites(device, operation.name)
         with columns[2]:
             words = {name: p.words for name, p in shapes.items()} | suites
-            preset = controls.choice("preset", "Start from", words, list(shapes)[0 if device is None else 1])
+            first = list(shapes)[0 if device is None else 1]
+            preset = controls.choice("preset", "Start from", words, first, local=True)
         with columns[3]:
             kernels = _choose_kernels(controls, operation, device_name, device)
         if preset in suites:
@@ -58,9 +59,9 @@ def choose(controls: Controls) -> Job:
             cases = tuple(_only(case, kernels) for case in SUITES[name].cases(device))
             cases = tuple(case for case in cases if case.contenders)
             st.caption(_suite_words(cases))
-            return Job(f"suite {name}", device_name, cases, *_choose_regime(controls, st.columns([2, 1, 3])))
+            return Job(f"suite {name}", device_name, cases, *_choose_regime(controls, page.fields(2, 1, 3)))
         problem = _choose_problem(controls, preset, shapes[preset].problem, device)
-        columns = st.columns([1.7, 2, 1.5, 1])
+        columns = page.fields(1.8, 1.9, 1.7, 1)
         with columns[0]:
             tilings = _choose_tiles(controls, kernels, problem, device)
         with columns[1]:
@@ -99,7 +100,7 @@ def _choose_kernels(
         titles[READ] = "a kernel that only reads the keys and values"
         default = [x for x in offered if x != "fixed" and x != "balanced"]
     help_text = "\u2003\n".join(f"- **{name}**: {titles[name]}" for name in offered if name in titles)
-    return controls.several("kernels", "Kernels", offered, default, help=help_text)
+    return controls.several("kernels", "Kernels", offered, default, local=True, help=help_text)
 
 
 def _choose_regime(controls: Controls, columns: list[DeltaGenerator]) -> tuple[float, Regime]:
@@ -157,7 +158,7 @@ def _choose_problem(controls: Controls, preset: str, start: Problem, device: Dev
         controls.set("dtype", start.dtype)
         mask_control.put("run", start)
     st.session_state["run.preset.applied"] = preset
-    columns = st.columns(6)
+    columns = page.fields(1, 1, 1, 1, 1, 1)
     with columns[0]:
         batch = controls.integer("batch", "Sequences" if cached else "Batch", start.batch, 1, 4096)
     with columns[1]:
@@ -178,7 +179,7 @@ def _choose_problem(controls: Controls, preset: str, start: Problem, device: Dev
         controls.notice(f"head dim {head_dim} is not a multiple of {HEAD_DIM_STEP}; {rounded} is used.")
         head_dim = rounded
     mask, softcap = mask_control.choose(controls, start.mask, start.softcap, cached=cached)
-    columns = st.columns([2.4, 1.4, 2])
+    columns = page.fields(2.6, 1.6, 2)
     precisions = {p for s in kernels_of(start.operation).values() for p in s.precisions}
     with columns[0]:
         dtypes = [d for d in FORWARD_DTYPES if device is None or _served(start.operation, d)]

@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 import html
 import time
+from collections.abc import Sequence
 
 import streamlit as st
 
 from cufa.bench.regimes import Regime
 from cufa.bench.timing import Timing
 from cufa.commands.common import seconds_text
-from cufa.dashboard import engine, page
+from cufa.dashboard import engine, page, sentences
 from cufa.dashboard.charts import samples as charts
 from cufa.dashboard.model.measurements import in_words
 from cufa.dashboard.state import Controls
@@ -19,9 +20,9 @@ from cufa.dashboard.theme import Palette
 from cufa.dashboard.views.run_controls import seconds_expected
 from cufa.dashboard.worker import client
 from cufa.dashboard.worker.jobs import CPU, Job
+from cufa.dashboard.worker.memory import shortfall
 from cufa.dashboard.worker.run import Run, Status
 
-_LATEST = "latest"
 _MOST_LISTED = 60
 _LONG_SECONDS = 60.0
 STATUS_ICONS = {
@@ -35,8 +36,9 @@ STATUS_ICONS = {
 }
 
 
-def show_start(job: Job, runs: list[Run]) -> None:
-    """The button, and what it will do."""
+def show_start(job: Job, runs: list[Run], refused: Sequence[str]) -> None:
+    """The button, and what it will do. Off while a field holds what it cannot (``refused``), or memory is too small."""
+    lacking = shortfalls(job)
     left, right = st.columns([1, 4], vertical_alignment="center")
     with left:
         st.button(
@@ -44,14 +46,27 @@ def show_start(job: Job, runs: list[Run]) -> None:
             key="run.start",
             type="primary",
             icon=":material/play_arrow:",
-            disabled=not job.total,
+            disabled=not job.total or bool(refused or lacking),
             on_click=engine.start,
             args=(job,),
             width="stretch",
         )
     with right:
-        st.caption(_what_starts(job, runs))
+        if refused:
+            st.caption(f"Nothing starts while a field is wrong: {refused[0]}")
+        elif lacking:
+            page.verdict(f"Too large for this machine's memory: {lacking[0]}.", "alarm", small=True)
+        else:
+            st.caption(_what_starts(job, runs))
     engine.show_problems()
+
+
+def shortfalls(job: Job) -> list[str]:
+    """Shapes of a CPU job that this machine's memory cannot hold, each in words."""
+    if job.device != CPU:
+        return []
+    found = ((in_words(case.problem, case.name), shortfall(case.problem)) for case in job.cases)
+    return [f"{name} {lacking}" for name, lacking in found if lacking]
 
 
 def _what_starts(job: Job, runs: list[Run]) -> str:
@@ -59,10 +74,10 @@ def _what_starts(job: Job, runs: list[Run]) -> str:
         return "Choose at least one kernel."
     first = job.cases[0]
     shapes = f"{job.total} shapes" if job.total > 1 else in_words(first.problem, first.name)
-    text = f"{job.contenders} timing{'s' * (job.contenders > 1)}, {job.regime}: {shapes}."
+    text = f"{sentences.count(job.contenders, 'timing')}, {job.regime}: {shapes}."
     expected = seconds_expected(job, _cpu_rate(job, runs))
     if expected is not None:
-        text += f" About {_duration(expected)} on this CPU."
+        text += f" About {sentences.seconds(expected)} on this CPU."
         if expected > _LONG_SECONDS:
             text = f"**{text}** It can be cancelled at any time."
     elif job.device == CPU:
@@ -70,12 +85,6 @@ def _what_starts(job: Job, runs: list[Run]) -> str:
             " On the CPU, with NumPy: the same schedule and the same results as on a GPU, at a CPU's speed."
         )
     return text
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 100:
-        return f"{seconds:.0f} s" if seconds >= 2 else "2 s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
 def _cpu_rate(job: Job, runs: list[Run]) -> float | None:
@@ -91,16 +100,14 @@ def _cpu_rate(job: Job, runs: list[Run]) -> float | None:
 
 def choose_run(controls: Controls, runs: list[Run]) -> Run | None:
     """Which run the page shows; None when there is none."""
-    shown = runs[:_MOST_LISTED]
-    wanted = st.query_params.get("run") or st.session_state.get("run.run")
-    if wanted not in (None, _LATEST):  # an older one, reached by its link
-        shown += [r for r in runs[_MOST_LISTED:] if r.id == wanted]
-    # Without its status, which changes: a browser goes on showing the words that were chosen.
-    words = {_LATEST: "the latest run"} | {r.id: run_name(r) for r in shown}
-    chosen = controls.choice("run", "Result of", words)
-    if not runs:
+    wanted = controls.asked("run")  # an older one, perhaps
+    shown = [*runs[:_MOST_LISTED], *(r for r in runs[_MOST_LISTED:] if r.id == wanted)]
+    if not shown:
+        controls.choice("run", "Result of", {"none": "no run yet"})
         return None
-    return runs[0] if chosen == _LATEST else next(r for r in runs if r.id == chosen)
+    # Without its status, which changes: a browser goes on showing the words that were chosen.
+    chosen = controls.choice("run", "Result of", {r.id: run_name(r) for r in shown}, local=True)
+    return next(r for r in shown if r.id == chosen)
 
 
 def show_first_steps() -> None:
@@ -162,7 +169,7 @@ def _show_active_run(run: Run, ahead: int, palette: Palette) -> None:
                 st.progress(0.0, text=f"waiting: {others}")
             else:
                 of = f", {run.cases_done} of {total} shapes done" if total > 1 else ""
-                text = f"{run.phase} (for {_duration(time.time() - run.phase_began)}{of})"
+                text = f"{run.phase} (for {sentences.seconds(time.time() - run.phase_began)}{of})"
                 st.progress(_share_done(run), text=text)
         with right:
             st.button(
@@ -183,7 +190,7 @@ def _show_samples(run: Run, palette: Palette) -> None:
     lanes = [(name, Timing(tuple(s * 1e-9 for s in taken))) for name, taken in run.live.items() if taken]
     rounds = min((len(t.samples) for _, t in lanes), default=0)
     text = ", ".join(f"{name} {seconds_text(t.p50)}" for name, t in lanes)
-    taken = f"{rounds} round{'s' * (rounds != 1)}" if run.job.regime is Regime.IN_TURNS else "some batches"
+    taken = sentences.count(rounds, "round") if run.job.regime is Regime.IN_TURNS else "some batches"
     page.verdict(f"After {taken}: {text}.", tag="so far", small=True)
     figure = charts.samples_figure(lanes, palette)
     page.figure(figure, f"run.live.{run.id}", charts.describe(lanes), describe=False)

@@ -8,7 +8,7 @@ from cufa.core.architectures import ARCHITECTURES, Device
 from cufa.dashboard.model import devices, gpu
 from cufa.dashboard.state import Controls
 
-_HERE = "here"
+_MOST_SMS = 1024
 
 
 def choose_kv_heads(
@@ -20,10 +20,32 @@ def choose_kv_heads(
 
 
 def choose_card(controls: Controls) -> Device:
-    """This machine's GPU, if there is one, or an architecture's typical card."""
+    """This machine's GPU, if there is one, or an architecture's typical card. In links a card is its architecture,
+    with its SMs where these are not the typical card's, so that a link means the same on every machine."""
     cards = {str(c): Device.typical(c) for c in ARCHITECTURES}
+    default = "90"
     if gpu.gpu_count():
         with contextlib.suppress(ValueError):  # older than any that kernels are built for
-            cards = {_HERE: devices.gpu(0), **cards}
+            here = devices.gpu(0)
+            default = card_key(here)
+            cards = {default: here, **{key: card for key, card in cards.items() if key != default}}
+    asked = controls.asked("card")
+    if asked not in cards and (found := _card(asked)) is not None:
+        cards[asked] = found
     words = {key: f"{d.name} · {d.arch.name} · {d.num_sms} SMs" for key, d in cards.items()}
-    return cards[controls.choice("card", "Card to predict for", words, _HERE if _HERE in cards else "90")]
+    return cards[controls.choice("card", "Card to predict for", words, default, local=True)]
+
+
+def card_key(device: Device) -> str:
+    """What a link calls a card: 90, or 90x114."""
+    typical = device.num_sms == device.arch.typical_sms
+    return str(device.arch.capability) + ("" if typical else f"x{device.num_sms}")
+
+
+def _card(key: str) -> Device | None:
+    """A card that is nobody's typical one, from a link of another machine."""
+    capability, _, sms = key.partition("x")
+    if not (capability.isascii() and capability.isdigit() and sms.isascii() and sms.isdigit()):
+        return None
+    arch = ARCHITECTURES.get(int(capability))
+    return Device("another card", arch, int(sms)) if arch and 1 <= int(sms) <= _MOST_SMS else None

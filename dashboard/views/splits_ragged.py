@@ -9,22 +9,25 @@ import streamlit as st
 
 from cufa.bench.cases import READ, Case, Contender, contenders
 from cufa.commands.common import seconds_text
-from cufa.dashboard import page
+from cufa.core.problem import Problem
+from cufa.dashboard import page, sentences
 from cufa.dashboard.charts import timeline as timeline_charts
 from cufa.dashboard.model import splits
 from cufa.dashboard.model.measurements import Measurement
-from cufa.dashboard.model.splits import Batch
+from cufa.dashboard.model.split_time import load_of
+from cufa.dashboard.model.splits import Batch, Split
 from cufa.dashboard.state import Controls
 from cufa.dashboard.theme import Palette
 from cufa.dashboard.views import rates_view
-from cufa.dashboard.views.splits_view import Choice, kind
+from cufa.dashboard.views.splits_view import Choice, kind, reading_of
 from cufa.dashboard.worker.jobs import Job
+from cufa.planner import make_plan
 
 
 def show(choice: Choice, controls: Controls, found: Sequence[Measurement], palette: Palette) -> None:
     """The same split for all, or the same work for all: predicted, and measured where it has been."""
     st.header("A ragged batch", anchor=False)
-    left, right, _ = st.columns([1, 1, 2])
+    left, right, _ = page.fields(1.4, 1.2, 2)
     with left:
         default = max(8, choice.problem.batch)
         size = controls.integer("ragged", "Sequences of different length", default, 2, 512)
@@ -38,7 +41,7 @@ def show(choice: Choice, controls: Controls, found: Sequence[Measurement], palet
     fixed, launches = _launches(batch, plans["balanced"].num_splits)
     cuts = {name: splits.evaluate(batch, blocks, 0) for name, blocks in launches.items()}
     gain = cuts["fixed"].span / cuts["balanced"].span
-    page.verdict(_verdict(gain, fixed, cuts["balanced"].blocks), tag="predicted", small=True)
+    page.verdict(_verdict(choice, problem, lengths, fixed, cuts), tag="predicted", small=True)
     st.caption(
         f"{size} sequences of {min(lengths):,} to {max(lengths):,} cached tokens, drawn log-uniformly with a "
         f"fixed seed. The planner takes {kind(choice.plan(problem=problem))}: it sees no lengths, "
@@ -71,6 +74,26 @@ def show(choice: Choice, controls: Controls, found: Sequence[Measurement], palet
     rates_view.offer("Measure both on the GPU", "decode.measure.ragged", job, choice.config is None)
 
 
+def _verdict(
+    choice: Choice, problem: Problem, lengths: tuple[int, ...], fixed: int, cuts: dict[str, Split]
+) -> str:
+    """Which is faster, as far as the prediction can tell; where it knows no time, what the busiest place has to do."""
+    plan = choice.plan("balanced", problem)
+    shares, named = sentences.count(cuts["balanced"].blocks, "share"), f"the best fixed split ({fixed})"
+    reading = reading_of(plan)
+    if reading is None:
+        more = cuts["fixed"].span / cuts["balanced"].span
+        return f"With {named} the busiest place has {more:.2f}× as many tiles as with {shares}."
+    cut = make_plan(problem, choice.device, "fixed", choice.config, num_splits=fixed)
+    slow, fast = (reading.seconds(load_of(found, lengths)) for found in (cut, plan))
+    times = f"{seconds_text(fast)} against {seconds_text(slow)}"
+    if slow / fast > 1 + reading.error:
+        return f"{shares} take {times} with {named}: {slow / fast:.2f}× faster."
+    if fast / slow > 1 + reading.error:
+        return f"{shares} take {times} with {named}, which is {fast / slow:.2f}× faster."
+    return f"{shares} take {times} with {named}: as far as a prediction within {reading.error:.0%} can tell, the same."
+
+
 @st.cache_data(max_entries=64, show_spinner=False)
 def _launches(batch: Batch, shares: int) -> tuple[int, dict[str, splits.Blocks]]:
     """The best fixed split, and both launches."""
@@ -80,21 +103,13 @@ def _launches(batch: Batch, shares: int) -> tuple[int, dict[str, splits.Blocks]]
     return best, {"fixed": fixed, "balanced": splits.balanced_blocks(batch, shares)}
 
 
-def _verdict(gain: float, fixed: int, shares: int) -> str:
-    if gain > 1.02:
-        return f"{shares:,} shares are {gain:.2f}× faster than the best fixed split ({fixed})."
-    if gain < 0.98:
-        return f"The best fixed split ({fixed}) is {1 / gain:.2f}× faster than {shares:,} shares."
-    return f"Shares and the best fixed split ({fixed}) take equally long here."
-
-
 def _show_measured(found: Sequence[Measurement], case: Case, predicted: float, palette: Palette) -> None:
     """This very batch, from the latest run of it."""
     same = [m for m in found if m.problem == case.problem and m.lengths == case.lengths and m.split]
     rows = [m for m in same if m.group == same[0].group]
     if {m.split.kind for m in rows if m.split} == {"fixed", "balanced"}:
         text, tone = measured_verdict(rows, predicted)
-        page.verdict(f"{text} ({rows[0].where}).", tone, "measured", small=True)
+        page.verdict(f"{text} ({rows[0].where}).", tone, page.origin_tag(rows[0].origin), small=True)
         rates_view.show_figure(rows, "decode.ragged.measured", palette)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 
 import streamlit as st
@@ -13,11 +14,13 @@ from cufa.bench.regimes import Regime
 from cufa.commands.common import seconds_text
 from cufa.core.architectures import Device
 from cufa.core.problem import Problem
-from cufa.dashboard import engine, page
+from cufa.dashboard import engine, page, sentences
 from cufa.dashboard.charts import splits as charts
-from cufa.dashboard.model import evidence, splits
+from cufa.dashboard.model import evidence, split_time, splits
 from cufa.dashboard.model.configs import config_key, config_words
+from cufa.dashboard.model.evidence import Evidence
 from cufa.dashboard.model.measurements import Measurement, in_words
+from cufa.dashboard.model.split_time import Reading
 from cufa.dashboard.model.splits import Batch, Split
 from cufa.dashboard.state import Controls
 from cufa.dashboard.theme import Palette
@@ -58,7 +61,7 @@ class Choice:
 def choose(controls: Controls) -> Choice | None:
     """The controls of the page; None where no kernel serves what they ask for, which is said."""
     with page.control_box():
-        columns = st.columns([1, 1, 1, 1.3, 1, 1.5])
+        columns = page.fields(1, 1, 1, 1.2, 1, 1.4)
         with columns[0]:
             batch = controls.integer("batch", "Sequences", 1, 1, 512)
         with columns[1]:
@@ -73,7 +76,7 @@ def choose(controls: Controls) -> Choice | None:
         with columns[5]:
             dtype, _, cache = controls.choice("dtype", "Type", _DTYPES).partition(".")
         mask, softcap = mask_control.choose(controls, cached=True)
-        columns = st.columns([0.9, 1.4, 3.0, 1.1])
+        columns = page.fields(1, 1.5, 2.9, 1.3)
         with columns[0]:
             help_text = "Query tokens of each sequence: more than one when a draft is checked."
             tokens = controls.integer("tokens", "New tokens", 1, 1, MAX_TOKENS, help=help_text)
@@ -106,20 +109,24 @@ def show_splits(choice: Choice, controls: Controls, found: Sequence[Measurement]
     batch = Batch.of(plan, (problem.seqlen_k,) * problem.batch, choice.overhead)
     curve = splits.split_curve(batch, splits.candidates(min(_MOST_SPLITS, max(batch.tiles))))
     chosen = _as_planned(plan, batch)
-    page.verdict(_verdict(plan, chosen, curve), tag="predicted")
-    st.caption(f"**{in_words(problem)}**.  \n{_floor(plan)}")
+    reading = reading_of(plan)
+    times = None if reading is None else _times(choice, reading, curve)
+    page.verdict(verdict(plan, curve, times), tag="predicted")
+    st.caption(f"**{in_words(problem)}**.  \n{_floor(plan)}{_fitted(reading)}")
     st.caption("**Why:** " + "; ".join(plan.reasons) + ".")
     start = chosen.splits if kind(plan) == "fixed" else splits.best(curve).splits
-    number = controls.integer("splits", "Splits to look at", start, 1, max(2, curve[-1].splits), slider=True)
+    most = max(2, curve[-1].splits)
+    number = controls.integer("splits", "Splits to look at", start, 1, most, slider=True)
     here = splits.fixed(batch, number)
-    figure = charts.split_figure(curve, (kind(plan), chosen), here, palette, _measured(found, problem))
-    page.figure(figure, "decode.curve", _describe(plan, curve, chosen))
+    if times is not None:
+        assert reading is not None
+        times = dataclasses.replace(times, here=reading.seconds(_load(choice, number)))
+    figure = charts.split_figure(curve, (kind(plan), chosen), here, palette, _measured(found, problem), times)
+    page.figure(figure, "decode.curve", _describe(plan, curve, chosen, times))
     st.caption(
-        f"At {_count(number, 'split')}: {_count(here.blocks, 'thread block')} on {batch.places:,} places "
-        f"({choice.device.num_sms} SMs × {batch.config.blocks_per_sm}), {here.waves:.2f} waves, "
-        f"{here.fill:.0%} of the places' time on tiles{_without_extra(batch, here)}. Every tile counts as "
-        "equally long; of what a merge costs, which the planner weighs, this knows the extra tiles alone."
-        + _clusters(plan)
+        f"At {sentences.count(number, 'split')}: {sentences.count(here.blocks, 'thread block')} on "
+        f"{sentences.count(batch.places, 'place')} ({choice.device.num_sms} SMs × {batch.config.blocks_per_sm}), "
+        f"{here.waves:.2f} waves, {here.fill:.0%} of the places' time on tiles{_without_extra(batch, here)}."
     )
     _show_here(found, problem)
     _offer_curve(problem, [s.splits for s in curve], choice.config is None)
@@ -127,14 +134,46 @@ def show_splits(choice: Choice, controls: Controls, found: Sequence[Measurement]
         st.code(str(plan), language=None)
 
 
+def reading_of(plan: Plan) -> Reading | None:
+    """How the card reads with the plan's tiles; None where too little is recorded to say."""
+    assert plan.device is not None
+    return split_time.reading(plan.device, plan.config.block_q, _evidence())
+
+
+def _evidence() -> list[Evidence]:
+    try:
+        return evidence.load()
+    except ValueError:  # the page says so
+        return []
+
+
+def _load(choice: Choice, number: int) -> split_time.Load:
+    return split_time.load_of(
+        make_plan(choice.problem, choice.device, "fixed", choice.config, num_splits=number)
+    )
+
+
+def _times(choice: Choice, reading: Reading, curve: Sequence[Split]) -> charts.Times:
+    planned = split_time.load_of(choice.plan())
+    told = tuple(reading.seconds(_load(choice, s.splits)) for s in curve)
+    return charts.Times(told, reading.seconds(planned), told[0], reading.floor(planned))
+
+
+def _fitted(reading: Reading | None) -> str:
+    """What the predicted times rest on."""
+    if reading is None:
+        return ""
+    return (
+        f"  \nTimes are predicted from bytes: one thread block reads {reading.block / 1e9:.0f} GB/s, a call takes "
+        f"{reading.start * 1e6:.1f} µs besides, and parts are merged as the planner reckons. Fitted to "
+        f"{sentences.count(reading.fitted, 'time')} recorded on {reading.where}, each within {reading.error:.0%}."
+    )
+
+
 def kind(plan: Plan) -> str:
     """ "fixed" or "balanced"."""
     assert plan.split is not None
     return plan.split.kind
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'s' * (number != 1)}"
 
 
 def _measured(found: Sequence[Measurement], problem: Problem) -> dict[int, float]:
@@ -150,27 +189,17 @@ def _show_here(found: Sequence[Measurement], problem: Problem) -> None:
     if m is not None:
         read = "" if m.of_read is None else f", {m.of_read:.0%} of a plain read"
         text = f"This very problem: {seconds_text(m.seconds)}, {m.speed}{read} ({m.regime}; {m.where})."
-        page.verdict(text, tag="recorded" if m.origin == "recorded" else "measured", small=True)
+        page.verdict(text, tag=page.origin_tag(m.origin), small=True)
 
 
 def _offer_curve(problem: Problem, counts: Sequence[int], is_planned: bool) -> None:
     """On a GPU: the planner's choice, equal shares and some fixed splits, side by side."""
     some = [n for n in (1 << n for n in range(_SPLITS_TIMED)) if n <= counts[-1]]
-    fixed = [Contender("fixed", name=_count(n, "split"), num_splits=n) for n in some]
+    fixed = [Contender("fixed", name=sentences.count(n, "split"), num_splits=n) for n in some]
     entrants = (Contender(name=_PLANNER), Contender("balanced"), *fixed, *contenders(READ))
     job = Job(str(problem), rates_view.first_device(), (Case(problem, entrants, str(problem)),), 1.0)
     rates_view.offer("Measure this curve on the GPU", "decode.measure", job, is_planned)
     engine.show_problems()
-
-
-def _clusters(plan: Plan) -> str:
-    """Why the planner takes fewer splits than this prediction would."""
-    if all(launch.cluster == 1 for launch in plan.launches):
-        return ""
-    return (
-        " Nor does it know that SMs share the memory: half of them read a small cache as fast as all, and "
-        "the blocks of a cluster merge sooner than more splits would."
-    )
 
 
 def _without_extra(batch: Batch, here: Split) -> str:
@@ -187,42 +216,56 @@ def _as_planned(plan: Plan, batch: Batch) -> Split:
     return splits.evaluate(batch, splits.balanced_blocks(batch, plan.num_splits), plan.num_splits)
 
 
-def _verdict(plan: Plan, chosen: Split, curve: list[Split]) -> str:
-    single = curve[0]
-    unsplit = f"Unsplit, {_count(single.blocks, 'thread block')} fill {single.fill:.0%} of the card"
-    gain = f"{chosen.fill:.0%} full and {single.span / chosen.span:.1f}× faster"
-    if kind(plan) == "balanced":
-        return f"{unsplit}; the planner's {chosen.splits:,} shares of all tiles: {gain}."
-    if chosen.splits == 1:
+def verdict(plan: Plan, curve: Sequence[Split], times: charts.Times | None) -> str:
+    """What is read and, where the card is known, how long that takes: nothing else decides between splits."""
+    moved = charts.megabytes(plan.problem.kv_bytes())
+    cut = _cut_words(plan)
+    blocks, unsplit = math.prod(plan.launches[0].grid), curve[0].blocks
+    if times is None:
+        assert plan.device is not None
+        alone = f", {unsplit:,} unsplit" if blocks != unsplit else ""
         return (
-            f"No split is needed: {_count(single.blocks, 'thread block')} fill {single.fill:.0%} of the card."
+            f"{moved} to read, by {sentences.count(blocks, 'thread block')} {cut}{alone}. How long tiles of "
+            f"{plan.config.block_q} rows take on {plan.device.name} is not recorded."
         )
-    return f"{unsplit}; the planner's {chosen.splits} splits: {gain}."
+    planned = f"{moved} in {seconds_text(times.planned)} {cut}"
+    if blocks == unsplit and plan.num_splits <= 1:
+        return f"{planned}: no split is needed."
+    return f"{planned}; {seconds_text(times.curve[0])} unsplit, {seconds_text(times.floor)} at the least."
+
+
+def _cut_words(plan: Plan) -> str:
+    if kind(plan) == "balanced":
+        return f"in {sentences.count(plan.num_splits, 'share')} of all tiles"
+    return (
+        "unsplit"
+        if plan.num_splits == 1
+        else f"with the planner's {sentences.count(plan.num_splits, 'split')}"
+    )
 
 
 def _floor(plan: Plan) -> str:
-    """What memory alone allows, where the card's bandwidth is recorded."""
+    """What memory alone allows, where how fast such a card reads is recorded."""
     text = f"Keys and values that some query sees are {charts.megabytes(plan.problem.kv_bytes())}"
     assert plan.device is not None
-    try:
-        found = [e for e in evidence.load() if e.limits and e.arch == plan.device.arch.name]
-    except ValueError:
-        found = []
+    name, arch = plan.device.name, plan.device.arch.name
+    found = [e for e in _evidence() if e.read_bytes and e.arch == arch and name in e.device]
     if not found:
-        return f"{text}; how fast this card reads is not recorded."
-    rate = max(max(e.limits.copy_bytes, e.limits.read_bytes) for e in found if e.limits)
-    seconds = plan.problem.kv_bytes() / rate
-    where = f"the {rate / 1e12:.2f} TB/s recorded on {found[0].where}"
-    return f"{text}: at least {seconds * 1e6:,.1f} µs at {where}."
+        return f"{text}; how fast {name} reads is not recorded."
+    best = max(found, key=lambda e: e.read_bytes)
+    seconds = plan.problem.kv_bytes() / best.read_bytes
+    rate = f"{best.read_bytes / 1e12:.2f} TB/s, the fastest reading recorded on {best.where}"
+    return f"{text}: at least {seconds_text(seconds)} at {rate}."
 
 
-def _describe(plan: Plan, curve: list[Split], chosen: Split) -> str:
-    best, single = splits.best(curve), curve[0]
-    shortest = min(chosen.span, *(s.span for s in curve))
-    return (
-        f"Two panels by number of splits, 1 to {curve[-1].splits}. Predicted time falls from "
-        f"{single.span / shortest:.1f} times the shortest at 1 split to {best.span / shortest:.2f} times at "
-        f"{best.splits}; SM fill rises from {single.fill:.0%} to {best.fill:.0%}. The planner's choice, "
-        f"{kind(plan)} with {chosen.splits}, takes {chosen.span / shortest:.2f} times the shortest and "
-        f"fills {chosen.fill:.0%}."
-    )
+def _describe(plan: Plan, curve: Sequence[Split], chosen: Split, times: charts.Times | None) -> str:
+    single, last = curve[0], curve[-1]
+    text = f"Two panels by number of splits, 1 to {last.splits}. "
+    text += f"SM fill goes from {single.fill:.0%} to {last.fill:.0%}."
+    if times is not None:
+        best = min(range(len(curve)), key=lambda n: times.curve[n])
+        text += (
+            f" Predicted time is {seconds_text(times.curve[0])} at 1 split and least at {curve[best].splits}, "
+            f"{seconds_text(times.curve[best])}; as planned it is {seconds_text(times.planned)}."
+        )
+    return f"{text} The planner's choice, {kind(plan)} with {chosen.splits}, fills {chosen.fill:.0%}."

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 
 from cufa.bench import records
 from cufa.bench.cases import Case
@@ -15,17 +13,11 @@ from cufa.bench.limits import Limits, measure_limits
 from cufa.bench.runner import Row, run_case
 from cufa.bench.timing import Watch
 from cufa.core.architectures import Device
-from cufa.core.problem import Problem
 from cufa.dashboard.worker.jobs import Job, Json, gpu_index
+from cufa.dashboard.worker.memory import shortfall
 
 Tell = Callable[[Json], None]
 """Takes one event; it is on disk when the call returns. Raises CannotWrite."""
-
-#: Of the memory that is free, what inputs, output and intermediates of a CPU run may take.
-_MEMORY_SHARE = 0.7
-#: Copies of the tensors that a CPU run holds at its peak: float32 originals, conversions, float64 samples.
-_COPIES = 2.5
-
 
 #: Samples are told no more often than this: writing them must not be what is measured.
 _SAMPLES_SECONDS = 0.25
@@ -87,7 +79,9 @@ def _measure(
     case: Case, job: Job, number: int, device: Device | None, limits: Limits, tell: Tell
 ) -> tuple[list[Json], list[Json]]:
     """Records of the rows of one case, and of what was skipped."""
-    _check_memory(case.problem, device)
+    # Otherwise the system would kill the worker for it.
+    if device is None and (lacking := shortfall(case.problem)):
+        raise MemoryError(lacking)
     prepared = _prepare(case, device, tell)
     names = ", ".join(c.label for c in case.contenders)
     tell({"event": "phase", "text": f"timing {names}, {job.regime}: {case.title}"})
@@ -162,28 +156,6 @@ def _prepare(case: Case, device: Device | None, tell: Tell) -> dict[str, float]:
         cuda.prepare(plan)
         seconds[contender.label] = round(time.perf_counter() - start, 3)
     return seconds
-
-
-def _check_memory(problem: Problem, device: Device | None) -> None:
-    """Refuse what this machine's memory cannot hold: otherwise the system would kill the worker for it.
-
-    (A GPU says so itself.) Raises MemoryError.
-    """
-    available = _available_memory()
-    if device is not None or available is None:
-        return
-    elements = sum(math.prod(shape) for shape in problem.shapes)
-    wanted = int(_COPIES * max(problem.itemsize, 4) * elements)
-    if wanted > _MEMORY_SHARE * available:
-        raise MemoryError(f"needs about {wanted / 2**30:,.0f} GiB, {available / 2**30:,.1f} GiB are free")
-
-
-def _available_memory() -> int | None:
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-    except OSError:
-        return None
-    return next((int(x.split()[1]) * 1024 for x in lines if x.startswith("MemAvailable:")), None)
 
 
 def _free(device: Device | None) -> None:

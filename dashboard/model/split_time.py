@@ -1,0 +1,145 @@
+"""How long a launch takes whose keys are split, from the bytes that it reads.
+
+All thread blocks together read as fast as the card does, and each no faster than one block can; a call takes some time
+whatever it does; and parts that are merged through device memory take what the planner reckons with. How fast a
+block reads and how long a call takes are fitted to the times that were recorded on such a card.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Iterable
+
+import numpy as np
+
+from cufa.bench.regimes import Regime
+from cufa.core.architectures import Device
+from cufa.dashboard.model import splits
+from cufa.dashboard.model.evidence import Evidence
+from cufa.dashboard.model.measurements import Measurement
+from cufa.dashboard.model.splits import Batch
+from cufa.decode.splits import merge_bytes
+from cufa.planner import Plan, make_plan
+
+_FEWEST = 4
+"""Recorded times without which nothing is fitted."""
+_STARTS = np.linspace(2e-6, 12e-6, 101)
+_BLOCK_RATES = np.geomspace(5e9, 200e9, 149)
+
+
+@dataclasses.dataclass(frozen=True)
+class Load:
+    """What one launch makes a card do."""
+
+    total: float
+    """Bytes of keys and values, each once."""
+    busiest: float
+    """Bytes that the place with the most to do reads."""
+    merged: float
+    """Bytes that a block would read while the parts of an item are merged."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Reading:
+    """How a card reads with one tile config."""
+
+    card: float
+    """Bytes per second, the fastest recorded."""
+    block: float
+    """Of one thread block."""
+    start: float
+    """Seconds of any call."""
+    error: float
+    """The largest share by which it misses a time that it was fitted to."""
+    fitted: int
+    """How many these are."""
+    where: str
+
+    def floor(self, load: Load) -> float:
+        """Seconds below which nothing reads that much here."""
+        return load.total / self.card
+
+    def seconds(self, load: Load) -> float:
+        return self.start + max(self.floor(load), load.busiest / self.block) + load.merged / self.block
+
+
+def load_of(plan: Plan, lengths: tuple[int, ...] | None = None) -> Load:
+    """Of a plan, for sequences of these lengths (None: as long as the cache)."""
+    assert plan.split is not None
+    problem, config = plan.problem, plan.config
+    batch = Batch.of(plan, lengths or (problem.seqlen_k,) * problem.batch, 0)
+    if plan.split.kind == "fixed":
+        span, parts = splits.fixed(batch, plan.num_splits).span, plan.num_splits
+    else:
+        blocks = splits.balanced_blocks(batch, plan.num_splits)
+        span = splits.evaluate(batch, blocks, plan.num_splits).span
+        item = blocks.batch * batch.kv_heads + blocks.head
+        parts = int(np.bincount(item).max()) if len(item) else 1
+    total = _bytes(problem.kv_bytes(), lengths, problem.seqlen_k * problem.batch)
+    tile = config.block_kv * problem.kv_bytes() / (problem.batch * problem.kv_heads * _read_keys(plan))
+    through_memory = parts > 1 and all(launch.cluster == 1 for launch in plan.launches)
+    return Load(total, span * tile, parts * merge_bytes(config) if through_memory else 0.0)
+
+
+def _bytes(all_of_them: int, lengths: tuple[int, ...] | None, keys: int) -> float:
+    return float(all_of_them) if lengths is None else all_of_them * sum(lengths) / keys
+
+
+def _read_keys(plan: Plan) -> int:
+    """Of a sequence as long as the cache: what :meth:`Problem.kv_bytes` counts."""
+    p = plan.problem
+    return p.seqlen_k if p.reach is None else min(p.seqlen_k, p.reach)
+
+
+def reading(device: Device, block_q: int, evidence: Iterable[Evidence]) -> Reading | None:
+    """Fitted to what was recorded on such a card; None where that is too little."""
+    for found in evidence:
+        if found.arch == device.arch.name and device.name in found.device and found.read_bytes:
+            return _fitted(found, device, block_q)
+    return None
+
+
+@functools.lru_cache(32)
+def _fitted(found: Evidence, device: Device, block_q: int) -> Reading | None:
+    rows = [
+        (load, m.seconds) for m in found.rows for load in [_recorded(m, device, block_q)] if load is not None
+    ]
+    if len(rows) < _FEWEST:
+        return None
+    total, busiest, merged, seconds = (
+        np.array(x)[:, None, None]
+        for x in ([r[0].total for r in rows], [r[0].busiest for r in rows], [r[0].merged for r in rows],
+                  [r[1] for r in rows])
+    )  # fmt: skip
+    start, block = _STARTS[None, :, None], _BLOCK_RATES[None, None, :]
+    told = start + np.maximum(total / found.read_bytes, busiest / block) + merged / block
+    worst = np.abs(told / seconds - 1).max(axis=0)
+    i, j = np.unravel_index(worst.argmin(), worst.shape)
+    return Reading(
+        found.read_bytes,
+        float(_BLOCK_RATES[j]),
+        float(_STARTS[i]),
+        float(worst[i, j]),
+        len(rows),
+        found.where,
+    )
+
+
+def _recorded(m: Measurement, device: Device, block_q: int) -> Load | None:
+    """What a recorded launch of such tiles made the card do; None for anything else."""
+    config = m.row.json.get("config") or {}
+    lengths_known = m.lengths is not None or not m.problem.lengths.ragged
+    if (
+        m.split is None
+        or m.regime is not Regime.IN_TURNS
+        or config.get("block_q") != block_q
+        or not lengths_known
+    ):
+        return None
+    count = m.split.count if m.split.kind == "fixed" else None
+    try:
+        plan = make_plan(m.problem, device, m.split.kind, num_splits=count)
+    except ValueError:  # no kernel of this version is cut like that
+        return None
+    return load_of(plan, m.lengths) if plan.config.block_q == block_q else None

@@ -1,0 +1,103 @@
+"""What each tile config of a kernel would take, from the measured ceilings of a card, and how far off that is."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from cufa.bench import bounds
+from cufa.bench.regimes import Regime
+from cufa.core.architectures import Device
+from cufa.core.problem import Problem
+from cufa.dashboard.model.evidence import Evidence
+from cufa.dashboard.model.measurements import Measurement
+from cufa.kernels import KernelSpec, TileConfig
+from cufa.planner import fitting_configs, make_plan
+
+_WAITS = 1.02
+"""The busiest thread block is what binds where it takes this much longer than the busiest resource."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Tiling:
+    """One tile config on one problem."""
+
+    config: TileConfig
+    seconds: float
+    """Predicted."""
+    binds: str
+    """The resource that decides, or "busiest block"."""
+    measured: Measurement | None
+
+    @property
+    def error(self) -> float | None:
+        """Predicted over measured, less 1."""
+        return None if self.measured is None else self.seconds / self.measured.seconds - 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Error:
+    """Of predicted times over all recorded ones of a card."""
+
+    median: float
+    worst: float
+    count: int
+
+
+def of_card(device: Device, evidence: Iterable[Evidence]) -> Evidence | None:
+    """What was recorded on such a card, with ceilings."""
+    return next(
+        (e for e in evidence if e.limits and e.arch == device.arch.name and device.name in e.device), None
+    )
+
+
+def tilings(problem: Problem, spec: KernelSpec, device: Device, found: Evidence) -> list[Tiling]:
+    """Every config that fits, the shortest predicted time first; none where times of the kernel are not derived."""
+    assert found.limits is not None
+    same = [
+        m
+        for m in found.rows
+        if m.problem == problem and m.kernel == spec.name and m.regime is Regime.IN_TURNS
+    ]
+    told = []
+    for config in fitting_configs(spec, problem.head_dim, device):
+        try:
+            plan = make_plan(problem, device, spec.algorithm, config)
+        except ValueError:  # not of this mask, lengths or element
+            continue
+        if not bounds.covers(plan):
+            return []
+        named = bounds.bounds_of(plan, found.limits).named()
+        waiting = named.pop("busiest block")
+        named.pop("no overlap")
+        binds = max(named, key=lambda name: named[name])
+        if waiting > _WAITS * named[binds]:
+            binds = "busiest block"
+        measured = next((m for m in same if _is_of(config, m.row.json.get("config"))), None)
+        told.append(Tiling(config, bounds.predict(plan, found.limits), binds, measured))
+    return sorted(told, key=lambda x: x.seconds)
+
+
+def _is_of(config: TileConfig, recorded: object) -> bool:
+    """Whether a record names this config; it may leave out what the config has of an older or newer version."""
+    if not isinstance(recorded, dict):
+        return False
+    here = json.loads(json.dumps(dataclasses.asdict(config)))
+    return all(here[name] == value for name, value in recorded.items() if name in here)
+
+
+@functools.lru_cache(8)
+def error_of(found: Evidence) -> Error | None:
+    """Over every time taken in turns that was predicted when it was recorded; None where none was."""
+    return _error([m for m in found.rows if m.predicted is not None and m.regime is Regime.IN_TURNS])
+
+
+def _error(rows: Sequence[Measurement]) -> Error | None:
+    if not rows:
+        return None
+    off = np.abs([(m.predicted or 0.0) / m.seconds - 1 for m in rows])
+    return Error(float(np.median(off)), float(off.max()), len(rows))

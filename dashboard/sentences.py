@@ -1,0 +1,46 @@
+"""Words around numbers: every sentence of a page that counts something is made here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+_IRREGULAR = {"is": "are", "has": "have", "was": "were", "does": "do", "shows": "show", "query": "queries"}
+
+
+def count(number: int, noun: str) -> str:
+    """No run, 1 run, 2 runs, 1,000 runs."""
+    return f"{number:,} {plural(number, noun)}" if number else f"no {plural(number, noun)}"
+
+
+def plural(number: int, word: str) -> str:
+    """A noun or a verb as it stands after a number: run or runs, is or are."""
+    if number == 1:
+        return word
+    return _IRREGULAR.get(word, f"{word}s")
+
+
+def listed(words: Iterable[str], most: int = 6) -> str:
+    """a; a and b; a, b and c; a, b and 7 more."""
+    found = list(words)
+    if len(found) > most:
+        found = [*found[: most - 1], f"{len(found) - most + 1} more"]
+    return " and ".join(filter(None, (", ".join(found[:-1]), *found[-1:])))
+
+
+def seconds(number: float) -> str:
+    """A length of time that somebody waits: 2 s, 3 min, 5.5 h, 12 days, and beyond that in years."""
+    if number < 100:
+        return f"{max(number, 2):.0f} s"
+    for unit, size, most in (("min", 60, 5400), ("h", 3600, 172_800), ("days", 86_400, 63_115_200)):
+        if number < most:
+            return f"{number / size:.1f} h" if unit == "h" else f"{number / size:.0f} {unit}"
+    return f"{number / 31_557_600:,.0f} years"
+
+
+def share(part: float, least: float = 0.001) -> str:
+    """A share in percent, which is only 0% or 100% when it is nothing or all of it."""
+    if part <= 0 or part >= 1:
+        return f"{part:.0%}"
+    if part < least:
+        return f"less than {least:.1%}"
+    return "more than 99.9%" if part > 0.999 else f"{part:.1%}"

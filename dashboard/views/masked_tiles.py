@@ -1,0 +1,75 @@
+"""Masked work: what other tiles of the same kernel would take, and what binds each."""
+
+from __future__ import annotations
+
+import streamlit as st
+
+from cufa.commands.common import seconds_text
+from cufa.dashboard import page, sentences
+from cufa.dashboard.model import evidence, tilings
+from cufa.dashboard.model.configs import config_key, config_words
+from cufa.dashboard.model.evidence import Evidence
+from cufa.dashboard.model.tilings import Error, Tiling
+from cufa.dashboard.views.masked_view import View
+
+
+def show_tilings(view: View) -> None:
+    """A table, the shortest predicted time first."""
+    st.header("Which tiles", anchor=False)
+    try:
+        found = tilings.of_card(view.device, evidence.load())
+    except ValueError:  # the page says so further up
+        found = None
+    told = [] if found is None or not view.schedule.visited else _tilings(view, found)
+    if found is None or not told:
+        why = f"no ceilings of {view.device.name} are recorded" if found is None else _why_none(view)
+        page.verdict(f"Times of other tiles are not predicted: {why}.", small=True)
+        return
+    error = tilings.error_of(found)
+    page.verdict(_verdict(view, told, error), tag="predicted", small=True)
+    st.dataframe([_line(t, told[0].seconds) for t in told], hide_index=True)
+    if error is not None:
+        st.caption(
+            f"From the ceilings recorded on **{found.where}** alone: products, exponentials, shared memory and memory "
+            f"as if each were used without a pause, and the thread block with the most to do. Over "
+            f"{sentences.count(error.count, 'time')} recorded there the prediction is off by {error.median:.0%} in the "
+            f"middle and {error.worst:.0%} at most."
+        )
+
+
+def _tilings(view: View, found: Evidence) -> list[Tiling]:
+    return tilings.tilings(view.problem, view.spec, view.device, found)
+
+
+def _why_none(view: View) -> str:
+    if not view.schedule.visited:
+        return "no query sees a key"
+    return f"what the tiles of {view.spec.name} ask of each resource is not derived"
+
+
+def _verdict(view: View, told: list[Tiling], error: Error | None) -> str:
+    best = told[0]
+    text = f"{best.config} is the fastest of {sentences.count(len(told), 'tiling')}: {seconds_text(best.seconds)}"
+    text += f", {_binds(best)}"
+    here = next((t for t in told if config_key(t.config) == config_key(view.config)), None)
+    if here is None or here is best:
+        return f"{text}."
+    ratio = here.seconds / best.seconds
+    known = "" if error is None or ratio > 1 + error.median else ", less than the prediction can tell"
+    return f"{text}. The chosen one takes {ratio:.2f}× as long{known}; it is {_binds(here)}."
+
+
+def _binds(tiling: Tiling) -> str:
+    return "waiting for its busiest block" if tiling.binds == "busiest block" else f"bound by {tiling.binds}"
+
+
+def _line(tiling: Tiling, shortest: float) -> dict[str, str]:
+    measured, error = tiling.measured, tiling.error
+    return {
+        "tiles": config_words(tiling.config),
+        "predicted": seconds_text(tiling.seconds),
+        "÷ shortest": f"{tiling.seconds / shortest:.2f}×",
+        "bound by": tiling.binds,
+        "recorded": "–" if measured is None else seconds_text(measured.seconds),
+        "prediction off by": "–" if error is None else f"{error:+.0%}",
+    }

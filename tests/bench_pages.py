@@ -1,0 +1,135 @@
+"""How long the dashboard makes people wait, in a real Chromium: `make bench-pages`.
+
+Every page is opened in a fresh browser until its first figure is drawn, and bytes on the wire are counted; then
+controls of one page are changed until the answer is on the screen. Seconds are a matter of the machine and of what
+else it does: they are recorded with both, under ``cufa/records/pages``, and no test asserts them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from dashboard_browser import ARGUMENTS, CHROMIUM, MASKED, PATIENCE, Visit, address_of, serve
+from dashboard_page_support import PAGES
+from playwright.sync_api import Browser, Page, sync_playwright
+
+from cufa.bench import records
+from cufa.tuning import write_json
+
+GOALS = {"first figure": 2.5, "answer": 0.3, "first visit, MB": 4.0}
+"""Seconds and megabytes that are aimed at, on two cores that do nothing else."""
+_FIGURE = ".js-plotly-plot .main-svg"
+_CHANGES: dict[str, tuple[str, str]] = {
+    "another mask": ("full", "Nothing is masked"),
+    "the mask again": ("causal", "tiles are computed"),
+    "another algorithm": ("FA2, no skip", "nothing is skipped"),
+    "an algorithm of larger tiles": ("FA3", "tiles are computed"),
+}
+"""What is clicked on Masked work, and what the first sentence says once it is answered."""
+
+
+def first_visit(browser: Browser, url: str, has_figure: bool) -> dict[str, Any]:
+    """A browser that has nothing of the dashboard yet."""
+    visit = Visit(browser)
+    session = visit.context.new_cdp_session(visit.page)
+    session.send("Network.enable")
+    moved: list[int] = []
+    session.on("Network.loadingFinished", lambda event: moved.append(int(event["encodedDataLength"])))
+    session.on(
+        "Network.webSocketFrameReceived", lambda event: moved.append(len(event["response"]["payloadData"]))
+    )
+    start = time.perf_counter()
+    visit.page.goto(url)
+    visit.page.locator(_FIGURE if has_figure else ".cufa-verdict").first.wait_for(timeout=PATIENCE)
+    seconds = time.perf_counter() - start
+    visit.settle()
+    visit.context.close()
+    return {"seconds": round(seconds, 3), "megabytes": round(sum(moved) / 1e6, 2)}
+
+
+def answers(browser: Browser, server: str, repeats: int) -> dict[str, list[float]]:
+    """Seconds from each click to the sentence and the figure that answer it, the first time and later."""
+    visit = Visit(browser)
+    page = visit.open(f"{server}/{MASKED}")
+    found: dict[str, list[float]] = {name: [] for name in _CHANGES}
+    for _ in range(repeats):
+        for name, (option, sentence) in _CHANGES.items():
+            found[name].append(round(_answer(page, option, sentence), 3))
+            visit.settle()
+    visit.context.close()
+    return found
+
+
+def _answer(page: Page, option: str, sentence: str) -> float:
+    start = time.perf_counter()
+    page.get_by_role("radio", name=option, exact=True).click()
+    page.locator(".cufa-verdict", has_text=sentence).first.wait_for(timeout=PATIENCE)
+    page.evaluate(
+        "new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))"
+    )  # it is drawn
+    return time.perf_counter() - start
+
+
+def measure(visits: int, repeats: int) -> dict[str, Any]:
+    load = os.getloadavg()[0]
+    with tempfile.TemporaryDirectory() as folder, serve(Path(folder), Path(folder) / "runs") as server:
+        time.sleep(8)  # until what is prepared and compiled for the first visitor is there
+        with sync_playwright() as playwright:
+            browser = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
+            pages = {}
+            for name in PAGES:
+                seen = [
+                    first_visit(browser, f"{server}/{address_of(name)}", _draws(name)) for _ in range(visits)
+                ]
+                seconds = [x["seconds"] for x in seen]
+                pages[name] = {"seconds": seconds, "megabytes": seen[0]["megabytes"]}
+                print(
+                    f"{name:12} first figure {statistics.median(seconds):.2f} s, {seen[0]['megabytes']:.2f} MB"
+                )
+            found = answers(browser, server, repeats)
+            browser.close()
+    for name, seconds in found.items():
+        print(f"{name:30} first {seconds[0]:.2f} s, then {statistics.median(seconds[1:] or seconds):.2f} s")
+    return {
+        "recorded": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "machine": records.environment(None)["device"],
+        "cores": len(os.sched_getaffinity(0)),
+        "load_before": round(load, 2),
+        "load_after": round(os.getloadavg()[0], 2),
+        "goals": GOALS,
+        "pages": pages,
+        "answers": found,
+    }
+
+
+def _draws(page: str) -> bool:
+    """Whether the page has a figure before anything was measured here."""
+    return page not in ("run", "doctor")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--visits", type=int, default=3, help="fresh browsers per page")
+    parser.add_argument("--repeats", type=int, default=3, help="rounds of changed controls")
+    parser.add_argument("--out", type=Path, default=records.RECORDS_DIR / "pages" / "chromium.json")
+    options = parser.parse_args()
+    if CHROMIUM is None:
+        print("no Chromium here: apt-get install chromium", file=sys.stderr)
+        return 3
+    found = measure(options.visits, options.repeats)
+    write_json(options.out, found)
+    print(json.dumps({k: found[k] for k in ("machine", "cores", "load_before", "load_after")}), options.out)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,88 @@
+"""Runs that tests of several pages look at, made once by a real worker on the CPU."""
+
+# ruff: noqa: F811 - fixtures are imported, and asked for by their names
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("streamlit", reason="the dashboard needs streamlit: pip install 'cufa[dashboard]'")
+
+from dashboard_page_support import chosen, elsewhere, open_page, parameters, words  # noqa: F401 - a fixture
+from dashboard_support import DEVICE
+from streamlit.testing.v1 import AppTest
+
+from cufa.bench.cases import Case, contenders
+from cufa.bench.decode_cases import make_decode
+from cufa.bench.regimes import Regime
+from cufa.bench.suites import make
+from cufa.core.mask import CAUSAL, Band
+from cufa.dashboard.model import devices, gpu
+from cufa.dashboard.worker import client
+from cufa.dashboard.worker.jobs import Job
+from cufa.dashboard.worker.run import Run, Status
+from cufa.dashboard.worker.store import Store
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder with finished runs: three lengths, one of them again, and one under a window beside decoding, each
+    kernel alone."""
+    store = Store(tmp_path_factory.mktemp("measured"))
+    cases = tuple(
+        Case(make(2, 4, n, 64, "float32", CAUSAL), contenders("fa1", "fa2")) for n in (64, 512, 1024)
+    )
+    window = Case(make(2, 4, 256, 64, "float32", Band(63, 0)), contenders("fa2"))
+    decode = Case(make_decode(2, 4, 2, 512, head_dim=64, dtype="float32"), contenders("auto", "balanced"))
+    for job in (
+        Job("alone", "cpu", (window, decode), 0.02, Regime.SUSTAINED),
+        Job("lengths", "cpu", cases, 0.02),
+        Job("again", "cpu", cases[1:2], 0.02),
+    ):
+        client.submit(store, job)
+    wait(store)
+    assert [run.status for run in store.all()] == [Status.DONE] * 3
+    yield store.root
+    pid = client.worker_pid(store, "cpu")
+    if pid is not None:
+        os.kill(pid, signal.SIGKILL)
+
+
+@pytest.fixture
+def with_runs(measured: Path, elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
+    monkeypatch.setenv("CUFA_RUNS_DIR", str(measured))
+    return Store(measured)
+
+
+def named(store: Store, title: str) -> Run:
+    return next(run for run in store.all() if run.job.title == title)
+
+
+@pytest.fixture
+def with_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU that the driver shows; nothing can run on it."""
+    monkeypatch.setattr(gpu, "gpu_count", lambda: 1)
+    monkeypatch.setattr(devices, "gpu", lambda number: DEVICE)
+
+
+def wait(store: Store) -> None:
+    deadline = time.monotonic() + 120
+    while store.active():
+        assert time.monotonic() < deadline, store.active()
+        client.refresh(store)
+        time.sleep(0.1)
+
+
+def start(app: AppTest) -> Run:
+    """Press Start and wait for the end."""
+    app.button(key="run.start").click().run()
+    assert not app.exception
+    store = Store(Path(os.environ["CUFA_RUNS_DIR"]))
+    wait(store)
+    app.run()
+    return store.all()[0]

@@ -1,0 +1,106 @@
+"""What the tests of pages share: opening one under Streamlit's AppTest, with nothing of the user's in sight."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("streamlit", reason="the dashboard needs streamlit: pip install 'cufa[dashboard]'")
+
+import streamlit as st
+from dashboard_support import APP
+from streamlit.testing.v1 import AppTest
+
+from cufa.bench import records, traces
+from cufa.dashboard.model import compiled, gpu
+
+Open = Callable[..., AppTest]
+
+
+def registered_pages() -> list[str]:
+    """Files of the sidebar, read from app.py, so that a page that is added is tested."""
+    for node in ast.parse(Path(APP).read_text()).body:
+        if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "PAGES":
+            return [name for name, _, _ in ast.literal_eval(node.value)]
+    raise AssertionError("app.py has no PAGES")
+
+
+PAGES = registered_pages()
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """No evidence, no cache, no GPU, unless a test brings some; nothing of the user's is touched."""
+    monkeypatch.setenv("CUFA_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("CUFA_RUNS_DIR", str(tmp_path / "runs"))
+    monkeypatch.setattr(records, "RECORDS_DIR", tmp_path / "records")
+    monkeypatch.setattr(traces, "TRACES_DIR", tmp_path / "records" / "traces")
+    monkeypatch.setattr(gpu, "gpu_count", lambda: 0)
+    # Only what a page waits for is compiled: the table's hundred builds would take minutes.
+    monkeypatch.setattr(compiled.Compiler, "want", want_one)
+    st.cache_data.clear()
+    st.cache_resource.clear()
+    yield tmp_path
+    st.cache_resource.clear()
+
+
+real_want = compiled.Compiler.want
+
+
+def want_one(self: compiled.Compiler, variants: object) -> int:
+    wanted = list(variants)  # type: ignore[call-overload]
+    return real_want(self, wanted) if len(wanted) == 1 else 0
+
+
+def open_page(name: str, **parameters: str) -> AppTest:
+    """A page as a browser gets it from a link."""
+    app = AppTest.from_file(APP, default_timeout=120)
+    app.switch_page(f"screens/{name}.py")
+    for key, value in parameters.items():
+        app.query_params[key] = value
+    app.run()
+    assert not app.exception, [e.value for e in app.exception]
+    return app
+
+
+def words(app: AppTest) -> str:
+    """Everything that a page says."""
+    kinds = (app.title, app.header, app.markdown, app.caption, app.info, app.warning, app.error)
+    html = [element.proto.body for element in app.get("html")]
+    return "\n".join([*html, *(element.value for kind in kinds for element in kind)])
+
+
+def parameters(app: AppTest) -> dict[str, str]:
+    return {key: value[0] if isinstance(value, list) else value for key, value in app.query_params.items()}
+
+
+#: What links say of this machine: defaults that depend on what is on it.
+LOCAL = {"card", "on", "preset", "kernels", "run", "machine", "regime", "shapes", "base", "show", "suite", "shape", "a",
+         "b", "ra", "rb", "record"}  # fmt: skip
+
+
+def chosen(app: AppTest) -> dict[str, str]:
+    """What a link says beside that."""
+    return {name: value for name, value in parameters(app).items() if name not in LOCAL}
+
+
+def without_compiler() -> None:
+    """The next Compiler finds no NVRTC."""
+    compiler = compiled.Compiler()
+    compiler.missing = "NVRTC is not here"
+    from cufa.dashboard.views import occupancy_view
+
+    st.cache_resource.clear()
+    occupancy_view.compiler = lambda: compiler  # type: ignore[assignment]
+
+
+@pytest.fixture(autouse=True)
+def compiler_back() -> Iterator[None]:
+    from cufa.dashboard.views import occupancy_view
+
+    real = occupancy_view.compiler
+    yield
+    occupancy_view.compiler = real  # type: ignore[assignment]

@@ -1,0 +1,129 @@
+"""The page Compare under AppTest."""
+
+# ruff: noqa: F811 - fixtures are imported, and asked for by their names
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("streamlit", reason="the dashboard needs streamlit: pip install 'cufa[dashboard]'")
+
+from dashboard_measured_support import measured, named, start, wait, with_gpu, with_runs  # noqa: F401 - fixtures among them
+from dashboard_page_support import chosen, elsewhere, open_page, parameters, words  # noqa: F401 - a fixture
+from dashboard_support import DEVICE, write_evidence
+
+from cufa.dashboard.model import published
+from cufa.dashboard.worker import client
+from cufa.dashboard.worker.jobs import Job
+from cufa.dashboard.worker.store import Store
+
+
+def test_own_runs_by_length_and_speedup(with_runs: Store) -> None:
+    app = open_page("compare", base="fa1", show="fa1,fa2")
+    said = words(app)
+    assert "measured on CPU</span>" in said
+    assert "Speed-up over fa1" in [h.value for h in app.header]
+    figures = [json.loads(e.proto.spec) for e in app.get("plotly_chart")]
+    assert {t["name"] for t in figures[0]["data"]} == {"fa1", "fa2"}
+    assert [t["name"] for t in figures[1]["data"]] == ["fa2"]
+    app.multiselect(key="compare.show").set_value([]).run()
+    assert "choose at least one kernel" in words(app)
+
+
+def test_regimes_are_never_mixed(elsewhere: Path) -> None:
+    write_evidence(elsewhere / "records")
+    app = open_page("compare")
+    assert "fastest in turns" in words(app)
+    app.segmented_control(key="compare.regime").set_value("sustained").run()
+    assert not app.exception
+    assert "fastest sustained" in words(app)
+    assert "energy" in str(app.segmented_control(key="compare.metric").options)
+    app.segmented_control(key="compare.metric").set_value("joules").run()
+    figure = json.loads(app.get("plotly_chart")[0].proto.spec)
+    assert "TFLOP per joule" in json.dumps(figure["layout"])
+    table = app.dataframe[0].value
+    assert set(table["power"]) == {"600 W"}
+    families = app.selectbox(key="compare.shapes").options
+    assert any(name.startswith("Decode:") for name in families)
+    app.selectbox(key="compare.shapes").set_value(next(x for x in families if x.startswith("Decode:"))).run()
+    assert "TB/s at" in words(app)
+
+
+def test_recorded_evidence_names_machine_and_date(elsewhere: Path) -> None:
+    write_evidence(elsewhere / "records")
+    app = open_page("compare")
+    said = words(app)
+    assert "recorded</span>" in said
+    assert "Made-up GPU, 2026-01-02" in said
+    for metric in ("time", "gbytes"):
+        assert not open_page("compare", metric=metric).warning
+
+
+@pytest.mark.parametrize("table", ["versions", "blocks", "traffic"])
+def test_a_known_table_is_measured_by_its_button(
+    table: str, with_runs: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Job] = []
+    monkeypatch.setattr(
+        client, "submit", lambda store, job: asked.append(job) or "20260101T000000.000000-abcdef"
+    )
+    app = open_page("compare", table=table)
+    assert "published" in words(app).lower()
+    app.button(key=f"known.{table}").click().run()
+    assert not app.exception
+    (job,) = asked
+    assert job.device == "cpu"
+    for case in job.cases:
+        for contender in case.contenders:
+            assert contender.plan(case.problem, None)
+
+
+def test_the_known_tables_run_on_a_gpu_too() -> None:
+    tables = (published.version_cases, published.block_cases, published.traffic_cases)
+    for cases in tables:
+        plans = [c.plan(case.problem, DEVICE) for case in cases(DEVICE) for c in case.contenders]
+        assert plans
+        assert {p.problem.head_dim for p in plans} == {64}
+    lengths = [case.problem.seqlen_k for case in published.version_cases(DEVICE)]
+    assert lengths == [x.seqlen for x in published.VERSIONS]
+
+
+def test_published_figures_hang_together() -> None:
+    for x in published.VERSIONS:
+        assert x.fa1_ms / x.fa2_ms == pytest.approx(x.speedup, rel=0.02)
+
+
+def test_only_float32_is_set_against_a_published_float32(
+    elsewhere: Path, with_runs: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = words(open_page("compare"))  # of runs on the CPU, which are
+    assert re.search(
+        r"In float32 at 1,024 keys: [0-9.]+× from FA1 to FA2 on .*; published 1.27× on an A10G", said
+    )
+    monkeypatch.setenv("CUFA_RUNS_DIR", str(elsewhere / "none"))
+    write_evidence(elsewhere / "records", "forward", "versions")
+    said = words(open_page("compare"))
+    assert "Only float16 is timed on Made-up GPU; the published table is float32 on an A10G" in said
+    assert "× from FA1 to FA2 on" not in said
+
+
+def test_one_small_run_stands_behind_what_was_measured_most(with_runs: Store, elsewhere: Path) -> None:
+    write_evidence(elsewhere / "records")
+    app = open_page("compare")
+    assert parameters(app)["machine"] == "recorded:Made-up GPU"
+    said = words(app)
+    assert "Measured in turns on **Made-up GPU, 2026-01-02**" in said
+
+
+def test_a_link_shows_the_same_after_another_run(elsewhere: Path, with_runs: Store) -> None:
+    """The first visitor has runs on a CPU alone, the second has evidence of a GPU too."""
+    link = parameters(open_page("compare"))
+    assert {"machine", "regime", "shapes", "base", "show"} <= link.keys()
+    write_evidence(elsewhere / "records")
+    assert parameters(open_page("compare"))["machine"] != link["machine"]
+    again = open_page("compare", **link)
+    assert not again.warning
+    assert parameters(again) == link

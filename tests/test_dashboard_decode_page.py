@@ -1,0 +1,139 @@
+"""The page Decode under Streamlit's AppTest."""
+
+# ruff: noqa: F811 - fixtures are imported, and asked for by their names
+from __future__ import annotations
+
+import html
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("streamlit", reason="the dashboard needs streamlit: pip install 'cufa[dashboard]'")
+
+from dashboard_page_support import (  # noqa: F401 - fixtures among them
+    PAGES,
+    Open,
+    chosen,
+    compiler_back,
+    elsewhere,
+    open_page,
+    parameters,
+    without_compiler,
+    words,
+)
+from dashboard_support import DEVICE, case_records, write_evidence
+from streamlit.testing.v1 import AppTest
+
+from cufa.bench.decode_cases import make_decode
+from cufa.core.architectures import Device
+from cufa.dashboard.model import devices, gpu
+from cufa.dashboard.model.configs import config_key, config_words
+from cufa.dashboard.worker import client
+from cufa.dashboard.worker.jobs import Job
+from cufa.planner import make_plan
+
+
+def test_decode_follows_the_planner() -> None:
+    said = words(open_page("decode"))
+    assert "measured</span>" not in said
+    assert "predicted</span>" in said
+    plan = make_plan(make_decode(1, 32, 8, 8192), Device.typical(90))
+    for reason in plan.reasons:
+        assert html.escape(reason) in said or reason in said
+    assert f"{plan.num_splits:,}" in said
+    assert "is not recorded" in said  # how fast the card reads, without evidence
+    assert "faster" not in said
+
+
+@pytest.mark.parametrize(
+    "link",
+    [
+        {"batch": "512", "cached": "131072"},
+        {"batch": "3", "heads": "64", "kv": "1", "tokens": "16", "d": "256"},
+        {"dtype": "bfloat16.float8_e4m3", "d": "64"},
+        {"cached": "1", "ragged": "2", "spread": "1"},
+        {"batch": "16", "kv": "32", "ragged": "512"},
+        {"mask": "window", "left": "1023", "cached": "131072", "softcap": "30"},
+    ],
+)
+def test_any_batch_can_be_decoded(link: dict[str, str]) -> None:
+    app = open_page("decode", **link)
+    assert not app.warning
+    assert "predicted</span>" in words(app)
+
+
+def test_recorded_decoding_stands_beside_the_plan(elsewhere: Path) -> None:
+    assert "No decoding is recorded" in words(open_page("decode"))
+    write_evidence(elsewhere / "records", "versions")
+    said = words(open_page("decode"))
+    assert "flash_decode reaches 91% of a plain read" in said
+    assert "This very problem: " in said  # one sequence, 32/8 heads, 8k: a published shape
+    assert "recorded</span>" in said
+    app = open_page("decode")
+    app.selectbox(key="decode.record").set_value("made-up-gpu, sustained").run()
+    assert "Measured sustained on" in words(app)
+
+
+def test_a_window_reads_only_what_it_sees() -> None:
+    whole, window = (words(open_page("decode", cached="131072", **x)) for x in ({}, {"mask": "window"}))
+    assert "some query sees are 536.9 MB" in whole  # of the caption; the verdict begins with it
+    assert "some query sees are 4.2 MB" in window
+    assert "window (1023, 0)" in window
+
+
+def test_a_curve_of_splits_is_measured_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Job] = []
+    monkeypatch.setattr(gpu, "gpu_count", lambda: 1)
+    monkeypatch.setattr(devices, "gpu", lambda number: DEVICE)
+    monkeypatch.setattr(
+        client, "submit", lambda store, job: asked.append(job) or "20260101T000000.000000-abcdef"
+    )
+    app = open_page("decode", cached="4096")
+    app.button(key="decode.measure").click().run()
+    assert not app.exception
+    (job,) = asked
+    (case,) = job.cases
+    assert [c.label for c in case.contenders][:4] == ["planner", "balanced", "1 split", "2 splits"]
+    assert all(c.plan(case.problem, DEVICE).num_splits for c in case.contenders if c.is_ours)
+    assert Job.from_json(json.loads(json.dumps(job.to_json()))) == job
+
+
+def test_a_ragged_batch_is_measured_on_a_gpu(elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Job] = []
+    monkeypatch.setattr(gpu, "gpu_count", lambda: 1)
+    monkeypatch.setattr(devices, "gpu", lambda number: DEVICE)
+    monkeypatch.setattr(
+        client, "submit", lambda store, job: asked.append(job) or "20260101T000000.000000-abcdef"
+    )
+    link = {"ragged": "16", "spread": "64"}
+    app = open_page("decode", **link)
+    app.button(key="decode.measure.ragged").click().run()
+    assert not app.exception
+    (case,) = asked[0].cases
+    assert len(case.lengths) == 16
+    assert {c.algorithm for c in case.contenders} == {"balanced", "fixed", "streaming read"}
+    assert Job.from_json(json.loads(json.dumps(asked[0].to_json()))) == asked[0]
+    assert "against" not in words(app)
+    file = write_evidence(elsewhere / "records", "versions")
+    record = json.loads(file.read_text())
+    record["suites"]["decode"]["rows"] += case_records(case)
+    file.write_text(json.dumps(record))
+    said = words(open_page("decode", **link))
+    assert re.search(r"Shares are 1\.05× faster than .*: .*, 91% against 87% of a plain read", said)
+    other = open_page("decode", **link, tiles=other_tiles(app))
+    assert other.button(key="decode.measure.ragged").disabled  # a run takes the planner's tiles
+
+
+def other_tiles(app: AppTest) -> str:
+    """Such as the planner does not choose."""
+    chosen = app.selectbox(key="decode.tiles")
+    words = chosen.options[1 if chosen.index == 0 else 0]
+    configs = make_plan(make_decode(1, 32, 8, 8192), DEVICE).spec.configs
+    return next(config_key(c) for c in configs if c.fits(128) and config_words(c) == words)
+
+
+def test_an_architecture_without_a_decode_kernel_says_so() -> None:
+    app = open_page("decode", card="80", dtype="bfloat16.float8_e4m3")
+    assert "No kernel decodes this on sm_80" in words(app)

@@ -1,0 +1,198 @@
+"""Runs in a real Chromium: started, left, cancelled, killed, taken away."""
+
+# ruff: noqa: F811 - fixtures are imported, and asked for by their names
+from __future__ import annotations
+
+import os
+import re
+import signal
+from pathlib import Path
+
+import pytest
+
+for _package in ("streamlit", "plotly", "playwright"):
+    pytest.importorskip(_package, reason=f"the browser test needs {_package}: pip install 'cufa[dev]'")
+
+from dashboard_browser import (  # noqa: E402, F401 - fixtures among them
+    ARGUMENTS,
+    CHROMIUM,
+    MASKED,
+    PATIENCE,
+    Visit,
+    address_of,
+    browser,
+    runs,
+    screenshot,
+    server,
+)
+from playwright.sync_api import Browser, Page, expect  # noqa: E402
+
+from cufa.dashboard.worker import client  # noqa: E402
+from cufa.dashboard.worker.run import Status  # noqa: E402
+from cufa.dashboard.worker.store import Store  # noqa: E402
+
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here: apt-get install chromium"),
+]
+
+
+RUN = address_of("run")
+
+
+SMALL = "kernels=fa1,fa2&sq=256&sk=256&seconds=0.2"
+
+
+#: Minutes on any CPU: it is always stopped.
+ENDLESS = "kernels=fa2&batch=4&heads=16&sq=8192&sk=8192&d=128&kv=16&seconds=10"
+
+
+def start(page: Page) -> None:
+    page.get_by_role("button", name="Start").click()
+    page.wait_for_url(re.compile(r"[?&]run=\d{8}T"), timeout=PATIENCE)
+
+
+def test_a_cpu_run_from_start_to_result(server: str, browser: Browser, runs: Store, tmp_path: Path) -> None:
+    visit = Visit(browser)
+    page = visit.open(f"{server}/{RUN}?{SMALL}")
+    start(page)
+    tag = page.locator(".cufa-tag", has_text="measured on CPU")
+    expect(tag).to_be_visible(timeout=PATIENCE)
+    expect(page.get_by_role("figure", name="Times of every call")).to_be_visible(timeout=PATIENCE)
+    expect(page.get_by_role("button", name="Cancel")).to_have_count(0, timeout=PATIENCE)
+    assert "float64" in page.get_by_test_id("stMetric").last.inner_text()
+    assert runs.all()[0].status is Status.DONE
+    page.reload()
+    visit.settle()
+    expect(tag).to_be_visible(timeout=PATIENCE)
+    screenshot(page, "run-result-light", tmp_path)
+    visit.close()
+
+
+def test_a_run_survives_a_reload_is_seen_by_two_browsers_and_can_be_cancelled(
+    server: str, browser: Browser, runs: Store, tmp_path: Path
+) -> None:
+    visit, other = Visit(browser), Visit(browser, "dark")
+    page = visit.open(f"{server}/{RUN}?{ENDLESS}")
+    start(page)
+    cancel = page.get_by_role("button", name="Cancel")
+    progress = page.get_by_test_id("stProgress").filter(has_text="timing fa2")
+    expect(progress).to_be_visible(timeout=PATIENCE)
+    page.reload()
+    visit.settle()
+    expect(progress).to_be_visible(timeout=PATIENCE)
+    second = other.open(f"{server}/{RUN}?{SMALL}")
+    expect(second.get_by_role("button", name="Cancel")).to_have_count(1, timeout=PATIENCE)
+    start(second)  # waits behind the first
+    expect(second.get_by_test_id("stProgress").filter(has_text="waiting: 1 before it")).to_be_visible(
+        timeout=PATIENCE
+    )
+    screenshot(second, "run-queue-dark", tmp_path)
+    cancel.first.click()
+    expect(page.locator(".cufa-verdict", has_text="Cancelled")).to_be_visible(timeout=PATIENCE)
+    expect(second.locator(".cufa-tag", has_text="measured on CPU")).to_be_visible(timeout=PATIENCE)
+    assert [run.status for run in runs.all()[:2]] == [Status.DONE, Status.CANCELLED]
+    visit.close()
+    other.close()
+
+
+def test_samples_are_drawn_while_they_are_taken(server: str, browser: Browser, tmp_path: Path) -> None:
+    visit = Visit(browser)
+    page = visit.open(f"{server}/{RUN}?kernels=naive,fa2&sq=2048&sk=2048&seconds=10")
+    start(page)
+    expect(page.locator(".cufa-verdict", has_text="rounds: naive")).to_be_visible(timeout=PATIENCE)
+    expect(page.get_by_role("figure", name="Times of every call")).to_be_visible(timeout=PATIENCE)
+    screenshot(page, "run-live-light", tmp_path)
+    page.get_by_role("button", name="Cancel").click()
+    expect(page.locator(".cufa-verdict", has_text="Cancelled")).to_be_visible(timeout=PATIENCE)
+    visit.close()
+
+
+def test_a_worker_that_is_killed_is_shown_and_the_next_run_works(
+    server: str, browser: Browser, runs: Store, tmp_path: Path
+) -> None:
+    visit = Visit(browser)
+    page = visit.open(f"{server}/{RUN}?{ENDLESS}")
+    start(page)
+    expect(page.get_by_test_id("stProgress").filter(has_text="timing fa2")).to_be_visible(timeout=PATIENCE)
+    pid = client.worker_pid(runs, "cpu")
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+    verdict = page.locator(".cufa-verdict.alarm")
+    expect(verdict).to_contain_text("worker process died", timeout=PATIENCE)
+    visit.settle()
+    screenshot(page, "run-killed-light", tmp_path)
+    page = visit.open(f"{server}/{RUN}?{SMALL}")
+    start(page)
+    expect(page.locator(".cufa-tag", has_text="measured on CPU")).to_be_visible(timeout=PATIENCE)
+    visit.close()
+
+
+def test_a_report_is_downloaded_and_opens_without_the_network(
+    server: str, browser: Browser, runs: Store, tmp_path: Path
+) -> None:
+    visit = Visit(browser)
+    page = visit.open(f"{server}/history")
+    with page.expect_download(timeout=PATIENCE) as download:
+        page.get_by_role("button", name="HTML report").click()
+    report = tmp_path / download.value.suggested_filename
+    download.value.save_as(report)
+    for name, start_of in (("CSV", "id,origin,machine"), ("JSON Lines, every sample", '{"id": ')):
+        with page.expect_download(timeout=PATIENCE) as download:
+            page.get_by_test_id("stDownloadButton").get_by_role("button", name=name).click()
+        assert Path(download.value.path()).read_text().startswith(start_of)
+    visit.close()
+    reader = browser.new_context(offline=True)
+    trouble: list[str] = []
+    opened = reader.new_page()
+    opened.on("console", lambda m: m.type == "error" and trouble.append(m.text))
+    opened.on("pageerror", lambda error: trouble.append(str(error)))
+    opened.on("request", lambda r: r.url.startswith("http") and trouble.append(r.url))
+    opened.goto(report.as_uri())
+    expect(opened.locator(".js-plotly-plot .main-svg").first).to_be_visible(timeout=PATIENCE)
+    assert opened.locator("table").count() >= 1
+    opened.screenshot(path=Path(os.environ.get("CUFA_SCREENSHOTS", tmp_path)) / "report.png", full_page=True)
+    reader.close()
+    assert trouble == []
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_pages_with_runs_in_both_themes(
+    server: str, browser: Browser, runs: Store, theme: str, tmp_path: Path
+) -> None:
+    visit = Visit(browser, theme)
+    for name in ("compare", "history"):
+        page = visit.open(f"{server}/{name}")
+        expect(page.get_by_test_id("stPlotlyChart").first).to_be_visible(timeout=PATIENCE)
+        screenshot(page, f"{name}-runs-{theme}", tmp_path)
+    visit.close()
+
+
+def test_two_rows_of_the_table_are_compared(server: str, browser: Browser) -> None:
+    visit = Visit(browser)
+    page = visit.open(f"{server}/history?from=recorded")
+    table = page.get_by_test_id("stDataFrame")
+    expect(table).to_be_visible(timeout=PATIENCE)
+    page.wait_for_timeout(500)
+    box = table.bounding_box()
+    assert box is not None
+    for row in (2, 4):  # drawn on a canvas: a header, then rows of 35 pixels
+        page.mouse.click(box["x"] + 18, box["y"] + 36 + 35 * (row + 0.5))
+        visit.settle()
+    page.wait_for_url(re.compile(r"[?&]a=[^&]*\.2\b.*[?&]b=[^&]*\.4\b"))
+    visit.close()
+
+
+def test_runs_are_deleted(server: str, browser: Browser, runs: Store) -> None:
+    visit = Visit(browser)
+    page = visit.open(f"{server}/{RUN}?{SMALL}")
+    start(page)
+    expect(page.locator(".cufa-tag", has_text="measured on CPU")).to_be_visible(timeout=PATIENCE)
+    page = visit.open(f"{server}/history?from=run")
+    page.get_by_text("kept on this machine").click()
+    page.get_by_text("All of them").click()
+    page.get_by_role("button", name=re.compile("Delete [1-9].* for good")).click()
+    expect(page.locator(".cufa-verdict", has_text="Nothing fits")).to_be_visible(timeout=PATIENCE)
+    visit.settle()
+    assert runs.all() == []
+    visit.close()

@@ -1,0 +1,153 @@
+"""The page History under AppTest: differences, filters, downloads."""
+
+# ruff: noqa: F811 - fixtures are imported, and asked for by their names
+from __future__ import annotations
+
+import csv
+import html
+import io
+import json
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("streamlit", reason="the dashboard needs streamlit: pip install 'cufa[dashboard]'")
+
+from dashboard_measured_support import measured, named, start, wait, with_gpu, with_runs  # noqa: F401 - fixtures among them
+from dashboard_page_support import chosen, elsewhere, open_page, parameters, words  # noqa: F401 - a fixture
+from dashboard_support import DEVICE, case_records, write_evidence
+
+from cufa.bench.regimes import Regime
+from cufa.bench.suites import SUITES
+from cufa.bench.timing import Ratio, Timing, speedup
+from cufa.dashboard.charts import difference, samples
+from cufa.dashboard.model import export, measurements
+from cufa.dashboard.views import history_view
+from cufa.dashboard.worker.jobs import Job
+from cufa.dashboard.worker.run import Status
+from cufa.dashboard.worker.store import Store
+
+
+def test_two_measurements_and_their_interval(with_runs: Store) -> None:
+    found = [m for run in with_runs.all() for m in measurements.of_run(run)]
+    fa1, fa2 = (next(m for m in found if m.label == x and m.problem.seqlen_k == 1024) for x in ("fa1", "fa2"))
+    app = open_page("history", a=fa1.id, b=fa2.id)
+    assert not app.warning
+    expected, _ = difference.in_words(speedup(fa1.timing, fa2.timing), "fa1", "fa2")
+    assert html.escape(expected) in words(app)
+    app.selectbox(key="history.b").set_value(fa1.id).run()
+    assert "the same measurement" in words(app)
+    other = next(m for m in found if m.problem.seqlen_k == 64)
+    app.selectbox(key="history.b").set_value(other.id).run()
+    assert "Not the same problem" in app.warning[0].value
+    alone = next(m for m in found if m.regime is Regime.SUSTAINED)
+    app.selectbox(key="history.b").set_value(alone.id).run()
+    assert "are not compared" in words(app)
+    assert not app.exception
+
+
+def test_two_runs_are_compared_where_they_meet(with_runs: Store) -> None:
+    a, b = named(with_runs, "lengths"), named(with_runs, "again")
+    app = open_page("history", compare="runs", rb=b.id)
+    assert "In B " in words(app)
+    assert app.selectbox(key="history.ra").value == a.id  # what it can be compared with
+    pairs = history_view.pair_up(measurements.of_run(a), measurements.of_run(b))
+    assert {name.partition(",")[0] for name, _ in pairs} == {"fa1", "fa2"}
+
+
+def test_filters_and_downloads(with_runs: Store, elsewhere: Path) -> None:
+    write_evidence(elsewhere / "records")
+    app = open_page("history", **{"from": "recorded"})
+    assert set(app.dataframe[0].value["from"]) == {"recorded evidence"}
+    app = open_page("history", kernels="fa2")
+    assert {k.split()[0] for k in app.dataframe[0].value["kernel"]} == {"fa2"}
+    app = open_page("history", op="decode", regime="sustained")
+    assert not app.warning
+    assert all("cached" in x or "×" in x for x in app.dataframe[0].value["problem"])
+    assert set(app.dataframe[0].value["regime"]) == {"sustained"}
+    assert "energy per call" in app.dataframe[0].value
+    app = open_page("history", masks="window (63 0)")
+    assert set(app.dataframe[0].value["mask"]) == {"window (63, 0)"}
+    assert len(app.get("download_button")) == 3
+
+
+def test_exports_hold_every_sample(with_runs: Store, tmp_path: Path) -> None:
+    found = [m for run in with_runs.all() for m in measurements.of_run(run)]
+    table = list(csv.DictReader(io.StringIO(export.csv_text(found))))
+    assert [float(line["p50_s"]) for line in table] == [m.timing.p50 for m in found]
+    lines = [json.loads(line) for line in export.json_lines(found).splitlines()]
+    assert [len(line["samples_ns"]) for line in lines] == [len(m.timing.samples) for m in found]
+    assert {line["operation"] for line in table} == {"forward", "decode"}
+    assert {line["mask"] for line in table} == {"causal", "window (63, 0)"}
+    assert {line["regime"] for line in table} == {"in turns", "sustained"}
+    report = export.html_report(found)
+    assert report.count("<tbody>") >= 4
+    assert 'src="http' not in report
+    assert "href=" not in report.split("</script>")[-1]
+    assert found[0].machine in report
+
+
+@pytest.mark.parametrize(
+    ("ratio", "words_", "tone", "symbol"),
+    [
+        (Ratio(1.5, 1.4, 1.6), "B is 1.50× (1.40–1.60) faster than A.", "good", "triangle-right"),
+        (Ratio(0.5, 0.4, 0.8), "B is 2.00× (1.25–2.50) slower than A.", "warn", "triangle-left"),
+        (Ratio(1.0, 0.9, 1.1), "No difference", "", "circle"),
+    ],
+)
+def test_a_difference_in_words(ratio: Ratio, words_: str, tone: str, symbol: str) -> None:
+    text, found = difference.in_words(ratio)
+    assert text.startswith(words_)
+    assert found == tone
+    assert difference.verdict_symbol(ratio) == symbol
+
+
+def test_every_sample_is_drawn() -> None:
+    from cufa.dashboard.theme import LIGHT
+
+    timing = Timing(tuple(1e-3 * (1 + n / 100) for n in range(200)))
+    figure = samples.samples_figure([("fa2", timing), ("fa1", timing)], LIGHT)
+    assert [len(trace.x) for trace in figure.data] == [200, 200]
+    assert list(figure.data[0].x) == pytest.approx([1e3 * t for t in timing.samples])
+    assert "(ms)" in figure.layout.xaxis.title.text
+    with_outlier = [("fa2", Timing((*timing.samples, 1.0)))]
+    assert samples.beyond([("fa2", timing)]) < 15  # of the slowest tenth
+    assert samples.beyond(with_outlier) >= 1
+    low, high = samples.samples_figure(with_outlier, LIGHT, zoomed=True).layout.xaxis.range
+    assert 0 < low <= 1
+    assert high < 4
+    assert "median 2 ms" in samples.describe([("fa2", Timing((2e-3,)))])
+
+
+def test_two_runs_that_share_nothing_are_two_runs_and_it_says_what_each_timed(
+    elsewhere: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Store(elsewhere / "runs")
+    cases = list(SUITES["forward"].cases(DEVICE))
+    for number in (0, 5):
+        run_id = store.submit(Job(f"job {number}", "cuda:0", (cases[number],), 0.5))
+        record = {
+            "schema": 2,
+            "rows": case_records(cases[number]),
+            "environment": {"device": "GPU", "arch": "sm_90"},
+        }
+        (store.folder(run_id) / "record.json").write_text(json.dumps(record))
+        store.finish(run_id, Status.DONE)
+    app = open_page("history", compare="runs")
+    chosen_runs = {app.selectbox(key=f"history.{name}").value for name in ("ra", "rb")}
+    assert chosen_runs == set(store.ids())
+    assert len(app.selectbox(key="history.ra").options) == 1  # never B itself
+    said = words(app)
+    assert "No kernel, shape and regime in common: A timed fa3 and fa2 on " in said
+    assert "No two runs here do" in said
+
+
+def test_history_begins_with_two_that_were_timed_side_by_side(with_runs: Store, elsewhere: Path) -> None:
+    write_evidence(elsewhere / "records")
+    app = open_page("history")
+    link = parameters(app)
+    assert link["a"].startswith("made-up-gpu.")
+    assert link["b"].startswith("made-up-gpu.")
+    assert "Not the same" not in str([w.value for w in app.warning])
+    newest = app.dataframe[0].value
+    assert "(CPU)" in newest["machine"][0]  # the table begins with the latest run all the same

@@ -1,0 +1,104 @@
+"""The pages Occupancy and Roofline under Streamlit's AppTest."""
+
+# ruff: noqa: F811 - fixtures are imported, and asked for by their names
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("streamlit", reason="the dashboard needs streamlit: pip install 'cufa[dashboard]'")
+
+from dashboard_page_support import (  # noqa: F401 - fixtures among them
+    PAGES,
+    Open,
+    chosen,
+    compiler_back,
+    elsewhere,
+    open_page,
+    parameters,
+    without_compiler,
+    words,
+)
+from dashboard_support import write_evidence
+
+from cufa.dashboard.model import compiled
+from cufa.nvrtc.static_compile import MissingCompilerError
+
+
+def test_occupancy_compiles_and_explains(elsewhere: Path) -> None:
+    pytest.importorskip("cuda.bindings", reason="NVRTC compiles without a GPU: pip install 'cufa[cuda13]'")
+    app = open_page("occupancy", kernel="naive", d="64", mask="band")
+    assert "Mask: window" in words(app)
+    assert "Limited by" in words(app)
+    registers = app.slider(key="occupancy.regs")
+    compiled_with = registers.value
+    registers.set_value(32).run()
+    assert parameters(app)["regs"] == "32"
+    assert compiled_with != 32
+    stored = list((elsewhere / "cache" / "static").glob("*.json"))
+    assert len(stored) == 1  # a second visit reads it
+
+
+def test_occupancy_of_a_kernel_over_a_cache() -> None:
+    pytest.importorskip("cuda.bindings", reason="NVRTC compiles without a GPU: pip install 'cufa[cuda13]'")
+    app = open_page("occupancy", kernel="decode_balanced", cache="1")
+    assert len(app.selectbox(key="occupancy.cache").options) > 1
+    assert not app.warning
+    assert not app.error
+    assert "Limited by" in words(app)
+
+
+def test_occupancy_without_a_compiler_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing() -> str:
+        raise MissingCompilerError("NVRTC was not found; install it with: pip install something")
+
+    monkeypatch.setattr(compiled, "nvrtc_version", missing)
+    assert "pip install something" in words(open_page("occupancy"))
+
+
+def test_roofline_of_recorded_evidence(elsewhere: Path) -> None:
+    assert "make gpu-evidence" in words(open_page("roofline"))
+    write_evidence(elsewhere / "records")
+    app = open_page("roofline", mask="causal")
+    assert "recorded</span>" in words(app)
+    assert "Made-up GPU, 2026-01-02" in words(app)
+    assert "waiting for the busiest SM makes it" in words(app)
+    assert "in turns" in words(app)
+    app.segmented_control(key="roofline.regime").set_value("sustained").run()
+    assert "sustained" in words(app)
+    decoding = open_page("roofline", suite="decode")
+    assert not decoding.warning
+    assert "of what memory allows" in words(decoding)
+    app.multiselect(key="roofline.show").set_value([]).run()
+    assert "choose at least one kernel" in words(app)
+
+
+def test_what_if_goes_with_its_kernel_and_can_be_taken_back() -> None:
+    pytest.importorskip("cuda.bindings", reason="NVRTC compiles without a GPU: pip install 'cufa[cuda13]'")
+    app = open_page("occupancy", kernel="naive", d="64", regs="32")
+    assert app.slider(key="occupancy.regs").value == 32
+    assert "predicted</span>" in words(app)
+    app.button(key="occupancy.reset").click().run()
+    compiled_with = app.slider(key="occupancy.regs").value
+    assert compiled_with != 32
+    assert "regs" not in chosen(app)
+    app.slider(key="occupancy.regs").set_value(48).run()
+    app.selectbox(key="occupancy.d").set_value("128").run()
+    assert not app.exception
+    assert "regs" not in chosen(app)
+    assert "Move a slider" in words(app)
+
+
+def test_what_only_reads_has_the_fastest_reading_for_a_roof(elsewhere: Path) -> None:
+    write_evidence(elsewhere / "records")
+    figures = [json.loads(e.proto.spec) for e in open_page("roofline", suite="decode").get("plotly_chart")]
+    names = [trace.get("name", "") for trace in figures[0]["data"]]
+    assert "memory, reading: 4.00 TB/s" in names
+    figures = [json.loads(e.proto.spec) for e in open_page("roofline", suite="forward").get("plotly_chart")]
+    assert any(
+        name.startswith("memory, copying: ")
+        for trace in figures[0]["data"]
+        for name in [trace.get("name", "")]
+    )

@@ -1,0 +1,177 @@
+"""The backward kernels executed on a CPU in checked mode: right against float64, no findings, tiles as every score has
+them."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+from backward_support import NAMES, Case, assert_gradients, make_case, seen
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from mask_support import BANDS, tiles_of
+
+from cufa.core.architectures import Device
+from cufa.core.mask import CAUSAL, FULL, Band
+from cufa.core.order import key_blocks
+from cufa.executor.emulate import Emulation, emulate_backward
+from cufa.kernels import kernels_of
+from cufa.kernels.backward import BackwardConfig
+from cufa.planner import fitting_configs
+
+SPECS = list(kernels_of("backward").values())
+VARIANTS = [
+    pytest.param(s, d, None if p == "native" else p, id=f"{s.name}-{d}" + (f"-{p}" if p != "native" else ""))
+    for s in SPECS
+    for d in s.dtypes
+    for p in s.precisions
+    if (p == "native") == (d != "float32")
+]
+CONFIGS = [
+    pytest.param(s, c, v.values[1], v.values[2], id=f"{v.id}-{i}")
+    for v in VARIANTS
+    for s in [v.values[0]]
+    for i, c in enumerate(s.configs)
+]
+#: The smallest tiles that the 16-bit kernel can be built for: the most tiles for the length.
+SMALLEST = BackwardConfig(32, 32, num_warps=2, num_stages=2, warp_keys=16)
+EACH = pytest.mark.parametrize(("spec", "dtype", "precision"), VARIANTS)
+EVERY_MASK = {"full": FULL, "causal": CAUSAL, "band": Band(40, 25)}
+
+
+def check(spec, precision, case: Case, **options) -> Emulation:
+    """One checked run: no findings, errors within bounds, tile counters as brute force has them."""
+    options = {"mode": "checked", **case.options, **options}
+    run = emulate_backward(*case.arrays, algorithm=spec.algorithm, precision=precision, **options)
+    assert run.plan.spec is spec
+    assert not run.findings, "\n".join(map(str, run.findings))
+    assert_gradients([run.results[name] for name in NAMES], case, precision)
+    if options.get("trace", True):
+        assert_visited(run, case)
+    return run
+
+
+def assert_visited(run: Emulation, case: Case) -> None:
+    """A query tile is visited when a row of it sees a key of the block, and clear when it is whole and every row sees
+    every key there is. Once per key/value head."""
+    schedule = run.plan.schedule
+    some, clear = tiles_of(seen(case).T, schedule.block_kv, schedule.block_q)
+    assert len(run.records) == len(case.k) * case.k.shape[1] * schedule.num_kv_blocks
+    tile = np.arange(schedule.num_q_blocks)
+    for record in run.records:
+        first, first_clear = int(record["first_tile"]), int(record["first_clear"])
+        inside = (tile >= first) & (tile < first + int(record["tiles_visited"]))
+        free = (tile >= first_clear) & (tile < first_clear + int(record["tiles_clear"]))
+        np.testing.assert_array_equal(inside, some[record["q_block"]])
+        np.testing.assert_array_equal(free, clear[record["q_block"]])
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize(("spec", "config", "dtype", "precision"), CONFIGS)
+def test_every_tiling(spec, config, dtype, precision, deterministic):
+    """Three tiles of queries and three of keys, the last ones ragged; two heads share their keys."""
+    head_dim = min(config.max_head_dim, 256) if dtype == spec.dtypes[-1] else max(config.min_head_dim, 40)
+    for arch in ("sm_90", "sm_80", "sm_86"):
+        if config in fitting_configs(spec, head_dim, Device.typical(arch)):
+            break
+    lengths = 2 * config.block_q + 5, 2 * config.block_kv + 3
+    case = make_case(1, 2, 1, *lengths, head_dim, dtype, causal=deterministic, dlse=True)
+    check(spec, precision, case, config=config, arch=arch, deterministic=deterministic, trace=False)
+
+
+@pytest.mark.parametrize("softcap", [None, 2.0])
+@pytest.mark.parametrize("mask", EVERY_MASK.values(), ids=EVERY_MASK)
+@EACH
+def test_masks_and_caps(spec, dtype, precision, mask, softcap):
+    check(spec, precision, make_case(1, 2, 1, 140, 300, 64, dtype, mask=mask, softcap=softcap, dlse=True))
+
+
+@pytest.mark.parametrize("head_dim", [8, 24, 48, 72, 104, 136, 192, 200])
+@EACH
+def test_head_dims(spec, dtype, precision, head_dim):
+    """Odd numbers of accumulators side by side, and of those that warps share out."""
+    check(spec, precision, make_case(1, 1, 1, 70, 90, head_dim, dtype, causal=True), trace=False)
+
+
+@pytest.mark.parametrize("alignment", [8, 4, 2])
+@EACH
+def test_narrow_copies(spec, dtype, precision, alignment):
+    """Rows that start at odd multiples of 8, 4 and 2 bytes."""
+    case = make_case(1, 2, 2, 70, 90, 64, dtype, causal=True)
+    if alignment < case.q.itemsize:
+        pytest.skip(f"{dtype} is never aligned to {alignment} bytes only")
+
+    def moved(x):
+        wide = np.zeros((*x.shape[:-1], x.shape[-1] + alignment // x.itemsize), x.dtype)
+        wide[..., -x.shape[-1] :] = x
+        return wide[..., -x.shape[-1] :]
+
+    names = ("dout", "q", "k", "v", "out")
+    case = dataclasses.replace(case, **{name: moved(getattr(case, name)) for name in names})
+    run = check(spec, precision, case)
+    assert run.plan.problem.alignment == alignment
+
+
+EDGES = {  # batch, heads, kv_heads, seqlen_q, seqlen_k
+    "one query, one key": (1, 1, 1, 1, 1),
+    "one query": (2, 4, 2, 1, 131),
+    "many queries, few keys: rows that see none": (1, 2, 2, 150, 17),
+    "eight heads of one": (2, 8, 1, 33, 70),
+    "primes": (1, 3, 1, 67, 101),
+}
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("shape", EDGES.values(), ids=EDGES)
+@EACH
+def test_edges(spec, dtype, precision, shape, deterministic):
+    check(spec, precision, make_case(*shape, 64, dtype, causal=True, dlse=True), deterministic=deterministic)
+
+
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("spec", SPECS, ids=lambda s: s.name)
+def test_same_bits_in_every_order(spec, head_dim):
+    """Whatever order warps run in, whenever copies land, and, where that is asked for, however many blocks run at once."""
+    case = make_case(1, 4, 2, 150, 400, head_dim, spec.dtypes[-1], mask=Band(200, 30))
+    precision = "float32" if spec.dtypes == ("float32",) else None
+    first = check(spec, precision, case, copies="early", threads=1, deterministic=True)
+    for n, schedule in enumerate(("ascending", "descending", 1, 2)):
+        options = {"schedule": schedule, "copies": "late", "threads": 3, "deterministic": n % 2 == 0}
+        run = check(spec, precision, case, mode="plain", **options)
+        for name in NAMES[0 if n % 2 == 0 else 1 :]:
+            got, same = (x.results[name].view(np.uint8) for x in (run, first))
+            np.testing.assert_array_equal(got, same, err_msg=name)
+
+
+def test_query_tiles_of_any_band():
+    """``Band::query_tiles`` against every score, on the smallest tiles."""
+
+    @given(
+        mask=BANDS,
+        lengths=st.tuples(st.integers(1, 200), st.integers(1, 200)),
+        seed=st.integers(0, 9),
+        deterministic=st.booleans(),
+    )
+    @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    def run(mask, lengths, seed, deterministic):
+        case = make_case(1, 2, 1, *lengths, 8, "float16", mask=mask, seed=seed)
+        options = {"config": SMALLEST, "mode": "plain", "schedule": seed, "deterministic": deterministic}
+        check(SPECS[0], None, case, **options)
+
+    run()
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("mask", EVERY_MASK.values(), ids=EVERY_MASK)
+@pytest.mark.parametrize("spec", SPECS, ids=lambda s: s.name)
+def test_key_blocks_are_taken_in_the_order_written_down(spec, mask, deterministic):
+    """``key_item`` of backward_schedule.cuh is ``order.key_blocks``: on one CPU thread blocks begin one by one."""
+    case = make_case(2, 4, 2, 100, 1000, 64, spec.dtypes[-1], mask=mask)
+    precision = "float32" if spec.dtypes == ("float32",) else None
+    options = {"mode": "plain", "threads": 1, "deterministic": deterministic}
+    run = check(spec, precision, case, **options)
+    order = key_blocks(run.plan.problem, run.plan.schedule)
+    by_start = run.records[np.argsort(run.records["start_ns"], kind="stable")]
+    np.testing.assert_array_equal(by_start["q_block"], order.q_block)
+    np.testing.assert_array_equal(by_start["batch"] * 2 + by_start["head"], order.head)
