@@ -55,6 +55,18 @@ static_assert(SKIP_MASKED_TILES, "blocks that see nothing of a tile do not add t
 // P <= 1, times this: below 2^15, as every other operand.
 constexpr float P_SCALE = 16384.0f;
 
+// P of one row. In units of log2 its log-sum-exp needs more digits than a float has: what rounding it leaves is a factor.
+struct Exponent {
+  float lse, factor;
+
+  DEVICE Exponent(float natural) {
+    constexpr float LOG2_E = 1.44269504088896341f, LOG2_E_REST = 1.92596299e-8f, LN_2 = 0.693147180559945309f;
+    lse = natural * LOG2_E;
+    factor = fmaf(-LN_2, fmaf(natural, LOG2_E_REST, fmaf(natural, LOG2_E, -lse)), 1.0f);
+  }
+  DEVICE float weight(float s, float scale_log2) const { return ex2(fmaf(s, scale_log2, -lse)) * factor; }
+};
+
 // What a warp takes of the products. Read anew where it is needed, as lanes are: registers are scarce.
 struct Share {
   int warp = thread_id() / 32;
@@ -260,13 +272,13 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward_f32(const __gr
 #pragma unroll
     for (int n = 0; n < S_TILES; ++n) {
       const vec4 numbers = ld_shared_vec4(numbers_lane + n * 8 * ROW_NUMBER_BYTES);
-      const float L[2] = {u32_as_float(numbers.x), u32_as_float(numbers.z)};
+      const Exponent exponent[2] = {u32_as_float(numbers.x), u32_as_float(numbers.z)};
       const float D[2] = {u32_as_float(numbers.y), u32_as_float(numbers.w)};
 #pragma unroll
       for (int e = 0; e < KEY_TILES * 4; ++e) {
         float &s = (&S_rmem[n][0][0])[e], &dp = (&dP_rmem[n][0][0])[e];
         const float slope = SOFTCAP ? cap_slope(s) : 1.0f;
-        s = ex2(fmaf(s, p.scale_log2, -L[e % 2]));
+        s = exponent[e % 2].weight(s, p.scale_log2);
         dp = s * (dp - D[e % 2]) * slope;
         largest = max(largest, magnitude(float_as_u32(dp)));
       }
@@ -352,12 +364,14 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward_f32(const __gr
   while (remaining > 0) {
     const QueryTile next = tile.next(tiles);
     --remaining;
+    const BackwardWorkspace workspace(p);
+    const DqTurns<Br, Bc> turns{p, workspace, key_block(), batch_head()};
+    u32 count = 0;
+    if (DETERMINISTIC && thread_id() == 0) count = turns.count(tile);  // long before it is compared
     const float dS_unit = visit_tile(tile, [&] {
       if (remaining > 0) copy_do(next);
     });
-    const BackwardWorkspace workspace(p);
-    const DqTurns<Br, Bc> turns{p, workspace, key_block(), batch_head()};
-    if (DETERMINISTIC && thread_id() == 0) turns.await(tile);
+    if (DETERMINISTIC && thread_id() == 0) turns.await(tile, count);
     block_sync();  // dS is there for all, and all warps are done with Q
     if (remaining > 0) copy_q(next);
     add_dq(tile, dS_unit);
