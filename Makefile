@@ -32,7 +32,7 @@ CUFA := $(PY) -m cufa
 PYTEST := $(PY) -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help demo dashboard test emulate-test gpu-test gpu-evidence readme bench bench-pages compile-all compile-nightly sanitize lint format typecheck wheel clean print-python
+.PHONY: help demo dashboard test test-nightly emulate-test gpu-test gpu-evidence readme bench bench-pages bench-promises compile-all compile-nightly sanitize lint format typecheck wheel clean print-python
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -43,8 +43,13 @@ demo: $(BASE)  ## FA1, FA2 and naive attention side by side, on the GPU if there
 dashboard: $(DEV)  ## the dashboard, in a browser on this machine
 	$(CUFA) dashboard $(ARGS)
 
-test: $(DEV)  ## every test that can run here; GPU tests skip, with the reason, where there is no GPU
-	$(PYTEST) -n auto --dist loadfile $(ARGS)
+# Workers share the machine, so each keeps its BLAS to one thread; in which process a test runs, tests/conftest.py says.
+test: export OPENBLAS_NUM_THREADS ?= 1
+test: $(DEV)  ## the tests that can run here, of large products of parameters a daily sample; GPU tests skip without a GPU
+	$(PYTEST) -n auto --dist loadscope --no-loadscope-reorder $(ARGS)
+
+test-nightly: $(DEV)  ## the same with every case, which takes an hour
+	$(MAKE) --no-print-directory test ARGS="--every-case $(ARGS)"
 
 lint: $(DEV)  ## ruff: rules and formatting
 	$(PY) -m ruff check .
@@ -65,6 +70,9 @@ compile-nightly: $(DEV)  ## the same with every combination of choices, which ta
 
 bench: $(BASE)  ## time the kernels here
 	$(CUFA) bench $(ARGS)
+
+bench-promises: $(DEV)  ## the bounds on time that the package is held to, on a machine that does nothing else
+	$(PY) -m cufa.bench.promises
 
 gpu-test: $(DEV)  ## only the tests that need a GPU, on all cores
 	$(CUFA) evidence tests $(ARGS)

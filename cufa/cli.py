@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import importlib
+from typing import Any
 
 import click
 
 from . import __version__
+from .commands.streams import clear_failures, use_letters_that_exist
 
 #: Command → (module under cufa.commands, attribute, short help).
 _COMMANDS = {
@@ -35,6 +37,11 @@ _COMMANDS = {
 
 
 class _LazyGroup(click.Group):
+    def main(self, *arguments: Any, **options: Any) -> Any:
+        use_letters_that_exist()
+        with clear_failures():
+            return super().main(*arguments, **options)
+
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(_COMMANDS)
 

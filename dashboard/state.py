@@ -20,6 +20,7 @@ Number = TypeVar("Number", int, float)
 
 _NONE = "none"
 _SAME = object()
+_ANY = "any"
 _KEPT: Any = {"persist_state": "session"}
 """A page that is left and visited again, and a control that comes back, have the values that they had."""
 _PAGE = "state.page"
@@ -160,6 +161,7 @@ class Controls:
         key = self._settle(name, fallback, parse, f"one of {', '.join(words)}")
         if st.session_state[key] not in words:  # the options changed
             st.session_state[key] = fallback
+            st.session_state.pop(f"asked.{key}", None)
         shown: Any = {"format_func": words.get, "help": help, "key": key, **_KEPT}
         if segmented:
             got = st.segmented_control(label, list(words), required=True, wrap=True, **shown)
@@ -189,7 +191,8 @@ class Controls:
                 raise ValueError
             return values
 
-        key = self._settle(name, default, parse, f"any of {', '.join(words)}, separated by commas")
+        wanted = f"any of {', '.join(words)}, separated by commas"
+        key = self._settle(name, default, parse, wanted, among=tuple(words))
         st.session_state[key] = [x for x in st.session_state[key] if x in words]
         got = st.multiselect(label, list(words), format_func=words.get, help=help, key=key, **_KEPT)
         self._show(name, ",".join(got), ",".join(default), local)
@@ -213,12 +216,13 @@ class Controls:
 
     def set(self, name: str, value: Any) -> None:
         """Give a control a new value: in a callback, or before it is created."""
-        st.session_state[self._key(name)] = value
+        self.put(self._page, name, value)
 
     @staticmethod
     def put(page: str, name: str, value: Any) -> None:
         """:meth:`set` for a callback, which runs before the page's controls exist."""
         st.session_state[f"{page}.{name}"] = value
+        st.session_state[f"asked.{page}.{name}"] = _ANY
 
     def notice(self, text: str) -> None:
         """Say something above the page: a choice that was not possible, and what is shown instead."""
@@ -247,21 +251,27 @@ class Controls:
     def _key(self, name: str) -> str:
         return f"{self._page}.{name}"
 
-    def _settle(self, name: str, default: Any, parse: Callable[[str], Any], wanted: str) -> str:
+    def _settle(
+        self, name: str, default: Any, parse: Callable[[str], Any], wanted: str, among: object = _ANY
+    ) -> str:
         """Give the widget its value: from the link by which the page was reached, from the last visit, or the
-        default, which a control that was never touched follows."""
+        default, which a control follows whose value nobody asked for (``among`` these options)."""
         is_new = name not in self._names  # not another run of a fragment, whose link is the page's own
         self._names.add(name)
         key = self._key(name)
         former = st.session_state.get(f"default.{key}", _SAME)
         st.session_state[f"default.{key}"] = default
         is_known = key in st.session_state
-        if not is_known or (former is not _SAME and st.session_state[key] == former):
+        is_asked = (
+            st.session_state.get(f"asked.{key}") in (_ANY, among) and f"asked.{key}" in st.session_state
+        )
+        if not is_known or (not is_asked and former is not _SAME and st.session_state[key] == former):
             st.session_state[key] = default
         if name in st.query_params and is_new and (self._entered or not is_known):
             text = st.query_params[name]
             try:
                 st.session_state[key] = parse(text)
+                st.session_state[f"asked.{key}"] = among
             except (ValueError, KeyError):
                 st.session_state[key] = default
                 self.notice(

@@ -1,11 +1,30 @@
-"""What a machine lacks is no failure: tests that need a GPU, or a C++ compiler to execute kernels on the CPU,
-are skipped, with the reason counted and shown."""
+"""What a run of the tests leaves out, and where the rest runs.
+
+What a machine lacks is no failure: tests that need a GPU, or a C++ compiler to execute kernels on the CPU, are skipped,
+with the reason counted and shown. Of large products of parameters a day's run takes a sample (see sampling.py).
+"""
 
 from __future__ import annotations
 
 import functools
+from pathlib import Path
 
 import pytest
+import sampling
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--every-case", action="store_true", help="every case of sampled tests, which takes an hour or more"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    sampling.settle_date(config.getoption("--every-case"))
+
+
+def pytest_report_header() -> str:
+    return f"cases of sampled tests: {sampling.VARIABLE}={sampling.date()}"
 
 
 @functools.cache
@@ -35,7 +54,10 @@ def why_no_compiler() -> str | None:
     return None
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+@pytest.hookimpl(trylast=True)  # after -k and -m: the sample is of what they select
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    _keep_sample(config, items)
+    items.sort(key=lambda item: not (_is_of_one_process(item.nodeid) or item.get_closest_marker("slow")))
     on_gpu = [item for item in items if item.get_closest_marker("gpu")]
     _skip(on_gpu, f"needs a GPU: {why_no_gpu()}" if on_gpu and why_no_gpu() else None)
     _skip([item for item in items if item.path.name.startswith("test_emulate")], why_no_compiler())
@@ -44,3 +66,50 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def _skip(items: list[pytest.Item], reason: str | None) -> None:
     for item in items if reason else ():
         item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def _keep_sample(config: pytest.Config, items: list[pytest.Item]) -> None:
+    cases_of: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if item.get_closest_marker("sampled"):
+            cases_of.setdefault(_test_of(item.nodeid), []).append(item)
+    left_out: set[pytest.Item] = set()
+    for test, cases in cases_of.items():
+        options = {"dated": 1, "pairs": (), **cases[0].get_closest_marker("sampled").kwargs}
+        kept = sampling.chosen([item.callspec.params for item in cases], test, **options)
+        left_out |= {item for i, item in enumerate(cases) if i not in kept}
+    if left_out:
+        items[:] = [item for item in items if item not in left_out]
+        config.hook.pytest_deselected(items=list(left_out))
+
+
+def _test_of(nodeid: str) -> str:
+    return nodeid.split("[")[0]
+
+
+#: Files whose tests share what is made once per process: a browser and a server, a wheel, rows, the list of builds.
+_ONE_PROCESS = ("test_dashboard_", "test_packaging", "test_record", "test_variants")
+
+
+def _is_of_one_process(nodeid: str) -> bool:
+    return Path(_file_of(nodeid)).name.startswith(_ONE_PROCESS)
+
+
+def _file_of(nodeid: str) -> str:
+    return nodeid.split("::")[0]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
+    """With --dist loadscope: the cases of a test run in one process, one after the other, since most share a build; so
+    do the tests of some files. Those and what is marked slow are first in line, or one process would be left alone
+    with them at the end."""
+    if config.getoption("dist") != "loadscope":
+        return None
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByTest(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return _file_of(nodeid) if _is_of_one_process(nodeid) else _test_of(nodeid)
+
+    return ByTest(config, log)

@@ -190,3 +190,10 @@ def prepare(case: Case, layout: str = "bhsd", *, on_gpu: bool = False) -> tuple[
     call, problem = call_of(case, layout).check(on_gpu)
     given = call.arrays(call.allocate(problem, lambda shape, dtype: np.full(shape, np.nan, dtype)))
     return (calls.with_memory(problem, given) if on_gpu else problem), given
+
+
+def on_gpu(cp, case, layout="bhsd", **changes):
+    """(arrays, options) with every array on the GPU."""
+    arrays, options = case.arguments(layout, **changes)
+    options = {n: cp.asarray(x) if isinstance(x, np.ndarray) else x for n, x in options.items()}
+    return [cp.asarray(x) for x in arrays], options

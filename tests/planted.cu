@@ -22,6 +22,7 @@ enum {
   GLOBAL_RACE,
   SHARED_OUTPUT,
   COPY_IN_FLIGHT,
+  PLAIN_GLOBAL_RACE,
   UNPADDED,
 };
 
@@ -84,6 +85,7 @@ KERNEL planted(const __grid_constant__ PlantedParams p) {
 
   st_global<u32>(p.scratch + blockIdx.x * 64 + thread, other);
   if (BUG != GLOBAL_RACE) block_sync();
-  const u32 exchanged = ld_global<u32>(p.scratch + blockIdx.x * 64 + (thread ^ 32));
+  u32 exchanged = ld_global<u32>(p.scratch + blockIdx.x * 64 + (thread ^ 32));
+  if (BUG == PLAIN_GLOBAL_RACE) exchanged += static_cast<volatile u32*>(p.scratch)[(blockIdx.x ^ 1) * 64 + thread];
   st_global<u32>(p.out + (BUG == SHARED_OUTPUT ? 0 : blockIdx.x * 64) + thread, exchanged);
 }

@@ -42,6 +42,7 @@ def test_grouped_heads(heads, kv_heads, algorithm, causal):
     check(*inputs, algorithm, causal, config=CPU_CONFIG)  # several heads to a tile
 
 
+@pytest.mark.sampled(dated=2)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_default_tiles(algorithm, dtype):

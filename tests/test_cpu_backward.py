@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import concurrent.futures
 import dataclasses
-import time
 import warnings
 
 import numpy as np
@@ -19,8 +18,8 @@ from test_cpu_backend import LAYOUTS
 
 from cufa import attention_reference
 from cufa.backends import cpu_backward, cpu_tiles
+from cufa.bench.promises import naive_numpy_backward
 from cufa.core.mask import CAUSAL, FULL, Band
-from cufa.core.problem import default_scale
 from cufa.kernels import TileConfig
 from cufa.ops.backward import CPU_CONFIG
 from cufa.ops.mask_arguments import resolve_mask
@@ -219,7 +218,7 @@ def test_a_gradient_that_is_the_same_for_all_by_broadcasting():
     assert_gradients(gradients(case), case)
 
 
-# --- Tiles, threads, memory, time -------------------------------------------------------------------------
+# --- Tiles, threads, memory -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("mask", [FULL, CAUSAL, Band(20, 3), Band(5, None, 30)], ids=str)
@@ -269,24 +268,12 @@ def run_large(case: Case) -> None:
     cpu_backward.run(plan_for(case, CPU_CONFIG), operands, num_threads=2)
 
 
-def plain_numpy(dout, q, k, v, out, lse):
-    """What a NumPy user writes."""
-    scale = np.float32(default_scale(q.shape[-1]))
-    s = (q @ k.swapaxes(-1, -2)) * scale
-    s = np.where(np.tri(*s.shape[-2:], dtype=bool), s, np.float32(-np.inf))
-    p = np.exp(s - lse[..., None])
-    dv = p.swapaxes(-1, -2) @ dout
-    dp = dout @ v.swapaxes(-1, -2)
-    ds = p * (dp - (dout * out).sum(-1, keepdims=True)) * scale
-    return ds @ k, ds.swapaxes(-1, -2) @ q, dv
-
-
 @pytest.mark.slow
 def test_a_hundredth_of_plain_numpys_memory():
     case = large(2048)
     results = 3 * case.q.nbytes
     extra = cpu_tiles.extra_memory(lambda: run_large(case)) - results
-    plain = cpu_tiles.extra_memory(lambda: plain_numpy(*case.arrays)) - results
+    plain = cpu_tiles.extra_memory(lambda: naive_numpy_backward(*case.arrays)) - results
     assert plain > 4 * 8 * 2048 * 2048 * 4 * 0.75 and extra < plain / 100
 
 
@@ -294,19 +281,3 @@ def test_memory_grows_with_the_length_not_its_square():
     """Four times the length, sixteen times the scores."""
     small, big = (cpu_tiles.extra_memory(lambda n=n: run_large(large(n, "bfloat16"))) for n in (512, 2048))
     assert big < 5 * small
-
-
-@pytest.mark.slow
-def test_twice_as_fast_as_plain_numpy():
-    """seq 2048, 8 heads, head_dim 64, float32, causal. Six times as fast when nothing else runs; the best of up to six
-    rounds, ended by the first that shows it, as other work on the machine only ever adds time."""
-    case = large(2048)
-    times = {run_large: np.inf, plain_numpy: np.inf}
-    for _ in range(6):
-        for call in times:
-            start = time.perf_counter()
-            call(case) if call is run_large else call(*case.arrays)
-            times[call] = min(times[call], time.perf_counter() - start)
-        if 2 * times[run_large] <= times[plain_numpy]:
-            return
-    assert 2 * times[run_large] <= times[plain_numpy], times

@@ -14,6 +14,7 @@ pytest.importorskip("streamlit", reason="the dashboard needs streamlit: pip inst
 
 from dashboard_measured_support import measured, named, start, wait, with_gpu, with_runs  # noqa: F401 - fixtures among them
 from dashboard_page_support import chosen, elsewhere, open_page, parameters, words  # noqa: F401 - a fixture
+from dashboard_run_support import small
 from dashboard_support import DEVICE, case_records
 
 from cufa.bench.cases import Case, contenders
@@ -95,7 +96,7 @@ def test_an_empty_history_is_said() -> None:
         ("run", "seconds", "1e9"),
         ("run", "also", "3"),
         ("run", "regime", "asleep"),
-        ("run", "op", "backward"),
+        ("run", "op", "sideways"),
         ("run", "mask", "lattice"),
         ("compare", "table", "none"),
         ("doctor", "show", "none"),
@@ -294,3 +295,19 @@ def test_the_first_run_on_a_cpu_has_tiles_to_skip() -> None:
     first = next(iter(presets.presets("forward").values())).problem
     plan = make_plan(first, None, "fa2")
     assert plan.schedule.total / plan.schedule.visited > 1.3
+
+
+def test_a_link_stays_with_its_run_and_a_page_without_one_follows_the_newest(elsewhere: Path) -> None:
+    store = Store(elsewhere / "runs")
+
+    def ended() -> str:
+        run_id = store.submit(small())
+        store.finish(run_id, Status.CANCELLED, "so it is said")
+        return run_id
+
+    first = ended()
+    linked, following = open_page("run", run=first), open_page("run")
+    assert parameters(following)["run"] == first
+    second = ended()
+    assert parameters(linked.run())["run"] == first
+    assert parameters(following.run())["run"] == second

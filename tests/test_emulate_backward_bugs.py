@@ -193,7 +193,9 @@ def test_every_barrier_and_wait_is_missed(patch, i):
 @pytest.mark.parametrize("deterministic", [False, True])
 @pytest.mark.parametrize("config", [SHARED, ALONE, ONE_STAGE], ids=str)
 @pytest.mark.parametrize(
-    "case", [{}, {"mask": FULL}, {"mask": Band(20, 30), "softcap": 1.0}, {"head_dim": 72}, {"head_dim": 40}], ids=str
+    "case",
+    [{}, {"mask": FULL}, {"mask": Band(20, 30), "softcap": 1.0}, {"head_dim": 72}, {"head_dim": 40}],
+    ids=str,
 )
 def test_without_a_bug_all_is_quiet(case, config, deterministic):
     assert found_by(config, deterministic, **case) == ""

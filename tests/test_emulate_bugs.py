@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from sampling import of_today
 from support import make_inputs
 
 from cufa import kernels
@@ -56,6 +57,7 @@ PLANTED = {
     "global_race": ("race", "of scratch, block"),
     "shared_output": ("race", "of one launch both touch byte"),
     "copy_in_flight": ("copy-in-flight", "kernel ends with cp.async still in flight"),
+    "plain_global_race": ("race", "of one launch both touch byte"),
     "unpadded": ("", ""),  # right, but slow: counted mode's to find
 }
 _PLACE = re.compile(r"block \(\d,0,0\):? warp \d|warp \d lane \d+|lanes of warp \d")
@@ -102,7 +104,7 @@ def run_planted(bug: int, mode: str, **options):
     return (counters, found) if mode == "counted" else (out, found)
 
 
-@pytest.mark.parametrize("schedule", ["ascending", "descending", 1])
+@pytest.mark.parametrize("schedule", of_today(["ascending", "descending", 1], "planted"))
 @pytest.mark.parametrize("name", PLANTED)
 def test_planted(patch, name, schedule):
     """Found on every schedule, saying who and where."""
@@ -216,6 +218,7 @@ def ordering_calls(file: str) -> list[re.Match[str]]:
     return calls
 
 
+@pytest.mark.sampled(dated=8)
 @pytest.mark.parametrize(
     ("file", "i"), [(file, i) for file in RUNS for i in range(len(ordering_calls(file)))]
 )
@@ -234,7 +237,7 @@ def test_every_barrier_and_wait_is_missed(patch, file, i):
 
 @pytest.mark.parametrize("file", RUNS)
 def test_clean_kernels_are_quiet(file):
-    for algorithm, dtype, config, head_dim in RUNS[file]:
+    for algorithm, dtype, config, head_dim in of_today(RUNS[file], f"quiet {file}", dated=2):
         assert findings(algorithm, dtype, config, head_dim) == ()
 
 
@@ -262,7 +265,7 @@ def test_row_past_the_end(patch):
 @pytest.mark.parametrize("file", RUNS)
 def test_bank_conflicts_of_real_kernels(file):
     """None where rows are whole multiples of 128 bytes; else some copies cross a row's end in one pass."""
-    for algorithm, dtype, config, head_dim in RUNS[file]:
+    for algorithm, dtype, config, head_dim in of_today(RUNS[file], f"conflicts {file}", dated=2):
         inputs = make_inputs(1, 2, 1, 140, 200, head_dim, dtype)
         totals = emulate(*inputs, algorithm=algorithm, config=config, mode="counted").totals
         assert totals["bank_conflicts"] <= (0 if head_dim % 32 == 0 else 0.1 * totals["shared_wavefronts"])

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from decode_kernel_support import configs, operands_of, plan_of
 from decode_support import make_case
+from sampling import of_today
 
 from cufa.executor import build as host_build
 from cufa.executor.emulate import EmulationError, Execution, run_plan
@@ -20,6 +21,7 @@ from cufa.kernels import Launch
 from cufa.nvrtc import compiler
 
 THREADS = 64
+SCHEDULES = ["ascending", "descending", 1, 2]
 
 
 class PlantedParams(ctypes.Structure):
@@ -113,7 +115,7 @@ def expected(cluster: int, blocks: int) -> np.ndarray:
     return total
 
 
-@pytest.mark.parametrize("schedule", ["ascending", "descending", 1, 2])
+@pytest.mark.parametrize("schedule", of_today(SCHEDULES, "planted"))
 @pytest.mark.parametrize("name", PLANTED)
 def test_planted(name, schedule):
     """Found on every schedule, saying which block, warp and line."""
@@ -131,7 +133,7 @@ def test_planted(name, schedule):
 
 
 @pytest.mark.parametrize("copies", ["early", "late"])
-@pytest.mark.parametrize("schedule", ["ascending", "descending", 1, 2])
+@pytest.mark.parametrize("schedule", of_today(SCHEDULES, "planted async"))
 @pytest.mark.parametrize("name", PLANTED_ASYNC)
 def test_planted_async(name, schedule, copies):
     bug = list(PLANTED_ASYNC).index(name)

@@ -4,6 +4,7 @@ result fails."""
 from __future__ import annotations
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -12,7 +13,9 @@ from click.testing import CliRunner
 import cufa
 from cufa.commands import emulate as command
 from cufa.core.mask import Mask
+from cufa.executor import blind_spots
 from cufa.executor import records as emulator_records
+from cufa.nvrtc import compiler
 
 
 @pytest.fixture
@@ -51,6 +54,25 @@ def test_tiles_are_taken(run):
     assert "of out " in result.stdout and "of lse " in result.stdout
 
 
+def test_checked_mode_says_what_it_cannot_see(run):
+    arguments = ("--seqlen", "40", "--heads", "1", "--mode", "checked")
+    result = run(*arguments)
+    assert result.exit_code == 0, result.output
+    assert "nothing found. What checked mode cannot see:" in result.stdout
+    listed = [line[2:] for line in result.stdout.splitlines() if line.startswith("- ")]
+    assert listed == blind_spots.as_lines() == json.loads(run(*arguments, "--json").stdout)["cannot_see"]
+    assert "cannot_see" not in json.loads(run(*arguments[:-1], "plain", "--json").stdout)
+
+
+def test_every_primitive_without_effect_is_listed():
+    """A host twin with nothing in it: leaving the call out could not be found."""
+    headers = (compiler.SOURCE_DIR / "host").glob("*_host.h")
+    text = "".join(path.read_text(encoding="utf-8") for path in headers)
+    empty = set(re.findall(r"DEVICE void (\w+)\([^;{]*\) \{\}", text))
+    assert {"wgmma_registers", "tma_prefetch_map"} <= empty
+    assert {name for name in empty if name not in " ".join(blind_spots.as_lines())} == set()
+
+
 @pytest.mark.parametrize("output", ["out", "lse"])
 def test_a_wrong_result_fails(run, monkeypatch, output):
     real = command.attention_reference
@@ -83,7 +105,9 @@ def test_rows_that_see_nothing_agree_and_nan_does_not():
         (["--softcap", "nan"], "softcap=nan must be finite"),
         (["--config", "1x1"], "has at head dim 64 only 128x64"),
         (["--algorithm", "auto"], "auto"),
-        (["--dtype", "float64"], "q is float64"),
+        (["--dtype", "float64"], "'float64' is not one of 'float16', 'bfloat16', 'float32'"),
+        (["--schedule", "²"], "'²': 'ascending', 'descending' or a number (a seed)"),
+        (["--schedule", "-1"], "'-1': 'ascending', 'descending' or a number (a seed)"),
     ],
 )
 def test_wrong_usage_is_exit_status_2_in_the_calls_words(run, options, words):

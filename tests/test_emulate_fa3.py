@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 
 import pytest
+from sampling import of_today
 from support import (
     assert_attention,
     forward_operands,
@@ -43,21 +44,25 @@ def check(inputs, config, causal, runs):
     assert len(set(outputs)) == 1
 
 
+@pytest.mark.sampled(dated=2)
 @MASKS
 @CONFIGS
 def test_what_used_to_stall(config, head_dim, causal):
     """On one block and two, whichever consumer's turn comes late."""
-    for n, (seqlen_q, seqlen_k) in enumerate(stalling_lengths(config)):
+    lengths = stalling_lengths(config)
+    for seqlen_q, seqlen_k in of_today(lengths, f"{config} {causal}", fixed=3, dated=2):
+        n = lengths.index((seqlen_q, seqlen_k))
         inputs = make_inputs(1, 3, 1, seqlen_q, seqlen_k, head_dim, seed=n)
         orders = [(1, "ascending"), (1, "descending"), (2, n)]
         check(inputs, config, causal, [(blocks, Execution("plain", order)) for blocks, order in orders])
 
 
+@pytest.mark.sampled(dated=2)
 @MASKS
 @CONFIGS
 def test_random_persistent_grids(config, head_dim, causal):
-    rng = random.Random(f"{config} {causal}")
-    for seed in range(6):
+    for seed in of_today(range(6), f"{config} {causal}"):
+        rng = random.Random(f"{config} {causal} {seed}")
         heads, seqlen_q, seqlen_k = rng.randint(1, 4), rng.randint(1, 520), rng.randint(1, 700)
         inputs = make_inputs(1, heads, rng.choice([1, heads]), seqlen_q, seqlen_k, head_dim, seed=seed)
         copies = rng.choice(["early", "late"])
@@ -68,6 +73,7 @@ def test_random_persistent_grids(config, head_dim, causal):
         check(inputs, config, causal, runs)
 
 
+@pytest.mark.sampled(dated=2)
 @MASKS
 @CONFIGS
 def test_random_persistent_grids_without_races(config, head_dim, causal):
@@ -92,9 +98,9 @@ def test_every_step_of_the_ladder(head_dim):
     """Techniques switched off one by one: slower kernels, as right, and none that waits for ever. (Of each
     head dim's first tiling; a GPU tests all of them.)"""
     config = next(c for c in SPEC.configs if c.fits(head_dim))
-    steps = dict.fromkeys(rung.config for rung in ladder("fa3", config)[:-1])
+    steps = list(dict.fromkeys(rung.config for rung in ladder("fa3", config)[:-1]))
     lengths = [*stalling_lengths(config)[::3], (2 * config.block_q + 5, 3 * config.block_kv + 5)]
-    for step in steps:
+    for step in of_today(steps, f"ladder {head_dim}"):
         for n, (seqlen_q, seqlen_k) in enumerate(lengths):
             inputs = make_inputs(1, 3, 1, seqlen_q, seqlen_k, head_dim, seed=n)
             orders = [(1, "descending"), (2, n), (99, "ascending")]

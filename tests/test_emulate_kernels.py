@@ -6,6 +6,7 @@ import dataclasses
 
 import numpy as np
 import pytest
+from sampling import of_today
 from support import (
     DTYPES,
     assert_attention,
@@ -56,25 +57,28 @@ def check(spec, precision, q, k, v, *, layout="bhsd", causal=False, **options):
     return run
 
 
+@pytest.mark.sampled(dated=4, pairs=[("spec", "config"), ("spec", "dtype"), ("spec", "precision")])
 @MASKS
 @pytest.mark.parametrize(("spec", "config", "dtype", "precision"), CONFIGS)
 def test_every_tiling(spec, config, dtype, precision, causal):
-    """Two query blocks and three key blocks, the last ones ragged; two heads share their keys."""
+    """Two query blocks and three key blocks, the last ones ragged; two heads share their keys. Without a mask as a GPU
+    runs it, causal with records of the tiles: one build per case."""
     head_dim = max(64, config.min_head_dim)
     if config not in fitting_configs(spec, head_dim, Device.typical(ARCH)):
         pytest.skip(f"{config} does not fit head_dim {head_dim} on {ARCH}")
     shape = (1, 2, 1, config.block_q + 5, 2 * config.block_kv + 3, head_dim)
     inputs = make_inputs(*shape, dtype)
-    check(spec, precision, *inputs, causal=causal, config=config, trace=False)  # as a GPU runs it
-    check(spec, precision, *inputs, causal=causal, config=config, mode="plain")  # its tile records
+    check(spec, precision, *inputs, causal=causal, config=config, trace=causal)
 
 
+@pytest.mark.sampled(dated=4, pairs=[("spec", "head_dim")])
 @pytest.mark.parametrize("head_dim", [8, 40, 96, 128, 192, 256])
 @pytest.mark.parametrize(("spec", "dtype", "precision"), VARIANTS)
 def test_head_dims(spec, dtype, precision, head_dim):
     check(spec, precision, *make_inputs(1, 1, 1, 70, 90, head_dim, dtype), causal=True, trace=False)
 
 
+@pytest.mark.sampled(dated=2, pairs=[("spec", "alignment"), ("dtype", "alignment")])
 @pytest.mark.parametrize("alignment", [8, 4, 2])
 @pytest.mark.parametrize(
     ("spec", "dtype", "precision"), [v for v in VARIANTS if not v.values[0].uses_copy_engine]
@@ -161,11 +165,13 @@ PERSISTENT = [
 ]
 
 
+@pytest.mark.sampled(dated=2, pairs=[("config", "head_dim")])
 @MASKS
 @pytest.mark.parametrize(("spec", "config", "head_dim"), PERSISTENT)
 def test_persistent_blocks(spec, config, head_dim, causal):
     """Fewer blocks than items: a pipeline that runs on from item to item never stalls."""
-    for shape in ((1, 2, 1, 384, 384), (1, 2, 1, 300, 700), (1, 3, 1, 100, 900)):
+    shapes = (1, 2, 1, 300, 700), (1, 2, 1, 384, 384), (1, 3, 1, 100, 900)
+    for shape in of_today(shapes, f"{config} {head_dim} {causal}"):
         q, k, v = make_inputs(*shape, head_dim, "float16")
         plan = make_plan(make_problem(q, k, v, causal), Device.typical(ARCH), spec.algorithm, config)
         for blocks in (1, 2):

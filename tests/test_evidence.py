@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 
 import pytest
 
-from cufa.bench import evidence, records, report
+from cufa.bench import evidence, records, report, suites
+from cufa.bench.limits import Limits
 from cufa.bench.recorded import rows_of
+from cufa.core.architectures import Device
 from cufa.kernels import KERNELS
 
 RECORDS = records.load_all()
@@ -61,3 +64,49 @@ def test_results_of_tests_are_kept_with_the_kernels_that_they_were_found_for():
     record["kernels"]["naive"]["digest"] = "another"
     with pytest.raises(ValueError, match="naive changed since the record was made"):
         evidence.add_tests(record, tests)
+
+
+class TestRecording:
+    """A GPU is not needed: what is measured is replaced, the order and what is kept are not."""
+
+    PARTS = suites.EVIDENCE[:3]
+
+    @pytest.fixture(autouse=True)
+    def measured(self, monkeypatch):
+        """Names of the parts that were measured, in order."""
+        found = []
+        monkeypatch.setattr(evidence, "EVIDENCE", self.PARTS)
+        monkeypatch.setattr(evidence, "_kernel_records", lambda device: {})
+        monkeypatch.setattr(evidence, "measure_limits", lambda device: Limits(1.0, {}, 1.0))
+        monkeypatch.setattr(evidence, "_compile_in_parallel", lambda cases, jobs: None)
+        monkeypatch.setattr(evidence, "first_result_seconds", dict)
+        monkeypatch.setattr(evidence, "host_calls", list)
+        monkeypatch.setattr(evidence, "_measure", lambda suites, part, *rest: found.append(part.name))
+        monkeypatch.setattr(records, "environment", lambda device: {"device": device.name})
+        return found
+
+    def run(self, keep, begun=None):
+        device = Device.typical("sm_90")
+        return evidence.record_evidence(
+            device, jobs=1, seconds=0.1, with_tests=False, say=lambda what: None, keep=keep, begun=begun
+        )
+
+    def test_a_lost_machine_costs_no_part_that_was_done(self, measured):
+        kept = []
+
+        def keep(record):
+            kept.append(copy.deepcopy(record))
+            if len(kept) == 2:
+                raise ConnectionError("the machine is gone")
+
+        with pytest.raises(ConnectionError):
+            self.run(keep)
+        names = [part.name for part in self.PARTS]
+        assert kept[-1]["parts"] == names[:2]
+        record = self.run(kept.append, begun=kept[-1])
+        assert measured == names == record["parts"]
+
+    def test_a_record_of_another_gpu_is_not_gone_on_with(self, measured):
+        with pytest.raises(ValueError, match="the record is of A100, this GPU is H200"):
+            self.run(list, begun={"environment": {"device": "A100"}, "kernels": {}})
+        assert not measured

@@ -72,6 +72,7 @@ def run_config(cp, cuda, spec, config, precision, q, k, v, causal):
     return plan, cp.asnumpy(given["out"]), cp.asnumpy(given["lse"])
 
 
+@pytest.mark.sampled(dated=40)
 @pytest.mark.parametrize("head_dim", HEAD_DIMS)
 @pytest.mark.parametrize(("spec", "dtype", "precision"), VARIANTS, ids=lambda x: getattr(x, "name", x))
 def test_head_dims_and_layouts(cp, spec, dtype, precision, head_dim):
@@ -85,6 +86,7 @@ def test_head_dims_and_layouts(cp, spec, dtype, precision, head_dim):
 CONFIGS = [(s, d, p, c) for s, d, p in VARIANTS for c in s.configs]
 
 
+@pytest.mark.sampled(dated=10, pairs=[("spec", "config"), ("spec", "dtype"), ("spec", "causal")])
 @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
 @pytest.mark.parametrize(
     ("spec", "dtype", "precision", "config"), CONFIGS, ids=lambda x: getattr(x, "name", str(x))
@@ -125,6 +127,9 @@ EDGES = [
 ]
 
 
+@pytest.mark.sampled(
+    dated=20, pairs=[("spec", "seqlen_q"), ("spec", "dtype"), ("spec", "causal"), ("seqlen_q", "causal")]
+)
 @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
 @pytest.mark.parametrize(("seqlen_q", "seqlen_k"), EDGES)
 @pytest.mark.parametrize(("spec", "dtype", "precision"), VARIANTS, ids=lambda x: getattr(x, "name", x))
@@ -133,6 +138,7 @@ def test_lengths(cp, spec, dtype, precision, seqlen_q, seqlen_k, causal):
     check(cp, q, k, v, causal=causal, **options_of(spec, precision))
 
 
+@pytest.mark.sampled(dated=4, pairs=[("spec", "heads")])
 @pytest.mark.parametrize(("heads", "kv_heads"), [(1, 1), (6, 2), (8, 1), (5, 5)])
 @pytest.mark.parametrize(("spec", "dtype", "precision"), VARIANTS, ids=lambda x: getattr(x, "name", x))
 def test_grouped_heads(cp, spec, dtype, precision, heads, kv_heads):
@@ -140,6 +146,7 @@ def test_grouped_heads(cp, spec, dtype, precision, heads, kv_heads):
     check(cp, q, k, v, causal=True, **options_of(spec, precision))
 
 
+@pytest.mark.sampled(dated=6, pairs=[("spec", "kind"), ("dtype", "kind")])
 @pytest.mark.parametrize("kind", ["huge", "equal", "zero_scale", "inf_scores", "minus_inf_scores", "nan"])
 @pytest.mark.parametrize(("spec", "dtype", "precision"), VARIANTS, ids=lambda x: getattr(x, "name", x))
 def test_unusual_values(cp, spec, dtype, precision, kind):
@@ -176,6 +183,7 @@ def test_float32_rows_of_very_different_size(cp, algorithm, head_dim, causal):
         assert_every_row(out, *inputs, causal)
 
 
+@pytest.mark.sampled(dated=6, pairs=[("spec", "offset"), ("dtype", "offset")])
 @pytest.mark.parametrize("offset", [0, 8, 4, 2, 1], ids=lambda n: f"{n}_elements")
 @pytest.mark.parametrize(("spec", "dtype", "precision"), VARIANTS, ids=lambda x: getattr(x, "name", x))
 def test_views_into_poisoned_buffers(cp, spec, dtype, precision, offset):
@@ -203,6 +211,7 @@ def test_views_into_poisoned_buffers(cp, spec, dtype, precision, offset):
     assert bool((buffer == 7).all()), "wrote outside of out"
 
 
+@pytest.mark.sampled(dated=4, pairs=[("spec", "causal"), ("seqlen_q", "causal")])
 @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
 @pytest.mark.parametrize(
     ("seqlen_q", "seqlen_k"), [(1, 1), (300, 300), (129, 400), (400, 129), (64, 1000), (513, 512)]

@@ -76,6 +76,7 @@ def options_of(spec, precision):
 # --- Accuracy ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(dated=6, pairs=[("lengths", "dtype")])
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("lengths", SIZES, ids=str)
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -90,6 +91,7 @@ def test_the_peers_largest_size(cp, dtype):
     check(cp, make_case(1, 1, 1, 4224, 4224, 128, dtype, causal=True))
 
 
+@pytest.mark.sampled(dated=8, pairs=[("spec", "head_dim")])
 @pytest.mark.parametrize("head_dim", range(8, 257, 8))
 @pytest.mark.parametrize(("spec", "dtype", "precision"), VARIANTS, ids=lambda x: getattr(x, "name", x))
 def test_head_dims(cp, spec, dtype, precision, head_dim):
@@ -99,6 +101,7 @@ def test_head_dims(cp, spec, dtype, precision, head_dim):
         check(cp, case, **options_of(spec, precision))
 
 
+@pytest.mark.sampled(dated=6, pairs=[("spec", "head_dim")])
 @pytest.mark.parametrize("deterministic", [False, True])
 @pytest.mark.parametrize("head_dim", [40, 64, 96, 128, 192, 256])
 @pytest.mark.parametrize(("spec", "dtype", "precision"), VARIANTS, ids=lambda x: getattr(x, "name", x))
@@ -121,6 +124,7 @@ def test_every_tiling(cp, cuda, spec, dtype, precision, head_dim, deterministic)
         )
 
 
+@pytest.mark.sampled(dated=8, pairs=[("mask", "softcap")])
 @pytest.mark.parametrize("softcap", [None, 15.0, 1.0])
 @pytest.mark.parametrize("mask", MASKS, ids=str)
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -100,6 +100,7 @@ def test_every_number_of_splits(cp, device, kernel):
         run(cp, device, case, kernel, splits(kernel, num_splits))
 
 
+@pytest.mark.sampled(dated=6)
 @pytest.mark.parametrize("page_size", PAGE_SIZES)
 @KERNELS
 def test_pages_and_appended_tokens(cp, device, kernel, page_size):
@@ -177,6 +178,7 @@ def test_lengths_around_tiles(cp, device, kernel):
         run(cp, device, case, kernel, splits(kernel, 2))
 
 
+@pytest.mark.sampled(dated=8)
 @pytest.mark.parametrize("head_dim", [8, 16, 40, 72, 80, 96, 136, 192])
 @KERNELS
 def test_other_head_dims(cp, device, kernel, head_dim):

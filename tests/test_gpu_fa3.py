@@ -89,6 +89,7 @@ def check(execute, inputs, config, causal, blocks):
 EDGES = (1, 63, 64, 65, 127, 128, 129, 191, 192, 193)
 
 
+@pytest.mark.sampled(dated=2)
 @MASKS
 @CONFIGS
 def test_lengths_around_warpgroups_and_tiles(execute, config, head_dim, causal):
@@ -99,6 +100,7 @@ def test_lengths_around_warpgroups_and_tiles(execute, config, head_dim, causal):
         check(execute, inputs, config, causal, 1 + n % 3)
 
 
+@pytest.mark.sampled(dated=2)
 @MASKS
 @CONFIGS
 def test_lengths_around_multiples_of_the_tiles(execute, config, head_dim, causal):
@@ -109,6 +111,7 @@ def test_lengths_around_multiples_of_the_tiles(execute, config, head_dim, causal
         check(execute, inputs, config, causal, 1 + n % 3)
 
 
+@pytest.mark.sampled(dated=2)
 @MASKS
 @CONFIGS
 def test_what_used_to_stall(execute, config, head_dim, causal):
@@ -134,6 +137,7 @@ def test_more_items_than_multiprocessors(cp, seqlen_q, seqlen_k, causal):
     assert not bool(cp.isnan(out).any())
 
 
+@pytest.mark.sampled(dated=2)
 @MASKS
 @CONFIGS
 def test_random_grids(execute, config, head_dim, causal):
@@ -244,25 +248,6 @@ def test_side_by_side_on_two_streams(cp, causal):
     cp.cuda.Device().synchronize()
     for out in itertools.chain(*outs):
         assert out.get().tobytes() == expected.tobytes()
-
-
-@pytest.mark.alone
-def test_a_cold_compile_takes_less_than_three_seconds(cp):
-    """One variant, nothing cached: what the first call of a shape class waits for."""
-    from cufa.bench import evidence
-
-    compiled = evidence.cold_compiles([(SPEC.name, head_dim) for head_dim in (64, 128, 256)])
-    assert max(compiled)[0] < 3, compiled
-
-
-@pytest.mark.alone
-def test_host_time_of_a_call_is_no_more_than_torchs(cp):
-    """Output allocation included, on the same arrays, against the backend that torch picks on Hopper."""
-    pytest.importorskip("torch")
-    from cufa.bench import evidence
-
-    calls = {call["call"]: call["p50_us"] for call in evidence.host_calls()}
-    assert calls["flash_attention(q, k, v, causal=True)"] <= calls["torch cudnn"], calls
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

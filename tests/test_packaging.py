@@ -1,4 +1,4 @@
-"""The wheel holds what an installed cufa needs, and importing cufa is quick and touches no GPU library."""
+"""The wheel holds what an installed cufa needs, and importing cufa touches no GPU library."""
 
 from __future__ import annotations
 
@@ -93,17 +93,6 @@ def test_import_loads_no_gpu_library_and_no_command_line():
         ).stdout.split()
     )
     assert not loaded & {"cupy", "cupy_backends", "cuda", "torch", "streamlit", "plotly", "click", "rich"}
-
-
-def test_import_takes_less_than_300_ms():
-    """Beyond the interpreter's own start. Processor time, the best of several: other work on the machine can
-    only slow it down."""
-    code = "import time; t = time.process_time(); import cufa; print(time.process_time() - t)"
-    times = [
-        float(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
-        for _ in range(5)
-    ]
-    assert min(times) < 0.3, times
 
 
 def test_command_line_starts_without_importing_commands():

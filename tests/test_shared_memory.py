@@ -82,6 +82,7 @@ WHOLE = {
     "fa2_forward": lambda c: c.column_warps == 2,
     "fa2_forward_f32": lambda c: True,
     "fa3_forward": lambda c: True,
+    "fa2_backward": lambda c: c.shared_keys,
     "decode_split_tma": lambda c: c.cluster_merge,
     "decode_balanced": lambda c: True,
 }

@@ -35,33 +35,21 @@ void copy_async(u32 smem, const void* global, u32 bytes, bool valid, Site site) 
       thread.warp->log.add(AccessLog::global_read, site, thread.lane, sector_address(block.launch, global), bytes);
     }
   }
-  if (block.launch.late_copies || block.checked) {
-    thread.copies.push_back(copy);
-    ++thread.uncommitted;
-  }
+  if (block.launch.late_copies || block.checked) thread.copies.push(copy);
 }
 
 void commit_copies() {
   Thread& thread = current();
-  if (!thread.block->launch.late_copies && !thread.block->checked) return;
-  thread.group_sizes.push_back(thread.uncommitted);
-  thread.uncommitted = 0;
+  if (thread.block->launch.late_copies || thread.block->checked) thread.copies.commit();
 }
 
 void await_copies(u32 pending) {
   Thread& thread = current();
   Block& block = *thread.block;
-  if (thread.group_sizes.size() <= pending) return;
-  const std::size_t groups = thread.group_sizes.size() - pending;
-  std::size_t landed = 0;
-  for (std::size_t i = 0; i < groups; ++i) landed += thread.group_sizes[i];
-  for (std::size_t i = 0; i < landed; ++i) {
-    const PendingCopy& copy = thread.copies[i];
+  thread.copies.wait(pending, [&](const PendingCopy& copy) {
     if (block.launch.late_copies) move(block, copy);
     if (block.checked) block.races.complete(thread, copy.smem, copy.bytes);
-  }
-  thread.copies.erase(thread.copies.begin(), thread.copies.begin() + landed);
-  thread.group_sizes.erase(thread.group_sizes.begin(), thread.group_sizes.begin() + groups);
+  });
 }
 
 }  // namespace cufa_host

@@ -61,8 +61,8 @@ void Block::start(u32 linear) {
     t.number = rank * num_threads + i;
     t.done = false;
     t.copies.clear();
-    t.group_sizes.clear();
-    t.uncommitted = 0;
+    t.stores.clear();
+    t.wgmma_registers.clear();
     t.polled = nullptr;
     t.fiber.start(thread_main, i);
   }

@@ -1,5 +1,5 @@
 // TMA: boxes of a tensor into swizzled shared memory, where a copy lands at once ("early") or when all warps wait
-// ("late"); and out of it, always at once.
+// ("late"); and out of it, which is read at once or when the store is waited for.
 #include <cstring>
 
 #include "host/hopper_host.h"
@@ -17,13 +17,13 @@ u32 box_bytes(const TensorMap& map) {
 
 // f(shared address, global address or null where the box hangs over the tensor, bytes) for every unit.
 template <typename F>
-void for_each_unit(const BulkCopy& copy, F f) {
-  const TensorMap& map = copy.map;
+void for_each_unit(const Box& box, F f) {
+  const TensorMap& map = box.map;
   const u32 row_bytes = map.box[0] * map.item_bytes, rows = box_bytes(map) / row_bytes;
   for (u32 row = 0; row < rows; ++row) {
-    i64 at[5] = {copy.first[0]};
+    i64 at[5] = {box.first[0]};
     for (u32 axis = 1, rest = row; axis < 5; rest /= map.box[axis], ++axis) {
-      at[axis] = i64(copy.first[axis]) + rest % map.box[axis];
+      at[axis] = i64(box.first[axis]) + rest % map.box[axis];
     }
     bool inside = true;
     const unsigned char* source = map.address;
@@ -35,7 +35,7 @@ void for_each_unit(const BulkCopy& copy, F f) {
       const i64 column = at[0] + byte / map.item_bytes;
       const bool valid = inside && column >= 0 && column < i64(map.sizes[0]);
       const u32 left = valid ? u32(i64(map.sizes[0]) - column) * map.item_bytes : 0;  // TMA clips by elements
-      u32 target = copy.smem + row * row_bytes + byte;
+      u32 target = box.smem + row * row_bytes + byte;
       target ^= target / kSwizzleSpan % 8 * kUnit;
       f(target, valid ? source + column * map.item_bytes : nullptr, left < kUnit ? left : kUnit);
     }
@@ -45,14 +45,14 @@ void for_each_unit(const BulkCopy& copy, F f) {
 }  // namespace
 
 void land(Block& block, const BulkCopy& copy) {
-  for_each_unit(copy, [&](u32 target, const unsigned char* source, u32 bytes) {
+  for_each_unit(copy.box, [&](u32 target, const unsigned char* source, u32 bytes) {
     unsigned char* to = block.shared + (target - kSharedBase);
     std::memset(to, 0, kUnit);
     if (source) std::memcpy(to, source, bytes);
   });
   Mbarrier& barrier = block.mbarriers.at(copy.barrier);
-  const u32 bytes = box_bytes(copy.map);
-  if (block.checked) block.races.publish_copy(*copy.thread, copy.smem, bytes, barrier.arrived);
+  const u32 bytes = box_bytes(copy.box.map);
+  if (block.checked) block.races.publish_copy(*copy.thread, copy.box.smem, bytes, barrier.arrived);
   land_bytes(block, barrier, bytes);
 }
 
@@ -75,25 +75,29 @@ static void check_box(Block& block, Thread& thread, const TensorMap* map, u32 sm
 void load_box(u32 smem, const TensorMap* map, u32 barrier, const int (&first)[5], Site site) {
   Thread& thread = current();
   Block& block = *thread.block;
-  const BulkCopy copy = {&thread, *map, smem, barrier, {first[0], first[1], first[2], first[3], first[4]}};
+  const BulkCopy copy = {{*map, smem, {first[0], first[1], first[2], first[3], first[4]}}, &thread, barrier};
   const u32 bytes = box_bytes(*map);
   check_box(block, thread, map, smem, site);
-  if (!block.mbarriers.count(barrier)) {
+  const auto counts = block.mbarriers.find(barrier);
+  if (counts == block.mbarriers.end()) {
     abandon(block, "barrier", site,
             "no mbarrier was initialised at shared offset " + std::to_string(barrier - kSharedBase) + ": " +
                 describe(thread) + " at " + describe(site));
   }
   if (block.checked) {
+    block.races.check_initialised(thread, barrier, counts->second, site);
     block.races.access(thread, smem, bytes, Access::proxy_write, site);
-    for_each_unit(copy, [&](u32, const unsigned char* source, u32 valid) {
-      if (source) check_global(thread, source, valid, Access::read, "TMA", site);
+    for_each_unit(copy.box, [&](u32 target, const unsigned char* source, u32 valid) {
+      bool raced = false;
+      if (source) check_global(thread, source, valid, Access::proxy_read, "TMA", site, &raced);
+      if (raced) block.races.taint(target, source, site);
     });
   }
   ++block.counters.bulk_copies;
   if (block.counted) {
     block.counters.shared_write_bytes += bytes;
     block.counters.shared_wavefronts += bytes / 128;
-    for_each_unit(copy, [&](u32, const unsigned char* source, u32 valid) {
+    for_each_unit(copy.box, [&](u32, const unsigned char* source, u32 valid) {
       if (source) block.counters.global_read_bytes += valid;
     });
   }
@@ -104,20 +108,49 @@ void load_box(u32 smem, const TensorMap* map, u32 barrier, const int (&first)[5]
   }
 }
 
+// From shared memory to the tensor.
+static void move_out(Block& block, const Box& box) {
+  for_each_unit(box, [&](u32 source, const unsigned char* target, u32 bytes) {
+    if (target) std::memcpy(const_cast<unsigned char*>(target), block.shared + (source - kSharedBase), bytes);
+  });
+}
+
 void store_box(const TensorMap* map, u32 smem, const int (&first)[4], Site site) {
   Thread& thread = current();
   Block& block = *thread.block;
-  const BulkCopy copy = {&thread, *map, smem, 0, {first[0], first[1], first[2], first[3]}};
+  const BulkStore store = {{*map, smem, {first[0], first[1], first[2], first[3]}}, site};
   check_box(block, thread, map, smem, site);
-  if (block.checked) block.races.access(thread, smem, box_bytes(*map), Access::proxy_read, site);
-  for_each_unit(copy, [&](u32 source, const unsigned char* target, u32 bytes) {
-    if (!target) return;
-    if (block.checked && !check_global(thread, target, bytes, Access::write, "TMA", site)) return;
-    std::memcpy(const_cast<unsigned char*>(target), block.shared + (source - kSharedBase), bytes);
-    if (block.counted) block.counters.global_write_bytes += bytes;
-  });
+  bool inside = true;
+  if (block.checked) {
+    block.races.begin_sending(thread, smem, box_bytes(*map), site);
+    for_each_unit(store.box, [&](u32, const unsigned char* target, u32 bytes) {
+      if (target) inside &= check_global(thread, target, bytes, Access::proxy_write, "TMA", site);
+    });
+  }
   ++block.counters.bulk_copies;
-  if (block.counted) block.counters.shared_read_bytes += box_bytes(*map);
+  if (block.counted) {
+    block.counters.shared_read_bytes += box_bytes(*map);
+    for_each_unit(store.box, [&](u32, const unsigned char* target, u32 bytes) {
+      if (target) block.counters.global_write_bytes += bytes;
+    });
+  }
+  if (!inside) return;
+  if (!block.launch.late_copies) move_out(block, store.box);
+  if (block.launch.late_copies || block.checked) thread.stores.push(store);
+}
+
+void commit_stores() {
+  Thread& thread = current();
+  if (thread.block->launch.late_copies || thread.block->checked) thread.stores.commit();
+}
+
+void await_stores_read() {
+  Thread& thread = current();
+  Block& block = *thread.block;
+  thread.stores.wait(0, [&](const BulkStore& store) {
+    if (block.launch.late_copies) move_out(block, store.box);
+    if (block.checked) block.races.end_sending(thread, store.box.smem, box_bytes(store.box.map), store.site);
+  });
 }
 
 void fence_proxies() {

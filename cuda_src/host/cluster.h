@@ -20,7 +20,6 @@ struct Warp;
 // `.aligned`, so that a warp's lanes come together.
 struct ClusterBarrier {
   u32 phase = 0;                 // phases that have completed
-  bool all_release = true;       // no relaxed arrival in the present phase
   VectorClock arrived;           // what the present phase's arrivals released
   VectorClock completed;         // what a waiter of the last completed phase acquires
   std::vector<Thread*> waiting;  // parked

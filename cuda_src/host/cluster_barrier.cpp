@@ -17,7 +17,6 @@ void arrive(Block& block, Warp& warp) {
   }
   warp.cluster_pending = true;
   warp.cluster_phase = cluster.barrier.phase + 1;
-  cluster.barrier.all_release &= RELEASE;
   if (block.checked && RELEASE) {
     for (int i = 0; i < 32; ++i) block.races.release(block.thread(warp, i), cluster.barrier.arrived);
   }
@@ -45,7 +44,6 @@ const Collective kWait = {"barrier.cluster.wait", begin_wait, true};
 
 void Cluster::reset_barrier() {
   barrier.phase = 0;
-  barrier.all_release = true;
   barrier.waiting.clear();
   barrier.arrived.clear(clocks.size);
   barrier.completed.clear(clocks.size);
@@ -63,9 +61,7 @@ void Cluster::complete_phase() {
     std::swap(barrier.completed, barrier.arrived);
     barrier.arrived.clear(clocks.size);
     barrier.completed[clocks.phases()] = next;
-    if (barrier.all_release) owners.meet(*this);
   }
-  barrier.all_release = true;
   for (Thread* thread : barrier.waiting) thread->warp->ready |= thread->bit();
   barrier.waiting.clear();
 }

@@ -27,6 +27,7 @@ namespace cufa_host {
   X(barrier_waits)  /* per warp */                                               \
   X(mbarrier_waits) /* per thread */                                             \
   X(warp_syncs)                                                                  \
+  X(grid_releases) /* griddepcontrol.launch_dependents, per thread */            \
   X(switches) /* of fibers: a figure about the emulation, not the kernel */
 
 struct Counters {

@@ -7,6 +7,10 @@ namespace cufa_host {
 // memory.cpp
 u32 increment_global(u32* global, u32 last, Site site);
 
+// overlap.cpp
+void let_next_launch_begin();
+void await_launch_before();
+
 inline u16 e4m3_as_half(u32 x) {
   const u32 sign = (x & 0x80) << 8, rest = x & 0x7f;
   if (rest == 0x7f) return u16(sign | 0x7fff);                     // NaN; there is no infinity
@@ -21,9 +25,9 @@ inline u16 e4m3_as_half(u32 x) {
 // ---- grid.cuh
 DEVICE u32 atomic_inc_wrap(u32* counter, u32 last, SITE) { return cufa_host::increment_global(counter, last, site); }
 
-// Launches follow one another here.
-DEVICE void grid_release_next() {}
-DEVICE void grid_await_previous() {}
+// Launches follow one another here, but in checked mode what is touched too early is found.
+DEVICE void grid_release_next() { cufa_host::let_next_launch_begin(); }
+DEVICE void grid_await_previous() { cufa_host::await_launch_before(); }
 
 // ---- tma_rows.cuh
 DEVICE void tma_load_5d(u32 smem, const TensorMap* map, u32 barrier, int c0, int c1, int c2, int c3, int c4, SITE) {

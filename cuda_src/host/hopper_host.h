@@ -1,7 +1,8 @@
 // Host twins of the primitives of sm_90a: mbarrier.cuh, tma.cuh, wgmma.cuh, register_budget.cuh.
 //
 // Products are executed when they are waited for, each warp its own 16 rows; bulk copies land when issued or when
-// every warp has nothing else to do. A missing fence between proxies is found in checked mode (race_detector.h).
+// every warp has nothing else to do, stores read shared memory when issued or when they are waited for. Missing fences are
+// found in checked mode: between proxies (race_detector.h), and of wgmma (wgmma_registers.h).
 #pragma once
 #include "host/primitives_host.h"
 
@@ -26,6 +27,8 @@ void mbarrier_init_fence();
 // bulk_copy.cpp
 void load_box(u32 smem, const TensorMap* map, u32 barrier, const int (&first)[5], Site site);
 void store_box(const TensorMap* map, u32 smem, const int (&first)[4], Site site);
+void commit_stores();
+void await_stores_read();
 void fence_proxies();
 
 // warpgroup.cpp
@@ -34,12 +37,27 @@ struct WarpgroupProduct {
   bool bfloat16, accumulate, transposed;
   bool a_in_registers;
   u32 a[4];
+  const u32* a_registers;  // where they are, four in a row; null: not known
   u64 a_descriptor, b_descriptor;
   float* d;
 };
+// A register that a product takes its operand from: where it is, if it is more than a value.
+struct RegisterOperand {
+  RegisterOperand(const u32& lvalue) : value(lvalue), place(&lvalue) {}
+  RegisterOperand(u32&& rvalue) : value(rvalue), place(nullptr) {}
+  u32 value;
+  const u32* place;
+};
+inline const u32* four_in_a_row(RegisterOperand a0, RegisterOperand a1, RegisterOperand a2, RegisterOperand a3) {
+  const u32* first = a0.place;
+  return first && a1.place == first + 1 && a2.place == first + 2 && a3.place == first + 3 ? first : nullptr;
+}
 void queue_warpgroup_product(const WarpgroupProduct& product, Site site);
 void commit_warpgroup_products();
 void await_warpgroup_products(u32 pending, Site site);
+
+// wgmma_registers.cpp
+void fence_warpgroup();
 
 }  // namespace cufa_host
 
@@ -71,12 +89,12 @@ DEVICE void tma_load_4d(u32 smem, const TensorMap* map, u32 barrier, int c0, int
 DEVICE void tma_store_4d(const TensorMap* map, u32 smem, int c0, int c1, int c2, int c3, SITE) {
   cufa_host::store_box(map, smem, {c0, c1, c2, c3}, site);
 }
-DEVICE void bulk_commit() {}
-DEVICE void bulk_wait_read() {}
+DEVICE void bulk_commit() { cufa_host::commit_stores(); }
+DEVICE void bulk_wait_read() { cufa_host::await_stores_read(); }
 DEVICE void tma_prefetch_map(const TensorMap*) {}
 
 // ---- wgmma.cuh
-DEVICE void wgmma_fence() {}
+DEVICE void wgmma_fence() { cufa_host::fence_warpgroup(); }
 DEVICE void wgmma_commit() { cufa_host::commit_warpgroup_products(); }
 template <int PENDING>
 DEVICE void wgmma_wait(SITE) {
@@ -90,13 +108,16 @@ DEVICE void pair_registers(float, float, bool) {}
 
 template <int N, bool BF16>
 struct Wgmma {
+  using Operand = cufa_host::RegisterOperand;
   template <bool ACCUMULATE>
   static DEVICE void ss(float (&d)[N / 2], u64 a, u64 b, SITE) {
-    cufa_host::queue_warpgroup_product({N, BF16, ACCUMULATE, false, false, {}, a, b, d}, site);
+    cufa_host::queue_warpgroup_product({N, BF16, ACCUMULATE, false, false, {}, nullptr, a, b, d}, site);
   }
   template <bool ACCUMULATE, bool TRANSPOSED>
-  static DEVICE void rs(float (&d)[N / 2], u32 a0, u32 a1, u32 a2, u32 a3, u64 b, SITE) {
-    cufa_host::queue_warpgroup_product({N, BF16, ACCUMULATE, TRANSPOSED, true, {a0, a1, a2, a3}, 0, b, d}, site);
+  static DEVICE void rs(float (&d)[N / 2], Operand a0, Operand a1, Operand a2, Operand a3, u64 b, SITE) {
+    const u32* const place = cufa_host::four_in_a_row(a0, a1, a2, a3);
+    cufa_host::queue_warpgroup_product(
+        {N, BF16, ACCUMULATE, TRANSPOSED, true, {a0.value, a1.value, a2.value, a3.value}, place, 0, b, d}, site);
   }
 };
 

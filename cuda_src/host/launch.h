@@ -15,7 +15,12 @@ struct CufaArray {
   const std::uint8_t* valid;  // one byte for each `granule` bytes: 0 where there is padding; null: all of it
   std::uint32_t granule;
   std::int32_t writable;
+  // Checked mode, one byte for each granule: what the launch before this one has done there, which may not be over yet
+  // (null: it is), and what this one does (null: nobody asks).
+  const std::uint8_t* before;
+  std::uint8_t* now;
 };
+enum CufaTouched : std::uint8_t { kWritten = 1, kRead = 2 };
 
 struct CufaLaunch {
   void (*entry)(const void* const* arguments);
@@ -28,6 +33,7 @@ struct CufaLaunch {
   std::int32_t mode, schedule;
   std::uint32_t seed;        // of the random schedule
   std::int32_t late_copies;  // cp.async writes shared memory when waited for, not when issued
+  std::int32_t ordered_sums;  // checked mode: additions to memory must come in an order that does not change
   const CufaArray* arrays;
   std::int32_t num_arrays;
   std::uint64_t* counters;  // (blocks, kNumCounters), row-major; null when not wanted

@@ -49,8 +49,13 @@ void mbarrier_init(u32 address, u32 arrivals, Site site) {
 }
 
 void mbarrier_init_fence() {
-  for (auto& [address, barrier] : current().block->mbarriers) {
-    barrier.fenced |= barrier.initialiser == current().number;
+  Thread& thread = current();
+  Block& block = *thread.block;
+  if (!block.checked) return;
+  for (auto& [address, barrier] : block.mbarriers) {
+    if (barrier.initialiser == thread.number && !barrier.fenced) {
+      barrier.fenced = block.cluster.clocks.time[thread.number / 32];
+    }
   }
 }
 

@@ -19,11 +19,10 @@ struct Mbarrier {
   VectorClock received;   // and what a waiter acquires of that, if it says that it waits for other blocks
   std::vector<Thread*> waiting;
 
-  // Checked mode. Who initialised it, and when; and whether a fence.mbarrier_init followed: then its thread's next
+  // Checked mode. Who initialised it, and when; when a fence.mbarrier_init followed (0: none has): then its thread's next
   // arrival at the cluster's barrier, relaxed or not, completing the phase `told`, tells the other blocks.
   int initialiser = 0;
-  u32 initialised = 0, told = 0;
-  bool fenced = false;
+  u32 initialised = 0, fenced = 0, told = 0;
 };
 
 using Mbarriers = std::unordered_map<u32, Mbarrier>;

@@ -98,7 +98,8 @@ unsigned char* shared_bytes(Thread& thread, u32 smem, u32 bytes, const char* wha
   return block.shared + offset;
 }
 
-bool check_global(Thread& thread, const void* global, u32 bytes, Access kind, const char* what, Site site) {
+bool check_global(Thread& thread, const void* global, u32 bytes, Access kind, const char* what, Site site,
+                  bool* raced) {
   Block& block = *thread.block;
   const CufaLaunch& launch = block.launch;
   const auto at = reinterpret_cast<u64>(global);
@@ -112,10 +113,12 @@ bool check_global(Thread& thread, const void* global, u32 bytes, Access kind, co
   }
   for (int i = 0; i < launch.num_arrays; ++i) {
     const CufaArray& array = launch.arrays[i];
-    if ((kind != Access::read && !array.writable) || !inside(array, at, bytes)) continue;
+    if ((!is_read(kind) && !array.writable) || !inside(array, at, bytes)) continue;
     if (block.checked && array.writable) {
       block.races.access_global(thread, global, bytes, kind, site);
-      block.owners.access(thread, i, global, bytes, kind, site);
+      const bool ordered = block.owners.access(thread, i, global, bytes, kind, site);
+      if (raced) *raced = !ordered;
+      if (array.before || array.now) check_overlap(thread, array, global, bytes, kind, site);
     }
     return true;
   }

@@ -5,105 +5,147 @@
 #include "host/runtime.h"
 
 namespace cufa_host {
-
 namespace {
 std::atomic<u64> launches{0};
 }
 
 Owners::Owners(const CufaLaunch& launch)
-    : launch_(launch), launch_number_(++launches), owner_(launch.num_arrays) {
+    : launch_(launch), launch_number_(++launches), elements_(launch.num_arrays) {
   if (launch.mode != kChecked) return;
   for (int i = 0; i < launch.num_arrays; ++i) {
     const CufaArray& array = launch.arrays[i];
-    if (array.writable) owner_[i].reset(new std::atomic<u64>[array.bytes / array.granule + 1]());
+    if (array.writable) elements_[i].reset(new Element[array.bytes / array.granule + 1]());
   }
-  seen_.resize(u64(launch.grid[0]) * launch.grid[1] * launch.grid[2]);
+  lessons_.resize(u64(launch.grid[0]) * launch.grid[1] * launch.grid[2] / launch.cluster);
 }
 
-u32 Owners::number(Index3 b) const {
-  return b.x + launch_.grid[0] * (b.y + launch_.grid[1] * b.z);
+u32 Owners::cluster_of(const Thread& thread) const {
+  const Index3 b = thread.block_index;
+  return (b.x + launch_.grid[0] * (b.y + launch_.grid[1] * b.z)) / launch_.cluster;
 }
 
-bool Owners::ordered(u32 me, u64 mark) const {
-  const u32 other = u32(mark >> 32) - 1;
-  return other == me || (!seen_[me].empty() && seen_[me][other] > u32(mark));
+bool Owners::same_block(const Thread& thread, u64 mark) const {
+  return cluster_of(mark) == cluster_of(thread) && number_of(mark) / launch_.num_threads == thread.block->rank;
 }
 
-u64 Owners::with_adder(u64 owner, u64 mark) {
+bool Owners::ordered(const Thread& thread, u64 mark) const {
+  const ClusterClocks& clocks = thread.block->cluster.clocks;
+  const u32 cluster = cluster_of(mark), time = u32(mark & kLastTime);
+  const int number = number_of(mark);
+  if (cluster == cluster_of(thread)) return number == thread.number || clocks.of[thread.number][number] >= time;
+  const std::vector<Lesson>& lessons = lessons_[cluster_of(thread)];
+  return std::any_of(lessons.rbegin(), lessons.rend(), [&](const Lesson& lesson) {
+    if (lesson.thread != thread.number && clocks.of[thread.number][lesson.thread] < lesson.time) return false;
+    const auto known = lesson.known->find(cluster);
+    return known != lesson.known->end() && (*known->second)[number] >= time;
+  });
+}
+
+u64 Owners::with_addition(u64 owner, u64 mark) {
   thread_local struct {
     u64 launch, owner, mark, result;
   } last = {};  // neighbours nearly always have the same history
   if (last.launch == launch_number_ && last.owner == owner && last.mark == mark) return last.result;
   const std::lock_guard<std::mutex> lock(adding_);
-  u64& result = next_adders_[{owner, mark}];
+  u64 before = owner & kSums ? owner : 0;
+  // Only a thread's latest addition counts: what is ordered after that is ordered after those before.
+  if (before && additions_[before & ~kSums].mark >> kTimeBits == mark >> kTimeBits) {
+    before = additions_[before & ~kSums].before;
+  }
+  u64& result = known_additions_[{before, mark}];
   if (!result) {
-    std::vector<u64> adders;
-    if (owner & kSums) adders = adders_[owner & ~kSums];
-    // Only a block's latest addition counts: what is ordered after that is ordered after those before.
-    const auto same_block = [&](u64 adder) { return adder >> 32 == mark >> 32; };
-    adders.erase(std::remove_if(adders.begin(), adders.end(), same_block), adders.end());
-    adders.push_back(mark);
-    result = kSums | adders_.size();
-    adders_.push_back(adders);
+    result = kSums | additions_.size();
+    additions_.push_back({mark, before});
   }
   last = {launch_number_, owner, mark, result};
   return result;
 }
 
-bool Owners::ordered_after_sums(u32 me, u64 sums, u32& other) {
-  const std::lock_guard<std::mutex> lock(adding_);
-  for (const u64 adder : adders_[sums & ~kSums]) {
-    if (ordered(me, adder)) continue;
-    other = u32(adder >> 32) - 1;
-    return false;
+u32 Owners::unordered_writer(const Thread& thread, u64 owner) {
+  if (owner & kSums) {
+    const std::lock_guard<std::mutex> lock(adding_);
+    for (; owner; owner = additions_[owner & ~kSums].before) {
+      const u64 mark = additions_[owner & ~kSums].mark;
+      if (!same_block(thread, mark) && !ordered(thread, mark)) return block_of(mark);
+    }
+    return ~0u;
+  }
+  return owner && !same_block(thread, owner) && !ordered(thread, owner) ? block_of(owner) : ~0u;
+}
+
+bool Owners::access(Thread& thread, int index, const void* global, u32 bytes, Access kind, Site site) {
+  constexpr auto relaxed = std::memory_order_relaxed;  // findings do not depend on which of two racing workers comes first
+  const CufaArray& array = launch_.arrays[index];
+  const u64 time = std::min<u64>(thread.block->cluster.clocks.time[thread.number / 32], kLastTime);
+  const u64 mark = (u64(cluster_of(thread) + 1) << kThreadBits | u64(thread.number)) << kTimeBits | time;
+  const u64 begin = reinterpret_cast<u64>(global) - reinterpret_cast<u64>(array.begin);
+  const bool reads = is_read(kind), adds = is_atomic(kind);
+  Element* const elements = elements_[index].get();
+  const bool alone = launch_.cluster == 1;  // what this block's threads do to one another is not seen here
+  const auto own = [&](u64 other) { return alone && !(other & kSums) && cluster_of(other) == cluster_of(mark); };
+  for (u64 i = begin / array.granule; i <= (begin + bytes - 1) / array.granule; ++i) {
+    Element& element = elements[i];
+    u64 owner = element.written.load(relaxed), reader = 0;
+    if (!reads) {
+      while (!element.written.compare_exchange_weak(owner, adds ? with_addition(owner, mark) : mark, relaxed)) {
+      }
+      reader = element.read.exchange(0, relaxed);
+    } else if (kind == Access::read) {
+      const u64 earlier = element.read.load(relaxed);
+      if (earlier != mark && (!earlier || own(earlier) || ordered(thread, earlier))) element.read.store(mark, relaxed);
+    }
+    if ((!owner || own(owner)) && (!reader || own(reader))) continue;
+    const bool summed = adds && owner & kSums, any_order = !launch_.ordered_sums || kind == Access::atomic;
+    u32 other = summed && any_order ? ~0u : unordered_writer(thread, owner);
+    if (other == ~0u) other = unordered_writer(thread, reader);
+    if (other == ~0u) continue;
+    if (kind == Access::proxy_read) return false;
+    report(*thread.block, summed ? "unordered-sum" : "race", site, {"other block", 0}, [&] {
+      return "blocks " + std::to_string(other) + " and " + std::to_string(block_of(mark)) + " of one launch " +
+             (summed ? "add in any order to " : "both touch ") + global_place(launch_, global, bytes) + ": " +
+             describe(thread) + " at " + describe(site);
+    });
+    break;
   }
   return true;
 }
 
-void Owners::access(Thread& thread, int index, const void* global, u32 bytes, Access kind, Site site) {
-  const CufaArray& array = launch_.arrays[index];
-  const u32 me = number(thread.block_index);
-  const u64 mark = u64(me + 1) << 32 | (seen_[me].empty() ? 0 : seen_[me][me]);
-  const u64 begin = reinterpret_cast<u64>(global) - reinterpret_cast<u64>(array.begin);
-  for (u64 i = begin / array.granule; i <= (begin + bytes - 1) / array.granule; ++i) {
-    std::atomic<u64>& owner = owner_[index][i];
-    u64 found = owner.load();
-    if (kind == Access::atomic) {
-      while (!owner.compare_exchange_weak(found, with_adder(found, mark))) {
-      }
-    } else if (kind != Access::read) {
-      found = owner.exchange(mark);
-    }
-    u32 other = u32(found >> 32) - 1;
-    if (found == 0) continue;
-    if (found & kSums ? kind == Access::atomic || ordered_after_sums(me, found, other) : ordered(me, found)) continue;
-    report(*thread.block, "race", site, {"other block", 0}, [&] {
-      return "blocks " + std::to_string(other) + " and " + std::to_string(me) + " of one launch both touch " +
-             global_place(launch_, global, bytes) + ": " + describe(thread) + " at " + describe(site);
-    });
-    return;
-  }
-}
-
 void Owners::hand(Thread& thread, const u32* counter) {
-  const u32 me = number(thread.block_index);
-  std::vector<u32>&seen = seen_[me], &handed = handed_[counter];
-  seen.resize(seen_.size());
-  handed.resize(seen_.size());
-  ++seen[me];
-  for (u64 i = 0; i < seen.size(); ++i) handed[i] = std::max(seen[i], handed[i]);
-  VectorClock& clock = thread.block->cluster.counters.try_emplace(counter, thread.block->cluster.clocks.size).first->second;
-  thread.block->races.release(thread, clock);
+  Cluster& cluster = thread.block->cluster;
+  const u32 me = cluster_of(thread);
+  Knowledge all;
+  const auto learn = [&](u32 whose, const std::shared_ptr<const VectorClock>& clock) {
+    std::shared_ptr<const VectorClock>& known = all[whose];
+    if (!known) {
+      known = clock;
+    } else if (known != clock) {
+      auto both = std::make_shared<VectorClock>(*known);
+      both->join(*clock);
+      known = both;
+    }
+  };
+  if (const auto& earlier = handed_[counter]) all = *earlier;
+  for (const Lesson& lesson : lessons_[me]) {
+    if (lesson.thread != thread.number && cluster.clocks.of[thread.number][lesson.thread] < lesson.time) continue;
+    for (const auto& [whose, clock] : *lesson.known) learn(whose, clock);
+  }
+  VectorClock& own = cluster.counters.try_emplace(counter, cluster.clocks.size).first->second;
+  thread.block->races.release(thread, own);
+  learn(me, std::make_shared<VectorClock>(own));
+  handed_[counter] = std::make_shared<Knowledge>(std::move(all));
 }
 
 void Owners::take(Thread& thread, const u32* counter) {
-  const u32 me = number(thread.block_index);
-  std::vector<u32>&seen = seen_[me], &handed = handed_[counter];
-  seen.resize(seen_.size());
-  handed.resize(seen_.size());
-  for (u64 i = 0; i < seen.size(); ++i) seen[i] = std::max(seen[i], handed[i]);
-  const auto own = thread.block->cluster.counters.find(counter);
-  if (own != thread.block->cluster.counters.end()) thread.block->races.acquire(thread, own->second);
+  Cluster& cluster = thread.block->cluster;
+  const auto own = cluster.counters.find(counter);
+  if (own != cluster.counters.end()) thread.block->races.acquire(thread, own->second);
+  const auto handed = handed_.find(counter);
+  if (handed == handed_.end()) return;
+  std::vector<Lesson>& lessons = lessons_[cluster_of(thread)];
+  for (auto lesson = lessons.rbegin(); lesson != lessons.rend(); ++lesson) {
+    if (lesson->thread == thread.number && lesson->known == handed->second) return;
+  }
+  lessons.push_back({thread.number, cluster.clocks.time[thread.number / 32], handed->second});
 }
 
 u32 Owners::count_in(Thread& thread, u32* counter, u32 last) {
@@ -125,19 +167,6 @@ u32 Owners::acquire(Thread& thread, const u32* counter) {
   const std::lock_guard<std::mutex> lock(counting_);
   take(thread, counter);
   return *counter;
-}
-
-void Owners::meet(const Cluster& cluster) {
-  if (cluster.size() == 1) return;
-  std::vector<u32> all(seen_.size(), 0);
-  for (const auto& block : cluster.blocks) {
-    const u32 me = number(block->index);
-    std::vector<u32>& seen = seen_[me];
-    seen.resize(seen_.size());
-    ++seen[me];
-    for (u64 i = 0; i < all.size(); ++i) all[i] = std::max(all[i], seen[i]);
-  }
-  for (const auto& block : cluster.blocks) seen_[number(block->index)] = all;
 }
 
 }  // namespace cufa_host

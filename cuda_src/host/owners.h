@@ -1,6 +1,7 @@
-// Races between blocks: which block has written, or added to, each element of the arrays that a launch may write.
+// Races between blocks: who has last written, read or added to each element of the arrays that a launch may write.
 #pragma once
 #include <atomic>
+#include <deque>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -13,48 +14,68 @@
 
 namespace cufa_host {
 
-// No order holds between the blocks of a launch, so an element that one block writes no other may touch, unless it
-// learned of the write from a counter that both know (atom.inc; red.release and ld.acquire), the writer first, or both have
-// met at the barrier of their cluster. Blocks that add to an element (red, atom) do not race with one another, only with
-// those that load or store it. (Found for the order in which this run's blocks happened to come: a read before the other
-// block's write goes unseen.)
+// What threads of other clusters have done up to when: by cluster, the clock of its threads.
+using Knowledge = std::map<u32, std::shared_ptr<const VectorClock>>;
+
+// No order holds between the clusters of a launch, so an element that a thread writes no thread of another cluster may
+// touch, unless it learned of the write from a counter: the writer, or a thread that a barrier orders after it, counted up
+// (atom.inc, red.release) before the other, or a thread that a barrier orders before it, looked (atom.inc, ld.acquire).
+// Blocks of one cluster meet at its barrier as well, which their common clocks know. Threads that add to an element (red,
+// atom) do not race with one another, only with those that load or store it.
+//
+// Of an element's readers one is kept, a reader that nothing orders before the later ones rather than those.
 class Owners {
  public:
   explicit Owners(const CufaLaunch& launch);
-  void access(Thread& thread, int array, const void* global, u32 bytes, Access kind, Site site);
+  // Reports a race. Of a copy engine's read (proxy_read) it returns false instead: what matters is what reads the copy.
+  bool access(Thread& thread, int array, const void* global, u32 bytes, Access kind, Site site);
 
-  // atom.inc, checked: what its block wrote before is handed to the blocks that count up the same counter later.
+  // atom.inc, red.release and ld.acquire, checked.
   u32 count_in(Thread& thread, u32* counter, u32 last);
-  // red.release and ld.acquire, checked: the one hands over, the other takes.
   void release(Thread& thread, u32* counter, u32 value);
   u32 acquire(Thread& thread, const u32* counter);
-  // Blocks of a cluster have met at its barrier: each knows of all that the others have written.
-  void meet(const Cluster& cluster);
 
  private:
-  static constexpr u64 kSums = 1ull << 63;
+  // A thread's access as 64 bits: its cluster + 1, its number there, its time. Or kSums and an index of `additions_`.
+  static constexpr int kThreadBits = 14, kTimeBits = 25;
+  static constexpr u64 kSums = 1ull << 63, kLastTime = (1ull << kTimeBits) - 1;
+  static u32 cluster_of(u64 mark) { return u32(mark >> (kThreadBits + kTimeBits)) - 1; }
+  static int number_of(u64 mark) { return int(mark >> kTimeBits & ((1 << kThreadBits) - 1)); }
 
-  u32 number(Index3 block) const;
+  struct Lesson {  // what a thread learned from a counter, and when
+    int thread;
+    u32 time;
+    std::shared_ptr<const Knowledge> known;
+  };
+  struct Addition {
+    u64 mark, before;  // `before`: kSums | another, or 0
+  };
+  struct Element {
+    std::atomic<u64> written, read;
+  };
+
+  u32 cluster_of(const Thread& thread) const;
+  u32 block_of(u64 mark) const { return cluster_of(mark) * launch_.cluster + number_of(mark) / launch_.num_threads; }
+  bool same_block(const Thread& thread, u64 mark) const;
+  // Whether the access comes before what the thread does now.
+  bool ordered(const Thread& thread, u64 mark) const;
   // With the lock held.
   void hand(Thread& thread, const u32* counter);
   void take(Thread& thread, const u32* counter);
-  bool ordered(u32 me, u64 mark) const;
-  // What an element's owner becomes when the block that `mark` names adds to it.
-  u64 with_adder(u64 owner, u64 mark);
-  // Whether block `me` knows of all additions; else `other` is one who added.
-  bool ordered_after_sums(u32 me, u64 sums, u32& other);
+  // What an element's owner becomes when the thread that `mark` names adds to it.
+  u64 with_addition(u64 owner, u64 mark);
+  // A block whose write, or addition, nothing orders before what the thread does now; ~0 when there is none.
+  u32 unordered_writer(const Thread& thread, u64 owner);
 
   const CufaLaunch& launch_;
   const u64 launch_number_;
-  // Of each array's elements: 0; (block + 1) << 32 | its time, of the last write; or kSums | the blocks that added, as an
-  // index of adders_.
-  std::vector<std::unique_ptr<std::atomic<u64>[]>> owner_;
+  std::vector<std::unique_ptr<Element[]>> elements_;  // of each array
   std::mutex counting_;
-  std::vector<std::vector<u32>> seen_;                        // by a block, of each block: times before this one
-  std::unordered_map<const u32*, std::vector<u32>> handed_;  // by a counter, likewise
+  std::vector<std::vector<Lesson>> lessons_;  // of each cluster, oldest first
+  std::unordered_map<const u32*, std::shared_ptr<const Knowledge>> handed_;
   std::mutex adding_;
-  std::vector<std::vector<u64>> adders_;
-  std::map<std::pair<u64, u64>, u64> next_adders_;  // by owner and mark
+  std::deque<Addition> additions_;
+  std::map<std::pair<u64, u64>, u64> known_additions_;  // by `before` and mark
 };
 
 }  // namespace cufa_host

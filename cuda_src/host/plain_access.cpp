@@ -1,6 +1,6 @@
 // Plain C++ loads and stores of a kernel, seen in checked mode: the kernel alone is compiled with -fsanitize=thread,
-// and these are the functions that such code calls. Shared memory reached through a pointer is thus checked as well
-// as through primitives; accesses to a thread's own stack are let through.
+// and these are the functions that such code calls. Shared memory and arrays reached through a pointer are thus checked as
+// well as through primitives; accesses to a thread's own stack are let through, and those that miss every array.
 #include "host/runtime.h"
 
 namespace cufa_host {
@@ -14,6 +14,13 @@ inline void plain_access(const void* address, u32 bytes, Access kind) {
   const auto offset = static_cast<const unsigned char*>(address) - block.shared;
   if (offset >= 0 && offset + bytes <= block.launch.shared_bytes) {
     block.races.access(thread, kSharedBase + static_cast<u32>(offset), bytes, kind, {"", 0});
+    return;
+  }
+  for (int i = 0; i < block.launch.num_arrays; ++i) {
+    const CufaArray& array = block.launch.arrays[i];
+    if (reinterpret_cast<u64>(address) - reinterpret_cast<u64>(array.begin) >= array.bytes) continue;
+    check_global(thread, address, bytes, kind, "plain C++ access", {"", 0});
+    return;
   }
 }
 

@@ -12,7 +12,7 @@ constexpr u64 kLastShared = 0xffffffff;  // 32 bits address shared memory; no ar
 }  // namespace
 
 void ClusterClocks::reset(int num_threads) {
-  size = num_threads + 1;
+  size = num_threads + 2;
   of.resize(num_threads);
   for (VectorClock& clock : of) clock.clear(size);
   time.assign(num_threads / 32, 1);
@@ -29,6 +29,9 @@ void RaceDetector::reset(Block& block) {
   first_part_.assign(chunks, -1);
   global_chunks_.clear();
   additions_.clear();
+  sending_.clear();
+  is_sent_.assign(chunks, 0);
+  tainted_.clear();
   remote_.clear();
   left_.clear(clocks_.size);
 }
@@ -56,6 +59,38 @@ int RaceDetector::add_cell(int like) {
   return cell;
 }
 
+inline void RaceDetector::note(Reads& reads, const Thread& thread, bool by_proxy, Site site) {
+  const u32 now = clocks_.time[thread.number / 32];
+  if (reads.clock != now) {  // only the warp's latest are kept: what orders them orders its earlier ones
+    reads.clock = now;
+    reads.lanes = 0;
+    reads.by_proxy = true;
+  }
+  reads.by_proxy = reads.by_proxy && by_proxy;
+  reads.lanes |= thread.bit();
+  reads.site = site;
+}
+
+inline void RaceDetector::check_order(const Reads* by_warp, Thread& thread, u64 address, bool by_proxy, Site site,
+                                      const char* unordered) {
+  for (int w = 0; w < num_warps_; ++w) {
+    if (by_warp[w].lanes) check_warp(by_warp[w], w, thread, address, by_proxy, site, unordered);
+  }
+}
+
+void RaceDetector::check_warp(const Reads& reads, int warp, Thread& thread, u64 address, bool by_proxy, Site site,
+                              const char* unordered) {
+  const int me = thread.number, first = block_->rank * block_->num_threads + warp * 32;
+  for (u32 lanes = reads.lanes; lanes; lanes &= lanes - 1) {
+    const int other = first + __builtin_ctz(lanes);
+    const bool in_order = ordered(other, reads.clock, me);
+    const bool seen = !by_proxy || reads.by_proxy || clocks_.of[me].fenced(other) >= reads.clock;
+    if (in_order && seen) continue;
+    report(in_order ? "proxy-fence" : unordered, thread, address, site, other, reads.site);
+    return;
+  }
+}
+
 void RaceDetector::access(Thread& thread, u32 smem, u32 bytes, Access kind, Site site) {
   const u32 end = smem + bytes;
   while (smem < end) {  // kSharedBase is a multiple of the chunk
@@ -74,11 +109,13 @@ void RaceDetector::access_global(Thread& thread, const void* global, u32 bytes, 
 }
 
 void RaceDetector::access_chunk(Thread& thread, int chunk, u64 address, u32 bytes, Access kind, Site site) {
+  if (!is_read(kind) && std::size_t(chunk) < is_sent_.size() && is_sent_[chunk]) check_sending(thread, chunk, address, site);
+  if (!tainted_.empty()) check_taint(thread, chunk, address, kind, site);
   const auto check = [&](int cell, u64 at) {
-    if (kind == Access::read || kind == Access::proxy_read) {
+    if (is_read(kind)) {
       check_read(thread, cell, at, kind == Access::proxy_read, site);
-    } else if (kind == Access::atomic) {
-      check_addition(thread, cell, at, site);
+    } else if (is_atomic(kind)) {
+      check_atomic(thread, cell, at, kind, site);
     } else {
       check_write(thread, cell, at, kind, site);
     }
@@ -93,6 +130,63 @@ void RaceDetector::access_chunk(Thread& thread, int chunk, u64 address, u32 byte
   for (u32 part = offset / kPartBytes; part * kPartBytes < offset + bytes; ++part) {
     check(first_part_[chunk] + part, address - offset + part * kPartBytes);
   }
+}
+
+void RaceDetector::begin_sending(Thread& thread, u32 smem, u32 bytes, Site site) {
+  access(thread, smem, bytes, Access::proxy_read, site);
+  const int first = (smem - kSharedBase) / kChunkBytes;
+  for (int chunk = first; chunk < first + int(bytes / kChunkBytes); ++chunk) {
+    sending_.push_back({chunk, thread.number, site});
+    ++is_sent_[chunk];
+  }
+}
+
+void RaceDetector::end_sending(Thread& thread, u32 smem, u32 bytes, Site site) {
+  const int first = (smem - kSharedBase) / kChunkBytes, last = first + int(bytes / kChunkBytes);
+  const auto ended = [&](const Sending& s) {
+    if (s.thread != thread.number || s.chunk < first || s.chunk >= last) return false;
+    --is_sent_[s.chunk];
+    return true;
+  };
+  sending_.erase(std::remove_if(sending_.begin(), sending_.end(), ended), sending_.end());
+  access(thread, smem, bytes, Access::proxy_read, site);  // until now
+}
+
+void RaceDetector::check_sending(Thread& thread, int chunk, u64 address, Site site) {
+  for (const Sending& s : sending_) {
+    if (s.chunk == chunk) report("copy-not-awaited", thread, address, site, s.thread, s.site);
+  }
+}
+
+void RaceDetector::taint(u32 smem, const void* global, Site site) {
+  tainted_[(smem - kSharedBase) / kChunkBytes] = {global, site};
+}
+
+void RaceDetector::check_taint(Thread& thread, int chunk, u64 address, Access kind, Site site) {
+  const auto found = tainted_.find(chunk);
+  if (found == tainted_.end()) return;
+  if (is_read(kind)) {
+    const Taint& taint = found->second;
+    cufa_host::report(*block_, "race", site, taint.site, [&] {
+      return "reads a copy of " + global_place(block_->launch, taint.global, kPartBytes) +
+             ", which another block may have been writing: shared offset " + std::to_string(address - kSharedBase) + ", " +
+             describe(thread) + " at " + describe(site) + "; copied at " + describe(taint.site);
+    });
+  }
+  tainted_.erase(found);
+}
+
+void RaceDetector::check_initialised(Thread& thread, u32 address, const Mbarrier& barrier, Site site) {
+  access(thread, address, 8, Access::read, site);
+  const VectorClock& clock = clocks_.of[thread.number];
+  const bool by_init_fence =
+      barrier.fenced && (barrier.initialiser == thread.number || clock[barrier.initialiser] >= barrier.fenced);
+  if (by_init_fence || clock.fenced(barrier.initialiser) >= barrier.initialised) return;
+  cufa_host::report(*block_, "proxy-fence", site, {"", 0}, [&] {
+    return "the copy engine may not see that the mbarrier at shared offset " + std::to_string(address - kSharedBase) +
+           " was initialised, no fence.mbarrier_init by " + describe_thread(barrier.initialiser) + " comes before: " +
+           describe(thread) + " at " + describe(site);
+  });
 }
 
 void RaceDetector::complete(Thread& thread, u32 smem, u32 bytes) {
@@ -136,32 +230,6 @@ void RaceDetector::check_read(Thread& thread, int cell, u64 address, bool by_pro
   note(reads_[std::size_t(cell) * num_warps_ + thread.id / 32], thread, by_proxy, site);
 }
 
-void RaceDetector::note(Reads& reads, const Thread& thread, bool by_proxy, Site site) {
-  const u32 now = clocks_.time[thread.number / 32];
-  if (reads.clock != now) {  // only the warp's latest are kept: what orders them orders its earlier ones
-    reads.clock = now;
-    reads.lanes = 0;
-    reads.by_proxy = true;
-  }
-  reads.by_proxy = reads.by_proxy && by_proxy;
-  reads.lanes |= thread.bit();
-  reads.site = site;
-}
-
-void RaceDetector::check_order(const Reads* by_warp, Thread& thread, u64 address, bool by_proxy, Site site) {
-  const int me = thread.number;
-  for (int w = 0; w < num_warps_; ++w) {
-    for (u32 lanes = by_warp[w].lanes; lanes; lanes &= lanes - 1) {
-      const int other = block_->rank * block_->num_threads + w * 32 + __builtin_ctz(lanes);
-      const bool in_order = ordered(other, by_warp[w].clock, me);
-      const bool seen = !by_proxy || by_warp[w].by_proxy || clocks_.of[me].fenced(other) >= by_warp[w].clock;
-      if (in_order && seen) continue;
-      report(in_order ? "proxy-fence" : "race", thread, address, site, other, by_warp[w].site);
-      break;
-    }
-  }
-}
-
 void RaceDetector::check_write(Thread& thread, int cell, u64 address, Access kind, Site site) {
   const int me = thread.number;
   const bool by_proxy = kind == Access::proxy_write;
@@ -187,7 +255,7 @@ void RaceDetector::check_write(Thread& thread, int cell, u64 address, Access kin
   write.site = site;
 }
 
-void RaceDetector::check_addition(Thread& thread, int cell, u64 address, Site site) {
+void RaceDetector::check_atomic(Thread& thread, int cell, u64 address, Access kind, Site site) {
   const Write& write = writes_[cell];
   if (write.clock && !ordered(write.thread, write.clock, thread.number)) {
     report("race", thread, address, site, write.thread, write.site);
@@ -195,6 +263,9 @@ void RaceDetector::check_addition(Thread& thread, int cell, u64 address, Site si
   check_order(&reads_[std::size_t(cell) * num_warps_], thread, address, false, site);
   std::vector<Reads>& additions = additions_[cell];
   additions.resize(num_warps_);
+  if (kind == Access::sum && block_->launch.ordered_sums) {
+    check_order(additions.data(), thread, address, false, site, "unordered-sum");
+  }
   note(additions[thread.id / 32], thread, false, site);
 }
 
@@ -251,6 +322,7 @@ void RaceDetector::report(const char* kind, Thread& thread, u64 address, Site si
     }
     if (kind[0] == 'p') return "no fence.proxy.async between an ordinary access and the copy engine's or wgmma's: " + where +
                                "; the ordinary one is " + whom;
+    if (kind[0] == 'u') return "two threads add in any order: " + where + "; the other is " + whom;
     return "no barrier orders this access after another thread's: " + where + "; the other is " + whom;
   });
 }

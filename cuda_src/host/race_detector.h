@@ -10,6 +10,9 @@
 // mbarrier that it counts on. (Not seen: an earlier store of the same thread that only a later st.async's mbarrier seems
 // to order.)
 //
+// A store by the copy engine reads shared memory from when it is issued until its thread has waited for it: nobody may write
+// there meanwhile.
+//
 // wgmma and the copy engine reach shared memory by a way of their own (the async proxy). What ordinary instructions read
 // or wrote comes before what these write, or read, only with fence.proxy.async between the two: a clock also holds how
 // much of every thread's past has been fenced.
@@ -58,14 +61,18 @@ class VectorClock {
   std::vector<u32> time_, fenced_;
 };
 
-// atomic: an addition to global memory, or a look at a counter; they never race with one another, but with loads and stores.
-// proxy_*: by wgmma and the copy engine.
-enum class Access { read, write, async_write, proxy_read, proxy_write, atomic };
+// proxy_*: by wgmma and the copy engine. atomic: of a counter in global memory; sum: a float32 addition there, whose rounding
+// depends on the order. These two never race with one another, but with loads and stores.
+enum class Access { read, write, async_write, proxy_read, proxy_write, atomic, sum };
+inline bool is_atomic(Access kind) { return kind == Access::atomic || kind == Access::sum; }
+inline bool is_read(Access kind) { return kind == Access::read || kind == Access::proxy_read; }
 
 // Of the threads of all blocks of a cluster.
 struct ClusterClocks {
   void reset(int num_threads);
-  int phases() const { return size - 1; }  // an entry beside the threads': completed phases of the cluster's barrier
+  // Entries beside the threads': completed phases of the cluster's barrier; 1 once the launch before is known to be over.
+  int phases() const { return size - 2; }
+  int previous_grid() const { return size - 1; }
   int size = 0;
   std::vector<VectorClock> of;  // each thread: what has happened before
   std::vector<u32> time;        // of each warp: goes on when one of its lanes has released something
@@ -81,6 +88,14 @@ class RaceDetector {
   void access_global(Thread& thread, const void* global, u32 bytes, Access kind, Site site);
   // An asynchronous write of this thread has landed, and the thread knows.
   void complete(Thread& thread, u32 smem, u32 bytes);
+
+  // The copy engine reads shared memory for a store, from when it is issued until this thread has waited for it.
+  void begin_sending(Thread& thread, u32 smem, u32 bytes, Site site);
+  void end_sending(Thread& thread, u32 smem, u32 bytes, Site site);
+  // The 16 bytes at `smem` are a copy of global memory that another block may have been writing: nobody may read them.
+  void taint(u32 smem, const void* global, Site site);
+  // Before the copy engine counts on an mbarrier: its initialisation must be seen by it.
+  void check_initialised(Thread& thread, u32 address, const Mbarrier& barrier, Site site);
 
   // What happened before in `thread` is published to `clock`; what `clock` holds happened before what follows.
   void release(Thread& thread, VectorClock& clock);
@@ -113,6 +128,14 @@ class RaceDetector {
     Site site = {"", 0};
   };
 
+  struct Sending {  // by the copy engine, of one chunk
+    int chunk, thread;
+    Site site;
+  };
+  struct Taint {
+    const void* global;
+    Site site;
+  };
   struct Sent {  // the latest of a thread
     u32 clock;
     Site site;
@@ -125,10 +148,15 @@ class RaceDetector {
   void access_chunk(Thread& thread, int chunk, u64 address, u32 bytes, Access kind, Site site);
   void check_read(Thread& thread, int cell, u64 address, bool by_proxy, Site site);
   void check_write(Thread& thread, int cell, u64 address, Access kind, Site site);
-  void check_addition(Thread& thread, int cell, u64 address, Site site);
+  void check_sending(Thread& thread, int chunk, u64 address, Site site);
+  void check_taint(Thread& thread, int chunk, u64 address, Access kind, Site site);
+  void check_atomic(Thread& thread, int cell, u64 address, Access kind, Site site);
   void note(Reads& reads, const Thread& thread, bool by_proxy, Site site);
   // Whether the accesses of every warp come before one that the thread makes now; reports one that does not.
-  void check_order(const Reads* by_warp, Thread& thread, u64 address, bool by_proxy, Site site);
+  void check_order(const Reads* by_warp, Thread& thread, u64 address, bool by_proxy, Site site,
+                   const char* unordered = "race");
+  void check_warp(const Reads& reads, int warp, Thread& thread, u64 address, bool by_proxy, Site site,
+                  const char* unordered);
   int add_cell(int like);
   void report(const char* kind, Thread& thread, u64 address, Site site, int other, Site other_site);
 
@@ -139,6 +167,9 @@ class RaceDetector {
   std::vector<Reads> reads_;                    // (cell, warp)
   std::unordered_map<int, std::vector<Reads>> additions_;  // since the last write, by cell and warp
   std::vector<int> first_part_;                 // of a cell that is a chunk: the cell of its first 2-byte part, or -1
+  std::vector<Sending> sending_;
+  std::vector<u16> is_sent_;                    // by chunk: how often in sending_
+  std::unordered_map<int, Taint> tainted_;      // by chunk
   std::unordered_map<u64, int> global_chunks_;  // address / 16 -> cell
   std::unordered_map<int, Sent> remote_;         // stores from other blocks, by thread
   VectorClock left_;                             // what happened before the threads left that have left

@@ -19,7 +19,7 @@ void add_to_global(float* global, const float* values, u32 count, Site site) {
   Thread& thread = current();
   Block& block = *thread.block;
   const u32 bytes = count * sizeof(float);
-  if (!check_global(thread, global, bytes, Access::atomic, "red.add", site)) return;
+  if (!check_global(thread, global, bytes, Access::sum, "red.add", site)) return;
   for (u32 i = 0; i < count; ++i) add_atomically(global + i, values[i]);
   block.counters.reductions += count;
   if (block.counted) {
@@ -39,11 +39,15 @@ namespace {
 u32 load_count(const u32* counter, bool acquires, const char* what, Site site) {
   Thread& thread = current();
   Block& block = *thread.block;
-  // A thread that loads the same count again, and has done nothing else, waits until it changes.
-  const bool again = thread.polled == counter && thread.polled_at == thread.accesses;
+  // A thread that loads the same count again waits until it changes: if it has done nothing else meanwhile, or has come back
+  // so often that it does nothing else of use.
+  constexpr u32 kPatience = 10000;
+  thread.polls = thread.polled == counter ? thread.polls + 1 : 0;
+  const bool again = thread.polled == counter && (thread.polled_at == thread.accesses || thread.polls > kPatience);
   for (bool waited = !again;; waited = true) {
     if (!check_global(thread, counter, 4, Access::atomic, what, site)) return 0;
     const u32 count = block.checked && acquires ? block.owners.acquire(thread, counter) : __atomic_load_n(counter, __ATOMIC_SEQ_CST);
+    if (count != thread.polled_count) thread.polls = 0;
     if (waited || count != thread.polled_count) {
       thread.polled = counter;
       thread.polled_count = count;

@@ -16,6 +16,7 @@
 #include "host/launch.cpp"
 #include "host/mbarrier.cpp"
 #include "host/memory.cpp"
+#include "host/overlap.cpp"
 #include "host/owners.cpp"
 #include "host/plain_access.cpp"
 #include "host/race_detector.cpp"
@@ -23,3 +24,4 @@
 #include "host/scheduler.cpp"
 #include "host/tensor_core.cpp"
 #include "host/warpgroup.cpp"
+#include "host/wgmma_registers.cpp"

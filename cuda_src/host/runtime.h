@@ -6,6 +6,7 @@
 #include "host/bank_model.h"
 #include "host/cluster.h"
 #include "host/cluster_host.h"
+#include "host/copy_groups.h"
 #include "host/counters.h"
 #include "host/fiber.h"
 #include "host/findings.h"
@@ -16,6 +17,7 @@
 #include "host/race_detector.h"
 #include "host/tensor_core.h"
 #include "host/warpgroup.h"
+#include "host/wgmma_registers.h"
 
 namespace cufa_host {
 
@@ -36,12 +38,24 @@ struct PendingCopy {
   const void* global;  // null: zeros
 };
 
+// A box of a tensor, and where it lies in shared memory.
+struct Box {
+  TensorMap map;
+  u32 smem;
+  int first[5];  // element coordinates
+};
+
 // A TMA load that has been issued and has not landed.
 struct BulkCopy {
+  Box box;
   Thread* thread;
-  TensorMap map;
-  u32 smem, barrier;
-  int first[5];  // element coordinates of the box
+  u32 barrier;
+};
+
+// A TMA store that has been issued, and that nobody knows to have read its shared memory.
+struct BulkStore {
+  Box box;
+  Site site;
 };
 
 // An st.async that has been issued and has not landed.
@@ -61,13 +75,13 @@ struct Thread : ThreadContext {
   const char* waits_for = nullptr;  // while parked
   Site waits_at = {"", 0};
 
-  std::vector<PendingCopy> copies;  // oldest first
-  std::vector<u32> group_sizes;     // committed groups, oldest first; the rest of `copies` is not committed
-  u32 uncommitted = 0;
+  CopyGroups<PendingCopy> copies;  // cp.async
+  CopyGroups<BulkStore> stores;    // by the copy engine
+  WgmmaRegisters wgmma_registers;
 
   u64 accesses = 0;             // to shared and global memory
   const u32* polled = nullptr;  // the counter last loaded with ld.acquire, what it was, and `accesses` then
-  u32 polled_count = 0;
+  u32 polled_count = 0, polls = 0;
   u64 polled_at = 0;
 
   u32 bit() const { return 1u << lane; }
@@ -189,8 +203,13 @@ bool land_one(Block& block);
 // The bytes behind a shared address, or null (with a finding) when out of range or misaligned.
 unsigned char* shared_bytes(Thread& thread, u32 smem, u32 bytes, const char* what, Site site);
 // Whether the range lies inside an array the kernel was given: false, with a finding, when the access must not be
-// made. In checked mode also races on it.
-bool check_global(Thread& thread, const void* global, u32 bytes, Access kind, const char* what, Site site);
+// made. In checked mode also races on it; of a copy engine's read `raced` says whether another block may be writing it.
+bool check_global(Thread& thread, const void* global, u32 bytes, Access kind, const char* what, Site site,
+                  bool* raced = nullptr);
+// overlap.cpp
+void check_overlap(Thread& thread, const CufaArray& array, const void* global, u32 bytes, Access kind, Site site);
+
+// memory.cpp
 // For counting sectors: as if every array began on a 256-byte boundary, as device allocations do.
 u64 sector_address(const CufaLaunch& launch, const void* global);
 // "byte 4096 of k, which has 4000", for messages.

@@ -35,11 +35,18 @@ void thread_main() {
   Thread& thread = current();
   thread.block->launch.entry(thread.block->launch.arguments);
   Warp& warp = *thread.warp;
-  for (const PendingCopy& copy : thread.copies) {
+  for (const PendingCopy& copy : thread.copies.in_flight()) {
     if (!copy.global) continue;  // zeros: nothing was read for nothing
     report(*thread.block, "copy-in-flight", {"", 0}, {"", 0},
            [&] { return "kernel ends with cp.async still in flight: " + describe(thread); });
     break;
+  }
+  if (!thread.stores.in_flight().empty()) {
+    const Site site = thread.stores.in_flight().front().site;
+    report(*thread.block, "copy-in-flight", site, {"", 0}, [&] {
+      return "kernel ends with a store by the copy engine that may not have read its shared memory yet, never committed or "
+             "never waited for: " + describe(thread) + " at " + describe(site);
+    });
   }
   if (!warp.warpgroup.empty()) {
     report(*thread.block, "copy-in-flight", {"", 0}, {"", 0},

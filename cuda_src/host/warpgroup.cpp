@@ -99,7 +99,8 @@ void WarpgroupQueue::clear() {
   for (int lane = 0; lane < 32; ++lane) count_[lane] = commits_[lane] = 0;
 }
 
-void WarpgroupQueue::push(int lane, const WarpgroupProduct& product, bool guard, Site site) {
+void WarpgroupQueue::push(Thread& thread, const WarpgroupProduct& product, bool guard, Site site) {
+  const int lane = thread.lane;
   const u32 n = count_[lane]++;
   if (n == entries_.size()) entries_.emplace_back();
   Entry& entry = entries_[n];
@@ -107,8 +108,12 @@ void WarpgroupQueue::push(int lane, const WarpgroupProduct& product, bool guard,
   entry.site = site;
   entry.d[lane] = product.d;
   for (int i = 0; i < 4; ++i) entry.a[i][lane] = product.a[i];
+  entry.a_registers[lane] = product.a_registers;
   entry.kept[lane].clear();
-  if (!guard || float_as_u32(product.d[0]) == kPoison) return;
+  if (!guard) return;
+  thread.wgmma_registers.use(thread, product.d, product.n / 2, site);
+  if (product.a_registers) thread.wgmma_registers.use(thread, product.a_registers, 4, site);
+  if (float_as_u32(product.d[0]) == kPoison) return;
   entry.kept[lane].assign(product.d, product.d + product.n / 2);
   for (int i = 0; i < product.n / 2; ++i) product.d[i] = u32_as_float(kPoison);
 }
@@ -142,21 +147,34 @@ void WarpgroupQueue::execute(Block& block, Warp& warp, u32 pending) {
   for (int lane = 1; lane < 32; ++lane) block.races.acquire(block.thread(warp, lane), read);
 }
 
+void WarpgroupQueue::check_registers(Thread& thread, const Entry& entry) {
+  const int lane = thread.lane;
+  const std::vector<float>& kept = entry.kept[lane];
+  const auto touched = [](float x) { return float_as_u32(x) != kPoison; };
+  const auto report_touched = [&](const char* what) {
+    report(*thread.block, "accumulator-touched", entry.site, {"", 0}, [&] {
+      return std::string(what) + " of the wgmma at " + describe(entry.site) +
+             " were written before it was waited for: " + describe(thread);
+    });
+  };
+  if (std::any_of(entry.d[lane], entry.d[lane] + kept.size(), touched)) report_touched("accumulators");
+  std::copy(kept.begin(), kept.end(), entry.d[lane]);
+  thread.wgmma_registers.hand_back(entry.d[lane]);
+  const u32* a = entry.a_registers[lane];
+  if (!a) return;
+  for (int i = 0; i < 4; ++i) {
+    if (a[i] == entry.a[i][lane]) continue;
+    report_touched("operand registers");
+    break;
+  }
+  thread.wgmma_registers.hand_back(a);
+}
+
 void WarpgroupQueue::run(Block& block, Warp& warp, Entry& entry) {
   const WarpgroupProduct& p = entry.shared;
   if (block.checked) {
     record_reads(block, warp, p, entry.site);
-    for (int lane = 0; lane < 32; ++lane) {
-      const std::vector<float>& kept = entry.kept[lane];
-      const auto touched = [](float x) { return float_as_u32(x) != kPoison; };
-      if (!kept.empty() && std::any_of(entry.d[lane], entry.d[lane] + kept.size(), touched)) {
-        report(block, "accumulator-touched", entry.site, {"", 0}, [&] {
-          return "accumulators of the wgmma at " + describe(entry.site) +
-                 " were written before it was waited for: " + describe(block.thread(warp, lane));
-        });
-      }
-      std::copy(kept.begin(), kept.end(), entry.d[lane]);
-    }
+    for (int lane = 0; lane < 32; ++lane) check_registers(block.thread(warp, lane), entry);
   }
   if (p.b_descriptor >> 62 != 1 || (!p.a_in_registers && p.a_descriptor >> 62 != 1)) {
     abandon(block, "barrier", entry.site,
@@ -194,7 +212,7 @@ void WarpgroupQueue::run(Block& block, Warp& warp, Entry& entry) {
 void queue_warpgroup_product(const WarpgroupProduct& product, Site site) {
   Thread& thread = current();
   Block& block = *thread.block;
-  thread.warp->warpgroup.push(thread.lane, product, block.checked, site);
+  thread.warp->warpgroup.push(thread, product, block.checked, site);
   if (block.checked && thread.lane == 0) record_reads(block, *thread.warp, product, site);
 }
 

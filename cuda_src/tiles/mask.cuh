@@ -48,21 +48,21 @@ struct Band {
   // The keys that a row sees: [begin, end). 64-bit, because the sums may pass 2^31.
   DEVICE int keys_begin(int row) const {
     if constexpr (KIND != MASK_BAND) return 0;
-    return clamped(i64(row) + first, keys);
+    return among_keys(i64(row) + first);
   }
   DEVICE int keys_end(int row) const {
     if constexpr (KIND == MASK_FULL) return keys;
-    return clamped(i64(row) + 1 + last, keys);
+    return among_keys(i64(row) + 1 + last);
   }
 
   // The rows that see a key: [begin, end).
   DEVICE int rows_begin(int key) const {
     if constexpr (KIND == MASK_FULL) return 0;
-    return clamped(i64(key) - last, rows);
+    return among_rows(i64(key) - last);
   }
   DEVICE int rows_end(int key) const {
     if constexpr (KIND != MASK_BAND) return rows;
-    return clamped(i64(key) + 1 - first, rows);
+    return among_rows(i64(key) + 1 - first);
   }
 
   // Rows and keys in blocks of BR and BC. Without SKIP tiles that no row sees are computed too, and masked away.
@@ -105,7 +105,8 @@ struct Band {
   }
 
  private:
-  static DEVICE int clamped(i64 index, int size) { return index < 0 ? 0 : index > size ? size : int(index); }
+  DEVICE int among_keys(i64 key) const { return key < 0 ? 0 : key > keys ? keys : int(key); }
+  DEVICE int among_rows(i64 row) const { return row < 0 ? 0 : row > rows ? rows : int(row); }
 };
 
 // The columns of a tile that one row sees, counted from the lane's first, as far as tiles of this segment must ask. In 32

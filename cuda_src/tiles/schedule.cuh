@@ -30,6 +30,7 @@ struct HeadBlock {
 
 DEVICE HeadBlock ordered_block(u32 index, u32 num_blocks, u32 all_heads, i64 head_bytes) {
   constexpr i64 L2_SHARE = 24 << 20;  // bytes
+  u32 block, head;
   if constexpr (MASK_KIND == MASK_CAUSAL) {
     const u32 short_blocks = u32(u64(num_blocks) * 3 / 8), long_blocks = num_blocks - short_blocks;
     if (index < long_blocks * all_heads) {
@@ -37,13 +38,18 @@ DEVICE HeadBlock ordered_block(u32 index, u32 num_blocks, u32 all_heads, i64 hea
       const u32 num_groups = (all_heads - 1) / fitting + 1, group_heads = (all_heads - 1) / num_groups + 1;
       const u32 group = index / (group_heads * long_blocks), rest = index - group * group_heads * long_blocks;
       const u32 members = min(group_heads, all_heads - group * group_heads);
-      return {num_blocks - 1 - rest / members, group * group_heads + rest % members};
+      block = num_blocks - 1 - rest / members;
+      head = group * group_heads + rest % members;
+    } else {
+      const u32 rest = index - long_blocks * all_heads;
+      block = short_blocks - 1 - rest / all_heads;
+      head = rest % all_heads;
     }
-    const u32 rest = index - long_blocks * all_heads;
-    return {short_blocks - 1 - rest / all_heads, rest % all_heads};
   } else {
-    return {index % num_blocks, index / num_blocks};
+    block = index % num_blocks;
+    head = index / num_blocks;
   }
+  return {block, head};
 }
 
 template <int BR>

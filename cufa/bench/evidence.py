@@ -40,54 +40,83 @@ from .timing import host_time
 
 
 def record_evidence(
-    device: Device, *, jobs: int, seconds: float, with_tests: bool, say: Say, keep: Callable[[Json], object]
+    device: Device,
+    *,
+    jobs: int,
+    seconds: float,
+    with_tests: bool,
+    say: Say,
+    keep: Callable[[Json], object],
+    begun: Json | None = None,
 ) -> Json:
     """Run it all on the current GPU. ``seconds`` is the measuring time of each case where contenders take
-    turns. ``keep`` is given the record twice, with the benchmark and then with the tests: a machine may be lost
-    in between.
+    turns. ``keep`` is given the record after every part: a machine may be lost in between, and ``begun`` is then
+    the record that goes on with what it lacks.
 
-    Raises FileNotFoundError when the tests are wanted and not here: an installed package has none.
+    Raises FileNotFoundError when the tests are wanted and not here (an installed package has none), and ValueError
+    when ``begun`` is of another GPU or of kernels that changed since.
     """
     if with_tests:
         check_tests_are_here()
     started = time.perf_counter()
-    parts = [(part, list(SUITES[part.suite].cases(device))) for part in EVIDENCE]
-    say("one cold compile of each kernel")
-    kernels = _kernel_records(device)
+    record = begun or _new_record(device, say)
+    if begun:
+        _check_goes_on(begun, device)
+    done = record.setdefault("parts", [])
+    parts = [(x, list(SUITES[x.suite].cases(device))) for x in EVIDENCE if x.name not in done]
     say("compiling the variants of the benchmark")
     _compile_in_parallel([case for _, cases in parts for case in cases], jobs)
-    record: Json = {
+    limits = Limits(**record["limits"])
+    for part, cases in parts:
+        say(f"benchmark: {SUITES[part.suite].title}, {part.regime}")
+        _measure(record["suites"], part, cases, device, limits, seconds)
+        done.append(part.name)
+        keep(record)
+    if "host_calls" not in record:
+        say("time to the first result of a new process")
+        record["first_result_seconds"] = first_result_seconds()
+        say("host time of a call")
+        record["host_calls"] = host_calls()
+        keep(record)
+    if with_tests:
+        add_tests(record, run_gpu_tests(jobs, say, every_case=True))
+    record["seconds"] = round(record.get("seconds", 0.0) + time.perf_counter() - started, 1)
+    keep(record)
+    return record
+
+
+def _new_record(device: Device, say: Say) -> Json:
+    """With the kernels and the ceilings of this GPU, and nothing measured yet."""
+    say("one cold compile of each kernel")
+    kernels = _kernel_records(device)
+    say("ceilings")
+    return {
         "schema": records.SCHEMA,
         "environment": records.environment(device),
         "flop_convention": records.FLOP_CONVENTION,
         "kernels": kernels,
         "tests": None,
         "suites": {},
+        "limits": dataclasses.asdict(measure_limits(device)),
     }
-    say("ceilings")
-    limits = measure_limits(device)
-    record["limits"] = dataclasses.asdict(limits)
-    for part, cases in parts:
-        say(f"benchmark: {SUITES[part.suite].title}, {part.regime}")
-        _measure(record["suites"], part, cases, device, limits, seconds)
-    say("time to the first result of a new process")
-    record["first_result_seconds"] = first_result_seconds()
-    say("host time of a call")
-    record["host_calls"] = host_calls()
-    keep(record)
-    if with_tests:
-        add_tests(record, run_gpu_tests(jobs, say))
-    record["seconds"] = round(time.perf_counter() - started, 1)
-    keep(record)
-    return record
+
+
+def _check_goes_on(begun: Json, device: Device) -> None:
+    if begun["environment"]["device"] != device.name:
+        raise ValueError(f"the record is of {begun['environment']['device']}, this GPU is {device.name}")
+    _check_kernels(begun)
+
+
+def _check_kernels(record: Json) -> None:
+    stale = records.stale_kernels(record)
+    if stale:
+        raise ValueError(f"{', '.join(stale)} changed since the record was made; record anew")
 
 
 def add_tests(record: Json, tests: Json) -> None:
     """What :func:`~cufa.bench.gpu_tests.run_gpu_tests` found, kept with the kernels that it was found for. Raises
     ValueError where a kernel has changed since it was timed."""
-    stale = records.stale_kernels(record)
-    if stale:
-        raise ValueError(f"{', '.join(stale)} changed since the record was made; record anew")
+    _check_kernels(record)
     record["tests"] = tests
     for name, kernel in record["kernels"].items():
         kernel["tests_passed"] = tests["passed_by_kernel"][name]

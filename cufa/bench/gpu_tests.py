@@ -27,11 +27,11 @@ def check_tests_are_here() -> None:
         raise FileNotFoundError(f"the GPU tests are not in {TESTS_DIR}: run this from a checkout")
 
 
-def run_gpu_tests(jobs: int, say: Say) -> Json:
+def run_gpu_tests(jobs: int, say: Say, every_case: bool) -> Json:
     """pytest -m gpu on all cores, then what must run alone; its output goes to stderr.
 
-    Returns passed, failed and skipped, the names of failures, and the passes by kernel, counted by the
-    kernel's name in the test's parameters.
+    Of tests that have many cases all of them with ``every_case``, else the day's sample. Returns passed, failed and
+    skipped, the names of failures, and the passes by kernel, counted by the kernel's name in the test's parameters.
     """
     total: Json = {"passed": 0, "failed": 0, "skipped": 0, "failures": []}
     by_kernel = dict.fromkeys(KERNELS, 0)
@@ -43,6 +43,7 @@ def run_gpu_tests(jobs: int, say: Say) -> Json:
             command = [sys.executable, "-m", "pytest", "-q", "-rf", "--durations=15", "-m", expression]
             command.append(f"--junitxml={report}")
             command += ["-n", str(workers)] if workers and _importable("xdist") else []
+            command += ["--every-case"] if every_case else []
             command += ["--ignore-glob=*dashboard*"]  # needs packages of its own
             # The references are NumPy's; side by side, each worker's BLAS on all cores would only wait.
             env = {**os.environ, **({"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"} if workers else {})}

@@ -281,6 +281,10 @@ class Part:
     """Suite of the record that its rows are kept in; "" is its own."""
 
     @property
+    def name(self) -> str:
+        return f"{self.suite}, {self.regime}"
+
+    @property
     def kept_in(self) -> str:
         return self.section or self.suite
 
@@ -294,6 +298,6 @@ EVIDENCE = (
     *(Part(x) for x in ("masks", "decode", "splits", "backward", "backward-beside")),
     Part("fa3", Regime.SUSTAINED, _SHORT, section="forward"),
     Part("decode-published", Regime.SUSTAINED, _SHORT, section="decode"),
-    Part("backward", Regime.SUSTAINED, _SHORT),
+    Part("backward", Regime.SUSTAINED, _SHORT / 2),
     Part("energy", Regime.SUSTAINED),
 )

@@ -5,7 +5,8 @@ from __future__ import annotations
 import enum
 import functools
 import json
-from collections.abc import Callable, Iterable
+import math
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn, TypeVar
 
 import click
@@ -96,11 +97,24 @@ def json_option(function: F) -> F:
     return click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")(function)
 
 
+class Seconds(click.FloatRange):
+    """A time to measure for: finite, or it would never end."""
+
+    def __init__(self) -> None:
+        super().__init__(min=0.01)
+
+    def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> float:
+        seconds = super().convert(value, parameter, context)
+        if not math.isfinite(seconds):
+            self.fail(f"{value} is not a finite number of seconds.", parameter, context)
+        return float(seconds)
+
+
 def seconds_option(default: float) -> Callable[[F], F]:
     """``default`` is for contenders that take turns."""
     return click.option(
         "--seconds",
-        type=click.FloatRange(min=0.01),
+        type=Seconds(),
         default=default,
         show_default=True,
         help="Time spent measuring each shape.",
@@ -117,7 +131,7 @@ def regime_options(in_turns_seconds: float) -> Callable[[F], F]:
     )
     seconds_given = click.option(
         "--seconds",
-        type=click.FloatRange(min=0.01),
+        type=Seconds(),
         help=f"Time spent measuring each shape, or with --sustained each contender.  "
         f"[default: {in_turns_seconds:g}; with --sustained {alone:g}]",
     )
@@ -135,8 +149,11 @@ def regime_options(in_turns_seconds: float) -> Callable[[F], F]:
     return decorate
 
 
-def shape_options(seqlen: int) -> Callable[[F], F]:
-    """--batch, --heads, --window and so on; :func:`problem_from` turns them into a Problem."""
+def shape_options(
+    seqlen: int, dtypes: Sequence[str] = FORWARD_DTYPES, dtype: str | None = None
+) -> Callable[[F], F]:
+    """--batch, --heads, --window and so on; :func:`problem_from` turns them into a Problem. ``dtype`` is the
+    default of --dtype; without one it depends on the device."""
     options: list[Callable[[Any], Any]] = [
         click.option("--batch", type=click.IntRange(1), default=1, show_default=True),
         click.option("--heads", type=click.IntRange(1), default=8, show_default=True, help="Query heads."),
@@ -148,8 +165,10 @@ def shape_options(seqlen: int) -> Callable[[F], F]:
         click.option("--head-dim", type=click.IntRange(8, MAX_HEAD_DIM), default=64, show_default=True),
         click.option(
             "--dtype",
-            type=click.Choice(FORWARD_DTYPES),
-            help="[default: float16 on a GPU, float32 on the CPU]",
+            type=click.Choice(dtypes),
+            default=dtype,
+            show_default=dtype is not None,
+            help=None if dtype else "[default: float16 on a GPU, float32 on the CPU]",
         ),
         mask_options,
         click.option("--precision", type=click.Choice(["float32", "tf32"]), help="For float32 on a GPU."),

@@ -13,10 +13,11 @@ from ..core.architectures import Device
 from ..core.mask import Mask
 from ..core.operation import OPERATIONS
 from ..core.problem import Problem
+from ..executor import blind_spots
 from ..executor.build import CompilerError
 from ..executor.emulate import Emulation, EmulationError, emulate, emulate_backward
 from ..executor.launch import MODES
-from ..kernels import TileConfig
+from ..kernels import TileConfig, kernels_of
 from ..ops.reference import attention_reference, attention_reference_backward
 from ..planner import fitting_configs, make_plan
 from .common import (
@@ -34,6 +35,13 @@ from .common import (
 #: Operations that can be executed so, the default first.
 _OPERATIONS = ("forward", "backward")
 
+#: That some kernel of theirs takes.
+_DTYPES = tuple(
+    dict.fromkeys(
+        dtype for operation in _OPERATIONS for spec in kernels_of(operation).values() for dtype in spec.dtypes
+    )
+)
+
 #: Above these parts of the largest number of a result it is wrong, not rounded (standard normal inputs).
 _TOLERANCES = {"lse": 0.005}
 _TOLERANCE = 0.05
@@ -42,7 +50,7 @@ _TOLERANCE = 0.05
 def _schedule(context: click.Context, parameter: click.Parameter, value: str) -> str | int:
     if value in ("ascending", "descending"):
         return value
-    if value.isdigit():
+    if value.isascii() and value.isdigit():
         return int(value)
     raise click.BadParameter(f"{value!r}: 'ascending', 'descending' or a number (a seed)")
 
@@ -51,7 +59,7 @@ def _schedule(context: click.Context, parameter: click.Parameter, value: str) ->
 @click.argument("operation", type=click.Choice(_OPERATIONS), default=_OPERATIONS[0])
 @click.option("--algorithm", type=click.Choice(ALGORITHMS), default="fa2", show_default=True)
 @click.option("--config", "tiles", metavar="128x64", help="Queries × keys of a tile.  [default: as planned]")
-@shape_options(seqlen=256)
+@shape_options(seqlen=256, dtypes=_DTYPES, dtype="float16")
 @click.option(
     "--mode",
     type=click.Choice(MODES),
@@ -97,7 +105,6 @@ def emulate_command(
     if recorded or record:
         _recorded(record, as_json)
         return
-    shape["dtype"] = shape["dtype"] or "float16"
     problem = problem_from(shape, None, operation)
     try:
         run, expected = _execute(
@@ -181,7 +188,8 @@ def _document(run: Emulation, errors: dict[str, float]) -> dict[str, Any]:
 
     findings = [{"kind": f.kind, "count": f.count, "message": f.message} for f in run.findings]
     named = {"max_error" if x == "out" else f"max_{x}_error": error for x, error in errors.items()}
-    return {**summary(run), **named, "seconds": run.seconds, "findings": findings}
+    unseen = {"cannot_see": blind_spots.as_lines()} if run.mode == "checked" else {}
+    return {**summary(run), **named, "seconds": run.seconds, "findings": findings, **unseen}
 
 
 def _print(run: Emulation, errors: dict[str, float]) -> None:
@@ -208,10 +216,12 @@ def _print(run: Emulation, errors: dict[str, float]) -> None:
         console.print(table)
     for finding in run.findings:
         console.print(str(finding), style="red", markup=False, soft_wrap=True)
-    if not run.findings and run.counters:
-        console.print(
-            "nothing found" if run.mode == "checked" else "counts only: --mode checked looks for mistakes"
-        )
+    if run.mode != "checked":
+        console.print("counts only: --mode checked looks for mistakes")
+    elif not run.findings:
+        console.print("nothing found. What checked mode cannot see:")
+        for line in blind_spots.as_lines():
+            console.print(f"- {line}", markup=False, soft_wrap=True)
 
 
 def _recorded(record: bool, as_json: bool) -> None:

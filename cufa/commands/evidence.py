@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from ..bench import evidence, fastest, gpu_tests, records, report, traces
-from .common import Exit, fail, find_device, stderr, stdout
+from .common import Exit, Seconds, fail, find_device, stderr, stdout
 
 
 @click.group("evidence", invoke_without_command=True)
@@ -24,7 +24,7 @@ from .common import Exit, fail, find_device, stderr, stdout
 )
 @click.option(
     "--seconds",
-    type=click.FloatRange(0.01),
+    type=Seconds(),
     default=0.5,
     show_default=True,
     help="Measuring time of a shape in turns.",
@@ -32,9 +32,15 @@ from .common import Exit, fail, find_device, stderr, stdout
 @click.option(
     "--tests/--no-tests", "with_tests", default=True, help="Without its tests a record is no evidence."
 )
+@click.option(
+    "--continue",
+    "go_on",
+    is_flag=True,
+    help="Go on with the record in the folder, where the machine was lost.",
+)
 @click.pass_context
 def evidence_command(
-    context: click.Context, output: Path, jobs: int | None, seconds: float, with_tests: bool
+    context: click.Context, output: Path, jobs: int | None, seconds: float, with_tests: bool, go_on: bool
 ) -> None:
     """Run the GPU tests and the benchmark on this machine's GPU, and write them with the digests of the
     kernels' sources to one file, which ships with the package. CI has no GPU: it fails when a kernel changes
@@ -53,9 +59,11 @@ def evidence_command(
         stderr().print(f"{time.perf_counter() - started:4.0f} s  {what}", markup=False)
 
     file = records.evidence_path(device.name, output)
-    say("traces: which block ran when, on which SM")
-    for plan in traces.evidence_plans(device):
-        traces.save(traces.record(plan), output / traces.TRACES_DIR.name)
+    begun = read_record(file) if go_on else None
+    if begun is None:
+        say("traces: which block ran when, on which SM")
+        for plan in traces.evidence_plans(device):
+            traces.save(traces.record(plan), output / traces.TRACES_DIR.name)
     try:
         record = evidence.record_evidence(
             device,
@@ -64,9 +72,12 @@ def evidence_command(
             with_tests=with_tests,
             say=say,
             keep=lambda record: records.save(record, file),
+            begun=begun,
         )
     except FileNotFoundError as error:
         fail(Exit.MISSING, str(error))
+    except ValueError as error:
+        fail(Exit.FAILED, f"{file}: {error}")
     say(f"written to {file}")
     if output == records.RECORDS_DIR:
         fastest.write([record])
@@ -76,6 +87,14 @@ def evidence_command(
         fail(Exit.FAILED, "\n".join(found))
 
 
+def read_record(file: Path) -> records.Json:
+    """One record, or the end of the command where there is none to be read."""
+    try:
+        return records.upgrade(json.loads(file.read_text(encoding="utf-8")))
+    except (OSError, ValueError) as error:
+        fail(Exit.USAGE, f"{file}: {error}")
+
+
 @evidence_command.command("tests")
 @click.option("--jobs", type=click.IntRange(1), help="Processes that test.  [default: cores, at most 16]")
 @click.option(
@@ -83,19 +102,26 @@ def evidence_command(
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="Record of these kernels, made with --no-tests, that keeps the result.",
 )
-def run_tests(jobs: int | None, into: Path | None) -> None:
-    """Run the GPU tests alone, as a recording does: on all cores, then those that time something.
+@click.option(
+    "--every-case",
+    is_flag=True,
+    help="All cases of tests that have many, as a recording and --into run them, not the day's sample.",
+)
+def run_tests(jobs: int | None, into: Path | None, every_case: bool) -> None:
+    """Run the GPU tests alone, as a recording does: on all cores, then those that need the GPU to themselves.
 
     Exit codes: 0 all passed; 1 a test failed, or the record is of other kernels; 3 no GPU, or no tests here.
     """
     find_device("cuda")
-    record = records.upgrade(json.loads(into.read_text(encoding="utf-8"))) if into else None
+    record = read_record(into) if into else None
     try:
         gpu_tests.check_tests_are_here()
     except FileNotFoundError as error:
         fail(Exit.MISSING, str(error))
     tests = gpu_tests.run_gpu_tests(
-        jobs or gpu_tests.default_jobs(), lambda what: stderr().print(what, markup=False)
+        jobs or gpu_tests.default_jobs(),
+        lambda what: stderr().print(what, markup=False),
+        every_case=every_case or into is not None,
     )
     counts = ", ".join(f"{tests[outcome]:,} {outcome}" for outcome in ("passed", "failed", "skipped"))
     click.echo(f"{counts} in {tests['seconds']:.0f} s")

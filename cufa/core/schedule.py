@@ -74,6 +74,11 @@ class Schedule:
         """Blocks that visit tiles."""
         return self.num_kv_blocks if self.by_keys else self.num_q_blocks
 
+    @property
+    def tiles_of_block(self) -> int:
+        """Tiles that a block would visit if none were skipped."""
+        return self.num_q_blocks if self.by_keys else self.num_kv_blocks
+
     @functools.cached_property
     def ranges(self) -> TileRanges:
         """Key tiles of each query block, or query tiles of each key block: visited, and free of the mask."""
@@ -84,7 +89,7 @@ class Schedule:
         nothing, none = np.zeros_like(found.first), found.clear == 0
         return TileRanges(
             first=nothing,
-            end=nothing + (self.num_q_blocks if self.by_keys else self.num_kv_blocks),
+            end=nothing + self.tiles_of_block,
             clear_first=np.where(none, nothing, found.clear_first),
             clear_end=np.where(none, nothing, found.clear_end),
         )

@@ -1,8 +1,8 @@
 """Kernels compiled by the system's C++ compiler for execution on a CPU: found, built, cached.
 
 Built once per source, flags and machine, under :func:`cufa.tuning.cache_dir`. A build goes to a file of
-its own and is then renamed, so that several processes may build at once. What has not been used for longest
-makes way.
+its own and is then renamed, so that several processes may build at once. Each ends with a digest of itself: one
+that was damaged since is built anew. What has not been used for longest makes way.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import platform
 import shutil
 import subprocess
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -29,8 +30,15 @@ _LINK_FLAGS = ("-shared", "-pthread")
 _KEPT = {"kernel-": 3000, "libcufa_host-": 8}
 
 
+#: Folders of builds that have not ended for so long were left by processes that were killed.
+_ABANDONED_SECONDS = 3600
+
+_DIGEST_BYTES = hashlib.sha256().digest_size
+
+
 class CompilerError(RuntimeError):
-    """There is no usable C++ compiler, or it refused a source; the message says what to do."""
+    """There is no usable C++ compiler, it refused a source, or its output has no place; the message says what to
+    do."""
 
 
 @functools.cache
@@ -87,7 +95,7 @@ def kernel(
     name = f"kernel-{_digest(unit.encode(), library.name.encode(), ' '.join(flags).encode())}.so"
     # Linked without -fsanitize: the functions that instrumented code calls are the runtime's own.
     link = (*_LINK_FLAGS, f"-L{library.parent}", f"-l:{library.name}", "-Wl,-rpath,$ORIGIN")
-    loaded = _load(str(_build(name, unit, flags, link)))
+    loaded = load(str(_build(name, unit, flags, link)))
     return {
         entry: ctypes.cast(getattr(loaded, f"cufa_entry_{entry}"), ctypes.c_void_p).value or 0
         for entry in entries
@@ -95,8 +103,12 @@ def kernel(
 
 
 @functools.cache
-def _load(path: str) -> ctypes.CDLL:
-    return ctypes.CDLL(path)
+def load(path: str) -> ctypes.CDLL:
+    """A library, once per process. Raises CompilerError."""
+    try:
+        return ctypes.CDLL(path)
+    except OSError as error:
+        raise CompilerError(f"{path} cannot be loaded: {error}. Fix: delete it, to be built anew") from error
 
 
 @functools.cache
@@ -123,13 +135,26 @@ def _build(name: str, text: str, flags: Sequence[str], link: Sequence[str] = ())
     """Compile ``text`` to ``name`` in the cache unless it is there. With ``link``, in two steps."""
     folder = cache_dir() / "host"
     target = folder / name
-    if target.exists():
+    if _is_sound(target):
         with contextlib.suppress(OSError):
             os.utime(target)  # used now
         return target
-    folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder, prefix="build-") as scratch:
-        unit, built = Path(scratch, "unit.cpp"), Path(scratch, name)
+    try:
+        _build_anew(target, text, flags, link)
+    except OSError as error:
+        named = "CUFA_CACHE_DIR" if os.environ.get("CUFA_CACHE_DIR") else "the cache folder"
+        raise CompilerError(
+            f"compiled kernels cannot be kept in {folder} ({named}): {error}. "
+            "Fix: make room there, or let CUFA_CACHE_DIR name a folder that can be written"
+        ) from error
+    _prune(folder)
+    return target
+
+
+def _build_anew(target: Path, text: str, flags: Sequence[str], link: Sequence[str]) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix="build-") as scratch:
+        unit, built = Path(scratch, "unit.cpp"), Path(scratch, target.name)
         unit.write_text(text, encoding="utf-8")
         include = f"-I{compiler.SOURCE_DIR}"
         if link:
@@ -138,14 +163,27 @@ def _build(name: str, text: str, flags: Sequence[str], link: Sequence[str] = ())
             _run([cxx(), unit_object, *link, "-o", str(built)])
         else:
             _run([cxx(), *flags, include, str(unit), "-o", str(built)])
+        with built.open("ab") as library:  # the loader ignores what follows the library itself
+            library.write(hashlib.sha256(built.read_bytes()).digest())
         os.replace(built, target)
-    _prune(folder)
-    return target
+
+
+def _is_sound(library: Path) -> bool:
+    """Whether it is there, and as it was built: a file cut short would not fail to load, but end the process."""
+    try:
+        content = library.read_bytes()
+    except OSError:
+        return False
+    return hashlib.sha256(content[:-_DIGEST_BYTES]).digest() == content[-_DIGEST_BYTES:]
 
 
 def _prune(folder: Path) -> None:
-    """Remove the builds not used for longest, a good many at a time. A library that some process has loaded
-    stays with that process."""
+    """Remove the builds not used for longest, a good many at a time, and folders of builds that were killed. A
+    library that some process has loaded stays with that process."""
+    for scratch in folder.glob("build-*"):
+        with contextlib.suppress(OSError):
+            if time.time() - scratch.stat().st_mtime > _ABANDONED_SECONDS:
+                shutil.rmtree(scratch, ignore_errors=True)
     for prefix, kept in _KEPT.items():
         with contextlib.suppress(OSError):  # another process may be at it too
             builds = [entry for entry in os.scandir(folder) if entry.name.startswith(prefix)]

@@ -7,8 +7,8 @@ conflicts, whether a race or a deadlock is possible. :func:`emulate` is the whol
 >>> run.out, run.lse, run.findings, run.records  # doctest: +SKIP
 >>> cufa.emulate(q, k, v, mode="counted").totals["bank_conflicts"]  # doctest: +SKIP
 
-What it cannot say: how fast a kernel is, how many registers it takes, whether the operand string of an
-``asm`` statement is right. The primitives' results are held to a GPU's by golden vectors (``tests/golden``).
+What it cannot say: how fast a kernel is, how many registers it takes, and what :mod:`cufa.executor.blind_spots`
+lists. The primitives' results are held to a GPU's by golden vectors (``tests/golden``).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from ..ops.forward import ForwardCall
 from ..ops.mask_arguments import check_flag, resolve_mask
 from ..planner import Plan, make_plan
 from . import build
-from .launch import EmulationError, Execution, Finding, execute
+from .launch import EmulationError, Execution, Finding, execute_all
 from .memory import GlobalArray, guarded_copy, row_map, tensor_map
 
 __all__ = ["Emulation", "EmulationError", "Execution", "Finding", "emulate", "emulate_backward", "run_plan"]
@@ -233,14 +233,10 @@ def run_plan(
     for array in memory:
         setattr(params, array.name, array.address)
     boxes = _fill_maps(plan, params, operands)
-    findings: list[Finding] = []
-    counters, start = {}, time.perf_counter()
-    for _ in range(launches):
-        for launch in plan.launches:
-            counters[launch.entry], found = execute(
-                entries[launch.entry], launch, [params, *boxes], memory, execution
-            )
-            findings += found
+    start = time.perf_counter()
+    counters, findings = execute_all(
+        entries, plan.launches * launches, [params, *boxes], memory, execution, plan.problem.deterministic
+    )
     seconds = time.perf_counter() - start
     for name, x in operands.items():
         if x.writable and x.array is not given[name]:
@@ -254,7 +250,7 @@ def run_plan(
         entry = max(plan.launches, key=lambda launch: launch.shared_memory).entry
         counters[entry] = _with_tiles(counters[entry], written)
     results = {x.name: given[x.name] for x in operation.results}
-    return Emulation(plan, execution.mode, results, tuple(findings), counters, written, seconds)
+    return Emulation(plan, execution.mode, results, findings, counters, written, seconds)
 
 
 def _operand_memory(plan: Plan, given: Arrays, checked: bool) -> dict[str, GlobalArray]:

@@ -6,7 +6,7 @@ import ctypes
 import dataclasses
 import functools
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from ..kernels import Launch
 from . import build as host_build
-from .memory import GlobalArray, as_ctypes
+from .memory import GlobalArray, Touched, as_ctypes, untouched
 
 MODES = ("plain", "checked", "counted")
 SCHEDULES = ("ascending", "descending")
@@ -30,8 +30,10 @@ class Finding:
     """Something wrong with a kernel; the same mistake by many threads is one finding."""
 
     kind: str
-    """race, proxy-fence, copy-not-awaited, never-written, out-of-range, misaligned, divergence, deadlock,
-    barrier, copy-in-flight, accumulator-touched or block-not-running (of a cluster)."""
+    """race, unordered-sum (of a deterministic kernel), proxy-fence, wgmma-fence, copy-not-awaited,
+    never-written, out-of-range, misaligned, divergence,
+    deadlock, barrier, copy-in-flight, accumulator-touched, never-released (the next launch) or
+    block-not-running (of a cluster)."""
     count: int
     file: str
     line: int
@@ -66,6 +68,7 @@ class _Launch(ctypes.Structure):
         ("schedule", ctypes.c_int32),
         ("seed", ctypes.c_uint32),
         ("late_copies", ctypes.c_int32),
+        ("ordered_sums", ctypes.c_int32),
         ("arrays", ctypes.c_void_p),
         ("num_arrays", ctypes.c_int32),
         ("counters", ctypes.c_void_p),
@@ -76,7 +79,7 @@ class _Launch(ctypes.Structure):
 
 @functools.cache
 def _runtime() -> ctypes.CDLL:
-    library = ctypes.CDLL(str(host_build.runtime()))
+    library = host_build.load(str(host_build.runtime()))
     library.cufa_launch.argtypes = [ctypes.POINTER(_Launch)]
     library.cufa_counter_names.restype = ctypes.c_char_p
     return library
@@ -112,11 +115,17 @@ def execute(
     arguments: Sequence[ctypes.Structure],
     memory: list[GlobalArray],
     execution: Execution,
+    before: Touched | None = None,
+    now: Touched | None = None,
+    ordered_sums: bool = False,
 ) -> tuple[npt.NDArray[Any], tuple[Finding, ...]]:
     """Run one launch. Returns the counters, one row per block, and the findings.
 
     ``entry`` comes from :func:`cufa.executor.build.kernel`; ``memory`` is all that the kernel may touch.
-    Raises EmulationError, and ValueError when the grid cannot be cut into the clusters asked for.
+    Checked mode: ``before`` is what the launch before has touched, if this one may begin before that is over;
+    ``now`` is filled in with what this one touches; ``ordered_sums`` has additions to memory come in an order
+    that is always the same. Raises EmulationError, and ValueError when the grid cannot be cut into the clusters
+    asked for.
     """
     if not 1 <= launch.cluster <= MAX_CLUSTER:
         raise ValueError(f"{launch.entry}: a cluster has 1 to {MAX_CLUSTER} blocks, not {launch.cluster}")
@@ -128,7 +137,7 @@ def execute(
     names = [x for x in runtime.cufa_counter_names().decode().split(",") if x]
     counters = np.zeros(int(np.prod(launch.grid)), [(name, np.uint64) for name in names])
     pointers = (ctypes.c_void_p * len(arguments))(*(ctypes.addressof(x) for x in arguments))
-    table, findings = as_ctypes(memory), ctypes.create_string_buffer(_FINDINGS_BYTES)
+    table, findings = as_ctypes(memory, before, now), ctypes.create_string_buffer(_FINDINGS_BYTES)
     random = isinstance(execution.schedule, int)
     call = _Launch(
         entry=entry,
@@ -142,6 +151,7 @@ def execute(
         schedule=_RANDOM if random else SCHEDULES.index(str(execution.schedule)),
         seed=int(execution.schedule) & 0xFFFFFFFF if random else 0,
         late_copies=execution.late_copies,
+        ordered_sums=ordered_sums,
         arrays=ctypes.addressof(table),
         num_arrays=len(memory),
         counters=counters.ctypes.data,
@@ -153,6 +163,48 @@ def execute(
     if status == _STOPPED:
         raise EmulationError(found)
     return counters, found
+
+
+def execute_all(
+    entries: Mapping[str, int],
+    launches: Sequence[Launch],
+    arguments: Sequence[ctypes.Structure],
+    memory: list[GlobalArray],
+    execution: Execution,
+    ordered_sums: bool = False,
+) -> tuple[dict[str, npt.NDArray[Any]], tuple[Finding, ...]]:
+    """Run launches one after another: the counters of each entry's last one, and all findings. Where a launch
+    may begin before the one before it is over, checked mode finds what it touches too early. ``ordered_sums``
+    as for :func:`execute`."""
+    counters: dict[str, npt.NDArray[Any]] = {}
+    findings: tuple[Finding, ...] = ()
+    before: Touched | None = None
+    for launch, following in zip(launches, [*launches[1:], None], strict=True):
+        overlapped = execution.mode == "checked" and following is not None and following.dependent
+        now = untouched(memory) if overlapped else None
+        counters[launch.entry], found = execute(
+            entries[launch.entry],
+            launch,
+            arguments,
+            memory,
+            execution,
+            before if launch.dependent else None,
+            now,
+            ordered_sums,
+        )
+        findings += found
+        if overlapped and following is not None and not counters[launch.entry]["grid_releases"].any():
+            findings += (_never_released(launch, following),)
+        before = now
+    return counters, findings
+
+
+def _never_released(launch: Launch, following: Launch) -> Finding:
+    message = (
+        f"{following.entry} may begin before {launch.entry} is over, but no block of that lets it: it calls "
+        "grid_release_next() nowhere"
+    )
+    return Finding("never-released", 1, "", 0, message)
 
 
 def _parse(line: str) -> Finding:

@@ -39,17 +39,36 @@ class _Array(ctypes.Structure):
         ("valid", ctypes.c_void_p),
         ("granule", ctypes.c_uint32),
         ("writable", ctypes.c_int32),
+        ("before", ctypes.c_void_p),
+        ("now", ctypes.c_void_p),
     ]
 
 
-def as_ctypes(memory: list[GlobalArray]) -> ctypes.Array[_Array]:
-    """The table that the runtime reads; ``memory`` must outlive it."""
+#: What a launch does in each array that it may write: a byte per element.
+Touched = list[npt.NDArray[np.uint8]]
+
+
+def untouched(memory: list[GlobalArray]) -> Touched:
+    """To be filled in by a launch."""
+    ranges = [byte_range(x.array) for x in memory]
+    return [
+        np.zeros((end - begin) // x.array.itemsize + 1 if x.writable else 0, np.uint8)
+        for x, (begin, end) in zip(memory, ranges, strict=True)
+    ]
+
+
+def as_ctypes(
+    memory: list[GlobalArray], before: Touched | None = None, now: Touched | None = None
+) -> ctypes.Array[_Array]:
+    """The table that the runtime reads; all of ``memory``, ``before`` and ``now`` must outlive it."""
     table = (_Array * max(len(memory), 1))()
-    for row, x in zip(table, memory, strict=False):
+    for i, (row, x) in enumerate(zip(table, memory, strict=False)):
         begin, end = byte_range(x.array)
         row.name, row.begin, row.bytes = x.name.encode(), begin, end - begin
         row.valid = None if x.valid is None else x.valid.ctypes.data
         row.granule, row.writable = x.array.itemsize, x.writable
+        row.before = before[i].ctypes.data if before and x.writable else None
+        row.now = now[i].ctypes.data if now and x.writable else None
     return table
 
 

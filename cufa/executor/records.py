@@ -16,11 +16,12 @@ import numpy.typing as npt
 from ..bench import records_v1
 from ..bench.records import RECORDS_DIR
 from ..core.mask import Mask
+from ..core.operation import OPERATIONS
 from ..kernels import KernelSpec, kernels_of
 from ..nvrtc.compiler import source_digest
-from ..ops.forward import FORWARD
+from ..ops.reference import attention_reference
 from ..tuning import write_json
-from .emulate import Emulation, emulate
+from .emulate import Emulation, emulate, emulate_backward
 
 PATH = RECORDS_DIR / "emulated" / "counters.json"
 ARCH = "sm_90"
@@ -30,30 +31,35 @@ _ABOUT = (
     "Not measured on a GPU. Wavefronts and bank conflicts follow the model in cuda_src/host/bank_model.h."
 )
 
-#: What :func:`emulate` executes.
-KERNELS = kernels_of(FORWARD.name)
+#: What :func:`emulate` and :func:`emulate_backward` execute.
+KERNELS = kernels_of("forward") | kernels_of("backward")
 
 #: Counters that describe the emulation, not the kernel.
 INTERNAL = ("switches",)
 
 
 def standard_inputs(dtype: str, head_dim: int) -> list[npt.NDArray[Any]]:
-    """q, k and v of the recorded shapes: (1, 1, 1024, head_dim)."""
+    """q, k, v and a gradient of the recorded shapes: (1, 1, 1024, head_dim)."""
     rng = np.random.default_rng(0)
-    return [rng.standard_normal((1, 1, SEQLEN, head_dim)).astype(dtype) for _ in range(3)]
+    return [rng.standard_normal((1, 1, SEQLEN, head_dim)).astype(dtype) for _ in range(4)]
 
 
 def standard_runs(spec: KernelSpec) -> Iterator[tuple[Mask, int]]:
     """(mask, head_dim) of the recorded runs: one mask of each kind that is compiled."""
     for head_dim in (64, 128):
-        for mask in dict.fromkeys(problem.mask for problem in FORWARD.compiled(spec, head_dim)):
+        compiled = OPERATIONS[spec.operation].compiled(spec, head_dim)
+        for mask in dict.fromkeys(problem.mask for problem in compiled):
             yield mask, head_dim
 
 
 def run_standard(spec: KernelSpec, mask: Mask, head_dim: int) -> Emulation:
     """One recorded run, made anew."""
-    q, k, v = standard_inputs(spec.dtypes[0], head_dim)
-    return emulate(q, k, v, mask=mask, algorithm=spec.algorithm, mode="counted", arch=ARCH)
+    q, k, v, dout = standard_inputs(spec.dtypes[0], head_dim)
+    options: dict[str, Any] = {"mask": mask, "algorithm": spec.algorithm, "mode": "counted", "arch": ARCH}
+    if "dout" not in OPERATIONS[spec.operation].inputs:
+        return emulate(q, k, v, **options)
+    out, lse = attention_reference(q, k, v, mask=mask, return_lse=True)
+    return emulate_backward(dout, q, k, v, out.astype(q.dtype), lse.astype(np.float32), **options)
 
 
 def summary(run: Emulation) -> dict[str, Any]:

@@ -9,6 +9,10 @@ from cufa.bench.suites import SUITES
 from cufa.core.architectures import Device
 from cufa.core.mask import CAUSAL, FULL, Band, Mask
 from cufa.core.problem import Problem, default_scale
+from cufa.kernels import kernels_of
+
+_CARD = 90
+"""Whose suites are offered where there is no other."""
 
 SUITE = "suite-"
 """Presets that are whole suites start with this."""
@@ -33,7 +37,27 @@ def _model(
 def presets(operation: str = "forward") -> dict[str, Preset]:
     """Those of one operation by their names in links; the first is for a CPU, the second for a GPU."""
     found = {**_forward(), **_decode()}
-    return {name: preset for name, preset in found.items() if preset.problem.operation == operation}
+    mine = {name: preset for name, preset in found.items() if preset.problem.operation == operation}
+    return mine or _of_suites(operation)
+
+
+def _of_suites(operation: str) -> dict[str, Preset]:
+    """The shapes of its benchmark: the first that a CPU runs, then those that some kernel serves on a GPU."""
+    of_cpu: list[Problem] = []
+    of_gpu: list[Problem] = []
+    card = Device.typical(_CARD)
+    for suite in (suite for suite in SUITES.values() if suite.operation == operation):
+        if not suite.gpu_only:
+            of_cpu += [case.problem for case in suite.cases(None)]
+        of_gpu += [case.problem for case in suite.cases(card)]
+    specs = kernels_of(operation).values()
+    served = (p for p in of_gpu if any(spec.refuses(p, card.arch.capability) is None for spec in specs))
+    problems = dict.fromkeys([*of_cpu[:1], *served])
+    return {f"{operation}-{n}": Preset(_shape_words(p), p) for n, p in enumerate(problems)}
+
+
+def _shape_words(p: Problem) -> str:
+    return f"{p.batch} × {p.heads_text} heads, {p.seqlen_k:,} long, head dim {p.head_dim}, {p.dtype}, {p.scores_text}"
 
 
 def _forward() -> dict[str, Preset]:

@@ -66,27 +66,25 @@ def _slots(start: npt.NDArray[np.float64], end: npt.NDArray[np.float64], sm: npt
 
 def disagreements(records: Records, schedule: Schedule) -> list[str]:
     """Where the kernel's own counters differ from the schedule, one sentence each; empty when they agree."""
-    q_block = records["q_block"].astype(np.int64)
-    if len(q_block) and q_block.max() >= schedule.num_q_blocks:
-        return [
-            f"the trace has query block {q_block.max()}, the schedule only {schedule.num_q_blocks} of them"
-        ]
+    block, name = records["q_block"].astype(np.int64), "key block" if schedule.by_keys else "query block"
+    if len(block) and block.max() >= schedule.num_blocks:
+        return [f"the trace has {name} {block.max()}, the schedule only {schedule.num_blocks} of them"]
     ranges = schedule.ranges
     expected = {
         "first_tile": ranges.first,
         "tiles_visited": ranges.count,
-        "tiles_skipped": schedule.num_kv_blocks - ranges.count,
+        "tiles_skipped": schedule.tiles_of_block - ranges.count,
         "first_clear": ranges.clear_first,
         "tiles_clear": ranges.clear,
     }
     found = []
     for field, prediction in expected.items():
-        wrong = np.flatnonzero(records[field].astype(np.int64) != prediction[q_block])
+        wrong = np.flatnonzero(records[field].astype(np.int64) != prediction[block])
         if len(wrong):
             r = records[wrong[0]]
             found.append(
                 f"{field.replace('_', ' ')}: {len(wrong):,} of {len(records):,} records differ; first: "
-                f"query block {r['q_block']}, head {r['head']}, batch {r['batch']} counted {r[field]}, the "
+                f"{name} {r['q_block']}, head {r['head']}, batch {r['batch']} counted {r[field]}, the "
                 f"schedule has {prediction[r['q_block']]}"
             )
     return found

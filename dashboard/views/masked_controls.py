@@ -62,7 +62,7 @@ def _choose_config(controls: Controls, problem: Problem, spec: KernelSpec, devic
     configs = fitting_configs(spec, problem.head_dim, device)
     fitting = {config_key(c): c for c in configs}
     words = {key: config_words(c) for key, c in fitting.items()} | {_CUSTOM: "custom tiles"}
-    planned = config_key(spec.choose(problem, configs, device.num_sms)) if configs else _CUSTOM
+    planned = config_key(spec.choose(problem, configs, device)) if configs else _CUSTOM
     columns = page.fields(3, 1.2, 1.2, 1)
     with columns[0]:
         chosen = controls.choice(

@@ -48,15 +48,17 @@ def _why_none(view: View) -> str:
 
 
 def _verdict(view: View, told: list[Tiling], error: Error | None) -> str:
-    best = told[0]
-    text = f"{best.config} is the fastest of {sentences.count(len(told), 'tiling')}: {seconds_text(best.seconds)}"
-    text += f", {_binds(best)}"
+    """The shortest predicted time, and how many tilings the prediction cannot tell from it."""
+    best, tolerance = told[0], 0.0 if error is None else error.median
+    alike = [t for t in told if t.seconds <= best.seconds * (1 + tolerance)]
+    text = f"{best.config} is predicted at {seconds_text(best.seconds)}, {_binds(best)}"
+    if len(alike) > 1:
+        others = sentences.count(len(alike) - 1, "other")
+        return f"{text}; {others} of {len(told) - 1} {sentences.plural(len(alike) - 1, 'is')} too close to tell apart."
     here = next((t for t in told if config_key(t.config) == config_key(view.config)), None)
     if here is None or here is best:
-        return f"{text}."
-    ratio = here.seconds / best.seconds
-    known = "" if error is None or ratio > 1 + error.median else ", less than the prediction can tell"
-    return f"{text}. The chosen one takes {ratio:.2f}× as long{known}; it is {_binds(here)}."
+        return f"{text}: the fastest of {sentences.count(len(told), 'tiling')}."
+    return f"{text}: {here.seconds / best.seconds:.2f}× faster than the chosen one, which is {_binds(here)}."
 
 
 def _binds(tiling: Tiling) -> str:

@@ -7,7 +7,7 @@ import dataclasses
 import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
-from cufa.bench.cases import READ, Case, Contender
+from cufa.bench.cases import READ, Case, Contender, Work
 from cufa.bench.regimes import Regime
 from cufa.bench.suites import SUITES
 from cufa.bench.sustained import WARM_SECONDS
@@ -94,7 +94,7 @@ def _choose_kernels(
             name
             for name in (("naive", "fa1", "fa2") if device is None else ("fa2", "fa3"))
             if name in default
-        ]
+        ] or default
     if operation.memory_bound and device is not None:
         offered.append(READ)
         titles[READ] = "a kernel that only reads the keys and values"
@@ -264,7 +264,9 @@ def seconds_expected(job: Job, rate: float | None) -> float | None:
     total = 0.0
     for case in job.cases:
         p, number = case.problem, len(case.contenders)
-        one = number * 4 * p.batch * p.heads * p.seqlen_q * p.seqlen_k * p.head_dim / (0.5 * rate)
+        work = Work.of(p)
+        scores = p.batch * p.heads * p.seqlen_q * p.seqlen_k  # all of them: some contenders skip nothing
+        one = number * work.flops / max(1, work.scores) * scores / (0.5 * rate)
         if job.regime is Regime.SUSTAINED:
             total += max(number * (job.seconds + WARM_SECONDS), 6 * one) + 3 * one
         else:

@@ -1,0 +1,50 @@
+// Blocks of two warps take turns at the same words, by a counter in global memory: plain loads and stores, and additions
+// whose order the turns fix. One bug at a time, chosen by the constant BUG; NONE is a correct kernel.
+#include "primitives/primitives.cuh"
+#include "primitives/reduction.cuh"
+#include "primitives/semaphore.cuh"
+
+enum {
+  NONE,
+  NO_BARRIER_BEFORE_RELEASE,
+  NO_BARRIER_AFTER_WAIT,
+  NO_WAIT,
+  NO_RELEASE,
+  EARLY_RELEASE,
+  PLAIN_WAIT,
+  OTHER_COUNTER,
+  ADDITION_BEFORE_TURN,
+  ADDITION_IN_BLOCK,
+};
+
+struct PlantedParams {
+  u32* words;     // (64)
+  float* sums;    // (64)
+  u32* counters;  // (2)
+};
+
+KERNEL planted_turns(const __grid_constant__ PlantedParams p) {
+  const u32 thread = threadIdx.x, block = blockIdx.x;
+  u32* const counter = p.counters + (BUG == OTHER_COUNTER && block == 2 ? 1 : 0);
+  if (BUG == ADDITION_BEFORE_TURN) red_add_f32(p.sums + thread, 1.0f);
+  if (thread == 0 && BUG != NO_WAIT) {
+    if (BUG == PLAIN_WAIT) {
+      while (ld_global<u32>(counter) != block) {
+        if (ld_acquire_gpu(counter) == block) break;  // or this executor would wait for ever
+      }
+    } else if (BUG != OTHER_COUNTER || block < 2) {
+      while (ld_acquire_gpu(counter) != block) {
+      }
+    }
+  }
+  if (BUG != NO_BARRIER_AFTER_WAIT) block_sync();
+  const u32 mine = ld_global<u32>(p.words + (thread ^ 40));
+  block_sync();
+  st_global<u32>(p.words + thread, mine * 5 + block);
+  red_add_f32(p.sums + thread, 2.0f);
+  if (BUG == ADDITION_IN_BLOCK) red_add_f32(p.sums + (thread ^ 32), 2.0f);
+  if (BUG == EARLY_RELEASE && thread == 0) red_release_gpu_add(counter, 1);
+  if (BUG != NO_BARRIER_BEFORE_RELEASE) block_sync();
+  if (BUG == EARLY_RELEASE) st_global<u32>(p.words + thread, mine);
+  if (thread == 0 && BUG != NO_RELEASE && BUG != EARLY_RELEASE) red_release_gpu_add(counter, 1);
+}

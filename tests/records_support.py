@@ -1,0 +1,96 @@
+"""What tests of records share: rows measured on the CPU, rows made up, and a record of them."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import json
+
+from cufa.bench import records
+from cufa.bench.cases import READ, Case, Work, contenders, one_item_a_block
+from cufa.bench.limits import Limits
+from cufa.bench.regimes import Regime
+from cufa.bench.runner import Row, run_case, with_bounds
+from cufa.bench.suites import make
+from cufa.bench.timing import Timing
+from cufa.core.architectures import Device
+from cufa.kernels import KERNELS, kernels_of
+from cufa.planner import make_plan
+
+FORWARD, DECODE = (kernels_of(name) for name in ("forward", "decode"))
+H200 = Device.typical("sm_90")
+LIMITS = Limits(1e10, {"float32": 1e11, "float64": 5e10}, 1e9)
+
+
+@functools.cache
+def versions_suite():
+    """Every version of the algorithm on two shapes, measured here, on the CPU."""
+    rows = []
+    for seqlen in (600, 1100):
+        problem = make(1, 2, seqlen, 32, "float32", True)
+        case = Case(problem, contenders("naive", "fa1", "fa2_noskip", "fa2"))
+        got, skipped = run_case(case, None, LIMITS, seconds=0.05)
+        assert not skipped
+        rows += got
+    return {"title": "versions", "rows": [records.row_record(row) for row in rows], "skipped": []}
+
+
+def made_up_record():
+    """Evidence as a GPU run would leave it, with rows from the CPU."""
+    kernels = {
+        name: {
+            "source": spec.source,
+            "digest": records.digest(spec),
+            "tests_passed": 5,
+            **({"compile_seconds": 3.0} if name in FORWARD else {}),
+        }
+        for name, spec in KERNELS.items()
+    }
+    # The CPU plans every algorithm under one kernel; a GPU record has a row of each.
+    rows = copy.deepcopy(versions_suite()["rows"])
+    extra = [{**rows[0], "label": name, "kernel": name} for name in FORWARD]
+    return {
+        "schema": records.SCHEMA,
+        "environment": {
+            "device": "Test GPU",
+            "arch": "sm_90",
+            "recorded": "2026-01-02T03:04:05+00:00",
+            "nvrtc": "13.0",
+            "versions": {},
+        },
+        "limits": {"copy_bytes": 4e12, "flops": {"float16": 6e14}, "exponentials": 4e12},
+        "kernels": kernels,
+        "tests": {"passed": 9, "failed": 0, "skipped": 1, "failures": []},
+        "suites": {
+            "versions": {**versions_suite(), "rows": rows},
+            "all": {"title": "all", "rows": extra, "skipped": []},
+        },
+        "first_result_seconds": {"cold": 6.0, "warm": 1.5},
+        "host_calls": [{"call": "f(x)", "p10_us": 1.0, "p50_us": 2.0, "p90_us": 3.0}],
+    }
+
+
+def as_json(record):
+    """Tuples become lists on the way."""
+    return json.loads(json.dumps(record))
+
+
+def fa3_row(contender, seconds, **sustained):
+    """A row of FA3 on an H200, as a run there would leave it."""
+    limits = Limits(4e12, {"bfloat16": 1e15}, 4e12, sustained)
+    problem = make(4, 16, 7680, 128, "bfloat16")  # every tiling divides it
+    plan = make_plan(problem, H200, "fa3", contender.config)
+    if contender.one_item_a_block:
+        plan = one_item_a_block(plan)
+    return with_bounds(measured_row(contender.label, problem, seconds, plan), limits)
+
+
+def measured_row(label, problem, seconds, plan=None, case="", load=None, lengths=None):
+    """Twenty samples of the same length."""
+    timing = Timing((seconds,) * 20, Regime.SUSTAINED if load else Regime.IN_TURNS)
+    error, work = None if label == READ else 1e-3, Work.of(problem, lengths)
+    return Row(case, label, problem, timing, error, plan, 1e-4, "memory", work, lengths, load=load)
+
+
+def section(rows, title="a suite"):
+    return {"title": title, "rows": [as_json(records.row_record(row)) for row in rows], "skipped": []}

@@ -1,0 +1,110 @@
+"""Builds of the executor in the cache: damaged, left behind by a killed process, or with no place to go."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from support import make_inputs
+
+from cufa.cli import main
+from cufa.executor import build as host_build
+from cufa.executor.build import CompilerError
+from cufa.executor.emulate import emulate
+
+ARGUMENTS = ["emulate", "--seqlen", "40", "--heads", "1", "--mode", "plain"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick_builds():
+    """What this process has loaded stays loaded; here builds are looked at as files."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(host_build, "_FLAGS", ("-std=c++17", "-O0", "-fPIC", "-w"))
+        patch.setattr(host_build, "runtime", host_build.runtime.__wrapped__)
+        patch.setattr(host_build, "load", host_build.load.__wrapped__)
+        yield
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory, quick_builds):
+    folder = tmp_path_factory.mktemp("built")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CUFA_CACHE_DIR", str(folder))
+        build()
+    return folder
+
+
+@pytest.fixture
+def cache(built, tmp_path, monkeypatch):
+    """A cache with one kernel and the runtime in it."""
+    shutil.copytree(built, tmp_path, dirs_exist_ok=True)
+    monkeypatch.setenv("CUFA_CACHE_DIR", str(tmp_path))
+    return tmp_path
+
+
+def build() -> tuple[Path, Path]:
+    """A kernel of one line: (its library, the runtime's)."""
+    host_build.kernel("kernels/decode_probes.cu", {}, ["probe_byte_permute"], False, ["ProbeParams"])
+    folder = Path(os.environ["CUFA_CACHE_DIR"], "host")
+    return next(folder.glob("kernel-*.so")), next(folder.glob("libcufa_host-*.so"))
+
+
+@pytest.mark.parametrize(
+    "damage", [lambda b: b[: len(b) // 2], lambda b: b"", lambda b: b[:200] + b"\0" + b[201:]]
+)
+@pytest.mark.parametrize("which", [0, 1], ids=["kernel", "runtime"])
+def test_a_damaged_library_is_built_anew(cache, which, damage):
+    before = build()
+    sound, name = before[which].read_bytes(), before[which].name
+    before[which].unlink()  # a new file: the loaded one must not change under this process
+    before[which].write_bytes(damage(sound))
+    after = build()
+    assert after[which].name == name
+    assert after[which].read_bytes() == sound
+    assert host_build._is_sound(after[which])
+
+
+def test_a_sound_library_is_not_built_again(cache):
+    kernel, runtime = build()
+    times = kernel.stat().st_ino, runtime.stat().st_ino
+    build()
+    assert (kernel.stat().st_ino, runtime.stat().st_ino) == times
+
+
+def test_folders_of_killed_builds_are_removed(cache):
+    folder = cache / "host"
+    killed, at_work = folder / "build-killed", folder / "build-at-work"
+    for scratch in (killed, at_work):
+        scratch.mkdir(parents=True)
+        (scratch / "unit.cpp").write_text("int x;")
+    long_ago = time.time() - 2 * host_build._ABANDONED_SECONDS
+    os.utime(killed, (long_ago, long_ago))
+    next(folder.glob("kernel-*.so")).unlink()
+    build()
+    assert sorted(folder.glob("build-*")) == [at_work]
+
+
+def test_a_cache_that_cannot_be_made(tmp_path, monkeypatch):
+    """Its parent is a file. The command says so and exits as where something is missing."""
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("CUFA_CACHE_DIR", str(tmp_path / "file" / "cache"))
+    with pytest.raises(CompilerError, match="let CUFA_CACHE_DIR name a folder that can be written"):
+        emulate(*make_inputs(1, 1, 1, 8, 8, 8))
+    result = CliRunner().invoke(main, ARGUMENTS, catch_exceptions=False)
+    assert result.exit_code == 3
+    assert "compiled kernels cannot be kept in" in result.stderr
+
+
+def test_a_library_that_does_not_load_is_named(cache, monkeypatch):
+    def refuse(path: str) -> None:
+        raise OSError("invalid ELF header")
+
+    monkeypatch.setattr(host_build.ctypes, "CDLL", refuse)
+    with pytest.raises(
+        CompilerError, match=r"kernel-\w+\.so cannot be loaded: invalid ELF header.*delete it"
+    ):
+        build()

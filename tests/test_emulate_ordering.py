@@ -1,0 +1,156 @@
+"""Every call of FlashAttention-3 and of the decode kernels that only orders (commit, wait, fence, barrier,
+griddepcontrol) is taken out, one at a time: checked mode finds each."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from decode_kernel_support import configs, operands_of, plan_of, splits
+from decode_support import make_case
+from support import forward_operands, make_inputs, make_problem, plan_with_blocks
+
+from cufa.core.mask import Band
+from cufa.executor.emulate import Emulation, EmulationError, Execution, Finding, run_plan
+from cufa.kernels import KERNELS
+from cufa.nvrtc import compiler
+
+Run = Callable[[str | int], Emulation]
+
+#: What a GPU, the copy engine or another thread goes by. (mma_fence is for this executor alone.)
+_ORDERING = re.compile(
+    r"\b(?:block_sync|warp_sync|ring_sync|bar_sync|bar_arrive|cluster_arrive|cluster_arrive_relaxed|cluster_wait|"
+    r"cp_async_commit|cp_async_wait<[^;(]*>|bulk_commit|bulk_wait_read|async_proxy_fence|"
+    r"mbarrier_init_fence|mbarrier_arrive|mbarrier_arrive_expect_tx|mbarrier_wait|mbarrier_wait_cluster|"
+    r"wgmma_fence|wgmma_commit|wgmma_wait<[^;(]*>|grid_await_previous|grid_release_next)\([^;{}]*\);"
+)
+
+
+def fa3(which: int, head_dim: int, lengths=(200, 130), softcap: float | None = None, **mask: Any) -> Run:
+    """By the head dim's config of this number. Several short items in one block: the pipeline runs on from item to
+    item."""
+    config = [config for config in KERNELS["fa3_forward"].configs if config.fits(head_dim)][which]
+
+    def run(schedule: str | int) -> Emulation:
+        q, k, v = make_inputs(1, 3, 1, *lengths, head_dim, "float16")
+        problem = make_problem(q, k, v, **(mask or {"causal": False}))
+        plan = plan_with_blocks(dataclasses.replace(problem, softcap=softcap), config, 1)
+        return run_plan(plan, forward_operands(q, k, v), Execution("checked", schedule), trace=False)
+
+    return run
+
+
+def decode(
+    kernel: str, number: int, which: int = 0, merge: dict[str, bool] | None = None, **case: Any
+) -> Run:
+    def run(schedule: str | int) -> Emulation:
+        made = make_case(**{"lengths": [150, 3, 200], "head_dim": 64, **case})
+        config = dataclasses.replace(configs(kernel, made.q.shape[3])[which], **(merge or {}))
+        plan = plan_of(made, kernel, splits(kernel, number), config)
+        return run_plan(plan, operands_of(made), Execution("checked", schedule), trace=False)
+
+    return run
+
+
+_PAGES = {"tokens": 3, "new": 2, "page_size": 16}
+_BY_CLUSTER, _BY_LAUNCH = {"fold_combine": False, "cluster_merge": True}, {"fold_combine": False}
+#: 40 rows: two warps share a ring.
+_MANY_ROWS = {"heads": 40, "kv_heads": 1}
+
+RUNS: dict[str, Run] = {
+    "fa3 d128, Q in registers": fa3(0, 128),
+    "fa3 d128, two stages of Q": fa3(1, 128),
+    "fa3 d128, one consumer": fa3(2, 128),
+    "fa3 d64, three consumers": fa3(0, 64),
+    "fa3 d256, O from registers": fa3(0, 256),
+    "fa3 causal": fa3(0, 128, causal=True),
+    "fa3 softcap": fa3(0, 128, softcap=5.0),
+    "fa3 window": fa3(0, 128, lengths=(330, 330), mask=Band(left=20, right=5)),
+    "split": decode("decode_split_tma", 3, **_PAGES),
+    "split, merged in clusters": decode("decode_split_tma", 3, merge=_BY_CLUSTER, **_PAGES),
+    "split, merged by a launch": decode("decode_split_tma", 3, merge=_BY_LAUNCH, **_PAGES),
+    "split, many rows by cp.async": decode("decode_split", 2, which=-1, **_MANY_ROWS),
+    "balanced": decode("decode_balanced_tma", 4, **_PAGES),
+    "balanced, merged by a launch": decode("decode_balanced_tma", 4, merge=_BY_LAUNCH, **_PAGES),
+    "balanced, many rows": decode("decode_balanced_tma", 2, which=-1, lengths=[150, 0, 90], **_MANY_ROWS),
+    "balanced by cp.async": decode("decode_balanced", 4, head_dim=72, new=1, page_size=3),
+}
+
+_FA3 = [name for name in RUNS if name.startswith("fa3")]
+_DECODE = [name for name in RUNS if name not in _FA3]
+
+#: File → the run that shows most of it; then all others of its kernel.
+FILES = {
+    "kernels/fa3_forward.cu": _FA3[0],
+    "tiles/consumer.cuh": _FA3[0],
+    "tiles/pipeline.cuh": _FA3[0],
+    "tiles/pipeline_memory.cuh": _FA3[0],
+    "kernels/decode_split.cu": "split, merged by a launch",
+    "kernels/decode_balanced.cu": "balanced, merged by a launch",
+    "tiles/decode_block.cuh": "balanced",
+    "tiles/decode_cluster.cuh": "split, merged in clusters",
+    "tiles/decode_merge.cuh": "split",
+    "tiles/decode_schedule.cuh": "balanced",
+    "tiles/decode_stream.cuh": "balanced by cp.async",
+    "tiles/decode_tma.cuh": "balanced",
+}
+
+#: What orders nothing: by file and call, why.
+SUPERFLUOUS = {
+    (
+        "tiles/decode_block.cuh",
+        "cp_async_wait<0>();",
+    ): "the groups of copies that are in flight then are empty",
+}
+
+
+def calls(file: str) -> list[re.Match[str]]:
+    """Not those of trace builds, nor in comments, nor definitions."""
+    text = (compiler.SOURCE_DIR / file).read_text(encoding="utf-8")
+    found = []
+    for match in _ORDERING.finditer(text):
+        before, line = text[: match.start()].rpartition("\n")[::2]
+        if "//" not in line and not before.rstrip().endswith("if constexpr (TRACE) {"):
+            found.append(match)
+    return found
+
+
+CALLS = [
+    pytest.param(file, i, id=f"{file.partition('/')[2]}:{i}-{match[0].partition('(')[0]}")
+    for file in FILES
+    for i, match in enumerate(calls(file))
+]
+
+
+def found_by(run: Run, schedule: str | int = "ascending") -> tuple[Finding, ...]:
+    try:
+        return run(schedule).findings
+    except EmulationError as error:
+        return error.findings
+
+
+@pytest.mark.parametrize(("file", "i"), CALLS)
+def test_a_call_that_is_left_out_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str, i: int):
+    call = calls(file)[i]
+    copy = tmp_path / "cuda_src"
+    shutil.copytree(compiler.SOURCE_DIR, copy)
+    (copy / file).write_text(call.string[: call.start()] + ";" + call.string[call.end() :], encoding="utf-8")
+    monkeypatch.setattr(compiler, "SOURCE_DIR", copy)
+    kernel = _FA3 if FILES[file] in _FA3 else _DECODE
+    found = any(found_by(RUNS[name]) for name in dict.fromkeys([FILES[file], *kernel]))
+    line = call.string.count("\n", 0, call.start()) + 1
+    why = SUPERFLUOUS.get((file, call[0]))
+    assert found == (why is None), (
+        f"{file}:{line}: {call[0]} is {'needed' if found else 'left out, and nothing found'}"
+    )
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_nothing_is_found_in_the_kernels_as_they_are(name: str):
+    for schedule in ("ascending", "descending", 1):
+        assert found_by(RUNS[name], schedule) == ()

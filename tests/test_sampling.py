@@ -1,0 +1,58 @@
+"""Samples of large products: what every day has, what the date adds, what a nightly run has."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import sampling
+
+ROWS = [
+    {"kernel": kernel, "width": width, "causal": causal}
+    for kernel, width, causal in itertools.product("abcdef", range(8), (False, True))
+]
+DAYS = [f"2026-11-{day:02}" for day in range(1, 31)]
+
+
+def chosen(monkeypatch, date, **options):
+    monkeypatch.setenv(sampling.VARIABLE, date)
+    options = {"dated": 3, "pairs": [("kernel", "causal")], **options}
+    return sampling.chosen(ROWS, "a test", **options)
+
+
+@pytest.mark.parametrize("date", DAYS[:3])
+def test_every_value_and_the_pairs_asked_for_are_there_every_day(monkeypatch, date):
+    rows = [ROWS[i] for i in chosen(monkeypatch, date)]
+    for name in ROWS[0]:
+        assert {row[name] for row in rows} == {row[name] for row in ROWS}
+    assert len({(row["kernel"], row["causal"]) for row in rows}) == 12
+    assert len(rows) < len(ROWS) / 4
+
+
+def test_the_date_adds_as_many_as_asked_for_and_repeats_them(monkeypatch):
+    by_day = [chosen(monkeypatch, day) for day in DAYS]
+    fixed = chosen(monkeypatch, DAYS[0], dated=0)
+    assert all(len(day - fixed) == 3 and fixed <= day for day in by_day)
+    assert len(set().union(*by_day)) > len(ROWS) / 2, "another day draws others"
+    assert chosen(monkeypatch, DAYS[0]) == by_day[0]
+
+
+def test_a_nightly_run_has_every_case(monkeypatch):
+    assert chosen(monkeypatch, sampling.EVERY_CASE) == set(range(len(ROWS)))
+    assert sampling.of_today(range(9), "key") == list(range(9))
+
+
+def test_a_list_keeps_its_first_and_the_dates_draw_all_others(monkeypatch):
+    seen = set()
+    for day in DAYS:
+        monkeypatch.setenv(sampling.VARIABLE, day)
+        first, *others = sampling.of_today(range(9), "key", fixed=1, dated=2)
+        assert first == 0 and len(set(others)) == 2
+        seen.update(others)
+    assert seen == set(range(1, 9))
+
+
+def test_values_without_a_name_are_told_apart_by_their_text(monkeypatch):
+    monkeypatch.setenv(sampling.VARIABLE, DAYS[0])
+    rows = [{"value": value} for value in ([1], [2], {"a": 1}, KeyError)]
+    assert sampling.chosen(rows, "key", dated=0, pairs=()) == {0, 1, 2, 3}

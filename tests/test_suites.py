@@ -1,0 +1,105 @@
+"""Suites of benchmark cases: each can be planned, and covers what it is for. Nothing is measured."""
+
+from __future__ import annotations
+
+import pytest
+
+from cufa.bench import suites
+from cufa.bench.regimes import Regime
+from cufa.core.architectures import Device
+from cufa.core.element import ELEMENTS
+from cufa.core.operation import OPERATIONS
+from cufa.kernels import kernels_of
+
+
+class TestSuites:
+    @pytest.mark.parametrize("name", suites.SUITES)
+    @pytest.mark.parametrize(
+        "device", [None, Device.typical("sm_90"), Device.typical("sm_86")], ids=["cpu", "h200", "a10"]
+    )
+    def test_every_kernel_in_it_can_be_planned(self, name, device):
+        if suites.SUITES[name].gpu_only and device is None:
+            device = Device.typical("sm_80")
+        for case in suites.SUITES[name].cases(device):
+            labels = [c.label for c in case.contenders]
+            assert len(set(labels)) == len(labels), "labels tell contenders apart"
+            for contender in case.contenders:
+                if contender.is_ours and not _needs_8_bits(case, device):
+                    plan = contender.plan(case.problem, device)
+                    assert contender.algorithm in ("auto", plan.spec.algorithm)
+
+    def test_views_of_a_case_are_of_its_keys_and_values(self):
+        for suite in suites.SUITES.values():
+            for case in suite.cases(Device.typical("sm_90")):
+                for p in (case.problem_of(c) for c in case.contenders):
+                    assert (p.batch, p.kv_heads, p.head_dim) == (
+                        case.problem.batch, case.problem.kv_heads, case.problem.head_dim
+                    )  # fmt: skip
+                    assert p.seqlen_k <= case.problem.seqlen_k
+
+    def test_forward_covers_the_published_shapes(self):
+        cases = [case.problem for case in suites.SUITES["forward"].cases(Device.typical("sm_90"))]
+        assert len(cases) == 18
+        for problem in cases:
+            assert problem.batch * problem.seqlen_q == 16384
+            assert problem.heads * problem.head_dim == 2048
+            assert problem.dtype == "bfloat16"
+
+    def test_fa3_is_forward_without_the_older_kernels(self):
+        device = Device.typical("sm_90")
+        cases = list(suites.SUITES["fa3"].cases(device))
+        assert [c.problem for c in cases] == [c.problem for c in suites.SUITES["forward"].cases(device)]
+        assert {c.label for case in cases for c in case.contenders} == {"fa3", "torch flash", "torch cudnn"}
+
+    def test_awkward_covers_what_kernels_neglect(self):
+        cases = list(suites.SUITES["awkward"].cases(Device.typical("sm_90")))
+        problems = [case.problem for case in cases]
+        for kind in ("full", "causal"):
+            found = [p for p in problems if p.mask_kind == kind]
+            assert {p.seqlen_q for p in found if (p.batch, p.heads) == (1, 8)} == {512, 1024, 2048}
+            assert any((p.seqlen_q, p.seqlen_k) == (128, 8192) for p in found)
+            assert any((p.heads, p.kv_heads) == (32, 4) for p in found)
+            assert {-1, 1} <= {(p.seqlen_q + 1) % 64 - 1 for p in found}
+            assert {80, 96, 192} <= {p.head_dim for p in found}
+        assert all({"torch flash", "torch cudnn"} <= {c.label for c in case.contenders} for case in cases)
+
+    def test_ladder_is_hoppers(self):
+        assert list(suites.SUITES["ladder"].cases(Device.typical("sm_80"))) == []
+        cases = list(suites.SUITES["ladder"].cases(Device.typical("sm_90")))
+        assert {case.problem.head_dim for case in cases} == {64, 128, 256}
+        assert all(len(case.contenders) >= 3 for case in cases)
+
+    def test_evidence_times_every_kernel_that_a_call_may_name(self):
+        device = Device.typical("sm_90")
+        timed = set()
+        for part in suites.EVIDENCE:
+            for case in suites.SUITES[part.suite].cases(device):
+                timed |= {c.plan(case.problem, device).spec.name for c in case.contenders if c.is_ours}
+        assert timed >= {*kernels_of("forward"), *kernels_of("backward")}
+
+    def test_evidence_has_both_regimes_of_the_published_shapes(self):
+        for section in ("forward", "decode", "backward"):
+            assert {part.regime for part in suites.EVIDENCE if part.kept_in == section} == set(Regime)
+
+    def test_every_operation_has_a_suite(self):
+        for name in OPERATIONS:
+            suite = next(s for s in suites.SUITES.values() if s.operation == name)
+            assert next(suite.cases(Device.typical("sm_90"))).problem.operation == name
+
+    def test_masks_covers_every_kind(self):
+        problems = [c.problem for c in suites.SUITES["masks"].cases(Device.typical("sm_90"))]
+        forward = [p for p in problems if not OPERATIONS[p.operation].memory_bound]
+        assert {p.mask_kind for p in forward} == {"full", "causal", "band"}
+        assert any(p.softcap for p in forward)
+        assert any(p.edges[0] is not None for p in problems if p not in forward), "windows in decoding"
+
+    def test_the_fa1_sweep_has_the_published_blocks(self):
+        case = next(suites.SUITES["fa1-blocks"].cases(Device.typical("sm_86")))
+        published = {(64, 64, 4), (128, 64, 4), (64, 128, 4), (128, 128, 4), (128, 64, 8), (128, 128, 8)}
+        configs = [c.config for c in case.contenders]
+        assert published <= {(c.block_q, c.block_kv, c.num_warps) for c in configs}
+
+
+def _needs_8_bits(case, device):
+    """Older GPUs have no e4m3."""
+    return case.problem.k_element is ELEMENTS["float8_e4m3"] and device.arch.capability < 89
