@@ -421,4 +421,4 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward(const __grid_c
   }
 }
 
-KERNEL __launch_bounds__(PASS_THREADS) fa2_backward_convert(const __grid_constant__ BackwardParams p) { convert_strip(p); }
+KERNEL __launch_bounds__(PASS_THREADS, 8) fa2_backward_convert(const __grid_constant__ BackwardParams p) { convert_strip(p); }

@@ -178,8 +178,7 @@ DEVICE void load_pair_operand(u32 (&hi)[M_TILES][4], u32 (&lo)[M_TILES][4], u32 
   for (int i = 0; i < M_TILES; ++i) {
     TRANSPOSED ? ldmatrix_x4_trans(hi[i], smem + i * M_BYTES) : ldmatrix_x4(hi[i], smem + i * M_BYTES);
     if constexpr (WITH_LO) {
-      const u32 smem_lo = smem + i * M_BYTES + LO_OFFSET;
-      TRANSPOSED ? ldmatrix_x4_trans(lo[i], smem_lo) : ldmatrix_x4(lo[i], smem_lo);
+      TRANSPOSED ? ldmatrix_x4_trans(lo[i], smem + i * M_BYTES + LO_OFFSET) : ldmatrix_x4(lo[i], smem + i * M_BYTES + LO_OFFSET);
     }
   }
 }
