@@ -57,8 +57,8 @@ def plan_shapes(
     if device is None and arrays.is_device_array(q):  # the call could not move to the CPU
         arrays.dtype_name({"q": q}, on_gpu=True)
     problem = dataclasses.replace(arrays.make_problem(shapes, name, **options), **further)
-    served = arrays.is_device_array(q) or gpu_serves(name, options)  # those on a GPU could not move
-    target = calls.planning_device(device, served=served)
+    could_move = device is None and not arrays.is_device_array(q)
+    target = calls.planning_device(device, gpu_serves(name, options) if could_move else name != "float64")
     return calls.plan_for(problem, target, algorithm=algorithm)
 
 
