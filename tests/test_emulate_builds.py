@@ -54,7 +54,7 @@ def build() -> tuple[Path, Path]:
 
 
 @pytest.mark.parametrize(
-    "damage", [lambda b: b[: len(b) // 2], lambda b: b"", lambda b: b[:200] + b"\0" + b[201:]]
+    "damage", [lambda b: b[: len(b) // 2], lambda b: b"", lambda b: b[:200] + bytes([b[200] ^ 1]) + b[201:]]
 )
 @pytest.mark.parametrize("name", ["kernel-0.so", "libcufa_host-0.so"])
 def test_a_damaged_library_is_built_anew(tmp_path, monkeypatch, name, damage):
