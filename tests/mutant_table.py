@@ -36,7 +36,7 @@ CORE = [
     ),
     *_of(
         "cufa/core/schedule.py", "schedule",
-        ("grid[uncut & visited[:, -1], -1]", "grid[uncut, -1]", "tiles that are skipped are called padded"),
+        ("grid[-1, grid[-1] == Tile.FULL] = Tile.PADDED", "pass", "tiles past the last query are called full"),
         ("self.mask.query_tiles if self.by_keys", "self.mask.query_tiles if not self.by_keys", "rows for columns"),
     ),
     *_of(
@@ -46,7 +46,7 @@ CORE = [
         ("(free, (at + length, slot))", "(free, (at, slot))", "a slot is free before its block has ended"),
     ),
     *_of(
-        "cufa/core/scores.py", "cpu_backward reference_backward api",
+        "cufa/core/scores.py", "masks cpu_backward reference_backward",
         ("return 1 - (capped", "return 1 + (capped", "the slope of a soft cap above 1"),
         ("(bool, np.bool_, str, bytes)", "(str, bytes)", "softcap=True is taken as 1"),
     ),
@@ -66,7 +66,7 @@ CORE = [
     ),
     *_of(
         "cufa/core/occupancy.py", "occupancy",
-        ("_round_up(warps, arch.partitions) > arch", "warps > arch", "a block that cannot be launched is said to fit"),
+        ("_round_up(registers * WARP_SIZE, arch.register_granularity)", "registers * WARP_SIZE", "registers are given out one by one"),
         ("shared_memory + arch.reserved_shared_memory,", "shared_memory,", "what the driver reserves is forgotten"),
     ),
 ]  # fmt: skip
@@ -95,7 +95,7 @@ PLANNING = [
     *_of(
         "cufa/nvrtc/covering.py", "covering variants",
         ("if one in row and other in row:", "if one in row:", "pairs with what a row lacks"),
-        ("if heap and entry > heap[0]:", "if heap and entry >= heap[0]:", "never ends"),
+        ("if heap and entry > heap[0]:", "if False:", "rows are taken that add little"),
     ),
     *_of(
         "cufa/nvrtc/variants.py", "variants",
@@ -120,10 +120,10 @@ CALLS = [
     ),
     *_of(
         "cufa/decode/schedule.py", "decode_splits decode_cpu decode_merge emulate_decode_window",
-        ("min(split * each, tiles), min((split + 1) * each, tiles)", "min(split * each, tiles), (split + 1) * each",
-         "the last split reads past its sequence"),
+        ("return min(max(first * block_kv, begin), end), min(last * block_kv, end)",
+         "return min(max(first * block_kv, begin), end), last * block_kv", "the last split reads past its sequence"),
         ("return share * self.total // self.used", "return share * (self.total // self.used)", "the last tiles belong to nobody"),
-        ("last = min(count, inside + end - tile)", "last = min(count, end - tile)", "a piece in the midst ends too early"),
+        ("keys = _keys(lengths[batch], first + inside,", "keys = _keys(lengths[batch], first,", "a piece in the midst begins with its item"),
         ("(reach + block_kv - 1) // block_kv)", "reach // block_kv)", "a window that begins within a tile has one more"),
     ),
     *_of(
