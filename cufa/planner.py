@@ -277,16 +277,19 @@ def _serving(
     if not serving:
         raise ValueError(_refused(problem, device, algorithm, refusals))
     if algorithm == "auto" and kernel is None:
-        serving, reason = _preferred(serving, fastest.get(problem_class(problem)), device)
+        serving, reason = _preferred(operation, serving, fastest.get(problem_class(problem)), device)
         reason += _passed_over(serving[0], refusals)
     return serving, [reason]
 
 
 def _preferred(
-    serving: list[KernelSpec], measured: str | None, device: Device
+    operation: Operation, serving: list[KernelSpec], measured: str | None, device: Device
 ) -> tuple[list[KernelSpec], str]:
     """The kernels with the one to prefer in front, and why it is."""
     first = next((spec for spec in serving if spec.name == measured), None)
+    if operation.splits:
+        kind = "the copy engine" if serving[0].uses_copy_engine else "its threads' own copies"
+        return serving, f"auto: a kernel that reads the cache by {kind}, for the splits that follow"
     if first is None:
         return serving, (
             f"auto: {serving[0].name} is first in the registry's order of those that serve this problem (nothing "

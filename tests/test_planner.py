@@ -11,6 +11,7 @@ import sys
 import pytest
 from sampling import of_today
 
+from cufa.bench.decode_cases import make_decode
 from cufa.core.architectures import ARCHITECTURES, Device, find_architecture
 from cufa.core.lengths import Cached
 from cufa.core.mask import CAUSAL, FULL, Band, Mask
@@ -366,3 +367,13 @@ def test_a_mask_that_no_kernel_serves_is_refused_with_its_name():
 def test_scalars_of_a_soft_cap_are_finite_in_float32():
     for value in softmax_scalars(1e3, 1.2e-38).values():
         assert math.isfinite(ctypes.c_float(value).value)
+
+
+@pytest.mark.parametrize(
+    ("arch", "how"), [("sm_90", "the copy engine"), ("sm_80", "its threads' own copies")]
+)
+def test_a_decode_plan_says_why_its_kernel_and_nothing_of_measured_classes(arch, how):
+    """Its kernel follows from the cut of the keys; no class of decode problems is ever measured."""
+    text = str(make_plan(make_decode(1, 32, 8, 8192), Device.typical(arch)))
+    assert f"because    auto: a kernel that reads the cache by {how}, for the splits that follow" in text
+    assert "measured" not in text

@@ -186,7 +186,7 @@ class TestCommand:
                 return rows, []
 
             monkeypatch.setattr(command, "run_case", run_case)
-            found = CliRunner().invoke(command.tune_command, ["--head-dim", "64", "--json"])
+            found = CliRunner().invoke(command.tune_command, ["--head-dim", "64"])
             assert found.exit_code == 0, found.output
             assert next(looks, None) is None, "looked less often"
             tuning.load.cache_clear()
