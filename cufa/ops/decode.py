@@ -20,6 +20,7 @@ from ..core.problem import Problem, default_scale
 from ..core.scores import check_softcap
 from ..decode.checks import DecodeCall, check_gpu_serves, dtypes
 from ..decode.choose import CPU_CONFIG, choose, cpu_spec, num_records, plan_lines
+from ..decode.reference import decode_reference
 from ..decode.schedule import num_tiles, used_of
 from ..decode.shapes import make_problem
 from ..kernels import KernelSpec
@@ -27,7 +28,6 @@ from ..kernels.decode import row_blocks
 from ..planner import Plan, make_plan
 from . import arrays, calls
 from .mask_arguments import decode_mask
-from .reference import decode_reference
 from .seen import find, typed
 
 
