@@ -25,6 +25,8 @@ def decode_reference(
     window: tuple[int | None, int | None] | None = None,
     softcap: float | None = None,
     scale: float | None = None,
+    alibi_slopes: Any = None,
+    sink: Any = None,
     layout: str = "bhsd",
     return_lse: bool = False,
 ) -> Array | tuple[Array, Array]:
@@ -46,9 +48,11 @@ def decode_reference(
         k = _sequence(b, length, k_cache, table, k_new, k_scale)
         v = _sequence(b, length, v_cache, table, v_new, v_scale)
         one = slice(b, b + 1)
+        slopes = alibi_slopes[b] if np.ndim(alibi_slopes) == 2 else alibi_slopes
         o[one], lse[one] = attention_reference(
-            q[one], k, v, mask=decode_mask(window), softcap=softcap, scale=scale, return_lse=True
-        )
+            q[one], k, v, mask=decode_mask(window), softcap=softcap, scale=scale, alibi_slopes=slopes, sink=sink,
+            return_lse=True,
+        )  # fmt: skip
     if layout == "bshd":
         o = o.swapaxes(1, 2)
     return (o, lse) if return_lse else o

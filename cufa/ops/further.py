@@ -15,11 +15,12 @@ from ..core.operation import Operand
 from ..core.problem import Problem
 from . import arrays
 
-SLOPES, SINK = Operand("alibi_slopes"), Operand("sink")
-OPERANDS = (SLOPES, SINK, *map(Operand, ("seqlens_q", "seqlens_k", "cu_seqlens_q", "cu_seqlens_k")))
-"""Behind the others of forward and backward."""
+OF_HEADS = (Operand("alibi_slopes"), Operand("sink"))
+"""Behind the others of decode."""
+OPERANDS = (*OF_HEADS, *map(Operand, ("seqlens_q", "seqlens_k", "cu_seqlens_q", "cu_seqlens_k")))
+"""Of forward and backward."""
 
-_NUMBERS = ("alibi_slopes", "sink")
+_NUMBERS = tuple(x.name for x in OF_HEADS)
 
 
 def read(given: Mapping[str, Any], q: Any) -> dict[str, Any]:
@@ -42,7 +43,8 @@ def read(given: Mapping[str, Any], q: Any) -> dict[str, Any]:
 
 def check(inputs: Mapping[str, Any], problem: Problem) -> tuple[dict[str, Any], Problem]:
     """The inputs as kernels read them, and the problem with what they say of it."""
-    found = dict(inputs)
+    few = {x.name for x in OPERANDS}
+    found = {name: x for name, x in inputs.items() if x is not None or name not in few}
     heads = {"alibi_slopes": ((problem.heads,), (problem.batch, problem.heads)), "sink": ((problem.heads,),)}
     for name in _NUMBERS:
         if name in found:
