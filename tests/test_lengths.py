@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import make_inputs
 
@@ -129,6 +129,7 @@ def test_packed_sequences_are_calls_of_their_own(options, queries, keys, tail):
         assert not x[n:].any()
 
 
+@settings(deadline=None, max_examples=50)
 @given(
     st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), max_size=5), st.integers(0, 3), st.booleans()
 )
