@@ -82,8 +82,7 @@ def test_thinc():
     model, out = names["model"], names["out"]
     assert out.data.shape == (300, 64)
     again = model.predict(out.__class__(names["tokens"], names["lengths"]))
-    assert 0 < np.abs(again.data - out.data).max() < 0.1, "a step of the optimiser"
-    assert (again.data**2).mean() < (out.data**2).mean()
+    assert (again.data**2).mean() < (out.data**2).mean(), "a step of the optimiser"
 
 
 @pytest.mark.gpu

@@ -12,10 +12,11 @@ from thinc.util import get_width, is_numpy_array, is_xp_array, partial
 
 from ..core.mask import Mask
 from ..core.scores import check_softcap
+from ..masks.checks import check_flag
 from ..ops.arrays import check_head_dim, check_scale, resolve_precision
 from ..ops.backward import flash_attention_backward
 from ..ops.forward import flash_attention
-from ..ops.mask_arguments import check_flag, resolve_mask
+from ..ops.mask_arguments import resolve_mask
 
 Array = Any  # numpy.ndarray or cupy.ndarray
 Sequences = TypeVar("Sequences", Floats3d, Ragged)
