@@ -135,7 +135,7 @@ CALLS = [
         ("if total > problem.seqlen_k:", "if total >= problem.seqlen_k:", "a full cache is refused"),
         ("(used >= problem.cache.num_pages)", "(used > problem.cache.num_pages)", "the first page that does not exist"),
         ("(other, its_entry) != (b, entry) and slot", "other != b and slot", "one sequence names a page twice"),
-        ("slot < count:", "slot <= count:", "the slot behind a shared page's last token is refused"),
+        ("if first <= entry < last:", "if entry < last:", "a page that the window has left is still in use"),
     ),
     *_of(
         "cufa/decode/splits.py", "decode_splits planner",
