@@ -7,6 +7,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from ..ops.arrays import check_not_masked
 from ..ops.mask_arguments import decode_mask
 from ..ops.reference import Array, as_bhsd, attention_reference
 
@@ -38,7 +39,12 @@ def decode_reference(
 
     Returns o in q's shape and layout, and with ``return_lse`` also lse (batch, heads, tokens); both float64.
     """
-    q = as_bhsd(q, layout)
+    for name, x in {
+        "k_cache": k_cache, "v_cache": v_cache, "k_new": k_new, "v_new": v_new, "cache_seqlens": cache_seqlens,
+        "block_table": block_table, "k_scale": k_scale, "v_scale": v_scale,
+    }.items():  # fmt: skip
+        check_not_masked(name, x)
+    q = as_bhsd("q", q, layout)
     k_cache, v_cache, k_new, v_new = (_as_bhsd(x, layout) for x in (k_cache, v_cache, k_new, v_new))
     table = None if block_table is None else np.asarray(block_table)
     capacity = k_cache.shape[2] * (1 if table is None else table.shape[1])

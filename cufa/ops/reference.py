@@ -12,7 +12,7 @@ import numpy.typing as npt
 from ..core.mask import Mask
 from ..core.problem import default_scale
 from ..core.scores import check_softcap, distances, softcap_derivative, softcapped
-from .arrays import check_mask
+from .arrays import check_mask, check_not_masked
 from .mask_arguments import resolve_mask
 
 Array = npt.NDArray[np.float64]
@@ -54,9 +54,9 @@ def attention_reference(
     Returns o in q's shape and layout, and with ``return_lse`` also the natural logarithm of each row's sum
     of exponentials, shape (batch, heads, seqlen_q). Both are float64.
 
-    Raises ValueError for an unknown layout or shapes that do not fit together.
+    Raises ValueError for an unknown layout or shapes that do not fit together, TypeError for NumPy's masked arrays.
     """
-    q, k, v = (as_bhsd(x, layout) for x in (q, k, v))
+    q, k, v = (as_bhsd(name, x, layout) for name, x in (("q", q), ("k", k), ("v", v)))
     parts = _Parts(q, k, v, resolve_mask(causal, window, mask), alibi_slopes, sink, seqlens_q, seqlens_k)
     scores = default_scale(q.shape[-1]) if scale is None else scale, check_softcap(softcap)
     o, lse = np.zeros_like(q), np.full(q.shape[:3], -np.inf)
@@ -94,9 +94,10 @@ def attention_reference_backward(
 
     Returns (dq, dk, dv), with the shapes of q, k and v, and with a sink also dsink (heads,).
     """
-    dout, q, k, v = (as_bhsd(x, layout) for x in (dout, q, k, v))
+    dout, q, k, v = (as_bhsd(name, x, layout) for name, x in (("dout", dout), ("q", q), ("k", k), ("v", v)))
     if dout.shape != q.shape:
         raise ValueError(f"dout {dout.shape} and q {q.shape} (as bhsd) must have one shape")
+    check_not_masked("dlse", dlse)
     dlse = np.zeros(q.shape[:3]) if dlse is None else np.asarray(dlse).astype(np.float64)
     parts = _Parts(q, k, v, resolve_mask(causal, window, mask), alibi_slopes, sink, seqlens_q, seqlens_k)
     scores = default_scale(q.shape[-1]) if scale is None else scale, check_softcap(softcap)
@@ -227,7 +228,8 @@ def _product(p: Array, v: Array, seen: npt.NDArray[np.bool_]) -> Array:
     return np.stack([p_row[seen_row] @ v[seen_row] for p_row, seen_row in zip(p, seen, strict=True)])
 
 
-def as_bhsd(x: npt.ArrayLike, layout: str) -> Array:
+def as_bhsd(name: str, x: npt.ArrayLike, layout: str) -> Array:
+    check_not_masked(name, x)
     if layout not in ("bhsd", "bshd"):
         raise ValueError(f"layout={layout!r} is not known; use 'bhsd' or 'bshd'")
     array = np.asarray(x).astype(np.float64)
