@@ -116,13 +116,24 @@ DEVICE void prepare_strip(const BackwardParams& p) {
     }
 #pragma unroll
     for (int distance = 1; distance < LANES; distance *= 2) sum += shfl_xor(sum, distance);
+    if constexpr (WHOLE_TILES) {
+      if (item.valid && !here && unit == 0) {  // rows past the end: their P is exp2(0 - inf) = 0
+        st_global(workspace.lse(item.head, int(row)), -NEG_INF);
+        st_global(workspace.delta(item.head, int(row)), 0.0f);
+      }
+    }
     if (here && unit == 0) {
       const i64 at = item.head * p.seqlen_q + row;
       const float lse = ld_global<float>(p.lse + at);
       if (p.dlse != nullptr) sum -= ld_global<float>(p.dlse + at);
       const bool blind = lse == NEG_INF;
-      st_global(workspace.rows + at * ROW_NUMBER_BYTES,
-                vec2{float_as_u32(blind ? 0.0f : lse * LOG2_E), float_as_u32(blind ? 0.0f : sum)});
+      const RowNumbers numbers = {blind ? 0.0f : lse * LOG2_E, blind ? 0.0f : sum};
+      if constexpr (WHOLE_TILES) {
+        st_global(workspace.lse(item.head, int(row)), numbers.lse);
+        st_global(workspace.delta(item.head, int(row)), numbers.delta);
+      } else {
+        st_global(workspace.rows + at * ROW_NUMBER_BYTES, vec2{float_as_u32(numbers.lse), float_as_u32(numbers.delta)});
+      }
     }
   }
 }

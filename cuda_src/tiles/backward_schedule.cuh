@@ -39,8 +39,9 @@ struct QueryTile {
 };
 
 // DETERMINISTIC: key blocks add to a tile of dQ from right to left. Blocks are launched in that order, and a causal block
-// begins at its diagonal, where it is the first: then nobody waits long.
-template <int BR, int BC>
+// begins at its diagonal, where it is the first: then nobody waits long. Of a block, so many ADDERS pass a turn on, each for
+// its own part of the tile.
+template <int BR, int BC, int ADDERS = 1>
 struct DqTurns {
   const BackwardParams& p;
   const BackwardWorkspace& workspace;
@@ -53,8 +54,8 @@ struct DqTurns {
 
   // By one thread, before a barrier of the block that comes before the additions; `found` is what count() said before.
   DEVICE void await(QueryTile tile, u32 found) const {
-    const u32 turn = u32(visitors(tile).end - 1 - k_block);
-    while (found != turn) found = count(tile);
+    const u32 turn = ADDERS * u32(visitors(tile).end - 1 - k_block);
+    while (found < turn) found = count(tile);
   }
 
   // By one thread, after a barrier of the block that comes after the additions.

@@ -3,7 +3,8 @@
 //
 // dQ is kept as mma.sync has it, 16 x 8 accumulators one after another, so that a warp adds 512 neighbouring bytes at a time;
 // the last pass puts it in order. A head begins with a row of accumulators of its own: where seqlen_q is no multiple of 16,
-// up to 15 rows per head are padding.
+// up to 15 rows per head are padding. WHOLE_TILES: a head has whole query tiles instead, so that they are added and loaded
+// without a test, and the two numbers lie apart, as the copy engine takes them.
 #pragma once
 #include "backward_params.cuh"
 #include "primitives/reduction.cuh"
@@ -28,17 +29,23 @@ constexpr int ROW_NUMBER_BYTES = 8;
 
 struct BackwardWorkspace {
   float* dQ;     // (batch * heads, strips, D_TILES) accumulators
-  char* rows;    // (batch * heads, seqlen_q) RowNumbers
+  char* rows;    // (batch * heads, seqlen_q) RowNumbers; WHOLE_TILES: all lse, then all delta, (batch * heads, strips * 16)
   u32* turns;    // (batch * heads, query tiles): key blocks that have added to the tile; DETERMINISTIC
   i32 strips;    // of a head
+  i64 all_rows;  // that have numbers
 
   DEVICE explicit BackwardWorkspace(const BackwardParams& p) {
     const i64 heads = i64(p.batch) * p.heads;
-    strips = (p.seqlen_q - 1) / STRIP + 1;
+    strips = WHOLE_TILES ? ((p.seqlen_q - 1) / BLOCK_Q + 1) * (BLOCK_Q / STRIP) : (p.seqlen_q - 1) / STRIP + 1;
+    all_rows = heads * (WHOLE_TILES ? strips * STRIP : p.seqlen_q);
     dQ = static_cast<float*>(p.workspace);
     rows = reinterpret_cast<char*>(dQ + heads * strips * (D_TILES * ACCUMULATOR));
-    turns = reinterpret_cast<u32*>(rows + heads * p.seqlen_q * ROW_NUMBER_BYTES);
+    turns = reinterpret_cast<u32*>(rows + all_rows * ROW_NUMBER_BYTES);
   }
+
+  // WHOLE_TILES: the numbers from row `row` of a head on.
+  DEVICE float* lse(i64 head, int row) const { return reinterpret_cast<float*>(rows) + head * strips * STRIP + row; }
+  DEVICE float* delta(i64 head, int row) const { return lse(head, row) + all_rows; }
 
   // The accumulators of one strip of a head, `head` counted over the batch.
   DEVICE float* strip(i64 head, int strip_number) const {
