@@ -95,59 +95,67 @@ struct Consumer {
     Q_turns.wait_full(0);
     wgmma_fence();
     issue_scores(0);
-    if constexpr (ORDER == 2) {
-      mbarrier_wait(smem.V_full, 0);
-      dO_turns.wait_full(0);
-      wgmma_fence();
-      issue_dp(0);
-      wgmma_commit();  // in the place of a dQ
-      wgmma_wait<2>();
-    } else {
-      wgmma_wait<0>();
-    }
+    wgmma_wait<0>();
     wgmma_registers(S_rmem);
-    if constexpr (ORDER != 2) mbarrier_wait(smem.V_full, 0);
+    mbarrier_wait(smem.V_full, 0);
     while (true) {
+      if constexpr (ORDER == 2) {
+        dO_turns.wait_full(n);
+        wgmma_fence();
+        issue_dp(n);
+        wgmma_commit();
+      }
       mask();
       exponentials();
       if constexpr (ORDER == 0) {
         dO_turns.wait_full(n);
-        wgmma_registers(dV_rmem);
-        wgmma_registers(P_rmem);
-        wgmma_fence();
+        begin_dv();
         issue_dv();
         wgmma_wait<1>();
         if (n > 0) add_dq(tile.previous(block.tiles), n - 1);
         wgmma_fence();
         issue_dp(n);
+        wgmma_commit();
         wgmma_wait<0>();
         wgmma_registers(dV_rmem);
         wgmma_registers(P_rmem);
-        wgmma_registers(dP_rmem);
-        gradients();
       } else if constexpr (ORDER == 1) {
         wgmma_wait<0>();
         if (n > 0) add_dq(tile.previous(block.tiles), n - 1);
         dO_turns.wait_full(n);
-        wgmma_registers(dV_rmem);
-        wgmma_registers(P_rmem);
-        wgmma_fence();
+        begin_dv();
         issue_dp(n);
+        wgmma_commit();
         issue_dv();
         wgmma_wait<1>();
-        wgmma_registers(dP_rmem);
-        gradients();
+      } else if constexpr (ORDER == 2) {
+        begin_dv();
+        issue_dv();
+        wgmma_wait<1>();
+        wgmma_registers(dQ_rmem);
       } else {
+        if (n > 0) {
+          dS_turns.wait_full(n - 1);
+          wgmma_fence();
+          issue_dq(n - 1);
+          wgmma_commit();
+        }
+        dO_turns.wait_full(n);
+        begin_dv();
+        issue_dv();
+        wgmma_wait<1>();
+        if (n > 0) add_dq(tile.previous(block.tiles), n - 1);
+        wgmma_fence();
+        issue_dp(n);
+        wgmma_commit();
+        wgmma_wait<0>();
         wgmma_registers(dV_rmem);
         wgmma_registers(P_rmem);
-        wgmma_fence();
-        issue_dv();
-        wgmma_wait<2>();
-        wgmma_registers(dP_rmem);
-        gradients();
       }
+      wgmma_registers(dP_rmem);
+      gradients();
       store_ds();
-      if constexpr (ORDER == 0) dO_turns.release(n, lane);
+      if constexpr (ORDER == 0 || ORDER == 3) dO_turns.release(n, lane);
       wgmma_registers(dK_rmem);
       wgmma_registers(dS_rmem);
       wgmma_fence();
@@ -157,20 +165,21 @@ struct Consumer {
       wgmma_fence();
       issue_scores(n + 1);
       if constexpr (ORDER == 2) {
-        dO_turns.wait_full(n + 1);
-        wgmma_fence();
-        issue_dp(n + 1);
-        wgmma_wait<4>();
         if (n > 0) add_dq(tile.previous(block.tiles), n - 1);
       }
-      dS_turns.wait_full(n);
-      wgmma_fence();
-      issue_dq();
-      wgmma_wait<ORDER == 2 ? 2 : 1>();  // dK of this tile, and the next one's scores
+      if constexpr (ORDER != 3) {
+        dS_turns.wait_full(n);
+        wgmma_fence();
+        issue_dq(n);
+        wgmma_commit();
+        wgmma_wait<1>();  // dK of this tile, and the next one's scores
+      } else {
+        wgmma_wait<0>();
+      }
       wgmma_registers(S_rmem);
       wgmma_registers(dK_rmem);
       wgmma_registers(dS_rmem);
-      if constexpr (ORDER != 0) {
+      if constexpr (ORDER == 1 || ORDER == 2) {
         wgmma_registers(dV_rmem);
         wgmma_registers(P_rmem);
         dO_turns.release(n, lane);
@@ -179,13 +188,11 @@ struct Consumer {
       ++n;
       tile = tile.next(block.tiles);
     }
-    if constexpr (ORDER == 2) {
-      wgmma_wait<2>();
-      if (n > 0) add_dq(tile.previous(block.tiles), n - 1);
-    }
+    if (ORDER == 2 && n > 0) add_dq(tile.previous(block.tiles), n - 1);
     dS_turns.wait_full(n);
     wgmma_fence();
-    issue_dq();
+    issue_dq(n);
+    wgmma_commit();
     wgmma_wait<0>();
     wgmma_registers(dK_rmem);
     wgmma_registers(dV_rmem);
@@ -195,6 +202,12 @@ struct Consumer {
     if constexpr (BULK_ADD) {
       if (lane == 0) bulk_wait_read();  // shared memory ends with the block
     }
+  }
+
+  DEVICE void begin_dv() {
+    wgmma_registers(dV_rmem);
+    wgmma_registers(P_rmem);
+    wgmma_fence();
   }
 
   DEVICE u64 query_tile(u64 descriptor, int stage) const { return descriptor + descriptor_step(QUERY_TILE_BYTES) * stage; }
@@ -209,7 +222,6 @@ struct Consumer {
     wgmma_registers(dP_rmem);
     wgmma_tiles_ss<Br, K_STEPS, BFLOAT16>(dP_rmem, k_major_descriptor(smem.V + consumer * KEY_TILE_BYTES),
                                           query_tile(k_major_descriptor(smem.dO), dO_turns.stage(n)));
-    wgmma_commit();
   }
   DEVICE void issue_dv() {
     wgmma_accumulate_values<HEAD_DIM, Br / 16, BFLOAT16>(
@@ -222,7 +234,7 @@ struct Consumer {
     wgmma_commit();
   }
   // dQ = dS K: 64 rows of dS, all keys, this consumer's columns of K.
-  DEVICE void issue_dq() {
+  DEVICE void issue_dq(int n) {
     constexpr int NEXT_COLUMNS = DQ_BY_ROWS ? 0 : HEAD_DIM <= ATOM_COLUMNS ? DQ_TILES * 16 : GROUP_KEYS * ATOM_ROW_BYTES;
     constexpr int NEXT_ROWS = DQ_BY_ROWS ? 64 * ATOM_ROW_BYTES : 0;
     const u64 dS = k_major_descriptor(smem.dS + consumer * NEXT_ROWS) +
@@ -238,7 +250,6 @@ struct Consumer {
         WgmmaTransposed<DQ_TILES * 8, BFLOAT16>::template ss<true>(dQ_rmem, a, b);
       }
     }
-    wgmma_commit();
   }
 
   DEVICE void mask() {
