@@ -27,7 +27,8 @@ class Fa3BackwardConfig(TileConfig):
     """Buffers of dS."""
     bulk_add: bool = True
     """dQ is added by the copy engine, from shared memory; else by every thread from its registers."""
-    order: int = 0
+    order: int = 3
+    p_stages: int = 1
 
 
 def _shared_memory(config: Fa3BackwardConfig, head_dim: int) -> tuple[Buffer, ...]:
@@ -57,6 +58,29 @@ def _shared_memory(config: Fa3BackwardConfig, head_dim: int) -> tuple[Buffer, ..
     )
 
 
+def _wide_shared_memory(config: Fa3BackwardConfig, head_dim: int) -> tuple[Buffer, ...]:
+    """K and V; rings of Q and dO, with the two numbers of each row; of P and dS; barriers."""
+    row = ceil_div(head_dim, 64) * 128
+    scores = config.block_q * config.block_kv * 2
+    counts = {"Q": config.num_stages, "DO": config.do_stages, "P": config.p_stages, "DS": config.ds_stages}
+    return (
+        Buffer("K", config.block_kv * row, align=1024),
+        Buffer("V", config.block_kv * row, align=1024),
+        Buffer("Q", config.num_stages * config.block_q * row, align=1024),
+        Buffer("DO", config.do_stages * config.block_q * row, align=1024),
+        Buffer("DS", config.ds_stages * scores, align=1024),
+        Buffer("P", config.p_stages * scores),
+        Buffer("LSE", config.num_stages * config.block_q * 4),
+        Buffer("DELTA", config.do_stages * config.block_q * 4),
+        Buffer("KV_FULL", 2 * 8, align=8),
+        *(
+            Buffer(f"{name}_{state}", 8 * count, align=8)
+            for name, count in counts.items()
+            for state in ("FULL", "EMPTY")
+        ),
+    )
+
+
 def _strips(problem: Problem, config: Fa3BackwardConfig) -> int:
     """Of all heads, each padded to whole query tiles."""
     per_head = ceil_div(problem.seqlen_q, config.block_q) * (config.block_q // STRIP)
@@ -67,12 +91,13 @@ def _launches(
     problem: Problem, config: Fa3BackwardConfig, shared_memory: int, split: Split | None = None
 ) -> tuple[Launch, ...]:
     """One block per key block and key/value head, between two passes over the queries."""
+    name = "fa3_backward" if config.block_kv > GROUP_KEYS else "fa3_backward_wide"
     passes = (ceil_div(_strips(problem, config), PASS_WARPS), 1, 1)
     key_blocks = ceil_div(problem.seqlen_k, config.block_kv) * problem.kv_heads * problem.batch
     return (
-        Launch("fa3_backward_prepare", passes, PASS_WARPS * 32, 0),
-        Launch("fa3_backward", (key_blocks, 1, 1), config.num_warps * 32, shared_memory),
-        Launch("fa3_backward_convert", passes, PASS_WARPS * 32, 0),
+        Launch(f"{name}_prepare", passes, PASS_WARPS * 32, 0),
+        Launch(name, (key_blocks, 1, 1), config.num_warps * 32, shared_memory),
+        Launch(f"{name}_convert", passes, PASS_WARPS * 32, 0),
     )
 
 
@@ -90,7 +115,7 @@ def _boxes(config: Fa3BackwardConfig) -> dict[str, Box]:
 
 
 def _config(block_q: int, block_kv: int, num_stages: int, **own: int | bool) -> Fa3BackwardConfig:
-    return Fa3BackwardConfig(block_q, block_kv, num_warps=4 * (block_kv // GROUP_KEYS + 1), num_stages=num_stages, **own)
+    return Fa3BackwardConfig(block_q, block_kv, num_warps=12, num_stages=num_stages, **own)
 
 
 FA3_BACKWARD = KernelSpec(
@@ -102,7 +127,7 @@ FA3_BACKWARD = KernelSpec(
     dtypes=("float16", "bfloat16"),
     precisions=("native",),
     configs=(
-        _config(64, 128, 2, max_head_dim=64, order=2),
+        _config(64, 128, 2, max_head_dim=64, order=3),
         _config(64, 128, 2, min_head_dim=72, max_head_dim=128),
     ),
     shared_memory=_shared_memory,
@@ -116,4 +141,13 @@ FA3_BACKWARD = KernelSpec(
     order=lambda problem, schedule, num_sms: order.key_blocks(problem, schedule),
     operation="backward",
     further_constants=lambda problem: {"DETERMINISTIC": problem.deterministic, "WHOLE_TILES": True},
+)
+
+FA3_BACKWARD_WIDE = dataclasses.replace(
+    FA3_BACKWARD,
+    name="fa3_backward_wide",
+    title="FlashAttention-3 backward of wide heads: TMA, WGMMA, warp specialisation",
+    source="fa3_backward_wide.cu",
+    configs=(_config(64, 64, 2, min_head_dim=136, bulk_add=False),),
+    shared_memory=_wide_shared_memory,
 )

@@ -1,0 +1,304 @@
+// FlashAttention-3 backward on Hopper for head dims beyond 128, where dK and dV of 128 keys do not fit the registers of a
+// block. 64 keys a block, and its two consumer warpgroups share out not keys but gradients:
+//
+//   ValueGroup   S^T = K Q^T, P^T = exp(S^T - L), dV += P^T dO     and the first half of the columns of dQ
+//   KeyGroup     dP^T = V dO^T, dS^T = P^T o (dP^T - D), dK += dS^T Q  and the second
+//
+// P goes from the one to the other through shared memory, rounded to 16 bits as dV takes it, each thread to its namesake:
+// both hold the same elements. So P^T and dS^T are operands from registers, every product is computed once, and one group's
+// exponentials run under the other's products.
+#include "backward_params.cuh"
+#include "primitives/register_budget.cuh"
+#include "tiles/backward_block.cuh"
+
+constexpr int WEIGHT_BYTES = 128 * Br / 4 * 4;  // P of a tile: 16-bit pairs, thread by thread
+// Columns of dQ: half for each group, in two runs that do not cross an atom of K.
+constexpr int HALF_COLUMNS = (HEAD_DIM / 2 + 31) / 32 * 32;
+static_assert(KEY_GROUPS == 1 && Br == 64, "64 keys, 64 rows of dQ");
+static_assert(HALF_COLUMNS > ATOM_COLUMNS && HALF_COLUMNS <= 2 * ATOM_COLUMNS, "two runs each");
+static_assert(K_BYTES == KEY_TILE_BYTES && V_BYTES == K_BYTES, "one tile");
+static_assert(Q_BYTES == NUM_STAGES * QUERY_TILE_BYTES && DO_BYTES == DO_STAGES * QUERY_TILE_BYTES, "rings of tiles");
+static_assert(P_BYTES == P_STAGES * WEIGHT_BYTES && DS_BYTES == DS_STAGES * DS_PART_BYTES, "likewise");
+static_assert(LSE_BYTES == NUM_STAGES * NUMBERS_BYTES && DELTA_BYTES == DO_STAGES * NUMBERS_BYTES, "numbers of their tiles");
+static_assert(KV_FULL_BYTES == 16 && Q_FULL_BYTES == 8 * NUM_STAGES && DO_FULL_BYTES == 8 * DO_STAGES, "barriers");
+static_assert(P_FULL_BYTES == 8 * P_STAGES && DS_FULL_BYTES == 8 * DS_STAGES, "likewise");
+static_assert(NUM_STAGES > 1 && DO_STAGES > 1 && DS_STAGES > 1, "tiles of two turns are in use");
+
+struct WideMemory {
+  u32 K, V, Q, dO, P, dS, lse, delta, K_full, V_full, barriers;
+
+  DEVICE explicit WideMemory(u32 start)
+      : K(start + K_OFFSET), V(start + V_OFFSET), Q(start + Q_OFFSET), dO(start + DO_OFFSET), P(start + P_OFFSET),
+        dS(start + DS_OFFSET), lse(start + LSE_OFFSET), delta(start + DELTA_OFFSET), K_full(start + KV_FULL_OFFSET),
+        V_full(K_full + 8), barriers(start) {}
+
+  DEVICE Turns<NUM_STAGES> Q_turns() const { return {barriers + Q_FULL_OFFSET, barriers + Q_EMPTY_OFFSET}; }
+  DEVICE Turns<DO_STAGES> dO_turns() const { return {barriers + DO_FULL_OFFSET, barriers + DO_EMPTY_OFFSET}; }
+  DEVICE Turns<P_STAGES> P_turns() const { return {barriers + P_FULL_OFFSET, barriers + P_EMPTY_OFFSET}; }
+  DEVICE Turns<DS_STAGES> dS_turns() const { return {barriers + DS_FULL_OFFSET, barriers + DS_EMPTY_OFFSET}; }
+
+  DEVICE void init_barriers() const {
+    mbarrier_init(K_full, 1);
+    mbarrier_init(V_full, 1);
+    Q_turns().init(1, 4 * CONSUMERS);
+    dO_turns().init(1, 4 * CONSUMERS);
+    P_turns().init(4, 4);
+    dS_turns().init(4, 4 * CONSUMERS);
+    mbarrier_init_fence();
+  }
+};
+
+// One thread asks the copy engine for tiles in the order in which consumers need them.
+struct Producer {
+  const KeyBlock& block;
+  const TensorMap *dO_map, *Q_map, *K_map, *V_map;
+  const WideMemory& smem;
+
+  DEVICE void run() const {
+    const auto Q = smem.Q_turns();
+    const auto dO = smem.dO_turns();
+    QueryTile tile = block.first();
+    for (int n = 0; n < block.count; ++n) {
+      const i64 head = block.batch_head + tile.head;
+      const int row = tile.q_tile * Br;
+      if (n == 0) load_keys(block, smem.K, smem.K_full, K_map);
+      Q.wait_empty(n);
+      load_queries(block, tile, smem.Q + Q.stage(n) * QUERY_TILE_BYTES, smem.lse + Q.stage(n) * NUMBERS_BYTES,
+                   Q.full_barrier(n), Q_map, block.workspace.lse(head, row));
+      if (n == 0) load_keys(block, smem.V, smem.V_full, V_map);
+      dO.wait_empty(n);
+      load_queries(block, tile, smem.dO + dO.stage(n) * QUERY_TILE_BYTES, smem.delta + dO.stage(n) * NUMBERS_BYTES,
+                   dO.full_barrier(n), dO_map, block.workspace.delta(head, row));
+      tile = tile.next(block.tiles);
+    }
+  }
+};
+
+// One warpgroup: VALUES says which.
+template <bool VALUES>
+struct Consumer {
+  static constexpr int FIRST_COLUMN = VALUES ? 0 : HALF_COLUMNS;
+  static constexpr int MIDDLE_COLUMN = FIRST_COLUMN % ATOM_COLUMNS == 0 ? FIRST_COLUMN + ATOM_COLUMNS : 2 * ATOM_COLUMNS;
+  static constexpr int END_COLUMN = VALUES ? HALF_COLUMNS : HEAD_DIM;
+  static_assert(MIDDLE_COLUMN < END_COLUMN && END_COLUMN - MIDDLE_COLUMN <= ATOM_COLUMNS, "two runs");
+
+  const KeyBlock& block;
+  const WideMemory& smem;
+  const int warp, lane;
+  const BackwardParams& p = block.p;
+  const Turns<NUM_STAGES> Q_turns = smem.Q_turns();
+  const Turns<DO_STAGES> dO_turns = smem.dO_turns();
+  const Turns<P_STAGES> P_turns = smem.P_turns();
+  const Turns<DS_STAGES> dS_turns = smem.dS_turns();
+  const DqSum sum{block, lane};
+
+  float gradient_rmem[HEAD_DIM / 2] = {};  // dV, or dK
+  float S_rmem[Br / 2];                    // S, or dP
+  u32 operand_rmem[Br / 4];                // P, or dS
+  float dQ_rmem[32];                       // of one run of columns, then of the other
+
+  QueryTile tile = block.first();
+  int n = 0;  // number of the tile
+
+  DEVICE void run() {
+    if (block.count == 0) return store();
+    mbarrier_wait(VALUES ? smem.K_full : smem.V_full, 0);
+    if constexpr (!VALUES) mbarrier_wait(smem.K_full, 0);  // for dQ
+    wait_for_scores(0);
+    wgmma_fence();
+    issue_scores(0);
+    wgmma_wait<0>();
+    while (true) {
+      wgmma_registers(S_rmem);
+      if constexpr (VALUES) {
+        make_weights();
+      } else {
+        make_gradients();
+      }
+      // dV += P dO, dK += dS Q
+      if constexpr (VALUES) {
+        dO_turns.wait_full(n);
+      } else {
+        Q_turns.wait_full(n);
+      }
+      wgmma_registers(gradient_rmem);
+      wgmma_registers(operand_rmem);
+      wgmma_fence();
+      issue_gradient();
+      wgmma_wait<1>();
+      if (n > 0) add_second(tile.previous(block.tiles), n - 1);
+      dS_turns.wait_full(n);
+      wgmma_fence();
+      issue_dq<FIRST_COLUMN, MIDDLE_COLUMN>();
+      if (n + 1 == block.count) break;
+      wait_for_scores(n + 1);
+      wgmma_fence();
+      issue_scores(n + 1);
+      wgmma_wait<0>();
+      wgmma_registers(gradient_rmem);
+      wgmma_registers(operand_rmem);
+      release_gradient();
+      add_first(tile);
+      wgmma_fence();
+      issue_dq<MIDDLE_COLUMN, END_COLUMN>();
+      ++n;
+      tile = tile.next(block.tiles);
+    }
+    wgmma_wait<0>();
+    add_first(tile);
+    wgmma_fence();
+    issue_dq<MIDDLE_COLUMN, END_COLUMN>();
+    wgmma_wait<0>();
+    wgmma_registers(gradient_rmem);
+    add_second(tile, n);
+    sum.pass_on(tile);
+    store();
+  }
+
+  // S needs Q, dP needs dO.
+  DEVICE void wait_for_scores(int number) const {
+    if constexpr (VALUES) {
+      Q_turns.wait_full(number);
+    } else {
+      dO_turns.wait_full(number);
+    }
+  }
+  DEVICE void issue_scores(int number) {
+    const int stage = VALUES ? Q_turns.stage(number) : dO_turns.stage(number);
+    wgmma_registers(S_rmem);
+    wgmma_tiles_ss<Br, K_STEPS, BFLOAT16>(S_rmem, k_major_descriptor(VALUES ? smem.K : smem.V),
+                                          k_major_descriptor((VALUES ? smem.Q : smem.dO) + stage * QUERY_TILE_BYTES));
+    wgmma_commit();
+  }
+  DEVICE void issue_gradient() {
+    const int stage = VALUES ? dO_turns.stage(n) : Q_turns.stage(n);
+    wgmma_accumulate_values<HEAD_DIM, Br / 16, BFLOAT16>(
+        gradient_rmem, operand_rmem, mn_major_descriptor<Br>((VALUES ? smem.dO : smem.Q) + stage * QUERY_TILE_BYTES));
+    wgmma_commit();
+  }
+  DEVICE void release_gradient() const {
+    if constexpr (VALUES) {
+      dO_turns.release(n, lane);
+    } else {
+      Q_turns.release(n, lane);
+    }
+  }
+  // Columns BEGIN ... END-1 of dQ.
+  template <int BEGIN, int END>
+  DEVICE void issue_dq() {
+    float(&d)[(END - BEGIN) / 2] = reinterpret_cast<float(&)[(END - BEGIN) / 2]>(dQ_rmem);
+    ::issue_dq<(END - BEGIN) / 8>(d, smem.dS + dS_turns.stage(n) * DS_PART_BYTES,
+                                  smem.K + BEGIN / ATOM_COLUMNS * (GROUP_KEYS * ATOM_ROW_BYTES) + BEGIN % ATOM_COLUMNS * 2);
+  }
+  template <int BEGIN, int END>
+  DEVICE void add_dq(QueryTile of) {
+    wgmma_registers(dQ_rmem);
+    sum.add<(END - BEGIN) / 8>(sum.place(of, warp, BEGIN / 8), reinterpret_cast<float(&)[(END - BEGIN) / 2]>(dQ_rmem),
+                               (END - BEGIN) / 8);
+  }
+  DEVICE void add_first(QueryTile of) {
+    if (DETERMINISTIC && !sum.is_first(of)) sum.pass_on(of.previous(block.tiles));
+    sum.await_turn(of);
+    add_dq<FIRST_COLUMN, MIDDLE_COLUMN>(of);
+  }
+  DEVICE void add_second(QueryTile of, int number) {
+    add_dq<MIDDLE_COLUMN, END_COLUMN>(of);
+    dS_turns.release(number, lane);
+  }
+
+  // P, which dS is a multiple of; with a softcap times its slope.
+  DEVICE u32 weights(int i) const {
+    if constexpr (!SOFTCAP) return operand_rmem[i];
+    const auto S = fragment_view(S_rmem);
+    return pack_16bit<BFLOAT16>(S.at(i % 2, i / 2, 0), S.at(i % 2, i / 2, 1));
+  }
+  DEVICE u32 weights_place() const { return smem.P + P_turns.stage(n) * WEIGHT_BYTES + (warp * 32 + lane) * 16; }
+
+  DEVICE void make_weights() {
+    cap_scores<SOFTCAP>(fragment_view(S_rmem), p.softcap);
+    hide_scores_of_tile(block, S_rmem, tile, block.first_key + warp * 16 + lane / 4, lane);
+    exponentials(p, S_rmem, operand_rmem, smem.lse + Q_turns.stage(n) * NUMBERS_BYTES, lane);
+    P_turns.wait_empty(n);
+#pragma unroll
+    for (int i = 0; i < Br / 4; i += 4) {
+      st_shared_vec4(weights_place() + i * (128 * 4), {weights(i), weights(i + 1), weights(i + 2), weights(i + 3)});
+    }
+    async_proxy_fence();  // L has been read, too, where the copy engine writes next
+    warp_sync();          // all lanes have stored
+    if (lane == 0) mbarrier_arrive(P_turns.full_barrier(n));
+    Q_turns.release(n, lane);
+  }
+
+  DEVICE void make_gradients() {
+    P_turns.wait_full(n);
+    u32 P[Br / 4];
+#pragma unroll
+    for (int i = 0; i < Br / 4; i += 4) {
+      const vec4 v = ld_shared_vec4(weights_place() + i * (128 * 4));
+      P[i] = v.x, P[i + 1] = v.y, P[i + 2] = v.z, P[i + 3] = v.w;
+    }
+    gradients(operand_rmem, S_rmem, smem.delta + dO_turns.stage(n) * NUMBERS_BYTES, lane, [&](int t, int r, int e) {
+      const u32 pair = P[2 * t + r];
+      if constexpr (BFLOAT16) return u32_as_float(e == 0 ? pair << 16 : pair & 0xffff0000u);
+      return cvt_f32_f16(u16(e == 0 ? pair : pair >> 16));
+    });
+    dS_turns.wait_empty(n);
+    store_ds(smem.dS + dS_turns.stage(n) * DS_PART_BYTES, operand_rmem, warp, lane);
+    if (lane == 0) mbarrier_arrive(dS_turns.full_barrier(n));
+    P_turns.release(n, lane);
+    dO_turns.release(n, lane);
+  }
+
+  DEVICE void store() {
+    const int first_key = block.first_key + warp * 16;
+    if constexpr (VALUES) {
+      store_keys(block, p.dv, p.dv_stride, gradient_rmem, 1.0f, first_key, lane);
+    } else {
+      store_keys(block, p.dk, p.dk_stride, gradient_rmem, p.scale, first_key, lane);
+    }
+  }
+};
+
+KERNEL __launch_bounds__(PASS_THREADS)
+    fa3_backward_wide_prepare(const __grid_constant__ BackwardParams p, const __grid_constant__ TensorMap,
+                              const __grid_constant__ TensorMap, const __grid_constant__ TensorMap,
+                              const __grid_constant__ TensorMap) {
+  prepare_strip(p);
+}
+
+KERNEL __launch_bounds__(NUM_THREADS, 1)
+    fa3_backward_wide(const __grid_constant__ BackwardParams p, const __grid_constant__ TensorMap dO_map,
+                      const __grid_constant__ TensorMap Q_map, const __grid_constant__ TensorMap K_map,
+                      const __grid_constant__ TensorMap V_map) {
+  DYN_SMEM(start);
+  const WideMemory smem(smem_address(start));
+  const int thread = threadIdx.x;
+  const int warpgroup = shfl(u32(thread / 128), 0);  // uniform, and known to be
+  u64 start_ns = 0;
+  if constexpr (TRACE) start_ns = global_timer();
+
+  if (thread == 0) smem.init_barriers();
+  block_sync();  // nobody may wait on a barrier that is not initialised
+
+  const BackwardWorkspace workspace(p);
+  const KeyBlock block{p, workspace, key_item<Bc>(p, blockIdx.x, 8 * HEAD_DIM)};
+  if (warpgroup == 0) {
+    registers_release_to<PRODUCER_REGISTERS>();
+    if (thread == 0) Producer{block, &dO_map, &Q_map, &K_map, &V_map, smem}.run();
+  } else {
+    registers_raise_to<CONSUMER_REGISTERS>();
+    if (warpgroup == 1) {
+      Consumer<true>{block, smem, thread / 32 % 4, thread % 32}.run();
+    } else {
+      Consumer<false>{block, smem, thread / 32 % 4, thread % 32}.run();
+    }
+    if (TRACE && thread == 128) write_trace(p, blockIdx.x, {block.item.k_block, block.item.kv_head, block.item.batch}, block.tiles, start_ns);
+  }
+}
+
+KERNEL __launch_bounds__(PASS_THREADS)
+    fa3_backward_wide_convert(const __grid_constant__ BackwardParams p, const __grid_constant__ TensorMap,
+                              const __grid_constant__ TensorMap, const __grid_constant__ TensorMap,
+                              const __grid_constant__ TensorMap) {
+  convert_strip(p);
+}
