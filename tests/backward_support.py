@@ -11,9 +11,21 @@ from support import TF32_EPSILON, in_order, make_inputs
 
 from cufa import attention_reference, attention_reference_backward
 from cufa.core.scores import softcap_derivative, softcapped
+from cufa.kernels import KernelSpec
 from cufa.ops.mask_arguments import resolve_mask
 
 NAMES = ("dq", "dk", "dv")
+
+
+def serves(spec: KernelSpec, head_dim: int) -> bool:
+    """Some config of the kernel is for this head dim."""
+    return any(config.fits(head_dim) for config in spec.configs)
+
+
+def near(spec: KernelSpec, head_dim: int) -> int:
+    """The head dim that the kernel serves nearest to this one."""
+    served = (x for x in range(8, 257, 8) if serves(spec, x))
+    return min(served, key=lambda x: abs(x - head_dim))
 
 
 @dataclasses.dataclass(frozen=True)

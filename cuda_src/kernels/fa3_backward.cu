@@ -3,6 +3,8 @@
 #include "primitives/register_budget.cuh"
 #include "tiles/backward_pipeline.cuh"
 
+// Whether registers suffice for P, packed, while dP is in flight beside what both groups keep.
+constexpr bool P_BESIDE_DP = Br * 5 / 4 + HEAD_DIM <= 208;
 static_assert(NUM_STAGES > 1 && DO_STAGES > 1 && DS_STAGES > 1, "tiles of two turns are in use");
 
 // One thread asks the copy engine for tiles in the order in which consumers need them.
@@ -21,11 +23,11 @@ struct Producer {
       if (n == 0) load_keys(block, smem.K, smem.K_full, K_map);
       Q.wait_empty(n);
       load_queries(block, tile, smem.Q + Q.stage(n) * QUERY_TILE_BYTES, smem.lse + Q.stage(n) * NUMBERS_BYTES,
-                   Q.full_barrier(n), Q_map, block.workspace.lse(head, row));
+                   Q.full_barrier(n), Q_map, block.workspace().lse(head, row));
       if (n == 0) load_keys(block, smem.V, smem.V_full, V_map);
       dO.wait_empty(n);
       load_queries(block, tile, smem.dO + dO.stage(n) * QUERY_TILE_BYTES, smem.delta + dO.stage(n) * NUMBERS_BYTES,
-                   dO.full_barrier(n), dO_map, block.workspace.delta(head, row));
+                   dO.full_barrier(n), dO_map, block.workspace().delta(head, row));
       tile = tile.next(block.tiles);
     }
   }
@@ -55,11 +57,10 @@ struct Consumer {
     mbarrier_wait(smem.K_full, 0);
     Q_turns.wait_full(0);
     wgmma_fence();
-    issue_scores(S_rmem, 0);
+    issue_scores(0);
     wgmma_wait<0>();
-    wgmma_registers(S_rmem);
     mbarrier_wait(smem.V_full, 0);
-    while (visit(S_rmem)) {
+    while (visit()) {
     }
     --n;
     tile = tile.previous(block.tiles);
@@ -77,59 +78,53 @@ struct Consumer {
     }
   }
 
-  // One tile, whose scores are there. False when it was the last.
-  DEVICE bool visit(float (&S)[Br / 2]) {
-    const bool more = n + 1 < block.count;
-    if constexpr (ORDER >= 6) {
-      dS_turns.wait_full(n);
-      wgmma_fence();
-      issue_dq(n);
-    }
-    mask(S);
-    exponentials(S);
-    if constexpr (ORDER == 3) {
-      dS_turns.wait_full(n);
-    }
+  // One tile, whose scores are there; dQ is that of the tile before. False when it was the last: then its dQ is left to do.
+  DEVICE bool visit() {
+    wgmma_registers(S_rmem);
+    if constexpr (DQ_FIRST) begin_dq();
+    make_weights();
+    if constexpr (!DQ_FIRST) begin_dq();
     dO_turns.wait_full(n);
     wgmma_registers(dV_rmem);
     wgmma_registers(P_rmem);
     wgmma_fence();
-    if constexpr (ORDER == 3) issue_dq(n);
     issue_dv();
     wgmma_wait<1>();
     end_dq();
-    if constexpr (ORDER == 8) {
-      wgmma_wait<0>();
-      wgmma_registers(dV_rmem);
-      wgmma_registers(P_rmem);
-    }
+    if constexpr (!P_BESIDE_DP) await_dv();
     wgmma_fence();
-    issue_dp(n);
-    wgmma_commit();
-    wgmma_wait<0>();
-    if constexpr (ORDER != 8) {
-      wgmma_registers(dV_rmem);
-      wgmma_registers(P_rmem);
-    }
+    issue_dp();
+    await_dv();
     wgmma_registers(dP_rmem);
-    gradients(S);
-    store_ds();
+    make_gradients();
     dO_turns.release(n, lane);
     wgmma_registers(dK_rmem);
     wgmma_registers(dS_rmem);
     wgmma_fence();
     issue_dk();
-    Q_turns.wait_full(more ? n + 1 : n);
+    // The next tile's scores; behind the last tile its own once more, so that the loop's shape is the same.
+    const bool more = n + 1 < block.count;
+    Q_turns.wait_full(n + more);
     wgmma_fence();
-    issue_scores(S, more ? n + 1 : n);
+    issue_scores(n + more);
     wgmma_wait<0>();
-    wgmma_registers(S);
     wgmma_registers(dK_rmem);
     wgmma_registers(dS_rmem);
     Q_turns.release(n, lane);
     ++n;
     tile = tile.next(block.tiles);
     return more;
+  }
+
+  DEVICE void begin_dq() {
+    dS_turns.wait_full(n);
+    wgmma_fence();
+    issue_dq(n);
+  }
+  DEVICE void await_dv() {
+    wgmma_wait<0>();
+    wgmma_registers(dV_rmem);
+    wgmma_registers(P_rmem);
   }
 
   // dQ of the tile before; before the first there is none.
@@ -144,16 +139,17 @@ struct Consumer {
 
   DEVICE u64 query_tile(u64 descriptor, int stage) const { return descriptor + descriptor_step(QUERY_TILE_BYTES) * stage; }
 
-  DEVICE void issue_scores(float (&S)[Br / 2], int n) {
-    wgmma_registers(S);
-    wgmma_tiles_ss<Br, K_STEPS, BFLOAT16>(S, k_major_descriptor(smem.K + consumer * KEY_TILE_BYTES),
+  DEVICE void issue_scores(int n) {
+    wgmma_registers(S_rmem);
+    wgmma_tiles_ss<Br, K_STEPS, BFLOAT16>(S_rmem, k_major_descriptor(smem.K + consumer * KEY_TILE_BYTES),
                                           query_tile(k_major_descriptor(smem.Q), Q_turns.stage(n)));
     wgmma_commit();
   }
-  DEVICE void issue_dp(int n) {
+  DEVICE void issue_dp() {
     wgmma_registers(dP_rmem);
     wgmma_tiles_ss<Br, K_STEPS, BFLOAT16>(dP_rmem, k_major_descriptor(smem.V + consumer * KEY_TILE_BYTES),
                                           query_tile(k_major_descriptor(smem.dO), dO_turns.stage(n)));
+    wgmma_commit();
   }
   DEVICE void issue_dv() {
     wgmma_accumulate_values<HEAD_DIM, Br / 16, BFLOAT16>(
@@ -172,17 +168,16 @@ struct Consumer {
                          smem.K + consumer * NEXT_COLUMNS);
   }
 
-  DEVICE void mask(float (&S)[Br / 2]) {
-    cap_scores<SOFTCAP>(fragment_view(S), p.softcap);
-    hide_scores_of_tile(block, S, tile, block.first_key + consumer * GROUP_KEYS + warp * 16 + lane / 4, lane);
+  DEVICE void make_weights() {
+    cap_scores<SOFTCAP>(fragment_view(S_rmem), p.softcap);
+    hide_scores_of_tile(block, S_rmem, tile, block.first_key + consumer * GROUP_KEYS + warp * 16 + lane / 4, lane);
+    exponentials(p, S_rmem, P_rmem, smem.lse + Q_turns.stage(n) * NUMBERS_BYTES, lane);
   }
-  DEVICE void exponentials(float (&S)[Br / 2]) {
-    ::exponentials(p, S, P_rmem, smem.lse + Q_turns.stage(n) * NUMBERS_BYTES, lane);
-  }
-  DEVICE void gradients(float (&S)[Br / 2]) {
-    const auto P = fragment_view(S);
-    ::gradients(dS_rmem, dP_rmem, smem.delta + dO_turns.stage(n) * NUMBERS_BYTES, lane,
-                [&](int t, int r, int e) { return P.at(r, t, e); });
+  DEVICE void make_gradients() {
+    const auto P = fragment_view(S_rmem);
+    gradients(dS_rmem, dP_rmem, smem.delta + dO_turns.stage(n) * NUMBERS_BYTES, lane,
+              [&](int t, int r, int e) { return P.at(r, t, e); });
+    store_ds(n + 1);
   }
   // Of turn `turn`, which is that of tile turn - 1: the first turn has zeros, so that every tile has one before it.
   DEVICE void store_ds(int turn) {
@@ -190,7 +185,6 @@ struct Consumer {
     ::store_ds(smem.dS + (dS_turns.stage(turn) * KEY_GROUPS + consumer) * DS_PART_BYTES, dS_rmem, warp, lane);
     if (lane == 0) mbarrier_arrive(dS_turns.full_barrier(turn));
   }
-  DEVICE void store_ds() { store_ds(n + 1); }
   DEVICE void store_no_ds() {
 #pragma unroll
     for (int i = 0; i < Br / 4; ++i) dS_rmem[i] = 0;
@@ -243,8 +237,7 @@ KERNEL __launch_bounds__(NUM_THREADS, 1)
   if (thread == 0) smem.init_barriers();
   block_sync();  // nobody may wait on a barrier that is not initialised
 
-  const BackwardWorkspace workspace(p);
-  const KeyBlock block{p, workspace, key_item<Bc>(p, blockIdx.x, 8 * HEAD_DIM)};
+  const KeyBlock block{p, key_item<Bc>(p, blockIdx.x, 8 * HEAD_DIM)};
   if (warpgroup == 0) {
     registers_release_to<PRODUCER_REGISTERS>();
     if (thread == 0) Producer{block, &dO_map, &Q_map, &K_map, &V_map, smem}.run();

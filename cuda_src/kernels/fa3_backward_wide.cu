@@ -18,10 +18,12 @@ static_assert(KEY_GROUPS == 1 && Br == 64, "64 keys, 64 rows of dQ");
 static_assert(HALF_COLUMNS > ATOM_COLUMNS && HALF_COLUMNS <= 2 * ATOM_COLUMNS, "two runs each");
 static_assert(K_BYTES == KEY_TILE_BYTES && V_BYTES == K_BYTES, "one tile");
 static_assert(Q_BYTES == NUM_STAGES * QUERY_TILE_BYTES && DO_BYTES == DO_STAGES * QUERY_TILE_BYTES, "rings of tiles");
-static_assert(P_BYTES == P_STAGES * WEIGHT_BYTES && DS_BYTES == DS_STAGES * DS_PART_BYTES, "likewise");
+static_assert(P_BYTES == WEIGHT_BYTES && DS_BYTES == DS_STAGES * DS_PART_BYTES, "likewise");
 static_assert(LSE_BYTES == NUM_STAGES * NUMBERS_BYTES && DELTA_BYTES == DO_STAGES * NUMBERS_BYTES, "numbers of their tiles");
-static_assert(KV_FULL_BYTES == 16 && Q_FULL_BYTES == 8 * NUM_STAGES && DO_FULL_BYTES == 8 * DO_STAGES, "barriers");
-static_assert(P_FULL_BYTES == 8 * P_STAGES && DS_FULL_BYTES == 8 * DS_STAGES, "likewise");
+static_assert(KV_FULL_BYTES == 16 && P_FULL_BYTES == 8 && P_EMPTY_BYTES == 8, "barriers");
+static_assert(Q_FULL_BYTES == 8 * NUM_STAGES && Q_EMPTY_BYTES == Q_FULL_BYTES, "a barrier a tile");
+static_assert(DO_FULL_BYTES == 8 * DO_STAGES && DO_EMPTY_BYTES == DO_FULL_BYTES, "likewise");
+static_assert(DS_FULL_BYTES == 8 * DS_STAGES && DS_EMPTY_BYTES == DS_FULL_BYTES, "likewise");
 static_assert(NUM_STAGES > 1 && DO_STAGES > 1 && DS_STAGES > 1, "tiles of two turns are in use");
 
 struct WideMemory {
@@ -34,7 +36,7 @@ struct WideMemory {
 
   DEVICE Turns<NUM_STAGES> Q_turns() const { return {barriers + Q_FULL_OFFSET, barriers + Q_EMPTY_OFFSET}; }
   DEVICE Turns<DO_STAGES> dO_turns() const { return {barriers + DO_FULL_OFFSET, barriers + DO_EMPTY_OFFSET}; }
-  DEVICE Turns<P_STAGES> P_turns() const { return {barriers + P_FULL_OFFSET, barriers + P_EMPTY_OFFSET}; }
+  DEVICE Turns<1> P_turns() const { return {barriers + P_FULL_OFFSET, barriers + P_EMPTY_OFFSET}; }
   DEVICE Turns<DS_STAGES> dS_turns() const { return {barriers + DS_FULL_OFFSET, barriers + DS_EMPTY_OFFSET}; }
 
   DEVICE void init_barriers() const {
@@ -64,11 +66,11 @@ struct Producer {
       if (n == 0) load_keys(block, smem.K, smem.K_full, K_map);
       Q.wait_empty(n);
       load_queries(block, tile, smem.Q + Q.stage(n) * QUERY_TILE_BYTES, smem.lse + Q.stage(n) * NUMBERS_BYTES,
-                   Q.full_barrier(n), Q_map, block.workspace.lse(head, row));
+                   Q.full_barrier(n), Q_map, block.workspace().lse(head, row));
       if (n == 0) load_keys(block, smem.V, smem.V_full, V_map);
       dO.wait_empty(n);
       load_queries(block, tile, smem.dO + dO.stage(n) * QUERY_TILE_BYTES, smem.delta + dO.stage(n) * NUMBERS_BYTES,
-                   dO.full_barrier(n), dO_map, block.workspace.delta(head, row));
+                   dO.full_barrier(n), dO_map, block.workspace().delta(head, row));
       tile = tile.next(block.tiles);
     }
   }
@@ -88,7 +90,7 @@ struct Consumer {
   const BackwardParams& p = block.p;
   const Turns<NUM_STAGES> Q_turns = smem.Q_turns();
   const Turns<DO_STAGES> dO_turns = smem.dO_turns();
-  const Turns<P_STAGES> P_turns = smem.P_turns();
+  const Turns<1> P_turns = smem.P_turns();
   const Turns<DS_STAGES> dS_turns = smem.dS_turns();
   const DqSum sum{block, lane};
 
@@ -280,8 +282,7 @@ KERNEL __launch_bounds__(NUM_THREADS, 1)
   if (thread == 0) smem.init_barriers();
   block_sync();  // nobody may wait on a barrier that is not initialised
 
-  const BackwardWorkspace workspace(p);
-  const KeyBlock block{p, workspace, key_item<Bc>(p, blockIdx.x, 8 * HEAD_DIM)};
+  const KeyBlock block{p, key_item<Bc>(p, blockIdx.x, 8 * HEAD_DIM)};
   if (warpgroup == 0) {
     registers_release_to<PRODUCER_REGISTERS>();
     if (thread == 0) Producer{block, &dO_map, &Q_map, &K_map, &V_map, smem}.run();

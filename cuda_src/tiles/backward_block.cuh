@@ -51,7 +51,6 @@ struct Turns {
 // What all threads of a block know: its keys, and the query tiles that it visits.
 struct KeyBlock {
   const BackwardParams& p;
-  const BackwardWorkspace& workspace;
   const KeyItem item;
   const TileRange tiles = (head_mask(p).template query_tiles<Br, Bc>(item.k_block));
   const int first_key = item.k_block * Bc;
@@ -60,6 +59,7 @@ struct KeyBlock {
   const i64 batch_head = i64(item.batch) * p.heads;
 
   DEVICE QueryTile first() const { return {first_head, tiles.first}; }
+  DEVICE BackwardWorkspace workspace() const { return BackwardWorkspace(p); }
 };
 
 // By the producer: K or V of the block.
@@ -160,17 +160,17 @@ DEVICE void issue_dq(float (&dQ_rmem)[4 * TILES], u32 dS, u32 K) {
 struct DqSum {
   const KeyBlock& block;
   const int lane;
-  const DqTurns<Br, Bc, 4 * CONSUMERS> turns{block.p, block.workspace, block.item.k_block, block.batch_head};
+  DEVICE auto turns() const { return DqTurns<Br, Bc, 4 * CONSUMERS>{block.p, block.workspace(), block.item.k_block, block.batch_head}; }
 
   DEVICE bool is_first(QueryTile of) const { return of.head == block.first_head && of.q_tile == block.tiles.first; }
   // 16 rows of a tile, `strip` of its strips, from accumulator `first` on.
   DEVICE float* place(QueryTile of, int strip, int first) const {
-    return block.workspace.strip(block.batch_head + of.head, of.q_tile * (Br / STRIP) + strip) + first * ACCUMULATOR;
+    return block.workspace().strip(block.batch_head + of.head, of.q_tile * (Br / STRIP) + strip) + first * ACCUMULATOR;
   }
   // DETERMINISTIC: until all blocks to the right have added.
   DEVICE void await_turn(QueryTile of) const {
     if constexpr (DETERMINISTIC) {
-      if (lane == 0) turns.await(of, turns.count(of));
+      if (lane == 0) turns().await(of, turns().count(of));
       warp_sync();  // it is this warp's turn
     }
   }
@@ -203,7 +203,7 @@ struct DqSum {
     warp_sync();  // all lanes have added
     if (lane == 0) {
       bulk_wait();
-      turns.pass_on(of);
+      turns().pass_on(of);
     }
   }
 };

@@ -44,7 +44,7 @@ struct QueryTile {
 template <int BR, int BC, int ADDERS = 1>
 struct DqTurns {
   const BackwardParams& p;
-  const BackwardWorkspace& workspace;
+  const BackwardWorkspace workspace;
   int k_block;
   i64 first_head;  // of the batch
 

@@ -27,8 +27,8 @@ class Fa3BackwardConfig(TileConfig):
     """Buffers of dS."""
     bulk_add: bool = True
     """dQ is added by the copy engine, from shared memory; else by every thread from its registers."""
-    order: int = 3
-    p_stages: int = 1
+    dq_first: bool = False
+    """dQ of the tile before is in flight under the exponentials, not behind them."""
 
 
 def _shared_memory(config: Fa3BackwardConfig, head_dim: int) -> tuple[Buffer, ...]:
@@ -62,14 +62,14 @@ def _wide_shared_memory(config: Fa3BackwardConfig, head_dim: int) -> tuple[Buffe
     """K and V; rings of Q and dO, with the two numbers of each row; of P and dS; barriers."""
     row = ceil_div(head_dim, 64) * 128
     scores = config.block_q * config.block_kv * 2
-    counts = {"Q": config.num_stages, "DO": config.do_stages, "P": config.p_stages, "DS": config.ds_stages}
+    counts = {"Q": config.num_stages, "DO": config.do_stages, "P": 1, "DS": config.ds_stages}
     return (
         Buffer("K", config.block_kv * row, align=1024),
         Buffer("V", config.block_kv * row, align=1024),
         Buffer("Q", config.num_stages * config.block_q * row, align=1024),
         Buffer("DO", config.do_stages * config.block_q * row, align=1024),
         Buffer("DS", config.ds_stages * scores, align=1024),
-        Buffer("P", config.p_stages * scores),
+        Buffer("P", scores),
         Buffer("LSE", config.num_stages * config.block_q * 4),
         Buffer("DELTA", config.do_stages * config.block_q * 4),
         Buffer("KV_FULL", 2 * 8, align=8),
@@ -127,7 +127,7 @@ FA3_BACKWARD = KernelSpec(
     dtypes=("float16", "bfloat16"),
     precisions=("native",),
     configs=(
-        _config(64, 128, 2, max_head_dim=64, order=3),
+        _config(128, 128, 2, max_head_dim=64, dq_first=True),
         _config(64, 128, 2, min_head_dim=72, max_head_dim=128),
     ),
     shared_memory=_shared_memory,
