@@ -1,4 +1,4 @@
-// Host twins of the primitives that the backward on Hopper adds: bulk_copy.cuh, wgmma_transposed.cuh.
+// Host twins of the primitives that the backward on Hopper adds: bulk_copy.cuh, opaque.cuh, wgmma_transposed.cuh.
 #pragma once
 #include "host/hopper_host.h"
 
@@ -19,6 +19,9 @@ DEVICE void bulk_load(u32 smem, const void* global, u32 bytes, u32 barrier, SITE
 }
 DEVICE void bulk_add_f32(float* global, u32 smem, u32 bytes, SITE) { cufa_host::add_linear(global, smem, bytes, site); }
 DEVICE void bulk_wait() { cufa_host::await_stores(); }
+
+// ---- opaque.cuh
+DEVICE u32 opaque(u32 x) { return x; }
 
 // ---- wgmma_transposed.cuh
 template <int N, bool BF16>

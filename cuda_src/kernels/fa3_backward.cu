@@ -7,79 +7,79 @@
 constexpr bool P_BESIDE_DP = Br * 5 / 4 + HEAD_DIM <= 208;
 static_assert(NUM_STAGES > 1 && DO_STAGES > 1 && DS_STAGES > 1, "tiles of two turns are in use");
 
-// One thread asks the copy engine for tiles in the order in which consumers need them.
-struct Producer {
-  const KeyBlock& block;
-  const TensorMap *dO_map, *Q_map, *K_map, *V_map;
-  const BackwardMemory& smem;
-
-  DEVICE void run() const {
-    const auto Q = smem.Q_turns();
-    const auto dO = smem.dO_turns();
-    QueryTile tile = block.first();
-    for (int n = 0; n < block.count; ++n) {
-      const i64 head = block.batch_head + tile.head;
-      const int row = tile.q_tile * Br;
-      if (n == 0) load_keys(block, smem.K, smem.K_full, K_map);
-      Q.wait_empty(n);
-      load_queries(block, tile, smem.Q + Q.stage(n) * QUERY_TILE_BYTES, smem.lse + Q.stage(n) * NUMBERS_BYTES,
-                   Q.full_barrier(n), Q_map, block.workspace().lse(head, row));
-      if (n == 0) load_keys(block, smem.V, smem.V_full, V_map);
-      dO.wait_empty(n);
-      load_queries(block, tile, smem.dO + dO.stage(n) * QUERY_TILE_BYTES, smem.delta + dO.stage(n) * NUMBERS_BYTES,
-                   dO.full_barrier(n), dO_map, block.workspace().delta(head, row));
-      tile = tile.next(block.tiles);
-    }
-  }
-};
-
 // One warpgroup, 64 keys.
 struct Consumer {
-  const KeyBlock& block;
+  const BackwardParams& p;
   const BackwardMemory& smem;
   const int consumer, warp, lane;
-  const BackwardParams& p = block.p;
   const Turns<NUM_STAGES> Q_turns = smem.Q_turns();
   const Turns<DO_STAGES> dO_turns = smem.dO_turns();
   const Turns<DS_STAGES> dS_turns = smem.dS_turns();
-  const DqSum sum{block, lane};
 
-  float dK_rmem[HEAD_DIM / 2] = {}, dV_rmem[HEAD_DIM / 2] = {};
+  float dK_rmem[HEAD_DIM / 2], dV_rmem[HEAD_DIM / 2];
   float S_rmem[Br / 2], dP_rmem[Br / 2], dQ_rmem[DQ_TILES * 4];
   u32 P_rmem[Br / 4], dS_rmem[Br / 4];
 
-  QueryTile tile = block.first();
-  int n = 0;  // number of the tile
+  KeyBlock block{p, 0};
+  QueryTile tile;
+  int n = 0;     // number of the tile, over all items; that of its dS is n + items
+  int end = 0;   // of the item's tiles
+  int items = 0;  // with tiles
 
   DEVICE void run() {
-    if (block.count == 0) return store();
-    store_no_ds();
-    mbarrier_wait(smem.K_full, 0);
-    Q_turns.wait_full(0);
-    wgmma_fence();
-    issue_scores(0);
-    wgmma_wait<0>();
-    mbarrier_wait(smem.V_full, 0);
-    while (visit()) {
+    for (int i = 0;; ++i) {
+      smem.items.turns.wait_full(i);
+      block.record = smem.items.record(i);
+      if (block.k_block() == NO_MORE_ITEMS) break;
+      const u64 start_ns = TRACE ? global_timer() : 0;
+#pragma unroll
+      for (int x = 0; x < HEAD_DIM / 2; ++x) dK_rmem[x] = dV_rmem[x] = 0.0f;
+      const int count = block.count();
+      if (count > 0) {
+        tile = block.first();
+        end = n + count;
+        ++items;
+        visit_tiles();
+      }
+      store();
+      if (TRACE && threadIdx.x == 128) {
+        write_trace(p, block.index(), {block.k_block(), block.kv_head(), block.batch()}, block.tiles(), start_ns);
+      }
+      async_proxy_fence();  // the record has been read, where the copy engine writes next
+      warp_sync();
+      smem.items.turns.release(i, lane);
     }
-    --n;
-    tile = tile.previous(block.tiles);
-    dS_turns.wait_full(n + 1);
-    wgmma_fence();
-    issue_dq(n + 1);
-    wgmma_wait<0>();
-    wgmma_registers(dK_rmem);
-    wgmma_registers(dV_rmem);
-    add_dq(tile, n);
-    sum.pass_on(tile);
-    store();
     if constexpr (BULK_ADD) {
       if (lane == 0) bulk_wait_read();  // shared memory ends with the block
     }
   }
 
+  DEVICE void visit_tiles() {
+    store_no_ds();
+    smem.items.keys.wait_full(items - 1);
+    Q_turns.wait_full(n);
+    wgmma_fence();
+    issue_scores(n);
+    wgmma_wait<0>();
+    mbarrier_wait(smem.items.V_full, u32(items - 1) & 1);
+    bool first = true;
+    while (visit(first)) {
+      first = false;
+    }
+    dS_turns.wait_full(n - 1 + items);
+    wgmma_fence();
+    issue_dq(n - 1 + items);
+    wgmma_wait<0>();
+    wgmma_registers(dK_rmem);
+    wgmma_registers(dV_rmem);
+    smem.items.keys.release(0, lane);
+    tile = block.previous(tile);
+    add_dq(tile, n - 1);
+    pass_on(tile);
+  }
+
   // One tile, whose scores are there; dQ is that of the tile before. False when it was the last: then its dQ is left to do.
-  DEVICE bool visit() {
+  DEVICE bool visit(bool first) {
     wgmma_registers(S_rmem);
     if constexpr (DQ_FIRST) begin_dq();
     make_weights();
@@ -90,7 +90,7 @@ struct Consumer {
     wgmma_fence();
     issue_dv();
     wgmma_wait<1>();
-    end_dq();
+    end_dq(first);
     if constexpr (!P_BESIDE_DP) await_dv();
     wgmma_fence();
     issue_dp();
@@ -103,7 +103,7 @@ struct Consumer {
     wgmma_fence();
     issue_dk();
     // The next tile's scores; behind the last tile its own once more, so that the loop's shape is the same.
-    const bool more = n + 1 < block.count;
+    const bool more = n + 1 < end;
     Q_turns.wait_full(n + more);
     wgmma_fence();
     issue_scores(n + more);
@@ -112,14 +112,14 @@ struct Consumer {
     wgmma_registers(dS_rmem);
     Q_turns.release(n, lane);
     ++n;
-    tile = tile.next(block.tiles);
+    tile = block.next(tile);
     return more;
   }
 
   DEVICE void begin_dq() {
-    dS_turns.wait_full(n);
+    dS_turns.wait_full(n - 1 + items);
     wgmma_fence();
-    issue_dq(n);
+    issue_dq(n - 1 + items);
   }
   DEVICE void await_dv() {
     wgmma_wait<0>();
@@ -128,12 +128,12 @@ struct Consumer {
   }
 
   // dQ of the tile before; before the first there is none.
-  DEVICE void end_dq() {
+  DEVICE void end_dq(bool first) {
     wgmma_registers(dQ_rmem);
-    if (n > 0) {
-      add_dq(tile.previous(block.tiles), n - 1);
+    if (!first) {
+      add_dq(block.previous(tile), n - 1);
     } else {
-      dS_turns.release(0, lane);
+      dS_turns.release(n - 1 + items, lane);
     }
   }
 
@@ -161,25 +161,25 @@ struct Consumer {
         dK_rmem, dS_rmem, query_tile(mn_major_descriptor<Br>(smem.Q), Q_turns.stage(n)));
     wgmma_commit();
   }
-  DEVICE void issue_dq(int n) {
+  DEVICE void issue_dq(int turn) {
     constexpr int NEXT_COLUMNS = DQ_BY_ROWS ? 0 : HEAD_DIM <= ATOM_COLUMNS ? DQ_TILES * 16 : GROUP_KEYS * ATOM_ROW_BYTES;
     constexpr int NEXT_ROWS = DQ_BY_ROWS ? 64 * ATOM_ROW_BYTES : 0;
-    ::issue_dq<DQ_TILES>(dQ_rmem, smem.dS + dS_turns.stage(n) * (KEY_GROUPS * DS_PART_BYTES) + consumer * NEXT_ROWS,
+    ::issue_dq<DQ_TILES>(dQ_rmem, smem.dS + dS_turns.stage(turn) * (KEY_GROUPS * DS_PART_BYTES) + consumer * NEXT_ROWS,
                          smem.K + consumer * NEXT_COLUMNS);
   }
 
   DEVICE void make_weights() {
     cap_scores<SOFTCAP>(fragment_view(S_rmem), p.softcap);
-    hide_scores_of_tile(block, S_rmem, tile, block.first_key + consumer * GROUP_KEYS + warp * 16 + lane / 4, lane);
+    hide_scores_of_tile(block, S_rmem, tile, consumer * GROUP_KEYS + warp * 16 + lane / 4, lane);
     exponentials(p, S_rmem, P_rmem, smem.lse + Q_turns.stage(n) * NUMBERS_BYTES, lane);
   }
   DEVICE void make_gradients() {
     const auto P = fragment_view(S_rmem);
     gradients(dS_rmem, dP_rmem, smem.delta + dO_turns.stage(n) * NUMBERS_BYTES, lane,
               [&](int t, int r, int e) { return P.at(r, t, e); });
-    store_ds(n + 1);
+    store_ds(n + items);
   }
-  // Of turn `turn`, which is that of tile turn - 1: the first turn has zeros, so that every tile has one before it.
+  // An item begins with zeros, so that every tile has one before it.
   DEVICE void store_ds(int turn) {
     dS_turns.wait_empty(turn);
     ::store_ds(smem.dS + (dS_turns.stage(turn) * KEY_GROUPS + consumer) * DS_PART_BYTES, dS_rmem, warp, lane);
@@ -188,16 +188,17 @@ struct Consumer {
   DEVICE void store_no_ds() {
 #pragma unroll
     for (int i = 0; i < Br / 4; ++i) dS_rmem[i] = 0;
-    store_ds(0);
+    store_ds(n - 1 + items);
   }
 
   // dQ of a tile has been computed. Its buffer of dS is given back; what this warp has of it is added to the workspace.
   DEVICE void add_dq(QueryTile of, int number) {
     wgmma_registers(dQ_rmem);
-    dS_turns.release(number + 1, lane);
+    dS_turns.release(number + items, lane);
     const int first = DQ_BY_ROWS ? 0 : consumer * DQ_TILES;
-    float* const target = sum.place(of, (DQ_BY_ROWS ? consumer * 4 : 0) + warp, first);
-    if (DETERMINISTIC && !sum.is_first(of)) sum.pass_on(of.previous(block.tiles));
+    float* const target = DqSum{block, lane}.place(of, (DQ_BY_ROWS ? consumer * 4 : 0) + warp, first);
+    const DqSum sum{block, lane};
+    if (DETERMINISTIC && !sum.is_first(of)) sum.pass_on(block.previous(of));
     if constexpr (BULK_ADD) {
       if (lane == 0) bulk_wait_read();
       warp_sync();  // the tile before has been read
@@ -210,8 +211,10 @@ struct Consumer {
     }
   }
 
+  DEVICE void pass_on(QueryTile of) { DqSum{block, lane}.pass_on(of); }
+
   DEVICE void store() {
-    const int first_key = block.first_key + consumer * GROUP_KEYS + warp * 16;
+    const int first_key = consumer * GROUP_KEYS + warp * 16;
     store_keys(block, p.dk, p.dk_stride, dK_rmem, p.scale, first_key, lane);
     store_keys(block, p.dv, p.dv_stride, dV_rmem, 1.0f, first_key, lane);
   }
@@ -221,6 +224,7 @@ KERNEL __launch_bounds__(PASS_THREADS)
     fa3_backward_prepare(const __grid_constant__ BackwardParams p, const __grid_constant__ TensorMap,
                          const __grid_constant__ TensorMap, const __grid_constant__ TensorMap, const __grid_constant__ TensorMap) {
   prepare_strip(p);
+  prepare_items(p);
 }
 
 KERNEL __launch_bounds__(NUM_THREADS, 1)
@@ -228,23 +232,25 @@ KERNEL __launch_bounds__(NUM_THREADS, 1)
                  const __grid_constant__ TensorMap Q_map, const __grid_constant__ TensorMap K_map,
                  const __grid_constant__ TensorMap V_map) {
   DYN_SMEM(start);
-  const BackwardMemory smem(smem_address(start));
+  const u32 base = smem_address(start);
+  const BackwardMemory smem(base);
   const int thread = threadIdx.x;
   const int warpgroup = shfl(u32(thread / 128), 0);  // uniform, and known to be
-  u64 start_ns = 0;
-  if constexpr (TRACE) start_ns = global_timer();
-
   if (thread == 0) smem.init_barriers();
   block_sync();  // nobody may wait on a barrier that is not initialised
 
-  const KeyBlock block{p, key_item<Bc>(p, blockIdx.x, 8 * HEAD_DIM)};
   if (warpgroup == 0) {
     registers_release_to<PRODUCER_REGISTERS>();
-    if (thread == 0) Producer{block, &dO_map, &Q_map, &K_map, &V_map, smem}.run();
+    if (thread == 0) {
+      take_items(p, base);
+    } else if (thread == 32) {
+      Loader<BackwardMemory, true>{p, &Q_map, &K_map, base}.run();
+    } else if (thread == 64) {
+      Loader<BackwardMemory, false>{p, &dO_map, &V_map, base}.run();
+    }
   } else {
     registers_raise_to<CONSUMER_REGISTERS>();
-    Consumer{block, smem, warpgroup - 1, thread / 32 % 4, thread % 32}.run();
-    if (TRACE && thread == 128) write_trace(p, blockIdx.x, {block.item.k_block, block.item.kv_head, block.item.batch}, block.tiles, start_ns);
+    Consumer{p, smem, warpgroup - 1, thread / 32 % 4, thread % 32}.run();
   }
 }
 

@@ -20,19 +20,19 @@ static_assert(K_BYTES == KEY_TILE_BYTES && V_BYTES == K_BYTES, "one tile");
 static_assert(Q_BYTES == NUM_STAGES * QUERY_TILE_BYTES && DO_BYTES == DO_STAGES * QUERY_TILE_BYTES, "rings of tiles");
 static_assert(P_BYTES == WEIGHT_BYTES && DS_BYTES == DS_STAGES * DS_PART_BYTES, "likewise");
 static_assert(LSE_BYTES == NUM_STAGES * NUMBERS_BYTES && DELTA_BYTES == DO_STAGES * NUMBERS_BYTES, "numbers of their tiles");
-static_assert(KV_FULL_BYTES == 16 && P_FULL_BYTES == 8 && P_EMPTY_BYTES == 8, "barriers");
+static_assert(P_FULL_BYTES == 8 && P_EMPTY_BYTES == 8, "one buffer");
 static_assert(Q_FULL_BYTES == 8 * NUM_STAGES && Q_EMPTY_BYTES == Q_FULL_BYTES, "a barrier a tile");
 static_assert(DO_FULL_BYTES == 8 * DO_STAGES && DO_EMPTY_BYTES == DO_FULL_BYTES, "likewise");
 static_assert(DS_FULL_BYTES == 8 * DS_STAGES && DS_EMPTY_BYTES == DS_FULL_BYTES, "likewise");
 static_assert(NUM_STAGES > 1 && DO_STAGES > 1 && DS_STAGES > 1, "tiles of two turns are in use");
 
 struct WideMemory {
-  u32 K, V, Q, dO, P, dS, lse, delta, K_full, V_full, barriers;
+  u32 K, V, Q, dO, P, dS, lse, delta, barriers;
+  ItemBarriers items;
 
   DEVICE explicit WideMemory(u32 start)
       : K(start + K_OFFSET), V(start + V_OFFSET), Q(start + Q_OFFSET), dO(start + DO_OFFSET), P(start + P_OFFSET),
-        dS(start + DS_OFFSET), lse(start + LSE_OFFSET), delta(start + DELTA_OFFSET), K_full(start + KV_FULL_OFFSET),
-        V_full(K_full + 8), barriers(start) {}
+        dS(start + DS_OFFSET), lse(start + LSE_OFFSET), delta(start + DELTA_OFFSET), barriers(start), items(start) {}
 
   DEVICE Turns<NUM_STAGES> Q_turns() const { return {barriers + Q_FULL_OFFSET, barriers + Q_EMPTY_OFFSET}; }
   DEVICE Turns<DO_STAGES> dO_turns() const { return {barriers + DO_FULL_OFFSET, barriers + DO_EMPTY_OFFSET}; }
@@ -40,39 +40,12 @@ struct WideMemory {
   DEVICE Turns<DS_STAGES> dS_turns() const { return {barriers + DS_FULL_OFFSET, barriers + DS_EMPTY_OFFSET}; }
 
   DEVICE void init_barriers() const {
-    mbarrier_init(K_full, 1);
-    mbarrier_init(V_full, 1);
+    items.init();
     Q_turns().init(1, 4 * CONSUMERS);
     dO_turns().init(1, 4 * CONSUMERS);
     P_turns().init(4, 4);
     dS_turns().init(4, 4 * CONSUMERS);
     mbarrier_init_fence();
-  }
-};
-
-// One thread asks the copy engine for tiles in the order in which consumers need them.
-struct Producer {
-  const KeyBlock& block;
-  const TensorMap *dO_map, *Q_map, *K_map, *V_map;
-  const WideMemory& smem;
-
-  DEVICE void run() const {
-    const auto Q = smem.Q_turns();
-    const auto dO = smem.dO_turns();
-    QueryTile tile = block.first();
-    for (int n = 0; n < block.count; ++n) {
-      const i64 head = block.batch_head + tile.head;
-      const int row = tile.q_tile * Br;
-      if (n == 0) load_keys(block, smem.K, smem.K_full, K_map);
-      Q.wait_empty(n);
-      load_queries(block, tile, smem.Q + Q.stage(n) * QUERY_TILE_BYTES, smem.lse + Q.stage(n) * NUMBERS_BYTES,
-                   Q.full_barrier(n), Q_map, block.workspace().lse(head, row));
-      if (n == 0) load_keys(block, smem.V, smem.V_full, V_map);
-      dO.wait_empty(n);
-      load_queries(block, tile, smem.dO + dO.stage(n) * QUERY_TILE_BYTES, smem.delta + dO.stage(n) * NUMBERS_BYTES,
-                   dO.full_barrier(n), dO_map, block.workspace().delta(head, row));
-      tile = tile.next(block.tiles);
-    }
   }
 };
 
@@ -84,33 +57,56 @@ struct Consumer {
   static constexpr int END_COLUMN = VALUES ? HALF_COLUMNS : HEAD_DIM;
   static_assert(MIDDLE_COLUMN < END_COLUMN && END_COLUMN - MIDDLE_COLUMN <= ATOM_COLUMNS, "two runs");
 
-  const KeyBlock& block;
+  const BackwardParams& p;
   const WideMemory& smem;
   const int warp, lane;
-  const BackwardParams& p = block.p;
   const Turns<NUM_STAGES> Q_turns = smem.Q_turns();
   const Turns<DO_STAGES> dO_turns = smem.dO_turns();
   const Turns<1> P_turns = smem.P_turns();
   const Turns<DS_STAGES> dS_turns = smem.dS_turns();
-  const DqSum sum{block, lane};
 
-  float gradient_rmem[HEAD_DIM / 2] = {};  // dV, or dK
+  float gradient_rmem[HEAD_DIM / 2];       // dV, or dK
   float S_rmem[Br / 2];                    // S, or dP
   u32 operand_rmem[Br / 4];                // P, or dS
   float dQ_rmem[32];                       // of one run of columns, then of the other
 
-  QueryTile tile = block.first();
-  int n = 0;  // number of the tile
+  KeyBlock block{p, 0};
+  QueryTile tile;
+  int n = 0;      // number of the tile, over all items
+  int items = 0;  // with tiles
 
   DEVICE void run() {
-    if (block.count == 0) return store();
-    mbarrier_wait(VALUES ? smem.K_full : smem.V_full, 0);
-    if constexpr (!VALUES) mbarrier_wait(smem.K_full, 0);  // for dQ
-    wait_for_scores(0);
+    for (int i = 0;; ++i) {
+      smem.items.turns.wait_full(i);
+      block.record = smem.items.record(i);
+      if (block.k_block() == NO_MORE_ITEMS) return;
+      const u64 start_ns = TRACE ? global_timer() : 0;
+#pragma unroll
+      for (int x = 0; x < HEAD_DIM / 2; ++x) gradient_rmem[x] = 0.0f;
+      const int count = block.count();
+      if (count > 0) {
+        tile = block.first();
+        visit_tiles(n + count);
+        ++items;
+      }
+      store();
+      if (TRACE && threadIdx.x == 128) {
+        write_trace(p, block.index(), {block.k_block(), block.kv_head(), block.batch()}, block.tiles(), start_ns);
+      }
+      async_proxy_fence();  // the record has been read, where the copy engine writes next
+      warp_sync();
+      smem.items.turns.release(i, lane);
+    }
+  }
+
+  DEVICE void visit_tiles(int end) {
+    smem.items.keys.wait_full(items);
+    mbarrier_wait(smem.items.V_full, u32(items) & 1);
+    wait_for_scores(n);
     wgmma_fence();
-    issue_scores(0);
+    issue_scores(n);
     wgmma_wait<0>();
-    while (true) {
+    for (bool first = true;; first = false) {
       wgmma_registers(S_rmem);
       if constexpr (VALUES) {
         make_weights();
@@ -128,11 +124,11 @@ struct Consumer {
       wgmma_fence();
       issue_gradient();
       wgmma_wait<1>();
-      if (n > 0) add_second(tile.previous(block.tiles), n - 1);
+      if (!first) add_second(block.previous(tile), n - 1);
       dS_turns.wait_full(n);
       wgmma_fence();
       issue_dq<FIRST_COLUMN, MIDDLE_COLUMN>();
-      if (n + 1 == block.count) break;
+      if (n + 1 == end) break;
       wait_for_scores(n + 1);
       wgmma_fence();
       issue_scores(n + 1);
@@ -144,17 +140,19 @@ struct Consumer {
       wgmma_fence();
       issue_dq<MIDDLE_COLUMN, END_COLUMN>();
       ++n;
-      tile = tile.next(block.tiles);
+      tile = block.next(tile);
     }
     wgmma_wait<0>();
+    wgmma_registers(gradient_rmem);
+    wgmma_registers(operand_rmem);
+    release_gradient();
     add_first(tile);
     wgmma_fence();
     issue_dq<MIDDLE_COLUMN, END_COLUMN>();
     wgmma_wait<0>();
-    wgmma_registers(gradient_rmem);
-    add_second(tile, n);
-    sum.pass_on(tile);
-    store();
+    smem.items.keys.release(0, lane);
+    add_second(tile, n++);
+    DqSum{block, lane}.pass_on(tile);
   }
 
   // S needs Q, dP needs dO.
@@ -195,11 +193,13 @@ struct Consumer {
   template <int BEGIN, int END>
   DEVICE void add_dq(QueryTile of) {
     wgmma_registers(dQ_rmem);
+    const DqSum sum{block, lane};
     sum.add<(END - BEGIN) / 8>(sum.place(of, warp, BEGIN / 8), reinterpret_cast<float(&)[(END - BEGIN) / 2]>(dQ_rmem),
                                (END - BEGIN) / 8);
   }
   DEVICE void add_first(QueryTile of) {
-    if (DETERMINISTIC && !sum.is_first(of)) sum.pass_on(of.previous(block.tiles));
+    const DqSum sum{block, lane};
+    if (DETERMINISTIC && !sum.is_first(of)) sum.pass_on(block.previous(of));
     sum.await_turn(of);
     add_dq<FIRST_COLUMN, MIDDLE_COLUMN>(of);
   }
@@ -218,7 +218,7 @@ struct Consumer {
 
   DEVICE void make_weights() {
     cap_scores<SOFTCAP>(fragment_view(S_rmem), p.softcap);
-    hide_scores_of_tile(block, S_rmem, tile, block.first_key + warp * 16 + lane / 4, lane);
+    hide_scores_of_tile(block, S_rmem, tile, warp * 16 + lane / 4, lane);
     exponentials(p, S_rmem, operand_rmem, smem.lse + Q_turns.stage(n) * NUMBERS_BYTES, lane);
     P_turns.wait_empty(n);
 #pragma unroll
@@ -252,7 +252,7 @@ struct Consumer {
   }
 
   DEVICE void store() {
-    const int first_key = block.first_key + warp * 16;
+    const int first_key = warp * 16;
     if constexpr (VALUES) {
       store_keys(block, p.dv, p.dv_stride, gradient_rmem, 1.0f, first_key, lane);
     } else {
@@ -266,6 +266,7 @@ KERNEL __launch_bounds__(PASS_THREADS)
                               const __grid_constant__ TensorMap, const __grid_constant__ TensorMap,
                               const __grid_constant__ TensorMap) {
   prepare_strip(p);
+  prepare_items(p);
 }
 
 KERNEL __launch_bounds__(NUM_THREADS, 1)
@@ -273,27 +274,29 @@ KERNEL __launch_bounds__(NUM_THREADS, 1)
                       const __grid_constant__ TensorMap Q_map, const __grid_constant__ TensorMap K_map,
                       const __grid_constant__ TensorMap V_map) {
   DYN_SMEM(start);
-  const WideMemory smem(smem_address(start));
+  const u32 base = smem_address(start);
+  const WideMemory smem(base);
   const int thread = threadIdx.x;
   const int warpgroup = shfl(u32(thread / 128), 0);  // uniform, and known to be
-  u64 start_ns = 0;
-  if constexpr (TRACE) start_ns = global_timer();
-
   if (thread == 0) smem.init_barriers();
   block_sync();  // nobody may wait on a barrier that is not initialised
 
-  const KeyBlock block{p, key_item<Bc>(p, blockIdx.x, 8 * HEAD_DIM)};
   if (warpgroup == 0) {
     registers_release_to<PRODUCER_REGISTERS>();
-    if (thread == 0) Producer{block, &dO_map, &Q_map, &K_map, &V_map, smem}.run();
+    if (thread == 0) {
+      take_items(p, base);
+    } else if (thread == 32) {
+      Loader<WideMemory, true>{p, &Q_map, &K_map, base}.run();
+    } else if (thread == 64) {
+      Loader<WideMemory, false>{p, &dO_map, &V_map, base}.run();
+    }
   } else {
     registers_raise_to<CONSUMER_REGISTERS>();
     if (warpgroup == 1) {
-      Consumer<true>{block, smem, thread / 32 % 4, thread % 32}.run();
+      Consumer<true>{p, smem, thread / 32 % 4, thread % 32}.run();
     } else {
-      Consumer<false>{block, smem, thread / 32 % 4, thread % 32}.run();
+      Consumer<false>{p, smem, thread / 32 % 4, thread % 32}.run();
     }
-    if (TRACE && thread == 128) write_trace(p, blockIdx.x, {block.item.k_block, block.item.kv_head, block.item.batch}, block.tiles, start_ns);
   }
 }
 

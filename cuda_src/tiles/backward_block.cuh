@@ -3,6 +3,7 @@
 // transposed (S^T = K Q^T): P, dS, and how dS, dQ, dK and dV leave.
 #pragma once
 #include "primitives/bulk_copy.cuh"
+#include "primitives/opaque.cuh"
 #include "primitives/stmatrix.cuh"
 #include "primitives/wgmma_transposed.cuh"
 #include "tiles/accumulator.cuh"
@@ -48,25 +49,43 @@ struct Turns {
   }
 };
 
-// What all threads of a block know: its keys, and the query tiles that it visits.
+// The key block that a thread block is busy with, and the query tiles that it visits: a record that the pass before works out
+// (prepare_items), and that lies in shared memory, where it costs no registers.
+constexpr int KEY_RECORDS = ITEM_FULL_BYTES / 8, RECORD_BYTES = 16 * RECORD_VECTORS;
+static_assert(ITEMS_BYTES == KEY_RECORDS * RECORD_BYTES && ITEM_EMPTY_BYTES == ITEM_FULL_BYTES, "a record, two barriers");
+static_assert(KV_FULL_BYTES == 16 && KV_EMPTY_BYTES == 8, "of K, of V; of both");
+
 struct KeyBlock {
   const BackwardParams& p;
-  const KeyItem item;
-  const TileRange tiles = (head_mask(p).template query_tiles<Br, Bc>(item.k_block));
-  const int first_key = item.k_block * Bc;
-  const int group_size = p.heads / p.kv_heads, first_head = item.kv_head * group_size;
-  const int count = group_size * (tiles.end - tiles.first);  // of tiles, over all heads of the group
-  const i64 batch_head = i64(item.batch) * p.heads;
+  u32 record;
 
-  DEVICE QueryTile first() const { return {first_head, tiles.first}; }
-  DEVICE BackwardWorkspace workspace() const { return BackwardWorkspace(p); }
+  DEVICE int word(int i) const { return int(ld_shared_u32(record + 4 * i)); }
+  DEVICE int k_block() const { return word(0); }
+  DEVICE int kv_head() const { return word(1); }
+  DEVICE int batch() const { return word(2); }
+  DEVICE int count() const { return word(3); }  // of tiles, over all heads of the group
+  DEVICE u32 index() const { return u32(word(8)); }
+  DEVICE TileRange tiles() const { return {word(9), word(4), word(5), word(6), word(7)}; }
+  DEVICE int first_key() const { return k_block() * Bc; }
+  DEVICE int group_size() const { return p.heads / p.kv_heads; }
+
+  DEVICE QueryTile first() const { return {kv_head() * group_size(), word(4)}; }
+  DEVICE QueryTile next(QueryTile tile) const { return tile.next({0, word(4), word(5), 0, 0}); }
+  DEVICE QueryTile previous(QueryTile tile) const { return tile.previous({0, word(4), word(5), 0, 0}); }
+  DEVICE u32 batch_head(int head) const { return u32(batch()) * u32(p.heads) + u32(head); }
+  DEVICE float* workspace(QueryTile tile) const {
+    return BackwardWorkspace::tile(p, batch_head(tile.head) * BackwardWorkspace::tiles(p) + u32(tile.q_tile));
+  }
+  DEVICE bool cuts(QueryTile tile) const {  // some score of the tile is hidden
+    return tile.q_tile < word(6) || tile.q_tile >= word(7) || p.seqlen_k - first_key() < Bc;
+  }
 };
 
 // By the producer: K or V of the block.
 DEVICE void load_keys(const KeyBlock& block, u32 tile, u32 barrier, const TensorMap* map) {
   for (int w = 0; w < KEY_GROUPS; ++w) {
-    load_tile<GROUP_KEYS, HEAD_DIM>(tile + w * KEY_TILE_BYTES, barrier, map, block.first_key + w * GROUP_KEYS,
-                                    block.item.kv_head, block.item.batch);
+    load_tile<GROUP_KEYS, HEAD_DIM>(tile + w * KEY_TILE_BYTES, barrier, map, block.first_key() + w * GROUP_KEYS,
+                                    block.kv_head(), block.batch());
   }
 }
 
@@ -74,18 +93,19 @@ DEVICE void load_keys(const KeyBlock& block, u32 tile, u32 barrier, const Tensor
 DEVICE void load_queries(const KeyBlock& block, QueryTile tile, u32 queries, u32 numbers, u32 barrier, const TensorMap* map,
                          const float* source) {
   mbarrier_arrive_expect_tx(barrier, QUERY_TILE_BYTES + NUMBERS_BYTES);
+  const int batch = block.batch();
   for (int a = 0; a < atoms(HEAD_DIM); ++a) {
     tma_load_4d(queries + a * Br * ATOM_ROW_BYTES, map, barrier, a * ATOM_COLUMNS, tile.q_tile * Br, tile.head,
-                block.item.batch);
+                batch);
   }
   bulk_load(numbers, source, NUMBERS_BYTES, barrier);
 }
 
-// Scores that the mask hides become -inf. `key` is the lane's first.
+// Scores that the mask hides become -inf. `key` is the lane's first in the block.
 DEVICE void hide_scores_of_tile(const KeyBlock& block, float (&S_rmem)[Br / 2], QueryTile tile, int key, int lane) {
   const auto S = fragment_view(S_rmem);
-  if (!block.tiles.is_clear(tile.q_tile) || block.p.seqlen_k - block.first_key < Bc) {
-    hide_scores_by_keys(S, head_mask(block.p), key, tile.q_tile * Br + S.lane_column(lane));
+  if (block.cuts(tile)) {
+    hide_scores_by_keys(S, head_mask(block.p), block.first_key() + key, tile.q_tile * Br + S.lane_column(lane));
   }
 }
 
@@ -160,12 +180,16 @@ DEVICE void issue_dq(float (&dQ_rmem)[4 * TILES], u32 dS, u32 K) {
 struct DqSum {
   const KeyBlock& block;
   const int lane;
-  DEVICE auto turns() const { return DqTurns<Br, Bc, 4 * CONSUMERS>{block.p, block.workspace(), block.item.k_block, block.batch_head}; }
-
-  DEVICE bool is_first(QueryTile of) const { return of.head == block.first_head && of.q_tile == block.tiles.first; }
+  DEVICE auto turns() const {
+    return DqTurns<Br, Bc, 4 * CONSUMERS>{block.p, BackwardWorkspace(block.p), block.k_block(), i64(block.batch_head(0))};
+  }
+  DEVICE bool is_first(QueryTile of) const {
+    const QueryTile first = block.first();
+    return of.head == first.head && of.q_tile == first.q_tile;
+  }
   // 16 rows of a tile, `strip` of its strips, from accumulator `first` on.
   DEVICE float* place(QueryTile of, int strip, int first) const {
-    return block.workspace().strip(block.batch_head + of.head, of.q_tile * (Br / STRIP) + strip) + first * ACCUMULATOR;
+    return block.workspace(of) + (strip * D_TILES + first) * ACCUMULATOR;
   }
   // DETERMINISTIC: until all blocks to the right have added.
   DEVICE void await_turn(QueryTile of) const {
@@ -208,13 +232,116 @@ struct DqSum {
   }
 };
 
-// 64 rows of dK or dV, 16 per warp.
+// 64 rows of dK or dV, 16 per warp; `first_key` is the warp's first in the block.
 DEVICE void store_keys(const KeyBlock& block, void* tensor, const Strides& stride, const float (&d)[HEAD_DIM / 2], float factor,
                        int first_key, int lane) {
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    const int key = first_key + lane / 4 + 8 * r;
-    char* row = head_address(tensor, stride, block.item.batch, block.item.kv_head) + key * stride.seq * 2;
+    const int key = block.first_key() + first_key + lane / 4 + 8 * r;
+    char* row = head_address(tensor, stride, block.batch(), block.kv_head()) + key * stride.seq * 2;
     store_accumulator_row<D_TILES, BFLOAT16>(row, d, r, factor, key < block.p.seqlen_k, lane);
   }
 }
+
+// Barriers that both kernels have: of items, of K and V. Items take turns with two records; K and V have one buffer.
+struct ItemBarriers {
+  u32 records, K_full, V_full;
+  Turns<KEY_RECORDS> turns;
+  Turns<1> keys;  // K_full and what says that K and V are not read any more
+
+  DEVICE explicit ItemBarriers(u32 start)
+      : records(start + ITEMS_OFFSET), K_full(start + KV_FULL_OFFSET), V_full(K_full + 8),
+        turns{start + ITEM_FULL_OFFSET, start + ITEM_EMPTY_OFFSET}, keys{K_full, start + KV_EMPTY_OFFSET} {}
+
+  DEVICE u32 record(int i) const { return records + turns.stage(i) * RECORD_BYTES; }
+  DEVICE void init() const {
+    turns.init(1, 4 * CONSUMERS + 2);  // the warps of consumers, and who loads
+    keys.init(KEY_GROUPS, 4 * CONSUMERS);
+    mbarrier_init(V_full, KEY_GROUPS);
+  }
+};
+
+// By the pass before: the records of all items.
+DEVICE void prepare_items(const BackwardParams& p) {
+  const BackwardWorkspace workspace(p);
+  for (u32 i = blockIdx.x * PASS_THREADS + threadIdx.x; i < workspace.num_items(p); i += gridDim.x * PASS_THREADS) {
+    const KeyItem item = key_item<Bc>(p, i, 8 * HEAD_DIM);
+    const TileRange tiles = head_mask(p).template query_tiles<Br, Bc>(item.k_block);
+    const u32 count = u32(p.heads / p.kv_heads) * u32(tiles.end - tiles.first);
+    vec4* const record = workspace.items + i64(i) * RECORD_VECTORS;
+    st_global(record, vec4{u32(item.k_block), u32(item.kv_head), u32(item.batch), count});
+    st_global(record + 1, vec4{u32(tiles.first), u32(tiles.end), u32(tiles.clear_first), u32(tiles.clear_end)});
+    st_global(record + 2, vec4{i, u32(tiles.total), 0, 0});
+  }
+}
+
+// One thread of the producer takes items for the block.
+DEVICE void take_items(const BackwardParams& p, u32 start) {
+  for (int i = 0;; ++i) {
+    const u32 index = atomic_add(BackwardWorkspace(p).next, 1);
+    const ItemBarriers items(opaque(start));
+    const u32 full = items.turns.full_barrier(i);
+    items.turns.wait_empty(i);
+    if (index >= BackwardWorkspace::num_items(p)) {
+      st_shared_u32(items.record(i), u32(NO_MORE_ITEMS));
+      mbarrier_arrive(full);
+      return;
+    }
+    mbarrier_arrive_expect_tx(full, RECORD_BYTES);
+    bulk_load(items.record(i), BackwardWorkspace(p).items + i64(index) * RECORD_VECTORS, RECORD_BYTES, full);
+  }
+}
+
+// Two others ask the copy engine for their tiles, as consumers need them: one for K and Q with L (FIRST), one for V and dO
+// with D. Memory is what has Q_turns(), dO_turns(), items, and addresses of the tiles.
+template <typename Memory, bool FIRST>
+struct Loader {
+  const BackwardParams& p;
+  const TensorMap *queries, *keys;
+  const u32 start;  // of the shared memory
+
+  DEVICE void run() const {
+    int n = 0, loaded = 0;
+    for (int i = 0;; ++i) {
+      const ItemBarriers items(opaque(start));
+      items.turns.wait_full(i);
+      const KeyBlock block{p, items.record(i)};
+      if (block.k_block() == NO_MORE_ITEMS) return;
+      const int count = block.count();
+      if (count > 0) {
+        if constexpr (!FIRST) load_keys(block, loaded);
+        QueryTile tile = block.first();
+#pragma unroll 1  // unrolled, it takes more registers than a producer has
+        for (const int end = n + count; n < end; ++n) {
+          load_tile(block, tile, n);
+          if (FIRST && n == end - count) load_keys(block, loaded);
+          tile = block.next(tile);
+        }
+        ++loaded;
+      }
+      async_proxy_fence();  // the record has been read, where the copy engine writes next
+      items.turns.release(i, 0);
+    }
+  }
+
+  DEVICE void load_keys(const KeyBlock& block, int number) const {
+    const Memory smem(opaque(start));
+    smem.items.keys.wait_empty(number);
+    ::load_keys(block, FIRST ? smem.K : smem.V, FIRST ? smem.items.K_full : smem.items.V_full, keys);
+  }
+
+  DEVICE void load_tile(const KeyBlock& block, QueryTile tile, int n) const {
+    const Memory smem(opaque(start));
+    if constexpr (FIRST) {
+      const auto turns = smem.Q_turns();
+      turns.wait_empty(n);
+      load_queries(block, tile, smem.Q + turns.stage(n) * QUERY_TILE_BYTES, smem.lse + turns.stage(n) * NUMBERS_BYTES,
+                   turns.full_barrier(n), queries, block.workspace(tile) + Br * HEAD_DIM);
+    } else {
+      const auto turns = smem.dO_turns();
+      turns.wait_empty(n);
+      load_queries(block, tile, smem.dO + turns.stage(n) * QUERY_TILE_BYTES, smem.delta + turns.stage(n) * NUMBERS_BYTES,
+                   turns.full_barrier(n), queries, block.workspace(tile) + Br * (HEAD_DIM + 1));
+    }
+  }
+};

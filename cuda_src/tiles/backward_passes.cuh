@@ -93,6 +93,7 @@ DEVICE void prepare_strip(const BackwardParams& p) {
   const int unit = lane % LANES, head = int(item.head % p.heads), batch = int(item.head / p.heads);
   const char* dO = head_address(p.dout, p.dout_stride, batch, head) + unit * 16;
   const char* O = head_address(p.o, p.o_stride, batch, head) + unit * 16;
+  if (WHOLE_TILES && blockIdx.x == 0 && threadIdx.x == 0) st_global(workspace.next, u32(0));
   if (item.valid) {
     vec4* zeros = reinterpret_cast<vec4*>(workspace.strip(item.head, item.strip)) + lane;
 #pragma unroll 8
@@ -119,7 +120,7 @@ DEVICE void prepare_strip(const BackwardParams& p) {
     if constexpr (WHOLE_TILES) {
       if (item.valid && !here && unit == 0) {  // rows past the end: their P is exp2(0 - inf) = 0
         st_global(workspace.lse(item.head, int(row)), -NEG_INF);
-        st_global(workspace.delta(item.head, int(row)), 0.0f);
+        st_global(workspace.lse(item.head, int(row)) + BLOCK_Q, 0.0f);
       }
     }
     if (here && unit == 0) {
@@ -130,7 +131,7 @@ DEVICE void prepare_strip(const BackwardParams& p) {
       const RowNumbers numbers = {blind ? 0.0f : lse * LOG2_E, blind ? 0.0f : sum};
       if constexpr (WHOLE_TILES) {
         st_global(workspace.lse(item.head, int(row)), numbers.lse);
-        st_global(workspace.delta(item.head, int(row)), numbers.delta);
+        st_global(workspace.lse(item.head, int(row)) + BLOCK_Q, numbers.delta);
       } else {
         st_global(workspace.rows + at * ROW_NUMBER_BYTES, vec2{float_as_u32(numbers.lse), float_as_u32(numbers.delta)});
       }

@@ -16,21 +16,20 @@ static_assert(Q_BYTES == NUM_STAGES * QUERY_TILE_BYTES && DO_BYTES == DO_STAGES 
 static_assert(DS_BYTES == DS_STAGES * CONSUMERS * DS_PART_BYTES, "likewise");
 static_assert(LSE_BYTES == NUM_STAGES * NUMBERS_BYTES && DELTA_BYTES == DO_STAGES * NUMBERS_BYTES, "numbers of their tiles");
 static_assert(DQ_BYTES == (BULK_ADD ? 4 * CONSUMERS * DQ_WARP_BYTES : 0), "what a warp adds");
-static_assert(KV_FULL_BYTES == 16, "two barriers");
 static_assert(Q_FULL_BYTES == 8 * NUM_STAGES && Q_EMPTY_BYTES == Q_FULL_BYTES, "a barrier a tile");
 static_assert(DO_FULL_BYTES == 8 * DO_STAGES && DO_EMPTY_BYTES == DO_FULL_BYTES, "likewise");
 static_assert(DS_FULL_BYTES == 8 * DS_STAGES && DS_EMPTY_BYTES == DS_FULL_BYTES, "likewise");
 
 // Addresses.
 struct BackwardMemory {
-  u32 K, V, Q, dO, dS, dQ, lse, delta, K_full, V_full, Q_full, Q_empty, dO_full, dO_empty, dS_full, dS_empty;
+  u32 K, V, Q, dO, dS, dQ, lse, delta, Q_full, Q_empty, dO_full, dO_empty, dS_full, dS_empty;
+  ItemBarriers items;
 
   DEVICE explicit BackwardMemory(u32 start)
       : K(start + K_OFFSET), V(start + V_OFFSET), Q(start + Q_OFFSET), dO(start + DO_OFFSET), dS(start + DS_OFFSET),
-        dQ(start + DQ_OFFSET), lse(start + LSE_OFFSET), delta(start + DELTA_OFFSET), K_full(start + KV_FULL_OFFSET),
-        V_full(K_full + 8), Q_full(start + Q_FULL_OFFSET), Q_empty(start + Q_EMPTY_OFFSET),
+        dQ(start + DQ_OFFSET), lse(start + LSE_OFFSET), delta(start + DELTA_OFFSET), Q_full(start + Q_FULL_OFFSET), Q_empty(start + Q_EMPTY_OFFSET),
         dO_full(start + DO_FULL_OFFSET), dO_empty(start + DO_EMPTY_OFFSET), dS_full(start + DS_FULL_OFFSET),
-        dS_empty(start + DS_EMPTY_OFFSET) {}
+        dS_empty(start + DS_EMPTY_OFFSET), items(start) {}
 
   DEVICE Turns<NUM_STAGES> Q_turns() const { return {Q_full, Q_empty}; }
   DEVICE Turns<DO_STAGES> dO_turns() const { return {dO_full, dO_empty}; }
@@ -39,8 +38,7 @@ struct BackwardMemory {
   // Full when the thread that asked the copy engine has arrived and its bytes have; dS when all warps have stored their part.
   // Empty when every warp that reads it has arrived.
   DEVICE void init_barriers() const {
-    mbarrier_init(K_full, CONSUMERS);
-    mbarrier_init(V_full, CONSUMERS);
+    items.init();
     Q_turns().init(1, 4 * CONSUMERS);
     dO_turns().init(1, 4 * CONSUMERS);
     dS_turns().init(4 * CONSUMERS, 4 * CONSUMERS);

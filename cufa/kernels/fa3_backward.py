@@ -13,7 +13,12 @@ from .shared_memory import Buffer
 from .spec import Box, KernelSpec, Launch, ceil_div
 
 GROUP_KEYS = 64
-"""Keys of one consumer warpgroup."""
+"""Rows of Sᵀ in one consumer warpgroup."""
+
+ITEM_RECORDS = 2
+"""The item at hand and the one after it, which the producer is ahead with."""
+
+ITEM_BYTES = 48
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -49,7 +54,11 @@ def _shared_memory(config: Fa3BackwardConfig, head_dim: int) -> tuple[Buffer, ..
         Buffer("DQ", consumers * 64 * dq_columns * 4 if config.bulk_add else 0),
         Buffer("LSE", config.num_stages * config.block_q * 4),
         Buffer("DELTA", config.do_stages * config.block_q * 4),
+        Buffer("ITEMS", ITEM_RECORDS * ITEM_BYTES),
+        Buffer("ITEM_FULL", ITEM_RECORDS * 8, align=8),
+        Buffer("ITEM_EMPTY", ITEM_RECORDS * 8, align=8),
         Buffer("KV_FULL", 2 * 8, align=8),
+        Buffer("KV_EMPTY", 8, align=8),
         *(
             Buffer(f"{name}_{state}", 8 * count, align=8)
             for name, count in counts.items()
@@ -72,7 +81,11 @@ def _wide_shared_memory(config: Fa3BackwardConfig, head_dim: int) -> tuple[Buffe
         Buffer("P", scores),
         Buffer("LSE", config.num_stages * config.block_q * 4),
         Buffer("DELTA", config.do_stages * config.block_q * 4),
+        Buffer("ITEMS", ITEM_RECORDS * ITEM_BYTES),
+        Buffer("ITEM_FULL", ITEM_RECORDS * 8, align=8),
+        Buffer("ITEM_EMPTY", ITEM_RECORDS * 8, align=8),
         Buffer("KV_FULL", 2 * 8, align=8),
+        Buffer("KV_EMPTY", 8, align=8),
         *(
             Buffer(f"{name}_{state}", 8 * count, align=8)
             for name, count in counts.items()
@@ -87,25 +100,30 @@ def _strips(problem: Problem, config: Fa3BackwardConfig) -> int:
     return per_head * problem.heads * problem.batch
 
 
+def _items(problem: Problem, config: Fa3BackwardConfig) -> int:
+    return ceil_div(problem.seqlen_k, config.block_kv) * problem.kv_heads * problem.batch
+
+
 def _launches(
     problem: Problem, config: Fa3BackwardConfig, shared_memory: int, split: Split | None = None
 ) -> tuple[Launch, ...]:
-    """One block per key block and key/value head, between two passes over the queries."""
+    """Persistent blocks that share out key blocks and key/value heads, between two passes over the queries."""
     name = "fa3_backward" if config.block_kv > GROUP_KEYS else "fa3_backward_wide"
     passes = (ceil_div(_strips(problem, config), PASS_WARPS), 1, 1)
-    key_blocks = ceil_div(problem.seqlen_k, config.block_kv) * problem.kv_heads * problem.batch
     return (
         Launch(f"{name}_prepare", passes, PASS_WARPS * 32, 0),
-        Launch(name, (key_blocks, 1, 1), config.num_warps * 32, shared_memory),
+        Launch(name, (_items(problem, config), 1, 1), config.num_warps * 32, shared_memory, persistent=True),
         Launch(f"{name}_convert", passes, PASS_WARPS * 32, 0),
     )
 
 
 def _workspace(problem: Problem, config: Fa3BackwardConfig, split: Split | None = None) -> int:
-    """``BackwardWorkspace`` of backward_workspace.cuh, with whole query tiles."""
+    """``BackwardWorkspace`` of backward_workspace.cuh, with whole query tiles, records of items, and the number
+    of the next one."""
     heads = problem.batch * problem.heads
     counters = heads * ceil_div(problem.seqlen_q, config.block_q) if problem.deterministic else 0
-    return _strips(problem, config) * STRIP * (problem.head_dim * 4 + 8) + counters * 4
+    items = _items(problem, config) * ITEM_BYTES
+    return 16 + _strips(problem, config) * STRIP * (problem.head_dim * 4 + 8) + items + counters * 4
 
 
 def _boxes(config: Fa3BackwardConfig) -> dict[str, Box]:
