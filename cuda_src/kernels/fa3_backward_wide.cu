@@ -58,7 +58,7 @@ struct Consumer {
   static_assert(MIDDLE_COLUMN < END_COLUMN && END_COLUMN - MIDDLE_COLUMN <= ATOM_COLUMNS, "two runs");
 
   const BackwardParams& p;
-  const WideMemory& smem;
+  const WideMemory smem;
   const int warp, lane;
   const Turns<NUM_STAGES> Q_turns = smem.Q_turns();
   const Turns<DO_STAGES> dO_turns = smem.dO_turns();
@@ -293,9 +293,9 @@ KERNEL __launch_bounds__(NUM_THREADS, 1)
   } else {
     registers_raise_to<CONSUMER_REGISTERS>();
     if (warpgroup == 1) {
-      Consumer<true>{p, smem, thread / 32 % 4, thread % 32}.run();
+      Consumer<true>{p, WideMemory(opaque(base)), thread / 32 % 4, thread % 32}.run();
     } else {
-      Consumer<false>{p, smem, thread / 32 % 4, thread % 32}.run();
+      Consumer<false>{p, WideMemory(opaque(base)), thread / 32 % 4, thread % 32}.run();
     }
   }
 }

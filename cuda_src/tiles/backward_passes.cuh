@@ -99,7 +99,7 @@ DEVICE void prepare_strip(const BackwardParams& p) {
 #pragma unroll 8
     for (int n = 0; n < D_TILES; ++n) st_global(zeros + n * (ACCUMULATOR / 4), vec4{0, 0, 0, 0});
     if (DETERMINISTIC && lane == 0 && item.strip * STRIP % BLOCK_Q == 0) {
-      st_global(workspace.turns + item.head * ((p.seqlen_q - 1) / BLOCK_Q + 1) + item.strip * STRIP / BLOCK_Q, u32(0));
+      st_global(workspace.turn(p, item.head, item.strip * STRIP / BLOCK_Q), u32(0));
     }
   }
 #pragma unroll(STRIP / ROWS < 8 ? STRIP / ROWS : 8)

@@ -64,6 +64,6 @@ struct DqTurns {
  private:
   DEVICE TileRange visitors(QueryTile tile) const { return head_mask(p).template tiles<BR, BC, true>(tile.q_tile); }
   DEVICE u32* counter(QueryTile tile) const {
-    return workspace.turns + (first_head + tile.head) * ((p.seqlen_q - 1) / BR + 1) + tile.q_tile;
+    return workspace.turn(p, first_head + tile.head, tile.q_tile);
   }
 };

@@ -29,14 +29,15 @@ constexpr int ROW_NUMBER_BYTES = 8;
 
 constexpr int RECORD_VECTORS = 3;  // of an item: see KeyBlock in backward_block.cuh
 constexpr int TILE_STRIPS = BLOCK_Q / STRIP;
-constexpr int TILE_FLOATS = BLOCK_Q * (HEAD_DIM + 2);  // WHOLE_TILES: dQ, then lse, then delta of each row
+// WHOLE_TILES: dQ, then lse, then delta of each row, then the tile's turn.
+constexpr int TILE_FLOATS = BLOCK_Q * (HEAD_DIM + 2) + (DETERMINISTIC ? 4 : 0);
 
 struct BackwardWorkspace {
   float* dQ;   // (batch * heads, strips, D_TILES) accumulators; WHOLE_TILES: (batch * heads, tiles, TILE_FLOATS)
   char* rows;  // (batch * heads, seqlen_q) RowNumbers; WHOLE_TILES: none
   u32* next;   // WHOLE_TILES: the item that is to be taken next
   vec4* items;  // WHOLE_TILES: (key blocks * batch * kv_heads, RECORD_VECTORS), in the order in which they are taken
-  u32* turns;  // (batch * heads, query tiles): key blocks that have added to the tile; DETERMINISTIC
+  u32* turns;  // (batch * heads, query tiles), DETERMINISTIC; WHOLE_TILES: none, they are with their tiles
   i32 strips;  // of a head
 
   DEVICE explicit BackwardWorkspace(const BackwardParams& p) {
@@ -46,8 +47,14 @@ struct BackwardWorkspace {
     strips = WHOLE_TILES ? tiles(p) * TILE_STRIPS : (p.seqlen_q - 1) / STRIP + 1;
     rows = reinterpret_cast<char*>(dQ + heads * strips * (D_TILES * ACCUMULATOR));
     items = reinterpret_cast<vec4*>(dQ + heads * tiles(p) * TILE_FLOATS);
-    turns = WHOLE_TILES ? reinterpret_cast<u32*>(items + i64(num_items(p)) * RECORD_VECTORS)
-                        : reinterpret_cast<u32*>(rows + heads * p.seqlen_q * ROW_NUMBER_BYTES);
+    turns = reinterpret_cast<u32*>(rows + heads * p.seqlen_q * ROW_NUMBER_BYTES);
+  }
+
+  // How many key blocks have added to a tile of a head, `head` counted over the batch.
+  DEVICE u32* turn(const BackwardParams& p, i64 head, int q_tile) const {
+    const i64 index = head * tiles(p) + q_tile;
+    if constexpr (WHOLE_TILES) return reinterpret_cast<u32*>(tile(p, u32(index)) + BLOCK_Q * (HEAD_DIM + 2));
+    return turns + index;
   }
 
   DEVICE static u32 num_items(const BackwardParams& p) {

@@ -120,10 +120,9 @@ def _launches(
 def _workspace(problem: Problem, config: Fa3BackwardConfig, split: Split | None = None) -> int:
     """``BackwardWorkspace`` of backward_workspace.cuh, with whole query tiles, records of items, and the number
     of the next one."""
-    heads = problem.batch * problem.heads
-    counters = heads * ceil_div(problem.seqlen_q, config.block_q) if problem.deterministic else 0
-    items = _items(problem, config) * ITEM_BYTES
-    return 16 + _strips(problem, config) * STRIP * (problem.head_dim * 4 + 8) + items + counters * 4
+    tiles = _strips(problem, config) * STRIP // config.block_q
+    tile = config.block_q * (problem.head_dim + 2) * 4 + (16 if problem.deterministic else 0)
+    return 16 + tiles * tile + _items(problem, config) * ITEM_BYTES
 
 
 def _boxes(config: Fa3BackwardConfig) -> dict[str, Box]:
