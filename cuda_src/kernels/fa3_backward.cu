@@ -22,12 +22,14 @@ struct Consumer {
 
   KeyBlock block{p, 0};
   QueryTile tile;
-  int n = 0;     // number of the tile, over all items; that of its dS is n + items
-  int end = 0;   // of the item's tiles
-  int items = 0;  // with tiles
+  bool masked;    // some score of the tile is hidden
+  u32 before;     // number in the workspace of the tile before
+  u32 n = 0;      // number of the tile, over all items; that of its dS is n + items
+  u32 end = 0;    // of the item's tiles
+  u32 items = 0;  // with tiles
 
   DEVICE void run() {
-    for (int i = 0;; ++i) {
+    for (u32 i = 0;; ++i) {
       smem.items.turns.wait_full(i);
       block.record = smem.items.record(i);
       if (block.k_block() == NO_MORE_ITEMS) break;
@@ -37,6 +39,7 @@ struct Consumer {
       const int count = block.count();
       if (count > 0) {
         tile = block.first();
+        masked = block.cuts(tile);
         end = n + count;
         ++items;
         visit_tiles();
@@ -61,7 +64,7 @@ struct Consumer {
     wgmma_fence();
     issue_scores(n);
     wgmma_wait<0>();
-    mbarrier_wait(smem.items.V_full, u32(items - 1) & 1);
+    mbarrier_wait(smem.items.V_full, (items - 1) & 1);
     bool first = true;
     while (visit(first)) {
       first = false;
@@ -73,9 +76,8 @@ struct Consumer {
     wgmma_registers(dK_rmem);
     wgmma_registers(dV_rmem);
     smem.items.keys.release(0, lane);
-    tile = block.previous(tile);
-    add_dq(tile, n - 1);
-    pass_on(tile);
+    add_dq();
+    pass_on();
   }
 
   // One tile, whose scores are there; dQ is that of the tile before. False when it was the last: then its dQ is left to do.
@@ -107,12 +109,15 @@ struct Consumer {
     Q_turns.wait_full(n + more);
     wgmma_fence();
     issue_scores(n + more);
+    if (DETERMINISTIC && !first) pass_on();
+    before = block.place(tile);
+    tile = block.next(tile);
+    masked = block.cuts(tile);
     wgmma_wait<0>();
     wgmma_registers(dK_rmem);
     wgmma_registers(dS_rmem);
     Q_turns.release(n, lane);
     ++n;
-    tile = block.next(tile);
     return more;
   }
 
@@ -131,15 +136,15 @@ struct Consumer {
   DEVICE void end_dq(bool first) {
     wgmma_registers(dQ_rmem);
     if (!first) {
-      add_dq(block.previous(tile), n - 1);
+      add_dq();
     } else {
       dS_turns.release(n - 1 + items, lane);
     }
   }
 
-  DEVICE u64 query_tile(u64 descriptor, int stage) const { return descriptor + descriptor_step(QUERY_TILE_BYTES) * stage; }
+  DEVICE u64 query_tile(u64 descriptor, u32 stage) const { return descriptor + descriptor_step(QUERY_TILE_BYTES) * stage; }
 
-  DEVICE void issue_scores(int n) {
+  DEVICE void issue_scores(u32 n) {
     wgmma_registers(S_rmem);
     wgmma_tiles_ss<Br, K_STEPS, BFLOAT16>(S_rmem, k_major_descriptor(smem.K + consumer * KEY_TILE_BYTES),
                                           query_tile(k_major_descriptor(smem.Q), Q_turns.stage(n)));
@@ -161,7 +166,7 @@ struct Consumer {
         dK_rmem, dS_rmem, query_tile(mn_major_descriptor<Br>(smem.Q), Q_turns.stage(n)));
     wgmma_commit();
   }
-  DEVICE void issue_dq(int turn) {
+  DEVICE void issue_dq(u32 turn) {
     constexpr int NEXT_COLUMNS = DQ_BY_ROWS ? 0 : HEAD_DIM <= ATOM_COLUMNS ? DQ_TILES * 16 : GROUP_KEYS * ATOM_ROW_BYTES;
     constexpr int NEXT_ROWS = DQ_BY_ROWS ? 64 * ATOM_ROW_BYTES : 0;
     ::issue_dq<DQ_TILES>(dQ_rmem, smem.dS + dS_turns.stage(turn) * (KEY_GROUPS * DS_PART_BYTES) + consumer * NEXT_ROWS,
@@ -170,7 +175,7 @@ struct Consumer {
 
   DEVICE void make_weights() {
     cap_scores<SOFTCAP>(fragment_view(S_rmem), p.softcap);
-    hide_scores_of_tile(block, S_rmem, tile, consumer * GROUP_KEYS + warp * 16 + lane / 4, lane);
+    if (masked) hide_scores_of_tile(block, S_rmem, tile, consumer * GROUP_KEYS + warp * 16 + lane / 4, lane);
     exponentials(p, S_rmem, P_rmem, smem.lse + Q_turns.stage(n) * NUMBERS_BYTES, lane);
   }
   DEVICE void make_gradients() {
@@ -180,7 +185,7 @@ struct Consumer {
     store_ds(n + items);
   }
   // An item begins with zeros, so that every tile has one before it.
-  DEVICE void store_ds(int turn) {
+  DEVICE void store_ds(u32 turn) {
     dS_turns.wait_empty(turn);
     ::store_ds(smem.dS + (dS_turns.stage(turn) * KEY_GROUPS + consumer) * DS_PART_BYTES, dS_rmem, warp, lane);
     if (lane == 0) mbarrier_arrive(dS_turns.full_barrier(turn));
@@ -191,27 +196,25 @@ struct Consumer {
     store_ds(n - 1 + items);
   }
 
-  // dQ of a tile has been computed. Its buffer of dS is given back; what this warp has of it is added to the workspace.
-  DEVICE void add_dq(QueryTile of, int number) {
+  // dQ of the tile before has been computed. Its buffer of dS is given back; what this warp has of it is added.
+  DEVICE void add_dq() {
     wgmma_registers(dQ_rmem);
-    dS_turns.release(number + items, lane);
+    dS_turns.release(n - 1 + items, lane);
     const int first = DQ_BY_ROWS ? 0 : consumer * DQ_TILES;
-    float* const target = DqSum{block, lane}.place(of, (DQ_BY_ROWS ? consumer * 4 : 0) + warp, first);
     const DqSum sum{block, lane};
-    if (DETERMINISTIC && !sum.is_first(of)) sum.pass_on(block.previous(of));
+    float* const target = sum.place(before, (DQ_BY_ROWS ? consumer * 4 : 0) + warp, first);
     if constexpr (BULK_ADD) {
       if (lane == 0) bulk_wait_read();
       warp_sync();  // the tile before has been read
-      sum.await_turn(of);
+      sum.await_turn(before);
       sum.add_in_bulk<DQ_TILES>(target, dQ_rmem, D_TILES - first < DQ_TILES ? D_TILES - first : DQ_TILES,
                                 smem.dQ + (consumer * 4 + warp) * DQ_WARP_BYTES);
     } else {
-      sum.await_turn(of);
+      sum.await_turn(before);
       sum.add<DQ_TILES>(target, dQ_rmem, D_TILES - first);
     }
   }
-
-  DEVICE void pass_on(QueryTile of) { DqSum{block, lane}.pass_on(of); }
+  DEVICE void pass_on() { DqSum{block, lane}.pass_on(before); }
 
   DEVICE void store() {
     const int first_key = consumer * GROUP_KEYS + warp * 16;

@@ -72,11 +72,13 @@ struct Consumer {
 
   KeyBlock block{p, 0};
   QueryTile tile;
-  int n = 0;      // number of the tile, over all items
-  int items = 0;  // with tiles
+  bool masked;    // some score of the tile is hidden
+  u32 before;     // number in the workspace of the tile before
+  u32 n = 0;      // number of the tile, over all items
+  u32 items = 0;  // with tiles
 
   DEVICE void run() {
-    for (int i = 0;; ++i) {
+    for (u32 i = 0;; ++i) {
       smem.items.turns.wait_full(i);
       block.record = smem.items.record(i);
       if (block.k_block() == NO_MORE_ITEMS) return;
@@ -86,6 +88,7 @@ struct Consumer {
       const int count = block.count();
       if (count > 0) {
         tile = block.first();
+        begin_tile();
         visit_tiles(n + count);
         ++items;
       }
@@ -99,14 +102,15 @@ struct Consumer {
     }
   }
 
-  DEVICE void visit_tiles(int end) {
+  DEVICE void visit_tiles(u32 end) {
     smem.items.keys.wait_full(items);
-    mbarrier_wait(smem.items.V_full, u32(items) & 1);
+    mbarrier_wait(smem.items.V_full, items & 1);
     wait_for_scores(n);
     wgmma_fence();
     issue_scores(n);
     wgmma_wait<0>();
-    for (bool first = true;; first = false) {
+    bool first = true;
+    for (;; first = false) {
       wgmma_registers(S_rmem);
       if constexpr (VALUES) {
         make_weights();
@@ -124,7 +128,7 @@ struct Consumer {
       wgmma_fence();
       issue_gradient();
       wgmma_wait<1>();
-      if (!first) add_second(block.previous(tile), n - 1);
+      if (!first) add_second(before, n - 1);
       dS_turns.wait_full(n);
       wgmma_fence();
       issue_dq<FIRST_COLUMN, MIDDLE_COLUMN>();
@@ -132,46 +136,55 @@ struct Consumer {
       wait_for_scores(n + 1);
       wgmma_fence();
       issue_scores(n + 1);
+      if (DETERMINISTIC && !first) DqSum{block, lane}.pass_on(before);
+      before = block.place(tile);
+      tile = block.next(tile);
+      begin_tile();
       wgmma_wait<0>();
       wgmma_registers(gradient_rmem);
       wgmma_registers(operand_rmem);
       release_gradient();
-      add_first(tile);
+      add_first(before);
       wgmma_fence();
       issue_dq<MIDDLE_COLUMN, END_COLUMN>();
       ++n;
-      tile = block.next(tile);
     }
+    if (DETERMINISTIC && !first) DqSum{block, lane}.pass_on(before);
+    before = block.place(tile);
     wgmma_wait<0>();
     wgmma_registers(gradient_rmem);
     wgmma_registers(operand_rmem);
     release_gradient();
-    add_first(tile);
+    add_first(before);
     wgmma_fence();
     issue_dq<MIDDLE_COLUMN, END_COLUMN>();
     wgmma_wait<0>();
     smem.items.keys.release(0, lane);
-    add_second(tile, n++);
-    DqSum{block, lane}.pass_on(tile);
+    add_second(before, n++);
+    DqSum{block, lane}.pass_on(before);
+  }
+
+  DEVICE void begin_tile() {
+    if constexpr (VALUES) masked = block.cuts(tile);
   }
 
   // S needs Q, dP needs dO.
-  DEVICE void wait_for_scores(int number) const {
+  DEVICE void wait_for_scores(u32 number) const {
     if constexpr (VALUES) {
       Q_turns.wait_full(number);
     } else {
       dO_turns.wait_full(number);
     }
   }
-  DEVICE void issue_scores(int number) {
-    const int stage = VALUES ? Q_turns.stage(number) : dO_turns.stage(number);
+  DEVICE void issue_scores(u32 number) {
+    const u32 stage = VALUES ? Q_turns.stage(number) : dO_turns.stage(number);
     wgmma_registers(S_rmem);
     wgmma_tiles_ss<Br, K_STEPS, BFLOAT16>(S_rmem, k_major_descriptor(VALUES ? smem.K : smem.V),
                                           k_major_descriptor((VALUES ? smem.Q : smem.dO) + stage * QUERY_TILE_BYTES));
     wgmma_commit();
   }
   DEVICE void issue_gradient() {
-    const int stage = VALUES ? dO_turns.stage(n) : Q_turns.stage(n);
+    const u32 stage = VALUES ? dO_turns.stage(n) : Q_turns.stage(n);
     wgmma_accumulate_values<HEAD_DIM, Br / 16, BFLOAT16>(
         gradient_rmem, operand_rmem, mn_major_descriptor<Br>((VALUES ? smem.dO : smem.Q) + stage * QUERY_TILE_BYTES));
     wgmma_commit();
@@ -191,19 +204,17 @@ struct Consumer {
                                   smem.K + BEGIN / ATOM_COLUMNS * (GROUP_KEYS * ATOM_ROW_BYTES) + BEGIN % ATOM_COLUMNS * 2);
   }
   template <int BEGIN, int END>
-  DEVICE void add_dq(QueryTile of) {
+  DEVICE void add_dq(u32 of) {
     wgmma_registers(dQ_rmem);
     const DqSum sum{block, lane};
     sum.add<(END - BEGIN) / 8>(sum.place(of, warp, BEGIN / 8), reinterpret_cast<float(&)[(END - BEGIN) / 2]>(dQ_rmem),
                                (END - BEGIN) / 8);
   }
-  DEVICE void add_first(QueryTile of) {
-    const DqSum sum{block, lane};
-    if (DETERMINISTIC && !sum.is_first(of)) sum.pass_on(block.previous(of));
-    sum.await_turn(of);
+  DEVICE void add_first(u32 of) {
+    DqSum{block, lane}.await_turn(of);
     add_dq<FIRST_COLUMN, MIDDLE_COLUMN>(of);
   }
-  DEVICE void add_second(QueryTile of, int number) {
+  DEVICE void add_second(u32 of, u32 number) {
     add_dq<MIDDLE_COLUMN, END_COLUMN>(of);
     dS_turns.release(number, lane);
   }
@@ -218,7 +229,7 @@ struct Consumer {
 
   DEVICE void make_weights() {
     cap_scores<SOFTCAP>(fragment_view(S_rmem), p.softcap);
-    hide_scores_of_tile(block, S_rmem, tile, warp * 16 + lane / 4, lane);
+    if (masked) hide_scores_of_tile(block, S_rmem, tile, warp * 16 + lane / 4, lane);
     exponentials(p, S_rmem, operand_rmem, smem.lse + Q_turns.stage(n) * NUMBERS_BYTES, lane);
     P_turns.wait_empty(n);
 #pragma unroll

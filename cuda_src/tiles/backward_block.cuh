@@ -34,11 +34,11 @@ template <int STAGES>
 struct Turns {
   u32 full, empty;  // first barrier of each kind
 
-  DEVICE static int stage(int n) { return n % STAGES; }
-  DEVICE u32 full_barrier(int n) const { return full + stage(n) * 8; }
-  DEVICE void wait_full(int n) const { mbarrier_wait(full_barrier(n), u32(n / STAGES) & 1); }
-  DEVICE void wait_empty(int n) const { mbarrier_wait(empty + stage(n) * 8, (u32(n / STAGES) & 1) ^ 1); }  // empty at first
-  DEVICE void release(int n, int lane) const {  // by every warp, once it has read the buffer
+  DEVICE static u32 stage(u32 n) { return n % STAGES; }
+  DEVICE u32 full_barrier(u32 n) const { return full + stage(n) * 8; }
+  DEVICE void wait_full(u32 n) const { mbarrier_wait(full_barrier(n), n / STAGES & 1); }
+  DEVICE void wait_empty(u32 n) const { mbarrier_wait(empty + stage(n) * 8, (n / STAGES & 1) ^ 1); }  // empty at first
+  DEVICE void release(u32 n, int lane) const {  // by every warp, once it has read the buffer
     if (lane == 0) mbarrier_arrive(empty + stage(n) * 8);
   }
   DEVICE void init(u32 writers, u32 readers) const {
@@ -72,10 +72,11 @@ struct KeyBlock {
   DEVICE QueryTile first() const { return {kv_head() * group_size(), word(4)}; }
   DEVICE QueryTile next(QueryTile tile) const { return tile.next({0, word(4), word(5), 0, 0}); }
   DEVICE QueryTile previous(QueryTile tile) const { return tile.previous({0, word(4), word(5), 0, 0}); }
-  DEVICE u32 batch_head(int head) const { return u32(batch()) * u32(p.heads) + u32(head); }
-  DEVICE float* workspace(QueryTile tile) const {
-    return BackwardWorkspace::tile(p, batch_head(tile.head) * BackwardWorkspace::tiles(p) + u32(tile.q_tile));
+  // Number of a tile in the workspace.
+  DEVICE u32 place(QueryTile tile) const {
+    return u32(word(10)) + u32(tile.head) * BackwardWorkspace::tiles(p) + u32(tile.q_tile);
   }
+  DEVICE float* workspace(QueryTile tile) const { return BackwardWorkspace::tile(p, place(tile)); }
   DEVICE bool cuts(QueryTile tile) const {  // some score of the tile is hidden
     return tile.q_tile < word(6) || tile.q_tile >= word(7) || p.seqlen_k - first_key() < Bc;
   }
@@ -104,9 +105,7 @@ DEVICE void load_queries(const KeyBlock& block, QueryTile tile, u32 queries, u32
 // Scores that the mask hides become -inf. `key` is the lane's first in the block.
 DEVICE void hide_scores_of_tile(const KeyBlock& block, float (&S_rmem)[Br / 2], QueryTile tile, int key, int lane) {
   const auto S = fragment_view(S_rmem);
-  if (block.cuts(tile)) {
-    hide_scores_by_keys(S, head_mask(block.p), block.first_key() + key, tile.q_tile * Br + S.lane_column(lane));
-  }
+  hide_scores_by_keys(S, head_mask(block.p), block.first_key() + key, tile.q_tile * Br + S.lane_column(lane));
 }
 
 // P = exp(S - L), packed. S becomes P times the slope of the softcap, which dS is a multiple of.
@@ -176,25 +175,25 @@ DEVICE void issue_dq(float (&dQ_rmem)[4 * TILES], u32 dS, u32 K) {
   wgmma_commit();
 }
 
-// How one warp of consumers adds what it has of dQ.
+// How one warp of consumers adds what it has of dQ. A tile is known by its number in the workspace.
 struct DqSum {
   const KeyBlock& block;
   const int lane;
-  DEVICE auto turns() const {
-    return DqTurns<Br, Bc, 4 * CONSUMERS>{block.p, BackwardWorkspace(block.p), block.k_block(), i64(block.batch_head(0))};
-  }
-  DEVICE bool is_first(QueryTile of) const {
-    const QueryTile first = block.first();
-    return of.head == first.head && of.q_tile == first.q_tile;
-  }
+
   // 16 rows of a tile, `strip` of its strips, from accumulator `first` on.
-  DEVICE float* place(QueryTile of, int strip, int first) const {
-    return block.workspace(of) + (strip * D_TILES + first) * ACCUMULATOR;
+  DEVICE float* place(u32 tile, int strip, int first) const {
+    return BackwardWorkspace::tile(block.p, tile) + (strip * D_TILES + first) * ACCUMULATOR;
   }
   // DETERMINISTIC: until all blocks to the right have added.
-  DEVICE void await_turn(QueryTile of) const {
+  DEVICE void await_turn(u32 tile) const {
     if constexpr (DETERMINISTIC) {
-      if (lane == 0) turns().await(of, turns().count(of));
+      const int q_tile = int(tile % BackwardWorkspace::tiles(block.p));
+      if (lane == 0) {
+        const u32 turn = 4 * CONSUMERS * key_blocks_before<Br, Bc>(block.p, q_tile, block.k_block());
+        const u32* counter = BackwardWorkspace::turn(block.p, tile);
+        while (ld_relaxed_gpu(counter) < turn) {
+        }
+      }
       warp_sync();  // it is this warp's turn
     }
   }
@@ -222,12 +221,12 @@ struct DqSum {
     }
   }
   // DETERMINISTIC: the next block may add to a tile, once what this warp has added is there.
-  DEVICE void pass_on(QueryTile of) const {
+  DEVICE void pass_on(u32 tile) const {
     if constexpr (!DETERMINISTIC) return;
     warp_sync();  // all lanes have added
     if (lane == 0) {
       bulk_wait();
-      turns().pass_on(of);
+      red_release_gpu_add(BackwardWorkspace::turn(block.p, tile), 1);
     }
   }
 };
@@ -253,7 +252,7 @@ struct ItemBarriers {
       : records(start + ITEMS_OFFSET), K_full(start + KV_FULL_OFFSET), V_full(K_full + 8),
         turns{start + ITEM_FULL_OFFSET, start + ITEM_EMPTY_OFFSET}, keys{K_full, start + KV_EMPTY_OFFSET} {}
 
-  DEVICE u32 record(int i) const { return records + turns.stage(i) * RECORD_BYTES; }
+  DEVICE u32 record(u32 i) const { return records + turns.stage(i) * RECORD_BYTES; }
   DEVICE void init() const {
     turns.init(1, 4 * CONSUMERS + 2);  // the warps of consumers, and who loads
     keys.init(KEY_GROUPS, 4 * CONSUMERS);
@@ -271,13 +270,13 @@ DEVICE void prepare_items(const BackwardParams& p) {
     vec4* const record = workspace.items + i64(i) * RECORD_VECTORS;
     st_global(record, vec4{u32(item.k_block), u32(item.kv_head), u32(item.batch), count});
     st_global(record + 1, vec4{u32(tiles.first), u32(tiles.end), u32(tiles.clear_first), u32(tiles.clear_end)});
-    st_global(record + 2, vec4{i, u32(tiles.total), 0, 0});
+    st_global(record + 2, vec4{i, u32(tiles.total), u32(item.batch) * u32(p.heads) * BackwardWorkspace::tiles(p), 0});
   }
 }
 
 // One thread of the producer takes items for the block.
 DEVICE void take_items(const BackwardParams& p, u32 start) {
-  for (int i = 0;; ++i) {
+  for (u32 i = 0;; ++i) {
     const u32 index = atomic_add(BackwardWorkspace(p).next, 1);
     const ItemBarriers items(opaque(start));
     const u32 full = items.turns.full_barrier(i);
@@ -301,18 +300,18 @@ struct Loader {
   const u32 start;  // of the shared memory
 
   DEVICE void run() const {
-    int n = 0, loaded = 0;
-    for (int i = 0;; ++i) {
+    u32 n = 0, loaded = 0;
+    for (u32 i = 0;; ++i) {
       const ItemBarriers items(opaque(start));
       items.turns.wait_full(i);
       const KeyBlock block{p, items.record(i)};
       if (block.k_block() == NO_MORE_ITEMS) return;
-      const int count = block.count();
+      const u32 count = u32(block.count());
       if (count > 0) {
         if constexpr (!FIRST) load_keys(block, loaded);
         QueryTile tile = block.first();
 #pragma unroll 1  // unrolled, it takes more registers than a producer has
-        for (const int end = n + count; n < end; ++n) {
+        for (const u32 end = n + count; n < end; ++n) {
           load_tile(block, tile, n);
           if (FIRST && n == end - count) load_keys(block, loaded);
           tile = block.next(tile);
@@ -324,13 +323,13 @@ struct Loader {
     }
   }
 
-  DEVICE void load_keys(const KeyBlock& block, int number) const {
+  DEVICE void load_keys(const KeyBlock& block, u32 number) const {
     const Memory smem(opaque(start));
     smem.items.keys.wait_empty(number);
     ::load_keys(block, FIRST ? smem.K : smem.V, FIRST ? smem.items.K_full : smem.items.V_full, keys);
   }
 
-  DEVICE void load_tile(const KeyBlock& block, QueryTile tile, int n) const {
+  DEVICE void load_tile(const KeyBlock& block, QueryTile tile, u32 n) const {
     const Memory smem(opaque(start));
     if constexpr (FIRST) {
       const auto turns = smem.Q_turns();

@@ -50,13 +50,10 @@ struct BackwardWorkspace {
     turns = reinterpret_cast<u32*>(rows + heads * p.seqlen_q * ROW_NUMBER_BYTES);
   }
 
-  // How many key blocks have added to a tile of a head, `head` counted over the batch.
-  DEVICE u32* turn(const BackwardParams& p, i64 head, int q_tile) const {
-    const i64 index = head * tiles(p) + q_tile;
-    if constexpr (WHOLE_TILES) return reinterpret_cast<u32*>(tile(p, u32(index)) + BLOCK_Q * (HEAD_DIM + 2));
-    return turns + index;
+  // WHOLE_TILES: how many have added to a tile that is the `index`th of all.
+  DEVICE static u32* turn(const BackwardParams& p, u32 index) {
+    return reinterpret_cast<u32*>(tile(p, index) + BLOCK_Q * (HEAD_DIM + 2));
   }
-
   DEVICE static u32 num_items(const BackwardParams& p) {
     return (u32(p.seqlen_k - 1) / BLOCK_KV + 1) * u32(p.batch) * u32(p.kv_heads);
   }
