@@ -129,7 +129,7 @@ DEVICE void prepare_strip(const BackwardParams& p) {
       const float lse = ld_global<float>(p.lse + at);
       if (p.dlse != nullptr) sum -= ld_global<float>(p.dlse + at);
       const bool blind = lse == NEG_INF;
-      const RowNumbers numbers = {blind ? 0.0f : lse * LOG2_E, blind ? 0.0f : sum};
+      const RowNumbers numbers = {blind ? 0.0f : lse * (FLOAT32 ? 1.0f : LOG2_E), blind ? 0.0f : sum};
       if constexpr (WHOLE_TILES) {
         st_global(workspace.lse(item.head, int(row)), numbers.lse);
         st_global(workspace.lse(item.head, int(row)) + BLOCK_Q, numbers.delta);

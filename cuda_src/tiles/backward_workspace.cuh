@@ -21,7 +21,8 @@ constexpr int STRIP = 16;                // rows of one accumulator
 constexpr int D_TILES = HEAD_DIM / 8;    // accumulators side by side
 constexpr int ACCUMULATOR = STRIP * 8;   // floats
 
-// Log-sum-exp in units of log2 (P = exp2(scale_log2 * s - lse)) and delta: what the softmax of a row sends back.
+// Log-sum-exp in units of log2 (P = exp2(scale_log2 * s - lse)), of float32 as it was given; and delta: what the softmax of
+// a row sends back.
 struct RowNumbers {
   float lse, delta;
 };
@@ -30,7 +31,9 @@ constexpr int ROW_NUMBER_BYTES = 8;
 constexpr int RECORD_VECTORS = 3;  // of an item: see KeyBlock in backward_block.cuh
 constexpr int TILE_STRIPS = BLOCK_Q / STRIP;
 // WHOLE_TILES: dQ, then lse, then delta of each row, then the tile's turn.
-constexpr int TILE_FLOATS = BLOCK_Q * (HEAD_DIM + 2) + (DETERMINISTIC ? 4 : 0);
+constexpr int TILE_FLOATS = BLOCK_Q * (HEAD_DIM + 2) + (DETERMINISTIC ? 32 : 0);
+constexpr int HEADER_FLOATS = 32;  // before the tiles: they begin on multiples of 128 bytes, as additions in memory do
+static_assert(!WHOLE_TILES || TILE_FLOATS % 32 == 0, "whole lines of the cache");
 
 struct BackwardWorkspace {
   float* dQ;   // (batch * heads, strips, D_TILES) accumulators; WHOLE_TILES: (batch * heads, tiles, TILE_FLOATS)
@@ -43,7 +46,7 @@ struct BackwardWorkspace {
   DEVICE explicit BackwardWorkspace(const BackwardParams& p) {
     const i64 heads = i64(p.batch) * p.heads;
     next = static_cast<u32*>(p.workspace);
-    dQ = static_cast<float*>(p.workspace) + (WHOLE_TILES ? 4 : 0);
+    dQ = static_cast<float*>(p.workspace) + (WHOLE_TILES ? HEADER_FLOATS : 0);
     strips = WHOLE_TILES ? tiles(p) * TILE_STRIPS : (p.seqlen_q - 1) / STRIP + 1;
     rows = reinterpret_cast<char*>(dQ + heads * strips * (D_TILES * ACCUMULATOR));
     items = reinterpret_cast<vec4*>(dQ + heads * tiles(p) * TILE_FLOATS);
@@ -60,7 +63,7 @@ struct BackwardWorkspace {
   // WHOLE_TILES: of a head, and where one of them lies that is the `index`th of all.
   DEVICE static u32 tiles(const BackwardParams& p) { return u32(p.seqlen_q - 1) / BLOCK_Q + 1; }
   DEVICE static float* tile(const BackwardParams& p, u32 index) {
-    return static_cast<float*>(p.workspace) + 4 + i64(index) * TILE_FLOATS;
+    return static_cast<float*>(p.workspace) + HEADER_FLOATS + i64(index) * TILE_FLOATS;
   }
 
   // The accumulators of one strip of a head, `head` counted over the batch.

@@ -20,6 +20,8 @@ import numpy.typing as npt
 
 from ..core.problem import Problem
 from ..core.schedule import Schedule
+from ..core.scores import distances
+from ..core.tile_classes import TileClass
 from ..kernels import TileConfig
 
 Array = npt.NDArray[Any]
@@ -38,9 +40,10 @@ class Heads:
         self.dtype: type[Any] = compute_dtype(problem)
         self.scale, self.softcap = self.dtype(problem.scale), problem.softcap
         self.schedule, self.heads, self.head_dim = schedule, heads, problem.head_dim
-        ranges = schedule.ranges
-        self._visited = list(zip(ranges.first.tolist(), ranges.end.tolist(), strict=True))
-        self._clear = list(zip(ranges.clear_first.tolist(), ranges.clear_end.tolist(), strict=True))
+        self.slopes: Array | None = None
+        """Of ALiBi, (batch, kv_heads, group, 1, 1); the sink likewise."""
+        self.sink: Array | None = None
+        self._classes = schedule.classes
         self.block_q = min(schedule.block_q, schedule.seqlen_q)
         self.block_kv = min(schedule.block_kv, schedule.seqlen_k)
 
@@ -56,19 +59,26 @@ class Heads:
         tiling = self.schedule
         return slice(j * tiling.block_kv, min((j + 1) * tiling.block_kv, tiling.seqlen_k))
 
-    def visits(self, block: int) -> range:
+    def visits(self, block: int) -> list[int]:
         """Tiles that a block visits: of keys, or where keys visit queries, of queries."""
-        return range(*self._visited[block])
+        visited: list[int] = np.flatnonzero(self._classes[block]).tolist()
+        return visited
 
     def is_masked(self, block: int, tile: int) -> bool:
-        first, end = self._clear[block]
-        return not first <= tile < end
+        return bool(self._classes[block, tile] != TileClass.CLEAR)
 
     def hidden(self, i: int, j: int) -> Bools:
         """Where the mask lets nothing through, (rows, columns)."""
         rows, columns = self.rows(i), self.columns(j)
         row, column = np.arange(rows.start, rows.stop), np.arange(columns.start, columns.stop)
         return ~self.schedule.mask.visible(row, column, self.schedule.seqlen_q, self.schedule.seqlen_k)
+
+    def distances(self, i: int, j: int) -> Array:
+        """Of ALiBi, (rows, columns)."""
+        rows, columns, s = self.rows(i), self.columns(j), self.schedule
+        row, column = np.arange(rows.start, rows.stop), np.arange(columns.start, columns.stop)
+        found: Array = distances(row, column, s.mask.shift(s.seqlen_q, s.seqlen_k), self.dtype)
+        return found
 
 
 def compute_dtype(problem: Problem) -> type[Any]:
@@ -110,6 +120,14 @@ def operand(x: Array, dtype: type[Any]) -> Array:
 def group_heads(x: Array, group: int) -> Array:
     """View of (batch, heads, …) as (batch, kv_heads, group, …)."""
     return x.reshape(x.shape[0], x.shape[1] // group, group, *x.shape[2:])
+
+
+def numbers_of_heads(problem: Problem, x: Array | None) -> Array | None:
+    """(heads,) or (batch, heads) as (batch, kv_heads, group), in the compute dtype."""
+    if x is None:
+        return None
+    spread = np.broadcast_to(x.astype(compute_dtype(problem)), (problem.batch, problem.heads))
+    return group_heads(spread, problem.group_size)
 
 
 # --- Sharing out the work --------------------------------------------------------------------------------

@@ -9,8 +9,10 @@ from collections.abc import Iterable
 from typing import Any
 
 from .element import ELEMENTS, Element
-from .lengths import DENSE, Cached, Lengths
-from .mask import FULL, Edges, Mask, reduced
+from .lengths import DENSE, Cached, Lengths, Packed
+from .mask import FULL, Mask, reduced
+from .mask_family import Edges
+from .parts import Part, parts
 
 #: head_dim must be a multiple of this, and at most :data:`MAX_HEAD_DIM`.
 HEAD_DIM_STEP = 8
@@ -19,9 +21,13 @@ MAX_HEAD_DIM = 256
 #: Kernels count with 32 bits: the largest size of an axis, and the largest number in a mask.
 MAX_SIZE = 2**31 - 1
 
-#: What is compiled into a kernel of a mask: no bound, a bound on the right, bounds on both sides. The same
-#: numbers as MaskKind of cuda_src/tiles/mask.cuh.
-MASK_KINDS = ("full", "causal", "band")
+#: What is compiled into a kernel of a mask: no bound, a bound on the right, bounds on both sides; tokens that the
+#: bounds do not bind; a run of rows that each key is hidden from, and two. The first three are MaskKind of
+#: cuda_src/tiles/mask.cuh.
+MASK_KINDS = ("full", "causal", "band", "sets", "columns", "columns2")
+
+#: Those that are bands and nothing else.
+BAND_KINDS = MASK_KINDS[:3]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,8 +35,8 @@ class Problem:
     """One call of an operation as numbers: ``softmax(scale * Q Kᵀ) V``, or its like.
 
     Shapes are in the order (batch, heads, seqlen, head_dim), whatever the layout of the arrays was:
-    strides are a matter of the launch, not of the problem. ``seqlen_k`` is the room for keys of each sequence;
-    ``lengths`` says whether all of it is valid.
+    strides are a matter of the launch, not of the problem. ``seqlen_q`` and ``seqlen_k`` are the room of each sequence,
+    of packed ones the longest's; ``lengths`` says how much of it is valid.
 
     ``precision`` is ``"float32"`` or ``"tf32"`` for float32 inputs and ``"native"`` for every other
     dtype. ``alignment`` is the largest power of two, at most 16, that divides every pointer and every
@@ -61,6 +67,10 @@ class Problem:
     positive_strides: bool = True
     deterministic: bool = False
     """Backward: the same bits in every run, dq included, where an order of sums must be enforced for that."""
+    alibi: bool = False
+    """Scores have a penalty that grows with the distance of query and key (``alibi_slopes``)."""
+    sink: bool = False
+    """Each head has a logit that joins the denominator (``sink``)."""
 
     # --- Elements -----------------------------------------------------------------------------------------
 
@@ -98,11 +108,20 @@ class Problem:
         return 0 in (self.batch, self.heads, self.seqlen_q, self.seqlen_k)
 
     @property
+    def tokens(self) -> tuple[int, int]:
+        """Queries and keys of all sequences together."""
+        return self.lengths.tokens(self.batch, self.seqlen_q, self.seqlen_k)
+
+    @property
     def shapes(self) -> tuple[tuple[int, int, int, int], ...]:
-        """Of q, k, v and o."""
-        queries = (self.batch, self.heads, self.seqlen_q, self.head_dim)
-        keys = (self.batch, self.kv_heads, self.seqlen_k, self.head_dim)
-        return queries, keys, keys, queries
+        """Of q, k, v and o. Packed sequences lie in arrays of one batch."""
+        outer = (self.batch, self.seqlen_q), (self.batch, self.seqlen_k)
+        if isinstance(self.lengths, Packed):
+            outer = (1, self.lengths.total_q), (1, self.lengths.total_k)
+        (batch, rows), (_, keys) = outer
+        queries = (batch, self.heads, rows, self.head_dim)
+        of_keys = (batch, self.kv_heads, keys, self.head_dim)
+        return queries, of_keys, of_keys, queries
 
     @property
     def group_size(self) -> int:
@@ -118,12 +137,17 @@ class Problem:
 
     @functools.cached_property
     def edges(self) -> Edges:
-        """(first, last): row i sees keys i + first … i + last. A bound that hides nothing is None."""
+        """(first, last) of a mask that is a band and nothing else: row i sees keys i + first … i + last. A bound that
+        hides nothing is None. Raises NotImplementedError for other masks."""
+        if self.mask.beyond_band in MASK_KINDS:
+            raise NotImplementedError(f"{self.mask} is more than a band with two edges")
         return reduced(self.mask.edges(self.seqlen_q, self.seqlen_k), self.seqlen_q, self.seqlen_k)
 
     @property
     def mask_kind(self) -> str:
-        """One of :data:`MASK_KINDS`: which bounds a kernel has to test."""
+        """One of :data:`MASK_KINDS`: what a kernel has to test."""
+        if self.mask.beyond_band:
+            return self.mask.beyond_band
         first, last = self.edges
         return "band" if first is not None else "full" if last is None else "causal"
 
@@ -134,8 +158,26 @@ class Problem:
 
     @property
     def visible_scores(self) -> int:
-        """Score entries of one head that the mask lets through."""
-        return self.mask.visible_scores(self.seqlen_q, self.seqlen_k)
+        """Score entries of one head that the mask lets through; where heads differ, on average and rounded down."""
+        heads = self.batch * self.heads
+        return self.all_visible_scores // heads if heads else 0
+
+    @functools.cached_property
+    def parts(self) -> tuple[Part, ...]:
+        """Dense problems with one score matrix each, of which this one is made."""
+        return parts(self)
+
+    @property
+    def known(self) -> bool:
+        """Mask and lengths are known on the host: else counts of tiles and scores are of what they may be at most."""
+        return self.mask.known and self.lengths.known
+
+    @functools.cached_property
+    def all_visible_scores(self) -> int:
+        """Score entries of all heads of all sequences that the mask lets through. Where lengths or a mask are known on
+        the GPU alone, what they may be at most."""
+        of_parts = (part.problem for part in self.parts)
+        return sum(p.batch * p.heads * p.mask.visible_scores(p.seqlen_q, p.seqlen_k) for p in of_parts)
 
     # --- Cached keys and values ---------------------------------------------------------------------------
 
@@ -153,6 +195,8 @@ class Problem:
     def reach(self) -> int | None:
         """Keys at the end of a sequence that are read, None: all. In a window, those from the first that the
         first query sees; and all new ones, which must be stored whether they are seen or not."""
+        if self.mask.beyond_band:
+            return None
         first, _ = self.edges
         return None if first is None else max(self.seqlen_k - first, self.cache.new_tokens)
 
@@ -212,7 +256,8 @@ class Problem:
     @property
     def scores_text(self) -> str:
         """Mask and score changes, as every page, table and record prints them."""
-        return str(self.mask) + (f", softcap {self.softcap:g}" if self.softcap is not None else "")
+        cap = f", softcap {self.softcap:g}" if self.softcap is not None else ""
+        return str(self.mask) + cap + ", ALiBi" * self.alibi + ", sink" * self.sink
 
 
 def default_scale(head_dim: int) -> float:

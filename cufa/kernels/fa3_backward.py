@@ -121,8 +121,8 @@ def _workspace(problem: Problem, config: Fa3BackwardConfig, split: Split | None 
     """``BackwardWorkspace`` of backward_workspace.cuh, with whole query tiles, records of items, and the number
     of the next one."""
     tiles = _strips(problem, config) * STRIP // config.block_q
-    tile = config.block_q * (problem.head_dim + 2) * 4 + (16 if problem.deterministic else 0)
-    return 16 + tiles * tile + _items(problem, config) * ITEM_BYTES
+    tile = config.block_q * (problem.head_dim + 2) * 4 + (128 if problem.deterministic else 0)
+    return 128 + tiles * tile + _items(problem, config) * ITEM_BYTES
 
 
 def _boxes(config: Fa3BackwardConfig) -> dict[str, Box]:
@@ -157,6 +157,9 @@ FA3_BACKWARD = KernelSpec(
     boxes=_boxes,
     order=lambda problem, schedule, num_sms: order.key_blocks(problem, schedule),
     operation="backward",
+    further_refusal=lambda spec, problem: (
+        "adds to dq in any order" if problem.deterministic else None
+    ),
     further_constants=lambda problem: {"DETERMINISTIC": problem.deterministic, "WHOLE_TILES": True},
 )
 

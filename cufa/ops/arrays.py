@@ -42,11 +42,7 @@ def as_array(name: str, x: Any) -> Array:
 
     Raises TypeError when it is no array, or one whose mask would be ignored.
     """
-    if isinstance(x, np.ma.MaskedArray):
-        raise TypeError(
-            f"{name} is {_kind(x)}, whose mask attention does not read: pass {name}.filled(0), and say which keys are "
-            "seen with window= or mask="
-        )
+    check_not_masked(name, x)
     if isinstance(x, np.ndarray) or is_device_array(x):
         return x
     if hasattr(x, "__dlpack__") and hasattr(x, "__dlpack_device__"):
@@ -62,6 +58,15 @@ def as_array(name: str, x: Any) -> Array:
         f"{name} must be an array (NumPy, CuPy, or any with DLPack or __cuda_array_interface__), "
         f"not {_kind(x)}; use numpy.asarray or cupy.asarray"
     )
+
+
+def check_not_masked(name: str, x: Any) -> None:
+    """Raises TypeError for an array of NumPy's that has a mask, which would be ignored."""
+    if isinstance(x, np.ma.MaskedArray):
+        raise TypeError(
+            f"{name} is {_kind(x)}, whose mask attention does not read: pass {name}.filled(0), and say which keys are "
+            "seen with window= or mask="
+        )
 
 
 def _import_cupy(name: str, x: Any) -> Any:
@@ -163,6 +168,7 @@ def make_problem(
         raise ValueError(f"k has head_dim {k_head_dim} but q has {head_dim}: they must be equal")
     check_head_dim(head_dim)
     check_heads(heads, "k", kv_heads, f"layout {layout!r} reads the shapes as {AXES[layout]}")
+    check_mask(mask, batch, kv_heads, seqlen_k)
     return Problem(
         batch,
         heads,
@@ -177,6 +183,13 @@ def make_problem(
         precision=resolve_precision(dtype, precision),
         alignment=alignment,
     )
+
+
+def check_mask(mask: Mask, batch: int, kv_heads: int, seqlen_k: int | None) -> None:
+    """``seqlen_k`` None: keys of each sequence are as many as they are."""
+    misfit = mask.misfit(batch, kv_heads, seqlen_k)
+    if misfit is not None:
+        raise ValueError(f"mask, {mask}, {misfit}")
 
 
 def check_layout(layout: str) -> None:

@@ -35,8 +35,8 @@ def find(
     the addresses of its operands. Nothing of it for calls that are not on CuPy arrays alone.
 
     ``given`` are all operands in launch order, None for those left out (which the first never is) and for results
-    that are allocated. How wide copies of strided operands can be follows from their addresses; others are read
-    number by number.
+    that are allocated; the further ones only where there is one. How wide copies of strided operands can be follows
+    from their addresses; others are read number by number.
     """
     ndarray = _ndarray
     if type(given[0]) is not ndarray:
@@ -46,7 +46,7 @@ def find(
     key: list[Any] = [operation.name, options]
     addresses: list[int] = []
     wide = narrow = 0
-    for x, strided in zip(given, operation.strided, strict=True):
+    for x, strided in zip(given, operation.strided):  # noqa: B905  (`strict` costs 0.1 µs, and may differ in length)
         if x is None:
             key.append(None)
             addresses.append(0)
@@ -96,7 +96,7 @@ class SeenCall:
     def __init__(self, launch: Callable[[list[int]], None], call: Call, results: Mapping[str, Any]) -> None:
         import cupy
 
-        names = [x.name for x in call.operation.operands]
+        names = [x.name for x in call.operation.every_operand]
         given = {**call.inputs, **results}
         made = [name for name in results if call.results[name] is None]
         self._launch, self._check, self._names = launch, call.check_memory, names
@@ -113,15 +113,18 @@ class SeenCall:
         there = [None if name in made else given.get(name) for name in names]
         self._pairs = _pairs(there, [names.index(name) for name in (*results, *call.written)])
         self._apart: set[tuple[int, int, int]] = set()
+        self._checked: list[int] = []  # the last addresses that passed
 
     def __call__(self, given: Sequence[Any], addresses: list[int]) -> Any:
         # What is allocated here is on the current device, and so is what is launched.
         if self._get_device() != self._device_id:
             with self._device(self._device_id):
                 return self(given, addresses)
-        for i, j, low, high in self._pairs:
-            if low < addresses[j] - addresses[i] < high:
-                self._check_overlap(i, j, addresses[j] - addresses[i], given)
+        if self._pairs and addresses != self._checked:
+            for i, j, low, high in self._pairs:
+                if low < addresses[j] - addresses[i] < high:
+                    self._check_overlap(i, j, addresses[j] - addresses[i], given)
+            self._checked = list(addresses)
         if self._made:
             given = list(given)
             for place, shape, dtype in self._made:
@@ -132,7 +135,7 @@ class SeenCall:
 
     def _check_overlap(self, i: int, j: int, distance: int, given: Sequence[Any]) -> None:
         if (i, j, distance) not in self._apart:
-            self._check(dict(zip(self._names, given, strict=True)))
+            self._check(dict(zip(self._names, given, strict=False)))
             if len(self._apart) >= _MAX_SEEN:
                 self._apart.clear()
             self._apart.add((i, j, distance))
