@@ -7,7 +7,7 @@ import dataclasses
 import numpy as np
 import pytest
 from backward_gpu_support import check, poisoned, run
-from backward_support import NAMES, assert_gradients, make_case, serves
+from backward_support import NAMES, assert_gradients, make_case, serves, skip_where_refused
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from mask_support import BANDS
@@ -87,6 +87,7 @@ def test_head_dims(cp, spec, dtype, precision, head_dim):
 @pytest.mark.parametrize(("spec", "dtype", "precision"), VARIANTS, ids=lambda x: getattr(x, "name", x))
 def test_every_tiling(cp, cuda, spec, dtype, precision, head_dim, deterministic):
     """Whatever the planner would have chosen. Lengths hang over both tiles."""
+    skip_where_refused(spec, deterministic)
     device = cuda.current_device()
     for config in fitting_configs(spec, head_dim, device):
         lengths = 2 * config.block_q + 7, 2 * config.block_kv + 13

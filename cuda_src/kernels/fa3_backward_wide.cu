@@ -72,7 +72,6 @@ struct Consumer {
 
   KeyBlock block{p, 0};
   QueryTile tile;
-  bool masked;    // some score of the tile is hidden
   u32 before;     // number in the workspace of the tile before
   u32 n = 0;      // number of the tile, over all items
   u32 items = 0;  // with tiles
@@ -88,7 +87,6 @@ struct Consumer {
       const int count = block.count();
       if (count > 0) {
         tile = block.first();
-        begin_tile();
         visit_tiles(n + count);
         ++items;
       }
@@ -139,7 +137,6 @@ struct Consumer {
       if (DETERMINISTIC && !first) DqSum{block, lane}.pass_on(before);
       before = block.place(tile);
       tile = block.next(tile);
-      begin_tile();
       wgmma_wait<0>();
       wgmma_registers(gradient_rmem);
       wgmma_registers(operand_rmem);
@@ -162,10 +159,6 @@ struct Consumer {
     smem.items.keys.release(0, lane);
     add_second(before, n++);
     DqSum{block, lane}.pass_on(before);
-  }
-
-  DEVICE void begin_tile() {
-    if constexpr (VALUES) masked = block.cuts(tile);
   }
 
   // S needs Q, dP needs dO.
@@ -229,7 +222,7 @@ struct Consumer {
 
   DEVICE void make_weights() {
     cap_scores<SOFTCAP>(fragment_view(S_rmem), p.softcap);
-    if (masked) hide_scores_of_tile(block, S_rmem, tile, warp * 16 + lane / 4, lane);
+    if (block.cuts(tile)) hide_scores_of_tile(block, S_rmem, tile, warp * 16 + lane / 4, lane);
     exponentials(p, S_rmem, operand_rmem, smem.lse + Q_turns.stage(n) * NUMBERS_BYTES, lane);
     P_turns.wait_empty(n);
 #pragma unroll

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 from ..core import order
 from ..core.operation import Split
@@ -131,7 +132,7 @@ def _boxes(config: Fa3BackwardConfig) -> dict[str, Box]:
     return {"dout": queries, "q": queries, "k": keys, "v": keys}
 
 
-def _config(block_q: int, block_kv: int, num_stages: int, **own: int | bool) -> Fa3BackwardConfig:
+def _config(block_q: int, block_kv: int, num_stages: int, **own: Any) -> Fa3BackwardConfig:
     return Fa3BackwardConfig(block_q, block_kv, num_warps=12, num_stages=num_stages, **own)
 
 
@@ -157,9 +158,7 @@ FA3_BACKWARD = KernelSpec(
     boxes=_boxes,
     order=lambda problem, schedule, num_sms: order.key_blocks(problem, schedule),
     operation="backward",
-    further_refusal=lambda spec, problem: (
-        "adds to dq in any order" if problem.deterministic else None
-    ),
+    further_refusal=lambda spec, problem: "adds to dq in any order" if problem.deterministic else None,
     further_constants=lambda problem: {"DETERMINISTIC": problem.deterministic, "WHOLE_TILES": True},
 )
 

@@ -85,7 +85,9 @@ NOT_YET_RECORDED: set[str] = {
 }
 
 #: The probes of those. All others are in golden.npz.
-AWAITED_PROBES = {"bulk_add", "wgmma_transposed", "red_add", "semaphore", "stmatrix"} if NOT_YET_RECORDED else set()
+AWAITED_PROBES = (
+    {"bulk_add", "wgmma_transposed", "red_add", "semaphore", "stmatrix"} if NOT_YET_RECORDED else set()
+)
 
 
 def primitive_digests() -> dict[str, str]:
@@ -208,7 +210,14 @@ def decode_probes() -> Iterator[Probe]:
 
 
 def all_probes() -> list[Probe]:
-    return [*probes(), *decode_probes(), *reduction_probes(), *backward_probes(), *hopper_probes(), cluster_probe()]
+    return [
+        *probes(),
+        *decode_probes(),
+        *reduction_probes(),
+        *backward_probes(),
+        *hopper_probes(),
+        cluster_probe(),
+    ]
 
 
 def reduction_probes() -> Iterator[Probe]:
