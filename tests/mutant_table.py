@@ -54,7 +54,7 @@ CORE = [
         ("(bool, np.bool_, str, bytes)", "(str, bytes)", "softcap=True is taken as 1"),
     ),
     *_of(
-        "cufa/core/params.py", "emulate_kernels api",
+        "cufa/core/params.py", "planner emulate_kernels",
         ("max(scale * log2_e, SMALLEST_SCALE)", "scale * log2_e", "NaN from a mask and a scale of 0"),
         ("s // itemsize for s", "s * itemsize for s", "strides in bytes where elements are meant"),
     ),
@@ -274,9 +274,8 @@ DECODING = [
          "return {old_keys, APPEND ? old_keys + p.new_tokens : old_keys};", "keys past the end of the cache"),
         ("max(p.tokens + p.left, APPEND ? p.new_tokens : 0)", "p.tokens + p.left", "new tokens that nobody sees are lost"),
         ("return min(max(entry, 0), p.num_pages - 1);", "return min(max(entry, 0), p.num_pages);", "a wild page is read"),
-        ("piece.first_slot = 2 * first + 1;", "piece.first_slot = 2 * first;", "parts of two items in one slot"),
-        ("piece.first_tile = min(piece.tiles.first + split * each, end);", "piece.first_tile = piece.tiles.first + split * each;",
-         "a split beyond the end of a short sequence"),
+        ("piece.last_tile = min(piece.first_tile + each, end);", "piece.last_tile = piece.first_tile + each;",
+         "the last split reads past its sequence"),
     ),
     *_of(
         "cuda_src/tiles/decode_merge.cuh", "emulate_decode emulate_decode_calls",
