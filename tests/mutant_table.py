@@ -171,7 +171,6 @@ CPU = [
     *_of(
         "cufa/backends/cpu_backward.py", "cpu_backward backward_api",
         ("delta[..., 0] -= dlse", "delta[..., 0] += dlse", "dlse with the wrong sign"),
-        ("        delta[nothing] = 0\n", "", "NaN in out of a row that sees nothing"),
         ("dK *= heads.scale", "dK *= 1", "dK is not scaled"),
         ("hidden is None or _finite(Q, dO, K, V, delta)", "hidden is None or _finite(Q, dO, K, delta)",
          "0 · inf of a value that is not seen"),
