@@ -36,6 +36,14 @@ def test_every_number_of_shares(dtype, page_size):
         check(case, schedule="balanced", num_splits=num_splits)
 
 
+@pytest.mark.parametrize("page_size", [0, 16])
+def test_a_window_begins_anywhere_within_a_tile(page_size):
+    """Of several tokens the first may see the whole of a tile whose first keys the later ones do not see."""
+    for left in range(40):
+        case = make_case([37, 8, 20], tokens=4, page_size=page_size, window=(left, 0), dtype="float64")
+        check(case, num_splits=left % 4 + 1)
+
+
 def test_splits_agree_to_rounding():
     """In float64, where float32's rounding cannot hide a mistake."""
     case = make_case([97], dtype="float64")
