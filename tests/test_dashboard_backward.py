@@ -27,11 +27,16 @@ from cufa.bench.backward_cases import of_forward
 from cufa.bench.suites import make
 from cufa.core.mask import CAUSAL
 from cufa.core.schedule import Schedule
-from cufa.dashboard import theme
-from cufa.dashboard.charts import tile_grid
-from cufa.dashboard.model import launch, work
+from cufa.dashboard import engine, theme
+from cufa.dashboard.charts import roofline, tile_grid
+from cufa.dashboard.model import evidence, launch, work
+from cufa.dashboard.model.measurements import Measurement, machine_key
 from cufa.kernels import KERNELS
 from cufa.planner import make_plan
+
+
+def is_backward(m: Measurement) -> bool:
+    return m.problem.operation == "backward"
 
 
 def masked_work(**link: str):
@@ -163,6 +168,65 @@ def test_skipping_is_not_told_by_the_forwards_records() -> None:
 
 
 # --- Other pages --------------------------------------------------------------------------------------------
+
+
+RECORDED = [e for e in evidence.load() if e.limits and any(is_backward(m) for m in e.rows)]
+
+
+@pytest.fixture(params=RECORDED, ids=lambda e: e.name)
+def recorded(request: pytest.FixtureRequest) -> evidence.Evidence:
+    """What ships with the package, of each card."""
+    found: evidence.Evidence = request.param
+    return found
+
+
+def test_the_roofline_counts_the_backwards_arithmetic(recorded: evidence.Evidence) -> None:
+    """Ten products' FLOP for each exponential, where the forward has four."""
+    for suite in dict.fromkeys(m.suite for m in recorded.rows if is_backward(m)):
+        app = open_page("roofline", machine=recorded.name, suite=suite)
+        assert "comes closest" in words(app) and "(backward batch" in words(app)
+        assert "FLOP are 10 · head dim" in app.caption[0].value
+    assert (
+        "FLOP are 4 · head dim"
+        in open_page("roofline", machine=recorded.name, suite="forward").caption[0].value
+    )
+
+
+def test_exponentials_limit_the_backward_at_a_higher_rate(recorded: evidence.Evidence) -> None:
+    """The ceiling that is drawn is that which a floor of the same problem has, exponentials alone."""
+    assert recorded.limits is not None
+    for m in filter(is_backward, recorded.rows):
+        alone = dataclasses.replace(
+            recorded.limits, flops=dict.fromkeys(recorded.limits.flops, 1e30), copy_bytes=1e30
+        )
+        seconds, bound = dataclasses.replace(alone, read_bytes=0.0).floor(m.problem)
+        assert bound == "exponentials"
+        drawn = roofline.exponential_ceiling(recorded.limits, m.problem)
+        assert drawn == pytest.approx(m.problem.flops / seconds)
+
+
+def test_compare_shows_the_recorded_backward_beside_other_libraries(recorded: evidence.Evidence) -> None:
+    rows = [
+        m for m in engine.all_measurements() if is_backward(m) and m.row.is_peer and recorded.name in m.source
+    ]
+    families = dict.fromkeys(m.family for m in rows)
+    assert len(families) >= 4
+    for family in list(families)[:4]:
+        machine = next(machine_key(m) for m in rows if m.family == family)
+        app = open_page("compare", machine=machine, shapes=family)
+        assert not app.warning and family.startswith("Backward: ")
+        assert app.selectbox(key="compare.shapes").value == family
+        shown = app.multiselect(key="compare.show").value
+        assert "fa2" in shown and any(label.startswith("torch") for label in shown)
+        assert "is the fastest" in words(app) and "Speed-up over" in words(app)
+
+
+def test_occupancy_shows_the_backwards_builds() -> None:
+    app = open_page("occupancy", kernel="fa2_backward")
+    assert app.selectbox(key="occupancy.kernel").value == "fa2_backward"
+    said = words(app)
+    assert "Limited by" in said and "warps per SM" in said
+    assert "Achieved" in said, "of the recorded traces"
 
 
 def test_every_operation_of_the_page_has_kernels_whose_order_is_known() -> None:

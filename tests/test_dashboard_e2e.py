@@ -157,7 +157,7 @@ def test_a_click_selects_a_tile_and_the_link_carries_it(server: str, browser: Br
     visit.close()
 
 
-def test_the_backward_is_drawn_from_the_keys_side(server: str, browser: Browser, tmp_path: Path) -> None:
+def test_the_backward_is_drawn_from_the_keys_side(server: str, browser: Browser) -> None:
     visit = Visit(browser)
     page = visit.open(f"{server}/{MASKED}?sq=1024&sk=1024")
     page.get_by_role("radio", name="Backward").click()
@@ -174,7 +174,7 @@ def test_the_backward_is_drawn_from_the_keys_side(server: str, browser: Browser,
     visit.settle()
     assert "Key block 6 visits 4 of 16 query blocks: 12 to 15" in page.inner_text("body")
     page.wait_for_url(re.compile(r"[?&]k=6\b"))
-    screenshot(page, "masked_work-backward-light", tmp_path)
+    screenshot(page, "masked_work-backward-light")
     page.reload()
     visit.settle()
     expect(page.get_by_role("spinbutton", name="Key block")).to_have_value("6")
