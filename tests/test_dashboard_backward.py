@@ -5,6 +5,7 @@ Occupancy."""
 from __future__ import annotations
 
 import dataclasses
+import re
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +23,7 @@ from dashboard_page_support import (  # noqa: F401 - fixtures among them
 )
 from dashboard_support import DEVICE, make_trace, schedules
 
-from cufa.bench import traces
+from cufa.bench import records, traces
 from cufa.bench.backward_cases import of_forward
 from cufa.bench.suites import make
 from cufa.core.mask import CAUSAL
@@ -170,14 +171,25 @@ def test_skipping_is_not_told_by_the_forwards_records() -> None:
 # --- Other pages --------------------------------------------------------------------------------------------
 
 
-RECORDED = [e for e in evidence.load() if e.limits and any(is_backward(m) for m in e.rows)]
+SHIPPED = records.RECORDS_DIR, traces.TRACES_DIR
+RECORDED = [e.name for e in evidence.load() if e.limits and any(is_backward(m) for m in e.rows)]
 
 
-@pytest.fixture(params=RECORDED, ids=lambda e: e.name)
-def recorded(request: pytest.FixtureRequest) -> evidence.Evidence:
-    """What ships with the package, of each card."""
-    found: evidence.Evidence = request.param
-    return found
+@pytest.fixture
+def shipped(elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the records of the package, which other tests leave aside."""
+    monkeypatch.setattr(records, "RECORDS_DIR", SHIPPED[0])
+    monkeypatch.setattr(traces, "TRACES_DIR", SHIPPED[1])
+
+
+@pytest.fixture(params=RECORDED)
+def recorded(request: pytest.FixtureRequest, shipped: None) -> evidence.Evidence:
+    """Of each card."""
+    return next(e for e in evidence.load() if e.name == request.param)
+
+
+def test_the_backward_is_recorded() -> None:
+    assert RECORDED
 
 
 def test_the_roofline_counts_the_backwards_arithmetic(recorded: evidence.Evidence) -> None:
@@ -221,12 +233,15 @@ def test_compare_shows_the_recorded_backward_beside_other_libraries(recorded: ev
         assert "is the fastest" in words(app) and "Speed-up over" in words(app)
 
 
-def test_occupancy_shows_the_backwards_builds() -> None:
+def test_occupancy_begins_with_the_launch_that_a_trace_is_of(shipped: None) -> None:
     app = open_page("occupancy", kernel="fa2_backward")
-    assert app.selectbox(key="occupancy.kernel").value == "fa2_backward"
+    entries = app.segmented_control(key="occupancy.entry")
+    assert entries.value == "fa2_backward"
     said = words(app)
-    assert "Limited by" in said and "warps per SM" in said
-    assert "Achieved" in said, "of the recorded traces"
+    assert "8 of 64 warps per SM" in said
+    assert re.search(r"Achieved \d\.\d\d of 1 block per SM.* \(backward batch 4, heads 16, seqlen 4096", said)
+    entries.select("fa2_backward_prepare").run()
+    assert "of 64 warps per SM" in words(app) and "Achieved" not in words(app)
 
 
 def test_every_operation_of_the_page_has_kernels_whose_order_is_known() -> None:
