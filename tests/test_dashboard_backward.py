@@ -120,6 +120,8 @@ def test_thread_blocks_are_those_of_the_order() -> None:
     """As many as key blocks of key/value heads, in the order that the executor has checked the kernel against."""
     app = masked_work(kv="4")
     assert "512 thread blocks" in words(app)
+    assert "Tiles are those of one of its 4 query heads" in words(app)
+    assert "Tiles are those of one" not in words(masked_work())
     plan = backward_plan()
     blocks = launch.thread_blocks(plan.problem, plan.schedule, plan.spec, DEVICE.num_sms)
     assert plan.order is not None and (blocks.q_block == plan.order.q_block).all()
