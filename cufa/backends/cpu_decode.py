@@ -23,12 +23,13 @@ from ..core.operation import Arrays
 from ..core.scores import softcapped
 from ..decode.choose import ragged_shares
 from ..decode.schedule import balanced_shares, split_range, used_splits
+from ..kernels import TileConfig
 from ..kernels.decode import row_blocks
 from ..ops.merge import combine
 from ..planner import Plan
 from .blas import single_threaded_blas
 from .cpu import normalise, online_softmax
-from .cpu_tiles import cut
+from .cpu_tiles import Observer, TileStep, cut
 
 Array = npt.NDArray[Any]
 
@@ -58,11 +59,13 @@ class Work:
         return self.batch, self.heads.start, self.rows.start
 
 
-def run(plan: Plan, operands: Arrays, *, num_threads: int | None = None) -> None:
+def run(
+    plan: Plan, operands: Arrays, *, observer: Observer | None = None, num_threads: int | None = None
+) -> None:
     """Execute a plan made for the CPU: append what is new to the caches, write ``operands["out"]`` and ``lse``.
 
-    Lengths and block table are trusted: :mod:`cufa.decode.checks` has seen them. ``num_threads`` defaults to
-    what NumPy's BLAS would use.
+    Lengths and block table are trusted: :mod:`cufa.decode.checks` has seen them. ``observer`` is told of every
+    tile, from one thread. ``num_threads`` defaults to what NumPy's BLAS would use.
     """
     problem = plan.problem
     if problem.cache.new_tokens:
@@ -72,8 +75,8 @@ def run(plan: Plan, operands: Arrays, *, num_threads: int | None = None) -> None
     with single_threaded_blas() as available:
         keys = problem.kv_heads * problem.head_dim * sum(min(n, problem.visible_capacity) for n in lengths)
         workers = num_threads or (available if keys > _SERIAL_ELEMENTS else 1)
-        attend = functools.partial(_attend, plan, operands, lengths)
-        if min(workers, len(work)) == 1:
+        attend = functools.partial(_attend, plan, operands, lengths, observer)
+        if min(workers, len(work)) == 1 or observer is not None:
             parts = [attend(w) for w in work]
         else:
             with concurrent.futures.ThreadPoolExecutor(min(workers, len(work))) as pool:
@@ -166,7 +169,9 @@ def _heads_of_stack(plan: Plan, runs_of_keys: int) -> int:
 # --- One split -------------------------------------------------------------------------------------------
 
 
-def _attend(plan: Plan, operands: Arrays, lengths: Sequence[int], work: Work) -> tuple[Array, Array]:
+def _attend(
+    plan: Plan, operands: Arrays, lengths: Sequence[int], observer: Observer | None, work: Work
+) -> tuple[Array, Array]:
     """Normalised O (heads, rows, head_dim) and lse (heads, rows) over the keys of one split."""
     problem = plan.problem
     dtype: type[Any] = np.float64 if problem.dtype == "float64" else np.float32
@@ -186,12 +191,32 @@ def _attend(plan: Plan, operands: Arrays, lengths: Sequence[int], work: Work) ->
             hidden = _hidden(plan, work, start, stop, lengths[work.batch])
             if hidden is not None:
                 np.copyto(S, -np.inf, where=hidden)
+            before = (S if observer is None else S.copy()), m, l  # P takes the place of S
             P, m, l, alpha = online_softmax(S, m, l)
             O *= alpha
             O += _weighted(P, V.load(start, stop), hidden)
+            if observer is not None:
+                _tell(observer, work, plan.config, start, before, (P, m, l, alpha, O))
         if operands["v_scale"] is not None:
             O *= operands["v_scale"][work.heads, None, None].astype(dtype)
         return normalise(O, l), (m + np.log(l))[..., 0]
+
+
+def _tell(
+    observer: Observer,
+    work: Work,
+    config: TileConfig,
+    start: int,
+    before: tuple[Array, Array, Array],
+    after: tuple[Array, Array, Array, Array, Array],
+) -> None:
+    """Of one tile, head by head: S, m and l before it; P, m, l, alpha and O after it."""
+    place = work.rows.start // config.block_q, start // config.block_kv
+    for n, head in enumerate(range(work.heads.start, work.heads.stop)):
+        S, m, l = (x[n].copy() for x in before)
+        P, m_new, l_new, alpha, O = (x[n].copy() for x in after)
+        rows = (x[:, 0] for x in (m, l, m_new, l_new, alpha))
+        observer(TileStep(work.batch, head, *place, S, P, *rows, O))
 
 
 def _queries(plan: Plan, operands: Arrays, work: Work, dtype: type[Any]) -> Array:
