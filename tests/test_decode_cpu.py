@@ -110,9 +110,7 @@ def test_every_observed_tile_goes_on_from_the_one_before_in_its_split(num_splits
         for head in range(2):
             for split in range(used_splits(length, num_splits, 8)):
                 first, last = split_range(length, num_splits, split, 8)
-                own = [
-                    x for x in tiles if (x.batch, x.head) == (b, head) and first <= 8 * x.kv_block < last
-                ]
+                own = [x for x in tiles if (x.batch, x.head) == (b, head) and first <= 8 * x.kv_block < last]
                 assert [x.kv_block for x in own] == list(range(first // 8, -(-last // 8)))
                 q = operands["q"][b].reshape(2, 4, 16)[head] / 4
                 keys, values = (operands[x][b, head, first:last] for x in ("k_cache", "v_cache"))

@@ -29,6 +29,7 @@ from .cpu_tiles import (
     row_sums,
 )
 
+
 def run(
     plan: Plan,
     q: Array,
