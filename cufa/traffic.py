@@ -11,9 +11,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator
 
-from .decode.schedule import split_range, used_splits
 from .core.problem import Problem
 from .core.schedule import Schedule, Tile
+from .decode.schedule import split_range, used_splits
 
 FLOAT32 = 4
 """Bytes of a number that is kept in the accumulators' type: S, the partial results, FA1's O, l, m and the LSE."""
