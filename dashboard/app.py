@@ -12,6 +12,7 @@ make_importable()
 #: Streamlit's AppTest can only switch to files; and the folder is not called ``pages``, because Streamlit
 #: would run a page of that folder without this script when its address is the first that a browser asks for.
 PAGES = (
+    ("understand", "Understand", "school"),
     ("run", "Run", "play_arrow"),
     ("masked_work", "Masked work", "grid_on"),
     ("compare", "Compare", "show_chart"),
