@@ -80,7 +80,7 @@ gpu-test: $(DEV)  ## only the tests that need a GPU, on all cores
 emulate-test: $(DEV)  ## execute every kernel on the CPU, looking for races and other mistakes (needs a C++ compiler)
 	$(PYTEST) tests/test_emulate_*.py $(ARGS)
 
-gpu-evidence: $(DEV)  ## GPU tests and benchmarks, recorded under cufa/records/
+gpu-evidence: $(DEV)  ## GPU tests and benchmarks, recorded under cufa/records/ (ARGS=--renew: only what is stale)
 	$(CUFA) evidence $(ARGS)
 
 bench-pages: $(DEV)  ## how long the dashboard makes people wait, in a real Chromium; recorded under cufa/records/pages

@@ -170,6 +170,24 @@ def test_recorded_speedups_by_length(tmp_path) -> None:
         assert all(v == pytest.approx(1.5, rel=1e-3) for v in values.values())
 
 
+def test_a_record_that_is_older_than_a_kernel_says_so_beside_its_figures(tmp_path) -> None:
+    """And rows that were measured later than the rest of a record are of that day."""
+    file = write_evidence(tmp_path, "versions")
+    record = json.loads(file.read_text())
+    section, kernel = record["suites"]["versions"], "fa2_forward"
+    record["kernels"][kernel]["digest"] = "0" * 64
+    for row in section["rows"]:
+        if row.get("kernel") == kernel:
+            row["digest"] = "0" * 64
+    section["measured"] = {"in turns": {"seconds": 1.0, "recorded": "2026-01-09T00:00:00+00:00"}}
+    file.write_text(json.dumps(record))
+    (found,) = evidence.load(tmp_path)
+    assert found.where == "Made-up GPU, 2026-01-02 (changed since: fa2_forward)"
+    places = {m.kernel: m.where for m in found.rows}
+    assert places[kernel] == "Made-up GPU, 2026-01-09 (changed since: fa2_forward)"
+    assert places["fa2_noskip"] == "Made-up GPU, 2026-01-09"
+
+
 def test_damaged_evidence_says_which_file(tmp_path) -> None:
     file = write_evidence(tmp_path, "versions")
     content = json.loads(file.read_text())

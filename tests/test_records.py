@@ -79,11 +79,18 @@ def test_a_changed_decode_kernel_is_stale(record, name):
 def test_a_kernel_in_no_record_is_missed(record, name):
     other = copy.deepcopy(record)
     del record["kernels"][name]
-    assert records.unrecorded_kernels([record]) == [name]
-    assert records.unrecorded_kernels([record, other]) == []
-    assert evidence.problems_with(record) == [f"{name} is not recorded"]
+    assert records.unproven_kernels([record]) == records.missing_kernels(record) == [name]
+    assert records.unproven_kernels([record, other]) == []
     record["environment"]["arch"] = "sm_80"  # runs no e4m3: none is missed there
-    assert bool(evidence.problems_with(record)) == (name == "fa1_forward")
+    assert bool(records.missing_kernels(record)) == (name == "fa1_forward")
+
+
+def test_a_kernel_must_be_fresh_in_one_record_not_in_all(record):
+    """That of a second card may be older than a kernel, and then says so."""
+    older = copy.deepcopy(record)
+    older["kernels"]["naive"]["digest"] = "0" * 64
+    assert records.unproven_kernels([older]) == ["naive"]
+    assert records.unproven_kernels([older, record]) == []
 
 
 @pytest.mark.parametrize(
@@ -123,13 +130,14 @@ def test_evidence_command_writes_the_record_and_says_what_is_wrong(
     """The GPU's part is staged; what is done with its record is real."""
     from click.testing import CliRunner
 
-    from cufa.bench import traces
+    from cufa.bench import renewal, traces
     from cufa.commands import evidence as command
 
     record["tests"]["failed"] = failed
     monkeypatch.setattr(command, "find_device", lambda choice: Device.typical("sm_90"))
     monkeypatch.setattr(evidence, "record_evidence", lambda *a, keep, **k: keep(record) and record)
     monkeypatch.setattr(traces, "evidence_plans", lambda device: [])
+    monkeypatch.setattr(renewal, "stale_parts", lambda *of: {})
     result = CliRunner().invoke(command.evidence_command, ["--output", str(tmp_path)])
     assert result.exit_code == exit_code, result.output
     assert records.load_all(tmp_path) == {"h200": as_json(record)}

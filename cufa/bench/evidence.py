@@ -7,36 +7,29 @@ times are not recorded), then, with the machine quiet, the benchmark, and last t
 from __future__ import annotations
 
 import dataclasses
-import functools
-import itertools
 import multiprocessing
 import os
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ProcessPoolExecutor
-from pathlib import Path
-from typing import Any
 
 from ..core.architectures import Device
 from ..core.mask import CAUSAL
 from ..core.operation import OPERATIONS
 from ..core.problem import Problem
-from ..kernels import KERNELS
+from ..kernels import KERNELS, KernelSpec
 from ..planner import fitting_configs, make_plan
-from . import peers, records
+from . import records, renewal
 from .cases import READ, Case, Contender
 from .gpu_tests import Say, check_tests_are_here, run_gpu_tests
-from .inputs import Inputs
+from .host_times import first_result_seconds, host_calls
 from .limits import Limits, measure_limits
 from .recorded import rows_of
 from .records import Json
 from .regimes import Regime
 from .runner import run_case
 from .suites import EVIDENCE, SUITES, Part, make
-from .timing import host_time
 
 
 def record_evidence(
@@ -48,69 +41,110 @@ def record_evidence(
     say: Say,
     keep: Callable[[Json], object],
     begun: Json | None = None,
+    renew: bool = False,
 ) -> Json:
     """Run it all on the current GPU. ``seconds`` is the measuring time of each case where contenders take
     turns. ``keep`` is given the record after every part: a machine may be lost in between, and ``begun`` is then
-    the record that goes on with what it lacks.
+    the record that goes on with what it lacks. With ``renew`` what changed kernels made stale is taken out of it
+    first (:mod:`cufa.bench.renewal`), and what is measured now says so where its machine or day is another.
 
     Raises FileNotFoundError when the tests are wanted and not here (an installed package has none), and ValueError
-    when ``begun`` is of another GPU or of kernels that changed since.
+    when ``begun`` is of another GPU or, without ``renew``, of kernels that changed since.
     """
     if with_tests:
         check_tests_are_here()
     started = time.perf_counter()
-    record = begun or _new_record(device, say)
+    here = records.environment(device)
     if begun:
-        _check_goes_on(begun, device)
-    done = record.setdefault("parts", [])
-    parts = [(x, list(SUITES[x.suite].cases(device))) for x in EVIDENCE if x.name not in done]
-    say("compiling the variants of the benchmark")
-    _compile_in_parallel([case for _, cases in parts for case in cases], jobs)
-    limits = Limits(**record["limits"])
-    for part, cases in parts:
-        say(f"benchmark: {SUITES[part.suite].title}, {part.regime}")
-        _measure(record["suites"], part, cases, device, limits, seconds)
-        done.append(part.name)
-        keep(record)
+        _check_device(begun, device)
+    record = begun or _new_record(here)
+    if renew:
+        _take_out_stale(record, device, say)
+    _check_kernels(record)
+    missing = [KERNELS[name] for name in records.missing_kernels(record)]
+    if missing:
+        say("one cold compile of each kernel")
+        record["kernels"] |= _kernel_records(missing, device, renewal.differing(record, here))
+    if "limits" not in record:
+        say("ceilings")
+        record["limits"] = dataclasses.asdict(measure_limits(device))
+    _measure_parts(record, device, jobs, seconds, here, say, keep)
     if "host_calls" not in record:
         say("time to the first result of a new process")
         record["first_result_seconds"] = first_result_seconds()
         say("host time of a call")
         record["host_calls"] = host_calls()
+        record["host_measured"] = renewal.differing(record, here)
         keep(record)
     if with_tests:
         add_tests(record, run_gpu_tests(jobs, say, every_case=True))
+        record["tests"]["measured"] = renewal.differing(record, here)
     record["seconds"] = round(record.get("seconds", 0.0) + time.perf_counter() - started, 1)
     keep(record)
     return record
 
 
-def _new_record(device: Device, say: Say) -> Json:
-    """With the kernels and the ceilings of this GPU, and nothing measured yet."""
-    say("one cold compile of each kernel")
-    kernels = _kernel_records(device)
-    say("ceilings")
+def _new_record(here: Json) -> Json:
+    """With nothing measured yet."""
     return {
         "schema": records.SCHEMA,
-        "environment": records.environment(device),
+        "environment": here,
         "flop_convention": records.FLOP_CONVENTION,
-        "kernels": kernels,
+        "kernels": {},
         "tests": None,
         "suites": {},
-        "limits": dataclasses.asdict(measure_limits(device)),
+        "parts": [],
     }
 
 
-def _check_goes_on(begun: Json, device: Device) -> None:
+def _take_out_stale(record: Json, device: Device, say: Say) -> None:
+    stale = renewal.stale_parts(record, device)
+    for name, why in stale.items():
+        say(f"to be measured: {name}: {why}")
+    renewal.take_out(record, stale, device)
+
+
+def _check_device(begun: Json, device: Device) -> None:
     if begun["environment"]["device"] != device.name:
         raise ValueError(f"the record is of {begun['environment']['device']}, this GPU is {device.name}")
-    _check_kernels(begun)
 
 
 def _check_kernels(record: Json) -> None:
     stale = records.stale_kernels(record)
     if stale:
-        raise ValueError(f"{', '.join(stale)} changed since the record was made; record anew")
+        raise ValueError(
+            f"{', '.join(stale)} changed since the record was made; `cufa evidence --renew` measures what they run "
+            "in again"
+        )
+
+
+def _measure_parts(
+    record: Json,
+    device: Device,
+    jobs: int,
+    seconds: float,
+    here: Json,
+    say: Say,
+    keep: Callable[[Json], object],
+) -> None:
+    """What the record lacks, each part with the seconds that it took and with what of the environment differs from the
+    record's."""
+    done = record.setdefault("parts", [])
+    parts = [(x, list(SUITES[x.suite].cases(device))) for x in EVIDENCE if x.name not in done]
+    if not parts:
+        return
+    say("compiling the variants of the benchmark")
+    _compile_in_parallel([case for _, cases in parts for case in cases], jobs)
+    limits = Limits(**record["limits"])
+    for part, cases in parts:
+        say(f"benchmark: {SUITES[part.suite].title}, {part.regime}")
+        started = time.perf_counter()
+        _measure(record["suites"], part, cases, device, limits, seconds)
+        took = round(time.perf_counter() - started, 1)
+        measured = {"seconds": took, "gpu_after": records.gpu_state(), **renewal.differing(record, here)}
+        record["suites"].setdefault(part.kept_in, {}).setdefault("measured", {})[part.regime.value] = measured
+        done.append(part.name)
+        keep(record)
 
 
 def add_tests(record: Json, tests: Json) -> None:
@@ -125,16 +159,17 @@ def add_tests(record: Json, tests: Json) -> None:
 def _measure(
     suites: Json, part: Part, cases: Iterable[Case], device: Device, limits: Limits, seconds: float
 ) -> None:
-    """Add the rows of one part to the section of the record that it is kept in."""
+    """Add the rows of one part to the section of the record that it is kept in, those of one regime together."""
     if part.seconds is not None or part.regime is not Regime.IN_TURNS:
         seconds = part.seconds or part.regime.seconds
-    title = SUITES[part.kept_in].title
-    section = suites.setdefault(part.kept_in, {"title": title, "rows": [], "skipped": []})
+    section = suites.setdefault(part.kept_in, {"rows": [], "skipped": []})
+    section["title"] = SUITES[part.kept_in].title
     for seed, case in enumerate(cases):
         rows, skipped = run_case(case, device, limits, regime=part.regime, seconds=seconds, seed=seed)
         section["rows"] += [records.row_record(row) for row in rows]
-        section["skipped"] += [records.skipped_record(s) for s in skipped]
-    section["gpu_after"] = records.gpu_state()
+        section["skipped"] += [{**records.skipped_record(s), "regime": part.regime.value} for s in skipped]
+    regimes = [regime.value for regime in Regime]
+    section["rows"].sort(key=lambda row: regimes.index(row["regime"]))
 
 
 def problems_with(record: Json) -> list[str]:
@@ -152,7 +187,6 @@ def problems_with(record: Json) -> list[str]:
         if row.json["max_error"] is None and row.label != READ
     ]
     timed = {row.json.get("kernel") for row in rows}
-    found += [f"{x} is not recorded" for x in records.runnable_kernels(record) if x not in record["kernels"]]
     for name, kernel in record["kernels"].items():
         # Where a plan may choose among many for each case, those that no case takes are only tested.
         if "compile_seconds" in kernel and name not in timed:
@@ -162,19 +196,25 @@ def problems_with(record: Json) -> list[str]:
     return found
 
 
-def _kernel_records(device: Device) -> dict[str, Json]:
-    """Digest of each kernel that this GPU runs and, of those that a call may name, seconds of one compile."""
-    served = [spec for spec in KERNELS.values() if spec.runs_on(device.arch.capability)]
-    named = [spec for spec in served if not OPERATIONS[spec.operation].splits]
+def _kernel_records(specs: Iterable[KernelSpec], device: Device, differing: Json) -> dict[str, Json]:
+    """Digest of each kernel and, of those that a call may name, seconds of one compile; with the date where it is not
+    the record's."""
+    named = [spec for spec in specs if not OPERATIONS[spec.operation].splits]
     head_dims = [128 if fitting_configs(spec, 128, device) else 64 for spec in named]
     timed = cold_compiles([(spec.name, d) for spec, d in zip(named, head_dims, strict=True)])
     compiled = {
         spec.name: {"compile_seconds": round(seconds, 2), "compiled": what}
         for spec, (seconds, what) in zip(named, timed, strict=True)
     }
+    when = {"recorded": differing["recorded"]} if "recorded" in differing else {}
     return {
-        spec.name: {"source": spec.source, "digest": records.digest(spec), **compiled.get(spec.name, {})}
-        for spec in served
+        spec.name: {
+            "source": spec.source,
+            "digest": records.digest(spec),
+            **compiled.get(spec.name, {}),
+            **when,
+        }
+        for spec in specs
     }
 
 
@@ -229,74 +269,3 @@ def _compile_one(job: tuple[Contender, Problem]) -> None:
     except ValueError:  # no kernel serves it here: the benchmark will say so
         return
     cuda.prepare(plan)
-
-
-def host_calls() -> list[Json]:
-    """Host time of one asynchronous call on a problem too small to matter, in microseconds: ours (what auto
-    picks, with and without ``out=``, on other arrays at every call, FA2, the backward, and decoding), and torch's
-    SDPA."""
-    import cupy
-
-    from .. import flash_attention, flash_attention_backward, flash_decode
-
-    problem = make(1, 8, 128, 64, "float16", CAUSAL)
-
-    def inputs(seed: int) -> list[Any]:
-        arrays = Inputs(problem, on_gpu=True, seed=seed).arrays(problem)
-        return [arrays[name] for name in "qkv"]
-
-    q, k, v = inputs(0)
-    out = cupy.empty_like(q)
-    lse = flash_attention(q, k, v, causal=True, return_lse=True, out=out)[1]
-    token, one = q[:, :, :1].copy(), cupy.empty_like(q[:, :, :1])
-    length = cupy.array([100], "int32")
-    synchronize = cupy.cuda.get_current_stream().synchronize
-    # A kernel that takes tensor maps encodes them anew when the arrays are not those of the last call.
-    others = itertools.cycle([inputs(seed) for seed in range(1, 5)])
-    calls: dict[str, Callable[[], Any]] = {
-        "flash_attention(q, k, v, causal=True)": lambda: flash_attention(q, k, v, causal=True),
-        "flash_attention(q, k, v, causal=True, out=out)": lambda: flash_attention(
-            q, k, v, causal=True, out=out
-        ),
-        "flash_attention(*next(others), causal=True)": lambda: flash_attention(*next(others), causal=True),
-        "flash_attention(q, k, v, causal=True, algorithm='fa2')": lambda: flash_attention(
-            q, k, v, causal=True, algorithm="fa2"
-        ),
-        "flash_attention_backward(dout, q, k, v, out, lse, causal=True)": lambda: flash_attention_backward(
-            out, q, k, v, out, lse, causal=True
-        ),
-        "flash_decode(q, k, v, cache_seqlens=n, out=out)": lambda: flash_decode(
-            token, k, v, cache_seqlens=length, out=one
-        ),
-    }
-    found = [(label, host_time(call, synchronize)) for label, call in calls.items()]
-    if not peers.FAMILIES["torch"].missing:
-        found += peers.torch_host_times(
-            problem, q, k, v, functools.partial(host_time, synchronize=synchronize)
-        )
-    return [
-        {"call": label, **{f"p{p}_us": round(timing.percentile(p) * 1e6, 2) for p in (10, 50, 90)}}
-        for label, timing in found
-    ]
-
-
-_FIRST_RESULT = """
-import cupy, numpy, cufa
-q = cupy.asarray(numpy.ones((1, 8, 1024, 128), numpy.float16))
-cufa.flash_attention(q, q, q, causal=True)
-cupy.cuda.get_current_stream().synchronize()
-"""
-
-
-def first_result_seconds() -> dict[str, float]:
-    """Wall time of a process that imports CuPy and cufa and waits for one result: with no kernel cache
-    (cold), then with the one that this left (warm)."""
-    seconds = {}
-    with tempfile.TemporaryDirectory() as cache:
-        root = str(Path(__file__).parents[2])
-        environment = {**os.environ, "CUPY_CACHE_DIR": cache, "PYTHONPATH": root}
-        for state in ("cold", "warm"):
-            start = time.perf_counter()
-            subprocess.run([sys.executable, "-c", _FIRST_RESULT], env=environment, check=True)
-            seconds[state] = round(time.perf_counter() - start, 2)
-    return seconds

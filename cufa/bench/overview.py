@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterator
 
 from ..core.mask import CAUSAL
 from ..core.problem import Problem
-from .recorded import Recorded, geometric_mean, rows_of, speedups
+from . import renewal
+from .recorded import Recorded, geometric_mean, rows_of, speedups, widest_first
 from .records import Json
 from .regimes import Regime
 from .tables import NONE, table
@@ -66,10 +67,16 @@ _ROWS = (
 
 
 def overview(evidence: dict[str, Json]) -> Iterator[str]:
-    """One table per recorded GPU."""
-    for record in evidence.values():
+    """One table per recorded GPU, with what is older than the kernels, or of another day than the rest."""
+    for record in widest_first(evidence):
         environment, rows = record["environment"], rows_of(record)
         yield f"**{environment['device']}**, {environment['recorded'][:10]}, {_tests(record)}\n"
+        notes = [
+            renewal.changed_since(record),
+            renewal.other_days(record, dict.fromkeys(x.suite for x in _ROWS)),
+        ]
+        for note in filter(None, notes):
+            yield f"{note}\n"
         yield from table(["speed of", "over", *map(str, Regime), "claimed"], _lines(rows))
         yield ""
 

@@ -57,10 +57,10 @@ def promises(on_gpu: bool) -> list[Promise]:
 
 
 def _gpu_promises() -> list[Promise]:
-    from . import evidence, peers
+    from . import evidence, host_times, peers
 
-    first_result = functools.cache(evidence.first_result_seconds)
-    calls = functools.cache(lambda: {call["call"]: call["p50_us"] for call in evidence.host_calls()})
+    first_result = functools.cache(host_times.first_result_seconds)
+    calls = functools.cache(lambda: {call["call"]: call["p50_us"] for call in host_times.host_calls()})
 
     def cold_compile() -> float:
         return max(evidence.cold_compiles([("fa3_forward", d) for d in (64, 128, 256)]))[0]

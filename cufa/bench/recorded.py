@@ -91,6 +91,11 @@ def rows_of(record: Json) -> list[Recorded]:
     return [Recorded(row, name) for name, rows in [*suites, ("", record.get("rows", ()))] for row in rows]
 
 
+def widest_first(evidence: dict[str, Json]) -> list[Json]:
+    """Records in the order in which pages show them: the GPU that moves most bytes per second first."""
+    return sorted(evidence.values(), key=lambda record: -float(record["limits"]["copy_bytes"]))
+
+
 def by_case(rows: Iterable[Recorded]) -> Iterator[dict[str, Recorded]]:
     """The contenders of each case by their label."""
     for _, group in itertools.groupby(rows, key=lambda row: row.group):

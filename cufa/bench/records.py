@@ -34,6 +34,7 @@ from .timing import as_nanoseconds
 
 SCHEMA = 2
 RECORDS_DIR = Path(__file__).parent.parent / "records"
+SOURCES = Path(__file__).parents[2]
 FLOP_CONVENTION = "4 * head_dim per visible score (backward: 10): the exact count that the mask lets through"
 
 Json = dict[str, Any]
@@ -68,7 +69,7 @@ def row_record(row: Row) -> Json:
     if row.load is not None:
         record["load"] = _load_record(row, row.load)
     if row.plan is not None:
-        record |= _plan_record(row.plan)
+        record |= plan_record(row.plan)
     if row.predicted is not None:
         record |= {
             "predicted_ns": round(row.predicted * 1e9),
@@ -77,7 +78,8 @@ def row_record(row: Row) -> Json:
     return record
 
 
-def _plan_record(plan: Plan) -> Json:
+def plan_record(plan: Plan) -> Json:
+    """What a row keeps of the plan that ran."""
     heads, schedule = plan.problem.batch * plan.problem.heads, plan.schedule
     return {
         "kernel": plan.spec.name,
@@ -126,12 +128,15 @@ def run_record(
 
 
 def environment(device: Device | None) -> Json:
-    """Where and with what: device, clocks, driver, versions, compiler flags, time."""
+    """Where and with what: device, clocks, driver, host, versions, commit, compiler flags, time."""
     record: Json = {
         "recorded": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "device": _cpu_name() if device is None else device.name,
         "versions": _versions(),
     }
+    commit = _commit()
+    if commit:
+        record["commit"] = commit
     if device is not None:
         import cupy
 
@@ -139,6 +144,7 @@ def environment(device: Device | None) -> Json:
         major, minor = cupy.cuda.nvrtc.getVersion()
         record |= {
             "arch": device.arch.name,
+            "host": _cpu_name(),
             "num_sms": device.num_sms,
             "nvrtc": f"{major}.{minor}",
             "cuda_driver": runtime.driverGetVersion(),
@@ -160,6 +166,18 @@ def _versions() -> dict[str, str]:
 
         found["cufa"] = __version__
     return found
+
+
+def _commit() -> str:
+    """Of the checkout that this runs from, and whether it was changed since; "" outside of one."""
+    if not (SOURCES / ".git").exists():
+        return ""
+    command = ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
+    try:
+        answer = subprocess.run(command, cwd=SOURCES, capture_output=True, text=True, timeout=20, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return answer.stdout.strip()
 
 
 def _cpu_name() -> str:
@@ -232,13 +250,15 @@ def stale_kernels(record: Mapping[str, Any]) -> list[str]:
     return [name for name, spec in KERNELS.items() if name in recorded and recorded[name] != digest(spec)]
 
 
-def unrecorded_kernels(evidence: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Kernels that no record holds. (A GPU's record holds those that run on it.)"""
-    recorded = {name for record in evidence for name in record["kernels"]}
-    return [name for name in KERNELS if name not in recorded]
-
-
-def runnable_kernels(record: Mapping[str, Any]) -> list[str]:
-    """Kernels that the GPU of a record runs, and so what it should hold."""
+def missing_kernels(record: Mapping[str, Any]) -> list[str]:
+    """Kernels that the GPU of a record runs and that it does not hold."""
     arch = find_architecture(record["environment"]["arch"])
-    return [name for name, spec in KERNELS.items() if spec.runs_on(arch.capability)]
+    recorded = record["kernels"]
+    return [name for name, spec in KERNELS.items() if name not in recorded and spec.runs_on(arch.capability)]
+
+
+def unproven_kernels(evidence: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Kernels that no record holds as they are now. (A GPU's record holds those that run on it, and may be older than
+    that of another GPU.)"""
+    fresh = {name for record in evidence for name in record["kernels"].keys() - {*stale_kernels(record)}}
+    return [name for name in KERNELS if name not in fresh]

@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from . import overview, records, summary, tables
-from .recorded import Recorded, rows_of
+from . import overview, records, renewal, summary, tables
+from .recorded import Recorded, rows_of, widest_first
 from .records import Json
 from .regimes import Regime
 from .tables import table
@@ -63,10 +63,10 @@ def write(readme: Path, page_file: Path = PAGE) -> None:
 
 
 def markdown(evidence: dict[str, Json]) -> str:
-    """All tables of all recorded GPUs."""
+    """All tables of all recorded GPUs, in the order of the overview."""
     if not evidence:
         return "Nothing has been recorded yet.\n"
-    return "\n".join("\n".join(_device_section(record)) for record in evidence.values())
+    return "\n".join("\n".join(_device_section(record)) for record in widest_first(evidence))
 
 
 def _device_section(record: Json) -> Iterator[str]:
@@ -81,7 +81,12 @@ def _device_section(record: Json) -> Iterator[str]:
         f"{limits['copy_bytes'] * 1e-12:.2f} TB/s; tensor cores {flops}."
     )
     if tests:
-        yield f"{tests['passed']:,} GPU tests passed, {tests['failed']} failed, {tests['skipped']} skipped."
+        when = renewal.when_else(record, tests.get("measured", {}))
+        counts = f"{tests['passed']:,} GPU tests passed, {tests['failed']} failed, {tests['skipped']} skipped"
+        yield f"{counts}{when}."
+    changed = renewal.changed_since(record)
+    if changed:
+        yield f"\n**{changed}** Rows of these kernels are of the sources of that day."
     rows = rows_of(record)
     for name, build in _OPEN.items():
         yield from _suite(record, rows, name, build)
@@ -113,6 +118,9 @@ def _suite(record: Json, rows: list[Recorded], name: str, build: Build) -> Itera
         return
     title = record["suites"][name]["title"]
     yield f"\n**{title[0].upper()}{title[1:]}**\n"
+    days = renewal.other_days(record, (name,))
+    if days:
+        yield f"{days}\n"
     if in_turns:
         yield from build(in_turns)
     if alone:
@@ -121,7 +129,8 @@ def _suite(record: Json, rows: list[Recorded], name: str, build: Build) -> Itera
 
 
 def _host_calls(record: Json) -> Iterator[str]:
-    yield "\n**Host time of one call, µs**\n"
+    when = renewal.when_else(record, record.get("host_measured", {}))
+    yield f"\n**Host time of one call, µs{when}**\n"
     calls = record["host_calls"]
     lines = ([f"`{c['call']}`", *(f"{c[key]:.1f}" for key in ("p50_us", "p10_us", "p90_us"))] for c in calls)
     yield from table(["call", "median", "p10", "p90"], lines)
@@ -136,8 +145,16 @@ def _first_results(record: Json) -> Iterator[str]:
         ["first result, kernel cached on disk", f"{first['warm']:.1f}"],
     ]
     kernels = record["kernels"].items()
-    lines += [[name, f"{k['compile_seconds']:.1f}"] for name, k in kernels if "compile_seconds" in k]
+    lines += [
+        [f"{name}{renewal.when_else(record, _day(k))}", f"{k['compile_seconds']:.1f}"]
+        for name, k in kernels
+        if "compile_seconds" in k
+    ]
     yield from table(["", "seconds"], lines)
+
+
+def _day(kernel: Json) -> Json:
+    return {"recorded": kernel["recorded"]} if "recorded" in kernel else {}
 
 
 #: Tables by suite, in the order of the page: at once, then after a click.

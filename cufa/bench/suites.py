@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import itertools
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from ..core.architectures import Device
 from ..core.mask import CAUSAL, FULL, Band, Mask
@@ -287,6 +288,11 @@ class Part:
     @property
     def kept_in(self) -> str:
         return self.section or self.suite
+
+    def keeps(self, suite: str, row: dict[str, Any]) -> bool:
+        """Whether a record's row, or what it says of one that was skipped, belongs to this part. (Of what was skipped
+        records once did not say in which regime.)"""
+        return suite == self.kept_in and row.get("regime", Regime.IN_TURNS) == self.regime
 
 
 #: Enough for a time, not for joules.

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from ..core.problem import MASK_KINDS, Problem
-from .recorded import Recorded, geometric_mean, rows_of, speedups
+from . import renewal
+from .recorded import Recorded, geometric_mean, rows_of, speedups, widest_first
 from .records import Json
 from .regimes import Regime
 
@@ -24,14 +25,13 @@ def summary(evidence: dict[str, Json]) -> str:
     have their rows further down."""
     if not evidence:
         return "Nothing has been recorded yet.\n"
-    fastest = max(evidence.values(), key=lambda record: float(record["limits"]["copy_bytes"]))
-    return "\n".join(_device(fastest)) + "\n"
+    return "\n".join(_device(widest_first(evidence)[0])) + "\n"
 
 
 def _device(record: Json) -> Iterator[str]:
     environment, rows = record["environment"], rows_of(record)
     yield (
-        f"On an {environment['device'].removeprefix('NVIDIA ')} ({environment['recorded'][:10]}, bfloat16, "
+        f"On an {environment['device'].removeprefix('NVIDIA ')} ({renewal.days_of(record, 'forward')}, bfloat16, "
         "16k tokens × 2048 hidden, cold L2), speed over PyTorch's in the same run at 1k · 4k · 16k; every "
         "row [below](#measured):\n"
     )
@@ -84,6 +84,9 @@ def _further(record: Json, rows: list[Recorded]) -> Iterator[str]:
     decoding = _range(rows, "decode", "", "", lambda p: True)
     if decoding:
         yield f"Decoding, a token against 1k to 512k: {decoding} the faster of PyTorch's two."
+    days = renewal.other_days(record, ("float32", "awkward", "decode"))
+    if days:
+        yield days
     calls = {c["call"]: c["p50_us"] for c in record["host_calls"]}
     call = next((time for name, time in calls.items() if name.startswith("flash_attention(")), None)
     first = record["first_result_seconds"]

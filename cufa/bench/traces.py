@@ -18,7 +18,7 @@ import json
 import re
 import sys
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -148,6 +148,25 @@ def evidence_plans(device: Device) -> Iterator[Plan]:
             with contextlib.suppress(ValueError):  # not every GPU runs every kernel
                 yield make_plan(problem, device, algorithm)
         yield make_plan(of_forward(problem), device)
+
+
+def renewed(device: Device, plans: Iterable[Plan], directory: Path) -> list[Plan]:
+    """Those of ``plans`` of which the folder holds no trace on this card by the kernel as it is now; the card's traces
+    of anything else are deleted."""
+    wanted = {(plan.spec.name, plan.problem, plan.config): plan for plan in plans}
+    for file in sorted(directory.glob("*.npz")):
+        try:
+            trace = load(file)
+        except ValueError:  # of which card is not known
+            continue
+        key = trace.kernel, trace.problem, trace.config
+        if trace.environment["device"] != device.name:
+            continue
+        if trace.is_current and key in wanted:
+            del wanted[key]
+        else:
+            file.unlink()
+    return list(wanted.values())
 
 
 def _requested(text: str, device: Device) -> Plan:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from pathlib import Path
 
 import click
 
-from ..bench import evidence, fastest, gpu_tests, records, report, traces
+from ..bench import evidence, fastest, gpu_tests, records, renewal, report, traces
 from .common import Exit, Seconds, fail, find_device, stderr, stdout
 
 
@@ -38,13 +39,25 @@ from .common import Exit, Seconds, fail, find_device, stderr, stdout
     is_flag=True,
     help="Go on with the record in the folder, where the machine was lost.",
 )
+@click.option(
+    "--renew",
+    is_flag=True,
+    help="Take the record in the folder and measure again only what `cufa evidence stale` names, and the tests.",
+)
 @click.pass_context
 def evidence_command(
-    context: click.Context, output: Path, jobs: int | None, seconds: float, with_tests: bool, go_on: bool
+    context: click.Context,
+    output: Path,
+    jobs: int | None,
+    seconds: float,
+    with_tests: bool,
+    go_on: bool,
+    renew: bool,
 ) -> None:
     """Run the GPU tests and the benchmark on this machine's GPU, and write them with the digests of the
     kernels' sources to one file, which ships with the package. CI has no GPU: it fails when a kernel changes
-    after its evidence.
+    after its evidence. What one changed kernel makes stale is measured again with --renew, which says in the record
+    which parts are of another day or machine.
 
     Exit codes: 0 all good; 1 a test failed or a result was wrong (the record is written all the same);
     2 wrong usage; 3 no GPU, or no tests here.
@@ -59,11 +72,12 @@ def evidence_command(
         stderr().print(f"{time.perf_counter() - started:4.0f} s  {what}", markup=False)
 
     file = records.evidence_path(device.name, output)
-    begun = read_record(file) if go_on else None
-    if begun is None:
+    begun = read_record(file) if go_on or renew else None
+    if begun is None or renew:
         say("traces: which block ran when, on which SM")
-        for plan in traces.evidence_plans(device):
-            traces.save(traces.record(plan), output / traces.TRACES_DIR.name)
+        folder, plans = output / traces.TRACES_DIR.name, traces.evidence_plans(device)
+        for plan in traces.renewed(device, plans, folder) if renew else plans:
+            traces.save(traces.record(plan), folder)
     try:
         record = evidence.record_evidence(
             device,
@@ -73,6 +87,7 @@ def evidence_command(
             say=say,
             keep=lambda record: records.save(record, file),
             begun=begun,
+            renew=renew,
         )
     except FileNotFoundError as error:
         fail(Exit.MISSING, str(error))
@@ -82,7 +97,8 @@ def evidence_command(
     if output == records.RECORDS_DIR:
         fastest.write([record])
     stdout().print(report.markdown({file.stem: record}), markup=False, soft_wrap=True)
-    found = evidence.problems_with(record)
+    lacks = renewal.stale_parts(record, device)
+    found = [*evidence.problems_with(record), *(f"{name}: {why}" for name, why in lacks.items())]
     if found:
         fail(Exit.FAILED, "\n".join(found))
 
@@ -139,6 +155,23 @@ def run_tests(jobs: int | None, into: Path | None, every_case: bool) -> None:
 def show() -> None:
     """Print what was recorded, as Markdown tables; needs no GPU."""
     click.echo(report.markdown(records.load_all()))
+
+
+@evidence_command.command("stale")
+def stale() -> None:
+    """Print what --renew would measure again on the card of each record, and why; needs no GPU.
+
+    Exit codes: 0 nothing; 1 something is stale.
+    """
+    lines = [
+        f"{name}.json: {part}: {why}"
+        for name, record in records.load_all().items()
+        for part, why in renewal.stale_parts(record, renewal.device_of(record)).items()
+    ]
+    for line in lines:
+        click.echo(line)
+    if lines:
+        sys.exit(Exit.FAILED)
 
 
 @evidence_command.command("fastest")

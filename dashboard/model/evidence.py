@@ -32,8 +32,9 @@ class Evidence:
 
     @property
     def where(self) -> str:
-        """Machine and date, which no recorded figure goes without."""
-        return f"{self.device}, {self.recorded[:10]}"
+        """Machine and date, which no recorded figure goes without, and the kernels that have changed since."""
+        changed = f" (changed since: {', '.join(self.stale)})" if self.stale else ""
+        return f"{self.device}, {self.recorded[:10]}{changed}"
 
 
 def load(directory: Path | None = None) -> list[Evidence]:

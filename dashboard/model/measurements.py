@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from cufa.bench import timing
+from cufa.bench import renewal, timing
 from cufa.bench.cases import READ
 from cufa.bench.recorded import Recorded, rows_of
 from cufa.bench.regimes import Regime
@@ -24,6 +24,7 @@ from cufa.core.problem import Problem
 from cufa.dashboard.worker.jobs import CPU, Json
 from cufa.dashboard.worker.reading import DAMAGE
 from cufa.dashboard.worker.run import Run
+from cufa.kernels import KERNELS
 
 #: Columns of the downloads, in this order, then the samples.
 COLUMNS = (
@@ -219,8 +220,15 @@ class Measurement:
 
     @property
     def where(self) -> str:
-        """Machine and date, which no figure goes without."""
-        return f"{self.machine}{'' if self.is_gpu else ' (CPU)'}, {self.recorded[:10]}"
+        """Machine and date, which no figure goes without, and whether a GPU's kernel has changed since."""
+        where = f"{self.machine}{'' if self.is_gpu else ' (CPU)'}, {self.recorded[:10]}"
+        return f"{where} (changed since: {self.kernel})" if self.is_gpu and self._is_stale else where
+
+    @property
+    def _is_stale(self) -> bool:
+        if self.kernel is None:
+            return False
+        return self.kernel not in KERNELS or self.row.json.get("digest") != renewal.digest_of(self.kernel)
 
     @property
     def mask(self) -> str:
@@ -258,12 +266,12 @@ class Measurement:
 def of_rows(record: Json, origin: str, source: str, title: str = "", recorded: str = "") -> list[Measurement]:
     """The rows of evidence, or of a run of this ``title`` and time. Raises KeyError, TypeError or ValueError when
     the record is damaged. What is read is what later figures need, so that damage shows here."""
-    environment = record["environment"]
-    is_gpu = "arch" in environment
+    is_gpu = "arch" in record["environment"]
     counted: dict[str, int] = {}
     found = []
     for _, group in itertools.groupby(rows_of(record), key=lambda row: row.group):
         rows = list(group)
+        environment = renewal.environment_of(record, rows[0].suite, rows[0].regime)
         read = next((row for row in rows if row.label == READ), None)
         for row in rows:
             number = counted[row.suite] = counted.get(row.suite, -1) + 1

@@ -1,0 +1,172 @@
+"""What of recorded evidence a changed kernel has made stale, and how it is taken out to be measured again.
+
+Every row of ours keeps the digest and the tiles of what ran, so a record says by itself which of its parts (the cases
+of one suite under one regime) still show what would run today.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from ..core.architectures import Device
+from ..core.problem import Problem
+from ..kernels import KERNELS
+from ..planner import Plan
+from . import host_times, records
+from .recorded import Recorded, rows_of
+from .records import Json
+from .suites import EVIDENCE, SUITES, Part
+
+Key = tuple[str, str, Problem]
+"""Case, label and problem of a row: there is one of each in a part."""
+
+
+@functools.cache
+def digest_of(kernel: str) -> str:
+    """Of the sources of a registered kernel as they are now."""
+    return records.digest(KERNELS[kernel])
+
+
+def device_of(record: Json) -> Device:
+    """The card of a record, as plans are made for it."""
+    typical = Device.typical(record["environment"]["arch"])
+    sms = record["environment"].get("num_sms", typical.num_sms)
+    return Device(record["environment"]["device"], typical.arch, sms)
+
+
+def stale_parts(record: Json, device: Device) -> dict[str, str]:
+    """Parts of evidence that must be measured again, or for the first time, by name, and why."""
+    why = ((part.name, _why(record, part, device)) for part in EVIDENCE)
+    return {name: reason for name, reason in why if reason}
+
+
+def _why(record: Json, part: Part, device: Device) -> str:
+    """ "" where every row shows what would run now."""
+    if part.name not in record.get("parts", ()):
+        return "not measured yet"
+    planned = dict(_planned(part, device))
+    ran: dict[Key, Recorded] = {
+        (row.case, row.label, row.problem): row for row in rows_of(record) if part.keeps(row.suite, row.json)
+    }
+    told = {
+        (x["case"], x["label"], Problem.from_json(x["problem"]))
+        for x in record["suites"][part.kept_in]["skipped"]
+        if part.keeps(part.kept_in, x)
+    }
+    changed, otherwise = set(), 0
+    for key, plan in planned.items():
+        if plan is None or key not in ran:
+            continue
+        if ran[key].json.get("digest") != digest_of(plan.spec.name):
+            changed.add(plan.spec.name)
+        elif not _same(ran[key].json, records.plan_record(plan)):
+            otherwise += 1
+    new, gone = planned.keys() - ran.keys() - told, ran.keys() - planned.keys()
+    reasons = [f"{', '.join(sorted(changed))} changed"] if changed else []
+    reasons += [f"{otherwise} rows are planned otherwise now"] if otherwise else []
+    reasons += [f"{len(new)} rows are new"] if new else []
+    reasons += [f"{len(gone)} rows are no longer asked for"] if gone else []
+    return "; ".join(reasons)
+
+
+def _planned(part: Part, device: Device) -> Iterator[tuple[Key, Plan | None]]:
+    """What a part measures; None for what is not ours, or does not serve the problem."""
+    for case in SUITES[part.suite].cases(device):
+        for contender in case.contenders:
+            key = case.name, contender.label, case.problem_of(contender)
+            try:
+                yield key, contender.plan(case.problem, device) if contender.is_ours else None
+            except ValueError:
+                yield key, None
+
+
+def _same(row: Json, plan: Json) -> bool:
+    """Whether a row is of this plan's tiles and splits, as far as both name them: a record may lack what a newer
+    version has."""
+    return all(
+        mine == theirs
+        for name in ("config", "split")
+        for mine, theirs in _common(row.get(name) or {}, plan.get(name) or {})
+    )
+
+
+def _common(first: Mapping[str, Any], second: Mapping[str, Any]) -> Iterator[tuple[Any, Any]]:
+    return ((value, second[name]) for name, value in first.items() if name in second)
+
+
+def take_out(record: Json, parts: Iterable[str], device: Device) -> None:
+    """Take these parts out of a record, with all else that a changed kernel makes stale: its own entry, the host's
+    times of calls that run it, and the results of the tests, which are of all kernels together."""
+    changed = {*records.stale_kernels(record), *records.missing_kernels(record)}
+    for part in (part for part in EVIDENCE if part.name in set(parts) & set(record["parts"])):
+        section = record["suites"][part.kept_in]
+        for kind in ("rows", "skipped"):
+            section[kind] = [x for x in section[kind] if not part.keeps(part.kept_in, x)]
+        section.get("measured", {}).pop(part.regime, None)
+        record["parts"].remove(part.name)
+    record["kernels"] = {
+        name: kernel for name, kernel in record["kernels"].items() if name in KERNELS and name not in changed
+    }
+    if changed & host_times.kernels(device):
+        for name in ("host_calls", "first_result_seconds", "host_measured"):
+            record.pop(name, None)
+    if changed:
+        record["tests"] = None
+        for kernel in record["kernels"].values():
+            kernel.pop("tests_passed", None)
+
+
+def differing(record: Json, here: Json) -> Json:
+    """What of the environment ``here`` is not as the record says it of the whole."""
+    return {name: value for name, value in here.items() if record["environment"].get(name) != value}
+
+
+def environment_of(record: Json, suite: str, regime: str) -> Json:
+    """Where and when the rows of one part were measured: as the record's, but for what its section says."""
+    measured = record.get("suites", {}).get(suite, {}).get("measured", {}).get(regime, {})
+    return {**record["environment"], **measured}
+
+
+def changed_since(record: Json) -> str:
+    """One sentence on kernels whose rows are of older sources; "" where there is none."""
+    stale = records.stale_kernels(record)
+    return f"Changed since this was measured: {', '.join(stale)}." if stale else ""
+
+
+def other_days(record: Json, suites: Iterable[str] = ()) -> str:
+    """One sentence on parts that were measured on another day than the record's, or with another driver; "" where all
+    were measured together. ``suites``: those that are asked about, else all."""
+    whole, found = record["environment"], dict[str, list[str]]()
+    for suite in suites or record["suites"]:
+        for regime in record["suites"].get(suite, {}).get("measured", {}):
+            when = _apart(environment_of(record, suite, regime), whole)
+            if when:
+                found.setdefault(when, []).append(f"{suite} ({regime})")
+    return " ".join(f"Measured {when}: {', '.join(names)}." for when, names in found.items())
+
+
+def days_of(record: Json, suite: str) -> str:
+    """The day, or the days, on which the parts of a suite were measured."""
+    regimes = {row.regime.value for row in rows_of(record) if row.suite == suite}
+    days = {environment_of(record, suite, regime)["recorded"][:10] for regime in regimes}
+    return " and ".join(sorted(days or {record["environment"]["recorded"][:10]}))
+
+
+def when_else(record: Json, measured: Json) -> str:
+    """When something outside of the suites was measured, after a space; "" where that was with the record."""
+    when = _apart({**record["environment"], **measured}, record["environment"])
+    return f" {when}" if when else ""
+
+
+def _apart(environment: Json, whole: Json) -> str:
+    """What sets an environment apart from that of the whole record; "" where nothing does that a reader must know."""
+    day, driver = environment["recorded"][:10], _driver(environment)
+    words = [f"on {day}"] if day != whole["recorded"][:10] else []
+    words += [f"with driver {driver}"] if driver != _driver(whole) else []
+    return " ".join(words)
+
+
+def _driver(environment: Json) -> str:
+    return str((environment.get("gpu") or {}).get("driver_version", ""))
