@@ -103,7 +103,7 @@ def test_phases_keys_and_slider(server: str, browser: Browser, tmp_path: Path) -
     assert place(page) == 5
     page.get_by_role("slider", name="Step").fill("16")
     assert place(page) == 16
-    expect(page.locator(".walk")).to_contain_text("Queries 24–31 now agree with the plain softmax")
+    expect(page.locator(".walk")).to_contain_text("After this step queries 24–31 agree with the plain softmax")
     visit.close()
 
 

@@ -39,6 +39,7 @@ def test_the_walk_ends_where_the_call_does(case: Case) -> None:
     for block in range(4):
         last = [step for step in found.steps if step.q_block == block and step.tile is not None][-1]
         O = last.O if case.algorithm == "fa1" else last.O / last.tile.l_after[:, None]
+        np.testing.assert_array_equal(O, last.ended)
         np.testing.assert_array_equal(O.astype(np.float16), rows_of(found.out, block))
         np.testing.assert_array_equal(last.error, np.abs(O - rows_of(exact, block)).max(axis=1))
         assert last.error.max() < 1e-5

@@ -46,7 +46,8 @@ def data(walk: Walk, palette: Palette) -> dict[str, Any]:
 
 
 def _step(walk: Walk, n: int, step: Step) -> dict[str, Any]:
-    tile = step.tile
+    tile, is_divided = step.tile, any(move.array == "O" and move.written for move in step.moved.moves)
+    after = step.ended if is_divided and step.is_last else step.O
     kept: dict[str, Any] = {
         "i": step.q_block,
         "j": step.kv_block,
@@ -60,7 +61,8 @@ def _step(walk: Walk, n: int, step: Step) -> dict[str, Any]:
         "meterText": words.meter(walk, n),
         "reads": {move.array: move.read for move in step.moved.moves if move.read},
         "writes": {move.array: move.written for move in step.moved.moves if move.written},
-        "O": [_numbers(x) for x in (step.O_before, step.O_scaled, step.O)],
+        "O": [_numbers(x) for x in (step.O_before, step.O_scaled, after)],
+        "divided": is_divided and step.is_last,
     }
     if step.kv_block == MERGE:
         kept["parts"] = [{"O": _numbers(part.O), "share": _numbers(part.share)} for part in step.parts]

@@ -78,8 +78,10 @@ class Step:
     O_scaled: Floats
     """What there was before, as it enters the sum after the tile's new maxima (FA1: and sums) are known."""
     O: Floats
+    ended: Floats
+    """What would be stored if the rows ended here: O / l."""
     error: Floats
-    """Of each row, the largest difference from the plain softmax if the row ended here."""
+    """Of each row, the largest difference of that from the plain softmax."""
     is_last: bool
     """Its rows are complete, and stored."""
     parts: tuple[Part, ...] = ()
@@ -189,11 +191,15 @@ def _follow(
         error = _error(O, exact_rows) if before is None else before.error
         done[at] += not step.skipped
         number = 0 if step.skipped else done[at]
-        found = Step(step.q_block, step.kv_block, at, number, step, tile, O, O, O, error, _is_stored(step))
+        ended = O if before is None else before.ended
+        found = Step(
+            step.q_block, step.kv_block, at, number, step, tile, O, O, O, ended, error, _is_stored(step)
+        )
         if tile is not None:
-            scaled = O * _kept(case, tile)[:, None]
-            error = _error(_ended(case, tile), exact_rows)
-            found = dataclasses.replace(found, O_scaled=scaled, O=tile.O, error=error)
+            scaled, ended = O * _kept(case, tile)[:, None], _ended(case, tile)
+            found = dataclasses.replace(
+                found, O_scaled=scaled, O=tile.O, ended=ended, error=_error(ended, exact_rows)
+            )
         steps.append(found)
         last[step.q_block, at] = found
     return tuple(steps)
@@ -211,7 +217,7 @@ def _merged(steps: tuple[Step, ...], exact: Floats) -> Step:
     O, whole = combine(parts, lse)
     shares = np.exp(lse - whole)
     found = tuple(Part(part, share) for part, share in zip(parts, shares, strict=True))
-    return dataclasses.replace(steps[-1], O=O, error=_error(O, exact), parts=found)
+    return dataclasses.replace(steps[-1], O=O, ended=O, error=_error(O, exact), parts=found)
 
 
 def _ended(case: Case, tile: TileStep) -> Floats:

@@ -131,10 +131,10 @@ def error(walk: Walk, step: Step) -> str:
     if step.tile is None and step.kv_block != MERGE:
         return f"Nothing changes for {who}."
     if worst < 1e-5:
-        return f"{who[0].upper()}{who[1:]} now agree with the plain softmax but for the rounding of float32."
+        return f"After this step {who} agree with the plain softmax, but for the rounding of float32."
     if step.is_last:
         return f"This split is right about its own keys, and {worst:.2g} off the whole, until the splits are merged."
-    return f"If {who} ended here, they would be {worst:.2g} off."
+    return f"Ended after this step, {who} would be {worst:.2g} off."
 
 
 def meter(walk: Walk, n: int) -> str:
@@ -142,7 +142,7 @@ def meter(walk: Walk, n: int) -> str:
     own, *others = walk.meters
     mine = _so_far(walk, own, n)
     ratios = [f"{ALGORITHMS[name]} {_so_far(walk, name, n) / mine:.1f} times that" for name in others]
-    return ", ".join([f"So far {ALGORITHMS[own]} has moved {size(mine)}", *ratios]) + "."
+    return ", ".join([f"After this step: {ALGORITHMS[own]} {size(mine)}", *ratios]) + "."
 
 
 def _so_far(walk: Walk, name: str, n: int) -> int:

@@ -59,7 +59,7 @@ function tileFigure(data) {
   const captionO = caption(1, third, low, "O");
   caption(1, third + wide + 10, low, "error");
   const rules = [
-    [0, right, "m′ = max(m, row of S)"], [0, right, "α = e^(m − m′)"], [1, 0, "P = e^(S − m′)"],
+    [0, right, "m′ = max(m, row of S)"], [0, right, "α = exp(m − m′)"], [1, 0, "P = exp(S − m′)"],
     [1, 0, "l′ = α l + row sum of P"], [1, 0, data.fa1 ? "O′ = (α l O + P V) / l′" : "O′ = α O + P V"],
   ];
   rules.forEach(([view, x, text], n) => {
@@ -68,7 +68,7 @@ function tileFigure(data) {
   });
   const frames = svg("g", { transform: `translate(${third} ${TOP})` });
   const risen = Array.from({ length: block }, (_, row) =>
-    svg("rect", { x: -2, y: row * ROW - 1.5, width: wide + 3, height: ROW + 2, rx: 3, class: "rescaled" }));
+    svg("rect", { x: -2.5, y: row * ROW - 0.5, width: wide + 4, height: ROW, rx: 3, class: "rescaled" }));
   frames.append(...risen);
   views[1].append(frames);
 
@@ -91,7 +91,8 @@ function tileFigure(data) {
     const step = steps[at], done = phase >= step.phases.length - 1;
     const has = Boolean(step.S), scored = has && phase > 0, rescaled = has && phase > 1;
     views.forEach((view) => view.classList.toggle("away", step.skipped));
-    captionO.firstChild.textContent = phase === 2 && has ? "O rescaled" : data.fa1 || step.last ? "O" : "O, not yet / l";
+    captionO.firstChild.textContent =
+      phase === 2 && has ? "O rescaled" : data.fa1 ? "O" : done && step.divided ? "O / l" : "O, not yet / l";
     const scales = (row) => has && phase === 2 && step.alpha[row] < 1 && step.m[0][row] !== null;
     risen.forEach((frame, row) => frame.classList.toggle("on", scales(row)));
     const before = steps.slice(0, at).reverse().find((x) => x.i === step.i && x.threadBlock === step.threadBlock);
