@@ -11,6 +11,7 @@ a parameter is then a widget's key, which pages would share.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -55,10 +56,18 @@ class Controls:
         """What fields hold that they cannot, in words: the page shows the nearest that is possible."""
         self._shown: dict[str, str] = {}
         self._names: set[str] = set()
+        self._prefix = ""
         self._finished = False
         self._entered = st.session_state.get(_PAGE) != page
         st.session_state[_PAGE] = page
         self._box = st.container()
+
+    def second(self, prefix: str) -> Controls:
+        """These controls once more, for a second thing of the same kind on the page: names in links begin with
+        ``prefix``."""
+        found = copy.copy(self)
+        found._prefix = self._prefix + prefix
+        return found
 
     def integer(
         self,
@@ -225,11 +234,13 @@ class Controls:
     def asked(self, name: str) -> str:
         """What a control holds, or the link says of it: before it is created, to offer it."""
         held = st.session_state.get(self._key(name))
-        return str(st.query_params.get(name, held or "") if self._entered or held is None else held)
+        return str(
+            st.query_params.get(self._prefix + name, held or "") if self._entered or held is None else held
+        )
 
     def set(self, name: str, value: Any) -> None:
         """Give a control a new value: in a callback, or before it is created."""
-        self.put(self._page, name, value)
+        self.put(self._page, self._prefix + name, value)
 
     @staticmethod
     def put(page: str, name: str, value: Any) -> None:
@@ -262,15 +273,16 @@ class Controls:
             st.query_params.from_dict(self._shown)
 
     def _key(self, name: str) -> str:
-        return f"{self._page}.{name}"
+        return f"{self._page}.{self._prefix}{name}"
 
     def _settle(
         self, name: str, default: Any, parse: Callable[[str], Any], wanted: str, among: object = _ANY
     ) -> str:
         """Give the widget its value: from the link by which the page was reached, from the last visit, or the
         default, which a control follows whose value nobody asked for (``among`` these options)."""
-        is_new = name not in self._names  # not another run of a fragment, whose link is the page's own
-        self._names.add(name)
+        said = self._prefix + name
+        is_new = said not in self._names  # not another run of a fragment, whose link is the page's own
+        self._names.add(said)
         key = self._key(name)
         former = st.session_state.get(f"default.{key}", _SAME)
         st.session_state[f"default.{key}"] = default
@@ -280,20 +292,20 @@ class Controls:
         )
         if not is_known or (not is_asked and former is not _SAME and st.session_state[key] == former):
             st.session_state[key] = default
-        if name in st.query_params and is_new and (self._entered or not is_known):
-            text = st.query_params[name]
+        if said in st.query_params and is_new and (self._entered or not is_known):
+            text = st.query_params[said]
             try:
                 st.session_state[key] = parse(text)
                 st.session_state[f"asked.{key}"] = among
             except (ValueError, KeyError):
                 st.session_state[key] = default
                 self.notice(
-                    f"the link asks for {name} = {text!r}, which is not {wanted}; showing {_said(default)} instead."
+                    f"the link asks for {said} = {text!r}, which is not {wanted}; showing {_said(default)} instead."
                 )
         return key
 
     def _show(self, name: str, value: Any, default: Any, local: bool = False) -> None:
         """In the link, if it has to say so."""
-        self._shown.pop(name, None)
+        self._shown.pop(self._prefix + name, None)
         if local or value != default:
-            self._shown[name] = str(value)
+            self._shown[self._prefix + name] = str(value)

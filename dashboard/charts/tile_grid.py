@@ -157,6 +157,33 @@ def _image(schedule: Schedule, palette: Palette) -> dict[str, object]:
     }
 
 
+def image_in_scores(schedule: Schedule, palette: Palette, axis: str = "") -> dict[str, object]:
+    """The tiles as an entry of ``layout.images`` whose axes count queries and keys; ``axis`` is their number."""
+    return {
+        **_image(schedule, palette),
+        "xref": f"x{axis}",
+        "yref": "y" if not axis else f"y{axis}",
+        "x": 0,
+        "y": 0,
+        "sizex": schedule.num_kv_blocks * schedule.block_kv,
+        "sizey": schedule.num_q_blocks * schedule.block_q,
+    }
+
+
+def hover_in_scores(schedule: Schedule) -> go.Heatmap:
+    """What answers the mouse over :func:`image_in_scores`."""
+    trace = _hover(schedule)
+    height, width = schedule.block_q * trace.dy, schedule.block_kv * trace.dx
+    return trace.update(
+        x0=width / 2,
+        dx=width,
+        y0=height / 2,
+        dy=height,
+        hovertemplate=f"tiles of {schedule.block_q} × {schedule.block_kv}, around query %{{y:,.0f}} and key "
+        "%{x:,.0f}<br><b>%{z}% of the scores here are wanted</b><extra></extra>",
+    )
+
+
 @functools.lru_cache(32)  # selecting a tile changes nothing about it
 def _png(schedule: Schedule, palette_name: str) -> str:
     """The raster as a data URI, at the lightest compression: nine colours in long runs are small anyway."""

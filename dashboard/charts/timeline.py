@@ -19,17 +19,11 @@ _CELLS = 64_000
 def timeline_figure(timeline: Timeline, palette: Palette, height: int = 420) -> go.Figure:
     """Thread blocks over time, coloured by the tiles they visit; the end of the run as a line."""
     figure = theme.new_figure(palette, height, hovermode="closest", bargap=0, barmode="overlay")
-    figure.add_trace(_bars(timeline) if len(timeline.blocks) <= BARS else _bins(timeline))
+    figure.add_trace(blocks_trace(timeline))
     unit = "tile times, predicted" if timeline.unit == "tiles" else "µs since the first block started"
     figure.update_xaxes(title_text=f"time ({unit})", range=[0, timeline.span * 1.01], zeroline=False)
-    figure.update_yaxes(
-        title_text="SM",
-        range=[timeline.num_sms - 0.5, -0.5],
-        tickvals=np.arange(0, timeline.num_sms, max(1, timeline.num_sms // 12)),
-        showgrid=False,
-        zeroline=False,
-    )
-    figure.update_layout(shapes=_background(timeline, palette))
+    figure.update_yaxes(sm_axis(timeline))
+    figure.update_layout(shapes=background(timeline, palette))
     colours = [[i / (len(palette.scale) - 1), c] for i, c in enumerate(palette.scale)]
     bar = {"title": {"text": "tiles", "side": "right"}, "thickness": 10, "outlinewidth": 0, "len": 0.9}
     most = max(1, int(timeline.blocks.tiles.max(initial=1)))
@@ -38,9 +32,25 @@ def timeline_figure(timeline: Timeline, palette: Palette, height: int = 420) -> 
     return figure
 
 
+def blocks_trace(timeline: Timeline) -> go.Bar | go.Heatmap:
+    """The blocks, as bars while they are few."""
+    return _bars(timeline) if len(timeline.blocks) <= BARS else _bins(timeline)
+
+
+def sm_axis(timeline: Timeline, ticks: int = 12) -> dict[str, object]:
+    """The axis of the SMs, the first on top."""
+    return {
+        "title": {"text": "SM"},
+        "range": [timeline.num_sms - 0.5, -0.5],
+        "tickvals": np.arange(0, timeline.num_sms, max(1, timeline.num_sms // ticks)),
+        "showgrid": False,
+        "zeroline": False,
+    }
+
+
 def describe_timeline(timeline: Timeline) -> str:
     """The timeline in words."""
-    what = "Predicted" if timeline.unit == "tiles" else "Measured"
+    what = "Measured" if timeline.unit == "µs" else "Predicted"
     first, last = timeline.sm_end.min(), timeline.span
     return (
         f"{what} timeline of {len(timeline.blocks):,} thread blocks on {timeline.num_sms} SMs with up to "
@@ -80,26 +90,18 @@ def sm_finish(timelines: dict[str, Timeline], palette: Palette, height: int = 26
     return figure
 
 
-def _background(timeline: Timeline, palette: Palette) -> list[dict[str, object]]:
-    """Idle time is the colour of nothing happening."""
+def background(timeline: Timeline, palette: Palette, axis: str = "") -> list[dict[str, object]]:
+    """Idle time is the colour of nothing happening. ``axis`` is the number of the axes, where there are several."""
     box = {
         "type": "rect",
-        "xref": "x",
-        "yref": "y",
+        "xref": f"x{axis}",
+        "yref": f"y{axis}",
         "x0": 0,
         "x1": timeline.span,
         "y0": -0.5,
         "y1": timeline.num_sms - 0.5,
     }
-    end = {
-        "type": "line",
-        "xref": "x",
-        "yref": "paper",
-        "x0": timeline.span,
-        "x1": timeline.span,
-        "y0": 0,
-        "y1": 1,
-    }
+    end = {**box, "type": "line", "x0": timeline.span}
     return [
         {**box, "fillcolor": palette.idle, "line": {"width": 0}, "layer": "below"},
         {**end, "line": {"color": palette.text, "width": 1.5, "dash": "dot"}},

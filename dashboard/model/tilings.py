@@ -77,12 +77,12 @@ def tilings(problem: Problem, spec: KernelSpec, device: Device, found: Evidence)
         binds = max(named, key=lambda name: named[name])
         if waiting > _WAITS * named[binds]:
             binds = "busiest block"
-        measured = next((m for m in same if _is_of(config, m.row.json.get("config"))), None)
+        measured = next((m for m in same if is_of(config, m.row.json.get("config"))), None)
         told.append(Tiling(config, bounds.predict(plan, found.limits), binds, measured))
     return sorted(told, key=lambda x: x.seconds)
 
 
-def _is_of(config: TileConfig, recorded: object) -> bool:
+def is_of(config: TileConfig, recorded: object) -> bool:
     """Whether a record names this config; it may leave out what the config has of an older or newer version."""
     if not isinstance(recorded, dict):
         return False

@@ -2,7 +2,14 @@
 
 from cufa.dashboard import page
 from cufa.dashboard.state import Controls
-from cufa.dashboard.views import masked_controls, masked_gain, masked_sms, masked_tile, masked_tiles
+from cufa.dashboard.views import (
+    masked_controls,
+    masked_gain,
+    masked_pair,
+    masked_sms,
+    masked_tile,
+    masked_tiles,
+)
 
 palette = page.begin(
     "Masked work",
@@ -11,9 +18,13 @@ palette = page.begin(
 )
 controls = Controls("masked")
 view = masked_controls.choose(controls)
-masked_tile.show_one_head(view, controls, palette)
-masked_sms.show_timelines(view, palette)
-masked_tiles.show_tilings(view)
-masked_gain.show_flops(view, palette)
-masked_gain.show_speedup(view, palette)
+other = masked_pair.choose_other(controls, view)
+if other is not None:
+    masked_pair.show(view, other, palette)
+else:
+    masked_tile.show_one_head(view, controls, palette)
+    masked_sms.show_timelines(view, palette)
+    masked_tiles.show_tilings(view)
+    masked_gain.show_flops(view, palette)
+    masked_gain.show_speedup(view, palette)
 controls.finish()

@@ -51,13 +51,13 @@ def choose(controls: Controls) -> View:
         mask, softcap = mask_control.choose(controls)
         shape = (batch, heads, kv_heads, seqlen_q, seqlen_k, head_dim)
         problem = Problem(*shape, "bfloat16", mask, default_scale(head_dim), softcap)
-        config = _choose_config(controls, problem, specs[algorithm], device)
+        config = choose_config(controls, problem, specs[algorithm], device)
     spec = specs[algorithm]
     schedule = Schedule.of(problem, config.block_q, config.block_kv, spec.skip_masked_tiles)
     return View(problem, schedule, algorithm, spec, config, device)
 
 
-def _choose_config(controls: Controls, problem: Problem, spec: KernelSpec, device: Device) -> TileConfig:
+def choose_config(controls: Controls, problem: Problem, spec: KernelSpec, device: Device) -> TileConfig:
     """The registry's tiles for this kernel, head dim and card, the planner's choice first; or any others."""
     configs = fitting_configs(spec, problem.head_dim, device)
     fitting = {config_key(c): c for c in configs}

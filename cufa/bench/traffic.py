@@ -1,0 +1,88 @@
+"""Bytes that a kernel's tiles move between the SMs and the L2 cache, derived from its loops. Pure: no GPU.
+
+What device memory itself has to move is less, as tiles share keys and values in the L2 cache: at the least every
+operand once (:attr:`cufa.core.problem.Problem.io_bytes`). Tests hold the derivation against what the kernels' source
+asks for when it is executed (:mod:`cufa.executor`), in sectors of 32 bytes where lanes ask for the same.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from ..core.problem import Problem
+from ..core.schedule import Schedule
+from ..kernels import KernelSpec, TileConfig
+from ..kernels.fa1 import Fa1Config
+
+_FLOAT = 4
+_STRIP = 32
+"""Rows of FlashAttention-1's steps: what it keeps between key blocks is that of whole strips."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Traffic:
+    """Bytes of one call."""
+
+    read: int
+    """From the L2 cache to the SMs."""
+    written: int
+
+    @property
+    def total(self) -> int:
+        return self.read + self.written
+
+
+def l2_traffic(problem: Problem, spec: KernelSpec, config: TileConfig) -> Traffic | None:
+    """Of a forward kernel that keeps scores on chip, its log-sum-exp written too; None of others."""
+    if problem.operation != "forward" or spec.order(problem, _schedule(problem, spec, config), 1) is None:
+        return None
+    if isinstance(config, Fa1Config):
+        head = _keys_outside(problem, config)
+    else:
+        head = _queries_outside(problem, _schedule(problem, spec, config))
+    heads = problem.batch * problem.heads
+    return Traffic(heads * head.read, heads * head.written)
+
+
+def _schedule(problem: Problem, spec: KernelSpec, config: TileConfig) -> Schedule:
+    return Schedule.of(problem, config.block_q, config.block_kv, spec.skip_masked_tiles)
+
+
+def _queries_outside(problem: Problem, schedule: Schedule) -> Traffic:
+    """A head, FlashAttention-2's and 3's loops: Q once, then K and V of every tile that a query block visits; O and
+    its log-sum-exp once. Rows past the end are not read."""
+    ranges = schedule.ranges
+    last = np.minimum(ranges.end * schedule.block_kv, problem.seqlen_k)
+    keys = int(np.maximum(last - ranges.first * schedule.block_kv, 0)[ranges.count > 0].sum())
+    return Traffic(
+        problem.seqlen_q * _row(problem) + keys * _key(problem),
+        problem.seqlen_q * (problem.head_dim * problem.out_element.itemsize + _FLOAT),
+    )
+
+
+def _keys_outside(problem: Problem, config: Fa1Config) -> Traffic:
+    """A head, FlashAttention-1's loops: K and V once; Q per key block, and one query block ahead; O, l and m in float32
+    to memory after each key block but the last and back before each but the first. Every warp that shares a row's
+    keys reads its l and m."""
+    num_key_blocks = -(-problem.seqlen_k // config.block_kv)
+    ahead = min(problem.seqlen_q, config.block_q)
+    columns = -(-problem.head_dim // 16) * 16
+    rows = -(-problem.seqlen_q // _STRIP) * _STRIP
+    kept = (num_key_blocks - 1) * rows * _FLOAT
+    return Traffic(
+        problem.seqlen_k * _key(problem)
+        + (num_key_blocks * problem.seqlen_q + ahead) * _row(problem)
+        + kept * (columns + 2 * config.key_warps),
+        kept * (columns + 2) + problem.seqlen_q * (problem.head_dim * problem.out_element.itemsize + _FLOAT),
+    )
+
+
+def _row(problem: Problem) -> int:
+    return problem.head_dim * problem.q_element.itemsize
+
+
+def _key(problem: Problem) -> int:
+    """Bytes of a key and its value."""
+    return problem.head_dim * (problem.k_element.itemsize + problem.v_element.itemsize)

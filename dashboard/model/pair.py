@@ -1,0 +1,56 @@
+"""Two launches of one operation held against each other: what can be compared, and in which units."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+
+from cufa.bench.regimes import Regime
+from cufa.core.problem import Problem
+from cufa.core.schedule import Schedule
+from cufa.dashboard.model import work
+from cufa.dashboard.model.launch import Timeline
+from cufa.dashboard.model.measurements import Measurement
+from cufa.dashboard.model.tilings import is_of
+from cufa.kernels import KernelSpec, TileConfig
+
+FLOP = "FLOP"
+"""Unit of a predicted timeline that stands beside another one: arithmetic that an SM could have done until then."""
+
+
+def in_arithmetic(timeline: Timeline, problem: Problem, schedule: Schedule) -> Timeline:
+    """A timeline predicted in tiles, on an axis that other tiles have too. The blocks that an SM holds at a time share
+    its rate: the more it holds, the longer each of their tiles takes."""
+    tiles = schedule.visited * problem.batch * problem.heads
+    flop = work.work(problem, schedule).done / tiles if tiles else 0.0
+    scale = flop * (timeline.slots_per_sm if timeline.blocks.thread_block is None else 1)
+    return dataclasses.replace(timeline, start=scale * timeline.start, end=scale * timeline.end, unit=FLOP)
+
+
+@dataclasses.dataclass(frozen=True)
+class Launched:
+    """What is looked for among times that were measured."""
+
+    problem: Problem
+    spec: KernelSpec
+    config: TileConfig
+
+    def is_in(self, m: Measurement) -> bool:
+        """Whether it is what was measured."""
+        is_same = m.problem == self.problem and m.kernel == self.spec.name
+        return is_same and is_of(self.config, m.row.json.get("config"))
+
+
+def times_of_both(found: Iterable[Measurement], sides: Sequence[Launched]) -> list[Measurement]:
+    """The newest times of all sides from one run, in turns; nothing where none measured all of them."""
+    rows = [m for m in found if m.regime is Regime.IN_TURNS]
+    by_source: dict[str, list[Measurement]] = {}
+    for m in rows:
+        by_source.setdefault(m.source, []).append(m)
+    complete = []
+    for of_source in by_source.values():
+        both = [next((m for m in of_source if side.is_in(m)), None) for side in sides]
+        told = [m for m in both if m is not None]
+        if len(told) == len(sides):
+            complete.append(told)
+    return max(complete, key=lambda told: told[0].recorded, default=[])

@@ -1,0 +1,223 @@
+"""Masked work: another algorithm, mask or tiling beside the chosen one, for the same shape on the same card."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+import streamlit as st
+
+from cufa.bench.traffic import l2_traffic
+from cufa.commands.common import seconds_text
+from cufa.core.schedule import Schedule
+from cufa.dashboard import engine, page, sentences
+from cufa.dashboard.charts import pair as charts
+from cufa.dashboard.charts.timeline import describe_timeline
+from cufa.dashboard.charts.work import si
+from cufa.dashboard.model import counters, pair, work
+from cufa.dashboard.model.launch import Timeline, algorithms
+from cufa.dashboard.model.measurements import Measurement
+from cufa.dashboard.model.pair import Launched
+from cufa.dashboard.model.trace import measured_timeline
+from cufa.dashboard.state import Controls
+from cufa.dashboard.theme import Palette
+from cufa.dashboard.views import mask_control
+from cufa.dashboard.views.masked_controls import ALGORITHM_WORDS, choose_config
+from cufa.dashboard.views.masked_view import MOST_THREAD_BLOCKS, View
+
+_PREFIX = "b_"
+"""In links: of the controls of what stands beside."""
+
+
+def choose_other(controls: Controls, view: View) -> View | None:
+    """What is to stand beside; None where nothing is."""
+    if not controls.flag(
+        "two", "Another one beside it", help="Two algorithms, masks or tilings, same shape."
+    ):
+        return None
+    with st.container(border=True, key="controls-beside"):
+        controls = controls.second(_PREFIX)
+        known = algorithms(view.problem.operation)
+        specs = {name: spec for name, spec in known.items() if spec.runs_on(view.device.arch.capability)}
+        words = {name: ALGORITHM_WORDS.get(name, name) for name in specs}
+        default = next((name for name in reversed(specs) if name != view.algorithm), view.algorithm)
+        algorithm = controls.choice("alg", "Beside it", words, default, segmented=True)
+        mask, softcap = mask_control.choose(controls, view.problem.mask, view.problem.softcap)
+        problem = dataclasses.replace(view.problem, mask=mask, softcap=softcap)
+        config = choose_config(controls, problem, specs[algorithm], view.device)
+    spec = specs[algorithm]
+    schedule = Schedule.of(problem, config.block_q, config.block_kv, spec.skip_masked_tiles)
+    return View(problem, schedule, algorithm, spec, config, view.device)
+
+
+def show(view: View, other: View, palette: Palette) -> None:
+    """Both on one axis, and what each does in numbers."""
+    sides, names = (view, other), _names(view, other)
+    if not (view.schedule.visited and other.schedule.visited):
+        page.verdict("On one side no query sees a key: there is nothing to compare.", "warn")
+        return
+    lines = _predicted(sides)
+    page.verdict(_verdict(sides, names, lines), tag="predicted" if lines else "")
+    kept = pair.times_of_both(
+        engine.all_measurements(), [Launched(x.problem, x.spec, x.config) for x in sides]
+    )
+    _say_measured(kept, names)
+    alt = "Two grids of tiles in queries (downwards) and keys (to the right). " + " ".join(
+        f"{name}: {x.schedule.visited:,} of {x.schedule.total:,} tiles are computed under the mask {x.schedule.mask}."
+        for name, x in zip(names, sides, strict=True)
+    )
+    page.figure(charts.grids(names, [x.schedule for x in sides], palette), "masked.pair.grids", alt)
+    st.dataframe(_table(sides, names, lines, kept), hide_index=True, height="content")
+    st.caption(
+        "**Once**: every operand once, the least that device memory must move. **Asked of the L2 cache**: what the "
+        "tiles of all blocks read and write, whether the cache has it or not; counted from the kernel's loops."
+    )
+    _show_timelines(sides, names, lines, palette)
+
+
+def _names(view: View, other: View) -> list[str]:
+    """What tells the two apart, and no more."""
+    found = []
+    for x in (view, other):
+        words = [f"{ALGORITHM_WORDS.get(x.algorithm, x.algorithm)} {x.config.block_q}×{x.config.block_kv}"]
+        words += [x.problem.scores_text] * (view.problem.scores_text != other.problem.scores_text)
+        found.append(", ".join(words))
+    if found[0] == found[1]:
+        found = [f"{name}, {x.config}" for name, x in zip(found, (view, other), strict=True)]
+    return found if found[0] != found[1] else [f"{found[0]} (left)", f"{found[1]} (right)"]
+
+
+def _predicted(sides: tuple[View, View]) -> list[Timeline]:
+    """Both launches on one axis; none where one is too large to be simulated."""
+    if any(len(x.blocks) > MOST_THREAD_BLOCKS for x in sides):
+        return []
+    return [pair.in_arithmetic(x.predicted, x.problem, x.schedule) for x in sides]
+
+
+def _verdict(sides: tuple[View, View], names: list[str], lines: list[Timeline]) -> str:
+    first, second = (work.work(x.problem, x.schedule).done for x in sides)
+    text = f"{names[1]} does {_times(second / first)} the arithmetic of {names[0]}"
+    if first == second:
+        text = f"{names[0]} and {names[1]} do the same arithmetic"
+    if not lines:
+        return f"{text}."
+    return f"{text}; at one rate per SM it ends {_ends(lines[1].span / lines[0].span)}."
+
+
+def _times(ratio: float) -> str:
+    return f"{ratio:.2f}×" if abs(ratio - 1) >= 0.005 else f"{ratio:.4g}×"
+
+
+def _ends(ratio: float) -> str:
+    if abs(ratio - 1) < 0.005:
+        return "at the same time"
+    return f"{1 / ratio:.2f}× sooner" if ratio < 1 else f"{ratio:.2f}× later"
+
+
+def _say_measured(kept: list[Measurement], names: list[str]) -> None:
+    """Times of both from one run, where there are such."""
+    if not kept:
+        return
+    first, second = (m.seconds for m in kept)
+    ratio = first / second
+    text = f"{names[1]} takes {seconds_text(second)}, {names[0]} {seconds_text(first)}: "
+    text += f"{ratio:.2f}× faster" if ratio >= 1 else f"{1 / ratio:.2f}× slower"
+    page.verdict(
+        f"{text} ({kept[0].where}, {kept[0].regime}).", "", page.origin_tag(kept[0].origin), small=True
+    )
+
+
+def _table(
+    sides: tuple[View, View], names: list[str], lines: list[Timeline], kept: list[Measurement]
+) -> list[dict[str, str]]:
+    """A line per quantity."""
+    done = [work.work(x.problem, x.schedule) for x in sides]
+    traffic = [l2_traffic(x.problem, x.spec, x.config) for x in sides]
+    moved = [t.total for t in traffic if t is not None]
+    told: list[tuple[str, Sequence[float], Callable[[float], str]]] = [
+        ("tiles of a head", [x.schedule.visited for x in sides], "{:,.0f}".format),
+        ("FLOP done", [w.done for w in done], _flop),
+        ("FLOP useful", [w.useful for w in done], _flop),
+        ("FLOP thrown away", [w.waste for w in done], _flop),
+        ("bytes, once", [x.problem.io_bytes for x in sides], _bytes),
+    ]
+    if len(moved) == len(sides):
+        per_byte = [w.done / t for w, t in zip(done, moved, strict=True)]
+        told += [
+            ("bytes asked of the L2 cache", moved, _bytes),
+            ("FLOP per byte asked", per_byte, "{:,.0f}".format),
+        ]
+    told += [("thread blocks", [_thread_blocks(x) for x in sides], "{:,.0f}".format)]
+    if lines:
+        told += [("SM time idle at the end, predicted", [t.tail for t in lines], sentences.share)]
+        told += [("end of the last block, predicted", [t.span for t in lines], _flop)]
+    if kept:
+        told += [(f"time, {page.origin_tag(kept[0].origin)}", [m.seconds for m in kept], seconds_text)]
+    return [_line(what, names, values, words) for what, values, words in told]
+
+
+def _line(
+    what: str, names: list[str], values: Sequence[float], words: Callable[[float], str]
+) -> dict[str, str]:
+    first, second = values
+    ratio = f"{second / first:.2f}×" if first else "–"
+    return {"": what, names[0]: words(first), names[1]: words(second), "right ÷ left": ratio}
+
+
+def _flop(number: float) -> str:
+    return si(number, "FLOP")
+
+
+def _bytes(number: float) -> str:
+    return si(number, "B")
+
+
+def _thread_blocks(view: View) -> int:
+    taker = view.blocks.thread_block
+    return len(view.blocks) if taker is None else int(taker.max(initial=-1)) + 1
+
+
+def _show_timelines(
+    sides: tuple[View, View], names: list[str], lines: list[Timeline], palette: Palette
+) -> None:
+    st.header("On the SMs", anchor=False)
+    if not lines:
+        text = f"More than {MOST_THREAD_BLOCKS:,} thread blocks are not simulated."
+        page.verdict(text, "warn", small=True)
+        return
+    page.verdict(_idle(lines, names), tag="predicted", small=True)
+    page.figure(charts.timelines(names, lines, palette), "masked.pair.predicted", _describe(names, lines))
+    st.caption(
+        "One axis for both: the arithmetic that an SM could have done by then, whole tiles counted. It says nothing of "
+        "how fast each kernel multiplies. The stronger its colour, the more tiles a block has."
+    )
+    traces = [counters.matching_trace(x.problem, x.spec.name, x.config, x.device) for x in sides]
+    kept = [t for t in traces if t is not None and t.is_of(sides[0].device)]
+    if len(kept) < len(sides) or kept[0].card != kept[1].card:
+        missing = [name for name, t in zip(names, traces, strict=True) if t is None or t not in kept]
+        st.info(
+            f"**Measured:** no trace of {sentences.listed(missing) or 'both on one card'} is recorded for this card.",
+            icon=":material/info:",
+        )
+        return
+    seen = [
+        measured_timeline(t.trace.records, t.trace.num_sms, x.whole_heads)
+        for t, x in zip(kept, sides, strict=True)
+    ]
+    text = f"{names[1]} ends after {seen[1].span:,.0f} µs, {names[0]} after {seen[0].span:,.0f} µs"
+    page.verdict(f"{text}. {_idle(seen, names)}", "", page.origin_tag(kept[0].origin), small=True)
+    page.figure(charts.timelines(names, seen, palette), "masked.pair.measured", _describe(names, seen))
+    st.caption(
+        f"{kept[0].card}, {kept[0].trace.environment['recorded'][:10]}: start, end and SM of every block, written by "
+        "trace builds of the kernels, one launch each."
+    )
+
+
+def _idle(lines: list[Timeline], names: list[str]) -> str:
+    said = [f"{sentences.share(t.tail)} in {name}" for t, name in zip(lines, names, strict=True)]
+    return f"SM time idle at the end is {sentences.listed(said)}."
+
+
+def _describe(names: list[str], lines: list[Timeline]) -> str:
+    said = [f"{name}: {describe_timeline(t)}" for name, t in zip(names, lines, strict=True)]
+    return "Two timelines on one axis, one above the other. " + " ".join(said)

@@ -1,0 +1,164 @@
+"""Masked work with another algorithm, mask or tiling beside the chosen one."""
+
+# ruff: noqa: F811 - fixtures are imported, and asked for by their names
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("streamlit", reason="the dashboard needs streamlit: pip install 'cufa[dashboard]'")
+
+from dashboard_page_support import (  # noqa: F401 - fixtures among them
+    chosen,
+    compiler_back,
+    elsewhere,
+    open_page,
+    parameters,
+    words,
+)
+from dashboard_support import DEVICE, make_trace, write_evidence
+from streamlit.testing.v1 import AppTest
+
+from cufa.bench import traces
+from cufa.bench.suites import make
+from cufa.core.mask import CAUSAL, Band
+from cufa.core.schedule import Schedule
+from cufa.dashboard.charts import pair as charts
+from cufa.dashboard.model import launch, pair, work
+from cufa.dashboard.theme import LIGHT
+from cufa.planner import make_plan
+
+
+def numbers(app: AppTest) -> dict[str, list[str]]:
+    """The lines of the table: what stands left, right, and their ratio."""
+    table = next(e.value for e in app.dataframe if "right ÷ left" in e.value)
+    return {row[0]: list(row[1:]) for row in table.itertuples(index=False)}
+
+
+def test_two_algorithms_in_numbers() -> None:
+    app = open_page("masked_work", two="1", alg="fa2_noskip", b_alg="fa2", sq="2048", sk="2048")
+    assert not app.warning
+    done = numbers(app)["FLOP done"]
+    ratio = float(done[2].removesuffix("×"))
+    assert ratio == 0.53  # 272 of 512 tiles
+    assert f"does {ratio:.2f}× the arithmetic of FA2, no skip" in words(app)
+    assert re.search(r"at one rate per SM it ends [0-9.]+× sooner", words(app))
+    assert float(numbers(app)["FLOP useful"][2].removesuffix("×")) == 1
+
+
+def test_figures_are_of_both() -> None:
+    app = open_page("masked_work", two="1", b_mask="window", b_left="255")
+    alts = [e.proto.alt for e in app.get("plotly_chart")]
+    assert len(alts) == 2
+    assert "under the mask causal. " in alts[0]
+    assert "under the mask window (255, 0)." in alts[0]
+    assert "Two timelines on one axis" in alts[1]
+    assert "no trace of FA2 128×64, causal and FA3 128×128, window (255, 0)" in words(app)
+
+
+def test_a_link_carries_both() -> None:
+    link = {
+        "two": "1",
+        "alg": "fa1",
+        "mask": "full",
+        "sq": "1000",
+        "sk": "1500",
+        "b_alg": "fa2",
+        "b_mask": "window",
+        "b_left": "300",
+        "b_right": "none",
+        "b_softcap": "30.0",
+        "b_tiles": "64x64w4s2b2",
+    }
+    app = open_page("masked_work", **link)
+    assert not app.warning
+    assert chosen(app) == link
+    app.toggle(key="masked.two").set_value(False).run()
+    assert not [name for name in parameters(app) if name.startswith("b_")]
+    app.toggle(key="masked.two").set_value(True).run()
+    assert parameters(app)["b_left"] == "300"  # as it was left
+
+
+def test_what_stands_beside_follows_the_mask_until_it_has_its_own() -> None:
+    app = open_page("masked_work", two="1")
+    app.segmented_control(key="masked.mask").set_value("full").run()
+    assert app.segmented_control(key="masked.b_mask").value == "full"
+    app.segmented_control(key="masked.b_mask").set_value("window").run()
+    app.segmented_control(key="masked.mask").set_value("causal").run()
+    assert app.segmented_control(key="masked.b_mask").value == "window"
+
+
+def test_bad_values_beside_are_told() -> None:
+    app = open_page("masked_work", two="1", b_alg="fa9")
+    assert "b_alg = 'fa9'" in app.warning[0].value
+    assert "'b_alg'" in open_page("masked_work", b_alg="fa2").warning[0].value  # nothing stands beside
+
+
+def test_the_same_twice_has_two_names() -> None:
+    app = open_page("masked_work", two="1", b_alg="fa2")
+    assert "FA2 128×64, 128×64" in words(app) or "(left)" in words(app)
+    assert "do the same arithmetic; at one rate per SM it ends at the same time" in words(app)
+    assert all(line[2] in ("1.00×", "–") for line in numbers(app).values())
+
+
+def test_a_side_without_a_score_is_told() -> None:
+    app = open_page("masked_work", two="1", b_mask="window", b_left="10", b_diag="at", b_at="99999")
+    assert "On one side no query sees a key" in words(app)
+
+
+def test_times_of_one_run_are_compared(elsewhere: Path) -> None:
+    file = write_evidence(elsewhere / "records")
+    problem = {"sq": "4096", "sk": "4096", "batch": "4", "heads": "16", "d": "128"}
+    app = open_page("masked_work", two="1", alg="fa3", b_alg="fa2", **problem)
+    said = re.search(
+        r"FA2 \S+ takes ([0-9.]+) (.?s), FA3 \S+ ([0-9.]+) (.?s): ([0-9.]+)× (slower|faster)", words(app)
+    )
+    assert said is not None
+    assert "recorded</span>" in words(app)
+    assert "time, recorded" in numbers(app)
+    file.unlink()
+    assert "time, recorded" not in numbers(open_page("masked_work", two="1", **problem))
+
+
+def test_traces_of_both_stand_on_one_axis(elsewhere: Path) -> None:
+    for algorithm in ("fa2", "fa3"):
+        plan = make_plan(make(4, 16, 4096, 128, "bfloat16", CAUSAL), DEVICE, algorithm)
+        trace = make_trace(plan)
+        trace.environment.update({"device": "NVIDIA H200"})
+        traces.save(trace, elsewhere / "records" / "traces")
+    app = open_page("masked_work", two="1")
+    assert len(app.get("plotly_chart")) == 3
+    assert re.search(r"FA3 128×128 ends after [0-9,]+ µs, FA2 128×64 after [0-9,]+ µs", words(app))
+    assert len(open_page("masked_work", two="1", card="80", b_alg="fa1").get("plotly_chart")) == 2
+
+
+@pytest.mark.parametrize("algorithm", ["fa1", "fa2_noskip", "fa2", "fa3"])
+def test_no_arithmetic_is_lost_on_the_common_axis(algorithm: str) -> None:
+    """SM time that is used adds up to what all tiles do, whatever their size and however many share an SM."""
+    plan = make_plan(make(2, 8, 3000, 64, "bfloat16", Band(700, 0)), DEVICE, algorithm)
+    schedule, problem = plan.schedule, plan.problem
+    blocks = launch.thread_blocks(problem, schedule, plan.spec, DEVICE.num_sms)
+    places = plan.config.blocks_per_sm if blocks.thread_block is None else 1
+    found = pair.in_arithmetic(launch.predict(blocks, DEVICE.num_sms, places), problem, schedule)
+    used = (found.end - found.start).sum() / places
+    assert used == pytest.approx(work.work(problem, schedule).done)
+
+
+def test_one_axis_for_other_tiles() -> None:
+    schedules = [Schedule(1000, 700, *tiles, CAUSAL) for tiles in ((128, 64), (64, 256))]
+    figure = charts.grids(("a", "b"), schedules, LIGHT)
+    assert figure.layout.xaxis.range == (0, 768)  # the last tile hangs over
+    assert figure.layout.xaxis2.matches == "x"
+    assert figure.layout.yaxis.range == (1024, 0)
+    assert [image.sizex for image in figure.layout.images] == [704, 768]
+    assert [image.xref for image in figure.layout.images] == ["x", "x2"]
+    plan = make_plan(make(2, 8, 2048, 64, "bfloat16", CAUSAL), DEVICE, "fa2")
+    blocks = launch.thread_blocks(plan.problem, plan.schedule, plan.spec, DEVICE.num_sms)
+    line = pair.in_arithmetic(launch.predict(blocks, DEVICE.num_sms, 2), plan.problem, plan.schedule)
+    longer = dataclasses.replace(line, end=2 * line.end)
+    figure = charts.timelines(("a", "b"), (line, longer), LIGHT)
+    assert figure.layout.xaxis.range == figure.layout.xaxis2.range
+    assert figure.layout.xaxis2.range[1] >= longer.span

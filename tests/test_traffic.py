@@ -1,0 +1,71 @@
+"""Bytes that tiles move, derived from loops, against what the kernels' source asks for when it is executed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cufa.bench.traffic import l2_traffic
+from cufa.core.mask import CAUSAL, FULL, Band, Mask
+from cufa.core.problem import Problem
+from cufa.executor import records
+from cufa.executor.emulate import emulate
+from cufa.kernels import KERNELS, KernelSpec, TileConfig
+
+DERIVED = [
+    name for name, spec in KERNELS.items() if spec.operation == "forward" and spec.algorithm != "naive"
+]
+SECTOR = 32
+
+
+def recorded(name: str) -> list[dict[str, Any]]:
+    runs = records.load()["kernels"][name]["runs"]
+    assert runs
+    return runs
+
+
+def config_of(spec: KernelSpec, run: dict[str, Any], problem: Problem) -> TileConfig:
+    return next(c for c in spec.configs if str(c) == run["config"] and c.fits(problem.head_dim))
+
+
+@pytest.mark.parametrize("name", DERIVED)
+def test_recorded_counters_are_met_to_the_byte(name: str) -> None:
+    spec = KERNELS[name]
+    for run in recorded(name):
+        problem, counted = Problem.from_json(run["problem"]), run["totals"]
+        derived = l2_traffic(problem, spec, config_of(spec, run, problem))
+        assert derived is not None
+        # What the copy engine brings is counted in bytes, as it is asked for once; the rest in sectors, as lanes of a
+        # warp may ask for the same.
+        read = counted["global_read_sectors"] * SECTOR or counted["global_read_bytes"]
+        assert (derived.read, derived.written) == (read, counted["global_write_bytes"]), run["config"]
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "head_dim", "mask"),
+    [
+        ("fa2", 72, Band(60, 5, -20)),
+        ("fa2", 40, FULL),
+        ("fa3", 72, Band(60, 5, -20)),
+        ("fa1", 64, CAUSAL),
+        ("fa1", 64, FULL),
+    ],
+)
+def test_ends_shared_heads_and_rows_without_keys(algorithm: str, head_dim: int, mask: Mask) -> None:
+    rng = np.random.default_rng(0)
+    q = rng.standard_normal((1, 2, 150, head_dim)).astype(np.float16)
+    k = rng.standard_normal((1, 1, 601, head_dim)).astype(np.float16)
+    run = emulate(q, k, k, mask=mask, algorithm=algorithm, mode="counted", arch="sm_90")
+    derived = l2_traffic(run.plan.problem, run.plan.spec, run.plan.config)
+    assert derived is not None
+    counted = run.totals
+    read = counted["global_read_sectors"] * SECTOR if algorithm == "fa1" else counted["global_read_bytes"]
+    assert (derived.read, derived.written) == (read, counted["global_write_bytes"])
+
+
+def test_what_is_not_derived_is_not_told() -> None:
+    spec = KERNELS["naive"]
+    problem = Problem(1, 1, 1, 64, 64, 64, "float16", scale=0.125)
+    assert l2_traffic(problem, spec, spec.configs[0]) is None
