@@ -17,22 +17,37 @@ from cufa.nvrtc.compiler import SOURCE_DIR
 @pytest.mark.parametrize("term", glossary.TERMS)
 def test_a_meaning_is_two_sentences_at_most(term: str) -> None:
     meaning = glossary.TERMS[term]
-    assert meaning.endswith(".") and meaning[0].isupper() or meaning.startswith("exp(")
+    assert meaning.endswith(".")
     sentences = re.findall(r"[.!?](?:\s|$)", meaning)
     assert 1 <= len(sentences) <= 2, meaning
 
 
 def test_words_are_found_whole_in_any_number_and_the_longest_first() -> None:
     text = "Thread blocks wait for the tail of the last waves; 3 query blocks, masks, biased SMs, cold L2 and L2."
-    assert glossary.found(text) == ["thread block", "tail", "wave", "query block", "mask", "SM", "cold L2", "L2"]
+    assert glossary.found(text) == [
+        "thread block",
+        "tail",
+        "wave",
+        "query block",
+        "mask",
+        "SM",
+        "cold L2",
+        "L2",
+    ]
     assert glossary.found("The detail of wavefronts, maskings and smart splitters") == []
 
 
 def test_words_of_everyday_are_explained_only_where_they_are_terms() -> None:
-    assert glossary.found("K and V take the place of the last ones; a share of it; a product of ours; this page") == []
-    assert glossary.found("12 places, 7 shares of all tiles, products, paged") == [
-        "place", "share", "tile", "product", "paged",
-    ]  # fmt: skip
+    assert (
+        glossary.found("K and V take the place of the last ones; a share of it; a product of ours; this page")
+        == []
+    )
+    assert glossary.found("12 places, products; paged, and 7 shares") == [
+        "place",
+        "product",
+        "paged",
+        "share",
+    ]
 
 
 def test_a_sentence_keeps_its_words_and_each_is_told_once() -> None:
@@ -52,7 +67,9 @@ def test_help_is_none_where_nothing_is_to_be_explained() -> None:
 @pytest.mark.parametrize("name", PAGES)
 def test_headings_and_metrics_explain_the_words_they_use(name: str) -> None:
     app = open_page(name)
-    titled = [(x.value, x.help) for x in (*app.header, *app.subheader)] + [(x.label, x.help) for x in app.metric]
+    titled = [(x.value, x.help) for x in (*app.header, *app.subheader)] + [
+        (x.label, x.help) for x in app.metric
+    ]
     for text, told in titled:
         for term in glossary.found(text):
             assert glossary.TERMS[term] in (told or ""), (text, term)
@@ -82,10 +99,9 @@ def test_an_excerpt_is_found_where_it_says(excerpt: source.Excerpt) -> None:
 
 
 def test_a_marker_that_is_gone_or_not_alone_is_told() -> None:
-    for marker, count in (("no such words", 0), ("Alg. 1", 13)):
-        with pytest.raises(LookupError, match=rf"in \d+ lines: it must be in one"):
+    for marker, count in (("no such words", "0"), ("Alg. 1, l.", r"\d+")):
+        with pytest.raises(LookupError, match=f"in {count} lines: it must be in one"):
             source.Excerpt("", "kernels/fa2_forward.cu", marker).lines  # noqa: B018
-        assert count != 1
 
 
 def test_every_phase_of_the_walkthrough_has_its_lines() -> None:

@@ -4,7 +4,6 @@ would be wrong after the next change of a file."""
 from __future__ import annotations
 
 import dataclasses
-import functools
 
 from cufa.nvrtc.compiler import SOURCE_DIR
 
@@ -33,7 +32,9 @@ class Excerpt:
     def numbered(self) -> str:
         """As it is shown."""
         first, lines = self.lines
-        indent = min(len(line) - len(line.lstrip()) for line in lines if line.strip() and not line.startswith("#"))
+        indent = min(
+            len(line) - len(line.lstrip()) for line in lines if line.strip() and not line.startswith("#")
+        )
         shown = (line if line.startswith("#") else line[indent:] for line in lines)
         width = len(str(first + len(lines)))
         return "\n".join(f"{first + n:>{width}}  {line}" for n, line in enumerate(shown))
@@ -43,27 +44,37 @@ class Excerpt:
         return f"**{self.title}**, `cuda_src/{self.file}`"
 
 
-_FA1, _FA2, _FA3 = "kernels/fa1_forward.cu", "kernels/fa2_forward.cu", "kernels/fa3_forward.cu"
+_FA1, _FA2 = "kernels/fa1_forward.cu", "kernels/fa2_forward.cu"
 _TILES = (
     Excerpt("Tiles that a query block visits", "tiles/schedule.cuh", "DEVICE TileRange visited_tiles("),
-    Excerpt("The walk over them, masked ones first", "tiles/mask.cuh", "// Visits tiles from `j` down to the range's first"),
+    Excerpt(
+        "The walk over them, masked ones first",
+        "tiles/mask.cuh",
+        "// Visits tiles from `j` down to the range's first",
+    ),
 )
 _SOFTMAX = (
     Excerpt("New maxima, and alpha", "tiles/softmax.cuh", "// Takes the row maxima of a new tile"),
     Excerpt("P, and l", "tiles/softmax.cuh", "// One probability, not yet divided by the row's sum."),
 )
 _ORDER = (
-    Excerpt("Which block of a head comes when", "tiles/schedule.cuh", "// Thread block number -> block of a head, and head."),
-    Excerpt("Items of a persistent block (FA3)", "tiles/schedule.cuh", "// The items of a persistent thread block"),
+    Excerpt("Which block of a head comes when", "tiles/schedule.cuh", "DEVICE HeadBlock ordered_block("),
+    Excerpt(
+        "Items of a persistent block (FA3)",
+        "tiles/schedule.cuh",
+        "// False when this block has done its share.",
+    ),
 )
 _SPLITS = (
-    Excerpt("One of the fixed splits", "tiles/decode_schedule.cuh", "// Flash-Decoding: split `split` of the item"),
-    Excerpt("A share of all tiles", "tiles/decode_schedule.cuh", "// Stream-K: the tiles of all items laid end to end"),
+    Excerpt(
+        "One of the fixed splits", "tiles/decode_schedule.cuh", "// Flash-Decoding: split `split` of the item"
+    ),
+    Excerpt(
+        "The pieces of a share",
+        "tiles/decode_schedule.cuh",
+        "DEVICE bool next(const DecodeParams& p, Piece&",
+    ),
 )
-_ROOF = (
-    Excerpt("The plain read", "kernels/limits.cu", "streaming_read("),
-)
-
 FIGURES: dict[str, tuple[Excerpt, ...]] = {
     "masked.grid": _TILES,
     "masked.grid.large": _TILES,

@@ -12,5 +12,6 @@ palette = page.begin(
 controls = Controls("understand")
 case = understand_view.choose(controls)
 understand_view.show_walk(case, controls, palette)
+understand_view.show_lines(case)
 understand_view.show_real_size(palette)
 controls.finish()

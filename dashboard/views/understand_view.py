@@ -14,6 +14,7 @@ from cufa.core.problem import Problem, default_scale
 from cufa.dashboard import page
 from cufa.dashboard.charts import walkthrough
 from cufa.dashboard.charts.work import si
+from cufa.dashboard.model import source
 from cufa.dashboard.model import walkthrough_words as words
 from cufa.dashboard.model.walkthrough import Case, Walk, walk
 from cufa.dashboard.state import Controls
@@ -100,6 +101,16 @@ def _verdict(found: Walk) -> str:
         f"{words.ALGORITHMS[own]} moves {moved[own]:,} B through device memory where naive attention moves "
         f"{moved['naive']:,} B: {moved['naive'] / moved[own]:.1f} times as much."
     )
+
+
+def show_lines(case: Case) -> None:
+    """Of the kernel that does on a GPU what is shown, step by step."""
+    found = source.PHASES[case.algorithm]
+    name = words.ALGORITHMS[case.algorithm]
+    with st.expander(f"The lines of cufa's {name} kernel that do each of these", icon=":material/code:"):
+        for tab, excerpt in zip(st.tabs(list(found)), found.values(), strict=True):
+            with tab:
+                page.show_lines([excerpt])
 
 
 def show_real_size(palette: Palette) -> None:
