@@ -91,18 +91,24 @@ FIGURES: dict[str, tuple[Excerpt, ...]] = {
 _MERGE = Excerpt("Add two parts", "tiles/decode_merge.cuh", "// Part (o_part, ml_part) into (o, m, l).")
 PHASES: dict[str, dict[str, Excerpt]] = {
     "fa1": {
-        "Load": Excerpt("l. 6 and 8", _FA1, "// Alg. 1, l. 6. The end of the last block"),
-        "Score": Excerpt("l. 9", _FA1, "// Alg. 1, l. 9: Sij = Qi Kj^T"),
-        "Rescale": Excerpt("l. 11", "tiles/strip_state.cuh", "// Alg. 1, l. 11: m_new = max(m, m~)"),
-        "Add": Excerpt("l. 12", "tiles/strip_state.cuh", "// Alg. 1, l. 12: the new O of one slice."),
-        "Store": Excerpt("l. 12", "tiles/strip_state.cuh", "// Alg. 1, l. 12: O to device memory until"),
+        "Load": Excerpt("Algorithm 1, l. 6 and 8", _FA1, "// Alg. 1, l. 6. The end of the last block"),
+        "Score": Excerpt("Algorithm 1, l. 9", _FA1, "// Alg. 1, l. 9: Sij = Qi Kj^T"),
+        "Rescale": Excerpt(
+            "Algorithm 1, l. 11", "tiles/strip_state.cuh", "// Alg. 1, l. 11: m_new = max(m, m~)"
+        ),
+        "Add": Excerpt(
+            "Algorithm 1, l. 12", "tiles/strip_state.cuh", "// Alg. 1, l. 12: the new O of one slice."
+        ),
+        "Store": Excerpt(
+            "Algorithm 1, l. 12", "tiles/strip_state.cuh", "// Alg. 1, l. 12: O to device memory until"
+        ),
     },
     "fa2": {
-        "Load": Excerpt("l. 4 and 7", _FA2, "// Alg. 1, l. 4 and 7: Q, and the first K and V."),
-        "Score": Excerpt("l. 8", _FA2, "// Alg. 1, l. 8: S = Q K^T, operands"),
-        "Rescale": Excerpt("l. 9 and 10", _FA2, "// Alg. 1, l. 9: the row maxima."),
-        "Add": Excerpt("l. 10", _FA2, "// Alg. 1, l. 10: O += P V for 16 keys."),
-        "Store": Excerpt("l. 12 to 15", _FA2, "// Alg. 1, l. 12-15: O = O / l"),
+        "Load": Excerpt("Algorithm 1, l. 4 and 7", _FA2, "// Alg. 1, l. 4 and 7: Q, and the first K and V."),
+        "Score": Excerpt("Algorithm 1, l. 8", _FA2, "// Alg. 1, l. 8: S = Q K^T, operands"),
+        "Rescale": Excerpt("Algorithm 1, l. 9 and 10", _FA2, "// Alg. 1, l. 9: the row maxima."),
+        "Add": Excerpt("Algorithm 1, l. 10", _FA2, "// Alg. 1, l. 10: O += P V for 16 keys."),
+        "Store": Excerpt("Algorithm 1, l. 12 to 15", _FA2, "// Alg. 1, l. 12-15: O = O / l"),
     },
     "decode": {
         "Split": _SPLITS[0],
