@@ -10,7 +10,7 @@ import pytest
 from dashboard_page_support import elsewhere, open_page, parameters, words  # noqa: F401 - a fixture among them
 
 import cufa
-from cufa import traffic
+from cufa.bench import traffic_steps
 from cufa.core.schedule import Tile
 from cufa.dashboard import server
 from cufa.dashboard.charts import walkthrough as chart
@@ -100,7 +100,7 @@ def test_meters_end_at_what_the_model_counts(case: Case) -> None:
     for name in found.meters:
         read, written = walkthrough_words.meter_totals(found, name)
         assert len(read) == len(written) == len(found.steps) + 1
-        assert (read[-1], written[-1]) == traffic.total(iter(found.meters[name]))
+        assert (read[-1], written[-1]) == traffic_steps.total(iter(found.meters[name]))
         assert read[0] == written[0] == 0 and read == sorted(read) and written == sorted(written)
 
 

@@ -9,7 +9,7 @@ from decode_support import FLOAT8, NAN_BITS, make_case
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cufa.backends import cpu_decode
+from cufa.backends import cpu_cache, cpu_decode
 from cufa.core.mask import CAUSAL
 from cufa.decode.choose import ragged_shares
 from cufa.decode.schedule import balanced_shares, split_range, used_splits
@@ -224,7 +224,7 @@ def test_conversion_of_every_float16_and_e4m3(wide):
         finite, negative = np.isfinite(exact), np.signbit(exact)
         for chosen in (finite, finite | negative, finite | ~negative, np.full(exact.shape, True)):
             got = np.full(exact[chosen].shape, np.nan, wide)
-            cpu_decode._widen(x[chosen], got)
+            cpu_cache.widen(x[chosen], got)
             np.testing.assert_array_equal(got, exact[chosen])
             np.testing.assert_array_equal(np.signbit(got), np.signbit(exact[chosen]))
 

@@ -8,11 +8,15 @@ from decode_kernel_support import operands_of, plan_of
 from decode_support import make_case
 from support import make_inputs
 
-from cufa import traffic
+from cufa.bench import traffic_steps
+from cufa.bench.traffic import l2_traffic
+from cufa.core.architectures import Device
 from cufa.core.mask import CAUSAL, FULL, Band
+from cufa.core.problem import Problem
 from cufa.core.schedule import Schedule
 from cufa.executor.emulate import Emulation, emulate, run_plan
 from cufa.executor.launch import Execution
+from cufa.planner import make_plan
 
 
 def counted(algorithm, seqlen_q, seqlen_k, head_dim, mask) -> Emulation:
@@ -25,7 +29,9 @@ def moved(run: Emulation) -> tuple[int, int]:
 
 
 def modelled(run: Emulation) -> tuple[int, int]:
-    return traffic.total(traffic.MODELS[run.plan.spec.algorithm](run.plan.problem, run.plan.schedule))
+    return traffic_steps.total(
+        traffic_steps.MODELS[run.plan.spec.algorithm](run.plan.problem, run.plan.schedule)
+    )
 
 
 @pytest.mark.parametrize("mask", [FULL, CAUSAL, Band(70, 0)], ids=str)
@@ -44,13 +50,28 @@ def test_fa1_but_for_what_its_threads_ask_twice(seqlen_q, seqlen_k, head_dim):
     read, written = modelled(run)
     lm = sum(
         move.read
-        for step in traffic.fa1(run.plan.problem, run.plan.schedule)
+        for step in traffic_steps.fa1(run.plan.problem, run.plan.schedule)
         for move in step.moves
         if move.array == "l, m"
     )
     config = run.plan.config
     ahead = min(config.block_q, seqlen_q) * head_dim * 2
     assert moved(run) == (read + (4 * config.key_warps - 1) * lm + ahead, written)
+
+
+@pytest.mark.parametrize("mask", [FULL, CAUSAL, Band(70, 0)], ids=str)
+@pytest.mark.parametrize("algorithm", ["fa1", "fa2"])
+def test_the_steps_add_up_to_what_is_derived_for_whole_calls(algorithm, mask):
+    """But for what FA1's warps read more than once, and ahead."""
+    problem = Problem(2, 3, 3, 512, 640, 64, "float16", mask, 0.125)
+    plan = make_plan(problem, Device.typical("sm_80"), algorithm)
+    steps = list(traffic_steps.MODELS[algorithm](problem, plan.schedule))
+    read, written = (6 * count for count in traffic_steps.total(iter(steps)))
+    if algorithm == "fa1":
+        lm = sum(move.read for step in steps for move in step.moves if move.array == "l, m")
+        read += 6 * ((plan.config.key_warps - 1) * lm + plan.config.block_q * 64 * 2)
+    derived = l2_traffic(problem, plan.spec, plan.config)
+    assert (derived.read, derived.written) == (read, written)
 
 
 @pytest.mark.parametrize("num_splits", [1, 2, 16])
@@ -62,7 +83,7 @@ def test_decode_with_splits(num_splits):
     plan = plan_of(case, "decode_split", num_splits, None)
     run = run_plan(plan, operands_of(case), Execution("counted"), trace=False)
     schedule = Schedule(1, length, 1, plan.config.block_kv, FULL)
-    read, written = traffic.total(traffic.decode(plan.problem, schedule, num_splits, length))
+    read, written = traffic_steps.total(traffic_steps.decode(plan.problem, schedule, num_splits, length))
     threads = plan.config.num_warps * 32 * num_splits
     vectors = head_dim // 4
     again = 0
@@ -74,12 +95,12 @@ def test_decode_with_splits(num_splits):
 
 
 @pytest.mark.parametrize("mask", [FULL, CAUSAL, Band(20, 3, -40)], ids=str)
-@pytest.mark.parametrize("algorithm", traffic.MODELS)
+@pytest.mark.parametrize("algorithm", traffic_steps.MODELS)
 def test_every_tile_of_the_grid_has_its_step(algorithm, mask):
     """In each launch once; skipped tiles move nothing, unless a block that sees no key stores its zeros."""
     problem_of = counted(algorithm, 128, 192, 64, mask).plan.problem
     schedule = Schedule(128, 192, 32, 32, mask, skip_masked_tiles=algorithm == "fa2")
-    steps = list(traffic.MODELS[algorithm](problem_of, schedule))
+    steps = list(traffic_steps.MODELS[algorithm](problem_of, schedule))
     for kernel in {step.kernel for step in steps}:
         places = [(step.q_block, step.kv_block) for step in steps if step.kernel == kernel]
         assert sorted(places) == [(i, j) for i in range(4) for j in range(6)]

@@ -177,9 +177,9 @@ class _Stack(Heads):
                 O: Array) -> None:  # fmt: skip
         """Tile (i, j) is done: P is all there is of it, m and l were, m_new and l_new are, O is."""
         if self._observer is not None:
-            rows = (x.flatten() for x in (m, l, m_new, l_new, alpha))
+            m, l, m_new, l_new, alpha = (x.flatten() for x in (m, l, m_new, l_new, alpha))
             P, O = (x.reshape(x.shape[-2:]).copy() for x in (P, O))
-            self._observer(TileStep(*self._place, i, j, self._S_before, P, *rows, O))
+            self._observer(TileStep(*self._place, i, j, self._S_before, P, m, l, m_new, l_new, alpha, O))
 
     def initial(self, rows: slice) -> tuple[Array, Array, Array]:
         """O = 0, l = 0, m = -inf for these rows."""

@@ -13,10 +13,10 @@ import numpy as np
 import numpy.typing as npt
 import streamlit as st
 
+from cufa.bench.traffic_steps import FLOAT32
 from cufa.dashboard.model import walkthrough_words as words
 from cufa.dashboard.model.walkthrough import BLOCK, BLOCKS, DECODE_TILES, MERGE, Step, Walk
 from cufa.dashboard.theme import Palette
-from cufa.traffic import FLOAT32
 
 _FOLDER = Path(__file__).parents[1] / "walkthrough"
 _SCRIPTS = ("draw.js", "order.js", "tile.js", "memory.js", "player.js")

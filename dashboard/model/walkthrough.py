@@ -1,5 +1,5 @@
 """A case small enough to look at whole, step by step: what the library's own CPU path is observed to do, with what the
-algorithm moves meanwhile (:mod:`cufa.traffic`). Nothing of attention is computed here."""
+algorithm moves meanwhile (:mod:`cufa.bench.traffic_steps`). Nothing of attention is computed here."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from cufa import traffic
 from cufa.backends import cpu, cpu_decode
 from cufa.backends.cpu_tiles import TileStep
+from cufa.bench import traffic_steps
 from cufa.core.lengths import Cached
 from cufa.core.mask import CAUSAL, FULL, Mask
 from cufa.core.problem import Problem, default_scale
@@ -71,7 +71,7 @@ class Step:
     """Which thread block of the GPU does it, from 0."""
     number: int
     """Of the steps of its thread block, from 1; 0 where the tile is skipped."""
-    moved: traffic.Step
+    moved: traffic_steps.Step
     tile: TileStep | None
     """None: skipped, or a merge."""
     O_before: Floats
@@ -104,7 +104,7 @@ class Walk:
     exact: Floats
     """The plain softmax, in float64."""
     steps: tuple[Step, ...]
-    meters: dict[str, tuple[traffic.Step, ...]]
+    meters: dict[str, tuple[traffic_steps.Step, ...]]
     """Steps of each algorithm that is compared, this one's first."""
 
     @property
@@ -134,7 +134,7 @@ def _forward(case: Case) -> Walk:
     cpu.run(plan, q, k, v, out, None, observer=observed.append)
     exact = attention_reference(q, k, v, mask=mask)[0, 0]
     meters = {}
-    for name, model in traffic.MODELS.items():
+    for name, model in traffic_steps.MODELS.items():
         skips = make_plan(problem, None, name).spec.skip_masked_tiles
         meters[name] = tuple(model(problem, dataclasses.replace(plan.schedule, skip_masked_tiles=skips)))
     meters = {name: meters[name] for name in sorted(meters, key=lambda name: name != case.algorithm)}
@@ -160,7 +160,7 @@ def _decode(case: Case) -> Walk:
     )
     exact = decode_reference(q, k, v)[0, :, 0]
     schedule = Schedule(1, length, 1, BLOCK, FULL)
-    split, whole = (tuple(traffic.decode(problem, schedule, n, length)) for n in (splits, 1))
+    split, whole = (tuple(traffic_steps.decode(problem, schedule, n, length)) for n in (splits, 1))
     meters = {"decode": split} if splits == 1 else {"decode": split, "whole": whole}
     ends = [split_range(length, splits, n, BLOCK)[1] for n in range(used_splits(length, splits, BLOCK))]
     at = [sum(step.kv_block * BLOCK >= end for end in ends) for step in split]
@@ -172,7 +172,7 @@ def _decode(case: Case) -> Walk:
 
 def _follow(
     case: Case,
-    moved: tuple[traffic.Step, ...],
+    moved: tuple[traffic_steps.Step, ...],
     thread_blocks: list[int],
     observed: list[TileStep],
     exact: Floats,
@@ -205,7 +205,7 @@ def _follow(
     return tuple(steps)
 
 
-def _is_stored(step: traffic.Step) -> bool:
+def _is_stored(step: traffic_steps.Step) -> bool:
     return any(move.array in ("L", "parts") and move.written for move in step.moves)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import streamlit as st
 
-from cufa import traffic
+from cufa.bench import traffic_steps
 from cufa.core.architectures import Device
 from cufa.core.mask import FULL
 from cufa.core.problem import Problem, default_scale
@@ -85,7 +85,7 @@ def _take_step(controls: Controls) -> None:
 
 def _verdict(found: Walk) -> str:
     """What it comes to."""
-    moved = {name: sum(traffic.total(iter(steps))) for name, steps in found.meters.items()}
+    moved = {name: sum(traffic_steps.total(iter(steps))) for name, steps in found.meters.items()}
     own = found.case.algorithm
     if found.is_decode:
         blocks = len({step.thread_block for step in found.steps})
@@ -139,7 +139,7 @@ def real_size() -> dict[str, int]:
         1, heads, heads, _LENGTH, _LENGTH, _HEAD_DIM, "bfloat16", FULL, default_scale(_HEAD_DIM)
     )
     found = {}
-    for name, model in traffic.MODELS.items():
+    for name, model in traffic_steps.MODELS.items():
         plan = make_plan(problem, Device.typical("sm_90"), name)
-        found[name] = sum(traffic.total(model(problem, plan.schedule)))
+        found[name] = sum(traffic_steps.total(model(problem, plan.schedule)))
     return found

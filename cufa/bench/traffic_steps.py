@@ -1,9 +1,9 @@
-"""What each algorithm moves to and from device memory, tile by tile: the one model, which a test holds to the
-counters of the kernels themselves (:mod:`cufa.executor`).
+"""What each algorithm moves to and from device memory, tile by tile, as thread blocks ask for it: each array once per
+use (section 3.2 of the FlashAttention paper), whatever a cache between them answers.
 
-Counted is what thread blocks ask for, each array once per use, as in section 3.2 of the FlashAttention paper: a
-cache between device memory and the SMs may answer a part of it. Key and query tiles are those of the schedule, in
-the order of the papers; a thread block that is given a skipped tile asks for nothing.
+:mod:`cufa.bench.traffic` has the totals of whole calls; a test holds the two together, and both are held to the
+counters of the kernels themselves (:mod:`cufa.executor`). Tiles are those of the schedule, in the order of the papers;
+a skipped tile moves nothing.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator
 
-from .core.problem import Problem
-from .core.schedule import Schedule, Tile
-from .decode.schedule import split_range, used_splits
+from ..core.problem import Problem
+from ..core.schedule import Schedule, Tile
+from ..decode.schedule import split_range, used_splits
 
 FLOAT32 = 4
 """Bytes of a number that is kept in the accumulators' type: S, the partial results, FA1's O, l, m and the LSE."""
