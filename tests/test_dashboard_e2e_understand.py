@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
 
@@ -36,7 +35,7 @@ def own_meter(page: Page) -> int:
     return int(page.locator(".walk .own .bytes").inner_text().removesuffix(" B").replace(",", ""))
 
 
-def test_it_steps_and_the_link_brings_back_the_step(server: str, browser: Browser, tmp_path: Path) -> None:
+def test_it_steps_and_the_link_brings_back_the_step(server: str, browser: Browser) -> None:
     visit = Visit(browser)
     page = visit.open(f"{server}/?mask=causal&seed=3&step=5")
     expect(page.locator(".walk")).to_be_visible(timeout=PATIENCE)
@@ -49,7 +48,7 @@ def test_it_steps_and_the_link_brings_back_the_step(server: str, browser: Browse
     expect(page.locator(".walk .phases")).to_contain_text("None of queries 8–15 sees a key of 16–23")
     page.wait_for_url(re.compile(r"[?&]step=7\b"), timeout=PATIENCE)
     said = page.locator(".walk").inner_text()
-    screenshot(page, "understand-skipped-light", tmp_path)
+    screenshot(page, "understand-skipped-light")
     page.reload()
     visit.settle()
     assert place(page) == 7
@@ -88,13 +87,13 @@ def test_play_begins_at_the_first_step(server: str, browser: Browser) -> None:
     visit.close()
 
 
-def test_phases_keys_and_slider(server: str, browser: Browser, tmp_path: Path) -> None:
+def test_phases_keys_and_slider(server: str, browser: Browser) -> None:
     visit = Visit(browser, "dark")
     page = visit.open(f"{server}/?algorithm=fa1")
     page.locator(".walk .phases li").nth(2).click()
     expect(page.locator(".walk .phases .now")).to_contain_text("Rescale")
     assert page.locator(".walk .rescaled.on").count() > 0
-    screenshot(page, "understand-rescale-dark", tmp_path)
+    screenshot(page, "understand-rescale-dark")
     page.locator(".walk").focus()
     page.keyboard.press("ArrowRight")
     assert place(page) == 7
@@ -103,7 +102,9 @@ def test_phases_keys_and_slider(server: str, browser: Browser, tmp_path: Path) -
     assert place(page) == 5
     page.get_by_role("slider", name="Step").fill("16")
     assert place(page) == 16
-    expect(page.locator(".walk")).to_contain_text("After this step queries 24–31 agree with the plain softmax")
+    expect(page.locator(".walk")).to_contain_text(
+        "After this step queries 24–31 agree with the plain softmax"
+    )
     visit.close()
 
 
@@ -129,13 +130,11 @@ def test_links_of_run_still_find_it(server: str, browser: Browser) -> None:
 
 
 @pytest.mark.parametrize(("theme", "width"), [("light", 1440), ("dark", 800), ("light", 390)])
-def test_nothing_is_cut_at_any_width(
-    server: str, browser: Browser, theme: str, width: int, tmp_path: Path
-) -> None:
+def test_nothing_is_cut_at_any_width(server: str, browser: Browser, theme: str, width: int) -> None:
     visit = Visit(browser, theme, width)
     for link in ("", "?algorithm=decode&step=9", "?mask=window&step=15"):
         page = visit.open(f"{server}/{link}")
         main = "document.querySelector('[data-testid=stMain]')"
         assert page.evaluate(f"{main}.scrollWidth - {main}.clientWidth") <= 1, link
-    screenshot(page, f"understand-{theme}-{width}", tmp_path)
+    screenshot(page, f"understand-{theme}-{width}")
     visit.close()
