@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
 
@@ -29,9 +28,7 @@ pytestmark = [
 ]
 
 
-def test_two_are_put_side_by_side_and_the_link_carries_both(
-    server: str, browser: Browser, tmp_path: Path
-) -> None:
+def test_two_are_put_side_by_side_and_the_link_carries_both(server: str, browser: Browser) -> None:
     visit = Visit(browser)
     page = visit.open(f"{server}/{MASKED}?sq=2048&sk=2048")
     page.get_by_text("Another one beside it").click()
@@ -51,7 +48,7 @@ def test_two_are_put_side_by_side_and_the_link_carries_both(
     expect(grids).to_be_visible(timeout=PATIENCE)
     assert grids.locator(".layer-below image, .imagelayer image").count() == 2
     address = page.url
-    screenshot(page, "masked_work-pair-light", tmp_path)
+    screenshot(page, "masked_work-pair-light")
     visit.close()
 
     again = Visit(browser, "dark", 390)
@@ -59,7 +56,7 @@ def test_two_are_put_side_by_side_and_the_link_carries_both(
     expect(page.locator(".cufa-verdict", has_text="window (1023, 0)").first).to_be_visible(timeout=PATIENCE)
     main = "document.querySelector('[data-testid=stMain]')"
     assert page.evaluate(f"{main}.scrollWidth - {main}.clientWidth") <= 1
-    screenshot(page, "masked_work-pair-narrow", tmp_path)
+    screenshot(page, "masked_work-pair-narrow")
     again.close()
 
 

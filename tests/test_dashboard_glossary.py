@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 from dashboard_page_support import PAGES, elsewhere, open_page  # noqa: F401 - a fixture among them
+from dashboard_support import APP
 
 from cufa.dashboard import glossary
 from cufa.dashboard.model import source
@@ -107,3 +109,11 @@ def test_a_marker_that_is_gone_or_not_alone_is_told() -> None:
 def test_every_phase_of_the_walkthrough_has_its_lines() -> None:
     for algorithm in ("fa1", "fa2"):
         assert {"Load", "Score", "Rescale", "Add"} <= source.PHASES[algorithm].keys()
+
+
+def test_lines_stand_beside_figures_that_there_are() -> None:
+    views = "\n".join(path.read_text("utf-8") for path in (Path(APP).parent / "views").glob("*.py"))
+    for key in source.FIGURES:
+        page_name, _, figure = key.partition(".")
+        assert f'"{key}"' in views or f'"{page_name}.{{name}}"' in views, key
+        assert figure or key == "roofline"

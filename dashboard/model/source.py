@@ -75,6 +75,16 @@ _SPLITS = (
         "DEVICE bool next(const DecodeParams& p, Piece&",
     ),
 )
+_REGISTERS = (
+    Excerpt("What is asked of the register allocator (FA2)", _FA2, "KERNEL __launch_bounds__("),
+    Excerpt("What it leads to", _FA2, "// Q stays in registers where O, S and Q together"),
+)
+_CEILINGS = (
+    Excerpt("The ceiling of products", "kernels/limits.cu", "KERNEL mma_limit("),
+    Excerpt("The ceiling of exponentials", "kernels/limits.cu", "KERNEL exp2_limit("),
+    Excerpt("The ceiling of reads", "kernels/limits.cu", "KERNEL read_limit("),
+)
+
 FIGURES: dict[str, tuple[Excerpt, ...]] = {
     "masked.grid": _TILES,
     "masked.grid.large": _TILES,
@@ -82,11 +92,19 @@ FIGURES: dict[str, tuple[Excerpt, ...]] = {
     "masked.predicted": _ORDER,
     "masked.measured": _ORDER,
     "masked.finish": _ORDER,
+    "masked.flops": _TILES,
+    "masked.speedup": _TILES,
+    "masked.pair.grids": _TILES,
+    "masked.pair.predicted": _ORDER,
+    "masked.pair.measured": _ORDER,
+    "roofline": _CEILINGS,
+    "roofline.needs": _CEILINGS,
+    "occupancy.table": _REGISTERS,
     "decode.fixed": _SPLITS[:1],
     "decode.balanced": _SPLITS[1:],
     "decode.curve": _SPLITS,
 }
-"""By the key of the figure."""
+"""By the key of the figure; figures of times show no lines."""
 
 _MERGE = Excerpt("Add two parts", "tiles/decode_merge.cuh", "// Part (o_part, ml_part) into (o, m, l).")
 PHASES: dict[str, dict[str, Excerpt]] = {
