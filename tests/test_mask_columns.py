@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from mask_support import BANDS
 from support import make_inputs
 
 import cufa
 from cufa import masks
+from cufa.backends import cpu, cpu_backward
 from cufa.core.columns import FROM_THE_START, TO_THE_END, Chunks, Columns, columns_of
 from cufa.core.integers import Integers
 from cufa.core.mask import FULL, Band, Mask
+from cufa.core.problem import Problem
 from cufa.core.schedule import Schedule, Tile
 from cufa.core.tile_classes import TileClass, TileLists
+from cufa.kernels import TileConfig
+from cufa.planner import make_plan
 
 # --- Tiles ------------------------------------------------------------------------------------------------
 
@@ -42,14 +47,15 @@ def any_mask(draw, seqlen_q, seqlen_k):
 
 
 @st.composite
-def schedules(draw):
+def schedules(draw, block=BLOCK):
     seqlen_q, seqlen_k = draw(SIDE), draw(SIDE)
     mask = draw(any_mask(seqlen_q, seqlen_k))
     return Schedule(
-        seqlen_q, seqlen_k, draw(BLOCK), draw(BLOCK), mask, draw(st.booleans()), draw(st.booleans())
+        seqlen_q, seqlen_k, draw(block), draw(block), mask, draw(st.booleans()), draw(st.booleans())
     )
 
 
+@settings(deadline=None)
 @given(schedules())
 def test_skip_is_never_wrong_and_clear_neither(schedule):
     seen = schedule.mask.dense(schedule.seqlen_q, schedule.seqlen_k)
@@ -76,6 +82,30 @@ def test_skip_is_never_wrong_and_clear_neither(schedule):
     ranges = schedule.ranges
     np.testing.assert_array_equal(ranges.count, (schedule.classes != TileClass.SKIP).sum(axis=1))
     np.testing.assert_array_equal(ranges.clear, (schedule.classes == TileClass.CLEAR).sum(axis=1))
+
+
+@settings(deadline=None, max_examples=40)
+@given(schedules(BLOCK.filter(lambda n: n > 4)))
+def test_the_cpu_path_walks_these_tiles(schedule):
+    """Small tiles, so that many are skipped and some visited in vain: forward and backward against float64."""
+    lengths = schedule.seqlen_q, schedule.seqlen_k
+    q, k, v = make_inputs(1, 2, 1, *lengths, 8, "float64")
+    config = TileConfig(schedule.block_q, schedule.block_kv, num_warps=0)
+    problem = Problem(1, 2, 1, *lengths, 8, "float64", schedule.mask, 8**-0.5)
+    plan = make_plan(problem, None, "fa2" if schedule.skip_masked_tiles else "fa2_noskip", config)
+    out, lse = np.full_like(q, np.nan), np.full(q.shape[:3], np.nan)
+    cpu.run(plan, q, k, v, out, lse)
+    expected = cufa.attention_reference(q, k, v, mask=schedule.mask, return_lse=True)
+    for x, exact in zip((out, lse), expected, strict=True):
+        np.testing.assert_allclose(x, exact, atol=1e-12)
+    dout = np.random.default_rng(1).standard_normal(q.shape)
+    given = {"dout": dout, "q": q, "k": k, "v": v, "out": out, "lse": lse, "dlse": None}
+    given |= {f"d{name}": np.full_like(given[name], np.nan) for name in "qkv"}
+    plan = make_plan(dataclasses.replace(problem, operation="backward"), None, "fa2", config)
+    cpu_backward.run(plan, given)
+    exact = cufa.attention_reference_backward(dout, q, k, v, mask=schedule.mask)
+    for name, x in zip(("dq", "dk", "dv"), exact, strict=True):
+        np.testing.assert_allclose(given[name], x, atol=1e-11)
 
 
 def test_a_run_that_covers_a_tile_exactly_and_by_one_row_less():
@@ -158,6 +188,57 @@ def test_a_mask_for_each_sequence_and_head(mask, seqlen_q):
             np.testing.assert_allclose(found[part], x, atol=1e-11)
     assert plan.problem.all_visible_scores == visible and plan.problem.flops == 4 * 8 * visible
     assert "visited" in str(plan)
+
+
+# --- Decoding ---------------------------------------------------------------------------------------------
+
+DECODED = [
+    masks.causal(),
+    masks.window(9, 0),
+    masks.streaming(4, 9),
+    masks.streaming([4, 0, 90], 9),
+    masks.prefix(20),
+    masks.chunks(32),
+]
+
+
+@pytest.mark.parametrize("mask", DECODED, ids=str)
+@pytest.mark.parametrize("tokens", [1, 3])
+@pytest.mark.parametrize("options", [{"num_splits": 1}, {"num_splits": 3}, {"schedule": "balanced"}], ids=str)
+def test_decoding_under_masks(mask, tokens, options):
+    """As the last rows of a dense call say."""
+    q, k, v = make_inputs(3, 4, 2, tokens, 700, 8, "float64")
+    lengths = [tokens, 64, 700]
+    out, lse = cufa.flash_decode(
+        q, k, v, cache_seqlens=lengths, mask=mask, return_lse=True, device="cpu", **options
+    )
+    expected = cufa.decode_reference(q, k, v, cache_seqlens=lengths, mask=mask, return_lse=True)
+    for x, exact in zip((out, lse), expected, strict=True):
+        np.testing.assert_allclose(x, exact, atol=1e-12)
+    for b, n in enumerate(lengths):
+        one = slice(b, b + 1)
+        dense = cufa.attention_reference(q[one], k[one, :, :n], v[one, :, :n], mask=mask.at(b, 0))
+        np.testing.assert_allclose(out[one], dense, atol=1e-12)
+
+
+def test_masks_that_decoding_does_not_take():
+    q, k, v = make_inputs(3, 4, 2, 1, 70, 64, "float16")
+    wrong = (
+        masks.full(),
+        masks.window(3, 1),
+        masks.causal("top-left"),
+        masks.documents([70]),
+        masks.chunks(3, 5),
+    )
+    for mask in wrong:
+        with pytest.raises(ValueError, match="the queries of a decoding call are the last tokens"):
+            cufa.flash_decode(q, k, v, mask=mask)
+    with pytest.raises(ValueError, match=r"mask=causal and window=\(3, 0\) both say"):
+        cufa.flash_decode(q, k, v, mask=masks.causal(), window=(3, 0))
+    with pytest.raises(ValueError, match="is of 2 sequences but k has 3"):
+        cufa.flash_decode(q, k, v, mask=masks.streaming([1, 2], 3))
+    with pytest.raises(ValueError, match="masks that are bands, not those with a prefix, kept keys"):
+        cufa.plan_decode(q, k, mask=masks.streaming(4, 9), device="sm_90")
 
 
 # --- Numbers as values ------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from cufa.dashboard import page
 from cufa.dashboard.state import Controls
 from cufa.dashboard.views import (
+    masked_column,
     masked_controls,
     masked_gain,
     masked_pair,
@@ -22,7 +23,8 @@ other = masked_pair.choose_other(controls, view)
 if other is not None:
     masked_pair.show(view, other, palette)
 else:
-    masked_tile.show_one_head(view, controls, palette)
+    of_head = masked_column if view.schedule.by_keys else masked_tile
+    of_head.show_one_head(view, controls, palette)
     masked_sms.show_timelines(view, palette)
     masked_tiles.show_tilings(view)
     masked_gain.show_flops(view, palette)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from cufa.core.architectures import Device
+from cufa.core.operation import OPERATIONS
 from cufa.core.problem import Problem, default_scale
 from cufa.core.schedule import Schedule
 from cufa.dashboard import page
@@ -20,15 +21,20 @@ from cufa.planner import fitting_configs
 ALGORITHM_WORDS = {"fa1": "FA1", "fa2_noskip": "FA2, no skip", "fa2": "FA2", "fa3": "FA3"}
 MAX_LENGTH = 131_072
 _CUSTOM = "custom"
+_OPERATIONS = ("forward", "backward")
+"""Whose schedule is one of tiles: from the queries' side, and from the keys'."""
 
 
 def choose(controls: Controls) -> View:
     """The controls, and what they describe."""
-    known = algorithms()
     with page.control_box():
-        left, right = page.fields(3.4, 2)
+        first, left, right = page.fields(1.4, 3, 2)
+        with first:
+            titles = {name: OPERATIONS[name].title for name in _OPERATIONS}
+            operation = controls.choice("op", "Operation", titles, _OPERATIONS[0], segmented=True)
         with right:
             device = choose_card(controls)
+        known = algorithms(operation)
         specs = {name: spec for name, spec in known.items() if spec.runs_on(device.arch.capability)}
         with left:
             words = {name: ALGORITHM_WORDS.get(name, name) for name in specs}
@@ -50,7 +56,7 @@ def choose(controls: Controls) -> View:
             head_dim = int(controls.choice("d", "Head dim", sizes, "128"))
         mask, softcap = mask_control.choose(controls)
         shape = (batch, heads, kv_heads, seqlen_q, seqlen_k, head_dim)
-        problem = Problem(*shape, "bfloat16", mask, default_scale(head_dim), softcap)
+        problem = Problem(*shape, "bfloat16", mask, default_scale(head_dim), softcap, operation=operation)
         config = choose_config(controls, problem, specs[algorithm], device)
     spec = specs[algorithm]
     schedule = Schedule.of(problem, config.block_q, config.block_kv, spec.skip_masked_tiles)
