@@ -16,11 +16,12 @@ from cufa.core.lengths import Cached
 from cufa.core.mask import CAUSAL, FULL, Mask
 from cufa.core.problem import Problem, default_scale
 from cufa.core.schedule import Schedule
+from cufa.decode.reference import decode_reference
 from cufa.decode.schedule import split_range, used_splits
 from cufa.kernels import TileConfig
 from cufa.masks import window
 from cufa.ops.merge import combine
-from cufa.ops.reference import attention_reference, decode_reference
+from cufa.ops.reference import attention_reference
 from cufa.planner import make_plan
 
 Floats = npt.NDArray[Any]
