@@ -30,7 +30,7 @@ _TRACE_TIMEOUT = 180
 
 def show_timelines(view: View, palette: Palette) -> None:
     """The prediction, beside it what a trace build measured, and the tail of both."""
-    st.header("On the SMs", anchor=False)
+    page.header("On the SMs")
     if len(view.blocks) > MOST_THREAD_BLOCKS:
         text = f"{len(view.blocks):,} thread blocks: more than {MOST_THREAD_BLOCKS:,} are not simulated."
         page.verdict(text, "warn", small=True)

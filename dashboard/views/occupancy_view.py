@@ -226,7 +226,7 @@ def _compiled_as(p: Problem) -> tuple[object, ...]:
 
 
 def _show_what_if(entry: Entry, choice: Choice, controls: Controls, palette: Palette) -> None:
-    st.header("What if", anchor=False)
+    page.header("What if")
     arch = choice.arch
     _begin_anew(entry, choice, controls)
     columns = st.columns(3)
@@ -293,7 +293,7 @@ def _begin_anew(entry: Entry, choice: Choice, controls: Controls) -> None:
 
 def show_table(choice: Choice, palette: Palette) -> None:
     """Every tiling of the kernel on every architecture; fills up while compiling."""
-    st.header("All tiles, all architectures", anchor=False)
+    page.header("All tiles, all architectures")
     waiting = compiler().want(_builds(choice).values())
     if compiler().missing or not choice.rows:
         return

@@ -103,7 +103,7 @@ def _show_needs(controls: Controls, rows: list[Measurement], palette: Palette) -
     found = {f"{r.label}, {r.problem}": r for r in rows if r.needs}
     if not found:
         return
-    st.header("What limits it", anchor=False)
+    page.header("What limits it")
     default = max(found, key=lambda name: (found[name].problem.mask_kind != "full", found[name].tflops))
     row = found[controls.choice("shape", "Kernel and shape", list(found), default, local=True)]
     page.verdict(_needs_verdict(row), tag="recorded", small=True)
