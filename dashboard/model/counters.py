@@ -10,6 +10,7 @@ import numpy as np
 
 from cufa.bench import traces
 from cufa.core.architectures import Device
+from cufa.core.element import ELEMENTS
 from cufa.core.problem import Problem
 from cufa.core.schedule import Schedule
 from cufa.dashboard.model.configs import config_key
@@ -96,6 +97,8 @@ class EmulationKey:
     config: TileConfig
     head_dim: int
     softcap: float | None = None
+    dtype: str = "float16"
+    precision: str = "native"
 
 
 def why_not_emulated(schedule: Schedule, head_dim: int, is_registered: bool) -> str | None:
@@ -121,10 +124,13 @@ def emulate_counts(key: EmulationKey) -> Records | str:
 
     s = key.schedule
     rng = np.random.default_rng(0)
-    q = rng.standard_normal((1, 1, s.seqlen_q, key.head_dim), np.float32).astype(np.float16)
-    k = rng.standard_normal((1, 1, s.seqlen_k, key.head_dim), np.float32).astype(np.float16)
+    dtype = ELEMENTS[key.dtype].dtype
+    q = rng.standard_normal((1, 1, s.seqlen_q, key.head_dim), np.float32).astype(dtype)
+    k = rng.standard_normal((1, 1, s.seqlen_k, key.head_dim), np.float32).astype(dtype)
+    how = {"algorithm": key.algorithm, "config": key.config}
+    how["precision"] = None if key.precision == "native" else key.precision
     try:
-        run = emulate(q, k, k, mask=s.mask, softcap=key.softcap, algorithm=key.algorithm, config=key.config)
+        run = emulate(q, k, k, mask=s.mask, softcap=key.softcap, **how)
         return run.records
     except (EmulationError, CompilerError, ValueError) as error:
         return f"The kernel could not be executed here: {error}"

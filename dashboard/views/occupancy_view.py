@@ -1,22 +1,14 @@
-"""The page Occupancy: its choices, the compiled kernel, and what if."""
+"""The page Occupancy: the compiled kernel, and what if."""
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from collections.abc import Iterable
 
 import streamlit as st
 
-from cufa.core.architectures import (
-    ARCHITECTURES,
-    COMPILED_ARCHITECTURES,
-    Architecture,
-    Device,
-    find_architecture,
-)
+from cufa.core.architectures import find_architecture
 from cufa.core.occupancy import Occupancy
-from cufa.core.operation import OPERATIONS
 from cufa.core.problem import Problem
 from cufa.core.schedule import Schedule
 from cufa.dashboard import page, sentences
@@ -29,45 +21,12 @@ from cufa.dashboard.model.trace import measured_timeline
 from cufa.dashboard.state import Controls
 from cufa.dashboard.theme import Palette
 from cufa.dashboard.views import mask_control
-from cufa.kernels import KERNELS, KernelSpec, TileConfig
+from cufa.dashboard.views.occupancy_choice import ARCH, HEAD_DIM, Choice
+from cufa.kernels import KERNELS
 from cufa.nvrtc.static_compile import MissingCompilerError
 from cufa.nvrtc.variants import Variant
-from cufa.planner import fitting_configs
 
-_HEAD_DIM, _ARCH = 128, 90
-"""What the page begins with."""
 _WHAT_IF_OF = "occupancy.build"
-
-
-@dataclasses.dataclass(frozen=True)
-class Choice:
-    """One kernel for one kind of problem; ``arch`` and ``config`` are the build looked at."""
-
-    spec: KernelSpec
-    problem: Problem
-    """Of which the lengths do not matter."""
-    arch: Architecture
-    config: TileConfig | None
-
-    @property
-    def head_dim(self) -> int:
-        return self.problem.head_dim
-
-    def variant(self, config: TileConfig, arch: Architecture) -> Variant:
-        return Variant(self.spec, config, self.problem, arch)
-
-    def configs(self, arch: Architecture) -> tuple[TileConfig, ...]:
-        return fitting_configs(self.spec, self.head_dim, Device.typical(arch.capability))
-
-    @property
-    def rows(self) -> list[TileConfig]:
-        """Tiles built for this head dim, on whichever card they fit."""
-        return [c for c in self.spec.configs if c.fits(self.head_dim)]
-
-    @property
-    def archs(self) -> list[Architecture]:
-        served = [ARCHITECTURES[c] for c in COMPILED_ARCHITECTURES]
-        return [a for a in served if self.spec.runs_on(a.capability)]
 
 
 @st.cache_resource(show_spinner=False)
@@ -79,65 +38,9 @@ def compiler() -> Compiler:
 def compile_first() -> None:
     """Begin with what the page shows to a visitor who has chosen nothing yet."""
     spec = next(iter(KERNELS.values()))
-    problem = mask_control.usual(compiled_problems(spec, _HEAD_DIM))
-    choice = Choice(spec, problem, find_architecture(_ARCH), None)
+    problem = mask_control.usual(compiled_problems(spec, HEAD_DIM))
+    choice = Choice(spec, problem, find_architecture(ARCH), None)
     compiler().want(choice.variant(config, choice.arch) for config in choice.configs(choice.arch)[:1])
-
-
-def choose(controls: Controls) -> Choice:
-    """The controls of the page."""
-    with page.control_box():
-        columns = page.fields(2.6, 0.9, 1.5)
-        with columns[0]:
-            words = {
-                name: f"{OPERATIONS[spec.operation].title}: {name}, {spec.title}"
-                for name, spec in KERNELS.items()
-            }
-            spec = KERNELS[controls.choice("kernel", "Kernel", words)]
-        with columns[1]:
-            sizes = [str(d) for d in (40, 64, 80, 96, 128, 192, 256)]
-            head_dim = int(controls.choice("d", "Head dim", sizes, str(_HEAD_DIM)))
-        problems = compiled_problems(spec, head_dim)
-        with columns[2]:
-            kinds = {_inputs_key(p): _inputs_words(p) for p in problems}
-            inputs = controls.choice("dtype", "Inputs", kinds)
-        problems = [p for p in problems if _inputs_key(p) == inputs]
-        columns = page.fields(1.9, 1.5, 1.2, 2)
-        with columns[0]:
-            problems = mask_control.choose_built(controls, problems)
-        lengths = {
-            str(number): text for number, text in enumerate(dict.fromkeys(map(_lengths_words, problems)))
-        }
-        if len(lengths) > 1:
-            with columns[1]:
-                wanted = lengths[controls.choice("cache", "Lengths", lengths)]
-            problems = [p for p in problems if _lengths_words(p) == wanted]
-        with columns[2]:
-            served = [a for a in ARCHITECTURES.values() if spec.runs_on(a.capability)]
-            archs = {str(a.capability): f"{a.name} · {a.typical_card}" for a in served}
-            arch = find_architecture(controls.choice("arch", "Architecture", archs, str(_ARCH)))
-        choice = Choice(spec, problems[0], arch, None)
-        with columns[3]:
-            configs = {config_key(c): c for c in choice.configs(arch)}
-            if not configs:
-                st.info(f"No tiles of {spec.name} fit {arch.name} at head dim {head_dim}.")
-                return choice
-            words = {key: config_words(c) for key, c in configs.items()}
-            key = controls.choice("tiles", "Tiles (queries × keys)", words)
-    return dataclasses.replace(choice, config=configs[key])
-
-
-def _inputs_key(p: Problem) -> str:
-    return ".".join((p.dtype, p.precision, *((p.k_dtype,) if p.k_dtype else ())))
-
-
-def _inputs_words(p: Problem) -> str:
-    text = p.dtype if p.precision == "native" else f"{p.dtype} ({p.precision})"
-    return f"{text}, {p.k_element.name} keys" if p.k_dtype else text
-
-
-def _lengths_words(p: Problem) -> str:
-    return f"{p.lengths}{', lengths given' if p.lengths.ragged else ''}"
 
 
 def show_kernel(choice: Choice, controls: Controls, palette: Palette) -> None:

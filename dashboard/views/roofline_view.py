@@ -4,21 +4,28 @@ from __future__ import annotations
 
 import streamlit as st
 
+from cufa.bench.cases import Work
 from cufa.bench.suites import SUITES
 from cufa.commands.common import seconds_text
-from cufa.dashboard import page
+from cufa.dashboard import page, sentences
 from cufa.dashboard.charts import roofline as charts
+from cufa.dashboard.charts.roofline import Here
+from cufa.dashboard.charts.work import si
 from cufa.dashboard.model import evidence
+from cufa.dashboard.model.configs import config_key
 from cufa.dashboard.model.evidence import Evidence
-from cufa.dashboard.model.measurements import Measurement
+from cufa.dashboard.model.measurements import Measurement, in_words
+from cufa.dashboard.model.subject import Subject, problem_of
 from cufa.dashboard.state import Controls
 from cufa.dashboard.theme import Palette
-from cufa.dashboard.views import mask_control
+from cufa.dashboard.views import links, mask_control
+from cufa.kernels import KERNELS, TileConfig
 
 
 def show(controls: Controls, palette: Palette) -> None:
     """The whole page; where there is no evidence, what would make some."""
     found = _load()
+    asked = _asked(controls)
     if not found:
         return
     by_name = {e.name: e for e in found}
@@ -44,8 +51,49 @@ def show(controls: Controls, palette: Palette) -> None:
     if not rows:
         page.verdict("Nothing is left to draw: choose at least one kernel.", "warn")
         return
-    _show_roofline(chosen, rows, palette)
-    _show_needs(controls, rows, palette)
+    here = None if asked is None else _show_asked(asked, chosen)
+    _show_roofline(chosen, rows, palette, here)
+    shown_row = _show_needs(controls, rows, asked, palette)
+    if asked is None and shown_row is not None:
+        links.show("roofline", shown_row.subject)
+
+
+def _asked(controls: Controls) -> Subject | None:
+    """The shape that a link brought, with its kernel and tiles."""
+    problem = controls.carried("of", problem_of, "a shape")
+    kernel = controls.carried("kernel", lambda text: KERNELS[text].name, "a kernel")
+    config = controls.carried("tiles", lambda text: _config(kernel, text), "tiles of the kernel")
+    return None if problem is None else Subject(problem, kernel, config)
+
+
+def _config(kernel: str | None, text: str) -> TileConfig:
+    if kernel is not None:
+        for config in KERNELS[kernel].configs:
+            if config_key(config) == text:
+                return config
+    raise ValueError(text)
+
+
+def _show_asked(asked: Subject, chosen: Evidence) -> Here:
+    """Where the shape stands under the roof, and what is recorded of it."""
+    assert chosen.limits is not None
+    p = asked.problem
+    least, binds = chosen.limits.floor(p, Work.of(p))
+    many = binds.endswith(("products", "exponentials"))
+    page.verdict(
+        f"{in_words(p)}: {si(p.flops, 'FLOP')} for {si(p.io_bytes, 'B')}, {p.flops / p.io_bytes:,.0f} FLOP per byte; "
+        f"{binds} {'allow' if many else 'allows'} {seconds_text(least)} at the least.",
+        "",
+        "predicted",
+    )
+    links.show("roofline", asked)
+    rows = [m for m in chosen.rows if m.problem == p]
+    if rows:
+        told = (f"{m.label} {seconds_text(m.seconds)} ({m.of_ceiling:.0%}, {m.regime})" for m in rows)
+        page.verdict(f"This very shape: {sentences.listed(told, 8)}.", "", "recorded", small=True)
+    else:
+        st.caption(f"Of this shape no time is recorded on {chosen.where}; the star is where the roof is.")
+    return Here(p.flops / p.io_bytes, p.flops / least / 1e12)
 
 
 def _load() -> list[Evidence]:
@@ -67,7 +115,7 @@ def _load() -> list[Evidence]:
     return found
 
 
-def _show_roofline(chosen: Evidence, rows: list[Measurement], palette: Palette) -> None:
+def _show_roofline(chosen: Evidence, rows: list[Measurement], palette: Palette, here: Here | None) -> None:
     assert chosen.limits is not None
     best = charts.closest([r for r in rows if r.kernel] or rows)
     page.verdict(
@@ -75,6 +123,7 @@ def _show_roofline(chosen: Evidence, rows: list[Measurement], palette: Palette) 
         f"{best.limit_allows} ({best.problem}; {best.regime}).",
         "",
         "recorded",
+        small=here is not None,
     )
     kinds = list(chosen.limits.flops)
     products = [p for p in kinds if any(_product(r) == p for r in rows)] or kinds[:1]
@@ -82,7 +131,9 @@ def _show_roofline(chosen: Evidence, rows: list[Measurement], palette: Palette) 
         f"{r.label}, {r.problem}: {r.speed}, {r.of_ceiling:.0%} of the limit by {r.ceiling}" for r in rows
     ]
     alt = f"Roofline of {chosen.where}, {len(rows)} points. " + "; ".join(lines[:40]) + "."
-    roofline = charts.roofline(rows, chosen.limits, products, palette, read_bytes=chosen.read_bytes)
+    roofline = charts.roofline(
+        rows, chosen.limits, products, palette, read_bytes=chosen.read_bytes, here=here
+    )
     page.figure(roofline, "roofline", alt)
     st.caption(
         f"Recorded on **{chosen.where}**, {rows[0].regime}: {rows[0].how} "
@@ -97,13 +148,21 @@ def _show_roofline(chosen: Evidence, rows: list[Measurement], palette: Palette) 
         st.warning(text, icon=":material/history:")
 
 
-def _show_needs(controls: Controls, rows: list[Measurement], palette: Palette) -> None:
+def _show_needs(
+    controls: Controls, rows: list[Measurement], asked: Subject | None, palette: Palette
+) -> Measurement | None:
     """What limits one shape, resource by resource, where that was derived with the measurement."""
     found = {f"{r.label}, {r.problem}": r for r in rows if r.needs}
     if not found:
-        return
+        return max(rows, key=lambda r: r.kernel is not None)
     st.header("What limits it", anchor=False)
-    default = max(found, key=lambda name: (found[name].problem.mask_kind != "full", found[name].tflops))
+    of_asked = asked and asked.problem
+
+    def interest(name: str) -> tuple[bool, bool, float]:
+        p = found[name].problem
+        return p == of_asked, p.mask_kind != "full", found[name].tflops
+
+    default = max(found, key=interest)
     row = found[controls.choice("shape", "Kernel and shape", list(found), default, local=True)]
     page.verdict(_needs_verdict(row), tag="recorded", small=True)
     alt = f"Bars of the time that each resource needs, against {seconds_text(row.seconds)} measured: "
@@ -114,6 +173,7 @@ def _show_needs(controls: Controls, rows: list[Measurement], palette: Palette) -
         "**Busiest block**: the longest of them times the imbalance between SMs. **No overlap**: products, "
         "then exponentials. The prediction is made of these alone."
     )
+    return row
 
 
 _NEEDS = {

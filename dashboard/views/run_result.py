@@ -11,7 +11,7 @@ from cufa.bench.regimes import Regime
 from cufa.commands.common import seconds_text
 from cufa.dashboard import page
 from cufa.dashboard.charts import samples as charts
-from cufa.dashboard.model import measurements
+from cufa.dashboard.model import measured, measurements
 from cufa.dashboard.model.measurements import Measurement, speedup
 from cufa.dashboard.state import Controls
 from cufa.dashboard.theme import Palette
@@ -22,7 +22,7 @@ from cufa.dashboard.worker.run import Run
 
 def choose_shape(controls: Controls, run: Run | None) -> list[Measurement]:
     """The measurements of one shape of the run; of its first one unless another is chosen."""
-    found = measurements.of_run(run) if run is not None else []
+    found = measured.of_run(run) if run is not None else []
     if not found:
         return []
     groups = [list(group) for _, group in itertools.groupby(found, key=lambda m: m.group)]
@@ -67,7 +67,7 @@ def show(found: Sequence[Measurement], run: Run, zoomed: bool, palette: Palette)
 
 def _show_all_rates(run: Run, palette: Palette) -> None:
     """Of operations that memory limits, all shapes of the run beside a plain read."""
-    rows = [m for m in measurements.of_run(run) if m.operation.memory_bound and m.of_read is not None]
+    rows = [m for m in measured.of_run(run) if m.operation.memory_bound and m.of_read is not None]
     if rows:
         st.header("Beside a plain read", anchor=False)
         rates_view.show(rows, "run.rates", palette)
