@@ -45,10 +45,13 @@ class Plan:
 
     @property
     def schedule(self) -> Schedule:
-        """Tiles of the score matrix of one head."""
-        return Schedule.of(
-            self.problem, self.config.block_q, self.config.block_kv, self.spec.skip_masked_tiles
-        )
+        """Tiles of the score matrix of one head: where they differ, of the first part's
+        (:attr:`~cufa.core.problem.Problem.parts`)."""
+        return self.schedule_of(self.problem)
+
+    def schedule_of(self, problem: Problem) -> Schedule:
+        """Likewise of a part, with this plan's tiles."""
+        return Schedule.of(problem, self.config.block_q, self.config.block_kv, self.spec.skip_masked_tiles)
 
     @property
     def num_splits(self) -> int:

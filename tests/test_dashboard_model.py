@@ -232,5 +232,5 @@ def test_a_card_without_evidence_gets_no_times() -> None:
     found = evidence.load()
     assert split_time.reading(Device.typical(80), 16, found) is None
     assert split_time.reading(Device.typical(90), 16, []) is None
-    h100 = dataclasses.replace(Device.typical(90), name="H100")
-    assert split_time.reading(h100, 16, found) is None  # of its architecture, and another memory
+    h20 = dataclasses.replace(Device.typical(90), name="H20")
+    assert split_time.reading(h20, 16, found) is None  # of its architecture, and another memory

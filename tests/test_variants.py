@@ -8,7 +8,7 @@ import pytest
 
 from cufa.core.architectures import COMPILED_ARCHITECTURES, Device
 from cufa.core.operation import OPERATIONS
-from cufa.core.problem import HEAD_DIM_STEP, MASK_KINDS, MAX_HEAD_DIM, Problem
+from cufa.core.problem import BAND_KINDS, HEAD_DIM_STEP, MAX_HEAD_DIM, Problem
 from cufa.kernels import KERNELS, kernels_of
 from cufa.nvrtc.variants import HEAD_DIMS, ODD_HEAD_DIMS, PAIRED, pairs_of, variants
 from cufa.planner import algorithms, fitting_configs, make_plan
@@ -43,7 +43,7 @@ def test_an_ablation_is_built_only_where_it_skips_less():
     for name, spec in FORWARD.items():
         masks = {v.problem.mask_kind for v in everything() if v.spec is spec}
         first = next(s for s in FORWARD.values() if s.source == spec.source) is spec
-        assert masks == set(MASK_KINDS[0 if first else 1 :]), name
+        assert masks == set(BAND_KINDS[0 if first else 1 :]), name
 
 
 @pytest.mark.parametrize("name", KERNELS)
@@ -53,10 +53,10 @@ def test_every_config_element_mask_and_width_is_built(name):
     assert {v.problem.dtype for v in mine} == set(spec.dtypes)
     assert {v.problem.k_element.name for v in mine} == set(spec.k_dtypes or spec.dtypes)
     assert {v.problem.precision for v in mine} == set(spec.precisions)
-    assert {v.problem.mask_kind for v in mine} == set(MASK_KINDS)
+    assert {v.problem.mask_kind for v in mine} == set(BAND_KINDS)
     assert {v.problem.softcap is not None for v in mine} == {False, True}
     assert {v.problem.alignment for v in mine} >= ({16} if spec.uses_copy_engine else {16, 8, 4})
-    assert {(v.trace, v.problem.mask_kind) for v in mine} >= {(True, kind) for kind in MASK_KINDS}
+    assert {(v.trace, v.problem.mask_kind) for v in mine} >= {(True, kind) for kind in BAND_KINDS}
     for switch in spec.further_constants(mine[0].problem):
         constants = {v.constants[switch] for v in mine}
         # What an element decides is one thing in a kernel of one element.

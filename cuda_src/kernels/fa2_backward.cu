@@ -16,8 +16,8 @@
 //     only partners that share its keys read them from shared memory. dS goes there anyhow, for dQ.
 //   - dQ is added one tile later, half of the warps before they visit a tile and half behind it: memory takes additions
 //     slower than all warps at once send them (without any the kernel took 0.77 at d256, 0.89 at d128, 0.93 at d64). Worth
-//     3 to 6% at d128 and d256; with 32-row, 64-column shares in two runs, the first added under the second, d256 at 16k
-//     gains 8%. In two runs at d128 or d64 it loses 2 to 5% of that.
+//     2 to 8% at d128 and d256 (d256 causal at 1k: nothing); in two runs, the first added under the second, d256 at 16k
+//     gains 8% in all. Two runs at d64 or d128 lose up to 6%, halves of the warps at d64 with a mask 2%.
 //   - dQ lies in the workspace as accumulators do, so that a warp adds 512 neighbouring bytes in one instruction (0.98
 //     of four additions of 128 bytes each).
 //   - Gradients of a group's keys stay in registers over all of its query heads: 32/8 heads take as long as 32/32.
@@ -421,4 +421,4 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward(const __grid_c
   }
 }
 
-KERNEL __launch_bounds__(PASS_THREADS) fa2_backward_convert(const __grid_constant__ BackwardParams p) { convert_strip(p); }
+KERNEL __launch_bounds__(PASS_THREADS, 8) fa2_backward_convert(const __grid_constant__ BackwardParams p) { convert_strip(p); }

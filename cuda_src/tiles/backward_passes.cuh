@@ -122,7 +122,7 @@ DEVICE void prepare_strip(const BackwardParams& p) {
       if (p.dlse != nullptr) sum -= ld_global<float>(p.dlse + at);
       const bool blind = lse == NEG_INF;
       st_global(workspace.rows + at * ROW_NUMBER_BYTES,
-                vec2{float_as_u32(blind ? 0.0f : lse * LOG2_E), float_as_u32(blind ? 0.0f : sum)});
+                vec2{float_as_u32(blind ? 0.0f : lse * (FLOAT32 ? 1.0f : LOG2_E)), float_as_u32(blind ? 0.0f : sum)});
     }
   }
 }

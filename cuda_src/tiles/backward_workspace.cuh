@@ -20,7 +20,8 @@ constexpr int STRIP = 16;                // rows of one accumulator
 constexpr int D_TILES = HEAD_DIM / 8;    // accumulators side by side
 constexpr int ACCUMULATOR = STRIP * 8;   // floats
 
-// Log-sum-exp in units of log2 (P = exp2(scale_log2 * s - lse)) and delta: what the softmax of a row sends back.
+// Log-sum-exp in units of log2 (P = exp2(scale_log2 * s - lse)), of float32 as it was given; and delta: what the softmax of
+// a row sends back.
 struct RowNumbers {
   float lse, delta;
 };

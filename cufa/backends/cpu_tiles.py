@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from ..core.problem import Problem
 from ..core.schedule import Schedule
+from ..core.tile_classes import TileClass
 from ..kernels import TileConfig
 
 Array = npt.NDArray[Any]
@@ -38,9 +39,7 @@ class Heads:
         self.dtype: type[Any] = compute_dtype(problem)
         self.scale, self.softcap = self.dtype(problem.scale), problem.softcap
         self.schedule, self.heads, self.head_dim = schedule, heads, problem.head_dim
-        ranges = schedule.ranges
-        self._visited = list(zip(ranges.first.tolist(), ranges.end.tolist(), strict=True))
-        self._clear = list(zip(ranges.clear_first.tolist(), ranges.clear_end.tolist(), strict=True))
+        self._classes = schedule.classes
         self.block_q = min(schedule.block_q, schedule.seqlen_q)
         self.block_kv = min(schedule.block_kv, schedule.seqlen_k)
 
@@ -56,13 +55,13 @@ class Heads:
         tiling = self.schedule
         return slice(j * tiling.block_kv, min((j + 1) * tiling.block_kv, tiling.seqlen_k))
 
-    def visits(self, block: int) -> range:
+    def visits(self, block: int) -> list[int]:
         """Tiles that a block visits: of keys, or where keys visit queries, of queries."""
-        return range(*self._visited[block])
+        visited: list[int] = np.flatnonzero(self._classes[block]).tolist()
+        return visited
 
     def is_masked(self, block: int, tile: int) -> bool:
-        first, end = self._clear[block]
-        return not first <= tile < end
+        return bool(self._classes[block, tile] != TileClass.CLEAR)
 
     def hidden(self, i: int, j: int) -> Bools:
         """Where the mask lets nothing through, (rows, columns)."""

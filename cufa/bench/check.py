@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from ..core.element import Element
+from ..core.mask_family import Mask
 from ..core.problem import Problem
 from ..core.scores import softcap_derivative, softcapped
 from ..ops.arrays import is_device_array
@@ -68,10 +69,11 @@ def _outputs(
     rng: np.random.Generator,
 ) -> _Rows:
     k, v = (_tokens(problem, arrays, name, batch, kv_head, length) for name in "kv")
+    mask = problem.mask.at(batch, kv_head)
     for packed in _picked(problem.rows, rng):
         head, query = divmod(packed, problem.seqlen_q)
         row = batch, kv_head * problem.group_size + head, query
-        yield "o", row, _attend(problem, _float64(arrays["q"][row], problem.q_element), k, v, query)
+        yield "o", row, _attend(problem, mask, _float64(arrays["q"][row], problem.q_element), k, v, query)
 
 
 def _picked(count: int, rng: np.random.Generator) -> list[int]:
@@ -94,10 +96,10 @@ def _tokens(
     return wide if factor is None else wide * factor[kv_head]
 
 
-def _attend(problem: Problem, q: Any, k: Any, v: Any, query: int) -> Any:
+def _attend(problem: Problem, mask: Mask, q: Any, k: Any, v: Any, query: int) -> Any:
     """One row, by sums alone: CuPy has no matrix products without cuBLAS. NumPy's functions call CuPy's for
     its arrays."""
-    seen = np.flatnonzero(problem.mask.visible([query], np.arange(len(k)), problem.seqlen_q, len(k))[0])
+    seen = np.flatnonzero(mask.visible([query], np.arange(len(k)), problem.seqlen_q, len(k))[0])
     if not len(seen):
         return np.zeros_like(q)
     if seen[-1] - seen[0] + 1 == len(seen):
@@ -126,16 +128,16 @@ def _gradients(
     q, dout, out = (_float64(arrays[name][batch, heads], problem.q_element) for name in ("q", "dout", "o"))
     k, v = (_float64(arrays[name][batch, kv_head], problem.k_element) for name in "kv")
     lse, delta = arrays["lse"][batch, heads].astype(np.float64), (dout * out).sum(axis=-1)
-    queries, keys = np.arange(problem.seqlen_q), np.arange(length)
+    queries, keys, mask = np.arange(problem.seqlen_q), np.arange(length), problem.mask.at(batch, kv_head)
     for packed in _picked(problem.rows, rng):
         head, query = divmod(packed, problem.seqlen_q)
-        seen = problem.mask.visible([query], keys, problem.seqlen_q, length)[0]
+        seen = mask.visible([query], keys, problem.seqlen_q, length)[0]
         row = head, query
         p, slope = _weights(problem, (k * q[row]).sum(axis=1), lse[row], _beside(k, seen))
         ds = p * ((v * dout[row]).sum(axis=1) - delta[row]) * slope * problem.scale
         yield "dq", (batch, heads.start + head, query), (k * ds[:, None]).sum(axis=0)
     for key in _picked(length, rng):
-        seen = problem.mask.visible(queries, [key], problem.seqlen_q, length)[:, 0]
+        seen = mask.visible(queries, [key], problem.seqlen_q, length)[:, 0]
         p, slope = _weights(problem, (q * k[key]).sum(axis=2), lse, _beside(k, seen))
         ds = p * ((dout * v[key]).sum(axis=2) - delta) * slope * problem.scale
         yield "dk", (batch, kv_head, key), (q * ds[..., None]).sum(axis=(0, 1))

@@ -6,11 +6,12 @@ Both regimes stand side by side (:mod:`cufa.bench.regimes`); the lower mean is t
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from ..core.mask import CAUSAL
 from ..core.problem import Problem
 from . import renewal
+from .peers import family_of
 from .recorded import Recorded, geometric_mean, rows_of, speedups, widest_first
 from .records import Json
 from .regimes import Regime
@@ -23,6 +24,7 @@ class _Row:
 
     words: str
     peer_words: str
+    """"": the names of those that were timed."""
     suite: str
     ours: str = ""
     """"": our first of each case."""
@@ -47,11 +49,11 @@ _ROWS = (
     ),
     _Row(
         "a window of 1024 keys",
-        "the fastest peer",
+        "",
         "masks",
         wanted=lambda p: p.mask_kind == "band" and p.seqlen_q > 1,
     ),
-    _Row(f"softcap 30, {CAUSAL}", "the fastest peer", "masks", wanted=lambda p: p.softcap is not None),
+    _Row(f"softcap 30, {CAUSAL}", "", "masks", wanted=lambda p: p.softcap is not None),
     _Row("FA2's backward, 1k to 16k", "PyTorch's FA2", "backward", "fa2", "torch flash"),
     _Row("FA2's backward, 1k to 16k", "cuDNN", "backward", "fa2", "torch cudnn"),
     _Row(
@@ -97,7 +99,14 @@ def _lines(rows: list[Recorded]) -> Iterator[list[str]]:
         }
         means = [geometric_mean(found) for found in by_regime.values() if found]
         if means:
-            yield [row.words, row.peer_words, *map(_range, by_regime.values()), f"{min(means):.2f}×"]
+            peer = row.peer_words or _peers(x.label for x in of_suite if x.is_peer and row.wanted(x.problem))
+            yield [row.words, peer, *map(_range, by_regime.values()), f"{min(means):.2f}×"]
+
+
+def _peers(labels: Iterable[str]) -> str:
+    """Whose the fastest time is: another card's machine may have had other libraries."""
+    titles = dict.fromkeys(family_of(label).title for label in labels)
+    return ("the faster of " if len(titles) > 1 else "") + " and ".join(titles)
 
 
 def _range(ratios: list[float]) -> str:

@@ -11,8 +11,8 @@ import click
 from ..core.mask import FULL, Band, Mask
 from ..core.scores import check_softcap
 from ..masks import causal as causal_mask
-from ..masks import check_window
 from ..masks import window as window_mask
+from ..masks.checks import check_window
 from ..ops.mask_arguments import decode_mask, resolve_mask
 
 F = TypeVar("F", bound=Callable[..., Any])

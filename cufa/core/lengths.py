@@ -9,6 +9,9 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+Sequence_ = tuple[int, slice, slice, slice]
+"""Its number, and slices of arrays (batch, heads, seqlen, head_dim): of batch, of its queries, of its keys."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Lengths:
@@ -18,6 +21,10 @@ class Lengths:
     def ragged(self) -> bool:
         """Lengths differ from sequence to sequence and are read on the device."""
         return False
+
+    def sequences(self, batch: int, seqlen_q: int, seqlen_k: int) -> list[Sequence_] | None:
+        """Where each sequence lies; None: all are as long as the arrays."""
+        return None
 
     def as_json(self) -> dict[str, Any]:
         return {"kind": type(self).__name__.lower(), **dataclasses.asdict(self)}

@@ -10,7 +10,9 @@ from typing import Any
 
 from .element import ELEMENTS, Element
 from .lengths import DENSE, Cached, Lengths
-from .mask import FULL, Edges, Mask, reduced
+from .mask import FULL, Mask, reduced
+from .mask_family import Edges
+from .parts import Part, parts
 
 #: head_dim must be a multiple of this, and at most :data:`MAX_HEAD_DIM`.
 HEAD_DIM_STEP = 8
@@ -19,9 +21,13 @@ MAX_HEAD_DIM = 256
 #: Kernels count with 32 bits: the largest size of an axis, and the largest number in a mask.
 MAX_SIZE = 2**31 - 1
 
-#: What is compiled into a kernel of a mask: no bound, a bound on the right, bounds on both sides. The same
-#: numbers as MaskKind of cuda_src/tiles/mask.cuh.
-MASK_KINDS = ("full", "causal", "band")
+#: What is compiled into a kernel of a mask: no bound, a bound on the right, bounds on both sides; tokens that the
+#: bounds do not bind; a run of rows that each key is hidden from, and two. The first three are MaskKind of
+#: cuda_src/tiles/mask.cuh.
+MASK_KINDS = ("full", "causal", "band", "sets", "columns", "columns2")
+
+#: Those that are bands and nothing else.
+BAND_KINDS = MASK_KINDS[:3]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,6 +104,10 @@ class Problem:
         return 0 in (self.batch, self.heads, self.seqlen_q, self.seqlen_k)
 
     @property
+    def sizes(self) -> tuple[int, int, int]:
+        return self.batch, self.seqlen_q, self.seqlen_k
+
+    @property
     def shapes(self) -> tuple[tuple[int, int, int, int], ...]:
         """Of q, k, v and o."""
         queries = (self.batch, self.heads, self.seqlen_q, self.head_dim)
@@ -118,12 +128,17 @@ class Problem:
 
     @functools.cached_property
     def edges(self) -> Edges:
-        """(first, last): row i sees keys i + first … i + last. A bound that hides nothing is None."""
+        """(first, last) of a mask that is a band and nothing else: row i sees keys i + first … i + last. A bound that
+        hides nothing is None. Raises NotImplementedError for other masks."""
+        if self.mask.beyond_band in MASK_KINDS:
+            raise NotImplementedError(f"{self.mask} is more than a band with two edges")
         return reduced(self.mask.edges(self.seqlen_q, self.seqlen_k), self.seqlen_q, self.seqlen_k)
 
     @property
     def mask_kind(self) -> str:
-        """One of :data:`MASK_KINDS`: which bounds a kernel has to test."""
+        """One of :data:`MASK_KINDS`: what a kernel has to test."""
+        if self.mask.beyond_band:
+            return self.mask.beyond_band
         first, last = self.edges
         return "band" if first is not None else "full" if last is None else "causal"
 
@@ -134,8 +149,26 @@ class Problem:
 
     @property
     def visible_scores(self) -> int:
-        """Score entries of one head that the mask lets through."""
-        return self.mask.visible_scores(self.seqlen_q, self.seqlen_k)
+        """Score entries of one head that the mask lets through; where heads differ, on average and rounded down."""
+        heads = self.batch * self.heads
+        return self.all_visible_scores // heads if heads else 0
+
+    @functools.cached_property
+    def parts(self) -> tuple[Part, ...]:
+        """Dense problems with one score matrix each, of which this one is made."""
+        return parts(self)
+
+    @property
+    def known(self) -> bool:
+        """Mask and lengths are known on the host: else counts of tiles and scores are of what they may be at most."""
+        return self.mask.known
+
+    @functools.cached_property
+    def all_visible_scores(self) -> int:
+        """Score entries of all heads of all sequences that the mask lets through. Where lengths or a mask are known on
+        the GPU alone, what they may be at most."""
+        of_parts = (part.problem for part in self.parts)
+        return sum(p.batch * p.heads * p.mask.visible_scores(p.seqlen_q, p.seqlen_k) for p in of_parts)
 
     # --- Cached keys and values ---------------------------------------------------------------------------
 

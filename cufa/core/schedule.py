@@ -18,8 +18,9 @@ import functools
 import numpy as np
 import numpy.typing as npt
 
-from .mask import Mask, TileRanges
+from .mask_family import Mask
 from .problem import Problem
+from .tile_classes import TileClass, Tiles
 
 
 class Tile(enum.IntEnum):
@@ -56,8 +57,8 @@ class Schedule:
         from .operation import OPERATIONS
 
         by_keys = OPERATIONS[problem.operation].by_keys
-        lengths = problem.seqlen_q, problem.seqlen_k
-        return cls(*lengths, block_q, block_kv, problem.mask, skip_masked_tiles, by_keys)
+        p = next((part.problem for part in problem.parts if not part.problem.empty), problem)
+        return cls(p.seqlen_q, p.seqlen_k, block_q, block_kv, p.mask, skip_masked_tiles, by_keys)
 
     @property
     def num_q_blocks(self) -> int:
@@ -80,19 +81,17 @@ class Schedule:
         return self.num_q_blocks if self.by_keys else self.num_kv_blocks
 
     @functools.cached_property
-    def ranges(self) -> TileRanges:
-        """Key tiles of each query block, or query tiles of each key block: visited, and free of the mask."""
+    def ranges(self) -> Tiles:
+        """Key tiles of each query block, or query tiles of each key block: visited, and free of the mask. Ranges
+        where they lie side by side, as a band's do; else lists."""
         tiles_of = self.mask.query_tiles if self.by_keys else self.mask.key_tiles
         found = tiles_of(self.block_q, self.block_kv, self.seqlen_q, self.seqlen_k)
-        if self.skip_masked_tiles:
-            return found
-        nothing, none = np.zeros_like(found.first), found.clear == 0
-        return TileRanges(
-            first=nothing,
-            end=nothing + self.tiles_of_block,
-            clear_first=np.where(none, nothing, found.clear_first),
-            clear_end=np.where(none, nothing, found.clear_end),
-        )
+        return found if self.skip_masked_tiles else found.with_all_visited(self.tiles_of_block)
+
+    @functools.cached_property
+    def classes(self) -> npt.NDArray[np.uint8]:
+        """:class:`~cufa.core.tile_classes.TileClass` of every tile, (num_blocks, tiles_of_block)."""
+        return self.ranges.classes(self.tiles_of_block)
 
     @property
     def visits(self) -> npt.NDArray[np.int64]:
@@ -102,23 +101,22 @@ class Schedule:
     @functools.cached_property
     def tiles(self) -> npt.NDArray[np.uint8]:
         """:class:`Tile` of every tile, shape (num_q_blocks, num_kv_blocks), from whichever side it is visited."""
-        ranges = dataclasses.replace(self, by_keys=False).ranges
-        column = np.arange(self.num_kv_blocks)[None, :]
-        visited = (column >= ranges.first[:, None]) & (column < ranges.end[:, None])
-        clear = (column >= ranges.clear_first[:, None]) & (column < ranges.clear_end[:, None])
-        grid = np.where(visited, np.where(clear, Tile.FULL, Tile.PARTIAL), Tile.SKIPPED).astype(np.uint8)
-        if self.seqlen_q % self.block_q:
-            grid[-1, grid[-1] == Tile.FULL] = Tile.PADDED
-        if self.seqlen_k % self.block_kv:
-            # The last tile hangs over the end of the keys; whether the mask cuts it as well, the mask knows.
-            first_row = np.arange(self.num_q_blocks) * self.block_q
-            last_row = np.minimum(first_row + self.block_q, self.seqlen_q) - 1
-            columns = [(self.num_kv_blocks - 1) * self.block_kv, self.seqlen_k - 1]
-            seen = [
-                self.mask.visible(row, columns, self.seqlen_q, self.seqlen_k) for row in (first_row, last_row)
-            ]
-            uncut = np.concatenate(seen, axis=1).all(axis=1)
-            grid[uncut & visited[:, -1], -1] = Tile.PADDED
+        visited = dataclasses.replace(self, by_keys=False).classes != TileClass.SKIP
+        grid = np.where(visited, Tile.PARTIAL, Tile.SKIPPED).astype(np.uint8)
+        rows, keys = (
+            np.arange(0, n, block)
+            for n, block in ((self.seqlen_q, self.block_q), (self.seqlen_k, self.block_kv))
+        )
+        row_ends = np.minimum(rows + self.block_q, self.seqlen_q)
+        key_ends = np.minimum(keys + self.block_kv, self.seqlen_k)
+        _, every = self.mask.rectangles(rows, row_ends, keys, key_ends, self.seqlen_q, self.seqlen_k)
+        grid[visited & every] = Tile.FULL
+        for edge, hangs_over in (
+            (grid[-1], self.seqlen_q % self.block_q),
+            (grid[:, -1], self.seqlen_k % self.block_kv),
+        ):
+            if hangs_over:
+                edge[edge == Tile.FULL] = Tile.PADDED
         return grid
 
     @property

@@ -29,12 +29,13 @@ from ..core.operation import Arrays
 from ..core.packing import pack
 from ..core.params import TRACE_RECORD
 from ..kernels import TileConfig
+from ..masks.checks import check_flag
 from ..ops import arrays
 from ..ops.backward import BackwardCall
 from ..ops.calls import Call, with_memory
 from ..ops.dense import scores_of
 from ..ops.forward import ForwardCall
-from ..ops.mask_arguments import check_flag, resolve_mask
+from ..ops.mask_arguments import resolve_mask
 from ..planner import Plan, make_plan
 from . import build
 from .launch import EmulationError, Execution, Finding, execute_all

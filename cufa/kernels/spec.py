@@ -8,13 +8,18 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ..core.architectures import Device
-from ..core.mask import Band
 from ..core.operation import Split
 from ..core.order import Order
 from ..core.problem import MASK_KINDS, Problem
 from ..core.schedule import Schedule
 from .config import TileConfig
 from .shared_memory import Buffer, constants, layout
+
+_BEYOND_BAND = {
+    "sets": "those with a prefix, kept keys or global tokens",
+    "columns": "those that hide a key from a run of rows",
+    "columns2": "those that hide a key from two runs of rows",
+}
 
 Config = Any
 """A config of the kernel's own class, which is that of its ``configs``."""
@@ -135,8 +140,9 @@ class KernelSpec:
         for name, element in (("keys", problem.k_element), ("values", problem.v_element)):
             if element.name not in k_dtypes:
                 return f"takes {name} of {' and '.join(k_dtypes)}, not {element.name}"
-        if not isinstance(problem.mask, Band):
-            return f"serves masks that are bands, not {type(problem.mask).__name__.lower()}"
+        if problem.mask.beyond_band:
+            beyond = problem.mask.beyond_band
+            return f"serves masks that are bands, not {_BEYOND_BAND.get(beyond, beyond)}"
         if problem.precision not in self.precisions:
             return f"computes in {' and '.join(self.precisions)}, not {problem.precision}"
         if self.uses_copy_engine and problem.alignment != 16:

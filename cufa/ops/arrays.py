@@ -163,6 +163,9 @@ def make_problem(
         raise ValueError(f"k has head_dim {k_head_dim} but q has {head_dim}: they must be equal")
     check_head_dim(head_dim)
     check_heads(heads, "k", kv_heads, f"layout {layout!r} reads the shapes as {AXES[layout]}")
+    misfit = mask.misfit(batch, kv_heads, seqlen_k)
+    if misfit is not None:
+        raise ValueError(f"mask, {mask}, {misfit}")
     return Problem(
         batch,
         heads,

@@ -12,10 +12,11 @@ from ..core.operation import Arrays, Operand, Operation, register
 from ..core.params import Params
 from ..core.problem import Problem
 from ..kernels import KernelSpec, TileConfig
+from ..masks.checks import check_flag
 from ..planner import Plan, choose_tiles
 from . import arrays, calls
-from .dense import compiled, cpu_spec, describe, plan_lines, plan_shapes, scalars, scores_of
-from .mask_arguments import check_causal, check_flag, resolve_mask
+from .dense import compiled, cpu_spec, describe, gpu_serves, plan_lines, plan_shapes, scalars, scores_of
+from .mask_arguments import check_causal, resolve_mask
 from .reference import attention_reference_backward
 from .seen import find, typed
 
@@ -111,15 +112,16 @@ def flash_attention_backward(
         for x, value in zip(BACKWARD.operands, given, strict=True)
     }
     arrays.same_place({"q": named["q"], **{name: x for name, x in named.items() if x is not None}})
+    how = scores_of(resolve_mask(causal, window, mask), softcap, scale, precision)
     call = BackwardCall(
         {name: named[name] for name in BACKWARD.inputs},
         {x.name: named[x.name] for x in BACKWARD.results},
         layout,
-        scores_of(resolve_mask(causal, window, mask), softcap, scale, precision),
+        how,
         {"algorithm": algorithm},
         deterministic,
     )
-    return calls.run(call, device, options, gpu_serves=str(named["q"].dtype) != "float64")
+    return calls.run(call, device, options, gpu_serves=gpu_serves(str(named["q"].dtype), how))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -208,9 +210,10 @@ CPU_CONFIG = TileConfig(block_q=256, block_kv=256, num_warps=0)
 
 
 def _run_on_cpu(plan: Plan, given: Arrays) -> None:
-    from ..backends import cpu_backward
+    from ..backends import cpu_backward, cpu_parts
 
-    cpu_backward.run(plan, given)
+    for part, arrays_of_part in cpu_parts.each(plan, given):
+        cpu_backward.run(part, arrays_of_part)
 
 
 def _scalars(plan: Plan, given: Arrays) -> dict[str, int | float]:
@@ -258,7 +261,7 @@ BACKWARD = register(
         cpu_config=CPU_CONFIG,
         run_on_cpu=_run_on_cpu,
         reference=attention_reference_backward,
-        flops=lambda p: 10 * p.batch * p.heads * p.head_dim * p.visible_scores,
+        flops=lambda p: 10 * p.head_dim * p.all_visible_scores,
         io_bytes=_io_bytes,
         describe=_describe,
         plan_lines=plan_lines,

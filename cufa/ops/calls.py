@@ -144,6 +144,11 @@ def returned(results: Mapping[str, Any]) -> Any:
 
 def run_on_cpu(call: Call) -> dict[str, Any]:
     call, problem = call.check(on_gpu=False)
+    if not problem.known:
+        raise ValueError(
+            f"mask, {problem.mask}, has its numbers on a GPU, or has lost them, but {call.first[0]} is computed on the "
+            "CPU: pass mask.on_host(), or make it anew"
+        )
     plan = plan_for(problem, None, **call.request)
     results = call.allocate(problem, np.empty)
     if problem.empty:

@@ -26,6 +26,11 @@ def scores_of(mask: Mask, softcap: Any, scale: float | None, precision: str | No
     }
 
 
+def gpu_serves(dtype: str, options: dict[str, Any]) -> bool:
+    """Whether kernels take what NumPy arrays and these options say; else they are computed on the CPU."""
+    return dtype != "float64" and not options["mask"].beyond_band
+
+
 def plan_shapes(
     q: Any,
     k: Any,
@@ -52,7 +57,8 @@ def plan_shapes(
     if device is None and arrays.is_device_array(q):  # the call could not move to the CPU
         arrays.dtype_name({"q": q}, on_gpu=True)
     problem = dataclasses.replace(arrays.make_problem(shapes, name, **options), **further)
-    target = calls.planning_device(device, served=name != "float64")
+    could_move = device is None and not arrays.is_device_array(q)
+    target = calls.planning_device(device, gpu_serves(name, options) if could_move else name != "float64")
     return calls.plan_for(problem, target, algorithm=algorithm)
 
 
@@ -90,11 +96,16 @@ def describe(p: Problem) -> str:
 
 
 def plan_lines(plan: Plan) -> list[str]:
-    schedule, heads = plan.schedule, plan.problem.batch * plan.problem.heads
-    return [
-        f"tiles      {plan.config}; {schedule.visited * heads:,} of {schedule.total * heads:,} visited, "
-        f"{schedule.skipped * heads:,} skipped"
+    counts = [
+        (schedule.visited * heads, schedule.total * heads)
+        for part in plan.problem.parts
+        if not part.problem.empty
+        for heads in [part.problem.batch * part.problem.heads]
+        for schedule in [plan.schedule_of(part.problem)]
     ]
+    visited, total = (sum(column) for column in zip(*counts, strict=True)) if counts else (0, 0)
+    known = "" if plan.problem.known else " at most: the rest is known on the GPU alone"
+    return [f"tiles      {plan.config}; {visited:,} of {total:,} visited, {total - visited:,} skipped{known}"]
 
 
 def compiled(spec: KernelSpec, head_dim: int) -> Iterator[Problem]:

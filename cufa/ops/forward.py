@@ -13,7 +13,7 @@ from ..core.problem import Problem
 from ..kernels import TileConfig
 from ..planner import Plan, choose_tiles
 from . import arrays, calls
-from .dense import compiled, cpu_spec, describe, plan_lines, plan_shapes, scalars, scores_of
+from .dense import compiled, cpu_spec, describe, gpu_serves, plan_lines, plan_shapes, scalars, scores_of
 from .mask_arguments import check_causal, resolve_mask
 from .reference import attention_reference
 from .seen import find, typed
@@ -59,8 +59,9 @@ def flash_attention(
         Query i sees keys ``i + δ - left`` to ``i + δ + right``, both included, δ = seqlen_k - seqlen_q; None
         is unbounded. With ``causal=True`` right is 0. Tiles outside the window are neither read nor computed.
     mask : cufa.masks, optional
-        The mask as one value, in place of ``causal`` and ``window``: :func:`cufa.masks.full`,
-        :func:`cufa.masks.causal` or :func:`cufa.masks.window`, which also take other diagonals.
+        The mask as one value, in place of ``causal`` and ``window``. On a GPU kernels serve bands so far:
+        :func:`cufa.masks.full`, :func:`cufa.masks.causal` and :func:`cufa.masks.window`, which also take other
+        diagonals. Where its numbers differ from head to head, they do so by key/value heads.
     softcap : float, optional
         Scaled scores s become ``softcap · tanh(s / softcap)`` before the mask (Gemma 2). Above 0, at most
         10,000.
@@ -120,14 +121,10 @@ def flash_attention(
         return seen(given, addresses)
     inputs = {name: arrays.as_array(name, x) for name, x in (("q", q), ("k", k), ("v", v))}
     arrays.same_place(inputs)
-    call = ForwardCall(
-        inputs,
-        calls.attention_results(out, return_lse),
-        layout,
-        scores_of(resolve_mask(causal, window, mask), softcap, scale, precision),
-        {"algorithm": algorithm},
-    )
-    return calls.run(call, device, options, gpu_serves=str(inputs["q"].dtype) != "float64")
+    how = scores_of(resolve_mask(causal, window, mask), softcap, scale, precision)
+    results = calls.attention_results(out, return_lse)
+    call = ForwardCall(inputs, results, layout, how, {"algorithm": algorithm})
+    return calls.run(call, device, options, gpu_serves=gpu_serves(str(inputs["q"].dtype), how))
 
 
 class ForwardCall(calls.Call):
@@ -183,9 +180,10 @@ CPU_CONFIG = TileConfig(block_q=256, block_kv=512, num_warps=0)
 
 
 def _run_on_cpu(plan: Plan, given: Arrays) -> None:
-    from ..backends import cpu
+    from ..backends import cpu, cpu_parts
 
-    cpu.run(plan, given["q"], given["k"], given["v"], given["out"], given["lse"])
+    for part, x in cpu_parts.each(plan, given):
+        cpu.run(part, x["q"], x["k"], x["v"], x["out"], x["lse"])
 
 
 def _scalars(plan: Plan, given: Arrays) -> dict[str, int | float]:
@@ -217,7 +215,7 @@ FORWARD = register(
         cpu_config=CPU_CONFIG,
         run_on_cpu=_run_on_cpu,
         reference=attention_reference,
-        flops=lambda p: 4 * p.batch * p.heads * p.head_dim * p.visible_scores,
+        flops=lambda p: 4 * p.head_dim * p.all_visible_scores,
         io_bytes=_io_bytes,
         describe=describe,
         plan_lines=plan_lines,

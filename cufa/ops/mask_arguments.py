@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from ..core.mask import CAUSAL, FULL, Band, Mask
-from ..masks import check_window
+from ..masks.checks import check_flag, check_window, shown
 
 
 def resolve_mask(causal: Any, window: Any, mask: Any) -> Mask:
@@ -18,7 +16,7 @@ def resolve_mask(causal: Any, window: Any, mask: Any) -> Mask:
     causal = check_causal(causal)
     if mask is not None and not isinstance(mask, Mask):
         raise TypeError(
-            f"mask must be made by cufa.masks, such as cufa.masks.window(1023, 0), or None, not {_shown(mask)}: "
+            f"mask must be made by cufa.masks, such as cufa.masks.window(1023, 0), or None, not {shown(mask)}: "
             "arrays of booleans are not taken"
         )
     if mask is not None:
@@ -49,19 +47,3 @@ def decode_mask(window: Any) -> Mask:
 
 def check_causal(causal: Any) -> bool:
     return check_flag("causal", causal, ": other masks go to mask=, such as cufa.masks.window")
-
-
-def check_flag(name: str, value: Any, cure: str = "") -> bool:
-    """True or False, also as NumPy writes them, and 1 and 0."""
-    integer = isinstance(value, (int, np.integer))
-    of_numpy = isinstance(value, (np.bool_, np.ndarray)) and value.dtype == bool and value.ndim == 0
-    if not (of_numpy or (integer and value in (0, 1))):
-        raise TypeError(f"{name} must be True or False, not {_shown(value)}{cure}")
-    return bool(value)
-
-
-def _shown(value: Any) -> str:
-    """The value, or what it is when it may be long."""
-    if value is None or np.isscalar(value):
-        return repr(value)
-    return f"{type(value).__module__}.{type(value).__qualname__}"

@@ -175,11 +175,15 @@ def _parts(q: Array, k: Array, v: Array, mask: Mask) -> Iterator[tuple[Any, Any,
     if k.shape != v.shape or k.shape[::3] != (batch, head_dim) or heads % max(k.shape[1], 1):
         raise ValueError(f"q {q.shape}, k {k.shape}, v {v.shape} (as bhsd) do not fit together")
     kv_heads, seqlen_k = k.shape[1:3]
+    misfit = mask.misfit(batch, kv_heads, seqlen_k)
+    if misfit is not None:
+        raise ValueError(f"mask, {mask}, {misfit}")
     for b, h in np.ndindex(batch, heads):
         for start in range(0, seqlen_q, _ROWS):
             part = slice(start, min(start + _ROWS, seqlen_q))
             row, key = np.arange(part.start, part.stop), np.arange(seqlen_k)
-            yield (b, h, part), (b, h // (heads // kv_heads)), mask.visible(row, key, seqlen_q, seqlen_k)
+            kv_head = h // (heads // kv_heads)
+            yield (b, h, part), (b, kv_head), mask.visible(row, key, seqlen_q, seqlen_k, b, kv_head)
 
 
 # --- The semantics: rows of one head, q (rows, d), k and v (keys, d), seen (rows, keys) ----------------------

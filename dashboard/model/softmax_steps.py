@@ -8,9 +8,10 @@ import numpy as np
 import numpy.typing as npt
 
 from cufa.backends import cpu
-from cufa.core.mask import FULL, Band, Mask
+from cufa.core.mask_family import Mask
 from cufa.core.problem import Problem, default_scale
 from cufa.core.schedule import Schedule
+from cufa.core.tile_classes import TileClass
 from cufa.kernels import TileConfig
 from cufa.planner import make_plan
 
@@ -28,6 +29,28 @@ class Step:
     l_after: Floats
 
 
+@dataclasses.dataclass(frozen=True)
+class _Cut(Mask):
+    """A mask on some neighbouring rows and keys of its matrix."""
+
+    mask: Mask
+    first_row: int
+    first_key: int
+    whole_q: int
+    whole_k: int
+
+    def visible(self, rows, keys, seqlen_q, seqlen_k, batch=0, head=0):  # type: ignore[no-untyped-def]
+        rows, keys = np.asarray(rows) + self.first_row, np.asarray(keys) + self.first_key
+        return self.mask.visible(rows, keys, self.whole_q, self.whole_k, batch, head)
+
+    def rectangles(self, q_first, q_end, k_first, k_end, seqlen_q, seqlen_k):  # type: ignore[no-untyped-def]
+        rows, keys = (
+            (x + self.first_row for x in (q_first, q_end)),
+            (x + self.first_key for x in (k_first, k_end)),
+        )
+        return self.mask.rectangles(*rows, *keys, self.whole_q, self.whole_k)
+
+
 def observe_rows(
     schedule: Schedule, q_block: int, head_dim: int, softcap: float | None = None, seed: int = 0
 ) -> list[Step]:
@@ -38,15 +61,14 @@ def observe_rows(
     """
     first_row = q_block * schedule.block_q
     rows = min(first_row + schedule.block_q, schedule.seqlen_q) - first_row
-    seen = dataclasses.replace(schedule, skip_masked_tiles=True).ranges
-    first_tile, end = int(seen.first[q_block]), int(seen.end[q_block])
-    first_key = first_tile * schedule.block_kv
-    keys = min(end * schedule.block_kv, schedule.seqlen_k) - first_key
-    if keys < 1:
+    seen = dataclasses.replace(schedule, skip_masked_tiles=True, by_keys=False).classes[q_block]
+    visited = np.flatnonzero(seen != TileClass.SKIP)
+    if not len(visited):
         return []
-    first, last = schedule.mask.edges(schedule.seqlen_q, schedule.seqlen_k)
-    shift = first_row - first_key
-    mask = _band(None if first is None else first + shift, None if last is None else last + shift)
+    first_tile = int(visited[0])
+    first_key = first_tile * schedule.block_kv
+    keys = min((int(visited[-1]) + 1) * schedule.block_kv, schedule.seqlen_k) - first_key
+    mask = _Cut(schedule.mask, first_row, first_key, schedule.seqlen_q, schedule.seqlen_k)
     problem = Problem(
         1, 1, 1, rows, keys, head_dim, "float32", mask, default_scale(head_dim), softcap, "float32"
     )
@@ -62,10 +84,3 @@ def observe_rows(
 
     cpu.run(plan, q, k, v, np.empty_like(q), None, observer=observer)
     return sorted(steps, key=lambda step: step.kv_block)
-
-
-def _band(first: int | None, last: int | None) -> Mask:
-    """The mask under which row i sees keys i + first … i + last."""
-    if last is not None:
-        return Band(None if first is None else last - first, 0, diagonal=last)
-    return FULL if first is None else Band(0, None, diagonal=first)

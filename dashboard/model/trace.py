@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from cufa.core.params import TRACE_RECORD
 from cufa.core.schedule import Schedule
+from cufa.core.tile_classes import TileRanges
 from cufa.dashboard.model.launch import WHOLE_HEAD, Blocks, Timeline
 
 Records = npt.NDArray[Any]
@@ -71,12 +72,12 @@ def disagreements(records: Records, schedule: Schedule) -> list[str]:
         return [f"the trace has {name} {block.max()}, the schedule only {schedule.num_blocks} of them"]
     ranges = schedule.ranges
     expected = {
-        "first_tile": ranges.first,
         "tiles_visited": ranges.count,
         "tiles_skipped": schedule.tiles_of_block - ranges.count,
-        "first_clear": ranges.clear_first,
         "tiles_clear": ranges.clear,
     }
+    if isinstance(ranges, TileRanges):
+        expected |= {"first_tile": ranges.first, "first_clear": ranges.clear_first}
     found = []
     for field, prediction in expected.items():
         wrong = np.flatnonzero(records[field].astype(np.int64) != prediction[block])

@@ -51,8 +51,10 @@ def class_counts(schedule: Schedule) -> dict[Tile, int]:
 
 def wanted_scores(schedule: Schedule, step: int = 1) -> Ints:
     """Scores of one head that the mask lets through, in every square of ``step`` × ``step`` tiles: of a band,
-    those on or below its last diagonal, less those below its first."""
+    those on or below its last diagonal, less those below its first; of other masks, key by key."""
     height, width = schedule.block_q * step, schedule.block_kv * step
+    if schedule.mask.beyond_band:
+        return _wanted_by_key(schedule, height, width)
     top = np.arange(0, schedule.seqlen_q, height)[:, None]
     left = np.arange(0, schedule.seqlen_k, width)[None, :]
     bottom = np.minimum(top + height, schedule.seqlen_q)
@@ -73,6 +75,16 @@ def wanted_scores(schedule: Schedule, step: int = 1) -> Ints:
 
     wanted = (bottom - top) * columns if last is None else up_to(last)
     return wanted if first is None else wanted - up_to(first - 1)
+
+
+def _wanted_by_key(schedule: Schedule, height: int, width: int) -> Ints:
+    lengths = schedule.seqlen_q, schedule.seqlen_k
+    counts = [
+        schedule.mask.visible_per_key(*lengths, first, min(first + height, schedule.seqlen_q))
+        for first in range(0, schedule.seqlen_q, height)
+    ]
+    wanted: Ints = np.add.reduceat(np.array(counts), np.arange(0, schedule.seqlen_k, width), axis=1)
+    return wanted
 
 
 def skip_speedup(schedule: Schedule) -> float:

@@ -14,7 +14,7 @@ from streamlit.delta_generator import DeltaGenerator
 
 from cufa import masks
 from cufa.core.mask import CAUSAL, DIAGONALS, Band, Mask
-from cufa.core.problem import MASK_KINDS, Problem
+from cufa.core.problem import BAND_KINDS, Problem
 from cufa.core.scores import MAX_SOFTCAP
 from cufa.dashboard import page
 from cufa.dashboard.state import Controls
@@ -78,9 +78,10 @@ def _choose_diagonal(
 
 
 def settings(mask: Mask, softcap: float | None = None) -> dict[str, Any]:
-    """What the controls hold for a mask, by their names in links. Raises TypeError for a mask that is no band."""
-    if not isinstance(mask, Band):
-        raise TypeError(f"{mask} is no band, which this control sets")
+    """What the controls hold for a mask, by their names in links. Raises TypeError for a mask that is more than a
+    band with two edges."""
+    if not isinstance(mask, Band) or mask.beyond_band:
+        raise TypeError(f"{mask} is more than a band with two edges, which this control sets")
     is_number = isinstance(mask.diagonal, int)
     window = mask.left is not None or mask.right not in (None, 0)
     return {
@@ -115,8 +116,8 @@ def usual(problems: Iterable[Problem]) -> Problem:
 def choose_built(controls: Controls, problems: Iterable[Problem]) -> list[Problem]:
     """Of problems that a kernel is compiled for, those of one kind of mask: all windows share one build."""
     found = list(problems)
-    words = dict(zip(MASK_KINDS, ("full", "causal", "window"), strict=True))
-    kinds = {kind: words[kind] for kind in MASK_KINDS if any(p.mask_kind == kind for p in found)}
+    words = dict(zip(BAND_KINDS, ("full", "causal", "window"), strict=True))
+    kinds = {kind: words[kind] for kind in BAND_KINDS if any(p.mask_kind == kind for p in found)}
     kind = controls.choice("mask", "Mask", kinds, usual(found).mask_kind, segmented=True)
     found = [p for p in found if p.mask_kind == kind]
     if len({p.softcap is None for p in found}) > 1:

@@ -57,6 +57,8 @@ def _verdict(view: View) -> str:
 
 def _band_words(view: View) -> str:
     """Which keys a query sees, of these lengths."""
+    if view.problem.mask.beyond_band:
+        return ""
     first, last = view.problem.edges
     ends = (
         "the first key" if first is None else _shifted(first),

@@ -65,9 +65,9 @@ def _choose_tile(view: View, controls: Controls) -> tuple[int, int]:
     """Query block and key block: by number here (with the keyboard too), or by a click in the grid."""
     rows, columns = view.schedule.num_q_blocks, view.schedule.num_kv_blocks
     row = rows // 2
-    visited = view.schedule.ranges
+    visited = np.flatnonzero(view.schedule.tiles[row] != Tile.SKIPPED)
     # The first tile starts from nothing, which says less.
-    second = min(int(visited.first[row]) + 1, max(int(visited.end[row]), 1) - 1, columns - 1)
+    second = int(visited[:2][-1]) if len(visited) else 0
     left, right, text = page.fields(1, 1, 3)
     with left:
         q_block = controls.integer("q", "Query block", row, 0, rows - 1)

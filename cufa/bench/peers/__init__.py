@@ -43,7 +43,7 @@ FAMILIES = {
     family.name: family
     for family in (
         Family("torch", "torch's scaled_dot_product_attention", tuple(sdpa.BACKENDS), sdpa),
-        Family("flex", "torch's FlexAttention, compiled", ("flex",), flex),
+        Family("flex", "torch's compiled FlexAttention", ("flex",), flex),
         Family("fa4", "FlashAttention-4 (CuTe)", ("fa4",), fa4),
     )
 }

@@ -1,0 +1,209 @@
+"""Masks that hide each key from one or two runs of rows: FlashMask's form (arXiv 2410.01359), within a band.
+
+What a tile is follows from the least and the greatest of each number over a block of keys, as kernels find it: skipped
+where one run covers the rows of every key, free of tests where no run touches any. Between the two it may be that a
+tile is visited and nothing in it is visible: skipping is never wrong, visiting may be idle.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .integers import INT32, Integers
+from .mask import Band, Mask
+from .mask_family import rows_in, shift_of
+from .tile_classes import Bools, Ints
+
+#: Beyond every row: a run from or up to here is open at that end.
+FROM_THE_START, TO_THE_END = int(INT32.min), int(INT32.max)
+
+
+@dataclasses.dataclass(frozen=True)
+class Columns(Mask):
+    """``band``, less what is hidden: key j from the rows with ``lo[j] <= i + δ < hi[j]``. Where ``lo >= hi`` it is
+    hidden from none."""
+
+    band: Band
+    intervals: Integers
+    """(lo, hi) or (lo, hi, lo, hi) of each sequence, head and key: (2 or 4, batch or 1, kv_heads or 1, seqlen_k).
+    There may be more keys than are asked for."""
+    rows: str | int = "top-left"
+    """δ, said as a band's diagonal is: with "top-left" runs are of rows as they are counted; with "bottom-right" of
+    places among the keys, so that the last query's is the last key's."""
+    title: str = ""
+    """What its builder calls it."""
+
+    def at(self, batch: int, head: int) -> Columns:
+        if self.spread == (1, 1):
+            return self
+        values = self.intervals.values
+        (batches, heads), band = values.shape[1:3], self.band.at(batch, head)
+        b, h = (batch if batches > 1 else 0), (head if heads > 1 else 0)
+        return dataclasses.replace(self, band=band, intervals=Integers(values[:, b : b + 1, h : h + 1]))
+
+    def shift(self, seqlen_q: int, seqlen_k: int) -> int:
+        return self.band.shift(seqlen_q, seqlen_k)
+
+    def visible(
+        self,
+        rows: npt.ArrayLike,
+        keys: npt.ArrayLike,
+        seqlen_q: int,
+        seqlen_k: int,
+        batch: int = 0,
+        head: int = 0,
+    ) -> Bools:
+        if self.spread != (1, 1):
+            return self.at(batch, head).visible(rows, keys, seqlen_q, seqlen_k)
+        seen = self.band.visible(rows, keys, seqlen_q, seqlen_k)
+        place = np.asarray(rows)[:, None] + shift_of(self.rows, seqlen_q, seqlen_k)
+        exists = np.clip(keys, 0, seqlen_k - 1)  # of others none is seen
+        for lo, hi in self._runs(seqlen_k):
+            seen &= ~((lo[exists] <= place) & (place < hi[exists]))
+        return seen
+
+    def _runs(self, seqlen_k: int) -> list[tuple[Ints, Ints]]:
+        """(lo, hi) of each key, for the first sequence and head."""
+        length = self.intervals.shape[-1]
+        if length < seqlen_k:
+            raise ValueError(f"the mask has numbers for {length:,} keys, not for {seqlen_k:,}: {self}")
+        values = self.intervals.values[:, 0, 0, :seqlen_k].astype(np.int64)
+        return list(zip(values[::2], values[1::2], strict=True))
+
+    @property
+    def num_intervals(self) -> int:
+        return self.intervals.shape[0] // 2
+
+    # --- Which matrices there are -------------------------------------------------------------------------
+
+    @property
+    def spread(self) -> tuple[int, int]:
+        _, batch, heads, _ = self.intervals.shape
+        return max(batch, self.band.spread[0]), heads
+
+    def misfit(self, batch: int, kv_heads: int, seqlen_k: int) -> str | None:
+        length = self.intervals.shape[-1]
+        if length != seqlen_k:
+            return f"has numbers for {length:,} keys but k has {seqlen_k:,}: make it for {seqlen_k:,}"
+        return super().misfit(batch, kv_heads, seqlen_k) or self.band.misfit(batch, kv_heads, seqlen_k)
+
+    @property
+    def known(self) -> bool:
+        return self.intervals.known and self.band.known
+
+    @property
+    def outline(self) -> Mask:
+        return self if self.known else self.band.outline
+
+    def on_host(self) -> Columns:
+        return dataclasses.replace(self, band=self.band.on_host(), intervals=self.intervals.on_host())
+
+    # --- What kernels must do for it ----------------------------------------------------------------------
+
+    @property
+    def beyond_band(self) -> str:
+        return "columns" if self.num_intervals == 1 else "columns2"
+
+    def rectangles(
+        self, q_first: Ints, q_end: Ints, k_first: Ints, k_end: Ints, seqlen_q: int, seqlen_k: int
+    ) -> tuple[Bools, Bools]:
+        some, every = self.band.rectangles(q_first, q_end, k_first, k_end, seqlen_q, seqlen_k)
+        shift = shift_of(self.rows, seqlen_q, seqlen_k)
+        top, end = q_first[:, None] + shift, q_end[:, None] + shift
+        for lo, hi in self._runs(seqlen_k):
+            least_lo, greatest_lo, least_hi, greatest_hi = extremes(lo, hi, k_first, int(k_end[-1]))
+            some &= ~((top >= greatest_lo) & (end <= least_hi))
+            every &= ~((top < greatest_hi) & (end > least_lo))
+        return some, every
+
+    def visible_per_key(
+        self, seqlen_q: int, seqlen_k: int, first_row: int = 0, end_row: int | None = None
+    ) -> Ints:
+        shift = shift_of(self.rows, seqlen_q, seqlen_k)
+        hidden = [(lo - shift, hi - shift) for lo, hi in self._runs(seqlen_k)]
+        rows = first_row, seqlen_q if end_row is None else end_row
+        return rows_in(self.band.seen_rows(seqlen_q, seqlen_k), hidden, rows)
+
+    def __str__(self) -> str:
+        where = ", on a GPU" if self.intervals.on_gpu else ""
+        title = self.title or f"{self.band}, columns of {self.intervals.shape[-1]:,} keys"
+        return f"{title} #{self.intervals.digest[:6]}{where}"
+
+
+def extremes(lo: Ints, hi: Ints, first: Ints, end: int) -> tuple[Ints, Ints, Ints, Ints]:
+    """Least and greatest lo, least and greatest hi of each block of keys, of which ``first`` is the first and ``end``
+    the end of the last. A run that hides nothing covers no tile, and touches none."""
+    lo, hi = lo[first[0] : end], hi[first[0] : end]
+    nothing = lo >= hi
+    lo, hi = np.where(nothing, TO_THE_END, lo), np.where(nothing, FROM_THE_START, hi)
+    at = first - first[0]
+    return (
+        np.minimum.reduceat(lo, at),
+        np.maximum.reduceat(lo, at),
+        np.minimum.reduceat(hi, at),
+        np.maximum.reduceat(hi, at),
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Chunks(Mask):
+    """Causal within chunks of ``size`` keys (Llama 4): of any length, as the numbers for each key are computed."""
+
+    size: int
+    diagonal: str | int = "bottom-right"
+
+    def columns(self, seqlen_k: int) -> Columns:
+        return _chunk_columns(self.size, self.diagonal, seqlen_k)
+
+    def shift(self, seqlen_q: int, seqlen_k: int) -> int:
+        return shift_of(self.diagonal, seqlen_q, seqlen_k)
+
+    def visible(
+        self,
+        rows: npt.ArrayLike,
+        keys: npt.ArrayLike,
+        seqlen_q: int,
+        seqlen_k: int,
+        batch: int = 0,
+        head: int = 0,
+    ) -> Bools:
+        return self.columns(seqlen_k).visible(rows, keys, seqlen_q, seqlen_k)
+
+    @property
+    def beyond_band(self) -> str:
+        return "columns"
+
+    def rectangles(
+        self, q_first: Ints, q_end: Ints, k_first: Ints, k_end: Ints, seqlen_q: int, seqlen_k: int
+    ) -> tuple[Bools, Bools]:
+        return self.columns(seqlen_k).rectangles(q_first, q_end, k_first, k_end, seqlen_q, seqlen_k)
+
+    def visible_per_key(
+        self, seqlen_q: int, seqlen_k: int, first_row: int = 0, end_row: int | None = None
+    ) -> Ints:
+        return self.columns(seqlen_k).visible_per_key(seqlen_q, seqlen_k, first_row, end_row)
+
+    def __str__(self) -> str:
+        where = "" if self.diagonal == "bottom-right" else f" diagonal {self.diagonal}"
+        return f"causal chunks of {self.size}{where}"
+
+
+@functools.lru_cache(maxsize=16)
+def _chunk_columns(size: int, diagonal: str | int, seqlen_k: int) -> Columns:
+    end = np.minimum((np.arange(seqlen_k) // size + 1) * size, TO_THE_END)
+    intervals = np.stack([end, np.full_like(end, TO_THE_END)])[:, None, None]
+    return Columns(Band(right=0, diagonal=diagonal), Integers(intervals), diagonal)
+
+
+def columns_of(band: Band, runs: list[Any], rows: str | int, title: str, xp: Any = np) -> Columns:
+    """From lo, hi of each run: (seqlen_k,), (batch, seqlen_k) or (batch, kv_heads, seqlen_k), or numbers."""
+    spread = xp.broadcast_arrays(*(xp.asarray(run) for run in runs))
+    *outer, seqlen_k = spread[0].shape
+    shape = *outer, *(1,) * (2 - len(outer)), seqlen_k
+    stacked = xp.stack(spread).astype(xp.int32).reshape(len(runs), *shape)
+    return Columns(band, Integers(stacked), rows, title)

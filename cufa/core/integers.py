@@ -1,0 +1,106 @@
+"""Arrays of integers as values: what masks keep for each key, or each sequence.
+
+On the host they are copied, cannot change, and compare by what they hold. On a GPU they stay where they are and are
+read by kernels alone: their owner may change them between calls, and two of them are equal when they are the same
+memory.
+"""
+
+from __future__ import annotations
+
+import base64
+import functools
+import hashlib
+import zlib
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+#: In JSON, numbers that compress to more than this are left out: a digest says which they were.
+_MOST_BYTES = 1 << 14
+
+INT32 = np.iinfo(np.int32)
+
+
+class Integers:
+    """A frozen int32 array."""
+
+    def __init__(self, array: Any, shape: tuple[int, ...] = (), digest: str = "") -> None:
+        """``array`` is of integers that int32 holds, or a CuPy array of int32; None: one whose numbers were left out
+        of JSON, which ``digest`` stands for."""
+        self.on_gpu = array is not None and not isinstance(array, np.ndarray)
+        if isinstance(array, np.ndarray):
+            array = np.array(array, np.int32, order="C")
+            array.flags.writeable = False
+        self._array = array
+        self.shape = shape if array is None else tuple(array.shape)
+        self._given_digest = digest
+
+    @property
+    def array(self) -> Any:
+        """As it is: NumPy or CuPy. Raises ValueError where JSON has left it out."""
+        if self._array is None:
+            raise ValueError(
+                f"the numbers of this mask were too many to be kept (digest {self.digest}): only what was recorded of "
+                "it is known; make the mask anew with cufa.masks"
+            )
+        return self._array
+
+    @property
+    def known(self) -> bool:
+        """The numbers are here, on the host."""
+        return self._array is not None and not self.on_gpu
+
+    @property
+    def values(self) -> npt.NDArray[np.int32]:
+        """On the host. Raises ValueError where they are not."""
+        if self.on_gpu:
+            raise ValueError(
+                "the mask's numbers are on a GPU, where kernels alone read them: mask.on_host() brings them here"
+            )
+        values: npt.NDArray[np.int32] = self.array
+        return values
+
+    @functools.cached_property
+    def digest(self) -> str:
+        """Sixteen hexadecimal digits that stand for the numbers; of an array on a GPU, for its place."""
+        if self._array is None:
+            return self._given_digest
+        if self.on_gpu:
+            words = f"{self._array.data.device_id} {self._array.data.ptr} {self.shape}".encode()
+            return hashlib.blake2b(words, digest_size=8).hexdigest()
+        words = str(self.shape).encode() + self.values.tobytes()
+        return hashlib.blake2b(words, digest_size=8).hexdigest()
+
+    def on_host(self) -> Integers:
+        return Integers(self._array.get()) if self.on_gpu else self
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Integers):
+            return NotImplemented
+        return self is other or (self.on_gpu, self.digest) == (other.on_gpu, other.digest)
+
+    def __hash__(self) -> int:
+        return hash(self.digest)
+
+    def __repr__(self) -> str:
+        where = " on a GPU" if self.on_gpu else "" if self._array is not None else " left out"
+        return f"Integers{self.shape}{where} #{self.digest[:6]}"
+
+    def as_json(self) -> dict[str, Any]:
+        """By value where that is short, after compression; else by digest."""
+        in_short = {"shape": list(self.shape), "digest": self.digest}
+        if not self.known:
+            return in_short
+        steps = np.diff(self.values, prepend=np.int32(0))  # wraps around, and so does the sum of them
+        packed = base64.b64encode(zlib.compress(steps.tobytes(), 9)).decode()
+        if len(packed) > _MOST_BYTES:
+            return in_short
+        return {"shape": list(self.shape), "packed": packed}
+
+    @staticmethod
+    def from_json(record: dict[str, Any]) -> Integers:
+        if "packed" not in record:
+            return Integers(None, tuple(record["shape"]), record["digest"])
+        steps = np.frombuffer(zlib.decompress(base64.b64decode(record["packed"])), np.int32)
+        return Integers(np.cumsum(steps.reshape(record["shape"]), axis=-1, dtype=np.int32))

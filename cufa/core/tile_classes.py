@@ -1,0 +1,113 @@
+"""Which tiles a block visits, and which of them need no mask: as ranges where they lie side by side, else as lists."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+
+import numpy as np
+import numpy.typing as npt
+
+Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+
+
+class TileClass(enum.IntEnum):
+    """What a block does with a tile."""
+
+    SKIP = 0
+    """No score is visible."""
+    MASKED = 1
+    """Every score is tested."""
+    CLEAR = 2
+    """Every score is visible, and the tile ends within the matrix: nothing is tested."""
+
+
+Classes = npt.NDArray[np.uint8]
+"""A :class:`TileClass` for each (block, tile)."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class TileRanges:
+    """Tiles of each block of rows, as arrays of one entry per block: those from ``first`` up to ``end`` hold a
+    score that some row sees, and those from ``clear_first`` up to ``clear_end`` hold no other."""
+
+    first: Ints
+    end: Ints
+    clear_first: Ints
+    clear_end: Ints
+
+    @property
+    def count(self) -> Ints:
+        """Tiles visited by each block."""
+        return self.end - self.first
+
+    @property
+    def clear(self) -> Ints:
+        """Of these, the tiles that need no mask."""
+        return self.clear_end - self.clear_first
+
+    def classes(self, num_tiles: int) -> Classes:
+        tile = np.arange(num_tiles)[None, :]
+        visited = (tile >= self.first[:, None]) & (tile < self.end[:, None])
+        clear = (tile >= self.clear_first[:, None]) & (tile < self.clear_end[:, None])
+        return _classes(visited, clear)
+
+    def with_all_visited(self, num_tiles: int) -> TileRanges:
+        nothing, none = np.zeros_like(self.first), self.clear == 0
+        return TileRanges(
+            first=nothing,
+            end=nothing + num_tiles,
+            clear_first=np.where(none, nothing, self.clear_first),
+            clear_end=np.where(none, nothing, self.clear_end),
+        )
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class TileLists:
+    """Tiles of each block, listed: what producer warps write to shared memory, and as long as what is visited.
+
+    Those of block b stand from ``offsets[b]`` up to ``offsets[b + 1]``, in ascending order.
+    """
+
+    offsets: Ints
+    tile: Ints
+    is_clear: Bools
+
+    @property
+    def count(self) -> Ints:
+        """Tiles visited by each block."""
+        return np.diff(self.offsets)
+
+    @property
+    def clear(self) -> Ints:
+        """Of these, the tiles that need no mask."""
+        before = np.concatenate([[0], np.cumsum(self.is_clear, dtype=np.int64)])
+        return np.diff(before[self.offsets])
+
+    def classes(self, num_tiles: int) -> Classes:
+        found = np.zeros((len(self.offsets) - 1, num_tiles), np.uint8)
+        block = np.repeat(np.arange(len(found)), self.count)
+        found[block, self.tile] = np.where(self.is_clear, TileClass.CLEAR, TileClass.MASKED)
+        return found
+
+    def with_all_visited(self, num_tiles: int) -> TileLists:
+        return TileLists.of([np.maximum(self.classes(num_tiles), TileClass.MASKED)])
+
+    @staticmethod
+    def of(parts: list[Classes]) -> TileLists:
+        """From the classes of all blocks, some blocks at a time."""
+        counts = [np.count_nonzero(part, axis=1) for part in parts]
+        tile = np.concatenate([np.nonzero(part)[1] for part in parts])
+        is_clear = np.concatenate([part[part > 0] == TileClass.CLEAR for part in parts])
+        offsets = np.concatenate([[0], np.cumsum(np.concatenate(counts), dtype=np.int64)])
+        return TileLists(offsets, tile, is_clear)
+
+
+Tiles = TileRanges | TileLists
+
+
+def _classes(visited: Bools, clear: Bools) -> Classes:
+    return np.where(clear, TileClass.CLEAR, np.where(visited, TileClass.MASKED, TileClass.SKIP)).astype(
+        np.uint8
+    )

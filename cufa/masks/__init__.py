@@ -1,0 +1,38 @@
+"""Masks for :func:`cufa.flash_attention`: which keys each query sees.
+
+A mask is a value: it can be compared, printed and kept, and one mask serves every call that it fits. Those that are
+made of numbers for each key are made from vectors, in microseconds: nothing is compiled, and no matrix is stored.
+
+>>> import cufa
+>>> str(cufa.masks.window(1023, 0))
+'window (1023, 0)'
+>>> cufa.masks.causal().dense(2, 3).astype(int)
+array([[1, 1, 0],
+       [1, 1, 1]])
+>>> cufa.masks.documents([2, 1]).dense(3, 3).astype(int)
+array([[1, 0, 0],
+       [1, 1, 0],
+       [0, 0, 1]])
+"""
+
+from ..core.mask_family import Mask
+from .bands import causal, full, global_window, prefix, streaming, window
+from .columns import columns, evict, from_dense, from_flashmask
+from .streams import chunks, documents, shared_question
+
+__all__ = [
+    "Mask",
+    "causal",
+    "chunks",
+    "columns",
+    "documents",
+    "evict",
+    "from_dense",
+    "from_flashmask",
+    "full",
+    "global_window",
+    "prefix",
+    "shared_question",
+    "streaming",
+    "window",
+]

@@ -1,0 +1,83 @@
+"""Masks that are bands around a diagonal, with or without tokens that are exempt from it. They know no lengths."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..core.mask import CAUSAL, FULL, Band, Mask
+from .checks import check_count, check_counts, check_diagonal, check_window
+
+
+def full() -> Mask:
+    """Every query sees every key."""
+    return FULL
+
+
+def causal(diagonal: str | int = "bottom-right") -> Mask:
+    """Query i sees keys up to ``i + δ``.
+
+    δ is ``seqlen_k - seqlen_q`` for ``"bottom-right"`` (the last query sees the last key, as decoding with a
+    cache needs), 0 for ``"top-left"`` (PyTorch's ``is_causal``), or the number given: the position of the
+    first query among the keys, as chunked prefill and rings need it.
+
+    Raises TypeError or ValueError for another diagonal.
+    """
+    diagonal = check_diagonal(diagonal)
+    return CAUSAL if diagonal == "bottom-right" else Band(right=0, diagonal=diagonal)
+
+
+def window(left: int | None, right: int | None, diagonal: str | int = "bottom-right") -> Mask:
+    """Query i sees keys ``i + δ - left`` to ``i + δ + right``, both included: up to ``left + right + 1`` of them.
+
+    None is unbounded. δ as for :func:`causal`. ``window(1023, 0)`` is the causal window of 1,024 keys that
+    FlashAttention writes (1023, 0); cuDNN and FlashMask count 1024 there.
+
+    Raises TypeError or ValueError, naming the argument, for anything but integers from 0 up and None.
+    """
+    left, right = check_window((left, right))
+    return Band(left, right, check_diagonal(diagonal))
+
+
+def prefix(length: Any, diagonal: str | int = "bottom-right") -> Mask:
+    """Every query sees the first ``length`` keys, and beyond them it is causal (prefix-LM).
+
+    ``length`` is an integer from 0 up, or an array of one for each sequence, NumPy or int32 on the GPU. δ as for
+    :func:`causal`.
+
+    Raises TypeError or ValueError naming the argument.
+
+    >>> import cufa
+    >>> cufa.masks.prefix(2).dense(3, 3).astype(int)
+    array([[1, 1, 0],
+           [1, 1, 0],
+           [1, 1, 1]])
+    """
+    return Band(right=0, diagonal=check_diagonal(diagonal), prefix=check_counts("length", length))
+
+
+def streaming(keep: Any, window: int, diagonal: str | int = "bottom-right") -> Mask:
+    """Causal; query i sees the first ``keep`` keys and the ``window`` keys before its own, and its own
+    (StreamingLLM's attention sinks).
+
+    ``keep`` is an integer from 0 up, or an array of one for each sequence, NumPy or int32 on the GPU. δ as for
+    :func:`causal`.
+
+    Raises TypeError or ValueError naming the argument.
+    """
+    left = check_count("window", window)
+    return Band(left, 0, check_diagonal(diagonal), keep=check_counts("keep", keep))
+
+
+def global_window(
+    tokens: Any, left: int | None, right: int | None, diagonal: str | int = "bottom-right"
+) -> Mask:
+    """A :func:`window` in which the first ``tokens`` see every key, and are seen by every query (Longformer).
+
+    ``tokens`` is an integer from 0 up, or an array of one for each sequence, NumPy or int32 on the GPU. Query i is
+    one of them when ``i + δ < tokens``, δ as for :func:`causal`: the first rows, where lengths are equal.
+
+    Raises TypeError or ValueError naming the argument.
+    """
+    left, right = check_window((left, right))
+    count = check_counts("tokens", tokens)
+    return Band(left, right, check_diagonal(diagonal), prefix=count, global_tokens=count)

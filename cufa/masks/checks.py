@@ -1,0 +1,147 @@
+"""What may be wrong with the numbers of a mask, found where it is made."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import numpy as np
+
+from ..core.integers import INT32, Integers
+from ..core.mask import DIAGONALS
+from ..core.problem import MAX_SIZE
+from ..ops import arrays
+
+
+def check_window(value: Any, name: str = "window") -> tuple[int | None, int | None]:
+    """``value`` as (left, right), or an error that names the argument."""
+    if not isinstance(value, (tuple, list)) or len(value) != 2:
+        raise TypeError(
+            f"{name}={value!r}: it is a pair (left, right) of integers from 0 up, or None each, such as (1023, 0)"
+        )
+    return _check_side(name, "left", value, value[0]), _check_side(name, "right", value, value[1])
+
+
+def _check_side(name: str, side: str, value: Any, size: Any) -> int | None:
+    if size is None:
+        return None
+    try:
+        if isinstance(size, bool):
+            raise TypeError
+        size = operator.index(size)
+    except TypeError:
+        raise TypeError(
+            f"{name}={value!r}: {side} must be an integer from 0 up, or None for no bound, not {size!r}"
+        ) from None
+    if size > MAX_SIZE:
+        raise ValueError(f"{name}={value!r}: {side} is at most {MAX_SIZE:,}; for no bound pass None")
+    if size < 0:
+        raise ValueError(
+            f"{name}={value!r}: {side} must be at least 0 (0: up to the query's own position); "
+            "for no bound pass None"
+        )
+    return int(size)
+
+
+def check_diagonal(diagonal: Any) -> str | int:
+    if isinstance(diagonal, str):
+        if diagonal in DIAGONALS:
+            return diagonal
+        raise ValueError(f"diagonal={diagonal!r} is not known; use 'bottom-right', 'top-left' or an integer")
+    try:
+        if isinstance(diagonal, bool):
+            raise TypeError
+        diagonal = operator.index(diagonal)
+    except TypeError:
+        raise TypeError(f"diagonal={diagonal!r} must be 'bottom-right', 'top-left' or an integer") from None
+    if abs(diagonal) > MAX_SIZE:
+        raise ValueError(f"diagonal={diagonal!r} must be within ±{MAX_SIZE:,}, the longest sequences")
+    return int(diagonal)
+
+
+def check_count(name: str, value: Any, least: int = 0) -> int:
+    """One integer from ``least`` up."""
+    try:
+        if isinstance(value, (bool, np.bool_)):
+            raise TypeError
+        count = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name} must be an integer from {least} up, not {shown(value)}") from None
+    if not least <= count <= MAX_SIZE:
+        raise ValueError(f"{name}={count} must be from {least} to {MAX_SIZE:,}")
+    return count
+
+
+def check_counts(name: str, value: Any) -> int | Integers:
+    """One integer from 0 up, or an array of one for each sequence."""
+    if isinstance(value, (list, tuple)) or getattr(value, "ndim", 0) > 0:
+        found = integers(name, value, axes=("(batch,)",))
+        if isinstance(found, np.ndarray):
+            check_from_0(name, found)
+        return Integers(found)
+    return check_count(name, value)
+
+
+def integers(name: str, value: Any, axes: tuple[str, ...]) -> Any:
+    """``value`` as an int32 array, NumPy or CuPy, with as many axes as one of ``axes`` names.
+
+    Numbers on a GPU are not looked at. Raises TypeError or ValueError naming the argument.
+    """
+    if isinstance(value, (list, tuple)):
+        try:
+            value = np.asarray(value)
+        except ValueError:
+            raise ValueError(
+                f"{name} is {shown(value)} of rows that differ in length: fill them up with 0"
+            ) from None
+        value = value.astype(np.int32) if value.size == 0 else value
+    x = arrays.as_array(name, value)
+    if x.dtype.kind not in "iu":
+        cure = f"; convert with {name}.astype('int32')" if x.dtype.kind in "fb" else ""
+        raise TypeError(f"{name} is {x.dtype}: it takes integers{cure}")
+    allowed = [text.count(",") + 1 - text.endswith(",)") for text in axes]
+    if x.ndim not in allowed:
+        raise ValueError(f"{name} has shape {x.shape}: it takes {' or '.join(axes)}")
+    if arrays.is_device_array(x):
+        if str(x.dtype) != "int32":
+            raise TypeError(
+                f"{name} is {x.dtype}; on a GPU it must be int32: convert with {name}.astype('int32')"
+            )
+        return x
+    if x.size and not (INT32.min <= x.min() and x.max() <= INT32.max):
+        worst = x.min() if x.min() < INT32.min else x.max()
+        raise ValueError(f"{name} holds {worst}, which int32 does not: kernels count with 32 bits")
+    return x.astype(np.int32)
+
+
+def check_from_0(name: str, x: Any) -> None:
+    """Naming the first number below 0."""
+    wrong = np.argwhere(x < 0)
+    if len(wrong):
+        place = tuple(wrong[0].tolist())
+        raise ValueError(f"{name}{list(place)} is {x[place]}: it must be at least 0")
+
+
+def check_flag(name: str, value: Any, cure: str = "") -> bool:
+    """True or False, also as NumPy writes them, and 1 and 0."""
+    integer = isinstance(value, (int, np.integer))
+    of_numpy = isinstance(value, (np.bool_, np.ndarray)) and value.dtype == bool and value.ndim == 0
+    if not (of_numpy or (integer and value in (0, 1))):
+        raise TypeError(f"{name} must be True or False, not {shown(value)}{cure}")
+    return bool(value)
+
+
+def shown(value: Any) -> str:
+    """The value, or what it is when it may be long."""
+    if value is None or np.isscalar(value):
+        return repr(value)
+    return f"{type(value).__module__}.{type(value).__qualname__}"
+
+
+def module_of(x: Any) -> Any:
+    """numpy or cupy."""
+    if arrays.is_device_array(x):
+        import cupy
+
+        return cupy
+    return np

@@ -1,0 +1,213 @@
+"""Masks said key by key: the rows that each key is hidden from. Rows are counted as queries are, from 0."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ..core.columns import FROM_THE_START, TO_THE_END, columns_of
+from ..core.mask import FULL, Band, Mask
+from ..ops.arrays import as_array, is_device_array
+from .checks import check_diagonal, check_flag, check_window, integers, module_of, shown
+
+_AXES = ("(seqlen_k,)", "(batch, seqlen_k)", "(batch, kv_heads, seqlen_k)")
+
+
+def columns(
+    lo1: Any,
+    hi1: Any,
+    lo2: Any = None,
+    hi2: Any = None,
+    *,
+    causal: bool = False,
+    window: tuple[int | None, int | None] | None = None,
+    diagonal: str | int = "bottom-right",
+) -> Mask:
+    """Key j is hidden from rows ``lo1[j] <= i < hi1[j]``, and from ``lo2[j] <= i < hi2[j]``, whatever a causal mask or
+    a window hides besides.
+
+    Parameters
+    ----------
+    lo1, hi1, lo2, hi2 : integers, (seqlen_k,), (batch, seqlen_k) or (batch, kv_heads, seqlen_k)
+        NumPy, or int32 on the GPU. Where lo >= hi nothing is hidden. Axes of 1 are shared.
+    causal, window, diagonal
+        The band around them: as for :func:`cufa.flash_attention` and :func:`cufa.masks.window`. Rows of lo and hi
+        are counted from 0, whatever the diagonal.
+
+    Raises TypeError or ValueError naming the argument.
+
+    >>> import cufa
+    >>> cufa.masks.columns([0, 2, 0], [0, 3, 1]).dense(3, 3).astype(int)
+    array([[1, 1, 0],
+           [1, 1, 1],
+           [1, 0, 1]])
+    """
+    if (lo2 is None) != (hi2 is None):
+        here, missing = ("lo2", "hi2") if hi2 is None else ("hi2", "lo2")
+        raise ValueError(f"{here} came without {missing}: a run of rows has both ends")
+    given = {"lo1": lo1, "hi1": hi1, "lo2": lo2, "hi2": hi2}
+    runs = {name: integers(name, x, _AXES) for name, x in given.items() if x is not None}
+    shape = _one_shape(runs)
+    x = runs["lo1"]
+    band = _band(causal, window, diagonal)
+    title = f"{band}, columns of {shape[-1]:,} keys"
+    return columns_of(
+        band, [_spread(run, len(shape)) for run in runs.values()], "top-left", title, module_of(x)
+    )
+
+
+def evict(rows: Any, diagonal: str | int = "bottom-right") -> Mask:
+    """Causal; key j is gone from row ``rows[j]`` on, as from a cache that forgets.
+
+    ``rows`` is (seqlen_k,), (batch, seqlen_k) or (batch, kv_heads, seqlen_k), integers: NumPy, or int32 on the GPU.
+    Rows are counted from 0; δ, of the causal mask alone, as for :func:`cufa.masks.causal`.
+
+    Raises TypeError or ValueError naming the argument.
+    """
+    x = integers("rows", rows, _AXES)
+    band = Band(right=0, diagonal=check_diagonal(diagonal))
+    return columns_of(band, [x, TO_THE_END], "top-left", f"eviction of {x.shape[-1]:,} keys", module_of(x))
+
+
+def from_flashmask(startend_row_indices: Any, causal: bool) -> Mask:
+    """The mask that Paddle's ``flashmask_attention`` takes (Wang et al., 2024, arXiv 2410.01359).
+
+    ``startend_row_indices`` is int32, (batch, 1 or kv_heads, seqlen_k, n), NumPy or on the GPU. Key j is hidden
+
+    - causal, n = 1: from row LTS on,
+    - causal, n = 2: from rows LTS ≤ i < LTE,
+    - not causal, n = 2: from row LTS on, and from rows i < UTE,
+    - not causal, n = 4: from rows LTS ≤ i < LTE and UTS ≤ i < UTE,
+
+    and when causal, above the bottom-right diagonal.
+
+    Raises TypeError or ValueError naming the argument.
+    """
+    name = "startend_row_indices"
+    x = integers(name, startend_row_indices, ("(batch, 1 or kv_heads, seqlen_k, n)",))
+    forms = {(True, 1), (True, 2), (False, 2), (False, 4)}
+    form = check_flag("causal", causal), x.shape[-1]
+    if form not in forms:
+        served = " or ".join(str(n) for flag, n in sorted(forms) if flag == form[0])
+        raise ValueError(
+            f"{name} has shape {x.shape}: with causal={causal} its last axis, the vectors of each key, is {served}"
+        )
+    vectors = [x[..., n] for n in range(form[1])]
+    if form == (True, 1):
+        vectors = [vectors[0], TO_THE_END]
+    elif form == (False, 2):
+        vectors = [vectors[0], TO_THE_END, FROM_THE_START, vectors[1]]
+    title = f"{'causal ' if causal else ''}flashmask of {x.shape[-2]:,} keys"
+    return columns_of(Band(right=0) if causal else FULL, vectors, "top-left", title, module_of(x))
+
+
+def from_dense(seen: Any) -> Mask:
+    """The mask of a boolean matrix, for as many rows and keys as it has.
+
+    ``seen`` is (seqlen_q, seqlen_k), (batch, seqlen_q, seqlen_k) or (batch, kv_heads, seqlen_q, seqlen_k), True where a
+    query sees a key: NumPy, or on the GPU, from which it is fetched. The narrowest band around all that is seen is
+    taken; within it each key may be hidden from two runs of rows.
+
+    Raises TypeError for other arrays, and ValueError naming the first key that is hidden from more than two runs.
+
+    >>> import cufa
+    >>> str(cufa.masks.from_dense(cufa.masks.window(3, 0).dense(9, 9)))
+    'window (3, 0)'
+    """
+    x = as_array("seen", seen)
+    x = x.get() if is_device_array(x) else x
+    if x.dtype != bool:
+        raise TypeError(f"seen is {x.dtype}: it takes booleans, True where a query sees a key")
+    if x.ndim not in (2, 3, 4):
+        raise ValueError(
+            f"seen has shape {x.shape}: it takes (seqlen_q, seqlen_k), behind batch and kv_heads or not"
+        )
+    seqlen_q, seqlen_k = x.shape[-2:]
+    x = x[None, None] if x.ndim == 2 else x[:, None] if x.ndim == 3 else x
+    band = _narrowest_band(x)
+    of_band = band.dense(seqlen_q, seqlen_k)
+    if (x == of_band).all():
+        return band
+    runs = _hidden_runs(x, of_band)
+    if not (runs[2] < runs[3]).any():
+        runs = runs[:2]
+    return columns_of(band, list(runs), "top-left", f"{band}, columns of {seqlen_k:,} keys", np)
+
+
+def _narrowest_band(x: Any) -> Band:
+    seqlen_q, seqlen_k = x.shape[-2:]
+    row, key = np.nonzero(x.any(axis=(0, 1)))
+    if not len(row):
+        return FULL
+    first, last, shift = int((key - row).min()), int((key - row).max()), seqlen_k - seqlen_q
+    bounded = first > 1 - seqlen_q, last < seqlen_k - 1
+    if not first <= shift <= last:
+        shift = last
+    left, right = (
+        n if is_bound else None for n, is_bound in zip((shift - first, last - shift), bounded, strict=True)
+    )
+    if left is right is None:
+        return FULL
+    return Band(left, right, "bottom-right" if shift == seqlen_k - seqlen_q else shift)
+
+
+def _hidden_runs(x: Any, of_band: Any) -> Any:
+    """(lo1, hi1, lo2, hi2), each (batch, heads, seqlen_k), from what is hidden though the band would show it."""
+    hidden = (of_band & ~x).astype(np.int8)
+    edges = np.diff(hidden, axis=-2, prepend=np.int8(0), append=np.int8(0))
+    count = (edges == 1).sum(axis=-2)
+    if (count > 2).any():
+        batch, head, key = np.argwhere(count > 2)[0].tolist()
+        raise ValueError(
+            f"seen[{batch}, {head}, :, {key}]: key {key} is hidden from {count[batch, head, key]} runs of rows, and a "
+            "mask holds two of each key: take two calls whose masks share no score, and "
+            "cufa.merge_attention_states"
+        )
+    first = np.argmax(edges == 1, axis=-2), np.argmax(edges == -1, axis=-2)
+    rows = x.shape[-2] - np.argmax(edges[..., ::-1, :] == 1, axis=-2)
+    second = rows, x.shape[-2] - np.argmax(edges[..., ::-1, :] == -1, axis=-2)
+    nothing = np.zeros_like(first[0])
+    return np.stack(
+        [
+            *(np.where(count >= 1, edge, nothing) for edge in first),
+            *(np.where(count == 2, edge, nothing) for edge in second),
+        ]
+    )
+
+
+def _band(causal: Any, window: Any, diagonal: Any) -> Band:
+    causal, diagonal = check_flag("causal", causal), check_diagonal(diagonal)
+    left, right = (None, None) if window is None else check_window(window)
+    if causal and right not in (None, 0):
+        raise ValueError(
+            f"window={window!r} lets queries see keys after their own, but causal=True hides them: pass "
+            f"window=({left}, 0), or causal=False"
+        )
+    band = Band(left, 0 if causal else right, diagonal)
+    return FULL if band.left is band.right is None else band
+
+
+def _one_shape(runs: dict[str, Any]) -> tuple[int, ...]:
+    """Of all runs together; axes of batch and heads may be 1."""
+    longest = max(x.ndim for x in runs.values())
+    shapes = {name: _spread(x, longest).shape for name, x in runs.items()}
+    first: tuple[int, ...] = shapes["lo1"]
+    for name, shape in shapes.items():
+        if is_device_array(runs[name]) != is_device_array(runs["lo1"]):
+            raise TypeError(
+                f"{name} is {shown(runs[name])} but lo1 is {shown(runs['lo1'])}: move one to the other's place"
+            )
+        fits = all(1 in (m, n) or m == n for m, n in zip(shape[:-1], first[:-1], strict=True))
+        if not fits or shape[-1] != first[-1]:
+            raise ValueError(
+                f"{name} has shape {runs[name].shape} but lo1 has {runs['lo1'].shape}: they must be equal"
+            )
+    return first
+
+
+def _spread(x: Any, axes: int) -> Any:
+    """With so many axes: (batch, seqlen_k) has its heads between."""
+    if x.ndim == axes:
+        return x
+    return x.reshape(*(x.shape[:1] if x.ndim == 2 else (1,)), *(1,) * (axes - 2), x.shape[-1])

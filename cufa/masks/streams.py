@@ -1,0 +1,130 @@
+"""Masks of several texts that lie one after another in one stream of tokens, said by their lengths.
+
+Keys are the stream, and query i is its token ``i + δ``: with the default diagonal the queries are the last tokens, as
+in chunked prefill, and where lengths are equal query i is token i.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ..core.columns import FROM_THE_START, TO_THE_END, Chunks, columns_of
+from ..core.mask import FULL, Band, Mask
+from ..ops.arrays import is_device_array
+from .checks import check_count, check_diagonal, check_flag, check_from_0, integers, module_of
+
+
+def documents(
+    lengths: Any, causal: bool = True, *, seqlen: int | None = None, diagonal: str | int = "bottom-right"
+) -> Mask:
+    """A token sees those of its own document, up to itself when ``causal``.
+
+    Parameters
+    ----------
+    lengths : integers, (documents,) or (batch, documents)
+        Tokens of each document, in order; 0 where there is none. A list, NumPy, or int32 on the GPU.
+    seqlen : int, optional
+        Keys of each sequence: default the sum of the lengths, of the longest sequence. Tokens past the documents see
+        nothing and are not seen. Must be given for lengths on a GPU, which are not looked at.
+    diagonal : "bottom-right", "top-left" or int
+        δ: query i is token i + δ, as for :func:`cufa.masks.causal`.
+
+    Raises TypeError or ValueError naming the argument.
+
+    Where each call has other documents, :func:`cufa.flash_attention_varlen` takes their lengths itself.
+    """
+    x = integers("lengths", lengths, axes=("(documents,)", "(batch, documents)"))
+    seqlen = _stream_length("lengths", x, seqlen)
+    causal, diagonal = check_flag("causal", causal), check_diagonal(diagonal)
+    start, end, _ = _own(x, seqlen)
+    kind = "causal " if causal else ""
+    if causal:
+        band, runs = Band(right=0, diagonal=diagonal), [end, TO_THE_END]
+    else:
+        band, runs = FULL, [end, TO_THE_END, FROM_THE_START, start]
+    return columns_of(band, runs, diagonal, f"{kind}documents ({x.shape[-1]})", module_of(x))
+
+
+def shared_question(
+    question: Any, answers: Any, *, seqlen: int | None = None, diagonal: str | int = "bottom-right"
+) -> Mask:
+    """A question and several answers to it, one after another: causal, and an answer sees the question and itself
+    (preference training).
+
+    Parameters
+    ----------
+    question : int, or integers (batch,)
+        Tokens of the question.
+    answers : integers, (answers,) or (batch, answers)
+        Tokens of each answer; 0 where there is none. Lists, NumPy, or int32 on the GPU.
+    seqlen, diagonal
+        As for :func:`documents`.
+
+    Raises TypeError or ValueError naming the argument.
+    """
+    x = integers("answers", answers, axes=("(answers,)", "(batch, answers)"))
+    xp = module_of(x)
+    if np.ndim(question) == 0 and not hasattr(question, "ndim"):
+        first = xp.full(x.shape[:-1], check_count("question", question), xp.int32)
+    else:
+        first = integers("question", question, axes=("(batch,)", "()"))
+        if is_device_array(first) != is_device_array(x):
+            raise TypeError("question and answers must both be on the host, or both on one GPU")
+    if x.ndim == 1 and first.ndim == 1:
+        x = xp.broadcast_to(x, (len(first), len(x)))
+    if first.ndim and len(first) not in (1, len(x)):
+        raise ValueError(f"question is of {len(first)} sequences but answers of {len(x)}: they must be equal")
+    texts = xp.concatenate([xp.broadcast_to(first, x.shape[:-1])[..., None], x], axis=-1)
+    if not is_device_array(x):
+        check_from_0("question", np.atleast_1d(first))
+        check_from_0("answers", x)
+    seqlen = _stream_length("answers", texts, seqlen)
+    _, end, number = _own(texts, seqlen)
+    end = xp.where(number == 0, texts.sum(axis=-1, dtype=xp.int32)[..., None], end)
+    title = f"shared question ({x.shape[-1]} answers)"
+    return columns_of(
+        Band(right=0, diagonal=diagonal), [end, TO_THE_END], check_diagonal(diagonal), title, xp
+    )
+
+
+def chunks(size: int, diagonal: str | int = "bottom-right") -> Mask:
+    """Causal within chunks of ``size`` tokens (Llama 4): token t sees those from ``t - t % size`` to itself.
+
+    It knows no length. δ as for :func:`documents`. Raises TypeError or ValueError naming the argument.
+    """
+    return Chunks(check_count("size", size, least=1), check_diagonal(diagonal))
+
+
+def _stream_length(name: str, lengths: Any, seqlen: int | None) -> int:
+    """Keys of each sequence, from what is given or from the lengths of its texts."""
+    if is_device_array(lengths):
+        if seqlen is None:
+            raise ValueError(
+                f"{name} is on a GPU, where its sum is not looked at: pass seqlen=, the number of keys"
+            )
+        return check_count("seqlen", seqlen)
+    check_from_0(name, lengths)
+    most = int(lengths.sum(axis=-1, dtype=np.int64).max(initial=0))
+    if seqlen is None:
+        return check_count(f"the sum of {name}", most)
+    if most > check_count("seqlen", seqlen):
+        raise ValueError(f"{name} add up to {most:,} tokens, more than seqlen={seqlen:,}")
+    return seqlen
+
+
+def _own(lengths: Any, seqlen: int) -> tuple[Any, Any, Any]:
+    """For each key: start and end of its text, and which one it is. Those past all texts have an empty one."""
+    xp = module_of(lengths)
+    ends = xp.cumsum(lengths, axis=-1, dtype=xp.int32)
+    key = xp.arange(seqlen, dtype=xp.int32)
+    if ends.ndim == 1:
+        number = xp.searchsorted(ends, key, side="right")
+    else:
+        number = xp.stack([xp.searchsorted(row, key, side="right") for row in ends])
+    # Past the end: hidden from all that comes after the start, and from all before it.
+    nowhere = xp.full((*ends.shape[:-1], 1), FROM_THE_START, xp.int32)
+    begins = xp.concatenate([xp.zeros_like(nowhere), ends], axis=-1)
+    ends = xp.concatenate([ends, nowhere], axis=-1)
+    return xp.take_along_axis(begins, number, axis=-1), xp.take_along_axis(ends, number, axis=-1), number

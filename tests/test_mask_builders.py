@@ -1,0 +1,304 @@
+"""What every builder of cufa.masks says, against its own words, on the CPU path and back from its matrix."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from mask_support import BANDS
+from support import assert_attention, make_inputs
+
+import cufa
+from cufa import masks
+from cufa.core.mask import Band, Mask
+
+SIDE = st.integers(1, 40)
+SIZES = (1, 7, 63, 64, 65, 127, 200, 257)
+LENGTHS = [(n, n) for n in SIZES] + [(7, 64), (64, 7), (127, 200), (257, 65), (1, 257), (200, 1)]
+
+
+# --- What each builder says, score by score ---------------------------------------------------------------
+
+
+def matrix(seqlen_q, seqlen_k, sees):
+    """From ``sees(i, p, j)`` of rows, of their places among the keys, and of keys."""
+    i, j = np.arange(seqlen_q)[:, None], np.arange(seqlen_k)[None, :]
+    return np.broadcast_to(sees(i, i + seqlen_k - seqlen_q, j), (seqlen_q, seqlen_k))
+
+
+def cut(n, rng, most=5):
+    """Lengths of some documents that make n tokens; some have none."""
+    ends = np.sort(rng.integers(0, n + 1, most - 1))
+    return np.diff(ends, prepend=0, append=n)
+
+
+def text_of(lengths, token):
+    """Which text a token is of; -1 before the first, and the number of texts past the last."""
+    ends = np.cumsum(lengths)
+    return np.where(token < 0, -1, np.searchsorted(ends, token, side="right"))
+
+
+def prefix(n, m, rng):
+    length = int(rng.integers(0, m + 2))
+    return masks.prefix(length), lambda i, p, j: (j < length) | (j <= p)
+
+
+def streaming(n, m, rng):
+    keep, window = (int(x) for x in rng.integers(0, 20, 2))
+    return masks.streaming(keep, window), lambda i, p, j: (j <= p) & ((j < keep) | (p - j <= window))
+
+
+def global_window(n, m, rng):
+    tokens, left, right = (int(x) for x in rng.integers(0, 20, 3))
+    return masks.global_window(
+        tokens, left, right
+    ), lambda i, p, j: (j < tokens) | ((p < tokens) & (tokens > 0)) | ((p - left <= j) & (j <= p + right))
+
+
+def documents(n, m, rng):
+    lengths = cut(m, rng)
+    return masks.documents(lengths), lambda i, p, j: (text_of(lengths, p) == text_of(lengths, j)) & (j <= p)
+
+
+def two_way_documents(n, m, rng):
+    lengths = cut(m, rng).tolist()
+    return masks.documents(lengths, causal=False), lambda i, p, j: text_of(lengths, p) == text_of(lengths, j)
+
+
+def chunks(n, m, rng):
+    size = int(rng.integers(1, 40))
+    return masks.chunks(size), lambda i, p, j: (p // size == j // size) & (j <= p)
+
+
+def shared_question(n, m, rng):
+    question, *answers = cut(m, rng).tolist()
+    return (
+        masks.shared_question(question, answers),
+        lambda i, p, j: (
+            (j <= p)
+            & ((j < question) | (text_of([question, *answers], p) == text_of([question, *answers], j)))
+        ),
+    )
+
+
+def evict(n, m, rng):
+    rows = rng.integers(-3, n + 3, m)
+    return masks.evict(rows), lambda i, p, j: (j <= p) & (i < rows[j])
+
+
+def columns(n, m, rng):
+    lo1, hi1, lo2, hi2 = rng.integers(-3, n + 3, (4, m))
+    return masks.columns(
+        lo1, hi1, lo2, hi2, window=(9, None)
+    ), lambda i, p, j: (j >= p - 9) & ~((lo1[j] <= i) & (i < hi1[j])) & ~((lo2[j] <= i) & (i < hi2[j]))
+
+
+def flashmask(vectors, causal, hidden):
+    def make(n, m, rng):
+        x = rng.integers(0, n + 1, (1, 1, m, vectors))
+        return masks.from_flashmask(
+            x, causal
+        ), lambda i, p, j: ~hidden(i, *np.moveaxis(x[0, 0][j], -1, 0)) & ((j <= p) | (not causal))
+
+    return make
+
+
+BUILDERS = {
+    "prefix": prefix,
+    "streaming": streaming,
+    "global_window": global_window,
+    "documents": documents,
+    "two-way documents": two_way_documents,
+    "chunks": chunks,
+    "shared_question": shared_question,
+    "evict": evict,
+    "columns": columns,
+    "flashmask causal 1": flashmask(1, True, lambda i, lts: i >= lts),
+    "flashmask causal 2": flashmask(2, True, lambda i, lts, lte: (i >= lts) & (i < lte)),
+    "flashmask 2": flashmask(2, False, lambda i, lts, ute: (i >= lts) | (i < ute)),
+    "flashmask 4": flashmask(4, False, lambda i, a, b, c, d: ((i >= a) & (i < b)) | ((i >= c) & (i < d))),
+}
+
+
+@pytest.fixture(params=BUILDERS)
+def build(request):
+    """(mask, matrix) of some lengths."""
+
+    def made(seqlen_q, seqlen_k, seed=0):
+        rng = np.random.default_rng([seed, seqlen_q, seqlen_k])
+        mask, sees = BUILDERS[request.param](seqlen_q, seqlen_k, rng)
+        return mask, matrix(seqlen_q, seqlen_k, sees)
+
+    return made
+
+
+@pytest.mark.parametrize(("seqlen_q", "seqlen_k"), LENGTHS)
+def test_a_builder_is_its_matrix(build, seqlen_q, seqlen_k):
+    mask, seen = build(seqlen_q, seqlen_k)
+    assert mask.misfit(3, 2, seqlen_k) is None
+    np.testing.assert_array_equal(mask.dense(seqlen_q, seqlen_k), seen)
+    assert mask.visible_scores(seqlen_q, seqlen_k) == seen.sum()
+    np.testing.assert_array_equal(mask.visible_per_key(seqlen_q, seqlen_k), seen.sum(axis=0))
+    around = mask.visible(np.arange(-2, seqlen_q + 2), np.arange(-2, seqlen_k + 2), seqlen_q, seqlen_k)
+    np.testing.assert_array_equal(around, np.pad(seen, 2))
+
+
+@pytest.mark.parametrize(("seqlen_q", "seqlen_k"), LENGTHS)
+def test_forward_and_backward_on_the_cpu(build, seqlen_q, seqlen_k):
+    mask, _ = build(seqlen_q, seqlen_k)
+    q, k, v = make_inputs(2, 4, 2, seqlen_q, seqlen_k, 8, "float32")
+    out, lse = cufa.flash_attention(q, k, v, mask=mask, return_lse=True, device="cpu")
+    assert_attention(out, lse, q, k, v, mask=mask)
+    dout = np.random.default_rng(1).standard_normal(out.shape, np.float32)
+    results = cufa.flash_attention_backward(dout, q, k, v, out, lse, mask=mask, device="cpu")
+    expected = cufa.attention_reference_backward(dout, q, k, v, mask=mask)
+    for found, exact in zip(results, expected, strict=True):
+        np.testing.assert_allclose(found, exact, rtol=2e-4, atol=2e-4)
+
+
+@pytest.mark.parametrize("algorithm", ["fa1", "fa2_noskip", "naive"])
+def test_every_algorithm_of_the_cpu(build, algorithm):
+    mask, _ = build(127, 200)
+    q, k, v = make_inputs(1, 2, 1, 127, 200, 8, "float64")
+    out = cufa.flash_attention(q, k, v, mask=mask, algorithm=algorithm, device="cpu")
+    np.testing.assert_allclose(out, cufa.attention_reference(q, k, v, mask=mask), atol=1e-12)
+
+
+def test_what_is_not_seen_may_be_anything(build):
+    """NaN in keys and values that nobody sees, or that some do not."""
+    mask, seen = build(65, 65)
+    q, k, v = make_inputs(1, 2, 2, 65, 65, 8, "float64")
+    unseen = np.flatnonzero(~seen.any(axis=0))
+    if len(unseen):
+        k[:, :, unseen], v[:, :, unseen] = np.nan, np.inf
+    out = cufa.flash_attention(q, k, v, mask=mask, device="cpu")
+    assert np.isfinite(out).all()
+    np.testing.assert_allclose(out, cufa.attention_reference(q, k, v, mask=mask), atol=1e-12)
+
+
+def test_text_json_and_equality(build):
+    mask, _ = build(65, 65)
+    again, _ = build(65, 65)
+    other, _ = build(65, 65, seed=1)
+    assert mask == again and hash(mask) == hash(again) and str(mask) == str(again) and mask != other
+    assert str(mask) != str(other)
+    assert Mask.from_json(json.loads(json.dumps(mask.as_json()))) == mask
+    problem = cufa.plan((1, 2, 65, 8), mask=mask, device="cpu").problem
+    assert type(problem).from_json(json.loads(json.dumps(problem.as_json()))) == problem
+
+
+def test_gpu_kernels_refuse_by_name(build):
+    mask, _ = build(65, 65, seed=1)
+    with pytest.raises(ValueError, match="fa2_forward serves masks that are bands, not those"):
+        cufa.plan((1, 2, 65, 64), mask=mask, device="sm_90")
+    with pytest.raises(ValueError, match="fa2_backward serves masks that are bands, not those"):
+        cufa.plan_backward((1, 2, 65, 64), mask=mask, device="sm_80")
+
+
+# --- From a matrix ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("seqlen_q", "seqlen_k"), LENGTHS)
+def test_every_builder_comes_back_from_its_matrix(build, seqlen_q, seqlen_k):
+    _, seen = build(seqlen_q, seqlen_k)
+    np.testing.assert_array_equal(masks.from_dense(seen).dense(seqlen_q, seqlen_k), seen)
+
+
+@given(st.data())
+def test_a_band_comes_back_as_the_same_scores(data):
+    band, seqlen_q, seqlen_k = data.draw(BANDS), data.draw(SIDE), data.draw(SIDE)
+    seen = band.dense(seqlen_q, seqlen_k)
+    found = masks.from_dense(seen)
+    np.testing.assert_array_equal(found.dense(seqlen_q, seqlen_k), seen)
+    assert isinstance(found, Band) or not seen.any()
+
+
+def test_matrices_for_each_sequence_and_head():
+    rng = np.random.default_rng(0)
+    each = masks.from_flashmask(rng.integers(0, 20, (2, 3, 20, 4)), causal=False)
+    seen = np.array([[each.dense(20, 20, b, h) for h in range(3)] for b in range(2)])
+    mask = masks.from_dense(seen)
+    assert mask.spread == (2, 3)
+    np.testing.assert_array_equal([[mask.dense(20, 20, b, h) for h in range(3)] for b in range(2)], seen)
+    assert masks.from_dense(seen[:, 0]).spread == (2, 1)
+    assert str(masks.from_dense(np.ones((3, 4), bool))) == "full"
+    assert not masks.from_dense(np.zeros((3, 4), bool)).dense(3, 4).any()
+
+
+def test_the_first_key_that_does_not_fit_is_named():
+    seen = np.ones((2, 2, 9, 9), bool)
+    seen[1, 0, [0, 2, 4], 5] = seen[1, 1, [0, 2, 4], 2] = False
+    with pytest.raises(ValueError, match=r"seen\[1, 0, :, 5\]: key 5 is hidden from 3 runs of rows"):
+        masks.from_dense(seen)
+
+
+# --- What is wrong ----------------------------------------------------------------------------------------
+
+WRONG = [
+    (lambda: masks.prefix(-1), ValueError, "length=-1 must be from 0"),
+    (lambda: masks.prefix(1.5), TypeError, "length must be an integer from 0 up, not 1.5"),
+    (lambda: masks.prefix([3, -2]), ValueError, r"length\[1\] is -2: it must be at least 0"),
+    (lambda: masks.prefix([[3]]), ValueError, r"length has shape \(1, 1\): it takes \(batch,\)"),
+    (lambda: masks.streaming(2, None), TypeError, "window must be an integer from 0 up, not None"),
+    (lambda: masks.global_window(True, 1, 1), TypeError, "tokens must be an integer.*not True"),
+    (lambda: masks.global_window(1, -1, 1), ValueError, r"window=\(-1, 1\): left must be at least 0"),
+    (lambda: masks.chunks(0), ValueError, "size=0 must be from 1"),
+    (lambda: masks.chunks(3, "middle"), ValueError, "diagonal='middle' is not known"),
+    (lambda: masks.documents([3, -1]), ValueError, r"lengths\[1\] is -1: it must be at least 0"),
+    (lambda: masks.documents([1.5, 2]), TypeError, "lengths is float64: it takes integers; convert"),
+    (lambda: masks.documents([[1, 2], [3]]), ValueError, "lengths is .*rows that differ in length: fill"),
+    (lambda: masks.documents(5), TypeError, "lengths must be an array"),
+    (
+        lambda: masks.documents([[[1]]]),
+        ValueError,
+        r"lengths has shape .*takes \(documents,\) or \(batch, doc",
+    ),
+    (lambda: masks.documents([3, 4], seqlen=5), ValueError, "lengths add up to 7 tokens, more than seqlen=5"),
+    (lambda: masks.documents([3, 4], causal="yes"), TypeError, "causal must be True or False, not 'yes'"),
+    (lambda: masks.documents([2**31 - 1] * 2), ValueError, "the sum of lengths=4294967294 must be from 0"),
+    (lambda: masks.documents([2**40]), ValueError, "lengths holds 1099511627776, which int32 does not"),
+    (lambda: masks.shared_question(-1, [2]), ValueError, "question=-1 must be from 0"),
+    (lambda: masks.shared_question([1, 2, 3], [[2], [2]]), ValueError, "question is of 3 .*answers of 2"),
+    (lambda: masks.evict("abc"), TypeError, "rows must be an array"),
+    (
+        lambda: masks.evict(np.ones((2, 2, 2, 2), int)),
+        ValueError,
+        "rows has shape .*takes.*kv_heads, seqlen_k",
+    ),
+    (lambda: masks.columns([1], [2], [3]), ValueError, "lo2 came without hi2"),
+    (lambda: masks.columns([1, 2], [2]), ValueError, r"hi1 has shape \(1,\) but lo1 has \(2,\)"),
+    (lambda: masks.columns([1], [2], causal=True, window=(1, 2)), ValueError, "causal=True hides them"),
+    (lambda: masks.from_flashmask(np.ones((1, 1, 3, 1), int), False), ValueError, "causal=False.* is 2 or 4"),
+    (lambda: masks.from_flashmask(np.ones((1, 1, 3, 4), int), True), ValueError, "causal=True.* is 1 or 2"),
+    (
+        lambda: masks.from_flashmask(np.ones((1, 3, 4), int), True),
+        ValueError,
+        "has shape .*takes .batch, 1 or",
+    ),
+    (lambda: masks.from_dense(np.ones((3, 3))), TypeError, "seen is float64: it takes booleans"),
+    (lambda: masks.from_dense(np.ones(3, bool)), ValueError, r"seen has shape \(3,\): it takes"),
+]
+
+
+@pytest.mark.parametrize(("make", "error", "message"), WRONG)
+def test_builders_name_argument_value_and_cure(make, error, message):
+    with pytest.raises(error, match=message):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("mask", "message"),
+    [
+        (masks.documents([3, 5]), "has numbers for 8 keys but k has 9: make it for 9"),
+        (masks.prefix([1, 2, 3]), "is of 3 sequences but k has 2: make it for 2, or for 1"),
+        (masks.evict(np.ones((1, 3, 9), int)), "is of 3 key/value heads but k has 2"),
+    ],
+)
+@pytest.mark.parametrize("call", [cufa.flash_attention, cufa.plan, cufa.attention_reference])
+def test_a_mask_that_does_not_go_with_the_arrays(call, mask, message):
+    x = np.ones((2, 2, 9, 8), np.float32)
+    with pytest.raises(ValueError, match=f"mask, .*{message}"):
+        call(x, x, x, mask=mask)

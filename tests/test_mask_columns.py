@@ -1,0 +1,211 @@
+"""Masks beyond bands: tiles that are never skipped wrongly, sequences and heads that differ, masks as values."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from mask_support import BANDS
+from support import make_inputs
+
+import cufa
+from cufa import masks
+from cufa.core.columns import FROM_THE_START, TO_THE_END, Chunks, Columns, columns_of
+from cufa.core.integers import Integers
+from cufa.core.mask import FULL, Band, Mask
+from cufa.core.schedule import Schedule, Tile
+from cufa.core.tile_classes import TileClass, TileLists
+
+# --- Tiles ------------------------------------------------------------------------------------------------
+
+SIDE = st.integers(1, 40)
+BLOCK = st.sampled_from([1, 2, 3, 5, 8, 16])
+
+
+@st.composite
+def any_mask(draw, seqlen_q, seqlen_k):
+    """A band with sets, or columns with any runs within one, with rows counted in any way."""
+    band, few = draw(BANDS), st.integers(0, 12)
+    band = Band(band.left, band.right, band.diagonal, draw(few), draw(few), draw(few))
+    if draw(st.booleans()):
+        return band
+    edge = st.one_of(st.integers(-5, 45), st.sampled_from([FROM_THE_START, TO_THE_END]))
+    run = st.lists(edge, min_size=seqlen_k, max_size=seqlen_k)
+    if draw(st.booleans()):  # runs of neighbours alike, so that tiles are covered
+        run = edge.map(lambda x: [x] * seqlen_k)
+    runs = [np.array(draw(run)) for _ in range(2 * draw(st.integers(1, 2)))]
+    rows = draw(st.sampled_from(["top-left", "bottom-right", -3, 4]))
+    return columns_of(band, runs, rows, "")
+
+
+@st.composite
+def schedules(draw):
+    seqlen_q, seqlen_k = draw(SIDE), draw(SIDE)
+    mask = draw(any_mask(seqlen_q, seqlen_k))
+    return Schedule(
+        seqlen_q, seqlen_k, draw(BLOCK), draw(BLOCK), mask, draw(st.booleans()), draw(st.booleans())
+    )
+
+
+@given(schedules())
+def test_skip_is_never_wrong_and_clear_neither(schedule):
+    seen = schedule.mask.dense(schedule.seqlen_q, schedule.seqlen_k)
+    assert schedule.mask.visible_scores(*seen.shape) == seen.sum()
+    assert len(schedule.classes) == schedule.num_blocks
+    for i in range(schedule.num_q_blocks):
+        for j in range(schedule.num_kv_blocks):
+            rows = slice(i * schedule.block_q, (i + 1) * schedule.block_q)
+            tile = seen[rows, j * schedule.block_kv : (j + 1) * schedule.block_kv]
+            kind = schedule.classes[(j, i) if schedule.by_keys else (i, j)]
+            whole = (
+                tile.shape[0] == schedule.block_q if schedule.by_keys else tile.shape[1] == schedule.block_kv
+            )
+            if kind == TileClass.SKIP:
+                assert schedule.skip_masked_tiles and not tile.any()
+            elif kind == TileClass.CLEAR:
+                assert tile.all() and whole
+            assert (schedule.tiles[i, j] == Tile.SKIPPED) == (kind == TileClass.SKIP)
+            if schedule.tiles[i, j] in (Tile.FULL, Tile.PADDED):
+                assert tile.all()
+            if isinstance(schedule.mask, Band):  # exact: nothing is visited in vain
+                assert (kind == TileClass.CLEAR) == bool(tile.all() and whole)
+                assert not schedule.skip_masked_tiles or (kind == TileClass.SKIP) == (not tile.any())
+    ranges = schedule.ranges
+    np.testing.assert_array_equal(ranges.count, (schedule.classes != TileClass.SKIP).sum(axis=1))
+    np.testing.assert_array_equal(ranges.clear, (schedule.classes == TileClass.CLEAR).sum(axis=1))
+
+
+def test_a_run_that_covers_a_tile_exactly_and_by_one_row_less():
+    """Rows 8…15 of keys 8…15: hidden; with a row less of one key, not; by two runs together, visited in vain."""
+    lo, hi = np.full(32, 8), np.full(32, 16)
+    assert Schedule(32, 32, 8, 8, masks.columns(lo, hi)).tiles[1, 1] == Tile.SKIPPED
+    hi[9] = 15
+    schedule = Schedule(32, 32, 8, 8, masks.columns(lo, hi))
+    assert schedule.tiles[1, 1] == Tile.PARTIAL and schedule.tiles[1, 0] == Tile.SKIPPED
+    assert schedule.tiles[0, 1] == schedule.tiles[2, 1] == Tile.FULL
+    middle = np.full(32, 12)
+    both = Schedule(32, 32, 8, 8, masks.columns(np.full(32, 8), middle, middle, np.full(32, 16)))
+    assert both.tiles[1, 1] == Tile.PARTIAL and not both.mask.dense(32, 32)[8:16].any()
+
+
+def test_empty_runs_cost_nothing():
+    """Beside keys with runs, wherever their empty ones are said to begin."""
+    lo, hi = np.full(32, 20), np.full(32, 28)
+    for empty in ((0, 0), (31, 5), (TO_THE_END, FROM_THE_START)):
+        lo[9], hi[9] = empty
+        schedule = Schedule(32, 32, 8, 8, masks.columns(lo, hi))
+        assert schedule.tiles[0, 1] == schedule.tiles[1, 1] == Tile.FULL
+        assert schedule.tiles[2, 1] == schedule.tiles[3, 1] == Tile.PARTIAL
+
+
+def test_documents_at_a_million_tokens():
+    """Lists are as long as what is visited: no matrix of scores, or of tiles."""
+    n = 1 << 20
+    mask = masks.documents([1 << 14] * 64)
+    schedule = Schedule(n, n, 128, 128, mask)
+    assert isinstance(schedule.ranges, TileLists)
+    assert schedule.visited == 64 * (128 * 129 // 2) and schedule.ranges.clear.sum() == 64 * (128 * 127 // 2)
+    assert mask.visible_scores(n, n) == 64 * (1 << 14) * ((1 << 14) + 1) // 2
+
+
+# --- Sequences and heads that differ ----------------------------------------------------------------------
+
+
+def spread_masks():
+    rng = np.random.default_rng(0)
+    return [
+        masks.prefix([3, 40]),
+        masks.streaming(np.array([2, 9], np.int32), 5),
+        masks.global_window([0, 4], 3, 3),
+        masks.documents([[10, 20, 20], [50, 0, 0]]),
+        masks.documents([[10, 20, 20], [30, 5, 0]], causal=False),
+        masks.shared_question([5, 9], [[20, 25], [30, 2]]),
+        masks.shared_question(5, [[20, 25], [30, 2]]),
+        masks.shared_question([5, 9], [20, 21]),
+        masks.evict(rng.integers(0, 60, (2, 50))),
+        masks.evict(rng.integers(0, 60, (2, 3, 50))),
+        masks.columns(rng.integers(0, 50, (1, 3, 50)), rng.integers(0, 50, (2, 1, 50)), causal=True),
+        masks.from_flashmask(rng.integers(0, 50, (2, 3, 50, 4)), causal=False),
+        masks.from_flashmask(rng.integers(0, 50, (2, 1, 50, 1)), causal=True),
+    ]
+
+
+@pytest.mark.parametrize("mask", spread_masks(), ids=str)
+@pytest.mark.parametrize("seqlen_q", [50, 17])
+def test_a_mask_for_each_sequence_and_head(mask, seqlen_q):
+    """As the same call made for one sequence and head after the other."""
+    q, k, v = make_inputs(2, 6, 3, seqlen_q, 50, 8, "float64")
+    dout = np.random.default_rng(1).standard_normal(q.shape)
+    out, lse = cufa.flash_attention(q, k, v, mask=mask, return_lse=True, device="cpu")
+    gradients = cufa.flash_attention_backward(dout, q, k, v, out, lse, mask=mask, device="cpu")
+    reference = cufa.attention_reference(q, k, v, mask=mask)
+    plan = cufa.plan(q, k, mask=mask, device="cpu")
+    visible = 0
+    for b, h in np.ndindex(2, 3):
+        one, group = (slice(b, b + 1), slice(h, h + 1)), (slice(b, b + 1), slice(2 * h, 2 * h + 2))
+        alone = mask.at(b, h)
+        assert alone.spread == (1, 1)
+        np.testing.assert_array_equal(mask.dense(seqlen_q, 50, b, h), alone.dense(seqlen_q, 50))
+        visible += 2 * alone.visible_scores(seqlen_q, 50)
+        expected = cufa.attention_reference(q[group], k[one], v[one], mask=alone)
+        np.testing.assert_allclose(out[group], expected, atol=1e-12)
+        np.testing.assert_allclose(reference[group], expected, atol=1e-12)
+        exact = cufa.attention_reference_backward(dout[group], q[group], k[one], v[one], mask=alone)
+        for found, x, part in zip(gradients, exact, (group, one, one), strict=True):
+            np.testing.assert_allclose(found[part], x, atol=1e-11)
+    assert plan.problem.all_visible_scores == visible and plan.problem.flops == 4 * 8 * visible
+    assert "visited" in str(plan)
+
+
+# --- Numbers as values ------------------------------------------------------------------------------------
+
+
+def test_numbers_cannot_be_changed_from_outside():
+    rows = np.arange(8)
+    mask = masks.evict(rows)
+    before = mask.dense(8, 8)
+    rows[:] = 0
+    np.testing.assert_array_equal(mask.dense(8, 8), before)
+    assert isinstance(mask, Columns) and not mask.intervals.values.flags.writeable
+
+
+def test_many_numbers_are_left_out_of_json():
+    """But not of short descriptions: documents of a long stream take a few hundred bytes."""
+    mask = masks.evict(np.random.default_rng(0).integers(0, 1 << 20, 1 << 14))
+    record = json.dumps(mask.as_json())
+    assert len(record) < 500
+    kept = Mask.from_json(json.loads(record))
+    assert kept == mask and str(kept) == str(mask) and not kept.known
+    with pytest.raises(ValueError, match=r"too many to be kept.*make the mask anew"):
+        kept.dense(8, 8)
+    long = masks.documents([1 << 10] * 64)
+    assert len(json.dumps(long.as_json())) < 2000 and Mask.from_json(long.as_json()).known
+
+
+def test_integers_of_any_kind():
+    rng = np.random.default_rng(0)
+    x = Integers(rng.integers(-(2**31), 2**31, (2, 3, 5)))
+    again = Integers.from_json(json.loads(json.dumps(x.as_json())))
+    assert again == x and x != Integers(np.zeros((2, 3, 5), int)) and x != 3 and "(2, 3, 5)" in repr(x)
+    np.testing.assert_array_equal(again.values, x.values)
+
+
+def test_pictures():
+    graph_objects = pytest.importorskip("plotly.graph_objects", reason="Plotly draws the figure")
+    for mask in (FULL, masks.window(3, 1), masks.documents([50, 100, 200]), Chunks(9)):
+        figure = mask.figure()
+        assert isinstance(figure, graph_objects.Figure) and figure.layout.title.text == str(mask)
+        page = mask._repr_html_()
+        assert page.count("<svg") == 1 and str(mask) in page
+    shown = np.array(masks.window(0, 0).figure(5, 5).data[0].z)
+    np.testing.assert_array_equal(shown, 2 * np.eye(5))
+    assert "350 queries × 350 keys" in masks.documents([50, 100, 200])._repr_html_()
+
+
+def test_a_picture_without_plotly(monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "plotly", None)
+    with pytest.raises(ImportError, match="pip install plotly"):
+        FULL.figure()
