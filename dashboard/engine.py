@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import streamlit as st
 
 from cufa.dashboard import sentences
-from cufa.dashboard.model import evidence, measured
+from cufa.dashboard.model import evidence, measured_rows
 from cufa.dashboard.model.measurements import Measurement
 from cufa.dashboard.state import Controls
 from cufa.dashboard.worker import client
@@ -84,8 +84,8 @@ class _Checked:
         known = self.runs.get(run.id)
         if known is not None and known[0] is run:
             return known[1:]
-        sound = measured.checked(run)
-        found = sound, measured.of_run(sound)
+        sound = measured_rows.checked(run)
+        found = sound, measured_rows.of_run(sound)
         if run.is_settled:
             self.runs[run.id] = (run, *found)
         return found

@@ -54,7 +54,7 @@ def test_occupancy_without_a_compiler_says_what_to_install(monkeypatch: pytest.M
     def missing() -> str:
         raise MissingCompilerError("NVRTC was not found; install it with: pip install something")
 
-    monkeypatch.setattr(compiled, "nvrtc_version", missing)
+    monkeypatch.setattr(builder, "nvrtc_version", missing)
     assert "pip install something" in words(open_page("occupancy"))
 
 

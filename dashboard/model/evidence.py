@@ -10,7 +10,7 @@ from pathlib import Path
 from cufa.bench import records
 from cufa.bench.limits import Limits
 from cufa.core.mask import FULL, Mask
-from cufa.dashboard.model.measured import of_rows
+from cufa.dashboard.model.measured_rows import of_rows
 from cufa.dashboard.model.measurements import Measurement, fastest_read
 
 

@@ -1,6 +1,6 @@
 """Everything that was measured, from this machine's runs and from recorded evidence, as one list.
 
-Rows of every operation and regime become a :class:`Measurement` in one place, :mod:`cufa.dashboard.model.measured`.
+Rows of every operation and regime become a :class:`Measurement` in one place, :mod:`cufa.dashboard.model.measured_rows`.
 """
 
 from __future__ import annotations

@@ -86,8 +86,8 @@ def problem_of(text: str) -> Problem:
 
 
 def _mask_key(mask: Mask) -> str:
-    if not isinstance(mask, Band):
-        raise ValueError(f"{mask} is no band, which links carry")
+    if not isinstance(mask, Band) or mask.beyond_band:
+        raise ValueError(f"{mask} is more than a band with two edges, which links carry")
     sides = (_NONE if side is None else str(side) for side in (mask.left, mask.right))
     return _WITHIN.join((*sides, str(mask.diagonal)))
 

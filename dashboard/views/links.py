@@ -12,7 +12,6 @@ import streamlit as st
 
 from cufa.core.architectures import Device, find_architecture
 from cufa.core.lengths import Cached, Lengths
-from cufa.core.mask import Band
 from cufa.core.operation import OPERATIONS
 from cufa.core.problem import Problem
 from cufa.dashboard.model import devices, evidence, launch, presets
@@ -28,13 +27,14 @@ from cufa.planner import fitting_configs
 
 Parameters = dict[str, str]
 
-_CACHED = ("run", "decode", "occupancy", "roofline")
-_DENSE = ("run", "masked_work", "occupancy", "roofline")
+_CACHED = ("run", "decode", "occupancy", "machine_code", "roofline")
+_DENSE = ("run", "masked_work", "occupancy", "machine_code", "roofline")
 _WORDS = {
     "run": ("Run this", "play_arrow"),
     "masked_work": ("Masked work of this", "grid_on"),
     "decode": ("Splits of this", "call_split"),
     "occupancy": ("Occupancy of this tile", "stacks"),
+    "machine_code": ("Machine code of this", "code"),
     "roofline": ("Roofline of this", "roofing"),
 }
 
@@ -72,9 +72,10 @@ def _shape(p: Problem) -> dict[str, Any]:
 
 def _mask(p: Problem) -> dict[str, Any]:
     """Those controls of :mod:`mask_control` that stand there for such a mask. Raises ValueError for none that do."""
-    if not isinstance(p.mask, Band):
-        raise ValueError(f"The mask {p.mask} cannot be set there.")
-    settings = mask_control.settings(p.mask, p.softcap)
+    try:
+        settings = mask_control.settings(p.mask, p.softcap)
+    except TypeError as error:
+        raise ValueError(f"The mask {p.mask} cannot be set there.") from error
     names = {"mask", "softcap"}
     cached = isinstance(p.lengths, Cached)
     if cached and settings["mask"] == "full":
@@ -228,5 +229,6 @@ _MAKERS: dict[str, Callable[[Subject], dict[str, Any]]] = {
     "masked_work": _masked_work,
     "decode": _decode,
     "occupancy": _occupancy,
+    "machine_code": _occupancy,
     "roofline": _roofline,
 }

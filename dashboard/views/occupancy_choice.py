@@ -64,6 +64,14 @@ class Choice:
         return [a for a in served if self.spec.runs_on(a.capability)]
 
 
+def begin() -> Variant:
+    """What a visitor sees first who has chosen nothing yet."""
+    spec = next(iter(KERNELS.values()))
+    problem = mask_control.usual(compiled_problems(spec, HEAD_DIM))
+    choice = Choice(spec, problem, find_architecture(ARCH), None)
+    return choice.variant(choice.configs(choice.arch)[0], choice.arch)
+
+
 def choose(controls: Controls) -> Choice:
     """The controls of the page."""
     with page.control_box():

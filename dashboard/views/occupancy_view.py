@@ -7,26 +7,25 @@ from collections.abc import Iterable
 
 import streamlit as st
 
-from cufa.core.architectures import find_architecture
-from cufa.core.occupancy import Occupancy
+from cufa.core.occupancy import UNLIMITED, Occupancy, Resource
 from cufa.core.problem import Problem
 from cufa.core.schedule import Schedule
 from cufa.dashboard import page, sentences
 from cufa.dashboard.charts import occupancy as charts
 from cufa.dashboard.charts.occupancy import Point
 from cufa.dashboard.model import counters
-from cufa.dashboard.model.compiled import Compiled, Compiler, Entry, compiled_problems
+from cufa.dashboard.model.compiled import Compiled, Compiler, Entry
 from cufa.dashboard.model.configs import config_key, config_words
 from cufa.dashboard.model.trace import measured_timeline
 from cufa.dashboard.state import Controls
 from cufa.dashboard.theme import Palette
-from cufa.dashboard.views import mask_control
-from cufa.dashboard.views.occupancy_choice import ARCH, HEAD_DIM, Choice
-from cufa.kernels import KERNELS
+from cufa.dashboard.views.occupancy_choice import Choice, begin
 from cufa.nvrtc.static_compile import MissingCompilerError
 from cufa.nvrtc.variants import Variant
 
 _WHAT_IF_OF = "occupancy.build"
+_GROUP = 128
+"""Threads of a warpgroup."""
 
 
 @st.cache_resource(show_spinner=False)
@@ -37,10 +36,7 @@ def compiler() -> Compiler:
 
 def compile_first() -> None:
     """Begin with what the page shows to a visitor who has chosen nothing yet."""
-    spec = next(iter(KERNELS.values()))
-    problem = mask_control.usual(compiled_problems(spec, HEAD_DIM))
-    choice = Choice(spec, problem, find_architecture(ARCH), None)
-    compiler().want(choice.variant(config, choice.arch) for config in choice.configs(choice.arch)[:1])
+    compiler().want([begin()])
 
 
 def show_kernel(choice: Choice, controls: Controls, palette: Palette) -> None:
@@ -61,6 +57,7 @@ def show_kernel(choice: Choice, controls: Controls, palette: Palette) -> None:
     entry = _choose_entry(controls, built)
     page.verdict(charts.verdict(entry.occupancy(choice.arch)), tag="compiled")
     _show_facts(entry, choice)
+    _show_limits(entry, choice)
     _show_achieved(entry, choice)
     _show_what_if(entry, choice, controls, palette)
 
@@ -82,6 +79,38 @@ def _show_facts(entry: Entry, choice: Choice) -> None:
         f"{spills} · {choice.arch.nvrtc_name} · on paper, without rounding, registers alone "
         f"would allow {o.unrounded_warps} warps"
     )
+
+
+def _show_limits(entry: Entry, choice: Choice) -> None:
+    """Each resource alone: what a block takes of it, what an SM has, and how many blocks that makes."""
+    o, arch = entry.occupancy(choice.arch), choice.arch
+    none = "no limit"
+    rows = [
+        (Resource.WARPS, f"{o.warps_per_block}", f"{arch.max_warps}"),
+        (Resource.REGISTERS, f"{o.granted_registers:,}", f"{arch.registers:,}"),
+        (Resource.SHARED_MEMORY, f"{o.granted_shared_memory:,} B", f"{arch.shared_memory:,} B"),
+        (Resource.BARRIERS, f"{entry.barriers}", none if arch.barriers is None else f"{arch.barriers}"),
+        (Resource.BLOCKS, "1", f"{arch.max_blocks}"),
+    ]
+    lines = [
+        {
+            "resource": str(resource),
+            "a block takes": takes,
+            "an SM has": has,
+            "blocks per SM": none if o.limits[resource] == UNLIMITED else f"{o.limits[resource]}",
+            "": "limits" if resource in o.limiters else "",
+        }
+        for resource, takes, has in rows
+    ]
+    st.dataframe(lines, hide_index=True, height="content")
+    if entry.split:
+        least, most, groups = entry.split[0], entry.split[-1], entry.threads // _GROUP
+        consumers = sentences.count(groups - 1, "consumer")
+        st.caption(
+            f"Registers move between warpgroups (setmaxnreg): of {groups} × {entry.registers} = "
+            f"{groups * entry.registers} at launch the producer keeps {least}, and {consumers} "
+            f"{sentences.plural(groups - 1, 'takes')} {most} each: {least + (groups - 1) * most}."
+        )
 
 
 def _show_achieved(entry: Entry, choice: Choice) -> None:

@@ -7,6 +7,7 @@ import streamlit as st
 from cufa.bench.cases import Work
 from cufa.bench.suites import SUITES
 from cufa.commands.common import seconds_text
+from cufa.core.problem import Problem
 from cufa.dashboard import page, sentences
 from cufa.dashboard.charts import roofline as charts
 from cufa.dashboard.charts.roofline import Here
@@ -18,7 +19,7 @@ from cufa.dashboard.model.measurements import Measurement, in_words
 from cufa.dashboard.model.subject import Subject, problem_of
 from cufa.dashboard.state import Controls
 from cufa.dashboard.theme import Palette
-from cufa.dashboard.views import links, mask_control
+from cufa.dashboard.views import links, mask_control, roofline_levels
 from cufa.kernels import KERNELS, TileConfig
 
 
@@ -53,9 +54,21 @@ def show(controls: Controls, palette: Palette) -> None:
         return
     here = None if asked is None else _show_asked(asked, chosen)
     _show_roofline(chosen, rows, palette, here)
-    shown_row = _show_needs(controls, rows, asked, palette)
-    if asked is None and shown_row is not None:
-        links.show("roofline", shown_row.subject)
+    row = _show_needs(controls, rows, asked, palette)
+    if asked is None:
+        links.show("roofline", row.subject)
+        roofline_levels.show(row.subject, row, chosen, _top(row.problem, chosen), palette)
+        return
+    same = [m for m in chosen.rows if m.problem == asked.problem and m.kernel in (asked.kernel, None)]
+    mine = next((m for m in same if m.kernel == asked.kernel and str(m.regime) == regime), None)
+    roofline_levels.show(asked, mine, chosen, _top(asked.problem, chosen), palette)
+
+
+def _top(problem: Problem, chosen: Evidence) -> float:
+    """FLOP/s of products."""
+    assert chosen.limits is not None
+    flops = chosen.limits.flops
+    return flops.get(_product(problem)) or max(flops.values())
 
 
 def _asked(controls: Controls) -> Subject | None:
@@ -126,7 +139,7 @@ def _show_roofline(chosen: Evidence, rows: list[Measurement], palette: Palette, 
         small=here is not None,
     )
     kinds = list(chosen.limits.flops)
-    products = [p for p in kinds if any(_product(r) == p for r in rows)] or kinds[:1]
+    products = [p for p in kinds if any(_product(r.problem) == p for r in rows)] or kinds[:1]
     lines = [
         f"{r.label}, {r.problem}: {r.speed}, {r.of_ceiling:.0%} of the limit by {r.ceiling}" for r in rows
     ]
@@ -150,7 +163,7 @@ def _show_roofline(chosen: Evidence, rows: list[Measurement], palette: Palette, 
 
 def _show_needs(
     controls: Controls, rows: list[Measurement], asked: Subject | None, palette: Palette
-) -> Measurement | None:
+) -> Measurement:
     """What limits one shape, resource by resource, where that was derived with the measurement."""
     found = {f"{r.label}, {r.problem}": r for r in rows if r.needs}
     if not found:
@@ -196,5 +209,5 @@ def _needs_verdict(row: Measurement) -> str:
     return f"{text}, {least / row.seconds:.0%} of it{uneven}."
 
 
-def _product(row: Measurement) -> str:
-    return row.problem.dtype if row.problem.dtype in ("float16", "bfloat16") else "tf32"
+def _product(problem: Problem) -> str:
+    return problem.dtype if problem.dtype in ("float16", "bfloat16") else "tf32"

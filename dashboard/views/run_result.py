@@ -11,18 +11,18 @@ from cufa.bench.regimes import Regime
 from cufa.commands.common import seconds_text
 from cufa.dashboard import page
 from cufa.dashboard.charts import samples as charts
-from cufa.dashboard.model import measured, measurements
+from cufa.dashboard.model import measured_rows, measurements
 from cufa.dashboard.model.measurements import Measurement, speedup
 from cufa.dashboard.state import Controls
 from cufa.dashboard.theme import Palette
-from cufa.dashboard.views import rates_view
+from cufa.dashboard.views import rates_view, run_profile
 from cufa.dashboard.views.compare_view import load_cells
 from cufa.dashboard.worker.run import Run
 
 
 def choose_shape(controls: Controls, run: Run | None) -> list[Measurement]:
     """The measurements of one shape of the run; of its first one unless another is chosen."""
-    found = measured.of_run(run) if run is not None else []
+    found = measured_rows.of_run(run) if run is not None else []
     if not found:
         return []
     groups = [list(group) for _, group in itertools.groupby(found, key=lambda m: m.group)]
@@ -62,12 +62,13 @@ def show(found: Sequence[Measurement], run: Run, zoomed: bool, palette: Palette)
         if m.plan:
             with st.expander(f"The plan of {m.label}, and its reasons", icon=":material/route:"):
                 st.code(m.plan, language=None)
+    run_profile.show(run, found)
     _show_skipped(run)
 
 
 def _show_all_rates(run: Run, palette: Palette) -> None:
     """Of operations that memory limits, all shapes of the run beside a plain read."""
-    rows = [m for m in measured.of_run(run) if m.operation.memory_bound and m.of_read is not None]
+    rows = [m for m in measured_rows.of_run(run) if m.operation.memory_bound and m.of_read is not None]
     if rows:
         st.header("Beside a plain read", anchor=False)
         rates_view.show(rows, "run.rates", palette)
