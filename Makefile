@@ -32,7 +32,7 @@ CUFA := $(PY) -m cufa
 PYTEST := $(PY) -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help demo dashboard test test-nightly emulate-test gpu-test gpu-evidence readme bench bench-pages bench-promises compile-all compile-nightly sanitize lint format typecheck wheel clean print-python
+.PHONY: help demo dashboard test test-nightly emulate-test gpu-test gpu-evidence readme bench bench-pages bench-promises compile-all compile-nightly sanitize lint format typecheck wheel mutants clean print-python
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -50,6 +50,9 @@ test: $(DEV)  ## the tests that can run here, of large products of parameters a 
 
 test-nightly: $(DEV)  ## the same with every case, which takes an hour
 	$(MAKE) --no-print-directory test ARGS="--every-case $(ARGS)"
+
+mutants: $(DEV)  ## wrong versions of cufa, one at a time: do the tests notice each? Recorded in tests/mutants.txt; an hour
+	$(PY) tests/mutants.py $(ARGS)
 
 lint: $(DEV)  ## ruff: rules and formatting
 	$(PY) -m ruff check .

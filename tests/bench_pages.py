@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from dashboard_browser import ARGUMENTS, CHROMIUM, MASKED, PATIENCE, Visit, address_of, serve
+from dashboard_browser import ARGUMENTS, CHROMIUM, MASKED, Visit, address_of, serve
 from dashboard_page_support import PAGES
 from playwright.sync_api import Browser, Page, sync_playwright
 
@@ -49,7 +49,7 @@ def first_visit(browser: Browser, url: str, has_figure: bool) -> dict[str, Any]:
     )
     start = time.perf_counter()
     visit.page.goto(url)
-    visit.page.locator(_FIGURE if has_figure else ".cufa-verdict").first.wait_for(timeout=PATIENCE)
+    visit.page.locator(_FIGURE if has_figure else ".cufa-verdict").first.wait_for()
     seconds = time.perf_counter() - start
     visit.settle()
     visit.context.close()
@@ -72,7 +72,7 @@ def answers(browser: Browser, server: str, repeats: int) -> dict[str, list[float
 def _answer(page: Page, option: str, sentence: str) -> float:
     start = time.perf_counter()
     page.get_by_role("radio", name=option, exact=True).click()
-    page.locator(".cufa-verdict", has_text=sentence).first.wait_for(timeout=PATIENCE)
+    page.locator(".cufa-verdict", has_text=sentence).first.wait_for()
     page.evaluate(
         "new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))"
     )  # it is drawn

@@ -7,6 +7,8 @@ with the reason counted and shown. Of large products of parameters a day's run t
 from __future__ import annotations
 
 import functools
+import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -25,6 +27,12 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_report_header() -> str:
     return f"cases of sampled tests: {sampling.VARIABLE}={sampling.date()}"
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """One more than there are cores: the tests in a browser mostly wait."""
+    return (os.process_cpu_count() if sys.version_info >= (3, 13) else len(os.sched_getaffinity(0))) + 1
 
 
 @functools.cache
@@ -57,10 +65,19 @@ def why_no_compiler() -> str | None:
 @pytest.hookimpl(trylast=True)  # after -k and -m: the sample is of what they select
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     _keep_sample(config, items)
-    items.sort(key=lambda item: not (_is_of_one_process(item.nodeid) or item.get_closest_marker("slow")))
+    items.sort(key=_turn)
     on_gpu = [item for item in items if item.get_closest_marker("gpu")]
     _skip(on_gpu, f"needs a GPU: {why_no_gpu()}" if on_gpu and why_no_gpu() else None)
-    _skip([item for item in items if item.path.name.startswith("test_emulate")], why_no_compiler())
+    _skip([item for item in items if _is_of_executor(item)], why_no_compiler())
+
+
+def _turn(item: pytest.Item) -> int:
+    """What takes longest comes first, or one process would be left alone with it at the end."""
+    if item.get_closest_marker("e2e"):
+        return 0
+    if _is_of_one_process(item.nodeid) or item.get_closest_marker("slow"):
+        return 1
+    return 2 if _is_of_executor(item) else 3
 
 
 def _skip(items: list[pytest.Item], reason: str | None) -> None:
@@ -71,16 +88,26 @@ def _skip(items: list[pytest.Item], reason: str | None) -> None:
 def _keep_sample(config: pytest.Config, items: list[pytest.Item]) -> None:
     cases_of: dict[str, list[pytest.Item]] = {}
     for item in items:
-        if item.get_closest_marker("sampled"):
+        if hasattr(item, "callspec"):
             cases_of.setdefault(_test_of(item.nodeid), []).append(item)
     left_out: set[pytest.Item] = set()
     for test, cases in cases_of.items():
-        options = {"dated": 1, "pairs": (), **cases[0].get_closest_marker("sampled").kwargs}
-        kept = sampling.chosen([item.callspec.params for item in cases], test, **options)
-        left_out |= {item for i, item in enumerate(cases) if i not in kept}
+        mark = cases[0].get_closest_marker("sampled")
+        of_executor = _is_of_executor(cases[0]) and len(cases) > sampling.FEW
+        if mark or of_executor:
+            options = mark.kwargs if mark else {}
+            if of_executor and "each" not in options:
+                options = {**sampling.EXECUTOR, **options}
+            kept = sampling.chosen([item.callspec.params for item in cases], test, **options)
+            left_out |= {item for i, item in enumerate(cases) if i not in kept}
     if left_out:
         items[:] = [item for item in items if item not in left_out]
         config.hook.pytest_deselected(items=list(left_out))
+
+
+def _is_of_executor(item: pytest.Item) -> bool:
+    """Compiles kernels for this CPU and executes them."""
+    return item.path.name.startswith("test_emulate")
 
 
 def _test_of(nodeid: str) -> str:
@@ -102,8 +129,7 @@ def _file_of(nodeid: str) -> str:
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
     """With --dist loadscope: the cases of a test run in one process, one after the other, since most share a build; so
-    do the tests of some files. Those and what is marked slow are first in line, or one process would be left alone
-    with them at the end."""
+    do the tests of some files."""
     if config.getoption("dist") != "loadscope":
         return None
     from xdist.scheduler import LoadScopeScheduling

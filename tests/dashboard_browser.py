@@ -1,6 +1,6 @@
 """What the tests in a real Chromium share: the dashboard as `cufa dashboard` serves it, a browser, a visit.
 
-Screenshots are left in ``$CUFA_SCREENSHOTS``, or in pytest's folder.
+Screenshots are left in ``$CUFA_SCREENSHOTS``, if that is set.
 """
 
 from __future__ import annotations
@@ -23,7 +23,17 @@ for _package in ("streamlit", "plotly", "playwright"):
     pytest.importorskip(_package, reason=f"the browser test needs {_package}: pip install 'cufa[dev]'")
 
 from dashboard_page_support import PAGES  # noqa: E402
-from playwright.sync_api import Browser, Page, expect, sync_playwright  # noqa: E402
+from dashboard_support import own_cache  # noqa: E402
+from playwright.sync_api import (  # noqa: E402
+    Browser,
+    FloatRect,
+    Locator,
+    Page,
+    TimeoutError,
+    ViewportSize,
+    expect,
+    sync_playwright,
+)
 
 from cufa.dashboard.worker import client  # noqa: E402
 from cufa.dashboard.worker.store import Store  # noqa: E402
@@ -47,8 +57,9 @@ ARGUMENTS = [
 PROBES = re.compile(r"/_stcore/(health|host-config)$")
 
 
-#: Compiling happens on these pages; they may take longer to come to rest on two busy cores.
-PATIENCE = 90_000
+#: Milliseconds. Compiling happens on these pages, and the cores may be busy with something else.
+PATIENCE = 300_000
+expect.set_options(timeout=PATIENCE)
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +85,7 @@ def serve(folder: Path, runs: Path) -> Iterator[str]:
     command = [sys.executable, "-m", "cufa", "dashboard", "--no-browser", "--port", "0"]
     root = str(Path(__file__).parents[1])
     path = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
-    own = {"CUFA_CACHE_DIR": str(folder / "cache"), "CUFA_RUNS_DIR": str(runs), "PYTHONPATH": path}
+    own = {"CUFA_CACHE_DIR": str(own_cache(folder / "cache")), "CUFA_RUNS_DIR": str(runs), "PYTHONPATH": path}
     environment = {**os.environ, **own}
     log = (folder / "log").open("wb")
     process = subprocess.Popen(
@@ -84,18 +95,18 @@ def serve(folder: Path, runs: Path) -> Iterator[str]:
         yield _address(process, folder / "log")
     finally:
         os.killpg(process.pid, 15)
-        process.wait(20)
+        process.wait(PATIENCE / 1000)
 
 
 def _address(process: subprocess.Popen[bytes], log: Path) -> str:
     """What the server says, once it answers there."""
-    for _ in range(600):
+    for _ in range(PATIENCE // 100):
         assert process.poll() is None, log.read_text()
         found = re.search(r"http://127\.0\.0\.1:\d+", log.read_text())
         if found is not None:
             with (
                 contextlib.suppress(OSError),
-                urllib.request.urlopen(f"{found[0]}/_stcore/health", timeout=2),
+                urllib.request.urlopen(f"{found[0]}/_stcore/health", timeout=10),
             ):
                 return found[0]
         time.sleep(0.1)
@@ -114,7 +125,9 @@ class Visit:
     """A page in a window of its own; :meth:`close` fails on anything that went wrong in it."""
 
     def __init__(self, browser: Browser, theme: str = "light", width: int = 1360) -> None:
-        self.context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=theme)
+        self.size: ViewportSize = {"width": width, "height": 900}
+        self.context = browser.new_context(viewport=self.size, color_scheme=theme)
+        self.context.set_default_timeout(PATIENCE)
         self.page: Page = self.context.new_page()
         self.trouble: list[str] = []
         self.page.on("console", lambda m: m.type == "error" and self._note(m.text, m.location["url"]))
@@ -135,13 +148,13 @@ class Visit:
 
     def settle(self) -> Page:
         """Until the script has run to its end."""
-        expect(self.page.locator("h1")).to_be_visible(timeout=PATIENCE)
+        expect(self.page.locator("h1")).to_be_visible()
         # A rerun that a click has asked for begins a moment later, and a figure is drawn a moment after its
         # data: at rest means at rest twice.
         at_rest = self.page.locator("[data-testid=stApp][data-test-script-state=notRunning]")
         for _ in range(2):
-            expect(at_rest).to_have_count(1, timeout=PATIENCE)
-            expect(self.page.locator("[data-stale=true]")).to_have_count(0, timeout=PATIENCE)
+            expect(at_rest).to_have_count(1)
+            expect(self.page.locator("[data-stale=true]")).to_have_count(0)
             self.page.wait_for_timeout(300)
         assert self.page.get_by_test_id("stException").count() == 0, self.page.inner_text("body")
         return self.page
@@ -159,14 +172,45 @@ def address_of(name: str) -> str:
 MASKED = address_of("masked_work")
 
 
-def screenshot(page: Page, name: str, folder: Path) -> None:
-    """The whole page: Streamlit scrolls inside, so the window is made as tall as its content."""
-    folder = Path(os.environ.get("CUFA_SCREENSHOTS", folder))
-    folder.mkdir(parents=True, exist_ok=True)
+def place_of(element: Locator) -> FloatRect:
+    """Where something is drawn, once it stays there."""
+    expect(element).to_be_visible()
+    before = None
+    while (box := element.bounding_box()) is None or box != before:
+        before = box
+        element.page.wait_for_timeout(400)
+    return box
+
+
+def screenshot(page: Page, name: str) -> None:
+    """The whole page, where they are asked for: Streamlit scrolls inside, so the window is made as tall as its
+    content."""
+    folder = os.environ.get("CUFA_SCREENSHOTS")
+    if not folder:
+        return
     size = page.viewport_size
     assert size is not None
     height = page.evaluate("document.querySelector('[data-testid=stMain]').scrollHeight")
     page.set_viewport_size({"width": size["width"], "height": min(int(height) + 40, 6000)})
     page.wait_for_timeout(400)
-    page.screenshot(path=folder / f"{name}.png")
+    page.screenshot(path=Path(folder, f"{name}.png"))
     page.set_viewport_size(size)
+
+
+#: What scrolls sideways: the page itself, a group of choices, and choices that the window cuts.
+_CUT = """() => {
+  const scrolls = e => e.scrollWidth - e.clientWidth > 1;
+  const outside = e => e.getBoundingClientRect().left < 0 || e.getBoundingClientRect().right > innerWidth + 1;
+  const choices = [...document.querySelectorAll('[role=radio]')];
+  const groups = choices.map(e => e.closest('[role=radiogroup]'));
+  const main = document.querySelector('[data-testid=stMain]');
+  return [main, ...groups].filter(scrolls).concat(choices.filter(outside)).map(e => e.innerText.slice(0, 80));
+}"""
+
+
+def assert_nothing_is_cut(page: Page, width: int) -> None:
+    """In a window so wide, once the layout has followed."""
+    page.set_viewport_size({"width": width, "height": 900})
+    with contextlib.suppress(TimeoutError):
+        page.wait_for_function(f"({_CUT})().length == 0 && innerWidth == {width}")
+    assert page.evaluate(_CUT) == [], f"in a window of {width} pixels"

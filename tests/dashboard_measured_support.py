@@ -71,7 +71,7 @@ def with_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def wait(store: Store) -> None:
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 300
     while store.active():
         assert time.monotonic() < deadline, store.active()
         client.refresh(store)

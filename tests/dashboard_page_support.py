@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("streamlit", reason="the dashboard needs streamlit: pip install 'cufa[dashboard]'")
 
 import streamlit as st
-from dashboard_support import APP
+from dashboard_support import APP, own_cache
 from streamlit.testing.v1 import AppTest
 
 from cufa.bench import records, traces
@@ -34,7 +34,7 @@ PAGES = registered_pages()
 @pytest.fixture(autouse=True)
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """No evidence, no cache, no GPU, unless a test brings some; nothing of the user's is touched."""
-    monkeypatch.setenv("CUFA_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("CUFA_CACHE_DIR", str(own_cache(tmp_path / "cache")))
     monkeypatch.setenv("CUFA_RUNS_DIR", str(tmp_path / "runs"))
     monkeypatch.setattr(records, "RECORDS_DIR", tmp_path / "records")
     monkeypatch.setattr(traces, "TRACES_DIR", tmp_path / "records" / "traces")
@@ -67,7 +67,7 @@ def want_one(self: compiled.Compiler, variants: object) -> int:
 
 def open_page(name: str, **parameters: str) -> AppTest:
     """A page as a browser gets it from a link."""
-    app = AppTest.from_file(APP, default_timeout=120)
+    app = AppTest.from_file(APP, default_timeout=300)
     app.switch_page(f"screens/{name}.py")
     for key, value in parameters.items():
         app.query_params[key] = value

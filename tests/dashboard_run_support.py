@@ -19,7 +19,8 @@ from cufa.dashboard.worker.jobs import Job
 from cufa.dashboard.worker.run import Run
 from cufa.dashboard.worker.store import Store
 
-PATIENCE = 90.0
+#: Seconds: the cores may be busy with something else.
+PATIENCE = 300.0
 
 
 @pytest.fixture(scope="module")

@@ -1,8 +1,17 @@
 """Large products of parameters, sampled by day.
 
-A test marked ``@pytest.mark.sampled(dated=3, pairs=[("spec", "config")])`` runs few of its cases: a fixed set in which
-every value of every parameter occurs, and every two values of each of ``pairs``, and as many ``dated`` ones, which the
-date draws from the rest. What today's run leaves out another day's finds, and ``make test-nightly`` runs all of them.
+A parametrised test runs few of its cases when it is marked ``@pytest.mark.sampled(...)``: some that are the same every
+day, and some that the date draws from the rest. What today's run leaves out another day's finds, and ``make
+test-nightly`` runs all of them. The mark's options:
+
+- ``fixed=n``: about n that are the same every day. They hold every value of every parameter, and every two values of
+  each of ``pairs=[("spec", "config")]``, of all that have at most n values. Without ``fixed``: as many as hold all.
+- ``dated=n`` more, of the date's.
+- ``each="name"``: so many of each value of this parameter, by default one fixed and one of the date's: every planted
+  bug runs every day, on two of the schedules.
+
+Tests in ``test_emulate_*.py`` need no mark: most of their cases compile a kernel, so each test of more than eight cases
+has ``fixed=6, dated=3``, or what its mark says instead. A long list inside of a test is shortened by :func:`of_today`.
 
 One environment variable says which: ``CUFA_TEST_DATE``, a date or "all". It is set once, so that all worker processes
 agree, and printed, so that a failure can be repeated on another day.
@@ -35,6 +44,10 @@ def date() -> str:
     return settle_date(every_case=False)
 
 
+#: Of tests that execute kernels, where they have more than FEW cases.
+EXECUTOR, FEW = {"fixed": 6, "dated": 3}, 8
+
+
 def of_today(cases: Sequence[T], key: str, *, fixed: int = 1, dated: int = 1) -> list[T]:
     """The first ``fixed`` of ``cases`` and ``dated`` others, drawn by the date and ``key``; all of them nightly."""
     if date() == EVERY_CASE:
@@ -43,9 +56,15 @@ def of_today(cases: Sequence[T], key: str, *, fixed: int = 1, dated: int = 1) ->
 
 
 def chosen(
-    rows: Sequence[dict[str, Any]], key: str, *, dated: int, pairs: Iterable[tuple[str, str]]
+    rows: Sequence[dict[str, Any]],
+    key: str,
+    *,
+    fixed: int | None = None,
+    dated: int = 1,
+    pairs: Iterable[tuple[str, str]] = (),
+    each: str | None = None,
 ) -> set[int]:
-    """Indices of the rows of parameters that today's run keeps."""
+    """Indices of the rows of parameters that today's run keeps; the options are those of the mark."""
     everything = range(len(rows))
     if date() == EVERY_CASE:
         return set(everything)
@@ -53,8 +72,27 @@ def chosen(
     # the first value of what is in no pair.
     mixed = random.Random(key).sample(everything, len(rows))
     named = [{name: _name(value) for name, value in rows[i].items()} for i in mixed]
-    fixed = {mixed[i] for i in covering(named, list(pairs))}
-    return fixed | set(_drawn([i for i in everything if i not in fixed], dated, key))
+    if each is None:
+        always = [mixed[i] for i in _covering(named, list(pairs), fixed)]
+        return {*always, *_drawn([i for i in everything if i not in always], dated, key)}
+    alike: dict[str, list[int]] = {}
+    for i, row in zip(mixed, named, strict=True):
+        alike.setdefault(row[each], []).append(i)
+    fixed = 1 if fixed is None else fixed
+    kept = (of_today(of, f"{key} {value}", fixed=fixed, dated=dated) for value, of in alike.items())
+    return {i for of_value in kept for i in of_value}
+
+
+def _covering(rows: list[dict[str, str]], pairs: list[tuple[str, str]], fixed: int | None) -> list[int]:
+    """Of about ``fixed`` rows those that hold most; of what has more values than that not all can be among them."""
+    if fixed is None:
+        return covering(rows, pairs)
+    values = {name: len({row.get(name) for row in rows}) for row in rows for name in row}
+    few = [{name: value for name, value in row.items() if values[name] <= fixed} for row in rows]
+    found = covering(
+        few, [pair for pair in pairs if len({tuple(map(row.get, pair)) for row in few}) <= fixed]
+    )
+    return found + [i for i in range(len(rows)) if i not in found][: max(0, fixed - len(found))]
 
 
 def _drawn(cases: Sequence[T], number: int, key: str) -> list[T]:

@@ -33,7 +33,7 @@ def test_bit_identical_whatever_the_threads(algorithm, shape, config):
 
 def test_heads_are_computed_side_by_side(monkeypatch):
     """Two threads meet inside the loop nest; with one at a time the barrier would break."""
-    meeting, fa2 = threading.Barrier(2, timeout=60), cpu._fa2
+    meeting, fa2 = threading.Barrier(2, timeout=300), cpu._fa2
 
     def fa2_in_company(heads, q_blocks):
         meeting.wait()

@@ -1,4 +1,4 @@
-"""The dashboard in a real Chromium: every page in both themes and at three widths, masks, links, who is served."""
+"""The dashboard in a real Chromium: every page, at several widths, masks, links, who is served."""
 
 # ruff: noqa: F811 - fixtures are imported, and asked for by their names
 from __future__ import annotations
@@ -16,16 +16,18 @@ from dashboard_browser import (  # noqa: E402, F401 - fixtures among them
     ARGUMENTS,
     CHROMIUM,
     MASKED,
-    PATIENCE,
     Visit,
     address_of,
+    assert_nothing_is_cut,
     browser,
+    place_of,
     runs,
     screenshot,
     server,
 )
 from dashboard_page_support import PAGES  # noqa: E402
 from playwright.sync_api import Browser, expect  # noqa: E402
+from sampling import of_today  # noqa: E402
 
 pytestmark = [
     pytest.mark.e2e,
@@ -33,126 +35,104 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
-def test_every_page_by_the_sidebar(server: str, browser: Browser, theme: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("theme", of_today(["light", "dark"], "theme", fixed=0))
+def test_every_page_by_the_sidebar(server: str, browser: Browser, theme: str) -> None:
+    """Each comes to its verdict without an error, and in a window of any width all of its choices are in sight."""
     visit = Visit(browser, theme)
     page = visit.open(server)
     links = page.get_by_test_id("stSidebarNavLink")
-    assert links.count() == len(PAGES)
+    expect(links).to_have_count(len(PAGES))
     for number, name in enumerate(PAGES):
         links.nth(number).click()
         page.wait_for_url(re.compile(re.escape(f"{server}/{address_of(name)}") + r"(\?.*)?$"))
         visit.settle()
-        expect(page.locator(".cufa-verdict").first).to_be_visible(timeout=PATIENCE)
-        page.wait_for_timeout(500)
-        screenshot(page, f"{name}-{theme}", tmp_path)
+        expect(page.locator(".cufa-verdict").first).to_be_visible()
+        screenshot(page, f"{name}-{theme}")
+        for width in (1000, 800, 600):
+            assert_nothing_is_cut(page, width)
+        page.set_viewport_size(visit.size)
     visit.close()
 
 
-@pytest.mark.parametrize("name", PAGES)
-def test_every_page_by_its_link(server: str, browser: Browser, name: str) -> None:
-    visit = Visit(browser)
+@pytest.mark.parametrize("name", of_today(PAGES, "pages by their links"))
+def test_a_page_by_its_link_in_a_narrow_window(server: str, browser: Browser, name: str) -> None:
+    visit = Visit(browser, width=390)
     page = visit.open(f"{server}/{address_of(name)}?nonsense=1")
     notice = page.get_by_test_id("stAlert").filter(has_text="'nonsense'")
-    expect(notice).to_be_visible(timeout=PATIENCE)
+    expect(notice).to_be_visible()
+    assert_nothing_is_cut(page, 390)
+    screenshot(page, f"{name}-narrow")
     visit.close()
 
 
-@pytest.mark.parametrize("name", PAGES)
-def test_a_narrow_window(server: str, browser: Browser, name: str, tmp_path: Path) -> None:
-    visit = Visit(browser, width=390)
-    page = visit.open(f"{server}/{address_of(name)}")
-    page.wait_for_timeout(500)
-    main = "document.querySelector('[data-testid=stMain]')"
-    assert page.evaluate(f"{main}.scrollWidth - {main}.clientWidth") <= 1
-    screenshot(page, f"{name}-narrow", tmp_path)
-    visit.close()
-
-
-@pytest.mark.parametrize("width", [600, 800, 1000])
-def test_no_choice_is_out_of_sight(server: str, browser: Browser, width: int, tmp_path: Path) -> None:
-    """Of controls that show all options: none scrolls sideways, none is cut, at widths where columns are narrow."""
-    visit = Visit(browser, width=width)
-    for name in ("run", "masked_work", "compare", "history"):
-        page = visit.open(f"{server}/{address_of(name)}")
-        for option in page.get_by_role("radio").all():
-            box = option.bounding_box()
-            assert box is not None
-            group = option.locator("xpath=ancestor::*[@role='radiogroup'][1]")
-            assert group.evaluate("e => e.scrollWidth - e.clientWidth") <= 1, (name, option.inner_text())
-            assert box["x"] >= 0 and box["x"] + box["width"] <= width + 1, (name, option.inner_text())
-    screenshot(page, f"history-{width}", tmp_path)
-    visit.close()
-
-
-def test_nothing_starts_while_a_field_is_red(server: str, browser: Browser, tmp_path: Path) -> None:
+def test_nothing_starts_while_a_field_is_red(server: str, browser: Browser) -> None:
     visit = Visit(browser)
     page = visit.open(f"{server}/{address_of('run')}")
     start = page.get_by_role("button", name="Start")
-    expect(start).to_be_enabled(timeout=PATIENCE)
+    expect(start).to_be_enabled()
     heads = page.get_by_role("spinbutton", name="Heads", exact=True)
     heads.fill("99999")
     page.keyboard.press("Enter")
-    expect(page.get_by_test_id("stAlert").filter(has_text="Heads is 99,999")).to_be_visible(timeout=PATIENCE)
+    expect(page.get_by_test_id("stAlert").filter(has_text="Heads is 99,999")).to_be_visible()
     expect(start).to_be_disabled()
-    screenshot(page, "run-refused-light", tmp_path)
+    screenshot(page, "run-refused-light")
     heads.fill("4")
     page.keyboard.press("Enter")
-    expect(start).to_be_enabled(timeout=PATIENCE)
+    expect(start).to_be_enabled()
     visit.close()
 
 
 def test_a_link_says_what_this_machine_decided(server: str, browser: Browser) -> None:
     visit = Visit(browser)
     page = visit.open(f"{server}/compare")
-    page.wait_for_url(re.compile(r"[?&]machine=recorded.*&show="), timeout=PATIENCE)
+    page.wait_for_url(re.compile(r"[?&]machine=recorded.*&show="))
     page.get_by_role("radio", name="time", exact=True).click()
-    page.wait_for_url(re.compile(r"[?&]metric=time"), timeout=PATIENCE)
+    page.wait_for_url(re.compile(r"[?&]metric=time"))
     visit.settle()
     page.get_by_test_id("stSidebarNavLink").filter(has_text="Decode").click()
-    page.wait_for_url(re.compile(r"/decode\?card=90"), timeout=PATIENCE)
+    page.wait_for_url(re.compile(r"/decode\?card=90"))
     visit.settle()
     page.get_by_test_id("stSidebarNavLink").filter(has_text="Compare").click()  # as it was left
-    page.wait_for_url(re.compile(r"/compare\?.*metric=time"), timeout=PATIENCE)
+    page.wait_for_url(re.compile(r"/compare\?.*metric=time"))
     visit.close()
 
 
-def test_an_h200_is_no_a100(server: str, browser: Browser, tmp_path: Path) -> None:
+def test_another_card_is_no_a100(server: str, browser: Browser) -> None:
     """The recorded trace of the first view, predicted for another card."""
     visit = Visit(browser)
     page = visit.open(f"{server}/{MASKED}?card=80")
-    said = page.locator(".cufa-verdict", has_text="On another card, NVIDIA H200")
-    expect(said).to_be_visible(timeout=PATIENCE)
+    said = page.locator(".cufa-verdict", has_text=re.compile("On another card, NVIDIA H[12]00"))
+    expect(said).to_be_visible()
     expect(said.locator(".cufa-tag")).to_have_text("recorded")
     assert "The tail is" not in page.inner_text("body")
-    screenshot(page, "masked_work-a100-light", tmp_path)
+    screenshot(page, "masked_work-a100-light")
     visit.close()
 
 
-def test_one_query_is_drawn(server: str, browser: Browser, tmp_path: Path) -> None:
+def test_one_query_is_drawn(server: str, browser: Browser) -> None:
     visit = Visit(browser)
     page = visit.open(f"{server}/{MASKED}?sq=1")
-    expect(page.locator(".js-plotly-plot").nth(1).locator(".point").first).to_be_visible(timeout=PATIENCE)
-    screenshot(page, "masked_work-one-query-light", tmp_path)
+    expect(page.locator(".js-plotly-plot").nth(1).locator(".point").first).to_be_visible()
+    screenshot(page, "masked_work-one-query-light")
     visit.close()
 
 
 def test_decode_says_nothing_that_its_own_record_beats(server: str, browser: Browser) -> None:
     visit = Visit(browser)
     page = visit.open(f"{server}/decode?batch=64")
+    expect(page.locator("body")).to_contain_text("µs at the least")
     body = page.inner_text("body")
     least = re.search(r"at least ([0-9.]+) µs", body)
     seen = re.search(r"This very problem: ([0-9.]+) µs", body)
     assert least is not None and seen is not None
     assert float(least[1]) <= float(seen[1])
-    assert "µs at the least" in body
     visit.close()
 
 
 def test_figures_have_names_for_screen_readers(server: str, browser: Browser) -> None:
     visit = Visit(browser)
     page = visit.open(f"{server}/{MASKED}")
-    expect(page.get_by_role("figure", name="Grid of 32 query blocks")).to_be_visible(timeout=PATIENCE)
+    expect(page.get_by_role("figure", name="Grid of 32 query blocks")).to_be_visible()
     for figure in page.get_by_test_id("stPlotlyChart").all():
         assert len(figure.get_attribute("aria-label") or "") > 40
     visit.close()
@@ -163,15 +143,13 @@ def test_a_click_selects_a_tile_and_the_link_carries_it(server: str, browser: Br
     page = visit.open(f"{server}/{MASKED}?sq=1024&sk=1024")  # 8 × 16 tiles of 128 × 64
     page.set_viewport_size({"width": 1360, "height": 1400})  # all of the grid
     grid = page.locator(".js-plotly-plot .nsewdrag").first
-    expect(grid).to_be_visible(timeout=PATIENCE)
-    page.wait_for_timeout(800)
-    box = grid.bounding_box()
-    assert box is not None
+    expect(grid).to_be_visible()
+    box = place_of(grid)
     page.mouse.click(box["x"] + box["width"] * 3.5 / 16, box["y"] + box["height"] * 5.5 / 8)
-    expect(page.get_by_role("spinbutton", name="Query block")).to_have_value("5", timeout=PATIENCE)
+    expect(page.get_by_role("spinbutton", name="Query block")).to_have_value("5")
     expect(page.get_by_role("spinbutton", name="Key block")).to_have_value("3")
     visit.settle()
-    assert "Tile (5, 3)" in page.inner_text("body")
+    expect(page.locator("body")).to_contain_text("Tile (5, 3)")
     page.wait_for_url(re.compile(r"[?&]q=5\b.*[?&]k=3\b"))
     page.reload()
     visit.settle()
@@ -183,14 +161,14 @@ def test_controls_answer_to_the_keyboard(server: str, browser: Browser) -> None:
     visit = Visit(browser)
     page = visit.open(f"{server}/{MASKED}?sq=1024&sk=1024")
     field = page.get_by_role("spinbutton", name="Key block")
-    expect(field).to_have_value("1", timeout=PATIENCE)
+    expect(field).to_have_value("1")
     field.focus()
     page.keyboard.press("ArrowUp")
     page.keyboard.press("Enter")
     expect(field).to_have_value("2")
     page.wait_for_url(re.compile(r"[?&]k=2\b"))
     visit.settle()
-    assert ", 2) is" in page.inner_text("body")
+    expect(page.locator("body")).to_contain_text(", 2) is")
     visit.close()
 
 
@@ -198,34 +176,34 @@ def test_controls_answer_to_the_keyboard(server: str, browser: Browser) -> None:
 LARGE = "sq=16384&sk=16384&heads=20&tiles=custom&bq=64&bkv=64"
 
 
-def test_a_mask_is_chosen_and_the_link_carries_it(server: str, browser: Browser, tmp_path: Path) -> None:
+def test_a_mask_is_chosen_and_the_link_carries_it(server: str, browser: Browser) -> None:
     visit = Visit(browser)
     page = visit.open(f"{server}/{MASKED}?sq=2048&sk=2048")
     page.get_by_role("radio", name="window", exact=True).click()
-    page.wait_for_url(re.compile(r"[?&]mask=window\b"), timeout=PATIENCE)
+    page.wait_for_url(re.compile(r"[?&]mask=window\b"))
     visit.settle()
-    expect(page.get_by_text("Mask: window (1023, 0)").first).to_be_visible(timeout=PATIENCE)
+    expect(page.get_by_text("Mask: window (1023, 0)").first).to_be_visible()
     left = page.get_by_role("spinbutton", name="Keys before")
     left.fill("300")
     page.keyboard.press("Enter")
-    page.wait_for_url(re.compile(r"[?&]left=300\b"), timeout=PATIENCE)
+    page.wait_for_url(re.compile(r"[?&]left=300\b"))
     visit.settle()
     right = page.get_by_role("spinbutton", name="Keys after")
     right.fill("")
     page.keyboard.press("Enter")
-    page.wait_for_url(re.compile(r"[?&]right=none\b"), timeout=PATIENCE)
+    page.wait_for_url(re.compile(r"[?&]right=none\b"))
     visit.settle()
-    expect(page.get_by_text("Mask: window (300, None)").first).to_be_visible(timeout=PATIENCE)
+    expect(page.get_by_text("Mask: window (300, None)").first).to_be_visible()
     figure = page.get_by_role("figure", name=re.compile("Grid of .* under the mask window \\(300, None\\)"))
-    expect(figure).to_be_visible(timeout=PATIENCE)
+    expect(figure).to_be_visible()
     page.get_by_role("spinbutton", name="Soft cap").fill("30")
     page.keyboard.press("Enter")
-    page.wait_for_url(re.compile(r"[?&]softcap=30"), timeout=PATIENCE)
+    page.wait_for_url(re.compile(r"[?&]softcap=30"))
     visit.settle()
     page.reload()
     visit.settle()
-    expect(page.get_by_text("Mask: window (300, None), softcap 30").first).to_be_visible(timeout=PATIENCE)
-    screenshot(page, "masked_work-window-light", tmp_path)
+    expect(page.get_by_text("Mask: window (300, None), softcap 30").first).to_be_visible()
+    screenshot(page, "masked_work-window-light")
     visit.close()
 
 
@@ -233,19 +211,19 @@ def test_a_bad_mask_in_a_link_is_told(server: str, browser: Browser) -> None:
     visit = Visit(browser)
     page = visit.open(f"{server}/{MASKED}?mask=window&left=-3")
     notice = page.get_by_test_id("stAlert").filter(has_text="left = '-3'")
-    expect(notice).to_be_visible(timeout=PATIENCE)
-    expect(page.get_by_text("Mask: window (1023, 0)").first).to_be_visible(timeout=PATIENCE)
+    expect(notice).to_be_visible()
+    expect(page.get_by_text("Mask: window (1023, 0)").first).to_be_visible()
     visit.close()
 
 
 def test_the_former_address_of_masked_work_goes_on_to_it(server: str, browser: Browser) -> None:
     visit = Visit(browser)
     page = visit.open(f"{server}/causal_work?sq=512&mask=full")
-    page.wait_for_url(f"{server}/{MASKED}?*", timeout=PATIENCE)
+    page.wait_for_url(f"{server}/{MASKED}?*")
     visit.settle()
-    expect(page.get_by_role("heading", name="Masked work")).to_be_visible(timeout=PATIENCE)
+    expect(page.get_by_role("heading", name="Masked work")).to_be_visible()
     expect(page.get_by_role("spinbutton", name="Queries", exact=True)).to_have_value("512")
-    assert "Nothing is masked" in page.inner_text("body")
+    expect(page.locator("body")).to_contain_text("Nothing is masked")
     visit.close()
 
 
@@ -254,7 +232,7 @@ def test_a_large_view_is_drawn_under_every_mask(server: str, browser: Browser) -
     page = visit.open(f"{server}/{MASKED}?{LARGE}")
     for mask, answer in (("full", "Nothing is masked"), ("window", "Skipping"), ("causal", "Skipping")):
         page.get_by_role("radio", name=mask, exact=True).click()
-        expect(page.locator(".cufa-verdict", has_text=answer).first).to_be_visible(timeout=PATIENCE)
+        expect(page.locator(".cufa-verdict", has_text=answer).first).to_be_visible()
         visit.settle()
     visit.close()
 

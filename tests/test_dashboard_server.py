@@ -171,7 +171,7 @@ def test_what_pages_need_is_there_before_the_first_visitor(
     from cufa.dashboard.views import occupancy_view
 
     if occupancy_view.compiler().missing is None:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 300
         while not list(tmp_path.glob("static/*.json")):
             assert time.monotonic() < deadline
             time.sleep(0.1)

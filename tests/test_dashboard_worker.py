@@ -172,9 +172,10 @@ def test_a_run_deep_in_one_long_call_is_cut_off(store: Store) -> None:
 
 
 def test_samples_are_seen_while_they_are_taken(store: Store) -> None:
-    case = Case(make(1, 2, 256, 64, "float32", CAUSAL), contenders("naive", "fa2"))
-    run_id = client.submit(store, Job("watched", "cpu", (case,), 1.5))
-    seen = wait_for(store, run_id, lambda run: bool(run.live)).live
+    # Large enough that ten rounds, the fewest that there are, are seen to go on, however busy the machine is.
+    case = Case(make(1, 2, 2048, 64, "float32", CAUSAL), contenders("naive", "fa2"))
+    run_id = client.submit(store, Job("watched", "cpu", (case,), 2.0))
+    seen = wait_for(store, run_id, lambda run: bool(run.live) or over(run)).live
     assert set(seen) == {"naive", "fa2"}
     run = wait_for(store, run_id, over)
     assert run.status is Status.DONE

@@ -147,7 +147,7 @@ def test_bit_identical_whatever_the_threads(schedule, config):
 
 def test_splits_run_side_by_side(monkeypatch):
     """Two threads meet inside; with one at a time the barrier would break."""
-    meeting, attend = threading.Barrier(2, timeout=60), cpu_decode._attend
+    meeting, attend = threading.Barrier(2, timeout=300), cpu_decode._attend
 
     def attend_in_company(*arguments):
         meeting.wait()

@@ -67,6 +67,7 @@ def assert_visited(run: Emulation, case: Case) -> None:
         np.testing.assert_array_equal(free, clear[record["q_block"]])
 
 
+@pytest.mark.sampled(fixed=8, dated=4)
 @pytest.mark.parametrize("deterministic", [False, True])
 @pytest.mark.parametrize(("spec", "config", "dtype", "precision"), CONFIGS)
 def test_every_tiling(spec, config, dtype, precision, deterministic):
@@ -129,6 +130,7 @@ def test_edges(spec, dtype, precision, shape, deterministic):
     check(spec, precision, make_case(*shape, 64, dtype, causal=True, dlse=True), deterministic=deterministic)
 
 
+@pytest.mark.sampled(each="spec", fixed=0)
 @pytest.mark.parametrize("head_dim", [64, 128])
 @pytest.mark.parametrize("spec", SPECS, ids=lambda s: s.name)
 def test_same_bits_in_every_order(spec, head_dim):

@@ -208,6 +208,7 @@ def found_by(config: BackwardConfig, deterministic: bool = False, **case: Any) -
     return " ".join(sorted(kinds))
 
 
+@pytest.mark.sampled(fixed=8, dated=5)
 @pytest.mark.parametrize("name", BUGS)
 def test_planted(patch, name):
     planted = BUGS[name]
@@ -221,6 +222,7 @@ def test_planted(patch, name):
     assert any(kind in found for kind in (planted.kinds or "wrong").split()), found or "nothing found"
 
 
+@pytest.mark.sampled(fixed=2, dated=2)
 @pytest.mark.parametrize("i", range(len(ordering_calls("fa2_backward.cu"))))
 def test_every_barrier_and_wait_is_missed(patch, i):
     """Without any one of them, checked mode finds something in some run."""

@@ -104,7 +104,8 @@ def run_planted(bug: int, mode: str, **options):
     return (counters, found) if mode == "counted" else (out, found)
 
 
-@pytest.mark.parametrize("schedule", of_today(["ascending", "descending", 1], "planted"))
+@pytest.mark.sampled(each="name")
+@pytest.mark.parametrize("schedule", ["ascending", "descending", 1])
 @pytest.mark.parametrize("name", PLANTED)
 def test_planted(patch, name, schedule):
     """Found on every schedule, saying who and where."""
@@ -218,7 +219,7 @@ def ordering_calls(file: str) -> list[re.Match[str]]:
     return calls
 
 
-@pytest.mark.sampled(dated=8)
+@pytest.mark.sampled(fixed=8, dated=4)
 @pytest.mark.parametrize(
     ("file", "i"), [(file, i) for file in RUNS for i in range(len(ordering_calls(file)))]
 )
@@ -237,7 +238,7 @@ def test_every_barrier_and_wait_is_missed(patch, file, i):
 
 @pytest.mark.parametrize("file", RUNS)
 def test_clean_kernels_are_quiet(file):
-    for algorithm, dtype, config, head_dim in of_today(RUNS[file], f"quiet {file}", dated=2):
+    for algorithm, dtype, config, head_dim in of_today(RUNS[file], f"quiet {file}"):
         assert findings(algorithm, dtype, config, head_dim) == ()
 
 
@@ -265,7 +266,7 @@ def test_row_past_the_end(patch):
 @pytest.mark.parametrize("file", RUNS)
 def test_bank_conflicts_of_real_kernels(file):
     """None where rows are whole multiples of 128 bytes; else some copies cross a row's end in one pass."""
-    for algorithm, dtype, config, head_dim in of_today(RUNS[file], f"conflicts {file}", dated=2):
+    for algorithm, dtype, config, head_dim in of_today(RUNS[file], f"conflicts {file}"):
         inputs = make_inputs(1, 2, 1, 140, 200, head_dim, dtype)
         totals = emulate(*inputs, algorithm=algorithm, config=config, mode="counted").totals
         assert totals["bank_conflicts"] <= (0 if head_dim % 32 == 0 else 0.1 * totals["shared_wavefronts"])

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from sampling import of_today
 from support import forward_operands, make_inputs, make_problem, plan_with_blocks
 
 from cufa.executor import build as host_build
@@ -89,8 +88,9 @@ def as_matrix(accumulators: np.ndarray) -> np.ndarray:
     return matrix
 
 
+@pytest.mark.sampled(each="name")
 @pytest.mark.parametrize("copies", ["early", "late"])
-@pytest.mark.parametrize("schedule", of_today(["ascending", "descending", 1], "planted hopper"))
+@pytest.mark.parametrize("schedule", ["ascending", "descending", 1])
 @pytest.mark.parametrize("name", PLANTED)
 def test_planted(sources, monkeypatch, name, schedule, copies):
     monkeypatch.setattr(compiler, "SOURCE_DIR", sources)

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from decode_kernel_support import configs, operands_of, plan_of
 from decode_support import make_case
-from sampling import of_today
 
 from cufa.executor import build as host_build
 from cufa.executor.emulate import EmulationError, Execution, run_plan
@@ -115,7 +114,8 @@ def expected(cluster: int, blocks: int) -> np.ndarray:
     return total
 
 
-@pytest.mark.parametrize("schedule", of_today(SCHEDULES, "planted"))
+@pytest.mark.sampled(each="name")
+@pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("name", PLANTED)
 def test_planted(name, schedule):
     """Found on every schedule, saying which block, warp and line."""
@@ -132,8 +132,9 @@ def test_planted(name, schedule):
     assert all("planted_cluster.cu:" in f.message for f in found), text
 
 
+@pytest.mark.sampled(each="name")
 @pytest.mark.parametrize("copies", ["early", "late"])
-@pytest.mark.parametrize("schedule", of_today(SCHEDULES, "planted async"))
+@pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("name", PLANTED_ASYNC)
 def test_planted_async(name, schedule, copies):
     bug = list(PLANTED_ASYNC).index(name)

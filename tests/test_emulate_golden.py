@@ -41,6 +41,7 @@ def test_every_primitive_is_as_it_was_recorded(golden):
     assert {f"probe/{p.name}" for p in PROBES if p.name not in probes.AWAITED_PROBES} <= set(golden)
 
 
+@pytest.mark.sampled(each="probe")
 @pytest.mark.parametrize("probe", PROBES, ids=lambda p: p.name)
 def test_primitive(golden, probe):
     if probe.name in probes.AWAITED_PROBES:
@@ -94,6 +95,7 @@ def assert_warpgroup_products(got, expected):
     np.testing.assert_allclose(got, expected, rtol=0, atol=2.0**-18 * np.abs(expected).max())
 
 
+@pytest.mark.sampled(each="probe")
 @pytest.mark.parametrize("schedule", ["ascending", "descending", 3])
 @pytest.mark.parametrize("copies", ["early", "late"])
 @pytest.mark.parametrize("probe", PROBES[-7:], ids=lambda p: p.name)

@@ -57,7 +57,7 @@ def check(spec, precision, q, k, v, *, layout="bhsd", causal=False, **options):
     return run
 
 
-@pytest.mark.sampled(dated=4, pairs=[("spec", "config"), ("spec", "dtype"), ("spec", "precision")])
+@pytest.mark.sampled(fixed=12, pairs=[("spec", "dtype"), ("spec", "precision")])
 @MASKS
 @pytest.mark.parametrize(("spec", "config", "dtype", "precision"), CONFIGS)
 def test_every_tiling(spec, config, dtype, precision, causal):
@@ -71,14 +71,14 @@ def test_every_tiling(spec, config, dtype, precision, causal):
     check(spec, precision, *inputs, causal=causal, config=config, trace=causal)
 
 
-@pytest.mark.sampled(dated=4, pairs=[("spec", "head_dim")])
+@pytest.mark.sampled(fixed=9)
 @pytest.mark.parametrize("head_dim", [8, 40, 96, 128, 192, 256])
 @pytest.mark.parametrize(("spec", "dtype", "precision"), VARIANTS)
 def test_head_dims(spec, dtype, precision, head_dim):
     check(spec, precision, *make_inputs(1, 1, 1, 70, 90, head_dim, dtype), causal=True, trace=False)
 
 
-@pytest.mark.sampled(dated=2, pairs=[("spec", "alignment"), ("dtype", "alignment")])
+@pytest.mark.sampled(pairs=[("dtype", "alignment")])
 @pytest.mark.parametrize("alignment", [8, 4, 2])
 @pytest.mark.parametrize(
     ("spec", "dtype", "precision"), [v for v in VARIANTS if not v.values[0].uses_copy_engine]
@@ -165,7 +165,7 @@ PERSISTENT = [
 ]
 
 
-@pytest.mark.sampled(dated=2, pairs=[("config", "head_dim")])
+@pytest.mark.sampled(fixed=4, dated=2)
 @MASKS
 @pytest.mark.parametrize(("spec", "config", "head_dim"), PERSISTENT)
 def test_persistent_blocks(spec, config, head_dim, causal):

@@ -140,6 +140,7 @@ def _wide_configs() -> list:
     ]
 
 
+@pytest.mark.sampled(fixed=1, dated=1)
 @pytest.mark.parametrize(("config", "head_dim"), _wide_configs())
 def test_consumers_pass_over_tiles_at_both_ends(config, head_dim):
     """Narrow bands over many tiles on one or two persistent blocks: consumers see tiles at different places, some

@@ -94,6 +94,7 @@ def turns(tmp_path_factory):
     yield from beside_the_kernels(tmp_path_factory.mktemp("turns"), "planted_turns.cu")
 
 
+@pytest.mark.sampled(each="name")
 @SCHEDULES
 @pytest.mark.parametrize("copies", ["early", "late"])
 @pytest.mark.parametrize("name", ENGINE)
@@ -126,6 +127,7 @@ def test_engine(engine, name, copies, schedule):
         assert (arrays["out"][1, 0] != product).any()
 
 
+@pytest.mark.sampled(each="name")
 @SCHEDULES
 @pytest.mark.parametrize("name", OVERLAP)
 def test_overlap(overlap, name, schedule):
@@ -143,6 +145,7 @@ def test_overlap(overlap, name, schedule):
         assert run_planted("planted_overlap.cu", no_await, arrays, (first, again, first), execution) == ()
 
 
+@pytest.mark.sampled(each="name")
 @SCHEDULES
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("name", TURNS)

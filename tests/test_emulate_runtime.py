@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -94,9 +95,10 @@ print(hashlib.sha256(run.out.tobytes() + run.lse.tobytes()).hexdigest())
 
 
 def test_processes_may_build_at_once_and_fibers_may_be_portable(tmp_path):
-    """Three processes with one empty cache, one of them switching stacks by ucontext: the same bits."""
-    flags = ["-O0", "-O0", "-O0 -DCUFA_PORTABLE_FIBERS"]  # built in a third of the time
-    options = [{"CUFA_CXXFLAGS": x} for x in flags]
+    """Three processes with one cache that has no kernel, one of them switching stacks by ucontext: the same bits."""
+    (tmp_path / "host").mkdir()
+    shutil.copy(host_build.runtime(), tmp_path / "host")  # seconds to build; the third builds its own
+    options = [{}, {}, {"CUFA_CXXFLAGS": "-O0 -DCUFA_PORTABLE_FIBERS"}]
     started = [run_script(_DIGEST, CUFA_CACHE_DIR=str(tmp_path), **x) for x in options]
     finished = [process.communicate() for process in started]
     assert [process.returncode for process in started] == [0, 0, 0], finished

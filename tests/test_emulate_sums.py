@@ -81,6 +81,7 @@ def expected(numbers: np.ndarray) -> np.ndarray:
     return total
 
 
+@pytest.mark.sampled(each="name")
 @pytest.mark.parametrize("schedule", ["ascending", "descending", 1])
 @pytest.mark.parametrize("name", PLANTED)
 def test_planted(name, schedule):

@@ -48,6 +48,7 @@ def draw(q, seed=7):
     return rng.standard_normal(q.shape), rng.standard_normal(q.shape[:3])
 
 
+@pytest.mark.sampled(dated=12, pairs=[("mask", "softcap"), ("mask", "seqlen_q"), ("mask", "heads")])
 @pytest.mark.parametrize("with_dlse", [False, True])
 @pytest.mark.parametrize("softcap", [None, 1.5])
 @pytest.mark.parametrize("mask", [FULL, CAUSAL, Band(2, 1), Band(0, None, -2)], ids=str)

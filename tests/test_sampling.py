@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 
 import pytest
 import sampling
+
+pytest_plugins = ["pytester"]
 
 ROWS = [
     {"kernel": kernel, "width": width, "causal": causal}
@@ -56,3 +59,59 @@ def test_values_without_a_name_are_told_apart_by_their_text(monkeypatch):
     monkeypatch.setenv(sampling.VARIABLE, DAYS[0])
     rows = [{"value": value} for value in ([1], [2], {"a": 1}, KeyError)]
     assert sampling.chosen(rows, "key", dated=0, pairs=()) == {0, 1, 2, 3}
+
+
+def test_about_as_many_are_fixed_as_asked_for(monkeypatch):
+    for fixed in (2, 6, 9, 20):
+        rows = [ROWS[i] for i in chosen(monkeypatch, DAYS[0], dated=0, fixed=fixed)]
+        assert len(rows) in range(fixed, fixed + 4)
+        assert {row["causal"] for row in rows} == {False, True}
+        if fixed >= 6:
+            assert {row["kernel"] for row in rows} == set("abcdef")
+        if fixed >= 12:
+            assert len({(row["kernel"], row["causal"]) for row in rows}) == 12
+        assert rows == [ROWS[i] for i in chosen(monkeypatch, DAYS[1], dated=0, fixed=fixed)]
+
+
+def test_so_many_of_each_value(monkeypatch):
+    seen = set()
+    for day in DAYS:
+        rows = [ROWS[i] for i in chosen(monkeypatch, day, each="kernel", dated=1, pairs=())]
+        assert [row["kernel"] for row in rows].count("c") == 2 and len(rows) == 12
+        seen.update((row["width"], row["causal"]) for row in rows if row["kernel"] == "c")
+    assert len(seen) > 12, "another day draws others"
+
+
+def test_tests_of_the_executor_are_sampled_without_a_mark(pytester, monkeypatch):
+    monkeypatch.setenv(sampling.VARIABLE, DAYS[0])
+    pytester.makeconftest(Path(sampling.__file__).with_name("conftest.py").read_text())
+    test = """
+import pytest
+
+@pytest.mark.parametrize("x", range(40))
+def test_many(x): pass
+
+@pytest.mark.parametrize("x", range(8))
+def test_few(x): pass
+
+@pytest.mark.sampled(each="x")
+@pytest.mark.parametrize("y", range(5))
+@pytest.mark.parametrize("x", range(10))
+def test_each(x, y): pass
+"""
+    pytester.makepyfile(
+        test_emulate_this=test, test_that=test.replace("sampled(each", "sampled(dated=3, each")
+    )
+    kept = pytester.inline_run("--collect-only", "-p", "no:cacheprovider").getcalls(
+        "pytest_collection_modifyitems"
+    )
+    names = [item.nodeid.split("[")[0] for item in kept[0].items]
+    counts = {name: names.count(name) for name in names}
+    assert counts == {
+        "test_emulate_this.py::test_many": 9,
+        "test_emulate_this.py::test_few": 8,
+        "test_emulate_this.py::test_each": 20,
+        "test_that.py::test_many": 40,
+        "test_that.py::test_few": 8,
+        "test_that.py::test_each": 40,
+    }

@@ -1,0 +1,288 @@
+"""The mutants of ``make mutants``: what is changed, why that is wrong, and the tests that serve the file."""
+
+# ruff: noqa: E501 - where it fits, a change is one line
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Mutant(NamedTuple):
+    file: str
+    before: str
+    """Occurs once in the file."""
+    after: str
+    tests: str
+    """Names of test files without ``test_`` and ``.py``, the likeliest to notice it first."""
+    why: str
+    """What is wrong with it."""
+
+
+def _of(file: str, tests: str, *changes: tuple[str, str, str]) -> list[Mutant]:
+    return [Mutant(file, before, after, tests, why) for before, after, why in changes]
+
+
+CORE = [
+    *_of(
+        "cufa/core/mask.py", "masks schedule",
+        ("shift - self.left", "shift - self.left + 1", "a window one key too narrow on the left"),
+        ("seen &= key <= row + last", "seen &= key < row + last", "the last key of each row is hidden"),
+        ('"bottom-right": seqlen_k - seqlen_q', '"bottom-right": seqlen_q - seqlen_k', "the diagonal on the wrong side"),
+        ("np.maximum(row_first + first, 0)\n    high", "np.maximum(row_last + first, 0)\n    high",
+         "tiles that only the first rows of a block see are skipped"),
+        ("clear_end = (clear_high + 1) // block_columns", "clear_end = clear_high // block_columns",
+         "a tile that is clear is masked"),
+        ("(2 * smallest + growing - 1)", "(2 * smallest + growing + 1)", "scores are counted wrongly"),
+        ("first + seqlen_q - 1 <= 0", "first + seqlen_q - 1 < 0", "a left edge that hides nothing takes a slower kernel"),
+    ),
+    *_of(
+        "cufa/core/schedule.py", "schedule",
+        ("grid[uncut & visited[:, -1], -1]", "grid[uncut, -1]", "tiles that are skipped are called padded"),
+        ("self.mask.query_tiles if self.by_keys", "self.mask.query_tiles if not self.by_keys", "rows for columns"),
+    ),
+    *_of(
+        "cufa/core/order.py", "schedule dashboard_launch emulate_backward",
+        ("place, num_blocks - 1 - place", "place, place", "persistent blocks never turn around"),
+        ("short = rows * 3 // 8", "short = rows // 2", "another order than the kernel's"),
+        ("(free, (at + length, slot))", "(free, (at, slot))", "a slot is free before its block has ended"),
+    ),
+    *_of(
+        "cufa/core/scores.py", "cpu_backward reference_backward api",
+        ("return 1 - (capped", "return 1 + (capped", "the slope of a soft cap above 1"),
+        ("(bool, np.bool_, str, bytes)", "(str, bytes)", "softcap=True is taken as 1"),
+    ),
+    *_of(
+        "cufa/core/params.py", "emulate_kernels api",
+        ("max(scale * log2_e, SMALLEST_SCALE)", "scale * log2_e", "NaN from a mask and a scale of 0"),
+        ("s // itemsize for s", "s * itemsize for s", "strides in bytes where elements are meant"),
+    ),
+    *_of(
+        "cufa/core/problem.py", "problem planner api decode_api emulate_decode_window",
+        ("return 0 in (self.batch, self.heads, self.seqlen_q, self.seqlen_k)",
+         "return 0 in (self.batch, self.heads, self.seqlen_q)", "no keys: a launch over nothing"),
+        ("max(self.seqlen_k - first, self.cache.new_tokens)", "self.seqlen_k - first",
+         "new tokens outside of the window are not stored"),
+        ("keys * self.kv_heads * self.head_dim * (self.k_element", "keys * self.heads * self.head_dim * (self.k_element",
+         "bytes of a cache counted per query head"),
+    ),
+    *_of(
+        "cufa/core/occupancy.py", "occupancy",
+        ("_round_up(warps, arch.partitions) > arch", "warps > arch", "a block that cannot be launched is said to fit"),
+        ("shared_memory + arch.reserved_shared_memory,", "shared_memory,", "what the driver reserves is forgotten"),
+    ),
+]  # fmt: skip
+
+PLANNING = [
+    *_of(
+        "cufa/planner.py", "planner tuning",
+        ("num_splits < 1", "num_splits < 0", "num_splits=0 is taken"),
+        ("seqlen_k.bit_length() - 1", "seqlen_k.bit_length() - 2", "another length class than the records'"),
+        ("grid=(min(launch.grid[0], device.num_sms), 1, 1)", "grid=(device.num_sms, 1, 1)", "more blocks than items"),
+        ("max(launch.grid[1:]) > _MAX_GRID_YZ", "max(launch.grid[1:]) >= _MAX_GRID_YZ", "the largest grid is refused"),
+        ("if winner in fitting:", "if winner is not None:", "tuned tiles that do not fit are taken"),
+        ("serving = [spec for spec in named if refusals[spec.name] is None]", "serving = named", "no refusal counts"),
+    ),
+    *_of(
+        "cufa/tuning.py", "tuning",
+        ("except (AttributeError, KeyError, TypeError):", "except KeyError:", "a damaged file ends every call"),
+        ("except (OSError, ValueError, RecursionError):", "except OSError:", "a file cut short ends every call"),
+        ("isinstance(name, str) and name in known", "isinstance(name, str)", "a kernel that is gone is preferred"),
+    ),
+    *_of(
+        "cufa/kernels/shared_memory.py", "shared_memory configs",
+        ("end = max(end, offset + x.size)", "end = offset + x.size", "a small buffer over a large one cuts it short"),
+        ("// 16 | 1) * 16", "// 16) * 16", "rows of a tile share their banks"),
+    ),
+    *_of(
+        "cufa/nvrtc/covering.py", "covering variants",
+        ("if one in row and other in row:", "if one in row:", "pairs with what a row lacks"),
+        ("if heap and entry > heap[0]:", "if heap and entry >= heap[0]:", "never ends"),
+    ),
+    *_of(
+        "cufa/nvrtc/variants.py", "variants",
+        ('"SKIP_MASKED_TILES": variant.skips', '"SKIP_MASKED_TILES": True', "builds that differ are taken for one"),
+        ("for alignment in (8, 4, 2):", "for alignment in (8, 4):", "2-byte copies are never compiled"),
+    ),
+]  # fmt: skip
+
+CALLS = [
+    *_of(
+        "cufa/ops/arrays.py", "arrays api backward_api decode_errors decode_api",
+        ("return start + sum(s for s in spans if s < 0),", "return start,", "reversed arrays: an overlap is missed"),
+        ("extent = stride * (size - 1) + extent", "extent = stride * (size - 1)", "rows that share elements are written"),
+        ("            if size > 1:\n                bits |= stride", "            if size > 0:\n                bits |= stride",
+         "the stride of an axis of length 1 decides the kernel"),
+        ("        stride > 0 for x in arrays", "        stride >= 0 for x in arrays", "broadcast axes pass for positive strides"),
+        ("not math.isfinite(value) or value < 0", "value < 0", "a scale of inf is taken"),
+        ("or (kv_heads and heads % kv_heads)", "", "5 query heads share 2"),
+        ("if isinstance(x, np.ma.MaskedArray):", "if False:", "a masked array's mask is ignored"),
+        ("not x.flags.writeable:\n        raise ValueError(f\"{name} is read-only: pass", "False:\n        raise ValueError(f\"{name} is read-only: pass",
+         "a read-only out is found by NumPy, or written"),
+    ),
+    *_of(
+        "cufa/decode/schedule.py", "decode_splits decode_cpu decode_merge emulate_decode_window",
+        ("min(split * each, tiles), min((split + 1) * each, tiles)", "min(split * each, tiles), (split + 1) * each",
+         "the last split reads past its sequence"),
+        ("return share * self.total // self.used", "return share * (self.total // self.used)", "the last tiles belong to nobody"),
+        ("last = min(count, inside + end - tile)", "last = min(count, end - tile)", "a piece in the midst ends too early"),
+        ("(reach + block_kv - 1) // block_kv)", "reach // block_kv)", "a window that begins within a tile has one more"),
+    ),
+    *_of(
+        "cufa/decode/checks.py", "decode_errors decode_api",
+        ("// size, -(-length // size)", "// size, length // size", "a page filled in part is not checked"),
+        ("if total > problem.seqlen_k:", "if total >= problem.seqlen_k:", "a full cache is refused"),
+        ("(used >= problem.cache.num_pages)", "(used > problem.cache.num_pages)", "the first page that does not exist"),
+        ("(other, its_entry) != (b, entry) and slot", "other != b and slot", "one sequence names a page twice"),
+        ("slot < count:", "slot <= count:", "the slot behind a shared page's last token is refused"),
+    ),
+    *_of(
+        "cufa/decode/splits.py", "decode_splits planner",
+        ("blocks if splits == 2 else blocks // 2", "blocks", "clusters that do not all run at once"),
+        ("tiles, count, blocks = longest", "tiles, blocks, count = longest", "items and blocks are swapped"),
+    ),
+]  # fmt: skip
+
+CPU = [
+    *_of(
+        "cufa/backends/cpu.py", "cpu_backend",
+        ("shift = np.where(m_new == -np.inf, 0, m_new)", "shift = m_new", "NaN for rows that see nothing yet"),
+        ("    np.copyto(O, 0, where=l == 0)\n", "", "NaN for rows that see nothing"),
+        ("not self.is_masked(i, j) or np.isfinite(V).all()", "True", "0 · inf of a value that is not seen"),
+        ("self.lse[..., rows] = (m + np.log(l))", "self.lse[..., rows] = (m - np.log(l))", "another LSE"),
+        ("if self.is_masked(i, j):\n            hide", "if i == j:\n            hide", "masked tiles beside the diagonal"),
+    ),
+    *_of(
+        "cufa/backends/cpu_tiles.py", "cpu_backend cpu_backward",
+        ("part = slice(columns[0], columns[-1] + 1)", "part = slice(columns[0], columns[-1])", "the last hidden column is seen"),
+        ("return not first <= tile < end", "return not first <= tile <= end", "the first tile after the clear ones is not masked"),
+    ),
+    *_of(
+        "cufa/backends/cpu_decode.py", "decode_cpu decode_api decode_cpu_memory",
+        ("count = min(size - slot, start", "count = min(size, start", "tokens appended past the end of a page"),
+        ("if -largest <= wide.min(initial=0) and wide.max(initial=0) <= largest:", "if wide.max(initial=0) <= largest:",
+         "-inf in a float16 cache is -65536"),
+        ("if -largest <= wide.min(initial=0) and wide.max(initial=0) <= largest:", "if -largest <= wide.min(initial=0):",
+         "inf in a float16 cache is 65536"),
+        ("tokens - 1 + first <= start", "first <= start", "later tokens see what lies before their window"),
+        ("(last is None or stop - 1 <= last)", "(last is None or stop - 2 <= last)", "a token sees the one after it"),
+    ),
+    *_of(
+        "cufa/backends/cpu_backward.py", "cpu_backward backward_api",
+        ("delta[..., 0] -= dlse", "delta[..., 0] += dlse", "dlse with the wrong sign"),
+        ("        delta[nothing] = 0\n", "", "NaN in out of a row that sees nothing"),
+        ("dK *= heads.scale", "dK *= 1", "dK is not scaled"),
+        ("hidden is None or _finite(Q, dO, K, V, delta)", "hidden is None or _finite(Q, dO, K, delta)",
+         "0 · inf of a value that is not seen"),
+        ("range(share, schedule.num_kv_blocks, shares)", "range(share, schedule.num_kv_blocks - 1, shares)",
+         "the last key block has no gradient"),
+    ),
+]  # fmt: skip
+
+TOOLS = [
+    *_of(
+        "cufa/bench/timing.py", "bench",
+        ("order = names if rounds % 2 == 0 else names[::-1]", "order = names", "one contender is always first"),
+        ("together = len(a) == len(b) and slow.regime is Regime.IN_TURNS", "together = False", "drift counts as noise"),
+    ),
+    *_of(
+        "cufa/bench/check.py", "bench",
+        ("worst = float(np.maximum(worst, error))", "worst = max(worst, error)", "NaN passes for no error"),
+        ("x[table[batch, : -(-length // x.shape[2])], kv_head]", "x[table[batch, : length // x.shape[2]], kv_head]",
+         "the last page of a sequence is not compared"),
+    ),
+    *_of(
+        "cufa/bench/bounds.py", "bounds",
+        ("reads, writes = reads + q_bytes, writes + q_bytes", "reads, writes = reads, writes + q_bytes",
+         "what the store reads is not counted"),
+    ),
+    *_of(
+        "cufa/executor/memory.py", "emulate_bugs emulate_runtime",
+        ("(gap if axis == 2 else 0)", "0", "no poison behind the last row"),
+        ("    if not writable:\n        copy[...] = x\n", "    copy[...] = x\n", "an output that is never written shows its input"),
+    ),
+    *_of(
+        "cufa/executor/build.py", "emulate_builds emulate_runtime",
+        ("if _is_sound(target):", "if target.exists():", "a damaged library is loaded"),
+        ("            if time.time() - scratch.stat().st_mtime > _ABANDONED_SECONDS:\n    ", "            if True:\n    ",
+         "the folder of a build that goes on is removed"),
+    ),
+]  # fmt: skip
+
+FORWARD = [
+    *_of(
+        "cuda_src/tiles/mask.cuh", "emulate_masks emulate_kernels emulate_backward",
+        ("return among_keys(i64(row) + first);", "return among_keys(i64(row) + first + 1);", "the left edge one key late"),
+        ("return among_keys(i64(row) + 1 + last);", "return among_keys(i64(row) + last);", "the right edge one key early"),
+        ("range.clear_end = keys_end(first_row) / BC;", "range.clear_end = keys_end(last_row) / BC;", "masked tiles called clear"),
+        ("range.clear_first = (keys_begin(last_row) + BC - 1) / BC;", "range.clear_first = keys_begin(last_row) / BC;",
+         "tiles at the left edge called clear"),
+        ("if (KIND == MASK_BAND && begin >= end) range", "if (false) range", "a block that sees nothing visits tiles"),
+    ),
+    *_of(
+        "cuda_src/tiles/softmax.cuh", "emulate_kernels emulate_mutants",
+        ("x = fmaxf(x, shfl_xor(x, 1));\n  return fmaxf(x, shfl_xor(x, 2));",
+         "x = fmaxf(x, shfl_xor(x, 1));\n  return fmaxf(x, shfl_xor(x, 1));", "the maximum of half a row"),
+        ("l[r] *= alpha[r];", "", "a row's sum is not brought to the new maximum"),
+        ("return l[r] == 0.0f ? 0.0f : rcp(l[r]);", "return rcp(l[r]);", "NaN for rows that see nothing"),
+        ("int SLACK = 8", "int SLACK = 24", "float16 probabilities overflow"),
+    ),
+    *_of(
+        "cuda_src/tiles/copy.cuh", "emulate_kernels emulate_bugs",
+        ("!CHECK_ROWS || row + i * STEP < valid_rows);", "true);", "rows past the end are read"),
+        ("return (units | 1) * 16;", "return units * 16;", "another pitch than the planner's"),
+        ("for (int row = thread; row < ROWS; row += NUM_THREADS) {\n    st_shared_vec4",
+         "for (int row = thread; row < ROWS - 1; row += NUM_THREADS) {\n    st_shared_vec4", "the padding of the last row"),
+    ),
+    *_of(
+        "cuda_src/tiles/schedule.cuh", "emulate_kernels dashboard_launch",
+        ("const u32 place = round % 2 == 0 ?", "const u32 place = true ?", "another order than is simulated"),
+        ("(i64(item.batch) * p.heads + item.head) * p.seqlen_q + row;\n}\n\n// One record",
+         "(i64(item.batch) * p.kv_heads + item.head) * p.seqlen_q + row;\n}\n\n// One record", "the LSE of another head"),
+    ),
+    *_of(
+        "cuda_src/tiles/score.cuh", "emulate_masks emulate_backward",
+        ("return fabsf(x) < 0.5f ? fmaf(x * square, tail, x) : far;", "return fabsf(x) < 5.0f ? fmaf(x * square, tail, x) : far;",
+         "the series of tanh where it does not converge"),
+        ("const VisibleColumns<KIND, SEGMENT> visible(mask, row + 8 * r,", "const VisibleColumns<KIND, SEGMENT> visible(mask, row,",
+         "the mask of the row eight above"),
+    ),
+    *_of(
+        "cuda_src/kernels/fa2_forward.cu", "emulate_kernels emulate_masks",
+        ("for (int r = 0; r < 2 * M_TILES; ++r) softmax.l[r] += l_other[r];", "", "the sum of half the keys"),
+        ("lane % 4 == 0 && group_row + row < p.seqlen_q", "lane % 4 == 0", "an LSE past the end"),
+    ),
+    *_of(
+        "cuda_src/kernels/fa1_forward.cu", "emulate_kernels emulate_masks",
+        ("state.load(head, group, first_row, j == 0);", "state.load(head, group, first_row, true);", "what was summed is forgotten"),
+        ("if (slice == 0) state.update_rows", "state.update_rows", "rows are updated once per slice"),
+    ),
+    *_of(
+        "cuda_src/kernels/fa3_forward.cu", "emulate_fa3 emulate_kernels emulate_masks",
+        ("above = block.end - 1 - j;", "above = block.end - j;", "a consumer passes over a tile of its own"),
+        ("if (grown) {\n", "if (false) {\n", "O is not brought to the new maximum"),
+        ("for (int i = 0; i < HEAD_DIM / 2; ++i) O_rmem[i] = 0.0f;", "", "O of the item before"),
+        ("    if (j >= tiles.clear_end) mask(SegmentTag<RIGHT_MASKED>{});\n", "", "the first tile of an item is not masked"),
+    ),
+]  # fmt: skip
+
+DECODING = [
+    *_of(
+        "cuda_src/tiles/decode_schedule.cuh", "emulate_decode emulate_decode_window emulate_decode_calls",
+        ("return {old_keys, APPEND ? min(old_keys + p.new_tokens, p.capacity) : old_keys};",
+         "return {old_keys, APPEND ? old_keys + p.new_tokens : old_keys};", "keys past the end of the cache"),
+        ("max(p.tokens + p.left, APPEND ? p.new_tokens : 0)", "p.tokens + p.left", "new tokens that nobody sees are lost"),
+        ("return min(max(entry, 0), p.num_pages - 1);", "return min(max(entry, 0), p.num_pages);", "a wild page is read"),
+        ("piece.first_slot = 2 * first + 1;", "piece.first_slot = 2 * first;", "parts of two items in one slot"),
+        ("piece.first_tile = min(piece.tiles.first + split * each, end);", "piece.first_tile = piece.tiles.first + split * each;",
+         "a split beyond the end of a short sequence"),
+    ),
+    *_of(
+        "cuda_src/tiles/decode_merge.cuh", "emulate_decode emulate_decode_calls",
+        ("l = l * old_weight + u32_as_float(ml_part.y) * weight;", "l = l + u32_as_float(ml_part.y) * weight;",
+         "sums of parts at different maxima"),
+        ("inverse *= ld_global<float>(p.v_scale + piece.kv_head);", "inverse *= ld_global<float>(p.v_scale);",
+         "every head has the scale of the first"),
+        ("const int token = SEVERAL_TOKENS ? packed % p.tokens : 0;", "const int token = 0;", "all tokens in the place of one"),
+    ),
+]  # fmt: skip
+
+MUTANTS = [*CORE, *PLANNING, *CALLS, *CPU, *TOOLS, *FORWARD, *DECODING]
