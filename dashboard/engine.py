@@ -9,6 +9,7 @@ import streamlit as st
 
 from cufa.dashboard import sentences
 from cufa.dashboard.model import evidence, measured_rows
+from cufa.dashboard.model.evidence import Evidence
 from cufa.dashboard.model.measurements import Measurement
 from cufa.dashboard.state import Controls
 from cufa.dashboard.worker import client
@@ -105,6 +106,12 @@ def _looked_through() -> list[tuple[Run, list[Measurement]]]:
 def all_runs() -> list[Run]:
     """Newest first; one that cannot be read says so."""
     return [run for run, _ in _looked_through()]
+
+
+def own_evidence() -> list[Evidence]:
+    """Runs made here that measured ceilings too, newest first."""
+    found = (evidence.of_run(run, rows) for run, rows in _looked_through())
+    return [e for e in found if e is not None]
 
 
 def all_measurements(*, listed: bool = False) -> list[Measurement]:

@@ -225,6 +225,13 @@ class Controls:
         self._show(name, text, "")
         return parse(text) if text else None
 
+    def hold(self, *names: str) -> None:
+        """Keep what the link says of controls that come later, when what they are about is there."""
+        for name in names:
+            if name in st.query_params:
+                self._names.add(name)
+                self._shown[name] = st.query_params[name]
+
     def asked(self, name: str) -> str:
         """What a control holds, or the link says of it: before it is created, to offer it."""
         held = st.session_state.get(self._key(name))

@@ -23,7 +23,7 @@ from dashboard_page_support import (  # noqa: F401 - fixtures among them
 )
 from dashboard_support import write_evidence
 
-from cufa.dashboard.model import compiled
+from cufa.dashboard.model import builder
 from cufa.nvrtc.static_compile import MissingCompilerError
 
 

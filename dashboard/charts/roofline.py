@@ -140,8 +140,9 @@ def _line(figure: go.Figure, x: list[float], y: list[float], name: str, dash: st
     )
 
 
-def needs_figure(row: Measurement, palette: Palette, height: int = 340) -> go.Figure:
-    """Time that each resource would need alone, at its ceiling; lines at the measured and the predicted."""
+def needs_figure(row: Measurement, palette: Palette, tag: str = "measured", height: int = 340) -> go.Figure:
+    """Time that each resource would need alone, at its ceiling; lines at the predicted time and at the one that is
+    ``tag``, measured or recorded."""
     factor, unit = unit_for(row.seconds)
     figure = theme.new_figure(palette, height, bargap=0.35, hovermode="closest")
     figure.add_trace(
@@ -159,9 +160,9 @@ def needs_figure(row: Measurement, palette: Palette, height: int = 340) -> go.Fi
     )
     # Away from each other: the lines may be close.
     earlier = row.predicted is None or row.predicted <= row.seconds
-    anchors = {"measured": "left" if earlier else "right", "predicted": "right" if earlier else "left"}
+    anchors = {tag: "left" if earlier else "right", "predicted": "right" if earlier else "left"}
     for seconds, text, dash, colour in (
-        (row.seconds, "measured", "solid", palette.measured),
+        (row.seconds, tag, "solid", palette.measured),
         (row.predicted, "predicted", "dash", palette.predicted),
     ):
         if seconds is None:

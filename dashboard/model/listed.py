@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from cufa.dashboard.model.builder import Builder
@@ -49,8 +48,10 @@ class Lister(Builder[Listed]):
 @functools.lru_cache(32)
 def source_lines(file: str) -> tuple[str, ...]:
     """Of a file below ``cuda_src``; nothing for one that is generated."""
-    path: Path = SOURCE_DIR / file
-    return tuple(path.read_text(encoding="utf-8").splitlines()) if path.is_file() else ()
+    path = (SOURCE_DIR / file).resolve()
+    if not path.is_relative_to(SOURCE_DIR.resolve()) or not path.is_file():
+        return ()
+    return tuple(path.read_text(encoding="utf-8").splitlines())
 
 
 def slots_per_tile(loop: LoopCost, spec: KernelSpec, config: TileConfig, head_dim: int) -> float | None:

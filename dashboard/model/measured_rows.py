@@ -41,6 +41,8 @@ def of_rows(record: Json, origin: str, source: str, title: str = "", recorded: s
                 row.label if is_gpu else row.label.removesuffix(", 1 an SM"),  # a CPU has none
                 row,
                 read.p50_ns / row.p50_ns if read is not None else None,
+                str(environment.get("commit") or row.json.get("digest") or ""),
+                str(environment.get("gpu", {}).get("clocks.max.sm", "")),
             )
             _read(m)
             found.append(m)

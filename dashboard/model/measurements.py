@@ -1,6 +1,6 @@
 """Everything that was measured, from this machine's runs and from recorded evidence, as one list.
 
-Rows of every operation and regime become a :class:`Measurement` in one place, :mod:`cufa.dashboard.model.measured_rows`.
+Rows of every operation and regime become a :class:`Measurement` in :mod:`cufa.dashboard.model.measured_rows`.
 """
 
 from __future__ import annotations
@@ -58,6 +58,10 @@ class Measurement:
     row: Recorded
     of_read: float | None = None
     """Share of what a plain read of as many bytes reached beside it; None: none was timed there."""
+    commit: str = ""
+    """Of the checkout that was measured, or the digest of the kernel's source; empty: neither was kept."""
+    clock_limit: str = ""
+    """The card's highest SM clock, in words."""
     read_ceiling: float = 0.0
     """Bytes per second of the fastest reading known of its machine (:func:`fastest_read`); 0: not known."""
 
@@ -180,6 +184,10 @@ class Measurement:
             ("tflop_per_joule", "{:.3g} TFLOP per joule"),
         )  # fmt: skip
         said = [words.format(load[name]) for name, words in parts if load.get(name) is not None]
+        said += [
+            f"throttled by the {name} {share:.0%} of the time"
+            for name, share in load.get("throttled", {}).items()
+        ]
         said += ["the host could not keep up: this is its time, not the kernel's"] * self.row.host_bound
         return ", ".join(said)
 

@@ -135,7 +135,11 @@ def load_cells(m: Measurement) -> dict[str, str]:
         ("energy per call", "joules", "{:.3g} J"),
         ("TFLOP per joule", "tflop_per_joule", "{:.3g}"),
     )
-    return {name: "–" if load.get(key) is None else text.format(load[key]) for name, key, text in columns}
+    cells = {name: "–" if load.get(key) is None else text.format(load[key]) for name, key, text in columns}
+    reasons = load.get("throttled") or {}
+    return cells | {
+        "throttled by": ", ".join(f"{name} {share:.0%}" for name, share in reasons.items()) or "–"
+    }
 
 
 def _point(m: Measurement, metric: str, factor: float) -> Point:

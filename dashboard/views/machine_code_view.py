@@ -48,6 +48,7 @@ def show(choice: Choice, controls: Controls, palette: Palette) -> None:
     found = lister().known(variant)
     if found is None:
         st.session_state.setdefault(_SINCE, time.monotonic())
+        controls.hold("as", "file", "line", "entry")
         st.fragment(_wait, run_every=0.5)(variant)
         return
     st.session_state.pop(_SINCE, None)

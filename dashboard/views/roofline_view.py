@@ -8,7 +8,7 @@ from cufa.bench.cases import Work
 from cufa.bench.suites import SUITES
 from cufa.commands.common import seconds_text
 from cufa.core.problem import Problem
-from cufa.dashboard import page, sentences
+from cufa.dashboard import engine, page, sentences
 from cufa.dashboard.charts import roofline as charts
 from cufa.dashboard.charts.roofline import Here
 from cufa.dashboard.charts.work import si
@@ -22,6 +22,8 @@ from cufa.dashboard.theme import Palette
 from cufa.dashboard.views import links, mask_control, roofline_levels
 from cufa.kernels import KERNELS, TileConfig
 
+_OWN = ", run here"
+
 
 def show(controls: Controls, palette: Palette) -> None:
     """The whole page; where there is no evidence, what would make some."""
@@ -33,7 +35,7 @@ def show(controls: Controls, palette: Palette) -> None:
     with page.control_box():
         left, middle, right = page.fields(1.8, 2.2, 1.6)
         with left:
-            words = {e.name: e.where for e in found}
+            words = {e.name: f"{e.where}{_OWN if e.rows[0].origin == 'run' else ''}" for e in found}
             chosen = by_name[controls.choice("machine", "Measured on", words, local=True)]
         suites = dict.fromkeys(r.suite for r in chosen.rows)
         with middle:
@@ -103,27 +105,30 @@ def _show_asked(asked: Subject, chosen: Evidence) -> Here:
     rows = [m for m in chosen.rows if m.problem == p]
     if rows:
         told = (f"{m.label} {seconds_text(m.seconds)} ({m.of_ceiling:.0%}, {m.regime})" for m in rows)
-        page.verdict(f"This very shape: {sentences.listed(told, 8)}.", "", "recorded", small=True)
+        tag = page.origin_tag(rows[0].origin)
+        page.verdict(f"This very shape: {sentences.listed(told, 8)}.", "", tag, small=True)
     else:
         st.caption(f"Of this shape no time is recorded on {chosen.where}; the star is where the roof is.")
     return Here(p.flops / p.io_bytes, p.flops / least / 1e12)
 
 
 def _load() -> list[Evidence]:
-    """Evidence with ceilings; says so when there is none."""
+    """Evidence with ceilings, and runs made here; says so when there is none."""
     try:
         found = [e for e in evidence.load() if e.limits is not None and e.rows]
     except ValueError as error:
         page.verdict("The recorded evidence cannot be read.", "alarm")
         st.error(str(error), icon=":material/broken_image:")
-        return []
+        return engine.own_evidence()
+    found += engine.own_evidence()
     if not found:
         page.verdict("No GPU evidence is recorded in this version yet.", "warn")
         st.markdown(
             "A roofline needs ceilings and times from one machine. On a machine with a GPU, from a "
             "checkout:\n\n```\nmake gpu-evidence\n```\n\n"
             "It measures the ceilings (memory, tensor cores, exponentials) and every kernel, and writes "
-            "`cufa/records/<gpu>.json`, which this page draws, here and everywhere else."
+            "`cufa/records/<gpu>.json`, which this page draws, here and everywhere else. A run on the page Run "
+            "measures its ceilings too."
         )
     return found
 
@@ -135,7 +140,7 @@ def _show_roofline(chosen: Evidence, rows: list[Measurement], palette: Palette, 
         f"{best.label} comes closest: {best.speed}, {best.of_ceiling:.0%} of what "
         f"{best.limit_allows} ({best.problem}; {best.regime}).",
         "",
-        "recorded",
+        page.origin_tag(best.origin),
         small=here is not None,
     )
     kinds = list(chosen.limits.flops)
@@ -149,7 +154,7 @@ def _show_roofline(chosen: Evidence, rows: list[Measurement], palette: Palette, 
     )
     page.figure(roofline, "roofline", alt)
     st.caption(
-        f"Recorded on **{chosen.where}**, {rows[0].regime}: {rows[0].how} "
+        f"{page.origin_tag(best.origin).capitalize()} on **{chosen.where}**, {rows[0].regime}: {rows[0].how} "
         "Ceilings were measured there in the same run: a large copy, or for what only reads the fastest reading, "
         "products from registers, exponentials. Traffic is every operand once; FLOP are 4 · head dim for each score "
         "that the mask lets through."
@@ -177,10 +182,11 @@ def _show_needs(
 
     default = max(found, key=interest)
     row = found[controls.choice("shape", "Kernel and shape", list(found), default, local=True)]
-    page.verdict(_needs_verdict(row), tag="recorded", small=True)
-    alt = f"Bars of the time that each resource needs, against {seconds_text(row.seconds)} measured: "
+    page.verdict(_needs_verdict(row), tag=page.origin_tag(row.origin), small=True)
+    tag = page.origin_tag(row.origin)
+    alt = f"Bars of the time that each resource needs, against {seconds_text(row.seconds)} {tag}: "
     alt += ", ".join(f"{name} {seconds_text(seconds)}" for name, seconds in row.needs.items()) + "."
-    page.figure(charts.needs_figure(row, palette), "roofline.needs", alt)
+    page.figure(charts.needs_figure(row, palette, tag), "roofline.needs", alt)
     st.caption(
         "Each bar: what the tiles ask of one resource, over its measured ceiling, were it the only one. "
         "**Busiest block**: the longest of them times the imbalance between SMs. **No overlap**: products, "

@@ -51,6 +51,7 @@ def show(found: Sequence[Measurement], run: Run, zoomed: bool, palette: Palette)
         + "FLOP are 4 · head dim for each score that the mask lets through."
     )
     show_table(found)
+    _show_power(found)
     _show_all_rates(run, palette)
     if max(m.of_ceiling for m in found) > 1:
         st.info(
@@ -64,6 +65,25 @@ def show(found: Sequence[Measurement], run: Run, zoomed: bool, palette: Palette)
                 st.code(m.plan, language=None)
     run_profile.show(run, found)
     _show_skipped(run)
+
+
+def _show_power(found: Sequence[Measurement]) -> None:
+    """What the card drew while each kernel ran alone, where NVML told."""
+    told = [m for m in found if m.load.get("watts") is not None]
+    if not told:
+        return
+    thriftiest = max(told, key=lambda m: float(m.load.get("tflop_per_joule") or 0.0))
+    slowest = min(told, key=lambda m: float(m.load["clock_mhz"]))
+    joules = thriftiest.load.get("joules")
+    text = f"{thriftiest.label} takes {joules:.3g} J per call. " if joules else ""
+    limit = f" of at most {slowest.clock_limit}" if slowest.clock_limit else ""
+    load = slowest.load
+    text += f"{slowest.label} runs at {load['clock_mhz']:,.0f} MHz{limit}, drawing {load['watts']:,.0f} W"
+    reasons = load.get("throttled") or {}
+    if reasons:
+        name = max(reasons, key=lambda reason: reasons[reason])
+        text += f": the {name} keeps the clock down {reasons[name]:.0%} of the time"
+    page.verdict(f"{text}.", "", "measured", small=True)
 
 
 def _show_all_rates(run: Run, palette: Palette) -> None:
