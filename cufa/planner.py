@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from .core import order
 from .core.architectures import Device
-from .core.operation import OPERATIONS, Choice, Operation, Request, Split
+from .core.operation import OPERATIONS, Choice, Operation, Request, Split, Tuned
 from .core.problem import Problem
 from .core.schedule import Schedule
 from .kernels import KernelSpec, Launch, TileConfig, kernels_of
@@ -108,7 +108,7 @@ def make_plan(
     device: Device | None,
     algorithm: str = "auto",
     config: TileConfig | None = None,
-    tuned: Mapping[str, TileConfig] | None = None,
+    tuned: Mapping[str, Tuned] | None = None,
     *,
     num_splits: int | None = None,
     kernel: str | None = None,
@@ -118,7 +118,7 @@ def make_plan(
 
     ``algorithm`` is that of the operation's kernels (decode: the schedule), ``num_splits`` asks for so many
     splits or shares. ``config`` overrides the tiles and ``kernel``, a name of the registry, kernel and algorithm
-    (benchmarks, tuning, tests). ``tuned`` maps :func:`tuning_key` to the config that ``cufa tune`` measured fastest
+    (benchmarks, tuning, tests). ``tuned`` maps :func:`tuning_key` to the tiles that ``cufa tune`` measured fastest
     on this device, ``fastest`` maps :func:`problem_class` to the kernel that recorded benchmarks found fastest
     there; where neither knows, the registry's order decides.
 
@@ -206,20 +206,21 @@ def choose_tiles(
     if request.config is not None:
         return Choice(spec, request.config)
     fitting = fitting_configs(spec, problem.head_dim, device)
-    winner = request.tuned.get(tuning_key(spec, problem))
-    if winner in fitting:
-        assert winner is not None
-        return Choice(spec, winner, (f"tiles {winner}: measured fastest on this device by `cufa tune`",))
     chosen = spec.choose(problem, fitting, device)
+    tuned = request.tuned.get(tuning_key(spec, problem))
+    if tuned is not None and tuned.config in fitting and tuned.planned in (None, chosen):
+        return Choice(spec, tuned.config, (f"tiles {tuned.config}: {tuned.found}",))
     reason = f"tiles {chosen}: the registry's choice for head_dim {problem.head_dim} (not tuned here)"
     return Choice(spec, chosen, (reason,))
 
 
 def tuning_key(spec: KernelSpec, problem: Problem) -> str:
-    """Shapes that share a tuned config: same kernel, dtype, precision, head dim, kind of mask and length class."""
-    mask = problem.mask_kind
+    """Shapes that share tuned tiles: same kernel, dtype, precision, head dim, kind of mask, length class, and number of
+    query rows in all to a power of two: how many thread blocks there are decides which tiles fill the GPU."""
+    rows = problem.batch * problem.heads * problem.seqlen_q
     return (
-        f"{spec.name}/{problem.dtype}/{problem.precision}/d{problem.head_dim}/{mask}/{_length_class(problem)}"
+        f"{spec.name}/{problem.dtype}/{problem.precision}/d{problem.head_dim}/{problem.mask_kind}/"
+        f"{_length_class(problem)}/{_power_of_two(rows)} rows"
     )
 
 
@@ -233,7 +234,12 @@ def problem_class(problem: Problem) -> str:
 
 def _length_class(problem: Problem) -> int:
     """The power of two nearest below seqlen_k: no choice depends on more."""
-    return 1 << max(problem.seqlen_k.bit_length() - 1, 0)
+    return _power_of_two(problem.seqlen_k)
+
+
+def _power_of_two(count: int) -> int:
+    """The nearest below; 1 of none."""
+    return 1 << max(count.bit_length() - 1, 0)
 
 
 def algorithms(operation: str = "forward") -> tuple[str, ...]:
@@ -271,16 +277,19 @@ def _serving(
     if not serving:
         raise ValueError(_refused(problem, device, algorithm, refusals))
     if algorithm == "auto" and kernel is None:
-        serving, reason = _preferred(serving, fastest.get(problem_class(problem)), device)
+        serving, reason = _preferred(operation, serving, fastest.get(problem_class(problem)), device)
         reason += _passed_over(serving[0], refusals)
     return serving, [reason]
 
 
 def _preferred(
-    serving: list[KernelSpec], measured: str | None, device: Device
+    operation: Operation, serving: list[KernelSpec], measured: str | None, device: Device
 ) -> tuple[list[KernelSpec], str]:
     """The kernels with the one to prefer in front, and why it is."""
     first = next((spec for spec in serving if spec.name == measured), None)
+    if operation.splits:
+        kind = "the copy engine" if serving[0].uses_copy_engine else "its threads' own copies"
+        return serving, f"auto: a kernel that reads the cache by {kind}, for the splits that follow"
     if first is None:
         return serving, (
             f"auto: {serving[0].name} is first in the registry's order of those that serve this problem (nothing "

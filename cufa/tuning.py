@@ -18,7 +18,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from .kernels import KERNELS, TileConfig
+from .core.operation import Tuned
+from .kernels import KERNELS, KernelSpec, TileConfig
+from .nvrtc.compiler import source_digest
 
 
 def cache_dir() -> Path:
@@ -39,17 +41,46 @@ def _slug(device_name: str) -> str:
 
 
 @functools.cache
-def load(device_name: str) -> Mapping[str, TileConfig]:
+def load(device_name: str) -> Mapping[str, Tuned]:
     """Winners by :func:`cufa.planner.tuning_key`: the user's own, else those that ship with the package. Empty when
-    nothing has been tuned on this model."""
+    nothing has been tuned on this model. What was measured of a kernel that has changed since is left out."""
     winners = {}
     for file in (recorded_path(device_name, TILES), path(device_name)):
         for key, entry in _read(file).items():
             try:
-                winners[key] = KERNELS[key.partition("/")[0]].read_config(entry["config"])
-            except (AttributeError, KeyError, TypeError):  # damaged, or written by another version of cufa
+                tuned = _tuned(KERNELS[key.partition("/")[0]], entry)
+            except (
+                AttributeError,
+                KeyError,
+                TypeError,
+                ValueError,
+            ):  # damaged, or of another version of cufa
                 continue
+            if tuned is not None:
+                winners[key] = tuned
     return winners
+
+
+def _tuned(spec: KernelSpec, entry: Mapping[str, Any]) -> Tuned | None:
+    """None where the kernel has changed. Raises AttributeError, KeyError, TypeError or ValueError for what is none."""
+    config = spec.read_config(entry["config"])
+    if entry.get("digest", "") not in ("", _digest(spec.source)):
+        return None
+    if "planned" not in entry:
+        return Tuned(config)
+    planned, where = (
+        spec.read_config(entry["planned"]),
+        f"tuned on {entry['device']}, {entry['recorded'][:10]}",
+    )
+    if config == planned:
+        return Tuned(config, planned, f"{where}: none was faster, {entry['regime']}")
+    speedup = float(entry["over_planned"])
+    return Tuned(config, planned, f"{where}: {speedup:.2f}× as fast as {planned}, {entry['regime']}")
+
+
+@functools.cache
+def _digest(source: str) -> str:
+    return source_digest(f"kernels/{source}")
 
 
 def save(device_name: str, key: str, config: TileConfig, evidence: Mapping[str, Any]) -> Path:

@@ -38,8 +38,6 @@ def move(cp, device, arrays):
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_arrays_of_another_device_than_the_current_one(cp, algorithm, dtype):
-    if algorithm == "fa1" and dtype == "float32":
-        pytest.skip("fa1 takes 16-bit types only")
     host = make_inputs(2, 4, 2, 130, 200, 64, dtype)
     inputs = move(cp, 1, host)
     for _ in range(2):  # the second call takes the short cut

@@ -11,10 +11,11 @@ import sys
 import pytest
 from sampling import of_today
 
+from cufa.bench.decode_cases import make_decode
 from cufa.core.architectures import ARCHITECTURES, Device, find_architecture
 from cufa.core.lengths import Cached
 from cufa.core.mask import CAUSAL, FULL, Band, Mask
-from cufa.core.operation import OPERATIONS
+from cufa.core.operation import OPERATIONS, Tuned
 from cufa.core.params import softmax_scalars
 from cufa.core.problem import HEAD_DIM_STEP, MASK_KINDS, MAX_HEAD_DIM, Problem
 from cufa.kernels import KERNELS, KernelSpec, TileConfig, kernels_of
@@ -145,9 +146,19 @@ def test_tuned_config_is_honoured():
     spec = KERNELS["fa1_forward"]
     default, *others = fitting_configs(spec, p.head_dim, H200)
     assert make_plan(p, H200, "fa1").config is default
-    plan = make_plan(p, H200, "fa1", tuned={tuning_key(spec, p): others[-1]})
+    tuned = {tuning_key(spec, p): Tuned(others[-1], default, "tuned on a card: 1.10× as fast")}
+    plan = make_plan(p, H200, "fa1", tuned=tuned)
     assert plan.config is others[-1]
-    assert "measured fastest" in str(plan)
+    assert f"because    tiles {others[-1]}: tuned on a card: 1.10× as fast" in str(plan)
+
+
+def test_tuned_config_is_not_taken_where_the_planner_would_take_other_tiles_than_it_beat():
+    """Within one class of shapes there may be too few thread blocks for the tiles that were measured."""
+    p = problem()
+    spec = KERNELS["fa1_forward"]
+    default, *others = fitting_configs(spec, p.head_dim, H200)
+    tuned = {tuning_key(spec, p): Tuned(others[-1], others[0], "")}
+    assert make_plan(p, H200, "fa1", tuned=tuned).config is default
 
 
 @pytest.mark.parametrize(
@@ -159,6 +170,7 @@ def test_tuned_config_is_honoured():
         {"mask": Band(100, 0)},
         {"seqlen_k": 512},
         {"precision": "tf32"},
+        {"batch": 16},
     ],
     ids=lambda change: next(iter(change)),
 )
@@ -177,7 +189,7 @@ def test_lengths_of_one_class_share_a_tuned_config():
 def test_tuned_config_that_is_no_longer_registered_is_ignored():
     p = problem()
     spec = KERNELS["fa1_forward"]
-    plan = make_plan(p, H200, "fa1", tuned={tuning_key(spec, p): TileConfig(17, 19, 1)})
+    plan = make_plan(p, H200, "fa1", tuned={tuning_key(spec, p): Tuned(TileConfig(17, 19, 1))})
     assert plan.config is make_plan(p, H200, "fa1").config
 
 
@@ -355,3 +367,13 @@ def test_a_mask_that_no_kernel_serves_is_refused_with_its_name():
 def test_scalars_of_a_soft_cap_are_finite_in_float32():
     for value in softmax_scalars(1e3, 1.2e-38).values():
         assert math.isfinite(ctypes.c_float(value).value)
+
+
+@pytest.mark.parametrize(
+    ("arch", "how"), [("sm_90", "the copy engine"), ("sm_80", "its threads' own copies")]
+)
+def test_a_decode_plan_says_why_its_kernel_and_nothing_of_measured_classes(arch, how):
+    """Its kernel follows from the cut of the keys; no class of decode problems is ever measured."""
+    text = str(make_plan(make_decode(1, 32, 8, 8192), Device.typical(arch)))
+    assert f"because    auto: a kernel that reads the cache by {how}, for the splits that follow" in text
+    assert "measured" not in text

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from mask_support import BANDS
 from support import DTYPES, make_inputs
 
+import cufa
 from cufa import attention_reference
 from cufa.core.mask import CAUSAL, FULL, Band
 from cufa.ops import reference
@@ -185,3 +186,24 @@ def test_unknown_layout():
     x = np.ones((1, 1, 1, 8))
     with pytest.raises(ValueError, match="layout='sbhd'"):
         attention_reference(x, x, x, layout="sbhd")
+
+
+@pytest.mark.parametrize("name", ["q", "k_cache", "v_cache", "k_new", "cache_seqlens", "k_scale"])
+def test_masks_of_numpys_arrays_are_refused_not_ignored(name):
+    """As by the calls that are tested against it."""
+    q, cache = np.ones((1, 2, 1, 8)), np.ones((1, 2, 4, 8))
+    given = {"q": q, "k_cache": cache, "v_cache": cache, "k_new": q, "v_new": q}
+    given |= {"cache_seqlens": np.array([3]), "k_scale": np.ones(2)}
+    assert np.isfinite(cufa.decode_reference(**given)).all()
+    given[name] = np.ma.masked_array(given[name], mask=True)
+    with pytest.raises(TypeError, match=rf"{name} is numpy\.ma\S*MaskedArray.*{name}\.filled"):
+        cufa.decode_reference(**given)
+
+
+@pytest.mark.parametrize("name", ["q", "k", "v"])
+def test_masks_are_refused_by_attention_too(name):
+    given = dict.fromkeys("qkv", np.ones((1, 1, 4, 8)))
+    given[name] = np.ma.masked_array(given[name], mask=True)
+    for call in (cufa.attention_reference, lambda **x: cufa.attention_reference_backward(given["q"], **x)):
+        with pytest.raises(TypeError, match=r"whose mask attention does not read"):
+            call(**given)

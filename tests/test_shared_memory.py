@@ -79,6 +79,7 @@ def test_buffers_overlap_only_where_they_say_so(spec):
 WHOLE = {
     "naive": lambda c: True,
     "fa1_forward": lambda c: True,
+    "fa1_forward_f32": lambda c: True,
     "fa2_forward": lambda c: c.column_warps == 2,
     "fa2_forward_f32": lambda c: True,
     "fa3_forward": lambda c: True,

@@ -6,19 +6,26 @@ import dataclasses
 import json
 
 import pytest
+from click.testing import CliRunner
 from records_support import (
     H200,
+    LIMITS,
     measured_row,
     section,
 )
 
 from cufa import tuning
 from cufa.bench import fastest, records
+from cufa.bench.power import Power
+from cufa.bench.regimes import Regime
 from cufa.bench.suites import make
+from cufa.bench.sustained import Load
+from cufa.commands import tune as command
 from cufa.core.architectures import Device
 from cufa.core.mask import CAUSAL, Band
-from cufa.kernels import TileConfig
-from cufa.planner import make_plan, tuning_key
+from cufa.core.operation import Tuned
+from cufa.kernels import KERNELS, TileConfig
+from cufa.planner import fitting_configs, make_plan, tuning_key
 
 
 class TestFastest:
@@ -71,7 +78,7 @@ class TestTuning:
         file = tuning.save("NVIDIA H200", "naive/one", a, {"seconds": 1e-3})
         tuning.save("NVIDIA H200", "naive/two", b, {})
         tuning.save("NVIDIA H200", "naive/one", b, {})
-        assert tuning.load("NVIDIA H200") == {"naive/one": b, "naive/two": b}
+        assert tuning.load("NVIDIA H200") == {"naive/one": Tuned(b), "naive/two": Tuned(b)}
         assert tuning.load("NVIDIA A100") == {}
         assert [f.name for f in file.parent.iterdir()] == ["tuned-nvidia-h200.json"], (
             "no temporary file is left"
@@ -86,14 +93,14 @@ class TestTuning:
         file.write_bytes(content)
         assert tuning.load("GPU") == {}
         tuning.save("GPU", "naive/key", TileConfig(64, 64, 4), {})
-        assert tuning.load("GPU") == {"naive/key": TileConfig(64, 64, 4)}
+        assert tuning.load("GPU") == {"naive/key": Tuned(TileConfig(64, 64, 4))}
 
     def test_what_is_damaged_spoils_nothing_else(self):
         good = TileConfig(64, 64, 4)
         file = tuning.save("GPU", "naive/key", good, {})
         file.write_text(json.dumps({**json.loads(DAMAGED), **json.loads(file.read_text())}))
         tuning.load.cache_clear()
-        assert tuning.load("GPU") == {"naive/key": good}
+        assert tuning.load("GPU") == {"naive/key": Tuned(good)}
 
     def test_what_ships_is_taken_where_the_user_has_measured_nothing(self, tmp_path, monkeypatch):
         mine, shipped = TileConfig(64, 64, 4), TileConfig(128, 32, 8)
@@ -103,7 +110,7 @@ class TestTuning:
         (tmp_path / "shipped").mkdir()
         file.rename(tmp_path / "shipped" / "h200.json")
         tuning.save("NVIDIA H200", "naive/both", mine, {})
-        assert tuning.load("NVIDIA H200") == {"naive/both": mine, "naive/shipped": shipped}
+        assert tuning.load("NVIDIA H200") == {"naive/both": Tuned(mine), "naive/shipped": Tuned(shipped)}
 
     def test_tiles_that_do_not_fit_are_passed_over(self):
         device = Device.typical("sm_90")
@@ -114,15 +121,94 @@ class TestTuning:
             tuning.save(device.name, tuning_key(plan.spec, problem), wrong, {})
             assert make_plan(problem, device, tuned=tuning.load(device.name)).config == plan.config
 
-    def test_the_planner_takes_the_winner(self):
-        from cufa.core.architectures import Device
-        from cufa.planner import fitting_configs, make_plan, tuning_key
-
-        device = Device.typical("sm_90")
-        problem = make(1, 8, 4096, 64, "float16", True)
+    def entry(self, device, problem, **changes):
+        """Other tiles than the planned ones, and what `cufa tune` keeps of how they were found."""
         plan = make_plan(problem, device)
-        other = next(c for c in fitting_configs(plan.spec, 64, device) if c != plan.config)
-        tuning.save(device.name, tuning_key(plan.spec, problem), other, {})
-        tuned = make_plan(problem, device, tuned=tuning.load(device.name))
+        other = next(c for c in fitting_configs(plan.spec, problem.head_dim, device) if c != plan.config)
+        evidence = {
+            "planned": dataclasses.asdict(plan.config), "over_planned": 1.0432, "regime": "in turns",
+            "device": "NVIDIA H200", "recorded": "2026-01-02T03:04:05+00:00", "digest": records.digest(plan.spec),
+        }  # fmt: skip
+        return plan, other, {**evidence, **changes}
+
+    def test_the_planner_takes_the_winner_and_says_where_it_was_found(self):
+        problem = make(1, 8, 4096, 64, "float16", True)
+        plan, other, evidence = self.entry(H200, problem)
+        tuning.save(H200.name, tuning_key(plan.spec, problem), other, evidence)
+        tuned = make_plan(problem, H200, tuned=tuning.load(H200.name))
         assert tuned.config == other
-        assert "cufa tune" in str(tuned)
+        assert f"tuned on NVIDIA H200, 2026-01-02: 1.04× as fast as {plan.config}, in turns" in str(tuned)
+
+    def test_planned_tiles_that_nothing_beat_are_said_to_be_measured(self):
+        problem = make(1, 8, 4096, 64, "float16", True)
+        plan, _, evidence = self.entry(H200, problem, over_planned=1.0)
+        tuning.save(H200.name, tuning_key(plan.spec, problem), plan.config, evidence)
+        again = make_plan(problem, H200, tuned=tuning.load(H200.name))
+        assert again.config == plan.config
+        assert "tuned on NVIDIA H200, 2026-01-02: none was faster, in turns" in str(again)
+
+    def test_nothing_is_taken_of_a_kernel_that_has_changed_since(self):
+        problem = make(1, 8, 4096, 64, "float16", True)
+        plan, other, evidence = self.entry(H200, problem, digest="0" * 64)
+        tuning.save(H200.name, tuning_key(plan.spec, problem), other, evidence)
+        assert tuning.load(H200.name) == {}
+
+    @pytest.mark.parametrize("changes", [{"over_planned": "much"}, {"planned": 3}, {"recorded": None}])
+    def test_damaged_evidence_of_a_winner_means_untuned(self, changes):
+        problem = make(1, 8, 4096, 64, "float16", True)
+        plan, other, evidence = self.entry(H200, problem, **changes)
+        tuning.save(H200.name, tuning_key(plan.spec, problem), other, evidence)
+        assert tuning.load(H200.name) == {}
+
+
+class TestCommand:
+    """`cufa tune` with measuring replaced: what makes a winner."""
+
+    @pytest.fixture
+    def tune(self, tmp_path, monkeypatch):
+        monkeypatch.setenv("CUFA_CACHE_DIR", str(tmp_path))
+        monkeypatch.setattr(tuning, "TILES", tmp_path / "nothing ships")
+        monkeypatch.setattr(command, "find_device", lambda choice: H200)
+        monkeypatch.setattr(command, "measure_limits", lambda device: LIMITS)
+
+        def run(*gains):
+            """The second config that fits is faster than the first (planned) by these factors, look for look."""
+            looks = iter(gains)
+
+            def run_case(case, device, limits, *, regime, seconds, seed=0):
+                gain = next(looks)
+                load = Load(9, 1, 1.0, 0.0, Power(650.0, 1500.0, 0.5)) if regime is Regime.SUSTAINED else None
+                rows = []
+                for x in case.contenders:
+                    plan = x.plan(case.problem, device)
+                    seconds = 1e-3 / gain if x.config == other else 1e-3 if x.config == planned else 2e-3
+                    rows.append(measured_row(x.label, case.problem, seconds, plan, load=load))
+                return rows, []
+
+            monkeypatch.setattr(command, "run_case", run_case)
+            found = CliRunner().invoke(command.tune_command, ["--head-dim", "64"])
+            assert found.exit_code == 0, found.output
+            assert next(looks, None) is None, "looked less often"
+            tuning.load.cache_clear()
+            (entry,) = tuning.load(H200.name).values()
+            return entry
+
+        problem = make(1, 8, 4096, 64, "float16")
+        planned = make_plan(problem, H200).config
+        other = next(c for c in fitting_configs(KERNELS["fa3_forward"], 64, H200) if c != planned)
+        run.planned, run.other = planned, other
+        return run
+
+    def test_faster_twice_and_never_slower_is_kept(self, tune):
+        entry = tune(1.05, 1.04, 1.0)
+        assert (entry.config, entry.planned) == (tune.other, tune.planned)
+        assert "1.05× as fast as" in entry.found
+
+    @pytest.mark.parametrize(
+        "gains", [(0.9,), (1.015,), (1.05, 1.01), (1.05, 1.04, 0.99)],
+        ids=["slower", "noise", "not again", "slower at the power limit"],
+    )  # fmt: skip
+    def test_anything_else_leaves_the_planned_tiles(self, tune, gains):
+        entry = tune(*gains)
+        assert entry.config == entry.planned == tune.planned
+        assert "none was faster" in entry.found

@@ -58,13 +58,25 @@ class Operand:
 
 
 @dataclasses.dataclass(frozen=True)
+class Tuned:
+    """Tiles that `cufa tune` measured fastest for a class of problems."""
+
+    config: TileConfig
+    planned: TileConfig | None = None
+    """What the planner took for the problem that was measured: where it takes others, nothing is known of these.
+    None: not written down, as once."""
+    found: str = "measured fastest by `cufa tune`"
+    """On which card, when, and by how much, for printed plans."""
+
+
+@dataclasses.dataclass(frozen=True)
 class Request:
     """What the caller asked of the planner beyond the problem."""
 
     algorithm: str = "auto"
     config: TileConfig | None = None
     num_splits: int | None = None
-    tuned: Mapping[str, TileConfig] = dataclasses.field(default_factory=dict)
+    tuned: Mapping[str, Tuned] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -42,11 +42,7 @@ def as_array(name: str, x: Any) -> Array:
 
     Raises TypeError when it is no array, or one whose mask would be ignored.
     """
-    if isinstance(x, np.ma.MaskedArray):
-        raise TypeError(
-            f"{name} is {_kind(x)}, whose mask attention does not read: pass {name}.filled(0), and say which keys are "
-            "seen with window= or mask="
-        )
+    check_not_masked(name, x)
     if isinstance(x, np.ndarray) or is_device_array(x):
         return x
     if hasattr(x, "__dlpack__") and hasattr(x, "__dlpack_device__"):
@@ -62,6 +58,15 @@ def as_array(name: str, x: Any) -> Array:
         f"{name} must be an array (NumPy, CuPy, or any with DLPack or __cuda_array_interface__), "
         f"not {_kind(x)}; use numpy.asarray or cupy.asarray"
     )
+
+
+def check_not_masked(name: str, x: Any) -> None:
+    """Raises TypeError for an array of NumPy's that has a mask, which would be ignored."""
+    if isinstance(x, np.ma.MaskedArray):
+        raise TypeError(
+            f"{name} is {_kind(x)}, whose mask attention does not read: pass {name}.filled(0), and say which keys are "
+            "seen with window= or mask="
+        )
 
 
 def _import_cupy(name: str, x: Any) -> Any:

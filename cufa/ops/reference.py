@@ -12,6 +12,7 @@ import numpy.typing as npt
 from ..core.mask import Mask
 from ..core.problem import default_scale
 from ..core.scores import check_softcap, softcap_derivative, softcapped
+from .arrays import check_not_masked
 from .mask_arguments import decode_mask, resolve_mask
 
 Array = npt.NDArray[np.float64]
@@ -48,9 +49,9 @@ def attention_reference(
     Returns o in q's shape and layout, and with ``return_lse`` also the natural logarithm of each row's sum
     of exponentials, shape (batch, heads, seqlen_q). Both are float64.
 
-    Raises ValueError for an unknown layout or shapes that do not fit together.
+    Raises ValueError for an unknown layout or shapes that do not fit together, TypeError for NumPy's masked arrays.
     """
-    q, k, v = (_bhsd(x, layout) for x in (q, k, v))
+    q, k, v = (_bhsd(name, x, layout) for name, x in (("q", q), ("k", k), ("v", v)))
     seen_by = resolve_mask(causal, window, mask)
     scores = default_scale(q.shape[-1]) if scale is None else scale, check_softcap(softcap)
     o = np.empty_like(q)
@@ -85,9 +86,10 @@ def attention_reference_backward(
 
     Returns (dq, dk, dv), with the shapes of q, k and v.
     """
-    dout, q, k, v = (_bhsd(x, layout) for x in (dout, q, k, v))
+    dout, q, k, v = (_bhsd(name, x, layout) for name, x in (("dout", dout), ("q", q), ("k", k), ("v", v)))
     if dout.shape != q.shape:
         raise ValueError(f"dout {dout.shape} and q {q.shape} (as bhsd) must have one shape")
+    check_not_masked("dlse", dlse)
     dlse = np.zeros(q.shape[:3]) if dlse is None else np.asarray(dlse).astype(np.float64)
     seen_by = resolve_mask(causal, window, mask)
     scores = default_scale(q.shape[-1]) if scale is None else scale, check_softcap(softcap)
@@ -129,7 +131,12 @@ def decode_reference(
 
     Returns o in q's shape and layout, and with ``return_lse`` also lse (batch, heads, tokens); both float64.
     """
-    q = _bhsd(q, layout)
+    for name, x in {
+        "k_cache": k_cache, "v_cache": v_cache, "k_new": k_new, "v_new": v_new, "cache_seqlens": cache_seqlens,
+        "block_table": block_table, "k_scale": k_scale, "v_scale": v_scale,
+    }.items():  # fmt: skip
+        check_not_masked(name, x)
+    q = _bhsd("q", q, layout)
     k_cache, v_cache, k_new, v_new = (_as_bhsd(x, layout) for x in (k_cache, v_cache, k_new, v_new))
     table = None if block_table is None else np.asarray(block_table)
     capacity = k_cache.shape[2] * (1 if table is None else table.shape[1])
@@ -232,7 +239,8 @@ def _product(p: Array, v: Array, seen: npt.NDArray[np.bool_]) -> Array:
     return np.stack([p_row[seen_row] @ v[seen_row] for p_row, seen_row in zip(p, seen, strict=True)])
 
 
-def _bhsd(x: npt.ArrayLike, layout: str) -> Array:
+def _bhsd(name: str, x: npt.ArrayLike, layout: str) -> Array:
+    check_not_masked(name, x)
     if layout not in ("bhsd", "bshd"):
         raise ValueError(f"layout={layout!r} is not known; use 'bhsd' or 'bshd'")
     array = np.asarray(x).astype(np.float64)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import streamlit as st
 
 from cufa.bench.cases import Case
+from cufa.bench.published import BLOCK_LOSERS
 from cufa.bench.regimes import Regime
 from cufa.commands.common import seconds_text
 from cufa.core.problem import Problem
@@ -143,7 +144,7 @@ def _show_blocks(
     found: Sequence[Measurement], cases: tuple[Case, ...], device: str, palette: Palette
 ) -> None:
     by_name = {m.label.removeprefix("fa1 "): m for m in _on(found, cases) if m.label.startswith("fa1 ")}
-    losers = ", ".join(f"{q}×{kv} ({warps} warps)" for q, kv, warps in published.BLOCK_LOSERS)
+    losers = ", ".join(f"{q}×{kv} ({warps} warps)" for q, kv, warps in BLOCK_LOSERS)
     words = f"64×64 with 4 warps beat {losers} on an A10."
     if not by_name:
         page.verdict(words, tag=_PUBLISHED, small=True)
