@@ -1,13 +1,16 @@
 """Counters of NVIDIA's profiler: reading them, and attaching them to a run."""
 
+# ruff: noqa: F811 - fixtures are imported, and asked for by their names
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
 import pytest
 
 pytest.importorskip("streamlit", reason="the dashboard needs streamlit: pip install 'cufa[dashboard]'")
 
+from dashboard_measured_support import measured, with_runs  # noqa: F401 - fixtures
 from dashboard_page_support import compiler_back, elsewhere, open_page, words  # noqa: F401
 from dashboard_support import DEVICE, case_records
 
@@ -18,6 +21,7 @@ from cufa.core.mask import CAUSAL
 from cufa.dashboard.model import measured_rows, ncu
 from cufa.dashboard.model.ncu import NotNcuError
 from cufa.dashboard.views import run_profile
+from cufa.dashboard.worker.store import Store
 
 HEAD = '"ID","Process ID","Process Name","Host Name","Kernel Name","Context","Stream","Section Name"'
 LONG = f"""==PROF== Connected to process 42 (/usr/bin/python3)
@@ -76,6 +80,27 @@ def test_the_raw_page_is_read() -> None:
 def test_anything_else_is_refused_with_a_reason(text: str, message: str) -> None:
     with pytest.raises(NotNcuError, match=message):
         ncu.parse(text)
+
+
+def test_a_file_is_attached_to_a_run_and_a_bad_one_is_not(with_runs: Store, tmp_path: Path) -> None:
+    file = tmp_path / "ncu.csv"
+    for bad in (b"\xff\xfe\x00", b"a,b\n1,2\n", b""):
+        run_profile._attach(file, bad)
+        assert not file.exists()
+    run_profile._attach(file, LONG.encode("utf-8-sig"))
+    assert len(ncu.parse(file.read_text())) == 2
+    run = next(run for run in with_runs.all() if run.rows)
+    attached = with_runs.folder(run.id) / "ncu.csv"
+    try:
+        attached.write_text(LONG)
+        app = open_page("run", run=run.id)
+        assert not app.error
+        table = next(e.value for e in app.dataframe if "ncu" in e.value)
+        assert "722 µs" in set(table["ncu"])
+        attached.write_text("cut")
+        assert "What is attached cannot be read: no line names the column" in words(open_page("run", run=run.id))
+    finally:
+        attached.unlink()  # other tests look at these runs too
 
 
 def test_counters_stand_beside_ours() -> None:

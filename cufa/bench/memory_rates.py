@@ -17,7 +17,7 @@ import numpy as np
 from ..core.architectures import Device
 from ..nvrtc.compiler import cupy_options, translation_unit
 from ..tuning import write_json
-from .records import RECORDS_DIR, environment
+from . import records
 from .timing import measure
 
 FOLDER = "memory"
@@ -59,7 +59,7 @@ def measure_rates(device: Device) -> MemoryRates:
 
     from_l2 = seconds("l2_limit", (source, np.int32(_ROUNDS), sink))
     from_shared = seconds("shared_limit", (sink, np.int32(_ITERATIONS)), shared_bytes)
-    where = environment(device)
+    where = records.environment(device)
     return MemoryRates(
         where["device"],
         where["recorded"],
@@ -70,7 +70,7 @@ def measure_rates(device: Device) -> MemoryRates:
 
 def load(device: str) -> MemoryRates | None:
     """What is recorded of a GPU, by its name; None where nothing is. Raises ValueError for a damaged file."""
-    file = RECORDS_DIR / FOLDER / f"{_slug(device)}.json"
+    file = records.RECORDS_DIR / FOLDER / f"{_slug(device)}.json"
     if not file.is_file():
         return None
     try:
@@ -80,7 +80,7 @@ def load(device: str) -> MemoryRates | None:
 
 
 def record(found: MemoryRates) -> None:
-    folder = RECORDS_DIR / FOLDER
+    folder = records.RECORDS_DIR / FOLDER
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / f"{_slug(found.device)}.json", dataclasses.asdict(found))
 

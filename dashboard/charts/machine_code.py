@@ -26,7 +26,8 @@ def mix_figure(parts: Mapping[str, Mapping[str, int]], palette: Palette) -> go.F
             continue
         marker: dict[str, object] = {"color": colour, "line": {"color": palette.background, "width": 0.5}}
         if pattern:
-            marker["pattern"] = {"shape": pattern, "fgcolor": palette.background, "size": 6, "solidity": 0.25}
+            look = {"fgcolor": palette.background, "bgcolor": colour, "fillmode": "overlay"}
+            marker["pattern"] = {"shape": pattern, "size": 6, "solidity": 0.25, **look}
         shares = [
             count / max(1, sum(part.values())) for count, part in zip(counts, parts.values(), strict=True)
         ]

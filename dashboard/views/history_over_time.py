@@ -50,7 +50,8 @@ def _verdict(by_machine: dict[str, list[Measurement]]) -> str:
         change = "first and last show no difference"
     elif ratio.value < 1:
         change = f"the last is {1 / ratio.value:.2f}× slower than the first"
+    days = dict.fromkeys((first.recorded[:10], last.recorded[:10]))
     return (
-        f"Measured {len(found):,} times on {machine}, {first.recorded[:10]} to {last.recorded[:10]}, in "
+        f"Measured {len(found):,} times on {machine}, {' to '.join(days)}, in "
         f"{sentences.count(versions, 'version')}: {change}."
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import streamlit as st
@@ -48,7 +49,7 @@ def show(choice: Choice, controls: Controls, palette: Palette) -> None:
     found = lister().known(variant)
     if found is None:
         st.session_state.setdefault(_SINCE, time.monotonic())
-        controls.hold("as", "file", "line", "entry")
+        controls.hold("as", "file", "line", "entry", "all")
         st.fragment(_wait, run_every=0.5)(variant)
         return
     st.session_state.pop(_SINCE, None)
@@ -112,13 +113,18 @@ def _verdict(code: Code, loops: list[LoopCost], choice: Choice) -> str:
         text += f", at most {code.live} registers live"
     if not loops:
         return f"{text}; nothing is multiplied in a loop."
-    longest = max(loops, key=lambda loop: loop.slots)
-    tensor = longest.kinds.get("tensor", 0)
-    loop = f"the longest loop that multiplies takes {longest.slots:,} issue slots per warp, {tensor:,} of them products"
+    per_tile = [(slots, loop) for loop in loops if (slots := _per_tile(loop, choice)) is not None]
+    if not per_tile:
+        loop = max(loops, key=lambda loop: loop.slots)
+        return f"{text}; the longest loop that multiplies takes {loop.slots:,} issue slots per warp."
+    (least, loop), (most, _) = (f(per_tile, key=lambda x: x[0]) for f in (min, max))
+    masked = f", up to {most:,.0f} where the mask cuts it" if most > least else ""
+    return f"{text}; a tile takes {least:,.0f} issue slots of an SM, {loop.slots:,} per warp{masked}."
+
+
+def _per_tile(loop: LoopCost, choice: Choice) -> float | None:
     assert choice.config is not None
-    slots = slots_per_tile(longest, choice.spec, choice.config, choice.head_dim)
-    per_tile = f": {slots:,.0f} per tile of an SM" if slots is not None else ""
-    return f"{text}; {loop}{per_tile}."
+    return slots_per_tile(loop, choice.spec, choice.config, choice.head_dim)
 
 
 def _show_mix(code: Code, loops: list[LoopCost], choice: Choice, palette: Palette) -> None:
@@ -133,8 +139,7 @@ def _show_mix(code: Code, loops: list[LoopCost], choice: Choice, palette: Palett
     page.figure(charts.mix_figure(parts, palette), "code.mix", alt)
     told = []
     for number, loop in enumerate(loops, 1):
-        assert choice.config is not None
-        slots = slots_per_tile(loop, choice.spec, choice.config, choice.head_dim)
+        slots = _per_tile(loop, choice)
         if slots is not None:
             told.append(f"loop {number}: {slots:,.0f} ({slots / 4:,.0f} clocks at four a clock)")
     per_tile = f" Issue slots per tile, all warps that multiply: {sentences.listed(told)}." if told else ""
@@ -149,15 +154,21 @@ def _show_source(code: Code, file: str, controls: Controls) -> None:
     lines, costs = source_lines(file), code.lines(file)
     busiest = max(costs.values(), key=lambda c: c.count, default=None)
     start = busiest.line if busiest else 1
-    _take_line(controls)
-    line = controls.integer("line", "Line", start, 1, max(1, len(lines)))
+    left, right = page.fields(1, 4)
+    with right:
+        is_all = controls.flag("all", "Lines without code too")
+    shown = [n for n in range(1, len(lines) + 1) if is_all or n in costs]
+    _take_line(controls, shown)
+    with left:
+        line = controls.integer("line", "Line", start, 1, max(1, len(lines)))
     st.dataframe(
-        [_row(n, text, costs.get(n)) for n, text in enumerate(lines, 1)],
+        [_row(n, lines[n - 1], costs.get(n)) for n in shown],
         hide_index=True,
-        height=460,
+        height=min(38 + 35 * max(1, len(shown)), 460),
         key=_TABLE,
         on_select="rerun",
         selection_mode="single-row",
+        placeholder="",
         column_config={"source": st.column_config.TextColumn(width="large")},
     )
     cost, found = costs.get(line), code.of_line(file, line)
@@ -171,18 +182,18 @@ def _show_source(code: Code, file: str, controls: Controls) -> None:
         f"Line {line} became {sentences.count(cost.count, 'instruction')}{live}: {kinds}.", small=True
     )
     st.code(text, language="cpp")
-    shown = [f"{'' if i.live is None else f'{i.live:4} '}{i.text}" for i in found[:_MOST_SHOWN]]
-    more = len(found) - len(shown)
-    st.code("\n".join(shown + ([f"… and {more:,} more"] if more else [])), language=None, height=380)
+    told = [f"{'' if i.live is None else f'{i.live:4} '}{i.text}" for i in found[:_MOST_SHOWN]]
+    more = len(found) - len(told)
+    st.code("\n".join(told + ([f"… and {more:,} more"] if more else [])), language=None, height=380)
     if cost.live is not None:
         st.caption("The number before an instruction: live registers.")
 
 
-def _take_line(controls: Controls) -> None:
+def _take_line(controls: Controls, shown: Sequence[int]) -> None:
     """Take a picked row, which Streamlit put in the session before this run."""
     event: Any = st.session_state.get(_TABLE)
     rows = event["selection"]["rows"] if event else []
-    picked = int(rows[0]) + 1 if rows else None
+    picked = shown[int(rows[0])] if rows and int(rows[0]) < len(shown) else None
     if picked is not None and picked != st.session_state.get("code.picked"):
         controls.set("line", picked)
     st.session_state["code.picked"] = picked

@@ -75,7 +75,7 @@ def _line(level: Level, subject: Subject, row: Measurement | None) -> dict[str, 
     return {
         "level": level.name,
         "bytes": si(level.bytes, "B"),
-        "FLOP per byte": f"{level.intensity(subject.problem):,.3g}",
+        "FLOP per byte": f"{level.intensity(subject.problem):,.4g}",
         "ceiling": "not measured" if level.ceiling is None else f"{level.ceiling / 1e12:,.2f} TB/s",
         "at the least": "–" if level.seconds is None else seconds_text(level.seconds),
         "of the time": share,
