@@ -3,11 +3,14 @@
 from typing import TYPE_CHECKING, Any
 
 from . import masks
+from .decode.reference import decode_reference
 from .ops.backward import flash_attention_backward, plan_backward
 from .ops.decode import flash_decode, plan_decode
 from .ops.forward import flash_attention, plan
 from .ops.merge import merge_attention_states
-from .ops.reference import attention_reference, attention_reference_backward, decode_reference
+from .ops.reference import attention_reference, attention_reference_backward
+from .ops.varlen import flash_attention_varlen, flash_attention_varlen_backward
+from .ops.varlen_reference import attention_varlen_reference, attention_varlen_reference_backward
 
 if TYPE_CHECKING:
     from .executor.emulate import emulate, emulate_backward
@@ -16,11 +19,15 @@ __all__ = [
     "__version__",
     "attention_reference",
     "attention_reference_backward",
+    "attention_varlen_reference",
+    "attention_varlen_reference_backward",
     "decode_reference",
     "emulate",
     "emulate_backward",
     "flash_attention",
     "flash_attention_backward",
+    "flash_attention_varlen",
+    "flash_attention_varlen_backward",
     "flash_decode",
     "masks",
     "merge_attention_states",

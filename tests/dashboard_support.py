@@ -153,7 +153,7 @@ def make_records(plan: Plan, ns_per_tile: int = 900) -> np.ndarray:
             values = {
                 "start_ns": start, "end_ns": end, "sm": timeline.sm[i], "q_block": q, "head": blocks.head[i],
                 "batch": blocks.batch[i], "first_tile": ranges.first[q], "tiles_visited": ranges.count[q],
-                "tiles_skipped": schedule.num_kv_blocks - ranges.count[q], "first_clear": ranges.clear_first[q],
+                "tiles_skipped": schedule.tiles_of_block - ranges.count[q], "first_clear": ranges.clear_first[q],
                 "tiles_clear": ranges.clear[q], "thread_block": taker,
             }  # fmt: skip
             found.append(tuple(values.get(name, 0) for name in TRACE_RECORD.names or ()))

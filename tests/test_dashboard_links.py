@@ -53,6 +53,7 @@ SUBJECTS = {
     "float32": subject(forward("float32", "float32", mask=FULL), "fa2"),
     "no skip": subject(forward("float32", "tf32"), "fa2_noskip"),
     "one query": subject(forward(seqlen_q=1), "fa2", "86"),
+    "backward": subject(forward(operation="backward"), "fa2"),
     "decode": subject(make_decode(3, 16, 4, 5000, tokens=2, head_dim=64, softcap=20.0), "auto"),
     "window of a cache": subject(make_decode(1, 8, 8, 4096, mask=Band(99, 0)), "fixed", "80"),
     "8-bit cache": subject(make_decode(1, 32, 8, 4096, cache_dtype="float8_e4m3"), "auto"),

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from mask_support import BANDS
 from support import make_inputs
 
 import cufa
 from cufa import masks
+from cufa.backends import cpu, cpu_backward
 from cufa.core.columns import FROM_THE_START, TO_THE_END, Chunks, Columns, columns_of
 from cufa.core.integers import Integers
 from cufa.core.mask import FULL, Band, Mask
+from cufa.core.problem import Problem
 from cufa.core.schedule import Schedule, Tile
 from cufa.core.tile_classes import TileClass, TileLists
+from cufa.kernels import TileConfig
+from cufa.planner import make_plan
 
 # --- Tiles ------------------------------------------------------------------------------------------------
 
@@ -42,14 +47,15 @@ def any_mask(draw, seqlen_q, seqlen_k):
 
 
 @st.composite
-def schedules(draw):
+def schedules(draw, block=BLOCK):
     seqlen_q, seqlen_k = draw(SIDE), draw(SIDE)
     mask = draw(any_mask(seqlen_q, seqlen_k))
     return Schedule(
-        seqlen_q, seqlen_k, draw(BLOCK), draw(BLOCK), mask, draw(st.booleans()), draw(st.booleans())
+        seqlen_q, seqlen_k, draw(block), draw(block), mask, draw(st.booleans()), draw(st.booleans())
     )
 
 
+@settings(deadline=None)
 @given(schedules())
 def test_skip_is_never_wrong_and_clear_neither(schedule):
     seen = schedule.mask.dense(schedule.seqlen_q, schedule.seqlen_k)
@@ -76,6 +82,30 @@ def test_skip_is_never_wrong_and_clear_neither(schedule):
     ranges = schedule.ranges
     np.testing.assert_array_equal(ranges.count, (schedule.classes != TileClass.SKIP).sum(axis=1))
     np.testing.assert_array_equal(ranges.clear, (schedule.classes == TileClass.CLEAR).sum(axis=1))
+
+
+@settings(deadline=None, max_examples=40)
+@given(schedules(BLOCK.filter(lambda n: n > 4)))
+def test_the_cpu_path_walks_these_tiles(schedule):
+    """Small tiles, so that many are skipped and some visited in vain: forward and backward against float64."""
+    lengths = schedule.seqlen_q, schedule.seqlen_k
+    q, k, v = make_inputs(1, 2, 1, *lengths, 8, "float64")
+    config = TileConfig(schedule.block_q, schedule.block_kv, num_warps=0)
+    problem = Problem(1, 2, 1, *lengths, 8, "float64", schedule.mask, 8**-0.5)
+    plan = make_plan(problem, None, "fa2" if schedule.skip_masked_tiles else "fa2_noskip", config)
+    out, lse = np.full_like(q, np.nan), np.full(q.shape[:3], np.nan)
+    cpu.run(plan, q, k, v, out, lse)
+    expected = cufa.attention_reference(q, k, v, mask=schedule.mask, return_lse=True)
+    for x, exact in zip((out, lse), expected, strict=True):
+        np.testing.assert_allclose(x, exact, atol=1e-12)
+    dout = np.random.default_rng(1).standard_normal(q.shape)
+    given = {"dout": dout, "q": q, "k": k, "v": v, "out": out, "lse": lse, "dlse": None}
+    given |= {f"d{name}": np.full_like(given[name], np.nan) for name in "qkv"}
+    plan = make_plan(dataclasses.replace(problem, operation="backward"), None, "fa2", config)
+    cpu_backward.run(plan, given)
+    exact = cufa.attention_reference_backward(dout, q, k, v, mask=schedule.mask)
+    for name, x in zip(("dq", "dk", "dv"), exact, strict=True):
+        np.testing.assert_allclose(given[name], x, atol=1e-11)
 
 
 def test_a_run_that_covers_a_tile_exactly_and_by_one_row_less():

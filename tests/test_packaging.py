@@ -40,10 +40,11 @@ def test_wheel_holds_every_kernel_source(wheel):
     assert sources <= names, "the host runtime ships too"
 
 
-def test_wheel_holds_types_license_and_records(wheel):
+def test_wheel_holds_types_license_records_and_the_text_to_train_on(wheel):
     names = set(wheel.namelist())
     assert "cufa/py.typed" in names
     assert any(name.endswith("licenses/LICENSE") for name in names)
+    assert "cufa/train/alice.txt" in names
     for record in (ROOT / "cufa" / "records").glob("*.json"):
         assert f"cufa/records/{record.name}" in names
 
@@ -59,10 +60,11 @@ def test_metadata(wheel):
     metadata = wheel.read(name).decode()
     assert f"Version: {cufa.__version__}" in metadata
     assert "License-Expression: MIT" in metadata
-    for extra in ("cuda13", "cuda12", "dashboard", "dev"):
+    for extra in ("cuda13", "cuda12", "dashboard", "train", "train-cuda13", "dev"):
         assert f"Provides-Extra: {extra}" in metadata
     (name,) = (n for n in wheel.namelist() if n.endswith("entry_points.txt"))
     assert "cufa = cufa.cli:main" in wheel.read(name).decode()
+    assert "cufa.SelfAttention.v1 = cufa.train:SelfAttention" in wheel.read(name).decode()
 
 
 def test_base_dependencies_are_small():
@@ -92,7 +94,17 @@ def test_import_loads_no_gpu_library_and_no_command_line():
             [sys.executable, "-c", code], capture_output=True, text=True, check=True
         ).stdout.split()
     )
-    assert not loaded & {"cupy", "cupy_backends", "cuda", "torch", "streamlit", "plotly", "click", "rich"}
+    assert not loaded & {
+        "cupy",
+        "cupy_backends",
+        "cuda",
+        "torch",
+        "streamlit",
+        "plotly",
+        "click",
+        "rich",
+        "thinc",
+    }
 
 
 def test_command_line_starts_without_importing_commands():

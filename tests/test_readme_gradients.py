@@ -76,6 +76,15 @@ def test_jax():
     np.testing.assert_allclose(out, cufa.attention_reference(*arrays[1:], causal=True), atol=1e-5)
 
 
+def test_thinc():
+    pytest.importorskip("thinc", reason="needs thinc (extra train)")
+    names = example(3)
+    model, out = names["model"], names["out"]
+    assert out.data.shape == (300, 64)
+    again = model.predict(out.__class__(names["tokens"], names["lengths"]))
+    assert (again.data**2).mean() < (out.data**2).mean(), "a step of the optimiser"
+
+
 @pytest.mark.gpu
 def test_jax_on_a_gpu():
     jax = pytest.importorskip("jax")

@@ -11,7 +11,7 @@ import numpy as np
 
 from ..core.problem import Problem
 from ..core.schedule import Schedule
-from ..core.scores import softcapped_in_place
+from ..core.scores import softcapped_in_place, with_sink
 from ..planner import Plan
 from .blas import single_threaded_blas
 from .cpu_tiles import (
@@ -22,6 +22,7 @@ from .cpu_tiles import (
     hide,
     in_threads,
     num_workers,
+    numbers_of_heads,
     operand,
     product_of_seen,
     row_sums,
@@ -40,13 +41,16 @@ def run(
     out: Array,
     lse: Array | None,
     *,
+    alibi_slopes: Array | None = None,
+    sink: Array | None = None,
     observer: Observer | None = None,
     num_threads: int | None = None,
 ) -> None:
-    """Execute a plan made for the CPU; ``out`` and ``lse`` are written in place.
+    """Execute a plan made for the CPU, of one part; ``out`` and ``lse`` are written in place.
 
     q and out have shape (batch, heads, seqlen_q, head_dim), k and v (batch, kv_heads, seqlen_k, head_dim), in
-    the problem's dtype, with any strides and no empty axis; lse is float32 (batch, heads, seqlen_q) or None.
+    the problem's dtype, with any strides and no empty axis; lse is float32 (batch, heads, seqlen_q) or None,
+    alibi_slopes (heads,) or (batch, heads), sink (heads,).
 
     ``plan.spec.algorithm`` names the loop nest: "fa1" and "naive" have their own, any other is FA2's, with or
     without skipping as the plan's schedule says. ``observer`` is told of every tile, from one thread ("naive"
@@ -60,11 +64,13 @@ def run(
     q, out = group_heads(q, group), group_heads(out, group)
     k, v = k[:, :, None], v[:, :, None]  # one head for its whole group: broadcast, never copied
     lse = None if lse is None else group_heads(lse, group)
+    of_heads = [numbers_of_heads(problem, x) for x in (alibi_slopes, sink)]
 
     def work(task: _Task) -> None:
         heads, q_blocks = task
         operands = q[heads], k[heads[:2]], v[heads[:2]], out[heads], None if lse is None else lse[heads]
         stack = _Stack(schedule, problem, *operands)
+        stack.slopes, stack.sink = (None if x is None else x[heads][..., None, None] for x in of_heads)
         if observer is not None:
             stack.observe = _notifier(observer, heads, group)
         loop_nest(stack, q_blocks)
@@ -138,6 +144,10 @@ def _naive(heads: _Stack, q_blocks: range) -> None:
     P = np.subtract(S, np.where(m == -np.inf, 0, m))
     np.exp(P, out=P)
     l = row_sums(P)
+    if heads.sink is not None:
+        m_new, l = with_sink(m, l, heads.sink)
+        P *= np.exp(m - np.where(m_new == -np.inf, 0, m_new))
+        m = m_new
     P /= np.where(l == 0, 1, l)
     heads.store(heads.rows(0), heads.weighted_values(P, 0, 0), m, l)  # l. 3
 
@@ -172,10 +182,12 @@ class _Stack(Heads):
         self._S, self._PV = self.empty(self.block_q, self.block_kv), self.empty(self.block_q, self.head_dim)
 
     def initial(self, rows: slice) -> tuple[Array, Array, Array]:
-        """O = 0, l = 0, m = -inf for these rows."""
+        """O = 0, l = 0, m = -inf for these rows; with a sink, as if they had seen it."""
         count = rows.stop - rows.start
         O, l, m = self.empty(count, self.head_dim), self.empty(count, 1), self.empty(count, 1)
         O[...], l[...], m[...] = 0, 0, -np.inf
+        if self.sink is not None:
+            m, l = (x.astype(self.dtype) for x in with_sink(m, l, self.sink))
         return O, l, m
 
     def load_queries(self, i: int) -> Array:
@@ -189,6 +201,8 @@ class _Stack(Heads):
         S: Array = np.matmul(Q, K.mT, out=self._S[..., : Q.shape[-2], : K.shape[-2]])
         if self.softcap is not None:
             softcapped_in_place(S, self.softcap)
+        if self.slopes is not None:
+            S -= self.slopes * self.distances(i, j)
         if self.is_masked(i, j):
             hide(S, self.hidden(i, j))
         return S

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from ..core import scores
 from ..core.operation import Arrays
 from ..core.problem import Problem
 from ..core.schedule import Schedule
@@ -29,6 +30,7 @@ from .cpu_tiles import (
     hide,
     in_threads,
     num_workers,
+    numbers_of_heads,
     operand,
     product_of_seen,
     row_sums,
@@ -56,6 +58,7 @@ def run(
         for name in _OF_QUERIES
     }
     of_keys = {name: given[name][:, :, None] for name in _OF_KEYS}  # one head for its whole group
+    slopes = numbers_of_heads(problem, given.get("alibi_slopes"))
     *of_stack, members = cuts(problem, schedule, plan.config, one_head=observer is not None)
     stacks = list(itertools.product(*of_stack))
     shares = 1 if observer is not None else _shares(schedule, len(stacks))
@@ -66,6 +69,7 @@ def run(
             name: None if x is None else x[heads] for name, x in (of_queries | of_keys).items()
         }
         stack = _Stack(schedule, problem, arrays, members)
+        stack.slopes = None if slopes is None else slopes[heads][..., None, None]
         if observer is not None:
             stack.observe = _notifier(observer, heads, problem.group_size)
         dQ = _gradients(stack, range(share, schedule.num_kv_blocks, shares))
@@ -103,7 +107,8 @@ def _gradients(heads: _Stack, key_blocks: range) -> Array:
             Q, dO = heads.Q[:, :, members, rows], heads.dO[:, :, members, rows]  # l. 10
             delta = heads.delta[:, :, members, rows]
             hidden = heads.hidden(i, j) if heads.is_masked(j, i) else None
-            P, slope = heads.weights(Q, K, heads.lse[:, :, members, rows], hidden)  # l. 11-12
+            penalty = None if heads.slopes is None else heads.slopes[:, :, members] * heads.distances(i, j)
+            P, slope = heads.weights(Q, K, heads.lse[:, :, members, rows], hidden, penalty)  # l. 11-12
             # What is not seen must play no part where it is inf or NaN; zero weights do where all is finite.
             unseen = None if hidden is None or _finite(Q, dO, K, V, delta) else hidden
             seen_by = None if unseen is None else unseen.T
@@ -120,6 +125,18 @@ def _gradients(heads: _Stack, key_blocks: range) -> Array:
         dK *= heads.scale
         heads.store(j, dK, dV)  # l. 19
     return dQ
+
+
+def sink_gradient(given: Arrays) -> Array:
+    """Of each query head, in float64, one sequence after another; of a part with no key, too."""
+    sink = given["sink"].astype(np.float64)
+    total = np.zeros(sink.shape)
+    for batch in range(len(given["lse"])):
+        lse, dlse = given["lse"][batch], given["dlse"]
+        delta = np.einsum("hrd,hrd->hr", given["dout"][batch], given["out"][batch], dtype=np.float64)
+        delta = delta if dlse is None else delta - dlse[batch]
+        total += scores.sink_gradient(sink, lse.astype(np.float64), delta)
+    return total
 
 
 def _finite(*arrays: Array) -> bool:
@@ -167,13 +184,18 @@ class _Stack(Heads):
         K: Array = np.multiply(self._k[..., columns, :], self.scale, dtype=self.dtype)
         return K, operand(self._v[..., columns, :], self.dtype)
 
-    def weights(self, Q: Array, K: Array, lse: Array, hidden: Bools | None) -> tuple[Array, Array | None]:
-        """P, and with a cap the slope of the capped scores. P is scratch: valid until the next call."""
+    def weights(
+        self, Q: Array, K: Array, lse: Array, hidden: Bools | None, penalty: Array | None
+    ) -> tuple[Array, Array | None]:
+        """P, and with a cap the slope of the capped scores. P is scratch: valid until the next call. ``penalty`` is
+        ALiBi's."""
         slope = None
         S: Array = np.matmul(Q, K.mT, out=self._tile(self._P, Q, K))
         if self.softcap is not None:
             softcapped_in_place(S, self.softcap)
             slope = softcap_derivative(S, self.softcap)
+        if penalty is not None:
+            S -= penalty
         S -= lse
         P: Array = np.exp(S, out=S)
         if hidden is not None:

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..core.operation import Arrays
-from ..core.scores import softcapped
+from ..core.scores import distances, softcapped, with_sink
 from ..decode.choose import ragged_shares
 from ..decode.schedule import balanced_shares, split_range, used_splits
 from ..kernels.decode import row_blocks
@@ -183,6 +183,8 @@ def _attend(plan: Plan, operands: Arrays, lengths: Sequence[int], work: Work) ->
             S = Q @ K.load(start, stop).mT
             if problem.softcap is not None:
                 S = softcapped(S, problem.softcap)
+            if problem.alibi:
+                S = S - _penalty(plan, operands, work, start, stop, lengths[work.batch]).astype(dtype)
             hidden = _hidden(plan, work, start, stop, lengths[work.batch])
             if hidden is not None:
                 np.copyto(S, -np.inf, where=hidden)
@@ -211,6 +213,24 @@ def _hidden(plan: Plan, work: Work, start: int, stop: int, length: int) -> npt.N
     if (last is None or stop - 1 <= last) and (first is None or tokens - 1 + first <= start):
         return None
     return ~mask.visible(_token(plan, work), np.arange(start, stop), tokens, length)
+
+
+def _penalty(plan: Plan, operands: Arrays, work: Work, start: int, stop: int, length: int) -> Array:
+    """ALiBi's, (heads, rows, keys)."""
+    problem, slopes = plan.problem, operands["alibi_slopes"]
+    of_batch = slopes if slopes.ndim == 1 else slopes[work.batch]
+    shift = problem.mask.shift(problem.seqlen_q, length)
+    distance = distances(_token(plan, work), np.arange(start, stop), shift, of_batch.dtype)
+    found: Array = _of_rows(plan, of_batch, work)[..., None] * distance
+    return found
+
+
+def _of_rows(plan: Plan, of_heads: Array, work: Work) -> Array:
+    """Numbers of query heads as (heads, rows)."""
+    problem = plan.problem
+    member = np.arange(work.rows.start, work.rows.stop) // problem.seqlen_q
+    found: Array = of_heads.reshape(problem.kv_heads, problem.group_size)[work.heads][:, member]
+    return found
 
 
 def _token(plan: Plan, work: Work) -> Array:
@@ -295,8 +315,10 @@ def _merged(parts: Sequence[tuple[Array, Array]]) -> tuple[Array, Array]:
 
 
 def _store(plan: Plan, operands: Arrays, work: Work, O: Array, lse: Array) -> None:
-    """Rows are unpacked into query heads and tokens."""
+    """Rows are unpacked into query heads and tokens. The sink joins all keys together, once."""
     problem = plan.problem
+    if problem.sink:
+        O, lse = _with_sink(O, lse, _of_rows(plan, operands["sink"], work))
     row = np.arange(work.rows.start, work.rows.stop)
     kv_head = np.arange(work.heads.start, work.heads.stop)
     head = kv_head[:, None] * problem.group_size + row // problem.seqlen_q
@@ -304,3 +326,11 @@ def _store(plan: Plan, operands: Arrays, work: Work, O: Array, lse: Array) -> No
         operands["out"][work.batch, head, row % problem.seqlen_q] = O.astype(operands["out"].dtype)
     if operands["lse"] is not None:
         operands["lse"][work.batch, head, row % problem.seqlen_q] = lse
+
+
+def _with_sink(O: Array, lse: Array, sink: Array) -> tuple[Array, Array]:
+    """As a part that is merged: its own O is 0."""
+    with np.errstate(all="ignore"):
+        m, l = with_sink(lse, np.ones_like(lse), sink)
+        shift = np.where(np.isneginf(m), 0, m)
+        return O * (np.exp(lse - shift) / l)[..., None], m + np.log(l)

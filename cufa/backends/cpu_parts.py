@@ -13,27 +13,33 @@ from ..planner import Plan
 
 _OF_QUERIES = {"q", "out", "lse", "dout", "dlse", "dq"}
 _OF_KEYS = {"k", "v", "dk", "dv"}
+_OF_HEADS = {"alibi_slopes", "sink", "dsink"}
 
 
 def each(plan: Plan, given: Arrays) -> Iterator[tuple[Plan, dict[str, Any]]]:
-    """Plans of the parts and their arrays, views of ``given``. Parts without a score are left out: what results hold
-    there is written first."""
-    if plan.problem.lengths.sequences(*plan.problem.sizes) is not None:
-        for operand in plan.operation.results:
-            if given[operand.name] is not None:
+    """Plans of the parts and their arrays, views of ``given``, those without a score too. Results are first filled with
+    what they hold where there is no score, if there may be such places."""
+    problem = plan.problem
+    if problem.empty or problem.lengths.places() is not None:
+        for operand in plan.operation.every_operand:
+            if operand.result and given.get(operand.name) is not None:
                 given[operand.name][...] = operand.nothing
-    for part in plan.problem.parts:
-        if not part.problem.empty:
-            yield dataclasses.replace(plan, problem=part.problem), _arrays(part, given)
+    for part in problem.parts:
+        yield dataclasses.replace(plan, problem=part.problem), _arrays(part, given)
 
 
 def _arrays(part: Part, given: Arrays) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    found: dict[str, Any] = dict.fromkeys(given)
     for name, x in given.items():
         if x is None:
-            found[name] = None
-        elif name in _OF_QUERIES:
+            continue
+        if name in _OF_QUERIES:
             found[name] = part.queries(x)
         elif name in _OF_KEYS:
             found[name] = part.of_keys(x)
+        elif name in _OF_HEADS:
+            found[name] = x[..., part.heads]
+    slopes = found.get("alibi_slopes")
+    if slopes is not None and slopes.ndim == 2:
+        found["alibi_slopes"] = slopes[part.sequence : part.sequence + part.problem.batch]
     return found

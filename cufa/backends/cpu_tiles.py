@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from ..core.problem import Problem
 from ..core.schedule import Schedule
+from ..core.scores import distances
 from ..core.tile_classes import TileClass
 from ..kernels import TileConfig
 
@@ -39,6 +40,9 @@ class Heads:
         self.dtype: type[Any] = compute_dtype(problem)
         self.scale, self.softcap = self.dtype(problem.scale), problem.softcap
         self.schedule, self.heads, self.head_dim = schedule, heads, problem.head_dim
+        self.slopes: Array | None = None
+        """Of ALiBi, (batch, kv_heads, group, 1, 1); the sink likewise."""
+        self.sink: Array | None = None
         self._classes = schedule.classes
         self.block_q = min(schedule.block_q, schedule.seqlen_q)
         self.block_kv = min(schedule.block_kv, schedule.seqlen_k)
@@ -68,6 +72,13 @@ class Heads:
         rows, columns = self.rows(i), self.columns(j)
         row, column = np.arange(rows.start, rows.stop), np.arange(columns.start, columns.stop)
         return ~self.schedule.mask.visible(row, column, self.schedule.seqlen_q, self.schedule.seqlen_k)
+
+    def distances(self, i: int, j: int) -> Array:
+        """Of ALiBi, (rows, columns)."""
+        rows, columns, s = self.rows(i), self.columns(j), self.schedule
+        row, column = np.arange(rows.start, rows.stop), np.arange(columns.start, columns.stop)
+        found: Array = distances(row, column, s.mask.shift(s.seqlen_q, s.seqlen_k), self.dtype)
+        return found
 
 
 def compute_dtype(problem: Problem) -> type[Any]:
@@ -109,6 +120,14 @@ def operand(x: Array, dtype: type[Any]) -> Array:
 def group_heads(x: Array, group: int) -> Array:
     """View of (batch, heads, …) as (batch, kv_heads, group, …)."""
     return x.reshape(x.shape[0], x.shape[1] // group, group, *x.shape[2:])
+
+
+def numbers_of_heads(problem: Problem, x: Array | None) -> Array | None:
+    """(heads,) or (batch, heads) as (batch, kv_heads, group), in the compute dtype."""
+    if x is None:
+        return None
+    spread = np.broadcast_to(x.astype(compute_dtype(problem)), (problem.batch, problem.heads))
+    return group_heads(spread, problem.group_size)
 
 
 # --- Sharing out the work --------------------------------------------------------------------------------

@@ -26,6 +26,7 @@ from .common import (
     bytes_text,
     device_option,
     find_device,
+    given,
     json_option,
     print_json,
     progress,
@@ -35,6 +36,7 @@ from .common import (
     stderr,
     stdout,
 )
+from .demo_train import train_command
 from .rows import print_skipped
 
 _STORY = {
@@ -49,19 +51,26 @@ _MAP_ROWS, _MAP_COLUMNS = 16, 32
 _GLYPHS = {Tile.SKIPPED: "· ", Tile.FULL: "██", Tile.PARTIAL: "▒▒", Tile.PADDED: "░░"}
 
 
-@click.command("demo")
+@click.group("demo", invoke_without_command=True)
 @click.option(
     "--seqlen", type=click.IntRange(1), help="Queries and keys.  [default: 4096 on a GPU, 2048 on the CPU]"
 )
 @device_option
 @seconds_option(3.0)
 @json_option
-def demo_command(seqlen: int | None, device: str, seconds: float, as_json: bool) -> None:
+@click.pass_context
+def demo_command(
+    context: click.Context, seqlen: int | None, device: str, seconds: float, as_json: bool
+) -> None:
     """Causal attention by four algorithms on the same inputs: time, tiles visited and skipped, extra memory,
     and the largest error against float64, with a map of the tiles that FlashAttention-2 visits.
 
     Exit codes: 0 every result is right; 1 one is not; 2 wrong usage; 3 no GPU where one was asked for.
     """
+    if context.invoked_subcommand is not None:
+        if given(context.params):
+            raise click.UsageError(f"options go behind the name: cufa demo {context.invoked_subcommand} ...")
+        return
     target = find_device(device)
     if target is None:
         problem = make(1, 8, seqlen or 2048, 64, "float32", CAUSAL)
@@ -80,9 +89,13 @@ def demo_command(seqlen: int | None, device: str, seconds: float, as_json: bool)
     else:
         _print(rows, memory, target)
         print_skipped(skipped)
+        stdout().print("\n`cufa demo train` trains a model with these kernels.", markup=False)
     if not right:
         stderr().print("a result is missing or wrong", style="red")
         raise SystemExit(int(Exit.FAILED))
+
+
+demo_command.add_command(train_command)
 
 
 def _extra_memory(row: Row, device: Device | None) -> int:

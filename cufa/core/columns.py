@@ -86,8 +86,13 @@ class Columns(Mask):
         _, batch, heads, _ = self.intervals.shape
         return max(batch, self.band.spread[0]), heads
 
-    def misfit(self, batch: int, kv_heads: int, seqlen_k: int) -> str | None:
+    def misfit(self, batch: int, kv_heads: int, seqlen_k: int | None) -> str | None:
         length = self.intervals.shape[-1]
+        if seqlen_k is None:
+            return (
+                "has numbers for each key, which packed sequences do not take: use a band, or one dense call "
+                "with cufa.masks.documents"
+            )
         if length != seqlen_k:
             return f"has numbers for {length:,} keys but k has {seqlen_k:,}: make it for {seqlen_k:,}"
         return super().misfit(batch, kv_heads, seqlen_k) or self.band.misfit(batch, kv_heads, seqlen_k)

@@ -1,16 +1,21 @@
-"""How long the sequences of a call are, and where their keys and values lie.
+"""How long the sequences of a call are, and where their queries, keys and values lie.
 
-Dense arrays are as long as their shapes say. A cache has room for ``seqlen_k`` keys per sequence; how many are
-valid may be known on the device alone.
+Dense arrays are as long as their shapes say. In padded ones each sequence is the first part of its place; packed ones
+lie one behind the other. A cache has room for ``seqlen_k`` keys per sequence; how many are valid may be known on the
+device alone.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from typing import Any
 
-Sequence_ = tuple[int, slice, slice, slice]
-"""Its number, and slices of arrays (batch, heads, seqlen, head_dim): of batch, of its queries, of its keys."""
+Place = tuple[int, slice, slice, slice]
+"""Where a sequence is: its number, and slices of arrays (batch, heads, seqlen, head_dim): of batch, of its queries, of
+its keys."""
+
+_ALL = slice(None)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,17 +27,31 @@ class Lengths:
         """Lengths differ from sequence to sequence and are read on the device."""
         return False
 
-    def sequences(self, batch: int, seqlen_q: int, seqlen_k: int) -> list[Sequence_] | None:
-        """Where each sequence lies; None: all are as long as the arrays."""
+    @property
+    def known(self) -> bool:
+        """The host knows them. (Those of a cache it need not.)"""
+        return True
+
+    def places(self) -> list[Place] | None:
+        """Where each sequence lies, or may lie at most; None: all are as long as the arrays."""
         return None
+
+    def tokens(self, batch: int, seqlen_q: int, seqlen_k: int) -> tuple[int, int]:
+        """Queries and keys of all sequences together."""
+        return batch * seqlen_q, batch * seqlen_k
 
     def as_json(self) -> dict[str, Any]:
         return {"kind": type(self).__name__.lower(), **dataclasses.asdict(self)}
 
     @staticmethod
     def from_json(record: dict[str, Any]) -> Lengths:
-        fields = {name: value for name, value in record.items() if name != "kind"}
-        return {"lengths": Lengths, "cached": Cached}[record["kind"]](**fields)
+        fields = {
+            name: tuple(value) if isinstance(value, list) else value
+            for name, value in record.items()
+            if name != "kind"
+        }
+        kinds = {"lengths": Lengths, "cached": Cached, "padded": Padded, "packed": Packed}
+        return kinds[record["kind"]](**fields)
 
     def __str__(self) -> str:
         return "dense"
@@ -64,6 +83,92 @@ class Cached(Lengths):
     def __str__(self) -> str:
         where = f"pages of {self.page_size}" if self.paged else "cached"
         return where + (f", {self.new_tokens} appended" if self.new_tokens else "")
+
+
+Numbers = tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Padded(Lengths):
+    """Each sequence is the first so many rows of its place in dense arrays."""
+
+    queries: Numbers | None = None
+    """Of each sequence; None: all rows, or known on the device alone. Likewise keys."""
+    keys: Numbers | None = None
+    on_host: bool = True
+
+    @property
+    def ragged(self) -> bool:
+        return True
+
+    @property
+    def known(self) -> bool:
+        return self.on_host
+
+    def places(self) -> list[Place] | None:
+        if not self.on_host or (self.queries is None and self.keys is None):
+            return None
+        count = len(self.queries or self.keys or ())
+        queries, keys = (
+            [_ALL] * count if x is None else [slice(0, n) for n in x] for x in (self.queries, self.keys)
+        )
+        return [(b, slice(b, b + 1), queries[b], keys[b]) for b in range(count)]
+
+    def tokens(self, batch: int, seqlen_q: int, seqlen_k: int) -> tuple[int, int]:
+        return (
+            batch * seqlen_q if self.queries is None else sum(self.queries),
+            batch * seqlen_k if self.keys is None else sum(self.keys),
+        )
+
+    def __str__(self) -> str:
+        if not self.on_host:
+            return "padded, lengths on the GPU"
+        words = (("queries", self.queries), ("keys", self.keys))
+        return "padded, " + ", ".join(f"{_range(x)} {name}" for name, x in words if x is not None)
+
+
+@dataclasses.dataclass(frozen=True)
+class Packed(Lengths):
+    """Sequences one behind the other in arrays of ``total_q`` queries and ``total_k`` keys; what comes behind the last
+    is nobody's."""
+
+    total_q: int = 0
+    total_k: int = 0
+    queries: Numbers | None = None
+    """Of each sequence; None: known on the device alone. Likewise keys."""
+    keys: Numbers | None = None
+
+    @property
+    def ragged(self) -> bool:
+        return True
+
+    @property
+    def known(self) -> bool:
+        return self.queries is not None
+
+    def places(self) -> list[Place] | None:
+        if self.queries is None or self.keys is None:
+            return [(0, slice(0, 1), slice(0, self.total_q), slice(0, self.total_k))]
+        queries, keys = (list(itertools.accumulate(x, initial=0)) for x in (self.queries, self.keys))
+        return [
+            (b, slice(0, 1), slice(queries[b], queries[b + 1]), slice(keys[b], keys[b + 1]))
+            for b in range(len(self.queries))
+        ]
+
+    def tokens(self, batch: int, seqlen_q: int, seqlen_k: int) -> tuple[int, int]:
+        if self.queries is None or self.keys is None:
+            return self.total_q, self.total_k
+        return sum(self.queries), sum(self.keys)
+
+    def __str__(self) -> str:
+        if self.queries is None or self.keys is None:
+            return f"packed in {self.total_q:,}×{self.total_k:,}, lengths on the GPU"
+        return f"packed, {_range(self.queries)} queries, {_range(self.keys)} keys"
+
+
+def _range(lengths: Numbers) -> str:
+    least, most = min(lengths, default=0), max(lengths, default=0)
+    return f"{least:,}" if least == most else f"{least:,} to {most:,}"
 
 
 DENSE = Lengths()

@@ -77,8 +77,9 @@ class Mask:
         """The mask of one sequence and key/value head."""
         return self
 
-    def misfit(self, batch: int, kv_heads: int, seqlen_k: int) -> str | None:
-        """Why the mask does not go with arrays of these sizes, and what to do; None: it does."""
+    def misfit(self, batch: int, kv_heads: int, seqlen_k: int | None) -> str | None:
+        """Why the mask does not go with arrays of these sizes, and what to do; None: it does. ``seqlen_k`` is None for
+        sequences of any lengths."""
         for count, given, name in zip(
             self.spread, (batch, kv_heads), ("sequences", "key/value heads"), strict=True
         ):

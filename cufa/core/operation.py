@@ -138,6 +138,9 @@ class Operation:
     """Keys of one item may be shared out over thread blocks (:class:`Split`)."""
     memory_bound: bool = False
     """Figures are bytes per second, not FLOPs."""
+    further: tuple[Operand, ...] = ()
+    """Operands that few calls have, behind all others: a call without any of them is told apart without looking at
+    them."""
     by_keys: bool = False
     """Its blocks are blocks of keys, which visit tiles of queries (:class:`~cufa.core.schedule.Schedule`)."""
 
@@ -152,12 +155,22 @@ class Operation:
         return tuple(x for x in self.operands if x.result)
 
     @functools.cached_property
+    def every_operand(self) -> tuple[Operand, ...]:
+        return self.operands + self.further
+
+    @functools.cached_property
     def strided(self) -> tuple[bool, ...]:
         """Of each operand: are its rows read in wide copies, whatever the strides (or number by number)?"""
-        return tuple(bool(x.stride) for x in self.operands)
+        return tuple(bool(x.stride) for x in self.every_operand)
 
     def operand(self, name: str) -> Operand:
-        return next(x for x in self.operands if x.name == name)
+        return next(x for x in self.every_operand if x.name == name)
+
+    def in_order(self, given: Arrays) -> list[Any]:
+        """The arrays of a call by the order of its operands, without the further ones where there is none."""
+        further = [given.get(x.name) for x in self.further]
+        found = [given.get(x.name) for x in self.operands]
+        return found if all(x is None for x in further) else found + further
 
 
 OPERATIONS: dict[str, Operation] = {}

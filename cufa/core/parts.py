@@ -44,7 +44,7 @@ def parts(problem: Problem) -> tuple[Part, ...]:
 
 def _parts(problem: Problem) -> Iterator[Part]:
     of_batch, of_heads = problem.mask.spread
-    sequences = problem.lengths.sequences(*problem.sizes)
+    sequences = problem.lengths.places()
     if sequences is None and (of_batch, of_heads) == (1, 1):
         dense = (
             problem if isinstance(problem.lengths, Cached) else dataclasses.replace(problem, lengths=DENSE)

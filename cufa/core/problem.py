@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from .element import ELEMENTS, Element
-from .lengths import DENSE, Cached, Lengths
+from .lengths import DENSE, Cached, Lengths, Packed
 from .mask import FULL, Mask, reduced
 from .mask_family import Edges
 from .parts import Part, parts
@@ -35,8 +35,8 @@ class Problem:
     """One call of an operation as numbers: ``softmax(scale * Q Kᵀ) V``, or its like.
 
     Shapes are in the order (batch, heads, seqlen, head_dim), whatever the layout of the arrays was:
-    strides are a matter of the launch, not of the problem. ``seqlen_k`` is the room for keys of each sequence;
-    ``lengths`` says whether all of it is valid.
+    strides are a matter of the launch, not of the problem. ``seqlen_q`` and ``seqlen_k`` are the room of each sequence,
+    of packed ones the longest's; ``lengths`` says how much of it is valid.
 
     ``precision`` is ``"float32"`` or ``"tf32"`` for float32 inputs and ``"native"`` for every other
     dtype. ``alignment`` is the largest power of two, at most 16, that divides every pointer and every
@@ -67,6 +67,10 @@ class Problem:
     positive_strides: bool = True
     deterministic: bool = False
     """Backward: the same bits in every run, dq included, where an order of sums must be enforced for that."""
+    alibi: bool = False
+    """Scores have a penalty that grows with the distance of query and key (``alibi_slopes``)."""
+    sink: bool = False
+    """Each head has a logit that joins the denominator (``sink``)."""
 
     # --- Elements -----------------------------------------------------------------------------------------
 
@@ -104,15 +108,20 @@ class Problem:
         return 0 in (self.batch, self.heads, self.seqlen_q, self.seqlen_k)
 
     @property
-    def sizes(self) -> tuple[int, int, int]:
-        return self.batch, self.seqlen_q, self.seqlen_k
+    def tokens(self) -> tuple[int, int]:
+        """Queries and keys of all sequences together."""
+        return self.lengths.tokens(self.batch, self.seqlen_q, self.seqlen_k)
 
     @property
     def shapes(self) -> tuple[tuple[int, int, int, int], ...]:
-        """Of q, k, v and o."""
-        queries = (self.batch, self.heads, self.seqlen_q, self.head_dim)
-        keys = (self.batch, self.kv_heads, self.seqlen_k, self.head_dim)
-        return queries, keys, keys, queries
+        """Of q, k, v and o. Packed sequences lie in arrays of one batch."""
+        outer = (self.batch, self.seqlen_q), (self.batch, self.seqlen_k)
+        if isinstance(self.lengths, Packed):
+            outer = (1, self.lengths.total_q), (1, self.lengths.total_k)
+        (batch, rows), (_, keys) = outer
+        queries = (batch, self.heads, rows, self.head_dim)
+        of_keys = (batch, self.kv_heads, keys, self.head_dim)
+        return queries, of_keys, of_keys, queries
 
     @property
     def group_size(self) -> int:
@@ -161,7 +170,7 @@ class Problem:
     @property
     def known(self) -> bool:
         """Mask and lengths are known on the host: else counts of tiles and scores are of what they may be at most."""
-        return self.mask.known
+        return self.mask.known and self.lengths.known
 
     @functools.cached_property
     def all_visible_scores(self) -> int:
@@ -245,7 +254,8 @@ class Problem:
     @property
     def scores_text(self) -> str:
         """Mask and score changes, as every page, table and record prints them."""
-        return str(self.mask) + (f", softcap {self.softcap:g}" if self.softcap is not None else "")
+        cap = f", softcap {self.softcap:g}" if self.softcap is not None else ""
+        return str(self.mask) + cap + ", ALiBi" * self.alibi + ", sink" * self.sink
 
 
 def default_scale(head_dim: int) -> float:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ..core.problem import Problem
-from ..ops import arrays, calls
+from ..ops import arrays, calls, further
 from .schedule import read_range
 from .shapes import make_problem
 
@@ -46,8 +46,10 @@ class DecodeCall(calls.Call):
         cls, given: Mapping[str, Any], results: dict[str, Any], layout: str, **kwargs: Any
     ) -> DecodeCall:
         """Whatever came, as arrays. Raises TypeError or ValueError when something is none, or elsewhere."""
-        inputs = {name: _as_array(name, x) for name, x in given.items()}
+        few = {x.name: given[x.name] for x in further.OF_HEADS if given.get(x.name) is not None}
+        inputs = {name: _as_array(name, x) for name, x in given.items() if name not in few}
         q = inputs["q"]
+        inputs |= further.read(few, q)
         arrays.same_place(
             {n: x for n, x in inputs.items() if x is not None and (n in _BIG or not _may_move(x, q))}
         )
@@ -76,6 +78,7 @@ class DecodeCall(calls.Call):
         )
         for name in ("k_scale", "v_scale"):
             inputs[name] = _scales(name, inputs[name], problem)
+        inputs, problem = further.check(inputs, problem)
         _check_lengths(problem, inputs["cache_seqlens"], inputs["block_table"])
         _check_slots(problem, inputs["cache_seqlens"], inputs["block_table"])
         call = dataclasses.replace(self, inputs=inputs)

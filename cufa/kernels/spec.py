@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ..core.architectures import Device
+from ..core.lengths import Packed, Padded
 from ..core.operation import Split
 from ..core.order import Order
 from ..core.problem import MASK_KINDS, Problem
@@ -143,6 +144,17 @@ class KernelSpec:
         if problem.mask.beyond_band:
             beyond = problem.mask.beyond_band
             return f"serves masks that are bands, not {_BEYOND_BAND.get(beyond, beyond)}"
+        for has, words in (
+            (problem.alibi, "no ALiBi (alibi_slopes)"),
+            (problem.sink, "no sink"),
+            (
+                isinstance(problem.lengths, Padded),
+                "only sequences as long as the arrays (no seqlens_q, seqlens_k)",
+            ),
+            (isinstance(problem.lengths, Packed), "no packed sequences (cu_seqlens_q, cu_seqlens_k)"),
+        ):
+            if has:
+                return f"takes {words} so far"
         if problem.precision not in self.precisions:
             return f"computes in {' and '.join(self.precisions)}, not {problem.precision}"
         if self.uses_copy_engine and problem.alignment != 16:

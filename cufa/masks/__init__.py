@@ -17,7 +17,7 @@ array([[1, 0, 0],
 
 from ..core.mask_family import Mask
 from .bands import causal, full, global_window, prefix, streaming, window
-from .columns import columns, evict, from_dense, from_flashmask
+from .by_key import columns, evict, from_dense, from_flashmask
 from .streams import chunks, documents, shared_question
 
 __all__ = [

@@ -118,11 +118,16 @@ def _own(lengths: Any, seqlen: int) -> tuple[Any, Any, Any]:
     """For each key: start and end of its text, and which one it is. Those past all texts have an empty one."""
     xp = module_of(lengths)
     ends = xp.cumsum(lengths, axis=-1, dtype=xp.int32)
-    key = xp.arange(seqlen, dtype=xp.int32)
-    if ends.ndim == 1:
-        number = xp.searchsorted(ends, key, side="right")
+    if xp is np:
+        texts = np.broadcast_to(
+            np.arange(lengths.shape[-1] + 1), (*lengths.shape[:-1], lengths.shape[-1] + 1)
+        )
+        counts = np.append(lengths, seqlen - lengths.sum(axis=-1, keepdims=True), axis=-1)
+        number = np.repeat(texts.ravel(), counts.ravel()).reshape(*lengths.shape[:-1], seqlen)
     else:
-        number = xp.stack([xp.searchsorted(row, key, side="right") for row in ends])
+        key, rows = xp.arange(seqlen, dtype=xp.int32), ends.reshape(-1, ends.shape[-1])
+        number = xp.stack([xp.searchsorted(row, key, side="right") for row in rows])
+        number = number.reshape(*ends.shape[:-1], seqlen)
     # Past the end: hidden from all that comes after the start, and from all before it.
     nowhere = xp.full((*ends.shape[:-1], 1), FROM_THE_START, xp.int32)
     begins = xp.concatenate([xp.zeros_like(nowhere), ends], axis=-1)

@@ -168,9 +168,7 @@ def make_problem(
         raise ValueError(f"k has head_dim {k_head_dim} but q has {head_dim}: they must be equal")
     check_head_dim(head_dim)
     check_heads(heads, "k", kv_heads, f"layout {layout!r} reads the shapes as {AXES[layout]}")
-    misfit = mask.misfit(batch, kv_heads, seqlen_k)
-    if misfit is not None:
-        raise ValueError(f"mask, {mask}, {misfit}")
+    check_mask(mask, batch, kv_heads, seqlen_k)
     return Problem(
         batch,
         heads,
@@ -185,6 +183,13 @@ def make_problem(
         precision=resolve_precision(dtype, precision),
         alignment=alignment,
     )
+
+
+def check_mask(mask: Mask, batch: int, kv_heads: int, seqlen_k: int | None) -> None:
+    """``seqlen_k`` None: keys of each sequence are as many as they are."""
+    misfit = mask.misfit(batch, kv_heads, seqlen_k)
+    if misfit is not None:
+        raise ValueError(f"mask, {mask}, {misfit}")
 
 
 def check_layout(layout: str) -> None:

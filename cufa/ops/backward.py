@@ -7,6 +7,8 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
+
 from ..core.mask import Mask
 from ..core.operation import Arrays, Operand, Operation, register
 from ..core.params import Params
@@ -14,8 +16,18 @@ from ..core.problem import Problem
 from ..kernels import KernelSpec, TileConfig
 from ..masks.checks import check_flag
 from ..planner import Plan, choose_tiles
-from . import arrays, calls
-from .dense import compiled, cpu_spec, describe, gpu_serves, plan_lines, plan_shapes, scalars, scores_of
+from . import arrays, calls, further
+from .dense import (
+    DenseCall,
+    compiled,
+    cpu_spec,
+    describe,
+    gpu_serves,
+    plan_lines,
+    plan_shapes,
+    scalars,
+    scores_of,
+)
 from .mask_arguments import check_causal, resolve_mask
 from .reference import attention_reference_backward
 from .seen import find, typed
@@ -34,6 +46,10 @@ def flash_attention_backward(
     mask: Mask | None = None,
     softcap: float | None = None,
     scale: float | None = None,
+    alibi_slopes: Any = None,
+    sink: Any = None,
+    seqlens_q: Any = None,
+    seqlens_k: Any = None,
     layout: str = "bhsd",
     algorithm: str = "auto",
     precision: str | None = None,
@@ -59,7 +75,7 @@ def flash_attention_backward(
     out, lse : array
         What it returned with ``return_lse=True``. lse is contiguous float32, (batch, heads, seqlen_q) whatever the
         layout; float64 where q is.
-    causal, window, mask, softcap, scale, layout, precision
+    causal, window, mask, softcap, scale, alibi_slopes, sink, seqlens_q, seqlens_k, layout, precision
         Those of the forward call: all that it was given. precision may differ.
     algorithm : "auto" or "fa2"
         Which kernel computes it; it need not be the one that computed out.
@@ -77,7 +93,10 @@ def flash_attention_backward(
     -------
     dq, dk, dv
         With shape, layout and dtype of q, k and v; sums over the query heads of a group are in float32. Queries that
-        see no key, and keys that no query sees, have gradients of exactly 0.
+        see no key, keys that no query sees, and what lies behind ``seqlens_q`` and ``seqlens_k`` have gradients of
+        exactly 0.
+    dsink
+        Only with ``sink=``: the gradient of the sink, (heads,), in lse's dtype. ALiBi's slopes have none.
 
     Raises
     ------
@@ -103,29 +122,33 @@ def flash_attention_backward(
         causal, typed(window), mask, softcap, type(softcap), scale, type(scale), layout, algorithm, precision,
         deterministic, device,
     )  # fmt: skip
-    given = dout, q, k, v, out, lse, dlse, dq, dk, dv
+    given: tuple[Any, ...] = dout, q, k, v, out, lse, dlse, dq, dk, dv
+    if alibi_slopes is not None or sink is not None or seqlens_q is not None or seqlens_k is not None:
+        given += alibi_slopes, sink, seqlens_q, seqlens_k, None, None, None
     seen, _, addresses = find(BACKWARD, given, options)
     if seen is not None:
         return seen(given, addresses)
     named: dict[str, Any] = {
         x.name: None if value is None and (x.result or x.name == "dlse") else arrays.as_array(x.name, value)
-        for x, value in zip(BACKWARD.operands, given, strict=True)
+        for x, value in zip(BACKWARD.operands, given, strict=False)
     }
     arrays.same_place({"q": named["q"], **{name: x for name, x in named.items() if x is not None}})
     how = scores_of(resolve_mask(causal, window, mask), softcap, scale, precision)
+    few = {"alibi_slopes": alibi_slopes, "sink": sink, "seqlens_q": seqlens_q, "seqlens_k": seqlens_k}
+    few = further.read(few, named["q"])
     call = BackwardCall(
-        {name: named[name] for name in BACKWARD.inputs},
-        {x.name: named[x.name] for x in BACKWARD.results},
+        {name: named[name] for name in BACKWARD.inputs} | few,
+        {x.name: named[x.name] for x in BACKWARD.results} | ({"dsink": None} if "sink" in few else {}),
         layout,
         how,
         {"algorithm": algorithm},
         deterministic,
     )
-    return calls.run(call, device, options, gpu_serves=gpu_serves(str(named["q"].dtype), how))
+    return calls.run(call, device, options, gpu_serves=gpu_serves(str(named["q"].dtype), how, few))
 
 
 @dataclasses.dataclass(frozen=True)
-class BackwardCall(calls.Call):
+class BackwardCall(DenseCall):
     name = "backward"
 
     deterministic: bool = False
@@ -134,8 +157,7 @@ class BackwardCall(calls.Call):
         given = self.inputs
         of_dtype = {name: given[name] for name in ("q", "k", "v", "out", "dout")}
         dtype = arrays.dtype_name(of_dtype, on_gpu)
-        shapes = [given[name].shape for name in ("q", "k", "v")]
-        problem = arrays.make_problem(shapes, dtype, layout=self.layout, **self.options)
+        inputs, problem = self.problem(dtype)
         problem = dataclasses.replace(problem, operation=self.name, deterministic=self.deterministic)
         for name in ("out", "dout"):
             if given[name].shape != given["q"].shape:
@@ -148,19 +170,20 @@ class BackwardCall(calls.Call):
         for name, x in of_dtype.items():
             arrays.check_last_axis(name, x)
             arrays.check_address(name, x)
-        self.check_results(problem)
-        return self, problem
+        call = dataclasses.replace(self, inputs=inputs)
+        call.check_results(problem)
+        return call, problem
 
 
 def _check_rows(name: str, x: Any, problem: Problem, layout: str) -> None:
     """``x`` is one number per query, as the forward returns them."""
     shape, dtype = calls.lse_shape(problem), problem.lse_dtype
     if x.shape != shape:
-        hint = ""
-        if x.shape == (shape[0], shape[2], shape[1]):
+        hint, words = "", "(heads, total_q)" if len(shape) == 2 else "(batch, heads, seqlen_q)"
+        if len(shape) == 3 and x.shape == (shape[0], shape[2], shape[1]):
             hint = f"; it is so for layout={layout!r} too: use {name}.swapaxes(1, 2) and make that contiguous"
         raise ValueError(
-            f"{name} has shape {x.shape}; it takes one number per query, (batch, heads, seqlen_q) = {shape}{hint}"
+            f"{name} has shape {x.shape}; it takes one number per query, {words} = {shape}{hint}"
         )
     if x.dtype != dtype:
         raise TypeError(
@@ -187,6 +210,10 @@ def plan_backward(
     mask: Mask | None = None,
     softcap: float | None = None,
     scale: float | None = None,
+    alibi_slopes: Any = None,
+    sink: Any = None,
+    seqlens_q: Any = None,
+    seqlens_k: Any = None,
     layout: str = "bhsd",
     algorithm: str = "auto",
     precision: str | None = None,
@@ -201,7 +228,8 @@ def plan_backward(
     """
     options = scores_of(resolve_mask(causal, window, mask), softcap, scale, precision)
     how = {"operation": "backward", "deterministic": check_flag("deterministic", deterministic)}
-    return plan_shapes(q, k, v, dtype, device, {**options, "layout": layout}, algorithm=algorithm, **how)
+    few = {"alibi_slopes": alibi_slopes, "sink": sink, "seqlens_q": seqlens_q, "seqlens_k": seqlens_k}
+    return plan_shapes(q, k, v, dtype, device, {**options, "layout": layout}, few, algorithm=algorithm, **how)
 
 
 # --- The operation ----------------------------------------------------------------------------------------
@@ -212,8 +240,14 @@ CPU_CONFIG = TileConfig(block_q=256, block_kv=256, num_warps=0)
 def _run_on_cpu(plan: Plan, given: Arrays) -> None:
     from ..backends import cpu_backward, cpu_parts
 
-    for part, arrays_of_part in cpu_parts.each(plan, given):
-        cpu_backward.run(part, arrays_of_part)
+    dsink = None if given.get("dsink") is None else np.zeros(plan.problem.heads)
+    for part, of_part in cpu_parts.each(plan, {**given, "dsink": dsink}):
+        if dsink is not None:
+            of_part["dsink"] += cpu_backward.sink_gradient(of_part)
+        if not part.problem.empty:
+            cpu_backward.run(part, of_part)
+    if dsink is not None:
+        given["dsink"][...] = dsink
 
 
 def _scalars(plan: Plan, given: Arrays) -> dict[str, int | float]:
@@ -222,9 +256,10 @@ def _scalars(plan: Plan, given: Arrays) -> dict[str, int | float]:
 
 def _io_bytes(p: Problem) -> int:
     """dout, q, k, v, out and lse read once, dq, dk and dv written once."""
-    queries = p.head_dim * 2 * (p.q_element.itemsize + p.out_element.itemsize) + 4
-    keys = p.head_dim * 2 * (p.k_element.itemsize + p.v_element.itemsize)
-    return p.batch * (p.heads * p.seqlen_q * queries + p.kv_heads * p.seqlen_k * keys)
+    queries, keys = p.tokens
+    of_query = p.head_dim * 2 * (p.q_element.itemsize + p.out_element.itemsize) + 4
+    of_key = p.head_dim * 2 * (p.k_element.itemsize + p.v_element.itemsize)
+    return p.heads * queries * of_query + p.kv_heads * keys * of_key
 
 
 def _compiled(spec: KernelSpec, head_dim: int) -> Iterator[Problem]:
@@ -254,6 +289,7 @@ BACKWARD = register(
             Operand("dk", result=True, like="k", stride="dk_stride", mapped=True),
             Operand("dv", result=True, like="v", stride="dv_stride", mapped=True),
         ),
+        further=(*further.OPERANDS, Operand("dsink", result=True, like=lambda p: (p.heads,))),
         params=Params("backward_params.cuh", "BackwardParams"),
         scalars=_scalars,
         choose=choose_tiles,

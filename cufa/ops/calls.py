@@ -11,6 +11,7 @@ import numpy as np
 
 from .. import tuning
 from ..core.architectures import Device
+from ..core.lengths import Packed
 from ..core.operation import OPERATIONS, Operand, Operation
 from ..core.problem import Problem
 from ..planner import Plan, make_plan
@@ -52,7 +53,7 @@ class Call:
 
     def check_results(self, problem: Problem) -> None:
         """Arrays that are given for results can take them. Part of every :meth:`check`."""
-        for operand in self.operation.results:
+        for operand in self._results():
             x = self.results.get(operand.name)
             if x is not None:
                 arrays.same_place(dict([self.first, (operand.name, x)]))
@@ -64,8 +65,8 @@ class Call:
         """Nothing that is written is read or written through another argument. ``given`` are the call's arrays by
         operand name; those that are None, or missing, share no memory."""
         there = {name: x for name, x in given.items() if x is not None}
-        for operand in OPERATIONS[cls.name].results:
-            if operand.name in there:
+        for operand in OPERATIONS[cls.name].every_operand:
+            if operand.result and operand.name in there:
                 arrays.check_apart(operand.name, there)
 
     @property
@@ -85,12 +86,17 @@ class Call:
         for operand in self.operation.operands:
             x = given.get(operand.name)
             found[operand.name] = x.transpose(axes) if operand.stride and x is not None else x
-        return found
+        return found | self._further(given)
+
+    def _further(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """The operands that few calls have, where there is one."""
+        names = [x.name for x in self.operation.further]
+        return {name: given[name] for name in names if given.get(name) is not None}
 
     def allocate(self, problem: Problem, empty: Callable[..., Any]) -> dict[str, Any]:
         """The results that are asked for, by name: as given, or made by ``empty(shape, dtype)``."""
         found = dict(self.results)
-        for operand in self.operation.results:
+        for operand in self._results():
             if operand.name in found and found[operand.name] is None:
                 found[operand.name] = empty(*self._form(operand, problem))
         return found
@@ -104,9 +110,12 @@ class Call:
 
     def fill_empty(self, results: Mapping[str, Any]) -> None:
         """Of a problem without any score."""
-        for operand in self.operation.results:
+        for operand in self._results():
             if operand.name in results:
                 results[operand.name][...] = operand.nothing
+
+    def _results(self) -> list[Operand]:
+        return [x for x in self.operation.every_operand if x.result]
 
 
 def attention_results(out: Any, return_lse: bool) -> dict[str, Any]:
@@ -115,7 +124,9 @@ def attention_results(out: Any, return_lse: bool) -> dict[str, Any]:
     return {**results, "lse": None} if return_lse else results
 
 
-def lse_shape(problem: Problem) -> tuple[int, int, int]:
+def lse_shape(problem: Problem) -> tuple[int, ...]:
+    if isinstance(problem.lengths, Packed):
+        return problem.heads, problem.lengths.total_q
     return problem.batch, problem.heads, problem.seqlen_q
 
 
@@ -130,7 +141,7 @@ def run(call: Call, device: str | None, options: tuple[Any, ...], gpu_serves: bo
             )
         # What came through DLPack may have been seen before as CuPy arrays.
         read = {**call.inputs, **call.results}
-        given = [read.get(operand.name) for operand in call.operation.operands]
+        given = call.operation.in_order(read)
         seen, key, addresses = find(call.operation, given, options)
         return returned(run_on_gpu(call, key)) if seen is None else seen(given, addresses)
     return returned(run_on_gpu_from_host(call) if use_gpu(device, gpu_serves) else run_on_cpu(call))
@@ -151,7 +162,7 @@ def run_on_cpu(call: Call) -> dict[str, Any]:
         )
     plan = plan_for(problem, None, **call.request)
     results = call.allocate(problem, np.empty)
-    if problem.empty:
+    if problem.empty and not problem.sink:
         call.fill_empty(results)
     else:
         call.operation.run_on_cpu(plan, call.arrays(results))
@@ -192,7 +203,7 @@ def run_on_gpu(call: Call, key: tuple[Any, ...] | None) -> dict[str, Any]:
     cuda, device_id = cuda_module(), call.first[1].data.device_id
     with cupy.cuda.Device(device_id):
         results = call.allocate(problem, cupy.ndarray)
-        if problem.empty:
+        if problem.empty and not problem.sink:
             call.fill_empty(results)
             return results
         call = dataclasses.replace(call, inputs=_on_device(call.inputs))

@@ -20,14 +20,14 @@ from ..core.problem import Problem, default_scale
 from ..core.scores import check_softcap
 from ..decode.checks import DecodeCall, check_gpu_serves, dtypes
 from ..decode.choose import CPU_CONFIG, choose, cpu_spec, num_records, plan_lines
+from ..decode.reference import decode_reference
 from ..decode.schedule import num_tiles, used_of
 from ..decode.shapes import make_problem
 from ..kernels import KernelSpec
 from ..kernels.decode import row_blocks
 from ..planner import Plan, make_plan
-from . import arrays, calls
+from . import arrays, calls, further
 from .mask_arguments import decode_mask
-from .reference import decode_reference
 from .seen import find, typed
 
 
@@ -45,6 +45,8 @@ def flash_decode(
     window: tuple[int | None, int | None] | None = None,
     softcap: float | None = None,
     scale: float | None = None,
+    alibi_slopes: Any = None,
+    sink: Any = None,
     layout: str = "bhsd",
     num_splits: int | None = None,
     schedule: str = "auto",
@@ -93,6 +95,10 @@ def flash_decode(
         Scaled scores s become ``softcap · tanh(s / softcap)``. Above 0, at most 10,000.
     scale : float, optional
         Softmax scale, finite and ≥ 0. Default 1/√head_dim.
+    alibi_slopes : array, (heads,) or (batch, heads), optional
+        ALiBi, as for :func:`flash_attention`; distances are those within the sequence. On the CPU so far.
+    sink : array, (heads,), optional
+        A logit of each query head that joins the denominator, as for :func:`flash_attention`. On the CPU so far.
     layout : "bhsd" or "bshd"
         Axis order of all arrays of four axes and of the result; "bshd" has the tokens before the heads:
         (batch, capacity, kv_heads, head_dim), (num_pages, page_size, kv_heads, head_dim).
@@ -147,7 +153,11 @@ def flash_decode(
     if num_splits is not None and type(num_splits) is not int:
         # Before a call that was seen: to it 2.0 would be 2.
         num_splits = _check_num_splits(num_splits)
-    given = (q, k_cache, v_cache, cache_seqlens, block_table, k_new, v_new, k_scale, v_scale, out, None)
+    given: tuple[Any, ...] = (
+        q, k_cache, v_cache, cache_seqlens, block_table, k_new, v_new, k_scale, v_scale, out, None
+    )  # fmt: skip
+    if alibi_slopes is not None or sink is not None:
+        given += alibi_slopes, sink
     options = (
         typed(window), softcap, type(softcap), scale, type(scale), layout, num_splits, schedule, return_lse, device
     )  # fmt: skip
@@ -160,7 +170,7 @@ def flash_decode(
     }
     how: dict[str, Any] = {"mask": decode_mask(window), "softcap": check_softcap(softcap), "scale": scale}
     results = calls.attention_results(out, return_lse)
-    inputs = dict(zip(DECODE.inputs, given, strict=False))
+    inputs = dict(zip(DECODE.inputs, given, strict=False)) | {"alibi_slopes": alibi_slopes, "sink": sink}
     call = DecodeCall.read(inputs, results, layout, options=how, request=request)
     return calls.run(call, device, options, gpu_serves=device is not None or _gpu_serves(call))
 
@@ -178,6 +188,8 @@ def plan_decode(
     window: tuple[int | None, int | None] | None = None,
     softcap: float | None = None,
     scale: float | None = None,
+    alibi_slopes: Any = None,
+    sink: Any = None,
     layout: str = "bhsd",
     num_splits: int | None = None,
     schedule: str = "auto",
@@ -208,6 +220,7 @@ def plan_decode(
     shapes["v_new"] = shapes["k_new"]
     shapes["cache_seqlens"] = None if cache_seqlens is None else ()
     dtype = dtype or str(getattr(given["q"], "dtype", "float16"))
+    few = {name: x for name, x in (("alibi_slopes", alibi_slopes), ("sink", sink)) if x is not None}
     cache_dtype = cache_dtype or str(getattr(given["k_cache"], "dtype", dtype))
 
     # Where a call could not move to the CPU.
@@ -216,7 +229,7 @@ def plan_decode(
     def planned(found: Device | None) -> Plan:
         module = "cupy" if stays else "numpy"
         names = dtypes(dtype, {"k_cache": cache_dtype}, on_gpu=found is not None, module=module)
-        problem = make_problem(shapes, *names, layout=layout, **how)
+        problem = further.planned(few, make_problem(shapes, *names, layout=layout, **how))
         if found is not None:
             check_gpu_serves(problem)
         return calls.plan_for(problem, found, **request)
@@ -308,7 +321,8 @@ def _describe(p: Problem) -> str:
     appended = f", {p.cache.new_tokens} appended" if p.cache.new_tokens else ""
     dtype = p.dtype if p.k_element is p.q_element else f"{p.dtype} over {p.k_element.name}"
     upto = "up to " if p.lengths.ragged else ""
-    scores = "" if p.mask == CAUSAL and p.softcap is None else f", {p.scores_text}"
+    plain = p.mask == CAUSAL and p.softcap is None and not (p.alibi or p.sink)
+    scores = "" if plain else f", {p.scores_text}"
     return (
         f"decode batch {p.batch}, heads {p.heads_text}{tokens}, {upto}{p.seqlen_k:,} cached{cache}"
         f"{appended}, head_dim {p.head_dim}, {dtype}{scores}"
@@ -352,6 +366,7 @@ DECODE = register(
             Operand("out", field="o", result=True, like="q", stride="o_stride"),
             Operand("lse", result=True, like=calls.lse_shape, nothing=-math.inf),
         ),
+        further=further.OF_HEADS,
         params=Params("decode_params.cuh", "DecodeParams"),
         scalars=_scalars,
         choose=choose,

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
+from ..core.lengths import DENSE
 from ..core.mask import CAUSAL, FULL, Band, Mask
 from ..core.params import softmax_scalars
 from ..core.problem import Problem, default_scale
 from ..core.scores import check_softcap
 from ..kernels import KernelSpec
 from ..planner import Plan
-from . import arrays, calls
+from . import arrays, calls, further
 
 
 def scores_of(mask: Mask, softcap: Any, scale: float | None, precision: str | None) -> dict[str, Any]:
@@ -26,9 +27,58 @@ def scores_of(mask: Mask, softcap: Any, scale: float | None, precision: str | No
     }
 
 
-def gpu_serves(dtype: str, options: dict[str, Any]) -> bool:
+class DenseCall(calls.Call):
+    """Of arrays with four axes."""
+
+    def problem(self, dtype: str) -> tuple[dict[str, Any], Problem]:
+        """The inputs as kernels read them, and the problem that their shapes and the options state."""
+        shapes = [self.inputs[name].shape for name in ("q", "k", "v")]
+        problem = arrays.make_problem(shapes, dtype, layout=self.layout, **self.options)
+        return further.check(self.inputs, problem)
+
+
+class PackedCall(calls.Call):
+    """Of sequences one behind the other, in arrays (tokens, heads, head_dim)."""
+
+    def problem(self, dtype: str) -> tuple[dict[str, Any], Problem]:
+        shapes = {name: self.inputs[name].shape for name in ("q", "k", "v")}
+        for name, shape in shapes.items():
+            if len(shape) != 3:
+                raise ValueError(
+                    f"{name} has shape {shape}; packed arrays have three axes (tokens, heads, head_dim)"
+                )
+        if shapes["v"] != shapes["k"]:
+            raise ValueError(f"v has shape {shapes['v']} but k has {shapes['k']}: they must be equal")
+        # As one sequence, but for the mask.
+        options = {**self.options, "mask": FULL, "layout": "bshd"}
+        problem = arrays.make_problem([(1, *shape) for shape in shapes.values()], dtype, **options)
+        cu_q, cu_k = self.inputs["cu_seqlens_q"], self.inputs["cu_seqlens_k"]
+        cu_q, cu_k, lengths = further.packed(cu_q, cu_k, (problem.seqlen_q, problem.seqlen_k))
+        problem = dataclasses.replace(
+            problem,
+            mask=self.options["mask"],
+            batch=len(cu_q) - 1,
+            seqlen_q=max(lengths.queries, default=0) if lengths.queries is not None else lengths.total_q,
+            seqlen_k=max(lengths.keys, default=0) if lengths.keys is not None else lengths.total_k,
+            lengths=lengths,
+        )
+        arrays.check_mask(problem.mask, problem.batch, problem.kv_heads, None)
+        return further.check({**self.inputs, "cu_seqlens_q": cu_q, "cu_seqlens_k": cu_k}, problem)
+
+    def arrays(self, results: Mapping[str, Any]) -> dict[str, Any]:
+        """With the axes of dense arrays: (1, heads, tokens, head_dim), and (1, heads, tokens) of numbers of queries."""
+        given = {**self.inputs, **results}
+        found = {}
+        for operand in self.operation.operands:
+            x = given.get(operand.name)
+            found[operand.name] = None if x is None else (x.swapaxes(0, 1) if operand.stride else x)[None]
+        return found | self._further(given)
+
+
+def gpu_serves(dtype: str, options: Mapping[str, Any], inputs: Mapping[str, Any]) -> bool:
     """Whether kernels take what NumPy arrays and these options say; else they are computed on the CPU."""
-    return dtype != "float64" and not options["mask"].beyond_band
+    few = any(x.name in inputs for x in further.OPERANDS)
+    return dtype != "float64" and not options["mask"].beyond_band and not few
 
 
 def plan_shapes(
@@ -38,12 +88,14 @@ def plan_shapes(
     dtype: str | None,
     device: str | None,
     options: dict[str, Any],
+    few: dict[str, Any],
     *,
     algorithm: str,
-    **further: Any,
+    **fields: Any,
 ) -> Plan:
     """The plan for q, k and v, which are arrays or just shapes; k defaults to q and v to k. ``options`` are those of
-    :func:`cufa.ops.arrays.make_problem`, ``further`` are other fields of the problem."""
+    :func:`cufa.ops.arrays.make_problem`, ``few`` the operands of :mod:`cufa.ops.further`, ``fields`` others of the
+    problem."""
     k = q if k is None else k
     v = k if v is None else v
     shapes = [
@@ -56,9 +108,13 @@ def plan_shapes(
         raise ValueError(f"dtype={name!r} is not served; use one of {served}")
     if device is None and arrays.is_device_array(q):  # the call could not move to the CPU
         arrays.dtype_name({"q": q}, on_gpu=True)
-    problem = dataclasses.replace(arrays.make_problem(shapes, name, **options), **further)
+    problem = dataclasses.replace(arrays.make_problem(shapes, name, **options), **fields)
+    few = {name: x for name, x in few.items() if x is not None}
+    problem = further.planned(few, problem)
     could_move = device is None and not arrays.is_device_array(q)
-    target = calls.planning_device(device, gpu_serves(name, options) if could_move else name != "float64")
+    target = calls.planning_device(
+        device, gpu_serves(name, options, few) if could_move else name != "float64"
+    )
     return calls.plan_for(problem, target, algorithm=algorithm)
 
 
@@ -89,8 +145,9 @@ def scalars(plan: Plan) -> dict[str, int | float]:
 
 def describe(p: Problem) -> str:
     dtype = f"{p.dtype} (tf32)" if p.precision == "tf32" else p.dtype
+    lengths = "" if p.lengths == DENSE else f" ({p.lengths})"
     return (
-        f"batch {p.batch}, heads {p.heads_text}, seqlen {p.seqlen_q}×{p.seqlen_k}, "
+        f"batch {p.batch}, heads {p.heads_text}, seqlen {p.seqlen_q}×{p.seqlen_k}{lengths}, "
         f"head_dim {p.head_dim}, {dtype}, {p.scores_text}"
     )
 

@@ -3,6 +3,7 @@ out is in :mod:`cufa.ops.calls`, choices in :mod:`cufa.planner`."""
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any
 
@@ -12,8 +13,18 @@ from ..core.params import Params
 from ..core.problem import Problem
 from ..kernels import TileConfig
 from ..planner import Plan, choose_tiles
-from . import arrays, calls
-from .dense import compiled, cpu_spec, describe, gpu_serves, plan_lines, plan_shapes, scalars, scores_of
+from . import arrays, calls, further
+from .dense import (
+    DenseCall,
+    compiled,
+    cpu_spec,
+    describe,
+    gpu_serves,
+    plan_lines,
+    plan_shapes,
+    scalars,
+    scores_of,
+)
 from .mask_arguments import check_causal, resolve_mask
 from .reference import attention_reference
 from .seen import find, typed
@@ -29,6 +40,10 @@ def flash_attention(
     mask: Mask | None = None,
     softcap: float | None = None,
     scale: float | None = None,
+    alibi_slopes: Any = None,
+    sink: Any = None,
+    seqlens_q: Any = None,
+    seqlens_k: Any = None,
     layout: str = "bhsd",
     algorithm: str = "auto",
     precision: str | None = None,
@@ -67,6 +82,17 @@ def flash_attention(
         10,000.
     scale : float, optional
         Softmax scale, finite and ≥ 0. Default 1/√head_dim.
+    alibi_slopes : array, (heads,) or (batch, heads), optional
+        ``slope · |i + δ - j|`` is taken off the score of query i and key j, after the soft cap (ALiBi, Press et al.,
+        2022); δ is the mask's, seqlen_k - seqlen_q unless its diagonal says otherwise. Numbers of any sign.
+    sink : array, (heads,), optional
+        A logit of each query head that joins the denominator of every row, after the mask, and with it lse; it
+        brings no value (gpt-oss). A row that sees no key gives zeros and lse = sink. -inf: none.
+    seqlens_q, seqlens_k : int32 array, (batch,), optional
+        Sequence b is the first ``seqlens_q[b]`` queries and the first ``seqlens_k[b]`` keys of its place: what lies
+        behind may hold anything, and is not read. Its rows give zeros and lse = -inf. Masks see the sequence alone:
+        its last query's key is its last. Where sequences lie one behind the other, see
+        :func:`flash_attention_varlen`.
     layout : "bhsd" or "bshd"
         Axis order of q, k, v and the result: (batch, heads, seqlen, head_dim), or with seqlen before heads.
     algorithm : "auto", "fa3", "fa2", "fa2_noskip", "fa1" or "naive"
@@ -98,6 +124,8 @@ def flash_attention(
     Launches on CuPy's current stream and does not synchronise (NumPy inputs on a GPU do, to bring the
     result back). With ``out=`` and after one warm-up call it can be captured in a CUDA graph.
 
+    ALiBi, sinks and lengths are computed on the CPU so far: no kernel serves them yet, and calls on the GPU say so.
+
     On a GPU, keys and values that the mask hides from a query must still be finite: a tile that holds
     some that it sees is multiplied as a whole, and 0 · inf is NaN.
 
@@ -111,34 +139,38 @@ def flash_attention(
     if type(causal) is not bool:  # before a call that was seen: to it 1.0 would be True
         causal = check_causal(causal)  # type: ignore[unreachable]
     changes = None  # what most calls do without costs them nothing
+    given: tuple[Any, ...] = q, k, v, out, None
     if window is not None or mask is not None or softcap is not None:
         plain = mask is None and softcap is None
         changes = typed(window) if plain else (typed(window), mask, softcap, type(softcap))
+    if alibi_slopes is not None or sink is not None or seqlens_q is not None or seqlens_k is not None:
+        given += alibi_slopes, sink, seqlens_q, seqlens_k
     options = causal, scale, type(scale), layout, algorithm, precision, return_lse, device, changes
-    given = q, k, v, out, None
     seen, _, addresses = find(FORWARD, given, options)
     if seen is not None:
         return seen(given, addresses)
     inputs = {name: arrays.as_array(name, x) for name, x in (("q", q), ("k", k), ("v", v))}
     arrays.same_place(inputs)
+    few = {"alibi_slopes": alibi_slopes, "sink": sink, "seqlens_q": seqlens_q, "seqlens_k": seqlens_k}
+    inputs |= further.read(few, inputs["q"])
     how = scores_of(resolve_mask(causal, window, mask), softcap, scale, precision)
     results = calls.attention_results(out, return_lse)
     call = ForwardCall(inputs, results, layout, how, {"algorithm": algorithm})
-    return calls.run(call, device, options, gpu_serves=gpu_serves(str(inputs["q"].dtype), how))
+    return calls.run(call, device, options, gpu_serves=gpu_serves(str(inputs["q"].dtype), how, inputs))
 
 
-class ForwardCall(calls.Call):
+class ForwardCall(DenseCall):
     name = "forward"
 
     def check(self, on_gpu: bool) -> tuple[ForwardCall, Problem]:
-        dtype = arrays.dtype_name(self.inputs, on_gpu)
-        shapes = [x.shape for x in self.inputs.values()]
-        problem = arrays.make_problem(shapes, dtype, layout=self.layout, **self.options)
-        for name, x in self.inputs.items():
+        qkv = {name: self.inputs[name] for name in ("q", "k", "v")}
+        inputs, problem = self.problem(arrays.dtype_name(qkv, on_gpu))
+        for name, x in qkv.items():
             arrays.check_last_axis(name, x)
             arrays.check_address(name, x)
-        self.check_results(problem)
-        return self, problem
+        call = dataclasses.replace(self, inputs=inputs)
+        call.check_results(problem)
+        return call, problem
 
 
 def plan(
@@ -152,6 +184,10 @@ def plan(
     mask: Mask | None = None,
     softcap: float | None = None,
     scale: float | None = None,
+    alibi_slopes: Any = None,
+    sink: Any = None,
+    seqlens_q: Any = None,
+    seqlens_k: Any = None,
     layout: str = "bhsd",
     algorithm: str = "auto",
     precision: str | None = None,
@@ -161,14 +197,16 @@ def plan(
     :func:`flash_decode` there is :func:`plan_decode`.
 
     q, k and v are arrays or just shapes; k and v default to q. ``causal``, ``window``, ``mask``, ``softcap``,
-    ``scale``, ``layout``, ``algorithm`` and ``precision`` are as for :func:`flash_attention`. ``dtype`` is a
+    ``scale``, ``alibi_slopes``, ``sink`` (True will do for these two), ``seqlens_q``, ``seqlens_k``, ``layout``,
+    ``algorithm`` and ``precision`` are as for :func:`flash_attention`. ``dtype`` is a
     name such as "bfloat16" (default: the arrays', or float16 for shapes). ``device`` is None (what a call here
     would use), "cpu", "cuda", or an architecture such as "sm_90", planned for its typical card.
 
     >>> print(cufa.plan((1, 8, 4096, 128), causal=True, device="sm_90"))  # doctest: +SKIP
     """
     options = scores_of(resolve_mask(causal, window, mask), softcap, scale, precision)
-    return plan_shapes(q, k, v, dtype, device, {**options, "layout": layout}, algorithm=algorithm)
+    few = {"alibi_slopes": alibi_slopes, "sink": sink, "seqlens_q": seqlens_q, "seqlens_k": seqlens_k}
+    return plan_shapes(q, k, v, dtype, device, {**options, "layout": layout}, few, algorithm=algorithm)
 
 
 # --- The operation ----------------------------------------------------------------------------------------
@@ -183,7 +221,12 @@ def _run_on_cpu(plan: Plan, given: Arrays) -> None:
     from ..backends import cpu, cpu_parts
 
     for part, x in cpu_parts.each(plan, given):
-        cpu.run(part, x["q"], x["k"], x["v"], x["out"], x["lse"])
+        slopes, sink = x.get("alibi_slopes"), x.get("sink")
+        if not part.problem.empty:
+            of_dense = x["q"], x["k"], x["v"], x["out"], x["lse"]
+            cpu.run(part, *of_dense, alibi_slopes=slopes, sink=sink)
+        elif sink is not None and x["lse"] is not None:
+            x["lse"][...] = sink[:, None]
 
 
 def _scalars(plan: Plan, given: Arrays) -> dict[str, int | float]:
@@ -192,9 +235,10 @@ def _scalars(plan: Plan, given: Arrays) -> dict[str, int | float]:
 
 def _io_bytes(p: Problem) -> int:
     """q, k, v read once, o written once."""
-    queries = p.batch * p.heads * p.seqlen_q * (p.q_element.itemsize + p.out_element.itemsize)
-    keys = p.batch * p.kv_heads * p.seqlen_k * (p.k_element.itemsize + p.v_element.itemsize)
-    return (queries + keys) * p.head_dim
+    queries, keys = p.tokens
+    of_queries = p.heads * queries * (p.q_element.itemsize + p.out_element.itemsize)
+    of_keys = p.kv_heads * keys * (p.k_element.itemsize + p.v_element.itemsize)
+    return (of_queries + of_keys) * p.head_dim
 
 
 FORWARD = register(
@@ -208,6 +252,7 @@ FORWARD = register(
             Operand("out", field="o", result=True, like="q", stride="o_stride", mapped=True),
             Operand("lse", result=True, like=calls.lse_shape, nothing=-math.inf),
         ),
+        further=further.OPERANDS,
         params=Params("params.cuh", "AttentionParams"),
         scalars=_scalars,
         choose=choose_tiles,

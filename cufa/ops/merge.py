@@ -32,6 +32,9 @@ def merge_attention_states(
     ``out = (w_a * out_a + w_b * out_b) / (w_a + w_b)``; ``lse = m + log(w_a + w_b)``. Exact but for rounding:
     computed in float32 (float64 when an input is), rounded once.
 
+    A ``sink`` is a score like those of keys and counts once: give it to one part alone; or to none, and merge it as a
+    part whose out is 0 and whose lse is the sink.
+
     Parameters
     ----------
     out_a, out_b : array, (..., head_dim)

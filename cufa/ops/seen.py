@@ -35,8 +35,8 @@ def find(
     the addresses of its operands. Nothing of it for calls that are not on CuPy arrays alone.
 
     ``given`` are all operands in launch order, None for those left out (which the first never is) and for results
-    that are allocated. How wide copies of strided operands can be follows from their addresses; others are read
-    number by number.
+    that are allocated; the further ones only where there is one. How wide copies of strided operands can be follows
+    from their addresses; others are read number by number.
     """
     ndarray = _ndarray
     if type(given[0]) is not ndarray:
@@ -46,7 +46,7 @@ def find(
     key: list[Any] = [operation.name, options]
     addresses: list[int] = []
     wide = narrow = 0
-    for x, strided in zip(given, operation.strided, strict=True):
+    for x, strided in zip(given, operation.strided):  # noqa: B905  (`strict` costs 0.1 µs, and may differ in length)
         if x is None:
             key.append(None)
             addresses.append(0)
@@ -96,7 +96,7 @@ class SeenCall:
     def __init__(self, launch: Callable[[list[int]], None], call: Call, results: Mapping[str, Any]) -> None:
         import cupy
 
-        names = [x.name for x in call.operation.operands]
+        names = [x.name for x in call.operation.every_operand]
         given = {**call.inputs, **results}
         made = [name for name in results if call.results[name] is None]
         self._launch, self._check, self._names = launch, call.check_memory, names
@@ -132,7 +132,7 @@ class SeenCall:
 
     def _check_overlap(self, i: int, j: int, distance: int, given: Sequence[Any]) -> None:
         if (i, j, distance) not in self._apart:
-            self._check(dict(zip(self._names, given, strict=True)))
+            self._check(dict(zip(self._names, given, strict=False)))
             if len(self._apart) >= _MAX_SEEN:
                 self._apart.clear()
             self._apart.add((i, j, distance))

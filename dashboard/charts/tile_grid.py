@@ -1,4 +1,5 @@
-"""The score matrix in tiles: classes as colour and pattern, and the work of each query block beside it.
+"""The score matrix in tiles: classes as colour and pattern, and the work of each query block beside it, or of each key
+block below it.
 
 The tiles are one raster image whose patterns are drawn in screen pixels, so that a hatched region looks
 hatched at 4 × 4 tiles and at 256 × 256. On top of it lies whatever answers the mouse: points while there are
@@ -30,6 +31,8 @@ _RASTER = 1024, 660
 """Width and height of the raster, pixels: about the shape that a grid is drawn in, so that patterns keep theirs."""
 _ROW_HEIGHT = 56
 """Pixels of a query block, where there are few."""
+_WORK_BELOW = 130
+"""Pixels of what each key block visits, below the grid."""
 _HOVER_CELLS = 256
 """Longest side of the grid that answers the mouse."""
 _BARS = 64
@@ -44,44 +47,50 @@ _BORDER = 8  # index of the colour between tiles, after two (fill, ink) per clas
 def tile_grid(
     schedule: Schedule, palette: Palette, selected: tuple[int, int] | None = None, height: int = 560
 ) -> go.Figure:
-    """Query block × key block in classes; beside it, on the same rows, the tiles each query block visits.
+    """Query block × key block in classes; beside it, on the same rows, the tiles each query block visits, or
+    below, in the same columns, those each key block visits.
 
-    ``selected`` (query block, key block) is framed. A point of trace 0 in a pickable grid is a tile: x its
-    key block, y its query block.
+    ``selected`` (query block, key block) is framed; where key blocks visit, the column of that one. A point of
+    trace 0 in a pickable grid is a tile: x its key block, y its query block.
     """
-    figure = make_subplots(1, 2, shared_yaxes=True, column_widths=[0.76, 0.24], horizontal_spacing=0.025)
-    rows, columns = schedule.num_q_blocks, schedule.num_kv_blocks
+    by_keys, rows, columns = schedule.by_keys, schedule.num_q_blocks, schedule.num_kv_blocks
+    if by_keys:
+        figure = make_subplots(2, 1, shared_xaxes=True, row_heights=[0.76, 0.24], vertical_spacing=0.03)
+    else:
+        figure = make_subplots(1, 2, shared_yaxes=True, column_widths=[0.76, 0.24], horizontal_spacing=0.025)
     theme.style(
         figure,
         palette,
-        _MARGINS + _grid_height(rows, height),
+        _MARGINS + _grid_height(rows, height) + by_keys * _WORK_BELOW,
         barmode="stack",
         hovermode="closest",
         clickmode="event+select",
         dragmode="zoom",
-        bargap=0.08 if rows <= 64 else 0,
+        bargap=0.08 if schedule.num_blocks <= 64 else 0,
         legend={"traceorder": "normal", "itemclick": False, "itemdoubleclick": False},
         images=[_image(schedule, palette)],
         shapes=_outline(schedule, palette, selected),
         hoverdistance=-1,  # to whichever tile is nearest: points without a marker have no size
     )
     figure.add_trace(_pick(schedule) if rows * columns <= PICKABLE else _hover(schedule), 1, 1)
-    figure.add_traces(_row_work(schedule, palette), rows=1, cols=2)
+    figure.add_traces(_block_work(schedule, palette), rows=1 + by_keys, cols=2 - by_keys)
     figure.update_xaxes(showgrid=False, zeroline=False)
     figure.update_yaxes(showgrid=False, zeroline=False)
-    figure.update_xaxes(
-        title_text=f"key block ({schedule.block_kv} keys each)", range=[-0.5, columns - 0.5], row=1, col=1
-    )
+    figure.update_xaxes(range=[-0.5, columns - 0.5], row=1, col=1)
+    figure.update_xaxes(title_text=f"key block ({schedule.block_kv} keys each)", row=1 + by_keys, col=1)
     figure.update_yaxes(
         title_text=f"query block ({schedule.block_q} queries each)", range=[rows - 0.5, -0.5], row=1, col=1
     )
-    figure.update_xaxes(title_text="tiles", range=[0, columns], row=1, col=2)
+    if by_keys:
+        figure.update_yaxes(title_text="tiles", range=[0, rows], row=2, col=1)
+    else:
+        figure.update_xaxes(title_text="tiles", range=[0, columns], row=1, col=2)
     if rows <= _FEW:
         figure.update_yaxes(tickvals=list(range(rows)), row=1, col=1)
     if rows == 1:
         figure.update_yaxes(title_text="query block", row=1, col=1)
     if columns <= _FEW:
-        figure.update_xaxes(tickvals=list(range(columns)), row=1, col=1)
+        figure.update_xaxes(tickvals=list(range(columns)), row=1 + by_keys, col=1)
     theme.fixed_margins(figure, top=58)  # for a legend of two lines, in a narrow window
     return figure
 
@@ -96,7 +105,8 @@ def describe(schedule: Schedule, counts: dict[Tile, int]) -> str:
     parts = ", ".join(
         f"{counts[t]:,} {theme.LIGHT.tiles[t].label}" for t in (Tile.FULL, Tile.PARTIAL, Tile.PADDED)
     )
-    per_row = f"A query block visits {schedule.visits.min():,} to {schedule.visits.max():,} key blocks."
+    who, whom = ("key", "query") if schedule.by_keys else ("query", "key")
+    per_row = f"A {who} block visits {schedule.visits.min():,} to {schedule.visits.max():,} {whom} blocks."
     return (
         f"Grid of {schedule.num_q_blocks:,} query blocks (top to bottom) by {schedule.num_kv_blocks:,} key "
         f"blocks (left to right) for {schedule.seqlen_q:,} queries and {schedule.seqlen_k:,} keys "
@@ -203,6 +213,8 @@ def _outline(
     row, column = selected
     # At least 1% of the side, or it would vanish in a large grid.
     dy, dx = (max(0.5, 0.006 * n) for n in (schedule.num_q_blocks, schedule.num_kv_blocks))
+    if schedule.by_keys:
+        row, dy = (schedule.num_q_blocks - 1) / 2, schedule.num_q_blocks / 2
     box = {
         "type": "rect",
         "xref": "x",
@@ -265,18 +277,22 @@ def _hover(schedule: Schedule) -> go.Heatmap:
     )
 
 
-def _row_work(schedule: Schedule, palette: Palette) -> list[go.Bar] | list[go.Scatter]:
-    """Tiles of each query block by class, left to right as they stand in the grid."""
-    rows = np.arange(schedule.num_q_blocks)
+def _block_work(schedule: Schedule, palette: Palette) -> list[go.Bar] | list[go.Scatter]:
+    """Tiles of each block that visits some, by class: of query blocks to the right, of key blocks upwards."""
+    by_keys, blocks = schedule.by_keys, np.arange(schedule.num_blocks)
+    block, count = ("x", "y") if by_keys else ("y", "x")
+    who, orientation = ("key", "v") if by_keys else ("query", "h")
     traces = []
     for tile in (Tile.FULL, Tile.PARTIAL, Tile.PADDED, Tile.SKIPPED):
-        style, counts = palette.tiles[tile], (schedule.tiles == tile).sum(axis=1)
-        hover = f"query block %{{y}}: %{{x:,}} {style.label}<extra></extra>"
-        common = {"x": counts, "y": rows, "name": style.label, "hovertemplate": hover, "showlegend": True}
-        if len(rows) <= _BARS:
-            traces.append(go.Bar(**common, orientation="h", marker=theme.bar_pattern(style, palette)))
+        style, counts = palette.tiles[tile], (schedule.tiles == tile).sum(axis=0 if by_keys else 1)
+        hover = f"{who} block %{{{block}}}: %{{{count}:,}} {style.label}<extra></extra>"
+        common = {block: blocks, count: counts, "orientation": orientation, "showlegend": True}
+        common |= {"name": style.label, "hovertemplate": hover}
+        if len(blocks) <= _BARS:
+            traces.append(go.Bar(**common, marker=theme.bar_pattern(style, palette)))
         else:
-            fill = {"fillcolor": style.fill, "line": {"width": 0, "shape": "vh"}, "mode": "lines"}
+            line = {"width": 0, "shape": "hv" if by_keys else "vh"}
+            fill = {"fillcolor": style.fill, "line": line, "mode": "lines", "stackgroup": "tiles"}
             pattern = {"fillpattern": theme.bar_pattern(style, palette)["pattern"]} if style.pattern else {}
-            traces.append(go.Scatter(**common, **fill, **pattern, orientation="h", stackgroup="tiles"))
+            traces.append(go.Scatter(**common, **fill, **pattern))
     return traces

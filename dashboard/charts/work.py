@@ -28,8 +28,8 @@ def si(value: float, unit: str) -> str:
     return f"{value:.3g} {unit}"
 
 
-def flops_figure(work: Work, palette: Palette, height: int = 210) -> go.Figure:
-    """Useful, done and dense floating-point operations, one bar each."""
+def flops_figure(work: Work, palette: Palette, operation: str = "forward", height: int = 210) -> go.Figure:
+    """Useful, done and dense floating-point operations of an operation, one bar each."""
     figure = theme.new_figure(palette, height, barmode="stack", hovermode="closest", bargap=0.35)
     full, partial, skipped = (palette.tiles[t] for t in (Tile.FULL, Tile.PARTIAL, Tile.SKIPPED))
     unit = "FLOP"
@@ -55,7 +55,7 @@ def flops_figure(work: Work, palette: Palette, height: int = 210) -> go.Figure:
             x=value, y=row, text=si(value, unit), xanchor="left", xshift=6, font={"color": palette.text}
         )
     figure.update_xaxes(
-        title_text="floating-point operations of the forward pass", exponentformat="SI",
+        title_text=f"floating-point operations of the {operation} pass", exponentformat="SI",
         range=[0, 1.28 * max(work.dense, work.done, 1)],
     )  # fmt: skip
     figure.update_yaxes(autorange="reversed", showgrid=False)

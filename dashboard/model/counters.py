@@ -5,9 +5,11 @@ from __future__ import annotations
 import dataclasses
 import functools
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from cufa import flash_attention
 from cufa.bench import traces
 from cufa.core.architectures import Device
 from cufa.core.element import ELEMENTS
@@ -108,6 +110,8 @@ def why_not_emulated(schedule: Schedule, head_dim: int, is_registered: bool) -> 
     if not schedule.visited:
         return None
     products = schedule.visited * schedule.block_q * schedule.block_kv * head_dim
+    if schedule.by_keys:  # five products per tile instead of two
+        products = products * 5 // 2
     if products / _RATE > _LONGEST:
         return (
             f"One head of this length would take about {products / _RATE:.0f} s on a CPU core: choose a "
@@ -120,17 +124,20 @@ def why_not_emulated(schedule: Schedule, head_dim: int, is_registered: bool) -> 
 def emulate_counts(key: EmulationKey) -> Records | str:
     """Trace records of one head, by executing the kernel's source; or why that failed, in words."""
     from cufa.executor.build import CompilerError
-    from cufa.executor.emulate import EmulationError, emulate
+    from cufa.executor.emulate import EmulationError, emulate, emulate_backward
 
     s = key.schedule
     rng = np.random.default_rng(0)
     dtype = ELEMENTS[key.dtype].dtype
     q = rng.standard_normal((1, 1, s.seqlen_q, key.head_dim), np.float32).astype(dtype)
     k = rng.standard_normal((1, 1, s.seqlen_k, key.head_dim), np.float32).astype(dtype)
-    how = {"algorithm": key.algorithm, "config": key.config}
-    how["precision"] = None if key.precision == "native" else key.precision
+    scores: dict[str, Any] = {"mask": s.mask, "softcap": key.softcap}
+    precision = None if key.precision == "native" else key.precision
+    how = {**scores, "algorithm": key.algorithm, "config": key.config, "precision": precision}
     try:
-        run = emulate(q, k, k, mask=s.mask, softcap=key.softcap, **how)
-        return run.records
+        if s.by_keys:
+            out, lse = flash_attention(q, k, k, **scores, return_lse=True, device="cpu")
+            return emulate_backward(q, q, k, k, out, lse, **how).records
+        return emulate(q, k, k, **how).records
     except (EmulationError, CompilerError, ValueError) as error:
         return f"The kernel could not be executed here: {error}"

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import numpy as np
 import numpy.typing as npt
 
-from cufa.core.mask import Mask
+from cufa.core.mask import FULL, Mask
 from cufa.core.problem import Problem
 from cufa.core.schedule import Schedule, Tile
 
@@ -17,7 +17,7 @@ Ints = npt.NDArray[np.int64]
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-    """Floating-point operations of one forward pass: 4 · head_dim per score."""
+    """Floating-point operations of one call, :func:`flops_per_score` each."""
 
     done: int
     """In every visited tile, whole tiles counted."""
@@ -38,9 +38,15 @@ class Work:
 
 def work(problem: Problem, schedule: Schedule) -> Work:
     """For all heads of a problem."""
-    factor = 4 * problem.head_dim * problem.batch * problem.heads
+    factor = flops_per_score(problem) * problem.batch * problem.heads
     scores = schedule.visited * schedule.block_q * schedule.block_kv
     return Work(factor * scores, problem.flops, factor * problem.seqlen_q * problem.seqlen_k)
+
+
+def flops_per_score(problem: Problem) -> int:
+    """As the operation counts them: forward 4 · head_dim, backward 10 · head_dim."""
+    shape = {"batch": 1, "heads": 1, "kv_heads": 1, "seqlen_q": 1, "seqlen_k": 1}
+    return dataclasses.replace(problem, **shape, mask=FULL).flops
 
 
 def class_counts(schedule: Schedule) -> dict[Tile, int]:

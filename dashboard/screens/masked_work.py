@@ -4,6 +4,7 @@ from cufa.dashboard import page
 from cufa.dashboard.state import Controls
 from cufa.dashboard.views import (
     links,
+    masked_column,
     masked_controls,
     masked_gain,
     masked_pair,
@@ -26,7 +27,8 @@ if other is not None:
 if other is not None:
     masked_pair.show(view, other, palette)
 else:
-    masked_tile.show_one_head(view, controls, palette)
+    of_head = masked_column if view.schedule.by_keys else masked_tile
+    of_head.show_one_head(view, controls, palette)
     masked_sms.show_timelines(view, palette)
     masked_tiles.show_tilings(view)
     masked_gain.show_flops(view, palette)

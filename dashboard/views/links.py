@@ -20,7 +20,7 @@ from cufa.dashboard.model.configs import config_key
 from cufa.dashboard.model.subject import Subject, problem_key
 from cufa.dashboard.state import said
 from cufa.dashboard.views import mask_control
-from cufa.dashboard.views.masked_controls import MAX_LENGTH, masked_dtype
+from cufa.dashboard.views.masked_controls import DRAWN, MAX_LENGTH, masked_dtype
 from cufa.dashboard.views.occupancy_choice import inputs_key, lengths_words
 from cufa.dashboard.views.run_controls import tilings
 from cufa.planner import fitting_configs
@@ -103,11 +103,11 @@ def _masked_work(subject: Subject) -> dict[str, Any]:
     if max(p.seqlen_q, p.seqlen_k) > MAX_LENGTH:
         raise ValueError(f"Longer than {MAX_LENGTH:,} is not drawn there.")
     known = launch.algorithms(p.operation, p.dtype)
-    if p.operation != "forward":
+    if p.operation not in DRAWN:
         raise ValueError(f"{OPERATIONS[p.operation].title} is not drawn there.")
     if spec is not None and spec.algorithm not in known:
         raise ValueError(f"What {spec.name} does is no walk over tiles, which is drawn there.")
-    found = {"two": 0, **_shape(p), "dtype": masked_dtype(p), **_mask(p), **_card(subject)}
+    found = {"two": 0, "op": p.operation, **_shape(p), "dtype": masked_dtype(p), **_mask(p), **_card(subject)}
     if spec is None:
         return found
     found["alg"] = spec.algorithm

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from cufa.core.architectures import Device
+from cufa.core.operation import OPERATIONS
 from cufa.core.problem import Problem, default_scale
 from cufa.core.schedule import Schedule
 from cufa.dashboard import page
@@ -20,6 +21,8 @@ from cufa.planner import fitting_configs
 ALGORITHM_WORDS = {"fa1": "FA1", "fa2_noskip": "FA2, no skip", "fa2": "FA2", "fa3": "FA3"}
 MAX_LENGTH = 131_072
 _CUSTOM = "custom"
+DRAWN = ("forward", "backward")
+"""Whose schedule is one of tiles: from the queries' side, and from the keys'."""
 _DTYPES = {
     "bfloat16": ("bfloat16", "native"),
     "float16": ("float16", "native"),
@@ -41,13 +44,16 @@ def masked_dtype(problem: Problem) -> str:
 def choose(controls: Controls) -> View:
     """The controls, and what they describe."""
     with page.control_box():
-        left, middle, right = page.fields(3.4, 1.3, 2)
+        first, left, middle, right = page.fields(1.4, 2.4, 1, 1.8)
+        with first:
+            titles = {name: OPERATIONS[name].title for name in DRAWN}
+            operation = controls.choice("op", "Operation", titles, DRAWN[0], segmented=True)
         with right:
             device = choose_card(controls)
         with middle:
             words = {name: element for name, (element, _) in _DTYPES.items()} | {"tf32": "float32 (tf32)"}
             dtype, precision = _DTYPES[controls.choice("dtype", "Type", words)]
-        known = algorithms("forward", dtype)
+        known = algorithms(operation, dtype)
         specs = {name: spec for name, spec in known.items() if spec.runs_on(device.arch.capability)}
         with left:
             words = {name: ALGORITHM_WORDS.get(name, name) for name in specs}
@@ -68,7 +74,8 @@ def choose(controls: Controls) -> View:
             head_dim = int(controls.choice("d", "Head dim", HEAD_DIMS, "128"))
         mask, softcap = mask_control.choose(controls)
         shape = (batch, heads, kv_heads, seqlen_q, seqlen_k, head_dim)
-        problem = Problem(*shape, dtype, mask, default_scale(head_dim), softcap, precision)
+        scale = default_scale(head_dim)
+        problem = Problem(*shape, dtype, mask, scale, softcap, precision, operation=operation)
         config = choose_config(controls, problem, specs[algorithm], device)
     spec = specs[algorithm]
     schedule = Schedule.of(problem, config.block_q, config.block_kv, spec.skip_masked_tiles)

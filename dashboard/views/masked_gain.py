@@ -31,11 +31,12 @@ def show_flops(view: View, palette: Palette) -> None:
         f"Three bars: useful {flop['useful']}; done {flop['done']}, of which {flop['waste']} is thrown "
         f"away; without a mask {flop['dense']}."
     )
-    page.figure(charts.flops_figure(done, palette), "masked.flops", alt)
+    page.figure(charts.flops_figure(done, palette, view.problem.operation), "masked.flops", alt)
+    per_score = work.flops_per_score(view.problem) // view.problem.head_dim
     st.caption(
-        f"Mask: {view.problem.mask}. 4 · head dim for each score. Done counts whole tiles; useful counts the scores "
-        "that the mask lets through; the difference is masked corners of partial tiles, tile edges past the ends, "
-        "and tiles not skipped."
+        f"Mask: {view.problem.mask}. {per_score} · head dim for each score. Done counts whole tiles; useful counts the "
+        "scores that the mask lets through; the difference is masked corners of partial tiles, tile edges past the "
+        "ends, and tiles not skipped."
     )
 
 
@@ -56,9 +57,11 @@ def show_speedup(view: View, palette: Palette) -> None:
     tiles = dataclasses.replace(tiling, seqlen_q=1, seqlen_k=1)
     spec, num_sms = view.spec, view.device.num_sms
     lengths, from_launch = simulated(anywhere, tiles, spec.name, num_sms, view.blocks_per_sm)
-    measured, notes = _measured(view.problem.mask)
+    # Kernels with and without skipping were recorded, and published, of the forward.
+    is_forward = not view.schedule.by_keys
+    measured, notes = _measured(view.problem.mask) if is_forward else ({}, [])
     page.verdict(_gain_words(here, limit), tag="predicted", small=True)
-    is_published = view.problem.mask == published.VERSIONS_MASK
+    is_published = is_forward and view.problem.mask == published.VERSIONS_MASK
     figure = charts.speedup_figure(
         (lengths, from_launch), (_LENGTHS, from_tiles), (view.problem.seqlen_k, here), measured, palette,
         limit=limit, with_published=is_published,
@@ -101,7 +104,7 @@ def simulated(
     for n in _LENGTHS:
         here = dataclasses.replace(problem, seqlen_q=n, seqlen_k=n)
         with_skip = dataclasses.replace(tiling, seqlen_q=n, seqlen_k=n)
-        if with_skip.num_q_blocks * problem.batch * problem.heads > _MOST_SIMULATED:
+        if with_skip.num_blocks * problem.batch * problem.heads > _MOST_SIMULATED:
             break
         spans = [
             launch.predict(
@@ -117,7 +120,7 @@ def simulated(
 
 def _drawn(kernel: str) -> KernelSpec:
     """Whose order shows what skipping gains: FlashAttention-2's, of whose two versions this page tells."""
-    found = launch.algorithms()
+    found = launch.algorithms(KERNELS[kernel].operation)
     return found.get("fa2", KERNELS[kernel])
 
 

@@ -76,7 +76,7 @@ def show_counters(view: View) -> None:
     kept = counters.matching_trace(view.problem, view.spec.name, view.config, view.device)
     if kept is not None:  # of any card: which tiles are visited does not depend on it
         wrong = counters.disagreements(kept.trace.records, view.schedule)
-        _judge(wrong, page.origin_tag(kept.origin), kept.card)
+        _judge(view, wrong, page.origin_tag(kept.origin), kept.card)
     reason = counters.why_not_emulated(view.schedule, view.problem.head_dim, view.is_registered)
     left, right = st.columns([1.1, 2], vertical_alignment="center")
     asked = left.button(
@@ -96,7 +96,8 @@ def show_counters(view: View) -> None:
         right.error(found)
     elif key == _key(view):
         with right:
-            _judge(counters.disagreements(found, view.schedule), "executed", "this CPU, one head")
+            wrong = counters.disagreements(found, view.schedule)
+            _judge(view, wrong, "executed", "this CPU, one head")
 
 
 def _key(view: View) -> counters.EmulationKey:
@@ -107,12 +108,13 @@ def _key(view: View) -> counters.EmulationKey:
     )  # fmt: skip
 
 
-def _judge(wrong: list[str], tag: str, where: str) -> None:
+def _judge(view: View, wrong: list[str], tag: str, where: str) -> None:
     if wrong:
         page.verdict(
             f"Alarm: the kernel on {where} did not visit the tiles of the schedule.", "alarm", tag, small=True
         )
         st.error("  \n".join(wrong), icon=":material/error:")
     else:
-        text = f"The kernel's own counters ({where}) agree with every row of the schedule."
+        line = "column" if view.schedule.by_keys else "row"
+        text = f"The kernel's own counters ({where}) agree with every {line} of the schedule."
         page.verdict(text, "good", tag, small=True)

@@ -64,7 +64,7 @@ def _show_predicted(view: View, palette: Palette) -> None:
     rule = f"{sentences.count(view.blocks_per_sm, 'block')} at a time on every SM, the "
     rule += "next block in launch order to the first free place"
     if view.blocks.thread_block is not None:
-        rule = "one persistent block on every SM, each takes its own query blocks in the kernel's order"
+        rule = f"one persistent block on every SM, each takes its own {view.item_noun}s in the kernel's order"
     st.caption(f"Simulated: {rule}; every tile takes as long as any other.")
     _export(timeline, f"predicted: {view.spec.name}, {view.problem}", "predicted")
 
@@ -196,7 +196,7 @@ def _open_chosen(found: dict[str, Kept]) -> None:
 def open_trace(trace: Trace) -> None:
     """Set the controls to what was traced."""
     p = trace.problem
-    settings = {"alg": KERNELS[trace.kernel].algorithm, "sq": p.seqlen_q}
+    settings = {"op": p.operation, "alg": KERNELS[trace.kernel].algorithm, "sq": p.seqlen_q}
     settings |= {
         "sk": p.seqlen_k,
         "batch": p.batch,

@@ -30,7 +30,7 @@ def show_one_head(view: View, controls: Controls, palette: Palette) -> None:
 
 @st.fragment
 def _show_one_head(view: View, controls: Controls, palette: Palette) -> None:
-    _take_click(controls)
+    take_click(controls, q="y", k="x")
     grid = st.container()  # above the controls that say which of its tiles is selected
     selected = _choose_tile(view, controls)
     parts = [
@@ -50,14 +50,14 @@ def _show_grid(view: View, palette: Palette, place: DeltaGenerator, selected: tu
         st.header("Inside one tile", anchor=False)
 
 
-def _take_click(controls: Controls) -> None:
-    """Take a clicked tile, which Streamlit put in the session before this run."""
+def take_click(controls: Controls, **axes: str) -> None:
+    """Take a clicked tile, which Streamlit put in the session before this run: of each control, along which axis."""
     event: Any = st.session_state.get(masked_grid.GRID_KEY)
     points = event["selection"]["points"] if event else []
-    picked = (int(points[0]["y"]), int(points[0]["x"])) if points else None
+    picked = {name: int(points[0][axis]) for name, axis in axes.items()} if points else None
     if picked is not None and picked != st.session_state.get("masked.picked"):
-        controls.set("q", picked[0])
-        controls.set("k", picked[1])
+        for name, block in picked.items():
+            controls.set(name, block)
     st.session_state["masked.picked"] = picked
 
 

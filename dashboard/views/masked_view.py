@@ -66,7 +66,9 @@ class View:
     @property
     def item_noun(self) -> str:
         """What a persistent thread block takes one after the other."""
-        return "head" if self.whole_heads else "query block"
+        if self.whole_heads:
+            return "head"
+        return "key block" if self.schedule.by_keys else "query block"
 
     @property
     def subject(self) -> Subject:

@@ -1,0 +1,57 @@
+"""Masked work of the backward, first part: the grid of one head, and one key block with the query tiles it visits."""
+
+from __future__ import annotations
+
+import numpy as np
+import streamlit as st
+
+from cufa.core.schedule import Tile
+from cufa.dashboard import page, sentences
+from cufa.dashboard.state import Controls
+from cufa.dashboard.theme import Palette
+from cufa.dashboard.views import masked_grid
+from cufa.dashboard.views.masked_tile import take_click
+from cufa.dashboard.views.masked_view import View
+
+
+@st.fragment
+def show_one_head(view: View, controls: Controls, palette: Palette) -> None:
+    """The grid and the key block that is selected in it."""
+    take_click(controls, k="x")
+    grid = st.container()  # above the control that says which of its columns is selected
+    columns = view.schedule.num_kv_blocks
+    left, text = page.fields(1, 4)
+    with left:
+        kv_block = controls.integer("k", "Key block", columns // 2, 0, columns - 1)
+    text.caption(
+        "Click a column in the grid, or type its number. A thread block keeps K and V of its keys, and adds up their "
+        "dK and dV, while it visits query blocks; to dQ, which stays in memory, every key block adds its part."
+    )
+    with grid:
+        masked_grid.show_grid(view, palette, (0, kv_block))
+        masked_grid.show_counters(view)
+        st.header("One key block", anchor=False)
+    page.verdict(_verdict(view, kv_block, palette), tag="computed", small=True)
+    controls.write_link()
+
+
+def _verdict(view: View, kv_block: int, palette: Palette) -> str:
+    """Which query blocks it visits, and how."""
+    schedule, problem = view.schedule, view.problem
+    column = schedule.tiles[:, kv_block]
+    visited = np.flatnonzero(column != Tile.SKIPPED)
+    where = f"Key block {kv_block:,}"
+    if not len(visited):
+        return f"{where} visits no query block: no query sees its keys, and their dK and dV are exactly 0."
+    of_class = [
+        (int((column == t).sum()), palette.tiles[t].label) for t in (Tile.FULL, Tile.PARTIAL, Tile.PADDED)
+    ]
+    kinds = sentences.listed([f"{count:,} {label}" for count, label in of_class if count])
+    span = f"{visited[0]:,} to {visited[-1]:,}" if len(visited) > 1 else f"{visited[0]:,}"
+    holes = "" if len(visited) == visited[-1] - visited[0] + 1 else ", not all between"
+    group = problem.heads // problem.kv_heads
+    each = f", of each of the {group} query heads that share its keys" if group > 1 else ""
+    return (
+        f"{where} visits {len(visited):,} of {sentences.count(schedule.num_q_blocks, 'query block')}{each}: "
+        f"{span}{holes} ({kinds})."
+    )

@@ -1,0 +1,172 @@
+"""The backward on the pages: masked work from the keys' side, and its recorded figures on Compare, Roofline and
+Occupancy."""
+
+# ruff: noqa: F811 - fixtures are imported, and asked for by their names
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("streamlit", reason="the dashboard needs streamlit: pip install 'cufa[dashboard]'")
+
+from dashboard_page_support import (  # noqa: F401 - fixtures among them
+    chosen,
+    compiler_back,
+    elsewhere,
+    open_page,
+    parameters,
+    words,
+)
+from dashboard_support import DEVICE, make_trace, schedules
+
+from cufa.bench import traces
+from cufa.bench.backward_cases import of_forward
+from cufa.bench.suites import make
+from cufa.core.mask import CAUSAL
+from cufa.core.schedule import Schedule
+from cufa.dashboard import theme
+from cufa.dashboard.charts import tile_grid
+from cufa.dashboard.model import launch, work
+from cufa.kernels import KERNELS
+from cufa.planner import make_plan
+
+
+def masked_work(**link: str):
+    return open_page("masked_work", op="backward", **link)
+
+
+def alts(app) -> list[str]:
+    return [e.proto.alt for e in app.get("plotly_chart")]
+
+
+def backward_plan(batch: int = 4, heads: int = 16, seqlen: int = 4096, head_dim: int = 128):
+    return make_plan(of_forward(make(batch, heads, seqlen, head_dim, "bfloat16", CAUSAL)), DEVICE)
+
+
+# --- The figure ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("palette", [theme.LIGHT, theme.DARK], ids=lambda p: p.name)
+@pytest.mark.parametrize("schedule", schedules(), ids=str)
+def test_the_grid_counts_by_key_blocks(schedule: Schedule, palette: theme.Palette) -> None:
+    """Axes and tiles are those of the forward; the work is that of each column, and stands below it."""
+    by_keys = dataclasses.replace(schedule, by_keys=True)
+    figure = tile_grid.tile_grid(by_keys, palette, selected=(0, schedule.num_kv_blocks - 1))
+    assert (by_keys.tiles == schedule.tiles).all()
+    assert figure.layout.xaxis.range == (-0.5, schedule.num_kv_blocks - 0.5)
+    assert figure.layout.yaxis.range == (schedule.num_q_blocks - 0.5, -0.5)
+    assert figure.layout.xaxis.matches == "x2", "a column stands over its bar"
+    bars = {trace.name: trace for trace in figure.data[1:]}
+    for tile in work.class_counts(by_keys):
+        trace = bars[palette.tiles[tile].label]
+        np.testing.assert_array_equal(trace.y, (by_keys.tiles == tile).sum(axis=0))
+        assert trace.yaxis == "y2" and list(trace.x) == list(range(schedule.num_kv_blocks))
+    frame = figure.layout.shapes[-1]
+    assert (frame.y0, frame.y1) == (-0.5, schedule.num_q_blocks - 0.5), "the whole column"
+    assert "A key block visits" in tile_grid.describe(by_keys, work.class_counts(by_keys))
+
+
+def test_arithmetic_is_the_backwards() -> None:
+    plan = backward_plan(2, 3, 100, 64)
+    schedule = plan.schedule
+    done = work.work(plan.problem, schedule)
+    assert work.flops_per_score(plan.problem) == 10 * 64
+    assert done.useful == 10 * 64 * 6 * (100 * 101 // 2) == plan.problem.flops
+    assert done.done == 10 * 64 * 6 * schedule.visited * schedule.block_q * schedule.block_kv
+
+
+# --- Masked work --------------------------------------------------------------------------------------------
+
+
+def test_every_shape_can_be_drawn() -> None:
+    for link in (
+        {},
+        {"kv": "4", "mask": "window", "left": "500", "right": "0"},
+        {"mask": "full", "sq": "1000", "sk": "10"},
+        {"sq": "1", "sk": "1"},
+        {"sq": "10", "sk": "1000", "batch": "1", "heads": "1", "softcap": "30"},
+        {"d": "256", "card": "86"},
+        {"two": "1", "b_mask": "full"},
+        {"mask": "window", "left": "10", "right": "none", "diag": "at", "at": "9999"},
+        {"sq": "131072", "sk": "131072", "tiles": "custom", "bq": "16", "bkv": "16"},
+    ):
+        app = masked_work(**link)
+        assert "cufa-verdict" in words(app), link
+        assert parameters(app)["op"] == "backward", link
+
+
+def test_a_key_block_says_which_query_blocks_it_visits() -> None:
+    app = masked_work(kv="4")  # tiles of 64 × 128
+    said = words(app)
+    assert "One key block" in said and "Inside one tile" not in said
+    each = "of each of the 4 query heads that share its keys"
+    assert f"Key block 16 visits 32 of 64 query blocks, {each}: 32 to 63 (30 full and 2 partial)" in said
+    app.number_input(key="masked.k").set_value(31).run()
+    assert "Key block 31 visits 2 of 64 query blocks" in words(app)
+    assert chosen(app)["k"] == "31"
+    assert "no query sees its keys" in words(masked_work(diag="at", at="-4096", k="31"))
+
+
+def test_thread_blocks_are_those_of_the_order() -> None:
+    """As many as key blocks of key/value heads, in the order that the executor has checked the kernel against."""
+    app = masked_work(kv="4")
+    assert "512 thread blocks" in words(app)
+    plan = backward_plan()
+    blocks = launch.thread_blocks(plan.problem, plan.schedule, plan.spec, DEVICE.num_sms)
+    assert plan.order is not None and (blocks.q_block == plan.order.q_block).all()
+    assert (blocks.batch * plan.problem.kv_heads + blocks.head == plan.order.head).all()
+    assert (blocks.tiles == plan.schedule.visits[blocks.q_block]).all()
+    assert int(blocks.batch.max()) == 3 and int(blocks.head.max()) == 15
+
+
+def test_a_recorded_trace_is_opened_and_agrees_with_every_column(elsewhere: Path) -> None:
+    trace = make_trace(backward_plan(2, 4, 2048, 64))
+    trace.environment["device"] = "NVIDIA H200"
+    traces.save(trace, elsewhere / "records" / "traces")
+    app = open_page("masked_work")
+    app.selectbox(key="masked.open").select(trace.name).run()
+    found = parameters(app)
+    assert found["op"] == "backward" and app.number_input(key="masked.sq").value == 2048
+    said = words(app)
+    assert "agree with every column of the schedule" in said
+    assert "The tail is as predicted" in said
+    app.segmented_control(key="masked.op").select("forward").run()
+    assert "agree with every" not in words(app)
+
+
+def test_a_disagreement_is_an_alarm(elsewhere: Path) -> None:
+    trace = make_trace(backward_plan())
+    trace.records["tiles_visited"][7] += 1
+    traces.save(trace, elsewhere / "records" / "traces")
+    app = masked_work()
+    assert "Alarm" in words(app)
+    assert "1 of 2,048 records differ" in app.error[0].value
+
+
+def test_the_kernel_counts_on_this_cpu() -> None:
+    app = masked_work(sq="300", sk="200", d="64")
+    app.button(key="masked.emulate").click().run()
+    assert not app.error, app.error[0].value
+    assert "this CPU, one head) agree with every column" in words(app)
+
+
+def test_skipping_is_not_told_by_the_forwards_records() -> None:
+    """Kernels without skipping were measured, and published, of the forward alone."""
+    assert "Recorded gains in figures" in str([e.label for e in open_page("masked_work").expander])
+    app = masked_work()
+    assert "Recorded gains in figures" not in str([e.label for e in app.expander])
+    assert "Published" not in words(app)
+    assert any("No measured series is recorded" in alt for alt in alts(app))
+
+
+# --- Other pages --------------------------------------------------------------------------------------------
+
+
+def test_every_operation_of_the_page_has_kernels_whose_order_is_known() -> None:
+    for operation in ("forward", "backward"):
+        for spec in launch.algorithms(operation).values():
+            assert spec.operation == operation
+    assert launch.algorithms("backward")["fa2"] is KERNELS["fa2_backward"]

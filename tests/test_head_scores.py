@@ -1,0 +1,273 @@
+"""ALiBi and sinks: what they mean, forward and backward, on the CPU path and in float64."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from support import EPSILON, make_inputs
+
+import cufa
+from cufa import masks
+
+ALGORITHMS = ("fa2", "fa2_noskip", "fa1", "naive")
+
+
+def numbers(*shape, seed=3):
+    return np.random.default_rng(seed).standard_normal(shape)
+
+
+def written_out(q, k, v, *, slopes=None, sink=None, cap=None, seen=None, shift=0):
+    """Score by score, as an array program says it: cap, ALiBi, mask, and the sink as one more column. One head per
+    key/value head."""
+    seqlen_q, seqlen_k = q.shape[2], k.shape[2]
+    s = q @ k.mT * q.shape[-1] ** -0.5
+    s = s if cap is None else cap * np.tanh(s / cap)
+    distance = np.abs(np.arange(seqlen_q)[:, None] + shift - np.arange(seqlen_k)[None, :])
+    s = s if slopes is None else s - np.broadcast_to(slopes, s.shape[:2])[..., None, None] * distance
+    s = s if seen is None else np.where(seen, s, -np.inf)
+    logit = np.full((*s.shape[:3], 1), -np.inf)
+    if sink is not None:
+        logit[...] = sink[:, None, None]
+    s = np.concatenate([s, logit], axis=-1)
+    p = np.exp(s)
+    total = p.sum(axis=-1, keepdims=True)
+    with np.errstate(divide="ignore"):
+        return p[..., :-1] / np.where(total == 0, 1, total) @ v, np.log(total)[..., 0]
+
+
+CASES = [
+    {"alibi_slopes": numbers(4)},
+    {"alibi_slopes": numbers(2, 4), "causal": True},
+    {"sink": numbers(4)},
+    {"sink": np.array([-np.inf, 3.0, -2.0, 0.0]), "causal": True},
+    {"sink": numbers(4), "alibi_slopes": numbers(2, 4), "softcap": 2.0, "window": (5, 3)},
+    {"sink": numbers(4), "alibi_slopes": numbers(4), "mask": masks.prefix([3, 9])},
+    {"alibi_slopes": numbers(4), "mask": masks.causal("top-left")},
+]
+
+
+@pytest.mark.parametrize("options", CASES)
+@pytest.mark.parametrize(("seqlen_q", "seqlen_k"), [(20, 33), (33, 20)])
+def test_the_reference_says_it_score_by_score(options, seqlen_q, seqlen_k):
+    q, k, v = make_inputs(2, 4, 4, seqlen_q, seqlen_k, 8, "float64")
+    mask = options.get("mask") or (
+        masks.window(*options["window"])
+        if "window" in options
+        else masks.causal()
+        if options.get("causal")
+        else masks.full()
+    )
+    seen = np.array([[mask.dense(seqlen_q, seqlen_k, b, h) for h in range(4)] for b in range(2)])
+    o, lse = cufa.attention_reference(q, k, v, return_lse=True, **options)
+    expected = written_out(
+        q, k, v, slopes=options.get("alibi_slopes"), sink=options.get("sink"), cap=options.get("softcap"), seen=seen,
+        shift=mask.shift(seqlen_q, seqlen_k),
+    )  # fmt: skip
+    np.testing.assert_allclose(o, expected[0], atol=1e-13)
+    np.testing.assert_allclose(lse, expected[1], atol=1e-13)
+
+
+@pytest.mark.parametrize("options", CASES)
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize(("seqlen_q", "seqlen_k"), [(20, 33), (33, 20), (260, 260)])
+def test_the_cpu_path_forward(options, algorithm, seqlen_q, seqlen_k):
+    q, k, v = make_inputs(2, 4, 2, seqlen_q, seqlen_k, 8, "float64")
+    o, lse = cufa.flash_attention(q, k, v, return_lse=True, algorithm=algorithm, device="cpu", **options)
+    expected = cufa.attention_reference(q, k, v, return_lse=True, **options)
+    np.testing.assert_allclose(o, expected[0], atol=1e-12)
+    np.testing.assert_allclose(lse, expected[1], atol=1e-12)
+
+
+@pytest.mark.parametrize("options", CASES)
+@pytest.mark.parametrize("with_dlse", [False, True])
+@pytest.mark.parametrize(("seqlen_q", "seqlen_k"), [(20, 33), (33, 20), (260, 260)])
+def test_the_cpu_path_backward(options, with_dlse, seqlen_q, seqlen_k):
+    q, k, v = make_inputs(2, 4, 2, seqlen_q, seqlen_k, 8, "float64")
+    o, lse = cufa.flash_attention(q, k, v, return_lse=True, device="cpu", **options)
+    dout, dlse = numbers(*q.shape), numbers(*lse.shape) if with_dlse else None
+    found = cufa.flash_attention_backward(dout, q, k, v, o, lse, dlse=dlse, device="cpu", **options)
+    expected = cufa.attention_reference_backward(dout, q, k, v, dlse=dlse, **options)
+    assert len(found) == len(expected) == (4 if "sink" in options else 3)
+    for x, exact in zip(found, expected, strict=True):
+        np.testing.assert_allclose(x, exact, atol=1e-10)
+
+
+@pytest.mark.parametrize("options", [CASES[2], CASES[4], CASES[5]])
+def test_gradients_are_finite_differences(options):
+    """Of a loss that depends on o and on lse; the sink's too."""
+    q, k, v = make_inputs(2, 4, 2, 9, 7, 8, "float64")
+    dout, dlse = numbers(2, 4, 9, 8), numbers(2, 4, 9, seed=4)
+
+    def loss(q, k, v, sink):
+        o, lse = cufa.attention_reference(q, k, v, return_lse=True, **{**options, "sink": sink})
+        return (o * dout).sum() + (lse * dlse).sum()
+
+    at = [q, k, v, options["sink"]]
+    gradients = cufa.attention_reference_backward(dout, q, k, v, dlse=dlse, **options)
+    rng = np.random.default_rng(0)
+    for place, gradient in enumerate(gradients):
+        for _ in range(4):
+            index = tuple(rng.integers(0, n) for n in gradient.shape)
+            moved = []
+            for step in (1e-5, -1e-5):
+                there = [np.array(x) for x in at]
+                there[place][index] += step
+                moved.append(loss(*there))
+            np.testing.assert_allclose((moved[0] - moved[1]) / 2e-5, gradient[index], rtol=1e-6, atol=1e-7)
+
+
+def test_rows_and_calls_that_see_no_key():
+    """Zeros, and the sink as log-sum-exp; what depends on that is the sink's gradient."""
+    q, k, v = make_inputs(2, 4, 2, 9, 5, 8, "float64")
+    sink, dlse = numbers(4), numbers(2, 4, 9)
+    for keys, nothing in ((5, slice(0, 4)), (0, slice(None))):
+        k_, v_ = k[:, :, :keys], v[:, :, :keys]
+        o, lse = cufa.flash_attention(q, k_, v_, causal=True, sink=sink, return_lse=True, device="cpu")
+        assert not o[:, :, nothing].any()
+        np.testing.assert_allclose(
+            lse[:, :, nothing], np.broadcast_to(sink[:, None], lse[:, :, nothing].shape)
+        )
+        found = cufa.flash_attention_backward(
+            np.ones_like(q), q, k_, v_, o, lse, causal=True, sink=sink, dlse=dlse, device="cpu"
+        )
+        expected = cufa.attention_reference_backward(
+            np.ones_like(q), q, k_, v_, causal=True, sink=sink, dlse=dlse
+        )
+        for x, exact in zip(found, expected, strict=True):
+            np.testing.assert_allclose(x, exact, atol=1e-12)
+    np.testing.assert_allclose(found[3], dlse.sum(axis=(0, 2)))
+
+
+def test_a_sink_of_minus_infinity_is_none():
+    q, k, v = make_inputs(1, 4, 2, 9, 5, 8, "float32")
+    none = np.full(4, -np.inf, np.float32)
+    for options in ({"causal": True}, {}):
+        plain = cufa.flash_attention(q, k, v, return_lse=True, device="cpu", **options)
+        with_none = cufa.flash_attention(q, k, v, sink=none, return_lse=True, device="cpu", **options)
+        for x, y in zip(plain, with_none, strict=True):
+            np.testing.assert_array_equal(x, y)
+        dout = np.ones_like(q)
+        gradients = cufa.flash_attention_backward(
+            dout, q, k, v, *with_none, sink=none, device="cpu", **options
+        )
+        np.testing.assert_array_equal(gradients[3], np.zeros(4))
+
+
+def test_merging_parts_of_which_one_has_the_sink():
+    """As the merging call says: the sink belongs to one part."""
+    q, k, v = make_inputs(1, 4, 2, 6, 30, 8, "float64")
+    sink = numbers(4)
+    whole = cufa.flash_attention(q, k, v, sink=sink, return_lse=True, device="cpu")
+    parts = [
+        cufa.flash_attention(q, k[:, :, part], v[:, :, part], sink=given, return_lse=True, device="cpu")
+        for part, given in ((slice(0, 11), sink), (slice(11, 30), None))
+    ]
+    merged = cufa.merge_attention_states(*parts[0], *parts[1])
+    for x, y in zip(merged, whole, strict=True):
+        np.testing.assert_allclose(x, y, atol=1e-14)
+
+
+@pytest.mark.parametrize(
+    "options", [{"num_splits": 1}, {"num_splits": 3}, {"schedule": "balanced"}, {"window": (9, 0)}]
+)
+@pytest.mark.parametrize("tokens", [1, 3])
+@pytest.mark.parametrize("slopes", [numbers(4), numbers(3, 4)])
+def test_decoding(options, tokens, slopes):
+    """The sink joins once, however many parts there are, and of a sequence without keys too."""
+    q, k, v = make_inputs(3, 4, 2, tokens, 300, 8, "float64")
+    given = {"sink": numbers(4), "alibi_slopes": slopes, "cache_seqlens": [0, 17, 300], "softcap": 3.0}
+    found = cufa.flash_decode(q, k, v, return_lse=True, device="cpu", **given, **options)
+    given["window"] = options.get("window")
+    for x, exact in zip(found, cufa.decode_reference(q, k, v, return_lse=True, **given), strict=True):
+        np.testing.assert_allclose(x, exact, atol=1e-12)
+    np.testing.assert_allclose(found[1][0], np.broadcast_to(given["sink"][:, None], found[1][0].shape))
+    with pytest.raises(ValueError, match="takes no ALiBi"):
+        cufa.plan_decode((3, 4, tokens, 64), (3, 2, 300, 64), alibi_slopes=True, sink=True, device="sm_90")
+    assert "ALiBi, sink" in str(cufa.plan_decode(q, k, alibi_slopes=slopes, sink=True, device="cpu"))
+
+
+def test_decoding_without_any_room():
+    q, k, v = make_inputs(2, 4, 2, 1, 0, 8, "float32")
+    out, lse = cufa.flash_decode(q, k, v, sink=np.arange(4), return_lse=True, device="cpu")
+    assert not out.any()
+    np.testing.assert_array_equal(lse[..., 0], [[0, 1, 2, 3]] * 2)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+def test_every_dtype(dtype):
+    q, k, v = make_inputs(2, 4, 2, 70, 70, 16, dtype)
+    options = {
+        "sink": numbers(4).astype(np.float32),
+        "alibi_slopes": 2.0 ** -np.arange(3, 7),
+        "causal": True,
+    }
+    o, lse = cufa.flash_attention(q, k, v, return_lse=True, device="cpu", **options)
+    assert o.dtype == q.dtype and lse.dtype == np.float32
+    exact = cufa.attention_reference(q, k, v, **options)
+    assert np.abs(o.astype(np.float64) - exact).max() < 16 * EPSILON[dtype]
+    *_, dsink = cufa.flash_attention_backward(o, q, k, v, o, lse, device="cpu", **options)
+    *_, of_sink = cufa.attention_reference_backward(o, q, k, v, **options)
+    assert dsink.dtype == np.float32 and dsink.shape == (4,)
+    bound = max(64 * EPSILON[dtype], 1e-4)  # sums over 140 rows, of a log-sum-exp in float32
+    np.testing.assert_allclose(dsink, of_sink, rtol=bound, atol=bound)
+
+
+def test_numbers_of_other_types_and_layouts():
+    q, k, v = make_inputs(2, 4, 2, 9, 9, 8, "float32", layout="bshd")
+    expected = cufa.flash_attention(q, k, v, sink=np.arange(4.0), layout="bshd", device="cpu")
+    for sink in ([0, 1, 2, 3], np.arange(4), np.arange(8.0, dtype=np.float16)[:4], np.arange(8.0)[::2] / 2):
+        np.testing.assert_array_equal(
+            cufa.flash_attention(q, k, v, sink=sink, layout="bshd", device="cpu"), expected
+        )
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"sink": np.ones(3)}, ValueError, r"sink has shape \(3,\): it takes \(heads,\), here \(4,\)"),
+        ({"sink": np.ones((2, 4))}, ValueError, r"sink has shape \(2, 4\): it takes \(heads,\)"),
+        ({"sink": 1.0}, TypeError, "sink must be an array"),
+        ({"sink": ["a"] * 4}, TypeError, "sink is <U1: it takes numbers"),
+        ({"sink": [[1], [1, 2]]}, TypeError, "sink is no array of numbers"),
+        (
+            {"sink": [0, 1, np.nan, 3]},
+            ValueError,
+            r"sink\[2\] is nan: it must be finite, or -inf for no sink",
+        ),
+        ({"sink": [0, 1, np.inf, 3]}, ValueError, r"sink\[2\] is inf"),
+        (
+            {"alibi_slopes": np.ones((3, 4))},
+            ValueError,
+            r"takes \(heads,\) or \(batch, heads\), here \(4,\) or \(2, 4\)",
+        ),
+        (
+            {"alibi_slopes": [[1, 2, 3, -np.inf]] * 2},
+            ValueError,
+            r"alibi_slopes\[0, 3\] is -inf: it must be finite",
+        ),
+        ({"alibi_slopes": [True] * 4}, TypeError, "alibi_slopes is bool: it takes numbers"),
+    ],
+)
+def test_numbers_that_are_none(options, error, message):
+    q, k, v = make_inputs(2, 4, 2, 9, 9, 8, "float32")
+    out, lse = np.zeros_like(q), np.zeros((2, 4, 9), np.float32)
+    with pytest.raises(error, match=message):
+        cufa.flash_attention(q, k, v, **options)
+    with pytest.raises(error, match=message):
+        cufa.flash_attention_backward(out, q, k, v, out, lse, **options)
+    with pytest.raises(error, match=message):
+        cufa.plan(q, k, **options)
+
+
+def test_kernels_refuse_and_plans_say_so():
+    for options, word in (
+        ({"sink": True}, "no sink"),
+        ({"alibi_slopes": True}, r"no ALiBi \(alibi_slopes\)"),
+    ):
+        with pytest.raises(ValueError, match=f"fa2_forward takes {word} so far"):
+            cufa.plan((1, 2, 64, 64), device="sm_90", **options)
+        with pytest.raises(ValueError, match=f"fa2_backward takes {word} so far"):
+            cufa.plan_backward((1, 2, 64, 64), device="sm_80", **options)
+    plan = cufa.plan((1, 2, 64, 64), sink=True, alibi_slopes=np.ones(2), softcap=3.0, device="cpu")
+    assert plan.problem.scores_text == "full, softcap 3, ALiBi, sink"
+    assert type(plan.problem).from_json(plan.problem.as_json()) == plan.problem

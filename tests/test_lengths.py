@@ -1,0 +1,334 @@
+"""Padded and packed sequences: each is the same as a call of its own, and what is behind it is never read."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support import make_inputs
+
+import cufa
+from cufa import masks
+from cufa.core.lengths import Lengths, Packed, Padded
+from cufa.core.problem import Problem
+from cufa.ops.forward import FORWARD
+
+SINK, SLOPES = np.array([0.5, -1.0, 2.0, 0.0]), np.linspace(0.1, 0.7, 12).reshape(3, 4)
+OPTIONS = [
+    {},
+    {"causal": True},
+    {"window": (4, 2), "softcap": 3.0},
+    {"mask": masks.prefix([3, 0, 20]), "sink": SINK},
+    {"mask": masks.chunks(7), "alibi_slopes": SLOPES},
+    {"mask": masks.streaming(2, 5), "sink": SINK, "alibi_slopes": SLOPES[0], "softcap": 5.0},
+]
+LENGTHS = [
+    ((33, 0, 20), (40, 7, 0)),
+    ((1, 33, 17), (40, 1, 30)),
+    ((0, 0, 0), (1, 2, 3)),
+    ((5, 6, 7), (5, 6, 7)),
+]
+
+
+def of_sequence(options, b):
+    """The options of a call on one sequence."""
+    found = dict(options)
+    if "mask" in found:
+        found["mask"] = found["mask"].at(b, 0)
+    if np.ndim(found.get("alibi_slopes")) == 2:
+        found["alibi_slopes"] = found["alibi_slopes"][b]
+    return found
+
+
+# --- Padded -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize(("queries", "keys"), LENGTHS)
+def test_padded_sequences_are_calls_of_their_own(options, queries, keys):
+    q, k, v = make_inputs(3, 4, 2, 33, 40, 8, "float64")
+    dout = np.random.default_rng(1).standard_normal(q.shape)
+    for b in range(3):
+        for x, n in ((q, queries[b]), (dout, queries[b]), (k, keys[b]), (v, keys[b])):
+            x[b, :, n:] = np.nan
+    lengths = {"seqlens_q": np.array(queries), "seqlens_k": list(keys)}
+    out, lse = cufa.flash_attention(q, k, v, return_lse=True, device="cpu", **lengths, **options)
+    gradients = cufa.flash_attention_backward(dout, q, k, v, out, lse, device="cpu", **lengths, **options)
+    reference = cufa.attention_reference(q, k, v, return_lse=True, **lengths, **options)
+    exact = cufa.attention_reference_backward(dout, q, k, v, **lengths, **options)
+    for x, y in zip((out, lse, *gradients), (*reference, *exact), strict=True):
+        np.testing.assert_allclose(x, y, atol=1e-11)
+    for b in range(3):
+        one, rows, cols = slice(b, b + 1), slice(0, queries[b]), slice(0, keys[b])
+        assert not out[b, :, queries[b] :].any() and np.isneginf(lse[b, :, queries[b] :]).all()
+        for x, n in zip(gradients, (queries[b], keys[b], keys[b]), strict=False):
+            assert not x[b, :, n:].any()
+        alone = cufa.attention_reference(
+            q[one, :, rows], k[one, :, cols], v[one, :, cols], **of_sequence(options, b)
+        )
+        np.testing.assert_allclose(out[one, :, rows], alone, atol=1e-12)
+
+
+def test_lengths_of_queries_or_of_keys_alone():
+    q, k, v = make_inputs(3, 4, 2, 33, 40, 8, "float32")
+    for lengths in ({"seqlens_q": [3, 33, 0]}, {"seqlens_k": [3, 40, 0]}):
+        out = cufa.flash_attention(q, k, v, causal=True, device="cpu", **lengths)
+        np.testing.assert_allclose(out, cufa.attention_reference(q, k, v, causal=True, **lengths), atol=1e-5)
+
+
+def test_columns_of_padded_sequences_are_counted_from_their_own_first_row():
+    """Vectors are as long as the arrays; a sequence uses its part of them."""
+    q, k, v = make_inputs(3, 4, 2, 40, 40, 8, "float64")
+    mask = masks.documents([[10, 20, 10], [25, 0, 15], [5, 5, 5]])
+    lengths = {"seqlens_q": [40, 30, 0], "seqlens_k": [40, 30, 12]}
+    out = cufa.flash_attention(q, k, v, mask=mask, device="cpu", **lengths)
+    np.testing.assert_allclose(out, cufa.attention_reference(q, k, v, mask=mask, **lengths), atol=1e-12)
+    second = cufa.attention_reference(
+        q[1:2, :, :30], k[1:2, :, :30], v[1:2, :, :30], mask=masks.documents([25, 5])
+    )
+    np.testing.assert_allclose(out[1:2, :, :30], second, atol=1e-12)
+
+
+# --- Packed -----------------------------------------------------------------------------------------------
+
+
+def packed_case(queries, keys, tail, options, dtype="float64"):
+    """Inputs of some sequences with room behind the last, which holds NaN."""
+    cu_q, cu_k = (np.append(0, np.cumsum(n)).astype(np.int32) for n in (queries, keys))
+    rng = np.random.default_rng(0)
+    q, dout = rng.standard_normal((2, cu_q[-1] + tail, 4, 8)).astype(dtype)
+    k, v = rng.standard_normal((2, cu_k[-1] + tail, 2, 8)).astype(dtype)
+    for x, n in ((q, cu_q[-1]), (dout, cu_q[-1]), (k, cu_k[-1]), (v, cu_k[-1])):
+        x[n:] = np.nan
+    return dout, q, k, v, cu_q, cu_k
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize(("queries", "keys"), LENGTHS)
+@pytest.mark.parametrize("tail", [0, 3])
+def test_packed_sequences_are_calls_of_their_own(options, queries, keys, tail):
+    dout, q, k, v, cu_q, cu_k = packed_case(queries, keys, tail, options)
+    out, lse = cufa.flash_attention_varlen(q, k, v, cu_q, cu_k, return_lse=True, device="cpu", **options)
+    dlse = np.random.default_rng(2).standard_normal(lse.shape)
+    gradients = cufa.flash_attention_varlen_backward(
+        dout, q, k, v, out, lse, cu_q, cu_k, dlse=dlse, device="cpu", **options
+    )
+    assert out.shape == q.shape and lse.shape == (4, len(q))
+    reference = cufa.attention_varlen_reference(q, k, v, cu_q, cu_k, return_lse=True, **options)
+    exact = cufa.attention_varlen_reference_backward(dout, q, k, v, cu_q, cu_k, dlse=dlse, **options)
+    for x, y in zip((out, lse, *gradients), (*reference, *exact), strict=True):
+        np.testing.assert_allclose(x, y, atol=1e-11)
+    assert not out[cu_q[-1] :].any() and np.isneginf(lse[:, cu_q[-1] :]).all()
+    for x, n in zip(gradients, (cu_q[-1], cu_k[-1], cu_k[-1]), strict=False):
+        assert not x[n:].any()
+
+
+@settings(deadline=None, max_examples=50)
+@given(
+    st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), max_size=5), st.integers(0, 3), st.booleans()
+)
+def test_any_lengths_as_padded_and_as_packed(lengths, tail, causal):
+    queries, keys = ([pair[n] for pair in lengths] for n in (0, 1))
+    _, q, k, v, cu_q, cu_k = packed_case(queries, keys, tail, {})
+    packed, lse = cufa.flash_attention_varlen(
+        q, k, v, cu_q, cu_k, causal=causal, return_lse=True, device="cpu"
+    )
+    padded = [np.zeros((len(lengths), 9, *x.shape[1:])) for x in (q, k, v)]
+    for b in range(len(lengths)):
+        for x, whole, cu in zip(padded, (q, k, v), (cu_q, cu_k, cu_k), strict=True):
+            x[b, : cu[b + 1] - cu[b]] = whole[cu[b] : cu[b + 1]]
+    out, of_padded = cufa.flash_attention(
+        *padded,
+        causal=causal,
+        seqlens_q=queries,
+        seqlens_k=keys,
+        layout="bshd",
+        return_lse=True,
+        device="cpu",
+    )
+    for b in range(len(lengths)):
+        rows = slice(cu_q[b], cu_q[b + 1])
+        np.testing.assert_allclose(packed[rows], out[b, : queries[b]], atol=1e-13)
+        np.testing.assert_allclose(lse[:, rows], of_padded[b, :, : queries[b]], atol=1e-13)
+
+
+@pytest.mark.parametrize("algorithm", ["fa1", "naive"])
+def test_other_algorithms_and_given_results(algorithm):
+    dout, q, k, v, cu_q, cu_k = packed_case((5, 9), (7, 9), 2, {}, "float32")
+    out = np.empty_like(q)
+    assert cufa.flash_attention_varlen(q, k, v, cu_q, cu_k, algorithm=algorithm, out=out, device="cpu") is out
+    np.testing.assert_allclose(out, cufa.attention_varlen_reference(q, k, v, cu_q, cu_k), atol=1e-5)
+    _, lse = cufa.flash_attention_varlen(q, k, v, cu_q, cu_k, return_lse=True, device="cpu")
+    results = [np.empty_like(x) for x in (q, k, v)]
+    found = cufa.flash_attention_varlen_backward(
+        dout,
+        q,
+        k,
+        v,
+        out,
+        lse,
+        cu_q,
+        cu_k,
+        device="cpu",
+        **dict(zip(("dq", "dk", "dv"), results, strict=True)),
+    )
+    assert all(x is y for x, y in zip(found, results, strict=True))
+
+
+def test_documents_are_packed_sequences():
+    lengths = [10, 0, 25, 5]
+    _, q, k, v, cu, _ = packed_case(lengths, lengths, 0, {})
+    packed = cufa.flash_attention_varlen(q, k, v, cu, cu, causal=True, device="cpu")
+    dense = cufa.flash_attention(
+        q[None], k[None], v[None], mask=masks.documents(lengths), layout="bshd", device="cpu"
+    )
+    np.testing.assert_allclose(packed, dense[0], atol=1e-13)
+
+
+def test_the_readmes_example():
+    text = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+    (code,) = [
+        x for x in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "flash_attention_varlen" in x
+    ]
+    names: dict[str, Any] = {}
+    exec(code, names)
+    assert names["out"].shape == (125, 8, 64) and names["lse"].shape == (8, 125)
+
+
+# --- What a problem knows of them -------------------------------------------------------------------------
+
+
+def test_counts_text_and_json():
+    plan = cufa.plan(
+        (3, 4, 33, 8), (3, 2, 40, 8), seqlens_q=[33, 0, 20], seqlens_k=[40, 7, 10], causal=True, device="cpu"
+    )
+    problem = plan.problem
+    assert problem.lengths == Padded((33, 0, 20), (40, 7, 10)) and problem.tokens == (53, 57)
+    visible = sum(np.tril(np.ones((n, m)), m - n).sum() for n, m in ((33, 40), (20, 10)))
+    assert problem.all_visible_scores == 4 * visible and problem.flops == 4 * 8 * 4 * visible
+    assert "padded, 0 to 33 queries, 7 to 40 keys" in str(plan)
+    assert Problem.from_json(json.loads(json.dumps(problem.as_json()))) == problem
+    packed = Packed(60, 60, (33, 0, 20), (40, 7, 10))
+    assert Lengths.from_json(json.loads(json.dumps(packed.as_json()))) == packed
+    assert str(packed) == "packed, 0 to 33 queries, 7 to 40 keys" and packed.known
+    unknown = Packed(60, 70)
+    assert (
+        not unknown.known
+        and "lengths on the GPU" in str(unknown)
+        and "lengths on the GPU" in str(Padded(on_host=False))
+    )
+    problem = Problem(5, 4, 2, 60, 70, 8, "float16", lengths=unknown)
+    assert (
+        problem.all_visible_scores == 4 * 60 * 70 and problem.shapes[0] == (1, 4, 60, 8) and not problem.known
+    )
+
+
+def test_kernels_refuse_so_far():
+    with pytest.raises(ValueError, match="fa3_forward takes only sequences as long as the arrays"):
+        cufa.plan((3, 4, 64, 64), seqlens_k=[1, 2, 3], device="sm_90")
+
+
+def test_a_plain_call_does_not_carry_them():
+    """The key that a seen call is found by is as short as it was."""
+    assert FORWARD.in_order({"q": 1, "k": 2, "v": 3}) == [1, 2, 3, None, None]
+    assert FORWARD.in_order({"q": 1, "sink": 4}) == [
+        1,
+        None,
+        None,
+        None,
+        None,
+        None,
+        4,
+        None,
+        None,
+        None,
+        None,
+    ]
+
+
+# --- What is wrong ----------------------------------------------------------------------------------------
+
+PADDED = [
+    ({"seqlens_q": [1, 2]}, ValueError, r"seqlens_q has shape \(2,\): it takes \(batch,\), here \(3,\)"),
+    (
+        {"seqlens_q": [1, 2, 10]},
+        ValueError,
+        r"seqlens_q\[2\] is 10: it must be from 0 to 9, what the arrays have",
+    ),
+    ({"seqlens_k": [1, -2, 3]}, ValueError, r"seqlens_k\[1\] is -2: it must be from 0"),
+    ({"seqlens_k": [2**40, 2, 3]}, ValueError, "seqlens_k holds 1099511627776, which int32 does not"),
+    ({"seqlens_k": [1.0, 2.0, 3.0]}, TypeError, "seqlens_k is float64: it takes int32; convert with"),
+    ({"seqlens_k": 3}, TypeError, "seqlens_k must be an array"),
+]
+
+
+@pytest.mark.parametrize(("options", "error", "message"), PADDED)
+@pytest.mark.parametrize("call", [cufa.flash_attention, cufa.plan])
+def test_lengths_that_are_none(call, options, error, message):
+    x = np.ones((3, 2, 9, 8), np.float32)
+    with pytest.raises(error, match=message):
+        call(x, x, x, **options)
+
+
+Q = np.ones((10, 4, 8), np.float32)
+PACKED = [
+    (
+        (Q, Q, Q, [0, 5, 4, 10], [0, 1, 2, 3]),
+        {},
+        ValueError,
+        r"cu_seqlens_q\[2\] is 4, less than cu_seqlens_q\[1\], 5: it",
+    ),
+    ((Q, Q, Q, [0, 5], [1, 5]), {}, ValueError, r"cu_seqlens_k\[0\] is 1: the first sequence begins at 0"),
+    ((Q, Q, Q, [0, 11], [0, 10]), {}, ValueError, r"cu_seqlens_q\[-1\] is 11 but q has 10 rows"),
+    ((Q, Q, Q, [0, 5], [0, 11]), {}, ValueError, r"cu_seqlens_k\[-1\] is 11 but k has 10 rows"),
+    ((Q, Q, Q, [0, 5], [0, 5, 6]), {}, ValueError, r"cu_seqlens_k has shape \(3,\): it takes .*here \(2,\)"),
+    (
+        (Q, Q, Q, [[0, 5]], [0, 5]),
+        {},
+        ValueError,
+        r"cu_seqlens_q has shape \(1, 2\): it takes \(sequences \+ 1,\)",
+    ),
+    ((Q, Q, Q, [], []), {}, ValueError, r"cu_seqlens_q has shape \(0,\)"),
+    ((Q, Q, Q, [0.0, 5.0], [0, 5]), {}, TypeError, "cu_seqlens_q is float64: it takes int32; convert"),
+    ((Q, Q, Q, None, [0, 5]), {}, TypeError, "cu_seqlens_q is None: it says where each sequence begins"),
+    (
+        (Q[None], Q, Q, [0, 5], [0, 5]),
+        {},
+        ValueError,
+        r"q has shape \(1, 10, 4, 8\); packed arrays have three axes",
+    ),
+    ((Q, Q, Q[:9], [0, 5], [0, 5]), {}, ValueError, r"v has shape \(9, 4, 8\) but k has \(10, 4, 8\)"),
+    ((Q, Q[:, :3], Q[:, :3], [0, 5], [0, 5]), {}, ValueError, "q has 4 heads and k has 3"),
+    ((Q, Q, Q, [0, 5], [0, 5]), {"out": Q[:9]}, ValueError, r"out has shape \(9, 4, 8\) but the result has"),
+    (
+        (Q, Q, Q, [0, 5], [0, 5]),
+        {"mask": masks.documents([5, 5])},
+        ValueError,
+        "mask, .* which packed sequences do not",
+    ),
+    ((Q, Q, Q, [0, 5], [0, 5]), {"mask": masks.prefix([1, 2])}, ValueError, "is of 2 sequences but k has 1"),
+    ((Q, Q, Q, [0, 5], [0, 5]), {"sink": [1.0]}, ValueError, r"sink has shape \(1,\): it takes \(heads,\)"),
+]
+
+
+@pytest.mark.parametrize(("given", "options", "error", "message"), PACKED)
+def test_packed_calls_that_are_none(given, options, error, message):
+    with pytest.raises(error, match=message):
+        cufa.flash_attention_varlen(*given, **options)
+    if not options.keys() & {"out"}:
+        lse = np.zeros((4, 10), np.float32)
+        with pytest.raises((error, ValueError), match=f"{message}|dout|out has shape|q has shape"):
+            cufa.flash_attention_varlen_backward(Q, *given[:3], Q, lse, *given[3:], **options)
+
+
+def test_the_log_sum_exp_of_a_packed_backward():
+    with pytest.raises(
+        ValueError, match=r"lse has shape \(10, 4\); it takes one number per query, \(heads, total_q\)"
+    ):
+        cufa.flash_attention_varlen_backward(Q, Q, Q, Q, Q, np.zeros((10, 4), np.float32), [0, 5], [0, 5])

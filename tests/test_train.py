@@ -1,0 +1,427 @@
+"""The thinc layer: its gradients by finite differences and against the reference, sequences apart from each other, what
+it refuses; and the model of `cufa demo train`, whose losses are those of attention in float64."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from conftest import why_no_gpu
+
+import cufa
+from cufa.cli import main
+
+pytest.importorskip("thinc", reason="needs thinc (extra train)")
+from thinc.api import (
+    CupyOps,
+    NumpyOps,
+    Padded,
+    Ragged,
+    chain,
+    registry,
+    to_numpy,
+    use_ops,
+    with_ragged,
+    zero_init,
+)
+
+import cufa.train.attention as layer_module
+from cufa.train import SelfAttention
+from cufa.train.characters import CharacterModel, num_parameters
+
+WEIGHTS = ("Wq", "Wk", "Wv", "Wo")
+LENGTHS = np.array([3, 3, 0, 7, 1, 1, 5], np.int32)
+MASKS = {
+    "full": {},
+    "causal": {"causal": True},
+    "window": {"window": (2, 1)},
+    "softcap": {"causal": True, "softcap": 2.0, "scale": 0.5},
+    "mask": {"mask": cufa.masks.window(1, 0, diagonal=1)},
+}
+
+
+def make(nI: int = 12, dtype: str = "float64", ops=None, seed: int = 0, **options):
+    """A layer of known parameters; of float64, with ops that take it."""
+    options = {"heads": 4, "kv_heads": 2, "head_dim": 8, **options}
+    with use_ops("numpy") if ops is None else use_ops(ops.name):
+        layer = SelfAttention(10, nI, **options).initialize()
+    layer.ops = ops or NumpyOps(use_blis=dtype == "float32")
+    rng = np.random.default_rng(seed)
+    for name in WEIGHTS:
+        layer.set_param(
+            name, layer.ops.asarray(rng.standard_normal(layer.get_param(name).shape).astype(dtype) / 2)
+        )
+    return layer
+
+
+def samples(width: int, dtype: str = "float64", seed: int = 1) -> np.ndarray:
+    """(tokens of LENGTHS, width)"""
+    return np.random.default_rng(seed).standard_normal((LENGTHS.sum(), width)).astype(dtype)
+
+
+def shaped(x: np.ndarray, form: str, ops=None):
+    """The tokens as the form that a layer takes."""
+    x = x if ops is None else ops.asarray(x)
+    return Ragged(x, LENGTHS) if form == "ragged" else x.reshape(2, -1, x.shape[1])
+
+
+def rows(x) -> np.ndarray:
+    data = to_numpy(x.data if isinstance(x, Ragged) else x)
+    return data.reshape(-1, data.shape[-1])
+
+
+def expected(layer, x: np.ndarray, dy: np.ndarray, form: str, **scores):
+    """Y, dX and the gradients of the weights in float64: attention is the reference's, sequence by sequence."""
+    x, dy = x.astype(np.float64), dy.astype(np.float64)
+    w = {name: to_numpy(layer.get_param(name)).astype(np.float64) for name in WEIGHTS}
+    q, k, v = (x @ w[name].T for name in WEIGHTS[:3])
+    dout, out = dy @ w["Wo"], np.empty_like(q)
+    dq, dk, dv = (np.empty_like(t) for t in (q, k, v))
+    ends = np.cumsum(LENGTHS if form == "ragged" else np.full(2, len(x) // 2))
+    for part in (slice(*ends_of) for ends_of in zip(np.append(0, ends[:-1]), ends, strict=True)):
+
+        def heads(t, part=part):
+            return t[part].reshape(1, part.stop - part.start, t.shape[1] // 8, 8)
+
+        inputs = heads(q), heads(k), heads(v)
+        out[part] = cufa.attention_reference(*inputs, layout="bshd", **scores).reshape(out[part].shape)
+        found = cufa.attention_reference_backward(heads(dout), *inputs, layout="bshd", **scores)
+        for into, gradient in zip((dq, dk, dv), found, strict=True):
+            into[part] = gradient.reshape(into[part].shape)
+    weights = {name: t.T @ x for name, t in zip(WEIGHTS, (dq, dk, dv), strict=False)}
+    dx = dq @ w["Wq"] + dk @ w["Wk"] + dv @ w["Wv"]
+    return out @ w["Wo"].T, dx, {**weights, "Wo": dy.T @ out}
+
+
+def check(layer, form: str, tolerance: float, dtype: str, ops=None, **scores) -> None:
+    x, dy = samples(12, dtype), samples(10, dtype, seed=2)
+    Y, backprop = layer(shaped(x, form, ops), is_train=True)
+    dX = backprop(shaped(dy, form, ops))
+    of_y, of_x, of_weights = expected(layer, x, dy, form, **scores)
+    np.testing.assert_allclose(rows(Y), of_y, atol=tolerance, rtol=tolerance)
+    np.testing.assert_allclose(rows(dX), of_x, atol=tolerance, rtol=tolerance)
+    for name, gradient in of_weights.items():
+        np.testing.assert_allclose(
+            to_numpy(layer.get_grad(name)), gradient, atol=tolerance, rtol=tolerance, err_msg=name
+        )
+    assert type(Y) is type(dX) and to_numpy(rows(dX)).dtype == dtype
+    if form == "ragged":
+        assert (to_numpy(Y.lengths) == LENGTHS).all() and (to_numpy(dX.lengths) == LENGTHS).all()
+
+
+@pytest.mark.parametrize("form", ["floats3d", "ragged"])
+@pytest.mark.parametrize("scores", MASKS.values(), ids=MASKS)
+def test_gradients_are_the_references(form, scores):
+    check(make(**scores), form, 1e-12, "float64", **scores)
+
+
+@pytest.mark.parametrize("form", ["floats3d", "ragged"])
+def test_float32(form):
+    check(make(dtype="float32", causal=True), form, 2e-4, "float32", causal=True)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("form", ["floats3d", "ragged"])
+@pytest.mark.parametrize("scores", MASKS.values(), ids=MASKS)
+def test_on_a_gpu(form, scores):
+    check(make(dtype="float32", ops=CupyOps(), **scores), form, 2e-4, "float32", CupyOps(), **scores)
+
+
+@pytest.mark.parametrize("form", ["floats3d", "ragged"])
+@pytest.mark.parametrize("scores", MASKS.values(), ids=MASKS)
+def test_gradients_are_finite_differences(form, scores):
+    """Of the loss Σ Y ∘ dY, along one random direction of all parameters and inputs together, and each alone."""
+    layer, x, dy = make(**scores), samples(12), samples(10, seed=2)
+    _, backprop = layer(shaped(x, form), is_train=True)
+    gradients = {"X": rows(backprop(shaped(dy, form))), **{name: layer.get_grad(name) for name in WEIGHTS}}
+    values = {"X": x, **{name: layer.get_param(name) for name in WEIGHTS}}
+    rng = np.random.default_rng(3)
+    directions = {name: rng.standard_normal(value.shape) for name, value in values.items()}
+
+    def loss(step: float, moved: tuple[str, ...]) -> float:
+        at = {name: value + step * directions[name] * (name in moved) for name, value in values.items()}
+        for name in WEIGHTS:
+            layer.set_param(name, at[name])
+        return float((rows(layer.predict(shaped(at["X"], form))) * dy).sum())
+
+    for moved in (*((name,) for name in values), tuple(values)):
+        slope = (loss(1e-5, moved) - loss(-1e-5, moved)) / 2e-5
+        exact = sum((gradients[name] * directions[name]).sum() for name in moved)
+        assert slope == pytest.approx(exact, rel=1e-6, abs=1e-6), moved
+
+
+def test_gradients_add_up_until_they_are_used():
+    layer, x, dy = make(), shaped(samples(12), "ragged"), shaped(samples(10, seed=2), "ragged")
+    layer.begin_update(x)[1](dy)
+    once = {name: layer.get_grad(name).copy() for name in WEIGHTS}
+    layer.begin_update(x)[1](dy)
+    for name in WEIGHTS:
+        np.testing.assert_array_equal(layer.get_grad(name), 2 * once[name])
+
+
+def test_neighbours_of_equal_length_are_one_call(monkeypatch):
+    shapes = []
+
+    def spy(q, *rest, **options):
+        shapes.append(q.shape)
+        assert np.shares_memory(options["out"], options["out"].base), "written in place"
+        return cufa.flash_attention(q, *rest, **options)
+
+    monkeypatch.setattr(layer_module, "flash_attention", spy)
+    make().predict(shaped(samples(12), "ragged"))
+    assert shapes == [(2, 3, 4, 8), (1, 7, 4, 8), (2, 1, 4, 8), (1, 5, 4, 8)]
+
+
+def test_lists_and_padded_through_thinc():
+    """In their order, without a look at the padding."""
+    layer = make(causal=False)
+    parts = [x for x in np.split(samples(12), np.cumsum(LENGTHS)[:-1]) if len(x)]
+    alone = [layer.predict(x[None])[0] for x in parts]
+    wrapped = with_ragged(layer)
+    padded = layer.ops.list2padded([x.astype(np.float32) for x in parts])
+    padded.data[...] = np.where(padded.data == 0, np.nan, padded.data)
+    for got in (wrapped.predict(parts), layer.ops.padded2list(wrapped.predict(padded))):
+        for x, right in zip(got, alone, strict=True):
+            np.testing.assert_allclose(x, right, atol=1e-5)
+    assert isinstance(wrapped.predict(padded), Padded)
+
+
+def test_widths_come_from_the_samples():
+    x = np.zeros((2, 5, 24), np.float32)
+    layer = SelfAttention(heads=3).initialize(x)
+    dims = {name: layer.get_dim(name) for name in layer.dim_names}
+    assert dims == {"nI": 24, "nO": 24, "heads": 3, "kv_heads": 3, "head_dim": 8}
+    assert layer.get_param("Wk").shape == (24, 24)
+    layer = SelfAttention(heads=4, kv_heads=1, head_dim=16, init_W=zero_init).initialize(x, x[..., :10])
+    shapes = {name: layer.get_param(name).shape for name in WEIGHTS}
+    assert shapes == {"Wq": (64, 24), "Wk": (16, 24), "Wv": (16, 24), "Wo": (10, 64)}
+    assert not layer.get_param("Wq").any()
+    assert chain(layer, SelfAttention(heads=1, head_dim=8)).initialize(x).predict(x).shape == (2, 5, 10)
+
+
+@pytest.mark.parametrize("shape", [(0, 5, 12), (2, 0, 12)])
+def test_nothing_to_see(shape):
+    layer, x = make(dtype="float32"), np.zeros(shape, np.float32)
+    Y, backprop = layer.begin_update(x)
+    assert Y.shape == (*shape[:2], 10)
+    assert backprop(Y).shape == shape
+    assert not layer.get_grad("Wq").any()
+
+
+def test_bytes_and_back():
+    layer, x = make(dtype="float32", causal=True), shaped(samples(12, "float32"), "ragged")
+    again = SelfAttention(10, 12, heads=4, kv_heads=2, head_dim=8, causal=True).from_bytes(layer.to_bytes())
+    np.testing.assert_array_equal(again.predict(x).data, layer.predict(x).data)
+    with pytest.raises(ValueError, match="heads"):
+        SelfAttention(10, 12, heads=2, head_dim=16).from_bytes(layer.to_bytes())
+
+
+def test_configuration_knows_the_layer():
+    options = {"@layers": "cufa.SelfAttention.v1", "nO": 16, "nI": 16, "heads": 2, "window": [4, 0]}
+    layer = registry.resolve({"model": options})["model"].initialize()
+    x = np.random.default_rng(0).standard_normal((1, 9, 16)).astype(np.float32)
+    moved = x.copy()
+    moved[:, 3] += 1
+    changed = (layer.predict(x) != layer.predict(moved)).any(axis=(0, 2))
+    assert changed.tolist() == [3 <= query <= 7 for query in range(9)]
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        ({"heads": 0}, ValueError, "heads=0 must be at least 1"),
+        ({"heads": 2.0}, TypeError, "heads must be an integer, not 2.0"),
+        ({"heads": 4, "kv_heads": 3}, ValueError, "heads=4 is not a multiple of kv_heads=3"),
+        ({"heads": 4, "kv_heads": True}, TypeError, "kv_heads must be an integer, not True"),
+        ({"heads": 4, "head_dim": 12}, ValueError, "head_dim is 12 .*multiple of 8"),
+        ({"heads": 4, "window": 3}, TypeError, "window"),
+        ({"heads": 4, "mask": np.ones((4, 4), bool)}, TypeError, "mask must be made by cufa.masks"),
+        ({"heads": 4, "causal": True, "window": (1, 1)}, ValueError, "window=.*causal=True hides them"),
+        ({"heads": 4, "softcap": -1.0}, ValueError, "softcap"),
+        ({"heads": 4, "scale": math.inf}, ValueError, "scale"),
+        ({"heads": 4, "precision": "half"}, ValueError, "precision='half'"),
+        ({"heads": 4, "deterministic": "yes"}, TypeError, "deterministic"),
+    ],
+    ids=str,
+)
+def test_wrong_options_are_refused_when_the_layer_is_made(options, error, words):
+    with pytest.raises(error, match=words):
+        SelfAttention(**options)
+
+
+def test_wrong_widths_are_refused():
+    x = np.zeros((1, 2, 20), np.float32)
+    with pytest.raises(ValueError, match="nI=20 is not a multiple of heads=3: pass head_dim"):
+        SelfAttention(heads=3).initialize(x)
+    with pytest.raises(ValueError, match="head_dim is 10"):
+        SelfAttention(heads=2).initialize(x)
+    with pytest.raises(ValueError, match="X has width 20, but the layer was made for nI=12"):
+        make(dtype="float32").predict(x)
+
+
+def test_other_forms_are_refused():
+    layer = make()
+    for x in (np.zeros((3, 12)), [np.zeros((3, 12))], layer.ops.list2padded([np.zeros((3, 12), np.float32)])):
+        with pytest.raises(TypeError, match=r"X must be Floats3d .* or Ragged, .*with_ragged"):
+            layer.predict(x)
+    with pytest.raises(ValueError, match="X has lengths that add up to 5, but 4 tokens"):
+        layer.predict(Ragged(np.zeros((4, 12)), np.array([2, 3])))
+
+
+# --- cufa demo train ----------------------------------------------------------------------------------------
+
+
+def attend_in_float64(q, k, v, *, out, return_lse, device, precision, **scores):
+    found, lse = cufa.attention_reference(q, k, v, return_lse=True, **scores)
+    out[...] = found
+    return out, lse
+
+
+def go_back_in_float64(dout, q, k, v, out, lse, *, dq, dk, dv, deterministic, device, precision, **scores):
+    found = cufa.attention_reference_backward(dout, q, k, v, **scores)
+    for into, gradient in zip((dq, dk, dv), found, strict=True):
+        into[...] = gradient
+
+
+def lose_dk(*arrays, dk, **options):
+    go_back_in_float64(*arrays, dk=dk, **options)
+    dk[...] = 0
+
+
+def losses(model: CharacterModel, steps: int, ops: str = "numpy") -> np.ndarray:
+    np.random.seed(5)  # noqa: NPY002 - thinc's initialisers draw from it
+    with use_ops(ops):
+        return np.array(list(model.train(model.build(), steps, seed=5)))
+
+
+SMALL = CharacterModel(width=32, heads=4, kv_heads=2, context=40, batch=4)
+
+
+def test_losses_are_those_of_float64_attention(monkeypatch):
+    found = losses(SMALL, 25)
+    monkeypatch.setattr(layer_module, "flash_attention", attend_in_float64)
+    monkeypatch.setattr(layer_module, "flash_attention_backward", go_back_in_float64)
+    exact = losses(SMALL, 25)
+    np.testing.assert_allclose(found, exact, rtol=1e-5)
+    assert found[0] == pytest.approx(math.log(65), rel=1e-6), (
+        "before it learns all letters are equally likely"
+    )
+    assert exact[-1] < exact[0] - 0.5
+    monkeypatch.setattr(layer_module, "flash_attention_backward", lose_dk)
+    assert np.abs(losses(SMALL, 25) / exact - 1).max() > 1e-4, "one that is wrong is seen in the losses"
+
+
+@pytest.mark.gpu
+def test_losses_on_a_gpu_are_those_of_float64_attention(monkeypatch):
+    found = losses(SMALL, 25, "cupy")
+    monkeypatch.setattr(layer_module, "flash_attention", attend_in_float64)
+    monkeypatch.setattr(layer_module, "flash_attention_backward", go_back_in_float64)
+    np.testing.assert_allclose(found, losses(SMALL, 25), rtol=2e-5)
+
+
+def test_gradients_of_the_whole_model(monkeypatch):
+    """Along the gradient itself the loss changes by its squared norm."""
+    np.random.seed(6)  # noqa: NPY002
+    with use_ops("numpy"):
+        network = SMALL.build()
+    letters = SMALL.numbers(SMALL.text[:164]).reshape(4, 41)
+    list(SMALL.train(network, 3, seed=0))  # the last layer starts at zero and would let no gradient through
+    SMALL.gradients(network, letters)
+    nodes = [(node, name) for node in network.walk() for name in node.param_names]
+    gradients = [node.get_grad(name).astype(np.float64) for node, name in nodes]
+    at = [node.get_param(name).copy() for node, name in nodes]
+    norm = math.sqrt(sum((g**2).sum() for g in gradients))
+
+    def loss(step: float) -> float:
+        for (node, name), value, g in zip(nodes, at, gradients, strict=True):
+            node.set_param(name, (value + step / norm * g).astype(np.float32))
+        return SMALL.gradients(network, letters)
+
+    assert (loss(0.02) - loss(-0.02)) / 0.04 == pytest.approx(norm, rel=0.02)
+
+
+def test_the_text():
+    model = CharacterModel()
+    assert 50_000 < len(model.text) < 100_000 and len(model.letters) == 65
+    assert model.text.startswith("CHAPTER I. Down the Rabbit-Hole\n\nAlice was")
+    assert "".join(model.letters[n] for n in model.numbers(model.text)) == model.text
+    assert not {"Gutenberg", "\r", "  "} & set(model.text)
+
+
+def run(*arguments: str):
+    return CliRunner().invoke(main, ["demo", "train", "--device", "cpu", *arguments], catch_exceptions=False)
+
+
+def test_demo_train_in_json():
+    documents = [json.loads(run("--steps", "3", "--seed", seed, "--json").stdout) for seed in "112"]
+    one = documents[0]
+    assert one["steps"] == len(one["losses"]) == 3 and one["device"] == "CPU"
+    assert one["losses"][0] > one["losses"][2]
+    assert one["losses"] == documents[1]["losses"] != documents[2]["losses"]
+    assert one["sample"] == documents[1]["sample"] and one["sample"].startswith("Alice ")
+    with use_ops("numpy"):
+        assert one["model"]["parameters"] == num_parameters(CharacterModel().build()) == 103_873
+    assert one["seconds"] > 0 and one["cpu_seconds"] > 0
+
+
+def test_demo_train_prints_losses_and_a_text():
+    result = run("--steps", "4")
+    assert result.exit_code == 0, result.output
+    for words in (
+        "103,873 parameters",
+        "83,465 letters",
+        "4.174",
+        "per step",
+        "The model makes up:\n\nAlice ",
+    ):
+        assert words in result.stdout
+
+
+def test_demo_train_fails_when_it_diverges(monkeypatch):
+    monkeypatch.setattr(CharacterModel, "train", lambda self, network, steps, seed: iter([4.0, math.nan]))
+    result = run("--steps", "2")
+    assert result.exit_code == 1
+    assert "not finite" in result.stderr
+
+
+def test_demo_train_without_thinc(monkeypatch):
+    for name in [name for name in sys.modules if name.startswith(("thinc", "cufa.train"))]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.delattr(cufa, "train")
+    monkeypatch.setitem(sys.modules, "thinc.api", None)
+    result = run()
+    assert result.exit_code == 3 and result.stdout == ""
+    assert "pip install 'cufa[train]'" in " ".join(result.stderr.split())
+
+
+def test_options_before_the_name_are_refused():
+    result = CliRunner().invoke(main, ["demo", "--json", "train"])
+    assert result.exit_code == 2
+    assert "options go behind the name: cufa demo train" in result.stderr
+
+
+@pytest.mark.skipif(why_no_gpu() is not None, reason="says what happens on a GPU without cuBLAS")
+@pytest.mark.gpu
+def test_demo_train_without_cublas(monkeypatch):
+    import thinc.util
+
+    monkeypatch.setattr(thinc.util, "has_cupy_gpu", False)
+    command = ["demo", "train", "--steps", "2"]
+    result = CliRunner().invoke(main, [*command, "--device", "cuda"])
+    assert result.exit_code == 3
+    assert "thinc needs cuBLAS" in " ".join(result.stderr.split())
+    result = CliRunner().invoke(main, [*command, "--json"])
+    assert result.exit_code == 0 and json.loads(result.stdout)["device"] == "CPU"
+
+
+@pytest.mark.gpu
+def test_demo_train_on_a_gpu():
+    result = CliRunner().invoke(main, ["demo", "train", "--steps", "60", "--json"], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    document = json.loads(result.stdout)
+    assert document["device"] != "CPU"
+    assert document["losses"][-1] < document["losses"][0] - 1
