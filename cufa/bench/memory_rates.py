@@ -58,7 +58,7 @@ def measure_rates(device: Device) -> MemoryRates:
         return measure({name: run}, on_gpu=True, seconds=0.5)[name].p10
 
     from_l2 = seconds("l2_limit", (source, np.int32(_ROUNDS), sink))
-    from_shared = seconds("shared_limit", (sink, np.int32(_ITERATIONS)), shared_bytes)
+    from_shared = seconds("shared_limit", (sink, np.int32(_ITERATIONS)), _UNROLL * shared_bytes)
     where = records.environment(device)
     return MemoryRates(
         where["device"],

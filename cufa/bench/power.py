@@ -101,8 +101,11 @@ class NvmlMeter:
     def _throttled_by(self) -> tuple[str, ...]:
         """Nothing where the card does not tell."""
         nvml = self._nvml
+        # The same by its former name: nvidia-ml-py 13 has both.
+        ask = getattr(nvml, "nvmlDeviceGetCurrentClocksEventReasons", None)
+        ask = ask or getattr(nvml, "nvmlDeviceGetCurrentClocksThrottleReasons", None)
         try:
-            bits = int(nvml.nvmlDeviceGetCurrentClocksThrottleReasons(self._gpu))
+            bits = 0 if ask is None else int(ask(self._gpu))
         except nvml.NVMLError:
             return ()
         return tuple(name for name, bit in REASONS.items() if bits & bit)

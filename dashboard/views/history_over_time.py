@@ -31,7 +31,7 @@ def show(controls: Controls, rows: Sequence[Measurement], palette: Palette) -> N
     origin = "recorded" if {m.origin for m in found} == {"recorded"} else "run"
     page.verdict(_verdict(by_machine), "", page.origin_tag(origin), small=True)
     said = [f"{m.recorded[:16]} {m.machine}: {seconds_text(m.seconds)}, {charts.version(m)}" for m in found]
-    alt = f"Times of {name} by date. " + "; ".join(said[:40]) + "."
+    alt = f"By date: times of {name}. " + "; ".join(said[:40]) + "."
     page.figure(charts.over_time(by_machine, palette), "history.over_time", alt)
     st.caption("Bars are p10 to p90. Times of different days differ by clocks, drivers and other load too.")
 
