@@ -14,7 +14,9 @@ from dashboard_browser import (  # noqa: E402, F401 - fixtures among them
     CHROMIUM,
     MASKED,
     Visit,
+    assert_nothing_is_cut,
     browser,
+    place_of,
     runs,
     screenshot,
     server,
@@ -53,8 +55,7 @@ def test_two_are_put_side_by_side_and_the_link_carries_both(server: str, browser
     again = Visit(browser, "dark", 390)
     page = again.open(address)
     expect(page.locator(".cufa-verdict", has_text="window (1023, 0)").first).to_be_visible()
-    main = "document.querySelector('[data-testid=stMain]')"
-    assert page.evaluate(f"{main}.scrollWidth - {main}.clientWidth") <= 1
+    assert_nothing_is_cut(page, 390)
     screenshot(page, "masked_work-pair-narrow")
     again.close()
 
@@ -64,21 +65,13 @@ def test_zooming_one_grid_zooms_the_other(server: str, browser: Browser) -> None
     page = visit.open(f"{server}/{MASKED}?sq=2048&sk=2048&two=1")
     page.set_viewport_size({"width": 1360, "height": 1600})
     grid = page.get_by_role("figure", name="Two grids of tiles").locator(".nsewdrag").first
-    expect(grid).to_be_visible()
-    page.wait_for_timeout(800)
-    box = grid.bounding_box()
-    assert box is not None
+    box = place_of(grid)
     page.mouse.move(box["x"] + box["width"] * 0.25, box["y"] + box["height"] * 0.25)
     page.mouse.down()
     page.mouse.move(box["x"] + box["width"] * 0.5, box["y"] + box["height"] * 0.5, steps=5)
     page.mouse.up()
-    page.wait_for_timeout(800)
-    ranges = page.evaluate(
-        "(() => { const l = document.querySelector('.js-plotly-plot')._fullLayout;"
-        " return [l.xaxis.range, l.xaxis2.range, l.yaxis.range, l.yaxis2.range]; })()"
-    )
-    assert ranges[0] == ranges[1]
-    assert ranges[2] == ranges[3]
-    assert ranges[0][0] > 400
-    assert ranges[0][1] < 1200
+    layout = "document.querySelector('.js-plotly-plot')._fullLayout"
+    page.wait_for_function(f"{layout}.xaxis.range[0] > 400 && {layout}.xaxis.range[1] < 1200")
+    page.wait_for_function(f"String({layout}.xaxis.range) == String({layout}.xaxis2.range)")
+    page.wait_for_function(f"String({layout}.yaxis.range) == String({layout}.yaxis2.range)")
     visit.close()

@@ -77,12 +77,12 @@ def test_a_gpu_run_compiles_before_it_times(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setitem(__import__("sys").modules, "cufa.backends.cuda", Backend)
     monkeypatch.setattr("cufa.backends.cuda", Backend, raising=False)
-    case = Case(make(1, 8, 128, 64, "float32", CAUSAL), contenders("fa2", "fa1", "torch flash", READ))
+    case = Case(make(1, 8, 128, 64, "float32", CAUSAL), contenders("fa2", "fa3", "torch flash", READ))
     told: list[dict[str, Any]] = []
     seconds = measuring._prepare(case, DEVICE, told.append)
-    assert list(seconds) == ["fa2"]  # FA1 is made for 16-bit types
+    assert list(seconds) == ["fa2"]  # FA3 is made for 16-bit types
     assert prepared == ["fa2_forward_f32"]
-    assert [e["text"] for e in told] == ["compiling fa2", "compiling fa1"]
+    assert [e["text"] for e in told] == ["compiling fa2", "compiling fa3"]
 
 
 def test_a_suite_is_timed_case_by_case(fresh: Store, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -369,6 +369,48 @@ def test_scalars_of_a_soft_cap_are_finite_in_float32():
         assert math.isfinite(ctypes.c_float(value).value)
 
 
+# --- Bounds -----------------------------------------------------------------------------------------------
+
+
+def test_a_persistent_launch_has_no_more_blocks_than_items():
+    few = make_plan(problem(seqlen_q=100, seqlen_k=100), H200, "fa3")
+    items = few.problem.batch * few.problem.heads * few.schedule.num_q_blocks
+    assert few.launches[0].persistent and items < H200.num_sms
+    assert few.launches[0].grid == (items, 1, 1)
+    many = make_plan(problem(seqlen_q=10_000, seqlen_k=100), H200, "fa3")
+    assert many.launches[0].grid == (H200.num_sms, 1, 1)
+
+
+def test_the_largest_grid_is_planned_and_no_larger():
+    def decoding(batch: int) -> Problem:
+        lengths = Cached(page_size=0, max_pages=0, num_pages=0, given=True, new_tokens=0)
+        return Problem(
+            batch,
+            8,
+            8,
+            1,
+            64,
+            64,
+            "float16",
+            CAUSAL,
+            0.125,
+            lengths=lengths,
+            operation="decode",
+            alignment=16,
+        )
+
+    plan = make_plan(decoding(65_535), H200, "fixed")
+    assert max(plan.launches[0].grid[1:]) == 65_535
+    with pytest.raises(ValueError, match="along its last two axes CUDA takes 65,535"):
+        make_plan(decoding(65_536), H200, "fixed")
+
+
+@pytest.mark.parametrize("num_splits", [0, -1])
+def test_a_number_of_splits_is_at_least_1(num_splits):
+    with pytest.raises(ValueError, match=f"num_splits={num_splits} is not possible"):
+        make_plan(problem(), H200, num_splits=num_splits)
+
+
 @pytest.mark.parametrize(
     ("arch", "how"), [("sm_90", "the copy engine"), ("sm_80", "its threads' own copies")]
 )

@@ -259,6 +259,13 @@ def test_shipped_records_say_of_every_part_whether_it_is_stale(kernel):
     assert ran == {name for name, why in stale.items() if kernel in why}
 
 
+def test_the_least_time_of_a_part_is_that_of_its_regime():
+    """Half a second per shape in turns; alone, each contender three seconds and half a one to warm up."""
+    in_turns, alone = (next(x for x in PARTS if x.suite == name) for name in ("memory", "energy"))
+    assert renewal.least_seconds(in_turns, H200) == 4 * 0.5
+    assert renewal.least_seconds(alone, H200) == 5 * 4 * 3.5
+
+
 class TestCommand:
     """`cufa evidence stale`, and the traces that --renew takes again."""
 
@@ -269,7 +276,8 @@ class TestCommand:
         )
         found = CliRunner().invoke(evidence_command, ["stale"])
         assert found.exit_code == exit_code
-        assert found.output == ("h200.json: fa1-blocks, in turns: fa1_forward changed\n" if kernel else "")
+        line = "h200.json: fa1-blocks, in turns: fa1_forward changed; 3 s or more\n"  # six shapes
+        assert found.output == (line if kernel else "")
 
     def test_only_traces_of_changed_kernels_are_taken_again(self, tmp_path):
         plans = list(traces.evidence_plans(H200))[:3]

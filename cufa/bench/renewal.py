@@ -17,7 +17,9 @@ from ..planner import Plan
 from . import host_times, records
 from .recorded import Recorded, rows_of
 from .records import Json
+from .regimes import Regime
 from .suites import EVIDENCE, SUITES, Part
+from .sustained import WARM_SECONDS
 
 Key = tuple[str, str, Problem]
 """Case, label and problem of a row: there is one of each in a part."""
@@ -69,6 +71,15 @@ def _why(record: Json, part: Part, device: Device) -> str:
     reasons += [f"{len(new)} rows are new"] if new else []
     reasons += [f"{len(gone)} rows are no longer asked for"] if gone else []
     return "; ".join(reasons)
+
+
+def least_seconds(part: Part, device: Device) -> float:
+    """What measuring a part takes by its regime alone, without inputs, references and compilation."""
+    cases = list(SUITES[part.suite].cases(device))
+    seconds = part.seconds or part.regime.seconds
+    if part.regime is Regime.IN_TURNS:
+        return len(cases) * seconds
+    return sum(len(case.contenders) for case in cases) * (seconds + WARM_SECONDS)
 
 
 def _planned(part: Part, device: Device) -> Iterator[tuple[Key, Plan | None]]:
