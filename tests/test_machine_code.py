@@ -9,6 +9,9 @@ import pytest
 
 pytest.importorskip("cuda.bindings", reason="compiling needs NVRTC: pip install 'cufa[cuda13]'")
 
+from click.testing import CliRunner
+
+from cufa.cli import main
 from cufa.core.architectures import Device, find_architecture
 from cufa.core.operation import OPERATIONS
 from cufa.kernels import KERNELS
@@ -233,3 +236,19 @@ def test_loops_are_found_wherever_their_parts_lie() -> None:
     # One in another, and one that nothing reaches.
     nested = [Jump(2, 2, False), Jump(3, 1, False), Jump(4, None, True), Jump(5, 5, True)]
     assert loops_of(6, nested) == (Loop(1, ((1, 3),)), Loop(2, ((2, 2),)))
+
+
+def test_the_command_prints_a_listing() -> None:
+    narrow = ["compile", "--kernel", "fa2_forward", "--arch", "sm_80", "--head-dim", "64", "--listing"]
+    told = CliRunner().invoke(main, [*narrow, "--json"])
+    assert told.exit_code == 0, told.output
+    record = json.loads(told.stdout)
+    (code,) = record["ptx"].values()
+    assert code["instructions"] == sum(code["kinds"].values())
+    assert code["loops"]
+    assert any("tensor" in line for line in code["lines"].values())
+    assert bool(record["sass"]) == (sass.find_nvdisasm() is not None)
+    shown = CliRunner().invoke(main, narrow)
+    assert shown.exit_code == 0
+    assert "whole kernel" in shown.stdout
+    assert "loop, line" in shown.stdout

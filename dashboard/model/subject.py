@@ -14,7 +14,7 @@ from cufa.core.problem import HEAD_DIM_STEP, MAX_HEAD_DIM, MAX_SIZE, Problem, de
 from cufa.kernels import KERNELS, KernelSpec, TileConfig
 
 _NONE = "none"
-_BETWEEN, _WITHIN = "~", "_"  # neither is changed by a browser
+_BETWEEN, _WITHIN = "__", "."  # neither is changed by a browser
 _SAMPLE_LENGTH = 4096
 
 
