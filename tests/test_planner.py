@@ -11,6 +11,7 @@ import sys
 import pytest
 from sampling import of_today
 
+import cufa
 from cufa.bench.decode_cases import make_decode
 from cufa.core.architectures import ARCHITECTURES, Device, find_architecture
 from cufa.core.lengths import Cached
@@ -419,3 +420,31 @@ def test_a_decode_plan_says_why_its_kernel_and_nothing_of_measured_classes(arch,
     text = str(make_plan(make_decode(1, 32, 8, 8192), Device.typical(arch)))
     assert f"because    auto: a kernel that reads the cache by {how}, for the splits that follow" in text
     assert "measured" not in text
+
+
+def test_tiles_that_were_never_measured_say_so():
+    for arch, words in (
+        ("sm_90", "not tuned here"),
+        ("sm_80", "never measured on sm_80"),
+        ("sm_120", "sm_120"),
+    ):
+        plan = cufa.plan_backward((1, 8, 1024, 128), device=arch)
+        assert any(words in reason for reason in plan.reasons), plan.reasons
+
+
+@pytest.mark.parametrize(
+    ("heads", "seqlen", "causal", "block_kv"),
+    [
+        ((1, 32, 8), 1024, True, 64),  # 64 blocks of 128 keys on 132 SMs
+        ((2, 32, 8), 1024, True, 64),  # 128 of unequal length
+        ((2, 32, 8), 1024, False, 128),  # 128 of equal length
+        ((1, 32, 8), 4096, True, 128),  # enough to share out evenly
+        ((2, 32, 32), 1024, True, 128),
+    ],
+    ids=str,
+)
+def test_few_key_blocks_are_cut_in_two(heads, seqlen, causal, block_kv):
+    batch, heads_q, heads_k = heads
+    q, k = (batch, heads_q, seqlen, 128), (batch, heads_k, seqlen, 128)
+    plan = cufa.plan_backward(q, k, k, causal=causal, dtype="bfloat16", device="sm_90")
+    assert plan.config.block_kv == block_kv
