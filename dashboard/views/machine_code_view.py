@@ -169,7 +169,7 @@ def _show_source(code: Code, file: str, controls: Controls) -> None:
         on_select="rerun",
         selection_mode="single-row",
         placeholder="",
-        column_config={"source": st.column_config.TextColumn(width="large")},
+        column_config={"source": st.column_config.TextColumn(width="medium")},
     )
     cost, found = costs.get(line), code.of_line(file, line)
     text = lines[line - 1].strip() if line <= len(lines) else ""
