@@ -99,7 +99,7 @@ def test_bad_values_beside_are_told() -> None:
 
 def test_the_same_twice_has_two_names() -> None:
     app = open_page("masked_work", two="1", b_alg="fa2")
-    assert "FA2 128×64, 128×64" in words(app) or "(left)" in words(app)
+    assert "FA2 128×64 (left) and FA2 128×64 (right)" in words(app)
     assert "do the same arithmetic; at one rate per SM it ends at the same time" in words(app)
     assert all(line[2] in ("1.00×", "–") for line in numbers(app).values())
 
