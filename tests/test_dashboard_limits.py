@@ -23,7 +23,7 @@ from dashboard_page_support import (  # noqa: F401 - fixtures among them
 )
 from dashboard_support import write_evidence
 
-from cufa.bench import memory_rates
+from cufa.bench import memory_rates, records
 from cufa.dashboard.model import builder
 from cufa.nvrtc.static_compile import MissingCompilerError
 
@@ -132,3 +132,17 @@ def test_the_limits_of_a_build_are_a_table() -> None:
     assert min(int(n) for n in limits.values() if n != "no limit") == 1
     assert table[table["resource"] == "registers"]["blocks per SM"].item() == "1"
     assert "setmaxnreg" in words(app)  # Hopper's kernel moves registers from its producer to its consumers
+
+
+def test_recorded_ceilings_of_caches_are_possible() -> None:
+    """Faster than device memory, and no faster than an SM takes it: 64 bytes a clock from L2, 128 of its own."""
+    shipped = (
+        Path(records.__file__).parents[1] / "records" / memory_rates.FOLDER
+    )  # not those of this test's folder
+    files = sorted(shipped.glob("*.json"))
+    assert files
+    for file in files:
+        found = memory_rates.MemoryRates(**json.loads(file.read_text()))
+        clocks = 132 * 1.98e9 if "H200" in found.device else float("inf")
+        assert 4.5e12 < found.l2_bytes < 64 * clocks
+        assert found.shared_bytes is None or found.l2_bytes < found.shared_bytes < 1.01 * 128 * clocks

@@ -36,8 +36,8 @@ class MemoryRates:
     recorded: str
     """Date and time, ISO 8601."""
     l2_bytes: float
-    shared_bytes: float
-    """All SMs together."""
+    shared_bytes: float | None
+    """All SMs together; None: not measured."""
 
 
 def measure_rates(device: Device) -> MemoryRates:
