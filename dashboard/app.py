@@ -19,6 +19,7 @@ PAGES = (
     ("masked_work", "Masked work", "grid_on"),
     ("compare", "Compare", "show_chart"),
     ("occupancy", "Occupancy", "stacks"),
+    ("machine_code", "Machine code", "code"),
     ("roofline", "Roofline", "roofing"),
     ("decode", "Decode", "call_split"),
     ("history", "History", "history"),

@@ -178,6 +178,7 @@ def prepare() -> None:
         evidence.load()
     time.sleep(_COMPILE_AFTER)
     importlib.import_module(f"{views.__name__}.occupancy_view").compile_first()
+    importlib.import_module(f"{views.__name__}.machine_code_view").list_first()
 
 
 def send_at_once() -> int:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import dataclasses
 import functools
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from cufa import flash_attention
 from cufa.bench import traces
 from cufa.core.architectures import Device
+from cufa.core.element import ELEMENTS
 from cufa.core.problem import Problem
 from cufa.core.schedule import Schedule
 from cufa.dashboard.model.configs import config_key
@@ -98,6 +100,8 @@ class EmulationKey:
     config: TileConfig
     head_dim: int
     softcap: float | None = None
+    dtype: str = "float16"
+    precision: str = "native"
 
 
 def why_not_emulated(schedule: Schedule, head_dim: int, is_registered: bool) -> str | None:
@@ -125,10 +129,12 @@ def emulate_counts(key: EmulationKey) -> Records | str:
 
     s = key.schedule
     rng = np.random.default_rng(0)
-    q = rng.standard_normal((1, 1, s.seqlen_q, key.head_dim), np.float32).astype(np.float16)
-    k = rng.standard_normal((1, 1, s.seqlen_k, key.head_dim), np.float32).astype(np.float16)
-    scores = {"mask": s.mask, "softcap": key.softcap}
-    how = {**scores, "algorithm": key.algorithm, "config": key.config}
+    dtype = ELEMENTS[key.dtype].dtype
+    q = rng.standard_normal((1, 1, s.seqlen_q, key.head_dim), np.float32).astype(dtype)
+    k = rng.standard_normal((1, 1, s.seqlen_k, key.head_dim), np.float32).astype(dtype)
+    scores: dict[str, Any] = {"mask": s.mask, "softcap": key.softcap}
+    precision = None if key.precision == "native" else key.precision
+    how = {**scores, "algorithm": key.algorithm, "config": key.config, "precision": precision}
     try:
         if s.by_keys:
             out, lse = flash_attention(q, k, k, **scores, return_lse=True, device="cpu")

@@ -2,7 +2,7 @@
 
 from cufa.dashboard import engine, page
 from cufa.dashboard.state import Controls
-from cufa.dashboard.views import rates_view, run_live, splits_ragged, splits_view
+from cufa.dashboard.views import links, rates_view, run_live, splits_ragged, splits_view
 
 palette = page.begin(
     "Decode",
@@ -11,6 +11,8 @@ palette = page.begin(
 )
 controls = Controls("decode")
 choice = splits_view.choose(controls)
+if choice is not None:
+    links.show("decode", choice.subject)
 found = [m for m in engine.all_measurements() if m.operation.splits]
 if choice is not None:
     splits_view.show_splits(choice, controls, found, palette)

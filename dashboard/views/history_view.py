@@ -16,6 +16,7 @@ from cufa.dashboard.model import export
 from cufa.dashboard.model.measurements import Measurement, in_words, said_most, speedup
 from cufa.dashboard.state import Controls
 from cufa.dashboard.theme import Palette
+from cufa.dashboard.views import links
 from cufa.dashboard.views.compare_view import load_cells
 
 _ORIGINS = {"all": "all", "run": "runs here", "recorded": "recorded evidence"}
@@ -134,6 +135,8 @@ def _show_rows(controls: Controls, rows: Sequence[Measurement], palette: Palette
     if a.id == b.id:
         page.verdict("A and B are the same measurement: choose another one.", "warn", small=True)
         return
+    links.show("history", a.subject, "A")
+    links.show("history", b.subject, "B")
     lanes = [(f"A: {a.label}, {a.regime}", a.timing), (f"B: {b.label}, {b.regime}", b.timing)]
     if a.regime is not b.regime:
         page.verdict(
