@@ -95,6 +95,8 @@ WHOLE = {
     "fa2_forward_f32": lambda c: True,
     "fa3_forward": lambda c: True,
     "fa2_backward": lambda c: c.shared_keys,
+    "fa3_backward": lambda c: c.bulk_add,
+    "fa3_backward_wide": lambda c: True,
     "decode_split_tma": lambda c: c.cluster_merge,
     "decode_balanced": lambda c: True,
 }

@@ -156,7 +156,7 @@ FA2_BACKWARD = KernelSpec(
     choose=_backward_choose,
     order=lambda problem, schedule, num_sms: order.key_blocks(problem, schedule),
     operation="backward",
-    further_constants=lambda problem: {"DETERMINISTIC": problem.deterministic},
+    further_constants=lambda problem: {"DETERMINISTIC": problem.deterministic, "WHOLE_TILES": False},
 )
 
 FA2_BACKWARD_F32 = dataclasses.replace(
