@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
 _MAX_GRID_YZ = 65535
 
+MEASURED = (90,)
+"""Architectures on which the registry's tiles were measured. On others they are what fits."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
@@ -210,7 +213,12 @@ def choose_tiles(
     tuned = request.tuned.get(tuning_key(spec, problem))
     if tuned is not None and tuned.config in fitting and tuned.planned in (None, chosen):
         return Choice(spec, tuned.config, (f"tiles {tuned.config}: {tuned.found}",))
-    reason = f"tiles {chosen}: the registry's choice for head_dim {problem.head_dim} (not tuned here)"
+    known = (
+        "not tuned here"
+        if device.arch.capability in MEASURED
+        else f"never measured on {device.arch.name}: see `cufa tune`"
+    )
+    reason = f"tiles {chosen}: the registry's choice for head_dim {problem.head_dim} ({known})"
     return Choice(spec, chosen, (reason,))
 
 

@@ -25,8 +25,7 @@ CORE = [
     *_of(
         "cufa/core/mask.py", "masks schedule",
         ("shift - self.left", "shift - self.left + 1", "a window one key too narrow on the left"),
-        ("seen &= key <= row + last", "seen &= key < row + last", "the last key of each row is hidden"),
-        ('"bottom-right": seqlen_k - seqlen_q', '"bottom-right": seqlen_q - seqlen_k', "the diagonal on the wrong side"),
+        ("(key <= row + last)", "(key < row + last)", "the last key of each row is hidden"),
         ("np.maximum(row_first + first, 0)\n    high", "np.maximum(row_last + first, 0)\n    high",
          "tiles that only the first rows of a block see are skipped"),
         ("clear_end = (clear_high + 1) // block_columns", "clear_end = clear_high // block_columns",
@@ -35,8 +34,12 @@ CORE = [
         ("first + seqlen_q - 1 <= 0", "first + seqlen_q - 1 < 0", "a left edge that hides nothing takes a slower kernel"),
     ),
     *_of(
+        "cufa/core/mask_family.py", "masks schedule",
+        ('"bottom-right": seqlen_k - seqlen_q', '"bottom-right": seqlen_q - seqlen_k', "the diagonal on the wrong side"),
+    ),
+    *_of(
         "cufa/core/schedule.py", "schedule",
-        ("grid[uncut & visited[:, -1], -1]", "grid[uncut, -1]", "tiles that are skipped are called padded"),
+        ("edge[edge == Tile.FULL] = Tile.PADDED", "pass", "tiles past the last query are called full"),
         ("self.mask.query_tiles if self.by_keys", "self.mask.query_tiles if not self.by_keys", "rows for columns"),
     ),
     *_of(
@@ -46,7 +49,7 @@ CORE = [
         ("(free, (at + length, slot))", "(free, (at, slot))", "a slot is free before its block has ended"),
     ),
     *_of(
-        "cufa/core/scores.py", "cpu_backward reference_backward api",
+        "cufa/core/scores.py", "masks cpu_backward reference_backward",
         ("return 1 - (capped", "return 1 + (capped", "the slope of a soft cap above 1"),
         ("(bool, np.bool_, str, bytes)", "(str, bytes)", "softcap=True is taken as 1"),
     ),
@@ -66,7 +69,7 @@ CORE = [
     ),
     *_of(
         "cufa/core/occupancy.py", "occupancy",
-        ("_round_up(warps, arch.partitions) > arch", "warps > arch", "a block that cannot be launched is said to fit"),
+        ("_round_up(registers * WARP_SIZE, arch.register_granularity)", "registers * WARP_SIZE", "registers are given out one by one"),
         ("shared_memory + arch.reserved_shared_memory,", "shared_memory,", "what the driver reserves is forgotten"),
     ),
 ]  # fmt: skip
@@ -75,15 +78,15 @@ PLANNING = [
     *_of(
         "cufa/planner.py", "planner tuning",
         ("num_splits < 1", "num_splits < 0", "num_splits=0 is taken"),
-        ("seqlen_k.bit_length() - 1", "seqlen_k.bit_length() - 2", "another length class than the records'"),
+        ("count.bit_length() - 1", "count.bit_length() - 2", "another length class than the records'"),
         ("grid=(min(launch.grid[0], device.num_sms), 1, 1)", "grid=(device.num_sms, 1, 1)", "more blocks than items"),
         ("max(launch.grid[1:]) > _MAX_GRID_YZ", "max(launch.grid[1:]) >= _MAX_GRID_YZ", "the largest grid is refused"),
-        ("if winner in fitting:", "if winner is not None:", "tuned tiles that do not fit are taken"),
+        ("tuned.config in fitting and", "", "tuned tiles that do not fit are taken"),
         ("serving = [spec for spec in named if refusals[spec.name] is None]", "serving = named", "no refusal counts"),
     ),
     *_of(
         "cufa/tuning.py", "tuning",
-        ("except (AttributeError, KeyError, TypeError):", "except KeyError:", "a damaged file ends every call"),
+        ("                AttributeError,\n", "", "a damaged file ends every call"),
         ("except (OSError, ValueError, RecursionError):", "except OSError:", "a file cut short ends every call"),
         ("isinstance(name, str) and name in known", "isinstance(name, str)", "a kernel that is gone is preferred"),
     ),
@@ -95,7 +98,7 @@ PLANNING = [
     *_of(
         "cufa/nvrtc/covering.py", "covering variants",
         ("if one in row and other in row:", "if one in row:", "pairs with what a row lacks"),
-        ("if heap and entry > heap[0]:", "if heap and entry >= heap[0]:", "never ends"),
+        ("if heap and entry > heap[0]:", "if False:", "rows are taken that add little"),
     ),
     *_of(
         "cufa/nvrtc/variants.py", "variants",
@@ -120,10 +123,10 @@ CALLS = [
     ),
     *_of(
         "cufa/decode/schedule.py", "decode_splits decode_cpu decode_merge emulate_decode_window",
-        ("min(split * each, tiles), min((split + 1) * each, tiles)", "min(split * each, tiles), (split + 1) * each",
-         "the last split reads past its sequence"),
+        ("return min(max(first * block_kv, begin), end), min(last * block_kv, end)",
+         "return min(max(first * block_kv, begin), end), last * block_kv", "the last split reads past its sequence"),
         ("return share * self.total // self.used", "return share * (self.total // self.used)", "the last tiles belong to nobody"),
-        ("last = min(count, inside + end - tile)", "last = min(count, end - tile)", "a piece in the midst ends too early"),
+        ("keys = _keys(lengths[batch], first + inside,", "keys = _keys(lengths[batch], first,", "a piece in the midst begins with its item"),
         ("(reach + block_kv - 1) // block_kv)", "reach // block_kv)", "a window that begins within a tile has one more"),
     ),
     *_of(
@@ -153,7 +156,7 @@ CPU = [
     *_of(
         "cufa/backends/cpu_tiles.py", "cpu_backend cpu_backward",
         ("part = slice(columns[0], columns[-1] + 1)", "part = slice(columns[0], columns[-1])", "the last hidden column is seen"),
-        ("return not first <= tile < end", "return not first <= tile <= end", "the first tile after the clear ones is not masked"),
+        ("!= TileClass.CLEAR)", "== TileClass.SKIP)", "tiles that the mask cuts are not masked"),
     ),
     *_of(
         "cufa/backends/cpu_decode.py", "decode_cpu decode_api decode_cpu_memory",

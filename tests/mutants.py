@@ -13,10 +13,13 @@ recorded outcome is ``tests/mutants.txt``.
 from __future__ import annotations
 
 import argparse
+import concurrent.futures
 import contextlib
 import dataclasses
 import os
+import queue
 import re
+import resource
 import shutil
 import subprocess
 import sys
@@ -29,6 +32,8 @@ from mutant_table import MUTANTS, Mutant
 ROOT = Path(__file__).parents[1]
 RECORD = Path(__file__).with_suffix(".txt")
 _COPIED = ("cufa", "cuda_src", "dashboard", "tests", "pyproject.toml", "README.md", "Makefile")
+
+_MOST_SECONDS = 900
 
 KILLED, KILLED_BY_ALL, SURVIVED, STALE = (
     "killed",
@@ -82,11 +87,18 @@ def first_failure(tree: Path, mutant: Mutant, *options: str) -> str | None:
     ]
     environment = {**os.environ, "PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"}
     environment.setdefault("OPENBLAS_NUM_THREADS", "1")
-    done = subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command, cwd=tree, env=environment, capture_output=True, text=True, check=False, preexec_fn=_limited
+    )
     if done.returncode == 0:
         return None
     failed = re.search(r"^(?:FAILED|ERROR) tests/(\S+)", done.stdout, re.MULTILINE)
-    return failed[1] if failed else (done.stdout + done.stderr).strip().rpartition("\n")[2]
+    return failed[1] if failed else f"it ends with status {done.returncode}"
+
+
+def _limited() -> None:
+    """Of a mutant that never ends: processor time, so that a busy machine changes nothing."""
+    resource.setrlimit(resource.RLIMIT_CPU, (_MOST_SECONDS, _MOST_SECONDS))
 
 
 def judge(tree: Path, mutant: Mutant, every_case: bool) -> Outcome:
@@ -100,11 +112,35 @@ def judge(tree: Path, mutant: Mutant, every_case: bool) -> Outcome:
         return Outcome(mutant, SURVIVED) if by is None else Outcome(mutant, KILLED_BY_ALL, by)
 
 
+def judge_all(mutants: list[Mutant], jobs: int, every_case: bool) -> Iterator[Outcome]:
+    """In the order of the mutants."""
+    trees: queue.SimpleQueue[Path] = queue.SimpleQueue()
+
+    def judge_one(mutant: Mutant) -> Outcome:
+        tree = trees.get()
+        try:
+            return judge(tree, mutant, every_case)
+        finally:
+            trees.put(tree)
+
+    with tempfile.TemporaryDirectory(prefix="cufa-mutants-") as folder:
+        for job in range(jobs):
+            tree = Path(folder, str(job))
+            tree.mkdir()
+            for name in _COPIED:
+                copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
+                copy(ROOT / name, tree / name)
+            trees.put(tree)
+        with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
+            yield from pool.map(judge_one, mutants)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("words", nargs="*")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="mutants at a time")
     parser.add_argument("--every-case", action="store_true", help="run what survives with every case, too")
     options = parser.parse_args()
     chosen = [
@@ -113,14 +149,9 @@ def main() -> int:
         if not options.words or any(w in f"{m.file} {m.why} {m.after}" for w in options.words)
     ]
     outcomes = []
-    with tempfile.TemporaryDirectory(prefix="cufa-mutants-") as folder:
-        tree = Path(folder)
-        for name in _COPIED:
-            copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
-            copy(ROOT / name, tree / name)
-        for mutant in chosen:
-            outcomes.append(judge(tree, mutant, options.every_case))
-            print(outcomes[-1], flush=True)
+    for outcome in judge_all(chosen, options.jobs, options.every_case):
+        outcomes.append(outcome)
+        print(outcome, flush=True)
     text = summary(outcomes)
     print(text)
     if not options.words:

@@ -101,3 +101,12 @@ def test_alignment_is_that_of_every_row_and_array():
     assert [arrays.alignment(at(0, row)) for row in (64, 66, 68, 72, 80)] == [16, 2, 4, 8, 16]
     assert arrays.alignment(at(0), at(4)) == arrays.alignment(at(4), at(0)) == 4
     assert arrays.alignment(at(0, 66)[:1, :1]) == 16, "never stepped along"
+
+
+def test_strides_are_positive_where_they_are_stepped_along():
+    x = np.zeros((2, 3, 4), np.float32)
+    assert arrays.positive_strides(x, x[:, :, ::2], x.transpose(2, 0, 1))
+    assert not arrays.positive_strides(x, x[:, ::-1])
+    assert not arrays.positive_strides(x, np.broadcast_to(x[:1], x.shape))
+    assert arrays.positive_strides(np.broadcast_to(x[:1, :1], (1, 1, 4)), x[:0])
+    assert arrays.positive_strides(np.lib.stride_tricks.as_strided(x, (1, 4), (-16, 4)))

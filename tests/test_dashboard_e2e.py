@@ -157,7 +157,7 @@ def test_a_click_selects_a_tile_and_the_link_carries_it(server: str, browser: Br
     visit.close()
 
 
-def test_the_backward_is_drawn_from_the_keys_side(server: str, browser: Browser, tmp_path: Path) -> None:
+def test_the_backward_is_drawn_from_the_keys_side(server: str, browser: Browser) -> None:
     visit = Visit(browser)
     page = visit.open(f"{server}/{MASKED}?sq=1024&sk=1024")
     page.get_by_role("radio", name="Backward").click()
@@ -165,16 +165,13 @@ def test_the_backward_is_drawn_from_the_keys_side(server: str, browser: Browser,
     visit.settle()  # 16 × 8 tiles of 64 × 128
     page.set_viewport_size({"width": 1360, "height": 1400})  # all of the grid
     grid = page.locator(".js-plotly-plot .nsewdrag").first
-    expect(grid).to_be_visible()
-    page.wait_for_timeout(800)
-    box = grid.bounding_box()
-    assert box is not None
+    box = place_of(grid)
     page.mouse.click(box["x"] + box["width"] * 6.5 / 8, box["y"] + box["height"] * 13.5 / 16)
     expect(page.get_by_role("spinbutton", name="Key block")).to_have_value("6")
     visit.settle()
-    assert "Key block 6 visits 4 of 16 query blocks: 12 to 15" in page.inner_text("body")
+    expect(page.locator("body")).to_contain_text("Key block 6 visits 4 of 16 query blocks: 12 to 15")
     page.wait_for_url(re.compile(r"[?&]k=6\b"))
-    screenshot(page, "masked_work-backward-light", tmp_path)
+    screenshot(page, "masked_work-backward-light")
     page.reload()
     visit.settle()
     expect(page.get_by_role("spinbutton", name="Key block")).to_have_value("6")

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
 
@@ -14,9 +13,10 @@ for _package in ("streamlit", "plotly", "playwright"):
 from dashboard_browser import (  # noqa: E402, F401 - fixtures among them
     CHROMIUM,
     MASKED,
-    PATIENCE,
     Visit,
+    assert_nothing_is_cut,
     browser,
+    place_of,
     runs,
     screenshot,
     server,
@@ -29,37 +29,34 @@ pytestmark = [
 ]
 
 
-def test_two_are_put_side_by_side_and_the_link_carries_both(
-    server: str, browser: Browser, tmp_path: Path
-) -> None:
+def test_two_are_put_side_by_side_and_the_link_carries_both(server: str, browser: Browser) -> None:
     visit = Visit(browser)
     page = visit.open(f"{server}/{MASKED}?sq=2048&sk=2048")
     page.get_by_text("Another one beside it").click()
-    page.wait_for_url(re.compile(r"[?&]two=1\b"), timeout=PATIENCE)
+    page.wait_for_url(re.compile(r"[?&]two=1\b"))
     visit.settle()
     beside = page.locator(".st-key-controls-beside")
-    expect(beside.get_by_role("radio", name="FA3", exact=True)).to_be_checked(timeout=PATIENCE)
+    expect(beside.get_by_role("radio", name="FA3", exact=True)).to_be_checked()
     beside.get_by_role("radio", name="FA2, no skip", exact=True).click()
-    page.wait_for_url(re.compile(r"[?&]b_alg=fa2_noskip\b"), timeout=PATIENCE)
+    page.wait_for_url(re.compile(r"[?&]b_alg=fa2_noskip\b"))
     visit.settle()
     beside.get_by_role("radio", name="window", exact=True).click()
-    page.wait_for_url(re.compile(r"[?&]b_mask=window\b"), timeout=PATIENCE)
+    page.wait_for_url(re.compile(r"[?&]b_mask=window\b"))
     visit.settle()
     said = page.locator(".cufa-verdict", has_text="the arithmetic of FA2 128×64, causal")
-    expect(said).to_be_visible(timeout=PATIENCE)
+    expect(said).to_be_visible()
     grids = page.get_by_role("figure", name="Two grids of tiles")
-    expect(grids).to_be_visible(timeout=PATIENCE)
+    expect(grids).to_be_visible()
     assert grids.locator(".layer-below image, .imagelayer image").count() == 2
     address = page.url
-    screenshot(page, "masked_work-pair-light", tmp_path)
+    screenshot(page, "masked_work-pair-light")
     visit.close()
 
     again = Visit(browser, "dark", 390)
     page = again.open(address)
-    expect(page.locator(".cufa-verdict", has_text="window (1023, 0)").first).to_be_visible(timeout=PATIENCE)
-    main = "document.querySelector('[data-testid=stMain]')"
-    assert page.evaluate(f"{main}.scrollWidth - {main}.clientWidth") <= 1
-    screenshot(page, "masked_work-pair-narrow", tmp_path)
+    expect(page.locator(".cufa-verdict", has_text="window (1023, 0)").first).to_be_visible()
+    assert_nothing_is_cut(page, 390)
+    screenshot(page, "masked_work-pair-narrow")
     again.close()
 
 
@@ -68,21 +65,13 @@ def test_zooming_one_grid_zooms_the_other(server: str, browser: Browser) -> None
     page = visit.open(f"{server}/{MASKED}?sq=2048&sk=2048&two=1")
     page.set_viewport_size({"width": 1360, "height": 1600})
     grid = page.get_by_role("figure", name="Two grids of tiles").locator(".nsewdrag").first
-    expect(grid).to_be_visible(timeout=PATIENCE)
-    page.wait_for_timeout(800)
-    box = grid.bounding_box()
-    assert box is not None
+    box = place_of(grid)
     page.mouse.move(box["x"] + box["width"] * 0.25, box["y"] + box["height"] * 0.25)
     page.mouse.down()
     page.mouse.move(box["x"] + box["width"] * 0.5, box["y"] + box["height"] * 0.5, steps=5)
     page.mouse.up()
-    page.wait_for_timeout(800)
-    ranges = page.evaluate(
-        "(() => { const l = document.querySelector('.js-plotly-plot')._fullLayout;"
-        " return [l.xaxis.range, l.xaxis2.range, l.yaxis.range, l.yaxis2.range]; })()"
-    )
-    assert ranges[0] == ranges[1]
-    assert ranges[2] == ranges[3]
-    assert ranges[0][0] > 400
-    assert ranges[0][1] < 1200
+    layout = "document.querySelector('.js-plotly-plot')._fullLayout"
+    page.wait_for_function(f"{layout}.xaxis.range[0] > 400 && {layout}.xaxis.range[1] < 1200")
+    page.wait_for_function(f"String({layout}.xaxis.range) == String({layout}.xaxis2.range)")
+    page.wait_for_function(f"String({layout}.yaxis.range) == String({layout}.yaxis2.range)")
     visit.close()

@@ -276,7 +276,12 @@ def naive(allocated, monkeypatch):
     from cufa.backends import cuda
 
     used = []
-    monkeypatch.setattr(cuda, "Launches", lambda *_: lambda stream: used.append(binding._params.workspace))
+
+    def launch(stream, version=None):
+        used.append(binding._params.workspace)
+
+    monkeypatch.setattr(cuda, "Launches", lambda *_: launch)
+    monkeypatch.setattr(cuda.Graphs, "__call__", lambda self, *which: launch(*which))
     monkeypatch.setattr(cp.cuda.runtime, "getDevice", lambda: 0)
     problem = Problem(1, 2, 2, 100, 100, 64, "float16", FULL, 0.125)
     q = np.zeros((1, 2, 100, 64), np.float16)
@@ -315,6 +320,7 @@ def test_a_launch_keeps_no_list_of_its_callers(naive):
 def test_every_launch_is_on_the_stream_it_is_given(monkeypatch):
     """Configurations keep the stream of the last launch."""
     from cufa.backends import cuda
+    from cufa.backends import launches as launches_
 
     case, log = make_case([500], head_dim=64), []
     plan = plan_of(case, "decode_split", 4)
@@ -326,7 +332,7 @@ def test_every_launch_is_on_the_stream_it_is_given(monkeypatch):
 
     function = SimpleNamespace(kernel=SimpleNamespace(ptr=1))
     prepared = SimpleNamespace(plan=plan, device_id=0, functions={x.entry: function for x in plan.launches})
-    monkeypatch.setattr(cuda, "_driver", lambda: SimpleNamespace(cuLaunchKernelEx=launch))
+    monkeypatch.setattr(launches_, "_driver", lambda: SimpleNamespace(cuLaunchKernelEx=launch))
     monkeypatch.setattr(cp.cuda, "Device", lambda device_id: contextlib.nullcontext())
     launches = cuda.Launches(prepared, [1])
     for stream in (0, 7, 7, 0, 9):

@@ -27,22 +27,21 @@ def cp():
 # --- The same bits again ----------------------------------------------------------------------------------
 
 
-def _bits(cp, arrays):
-    return [cp.asnumpy(x.view(f"u{x.itemsize}")) for x in arrays]
-
-
 def _repeat(cp, case, count, deterministic):
     """Bits of dk and dv, and if deterministic of dq, are those of the first run; else dq is within two roundings."""
     arrays = [cp.asarray(x) for x in case.arrays]
     how = {**case.scores, "deterministic": deterministic}
-    first = _bits(cp, cufa.flash_attention_backward(*arrays, **how))
-    for _ in range(count):
-        again = _bits(cp, cufa.flash_attention_backward(*arrays, **how))
-        for name, x, y in zip(NAMES, again, first, strict=True):
-            if name != "dq" or deterministic:
-                np.testing.assert_array_equal(x, y, err_msg=name)
+    bits = f"u{case.q.itemsize}"
+    first = cufa.flash_attention_backward(*arrays, **how)
+    differing = cp.zeros((count, len(NAMES)), bool)
+    for run in range(count):
+        again = cufa.flash_attention_backward(*arrays, **how)
+        for i, (x, y) in enumerate(zip(again, first, strict=True)):
+            differing[run, i] = (x.view(bits) != y.view(bits)).any()
+    runs = dict(zip(NAMES, cp.asnumpy(differing).sum(axis=0), strict=True))
+    assert not runs["dk"] and not runs["dv"] and not (deterministic and runs["dq"]), runs
     if not deterministic:
-        x, y = (z[0].view(case.q.dtype).astype(np.float64) for z in (again, first))
+        x, y = (cp.asnumpy(z[0]).astype(np.float64) for z in (again, first))
         assert np.abs(x - y).max() <= 2 * EPSILON[str(case.q.dtype)] * np.abs(y).max()
 
 
@@ -59,11 +58,12 @@ def test_the_same_bits_in_every_run(cp, mask, kv_heads, head_dim, deterministic)
 @pytest.mark.slow
 @pytest.mark.alone
 @pytest.mark.parametrize("deterministic", [False, True])
-def test_a_thousand_runs_in_a_full_memory(cp, deterministic):
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_a_thousand_runs_in_a_full_memory(cp, dtype, deterministic):
     """Several waves of blocks, with all but 2 GiB of the card's memory taken."""
     free, _ = cp.cuda.runtime.memGetInfo()
     ballast = cp.cuda.alloc(max(free - (2 << 30), 1))
-    case = make_case(60, 2, 2, 512, 512, 64, "bfloat16", causal=True)
+    case = make_case(60, 2, 2, 512, 512, 64, dtype, causal=True)
     _repeat(cp, case, 1000, deterministic)
     del ballast
     cp.get_default_memory_pool().free_all_blocks()

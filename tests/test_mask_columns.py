@@ -190,6 +190,57 @@ def test_a_mask_for_each_sequence_and_head(mask, seqlen_q):
     assert "visited" in str(plan)
 
 
+# --- Decoding ---------------------------------------------------------------------------------------------
+
+DECODED = [
+    masks.causal(),
+    masks.window(9, 0),
+    masks.streaming(4, 9),
+    masks.streaming([4, 0, 90], 9),
+    masks.prefix(20),
+    masks.chunks(32),
+]
+
+
+@pytest.mark.parametrize("mask", DECODED, ids=str)
+@pytest.mark.parametrize("tokens", [1, 3])
+@pytest.mark.parametrize("options", [{"num_splits": 1}, {"num_splits": 3}, {"schedule": "balanced"}], ids=str)
+def test_decoding_under_masks(mask, tokens, options):
+    """As the last rows of a dense call say."""
+    q, k, v = make_inputs(3, 4, 2, tokens, 700, 8, "float64")
+    lengths = [tokens, 64, 700]
+    out, lse = cufa.flash_decode(
+        q, k, v, cache_seqlens=lengths, mask=mask, return_lse=True, device="cpu", **options
+    )
+    expected = cufa.decode_reference(q, k, v, cache_seqlens=lengths, mask=mask, return_lse=True)
+    for x, exact in zip((out, lse), expected, strict=True):
+        np.testing.assert_allclose(x, exact, atol=1e-12)
+    for b, n in enumerate(lengths):
+        one = slice(b, b + 1)
+        dense = cufa.attention_reference(q[one], k[one, :, :n], v[one, :, :n], mask=mask.at(b, 0))
+        np.testing.assert_allclose(out[one], dense, atol=1e-12)
+
+
+def test_masks_that_decoding_does_not_take():
+    q, k, v = make_inputs(3, 4, 2, 1, 70, 64, "float16")
+    wrong = (
+        masks.full(),
+        masks.window(3, 1),
+        masks.causal("top-left"),
+        masks.documents([70]),
+        masks.chunks(3, 5),
+    )
+    for mask in wrong:
+        with pytest.raises(ValueError, match="the queries of a decoding call are the last tokens"):
+            cufa.flash_decode(q, k, v, mask=mask)
+    with pytest.raises(ValueError, match=r"mask=causal and window=\(3, 0\) both say"):
+        cufa.flash_decode(q, k, v, mask=masks.causal(), window=(3, 0))
+    with pytest.raises(ValueError, match="is of 2 sequences but k has 3"):
+        cufa.flash_decode(q, k, v, mask=masks.streaming([1, 2], 3))
+    with pytest.raises(ValueError, match="masks that are bands, not those with a prefix, kept keys"):
+        cufa.plan_decode(q, k, mask=masks.streaming(4, 9), device="sm_90")
+
+
 # --- Numbers as values ------------------------------------------------------------------------------------
 
 

@@ -11,6 +11,7 @@ import sys
 import pytest
 from sampling import of_today
 
+import cufa
 from cufa.bench.decode_cases import make_decode
 from cufa.core.architectures import ARCHITECTURES, Device, find_architecture
 from cufa.core.lengths import Cached
@@ -369,6 +370,48 @@ def test_scalars_of_a_soft_cap_are_finite_in_float32():
         assert math.isfinite(ctypes.c_float(value).value)
 
 
+# --- Bounds -----------------------------------------------------------------------------------------------
+
+
+def test_a_persistent_launch_has_no_more_blocks_than_items():
+    few = make_plan(problem(seqlen_q=100, seqlen_k=100), H200, "fa3")
+    items = few.problem.batch * few.problem.heads * few.schedule.num_q_blocks
+    assert few.launches[0].persistent and items < H200.num_sms
+    assert few.launches[0].grid == (items, 1, 1)
+    many = make_plan(problem(seqlen_q=10_000, seqlen_k=100), H200, "fa3")
+    assert many.launches[0].grid == (H200.num_sms, 1, 1)
+
+
+def test_the_largest_grid_is_planned_and_no_larger():
+    def decoding(batch: int) -> Problem:
+        lengths = Cached(page_size=0, max_pages=0, num_pages=0, given=True, new_tokens=0)
+        return Problem(
+            batch,
+            8,
+            8,
+            1,
+            64,
+            64,
+            "float16",
+            CAUSAL,
+            0.125,
+            lengths=lengths,
+            operation="decode",
+            alignment=16,
+        )
+
+    plan = make_plan(decoding(65_535), H200, "fixed")
+    assert max(plan.launches[0].grid[1:]) == 65_535
+    with pytest.raises(ValueError, match="along its last two axes CUDA takes 65,535"):
+        make_plan(decoding(65_536), H200, "fixed")
+
+
+@pytest.mark.parametrize("num_splits", [0, -1])
+def test_a_number_of_splits_is_at_least_1(num_splits):
+    with pytest.raises(ValueError, match=f"num_splits={num_splits} is not possible"):
+        make_plan(problem(), H200, num_splits=num_splits)
+
+
 @pytest.mark.parametrize(
     ("arch", "how"), [("sm_90", "the copy engine"), ("sm_80", "its threads' own copies")]
 )
@@ -377,3 +420,31 @@ def test_a_decode_plan_says_why_its_kernel_and_nothing_of_measured_classes(arch,
     text = str(make_plan(make_decode(1, 32, 8, 8192), Device.typical(arch)))
     assert f"because    auto: a kernel that reads the cache by {how}, for the splits that follow" in text
     assert "measured" not in text
+
+
+def test_tiles_that_were_never_measured_say_so():
+    for arch, words in (
+        ("sm_90", "not tuned here"),
+        ("sm_80", "never measured on sm_80"),
+        ("sm_120", "sm_120"),
+    ):
+        plan = cufa.plan_backward((1, 8, 1024, 128), device=arch)
+        assert any(words in reason for reason in plan.reasons), plan.reasons
+
+
+@pytest.mark.parametrize(
+    ("heads", "seqlen", "causal", "block_kv"),
+    [
+        ((1, 32, 8), 1024, True, 64),  # 64 blocks of 128 keys on 132 SMs
+        ((2, 32, 8), 1024, True, 64),  # 128 of unequal length
+        ((2, 32, 8), 1024, False, 128),  # 128 of equal length
+        ((1, 32, 8), 4096, True, 128),  # enough to share out evenly
+        ((2, 32, 32), 1024, True, 128),
+    ],
+    ids=str,
+)
+def test_few_key_blocks_are_cut_in_two(heads, seqlen, causal, block_kv):
+    batch, heads_q, heads_k = heads
+    q, k = (batch, heads_q, seqlen, 128), (batch, heads_k, seqlen, 128)
+    plan = cufa.plan_backward(q, k, k, causal=causal, dtype="bfloat16", device="sm_90")
+    assert plan.config.block_kv == block_kv

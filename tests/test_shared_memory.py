@@ -9,8 +9,19 @@ import pytest
 from cufa.core.architectures import find_architecture
 from cufa.core.operation import OPERATIONS
 from cufa.kernels import KERNELS
-from cufa.kernels.shared_memory import Buffer, constants, layout
+from cufa.kernels.shared_memory import Buffer, constants, layout, tile_pitch
 from cufa.nvrtc.static_compile import CompileError, MissingCompilerError, nvrtc_version, static_compile
+
+
+@pytest.mark.parametrize("itemsize", [2, 4])
+@pytest.mark.parametrize("pad_to", [16, 32, 64])
+def test_rows_of_a_tile_begin_in_different_banks(itemsize, pad_to):
+    """An odd number of 16-byte units from row to row, the fewest that hold what products read."""
+    for columns in range(8, 257, 8):
+        read = -(-columns * itemsize // pad_to) * pad_to
+        pitch = tile_pitch(columns, itemsize, pad_to)
+        assert pitch % 32 == 16
+        assert read <= pitch <= read + 16
 
 
 def test_buffers_lie_one_behind_the_other_each_on_its_alignment():
@@ -84,6 +95,8 @@ WHOLE = {
     "fa2_forward_f32": lambda c: True,
     "fa3_forward": lambda c: True,
     "fa2_backward": lambda c: c.shared_keys,
+    "fa3_backward": lambda c: c.bulk_add,
+    "fa3_backward_wide": lambda c: True,
     "decode_split_tma": lambda c: c.cluster_merge,
     "decode_balanced": lambda c: True,
 }

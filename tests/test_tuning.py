@@ -46,6 +46,15 @@ class TestFastest:
         problem = make(1, 8, 1024, 64, "bfloat16", CAUSAL)
         assert fastest.fastest(self.record(problem, {"fa2": 1e-3, "fa1": 5e-3})) == {}
 
+    def test_kernels_that_there_are_no_more_and_entries_that_are_no_names_are_left_out(
+        self, tmp_path, monkeypatch
+    ):
+        monkeypatch.setattr(tuning, "RECORDED", tmp_path)
+        tuning.fastest_kernels.cache_clear()
+        entries = {"kept": "fa2_forward", "gone": "fa0_forward", "no name": 5, "null": None}
+        tuning.recorded_path("NVIDIA Y").write_text(json.dumps(entries))
+        assert tuning.fastest_kernels("NVIDIA Y") == {"kept": "fa2_forward"}
+
     def test_the_shipped_files_are_of_the_records(self):
         for record in records.load_all().values():
             kept = dict(tuning.fastest_kernels(record["environment"]["device"]))

@@ -52,6 +52,12 @@ struct QueryTile {
   }
 };
 
+// How many key blocks add to a query tile before one does: those to its right that see something of it.
+template <int BR, int BC>
+DEVICE u32 key_blocks_before(const BackwardParams& p, int q_tile, int k_block) {
+  return u32((head_mask(p).template tiles<BR, BC, true>(q_tile)).end - 1 - k_block);
+}
+
 // DETERMINISTIC: key blocks add to a tile of dQ from right to left. Blocks are launched in that order, and a causal block
 // begins at its diagonal, where it is the first: then nobody waits long.
 //
@@ -71,7 +77,7 @@ struct DqTurns {
 
   // By one thread, before a barrier of the block that comes before the additions; `found` is what count() said before.
   DEVICE void await(QueryTile tile, u32 found) const {
-    const u32 turn = u32(visitors(tile).end - 1 - k_block);
+    const u32 turn = key_blocks_before<BR, BC>(p, tile.q_tile, k_block);
     while (found != turn) found = count(tile);
   }
 
@@ -79,7 +85,6 @@ struct DqTurns {
   DEVICE void pass_on(QueryTile tile) const { red_release_gpu_add(counter(tile), 1); }
 
  private:
-  DEVICE TileRange visitors(QueryTile tile) const { return head_mask(p).template tiles<BR, BC, true>(tile.q_tile); }
   DEVICE u32* counter(QueryTile tile) const {
     return workspace.turns + (first_head + tile.head) * ((p.seqlen_q - 1) / BR + 1) + tile.q_tile;
   }

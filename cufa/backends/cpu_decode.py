@@ -19,6 +19,7 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
+from ..core.mask import Band
 from ..core.operation import Arrays
 from ..core.scores import distances, softcapped, with_sink
 from ..decode.choose import ragged_shares
@@ -208,10 +209,11 @@ def _queries(plan: Plan, operands: Arrays, work: Work, dtype: type[Any]) -> Arra
 
 def _hidden(plan: Plan, work: Work, start: int, stop: int, length: int) -> npt.NDArray[np.bool_] | None:
     """Which of the keys ``start`` … ``stop`` - 1 each row does not see; None where it sees all of them."""
-    mask, tokens = plan.problem.mask, plan.problem.seqlen_q
-    first, last = mask.edges(tokens, length)
-    if (last is None or stop - 1 <= last) and (first is None or tokens - 1 + first <= start):
-        return None
+    mask, tokens = plan.problem.mask.at(work.batch, 0), plan.problem.seqlen_q
+    if isinstance(mask, Band):
+        first, last = mask.edges(tokens, length)
+        if (last is None or stop - 1 <= last) and (first is None or tokens - 1 + first <= start):
+            return None
     return ~mask.visible(_token(plan, work), np.arange(start, stop), tokens, length)
 
 

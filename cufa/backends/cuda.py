@@ -21,13 +21,13 @@ from ..core.architectures import Device, find_architecture
 from ..core.operation import Arrays, Operand
 from ..core.packing import element_of, pack
 from ..core.params import TRACE_RECORD
-from ..kernels import Box, Launch
+from ..kernels import Box
 from ..nvrtc.compiler import cupy_options, translation_unit
 from ..planner import Plan
+from .launches import Graphs, Launches
 from .tensor_map import TensorMap
 from .workspace import workspace_of
 
-_INVALID_CONTEXT = 201
 _POINTER_BYTES = ctypes.sizeof(ctypes.c_void_p)
 _DEFAULT_SHARED_LIMIT = 48 * 1024  # more must be asked for, per function
 
@@ -112,82 +112,6 @@ def prepare(plan: Plan, device_id: int | None = None, trace: bool = False) -> Pr
     return Prepared(plan, cupy.cuda.runtime.getDevice() if device_id is None else device_id, trace)
 
 
-@functools.cache
-def _driver() -> ctypes.CDLL:
-    return ctypes.CDLL("libcuda.so.1")
-
-
-class _LaunchAttribute(ctypes.Structure):
-    """CUlaunchAttribute with up to three integers for its value."""
-
-    _fields_ = [
-        ("id", ctypes.c_int),
-        ("pad", ctypes.c_int),
-        ("value", ctypes.c_int * 3),
-        ("rest", ctypes.c_int * 13),
-    ]
-
-
-class _LaunchConfig(ctypes.Structure):
-    """CUlaunchConfig."""
-
-    _fields_ = [
-        ("sizes", ctypes.c_uint * 7),  # grid, block, shared memory
-        ("stream", ctypes.c_void_p),
-        ("attributes", ctypes.POINTER(_LaunchAttribute)),
-        ("num_attributes", ctypes.c_uint),
-    ]
-
-
-# CUlaunchAttributeID
-_CLUSTER_DIMENSION = 4
-_PROGRAMMATIC_STREAM_SERIALIZATION = 6
-
-
-def _launch_config(launch: Launch) -> _LaunchConfig:
-    """All but the stream."""
-    attributes = []
-    if launch.dependent:
-        attributes.append(_LaunchAttribute(_PROGRAMMATIC_STREAM_SERIALIZATION, 0, (1, 0, 0)))
-    if launch.cluster > 1:
-        attributes.append(_LaunchAttribute(_CLUSTER_DIMENSION, 0, (launch.cluster, 1, 1)))
-    sizes = (*launch.grid, launch.num_threads, 1, 1, launch.shared_memory)
-    array = (_LaunchAttribute * len(attributes))(*attributes) if attributes else None
-    return _LaunchConfig((ctypes.c_uint * 7)(*sizes), None, array, len(attributes))
-
-
-class Launches:
-    """A prepared plan's launches, one after another, by ``cuLaunchKernelEx``: through ctypes its four
-    arguments cost half of ``cuLaunchKernel``'s eleven. ``parameters`` are the addresses of the kernels'
-    arguments, which the driver reads during the call. By one thread at a time."""
-
-    def __init__(self, prepared: Prepared, parameters: Sequence[int]) -> None:
-        self._device_id = prepared.device_id
-        self._stream = 0  # of the configurations; NULL, as they are made
-        self._arguments = (ctypes.c_void_p * len(parameters))(*parameters)
-        self._launch = _driver().cuLaunchKernelEx
-        with cupy.cuda.Device(self._device_id):  # `kernel` is compiled anew for any other device
-            functions = [prepared.functions[x.entry].kernel.ptr for x in prepared.plan.launches]
-        configs = [_launch_config(launch) for launch in prepared.plan.launches]
-        self._calls = [
-            (config, ctypes.byref(config), ctypes.c_void_p(function))
-            for config, function in zip(configs, functions, strict=True)
-        ]
-
-    def __call__(self, stream: int) -> None:
-        if stream != self._stream:
-            for config, _, _ in self._calls:
-                config.stream = stream
-            self._stream = stream
-        for _, pointer, function in self._calls:
-            status = self._launch(pointer, function, self._arguments, None)
-            if status == _INVALID_CONTEXT:  # a thread's first CUDA call: make the context current
-                cupy.cuda.runtime.setDevice(self._device_id)
-                status = self._launch(pointer, function, self._arguments, None)
-            if status:
-                raise cupy.cuda.driver.CUDADriverError(status)
-
-
 class Binding:
     """A prepared kernel with shapes and strides filled in; only pointers are left open."""
 
@@ -211,8 +135,11 @@ class Binding:
         outside = [m.address for _, m in self._maps if not self._lies_in_params(m.address)]
         # The driver reads the parameters during the call, so one launch at a time may fill them in.
         self._lock = threading.Lock()
-        self._launches = Launches(prepared, [ctypes.addressof(self._params), *outside])
+        parameters = [ctypes.addressof(self._params), *outside]
+        self._launches = Launches(prepared, parameters)
         self._workspace, self._counters = plan.workspace, plan.counters
+        self._graphs = Graphs(prepared, parameters, self._launches) if Graphs.serve(plan) else None
+        self._version = 0  # of what the parameters hold
 
     def _map(self, operand: Operand, given: Arrays, box: Box) -> TensorMap:
         """Of one operand: in the parameters where they have a place for it, else an argument of its own."""
@@ -252,8 +179,10 @@ class Binding:
                     if addresses[place] != self._addresses[place]:
                         tensor_map.point_to(addresses[place])
                 self._addresses = addresses
+                self._version += 1
             if trace:  # else this is not a trace build
                 self._params.trace = trace
+                self._version += 1
             if not self._workspace:
                 self._launches(stream.ptr)
             elif self._counters or stream.is_capturing():
@@ -261,8 +190,13 @@ class Binding:
             else:
                 # From CuPy's pool: safe to drop after the launch, as the pool reuses it in stream order only.
                 memory = cupy.cuda.alloc(self._workspace)
-                self._params.workspace = memory.ptr
-                self._launches(stream.ptr)
+                if memory.ptr != self._params.workspace:
+                    self._params.workspace = memory.ptr
+                    self._version += 1
+                if self._graphs is None:
+                    self._launches(stream.ptr)
+                else:
+                    self._graphs(stream.ptr, self._version)
 
     def _launch_in_workspace(self, stream: Any) -> None:
         """In the stream's, or its capture's: partial results, and counters that are zero between launches."""
@@ -274,6 +208,7 @@ class Binding:
                 self._params.counters, self._params.partial = workspace.counters, workspace.partial
             else:
                 self._params.workspace = workspace.partial
+            self._version += 1
             self._launches(stream.ptr)
 
 

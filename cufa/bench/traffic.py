@@ -13,6 +13,7 @@ import numpy as np
 
 from ..core.problem import Problem
 from ..core.schedule import Schedule
+from ..core.tile_classes import TileClass
 from ..kernels import KernelSpec, TileConfig
 from ..kernels.fa1 import Fa1Config
 
@@ -53,9 +54,9 @@ def _schedule(problem: Problem, spec: KernelSpec, config: TileConfig) -> Schedul
 def _queries_outside(problem: Problem, schedule: Schedule) -> Traffic:
     """A head, FlashAttention-2's and 3's loops: Q once, then K and V of every tile that a query block visits; O and
     its log-sum-exp once. Rows past the end are not read."""
-    visited = np.count_nonzero(schedule.ranges.classes(schedule.num_kv_blocks), axis=0)
-    first = np.arange(schedule.num_kv_blocks) * schedule.block_kv
-    keys = int(visited @ np.minimum(schedule.block_kv, problem.seqlen_k - first))
+    first = np.arange(0, problem.seqlen_k, schedule.block_kv)
+    of_tile = np.minimum(first + schedule.block_kv, problem.seqlen_k) - first
+    keys = int(((schedule.classes != TileClass.SKIP) @ of_tile).sum())
     return Traffic(
         problem.seqlen_q * _row(problem) + keys * _key(problem),
         problem.seqlen_q * (problem.head_dim * problem.out_element.itemsize + _FLOAT),

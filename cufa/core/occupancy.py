@@ -149,9 +149,6 @@ def _register_limit(arch: Architecture, registers: int, warps: int) -> int:
     if registers > arch.max_registers_per_thread:
         return 0
     per_warp = _round_up(registers * WARP_SIZE, arch.register_granularity)
-    # The launch check pretends that every sub-core gets as many warps as the fullest one.
-    if per_warp * _round_up(warps, arch.partitions) > arch.registers:
-        return 0
     warps_per_partition = arch.registers // arch.partitions // per_warp
     return warps_per_partition * arch.partitions // warps
 

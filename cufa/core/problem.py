@@ -195,6 +195,8 @@ class Problem:
     def reach(self) -> int | None:
         """Keys at the end of a sequence that are read, None: all. In a window, those from the first that the
         first query sees; and all new ones, which must be stored whether they are seen or not."""
+        if self.mask.beyond_band:
+            return None
         first, _ = self.edges
         return None if first is None else max(self.seqlen_k - first, self.cache.new_tokens)
 

@@ -7,6 +7,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from ..core.mask_family import Mask
 from ..ops.arrays import check_not_masked
 from ..ops.mask_arguments import decode_mask
 from ..ops.reference import Array, as_bhsd, attention_reference
@@ -24,6 +25,7 @@ def decode_reference(
     k_scale: Any = None,
     v_scale: Any = None,
     window: tuple[int | None, int | None] | None = None,
+    mask: Mask | None = None,
     softcap: float | None = None,
     scale: float | None = None,
     alibi_slopes: Any = None,
@@ -49,6 +51,7 @@ def decode_reference(
     table = None if block_table is None else np.asarray(block_table)
     capacity = k_cache.shape[2] * (1 if table is None else table.shape[1])
     lengths = np.broadcast_to(capacity if cache_seqlens is None else cache_seqlens, len(q)).tolist()
+    seen_by = decode_mask(window, mask)
     o, lse = np.empty(q.shape), np.empty(q.shape[:3])
     for b, length in enumerate(lengths):
         k = _sequence(b, length, k_cache, table, k_new, k_scale)
@@ -56,7 +59,7 @@ def decode_reference(
         one = slice(b, b + 1)
         slopes = alibi_slopes[b] if np.ndim(alibi_slopes) == 2 else alibi_slopes
         o[one], lse[one] = attention_reference(
-            q[one], k, v, mask=decode_mask(window), softcap=softcap, scale=scale, alibi_slopes=slopes, sink=sink,
+            q[one], k, v, mask=seen_by.at(b, 0), softcap=softcap, scale=scale, alibi_slopes=slopes, sink=sink,
             return_lse=True,
         )  # fmt: skip
     if layout == "bshd":

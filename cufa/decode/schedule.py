@@ -50,8 +50,8 @@ def split_range(
     """
     start, tiles = tiles_to_read(length, block_kv, reach)
     each = -(-tiles // num_splits)
-    first, last = min(split * each, tiles), min((split + 1) * each, tiles)
-    return _keys(length, start + first, start + last, block_kv, reach)
+    first = start + split * each
+    return _keys(length, first, first + each, block_kv, reach)
 
 
 def used_splits(length: int, num_splits: int, block_kv: int, reach: int | None = None) -> int:

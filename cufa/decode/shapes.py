@@ -64,6 +64,7 @@ def make_problem(
     if table is not None:
         table = _check_table(table, batch, num_pages=outer, page_size=length, axes=axes)
     capacity = length if table is None else table[1] * length
+    arrays.check_mask(mask, batch, kv_heads, None)
     new_tokens = _new_tokens(shapes, (batch, kv_heads, head_dim), layout)
     if max(capacity, new_tokens) > MAX_CAPACITY:
         what = "block_table" if table is not None and new_tokens < capacity else "k_cache"

@@ -17,6 +17,7 @@ from .fa1 import FA1_FORWARD, FA1_FORWARD_F32
 from .fa2 import FA2_FORWARD
 from .fa2_f32 import FA2_FORWARD_F32
 from .fa3 import FA3_FORWARD
+from .fa3_backward import FA3_BACKWARD, FA3_BACKWARD_WIDE
 from .naive import NAIVE
 from .spec import Box, KernelSpec, Launch
 
@@ -49,6 +50,8 @@ KERNELS: dict[str, KernelSpec] = {
         *DECODE,
         FA2_BACKWARD,
         FA2_BACKWARD_F32,
+        FA3_BACKWARD,
+        FA3_BACKWARD_WIDE,
     )
 }
 """By name, those of one operation in order of preference where nothing was measured."""

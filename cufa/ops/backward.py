@@ -77,7 +77,7 @@ def flash_attention_backward(
         layout; float64 where q is.
     causal, window, mask, softcap, scale, alibi_slopes, sink, seqlens_q, seqlens_k, layout, precision
         Those of the forward call: all that it was given. precision may differ.
-    algorithm : "auto" or "fa2"
+    algorithm : "auto", "fa2" or "fa3"
         Which kernel computes it; it need not be the one that computed out.
     dlse : array, optional
         Gradient of the loss with respect to lse, of lse's shape and dtype, where the loss depends on it.

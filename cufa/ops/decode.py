@@ -13,7 +13,7 @@ import numpy as np
 
 from ..core.architectures import Device
 from ..core.lengths import Cached
-from ..core.mask import CAUSAL, Band
+from ..core.mask import CAUSAL, Band, Mask
 from ..core.operation import Arrays, Operand, Operation, register
 from ..core.params import Params, softmax_scalars
 from ..core.problem import Problem, default_scale
@@ -43,6 +43,7 @@ def flash_decode(
     k_scale: Any = None,
     v_scale: Any = None,
     window: tuple[int | None, int | None] | None = None,
+    mask: Mask | None = None,
     softcap: float | None = None,
     scale: float | None = None,
     alibi_slopes: Any = None,
@@ -91,6 +92,9 @@ def flash_decode(
         k_scale not negative.
     window : (left, 0), optional
         A token sees its own key and the ``left`` keys before it; what no token sees is not read.
+    mask : cufa.masks, optional
+        In place of ``window``: causal, a window to the left, or on the CPU so far :func:`cufa.masks.prefix`,
+        :func:`cufa.masks.streaming` or :func:`cufa.masks.chunks`.
     softcap : float, optional
         Scaled scores s become ``softcap · tanh(s / softcap)``. Above 0, at most 10,000.
     scale : float, optional
@@ -159,7 +163,8 @@ def flash_decode(
     if alibi_slopes is not None or sink is not None:
         given += alibi_slopes, sink
     options = (
-        typed(window), softcap, type(softcap), scale, type(scale), layout, num_splits, schedule, return_lse, device
+        typed(window), mask, softcap, type(softcap), scale, type(scale), layout, num_splits, schedule, return_lse,
+        device,
     )  # fmt: skip
     seen, _, addresses = find(DECODE, given, options)
     if seen is not None:
@@ -168,7 +173,11 @@ def flash_decode(
         "num_splits": _check_num_splits(num_splits),
         "algorithm": _check_schedule(schedule),
     }
-    how: dict[str, Any] = {"mask": decode_mask(window), "softcap": check_softcap(softcap), "scale": scale}
+    how: dict[str, Any] = {
+        "mask": decode_mask(window, mask),
+        "softcap": check_softcap(softcap),
+        "scale": scale,
+    }
     results = calls.attention_results(out, return_lse)
     inputs = dict(zip(DECODE.inputs, given, strict=False)) | {"alibi_slopes": alibi_slopes, "sink": sink}
     call = DecodeCall.read(inputs, results, layout, options=how, request=request)
@@ -186,6 +195,7 @@ def plan_decode(
     dtype: str | None = None,
     cache_dtype: str | None = None,
     window: tuple[int | None, int | None] | None = None,
+    mask: Mask | None = None,
     softcap: float | None = None,
     scale: float | None = None,
     alibi_slopes: Any = None,
@@ -209,7 +219,11 @@ def plan_decode(
         "num_splits": _check_num_splits(num_splits),
         "algorithm": _check_schedule(schedule),
     }
-    how: dict[str, Any] = {"mask": decode_mask(window), "softcap": check_softcap(softcap), "scale": scale}
+    how: dict[str, Any] = {
+        "mask": decode_mask(window, mask),
+        "softcap": check_softcap(softcap),
+        "scale": scale,
+    }
     given = {"q": q, "k_cache": k_cache, "block_table": block_table, "k_new": k_new}
     given["v_cache"] = k_cache if v_cache is None else v_cache
     given = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..core.columns import Chunks
 from ..core.mask import CAUSAL, FULL, Band, Mask
 from ..masks.checks import check_flag, check_window, shown
 
@@ -35,8 +36,21 @@ def resolve_mask(causal: Any, window: Any, mask: Any) -> Mask:
     return Band(left, 0 if causal else right)
 
 
-def decode_mask(window: Any) -> Mask:
-    """Of a decoding call, whose queries are the last tokens of their sequence: causal, in a window or not."""
+def decode_mask(window: Any, mask: Any = None) -> Mask:
+    """Of a decoding call, whose queries are the last tokens of their sequence: causal, in a window or not, with tokens
+    that are exempt from it, or in chunks.
+
+    Raises TypeError or ValueError, naming the argument, for what is none.
+    """
+    if mask is not None:
+        found = resolve_mask(False, window, mask)
+        of_last_tokens = isinstance(found, (Band, Chunks)) and found.diagonal == "bottom-right"
+        if not of_last_tokens or (isinstance(found, Band) and found.right != 0):
+            raise ValueError(
+                f"mask={mask}: the queries of a decoding call are the last tokens of their sequence; it takes "
+                "cufa.masks.causal(), window(left, 0), prefix, streaming and chunks, with the default diagonal"
+            )
+        return found
     if window is None:
         return CAUSAL
     left, right = check_window(window)

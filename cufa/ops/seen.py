@@ -113,15 +113,18 @@ class SeenCall:
         there = [None if name in made else given.get(name) for name in names]
         self._pairs = _pairs(there, [names.index(name) for name in (*results, *call.written)])
         self._apart: set[tuple[int, int, int]] = set()
+        self._checked: list[int] = []  # the last addresses that passed
 
     def __call__(self, given: Sequence[Any], addresses: list[int]) -> Any:
         # What is allocated here is on the current device, and so is what is launched.
         if self._get_device() != self._device_id:
             with self._device(self._device_id):
                 return self(given, addresses)
-        for i, j, low, high in self._pairs:
-            if low < addresses[j] - addresses[i] < high:
-                self._check_overlap(i, j, addresses[j] - addresses[i], given)
+        if self._pairs and addresses != self._checked:
+            for i, j, low, high in self._pairs:
+                if low < addresses[j] - addresses[i] < high:
+                    self._check_overlap(i, j, addresses[j] - addresses[i], given)
+            self._checked = list(addresses)
         if self._made:
             given = list(given)
             for place, shape, dtype in self._made:

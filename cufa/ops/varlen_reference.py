@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from .arrays import check_not_masked
 from .reference import Array, attention_reference, attention_reference_backward
 
 
@@ -26,6 +27,8 @@ def attention_varlen_reference(
 
     Returns o in q's shape, and with ``return_lse`` also lse (heads, total_q).
     """
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        check_not_masked(name, x)
     q, k, v = (np.asarray(x) for x in (q, k, v))
     o, lse = np.zeros(q.shape), np.full(q.shape[1::-1], -np.inf)
     for b, rows, keys in _sequences(cu_seqlens_q, cu_seqlens_k):
@@ -48,6 +51,8 @@ def attention_varlen_reference_backward(
 ) -> tuple[Array, ...]:
     """Gradients of :func:`attention_varlen_reference` with respect to q, k, v and, where there is one, the sink, from
     those with respect to o and, optionally, to the log-sum-exp (heads, total_q)."""
+    for name, x in (("dout", dout), ("q", q), ("k", k), ("v", v), ("dlse", dlse)):
+        check_not_masked(name, x)
     dout, q, k, v = (np.asarray(x) for x in (dout, q, k, v))
     gradients = [np.zeros(x.shape) for x in (q, k, v)]
     dsink = np.zeros(q.shape[1])

@@ -1,0 +1,157 @@
+"""Launches as a CUDA graph, on a driver that only writes down what it is asked for."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import dataclasses
+from types import SimpleNamespace
+
+import pytest
+
+from cufa.core.architectures import Device
+from cufa.core.mask import CAUSAL
+from cufa.core.problem import Problem
+from cufa.planner import make_plan
+
+cp = pytest.importorskip("cupy", reason="needs CuPy, but no GPU: pip install 'cufa[cuda13]'")
+from cufa.backends import launches  # noqa: E402
+
+PLAN = make_plan(
+    Problem(1, 2, 2, 100, 100, 64, "float16", CAUSAL, 0.125, operation="backward"), Device.typical("sm_90")
+)
+
+
+class Driver:
+    """Hands out numbers for handles; ``status`` has what a function answers instead of success."""
+
+    def __init__(self) -> None:
+        self.log: list[tuple[str, int]] = []
+        self.status: dict[str, int] = {}
+        self.handles = 0
+
+    def _make(self, name, handle) -> int:
+        self.handles += 1
+        ctypes.cast(handle, ctypes.POINTER(ctypes.c_void_p))[0] = self.handles
+        return self._done(name, self.handles)
+
+    def _done(self, name, what) -> int:
+        if self.status.get(name):
+            return self.status[name]
+        self.log.append((name, what))
+        return 0
+
+    def cuGraphCreate(self, graph, flags):
+        return self._make("create", graph)
+
+    def cuGraphAddKernelNode_v2(self, node, graph, before, count, kernel):
+        return self._make("add", node)
+
+    def cuGraphInstantiateWithFlags(self, executable, graph, flags):
+        return self._make("instantiate", executable)
+
+    def cuGraphExecKernelNodeSetParams_v2(self, executable, node, kernel):
+        return self._done("set", executable.value)
+
+    def cuGraphLaunch(self, executable, stream):
+        return self._done("launch", stream.value or 0)
+
+    def cuGraphExecDestroy(self, executable):
+        return self._done("free", executable.value)
+
+    def cuGraphDestroy(self, graph):
+        return self._done("free", graph.value)
+
+
+@pytest.fixture
+def driver(monkeypatch):
+    found = Driver()
+    monkeypatch.setattr(launches, "_driver", lambda: found)
+    monkeypatch.setattr(cp.cuda, "Device", lambda device_id: contextlib.nullcontext())
+    return found
+
+
+@pytest.fixture
+def graphs(driver):
+    function = SimpleNamespace(kernel=SimpleNamespace(ptr=1))
+    prepared = SimpleNamespace(plan=PLAN, device_id=0, functions={x.entry: function for x in PLAN.launches})
+    return launches.Graphs(prepared, [1], lambda stream: driver.log.append(("plain", stream)))
+
+
+def names(driver: Driver) -> list[str]:
+    found = [name for name, _ in driver.log]
+    driver.log.clear()
+    return found
+
+
+MADE = ["create", "add", "add", "add", "instantiate"]
+FILLED = ["set", "set", "set", "launch"]
+
+
+def test_a_stream_gets_a_graph_with_its_second_call(graphs, driver):
+    graphs(7, 1)
+    assert names(driver) == ["plain"]
+    graphs(7, 1)
+    assert names(driver) == MADE + FILLED
+    graphs(9, 1)
+    assert names(driver) == ["plain"]
+    graphs(9, 1)
+    assert names(driver) == MADE + FILLED
+
+
+def test_arguments_are_filled_in_where_they_are_new(graphs, driver):
+    for stream in (7, 7, 9, 9):
+        graphs(stream, 1)
+    names(driver)
+    graphs(7, 1)
+    assert driver.log == [("launch", 7)]
+    names(driver)
+    graphs(7, 2)
+    assert names(driver) == FILLED
+    graphs(9, 2)  # its own graph does not know yet
+    assert names(driver) == FILLED
+    graphs(9, 2)
+    assert driver.log == [("launch", 9)]
+
+
+@pytest.mark.parametrize("what", ["create", "add", "instantiate", "set", "launch"])
+def test_what_the_driver_refuses_is_launched_plainly(graphs, driver, what):
+    driver.status[what] = 801
+    for _ in range(4):
+        graphs(7, 1)
+    found = names(driver)
+    assert found.count("plain") == 4 and "launch" not in found
+    driver.status.clear()
+    graphs(7, 1)
+    assert names(driver) == ["plain"]  # it is not asked again
+
+
+def test_a_thread_without_a_context_is_served_plainly_once(graphs, driver):
+    graphs(7, 1)
+    graphs(7, 1)
+    names(driver)
+    driver.status["launch"] = launches.INVALID_CONTEXT
+    graphs(7, 1)
+    assert names(driver) == ["plain"]
+    driver.status.clear()
+    graphs(7, 1)
+    assert names(driver) == ["launch"]
+
+
+def test_graphs_of_many_streams_are_given_back(graphs, driver):
+    for stream in range(2 * launches._MAX_STREAMS):
+        graphs(stream, 1)
+        graphs(stream, 1)
+    assert names(driver).count("free") >= 2 * launches._MAX_STREAMS
+    assert len(graphs._of_streams) <= launches._MAX_STREAMS
+
+
+def test_what_overlaps_or_is_alone_is_no_graph():
+    assert launches.Graphs.serve(PLAN)
+    one = dataclasses.replace(PLAN, launches=PLAN.launches[:1])
+    many = dataclasses.replace(PLAN, launches=PLAN.launches * 2)
+    assert not launches.Graphs.serve(one) and not launches.Graphs.serve(many)
+    for change in ({"dependent": True}, {"cluster": 2}):
+        last = dataclasses.replace(PLAN.launches[-1], **change)
+        other = dataclasses.replace(PLAN, launches=(*PLAN.launches[:-1], last))
+        assert not launches.Graphs.serve(other)
