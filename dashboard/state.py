@@ -218,6 +218,19 @@ class Controls:
         self._show(name, str(int(got)), str(int(default)))
         return got
 
+    def kept(self, name: str, default: int, low: int, high: int) -> int:
+        """A whole number that a figure has, and changes by :meth:`set`."""
+
+        def parse(text: str) -> int:
+            if not low <= int(text) <= high:
+                raise ValueError
+            return int(text)
+
+        key = self._settle(name, default, parse, f"a whole number from {low:,} to {high:,}")
+        found = min(max(int(st.session_state[key]), low), high)
+        self._show(name, found, default)
+        return found
+
     def asked(self, name: str) -> str:
         """What a control holds, or the link says of it: before it is created, to offer it."""
         held = st.session_state.get(self._key(name))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -66,10 +67,15 @@ def open_page(name: str, **parameters: str) -> AppTest:
     return app
 
 
+#: A word that the glossary explains, in a sentence.
+_TERM = re.compile(r'<span class="cufa-term"[^>]*>([^<]*)</span>')
+
+
 def words(app: AppTest) -> str:
-    """Everything that a page says."""
-    kinds = (app.title, app.header, app.markdown, app.caption, app.info, app.warning, app.error)
-    html = [element.proto.body for element in app.get("html")]
+    """Everything that a page says, beside the sidebar."""
+    main = app.main
+    kinds = (main.title, main.header, main.markdown, main.caption, main.info, main.warning, main.error)
+    html = [_TERM.sub(r"\1", element.proto.body) for element in main.get("html")]
     return "\n".join([*html, *(element.value for kind in kinds for element in kind)])
 
 

@@ -69,6 +69,16 @@ class TestWork:
         queries = 8 * seqlen * config.max_head_dim * 2
         assert there.shared_bytes - here.shared_bytes == (seqlen // config.block_kv - 1) * queries
 
+    @CONFIGS
+    def test_o_that_leaves_by_tma_is_written_and_read_once_more(self, config, seqlen):
+        problem = suites.make(1, 8, seqlen, config.max_head_dim, "bfloat16", False)
+        registers, engine = (
+            bounds.work_of(plan_of(problem, config, q_in_registers=True, store_by_tma=x))
+            for x in (False, True)
+        )
+        rows = -(-config.max_head_dim // 64) * 128  # bytes: whole pieces of 128
+        assert engine.shared_bytes - registers.shared_bytes == 2 * 8 * seqlen * rows
+
 
 class TestBounds:
     def test_each_resource_at_its_ceiling(self):

@@ -281,3 +281,10 @@ def test_memory_grows_with_the_length_not_its_square():
     """Four times the length, sixteen times the scores."""
     small, big = (cpu_tiles.extra_memory(lambda n=n: run_large(large(n, "bfloat16"))) for n in (512, 2048))
     assert big < 5 * small
+
+
+def test_the_gradient_of_lse_of_rows_that_see_nothing_is_not_read():
+    case = make_case(1, 2, 1, 150, 60, 16, "float32", causal=True, dlse=True)
+    dlse = case.dlse.copy()
+    dlse[:, :, :90] = np.nan
+    assert_gradients(gradients(dataclasses.replace(case, dlse=dlse)), case)

@@ -59,7 +59,7 @@ def test_launches_that_can_be_drawn_begin_with_the_simplest() -> None:
     assert list(launch.algorithms()) == ["fa1", "fa2_noskip", "fa2", "fa3"]
 
 
-@pytest.mark.sampled(dated=1)
+@pytest.mark.sampled(each="heads", fixed=0)
 @pytest.mark.parametrize("mask", [FULL, CAUSAL, Band(300, 0)], ids=str)
 @pytest.mark.parametrize(
     ("algorithm", "heads", "seqlen"),

@@ -15,6 +15,7 @@ from test_emulate_bugs import ordering_calls
 
 from cufa.core.mask import CAUSAL, FULL, Band
 from cufa.executor.emulate import EmulationError, emulate_backward
+from cufa.kernels import TileConfig
 from cufa.kernels.backward import BackwardConfig
 from cufa.nvrtc import compiler
 
@@ -39,13 +40,13 @@ class Bug:
     new: str
     kinds: str = ""
     """Findings, any of which names it; empty: checked mode is quiet, the gradients are wrong."""
-    config: BackwardConfig = SHARED
+    config: TileConfig = SHARED
     case: dict[str, Any] = dataclasses.field(default_factory=dict)
     """What differs from SHAPE, and the options of the scores."""
     deterministic: bool = False
 
 
-def bug(file: str, old: str, new: str, kinds: str = "", config: BackwardConfig = SHARED, **case: Any) -> Bug:
+def bug(file: str, old: str, new: str, kinds: str = "", config: TileConfig = SHARED, **case: Any) -> Bug:
     return Bug(file, old, new, kinds, config, case, case.pop("deterministic", False))
 
 
@@ -189,13 +190,20 @@ def patch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     return apply
 
 
-def found_by(config: BackwardConfig, deterministic: bool = False, dtype: str = "float16", **case: Any) -> str:
+def found_by(
+    config: TileConfig,
+    deterministic: bool = False,
+    dtype: str = "float16",
+    algorithm: str = "auto",
+    **case: Any,
+) -> str:
     """Kinds of findings of a checked run, "wrong" where its gradients are."""
     sizes = {name: case.pop(name, size) for name, size in SHAPE.items()}
     scores = {"mask": CAUSAL, **case}
     made = make_case(1, *sizes.values(), dtype, dlse=True, **scores)
     precision = "float32" if dtype == "float32" else None
-    options = {**made.options, "config": config, "deterministic": deterministic, "precision": precision}
+    how = {"deterministic": deterministic, "precision": precision, "algorithm": algorithm}
+    options = {**made.options, **how, "config": config}
     try:
         run = emulate_backward(*made.arrays, mode="checked", trace=False, threads=1, **options)
     except EmulationError as error:

@@ -4,6 +4,8 @@ here is one build of each branch."""
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 from decode_kernel_support import assert_pieces, configs, operands_of, plan_of, splits
@@ -55,6 +57,26 @@ def test_same_bits_in_every_order(kernel):
         np.testing.assert_array_equal(again["out"].view(np.uint8), first["out"].view(np.uint8))
         np.testing.assert_array_equal(again["lse"], first["lse"])
         np.testing.assert_array_equal(again["k_cache"].view(np.uint8), first["k_cache"].view(np.uint8))
+
+
+@pytest.mark.parametrize("kernel", ["decode_balanced_tma", "decode_balanced"])
+def test_shares_that_end_one_item_and_begin_another(kernel):
+    """Merged by a launch of its own, when all parts have been left where they are kept."""
+    case = make_case([150, 260, 90, 200], head_dim=64)
+    config = dataclasses.replace(configs(kernel, 64)[0], fold_combine=False)
+    for number in (3, 5, 7):
+        run(case, kernel, splits(kernel, number), config=config, merges=True)
+
+
+@pytest.mark.parametrize("wild", [-7, 10**6])
+def test_a_wild_entry_of_the_block_table_stays_within_the_cache(wild):
+    case = make_case([200, 100], head_dim=64, page_size=16)
+    operands = operands_of(case)
+    operands["block_table"] = operands["block_table"].copy()
+    operands["block_table"][0, 3] = wild
+    done = run_plan(plan_of(case, "decode_split", 2), operands, Execution("checked"), trace=False)
+    assert not done.findings, "\n".join(map(str, done.findings))
+    assert not np.isnan(operands["lse"][1]).any()
 
 
 @pytest.mark.parametrize("name", ["decode_split_tma", "decode_split_tma_fp8"])

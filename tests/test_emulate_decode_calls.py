@@ -120,3 +120,15 @@ def test_lengths_beyond_the_cache_stay_within_it(page_size):
     operands["cache_seqlens"] = np.array([2**31 - 1, 65], np.int32)
     run_plan(make_plan(problem, H200), operands, Execution(mode="checked"))
     case.check(operands["out"], operands["lse"])
+
+
+@pytest.mark.parametrize("page_size", [0, 16])
+def test_new_tokens_without_room_are_dropped(page_size):
+    full, case = (make_case([64, 64], capacity=64, page_size=page_size, head_dim=64) for _ in range(2))
+    case.options["cache_seqlens"] = np.array([60, 60], np.int32)
+    case.options["k_new"] = case.options["v_new"] = np.full((2, 2, 2, 64), 7, np.float16)
+    problem, operands = prepare(case, on_gpu=True)
+    operands["cache_seqlens"] = np.array([2**31 - 1, 64], np.int32)
+    run_plan(make_plan(problem, H200), operands, Execution(mode="checked"))
+    full.check(operands["out"], operands["lse"])
+    np.testing.assert_array_equal(operands["k_cache"].view(np.uint16), full.k_cache.view(np.uint16))

@@ -370,6 +370,12 @@ def test_scalars_of_a_soft_cap_are_finite_in_float32():
         assert math.isfinite(ctypes.c_float(value).value)
 
 
+def test_a_scale_of_0_is_no_0_in_a_kernel():
+    """0 times a masked score of -inf would be NaN."""
+    value = ctypes.c_float(softmax_scalars(0.0, None)["scale_log2"]).value
+    assert 0 < value < 1e-37
+
+
 # --- Bounds -----------------------------------------------------------------------------------------------
 
 

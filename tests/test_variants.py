@@ -34,8 +34,8 @@ def test_no_variant_is_built_twice():
 
 def test_builds_grow_with_the_choices_and_not_with_their_product():
     """CI has a few minutes on two cores for them; `make compile-nightly` has the night."""
-    assert len(everything()) < 450
-    assert sum(1 for _ in variants(everything=True)) > 20 * 450
+    assert len(everything()) < 500
+    assert sum(1 for _ in variants(everything=True)) > 20 * 500
 
 
 def test_an_ablation_is_built_only_where_it_skips_less():

@@ -32,7 +32,7 @@ def beside(shape: Problem, best: Best) -> Iterator[Case]:
         problem = of_forward(dataclasses.replace(shape, mask=mask))
         ordered = dataclasses.replace(problem, deterministic=True)
         ours = best(problem)
-        fixed = (Contender(name, name=f"{name} deterministic", problem=ordered) for name in ours)
+        fixed = (Contender(name, name=f"{name} deterministic", problem=ordered) for name in best(ordered))
         yield Case(problem, (*contenders(*ours), *fixed, *contenders("torch flash")))
     changes: tuple[dict[str, Any], ...] = (
         {"mask": CAUSAL, "kv_heads": 8},

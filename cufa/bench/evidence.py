@@ -200,7 +200,7 @@ def _kernel_records(specs: Iterable[KernelSpec], device: Device, differing: Json
     """Digest of each kernel and, of those that a call may name, seconds of one compile; with the date where it is not
     the record's."""
     named = [spec for spec in specs if not OPERATIONS[spec.operation].splits]
-    head_dims = [128 if fitting_configs(spec, 128, device) else 64 for spec in named]
+    head_dims = [next(d for d in (128, 64, 256) if fitting_configs(spec, d, device)) for spec in named]
     timed = cold_compiles([(spec.name, d) for spec, d in zip(named, head_dims, strict=True)])
     compiled = {
         spec.name: {"compile_seconds": round(seconds, 2), "compiled": what}

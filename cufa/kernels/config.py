@@ -50,7 +50,7 @@ class TileConfig:
 
     def constants(self) -> dict[str, int | bool]:
         """What is generated in front of the kernel's source."""
-        fields = dataclasses.asdict(self)
+        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         del fields["min_head_dim"], fields["max_head_dim"]
         return {name.upper(): value for name, value in fields.items()}
 

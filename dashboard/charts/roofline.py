@@ -8,9 +8,11 @@ import numpy as np
 import plotly.graph_objects as go
 
 from cufa.bench.limits import Limits
+from cufa.core.problem import Problem
 from cufa.dashboard import theme
 from cufa.dashboard.charts.samples import unit_for
 from cufa.dashboard.model.measurements import Measurement
+from cufa.dashboard.model.work import flops_per_score
 from cufa.dashboard.theme import Palette
 
 _FAR_AWAY = 3.0
@@ -27,9 +29,9 @@ def _is_masked(row: Measurement) -> bool:
     return row.problem.mask_kind != "full"
 
 
-def exponential_ceiling(limits: Limits, head_dim: int) -> float:
-    """FLOP/s at which the exponentials alone keep the GPU busy: one of them for every 4 · head_dim FLOP."""
-    return limits.exponentials * 4 * head_dim
+def exponential_ceiling(limits: Limits, problem: Problem) -> float:
+    """FLOP/s at which the exponentials alone keep the GPU busy: one of them for the FLOP of each score."""
+    return limits.exponentials * flops_per_score(problem)
 
 
 def roofline(
@@ -68,8 +70,8 @@ def roofline(
             palette.text,
         )
     highest = roof
-    for number, head_dim in enumerate(sorted({r.problem.head_dim for r in rows})):
-        top = exponential_ceiling(limits, head_dim)
+    ceilings = {(r.problem.head_dim, exponential_ceiling(limits, r.problem)) for r in rows}
+    for number, (head_dim, top) in enumerate(sorted(ceilings)):
         if top > _FAR_AWAY * roof:
             continue  # so high that it limits nothing
         highest = max(highest, top)

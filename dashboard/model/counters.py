@@ -14,6 +14,7 @@ from cufa.core.architectures import Device
 from cufa.core.problem import Problem
 from cufa.core.schedule import Schedule
 from cufa.dashboard.model.configs import config_key
+from cufa.dashboard.model.devices import is_card
 from cufa.dashboard.model.trace import Records, disagreements
 from cufa.kernels import TileConfig
 from cufa.tuning import cache_dir
@@ -53,7 +54,7 @@ class Kept:
     def is_of(self, device: Device) -> bool:
         """Whether it was taken on such a card, not merely one of its architecture."""
         same = self.trace.num_sms == device.num_sms and self.trace.environment.get("arch") == device.arch.name
-        return same and (device.name in self.card or self.card in device.name)
+        return same and (is_card(self.card, device.name) or is_card(device.name, self.card))
 
 
 def all_traces() -> tuple[dict[str, Kept], list[str]]:

@@ -1,7 +1,5 @@
 """Decode: what splitting the keys does to queries of one token or a few."""
 
-import streamlit as st
-
 from cufa.dashboard import engine, page
 from cufa.dashboard.state import Controls
 from cufa.dashboard.views import rates_view, run_live, splits_ragged, splits_view
@@ -17,7 +15,7 @@ found = [m for m in engine.all_measurements() if m.operation.splits]
 if choice is not None:
     splits_view.show_splits(choice, controls, found, palette)
     splits_ragged.show(choice, controls, found, palette)
-st.header("Measured", anchor=False)
+page.header("Measured")
 shown = [m for m in found if m.suite != "splits"]  # a sweep is the curve above
 words = {f"{m.source}, {m.regime}": rates_view.source_words(m) for m in shown}
 if words:

@@ -155,7 +155,7 @@ def _point(m: Measurement, metric: str, factor: float) -> Point:
 def _show_speedup(
     rows: Sequence[Measurement], shown: Sequence[str], base: str, names: Sequence[str], palette: Palette
 ) -> None:
-    st.header(f"Speed-up over {base}", anchor=False)
+    page.header(f"Speed-up over {base}")
     series = speedups(rows, shown, base)
     if not series:
         page.verdict(f"No shape was measured with both {base} and another kernel shown.", "warn", small=True)

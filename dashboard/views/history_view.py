@@ -112,7 +112,7 @@ def _take_picked(ids: Sequence[str]) -> None:
 
 def show_difference(controls: Controls, rows: Sequence[Measurement], palette: Palette) -> None:
     """Two measurements, or two whole runs."""
-    st.header("The difference between two", anchor=False)
+    page.header("The difference between two")
     st.caption("Pick two rows of the table above, or choose here.")
     kinds = {"rows": "two measurements", "runs": "two whole runs"}
     kind = controls.choice("compare", "Compare", kinds, segmented=True)
@@ -262,7 +262,7 @@ def _show_ratios(pairs: Sequence[tuple[str, Ratio]], palette: Palette) -> None:
 
 def show_downloads(rows: Sequence[Measurement]) -> None:
     """What the table shows, with every sample."""
-    st.header("Take it away", anchor=False)
+    page.header("Take it away")
     columns = st.columns(3)
     offers = (
         ("CSV", "cufa.csv", "text/csv", export.csv_text, "table"),

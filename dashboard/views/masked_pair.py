@@ -180,7 +180,7 @@ def _thread_blocks(view: View) -> int:
 def _show_timelines(
     sides: tuple[View, View], names: list[str], lines: list[Timeline], palette: Palette
 ) -> None:
-    st.header("On the SMs", anchor=False)
+    page.header("On the SMs")
     if not lines:
         text = f"More than {MOST_THREAD_BLOCKS:,} thread blocks are not simulated."
         page.verdict(text, "warn", small=True)

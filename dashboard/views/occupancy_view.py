@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Iterable
+from pathlib import Path
 
 import streamlit as st
 
@@ -17,6 +18,7 @@ from cufa.core.architectures import (
 )
 from cufa.core.occupancy import Occupancy
 from cufa.core.operation import OPERATIONS
+from cufa.core.order import WHOLE_HEAD
 from cufa.core.problem import Problem
 from cufa.core.schedule import Schedule
 from cufa.dashboard import page, sentences
@@ -155,18 +157,26 @@ def show_kernel(choice: Choice, controls: Controls, palette: Palette) -> None:
         st.error(finding, icon=":material/error:")
     if not built.entries:
         return
-    entry = _choose_entry(controls, built)
+    main = _main_entry(built, choice)
+    entry = _choose_entry(controls, built, main)
     page.verdict(charts.verdict(entry.occupancy(choice.arch)), tag="compiled")
     _show_facts(entry, choice)
-    _show_achieved(entry, choice)
+    if entry is main:
+        _show_achieved(entry, choice)
     _show_what_if(entry, choice, controls, palette)
 
 
-def _choose_entry(controls: Controls, built: Compiled) -> Entry:
+def _main_entry(built: Compiled, choice: Choice) -> Entry:
+    """The launch that the kernel is named for, and whose blocks a trace is of; else the first."""
+    named = Path(choice.spec.source).stem
+    return next((e for e in built.entries if e.name == named), built.entries[0])
+
+
+def _choose_entry(controls: Controls, built: Compiled, main: Entry) -> Entry:
     if len(built.entries) == 1:
         return built.entries[0]
     names = [e.name for e in built.entries]
-    name = controls.choice("entry", "Launch", names, segmented=True)
+    name = controls.choice("entry", "Launch", names, main.name, segmented=True)
     return next(e for e in built.entries if e.name == name)
 
 
@@ -197,7 +207,7 @@ def _show_achieved(entry: Entry, choice: Choice) -> None:
         p = trace.problem
         schedule = Schedule.of(p, trace.config.block_q, trace.config.block_kv, choice.spec.skip_masked_tiles)
         order = choice.spec.order(p, schedule, trace.num_sms)
-        whole_heads = order is not None and len(order) < p.batch * p.heads * schedule.num_q_blocks
+        whole_heads = order is not None and bool((order.q_block == WHOLE_HEAD).all())
         timeline = measured_timeline(trace.records, trace.num_sms, whole_heads)
         theoretical = entry.occupancy(choice.arch).blocks
         page.verdict(
@@ -216,7 +226,7 @@ def _compiled_as(p: Problem) -> tuple[object, ...]:
 
 
 def _show_what_if(entry: Entry, choice: Choice, controls: Controls, palette: Palette) -> None:
-    st.header("What if", anchor=False)
+    page.header("What if")
     arch = choice.arch
     _begin_anew(entry, choice, controls)
     columns = st.columns(3)
@@ -283,7 +293,7 @@ def _begin_anew(entry: Entry, choice: Choice, controls: Controls) -> None:
 
 def show_table(choice: Choice, palette: Palette) -> None:
     """Every tiling of the kernel on every architecture; fills up while compiling."""
-    st.header("All tiles, all architectures", anchor=False)
+    page.header("All tiles, all architectures")
     waiting = compiler().want(_builds(choice).values())
     if compiler().missing or not choice.rows:
         return

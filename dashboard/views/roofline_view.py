@@ -6,9 +6,9 @@ import streamlit as st
 
 from cufa.bench.suites import SUITES
 from cufa.commands.common import seconds_text
-from cufa.dashboard import page
+from cufa.dashboard import page, sentences
 from cufa.dashboard.charts import roofline as charts
-from cufa.dashboard.model import evidence
+from cufa.dashboard.model import evidence, work
 from cufa.dashboard.model.evidence import Evidence
 from cufa.dashboard.model.measurements import Measurement
 from cufa.dashboard.state import Controls
@@ -84,11 +84,12 @@ def _show_roofline(chosen: Evidence, rows: list[Measurement], palette: Palette) 
     alt = f"Roofline of {chosen.where}, {len(rows)} points. " + "; ".join(lines[:40]) + "."
     roofline = charts.roofline(rows, chosen.limits, products, palette, read_bytes=chosen.read_bytes)
     page.figure(roofline, "roofline", alt)
+    counted = {work.flops_per_score(r.problem) // r.problem.head_dim for r in rows}
     st.caption(
         f"Recorded on **{chosen.where}**, {rows[0].regime}: {rows[0].how} "
         "Ceilings were measured there in the same run: a large copy, or for what only reads the fastest reading, "
-        "products from registers, exponentials. Traffic is every operand once; FLOP are 4 · head dim for each score "
-        "that the mask lets through."
+        "products from registers, exponentials. Traffic is every operand once; FLOP are "
+        f"{sentences.listed([str(n) for n in sorted(counted)])} · head dim for each score that the mask lets through."
         + (" Open marks are masked." if len({r.problem.mask_kind == "full" for r in rows}) > 1 else "")
     )
     stale = [k for k in chosen.stale if any(r.kernel == k for r in rows)]
@@ -102,7 +103,7 @@ def _show_needs(controls: Controls, rows: list[Measurement], palette: Palette) -
     found = {f"{r.label}, {r.problem}": r for r in rows if r.needs}
     if not found:
         return
-    st.header("What limits it", anchor=False)
+    page.header("What limits it")
     default = max(found, key=lambda name: (found[name].problem.mask_kind != "full", found[name].tflops))
     row = found[controls.choice("shape", "Kernel and shape", list(found), default, local=True)]
     page.verdict(_needs_verdict(row), tag="recorded", small=True)

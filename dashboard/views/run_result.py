@@ -9,7 +9,7 @@ import streamlit as st
 
 from cufa.bench.regimes import Regime
 from cufa.commands.common import seconds_text
-from cufa.dashboard import page
+from cufa.dashboard import glossary, page
 from cufa.dashboard.charts import samples as charts
 from cufa.dashboard.model import measurements
 from cufa.dashboard.model.measurements import Measurement, speedup
@@ -69,7 +69,7 @@ def _show_all_rates(run: Run, palette: Palette) -> None:
     """Of operations that memory limits, all shapes of the run beside a plain read."""
     rows = [m for m in measurements.of_run(run) if m.operation.memory_bound and m.of_read is not None]
     if rows:
-        st.header("Beside a plain read", anchor=False)
+        page.header("Beside a plain read")
         rates_view.show(rows, "run.rates", palette)
 
 
@@ -100,7 +100,7 @@ def _show_headline(found: Sequence[Measurement]) -> None:
         ("Largest error against float64", error_text(fastest)),
     )
     for column, (name, value) in zip(columns, values, strict=True):
-        column.metric(name, value)
+        column.metric(name, value, help=glossary.help_text(name))
 
 
 def error_text(m: Measurement) -> str:

@@ -18,6 +18,7 @@ from cufa.dashboard import engine, page, sentences
 from cufa.dashboard.charts import splits as charts
 from cufa.dashboard.model import evidence, split_time, splits
 from cufa.dashboard.model.configs import config_key, config_words
+from cufa.dashboard.model.devices import is_card
 from cufa.dashboard.model.evidence import Evidence
 from cufa.dashboard.model.measurements import Measurement, in_words
 from cufa.dashboard.model.split_time import Reading
@@ -250,7 +251,7 @@ def _floor(plan: Plan) -> str:
     text = f"Keys and values that some query sees are {charts.megabytes(plan.problem.kv_bytes())}"
     assert plan.device is not None
     name, arch = plan.device.name, plan.device.arch.name
-    found = [e for e in _evidence() if e.read_bytes and e.arch == arch and name in e.device]
+    found = [e for e in _evidence() if e.read_bytes and e.arch == arch and is_card(e.device, name)]
     if not found:
         return f"{text}; how fast {name} reads is not recorded."
     best = max(found, key=lambda e: e.read_bytes)
