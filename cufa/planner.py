@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 from .core import order
 from .core.architectures import Device
+from .core.lengths import Packed, Padded
 from .core.operation import OPERATIONS, Choice, Operation, Request, Split, Tuned
-from .core.problem import Problem
+from .core.problem import MASK_KINDS, Problem
 from .core.schedule import Schedule
 from .kernels import KernelSpec, Launch, TileConfig, kernels_of
 
@@ -317,7 +318,10 @@ def _refusal(spec: KernelSpec, problem: Problem, device: Device) -> str | None:
 def _refused(problem: Problem, device: Device, algorithm: str, refusals: Mapping[str, str | None]) -> str:
     why = "; ".join(f"{name} {reason}" for name, reason in refusals.items())
     cure = "convert with .astype, copy to contiguous arrays, or take a mask of cufa.masks"
-    if algorithm != "auto":
+    dense = not isinstance(problem.lengths, (Padded, Packed))
+    if problem.mask.beyond_band in MASK_KINDS or problem.alibi or problem.sink or not dense:
+        cure = "the CPU computes all of it: pass NumPy arrays (.get()), and device='cpu'"
+    elif algorithm != "auto":
         cure += ", or leave the choice to 'auto'"
     return f"no kernel for {algorithm!r} runs {problem} on {device.name} ({device.arch.name}): {why}. Fix: {cure}"
 

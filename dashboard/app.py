@@ -8,14 +8,18 @@ from cufa.commands.dashboard import make_importable
 
 make_importable()
 
+from cufa.dashboard import glossary  # noqa: E402 - found where make_importable() says
+
 #: File under ``screens``, title, icon: the sidebar, in this order. Pages are files, not functions, because
 #: Streamlit's AppTest can only switch to files; and the folder is not called ``pages``, because Streamlit
 #: would run a page of that folder without this script when its address is the first that a browser asks for.
 PAGES = (
+    ("understand", "Understand", "school"),
     ("run", "Run", "play_arrow"),
     ("masked_work", "Masked work", "grid_on"),
     ("compare", "Compare", "show_chart"),
     ("occupancy", "Occupancy", "stacks"),
+    ("machine_code", "Machine code", "code"),
     ("roofline", "Roofline", "roofing"),
     ("decode", "Decode", "call_split"),
     ("history", "History", "history"),
@@ -30,4 +34,7 @@ pages = [
     st.Page(f"screens/{name}.py", title=title, icon=f":material/{icon}:", default=not position)
     for position, (name, title, icon) in enumerate(PAGES)
 ]
-st.navigation(pages).run()
+page = st.navigation(pages)
+with st.sidebar.popover("Glossary", type="tertiary", icon=":material/menu_book:"):
+    st.markdown(glossary.as_markdown())
+page.run()

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 import streamlit as st
 
 from cufa.dashboard import sentences
-from cufa.dashboard.model import evidence, measurements
+from cufa.dashboard.model import evidence, measured_rows
+from cufa.dashboard.model.evidence import Evidence
 from cufa.dashboard.model.measurements import Measurement
 from cufa.dashboard.state import Controls
 from cufa.dashboard.worker import client
@@ -84,8 +85,8 @@ class _Checked:
         known = self.runs.get(run.id)
         if known is not None and known[0] is run:
             return known[1:]
-        sound = measurements.checked(run)
-        found = sound, measurements.of_run(sound)
+        sound = measured_rows.checked(run)
+        found = sound, measured_rows.of_run(sound)
         if run.is_settled:
             self.runs[run.id] = (run, *found)
         return found
@@ -105,6 +106,12 @@ def _looked_through() -> list[tuple[Run, list[Measurement]]]:
 def all_runs() -> list[Run]:
     """Newest first; one that cannot be read says so."""
     return [run for run, _ in _looked_through()]
+
+
+def own_evidence() -> list[Evidence]:
+    """Runs made here that measured ceilings too, newest first."""
+    found = (evidence.of_run(run, rows) for run, rows in _looked_through())
+    return [e for e in found if e is not None]
 
 
 def all_measurements(*, listed: bool = False) -> list[Measurement]:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import html
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import plotly.graph_objects as go
 import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
+from cufa.dashboard import glossary
+from cufa.dashboard.model import source
 from cufa.dashboard.theme import DARK, LIGHT, Palette
 
 #: No mode bar over small figures, no logo; figures follow the width of the window.
@@ -42,7 +43,14 @@ _STYLE = """
 [data-testid="stMultiSelect"] [data-tag] * {{ color: {background}; }}
 [class*="st-key-describe-"] {{ margin: -.8rem 0 -.35rem 0; }}
 [class*="st-key-describe-"] button {{ opacity: .75; }}
-.cufa-lead {{ color: {muted}; margin: -.4rem 0 1rem 0; max-width: 62rem; }}
+.cufa-lead {{ color: {muted}; margin: -.4rem 0 1rem 0; max-width: 62rem; position: relative; }}
+.cufa-verdict {{ position: relative; }}
+.cufa-term {{ border-bottom: 1px dotted {muted}; cursor: help; outline-offset: 2px; }}
+.cufa-term:hover::after, .cufa-term:focus::after {{ content: attr(data-tip); position: absolute; left: 0;
+  top: calc(100% + .3rem); z-index: 999; box-sizing: border-box; width: max-content; max-width: min(30rem, 100%);
+  font-size: .9rem; font-weight: 400; line-height: 1.4; color: {text}; background: {panel};
+  border: 1px solid {grid}; border-radius: 6px; padding: .45rem .7rem; box-shadow: 0 4px 14px #0002; }}
+[data-testid="stHtml"]:has(.cufa-term) {{ overflow: visible; }}
 </style>
 """
 
@@ -56,11 +64,28 @@ def palette() -> Palette:
 def begin(title: str, lead: str) -> Palette:
     """Title and one sentence. Returns the colours for the page's figures."""
     colours = palette()
-    names = ("text", "background", "accent", "measured", "predicted", "muted", "warn", "alarm")
+    names = (
+        "text",
+        "background",
+        "panel",
+        "grid",
+        "accent",
+        "measured",
+        "predicted",
+        "muted",
+        "warn",
+        "alarm",
+    )
     st.html(_STYLE.format(**{name: getattr(colours, name) for name in names}))
     st.title(title, anchor=False)
-    st.html(f'<p class="cufa-lead">{html.escape(lead)}</p>')
+    st.html(f'<p class="cufa-lead">{glossary.explained(lead)}</p>')
     return colours
+
+
+def header(text: str, *, small: bool = False) -> None:
+    """A heading within a page; the words of the glossary that it uses are explained beside it."""
+    write = st.subheader if small else st.header
+    write(text, anchor=False, help=glossary.help_text(text))
 
 
 def control_box() -> DeltaGenerator:
@@ -92,7 +117,7 @@ def verdict(text: str, tone: str = "", tag: str = "", small: bool = False) -> No
     label = f'<span class="cufa-tag {tag}">{tag}</span>' if tag else ""
     classes = " ".join(x for x in ("cufa-verdict", tone, "small" if small else "") if x)
     role = ' role="alert"' if tone == "alarm" else ""
-    st.html(f'<p class="{classes}"{role}>{label}{html.escape(text)}</p>')
+    st.html(f'<p class="{classes}"{role}>{label}{glossary.explained(text)}</p>')
 
 
 def origin_tag(origin: str) -> str:
@@ -107,9 +132,19 @@ def figure(fig: go.Figure, key: str, alt: str, *, describe: bool = True, **optio
     fig.update_layout(datarevision=0)
     event = st.plotly_chart(fig, key=key, theme=None, config=_CONFIG, alt=alt, **options)
     if describe:
-        with (
-            st.container(key=f"describe-{key}"),
-            st.popover("Describe this figure", type="tertiary", icon=":material/notes:"),
-        ):
-            st.write(alt)
+        with st.container(key=f"describe-{key}", horizontal=True, gap="small"):
+            with st.popover("Describe this figure", type="tertiary", icon=":material/notes:"):
+                st.write(alt)
+            if key in source.FIGURES:
+                with st.popover(
+                    "The kernel's lines", type="tertiary", icon=":material/code:", width="content"
+                ):
+                    show_lines(source.FIGURES[key])
     return event
+
+
+def show_lines(excerpts: Iterable[source.Excerpt]) -> None:
+    """Of the CUDA sources, with their numbers."""
+    for excerpt in excerpts:
+        st.markdown(excerpt.heading)
+        st.code(excerpt.numbered, language="cpp")

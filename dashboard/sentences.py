@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-_IRREGULAR = {"is": "are", "has": "have", "was": "were", "does": "do", "shows": "show", "query": "queries"}
+_IRREGULAR = {
+    "is": "are",
+    "has": "have",
+    "was": "were",
+    "does": "do",
+    "shows": "show",
+    "takes": "take",
+    "query": "queries",
+    "access": "accesses",
+}
 
 
 def count(number: int, noun: str) -> str:

@@ -22,6 +22,7 @@ from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs
 
 import streamlit as st
 from starlette.middleware import Middleware
@@ -42,7 +43,8 @@ def figure_scripts() -> list[str]:
 
 
 class Preload:
-    """ASGI middleware: documents name the script that draws figures in a ``Link`` header."""
+    """ASGI middleware: documents name the script that draws figures in a ``Link`` header, but the first page's, which
+    draws its own."""
 
     def __init__(self, app: Any) -> None:
         self._app = app
@@ -57,7 +59,8 @@ class Preload:
                     message = {**message, "headers": [*headers, self._header]}
             await send(message)
 
-        await self._app(scope, receive, with_link if scope["type"] == "http" else send)
+        has_figures = scope["type"] == "http" and scope["path"] != "/"
+        await self._app(scope, receive, with_link if has_figures else send)
 
 
 class Compressed:
@@ -129,6 +132,19 @@ def _is_same_origin(headers: Iterable[tuple[bytes, bytes]]) -> bool:
 #: Pages by the addresses that they once had.
 MOVED = {"/causal_work": "/masked_work"}
 
+#: The page Run was the first once, at the root. What its links say, and none of the page that stands there now.
+RUN_ONCE = frozenset(
+    ("on", "op", "preset", "kernels", "regime", "seconds", "batch", "heads", "kv", "sq", "sk", "d", "dtype",
+     "precision", "pages", "cache", "tiles", "also", "run", "shape", "zoom", "softcap", "left", "right", "diag", "at")
+)  # fmt: skip
+
+
+def moved_to(path: str, query: str) -> str | None:
+    """Where a link goes now; None: it is as it was."""
+    if path == "/" and RUN_ONCE & parse_qs(query, keep_blank_values=True).keys():
+        return "/run"
+    return MOVED.get(path.rstrip("/"))
+
 
 class Moved:
     """ASGI middleware: links of former pages go on to what these are called now, with all that they carry."""
@@ -137,11 +153,11 @@ class Moved:
         self._app = app
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        place = MOVED.get(scope["path"].rstrip("/")) if scope["type"] == "http" else None
+        query = scope.get("query_string", b"").decode("latin-1")
+        place = moved_to(scope["path"], query) if scope["type"] == "http" else None
         if place is None:
             await self._app(scope, receive, send)
             return
-        query = scope["query_string"].decode("latin-1")
         await RedirectResponse(f"{place}?{query}" if query else place, 308)(scope, receive, send)
 
 
@@ -162,6 +178,7 @@ def prepare() -> None:
         evidence.load()
     time.sleep(_COMPILE_AFTER)
     importlib.import_module(f"{views.__name__}.occupancy_view").compile_first()
+    importlib.import_module(f"{views.__name__}.machine_code_view").list_first()
 
 
 def send_at_once() -> int:

@@ -28,7 +28,7 @@ _PAGE = "state.page"
 _UNKNOWN = "the link has {names}, which is no control of this page; it is left out."
 
 
-def _said(value: Any) -> str:
+def said(value: Any) -> str:
     """A control's value as a link has it."""
     return _NONE if value is None else str(value)
 
@@ -144,7 +144,7 @@ class Controls:
         options: Any = {"step": step, "help": help, "key": key, "placeholder": _NONE, **_KEPT}
         got = st.number_input(label, value=None, format=None if kind is int else "%g", **options)
         value = None if got is None else self._within(label, kind(got), low, high, wanted)
-        self._show(name, _said(value), _said(default))
+        self._show(name, said(value), said(default))
         return value
 
     def choice(
@@ -218,6 +218,33 @@ class Controls:
         self._show(name, str(int(got)), str(int(default)))
         return got
 
+    def kept(self, name: str, default: int, low: int, high: int) -> int:
+        """A whole number that a figure has, and changes by :meth:`set`."""
+
+        def parse(text: str) -> int:
+            if not low <= int(text) <= high:
+                raise ValueError
+            return int(text)
+
+        key = self._settle(name, default, parse, f"a whole number from {low:,} to {high:,}")
+        found = min(max(int(st.session_state[key]), low), high)
+        self._show(name, found, default)
+        return found
+
+    def carried(self, name: str, parse: Callable[[str], Any], wanted: str) -> Any:
+        """What no widget shows and the page goes on with: ``parse`` of what its link says, or None."""
+        key = self._settle(name, "", lambda text: text if parse(text) is not None else "", wanted)
+        text = st.session_state[key]
+        self._show(name, text, "")
+        return parse(text) if text else None
+
+    def hold(self, *names: str) -> None:
+        """Keep what the link says of controls that come later, when what they are about is there."""
+        for name in names:
+            if name in st.query_params:
+                self._names.add(name)
+                self._shown[name] = st.query_params[name]
+
     def asked(self, name: str) -> str:
         """What a control holds, or the link says of it: before it is created, to offer it."""
         held = st.session_state.get(self._key(name))
@@ -267,9 +294,9 @@ class Controls:
     ) -> str:
         """Give the widget its value: from the link by which the page was reached, from the last visit, or the
         default, which a control follows whose value nobody asked for (``among`` these options)."""
-        said = self._prefix + name
-        is_new = said not in self._names  # not another run of a fragment, whose link is the page's own
-        self._names.add(said)
+        full = self._prefix + name
+        is_new = full not in self._names  # not another run of a fragment, whose link is the page's own
+        self._names.add(full)
         key = self._key(name)
         former = st.session_state.get(f"default.{key}", _SAME)
         st.session_state[f"default.{key}"] = default
@@ -279,15 +306,15 @@ class Controls:
         )
         if not is_known or (not is_asked and former is not _SAME and st.session_state[key] == former):
             st.session_state[key] = default
-        if said in st.query_params and is_new and (self._entered or not is_known):
-            text = st.query_params[said]
+        if full in st.query_params and is_new and (self._entered or not is_known):
+            text = st.query_params[full]
             try:
                 st.session_state[key] = parse(text)
                 st.session_state[f"asked.{key}"] = among
             except (ValueError, KeyError):
                 st.session_state[key] = default
                 self.notice(
-                    f"the link asks for {said} = {text!r}, which is not {wanted}; showing {_said(default)} instead."
+                    f"the link asks for {full} = {text!r}, which is not {wanted}; showing {said(default)} instead."
                 )
         return key
 

@@ -11,6 +11,7 @@ import pytest
 from support import TF32_EPSILON, in_order, make_inputs
 
 from cufa import attention_reference, attention_reference_backward
+from cufa.core.mask import CAUSAL
 from cufa.core.problem import Problem
 from cufa.core.scores import softcap_derivative, softcapped
 from cufa.kernels import KernelSpec
@@ -20,14 +21,17 @@ NAMES = ("dq", "dk", "dv")
 
 
 def serves(spec: KernelSpec, head_dim: int) -> bool:
-    """Some config of the kernel is for this head dim."""
-    return any(config.fits(head_dim) for config in spec.configs)
+    """Some config of the kernel is for this head dim, with masks and caps."""
+    problem = Problem(1, 1, 1, 8, 8, head_dim, spec.dtypes[0], CAUSAL, 1.0, 1.0)
+    fits = any(config.fits(head_dim) for config in spec.configs)
+    return fits and spec.further_refusal(spec, problem) is None
 
 
 def refuses_fixed_order(spec: KernelSpec) -> bool:
     """Not every kernel can add to dq in a fixed order."""
     return (
-        spec.further_refusal(spec, Problem(1, 1, 1, 8, 8, 64, spec.dtypes[0], deterministic=True)) is not None
+        spec.further_refusal(spec, Problem(1, 1, 1, 8, 8, 256, spec.dtypes[0], deterministic=True))
+        is not None
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from dashboard_support import APP, own_cache
 from streamlit.testing.v1 import AppTest
 
 from cufa.bench import records, traces
-from cufa.dashboard.model import compiled, gpu
+from cufa.dashboard.model import compiled, gpu, listed
 
 Open = Callable[..., AppTest]
 
@@ -41,6 +42,9 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
     monkeypatch.setattr(gpu, "gpu_count", lambda: 0)
     # Only what a page waits for is compiled: the table's hundred builds would take minutes.
     monkeypatch.setattr(compiled.Compiler, "want", want_one)
+    monkeypatch.setattr(
+        listed.Lister, "want", lambda self, variants: 1
+    )  # likewise, unless a test asks for it
     st.cache_data.clear()
     st.cache_resource.clear()
     yield tmp_path
@@ -48,6 +52,13 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
 
 
 real_want = compiled.Compiler.want
+real_list = listed.Lister.want
+
+
+@pytest.fixture
+def real_listing(elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Builds that the page Machine code asks for are made."""
+    monkeypatch.setattr(listed.Lister, "want", real_list)
 
 
 def want_one(self: compiled.Compiler, variants: object) -> int:
@@ -66,10 +77,15 @@ def open_page(name: str, **parameters: str) -> AppTest:
     return app
 
 
+#: A word that the glossary explains, in a sentence.
+_TERM = re.compile(r'<span class="cufa-term"[^>]*>([^<]*)</span>')
+
+
 def words(app: AppTest) -> str:
-    """Everything that a page says."""
-    kinds = (app.title, app.header, app.markdown, app.caption, app.info, app.warning, app.error)
-    html = [element.proto.body for element in app.get("html")]
+    """Everything that a page says, beside the sidebar."""
+    main = app.main
+    kinds = (main.title, main.header, main.markdown, main.caption, main.info, main.warning, main.error)
+    html = [_TERM.sub(r"\1", element.proto.body) for element in main.get("html")]
     return "\n".join([*html, *(element.value for kind in kinds for element in kind)])
 
 

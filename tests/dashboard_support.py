@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from cufa import masks
 from cufa.bench import records, traces
 from cufa.bench.cases import READ, Case, Contender, Work
 from cufa.bench.decode_cases import make_decode
@@ -68,6 +69,8 @@ def schedules() -> list[Schedule]:
         Schedule(300, 900, 64, 128, Band(130, 65, "top-left")),
         Schedule(900, 300, 128, 64, Band(7, None, -200)),
         Schedule(400, 400, 64, 64, Band(20, 20, 350), skip_masked_tiles=False),
+        Schedule(700, 900, 64, 128, masks.streaming(70, 100)),
+        Schedule(500, 500, 64, 64, masks.documents([100, 270, 130], causal=False)),
     ]
 
 

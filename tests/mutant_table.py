@@ -166,12 +166,22 @@ CPU = [
     *_of(
         "cufa/backends/cpu_decode.py", "decode_cpu decode_api decode_cpu_memory",
         ("count = min(size - slot, start", "count = min(size, start", "tokens appended past the end of a page"),
+        ("tokens - 1 + first <= start", "first <= start", "later tokens see what lies before their window"),
+        ("(last is None or stop - 1 <= last)", "(last is None or stop - 2 <= last)", "a token sees the one after it"),
+        ("S.copy()), m, l  #", "S), m, l  #", "observers are told P for S"),
+    ),
+    *_of(
+        "cufa/backends/cpu_cache.py", "decode_cpu decode_api decode_cpu_memory",
         ("if -largest <= wide.min(initial=0) and wide.max(initial=0) <= largest:", "if wide.max(initial=0) <= largest:",
          "-inf in a float16 cache is -65536"),
         ("if -largest <= wide.min(initial=0) and wide.max(initial=0) <= largest:", "if -largest <= wide.min(initial=0):",
          "inf in a float16 cache is 65536"),
-        ("tokens - 1 + first <= start", "first <= start", "later tokens see what lies before their window"),
-        ("(last is None or stop - 1 <= last)", "(last is None or stop - 2 <= last)", "a token sees the one after it"),
+    ),
+    *_of(
+        "cufa/bench/traffic_steps.py", "emulate_traffic dashboard_understand",
+        ("was, ends = j > 0,", "was, ends = True,", "FA1 reads what nobody has written"),
+        ("Move(\"S\", 3 * scores", "Move(\"S\", 2 * scores", "the naive softmax reads its scores twice"),
+        ("if j == visited[0] else []", "", "FA2 loads Q with every tile"),
     ),
     *_of(
         "cufa/backends/cpu_backward.py", "cpu_backward backward_api",

@@ -57,6 +57,7 @@ def test_demo_shows_every_algorithm_and_the_map(run):
         assert text in result.stdout
     assert "██▒▒· " in result.stdout, "the block map"
     assert "tile counts alone predict 1.67×" in result.stdout
+    assert "`cufa demo train`" in result.stdout
 
 
 def test_demo_json(run):

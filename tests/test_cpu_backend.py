@@ -14,6 +14,7 @@ from support import DTYPES, EPSILON, assert_attention, make_inputs, poisoned_lik
 from cufa import attention_reference
 from cufa.backends import cpu
 from cufa.core.mask import CAUSAL, FULL, Band
+from cufa.core.problem import default_scale
 from cufa.kernels import TileConfig
 from cufa.ops.forward import CPU_CONFIG
 
@@ -274,7 +275,7 @@ def test_nothing_is_written_around_out():
 
 def record(q, k, v, **options):
     tiles = []
-    result = attend(q, k, v, observer=lambda *tile: tiles.append(tile), **options)
+    result = attend(q, k, v, observer=tiles.append, **options)
     return tiles, result
 
 
@@ -291,7 +292,7 @@ def test_visited_tiles_are_the_schedules_in_the_algorithms_order(algorithm, seql
     if algorithm == "fa1":  # keys outermost
         visited.sort(key=lambda tile: (tile[1], tile[0]))
     expected = [(b, h, i, j) for b in range(2) for h in range(4) for i, j in visited]
-    assert [tile[:4] for tile in tiles] == expected
+    assert [(x.batch, x.head, x.q_block, x.kv_block) for x in tiles] == expected
 
 
 @pytest.mark.parametrize("algorithm", TILED)
@@ -300,15 +301,43 @@ def test_running_maximum_and_sum(algorithm):
     q, k, v = make_inputs(1, 2, 1, 50, 80, 8, "float32")
     tiles, (_, lse) = record(q, k, v, algorithm=algorithm, causal=True)
     state = {}
-    for _, head, i, _, m_before, l_before, m_after, l_after in tiles:
-        rows = min(16, 50 - 16 * i)
-        m, l = state.get((head, i), (np.full(rows, -np.inf), np.zeros(rows)))
-        np.testing.assert_array_equal(m_before, m)
-        np.testing.assert_array_equal(l_before, l)
-        assert (m_after >= m_before).all()
-        state[head, i] = m_after, l_after
+    for tile in tiles:
+        rows = min(16, 50 - 16 * tile.q_block)
+        m, l = state.get((tile.head, tile.q_block), (np.full(rows, -np.inf), np.zeros(rows)))
+        np.testing.assert_array_equal(tile.m_before, m)
+        np.testing.assert_array_equal(tile.l_before, l)
+        assert (tile.m_after >= tile.m_before).all()
+        state[tile.head, tile.q_block] = tile.m_after, tile.l_after
     for (head, i), (m, l) in state.items():
         np.testing.assert_allclose(m + np.log(l), lse[0, head, 16 * i : 16 * (i + 1)], rtol=1e-6)
+
+
+@pytest.mark.parametrize("algorithm", TILED)
+def test_every_observed_number_is_that_of_exact_attention_over_the_keys_so_far(algorithm):
+    """S and P of the tile; alpha; O over the tiles that its rows have seen, which is normalised in FA1 alone."""
+    q, k, v = make_inputs(1, 2, 1, 50, 80, 8, "float64")
+    tiles, _ = record(q, k, v, algorithm=algorithm, causal=True)
+    visible = CAUSAL.dense(50, 80)
+    S = np.where(visible, default_scale(8) * q[0] @ k[0].mT, -np.inf)
+    seen = {}
+    for tile in tiles:
+        rows = slice(16 * tile.q_block, min(16 * (tile.q_block + 1), 50))
+        columns = slice(24 * tile.kv_block, min(24 * (tile.kv_block + 1), 80))
+        np.testing.assert_allclose(tile.S, S[tile.head, rows, columns], rtol=1e-12, atol=1e-14)
+        keys = seen.setdefault((tile.head, tile.q_block), [])
+        keys.extend(range(columns.start, columns.stop))
+        so_far, m = S[tile.head, rows][:, keys], tile.m_after[:, None]
+        finite = np.where(m == -np.inf, 0, m)
+        np.testing.assert_allclose(m, so_far.max(axis=1, keepdims=True), rtol=1e-12, atol=1e-14)
+        np.testing.assert_allclose(tile.P, np.exp(tile.S - finite), rtol=1e-12)
+        np.testing.assert_allclose(tile.alpha[:, None], np.exp(tile.m_before[:, None] - finite), rtol=1e-12)
+        weights = np.exp(so_far - finite)
+        l = weights.sum(axis=1, keepdims=True)
+        np.testing.assert_allclose(tile.l_after[:, None], l, rtol=1e-12)
+        expected = weights @ v[0, 0, keys]
+        if algorithm == "fa1":
+            expected /= np.where(l == 0, 1, l)
+        np.testing.assert_allclose(tile.O, expected, rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)

@@ -5,6 +5,7 @@ Occupancy."""
 from __future__ import annotations
 
 import dataclasses
+import re
 from pathlib import Path
 
 import numpy as np
@@ -22,16 +23,21 @@ from dashboard_page_support import (  # noqa: F401 - fixtures among them
 )
 from dashboard_support import DEVICE, make_trace, schedules
 
-from cufa.bench import traces
+from cufa.bench import records, traces
 from cufa.bench.backward_cases import of_forward
 from cufa.bench.suites import make
 from cufa.core.mask import CAUSAL
 from cufa.core.schedule import Schedule
-from cufa.dashboard import theme
-from cufa.dashboard.charts import tile_grid
-from cufa.dashboard.model import launch, work
+from cufa.dashboard import engine, theme
+from cufa.dashboard.charts import roofline, tile_grid
+from cufa.dashboard.model import evidence, launch, work
+from cufa.dashboard.model.measurements import Measurement, machine_key
 from cufa.kernels import KERNELS
 from cufa.planner import make_plan
+
+
+def is_backward(m: Measurement) -> bool:
+    return m.problem.operation == "backward"
 
 
 def masked_work(**link: str):
@@ -114,6 +120,8 @@ def test_thread_blocks_are_those_of_the_order() -> None:
     """As many as key blocks of key/value heads, in the order that the executor has checked the kernel against."""
     app = masked_work(kv="4")
     assert "512 thread blocks" in words(app)
+    assert "Tiles are those of one of its 4 query heads" in words(app)
+    assert "Tiles are those of one" not in words(masked_work())
     plan = backward_plan()
     blocks = launch.thread_blocks(plan.problem, plan.schedule, plan.spec, DEVICE.num_sms)
     assert plan.order is not None and (blocks.q_block == plan.order.q_block).all()
@@ -163,6 +171,79 @@ def test_skipping_is_not_told_by_the_forwards_records() -> None:
 
 
 # --- Other pages --------------------------------------------------------------------------------------------
+
+
+SHIPPED = records.RECORDS_DIR, traces.TRACES_DIR
+RECORDED = [e.name for e in evidence.load() if e.limits and any(is_backward(m) for m in e.rows)]
+
+
+@pytest.fixture
+def shipped(elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the records of the package, which other tests leave aside."""
+    monkeypatch.setattr(records, "RECORDS_DIR", SHIPPED[0])
+    monkeypatch.setattr(traces, "TRACES_DIR", SHIPPED[1])
+
+
+@pytest.fixture(params=RECORDED)
+def recorded(request: pytest.FixtureRequest, shipped: None) -> evidence.Evidence:
+    """Of each card."""
+    return next(e for e in evidence.load() if e.name == request.param)
+
+
+def test_the_backward_is_recorded() -> None:
+    assert RECORDED
+
+
+def test_the_roofline_counts_the_backwards_arithmetic(recorded: evidence.Evidence) -> None:
+    """Ten products' FLOP for each exponential, where the forward has four."""
+    for suite in dict.fromkeys(m.suite for m in recorded.rows if is_backward(m)):
+        app = open_page("roofline", machine=recorded.name, suite=suite)
+        assert "comes closest" in words(app) and "(backward batch" in words(app)
+        assert "FLOP are 10 · head dim" in app.caption[0].value
+    assert (
+        "FLOP are 4 · head dim"
+        in open_page("roofline", machine=recorded.name, suite="forward").caption[0].value
+    )
+
+
+def test_exponentials_limit_the_backward_at_a_higher_rate(recorded: evidence.Evidence) -> None:
+    """The ceiling that is drawn is that which a floor of the same problem has, exponentials alone."""
+    assert recorded.limits is not None
+    for m in filter(is_backward, recorded.rows):
+        alone = dataclasses.replace(
+            recorded.limits, flops=dict.fromkeys(recorded.limits.flops, 1e30), copy_bytes=1e30
+        )
+        seconds, bound = dataclasses.replace(alone, read_bytes=0.0).floor(m.problem)
+        assert bound == "exponentials"
+        drawn = roofline.exponential_ceiling(recorded.limits, m.problem)
+        assert drawn == pytest.approx(m.problem.flops / seconds)
+
+
+def test_compare_shows_the_recorded_backward_beside_other_libraries(recorded: evidence.Evidence) -> None:
+    rows = [
+        m for m in engine.all_measurements() if is_backward(m) and m.row.is_peer and recorded.name in m.source
+    ]
+    families = dict.fromkeys(m.family for m in rows)
+    assert len(families) >= 4
+    for family in list(families)[:4]:
+        machine = next(machine_key(m) for m in rows if m.family == family)
+        app = open_page("compare", machine=machine, shapes=family)
+        assert not app.warning and family.startswith("Backward: ")
+        assert app.selectbox(key="compare.shapes").value == family
+        shown = app.multiselect(key="compare.show").value
+        assert "fa2" in shown and any(label.startswith("torch") for label in shown)
+        assert "is the fastest" in words(app) and "Speed-up over" in words(app)
+
+
+def test_occupancy_begins_with_the_launch_that_a_trace_is_of(shipped: None) -> None:
+    app = open_page("occupancy", kernel="fa2_backward")
+    entries = app.segmented_control(key="occupancy.entry")
+    assert entries.value == "fa2_backward"
+    said = words(app)
+    assert "8 of 64 warps per SM" in said
+    assert re.search(r"Achieved \d\.\d\d of 1 block per SM.* \(backward batch 4, heads 16, seqlen 4096", said)
+    entries.select("fa2_backward_prepare").run()
+    assert "of 64 warps per SM" in words(app) and "Achieved" not in words(app)
 
 
 def test_every_operation_of_the_page_has_kernels_whose_order_is_known() -> None:

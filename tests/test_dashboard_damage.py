@@ -16,7 +16,7 @@ from dashboard_run_support import small
 from dashboard_support import DEVICE, case_records
 
 from cufa.bench.suites import SUITES
-from cufa.dashboard.model import measurements
+from cufa.dashboard.model import measured_rows
 from cufa.dashboard.worker.jobs import Job
 from cufa.dashboard.worker.run import Status
 from cufa.dashboard.worker.store import Store
@@ -89,10 +89,10 @@ def store(elsewhere: Path) -> Store:  # noqa: F811
 @pytest.mark.parametrize("name", DAMAGES)
 def test_damage_is_found_and_named(name: str, store: Store) -> None:
     DAMAGES[name](finished(store))
-    (run,) = map(measurements.checked, store.all())
+    (run,) = map(measured_rows.checked, store.all())
     assert run.status is Status.DAMAGED
     assert run.message.startswith("This run cannot be read: ")
-    assert measurements.of_run(run) == []
+    assert measured_rows.of_run(run) == []
 
 
 def test_damaged_runs_are_rows_that_say_so_and_the_sound_one_is_shown(store: Store) -> None:

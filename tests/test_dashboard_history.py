@@ -21,7 +21,7 @@ from cufa.bench.regimes import Regime
 from cufa.bench.suites import SUITES
 from cufa.bench.timing import Ratio, Timing, speedup
 from cufa.dashboard.charts import difference, samples
-from cufa.dashboard.model import export, measurements
+from cufa.dashboard.model import export, measured_rows
 from cufa.dashboard.views import history_view
 from cufa.dashboard.worker.jobs import Job
 from cufa.dashboard.worker.run import Status
@@ -29,7 +29,7 @@ from cufa.dashboard.worker.store import Store
 
 
 def test_two_measurements_and_their_interval(with_runs: Store) -> None:
-    found = [m for run in with_runs.all() for m in measurements.of_run(run)]
+    found = [m for run in with_runs.all() for m in measured_rows.of_run(run)]
     fa1, fa2 = (next(m for m in found if m.label == x and m.problem.seqlen_k == 1024) for x in ("fa1", "fa2"))
     app = open_page("history", a=fa1.id, b=fa2.id)
     assert not app.warning
@@ -51,7 +51,7 @@ def test_two_runs_are_compared_where_they_meet(with_runs: Store) -> None:
     app = open_page("history", compare="runs", rb=b.id)
     assert "In B " in words(app)
     assert app.selectbox(key="history.ra").value == a.id  # what it can be compared with
-    pairs = history_view.pair_up(measurements.of_run(a), measurements.of_run(b))
+    pairs = history_view.pair_up(measured_rows.of_run(a), measured_rows.of_run(b))
     assert {name.partition(",")[0] for name, _ in pairs} == {"fa1", "fa2"}
 
 
@@ -72,7 +72,7 @@ def test_filters_and_downloads(with_runs: Store, elsewhere: Path) -> None:
 
 
 def test_exports_hold_every_sample(with_runs: Store, tmp_path: Path) -> None:
-    found = [m for run in with_runs.all() for m in measurements.of_run(run)]
+    found = [m for run in with_runs.all() for m in measured_rows.of_run(run)]
     table = list(csv.DictReader(io.StringIO(export.csv_text(found))))
     assert [float(line["p50_s"]) for line in table] == [m.timing.p50 for m in found]
     lines = [json.loads(line) for line in export.json_lines(found).splitlines()]

@@ -23,7 +23,8 @@ from dashboard_page_support import (  # noqa: F401 - fixtures among them
 )
 from dashboard_support import write_evidence
 
-from cufa.dashboard.model import compiled
+from cufa.bench import memory_rates, records
+from cufa.dashboard.model import builder
 from cufa.nvrtc.static_compile import MissingCompilerError
 
 
@@ -54,7 +55,7 @@ def test_occupancy_without_a_compiler_says_what_to_install(monkeypatch: pytest.M
     def missing() -> str:
         raise MissingCompilerError("NVRTC was not found; install it with: pip install something")
 
-    monkeypatch.setattr(compiled, "nvrtc_version", missing)
+    monkeypatch.setattr(builder, "nvrtc_version", missing)
     assert "pip install something" in words(open_page("occupancy"))
 
 
@@ -102,3 +103,46 @@ def test_what_only_reads_has_the_fastest_reading_for_a_roof(elsewhere: Path) -> 
         for trace in figures[0]["data"]
         for name in [trace.get("name", "")]
     )
+
+
+def test_the_roofline_has_every_level_of_memory(elsewhere: Path) -> None:
+    file = write_evidence(elsewhere / "records")
+    app = open_page("roofline", mask="causal")
+    levels = next(e.value for e in app.dataframe if "level" in e.value)
+    assert list(levels["level"]) == ["device memory", "L2 cache", "shared memory"]
+    assert list(levels["ceiling"])[1:] == ["not measured"] * 2
+    assert "no ceiling of its caches is recorded" in words(app)
+    record = memory_rates.MemoryRates("Made-up GPU", "2026-01-03T00:00:00+00:00", 7e12, 33e12)
+    memory_rates.record(record)
+    app.run()
+    levels = next(e.value for e in app.dataframe if "level" in e.value)
+    assert list(levels["ceiling"])[1:] == ["7.00 TB/s", "33.00 TB/s"]
+    assert "takes longest" in words(app)
+    (elsewhere / "records" / "memory" / "made-up-gpu.json").write_text("{}")
+    assert "made-up-gpu.json is damaged" in words(open_page("roofline", mask="causal"))
+    file.unlink()
+
+
+def test_the_limits_of_a_build_are_a_table() -> None:
+    pytest.importorskip("cuda.bindings", reason="NVRTC compiles without a GPU: pip install 'cufa[cuda13]'")
+    app = open_page("occupancy")
+    table = next(e.value for e in app.dataframe if "blocks per SM" in e.value)
+    assert list(table["resource"]) == ["warps", "registers", "shared memory", "barriers", "blocks"]
+    limits = dict(zip(table["resource"], table["blocks per SM"], strict=True))
+    assert min(int(n) for n in limits.values() if n != "no limit") == 1
+    assert table[table["resource"] == "registers"]["blocks per SM"].item() == "1"
+    assert "setmaxnreg" in words(app)  # Hopper's kernel moves registers from its producer to its consumers
+
+
+def test_recorded_ceilings_of_caches_are_possible() -> None:
+    """Faster than device memory, and no faster than an SM takes it: 64 bytes a clock from L2, 128 of its own."""
+    shipped = (
+        Path(records.__file__).parents[1] / "records" / memory_rates.FOLDER
+    )  # not those of this test's folder
+    files = sorted(shipped.glob("*.json"))
+    assert files
+    for file in files:
+        found = memory_rates.MemoryRates(**json.loads(file.read_text()))
+        clocks = 132 * 1.98e9 if "H200" in found.device else float("inf")
+        assert 4.5e12 < found.l2_bytes < 64 * clocks
+        assert found.shared_bytes is None or found.l2_bytes < found.shared_bytes < 1.01 * 128 * clocks

@@ -23,7 +23,7 @@ from cufa.bench.suites import SUITES, make
 from cufa.bench.sustained import Load
 from cufa.bench.timing import Timing
 from cufa.core.mask import CAUSAL
-from cufa.dashboard.model import measurements
+from cufa.dashboard.model import measured_rows
 from cufa.dashboard.worker import client, measuring, serve
 from cufa.dashboard.worker.jobs import Job
 from cufa.dashboard.worker.run import Status
@@ -77,12 +77,12 @@ def test_a_gpu_run_compiles_before_it_times(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setitem(__import__("sys").modules, "cufa.backends.cuda", Backend)
     monkeypatch.setattr("cufa.backends.cuda", Backend, raising=False)
-    case = Case(make(1, 8, 128, 64, "float32", CAUSAL), contenders("fa2", "fa1", "torch flash", READ))
+    case = Case(make(1, 8, 128, 64, "float32", CAUSAL), contenders("fa2", "fa3", "torch flash", READ))
     told: list[dict[str, Any]] = []
     seconds = measuring._prepare(case, DEVICE, told.append)
-    assert list(seconds) == ["fa2"]  # FA1 is made for 16-bit types
+    assert list(seconds) == ["fa2"]  # FA3 is made for 16-bit types
     assert prepared == ["fa2_forward_f32"]
-    assert [e["text"] for e in told] == ["compiling fa2", "compiling fa1"]
+    assert [e["text"] for e in told] == ["compiling fa2", "compiling fa3"]
 
 
 def test_a_suite_is_timed_case_by_case(fresh: Store, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,7 +120,7 @@ def test_a_suite_is_timed_case_by_case(fresh: Store, monkeypatch: pytest.MonkeyP
     timed = [case for case in cases if "ragged" not in case.name]
     assert run.timings == sum(len(case.contenders) for case in timed)
     assert run.cases_done == len(cases)
-    rows = measurements.of_run(run)
+    rows = measured_rows.of_run(run)
     assert len(rows) == run.timings - len(timed)  # the read is what the others are a share of
     assert {row.of_read for row in rows} == {0.5}
     assert {row.load["watts"] for row in rows} == {600.0}
@@ -136,7 +136,7 @@ def test_decoding_is_timed_on_a_gpu(fresh: Store, regime: Regime) -> None:
     run_id = client.submit(fresh, Job("decode", "cuda:0", (case,), 0.2, regime))
     run = wait_for(fresh, run_id, over)
     assert run.status is Status.DONE, f"{run.message}\n{run.detail}"
-    ours = next(row for row in measurements.of_run(run) if row.row.is_ours)
+    ours = next(row for row in measured_rows.of_run(run) if row.row.is_ours)
     assert ours.error is not None
     assert ours.error < 1e-2
     assert 0 < ours.of_read < 1.5

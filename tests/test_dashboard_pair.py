@@ -99,7 +99,7 @@ def test_bad_values_beside_are_told() -> None:
 
 def test_the_same_twice_has_two_names() -> None:
     app = open_page("masked_work", two="1", b_alg="fa2")
-    assert "FA2 128×64, 128×64" in words(app) or "(left)" in words(app)
+    assert "FA2 128×64 (left) and FA2 128×64 (right)" in words(app)
     assert "do the same arithmetic; at one rate per SM it ends at the same time" in words(app)
     assert all(line[2] in ("1.00×", "–") for line in numbers(app).values())
 
@@ -135,10 +135,22 @@ def test_traces_of_both_stand_on_one_axis(elsewhere: Path) -> None:
     assert len(open_page("masked_work", two="1", card="80", b_alg="fa1").get("plotly_chart")) == 2
 
 
-@pytest.mark.parametrize("algorithm", ["fa1", "fa2_noskip", "fa2", "fa3"])
-def test_no_arithmetic_is_lost_on_the_common_axis(algorithm: str) -> None:
+@pytest.mark.parametrize(
+    ("operation", "algorithm"),
+    [
+        ("forward", "fa1"),
+        ("forward", "fa2_noskip"),
+        ("forward", "fa2"),
+        ("forward", "fa3"),
+        ("backward", "fa2"),
+    ],
+)
+def test_no_arithmetic_is_lost_on_the_common_axis(operation: str, algorithm: str) -> None:
     """SM time that is used adds up to what all tiles do, whatever their size and however many share an SM."""
-    plan = make_plan(make(2, 8, 3000, 64, "bfloat16", Band(700, 0)), DEVICE, algorithm)
+    shape = dataclasses.replace(
+        make(2, 8, 3000, 64, "bfloat16", Band(700, 0)), kv_heads=2, operation=operation
+    )
+    plan = make_plan(shape, DEVICE, algorithm)
     schedule, problem = plan.schedule, plan.problem
     blocks = launch.thread_blocks(problem, schedule, plan.spec, DEVICE.num_sms)
     places = plan.config.blocks_per_sm if blocks.thread_block is None else 1

@@ -22,7 +22,7 @@ from cufa.bench.regimes import Regime
 from cufa.bench.suites import SUITES, make
 from cufa.core.mask import CAUSAL
 from cufa.core.operation import OPERATIONS
-from cufa.dashboard.model import doctor, measurements, presets
+from cufa.dashboard.model import doctor, measured_rows, presets
 from cufa.dashboard.views import run_controls, run_live
 from cufa.dashboard.worker import client
 from cufa.dashboard.worker.jobs import Job
@@ -207,7 +207,7 @@ def test_runs_of_the_first_schema_are_still_shown(monkeypatch: pytest.MonkeyPatc
     record = {"schema": 1, "rows": [row], "skipped": [], "environment": {"device": "Old CPU"}}
     (store.folder(run_id) / "record.json").write_text(json.dumps(record))
     store.finish(run_id, Status.DONE)
-    (m,) = measurements.of_run(store.read(run_id))
+    (m,) = measured_rows.of_run(store.read(run_id))
     assert (str(m.problem.mask), m.regime) == ("causal", Regime.IN_TURNS)
     assert "Old CPU" in words(open_page("run"))
 

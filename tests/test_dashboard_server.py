@@ -19,7 +19,7 @@ import streamlit as st
 from cufa.dashboard import server
 
 
-def headers_of(content_type: bytes) -> list[tuple[bytes, bytes]]:
+def headers_of(content_type: bytes, path: str = "/roofline") -> list[tuple[bytes, bytes]]:
     """Of an answer of this type that has passed the middleware."""
     sent: list[dict[str, Any]] = []
 
@@ -32,7 +32,7 @@ def headers_of(content_type: bytes) -> list[tuple[bytes, bytes]]:
     async def send(message: dict[str, Any]) -> None:
         sent.append(message)
 
-    asyncio.run(server.Preload(application)({"type": "http"}, None, send))
+    asyncio.run(server.Preload(application)({"type": "http", "path": path}, None, send))
     assert [m["type"] for m in sent] == ["http.response.start", "http.response.body"]
     return list(sent[0]["headers"])
 
@@ -42,6 +42,12 @@ def test_a_document_names_the_script_that_draws_figures() -> None:
     assert name == b"link"
     assert value.startswith(b"</static/js/PlotlyChart.")
     assert value.endswith(b">; rel=modulepreload")
+
+
+def test_the_first_page_does_not_ask_for_it() -> None:
+    """It draws by itself, and is drawn sooner without 1.4 MB beside it."""
+    kind = b"text/html; charset=utf-8"
+    assert headers_of(kind, "/") == [(b"content-type", kind)]
 
 
 def test_other_answers_pass_unchanged() -> None:
@@ -54,6 +60,8 @@ def test_other_answers_pass_unchanged() -> None:
         ("/causal_work", b"", b"/masked_work"),
         ("/causal_work/", b"sq=512&mask=full", b"/masked_work?sq=512&mask=full"),
         ("/masked_work", b"", None),
+        ("/", b"sq=512&mask=full", b"/run?sq=512&mask=full"),
+        ("/", b"mask=full", None),
     ],
 )
 def test_a_page_that_has_another_name_now_is_found_by_its_old_link(

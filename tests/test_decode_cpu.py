@@ -9,7 +9,8 @@ from decode_support import FLOAT8, NAN_BITS, make_case
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cufa.backends import cpu_decode
+from cufa.backends import cpu_cache, cpu_decode
+from cufa.core.mask import CAUSAL
 from cufa.decode.choose import ragged_shares
 from cufa.decode.schedule import balanced_shares, split_range, used_splits
 from cufa.kernels import TileConfig
@@ -106,6 +107,40 @@ def test_stacks_of_heads_do_not_mix_blocks_of_rows():
         check(case, schedule="balanced", num_splits=num_splits)
 
 
+@pytest.mark.parametrize("num_splits", [1, 3])
+def test_every_observed_tile_goes_on_from_the_one_before_in_its_split(num_splits):
+    case = make_case([50, 13], dtype="float64", tokens=2)
+    plan, operands = planned(case, num_splits=num_splits)
+    tiles = []
+    cpu_decode.run(plan, operands, observer=tiles.append)
+    case.check(operands["out"], operands["lse"])
+    for b, length in enumerate(case.lengths):
+        for head in range(2):
+            for split in range(used_splits(length, num_splits, 8)):
+                first, last = split_range(length, num_splits, split, 8)
+                own = [x for x in tiles if (x.batch, x.head) == (b, head) and first <= 8 * x.kv_block < last]
+                assert [x.kv_block for x in own] == list(range(first // 8, -(-last // 8)))
+                q = operands["q"][b].reshape(2, 4, 16)[head] / 4
+                keys, values = (operands[x][b, head, first:last] for x in ("k_cache", "v_cache"))
+                seen = CAUSAL.visible(np.arange(4) % 2, np.arange(first, last), 2, length)
+                S = np.where(seen, q @ keys.T, -np.inf)
+                m, l = np.full(4, -np.inf), np.zeros(4)
+                for x in own:
+                    so_far = S[:, : 8 * (x.kv_block + 1) - first]
+                    columns = slice(8 * x.kv_block - first, 8 * (x.kv_block + 1) - first)
+                    np.testing.assert_allclose(x.S, S[:, columns], rtol=1e-12, atol=1e-14)
+                    np.testing.assert_array_equal(x.m_before, m)
+                    np.testing.assert_array_equal(x.l_before, l)
+                    m, l = so_far.max(axis=1), np.exp(so_far - so_far.max(axis=1, keepdims=True)).sum(axis=1)
+                    np.testing.assert_allclose(x.m_after, m, rtol=1e-12, atol=1e-14)
+                    np.testing.assert_allclose(x.l_after, l, rtol=1e-12)
+                    np.testing.assert_allclose(x.alpha, np.exp(x.m_before - m), rtol=1e-12)
+                    np.testing.assert_allclose(x.P, np.exp(x.S - m[:, None]), rtol=1e-12)
+                    weights = np.exp(so_far - m[:, None])
+                    np.testing.assert_allclose(x.O, weights @ values[: so_far.shape[1]], rtol=1e-9)
+                    m, l = x.m_after, x.l_after
+
+
 # --- Lengths, pages, tokens -------------------------------------------------------------------------------
 
 
@@ -197,7 +232,7 @@ def test_conversion_of_every_float16_and_e4m3(wide):
         finite, negative = np.isfinite(exact), np.signbit(exact)
         for chosen in (finite, finite | negative, finite | ~negative, np.full(exact.shape, True)):
             got = np.full(exact[chosen].shape, np.nan, wide)
-            cpu_decode._widen(x[chosen], got)
+            cpu_cache.widen(x[chosen], got)
             np.testing.assert_array_equal(got, exact[chosen])
             np.testing.assert_array_equal(np.signbit(got), np.signbit(exact[chosen]))
 

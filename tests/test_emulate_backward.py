@@ -83,7 +83,11 @@ def assert_visited(run: Emulation, case: Case) -> None:
 def test_every_tiling(spec, config, dtype, precision, deterministic):
     """Three tiles of queries and three of keys, the last ones ragged; two heads share their keys."""
     skip_where_refused(spec, deterministic)
-    head_dim = min(config.max_head_dim, 256) if dtype == spec.dtypes[-1] else max(config.min_head_dim, 40)
+    head_dim = (
+        near(spec, config.max_head_dim)
+        if dtype == spec.dtypes[-1]
+        else near(spec, max(config.min_head_dim, 40))
+    )
     for arch in ("sm_90", "sm_80", "sm_86"):
         if config in fitting_configs(spec, head_dim, Device.typical(arch)):
             break

@@ -20,7 +20,7 @@ OF_WIDE = KERNELS["fa3_backward_wide"].configs[0]
 
 
 def wide(file: str, old: str, new: str, kinds: str = "") -> Bug:
-    return bug(file, old, new, kinds, OF_WIDE, head_dim=136)
+    return bug(file, old, new, kinds, OF_WIDE, head_dim=256)
 
 
 def short(file: str, old: str, new: str, kinds: str = "", **case: int) -> Bug:
@@ -144,7 +144,7 @@ def test_planted(patch, name):
     assert any(kind in found for kind in (planted.kinds or "wrong").split()), found or "nothing found"
 
 
-@pytest.mark.parametrize(("config", "head_dim"), [(LONG, 64), (SHORT, 72), (OF_WIDE, 136)], ids=str)
+@pytest.mark.parametrize(("config", "head_dim"), [(LONG, 64), (SHORT, 72), (OF_WIDE, 256)], ids=str)
 @pytest.mark.parametrize("case", [{}, {"mask": FULL}, {"mask": Band(20, 30), "softcap": 1.0}], ids=str)
 def test_without_a_bug_all_is_quiet(case, config, head_dim):
     assert found_by(config, algorithm="fa3", head_dim=head_dim, **case) == ""

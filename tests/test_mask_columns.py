@@ -262,6 +262,10 @@ def test_many_numbers_are_left_out_of_json():
     assert kept == mask and str(kept) == str(mask) and not kept.known
     with pytest.raises(ValueError, match=r"too many to be kept.*make the mask anew"):
         kept.dense(8, 8)
+    x = np.ones((1, 1, 1 << 14, 8), np.float32)
+    with pytest.raises(ValueError, match=r"has lost them, but q is computed on the CPU.*make it anew"):
+        cufa.flash_attention(x, x, x, mask=kept, device="cpu")
+    assert "at most" in str(cufa.plan(x.shape, mask=kept, device="cpu"))
     long = masks.documents([1 << 10] * 64)
     assert len(json.dumps(long.as_json())) < 2000 and Mask.from_json(long.as_json()).known
 

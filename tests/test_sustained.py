@@ -180,6 +180,11 @@ class TestNvml:
         nvml.field.nvmlReturn = 3
         assert NvmlMeter().read().watts == 600
 
+    def test_says_what_keeps_the_clock_down_where_that_is_told(self, nvml):
+        assert NvmlMeter().read().throttled_by == ()
+        nvml.nvmlDeviceGetCurrentClocksEventReasons = lambda gpu: 0x1 | 0x4 | 0x20  # idle is no reason
+        assert NvmlMeter().read().throttled_by == ("power limit", "thermal limit")
+
     def test_a_refusal_is_a_reason(self, nvml):
         def refuse(gpu):
             raise nvml.NVMLError("Not Supported")

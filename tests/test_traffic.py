@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cufa.bench.traffic import l2_traffic
+from cufa.bench.traffic import l2_traffic, shared_bytes
 from cufa.core.mask import CAUSAL, FULL, Band, Mask
 from cufa.core.problem import Problem
 from cufa.executor import records
@@ -63,6 +63,18 @@ def test_ends_shared_heads_and_rows_without_keys(algorithm: str, head_dim: int, 
     counted = run.totals
     read = counted["global_read_sectors"] * SECTOR if algorithm == "fa1" else counted["global_read_bytes"]
     assert (derived.read, derived.written) == (read, counted["global_write_bytes"])
+
+
+@pytest.mark.parametrize("name", ["fa2_forward", "fa2_noskip", "fa3_forward"])
+def test_shared_memory_is_met_within_a_twentieth(name: str) -> None:
+    spec = KERNELS[name]
+    for run in recorded(name):
+        problem, counted = Problem.from_json(run["problem"]), run["totals"]
+        derived = shared_bytes(problem, spec, config_of(spec, run, problem))
+        assert derived == pytest.approx(128 * counted["shared_wavefronts"], rel=0.05), run["config"]
+    f32 = KERNELS["fa2_forward_f32"]
+    problem = Problem(1, 1, 1, 64, 64, 64, "float32", scale=0.125, precision="float32")
+    assert shared_bytes(problem, f32, f32.configs[0]) is None
 
 
 def test_what_is_not_derived_is_not_told() -> None:

@@ -320,7 +320,7 @@ def test_losses_on_a_gpu_are_those_of_float64_attention(monkeypatch):
     found = losses(SMALL, 25, "cupy")
     monkeypatch.setattr(layer_module, "flash_attention", attend_in_float64)
     monkeypatch.setattr(layer_module, "flash_attention_backward", go_back_in_float64)
-    np.testing.assert_allclose(found, losses(SMALL, 25), rtol=2e-5)
+    np.testing.assert_allclose(found, losses(SMALL, 25), rtol=5e-5)
 
 
 def test_gradients_of_the_whole_model(monkeypatch):

@@ -12,7 +12,8 @@
 // Measured (H200, bfloat16, d256, 16k tokens): 1.9 to 2.0 of the speed of PyTorch's flash backward at 4k and 16k, where
 // FlashAttention-4 has 1.5. Two buffers for P bring nothing (0.96 to 1.0). dQ is added by red from registers: there is no room
 // for staging it. What failed: both runs of dQ in arrays of their own (640 bytes of spills), and adding the first under the
-// next tile's scores (C7514: ptxas takes its registers for those of products in flight).
+// next tile's scores (C7514: ptxas takes its registers for those of products in flight). At other head dims than 256 ptxas
+// serialises builds with a mask or a cap (C7511), without spills; waiting for dQ before the mask does not help.
 #include "backward_params.cuh"
 #include "primitives/register_budget.cuh"
 #include "tiles/backward_block.cuh"

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable
 
 import numpy as np
 
@@ -17,6 +16,8 @@ from .blas import single_threaded_blas
 from .cpu_tiles import (
     Array,
     Heads,
+    Observer,
+    TileStep,
     cuts,
     group_heads,
     hide,
@@ -27,10 +28,6 @@ from .cpu_tiles import (
     product_of_seen,
     row_sums,
 )
-
-#: Called after each tile with (batch, head, q_block, kv_block, m_before, l_before, m_after, l_after); the
-#: last four have one entry per query row of the tile.
-Observer = Callable[[int, int, int, int, Array, Array, Array, Array], None]
 
 
 def run(
@@ -72,7 +69,8 @@ def run(
         stack = _Stack(schedule, problem, *operands)
         stack.slopes, stack.sink = (None if x is None else x[heads][..., None, None] for x in of_heads)
         if observer is not None:
-            stack.observe = _notifier(observer, heads, group)
+            batch, kv_head, member = (x.start for x in heads)
+            stack.watch(observer, batch, kv_head * group + member)
         loop_nest(stack, q_blocks)
 
     with single_threaded_blas() as available:
@@ -110,7 +108,7 @@ def _fa2(heads: _Stack, q_blocks: range) -> None:
             P, m_new, l_new, alpha = online_softmax(S, m, l)  # l. 9
             O *= alpha  # l. 10
             O += heads.weighted_values(P, i, j)
-            heads.observe(i, j, m, l, m_new, l_new)
+            heads.observe(i, j, P, m, l, m_new, l_new, alpha, O)
             m, l = m_new, l_new
         heads.store(heads.rows(i), normalise(O, l), m, l)  # l. 12-15
 
@@ -132,7 +130,7 @@ def _fa1(heads: _Stack, q_blocks: range) -> None:
             O_i *= alpha * l_i  # l. 12
             O_i += heads.weighted_values(P, i, j)
             normalise(O_i, l_new)
-            heads.observe(i, j, m_i, l_i, m_new, l_new)
+            heads.observe(i, j, P, m_i, l_i, m_new, l_new, alpha, O_i)
             l_i[...], m_i[...] = l_new, m_new  # l. 13
     heads.store(every_row, O, m, l)
 
@@ -178,8 +176,20 @@ class _Stack(Heads):
         super().__init__(schedule, problem, q.shape[:-2])
         self.q, self.out, self.lse = q, out, lse
         self.K, self.V = operand(k, self.dtype), operand(v, self.dtype)
-        self.observe: Callable[..., None] = lambda *tile: None
+        self._observer: Observer | None = None
         self._S, self._PV = self.empty(self.block_q, self.block_kv), self.empty(self.block_q, self.head_dim)
+
+    def watch(self, observer: Observer, batch: int, head: int) -> None:
+        """Tell of every tile. The stack is this one head."""
+        self._observer, self._place = observer, (batch, head)
+
+    def observe(self, i: int, j: int, P: Array, m: Array, l: Array, m_new: Array, l_new: Array, alpha: Array,
+                O: Array) -> None:  # fmt: skip
+        """Tile (i, j) is done: P is all there is of it, m and l were, m_new and l_new are, O is."""
+        if self._observer is not None:
+            m, l, m_new, l_new, alpha = (x.flatten() for x in (m, l, m_new, l_new, alpha))
+            P, O = (x.reshape(x.shape[-2:]).copy() for x in (P, O))
+            self._observer(TileStep(*self._place, i, j, self._S_before, P, m, l, m_new, l_new, alpha, O))
 
     def initial(self, rows: slice) -> tuple[Array, Array, Array]:
         """O = 0, l = 0, m = -inf for these rows; with a sink, as if they had seen it."""
@@ -205,6 +215,8 @@ class _Stack(Heads):
             S -= self.slopes * self.distances(i, j)
         if self.is_masked(i, j):
             hide(S, self.hidden(i, j))
+        if self._observer is not None:
+            self._S_before = S.reshape(S.shape[-2:]).copy()  # P takes its place
         return S
 
     def weighted_values(self, P: Array, i: int, j: int) -> Array:
@@ -233,12 +245,3 @@ def _tasks(plan: Plan, schedule: Schedule, workers: int, one_head: bool) -> list
     shares = min(blocks, math.ceil(4 * workers / len(stacks))) if workers > 1 else 1
     # Every shares-th block, not neighbours: later blocks may be the longer ones.
     return [(stack, range(first, blocks, shares)) for stack in stacks for first in range(shares)]
-
-
-def _notifier(observer: Observer, heads: tuple[slice, slice, slice], group: int) -> Callable[..., None]:
-    batch, kv_head, member = (s.start for s in heads)
-
-    def observe(i: int, j: int, *state: Array) -> None:
-        observer(batch, kv_head * group + member, i, j, *(x.flatten() for x in state))
-
-    return observe

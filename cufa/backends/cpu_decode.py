@@ -15,7 +15,6 @@ import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
@@ -24,12 +23,14 @@ from ..core.operation import Arrays
 from ..core.scores import distances, softcapped, with_sink
 from ..decode.choose import ragged_shares
 from ..decode.schedule import balanced_shares, split_range, used_splits
+from ..kernels import TileConfig
 from ..kernels.decode import row_blocks
 from ..ops.merge import combine
 from ..planner import Plan
 from .blas import single_threaded_blas
 from .cpu import normalise, online_softmax
-from .cpu_tiles import cut
+from .cpu_cache import CacheTiles
+from .cpu_tiles import Observer, TileStep, cut
 
 Array = npt.NDArray[Any]
 
@@ -59,11 +60,13 @@ class Work:
         return self.batch, self.heads.start, self.rows.start
 
 
-def run(plan: Plan, operands: Arrays, *, num_threads: int | None = None) -> None:
+def run(
+    plan: Plan, operands: Arrays, *, observer: Observer | None = None, num_threads: int | None = None
+) -> None:
     """Execute a plan made for the CPU: append what is new to the caches, write ``operands["out"]`` and ``lse``.
 
-    Lengths and block table are trusted: :mod:`cufa.decode.checks` has seen them. ``num_threads`` defaults to
-    what NumPy's BLAS would use.
+    Lengths and block table are trusted: :mod:`cufa.decode.checks` has seen them. ``observer`` is told of every
+    tile, from one thread. ``num_threads`` defaults to what NumPy's BLAS would use.
     """
     problem = plan.problem
     if problem.cache.new_tokens:
@@ -73,8 +76,8 @@ def run(plan: Plan, operands: Arrays, *, num_threads: int | None = None) -> None
     with single_threaded_blas() as available:
         keys = problem.kv_heads * problem.head_dim * sum(min(n, problem.visible_capacity) for n in lengths)
         workers = num_threads or (available if keys > _SERIAL_ELEMENTS else 1)
-        attend = functools.partial(_attend, plan, operands, lengths)
-        if min(workers, len(work)) == 1:
+        attend = functools.partial(_attend, plan, operands, lengths, observer)
+        if min(workers, len(work)) == 1 or observer is not None:
             parts = [attend(w) for w in work]
         else:
             with concurrent.futures.ThreadPoolExecutor(min(workers, len(work))) as pool:
@@ -167,14 +170,17 @@ def _heads_of_stack(plan: Plan, runs_of_keys: int) -> int:
 # --- One split -------------------------------------------------------------------------------------------
 
 
-def _attend(plan: Plan, operands: Arrays, lengths: Sequence[int], work: Work) -> tuple[Array, Array]:
+def _attend(
+    plan: Plan, operands: Arrays, lengths: Sequence[int], observer: Observer | None, work: Work
+) -> tuple[Array, Array]:
     """Normalised O (heads, rows, head_dim) and lse (heads, rows) over the keys of one split."""
     problem = plan.problem
     dtype: type[Any] = np.float64 if problem.dtype == "float64" else np.float32
     with np.errstate(all="ignore"):  # inf and NaN follow IEEE (the setting is the thread's)
         Q = _queries(plan, operands, work, dtype)
         K, V = (
-            _Tiles(plan, operands, cache, work, dtype) for cache in (operands["k_cache"], operands["v_cache"])
+            CacheTiles(operands[cache], operands["block_table"], work.batch, work.heads, dtype)
+            for cache in ("k_cache", "v_cache")
         )
         O = np.zeros(Q.shape, dtype)
         l = np.zeros((*Q.shape[:2], 1), dtype)
@@ -189,12 +195,32 @@ def _attend(plan: Plan, operands: Arrays, lengths: Sequence[int], work: Work) ->
             hidden = _hidden(plan, work, start, stop, lengths[work.batch])
             if hidden is not None:
                 np.copyto(S, -np.inf, where=hidden)
+            before = (S if observer is None else S.copy()), m, l  # P takes the place of S
             P, m, l, alpha = online_softmax(S, m, l)
             O *= alpha
             O += _weighted(P, V.load(start, stop), hidden)
+            if observer is not None:
+                _tell(observer, work, plan.config, start, before, (P, m, l, alpha, O))
         if operands["v_scale"] is not None:
             O *= operands["v_scale"][work.heads, None, None].astype(dtype)
         return normalise(O, l), (m + np.log(l))[..., 0]
+
+
+def _tell(
+    observer: Observer,
+    work: Work,
+    config: TileConfig,
+    start: int,
+    before: tuple[Array, Array, Array],
+    after: tuple[Array, Array, Array, Array, Array],
+) -> None:
+    """Of one tile, head by head: S, m and l before it; P, m, l, alpha and O after it."""
+    place = work.rows.start // config.block_q, start // config.block_kv
+    for n, head in enumerate(range(work.heads.start, work.heads.stop)):
+        S, m, l = (x[n].copy() for x in before)
+        P, m_new, l_new, alpha, O = (x[n].copy() for x in after)
+        m, l, m_new, l_new, alpha = (x[:, 0] for x in (m, l, m_new, l_new, alpha))
+        observer(TileStep(work.batch, head, *place, S, P, m, l, m_new, l_new, alpha, O))
 
 
 def _queries(plan: Plan, operands: Arrays, work: Work, dtype: type[Any]) -> Array:
@@ -247,64 +273,6 @@ def _weighted(P: Array, V: Array, hidden: npt.NDArray[np.bool_] | None) -> Array
         return P @ V
     rows = [P[:, r : r + 1, ~unseen] @ V[:, ~unseen] for r, unseen in enumerate(hidden)]
     return np.concatenate(rows, axis=1)
-
-
-class _Tiles:
-    """Keys or values of a stack's heads, tile by tile in the compute dtype. Valid until the next tile."""
-
-    def __init__(self, plan: Plan, operands: Arrays, cache: Array, work: Work, dtype: type[Any]) -> None:
-        self._cache, self._batch, self._heads = cache, work.batch, work.heads
-        self._pages = None if operands["block_table"] is None else operands["block_table"][work.batch]
-        self._dtype = np.dtype(dtype)
-        self._scratch = np.empty(0, dtype)
-
-    def load(self, start: int, stop: int) -> Array:
-        """(heads, stop - start, head_dim). Reads no slot or page entry past ``stop`` into the tile."""
-        if self._pages is None:
-            return self._widened(self._cache[self._batch, self._heads, start:stop])
-        size = self._cache.shape[2]
-        first, last = start // size, -(-stop // size)
-        slots = slice(start - first * size, stop - first * size)
-        if last - first == 1:
-            return self._widened(self._cache[self._pages[first], self._heads, slots])
-        pages = self._cache[self._pages[first:last], self._heads].swapaxes(0, 1)
-        heads, count, _, head_dim = pages.shape
-        return self._widened(pages).reshape(heads, count * size, head_dim)[:, slots]
-
-    def _widened(self, x: Array) -> Array:
-        """x in the compute dtype; itself when it is so already and BLAS can step over it."""
-        if (
-            x.dtype == self._dtype
-            and x.ndim == 3
-            and x.flags.aligned
-            and x.strides[1] >= x.shape[2] * x.itemsize
-        ):
-            return x
-        if self._scratch.size < x.size:
-            self._scratch = np.empty(x.size, self._dtype)
-        wide = self._scratch[: x.size].reshape(x.shape)
-        _widen(x, wide)
-        return wide
-
-
-_SHIFTS = {"float16": (13, 2.0**112, 65504.0), "uint8": (20, 2.0**120, 448.0)}
-"""Places by which the bits of float16 and e4m3 are moved to lie as those of float32 do, the factor that
-then puts the exponent right (subnormal numbers too), and the largest number: what comes out larger was inf
-or NaN."""
-
-
-def _widen(x: Array, wide: Array) -> None:
-    """Convert. By shifts and a product, float16 takes a fifth of the time of NumPy's own conversion and
-    e4m3 an eighth; that of bfloat16 is fast."""
-    if str(x.dtype) in _SHIFTS and wide.dtype == np.float32:
-        shift, factor, largest = _SHIFTS[str(x.dtype)]
-        bits = wide.view(np.int32)
-        np.left_shift(x.view(f"i{x.itemsize}"), shift, out=bits, dtype=np.int32)  # the sign is extended
-        bits &= np.int32(~(((1 << 31 - shift) - (1 << 8 * x.itemsize - 1)) << shift))
-        wide *= np.float32(factor)
-        if -largest <= wide.min(initial=0) and wide.max(initial=0) <= largest:
-            return
-    np.copyto(wide, x.view(ml_dtypes.float8_e4m3fn) if x.dtype == np.uint8 else x)
 
 
 # --- The merge -------------------------------------------------------------------------------------------

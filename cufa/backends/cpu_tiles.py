@@ -11,6 +11,7 @@ float16, bfloat16 and float32 are computed in float32, float64 in float64.
 from __future__ import annotations
 
 import concurrent.futures
+import dataclasses
 import tracemalloc
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
@@ -31,6 +32,34 @@ MIN_STACKS = 8
 """Heads share a tile only while this many stacks remain to run in parallel."""
 _SERIAL_FLOPS = 1 << 22
 """Work too small to be worth starting threads for."""
+
+
+@dataclasses.dataclass(frozen=True)
+class TileStep:
+    """What one tile did to the rows of one head, for those who watch: copies, in the compute dtype."""
+
+    batch: int
+    head: int
+    """Decode: of keys and values; a row is one of its query heads and tokens."""
+    q_block: int
+    kv_block: int
+    S: Array
+    """Scores, (rows, columns): scaled, capped, and -inf where the mask hides them."""
+    P: Array
+    """exp(S - m_after), the same shape."""
+    m_before: Array
+    """Running maximum, (rows,)."""
+    l_before: Array
+    """Running sum, (rows,)."""
+    m_after: Array
+    l_after: Array
+    alpha: Array
+    """exp(m_before - m_after), (rows,): what brings earlier sums to the new maximum."""
+    O: Array
+    """The output after this tile, (rows, head_dim): FA1's is divided by ``l_after``, that of others is not yet."""
+
+
+Observer = Callable[[TileStep], None]
 
 
 class Heads:

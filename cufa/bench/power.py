@@ -6,6 +6,7 @@ not tell, figures are None and :attr:`Power.missing` says why; times are measure
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import itertools
 import statistics
@@ -22,6 +23,17 @@ SAMPLE_SECONDS = 0.025
 ENERGY_SECONDS = 2.0
 
 
+#: Why a card lowers its clock, by NVML's bits; that nothing runs and that somebody set a clock are none.
+REASONS = {
+    "power limit": 0x04,
+    "hardware slowdown": 0x08,
+    "sync boost": 0x10,
+    "thermal limit": 0x20,
+    "hardware thermal limit": 0x40,
+    "power brake": 0x80,
+}
+
+
 @dataclasses.dataclass(frozen=True)
 class Sample:
     """The card at one moment of the host's clock."""
@@ -31,6 +43,8 @@ class Sample:
     """Since the driver was loaded."""
     watts: float
     clock_mhz: float
+    throttled_by: tuple[str, ...] = ()
+    """What keeps the clock down, of :data:`REASONS`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,6 +59,8 @@ class Power:
     """Per call, from the energy counter."""
     missing: str = ""
     """Why a figure is None."""
+    throttled: dict[str, float] = dataclasses.field(default_factory=dict)
+    """Share of the time that each of :data:`REASONS` kept the clock down; empty: none did, or none was told."""
 
 
 class Meter(Protocol):
@@ -79,7 +95,20 @@ class NvmlMeter:
             nvml.nvmlDeviceGetTotalEnergyConsumption(self._gpu) * 1e-3,
             self._milliwatts() * 1e-3,
             float(nvml.nvmlDeviceGetClockInfo(self._gpu, nvml.NVML_CLOCK_SM)),
+            self._throttled_by(),
         )
+
+    def _throttled_by(self) -> tuple[str, ...]:
+        """Nothing where the card does not tell."""
+        nvml = self._nvml
+        # The same by its former name: nvidia-ml-py 13 has both.
+        ask = getattr(nvml, "nvmlDeviceGetCurrentClocksEventReasons", None)
+        ask = ask or getattr(nvml, "nvmlDeviceGetCurrentClocksThrottleReasons", None)
+        try:
+            bits = 0 if ask is None else int(ask(self._gpu))
+        except nvml.NVMLError:
+            return ()
+        return tuple(name for name, bit in REASONS.items() if bits & bit)
 
     def _milliwatts(self) -> float:
         """Of this moment: nvmlDeviceGetPowerUsage is an average over a second on recent GPUs."""
@@ -163,4 +192,6 @@ def summarise(samples: Sequence[Sample], seconds_per_call: float) -> Power:
         joules = (last.joules - first.joules) / (last.seconds - first.seconds) * seconds_per_call
     else:
         missing = "joules take 3 s of measuring: the energy counter moves in steps"
-    return Power(median(lambda s: s.watts), median(lambda s: s.clock_mhz), joules, missing)
+    counts = collections.Counter(name for sample in samples for name in sample.throttled_by)
+    throttled = {name: counts[name] / len(samples) for name in REASONS if counts[name]}
+    return Power(median(lambda s: s.watts), median(lambda s: s.clock_mhz), joules, missing, throttled)

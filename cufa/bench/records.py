@@ -105,6 +105,7 @@ def _load_record(row: Row, load: Load) -> Json:
         "joules": None if power.joules is None else float(f"{power.joules:.4g}"),
         "tflop_per_joule": None if per_joule is None else round(per_joule, 4),
         "missing": power.missing,
+        "throttled": {name: round(share, 3) for name, share in power.throttled.items()},
     }
 
 

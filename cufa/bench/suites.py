@@ -53,7 +53,13 @@ def _best(problem: Problem, device: Device | None) -> list[str]:
     """Algorithms meant to be fast (those that skip what is masked) that serve a problem, preferred first."""
     capability = device.arch.capability if device else None
     specs = kernels_of(problem.operation).values()
-    serving = [s.algorithm for s in specs if s.skip_masked_tiles and not s.refuses(problem, capability)]
+    serving = [
+        s.algorithm
+        for s in specs
+        if s.skip_masked_tiles
+        and not s.refuses(problem, capability)
+        and any(config.fits(problem.head_dim) for config in s.configs)
+    ]
     return list(dict.fromkeys(serving))
 
 

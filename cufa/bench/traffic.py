@@ -1,4 +1,5 @@
-"""Bytes that a kernel's tiles move between the SMs and the L2 cache, derived from its loops. Pure: no GPU.
+"""Bytes that a kernel's tiles move between the SMs and the L2 cache, and within shared memory, derived from its
+loops. Pure: no GPU.
 
 What device memory itself has to move is less, as tiles share keys and values in the L2 cache: at the least every
 operand once (:attr:`cufa.core.problem.Problem.io_bytes`). Tests hold the derivation against what the kernels' source
@@ -9,13 +10,15 @@ from __future__ import annotations
 
 import dataclasses
 
-import numpy as np
-
+from ..core.architectures import Device
 from ..core.problem import Problem
 from ..core.schedule import Schedule
 from ..core.tile_classes import TileClass
 from ..kernels import KernelSpec, TileConfig
 from ..kernels.fa1 import Fa1Config
+from ..kernels.fa3 import Fa3Config
+from ..planner import make_plan
+from .bounds import work_of
 
 _FLOAT = 4
 _STRIP = 32
@@ -47,6 +50,25 @@ def l2_traffic(problem: Problem, spec: KernelSpec, config: TileConfig) -> Traffi
     return Traffic(heads * head.read, heads * head.written)
 
 
+def shared_bytes(problem: Problem, spec: KernelSpec, config: TileConfig) -> int | None:
+    """Bytes that FlashAttention-2 and -3 read and write in shared memory; None of other kernels, and of float32.
+
+    FlashAttention-2: every warp reads all of K and V of each tile, which copies have written; Q and O pass through
+    once. FlashAttention-3: :func:`cufa.bench.bounds.work_of`.
+    """
+    if problem.operation != "forward" or problem.itemsize != 2:
+        return None
+    if isinstance(config, Fa3Config):
+        plan = make_plan(problem, Device.typical(spec.min_capability), spec.algorithm, config)
+        return work_of(plan).shared_bytes
+    if isinstance(config, Fa1Config) or l2_traffic(problem, spec, config) is None:
+        return None
+    schedule = _schedule(problem, spec, config)
+    tile, block = config.block_kv * _key(problem), config.block_q * _row(problem)
+    head = schedule.visited * (config.num_warps + 1) * tile + schedule.num_q_blocks * 4 * block
+    return problem.batch * problem.heads * head
+
+
 def _schedule(problem: Problem, spec: KernelSpec, config: TileConfig) -> Schedule:
     return Schedule.of(problem, config.block_q, config.block_kv, spec.skip_masked_tiles)
 
@@ -54,9 +76,9 @@ def _schedule(problem: Problem, spec: KernelSpec, config: TileConfig) -> Schedul
 def _queries_outside(problem: Problem, schedule: Schedule) -> Traffic:
     """A head, FlashAttention-2's and 3's loops: Q once, then K and V of every tile that a query block visits; O and
     its log-sum-exp once. Rows past the end are not read."""
-    first = np.arange(0, problem.seqlen_k, schedule.block_kv)
-    of_tile = np.minimum(first + schedule.block_kv, problem.seqlen_k) - first
-    keys = int(((schedule.classes != TileClass.SKIP) @ of_tile).sum())
+    keys = schedule.visited * schedule.block_kv
+    if beyond := -problem.seqlen_k % schedule.block_kv:  # of the last tile
+        keys -= beyond * int((schedule.classes[:, -1] != TileClass.SKIP).sum())
     return Traffic(
         problem.seqlen_q * _row(problem) + keys * _key(problem),
         problem.seqlen_q * (problem.head_dim * problem.out_element.itemsize + _FLOAT),

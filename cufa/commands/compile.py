@@ -14,10 +14,12 @@ from ..core.architectures import COMPILED_ARCHITECTURES, find_architecture
 from ..core.occupancy import Occupancy, Resource
 from ..core.problem import HEAD_DIM_STEP, MAX_HEAD_DIM
 from ..kernels import KERNELS, KernelSpec, TileConfig
+from ..nvrtc.listing import listing as take_apart
 from ..nvrtc.static_compile import MissingCompilerError, nvrtc_version
 from ..nvrtc.sweep import Build, BuiltEntry, build_all
 from ..nvrtc.variants import Variant, variants
 from .common import Exit, fail, json_option, print_json, progress, stderr, stdout
+from .listing_tables import listing_record, print_listing
 
 
 def _architecture(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> list[int]:
@@ -55,6 +57,7 @@ def _head_dims(
     help="Default: 64, 128, 256, and a few odd ones for one architecture.",
 )
 @click.option("--all", "everything", is_flag=True, help="Every combination; takes hours, not minutes.")
+@click.option("--listing", is_flag=True, help="What the loops and source lines of the first build became.")
 @click.option("--jobs", type=click.IntRange(1), help="Builds at a time. Default: one per CPU.")
 @json_option
 def compile_command(
@@ -62,6 +65,7 @@ def compile_command(
     kernels: tuple[str, ...],
     head_dims: list[int] | None,
     everything: bool,
+    listing: bool,
     jobs: int | None,
     as_json: bool,
 ) -> None:
@@ -69,7 +73,8 @@ def compile_command(
 
     Of each kernel a set of builds in which every tile config occurs and every two of its other choices meet
     (architecture, head dim, element, mask, soft cap); --all builds every combination. --arch, --kernel and
-    --head-dim narrow it, and may be repeated.
+    --head-dim narrow it, and may be repeated. --listing takes the first build apart instead: instructions, live
+    registers and issue slots of its loops and source lines.
 
     Exit status 1: a kernel spills, keeps arrays in local memory, does not compile, or ptxas ignored or serialised
     something.
@@ -77,6 +82,9 @@ def compile_command(
     wanted = list(variants(archs, kernels or None, head_dims, everything=everything))
     if not wanted:
         raise click.UsageError("no kernel config fits what was asked for; try another --arch or --head-dim")
+    if listing:
+        _list(wanted[0], as_json)
+        return
     stderr().print(f"{len(wanted):,} builds of {len({v.spec.name for v in wanted})} kernels to make")
     start = time.perf_counter()
     try:
@@ -104,6 +112,17 @@ def compile_command(
     stderr().print(f"{len(builds)} builds with NVRTC {version} in {seconds:.0f} s: {verdict}")
     if bad:
         raise SystemExit(int(Exit.FAILED))
+
+
+def _list(variant: Variant, as_json: bool) -> None:
+    try:
+        found = take_apart(variant)
+    except MissingCompilerError as error:
+        fail(Exit.MISSING, str(error))
+    if as_json:
+        print_json(listing_record(variant, found))
+    else:
+        print_listing(variant, found)
 
 
 def _with_progress(wanted: Sequence[Variant], jobs: int) -> list[Build]:

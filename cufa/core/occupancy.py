@@ -84,6 +84,18 @@ class Occupancy:
         return self.warps / self.arch.max_warps
 
     @property
+    def granted_registers(self) -> int:
+        """Registers that a block gets, rounded as the hardware gives them to its warps."""
+        return _round_up(self.registers * WARP_SIZE, self.arch.register_granularity) * self.warps_per_block
+
+    @property
+    def granted_shared_memory(self) -> int:
+        """Bytes of shared memory that a block gets, with what the system reserves."""
+        return _round_up(
+            self.shared_memory + self.arch.reserved_shared_memory, self.arch.shared_memory_granularity
+        )
+
+    @property
     def unrounded_warps(self) -> int:
         """Warps per SM if only registers counted and were given without rounding: the figure on paper."""
         return min(self.arch.registers // (self.registers * WARP_SIZE), self.arch.max_warps)

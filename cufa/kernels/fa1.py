@@ -116,12 +116,12 @@ FA1_FORWARD_F32 = KernelSpec(
     configs=(
         # The block sweep published for FlashAttention-1.
         Fa1Config(128, 128, num_warps=8, max_head_dim=64),
-        Fa1Config(64, 128, num_warps=4, max_head_dim=128),
+        Fa1Config(64, 128, num_warps=4, max_head_dim=64),
         Fa1Config(128, 128, num_warps=4, max_head_dim=64),
         Fa1Config(128, 64, num_warps=8, max_head_dim=64),
         Fa1Config(128, 64, num_warps=4, max_head_dim=64),
-        Fa1Config(64, 64, num_warps=4),
-        # Where shared memory is short.
+        Fa1Config(64, 64, num_warps=4, max_head_dim=248),
+        # Where shared memory is short, or registers: wider tiles would spill a few.
         Fa1Config(64, 32, num_warps=4, min_head_dim=72),
         Fa1Config(32, 32, num_warps=2, min_head_dim=136),
     ),

@@ -2,20 +2,33 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
 import plotly.graph_objects as go
 
 from cufa.bench.limits import Limits
+from cufa.core.problem import Problem
 from cufa.dashboard import theme
 from cufa.dashboard.charts.samples import unit_for
 from cufa.dashboard.model.measurements import Measurement
+from cufa.dashboard.model.work import flops_per_score
 from cufa.dashboard.theme import Palette
 
 _FAR_AWAY = 3.0
 """Ceilings this many times over the roof are not drawn."""
 _SYMBOLS = ("circle", "diamond", "square", "triangle-up", "x", "star", "hexagon", "cross")
+
+
+@dataclasses.dataclass(frozen=True)
+class Here:
+    """A shape under the roof."""
+
+    intensity: float
+    """Useful FLOP per byte of compulsory traffic."""
+    tflops: float
+    """At the roof."""
 
 
 def intensity(row: Measurement) -> float:
@@ -27,14 +40,14 @@ def _is_masked(row: Measurement) -> bool:
     return row.problem.mask_kind != "full"
 
 
-def exponential_ceiling(limits: Limits, head_dim: int) -> float:
-    """FLOP/s at which the exponentials alone keep the GPU busy: one of them for every 4 · head_dim FLOP."""
-    return limits.exponentials * 4 * head_dim
+def exponential_ceiling(limits: Limits, problem: Problem) -> float:
+    """FLOP/s at which the exponentials alone keep the GPU busy: one of them for the FLOP of each score."""
+    return limits.exponentials * flops_per_score(problem)
 
 
 def roofline(
     rows: Sequence[Measurement], limits: Limits, products: Sequence[str], palette: Palette, height: int = 560,
-    *, read_bytes: float = 0.0,
+    *, read_bytes: float = 0.0, here: Here | None = None,
 ) -> go.Figure:  # fmt: skip
     """TFLOP/s against FLOP per byte, both logarithmic; ``products`` are the kinds that get a roof. Where masked and
     unmasked rows are shown, the marks of the masked ones are open. ``read_bytes``: the fastest reading, which is the
@@ -46,6 +59,8 @@ def roofline(
     if read_bytes and all(r.operation.memory_bound for r in rows):
         memory, moving = read_bytes, "reading"
     ridge = roof / memory
+    if here is not None:
+        x = np.append(x, here.intensity)
     low, high = min(float(x.min()) / 2, ridge / 4), 2 * float(x.max())
     slope = [low * memory, roof]
     _line(
@@ -68,8 +83,8 @@ def roofline(
             palette.text,
         )
     highest = roof
-    for number, head_dim in enumerate(sorted({r.problem.head_dim for r in rows})):
-        top = exponential_ceiling(limits, head_dim)
+    ceilings = {(r.problem.head_dim, exponential_ceiling(limits, r.problem)) for r in rows}
+    for number, (head_dim, top) in enumerate(sorted(ceilings)):
         if top > _FAR_AWAY * roof:
             continue  # so high that it limits nothing
         highest = max(highest, top)
@@ -98,9 +113,15 @@ def roofline(
                 "%{customdata[2]}<extra></extra>",
             )
         )
+    if here is not None:
+        star = {"symbol": "star", "size": 16, "color": palette.predicted}
+        star["line"] = {"width": 1.5, "color": palette.background}
+        hover = "the most for this shape: %{y:,.1f} TFLOP/s at %{x:,.0f} FLOP per byte<extra></extra>"
+        place = {"x": [here.intensity], "y": [here.tflops], "hovertemplate": hover}
+        figure.add_trace(go.Scatter(**place, name="this shape, at the roof", mode="markers", marker=star))
     title = "useful FLOP per byte of compulsory traffic"
     figure.update_xaxes(title_text=title, **theme.logarithmic(low, high))
-    lowest = min(min(r.tflops for r in rows), low * memory / 1e12)
+    lowest = min(*(r.tflops for r in rows), low * memory / 1e12)
     figure.update_yaxes(
         title_text="TFLOP/s (useful)", **theme.logarithmic(lowest / 1.3, 1.4 * highest / 1e12)
     )
@@ -121,8 +142,9 @@ def _line(figure: go.Figure, x: list[float], y: list[float], name: str, dash: st
     )
 
 
-def needs_figure(row: Measurement, palette: Palette, height: int = 340) -> go.Figure:
-    """Time that each resource would need alone, at its ceiling; lines at the measured and the predicted."""
+def needs_figure(row: Measurement, palette: Palette, tag: str = "measured", height: int = 340) -> go.Figure:
+    """Time that each resource would need alone, at its ceiling; lines at the predicted time and at the one that is
+    ``tag``, measured or recorded."""
     factor, unit = unit_for(row.seconds)
     figure = theme.new_figure(palette, height, bargap=0.35, hovermode="closest")
     figure.add_trace(
@@ -140,9 +162,9 @@ def needs_figure(row: Measurement, palette: Palette, height: int = 340) -> go.Fi
     )
     # Away from each other: the lines may be close.
     earlier = row.predicted is None or row.predicted <= row.seconds
-    anchors = {"measured": "left" if earlier else "right", "predicted": "right" if earlier else "left"}
+    anchors = {tag: "left" if earlier else "right", "predicted": "right" if earlier else "left"}
     for seconds, text, dash, colour in (
-        (row.seconds, "measured", "solid", palette.measured),
+        (row.seconds, tag, "solid", palette.measured),
         (row.predicted, "predicted", "dash", palette.predicted),
     ):
         if seconds is None:

@@ -5,15 +5,18 @@ from __future__ import annotations
 import dataclasses
 import functools
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from cufa import flash_attention
 from cufa.bench import traces
 from cufa.core.architectures import Device
+from cufa.core.element import ELEMENTS
 from cufa.core.problem import Problem
 from cufa.core.schedule import Schedule
 from cufa.dashboard.model.configs import config_key
+from cufa.dashboard.model.devices import is_card
 from cufa.dashboard.model.trace import Records, disagreements
 from cufa.kernels import TileConfig
 from cufa.tuning import cache_dir
@@ -53,7 +56,7 @@ class Kept:
     def is_of(self, device: Device) -> bool:
         """Whether it was taken on such a card, not merely one of its architecture."""
         same = self.trace.num_sms == device.num_sms and self.trace.environment.get("arch") == device.arch.name
-        return same and (device.name in self.card or self.card in device.name)
+        return same and (is_card(self.card, device.name) or is_card(device.name, self.card))
 
 
 def all_traces() -> tuple[dict[str, Kept], list[str]]:
@@ -97,6 +100,8 @@ class EmulationKey:
     config: TileConfig
     head_dim: int
     softcap: float | None = None
+    dtype: str = "float16"
+    precision: str = "native"
 
 
 def why_not_emulated(schedule: Schedule, head_dim: int, is_registered: bool) -> str | None:
@@ -124,10 +129,12 @@ def emulate_counts(key: EmulationKey) -> Records | str:
 
     s = key.schedule
     rng = np.random.default_rng(0)
-    q = rng.standard_normal((1, 1, s.seqlen_q, key.head_dim), np.float32).astype(np.float16)
-    k = rng.standard_normal((1, 1, s.seqlen_k, key.head_dim), np.float32).astype(np.float16)
-    scores = {"mask": s.mask, "softcap": key.softcap}
-    how = {**scores, "algorithm": key.algorithm, "config": key.config}
+    dtype = ELEMENTS[key.dtype].dtype
+    q = rng.standard_normal((1, 1, s.seqlen_q, key.head_dim), np.float32).astype(dtype)
+    k = rng.standard_normal((1, 1, s.seqlen_k, key.head_dim), np.float32).astype(dtype)
+    scores: dict[str, Any] = {"mask": s.mask, "softcap": key.softcap}
+    precision = None if key.precision == "native" else key.precision
+    how = {**scores, "algorithm": key.algorithm, "config": key.config, "precision": precision}
     try:
         if s.by_keys:
             out, lse = flash_attention(q, k, k, **scores, return_lse=True, device="cpu")

@@ -7,6 +7,7 @@ import ctypes
 import functools
 import importlib.util
 import os
+import re
 
 from cufa.bench import peers, records
 from cufa.core.architectures import Device, find_architecture
@@ -50,6 +51,11 @@ def gpu(number: int) -> Device:
 def device_of(name: str) -> Device | None:
     """None for the CPU."""
     return None if name == CPU else gpu(int(name.partition(":")[2]))
+
+
+def is_card(card: str, name: str) -> bool:
+    """Whether what a driver calls a card, "NVIDIA H200 NVL", has this name in it, word by word: an H20 is no H200."""
+    return re.search(rf"(?<!\w){re.escape(name)}(?!\w)", card) is not None
 
 
 def peers_here(device: str) -> tuple[str, ...]:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from cufa.bench import records
 from cufa.bench.limits import Limits
 from cufa.core.mask import FULL, Mask
-from cufa.dashboard.model.measurements import Measurement, fastest_read, of_rows
+from cufa.dashboard.model.measured_rows import of_rows
+from cufa.dashboard.model.measurements import Measurement, fastest_read
+from cufa.dashboard.worker.run import Run
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -79,6 +81,27 @@ def _evidence(name: str, record: records.Json) -> Evidence:
         )
     except (KeyError, TypeError, IndexError) as error:
         raise ValueError(f"{name}.json lacks {error}") from error
+
+
+def of_run(run: Run, rows: Sequence[Measurement]) -> Evidence | None:
+    """A run made here and its rows, like evidence: with the ceilings that it measured itself; None where it has
+    none."""
+    limits = run.record.get("limits")
+    if not limits or not rows:
+        return None
+    ceilings = Limits(**limits)
+    reading = max(fastest_read(rows), ceilings.copy_bytes, ceilings.read_bytes)
+    environment = run.record["environment"]
+    return Evidence(
+        f"run.{run.id}",
+        environment["device"],
+        environment.get("arch", ""),
+        run.submitted.isoformat(),
+        ceilings,
+        tuple(dataclasses.replace(m, read_ceiling=reading) for m in rows),
+        reading,
+        (),
+    )
 
 
 def speedups(rows: Iterable[Measurement], slow: str, fast: str, mask: Mask) -> dict[str, dict[int, float]]:

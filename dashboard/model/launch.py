@@ -27,7 +27,7 @@ KEYS = -2
 """As ``q_block``: the thread block does part of the keys of a sequence, for all its queries (split operations)."""
 
 _DTYPE = "bfloat16"
-"""Of the kernels whose launches are drawn."""
+"""Of the kernels whose launches are drawn, unless another is asked for."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,14 +112,14 @@ class Timeline:
         return float((end - start).sum()) / (self.num_sms * self.span)
 
 
-def algorithms(operation: str = "forward") -> dict[str, KernelSpec]:
+def algorithms(operation: str = "forward", dtype: str = _DTYPE) -> dict[str, KernelSpec]:
     """Kernels of an operation by algorithm whose order is written down, the simplest first: those whose launch can be
     drawn."""
-    problem = Problem(1, 1, 1, 64, 64, 64, _DTYPE, scale=default_scale(64), operation=operation)
+    problem = Problem(1, 1, 1, 64, 64, 64, dtype, scale=default_scale(64), operation=operation)
     schedule = Schedule.of(problem, 64, 64, skip_masked_tiles=True)
     found: dict[str, KernelSpec] = {}
     for spec in reversed(kernels_of(operation).values()):
-        if _DTYPE in spec.dtypes and spec.order(problem, schedule, 1) is not None:
+        if dtype in spec.dtypes and spec.order(problem, schedule, 1) is not None:
             found[spec.algorithm] = spec
     return found
 

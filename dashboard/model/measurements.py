@@ -1,6 +1,6 @@
 """Everything that was measured, from this machine's runs and from recorded evidence, as one list.
 
-Rows of every operation and regime become a :class:`Measurement` in one place, :func:`of_rows`.
+Rows of every operation and regime become a :class:`Measurement` in :mod:`cufa.dashboard.model.measured_rows`.
 """
 
 from __future__ import annotations
@@ -8,22 +8,17 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import functools
-import itertools
-import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
 
 from cufa.bench import renewal, timing
-from cufa.bench.cases import READ
-from cufa.bench.recorded import Recorded, rows_of
+from cufa.bench.recorded import Recorded
 from cufa.bench.regimes import Regime
 from cufa.bench.timing import Ratio, Timing
 from cufa.commands.common import rate_text
 from cufa.core.operation import OPERATIONS, Operation, Split
 from cufa.core.problem import Problem
-from cufa.dashboard.worker.jobs import CPU, Json
-from cufa.dashboard.worker.reading import DAMAGE
-from cufa.dashboard.worker.run import Run
+from cufa.dashboard.model.subject import Subject
+from cufa.dashboard.worker.jobs import Json
 from cufa.kernels import KERNELS
 
 #: Columns of the downloads, in this order, then the samples.
@@ -63,6 +58,10 @@ class Measurement:
     row: Recorded
     of_read: float | None = None
     """Share of what a plain read of as many bytes reached beside it; None: none was timed there."""
+    commit: str = ""
+    """Of the checkout that was measured, or the digest of the kernel's source; empty: neither was kept."""
+    clock_limit: str = ""
+    """The card's highest SM clock, in words."""
     read_ceiling: float = 0.0
     """Bytes per second of the fastest reading known of its machine (:func:`fastest_read`); 0: not known."""
 
@@ -185,6 +184,10 @@ class Measurement:
             ("tflop_per_joule", "{:.3g} TFLOP per joule"),
         )  # fmt: skip
         said = [words.format(load[name]) for name, words in parts if load.get(name) is not None]
+        said += [
+            f"throttled by the {name} {share:.0%} of the time"
+            for name, share in load.get("throttled", {}).items()
+        ]
         said += ["the host could not keep up: this is its time, not the kernel's"] * self.row.host_bound
         return ", ".join(said)
 
@@ -201,6 +204,13 @@ class Measurement:
             return ""
         warps = f", {config['num_warps']} warps" if config["num_warps"] else ""
         return f"{config['block_q']}×{config['block_kv']}{warps}"
+
+    @property
+    def subject(self) -> Subject:
+        """What other pages can tell of it."""
+        config, spec = self.row.json.get("config"), KERNELS.get(self.kernel or "")
+        read = spec.read_config(config) if spec is not None and config else None
+        return Subject(self.problem, None if spec is None else spec.name, read)
 
     @property
     def split(self) -> Split | None:
@@ -263,72 +273,6 @@ class Measurement:
         return dict(zip(COLUMNS, values, strict=True))
 
 
-def of_rows(record: Json, origin: str, source: str, title: str = "", recorded: str = "") -> list[Measurement]:
-    """The rows of evidence, or of a run of this ``title`` and time. Raises KeyError, TypeError or ValueError when
-    the record is damaged. What is read is what later figures need, so that damage shows here."""
-    is_gpu = "arch" in record["environment"]
-    counted: dict[str, int] = {}
-    found = []
-    for _, group in itertools.groupby(rows_of(record), key=lambda row: row.group):
-        rows = list(group)
-        environment = renewal.environment_of(record, rows[0].suite, rows[0].regime)
-        read = next((row for row in rows if row.label == READ), None)
-        for row in rows:
-            number = counted[row.suite] = counted.get(row.suite, -1) + 1
-            if row is read:
-                continue
-            m = Measurement(
-                ".".join(filter(None, (source, row.suite, str(number)))),
-                origin,
-                source,
-                row.suite or title,
-                environment["device"],
-                is_gpu,
-                recorded or environment["recorded"],
-                row.label if is_gpu else row.label.removesuffix(", 1 an SM"),  # a CPU has none
-                row,
-                read.p50_ns / row.p50_ns if read is not None else None,
-            )
-            _read(m)
-            found.append(m)
-    return found
-
-
-def _read(m: Measurement) -> tuple[Any, ...]:
-    first = m.row.json["samples_ns"][0]
-    return m.key, m.seconds, m.tflops, m.gbytes, m.of_ceiling, m.ceiling, m.error, first, _time(m.recorded)
-
-
-def of_run(run: Run) -> list[Measurement]:
-    """The rows of a run, finished or not; none of a run that :func:`checked` would not let pass."""
-    try:
-        return _of_run(run)
-    except DAMAGE:
-        return []
-
-
-def checked(run: Run) -> Run:
-    """The run, or in its place one that says why its rows cannot be read."""
-    try:
-        for m in _of_run(run):
-            told = m.as_dict(), m.family, m.load_text, m.needs, m.predicted, m.plan, m.prepare_seconds
-            numbers = (m.seconds, *m.timing.samples, *m.needs.values(), m.tflops, m.gbytes)
-            if not all(math.isfinite(n) and n >= 0 for n in numbers) or not m.seconds or not m.timing.p50:
-                raise ValueError(f"a time or rate of {told[0]['kernel']} is no positive number")
-    except DAMAGE as error:
-        return Run.damaged(run.id, f"its record is damaged: {error!r}"[:400])
-    return run
-
-
-def _of_run(run: Run) -> list[Measurement]:
-    if not run.rows:
-        return []
-    return [
-        dataclasses.replace(m, is_gpu=run.job.device != CPU)
-        for m in of_rows(run.record, "run", run.id, run.job.title, run.submitted.isoformat())
-    ]
-
-
 @functools.lru_cache(4096)
 def speedup(slow: Timing, fast: Timing) -> Ratio:
     """:func:`cufa.bench.timing.speedup`, remembered: 10 ms each, and every rerun of a page asks again."""
@@ -337,10 +281,11 @@ def speedup(slow: Timing, fast: Timing) -> Ratio:
 
 def newest(found: Iterable[Measurement]) -> dict[tuple[object, ...], Measurement]:
     """The latest measurement of each key."""
-    return {m.key: m for m in sorted(found, key=lambda m: _time(m.recorded))}
+    return {m.key: m for m in sorted(found, key=lambda m: time_of(m.recorded))}
 
 
-def _time(text: str) -> datetime.datetime:
+def time_of(text: str) -> datetime.datetime:
+    """Of an ISO 8601 text; without a zone it is UTC."""
     when = datetime.datetime.fromisoformat(text)
     return when if when.tzinfo else when.replace(tzinfo=datetime.UTC)
 

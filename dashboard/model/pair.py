@@ -23,6 +23,8 @@ def in_arithmetic(timeline: Timeline, problem: Problem, schedule: Schedule) -> T
     its rate: the more it holds, the longer each of their tiles takes."""
     tiles = schedule.visited * problem.batch * problem.heads
     flop = work.work(problem, schedule).done / tiles if tiles else 0.0
+    if schedule.by_keys:  # an item's tiles are those of one of the query heads that share its keys
+        flop *= problem.group_size
     scale = flop * (timeline.slots_per_sm if timeline.blocks.thread_block is None else 1)
     return dataclasses.replace(timeline, start=scale * timeline.start, end=scale * timeline.end, unit=FLOP)
 

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cufa.backends import cpu
+from cufa.backends.cpu_tiles import TileStep
 from cufa.core.mask_family import Mask
 from cufa.core.problem import Problem, default_scale
 from cufa.core.schedule import Schedule
@@ -79,8 +80,9 @@ def observe_rows(
     k, v = (rng.standard_normal((1, 1, keys, head_dim), np.float32) for _ in range(2))
     steps: list[Step] = []
 
-    def observer(batch: int, head: int, i: int, j: int, *state: Floats) -> None:
-        steps.append(Step(first_tile + j, *(np.array(x, np.float32) for x in state)))
+    def observer(tile: TileStep) -> None:
+        state = tile.m_before, tile.l_before, tile.m_after, tile.l_after
+        steps.append(Step(first_tile + tile.kv_block, *state))
 
     cpu.run(plan, q, k, v, np.empty_like(q), None, observer=observer)
     return sorted(steps, key=lambda step: step.kv_block)

@@ -16,6 +16,7 @@ import numpy as np
 from cufa.bench.regimes import Regime
 from cufa.core.architectures import Device
 from cufa.dashboard.model import splits
+from cufa.dashboard.model.devices import is_card
 from cufa.dashboard.model.evidence import Evidence
 from cufa.dashboard.model.measurements import Measurement
 from cufa.dashboard.model.splits import Batch
@@ -97,7 +98,7 @@ def _read_keys(plan: Plan) -> int:
 def reading(device: Device, block_q: int, evidence: Iterable[Evidence]) -> Reading | None:
     """Fitted to what was recorded on such a card; None where that is too little."""
     for found in evidence:
-        if found.arch == device.arch.name and device.name in found.device and found.read_bytes:
+        if found.arch == device.arch.name and is_card(found.device, device.name) and found.read_bytes:
             return _fitted(found, device, block_q)
     return None
 

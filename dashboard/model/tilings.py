@@ -13,6 +13,7 @@ from cufa.bench import bounds
 from cufa.bench.regimes import Regime
 from cufa.core.architectures import Device
 from cufa.core.problem import Problem
+from cufa.dashboard.model.devices import is_card
 from cufa.dashboard.model.evidence import Evidence
 from cufa.dashboard.model.measurements import Measurement
 from cufa.kernels import KernelSpec, TileConfig
@@ -51,7 +52,8 @@ class Error:
 def of_card(device: Device, evidence: Iterable[Evidence]) -> Evidence | None:
     """What was recorded on such a card, with ceilings."""
     return next(
-        (e for e in evidence if e.limits and e.arch == device.arch.name and device.name in e.device), None
+        (e for e in evidence if e.limits and e.arch == device.arch.name and is_card(e.device, device.name)),
+        None,
     )
 
 

@@ -45,8 +45,8 @@ def work(problem: Problem, schedule: Schedule) -> Work:
 
 def flops_per_score(problem: Problem) -> int:
     """As the operation counts them: forward 4 · head_dim, backward 10 · head_dim."""
-    shape = {"batch": 1, "heads": 1, "kv_heads": 1, "seqlen_q": 1, "seqlen_k": 1}
-    return dataclasses.replace(problem, **shape, mask=FULL).flops
+    one = Problem(1, 1, 1, 1, 1, problem.head_dim, problem.dtype, FULL, operation=problem.operation)
+    return one.flops
 
 
 def class_counts(schedule: Schedule) -> dict[Tile, int]:

@@ -1,10 +1,8 @@
 """Decode: what splitting the keys does to queries of one token or a few."""
 
-import streamlit as st
-
 from cufa.dashboard import engine, page
 from cufa.dashboard.state import Controls
-from cufa.dashboard.views import rates_view, run_live, splits_ragged, splits_view
+from cufa.dashboard.views import links, rates_view, run_live, splits_ragged, splits_view
 
 palette = page.begin(
     "Decode",
@@ -13,11 +11,13 @@ palette = page.begin(
 )
 controls = Controls("decode")
 choice = splits_view.choose(controls)
+if choice is not None:
+    links.show("decode", choice.subject)
 found = [m for m in engine.all_measurements() if m.operation.splits]
 if choice is not None:
     splits_view.show_splits(choice, controls, found, palette)
     splits_ragged.show(choice, controls, found, palette)
-st.header("Measured", anchor=False)
+page.header("Measured")
 shown = [m for m in found if m.suite != "splits"]  # a sweep is the curve above
 words = {f"{m.source}, {m.regime}": rates_view.source_words(m) for m in shown}
 if words:

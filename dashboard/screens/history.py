@@ -2,7 +2,7 @@
 
 from cufa.dashboard import engine, page
 from cufa.dashboard.state import Controls
-from cufa.dashboard.views import history_runs, history_view
+from cufa.dashboard.views import history_over_time, history_runs, history_view
 
 palette = page.begin(
     "History",
@@ -17,6 +17,7 @@ if rows:
     history_view.show_table(rows)
     history_runs.show_ended(runs)
     history_view.show_difference(controls, rows, palette)
+    history_over_time.show(controls, rows, palette)
 else:
     text = "Nothing fits these filters." if found else "Nothing is measured yet: start a run on the page Run."
     page.verdict(text, "warn")

@@ -3,6 +3,7 @@
 from cufa.dashboard import page
 from cufa.dashboard.state import Controls
 from cufa.dashboard.views import (
+    links,
     masked_column,
     masked_controls,
     masked_gain,
@@ -20,6 +21,9 @@ palette = page.begin(
 controls = Controls("masked")
 view = masked_controls.choose(controls)
 other = masked_pair.choose_other(controls, view)
+links.show("masked_work", view.subject, "The first" if other else "")
+if other is not None:
+    links.show("masked_work", other.subject, "Beside it")
 if other is not None:
     masked_pair.show(view, other, palette)
 else:

@@ -2,7 +2,7 @@
 
 from cufa.dashboard import page
 from cufa.dashboard.state import Controls
-from cufa.dashboard.views import occupancy_view
+from cufa.dashboard.views import links, occupancy_choice, occupancy_view
 
 palette = page.begin(
     "Occupancy",
@@ -10,7 +10,8 @@ palette = page.begin(
     "compiled on this machine. No GPU is needed.",
 )
 controls = Controls("occupancy")
-choice = occupancy_view.choose(controls)
+choice = occupancy_choice.choose(controls)
+links.show("occupancy", occupancy_choice.subject_of(choice))
 occupancy_view.show_kernel(choice, controls, palette)
 controls.finish()
 occupancy_view.show_table(choice, palette)

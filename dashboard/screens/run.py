@@ -2,7 +2,7 @@
 
 from cufa.dashboard import engine, page
 from cufa.dashboard.state import Controls
-from cufa.dashboard.views import run_controls, run_live, run_result
+from cufa.dashboard.views import links, run_controls, run_live, run_result
 
 palette = page.begin(
     "Run",
@@ -12,6 +12,8 @@ palette = page.begin(
 controls = Controls("run")
 runs = engine.all_runs()
 job = run_controls.choose(controls)
+if job.cases:
+    links.show("run", run_controls.subject_of(job))
 run_live.show_start(job, runs, controls.refused)
 run_live.show_active(palette)
 left, right = page.fields(5, 1.1)

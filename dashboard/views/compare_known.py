@@ -27,7 +27,7 @@ _PUBLISHED = "published"
 
 def show(controls: Controls, found: Sequence[Measurement], palette: Palette) -> None:
     """One of the three tables."""
-    st.header("Known results, here", anchor=False)
+    page.header("Known results, here")
     name = next(iter(run_devices()))
     device = device_of(name)
     tables = {"versions": "FA1 to FA2 by length", "blocks": "block sizes of FA1", "traffic": "effective GB/s"}

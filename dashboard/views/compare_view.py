@@ -15,6 +15,7 @@ from cufa.dashboard.charts.samples import unit_for
 from cufa.dashboard.model.measurements import Measurement, machine_key, machines, newest, said_most, speedup
 from cufa.dashboard.state import Controls
 from cufa.dashboard.theme import Palette
+from cufa.dashboard.views import links
 
 _METRICS = {"tflops": "TFLOP/s", "time": "time", "gbytes": "GB/s", "joules": "energy"}
 
@@ -103,6 +104,7 @@ def _show_metric(rows: Sequence[Measurement], metric: str, names: Sequence[str],
     page.figure(figure, "compare.lengths", _describe(series, title))
     bars = "" if metric == "joules" else " Bars are p10 to p90."
     st.caption(f"Measured {best.regime} on **{best.where}**: {best.how}{bars} {_where_from(rows)}")
+    links.show("compare", best.subject, f"{best.label} at {best.problem.seqlen_k:,}")
     _show_loads(rows)
 
 
@@ -133,7 +135,11 @@ def load_cells(m: Measurement) -> dict[str, str]:
         ("energy per call", "joules", "{:.3g} J"),
         ("TFLOP per joule", "tflop_per_joule", "{:.3g}"),
     )
-    return {name: "–" if load.get(key) is None else text.format(load[key]) for name, key, text in columns}
+    cells = {name: "–" if load.get(key) is None else text.format(load[key]) for name, key, text in columns}
+    reasons = load.get("throttled") or {}
+    return cells | {
+        "throttled by": ", ".join(f"{name} {share:.0%}" for name, share in reasons.items()) or "–"
+    }
 
 
 def _point(m: Measurement, metric: str, factor: float) -> Point:
@@ -155,7 +161,7 @@ def _point(m: Measurement, metric: str, factor: float) -> Point:
 def _show_speedup(
     rows: Sequence[Measurement], shown: Sequence[str], base: str, names: Sequence[str], palette: Palette
 ) -> None:
-    st.header(f"Speed-up over {base}", anchor=False)
+    page.header(f"Speed-up over {base}")
     series = speedups(rows, shown, base)
     if not series:
         page.verdict(f"No shape was measured with both {base} and another kernel shown.", "warn", small=True)

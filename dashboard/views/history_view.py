@@ -16,6 +16,7 @@ from cufa.dashboard.model import export
 from cufa.dashboard.model.measurements import Measurement, in_words, said_most, speedup
 from cufa.dashboard.state import Controls
 from cufa.dashboard.theme import Palette
+from cufa.dashboard.views import links
 from cufa.dashboard.views.compare_view import load_cells
 
 _ORIGINS = {"all": "all", "run": "runs here", "recorded": "recorded evidence"}
@@ -112,7 +113,7 @@ def _take_picked(ids: Sequence[str]) -> None:
 
 def show_difference(controls: Controls, rows: Sequence[Measurement], palette: Palette) -> None:
     """Two measurements, or two whole runs."""
-    st.header("The difference between two", anchor=False)
+    page.header("The difference between two")
     st.caption("Pick two rows of the table above, or choose here.")
     kinds = {"rows": "two measurements", "runs": "two whole runs"}
     kind = controls.choice("compare", "Compare", kinds, segmented=True)
@@ -134,6 +135,8 @@ def _show_rows(controls: Controls, rows: Sequence[Measurement], palette: Palette
     if a.id == b.id:
         page.verdict("A and B are the same measurement: choose another one.", "warn", small=True)
         return
+    links.show("history", a.subject, "A")
+    links.show("history", b.subject, "B")
     lanes = [(f"A: {a.label}, {a.regime}", a.timing), (f"B: {b.label}, {b.regime}", b.timing)]
     if a.regime is not b.regime:
         page.verdict(
@@ -262,7 +265,7 @@ def _show_ratios(pairs: Sequence[tuple[str, Ratio]], palette: Palette) -> None:
 
 def show_downloads(rows: Sequence[Measurement]) -> None:
     """What the table shows, with every sample."""
-    st.header("Take it away", anchor=False)
+    page.header("Take it away")
     columns = st.columns(3)
     offers = (
         ("CSV", "cufa.csv", "text/csv", export.csv_text, "table"),

@@ -14,27 +14,46 @@ from cufa.dashboard.model.launch import algorithms
 from cufa.dashboard.state import Controls
 from cufa.dashboard.views import mask_control
 from cufa.dashboard.views.masked_view import MOST_BLOCKS_A_SIDE, View
-from cufa.dashboard.views.shape_controls import choose_card, choose_kv_heads
+from cufa.dashboard.views.shape_controls import HEAD_DIMS, choose_card, choose_kv_heads
 from cufa.kernels import KernelSpec, TileConfig
 from cufa.planner import fitting_configs
 
 ALGORITHM_WORDS = {"fa1": "FA1", "fa2_noskip": "FA2, no skip", "fa2": "FA2", "fa3": "FA3"}
 MAX_LENGTH = 131_072
 _CUSTOM = "custom"
-_OPERATIONS = ("forward", "backward")
+DRAWN = ("forward", "backward")
 """Whose schedule is one of tiles: from the queries' side, and from the keys'."""
+_DTYPES = {
+    "bfloat16": ("bfloat16", "native"),
+    "float16": ("float16", "native"),
+    "float32": ("float32", "float32"),
+    "tf32": ("float32", "tf32"),
+}
+"""Element and precision by the name in links."""
+
+
+def masked_dtype(problem: Problem) -> str:
+    """What links of the page call a problem's type. Raises ValueError for one that it does not offer."""
+    wanted = problem.dtype, problem.precision
+    name = next((name for name, found in _DTYPES.items() if found == wanted), None)
+    if name is None:
+        raise ValueError(f"Tiles of {problem.dtype} are not drawn there.")
+    return name
 
 
 def choose(controls: Controls) -> View:
     """The controls, and what they describe."""
     with page.control_box():
-        first, left, right = page.fields(1.4, 3, 2)
+        first, left, middle, right = page.fields(1.4, 2.4, 1, 1.8)
         with first:
-            titles = {name: OPERATIONS[name].title for name in _OPERATIONS}
-            operation = controls.choice("op", "Operation", titles, _OPERATIONS[0], segmented=True)
+            titles = {name: OPERATIONS[name].title for name in DRAWN}
+            operation = controls.choice("op", "Operation", titles, DRAWN[0], segmented=True)
         with right:
             device = choose_card(controls)
-        known = algorithms(operation)
+        with middle:
+            words = {name: element for name, (element, _) in _DTYPES.items()} | {"tf32": "float32 (tf32)"}
+            dtype, precision = _DTYPES[controls.choice("dtype", "Type", words)]
+        known = algorithms(operation, dtype)
         specs = {name: spec for name, spec in known.items() if spec.runs_on(device.arch.capability)}
         with left:
             words = {name: ALGORITHM_WORDS.get(name, name) for name in specs}
@@ -52,11 +71,11 @@ def choose(controls: Controls) -> View:
             help_text = "Divisors of the heads: fewer is GQA, one is MQA. They change traffic, not tiles."
             kv_heads = choose_kv_heads(controls, heads, help=help_text)
         with columns[5]:
-            sizes = [str(d) for d in (32, 40, 64, 80, 96, 128, 192, 256)]
-            head_dim = int(controls.choice("d", "Head dim", sizes, "128"))
+            head_dim = int(controls.choice("d", "Head dim", HEAD_DIMS, "128"))
         mask, softcap = mask_control.choose(controls)
         shape = (batch, heads, kv_heads, seqlen_q, seqlen_k, head_dim)
-        problem = Problem(*shape, "bfloat16", mask, default_scale(head_dim), softcap, operation=operation)
+        scale = default_scale(head_dim)
+        problem = Problem(*shape, dtype, mask, scale, softcap, precision, operation=operation)
         config = choose_config(controls, problem, specs[algorithm], device)
     spec = specs[algorithm]
     schedule = Schedule.of(problem, config.block_q, config.block_kv, spec.skip_masked_tiles)

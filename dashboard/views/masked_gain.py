@@ -22,7 +22,7 @@ _MOST_SIMULATED = 40_000  # thread blocks of one launch
 
 def show_flops(view: View, palette: Palette) -> None:
     """Done, useful, dense."""
-    st.header("Arithmetic", anchor=False)
+    page.header("Arithmetic")
     done = work.work(view.problem, view.schedule)
     flop = {name: charts.si(getattr(done, name), "FLOP") for name in ("useful", "done", "dense", "waste")}
     text = f"{done.waste_share:.1%} of the arithmetic is thrown away: {flop['waste']} of {flop['done']}."
@@ -42,7 +42,7 @@ def show_flops(view: View, palette: Palette) -> None:
 
 def show_speedup(view: View, palette: Palette) -> None:
     """What skipping masked tiles gains, by length."""
-    st.header("What skipping gains", anchor=False)
+    page.header("What skipping gains")
     tiling = dataclasses.replace(view.schedule, skip_masked_tiles=True)
     here, limit = work.skip_speedup(tiling), work.skip_limit(tiling.mask)
     if not view.schedule.visited:

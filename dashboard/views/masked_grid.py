@@ -103,8 +103,9 @@ def show_counters(view: View) -> None:
 def _key(view: View) -> counters.EmulationKey:
     problem = view.problem
     return counters.EmulationKey(
-        view.schedule, view.spec.algorithm, view.config, problem.head_dim, problem.softcap
-    )
+        view.schedule, view.spec.algorithm, view.config, problem.head_dim, problem.softcap,
+        problem.dtype, problem.precision,
+    )  # fmt: skip
 
 
 def _judge(view: View, wrong: list[str], tag: str, where: str) -> None:

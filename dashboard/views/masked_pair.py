@@ -37,7 +37,7 @@ def choose_other(controls: Controls, view: View) -> View | None:
         return None
     with st.container(border=True, key="controls-beside"):
         controls = controls.second(_PREFIX)
-        known = algorithms(view.problem.operation)
+        known = algorithms(view.problem.operation, view.problem.dtype)
         specs = {name: spec for name, spec in known.items() if spec.runs_on(view.device.arch.capability)}
         words = {name: ALGORITHM_WORDS.get(name, name) for name in specs}
         default = next((name for name in reversed(specs) if name != view.algorithm), view.algorithm)
@@ -82,7 +82,7 @@ def _names(view: View, other: View) -> list[str]:
         words = [f"{ALGORITHM_WORDS.get(x.algorithm, x.algorithm)} {x.config.block_q}×{x.config.block_kv}"]
         words += [x.problem.scores_text] * (view.problem.scores_text != other.problem.scores_text)
         found.append(", ".join(words))
-    if found[0] == found[1]:
+    if found[0] == found[1] and str(view.config) != str(other.config):
         found = [f"{name}, {x.config}" for name, x in zip(found, (view, other), strict=True)]
     return found if found[0] != found[1] else [f"{found[0]} (left)", f"{found[1]} (right)"]
 
@@ -180,7 +180,7 @@ def _thread_blocks(view: View) -> int:
 def _show_timelines(
     sides: tuple[View, View], names: list[str], lines: list[Timeline], palette: Palette
 ) -> None:
-    st.header("On the SMs", anchor=False)
+    page.header("On the SMs")
     if not lines:
         text = f"More than {MOST_THREAD_BLOCKS:,} thread blocks are not simulated."
         page.verdict(text, "warn", small=True)

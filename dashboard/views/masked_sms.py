@@ -30,7 +30,7 @@ _TRACE_TIMEOUT = 180
 
 def show_timelines(view: View, palette: Palette) -> None:
     """The prediction, beside it what a trace build measured, and the tail of both."""
-    st.header("On the SMs", anchor=False)
+    page.header("On the SMs")
     if len(view.blocks) > MOST_THREAD_BLOCKS:
         text = f"{len(view.blocks):,} thread blocks: more than {MOST_THREAD_BLOCKS:,} are not simulated."
         page.verdict(text, "warn", small=True)
@@ -65,7 +65,11 @@ def _show_predicted(view: View, palette: Palette) -> None:
     rule += "next block in launch order to the first free place"
     if view.blocks.thread_block is not None:
         rule = f"one persistent block on every SM, each takes its own {view.item_noun}s in the kernel's order"
-    st.caption(f"Simulated: {rule}; every tile takes as long as any other.")
+    group = view.problem.heads // view.problem.kv_heads
+    of_group = (
+        f" Tiles are those of one of its {group} query heads." if view.schedule.by_keys and group > 1 else ""
+    )
+    st.caption(f"Simulated: {rule}; every tile takes as long as any other.{of_group}")
     _export(timeline, f"predicted: {view.spec.name}, {view.problem}", "predicted")
 
 

@@ -47,7 +47,7 @@ def _show_grid(view: View, palette: Palette, place: DeltaGenerator, selected: tu
     with place:
         masked_grid.show_grid(view, palette, selected)
         masked_grid.show_counters(view)
-        st.header("Inside one tile", anchor=False)
+        page.header("Inside one tile")
 
 
 def take_click(controls: Controls, **axes: str) -> None:

@@ -15,7 +15,7 @@ from cufa.dashboard.views.masked_view import View
 
 def show_tilings(view: View) -> None:
     """A table, the shortest predicted time first."""
-    st.header("Which tiles", anchor=False)
+    page.header("Which tiles")
     try:
         found = tilings.of_card(view.device, evidence.load())
     except ValueError:  # the page says so further up

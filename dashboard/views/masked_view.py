@@ -10,6 +10,8 @@ from cufa.core.occupancy import occupancy
 from cufa.core.problem import Problem
 from cufa.core.schedule import Schedule, Tile
 from cufa.dashboard.model import launch, work
+from cufa.dashboard.model.subject import Subject
+from cufa.dashboard.views.shape_controls import card_key
 from cufa.kernels import KernelSpec, TileConfig
 
 MOST_BLOCKS_A_SIDE = 4096
@@ -67,6 +69,10 @@ class View:
         if self.whole_heads:
             return "head"
         return "key block" if self.schedule.by_keys else "query block"
+
+    @property
+    def subject(self) -> Subject:
+        return Subject(self.problem, self.spec.name, self.config, card_key(self.device))
 
     @property
     def is_registered(self) -> bool:

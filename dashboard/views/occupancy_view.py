@@ -1,73 +1,33 @@
-"""The page Occupancy: its choices, the compiled kernel, and what if."""
+"""The page Occupancy: the compiled kernel, and what if."""
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from collections.abc import Iterable
+from pathlib import Path
 
 import streamlit as st
 
-from cufa.core.architectures import (
-    ARCHITECTURES,
-    COMPILED_ARCHITECTURES,
-    Architecture,
-    Device,
-    find_architecture,
-)
-from cufa.core.occupancy import Occupancy
-from cufa.core.operation import OPERATIONS
+from cufa.core.occupancy import UNLIMITED, Occupancy, Resource
+from cufa.core.order import WHOLE_HEAD
 from cufa.core.problem import Problem
 from cufa.core.schedule import Schedule
 from cufa.dashboard import page, sentences
 from cufa.dashboard.charts import occupancy as charts
 from cufa.dashboard.charts.occupancy import Point
 from cufa.dashboard.model import counters
-from cufa.dashboard.model.compiled import Compiled, Compiler, Entry, compiled_problems
+from cufa.dashboard.model.compiled import Compiled, Compiler, Entry
 from cufa.dashboard.model.configs import config_key, config_words
 from cufa.dashboard.model.trace import measured_timeline
 from cufa.dashboard.state import Controls
 from cufa.dashboard.theme import Palette
-from cufa.dashboard.views import mask_control
-from cufa.kernels import KERNELS, KernelSpec, TileConfig
+from cufa.dashboard.views.occupancy_choice import Choice, begin
 from cufa.nvrtc.static_compile import MissingCompilerError
 from cufa.nvrtc.variants import Variant
-from cufa.planner import fitting_configs
 
-_HEAD_DIM, _ARCH = 128, 90
-"""What the page begins with."""
 _WHAT_IF_OF = "occupancy.build"
-
-
-@dataclasses.dataclass(frozen=True)
-class Choice:
-    """One kernel for one kind of problem; ``arch`` and ``config`` are the build looked at."""
-
-    spec: KernelSpec
-    problem: Problem
-    """Of which the lengths do not matter."""
-    arch: Architecture
-    config: TileConfig | None
-
-    @property
-    def head_dim(self) -> int:
-        return self.problem.head_dim
-
-    def variant(self, config: TileConfig, arch: Architecture) -> Variant:
-        return Variant(self.spec, config, self.problem, arch)
-
-    def configs(self, arch: Architecture) -> tuple[TileConfig, ...]:
-        return fitting_configs(self.spec, self.head_dim, Device.typical(arch.capability))
-
-    @property
-    def rows(self) -> list[TileConfig]:
-        """Tiles built for this head dim, on whichever card they fit."""
-        return [c for c in self.spec.configs if c.fits(self.head_dim)]
-
-    @property
-    def archs(self) -> list[Architecture]:
-        served = [ARCHITECTURES[c] for c in COMPILED_ARCHITECTURES]
-        return [a for a in served if self.spec.runs_on(a.capability)]
+_GROUP = 128
+"""Threads of a warpgroup."""
 
 
 @st.cache_resource(show_spinner=False)
@@ -78,66 +38,7 @@ def compiler() -> Compiler:
 
 def compile_first() -> None:
     """Begin with what the page shows to a visitor who has chosen nothing yet."""
-    spec = next(iter(KERNELS.values()))
-    problem = mask_control.usual(compiled_problems(spec, _HEAD_DIM))
-    choice = Choice(spec, problem, find_architecture(_ARCH), None)
-    compiler().want(choice.variant(config, choice.arch) for config in choice.configs(choice.arch)[:1])
-
-
-def choose(controls: Controls) -> Choice:
-    """The controls of the page."""
-    with page.control_box():
-        columns = page.fields(2.6, 0.9, 1.5)
-        with columns[0]:
-            words = {
-                name: f"{OPERATIONS[spec.operation].title}: {name}, {spec.title}"
-                for name, spec in KERNELS.items()
-            }
-            spec = KERNELS[controls.choice("kernel", "Kernel", words)]
-        with columns[1]:
-            sizes = [str(d) for d in (40, 64, 80, 96, 128, 192, 256)]
-            head_dim = int(controls.choice("d", "Head dim", sizes, str(_HEAD_DIM)))
-        problems = compiled_problems(spec, head_dim)
-        with columns[2]:
-            kinds = {_inputs_key(p): _inputs_words(p) for p in problems}
-            inputs = controls.choice("dtype", "Inputs", kinds)
-        problems = [p for p in problems if _inputs_key(p) == inputs]
-        columns = page.fields(1.9, 1.5, 1.2, 2)
-        with columns[0]:
-            problems = mask_control.choose_built(controls, problems)
-        lengths = {
-            str(number): text for number, text in enumerate(dict.fromkeys(map(_lengths_words, problems)))
-        }
-        if len(lengths) > 1:
-            with columns[1]:
-                wanted = lengths[controls.choice("cache", "Lengths", lengths)]
-            problems = [p for p in problems if _lengths_words(p) == wanted]
-        with columns[2]:
-            served = [a for a in ARCHITECTURES.values() if spec.runs_on(a.capability)]
-            archs = {str(a.capability): f"{a.name} · {a.typical_card}" for a in served}
-            arch = find_architecture(controls.choice("arch", "Architecture", archs, str(_ARCH)))
-        choice = Choice(spec, problems[0], arch, None)
-        with columns[3]:
-            configs = {config_key(c): c for c in choice.configs(arch)}
-            if not configs:
-                st.info(f"No tiles of {spec.name} fit {arch.name} at head dim {head_dim}.")
-                return choice
-            words = {key: config_words(c) for key, c in configs.items()}
-            key = controls.choice("tiles", "Tiles (queries × keys)", words)
-    return dataclasses.replace(choice, config=configs[key])
-
-
-def _inputs_key(p: Problem) -> str:
-    return ".".join((p.dtype, p.precision, *((p.k_dtype,) if p.k_dtype else ())))
-
-
-def _inputs_words(p: Problem) -> str:
-    text = p.dtype if p.precision == "native" else f"{p.dtype} ({p.precision})"
-    return f"{text}, {p.k_element.name} keys" if p.k_dtype else text
-
-
-def _lengths_words(p: Problem) -> str:
-    return f"{p.lengths}{', lengths given' if p.lengths.ragged else ''}"
+    compiler().want([begin()])
 
 
 def show_kernel(choice: Choice, controls: Controls, palette: Palette) -> None:
@@ -155,18 +56,27 @@ def show_kernel(choice: Choice, controls: Controls, palette: Palette) -> None:
         st.error(finding, icon=":material/error:")
     if not built.entries:
         return
-    entry = _choose_entry(controls, built)
+    main = _main_entry(built, choice)
+    entry = _choose_entry(controls, built, main)
     page.verdict(charts.verdict(entry.occupancy(choice.arch)), tag="compiled")
     _show_facts(entry, choice)
-    _show_achieved(entry, choice)
+    _show_limits(entry, choice)
+    if entry is main:
+        _show_achieved(entry, choice)
     _show_what_if(entry, choice, controls, palette)
 
 
-def _choose_entry(controls: Controls, built: Compiled) -> Entry:
+def _main_entry(built: Compiled, choice: Choice) -> Entry:
+    """The launch that the kernel is named for, and whose blocks a trace is of; else the first."""
+    named = Path(choice.spec.source).stem
+    return next((e for e in built.entries if e.name == named), built.entries[0])
+
+
+def _choose_entry(controls: Controls, built: Compiled, main: Entry) -> Entry:
     if len(built.entries) == 1:
         return built.entries[0]
     names = [e.name for e in built.entries]
-    name = controls.choice("entry", "Launch", names, segmented=True)
+    name = controls.choice("entry", "Launch", names, main.name, segmented=True)
     return next(e for e in built.entries if e.name == name)
 
 
@@ -179,6 +89,38 @@ def _show_facts(entry: Entry, choice: Choice) -> None:
         f"{spills} · {choice.arch.nvrtc_name} · on paper, without rounding, registers alone "
         f"would allow {o.unrounded_warps} warps"
     )
+
+
+def _show_limits(entry: Entry, choice: Choice) -> None:
+    """Each resource alone: what a block takes of it, what an SM has, and how many blocks that makes."""
+    o, arch = entry.occupancy(choice.arch), choice.arch
+    none = "no limit"
+    rows = [
+        (Resource.WARPS, f"{o.warps_per_block}", f"{arch.max_warps}"),
+        (Resource.REGISTERS, f"{o.granted_registers:,}", f"{arch.registers:,}"),
+        (Resource.SHARED_MEMORY, f"{o.granted_shared_memory:,} B", f"{arch.shared_memory:,} B"),
+        (Resource.BARRIERS, f"{entry.barriers}", none if arch.barriers is None else f"{arch.barriers}"),
+        (Resource.BLOCKS, "1", f"{arch.max_blocks}"),
+    ]
+    lines = [
+        {
+            "resource": str(resource),
+            "a block takes": takes,
+            "an SM has": has,
+            "blocks per SM": none if o.limits[resource] == UNLIMITED else f"{o.limits[resource]}",
+            "": "limits" if resource in o.limiters else "",
+        }
+        for resource, takes, has in rows
+    ]
+    st.dataframe(lines, hide_index=True, height="content")
+    if entry.split:
+        least, most, groups = entry.split[0], entry.split[-1], entry.threads // _GROUP
+        consumers = sentences.count(groups - 1, "consumer")
+        st.caption(
+            f"Registers move between warpgroups (setmaxnreg): of {groups} × {entry.registers} = "
+            f"{groups * entry.registers} at launch the producer keeps {least}, and {consumers} "
+            f"{sentences.plural(groups - 1, 'takes')} {most} each: {least + (groups - 1) * most}."
+        )
 
 
 def _show_achieved(entry: Entry, choice: Choice) -> None:
@@ -197,7 +139,7 @@ def _show_achieved(entry: Entry, choice: Choice) -> None:
         p = trace.problem
         schedule = Schedule.of(p, trace.config.block_q, trace.config.block_kv, choice.spec.skip_masked_tiles)
         order = choice.spec.order(p, schedule, trace.num_sms)
-        whole_heads = order is not None and len(order) < p.batch * p.heads * schedule.num_q_blocks
+        whole_heads = order is not None and bool((order.q_block == WHOLE_HEAD).all())
         timeline = measured_timeline(trace.records, trace.num_sms, whole_heads)
         theoretical = entry.occupancy(choice.arch).blocks
         page.verdict(
@@ -216,7 +158,7 @@ def _compiled_as(p: Problem) -> tuple[object, ...]:
 
 
 def _show_what_if(entry: Entry, choice: Choice, controls: Controls, palette: Palette) -> None:
-    st.header("What if", anchor=False)
+    page.header("What if")
     arch = choice.arch
     _begin_anew(entry, choice, controls)
     columns = st.columns(3)
@@ -283,7 +225,7 @@ def _begin_anew(entry: Entry, choice: Choice, controls: Controls) -> None:
 
 def show_table(choice: Choice, palette: Palette) -> None:
     """Every tiling of the kernel on every architecture; fills up while compiling."""
-    st.header("All tiles, all architectures", anchor=False)
+    page.header("All tiles, all architectures")
     waiting = compiler().want(_builds(choice).values())
     if compiler().missing or not choice.rows:
         return

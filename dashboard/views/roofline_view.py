@@ -4,28 +4,38 @@ from __future__ import annotations
 
 import streamlit as st
 
+from cufa.bench.cases import Work
 from cufa.bench.suites import SUITES
 from cufa.commands.common import seconds_text
-from cufa.dashboard import page
+from cufa.core.problem import Problem
+from cufa.dashboard import engine, page, sentences
 from cufa.dashboard.charts import roofline as charts
-from cufa.dashboard.model import evidence
+from cufa.dashboard.charts.roofline import Here
+from cufa.dashboard.charts.work import si
+from cufa.dashboard.model import evidence, work
+from cufa.dashboard.model.configs import config_key
 from cufa.dashboard.model.evidence import Evidence
-from cufa.dashboard.model.measurements import Measurement
+from cufa.dashboard.model.measurements import Measurement, in_words
+from cufa.dashboard.model.subject import Subject, problem_of
 from cufa.dashboard.state import Controls
 from cufa.dashboard.theme import Palette
-from cufa.dashboard.views import mask_control
+from cufa.dashboard.views import links, mask_control, roofline_levels
+from cufa.kernels import KERNELS, TileConfig
+
+_OWN = ", run here"
 
 
 def show(controls: Controls, palette: Palette) -> None:
     """The whole page; where there is no evidence, what would make some."""
     found = _load()
+    asked = _asked(controls)
     if not found:
         return
     by_name = {e.name: e for e in found}
     with page.control_box():
         left, middle, right = page.fields(1.8, 2.2, 1.6)
         with left:
-            words = {e.name: e.where for e in found}
+            words = {e.name: f"{e.where}{_OWN if e.rows[0].origin == 'run' else ''}" for e in found}
             chosen = by_name[controls.choice("machine", "Measured on", words, local=True)]
         suites = dict.fromkeys(r.suite for r in chosen.rows)
         with middle:
@@ -44,51 +54,111 @@ def show(controls: Controls, palette: Palette) -> None:
     if not rows:
         page.verdict("Nothing is left to draw: choose at least one kernel.", "warn")
         return
-    _show_roofline(chosen, rows, palette)
-    _show_needs(controls, rows, palette)
+    here = None if asked is None else _show_asked(asked, chosen)
+    _show_roofline(chosen, rows, palette, here)
+    row = _show_needs(controls, rows, asked, palette)
+    if asked is None:
+        links.show("roofline", row.subject)
+        roofline_levels.show(row.subject, row, chosen, _top(row.problem, chosen), palette)
+        return
+    same = [m for m in chosen.rows if m.problem == asked.problem and m.kernel in (asked.kernel, None)]
+    mine = next((m for m in same if m.kernel == asked.kernel and str(m.regime) == regime), None)
+    roofline_levels.show(asked, mine, chosen, _top(asked.problem, chosen), palette)
+
+
+def _top(problem: Problem, chosen: Evidence) -> float:
+    """FLOP/s of products."""
+    assert chosen.limits is not None
+    flops = chosen.limits.flops
+    return flops.get(_product(problem)) or max(flops.values())
+
+
+def _asked(controls: Controls) -> Subject | None:
+    """The shape that a link brought, with its kernel and tiles."""
+    problem = controls.carried("of", problem_of, "a shape")
+    kernel = controls.carried("kernel", lambda text: KERNELS[text].name, "a kernel")
+    config = controls.carried("tiles", lambda text: _config(kernel, text), "tiles of the kernel")
+    return None if problem is None else Subject(problem, kernel, config)
+
+
+def _config(kernel: str | None, text: str) -> TileConfig:
+    if kernel is not None:
+        for config in KERNELS[kernel].configs:
+            if config_key(config) == text:
+                return config
+    raise ValueError(text)
+
+
+def _show_asked(asked: Subject, chosen: Evidence) -> Here:
+    """Where the shape stands under the roof, and what is recorded of it."""
+    assert chosen.limits is not None
+    p = asked.problem
+    least, binds = chosen.limits.floor(p, Work.of(p))
+    many = binds.endswith(("products", "exponentials"))
+    page.verdict(
+        f"{in_words(p)}: {si(p.flops, 'FLOP')} for {si(p.io_bytes, 'B')}, {p.flops / p.io_bytes:,.0f} FLOP per byte; "
+        f"{binds} {'allow' if many else 'allows'} {seconds_text(least)} at the least.",
+        "",
+        "predicted",
+    )
+    links.show("roofline", asked)
+    rows = [m for m in chosen.rows if m.problem == p]
+    if rows:
+        told = (f"{m.label} {seconds_text(m.seconds)} ({m.of_ceiling:.0%}, {m.regime})" for m in rows)
+        tag = page.origin_tag(rows[0].origin)
+        page.verdict(f"This very shape: {sentences.listed(told, 8)}.", "", tag, small=True)
+    else:
+        st.caption(f"Of this shape no time is recorded on {chosen.where}; the star is where the roof is.")
+    return Here(p.flops / p.io_bytes, p.flops / least / 1e12)
 
 
 def _load() -> list[Evidence]:
-    """Evidence with ceilings; says so when there is none."""
+    """Evidence with ceilings, and runs made here; says so when there is none."""
     try:
         found = [e for e in evidence.load() if e.limits is not None and e.rows]
     except ValueError as error:
         page.verdict("The recorded evidence cannot be read.", "alarm")
         st.error(str(error), icon=":material/broken_image:")
-        return []
+        return engine.own_evidence()
+    found += engine.own_evidence()
     if not found:
         page.verdict("No GPU evidence is recorded in this version yet.", "warn")
         st.markdown(
             "A roofline needs ceilings and times from one machine. On a machine with a GPU, from a "
             "checkout:\n\n```\nmake gpu-evidence\n```\n\n"
             "It measures the ceilings (memory, tensor cores, exponentials) and every kernel, and writes "
-            "`cufa/records/<gpu>.json`, which this page draws, here and everywhere else."
+            "`cufa/records/<gpu>.json`, which this page draws, here and everywhere else. A run on the page Run "
+            "measures its ceilings too."
         )
     return found
 
 
-def _show_roofline(chosen: Evidence, rows: list[Measurement], palette: Palette) -> None:
+def _show_roofline(chosen: Evidence, rows: list[Measurement], palette: Palette, here: Here | None) -> None:
     assert chosen.limits is not None
     best = charts.closest([r for r in rows if r.kernel] or rows)
     page.verdict(
         f"{best.label} comes closest: {best.speed}, {best.of_ceiling:.0%} of what "
         f"{best.limit_allows} ({best.problem}; {best.regime}).",
         "",
-        "recorded",
+        page.origin_tag(best.origin),
+        small=here is not None,
     )
     kinds = list(chosen.limits.flops)
-    products = [p for p in kinds if any(_product(r) == p for r in rows)] or kinds[:1]
+    products = [p for p in kinds if any(_product(r.problem) == p for r in rows)] or kinds[:1]
     lines = [
         f"{r.label}, {r.problem}: {r.speed}, {r.of_ceiling:.0%} of the limit by {r.ceiling}" for r in rows
     ]
     alt = f"Roofline of {chosen.where}, {len(rows)} points. " + "; ".join(lines[:40]) + "."
-    roofline = charts.roofline(rows, chosen.limits, products, palette, read_bytes=chosen.read_bytes)
+    roofline = charts.roofline(
+        rows, chosen.limits, products, palette, read_bytes=chosen.read_bytes, here=here
+    )
     page.figure(roofline, "roofline", alt)
+    counted = {work.flops_per_score(r.problem) // r.problem.head_dim for r in rows}
     st.caption(
-        f"Recorded on **{chosen.where}**, {rows[0].regime}: {rows[0].how} "
+        f"{page.origin_tag(best.origin).capitalize()} on **{chosen.where}**, {rows[0].regime}: {rows[0].how} "
         "Ceilings were measured there in the same run: a large copy, or for what only reads the fastest reading, "
-        "products from registers, exponentials. Traffic is every operand once; FLOP are 4 · head dim for each score "
-        "that the mask lets through."
+        "products from registers, exponentials. Traffic is every operand once; FLOP are "
+        f"{sentences.listed([str(n) for n in sorted(counted)])} · head dim for each score that the mask lets through."
         + (" Open marks are masked." if len({r.problem.mask_kind == "full" for r in rows}) > 1 else "")
     )
     stale = [k for k in chosen.stale if any(r.kernel == k for r in rows)]
@@ -97,23 +167,33 @@ def _show_roofline(chosen: Evidence, rows: list[Measurement], palette: Palette) 
         st.warning(text, icon=":material/history:")
 
 
-def _show_needs(controls: Controls, rows: list[Measurement], palette: Palette) -> None:
+def _show_needs(
+    controls: Controls, rows: list[Measurement], asked: Subject | None, palette: Palette
+) -> Measurement:
     """What limits one shape, resource by resource, where that was derived with the measurement."""
     found = {f"{r.label}, {r.problem}": r for r in rows if r.needs}
     if not found:
-        return
-    st.header("What limits it", anchor=False)
-    default = max(found, key=lambda name: (found[name].problem.mask_kind != "full", found[name].tflops))
+        return max(rows, key=lambda r: r.kernel is not None)
+    page.header("What limits it")
+    of_asked = asked and asked.problem
+
+    def interest(name: str) -> tuple[bool, bool, float]:
+        p = found[name].problem
+        return p == of_asked, p.mask_kind != "full", found[name].tflops
+
+    default = max(found, key=interest)
     row = found[controls.choice("shape", "Kernel and shape", list(found), default, local=True)]
-    page.verdict(_needs_verdict(row), tag="recorded", small=True)
-    alt = f"Bars of the time that each resource needs, against {seconds_text(row.seconds)} measured: "
+    page.verdict(_needs_verdict(row), tag=page.origin_tag(row.origin), small=True)
+    tag = page.origin_tag(row.origin)
+    alt = f"Bars of the time that each resource needs, against {seconds_text(row.seconds)} {tag}: "
     alt += ", ".join(f"{name} {seconds_text(seconds)}" for name, seconds in row.needs.items()) + "."
-    page.figure(charts.needs_figure(row, palette), "roofline.needs", alt)
+    page.figure(charts.needs_figure(row, palette, tag), "roofline.needs", alt)
     st.caption(
         "Each bar: what the tiles ask of one resource, over its measured ceiling, were it the only one. "
         "**Busiest block**: the longest of them times the imbalance between SMs. **No overlap**: products, "
         "then exponentials. The prediction is made of these alone."
     )
+    return row
 
 
 _NEEDS = {
@@ -136,5 +216,5 @@ def _needs_verdict(row: Measurement) -> str:
     return f"{text}, {least / row.seconds:.0%} of it{uneven}."
 
 
-def _product(row: Measurement) -> str:
-    return row.problem.dtype if row.problem.dtype in ("float16", "bfloat16") else "tf32"
+def _product(problem: Problem) -> str:
+    return problem.dtype if problem.dtype in ("float16", "bfloat16") else "tf32"

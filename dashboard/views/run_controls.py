@@ -20,9 +20,10 @@ from cufa.dashboard.model import presets
 from cufa.dashboard.model.configs import config_key
 from cufa.dashboard.model.devices import device_of, peers_here, run_devices
 from cufa.dashboard.model.measurements import in_words
+from cufa.dashboard.model.subject import Subject
 from cufa.dashboard.state import Controls
 from cufa.dashboard.views import mask_control
-from cufa.dashboard.views.shape_controls import choose_kv_heads
+from cufa.dashboard.views.shape_controls import card_key, choose_kv_heads
 from cufa.dashboard.worker.jobs import CPU, Job
 from cufa.decode.shapes import MAX_TOKENS
 from cufa.kernels import TileConfig, kernels_of
@@ -75,6 +76,24 @@ def choose(controls: Controls) -> Job:
     cases = tuple(Case(p, wanted) for p in problems) if wanted else ()
     title = shapes[preset].words.partition(":")[0]
     return Job(title, device_name, cases, *regime)
+
+
+def subject_of(job: Job) -> Subject:
+    """What other pages can tell of a job: its first shape, and the first kernel of ours with its tiles."""
+    case, device = job.cases[0], device_of(job.device)
+    capability = None if device is None else device.arch.capability
+    for contender in case.contenders:
+        problem = case.problem_of(contender)
+        serving = (
+            spec
+            for spec in kernels_of(problem.operation).values()
+            if spec.algorithm == contender.algorithm and spec.refuses(problem, capability) is None
+        )
+        spec = next(serving, None)
+        if spec is not None:
+            card = "" if device is None else card_key(device)
+            return Subject(problem, spec.name, contender.config, card)
+    return Subject(case.problem)
 
 
 def _choose_kernels(
@@ -227,7 +246,7 @@ def _choose_tiles(
     controls: Controls, kernels: list[str], problem: Problem, device: Device | None
 ) -> dict[str, tuple[Contender, ...]]:
     """What is run of each kernel whose tiles are chosen; the planner decides for the others."""
-    fitting = {kernel: _tilings(kernel, problem, device) for kernel in kernels}
+    fitting = {kernel: tilings(kernel, problem, device) for kernel in kernels}
     keys = {key: str(config) for found in fitting.values() for key, config in found.items()}
     words = {_PLANNED: "what the planner picks", **keys, _EVERY: "every tiling that fits, side by side"}
     help_text = "A kernel that is not built with the chosen tiles takes the planner's."
@@ -241,7 +260,7 @@ def _choose_tiles(
     return {kernel: contenders for kernel, contenders in picked.items() if contenders}
 
 
-def _tilings(kernel: str, problem: Problem, device: Device | None) -> dict[str, TileConfig]:
+def tilings(kernel: str, problem: Problem, device: Device | None) -> dict[str, TileConfig]:
     """Tilings that the kernel can run with, by their names in links."""
     named = [spec for spec in kernels_of(problem.operation).values() if spec.algorithm == kernel]
     if not named:

@@ -9,20 +9,20 @@ import streamlit as st
 
 from cufa.bench.regimes import Regime
 from cufa.commands.common import seconds_text
-from cufa.dashboard import page
+from cufa.dashboard import glossary, page
 from cufa.dashboard.charts import samples as charts
-from cufa.dashboard.model import measurements
+from cufa.dashboard.model import measured_rows, measurements
 from cufa.dashboard.model.measurements import Measurement, speedup
 from cufa.dashboard.state import Controls
 from cufa.dashboard.theme import Palette
-from cufa.dashboard.views import rates_view
+from cufa.dashboard.views import rates_view, run_profile
 from cufa.dashboard.views.compare_view import load_cells
 from cufa.dashboard.worker.run import Run
 
 
 def choose_shape(controls: Controls, run: Run | None) -> list[Measurement]:
     """The measurements of one shape of the run; of its first one unless another is chosen."""
-    found = measurements.of_run(run) if run is not None else []
+    found = measured_rows.of_run(run) if run is not None else []
     if not found:
         return []
     groups = [list(group) for _, group in itertools.groupby(found, key=lambda m: m.group)]
@@ -51,6 +51,7 @@ def show(found: Sequence[Measurement], run: Run, zoomed: bool, palette: Palette)
         + "FLOP are 4 · head dim for each score that the mask lets through."
     )
     show_table(found)
+    _show_power(found)
     _show_all_rates(run, palette)
     if max(m.of_ceiling for m in found) > 1:
         st.info(
@@ -62,14 +63,34 @@ def show(found: Sequence[Measurement], run: Run, zoomed: bool, palette: Palette)
         if m.plan:
             with st.expander(f"The plan of {m.label}, and its reasons", icon=":material/route:"):
                 st.code(m.plan, language=None)
+    run_profile.show(run, found)
     _show_skipped(run)
+
+
+def _show_power(found: Sequence[Measurement]) -> None:
+    """What the card drew while each kernel ran alone, where NVML told."""
+    told = [m for m in found if m.load.get("watts") is not None]
+    if not told:
+        return
+    thriftiest = max(told, key=lambda m: float(m.load.get("tflop_per_joule") or 0.0))
+    slowest = min(told, key=lambda m: float(m.load["clock_mhz"]))
+    joules = thriftiest.load.get("joules")
+    text = f"{thriftiest.label} takes {joules:.3g} J per call. " if joules else ""
+    limit = f" of at most {slowest.clock_limit}" if slowest.clock_limit else ""
+    load = slowest.load
+    text += f"{slowest.label} runs at {load['clock_mhz']:,.0f} MHz{limit}, drawing {load['watts']:,.0f} W"
+    reasons = load.get("throttled") or {}
+    if reasons:
+        name = max(reasons, key=lambda reason: reasons[reason])
+        text += f": the {name} keeps the clock down {reasons[name]:.0%} of the time"
+    page.verdict(f"{text}.", "", "measured", small=True)
 
 
 def _show_all_rates(run: Run, palette: Palette) -> None:
     """Of operations that memory limits, all shapes of the run beside a plain read."""
-    rows = [m for m in measurements.of_run(run) if m.operation.memory_bound and m.of_read is not None]
+    rows = [m for m in measured_rows.of_run(run) if m.operation.memory_bound and m.of_read is not None]
     if rows:
-        st.header("Beside a plain read", anchor=False)
+        page.header("Beside a plain read")
         rates_view.show(rows, "run.rates", palette)
 
 
@@ -100,7 +121,7 @@ def _show_headline(found: Sequence[Measurement]) -> None:
         ("Largest error against float64", error_text(fastest)),
     )
     for column, (name, value) in zip(columns, values, strict=True):
-        column.metric(name, value)
+        column.metric(name, value, help=glossary.help_text(name))
 
 
 def error_text(m: Measurement) -> str:

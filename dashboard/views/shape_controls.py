@@ -5,10 +5,13 @@ from __future__ import annotations
 import contextlib
 
 from cufa.core.architectures import ARCHITECTURES, Device
+from cufa.core.problem import HEAD_DIM_STEP, MAX_HEAD_DIM
 from cufa.dashboard.model import devices, gpu
 from cufa.dashboard.state import Controls
 
 _MOST_SMS = 1024
+HEAD_DIMS = [str(d) for d in range(HEAD_DIM_STEP, MAX_HEAD_DIM + 1, HEAD_DIM_STEP)]
+"""That kernels serve."""
 
 
 def choose_kv_heads(

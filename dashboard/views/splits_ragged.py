@@ -26,7 +26,7 @@ from cufa.planner import make_plan
 
 def show(choice: Choice, controls: Controls, found: Sequence[Measurement], palette: Palette) -> None:
     """The same split for all, or the same work for all: predicted, and measured where it has been."""
-    st.header("A ragged batch", anchor=False)
+    page.header("A ragged batch")
     left, right, _ = page.fields(1.4, 1.2, 2)
     with left:
         default = max(8, choice.problem.batch)
@@ -54,7 +54,7 @@ def show(choice: Choice, controls: Controls, found: Sequence[Measurement], palet
     }
     for column, (name, blocks) in zip(st.columns(2), launches.items(), strict=True):
         with column:
-            st.subheader(titles[name], anchor=False)
+            page.header(titles[name], small=True)
             line = splits.timeline(batch, blocks)
             alt = timeline_charts.describe_timeline(line)
             page.figure(timeline_charts.timeline_figure(line, palette, 320), f"decode.{name}", alt)

@@ -18,14 +18,16 @@ from cufa.dashboard import engine, page, sentences
 from cufa.dashboard.charts import splits as charts
 from cufa.dashboard.model import evidence, split_time, splits
 from cufa.dashboard.model.configs import config_key, config_words
+from cufa.dashboard.model.devices import is_card
 from cufa.dashboard.model.evidence import Evidence
 from cufa.dashboard.model.measurements import Measurement, in_words
 from cufa.dashboard.model.split_time import Reading
 from cufa.dashboard.model.splits import Batch, Split
+from cufa.dashboard.model.subject import Subject
 from cufa.dashboard.state import Controls
 from cufa.dashboard.theme import Palette
 from cufa.dashboard.views import mask_control, rates_view
-from cufa.dashboard.views.shape_controls import choose_card, choose_kv_heads
+from cufa.dashboard.views.shape_controls import HEAD_DIMS, card_key, choose_card, choose_kv_heads
 from cufa.dashboard.worker.jobs import Job
 from cufa.decode.shapes import MAX_TOKENS
 from cufa.kernels import TileConfig
@@ -53,6 +55,11 @@ class Choice:
     """That was asked for; None: the planner's choice."""
     overhead: int
 
+    @property
+    def subject(self) -> Subject:
+        plan = self.plan()
+        return Subject(self.problem, plan.spec.name, plan.config, card_key(self.device))
+
     def plan(self, schedule: str = "auto", problem: Problem | None = None) -> Plan:
         """The planner's, of this problem or another one."""
         return make_plan(problem or self.problem, self.device, schedule, self.config)
@@ -71,8 +78,7 @@ def choose(controls: Controls) -> Choice | None:
         with columns[3]:
             cached = controls.integer("cached", "Cached tokens", 8192, 1, 1 << 20, step=1024)
         with columns[4]:
-            sizes = [str(d) for d in (64, 80, 96, 128, 192, 256)]
-            head_dim = int(controls.choice("d", "Head dim", sizes, "128"))
+            head_dim = int(controls.choice("d", "Head dim", HEAD_DIMS, "128"))
         with columns[5]:
             dtype, _, cache = controls.choice("dtype", "Type", _DTYPES).partition(".")
         mask, softcap = mask_control.choose(controls, cached=True)
@@ -250,7 +256,7 @@ def _floor(plan: Plan) -> str:
     text = f"Keys and values that some query sees are {charts.megabytes(plan.problem.kv_bytes())}"
     assert plan.device is not None
     name, arch = plan.device.name, plan.device.arch.name
-    found = [e for e in _evidence() if e.read_bytes and e.arch == arch and name in e.device]
+    found = [e for e in _evidence() if e.read_bytes and e.arch == arch and is_card(e.device, name)]
     if not found:
         return f"{text}; how fast {name} reads is not recorded."
     best = max(found, key=lambda e: e.read_bytes)

@@ -1,0 +1,162 @@
+"""What each algorithm moves to and from device memory, tile by tile, as thread blocks ask for it: each array once per
+use (section 3.2 of the FlashAttention paper), whatever a cache between them answers.
+
+:mod:`cufa.bench.traffic` has the totals of whole calls; a test holds the two together, and both are held to the
+counters of the kernels themselves (:mod:`cufa.executor`). Tiles are those of the schedule, in the order of the papers;
+a skipped tile moves nothing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+
+from ..core.problem import Problem
+from ..core.schedule import Schedule, Tile
+from ..decode.schedule import split_range, used_splits
+
+FLOAT32 = 4
+"""Bytes of a number that is kept in the accumulators' type: S, the partial results, FA1's O, l, m and the LSE."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Move:
+    """One array's bytes in one step."""
+
+    array: str
+    """As the papers name it: Q, K, V, S, P, O, "l, m", L (the log-sum-exp), or "parts" (of split keys)."""
+    read: int = 0
+    written: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """One tile of one head, or one part of a merge."""
+
+    kernel: str
+    """Which launch of the algorithm: "" where there is one, "scores", "softmax" or "values", "merge"."""
+    q_block: int
+    kv_block: int
+    """-1: no tile of keys, but what splits have left."""
+    moves: tuple[Move, ...] = ()
+    skipped: bool = False
+
+    @property
+    def read(self) -> int:
+        return sum(move.read for move in self.moves)
+
+    @property
+    def written(self) -> int:
+        return sum(move.written for move in self.moves)
+
+
+Steps = Iterator[Step]
+
+
+def total(steps: Steps) -> tuple[int, int]:
+    """Bytes read and bytes written."""
+    moved = [(step.read, step.written) for step in steps]
+    return sum(read for read, _ in moved), sum(written for _, written in moved)
+
+
+class _Tiles:
+    """Bytes of one head's blocks; the last ones may be shorter."""
+
+    def __init__(self, problem: Problem, schedule: Schedule) -> None:
+        self.problem, self.schedule = problem, schedule
+        self.item = problem.q_element.itemsize
+        self.q_blocks, self.kv_blocks = range(schedule.num_q_blocks), range(schedule.num_kv_blocks)
+
+    def rows(self, i: int) -> int:
+        return min(self.schedule.block_q, self.schedule.seqlen_q - i * self.schedule.block_q)
+
+    def keys(self, j: int) -> int:
+        return min(self.schedule.block_kv, self.schedule.seqlen_k - j * self.schedule.block_kv)
+
+    def of_queries(self, i: int, itemsize: int = 0) -> int:
+        return self.rows(i) * self.problem.head_dim * (itemsize or self.item)
+
+    def key_block(self, j: int) -> tuple[Move, Move]:
+        keys, problem = self.keys(j) * self.problem.head_dim, self.problem
+        return Move("K", keys * problem.k_element.itemsize), Move("V", keys * problem.v_element.itemsize)
+
+    def output(self, i: int) -> tuple[Move, Move]:
+        rows = self.rows(i)
+        out = rows * self.problem.head_dim * self.problem.out_element.itemsize
+        return Move("O", written=out), Move("L", written=rows * FLOAT32)
+
+
+def fa2(problem: Problem, schedule: Schedule) -> Steps:
+    """FlashAttention-2: Q once, K and V per visited tile, O once (Algorithm 1 of its paper)."""
+    tiles = _Tiles(problem, schedule)
+    for i in tiles.q_blocks:
+        visited = [j for j in tiles.kv_blocks if schedule.tiles[i, j] != Tile.SKIPPED]
+        last = visited[-1] if visited else tiles.kv_blocks[-1]  # a block that sees no key stores zeros
+        for j in tiles.kv_blocks:
+            moves: list[Move] = []
+            if j in visited:
+                moves += [Move("Q", tiles.of_queries(i))] if j == visited[0] else []
+                moves += tiles.key_block(j)
+            if j == last:
+                moves += tiles.output(i)
+            yield Step("", i, j, tuple(moves), j not in visited)
+
+
+def fa1(problem: Problem, schedule: Schedule) -> Steps:
+    """FlashAttention: K and V once, Q, O, l and m per tile (Algorithm 1 of its paper). O is kept as float32 until the
+    last key block; what is read at the first is zeros and -inf, which nobody reads."""
+    tiles = _Tiles(problem, schedule)
+    for j in tiles.kv_blocks:
+        for i in tiles.q_blocks:
+            O, lm = tiles.of_queries(i, FLOAT32), tiles.rows(i) * 2 * FLOAT32
+            moves = [*tiles.key_block(j)] if i == 0 else []
+            moves += [Move("Q", tiles.of_queries(i))]
+            was, ends = j > 0, j == tiles.kv_blocks[-1]
+            kept = Move("O", O * was, O * (not ends)), Move("l, m", lm * was, lm * (not ends))
+            moves += [move for move in kept if move.read or move.written]
+            moves += tiles.output(i) if ends else ()
+            yield Step("", i, j, tuple(moves))
+
+
+def naive(problem: Problem, schedule: Schedule) -> Steps:
+    """Three kernels: S is written, read thrice (maximum, sum, exponentials) as P is written, and P read (Algorithm 0
+    of the FlashAttention paper). A block of O has as many columns as a tile has keys."""
+    tiles = _Tiles(problem, schedule)
+    grid = [(i, j) for i in tiles.q_blocks for j in tiles.kv_blocks]
+    for i, j in grid:
+        S = Move("S", written=tiles.rows(i) * tiles.keys(j) * FLOAT32)
+        yield Step("scores", i, j, (Move("Q", tiles.of_queries(i)), tiles.key_block(j)[0], S))
+    last = tiles.kv_blocks[-1]
+    for i, j in grid:
+        scores = tiles.rows(i) * tiles.keys(j)
+        moves = Move("S", 3 * scores * FLOAT32), Move("P", written=scores * tiles.item)
+        yield Step("softmax", i, j, (*moves, tiles.output(i)[1]) if j == last else moves)
+    columns = -(-problem.head_dim // schedule.block_kv)
+    for i, j in grid:
+        P = Move("P", columns * tiles.rows(i) * tiles.keys(j) * tiles.item)
+        moves = P, tiles.key_block(j)[1]
+        yield Step("values", i, j, (*moves, tiles.output(i)[0]) if j == last else moves)
+
+
+def decode(problem: Problem, schedule: Schedule, num_splits: int, length: int) -> Steps:
+    """Flash-Decoding over ``length`` keys: every split reads Q, and its keys and values; more than one leave O, m and
+    l in float32, which are read once more. A block of queries is all rows that share a key/value head."""
+    tiles, rows, block = _Tiles(problem, schedule), problem.rows, schedule.block_kv
+    used = used_splits(length, num_splits, block)
+    part = rows * (problem.head_dim + 2) * FLOAT32
+    out = rows * problem.head_dim * problem.out_element.itemsize
+    result = Move("O", written=out), Move("L", written=rows * FLOAT32)
+    for split in range(used):
+        first, end = split_range(length, num_splits, split, block)
+        for j in range(first // block, -(-end // block)):
+            moves = [Move("Q", rows * problem.head_dim * tiles.item)] if j == first // block else []
+            moves += tiles.key_block(j)
+            if (j + 1) * block >= end:
+                moves += [Move("parts", written=part)] if used > 1 else result
+            yield Step("", 0, j, tuple(moves))
+    if used > 1:
+        yield Step("merge", 0, -1, (Move("parts", used * part), *result))
+
+
+#: By algorithm, of those whose whole walk over the tiles of one head follows from its schedule.
+MODELS: dict[str, Callable[[Problem, Schedule], Steps]] = {"naive": naive, "fa1": fa1, "fa2": fa2}

@@ -1,0 +1,77 @@
+"""`cufa compile --listing`: what the loops and the busiest source lines of one build became."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rich import box
+from rich.table import Table
+
+from ..nvrtc.listing import Listing
+from ..nvrtc.machine_code import KINDS, Code
+from ..nvrtc.variants import Variant
+from .common import stderr, stdout
+
+_MOST_LINES = 30
+
+
+def listing_record(variant: Variant, found: Listing) -> dict[str, Any]:
+    """Everything, for --json: per entry and language its loops, and its lines in the kernel's own file."""
+    own = f"kernels/{variant.spec.source}"
+    languages = {"ptx": found.ptx, "sass": found.sass}
+    told = {
+        name: {entry: _code_record(code, own) for entry, code in codes.items()}
+        for name, codes in languages.items()
+    }
+    return {"build": str(variant), "missing": found.missing, **told}
+
+
+def _code_record(code: Code, own: str) -> dict[str, Any]:
+    return {
+        "instructions": len(code.instructions),
+        "kinds": code.kinds(),
+        "live": code.live,
+        "loops": [
+            {"line": loop.place.line if loop.place else None, "slots": loop.slots, "kinds": dict(loop.kinds)}
+            for loop in code.tile_loops(own)
+        ],
+        "lines": {
+            line: {"count": cost.count, "live": cost.live, **cost.kinds}
+            for line, cost in code.lines(own).items()
+        },
+    }
+
+
+def print_listing(variant: Variant, found: Listing) -> None:
+    """SASS where there is a disassembler, else PTX and what to install."""
+    own = f"kernels/{variant.spec.source}"
+    stderr().print(str(variant), markup=False)
+    if found.missing:
+        stderr().print(f"PTX only: {found.missing}", markup=False, soft_wrap=True)
+    for entry, code in (found.sass or found.ptx).items():
+        table = Table(
+            title=entry, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False
+        )
+        table.add_column(f"of {own}", no_wrap=True)
+        for heading in ("instructions", "live", *KINDS):
+            table.add_column(heading, justify="right", no_wrap=True)
+        table.add_row("whole kernel", f"{len(code.instructions):,}", _live(code.live), *_kinds(code.kinds()))
+        for loop in code.tile_loops(own):
+            line = f"loop, line {loop.place.line}" if loop.place else "loop"
+            table.add_row(line, f"{loop.slots:,}", "", *_kinds(loop.kinds))
+        costs = sorted(code.lines(own).values(), key=lambda cost: cost.count, reverse=True)[:_MOST_LINES]
+        for cost in sorted(costs, key=lambda cost: cost.line):
+            table.add_row(f"line {cost.line}", f"{cost.count:,}", _live(cost.live), *_kinds(cost.kinds))
+        console = stdout()
+        if not console.is_terminal:
+            console.width = 140
+        console.print(table)
+
+
+def _live(number: int | None) -> str:
+    return "" if number is None else str(number)
+
+
+def _kinds(counts: Mapping[str, int]) -> list[str]:
+    return [str(counts.get(kind, "")) for kind in KINDS]

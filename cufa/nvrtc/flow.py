@@ -1,0 +1,121 @@
+"""Loops of machine code: found from its jumps, wherever the compiler put their parts."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+
+
+@dataclasses.dataclass(frozen=True)
+class Jump:
+    """An instruction that does not simply go on with the next one."""
+
+    index: int
+    target: int | None
+    """Index of an instruction; None: it ends, or nobody knows where it goes."""
+    always: bool
+    """It never goes on with the next instruction."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Loop:
+    """Instructions from which its head is reached again, without leaving by it."""
+
+    head: int
+    parts: tuple[tuple[int, int], ...]
+    """First and last index of each stretch, in order."""
+
+    def __len__(self) -> int:
+        return sum(last - first + 1 for first, last in self.parts)
+
+    def __contains__(self, index: object) -> bool:
+        return isinstance(index, int) and any(first <= index <= last for first, last in self.parts)
+
+    @property
+    def indices(self) -> set[int]:
+        return {n for first, last in self.parts for n in range(first, last + 1)}
+
+
+def loops_of(count: int, jumps: Iterable[Jump]) -> tuple[Loop, ...]:
+    """Natural loops of ``count`` instructions, by their heads: those of one head are one loop."""
+    found = list(jumps)
+    starts = _starts(count, found)
+    block_of = {start: number for number, start in enumerate(starts)}
+    ends = [*(start - 1 for start in starts[1:]), count - 1]
+    after = _successors(count, found, block_of, ends)
+    before: list[list[int]] = [[] for _ in starts]
+    for block, targets in enumerate(after):
+        for target in targets:
+            before[target].append(block)
+    dominators = _dominators(after, before)
+    bodies: dict[int, set[int]] = {}
+    for block, targets in enumerate(after):
+        for head in targets:
+            if head in dominators.get(block, ()):
+                bodies.setdefault(head, {head}).update(_body(block, head, before))
+    return tuple(
+        Loop(starts[head], _stretches([(starts[b], ends[b]) for b in sorted(body)]))
+        for head, body in sorted(bodies.items())
+    )
+
+
+def _starts(count: int, jumps: Sequence[Jump]) -> list[int]:
+    """First instructions of basic blocks."""
+    found = {0} | {jump.index + 1 for jump in jumps} | {j.target for j in jumps if j.target is not None}
+    return sorted(n for n in found if 0 <= n < count)
+
+
+def _successors(
+    count: int, jumps: Sequence[Jump], block_of: dict[int, int], ends: Sequence[int]
+) -> list[list[int]]:
+    by_index = {jump.index: jump for jump in jumps}
+    found = []
+    for end in ends:
+        jump = by_index.get(end)
+        targets = [] if jump is None or jump.target is None else [jump.target]
+        if (jump is None or not jump.always) and end + 1 < count:
+            targets.append(end + 1)
+        found.append([block_of[target] for target in targets if target in block_of])
+    return found
+
+
+def _dominators(after: Sequence[Sequence[int]], before: Sequence[Sequence[int]]) -> dict[int, set[int]]:
+    """Of each block that is reached: the blocks through which every way to it goes, itself included."""
+    reached, pending = {0}, [0]
+    while pending:
+        for target in after[pending.pop()]:
+            if target not in reached:
+                reached.add(target)
+                pending.append(target)
+    found = {block: set(reached) for block in reached}
+    found[0] = {0}
+    changed = True
+    while changed:
+        changed = False
+        for block in sorted(reached - {0}):
+            now = set.intersection(*(found[b] for b in before[block] if b in reached)) | {block}
+            if now != found[block]:
+                found[block], changed = now, True
+    return found
+
+
+def _body(tail: int, head: int, before: Sequence[Sequence[int]]) -> set[int]:
+    """Blocks from which ``tail`` is reached without passing ``head``."""
+    found, pending = {head, tail}, [tail] if tail != head else []
+    while pending:
+        for block in before[pending.pop()]:
+            if block not in found:
+                found.add(block)
+                pending.append(block)
+    return found
+
+
+def _stretches(blocks: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+    """Neighbours put together."""
+    found: list[tuple[int, int]] = []
+    for first, last in blocks:
+        if found and found[-1][1] + 1 == first:
+            found[-1] = found[-1][0], last
+        else:
+            found.append((first, last))
+    return tuple(found)

@@ -1,0 +1,160 @@
+"""Reading SASS: NVIDIA's disassembler run on a cubin, its line table and its live registers put together."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import re
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+from .flow import Jump, loops_of
+from .machine_code import Code, Instruction, Place
+from .ptx import _relative
+
+#: What brings the disassembler: 6 MB, no CUDA toolkit, no GPU.
+ADVICE = "pip install nvidia-cuda-nvdisasm"
+
+_SECTION = re.compile(r"^\s*\.section\s+\.text\.(\w+)")
+_PLACE = re.compile(r'File "([^"]+)", line (\d+)|inlined at "([^"]+)", line (\d+)')
+_LABEL = re.compile(r"^(\.L\w+):")
+_INSTRUCTION = re.compile(r"^\s+/\*(?P<offset>[0-9a-f]{4,})\*/\s+(?P<text>.*?)\s*;\s*(?://.*)?$")
+_LIVE = re.compile(r"//\s*\|\s*(\d+)?\s*\|")
+_JUMP = re.compile(r"\bBRA\b.*`\((\.L\w+)\)")
+_END = re.compile(r"(EXIT|RET|BRX|JMX|KILL)\b")
+_GUARD = re.compile(r"^@!?U?P\w+\s+")
+_TIMEOUT = 300
+
+_KINDS = (
+    ("tensor", re.compile(r"[HIDQ]G?MMA|UTC\w*MMA")),
+    ("exp", re.compile(r"MUFU\.EX2")),
+    ("wait", re.compile(r"BAR|SYNCS|DEPBAR|LDGDEPBAR|WARPGROUP|WARPSYNC|MEMBAR|FENCE|NANOSLEEP|ERRBAR|ELECT|ACQBULK"
+                        r"|USETMAXREG|CGAERRBAR|UCGABAR|PREEXIT|YIELD")),
+    ("shared", re.compile(r"LDS|STS|LDSM|STSM|ATOMS|LDTM|STTM")),
+    ("copy", re.compile(r"LDGSTS|UTMA|UBLKCP|UBLKRED|UTMAREDG")),
+    ("spill", re.compile(r"LDL|STL")),
+    ("global", re.compile(r"LDG|STG|ATOMG?\b|ATOM\.|REDG?\b|RED\.|LD\.|ST\.|CCTL|UBLKPF")),
+    ("branch", re.compile(r"BRA|BRX|JMP|EXIT|CALL|RET|BSSY|BSYNC|BREAK|BMOV|KILL|RTT|BPT")),
+    ("float", re.compile(r"F(FMA|MUL|ADD|MNMX|SEL|SET|SETP|CHK|RND|SWZ)|MUFU|H(FMA2|MUL2|ADD2|MNMX2|SET2|SETP2)|F2FP?\b"
+                         r"|F2F|I2F|F2I|D(FMA|MUL|ADD|SETP)")),
+)  # fmt: skip
+
+
+class MissingDisassemblerError(RuntimeError):
+    """nvdisasm is not installed."""
+
+
+@functools.cache
+def find_nvdisasm() -> str | None:
+    """Where it is: in NVIDIA's Python packages, or on the path."""
+    spec = importlib.util.find_spec("nvidia")
+    for root in () if spec is None else spec.submodule_search_locations or ():
+        found = sorted(Path(root).glob("*/bin/nvdisasm"), reverse=True)
+        if found:
+            return str(found[0])
+    return shutil.which("nvdisasm")
+
+
+def disassemble(cubin: bytes) -> dict[str, Code]:
+    """The entries of a cubin by name; with source lines where it was compiled with ``-lineinfo``.
+
+    Raises :class:`MissingDisassemblerError` without nvdisasm, RuntimeError where it fails.
+    """
+    tool = find_nvdisasm()
+    if tool is None:
+        raise MissingDisassemblerError(f"nvdisasm, which shows SASS, is not installed: {ADVICE}")
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "kernel.cubin"
+        file.write_bytes(cubin)
+        lines, live = (
+            _run([tool, "-c", *options, str(file)]) for options in (("-gi",), ("-lrm", "count"))
+        )  # of the two, one run gives one
+    return parse_sass(lines, live)
+
+
+def _run(command: list[str]) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT)
+    if done.returncode:
+        raise RuntimeError(f"nvdisasm failed: {(done.stderr or done.stdout).strip()[:400]}")
+    return done.stdout
+
+
+def parse_sass(with_lines: str, with_live: str = "") -> dict[str, Code]:
+    """From what ``nvdisasm -c -gi`` and ``nvdisasm -c -lrm count`` print."""
+    live = _live_registers(with_live)
+    found: dict[str, Code] = {}
+    for name, body in _sections(with_lines).items():
+        found[name] = _entry(name, body, live)
+    return found
+
+
+def _sections(text: str) -> dict[str, list[str]]:
+    """Lines of each kernel's code."""
+    found: dict[str, list[str]] = {}
+    name = ""
+    for line in text.splitlines():
+        if section := _SECTION.match(line):
+            name = section[1]
+            found[name] = []
+        elif name:
+            found[name].append(line)
+    return found
+
+
+def _live_registers(text: str) -> dict[tuple[str, str], int]:
+    """General registers by kernel and offset."""
+    found = {}
+    for name, body in _sections(text).items():
+        for line in body:
+            code, _, columns = line.partition(";")
+            offset = re.match(r"\s+/\*([0-9a-f]{4,})\*/", code)
+            count = _LIVE.search(columns)
+            if offset and count:
+                found[name, offset[1]] = int(count[1] or 0)
+    return found
+
+
+def _entry(name: str, body: list[str], live: dict[tuple[str, str], int]) -> Code:
+    instructions: list[Instruction] = []
+    labels: dict[str, int] = {}
+    jumps: list[tuple[int, str]] = []
+    here: tuple[Place, ...] = ()
+    is_first = True  # of the lines that name the places of what follows
+    for line in body:
+        if "//## File" in line:
+            if is_first:  # the innermost; those that follow are where it was inlined
+                here = ()
+            here = here + tuple(p for p in _places(line) if p not in here)
+            is_first = False
+        elif found := _LABEL.match(line):
+            labels[found[1]] = len(instructions)
+        elif found := _INSTRUCTION.match(line):
+            is_first = True
+            text = found["text"]
+            if jump := _JUMP.search(text):
+                jumps.append((len(instructions), jump[1]))
+            instructions.append(Instruction(text, kind_of(text), here, live.get((name, found["offset"]))))
+    while instructions and instructions[-1].text == "NOP":  # what fills the section
+        instructions.pop()
+    last = len(instructions) - 1
+    if jumps and jumps[-1][0] == last and labels.get(jumps[-1][1]) == last:  # where nothing ever gets to
+        instructions.pop()
+        jumps.pop()
+    told = [Jump(n, labels.get(label), instructions[n].text.startswith("BRA `")) for n, label in jumps]
+    told += [Jump(n, None, always=True) for n, i in enumerate(instructions) if _END.match(i.text)]
+    return Code(tuple(instructions), loops_of(len(instructions), told))
+
+
+def _places(line: str) -> list[Place]:
+    return [
+        Place(_relative(file or outer), int(number or outer_number))
+        for file, number, outer, outer_number in _PLACE.findall(line)
+    ]
+
+
+def kind_of(text: str) -> str:
+    """What an instruction is counted as, its guard aside."""
+    opcode = _GUARD.sub("", text).partition(" ")[0]
+    return next((kind for kind, pattern in _KINDS if pattern.match(opcode)), "other")

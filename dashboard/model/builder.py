@@ -1,0 +1,141 @@
+"""Builds of kernels made here, in the background, once.
+
+Results are kept in the user's cache folder under a key of everything that decides them (sources, constants,
+options, NVRTC's version), so that they are never out of date.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import json
+import queue
+import threading
+import time
+from collections.abc import Iterable, Mapping
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from cufa.nvrtc.compiler import nvrtc_options, translation_unit
+from cufa.nvrtc.static_compile import MissingCompilerError, nvrtc_version
+from cufa.nvrtc.variants import Variant
+from cufa.tuning import cache_dir, write_json
+
+Result = TypeVar("Result")
+
+
+class Builder(Generic[Result]):
+    """Makes something of variants on a few threads and remembers it. Safe to share between sessions. A subclass says
+    what: :meth:`make` and :meth:`read`."""
+
+    folder: str
+    """Below the cache folder."""
+
+    def __init__(self, jobs: int = 2, directory: Path | None = None) -> None:
+        self._directory = directory or cache_dir() / self.folder
+        self._known: dict[str, Result] = {}
+        self._running: dict[str, Future[Result]] = {}
+        self._lock = threading.Lock()
+        # Last in, first out: what is looked at now goes before what someone looked at earlier.
+        self._waiting: queue.LifoQueue[tuple[str, Variant, Future[Result]]] = queue.LifoQueue()
+        try:
+            self._version, self.missing = nvrtc_version(), None
+        except MissingCompilerError as error:
+            self._version, self.missing = "none", str(error)
+        for number in range(jobs if self.missing is None else 0):
+            # Not a pool: leaving the dashboard must not wait for a hundred builds.
+            threading.Thread(target=self._work, name=f"nvrtc-{number}", daemon=True).start()
+
+    missing: str | None
+    """Why nothing can be compiled here; None when it can."""
+
+    def make(self, variant: Variant) -> dict[str, Any]:
+        """The result, as JSON."""
+        raise NotImplementedError
+
+    def read(self, content: Mapping[str, Any]) -> Result:
+        """What :meth:`make` made. Raises ValueError, KeyError, IndexError or TypeError for anything else."""
+        raise NotImplementedError
+
+    def tools(self) -> str:
+        """What decides the result beside NVRTC, the sources and the options."""
+        return ""
+
+    def known(self, variant: Variant) -> Result | None:
+        """A result that is there already, from memory or from the cache folder."""
+        key = self._key(variant)
+        if key not in self._known:
+            stored = self._read(key)
+            if stored is None:
+                return None
+            self._known[key] = stored
+        return self._known[key]
+
+    def want(self, variants: Iterable[Variant]) -> int:
+        """Start compiling what is not known yet; returns how many of these are still to come."""
+        waiting = 0
+        for variant in reversed(list(variants)):
+            if self.missing or self.known(variant) is not None:
+                continue
+            waiting += 1
+            key = self._key(variant)
+            with self._lock:
+                if key not in self._running:
+                    self._running[key] = Future()
+                    self._waiting.put((key, variant, self._running[key]))
+        return waiting
+
+    def get(self, variant: Variant) -> Result:
+        """The result, waited for. Raises :class:`MissingCompilerError` when nothing can be compiled here."""
+        if self.missing and self.known(variant) is None:
+            raise MissingCompilerError(self.missing)
+        while (found := self.known(variant)) is None:
+            self.want([variant])
+            with self._lock:
+                future = self._running.get(self._key(variant))
+            if future is not None:
+                return future.result()
+        return found
+
+    def _work(self) -> None:
+        while True:
+            key, variant, future = self._waiting.get()
+            try:
+                future.set_result(self._compile(key, variant))
+            except Exception as error:
+                future.set_exception(error)
+
+    def _compile(self, key: str, variant: Variant) -> Result:
+        try:
+            stored_as = _key.__wrapped__(
+                variant, self._version + self.tools(), 0
+            )  # of the sources as they are now
+            content = self.make(variant)
+            self._known[key] = self.read(content)
+            with contextlib.suppress(OSError):  # a full or read-only disk costs the next start some time
+                write_json(self._directory / f"{stored_as}.json", content)
+            return self._known[key]
+        finally:
+            with self._lock:
+                self._running.pop(key, None)
+
+    def _key(self, variant: Variant) -> str:
+        """Good for a second, within which a page asks for it several times."""
+        return _key(variant, self._version + self.tools(), int(time.monotonic()))
+
+    def _read(self, key: str) -> Result | None:
+        try:
+            return self.read(json.loads((self._directory / f"{key}.json").read_text(encoding="utf-8")))
+        except (OSError, ValueError, KeyError, IndexError, TypeError):
+            return None
+
+
+@functools.lru_cache(2048)
+def _key(variant: Variant, nvrtc: str, second: int) -> str:
+    """Of all that decides the result: the unit has the sources' digest, the launch the block's size."""
+    options = [o for o in nvrtc_options(variant.arch.nvrtc_name) if not o.startswith("-I")]
+    unit = translation_unit(variant.source, variant.constants)
+    parts = [unit, *options, nvrtc, repr(variant.launches)]
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]

@@ -1,0 +1,67 @@
+"""PTX and SASS of builds, made here in the background, once."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+from cufa.dashboard.model.builder import Builder
+from cufa.kernels import KernelSpec, TileConfig
+from cufa.nvrtc import sass
+from cufa.nvrtc.compiler import SOURCE_DIR
+from cufa.nvrtc.listing import Listing, listing
+from cufa.nvrtc.machine_code import LoopCost
+from cufa.nvrtc.static_compile import CompileError
+from cufa.nvrtc.variants import Variant
+
+_WARP_ROWS = 16
+
+
+@dataclasses.dataclass(frozen=True)
+class Listed:
+    """A listing, or why there is none."""
+
+    listing: Listing | None
+    error: str = ""
+
+
+class Lister(Builder[Listed]):
+    """Takes variants apart."""
+
+    folder = "listings"
+
+    def make(self, variant: Variant) -> dict[str, Any]:
+        try:
+            return listing(variant).as_json()
+        except (CompileError, RuntimeError) as error:
+            return {"error": str(error)[:2000]}
+
+    def read(self, content: Mapping[str, Any]) -> Listed:
+        return Listed(None, content["error"]) if "error" in content else Listed(Listing.from_json(content))
+
+    def tools(self) -> str:
+        return str(sass.find_nvdisasm())
+
+
+@functools.lru_cache(32)
+def source_lines(file: str) -> tuple[str, ...]:
+    """Of a file below ``cuda_src``; nothing for one that is generated."""
+    path = (SOURCE_DIR / file).resolve()
+    if not path.is_relative_to(SOURCE_DIR.resolve()) or not path.is_file():
+        return ()
+    return tuple(path.read_text(encoding="utf-8").splitlines())
+
+
+def slots_per_tile(loop: LoopCost, spec: KernelSpec, config: TileConfig, head_dim: int) -> float | None:
+    """Issue slots of an SM for one tile of a forward kernel, all warps that multiply together; None where a pass of
+    the loop is no whole number of tiles."""
+    if spec.operation != "forward" or not loop.flops:
+        return None
+    warps = min(config.num_warps, config.block_q // _WARP_ROWS)
+    depth = -(-head_dim // _WARP_ROWS) * _WARP_ROWS
+    tiles = loop.flops * warps / (4 * config.block_q * config.block_kv * depth)
+    if round(tiles) < 1 or abs(tiles - round(tiles)) > 0.02:
+        return None
+    return loop.slots * warps / round(tiles)

@@ -1,0 +1,141 @@
+"""The lines of the CUDA sources that do what a figure shows, found by words that stand in them: a number written here
+would be wrong after the next change of a file."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from cufa.nvrtc.compiler import SOURCE_DIR
+
+
+@dataclasses.dataclass(frozen=True)
+class Excerpt:
+    """From the line that has ``marker`` to the next empty line."""
+
+    title: str
+    file: str
+    """Under ``cuda_src``."""
+    marker: str
+
+    @property
+    def lines(self) -> tuple[int, list[str]]:
+        """The number of the first line, and the lines. Raises LookupError unless one line alone has the marker."""
+        text = (SOURCE_DIR / self.file).read_text(encoding="utf-8").splitlines()
+        where = [n for n, line in enumerate(text) if self.marker in line]
+        if len(where) != 1:
+            raise LookupError(f"{self.file} has {self.marker!r} in {len(where)} lines: it must be in one")
+        first = where[0]
+        end = next((n for n in range(first, len(text)) if not text[n].strip()), len(text))
+        return first + 1, text[first:end]
+
+    @property
+    def numbered(self) -> str:
+        """As it is shown."""
+        first, lines = self.lines
+        indent = min(
+            len(line) - len(line.lstrip()) for line in lines if line.strip() and not line.startswith("#")
+        )
+        shown = (line if line.startswith("#") else line[indent:] for line in lines)
+        width = len(str(first + len(lines)))
+        return "\n".join(f"{first + n:>{width}}  {line}" for n, line in enumerate(shown))
+
+    @property
+    def heading(self) -> str:
+        return f"**{self.title}**, `cuda_src/{self.file}`"
+
+
+_FA1, _FA2 = "kernels/fa1_forward.cu", "kernels/fa2_forward.cu"
+_TILES = (
+    Excerpt("Tiles that a query block visits", "tiles/schedule.cuh", "DEVICE TileRange visited_tiles("),
+    Excerpt(
+        "The walk over them, masked ones first",
+        "tiles/mask.cuh",
+        "// Visits tiles from `j` down to the range's first",
+    ),
+)
+_SOFTMAX = (
+    Excerpt("New maxima, and alpha", "tiles/softmax.cuh", "// Takes the row maxima of a new tile"),
+    Excerpt("P, and l", "tiles/softmax.cuh", "// One probability, not yet divided by the row's sum."),
+)
+_ORDER = (
+    Excerpt("Which block of a head comes when", "tiles/schedule.cuh", "DEVICE HeadBlock ordered_block("),
+    Excerpt(
+        "Items of a persistent block (FA3)",
+        "tiles/schedule.cuh",
+        "// False when this block has done its share.",
+    ),
+)
+_SPLITS = (
+    Excerpt(
+        "One of the fixed splits", "tiles/decode_schedule.cuh", "// Flash-Decoding: split `split` of the item"
+    ),
+    Excerpt(
+        "The pieces of a share",
+        "tiles/decode_schedule.cuh",
+        "DEVICE bool next(const DecodeParams& p, Piece&",
+    ),
+)
+_REGISTERS = (
+    Excerpt("What is asked of the register allocator (FA2)", _FA2, "KERNEL __launch_bounds__("),
+    Excerpt("What it leads to", _FA2, "// Q stays in registers where O, S and Q together"),
+)
+_CEILINGS = (
+    Excerpt("The ceiling of products", "kernels/limits.cu", "KERNEL mma_limit("),
+    Excerpt("The ceiling of exponentials", "kernels/limits.cu", "KERNEL exp2_limit("),
+    Excerpt("The ceiling of reads", "kernels/limits.cu", "KERNEL read_limit("),
+)
+
+FIGURES: dict[str, tuple[Excerpt, ...]] = {
+    "masked.grid": _TILES,
+    "masked.grid.large": _TILES,
+    "masked.softmax": _SOFTMAX,
+    "masked.predicted": _ORDER,
+    "masked.measured": _ORDER,
+    "masked.finish": _ORDER,
+    "masked.flops": _TILES,
+    "masked.speedup": _TILES,
+    "masked.pair.grids": _TILES,
+    "masked.pair.predicted": _ORDER,
+    "masked.pair.measured": _ORDER,
+    "roofline": _CEILINGS,
+    "roofline.needs": _CEILINGS,
+    "occupancy.table": _REGISTERS,
+    "decode.fixed": _SPLITS[:1],
+    "decode.balanced": _SPLITS[1:],
+    "decode.curve": _SPLITS,
+}
+"""By the key of the figure; figures of times show no lines."""
+
+_MERGE = Excerpt("Add two parts", "tiles/decode_merge.cuh", "// Part (o_part, ml_part) into (o, m, l).")
+PHASES: dict[str, dict[str, Excerpt]] = {
+    "fa1": {
+        "Load": Excerpt("Algorithm 1, l. 6 and 8", _FA1, "// Alg. 1, l. 6. The end of the last block"),
+        "Score": Excerpt("Algorithm 1, l. 9", _FA1, "// Alg. 1, l. 9: Sij = Qi Kj^T"),
+        "Rescale": Excerpt(
+            "Algorithm 1, l. 11", "tiles/strip_state.cuh", "// Alg. 1, l. 11: m_new = max(m, m~)"
+        ),
+        "Add": Excerpt(
+            "Algorithm 1, l. 12", "tiles/strip_state.cuh", "// Alg. 1, l. 12: the new O of one slice."
+        ),
+        "Store": Excerpt(
+            "Algorithm 1, l. 12", "tiles/strip_state.cuh", "// Alg. 1, l. 12: O to device memory until"
+        ),
+    },
+    "fa2": {
+        "Load": Excerpt("Algorithm 1, l. 4 and 7", _FA2, "// Alg. 1, l. 4 and 7: Q, and the first K and V."),
+        "Score": Excerpt("Algorithm 1, l. 8", _FA2, "// Alg. 1, l. 8: S = Q K^T, operands"),
+        "Rescale": Excerpt("Algorithm 1, l. 9 and 10", _FA2, "// Alg. 1, l. 9: the row maxima."),
+        "Add": Excerpt("Algorithm 1, l. 10", _FA2, "// Alg. 1, l. 10: O += P V for 16 keys."),
+        "Store": Excerpt("Algorithm 1, l. 12 to 15", _FA2, "// Alg. 1, l. 12-15: O = O / l"),
+    },
+    "decode": {
+        "Split": _SPLITS[0],
+        "Merge": _MERGE,
+    },
+}
+"""The steps of the walkthrough, by algorithm."""
+
+
+def all_excerpts() -> list[Excerpt]:
+    found = [x for excerpts in FIGURES.values() for x in excerpts]
+    return list(dict.fromkeys([*found, *(x for phases in PHASES.values() for x in phases.values())]))

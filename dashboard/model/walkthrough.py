@@ -1,0 +1,241 @@
+"""A case small enough to look at whole, step by step: what the library's own CPU path is observed to do, with what the
+algorithm moves meanwhile (:mod:`cufa.bench.traffic_steps`). Nothing of attention is computed here."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from cufa.backends import cpu, cpu_decode
+from cufa.backends.cpu_tiles import TileStep
+from cufa.bench import traffic_steps
+from cufa.core.lengths import Cached
+from cufa.core.mask import CAUSAL, FULL, Mask
+from cufa.core.problem import Problem, default_scale
+from cufa.core.schedule import Schedule
+from cufa.decode.reference import decode_reference
+from cufa.decode.schedule import split_range, used_splits
+from cufa.kernels import TileConfig
+from cufa.masks import window
+from cufa.ops.merge import combine
+from cufa.ops.reference import attention_reference
+from cufa.planner import make_plan
+
+Floats = npt.NDArray[Any]
+
+BLOCK, HEAD_DIM = 8, 8
+"""Queries and keys of a tile, and numbers of each."""
+BLOCKS = 4
+"""Tiles a side."""
+DECODE_TILES = 8
+"""Tiles of keys that a new token attends to."""
+SPREAD = 2.0
+"""Standard deviation of Q: with 1, maxima hardly differ and little is rescaled."""
+MASKS: dict[str, Mask] = {"full": FULL, "causal": CAUSAL, "window": window(9, 0)}
+MERGE = -1
+"""As ``kv_block``: the parts of all splits are merged."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """What is shown."""
+
+    algorithm: str
+    """"fa1", "fa2" or "decode"."""
+    mask: str = "full"
+    """A name of :data:`MASKS`; decode's one token sees every key."""
+    seed: int = 0
+    num_splits: int = 4
+    """Decode: parts of the keys."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """What one split has left: attention over its keys alone, (rows, head_dim), and of each row the share that it has
+    in the whole."""
+
+    O: Floats
+    share: Floats
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """One tile. Arrays have a row for each query of its block."""
+
+    q_block: int
+    kv_block: int
+    """:data:`MERGE` for the merge of split keys."""
+    thread_block: int
+    """Which thread block of the GPU does it, from 0."""
+    number: int
+    """Of the steps of its thread block, from 1; 0 where the tile is skipped."""
+    moved: traffic_steps.Step
+    tile: TileStep | None
+    """None: skipped, or a merge."""
+    O_before: Floats
+    O_scaled: Floats
+    """What there was before, as it enters the sum after the tile's new maxima (FA1: and sums) are known."""
+    O: Floats
+    ended: Floats
+    """What would be stored if the rows ended here: O / l."""
+    error: Floats
+    """Of each row, the largest difference of that from the plain softmax."""
+    is_last: bool
+    """Its rows are complete, and stored."""
+    parts: tuple[Part, ...] = ()
+    """What a merge puts together."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Walk:
+    """A case from its first step to its last."""
+
+    case: Case
+    problem: Problem
+    schedule: Schedule
+    Q: Floats
+    """(rows, head_dim)"""
+    K: Floats
+    V: Floats
+    out: Floats
+    """The result, as the library returned it."""
+    exact: Floats
+    """The plain softmax, in float64."""
+    steps: tuple[Step, ...]
+    meters: dict[str, tuple[traffic_steps.Step, ...]]
+    """Steps of each algorithm that is compared, this one's first."""
+
+    @property
+    def is_decode(self) -> bool:
+        return self.case.algorithm == "decode"
+
+
+def walk(case: Case) -> Walk:
+    """Run a case, and keep every step."""
+    return _decode(case) if case.algorithm == "decode" else _forward(case)
+
+
+def _inputs(seed: int, rows: int, keys: int) -> tuple[Floats, Floats, Floats]:
+    rng = np.random.default_rng(seed)
+    shapes = (1, 1, rows, HEAD_DIM), (1, 1, keys, HEAD_DIM), (1, 1, keys, HEAD_DIM)
+    q, k, v = (rng.standard_normal(shape) for shape in shapes)
+    return (SPREAD * q).astype(np.float16), k.astype(np.float16), v.astype(np.float16)
+
+
+def _forward(case: Case) -> Walk:
+    length = BLOCKS * BLOCK
+    q, k, v = _inputs(case.seed, length, length)
+    mask = MASKS[case.mask]
+    problem = Problem(1, 1, 1, length, length, HEAD_DIM, "float16", mask, default_scale(HEAD_DIM))
+    plan = make_plan(problem, None, case.algorithm, TileConfig(BLOCK, BLOCK, num_warps=0))
+    out, observed = np.empty_like(q), list[TileStep]()
+    cpu.run(plan, q, k, v, out, None, observer=observed.append)
+    exact = attention_reference(q, k, v, mask=mask)[0, 0]
+    meters = {}
+    for name, model in traffic_steps.MODELS.items():
+        skips = make_plan(problem, None, name).spec.skip_masked_tiles
+        meters[name] = tuple(model(problem, dataclasses.replace(plan.schedule, skip_masked_tiles=skips)))
+    meters = {name: meters[name] for name in sorted(meters, key=lambda name: name != case.algorithm)}
+    at = [0 if case.algorithm == "fa1" else step.q_block for step in meters[case.algorithm]]
+    steps = _follow(case, meters[case.algorithm], at, observed, exact)
+    return Walk(case, problem, plan.schedule, q[0, 0], k[0, 0], v[0, 0], out[0, 0], exact, steps, meters)
+
+
+def _decode(case: Case) -> Walk:
+    length = DECODE_TILES * BLOCK
+    q, k, v = _inputs(case.seed, BLOCK, length)
+    q = q.reshape(1, BLOCK, 1, HEAD_DIM)  # query heads that share keys and values, one token of each
+    problem = Problem(
+        1, BLOCK, 1, 1, length, HEAD_DIM, "float16", CAUSAL, default_scale(HEAD_DIM), lengths=Cached(),
+        operation="decode",
+    )  # fmt: skip
+    splits = case.num_splits
+    plan = make_plan(problem, None, "fixed", TileConfig(BLOCK, BLOCK, num_warps=0), num_splits=splits)
+    operands = dict.fromkeys(x.name for x in plan.operation.operands)
+    out, observed = np.empty_like(q), list[TileStep]()
+    cpu_decode.run(
+        plan, operands | {"q": q, "k_cache": k, "v_cache": v, "out": out}, observer=observed.append
+    )
+    exact = decode_reference(q, k, v)[0, :, 0]
+    schedule = Schedule(1, length, 1, BLOCK, FULL)
+    split, whole = (tuple(traffic_steps.decode(problem, schedule, n, length)) for n in (splits, 1))
+    meters = {"decode": split} if splits == 1 else {"decode": split, "whole": whole}
+    ends = [split_range(length, splits, n, BLOCK)[1] for n in range(used_splits(length, splits, BLOCK))]
+    at = [sum(step.kv_block * BLOCK >= end for end in ends) for step in split]
+    steps = _follow(case, split, at, observed, exact)
+    if splits > 1:
+        steps = (*steps[:-1], _merged(steps, exact))
+    return Walk(case, problem, schedule, q[0, :, 0], k[0, 0], v[0, 0], out[0, :, 0], exact, steps, meters)
+
+
+def _follow(
+    case: Case,
+    moved: tuple[traffic_steps.Step, ...],
+    thread_blocks: list[int],
+    observed: list[TileStep],
+    exact: Floats,
+) -> tuple[Step, ...]:
+    """Each step of the traffic model with the tile that was observed at it: both walk in the same order."""
+    tiles, steps = iter(observed), list[Step]()
+    last: dict[tuple[int, int], Step] = {}  # of each block of rows
+    done = dict.fromkeys(thread_blocks, 0)
+    for step, at in zip(moved, thread_blocks, strict=True):
+        tile = None if step.skipped or step.kv_block == MERGE else next(tiles)
+        if tile is not None and (tile.q_block, tile.kv_block) != (step.q_block, step.kv_block):
+            raise RuntimeError(f"the CPU path is at {tile.q_block, tile.kv_block}, the model at {step}")
+        before = last.get((step.q_block, at))
+        O = np.zeros((BLOCK, HEAD_DIM), np.float32) if before is None else before.O
+        exact_rows = exact[step.q_block * BLOCK : (step.q_block + 1) * BLOCK]
+        error = _error(O, exact_rows) if before is None else before.error
+        done[at] += not step.skipped
+        number = 0 if step.skipped else done[at]
+        ended = O if before is None else before.ended
+        found = Step(
+            step.q_block, step.kv_block, at, number, step, tile, O, O, O, ended, error, _is_stored(step)
+        )
+        if tile is not None:
+            scaled, ended = O * _kept(case, tile)[:, None], _ended(case, tile)
+            found = dataclasses.replace(
+                found, O_scaled=scaled, O=tile.O, ended=ended, error=_error(ended, exact_rows)
+            )
+        steps.append(found)
+        last[step.q_block, at] = found
+    return tuple(steps)
+
+
+def _is_stored(step: traffic_steps.Step) -> bool:
+    return any(move.array in ("L", "parts") and move.written for move in step.moves)
+
+
+def _merged(steps: tuple[Step, ...], exact: Floats) -> Step:
+    """The last step, with the library's own merge of what the splits have left."""
+    tiles = [step.tile for step in steps if step.is_last and step.tile is not None]
+    parts = np.stack([cpu.normalise(tile.O.copy(), tile.l_after[:, None]) for tile in tiles])
+    lse = np.stack([tile.m_after + np.log(tile.l_after) for tile in tiles])
+    O, whole = combine(parts, lse)
+    shares = np.exp(lse - whole)
+    found = tuple(Part(part, share) for part, share in zip(parts, shares, strict=True))
+    return dataclasses.replace(steps[-1], O=O, ended=O, error=_error(O, exact), parts=found)
+
+
+def _ended(case: Case, tile: TileStep) -> Floats:
+    """What would be stored if the rows ended with this tile."""
+    with np.errstate(invalid="ignore"):  # rows that have seen no key yet
+        return tile.O if case.algorithm == "fa1" else cpu.normalise(tile.O.copy(), tile.l_after[:, None])
+
+
+def _kept(case: Case, tile: TileStep) -> Floats:
+    """What each row's O is multiplied by: alpha, and in FA1, whose O is divided by l at every step, the old l over the
+    new one too."""
+    if case.algorithm != "fa1":
+        return tile.alpha
+    return tile.alpha * tile.l_before / np.where(tile.l_after == 0, 1, tile.l_after)
+
+
+def _error(O: Floats, exact: Floats) -> Floats:
+    """Largest difference of each row."""
+    found: Floats = np.abs(O.astype(np.float64) - exact).max(axis=1)
+    return found

@@ -1,0 +1,57 @@
+"""History: one kernel on one problem, over dates and versions of the source."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import streamlit as st
+
+from cufa.commands.common import seconds_text
+from cufa.dashboard import page, sentences
+from cufa.dashboard.charts import over_time as charts
+from cufa.dashboard.model.measurements import Measurement, in_words, speedup, time_of
+from cufa.dashboard.state import Controls
+from cufa.dashboard.theme import Palette
+
+_MOST_OFFERED = 200
+
+
+def show(controls: Controls, rows: Sequence[Measurement], palette: Palette) -> None:
+    """Every time of what was chosen, a line per machine, the kernel measured most often first."""
+    st.header("One kernel over time", anchor=False)
+    series: dict[str, list[Measurement]] = {}
+    for m in sorted(rows, key=lambda m: time_of(m.recorded)):
+        series.setdefault(f"{m.label} · {in_words(m.problem, m.row.case)} · {m.regime}", []).append(m)
+    ranked = sorted(series, key=lambda name: len(series[name]), reverse=True)[:_MOST_OFFERED]
+    name = controls.choice("series", "Kernel, problem and regime", ranked, local=True)
+    found = series[name]
+    by_machine: dict[str, list[Measurement]] = {}
+    for m in found:
+        by_machine.setdefault(m.machine, []).append(m)
+    origin = "recorded" if {m.origin for m in found} == {"recorded"} else "run"
+    page.verdict(_verdict(by_machine), "", page.origin_tag(origin), small=True)
+    said = [f"{m.recorded[:16]} {m.machine}: {seconds_text(m.seconds)}, {charts.version(m)}" for m in found]
+    alt = f"By date: times of {name}. " + "; ".join(said[:40]) + "."
+    page.figure(charts.over_time(by_machine, palette), "history.over_time", alt)
+    st.caption("Bars are p10 to p90. Times of different days differ by clocks, drivers and other load too.")
+
+
+def _verdict(by_machine: dict[str, list[Measurement]]) -> str:
+    """First and last on the machine where it was measured most often."""
+    machine = max(by_machine, key=lambda name: len(by_machine[name]))
+    found = by_machine[machine]
+    versions = len({m.commit for m in found if m.commit})
+    if len(found) == 1:
+        return f"Measured once on {machine}, on {found[0].recorded[:10]}: {seconds_text(found[0].seconds)}."
+    first, last = found[0], found[-1]
+    ratio = speedup(first.timing, last.timing)
+    change = f"the last is {ratio} faster than the first"
+    if ratio.low <= 1 <= ratio.high:
+        change = "first and last show no difference"
+    elif ratio.value < 1:
+        change = f"the last is {1 / ratio.value:.2f}× slower than the first"
+    days = dict.fromkeys((first.recorded[:10], last.recorded[:10]))
+    return (
+        f"Measured {len(found):,} times on {machine}, {' to '.join(days)}, in "
+        f"{sentences.count(versions, 'version')}: {change}."
+    )

@@ -1,0 +1,234 @@
+"""One shape is behind all pages: links from each page to what the others say of the same subject.
+
+A link says everything that the page it leads to would else take from its defaults or from an earlier visit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import streamlit as st
+
+from cufa.core.architectures import Device, find_architecture
+from cufa.core.lengths import Cached, Lengths
+from cufa.core.operation import OPERATIONS
+from cufa.core.problem import Problem
+from cufa.dashboard.model import devices, evidence, launch, presets
+from cufa.dashboard.model.compiled import compiled_problems
+from cufa.dashboard.model.configs import config_key
+from cufa.dashboard.model.subject import Subject, problem_key
+from cufa.dashboard.state import said
+from cufa.dashboard.views import mask_control
+from cufa.dashboard.views.masked_controls import DRAWN, MAX_LENGTH, masked_dtype
+from cufa.dashboard.views.occupancy_choice import inputs_key, lengths_words
+from cufa.dashboard.views.run_controls import tilings
+from cufa.planner import fitting_configs
+
+Parameters = dict[str, str]
+
+_CACHED = ("run", "decode", "occupancy", "machine_code", "roofline")
+_DENSE = ("run", "masked_work", "occupancy", "machine_code", "roofline")
+_WORDS = {
+    "run": ("Run this", "play_arrow"),
+    "masked_work": ("Masked work of this", "grid_on"),
+    "decode": ("Splits of this", "call_split"),
+    "occupancy": ("Occupancy of this tile", "stacks"),
+    "machine_code": ("Machine code of this", "code"),
+    "roofline": ("Roofline of this", "roofing"),
+}
+
+
+def link(page: str, subject: Subject) -> Parameters:
+    """The query parameters with which a page shows the subject. Raises ValueError where it cannot, with the reason."""
+    return {name: said(value) for name, value in _MAKERS[page](subject).items()}
+
+
+def pages_of(subject: Subject) -> tuple[str, ...]:
+    """Pages that tell of such a subject."""
+    return _CACHED if isinstance(subject.problem.lengths, Cached) else _DENSE
+
+
+def show(here: str, subject: Subject, words: str = "") -> None:
+    """A line of links to the other pages; one that cannot show the subject is off and says why."""
+    with st.container(horizontal=True, key=f"links-{here}{'-' + words if words else ''}"):
+        if words:
+            st.caption(f"{words}:", width="content")
+        for page in pages_of(subject):
+            if page == here:
+                continue
+            label, icon = _WORDS[page]
+            look: dict[str, Any] = {"label": label, "icon": f":material/{icon}:"}
+            try:
+                st.page_link(f"screens/{page}.py", query_params=link(page, subject), **look)
+            except ValueError as error:
+                st.page_link(f"screens/{page}.py", disabled=True, help=str(error), **look)
+
+
+def _shape(p: Problem) -> dict[str, Any]:
+    found = {"batch": p.batch, "heads": p.heads, "kv": p.kv_heads, "sq": p.seqlen_q, "sk": p.seqlen_k}
+    return {**found, "d": p.head_dim}
+
+
+def _mask(p: Problem) -> dict[str, Any]:
+    """Those controls of :mod:`mask_control` that stand there for such a mask. Raises ValueError for none that do."""
+    try:
+        settings = mask_control.settings(p.mask, p.softcap)
+    except TypeError as error:
+        raise ValueError(f"The mask {p.mask} cannot be set there.") from error
+    names = {"mask", "softcap"}
+    cached = isinstance(p.lengths, Cached)
+    if cached and settings["mask"] == "full":
+        settings["mask"] = "causal"  # no key comes after the last tokens
+    if settings["mask"] == "window":
+        names |= {"left"} if cached else {"left", "right"}
+    if settings["mask"] != "full" and not cached:
+        names |= {"diag"} | ({"at"} if settings["diag"] == "at" else set())
+    return {name: value for name, value in settings.items() if name in names}
+
+
+def _card(subject: Subject) -> dict[str, Any]:
+    return {"card": subject.card} if subject.card else {}
+
+
+def _capability(subject: Subject) -> int:
+    """Of the card, or of the newest that the kernel runs on."""
+    if subject.card:
+        return int(subject.card.partition("x")[0])
+    return 90 if subject.spec is None or subject.spec.runs_on(90) else subject.spec.min_capability
+
+
+def _masked_work(subject: Subject) -> dict[str, Any]:
+    p, spec, config = subject.problem, subject.spec, subject.config
+    if max(p.seqlen_q, p.seqlen_k) > MAX_LENGTH:
+        raise ValueError(f"Longer than {MAX_LENGTH:,} is not drawn there.")
+    known = launch.algorithms(p.operation, p.dtype)
+    if p.operation not in DRAWN:
+        raise ValueError(f"{OPERATIONS[p.operation].title} is not drawn there.")
+    if spec is not None and spec.algorithm not in known:
+        raise ValueError(f"What {spec.name} does is no walk over tiles, which is drawn there.")
+    found = {"two": 0, "op": p.operation, **_shape(p), "dtype": masked_dtype(p), **_mask(p), **_card(subject)}
+    if spec is None:
+        return found
+    found["alg"] = spec.algorithm
+    device = Device.typical(_capability(subject))
+    if config is None:
+        config = spec.choose(p, fitting_configs(spec, p.head_dim, device), device)
+    if config_key(config) in map(config_key, fitting_configs(spec, p.head_dim, device)):
+        return found | {"tiles": config_key(config)}
+    return found | {
+        "tiles": "custom",
+        "bq": config.block_q,
+        "bkv": config.block_kv,
+        "per_sm": config.blocks_per_sm,
+    }
+
+
+def _run(subject: Subject) -> dict[str, Any]:
+    p, spec = subject.problem, subject.spec
+    on = next(iter(devices.run_devices()))
+    device = devices.device_of(on)
+    shapes = presets.presets(p.operation)
+    if not shapes:
+        raise ValueError(f"{OPERATIONS[p.operation].title} is not run from there.")
+    of_shape = next((name for name, preset in shapes.items() if preset.problem == p), next(iter(shapes)))
+    found: dict[str, Any] = {"on": on, "op": p.operation, "preset": of_shape, **_shape(p), "dtype": p.dtype}
+    found |= _mask(p) | {"also": "", "tiles": "planner"}
+    if isinstance(p.lengths, Cached):
+        found |= {"pages": p.cache.page_size, "cache": p.k_dtype or "same"}
+        if device is None and p.k_dtype:
+            raise ValueError(f"A cache of {p.k_dtype} is timed on a GPU only.")
+    elif p.dtype == "float32" and device is not None:
+        found["precision"] = p.precision
+    if spec is None:
+        return found
+    fitting = tilings(spec.algorithm, p, device)
+    if subject.config is not None:
+        names = config_key(subject.config), f"{subject.config.block_q}x{subject.config.block_kv}"
+        found["tiles"] = next((name for name in names if name in fitting), "planner")
+    return found | {"kernels": spec.algorithm}
+
+
+def _decode(subject: Subject) -> dict[str, Any]:
+    p = subject.problem
+    if p.dtype not in ("bfloat16", "float16") or (p.k_dtype and p.dtype != "bfloat16"):
+        raise ValueError("Decoding of these types is not predicted.")
+    found = _shape(p) | _mask(p) | _card(subject)
+    found |= {"cached": found.pop("sk"), "tokens": found.pop("sq")}
+    found["dtype"] = ".".join(filter(None, (p.dtype, p.k_dtype)))
+    return found
+
+
+def _occupancy(subject: Subject) -> dict[str, Any]:
+    p, spec = subject.problem, subject.spec
+    if spec is None:
+        raise ValueError("It is no kernel of cufa, and not compiled here.")
+    of_inputs = [x for x in compiled_problems(spec, p.head_dim) if inputs_key(x) == inputs_key(p)]
+    same = [x for x in of_inputs if x.mask_kind == p.mask_kind]
+    if not same:
+        raise ValueError(f"{spec.name} is not built for {p}.")
+    found: dict[str, Any] = {
+        "kernel": spec.name,
+        "d": p.head_dim,
+        "dtype": inputs_key(p),
+        "mask": p.mask_kind,
+    }
+    if len({x.softcap is None for x in same}) > 1:
+        found["softcap"] = int(p.softcap is not None)
+        same = [x for x in same if (x.softcap is None) == (p.softcap is None)]
+    kinds = {lengths_words(x): _kind(x.lengths) for x in same}
+    if len(kinds) > 1:
+        found["cache"] = next((n for n, kind in enumerate(kinds.values()) if kind == _kind(p.lengths)), 0)
+    capability = _capability(subject)
+    if not spec.runs_on(capability):
+        capability = _capability(Subject(p, spec.name))
+    found["arch"] = find_architecture(capability).capability
+    if subject.config is not None:
+        fitting = fitting_configs(spec, p.head_dim, Device.typical(capability))
+        if config_key(subject.config) in map(config_key, fitting):
+            found["tiles"] = config_key(subject.config)
+    return found | {"of": problem_key(p)}
+
+
+def _kind(lengths: Lengths) -> tuple[object, ...]:
+    """What a build knows of them: pages of any size are alike."""
+    if not isinstance(lengths, Cached):
+        return ()
+    return lengths.paged, lengths.given, lengths.new_tokens > 0
+
+
+def _roofline(subject: Subject) -> dict[str, Any]:
+    """The shape; and where it is recorded, the row."""
+    p = subject.problem
+    found: dict[str, Any] = {"of": problem_key(p)}
+    if subject.kernel is not None:
+        found["kernel"] = subject.kernel
+    if subject.config is not None and subject.spec is not None:
+        found["tiles"] = config_key(subject.config)
+    try:
+        records = [e for e in evidence.load() if e.limits is not None]
+    except ValueError:  # the page says so
+        return found
+    for e in records:
+        same = (m for m in e.rows if m.problem == p and m.kernel == (subject.kernel or m.kernel))
+        row = next(same, None)
+        if row is None:
+            continue
+        beside = [m.label for m in e.rows if m.suite == row.suite and m.regime is row.regime]
+        found |= {"machine": e.name, "suite": row.suite, "regime": row.regime, "mask": "all"}
+        return (
+            found
+            | {"show": ",".join(dict.fromkeys(beside))}
+            | ({"shape": f"{row.label}, {p}"} if row.needs else {})
+        )
+    return found
+
+
+_MAKERS: dict[str, Callable[[Subject], dict[str, Any]]] = {
+    "run": _run,
+    "masked_work": _masked_work,
+    "decode": _decode,
+    "occupancy": _occupancy,
+    "machine_code": _occupancy,
+    "roofline": _roofline,
+}

@@ -1,0 +1,148 @@
+"""The page Occupancy: which build is looked at, and of what shape it is."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import streamlit as st
+
+from cufa.core.architectures import (
+    ARCHITECTURES,
+    COMPILED_ARCHITECTURES,
+    Architecture,
+    Device,
+    find_architecture,
+)
+from cufa.core.operation import OPERATIONS
+from cufa.core.problem import Problem
+from cufa.dashboard import page
+from cufa.dashboard.model import subject
+from cufa.dashboard.model.compiled import compiled_problems
+from cufa.dashboard.model.configs import config_key, config_words
+from cufa.dashboard.model.subject import Subject
+from cufa.dashboard.state import Controls
+from cufa.dashboard.views import mask_control
+from cufa.dashboard.views.shape_controls import HEAD_DIMS
+from cufa.kernels import KERNELS, KernelSpec, TileConfig
+from cufa.nvrtc.variants import Variant
+from cufa.planner import fitting_configs
+
+HEAD_DIM, ARCH = 128, 90
+"""What the page begins with."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice:
+    """One kernel for one kind of problem; ``arch`` and ``config`` are the build looked at."""
+
+    spec: KernelSpec
+    problem: Problem
+    """Of which the lengths do not matter."""
+    arch: Architecture
+    config: TileConfig | None
+    shape: Problem | None = None
+    """That a link asked for."""
+
+    @property
+    def head_dim(self) -> int:
+        return self.problem.head_dim
+
+    def variant(self, config: TileConfig, arch: Architecture) -> Variant:
+        return Variant(self.spec, config, self.problem, arch)
+
+    def configs(self, arch: Architecture) -> tuple[TileConfig, ...]:
+        return fitting_configs(self.spec, self.head_dim, Device.typical(arch.capability))
+
+    @property
+    def rows(self) -> list[TileConfig]:
+        """Tiles built for this head dim, on whichever card they fit."""
+        return [c for c in self.spec.configs if c.fits(self.head_dim)]
+
+    @property
+    def archs(self) -> list[Architecture]:
+        served = [ARCHITECTURES[c] for c in COMPILED_ARCHITECTURES]
+        return [a for a in served if self.spec.runs_on(a.capability)]
+
+
+def begin() -> Variant:
+    """What a visitor sees first who has chosen nothing yet."""
+    spec = next(iter(KERNELS.values()))
+    problem = mask_control.usual(compiled_problems(spec, HEAD_DIM))
+    choice = Choice(spec, problem, find_architecture(ARCH), None)
+    return choice.variant(choice.configs(choice.arch)[0], choice.arch)
+
+
+def choose(controls: Controls) -> Choice:
+    """The controls of the page."""
+    with page.control_box():
+        columns = page.fields(2.6, 0.9, 1.5)
+        with columns[0]:
+            words = {
+                name: f"{OPERATIONS[spec.operation].title}: {name}, {spec.title}"
+                for name, spec in KERNELS.items()
+            }
+            spec = KERNELS[controls.choice("kernel", "Kernel", words)]
+        with columns[1]:
+            head_dim = int(controls.choice("d", "Head dim", HEAD_DIMS, str(HEAD_DIM)))
+        problems = compiled_problems(spec, head_dim)
+        with columns[2]:
+            kinds = {inputs_key(p): _inputs_words(p) for p in problems}
+            inputs = controls.choice("dtype", "Inputs", kinds)
+        problems = [p for p in problems if inputs_key(p) == inputs]
+        columns = page.fields(1.9, 1.5, 1.2, 2)
+        with columns[0]:
+            problems = mask_control.choose_built(controls, problems)
+        lengths = {
+            str(number): text for number, text in enumerate(dict.fromkeys(map(lengths_words, problems)))
+        }
+        if len(lengths) > 1:
+            with columns[1]:
+                wanted = lengths[controls.choice("cache", "Lengths", lengths)]
+            problems = [p for p in problems if lengths_words(p) == wanted]
+        with columns[2]:
+            served = [a for a in ARCHITECTURES.values() if spec.runs_on(a.capability)]
+            archs = {str(a.capability): f"{a.name} · {a.typical_card}" for a in served}
+            arch = find_architecture(controls.choice("arch", "Architecture", archs, str(ARCH)))
+        shape = controls.carried("of", subject.problem_of, "a shape")
+        choice = Choice(spec, problems[0], arch, None, shape)
+        with columns[3]:
+            configs = {config_key(c): c for c in choice.configs(arch)}
+            if not configs:
+                st.info(f"No tiles of {spec.name} fit {arch.name} at head dim {head_dim}.")
+                return choice
+            words = {key: config_words(c) for key, c in configs.items()}
+            key = controls.choice("tiles", "Tiles (queries × keys)", words)
+    return dataclasses.replace(choice, config=configs[key])
+
+
+def inputs_key(p: Problem) -> str:
+    return ".".join((p.dtype, p.precision, *((p.k_dtype,) if p.k_dtype else ())))
+
+
+def _inputs_words(p: Problem) -> str:
+    text = p.dtype if p.precision == "native" else f"{p.dtype} ({p.precision})"
+    return f"{text}, {p.k_element.name} keys" if p.k_dtype else text
+
+
+def lengths_words(p: Problem) -> str:
+    return f"{p.lengths}{', lengths given' if p.lengths.ragged else ''}"
+
+
+def subject_of(choice: Choice) -> Subject:
+    """What the page speaks of: the shape that its link brought, as far as the build serves it."""
+    built = choice.problem
+    shape = choice.shape
+    if shape is None or shape.operation != built.operation:
+        shape = subject.sample(built.operation)
+    same = {
+        "head_dim": built.head_dim,
+        "scale": built.scale,
+        "dtype": built.dtype,
+        "precision": built.precision,
+    }
+    shape = dataclasses.replace(shape, **same, k_dtype=built.k_dtype, v_dtype=built.v_dtype)
+    if shape.mask_kind != built.mask_kind:
+        shape = dataclasses.replace(shape, mask=built.mask)
+    if (shape.softcap is None) != (built.softcap is None):
+        shape = dataclasses.replace(shape, softcap=built.softcap)
+    return Subject(shape, choice.spec.name, choice.config, str(choice.arch.capability))

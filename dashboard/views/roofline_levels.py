@@ -1,0 +1,83 @@
+"""The page Roofline: what one shape moves at each level of memory."""
+
+from __future__ import annotations
+
+import streamlit as st
+
+from cufa.bench import memory_rates
+from cufa.commands.common import seconds_text
+from cufa.dashboard import page
+from cufa.dashboard.charts import levels as charts
+from cufa.dashboard.charts.work import si
+from cufa.dashboard.model.evidence import Evidence
+from cufa.dashboard.model.levels import Level, levels_of
+from cufa.dashboard.model.measurements import Measurement, in_words
+from cufa.dashboard.model.subject import Subject
+from cufa.dashboard.theme import Palette
+from cufa.kernels import TileConfig
+
+
+def show(subject: Subject, row: Measurement | None, chosen: Evidence, top: float, palette: Palette) -> None:
+    """Table and figure; ``row`` is a time of the subject that was measured there, ``top`` what products allow."""
+    if row is not None and subject.config is None:
+        subject = row.subject
+    st.header("Bytes that move", anchor=False)
+    assert chosen.limits is not None
+    p = subject.problem
+    try:
+        levels = levels_of(subject, chosen.limits, chosen.device)
+        rates = memory_rates.load(chosen.device)
+    except ValueError as error:
+        st.error(str(error), icon=":material/broken_image:")
+        return
+    page.verdict(_verdict(subject, levels, row), tag="predicted", small=True)
+    st.dataframe([_line(level, subject, row) for level in levels], hide_index=True, height="content")
+    reached = None if row is None else p.flops / row.seconds
+    alt = f"Roofs of {', '.join(x.name for x in levels)}. " + " ".join(
+        f"{x.name}: {x.intensity(p):,.3g} FLOP per byte." for x in levels
+    )
+    page.figure(charts.levels_figure(p, levels, top, reached, palette), "roofline.levels", alt)
+    measured = "no ceiling of its caches is recorded"
+    if rates is not None:
+        measured = f"ceilings of its caches: {rates.device}, {rates.recorded[:10]}, reads of 16 bytes a lane"
+    st.caption(
+        f"{in_words(p)}{_of(subject)}. Marks: one speed{'' if row is None else f' ({row.where})'}, over the bytes of "
+        f"each level. Bytes are derived from the kernel's loops and held against its executed source; {measured}."
+    )
+
+
+def _of(subject: Subject) -> str:
+    config: TileConfig | None = subject.config
+    return "" if subject.kernel is None or config is None else f"; {subject.kernel}, {config}"
+
+
+def _verdict(subject: Subject, levels: list[Level], row: Measurement | None) -> str:
+    if len(levels) == 1:
+        return "Of this kernel only the least that device memory moves is known."
+    l2 = levels[1]
+    text = f"The tiles ask the L2 cache for {si(l2.bytes, 'B')}, {l2.bytes / levels[0].bytes:.1f}× the least of memory"
+    timed = [level for level in levels if level.seconds is not None]
+    slowest = max(timed, key=lambda level: level.seconds or 0.0)
+    text += (
+        f"; of the levels {slowest.name} takes longest, {seconds_text(slowest.seconds or 0.0)} at its ceiling"
+    )
+    return (
+        f"{text}, {(slowest.seconds or 0.0) / row.seconds:.0%} of the time."
+        if row is not None
+        else f"{text}."
+    )
+
+
+def _line(level: Level, subject: Subject, row: Measurement | None) -> dict[str, str]:
+    share = "–"
+    if row is not None and level.seconds is not None:
+        share = f"{level.seconds / row.seconds:.0%}"
+    return {
+        "level": level.name,
+        "bytes": si(level.bytes, "B"),
+        "FLOP per byte": f"{level.intensity(subject.problem):,.4g}",
+        "ceiling": "not measured" if level.ceiling is None else f"{level.ceiling / 1e12:,.2f} TB/s",
+        "at the least": "–" if level.seconds is None else seconds_text(level.seconds),
+        "of the time": share,
+        "what": level.source,
+    }

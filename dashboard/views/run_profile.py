@@ -1,0 +1,128 @@
+"""The page Run: counters of NVIDIA's profiler, attached to a run, beside our own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import streamlit as st
+
+from cufa.bench.traffic import l2_traffic
+from cufa.commands.common import seconds_text
+from cufa.dashboard import engine, page
+from cufa.dashboard.charts.work import si
+from cufa.dashboard.model import ncu
+from cufa.dashboard.model.measurements import Measurement
+from cufa.dashboard.model.ncu import SHOWN, NotNcuError, Profile
+from cufa.dashboard.worker.run import Run
+
+_FILE = "ncu.csv"
+
+
+def show(run: Run, found: Sequence[Measurement]) -> None:
+    """What is attached, or how to attach it."""
+    file = engine.store().folder(run.id) / _FILE
+    with st.expander(
+        "Counters of NVIDIA's profiler", icon=":material/troubleshoot:", expanded=file.is_file()
+    ):
+        st.caption(f"Attach what `ncu --csv` printed of the same kernel: `{ncu.HOW}`")
+        given = st.file_uploader("Output of ncu --csv", type=["csv", "txt", "log"], key=f"run.ncu.{run.id}")
+        if given is not None:
+            _attach(file, given.getvalue())
+        if file.is_file():
+            _show_attached(file, found)
+
+
+def _attach(file: Path, content: bytes) -> None:
+    """Keep a file that can be read; say what is wrong with any other."""
+    try:
+        text = content.decode("utf-8-sig")
+        ncu.parse(text)
+    except (NotNcuError, UnicodeDecodeError) as error:
+        why = error if isinstance(error, NotNcuError) else f"it is no text. Make one: {ncu.HOW}"
+        page.verdict("This file is not attached.", "alarm", small=True)
+        st.error(str(why), icon=":material/broken_image:")
+        return
+    try:
+        file.write_text(text, encoding="utf-8")
+    except OSError as error:
+        st.error(
+            f"It cannot be kept in `{file.parent}`: {error.strerror or error}.", icon=":material/report:"
+        )
+
+
+def _show_attached(file: Path, found: Sequence[Measurement]) -> None:
+    try:
+        profiles = ncu.parse(file.read_text(encoding="utf-8"))
+    except (NotNcuError, OSError, UnicodeDecodeError) as error:
+        st.error(f"What is attached cannot be read: {error}", icon=":material/broken_image:")
+        return
+    ours = next((m for m in found if _profile_of(m, profiles) is not None), found[0])
+    labels = [m.label for m in found]
+    label = st.selectbox("Our row", labels, labels.index(ours.label), key=f"run.ncu.row.{file.parent.name}")
+    m = found[labels.index(label)]
+    numbers = list(range(len(profiles)))
+    match = _profile_of(m, profiles)
+    chosen = st.selectbox(
+        "Launch in the file",
+        numbers,
+        0 if match is None else profiles.index(match),
+        format_func=lambda n: f"{profiles[n].number}: {profiles[n].kernel}",
+        key=f"run.ncu.launch.{file.parent.name}.{label}",
+    )
+    profile = profiles[chosen]
+    if match is None:
+        page.verdict(f"No launch in the file is {m.label}'s: names differ.", "warn", small=True)
+    st.dataframe(lines(profile, m), hide_index=True, height="content")
+    st.caption(
+        "Ours: time as measured here, bytes as the kernel's loops ask for them, device memory as every operand once. "
+        "A profiler runs a kernel alone and several times, with caches as its options say."
+    )
+    st.button(
+        "Take it away", key=f"run.ncu.drop.{file.parent.name}", on_click=lambda: file.unlink(missing_ok=True)
+    )
+
+
+def _profile_of(m: Measurement, profiles: Sequence[Profile]) -> Profile | None:
+    """The launch of a row's kernel: entries are called as kernels are."""
+    spec = m.subject.spec
+    names = [] if spec is None else [spec.name, spec.source.removesuffix(".cu")]
+    return next((p for p in profiles if any(name in p.kernel for name in names)), None)
+
+
+def lines(profile: Profile, m: Measurement) -> list[dict[str, str]]:
+    """What the profiler counted beside what we say."""
+    spec, config = m.subject.spec, m.subject.config
+    traffic = l2_traffic(m.problem, spec, config) if spec is not None and config is not None else None
+    ours: dict[str, float | None] = {
+        "time": m.seconds,
+        "device memory, read": None,
+        "asked of the L2 cache, read": None if traffic is None else traffic.read,
+        "asked of the L2 cache, written": None if traffic is None else traffic.written,
+    }
+    total = [profile.first(SHOWN[name]) for name in ("device memory, read", "device memory, written")]
+    told = [_line(name, profile.first(metrics), ours.get(name)) for name, metrics in SHOWN.items()]
+    if None not in total:
+        told.append(_line("device memory, together", sum(x or 0.0 for x in total), float(m.problem.io_bytes)))
+    return [line for line in told if line["ncu"] != "–"]
+
+
+def _line(name: str, counted: float | None, ours: float | None) -> dict[str, str]:
+    words: Callable[[float], str] = _bytes
+    if name == "time":
+        words = seconds_text
+    elif name.startswith("registers"):
+        words = "{:,.0f}".format
+    elif name.endswith(("achieved", "busy")):
+        words = "{:.0%}".format
+    ratio = f"{counted / ours:.2f}×" if counted is not None and ours else "–"
+    return {
+        "": name,
+        "ncu": "–" if counted is None else words(counted),
+        "ours": "–" if ours is None else words(ours),
+        "ncu ÷ ours": ratio,
+    }
+
+
+def _bytes(number: float) -> str:
+    return si(number, "B")

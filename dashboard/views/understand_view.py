@@ -1,0 +1,145 @@
+"""Understand: which case, the walk through it, and the same count at a size that people run."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import streamlit as st
+
+from cufa.bench import traffic_steps
+from cufa.core.architectures import Device
+from cufa.core.mask import FULL
+from cufa.core.problem import Problem, default_scale
+from cufa.dashboard import page
+from cufa.dashboard.charts import walkthrough
+from cufa.dashboard.charts.work import si
+from cufa.dashboard.model import source
+from cufa.dashboard.model import walkthrough_words as words
+from cufa.dashboard.model.walkthrough import Case, Walk, walk
+from cufa.dashboard.state import Controls
+from cufa.dashboard.theme import Palette
+from cufa.planner import make_plan
+
+_STEP = "understand.walk"
+_FIRST = 6
+"""The step that a visitor finds, of which more is to be seen than of the first: playing begins there all the same."""
+_ORDERS = {
+    "fa2": "FA2: queries outside",
+    "fa1": "FA1: keys outside",
+    "decode": "Flash-Decoding: keys split",
+}
+_MASKS = {"full": "full", "causal": "causal", "window": "window of 10 keys"}
+_SPLITS = ("1", "2", "4", "8")
+_LENGTH, _HEAD_DIM = 4096, 128
+
+
+def choose(controls: Controls) -> Case:
+    """Algorithm, mask and seed."""
+    with page.control_box():
+        places = page.fields(3.4, 2.2, 1)
+        with places[0]:
+            algorithm = controls.choice("algorithm", "Algorithm and loop order", _ORDERS, segmented=True)
+        if algorithm == "decode":
+            with places[1]:
+                splits = controls.choice("splits", "Splits", _SPLITS, "4", segmented=True)
+            mask = "full"
+        else:
+            with places[1]:
+                mask = controls.choice("mask", "Mask", _MASKS, segmented=True)
+            splits = "4"
+        with places[2]:
+            seed = controls.integer("seed", "Seed", 0, 0, 9999, help="Of the random Q, K and V.")
+    return Case(algorithm, mask, seed, int(splits))
+
+
+@functools.lru_cache(128)
+def _walk(case: Case) -> Walk:
+    return walk(case)
+
+
+@functools.lru_cache(128)
+def _data(case: Case, palette_name: str) -> dict[str, Any]:
+    from cufa.dashboard.theme import PALETTES
+
+    return walkthrough.data(_walk(case), PALETTES[palette_name])
+
+
+@st.fragment
+def show_walk(case: Case, controls: Controls, palette: Palette) -> None:
+    """The component plays by itself; where it stops goes into the link."""
+    found = _walk(case)
+    first = min(_FIRST, len(found.steps))
+    start = controls.kept("step", first, 1, len(found.steps))
+    page.verdict(_verdict(found))
+    content = {**_data(case, palette.name), "start": start, "fresh": start == first}
+    walkthrough.show(content, _STEP, lambda: _take_step(controls))
+    controls.write_link()
+
+
+def _take_step(controls: Controls) -> None:
+    step = st.session_state[_STEP].get("step")
+    if step is not None:
+        controls.set("step", int(step))
+
+
+def _verdict(found: Walk) -> str:
+    """What it comes to."""
+    moved = {name: sum(traffic_steps.total(iter(steps))) for name, steps in found.meters.items()}
+    own = found.case.algorithm
+    if found.is_decode:
+        blocks = len({step.thread_block for step in found.steps})
+        if blocks == 1:
+            return f"One thread block reads all {found.schedule.num_kv_blocks} tiles of keys, one after the other."
+        more = moved["decode"] / moved["whole"]
+        steps = max(step.number for step in found.steps)
+        return (
+            f"{blocks} thread blocks at once: {steps} steps instead of {found.schedule.num_kv_blocks}, "
+            f"for {more:.1f} times the bytes in a case this small."
+        )
+    return (
+        f"{words.ALGORITHMS[own]} moves {moved[own]:,} B through device memory where naive attention moves "
+        f"{moved['naive']:,} B: {moved['naive'] / moved[own]:.1f} times as much."
+    )
+
+
+def show_lines(case: Case) -> None:
+    """Of the kernel that does on a GPU what is shown, step by step."""
+    found = source.PHASES[case.algorithm]
+    name = words.ALGORITHMS[case.algorithm]
+    with st.expander(f"The lines of cufa's {name} kernel that do each of these", icon=":material/code:"):
+        for tab, excerpt in zip(st.tabs(list(found)), found.values(), strict=True):
+            with tab:
+                page.show_lines([excerpt])
+
+
+def show_real_size(palette: Palette) -> None:
+    """The same count for a head that people run."""
+    moved = real_size()
+    most = moved["naive"]
+    said = ", ".join(
+        f"**{words.ALGORITHMS[name]} {si(count, 'B')}**"
+        + (f" (1/{most / count:.0f})" if count < most else "")
+        for name, count in moved.items()
+    )
+    st.caption(
+        f"The same count for one head of {_LENGTH:,} queries and keys, head dim {_HEAD_DIM}, with the tiles that the "
+        f"kernels take on an H200: {said}. The CPU path walks key tiles from first to last, as the papers do; cufa's "
+        "FA2 kernel walks from last to first, and rescales only where a maximum has grown by more than 2⁸, which is "
+        "as exact. Inputs are float16: 2 bytes per number. With the "
+        "focus on the figure, the arrow keys step and the space bar plays."
+    )
+
+
+@functools.cache
+def real_size() -> dict[str, int]:
+    """Bytes read and written by one head of many, by algorithm."""
+    heads = 32
+    problem = Problem(
+        1, heads, heads, _LENGTH, _LENGTH, _HEAD_DIM, "bfloat16", FULL, default_scale(_HEAD_DIM)
+    )
+    found = {}
+    for name, model in traffic_steps.MODELS.items():
+        plan = make_plan(problem, Device.typical("sm_90"), name)
+        found[name] = sum(traffic_steps.total(model(problem, plan.schedule)))
+    return found

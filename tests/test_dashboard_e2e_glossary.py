@@ -1,0 +1,74 @@
+"""Words explained and the kernels' lines, in a real Chromium: by mouse, by keyboard, in a narrow window."""
+
+# ruff: noqa: F811 - fixtures are imported, and asked for by their names
+from __future__ import annotations
+
+import pytest
+
+for _package in ("streamlit", "plotly", "playwright"):
+    pytest.importorskip(_package, reason=f"the browser test needs {_package}: pip install 'cufa[dev]'")
+
+from dashboard_browser import (  # noqa: E402, F401 - fixtures among them
+    CHROMIUM,
+    MASKED,
+    PATIENCE,
+    Visit,
+    browser,
+    runs,
+    screenshot,
+    server,
+)
+from playwright.sync_api import Browser, Locator, expect  # noqa: E402
+
+from cufa.dashboard import glossary  # noqa: E402
+
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here: apt-get install chromium"),
+]
+
+
+def tip(word: Locator) -> str:
+    """What is shown beside a word; "none" while nothing is."""
+    return str(word.evaluate("e => getComputedStyle(e, '::after').content")).strip('"')
+
+
+def test_a_word_tells_what_it_means_to_mouse_and_keyboard(server: str, browser: Browser) -> None:
+    visit = Visit(browser)
+    page = visit.open(server)
+    word = page.locator(".cufa-verdict .cufa-term", has_text="device memory").first
+    expect(word).to_be_visible(timeout=PATIENCE)
+    assert tip(word) == "none"
+    word.hover()
+    assert tip(word) == glossary.TERMS["device memory"]
+    page.mouse.move(0, 0)
+    assert tip(word) == "none"
+    word.focus()
+    assert tip(word) == glossary.TERMS["device memory"]
+    page.get_by_role("button", name="Glossary").click()
+    expect(page.get_by_text(glossary.TERMS["wave"])).to_be_visible(timeout=PATIENCE)
+    screenshot(page, "glossary-light")
+    visit.close()
+
+
+def test_no_explanation_is_wider_than_a_narrow_window(server: str, browser: Browser) -> None:
+    visit = Visit(browser, "dark", 390)
+    page = visit.open(f"{server}/{MASKED}")
+    main = "document.querySelector('[data-testid=stMain]')"
+    for word in page.locator(".cufa-term").all():
+        word.focus()
+        assert page.evaluate(f"{main}.scrollWidth - {main}.clientWidth") <= 1, word.inner_text()
+    visit.close()
+
+
+def test_a_figure_shows_the_lines_that_do_it(server: str, browser: Browser) -> None:
+    visit = Visit(browser)
+    page = visit.open(f"{server}/{MASKED}?sq=1024&sk=1024")
+    page.get_by_role("button", name="The kernel's lines").first.click()
+    expect(page.get_by_text("DEVICE TileRange").first).to_be_visible(timeout=PATIENCE)
+    page = visit.open(server)
+    page.get_by_text("The lines of cufa's FA2 kernel").click()
+    expect(page.get_by_text("Alg. 1, l. 4 and 7").first).to_be_visible(timeout=PATIENCE)
+    page.get_by_role("tab", name="Rescale").click()
+    expect(page.get_by_text("the row maxima").first).to_be_visible(timeout=PATIENCE)
+    visit.close()

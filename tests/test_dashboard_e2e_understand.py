@@ -1,0 +1,140 @@
+"""The page Understand in a real Chromium: it plays and steps without the server, and links bring it back."""
+
+# ruff: noqa: F811 - fixtures are imported, and asked for by their names
+from __future__ import annotations
+
+import re
+
+import pytest
+
+for _package in ("streamlit", "plotly", "playwright"):
+    pytest.importorskip(_package, reason=f"the browser test needs {_package}: pip install 'cufa[dev]'")
+
+from dashboard_browser import (  # noqa: E402, F401 - fixtures among them
+    CHROMIUM,
+    PATIENCE,
+    Visit,
+    browser,
+    runs,
+    screenshot,
+    server,
+)
+from playwright.sync_api import Browser, Page, expect  # noqa: E402
+
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here: apt-get install chromium"),
+]
+
+
+def place(page: Page) -> int:
+    return int(re.search(r"step (\d+) of", page.locator(".walk .place").inner_text())[1])  # type: ignore[index]
+
+
+def own_meter(page: Page) -> int:
+    return int(page.locator(".walk .own .bytes").inner_text().removesuffix(" B").replace(",", ""))
+
+
+def test_it_steps_and_the_link_brings_back_the_step(server: str, browser: Browser) -> None:
+    visit = Visit(browser)
+    page = visit.open(f"{server}/?mask=causal&seed=3&step=5")
+    expect(page.locator(".walk")).to_be_visible(timeout=PATIENCE)
+    assert place(page) == 5
+    before = own_meter(page)
+    page.get_by_role("button", name="Next step").click()
+    assert place(page) == 6 and own_meter(page) > before
+    page.wait_for_url(re.compile(r"[?&]step=7|mask=causal&seed=3$"), timeout=PATIENCE)  # 6 is the default
+    page.get_by_role("button", name="Next step").click()
+    expect(page.locator(".walk .phases")).to_contain_text("None of queries 8–15 sees a key of 16–23")
+    page.wait_for_url(re.compile(r"[?&]step=7\b"), timeout=PATIENCE)
+    said = page.locator(".walk").inner_text()
+    screenshot(page, "understand-skipped-light")
+    page.reload()
+    visit.settle()
+    assert place(page) == 7
+    assert page.locator(".walk").inner_text() == said
+    visit.close()
+
+
+def test_it_plays_from_the_first_step_to_the_last_without_the_server(server: str, browser: Browser) -> None:
+    visit = Visit(browser)
+    page = visit.open(f"{server}/?algorithm=decode&splits=2&step=8")
+    frames: list[str] = []
+    page.on("websocket", lambda socket: socket.on("framesent", lambda _: frames.append("")))
+    page.get_by_role("combobox", name="Speed").select_option("2×")
+    page.get_by_role("button", name="Play", exact=True).click()
+    page.get_by_role("button", name="Pause").wait_for(timeout=PATIENCE)
+    expect(page.locator(".walk .place")).to_have_text("step 9 of 9", timeout=PATIENCE)
+    page.get_by_role("button", name="Play", exact=True).wait_for(timeout=PATIENCE)  # at the end
+    expect(page.locator(".walk")).to_contain_text("agree with the plain softmax")
+    page.wait_for_url(re.compile(r"[?&]step=9\b"), timeout=PATIENCE)
+    total = own_meter(page)
+    page.get_by_role("button", name="Play", exact=True).click()  # from the beginning
+    expect(page.locator(".walk .place")).to_have_text("step 2 of 9", timeout=PATIENCE)
+    page.get_by_role("button", name="Pause").click()
+    assert 0 < own_meter(page) < total
+    visit.close()
+
+
+def test_play_begins_at_the_first_step(server: str, browser: Browser) -> None:
+    """Though more is to be seen of the one that a visitor finds."""
+    visit = Visit(browser)
+    page = visit.open(server)
+    assert place(page) == 6
+    page.get_by_role("button", name="Play", exact=True).click()
+    expect(page.locator(".walk .place")).to_have_text("step 1 of 16")
+    page.get_by_role("button", name="Pause").click()
+    visit.close()
+
+
+def test_phases_keys_and_slider(server: str, browser: Browser) -> None:
+    visit = Visit(browser, "dark")
+    page = visit.open(f"{server}/?algorithm=fa1")
+    page.locator(".walk .phases li").nth(2).click()
+    expect(page.locator(".walk .phases .now")).to_contain_text("Rescale")
+    assert page.locator(".walk .rescaled.on").count() > 0
+    screenshot(page, "understand-rescale-dark")
+    page.locator(".walk").focus()
+    page.keyboard.press("ArrowRight")
+    assert place(page) == 7
+    page.keyboard.press("ArrowLeft")
+    page.keyboard.press("ArrowLeft")
+    assert place(page) == 5
+    page.get_by_role("slider", name="Step").fill("16")
+    assert place(page) == 16
+    expect(page.locator(".walk")).to_contain_text(
+        "After this step queries 24–31 agree with the plain softmax"
+    )
+    visit.close()
+
+
+def test_another_algorithm_is_another_walk(server: str, browser: Browser) -> None:
+    visit = Visit(browser)
+    page = visit.open(server)
+    page.get_by_role("radio", name="FA1: keys outside").click()
+    expect(page.locator(".walk")).to_contain_text("Keys outside, queries inside", timeout=PATIENCE)
+    page.get_by_role("radio", name="Flash-Decoding: keys split").click()
+    expect(page.locator(".walk")).to_contain_text("Keys split", timeout=PATIENCE)
+    page.wait_for_url(re.compile(r"[?&]algorithm=decode\b"), timeout=PATIENCE)
+    visit.settle()
+    assert page.locator(".walk").count() == 1
+    visit.close()
+
+
+def test_links_of_run_still_find_it(server: str, browser: Browser) -> None:
+    visit = Visit(browser)
+    page = visit.open(f"{server}/?on=cpu&sq=512&mask=full")
+    page.wait_for_url(re.compile(r"/run\?.*sq=512"), timeout=PATIENCE)
+    expect(page.get_by_role("heading", name="Run", exact=True)).to_be_visible(timeout=PATIENCE)
+    visit.close()
+
+
+@pytest.mark.parametrize(("theme", "width"), [("light", 1440), ("dark", 800), ("light", 390)])
+def test_nothing_is_cut_at_any_width(server: str, browser: Browser, theme: str, width: int) -> None:
+    visit = Visit(browser, theme, width)
+    for link in ("", "?algorithm=decode&step=9", "?mask=window&step=15"):
+        page = visit.open(f"{server}/{link}")
+        main = "document.querySelector('[data-testid=stMain]')"
+        assert page.evaluate(f"{main}.scrollWidth - {main}.clientWidth") <= 1, link
+    screenshot(page, f"understand-{theme}-{width}")
+    visit.close()

@@ -1,0 +1,119 @@
+"""The words of the pages, and the lines of the kernels: each explained once, found wherever it is used."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from dashboard_page_support import PAGES, elsewhere, open_page  # noqa: F401 - a fixture among them
+from dashboard_support import APP
+
+from cufa.dashboard import glossary
+from cufa.dashboard.model import source
+from cufa.nvrtc.compiler import SOURCE_DIR
+
+# --- Words ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("term", glossary.TERMS)
+def test_a_meaning_is_two_sentences_at_most(term: str) -> None:
+    meaning = glossary.TERMS[term]
+    assert meaning.endswith(".")
+    sentences = re.findall(r"[.!?](?:\s|$)", meaning)
+    assert 1 <= len(sentences) <= 2, meaning
+
+
+def test_words_are_found_whole_in_any_number_and_the_longest_first() -> None:
+    text = "Thread blocks wait for the tail of the last waves; 3 query blocks, masks, biased SMs, cold L2 and L2."
+    assert glossary.found(text) == [
+        "thread block",
+        "tail",
+        "wave",
+        "query block",
+        "mask",
+        "SM",
+        "cold L2",
+        "L2",
+    ]
+    assert glossary.found("The detail of wavefronts, maskings and smart splitters") == []
+
+
+def test_words_of_everyday_are_explained_only_where_they_are_terms() -> None:
+    assert (
+        glossary.found("K and V take the place of the last ones; a share of it; a product of ours; this page")
+        == []
+    )
+    assert glossary.found("12 places, products; paged, and 7 shares") == [
+        "place",
+        "product",
+        "paged",
+        "share",
+    ]
+
+
+def test_a_sentence_keeps_its_words_and_each_is_told_once() -> None:
+    text = 'A <wave> & more waves of "splits"'
+    told = glossary.explained(text)
+    assert told.count("cufa-term") == 2
+    plain = re.sub(r"<[^>]*>", "", told)
+    assert plain == "A &lt;wave&gt; &amp; more waves of &quot;splits&quot;"
+    assert glossary.TERMS["split"] in told
+
+
+def test_help_is_none_where_nothing_is_to_be_explained() -> None:
+    assert glossary.help_text("Take it away") is None
+    assert glossary.help_text("On the SMs") == f"**SM**: {glossary.TERMS['SM']}"
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_headings_and_metrics_explain_the_words_they_use(name: str) -> None:
+    app = open_page(name)
+    titled = [(x.value, x.help) for x in (*app.header, *app.subheader)] + [
+        (x.label, x.help) for x in app.metric
+    ]
+    for text, told in titled:
+        for term in glossary.found(text):
+            assert glossary.TERMS[term] in (told or ""), (text, term)
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_every_page_has_the_list(name: str) -> None:
+    app = open_page(name)
+    listed = "\n".join(x.value for x in app.sidebar.markdown)
+    for term, meaning in glossary.TERMS.items():
+        assert f"**{term}**: {meaning}" in listed, term
+
+
+# --- Lines of the kernels ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("excerpt", source.all_excerpts(), ids=lambda x: f"{x.file}: {x.title}")
+def test_an_excerpt_is_found_where_it_says(excerpt: source.Excerpt) -> None:
+    first, lines = excerpt.lines
+    text = (SOURCE_DIR / excerpt.file).read_text(encoding="utf-8").splitlines()
+    assert excerpt.marker in text[first - 1]
+    assert text[first - 1 : first - 1 + len(lines)] == lines
+    assert 3 <= len(lines) <= 60
+    assert any(not line.strip().startswith("//") for line in lines), "nothing but a comment"
+    shown = excerpt.numbered.splitlines()
+    assert [int(line.split()[0]) for line in shown] == list(range(first, first + len(lines)))
+
+
+def test_a_marker_that_is_gone_or_not_alone_is_told() -> None:
+    for marker, count in (("no such words", "0"), ("Alg. 1, l.", r"\d+")):
+        with pytest.raises(LookupError, match=f"in {count} lines: it must be in one"):
+            source.Excerpt("", "kernels/fa2_forward.cu", marker).lines  # noqa: B018
+
+
+def test_every_phase_of_the_walkthrough_has_its_lines() -> None:
+    for algorithm in ("fa1", "fa2"):
+        assert {"Load", "Score", "Rescale", "Add"} <= source.PHASES[algorithm].keys()
+
+
+def test_lines_stand_beside_figures_that_there_are() -> None:
+    views = "\n".join(path.read_text("utf-8") for path in (Path(APP).parent / "views").glob("*.py"))
+    for key in source.FIGURES:
+        page_name, _, figure = key.partition(".")
+        assert f'"{key}"' in views or f'"{page_name}.{{name}}"' in views, key
+        assert figure or key == "roofline"

@@ -1,0 +1,108 @@
+"""The page Machine code under Streamlit's AppTest."""
+
+# ruff: noqa: F811 - fixtures are imported, and asked for by their names
+from __future__ import annotations
+
+import re
+import time
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("streamlit", reason="the dashboard needs streamlit: pip install 'cufa[dashboard]'")
+pytest.importorskip("cuda.bindings", reason="compiling needs NVRTC: pip install 'cufa[cuda13]'")
+
+from dashboard_page_support import (  # noqa: F401 - fixtures among them
+    chosen,
+    compiler_back,
+    elsewhere,
+    open_page,
+    parameters,
+    real_listing,
+    words,
+)
+from streamlit.testing.v1 import AppTest
+
+from cufa.dashboard.model.listed import slots_per_tile, source_lines
+from cufa.nvrtc import sass
+
+BUILD = {"kernel": "fa2_forward", "d": "64", "arch": "80"}
+
+
+def open_listing(**link: str) -> AppTest:
+    """The page, once the build is there."""
+    app = open_page("machine_code", **BUILD, **link)
+    for _ in range(600):
+        if "being compiled and taken apart" not in words(app):
+            return app
+        time.sleep(0.1)
+        app.run()
+    raise AssertionError("no listing came")
+
+
+@pytest.mark.parametrize("language", ["ptx", "sass"])
+def test_a_line_shows_what_it_became(language: str, real_listing: None) -> None:
+    if language == "sass" and sass.find_nvdisasm() is None:
+        pytest.skip(f"SASS: {sass.ADVICE}")
+    app = open_listing(**{"as": language})
+    assert not app.warning
+    said = words(app)
+    assert re.search(
+        r"a tile takes [0-9,]+ issue slots of an SM, [0-9,]+ per warp, up to [0-9,]+ where", said
+    )
+    assert next(e.value for e in app.dataframe if "tensor" in e.value)["count"].min() > 0
+    app.toggle(key="code.all").set_value(True).run()
+    table = next(e.value for e in app.dataframe if "tensor" in e.value)
+    assert list(table["source"]) == list(source_lines("kernels/fa2_forward.cu"))
+    busiest = table.loc[table["tensor"].idxmax()]
+    app.number_input(key="code.line").set_value(int(busiest["line"])).run()
+    assert parameters(app)["line"] == str(busiest["line"])
+    assert f"Line {busiest['line']} became {int(busiest['count']):,} instructions" in words(app)
+    shown = app.code[-1].value
+    assert ("HMMA" if language == "sass" else "mma.sync") in shown
+    assert ("registers live" in words(app)) == (language == "sass")
+    figures = [e.proto.alt for e in app.get("plotly_chart")]
+    assert len(figures) == (2 if language == "sass" else 1)
+    assert "whole kernel" in figures[0]
+
+
+def test_another_file_of_the_same_build(real_listing: None) -> None:
+    app = open_listing(file="tiles/softmax.cuh", all="1")
+    table = next(e.value for e in app.dataframe if "tensor" in e.value)
+    assert len(table) == len(source_lines("tiles/softmax.cuh"))
+    assert table["exp"].sum() > 0
+    app.number_input(key="code.line").set_value(1).run()
+    assert "Line 1 became no instruction" in words(app)
+
+
+def test_without_a_disassembler_ptx_is_shown_and_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, real_listing: None
+) -> None:
+    monkeypatch.setattr(sass, "find_nvdisasm", lambda: None)
+    app = open_listing(**{"as": "sass"})
+    assert "'sass'" in app.warning[0].value
+    assert sass.ADVICE in words(app)
+    assert parameters(app)["as"] == "ptx"
+
+
+def test_a_build_that_is_not_there_yet_is_waited_for() -> None:
+    assert "being compiled and taken apart" in words(open_page("machine_code"))
+
+
+def test_sources_are_found_and_generated_ones_have_none() -> None:
+    assert any("extern" in line or "KERNEL" in line for line in source_lines("kernels/fa2_forward.cu"))
+    assert source_lines("cufa.cu") == ()
+    assert source_lines("../pyproject.toml") == ()
+
+
+def test_slots_are_told_per_tile_only_where_a_pass_is_whole_tiles(elsewhere: Path) -> None:
+    from cufa.kernels import KERNELS
+    from cufa.nvrtc.machine_code import LoopCost
+
+    spec = KERNELS["fa2_forward"]
+    config = next(c for c in spec.configs if (c.block_q, c.block_kv, c.num_warps) == (128, 64, 4))
+    tile = 4 * 128 * 64 * 128
+    assert slots_per_tile(LoopCost(None, 900, {}, tile // 4), spec, config, 128) == 3600
+    assert slots_per_tile(LoopCost(None, 900, {}, tile // 2), spec, config, 128) == 1800
+    assert slots_per_tile(LoopCost(None, 900, {}, tile // 6), spec, config, 128) is None
+    assert slots_per_tile(LoopCost(None, 900, {}, 0), spec, config, 128) is None

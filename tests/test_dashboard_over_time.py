@@ -1,0 +1,64 @@
+"""History: one kernel over dates; power beside times."""
+
+# ruff: noqa: F811 - fixtures are imported, and asked for by their names
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("streamlit", reason="the dashboard needs streamlit: pip install 'cufa[dashboard]'")
+
+from dashboard_page_support import compiler_back, elsewhere, open_page, words  # noqa: F401 - fixtures among them
+from dashboard_support import write_evidence
+
+from cufa.bench.power import REASONS, Sample, summarise
+from cufa.dashboard.model import evidence
+
+
+def write_another_day(file: Path, factor: float) -> None:
+    """The same evidence a month later, of another version, slower or faster."""
+    record = json.loads(file.read_text())
+    record["environment"] |= {"recorded": "2026-02-02T03:04:05+00:00", "commit": "0123456789abcdef"}
+    for suite in record["suites"].values():
+        for row in suite["rows"]:
+            for name in ("p10_ns", "p50_ns", "p90_ns"):
+                row[name] = round(row[name] * factor)
+            row["samples_ns"] = [round(n * factor) for n in row["samples_ns"]]
+    file.with_name("later.json").write_text(json.dumps(record))
+
+
+def test_one_kernel_over_time(elsewhere: Path) -> None:
+    file = write_evidence(elsewhere / "records")
+    once = words(open_page("history"))
+    assert "Measured once on Made-up GPU, on 2026-01-02" in once
+    write_another_day(file, 0.5)
+    app = open_page("history")
+    said = words(app)
+    assert (
+        "Measured 2 times on Made-up GPU, 2026-01-02 to 2026-02-02, in 2 versions: the last is 2.00×" in said
+    )
+    figure = next(e.proto for e in app.get("plotly_chart") if e.proto.alt.startswith("By date: "))
+    assert "version 0123456789" in figure.alt
+    assert app.selectbox(key="history.series").value in figure.alt
+    write_another_day(file, 1.0)
+    assert "first and last show no difference" in words(open_page("history"))
+
+
+def test_a_later_day_has_its_own_version(elsewhere: Path) -> None:
+    file = write_evidence(elsewhere / "records")
+    write_another_day(file, 1.0)
+    found = [m for m in evidence.measurements() if m.label == "fa2"]
+    versions = {m.commit for m in found if m.problem == found[0].problem}
+    assert len(versions) == 2
+    assert "0123456789abcdef" in versions
+
+
+def test_throttling_is_the_share_of_samples() -> None:
+    reasons = [("power limit",), ("power limit", "thermal limit"), (), ("power limit",)]
+    samples = [Sample(0.1 * n, 60.0 * n, 600.0, 1500.0, r) for n, r in enumerate(reasons)]
+    found = summarise(samples, 1e-3)
+    assert found.throttled == {"power limit": 0.75, "thermal limit": 0.25}
+    assert set(found.throttled) <= set(REASONS)
+    assert summarise(samples[2:3] * 4, 1e-3).throttled == {}

@@ -1,0 +1,218 @@
+"""The page Understand: every number that it shows against the library, what it says, and its links."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import numpy as np
+import pytest
+from dashboard_page_support import elsewhere, open_page, parameters, words  # noqa: F401 - a fixture among them
+
+import cufa
+from cufa.bench import traffic_steps
+from cufa.core.schedule import Tile
+from cufa.dashboard import server
+from cufa.dashboard.charts import walkthrough as chart
+from cufa.dashboard.model import walkthrough_words
+from cufa.dashboard.model.walkthrough import BLOCK, MASKS, MERGE, Case, walk
+from cufa.dashboard.theme import DARK, LIGHT
+from cufa.dashboard.views import understand_view
+from cufa.kernels import kernels_of
+
+FORWARD = [Case(a, mask, seed) for a in ("fa1", "fa2") for mask in MASKS for seed in (0, 3)]
+CASES = [*FORWARD, *(Case("decode", seed=1, num_splits=n) for n in (1, 2, 3, 4, 8))]
+
+
+def rows_of(x: np.ndarray, block: int) -> np.ndarray:
+    return x[block * BLOCK : (block + 1) * BLOCK]
+
+
+@pytest.mark.parametrize("case", FORWARD, ids=str)
+def test_the_walk_ends_where_the_call_does(case: Case) -> None:
+    found = walk(case)
+    q, k, v = (x[None, None] for x in (found.Q, found.K, found.V))
+    out = cufa.flash_attention(q, k, v, mask=MASKS[case.mask], device="cpu")
+    exact = cufa.attention_reference(q, k, v, mask=MASKS[case.mask])[0, 0]
+    np.testing.assert_array_equal(found.exact, exact)
+    np.testing.assert_allclose(found.out.astype(np.float64), out[0, 0].astype(np.float64), atol=2e-3)
+    for block in range(4):
+        last = [step for step in found.steps if step.q_block == block and step.tile is not None][-1]
+        O = last.O if case.algorithm == "fa1" else last.O / last.tile.l_after[:, None]
+        np.testing.assert_array_equal(O, last.ended)
+        np.testing.assert_array_equal(O.astype(np.float16), rows_of(found.out, block))
+        np.testing.assert_array_equal(last.error, np.abs(O - rows_of(exact, block)).max(axis=1))
+        assert last.error.max() < 1e-5
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_what_is_rescaled_and_what_is_added_make_the_new_output(case: Case) -> None:
+    """And a step begins with what the one before it left of these rows."""
+    found = walk(case)
+    left: dict[tuple[int, int], np.ndarray] = {}
+    for step in found.steps:
+        if step.tile is None:
+            continue
+        place = step.q_block, step.thread_block
+        np.testing.assert_array_equal(step.O_before, left.get(place, np.zeros_like(step.O)))
+        added = step.tile.P @ rows_of(found.V, step.kv_block).astype(np.float32)
+        if case.algorithm == "fa1":
+            added /= np.where(step.tile.l_after == 0, 1, step.tile.l_after)[:, None]
+        np.testing.assert_allclose(step.O_scaled + added, step.O, rtol=1e-5, atol=1e-6)
+        left[place] = step.O
+
+
+@pytest.mark.parametrize("case", FORWARD, ids=str)
+def test_skipped_tiles_are_those_of_the_schedule(case: Case) -> None:
+    found = walk(case)
+    shown = {(s.q_block, s.kv_block): s for s in found.steps}
+    assert len(shown) == len(found.steps) == 16
+    for (i, j), step in shown.items():
+        skipped = case.algorithm == "fa2" and found.schedule.tiles[i, j] == Tile.SKIPPED
+        assert step.moved.skipped == skipped == (step.tile is None) == (step.number == 0)
+        if skipped:
+            assert [title for title, _ in walkthrough_words.phases(found, step)] == ["Skip"]
+    order = [
+        (s.kv_block, s.q_block) if case.algorithm == "fa1" else (s.q_block, s.kv_block) for s in found.steps
+    ]
+    assert order == sorted(order)
+
+
+@pytest.mark.parametrize("splits", [2, 3, 4, 8])
+def test_the_merge_is_the_librarys(splits: int) -> None:
+    found = walk(Case("decode", seed=1, num_splits=splits))
+    q = found.Q[None, :, None]
+    out = cufa.flash_decode(q, found.K[None, None], found.V[None, None], num_splits=splits, device="cpu")
+    merge = found.steps[-1]
+    assert merge.kv_block == MERGE and len(merge.parts) == splits
+    np.testing.assert_allclose(merge.O.astype(np.float16), out[0, :, 0], atol=2e-3)
+    np.testing.assert_array_equal(merge.O.astype(np.float16), found.out)
+    np.testing.assert_allclose(sum(part.share for part in merge.parts), 1, rtol=1e-5)
+    np.testing.assert_allclose(
+        sum(p.share[:, None] * p.O for p in merge.parts), merge.O, rtol=1e-4, atol=1e-6
+    )
+    assert merge.error.max() < 1e-5 < min(step.error.max() for step in found.steps[:-1])
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_meters_end_at_what_the_model_counts(case: Case) -> None:
+    found = walk(case)
+    for name in found.meters:
+        read, written = walkthrough_words.meter_totals(found, name)
+        assert len(read) == len(written) == len(found.steps) + 1
+        assert (read[-1], written[-1]) == traffic_steps.total(iter(found.meters[name]))
+        assert read[0] == written[0] == 0 and read == sorted(read) and written == sorted(written)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_the_data_is_json_and_small(case: Case) -> None:
+    found = walk(case)
+    for palette in (LIGHT, DARK):
+        content = json.dumps(chart.data(found, palette), allow_nan=False)
+        assert len(content) < 120_000
+    shown = json.loads(content)
+    assert [len(step["phases"]) for step in shown["steps"]] == [
+        len(walkthrough_words.phases(found, step)) for step in found.steps
+    ]
+    for step, kept in zip(found.steps, shown["steps"], strict=True):
+        if step.tile is not None:
+            assert kept["S"] == [
+                [None if np.isinf(x) else round(float(x), 4) for x in row] for row in step.tile.S
+            ]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_sentences_say_what_the_numbers_are(case: Case) -> None:
+    found = walk(case)
+    for n, step in enumerate(found.steps):
+        said = dict(walkthrough_words.phases(found, step))
+        text = (
+            " ".join(said.values()) + walkthrough_words.error(found, step) + walkthrough_words.meter(found, n)
+        )
+        assert not re.search(r"\b1 (rows|tiles)\b|\bnan\b|\binf\b|  ", text), text
+        if step.tile is None:
+            continue
+        assert f"{step.moved.read:,} B" in said["Load"]
+        assert (f"{step.moved.written:,} B" in said["Add"]) == (step.moved.written > 0)
+        had = np.isfinite(step.tile.m_before)
+        risen = int((had & (step.tile.m_after > step.tile.m_before)).sum())
+        if risen:
+            assert f"{risen} of 8 rows find" in said["Rescale"]
+        else:
+            assert "no" in said["Rescale"].lower()
+        hidden = int(np.isinf(step.tile.S).sum())
+        assert (f"hides {hidden} of them" in said["Score"]) == (0 < hidden < 64)
+
+
+def test_who_holds_what_is_what_the_kernels_declare() -> None:
+    """Tiles of Q, K and V lie in the shared memory of each kernel; FA2's stages are tiles of K and of V."""
+    for algorithm, names in (("fa1", {"K", "V", "Q"}), ("fa2", {"Q", "STAGES"})):
+        spec = next(
+            s for s in kernels_of("forward").values() if s.algorithm == algorithm and "float16" in s.dtypes
+        )
+        config = spec.configs[0]
+        sizes = {x.name: x.size for x in spec.shared_memory(config, 64)}
+        assert names <= sizes.keys()
+        assert all(sizes[name] >= config.block_q * 64 * 2 for name in names)
+
+
+def test_the_real_size_is_of_the_kernels_tiles() -> None:
+    moved = understand_view.real_size()
+    assert moved["naive"] > 4 * moved["fa1"] > 4 * moved["fa2"] > 0
+
+
+# --- The page ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "link",
+    [
+        {},
+        {"algorithm": "fa1", "mask": "causal", "seed": "7", "step": "11"},
+        {"mask": "window"},
+        {"algorithm": "decode", "splits": "8", "step": "9"},
+        {"algorithm": "decode", "splits": "1", "seed": "12"},
+    ],
+    ids=str,
+)
+def test_a_link_shows_what_it_says(link: dict[str, str]) -> None:
+    app = open_page("understand", **link)
+    assert parameters(app) == link
+    assert "cufa-verdict" in words(app)
+    assert not app.warning
+
+
+@pytest.mark.parametrize(
+    "link",
+    [{"step": "17"}, {"step": "0"}, {"mask": "diagonal"}, {"algorithm": "fa9"}, {"seed": "-1"}],
+    ids=str,
+)
+def test_a_bad_link_is_told(link: dict[str, str]) -> None:
+    app = open_page("understand", **link)
+    assert "the link asks for" in app.warning[0].value.lower()
+    assert parameters(app) == {}
+
+
+def test_another_algorithm_keeps_within_its_steps() -> None:
+    app = open_page("understand", step="14")
+    app.segmented_control[0].set_value("decode").run()
+    assert not app.exception
+    assert parameters(app) == {"algorithm": "decode", "step": "9"}
+
+
+def test_links_of_run_from_when_it_was_the_first_page() -> None:
+    """Whatever control of Run a link names, it goes there, and none is a control of the page that stands there now."""
+    app = open_page("run", sq="64", sk="64", mask="window", left="3")
+    controls = {
+        key.removeprefix("default.run.") for key in app.session_state if key.startswith("default.run.")
+    }
+    assert {"op", "sq", "heads", "left"} <= controls
+    assert controls - server.RUN_ONCE == {"mask"}
+    here = {key.removeprefix("default.understand.") for key in open_page("understand").session_state}
+    assert {"algorithm", "step"} <= here
+    assert not here & server.RUN_ONCE
+    assert server.moved_to("/", "on=cpu&mask=full") == "/run"
+    assert server.moved_to("/", "softcap=") == "/run"
+    assert server.moved_to("/", "algorithm=fa1&mask=causal&seed=3&step=4") is None
+    assert server.moved_to("/", "") is None
+    assert server.moved_to("/masked_work", "sq=512") is None

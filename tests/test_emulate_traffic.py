@@ -1,0 +1,112 @@
+"""The model of what crosses device memory, against the counters that the kernels keep when they are executed here."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from decode_kernel_support import operands_of, plan_of
+from decode_support import make_case
+from support import make_inputs
+
+from cufa.bench import traffic_steps
+from cufa.bench.traffic import l2_traffic
+from cufa.core.architectures import Device
+from cufa.core.mask import CAUSAL, FULL, Band
+from cufa.core.problem import Problem
+from cufa.core.schedule import Schedule
+from cufa.executor.emulate import Emulation, emulate, run_plan
+from cufa.executor.launch import Execution
+from cufa.planner import make_plan
+
+
+def counted(algorithm, seqlen_q, seqlen_k, head_dim, mask) -> Emulation:
+    q, k, v = make_inputs(1, 1, 1, seqlen_q, seqlen_k, head_dim, "float16")
+    return emulate(q, k, v, mask=mask, algorithm=algorithm, mode="counted", trace=False)
+
+
+def moved(run: Emulation) -> tuple[int, int]:
+    return run.totals["global_read_bytes"], run.totals["global_write_bytes"]
+
+
+def modelled(run: Emulation) -> tuple[int, int]:
+    return traffic_steps.total(
+        traffic_steps.MODELS[run.plan.spec.algorithm](run.plan.problem, run.plan.schedule)
+    )
+
+
+@pytest.mark.parametrize("mask", [FULL, CAUSAL, Band(70, 0)], ids=str)
+@pytest.mark.parametrize(("seqlen_q", "seqlen_k", "head_dim"), [(256, 256, 64), (200, 330, 128)])
+@pytest.mark.parametrize("algorithm", ["naive", "fa2"])
+def test_every_byte_is_foreseen(algorithm, seqlen_q, seqlen_k, head_dim, mask):
+    run = counted(algorithm, seqlen_q, seqlen_k, head_dim, mask)
+    assert modelled(run) == moved(run)
+
+
+@pytest.mark.parametrize(("seqlen_q", "seqlen_k", "head_dim"), [(256, 512, 64), (160, 600, 128)])
+def test_fa1_but_for_what_its_threads_ask_twice(seqlen_q, seqlen_k, head_dim):
+    """l and m of a row are asked for by the four lanes and all the warps that hold a part of it; and a query block is
+    copied ahead of a step that does not come."""
+    run = counted("fa1", seqlen_q, seqlen_k, head_dim, CAUSAL)
+    read, written = modelled(run)
+    lm = sum(
+        move.read
+        for step in traffic_steps.fa1(run.plan.problem, run.plan.schedule)
+        for move in step.moves
+        if move.array == "l, m"
+    )
+    config = run.plan.config
+    ahead = min(config.block_q, seqlen_q) * head_dim * 2
+    assert moved(run) == (read + (4 * config.key_warps - 1) * lm + ahead, written)
+
+
+@pytest.mark.parametrize("mask", [FULL, CAUSAL, Band(70, 0)], ids=str)
+@pytest.mark.parametrize("algorithm", ["fa1", "fa2"])
+def test_the_steps_add_up_to_what_is_derived_for_whole_calls(algorithm, mask):
+    """But for what FA1's warps read more than once, and ahead."""
+    problem = Problem(2, 3, 3, 512, 640, 64, "float16", mask, 0.125)
+    plan = make_plan(problem, Device.typical("sm_80"), algorithm)
+    steps = list(traffic_steps.MODELS[algorithm](problem, plan.schedule))
+    read, written = (6 * count for count in traffic_steps.total(iter(steps)))
+    if algorithm == "fa1":
+        lm = sum(move.read for step in steps for move in step.moves if move.array == "l, m")
+        read += 6 * ((plan.config.key_warps - 1) * lm + plan.config.block_q * 64 * 2)
+    derived = l2_traffic(problem, plan.spec, plan.config)
+    assert (derived.read, derived.written) == (read, written)
+
+
+@pytest.mark.parametrize("num_splits", [1, 2, 16])
+def test_decode_with_splits(num_splits):
+    """Sixteen parts are what a merge reads at once: of fewer it reads the last again. All its threads ask for m and l,
+    and every thread for the length."""
+    length, rows, head_dim = 1024, 16, 64
+    case = make_case([length], heads=rows, kv_heads=1, head_dim=head_dim, capacity=length)
+    plan = plan_of(case, "decode_split", num_splits, None)
+    run = run_plan(plan, operands_of(case), Execution("counted"), trace=False)
+    schedule = Schedule(1, length, 1, plan.config.block_kv, FULL)
+    read, written = traffic_steps.total(traffic_steps.decode(plan.problem, schedule, num_splits, length))
+    threads = plan.config.num_warps * 32 * num_splits
+    vectors = head_dim // 4
+    again = 0
+    if num_splits > 1:
+        again = (16 - num_splits) * rows * (head_dim + 2 * vectors) * 4  # the last part
+        again += num_splits * rows * 2 * (vectors - 1) * 4  # m and l
+    assert run.totals["global_write_bytes"] == written
+    assert run.totals["global_read_bytes"] - read - again == threads * 4
+
+
+@pytest.mark.parametrize("mask", [FULL, CAUSAL, Band(20, 3, -40)], ids=str)
+@pytest.mark.parametrize("algorithm", traffic_steps.MODELS)
+def test_every_tile_of_the_grid_has_its_step(algorithm, mask):
+    """In each launch once; skipped tiles move nothing, unless a block that sees no key stores its zeros."""
+    problem_of = counted(algorithm, 128, 192, 64, mask).plan.problem
+    schedule = Schedule(128, 192, 32, 32, mask, skip_masked_tiles=algorithm == "fa2")
+    steps = list(traffic_steps.MODELS[algorithm](problem_of, schedule))
+    for kernel in {step.kernel for step in steps}:
+        places = [(step.q_block, step.kv_block) for step in steps if step.kernel == kernel]
+        assert sorted(places) == [(i, j) for i in range(4) for j in range(6)]
+    assert sum(step.skipped for step in steps) == schedule.skipped
+    for step in steps:
+        if step.skipped:
+            assert not step.read
+    written = sum(m.written for step in steps for m in step.moves if m.array == "L")
+    assert written == 128 * np.dtype(np.float32).itemsize
