@@ -212,7 +212,7 @@ TOOLS = [
          "what the store reads is not counted"),
     ),
     *_of(
-        "cufa/executor/memory.py", "emulate_bugs emulate_kernels",
+        "cufa/executor/memory.py", "emulate_memory emulate_bugs",
         ("(gap if axis == 2 else 0)", "0", "no poison behind the last row"),
         ("    if not writable:\n        copy[...] = x\n", "    copy[...] = x\n", "an output that is never written shows its input"),
     ),
