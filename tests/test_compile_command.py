@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from cufa.commands.compile import compile_command
-from cufa.core.problem import MASK_KINDS
+from cufa.core.problem import BAND_KINDS
 from cufa.kernels import KernelSpec, Launch, TileConfig
 from cufa.kernels.shared_memory import Buffer
 from cufa.nvrtc import compiler
@@ -21,7 +21,7 @@ from cufa.nvrtc import variants as variants_module
 from cufa.nvrtc.static_compile import MissingCompilerError, nvrtc_version
 
 #: A kernel of one config and element, at one head dim for one architecture: its masks, with a cap and without.
-BUILDS = 2 * len(MASK_KINDS)
+BUILDS = 2 * len(BAND_KINDS)
 
 CLEAN = 'extern "C" __global__ void first(float* x) { x[threadIdx.x] = HEAD_DIM; }\n'
 SECOND = """
@@ -200,7 +200,7 @@ def test_every_combination_is_more_than_every_two(compile_kernel, monkeypatch):
     )
     assert BUILDS <= few["builds"] < all_of_them["builds"] == 4 * BUILDS
     masks = {(row["mask"], row["softcap"]) for row in few["kernels"]}
-    assert masks == {(kind, cap) for kind in MASK_KINDS for cap in (False, True)}
+    assert masks == {(kind, cap) for kind in BAND_KINDS for cap in (False, True)}
 
 
 @pytest.mark.parametrize(
