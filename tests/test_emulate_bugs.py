@@ -172,6 +172,7 @@ RUNS = {
     "fa2_forward.cu": _runs("fa2_forward", "float16", head_dims=(64, 136, 256)),
     "fa2_forward_f32.cu": _runs("fa2_forward_f32", "float32", head_dims=(64, 136)),
     "fa1_forward.cu": _runs("fa1_forward", "float16", head_dims=(64, 128, 40)),
+    "fa1_forward_f32.cu": _runs("fa1_forward_f32", "float32", head_dims=(64, 136)),
     "naive.cu": [
         *_runs("naive", "float16", head_dims=(64, 160)),
         *_runs("naive", "float32", head_dims=(64,)),

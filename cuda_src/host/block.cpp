@@ -62,6 +62,7 @@ void Block::start(u32 linear) {
     t.done = false;
     t.copies.clear();
     t.stores.clear();
+    t.additions.clear();
     t.wgmma_registers.clear();
     t.polled = nullptr;
     t.fiber.start(thread_main, i);

@@ -16,12 +16,17 @@
 //     only partners that share its keys read them from shared memory. dS goes there anyhow, for dQ.
 //   - dQ is added one tile later, half of the warps before they visit a tile and half behind it: memory takes additions
 //     slower than all warps at once send them (without any the kernel took 0.77 at d256, 0.89 at d128, 0.93 at d64). Worth
-//     3 to 6% at d128 and d256; with 32-row, 64-column shares in two runs, the first added under the second, d256 at 16k
-//     gains 8%. In two runs at d128 or d64 it loses 2 to 5% of that.
+//     2 to 8% at d128 and d256 (d256 causal at 1k: nothing); in two runs, the first added under the second, d256 at 16k
+//     gains 8% in all. Two runs at d64 or d128 lose up to 6%, halves of the warps at d64 with a mask 2%.
 //   - dQ lies in the workspace as accumulators do, so that a warp adds 512 neighbouring bytes in one instruction (0.98
 //     of four additions of 128 bytes each).
-//   - Gradients of a group's keys stay in registers over all of its query heads: 32/8 heads take as long as 32/32.
-//   - DETERMINISTIC: turns from right to left, looked up a tile ahead and passed on by another warp than waits for them.
+//   - Gradients of a group's keys stay in registers over all of its query heads: 32/8 heads take as long as 32/32, within
+//     4%. Where they leave SMs idle the planner cuts key blocks in two: 0.80 of the time of 2 x 32/8 x 1k causal.
+//   - DETERMINISTIC: turns from right to left, looked up a tile ahead and passed on by another warp than waits for them, for
+//     groups of heads side by side (block_in_turn). At 4k and d128 that takes 1.06 of the time without turns, 1.09 causal.
+//     Head after head took 1.38 and 1.12; the first warp waiting, 1.09 and 1.10; a turn looked up when it is needed, 1.11
+//     and 1.13; acquired by a fence or a second load when its count was right already, 1.18 and 1.19, or 1.13 and 1.14;
+//     passed on before S, 1.07 and 1.11. Loads that do not acquire would save 1%.
 // Tried and lost: one stage (1.04 to 1.10 at d128 and d256, even at d64), 32 or 128 query rows per tile at d64 (1.07,
 // 1.20), 64 keys at d128 (1.13), copies of the next tile in one burst (1.05 at d128).
 #include "backward_params.cuh"
@@ -47,8 +52,8 @@ constexpr int DQ_TILES = (D_TILES + DQ_COLUMN_WARPS - 1) / DQ_COLUMN_WARPS;  // 
 constexpr int DQ_CHUNKS = DQ_TILES > 4 && DQ_TILES % 2 == 0 ? 2 : 1;  // many in two runs, the first added under the second
 constexpr int DQ_CHUNK = DQ_TILES / DQ_CHUNKS;
 // Half of the warps add to dQ before they visit a tile and half behind it: memory takes additions more slowly than they
-// come from all warps at once.
-constexpr bool STAGGERED = NUM_STAGES == 2 && (SHARED_KEYS || MASK_KIND == MASK_FULL);
+// come from all warps at once. (With a softcap there are no registers for it where warps have keys of their own.)
+constexpr bool STAGGERED = NUM_STAGES == 2 && (SHARED_KEYS || (MASK_KIND == MASK_FULL && !SOFTCAP));
 constexpr int ROW_BYTES = HEAD_DIM * 2;
 constexpr int PITCH = tile_pitch(ROW_BYTES, 32);
 constexpr int S_PITCH = tile_pitch(Br * 2, 32);             // of P^T and dS^T: a row per key
@@ -139,7 +144,8 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward(const __grid_c
 
   // dV or dK += A B for queries `first` ... of a tile of dO or Q.
   auto accumulate = [&](float(&D)[KEY_TILES][O_TILES][4], u32 tile, int first, auto from_memory, auto load_a, auto between) {
-    const u32 B_lane = tile + first * PITCH + first_tile * 16 + rows_first;
+    // The lane's offset is computed anew: registers are scarce.
+    const u32 B_lane = tile + first * PITCH + first_tile * 16 + lane_offset_rows_first<PITCH>(lane_id());
     multiply<BFLOAT16, CHUNK / 16, decltype(from_memory)::value>(
         D, load_a,
         [&](u32(&B)[4], int n, int k) { load_b_pair<true>(B, B_lane + k * 16 * PITCH + n * 16, n + 1 < O_TILES); }, between);
@@ -322,9 +328,11 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward(const __grid_c
   bool pending = false;  // `current` is not in dQ yet
   auto stage = [&] { return u32(remaining % NUM_STAGES); };  // of `current`
   // DETERMINISTIC: the tile before is in dQ, but its turn is not passed on. That waits until all additions have arrived, so
-  // it is done behind the S of the tile after next, and by another warp than the one that awaits turns.
+  // it is done behind the S of the tile after next, and by another warp than the one that awaits turns: the first of those
+  // that add late.
   bool passing = false;
   u32 count = 0;
+  auto awaits = [&] { return thread_id() == NUM_THREADS / 2; };
   auto passes_on = [&] { return thread_id() == NUM_THREADS - 32; };
   if (remaining > 0) {
     if constexpr (HEAD_DIM % 16 != 0) {
@@ -349,7 +357,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward(const __grid_c
   // Alg. 2, l. 8
   for (;;) {
     cp_async_wait<0>();
-    if (DETERMINISTIC && pending && thread == 0) turns.await(current, count);
+    if (DETERMINISTIC && pending && awaits()) turns.await(current, count);
     // All warps are done with the tile before, and have left its dS. With two stages, the next tile has landed for all.
     block_sync();
     if constexpr (NUM_STAGES == 1) {
@@ -367,7 +375,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward(const __grid_c
     if (pending) current = current.next(tiles);
     --remaining;
     const TileCopy copy = copy_of(current.next(tiles), stage() ^ 1, remaining > 0);
-    if (DETERMINISTIC && thread == 0) count = turns.count(current);  // long before it is compared
+    if (DETERMINISTIC && awaits()) count = turns.count(current);  // long before it is compared
     visit_tile(current, stage(), [&](int x) {
       if (NUM_STAGES == 2) copy_part(copy, x);  // nothing is read behind the last tile
       if (DETERMINISTIC && x == K_STEPS - 1 && passing && passes_on()) {
@@ -421,4 +429,4 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward(const __grid_c
   }
 }
 
-KERNEL __launch_bounds__(PASS_THREADS) fa2_backward_convert(const __grid_constant__ BackwardParams p) { convert_strip(p); }
+KERNEL __launch_bounds__(PASS_THREADS, 8) fa2_backward_convert(const __grid_constant__ BackwardParams p) { convert_strip(p); }

@@ -93,12 +93,14 @@ DEVICE void prepare_strip(const BackwardParams& p) {
   const int unit = lane % LANES, head = int(item.head % p.heads), batch = int(item.head / p.heads);
   const char* dO = head_address(p.dout, p.dout_stride, batch, head) + unit * 16;
   const char* O = head_address(p.o, p.o_stride, batch, head) + unit * 16;
+  if (WHOLE_TILES && blockIdx.x == 0 && threadIdx.x == 0) st_global(workspace.next, u32(0));
   if (item.valid) {
     vec4* zeros = reinterpret_cast<vec4*>(workspace.strip(item.head, item.strip)) + lane;
 #pragma unroll 8
     for (int n = 0; n < D_TILES; ++n) st_global(zeros + n * (ACCUMULATOR / 4), vec4{0, 0, 0, 0});
     if (DETERMINISTIC && lane == 0 && item.strip * STRIP % BLOCK_Q == 0) {
-      st_global(workspace.turns + item.head * ((p.seqlen_q - 1) / BLOCK_Q + 1) + item.strip * STRIP / BLOCK_Q, u32(0));
+      const i64 tile = item.head * ((p.seqlen_q - 1) / BLOCK_Q + 1) + item.strip * STRIP / BLOCK_Q;
+      st_global(WHOLE_TILES ? workspace.turn(p, u32(tile)) : workspace.turns + tile, u32(0));
     }
   }
 #pragma unroll(STRIP / ROWS < 8 ? STRIP / ROWS : 8)
@@ -116,13 +118,24 @@ DEVICE void prepare_strip(const BackwardParams& p) {
     }
 #pragma unroll
     for (int distance = 1; distance < LANES; distance *= 2) sum += shfl_xor(sum, distance);
+    if constexpr (WHOLE_TILES) {
+      if (item.valid && !here && unit == 0) {  // rows past the end: their P is exp2(0 - inf) = 0
+        st_global(workspace.lse(item.head, int(row)), -NEG_INF);
+        st_global(workspace.lse(item.head, int(row)) + BLOCK_Q, 0.0f);
+      }
+    }
     if (here && unit == 0) {
       const i64 at = item.head * p.seqlen_q + row;
       const float lse = ld_global<float>(p.lse + at);
       if (p.dlse != nullptr) sum -= ld_global<float>(p.dlse + at);
       const bool blind = lse == NEG_INF;
-      st_global(workspace.rows + at * ROW_NUMBER_BYTES,
-                vec2{float_as_u32(blind ? 0.0f : lse * LOG2_E), float_as_u32(blind ? 0.0f : sum)});
+      const RowNumbers numbers = {blind ? 0.0f : lse * (FLOAT32 ? 1.0f : LOG2_E), blind ? 0.0f : sum};
+      if constexpr (WHOLE_TILES) {
+        st_global(workspace.lse(item.head, int(row)), numbers.lse);
+        st_global(workspace.lse(item.head, int(row)) + BLOCK_Q, numbers.delta);
+      } else {
+        st_global(workspace.rows + at * ROW_NUMBER_BYTES, vec2{float_as_u32(numbers.lse), float_as_u32(numbers.delta)});
+      }
     }
   }
 }

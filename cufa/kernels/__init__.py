@@ -13,10 +13,11 @@ from typing import Any
 from .backward import FA2_BACKWARD, FA2_BACKWARD_F32
 from .config import TileConfig
 from .decode import DECODE
-from .fa1 import FA1_FORWARD
+from .fa1 import FA1_FORWARD, FA1_FORWARD_F32
 from .fa2 import FA2_FORWARD
 from .fa2_f32 import FA2_FORWARD_F32
 from .fa3 import FA3_FORWARD
+from .fa3_backward import FA3_BACKWARD, FA3_BACKWARD_WIDE
 from .naive import NAIVE
 from .spec import Box, KernelSpec, Launch
 
@@ -44,10 +45,13 @@ KERNELS: dict[str, KernelSpec] = {
             skip_masked_tiles=False,
         ),
         FA1_FORWARD,
+        FA1_FORWARD_F32,
         NAIVE,
         *DECODE,
         FA2_BACKWARD,
         FA2_BACKWARD_F32,
+        FA3_BACKWARD,
+        FA3_BACKWARD_WIDE,
     )
 }
 """By name, those of one operation in order of preference where nothing was measured."""

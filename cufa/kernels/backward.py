@@ -8,6 +8,7 @@ from ..core import order
 from ..core.architectures import Device
 from ..core.operation import Split
 from ..core.problem import Problem
+from ..core.schedule import Schedule
 from .config import TileConfig
 from .shared_memory import Buffer, tile_pitch
 from .spec import KernelSpec, Launch, ceil_div
@@ -89,14 +90,40 @@ def _f32_shared_memory(config: BackwardConfig, head_dim: int) -> tuple[Buffer, .
 
 
 def _backward_choose(problem: Problem, fitting: tuple[BackwardConfig, ...], device: Device) -> BackwardConfig:
-    """The first of which an SM holds as many blocks as it is built for."""
+    """The first of which an SM holds as many blocks as it is built for, or the same with half of the keys where so few
+    blocks of unequal length leave SMs idle."""
     arch = device.arch
     spec = FA2_BACKWARD_F32 if problem.dtype == "float32" else FA2_BACKWARD
-    for config in fitting:
-        block = spec.shared_bytes(config, problem.head_dim) + arch.reserved_shared_memory
-        if config.blocks_per_sm * block <= arch.shared_memory:
-            return config
-    return fitting[0]
+    held = [
+        config
+        for config in fitting
+        if config.blocks_per_sm * (spec.shared_bytes(config, problem.head_dim) + arch.reserved_shared_memory)
+        <= arch.shared_memory
+    ]
+    chosen = held[0] if held else fitting[0]
+    halves = [x for x in held if _tiling(x) == (*_tiling(chosen)[:-1], chosen.block_kv // 2)]
+    blocks = ceil_div(problem.seqlen_k, chosen.block_kv) * problem.kv_heads * problem.batch
+    if not halves or chosen.num_stages == 1 or blocks > 2 * device.num_sms:
+        return chosen
+    return min(chosen, halves[0], key=lambda config: _span(problem, config, chosen, device.num_sms))
+
+
+def _tiling(config: BackwardConfig) -> tuple[int, ...]:
+    return config.block_q, config.num_warps, config.num_stages, config.warp_keys, config.block_kv
+
+
+#: Of the time of a tile of query rows and keys what one with half of the keys takes (H200, head dim 128: 0.57 where all
+#: SMs are busy, 0.67 where few are), and what a block takes besides its tiles.
+_HALF_TILE, _BLOCK_COST = 0.67, 2.0
+
+
+def _span(problem: Problem, config: BackwardConfig, whole: BackwardConfig, num_sms: int) -> float:
+    """When the last block ends, in tiles of ``whole``."""
+    schedule = Schedule.of(problem, config.block_q, config.block_kv, skip_masked_tiles=True)
+    blocks = order.key_blocks(problem, schedule)
+    tile = 1.0 if config == whole else _HALF_TILE
+    costs = blocks.tiles(schedule) * problem.group_size * tile + _BLOCK_COST
+    return order.makespan(blocks, costs, num_sms * config.blocks_per_sm)
 
 
 FA2_BACKWARD = KernelSpec(
@@ -111,7 +138,7 @@ FA2_BACKWARD = KernelSpec(
         # An SM with 228 KiB: the next query tile is copied while one is computed.
         BackwardConfig(64, 128, num_warps=4, num_stages=2, blocks_per_sm=2, max_head_dim=64),
         BackwardConfig(64, 128, num_warps=8, num_stages=2, min_head_dim=72, max_head_dim=128),
-        BackwardConfig(64, 64, num_warps=8, num_stages=2, min_head_dim=136),
+        BackwardConfig(64, 64, num_warps=8, num_stages=2, min_head_dim=72),
         # 164 KiB.
         BackwardConfig(64, 128, num_warps=4, blocks_per_sm=2, max_head_dim=64),
         BackwardConfig(64, 128, num_warps=8, min_head_dim=72, max_head_dim=128),
@@ -129,7 +156,7 @@ FA2_BACKWARD = KernelSpec(
     choose=_backward_choose,
     order=lambda problem, schedule, num_sms: order.key_blocks(problem, schedule),
     operation="backward",
-    further_constants=lambda problem: {"DETERMINISTIC": problem.deterministic},
+    further_constants=lambda problem: {"DETERMINISTIC": problem.deterministic, "WHOLE_TILES": False},
 )
 
 FA2_BACKWARD_F32 = dataclasses.replace(

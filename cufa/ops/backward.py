@@ -77,7 +77,7 @@ def flash_attention_backward(
         layout; float64 where q is.
     causal, window, mask, softcap, scale, alibi_slopes, sink, seqlens_q, seqlens_k, layout, precision
         Those of the forward call: all that it was given. precision may differ.
-    algorithm : "auto" or "fa2"
+    algorithm : "auto", "fa2" or "fa3"
         Which kernel computes it; it need not be the one that computed out.
     dlse : array, optional
         Gradient of the loss with respect to lse, of lse's shape and dtype, where the loss depends on it.
@@ -113,8 +113,6 @@ def flash_attention_backward(
     can be captured in after one warm-up call, it is kept until the first capture after the graph is gone.
 
     On a GPU all inputs must be finite, those that the mask hides included.
-
-    Known fault: in float32 on a GPU a tile of dout that holds nothing but zeros, or numbers below 1.6e-30, gives NaN.
     """
     if type(causal) is not bool:  # before a call that was seen: to it 1.0 would be True
         causal = check_causal(causal)  # type: ignore[unreachable]

@@ -135,8 +135,6 @@ def flash_attention(
 
     On a GPU, numbers closer to 0 than 1.2e-38 (denormal ones, which float32 and bfloat16 can hold) are read and
     written as 0. float16 keeps its own.
-
-    Known fault: in float32 on a GPU a tile of v that holds nothing but zeros, or numbers below 1.6e-30, gives NaN.
     """
     if type(causal) is not bool:  # before a call that was seen: to it 1.0 would be True
         causal = check_causal(causal)  # type: ignore[unreachable]
