@@ -162,7 +162,7 @@ def _left_out(spec: KernelSpec, served: Sequence[Architecture]) -> Iterator[Vari
 
 def _other_branches(spec: KernelSpec, arch: Architecture) -> Iterator[Variant]:
     """The trace build and narrow copies, at the smallest standard head dim and the preferred config."""
-    head_dim = next(d for d in HEAD_DIMS if _problems(spec, d))
+    head_dim = next(d for d in HEAD_DIMS if _problems(spec, d) and _fitting(spec, d, arch))
     for config in _fitting(spec, head_dim, arch)[:1]:
         for problem in _problems(spec, head_dim):
             yield Variant(spec, config, problem, arch, trace=True)
