@@ -63,7 +63,7 @@ def run(
     stacks = list(itertools.product(*of_stack))
     shares = 1 if observer is not None else _shares(schedule, len(stacks))
 
-    def work(task: tuple[tuple[slice, ...], int]) -> Array:
+    def work(task: tuple[tuple[slice, ...], int]) -> Array | None:
         heads, share = task
         arrays: dict[str, Any] = {
             name: None if x is None else x[heads] for name, x in (of_queries | of_keys).items()
@@ -73,19 +73,20 @@ def run(
         if observer is not None:
             stack.observe = _notifier(observer, heads, problem.group_size)
         dQ = _gradients(stack, range(share, schedule.num_kv_blocks, shares))
-        if shares == 1:
-            arrays["dq"][...] = dQ
-        return dQ
+        if shares > 1:
+            return dQ
+        arrays["dq"][...] = dQ
+        return None  # a result would be held until all stacks before it are done
 
     with single_threaded_blas() as available, np.errstate(all="ignore"):
         workers = 1 if observer is not None else num_workers(problem, num_threads, available)
         dQs = in_threads(work, list(itertools.product(stacks, range(shares))), workers)
         for heads in stacks:  # shares of a stack come one after another, and are summed in that order
-            parts = itertools.islice(dQs, shares)
-            total = next(parts)
-            for part in parts:
-                total += part
-            if shares > 1:
+            total: Array | None = None
+            for part in itertools.islice(dQs, shares):
+                if part is not None:
+                    total = part if total is None else np.add(total, part, out=total)
+            if total is not None:
                 of_queries["dq"][heads] = total
 
 
