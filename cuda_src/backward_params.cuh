@@ -22,4 +22,5 @@ struct BackwardParams {
   float scale_log2;  // softmax scale * log2(e), positive
   i32 band_first, band_last;  // row i sees keys i + band_first ... i + band_last; read where MASK has that edge
   float softcap;  // read when SOFTCAP: softmax scale / cap; scale_log2 is then cap * log2(e) (tiles/score.cuh)
+  MaskParams mask;
 };

@@ -35,7 +35,7 @@ DEVICE KeyItem key_item(const BackwardParams& p, u32 index, int head_bytes_per_r
     found = block_in_turn(index, Tc, all_heads, head_bytes);
   } else {
     found = ordered_block(index, Tc, all_heads, head_bytes);
-    if constexpr (MASK_KIND == MASK_CAUSAL) found.block = Tc - 1 - found.block;
+    if constexpr (LATER_ROWS_SEE_MORE) found.block = Tc - 1 - found.block;
   }
   return {int(found.block), int(found.head % u32(p.kv_heads)), int(found.head / u32(p.kv_heads))};
 }

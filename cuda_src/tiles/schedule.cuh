@@ -1,6 +1,7 @@
 // Which query blocks a thread block takes, and which tiles these visit. And the trace that proves it.
 #pragma once
 #include "params.cuh"
+#include "tiles/looked_up_mask.cuh"
 #include "tiles/mask.cuh"
 
 // One query block of one head.
@@ -14,8 +15,21 @@ using HeadMask = Band<MASK_KIND>;
 template <typename Params>
 DEVICE HeadMask head_mask(const Params& p) { return {p.seqlen_q, p.seqlen_k, p.band_first, p.band_last}; }
 
+// Query blocks differ in length, and as far as is known the last are the longest. (Nothing is known of sets and columns but
+// that most of them lie within a causal band.)
+constexpr bool LATER_ROWS_SEE_MORE = MASK_KIND == MASK_CAUSAL || is_looked_up(MASK_KIND);
+
+// The tiles that may be visited, where each is looked up: those of the band, or all where tokens are exempt from it.
+template <int BR, int BC>
+DEVICE TileRange looked_up_tiles(const AttentionParams& p, int q_block) {
+  TileRange range = Band<MASK_BAND>{p.seqlen_q, p.seqlen_k, p.band_first, p.band_last}.tiles<BR, BC, SKIP_MASKED_TILES>(q_block);
+  if constexpr (MASK_KIND == MASK_SETS) range.first = 0, range.end = range.total;
+  return range;
+}
+
 template <int BR, int BC>
 DEVICE TileRange visited_tiles(const AttentionParams& p, int q_block) {
+  if constexpr (is_looked_up(MASK_KIND)) return looked_up_tiles<BR, BC>(p, q_block);
   return head_mask(p).tiles<BR, BC, SKIP_MASKED_TILES>(q_block);
 }
 
@@ -31,7 +45,7 @@ struct HeadBlock {
 DEVICE HeadBlock ordered_block(u32 index, u32 num_blocks, u32 all_heads, i64 head_bytes) {
   constexpr i64 L2_SHARE = 24 << 20;  // bytes
   u32 block, head;
-  if constexpr (MASK_KIND == MASK_CAUSAL) {
+  if constexpr (LATER_ROWS_SEE_MORE) {
     const u32 short_blocks = u32(u64(num_blocks) * 3 / 8), long_blocks = num_blocks - short_blocks;
     if (index < long_blocks * all_heads) {
       const u32 fitting = u32(max(i64(1), min(i64(all_heads), L2_SHARE / head_bytes)));
@@ -80,7 +94,7 @@ struct PersistentItems {
   // Divisions, slow ones: once per item.
   DEVICE WorkItem item(const AttentionParams& p, u32 index) const {
     u32 q_block, head;
-    if constexpr (MASK_KIND == MASK_CAUSAL) {
+    if constexpr (LATER_ROWS_SEE_MORE) {
       const u32 group_heads = u32(p.heads_per_group), all_heads = u32(p.batch) * u32(p.heads);
       const u32 group = index / (group_heads * Tr), rest = index - group * group_heads * Tr;
       const u32 members = min(group_heads, all_heads - group * group_heads);
@@ -102,6 +116,23 @@ DEVICE char* output_row(const AttentionParams& p, const WorkItem& item, int row)
 DEVICE float* lse_row(const AttentionParams& p, const WorkItem& item, int row) {
   return p.lse + (i64(item.batch) * p.heads + item.head) * p.seqlen_q + row;
 }
+
+// What a trace build says of tiles that are looked up: how many were visited and how many of these were clear, and the first
+// of each. They need not lie side by side.
+struct TileTally {
+  TileRange seen{0, 0, 0, 0, 0};
+
+  DEVICE void count(int tile, bool masked) {
+    seen.first = seen.end == 0 ? tile : min(seen.first, tile);
+    ++seen.end;
+    if (masked) return;
+    seen.clear_first = seen.clear_end == 0 ? tile : min(seen.clear_first, tile);
+    ++seen.clear_end;
+  }
+  DEVICE TileRange range(int total) const {
+    return {total, seen.first, seen.first + seen.end, seen.clear_first, seen.clear_first + seen.clear_end};
+  }
+};
 
 // One record per work item, written by one thread. Compiled only when TRACE is on.
 template <typename Params>

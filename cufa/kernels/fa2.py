@@ -7,8 +7,9 @@ import dataclasses
 from ..core import order
 from ..core.architectures import Device
 from ..core.operation import Split
-from ..core.problem import Problem
+from ..core.problem import MASK_KINDS, Problem
 from .config import TileConfig
+from .mask_blocks import mask_launches
 from .shared_memory import Buffer, tile_pitch
 from .spec import KernelSpec, Launch, ceil_div
 
@@ -42,9 +43,10 @@ def _fa2_shared_memory(config: Fa2Config, head_dim: int) -> tuple[Buffer, ...]:
 def _fa2_launches(
     problem: Problem, config: Fa2Config, shared_memory: int, split: Split | None = None
 ) -> tuple[Launch, ...]:
-    """One block per query block and head."""
+    """One block per query block and head; before them, where keys have runs of rows, what these make of each block."""
     blocks = ceil_div(problem.seqlen_q, config.block_q) * problem.heads * problem.batch
-    return (Launch("fa2_forward", (blocks, 1, 1), config.num_warps * 32, shared_memory),)
+    main = Launch("fa2_forward", (blocks, 1, 1), config.num_warps * 32, shared_memory)
+    return (*mask_launches(problem, config), main)
 
 
 def _fa2_choose(problem: Problem, fitting: tuple[Fa2Config, ...], device: Device) -> Fa2Config:
@@ -84,6 +86,7 @@ FA2_FORWARD = KernelSpec(
     ),
     shared_memory=_fa2_shared_memory,
     launches=_fa2_launches,
+    masks=MASK_KINDS,
     skip_masked_tiles=True,
     order=lambda problem, schedule, num_sms: order.query_blocks(problem, schedule),
     choose=_fa2_choose,

@@ -129,7 +129,7 @@ def cpu_spec(named: list[KernelSpec]) -> KernelSpec:
 def scalars(plan: Plan) -> dict[str, int | float]:
     """Numbers that every parameter structure holds."""
     p = plan.problem
-    first, last = p.edges
+    first, last = p.mask.edges(p.seqlen_q, p.seqlen_k) if p.mask.beyond_band else p.edges
     return {
         "batch": p.batch,
         "heads": p.heads,
