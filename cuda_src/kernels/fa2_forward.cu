@@ -87,11 +87,11 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward(const __grid_co
   TileRange tiles = visited_tiles<Br, Bc>(p, item.q_block);
   // Where tiles are looked up: the one that is visited, and the one after it. `tiles` ends behind the first of them.
   constexpr bool LOOKED_UP = is_looked_up(MASK_KIND);
-  TileWalk<true> walk(tiles.first, tiles.end);
+  TileWalk<true> walk(tiles.end - 1);
   TileTally tally;
   WalkedTile walked{-1}, next{-1};
   auto find_next = [&](int q_block, int head, int batch) {
-    next = walk.next([&](int tile) {
+    next = walk.next(0, [&](int tile) {
       return class_of_key_tile<MASK_KIND, SKIP_MASKED_TILES>(p, q_block, batch, head / (p.heads / p.kv_heads), tile);
     });
   };
@@ -201,9 +201,8 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward(const __grid_co
     for (int n = 0; n < S_TILES; n += 2) load_k(0, n);
 #pragma unroll
     for (int k = 0; k < K_STEPS; ++k) {
-      const bool more = LOOKED_UP ? next.exists() : j > tiles.first;
-      K_stream.copy(k, stage ^ STAGE_BYTES, k_stride, more);
-      V_stream.copy(k, stage ^ STAGE_BYTES, v_stride, more);
+      K_stream.copy(k, stage ^ STAGE_BYTES, k_stride, LOOKED_UP ? next.exists() : j > tiles.first);
+      V_stream.copy(k, stage ^ STAGE_BYTES, v_stride, LOOKED_UP ? next.exists() : j > tiles.first);
       if (k + 1 < K_STEPS) load_q(k + 1);
 #pragma unroll
       for (int n = 0; n < S_TILES; n += 2) {

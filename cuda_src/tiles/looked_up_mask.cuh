@@ -166,22 +166,22 @@ struct WalkedTile {
 // classifies one. All lanes take part.
 template <bool DOWNWARDS>
 struct TileWalk {
-  int from, left;  // of the tiles not looked at yet: the one that comes next, and how many there are
-  u32 mine;        // of the lane's tile, if it is yet to be visited: its place, and whether it needs the mask; else 0
+  int from;  // of the tiles not looked at yet, the one that comes next
+  u32 mine;  // of the lane's tile, if it is yet to be visited: its place, and whether it needs the mask; else 0
 
-  DEVICE TileWalk(int first, int end) : from(DOWNWARDS ? end - 1 : first), left(end - first), mine(0) {}
+  DEVICE explicit TileWalk(int from_) : from(from_), mine(0) {}
 
-  // The next tile; classify(tile) -> TileClass.
+  // The next tile of `total`; classify(tile) -> TileClass.
   template <typename Classify>
-  DEVICE WalkedTile next(const Classify& classify) {
+  DEVICE WalkedTile next(int total, const Classify& classify) {
     u32 found = redux_max(mine);
     while (found == 0) {
-      if (left <= 0) return {-1};
+      if (DOWNWARDS ? from < 0 : from >= total) return {-1};
+      const int tile = DOWNWARDS ? from - lane_id() : from + lane_id();
       TileClass is{false, false};
-      if (lane_id() < left) is = classify(DOWNWARDS ? from - lane_id() : from + lane_id());
+      if (DOWNWARDS ? tile >= 0 : tile < total) is = classify(tile);
       mine = is.some ? u32(32 - lane_id()) << 1 | u32(!is.every) : 0;  // the largest comes first
       from += DOWNWARDS ? -32 : 32;
-      left -= 32;
       found = redux_max(mine);
     }
     if (mine == found) mine = 0;
@@ -216,10 +216,11 @@ DEVICE void hide_scores(View S, const LookedUpMask<KIND, Params>& mask, int row,
       const vec4 two = ld_global<vec4>(runs + n * 8 * MaskWorkspace<Params, 1>::RUN_BYTES);  // of neighbouring keys
       const u32 lo[2] = {two.x, two.z}, length[2] = {two.y, two.w};
 #pragma unroll
-      for (int r = 0; r < View::ROWS; ++r) {
+      for (int e = 0; e < 2; ++e) {
+        const u32 past = u32(row) - lo[e];
 #pragma unroll
-        for (int e = 0; e < 2; ++e) {
-          if (u32(row + 8 * r) - lo[e] < length[e]) S.at(r, n, e) = NEG_INF;
+        for (int r = 0; r < View::ROWS; ++r) {
+          if (past + 8 * r < length[e]) S.at(r, n, e) = NEG_INF;
         }
       }
     }

@@ -19,17 +19,12 @@ DEVICE HeadMask head_mask(const Params& p) { return {p.seqlen_q, p.seqlen_k, p.b
 // that most of them lie within a causal band.)
 constexpr bool LATER_ROWS_SEE_MORE = MASK_KIND == MASK_CAUSAL || is_looked_up(MASK_KIND);
 
-// The tiles that may be visited, where each is looked up: those of the band, or all where tokens are exempt from it.
-template <int BR, int BC>
-DEVICE TileRange looked_up_tiles(const AttentionParams& p, int q_block) {
-  TileRange range = Band<MASK_BAND>{p.seqlen_q, p.seqlen_k, p.band_first, p.band_last}.tiles<BR, BC, SKIP_MASKED_TILES>(q_block);
-  if constexpr (MASK_KIND == MASK_SETS) range.first = 0, range.end = range.total;
-  return range;
-}
-
 template <int BR, int BC>
 DEVICE TileRange visited_tiles(const AttentionParams& p, int q_block) {
-  if constexpr (is_looked_up(MASK_KIND)) return looked_up_tiles<BR, BC>(p, q_block);
+  if constexpr (is_looked_up(MASK_KIND)) {  // any of them, until they are
+    const int total = (p.seqlen_k - 1) / BC + 1;
+    return {total, 0, total, 0, 0};
+  }
   return head_mask(p).tiles<BR, BC, SKIP_MASKED_TILES>(q_block);
 }
 

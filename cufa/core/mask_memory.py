@@ -32,7 +32,10 @@ def numbers(problem: Problem) -> dict[str, int]:
         mask = problem.mask
         sets = {"prefix": mask.prefix, "keep": mask.keep, "global_tokens": mask.global_tokens}
         # Of numbers in memory, the step from sequence to sequence.
-        found = {name: min(x, int(INT32.max)) if isinstance(x, int) else int(x.shape[0] > 1) for name, x in sets.items()}
+        found = {
+            name: min(x, int(INT32.max)) if isinstance(x, int) else int(x.shape[0] > 1)
+            for name, x in sets.items()
+        }
         found["diagonal"] = mask.shift(sq, sk)
     return found
 

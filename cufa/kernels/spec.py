@@ -9,9 +9,9 @@ from typing import Any
 
 from ..core.architectures import Device
 from ..core.lengths import Packed, Padded
+from ..core.mask_memory import columns_of
 from ..core.operation import Split
 from ..core.order import Order
-from ..core.mask_memory import columns_of
 from ..core.problem import BAND_KINDS, MASK_KINDS, Problem
 from ..core.schedule import Schedule
 from .config import TileConfig

@@ -7,10 +7,14 @@ import itertools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import numpy as np
+
+from ..core.columns import Columns
+from ..core.integers import Integers
 from ..core.lengths import DENSE
 from ..core.mask import CAUSAL, FULL, Band, Mask
 from ..core.params import softmax_scalars
-from ..core.problem import Problem, default_scale
+from ..core.problem import MASK_KINDS, Problem, default_scale
 from ..core.scores import check_softcap
 from ..kernels import KernelSpec
 from ..planner import Plan
@@ -78,7 +82,8 @@ class PackedCall(calls.Call):
 def gpu_serves(dtype: str, options: Mapping[str, Any], inputs: Mapping[str, Any]) -> bool:
     """Whether kernels take what NumPy arrays and these options say; else they are computed on the CPU."""
     few = any(x.name in inputs for x in further.OPERANDS)
-    return dtype != "float64" and not options["mask"].beyond_band and not few
+    mask = options["mask"].beyond_band
+    return dtype != "float64" and (not mask or mask in MASK_KINDS) and not few
 
 
 def plan_shapes(
@@ -165,10 +170,20 @@ def plan_lines(plan: Plan) -> list[str]:
     return [f"tiles      {plan.config}; {visited:,} of {total:,} visited, {total - visited:,} skipped{known}"]
 
 
+#: One of each kind.
+_MASKS = (
+    FULL,
+    CAUSAL,
+    Band(255, 0),
+    Band(right=0, prefix=100),
+    *(Columns(CAUSAL, Integers(np.full((2 * runs, 1, 1, 1024), 512))) for runs in (1, 2)),
+)
+
+
 def compiled(spec: KernelSpec, head_dim: int) -> Iterator[Problem]:
     """Every element with every kind of mask, with and without a cap."""
     for dtype, precision, mask, softcap in itertools.product(
-        spec.dtypes, spec.precisions, (FULL, CAUSAL, Band(255, 0)), (None, 30.0)
+        spec.dtypes, spec.precisions, _MASKS, (None, 30.0)
     ):
         if (dtype == "float32") != (precision == "native"):  # a precision is a choice for float32 only
             problem = Problem(1, 1, 1, 1024, 1024, head_dim, dtype, mask, default_scale(head_dim), softcap)
