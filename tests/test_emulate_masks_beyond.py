@@ -1,5 +1,5 @@
-"""Masks beyond bands in the kernels that serve them, executed on a CPU in checked mode: results against float64, and how many
-tiles each block visits and tests against the schedule."""
+"""Masks beyond bands in the kernels that serve them, executed on a CPU in checked mode: results against float64, and
+how many tiles each block visits and tests against the schedule."""
 
 from __future__ import annotations
 
@@ -116,8 +116,8 @@ def run(
 
 
 def assert_tally(result: Emulation) -> None:
-    """Of each block as many visited and as many clear tiles as the schedule says, the first of each where it says. (naive has
-    no tiles to count.)"""
+    """Of each block as many visited and as many clear tiles as the schedule says, the first of each where it says.
+    (naive has no tiles to count.)"""
     plan = result.plan
     if plan.spec.name == "naive":
         return
@@ -189,8 +189,8 @@ def test_random_descriptors(seed):
 
 
 def test_runs_that_cover_a_tile_exactly_or_all_but_a_row():
-    """Skipped when the rows of a block are all hidden; visited when one of them is not, or when two runs cover it between
-    them. Clear when a run ends at its first row."""
+    """Skipped when the rows of a block are all hidden; visited when one of them is not, or when two runs cover it
+    between them. Clear when a run ends at its first row."""
     spec = KERNELS["fa2_forward"]
     config = smallest(spec)
     block_q, block_kv = config.block_q, config.block_kv
@@ -218,7 +218,6 @@ def test_runs_that_cover_a_tile_exactly_or_all_but_a_row():
 
 def test_hidden_keys_are_not_read():
     """NaN in the keys and values of tiles that are skipped reaches nothing."""
-    spec = KERNELS["fa2_forward"]
     q, k, v = make_inputs(1, 2, 1, 200, 256, 64, "float16")
     mask = Columns(
         Band(), Integers(np.array([64 * [0] + 64 * [0] + 128 * [9], 128 * [500] + 128 * [0]])[:, None, None])

@@ -106,7 +106,7 @@ struct LookedUpMask {
       prefix = cut(of_sequence(p.mask.prefix_of, p.mask.prefix), keys);
       keep = cut(of_sequence(p.mask.keep_of, p.mask.keep), keys);
       const i32 tokens = of_sequence(p.mask.global_of, p.mask.global_tokens);
-      if (tokens > 0) exempt = cut(i64(tokens) - p.mask.diagonal, rows);
+      if (tokens > 0) exempt = cut(i64(tokens) - p.shift, rows);
     }
   }
 

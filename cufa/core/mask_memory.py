@@ -36,7 +36,6 @@ def numbers(problem: Problem) -> dict[str, int]:
             name: min(x, int(INT32.max)) if isinstance(x, int) else int(x.shape[0] > 1)
             for name, x in sets.items()
         }
-        found["diagonal"] = mask.shift(sq, sk)
     return found
 
 
