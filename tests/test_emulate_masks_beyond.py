@@ -8,6 +8,7 @@ import random
 
 import numpy as np
 import pytest
+from backward_support import NAMES, assert_gradients, make_case
 from sampling import of_today
 from support import assert_attention, forward_operands, make_inputs
 
@@ -17,7 +18,7 @@ from cufa.core.columns import Columns
 from cufa.core.integers import Integers
 from cufa.core.mask import Band, Mask
 from cufa.core.problem import BAND_KINDS
-from cufa.executor.emulate import Emulation, Execution, run_plan
+from cufa.executor.emulate import Emulation, Execution, emulate_backward, run_plan
 from cufa.kernels import KERNELS, KernelSpec, TileConfig, kernels_of
 from cufa.ops import arrays
 from cufa.ops.mask_arguments import resolve_mask
@@ -26,9 +27,10 @@ from cufa.planner import fitting_configs, make_plan
 DEVICE = Device.typical("sm_90")
 CHECKED = Execution("checked")
 SPECS = [spec for spec in kernels_of("forward").values() if spec.masks != BAND_KINDS]
+BACKWARD = [spec for spec in kernels_of("backward").values() if spec.masks != BAND_KINDS]
 VARIANTS = [
     pytest.param(s, d, p, id=f"{s.name}-{d}-{p}")
-    for s in SPECS
+    for s in (*SPECS, *BACKWARD)
     for d in s.dtypes
     for p in s.precisions
     if (p == "native") == (d != "float32")
@@ -115,6 +117,43 @@ def run(
     return result
 
 
+def run_backward(
+    spec: KernelSpec,
+    mask: Mask,
+    seqlen_q: int,
+    seqlen_k: int,
+    *,
+    dtype: str | None = None,
+    precision: str | None = None,
+    softcap: float | None = None,
+    head_dim: int = 64,
+    config: TileConfig | None = None,
+    execution: Execution = CHECKED,
+) -> Emulation:
+    """Likewise of the backward."""
+    dtype = dtype or spec.dtypes[0]
+    case = make_case(2, 4, 2, seqlen_q, seqlen_k, head_dim, dtype, mask=mask, softcap=softcap)
+    precision = precision if dtype == "float32" else None
+    result = emulate_backward(
+        *case.arrays,
+        **case.options,
+        algorithm=spec.algorithm,
+        precision=precision,
+        config=config,
+        mode=execution.mode,
+        schedule=execution.schedule,
+    )
+    assert result.plan.spec is spec
+    assert not result.findings, "\n".join(map(str, result.findings))
+    assert_gradients([result.results[name] for name in NAMES], case, precision)
+    assert_tally(result)
+    return result
+
+
+def execute(spec: KernelSpec, *arguments, **options) -> Emulation:
+    return (run_backward if spec.operation == "backward" else run)(spec, *arguments, **options)
+
+
 def assert_tally(result: Emulation) -> None:
     """Of each block as many visited and as many clear tiles as the schedule says, the first of each where it says.
     (naive has no tiles to count.)"""
@@ -143,21 +182,21 @@ def assert_tally(result: Emulation) -> None:
 
 
 @pytest.mark.parametrize("name", examples(1, 1))
-@pytest.mark.parametrize("spec", SPECS, ids=lambda s: s.name)
+@pytest.mark.parametrize("spec", [*SPECS, *BACKWARD], ids=lambda s: s.name)
 def test_lengths(spec, name):
     for lengths in of_today(LENGTHS, f"masks beyond {spec.name} {name}", fixed=3):
-        run(spec, examples(*lengths)[name], *lengths, config=smallest(spec))
+        execute(spec, examples(*lengths)[name], *lengths, config=smallest(spec))
 
 
 @pytest.mark.parametrize("name", ["streaming", "global", "documents", "two runs, of both"])
 @pytest.mark.parametrize(("spec", "dtype", "precision"), VARIANTS)
 def test_elements(spec, dtype, precision, name):
-    run(spec, examples(150, 200)[name], 150, 200, dtype=dtype, precision=precision)
+    execute(spec, examples(150, 200)[name], 150, 200, dtype=dtype, precision=precision)
 
 
 CONFIGS = [
     pytest.param(s, c, id=f"{s.name}-{i}")
-    for s in SPECS
+    for s in (*SPECS, *BACKWARD)
     for i, c in enumerate(s.configs)
     if c.fits(max(64, c.min_head_dim))
 ]
@@ -168,14 +207,15 @@ def test_tilings(spec, config):
     """At a head dim of each, with a cap that bends most scores."""
     head_dim = max(64, config.min_head_dim)
     for name in ("sets beyond the ends", "evicted", "two runs, of both"):
-        run(spec, examples(140, 270)[name], 140, 270, head_dim=head_dim, config=config, softcap=0.7)
+        execute(spec, examples(140, 270)[name], 140, 270, head_dim=head_dim, config=config, softcap=0.7)
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(16))
 def test_random_descriptors(seed):
     """Sets and runs of any kind: what is skipped holds no visible score, or the result would be wrong."""
     rng = random.Random(seed)
-    spec = SPECS[seed % len(SPECS)]
+    served = [*SPECS, *BACKWARD]
+    spec = served[seed % len(served)]
     seqlen_q, seqlen_k = rng.randint(1, 300), rng.randint(1, 300)
     left, right = (rng.choice([None, rng.randint(0, 150)]) for _ in range(2))
     diagonal = rng.choice(["bottom-right", "top-left", rng.randint(-200, 200)])
@@ -185,7 +225,7 @@ def test_random_descriptors(seed):
     else:
         spread = rng.choice([1, 2]), rng.choice([1, 2])
         mask = columns(seed, seqlen_k, seqlen_q, rng.choice([1, 2]), spread, Band(left, right, diagonal))
-    run(spec, mask, seqlen_q, seqlen_k, config=smallest(spec))
+    execute(spec, mask, seqlen_q, seqlen_k, config=smallest(spec))
 
 
 def test_runs_that_cover_a_tile_exactly_or_all_but_a_row():

@@ -8,7 +8,7 @@ import pytest
 
 from cufa.core.architectures import COMPILED_ARCHITECTURES, Device
 from cufa.core.operation import OPERATIONS
-from cufa.core.problem import BAND_KINDS, HEAD_DIM_STEP, MAX_HEAD_DIM, Problem
+from cufa.core.problem import HEAD_DIM_STEP, MAX_HEAD_DIM, Problem
 from cufa.kernels import KERNELS, kernels_of
 from cufa.nvrtc.variants import HEAD_DIMS, ODD_HEAD_DIMS, PAIRED, pairs_of, variants
 from cufa.planner import algorithms, fitting_configs, make_plan

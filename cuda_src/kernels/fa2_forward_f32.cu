@@ -77,11 +77,11 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward_f32(const __gri
   // Alg. 1, l. 3: the loop over i is the grid.
   const WorkItem item = work_item<Br>(p, blockIdx.x, 2 * ROW_BYTES);
   TileRange tiles = visited_tiles<Br, Bc>(p, item.q_block);
-  // Where tiles are looked up: the one that is visited, and the one after it. `tiles` ends behind the first of them.
+  // Where tiles are looked up: the one after that which is visited. `tiles` ends behind the first of them.
   constexpr bool LOOKED_UP = is_looked_up(MASK_KIND);
   TileWalk<true> walk(tiles.end - 1);
   TileTally tally;
-  WalkedTile walked{-1}, next{-1};
+  WalkedTile next{-1};
   auto find_next = [&](int q_block, int head, int batch) {
     next = walk.next(0, [&](int tile) {
       return class_of_key_tile<MASK_KIND, SKIP_MASKED_TILES>(p, q_block, batch, head / (p.heads / p.kv_heads), tile);
@@ -192,11 +192,12 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward_f32(const __gri
     cap_scores<SOFTCAP, true>(S, p.softcap);
     // One body for all segments, as the registers are those of the products: both edges are tested.
     if constexpr (LOOKED_UP) {
+      const vec4 saved = ld_shared_vec4(saved_smem);
+      const WalkedTile walked{int(saved.w)};
       if (walked.masked()) {
-        const vec4 saved = ld_shared_vec4(saved_smem);
         const LookedUpMask<MASK_KIND, AttentionParams> mask(p, int(saved.z), int(saved.y) / (p.heads / p.kv_heads));
         const int row = int(saved.x) * Br + warp * WARP_ROWS + S.lane_row(lane_id());
-        hide_scores(S, mask, row, j * Bc, S.lane_column(lane_id()));
+        hide_scores(S, mask, row, walked.tile() * Bc, S.lane_column(lane_id()));
       }
     } else if (j >= int(ld_shared_u32(saved_smem + 12)) ||
         (MASK_KIND == MASK_BAND && j < int(ld_shared_u32(saved_smem + PITCH)))) {
@@ -306,14 +307,16 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward_f32(const __gri
     if constexpr (LOOKED_UP) {
 #pragma unroll 1
       while (next.exists()) {
-        walked = next;
+        const WalkedTile walked = next;
         const vec4 saved = ld_shared_vec4(saved_smem);
+        if (lane == 0) st_shared_u32(saved_smem + 12, u32(walked.code));  // in the place of what bands have there
+        warp_sync();  // the other lanes may read it
+        if constexpr (TRACE) tally.count(walked.tile(), walked.masked());
         find_next(int(saved.x), int(saved.y), int(saved.z));
         const i64 skipped_keys = i64(walked.tile() - 1 - next.tile()) * Bc;
         K -= skipped_keys * (p.k_stride.seq * 4);
         V -= skipped_keys * (p.v_stride.seq * 4);
         visit_tile(walked.tile());
-        if constexpr (TRACE) tally.count(walked.tile(), walked.masked());
       }
     } else {
 #pragma unroll 1

@@ -53,6 +53,23 @@ struct QueryTile {
   }
 };
 
+// Where tiles are looked up: those that a key block visits, for each head of the group the same.
+struct QueryWalk {
+  TileWalk<false> walk{0};
+  int head = 0;  // of the group
+
+  DEVICE WalkedTile next(const BackwardParams& p, int k_block, int batch, int kv_head) {
+    const int total = (p.seqlen_q - 1) / BLOCK_Q + 1;
+    auto classify = [&](int tile) { return class_of_query_tile<MASK_KIND>(p, k_block, batch, kv_head, tile); };
+    WalkedTile found = walk.next(total, classify);
+    if (!found.exists() && ++head < p.heads / p.kv_heads) {
+      walk = TileWalk<false>(0);
+      found = walk.next(total, classify);
+    }
+    return found;
+  }
+};
+
 // How many key blocks add to a query tile before one does: those to its right that see something of it.
 template <int BR, int BC>
 DEVICE u32 key_blocks_before(const BackwardParams& p, int q_tile, int k_block) {
