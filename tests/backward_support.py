@@ -201,7 +201,10 @@ def assert_nothing_where_nothing_is_seen(got: Any, case: Case) -> None:
 def seen(case: Case) -> np.ndarray:
     """Every score that the mask lets through, (seqlen_q, seqlen_k); where it differs, of each sequence and query head."""
     words = {name: case.scores.get(name) for name in ("window", "mask")}
-    mask, lengths = resolve_mask(case.scores.get("causal", False), **words), (case.q.shape[2], case.k.shape[2])
+    mask, lengths = (
+        resolve_mask(case.scores.get("causal", False), **words),
+        (case.q.shape[2], case.k.shape[2]),
+    )
     if mask.spread == (1, 1):
         return mask.dense(*lengths)
     heads = np.repeat(np.arange(case.k.shape[1]), case.q.shape[1] // case.k.shape[1])

@@ -11,6 +11,7 @@ import pytest
 from backward_support import NAMES, assert_gradients, make_case
 from sampling import of_today
 from support import assert_attention, forward_operands, make_inputs
+from test_emulate_mutants import plant
 
 from cufa import masks
 from cufa.core.architectures import Device
@@ -279,6 +280,107 @@ def test_hidden_keys_are_not_read():
     again = run_plan(make_plan(problem, DEVICE, "fa2"), poisoned, CHECKED)
     assert not clean.findings and not again.findings
     np.testing.assert_array_equal(poisoned["out"], given["out"])
+
+
+LOOKED_UP = "tiles/looked_up_mask.cuh"
+
+#: (file, what is there, what is planted, kernel, mask that shows it), by what is wrong.
+PLANTED = {
+    "the band's right edge misses a tile": (
+        LOOKED_UP, "some = left <= end - 1 + last,", "some = left < end - 1 + last,", "fa2_forward", "edge"
+    ),
+    "a tile that is hidden but for a row is skipped": (
+        LOOKED_UP, "end <= x.least_hi);", "end - 1 <= x.least_hi);", "fa2_forward", "covered but for a row"
+    ),
+    "a tile that is wholly hidden is visited": (
+        LOOKED_UP, "end <= x.least_hi);", "end < x.least_hi);", "fa2_forward", "covered"
+    ),
+    "a tile whose last row is hidden is called clear": (
+        LOOKED_UP, "end > x.least_lo);", "end - 1 > x.least_lo);", "fa2_forward", "last row"
+    ),
+    "a run ends a row late": (
+        LOOKED_UP, "if (past + 8 * r < length[e])", "if (past + 8 * r <= length[e])", "fa2_forward", "two runs, of both"
+    ),
+    "a run ends a row late, by keys": (
+        LOOKED_UP, "- lo[run] >= length[run];", "- lo[run] > length[run];", "fa2_backward", "two runs, of both"
+    ),
+    "runs of another head": (
+        LOOKED_UP, "(mask.heads > 1 ? kv_head : 0)", "(0)", "fa2_forward", "one run, of heads"
+    ),
+    "runs of another sequence": (
+        LOOKED_UP, "(mask.sequences > 1 ? batch : 0)", "(0)", "fa2_backward", "one run, of sequences, in a window"
+    ),
+    "the extremes of the first run for both": (
+        LOOKED_UP, "workspace.extremes_of(number + run, block)", "workspace.extremes_of(number, block)", "fa2_forward",
+        "documents both ways",
+    ),
+    "rows of runs are not shifted": (
+        LOOKED_UP, "i64(given_lo) - p.mask.run_shift", "i64(given_lo)", "fa2_forward", "shifted"
+    ),
+    "empty runs count": (
+        LOOKED_UP, "if (given_lo < given_hi) {", "if (true) {", "fa2_forward", "empty within a tile"
+    ),
+    "the prefix of another sequence": (
+        LOOKED_UP, "numbers + batch * all", "numbers", "fa2_forward", "prefix of each"
+    ),
+    "kept keys are forgotten": (
+        LOOKED_UP, "min(mask.keep - key, end)", "0", "fa2_forward", "streaming"
+    ),
+    "kept keys are forgotten, by keys": (
+        LOOKED_UP, " || (Looked::SETS && j < mask.keep)", "", "fa2_backward", "streaming"
+    ),
+    "global rows see no more than others, by keys": (
+        LOOKED_UP, " || (Looked::SETS && row < exempt)", "", "fa2_backward", "global rows alone"
+    ),
+    "tiles of global rows are skipped": (
+        LOOKED_UP, "some || left < prefix || top < exempt", "some || left < prefix", "fa2_forward", "global rows alone"
+    ),
+    "K of another tile is copied": (
+        "kernels/fa2_forward.cu", "K_stream.skip(walked.tile() - 1 - next.tile(), k_stride);", "", "fa2_forward",
+        "one run, of heads",
+    ),
+    "dQ of another tile": (
+        "kernels/fa2_backward.cu", "add_dq(LOOKED_UP ? before", "add_dq(LOOKED_UP ? current", "fa2_backward", "documents"
+    ),
+}  # fmt: skip
+
+
+def _shown(config: TileConfig) -> dict[str, Mask]:
+    """Masks that show one bug each, for tiles of this size."""
+    rows, keys = config.block_q, config.block_kv
+
+    def one_tile(lo: int, hi: int) -> Columns:
+        vectors = np.zeros((2, 1, 1, 300), np.int32)
+        vectors[0, ..., keys : 2 * keys], vectors[1, ..., keys : 2 * keys] = lo, hi
+        return Columns(Band(), Integers(vectors))
+
+    return {
+        **examples(200, 300),
+        "covered": one_tile(rows, 2 * rows),
+        "covered but for a row": one_tile(rows, 2 * rows - 1),
+        "last row": one_tile(2 * rows - 1, 2 * rows),
+        "empty within a tile": one_tile(rows + 5, rows + 5),
+        "edge": Band(None, 1, "top-left", prefix=1),
+        "shifted": masks.chunks(100),
+        "global rows alone": Band(0, 0, "top-left", global_tokens=3),
+    }
+
+
+@pytest.mark.parametrize("bug", PLANTED)
+def test_planted(tmp_path, monkeypatch, bug):
+    """Each is found by what the tests above compare."""
+    file, old, new, kernel, mask = PLANTED[bug]
+    spec = KERNELS[kernel]
+    config = smallest(spec)
+    if "dQ" in bug:  # warps that add behind a tile: with two stages, and keys that warps share
+        config = next(c for c in spec.configs if c.num_stages == 2 and c.shared_keys)
+    head_dim = max(64, config.min_head_dim)
+    options = {"config": config, "head_dim": head_dim, "execution": Execution()}
+    if bug in of_today(list(PLANTED), "masks beyond clean", fixed=0, dated=2):
+        execute(spec, _shown(config)[mask], 200, 300, **options)
+    plant(tmp_path, monkeypatch, file, old, new)
+    with pytest.raises(AssertionError):
+        execute(spec, _shown(config)[mask], 200, 300, **options)
 
 
 def test_what_is_refused_is_refused_in_words():

@@ -125,15 +125,6 @@ struct PersistentItems {
   }
 };
 
-// Where a row of 16-bit results goes, and its LSE.
-DEVICE char* output_row(const AttentionParams& p, const WorkItem& item, int row) {
-  return static_cast<char*>(p.o) +
-         2 * (item.batch * p.o_stride.batch + item.head * p.o_stride.head + row * p.o_stride.seq);
-}
-DEVICE float* lse_row(const AttentionParams& p, const WorkItem& item, int row) {
-  return p.lse + (i64(item.batch) * p.heads + item.head) * p.seqlen_q + row;
-}
-
 // What a trace build says of tiles that are looked up: how many were visited and how many of these were clear, and the first
 // of each. They need not lie side by side.
 struct TileTally {
@@ -150,6 +141,15 @@ struct TileTally {
     return {total, seen.first, seen.first + seen.end, seen.clear_first, seen.clear_first + seen.clear_end};
   }
 };
+
+// Where a row of 16-bit results goes, and its LSE.
+DEVICE char* output_row(const AttentionParams& p, const WorkItem& item, int row) {
+  return static_cast<char*>(p.o) +
+         2 * (item.batch * p.o_stride.batch + item.head * p.o_stride.head + row * p.o_stride.seq);
+}
+DEVICE float* lse_row(const AttentionParams& p, const WorkItem& item, int row) {
+  return p.lse + (i64(item.batch) * p.heads + item.head) * p.seqlen_q + row;
+}
 
 // One record per work item, written by one thread. Compiled only when TRACE is on.
 template <typename Params>
