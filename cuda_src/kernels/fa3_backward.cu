@@ -57,6 +57,7 @@ struct Consumer {
   const Turns<NUM_STAGES> Q_turns = smem.Q_turns();
   const Turns<DO_STAGES> dO_turns = smem.dO_turns();
   const Turns<DS_STAGES> dS_turns = smem.dS_turns();
+  const DqHandover dQ_handover = smem.dQ_handover();
 
   float dK_rmem[HEAD_DIM / 2], dV_rmem[HEAD_DIM / 2];
   float S_rmem[Br / 2], dP_rmem[Br / 2], dQ_rmem[DQ_TILES * 4];
@@ -71,10 +72,8 @@ struct Consumer {
   u32 items = 0;  // with tiles
 
   DEVICE void run() {
-    for (u32 i = 0;; ++i) {
-      smem.items.turns.wait_full(i);
+    for (u32 i = 0; smem.items.has(i); ++i) {
       block.record = smem.items.record(i);
-      if (block.k_block() == NO_MORE_ITEMS) break;
       const u64 start_ns = TRACE ? global_timer() : 0;
 #pragma unroll
       for (int x = 0; x < HEAD_DIM / 2; ++x) dK_rmem[x] = dV_rmem[x] = 0.0f;
@@ -90,11 +89,9 @@ struct Consumer {
       if (TRACE && threadIdx.x == 128) {
         write_trace(p, block.index(), {block.k_block(), block.kv_head(), block.batch()}, block.tiles(), start_ns);
       }
-      async_proxy_fence();  // the record has been read, where the copy engine writes next
-      warp_sync();
-      smem.items.turns.release(i, lane);
+      smem.items.release(i, lane);
     }
-    if constexpr (BULK_ADD) {
+    if constexpr (BULK_ADD && !DETERMINISTIC) {
       if (lane == 0) bulk_wait_read();  // shared memory ends with the block
     }
   }
@@ -119,7 +116,6 @@ struct Consumer {
     wgmma_registers(dV_rmem);
     smem.items.keys.release(0, lane);
     add_dq();
-    pass_on();
   }
 
   // One tile, whose scores are there; dQ is that of the tile before. False when it was the last: then its dQ is left to do.
@@ -151,7 +147,6 @@ struct Consumer {
     Q_turns.wait_full(n + more);
     wgmma_fence();
     issue_scores(n + more);
-    if (DETERMINISTIC && !first) pass_on();
     before = block.place(tile);
     tile = block.next(tile);
     masked = block.cuts(tile);
@@ -242,21 +237,30 @@ struct Consumer {
   DEVICE void add_dq() {
     wgmma_registers(dQ_rmem);
     dS_turns.release(n - 1 + items, lane);
-    const int first = DQ_BY_ROWS ? 0 : consumer * DQ_TILES;
-    const DqSum sum{block, lane};
-    float* const target = sum.place(before, (DQ_BY_ROWS ? consumer * 4 : 0) + warp, first);
-    if constexpr (BULK_ADD) {
+    float* const target = BackwardMemory::dq_of_warp(p, before, consumer, warp);
+    const int existing = BackwardMemory::dq_tiles(consumer);
+    const u32 staged = smem.staged(consumer, warp);
+    if constexpr (DETERMINISTIC && BULK_ADD) {
+      dQ_handover.wait_empty(n - 1);
+      stage_dq<DQ_TILES>(staged, dQ_rmem, lane);
+      if (lane == 0) mbarrier_arrive(dQ_handover.full_barrier(n - 1));
+    } else if constexpr (BULK_ADD) {
       if (lane == 0) bulk_wait_read();
       warp_sync();  // the tile before has been read
-      sum.await_turn(before);
-      sum.add_in_bulk<DQ_TILES>(target, dQ_rmem, D_TILES - first < DQ_TILES ? D_TILES - first : DQ_TILES,
-                                smem.dQ + (consumer * 4 + warp) * DQ_WARP_BYTES);
+      stage_dq<DQ_TILES>(staged, dQ_rmem, lane);
+      if (lane == 0 && existing > 0) {
+        bulk_add_f32(target, staged, existing * (ACCUMULATOR * 4));
+        bulk_commit();
+      }
     } else {
-      sum.await_turn(before);
-      sum.add<DQ_TILES>(target, dQ_rmem, D_TILES - first);
+      if constexpr (DETERMINISTIC) dQ_handover.wait_full(n - 1);
+      ::add_dq<DQ_TILES>(target, dQ_rmem, existing, lane);
+      if constexpr (DETERMINISTIC) {
+        warp_sync();  // all lanes have added
+        dQ_handover.release(n - 1, lane);
+      }
     }
   }
-  DEVICE void pass_on() { DqSum{block, lane}.pass_on(before); }
 
   DEVICE void store() {
     const int first_key = consumer * GROUP_KEYS + warp * 16;
@@ -268,6 +272,7 @@ struct Consumer {
 KERNEL __launch_bounds__(PASS_THREADS)
     fa3_backward_prepare(const __grid_constant__ BackwardParams p, const __grid_constant__ TensorMap,
                          const __grid_constant__ TensorMap, const __grid_constant__ TensorMap, const __grid_constant__ TensorMap) {
+  grid_release_next();
   prepare_strip(p);
   prepare_items(p);
 }
@@ -281,8 +286,10 @@ KERNEL __launch_bounds__(NUM_THREADS, 1)
   const BackwardMemory smem(base);
   const int thread = threadIdx.x;
   const int warpgroup = shfl(u32(thread / 128), 0);  // uniform, and known to be
+  grid_release_next();
   if (thread == 0) smem.init_barriers();
-  block_sync();  // nobody may wait on a barrier that is not initialised
+  if (thread == 32) take_item(p, base);
+  block_sync();  // nobody may wait on a barrier that is not initialised, or read an item that is not there
 
   if (warpgroup == 0) {
     registers_release_to<PRODUCER_REGISTERS>();
@@ -292,6 +299,12 @@ KERNEL __launch_bounds__(NUM_THREADS, 1)
       Loader<BackwardMemory, true>{p, &Q_map, &K_map, base}.run();
     } else if (thread == 64) {
       Loader<BackwardMemory, false>{p, &dO_map, &V_map, base}.run();
+    } else if (DETERMINISTIC && thread == 96) {
+      if constexpr (BULK_ADD) {
+        DqAdder<BackwardMemory>{p, base}.run();
+      } else {
+        TurnKeeper<BackwardMemory, 1>{p, base}.run();
+      }
     }
   } else {
     registers_raise_to<CONSUMER_REGISTERS>();
@@ -302,5 +315,6 @@ KERNEL __launch_bounds__(NUM_THREADS, 1)
 KERNEL __launch_bounds__(PASS_THREADS)
     fa3_backward_convert(const __grid_constant__ BackwardParams p, const __grid_constant__ TensorMap,
                          const __grid_constant__ TensorMap, const __grid_constant__ TensorMap, const __grid_constant__ TensorMap) {
+  grid_await_previous();
   convert_strip(p);
 }
