@@ -4,7 +4,7 @@
 // Low-precision", 2024, section 3 and appendix B; Dao, "FlashAttention-2", 2023, Algorithm 2, whose lines are:
 //
 //   l. 3-4    dQ = 0, D = rowsum(dO o O)           fa3_backward_prepare, which also writes down the items
-//   l. 5-7    key blocks j; K_j, V_j, dK, dV = 0   persistent blocks take items by a counter (take_items)
+//   l. 5-7    key blocks j; K_j, V_j, dK, dV = 0   a block launched for each, or PERSISTENT ones that take them by a counter
 //   l. 8-9    query blocks i; Q_i, dO_i, L_i, D_i  Loader, by the copy engine, in rings; for all heads of the group
 //   l. 10-11  S = Q_i K_j^T, P = exp(S - L_i)      issue_scores(), make_weights(), as S^T = K_j Q_i^T: 64 keys a warpgroup,
 //                                                  so that P^T and dS^T are operands of dV and dK as they lie in registers
@@ -20,27 +20,29 @@
 // - dQ leaves as accumulators lie: each warp stages its 16 rows and asks the copy engine to add them, 4 KiB in a row. No
 //   warp waits for another, and the last pass puts dQ in order (tiles/backward_passes.cuh, shared with fa2_backward).
 // - A block keeps the gradients of a group's keys over all of its query heads.
-// - Items are worked out by the pass before and copied to shared memory; what a tile needs of its item is read there while
-//   products run. In registers it would make d128 spill.
+// - Where a block is among its keys and queries lies in shared memory and is read there while products run: in registers it
+//   would make d128 spill.
+// - DETERMINISTIC: a thread of the producer waits for turns and adds what consumers have staged (tiles/backward_sums.cuh).
 //
 // What was measured (H200, bfloat16, 16k tokens, all three launches, as a ratio of speed unless said otherwise):
 // - dQ of the tile before issued behind the exponentials instead of in front of them: d128 1.05 to 1.13, d64 with 64-row
 //   tiles 1.01 to 1.07. With 128-row tiles at d64 it is the other way round: 1.02 to 1.06 for the front (DQ_FIRST).
 // - 128 query rows a tile at d64 instead of 64: 1.09 to 1.14, although P must be given up before dP is begun.
-// - Persistent blocks at d64: 1.08 to 1.10 at 1k, 1.03 to 1.09 beyond.
+// - Persistent blocks at d64: 1.08 to 1.10 at 1k, 1.03 to 1.09 beyond. At d128: 0.91 to 1.02, between versions that differed
+//   in more than that.
 // - dQ by the copy engine instead of by red from registers: d128 1.08 to 1.12, d64 1.0 to 1.06.
 // - dP in front of the exponentials (d64, where registers suffice for it): 0.91 to 0.96. A third stage of Q: 0.9 to 1.0.
-// - The passes before and after run at the speed of memory (75 and 52 us for 16k tokens of 2048 columns), which is a quarter
-//   of the time of causal attention at 1k.
+// - The passes before and after take 75 and 52 us for 16k tokens of 2048 columns, a fifth of causal attention at 1k. They move
+//   268 and 201 MB, which is 3.6 and 3.9 TB/s.
+// - DETERMINISTIC with turns kept by each warp of consumers, and items taken ahead: 2 to 17 times the time. With turns kept by
+//   the producer and nothing taken ahead it is not measured yet.
 // What failed:
 // - dQ of this very tile, as in FlashAttention-3, and S of two tiles in flight: no registers at d128; at d64 ptxas
 //   serialises (C7512).
 // - A first tile without a dQ of the tile before, by a condition: 512 bytes of spills at d128. Zeros take the place of its dS.
-// - The first persistent version lost 5 to 20% with 64-row tiles: three loads from shared memory in front of the exponentials,
-//   divisions of signed numbers by the number of stages, and a workspace that began 16 bytes into a line, so that every
-//   addition touched one sector more.
-// - Turns in a fixed order, passed on by consumers: 2 to 17 times the time. So DETERMINISTIC problems are refused, until a warp
-//   of the producer waits for turns and passes them on.
+// - The first persistent version ran at 0.8 to 0.95 with 64-row tiles. Three things were changed at once (fewer loads in front
+//   of the exponentials, no divisions of signed numbers, tiles of the workspace that begin with a line), so which of them
+//   mattered is not known.
 #include "backward_params.cuh"
 #include "primitives/register_budget.cuh"
 #include "tiles/backward_pipeline.cuh"

@@ -6,14 +6,16 @@
 //
 // P goes from the one to the other through shared memory, rounded to 16 bits as dV takes it, each thread to its namesake:
 // both hold the same elements. So P^T and dS^T are operands from registers, every product is computed once, and one group's
-// exponentials run under the other's products. Shared memory is read for 1.07 of the time that products take (with 64 x 64
-// tiles whose keys are shared out: 1.7), and there is room for two stages of Q and dO. The rest is as in fa3_backward.cu.
+// exponentials run under the other's products. By count of bytes shared memory is busy for 1.07 of the time of the products
+// (with 64 x 64 tiles whose keys are shared out: 1.7), and there is room for two stages of Q and dO. The rest is as in
+// fa3_backward.cu; DETERMINISTIC blocks add the two runs of dQ's columns in turns of their own, so that a turn is short.
 //
-// Measured (H200, bfloat16, d256, 16k tokens): 1.9 to 2.0 of the speed of PyTorch's flash backward at 4k and 16k, where
-// FlashAttention-4 has 1.5. Two buffers for P bring nothing (0.96 to 1.0). dQ is added by red from registers: there is no room
-// for staging it. What failed: both runs of dQ in arrays of their own (640 bytes of spills), and adding the first under the
-// next tile's scores (C7514: ptxas takes its registers for those of products in flight). At other head dims than 256 ptxas
-// serialises builds with a mask or a cap (C7511), without spills; waiting for dQ before the mask does not help.
+// Measured (H200, bfloat16, d256, 16k tokens), as a ratio of speed: over PyTorch's flash backward 1.88 to 2.03 at 4k and 16k; two
+// buffers for P 0.96 to 1.0; persistent blocks instead of one launched for each key block 0.91 to 1.0 (d192: 0.85 to 1.1). dQ is
+// added by red from registers: there is no room for staging it.
+// What failed: both runs of dQ in arrays of their own (640 bytes of spills), and adding the first under the next tile's scores
+// (C7514: ptxas takes its registers for those of products in flight). At other head dims than 256 ptxas serialises builds with a
+// mask or a cap (C7511), without spills; waiting for dQ before the mask does not help.
 #include "backward_params.cuh"
 #include "primitives/register_budget.cuh"
 #include "tiles/backward_gradients.cuh"
