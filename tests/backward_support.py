@@ -185,7 +185,7 @@ def assert_nothing_where_nothing_is_seen(got: Any, case: Case) -> None:
 
 
 def seen(case: Case) -> np.ndarray:
-    """Every score that the mask lets through, (seqlen_q, seqlen_k); where it differs, of each sequence and query head."""
+    """Every score that the mask lets through, (seqlen_q, seqlen_k); where it differs, of each sequence and head."""
     words = {name: case.scores.get(name) for name in ("window", "mask")}
     mask, lengths = (
         resolve_mask(case.scores.get("causal", False), **words),

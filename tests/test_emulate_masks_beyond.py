@@ -340,7 +340,8 @@ PLANTED = {
         "one run, of heads",
     ),
     "dQ of another tile": (
-        "kernels/fa2_backward.cu", "add_dq(LOOKED_UP ? before", "add_dq(LOOKED_UP ? current", "fa2_backward", "documents"
+        "kernels/fa2_backward.cu", "add_dq(LOOKED_UP ? before", "add_dq(LOOKED_UP ? current", "fa2_backward",
+        "documents",
     ),
 }  # fmt: skip
 

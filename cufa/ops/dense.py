@@ -83,8 +83,10 @@ class PackedCall(calls.Call):
 def gpu_serves(dtype: str, options: Mapping[str, Any], inputs: Mapping[str, Any]) -> bool:
     """Whether kernels take what NumPy arrays and these options say; else they are computed on the CPU."""
     few = any(x.name in inputs for x in further.OPERANDS)
-    mask = options["mask"].beyond_band
-    return dtype != "float64" and (not mask or mask in MASK_KINDS) and not few
+    mask = options["mask"]
+    served = not mask.beyond_band or mask.beyond_band in MASK_KINDS
+    within_sets = isinstance(mask, Columns) and bool(mask.band.beyond_band)
+    return dtype != "float64" and served and not within_sets and not few
 
 
 def plan_shapes(
