@@ -308,9 +308,9 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward_f32(const __gri
 #pragma unroll 1
       while (next.exists()) {
         const WalkedTile walked = next;
-        const vec4 saved = ld_shared_vec4(saved_smem);
         if (lane == 0) st_shared_u32(saved_smem + 12, u32(walked.code));  // in the place of what bands have there
         warp_sync();  // the other lanes may read it
+        const vec4 saved = ld_shared_vec4(saved_smem);
         if constexpr (TRACE) tally.count(walked.tile(), walked.masked());
         find_next(int(saved.x), int(saved.y), int(saved.z));
         const i64 skipped_keys = i64(walked.tile() - 1 - next.tile()) * Bc;
