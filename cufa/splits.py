@@ -11,7 +11,7 @@ far as products and memory grow together:
     products = block × waves,   waves = ⌈blocks / blocks that the GPU holds⌉; items of every length: their sum over
                the blocks held, at least the longest
     parts    = splits × rows × (head_dim + 4) × 4 bytes, written once and read once
-    read     = bytes of keys and values / (BANDWIDTH × the part of the SMs that have a block)
+    read     = bytes of keys and values / (BANDWIDTH × the part of the SMs that have a block, on average over waves)
     time     = max(products, read) + UNHIDDEN min(products, read) + 2 parts / BANDWIDTH + MERGE_SECONDS
 
 ITEM_COST, 0.5 tiles, is that of :mod:`cufa.core.order`.
@@ -185,7 +185,8 @@ def seconds(problem: Problem, device: Device, spec: KernelSpec, config: TileConf
     keys = min(problem.seqlen_k, most * config.block_kv)
     of_keys = problem.k_element.itemsize + problem.v_element.itemsize
     kv_bytes = problem.batch * problem.kv_heads * keys * problem.head_dim * of_keys
-    busy = min(1.0, items * used / device.num_sms)
+    blocks = items * used
+    busy = blocks / (-(-blocks // device.num_sms) * device.num_sms)
     read = kv_bytes / (BANDWIDTH * busy)
     time = max(products, read) + UNHIDDEN * min(products, read)
     if not _splits(config):

@@ -20,6 +20,8 @@
 //   - Operands of S are loaded one k16 step ahead, copies of the next tile are spread over the steps: ldmatrix and
 //     cp.async share one queue, and a burst of copies before the first ldmatrix cost 9% of the time.
 //   - One barrier a tile: everything has landed, and the other stage is free.
+//   - Few query blocks over many keys: their keys are split, heads may share a tile, and a second launch merges
+//     (SPLIT_KEYS: tiles/forward_splits.cuh).
 //
 // What limits (H200; figures are in cufa/records): mma.sync itself reaches 62% of what wgmma does there. d128 runs at two
 // thirds of that, and waits for the tensor pipe more than for anything else; d256 keeps shared memory busy 81% of the time.

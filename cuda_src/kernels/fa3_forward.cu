@@ -16,6 +16,8 @@
 // - O leaves through the buffer its Q came in: every warp stages its 16 rows and asks TMA to store them; the buffer is given
 //   back a softmax later, when the copy has surely read it. Where Q's buffer is already in use again (d > 128, 128 rows), O
 //   goes from registers to global memory, four lanes exchanging 16 bytes.
+// - Few query blocks over many keys: their keys are split over blocks with an item each, heads may share a tile, and a second
+//   launch merges (SPLIT_KEYS: tiles/forward_splits.cuh).
 // - A consumer passes over tiles that its own 64 rows do not see, at both ends of a band. It still takes its turns, as the
 //   rings are shared.
 // - O is rescaled only when a row's maximum grew by more than 2^8 (tiles/softmax.cuh).
