@@ -17,6 +17,7 @@ constexpr int HEAD_ROWS = BLOCK_Q / PACKED_HEADS;  // of a tile: queries of one 
 constexpr int COMBINE_THREADS = 256;
 static_assert(HEAD_ROWS * PACKED_HEADS == BLOCK_Q && HEAD_ROWS % 16 == 0, "heads have whole 16-row tiles");
 static_assert(PACKED_HEADS == 1 || SPLIT_KEYS, "packed rows are unpacked by the merge");
+static_assert(!SPLIT_KEYS || (LENGTHS_KIND == DENSE && !ALIBI && !SINK), "the planner knows of no other splits");
 
 // The query of a row of the tile, counted from the first of its query block.
 DEVICE int query_of_row(int row) { return PACKED_HEADS == 1 ? row : row % HEAD_ROWS; }

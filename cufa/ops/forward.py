@@ -253,7 +253,7 @@ def _run_on_cpu(plan: Plan, given: Arrays) -> None:
 
 
 def _scalars(plan: Plan, given: Arrays) -> dict[str, int | float]:
-    return {**scalars(plan), "heads_per_group": plan.heads_per_group, "num_splits": plan.num_splits}
+    return {**scalars(plan, given), "heads_per_group": plan.heads_per_group, "num_splits": plan.num_splits}
 
 
 def _io_bytes(p: Problem) -> int:
