@@ -122,6 +122,11 @@ def _is_of_one_process(nodeid: str) -> bool:
     return Path(_file_of(nodeid)).name.startswith(_ONE_PROCESS)
 
 
+def _is_in_browser(nodeid: str) -> bool:
+    """These share a served dashboard."""
+    return Path(_file_of(nodeid)).name.startswith("test_dashboard_e2e")
+
+
 def _file_of(nodeid: str) -> str:
     return nodeid.split("::")[0]
 
@@ -136,6 +141,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
 
     class ByTest(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
+            if _is_in_browser(nodeid):
+                return "in a browser"
             return _file_of(nodeid) if _is_of_one_process(nodeid) else _test_of(nodeid)
 
     return ByTest(config, log)

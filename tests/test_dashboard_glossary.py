@@ -67,22 +67,17 @@ def test_help_is_none_where_nothing_is_to_be_explained() -> None:
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_headings_and_metrics_explain_the_words_they_use(name: str) -> None:
+def test_a_page_has_the_list_and_explains_the_words_of_its_headings_and_metrics(name: str) -> None:
     app = open_page(name)
+    listed = "\n".join(x.value for x in app.sidebar.markdown)
+    for term, meaning in glossary.TERMS.items():
+        assert f"**{term}**: {meaning}" in listed, term
     titled = [(x.value, x.help) for x in (*app.header, *app.subheader)] + [
         (x.label, x.help) for x in app.metric
     ]
     for text, told in titled:
         for term in glossary.found(text):
             assert glossary.TERMS[term] in (told or ""), (text, term)
-
-
-@pytest.mark.parametrize("name", PAGES)
-def test_every_page_has_the_list(name: str) -> None:
-    app = open_page(name)
-    listed = "\n".join(x.value for x in app.sidebar.markdown)
-    for term, meaning in glossary.TERMS.items():
-        assert f"**{term}**: {meaning}" in listed, term
 
 
 # --- Lines of the kernels ---------------------------------------------------------------------------------
