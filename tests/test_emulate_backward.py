@@ -8,7 +8,7 @@ import dataclasses
 import numpy as np
 import pytest
 from backward_support import NAMES, Case, assert_gradients, make_case, seen
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from mask_support import BANDS, tiles_of
 
@@ -155,7 +155,7 @@ def test_query_tiles_of_any_band():
         seed=st.integers(0, 9),
         deterministic=st.booleans(),
     )
-    @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    @settings(max_examples=100)
     def run(mask, lengths, seed, deterministic):
         case = make_case(1, 2, 1, *lengths, 8, "float16", mask=mask, seed=seed)
         options = {"config": SMALLEST, "mode": "plain", "schedule": seed, "deterministic": deterministic}
