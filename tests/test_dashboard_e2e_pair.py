@@ -49,7 +49,7 @@ def test_two_are_put_side_by_side_zoom_together_and_the_link_carries_both(
     expect(said).to_be_visible()
     grids = page.get_by_role("figure", name="Two grids of tiles")
     expect(grids).to_be_visible()
-    assert grids.locator(".layer-below image, .imagelayer image").count() == 2
+    expect(grids.locator(".layer-below image, .imagelayer image")).to_have_count(2)
     address = page.url
     screenshot(page, "masked_work-pair-light")
     page.set_viewport_size({"width": 1360, "height": 1600})
