@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import functools
 import hashlib
 import os
@@ -17,7 +18,7 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from ..nvrtc import compiler
@@ -77,7 +78,19 @@ def runtime() -> Path:
     flags = (*_RUNTIME_FLAGS, *os.environ.get("CUFA_CXXFLAGS", "").split(), *_LINK_FLAGS)
     sources = sorted([*host.glob("*.h"), *host.glob("*.cpp"), compiler.SOURCE_DIR / "primitives/types.cuh"])
     name = f"libcufa_host-{_digest(*(path.read_bytes() for path in sources), ' '.join(flags).encode())}.so"
-    return _build(name, (host / "runtime.cpp").read_text(encoding="utf-8"), flags)
+    with _alone("runtime"):
+        return _build(name, (host / "runtime.cpp").read_text(encoding="utf-8"), flags)
+
+
+@contextlib.contextmanager
+def _alone(what: str) -> Iterator[None]:
+    """Other processes wait: several that begin together would each take seconds for the same build."""
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError):  # of a folder that cannot be written; the build says so
+            folder = cache_dir() / "host"
+            folder.mkdir(parents=True, exist_ok=True)
+            fcntl.flock(stack.enter_context((folder / f"{what}.lock").open("w")), fcntl.LOCK_EX)
+        yield
 
 
 def kernel(
