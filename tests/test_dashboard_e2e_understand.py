@@ -124,6 +124,26 @@ def test_play_begins_at_the_first_step_and_another_algorithm_is_another_walk(
     visit.close()
 
 
+def test_the_backward_from_its_row_sums_to_a_rounded_dq(server: str, browser: Browser) -> None:
+    visit = Visit(browser)
+    page = visit.open(f"{server}/?algorithm=fa2_backward&mask=causal&step=1")
+    phases = page.locator(".walk .phases")
+    expect(phases).to_contain_text("D = rowsum(dO ∘ O)")
+    expect(page.locator(".walk .parts svg")).to_have_count(4)
+    page.get_by_role("button", name="Next step").click()
+    expect(phases).to_contain_text("dS K to dQ of queries 0–7")
+    filled = page.locator(".walk .sums .cell:not(.empty)")
+    expect(filled).to_have_count(3 * 64)
+    page.locator(".walk .phases li").nth(1).click()
+    expect(page.locator(".walk .phases .now")).to_contain_text("S = Q Kᵀ once more")
+    screenshot(page, "understand-backward-light")
+    page.get_by_role("slider", name="Step").fill("18")
+    at_step(page, 18)
+    expect(page.locator(".walk")).to_contain_text("All three gradients agree with the exact ones")
+    page.wait_for_url(re.compile(r"[?&]step=18\b"))
+    visit.close()
+
+
 def test_links_of_run_still_find_it(server: str, browser: Browser) -> None:
     visit = Visit(browser)
     page = visit.open(f"{server}/?on=cpu&sq=512&mask=full")
@@ -135,7 +155,7 @@ def test_links_of_run_still_find_it(server: str, browser: Browser) -> None:
 @pytest.mark.parametrize("theme", of_today(["light", "dark"], "theme of the walk", fixed=0))
 def test_nothing_is_cut_at_any_width(server: str, browser: Browser, theme: str) -> None:
     visit = Visit(browser, theme)
-    for link in ("", "?algorithm=decode&step=9", "?mask=window&step=15"):
+    for link in ("", "?algorithm=decode&step=9", "?mask=window&step=15", "?algorithm=fa2_backward&step=7"):
         page = visit.open(f"{server}/{link}")
         for width in (1440, 800, 390):
             assert_nothing_is_cut(page, width)
