@@ -37,6 +37,7 @@ KERNELS: dict[str, KernelSpec] = {
             title="FlashAttention-2 forward without skipping of masked tiles",
             masks=BAND_KINDS,
             skip_masked_tiles=False,
+            split_configs=(),
         ),
         FA2_FORWARD_F32,
         dataclasses.replace(
