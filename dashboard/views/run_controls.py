@@ -40,7 +40,7 @@ _FIELDS = {"batch": "batch", "heads": "heads", "sq": "seqlen_q", "sk": "seqlen_k
 def choose(controls: Controls) -> Job:
     """The controls, and the job that they describe."""
     with page.control_box():
-        columns = page.fields(1.6, 2.15, 1.6, 2.1)
+        columns = page.fields(1.9, 1.8, 2.2, 2.1)
         with columns[0]:
             device_name = controls.choice("on", "Run on", run_devices(), local=True)
         device = device_of(device_name)
