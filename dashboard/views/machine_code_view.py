@@ -21,9 +21,9 @@ from cufa.nvrtc.variants import Variant
 _WORDS = {"sass": "SASS", "ptx": "PTX"}
 _TABLE = "code.table"
 _COLUMNS = {
-    "line": st.column_config.NumberColumn(width=48),
-    "source": st.column_config.TextColumn(width=400),
-    **{name: st.column_config.NumberColumn(width=52) for name in ("count", "live", *KINDS)},
+    "line": st.column_config.NumberColumn(width=44),
+    "source": st.column_config.TextColumn(width=250),
+    **{name: st.column_config.NumberColumn(width=50) for name in ("count", "live", *KINDS)},
 }
 """Of the table of lines: room for the source."""
 _SINCE = "code.since"
