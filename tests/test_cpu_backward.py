@@ -99,7 +99,7 @@ def test_scales(scale):
 
 
 @given(data=st.data())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_any_shape_in_any_tiles(data):
     """In float64, where rounding cannot hide a mistake."""
     draw = data.draw

@@ -20,6 +20,7 @@ from dashboard_browser import (  # noqa: E402, F401 - fixtures among them
     server,
 )
 from playwright.sync_api import Browser, Page, expect  # noqa: E402
+from sampling import of_today  # noqa: E402
 
 pytestmark = [
     pytest.mark.e2e,
@@ -82,16 +83,6 @@ def test_it_plays_from_the_first_step_to_the_last_without_the_server(server: str
     visit.close()
 
 
-def test_play_begins_at_the_first_step(server: str, browser: Browser) -> None:
-    """Though more is to be seen of the one that a visitor finds."""
-    visit = Visit(browser)
-    page = visit.open(server)
-    at_step(page, 6)
-    press_play_twice(page)
-    at_step(page, 1)
-    visit.close()
-
-
 def test_phases_keys_and_slider(server: str, browser: Browser) -> None:
     visit = Visit(browser, "dark")
     page = visit.open(f"{server}/?algorithm=fa1")
@@ -113,9 +104,15 @@ def test_phases_keys_and_slider(server: str, browser: Browser) -> None:
     visit.close()
 
 
-def test_another_algorithm_is_another_walk(server: str, browser: Browser) -> None:
+def test_play_begins_at_the_first_step_and_another_algorithm_is_another_walk(
+    server: str, browser: Browser
+) -> None:
+    """At the first, though more is to be seen of the one that a visitor finds."""
     visit = Visit(browser)
     page = visit.open(server)
+    at_step(page, 6)
+    press_play_twice(page)
+    at_step(page, 1)
     page.get_by_role("radio", name="FA1: keys outside").click()
     walk = page.locator(".walk")  # of the former algorithm for a moment, and maybe both
     expect(walk.filter(has_text="Keys outside, queries inside").first).to_be_visible()
@@ -155,11 +152,12 @@ def test_links_of_run_still_find_it(server: str, browser: Browser) -> None:
     visit.close()
 
 
-@pytest.mark.parametrize(("theme", "width"), [("light", 1440), ("dark", 800), ("light", 390)])
-def test_nothing_is_cut_at_any_width(server: str, browser: Browser, theme: str, width: int) -> None:
-    visit = Visit(browser, theme, width)
+@pytest.mark.parametrize("theme", of_today(["light", "dark"], "theme of the walk", fixed=0))
+def test_nothing_is_cut_at_any_width(server: str, browser: Browser, theme: str) -> None:
+    visit = Visit(browser, theme)
     for link in ("", "?algorithm=decode&step=9", "?mask=window&step=15", "?algorithm=fa2_backward&step=7"):
         page = visit.open(f"{server}/{link}")
-        assert_nothing_is_cut(page, width)
-    screenshot(page, f"understand-{theme}-{width}")
+        for width in (1440, 800, 390):
+            assert_nothing_is_cut(page, width)
+    screenshot(page, f"understand-{theme}-narrow")
     visit.close()
