@@ -246,7 +246,7 @@ def test_skipping_changes_no_result(cp):
     )
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     spec_dtype=st.sampled_from(VARIANTS),
     batch=st.integers(1, 3),

@@ -52,6 +52,7 @@ def test_an_ablation_is_built_only_where_it_skips_less():
         assert masks == set(BAND_KINDS[0 if first else 1 :]), name
 
 
+@pytest.mark.sampled(fixed=8, dated=3)
 @pytest.mark.parametrize("name", KERNELS)
 def test_every_config_element_mask_and_width_is_built(name):
     spec, mine = KERNELS[name], built(name)
@@ -68,6 +69,7 @@ def test_every_config_element_mask_and_width_is_built(name):
         assert {v.constants[switch] for v in mine} == {v.constants[switch] for v in product(name)}, switch
 
 
+@pytest.mark.sampled(fixed=8, dated=3)
 @pytest.mark.parametrize("name", KERNELS)
 def test_every_two_choices_that_can_meet_do(name):
     own = KERNELS[name].further_constants(built(name)[0].problem)
