@@ -104,11 +104,11 @@ def test_float32_rows_of_very_different_size(name, head_dim, causal):
         assert_every_row(run.out, *inputs, causal)
 
 
-EDGES = {  # batch, heads, kv_heads, seqlen_q, seqlen_k
-    "one query, one key": (1, 1, 1, 1, 1),
+EDGES = {  # batch, heads, kv_heads, seqlen_q, seqlen_k: in each, sequences and heads that share keys
+    "one query, one key": (2, 2, 1, 1, 1),
     "decode": (2, 4, 2, 1, 131),
-    "many queries, few keys: rows that see none": (1, 2, 2, 150, 17),
-    "primes": (1, 3, 1, 67, 101),
+    "many queries, few keys: rows that see none": (2, 2, 1, 150, 17),
+    "primes": (2, 3, 1, 67, 101),
 }
 
 
