@@ -92,8 +92,12 @@ class Plan:
 
     @property
     def _workspace_text(self) -> str:
-        holds = self.spec.workspace_holds if self.workspace else ""
-        return f"{self.workspace:,} B" + (f": {holds}" if holds else "")
+        of_mask = mask_memory.workspace_bytes(self.problem, self.config.block_kv) if self.workspace else 0
+        holds = [self.spec.workspace_holds] * (self.workspace > of_mask)
+        holds += [
+            "the runs of rows that each key is hidden from, and what is least and greatest in each block of keys"
+        ] * (of_mask > 0)
+        return f"{self.workspace:,} B" + (f": {'; '.join(holds)}" if any(holds) else "")
 
     def __str__(self) -> str:
         where = "CPU (NumPy)" if self.device is None else f"{self.device.name} ({self.device.arch.name})"
