@@ -37,6 +37,7 @@
 #include "params.cuh"
 #include "tiles/copy.cuh"
 #include "tiles/named_barriers.cuh"
+#include "tiles/phases.cuh"
 #include "tiles/schedule.cuh"
 #include "tiles/score.cuh"
 
@@ -74,6 +75,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward(const __grid_co
   const int row_group = warp / COLUMN_WARPS, part = warp % COLUMN_WARPS;
   u64 start_ns = 0;
   if constexpr (TRACE) start_ns = global_timer();
+  INSIDE(PhaseLog inside(p.trace, lane == 0); inside.item(blockIdx.x); inside.enter(COPY);)
 
   // Alg. 1, l. 3
   const WorkItem item = work_item<Br>(p, blockIdx.x, 2 * ROW_BYTES);
@@ -170,10 +172,12 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward(const __grid_co
     };
     auto load_k = [&](int k, int n) { ldmatrix_x4(B[k % 2][n / 2], K_lane + stage + n * 8 * PITCH + k * 32); };
     load_q(0);
+    INSIDE(inside.enter(WAIT_DATA, j);)
     // K and V have landed for all threads, and all warps are done with tile j + 1, whose buffers the copies below fill.
     cp_async_wait<0>();
     block_sync();
 
+    INSIDE(inside.enter(SCORES, j);)
     // Alg. 1, l. 8: S = Q K^T, operands loaded one step ahead of their products.
     float S_rmem[M_TILES][S_TILES][4] = {};
 #pragma unroll
@@ -198,6 +202,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward(const __grid_co
     cp_async_commit();
     mma_fence();
 
+    INSIDE(inside.enter(SOFTMAX, j);)
     // Alg. 1, l. 9: the row maxima.
     const auto S = fragment_view(S_rmem);
     cap_scores<SOFTCAP>(S, p.softcap);
@@ -218,6 +223,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward(const __grid_co
     }
     float alpha[2 * M_TILES];
     if (softmax.raise_max(m_tile, p.scale_log2, alpha)) scale_rows(O_rmem, alpha);  // and their part of l. 10
+    INSIDE(inside.enter(VALUES, j);)
 
     if constexpr (PAIRED) {
       u32 P[S_TILES / 2][M_TILES][4];
@@ -267,8 +273,10 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward(const __grid_co
     copy_tile_async<Bc, ROW_BYTES, PITCH, NUM_THREADS, ALIGNMENT, true>(  //
         V_smem, V + j * (Bc * v_stride), v_stride, valid_keys, thread);
     cp_async_commit();
+    INSIDE(inside.enter(WAIT_DATA, j);)
     cp_async_wait<1>();
     block_sync();  // Q has landed for all threads
+    INSIDE(inside.enter(NOTHING);)
     if constexpr (Q_IN_REGISTERS) {
 #pragma unroll
       for (int i = 0; i < M_TILES; ++i) {
@@ -286,6 +294,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward(const __grid_co
     block_sync();  // the parked values are visible
   }
 
+  INSIDE(inside.enter(STORE);)
   // Alg. 1, l. 12-15: O = O / l, L = m + log l.
   softmax.reduce_sum();
   if constexpr (PAIRED) {
@@ -324,6 +333,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward(const __grid_co
   store_tile<STORE_ROWS, ROW_BYTES, PITCH, ALIGNMENT>(O, p.o_stride.seq * 2, O_smem + part * STORE_ROWS * PITCH,
                                                       p.seqlen_q - group_row - part * STORE_ROWS, lane);
 
+  INSIDE(inside.close();)
   if constexpr (TRACE) {
     block_sync();  // the record ends when the last warp has stored
     if (thread == 0) write_trace(p, blockIdx.x, {int(parked.x), head, batch}, tiles, start_ns);

@@ -9,6 +9,7 @@
 #include "tiles/accumulator.cuh"
 #include "tiles/backward_passes.cuh"
 #include "tiles/backward_schedule.cuh"
+#include "tiles/phases.cuh"
 #include "tiles/pipeline.cuh"
 #include "tiles/score.cuh"
 
@@ -298,14 +299,18 @@ struct Loader {
   const BackwardParams& p;
   const TensorMap *queries, *keys;
   const u32 start;  // of the shared memory
+  INSIDE(mutable PhaseLog inside = PhaseLog(p.trace, true);)
 
   DEVICE void run() const {
     u32 n = 0, loaded = 0;
     for (u32 i = 0;; ++i) {
       const ItemBarriers items(opaque(start));
+      INSIDE(inside.enter(WAIT_ITEM);)
       items.turns.wait_full(i);
       const KeyBlock block{p, items.record(i)};
+      INSIDE(if (block.k_block() == NO_MORE_ITEMS) inside.close();)
       if (block.k_block() == NO_MORE_ITEMS) return;
+      INSIDE(inside.item(block.index());)
       const u32 count = u32(block.count());
       if (count > 0) {
         if constexpr (!FIRST) load_keys(block, loaded);
@@ -325,20 +330,25 @@ struct Loader {
 
   DEVICE void load_keys(const KeyBlock& block, u32 number) const {
     const Memory smem(opaque(start));
+    INSIDE(inside.enter(WAIT_SPACE, NO_TILE);)
     smem.items.keys.wait_empty(number);
+    INSIDE(inside.enter(COPY, NO_TILE);)
     ::load_keys(block, FIRST ? smem.K : smem.V, FIRST ? smem.items.K_full : smem.items.V_full, keys);
   }
 
   DEVICE void load_tile(const KeyBlock& block, QueryTile tile, u32 n) const {
     const Memory smem(opaque(start));
+    INSIDE(inside.enter(WAIT_SPACE, query_tile_number(tile.head, tile.q_tile));)
     if constexpr (FIRST) {
       const auto turns = smem.Q_turns();
       turns.wait_empty(n);
+      INSIDE(inside.enter(COPY, query_tile_number(tile.head, tile.q_tile));)
       load_queries(block, tile, smem.Q + turns.stage(n) * QUERY_TILE_BYTES, smem.lse + turns.stage(n) * NUMBERS_BYTES,
                    turns.full_barrier(n), queries, block.workspace(tile) + Br * HEAD_DIM);
     } else {
       const auto turns = smem.dO_turns();
       turns.wait_empty(n);
+      INSIDE(inside.enter(COPY, query_tile_number(tile.head, tile.q_tile));)
       load_queries(block, tile, smem.dO + turns.stage(n) * QUERY_TILE_BYTES, smem.delta + turns.stage(n) * NUMBERS_BYTES,
                    turns.full_barrier(n), queries, block.workspace(tile) + Br * (HEAD_DIM + 1));
     }
