@@ -371,12 +371,7 @@ def _include_stamps(sources: Path) -> None:
 
 def test_digest_leaves_out_stamps(sources):
     before = source_digest("kernels/k.cu")
-    (sources / "tiles/phases.cuh").write_text("#define INSIDE(...)\n")
-    _edit(
-        sources / "kernels/k.cu",
-        '#include "tiles/scale.cuh"',
-        '#include "tiles/scale.cuh"\n#include "tiles/phases.cuh"',
-    )
+    _include_stamps(sources)
     _edit(sources / "kernels/k.cu", "{ x[", "{ INSIDE(if (f(g(h()))) stamp(1, (2));) x[")
     assert source_digest("kernels/k.cu") == before
     _edit(sources / "kernels/k.cu", "+ OFFSET", "- OFFSET")
@@ -386,12 +381,7 @@ def test_digest_leaves_out_stamps(sources):
 
 def test_stamps_change_what_a_translation_unit_is_known_by(sources):
     """CuPy's cache must not take an inside trace of other stamps for this one."""
-    (sources / "tiles/phases.cuh").write_text("#define INSIDE(...)\n")
-    _edit(
-        sources / "kernels/k.cu",
-        '#include "tiles/scale.cuh"',
-        '#include "tiles/scale.cuh"\n#include "tiles/phases.cuh"',
-    )
+    _include_stamps(sources)
     before = translation_unit("kernels/k.cu", trace_constants(True, inside=True))
     (sources / "tiles/phases.cuh").write_text("#define INSIDE(...) __VA_ARGS__\n")
     assert translation_unit("kernels/k.cu", trace_constants(True, inside=True)) != before

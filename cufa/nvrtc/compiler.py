@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import re
 from collections.abc import Mapping
@@ -15,10 +16,10 @@ SOURCE_DIR = _PACKAGE / "cuda_src" if (_PACKAGE / "cuda_src").is_dir() else _PAC
 
 _INCLUDE = re.compile(r'^\s*#include\s+"([^"]+)"', re.MULTILINE)
 
-#: What only inside traces have (cuda_src/tiles/phases.cuh): the header's own line, and INSIDE(...) with what is in its
-#: brackets, three deep.
 _INSIDE_HEADER = "tiles/phases.cuh"
-_BRACKETS = r"\((?:[^()]|\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\))*\)"
+_BRACKETS = functools.reduce(lambda deeper, _: rf"\((?:[^()]|{deeper})*\)", range(6), r"\([^()]*\)")
+
+#: What only inside traces have: the header's line, and INSIDE(...), with brackets in brackets.
 STAMPS = re.compile(rf'#include "{_INSIDE_HEADER}"|\bINSIDE{_BRACKETS}')
 
 #: A constant of this name is a macro, there or not: stamps are no statements of other builds.
