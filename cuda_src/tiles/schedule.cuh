@@ -1,6 +1,7 @@
 // Which query blocks a thread block takes, and which tiles these visit. And the trace that proves it.
 #pragma once
 #include "params.cuh"
+#include "tiles/lengths.cuh"
 #include "tiles/mask.cuh"
 
 // One query block of one head.
@@ -14,6 +15,20 @@ using HeadMask = Band<MASK_KIND>;
 template <typename Params>
 DEVICE HeadMask head_mask(const Params& p) { return {p.seqlen_q, p.seqlen_k, p.band_first, p.band_last}; }
 
+// That of one sequence: with LENGTHS, edges are given as distances from its diagonal.
+template <typename Params>
+DEVICE HeadMask head_mask(const Params& p, const Sequence& sequence) {
+  if constexpr (LENGTHS_KIND == DENSE) return head_mask(p);
+  const i64 shift = diagonal_of(p, sequence), least = -sequence.rows, most = sequence.keys;
+  auto edge = [&](int distance) { return int(min(max(shift + distance, least), most)); };
+  return {sequence.rows, sequence.keys, edge(p.band_first), edge(p.band_last)};
+}
+
+template <int BR, int BC>
+DEVICE TileRange visited_tiles(const HeadMask& mask, int q_block) {
+  if (LENGTHS_KIND != DENSE && (mask.keys == 0 || q_block * BR >= mask.rows)) return {};
+  return mask.tiles<BR, BC, SKIP_MASKED_TILES>(q_block);
+}
 template <int BR, int BC>
 DEVICE TileRange visited_tiles(const AttentionParams& p, int q_block) {
   return head_mask(p).tiles<BR, BC, SKIP_MASKED_TILES>(q_block);
@@ -54,6 +69,12 @@ DEVICE HeadBlock ordered_block(u32 index, u32 num_blocks, u32 all_heads, i64 hea
 
 template <int BR>
 DEVICE WorkItem work_item(const AttentionParams& p, u32 index, int kv_bytes_per_row) {
+  if constexpr (LENGTHS_KIND == PACKED) {
+    const u32 num_blocks = num_packed_blocks<BR>(p.total_q, p.batch);
+    const HeadBlock found = ordered_block(index, num_blocks, u32(p.heads), i64(p.seqlen_k) * kv_bytes_per_row);
+    const PackedBlock block = packed_block<BR>(p.cu_seqlens_q, p.batch, p.total_q, found.block);
+    return {block.block, int(found.head), block.sequence};
+  }
   const u32 Tr = u32(p.seqlen_q - 1) / BR + 1, all_heads = u32(p.batch) * u32(p.heads);
   const HeadBlock found = ordered_block(index, Tr, all_heads, i64(p.seqlen_k) * kv_bytes_per_row);
   return {int(found.block), int(found.head % u32(p.heads)), int(found.head / u32(p.heads))};

@@ -128,6 +128,12 @@ class Binding:
         first = min(places)
         self._permuted = operator.itemgetter(*(places.index(first + i) for i in range(len(places))))
         self._pointers = (ctypes.c_void_p * len(places)).from_buffer(self._params, first * _POINTER_BYTES)
+        # Those that few calls have stand elsewhere.
+        self._further = [
+            ctypes.c_void_p.from_buffer(self._params, params.offset(x.field))
+            for x in plan.operation.further
+            if x.field in params.names
+        ]
         self._addresses = [0] * len(places)
         self._maps = [
             (place, self._map(operands[place], given, box))
@@ -177,6 +183,11 @@ class Binding:
         with self._lock:
             if addresses != self._addresses:
                 self._pointers[:] = self._permuted(addresses)
+                if len(addresses) > len(self._pointers):
+                    for pointer, address in zip(
+                        self._further, addresses[len(self._pointers) :], strict=False
+                    ):
+                        pointer.value = address
                 for place, tensor_map in self._maps:
                     if addresses[place] != self._addresses[place]:
                         tensor_map.point_to(addresses[place])
@@ -215,7 +226,8 @@ class Binding:
 
 
 def addresses(given: Arrays) -> list[int]:
-    """Of all operands, which come in launch order; 0 for those that are not there."""
+    """Of all operands, which come in launch order, without the further ones where there is none; 0 for those that are
+    not there."""
     return [0 if x is None else int(x.data.ptr) for x in given.values()]
 
 

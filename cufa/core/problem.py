@@ -112,6 +112,14 @@ class Problem:
         """Queries and keys of all sequences together."""
         return self.lengths.tokens(self.batch, self.seqlen_q, self.seqlen_k)
 
+    def query_blocks(self, block: int) -> int:
+        """Blocks of so many queries of one head, over all sequences."""
+        return self.lengths.blocks(block, self.batch, self.seqlen_q)
+
+    def key_blocks(self, block: int) -> int:
+        """Likewise of keys."""
+        return self.lengths.blocks(block, self.batch, self.seqlen_k, of_keys=True)
+
     @property
     def shapes(self) -> tuple[tuple[int, int, int, int], ...]:
         """Of q, k, v and o. Packed sequences lie in arrays of one batch."""

@@ -277,7 +277,7 @@ def run_plan(
         # Of several launches, the one that has tiles in shared memory keeps the records.
         entry = max(plan.launches, key=lambda launch: launch.shared_memory).entry
         counters[entry] = _with_tiles(counters[entry], written)
-    results = {x.name: given[x.name] for x in operation.results}
+    results = {x.name: given[x.name] for x in operation.every_operand if x.result and x.name in given}
     return Emulation(plan, execution.mode, results, findings, counters, written, seconds, logs)
 
 
@@ -286,16 +286,31 @@ def _operand_memory(plan: Plan, given: Arrays, checked: bool) -> dict[str, Globa
     between their rows' ends; a cache has room past its sequences' ends as it is."""
     gap = max(plan.config.block_q, plan.config.block_kv) if checked and plan.split is None else 0
     memory = {}
-    for x in plan.operation.operands:
-        array = given[x.name]
-        if array is None:
+    for x in plan.operation.every_operand:
+        array = given.get(x.name)
+        if array is None or x.field not in plan.operation.params.names:
             continue
         writable = x.result or (x.written and _is_appended_to(plan))
         if gap and x.stride:
             memory[x.name] = guarded_copy(x.field, array, gap, writable=writable)
+            if not writable and plan.problem.lengths.ragged:
+                _forbid_tails(plan, memory[x.name])
         else:
             memory[x.name] = GlobalArray(x.field, array, writable=writable)
     return memory
+
+
+def _forbid_tails(plan: Plan, memory: GlobalArray) -> None:
+    """What lies behind a sequence is not read."""
+    array, valid = memory.array, memory.valid
+    assert valid is not None
+    elements = [stride // array.itemsize for stride in array.strides]
+    mine = np.lib.stride_tricks.as_strided(valid, array.shape, elements)
+    allowed = np.zeros(array.shape, np.uint8)
+    for part in plan.problem.parts:
+        of_keys = memory.name in ("k", "v")
+        allowed[part.batch, :, part.keys if of_keys else part.rows] = 1
+    mine &= allowed
 
 
 def _is_appended_to(plan: Plan) -> bool:

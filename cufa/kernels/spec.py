@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ..core.architectures import Device
-from ..core.lengths import Packed, Padded
+from ..core.lengths import LENGTH_KINDS
 from ..core.operation import Split
 from ..core.order import Order
 from ..core.problem import MASK_KINDS, Problem
@@ -20,6 +20,11 @@ _BEYOND_BAND = {
     "sets": "those with a prefix, kept keys or global tokens",
     "columns": "those that hide a key from a run of rows",
     "columns2": "those that hide a key from two runs of rows",
+}
+
+_NO_LENGTHS = {
+    "padded": "only sequences as long as the arrays (no seqlens_q, seqlens_k)",
+    "packed": "no packed sequences (cu_seqlens_q, cu_seqlens_k)",
 }
 
 Config = Any
@@ -104,6 +109,10 @@ class KernelSpec:
     """Whose kernel it is: a name of :data:`cufa.core.operation.OPERATIONS`."""
     further_constants: Callable[[Problem], dict[str, int | bool]] = lambda problem: {}
     """Constants of this kernel's own."""
+    lengths: tuple[str, ...] = ("dense",)
+    """Kinds of lengths that it serves, of :data:`cufa.core.lengths.LENGTH_KINDS`."""
+    score_changes: tuple[str, ...] = ()
+    """Beside the soft cap: "alibi", "sink"."""
     k_dtypes: tuple[str, ...] = ()
     """Elements of k and v; empty: that of q."""
     further_refusal: Callable[[KernelSpec, Problem], str | None] = lambda spec, problem: None
@@ -145,13 +154,9 @@ class KernelSpec:
             beyond = problem.mask.beyond_band
             return f"serves masks that are bands, not {_BEYOND_BAND.get(beyond, beyond)}"
         for has, words in (
-            (problem.alibi, "no ALiBi (alibi_slopes)"),
-            (problem.sink, "no sink"),
-            (
-                isinstance(problem.lengths, Padded),
-                "only sequences as long as the arrays (no seqlens_q, seqlens_k)",
-            ),
-            (isinstance(problem.lengths, Packed), "no packed sequences (cu_seqlens_q, cu_seqlens_k)"),
+            (problem.alibi and "alibi" not in self.score_changes, "no ALiBi (alibi_slopes)"),
+            (problem.sink and "sink" not in self.score_changes, "no sink"),
+            (problem.lengths.kind not in self.lengths, _NO_LENGTHS.get(problem.lengths.kind, "")),
         ):
             if has:
                 return f"takes {words} so far"
@@ -174,6 +179,9 @@ class KernelSpec:
             "ALIGNMENT": problem.alignment,
             "MASK": MASK_KINDS.index(problem.mask_kind),
             "SOFTCAP": problem.softcap is not None,
+            "LENGTHS": LENGTH_KINDS.index(problem.lengths.kind),
+            "ALIBI": problem.alibi,
+            "SINK": problem.sink,
             "SKIP_MASKED_TILES": self.skip_masked_tiles,
             "BFLOAT16": problem.dtype == "bfloat16",
             "FLOAT32": problem.dtype == "float32",

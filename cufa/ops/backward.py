@@ -251,7 +251,7 @@ def _run_on_cpu(plan: Plan, given: Arrays) -> None:
 
 
 def _scalars(plan: Plan, given: Arrays) -> dict[str, int | float]:
-    return {**scalars(plan), "scale": plan.problem.scale}
+    return {**scalars(plan, given), "scale": plan.problem.scale}
 
 
 def _io_bytes(p: Problem) -> int:

@@ -89,9 +89,9 @@ class Call:
         return found | self._further(given)
 
     def _further(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """The operands that few calls have, where there is one."""
-        names = [x.name for x in self.operation.further]
-        return {name: given[name] for name in names if given.get(name) is not None}
+        """The operands that few calls have, where there is one: None for the others of them."""
+        found = {x.name: given.get(x.name) for x in self.operation.further}
+        return found if any(x is not None for x in found.values()) else {}
 
     def allocate(self, problem: Problem, empty: Callable[..., Any]) -> dict[str, Any]:
         """The results that are asked for, by name: as given, or made by ``empty(shape, dtype)``."""

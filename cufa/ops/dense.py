@@ -7,10 +7,11 @@ import itertools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ..core.lengths import DENSE
+from ..core.lengths import DENSE, Packed
 from ..core.mask import CAUSAL, FULL, Band, Mask
+from ..core.operation import Arrays
 from ..core.params import softmax_scalars
-from ..core.problem import Problem, default_scale
+from ..core.problem import MAX_SIZE, Problem, default_scale
 from ..core.scores import check_softcap
 from ..kernels import KernelSpec
 from ..planner import Plan
@@ -126,20 +127,44 @@ def cpu_spec(named: list[KernelSpec]) -> KernelSpec:
     return next((spec for spec in named if spec.algorithm == "fa2"), named[0])
 
 
-def scalars(plan: Plan) -> dict[str, int | float]:
+def scalars(plan: Plan, given: Arrays) -> dict[str, int | float]:
     """Numbers that every parameter structure holds."""
     p = plan.problem
-    first, last = p.edges
+    slopes = given.get("alibi_slopes")
     return {
         "batch": p.batch,
         "heads": p.heads,
         "kv_heads": p.kv_heads,
         "seqlen_q": p.seqlen_q,
         "seqlen_k": p.seqlen_k,
-        # A bound beyond the matrix hides as much as one at its edge, and sums stay within 32 bits.
-        "band_first": -p.seqlen_q if first is None else min(max(first, -p.seqlen_q), p.seqlen_k),
-        "band_last": p.seqlen_k if last is None else min(max(last, -p.seqlen_q), p.seqlen_k),
+        **_band(p),
         **softmax_scalars(p.scale, p.softcap),
+        "total_q": p.lengths.total_q if isinstance(p.lengths, Packed) else 0,
+        "total_k": p.lengths.total_k if isinstance(p.lengths, Packed) else 0,
+        "alibi_stride": p.heads if slopes is not None and slopes.ndim == 2 else 0,
+    }
+
+
+def _band(p: Problem) -> dict[str, int]:
+    """Where the edges are, and the diagonal: of dense arrays, or from which those of each sequence follow."""
+    first, last = p.edges
+    if not p.lengths.ragged:
+        # A bound beyond the matrix hides as much as one at its edge, and sums stay within 32 bits.
+        return {
+            "band_first": -p.seqlen_q if first is None else min(max(first, -p.seqlen_q), p.seqlen_k),
+            "band_last": p.seqlen_k if last is None else min(max(last, -p.seqlen_q), p.seqlen_k),
+            "shift": p.mask.shift(p.seqlen_q, p.seqlen_k),
+        }
+    shift = p.mask.shift(0, 0)
+    # A bound that hides nothing of the longest hides nothing of any sequence: it is not compiled in, or far away.
+    from_diagonal = p.mask.edges(0, 0)
+    left = -MAX_SIZE if first is None or from_diagonal[0] is None else from_diagonal[0] - shift
+    right = MAX_SIZE if last is None or from_diagonal[1] is None else from_diagonal[1] - shift
+    return {
+        "band_first": max(left, -MAX_SIZE),
+        "band_last": min(right, MAX_SIZE),
+        "shift": shift,
+        "shift_by_length": p.mask.shift(0, 1) - shift,
     }
 
 

@@ -230,7 +230,7 @@ def _run_on_cpu(plan: Plan, given: Arrays) -> None:
 
 
 def _scalars(plan: Plan, given: Arrays) -> dict[str, int | float]:
-    return {**scalars(plan), "heads_per_group": plan.heads_per_group}
+    return {**scalars(plan, given), "heads_per_group": plan.heads_per_group}
 
 
 def _io_bytes(p: Problem) -> int:
