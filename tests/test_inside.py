@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 from pathlib import Path
 
@@ -107,9 +108,9 @@ def test_union_against_brute_force():
 
 def made(*warps: list[tuple[int, str, int]]) -> InsideTrace:
     """A trace of stamps (clock, phase, kind) of each warp; kind 0x40 in flight, 0x80 landed."""
-    stamps = []
-    for log in warps:
-        stamps.append(np.array([(t, (PHASES.index(p) | kind) << 24 | 1) for t, p, kind in log], STAMP))
+    stamps = [
+        np.array([(t, (PHASES.index(p) | kind) << 24 | 1) for t, p, kind in log], STAMP) for log in warps
+    ]
     heads = np.zeros(len(warps), LOG_HEAD)
     heads["warp"], heads["stamps"] = np.arange(len(warps)), [len(x) for x in stamps]
     heads["end_clock"] = heads["end_ns"] = 1000
@@ -120,7 +121,7 @@ def made(*warps: list[tuple[int, str, int]]) -> InsideTrace:
 
 
 def test_sums_of_a_ping_pong():
-    """One warp's softmax from 10 to 30 and 60 to 70, the other's products from 20 to 65: 10 + 5 of 30 run beside them."""
+    """One warp's softmax from 10 to 30 and 60 to 70, the other's products from 20 to 65: 15 of 30 run beside them."""
     of_sm = sums(
         made_trace := made(
             [
@@ -178,7 +179,7 @@ def test_perfetto(trace):
     assert set(by_thread) <= named
     for pairs in by_thread.values():
         pairs.sort()
-        assert all(a[1] <= b[0] for a, b in zip(pairs, pairs[1:], strict=False))
+        assert all(a[1] <= b[0] for a, b in itertools.pairwise(pairs))
     assert "order, not time" in document["otherData"]["note"]
     assert {e["cat"] for e in events} >= {"SOFTMAX", "SCORES", "VALUES", "WAIT_DATA"}
 
