@@ -20,6 +20,8 @@
 //   - Operands of S are loaded one k16 step ahead, copies of the next tile are spread over the steps: ldmatrix and
 //     cp.async share one queue, and a burst of copies before the first ldmatrix cost 9% of the time.
 //   - One barrier a tile: everything has landed, and the other stage is free.
+//   - Few query blocks over many keys: their keys are split, heads may share a tile, and a second launch merges
+//     (SPLIT_KEYS: tiles/forward_splits.cuh).
 //
 // What limits (H200; figures are in cufa/records): mma.sync itself reaches 62% of what wgmma does there. d128 runs at two
 // thirds of that, and waits for the tensor pipe more than for anything else; d256 keeps shared memory busy 81% of the time.
@@ -36,9 +38,9 @@
 //   - d256 as 64-row pairs, two blocks per SM: 0.89; 96 keys in one stage: 0.87; unpaired: 0.95.
 #include "params.cuh"
 #include "tiles/copy.cuh"
+#include "tiles/forward_splits.cuh"
 #include "tiles/named_barriers.cuh"
 #include "tiles/phases.cuh"
-#include "tiles/schedule.cuh"
 #include "tiles/score.cuh"
 
 constexpr int Br = BLOCK_Q, Bc = BLOCK_KV;
@@ -63,6 +65,7 @@ static_assert(WARP_ROWS % 16 == 0 && Br % WARP_ROWS == 0, "a warp owns whole 16-
 static_assert(WARP_KEYS % 16 == 0, "P V takes keys 16 at a time");
 static_assert(HEAD_DIM % 8 == 0 && HEAD_DIM <= 256, "head_dim");
 static_assert(NUM_STAGES == 2, "one tile is computed while the next is copied");
+static_assert(HEAD_ROWS % WARP_ROWS == 0, "the rows of a warp are of one head");
 static_assert(COLUMN_WARPS == 1 || COLUMN_WARPS == 2, "alone or in pairs");
 
 // Q stays in registers where O, S and Q together leave 64 for the rest of the loop.
@@ -78,9 +81,11 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward(const __grid_co
   INSIDE(PhaseLog inside(p.trace, lane == 0); inside.item(blockIdx.x); inside.enter(COPY);)
 
   // Alg. 1, l. 3
-  const WorkItem item = work_item<Br>(p, blockIdx.x, 2 * ROW_BYTES);
-  TileRange tiles = visited_tiles<Br, Bc>(p, item.q_block);
-  const int first_row = item.q_block * Br;
+  const WorkItem item = work_item<HEAD_ROWS, PACKED_HEADS>(p, blockIdx.x, 2 * ROW_BYTES);
+  TileRange tiles = block_tiles<Bc>(p, item.q_block);
+  INSIDE(if (SPLIT_KEYS && tiles.empty()) inside.close();)
+  if (SPLIT_KEYS && tiles.empty()) return;  // the whole block: the merge knows that this part is not there
+  const int first_row = item.q_block * HEAD_ROWS;
   const int kv_head = item.head / (p.heads / p.kv_heads);
   const i64 q_stride = p.q_stride.seq * 2, k_stride = p.k_stride.seq * 2, v_stride = p.v_stride.seq * 2;
   const char* Q = static_cast<const char*>(p.q) + 2 * (item.batch * p.q_stride.batch + item.head * p.q_stride.head) +
@@ -207,7 +212,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward(const __grid_co
     const auto S = fragment_view(S_rmem);
     cap_scores<SOFTCAP>(S, p.softcap);
     if constexpr (SEGMENT != CLEAR) {
-      const int row = int(ld_shared_u32(parked_smem)) * Br + row_group * WARP_ROWS + S.lane_row(lane_id());
+      const int row = int(ld_shared_u32(parked_smem)) * HEAD_ROWS + query_of_row(row_group * WARP_ROWS) + S.lane_row(lane_id());
       const int column = S.lane_column(PAIRED ? lane_id() : lane);  // as registers allow
       hide_scores<SEGMENT>(S, head_mask(p), row, j * Bc + part * WARP_KEYS, column);
     }
@@ -265,8 +270,11 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward(const __grid_co
     // over its end.
     int j = tiles.end - 1;
     const int valid_keys = p.seqlen_k - j * Bc;
-    copy_tile_async<Br, ROW_BYTES, PITCH, NUM_THREADS, ALIGNMENT, true>(  //
-        Q_smem, Q, q_stride, p.seqlen_q - first_row, thread);
+#pragma unroll
+    for (int h = 0; h < PACKED_HEADS; ++h) {
+      copy_tile_async<HEAD_ROWS, ROW_BYTES, PITCH, NUM_THREADS, ALIGNMENT, true>(  //
+          Q_smem + h * HEAD_ROWS * PITCH, Q + 2 * h * p.q_stride.head, q_stride, p.seqlen_q - first_row, thread);
+    }
     cp_async_commit();
     copy_tile_async<Bc, ROW_BYTES, PITCH, NUM_THREADS, ALIGNMENT, true>(  //
         K_smem, K + j * (Bc * k_stride), k_stride, valid_keys, thread);
@@ -303,39 +311,51 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward(const __grid_co
 #pragma unroll
     for (int r = 0; r < 2 * M_TILES; ++r) softmax.l[r] += l_other[r];
   }
-  // O takes the place of this warp's rows of Q, which are not needed any more and which no other warp (pair) reads.
-  warp_sync();
-  const vec4 parked = ld_shared_vec4(parked_smem);
-  const int group_row = int(parked.x) * Br + row_group * WARP_ROWS, head = int(parked.y), batch = int(parked.z);
-  const u32 O_smem = parked.w + row_group * WARP_ROWS * PITCH;
-#pragma unroll
-  for (int r = 0; r < 2 * M_TILES; ++r) {
-    const int row = r * 8 + lane / 4;
-    const float inverse = softmax.inverse_sum(r);
-#pragma unroll
-    for (int n = 0; n < O_TILES; ++n) {
-      const float* o = O_rmem[r / 2][n] + r % 2 * 2;
-      st_shared_u32(O_smem + row * PITCH + (part * O_TILES + n) * 16 + lane % 4 * 4,
-                    pack_16bit<BFLOAT16>(o[0] * inverse, o[1] * inverse));
-    }
-    if (p.lse != nullptr && part == 0 && lane % 4 == 0 && group_row + row < p.seqlen_q) {
-      st_global(p.lse + (i64(batch) * p.heads + head) * p.seqlen_q + group_row + row, softmax.lse(r));
-    }
-  }
-  if constexpr (PAIRED) {
-    bar_sync(ROW_PAIR_BARRIER + row_group, 64);  // both halves of the columns are written; each warp stores half of the rows
+  if constexpr (SPLIT_KEYS) {
+    const vec4 parked = ld_shared_vec4(parked_smem);
+    const WorkItem item = {int(parked.x), int(parked.y), int(parked.z)};
+    leave_part(p, item, row_group * WARP_ROWS, part * O_TILES * 8, fragment_view(O_rmem), softmax, lane);
   } else {
+    // O takes the place of this warp's rows of Q, which are not needed any more and which no other warp (pair) reads.
     warp_sync();
+    const vec4 parked = ld_shared_vec4(parked_smem);
+    const int group_row = int(parked.x) * Br + row_group * WARP_ROWS, head = int(parked.y), batch = int(parked.z);
+    const u32 O_smem = parked.w + row_group * WARP_ROWS * PITCH;
+#pragma unroll
+    for (int r = 0; r < 2 * M_TILES; ++r) {
+      const int row = r * 8 + lane / 4;
+      const float inverse = softmax.inverse_sum(r);
+#pragma unroll
+      for (int n = 0; n < O_TILES; ++n) {
+        const float* o = O_rmem[r / 2][n] + r % 2 * 2;
+        st_shared_u32(O_smem + row * PITCH + (part * O_TILES + n) * 16 + lane % 4 * 4,
+                      pack_16bit<BFLOAT16>(o[0] * inverse, o[1] * inverse));
+      }
+      if (p.lse != nullptr && part == 0 && lane % 4 == 0 && group_row + row < p.seqlen_q) {
+        st_global(p.lse + (i64(batch) * p.heads + head) * p.seqlen_q + group_row + row, softmax.lse(r));
+      }
+    }
+    if constexpr (PAIRED) {
+      bar_sync(ROW_PAIR_BARRIER + row_group, 64);  // both halves of the columns are written; each warp stores half of the rows
+    } else {
+      warp_sync();
+    }
+    constexpr int STORE_ROWS = WARP_ROWS / COLUMN_WARPS;
+    char* O = static_cast<char*>(p.o) + 2 * (batch * p.o_stride.batch + head * p.o_stride.head +
+                                             (group_row + part * STORE_ROWS) * p.o_stride.seq);
+    store_tile<STORE_ROWS, ROW_BYTES, PITCH, ALIGNMENT>(O, p.o_stride.seq * 2, O_smem + part * STORE_ROWS * PITCH,
+                                                        p.seqlen_q - group_row - part * STORE_ROWS, lane);
   }
-  constexpr int STORE_ROWS = WARP_ROWS / COLUMN_WARPS;
-  char* O = static_cast<char*>(p.o) + 2 * (batch * p.o_stride.batch + head * p.o_stride.head +
-                                           (group_row + part * STORE_ROWS) * p.o_stride.seq);
-  store_tile<STORE_ROWS, ROW_BYTES, PITCH, ALIGNMENT>(O, p.o_stride.seq * 2, O_smem + part * STORE_ROWS * PITCH,
-                                                      p.seqlen_q - group_row - part * STORE_ROWS, lane);
 
   INSIDE(inside.close();)
   if constexpr (TRACE) {
     block_sync();  // the record ends when the last warp has stored
-    if (thread == 0) write_trace(p, blockIdx.x, {int(parked.x), head, batch}, tiles, start_ns);
+    const vec4 parked = ld_shared_vec4(parked_smem);
+    if (thread == 0) write_trace(p, blockIdx.x, {int(parked.x), int(parked.y), int(parked.z)}, tiles, start_ns);
   }
+}
+
+// Merges what splits have left.
+KERNEL __launch_bounds__(COMBINE_THREADS) fa2_combine(const __grid_constant__ AttentionParams p) {
+  if constexpr (SPLIT_KEYS) combine_splits<Bc>(p);
 }

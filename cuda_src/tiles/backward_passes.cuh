@@ -100,7 +100,11 @@ DEVICE void prepare_strip(const BackwardParams& p) {
     for (int n = 0; n < D_TILES; ++n) st_global(zeros + n * (ACCUMULATOR / 4), vec4{0, 0, 0, 0});
     if (DETERMINISTIC && lane == 0 && item.strip * STRIP % BLOCK_Q == 0) {
       const i64 tile = item.head * ((p.seqlen_q - 1) / BLOCK_Q + 1) + item.strip * STRIP / BLOCK_Q;
-      st_global(WHOLE_TILES ? workspace.turn(p, u32(tile)) : workspace.turns + tile, u32(0));
+      if constexpr (WHOLE_TILES) {
+        st_global(workspace.turn(p, u32(tile)), vec2{0, 0});
+      } else {
+        st_global(workspace.turns + tile, u32(0));
+      }
     }
   }
 #pragma unroll(STRIP / ROWS < 8 ? STRIP / ROWS : 8)

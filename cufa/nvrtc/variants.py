@@ -16,7 +16,6 @@ from ..core.architectures import COMPILED_ARCHITECTURES, Architecture, Device, f
 from ..core.operation import OPERATIONS
 from ..core.problem import Problem
 from ..kernels import KERNELS, KernelSpec, Launch, TileConfig
-from ..planner import fitting_configs
 from .compiler import keeps_logs, trace_constants
 from .covering import covering
 
@@ -156,7 +155,7 @@ def _left_out(spec: KernelSpec, served: Sequence[Architecture]) -> Iterator[Vari
     """Configs that none of these head dims takes on an architecture where it fits: at their smallest."""
     reached = {config for arch in served for d in HEAD_DIMS for config in _fitting(spec, d, arch)}
     reached |= {config for d in ODD_HEAD_DIMS for config in _fitting(spec, d, served[0])}
-    for config in (c for c in spec.configs if c not in reached):
+    for config in (c for c in spec.configs + spec.split_configs if c not in reached):
         for arch in served:
             if config in _fitting(spec, config.min_head_dim, arch):
                 for problem in _problems(spec, config.min_head_dim):
@@ -179,7 +178,8 @@ def _other_branches(spec: KernelSpec, arch: Architecture) -> Iterator[Variant]:
 
 
 def _fitting(spec: KernelSpec, head_dim: int, arch: Architecture) -> tuple[TileConfig, ...]:
-    return fitting_configs(spec, head_dim, Device.typical(arch.capability))
+    """Tiles with split keys last."""
+    return spec.fitting(spec.configs + spec.split_configs, head_dim, Device.typical(arch.capability))
 
 
 @functools.lru_cache(256)
