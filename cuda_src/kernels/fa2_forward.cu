@@ -78,7 +78,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward(const __grid_co
   const int row_group = warp / COLUMN_WARPS, part = warp % COLUMN_WARPS;
   u64 start_ns = 0;
   if constexpr (TRACE) start_ns = global_timer();
-  INSIDE(PhaseLog inside(p.trace, lane == 0); inside.item(blockIdx.x); inside.enter(COPY);)
+  INSIDE(PhaseLog inside(p.trace, lane == 0); inside.item(blockIdx.x + gridDim.x * blockIdx.y); inside.enter(COPY);)
 
   // Alg. 1, l. 3
   const WorkItem item = work_item<HEAD_ROWS, PACKED_HEADS>(p, blockIdx.x, 2 * ROW_BYTES);

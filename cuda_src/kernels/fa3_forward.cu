@@ -86,7 +86,7 @@ struct Producer {
       // Seen by a consumer once its Q is there. The record that this overwrites is four items old: all consumers have
       // given back the Q of the last but one, and so have stored the item before that.
       publish_item(smem.item(round++), {work, index});
-      INSIDE(inside.item(index);)
+      INSIDE(inside.item(index + gridDim.x * blockIdx.y);)
       load_item(work, tiles);
     }
     publish_item(smem.item(round), {{NO_MORE_ITEMS, 0, 0}, 0});
@@ -225,7 +225,7 @@ struct Consumer {
     const Item item = read_item(record);
     if (item.q_block == NO_MORE_ITEMS) return false;
     if constexpr (TRACE) start_ns[1] = global_timer();
-    INSIDE(inside.item(item.index); inside.enter(NOTHING);)
+    INSIDE(inside.item(item.index + gridDim.x * blockIdx.y); inside.enter(NOTHING);)
     if constexpr (Q_IN_REGISTERS) {
       load_queries(Q_rmem, smem.Q + buffer * Q_TILE_BYTES, warp, lane);
       if constexpr (!STORE_FROM_SMEM) give_back_queries(buffer);
