@@ -104,6 +104,9 @@ def read_struct(header: str, struct: str) -> list[tuple[str, str, bool]]:
     return members
 
 
+_TYPES["MaskParams"] = Params("params.cuh", "MaskParams").ctype
+
+
 def numpy_struct(header: str, struct: str) -> np.dtype[Any]:
     """A structure of plain numbers, as NumPy reads it."""
     return np.dtype([(name, _NUMPY[kind]) for name, kind, _ in read_struct(header, struct)])

@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ..core import mask_memory
 from ..core.architectures import Device
 from ..core.mask import Mask
 from ..core.operation import Arrays
@@ -253,12 +254,18 @@ def run_plan(
     operands = _operand_memory(plan, given, checked)
     room = inside if isinstance(inside, Room) else Room(operation.num_records(plan))
     own = _own_memory(plan, room if inside else None)
-    memory = [*operands.values(), *own.values()]
+    of_mask = {
+        name: GlobalArray(f"mask.{name}", x.values, writable=False)
+        for name, x in mask_memory.arrays(plan.problem).items()
+    }
+    memory = [*operands.values(), *own.values(), *of_mask.values()]
     params = pack(plan, {name: operands[name].array if name in operands else None for name in given})
-    for array in memory:
+    for array in (*operands.values(), *own.values()):
         setattr(params, array.name, array.address)
     if inside:
         params.trace += room.before
+    for name, array in of_mask.items():
+        setattr(params.mask, name, array.address)
     boxes = _fill_maps(plan, params, operands)
     start = time.perf_counter()
     counters, findings = execute_all(
