@@ -157,6 +157,7 @@ struct Block {
   std::vector<RemoteStore> remote_stores;  // to this block, in flight
   unsigned char* shared = nullptr;
   Counters counters;
+  u64 clock_seen = 0;  // what of them the worker's clock has counted
   RaceDetector races;
   Fiber scheduler;
   u64 random_state = 1;

@@ -34,6 +34,7 @@
 #include "tiles/backward_schedule.cuh"
 #include "tiles/copy.cuh"
 #include "tiles/named_barriers.cuh"
+#include "tiles/phases.cuh"
 #include "tiles/product.cuh"
 #include "tiles/score.cuh"
 
@@ -87,6 +88,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward(const __grid_c
   const int key_group = warp / PARTS, part = warp % PARTS;
   u64 start_ns = 0;
   if constexpr (TRACE) start_ns = global_timer();
+  INSIDE(PhaseLog inside(p.trace, lane == 0); inside.item(blockIdx.x); inside.enter(COPY, NO_TILE);)
 
   // Alg. 2, l. 5
   const KeyItem item = key_item<Bc>(p, blockIdx.x, 8 * HEAD_DIM);
@@ -173,6 +175,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward(const __grid_c
     const bool masked = LOOKED_UP ? walked.masked() || valid_keys < Bc
                                   : tile.q_tile < tiles.clear_first || tile.q_tile >= tiles.clear_end || valid_keys < Bc;
     const u32 Q = Q_smem + stage * STAGE_BYTES, dO = dO_smem + stage * STAGE_BYTES;
+    INSIDE(const u32 number = query_tile_number(tile.head, tile.q_tile);)
     const u32 P_keys = P_smem + warp_keys * S_PITCH, dS_keys = dS_smem + stage * TILE_BYTES + warp_keys * S_PITCH;
 
 #pragma unroll
@@ -215,11 +218,13 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward(const __grid_c
         for (int x = 0; x < 4 * KEY_TILES; ++x) S.at(x / 2, n, x % 2) *= dP.at(x / 2, n, x % 2) - D[x % 2];
       };
 
+      INSIDE(inside.enter(SCORES, number);)
       // Alg. 2, l. 10
       multiply_keys(S_rmem, K_smem, Q, [&](int k) {
         if (c == 0) copy_next(k);
       });
       mma_fence();
+      INSIDE(inside.enter(SOFTMAX, number);)
       cap_scores<SOFTCAP>(S, p.softcap);
       if (masked) {
         const int key = first_key + int(warp_keys) + S.lane_row(lane_id());
@@ -230,6 +235,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward(const __grid_c
           hide_scores_by_keys(S, head_mask(p), key, row);
         }
       }
+      INSIDE(inside.enter(WEIGHT_GRADIENTS, number);)
       // Alg. 2, l. 13; exponentials run under the products.
       multiply_keys(dP_rmem, V_smem, dO, [&](int k) {
         if constexpr (!SOFTCAP) {
@@ -239,6 +245,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward(const __grid_c
       });
       mma_fence();
 
+      INSIDE(inside.enter(VALUE_GRADIENTS, number);)
       // Alg. 2, l. 12 and 16, for this warp's own queries; dS is made under the products.
       u32 dS_operand[CHUNK / 16][KEY_TILES][4];
       accumulate(
@@ -274,6 +281,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward(const __grid_c
               store_operand<S_PITCH>(dS_keys + i * 16 * S_PITCH + (first + k * 16) * 2, dS_operand[k][i], lane);
             }
           });
+      INSIDE(inside.enter(KEY_GRADIENTS, number);)
       accumulate(
           dK_rmem, Q, first, FromRegisters{},
           [&](u32(&dS)[KEY_TILES][4], int k) {
@@ -288,6 +296,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward(const __grid_c
 
     // And for the queries of the other warps that share its keys.
     if constexpr (SHARED_KEYS) {
+      INSIDE(inside.enter(WAIT_TURN, number);)
       bar_sync(KEY_PARTS_BARRIER + key_group, PARTS * 32);  // they have stored their P and dS
 #pragma unroll
       for (int x = 1; x < PARTS; ++x) {
@@ -301,7 +310,9 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward(const __grid_c
               for (int i = 0; i < KEY_TILES; ++i) ldmatrix_x4(A[i], A_lane + i * 16 * S_PITCH);
             };
           };
+          INSIDE(inside.enter(VALUE_GRADIENTS, number);)
           accumulate(dV_rmem, dO, first, FromMemory{}, load_from(P_keys), [](int) {});
+          INSIDE(inside.enter(KEY_GRADIENTS, number);)
           accumulate(dK_rmem, Q, first, FromMemory{}, load_from(dS_keys), [](int) {});
         }
       }
@@ -316,6 +327,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward(const __grid_c
     const u32 dS_lane = dS_smem + stage * TILE_BYTES + dq_row * 2 + lane_offset_columns_first<S_PITCH>(lane);
     const u32 K_lane = K_smem + first_dq_tile * 16 + rows_first;
     float dQ_rmem[DQ_CHUNKS][2][DQ_CHUNK][4] = {};
+    INSIDE(const u32 number = query_tile_number(tile.head, tile.q_tile);)
     // Accumulators `begin` ... end-1 of a chunk.
     auto add_chunk = [&](int c, int begin, int end) {
 #pragma unroll
@@ -329,6 +341,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward(const __grid_c
 #pragma unroll
     for (int c = 0; c < DQ_CHUNKS; ++c) {
       constexpr int STEPS = Bc / 16;
+      INSIDE(inside.enter(QUERY_GRADIENTS, number);)
       multiply<BFLOAT16, STEPS, true>(
           dQ_rmem[c],
           [&](u32(&dS)[2][4], int k) {
@@ -343,7 +356,9 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward(const __grid_c
           });
       mma_fence();
     }
+    INSIDE(inside.enter(ADD, number);)
     add_chunk(DQ_CHUNKS - 1, 0, 2 * DQ_CHUNK);
+    INSIDE(inside.enter(NOTHING);)
   };
 
   int remaining = LOOKED_UP ? find_next() : group_size * (tiles.end - tiles.first);  // LOOKED_UP: is there any?
@@ -379,10 +394,13 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward(const __grid_c
 
   // Alg. 2, l. 8
   for (;;) {
+    INSIDE(inside.enter(WAIT_DATA, NO_TILE);)
     cp_async_wait<0>();
+    INSIDE(if (DETERMINISTIC) inside.enter(WAIT_TURN, NO_TILE);)
     if (DETERMINISTIC && pending && awaits()) turns.await(current, count);
     // All warps are done with the tile before, and have left its dS. With two stages, the next tile has landed for all.
     block_sync();
+    INSIDE(inside.enter(NOTHING);)
     if constexpr (NUM_STAGES == 1) {
       if (remaining > 0) {
         copy_tile(LOOKED_UP ? upcoming : pending ? current.next(tiles) : current, 0);
@@ -392,6 +410,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward(const __grid_c
     if (pending && (adds_first() || remaining == 0)) add_dq(current, stage());
     if (remaining == 0) break;
     if constexpr (NUM_STAGES == 1) {
+      INSIDE(inside.enter(WAIT_DATA, NO_TILE);)
       cp_async_wait<0>();
       block_sync();  // the tile has landed for all, and dS has been read by all
     }
@@ -418,6 +437,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward(const __grid_c
     pending = true;
   }
 
+  INSIDE(inside.enter(STORE);)
   // Alg. 2, l. 18: dK and dV take the places of this warp's keys of K and V.
   block_sync();  // no warp reads K any more
   if (DETERMINISTIC && pending && passes_on()) {
@@ -453,6 +473,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward(const __grid_c
   store_tile<STORE_ROWS, ROW_BYTES, PITCH, ALIGNMENT>(dK, p.dk_stride.seq * 2, K_smem + row * PITCH, valid_keys - row, lane);
   store_tile<STORE_ROWS, ROW_BYTES, PITCH, ALIGNMENT>(dV, p.dv_stride.seq * 2, V_smem + row * PITCH, valid_keys - row, lane);
 
+  INSIDE(inside.close();)
   if constexpr (TRACE) {
     block_sync();  // the record ends when the last warp has stored
     const TileRange traced = LOOKED_UP ? tally.range(tiles.total) : tiles;

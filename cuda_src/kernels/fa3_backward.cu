@@ -46,6 +46,7 @@
 #include "backward_params.cuh"
 #include "primitives/register_budget.cuh"
 #include "tiles/backward_pipeline.cuh"
+#include "tiles/phases.cuh"
 
 // Whether registers suffice for P, packed, while dP is in flight beside what both groups keep.
 constexpr bool P_BESIDE_DP = Br * 5 / 4 + HEAD_DIM <= 208;
@@ -72,11 +73,15 @@ struct Consumer {
   u32 n = 0;      // number of the tile, over all items; that of its dS is n + items
   u32 end = 0;    // of the item's tiles
   u32 items = 0;  // with tiles
+  INSIDE(PhaseLog inside = PhaseLog(p.trace, warp == 0 && lane == 0);)
+  INSIDE(DEVICE u32 number() const { return query_tile_number(tile.head, tile.q_tile); })
 
   DEVICE void run() {
+    INSIDE(inside.enter(WAIT_ITEM);)
     for (u32 i = 0; smem.items.has(i); ++i) {
       block.record = smem.items.record(i);
       const u64 start_ns = TRACE ? global_timer() : 0;
+      INSIDE(inside.item(block.index()); inside.enter(NOTHING);)
 #pragma unroll
       for (int x = 0; x < HEAD_DIM / 2; ++x) dK_rmem[x] = dV_rmem[x] = 0.0f;
       const int count = block.count();
@@ -87,33 +92,43 @@ struct Consumer {
         ++items;
         visit_tiles();
       }
+      INSIDE(inside.enter(STORE);)
       store();
       if (TRACE && threadIdx.x == 128) {
         write_trace(p, block.index(), {block.k_block(), block.kv_head(), block.batch()}, block.tiles(), start_ns);
       }
       smem.items.release(i, lane);
+      INSIDE(inside.enter(WAIT_ITEM);)
     }
     if constexpr (BULK_ADD && !DETERMINISTIC) {
       if (lane == 0) bulk_wait_read();  // shared memory ends with the block
     }
+    INSIDE(inside.close();)
   }
 
   DEVICE void visit_tiles() {
     store_no_ds();
+    INSIDE(inside.enter(WAIT_DATA, number());)
     smem.items.keys.wait_full(items - 1);
     Q_turns.wait_full(n);
+    INSIDE(inside.enter(ISSUE, number());)
     wgmma_fence();
     issue_scores(n);
+    INSIDE(inside.in_flight(SCORES, number()); inside.enter(WAIT_PRODUCTS, number());)
     wgmma_wait<0>();
+    INSIDE(inside.landed(SCORES, number()); inside.enter(WAIT_DATA, number());)
     mbarrier_wait(smem.items.V_full, (items - 1) & 1);
     bool first = true;
     while (visit(first)) {
       first = false;
     }
+    INSIDE(inside.enter(WAIT_TURN, NO_TILE);)
     dS_turns.wait_full(n - 1 + items);
     wgmma_fence();
     issue_dq(n - 1 + items);
+    INSIDE(inside.in_flight(QUERY_GRADIENTS, NO_TILE); inside.enter(WAIT_PRODUCTS, NO_TILE);)
     wgmma_wait<0>();
+    INSIDE(inside.landed(QUERY_GRADIENTS, NO_TILE); inside.enter(ADD, NO_TILE);)
     wgmma_registers(dK_rmem);
     wgmma_registers(dV_rmem);
     smem.items.keys.release(0, lane);
@@ -124,35 +139,51 @@ struct Consumer {
   DEVICE bool visit(bool first) {
     wgmma_registers(S_rmem);
     if constexpr (DQ_FIRST) begin_dq();
+    INSIDE(inside.enter(SOFTMAX, number());)
     make_weights();
     if constexpr (!DQ_FIRST) begin_dq();
+    INSIDE(inside.enter(WAIT_DATA, number());)
     dO_turns.wait_full(n);
+    INSIDE(inside.enter(ISSUE, number());)
     wgmma_registers(dV_rmem);
     wgmma_registers(P_rmem);
     wgmma_fence();
     issue_dv();
+    INSIDE(inside.in_flight(VALUE_GRADIENTS, number()); inside.enter(WAIT_PRODUCTS, number());)
     wgmma_wait<1>();
+    INSIDE(inside.landed(QUERY_GRADIENTS, NO_TILE); inside.enter(ADD, NO_TILE);)
     end_dq(first);
     if constexpr (!P_BESIDE_DP) await_dv();
+    INSIDE(if (!P_BESIDE_DP) inside.landed(VALUE_GRADIENTS, number());)
     wgmma_fence();
+    INSIDE(inside.enter(ISSUE, number());)
     issue_dp();
+    INSIDE(inside.in_flight(WEIGHT_GRADIENTS, number());)
     await_dv();
+    INSIDE(if (P_BESIDE_DP) inside.landed(VALUE_GRADIENTS, number());)
+    INSIDE(inside.landed(WEIGHT_GRADIENTS, number()); inside.enter(SOFTMAX, number());)
     wgmma_registers(dP_rmem);
     make_gradients();
     dO_turns.release(n, lane);
     wgmma_registers(dK_rmem);
     wgmma_registers(dS_rmem);
     wgmma_fence();
+    INSIDE(inside.enter(ISSUE, number());)
     issue_dk();
+    INSIDE(inside.in_flight(KEY_GRADIENTS, number()); inside.enter(WAIT_DATA, number());)
     // The next tile's scores; behind the last tile its own once more, so that the loop's shape is the same.
     const bool more = n + 1 < end;
     Q_turns.wait_full(n + more);
     wgmma_fence();
+    INSIDE(inside.enter(ISSUE, number());)
     issue_scores(n + more);
+    INSIDE(const u32 finished = number();)
     before = block.place(tile);
     tile = block.next(tile);
     masked = block.cuts(tile);
+    INSIDE(inside.in_flight(SCORES, more ? number() : NO_TILE); inside.enter(WAIT_PRODUCTS, number());)
     wgmma_wait<0>();
+    INSIDE(inside.landed(KEY_GRADIENTS, finished); inside.landed(SCORES, number()); inside.enter(NOTHING);)
     wgmma_registers(dK_rmem);
     wgmma_registers(dS_rmem);
     Q_turns.release(n, lane);
@@ -161,11 +192,15 @@ struct Consumer {
   }
 
   DEVICE void begin_dq() {
+    INSIDE(inside.enter(WAIT_TURN, NO_TILE);)
     dS_turns.wait_full(n - 1 + items);
+    INSIDE(inside.enter(ISSUE, NO_TILE);)
     wgmma_fence();
     issue_dq(n - 1 + items);
+    INSIDE(inside.in_flight(QUERY_GRADIENTS, NO_TILE);)
   }
   DEVICE void await_dv() {
+    INSIDE(inside.enter(WAIT_PRODUCTS, number());)
     wgmma_wait<0>();
     wgmma_registers(dV_rmem);
     wgmma_registers(P_rmem);
@@ -225,7 +260,9 @@ struct Consumer {
   }
   // An item begins with zeros, so that every tile has one before it.
   DEVICE void store_ds(u32 turn) {
+    INSIDE(inside.enter(WAIT_SPACE, number());)
     dS_turns.wait_empty(turn);
+    INSIDE(inside.enter(SOFTMAX, number());)
     ::store_ds(smem.dS + (dS_turns.stage(turn) * KEY_GROUPS + consumer) * DS_PART_BYTES, dS_rmem, warp, lane);
     if (lane == 0) mbarrier_arrive(dS_turns.full_barrier(turn));
   }

@@ -88,11 +88,16 @@ struct Consumer {
   u32 before;     // number in the workspace of the tile before
   u32 n = 0;      // number of the tile, over all items
   u32 items = 0;  // with tiles
+  INSIDE(PhaseLog inside = PhaseLog(p.trace, warp == 0 && lane == 0);)
+  INSIDE(static constexpr u32 FIRST = VALUES ? SCORES : WEIGHT_GRADIENTS, SECOND = VALUES ? VALUE_GRADIENTS : KEY_GRADIENTS;)
+  INSIDE(DEVICE u32 number() const { return query_tile_number(tile.head, tile.q_tile); })
 
   DEVICE void run() {
+    INSIDE(inside.enter(WAIT_ITEM);)
     for (u32 i = 0; smem.items.has(i); ++i) {
       block.record = smem.items.record(i);
       const u64 start_ns = TRACE ? global_timer() : 0;
+      INSIDE(inside.item(block.index()); inside.enter(NOTHING);)
 #pragma unroll
       for (int x = 0; x < HEAD_DIM / 2; ++x) gradient_rmem[x] = 0.0f;
       const int count = block.count();
@@ -101,29 +106,37 @@ struct Consumer {
         visit_tiles(n + count);
         ++items;
       }
+      INSIDE(inside.enter(STORE);)
       store();
       if (TRACE && threadIdx.x == 128) {
         write_trace(p, block.index(), {block.k_block(), block.kv_head(), block.batch()}, block.tiles(), start_ns);
       }
       smem.items.release(i, lane);
+      INSIDE(inside.enter(WAIT_ITEM);)
     }
+    INSIDE(inside.close();)
   }
 
   DEVICE void visit_tiles(u32 end) {
+    INSIDE(inside.enter(WAIT_DATA, number());)
     smem.items.keys.wait_full(items);
     mbarrier_wait(smem.items.V_full, items & 1);
     wait_for_scores(n);
     wgmma_fence();
     issue_scores(n);
+    INSIDE(inside.in_flight(FIRST, number()); inside.enter(WAIT_PRODUCTS, number());)
     wgmma_wait<0>();
+    INSIDE(inside.landed(FIRST, number());)
     bool first = true;
     for (;; first = false) {
       wgmma_registers(S_rmem);
+      INSIDE(inside.enter(SOFTMAX, number());)
       if constexpr (VALUES) {
         make_weights();
       } else {
         make_gradients();
       }
+      INSIDE(inside.enter(WAIT_DATA, number());)
       // dV += P dO, dK += dS Q
       if constexpr (VALUES) {
         dO_turns.wait_full(n);
@@ -133,36 +146,54 @@ struct Consumer {
       wgmma_registers(gradient_rmem);
       wgmma_registers(operand_rmem);
       wgmma_fence();
+      INSIDE(inside.enter(ISSUE, number());)
       issue_gradient();
+      INSIDE(inside.in_flight(SECOND, number()); inside.enter(WAIT_PRODUCTS, number());)
       wgmma_wait<1>();
+      INSIDE(if (!first) inside.landed(QUERY_GRADIENTS, NO_TILE); inside.enter(ADD, NO_TILE);)
       if (!first) add_second(before, n - 1);
+      INSIDE(inside.enter(WAIT_TURN, number());)
       dS_turns.wait_full(n);
+      INSIDE(inside.enter(ISSUE, number());)
       wgmma_fence();
       issue_dq<FIRST_COLUMN, MIDDLE_COLUMN>();
+      INSIDE(inside.in_flight(QUERY_GRADIENTS, number());)
       if (n + 1 == end) break;
+      INSIDE(inside.enter(WAIT_DATA, NO_TILE);)
       wait_for_scores(n + 1);
+      INSIDE(inside.enter(ISSUE, NO_TILE);)
       wgmma_fence();
       issue_scores(n + 1);
+      INSIDE(const u32 finished = number();)
       before = block.place(tile);
       tile = block.next(tile);
+      INSIDE(inside.in_flight(FIRST, number()); inside.enter(WAIT_PRODUCTS, number());)
       wgmma_wait<0>();
+      INSIDE(inside.landed(SECOND, finished); inside.landed(QUERY_GRADIENTS, finished); inside.landed(FIRST, number()); inside.enter(ADD, finished);)
       wgmma_registers(gradient_rmem);
       wgmma_registers(operand_rmem);
       release_gradient();
       add_first(before, n);
+      INSIDE(inside.enter(ISSUE, finished);)
       wgmma_fence();
       issue_dq<MIDDLE_COLUMN, END_COLUMN>();
+      INSIDE(inside.in_flight(QUERY_GRADIENTS, finished);)
       ++n;
     }
     before = block.place(tile);
+    INSIDE(inside.enter(WAIT_PRODUCTS, number());)
     wgmma_wait<0>();
+    INSIDE(inside.landed(SECOND, number()); inside.landed(QUERY_GRADIENTS, number()); inside.enter(ADD, number());)
     wgmma_registers(gradient_rmem);
     wgmma_registers(operand_rmem);
     release_gradient();
     add_first(before, n);
+    INSIDE(inside.enter(ISSUE, number());)
     wgmma_fence();
     issue_dq<MIDDLE_COLUMN, END_COLUMN>();
+    INSIDE(inside.in_flight(QUERY_GRADIENTS, number()); inside.enter(WAIT_PRODUCTS, number());)
     wgmma_wait<0>();
+    INSIDE(inside.landed(QUERY_GRADIENTS, number()); inside.enter(ADD, number());)
     smem.items.keys.release(0, lane);
     add_second(before, n++);
   }

@@ -64,6 +64,7 @@
 #include "primitives/tma.cuh"
 #include "tiles/consumer.cuh"
 #include "tiles/named_barriers.cuh"
+#include "tiles/phases.cuh"
 #include "tiles/pipeline_memory.cuh"
 #include "tiles/pipeline.cuh"
 
@@ -81,6 +82,7 @@ struct Producer {
   Ring<NUM_STAGES> K_ring = smem.K_ring(), V_ring = smem.V_ring();
   Ring<Q_STAGES> Q_ring{};
   u32 round = 0;
+  INSIDE(PhaseLog inside = PhaseLog(p.trace, true);)
 
   DEVICE void run(Items& items) {
     for (u32 index; items.next(index);) {
@@ -90,21 +92,26 @@ struct Producer {
       // Seen by a consumer once its Q is there. The record that this overwrites is four items old: all consumers have
       // given back the Q of the last but one, and so have stored the item before that.
       publish_item(smem.item(round++), {work, index});
+      INSIDE(inside.item(index + gridDim.x * blockIdx.y);)
       load_item(work, tiles);
     }
     publish_item(smem.item(round), {{NO_MORE_ITEMS, 0, 0}, 0});
+    INSIDE(inside.enter(WAIT_SPACE, NO_TILE);)
     for (int w = 0; w < CONSUMERS; ++w) {
       wait_for_query_buffer(w);
       mbarrier_arrive(smem.Q_full + 8 * query_buffer(w));
     }
+    INSIDE(inside.close();)
   }
 
   // The first K before Q, whose buffer may be in use for longer; then K one tile ahead of V, as in the turns.
   DEVICE void load_item(const WorkItem& work, const TileRange& tiles) {
     const int kv_head = work.head / (p.heads / p.kv_heads);
-    load(K_ring, smem.K, K_map, tiles.end - 1, kv_head, work.batch);
+    load(K_ring, smem.K, K_map, tiles.end - 1, kv_head, work.batch INSIDE(, inside));
     for (int w = 0; w < CONSUMERS; ++w) {
+      INSIDE(inside.enter(WAIT_SPACE, NO_TILE);)
       wait_for_query_buffer(w);
+      INSIDE(inside.enter(COPY, NO_TILE);)
       const u32 tile = smem.Q + query_buffer(w) * Q_TILE_BYTES, full = smem.Q_full + 8 * query_buffer(w);
       if constexpr (PACKED_HEADS == 1) {
         load_tile<GROUP_ROWS, HEAD_DIM>(tile, full, Q_map, work.q_block * Br + w * GROUP_ROWS, work.head, work.batch);
@@ -114,8 +121,8 @@ struct Producer {
     }
     Q_ring.advance();
     for (int j = tiles.end - 1; j >= tiles.first; --j) {
-      if (j > tiles.first) load(K_ring, smem.K, K_map, j - 1, kv_head, work.batch);
-      load(V_ring, smem.V, V_map, j, kv_head, work.batch);
+      if (j > tiles.first) load(K_ring, smem.K, K_map, j - 1, kv_head, work.batch INSIDE(, inside));
+      load(V_ring, smem.V, V_map, j, kv_head, work.batch INSIDE(, inside));
     }
   }
 
@@ -123,8 +130,10 @@ struct Producer {
   DEVICE void wait_for_query_buffer(int consumer) const {
     mbarrier_wait(smem.Q_empty + 8 * query_buffer(consumer), Q_ring.parity ^ 1);
   }
-  DEVICE static void load(Ring<NUM_STAGES>& ring, u32 buffers, const TensorMap* map, int j, int kv_head, int batch) {
+  DEVICE static void load(Ring<NUM_STAGES>& ring, u32 buffers, const TensorMap* map, int j, int kv_head, int batch INSIDE(, PhaseLog& inside)) {
+    INSIDE(inside.enter(WAIT_SPACE, j);)
     ring.wait_empty();
+    INSIDE(inside.enter(COPY, j);)
     load_tile<Bc, HEAD_DIM>(buffers + ring.stage * KV_TILE_BYTES, ring.full_barrier(), map, j * Bc, kv_head, batch);
     ring.advance();
   }
@@ -155,6 +164,7 @@ struct Consumer {
   int above, below;       // tiles that the block visits after and before those
   int O_buffer = -1;      // that the O at hand leaves from
   u64 start_ns[2] = {};   // of the item being stored, of the one at hand
+  INSIDE(mutable PhaseLog inside = PhaseLog(p.trace, warp == 0 && lane == 0);)
 
   DEVICE void run() {
     if (PING_PONG && consumer == CONSUMERS - 1) bar_arrive(TURN_BARRIER, 256);  // the first turn is consumer 0's
@@ -215,16 +225,19 @@ struct Consumer {
     if constexpr (STORE_FROM_SMEM) {
       if (lane == 0) bulk_wait_read();  // shared memory ends with the block
     }
+    INSIDE(inside.close();)
   }
 
   // Waits for the next item and its Q. False when there is none.
   DEVICE bool begin_item() {
     const int buffer = Q_ring.stage * CONSUMERS + consumer;
+    INSIDE(inside.enter(WAIT_ITEM);)
     mbarrier_wait(smem.Q_full + 8 * buffer, Q_ring.parity);
     record = smem.item(round++);
     const Item item = read_item(record);
     if (item.q_block == NO_MORE_ITEMS) return false;
     if constexpr (TRACE) start_ns[1] = global_timer();
+    INSIDE(inside.item(item.index + gridDim.x * blockIdx.y); inside.enter(NOTHING);)
     if constexpr (Q_IN_REGISTERS) {
       load_queries(Q_rmem, smem.Q + buffer * Q_TILE_BYTES, warp, lane);
       if constexpr (!STORE_FROM_SMEM) give_back_queries(buffer);
@@ -263,11 +276,13 @@ struct Consumer {
   // Tiles that the block visits and this consumer does not need.
   DEVICE void pass_over(int count) {
     for (int i = 0; i < count; ++i) {
+      INSIDE(inside.enter(WAIT_DATA, NO_TILE);)
       K_ring.wait_full();
       K_ring.release(lane);
       K_ring.advance();
       wait_turn();
       end_turn();
+      INSIDE(inside.enter(WAIT_DATA, NO_TILE);)
       V_ring.wait_full();
       V_ring.release(lane);
       V_ring.advance();
@@ -276,6 +291,7 @@ struct Consumer {
 
   // The first scores of an item, in flight.
   DEVICE void issue_first_scores() {
+    INSIDE(inside.enter(WAIT_DATA, j);)
     K_ring.wait_full();
     wait_turn();
     wgmma_fence();
@@ -284,6 +300,7 @@ struct Consumer {
   }
 
   DEVICE void first_softmax() {
+    INSIDE(inside.enter(WAIT_PRODUCTS, j);)
     wgmma_wait<0>();
     release_scores();
     softmax.reset();
@@ -292,21 +309,26 @@ struct Consumer {
     if (j >= tiles.clear_end) mask(SegmentTag<RIGHT_MASKED>{});
     softmax_of_tile(S_rmem, softmax, p.scale_log2, alpha);
     pack(P_rmem, S_rmem);
+    INSIDE(inside.enter(NOTHING);)
   }
 
   // One turn of the pipeline (Alg. 2, l. 8-14): the scores of tile j and the values of the tile before it are in flight
   // together; the softmax of j runs under the values.
   template <typename Tag>
   DEVICE void turn(Tag segment) {
+    INSIDE(inside.enter(WAIT_DATA, j);)
     K_ring.wait_full();
     wait_turn();
     wgmma_registers(O_rmem);
     wgmma_registers(P_rmem);
     wgmma_fence();
     issue_next_scores();
+    INSIDE(inside.enter(WAIT_DATA, j + 1);)
     V_ring.wait_full();
+    INSIDE(inside.enter(ISSUE, j + 1);)
     issue_next_values();
     end_turn();
+    INSIDE(inside.enter(WAIT_PRODUCTS, j);)
     // A score change needs the registers of the P in flight: it waits for these values and runs under other consumers'.
     wgmma_wait<SOFTCAP ? 0 : 1>();
     release_scores();
@@ -316,8 +338,10 @@ struct Consumer {
     mask(segment);
     const bool grown = softmax_of_tile(S_rmem, softmax, p.scale_log2, alpha);
     if constexpr (!SOFTCAP) {
+      INSIDE(inside.enter(WAIT_PRODUCTS, j + 1);)
       wgmma_wait<0>();
       release_values();
+      INSIDE(inside.enter(SOFTMAX, j);)
     }
     if (grown) {
 #pragma unroll
@@ -328,7 +352,9 @@ struct Consumer {
 
   // The last values of an item, in flight.
   DEVICE void issue_last_values() {
+    INSIDE(inside.enter(WAIT_DATA, j + 1);)
     V_ring.wait_full();
+    INSIDE(inside.enter(ISSUE, j + 1);)
     wgmma_registers(O_rmem);
     wgmma_registers(P_rmem);
     wgmma_fence();
@@ -337,6 +363,7 @@ struct Consumer {
 
   template <int PENDING>
   DEVICE void end_last_values() {
+    INSIDE(inside.enter(WAIT_PRODUCTS, NO_TILE);)
     wgmma_wait<PENDING>();
     release_values();
   }
@@ -344,6 +371,7 @@ struct Consumer {
   // The item whose record is `done` leaves, whose rows have these maxima and sums.
   DEVICE void store(u32 done, OnlineSoftmax<2>& of_done) {
     const Item item = read_item(done);
+    INSIDE(inside.enter(STORE, item.index);)
     if constexpr (SPLIT_KEYS) {
       of_done.reduce_sum();
       leave_part(p, item, consumer * GROUP_ROWS + warp * 16, 0, fragment_view(O_rmem), of_done, lane);
@@ -354,11 +382,14 @@ struct Consumer {
     if (TRACE && threadIdx.x == 128) write_trace(p, item.index, item, tiles_of(p, item.q_block), start_ns[0]);
 #pragma unroll
     for (int i = 0; i < HEAD_DIM / 2; ++i) O_rmem[i] = 0.0f;
+    INSIDE(inside.enter(NOTHING);)
   }
 
   // Ping-pong: consumers issue their products in turn, so that one's softmax runs under the others' products.
   DEVICE void wait_turn() const {
+    INSIDE(inside.enter(WAIT_TURN, j);)
     if constexpr (PING_PONG) bar_sync(TURN_BARRIER + consumer, 256);
+    INSIDE(inside.enter(ISSUE, j);)
   }
   DEVICE void end_turn() const {
     if constexpr (PING_PONG) bar_arrive(TURN_BARRIER + (consumer + 1) % CONSUMERS, 256);
@@ -367,19 +398,23 @@ struct Consumer {
   DEVICE void issue_next_scores() {
     const u64 K_tile = K_desc + descriptor_step(KV_TILE_BYTES) * K_ring.stage;
     issue_scores(S_rmem, Q_rmem, Q_desc + descriptor_step(CONSUMERS * Q_TILE_BYTES) * Q_ring.stage, K_tile);
+    INSIDE(inside.in_flight(SCORES, j);)
   }
   DEVICE void issue_next_values() {
     issue_values(O_rmem, P_rmem, V_desc + descriptor_step(KV_TILE_BYTES) * V_ring.stage);
+    INSIDE(inside.in_flight(VALUES, j + 1);)
   }
   DEVICE void release_scores() {
     wgmma_registers(S_rmem);
     if constexpr (Q_IN_REGISTERS) wgmma_registers(Q_rmem);  // else they may be reused while wgmma still reads them
+    INSIDE(inside.landed(SCORES, j); inside.enter(SOFTMAX, j);)
     K_ring.release(lane);
     K_ring.advance();
   }
   DEVICE void release_values() {
     wgmma_registers(O_rmem);
     wgmma_registers(P_rmem);
+    INSIDE(inside.landed(VALUES, NO_TILE);)
     V_ring.release(lane);
     V_ring.advance();
   }

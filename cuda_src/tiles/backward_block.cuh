@@ -7,6 +7,7 @@
 #include "primitives/opaque.cuh"
 #include "tiles/backward_passes.cuh"
 #include "tiles/backward_schedule.cuh"
+#include "tiles/phases.cuh"
 #include "tiles/pipeline.cuh"
 
 constexpr int Br = BLOCK_Q, Bc = BLOCK_KV;
@@ -226,33 +227,43 @@ struct Loader {
   const BackwardParams& p;
   const TensorMap *queries, *keys;
   const u32 start;  // of the shared memory
+  INSIDE(mutable PhaseLog inside = PhaseLog(p.trace, true);)
 
   DEVICE void run() const {
+    INSIDE(inside.enter(WAIT_ITEM);)
     grid_await_previous();
     visit_items(p, start, [&](const TileVisit& at) {
+      INSIDE(if (at.first) inside.item(at.block.index());)
       if (!FIRST && at.first) load_keys(at);
       load_tile(at);
       if (FIRST && at.first) load_keys(at);
+      INSIDE(inside.enter(WAIT_ITEM);)
     });
+    INSIDE(inside.close();)
   }
 
   DEVICE void load_keys(const TileVisit& at) const {
     const Memory smem(opaque(start));
+    INSIDE(inside.enter(WAIT_SPACE, NO_TILE);)
     smem.items.keys.wait_empty(at.item);
+    INSIDE(inside.enter(COPY, NO_TILE);)
     ::load_keys(at.block, FIRST ? smem.K : smem.V, FIRST ? smem.items.K_full : smem.items.V_full, keys);
   }
 
   DEVICE void load_tile(const TileVisit& at) const {
     const Memory smem(opaque(start));
     const float* const numbers = at.block.workspace(at.tile) + Br * HEAD_DIM;
+    INSIDE(const u32 number = query_tile_number(at.tile.head, at.tile.q_tile); inside.enter(WAIT_SPACE, number);)
     if constexpr (FIRST) {
       const auto turns = smem.Q_turns();
       turns.wait_empty(at.n);
+      INSIDE(inside.enter(COPY, number);)
       load_queries(at.block, at.tile, smem.Q + turns.stage(at.n) * QUERY_TILE_BYTES,
                    smem.lse + turns.stage(at.n) * NUMBERS_BYTES, turns.full_barrier(at.n), queries, numbers);
     } else {
       const auto turns = smem.dO_turns();
       turns.wait_empty(at.n);
+      INSIDE(inside.enter(COPY, number);)
       load_queries(at.block, at.tile, smem.dO + turns.stage(at.n) * QUERY_TILE_BYTES,
                    smem.delta + turns.stage(at.n) * NUMBERS_BYTES, turns.full_barrier(at.n), queries, numbers + Br);
     }

@@ -21,8 +21,9 @@ from ..core.architectures import Device, find_architecture
 from ..core.operation import Arrays, Operand
 from ..core.packing import element_of, pack
 from ..core.params import TRACE_RECORD
+from ..core.phases import Logs, Room
 from ..kernels import Box
-from ..nvrtc.compiler import cupy_options, translation_unit
+from ..nvrtc.compiler import cupy_options, trace_constants, translation_unit
 from ..planner import Plan
 from . import mask_uploads
 from .launches import Graphs, Launches
@@ -93,10 +94,11 @@ def _compile(source: str, device_id: int, options: tuple[str, ...]) -> _Module:
 class Prepared:
     """A plan compiled for one device: functions ready to launch."""
 
-    def __init__(self, plan: Plan, device_id: int, trace: bool) -> None:
+    def __init__(self, plan: Plan, device_id: int, trace: bool, inside: bool = False) -> None:
         self.plan = plan
         self.device_id = device_id
-        source = translation_unit(f"kernels/{plan.spec.source}", {**plan.constants, "TRACE": trace})
+        constants = {**plan.constants, **trace_constants(trace, inside)}
+        source = translation_unit(f"kernels/{plan.spec.source}", constants)
         module = _compile(source, device_id, cupy_options(plan.spec.min_capability))
         with cupy.cuda.Device(device_id):
             self.functions = {x.entry: module.function(x.entry, x.shared_memory) for x in plan.launches}
@@ -108,9 +110,9 @@ class Prepared:
             return {entry: dict(f.attributes) for entry, f in self.functions.items()}
 
 
-def prepare(plan: Plan, device_id: int | None = None, trace: bool = False) -> Prepared:
+def prepare(plan: Plan, device_id: int | None = None, trace: bool = False, inside: bool = False) -> Prepared:
     """Compile ``plan`` for a device (default: the current one), or find it compiled."""
-    return Prepared(plan, cupy.cuda.runtime.getDevice() if device_id is None else device_id, trace)
+    return Prepared(plan, cupy.cuda.runtime.getDevice() if device_id is None else device_id, trace, inside)
 
 
 class Binding:
@@ -250,3 +252,15 @@ def trace(plan: Plan, given: Arrays) -> np.ndarray:
     binding.launch(addresses(given), trace=records.data.ptr)
     found = cupy.asnumpy(records).view(TRACE_RECORD)
     return np.sort(found[found["end_ns"] > 0], order=["batch", "head", "q_block"])
+
+
+def trace_inside(plan: Plan, given: Arrays, sm: int | None = 0) -> Logs:
+    """Run the inside trace build once: what the warps of one SM's blocks (None: of all SMs') did when. Synchronises."""
+    device_id = given["q"].data.device_id
+    binding = Binding(prepare(plan, device_id, inside=True), given)
+    room = Room(plan.operation.num_records(plan))
+    buffer = cupy.zeros(room.size, cupy.uint8)
+    head = room.head(sm)
+    buffer[room.before - len(head) : room.before] = cupy.asarray(head)
+    binding.launch(addresses(given), trace=buffer.data.ptr + room.before)
+    return room.read(cupy.asnumpy(buffer))

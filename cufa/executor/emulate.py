@@ -29,8 +29,10 @@ from ..core.mask import Mask
 from ..core.operation import Arrays
 from ..core.packing import pack
 from ..core.params import TRACE_RECORD
+from ..core.phases import Logs, Room
 from ..kernels import TileConfig
 from ..masks.checks import check_flag
+from ..nvrtc.compiler import trace_constants
 from ..ops import arrays
 from ..ops.backward import BackwardCall
 from ..ops.calls import Call, check_num_splits, with_memory
@@ -66,6 +68,9 @@ class Emulation:
     number within its item. Empty for kernels that keep none."""
     seconds: float
     """Time in the kernels, on this CPU."""
+    inside: Logs | None = None
+    """Of an inside trace: what each warp did, in what order. The clock counts what each CPU thread has executed, and
+    "SM" is the number of that thread: order, not time."""
 
     @property
     def out(self) -> npt.NDArray[Any]:
@@ -110,6 +115,7 @@ def emulate(
     config: TileConfig | None = None,
     arch: str = "sm_90",
     trace: bool = True,
+    inside: bool = False,
 ) -> Emulation:
     """Attention by a CUDA kernel, executed on this CPU. Needs a C++ compiler, not a GPU.
 
@@ -140,6 +146,8 @@ def emulate(
     trace : bool
         Build the kernel with its tile records, which cost a barrier. False: exactly as a GPU runs it, and
         ``records`` is empty.
+    inside : bool
+        Build it with stamps of what each warp does, too: :attr:`Emulation.inside`.
 
     Raises
     ------
@@ -155,7 +163,7 @@ def emulate(
     options = scores_of(resolve_mask(causal, window, mask), softcap, scale, precision)
     request = {"algorithm": algorithm, "num_splits": check_num_splits(num_splits)}
     call = ForwardCall(inputs, {"out": None, "lse": None}, layout, options, request)
-    return _run(call, execution, config, arch, trace)
+    return _run(call, execution, config, arch, trace, inside)
 
 
 def emulate_backward(
@@ -183,6 +191,7 @@ def emulate_backward(
     config: TileConfig | None = None,
     arch: str = "sm_90",
     trace: bool = True,
+    inside: bool = False,
 ) -> Emulation:
     """Gradients of attention by CUDA kernels, executed on this CPU: :attr:`Emulation.results` has dq, dk and dv.
 
@@ -196,7 +205,7 @@ def emulate_backward(
     wanted = dict.fromkeys(("dq", "dk", "dv"))
     deterministic = check_flag("deterministic", deterministic)
     call = BackwardCall(inputs, wanted, layout, options, {"algorithm": algorithm}, deterministic)
-    return _run(call, execution, config, arch, trace)
+    return _run(call, execution, config, arch, trace, inside)
 
 
 def _on_host(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -207,7 +216,9 @@ def _on_host(given: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _run(call: Call, execution: Execution, config: TileConfig | None, arch: str, trace: bool) -> Emulation:
+def _run(
+    call: Call, execution: Execution, config: TileConfig | None, arch: str, trace: bool, inside: bool
+) -> Emulation:
     call, problem = call.check(on_gpu=True)
     if problem.empty:
         raise ValueError(f"nothing to execute: {problem} has an empty axis")
@@ -216,26 +227,33 @@ def _run(call: Call, execution: Execution, config: TileConfig | None, arch: str,
         x.fill(np.nan)
     given = call.arrays(results)
     plan = make_plan(with_memory(problem, given), Device.typical(arch), config=config, **call.request)
-    return dataclasses.replace(run_plan(plan, given, execution, trace), results=results)
+    return dataclasses.replace(run_plan(plan, given, execution, trace, inside=inside), results=results)
 
 
 def run_plan(
-    plan: Plan, given: Arrays, execution: Execution, trace: bool = True, launches: int = 1
+    plan: Plan,
+    given: Arrays,
+    execution: Execution,
+    trace: bool = True,
+    launches: int = 1,
+    inside: bool | Room = False,
 ) -> Emulation:
     """Execute a plan's launches on NumPy arrays by operand name, axes in canonical order: writes what the
     operation writes.
 
-    ``launches`` repeats the whole with the same workspace and counters, as a replayed graph does. Raises
+    ``launches`` repeats the whole with the same workspace and counters, as a replayed graph does. ``inside`` keeps
+    logs of what each warp does, and may say how many there is room for. Raises
     EmulationError, or RuntimeError when the kernels leave a counter that is not zero.
     """
     operation, checked = plan.operation, execution.mode == "checked"
     names = [launch.entry for launch in plan.launches]
     maps = _outside_maps(plan)
     types = [operation.params.struct, *["TensorMap"] * len(maps)]
-    constants = {**plan.constants, "TRACE": trace}
+    constants = {**plan.constants, **trace_constants(trace, bool(inside))}
     entries = build.kernel(f"kernels/{plan.spec.source}", constants, names, checked, types)
     operands = _operand_memory(plan, given, checked)
-    own = _own_memory(plan)
+    room = inside if isinstance(inside, Room) else Room(operation.num_records(plan))
+    own = _own_memory(plan, room if inside else None)
     of_mask = {
         name: GlobalArray(f"mask.{name}", x.values, writable=False)
         for name, x in mask_memory.arrays(plan.problem).items()
@@ -244,6 +262,8 @@ def run_plan(
     params = pack(plan, {name: operands[name].array if name in operands else None for name in given})
     for array in (*operands.values(), *own.values()):
         setattr(params, array.name, array.address)
+    if inside:
+        params.trace += room.before
     for name, array in of_mask.items():
         setattr(params.mask, name, array.address)
     boxes = _fill_maps(plan, params, operands)
@@ -257,14 +277,17 @@ def run_plan(
             given[name][...] = x.array
     if "counters" in own and own["counters"].array.any():
         raise RuntimeError(f"{plan.spec.name} left counters that are not zero")
-    records = own["trace"].array
+    records, logs = own["trace"].array, None
+    if inside:
+        logs = room.read(records)
+        records = logs.items
     written = np.sort(records[records["end_ns"] > 0], order=["batch", "head", "q_block"])
     if len(written) and plan.split is None:
         # Of several launches, the one that has tiles in shared memory keeps the records.
         entry = max(plan.launches, key=lambda launch: launch.shared_memory).entry
         counters[entry] = _with_tiles(counters[entry], written)
     results = {x.name: given[x.name] for x in operation.every_operand if x.result and x.name in given}
-    return Emulation(plan, execution.mode, results, findings, counters, written, seconds)
+    return Emulation(plan, execution.mode, results, findings, counters, written, seconds, logs)
 
 
 def _operand_memory(plan: Plan, given: Arrays, checked: bool) -> dict[str, GlobalArray]:
@@ -305,9 +328,12 @@ def _is_appended_to(plan: Plan) -> bool:
     return plan.problem.cache.new_tokens > 0
 
 
-def _own_memory(plan: Plan) -> dict[str, GlobalArray]:
+def _own_memory(plan: Plan, room: Room | None = None) -> dict[str, GlobalArray]:
     """Trace records, workspace and counters, by the pointer that names them."""
     own: dict[str, Any] = {"trace": np.zeros(plan.operation.num_records(plan), TRACE_RECORD)}
+    if room is not None:
+        own["trace"] = np.zeros(-(-room.size // 8), np.uint64).view(np.uint8)[: room.size]
+        own["trace"][room.before - len(room.head()) : room.before] = room.head()
     workspace = np.full(plan.workspace + 32, 0xFF, np.uint8)  # NaN in every format
     aligned = workspace[-workspace.ctypes.data % 16 :][: max(plan.workspace, 16)]
     if plan.spec.counters is None:

@@ -17,6 +17,7 @@ from ..core.architectures import COMPILED_ARCHITECTURES, Architecture, Device, f
 from ..core.operation import OPERATIONS
 from ..core.problem import Problem
 from ..kernels import KERNELS, KernelSpec, Launch, TileConfig
+from .compiler import keeps_logs, trace_constants
 from .covering import covering
 
 HEAD_DIMS = (64, 128, 256)
@@ -27,7 +28,7 @@ one architecture, the first that the kernel serves; so are narrow copies and the
 
 PAIRED = ("architecture", "head dim class", "element", "mask", "softcap")
 """Every two values of these meet in some build of a kernel; so do the constants of its own among them."""
-_MORE_PAIRS = (("config", "softcap"), ("trace", "mask"), ("alignment", "item size"))
+_MORE_PAIRS = (("config", "softcap"), ("trace", "mask"), ("trace", "inside"), ("alignment", "item size"))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,6 +41,8 @@ class Variant:
     """Carries elements, precision, mask, head dim and alignment; its lengths do not reach the compiler."""
     arch: Architecture
     trace: bool = False
+    inside: bool = False
+    """A trace with stamps of what each warp does."""
 
     @property
     def source(self) -> str:
@@ -48,7 +51,7 @@ class Variant:
 
     @property
     def constants(self) -> dict[str, int | bool]:
-        return {**self.spec.constants(self.problem, self.config), "TRACE": self.trace}
+        return {**self.spec.constants(self.problem, self.config), **trace_constants(self.trace, self.inside)}
 
     @property
     def skips(self) -> bool:
@@ -75,6 +78,7 @@ class Variant:
             "item size": p.itemsize,
             "alignment": p.alignment,
             "trace": self.trace,
+            "inside": self.inside,
             **self.spec.further_constants(p),
         }
 
@@ -85,7 +89,7 @@ class Variant:
         parts += [p.mask_kind, *["softcap"] * (p.softcap is not None)]
         parts += [name.lower() for name, on in self.spec.further_constants(p).items() if on]
         parts += [f"{p.alignment}-byte copies"] * (p.alignment < 16)
-        return ", ".join([*parts, *["trace"] * self.trace])
+        return ", ".join([*parts, *["trace"] * self.trace, *["inside"] * self.inside])
 
 
 def variants(
@@ -173,6 +177,8 @@ def _other_branches(spec: KernelSpec, arch: Architecture) -> Iterator[Variant]:
     for config in _fitting(spec, head_dim, arch)[:1]:
         for problem in _problems(spec, head_dim):
             yield Variant(spec, config, problem, arch, trace=True)
+            if keeps_logs(f"kernels/{spec.source}"):
+                yield Variant(spec, config, problem, arch, trace=True, inside=True)
             for alignment in (8, 4, 2):
                 narrow = dataclasses.replace(problem, alignment=alignment)
                 if alignment >= problem.itemsize and spec.refuses(narrow) is None:

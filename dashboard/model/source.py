@@ -47,7 +47,11 @@ class Excerpt:
 _FA1, _FA2 = "kernels/fa1_forward.cu", "kernels/fa2_forward.cu"
 _BACKWARD = "kernels/fa2_backward.cu"
 _TILES = (
-    Excerpt("Tiles that a query block visits", "tiles/schedule.cuh", "DEVICE TileRange visited_tiles("),
+    Excerpt(
+        "Tiles that a query block visits",
+        "tiles/schedule.cuh",
+        "DEVICE TileRange visited_tiles(const HeadMask",
+    ),
     Excerpt(
         "The walk over them, masked ones first",
         "tiles/mask.cuh",

@@ -195,6 +195,12 @@ def _special_registers(probe: Probe) -> Expected:
     return Expected(np.concatenate([[total], 7 + 8 * LANE]).astype(np.uint32))
 
 
+def _stamps(probe: Probe) -> Expected:
+    """Words where they are odd; both clocks run forwards and agree."""
+    words = np.stack([probe.inputs, ~probe.inputs], 1) * (probe.inputs % 2)[:, None]
+    return Expected(np.concatenate([words.ravel(), np.full(32, 3)]).astype(np.uint32))
+
+
 def _cp_async(probe: Probe) -> Expected:
     words = _lanes(probe)[0]
     out = np.zeros((32, 3, 4), np.uint32)
