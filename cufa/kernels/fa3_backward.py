@@ -6,9 +6,8 @@ import dataclasses
 from typing import Any
 
 from ..core import order
-from ..core.mask import FULL
 from ..core.operation import Split
-from ..core.problem import MAX_HEAD_DIM, Problem
+from ..core.problem import Problem
 from .backward import PASS_WARPS, STRIP
 from .config import TileConfig
 from .shared_memory import Buffer
@@ -164,19 +163,11 @@ FA3_BACKWARD = KernelSpec(
 )
 
 
-def _wide_refusal(spec: KernelSpec, problem: Problem) -> str | None:
-    """ptxas serialises the products of masked and capped builds of other head dims than 256."""
-    if problem.head_dim != MAX_HEAD_DIM and (problem.mask != FULL or problem.softcap is not None):
-        return f"takes a mask or a softcap at head_dim {MAX_HEAD_DIM} only"
-    return None
-
-
 FA3_BACKWARD_WIDE = dataclasses.replace(
     FA3_BACKWARD,
     name="fa3_backward_wide",
     title="FlashAttention-3 backward of wide heads: TMA, WGMMA, warp specialisation",
     source="fa3_backward_wide.cu",
-    configs=(_config(64, 64, 2, min_head_dim=192, bulk_add=False),),
+    configs=(_config(64, 64, 2, min_head_dim=136, bulk_add=False),),
     shared_memory=_wide_shared_memory,
-    further_refusal=_wide_refusal,
 )
