@@ -128,7 +128,7 @@ def test_any_problem(cp, dtype):
     """Shapes that no list has; compiled builds are few: one head dim, kinds of masks, cap or none."""
 
     @given(data=st.data())
-    @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
     def drawn(data):
         draw, length = data.draw, st.integers(1, 400)
         heads = draw(st.sampled_from([(1, 1), (2, 1), (3, 3), (4, 2)]))

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from .integers import INT32, Integers
 from .mask import Band, Mask
-from .mask_family import rows_in, shift_of
+from .mask_family import Edges, rows_in, shift_of
 from .tile_classes import Bools, Ints
 
 #: Beyond every row: a run from or up to here is open at that end.
@@ -49,17 +49,7 @@ class Columns(Mask):
     def shift(self, seqlen_q: int, seqlen_k: int) -> int:
         return self.band.shift(seqlen_q, seqlen_k)
 
-    def visible(
-        self,
-        rows: npt.ArrayLike,
-        keys: npt.ArrayLike,
-        seqlen_q: int,
-        seqlen_k: int,
-        batch: int = 0,
-        head: int = 0,
-    ) -> Bools:
-        if self.spread != (1, 1):
-            return self.at(batch, head).visible(rows, keys, seqlen_q, seqlen_k)
+    def _visible(self, rows: npt.ArrayLike, keys: npt.ArrayLike, seqlen_q: int, seqlen_k: int) -> Bools:
         seen = self.band.visible(rows, keys, seqlen_q, seqlen_k)
         place = np.asarray(rows)[:, None] + shift_of(self.rows, seqlen_q, seqlen_k)
         exists = np.clip(keys, 0, seqlen_k - 1)  # of others none is seen
@@ -78,6 +68,13 @@ class Columns(Mask):
     @property
     def num_intervals(self) -> int:
         return self.intervals.shape[0] // 2
+
+    def columns(self, seqlen_k: int) -> Columns:
+        """As of :class:`Chunks`: the mask with numbers for each of so many keys."""
+        return self
+
+    def edges(self, seqlen_q: int, seqlen_k: int) -> Edges:
+        return self.band.edges(seqlen_q, seqlen_k)
 
     # --- Which matrices there are -------------------------------------------------------------------------
 
@@ -168,20 +165,15 @@ class Chunks(Mask):
     def shift(self, seqlen_q: int, seqlen_k: int) -> int:
         return shift_of(self.diagonal, seqlen_q, seqlen_k)
 
-    def visible(
-        self,
-        rows: npt.ArrayLike,
-        keys: npt.ArrayLike,
-        seqlen_q: int,
-        seqlen_k: int,
-        batch: int = 0,
-        head: int = 0,
-    ) -> Bools:
+    def _visible(self, rows: npt.ArrayLike, keys: npt.ArrayLike, seqlen_q: int, seqlen_k: int) -> Bools:
         return self.columns(seqlen_k).visible(rows, keys, seqlen_q, seqlen_k)
 
     @property
     def beyond_band(self) -> str:
         return "columns"
+
+    def edges(self, seqlen_q: int, seqlen_k: int) -> Edges:
+        return None, self.shift(seqlen_q, seqlen_k)
 
     def rectangles(
         self, q_first: Ints, q_end: Ints, k_first: Ints, k_end: Ints, seqlen_q: int, seqlen_k: int

@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ..core import mask_memory
 from ..core.architectures import Device
 from ..core.mask import Mask
 from ..core.operation import Arrays
@@ -32,7 +33,7 @@ from ..kernels import TileConfig
 from ..masks.checks import check_flag
 from ..ops import arrays
 from ..ops.backward import BackwardCall
-from ..ops.calls import Call, with_memory
+from ..ops.calls import Call, check_num_splits, with_memory
 from ..ops.dense import scores_of
 from ..ops.forward import ForwardCall
 from ..ops.mask_arguments import resolve_mask
@@ -60,9 +61,9 @@ class Emulation:
     wavefronts and bank conflicts in counted mode."""
     records: npt.NDArray[Any]
     """One :data:`~cufa.core.params.TRACE_RECORD` per query block and head, sorted by batch, head and query
-    block: the kernel's own tile counters. Backward: per key block and key/value head. Decode: per piece, head being
-    that of key/value head and block of rows, q_block the piece's number within its item. Empty for kernels that keep
-    none."""
+    block: the kernel's own tile counters; where keys are split, one per split that has any. Backward: per key block
+    and key/value head. Decode: per piece, head being that of key/value head and block of rows, q_block the piece's
+    number within its item. Empty for kernels that keep none."""
     seconds: float
     """Time in the kernels, on this CPU."""
 
@@ -100,6 +101,7 @@ def emulate(
     scale: float | None = None,
     layout: str = "bhsd",
     algorithm: str = "fa2",
+    num_splits: int | None = None,
     precision: str | None = None,
     mode: str = "plain",
     schedule: str | int = "ascending",
@@ -113,7 +115,7 @@ def emulate(
 
     Parameters
     ----------
-    q, k, v, causal, window, mask, softcap, scale, layout, algorithm, precision
+    q, k, v, causal, window, mask, softcap, scale, layout, algorithm, num_splits, precision
         As for :func:`cufa.flash_attention`; NumPy arrays of a dtype that the kernel serves.
     mode : "plain", "checked" or "counted"
         "plain" only computes. "checked" also finds races and reads of never-written shared memory, accesses
@@ -151,7 +153,8 @@ def emulate(
     execution = Execution(mode, schedule, copies, threads)
     inputs = _on_host({"q": q, "k": k, "v": v})
     options = scores_of(resolve_mask(causal, window, mask), softcap, scale, precision)
-    call = ForwardCall(inputs, {"out": None, "lse": None}, layout, options, {"algorithm": algorithm})
+    request = {"algorithm": algorithm, "num_splits": check_num_splits(num_splits)}
+    call = ForwardCall(inputs, {"out": None, "lse": None}, layout, options, request)
     return _run(call, execution, config, arch, trace)
 
 
@@ -233,10 +236,16 @@ def run_plan(
     entries = build.kernel(f"kernels/{plan.spec.source}", constants, names, checked, types)
     operands = _operand_memory(plan, given, checked)
     own = _own_memory(plan)
-    memory = [*operands.values(), *own.values()]
+    of_mask = {
+        name: GlobalArray(f"mask.{name}", x.values, writable=False)
+        for name, x in mask_memory.arrays(plan.problem).items()
+    }
+    memory = [*operands.values(), *own.values(), *of_mask.values()]
     params = pack(plan, {name: operands[name].array if name in operands else None for name in given})
-    for array in memory:
+    for array in (*operands.values(), *own.values()):
         setattr(params, array.name, array.address)
+    for name, array in of_mask.items():
+        setattr(params.mask, name, array.address)
     boxes = _fill_maps(plan, params, operands)
     start = time.perf_counter()
     counters, findings = execute_all(
@@ -261,7 +270,8 @@ def run_plan(
 def _operand_memory(plan: Plan, given: Arrays, checked: bool) -> dict[str, GlobalArray]:
     """The arrays that are there. In checked mode those of a dense call are copied to lie apart, with poison
     between their rows' ends; a cache has room past its sequences' ends as it is."""
-    gap = max(plan.config.block_q, plan.config.block_kv) if checked and plan.split is None else 0
+    cached = plan.operation.splits
+    gap = max(plan.config.block_q, plan.config.block_kv) if checked and not cached else 0
     memory = {}
     for x in plan.operation.every_operand:
         array = given.get(x.name)

@@ -12,11 +12,11 @@ import functools
 import itertools
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 
+from .. import splits
 from ..core.architectures import COMPILED_ARCHITECTURES, Architecture, Device, find_architecture
 from ..core.operation import OPERATIONS
 from ..core.problem import Problem
 from ..kernels import KERNELS, KernelSpec, Launch, TileConfig
-from ..planner import fitting_configs
 from .covering import covering
 
 HEAD_DIMS = (64, 128, 256)
@@ -145,19 +145,26 @@ def _of_kernel(spec: KernelSpec, archs: Sequence[int], head_dims: Sequence[int] 
 def _configs(spec: KernelSpec, arch: Architecture, head_dim: int) -> Iterator[Variant]:
     for config in _fitting(spec, head_dim, arch):
         for problem in _problems(spec, head_dim):
-            yield Variant(spec, config, problem, arch)
+            if _meet(spec, config, problem):
+                yield Variant(spec, config, problem, arch)
 
 
 def _left_out(spec: KernelSpec, served: Sequence[Architecture]) -> Iterator[Variant]:
     """Configs that none of these head dims takes on an architecture where it fits: at their smallest."""
     reached = {config for arch in served for d in HEAD_DIMS for config in _fitting(spec, d, arch)}
     reached |= {config for d in ODD_HEAD_DIMS for config in _fitting(spec, d, served[0])}
-    for config in (c for c in spec.configs if c not in reached):
+    for config in (c for c in spec.configs + spec.split_configs if c not in reached):
         for arch in served:
             if config in _fitting(spec, config.min_head_dim, arch):
                 for problem in _problems(spec, config.min_head_dim):
-                    yield Variant(spec, config, problem, arch)
+                    if _meet(spec, config, problem):
+                        yield Variant(spec, config, problem, arch)
                 break
+
+
+def _meet(spec: KernelSpec, config: TileConfig, problem: Problem) -> bool:
+    """Not every problem's keys are split."""
+    return config not in spec.split_configs or splits.refusal(spec, problem) is None
 
 
 def _other_branches(spec: KernelSpec, arch: Architecture) -> Iterator[Variant]:
@@ -173,7 +180,8 @@ def _other_branches(spec: KernelSpec, arch: Architecture) -> Iterator[Variant]:
 
 
 def _fitting(spec: KernelSpec, head_dim: int, arch: Architecture) -> tuple[TileConfig, ...]:
-    return fitting_configs(spec, head_dim, Device.typical(arch.capability))
+    """Tiles with split keys last."""
+    return spec.fitting(spec.configs + spec.split_configs, head_dim, Device.typical(arch.capability))
 
 
 @functools.lru_cache(256)

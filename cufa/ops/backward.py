@@ -144,7 +144,9 @@ def flash_attention_backward(
         {"algorithm": algorithm},
         deterministic,
     )
-    return calls.run(call, device, options, gpu_serves=gpu_serves(str(named["q"].dtype), how, few))
+    in_fixed_order = deterministic and bool(how["mask"].beyond_band)
+    served = gpu_serves(str(named["q"].dtype), how, few) and not in_fixed_order
+    return calls.run(call, device, options, gpu_serves=served)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -229,7 +231,9 @@ def plan_backward(
     options = scores_of(resolve_mask(causal, window, mask), softcap, scale, precision)
     how = {"operation": "backward", "deterministic": check_flag("deterministic", deterministic)}
     few = {"alibi_slopes": alibi_slopes, "sink": sink, "seqlens_q": seqlens_q, "seqlens_k": seqlens_k}
-    return plan_shapes(q, k, v, dtype, device, {**options, "layout": layout}, few, algorithm=algorithm, **how)
+    return plan_shapes(
+        q, k, v, dtype, device, {**options, "layout": layout}, few, {"algorithm": algorithm}, **how
+    )
 
 
 # --- The operation ----------------------------------------------------------------------------------------
