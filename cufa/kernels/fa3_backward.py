@@ -7,7 +7,7 @@ from typing import Any
 
 from ..core import order
 from ..core.operation import Split
-from ..core.problem import Problem
+from ..core.problem import MAX_HEAD_DIM, Problem
 from .backward import PASS_WARPS, STRIP
 from .config import TileConfig
 from .shared_memory import Buffer
@@ -163,6 +163,14 @@ FA3_BACKWARD = KernelSpec(
 )
 
 
+def _wide_refusal(spec: KernelSpec, problem: Problem) -> str | None:
+    """What does not fit the registers."""
+    capped = problem.softcap is not None and problem.mask_kind not in ("full", "causal")
+    if problem.deterministic and capped and problem.head_dim == MAX_HEAD_DIM:
+        return f"takes a window with a softcap at head_dim {MAX_HEAD_DIM} in any order of additions only"
+    return None
+
+
 FA3_BACKWARD_WIDE = dataclasses.replace(
     FA3_BACKWARD,
     name="fa3_backward_wide",
@@ -170,4 +178,5 @@ FA3_BACKWARD_WIDE = dataclasses.replace(
     source="fa3_backward_wide.cu",
     configs=(_config(64, 64, 2, min_head_dim=136, bulk_add=False),),
     shared_memory=_wide_shared_memory,
+    further_refusal=_wide_refusal,
 )
