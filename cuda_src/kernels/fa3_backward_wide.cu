@@ -10,12 +10,12 @@
 // (with 64 x 64 tiles whose keys are shared out: 1.7), and there is room for two stages of Q and dO. The rest is as in
 // fa3_backward.cu; DETERMINISTIC blocks add the two runs of dQ's columns in turns of their own, so that a turn is short.
 //
-// Measured (H200, bfloat16, d256, 16k tokens), as a ratio of speed: over PyTorch's flash backward 1.88 to 2.03 at 4k and 16k; two
-// buffers for P 0.96 to 1.0; persistent blocks instead of one launched for each key block 0.91 to 1.0 (d192: 0.85 to 1.1). dQ is
-// added by red from registers: there is no room for staging it.
-// What failed: both runs of dQ in arrays of their own (640 bytes of spills), and adding the first under the next tile's scores
-// (C7514: ptxas takes its registers for those of products in flight). At other head dims than 256 ptxas serialises builds with a
-// mask or a cap (C7511), without spills; waiting for dQ before the mask does not help.
+// Measured (H200, bfloat16, d256, 16k tokens), as a ratio of speed: over PyTorch's flash backward 1.88 to 2.03 at 4k and 16k;
+// two buffers for P 0.96 to 1.0; persistent blocks instead of one launched for each key block 0.91 to 1.0 (d192: 0.85 to 1.1).
+// dQ is added by red from registers: there is no room for staging it.
+// What failed: both runs of dQ in arrays of their own at d256 (640 bytes of spills), and adding the first under the next tile's
+// scores (C7514: ptxas takes its registers for those of products in flight). A run of dQ in a part of an array that a longer run
+// has the whole of: at other head dims than 256 ptxas serialises the products of most builds (C7511), without spills.
 #include "backward_params.cuh"
 #include "primitives/register_budget.cuh"
 #include "tiles/backward_gradients.cuh"
@@ -67,7 +67,8 @@ template <bool VALUES>
 struct Consumer {
   static constexpr int FIRST_COLUMN = VALUES ? 0 : HALF_COLUMNS;
   static constexpr int MIDDLE_COLUMN = FIRST_COLUMN % ATOM_COLUMNS == 0 ? FIRST_COLUMN + ATOM_COLUMNS : 2 * ATOM_COLUMNS;
-  static constexpr int END_COLUMN = VALUES ? HALF_COLUMNS : HEAD_DIM;
+  // Beyond 224 columns with those that fill up the last atom of K, zeros, since both runs are in one array then.
+  static constexpr int END_COLUMN = VALUES ? HALF_COLUMNS : HEAD_DIM > 224 ? 256 : HEAD_DIM;
   static_assert(MIDDLE_COLUMN < END_COLUMN && END_COLUMN - MIDDLE_COLUMN <= ATOM_COLUMNS, "two runs");
 
   const BackwardParams& p;
@@ -81,7 +82,9 @@ struct Consumer {
   float gradient_rmem[HEAD_DIM / 2];       // dV, or dK
   float S_rmem[Br / 2];                    // S, or dP
   u32 operand_rmem[Br / 4];                // P, or dS
-  float dQ_rmem[32];                       // of one run of columns, then of the other
+  // dQ of one run of columns, then of the other; in one array where both are as long.
+  static constexpr bool ONE_ARRAY = MIDDLE_COLUMN - FIRST_COLUMN == END_COLUMN - MIDDLE_COLUMN;
+  float first_rmem[(MIDDLE_COLUMN - FIRST_COLUMN) / 2], second_rmem[ONE_ARRAY ? 1 : (END_COLUMN - MIDDLE_COLUMN) / 2];
 
   KeyBlock block{p, 0};
   QueryTile tile;
@@ -226,21 +229,29 @@ struct Consumer {
       Q_turns.release(n, lane);
     }
   }
+  template <int BEGIN, int END>
+  DEVICE auto& dq() {
+    if constexpr (ONE_ARRAY || BEGIN == FIRST_COLUMN) {
+      return first_rmem;
+    } else {
+      return second_rmem;
+    }
+  }
   // Columns BEGIN ... END-1 of dQ.
   template <int BEGIN, int END>
   DEVICE void issue_dq() {
-    float(&d)[(END - BEGIN) / 2] = reinterpret_cast<float(&)[(END - BEGIN) / 2]>(dQ_rmem);
-    ::issue_dq<(END - BEGIN) / 8>(d, smem.dS + dS_turns.stage(n) * DS_PART_BYTES,
+    ::issue_dq<(END - BEGIN) / 8>(dq<BEGIN, END>(), smem.dS + dS_turns.stage(n) * DS_PART_BYTES,
                                   smem.K + BEGIN / ATOM_COLUMNS * (GROUP_KEYS * ATOM_ROW_BYTES) + BEGIN % ATOM_COLUMNS * 2);
   }
   // Of tile `number`, which is `of` in the workspace: columns up to the middle are a part of it, those behind another.
   template <int BEGIN, int END>
   DEVICE void add_dq(u32 of, u32 number) {
     const u32 turn = 2 * number + (BEGIN == MIDDLE_COLUMN);
-    wgmma_registers(dQ_rmem);
+    auto& d = dq<BEGIN, END>();
+    wgmma_registers(d);
     if constexpr (DETERMINISTIC) smem.dQ_handover().wait_full(turn);
-    ::add_dq<(END - BEGIN) / 8>(dq_place(p, of, warp, BEGIN / 8), reinterpret_cast<float(&)[(END - BEGIN) / 2]>(dQ_rmem),
-                                (END - BEGIN) / 8, lane);
+    constexpr int EXISTING = (END < HEAD_DIM ? END : HEAD_DIM) - BEGIN;
+    ::add_dq<(END - BEGIN) / 8>(dq_place(p, of, warp, BEGIN / 8), d, EXISTING / 8, lane);
     if constexpr (DETERMINISTIC) {
       warp_sync();  // all lanes have added
       smem.dQ_handover().release(turn, lane);

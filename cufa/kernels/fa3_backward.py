@@ -6,7 +6,6 @@ import dataclasses
 from typing import Any
 
 from ..core import order
-from ..core.mask import FULL
 from ..core.operation import Split
 from ..core.problem import MAX_HEAD_DIM, Problem
 from .backward import PASS_WARPS, STRIP
@@ -165,9 +164,10 @@ FA3_BACKWARD = KernelSpec(
 
 
 def _wide_refusal(spec: KernelSpec, problem: Problem) -> str | None:
-    """ptxas serialises the products of masked and capped builds of other head dims than 256."""
-    if problem.head_dim != MAX_HEAD_DIM and (problem.mask != FULL or problem.softcap is not None):
-        return f"takes a mask or a softcap at head_dim {MAX_HEAD_DIM} only"
+    """What does not fit the registers."""
+    capped = problem.softcap is not None and problem.mask_kind not in ("full", "causal")
+    if problem.deterministic and capped and problem.head_dim == MAX_HEAD_DIM:
+        return f"takes a window with a softcap at head_dim {MAX_HEAD_DIM} in any order of additions only"
     return None
 
 
@@ -176,7 +176,7 @@ FA3_BACKWARD_WIDE = dataclasses.replace(
     name="fa3_backward_wide",
     title="FlashAttention-3 backward of wide heads: TMA, WGMMA, warp specialisation",
     source="fa3_backward_wide.cu",
-    configs=(_config(64, 64, 2, min_head_dim=192, bulk_add=False),),
+    configs=(_config(64, 64, 2, min_head_dim=136, bulk_add=False),),
     shared_memory=_wide_shared_memory,
     further_refusal=_wide_refusal,
 )
