@@ -47,7 +47,9 @@ class Excerpt:
 _FA1, _FA2 = "kernels/fa1_forward.cu", "kernels/fa2_forward.cu"
 _BACKWARD = "kernels/fa2_backward.cu"
 _TILES = (
-    Excerpt("Tiles that a query block visits", "tiles/schedule.cuh", "DEVICE TileRange visited_tiles("),
+    Excerpt(
+        "Tiles that a query block visits", "tiles/schedule.cuh", "visited_tiles(const AttentionParams& p"
+    ),
     Excerpt(
         "The walk over them, masked ones first",
         "tiles/mask.cuh",
@@ -107,7 +109,7 @@ FIGURES: dict[str, tuple[Excerpt, ...]] = {
 }
 """By the key of the figure; figures of times show no lines."""
 
-_MERGE = Excerpt("Add two parts", "tiles/decode_merge.cuh", "// Part (o_part, ml_part) into (o, m, l).")
+_MERGE = Excerpt("Add two parts", "tiles/parts.cuh", "// Part (o_part, ml_part) into (o, m, l).")
 PHASES: dict[str, dict[str, Excerpt]] = {
     "fa1": {
         "Load": Excerpt("Algorithm 1, l. 6 and 8", _FA1, "// Alg. 1, l. 6. The end of the last block"),
