@@ -12,6 +12,7 @@ import functools
 import itertools
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 
+from .. import splits
 from ..core.architectures import COMPILED_ARCHITECTURES, Architecture, Device, find_architecture
 from ..core.operation import OPERATIONS
 from ..core.problem import Problem
@@ -144,7 +145,8 @@ def _of_kernel(spec: KernelSpec, archs: Sequence[int], head_dims: Sequence[int] 
 def _configs(spec: KernelSpec, arch: Architecture, head_dim: int) -> Iterator[Variant]:
     for config in _fitting(spec, head_dim, arch):
         for problem in _problems(spec, head_dim):
-            yield Variant(spec, config, problem, arch)
+            if _meet(spec, config, problem):
+                yield Variant(spec, config, problem, arch)
 
 
 def _left_out(spec: KernelSpec, served: Sequence[Architecture]) -> Iterator[Variant]:
@@ -155,8 +157,14 @@ def _left_out(spec: KernelSpec, served: Sequence[Architecture]) -> Iterator[Vari
         for arch in served:
             if config in _fitting(spec, config.min_head_dim, arch):
                 for problem in _problems(spec, config.min_head_dim):
-                    yield Variant(spec, config, problem, arch)
+                    if _meet(spec, config, problem):
+                        yield Variant(spec, config, problem, arch)
                 break
+
+
+def _meet(spec: KernelSpec, config: TileConfig, problem: Problem) -> bool:
+    """Not every problem's keys are split."""
+    return config not in spec.split_configs or splits.refusal(spec, problem) is None
 
 
 def _other_branches(spec: KernelSpec, arch: Architecture) -> Iterator[Variant]:

@@ -7,11 +7,15 @@ import itertools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import numpy as np
+
+from ..core.columns import Columns
+from ..core.integers import Integers
 from ..core.lengths import DENSE, Packed
 from ..core.mask import CAUSAL, FULL, Band, Mask
 from ..core.operation import Arrays
 from ..core.params import softmax_scalars
-from ..core.problem import MAX_SIZE, Problem, default_scale
+from ..core.problem import MASK_KINDS, MAX_SIZE, Problem, default_scale
 from ..core.scores import check_softcap
 from ..kernels import KernelSpec
 from ..planner import Plan
@@ -79,7 +83,10 @@ class PackedCall(calls.Call):
 def gpu_serves(dtype: str, options: Mapping[str, Any], inputs: Mapping[str, Any]) -> bool:
     """Whether kernels take what NumPy arrays and these options say; else they are computed on the CPU."""
     few = any(x.name in inputs for x in further.OPERANDS)
-    return dtype != "float64" and not options["mask"].beyond_band and not few
+    mask = options["mask"]
+    served = not mask.beyond_band or mask.beyond_band in MASK_KINDS
+    within_sets = isinstance(mask, Columns) and bool(mask.band.beyond_band)
+    return dtype != "float64" and served and not within_sets and not few
 
 
 def plan_shapes(
@@ -146,7 +153,7 @@ def scalars(plan: Plan, given: Arrays) -> dict[str, int | float]:
 
 def _band(p: Problem) -> dict[str, int]:
     """Where the edges are, and the diagonal: of dense arrays, or from which those of each sequence follow."""
-    first, last = p.edges
+    first, last = p.mask.edges(p.seqlen_q, p.seqlen_k) if p.mask.beyond_band else p.edges
     if not p.lengths.ragged:
         # A bound beyond the matrix hides as much as one at its edge, and sums stay within 32 bits.
         return {
@@ -193,10 +200,20 @@ def plan_lines(plan: Plan) -> list[str]:
     return [tiles, f"splits     {plan.split.kind}: {plan.split.count} of the keys of each query block"]
 
 
+#: One of each kind.
+_MASKS = (
+    FULL,
+    CAUSAL,
+    Band(255, 0),
+    Band(right=0, prefix=100),
+    *(Columns(CAUSAL, Integers(np.full((2 * runs, 1, 1, 1024), 512))) for runs in (1, 2)),
+)
+
+
 def compiled(spec: KernelSpec, head_dim: int) -> Iterator[Problem]:
     """Every element with every kind of mask, with and without a cap."""
     for dtype, precision, mask, softcap in itertools.product(
-        spec.dtypes, spec.precisions, (FULL, CAUSAL, Band(255, 0)), (None, 30.0)
+        spec.dtypes, spec.precisions, _MASKS, (None, 30.0)
     ):
         if (dtype == "float32") != (precision == "native"):  # a precision is a choice for float32 only
             problem = Problem(1, 1, 1, 1024, 1024, head_dim, dtype, mask, default_scale(head_dim), softcap)
