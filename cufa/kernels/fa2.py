@@ -44,8 +44,8 @@ def _fa2_shared_memory(config: Fa2Config, head_dim: int) -> tuple[Buffer, ...]:
 def _fa2_launches(
     problem: Problem, config: Fa2Config, shared_memory: int, split: Split | None = None
 ) -> tuple[Launch, ...]:
-    """One block per query block and head; where keys are split, per split too, and a merge. Before them, where keys have
-    runs of rows, what these make of each block of keys."""
+    """One block per query block and head; where keys are split, per split too, and a merge. Before them, where keys
+    have runs of rows, what these make of each block of keys."""
     blocks = query_items(problem, config)
     launch = Launch("fa2_forward", (blocks, 1, 1), config.num_warps * 32, shared_memory)
     if config.split_keys:
