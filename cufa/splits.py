@@ -50,7 +50,8 @@ MERGE_SECONDS = 3e-6
 #: Items differ in length where the longest visits more than so many times the tiles of the shortest.
 _ALIKE = 1.1
 
-#: Splits are taken where they are expected to take this part of the time at most: the estimate is not that good.
+#: Splits are taken where they are expected to take this part of the time at most, and to save as much again as their
+#: merge costs: the estimate is not that good, and a second launch costs the host something too.
 _WORTH = 0.9
 
 
@@ -107,7 +108,7 @@ def with_splits(problem: Problem, device: Device, choice: Choice, request: Reque
         seconds(problem, device, spec, choice.config, 1),
         _held(device, spec, choice.config, problem),
     )
-    if best.seconds > _WORTH * whole:
+    if best.seconds > min(_WORTH * whole, whole - MERGE_SECONDS):
         return choice
     reason = (
         f"{query_items(problem, choice.config)} items for {held} blocks at once: "
