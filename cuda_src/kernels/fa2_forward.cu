@@ -77,14 +77,19 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward(const __grid_co
 
   // Alg. 1, l. 3
   const WorkItem item = work_item<Br>(p, blockIdx.x, 2 * ROW_BYTES);
-  TileRange tiles = visited_tiles<Br, Bc>(p, item.q_block);
+  const Sequence sequence = sequence_of(p, item.batch);
+  if (LENGTHS_KIND == PACKED && item.q_block * Br >= sequence.stored_rows) return;  // behind the end of its sequence
+  const HeadMask mask = head_mask(p, sequence);
+  TileRange tiles = visited_tiles<Br, Bc>(mask, item.q_block);
   const int first_row = item.q_block * Br;
   const int kv_head = item.head / (p.heads / p.kv_heads);
   const i64 q_stride = p.q_stride.seq * 2, k_stride = p.k_stride.seq * 2, v_stride = p.v_stride.seq * 2;
-  const char* Q = static_cast<const char*>(p.q) + 2 * (item.batch * p.q_stride.batch + item.head * p.q_stride.head) +
-                  first_row * q_stride;
-  const char* K = static_cast<const char*>(p.k) + 2 * (item.batch * p.k_stride.batch + kv_head * p.k_stride.head);
-  const char* V = static_cast<const char*>(p.v) + 2 * (item.batch * p.v_stride.batch + kv_head * p.v_stride.head);
+  const char* Q = static_cast<const char*>(p.q) + 2 * (sequence.batch() * p.q_stride.batch + item.head * p.q_stride.head) +
+                  (sequence.first_row + first_row) * q_stride;
+  const char* K = static_cast<const char*>(p.k) + 2 * (sequence.batch() * p.k_stride.batch + kv_head * p.k_stride.head) +
+                  sequence.first_key * k_stride;
+  const char* V = static_cast<const char*>(p.v) + 2 * (sequence.batch() * p.v_stride.batch + kv_head * p.v_stride.head) +
+                  sequence.first_key * v_stride;
 
   const u32 Q_smem = smem_address(smem) + Q_OFFSET;
   const u32 K_smem = smem_address(smem) + STAGES_OFFSET, V_smem = K_smem + KV_BYTES;
@@ -100,6 +105,15 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward(const __grid_co
   // Where masked tiles are not skipped, their end waits in the same place of the second row.
   constexpr bool PARK_CLEAR_END = !SKIP_MASKED_TILES && MASK_KIND != MASK_FULL;
   if (PARK_CLEAR_END && thread == 0) st_shared_u32(parked_smem + PITCH, u32(tiles.clear_end));
+  // Likewise the mask of a sequence in that of the third, and what ALiBi needs in that of the fourth.
+  constexpr bool PARK_MASK = LENGTHS_KIND != DENSE;
+  if (PARK_MASK && thread == 0) {
+    st_shared_vec4(parked_smem + 2 * PITCH, {u32(mask.rows), u32(mask.keys), u32(mask.first), u32(mask.last)});
+  }
+  if (ALIBI && thread == 0) {
+    const Alibi alibi(p, sequence, item.head);
+    st_shared_vec2(parked_smem + 3 * PITCH, {float_as_u32(alibi.slope), u32(alibi.diagonal)});
+  }
 
   // Alg. 1, l. 5
   float O_rmem[M_TILES][O_TILES][4] = {};
@@ -129,7 +143,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward(const __grid_co
   // Alg. 1, l. 9: P = exp(S - m) for 16 keys of this warp, as an A operand.
   auto probabilities = [&](u32(&P)[M_TILES][4], float(&S_rmem)[M_TILES][S_TILES][4], int k) {
     const auto S = fragment_view(S_rmem);
-    exponentials<2>(S, 2 * k, softmax, p.scale_log2);
+    exponentials<2>(S, 2 * k, softmax, softmax_scale(p));
 #pragma unroll
     for (int i = 0; i < M_TILES; ++i) {
 #pragma unroll
@@ -201,10 +215,20 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward(const __grid_co
     // Alg. 1, l. 9: the row maxima.
     const auto S = fragment_view(S_rmem);
     cap_scores<SOFTCAP>(S, p.softcap);
-    if constexpr (SEGMENT != CLEAR) {
+    if constexpr (SEGMENT != CLEAR || ALIBI) {
       const int row = int(ld_shared_u32(parked_smem)) * Br + row_group * WARP_ROWS + S.lane_row(lane_id());
       const int column = S.lane_column(PAIRED ? lane_id() : lane);  // as registers allow
-      hide_scores<SEGMENT>(S, head_mask(p), row, j * Bc + part * WARP_KEYS, column);
+      const int first_key = j * Bc + part * WARP_KEYS;
+      if constexpr (ALIBI) {
+        const vec2 found = ld_shared_vec2(parked_smem + 3 * PITCH);
+        Alibi{u32_as_float(found.x), int(found.y)}.change(S, p.scale_log2, row, first_key + column);
+      }
+      if constexpr (PARK_MASK) {
+        const vec4 found = ld_shared_vec4(parked_smem + 2 * PITCH);
+        hide_scores<SEGMENT>(S, HeadMask{int(found.x), int(found.y), int(found.z), int(found.w)}, row, first_key, column);
+      } else {
+        hide_scores<SEGMENT>(S, head_mask(p), row, first_key, column);
+      }
     }
     float m_tile[2 * M_TILES];
     lane_maxima<false>(m_tile, S);
@@ -217,7 +241,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward(const __grid_co
       for (int r = 0; r < 2 * M_TILES; ++r) m_tile[r] = fmaxf(m_tile[r], m_other[r]);
     }
     float alpha[2 * M_TILES];
-    if (softmax.raise_max(m_tile, p.scale_log2, alpha)) scale_rows(O_rmem, alpha);  // and their part of l. 10
+    if (softmax.raise_max(m_tile, softmax_scale(p), alpha)) scale_rows(O_rmem, alpha);  // and their part of l. 10
 
     if constexpr (PAIRED) {
       u32 P[S_TILES / 2][M_TILES][4];
@@ -258,9 +282,9 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward(const __grid_co
     // Alg. 1, l. 4 and 7: Q, and the first K and V. Only the last tile of a sequence, which is visited first, can hang
     // over its end.
     int j = tiles.end - 1;
-    const int valid_keys = p.seqlen_k - j * Bc;
+    const int valid_keys = sequence.keys - j * Bc;
     copy_tile_async<Br, ROW_BYTES, PITCH, NUM_THREADS, ALIGNMENT, true>(  //
-        Q_smem, Q, q_stride, p.seqlen_q - first_row, thread);
+        Q_smem, Q, q_stride, sequence.rows - first_row, thread);
     cp_async_commit();
     copy_tile_async<Bc, ROW_BYTES, PITCH, NUM_THREADS, ALIGNMENT, true>(  //
         K_smem, K + j * (Bc * k_stride), k_stride, valid_keys, thread);
@@ -299,18 +323,20 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward(const __grid_co
   const vec4 parked = ld_shared_vec4(parked_smem);
   const int group_row = int(parked.x) * Br + row_group * WARP_ROWS, head = int(parked.y), batch = int(parked.z);
   const u32 O_smem = parked.w + row_group * WARP_ROWS * PITCH;
+  const Sequence ended = sequence_of(p, batch);
 #pragma unroll
   for (int r = 0; r < 2 * M_TILES; ++r) {
     const int row = r * 8 + lane / 4;
-    const float inverse = softmax.inverse_sum(r);
+    const bool exists = LENGTHS_KIND == DENSE || group_row + row < ended.rows;  // else zeros, and an LSE of -inf
+    const float inverse = row_factor(p, softmax, r, head);
 #pragma unroll
     for (int n = 0; n < O_TILES; ++n) {
       const float* o = O_rmem[r / 2][n] + r % 2 * 2;
       st_shared_u32(O_smem + row * PITCH + (part * O_TILES + n) * 16 + lane % 4 * 4,
-                    pack_16bit<BFLOAT16>(o[0] * inverse, o[1] * inverse));
+                    exists ? pack_16bit<BFLOAT16>(o[0] * inverse, o[1] * inverse) : 0);
     }
-    if (p.lse != nullptr && part == 0 && lane % 4 == 0 && group_row + row < p.seqlen_q) {
-      st_global(p.lse + (i64(batch) * p.heads + head) * p.seqlen_q + group_row + row, softmax.lse(r));
+    if (p.lse != nullptr && part == 0 && lane % 4 == 0 && group_row + row < ended.stored_rows) {
+      st_global(p.lse + row_numbers(p, ended, head) + group_row + row, exists ? softmax.lse(r) : NEG_INF);
     }
   }
   if constexpr (PAIRED) {
@@ -319,13 +345,13 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward(const __grid_co
     warp_sync();
   }
   constexpr int STORE_ROWS = WARP_ROWS / COLUMN_WARPS;
-  char* O = static_cast<char*>(p.o) + 2 * (batch * p.o_stride.batch + head * p.o_stride.head +
-                                           (group_row + part * STORE_ROWS) * p.o_stride.seq);
+  char* O = static_cast<char*>(p.o) + 2 * (ended.batch() * p.o_stride.batch + head * p.o_stride.head +
+                                           (ended.first_row + (group_row + part * STORE_ROWS)) * p.o_stride.seq);
   store_tile<STORE_ROWS, ROW_BYTES, PITCH, ALIGNMENT>(O, p.o_stride.seq * 2, O_smem + part * STORE_ROWS * PITCH,
-                                                      p.seqlen_q - group_row - part * STORE_ROWS, lane);
+                                                      ended.stored_rows - group_row - part * STORE_ROWS, lane);
 
   if constexpr (TRACE) {
     block_sync();  // the record ends when the last warp has stored
-    if (thread == 0) write_trace(p, blockIdx.x, {int(parked.x), head, batch}, tiles, start_ns);
+    if (thread == 0 && (LENGTHS_KIND == DENSE || int(parked.x) * Br < ended.rows)) write_trace(p, blockIdx.x, {int(parked.x), head, batch}, tiles, start_ns);
   }
 }

@@ -8,13 +8,12 @@
 enum LengthsKind { DENSE, PADDED, PACKED };
 constexpr LengthsKind LENGTHS_KIND = LengthsKind(LENGTHS);
 
-// One sequence. What lies behind the last of packed ones counts as one more, number p.batch: its rows see no key, and no row
-// sees its keys.
+// One sequence. What lies behind the last of packed ones counts as one more, number p.batch, of no rows and no keys.
 struct Sequence {
   int number;
   int rows, keys;
-  i64 first_row, first_key;  // in packed arrays
-  int stored_rows;           // of a row's results as many are written: behind those of the sequence, of padded ones, zeros
+  int stored_rows, stored_keys;  // so many are written of results: zeros behind its own rows and keys
+  i64 first_row, first_key;      // in packed arrays
 
   DEVICE int batch() const { return LENGTHS_KIND == PACKED ? 0 : number; }  // index of arrays
 };
@@ -26,17 +25,17 @@ DEVICE Sequence sequence_of(const Params& p, int number) {
   if constexpr (LENGTHS_KIND == PADDED) {
     const int rows = p.seqlens_q == nullptr ? p.seqlen_q : within(ld_global<i32>(p.seqlens_q + number), p.seqlen_q);
     const int keys = p.seqlens_k == nullptr ? p.seqlen_k : within(ld_global<i32>(p.seqlens_k + number), p.seqlen_k);
-    return {number, rows, keys, 0, 0, p.seqlen_q};
+    return {number, rows, keys, p.seqlen_q, p.seqlen_k, 0, 0};
   } else if constexpr (LENGTHS_KIND == PACKED) {
     const bool behind = number == p.batch;
     const int row = within(ld_global<i32>(p.cu_seqlens_q + number), p.total_q);
     const int key = within(ld_global<i32>(p.cu_seqlens_k + number), p.total_k);
     const int row_end = behind ? p.total_q : within(ld_global<i32>(p.cu_seqlens_q + number + 1), p.total_q);
     const int key_end = behind ? p.total_k : within(ld_global<i32>(p.cu_seqlens_k + number + 1), p.total_k);
-    const int rows = max(row_end - row, 0);
-    return {number, rows, max(key_end - key, 0), row, key, rows};
+    const int rows = max(row_end - row, 0), keys = max(key_end - key, 0);
+    return {number, behind ? 0 : rows, behind ? 0 : keys, rows, keys, row, key};
   } else {
-    return {number, p.seqlen_q, p.seqlen_k, 0, 0, p.seqlen_q};
+    return {number, p.seqlen_q, p.seqlen_k, p.seqlen_q, p.seqlen_k, 0, 0};
   }
 }
 
@@ -82,9 +81,9 @@ DEVICE u32 blocks_of_rows(const Params& p) {
   return (u32(p.seqlen_q - 1) / BLOCK + 1) * u32(p.batch);
 }
 
-// Where a number of a row stands, in an array (batch, heads, seqlen_q), or (heads, total_q) where packed.
+// Where the numbers of a head's rows begin, in an array (batch, heads, seqlen_q), or (heads, total_q) where packed.
 template <typename Params>
-DEVICE i64 row_number(const Params& p, const Sequence& sequence, int head, i64 row) {
-  if constexpr (LENGTHS_KIND == PACKED) return i64(head) * p.total_q + sequence.first_row + row;
-  return (i64(sequence.number) * p.heads + head) * p.seqlen_q + row;
+DEVICE i64 row_numbers(const Params& p, const Sequence& sequence, int head) {
+  if constexpr (LENGTHS_KIND == PACKED) return i64(head) * p.total_q + sequence.first_row;
+  return (i64(sequence.number) * p.heads + head) * p.seqlen_q;
 }

@@ -69,4 +69,12 @@ struct OnlineSoftmax {
     constexpr float LN_2 = 0.693147180559945309f;
     return l[r] == 0.0f ? NEG_INF : (m_scaled[r] + lg2(l[r])) * LN_2;
   }
+
+  // A logit, in units of log2, joins the denominator of a whole row. Returns what O is multiplied by.
+  DEVICE float join(int r, float logit) {
+    const float m = fmaxf(m_scaled[r], logit), kept = ex2(m_scaled[r] - m);
+    l[r] = fmaf(l[r], kept, ex2(logit - m));
+    m_scaled[r] = m;
+    return kept * inverse_sum(r);
+  }
 };

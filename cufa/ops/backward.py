@@ -302,7 +302,7 @@ BACKWARD = register(
         describe=_describe,
         plan_lines=plan_lines,
         compiled=_compiled,
-        num_records=lambda plan: plan.problem.batch * plan.problem.kv_heads * plan.schedule.num_kv_blocks,
+        num_records=lambda plan: plan.problem.key_blocks(plan.config.block_kv) * plan.problem.kv_heads,
         by_keys=True,
     )
 )

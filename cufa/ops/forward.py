@@ -265,6 +265,6 @@ FORWARD = register(
         describe=describe,
         plan_lines=plan_lines,
         compiled=compiled,
-        num_records=lambda plan: plan.problem.batch * plan.problem.heads * plan.schedule.num_q_blocks,
+        num_records=lambda plan: plan.problem.query_blocks(plan.config.block_q) * plan.problem.heads,
     )
 )
