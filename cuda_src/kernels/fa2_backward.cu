@@ -87,12 +87,17 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward(const __grid_c
 
   // Alg. 2, l. 5
   const KeyItem item = key_item<Bc>(p, blockIdx.x, 8 * HEAD_DIM);
-  const TileRange tiles = head_mask(p).query_tiles<Br, Bc>(item.k_block);
+  const Sequence sequence = sequence_of(p, item.batch);
+  if (LENGTHS_KIND == PACKED && item.k_block * Bc >= sequence.stored_keys) return;  // behind the end of its sequence
+  const HeadMask mask = head_mask(p, sequence);
+  const TileRange tiles = visited_queries<Br, Bc>(mask, item.k_block);
   const BackwardWorkspace workspace(p);
-  const int first_key = item.k_block * Bc, valid_keys = p.seqlen_k - first_key;
+  const int first_key = item.k_block * Bc, valid_keys = sequence.keys - first_key;
   const int group_size = p.heads / p.kv_heads, first_head = item.kv_head * group_size;
-  const i64 batch_head = i64(item.batch) * p.heads;
-  const DqTurns<Br, Bc> turns{p, workspace, item.k_block, batch_head};
+  const i64 batch_head = i64(sequence.batch()) * p.heads;
+  const int first_strip = LENGTHS_KIND == PACKED ? first_packed_block<STRIP>(int(sequence.first_row), item.batch) : 0;
+  const u32 first_turn = LENGTHS_KIND == PACKED ? first_packed_block<Br>(int(sequence.first_row), item.batch) : 0;
+  const DqTurns<Br, Bc> turns{p, workspace, mask, item.k_block, batch_head, first_turn};
 
   const u32 smem_base = smem_address(smem);
   const u32 K_smem = smem_base + K_OFFSET, V_smem = smem_base + V_OFFSET, Q_smem = smem_base + Q_OFFSET;
@@ -120,11 +125,11 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward(const __grid_c
   auto copy_of = [&](QueryTile tile, u32 stage, bool valid) -> TileCopy {
     const int row = tile.q_tile * Br;
     return {static_cast<const char*>(p.q) +
-                2 * (item.batch * p.q_stride.batch + tile.head * p.q_stride.head + row * p.q_stride.seq),
+                2 * (sequence.batch() * p.q_stride.batch + tile.head * p.q_stride.head + (sequence.first_row + row) * p.q_stride.seq),
             static_cast<const char*>(p.dout) +
-                2 * (item.batch * p.dout_stride.batch + tile.head * p.dout_stride.head + row * p.dout_stride.seq),
-            workspace.rows + ((batch_head + tile.head) * p.seqlen_q + row) * ROW_NUMBER_BYTES, stage,
-            valid ? p.seqlen_q - row : 0, thread_id()};
+                2 * (sequence.batch() * p.dout_stride.batch + tile.head * p.dout_stride.head + (sequence.first_row + row) * p.dout_stride.seq),
+            workspace.rows + (row_numbers(p, sequence, tile.head) + row) * ROW_NUMBER_BYTES, stage,
+            valid ? sequence.rows - row : 0, thread_id()};
   };
   auto copy_part = [&](const TileCopy& copy, int x) {
     copy_tile_part<Br, ROW_BYTES, PITCH, NUM_THREADS, ALIGNMENT, K_STEPS>(  //
@@ -179,6 +184,10 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward(const __grid_c
             },
             [&](u32(&B)[4], int n, int k) { ldmatrix_x4(B, B_lane + n * 8 * PITCH + k * 32); }, between);
       };
+      // Of the lane's first query from its first key, where ALiBi asks for it.
+      const Alibi alibi = ALIBI ? Alibi(p, sequence, tile.head) : Alibi(0.0f, 0);
+      const float distance = float(tile.q_tile * Br + first + S.lane_column(lane) + alibi.diagonal -
+                                   (first_key + int(warp_keys) + S.lane_row(lane)));
       // Alg. 2, l. 11
       auto exponentials = [&](int n) {
         float L[2], D[2];
@@ -186,7 +195,11 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward(const __grid_c
 #pragma unroll
         for (int x = 0; x < 4 * KEY_TILES; ++x) {
           float& s = S.at(x / 2, n, x % 2);
-          s = ex2(fmaf(s, p.scale_log2, -L[x % 2]));
+          if constexpr (ALIBI) {
+            s = ex2(alibi.changed(s, p.scale_log2, distance, 8 * n + x % 2 - x / 2 * 8) - L[x % 2]);
+          } else {
+            s = ex2(fmaf(s, p.scale_log2, -L[x % 2]));
+          }
         }
       };
       // Alg. 2, l. 14
@@ -204,7 +217,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward(const __grid_c
       mma_fence();
       cap_scores<SOFTCAP>(S, p.softcap);
       if (masked) {
-        hide_scores_by_keys(S, head_mask(p), first_key + int(warp_keys) + S.lane_row(lane_id()),
+        hide_scores_by_keys(S, mask, first_key + int(warp_keys) + S.lane_row(lane_id()),
                             tile.q_tile * Br + first + S.lane_column(lane_id()));
       }
       // Alg. 2, l. 13; exponentials run under the products.
@@ -289,7 +302,8 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward(const __grid_c
   // Alg. 2, l. 15: 32 rows and a share of the columns for each warp.
   auto add_dq = [&](QueryTile tile, u32 stage) {
     const int strip = (tile.q_tile * Br + dq_row) / STRIP;
-    float* const dQ = workspace.strip(batch_head + tile.head, strip) + first_dq_tile * ACCUMULATOR;
+    float* const dQ = workspace.strip(batch_head + tile.head, first_strip + strip) + first_dq_tile * ACCUMULATOR;
+    const int strips = LENGTHS_KIND == PACKED ? (sequence.rows - 1) / STRIP + 1 : workspace.strips;
     const u32 dS_lane = dS_smem + stage * TILE_BYTES + dq_row * 2 + lane_offset_columns_first<S_PITCH>(lane);
     const u32 K_lane = K_smem + first_dq_tile * 16 + rows_first;
     float dQ_rmem[DQ_CHUNKS][2][DQ_CHUNK][4] = {};
@@ -298,7 +312,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward(const __grid_c
 #pragma unroll
       for (int x = begin; x < end; ++x) {
         const int i = x / DQ_CHUNK, n = x % DQ_CHUNK, tile_n = c * DQ_CHUNK + n;
-        if (strip + i >= workspace.strips) continue;
+        if (strip + i >= strips) continue;
         if (D_TILES % DQ_COLUMN_WARPS != 0 && first_dq_tile + tile_n < dq_share) continue;  // another warp's
         add_accumulator(dQ + (i * D_TILES + tile_n) * ACCUMULATOR, dQ_rmem[c][i][n], lane);
       }
@@ -343,9 +357,11 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward(const __grid_c
     }
     // Alg. 2, l. 6
     const char* K = static_cast<const char*>(p.k) +
-                    2 * (item.batch * p.k_stride.batch + item.kv_head * p.k_stride.head + first_key * p.k_stride.seq);
+                    2 * (sequence.batch() * p.k_stride.batch + item.kv_head * p.k_stride.head +
+                         (sequence.first_key + first_key) * p.k_stride.seq);
     const char* V = static_cast<const char*>(p.v) +
-                    2 * (item.batch * p.v_stride.batch + item.kv_head * p.v_stride.head + first_key * p.v_stride.seq);
+                    2 * (sequence.batch() * p.v_stride.batch + item.kv_head * p.v_stride.head +
+                         (sequence.first_key + first_key) * p.v_stride.seq);
     copy_tile_async<Bc, ROW_BYTES, PITCH, NUM_THREADS, ALIGNMENT, true>(K_smem, K, p.k_stride.seq * 2, valid_keys, thread);
     copy_tile_async<Bc, ROW_BYTES, PITCH, NUM_THREADS, ALIGNMENT, true>(V_smem, V, p.v_stride.seq * 2, valid_keys, thread);
     if constexpr (NUM_STAGES == 2) {
@@ -402,8 +418,9 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward(const __grid_c
       for (int n = 0; n < O_TILES; ++n) {
         if (D_TILES % PARTS != 0 && first_tile + n < part * O_TILES) continue;  // another warp's
         const float* d = D[r / 2][n] + r % 2 * 2;
+        const bool exists = LENGTHS_KIND == DENSE || int(warp_keys) + r * 8 + lane / 4 < valid_keys;  // else zeros
         st_shared_u32(rows + (r * 8 + lane / 4) * PITCH + (first_tile + n) * 16 + lane % 4 * 4,
-                      pack_16bit<BFLOAT16>(d[0] * factor, d[1] * factor));
+                      exists ? pack_16bit<BFLOAT16>(d[0] * factor, d[1] * factor) : 0);
       }
     }
   };
@@ -416,16 +433,17 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward(const __grid_c
   }
   constexpr int STORE_ROWS = WARP_KEYS / PARTS;
   const int row = warp_keys + part * STORE_ROWS;
-  char* dK = static_cast<char*>(p.dk) + 2 * (item.batch * p.dk_stride.batch + item.kv_head * p.dk_stride.head +
-                                             i64(first_key + row) * p.dk_stride.seq);
-  char* dV = static_cast<char*>(p.dv) + 2 * (item.batch * p.dv_stride.batch + item.kv_head * p.dv_stride.head +
-                                             i64(first_key + row) * p.dv_stride.seq);
-  store_tile<STORE_ROWS, ROW_BYTES, PITCH, ALIGNMENT>(dK, p.dk_stride.seq * 2, K_smem + row * PITCH, valid_keys - row, lane);
-  store_tile<STORE_ROWS, ROW_BYTES, PITCH, ALIGNMENT>(dV, p.dv_stride.seq * 2, V_smem + row * PITCH, valid_keys - row, lane);
+  char* dK = static_cast<char*>(p.dk) + 2 * (sequence.batch() * p.dk_stride.batch + item.kv_head * p.dk_stride.head +
+                                             (sequence.first_key + i64(first_key + row)) * p.dk_stride.seq);
+  char* dV = static_cast<char*>(p.dv) + 2 * (sequence.batch() * p.dv_stride.batch + item.kv_head * p.dv_stride.head +
+                                             (sequence.first_key + i64(first_key + row)) * p.dv_stride.seq);
+  const int stored = sequence.stored_keys - first_key - row;
+  store_tile<STORE_ROWS, ROW_BYTES, PITCH, ALIGNMENT>(dK, p.dk_stride.seq * 2, K_smem + row * PITCH, stored, lane);
+  store_tile<STORE_ROWS, ROW_BYTES, PITCH, ALIGNMENT>(dV, p.dv_stride.seq * 2, V_smem + row * PITCH, stored, lane);
 
   if constexpr (TRACE) {
     block_sync();  // the record ends when the last warp has stored
-    if (thread == 0) write_trace(p, blockIdx.x, {item.k_block, item.kv_head, item.batch}, tiles, start_ns);
+    if (thread == 0 && (LENGTHS_KIND == DENSE || valid_keys > 0)) write_trace(p, blockIdx.x, {item.k_block, item.kv_head, item.batch}, tiles, start_ns);
   }
 }
 

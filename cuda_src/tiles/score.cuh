@@ -49,9 +49,11 @@ struct Alibi {
   template <typename View>
   DEVICE void change(View S, float scale_log2, int row, int key) const {
     const float distance = float(row + diagonal - key);
-    S.for_each([&](int row, int column, float& s) {
-      s = fmaf(s, scale_log2, -(slope * fabsf(distance + float(row - column))));
-    });
+    S.for_each([&](int row, int column, float& s) { s = changed(s, scale_log2, distance, row - column); });
+  }
+  // One score, so many farther than the lane's first.
+  DEVICE float changed(float s, float scale_log2, float distance, int farther) const {
+    return fmaf(s, scale_log2, -(slope * fabsf(distance + float(farther))));
   }
 };
 
