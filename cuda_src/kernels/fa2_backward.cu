@@ -87,22 +87,35 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward(const __grid_c
 
   // Alg. 2, l. 5
   const KeyItem item = key_item<Bc>(p, blockIdx.x, 8 * HEAD_DIM);
-  const Sequence sequence = sequence_of(p, item.batch);
-  if (LENGTHS_KIND == PACKED && item.k_block * Bc >= sequence.stored_keys) return;  // behind the end of its sequence
+  const auto sequence = sequence_of(p, item.batch);
+  if (LENGTHS_KIND == PACKED && item.k_block * Bc >= sequence.stored_keys()) return;  // behind the end of its sequence
   const HeadMask mask = head_mask(p, sequence);
   const TileRange tiles = visited_queries<Br, Bc>(mask, item.k_block);
   const BackwardWorkspace workspace(p);
-  const int first_key = item.k_block * Bc, valid_keys = sequence.keys - first_key;
+  const int first_key = item.k_block * Bc, valid_keys = sequence.keys() - first_key;
+  const int stored_keys = LENGTHS_KIND == DENSE ? valid_keys : sequence.stored_keys() - first_key;
   const int group_size = p.heads / p.kv_heads, first_head = item.kv_head * group_size;
   const i64 batch_head = i64(sequence.batch()) * p.heads;
-  const int first_strip = LENGTHS_KIND == PACKED ? first_packed_block<STRIP>(int(sequence.first_row), item.batch) : 0;
-  const u32 first_turn = LENGTHS_KIND == PACKED ? first_packed_block<Br>(int(sequence.first_row), item.batch) : 0;
+  const int first_strip = LENGTHS_KIND == PACKED ? first_packed_block<STRIP>(int(sequence.first_row()), item.batch) : 0;
+  const u32 first_turn = LENGTHS_KIND == PACKED ? first_packed_block<Br>(int(sequence.first_row()), item.batch) : 0;
   const DqTurns<Br, Bc> turns{p, workspace, mask, item.k_block, batch_head, first_turn};
 
   const u32 smem_base = smem_address(smem);
   const u32 K_smem = smem_base + K_OFFSET, V_smem = smem_base + V_OFFSET, Q_smem = smem_base + Q_OFFSET;
   const u32 dO_smem = smem_base + DO_OFFSET, rows_smem = smem_base + ROWS_OFFSET;
   const u32 P_smem = smem_base + P_OFFSET, dS_smem = smem_base + DS_OFFSET;
+  // Where registers are scarce the mask of a sequence waits in the last 16 bytes of the first row of K, which no tile uses.
+  const u32 parked_smem = K_smem + PITCH - 16;
+  constexpr bool PARK_MASK = LENGTHS_KIND != DENSE && !(SHARED_KEYS && NUM_STAGES == 2);
+  if (PARK_MASK && thread == 0) {
+    st_shared_vec4(parked_smem, {u32(mask.rows), u32(mask.keys), u32(mask.first), u32(mask.last)});
+  }
+  auto mask_of_head = [&]() -> HeadMask {
+    if constexpr (LENGTHS_KIND == DENSE) return head_mask(p);
+    if constexpr (!PARK_MASK) return mask;
+    const vec4 found = ld_shared_vec4(parked_smem);
+    return {int(found.x), int(found.y), int(found.z), int(found.w)};
+  };
   const u32 rows_first = lane_offset_rows_first<PITCH>(lane), columns_first = lane_offset_columns_first<PITCH>(lane);
   const u32 warp_keys = key_group * WARP_KEYS;
   // Columns of dK and dV, and of dQ, that this warp computes: where the head dim is not shared out evenly, the last warps
@@ -125,11 +138,11 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward(const __grid_c
   auto copy_of = [&](QueryTile tile, u32 stage, bool valid) -> TileCopy {
     const int row = tile.q_tile * Br;
     return {static_cast<const char*>(p.q) +
-                2 * (sequence.batch() * p.q_stride.batch + tile.head * p.q_stride.head + (sequence.first_row + row) * p.q_stride.seq),
+                2 * (sequence.batch() * p.q_stride.batch + tile.head * p.q_stride.head + (sequence.first_row() + row) * p.q_stride.seq),
             static_cast<const char*>(p.dout) +
-                2 * (sequence.batch() * p.dout_stride.batch + tile.head * p.dout_stride.head + (sequence.first_row + row) * p.dout_stride.seq),
-            workspace.rows + (row_numbers(p, sequence, tile.head) + row) * ROW_NUMBER_BYTES, stage,
-            valid ? sequence.rows - row : 0, thread_id()};
+                2 * (sequence.batch() * p.dout_stride.batch + tile.head * p.dout_stride.head + (sequence.first_row() + row) * p.dout_stride.seq),
+            workspace.rows + (row_numbers(p, sequence, batch_head + tile.head) + row) * ROW_NUMBER_BYTES, stage,
+            valid ? sequence.rows() - row : 0, thread_id()};
   };
   auto copy_part = [&](const TileCopy& copy, int x) {
     copy_tile_part<Br, ROW_BYTES, PITCH, NUM_THREADS, ALIGNMENT, K_STEPS>(  //
@@ -217,7 +230,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward(const __grid_c
       mma_fence();
       cap_scores<SOFTCAP>(S, p.softcap);
       if (masked) {
-        hide_scores_by_keys(S, mask, first_key + int(warp_keys) + S.lane_row(lane_id()),
+        hide_scores_by_keys(S, mask_of_head(), first_key + int(warp_keys) + S.lane_row(lane_id()),
                             tile.q_tile * Br + first + S.lane_column(lane_id()));
       }
       // Alg. 2, l. 13; exponentials run under the products.
@@ -303,7 +316,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward(const __grid_c
   auto add_dq = [&](QueryTile tile, u32 stage) {
     const int strip = (tile.q_tile * Br + dq_row) / STRIP;
     float* const dQ = workspace.strip(batch_head + tile.head, first_strip + strip) + first_dq_tile * ACCUMULATOR;
-    const int strips = LENGTHS_KIND == PACKED ? (sequence.rows - 1) / STRIP + 1 : workspace.strips;
+    const int strips = LENGTHS_KIND == PACKED ? (sequence.rows() - 1) / STRIP + 1 : workspace.strips;
     const u32 dS_lane = dS_smem + stage * TILE_BYTES + dq_row * 2 + lane_offset_columns_first<S_PITCH>(lane);
     const u32 K_lane = K_smem + first_dq_tile * 16 + rows_first;
     float dQ_rmem[DQ_CHUNKS][2][DQ_CHUNK][4] = {};
@@ -358,10 +371,10 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward(const __grid_c
     // Alg. 2, l. 6
     const char* K = static_cast<const char*>(p.k) +
                     2 * (sequence.batch() * p.k_stride.batch + item.kv_head * p.k_stride.head +
-                         (sequence.first_key + first_key) * p.k_stride.seq);
+                         (sequence.first_key() + first_key) * p.k_stride.seq);
     const char* V = static_cast<const char*>(p.v) +
                     2 * (sequence.batch() * p.v_stride.batch + item.kv_head * p.v_stride.head +
-                         (sequence.first_key + first_key) * p.v_stride.seq);
+                         (sequence.first_key() + first_key) * p.v_stride.seq);
     copy_tile_async<Bc, ROW_BYTES, PITCH, NUM_THREADS, ALIGNMENT, true>(K_smem, K, p.k_stride.seq * 2, valid_keys, thread);
     copy_tile_async<Bc, ROW_BYTES, PITCH, NUM_THREADS, ALIGNMENT, true>(V_smem, V, p.v_stride.seq * 2, valid_keys, thread);
     if constexpr (NUM_STAGES == 2) {
@@ -434,12 +447,11 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward(const __grid_c
   constexpr int STORE_ROWS = WARP_KEYS / PARTS;
   const int row = warp_keys + part * STORE_ROWS;
   char* dK = static_cast<char*>(p.dk) + 2 * (sequence.batch() * p.dk_stride.batch + item.kv_head * p.dk_stride.head +
-                                             (sequence.first_key + i64(first_key + row)) * p.dk_stride.seq);
+                                             (sequence.first_key() + i64(first_key + row)) * p.dk_stride.seq);
   char* dV = static_cast<char*>(p.dv) + 2 * (sequence.batch() * p.dv_stride.batch + item.kv_head * p.dv_stride.head +
-                                             (sequence.first_key + i64(first_key + row)) * p.dv_stride.seq);
-  const int stored = sequence.stored_keys - first_key - row;
-  store_tile<STORE_ROWS, ROW_BYTES, PITCH, ALIGNMENT>(dK, p.dk_stride.seq * 2, K_smem + row * PITCH, stored, lane);
-  store_tile<STORE_ROWS, ROW_BYTES, PITCH, ALIGNMENT>(dV, p.dv_stride.seq * 2, V_smem + row * PITCH, stored, lane);
+                                             (sequence.first_key() + i64(first_key + row)) * p.dv_stride.seq);
+  store_tile<STORE_ROWS, ROW_BYTES, PITCH, ALIGNMENT>(dK, p.dk_stride.seq * 2, K_smem + row * PITCH, stored_keys - row, lane);
+  store_tile<STORE_ROWS, ROW_BYTES, PITCH, ALIGNMENT>(dV, p.dv_stride.seq * 2, V_smem + row * PITCH, stored_keys - row, lane);
 
   if constexpr (TRACE) {
     block_sync();  // the record ends when the last warp has stored

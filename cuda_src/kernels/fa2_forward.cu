@@ -77,19 +77,19 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward(const __grid_co
 
   // Alg. 1, l. 3
   const WorkItem item = work_item<Br>(p, blockIdx.x, 2 * ROW_BYTES);
-  const Sequence sequence = sequence_of(p, item.batch);
-  if (LENGTHS_KIND == PACKED && item.q_block * Br >= sequence.stored_rows) return;  // behind the end of its sequence
+  const auto sequence = sequence_of(p, item.batch);
+  if (LENGTHS_KIND == PACKED && item.q_block * Br >= sequence.stored_rows()) return;  // behind the end of its sequence
   const HeadMask mask = head_mask(p, sequence);
   TileRange tiles = visited_tiles<Br, Bc>(mask, item.q_block);
   const int first_row = item.q_block * Br;
   const int kv_head = item.head / (p.heads / p.kv_heads);
   const i64 q_stride = p.q_stride.seq * 2, k_stride = p.k_stride.seq * 2, v_stride = p.v_stride.seq * 2;
   const char* Q = static_cast<const char*>(p.q) + 2 * (sequence.batch() * p.q_stride.batch + item.head * p.q_stride.head) +
-                  (sequence.first_row + first_row) * q_stride;
+                  (sequence.first_row() + first_row) * q_stride;
   const char* K = static_cast<const char*>(p.k) + 2 * (sequence.batch() * p.k_stride.batch + kv_head * p.k_stride.head) +
-                  sequence.first_key * k_stride;
+                  sequence.first_key() * k_stride;
   const char* V = static_cast<const char*>(p.v) + 2 * (sequence.batch() * p.v_stride.batch + kv_head * p.v_stride.head) +
-                  sequence.first_key * v_stride;
+                  sequence.first_key() * v_stride;
 
   const u32 Q_smem = smem_address(smem) + Q_OFFSET;
   const u32 K_smem = smem_address(smem) + STAGES_OFFSET, V_smem = K_smem + KV_BYTES;
@@ -282,9 +282,9 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward(const __grid_co
     // Alg. 1, l. 4 and 7: Q, and the first K and V. Only the last tile of a sequence, which is visited first, can hang
     // over its end.
     int j = tiles.end - 1;
-    const int valid_keys = sequence.keys - j * Bc;
+    const int valid_keys = sequence.keys() - j * Bc;
     copy_tile_async<Br, ROW_BYTES, PITCH, NUM_THREADS, ALIGNMENT, true>(  //
-        Q_smem, Q, q_stride, sequence.rows - first_row, thread);
+        Q_smem, Q, q_stride, sequence.rows() - first_row, thread);
     cp_async_commit();
     copy_tile_async<Bc, ROW_BYTES, PITCH, NUM_THREADS, ALIGNMENT, true>(  //
         K_smem, K + j * (Bc * k_stride), k_stride, valid_keys, thread);
@@ -323,11 +323,11 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward(const __grid_co
   const vec4 parked = ld_shared_vec4(parked_smem);
   const int group_row = int(parked.x) * Br + row_group * WARP_ROWS, head = int(parked.y), batch = int(parked.z);
   const u32 O_smem = parked.w + row_group * WARP_ROWS * PITCH;
-  const Sequence ended = sequence_of(p, batch);
+  const auto ended = sequence_of(p, batch);
 #pragma unroll
   for (int r = 0; r < 2 * M_TILES; ++r) {
     const int row = r * 8 + lane / 4;
-    const bool exists = LENGTHS_KIND == DENSE || group_row + row < ended.rows;  // else zeros, and an LSE of -inf
+    const bool exists = LENGTHS_KIND == DENSE || group_row + row < ended.rows();  // else zeros, and an LSE of -inf
     const float inverse = row_factor(p, softmax, r, head);
 #pragma unroll
     for (int n = 0; n < O_TILES; ++n) {
@@ -335,8 +335,8 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward(const __grid_co
       st_shared_u32(O_smem + row * PITCH + (part * O_TILES + n) * 16 + lane % 4 * 4,
                     exists ? pack_16bit<BFLOAT16>(o[0] * inverse, o[1] * inverse) : 0);
     }
-    if (p.lse != nullptr && part == 0 && lane % 4 == 0 && group_row + row < ended.stored_rows) {
-      st_global(p.lse + row_numbers(p, ended, head) + group_row + row, exists ? softmax.lse(r) : NEG_INF);
+    if (p.lse != nullptr && part == 0 && lane % 4 == 0 && group_row + row < ended.stored_rows()) {
+      st_global(p.lse + row_numbers(p, ended, i64(ended.batch()) * p.heads + head) + group_row + row, exists ? softmax.lse(r) : NEG_INF);
     }
   }
   if constexpr (PAIRED) {
@@ -346,12 +346,12 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward(const __grid_co
   }
   constexpr int STORE_ROWS = WARP_ROWS / COLUMN_WARPS;
   char* O = static_cast<char*>(p.o) + 2 * (ended.batch() * p.o_stride.batch + head * p.o_stride.head +
-                                           (ended.first_row + (group_row + part * STORE_ROWS)) * p.o_stride.seq);
+                                           (ended.first_row() + (group_row + part * STORE_ROWS)) * p.o_stride.seq);
   store_tile<STORE_ROWS, ROW_BYTES, PITCH, ALIGNMENT>(O, p.o_stride.seq * 2, O_smem + part * STORE_ROWS * PITCH,
-                                                      ended.stored_rows - group_row - part * STORE_ROWS, lane);
+                                                      ended.stored_rows() - group_row - part * STORE_ROWS, lane);
 
   if constexpr (TRACE) {
     block_sync();  // the record ends when the last warp has stored
-    if (thread == 0 && (LENGTHS_KIND == DENSE || int(parked.x) * Br < ended.rows)) write_trace(p, blockIdx.x, {int(parked.x), head, batch}, tiles, start_ns);
+    if (thread == 0 && (LENGTHS_KIND == DENSE || int(parked.x) * Br < ended.rows())) write_trace(p, blockIdx.x, {int(parked.x), head, batch}, tiles, start_ns);
   }
 }

@@ -12,25 +12,26 @@ constexpr int ELEMENT_BYTES = FLOAT32 ? 4 : 2;
 struct StripItem {
   i64 head;  // over the batch; of packed sequences, over all of them
   int strip;
-  int row;  // its first, of its sequence
   bool valid;
-  Sequence sequence;
+  int number = 0, block = 0;  // of its sequence, and of the strip among those of a packed sequence
 
   DEVICE StripItem(const BackwardParams& p, const BackwardWorkspace& workspace) {
     const i64 index = i64(blockIdx.x) * PASS_STRIPS + threadIdx.x / 32;
     head = index / workspace.strips;
     strip = int(index % workspace.strips);
     valid = head < workspace.num_heads(p);
-    row = strip * STRIP;
     if constexpr (LENGTHS_KIND == PACKED) {
-      const PackedBlock block = packed_block<STRIP>(p.cu_seqlens_q, p.batch, p.total_q, u32(strip));
-      row = block.block * STRIP;
-      sequence = sequence_of(p, block.sequence);
-      valid = valid && row < sequence.stored_rows;
-    } else {
-      sequence = sequence_of(p, valid ? int(head / p.heads) : 0);
+      const PackedBlock found = packed_block<STRIP>(p.cu_seqlens_q, p.batch, p.total_q, u32(strip));
+      number = found.sequence;
+      block = found.block;
+      valid = valid && row() < sequence_of(p, number).stored_rows();
+    } else if constexpr (LENGTHS_KIND == PADDED) {
+      if (valid) number = int(head / p.heads);
     }
   }
+
+  // Its first, of its sequence.
+  DEVICE i64 row() const { return i64(LENGTHS_KIND == PACKED ? block : strip) * STRIP; }
 };
 
 // Where a head of a tensor begins.
@@ -108,29 +109,31 @@ DEVICE void prepare_strip(const BackwardParams& p) {
   constexpr int LANES = UNITS <= 2 ? 2 : UNITS <= 4 ? 4 : UNITS <= 8 ? 8 : UNITS <= 16 ? 16 : 32;
   constexpr int ROWS = 32 / LANES;  // of one pass
   const int unit = lane % LANES, head = int(item.head % p.heads), batch = int(item.head / p.heads);
-  const Sequence& sequence = item.sequence;
+  const auto sequence = sequence_of(p, item.number);
   const char* dO = head_address(p.dout, p.dout_stride, batch, head) + unit * 16 +
-                   sequence.first_row * (p.dout_stride.seq * ELEMENT_BYTES);
+                   sequence.first_row() * (p.dout_stride.seq * ELEMENT_BYTES);
   const char* O = head_address(p.o, p.o_stride, batch, head) + unit * 16 +
-                  sequence.first_row * (p.o_stride.seq * ELEMENT_BYTES);
+                  sequence.first_row() * (p.o_stride.seq * ELEMENT_BYTES);
   float of_sink = 0.0f;
   if (WHOLE_TILES && blockIdx.x == 0 && threadIdx.x == 0) st_global(workspace.next, u32(0));
   if (item.valid) {
     vec4* zeros = reinterpret_cast<vec4*>(workspace.strip(item.head, item.strip)) + lane;
 #pragma unroll 8
     for (int n = 0; n < D_TILES; ++n) st_global(zeros + n * (ACCUMULATOR / 4), vec4{0, 0, 0, 0});
-    if (DETERMINISTIC && lane == 0 && item.row % BLOCK_Q == 0) {
-      const i64 tile = LENGTHS_KIND == PACKED
-                           ? item.head * workspace.query_tiles(p) +
-                                 first_packed_block<BLOCK_Q>(int(sequence.first_row), sequence.number) + item.row / BLOCK_Q
-                           : item.head * ((p.seqlen_q - 1) / BLOCK_Q + 1) + item.row / BLOCK_Q;
+    const int strip = LENGTHS_KIND == PACKED ? item.block : item.strip;
+    if (DETERMINISTIC && lane == 0 && strip * STRIP % BLOCK_Q == 0) {
+      i64 tile = item.head * ((p.seqlen_q - 1) / BLOCK_Q + 1) + strip * STRIP / BLOCK_Q;
+      if constexpr (LENGTHS_KIND == PACKED) {
+        tile = item.head * workspace.query_tiles(p) + strip * STRIP / BLOCK_Q +
+               first_packed_block<BLOCK_Q>(int(sequence.first_row()), sequence.number);
+      }
       st_global(WHOLE_TILES ? workspace.turn(p, u32(tile)) : workspace.turns + tile, u32(0));
     }
   }
 #pragma unroll(STRIP / ROWS < 8 ? STRIP / ROWS : 8)
   for (int x = 0; x < STRIP; x += ROWS) {
-    const i64 row = i64(item.row) + x + lane / LANES;
-    const bool here = item.valid && row < sequence.rows;
+    const i64 row = item.row() + x + lane / LANES;
+    const bool here = item.valid && row < sequence.rows();
     float sum = 0.0f;
 #pragma unroll
     for (int x = 0; x < UNITS; x += LANES) {
@@ -149,7 +152,7 @@ DEVICE void prepare_strip(const BackwardParams& p) {
       }
     }
     if (here && unit == 0) {
-      const i64 at = LENGTHS_KIND == PACKED ? row_numbers(p, sequence, head) + row : item.head * p.seqlen_q + row;
+      const i64 at = row_numbers(p, sequence, item.head) + row;
       const float lse = ld_global<float>(p.lse + at);
       if (p.dlse != nullptr) sum -= ld_global<float>(p.dlse + at);
       const bool blind = lse == NEG_INF;
@@ -195,7 +198,8 @@ DEVICE void convert_strip(const BackwardParams& p) {
   if constexpr (SINK) sum_sinks(p, workspace);
   if (!item.valid) return;
   const int head = int(item.head % p.heads), batch = int(item.head / p.heads);
-  char* dQ = head_address(p.dq, p.dq_stride, batch, head) + item.sequence.first_row * (p.dq_stride.seq * ELEMENT_BYTES);
+  const auto sequence = sequence_of(p, item.number);
+  char* dQ = head_address(p.dq, p.dq_stride, batch, head) + sequence.first_row() * (p.dq_stride.seq * ELEMENT_BYTES);
   const float* source = workspace.strip(item.head, item.strip);
 #pragma unroll(D_TILES >= 16 ? 4 : 1)
   for (int n = lane / 8; n < D_TILES; n += 4) {
@@ -210,8 +214,8 @@ DEVICE void convert_strip(const BackwardParams& p) {
     }
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const i64 row = i64(item.row) + half * 8 + g;
-      const bool exists = LENGTHS_KIND == DENSE || row < item.sequence.rows;  // else zeros
+      const i64 row = item.row() + half * 8 + g;
+      const bool exists = LENGTHS_KIND == DENSE || row < sequence.rows();  // else zeros
       char* target = dQ + row * (p.dq_stride.seq * ELEMENT_BYTES) + n * 8 * ELEMENT_BYTES;
       u32 words[8];
 #pragma unroll
@@ -224,7 +228,7 @@ DEVICE void convert_strip(const BackwardParams& p) {
           words[t] = pack_16bit<BFLOAT16>(x, y);
         }
       }
-      if (row < item.sequence.stored_rows) {
+      if (row < sequence.stored_rows()) {
         store_16_bytes<ALIGNMENT>(target, {words[0], words[1], words[2], words[3]});
         if constexpr (FLOAT32) store_16_bytes<ALIGNMENT>(target + 16, {words[4], words[5], words[6], words[7]});
       }

@@ -67,8 +67,12 @@ struct QueryTile {
 
 // How many key blocks add to a query tile before one does: those to its right that see something of it.
 template <int BR, int BC>
+DEVICE u32 key_blocks_before(const HeadMask& mask, int q_tile, int k_block) {
+  return u32(mask.template tiles<BR, BC, true>(q_tile).end - 1 - k_block);
+}
+template <int BR, int BC>
 DEVICE u32 key_blocks_before(const BackwardParams& p, int q_tile, int k_block) {
-  return u32((head_mask(p).template tiles<BR, BC, true>(q_tile)).end - 1 - k_block);
+  return key_blocks_before<BR, BC>(head_mask(p), q_tile, k_block);
 }
 
 // DETERMINISTIC: key blocks add to a tile of dQ from right to left. Blocks are launched in that order, and a causal block
@@ -92,7 +96,8 @@ struct DqTurns {
 
   // By one thread, before a barrier of the block that comes before the additions; `found` is what count() said before.
   DEVICE void await(QueryTile tile, u32 found) const {
-    const u32 turn = u32(mask.template tiles<BR, BC, true>(tile.q_tile).end - 1 - k_block);
+    const u32 turn = LENGTHS_KIND == DENSE ? key_blocks_before<BR, BC>(p, tile.q_tile, k_block)
+                                           : key_blocks_before<BR, BC>(mask, tile.q_tile, k_block);
     while (found != turn) found = count(tile);
   }
 

@@ -37,7 +37,7 @@ struct Alibi {
   int diagonal;
 
   DEVICE Alibi(float slope_, int diagonal_) : slope(slope_), diagonal(diagonal_) {}
-  template <typename Params>
+  template <typename Params, typename Sequence>
   DEVICE Alibi(const Params& p, const Sequence& sequence, int head) : diagonal(int(diagonal_of(p, sequence))) {
     constexpr float LOG2_E = 1.44269504088896341f;
     // What lies behind the last sequence has no slope, and no scores.
