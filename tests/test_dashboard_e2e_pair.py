@@ -47,7 +47,7 @@ def test_two_are_put_side_by_side_and_the_link_carries_both(server: str, browser
     expect(said).to_be_visible()
     grids = page.get_by_role("figure", name="Two grids of tiles")
     expect(grids).to_be_visible()
-    assert grids.locator(".layer-below image, .imagelayer image").count() == 2
+    expect(grids.locator(".layer-below image, .imagelayer image")).to_have_count(2)
     address = page.url
     screenshot(page, "masked_work-pair-light")
     visit.close()

@@ -62,10 +62,10 @@ def test_a_cpu_run_from_start_to_result(server: str, browser: Browser, runs: Sto
     visit = Visit(browser)
     page = visit.open(f"{server}/{RUN}?{SMALL}")
     start(page)
-    tag = page.locator(".cufa-tag", has_text="measured on CPU")
+    tag = page.locator(".cufa-tag", has_text="measured on CPU").first
     expect(tag).to_be_visible()
     visit.settle()  # until then, the figure of the finished run may stand beside that of the run under way
-    expect(page.get_by_role("figure", name="Times of every call")).to_be_visible()
+    expect(page.get_by_role("figure", name="Times of every call").first).to_be_visible()
     expect(page.get_by_role("button", name="Cancel")).to_have_count(0)
     expect(page.get_by_test_id("stMetric").last).to_contain_text("float64")
     assert runs.all()[0].status is Status.DONE
@@ -82,8 +82,9 @@ def test_a_run_survives_a_reload_is_seen_by_two_browsers_and_can_be_cancelled(
     visit, other = Visit(browser), Visit(browser, "dark")
     page = visit.open(f"{server}/{RUN}?{ENDLESS}")
     start(page)
-    cancel = page.get_by_role("button", name="Cancel")
-    progress = page.get_by_test_id("stProgress").filter(has_text="timing fa2")
+    # A running run's part of the page is redrawn all the time: what is in it may be there twice for a moment.
+    cancel = page.get_by_role("button", name="Cancel").first
+    progress = page.get_by_test_id("stProgress").filter(has_text="timing fa2").first
     expect(progress).to_be_visible()
     page.reload()
     visit.settle()
@@ -91,11 +92,11 @@ def test_a_run_survives_a_reload_is_seen_by_two_browsers_and_can_be_cancelled(
     second = other.open(f"{server}/{RUN}?{SMALL}")
     expect(second.get_by_role("button", name="Cancel")).to_have_count(1)
     start(second)  # waits behind the first
-    expect(second.get_by_test_id("stProgress").filter(has_text="waiting: 1 before it")).to_be_visible()
+    expect(second.get_by_test_id("stProgress").filter(has_text="waiting: 1 before it").first).to_be_visible()
     screenshot(second, "run-queue-dark")
-    cancel.first.click()
-    expect(page.locator(".cufa-verdict", has_text="Cancelled")).to_be_visible()
-    expect(second.locator(".cufa-tag", has_text="measured on CPU")).to_be_visible()
+    cancel.click()
+    expect(page.locator(".cufa-verdict", has_text="Cancelled").first).to_be_visible()
+    expect(second.locator(".cufa-tag", has_text="measured on CPU").first).to_be_visible()
     assert [run.status for run in runs.all()[:2]] == [Status.DONE, Status.CANCELLED]
     visit.close()
     other.close()
@@ -106,12 +107,12 @@ def test_samples_are_drawn_while_they_are_taken(server: str, browser: Browser) -
     # Ten rounds, the fewest that there are, take as long as the page takes to show one, however busy the machine is.
     page = visit.open(f"{server}/{RUN}?kernels=naive,fa2&heads=4&kv=4&sq=4096&sk=4096&seconds=10")
     start(page)
-    expect(page.locator(".cufa-verdict", has_text="rounds: naive")).to_be_visible()
+    expect(page.locator(".cufa-verdict", has_text="rounds: naive").first).to_be_visible()
     # A former run's figure may still be there; naive is in none of those, and a redrawn figure follows the old one.
     expect(page.get_by_role("figure", name=re.compile("Times of every call.* naive: ")).last).to_be_visible()
     screenshot(page, "run-live-light")
-    page.get_by_role("button", name="Cancel").click()
-    expect(page.locator(".cufa-verdict", has_text="Cancelled")).to_be_visible()
+    page.get_by_role("button", name="Cancel").first.click()
+    expect(page.locator(".cufa-verdict", has_text="Cancelled").first).to_be_visible()
     visit.close()
 
 
@@ -121,17 +122,16 @@ def test_a_worker_that_is_killed_is_shown_and_the_next_run_works(
     visit = Visit(browser)
     page = visit.open(f"{server}/{RUN}?{ENDLESS}")
     start(page)
-    expect(page.get_by_test_id("stProgress").filter(has_text="timing fa2")).to_be_visible()
+    expect(page.get_by_test_id("stProgress").filter(has_text="timing fa2").first).to_be_visible()
     pid = client.worker_pid(runs, "cpu")
     assert pid is not None
     os.kill(pid, signal.SIGKILL)
-    verdict = page.locator(".cufa-verdict.alarm")
-    expect(verdict).to_contain_text("worker process died")
+    expect(page.locator(".cufa-verdict.alarm", has_text="worker process died").first).to_be_visible()
     visit.settle()
     screenshot(page, "run-killed-light")
     page = visit.open(f"{server}/{RUN}?{SMALL}")
     start(page)
-    expect(page.locator(".cufa-tag", has_text="measured on CPU")).to_be_visible()
+    expect(page.locator(".cufa-tag", has_text="measured on CPU").first).to_be_visible()
     visit.close()
 
 
@@ -157,7 +157,7 @@ def test_a_report_is_downloaded_and_opens_without_the_network(
     opened.on("request", lambda r: r.url.startswith("http") and trouble.append(r.url))
     opened.goto(report.as_uri())
     expect(opened.locator(".js-plotly-plot .main-svg").first).to_be_visible()
-    assert opened.locator("table").count() >= 1
+    expect(opened.locator("table").first).to_be_attached()
     reader.close()
     assert trouble == []
 
@@ -189,12 +189,12 @@ def test_runs_are_deleted(server: str, browser: Browser, runs: Store) -> None:
     visit = Visit(browser)
     page = visit.open(f"{server}/{RUN}?{SMALL}")
     start(page)
-    expect(page.locator(".cufa-tag", has_text="measured on CPU")).to_be_visible()
+    expect(page.locator(".cufa-tag", has_text="measured on CPU").first).to_be_visible()
     page = visit.open(f"{server}/history?from=run")
     page.get_by_text("kept on this machine").click()
     page.get_by_text("All of them").click()
     page.get_by_role("button", name=re.compile("Delete [1-9].* for good")).click()
-    expect(page.locator(".cufa-verdict", has_text="Nothing fits")).to_be_visible()
+    expect(page.locator(".cufa-verdict", has_text="Nothing fits").first).to_be_visible()
     visit.settle()
     assert runs.all() == []
     visit.close()

@@ -12,8 +12,8 @@ for _package in ("streamlit", "plotly", "playwright"):
 
 from dashboard_browser import (  # noqa: E402, F401 - fixtures among them
     CHROMIUM,
-    PATIENCE,
     Visit,
+    assert_nothing_is_cut,
     browser,
     runs,
     screenshot,
@@ -27,8 +27,14 @@ pytestmark = [
 ]
 
 
-def place(page: Page) -> int:
-    return int(re.search(r"step (\d+) of", page.locator(".walk .place").inner_text())[1])  # type: ignore[index]
+def at_step(page: Page, number: int) -> None:
+    """Until it stands there."""
+    expect(page.locator(".walk .place")).to_have_text(re.compile(rf"^step {number} of"))
+
+
+def press_play_twice(page: Page) -> None:
+    """Play, and pause before anything has been played, however long a browser takes between two clicks."""
+    page.locator(".walk .play").evaluate("button => { button.click(); button.click(); }")
 
 
 def own_meter(page: Page) -> int:
@@ -38,40 +44,40 @@ def own_meter(page: Page) -> int:
 def test_it_steps_and_the_link_brings_back_the_step(server: str, browser: Browser) -> None:
     visit = Visit(browser)
     page = visit.open(f"{server}/?mask=causal&seed=3&step=5")
-    expect(page.locator(".walk")).to_be_visible(timeout=PATIENCE)
-    assert place(page) == 5
+    at_step(page, 5)
     before = own_meter(page)
     page.get_by_role("button", name="Next step").click()
-    assert place(page) == 6 and own_meter(page) > before
-    page.wait_for_url(re.compile(r"[?&]step=7|mask=causal&seed=3$"), timeout=PATIENCE)  # 6 is the default
+    at_step(page, 6)
+    assert own_meter(page) > before
+    page.wait_for_url(re.compile(r"mask=causal&seed=3$"))  # 6 is the default
     page.get_by_role("button", name="Next step").click()
     expect(page.locator(".walk .phases")).to_contain_text("None of queries 8–15 sees a key of 16–23")
-    page.wait_for_url(re.compile(r"[?&]step=7\b"), timeout=PATIENCE)
+    page.wait_for_url(re.compile(r"[?&]step=7\b"))
     said = page.locator(".walk").inner_text()
     screenshot(page, "understand-skipped-light")
     page.reload()
     visit.settle()
-    assert place(page) == 7
+    at_step(page, 7)
     assert page.locator(".walk").inner_text() == said
     visit.close()
 
 
 def test_it_plays_from_the_first_step_to_the_last_without_the_server(server: str, browser: Browser) -> None:
     visit = Visit(browser)
-    page = visit.open(f"{server}/?algorithm=decode&splits=2&step=8")
-    frames: list[str] = []
-    page.on("websocket", lambda socket: socket.on("framesent", lambda _: frames.append("")))
+    sent: list[object] = []
+    visit.page.on("websocket", lambda socket: socket.on("framesent", lambda frame: sent.append(frame)))
+    page = visit.open(f"{server}/?algorithm=decode&splits=2&step=7")
+    before = len(sent)
     page.get_by_role("combobox", name="Speed").select_option("2×")
     page.get_by_role("button", name="Play", exact=True).click()
-    page.get_by_role("button", name="Pause").wait_for(timeout=PATIENCE)
-    expect(page.locator(".walk .place")).to_have_text("step 9 of 9", timeout=PATIENCE)
-    page.get_by_role("button", name="Play", exact=True).wait_for(timeout=PATIENCE)  # at the end
+    at_step(page, 9)
+    page.get_by_role("button", name="Play", exact=True).wait_for()  # at the end
     expect(page.locator(".walk")).to_contain_text("agree with the plain softmax")
-    page.wait_for_url(re.compile(r"[?&]step=9\b"), timeout=PATIENCE)
+    page.wait_for_url(re.compile(r"[?&]step=9\b"))
+    assert len(sent) == before + 1  # for the link
     total = own_meter(page)
-    page.get_by_role("button", name="Play", exact=True).click()  # from the beginning
-    expect(page.locator(".walk .place")).to_have_text("step 2 of 9", timeout=PATIENCE)
-    page.get_by_role("button", name="Pause").click()
+    press_play_twice(page)  # from the beginning
+    at_step(page, 1)
     assert 0 < own_meter(page) < total
     visit.close()
 
@@ -80,10 +86,9 @@ def test_play_begins_at_the_first_step(server: str, browser: Browser) -> None:
     """Though more is to be seen of the one that a visitor finds."""
     visit = Visit(browser)
     page = visit.open(server)
-    assert place(page) == 6
-    page.get_by_role("button", name="Play", exact=True).click()
-    expect(page.locator(".walk .place")).to_have_text("step 1 of 16")
-    page.get_by_role("button", name="Pause").click()
+    at_step(page, 6)
+    press_play_twice(page)
+    at_step(page, 1)
     visit.close()
 
 
@@ -92,16 +97,16 @@ def test_phases_keys_and_slider(server: str, browser: Browser) -> None:
     page = visit.open(f"{server}/?algorithm=fa1")
     page.locator(".walk .phases li").nth(2).click()
     expect(page.locator(".walk .phases .now")).to_contain_text("Rescale")
-    assert page.locator(".walk .rescaled.on").count() > 0
+    expect(page.locator(".walk .rescaled.on").first).to_be_visible()
     screenshot(page, "understand-rescale-dark")
     page.locator(".walk").focus()
     page.keyboard.press("ArrowRight")
-    assert place(page) == 7
+    at_step(page, 7)
     page.keyboard.press("ArrowLeft")
     page.keyboard.press("ArrowLeft")
-    assert place(page) == 5
+    at_step(page, 5)
     page.get_by_role("slider", name="Step").fill("16")
-    assert place(page) == 16
+    at_step(page, 16)
     expect(page.locator(".walk")).to_contain_text(
         "After this step queries 24–31 agree with the plain softmax"
     )
@@ -112,20 +117,21 @@ def test_another_algorithm_is_another_walk(server: str, browser: Browser) -> Non
     visit = Visit(browser)
     page = visit.open(server)
     page.get_by_role("radio", name="FA1: keys outside").click()
-    expect(page.locator(".walk")).to_contain_text("Keys outside, queries inside", timeout=PATIENCE)
+    walk = page.locator(".walk")  # of the former algorithm for a moment, and maybe both
+    expect(walk.filter(has_text="Keys outside, queries inside").first).to_be_visible()
     page.get_by_role("radio", name="Flash-Decoding: keys split").click()
-    expect(page.locator(".walk")).to_contain_text("Keys split", timeout=PATIENCE)
-    page.wait_for_url(re.compile(r"[?&]algorithm=decode\b"), timeout=PATIENCE)
+    expect(walk.filter(has_text="Keys split").first).to_be_visible()
+    page.wait_for_url(re.compile(r"[?&]algorithm=decode\b"))
     visit.settle()
-    assert page.locator(".walk").count() == 1
+    expect(walk).to_have_count(1)
     visit.close()
 
 
 def test_links_of_run_still_find_it(server: str, browser: Browser) -> None:
     visit = Visit(browser)
     page = visit.open(f"{server}/?on=cpu&sq=512&mask=full")
-    page.wait_for_url(re.compile(r"/run\?.*sq=512"), timeout=PATIENCE)
-    expect(page.get_by_role("heading", name="Run", exact=True)).to_be_visible(timeout=PATIENCE)
+    page.wait_for_url(re.compile(r"/run\?.*sq=512"))
+    expect(page.get_by_role("heading", name="Run", exact=True)).to_be_visible()
     visit.close()
 
 
@@ -134,7 +140,6 @@ def test_nothing_is_cut_at_any_width(server: str, browser: Browser, theme: str, 
     visit = Visit(browser, theme, width)
     for link in ("", "?algorithm=decode&step=9", "?mask=window&step=15"):
         page = visit.open(f"{server}/{link}")
-        main = "document.querySelector('[data-testid=stMain]')"
-        assert page.evaluate(f"{main}.scrollWidth - {main}.clientWidth") <= 1, link
+        assert_nothing_is_cut(page, width)
     screenshot(page, f"understand-{theme}-{width}")
     visit.close()
