@@ -93,7 +93,6 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward(const __grid_c
   const TileRange tiles = visited_queries<Br, Bc>(mask, item.k_block);
   const BackwardWorkspace workspace(p);
   const int first_key = item.k_block * Bc, valid_keys = sequence.keys() - first_key;
-  const int stored_keys = LENGTHS_KIND == DENSE ? valid_keys : sequence.stored_keys() - first_key;
   const int group_size = p.heads / p.kv_heads, first_head = item.kv_head * group_size;
   const i64 batch_head = i64(sequence.batch()) * p.heads;
   const int first_strip = LENGTHS_KIND == PACKED ? first_packed_block<STRIP>(int(sequence.first_row()), item.batch) : 0;
@@ -419,6 +418,8 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward(const __grid_c
 
   // Alg. 2, l. 18: dK and dV take the places of this warp's keys of K and V.
   block_sync();  // no warp reads K any more
+  const auto ended = sequence_of(p, item.batch);  // read anew: registers are scarce
+  const int stored_keys = LENGTHS_KIND == DENSE ? valid_keys : ended.stored_keys() - first_key;
   if (DETERMINISTIC && pending && passes_on()) {
     if (passing) turns.pass_on(current.previous(tiles));
     turns.pass_on(current);
@@ -446,10 +447,10 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward(const __grid_c
   }
   constexpr int STORE_ROWS = WARP_KEYS / PARTS;
   const int row = warp_keys + part * STORE_ROWS;
-  char* dK = static_cast<char*>(p.dk) + 2 * (sequence.batch() * p.dk_stride.batch + item.kv_head * p.dk_stride.head +
-                                             (sequence.first_key() + i64(first_key + row)) * p.dk_stride.seq);
-  char* dV = static_cast<char*>(p.dv) + 2 * (sequence.batch() * p.dv_stride.batch + item.kv_head * p.dv_stride.head +
-                                             (sequence.first_key() + i64(first_key + row)) * p.dv_stride.seq);
+  char* dK = static_cast<char*>(p.dk) + 2 * (ended.batch() * p.dk_stride.batch + item.kv_head * p.dk_stride.head +
+                                             (ended.first_key() + i64(first_key + row)) * p.dk_stride.seq);
+  char* dV = static_cast<char*>(p.dv) + 2 * (ended.batch() * p.dv_stride.batch + item.kv_head * p.dv_stride.head +
+                                             (ended.first_key() + i64(first_key + row)) * p.dv_stride.seq);
   store_tile<STORE_ROWS, ROW_BYTES, PITCH, ALIGNMENT>(dK, p.dk_stride.seq * 2, K_smem + row * PITCH, stored_keys - row, lane);
   store_tile<STORE_ROWS, ROW_BYTES, PITCH, ALIGNMENT>(dV, p.dv_stride.seq * 2, V_smem + row * PITCH, stored_keys - row, lane);
 

@@ -120,7 +120,8 @@ def emulate(
 
     Parameters
     ----------
-    q, k, v, causal, window, mask, softcap, scale, alibi_slopes, sink, seqlens_q, seqlens_k, layout, algorithm, precision
+    q, k, v, causal, window, mask, softcap, scale, alibi_slopes, sink, seqlens_q, seqlens_k, layout, algorithm,
+    precision
         As for :func:`cufa.flash_attention`; NumPy arrays of a dtype that the kernel serves.
     cu_seqlens_q, cu_seqlens_k
         With these q, k and v are packed, as for :func:`cufa.flash_attention_varlen`.

@@ -11,7 +11,7 @@ from ..core.operation import Split
 from ..core.problem import Problem
 from .config import TileConfig
 from .shared_memory import Buffer, tile_pitch
-from .spec import KernelSpec, Launch, ceil_div
+from .spec import KernelSpec, Launch
 
 
 @dataclasses.dataclass(frozen=True)

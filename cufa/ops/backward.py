@@ -144,7 +144,9 @@ def flash_attention_backward(
         {"algorithm": algorithm},
         deterministic,
     )
-    return calls.run(call, device, options, gpu_serves=gpu_serves(str(named["q"].dtype), how, few))
+    return calls.run(
+        call, device, options, gpu_serves=gpu_serves("backward", str(named["q"].dtype), how, few)
+    )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,13 +7,13 @@ import itertools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ..core.lengths import DENSE, Packed
+from ..core.lengths import DENSE, Packed, Padded
 from ..core.mask import CAUSAL, FULL, Band, Mask
 from ..core.operation import Arrays
 from ..core.params import softmax_scalars
 from ..core.problem import MAX_SIZE, Problem, default_scale
 from ..core.scores import check_softcap
-from ..kernels import KernelSpec
+from ..kernels import KernelSpec, kernels_of
 from ..planner import Plan
 from . import arrays, calls, further
 
@@ -76,10 +76,21 @@ class PackedCall(calls.Call):
         return found | self._further(given)
 
 
-def gpu_serves(dtype: str, options: Mapping[str, Any], inputs: Mapping[str, Any]) -> bool:
+def gpu_serves(operation: str, dtype: str, options: Mapping[str, Any], inputs: Mapping[str, Any]) -> bool:
     """Whether kernels take what NumPy arrays and these options say; else they are computed on the CPU."""
-    few = any(x.name in inputs for x in further.OPERANDS)
-    return dtype != "float64" and not options["mask"].beyond_band and not few
+    if options["mask"].beyond_band:
+        return False
+    given = {name.split("seqlens")[0] for name, x in inputs.items() if "seqlens" in name and x is not None}
+    lengths = "packed" if "cu_" in given else "padded" if given else "dense"
+    changes = {
+        change
+        for name, change in (("alibi_slopes", "alibi"), ("sink", "sink"))
+        if inputs.get(name) is not None
+    }
+    return any(
+        dtype in spec.dtypes and lengths in spec.lengths and changes <= set(spec.score_changes)
+        for spec in kernels_of(operation).values()
+    )
 
 
 def plan_shapes(
@@ -114,7 +125,7 @@ def plan_shapes(
     problem = further.planned(few, problem)
     could_move = device is None and not arrays.is_device_array(q)
     target = calls.planning_device(
-        device, gpu_serves(name, options, few) if could_move else name != "float64"
+        device, gpu_serves(problem.operation, name, options, few) if could_move else name != "float64"
     )
     return calls.plan_for(problem, target, algorithm=algorithm)
 
@@ -190,11 +201,22 @@ def plan_lines(plan: Plan) -> list[str]:
     return [f"tiles      {plan.config}; {visited:,} of {total:,} visited, {total - visited:,} skipped{known}"]
 
 
+_FEW: tuple[dict[str, Any], ...] = (
+    {},
+    {"lengths": Padded((1024,), (1024,)), "sink": True},
+    {"lengths": Packed(1024, 1024, (1024,), (1024,)), "alibi": True},
+    {"lengths": Packed(1024, 1024, (1024,), (1024,))},
+    {"alibi": True, "sink": True},
+)
+"""What few calls have; every kind is with each other kind somewhere."""
+
+
 def compiled(spec: KernelSpec, head_dim: int) -> Iterator[Problem]:
-    """Every element with every kind of mask, with and without a cap."""
+    """Every element with every kind of mask, with and without a cap, lengths, ALiBi and sink."""
     for dtype, precision, mask, softcap in itertools.product(
         spec.dtypes, spec.precisions, (FULL, CAUSAL, Band(255, 0)), (None, 30.0)
     ):
         if (dtype == "float32") != (precision == "native"):  # a precision is a choice for float32 only
             problem = Problem(1, 1, 1, 1024, 1024, head_dim, dtype, mask, default_scale(head_dim), softcap)
-            yield dataclasses.replace(problem, precision=precision, operation=spec.operation)
+            for few in _FEW:
+                yield dataclasses.replace(problem, precision=precision, operation=spec.operation, **few)

@@ -156,7 +156,9 @@ def flash_attention(
     how = scores_of(resolve_mask(causal, window, mask), softcap, scale, precision)
     results = calls.attention_results(out, return_lse)
     call = ForwardCall(inputs, results, layout, how, {"algorithm": algorithm})
-    return calls.run(call, device, options, gpu_serves=gpu_serves(str(inputs["q"].dtype), how, inputs))
+    return calls.run(
+        call, device, options, gpu_serves=gpu_serves("forward", str(inputs["q"].dtype), how, inputs)
+    )
 
 
 class ForwardCall(DenseCall):
