@@ -74,8 +74,8 @@ def flash_attention_varlen(
     Raises
     ------
     TypeError, ValueError
-        Naming the argument, what came and what to do; nothing has been launched. No kernel of a GPU serves packed
-        sequences yet: NumPy arrays are computed on the CPU, and calls on device arrays say so.
+        Naming the argument, what came and what to do; nothing has been launched. On a GPU FA2's kernels serve packed
+        sequences of float16 and bfloat16 so far: calls on other device arrays say so.
     """
     causal = check_causal(causal)
     few = {"alibi_slopes": alibi_slopes, "sink": sink}
