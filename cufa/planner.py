@@ -13,6 +13,7 @@ from .core.operation import OPERATIONS, Choice, Operation, Request, Split, Tuned
 from .core.problem import MASK_KINDS, Problem
 from .core.schedule import Schedule
 from .kernels import KernelSpec, Launch, TileConfig, kernels_of
+from .splits import with_splits
 
 if TYPE_CHECKING:
     from .core.order import Order
@@ -55,7 +56,7 @@ class Plan:
 
     def schedule_of(self, problem: Problem) -> Schedule:
         """Likewise of a part, with this plan's tiles."""
-        return Schedule.of(problem, self.config.block_q, self.config.block_kv, self.spec.skip_masked_tiles)
+        return Schedule.of(problem, self.config.head_rows, self.config.block_kv, self.spec.skip_masked_tiles)
 
     @property
     def num_splits(self) -> int:
@@ -71,7 +72,8 @@ class Plan:
     def order(self) -> Order | None:
         """Who takes which work item when, on the plan's GPU; None for a kernel whose order is not known, for padded and
         packed sequences, and where nothing is launched."""
-        if self.device is None or not self.launches or self.problem.lengths.kind != "dense":
+        ragged = self.problem.lengths.kind != "dense"
+        if self.device is None or not self.launches or ragged or (self.split and not self.operation.splits):
             return None
         return self.spec.order(self.problem, self.schedule, self.device.num_sms)
 
@@ -192,10 +194,7 @@ def _check_grids(problem: Problem, launches: tuple[Launch, ...]) -> None:
 
 def fitting_configs(spec: KernelSpec, head_dim: int, device: Device) -> tuple[TileConfig, ...]:
     """Configs that can run: architecture and head dim in range, shared memory within the block limit."""
-    if not spec.runs_on(device.arch.capability):
-        return ()
-    limit = device.arch.shared_memory_per_block
-    return tuple(c for c in spec.configs if c.fits(head_dim) and spec.shared_bytes(c, head_dim) <= limit)
+    return spec.fitting(spec.configs, head_dim, device)
 
 
 def choose_tiles(
@@ -205,8 +204,14 @@ def choose_tiles(
     operation = OPERATIONS[problem.operation]
     if device is None:
         reason = "no GPU in this plan: NumPy executes the same schedule on larger tiles"
+        if request.num_splits is not None:
+            reason += f", keys together (num_splits={request.num_splits} is for GPUs)"
         return Choice(operation.cpu_spec(serving), request.config or operation.cpu_config, (reason,))
-    spec = serving[0]
+    return with_splits(problem, device, _choose_whole(problem, device, serving[0], request), request)
+
+
+def _choose_whole(problem: Problem, device: Device, spec: KernelSpec, request: Request) -> Choice:
+    """The kernel's tiles, keys together."""
     if request.config is not None:
         return Choice(spec, request.config)
     fitting = fitting_configs(spec, problem.head_dim, device)

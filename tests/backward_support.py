@@ -7,7 +7,6 @@ import dataclasses
 from typing import Any
 
 import numpy as np
-import pytest
 from support import TF32_EPSILON, in_order, make_inputs
 
 from cufa import attention_reference, attention_reference_backward
@@ -25,19 +24,6 @@ def serves(spec: KernelSpec, head_dim: int) -> bool:
     problem = Problem(1, 1, 1, 8, 8, head_dim, spec.dtypes[0], CAUSAL, 1.0, 1.0)
     fits = any(config.fits(head_dim) for config in spec.configs)
     return fits and spec.further_refusal(spec, problem) is None
-
-
-def refuses_fixed_order(spec: KernelSpec) -> bool:
-    """Not every kernel can add to dq in a fixed order."""
-    return (
-        spec.further_refusal(spec, Problem(1, 1, 1, 8, 8, 256, spec.dtypes[0], deterministic=True))
-        is not None
-    )
-
-
-def skip_where_refused(spec: KernelSpec, deterministic: bool) -> None:
-    if deterministic and refuses_fixed_order(spec):
-        pytest.skip(f"{spec.name} adds to dq in any order")
 
 
 def near(spec: KernelSpec, head_dim: int) -> int:

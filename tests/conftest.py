@@ -11,6 +11,7 @@ import os
 import sys
 from pathlib import Path
 
+import hypothesis
 import pytest
 import sampling
 
@@ -22,7 +23,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    sampling.settle_date(config.getoption("--every-case"))
+    every_case = config.getoption("--every-case")
+    sampling.settle_date(every_case)
+    # How long an example takes says how busy the machine is. A day's run draws the same examples as every other, or a
+    # change could fail over one that has nothing to do with it; the nightly run draws new ones.
+    hypothesis.settings.register_profile(
+        "cufa",
+        deadline=None,
+        derandomize=not every_case,
+        suppress_health_check=[hypothesis.HealthCheck.too_slow],
+    )
+    hypothesis.settings.load_profile("cufa")
 
 
 def pytest_report_header() -> str:
@@ -122,6 +133,11 @@ def _is_of_one_process(nodeid: str) -> bool:
     return Path(_file_of(nodeid)).name.startswith(_ONE_PROCESS)
 
 
+def _is_in_browser(nodeid: str) -> bool:
+    """These share a served dashboard."""
+    return Path(_file_of(nodeid)).name.startswith("test_dashboard_e2e")
+
+
 def _file_of(nodeid: str) -> str:
     return nodeid.split("::")[0]
 
@@ -136,6 +152,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
 
     class ByTest(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
+            if _is_in_browser(nodeid):
+                return "in a browser"
             return _file_of(nodeid) if _is_of_one_process(nodeid) else _test_of(nodeid)
 
     return ByTest(config, log)

@@ -62,7 +62,7 @@ PATIENCE = 300_000
 expect.set_options(timeout=PATIENCE)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
     """Where the served dashboard keeps its runs; its worker ends with the tests."""
     store = Store(tmp_path_factory.mktemp("runs"))
@@ -72,7 +72,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
         os.kill(pid, signal.SIGKILL)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory, runs: Store) -> Iterator[str]:
     with serve(tmp_path_factory.mktemp("served"), runs.root) as address:
         yield address
@@ -145,6 +145,12 @@ class Visit:
     def open(self, url: str) -> Page:
         self.page.goto(url)
         return self.settle()
+
+    def open_live(self, url: str) -> Page:
+        """A page that draws itself anew while a run goes on: on a busy machine it is never at rest."""
+        self.page.goto(url)
+        expect(self.page.locator("h1")).to_be_visible()
+        return self.page
 
     def settle(self) -> Page:
         """Until the script has run to its end."""

@@ -12,6 +12,7 @@ import dashboard_support  # noqa: F401 - makes cufa.dashboard importable
 import pytest
 
 from cufa.bench.cases import Case, contenders
+from cufa.bench.regimes import Regime
 from cufa.bench.suites import make
 from cufa.core.mask import CAUSAL
 from cufa.dashboard.worker import client
@@ -57,9 +58,9 @@ def small(seqlen: int = 64, *names: str) -> Job:
 
 
 def endless() -> Job:
-    """Ten minutes of samples, unless it is stopped."""
+    """Minutes of samples, unless it is stopped; each case takes half a second to warm up."""
     case = Case(make(1, 1, 64, 32, "float32", CAUSAL), contenders("fa2"))
-    return Job("endless", "cpu", (case,) * 4000, 0.15)
+    return Job("endless", "cpu", (case,) * 500, 0.05, Regime.SUSTAINED)
 
 
 def wait_for(store: Store, run_id: str, wanted: Callable[[Run], bool]) -> Run:

@@ -37,7 +37,7 @@ def bytes_of(x):
     ]
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(views())
 def test_the_range_of_an_array_is_that_of_its_bytes(view):
     x, _ = view
@@ -46,7 +46,7 @@ def test_the_range_of_an_array_is_that_of_its_bytes(view):
     assert (low, high) == ((min(found), max(found) + 1) if found else (low, low))
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(views())
 def test_no_array_that_overlaps_itself_is_missed(view):
     x, _ = view

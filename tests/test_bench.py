@@ -45,7 +45,7 @@ class TestTiming:
         got = timing.measure(
             {"slow": lambda: time.sleep(3e-3), "fast": lambda: None}, on_gpu=False, seconds=0.05
         )
-        assert min(got["slow"].samples) >= 3e-3 > got["fast"].p50
+        assert min(got["slow"].samples) >= 3e-3 > min(got["fast"].samples)
 
     def test_rounds_are_bounded(self):
         got = timing.measure({"x": lambda: None}, on_gpu=False, seconds=60)

@@ -26,6 +26,7 @@ from dashboard_page_support import (  # noqa: F401 - fixtures among them
 from dashboard_support import DEVICE, case_records, write_evidence
 from streamlit.testing.v1 import AppTest
 
+from cufa.bench import records
 from cufa.bench.decode_cases import make_decode
 from cufa.core.architectures import Device
 from cufa.dashboard.model import devices, gpu
@@ -33,6 +34,8 @@ from cufa.dashboard.model.configs import config_key, config_words
 from cufa.dashboard.worker import client
 from cufa.dashboard.worker.jobs import Job
 from cufa.planner import make_plan
+
+RECORDED = records.RECORDS_DIR
 
 
 def test_decode_follows_the_planner() -> None:
@@ -47,6 +50,7 @@ def test_decode_follows_the_planner() -> None:
     assert "faster" not in said
 
 
+@pytest.mark.sampled(fixed=2)
 @pytest.mark.parametrize(
     "link",
     [
@@ -74,6 +78,16 @@ def test_recorded_decoding_stands_beside_the_plan(elsewhere: Path) -> None:
     app = open_page("decode")
     app.selectbox(key="decode.record").set_value("made-up-gpu, sustained").run()
     assert "Measured sustained on" in words(app)
+
+
+def test_the_least_time_is_not_beaten_by_what_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the evidence that comes with cufa."""
+    monkeypatch.setattr(records, "RECORDS_DIR", RECORDED)
+    said = words(open_page("decode", batch="64"))
+    least = re.search(r"at least ([0-9.]+) µs", said)
+    seen = re.search(r"This very problem: ([0-9.]+) µs", said)
+    assert least is not None and seen is not None, said
+    assert float(least[1]) <= float(seen[1])
 
 
 def test_a_window_reads_only_what_it_sees() -> None:

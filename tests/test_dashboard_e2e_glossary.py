@@ -33,7 +33,9 @@ def tip(word: Locator) -> str:
     return str(word.evaluate("e => getComputedStyle(e, '::after').content")).strip('"')
 
 
-def test_a_word_tells_what_it_means_to_mouse_and_keyboard(server: str, browser: Browser) -> None:
+def test_a_word_tells_what_it_means_to_mouse_and_keyboard_and_a_step_its_lines(
+    server: str, browser: Browser
+) -> None:
     visit = Visit(browser)
     page = visit.open(server)
     word = page.locator(".cufa-verdict .cufa-term", has_text="device memory").first
@@ -45,6 +47,10 @@ def test_a_word_tells_what_it_means_to_mouse_and_keyboard(server: str, browser: 
     assert tip(word) == "none"
     word.focus()
     assert tip(word) == glossary.TERMS["device memory"]
+    page.get_by_text("The lines of cufa's FA2 kernel").click()
+    expect(page.get_by_text("Alg. 1, l. 4 and 7").first).to_be_visible(timeout=PATIENCE)
+    page.get_by_role("tab", name="Rescale").click()
+    expect(page.get_by_text("the row maxima").first).to_be_visible(timeout=PATIENCE)
     page.get_by_role("button", name="Glossary").click()
     expect(page.get_by_text(glossary.TERMS["wave"])).to_be_visible(timeout=PATIENCE)
     screenshot(page, "glossary-light")
@@ -66,9 +72,4 @@ def test_a_figure_shows_the_lines_that_do_it(server: str, browser: Browser) -> N
     page = visit.open(f"{server}/{MASKED}?sq=1024&sk=1024")
     page.get_by_role("button", name="The kernel's lines").first.click()
     expect(page.get_by_text("DEVICE TileRange").first).to_be_visible(timeout=PATIENCE)
-    page = visit.open(server)
-    page.get_by_text("The lines of cufa's FA2 kernel").click()
-    expect(page.get_by_text("Alg. 1, l. 4 and 7").first).to_be_visible(timeout=PATIENCE)
-    page.get_by_role("tab", name="Rescale").click()
-    expect(page.get_by_text("the row maxima").first).to_be_visible(timeout=PATIENCE)
     visit.close()

@@ -1,11 +1,9 @@
-"""Runs in a real Chromium: started, left, cancelled, killed, taken away."""
+"""Runs in a real Chromium: started, left, cancelled, taken away."""
 
 # ruff: noqa: F811 - fixtures are imported, and asked for by their names
 from __future__ import annotations
 
-import os
 import re
-import signal
 from pathlib import Path
 
 import pytest
@@ -14,9 +12,7 @@ for _package in ("streamlit", "plotly", "playwright"):
     pytest.importorskip(_package, reason=f"the browser test needs {_package}: pip install 'cufa[dev]'")
 
 from dashboard_browser import (  # noqa: E402, F401 - fixtures among them
-    ARGUMENTS,
     CHROMIUM,
-    MASKED,
     Visit,
     address_of,
     browser,
@@ -25,6 +21,7 @@ from dashboard_browser import (  # noqa: E402, F401 - fixtures among them
     screenshot,
     server,
 )
+from dashboard_run_support import over, small, wait_for  # noqa: E402
 from playwright.sync_api import Browser, Page, expect  # noqa: E402
 from sampling import of_today  # noqa: E402
 
@@ -44,8 +41,9 @@ RUN = address_of("run")
 SMALL = "kernels=fa1,fa2&sq=256&sk=256&seconds=0.2"
 
 
-#: Minutes on any CPU: it is always stopped.
-ENDLESS = "kernels=fa2&batch=4&heads=16&sq=8192&sk=8192&d=128&kv=16&seconds=10"
+#: Sixteen timings of at least ten seconds each, however fast the CPU: it is always stopped. Small calls, so that the
+#: first is soon seen and the page has a core to draw with.
+ENDLESS = "kernels=naive,fa1,fa2,fa2_noskip&heads=1&kv=1&sq=256&sk=256&also=512,1024,2048&regime=sustained&seconds=10"
 
 
 def start(page: Page) -> None:
@@ -76,25 +74,28 @@ def test_a_cpu_run_from_start_to_result(server: str, browser: Browser, runs: Sto
     visit.close()
 
 
-def test_a_run_survives_a_reload_is_seen_by_two_browsers_and_can_be_cancelled(
+def test_a_run_is_seen_as_it_goes_on_survives_a_reload_and_can_be_cancelled(
     server: str, browser: Browser, runs: Store
 ) -> None:
+    """By two browsers, of which one waits with a run of its own."""
     visit, other = Visit(browser), Visit(browser, "dark")
     page = visit.open(f"{server}/{RUN}?{ENDLESS}")
     start(page)
-    # A running run's part of the page is redrawn all the time: what is in it may be there twice for a moment.
-    cancel = page.get_by_role("button", name="Cancel").first
-    progress = page.get_by_test_id("stProgress").filter(has_text="timing fa2").first
+    # What is in a part that is redrawn all the time may be there twice for a moment.
+    progress = page.get_by_test_id("stProgress").filter(has_text="timing naive").first
     expect(progress).to_be_visible()
+    expect(page.locator(".cufa-verdict", has_text="batches: naive").first).to_be_visible()
+    # A former run's figure may still be there, and a redrawn figure follows the old one.
+    expect(page.get_by_role("figure", name=re.compile("Times of every call.* naive: ")).last).to_be_visible()
+    screenshot(page, "run-live-light")
     page.reload()
-    visit.settle()
     expect(progress).to_be_visible()
-    second = other.open(f"{server}/{RUN}?{SMALL}")
-    expect(second.get_by_role("button", name="Cancel")).to_have_count(1)
+    second = other.open_live(f"{server}/{RUN}?{SMALL}")
+    expect(second.get_by_role("button", name="Cancel").first).to_be_visible()
     start(second)  # waits behind the first
     expect(second.get_by_test_id("stProgress").filter(has_text="waiting: 1 before it").first).to_be_visible()
     screenshot(second, "run-queue-dark")
-    cancel.click()
+    page.get_by_role("button", name="Cancel").first.click()
     expect(page.locator(".cufa-verdict", has_text="Cancelled").first).to_be_visible()
     expect(second.locator(".cufa-tag", has_text="measured on CPU").first).to_be_visible()
     assert [run.status for run in runs.all()[:2]] == [Status.DONE, Status.CANCELLED]
@@ -102,41 +103,16 @@ def test_a_run_survives_a_reload_is_seen_by_two_browsers_and_can_be_cancelled(
     other.close()
 
 
-def test_samples_are_drawn_while_they_are_taken(server: str, browser: Browser) -> None:
-    visit = Visit(browser)
-    # Ten rounds, the fewest that there are, take as long as the page takes to show one, however busy the machine is.
-    page = visit.open(f"{server}/{RUN}?kernels=naive,fa2&heads=4&kv=4&sq=4096&sk=4096&seconds=10")
-    start(page)
-    expect(page.locator(".cufa-verdict", has_text="rounds: naive").first).to_be_visible()
-    # A former run's figure may still be there; naive is in none of those, and a redrawn figure follows the old one.
-    expect(page.get_by_role("figure", name=re.compile("Times of every call.* naive: ")).last).to_be_visible()
-    screenshot(page, "run-live-light")
-    page.get_by_role("button", name="Cancel").first.click()
-    expect(page.locator(".cufa-verdict", has_text="Cancelled").first).to_be_visible()
-    visit.close()
+@pytest.fixture
+def one_run(runs: Store) -> None:
+    """At least one that is done."""
+    if not any(run.status is Status.DONE for run in runs.all()):
+        assert wait_for(runs, client.submit(runs, small()), over).status is Status.DONE
 
 
-def test_a_worker_that_is_killed_is_shown_and_the_next_run_works(
-    server: str, browser: Browser, runs: Store
-) -> None:
-    visit = Visit(browser)
-    page = visit.open(f"{server}/{RUN}?{ENDLESS}")
-    start(page)
-    expect(page.get_by_test_id("stProgress").filter(has_text="timing fa2").first).to_be_visible()
-    pid = client.worker_pid(runs, "cpu")
-    assert pid is not None
-    os.kill(pid, signal.SIGKILL)
-    expect(page.locator(".cufa-verdict.alarm", has_text="worker process died").first).to_be_visible()
-    visit.settle()
-    screenshot(page, "run-killed-light")
-    page = visit.open(f"{server}/{RUN}?{SMALL}")
-    start(page)
-    expect(page.locator(".cufa-tag", has_text="measured on CPU").first).to_be_visible()
-    visit.close()
-
-
+@pytest.mark.usefixtures("one_run")
 def test_a_report_is_downloaded_and_opens_without_the_network(
-    server: str, browser: Browser, runs: Store, tmp_path: Path
+    server: str, browser: Browser, tmp_path: Path
 ) -> None:
     visit = Visit(browser)
     page = visit.open(f"{server}/history")
@@ -162,8 +138,9 @@ def test_a_report_is_downloaded_and_opens_without_the_network(
     assert trouble == []
 
 
+@pytest.mark.usefixtures("one_run")
 @pytest.mark.parametrize("theme", of_today(["light", "dark"], "theme of runs", fixed=0))
-def test_pages_with_runs(server: str, browser: Browser, runs: Store, theme: str) -> None:
+def test_pages_with_runs(server: str, browser: Browser, theme: str) -> None:
     visit = Visit(browser, theme)
     for name in ("compare", "history"):
         page = visit.open(f"{server}/{name}")
@@ -185,11 +162,9 @@ def test_two_rows_of_the_table_are_compared(server: str, browser: Browser) -> No
     visit.close()
 
 
+@pytest.mark.usefixtures("one_run")
 def test_runs_are_deleted(server: str, browser: Browser, runs: Store) -> None:
     visit = Visit(browser)
-    page = visit.open(f"{server}/{RUN}?{SMALL}")
-    start(page)
-    expect(page.locator(".cufa-tag", has_text="measured on CPU").first).to_be_visible()
     page = visit.open(f"{server}/history?from=run")
     page.get_by_text("kept on this machine").click()
     page.get_by_text("All of them").click()

@@ -20,6 +20,7 @@ from dashboard_browser import (  # noqa: E402, F401 - fixtures among them
     server,
 )
 from playwright.sync_api import Browser, Page, expect  # noqa: E402
+from sampling import of_today  # noqa: E402
 
 pytestmark = [
     pytest.mark.e2e,
@@ -82,16 +83,6 @@ def test_it_plays_from_the_first_step_to_the_last_without_the_server(server: str
     visit.close()
 
 
-def test_play_begins_at_the_first_step(server: str, browser: Browser) -> None:
-    """Though more is to be seen of the one that a visitor finds."""
-    visit = Visit(browser)
-    page = visit.open(server)
-    at_step(page, 6)
-    press_play_twice(page)
-    at_step(page, 1)
-    visit.close()
-
-
 def test_phases_keys_and_slider(server: str, browser: Browser) -> None:
     visit = Visit(browser, "dark")
     page = visit.open(f"{server}/?algorithm=fa1")
@@ -113,9 +104,15 @@ def test_phases_keys_and_slider(server: str, browser: Browser) -> None:
     visit.close()
 
 
-def test_another_algorithm_is_another_walk(server: str, browser: Browser) -> None:
+def test_play_begins_at_the_first_step_and_another_algorithm_is_another_walk(
+    server: str, browser: Browser
+) -> None:
+    """At the first, though more is to be seen of the one that a visitor finds."""
     visit = Visit(browser)
     page = visit.open(server)
+    at_step(page, 6)
+    press_play_twice(page)
+    at_step(page, 1)
     page.get_by_role("radio", name="FA1: keys outside").click()
     walk = page.locator(".walk")  # of the former algorithm for a moment, and maybe both
     expect(walk.filter(has_text="Keys outside, queries inside").first).to_be_visible()
@@ -127,6 +124,26 @@ def test_another_algorithm_is_another_walk(server: str, browser: Browser) -> Non
     visit.close()
 
 
+def test_the_backward_from_its_row_sums_to_a_rounded_dq(server: str, browser: Browser) -> None:
+    visit = Visit(browser)
+    page = visit.open(f"{server}/?algorithm=fa2_backward&mask=causal&step=1")
+    phases = page.locator(".walk .phases")
+    expect(phases).to_contain_text("D = rowsum(dO ∘ O)")
+    expect(page.locator(".walk .parts svg")).to_have_count(4)
+    page.get_by_role("button", name="Next step").click()
+    expect(phases).to_contain_text("dS K to dQ of queries 0–7")
+    filled = page.locator(".walk .sums .cell:not(.empty)")
+    expect(filled).to_have_count(3 * 64)
+    page.locator(".walk .phases li").nth(1).click()
+    expect(page.locator(".walk .phases .now")).to_contain_text("S = Q Kᵀ once more")
+    screenshot(page, "understand-backward-light")
+    page.get_by_role("slider", name="Step").fill("18")
+    at_step(page, 18)
+    expect(page.locator(".walk")).to_contain_text("All three gradients agree with the exact ones")
+    page.wait_for_url(re.compile(r"[?&]step=18\b"))
+    visit.close()
+
+
 def test_links_of_run_still_find_it(server: str, browser: Browser) -> None:
     visit = Visit(browser)
     page = visit.open(f"{server}/?on=cpu&sq=512&mask=full")
@@ -135,11 +152,12 @@ def test_links_of_run_still_find_it(server: str, browser: Browser) -> None:
     visit.close()
 
 
-@pytest.mark.parametrize(("theme", "width"), [("light", 1440), ("dark", 800), ("light", 390)])
-def test_nothing_is_cut_at_any_width(server: str, browser: Browser, theme: str, width: int) -> None:
-    visit = Visit(browser, theme, width)
-    for link in ("", "?algorithm=decode&step=9", "?mask=window&step=15"):
+@pytest.mark.parametrize("theme", of_today(["light", "dark"], "theme of the walk", fixed=0))
+def test_nothing_is_cut_at_any_width(server: str, browser: Browser, theme: str) -> None:
+    visit = Visit(browser, theme)
+    for link in ("", "?algorithm=decode&step=9", "?mask=window&step=15", "?algorithm=fa2_backward&step=7"):
         page = visit.open(f"{server}/{link}")
-        assert_nothing_is_cut(page, width)
-    screenshot(page, f"understand-{theme}-{width}")
+        for width in (1440, 800, 390):
+            assert_nothing_is_cut(page, width)
+    screenshot(page, f"understand-{theme}-narrow")
     visit.close()

@@ -6,7 +6,6 @@ import re
 from pathlib import Path
 
 import pytest
-from dashboard_page_support import PAGES, elsewhere, open_page  # noqa: F401 - a fixture among them
 from dashboard_support import APP
 
 from cufa.dashboard import glossary
@@ -64,25 +63,6 @@ def test_a_sentence_keeps_its_words_and_each_is_told_once() -> None:
 def test_help_is_none_where_nothing_is_to_be_explained() -> None:
     assert glossary.help_text("Take it away") is None
     assert glossary.help_text("On the SMs") == f"**SM**: {glossary.TERMS['SM']}"
-
-
-@pytest.mark.parametrize("name", PAGES)
-def test_headings_and_metrics_explain_the_words_they_use(name: str) -> None:
-    app = open_page(name)
-    titled = [(x.value, x.help) for x in (*app.header, *app.subheader)] + [
-        (x.label, x.help) for x in app.metric
-    ]
-    for text, told in titled:
-        for term in glossary.found(text):
-            assert glossary.TERMS[term] in (told or ""), (text, term)
-
-
-@pytest.mark.parametrize("name", PAGES)
-def test_every_page_has_the_list(name: str) -> None:
-    app = open_page(name)
-    listed = "\n".join(x.value for x in app.sidebar.markdown)
-    for term, meaning in glossary.TERMS.items():
-        assert f"**{term}**: {meaning}" in listed, term
 
 
 # --- Lines of the kernels ---------------------------------------------------------------------------------

@@ -30,35 +30,37 @@ from cufa.core.mask import CAUSAL
 from cufa.dashboard.model import devices, gpu
 from cufa.planner import make_plan
 
+LINKS = (
+    {"alg": "fa1"},
+    {"alg": "fa2_noskip"},
+    {"alg": "fa3"},
+    {"alg": "fa3", "mask": "full", "d": "256", "tiles": "custom"},
+    {"mask": "full"},
+    {"alg": "fa3", "mask": "window", "left": "300", "right": "100"},
+    {"alg": "fa2_noskip", "mask": "window", "left": "0", "right": "0", "sk": "5000", "diag": "top-left"},
+    {"mask": "window", "left": "10", "right": "none", "diag": "at", "at": "9999"},
+    {"alg": "fa1", "mask": "window", "softcap": "50"},
+    {"sq": "1", "sk": "1"},
+    {"sq": "1000", "sk": "10"},
+    {"sq": "10", "sk": "1000", "batch": "1", "heads": "1"},
+    {
+        "sq": "16384",
+        "sk": "16384",
+        "tiles": "custom",
+        "bq": "64",
+        "bkv": "64",
+        "batch": "4",
+        "heads": "20",
+    },
+    {"sq": "131072", "sk": "131072", "tiles": "custom", "bq": "16", "bkv": "16"},
+    {"d": "256", "card": "86"},
+)
 
-def test_every_algorithm_and_shape_can_be_drawn() -> None:
-    for link in (
-        {"alg": "fa1"},
-        {"alg": "fa2_noskip"},
-        {"alg": "fa3"},
-        {"alg": "fa3", "mask": "full", "d": "256", "tiles": "custom"},
-        {"mask": "full"},
-        {"alg": "fa3", "mask": "window", "left": "300", "right": "100"},
-        {"alg": "fa2_noskip", "mask": "window", "left": "0", "right": "0", "sk": "5000", "diag": "top-left"},
-        {"mask": "window", "left": "10", "right": "none", "diag": "at", "at": "9999"},
-        {"alg": "fa1", "mask": "window", "softcap": "50"},
-        {"sq": "1", "sk": "1"},
-        {"sq": "1000", "sk": "10"},
-        {"sq": "10", "sk": "1000", "batch": "1", "heads": "1"},
-        {
-            "sq": "16384",
-            "sk": "16384",
-            "tiles": "custom",
-            "bq": "64",
-            "bkv": "64",
-            "batch": "4",
-            "heads": "20",
-        },
-        {"sq": "131072", "sk": "131072", "tiles": "custom", "bq": "16", "bkv": "16"},
-        {"d": "256", "card": "86"},
-    ):
-        app = open_page("masked_work", **link)
-        assert "cufa-verdict" in words(app), link
+
+@pytest.mark.sampled(fixed=5, dated=3)
+@pytest.mark.parametrize("link", LINKS, ids=str)
+def test_every_algorithm_and_shape_can_be_drawn(link: dict[str, str]) -> None:
+    assert "cufa-verdict" in words(open_page("masked_work", **link))
 
 
 def test_an_algorithm_that_the_card_does_not_run_is_not_shown() -> None:

@@ -21,7 +21,9 @@ from dashboard_page_support import (  # noqa: F401 - fixtures among them
     words,
 )
 from dashboard_support import DEVICE, write_evidence
+from streamlit.testing.v1 import AppTest
 
+from cufa.dashboard import glossary
 from cufa.dashboard.model import devices, gpu
 
 
@@ -32,6 +34,19 @@ def test_a_page_without_gpu_and_evidence(name: str) -> None:
     assert not app.warning
     assert "cufa-verdict" in words(app)
     assert chosen(app) == {}
+    assert_words_are_explained(app)
+
+
+def assert_words_are_explained(app: AppTest) -> None:
+    """The glossary has them all; headings and metrics, which cannot be hovered over word by word, tell theirs."""
+    listed = "\n".join(x.value for x in app.sidebar.markdown)
+    for term, meaning in glossary.TERMS.items():
+        assert f"**{term}**: {meaning}" in listed, term
+    titled = [(x.value, x.help) for x in (*app.header, *app.subheader)]
+    titled += [(x.label, x.help) for x in app.metric]
+    for text, told in titled:
+        for term in glossary.found(text):
+            assert glossary.TERMS[term] in (told or ""), (text, term)
 
 
 @pytest.mark.parametrize("name", PAGES)

@@ -157,7 +157,9 @@ def test_who_holds_what_is_what_the_kernels_declare() -> None:
 
 
 def test_the_real_size_is_of_the_kernels_tiles() -> None:
-    moved = understand_view.real_size()
+    moved = understand_view.real_size("backward")
+    assert moved["naive_backward"] > 2 * moved["fa2_backward"] > 0
+    moved = understand_view.real_size("forward")
     assert moved["naive"] > 4 * moved["fa1"] > 4 * moved["fa2"] > 0
 
 

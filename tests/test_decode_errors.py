@@ -326,7 +326,7 @@ _ARGUMENTS = [
 @given(
     st.dictionaries(st.sampled_from(_ARGUMENTS), st.sampled_from(range(len(_ODD))), min_size=1, max_size=3)
 )
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 def test_whatever_comes_is_computed_or_refused(changes):
     """TypeError or ValueError that names an argument, never another exception, whatever odd values come."""
     message = "q"

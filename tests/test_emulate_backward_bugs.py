@@ -217,7 +217,6 @@ def found_by(
     return " ".join(sorted(kinds))
 
 
-@pytest.mark.sampled(fixed=8, dated=5)
 def check_planted(patch, planted: Bug, **how: Any) -> None:
     def change(text: str) -> str:
         assert text.count(planted.old) == 1, f"{planted.old!r} occurs {text.count(planted.old)} times"

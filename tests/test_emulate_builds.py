@@ -23,7 +23,8 @@ ARGUMENTS = ["emulate", "--seqlen", "40", "--heads", "1", "--mode", "plain"]
 def quick_builds():
     """What this process has loaded stays loaded; here builds are looked at as files."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(host_build, "_FLAGS", ("-std=c++17", "-O0", "-fPIC", "-w"))
+        for flags in ("_RUNTIME_FLAGS", "_KERNEL_FLAGS"):
+            patch.setattr(host_build, flags, ("-std=c++17", "-O0", "-fPIC", "-w"))
         patch.setattr(host_build, "runtime", host_build.runtime.__wrapped__)
         patch.setattr(host_build, "load", host_build.load.__wrapped__)
         yield

@@ -87,7 +87,7 @@ def test_splits_merged_in_a_cluster(name):
     for num_splits in (1, 2, 3, 8):
         plan, first = run(case, kernel, num_splits, config=config, copies="early")
         assert [launch.cluster for launch in plan.launches] == [num_splits]
-        for order in ("descending", 1, 2):
+        for order in ("descending", 1, 2) if num_splits == 8 else (3,):
             _, again = run(case, kernel, num_splits, config=config, schedule=order, copies="late", threads=1)
             np.testing.assert_array_equal(again["out"].view(np.uint8), first["out"].view(np.uint8))
             np.testing.assert_array_equal(again["lse"], first["lse"])

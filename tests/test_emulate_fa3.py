@@ -44,7 +44,7 @@ def check(inputs, config, causal, runs):
     assert len(set(outputs)) == 1
 
 
-@pytest.mark.sampled(fixed=4, dated=2)
+@pytest.mark.sampled(fixed=3, dated=1)
 @MASKS
 @CONFIGS
 def test_what_used_to_stall(config, head_dim, causal):
@@ -57,7 +57,7 @@ def test_what_used_to_stall(config, head_dim, causal):
         check(inputs, config, causal, [(blocks, Execution("plain", order)) for blocks, order in orders])
 
 
-@pytest.mark.sampled(fixed=4, dated=2)
+@pytest.mark.sampled(fixed=3, dated=1)
 @MASKS
 @CONFIGS
 def test_random_persistent_grids(config, head_dim, causal):
@@ -73,7 +73,7 @@ def test_random_persistent_grids(config, head_dim, causal):
         check(inputs, config, causal, runs)
 
 
-@pytest.mark.sampled(fixed=4, dated=2)
+@pytest.mark.sampled(fixed=3, dated=1)
 @MASKS
 @CONFIGS
 def test_random_persistent_grids_without_races(config, head_dim, causal):

@@ -165,7 +165,7 @@ PERSISTENT = [
 ]
 
 
-@pytest.mark.sampled(fixed=4, dated=2)
+@pytest.mark.sampled(fixed=3, dated=1)
 @MASKS
 @pytest.mark.parametrize(("spec", "config", "head_dim"), PERSISTENT)
 def test_persistent_blocks(spec, config, head_dim, causal):

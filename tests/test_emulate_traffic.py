@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from backward_support import make_case as make_backward
 from decode_kernel_support import operands_of, plan_of
 from decode_support import make_case
 from support import make_inputs
 
+import cufa
 from cufa.bench import traffic_steps
 from cufa.bench.traffic import l2_traffic
 from cufa.core.architectures import Device
@@ -92,6 +94,35 @@ def test_decode_with_splits(num_splits):
         again += num_splits * rows * 2 * (vectors - 1) * 4  # m and l
     assert run.totals["global_write_bytes"] == written
     assert run.totals["global_read_bytes"] - read - again == threads * 4
+
+
+@pytest.mark.parametrize("mask", [FULL, CAUSAL, Band(70, 0)], ids=str)
+@pytest.mark.parametrize(("seqlen_q", "seqlen_k", "head_dim"), [(256, 256, 64), (208, 330, 128)])
+def test_every_byte_of_the_backward_is_foreseen(seqlen_q, seqlen_k, head_dim, mask):
+    """Additions to dQ among what is written."""
+    case = make_backward(1, 1, 1, seqlen_q, seqlen_k, head_dim, mask=mask)
+    run = cufa.emulate_backward(*case.arrays, mask=mask, mode="counted", trace=False)
+    steps = list(traffic_steps.fa2_backward(run.plan.problem, run.plan.schedule))
+    added = [m for step in steps if not step.kernel for m in step.moves if m.array == "dQ so far"]
+    assert run.totals["reductions"] * 4 == sum(move.written for move in added)
+    assert moved(run) == traffic_steps.total(iter(steps))
+
+
+def test_the_naive_backward_moves_what_its_launches_take():
+    """Of 4 × 6 tiles of 32 × 32, five launches: each takes two tiles, and all of P, dP and dS crosses memory."""
+    problem = Problem(1, 1, 1, 128, 192, 64, "float16", FULL, 0.125, operation="backward")
+    schedule = Schedule(128, 192, 32, 32, FULL)
+    steps = list(traffic_steps.naive_backward(problem, schedule))
+    assert len(steps) == 5 * 24
+    tile, scores = 32 * 64 * 2, 128 * 192
+    moved_of = {
+        name: sum(m.read + m.written for s in steps for m in s.moves if m.array == name)
+        for name in ("P", "dP", "dS", "dO", "Q", "K", "V", "dQ", "dK", "dV")
+    }
+    assert moved_of == {
+        "P": 3 * scores * 2, "dP": 3 * scores * 4, "dS": 3 * scores * 2, "dO": 2 * 24 * tile, "Q": 24 * tile,
+        "K": 24 * tile, "V": 24 * tile, "dQ": 4 * tile, "dK": 6 * tile, "dV": 6 * tile,
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("mask", [FULL, CAUSAL, Band(20, 3, -40)], ids=str)

@@ -239,14 +239,14 @@ def test_repeats_are_bit_identical(cp, spec, dtype, precision):
 def test_skipping_changes_no_result(cp):
     """The one change from v1 to v2 in isolation: masked tiles add nothing to a row."""
     q, k, v = make_inputs(1, 4, 4, 500, 700, 64, "bfloat16")
-    skipped, _ = run(cp, q, k, v, causal=True, algorithm="fa2")
+    skipped, _ = run(cp, q, k, v, causal=True, algorithm="fa2", num_splits=1)
     computed, _ = run(cp, q, k, v, causal=True, algorithm="fa2_noskip")
     np.testing.assert_allclose(
         skipped.astype(np.float32), computed.astype(np.float32), rtol=2**-7, atol=2**-9
     )
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     spec_dtype=st.sampled_from(VARIANTS),
     batch=st.integers(1, 3),

@@ -145,7 +145,7 @@ def test_many_tokens_and_many_appended(cp, device, kernel, rows, page_size):
 
 
 @given(data=st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_any_call(cp, device, data):
     """Whatever lengths, tokens, pages and cuts: a few builds of each schedule, contiguous and in pages."""
     new = data.draw(st.integers(1, 16), label="new")

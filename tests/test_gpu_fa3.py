@@ -250,7 +250,7 @@ def test_side_by_side_on_two_streams(cp, causal):
         assert out.get().tobytes() == expected.tobytes()
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_any_problem(execute, data):
     config = data.draw(st.sampled_from(SPEC.configs))

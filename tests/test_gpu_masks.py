@@ -11,8 +11,6 @@ from cufa import masks
 
 pytestmark = pytest.mark.gpu
 cupy = pytest.importorskip("cupy")
-
-RNG = np.random.default_rng(0)
 MADE = [
     lambda to: masks.prefix(to(np.array([3, 40]))),
     lambda to: masks.streaming(to(np.array([2, 9])), 5),

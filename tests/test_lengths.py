@@ -129,7 +129,7 @@ def test_packed_sequences_are_calls_of_their_own(options, queries, keys, tail):
         assert not x[n:].any()
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(
     st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), max_size=5), st.integers(0, 3), st.booleans()
 )

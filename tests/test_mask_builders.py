@@ -6,7 +6,7 @@ import json
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from mask_support import BANDS
 from support import assert_attention, make_inputs
@@ -207,7 +207,6 @@ def test_every_builder_comes_back_from_its_matrix(build, seqlen_q, seqlen_k):
     np.testing.assert_array_equal(masks.from_dense(seen).dense(seqlen_q, seqlen_k), seen)
 
 
-@settings(deadline=None)
 @given(st.data())
 def test_a_band_comes_back_as_the_same_scores(data):
     band, seqlen_q, seqlen_k = data.draw(BANDS), data.draw(SIDE), data.draw(SIDE)

@@ -55,7 +55,6 @@ def schedules(draw, block=BLOCK):
     )
 
 
-@settings(deadline=None)
 @given(schedules())
 def test_skip_is_never_wrong_and_clear_neither(schedule):
     seen = schedule.mask.dense(schedule.seqlen_q, schedule.seqlen_k)
@@ -84,7 +83,7 @@ def test_skip_is_never_wrong_and_clear_neither(schedule):
     np.testing.assert_array_equal(ranges.clear, (schedule.classes == TileClass.CLEAR).sum(axis=1))
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(schedules(BLOCK.filter(lambda n: n > 4)))
 def test_the_cpu_path_walks_these_tiles(schedule):
     """Small tiles, so that many are skipped and some visited in vain: forward and backward against float64."""

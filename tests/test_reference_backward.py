@@ -65,7 +65,7 @@ def test_finite_differences(seqlen_q, seqlen_k, heads, kv_heads, mask, softcap, 
 
 
 @given(BANDS, st.integers(1, 6), st.integers(1, 6), st.sampled_from([None, 0.5]), st.integers(0, 99))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_finite_differences_under_any_mask(mask, seqlen_q, seqlen_k, softcap, seed):
     q, k, v = make_inputs(1, 2, 1, seqlen_q, seqlen_k, 2, "float64", seed=seed)
     dout, dlse = draw(q, seed)
@@ -76,7 +76,7 @@ def test_finite_differences_under_any_mask(mask, seqlen_q, seqlen_k, softcap, se
 
 
 @given(BANDS, st.integers(1, 40), st.integers(1, 40), st.sampled_from([(1, 1), (4, 2), (3, 1)]))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_identities(mask, seqlen_q, seqlen_k, heads):
     """Σ dS ∘ S is Σ dq ∘ q taken from the rows and Σ dk ∘ k taken from the columns. A row of dS sums to 0: where
     all keys are 1, dq is that sum times the scale. The weights of a row sum to 1."""

@@ -20,6 +20,8 @@
 //   - Operands of S are loaded one k16 step ahead, copies of the next tile are spread over the steps: ldmatrix and
 //     cp.async share one queue, and a burst of copies before the first ldmatrix cost 9% of the time.
 //   - One barrier a tile: everything has landed, and the other stage is free.
+//   - Few query blocks over many keys: their keys are split, heads may share a tile, and a second launch merges
+//     (SPLIT_KEYS: tiles/forward_splits.cuh).
 //
 // What limits (H200; figures are in cufa/records): mma.sync itself reaches 62% of what wgmma does there. d128 runs at two
 // thirds of that, and waits for the tensor pipe more than for anything else; d256 keeps shared memory busy 81% of the time.
@@ -36,8 +38,8 @@
 //   - d256 as 64-row pairs, two blocks per SM: 0.89; 96 keys in one stage: 0.87; unpaired: 0.95.
 #include "params.cuh"
 #include "tiles/copy.cuh"
+#include "tiles/forward_splits.cuh"
 #include "tiles/named_barriers.cuh"
-#include "tiles/schedule.cuh"
 #include "tiles/score.cuh"
 
 constexpr int Br = BLOCK_Q, Bc = BLOCK_KV;
@@ -62,6 +64,7 @@ static_assert(WARP_ROWS % 16 == 0 && Br % WARP_ROWS == 0, "a warp owns whole 16-
 static_assert(WARP_KEYS % 16 == 0, "P V takes keys 16 at a time");
 static_assert(HEAD_DIM % 8 == 0 && HEAD_DIM <= 256, "head_dim");
 static_assert(NUM_STAGES == 2, "one tile is computed while the next is copied");
+static_assert(HEAD_ROWS % WARP_ROWS == 0, "the rows of a warp are of one head");
 static_assert(COLUMN_WARPS == 1 || COLUMN_WARPS == 2, "alone or in pairs");
 
 // Q stays in registers where O, S and Q together leave 64 for the rest of the loop.
@@ -76,12 +79,13 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward(const __grid_co
   if constexpr (TRACE) start_ns = global_timer();
 
   // Alg. 1, l. 3
-  const WorkItem item = work_item<Br>(p, blockIdx.x, 2 * ROW_BYTES);
+  const WorkItem item = work_item<HEAD_ROWS, PACKED_HEADS>(p, blockIdx.x, 2 * ROW_BYTES);
   const auto sequence = sequence_of(p, item.batch);
   if (LENGTHS_KIND == PACKED && item.q_block * Br >= sequence.stored_rows()) return;  // behind the end of its sequence
   const HeadMask mask = head_mask(p, sequence);
-  TileRange tiles = visited_tiles<Br, Bc>(mask, item.q_block);
-  const int first_row = item.q_block * Br;
+  TileRange tiles = block_tiles<Bc>(p, mask, item.q_block);
+  if (SPLIT_KEYS && tiles.empty()) return;  // the whole block: the merge knows that this part is not there
+  const int first_row = item.q_block * HEAD_ROWS;
   const int kv_head = item.head / (p.heads / p.kv_heads);
   const i64 q_stride = p.q_stride.seq * 2, k_stride = p.k_stride.seq * 2, v_stride = p.v_stride.seq * 2;
   const char* Q = static_cast<const char*>(p.q) + 2 * (sequence.batch() * p.q_stride.batch + item.head * p.q_stride.head) +
@@ -216,7 +220,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward(const __grid_co
     const auto S = fragment_view(S_rmem);
     cap_scores<SOFTCAP>(S, p.softcap);
     if constexpr (SEGMENT != CLEAR || ALIBI) {
-      const int row = int(ld_shared_u32(parked_smem)) * Br + row_group * WARP_ROWS + S.lane_row(lane_id());
+      const int row = int(ld_shared_u32(parked_smem)) * HEAD_ROWS + query_of_row(row_group * WARP_ROWS) + S.lane_row(lane_id());
       const int column = S.lane_column(PAIRED ? lane_id() : lane);  // as registers allow
       const int first_key = j * Bc + part * WARP_KEYS;
       if constexpr (ALIBI) {
@@ -283,8 +287,11 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward(const __grid_co
     // over its end.
     int j = tiles.end - 1;
     const int valid_keys = sequence.keys() - j * Bc;
-    copy_tile_async<Br, ROW_BYTES, PITCH, NUM_THREADS, ALIGNMENT, true>(  //
-        Q_smem, Q, q_stride, sequence.rows() - first_row, thread);
+#pragma unroll
+    for (int h = 0; h < PACKED_HEADS; ++h) {
+      copy_tile_async<HEAD_ROWS, ROW_BYTES, PITCH, NUM_THREADS, ALIGNMENT, true>(  //
+          Q_smem + h * HEAD_ROWS * PITCH, Q + 2 * h * p.q_stride.head, q_stride, sequence.rows() - first_row, thread);
+    }
     cp_async_commit();
     copy_tile_async<Bc, ROW_BYTES, PITCH, NUM_THREADS, ALIGNMENT, true>(  //
         K_smem, K + j * (Bc * k_stride), k_stride, valid_keys, thread);
@@ -318,40 +325,54 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward(const __grid_co
 #pragma unroll
     for (int r = 0; r < 2 * M_TILES; ++r) softmax.l[r] += l_other[r];
   }
-  // O takes the place of this warp's rows of Q, which are not needed any more and which no other warp (pair) reads.
-  warp_sync();
-  const vec4 parked = ld_shared_vec4(parked_smem);
-  const int group_row = int(parked.x) * Br + row_group * WARP_ROWS, head = int(parked.y), batch = int(parked.z);
-  const u32 O_smem = parked.w + row_group * WARP_ROWS * PITCH;
-  const auto ended = sequence_of(p, batch);
-#pragma unroll
-  for (int r = 0; r < 2 * M_TILES; ++r) {
-    const int row = r * 8 + lane / 4;
-    const bool exists = LENGTHS_KIND == DENSE || group_row + row < ended.rows();  // else zeros, and an LSE of -inf
-    const float inverse = row_factor(p, softmax, r, head);
-#pragma unroll
-    for (int n = 0; n < O_TILES; ++n) {
-      const float* o = O_rmem[r / 2][n] + r % 2 * 2;
-      st_shared_u32(O_smem + row * PITCH + (part * O_TILES + n) * 16 + lane % 4 * 4,
-                    exists ? pack_16bit<BFLOAT16>(o[0] * inverse, o[1] * inverse) : 0);
-    }
-    if (p.lse != nullptr && part == 0 && lane % 4 == 0 && group_row + row < ended.stored_rows()) {
-      st_global(p.lse + row_numbers(p, ended, i64(ended.batch()) * p.heads + head) + group_row + row, exists ? softmax.lse(r) : NEG_INF);
-    }
-  }
-  if constexpr (PAIRED) {
-    bar_sync(ROW_PAIR_BARRIER + row_group, 64);  // both halves of the columns are written; each warp stores half of the rows
+  if constexpr (SPLIT_KEYS) {
+    const vec4 parked = ld_shared_vec4(parked_smem);
+    const WorkItem item = {int(parked.x), int(parked.y), int(parked.z)};
+    leave_part(p, item, row_group * WARP_ROWS, part * O_TILES * 8, fragment_view(O_rmem), softmax, lane);
   } else {
+    // O takes the place of this warp's rows of Q, which are not needed any more and which no other warp (pair) reads.
     warp_sync();
+    const vec4 parked = ld_shared_vec4(parked_smem);
+    const int group_row = int(parked.x) * Br + row_group * WARP_ROWS, head = int(parked.y), batch = int(parked.z);
+    const u32 O_smem = parked.w + row_group * WARP_ROWS * PITCH;
+    const auto ended = sequence_of(p, batch);
+#pragma unroll
+    for (int r = 0; r < 2 * M_TILES; ++r) {
+      const int row = r * 8 + lane / 4;
+      const bool exists = LENGTHS_KIND == DENSE || group_row + row < ended.rows();  // else zeros, and an LSE of -inf
+      const float inverse = row_factor(p, softmax, r, head);
+#pragma unroll
+      for (int n = 0; n < O_TILES; ++n) {
+        const float* o = O_rmem[r / 2][n] + r % 2 * 2;
+        st_shared_u32(O_smem + row * PITCH + (part * O_TILES + n) * 16 + lane % 4 * 4,
+                      exists ? pack_16bit<BFLOAT16>(o[0] * inverse, o[1] * inverse) : 0);
+      }
+      if (p.lse != nullptr && part == 0 && lane % 4 == 0 && group_row + row < ended.stored_rows()) {
+        const i64 numbers = row_numbers(p, ended, i64(ended.batch()) * p.heads + head);
+        st_global(p.lse + numbers + group_row + row, exists ? softmax.lse(r) : NEG_INF);
+      }
+    }
+    if constexpr (PAIRED) {
+      bar_sync(ROW_PAIR_BARRIER + row_group, 64);  // both halves of the columns are written; each warp stores half of the rows
+    } else {
+      warp_sync();
+    }
+    constexpr int STORE_ROWS = WARP_ROWS / COLUMN_WARPS;
+    char* O = static_cast<char*>(p.o) + 2 * (ended.batch() * p.o_stride.batch + head * p.o_stride.head +
+                                             (ended.first_row() + (group_row + part * STORE_ROWS)) * p.o_stride.seq);
+    store_tile<STORE_ROWS, ROW_BYTES, PITCH, ALIGNMENT>(O, p.o_stride.seq * 2, O_smem + part * STORE_ROWS * PITCH,
+                                                        ended.stored_rows() - group_row - part * STORE_ROWS, lane);
   }
-  constexpr int STORE_ROWS = WARP_ROWS / COLUMN_WARPS;
-  char* O = static_cast<char*>(p.o) + 2 * (ended.batch() * p.o_stride.batch + head * p.o_stride.head +
-                                           (ended.first_row() + (group_row + part * STORE_ROWS)) * p.o_stride.seq);
-  store_tile<STORE_ROWS, ROW_BYTES, PITCH, ALIGNMENT>(O, p.o_stride.seq * 2, O_smem + part * STORE_ROWS * PITCH,
-                                                      ended.stored_rows() - group_row - part * STORE_ROWS, lane);
 
   if constexpr (TRACE) {
     block_sync();  // the record ends when the last warp has stored
-    if (thread == 0 && (LENGTHS_KIND == DENSE || int(parked.x) * Br < ended.rows())) write_trace(p, blockIdx.x, {int(parked.x), head, batch}, tiles, start_ns);
+    const vec4 parked = ld_shared_vec4(parked_smem);
+    const bool exists = LENGTHS_KIND == DENSE || int(parked.x) * Br < sequence_of(p, int(parked.z)).rows();
+    if (thread == 0 && exists) write_trace(p, blockIdx.x, {int(parked.x), int(parked.y), int(parked.z)}, tiles, start_ns);
   }
+}
+
+// Merges what splits have left.
+KERNEL __launch_bounds__(COMBINE_THREADS) fa2_combine(const __grid_constant__ AttentionParams p) {
+  if constexpr (SPLIT_KEYS) combine_splits<Bc>(p);
 }

@@ -4,7 +4,7 @@
 // Low-precision", 2024, section 3 and appendix B; Dao, "FlashAttention-2", 2023, Algorithm 2, whose lines are:
 //
 //   l. 3-4    dQ = 0, D = rowsum(dO o O)           fa3_backward_prepare, which also writes down the items
-//   l. 5-7    key blocks j; K_j, V_j, dK, dV = 0   persistent blocks take items by a counter (take_items)
+//   l. 5-7    key blocks j; K_j, V_j, dK, dV = 0   a block launched for each, or PERSISTENT ones that take them by a counter
 //   l. 8-9    query blocks i; Q_i, dO_i, L_i, D_i  Loader, by the copy engine, in rings; for all heads of the group
 //   l. 10-11  S = Q_i K_j^T, P = exp(S - L_i)      issue_scores(), make_weights(), as S^T = K_j Q_i^T: 64 keys a warpgroup,
 //                                                  so that P^T and dS^T are operands of dV and dK as they lie in registers
@@ -20,27 +20,29 @@
 // - dQ leaves as accumulators lie: each warp stages its 16 rows and asks the copy engine to add them, 4 KiB in a row. No
 //   warp waits for another, and the last pass puts dQ in order (tiles/backward_passes.cuh, shared with fa2_backward).
 // - A block keeps the gradients of a group's keys over all of its query heads.
-// - Items are worked out by the pass before and copied to shared memory; what a tile needs of its item is read there while
-//   products run. In registers it would make d128 spill.
+// - Where a block is among its keys and queries lies in shared memory and is read there while products run: in registers it
+//   would make d128 spill.
+// - DETERMINISTIC: a thread of the producer waits for turns and adds what consumers have staged (tiles/backward_sums.cuh).
 //
 // What was measured (H200, bfloat16, 16k tokens, all three launches, as a ratio of speed unless said otherwise):
 // - dQ of the tile before issued behind the exponentials instead of in front of them: d128 1.05 to 1.13, d64 with 64-row
 //   tiles 1.01 to 1.07. With 128-row tiles at d64 it is the other way round: 1.02 to 1.06 for the front (DQ_FIRST).
 // - 128 query rows a tile at d64 instead of 64: 1.09 to 1.14, although P must be given up before dP is begun.
-// - Persistent blocks at d64: 1.08 to 1.10 at 1k, 1.03 to 1.09 beyond.
+// - Persistent blocks at d64: 1.08 to 1.10 at 1k, 1.03 to 1.09 beyond. At d128: 0.91 to 1.02, between versions that differed
+//   in more than that.
 // - dQ by the copy engine instead of by red from registers: d128 1.08 to 1.12, d64 1.0 to 1.06.
 // - dP in front of the exponentials (d64, where registers suffice for it): 0.91 to 0.96. A third stage of Q: 0.9 to 1.0.
-// - The passes before and after run at the speed of memory (75 and 52 us for 16k tokens of 2048 columns), which is a quarter
-//   of the time of causal attention at 1k.
+// - The passes before and after take 75 and 52 us for 16k tokens of 2048 columns, a fifth of causal attention at 1k. They move
+//   268 and 201 MB, which is 3.6 and 3.9 TB/s.
+// - DETERMINISTIC with turns kept by each warp of consumers, and items taken ahead: 2 to 17 times the time. With turns kept by
+//   the producer and nothing taken ahead it is not measured yet.
 // What failed:
 // - dQ of this very tile, as in FlashAttention-3, and S of two tiles in flight: no registers at d128; at d64 ptxas
 //   serialises (C7512).
 // - A first tile without a dQ of the tile before, by a condition: 512 bytes of spills at d128. Zeros take the place of its dS.
-// - The first persistent version lost 5 to 20% with 64-row tiles: three loads from shared memory in front of the exponentials,
-//   divisions of signed numbers by the number of stages, and a workspace that began 16 bytes into a line, so that every
-//   addition touched one sector more.
-// - Turns in a fixed order, passed on by consumers: 2 to 17 times the time. So DETERMINISTIC problems are refused, until a warp
-//   of the producer waits for turns and passes them on.
+// - The first persistent version ran at 0.8 to 0.95 with 64-row tiles. Three things were changed at once (fewer loads in front
+//   of the exponentials, no divisions of signed numbers, tiles of the workspace that begin with a line), so which of them
+//   mattered is not known.
 #include "backward_params.cuh"
 #include "primitives/register_budget.cuh"
 #include "tiles/backward_pipeline.cuh"
@@ -57,6 +59,7 @@ struct Consumer {
   const Turns<NUM_STAGES> Q_turns = smem.Q_turns();
   const Turns<DO_STAGES> dO_turns = smem.dO_turns();
   const Turns<DS_STAGES> dS_turns = smem.dS_turns();
+  const DqHandover dQ_handover = smem.dQ_handover();
 
   float dK_rmem[HEAD_DIM / 2], dV_rmem[HEAD_DIM / 2];
   float S_rmem[Br / 2], dP_rmem[Br / 2], dQ_rmem[DQ_TILES * 4];
@@ -71,10 +74,8 @@ struct Consumer {
   u32 items = 0;  // with tiles
 
   DEVICE void run() {
-    for (u32 i = 0;; ++i) {
-      smem.items.turns.wait_full(i);
+    for (u32 i = 0; smem.items.has(i); ++i) {
       block.record = smem.items.record(i);
-      if (block.k_block() == NO_MORE_ITEMS) break;
       const u64 start_ns = TRACE ? global_timer() : 0;
 #pragma unroll
       for (int x = 0; x < HEAD_DIM / 2; ++x) dK_rmem[x] = dV_rmem[x] = 0.0f;
@@ -90,11 +91,9 @@ struct Consumer {
       if (TRACE && threadIdx.x == 128) {
         write_trace(p, block.index(), {block.k_block(), block.kv_head(), block.batch()}, block.tiles(), start_ns);
       }
-      async_proxy_fence();  // the record has been read, where the copy engine writes next
-      warp_sync();
-      smem.items.turns.release(i, lane);
+      smem.items.release(i, lane);
     }
-    if constexpr (BULK_ADD) {
+    if constexpr (BULK_ADD && !DETERMINISTIC) {
       if (lane == 0) bulk_wait_read();  // shared memory ends with the block
     }
   }
@@ -119,7 +118,6 @@ struct Consumer {
     wgmma_registers(dV_rmem);
     smem.items.keys.release(0, lane);
     add_dq();
-    pass_on();
   }
 
   // One tile, whose scores are there; dQ is that of the tile before. False when it was the last: then its dQ is left to do.
@@ -151,7 +149,6 @@ struct Consumer {
     Q_turns.wait_full(n + more);
     wgmma_fence();
     issue_scores(n + more);
-    if (DETERMINISTIC && !first) pass_on();
     before = block.place(tile);
     tile = block.next(tile);
     masked = block.cuts(tile);
@@ -242,21 +239,30 @@ struct Consumer {
   DEVICE void add_dq() {
     wgmma_registers(dQ_rmem);
     dS_turns.release(n - 1 + items, lane);
-    const int first = DQ_BY_ROWS ? 0 : consumer * DQ_TILES;
-    const DqSum sum{block, lane};
-    float* const target = sum.place(before, (DQ_BY_ROWS ? consumer * 4 : 0) + warp, first);
-    if constexpr (BULK_ADD) {
+    float* const target = BackwardMemory::dq_of_warp(p, before, consumer, warp);
+    const int existing = BackwardMemory::dq_tiles(consumer);
+    const u32 staged = smem.staged(consumer, warp);
+    if constexpr (DETERMINISTIC && BULK_ADD) {
+      dQ_handover.wait_empty(n - 1);
+      stage_dq<DQ_TILES>(staged, dQ_rmem, lane);
+      if (lane == 0) mbarrier_arrive(dQ_handover.full_barrier(n - 1));
+    } else if constexpr (BULK_ADD) {
       if (lane == 0) bulk_wait_read();
       warp_sync();  // the tile before has been read
-      sum.await_turn(before);
-      sum.add_in_bulk<DQ_TILES>(target, dQ_rmem, D_TILES - first < DQ_TILES ? D_TILES - first : DQ_TILES,
-                                smem.dQ + (consumer * 4 + warp) * DQ_WARP_BYTES);
+      stage_dq<DQ_TILES>(staged, dQ_rmem, lane);
+      if (lane == 0 && existing > 0) {
+        bulk_add_f32(target, staged, existing * (ACCUMULATOR * 4));
+        bulk_commit();
+      }
     } else {
-      sum.await_turn(before);
-      sum.add<DQ_TILES>(target, dQ_rmem, D_TILES - first);
+      if constexpr (DETERMINISTIC) dQ_handover.wait_full(n - 1);
+      ::add_dq<DQ_TILES>(target, dQ_rmem, existing, lane);
+      if constexpr (DETERMINISTIC) {
+        warp_sync();  // all lanes have added
+        dQ_handover.release(n - 1, lane);
+      }
     }
   }
-  DEVICE void pass_on() { DqSum{block, lane}.pass_on(before); }
 
   DEVICE void store() {
     const int first_key = consumer * GROUP_KEYS + warp * 16;
@@ -268,6 +274,7 @@ struct Consumer {
 KERNEL __launch_bounds__(PASS_THREADS)
     fa3_backward_prepare(const __grid_constant__ BackwardParams p, const __grid_constant__ TensorMap,
                          const __grid_constant__ TensorMap, const __grid_constant__ TensorMap, const __grid_constant__ TensorMap) {
+  grid_release_next();
   prepare_strip(p);
   prepare_items(p);
 }
@@ -281,8 +288,10 @@ KERNEL __launch_bounds__(NUM_THREADS, 1)
   const BackwardMemory smem(base);
   const int thread = threadIdx.x;
   const int warpgroup = shfl(u32(thread / 128), 0);  // uniform, and known to be
+  grid_release_next();
   if (thread == 0) smem.init_barriers();
-  block_sync();  // nobody may wait on a barrier that is not initialised
+  if (thread == 32) take_item(p, base);
+  block_sync();  // nobody may wait on a barrier that is not initialised, or read an item that is not there
 
   if (warpgroup == 0) {
     registers_release_to<PRODUCER_REGISTERS>();
@@ -292,6 +301,12 @@ KERNEL __launch_bounds__(NUM_THREADS, 1)
       Loader<BackwardMemory, true>{p, &Q_map, &K_map, base}.run();
     } else if (thread == 64) {
       Loader<BackwardMemory, false>{p, &dO_map, &V_map, base}.run();
+    } else if (DETERMINISTIC && thread == 96) {
+      if constexpr (BULK_ADD) {
+        DqAdder<BackwardMemory>{p, base}.run();
+      } else {
+        TurnKeeper<BackwardMemory, 1>{p, base}.run();
+      }
     }
   } else {
     registers_raise_to<CONSUMER_REGISTERS>();
@@ -302,5 +317,6 @@ KERNEL __launch_bounds__(NUM_THREADS, 1)
 KERNEL __launch_bounds__(PASS_THREADS)
     fa3_backward_convert(const __grid_constant__ BackwardParams p, const __grid_constant__ TensorMap,
                          const __grid_constant__ TensorMap, const __grid_constant__ TensorMap, const __grid_constant__ TensorMap) {
+  grid_await_previous();
   convert_strip(p);
 }

@@ -6,17 +6,20 @@
 //
 // P goes from the one to the other through shared memory, rounded to 16 bits as dV takes it, each thread to its namesake:
 // both hold the same elements. So P^T and dS^T are operands from registers, every product is computed once, and one group's
-// exponentials run under the other's products. Shared memory is read for 1.07 of the time that products take (with 64 x 64
-// tiles whose keys are shared out: 1.7), and there is room for two stages of Q and dO. The rest is as in fa3_backward.cu.
+// exponentials run under the other's products. By count of bytes shared memory is busy for 1.07 of the time of the products
+// (with 64 x 64 tiles whose keys are shared out: 1.7), and there is room for two stages of Q and dO. The rest is as in
+// fa3_backward.cu; DETERMINISTIC blocks add the two runs of dQ's columns in turns of their own, so that a turn is short.
 //
-// Measured (H200, bfloat16, d256, 16k tokens): 1.9 to 2.0 of the speed of PyTorch's flash backward at 4k and 16k, where
-// FlashAttention-4 has 1.5. Two buffers for P bring nothing (0.96 to 1.0). dQ is added by red from registers: there is no room
-// for staging it. What failed: both runs of dQ in arrays of their own (640 bytes of spills), and adding the first under the
-// next tile's scores (C7514: ptxas takes its registers for those of products in flight). At other head dims than 256 ptxas
-// serialises builds with a mask or a cap (C7511), without spills; waiting for dQ before the mask does not help.
+// Measured (H200, bfloat16, d256, 16k tokens), as a ratio of speed: over PyTorch's flash backward 1.88 to 2.03 at 4k and 16k; two
+// buffers for P 0.96 to 1.0; persistent blocks instead of one launched for each key block 0.91 to 1.0 (d192: 0.85 to 1.1). dQ is
+// added by red from registers: there is no room for staging it.
+// What failed: both runs of dQ in arrays of their own (640 bytes of spills), and adding the first under the next tile's scores
+// (C7514: ptxas takes its registers for those of products in flight). At other head dims than 256 ptxas serialises builds with a
+// mask or a cap (C7511), without spills; waiting for dQ before the mask does not help.
 #include "backward_params.cuh"
 #include "primitives/register_budget.cuh"
-#include "tiles/backward_block.cuh"
+#include "tiles/backward_gradients.cuh"
+#include "tiles/backward_sums.cuh"
 
 constexpr int WEIGHT_BYTES = 128 * Br / 4 * 4;  // P of a tile: 16-bit pairs, thread by thread
 // Columns of dQ: half for each group, in two runs that do not cross an atom of K.
@@ -31,6 +34,7 @@ static_assert(P_FULL_BYTES == 8 && P_EMPTY_BYTES == 8, "one buffer");
 static_assert(Q_FULL_BYTES == 8 * NUM_STAGES && Q_EMPTY_BYTES == Q_FULL_BYTES, "a barrier a tile");
 static_assert(DO_FULL_BYTES == 8 * DO_STAGES && DO_EMPTY_BYTES == DO_FULL_BYTES, "likewise");
 static_assert(DS_FULL_BYTES == 8 * DS_STAGES && DS_EMPTY_BYTES == DS_FULL_BYTES, "likewise");
+static_assert(DQ_FULL_BYTES == 8 && DQ_EMPTY_BYTES == 8 && !BULK_ADD, "turns of parts, which are not staged");
 static_assert(NUM_STAGES > 1 && DO_STAGES > 1 && DS_STAGES > 1, "tiles of two turns are in use");
 
 struct WideMemory {
@@ -45,6 +49,7 @@ struct WideMemory {
   DEVICE Turns<DO_STAGES> dO_turns() const { return {barriers + DO_FULL_OFFSET, barriers + DO_EMPTY_OFFSET}; }
   DEVICE Turns<1> P_turns() const { return {barriers + P_FULL_OFFSET, barriers + P_EMPTY_OFFSET}; }
   DEVICE Turns<DS_STAGES> dS_turns() const { return {barriers + DS_FULL_OFFSET, barriers + DS_EMPTY_OFFSET}; }
+  DEVICE DqHandover dQ_handover() const { return {barriers + DQ_FULL_OFFSET, barriers + DQ_EMPTY_OFFSET}; }
 
   DEVICE void init_barriers() const {
     items.init();
@@ -52,6 +57,7 @@ struct WideMemory {
     dO_turns().init(1, 4 * CONSUMERS);
     P_turns().init(4, 4);
     dS_turns().init(4, 4 * CONSUMERS);
+    if constexpr (DETERMINISTIC) init_dq_handover(dQ_handover());
     mbarrier_init_fence();
   }
 };
@@ -84,10 +90,8 @@ struct Consumer {
   u32 items = 0;  // with tiles
 
   DEVICE void run() {
-    for (u32 i = 0;; ++i) {
-      smem.items.turns.wait_full(i);
+    for (u32 i = 0; smem.items.has(i); ++i) {
       block.record = smem.items.record(i);
-      if (block.k_block() == NO_MORE_ITEMS) return;
       const u64 start_ns = TRACE ? global_timer() : 0;
 #pragma unroll
       for (int x = 0; x < HEAD_DIM / 2; ++x) gradient_rmem[x] = 0.0f;
@@ -101,9 +105,7 @@ struct Consumer {
       if (TRACE && threadIdx.x == 128) {
         write_trace(p, block.index(), {block.k_block(), block.kv_head(), block.batch()}, block.tiles(), start_ns);
       }
-      async_proxy_fence();  // the record has been read, where the copy engine writes next
-      warp_sync();
-      smem.items.turns.release(i, lane);
+      smem.items.release(i, lane);
     }
   }
 
@@ -141,31 +143,28 @@ struct Consumer {
       wait_for_scores(n + 1);
       wgmma_fence();
       issue_scores(n + 1);
-      if (DETERMINISTIC && !first) DqSum{block, lane}.pass_on(before);
       before = block.place(tile);
       tile = block.next(tile);
       wgmma_wait<0>();
       wgmma_registers(gradient_rmem);
       wgmma_registers(operand_rmem);
       release_gradient();
-      add_first(before);
+      add_first(before, n);
       wgmma_fence();
       issue_dq<MIDDLE_COLUMN, END_COLUMN>();
       ++n;
     }
-    if (DETERMINISTIC && !first) DqSum{block, lane}.pass_on(before);
     before = block.place(tile);
     wgmma_wait<0>();
     wgmma_registers(gradient_rmem);
     wgmma_registers(operand_rmem);
     release_gradient();
-    add_first(before);
+    add_first(before, n);
     wgmma_fence();
     issue_dq<MIDDLE_COLUMN, END_COLUMN>();
     wgmma_wait<0>();
     smem.items.keys.release(0, lane);
     add_second(before, n++);
-    DqSum{block, lane}.pass_on(before);
   }
 
   // S needs Q, dP needs dO.
@@ -203,19 +202,22 @@ struct Consumer {
     ::issue_dq<(END - BEGIN) / 8>(d, smem.dS + dS_turns.stage(n) * DS_PART_BYTES,
                                   smem.K + BEGIN / ATOM_COLUMNS * (GROUP_KEYS * ATOM_ROW_BYTES) + BEGIN % ATOM_COLUMNS * 2);
   }
+  // Of tile `number`, which is `of` in the workspace: columns up to the middle are a part of it, those behind another.
   template <int BEGIN, int END>
-  DEVICE void add_dq(u32 of) {
+  DEVICE void add_dq(u32 of, u32 number) {
+    const u32 turn = 2 * number + (BEGIN == MIDDLE_COLUMN);
     wgmma_registers(dQ_rmem);
-    const DqSum sum{block, lane};
-    sum.add<(END - BEGIN) / 8>(sum.place(of, warp, BEGIN / 8), reinterpret_cast<float(&)[(END - BEGIN) / 2]>(dQ_rmem),
-                               (END - BEGIN) / 8);
+    if constexpr (DETERMINISTIC) smem.dQ_handover().wait_full(turn);
+    ::add_dq<(END - BEGIN) / 8>(dq_place(p, of, warp, BEGIN / 8), reinterpret_cast<float(&)[(END - BEGIN) / 2]>(dQ_rmem),
+                                (END - BEGIN) / 8, lane);
+    if constexpr (DETERMINISTIC) {
+      warp_sync();  // all lanes have added
+      smem.dQ_handover().release(turn, lane);
+    }
   }
-  DEVICE void add_first(u32 of) {
-    DqSum{block, lane}.await_turn(of);
-    add_dq<FIRST_COLUMN, MIDDLE_COLUMN>(of);
-  }
+  DEVICE void add_first(u32 of, u32 number) { add_dq<FIRST_COLUMN, MIDDLE_COLUMN>(of, number); }
   DEVICE void add_second(u32 of, u32 number) {
-    add_dq<MIDDLE_COLUMN, END_COLUMN>(of);
+    add_dq<MIDDLE_COLUMN, END_COLUMN>(of, number);
     dS_turns.release(number, lane);
   }
 
@@ -276,6 +278,7 @@ KERNEL __launch_bounds__(PASS_THREADS)
     fa3_backward_wide_prepare(const __grid_constant__ BackwardParams p, const __grid_constant__ TensorMap,
                               const __grid_constant__ TensorMap, const __grid_constant__ TensorMap,
                               const __grid_constant__ TensorMap) {
+  grid_release_next();
   prepare_strip(p);
   prepare_items(p);
 }
@@ -289,8 +292,10 @@ KERNEL __launch_bounds__(NUM_THREADS, 1)
   const WideMemory smem(base);
   const int thread = threadIdx.x;
   const int warpgroup = shfl(u32(thread / 128), 0);  // uniform, and known to be
+  grid_release_next();
   if (thread == 0) smem.init_barriers();
-  block_sync();  // nobody may wait on a barrier that is not initialised
+  if (thread == 32) take_item(p, base);
+  block_sync();  // nobody may wait on a barrier that is not initialised, or read an item that is not there
 
   if (warpgroup == 0) {
     registers_release_to<PRODUCER_REGISTERS>();
@@ -300,6 +305,8 @@ KERNEL __launch_bounds__(NUM_THREADS, 1)
       Loader<WideMemory, true>{p, &Q_map, &K_map, base}.run();
     } else if (thread == 64) {
       Loader<WideMemory, false>{p, &dO_map, &V_map, base}.run();
+    } else if (DETERMINISTIC && thread == 96) {
+      TurnKeeper<WideMemory, 2>{p, base}.run();
     }
   } else {
     registers_raise_to<CONSUMER_REGISTERS>();
@@ -315,5 +322,6 @@ KERNEL __launch_bounds__(PASS_THREADS)
     fa3_backward_wide_convert(const __grid_constant__ BackwardParams p, const __grid_constant__ TensorMap,
                               const __grid_constant__ TensorMap, const __grid_constant__ TensorMap,
                               const __grid_constant__ TensorMap) {
+  grid_await_previous();
   convert_strip(p);
 }

@@ -16,6 +16,8 @@
 // - O leaves through the buffer its Q came in: every warp stages its 16 rows and asks TMA to store them; the buffer is given
 //   back a softmax later, when the copy has surely read it. Where Q's buffer is already in use again (d > 128, 128 rows), O
 //   goes from registers to global memory, four lanes exchanging 16 bytes.
+// - Few query blocks over many keys: their keys are split over blocks with an item each, heads may share a tile, and a second
+//   launch merges (SPLIT_KEYS: tiles/forward_splits.cuh).
 // - A consumer passes over tiles that its own 64 rows do not see, at both ends of a band. It still takes its turns, as the
 //   rings are shared.
 // - O is rescaled only when a row's maximum grew by more than 2^8 (tiles/softmax.cuh).
@@ -50,6 +52,7 @@
 // - Writing the zeros of rows without keys in an idle warp of the producer: its 24 registers make ptxas spill in the consumers.
 // - Holding back V while passing over K: the V ring fills up and everybody waits. The pending product is finished first.
 #include "params.cuh"
+#include "primitives/grid.cuh"
 #include "primitives/mbarrier.cuh"
 #include "primitives/register_budget.cuh"
 #include "primitives/tma.cuh"
@@ -62,6 +65,7 @@ constexpr int NUM_THREADS = NUM_WARPS * 32;
 constexpr int PRODUCER_REGISTERS = CONSUMERS == 3 ? 32 : 24;
 constexpr int CONSUMER_REGISTERS = CONSUMERS == 3 ? 160 : 240;
 static_assert(ALIGNMENT == 16, "TMA needs 16-byte aligned rows");
+using Items = PersistentItems<HEAD_ROWS, PACKED_HEADS>;
 
 // Alg. 1, l. 3-10: one thread asks for tiles in the order in which consumers need them.
 struct Producer {
@@ -72,7 +76,7 @@ struct Producer {
   Ring<Q_STAGES> Q_ring{};
   u32 round = 0;
 
-  DEVICE void run(PersistentItems<Br>& items) {
+  DEVICE void run(Items& items) {
     for (u32 index; items.next(index);) {
       const WorkItem work = items.item(p, index);
       const TileRange tiles = tiles_of(p, work.q_block);
@@ -95,8 +99,12 @@ struct Producer {
     load(K_ring, smem.K, K_map, tiles.end - 1, kv_head, work.batch);
     for (int w = 0; w < CONSUMERS; ++w) {
       wait_for_query_buffer(w);
-      load_tile<GROUP_ROWS, HEAD_DIM>(smem.Q + query_buffer(w) * Q_TILE_BYTES, smem.Q_full + 8 * query_buffer(w), Q_map,
-                                      work.q_block * Br + w * GROUP_ROWS, work.head, work.batch);
+      const u32 tile = smem.Q + query_buffer(w) * Q_TILE_BYTES, full = smem.Q_full + 8 * query_buffer(w);
+      if constexpr (PACKED_HEADS == 1) {
+        load_tile<GROUP_ROWS, HEAD_DIM>(tile, full, Q_map, work.q_block * Br + w * GROUP_ROWS, work.head, work.batch);
+      } else {
+        load_packed_heads(tile, full, Q_map, work, w * GROUP_ROWS);
+      }
     }
     Q_ring.advance();
     for (int j = tiles.end - 1; j >= tiles.first; --j) {
@@ -216,7 +224,15 @@ struct Consumer {
 
   // The rows of one consumer may see fewer tiles than the block visits. Rows past the end need none, but one is computed
   // all the same, to keep the pipeline's shape; so it is for rows that see none, and all of it is masked.
+  // Where keys are split, there are few masked tiles and one item: all rows visit the same.
   DEVICE void begin_tiles(const Item& item) {
+    if constexpr (SPLIT_KEYS) {
+      row = item.q_block * HEAD_ROWS + query_of_row(consumer * GROUP_ROWS + warp * 16) + lane / 4;
+      tiles = tiles_of(p, item.q_block);
+      j = tiles.end - 1;
+      above = below = 0;
+      return;
+    }
     const int group = item.q_block * CONSUMERS + consumer;
     const bool exists = group * GROUP_ROWS < p.seqlen_q;
     row = group * GROUP_ROWS + warp * 16 + lane / 4;
@@ -316,8 +332,13 @@ struct Consumer {
   // The item whose record is `done` leaves.
   DEVICE void store(u32 done) {
     const Item item = read_item(done);
-    const int first_row = item.q_block * Br + consumer * GROUP_ROWS + warp * 16;
-    store_output(p, O_map, item, first_row, O_rmem, softmax, smem.Q + O_buffer * Q_TILE_BYTES, warp, lane);
+    if constexpr (SPLIT_KEYS) {
+      softmax.reduce_sum();
+      leave_part(p, item, consumer * GROUP_ROWS + warp * 16, 0, fragment_view(O_rmem), softmax, lane);
+    } else {
+      const int first_row = item.q_block * Br + consumer * GROUP_ROWS + warp * 16;
+      store_output(p, O_map, item, first_row, O_rmem, softmax, smem.Q + O_buffer * Q_TILE_BYTES, warp, lane);
+    }
     if (TRACE && threadIdx.x == 128) write_trace(p, item.index, item, tiles_of(p, item.q_block), start_ns[0]);
 #pragma unroll
     for (int i = 0; i < HEAD_DIM / 2; ++i) O_rmem[i] = 0.0f;
@@ -387,18 +408,29 @@ KERNEL __launch_bounds__(NUM_THREADS, 1)
   if (thread == 0) smem.init_barriers();
   block_sync();  // nobody may wait on a barrier that is not initialised
 
-  PersistentItems<Br> items(p);
+  if constexpr (SPLIT_KEYS) grid_release_next();  // the merge may become resident as blocks end
+  Items items(p);
   if (warpgroup == 0) {
     registers_release_to<PRODUCER_REGISTERS>();
     if (thread == 0) Producer{p, &Q_map, &K_map, &V_map, smem}.run(items);
   } else {
     registers_raise_to<CONSUMER_REGISTERS>();
-    if (some_block_is_empty(p)) {  // query blocks that never enter the pipeline
+    if (!SPLIT_KEYS && some_block_is_empty(p)) {  // query blocks that never enter the pipeline
       for (u32 index; items.next(index);) {
         const WorkItem work = items.item(p, index);
         if (tiles_of(p, work.q_block).empty()) store_nothing(p, {work, index}, thread - 128);
       }
     }
     Consumer{p, &O_map, smem, warpgroup - 1, thread / 32 % 4, thread % 32}.run();
+  }
+}
+
+// Merges what splits have left. Its blocks wait for the launch before themselves.
+KERNEL __launch_bounds__(COMBINE_THREADS)
+    fa3_combine(const __grid_constant__ AttentionParams p, const __grid_constant__ TensorMap,
+                const __grid_constant__ TensorMap, const __grid_constant__ TensorMap, const __grid_constant__ TensorMap) {
+  if constexpr (SPLIT_KEYS) {
+    grid_await_previous();
+    combine_splits<Bc>(p);
   }
 }

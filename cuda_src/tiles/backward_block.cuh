@@ -1,16 +1,13 @@
-// What the backward kernels of Hopper share (kernels/fa3_backward.cu, kernels/fa3_backward_wide.cu): which tiles a block
-// visits, how they come, and what a warpgroup of consumers does with 64 keys and a tile of queries in registers, computed
-// transposed (S^T = K Q^T): P, dS, and how dS, dQ, dK and dV leave.
+// What the backward kernels of Hopper share (kernels/fa3_backward.cu, kernels/fa3_backward_wide.cu): which key blocks a thread
+// block takes, which query tiles these visit, and how K, V, Q and dO come. What becomes of them: backward_gradients.cuh; how
+// dQ is added up: backward_sums.cuh.
 #pragma once
 #include "primitives/bulk_copy.cuh"
+#include "primitives/grid.cuh"
 #include "primitives/opaque.cuh"
-#include "primitives/stmatrix.cuh"
-#include "primitives/wgmma_transposed.cuh"
-#include "tiles/accumulator.cuh"
 #include "tiles/backward_passes.cuh"
 #include "tiles/backward_schedule.cuh"
 #include "tiles/pipeline.cuh"
-#include "tiles/score.cuh"
 
 constexpr int Br = BLOCK_Q, Bc = BLOCK_KV;
 constexpr int CONSUMERS = NUM_WARPS / 4 - 1;  // warpgroup 0 is the producer
@@ -49,8 +46,9 @@ struct Turns {
   }
 };
 
-// The key block that a thread block is busy with, and the query tiles that it visits: a record that the pass before works out
-// (prepare_items), and that lies in shared memory, where it costs no registers.
+// The key block that a thread block is busy with, and the query tiles that it visits: a record in shared memory, where it costs
+// no registers. PERSISTENT blocks take one item after another, whose records the pass before has worked out
+// (prepare_items), for a division takes long in the one thread that does it; else a block is launched for its one item.
 constexpr int KEY_RECORDS = ITEM_FULL_BYTES / 8, RECORD_BYTES = 16 * RECORD_VECTORS;
 static_assert(ITEMS_BYTES == KEY_RECORDS * RECORD_BYTES && ITEM_EMPTY_BYTES == ITEM_FULL_BYTES, "a record, two barriers");
 static_assert(KV_FULL_BYTES == 16 && KV_EMPTY_BYTES == 8, "of K, of V; of both");
@@ -102,146 +100,6 @@ DEVICE void load_queries(const KeyBlock& block, QueryTile tile, u32 queries, u32
   bulk_load(numbers, source, NUMBERS_BYTES, barrier);
 }
 
-// Scores that the mask hides become -inf. `key` is the lane's first in the block.
-DEVICE void hide_scores_of_tile(const KeyBlock& block, float (&S_rmem)[Br / 2], QueryTile tile, int key, int lane) {
-  const auto S = fragment_view(S_rmem);
-  hide_scores_by_keys(S, head_mask(block.p), block.first_key() + key, tile.q_tile * Br + S.lane_column(lane));
-}
-
-// P = exp(S - L), packed. S becomes P times the slope of the softcap, which dS is a multiple of.
-DEVICE void exponentials(const BackwardParams& p, float (&S_rmem)[Br / 2], u32 (&P_rmem)[Br / 4], u32 lse, int lane) {
-  const auto S = fragment_view(S_rmem);
-#pragma unroll
-  for (int t = 0; t < Br / 8; ++t) {
-    const vec2 numbers = ld_shared_vec2(lse + t * 32 + lane % 4 * 8);
-    const float L[2] = {u32_as_float(numbers.x), u32_as_float(numbers.y)};
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      float P[2];
-#pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        float& s = S.at(r, t, e);
-        P[e] = ex2(fmaf(s, p.scale_log2, -L[e]));
-        s = SOFTCAP ? P[e] * cap_slope(s) : P[e];
-      }
-      P_rmem[2 * t + r] = pack_16bit<BFLOAT16>(P[0], P[1]);
-    }
-  }
-}
-
-// dS = P o (dP - D), packed; P(t, r, e) is element e of this lane's row r in 8-column tile t.
-template <typename Weights>
-DEVICE void gradients(u32 (&dS_rmem)[Br / 4], const float (&dP_rmem)[Br / 2], u32 delta, int lane, Weights P) {
-  const auto dP = fragment_view(dP_rmem);
-#pragma unroll
-  for (int t = 0; t < Br / 8; ++t) {
-    const vec2 numbers = ld_shared_vec2(delta + t * 32 + lane % 4 * 8);
-    const float D[2] = {u32_as_float(numbers.x), u32_as_float(numbers.y)};
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      dS_rmem[2 * t + r] =
-          pack_16bit<BFLOAT16>(P(t, r, 0) * (dP.at(r, t, 0) - D[0]), P(t, r, 1) * (dP.at(r, t, 1) - D[1]));
-    }
-  }
-}
-
-// dS^T of 64 keys to shared memory, transposed: a row per query. By all warps of a warpgroup; `warp` is the number in it.
-DEVICE void store_ds(u32 tile, const u32 (&dS_rmem)[Br / 4], int warp, int lane) {
-  const u32 row = lane / 16 * 8 + lane % 8, unit = (warp * 2 + lane / 8 % 2) ^ (lane % 8);
-#pragma unroll
-  for (int k = 0; k < Br / 16; ++k) {
-    const u32 operand[4] = {dS_rmem[4 * k], dS_rmem[4 * k + 1], dS_rmem[4 * k + 2], dS_rmem[4 * k + 3]};
-    stmatrix_x4_trans(tile + (k * 16 + row) * ATOM_ROW_BYTES + unit * 16, operand);
-  }
-  async_proxy_fence();
-  warp_sync();  // all lanes have stored
-}
-
-// dQ = dS K, in flight: 64 rows of dS from `dS` on, all keys, 8 TILES columns of K from `K` on, within an atom or from its
-// first column.
-template <int TILES>
-DEVICE void issue_dq(float (&dQ_rmem)[4 * TILES], u32 dS, u32 K) {
-  const u64 a = k_major_descriptor(dS), b = mn_major_descriptor<GROUP_KEYS>(K);
-  wgmma_registers(dQ_rmem);
-#pragma unroll
-  for (int k = 0; k < Bc / 16; ++k) {
-    const u64 a_k = a + k_major_step<Br>(k), b_k = b + descriptor_step(k / 4 * KEY_TILE_BYTES) + mn_major_step(k % 4);
-    if (k == 0) {
-      WgmmaTransposed<TILES * 8, BFLOAT16>::template ss<false>(dQ_rmem, a_k, b_k);
-    } else {
-      WgmmaTransposed<TILES * 8, BFLOAT16>::template ss<true>(dQ_rmem, a_k, b_k);
-    }
-  }
-  wgmma_commit();
-}
-
-// How one warp of consumers adds what it has of dQ. A tile is known by its number in the workspace.
-struct DqSum {
-  const KeyBlock& block;
-  const int lane;
-
-  // 16 rows of a tile, `strip` of its strips, from accumulator `first` on.
-  DEVICE float* place(u32 tile, int strip, int first) const {
-    return BackwardWorkspace::tile(block.p, tile) + (strip * D_TILES + first) * ACCUMULATOR;
-  }
-  // DETERMINISTIC: until all blocks to the right have added.
-  DEVICE void await_turn(u32 tile) const {
-    if constexpr (DETERMINISTIC) {
-      const int q_tile = int(tile % BackwardWorkspace::tiles(block.p));
-      if (lane == 0) {
-        const u32 turn = 4 * CONSUMERS * key_blocks_before<Br, Bc>(block.p, q_tile, block.k_block());
-        const u32* counter = BackwardWorkspace::turn(block.p, tile);
-        while (ld_relaxed_gpu(counter) < turn) {
-        }
-      }
-      warp_sync();  // it is this warp's turn
-    }
-  }
-  // From registers. Of TILES accumulators those that exist.
-  template <int TILES>
-  DEVICE void add(float* target, const float (&d)[4 * TILES], int existing) const {
-#pragma unroll
-    for (int t = 0; t < TILES; ++t) {
-      if (t < existing) red_add_f32x4(target + t * ACCUMULATOR + lane * 4, d[4 * t], d[4 * t + 1], d[4 * t + 2], d[4 * t + 3]);
-    }
-  }
-  // By the copy engine, through `staged`, which the addition before has read when this is called.
-  template <int TILES>
-  DEVICE void add_in_bulk(float* target, const float (&d)[4 * TILES], int existing, u32 staged) const {
-#pragma unroll
-    for (int t = 0; t < TILES; ++t) {
-      st_shared_vec4(staged + t * (ACCUMULATOR * 4) + lane * 16, {float_as_u32(d[4 * t]), float_as_u32(d[4 * t + 1]),
-                                                                  float_as_u32(d[4 * t + 2]), float_as_u32(d[4 * t + 3])});
-    }
-    async_proxy_fence();
-    warp_sync();  // all of it is there
-    if (lane == 0 && existing > 0) {
-      bulk_add_f32(target, staged, existing * (ACCUMULATOR * 4));
-      bulk_commit();
-    }
-  }
-  // DETERMINISTIC: the next block may add to a tile, once what this warp has added is there.
-  DEVICE void pass_on(u32 tile) const {
-    if constexpr (!DETERMINISTIC) return;
-    warp_sync();  // all lanes have added
-    if (lane == 0) {
-      bulk_wait();
-      red_release_gpu_add(BackwardWorkspace::turn(block.p, tile), 1);
-    }
-  }
-};
-
-// 64 rows of dK or dV, 16 per warp; `first_key` is the warp's first in the block.
-DEVICE void store_keys(const KeyBlock& block, void* tensor, const Strides& stride, const float (&d)[HEAD_DIM / 2], float factor,
-                       int first_key, int lane) {
-#pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    const int key = block.first_key() + first_key + lane / 4 + 8 * r;
-    char* row = head_address(tensor, stride, block.batch(), block.kv_head()) + key * stride.seq * 2;
-    store_accumulator_row<D_TILES, BFLOAT16>(row, d, r, factor, key < block.p.seqlen_k, lane);
-  }
-}
-
 // Barriers that both kernels have: of items, of K and V. Items take turns with two records; K and V have one buffer.
 struct ItemBarriers {
   u32 records, K_full, V_full;
@@ -254,31 +112,72 @@ struct ItemBarriers {
 
   DEVICE u32 record(u32 i) const { return records + turns.stage(i) * RECORD_BYTES; }
   DEVICE void init() const {
-    turns.init(1, 4 * CONSUMERS + 2);  // the warps of consumers, and who loads
+    // The warps of consumers, who loads, and who adds to dQ or counts turns.
+    if constexpr (PERSISTENT) turns.init(1, 4 * CONSUMERS + 2 + DETERMINISTIC);
     keys.init(KEY_GROUPS, 4 * CONSUMERS);
     mbarrier_init(V_full, KEY_GROUPS);
+  }
+  // Whether there is an item `i` for this block; its record may be read then.
+  DEVICE bool has(u32 i) const {
+    if constexpr (!PERSISTENT) return i == 0;
+    turns.wait_full(i);
+    return int(ld_shared_u32(record(i))) != NO_MORE_ITEMS;
+  }
+  // By every warp that reads the record, once it needs it no more; and by threads that read it alone.
+  DEVICE void release(u32 i, int lane) const {
+    if constexpr (!PERSISTENT) return;
+    async_proxy_fence();  // it has been read, where the copy engine writes next
+    warp_sync();
+    turns.release(i, lane);
+  }
+  DEVICE void release_alone(u32 i) const {
+    if constexpr (!PERSISTENT) return;
+    async_proxy_fence();
+    turns.release(i, 0);
+  }
+};
+
+struct ItemRecord {
+  vec4 parts[RECORD_VECTORS];
+
+  DEVICE ItemRecord(const BackwardParams& p, u32 i) {
+    const KeyItem item = key_item<Bc>(p, i, 8 * HEAD_DIM);
+    const TileRange tiles = head_mask(p).template query_tiles<Br, Bc>(item.k_block);
+    const u32 count = u32(p.heads / p.kv_heads) * u32(tiles.end - tiles.first);
+    parts[0] = {u32(item.k_block), u32(item.kv_head), u32(item.batch), count};
+    parts[1] = {u32(tiles.first), u32(tiles.end), u32(tiles.clear_first), u32(tiles.clear_end)};
+    parts[2] = {i, u32(tiles.total), u32(item.batch) * u32(p.heads) * BackwardWorkspace::tiles(p), 0};
   }
 };
 
 // By the pass before: the records of all items.
 DEVICE void prepare_items(const BackwardParams& p) {
+  if constexpr (!PERSISTENT) return;
   const BackwardWorkspace workspace(p);
   for (u32 i = blockIdx.x * PASS_THREADS + threadIdx.x; i < workspace.num_items(p); i += gridDim.x * PASS_THREADS) {
-    const KeyItem item = key_item<Bc>(p, i, 8 * HEAD_DIM);
-    const TileRange tiles = head_mask(p).template query_tiles<Br, Bc>(item.k_block);
-    const u32 count = u32(p.heads / p.kv_heads) * u32(tiles.end - tiles.first);
-    vec4* const record = workspace.items + i64(i) * RECORD_VECTORS;
-    st_global(record, vec4{u32(item.k_block), u32(item.kv_head), u32(item.batch), count});
-    st_global(record + 1, vec4{u32(tiles.first), u32(tiles.end), u32(tiles.clear_first), u32(tiles.clear_end)});
-    st_global(record + 2, vec4{i, u32(tiles.total), u32(item.batch) * u32(p.heads) * BackwardWorkspace::tiles(p), 0});
+    const ItemRecord record(p, i);
+#pragma unroll
+    for (int x = 0; x < RECORD_VECTORS; ++x) st_global(workspace.items + i64(i) * RECORD_VECTORS + x, record.parts[x]);
   }
 }
 
-// One thread of the producer takes items for the block.
+// By one thread, before a barrier of the block: the record of the one item that a block is launched for.
+DEVICE void take_item(const BackwardParams& p, u32 start) {
+  if constexpr (PERSISTENT) return;
+  const ItemRecord record(p, blockIdx.x);
+#pragma unroll
+  for (int x = 0; x < RECORD_VECTORS; ++x) st_shared_vec4(ItemBarriers(start).record(0) + 16 * x, record.parts[x]);
+}
+
+// One thread of the producer takes items for a PERSISTENT block. DETERMINISTIC: none ahead of the one at hand, since other
+// blocks would wait for it.
 DEVICE void take_items(const BackwardParams& p, u32 start) {
+  if constexpr (!PERSISTENT) return;
+  grid_await_previous();
   for (u32 i = 0;; ++i) {
-    const u32 index = atomic_add(BackwardWorkspace(p).next, 1);
     const ItemBarriers items(opaque(start));
+    if constexpr (DETERMINISTIC) items.turns.wait_empty(i + KEY_RECORDS - 1);
+    const u32 index = atomic_add(BackwardWorkspace(p).next, 1);
     const u32 full = items.turns.full_barrier(i);
     items.turns.wait_empty(i);
     if (index >= BackwardWorkspace::num_items(p)) {
@@ -291,8 +190,37 @@ DEVICE void take_items(const BackwardParams& p, u32 start) {
   }
 }
 
-// Two others ask the copy engine for their tiles, as consumers need them: one for K and Q with L (FIRST), one for V and dO
-// with D. Memory is what has Q_turns(), dO_turns(), items, and addresses of the tiles.
+// A tile of an item, as single threads of the producer visit them: visit_items() calls `visit` for all of a block's, in order.
+struct TileVisit {
+  KeyBlock block;
+  QueryTile tile;
+  u32 n;        // number of the tile, over all items
+  u32 item;     // number of the item, of those with tiles
+  bool first;   // of its item
+};
+template <typename Visit>
+DEVICE void visit_items(const BackwardParams& p, u32 start, const Visit& visit) {
+  u32 n = 0, with_tiles = 0;
+  for (u32 i = 0;; ++i) {
+    const ItemBarriers items(opaque(start));
+    if (!items.has(i)) return;
+    const KeyBlock block{p, items.record(i)};
+    const u32 count = u32(block.count());
+    if (count > 0) {
+      QueryTile tile = block.first();
+#pragma unroll 1  // unrolled, it takes more registers than a producer has
+      for (const u32 end = n + count; n < end; ++n) {
+        visit(TileVisit{block, tile, n, with_tiles, n == end - count});
+        tile = block.next(tile);
+      }
+      ++with_tiles;
+    }
+    items.release_alone(i);
+  }
+}
+
+// Two threads of the producer ask the copy engine for tiles, as consumers need them: one for Q with L, and K (FIRST), one for V,
+// and dO with D. Memory is what has Q_turns(), dO_turns(), items, and addresses of the tiles.
 template <typename Memory, bool FIRST>
 struct Loader {
   const BackwardParams& p;
@@ -300,47 +228,33 @@ struct Loader {
   const u32 start;  // of the shared memory
 
   DEVICE void run() const {
-    u32 n = 0, loaded = 0;
-    for (u32 i = 0;; ++i) {
-      const ItemBarriers items(opaque(start));
-      items.turns.wait_full(i);
-      const KeyBlock block{p, items.record(i)};
-      if (block.k_block() == NO_MORE_ITEMS) return;
-      const u32 count = u32(block.count());
-      if (count > 0) {
-        if constexpr (!FIRST) load_keys(block, loaded);
-        QueryTile tile = block.first();
-#pragma unroll 1  // unrolled, it takes more registers than a producer has
-        for (const u32 end = n + count; n < end; ++n) {
-          load_tile(block, tile, n);
-          if (FIRST && n == end - count) load_keys(block, loaded);
-          tile = block.next(tile);
-        }
-        ++loaded;
-      }
-      async_proxy_fence();  // the record has been read, where the copy engine writes next
-      items.turns.release(i, 0);
-    }
+    grid_await_previous();
+    visit_items(p, start, [&](const TileVisit& at) {
+      if (!FIRST && at.first) load_keys(at);
+      load_tile(at);
+      if (FIRST && at.first) load_keys(at);
+    });
   }
 
-  DEVICE void load_keys(const KeyBlock& block, u32 number) const {
+  DEVICE void load_keys(const TileVisit& at) const {
     const Memory smem(opaque(start));
-    smem.items.keys.wait_empty(number);
-    ::load_keys(block, FIRST ? smem.K : smem.V, FIRST ? smem.items.K_full : smem.items.V_full, keys);
+    smem.items.keys.wait_empty(at.item);
+    ::load_keys(at.block, FIRST ? smem.K : smem.V, FIRST ? smem.items.K_full : smem.items.V_full, keys);
   }
 
-  DEVICE void load_tile(const KeyBlock& block, QueryTile tile, u32 n) const {
+  DEVICE void load_tile(const TileVisit& at) const {
     const Memory smem(opaque(start));
+    const float* const numbers = at.block.workspace(at.tile) + Br * HEAD_DIM;
     if constexpr (FIRST) {
       const auto turns = smem.Q_turns();
-      turns.wait_empty(n);
-      load_queries(block, tile, smem.Q + turns.stage(n) * QUERY_TILE_BYTES, smem.lse + turns.stage(n) * NUMBERS_BYTES,
-                   turns.full_barrier(n), queries, block.workspace(tile) + Br * HEAD_DIM);
+      turns.wait_empty(at.n);
+      load_queries(at.block, at.tile, smem.Q + turns.stage(at.n) * QUERY_TILE_BYTES,
+                   smem.lse + turns.stage(at.n) * NUMBERS_BYTES, turns.full_barrier(at.n), queries, numbers);
     } else {
       const auto turns = smem.dO_turns();
-      turns.wait_empty(n);
-      load_queries(block, tile, smem.dO + turns.stage(n) * QUERY_TILE_BYTES, smem.delta + turns.stage(n) * NUMBERS_BYTES,
-                   turns.full_barrier(n), queries, block.workspace(tile) + Br * (HEAD_DIM + 1));
+      turns.wait_empty(at.n);
+      load_queries(at.block, at.tile, smem.dO + turns.stage(at.n) * QUERY_TILE_BYTES,
+                   smem.delta + turns.stage(at.n) * NUMBERS_BYTES, turns.full_barrier(at.n), queries, numbers + Br);
     }
   }
 };

@@ -127,7 +127,11 @@ DEVICE void prepare_strip(const BackwardParams& p) {
         tile = item.head * workspace.query_tiles(p) + strip * STRIP / BLOCK_Q +
                first_packed_block<BLOCK_Q>(int(sequence.first_row()), sequence.number);
       }
-      st_global(WHOLE_TILES ? workspace.turn(p, u32(tile)) : workspace.turns + tile, u32(0));
+      if constexpr (WHOLE_TILES) {
+        st_global(workspace.turn(p, u32(tile)), vec2{0, 0});
+      } else {
+        st_global(workspace.turns + tile, u32(0));
+      }
     }
   }
 #pragma unroll(STRIP / ROWS < 8 ? STRIP / ROWS : 8)

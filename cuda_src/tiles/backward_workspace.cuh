@@ -33,7 +33,7 @@ constexpr int ROW_NUMBER_BYTES = 8;
 
 constexpr int RECORD_VECTORS = 3;  // of an item: see KeyBlock in backward_block.cuh
 constexpr int TILE_STRIPS = BLOCK_Q / STRIP;
-// WHOLE_TILES: dQ, then lse, then delta of each row, then the tile's turn.
+// WHOLE_TILES: dQ, then lse, then delta of each row, then the tile's turns.
 constexpr int TILE_FLOATS = BLOCK_Q * (HEAD_DIM + 2) + (DETERMINISTIC ? 32 : 0);
 constexpr int HEADER_FLOATS = 32;  // before the tiles: they begin on multiples of 128 bytes, as additions in memory do
 static_assert(!WHOLE_TILES || TILE_FLOATS % 32 == 0, "whole lines of the cache");
@@ -68,7 +68,7 @@ struct BackwardWorkspace {
     return LENGTHS_KIND == PACKED ? num_packed_blocks<BLOCK_Q>(p.total_q, p.batch) : tiles(p);
   }
 
-  // WHOLE_TILES: how many have added to a tile that is the `index`th of all.
+  // WHOLE_TILES: how many have added to a tile that is the `index`th of all; two counters, where its columns are added in parts.
   DEVICE static u32* turn(const BackwardParams& p, u32 index) {
     return reinterpret_cast<u32*>(tile(p, index) + BLOCK_Q * (HEAD_DIM + 2));
   }

@@ -67,7 +67,8 @@ DEVICE HeadBlock ordered_block(u32 index, u32 num_blocks, u32 all_heads, i64 hea
   return {block, head};
 }
 
-template <int BR>
+// An item may be of SHARED heads side by side (tiles/forward_splits.cuh): it is named by the first.
+template <int BR, int SHARED = 1>
 DEVICE WorkItem work_item(const AttentionParams& p, u32 index, int kv_bytes_per_row) {
   if constexpr (LENGTHS_KIND == PACKED) {
     const u32 num_blocks = num_packed_blocks<BR>(p.total_q, p.batch);
@@ -75,21 +76,24 @@ DEVICE WorkItem work_item(const AttentionParams& p, u32 index, int kv_bytes_per_
     const PackedBlock block = packed_block<BR>(p.cu_seqlens_q, p.batch, p.total_q, found.block);
     return {block.block, int(found.head), block.sequence};
   }
-  const u32 Tr = u32(p.seqlen_q - 1) / BR + 1, all_heads = u32(p.batch) * u32(p.heads);
+  const u32 Tr = u32(p.seqlen_q - 1) / BR + 1, all_heads = u32(p.batch) * (u32(p.heads) / SHARED);
   const HeadBlock found = ordered_block(index, Tr, all_heads, i64(p.seqlen_k) * kv_bytes_per_row);
-  return {int(found.block), int(found.head % u32(p.heads)), int(found.head / u32(p.heads))};
+  const u32 heads = u32(p.heads) / SHARED;
+  return {int(found.block), int(found.head % heads) * SHARED, int(found.head / heads)};
 }
 
 // The items of a persistent thread block, which takes one after another. Blocks take turns forwards and backwards (b,
 // 2G-1-b, 2G+b, ...), so that none gets the longest item of every round: no counter in memory, and repeats are alike.
 // Where later rows see more, heads go in groups from their longest query block to their shortest. How many make a group is
 // the planner's choice (cufa/core/order.py): few share the L2 cache better, some numbers leave fewer blocks idle at the end.
-template <int BR>
+template <int BR, int SHARED = 1>
 struct PersistentItems {
   u32 Tr, total, round = 0;
 
+  DEVICE static u32 heads(const AttentionParams& p) { return u32(p.heads) / SHARED; }
+
   DEVICE explicit PersistentItems(const AttentionParams& p)
-      : Tr(u32(p.seqlen_q - 1) / BR + 1), total(Tr * u32(p.batch) * u32(p.heads)) {}
+      : Tr(u32(p.seqlen_q - 1) / BR + 1), total(Tr * u32(p.batch) * heads(p)) {}
 
   // False when this block has done its share.
   DEVICE bool next(u32& index) {
@@ -102,7 +106,7 @@ struct PersistentItems {
   DEVICE WorkItem item(const AttentionParams& p, u32 index) const {
     u32 q_block, head;
     if constexpr (MASK_KIND == MASK_CAUSAL) {
-      const u32 group_heads = u32(p.heads_per_group), all_heads = u32(p.batch) * u32(p.heads);
+      const u32 group_heads = u32(p.heads_per_group), all_heads = u32(p.batch) * heads(p);
       const u32 group = index / (group_heads * Tr), rest = index - group * group_heads * Tr;
       const u32 members = min(group_heads, all_heads - group * group_heads);
       q_block = Tr - 1 - rest / members;
@@ -111,7 +115,7 @@ struct PersistentItems {
       q_block = index % Tr;
       head = index / Tr;
     }
-    return {int(q_block), int(head % u32(p.heads)), int(head / u32(p.heads))};
+    return {int(q_block), int(head % heads(p)) * SHARED, int(head / heads(p))};
   }
 };
 
@@ -139,6 +143,6 @@ DEVICE void write_trace(const Params& p, u32 index, const WorkItem& item, const 
   record.tiles_skipped = u32(tiles.total) - record.tiles_visited;
   record.first_clear = u32(tiles.clear_first);
   record.tiles_clear = u32(tiles.clear_end - tiles.clear_first);
-  record.thread_block = blockIdx.x;
-  p.trace[index] = record;
+  record.thread_block = blockIdx.x + gridDim.x * blockIdx.y;
+  p.trace[index + gridDim.x * blockIdx.y] = record;
 }

@@ -6,6 +6,7 @@ Beyond the results a stack of heads takes its dQ in the compute dtype, two numbe
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 from collections.abc import Callable, Iterator
@@ -36,8 +37,32 @@ from .cpu_tiles import (
     row_sums,
 )
 
-#: Called for each tile with (batch, head, kv_block, q_block).
-Observer = Callable[[int, int, int, int], None]
+
+@dataclasses.dataclass(frozen=True)
+class GradientStep:
+    """What one tile added to the gradients of one head, for those who watch: copies, in the compute dtype."""
+
+    batch: int
+    head: int
+    q_block: int
+    kv_block: int
+    lse: Array
+    """(rows,); inf where a row sees nothing."""
+    delta: Array
+    """rowsum(dO ∘ O) - dLSE, (rows,)."""
+    P: Array
+    """exp(S - lse), (rows, columns)."""
+    dP: Array
+    dS: Array
+    """P ∘ (dP - delta), and with a cap times its slope."""
+    dQ: Array
+    """Sum of the tiles so far, (rows, head_dim)."""
+    dK: Array
+    """Likewise, (columns, head_dim), of the heads of the group so far; not yet multiplied by the scale."""
+    dV: Array
+
+
+Observer = Callable[[GradientStep], None]
 
 _OF_QUERIES = ("dout", "q", "out", "dq", "lse", "dlse")
 _OF_KEYS = ("k", "v", "dk", "dv")
@@ -71,7 +96,7 @@ def run(
         stack = _Stack(schedule, problem, arrays, members)
         stack.slopes = None if slopes is None else slopes[heads][..., None, None]
         if observer is not None:
-            stack.observe = _notifier(observer, heads, problem.group_size)
+            stack.watch(observer, heads, problem.group_size)
         dQ = _gradients(stack, range(share, schedule.num_kv_blocks, shares))
         if shares > 1:
             return dQ
@@ -123,6 +148,7 @@ def _gradients(heads: _Stack, key_blocks: range) -> Array:
                 hide(dS, unseen, 0)
             dQ[:, :, members, rows] += heads.of_rows(dS, K, unseen)  # l. 16
             dK += heads.of_columns(dS.mT, Q, seen_by)  # l. 17
+            heads.observe(members, i, j, P, dS, dQ[:, :, members, rows], dK, dV)
         dK *= heads.scale
         heads.store(j, dK, dV)  # l. 19
     return dQ
@@ -152,12 +178,30 @@ class _Stack(Heads):
         heads = (*arrays["k"].shape[:2], members[0].stop)
         super().__init__(schedule, problem, heads)
         self.Q, self.dO = operand(arrays["q"], self.dtype), operand(arrays["dout"], self.dtype)
-        self.observe: Callable[[slice, int, int], None] = lambda members, i, j: None
+        self._observer: Observer | None = None
         self._k, self._v, self._dk, self._dv = (arrays[name] for name in _OF_KEYS)
         self._members = members
         self._P, self._dS = (self.empty(self.block_q, self.block_kv) for _ in range(2))
         self._product = self.empty(max(self.block_q, self.block_kv), self.head_dim)
         self.lse, self.delta = self._row_numbers(arrays["out"], arrays["lse"], arrays["dlse"])
+
+    def watch(self, observer: Observer, heads: tuple[slice, ...], group: int) -> None:
+        """Tell of every tile. Members of the group are visited one at a time."""
+        batch, kv_head = (x.start for x in heads)
+        self._observer, self._place = observer, (batch, kv_head * group)
+
+    def observe(
+        self, members: slice, i: int, j: int, P: Array, dS: Array, dQ: Array, dK: Array, dV: Array
+    ) -> None:
+        """Tile (i, j) is done: the gradients have it in."""
+        if self._observer is None:
+            return
+        lse, delta = (x[:, :, members, self.rows(i)].flatten() for x in (self.lse, self.delta))
+        P, dS, dQ, dK, dV = (x.reshape(x.shape[-2:]).copy() for x in (P, dS, dQ, dK, dV))
+        batch, head = self._place
+        self._observer(
+            GradientStep(batch, head + members.start, i, j, lse, delta, P, self._dP, dS, dQ, dK, dV)
+        )
 
     def _row_numbers(self, out: Array, lse: Array, dlse: Array | None) -> tuple[Array, Array]:
         """LSE and rowsum(dO ∘ O) - dLSE, (..., rows, 1) (l. 4). Rows that saw nothing weigh nothing: LSE is inf."""
@@ -175,9 +219,7 @@ class _Stack(Heads):
 
     def visited_queries(self, j: int) -> Iterator[tuple[slice, int]]:
         """Members of the group and query tile, for each tile that key block j visits."""
-        for members, i in itertools.product(self._members, self.visits(j)):
-            self.observe(members, i, j)
-            yield members, i
+        return itertools.product(self._members, self.visits(j))
 
     def load_keys(self, j: int) -> tuple[Array, Array]:
         """scale · K_j, V_j."""
@@ -206,6 +248,8 @@ class _Stack(Heads):
     def product(self, dO: Array, V: Array) -> Array:
         """dO Vᵀ. Scratch: valid until the next call, and so are the next two."""
         dP: Array = np.matmul(dO, V.mT, out=self._tile(self._dS, dO, V))
+        if self._observer is not None:
+            self._dP = dP.reshape(dP.shape[-2:]).copy()  # dS takes its place
         return dP
 
     def of_rows(self, dS: Array, K: Array, unseen: Bools | None) -> Array:
@@ -224,8 +268,3 @@ class _Stack(Heads):
 
     def store(self, j: int, dK: Array, dV: Array) -> None:
         self._dk[..., self.columns(j), :], self._dv[..., self.columns(j), :] = dK, dV
-
-
-def _notifier(observer: Observer, heads: tuple[slice, ...], group: int) -> Callable[[slice, int, int], None]:
-    batch, kv_head = (s.start for s in heads)
-    return lambda members, i, j: observer(batch, kv_head * group + members.start, j, i)

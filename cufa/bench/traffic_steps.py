@@ -9,6 +9,7 @@ a skipped tile moves nothing.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Iterator
 
 from ..core.problem import Problem
@@ -24,7 +25,8 @@ class Move:
     """One array's bytes in one step."""
 
     array: str
-    """As the papers name it: Q, K, V, S, P, O, "l, m", L (the log-sum-exp), or "parts" (of split keys)."""
+    """As the papers name it: Q, K, V, S, P, O, "l, m", L (the log-sum-exp), dO, dP, dS, dQ, dK, dV, "L, D" (two numbers
+    per row of the backward), "dQ so far" (in float32), or "parts" (of split keys)."""
     read: int = 0
     written: int = 0
 
@@ -34,10 +36,11 @@ class Step:
     """One tile of one head, or one part of a merge."""
 
     kernel: str
-    """Which launch of the algorithm: "" where there is one, "scores", "softmax" or "values", "merge"."""
+    """Which launch of the algorithm: "" where there is one, and of the backward's that which visits tiles; "scores",
+    "softmax" or "values"; "merge"; "prepare", "convert"; or the array that a launch of the naive backward makes."""
     q_block: int
     kv_block: int
-    """-1: no tile of keys, but what splits have left."""
+    """-1: no tile of keys, but what splits have left, or a block of rows."""
     moves: tuple[Move, ...] = ()
     skipped: bool = False
 
@@ -158,5 +161,80 @@ def decode(problem: Problem, schedule: Schedule, num_splits: int, length: int) -
         yield Step("merge", 0, -1, (Move("parts", used * part), *result))
 
 
+def fa2_backward(problem: Problem, schedule: Schedule) -> Steps:
+    """FlashAttention-2's backward (Algorithm 2 of its paper), of a schedule by keys: K and V once; per visited tile Q,
+    dO and two numbers of each row, and an addition to dQ in float32. A launch before it makes D = rowsum(dO ∘ O), one
+    after it rounds dQ. An addition counts as written: memory, not the SM, reads what it is added to."""
+    tiles = _Tiles(problem, schedule)
+    for i in tiles.q_blocks:
+        dO, L, LD, dQ = _of_rows(tiles, i)
+        moves = (
+            Move("dO", dO),
+            Move("O", dO),
+            Move("L", L),
+            Move("L, D", written=LD),
+            Move("dQ so far", written=dQ),
+        )
+        yield Step("prepare", i, -1, moves)
+    for j in tiles.kv_blocks:
+        visited = [i for i in tiles.q_blocks if schedule.tiles[i, j] != Tile.SKIPPED]
+        last = visited[-1] if visited else tiles.q_blocks[-1]  # keys that no query sees get zeros
+        for i in tiles.q_blocks:
+            found: list[Move] = []
+            if i in visited:
+                dO, _, LD, dQ = _of_rows(tiles, i)
+                found += tiles.key_block(j) if i == visited[0] else ()
+                found += [Move("Q", tiles.of_queries(i)), Move("dO", dO), Move("L, D", LD)]
+                found += [Move("dQ so far", written=dQ)]
+            if i == last:
+                found += [Move(f"d{move.array}", written=move.read) for move in tiles.key_block(j)]
+            yield Step("", i, j, tuple(found), i not in visited)
+    for i in tiles.q_blocks:
+        dQ = tiles.of_queries(i, FLOAT32)
+        yield Step("convert", i, -1, (Move("dQ so far", dQ), Move("dQ", written=tiles.of_queries(i))))
+
+
+def _of_rows(tiles: _Tiles, i: int) -> tuple[int, int, int, int]:
+    """Bytes of a block of dO, of L, of L and D, and of dQ in float32."""
+    rows = tiles.rows(i)
+    return tiles.of_queries(i), rows * FLOAT32, rows * 2 * FLOAT32, tiles.of_queries(i, FLOAT32)
+
+
+def naive_backward(problem: Problem, schedule: Schedule) -> Steps:
+    """Algorithm 3 of the FlashAttention paper, which has kept P: a launch each for dV, dP, dS, dQ and dK, tile by tile.
+    dS takes P and dP twice, for the sum of each row and for itself. cufa has no such kernel: this is what it saves."""
+    tiles = _Tiles(problem, schedule)
+    products = (("dV", "P", "dO", True), ("dP", "dO", "V", None), ("dS", "P", "dP", None), ("dQ", "dS", "K", False),
+                ("dK", "dS", "Q", True))  # fmt: skip
+    for made, left, right, by_keys in products:
+        for first, second in itertools.product(*((tiles.kv_blocks, tiles.q_blocks)[:: 1 if by_keys else -1])):
+            i, j = (second, first) if by_keys else (first, second)
+            keys = tiles.key_block(j)[0].read
+            scores = tiles.rows(i) * tiles.keys(j)
+            sizes = {
+                "P": scores * tiles.item,
+                "dP": scores * FLOAT32,
+                "dS": scores * tiles.item,
+                "dO": tiles.of_queries(i),
+            }
+            sizes |= {
+                "Q": tiles.of_queries(i),
+                "K": keys,
+                "V": keys,
+                "dQ": tiles.of_queries(i),
+                "dK": keys,
+                "dV": keys,
+            }
+            times = 2 if made == "dS" else 1
+            moves = [Move(left, times * sizes[left]), Move(right, times * sizes[right])]
+            ends = {None: True, True: i == tiles.q_blocks[-1], False: j == tiles.kv_blocks[-1]}[by_keys]
+            moves += [Move(made, written=sizes[made])] if ends else []
+            yield Step(made, i, j, tuple(moves))
+
+
 #: By algorithm, of those whose whole walk over the tiles of one head follows from its schedule.
 MODELS: dict[str, Callable[[Problem, Schedule], Steps]] = {"naive": naive, "fa1": fa1, "fa2": fa2}
+BACKWARD_MODELS: dict[str, Callable[[Problem, Schedule], Steps]] = {
+    "fa2_backward": fa2_backward,
+    "naive_backward": naive_backward,
+}

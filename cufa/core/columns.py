@@ -49,17 +49,7 @@ class Columns(Mask):
     def shift(self, seqlen_q: int, seqlen_k: int) -> int:
         return self.band.shift(seqlen_q, seqlen_k)
 
-    def visible(
-        self,
-        rows: npt.ArrayLike,
-        keys: npt.ArrayLike,
-        seqlen_q: int,
-        seqlen_k: int,
-        batch: int = 0,
-        head: int = 0,
-    ) -> Bools:
-        if self.spread != (1, 1):
-            return self.at(batch, head).visible(rows, keys, seqlen_q, seqlen_k)
+    def _visible(self, rows: npt.ArrayLike, keys: npt.ArrayLike, seqlen_q: int, seqlen_k: int) -> Bools:
         seen = self.band.visible(rows, keys, seqlen_q, seqlen_k)
         place = np.asarray(rows)[:, None] + shift_of(self.rows, seqlen_q, seqlen_k)
         exists = np.clip(keys, 0, seqlen_k - 1)  # of others none is seen
@@ -168,15 +158,7 @@ class Chunks(Mask):
     def shift(self, seqlen_q: int, seqlen_k: int) -> int:
         return shift_of(self.diagonal, seqlen_q, seqlen_k)
 
-    def visible(
-        self,
-        rows: npt.ArrayLike,
-        keys: npt.ArrayLike,
-        seqlen_q: int,
-        seqlen_k: int,
-        batch: int = 0,
-        head: int = 0,
-    ) -> Bools:
+    def _visible(self, rows: npt.ArrayLike, keys: npt.ArrayLike, seqlen_q: int, seqlen_k: int) -> Bools:
         return self.columns(seqlen_k).visible(rows, keys, seqlen_q, seqlen_k)
 
     @property

@@ -43,26 +43,17 @@ class Band(Mask):
             None if self.right is None else shift + self.right,
         )
 
-    def visible(
-        self,
-        rows: npt.ArrayLike,
-        keys: npt.ArrayLike,
-        seqlen_q: int,
-        seqlen_k: int,
-        batch: int = 0,
-        head: int = 0,
-    ) -> Bools:
+    def _visible(self, rows: npt.ArrayLike, keys: npt.ArrayLike, seqlen_q: int, seqlen_k: int) -> Bools:
         row, key = np.asarray(rows)[:, None], np.asarray(keys)[None, :]
-        first, last = self.edges(seqlen_q, seqlen_k)
+        (first, last), (prefix, keep) = self.edges(seqlen_q, seqlen_k), self._first_keys()
         exists = (key >= 0) & (key < seqlen_k) & (row >= 0) & (row < seqlen_q)
         seen = exists
         if first is not None:
-            seen = seen & ((key >= row + first) | (key < _one(self.keep, batch)))
+            seen = seen & ((key >= row + first) | (key < keep))
         if last is not None:
             seen = seen & (key <= row + last)
         if self.beyond_band:
-            exempt = self.at(batch, head)._global_rows(seqlen_q, seqlen_k)
-            seen = seen | (key < _one(self.prefix, batch)) | (row < exempt)
+            seen = seen | (key < prefix) | (row < self._global_rows(seqlen_q, seqlen_k))
         return exists & seen
 
     @property

@@ -55,7 +55,11 @@ class Mask:
     ) -> Bools:
         """Which of ``keys`` each of ``rows`` sees, (rows, keys), in a score matrix of (seqlen_q, seqlen_k): that of
         sequence ``batch`` and key/value head ``head``, where they differ."""
-        raise self._missing("visible")
+        return self.at(batch, head)._visible(rows, keys, seqlen_q, seqlen_k)
+
+    def _visible(self, rows: npt.ArrayLike, keys: npt.ArrayLike, seqlen_q: int, seqlen_k: int) -> Bools:
+        """:meth:`visible`, where all sequences and heads have one matrix: what a mask defines."""
+        raise self._missing("_visible")
 
     def shift(self, seqlen_q: int, seqlen_k: int) -> int:
         """δ: where the first query stands among the keys. Row i is at key i + δ, wherever a mask or ALiBi speaks of

@@ -108,14 +108,15 @@ def query_blocks(problem: Problem, schedule: Schedule) -> Order:
     return Order(block, head)
 
 
-def key_blocks(problem: Problem, schedule: Schedule) -> Order:
-    """A thread block per key block and key/value head (backward): ``key_item`` of backward_schedule.cuh."""
+def key_blocks(problem: Problem, schedule: Schedule, in_turn_share: int = L2_SHARE) -> Order:
+    """A thread block per key block and key/value head (backward): ``key_item`` of backward_schedule.cuh. Where the
+    order of additions is fixed, heads are worked on together up to ``in_turn_share`` bytes."""
     heads, columns = problem.batch * problem.kv_heads, schedule.num_kv_blocks
     row_bytes = problem.q_element.itemsize + problem.out_element.itemsize + 4  # Q, dO, and dQ in float32
     # One query head of a group at a time.
     of_queries = problem.seqlen_q * problem.head_dim * row_bytes
     if problem.deterministic:  # from right to left: a block waits for those at its right
-        in_turn = _in_groups(columns, heads, 1, _even_groups(heads, of_queries))
+        in_turn = _in_groups(columns, heads, 1, _even_groups(heads, of_queries, in_turn_share))
         return dataclasses.replace(in_turn, thread_block=None)
     block, head = _head_blocks(problem, columns, heads, of_queries)
     # Where later rows see more, early key blocks are seen by more rows: the same order turned around.
@@ -141,9 +142,9 @@ def _head_blocks(problem: Problem, rows: int, heads: int, of_head: int) -> tuple
     return np.where(is_long, rows - 1 - rest // members, short - 1 - filling // heads), head
 
 
-def _even_groups(heads: int, of_head: int) -> int:
+def _even_groups(heads: int, of_head: int, share: int = L2_SHARE) -> int:
     """Heads of a group, as many as fit in the L2 cache together, or fewer so that groups are alike."""
-    num_groups = -(-heads // max(1, min(heads, L2_SHARE // max(of_head, 1))))
+    num_groups = -(-heads // max(1, min(heads, share // max(of_head, 1))))
     return -(-heads // num_groups)
 
 

@@ -32,7 +32,7 @@ from ..kernels import TileConfig
 from ..masks.checks import check_flag
 from ..ops import arrays, further
 from ..ops.backward import BackwardCall
-from ..ops.calls import Call, with_memory
+from ..ops.calls import Call, check_num_splits, with_memory
 from ..ops.dense import scores_of
 from ..ops.forward import ForwardCall
 from ..ops.mask_arguments import resolve_mask
@@ -61,9 +61,9 @@ class Emulation:
     wavefronts and bank conflicts in counted mode."""
     records: npt.NDArray[Any]
     """One :data:`~cufa.core.params.TRACE_RECORD` per query block and head, sorted by batch, head and query
-    block: the kernel's own tile counters. Backward: per key block and key/value head. Decode: per piece, head being
-    that of key/value head and block of rows, q_block the piece's number within its item. Empty for kernels that keep
-    none."""
+    block: the kernel's own tile counters; where keys are split, one per split that has any. Backward: per key block
+    and key/value head. Decode: per piece, head being that of key/value head and block of rows, q_block the piece's
+    number within its item. Empty for kernels that keep none."""
     seconds: float
     """Time in the kernels, on this CPU."""
 
@@ -107,6 +107,7 @@ def emulate(
     cu_seqlens_k: Any = None,
     layout: str = "bhsd",
     algorithm: str = "fa2",
+    num_splits: int | None = None,
     precision: str | None = None,
     mode: str = "plain",
     schedule: str | int = "ascending",
@@ -121,7 +122,7 @@ def emulate(
     Parameters
     ----------
     q, k, v, causal, window, mask, softcap, scale, alibi_slopes, sink, seqlens_q, seqlens_k, layout, algorithm,
-    precision
+    num_splits, precision
         As for :func:`cufa.flash_attention`; NumPy arrays of a dtype that the kernel serves.
     cu_seqlens_q, cu_seqlens_k
         With these q, k and v are packed, as for :func:`cufa.flash_attention_varlen`.
@@ -163,8 +164,9 @@ def emulate(
     few = _few(alibi_slopes, sink, seqlens_q, seqlens_k, cu_seqlens_q, cu_seqlens_k)
     options = scores_of(resolve_mask(causal, window, mask), softcap, scale, precision)
     results = {"out": None, "lse": None}
+    request = {"algorithm": algorithm, "num_splits": check_num_splits(num_splits)}
     kind, layout = (PackedForward, "bshd") if "cu_seqlens_q" in few else (ForwardCall, layout)
-    call = kind({**inputs, **few}, results, layout, options, {"algorithm": algorithm})
+    call = kind({**inputs, **few}, results, layout, options, request)
     return _run(call, execution, config, arch, trace)
 
 
@@ -287,7 +289,8 @@ def run_plan(
 def _operand_memory(plan: Plan, given: Arrays, checked: bool) -> dict[str, GlobalArray]:
     """The arrays that are there. In checked mode those of a dense call are copied to lie apart, with poison
     between their rows' ends; a cache has room past its sequences' ends as it is."""
-    gap = max(plan.config.block_q, plan.config.block_kv) if checked and plan.split is None else 0
+    cached = plan.operation.splits
+    gap = max(plan.config.block_q, plan.config.block_kv) if checked and not cached else 0
     memory = {}
     for x in plan.operation.every_operand:
         array = given.get(x.name)

@@ -35,6 +35,7 @@ KERNELS: dict[str, KernelSpec] = {
             algorithm="fa2_noskip",
             title="FlashAttention-2 forward without skipping of masked tiles",
             skip_masked_tiles=False,
+            split_configs=(),
         ),
         FA2_FORWARD_F32,
         dataclasses.replace(

@@ -36,51 +36,45 @@ class Fa3BackwardConfig(TileConfig):
     """dQ is added by the copy engine, from shared memory; else by every thread from its registers."""
     dq_first: bool = False
     """dQ of the tile before is in flight under the exponentials, not behind them."""
+    persistent: bool = False
+    """As many thread blocks as run at once take one key block after another; else each is launched for one."""
+    early_launches: bool = False
+    """The main pass and the last one may begin while the one before ends (programmatic dependent launch)."""
 
 
 def _shared_memory(config: Fa3BackwardConfig, head_dim: int) -> tuple[Buffer, ...]:
     """K and V; rings of Q, dO and dS, with the two numbers of each row; dQ on its way; barriers."""
-    row = ceil_div(head_dim, 64) * 128
     consumers = config.block_kv // GROUP_KEYS
     by_rows = config.block_q == 64 * consumers
     dq_columns = head_dim if by_rows or head_dim <= 8 else min(ceil_div(head_dim, 8 * consumers) * 8, 64)
     if not by_rows and head_dim > 64:
         dq_columns = 64
-    counts = {"Q": config.num_stages, "DO": config.do_stages, "DS": config.ds_stages}
+    dq = Buffer("DQ", consumers * 64 * dq_columns * 4 if config.bulk_add else 0)
+    counts = {"Q": config.num_stages, "DO": config.do_stages, "DS": config.ds_stages, "DQ": 1}
+    return (*_tiles(config, head_dim), dq, *_numbers_and_barriers(config, counts))
+
+
+def _wide_shared_memory(config: Fa3BackwardConfig, head_dim: int) -> tuple[Buffer, ...]:
+    """K and V; rings of Q, dO and dS, with the two numbers of each row; P; barriers."""
+    p = Buffer("P", config.block_q * config.block_kv * 2)
+    counts = {"Q": config.num_stages, "DO": config.do_stages, "P": 1, "DS": config.ds_stages, "DQ": 1}
+    return (*_tiles(config, head_dim), p, *_numbers_and_barriers(config, counts))
+
+
+def _tiles(config: Fa3BackwardConfig, head_dim: int) -> tuple[Buffer, ...]:
+    row = ceil_div(head_dim, 64) * 128
     return (
         Buffer("K", config.block_kv * row, align=1024),
         Buffer("V", config.block_kv * row, align=1024),
         Buffer("Q", config.num_stages * config.block_q * row, align=1024),
         Buffer("DO", config.do_stages * config.block_q * row, align=1024),
         Buffer("DS", config.ds_stages * config.block_q * config.block_kv * 2, align=1024),
-        Buffer("DQ", consumers * 64 * dq_columns * 4 if config.bulk_add else 0),
-        Buffer("LSE", config.num_stages * config.block_q * 4),
-        Buffer("DELTA", config.do_stages * config.block_q * 4),
-        Buffer("ITEMS", ITEM_RECORDS * ITEM_BYTES),
-        Buffer("ITEM_FULL", ITEM_RECORDS * 8, align=8),
-        Buffer("ITEM_EMPTY", ITEM_RECORDS * 8, align=8),
-        Buffer("KV_FULL", 2 * 8, align=8),
-        Buffer("KV_EMPTY", 8, align=8),
-        *(
-            Buffer(f"{name}_{state}", 8 * count, align=8)
-            for name, count in counts.items()
-            for state in ("FULL", "EMPTY")
-        ),
     )
 
 
-def _wide_shared_memory(config: Fa3BackwardConfig, head_dim: int) -> tuple[Buffer, ...]:
-    """K and V; rings of Q and dO, with the two numbers of each row; of P and dS; barriers."""
-    row = ceil_div(head_dim, 64) * 128
-    scores = config.block_q * config.block_kv * 2
-    counts = {"Q": config.num_stages, "DO": config.do_stages, "P": 1, "DS": config.ds_stages}
+def _numbers_and_barriers(config: Fa3BackwardConfig, counts: dict[str, int]) -> tuple[Buffer, ...]:
+    """``counts``: buffers of each ring."""
     return (
-        Buffer("K", config.block_kv * row, align=1024),
-        Buffer("V", config.block_kv * row, align=1024),
-        Buffer("Q", config.num_stages * config.block_q * row, align=1024),
-        Buffer("DO", config.do_stages * config.block_q * row, align=1024),
-        Buffer("DS", config.ds_stages * scores, align=1024),
-        Buffer("P", scores),
         Buffer("LSE", config.num_stages * config.block_q * 4),
         Buffer("DELTA", config.do_stages * config.block_q * 4),
         Buffer("ITEMS", ITEM_RECORDS * ITEM_BYTES),
@@ -109,22 +103,29 @@ def _items(problem: Problem, config: Fa3BackwardConfig) -> int:
 def _launches(
     problem: Problem, config: Fa3BackwardConfig, shared_memory: int, split: Split | None = None
 ) -> tuple[Launch, ...]:
-    """Persistent blocks that share out key blocks and key/value heads, between two passes over the queries."""
+    """Key blocks and key/value heads, between two passes over the queries."""
     name = "fa3_backward" if config.block_kv > GROUP_KEYS else "fa3_backward_wide"
     passes = (ceil_div(_strips(problem, config), PASS_WARPS), 1, 1)
     return (
         Launch(f"{name}_prepare", passes, PASS_WARPS * 32, 0),
-        Launch(name, (_items(problem, config), 1, 1), config.num_warps * 32, shared_memory, persistent=True),
-        Launch(f"{name}_convert", passes, PASS_WARPS * 32, 0),
+        Launch(
+            name,
+            (_items(problem, config), 1, 1),
+            config.num_warps * 32,
+            shared_memory,
+            dependent=config.early_launches,
+            persistent=config.persistent,
+        ),
+        Launch(f"{name}_convert", passes, PASS_WARPS * 32, 0, dependent=config.early_launches),
     )
 
 
 def _workspace(problem: Problem, config: Fa3BackwardConfig, split: Split | None = None) -> int:
-    """``BackwardWorkspace`` of backward_workspace.cuh, with whole query tiles, records of items, and the number
-    of the next one."""
+    """``BackwardWorkspace`` of backward_workspace.cuh, with whole query tiles; where blocks are persistent records of
+    items, and the number of the next one."""
     tiles = _strips(problem, config) * STRIP // config.block_q
     tile = config.block_q * (problem.head_dim + 2) * 4 + (128 if problem.deterministic else 0)
-    return 128 + tiles * tile + _items(problem, config) * ITEM_BYTES
+    return 128 + tiles * tile + (_items(problem, config) * ITEM_BYTES if config.persistent else 0)
 
 
 def _boxes(config: Fa3BackwardConfig) -> dict[str, Box]:
@@ -146,7 +147,7 @@ FA3_BACKWARD = KernelSpec(
     dtypes=("float16", "bfloat16"),
     precisions=("native",),
     configs=(
-        _config(128, 128, 2, max_head_dim=64, dq_first=True),
+        _config(128, 128, 2, max_head_dim=64, dq_first=True, persistent=True),
         _config(64, 128, 2, min_head_dim=72, max_head_dim=128),
     ),
     shared_memory=_shared_memory,
@@ -157,9 +158,8 @@ FA3_BACKWARD = KernelSpec(
     min_capability=90,
     max_capability=90,
     boxes=_boxes,
-    order=lambda problem, schedule, num_sms: order.key_blocks(problem, schedule),
+    order=lambda problem, schedule, num_sms: order.key_blocks(problem, schedule, 2 * order.L2_SHARE),
     operation="backward",
-    further_refusal=lambda spec, problem: "adds to dq in any order" if problem.deterministic else None,
     further_constants=lambda problem: {"DETERMINISTIC": problem.deterministic, "WHOLE_TILES": True},
 )
 
@@ -168,7 +168,7 @@ def _wide_refusal(spec: KernelSpec, problem: Problem) -> str | None:
     """ptxas serialises the products of masked and capped builds of other head dims than 256."""
     if problem.head_dim != MAX_HEAD_DIM and (problem.mask != FULL or problem.softcap is not None):
         return f"takes a mask or a softcap at head_dim {MAX_HEAD_DIM} only"
-    return FA3_BACKWARD.further_refusal(spec, problem)
+    return None
 
 
 FA3_BACKWARD_WIDE = dataclasses.replace(

@@ -99,6 +99,11 @@ class KernelSpec:
     boxes: Callable[[Config], Mapping[str, Box]] = lambda config: {}
     """config → the box of each operand that the kernel reads or writes by tensor map.
     Then the copy engine's rules hold: 16-byte aligned rows, positive strides."""
+    split_configs: tuple[TileConfig, ...] = ()
+    """Forward: tiles whose keys are split over thread blocks, for queries too few to fill a GPU
+    (:mod:`cufa.splits`). Empty: the kernel does not split keys."""
+    flops: Callable[[Config], float] = lambda config: 0.0
+    """config → FLOP/s that it reaches on one SM of an H200, for weighing splits."""
     choose: Callable[[Problem, tuple[Config, ...], Device], Config] = lambda problem, fitting, device: (
         fitting[0]
     )
@@ -125,6 +130,15 @@ class KernelSpec:
     def shared_bytes(self, config: TileConfig, head_dim: int) -> int:
         """Dynamic shared memory of a thread block."""
         return _shared_bytes(self.shared_memory, config, head_dim)
+
+    def fitting(
+        self, configs: tuple[TileConfig, ...], head_dim: int, device: Device
+    ) -> tuple[TileConfig, ...]:
+        """Those of them that run there: architecture and head dim in range, shared memory within a block's limit."""
+        if not self.runs_on(device.arch.capability):
+            return ()
+        limit = device.arch.shared_memory_per_block
+        return tuple(c for c in configs if c.fits(head_dim) and self.shared_bytes(c, head_dim) <= limit)
 
     @property
     def config_class(self) -> type[TileConfig]:

@@ -16,7 +16,6 @@ from ..core.architectures import COMPILED_ARCHITECTURES, Architecture, Device, f
 from ..core.operation import OPERATIONS
 from ..core.problem import Problem
 from ..kernels import KERNELS, KernelSpec, Launch, TileConfig
-from ..planner import fitting_configs
 from .covering import covering
 
 HEAD_DIMS = (64, 128, 256)
@@ -152,7 +151,7 @@ def _of_kernel(spec: KernelSpec, archs: Sequence[int], head_dims: Sequence[int] 
 
 def _configs(spec: KernelSpec, arch: Architecture, head_dim: int) -> Iterator[Variant]:
     for config in _fitting(spec, head_dim, arch):
-        for problem in _problems(spec, head_dim):
+        for problem in _problems(spec, head_dim, config):
             yield Variant(spec, config, problem, arch)
 
 
@@ -160,10 +159,10 @@ def _left_out(spec: KernelSpec, served: Sequence[Architecture]) -> Iterator[Vari
     """Configs that none of these head dims takes on an architecture where it fits: at their smallest."""
     reached = {config for arch in served for d in HEAD_DIMS for config in _fitting(spec, d, arch)}
     reached |= {config for d in ODD_HEAD_DIMS for config in _fitting(spec, d, served[0])}
-    for config in (c for c in spec.configs if c not in reached):
+    for config in (c for c in spec.configs + spec.split_configs if c not in reached):
         for arch in served:
             if config in _fitting(spec, config.min_head_dim, arch):
-                for problem in _problems(spec, config.min_head_dim):
+                for problem in _problems(spec, config.min_head_dim, config):
                     yield Variant(spec, config, problem, arch)
                 break
 
@@ -181,10 +180,15 @@ def _other_branches(spec: KernelSpec, arch: Architecture) -> Iterator[Variant]:
 
 
 def _fitting(spec: KernelSpec, head_dim: int, arch: Architecture) -> tuple[TileConfig, ...]:
-    return fitting_configs(spec, head_dim, Device.typical(arch.capability))
+    """Tiles with split keys last."""
+    return spec.fitting(spec.configs + spec.split_configs, head_dim, Device.typical(arch.capability))
 
 
 @functools.lru_cache(256)
-def _problems(spec: KernelSpec, head_dim: int) -> tuple[Problem, ...]:
+def _problems(spec: KernelSpec, head_dim: int, config: TileConfig | None = None) -> tuple[Problem, ...]:
+    """Keys are split of dense sequences only, without ALiBi and sinks (:mod:`cufa.splits`)."""
     problems = OPERATIONS[spec.operation].compiled(spec, head_dim)
-    return tuple(problem for problem in problems if spec.refuses(problem) is None)
+    served = (problem for problem in problems if spec.refuses(problem) is None)
+    if config not in spec.split_configs:
+        return tuple(served)
+    return tuple(p for p in served if p.lengths.kind == "dense" and not p.alibi and not p.sink)

@@ -231,7 +231,9 @@ def plan_backward(
     options = scores_of(resolve_mask(causal, window, mask), softcap, scale, precision)
     how = {"operation": "backward", "deterministic": check_flag("deterministic", deterministic)}
     few = {"alibi_slopes": alibi_slopes, "sink": sink, "seqlens_q": seqlens_q, "seqlens_k": seqlens_k}
-    return plan_shapes(q, k, v, dtype, device, {**options, "layout": layout}, few, algorithm=algorithm, **how)
+    return plan_shapes(
+        q, k, v, dtype, device, {**options, "layout": layout}, few, {"algorithm": algorithm}, **how
+    )
 
 
 # --- The operation ----------------------------------------------------------------------------------------

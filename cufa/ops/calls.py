@@ -124,6 +124,19 @@ def attention_results(out: Any, return_lse: bool) -> dict[str, Any]:
     return {**results, "lse": None} if return_lse else results
 
 
+def check_num_splits(num_splits: Any) -> int | None:
+    """As it is given to the planner. Raises TypeError or ValueError for what is no number of splits."""
+    if num_splits is None:
+        return None
+    if isinstance(num_splits, bool) or not isinstance(num_splits, (int, np.integer)):
+        raise TypeError(f"num_splits must be an int or None, not {type(num_splits).__qualname__}")
+    if num_splits < 1:
+        raise ValueError(
+            f"num_splits={num_splits} is not possible; use 1 or more, or None for the planner's choice"
+        )
+    return int(num_splits)
+
+
 def lse_shape(problem: Problem) -> tuple[int, ...]:
     if isinstance(problem.lengths, Packed):
         return problem.heads, problem.lengths.total_q

@@ -101,13 +101,12 @@ def plan_shapes(
     device: str | None,
     options: dict[str, Any],
     few: dict[str, Any],
-    *,
-    algorithm: str,
+    request: dict[str, Any],
     **fields: Any,
 ) -> Plan:
     """The plan for q, k and v, which are arrays or just shapes; k defaults to q and v to k. ``options`` are those of
-    :func:`cufa.ops.arrays.make_problem`, ``few`` the operands of :mod:`cufa.ops.further`, ``fields`` others of the
-    problem."""
+    :func:`cufa.ops.arrays.make_problem`, ``few`` the operands of :mod:`cufa.ops.further`, ``request`` is what is asked
+    of the planner, ``fields`` are others of the problem."""
     k = q if k is None else k
     v = k if v is None else v
     shapes = [
@@ -127,7 +126,7 @@ def plan_shapes(
     target = calls.planning_device(
         device, gpu_serves(problem.operation, name, options, few) if could_move else name != "float64"
     )
-    return calls.plan_for(problem, target, algorithm=algorithm)
+    return calls.plan_for(problem, target, **request)
 
 
 # --- Of the operations' records ---------------------------------------------------------------------------
@@ -189,16 +188,20 @@ def describe(p: Problem) -> str:
 
 
 def plan_lines(plan: Plan) -> list[str]:
+    packed = plan.config.block_q // plan.config.head_rows
     counts = [
         (schedule.visited * heads, schedule.total * heads)
         for part in plan.problem.parts
         if not part.problem.empty
-        for heads in [part.problem.batch * part.problem.heads]
+        for heads in [part.problem.batch * part.problem.heads // packed]
         for schedule in [plan.schedule_of(part.problem)]
     ]
     visited, total = (sum(column) for column in zip(*counts, strict=True)) if counts else (0, 0)
     known = "" if plan.problem.known else " at most: the rest is known on the GPU alone"
-    return [f"tiles      {plan.config}; {visited:,} of {total:,} visited, {total - visited:,} skipped{known}"]
+    tiles = f"tiles      {plan.config}; {visited:,} of {total:,} visited, {total - visited:,} skipped{known}"
+    if plan.split is None:
+        return [tiles]
+    return [tiles, f"splits     {plan.split.kind}: {plan.split.count} of the keys of each query block"]
 
 
 _FEW: tuple[dict[str, Any], ...] = (

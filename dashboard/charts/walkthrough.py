@@ -16,10 +16,11 @@ import streamlit as st
 from cufa.bench.traffic_steps import FLOAT32
 from cufa.dashboard.model import walkthrough_words as words
 from cufa.dashboard.model.walkthrough import BLOCK, BLOCKS, DECODE_TILES, MERGE, Step, Walk
+from cufa.dashboard.model.walkthrough_backward import BackwardWalk
 from cufa.dashboard.theme import Palette
 
 _FOLDER = Path(__file__).parents[1] / "walkthrough"
-_SCRIPTS = ("draw.js", "order.js", "tile.js", "memory.js", "player.js")
+_SCRIPTS = ("draw.js", "order.js", "tile.js", "gradient.js", "memory.js", "player.js")
 """One module, in this order."""
 _DIGITS = 4
 
@@ -29,18 +30,19 @@ def data(walk: Walk, palette: Palette) -> dict[str, Any]:
     case = walk.case
     return {
         "case": f"{dataclasses.astuple(case)}",
-        "palette": _colours(palette),
+        "palette": colours(palette),
         "decode": walk.is_decode,
+        "against": "Error against the plain softmax",
         "fa1": case.algorithm == "fa1",
         "rows": 1 if walk.is_decode else BLOCKS,
         "columns": DECODE_TILES if walk.is_decode else BLOCKS,
         "block": BLOCK,
-        "Q": _numbers(walk.Q),
-        "K": _numbers(walk.K),
-        "V": _numbers(walk.V),
+        "Q": numbers(walk.Q),
+        "K": numbers(walk.K),
+        "V": numbers(walk.V),
         "order": words.order(walk),
         "steps": [_step(walk, n, step) for n, step in enumerate(walk.steps)],
-        "meters": [_meter(walk, name) for name in walk.meters],
+        "meters": meters(walk),
         "held": _held(walk),
     }
 
@@ -56,57 +58,84 @@ def _step(walk: Walk, n: int, step: Step) -> dict[str, Any]:
         "skipped": step.moved.skipped,
         "last": step.is_last,
         "phases": [list(phase) for phase in words.phases(walk, step)],
-        "error": _numbers(step.error, 9),
+        "error": numbers(step.error, 9),
+        "line": ("merge" if step.kv_block == MERGE else step.thread_block)
+        if walk.is_decode
+        else step.q_block,
         "errorText": words.error(walk, step),
         "meterText": words.meter(walk, n),
         "reads": {move.array: move.read for move in step.moved.moves if move.read},
         "writes": {move.array: move.written for move in step.moved.moves if move.written},
-        "O": [_numbers(x) for x in (step.O_before, step.O_scaled, after)],
+        "O": [numbers(x) for x in (step.O_before, step.O_scaled, after)],
         "divided": is_divided and step.is_last,
     }
     if step.kv_block == MERGE:
-        kept["parts"] = [{"O": _numbers(part.O), "share": _numbers(part.share)} for part in step.parts]
+        shares = [table(f"split {n + 1}", x.O, x.share, "share", 0, 1) for n, x in enumerate(step.parts)]
+        kept |= {
+            "wide": f"merge: {step.number}",
+            "tables": [*shares, table("merged", step.O, step.error, "error", 2, 2)],
+        }
     if tile is not None:
         kept |= {
-            "S": _numbers(tile.S),
-            "P": _numbers(tile.P),
-            "m": [_numbers(tile.m_before), _numbers(tile.m_after)],
-            "l": [_numbers(tile.l_before), _numbers(tile.l_after)],
-            "alpha": _numbers(tile.alpha),
+            "S": numbers(tile.S),
+            "P": numbers(tile.P),
+            "m": [numbers(tile.m_before), numbers(tile.m_after)],
+            "l": [numbers(tile.l_before), numbers(tile.l_after)],
+            "alpha": numbers(tile.alpha),
         }
     return kept
 
 
-def _numbers(x: npt.NDArray[Any], digits: int = _DIGITS) -> Any:
+def table(name: str, rows: Any, beside: Any, kind: str, shown: int, shown_beside: int) -> dict[str, Any]:
+    """Of a step that is no tile: a block of rows, and beside each a "share", an "error" or a "number", from these
+    phases on."""
+    return {
+        "name": name,
+        "rows": numbers(rows),
+        "beside": numbers(beside, 9),
+        "kind": kind,
+        "from": [shown, shown_beside],
+    }
+
+
+def numbers(x: npt.NDArray[Any], digits: int = _DIGITS) -> Any:
     """As JSON has them: what is not finite (a score that is hidden, a maximum of nothing) is null."""
     wide = x.astype(np.float64)
     return np.where(np.isfinite(wide), wide.round(digits), None).tolist()
 
 
-def _meter(walk: Walk, name: str) -> dict[str, Any]:
-    read, written = words.meter_totals(walk, name)
-    return {"name": words.ALGORITHMS[name], "read": read, "written": written}
+def meters(walk: Walk | BackwardWalk) -> list[dict[str, Any]]:
+    """Bytes read and written up to every step, of each algorithm that is compared."""
+    totals = {words.ALGORITHMS[name]: words.meter_totals(walk, name) for name in walk.meters}
+    return [{"name": name, "read": read, "written": written} for name, (read, written) in totals.items()]
 
 
 def _held(walk: Walk) -> list[dict[str, Any]]:
-    """What lies where while the algorithm runs: (name, bytes, whether a step's moves name it)."""
+    """What lies where while the algorithm runs: (name, bytes, arrays of a step's moves that are it, when a step uses
+    it: from a phase on, or while an array is read)."""
     item = walk.problem.q_element.itemsize
     tile = BLOCK * walk.problem.head_dim
     rows, keys = len(walk.Q), len(walk.K)
     of = {"Q": walk.Q.size * item, "K": walk.K.size * item, "V": walk.V.size * item}
     kept = BLOCK * 2 * FLOAT32
-    device = [[name, size, [name]] for name, size in of.items()]
+    device = [[name, size, [name], None] for name, size in of.items()]
     if walk.case.algorithm == "fa1":
-        device += [["O, l, m on their way", rows * (walk.problem.head_dim + 2) * FLOAT32, ["O", "l, m"]]]
+        device += [
+            ["O, l, m on their way", rows * (walk.problem.head_dim + 2) * FLOAT32, ["O", "l, m"], None]
+        ]
     elif len(walk.meters) > 1 and walk.is_decode:
         splits = len({step.thread_block for step in walk.steps})
-        device += [["O, m, l of splits", splits * (tile * FLOAT32 + kept), ["parts"]]]
+        device += [["O, m, l of splits", splits * (tile * FLOAT32 + kept), ["parts"], None]]
     if walk.case.algorithm != "fa1":
-        device += [["O", rows * walk.problem.head_dim * item, ["O"]]]
-    device += [["L", rows * FLOAT32, ["L"]]]
+        device += [["O", rows * walk.problem.head_dim * item, ["O"], None]]
+    device += [["L", rows * FLOAT32, ["L"], None]]
     never = rows * keys * (FLOAT32 + item)
-    shared = [["Q tile", tile * item, []], ["K tile", tile * item, []], ["V tile", tile * item, []]]
-    registers = [["S, then P", BLOCK * BLOCK * FLOAT32, []], ["m, l", kept, []], ["O", tile * FLOAT32, []]]
+    shared = [[f"{name} tile", tile * item, [], name] for name in "QKV"]
+    registers = [
+        ["S, then P", BLOCK * BLOCK * FLOAT32, [], 1],
+        ["m, l", kept, [], 2],
+        ["O", tile * FLOAT32, [], 2],
+    ]
     stays = "all of it leaves" if walk.case.algorithm == "fa1" else "O, m and l stay until the rows are done"
     return [
         {"level": "Registers", "items": registers, "said": f"S and P are gone with the tile, {stays}"},
@@ -119,7 +148,7 @@ def _held(walk: Walk) -> list[dict[str, Any]]:
     ]
 
 
-def _colours(palette: Palette) -> dict[str, Any]:
+def colours(palette: Palette) -> dict[str, Any]:
     names = ("name", "background", "panel", "text", "muted", "grid", "accent", "measured", "warn", "idle")
     plain = {name: getattr(palette, name) for name in names}
     return plain | {"series": list(palette.series), "scale": list(palette.scale)}

@@ -19,7 +19,6 @@ _FACTORS = {
     "sector": 32.0, "register/thread": 1.0,
 }  # fmt: skip
 """To bytes, seconds and parts of 1."""
-MOST_BYTES = 64 << 20
 
 
 class NotNcuError(ValueError):

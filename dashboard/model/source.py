@@ -45,6 +45,7 @@ class Excerpt:
 
 
 _FA1, _FA2 = "kernels/fa1_forward.cu", "kernels/fa2_forward.cu"
+_BACKWARD = "kernels/fa2_backward.cu"
 _TILES = (
     Excerpt("Tiles that a query block visits", "tiles/schedule.cuh", "DEVICE TileRange visited_tiles("),
     Excerpt(
@@ -131,6 +132,16 @@ PHASES: dict[str, dict[str, Excerpt]] = {
     "decode": {
         "Split": _SPLITS[0],
         "Merge": _MERGE,
+    },
+    "fa2_backward": {
+        "D": Excerpt(
+            "Algorithm 2, l. 3 and 4", "tiles/backward_passes.cuh", "// Algorithm 2, l. 4, and what l. 3"
+        ),
+        "Load": Excerpt("Algorithm 2, l. 9", _BACKWARD, "// Alg. 2, l. 9, asynchronously"),
+        "Recompute": Excerpt("Algorithm 2, l. 10 to 14", _BACKWARD, "// Alg. 2, l. 11"),
+        "dV and dK": Excerpt("Algorithm 2, l. 12 and 16", _BACKWARD, "// Alg. 2, l. 12 and 16"),
+        "dQ": Excerpt("Algorithm 2, l. 15", _BACKWARD, "// Alg. 2, l. 15:"),
+        "Store": Excerpt("Algorithm 2, l. 18", _BACKWARD, "// Alg. 2, l. 18"),
     },
 }
 """The steps of the walkthrough, by algorithm."""

@@ -44,7 +44,7 @@ class Case:
     """What is shown."""
 
     algorithm: str
-    """"fa1", "fa2" or "decode"."""
+    """"fa1", "fa2" or "decode"; "fa2_backward" (:mod:`cufa.dashboard.model.walkthrough_backward`)."""
     mask: str = "full"
     """A name of :data:`MASKS`; decode's one token sees every key."""
     seed: int = 0
@@ -118,7 +118,7 @@ def walk(case: Case) -> Walk:
     return _decode(case) if case.algorithm == "decode" else _forward(case)
 
 
-def _inputs(seed: int, rows: int, keys: int) -> tuple[Floats, Floats, Floats]:
+def inputs(seed: int, rows: int, keys: int) -> tuple[Floats, Floats, Floats]:
     rng = np.random.default_rng(seed)
     shapes = (1, 1, rows, HEAD_DIM), (1, 1, keys, HEAD_DIM), (1, 1, keys, HEAD_DIM)
     q, k, v = (rng.standard_normal(shape) for shape in shapes)
@@ -127,7 +127,7 @@ def _inputs(seed: int, rows: int, keys: int) -> tuple[Floats, Floats, Floats]:
 
 def _forward(case: Case) -> Walk:
     length = BLOCKS * BLOCK
-    q, k, v = _inputs(case.seed, length, length)
+    q, k, v = inputs(case.seed, length, length)
     mask = MASKS[case.mask]
     problem = Problem(1, 1, 1, length, length, HEAD_DIM, "float16", mask, default_scale(HEAD_DIM))
     plan = make_plan(problem, None, case.algorithm, TileConfig(BLOCK, BLOCK, num_warps=0))
@@ -146,7 +146,7 @@ def _forward(case: Case) -> Walk:
 
 def _decode(case: Case) -> Walk:
     length = DECODE_TILES * BLOCK
-    q, k, v = _inputs(case.seed, BLOCK, length)
+    q, k, v = inputs(case.seed, BLOCK, length)
     q = q.reshape(1, BLOCK, 1, HEAD_DIM)  # query heads that share keys and values, one token of each
     problem = Problem(
         1, BLOCK, 1, 1, length, HEAD_DIM, "float16", CAUSAL, default_scale(HEAD_DIM), lengths=Cached(),

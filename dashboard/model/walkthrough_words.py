@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 
 from cufa.backends.cpu_tiles import TileStep
 from cufa.core.mask import FULL
 from cufa.dashboard import sentences
 from cufa.dashboard.model.walkthrough import BLOCK, MERGE, Step, Walk
+
+if TYPE_CHECKING:
+    from cufa.dashboard.model.walkthrough_backward import BackwardWalk
 
 Phase = tuple[str, str]
 """A title of a word or two, and what happens."""
@@ -18,6 +23,8 @@ ALGORITHMS = {
     "fa2": "FA2",
     "decode": "Flash-Decoding",
     "whole": "keys not split",
+    "fa2_backward": "FA2 backward",
+    "naive_backward": "with P kept",
 }
 """As meters name them."""
 
@@ -137,7 +144,7 @@ def error(walk: Walk, step: Step) -> str:
     return f"Ended after this step, {who} would be {worst:.2g} off."
 
 
-def meter(walk: Walk, n: int) -> str:
+def meter(walk: Walk | BackwardWalk, n: int) -> str:
     """Of step n, all of it: what has crossed so far."""
     own, *others = walk.meters
     mine = _so_far(walk, own, n)
@@ -145,12 +152,12 @@ def meter(walk: Walk, n: int) -> str:
     return ", ".join([f"After this step: {ALGORITHMS[own]} {size(mine)}", *ratios]) + "."
 
 
-def _so_far(walk: Walk, name: str, n: int) -> int:
+def _so_far(walk: Walk | BackwardWalk, name: str, n: int) -> int:
     read, written = meter_totals(walk, name)
     return read[n + 1] + written[n + 1]
 
 
-def meter_totals(walk: Walk, name: str) -> tuple[list[int], list[int]]:
+def meter_totals(walk: Walk | BackwardWalk, name: str) -> tuple[list[int], list[int]]:
     """Bytes read and bytes written before each step of the walk and after the last, by an algorithm at the same share
     of its own steps."""
     steps, count = walk.meters[name], len(walk.steps)

@@ -12,11 +12,13 @@ from cufa.core.architectures import Device
 from cufa.core.mask import FULL
 from cufa.core.problem import Problem, default_scale
 from cufa.dashboard import page
-from cufa.dashboard.charts import walkthrough
+from cufa.dashboard.charts import walkthrough, walkthrough_backward
 from cufa.dashboard.charts.work import si
 from cufa.dashboard.model import source
 from cufa.dashboard.model import walkthrough_words as words
 from cufa.dashboard.model.walkthrough import Case, Walk, walk
+from cufa.dashboard.model.walkthrough_backward import ALGORITHM as BACKWARD
+from cufa.dashboard.model.walkthrough_backward import BackwardWalk, walk_backward
 from cufa.dashboard.state import Controls
 from cufa.dashboard.theme import Palette
 from cufa.planner import make_plan
@@ -28,6 +30,7 @@ _ORDERS = {
     "fa2": "FA2: queries outside",
     "fa1": "FA1: keys outside",
     "decode": "Flash-Decoding: keys split",
+    BACKWARD: "FA2 backward: keys outside",
 }
 _MASKS = {"full": "full", "causal": "causal", "window": "window of 10 keys"}
 _SPLITS = ("1", "2", "4", "8")
@@ -37,32 +40,34 @@ _LENGTH, _HEAD_DIM = 4096, 128
 def choose(controls: Controls) -> Case:
     """Algorithm, mask and seed."""
     with page.control_box():
-        places = page.fields(3.4, 2.2, 1)
-        with places[0]:
-            algorithm = controls.choice("algorithm", "Algorithm and loop order", _ORDERS, segmented=True)
+        algorithm = controls.choice("algorithm", "Algorithm and loop order", _ORDERS, segmented=True)
+        places = page.fields(2.2, 1, 3.4)
         if algorithm == "decode":
-            with places[1]:
+            with places[0]:
                 splits = controls.choice("splits", "Splits", _SPLITS, "4", segmented=True)
             mask = "full"
         else:
-            with places[1]:
+            with places[0]:
                 mask = controls.choice("mask", "Mask", _MASKS, segmented=True)
             splits = "4"
-        with places[2]:
-            seed = controls.integer("seed", "Seed", 0, 0, 9999, help="Of the random Q, K and V.")
+        with places[1]:
+            seed = controls.integer("seed", "Seed", 0, 0, 9999, help="Of the random Q, K and V (and dO).")
     return Case(algorithm, mask, seed, int(splits))
 
 
 @functools.lru_cache(128)
-def _walk(case: Case) -> Walk:
-    return walk(case)
+def _walk(case: Case) -> Walk | BackwardWalk:
+    return walk_backward(case) if case.algorithm == BACKWARD else walk(case)
 
 
 @functools.lru_cache(128)
 def _data(case: Case, palette_name: str) -> dict[str, Any]:
     from cufa.dashboard.theme import PALETTES
 
-    return walkthrough.data(_walk(case), PALETTES[palette_name])
+    found, palette = _walk(case), PALETTES[palette_name]
+    if isinstance(found, BackwardWalk):
+        return walkthrough_backward.data(found, palette)
+    return walkthrough.data(found, palette)
 
 
 @st.fragment
@@ -83,10 +88,16 @@ def _take_step(controls: Controls) -> None:
         controls.set("step", int(step))
 
 
-def _verdict(found: Walk) -> str:
+def _verdict(found: Walk | BackwardWalk) -> str:
     """What it comes to."""
     moved = {name: sum(traffic_steps.total(iter(steps))) for name, steps in found.meters.items()}
     own = found.case.algorithm
+    if own == BACKWARD:
+        more = moved["naive_backward"] / moved[own]
+        return (
+            f"The backward computes P once more and moves {moved[own]:,} B through device memory; had P been kept, "
+            f"it would be {more:.1f} times as much."
+        )
     if found.is_decode:
         blocks = len({step.thread_block for step in found.steps})
         if blocks == 1:
@@ -113,33 +124,48 @@ def show_lines(case: Case) -> None:
                 page.show_lines([excerpt])
 
 
-def show_real_size(palette: Palette) -> None:
+def show_real_size(case: Case) -> None:
     """The same count for a head that people run."""
-    moved = real_size()
-    most = moved["naive"]
+    is_backward = case.algorithm == BACKWARD
+    moved = real_size("backward" if is_backward else "forward")
+    most = max(moved.values())
     said = ", ".join(
         f"**{words.ALGORITHMS[name]} {si(count, 'B')}**"
         + (f" (1/{most / count:.0f})" if count < most else "")
         for name, count in moved.items()
     )
+    departs = (
+        "cufa's kernel makes S and dP transposed, and adds to dQ one tile later."
+        if is_backward
+        else "The CPU path walks key tiles from first to last, as the papers do; cufa's FA2 kernel walks from last to "
+        "first, and rescales only where a maximum has grown by more than 2⁸, which is as exact."
+    )
     st.caption(
         f"The same count for one head of {_LENGTH:,} queries and keys, head dim {_HEAD_DIM}, with the tiles that the "
-        f"kernels take on an H200: {said}. The CPU path walks key tiles from first to last, as the papers do; cufa's "
-        "FA2 kernel walks from last to first, and rescales only where a maximum has grown by more than 2⁸, which is "
-        "as exact. Inputs are float16: 2 bytes per number. With the "
-        "focus on the figure, the arrow keys step and the space bar plays."
+        f"kernels take on an H200: {said}. {departs} Inputs are float16: 2 bytes per number. With the focus on the "
+        "figure, the arrow keys step and the space bar plays."
     )
 
 
 @functools.cache
-def real_size() -> dict[str, int]:
+def real_size(operation: str) -> dict[str, int]:
     """Bytes read and written by one head of many, by algorithm."""
     heads = 32
     problem = Problem(
-        1, heads, heads, _LENGTH, _LENGTH, _HEAD_DIM, "bfloat16", FULL, default_scale(_HEAD_DIM)
+        1,
+        heads,
+        heads,
+        _LENGTH,
+        _LENGTH,
+        _HEAD_DIM,
+        "bfloat16",
+        FULL,
+        default_scale(_HEAD_DIM),
+        operation=operation,
     )
+    is_backward = operation == "backward"
     found = {}
-    for name, model in traffic_steps.MODELS.items():
-        plan = make_plan(problem, Device.typical("sm_90"), name)
+    for name, model in (traffic_steps.BACKWARD_MODELS if is_backward else traffic_steps.MODELS).items():
+        plan = make_plan(problem, Device.typical("sm_90"), "fa2" if is_backward else name)
         found[name] = sum(traffic_steps.total(model(problem, plan.schedule)))
     return found

@@ -40,17 +40,14 @@ function memoryFigure(data) {
 
   function update(at, phase) {
     const step = data.steps[at], done = phase >= step.phases.length - 1;
-    const busy = [
-      [Boolean(step.S) && phase >= 1, Boolean(step.S) && phase >= 2, phase >= 2 || Boolean(step.parts)],
-      ["Q", "K", "V"].map((name) => phase === 0 && name in step.reads),
-    ];
-    data.held.forEach(({ items }, level) => items.forEach(([, , arrays], n) => {
+    const uses = (when) => typeof when === "number" ? Boolean(step.P) && phase >= when : phase === 0 && when in step.reads;
+    data.held.forEach(({ items }, level) => items.forEach(([, , arrays, when], n) => {
       const reads = arrays.some((name) => name in step.reads) && phase === 0;
       const writes = arrays.some((name) => name in step.writes) && done;
       const chip = chips[level][n];
       chip.classList.toggle("out", reads);
       chip.classList.toggle("in", writes);
-      chip.classList.toggle("busy", !step.skipped && Boolean(busy[level]?.[n]));
+      chip.classList.toggle("busy", when !== null && uses(when));
     }));
   }
   return { node, update };
@@ -70,7 +67,8 @@ function errorFigure(data) {
   figure.append(cursor);
   const groups = new Map();
   steps.forEach((step, n) => {
-    const name = data.decode ? (step.parts ? "merge" : step.threadBlock) : step.i;
+    const name = step.line;
+    if (!step.error) return;
     if (!groups.has(name)) groups.set(name, []);
     if (!step.skipped) groups.get(name).push([n, Math.max(...step.error)]);
   });

@@ -3,8 +3,8 @@
 function orderFigure(data) {
   const { palette, block, columns, rows, steps } = data;
   const side = 268, left = 42, top = 36, size = side / columns, high = data.decode ? 56 : size;
-  const merge = steps.find((step) => step.parts);
-  const height = top + rows * high + (merge ? 52 : 0) + 6;
+  const wide = steps.filter((step) => step.wide);  // no tile: a bar below the grid
+  const height = top + rows * high + (wide.length ? 42 * wide.length + 10 : 0) + 6;
   const figure = svg("svg", { viewBox: `0 0 ${left + side + 4} ${height}`, role: "img" }, patterns(palette));
   const label = (text, x, y, more = {}) => svg("text", { x, y, class: "label", ...more }, text);
   figure.append(label("keys →", left + side / 2, 11, { "text-anchor": "middle" }));
@@ -24,13 +24,13 @@ function orderFigure(data) {
   const colour = (step) => palette.series[step.threadBlock % palette.series.length];
   const tiles = steps.map((step) => {
     const x = left + Math.max(step.j, 0) * size, y = top + step.i * high;
-    const box = step.parts
-      ? { x: left, y: top + rows * high + 14, width: side - 2, height: 34 }
+    const box = step.wide
+      ? { x: left, y: top + rows * high + 14 + 42 * wide.indexOf(step), width: side - 2, height: 34 }
       : { x, y, width: size - 2, height: high - 2 };
-    const fill = step.skipped ? "url(#dots)" : step.parts ? palette.measured : colour(step);
+    const fill = step.skipped ? "url(#dots)" : step.wide ? palette.measured : colour(step);
     const back = svg("rect", { ...box, rx: 4, class: "tile", fill });
     const middle = { x: box.x + box.width / 2, y: box.y + box.height / 2 + 5, "text-anchor": "middle" };
-    const said = step.parts ? `merge: ${step.number}` : step.skipped ? "" : String(step.number);
+    const said = step.wide ?? (step.skipped ? "" : String(step.number));
     const text = svg("text", { ...middle, class: "turn" }, said);
     figure.append(back, text);
     return { back, text, box };
@@ -39,7 +39,8 @@ function orderFigure(data) {
   const heat = matrix(palette, 0, 0, block, block, (size - 8) / block, (high - 8) / block);
   const frame = svg("rect", { rx: 5, class: "frame" });
   figure.append(heat.group, frame);
-  const limit = largest(steps.flatMap((step) => step.S ?? []));
+  const shown = (step) => step.S ?? step.P;  // the backward has no S that it keeps
+  const limit = largest(steps.flatMap((step) => shown(step) ?? []));
   const node = html("div", {}, figure, legend(data, colour));
 
   function update(at, phase) {
@@ -47,14 +48,14 @@ function orderFigure(data) {
     tiles.forEach(({ back, text }, n) => {
       const share = n < at ? 0.62 : n === at ? 0.9 : 0.2;
       back.style.opacity = steps[n].skipped ? (n <= at ? 1 : 0.55) : share;
-      text.style.opacity = n === at && step.S ? 0 : 1;
+      text.style.opacity = n === at && shown(step) ? 0 : 1;
     });
     heat.group.setAttribute("transform", `translate(${box.x + 3} ${box.y + 3})`);
-    heat.group.style.display = step.S ? "" : "none";
-    if (step.S) heat.fill(phase > 0 ? step.S : undefined, (x) => signed(palette, x, limit));
+    heat.group.style.display = shown(step) ? "" : "none";
+    if (shown(step)) heat.fill(phase > 0 ? shown(step) : undefined, (x) => signed(palette, x, limit));
     const around = { x: box.x - 1, y: box.y - 1, width: box.width + 2, height: box.height + 2 };
     for (const [key, value] of Object.entries(around)) frame.setAttribute(key, value);
-    const what = step.skipped ? "skipped" : step.parts ? "merge" : `step ${step.number} of its thread block`;
+    const what = step.skipped ? "skipped" : step.wide ? step.wide : `step ${step.number} of its thread block`;
     figure.setAttribute("aria-label", `Score matrix of ${rows} by ${columns} tiles; at hand: ${what}. ${data.order}`);
   }
   return { node, update };
@@ -65,7 +66,7 @@ function chevrons(data, tiles) {
   const made = [];
   data.steps.forEach((step, n) => {
     const next = data.steps[n + 1];
-    if (!next || next.threadBlock !== step.threadBlock || step.skipped || next.skipped || next.parts) return;
+    if (!next || next.threadBlock !== step.threadBlock || step.skipped || next.skipped || step.wide || next.wide) return;
     const down = next.i === step.i + 1 && next.j === step.j, right = next.j === step.j + 1 && next.i === step.i;
     if (!down && !right) return;
     const { x, y, width, height } = tiles[n].box;
@@ -79,7 +80,7 @@ function chevrons(data, tiles) {
 
 function legend(data, colour) {
   const list = html("p", { class: "legend" });
-  const seen = new Map(data.steps.filter((step) => !step.parts).map((step) => [step.threadBlock, step]));
+  const seen = new Map(data.steps.filter((step) => !step.wide).map((step) => [step.threadBlock, step]));
   if (seen.size > 1) list.append(html("span", {}, "thread blocks:"));
   for (const [block, step] of seen) {
     const swatch = html("i", { style: `background:${colour(step)}` });

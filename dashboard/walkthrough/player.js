@@ -12,13 +12,13 @@ class Walkthrough {
     this.data = data;
     this.timer = null;
     this.fresh = data.fresh;  // nobody has chosen the step that is shown
-    this.figures = [orderFigure(data), tileFigure(data), meterFigure(data), memoryFigure(data), errorFigure(data)];
+    this.figures = [orderFigure(data), (data.backward ? gradientFigure : tileFigure)(data), meterFigure(data), memoryFigure(data), errorFigure(data)];
     const [order, tile, meter, memory, error] = this.figures.map((figure) => figure.node);
     this.cards = html("ol", { class: "phases" });
     const stage = html("div", { class: "stage" }, section("Loop order", "order", order, html("p", { class: "said" }, data.order)),
                        section("Inside the tile", "inside", tile));
     const below = html("div", { class: "below" }, section("Bytes through device memory", "", meter),
-                       section("Who holds what", "", memory), section("Error against the plain softmax", "", error));
+                       section("Who holds what", "", memory), section(data.against, "", error));
     this.node = html("div", { class: `walk ${data.palette.name}`, tabindex: 0 }, this.bar(), this.cards, stage, below);
     for (const [name, colour] of Object.entries(data.palette)) {
       if (typeof colour === "string") this.node.style.setProperty(`--${name}`, colour);

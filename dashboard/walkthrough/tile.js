@@ -22,10 +22,12 @@ function column(palette, x, rows, width, bar) {
   return { group, fill };
 }
 
-function tileFigure(data) {
-  const { palette, block, steps } = data;
-  const views = [0, 1].map(() =>
-    svg("svg", { viewBox: `0 0 ${WIDTH} ${TOP + 8 * ROW + 4}`, role: "img" }, patterns(palette)));
+// Figures of these widths that begin at these heights, and what is drawn in them: captions, matrices, columns of numbers,
+// rules.
+function panels(data, widths, tops = widths.map(() => 0)) {
+  const { palette, block } = data, bottom = TOP + 8 * ROW + 4;
+  const views = widths.map((width, n) =>
+    svg("svg", { viewBox: `0 ${tops[n]} ${width} ${bottom - tops[n]}`, role: "img" }, patterns(palette)));
   const caption = (view, x, y, text, where) => {
     const made = svg("text", { x, y, class: "caption" }, text);
     if (where) made.append(svg("tspan", { class: "where", dx: 5 }, where));
@@ -42,6 +44,14 @@ function tileFigure(data) {
     views[view].append(made.group);
     return made;
   };
+  const rule = (view, x, line, text) =>
+    views[view].append(svg("text", { x, y: HEAD + 48 + 22 * line, class: "rule-text" }, text));
+  return { views, caption, grid, values, rule };
+}
+
+function tileFigure(data) {
+  const { palette, block, steps } = data;
+  const { views, caption, grid, values, rule } = panels(data, [WIDTH, WIDTH]);
   const low = TOP - 9, wide = block * CELL, second = wide + 12, third = wide + 90;
   const Q = grid(0, 0, TOP, ROW), S = grid(0, second, TOP, ROW), K = grid(0, second, HEAD, UPPER);
   const m = values(0, second + wide + 10, 72), alpha = values(0, second + wide + 84, 28, true);
@@ -62,10 +72,7 @@ function tileFigure(data) {
     [0, right, "m′ = max(m, row of S)"], [0, right, "α = exp(m − m′)"], [1, 0, "P = exp(S − m′)"],
     [1, 0, "l′ = α l + row sum of P"], [1, 0, data.fa1 ? "O′ = (α l O + P V) / l′" : "O′ = α O + P V"],
   ];
-  rules.forEach(([view, x, text], n) => {
-    const line = view ? n - 2 : n;
-    views[view].append(svg("text", { x, y: HEAD + 48 + 22 * line, class: "rule-text" }, text));
-  });
+  rules.forEach(([view, x, text], n) => rule(view, x, view ? n - 2 : n, text));
   const frames = svg("g", { transform: `translate(${third} ${TOP})` });
   const risen = Array.from({ length: block }, (_, row) =>
     svg("rect", { x: -2.5, y: row * ROW - 0.5, width: wide + 4, height: ROW, rx: 3, class: "rescaled" }));
@@ -81,9 +88,9 @@ function tileFigure(data) {
   const colourOf = (limit) => (x) => signed(palette, x, limit);
 
   function update(at, phase) {
-    pair.hidden = Boolean(steps[at].parts);
-    merge.node.hidden = !pair.hidden;
-    if (steps[at].parts) merge.update(steps[at], phase);
+    pair.hidden = Boolean(steps[at].wide);
+    tables.node.hidden = !pair.hidden;
+    if (steps[at].wide) tables.update(steps[at], phase);
     else showTile(at, phase);
   }
 
@@ -113,35 +120,28 @@ function tileFigure(data) {
     views[0].setAttribute("aria-label", `Q, K, scores, running maximum and alpha of each row. ${step.phases.map((x) => x[1]).join(" ")}`);
     views[1].setAttribute("aria-label", `Probabilities, running sum, V, O and error of each row. ${step.errorText}`);
   }
-  const pair = html("div", { class: "pair" }, ...views), merge = mergeFigure(data, limits.V);
-  return { node: html("div", {}, pair, merge.node), update };
+  const pair = html("div", { class: "pair" }, ...views), tables = tablesFigure(data);
+  return { node: html("div", {}, pair, tables.node), update };
 }
 
-// Flash-Decoding's last step: what each split has, its share of every row, and the weighted sum.
-function mergeFigure(data, limit) {
-  const { palette, block, steps } = data, count = steps.find((step) => step.parts)?.parts.length ?? 0;
-  const node = html("div", { class: "parts" });
-  const wide = block * 9, colour = (x) => signed(palette, x, limit);
-  const made = Array.from({ length: count + 1 }, (_, n) => {
-    const view = svg("svg", { viewBox: `0 0 ${wide + 42} ${block * 18 + 24}` }, patterns(palette));
-    const O = matrix(palette, 0, 20, block, block, 9, 18);
-    const texts = Array.from({ length: block }, (_, row) =>
-      svg("text", { x: wide + 5, y: 20 + row * 18 + 13, class: "value" }));
-    const name = n < count ? `split ${n + 1}` : "merged";
-    view.append(svg("text", { y: 12, class: "caption" }, name), O.group, ...texts);
-    node.append(view);
-    return { O, texts };
-  });
+// A step that is no tile (the merge of splits, a launch over all rows): blocks of rows, and a number beside each row.
+function tablesFigure(data) {
+  const { palette, block } = data, node = html("div", { class: "parts" });
+  const wide = block * 9, texts = { share: (x) => `${(100 * x).toFixed(1)}%`, error: small, number };
 
   function update(step, phase) {
-    made.forEach(({ O, texts }, n) => {
-      const part = step.parts[n], shown = part ? true : phase > 1;
-      O.fill(shown ? (part ?? { O: step.O[2] }).O : undefined, colour);
-      texts.forEach((text, row) => {
-        const value = part ? (phase > 0 ? `${(100 * part.share[row]).toFixed(1)}%` : "") : phase > 1 ? small(step.error[row]) : "";
-        text.textContent = value;
-      });
-    });
+    const limit = largest(step.tables.map(({ rows }) => rows));
+    node.replaceChildren(...step.tables.map(({ name, rows, beside, kind, from }) => {
+      const view = svg("svg", { viewBox: `0 0 ${wide + 42} ${block * 18 + 24}` }, patterns(palette));
+      const cells = matrix(palette, 0, 20, block, block, 9, 18);
+      view.append(svg("text", { y: 12, class: "caption" }, name), cells.group);
+      cells.fill(phase >= from[0] ? rows : undefined, (x) => signed(palette, x, limit));
+      if (phase >= from[1]) {
+        view.append(...beside.map((x, row) =>
+          svg("text", { x: wide + 5, y: 20 + row * 18 + 13, class: "value" }, texts[kind](x))));
+      }
+      return view;
+    }));
   }
   return { node, update };
 }

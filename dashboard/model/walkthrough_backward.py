@@ -1,0 +1,155 @@
+"""The backward of the small case, step by step: what the library's own CPU path is observed to do. Nothing of attention
+is computed here."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+
+import numpy as np
+
+from cufa.backends import cpu, cpu_backward
+from cufa.backends.cpu_backward import GradientStep
+from cufa.bench import traffic_steps
+from cufa.core.problem import Problem, default_scale
+from cufa.core.schedule import Schedule
+from cufa.dashboard.model.walkthrough import BLOCK, BLOCKS, HEAD_DIM, MASKS, Case, Floats, inputs
+from cufa.kernels import TileConfig
+from cufa.ops.reference import attention_reference_backward
+from cufa.planner import make_plan
+
+ALGORITHM = "fa2_backward"
+PREPARE, CONVERT = "prepare", "convert"
+"""Launches before the tiles and after them, as :mod:`cufa.bench.traffic_steps` names them."""
+
+
+@dataclasses.dataclass(frozen=True)
+class BackwardStep:
+    """One tile, or a launch over all rows before or after the tiles. Gradients are as they would be stored, in float32,
+    if all ended here: dK is multiplied by the scale."""
+
+    q_block: int
+    kv_block: int
+    thread_block: int
+    """Which thread block of the GPU does it, from 0: one per block of keys."""
+    number: int
+    """Of the steps of its thread block, from 1; 0 where the tile is skipped, and of a launch over rows."""
+    moved: traffic_steps.Step
+    tile: GradientStep | None
+    """None: skipped, or no tile."""
+    before: tuple[Floats, Floats, Floats]
+    """dQ of its queries, dK and dV of its keys."""
+    after: tuple[Floats, Floats, Floats]
+    error: Floats
+    """Of each of its keys, the largest difference of dK and dV from the exact gradients."""
+    is_last: bool
+    """dK and dV of its keys are complete, and stored."""
+
+    @property
+    def kernel(self) -> str:
+        return self.moved.kernel
+
+
+@dataclasses.dataclass(frozen=True)
+class BackwardWalk:
+    """The backward of a case from its first step to its last."""
+
+    case: Case
+    problem: Problem
+    schedule: Schedule
+    Q: Floats
+    """(rows, head_dim)"""
+    K: Floats
+    V: Floats
+    O: Floats
+    dO: Floats
+    L: Floats
+    """(rows,)"""
+    D: Floats
+    gradients: tuple[Floats, Floats, Floats]
+    """dQ, dK, dV, as the library returned them."""
+    exact: tuple[Floats, Floats, Floats]
+    """In float64."""
+    steps: tuple[BackwardStep, ...]
+    meters: dict[str, tuple[traffic_steps.Step, ...]]
+    """Steps of the backward, and of one that has kept P."""
+
+    is_decode = False
+
+
+def walk_backward(case: Case) -> BackwardWalk:
+    """Run a case forward and backward, and keep every step of the backward."""
+    length, mask = BLOCKS * BLOCK, MASKS[case.mask]
+    q, k, v = inputs(case.seed, length, length)
+    dout = np.random.default_rng([case.seed, 1]).standard_normal(q.shape).astype(q.dtype)
+    config = TileConfig(BLOCK, BLOCK, num_warps=0)
+    problem = Problem(1, 1, 1, length, length, HEAD_DIM, "float16", mask, default_scale(HEAD_DIM))
+    out, lse = np.empty_like(q), np.empty(q.shape[:3], np.float32)
+    cpu.run(make_plan(problem, None, "fa2", config), q, k, v, out, lse)
+    problem = dataclasses.replace(problem, operation="backward")
+    plan = make_plan(problem, None, config=config)
+    dq, dk, dv = (np.empty_like(x) for x in (q, k, v))
+    given = {"dout": dout, "q": q, "k": k, "v": v, "out": out, "lse": lse, "dlse": None}
+    observed = list[GradientStep]()
+    given |= {"dq": dq, "dk": dk, "dv": dv}
+    cpu_backward.run(plan, given, observer=observed.append)
+    exact = attention_reference_backward(dout, q, k, v, mask=mask)
+    meters = {
+        name: _in_one(tuple(model(problem, plan.schedule)))
+        for name, model in traffic_steps.BACKWARD_MODELS.items()
+    }
+    D = np.zeros(length, np.float32)
+    for tile in observed:
+        D[tile.q_block * BLOCK : (tile.q_block + 1) * BLOCK] = tile.delta
+    exact_rows = tuple(x[0, 0] for x in exact)
+    steps = _follow(meters[ALGORITHM], observed, np.float32(problem.scale), exact_rows)
+    rows = (x[0, 0] for x in (q, k, v, out, dout, lse))
+    stored = (dq[0, 0], dk[0, 0], dv[0, 0])
+    return BackwardWalk(case, problem, plan.schedule, *rows, D, stored, exact_rows, steps, meters)  # type: ignore[arg-type]
+
+
+def _in_one(steps: tuple[traffic_steps.Step, ...]) -> tuple[traffic_steps.Step, ...]:
+    """Steps over blocks of rows, before and after the tiles, as one step each."""
+    found = list[traffic_steps.Step]()
+    for is_tile, group in itertools.groupby(steps, key=lambda step: step.kv_block >= 0):
+        if is_tile:
+            found += group
+            continue
+        blocks = list(group)
+        moves = [
+            traffic_steps.Move(of[0].array, sum(move.read for move in of), sum(move.written for move in of))
+            for of in zip(*(step.moves for step in blocks), strict=True)
+        ]
+        found.append(traffic_steps.Step(blocks[0].kernel, -1, -1, tuple(moves)))
+    return tuple(found)
+
+
+def _follow(
+    moved: tuple[traffic_steps.Step, ...],
+    observed: list[GradientStep],
+    scale: np.float32,
+    exact: tuple[Floats, ...],
+) -> tuple[BackwardStep, ...]:
+    """Each step of the traffic model with the tile that was observed at it: both walk in the same order."""
+    tiles, steps = iter(observed), list[BackwardStep]()
+    nothing = np.zeros((BLOCK, HEAD_DIM), np.float32)
+    dQ = dict.fromkeys(range(BLOCKS), nothing)
+    of_keys = dict.fromkeys(range(BLOCKS), (nothing, nothing))
+    done = dict.fromkeys(range(-1, BLOCKS), 0)
+    for step in moved:
+        i, j = step.q_block, step.kv_block
+        tile = None if step.skipped or j < 0 else next(tiles)
+        if tile is not None and (tile.q_block, tile.kv_block) != (i, j):
+            raise RuntimeError(f"the CPU path is at {tile.q_block, tile.kv_block}, the model at {step}")
+        before = (dQ.get(i, nothing), *of_keys.get(j, (nothing, nothing)))
+        if tile is not None:
+            dQ[i], of_keys[j] = tile.dQ, (tile.dK * scale, tile.dV)
+            done[j] += 1
+        after = (dQ.get(i, nothing), *of_keys.get(j, (nothing, nothing)))
+        keys = slice(max(j, 0) * BLOCK, (max(j, 0) + 1) * BLOCK)
+        differences = (np.abs(x - of[keys]).max(axis=1) for x, of in zip(after[1:], exact[1:], strict=True))
+        error = np.maximum(*differences)
+        is_last = any(move.array == "dK" and move.written for move in step.moves)
+        number = 0 if tile is None else done[j]
+        steps.append(BackwardStep(i, j, max(j, 0), number, step, tile, before, after, error, is_last))
+    return tuple(steps)
