@@ -34,4 +34,5 @@ struct BackwardParams {
   i32 shift;  // where row 0 stands among the keys: row i is at key i + shift; ALIBI. With LENGTHS, band_first and
   i32 shift_by_length;  // band_last count from there, and shift grows by this times (keys - rows) of a sequence
   i32 alibi_stride;  // ALIBI: elements from sequence to sequence
+  MaskParams mask;
 };

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from .core import order
+from .core import mask_memory, order
 from .core.architectures import Device
 from .core.lengths import Packed, Padded
 from .core.operation import OPERATIONS, Choice, Operation, Request, Split, Tuned
@@ -155,6 +155,8 @@ def make_plan(
     launches = tuple(_fill(x, device) for x in spec.launches(problem, config, shared_memory, split))
     _check_grids(problem, launches)
     workspace = spec.workspace(problem, config, split)
+    if of_mask := mask_memory.workspace_bytes(problem, config.block_kv):  # behind all else
+        workspace = -(-workspace // 16) * 16 + of_mask
     return Plan(problem, spec, config, device, launches, workspace, tuple(reasons), split)
 
 

@@ -17,6 +17,8 @@ from typing import Any, TypeVar
 
 import streamlit as st
 
+from cufa.dashboard.link import Link
+
 Number = TypeVar("Number", int, float)
 
 _NONE = "none"
@@ -25,7 +27,6 @@ _ANY = "any"
 _KEPT: Any = {"persist_state": "session"}
 """A page that is left and visited again, and a control that comes back, have the values that they had."""
 _PAGE = "state.page"
-_UNKNOWN = "the link has {names}, which is no control of this page; it is left out."
 
 
 def said(value: Any) -> str:
@@ -51,13 +52,10 @@ class Controls:
 
     def __init__(self, page: str) -> None:
         self._page = page
-        self._notices: list[str] = []
+        self._link = Link()
         self.refused: list[str] = []
         """What fields hold that they cannot, in words: the page shows the nearest that is possible."""
-        self._shown: dict[str, str] = {}
-        self._names: set[str] = set()
         self._prefix = ""
-        self._finished = False
         self._entered = st.session_state.get(_PAGE) != page
         st.session_state[_PAGE] = page
         self._box = st.container()
@@ -241,9 +239,7 @@ class Controls:
     def hold(self, *names: str) -> None:
         """Keep what the link says of controls that come later, when what they are about is there."""
         for name in names:
-            if name in st.query_params:
-                self._names.add(name)
-                self._shown[name] = st.query_params[name]
+            self._link.hold(name)
 
     def asked(self, name: str) -> str:
         """What a control holds, or the link says of it: before it is created, to offer it."""
@@ -264,27 +260,21 @@ class Controls:
 
     def notice(self, text: str) -> None:
         """Say something above the page: a choice that was not possible, and what is shown instead."""
-        self._notices.append(text)
+        self._link.notices.append(text)
 
     def finish(self) -> None:
         """Show what could not be done and write the link. Call it once all controls exist."""
-        unknown = [name for name in st.query_params if name not in self._names]
-        if unknown:
-            self.notice(_UNKNOWN.format(names=", ".join(repr(name) for name in unknown)))
+        self._link.finish()
         for said in self.refused:
             self._box.error(said, icon=":material/error:")
-        if self._notices:
-            with self._box:
-                st.warning(
-                    "  \n".join(n[0].upper() + n[1:] for n in self._notices), icon=":material/link_off:"
-                )
-        self._finished = True
+        if self._link.notices:
+            text = "  \n".join(n[0].upper() + n[1:] for n in self._link.notices)
+            self._box.warning(text, icon=":material/link_off:")
         self.write_link()
 
     def write_link(self) -> None:
         """At the end of a fragment with controls: :meth:`finish` is not reached when it runs alone."""
-        if self._finished and st.query_params.to_dict() != self._shown:
-            st.query_params.from_dict(self._shown)
+        self._link.write()
 
     def _key(self, name: str) -> str:
         return f"{self._page}.{self._prefix}{name}"
@@ -295,8 +285,7 @@ class Controls:
         """Give the widget its value: from the link by which the page was reached, from the last visit, or the
         default, which a control follows whose value nobody asked for (``among`` these options)."""
         full = self._prefix + name
-        is_new = full not in self._names  # not another run of a fragment, whose link is the page's own
-        self._names.add(full)
+        text = self._link.add(full)
         key = self._key(name)
         former = st.session_state.get(f"default.{key}", _SAME)
         st.session_state[f"default.{key}"] = default
@@ -306,8 +295,7 @@ class Controls:
         )
         if not is_known or (not is_asked and former is not _SAME and st.session_state[key] == former):
             st.session_state[key] = default
-        if full in st.query_params and is_new and (self._entered or not is_known):
-            text = st.query_params[full]
+        if text is not None and (self._entered or not is_known):
             try:
                 st.session_state[key] = parse(text)
                 st.session_state[f"asked.{key}"] = among
@@ -320,6 +308,4 @@ class Controls:
 
     def _show(self, name: str, value: Any, default: Any, local: bool = False) -> None:
         """In the link, if it has to say so."""
-        self._shown.pop(self._prefix + name, None)
-        if local or value != default:
-            self._shown[self._prefix + name] = str(value)
+        self._link.show(self._prefix + name, str(value) if local or value != default else None)

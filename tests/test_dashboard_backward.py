@@ -31,7 +31,8 @@ from cufa.core.schedule import Schedule
 from cufa.dashboard import engine, theme
 from cufa.dashboard.charts import roofline, tile_grid
 from cufa.dashboard.model import evidence, launch, work
-from cufa.dashboard.model.measurements import Measurement, machine_key
+from cufa.dashboard.model.many import machine_key
+from cufa.dashboard.model.measurements import Measurement
 from cufa.kernels import KERNELS
 from cufa.planner import make_plan
 

@@ -115,6 +115,17 @@ def test_only_float32_is_set_against_a_published_float32(
     assert "× from FA1 to FA2 on" not in said
 
 
+def test_known_results_are_those_of_the_chosen_machine(elsewhere: Path) -> None:
+    """Though another one was measured later."""
+    file = write_evidence(elsewhere / "records", "forward", "versions")
+    record = json.loads(file.read_text())
+    record["environment"] |= {"device": "Another GPU", "recorded": "2026-02-02T03:04:05+00:00"}
+    file.with_name("another.json").write_text(json.dumps(record))
+    for name in ("Made-up GPU", "Another GPU"):
+        said = words(open_page("compare", machine=f"recorded:{name}"))
+        assert f"Only float16 is timed on {name};" in said
+
+
 def test_one_small_run_stands_behind_what_was_measured_most(with_runs: Store, elsewhere: Path) -> None:
     write_evidence(elsewhere / "records")
     app = open_page("compare")

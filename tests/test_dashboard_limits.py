@@ -3,6 +3,7 @@
 # ruff: noqa: F811 - fixtures are imported, and asked for by their names
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -21,10 +22,10 @@ from dashboard_page_support import (  # noqa: F401 - fixtures among them
     without_compiler,
     words,
 )
-from dashboard_support import write_evidence
+from dashboard_support import DEVICE, write_evidence
 
 from cufa.bench import memory_rates, records
-from cufa.dashboard.model import builder
+from cufa.dashboard.model import builder, devices, gpu
 from cufa.nvrtc.static_compile import MissingCompilerError
 
 
@@ -103,6 +104,19 @@ def test_what_only_reads_has_the_fastest_reading_for_a_roof(elsewhere: Path) -> 
         for trace in figures[0]["data"]
         for name in [trace.get("name", "")]
     )
+
+
+def test_the_roofline_begins_with_this_machines_card_or_where_most_was_measured(
+    elsewhere: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = json.loads(write_evidence(elsewhere / "records").read_text())
+    record["environment"]["device"] = "Another GPU"
+    del record["suites"]["versions"]
+    (elsewhere / "records" / "a-file-that-sorts-first.json").write_text(json.dumps(record))
+    assert parameters(open_page("roofline"))["machine"] == "made-up-gpu"
+    monkeypatch.setattr(gpu, "gpu_count", lambda: 1)
+    monkeypatch.setattr(devices, "gpu", lambda number: dataclasses.replace(DEVICE, name="Another GPU"))
+    assert parameters(open_page("roofline"))["machine"] == "a-file-that-sorts-first"
 
 
 def test_the_roofline_has_every_level_of_memory(elsewhere: Path) -> None:

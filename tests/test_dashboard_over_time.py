@@ -46,6 +46,14 @@ def test_one_kernel_over_time(elsewhere: Path) -> None:
     assert "first and last show no difference" in words(open_page("history"))
 
 
+def test_a_problem_of_two_suites_of_one_record_is_one_point(elsewhere: Path) -> None:
+    file = write_evidence(elsewhere / "records")
+    record = json.loads(file.read_text())
+    record["suites"]["awkward"] = record["suites"]["forward"]
+    file.write_text(json.dumps(record))
+    assert "Measured once on Made-up GPU, on 2026-01-02" in words(open_page("history"))
+
+
 def test_a_later_day_has_its_own_version(elsewhere: Path) -> None:
     file = write_evidence(elsewhere / "records")
     write_another_day(file, 1.0)

@@ -98,7 +98,9 @@ def test_a_file_is_attached_to_a_run_and_a_bad_one_is_not(with_runs: Store, tmp_
         table = next(e.value for e in app.dataframe if "ncu" in e.value)
         assert "722 µs" in set(table["ncu"])
         attached.write_text("cut")
-        assert "What is attached cannot be read: no line names the column" in words(open_page("run", run=run.id))
+        assert "What is attached cannot be read: no line names the column" in words(
+            open_page("run", run=run.id)
+        )
     finally:
         attached.unlink()  # other tests look at these runs too
 

@@ -130,12 +130,12 @@ def test_narrow_copies(spec, dtype, precision, alignment):
     assert run.plan.problem.alignment == alignment
 
 
-EDGES = {  # batch, heads, kv_heads, seqlen_q, seqlen_k
-    "one query, one key": (1, 1, 1, 1, 1),
+EDGES = {  # batch, heads, kv_heads, seqlen_q, seqlen_k: in each, sequences and heads that share keys
+    "one query, one key": (2, 2, 1, 1, 1),
     "one query": (2, 4, 2, 1, 131),
-    "many queries, few keys: rows that see none": (1, 2, 2, 150, 17),
+    "many queries, few keys: rows that see none": (2, 2, 1, 150, 17),
     "eight heads of one": (2, 8, 1, 33, 70),
-    "primes": (1, 3, 1, 67, 101),
+    "primes": (2, 3, 1, 67, 101),
 }
 
 

@@ -61,12 +61,12 @@ def check(spec, precision, q, k, v, *, layout="bhsd", causal=False, **options):
 @MASKS
 @pytest.mark.parametrize(("spec", "config", "dtype", "precision"), CONFIGS)
 def test_every_tiling(spec, config, dtype, precision, causal):
-    """Two query blocks and three key blocks, the last ones ragged; two heads share their keys. Without a mask as a GPU
-    runs it, causal with records of the tiles: one build per case."""
+    """Two query blocks and three key blocks, the last ones ragged; two sequences, in which two heads share their keys.
+    Without a mask as a GPU runs it, causal with records of the tiles: one build per case."""
     head_dim = max(64, config.min_head_dim)
     if config not in fitting_configs(spec, head_dim, Device.typical(ARCH)):
         pytest.skip(f"{config} does not fit head_dim {head_dim} on {ARCH}")
-    shape = (1, 2, 1, config.block_q + 5, 2 * config.block_kv + 3, head_dim)
+    shape = (2, 2, 1, config.block_q + 5, 2 * config.block_kv + 3, head_dim)
     inputs = make_inputs(*shape, dtype)
     check(spec, precision, *inputs, causal=causal, config=config, trace=causal)
 
@@ -104,11 +104,11 @@ def test_float32_rows_of_very_different_size(name, head_dim, causal):
         assert_every_row(run.out, *inputs, causal)
 
 
-EDGES = {  # batch, heads, kv_heads, seqlen_q, seqlen_k
-    "one query, one key": (1, 1, 1, 1, 1),
+EDGES = {  # batch, heads, kv_heads, seqlen_q, seqlen_k: in each, sequences and heads that share keys
+    "one query, one key": (2, 2, 1, 1, 1),
     "decode": (2, 4, 2, 1, 131),
-    "many queries, few keys: rows that see none": (1, 2, 2, 150, 17),
-    "primes": (1, 3, 1, 67, 101),
+    "many queries, few keys: rows that see none": (2, 2, 1, 150, 17),
+    "primes": (2, 3, 1, 67, 101),
 }
 
 

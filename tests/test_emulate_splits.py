@@ -171,7 +171,7 @@ PLANTED = {
     ),
     "a part's sum is one lane's": (
         "kernels/fa3_forward.cu",
-        "      softmax.reduce_sum();\n      leave_part",
+        "      of_done.reduce_sum();\n      leave_part",
         "      leave_part",
         True,
     ),

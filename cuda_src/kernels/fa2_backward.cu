@@ -76,7 +76,10 @@ struct FromMemory {
   static constexpr bool value = true;
 };
 
-KERNEL __launch_bounds__(PASS_THREADS) fa2_backward_prepare(const __grid_constant__ BackwardParams p) { prepare_strip(p); }
+KERNEL __launch_bounds__(PASS_THREADS) fa2_backward_prepare(const __grid_constant__ BackwardParams p) {
+  prepare_strip(p);
+  prepare_mask<MASK_KIND>(p, (blockIdx.x * PASS_THREADS + threadIdx.x) / 32, gridDim.x * PASS_STRIPS);
+}
 
 KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward(const __grid_constant__ BackwardParams p) {
   DYN_SMEM(smem);
@@ -91,6 +94,9 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward(const __grid_c
   if (LENGTHS_KIND == PACKED && item.k_block * Bc >= sequence.stored_keys()) return;  // behind the end of its sequence
   const HeadMask mask = head_mask(p, sequence);
   const TileRange tiles = visited_queries<Br, Bc>(mask, item.k_block);
+  constexpr bool LOOKED_UP = is_looked_up(MASK_KIND);
+  static_assert(!LOOKED_UP || !DETERMINISTIC, "turns are known where tiles lie side by side");
+  static_assert(!LOOKED_UP || (LENGTHS_KIND == DENSE && !ALIBI && !SINK), "bands have those");
   const BackwardWorkspace workspace(p);
   const int first_key = item.k_block * Bc, valid_keys = sequence.keys() - first_key;
   const int group_size = p.heads / p.kv_heads, first_head = item.kv_head * group_size;
@@ -168,9 +174,22 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward(const __grid_c
         [&](u32(&B)[4], int n, int k) { load_b_pair<true>(B, B_lane + k * 16 * PITCH + n * 16, n + 1 < O_TILES); }, between);
   };
 
+  // Where tiles are looked up: the one that is visited, the one after it, and how many have been.
+  QueryWalk query_walk;
+  WalkedTile walked{-1}, walked_next{-1};
+  QueryTile upcoming{first_head, 0}, before{first_head, 0};
+  u32 turn = 0;
+  TileTally tally;
+  auto find_next = [&] {
+    walked_next = query_walk.next(p, item.k_block, item.batch, item.kv_head);
+    upcoming = {first_head + query_walk.head, walked_next.tile()};
+    return int(walked_next.exists());
+  };
+
   // Alg. 2, l. 10-14 and 16 for one query tile; dS is left for add_dq().
   auto visit_tile = [&](QueryTile tile, u32 stage, auto copy_next) {
-    const bool masked = tile.q_tile < tiles.clear_first || tile.q_tile >= tiles.clear_end || valid_keys < Bc;
+    const bool masked = LOOKED_UP ? walked.masked() || valid_keys < Bc
+                                  : tile.q_tile < tiles.clear_first || tile.q_tile >= tiles.clear_end || valid_keys < Bc;
     const u32 Q = Q_smem + stage * STAGE_BYTES, dO = dO_smem + stage * STAGE_BYTES;
     const u32 P_keys = P_smem + warp_keys * S_PITCH, dS_keys = dS_smem + stage * TILE_BYTES + warp_keys * S_PITCH;
 
@@ -229,8 +248,13 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward(const __grid_c
       mma_fence();
       cap_scores<SOFTCAP>(S, p.softcap);
       if (masked) {
-        hide_scores_by_keys(S, mask_of_head(), first_key + int(warp_keys) + S.lane_row(lane_id()),
-                            tile.q_tile * Br + first + S.lane_column(lane_id()));
+        const int key = first_key + int(warp_keys) + S.lane_row(lane_id());
+        const int row = tile.q_tile * Br + first + S.lane_column(lane_id());
+        if constexpr (LOOKED_UP) {
+          hide_scores_by_keys(S, LookedUpMask<MASK_KIND, BackwardParams>(p, item.batch, item.kv_head), key, row);
+        } else {
+          hide_scores_by_keys(S, mask_of_head(), key, row);
+        }
       }
       // Alg. 2, l. 13; exponentials run under the products.
       multiply_keys(dP_rmem, V_smem, dO, [&](int k) {
@@ -349,10 +373,10 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward(const __grid_c
     add_chunk(DQ_CHUNKS - 1, 0, 2 * DQ_CHUNK);
   };
 
-  int remaining = group_size * (tiles.end - tiles.first);
+  int remaining = LOOKED_UP ? find_next() : group_size * (tiles.end - tiles.first);  // LOOKED_UP: is there any?
   QueryTile current{first_head, tiles.first};
   bool pending = false;  // `current` is not in dQ yet
-  auto stage = [&] { return u32(remaining % NUM_STAGES); };  // of `current`
+  auto stage = [&] { return LOOKED_UP ? turn % NUM_STAGES : u32(remaining % NUM_STAGES); };  // of `current`
   // DETERMINISTIC: the tile before is in dQ, but its turn is not passed on. That waits until all additions have arrived, so
   // it is done behind the S of the tile after next, and by another warp than the one that awaits turns: the first of those
   // that add late.
@@ -377,7 +401,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward(const __grid_c
     copy_tile_async<Bc, ROW_BYTES, PITCH, NUM_THREADS, ALIGNMENT, true>(K_smem, K, p.k_stride.seq * 2, valid_keys, thread);
     copy_tile_async<Bc, ROW_BYTES, PITCH, NUM_THREADS, ALIGNMENT, true>(V_smem, V, p.v_stride.seq * 2, valid_keys, thread);
     if constexpr (NUM_STAGES == 2) {
-      copy_tile(current, (remaining - 1) % 2);
+      copy_tile(LOOKED_UP ? upcoming : current, LOOKED_UP ? 1 : (remaining - 1) % 2);
     }
     cp_async_commit();
   }
@@ -390,7 +414,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward(const __grid_c
     block_sync();
     if constexpr (NUM_STAGES == 1) {
       if (remaining > 0) {
-        copy_tile(pending ? current.next(tiles) : current, 0);
+        copy_tile(LOOKED_UP ? upcoming : pending ? current.next(tiles) : current, 0);
         cp_async_commit();
       }
     }
@@ -400,9 +424,16 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward(const __grid_c
       cp_async_wait<0>();
       block_sync();  // the tile has landed for all, and dS has been read by all
     }
-    if (pending) current = current.next(tiles);
-    --remaining;
-    const TileCopy copy = copy_of(current.next(tiles), stage() ^ 1, remaining > 0);
+    if constexpr (LOOKED_UP) {
+      before = current, current = upcoming, walked = walked_next;
+      if (TRACE && current.head == first_head) tally.count(walked.tile(), walked.masked());
+      ++turn;
+      remaining = find_next();
+    } else {
+      if (pending) current = current.next(tiles);
+      --remaining;
+    }
+    const TileCopy copy = copy_of(LOOKED_UP ? upcoming : current.next(tiles), stage() ^ 1, remaining > 0);
     if (DETERMINISTIC && awaits()) count = turns.count(current);  // long before it is compared
     visit_tile(current, stage(), [&](int x) {
       if (NUM_STAGES == 2) copy_part(copy, x);  // nothing is read behind the last tile
@@ -411,7 +442,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward(const __grid_c
       }
     });
     cp_async_commit();
-    if (pending && !adds_first()) add_dq(current.previous(tiles), stage() ^ 1);
+    if (pending && !adds_first()) add_dq(LOOKED_UP ? before : current.previous(tiles), stage() ^ 1);
     passing = pending;
     pending = true;
   }
@@ -456,7 +487,9 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward(const __grid_c
 
   if constexpr (TRACE) {
     block_sync();  // the record ends when the last warp has stored
-    if (thread == 0 && (LENGTHS_KIND == DENSE || valid_keys > 0)) write_trace(p, blockIdx.x, {item.k_block, item.kv_head, item.batch}, tiles, start_ns);
+    const TileRange traced = LOOKED_UP ? tally.range(tiles.total) : tiles;
+    const bool exists = LENGTHS_KIND == DENSE || valid_keys > 0;
+    if (thread == 0 && exists) write_trace(p, blockIdx.x, {item.k_block, item.kv_head, item.batch}, traced, start_ns);
   }
 }
 

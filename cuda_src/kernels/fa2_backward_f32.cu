@@ -90,6 +90,7 @@ struct Share {
 
 KERNEL __launch_bounds__(PASS_THREADS) fa2_backward_f32_prepare(const __grid_constant__ BackwardParams p) {
   prepare_strip(p);
+  prepare_mask<MASK_KIND>(p, (blockIdx.x * PASS_THREADS + threadIdx.x) / 32, gridDim.x * PASS_STRIPS);
 }
 
 KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward_f32(const __grid_constant__ BackwardParams p) {
@@ -125,6 +126,16 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward_f32(const __gr
            (key_block() + 1) * Bc <= p.seqlen_k;
   };
   auto batch_head = [&] { return i64(batch()) * p.heads; };
+  // Where tiles are looked up: the one that is visited, and the one after it.
+  constexpr bool LOOKED_UP = is_looked_up(MASK_KIND);
+  static_assert(!LOOKED_UP || !DETERMINISTIC, "turns are known where tiles lie side by side");
+  QueryWalk query_walk;
+  WalkedTile walked{-1}, walked_next{-1};
+  TileTally tally;
+  auto find_next = [&] {
+    walked_next = query_walk.next(p, key_block(), batch(), kv_head());
+    return QueryTile{kv_head() * (p.heads / p.kv_heads) + query_walk.head, walked_next.tile()};
+  };
 
   // Alg. 2, l. 7
   float dK_rmem[O_TILES][KEY_TILES][4] = {}, dV_rmem[O_TILES][KEY_TILES][4] = {};
@@ -262,9 +273,14 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward_f32(const __gr
     const auto S = fragment_view_by_columns(S_rmem);
     multiply_rows(S_rmem, K_smem, Q_smem);
     cap_scores<SOFTCAP, true>(S, p.softcap);
-    if (!is_clear(tile.q_tile)) {
-      hide_scores_by_keys(S, head_mask(p), key_block() * Bc + int(Share().keys()) + S.lane_row(lane_id()),
-                          tile.q_tile * Br + int(Share().queries()) + S.lane_column(lane_id()));
+    if (LOOKED_UP ? walked.masked() || (key_block() + 1) * Bc > p.seqlen_k : !is_clear(tile.q_tile)) {
+      const int key = key_block() * Bc + int(Share().keys()) + S.lane_row(lane_id());
+      const int row = tile.q_tile * Br + int(Share().queries()) + S.lane_column(lane_id());
+      if constexpr (LOOKED_UP) {
+        hide_scores_by_keys(S, LookedUpMask<MASK_KIND, BackwardParams>(p, batch(), kv_head()), key, row);
+      } else {
+        hide_scores_by_keys(S, head_mask(p), key, row);
+      }
     }
     // Alg. 2, l. 13
     multiply_rows(dP_rmem, V_smem, dO_smem);
@@ -351,6 +367,10 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward_f32(const __gr
   };
 
   int remaining = p.heads / p.kv_heads * (tiles.end - tiles.first);
+  if constexpr (LOOKED_UP) {
+    tile = find_next();
+    remaining = walked_next.exists();  // whether there is any
+  }
   if (remaining > 0) {
     // Alg. 2, l. 6
     copy_rows(Size<Bc>{}, Share().warp, K_smem, p.k, p.k_stride, kv_head(), key_block() * Bc, p.seqlen_k);
@@ -365,8 +385,14 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward_f32(const __gr
   // Alg. 2, l. 8
 #pragma unroll 1
   while (remaining > 0) {
-    const QueryTile next = tile.next(tiles);
-    --remaining;
+    walked = walked_next;
+    const QueryTile next = LOOKED_UP ? find_next() : tile.next(tiles);
+    if constexpr (LOOKED_UP) {
+      remaining = walked_next.exists();
+      if (TRACE && tile.head == kv_head() * (p.heads / p.kv_heads)) tally.count(walked.tile(), walked.masked());
+    } else {
+      --remaining;
+    }
     const BackwardWorkspace workspace(p);
     const DqTurns<Br, Bc> turns{p, workspace, key_block(), batch_head()};
     u32 count = 0;
@@ -413,7 +439,8 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward_f32(const __gr
 
   if constexpr (TRACE) {
     block_sync();  // the record ends when the last warp has stored
-    const TileRange traced = head_mask(p).query_tiles<Br, Bc>(key_block());
+    TileRange traced = head_mask(p).query_tiles<Br, Bc>(key_block());
+    if constexpr (LOOKED_UP) traced = tally.range(traced.total);
     if (thread_id() == 0) write_trace(p, blockIdx.x, {key_block(), kv_head(), batch()}, traced, start_ns);
   }
 }

@@ -20,6 +20,8 @@
 //   - Operands of S are loaded one k16 step ahead, copies of the next tile are spread over the steps: ldmatrix and
 //     cp.async share one queue, and a burst of copies before the first ldmatrix cost 9% of the time.
 //   - One barrier a tile: everything has landed, and the other stage is free.
+//   - Where tiles are looked up (looked_up_mask.cuh) one body serves all of them, and which comes next is known before a tile
+//     is visited, as that one's copies are made meanwhile.
 //   - Few query blocks over many keys: their keys are split, heads may share a tile, and a second launch merges
 //     (SPLIT_KEYS: tiles/forward_splits.cuh).
 //
@@ -71,6 +73,11 @@ static_assert(COLUMN_WARPS == 1 || COLUMN_WARPS == 2, "alone or in pairs");
 constexpr int REGISTERS = 65536 / (NUM_THREADS * BLOCKS_PER_SM), REGISTER_LIMIT = REGISTERS < 255 ? REGISTERS : 255;
 constexpr bool Q_IN_REGISTERS = M_TILES * 4 * (K_STEPS + S_TILES + O_TILES) + 64 <= REGISTER_LIMIT;
 
+// Columns: the launch before, a warp per block of keys.
+KERNEL __launch_bounds__(MASK_THREADS) mask_blocks(const __grid_constant__ AttentionParams p) {
+  prepare_mask<MASK_KIND>(p, (blockIdx.x * MASK_THREADS + threadIdx.x) / 32, gridDim.x * (MASK_THREADS / 32));
+}
+
 KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward(const __grid_constant__ AttentionParams p) {
   DYN_SMEM(smem);
   const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
@@ -85,6 +92,22 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward(const __grid_co
   const HeadMask mask = head_mask(p, sequence);
   TileRange tiles = block_tiles<Bc>(p, mask, item.q_block);
   if (SPLIT_KEYS && tiles.empty()) return;  // the whole block: the merge knows that this part is not there
+  // Where tiles are looked up: the one that is visited, and the one after it. `tiles` ends behind the first of them.
+  constexpr bool LOOKED_UP = is_looked_up(MASK_KIND);
+  static_assert(!LOOKED_UP || (LENGTHS_KIND == DENSE && !ALIBI && !SINK), "bands have those");
+  static_assert(!LOOKED_UP || !SPLIT_KEYS, "the planner splits what lies side by side");
+  TileWalk<true> walk(tiles.end - 1);
+  TileTally tally;
+  WalkedTile walked{-1}, next{-1};
+  auto find_next = [&](int q_block, int head, int batch) {
+    next = walk.next(0, [&](int tile) {
+      return class_of_key_tile<MASK_KIND, SKIP_MASKED_TILES>(p, q_block, batch, head / (p.heads / p.kv_heads), tile);
+    });
+  };
+  if constexpr (LOOKED_UP) {
+    find_next(item.q_block, item.head, item.batch);
+    tiles.end = next.tile() + 1;
+  }
   const int first_row = item.q_block * HEAD_ROWS;
   const int kv_head = item.head / (p.heads / p.kv_heads);
   const i64 q_stride = p.q_stride.seq * 2, k_stride = p.k_stride.seq * 2, v_stride = p.v_stride.seq * 2;
@@ -107,7 +130,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward(const __grid_co
   const u32 parked_smem = Q_smem + PITCH - 16;
   if (thread == 0) st_shared_vec4(parked_smem, {u32(item.q_block), u32(item.head), u32(item.batch), Q_smem});
   // Where masked tiles are not skipped, their end waits in the same place of the second row.
-  constexpr bool PARK_CLEAR_END = !SKIP_MASKED_TILES && MASK_KIND != MASK_FULL;
+  constexpr bool PARK_CLEAR_END = !SKIP_MASKED_TILES && MASK_KIND != MASK_FULL && !LOOKED_UP;
   if (PARK_CLEAR_END && thread == 0) st_shared_u32(parked_smem + PITCH, u32(tiles.clear_end));
   // Likewise the mask of a sequence in that of the third, and what ALiBi needs in that of the fourth.
   constexpr bool PARK_MASK = LENGTHS_KIND != DENSE;
@@ -198,8 +221,8 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward(const __grid_co
     for (int n = 0; n < S_TILES; n += 2) load_k(0, n);
 #pragma unroll
     for (int k = 0; k < K_STEPS; ++k) {
-      K_stream.copy(k, stage ^ STAGE_BYTES, k_stride, j > tiles.first);
-      V_stream.copy(k, stage ^ STAGE_BYTES, v_stride, j > tiles.first);
+      K_stream.copy(k, stage ^ STAGE_BYTES, k_stride, LOOKED_UP ? next.exists() : j > tiles.first);
+      V_stream.copy(k, stage ^ STAGE_BYTES, v_stride, LOOKED_UP ? next.exists() : j > tiles.first);
       if (k + 1 < K_STEPS) load_q(k + 1);
 #pragma unroll
       for (int n = 0; n < S_TILES; n += 2) {
@@ -219,19 +242,25 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward(const __grid_co
     // Alg. 1, l. 9: the row maxima.
     const auto S = fragment_view(S_rmem);
     cap_scores<SOFTCAP>(S, p.softcap);
-    if constexpr (SEGMENT != CLEAR || ALIBI) {
+    if constexpr (ALIBI) {
+      const int row = int(ld_shared_u32(parked_smem)) * HEAD_ROWS + row_group * WARP_ROWS + S.lane_row(lane_id());
+      const vec2 found = ld_shared_vec2(parked_smem + 3 * PITCH);
+      const int key = j * Bc + part * WARP_KEYS + S.lane_column(lane_id());
+      Alibi{u32_as_float(found.x), int(found.y)}.change(S, p.scale_log2, row, key);
+    }
+    if (SEGMENT != CLEAR && (!LOOKED_UP || walked.masked())) {
       const int row = int(ld_shared_u32(parked_smem)) * HEAD_ROWS + query_of_row(row_group * WARP_ROWS) + S.lane_row(lane_id());
       const int column = S.lane_column(PAIRED ? lane_id() : lane);  // as registers allow
-      const int first_key = j * Bc + part * WARP_KEYS;
-      if constexpr (ALIBI) {
-        const vec2 found = ld_shared_vec2(parked_smem + 3 * PITCH);
-        Alibi{u32_as_float(found.x), int(found.y)}.change(S, p.scale_log2, row, first_key + column);
-      }
-      if constexpr (PARK_MASK) {
+      if constexpr (LOOKED_UP) {
+        const vec4 parked = ld_shared_vec4(parked_smem);
+        const LookedUpMask<MASK_KIND, AttentionParams> mask(p, int(parked.z), int(parked.y) / (p.heads / p.kv_heads));
+        hide_scores(S, mask, row, j * Bc + part * WARP_KEYS, column);
+      } else if constexpr (PARK_MASK) {
         const vec4 found = ld_shared_vec4(parked_smem + 2 * PITCH);
-        hide_scores<SEGMENT>(S, HeadMask{int(found.x), int(found.y), int(found.z), int(found.w)}, row, first_key, column);
+        const HeadMask mask{int(found.x), int(found.y), int(found.z), int(found.w)};
+        hide_scores<SEGMENT>(S, mask, row, j * Bc + part * WARP_KEYS, column);
       } else {
-        hide_scores<SEGMENT>(S, head_mask(p), row, first_key, column);
+        hide_scores<SEGMENT>(S, head_mask(p), row, j * Bc + part * WARP_KEYS, column);
       }
     }
     float m_tile[2 * M_TILES];
@@ -308,11 +337,24 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward(const __grid_co
       }
     }
     u32 stage = 0;
-    walk_tiles<MASK_KIND>(j, tiles, [&](int j, auto segment) {  // Alg. 1, l. 6
-      visit_tile(j, stage, segment);
-      stage ^= STAGE_BYTES;
-      if constexpr (PARK_CLEAR_END) tiles.clear_end = int(ld_shared_u32(parked_smem + PITCH));
-    });
+    if constexpr (LOOKED_UP) {
+      while (next.exists()) {
+        walked = next;
+        const vec4 parked = ld_shared_vec4(parked_smem);
+        find_next(int(parked.x), int(parked.y), int(parked.z));
+        K_stream.skip(walked.tile() - 1 - next.tile(), k_stride);
+        V_stream.skip(walked.tile() - 1 - next.tile(), v_stride);
+        visit_tile(walked.tile(), stage, SegmentTag<RIGHT_MASKED>{});
+        stage ^= STAGE_BYTES;
+        if constexpr (TRACE) tally.count(walked.tile(), walked.masked());
+      }
+    } else {
+      walk_tiles<MASK_KIND>(j, tiles, [&](int j, auto segment) {  // Alg. 1, l. 6
+        visit_tile(j, stage, segment);
+        stage ^= STAGE_BYTES;
+        if constexpr (PARK_CLEAR_END) tiles.clear_end = int(ld_shared_u32(parked_smem + PITCH));
+      });
+    }
   } else {
     block_sync();  // the parked values are visible
   }
@@ -366,6 +408,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward(const __grid_co
 
   if constexpr (TRACE) {
     block_sync();  // the record ends when the last warp has stored
+    if constexpr (LOOKED_UP) tiles = tally.range(tiles.total);
     const vec4 parked = ld_shared_vec4(parked_smem);
     const bool exists = LENGTHS_KIND == DENSE || int(parked.x) * Br < sequence_of(p, int(parked.z)).rows();
     if (thread == 0 && exists) write_trace(p, blockIdx.x, {int(parked.x), int(parked.y), int(parked.z)}, tiles, start_ns);

@@ -39,6 +39,12 @@
 // itself runs at full rate for N = 64, operands in registers or not). At 1k an item is only a few tiles long: what is done
 // once per item, about half a tile's time, is the gap to 4k, and at d64 every sixth query block of 192 rows is two thirds
 // empty.
+// To be measured at d64 under load, where neither pipe is full (configs of tests/test_emulate_fa3.py, by config=):
+// - EARLY_SOFTMAX: the next item's first softmax before the store of O, so that it runs under the other consumers' products
+//   while O's turn is still open. Four registers more, no spills.
+// - Four consumers, 256 x 64: S, P and O of 64 keys are 80 registers of the 112 that each has, so that one more item's
+//   exponentials may run under the products of three others. Shared memory is read as often per product, barriers are twice
+//   as many per key. 80 and 96 keys spill.
 //
 // What failed:
 // - Forcing the exponentials to be computed before the wait for O += P V (ptxas hoists that wait above nearly all of them; a
@@ -63,7 +69,7 @@
 
 constexpr int NUM_THREADS = NUM_WARPS * 32;
 constexpr int PRODUCER_REGISTERS = CONSUMERS == 3 ? 32 : 24;
-constexpr int CONSUMER_REGISTERS = CONSUMERS == 3 ? 160 : 240;
+constexpr int CONSUMER_REGISTERS = CONSUMERS == 4 ? 112 : CONSUMERS == 3 ? 160 : 240;
 static_assert(ALIGNMENT == 16, "TMA needs 16-byte aligned rows");
 using Items = PersistentItems<HEAD_ROWS, PACKED_HEADS>;
 
@@ -181,22 +187,28 @@ struct Consumer {
         if (more) {
           pass_over(above);
           issue_first_scores();
-          store(done);
+          store(done, softmax);
           first_softmax();
         } else {
-          store(done);
+          store(done, softmax);
         }
       } else {
         more = begin_item();
         fresh = !more || above > 0;
         if (fresh) {
           end_last_values<0>();
-          store(done);
+          store(done, softmax);
         } else {
           issue_first_scores();
           end_last_values<1>();
-          store(done);
-          first_softmax();
+          if constexpr (EARLY_SOFTMAX) {
+            OnlineSoftmax<2> of_done = softmax;
+            first_softmax();
+            store(done, of_done);
+          } else {
+            store(done, softmax);
+            first_softmax();
+          }
         }
       }
     }
@@ -329,15 +341,15 @@ struct Consumer {
     release_values();
   }
 
-  // The item whose record is `done` leaves.
-  DEVICE void store(u32 done) {
+  // The item whose record is `done` leaves, whose rows have these maxima and sums.
+  DEVICE void store(u32 done, OnlineSoftmax<2>& of_done) {
     const Item item = read_item(done);
     if constexpr (SPLIT_KEYS) {
-      softmax.reduce_sum();
-      leave_part(p, item, consumer * GROUP_ROWS + warp * 16, 0, fragment_view(O_rmem), softmax, lane);
+      of_done.reduce_sum();
+      leave_part(p, item, consumer * GROUP_ROWS + warp * 16, 0, fragment_view(O_rmem), of_done, lane);
     } else {
       const int first_row = item.q_block * Br + consumer * GROUP_ROWS + warp * 16;
-      store_output(p, O_map, item, first_row, O_rmem, softmax, smem.Q + O_buffer * Q_TILE_BYTES, warp, lane);
+      store_output(p, O_map, item, first_row, O_rmem, of_done, smem.Q + O_buffer * Q_TILE_BYTES, warp, lane);
     }
     if (TRACE && threadIdx.x == 128) write_trace(p, item.index, item, tiles_of(p, item.q_block), start_ns[0]);
 #pragma unroll

@@ -37,7 +37,7 @@ DEVICE KeyItem key_item(const BackwardParams& p, u32 index, int head_bytes_per_r
     found = block_in_turn(index, Tc, all_heads, head_bytes);
   } else {
     found = ordered_block(index, Tc, all_heads, head_bytes);
-    if constexpr (MASK_KIND == MASK_CAUSAL) found.block = Tc - 1 - found.block;
+    if constexpr (LATER_ROWS_SEE_MORE) found.block = Tc - 1 - found.block;
   }
   if constexpr (LENGTHS_KIND == PACKED) {
     const PackedBlock block = packed_block<BC>(p.cu_seqlens_k, p.batch, p.total_k, found.block);
@@ -63,6 +63,23 @@ struct QueryTile {
   }
   DEVICE QueryTile previous(const TileRange& tiles) const {
     return q_tile > tiles.first ? QueryTile{head, q_tile - 1} : QueryTile{head - 1, tiles.end - 1};
+  }
+};
+
+// Where tiles are looked up: those that a key block visits, for each head of the group the same.
+struct QueryWalk {
+  TileWalk<false> walk{0};
+  int head = 0;  // of the group
+
+  DEVICE WalkedTile next(const BackwardParams& p, int k_block, int batch, int kv_head) {
+    const int total = (p.seqlen_q - 1) / BLOCK_Q + 1;
+    auto classify = [&](int tile) { return class_of_query_tile<MASK_KIND>(p, k_block, batch, kv_head, tile); };
+    WalkedTile found = walk.next(total, classify);
+    if (!found.exists() && ++head < p.heads / p.kv_heads) {
+      walk = TileWalk<false>(0);
+      found = walk.next(total, classify);
+    }
+    return found;
   }
 };
 

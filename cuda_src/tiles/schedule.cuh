@@ -2,6 +2,7 @@
 #pragma once
 #include "params.cuh"
 #include "tiles/lengths.cuh"
+#include "tiles/looked_up_mask.cuh"
 #include "tiles/mask.cuh"
 
 // One query block of one head.
@@ -14,6 +15,10 @@ constexpr MaskKind MASK_KIND = MaskKind(MASK);
 using HeadMask = Band<MASK_KIND>;
 template <typename Params>
 DEVICE HeadMask head_mask(const Params& p) { return {p.seqlen_q, p.seqlen_k, p.band_first, p.band_last}; }
+
+// Query blocks differ in length, and as far as is known the last are the longest. (Nothing is known of sets and columns but
+// that most of them lie within a causal band.)
+constexpr bool LATER_ROWS_SEE_MORE = MASK_KIND == MASK_CAUSAL || is_looked_up(MASK_KIND);
 
 // That of one sequence: with LENGTHS, edges are given as distances from its diagonal.
 template <typename Params, typename Sequence>
@@ -29,8 +34,13 @@ DEVICE TileRange visited_tiles(const HeadMask& mask, int q_block) {
   if (LENGTHS_KIND != DENSE && (mask.keys == 0 || q_block * BR >= mask.rows)) return {};
   return mask.tiles<BR, BC, SKIP_MASKED_TILES>(q_block);
 }
+
 template <int BR, int BC>
 DEVICE TileRange visited_tiles(const AttentionParams& p, int q_block) {
+  if constexpr (is_looked_up(MASK_KIND)) {  // any of them, until they are
+    const int total = (p.seqlen_k - 1) / BC + 1;
+    return {total, 0, total, 0, 0};
+  }
   return head_mask(p).tiles<BR, BC, SKIP_MASKED_TILES>(q_block);
 }
 
@@ -46,7 +56,7 @@ struct HeadBlock {
 DEVICE HeadBlock ordered_block(u32 index, u32 num_blocks, u32 all_heads, i64 head_bytes) {
   constexpr i64 L2_SHARE = 24 << 20;  // bytes
   u32 block, head;
-  if constexpr (MASK_KIND == MASK_CAUSAL) {
+  if constexpr (LATER_ROWS_SEE_MORE) {
     const u32 short_blocks = u32(u64(num_blocks) * 3 / 8), long_blocks = num_blocks - short_blocks;
     if (index < long_blocks * all_heads) {
       const u32 fitting = u32(max(i64(1), min(i64(all_heads), L2_SHARE / head_bytes)));
@@ -105,7 +115,7 @@ struct PersistentItems {
   // Divisions, slow ones: once per item.
   DEVICE WorkItem item(const AttentionParams& p, u32 index) const {
     u32 q_block, head;
-    if constexpr (MASK_KIND == MASK_CAUSAL) {
+    if constexpr (LATER_ROWS_SEE_MORE) {
       const u32 group_heads = u32(p.heads_per_group), all_heads = u32(p.batch) * heads(p);
       const u32 group = index / (group_heads * Tr), rest = index - group * group_heads * Tr;
       const u32 members = min(group_heads, all_heads - group * group_heads);
@@ -116,6 +126,23 @@ struct PersistentItems {
       head = index / Tr;
     }
     return {int(q_block), int(head % heads(p)) * SHARED, int(head / heads(p))};
+  }
+};
+
+// What a trace build says of tiles that are looked up: how many were visited and how many of these were clear, and the first
+// of each. They need not lie side by side.
+struct TileTally {
+  TileRange seen{0, 0, 0, 0, 0};
+
+  DEVICE void count(int tile, bool masked) {
+    seen.first = seen.end == 0 ? tile : min(seen.first, tile);
+    ++seen.end;
+    if (masked) return;
+    seen.clear_first = seen.clear_end == 0 ? tile : min(seen.clear_first, tile);
+    ++seen.clear_end;
+  }
+  DEVICE TileRange range(int total) const {
+    return {total, seen.first, seen.first + seen.end, seen.clear_first, seen.clear_first + seen.clear_end};
   }
 };
 

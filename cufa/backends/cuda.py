@@ -24,6 +24,7 @@ from ..core.params import TRACE_RECORD
 from ..kernels import Box
 from ..nvrtc.compiler import cupy_options, translation_unit
 from ..planner import Plan
+from . import mask_uploads
 from .launches import Graphs, Launches
 from .tensor_map import TensorMap
 from .workspace import workspace_of
@@ -120,6 +121,11 @@ class Binding:
         self.prepared = prepared
         self._device_id = prepared.device_id
         self._params = pack(plan, given)
+        self._of_mask = mask_uploads.on_device(
+            plan.problem, prepared.device_id
+        )  # kept while kernels read them
+        for name, numbers in self._of_mask.items():
+            setattr(self._params.mask, name, numbers.data.ptr)
         operands, params = plan.operation.operands, plan.operation.params
         # Pointers lie side by side in the structure, in an order of their own.
         places = [params.offset(x.field) // _POINTER_BYTES for x in operands]

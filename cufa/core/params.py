@@ -104,6 +104,8 @@ def read_struct(header: str, struct: str) -> list[tuple[str, str, bool]]:
     return members
 
 
+_TYPES["MaskParams"] = Params("params.cuh", "MaskParams").ctype
+
 #: One record per work item, written by trace builds.
 TRACE_RECORD = np.dtype([(name, _NUMPY[kind]) for name, kind, _ in read_struct("params.cuh", "TraceRecord")])
 

@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ..core import mask_memory
 from ..core.architectures import Device
 from ..core.mask import Mask
 from ..core.operation import Arrays
@@ -261,10 +262,16 @@ def run_plan(
     entries = build.kernel(f"kernels/{plan.spec.source}", constants, names, checked, types)
     operands = _operand_memory(plan, given, checked)
     own = _own_memory(plan)
-    memory = [*operands.values(), *own.values()]
+    of_mask = {
+        name: GlobalArray(f"mask.{name}", x.values, writable=False)
+        for name, x in mask_memory.arrays(plan.problem).items()
+    }
+    memory = [*operands.values(), *own.values(), *of_mask.values()]
     params = pack(plan, {name: operands[name].array if name in operands else None for name in given})
-    for array in memory:
+    for array in (*operands.values(), *own.values()):
         setattr(params, array.name, array.address)
+    for name, array in of_mask.items():
+        setattr(params.mask, name, array.address)
     boxes = _fill_maps(plan, params, operands)
     start = time.perf_counter()
     counters, findings = execute_all(

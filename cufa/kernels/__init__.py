@@ -10,6 +10,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from ..core.problem import BAND_KINDS
 from .backward import FA2_BACKWARD, FA2_BACKWARD_F32
 from .config import TileConfig
 from .decode import DECODE
@@ -34,6 +35,7 @@ KERNELS: dict[str, KernelSpec] = {
             name="fa2_noskip",
             algorithm="fa2_noskip",
             title="FlashAttention-2 forward without skipping of masked tiles",
+            masks=BAND_KINDS,
             skip_masked_tiles=False,
             split_configs=(),
         ),
@@ -43,6 +45,7 @@ KERNELS: dict[str, KernelSpec] = {
             name="fa2_noskip_f32",
             algorithm="fa2_noskip",
             title="FlashAttention-2 forward without skipping of masked tiles, float32 as pairs of float16",
+            masks=BAND_KINDS,
             skip_masked_tiles=False,
         ),
         FA1_FORWARD,

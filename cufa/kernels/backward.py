@@ -8,7 +8,7 @@ from ..core import order
 from ..core.architectures import Device
 from ..core.lengths import LENGTH_KINDS
 from ..core.operation import Split
-from ..core.problem import Problem
+from ..core.problem import MASK_KINDS, Problem
 from ..core.schedule import Schedule
 from .config import TileConfig
 from .shared_memory import Buffer, tile_pitch
@@ -154,6 +154,7 @@ FA2_BACKWARD = KernelSpec(
     launches=_backward_launches,
     workspace=_backward_workspace,
     workspace_holds="dQ in float32, which the blocks of all keys add to, and two numbers per query",
+    masks=MASK_KINDS,
     skip_masked_tiles=True,
     choose=_backward_choose,
     order=lambda problem, schedule, num_sms: order.key_blocks(problem, schedule),

@@ -8,8 +8,9 @@ from ..core import order
 from ..core.architectures import Device
 from ..core.lengths import LENGTH_KINDS
 from ..core.operation import Split
-from ..core.problem import Problem
+from ..core.problem import MASK_KINDS, Problem
 from .config import SplitConfig
+from .mask_blocks import mask_launches
 from .shared_memory import Buffer, tile_pitch
 from .spec import KernelSpec, Launch
 from .splits import forward_workspace, in_splits, query_items, with_merge
@@ -44,10 +45,13 @@ def _fa2_shared_memory(config: Fa2Config, head_dim: int) -> tuple[Buffer, ...]:
 def _fa2_launches(
     problem: Problem, config: Fa2Config, shared_memory: int, split: Split | None = None
 ) -> tuple[Launch, ...]:
-    """One block per query block and head; where keys are split, per split too, and a merge."""
+    """One block per query block and head; where keys are split, per split too, and a merge. Before them, where keys
+    have runs of rows, what these make of each block of keys."""
     blocks = query_items(problem, config)
     launch = Launch("fa2_forward", (blocks, 1, 1), config.num_warps * 32, shared_memory)
-    return with_merge(launch, "fa2_combine", problem, split) if config.split_keys else (launch,)
+    if config.split_keys:
+        return with_merge(launch, "fa2_combine", problem, split)
+    return (*mask_launches(problem, config), launch)
 
 
 def _fa2_choose(problem: Problem, fitting: tuple[Fa2Config, ...], device: Device) -> Fa2Config:
@@ -98,6 +102,7 @@ FA2_FORWARD = KernelSpec(
     flops=_fa2_flops,
     shared_memory=_fa2_shared_memory,
     launches=_fa2_launches,
+    masks=MASK_KINDS,
     workspace=forward_workspace,
     workspace_holds="of each split of a query block O, and m and l of its rows, in float32",
     skip_masked_tiles=True,

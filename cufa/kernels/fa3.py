@@ -26,6 +26,8 @@ class Fa3Config(SplitConfig):
     """Consumers issue their products in turns."""
     store_by_tma: bool
     """O leaves through the buffer that its Q came in, where that is free by then."""
+    early_softmax: bool = False
+    """The next item's first softmax comes before the store of O, not after it. Without a band; to be measured."""
 
 
 def _fa3_shared_memory(config: Fa3Config, head_dim: int) -> tuple[Buffer, ...]:

@@ -8,10 +8,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ..core.architectures import Device
-from ..core.lengths import LENGTH_KINDS
+from ..core.lengths import DENSE, LENGTH_KINDS
+from ..core.mask_memory import columns_of
 from ..core.operation import Split
 from ..core.order import Order
-from ..core.problem import MASK_KINDS, Problem
+from ..core.problem import BAND_KINDS, MASK_KINDS, Problem
 from ..core.schedule import Schedule
 from .config import TileConfig
 from .shared_memory import Buffer, constants, layout
@@ -92,6 +93,8 @@ class KernelSpec:
     counters: Callable[[Problem, Config], int] | None = None
     """(problem, config) → 32-bit words that are zero between launches, for a workspace that outlives the call;
     None: the kernel keeps none, and its workspace is the call's own."""
+    masks: tuple[str, ...] = BAND_KINDS
+    """Of :data:`~cufa.core.problem.MASK_KINDS`, what it serves."""
     skip_masked_tiles: bool = False
     min_capability: int = 80
     max_capability: int = 999
@@ -164,9 +167,11 @@ class KernelSpec:
         for name, element in (("keys", problem.k_element), ("values", problem.v_element)):
             if element.name not in k_dtypes:
                 return f"takes {name} of {' and '.join(k_dtypes)}, not {element.name}"
-        if problem.mask.beyond_band:
-            beyond = problem.mask.beyond_band
+        beyond = problem.mask.beyond_band
+        if beyond and beyond not in self.masks:
             return f"serves masks that are bands, not {_BEYOND_BAND.get(beyond, beyond)}"
+        if beyond and (reason := _refuses_beyond_band(problem)):
+            return reason
         for has, words in (
             (problem.alibi and "alibi" not in self.score_changes, "no ALiBi (alibi_slopes)"),
             (problem.sink and "sink" not in self.score_changes, "no sink"),
@@ -202,6 +207,21 @@ class KernelSpec:
             "TF32": problem.precision == "tf32",
             **self.further_constants(problem),
         }
+
+
+def _refuses_beyond_band(problem: Problem) -> str | None:
+    columns = columns_of(problem)
+    if columns is not None and columns.band.beyond_band:
+        return "serves masks that hide keys from runs of rows within a plain band, not within one with exempt tokens"
+    if problem.deterministic:
+        return "adds in a fixed order (deterministic) where the mask is a band only, so far"
+    if problem.alibi or problem.sink:
+        return "takes ALiBi and sinks where the mask is a band only, so far"
+    if problem.lengths != DENSE:
+        return "takes masks that are more than a band with sequences as long as the arrays only, so far"
+    if problem.seqlen_q + problem.seqlen_k >= 2**30:
+        return "counts rows and keys together with 30 bits where the mask is more than a band"
+    return None
 
 
 @functools.lru_cache(4096)

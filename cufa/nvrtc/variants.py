@@ -12,6 +12,7 @@ import functools
 import itertools
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 
+from .. import splits
 from ..core.architectures import COMPILED_ARCHITECTURES, Architecture, Device, find_architecture
 from ..core.operation import OPERATIONS
 from ..core.problem import Problem
@@ -151,8 +152,9 @@ def _of_kernel(spec: KernelSpec, archs: Sequence[int], head_dims: Sequence[int] 
 
 def _configs(spec: KernelSpec, arch: Architecture, head_dim: int) -> Iterator[Variant]:
     for config in _fitting(spec, head_dim, arch):
-        for problem in _problems(spec, head_dim, config):
-            yield Variant(spec, config, problem, arch)
+        for problem in _problems(spec, head_dim):
+            if _meet(spec, config, problem):
+                yield Variant(spec, config, problem, arch)
 
 
 def _left_out(spec: KernelSpec, served: Sequence[Architecture]) -> Iterator[Variant]:
@@ -162,9 +164,15 @@ def _left_out(spec: KernelSpec, served: Sequence[Architecture]) -> Iterator[Vari
     for config in (c for c in spec.configs + spec.split_configs if c not in reached):
         for arch in served:
             if config in _fitting(spec, config.min_head_dim, arch):
-                for problem in _problems(spec, config.min_head_dim, config):
-                    yield Variant(spec, config, problem, arch)
+                for problem in _problems(spec, config.min_head_dim):
+                    if _meet(spec, config, problem):
+                        yield Variant(spec, config, problem, arch)
                 break
+
+
+def _meet(spec: KernelSpec, config: TileConfig, problem: Problem) -> bool:
+    """Not every problem's keys are split."""
+    return config not in spec.split_configs or splits.refusal(spec, problem) is None
 
 
 def _other_branches(spec: KernelSpec, arch: Architecture) -> Iterator[Variant]:
@@ -185,10 +193,6 @@ def _fitting(spec: KernelSpec, head_dim: int, arch: Architecture) -> tuple[TileC
 
 
 @functools.lru_cache(256)
-def _problems(spec: KernelSpec, head_dim: int, config: TileConfig | None = None) -> tuple[Problem, ...]:
-    """Keys are split of dense sequences only, without ALiBi and sinks (:mod:`cufa.splits`)."""
+def _problems(spec: KernelSpec, head_dim: int) -> tuple[Problem, ...]:
     problems = OPERATIONS[spec.operation].compiled(spec, head_dim)
-    served = (problem for problem in problems if spec.refuses(problem) is None)
-    if config not in spec.split_configs:
-        return tuple(served)
-    return tuple(p for p in served if p.lengths.kind == "dense" and not p.alibi and not p.sink)
+    return tuple(problem for problem in problems if spec.refuses(problem) is None)

@@ -144,9 +144,9 @@ def flash_attention_backward(
         {"algorithm": algorithm},
         deterministic,
     )
-    return calls.run(
-        call, device, options, gpu_serves=gpu_serves("backward", str(named["q"].dtype), how, few)
-    )
+    in_fixed_order = deterministic and bool(how["mask"].beyond_band)
+    served = gpu_serves("backward", str(named["q"].dtype), how, few) and not in_fixed_order
+    return calls.run(call, device, options, gpu_serves=served)
 
 
 @dataclasses.dataclass(frozen=True)

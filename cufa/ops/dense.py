@@ -7,11 +7,15 @@ import itertools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import numpy as np
+
+from ..core.columns import Columns
+from ..core.integers import Integers
 from ..core.lengths import DENSE, Packed, Padded
 from ..core.mask import CAUSAL, FULL, Band, Mask
 from ..core.operation import Arrays
 from ..core.params import softmax_scalars
-from ..core.problem import MAX_SIZE, Problem, default_scale
+from ..core.problem import MASK_KINDS, MAX_SIZE, Problem, default_scale
 from ..core.scores import check_softcap
 from ..kernels import KernelSpec, kernels_of
 from ..planner import Plan
@@ -78,8 +82,7 @@ class PackedCall(calls.Call):
 
 def gpu_serves(operation: str, dtype: str, options: Mapping[str, Any], inputs: Mapping[str, Any]) -> bool:
     """Whether kernels take what NumPy arrays and these options say; else they are computed on the CPU."""
-    if options["mask"].beyond_band:
-        return False
+    mask = options["mask"]
     given = {name.split("seqlens")[0] for name, x in inputs.items() if "seqlens" in name and x is not None}
     lengths = "packed" if "cu_" in given else "padded" if given else "dense"
     changes = {
@@ -87,6 +90,10 @@ def gpu_serves(operation: str, dtype: str, options: Mapping[str, Any], inputs: M
         for name, change in (("alibi_slopes", "alibi"), ("sink", "sink"))
         if inputs.get(name) is not None
     }
+    if mask.beyond_band and (given or changes or mask.beyond_band not in MASK_KINDS):
+        return False
+    if isinstance(mask, Columns) and mask.band.beyond_band:
+        return False
     return any(
         dtype in spec.dtypes and lengths in spec.lengths and changes <= set(spec.score_changes)
         for spec in kernels_of(operation).values()
@@ -157,7 +164,7 @@ def scalars(plan: Plan, given: Arrays) -> dict[str, int | float]:
 
 def _band(p: Problem) -> dict[str, int]:
     """Where the edges are, and the diagonal: of dense arrays, or from which those of each sequence follow."""
-    first, last = p.edges
+    first, last = p.mask.edges(p.seqlen_q, p.seqlen_k) if p.mask.beyond_band else p.edges
     if not p.lengths.ragged:
         # A bound beyond the matrix hides as much as one at its edge, and sums stay within 32 bits.
         return {
@@ -213,11 +220,20 @@ _FEW: tuple[dict[str, Any], ...] = (
 )
 """What few calls have; every kind is with each other kind somewhere."""
 
+#: One of each kind.
+_MASKS = (
+    FULL,
+    CAUSAL,
+    Band(255, 0),
+    Band(right=0, prefix=100),
+    *(Columns(CAUSAL, Integers(np.full((2 * runs, 1, 1, 1024), 512))) for runs in (1, 2)),
+)
+
 
 def compiled(spec: KernelSpec, head_dim: int) -> Iterator[Problem]:
     """Every element with every kind of mask, with and without a cap, lengths, ALiBi and sink."""
     for dtype, precision, mask, softcap in itertools.product(
-        spec.dtypes, spec.precisions, (FULL, CAUSAL, Band(255, 0)), (None, 30.0)
+        spec.dtypes, spec.precisions, _MASKS, (None, 30.0)
     ):
         if (dtype == "float32") != (precision == "native"):  # a precision is a choice for float32 only
             problem = Problem(1, 1, 1, 1024, 1024, head_dim, dtype, mask, default_scale(head_dim), softcap)

@@ -76,9 +76,10 @@ def flash_attention(
         Query i sees keys ``i + δ - left`` to ``i + δ + right``, both included, δ = seqlen_k - seqlen_q; None
         is unbounded. With ``causal=True`` right is 0. Tiles outside the window are neither read nor computed.
     mask : cufa.masks, optional
-        The mask as one value, in place of ``causal`` and ``window``. On a GPU kernels serve bands so far:
-        :func:`cufa.masks.full`, :func:`cufa.masks.causal` and :func:`cufa.masks.window`, which also take other
-        diagonals. Where its numbers differ from head to head, they do so by key/value heads.
+        The mask as one value, in place of ``causal`` and ``window``. On a GPU FA2's kernels and naive take all of
+        :mod:`cufa.masks`, the others bands: :func:`cufa.masks.full`, :func:`cufa.masks.causal` and
+        :func:`cufa.masks.window`. Where its numbers differ from head to head, they do so by key/value heads. Numbers on
+        the GPU are read by every call anew: their owner may change them, also between replays of a graph.
     softcap : float, optional
         Scaled scores s become ``softcap · tanh(s / softcap)`` before the mask (Gemma 2). Above 0, at most
         10,000.

@@ -56,7 +56,11 @@ def levels_figure(
                 "color": colour,
                 "line": {"width": 1.5, "color": palette.background},
             }
-            point = {"x": [x], "y": [reached / 1e12], "mode": "markers", "name": f"measured, {level.name}"}
+            point = {"x": [x], "y": [reached / 1e12], "mode": "markers+text", "text": [level.name]}
+            point |= {
+                "name": f"measured, {level.name}",
+                "textposition": f"{'top' if number == 2 else 'bottom'} center",
+            }
             figure.add_trace(go.Scatter(**point, marker=mark, hovertemplate=hover, showlegend=False))
     ridge = min(ridges, default=low)
     roof = {
@@ -70,5 +74,5 @@ def levels_figure(
         title_text="useful FLOP per byte that the level moves", **theme.logarithmic(low, high)
     )
     figure.update_yaxes(title_text="TFLOP/s (useful)", **theme.logarithmic(bottom / 3e12, 1.6 * top / 1e12))
-    figure.update_layout(legend={"y": -0.2, "yanchor": "top"})
+    figure.update_layout(legend={"y": -0.28, "yanchor": "top"})
     return figure

@@ -8,7 +8,8 @@ import plotly.graph_objects as go
 
 from cufa.dashboard import theme
 from cufa.dashboard.charts.samples import unit_for
-from cufa.dashboard.model.measurements import Measurement, time_of
+from cufa.dashboard.model.many import time_of
+from cufa.dashboard.model.measurements import Measurement
 from cufa.dashboard.theme import Palette
 
 _SYMBOLS = ("circle", "diamond", "square", "triangle-up", "star", "x")

@@ -42,6 +42,7 @@ def rates_figure(rows: Sequence[Measurement], palette: Palette) -> go.Figure:
     figure.update_xaxes(
         title_text="share of a plain streaming read", tickformat=".0%", tickvals=shares, range=[0, 1.2]
     )
+    figure.update_layout(margin={"r": 30})  # rates are wider than their column in a narrow window
     figure.update_yaxes(autorange="reversed", showgrid=False, ticks="", categoryarray=names)
     return figure
 
@@ -57,6 +58,7 @@ def _rates_beside(rows: Sequence[Measurement], names: Sequence[str], lane: str, 
         insidetextanchor="start",
         insidetextfont={"color": palette.text},
         constraintext="none",
+        textangle=0,
         orientation="h",
         offsetgroup=lane,
         marker={"color": "rgba(0,0,0,0)"},

@@ -146,6 +146,7 @@ def needs_figure(row: Measurement, palette: Palette, tag: str = "measured", heig
     """Time that each resource would need alone, at its ceiling; lines at the predicted time and at the one that is
     ``tag``, measured or recorded."""
     factor, unit = unit_for(row.seconds)
+    shares = [f"{seconds / row.seconds:.0%}" for seconds in row.needs.values()]
     figure = theme.new_figure(palette, height, bargap=0.35, hovermode="closest")
     figure.add_trace(
         go.Bar(
@@ -153,10 +154,8 @@ def needs_figure(row: Measurement, palette: Palette, tag: str = "measured", heig
             y=list(row.needs),
             orientation="h",
             marker={"color": palette.predicted, "pattern": {"shape": "/", "size": 5, "solidity": 0.15}},
-            text=[f"{seconds / row.seconds:.0%}" for seconds in row.needs.values()],
-            textposition="outside",
-            cliponaxis=False,
-            hovertemplate=f"%{{y}}: %{{x:,.4g}} {unit}, %{{text}} of the measured time<extra></extra>",
+            customdata=shares,
+            hovertemplate=f"%{{y}}: %{{x:,.4g}} {unit}, %{{customdata}} of the measured time<extra></extra>",
             showlegend=False,
         )
     )
@@ -174,7 +173,11 @@ def needs_figure(row: Measurement, palette: Palette, tag: str = "measured", heig
             annotation={"y": 1, "yanchor": "bottom", "xanchor": anchors[text]},
         )  # fmt: skip
     figure.update_xaxes(title_text=f"time ({unit})", rangemode="tozero")
-    figure.update_yaxes(autorange="reversed", showgrid=False, ticks="")
+    # Beside the names: at the ends of the bars, lines would cross them.
+    names = [f"{name}  <b>{share}</b>" for name, share in zip(row.needs, shares, strict=True)]
+    figure.update_yaxes(
+        autorange="reversed", showgrid=False, ticks="", tickvals=list(range(len(names))), ticktext=names
+    )
     figure.update_layout(margin={"r": 70})
     return figure
 

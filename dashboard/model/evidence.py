@@ -10,8 +10,9 @@ from pathlib import Path
 from cufa.bench import records
 from cufa.bench.limits import Limits
 from cufa.core.mask import FULL, Mask
+from cufa.dashboard.model.many import fastest_read
 from cufa.dashboard.model.measured_rows import of_rows
-from cufa.dashboard.model.measurements import Measurement, fastest_read
+from cufa.dashboard.model.measurements import Measurement
 from cufa.dashboard.worker.run import Run
 
 
@@ -40,7 +41,8 @@ class Evidence:
 
 
 def load(directory: Path | None = None) -> list[Evidence]:
-    """All recorded evidence; empty when none is there. Raises ValueError for a damaged file."""
+    """All recorded evidence, that with the most measurements first; empty when none is there. Raises ValueError for a
+    damaged file."""
     return list(_load(*_state_of(directory or records.RECORDS_DIR)))
 
 
@@ -60,7 +62,8 @@ def _state_of(directory: Path) -> State:
 
 @functools.lru_cache(4)  # every rerun of a page asks, and reading takes 30 ms
 def _load(directory: Path, _: object) -> tuple[Evidence, ...]:
-    return tuple(_evidence(name, record) for name, record in records.load_all(directory).items())
+    found = (_evidence(name, record) for name, record in records.load_all(directory).items())
+    return tuple(sorted(found, key=lambda e: len(e.rows), reverse=True))
 
 
 def _evidence(name: str, record: records.Json) -> Evidence:

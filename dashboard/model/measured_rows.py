@@ -10,7 +10,8 @@ from typing import Any
 from cufa.bench import renewal
 from cufa.bench.cases import READ
 from cufa.bench.recorded import rows_of
-from cufa.dashboard.model.measurements import Measurement, time_of
+from cufa.dashboard.model.many import time_of
+from cufa.dashboard.model.measurements import Measurement
 from cufa.dashboard.worker.jobs import CPU, Json
 from cufa.dashboard.worker.reading import DAMAGE
 from cufa.dashboard.worker.run import Run

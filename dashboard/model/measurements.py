@@ -1,4 +1,5 @@
-"""Everything that was measured, from this machine's runs and from recorded evidence, as one list.
+"""One thing that was measured, by a run on this machine or in recorded evidence, and what pages say of it. Of many
+there is :mod:`cufa.dashboard.model.many`.
 
 Rows of every operation and regime become a :class:`Measurement` in :mod:`cufa.dashboard.model.measured_rows`.
 """
@@ -6,14 +7,11 @@ Rows of every operation and regime become a :class:`Measurement` in :mod:`cufa.d
 from __future__ import annotations
 
 import dataclasses
-import datetime
-import functools
-from collections.abc import Callable, Iterable, Sequence
 
-from cufa.bench import renewal, timing
+from cufa.bench import renewal
 from cufa.bench.recorded import Recorded
 from cufa.bench.regimes import Regime
-from cufa.bench.timing import Ratio, Timing
+from cufa.bench.timing import Timing
 from cufa.commands.common import rate_text
 from cufa.core.operation import OPERATIONS, Operation, Split
 from cufa.core.problem import Problem
@@ -271,53 +269,3 @@ class Measurement:
             load.get("joules"), load.get("tflop_per_joule"), load.get("watts"), load.get("clock_mhz"),
         )  # fmt: skip
         return dict(zip(COLUMNS, values, strict=True))
-
-
-@functools.lru_cache(4096)
-def speedup(slow: Timing, fast: Timing) -> Ratio:
-    """:func:`cufa.bench.timing.speedup`, remembered: 10 ms each, and every rerun of a page asks again."""
-    return timing.speedup(slow, fast)
-
-
-def newest(found: Iterable[Measurement]) -> dict[tuple[object, ...], Measurement]:
-    """The latest measurement of each key."""
-    return {m.key: m for m in sorted(found, key=lambda m: time_of(m.recorded))}
-
-
-def time_of(text: str) -> datetime.datetime:
-    """Of an ISO 8601 text; without a zone it is UTC."""
-    when = datetime.datetime.fromisoformat(text)
-    return when if when.tzinfo else when.replace(tzinfo=datetime.UTC)
-
-
-def fastest_read(found: Iterable[Measurement]) -> float:
-    """Bytes per second of the fastest reading of device memory among measurements of one machine: of plain reads, and
-    of kernels, which would otherwise seem faster than memory. 0: none is known."""
-    rates = [0.0]
-    for m in found:
-        if m.operation.memory_bound:
-            seconds = m.seconds * min(1.0, m.of_read or 1.0)
-            rates.append(float(m.row.json["io_bytes"]) / seconds)
-    return max(rates)
-
-
-def said_most(found: Iterable[Measurement], by: Callable[[Measurement], str]) -> str:
-    """The source or machine, by its name, from which most was measured: a page begins with it, so that one small run
-    does not stand in front of everything else."""
-    counts: dict[str, int] = {}
-    for m in found:
-        counts[by(m)] = counts.get(by(m), 0) + 1
-    return max(counts, key=lambda name: counts[name])
-
-
-def machines(found: Sequence[Measurement]) -> dict[str, str]:
-    """Machines in words, by a name for links; recorded evidence of a machine is apart from runs on it."""
-    words = {}
-    for m in found:
-        kind = "recorded" if m.origin == "recorded" else "runs here"
-        words[machine_key(m)] = f"{m.machine} · {'GPU' if m.is_gpu else 'CPU'} · {kind}"
-    return words
-
-
-def machine_key(m: Measurement) -> str:
-    return f"{'recorded' if m.origin == 'recorded' else 'run'}:{m.machine}"

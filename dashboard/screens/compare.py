@@ -12,11 +12,12 @@ palette = page.begin(
 controls = Controls("compare")
 found = engine.all_measurements()
 engine.show_problems()
+chosen = []
 if found:
     chosen = compare_view.choose_machine(controls, found)
     compare_view.show_lengths(controls, chosen, palette)
 else:
     page.verdict("Nothing is measured yet: start a run on the page Run, or a known table below.", "warn")
-compare_known.show(controls, found, palette)
+compare_known.show(controls, found, chosen, palette)
 controls.finish()
 run_live.redraw_when_done()

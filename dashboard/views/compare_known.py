@@ -17,27 +17,34 @@ from cufa.dashboard.charts.compare import Point
 from cufa.dashboard.charts.samples import unit_for
 from cufa.dashboard.model import published
 from cufa.dashboard.model.devices import device_of, run_devices
-from cufa.dashboard.model.measurements import Measurement, newest, speedup
+from cufa.dashboard.model.many import newest, speedup
+from cufa.dashboard.model.measurements import Measurement
 from cufa.dashboard.state import Controls
 from cufa.dashboard.theme import Palette
 from cufa.dashboard.worker.jobs import CPU, Job
 
 _PUBLISHED = "published"
 
+Sources = Sequence[Sequence[Measurement]]
 
-def show(controls: Controls, found: Sequence[Measurement], palette: Palette) -> None:
-    """One of the three tables."""
+
+def show(
+    controls: Controls, found: Sequence[Measurement], chosen: Sequence[Measurement], palette: Palette
+) -> None:
+    """One of the three tables: of runs made here, else of the ``chosen`` machine, else of whichever was measured."""
+    of_runs = [m for m in found if m.origin == "run"]
+    sources = of_runs, chosen, found
     page.header("Known results, here")
     name = next(iter(run_devices()))
     device = device_of(name)
     tables = {"versions": "FA1 to FA2 by length", "blocks": "block sizes of FA1", "traffic": "effective GB/s"}
     table = controls.choice("table", "Table", tables, segmented=True)
     if table == "versions":
-        _show_versions(found, published.version_cases(device), name, palette)
+        _show_versions(sources, published.version_cases(device), name, palette)
     elif table == "blocks":
-        _show_blocks(found, published.block_cases(device), name, palette)
+        _show_blocks(sources, published.block_cases(device), name, palette)
     else:
-        _show_traffic(found, published.traffic_cases(device), name, palette)
+        _show_traffic(sources, published.traffic_cases(device), name, palette)
 
 
 def _reproduce(title: str, name: str, cases: tuple[Case, ...], device: str) -> None:
@@ -57,20 +64,21 @@ def _reproduce(title: str, name: str, cases: tuple[Case, ...], device: str) -> N
         st.caption(f"{active[-1].status}: {active[-1].phase or 'waiting'}. The page Run shows it.")
 
 
-def _on(found: Sequence[Measurement], cases: tuple[Case, ...]) -> list[Measurement]:
-    """The newest measurements of these shapes, any data type, in turns."""
+def _on(sources: Sources, cases: tuple[Case, ...]) -> list[Measurement]:
+    """The newest measurements of these shapes, any data type, in turns, of the first source that has some."""
     shapes = {_shape(case.problem) for case in cases}
-    in_turns = (m for m in found if m.regime is Regime.IN_TURNS)
-    return [m for m in newest(in_turns).values() if _shape(m.problem) in shapes]
+    for found in sources:
+        in_turns = (m for m in found if m.regime is Regime.IN_TURNS and _shape(m.problem) in shapes)
+        if rows := list(newest(in_turns).values()):
+            return rows
+    return []
 
 
 def _shape(p: Problem) -> tuple[object, ...]:
     return p.operation, p.shapes, p.mask
 
 
-def _show_versions(
-    found: Sequence[Measurement], cases: tuple[Case, ...], device: str, palette: Palette
-) -> None:
+def _show_versions(sources: Sources, cases: tuple[Case, ...], device: str, palette: Palette) -> None:
     series = {
         _PUBLISHED: [
             Point(
@@ -83,7 +91,7 @@ def _show_versions(
             for x in published.VERSIONS
         ]
     }
-    rows = _on(found, cases)
+    rows = _on(sources, cases)
     for fast in (m for m in rows if m.label == "fa2"):
         slow = next((m for m in rows if m.label == "fa1" and m.problem == fast.problem), None)
         if slow is not None:
@@ -140,10 +148,8 @@ def versions_verdict(series: dict[str, list[Point]], rows: Sequence[Measurement]
     )
 
 
-def _show_blocks(
-    found: Sequence[Measurement], cases: tuple[Case, ...], device: str, palette: Palette
-) -> None:
-    by_name = {m.label.removeprefix("fa1 "): m for m in _on(found, cases) if m.label.startswith("fa1 ")}
+def _show_blocks(sources: Sources, cases: tuple[Case, ...], device: str, palette: Palette) -> None:
+    by_name = {m.label.removeprefix("fa1 "): m for m in _on(sources, cases) if m.label.startswith("fa1 ")}
     losers = ", ".join(f"{q}×{kv} ({warps} warps)" for q, kv, warps in BLOCK_LOSERS)
     words = f"64×64 with 4 warps beat {losers} on an A10."
     if not by_name:
@@ -171,12 +177,10 @@ def _show_blocks(
     _reproduce("block sweep", "blocks", cases, device)
 
 
-def _show_traffic(
-    found: Sequence[Measurement], cases: tuple[Case, ...], device: str, palette: Palette
-) -> None:
+def _show_traffic(sources: Sources, cases: tuple[Case, ...], device: str, palette: Palette) -> None:
     names = {(x.batch, x.heads, x.seqlen): f"{x.batch} × {x.heads} × {x.seqlen:,}" for x in published.TRAFFIC}
     groups = {_PUBLISHED: {names[(x.batch, x.heads, x.seqlen)]: x.gbytes for x in published.TRAFFIC}}
-    rows = _on(found, cases)
+    rows = _on(sources, cases)
     for m in rows:
         if m.label in ("fa1", "fa2"):
             p = m.problem

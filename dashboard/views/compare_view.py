@@ -12,7 +12,8 @@ from cufa.dashboard import page
 from cufa.dashboard.charts import compare as charts
 from cufa.dashboard.charts.compare import Point
 from cufa.dashboard.charts.samples import unit_for
-from cufa.dashboard.model.measurements import Measurement, machine_key, machines, newest, said_most, speedup
+from cufa.dashboard.model.many import machine_key, machines, newest, said_most, speedup
+from cufa.dashboard.model.measurements import Measurement
 from cufa.dashboard.state import Controls
 from cufa.dashboard.theme import Palette
 from cufa.dashboard.views import links

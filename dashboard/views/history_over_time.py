@@ -9,7 +9,8 @@ import streamlit as st
 from cufa.commands.common import seconds_text
 from cufa.dashboard import page, sentences
 from cufa.dashboard.charts import over_time as charts
-from cufa.dashboard.model.measurements import Measurement, in_words, speedup, time_of
+from cufa.dashboard.model.many import speedup, time_of
+from cufa.dashboard.model.measurements import Measurement, in_words
 from cufa.dashboard.state import Controls
 from cufa.dashboard.theme import Palette
 
@@ -20,7 +21,9 @@ def show(controls: Controls, rows: Sequence[Measurement], palette: Palette) -> N
     """Every time of what was chosen, a line per machine, the kernel measured most often first."""
     st.header("One kernel over time", anchor=False)
     series: dict[str, list[Measurement]] = {}
-    for m in sorted(rows, key=lambda m: time_of(m.recorded)):
+    # What one run or record has of a problem in several suites is one point of time.
+    once = {(m.source, m.label, in_words(m.problem, m.row.case), m.regime): m for m in reversed(rows)}
+    for m in sorted(once.values(), key=lambda m: time_of(m.recorded)):
         series.setdefault(f"{m.label} · {in_words(m.problem, m.row.case)} · {m.regime}", []).append(m)
     ranked = sorted(series, key=lambda name: len(series[name]), reverse=True)[:_MOST_OFFERED]
     name = controls.choice("series", "Kernel, problem and regime", ranked, local=True)

@@ -13,7 +13,8 @@ from cufa.dashboard import page, sentences
 from cufa.dashboard.charts import difference as charts
 from cufa.dashboard.charts import samples
 from cufa.dashboard.model import export
-from cufa.dashboard.model.measurements import Measurement, in_words, said_most, speedup
+from cufa.dashboard.model.many import said_most, speedup
+from cufa.dashboard.model.measurements import Measurement, in_words
 from cufa.dashboard.state import Controls
 from cufa.dashboard.theme import Palette
 from cufa.dashboard.views import links

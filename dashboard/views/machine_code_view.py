@@ -20,6 +20,12 @@ from cufa.nvrtc.variants import Variant
 
 _WORDS = {"sass": "SASS", "ptx": "PTX"}
 _TABLE = "code.table"
+_COLUMNS = {
+    "line": st.column_config.NumberColumn(width=44),
+    "source": st.column_config.TextColumn(width=250),
+    **{name: st.column_config.NumberColumn(width=50) for name in ("count", "live", *KINDS)},
+}
+"""Of the table of lines: room for the source."""
 _SINCE = "code.since"
 _MOST_SHOWN = 400
 """Instructions of one line."""
@@ -169,7 +175,7 @@ def _show_source(code: Code, file: str, controls: Controls) -> None:
         on_select="rerun",
         selection_mode="single-row",
         placeholder="",
-        column_config={"source": st.column_config.TextColumn(width="medium")},
+        column_config=_COLUMNS,
     )
     cost, found = costs.get(line), code.of_line(file, line)
     text = lines[line - 1].strip() if line <= len(lines) else ""

@@ -6,12 +6,11 @@ import dataclasses
 
 import streamlit as st
 
-from cufa.core.mask import Mask
 from cufa.core.problem import Problem
 from cufa.core.schedule import Schedule
 from cufa.dashboard import page
 from cufa.dashboard.charts import work as charts
-from cufa.dashboard.model import evidence, launch, published, work
+from cufa.dashboard.model import evidence, launch, published, tilings, work
 from cufa.dashboard.theme import Palette
 from cufa.dashboard.views.masked_view import View
 from cufa.kernels import KERNELS, KernelSpec
@@ -59,7 +58,7 @@ def show_speedup(view: View, palette: Palette) -> None:
     lengths, from_launch = simulated(anywhere, tiles, spec.name, num_sms, view.blocks_per_sm)
     # Kernels with and without skipping were recorded, and published, of the forward.
     is_forward = not view.schedule.by_keys
-    measured, notes = _measured(view.problem.mask) if is_forward else ({}, [])
+    measured, notes = _measured(view) if is_forward else ({}, [])
     page.verdict(_gain_words(here, limit), tag="predicted", small=True)
     is_published = is_forward and view.problem.mask == published.VERSIONS_MASK
     figure = charts.speedup_figure(
@@ -124,18 +123,22 @@ def _drawn(kernel: str) -> KernelSpec:
     return found.get("fa2", KERNELS[kernel])
 
 
-def _measured(mask: Mask) -> tuple[dict[str, dict[int, float]], list[str]]:
-    """Recorded gains of skipping alone under a mask by name of the series, and what else there is to say."""
+def _measured(view: View) -> tuple[dict[str, dict[int, float]], list[str]]:
+    """Recorded gains of skipping alone under the mask by name of the series, and what else there is to say: of the
+    card, or of whichever there is a record of."""
+    mask = view.problem.mask
     try:
         found = evidence.load()
     except ValueError as error:
         return {}, [f"**Recorded evidence cannot be read:** {error}"]
+    of_card = tilings.of_card(view.device, found)
+    found = [of_card] if of_card is not None else found
     series: dict[str, dict[int, float]] = {}
     notes = []
     for e in found:
         for slow, fast in _ablations().items():
             for shape, values in evidence.speedups(e.rows, slow, fast, mask).items():
-                series[f"recorded, {shape}"] = values
+                series[f"recorded, {shape}" if len(found) == 1 else f"{e.device}, {shape}"] = values
                 gains = ", ".join(f"{v:.2f}× at {n:,}" for n, v in values.items())
                 notes.append(f"**Recorded** on {e.where}, skip alone, {shape}: {gains}.")
         for slow, fast in (("fa1_forward", "fa2_forward"), ("fa1_forward_f32", "fa2_forward_f32")):

@@ -75,7 +75,7 @@ def begin() -> Variant:
 def choose(controls: Controls) -> Choice:
     """The controls of the page."""
     with page.control_box():
-        columns = page.fields(2.6, 0.9, 1.5)
+        columns = page.fields(4.2, 0.9, 1.5)
         with columns[0]:
             words = {
                 name: f"{OPERATIONS[spec.operation].title}: {name}, {spec.title}"

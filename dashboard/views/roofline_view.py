@@ -12,7 +12,7 @@ from cufa.dashboard import engine, page, sentences
 from cufa.dashboard.charts import roofline as charts
 from cufa.dashboard.charts.roofline import Here
 from cufa.dashboard.charts.work import si
-from cufa.dashboard.model import evidence, work
+from cufa.dashboard.model import devices, evidence, gpu, work
 from cufa.dashboard.model.configs import config_key
 from cufa.dashboard.model.evidence import Evidence
 from cufa.dashboard.model.measurements import Measurement, in_words
@@ -36,7 +36,9 @@ def show(controls: Controls, palette: Palette) -> None:
         left, middle, right = page.fields(1.8, 2.2, 1.6)
         with left:
             words = {e.name: f"{e.where}{_OWN if e.rows[0].origin == 'run' else ''}" for e in found}
-            chosen = by_name[controls.choice("machine", "Measured on", words, local=True)]
+            chosen = by_name[
+                controls.choice("machine", "Measured on", words, _of_this_machine(found), local=True)
+            ]
         suites = dict.fromkeys(r.suite for r in chosen.rows)
         with middle:
             words = {name: SUITES[name].title if name in SUITES else name for name in suites}
@@ -64,6 +66,17 @@ def show(controls: Controls, palette: Palette) -> None:
     same = [m for m in chosen.rows if m.problem == asked.problem and m.kernel in (asked.kernel, None)]
     mine = next((m for m in same if m.kernel == asked.kernel and str(m.regime) == regime), None)
     roofline_levels.show(asked, mine, chosen, _top(asked.problem, chosen), palette)
+
+
+def _of_this_machine(found: list[Evidence]) -> str | None:
+    """The record of a card that is here, if there is one."""
+    if not gpu.gpu_count():
+        return None
+    try:
+        here = devices.gpu(0).name
+    except ValueError:  # older than any that kernels are built for
+        return None
+    return next((e.name for e in found if e.device == here), None)
 
 
 def _top(problem: Problem, chosen: Evidence) -> float:

@@ -40,7 +40,7 @@ _FIELDS = {"batch": "batch", "heads": "heads", "sq": "seqlen_q", "sk": "seqlen_k
 def choose(controls: Controls) -> Job:
     """The controls, and the job that they describe."""
     with page.control_box():
-        columns = page.fields(1.6, 2.15, 1.6, 2.1)
+        columns = page.fields(1.9, 2.1, 3.4)
         with columns[0]:
             device_name = controls.choice("on", "Run on", run_devices(), local=True)
         device = device_of(device_name)
@@ -53,8 +53,7 @@ def choose(controls: Controls) -> Job:
             words = {name: p.words for name, p in shapes.items()} | suites
             first = list(shapes)[0 if device is None else 1]
             preset = controls.choice("preset", "Start from", words, first, local=True)
-        with columns[3]:
-            kernels = _choose_kernels(controls, operation, device_name, device)
+        kernels = _choose_kernels(controls, operation, device_name, device)
         if preset in suites:
             name = preset.removeprefix(presets.SUITE)
             cases = tuple(_only(case, kernels) for case in SUITES[name].cases(device))

@@ -12,7 +12,8 @@ from cufa.commands.common import seconds_text
 from cufa.dashboard import glossary, page
 from cufa.dashboard.charts import samples as charts
 from cufa.dashboard.model import measured_rows, measurements
-from cufa.dashboard.model.measurements import Measurement, speedup
+from cufa.dashboard.model.many import speedup
+from cufa.dashboard.model.measurements import Measurement
 from cufa.dashboard.state import Controls
 from cufa.dashboard.theme import Palette
 from cufa.dashboard.views import rates_view, run_profile

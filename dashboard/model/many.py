@@ -1,0 +1,61 @@
+"""What can be said of many measurements: the newest of each kind, who measured most, machines in words."""
+
+from __future__ import annotations
+
+import datetime
+import functools
+from collections.abc import Callable, Iterable, Sequence
+
+from cufa.bench import timing
+from cufa.bench.timing import Ratio, Timing
+from cufa.dashboard.model.measurements import Measurement
+
+
+@functools.lru_cache(4096)
+def speedup(slow: Timing, fast: Timing) -> Ratio:
+    """:func:`cufa.bench.timing.speedup`, remembered: 10 ms each, and every rerun of a page asks again."""
+    return timing.speedup(slow, fast)
+
+
+def newest(found: Iterable[Measurement]) -> dict[tuple[object, ...], Measurement]:
+    """The latest measurement of each key."""
+    return {m.key: m for m in sorted(found, key=lambda m: time_of(m.recorded))}
+
+
+def time_of(text: str) -> datetime.datetime:
+    """Of an ISO 8601 text; without a zone it is UTC."""
+    when = datetime.datetime.fromisoformat(text)
+    return when if when.tzinfo else when.replace(tzinfo=datetime.UTC)
+
+
+def fastest_read(found: Iterable[Measurement]) -> float:
+    """Bytes per second of the fastest reading of device memory among measurements of one machine: of plain reads, and
+    of kernels, which would otherwise seem faster than memory. 0: none is known."""
+    rates = [0.0]
+    for m in found:
+        if m.operation.memory_bound:
+            seconds = m.seconds * min(1.0, m.of_read or 1.0)
+            rates.append(float(m.row.json["io_bytes"]) / seconds)
+    return max(rates)
+
+
+def said_most(found: Iterable[Measurement], by: Callable[[Measurement], str]) -> str:
+    """The source or machine, by its name, from which most was measured: a page begins with it, so that one small run
+    does not stand in front of everything else."""
+    counts: dict[str, int] = {}
+    for m in found:
+        counts[by(m)] = counts.get(by(m), 0) + 1
+    return max(counts, key=lambda name: counts[name])
+
+
+def machines(found: Sequence[Measurement]) -> dict[str, str]:
+    """Machines in words, by a name for links; recorded evidence of a machine is apart from runs on it."""
+    words = {}
+    for m in found:
+        kind = "recorded" if m.origin == "recorded" else "runs here"
+        words[machine_key(m)] = f"{m.machine} · {'GPU' if m.is_gpu else 'CPU'} · {kind}"
+    return words
+
+
+def machine_key(m: Measurement) -> str:
+    return f"{'recorded' if m.origin == 'recorded' else 'run'}:{m.machine}"
