@@ -103,7 +103,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward(const __grid_c
   const i64 batch_head = i64(sequence.batch()) * p.heads;
   const int first_strip = LENGTHS_KIND == PACKED ? first_packed_block<STRIP>(int(sequence.first_row()), item.batch) : 0;
   const u32 first_turn = LENGTHS_KIND == PACKED ? first_packed_block<Br>(int(sequence.first_row()), item.batch) : 0;
-  const DqTurns<Br, Bc> turns{p, workspace, mask, item.k_block, batch_head, first_turn};
+  const DqTurns<Br, Bc> turns{p, workspace, item.k_block, batch_head, &mask, first_turn};
 
   const u32 smem_base = smem_address(smem);
   const u32 K_smem = smem_base + K_OFFSET, V_smem = smem_base + V_OFFSET, Q_smem = smem_base + Q_OFFSET;

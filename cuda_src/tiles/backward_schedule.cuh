@@ -104,10 +104,10 @@ template <int BR, int BC>
 struct DqTurns {
   const BackwardParams& p;
   const BackwardWorkspace& workspace;
-  const HeadMask& mask;
   int k_block;
-  i64 first_head;   // of the batch
-  u32 first_tile;  // of the sequence
+  i64 first_head;  // of the batch
+  const HeadMask* mask = nullptr;  // with LENGTHS: of the sequence; and its first tile
+  u32 first_tile = 0;
 
   // How many key blocks have added to a tile.
   DEVICE u32 count(QueryTile tile) const { return ld_acquire_gpu(counter(tile)); }
@@ -115,7 +115,7 @@ struct DqTurns {
   // By one thread, before a barrier of the block that comes before the additions; `found` is what count() said before.
   DEVICE void await(QueryTile tile, u32 found) const {
     const u32 turn = LENGTHS_KIND == DENSE ? key_blocks_before<BR, BC>(p, tile.q_tile, k_block)
-                                           : key_blocks_before<BR, BC>(mask, tile.q_tile, k_block);
+                                           : key_blocks_before<BR, BC>(*mask, tile.q_tile, k_block);
     while (found != turn) found = count(tile);
   }
 
