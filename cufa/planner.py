@@ -70,9 +70,10 @@ class Plan:
 
     @property
     def order(self) -> Order | None:
-        """Who takes which work item when, on the plan's GPU; None for a kernel whose order is not known, and where
-        nothing is launched."""
-        if self.device is None or not self.launches or (self.split and not self.operation.splits):
+        """Who takes which work item when, on the plan's GPU; None for a kernel whose order is not known, for padded and
+        packed sequences, and where nothing is launched."""
+        ragged = self.problem.lengths.kind != "dense"
+        if self.device is None or not self.launches or ragged or (self.split and not self.operation.splits):
             return None
         return self.spec.order(self.problem, self.schedule, self.device.num_sms)
 

@@ -92,19 +92,37 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward(const __grid_c
 
   // Alg. 2, l. 5
   const KeyItem item = key_item<Bc>(p, blockIdx.x, 8 * HEAD_DIM);
-  const TileRange tiles = head_mask(p).query_tiles<Br, Bc>(item.k_block);
+  const auto sequence = sequence_of(p, item.batch);
+  if (LENGTHS_KIND == PACKED && item.k_block * Bc >= sequence.stored_keys()) return;  // behind the end of its sequence
+  const HeadMask mask = head_mask(p, sequence);
+  const TileRange tiles = visited_queries<Br, Bc>(mask, item.k_block);
   constexpr bool LOOKED_UP = is_looked_up(MASK_KIND);
   static_assert(!LOOKED_UP || !DETERMINISTIC, "turns are known where tiles lie side by side");
+  static_assert(!LOOKED_UP || (LENGTHS_KIND == DENSE && !ALIBI && !SINK), "bands have those");
   const BackwardWorkspace workspace(p);
-  const int first_key = item.k_block * Bc, valid_keys = p.seqlen_k - first_key;
+  const int first_key = item.k_block * Bc, valid_keys = sequence.keys() - first_key;
   const int group_size = p.heads / p.kv_heads, first_head = item.kv_head * group_size;
-  const i64 batch_head = i64(item.batch) * p.heads;
-  const DqTurns<Br, Bc> turns{p, workspace, item.k_block, batch_head};
+  const i64 batch_head = i64(sequence.batch()) * p.heads;
+  const int first_strip = LENGTHS_KIND == PACKED ? first_packed_block<STRIP>(int(sequence.first_row()), item.batch) : 0;
+  const u32 first_turn = LENGTHS_KIND == PACKED ? first_packed_block<Br>(int(sequence.first_row()), item.batch) : 0;
+  const DqTurns<Br, Bc> turns{p, workspace, item.k_block, batch_head, &mask, first_turn};
 
   const u32 smem_base = smem_address(smem);
   const u32 K_smem = smem_base + K_OFFSET, V_smem = smem_base + V_OFFSET, Q_smem = smem_base + Q_OFFSET;
   const u32 dO_smem = smem_base + DO_OFFSET, rows_smem = smem_base + ROWS_OFFSET;
   const u32 P_smem = smem_base + P_OFFSET, dS_smem = smem_base + DS_OFFSET;
+  // Where registers are scarce the mask of a sequence waits in the last 16 bytes of the first row of K, which no tile uses.
+  const u32 parked_smem = K_smem + PITCH - 16;
+  constexpr bool PARK_MASK = LENGTHS_KIND != DENSE && !(SHARED_KEYS && NUM_STAGES == 2);
+  if (PARK_MASK && thread == 0) {
+    st_shared_vec4(parked_smem, {u32(mask.rows), u32(mask.keys), u32(mask.first), u32(mask.last)});
+  }
+  auto mask_of_head = [&]() -> HeadMask {
+    if constexpr (LENGTHS_KIND == DENSE) return head_mask(p);
+    if constexpr (!PARK_MASK) return mask;
+    const vec4 found = ld_shared_vec4(parked_smem);
+    return {int(found.x), int(found.y), int(found.z), int(found.w)};
+  };
   const u32 rows_first = lane_offset_rows_first<PITCH>(lane), columns_first = lane_offset_columns_first<PITCH>(lane);
   const u32 warp_keys = key_group * WARP_KEYS;
   // Columns of dK and dV, and of dQ, that this warp computes: where the head dim is not shared out evenly, the last warps
@@ -127,11 +145,11 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward(const __grid_c
   auto copy_of = [&](QueryTile tile, u32 stage, bool valid) -> TileCopy {
     const int row = tile.q_tile * Br;
     return {static_cast<const char*>(p.q) +
-                2 * (item.batch * p.q_stride.batch + tile.head * p.q_stride.head + row * p.q_stride.seq),
+                2 * (sequence.batch() * p.q_stride.batch + tile.head * p.q_stride.head + (sequence.first_row() + row) * p.q_stride.seq),
             static_cast<const char*>(p.dout) +
-                2 * (item.batch * p.dout_stride.batch + tile.head * p.dout_stride.head + row * p.dout_stride.seq),
-            workspace.rows + ((batch_head + tile.head) * p.seqlen_q + row) * ROW_NUMBER_BYTES, stage,
-            valid ? p.seqlen_q - row : 0, thread_id()};
+                2 * (sequence.batch() * p.dout_stride.batch + tile.head * p.dout_stride.head + (sequence.first_row() + row) * p.dout_stride.seq),
+            workspace.rows + (row_numbers(p, sequence, batch_head + tile.head) + row) * ROW_NUMBER_BYTES, stage,
+            valid ? sequence.rows() - row : 0, thread_id()};
   };
   auto copy_part = [&](const TileCopy& copy, int x) {
     copy_tile_part<Br, ROW_BYTES, PITCH, NUM_THREADS, ALIGNMENT, K_STEPS>(  //
@@ -200,6 +218,10 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward(const __grid_c
             },
             [&](u32(&B)[4], int n, int k) { ldmatrix_x4(B, B_lane + n * 8 * PITCH + k * 32); }, between);
       };
+      // Of the lane's first query from its first key, where ALiBi asks for it.
+      const Alibi alibi = ALIBI ? Alibi(p, sequence, tile.head) : Alibi(0.0f, 0);
+      const float distance = float(tile.q_tile * Br + first + S.lane_column(lane) + alibi.diagonal -
+                                   (first_key + int(warp_keys) + S.lane_row(lane)));
       // Alg. 2, l. 11
       auto exponentials = [&](int n) {
         float L[2], D[2];
@@ -207,7 +229,11 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward(const __grid_c
 #pragma unroll
         for (int x = 0; x < 4 * KEY_TILES; ++x) {
           float& s = S.at(x / 2, n, x % 2);
-          s = ex2(fmaf(s, p.scale_log2, -L[x % 2]));
+          if constexpr (ALIBI) {
+            s = ex2(alibi.changed(s, p.scale_log2, distance, 8 * n + x % 2 - x / 2 * 8) - L[x % 2]);
+          } else {
+            s = ex2(fmaf(s, p.scale_log2, -L[x % 2]));
+          }
         }
       };
       // Alg. 2, l. 14
@@ -232,7 +258,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward(const __grid_c
         if constexpr (LOOKED_UP) {
           hide_scores_by_keys(S, LookedUpMask<MASK_KIND, BackwardParams>(p, item.batch, item.kv_head), key, row);
         } else {
-          hide_scores_by_keys(S, head_mask(p), key, row);
+          hide_scores_by_keys(S, mask_of_head(), key, row);
         }
       }
       INSIDE(inside.enter(WEIGHT_GRADIENTS, number);)
@@ -323,7 +349,8 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward(const __grid_c
   // Alg. 2, l. 15: 32 rows and a share of the columns for each warp.
   auto add_dq = [&](QueryTile tile, u32 stage) {
     const int strip = (tile.q_tile * Br + dq_row) / STRIP;
-    float* const dQ = workspace.strip(batch_head + tile.head, strip) + first_dq_tile * ACCUMULATOR;
+    float* const dQ = workspace.strip(batch_head + tile.head, first_strip + strip) + first_dq_tile * ACCUMULATOR;
+    const int strips = LENGTHS_KIND == PACKED ? (sequence.rows() - 1) / STRIP + 1 : workspace.strips;
     const u32 dS_lane = dS_smem + stage * TILE_BYTES + dq_row * 2 + lane_offset_columns_first<S_PITCH>(lane);
     const u32 K_lane = K_smem + first_dq_tile * 16 + rows_first;
     float dQ_rmem[DQ_CHUNKS][2][DQ_CHUNK][4] = {};
@@ -333,7 +360,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward(const __grid_c
 #pragma unroll
       for (int x = begin; x < end; ++x) {
         const int i = x / DQ_CHUNK, n = x % DQ_CHUNK, tile_n = c * DQ_CHUNK + n;
-        if (strip + i >= workspace.strips) continue;
+        if (strip + i >= strips) continue;
         if (D_TILES % DQ_COLUMN_WARPS != 0 && first_dq_tile + tile_n < dq_share) continue;  // another warp's
         add_accumulator(dQ + (i * D_TILES + tile_n) * ACCUMULATOR, dQ_rmem[c][i][n], lane);
       }
@@ -381,9 +408,11 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward(const __grid_c
     }
     // Alg. 2, l. 6
     const char* K = static_cast<const char*>(p.k) +
-                    2 * (item.batch * p.k_stride.batch + item.kv_head * p.k_stride.head + first_key * p.k_stride.seq);
+                    2 * (sequence.batch() * p.k_stride.batch + item.kv_head * p.k_stride.head +
+                         (sequence.first_key() + first_key) * p.k_stride.seq);
     const char* V = static_cast<const char*>(p.v) +
-                    2 * (item.batch * p.v_stride.batch + item.kv_head * p.v_stride.head + first_key * p.v_stride.seq);
+                    2 * (sequence.batch() * p.v_stride.batch + item.kv_head * p.v_stride.head +
+                         (sequence.first_key() + first_key) * p.v_stride.seq);
     copy_tile_async<Bc, ROW_BYTES, PITCH, NUM_THREADS, ALIGNMENT, true>(K_smem, K, p.k_stride.seq * 2, valid_keys, thread);
     copy_tile_async<Bc, ROW_BYTES, PITCH, NUM_THREADS, ALIGNMENT, true>(V_smem, V, p.v_stride.seq * 2, valid_keys, thread);
     if constexpr (NUM_STAGES == 2) {
@@ -440,6 +469,8 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward(const __grid_c
   INSIDE(inside.enter(STORE);)
   // Alg. 2, l. 18: dK and dV take the places of this warp's keys of K and V.
   block_sync();  // no warp reads K any more
+  const auto ended = sequence_of(p, item.batch);  // read anew: registers are scarce
+  const int stored_keys = LENGTHS_KIND == DENSE ? valid_keys : ended.stored_keys() - first_key;
   if (DETERMINISTIC && pending && passes_on()) {
     if (passing) turns.pass_on(current.previous(tiles));
     turns.pass_on(current);
@@ -452,8 +483,9 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward(const __grid_c
       for (int n = 0; n < O_TILES; ++n) {
         if (D_TILES % PARTS != 0 && first_tile + n < part * O_TILES) continue;  // another warp's
         const float* d = D[r / 2][n] + r % 2 * 2;
+        const bool exists = LENGTHS_KIND == DENSE || int(warp_keys) + r * 8 + lane / 4 < valid_keys;  // else zeros
         st_shared_u32(rows + (r * 8 + lane / 4) * PITCH + (first_tile + n) * 16 + lane % 4 * 4,
-                      pack_16bit<BFLOAT16>(d[0] * factor, d[1] * factor));
+                      exists ? pack_16bit<BFLOAT16>(d[0] * factor, d[1] * factor) : 0);
       }
     }
   };
@@ -466,18 +498,19 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward(const __grid_c
   }
   constexpr int STORE_ROWS = WARP_KEYS / PARTS;
   const int row = warp_keys + part * STORE_ROWS;
-  char* dK = static_cast<char*>(p.dk) + 2 * (item.batch * p.dk_stride.batch + item.kv_head * p.dk_stride.head +
-                                             i64(first_key + row) * p.dk_stride.seq);
-  char* dV = static_cast<char*>(p.dv) + 2 * (item.batch * p.dv_stride.batch + item.kv_head * p.dv_stride.head +
-                                             i64(first_key + row) * p.dv_stride.seq);
-  store_tile<STORE_ROWS, ROW_BYTES, PITCH, ALIGNMENT>(dK, p.dk_stride.seq * 2, K_smem + row * PITCH, valid_keys - row, lane);
-  store_tile<STORE_ROWS, ROW_BYTES, PITCH, ALIGNMENT>(dV, p.dv_stride.seq * 2, V_smem + row * PITCH, valid_keys - row, lane);
+  char* dK = static_cast<char*>(p.dk) + 2 * (ended.batch() * p.dk_stride.batch + item.kv_head * p.dk_stride.head +
+                                             (ended.first_key() + i64(first_key + row)) * p.dk_stride.seq);
+  char* dV = static_cast<char*>(p.dv) + 2 * (ended.batch() * p.dv_stride.batch + item.kv_head * p.dv_stride.head +
+                                             (ended.first_key() + i64(first_key + row)) * p.dv_stride.seq);
+  store_tile<STORE_ROWS, ROW_BYTES, PITCH, ALIGNMENT>(dK, p.dk_stride.seq * 2, K_smem + row * PITCH, stored_keys - row, lane);
+  store_tile<STORE_ROWS, ROW_BYTES, PITCH, ALIGNMENT>(dV, p.dv_stride.seq * 2, V_smem + row * PITCH, stored_keys - row, lane);
 
   INSIDE(inside.close();)
   if constexpr (TRACE) {
     block_sync();  // the record ends when the last warp has stored
     const TileRange traced = LOOKED_UP ? tally.range(tiles.total) : tiles;
-    if (thread == 0) write_trace(p, blockIdx.x, {item.k_block, item.kv_head, item.batch}, traced, start_ns);
+    const bool exists = LENGTHS_KIND == DENSE || valid_keys > 0;
+    if (thread == 0 && exists) write_trace(p, blockIdx.x, {item.k_block, item.kv_head, item.batch}, traced, start_ns);
   }
 }
 

@@ -89,11 +89,18 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward(const __grid_co
 
   // Alg. 1, l. 3
   const WorkItem item = work_item<HEAD_ROWS, PACKED_HEADS>(p, blockIdx.x, 2 * ROW_BYTES);
-  TileRange tiles = block_tiles<Bc>(p, item.q_block);
+  const auto sequence = sequence_of(p, item.batch);
+  if (LENGTHS_KIND == PACKED && item.q_block * Br >= sequence.stored_rows()) {  // behind the end of its sequence
+    INSIDE(inside.close();)
+    return;
+  }
+  const HeadMask mask = head_mask(p, sequence);
+  TileRange tiles = block_tiles<Bc>(p, mask, item.q_block);
   INSIDE(if (SPLIT_KEYS && tiles.empty()) inside.close();)
   if (SPLIT_KEYS && tiles.empty()) return;  // the whole block: the merge knows that this part is not there
   // Where tiles are looked up: the one that is visited, and the one after it. `tiles` ends behind the first of them.
   constexpr bool LOOKED_UP = is_looked_up(MASK_KIND);
+  static_assert(!LOOKED_UP || (LENGTHS_KIND == DENSE && !ALIBI && !SINK), "bands have those");
   static_assert(!LOOKED_UP || !SPLIT_KEYS, "the planner splits what lies side by side");
   TileWalk<true> walk(tiles.end - 1);
   TileTally tally;
@@ -110,10 +117,12 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward(const __grid_co
   const int first_row = item.q_block * HEAD_ROWS;
   const int kv_head = item.head / (p.heads / p.kv_heads);
   const i64 q_stride = p.q_stride.seq * 2, k_stride = p.k_stride.seq * 2, v_stride = p.v_stride.seq * 2;
-  const char* Q = static_cast<const char*>(p.q) + 2 * (item.batch * p.q_stride.batch + item.head * p.q_stride.head) +
-                  first_row * q_stride;
-  const char* K = static_cast<const char*>(p.k) + 2 * (item.batch * p.k_stride.batch + kv_head * p.k_stride.head);
-  const char* V = static_cast<const char*>(p.v) + 2 * (item.batch * p.v_stride.batch + kv_head * p.v_stride.head);
+  const char* Q = static_cast<const char*>(p.q) + 2 * (sequence.batch() * p.q_stride.batch + item.head * p.q_stride.head) +
+                  (sequence.first_row() + first_row) * q_stride;
+  const char* K = static_cast<const char*>(p.k) + 2 * (sequence.batch() * p.k_stride.batch + kv_head * p.k_stride.head) +
+                  sequence.first_key() * k_stride;
+  const char* V = static_cast<const char*>(p.v) + 2 * (sequence.batch() * p.v_stride.batch + kv_head * p.v_stride.head) +
+                  sequence.first_key() * v_stride;
 
   const u32 Q_smem = smem_address(smem) + Q_OFFSET;
   const u32 K_smem = smem_address(smem) + STAGES_OFFSET, V_smem = K_smem + KV_BYTES;
@@ -129,6 +138,15 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward(const __grid_co
   // Where masked tiles are not skipped, their end waits in the same place of the second row.
   constexpr bool PARK_CLEAR_END = !SKIP_MASKED_TILES && MASK_KIND != MASK_FULL && !LOOKED_UP;
   if (PARK_CLEAR_END && thread == 0) st_shared_u32(parked_smem + PITCH, u32(tiles.clear_end));
+  // Likewise the mask of a sequence in that of the third, and what ALiBi needs in that of the fourth.
+  constexpr bool PARK_MASK = LENGTHS_KIND != DENSE;
+  if (PARK_MASK && thread == 0) {
+    st_shared_vec4(parked_smem + 2 * PITCH, {u32(mask.rows), u32(mask.keys), u32(mask.first), u32(mask.last)});
+  }
+  if (ALIBI && thread == 0) {
+    const Alibi alibi(p, sequence, item.head);
+    st_shared_vec2(parked_smem + 3 * PITCH, {float_as_u32(alibi.slope), u32(alibi.diagonal)});
+  }
 
   // Alg. 1, l. 5
   float O_rmem[M_TILES][O_TILES][4] = {};
@@ -158,7 +176,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward(const __grid_co
   // Alg. 1, l. 9: P = exp(S - m) for 16 keys of this warp, as an A operand.
   auto probabilities = [&](u32(&P)[M_TILES][4], float(&S_rmem)[M_TILES][S_TILES][4], int k) {
     const auto S = fragment_view(S_rmem);
-    exponentials<2>(S, 2 * k, softmax, p.scale_log2);
+    exponentials<2>(S, 2 * k, softmax, softmax_scale(p));
 #pragma unroll
     for (int i = 0; i < M_TILES; ++i) {
 #pragma unroll
@@ -233,6 +251,12 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward(const __grid_co
     // Alg. 1, l. 9: the row maxima.
     const auto S = fragment_view(S_rmem);
     cap_scores<SOFTCAP>(S, p.softcap);
+    if constexpr (ALIBI) {
+      const int row = int(ld_shared_u32(parked_smem)) * HEAD_ROWS + row_group * WARP_ROWS + S.lane_row(lane_id());
+      const vec2 found = ld_shared_vec2(parked_smem + 3 * PITCH);
+      const int key = j * Bc + part * WARP_KEYS + S.lane_column(lane_id());
+      Alibi{u32_as_float(found.x), int(found.y)}.change(S, p.scale_log2, row, key);
+    }
     if (SEGMENT != CLEAR && (!LOOKED_UP || walked.masked())) {
       const int row = int(ld_shared_u32(parked_smem)) * HEAD_ROWS + query_of_row(row_group * WARP_ROWS) + S.lane_row(lane_id());
       const int column = S.lane_column(PAIRED ? lane_id() : lane);  // as registers allow
@@ -240,6 +264,10 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward(const __grid_co
         const vec4 parked = ld_shared_vec4(parked_smem);
         const LookedUpMask<MASK_KIND, AttentionParams> mask(p, int(parked.z), int(parked.y) / (p.heads / p.kv_heads));
         hide_scores(S, mask, row, j * Bc + part * WARP_KEYS, column);
+      } else if constexpr (PARK_MASK) {
+        const vec4 found = ld_shared_vec4(parked_smem + 2 * PITCH);
+        const HeadMask mask{int(found.x), int(found.y), int(found.z), int(found.w)};
+        hide_scores<SEGMENT>(S, mask, row, j * Bc + part * WARP_KEYS, column);
       } else {
         hide_scores<SEGMENT>(S, head_mask(p), row, j * Bc + part * WARP_KEYS, column);
       }
@@ -255,7 +283,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward(const __grid_co
       for (int r = 0; r < 2 * M_TILES; ++r) m_tile[r] = fmaxf(m_tile[r], m_other[r]);
     }
     float alpha[2 * M_TILES];
-    if (softmax.raise_max(m_tile, p.scale_log2, alpha)) scale_rows(O_rmem, alpha);  // and their part of l. 10
+    if (softmax.raise_max(m_tile, softmax_scale(p), alpha)) scale_rows(O_rmem, alpha);  // and their part of l. 10
     INSIDE(inside.enter(VALUES, j);)
 
     if constexpr (PAIRED) {
@@ -297,11 +325,11 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward(const __grid_co
     // Alg. 1, l. 4 and 7: Q, and the first K and V. Only the last tile of a sequence, which is visited first, can hang
     // over its end.
     int j = tiles.end - 1;
-    const int valid_keys = p.seqlen_k - j * Bc;
+    const int valid_keys = sequence.keys() - j * Bc;
 #pragma unroll
     for (int h = 0; h < PACKED_HEADS; ++h) {
       copy_tile_async<HEAD_ROWS, ROW_BYTES, PITCH, NUM_THREADS, ALIGNMENT, true>(  //
-          Q_smem + h * HEAD_ROWS * PITCH, Q + 2 * h * p.q_stride.head, q_stride, p.seqlen_q - first_row, thread);
+          Q_smem + h * HEAD_ROWS * PITCH, Q + 2 * h * p.q_stride.head, q_stride, sequence.rows() - first_row, thread);
     }
     cp_async_commit();
     copy_tile_async<Bc, ROW_BYTES, PITCH, NUM_THREADS, ALIGNMENT, true>(  //
@@ -362,18 +390,21 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward(const __grid_co
     const vec4 parked = ld_shared_vec4(parked_smem);
     const int group_row = int(parked.x) * Br + row_group * WARP_ROWS, head = int(parked.y), batch = int(parked.z);
     const u32 O_smem = parked.w + row_group * WARP_ROWS * PITCH;
+    const auto ended = sequence_of(p, batch);
 #pragma unroll
     for (int r = 0; r < 2 * M_TILES; ++r) {
       const int row = r * 8 + lane / 4;
-      const float inverse = softmax.inverse_sum(r);
+      const bool exists = LENGTHS_KIND == DENSE || group_row + row < ended.rows();  // else zeros, and an LSE of -inf
+      const float inverse = row_factor(p, softmax, r, head);
 #pragma unroll
       for (int n = 0; n < O_TILES; ++n) {
         const float* o = O_rmem[r / 2][n] + r % 2 * 2;
         st_shared_u32(O_smem + row * PITCH + (part * O_TILES + n) * 16 + lane % 4 * 4,
-                      pack_16bit<BFLOAT16>(o[0] * inverse, o[1] * inverse));
+                      exists ? pack_16bit<BFLOAT16>(o[0] * inverse, o[1] * inverse) : 0);
       }
-      if (p.lse != nullptr && part == 0 && lane % 4 == 0 && group_row + row < p.seqlen_q) {
-        st_global(p.lse + (i64(batch) * p.heads + head) * p.seqlen_q + group_row + row, softmax.lse(r));
+      if (p.lse != nullptr && part == 0 && lane % 4 == 0 && group_row + row < ended.stored_rows()) {
+        const i64 numbers = row_numbers(p, ended, i64(ended.batch()) * p.heads + head);
+        st_global(p.lse + numbers + group_row + row, exists ? softmax.lse(r) : NEG_INF);
       }
     }
     if constexpr (PAIRED) {
@@ -382,10 +413,10 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward(const __grid_co
       warp_sync();
     }
     constexpr int STORE_ROWS = WARP_ROWS / COLUMN_WARPS;
-    char* O = static_cast<char*>(p.o) + 2 * (batch * p.o_stride.batch + head * p.o_stride.head +
-                                             (group_row + part * STORE_ROWS) * p.o_stride.seq);
+    char* O = static_cast<char*>(p.o) + 2 * (ended.batch() * p.o_stride.batch + head * p.o_stride.head +
+                                             (ended.first_row() + (group_row + part * STORE_ROWS)) * p.o_stride.seq);
     store_tile<STORE_ROWS, ROW_BYTES, PITCH, ALIGNMENT>(O, p.o_stride.seq * 2, O_smem + part * STORE_ROWS * PITCH,
-                                                        p.seqlen_q - group_row - part * STORE_ROWS, lane);
+                                                        ended.stored_rows() - group_row - part * STORE_ROWS, lane);
   }
 
   INSIDE(inside.close();)
@@ -393,7 +424,8 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward(const __grid_co
     block_sync();  // the record ends when the last warp has stored
     if constexpr (LOOKED_UP) tiles = tally.range(tiles.total);
     const vec4 parked = ld_shared_vec4(parked_smem);
-    if (thread == 0) write_trace(p, blockIdx.x, {int(parked.x), int(parked.y), int(parked.z)}, tiles, start_ns);
+    const bool exists = LENGTHS_KIND == DENSE || int(parked.x) * Br < sequence_of(p, int(parked.z)).rows();
+    if (thread == 0 && exists) write_trace(p, blockIdx.x, {int(parked.x), int(parked.y), int(parked.z)}, tiles, start_ns);
   }
 }
 

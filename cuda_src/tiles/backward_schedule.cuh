@@ -29,7 +29,8 @@ DEVICE HeadBlock block_in_turn(u32 index, u32 num_blocks, u32 all_heads, i64 hea
 // the bytes of all of them left SMs idle at the end: 2 x 32/8 x 4k x d128 causal took 1.04, with one sequence 1.39.)
 template <int BC>
 DEVICE KeyItem key_item(const BackwardParams& p, u32 index, int head_bytes_per_row) {
-  const u32 Tc = u32(p.seqlen_k - 1) / BC + 1, all_heads = u32(p.batch) * u32(p.kv_heads);
+  const u32 Tc = LENGTHS_KIND == PACKED ? num_packed_blocks<BC>(p.total_k, p.batch) : u32(p.seqlen_k - 1) / BC + 1;
+  const u32 all_heads = LENGTHS_KIND == PACKED ? u32(p.kv_heads) : u32(p.batch) * u32(p.kv_heads);
   const i64 head_bytes = i64(p.seqlen_q) * head_bytes_per_row;
   HeadBlock found;
   if constexpr (DETERMINISTIC) {
@@ -38,7 +39,18 @@ DEVICE KeyItem key_item(const BackwardParams& p, u32 index, int head_bytes_per_r
     found = ordered_block(index, Tc, all_heads, head_bytes);
     if constexpr (LATER_ROWS_SEE_MORE) found.block = Tc - 1 - found.block;
   }
+  if constexpr (LENGTHS_KIND == PACKED) {
+    const PackedBlock block = packed_block<BC>(p.cu_seqlens_k, p.batch, p.total_k, found.block);
+    return {block.block, int(found.head), block.sequence};
+  }
   return {int(found.block), int(found.head % u32(p.kv_heads)), int(found.head / u32(p.kv_heads))};
+}
+
+// The query tiles that a key block visits: none behind the last key.
+template <int BR, int BC>
+DEVICE TileRange visited_queries(const HeadMask& mask, int k_block) {
+  if (LENGTHS_KIND != DENSE && (mask.rows == 0 || k_block * BC >= mask.keys)) return {};
+  return mask.query_tiles<BR, BC>(k_block);
 }
 
 // A query tile of one query head, and its successor among those that a key block visits: tiles of a head from first to last
@@ -73,8 +85,12 @@ struct QueryWalk {
 
 // How many key blocks add to a query tile before one does: those to its right that see something of it.
 template <int BR, int BC>
+DEVICE u32 key_blocks_before(const HeadMask& mask, int q_tile, int k_block) {
+  return u32(mask.template tiles<BR, BC, true>(q_tile).end - 1 - k_block);
+}
+template <int BR, int BC>
 DEVICE u32 key_blocks_before(const BackwardParams& p, int q_tile, int k_block) {
-  return u32((head_mask(p).template tiles<BR, BC, true>(q_tile)).end - 1 - k_block);
+  return key_blocks_before<BR, BC>(head_mask(p), q_tile, k_block);
 }
 
 // DETERMINISTIC: key blocks add to a tile of dQ from right to left. Blocks are launched in that order, and a causal block
@@ -90,13 +106,16 @@ struct DqTurns {
   const BackwardWorkspace& workspace;
   int k_block;
   i64 first_head;  // of the batch
+  const HeadMask* mask = nullptr;  // with LENGTHS: of the sequence; and its first tile
+  u32 first_tile = 0;
 
   // How many key blocks have added to a tile.
   DEVICE u32 count(QueryTile tile) const { return ld_acquire_gpu(counter(tile)); }
 
   // By one thread, before a barrier of the block that comes before the additions; `found` is what count() said before.
   DEVICE void await(QueryTile tile, u32 found) const {
-    const u32 turn = key_blocks_before<BR, BC>(p, tile.q_tile, k_block);
+    const u32 turn = LENGTHS_KIND == DENSE ? key_blocks_before<BR, BC>(p, tile.q_tile, k_block)
+                                           : key_blocks_before<BR, BC>(*mask, tile.q_tile, k_block);
     while (found != turn) found = count(tile);
   }
 
@@ -105,6 +124,9 @@ struct DqTurns {
 
  private:
   DEVICE u32* counter(QueryTile tile) const {
+    if constexpr (LENGTHS_KIND == PACKED) {
+      return workspace.turns + i64(tile.head) * workspace.query_tiles(p) + first_tile + tile.q_tile;
+    }
     return workspace.turns + (first_head + tile.head) * ((p.seqlen_q - 1) / BR + 1) + tile.q_tile;
   }
 };

@@ -5,10 +5,13 @@
 // the last pass puts it in order. A head begins with a row of accumulators of its own: where seqlen_q is no multiple of 16,
 // up to 15 rows per head are padding. WHOLE_TILES: a head has whole query tiles instead, each with the numbers of its rows
 // behind its dQ, so that one index says where all of it lies and nothing is tested; and blocks take items by a counter.
+//
+// Of packed sequences a head has one row of strips, and of tiles, in which each sequence has its own (first_packed_block).
 #pragma once
 #include "backward_params.cuh"
 #include "primitives/reduction.cuh"
 #include "tiles/fragments.cuh"
+#include "tiles/lengths.cuh"
 
 // Four neighbours can be added at once from sm_90 on. Else each of the four registers of a warp has 128 bytes to itself.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
@@ -41,16 +44,28 @@ struct BackwardWorkspace {
   u32* next;   // WHOLE_TILES: the item that is to be taken next
   vec4* items;  // WHOLE_TILES: (key blocks * batch * kv_heads, RECORD_VECTORS), in the order in which they are taken
   u32* turns;  // (batch * heads, query tiles), DETERMINISTIC; WHOLE_TILES: none, they are with their tiles
+  float* sinks;  // SINK: (batch * heads, strips), what each strip adds to dsink
   i32 strips;  // of a head
 
   DEVICE explicit BackwardWorkspace(const BackwardParams& p) {
-    const i64 heads = i64(p.batch) * p.heads;
+    const i64 heads = num_heads(p);
     next = static_cast<u32*>(p.workspace);
     dQ = static_cast<float*>(p.workspace) + (WHOLE_TILES ? HEADER_FLOATS : 0);
-    strips = WHOLE_TILES ? tiles(p) * TILE_STRIPS : (p.seqlen_q - 1) / STRIP + 1;
+    strips = LENGTHS_KIND == PACKED ? num_packed_blocks<STRIP>(p.total_q, p.batch)
+             : WHOLE_TILES ? tiles(p) * TILE_STRIPS : (p.seqlen_q - 1) / STRIP + 1;
     rows = reinterpret_cast<char*>(dQ + heads * strips * (D_TILES * ACCUMULATOR));
     items = reinterpret_cast<vec4*>(dQ + heads * tiles(p) * TILE_FLOATS);
-    turns = reinterpret_cast<u32*>(rows + heads * p.seqlen_q * ROW_NUMBER_BYTES);
+    turns = reinterpret_cast<u32*>(rows + heads * (LENGTHS_KIND == PACKED ? p.total_q : p.seqlen_q) * ROW_NUMBER_BYTES);
+    sinks = reinterpret_cast<float*>(turns + (DETERMINISTIC ? heads * query_tiles(p) : 0));
+  }
+
+  // Over the batch, where a sequence has its own strips.
+  DEVICE static i64 num_heads(const BackwardParams& p) {
+    return LENGTHS_KIND == PACKED ? i64(p.heads) : i64(p.batch) * p.heads;
+  }
+  // Of a head, each of which has a turn.
+  DEVICE static u32 query_tiles(const BackwardParams& p) {
+    return LENGTHS_KIND == PACKED ? num_packed_blocks<BLOCK_Q>(p.total_q, p.batch) : tiles(p);
   }
 
   // WHOLE_TILES: how many have added to a tile that is the `index`th of all; two counters, where its columns are added in parts.

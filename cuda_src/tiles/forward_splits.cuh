@@ -41,10 +41,16 @@ DEVICE TileRange split_tiles(const AttentionParams& p, const TileRange& tiles, i
 
 // What this thread block visits of the keys.
 template <int BC>
-DEVICE TileRange block_tiles(const AttentionParams& p, int q_block) {
-  const TileRange tiles = visited_tiles<HEAD_ROWS, BC>(p, q_block);
+DEVICE TileRange block_tiles(const AttentionParams& p, const HeadMask& mask, int q_block) {
+  const TileRange tiles = LENGTHS_KIND == DENSE ? visited_tiles<HEAD_ROWS, BC>(p, q_block)
+                                                : visited_tiles<HEAD_ROWS, BC>(mask, q_block);
   if constexpr (SPLIT_KEYS) return split_tiles(p, tiles, int(blockIdx.y));
   return tiles;
+}
+
+template <int BC>
+DEVICE TileRange block_tiles(const AttentionParams& p, int q_block) {
+  return block_tiles<BC>(p, head_mask(p), q_block);
 }
 
 // Row `row` of a split's tile in the workspace.

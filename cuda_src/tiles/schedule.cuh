@@ -21,12 +21,12 @@ DEVICE HeadMask head_mask(const Params& p) { return {p.seqlen_q, p.seqlen_k, p.b
 constexpr bool LATER_ROWS_SEE_MORE = MASK_KIND == MASK_CAUSAL || is_looked_up(MASK_KIND);
 
 // That of one sequence: with LENGTHS, edges are given as distances from its diagonal.
-template <typename Params>
+template <typename Params, typename Sequence>
 DEVICE HeadMask head_mask(const Params& p, const Sequence& sequence) {
   if constexpr (LENGTHS_KIND == DENSE) return head_mask(p);
-  const i64 shift = diagonal_of(p, sequence), least = -sequence.rows, most = sequence.keys;
+  const i64 shift = diagonal_of(p, sequence), least = -sequence.rows(), most = sequence.keys();
   auto edge = [&](int distance) { return int(min(max(shift + distance, least), most)); };
-  return {sequence.rows, sequence.keys, edge(p.band_first), edge(p.band_last)};
+  return {sequence.rows(), sequence.keys(), edge(p.band_first), edge(p.band_last)};
 }
 
 template <int BR, int BC>

@@ -72,4 +72,12 @@ struct OnlineSoftmax {
   }
   DEVICE float inverse_sum(int r) const { return l[r] == 0.0f ? 0.0f : rcp(l[r]); }
   DEVICE float lse(int r) const { return natural_lse(m_scaled[r], l[r]); }
+
+  // A logit, in units of log2, joins the denominator of a whole row. Returns what O is multiplied by.
+  DEVICE float join(int r, float logit) {
+    const float m = fmaxf(m_scaled[r], logit), kept = ex2(m_scaled[r] - m);
+    l[r] = fmaf(l[r], kept, ex2(logit - m));
+    m_scaled[r] = m;
+    return kept * inverse_sum(r);
+  }
 };

@@ -33,12 +33,13 @@ from ..core.phases import Logs, Room
 from ..kernels import TileConfig
 from ..masks.checks import check_flag
 from ..nvrtc.compiler import trace_constants
-from ..ops import arrays
+from ..ops import arrays, further
 from ..ops.backward import BackwardCall
 from ..ops.calls import Call, check_num_splits, with_memory
 from ..ops.dense import scores_of
 from ..ops.forward import ForwardCall
 from ..ops.mask_arguments import resolve_mask
+from ..ops.varlen import PackedBackward, PackedForward
 from ..planner import Plan, make_plan
 from . import build
 from .launch import EmulationError, Execution, Finding, execute_all
@@ -104,6 +105,12 @@ def emulate(
     mask: Mask | None = None,
     softcap: float | None = None,
     scale: float | None = None,
+    alibi_slopes: Any = None,
+    sink: Any = None,
+    seqlens_q: Any = None,
+    seqlens_k: Any = None,
+    cu_seqlens_q: Any = None,
+    cu_seqlens_k: Any = None,
     layout: str = "bhsd",
     algorithm: str = "fa2",
     num_splits: int | None = None,
@@ -121,8 +128,11 @@ def emulate(
 
     Parameters
     ----------
-    q, k, v, causal, window, mask, softcap, scale, layout, algorithm, num_splits, precision
+    q, k, v, causal, window, mask, softcap, scale, alibi_slopes, sink, seqlens_q, seqlens_k, layout, algorithm,
+    num_splits, precision
         As for :func:`cufa.flash_attention`; NumPy arrays of a dtype that the kernel serves.
+    cu_seqlens_q, cu_seqlens_k
+        With these q, k and v are packed, as for :func:`cufa.flash_attention_varlen`.
     mode : "plain", "checked" or "counted"
         "plain" only computes. "checked" also finds races and reads of never-written shared memory, accesses
         outside shared memory or the arrays (which lie in memory poisoned with NaN), missing fences (between
@@ -160,9 +170,12 @@ def emulate(
     """
     execution = Execution(mode, schedule, copies, threads)
     inputs = _on_host({"q": q, "k": k, "v": v})
+    few = _few(alibi_slopes, sink, seqlens_q, seqlens_k, cu_seqlens_q, cu_seqlens_k)
     options = scores_of(resolve_mask(causal, window, mask), softcap, scale, precision)
+    results = {"out": None, "lse": None}
     request = {"algorithm": algorithm, "num_splits": check_num_splits(num_splits)}
-    call = ForwardCall(inputs, {"out": None, "lse": None}, layout, options, request)
+    kind, layout = (PackedForward, "bshd") if "cu_seqlens_q" in few else (ForwardCall, layout)
+    call = kind({**inputs, **few}, results, layout, options, request)
     return _run(call, execution, config, arch, trace, inside)
 
 
@@ -179,6 +192,12 @@ def emulate_backward(
     mask: Mask | None = None,
     softcap: float | None = None,
     scale: float | None = None,
+    alibi_slopes: Any = None,
+    sink: Any = None,
+    seqlens_q: Any = None,
+    seqlens_k: Any = None,
+    cu_seqlens_q: Any = None,
+    cu_seqlens_k: Any = None,
     layout: str = "bhsd",
     algorithm: str = "fa2",
     precision: str | None = None,
@@ -201,11 +220,18 @@ def emulate_backward(
     execution = Execution(mode, schedule, copies, threads)
     inputs = _on_host({"dout": dout, "q": q, "k": k, "v": v, "out": out, "lse": lse})
     inputs |= {"dlse": None} if dlse is None else _on_host({"dlse": dlse})
+    few = _few(alibi_slopes, sink, seqlens_q, seqlens_k, cu_seqlens_q, cu_seqlens_k)
     options = scores_of(resolve_mask(causal, window, mask), softcap, scale, precision)
-    wanted = dict.fromkeys(("dq", "dk", "dv"))
+    wanted = dict.fromkeys(("dq", "dk", "dv") if sink is None else ("dq", "dk", "dv", "dsink"))
     deterministic = check_flag("deterministic", deterministic)
-    call = BackwardCall(inputs, wanted, layout, options, {"algorithm": algorithm}, deterministic)
+    kind, layout = (PackedBackward, "bshd") if "cu_seqlens_q" in few else (BackwardCall, layout)
+    call = kind({**inputs, **few}, wanted, layout, options, {"algorithm": algorithm}, deterministic)
     return _run(call, execution, config, arch, trace, inside)
+
+
+def _few(*given: Any) -> dict[str, Any]:
+    names = (x.name for x in further.OPERANDS)
+    return further.read(dict(zip(names, given, strict=True)), None)
 
 
 def _on_host(given: Mapping[str, Any]) -> dict[str, Any]:

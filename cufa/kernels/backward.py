@@ -6,6 +6,7 @@ import dataclasses
 
 from ..core import order
 from ..core.architectures import Device
+from ..core.lengths import LENGTH_KINDS
 from ..core.operation import Split
 from ..core.problem import MASK_KINDS, Problem
 from ..core.schedule import Schedule
@@ -49,7 +50,7 @@ def _backward_shared_memory(config: BackwardConfig, head_dim: int) -> tuple[Buff
 
 
 def _strips(problem: Problem) -> int:
-    return ceil_div(problem.seqlen_q, STRIP) * problem.heads * problem.batch
+    return problem.query_blocks(STRIP) * problem.heads
 
 
 def _backward_launches(
@@ -58,7 +59,7 @@ def _backward_launches(
     """One block per key block and key/value head, between two passes over the queries."""
     name = "fa2_backward_f32" if problem.dtype == "float32" else "fa2_backward"
     passes = (ceil_div(_strips(problem), PASS_WARPS), 1, 1)
-    key_blocks = ceil_div(problem.seqlen_k, config.block_kv) * problem.kv_heads * problem.batch
+    key_blocks = problem.key_blocks(config.block_kv) * problem.kv_heads
     return (
         Launch(f"{name}_prepare", passes, PASS_WARPS * 32, 0),
         Launch(name, (key_blocks, 1, 1), config.num_warps * 32, shared_memory),
@@ -68,10 +69,11 @@ def _backward_launches(
 
 def _backward_workspace(problem: Problem, config: BackwardConfig, split: Split | None = None) -> int:
     """``BackwardWorkspace`` of backward_workspace.cuh: dQ in float32, in whole strips; LSE and delta of each query;
-    where the order is fixed, a counter for each query tile."""
-    heads = problem.batch * problem.heads
-    counters = ceil_div(problem.seqlen_q, config.block_q) if problem.deterministic else 0
-    return _strips(problem) * STRIP * problem.head_dim * 4 + heads * (problem.seqlen_q * 8 + counters * 4)
+    where the order is fixed, a counter for each query tile; with a sink, a number for each strip."""
+    batch, _, rows, _ = problem.shapes[0]
+    counters = problem.query_blocks(config.block_q) * problem.heads if problem.deterministic else 0
+    numbers = batch * problem.heads * rows * 8 + (counters + problem.sink * _strips(problem)) * 4
+    return _strips(problem) * STRIP * problem.head_dim * 4 + numbers
 
 
 def _f32_shared_memory(config: BackwardConfig, head_dim: int) -> tuple[Buffer, ...]:
@@ -102,8 +104,8 @@ def _backward_choose(problem: Problem, fitting: tuple[BackwardConfig, ...], devi
     ]
     chosen = held[0] if held else fitting[0]
     halves = [x for x in held if _tiling(x) == (*_tiling(chosen)[:-1], chosen.block_kv // 2)]
-    blocks = ceil_div(problem.seqlen_k, chosen.block_kv) * problem.kv_heads * problem.batch
-    if not halves or chosen.num_stages == 1 or blocks > 2 * device.num_sms:
+    blocks = problem.key_blocks(chosen.block_kv) * problem.kv_heads
+    if not halves or chosen.num_stages == 1 or blocks > 2 * device.num_sms or problem.lengths.ragged:
         return chosen
     return min(chosen, halves[0], key=lambda config: _span(problem, config, chosen, device.num_sms))
 
@@ -158,6 +160,8 @@ FA2_BACKWARD = KernelSpec(
     order=lambda problem, schedule, num_sms: order.key_blocks(problem, schedule),
     operation="backward",
     further_constants=lambda problem: {"DETERMINISTIC": problem.deterministic, "WHOLE_TILES": False},
+    lengths=LENGTH_KINDS,
+    score_changes=("alibi", "sink"),
 )
 
 FA2_BACKWARD_F32 = dataclasses.replace(
@@ -183,4 +187,6 @@ FA2_BACKWARD_F32 = dataclasses.replace(
         BackwardConfig(16, 16, num_warps=2, min_head_dim=248, warp_keys=16),
     ),
     shared_memory=_f32_shared_memory,
+    lengths=("dense",),
+    score_changes=(),
 )

@@ -6,12 +6,13 @@ import dataclasses
 
 from ..core import order
 from ..core.architectures import Device
+from ..core.lengths import LENGTH_KINDS
 from ..core.operation import Split
 from ..core.problem import MASK_KINDS, Problem
 from .config import SplitConfig
 from .mask_blocks import mask_launches
 from .shared_memory import Buffer, tile_pitch
-from .spec import KernelSpec, Launch, ceil_div
+from .spec import KernelSpec, Launch
 from .splits import forward_workspace, in_splits, query_items, with_merge
 
 
@@ -59,7 +60,7 @@ def _fa2_choose(problem: Problem, fitting: tuple[Fa2Config, ...], device: Device
     Measured on an H200: blocks of equal length gain until every second SM has one of 128 rows; where
     later rows see more, and blocks differ in length, until the blocks of 128 rows make one wave.
     """
-    blocks = ceil_div(problem.seqlen_q, 128) * problem.heads * problem.batch
+    blocks = problem.query_blocks(128) * problem.heads
     wave = 2 * device.num_sms if problem.head_dim <= 128 else device.num_sms
     narrow = [config for config in fitting if config.block_q == 64]
     if narrow and blocks <= (wave if problem.later_rows_see_more else device.num_sms // 2):
@@ -107,4 +108,6 @@ FA2_FORWARD = KernelSpec(
     skip_masked_tiles=True,
     order=lambda problem, schedule, num_sms: order.query_blocks(problem, schedule),
     choose=_fa2_choose,
+    lengths=LENGTH_KINDS,
+    score_changes=("alibi", "sink"),
 )

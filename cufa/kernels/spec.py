@@ -215,6 +215,8 @@ def _refuses_beyond_band(problem: Problem) -> str | None:
         return "serves masks that hide keys from runs of rows within a plain band, not within one with exempt tokens"
     if problem.deterministic:
         return "adds in a fixed order (deterministic) where the mask is a band only, so far"
+    if problem.alibi or problem.sink:
+        return "takes ALiBi and sinks where the mask is a band only, so far"
     if problem.lengths != DENSE:
         return "takes masks that are more than a band with sequences as long as the arrays only, so far"
     if problem.seqlen_q + problem.seqlen_k >= 2**30:

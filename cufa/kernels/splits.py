@@ -24,7 +24,7 @@ def slot_bytes(problem: Problem, config: TileConfig) -> int:
 def query_items(problem: Problem, config: TileConfig) -> int:
     """Query blocks of all heads, of heads that share a tile together."""
     packed = config.block_q // config.head_rows
-    return ceil_div(problem.seqlen_q, config.head_rows) * (problem.heads // packed) * problem.batch
+    return problem.query_blocks(config.head_rows) * (problem.heads // packed)
 
 
 def with_merge(

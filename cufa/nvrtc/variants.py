@@ -28,7 +28,14 @@ one architecture, the first that the kernel serves; so are narrow copies and the
 
 PAIRED = ("architecture", "head dim class", "element", "mask", "softcap")
 """Every two values of these meet in some build of a kernel; so do the constants of its own among them."""
-_MORE_PAIRS = (("config", "softcap"), ("trace", "mask"), ("trace", "inside"), ("alignment", "item size"))
+_MORE_PAIRS = (
+    ("few", "mask"),
+    ("few", "head dim class"),
+    ("config", "softcap"),
+    ("trace", "mask"),
+    ("trace", "inside"),
+    ("alignment", "item size"),
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,6 +81,7 @@ class Variant:
             "element": (p.dtype, p.k_element.name, p.precision),
             "mask": p.mask_kind,
             "softcap": p.softcap is not None,
+            "few": (p.lengths.kind, p.alibi, p.sink),
             "config": self.config,
             "item size": p.itemsize,
             "alignment": p.alignment,
@@ -87,6 +95,7 @@ class Variant:
         parts = [self.arch.name, self.spec.name, str(self.config), f"head_dim {p.head_dim}", p.dtype]
         parts += [p.precision] * (p.precision != "native")
         parts += [p.mask_kind, *["softcap"] * (p.softcap is not None)]
+        parts += [p.lengths.kind] * p.lengths.ragged + ["ALiBi"] * p.alibi + ["sink"] * p.sink
         parts += [name.lower() for name, on in self.spec.further_constants(p).items() if on]
         parts += [f"{p.alignment}-byte copies"] * (p.alignment < 16)
         return ", ".join([*parts, *["trace"] * self.trace, *["inside"] * self.inside])

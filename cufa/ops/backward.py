@@ -145,7 +145,7 @@ def flash_attention_backward(
         deterministic,
     )
     in_fixed_order = deterministic and bool(how["mask"].beyond_band)
-    served = gpu_serves(str(named["q"].dtype), how, few) and not in_fixed_order
+    served = gpu_serves("backward", str(named["q"].dtype), how, few) and not in_fixed_order
     return calls.run(call, device, options, gpu_serves=served)
 
 
@@ -306,7 +306,7 @@ BACKWARD = register(
         describe=_describe,
         plan_lines=plan_lines,
         compiled=_compiled,
-        num_records=lambda plan: plan.problem.batch * plan.problem.kv_heads * plan.schedule.num_kv_blocks,
+        num_records=lambda plan: plan.problem.key_blocks(plan.config.block_kv) * plan.problem.kv_heads,
         by_keys=True,
     )
 )

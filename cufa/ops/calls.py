@@ -15,7 +15,7 @@ from ..core.lengths import Packed
 from ..core.operation import OPERATIONS, Operand, Operation
 from ..core.problem import Problem
 from ..planner import Plan, make_plan
-from . import arrays
+from . import arrays, further
 from .seen import SeenCall, find, remember
 
 
@@ -216,10 +216,12 @@ def run_on_gpu(call: Call, key: tuple[Any, ...] | None) -> dict[str, Any]:
     cuda, device_id = cuda_module(), call.first[1].data.device_id
     with cupy.cuda.Device(device_id):
         results = call.allocate(problem, cupy.ndarray)
-        if problem.empty and not problem.sink:
-            call.fill_empty(results)
-            return results
         call = dataclasses.replace(call, inputs=_on_device(call.inputs))
+        if problem.empty:
+            call.fill_empty(results)
+            if problem.sink:
+                further.fill_sink_alone(call.inputs, results, cupy)
+            return results
         given = call.arrays(results)
         plan = plan_for(with_memory(problem, given), cuda.device(device_id), **call.request)
         binding = cuda.Binding(cuda.prepare(plan, device_id), given)

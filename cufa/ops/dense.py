@@ -11,13 +11,13 @@ import numpy as np
 
 from ..core.columns import Columns
 from ..core.integers import Integers
-from ..core.lengths import DENSE, Packed
+from ..core.lengths import DENSE, Packed, Padded
 from ..core.mask import CAUSAL, FULL, Band, Mask
 from ..core.operation import Arrays
 from ..core.params import softmax_scalars
 from ..core.problem import MASK_KINDS, MAX_SIZE, Problem, default_scale
 from ..core.scores import check_softcap
-from ..kernels import KernelSpec
+from ..kernels import KernelSpec, kernels_of
 from ..planner import Plan
 from . import arrays, calls, further
 
@@ -80,13 +80,24 @@ class PackedCall(calls.Call):
         return found | self._further(given)
 
 
-def gpu_serves(dtype: str, options: Mapping[str, Any], inputs: Mapping[str, Any]) -> bool:
+def gpu_serves(operation: str, dtype: str, options: Mapping[str, Any], inputs: Mapping[str, Any]) -> bool:
     """Whether kernels take what NumPy arrays and these options say; else they are computed on the CPU."""
-    few = any(x.name in inputs for x in further.OPERANDS)
     mask = options["mask"]
-    served = not mask.beyond_band or mask.beyond_band in MASK_KINDS
-    within_sets = isinstance(mask, Columns) and bool(mask.band.beyond_band)
-    return dtype != "float64" and served and not within_sets and not few
+    given = {name.split("seqlens")[0] for name, x in inputs.items() if "seqlens" in name and x is not None}
+    lengths = "packed" if "cu_" in given else "padded" if given else "dense"
+    changes = {
+        change
+        for name, change in (("alibi_slopes", "alibi"), ("sink", "sink"))
+        if inputs.get(name) is not None
+    }
+    if mask.beyond_band and (given or changes or mask.beyond_band not in MASK_KINDS):
+        return False
+    if isinstance(mask, Columns) and mask.band.beyond_band:
+        return False
+    return any(
+        dtype in spec.dtypes and lengths in spec.lengths and changes <= set(spec.score_changes)
+        for spec in kernels_of(operation).values()
+    )
 
 
 def plan_shapes(
@@ -120,7 +131,7 @@ def plan_shapes(
     problem = further.planned(few, problem)
     could_move = device is None and not arrays.is_device_array(q)
     target = calls.planning_device(
-        device, gpu_serves(name, options, few) if could_move else name != "float64"
+        device, gpu_serves(problem.operation, name, options, few) if could_move else name != "float64"
     )
     return calls.plan_for(problem, target, **request)
 
@@ -200,6 +211,15 @@ def plan_lines(plan: Plan) -> list[str]:
     return [tiles, f"splits     {plan.split.kind}: {plan.split.count} of the keys of each query block"]
 
 
+_FEW: tuple[dict[str, Any], ...] = (
+    {},
+    {"lengths": Padded((1024,), (1024,)), "sink": True},
+    {"lengths": Packed(1024, 1024, (1024,), (1024,)), "alibi": True},
+    {"lengths": Packed(1024, 1024, (1024,), (1024,))},
+    {"alibi": True, "sink": True},
+)
+"""What few calls have; every kind is with each other kind somewhere."""
+
 #: One of each kind.
 _MASKS = (
     FULL,
@@ -211,10 +231,11 @@ _MASKS = (
 
 
 def compiled(spec: KernelSpec, head_dim: int) -> Iterator[Problem]:
-    """Every element with every kind of mask, with and without a cap."""
+    """Every element with every kind of mask, with and without a cap, lengths, ALiBi and sink."""
     for dtype, precision, mask, softcap in itertools.product(
         spec.dtypes, spec.precisions, _MASKS, (None, 30.0)
     ):
         if (dtype == "float32") != (precision == "native"):  # a precision is a choice for float32 only
             problem = Problem(1, 1, 1, 1024, 1024, head_dim, dtype, mask, default_scale(head_dim), softcap)
-            yield dataclasses.replace(problem, precision=precision, operation=spec.operation)
+            for few in _FEW:
+                yield dataclasses.replace(problem, precision=precision, operation=spec.operation, **few)

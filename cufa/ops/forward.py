@@ -132,7 +132,7 @@ def flash_attention(
     Launches on CuPy's current stream and does not synchronise (NumPy inputs on a GPU do, to bring the
     result back). With ``out=`` and after one warm-up call it can be captured in a CUDA graph.
 
-    ALiBi, sinks and lengths are computed on the CPU so far: no kernel serves them yet, and calls on the GPU say so.
+    On a GPU, ALiBi, sinks and lengths are served by FA2's kernels for float16 and bfloat16 so far; others say so.
 
     On a GPU, keys and values that the mask hides from a query must still be finite: a tile that holds
     some that it sees is multiplied as a whole, and 0 · inf is NaN.
@@ -178,7 +178,8 @@ def flash_attention(
     results = calls.attention_results(out, return_lse)
     request = {"algorithm": algorithm, "num_splits": calls.check_num_splits(num_splits)}
     call = ForwardCall(inputs, results, layout, how, request)
-    return calls.run(call, device, options, gpu_serves=gpu_serves(str(inputs["q"].dtype), how, inputs))
+    served = gpu_serves("forward", str(inputs["q"].dtype), how, inputs)
+    return calls.run(call, device, options, gpu_serves=served)
 
 
 class ForwardCall(DenseCall):
