@@ -42,9 +42,13 @@ def figure_scripts() -> list[str]:
     return [f"/static/js/{script.name}" for script in scripts]
 
 
+#: The first page draws its own.
+_WITHOUT_FIGURES = ("/", "/doctor")
+
+
 class Preload:
-    """ASGI middleware: documents name the script that draws figures in a ``Link`` header, but the first page's, which
-    draws its own."""
+    """ASGI middleware: documents name the script that draws figures in a ``Link`` header, but those of pages that have
+    none that it would draw."""
 
     def __init__(self, app: Any) -> None:
         self._app = app
@@ -59,7 +63,7 @@ class Preload:
                     message = {**message, "headers": [*headers, self._header]}
             await send(message)
 
-        has_figures = scope["type"] == "http" and scope["path"] != "/"
+        has_figures = scope["type"] == "http" and scope["path"] not in _WITHOUT_FIGURES
         await self._app(scope, receive, with_link if has_figures else send)
 
 

@@ -44,10 +44,11 @@ def test_a_document_names_the_script_that_draws_figures() -> None:
     assert value.endswith(b">; rel=modulepreload")
 
 
-def test_the_first_page_does_not_ask_for_it() -> None:
-    """It draws by itself, and is drawn sooner without 1.4 MB beside it."""
+@pytest.mark.parametrize("path", ["/", "/doctor"])
+def test_pages_without_such_figures_do_not_ask_for_it(path: str) -> None:
+    """They are there sooner without 1.4 MB beside them."""
     kind = b"text/html; charset=utf-8"
-    assert headers_of(kind, "/") == [(b"content-type", kind)]
+    assert headers_of(kind, path) == [(b"content-type", kind)]
 
 
 def test_other_answers_pass_unchanged() -> None:
