@@ -123,7 +123,7 @@ def test_known_results_are_those_of_the_chosen_machine(elsewhere: Path) -> None:
     file.with_name("another.json").write_text(json.dumps(record))
     for name in ("Made-up GPU", "Another GPU"):
         said = words(open_page("compare", machine=f"recorded:{name}"))
-        assert f"Only float16 is timed on {name};" in said
+        assert f"× from FA1 to FA2 on {name}" in said
 
 
 def test_one_small_run_stands_behind_what_was_measured_most(with_runs: Store, elsewhere: Path) -> None:

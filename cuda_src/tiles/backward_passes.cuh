@@ -134,6 +134,7 @@ DEVICE void prepare_strip(const BackwardParams& p) {
       }
     }
   }
+  // Algorithm 2, l. 4: D = rowsum(dO * O), and beside it the row's LSE in the units that its reader takes.
 #pragma unroll(STRIP / ROWS < 8 ? STRIP / ROWS : 8)
   for (int x = 0; x < STRIP; x += ROWS) {
     const i64 row = item.row() + x + lane / LANES;
