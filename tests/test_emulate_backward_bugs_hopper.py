@@ -144,8 +144,8 @@ BUGS = {
     ),
     "turn of all key blocks, seen or not": short(
         "tiles/backward_schedule.cuh",
-        "template tiles<BR, BC, true>(q_tile)).end - 1 - k_block",
-        "template tiles<BR, BC, false>(q_tile)).end - 1 - k_block",
+        "template tiles<BR, BC, true>(q_tile).end - 1 - k_block",
+        "template tiles<BR, BC, false>(q_tile).end - 1 - k_block",
         "deadlock",
         deterministic=True,
     ),
