@@ -30,8 +30,6 @@ struct SegmentTag {
 struct TileRange {
   int total, first, end, clear_first, clear_end;
 
-  DEVICE static TileRange all_masked(int total) { return {total, 0, total, 0, 0}; }
-
   DEVICE bool empty() const { return end <= first; }
   DEVICE bool is_clear(int j) const { return clear_first <= j && j < clear_end; }
 };
