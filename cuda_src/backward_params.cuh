@@ -22,4 +22,17 @@ struct BackwardParams {
   float scale_log2;  // softmax scale * log2(e), positive
   i32 band_first, band_last;  // row i sees keys i + band_first ... i + band_last; read where MASK has that edge
   float softcap;  // read when SOFTCAP: softmax scale / cap; scale_log2 is then cap * log2(e) (tiles/score.cuh)
+  // Read where the switch that comes first is on: tiles/lengths.cuh, tiles/score.cuh.
+  const i32* seqlens_q;  // LENGTHS == PADDED: (batch), rows of each sequence; null: all have seqlen_q
+  const i32* seqlens_k;  // likewise keys
+  const i32* cu_seqlens_q;  // LENGTHS == PACKED: (batch + 1), where the rows of each sequence begin and the last end
+  const i32* cu_seqlens_k;  // likewise keys
+  const float* alibi_slopes;  // ALIBI: (heads), or (batch, heads)
+  const float* sink;  // SINK: (heads), natural log
+  float* dsink;  // SINK: (heads), result
+  i32 total_q, total_k;  // LENGTHS == PACKED: rows and keys of the arrays
+  i32 shift;  // where row 0 stands among the keys: row i is at key i + shift; ALIBI. With LENGTHS, band_first and
+  i32 shift_by_length;  // band_last count from there, and shift grows by this times (keys - rows) of a sequence
+  i32 alibi_stride;  // ALIBI: elements from sequence to sequence
+  MaskParams mask;
 };

@@ -4,7 +4,7 @@
 #include "primitives/primitives.cuh"
 
 // Written once per work item (query block x head) by a build with TRACE on. The tiles visited lie side by side, and so do
-// the clear ones among them: the class of every tile follows.
+// the clear ones among them: the class of every tile follows. (Not where a mask is more than a band: TileTally.)
 struct TraceRecord {
   u64 start_ns, end_ns;      // %globaltimer
   u32 sm;                    // %smid
@@ -17,6 +17,18 @@ struct TraceRecord {
 // Strides are in elements; the last axis is contiguous. Index order: batch, head, sequence.
 struct Strides {
   i64 batch, head, seq;
+};
+
+// What a mask has beside its band (tiles/looked_up_mask.cuh): read where MASK says so.
+struct MaskParams {
+  const i32* runs;        // (2 or 4, sequences, heads, keys): lo and hi of the run of rows that a key is hidden from; and of another
+  const i32* prefix_of;   // a number for each sequence; likewise the next two
+  const i32* keep_of;
+  const i32* global_of;
+  i64 workspace;          // bytes of the workspace before what prepare_mask() leaves there
+  i32 sequences, heads, keys;  // of `runs`; one sequence or head is all of them's
+  i32 run_shift;          // row i is row i + run_shift of `runs`
+  i32 prefix, keep, global_tokens;  // of all sequences; where there is a pointer: 0 if its first number is all of them's, else 1
 };
 
 struct AttentionParams {
@@ -33,4 +45,17 @@ struct AttentionParams {
   i32 heads_per_group;  // persistent kernels, MASK_CAUSAL: see PersistentItems
   i32 band_first, band_last;  // row i sees keys i + band_first ... i + band_last; read where MASK has that edge
   float softcap;  // read when SOFTCAP: softmax scale / cap; scale_log2 is then cap * log2(e) (tiles/score.cuh)
+  i32 num_splits;  // read when SPLIT_KEYS: thread blocks that share out the keys of a query block
+  // Read where the switch that comes first is on: tiles/lengths.cuh, tiles/score.cuh.
+  const i32* seqlens_q;  // LENGTHS == PADDED: (batch), rows of each sequence; null: all have seqlen_q
+  const i32* seqlens_k;  // likewise keys
+  const i32* cu_seqlens_q;  // LENGTHS == PACKED: (batch + 1), where the rows of each sequence begin and the last end
+  const i32* cu_seqlens_k;  // likewise keys
+  const float* alibi_slopes;  // ALIBI: (heads), or (batch, heads)
+  const float* sink;  // SINK: (heads), natural log
+  i32 total_q, total_k;  // LENGTHS == PACKED: rows and keys of the arrays
+  i32 shift;  // where row 0 stands among the keys: row i is at key i + shift; ALIBI. With LENGTHS, band_first and
+  i32 shift_by_length;  // band_last count from there, and shift grows by this times (keys - rows) of a sequence
+  i32 alibi_stride;  // ALIBI: elements from sequence to sequence
+  MaskParams mask;
 };

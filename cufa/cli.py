@@ -27,6 +27,11 @@ _COMMANDS = {
         "Build every kernel without a GPU: registers, spills, occupancy.",
     ),
     "emulate": ("emulate", "emulate_command", "Execute a kernel's CUDA source on the CPU, and check it."),
+    "inside": (
+        "inside",
+        "inside_command",
+        "See what each warp of a kernel waits for, multiplies and stores.",
+    ),
     "dashboard": ("dashboard", "dashboard_command", "See where the time goes, in a browser on this machine."),
     "evidence": (
         "evidence",

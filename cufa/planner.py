@@ -6,13 +6,14 @@ import dataclasses
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from .core import order
+from .core import mask_memory, order
 from .core.architectures import Device
 from .core.lengths import Packed, Padded
 from .core.operation import OPERATIONS, Choice, Operation, Request, Split, Tuned
 from .core.problem import MASK_KINDS, Problem
 from .core.schedule import Schedule
 from .kernels import KernelSpec, Launch, TileConfig, kernels_of
+from .splits import with_splits
 
 if TYPE_CHECKING:
     from .core.order import Order
@@ -55,7 +56,7 @@ class Plan:
 
     def schedule_of(self, problem: Problem) -> Schedule:
         """Likewise of a part, with this plan's tiles."""
-        return Schedule.of(problem, self.config.block_q, self.config.block_kv, self.spec.skip_masked_tiles)
+        return Schedule.of(problem, self.config.head_rows, self.config.block_kv, self.spec.skip_masked_tiles)
 
     @property
     def num_splits(self) -> int:
@@ -69,9 +70,10 @@ class Plan:
 
     @property
     def order(self) -> Order | None:
-        """Who takes which work item when, on the plan's GPU; None for a kernel whose order is not known, and where
-        nothing is launched."""
-        if self.device is None or not self.launches:
+        """Who takes which work item when, on the plan's GPU; None for a kernel whose order is not known, for padded and
+        packed sequences, and where nothing is launched."""
+        ragged = self.problem.lengths.kind != "dense"
+        if self.device is None or not self.launches or ragged or (self.split and not self.operation.splits):
             return None
         return self.spec.order(self.problem, self.schedule, self.device.num_sms)
 
@@ -91,8 +93,12 @@ class Plan:
 
     @property
     def _workspace_text(self) -> str:
-        holds = self.spec.workspace_holds if self.workspace else ""
-        return f"{self.workspace:,} B" + (f": {holds}" if holds else "")
+        of_mask = mask_memory.workspace_bytes(self.problem, self.config.block_kv) if self.workspace else 0
+        holds = [self.spec.workspace_holds] * (self.workspace > of_mask)
+        holds += [
+            "the runs of rows that each key is hidden from, and what is least and greatest in each block of keys"
+        ] * (of_mask > 0)
+        return f"{self.workspace:,} B" + (f": {'; '.join(holds)}" if any(holds) else "")
 
     def __str__(self) -> str:
         where = "CPU (NumPy)" if self.device is None else f"{self.device.name} ({self.device.arch.name})"
@@ -153,6 +159,8 @@ def make_plan(
     launches = tuple(_fill(x, device) for x in spec.launches(problem, config, shared_memory, split))
     _check_grids(problem, launches)
     workspace = spec.workspace(problem, config, split)
+    if of_mask := mask_memory.workspace_bytes(problem, config.block_kv):  # behind all else
+        workspace = -(-workspace // 16) * 16 + of_mask
     return Plan(problem, spec, config, device, launches, workspace, tuple(reasons), split)
 
 
@@ -192,10 +200,7 @@ def _check_grids(problem: Problem, launches: tuple[Launch, ...]) -> None:
 
 def fitting_configs(spec: KernelSpec, head_dim: int, device: Device) -> tuple[TileConfig, ...]:
     """Configs that can run: architecture and head dim in range, shared memory within the block limit."""
-    if not spec.runs_on(device.arch.capability):
-        return ()
-    limit = device.arch.shared_memory_per_block
-    return tuple(c for c in spec.configs if c.fits(head_dim) and spec.shared_bytes(c, head_dim) <= limit)
+    return spec.fitting(spec.configs, head_dim, device)
 
 
 def choose_tiles(
@@ -205,8 +210,14 @@ def choose_tiles(
     operation = OPERATIONS[problem.operation]
     if device is None:
         reason = "no GPU in this plan: NumPy executes the same schedule on larger tiles"
+        if request.num_splits is not None:
+            reason += f", keys together (num_splits={request.num_splits} is for GPUs)"
         return Choice(operation.cpu_spec(serving), request.config or operation.cpu_config, (reason,))
-    spec = serving[0]
+    return with_splits(problem, device, _choose_whole(problem, device, serving[0], request), request)
+
+
+def _choose_whole(problem: Problem, device: Device, spec: KernelSpec, request: Request) -> Choice:
+    """The kernel's tiles, keys together."""
     if request.config is not None:
         return Choice(spec, request.config)
     fitting = fitting_configs(spec, problem.head_dim, device)

@@ -10,10 +10,26 @@ import numpy as np
 from support import TF32_EPSILON, in_order, make_inputs
 
 from cufa import attention_reference, attention_reference_backward
+from cufa.core.mask import CAUSAL
+from cufa.core.problem import Problem
 from cufa.core.scores import softcap_derivative, softcapped
+from cufa.kernels import KernelSpec
 from cufa.ops.mask_arguments import resolve_mask
 
 NAMES = ("dq", "dk", "dv")
+
+
+def serves(spec: KernelSpec, head_dim: int) -> bool:
+    """Some config of the kernel is for this head dim, with masks and caps."""
+    problem = Problem(1, 1, 1, 8, 8, head_dim, spec.dtypes[0], CAUSAL, 1.0, 1.0)
+    fits = any(config.fits(head_dim) for config in spec.configs)
+    return fits and spec.further_refusal(spec, problem) is None
+
+
+def near(spec: KernelSpec, head_dim: int) -> int:
+    """The head dim that the kernel serves nearest to this one."""
+    served = (x for x in range(8, 257, 8) if serves(spec, x))
+    return min(served, key=lambda x: abs(x - head_dim))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -160,14 +176,22 @@ def _rounding_of_parts(case: Case, precision: str | None) -> list[float]:
 
 def assert_nothing_where_nothing_is_seen(got: Any, case: Case) -> None:
     """Queries that see no key and keys that no query sees: exactly 0."""
-    visible = seen(case)
+    visible = np.broadcast_to(seen(case), (*case.q.shape[:3], case.k.shape[2]))
     dq, dk, dv = got
-    assert (dq[:, :, ~visible.any(axis=1)] == 0).all()
+    assert (dq[~visible.any(axis=-1)] == 0).all()
+    by_group = visible.reshape(*case.k.shape[:2], -1, case.k.shape[2])
     for x in (dk, dv):
-        assert (x[:, :, ~visible.any(axis=0)] == 0).all()
+        assert (x[~by_group.any(axis=2)] == 0).all()
 
 
 def seen(case: Case) -> np.ndarray:
-    """Every score that the mask lets through, (seqlen_q, seqlen_k)."""
+    """Every score that the mask lets through, (seqlen_q, seqlen_k); where it differs, of each sequence and head."""
     words = {name: case.scores.get(name) for name in ("window", "mask")}
-    return resolve_mask(case.scores.get("causal", False), **words).dense(case.q.shape[2], case.k.shape[2])
+    mask, lengths = (
+        resolve_mask(case.scores.get("causal", False), **words),
+        (case.q.shape[2], case.k.shape[2]),
+    )
+    if mask.spread == (1, 1):
+        return mask.dense(*lengths)
+    heads = np.repeat(np.arange(case.k.shape[1]), case.q.shape[1] // case.k.shape[1])
+    return np.array([[mask.dense(*lengths, b, h) for h in heads] for b in range(len(case.q))])

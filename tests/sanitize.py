@@ -49,7 +49,7 @@ def tools(spec: KernelSpec) -> tuple[str, ...]:
     # fa1: where groups of warps meet at barriers of their own, it reports stores and loads of one buffer that
     # block_sync() separates (CUDA 13.0; K's zero padding and the loads after it, for one). The executor's own
     # detector follows both kinds of barrier, and finds any of them when it is taken out.
-    misled = spec.uses_copy_engine or spec.name == "fa1_forward"
+    misled = spec.uses_copy_engine or spec.algorithm == "fa1"
     return tuple(tool for tool in TOOLS if tool != "racecheck" or not misled)
 
 

@@ -25,7 +25,7 @@ SPEC = KERNELS["fa3_forward"]
 
 
 def plan_of(problem, config=None, **changes):
-    plan = make_plan(problem, H200, "fa3", config)
+    plan = make_plan(problem, H200, "fa3", config, num_splits=1)
     return dataclasses.replace(plan, config=dataclasses.replace(plan.config, **changes))
 
 

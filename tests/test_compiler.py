@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import shutil
 import struct
 import sys
 from pathlib import Path
@@ -14,7 +15,13 @@ from cufa.core.operation import OPERATIONS
 from cufa.core.params import TRACE_RECORD, Strides
 from cufa.kernels import KERNELS
 from cufa.nvrtc import compiler
-from cufa.nvrtc.compiler import included_files, nvrtc_options, source_digest, translation_unit
+from cufa.nvrtc.compiler import (
+    included_files,
+    nvrtc_options,
+    source_digest,
+    trace_constants,
+    translation_unit,
+)
 from cufa.nvrtc.static_compile import (
     CompileError,
     CompileReport,
@@ -351,3 +358,53 @@ def test_registered_kernel_compiles_clean(kernel, arch, nvrtc):
     assert built.report.warnings == ()
     assert len(built.entries) == len({launch.entry for launch in variant.launches})
     assert all(entry.occupancy.blocks >= 1 for entry in built.entries)
+
+
+# Stamps of inside traces
+
+
+def _include_stamps(sources: Path) -> None:
+    (sources / "tiles/phases.cuh").write_text("#define INSIDE(...)\n")
+    kernel = sources / "kernels/k.cu"
+    kernel.write_text('#include "tiles/phases.cuh"\n' + kernel.read_text())
+
+
+def test_digest_leaves_out_stamps(sources):
+    before = source_digest("kernels/k.cu")
+    _include_stamps(sources)
+    _edit(sources / "kernels/k.cu", "{ x[", "{ INSIDE(if (f(g(h()))) stamp(1, (2));) x[")
+    assert source_digest("kernels/k.cu") == before
+    _edit(sources / "kernels/k.cu", "+ OFFSET", "- OFFSET")
+    assert source_digest("kernels/k.cu") != before
+    assert "phases.cuh" in [path.name for path in included_files("kernels/k.cu", stamps=True)]
+
+
+def test_stamps_change_what_a_translation_unit_is_known_by(sources):
+    """CuPy's cache must not take an inside trace of other stamps for this one."""
+    _include_stamps(sources)
+    before = translation_unit("kernels/k.cu", trace_constants(True, inside=True))
+    (sources / "tiles/phases.cuh").write_text("#define INSIDE(...) __VA_ARGS__\n")
+    assert translation_unit("kernels/k.cu", trace_constants(True, inside=True)) != before
+    assert "TRACE_INSIDE" in before
+    assert "TRACE_INSIDE" not in translation_unit("kernels/k.cu", trace_constants(True))
+
+
+@pytest.mark.parametrize(
+    ("kernel", "head_dim"), [("fa2_forward", 64), ("fa3_forward", 64), ("decode_split", 64)]
+)
+def test_product_builds_have_nothing_of_stamps(kernel, head_dim, tmp_path, monkeypatch, nvrtc):
+    """The very PTX of the same sources with every stamp cut out as the digest does."""
+    variant = next(iter(variants([90], [kernel], [head_dim])))
+    product = static_compile(variant.source, variant.constants, HOPPER)
+    copied = tmp_path / "cuda_src"
+    shutil.copytree(compiler.SOURCE_DIR, copied)
+    monkeypatch.setattr(compiler, "SOURCE_DIR", copied)
+    cut = 0
+    for path in included_files(variant.source):
+        text = path.read_text(encoding="utf-8")
+        without, number = compiler.STAMPS.subn("", text)
+        path.write_text(without, encoding="utf-8")
+        cut += number
+    assert cut > 5
+    assert "INSIDE" not in "".join(path.read_text() for path in included_files(variant.source))
+    assert static_compile(variant.source, variant.constants, HOPPER).ptx == product.ptx

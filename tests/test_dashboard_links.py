@@ -43,7 +43,8 @@ def forward(dtype: str = "bfloat16", precision: str = "native", **changes: objec
 
 
 def subject(problem: Problem, algorithm: str, card: str = "90") -> Subject:
-    plan = make_plan(problem, Device.typical(int(card)), algorithm)
+    splits = None if problem.operation == "decode" else 1  # pages have the forward's tiles of one launch
+    plan = make_plan(problem, Device.typical(int(card)), algorithm, num_splits=splits)
     return Subject(problem, plan.spec.name, plan.config, card)
 
 

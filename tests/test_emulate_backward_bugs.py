@@ -116,8 +116,8 @@ BUGS = {
     ),
     "turn of all blocks, seen or not": bug(
         SCHEDULE,
-        "visitors(tile).end - 1 - k_block",
-        "((p.seqlen_k - 1) / BC - k_block)",
+        "template tiles<BR, BC, true>(q_tile).end - 1 - k_block",
+        "template tiles<BR, BC, false>(q_tile).end - 1 - k_block",
         "deadlock",
         deterministic=True,
     ),

@@ -95,7 +95,7 @@ def test_narrow_copies(spec, dtype, precision, alignment):
 
 @MASKS
 @pytest.mark.parametrize("head_dim", [64, 256])
-@pytest.mark.parametrize("name", ["fa2_forward_f32", "naive"])
+@pytest.mark.parametrize("name", ["fa2_forward_f32", "fa1_forward_f32", "naive"])
 def test_float32_rows_of_very_different_size(name, head_dim, causal):
     """Early causal rows see small values only, beside large ones in the same tile."""
     for seed in range(3):

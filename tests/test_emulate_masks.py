@@ -22,7 +22,7 @@ DEVICE = Device.typical("sm_90")
 CHECKED = Execution("checked")
 TOLERANCE = {"float16": 6e-3, "float32": 2e-6}
 
-KERNEL_NAMES = ("naive", "fa1_forward", "fa2_forward", "fa2_forward_f32", "fa3_forward")
+KERNEL_NAMES = ("naive", "fa1_forward", "fa1_forward_f32", "fa2_forward", "fa2_forward_f32", "fa3_forward")
 LENGTHS = ((1, 1), (7, 200), (63, 65), (64, 64), (127, 7), (200, 127), (65, 200))
 MASKS = {
     "full": Band(),

@@ -16,7 +16,7 @@ from decode_support import make_case
 from support import forward_operands, make_inputs, make_problem, plan_with_blocks
 
 from cufa.core.mask import Band
-from cufa.executor.emulate import Emulation, EmulationError, Execution, Finding, run_plan
+from cufa.executor.emulate import Emulation, EmulationError, Execution, Finding, emulate, run_plan
 from cufa.kernels import KERNELS
 from cufa.nvrtc import compiler
 
@@ -41,6 +41,17 @@ def fa3(which: int, head_dim: int, lengths=(200, 130), softcap: float | None = N
         problem = make_problem(q, k, v, **(mask or {"causal": False}))
         plan = plan_with_blocks(dataclasses.replace(problem, softcap=softcap), config, 1)
         return run_plan(plan, forward_operands(q, k, v), Execution("checked", schedule), trace=False)
+
+    return run
+
+
+def fa3_split(number: int, lengths=(70, 700)) -> Run:
+    """The keys of each query block in so many splits, and the launch that merges them."""
+
+    def run(schedule: str | int) -> Emulation:
+        q, k, v = make_inputs(1, 1, 1, *lengths, 128, "float16")
+        options = {"algorithm": "fa3", "num_splits": number, "arch": "sm_90"}
+        return emulate(q, k, v, **options, mode="checked", schedule=schedule, trace=False)
 
     return run
 
@@ -71,6 +82,8 @@ RUNS: dict[str, Run] = {
     "fa3 causal": fa3(0, 128, causal=True),
     "fa3 softcap": fa3(0, 128, softcap=5.0),
     "fa3 window": fa3(0, 128, lengths=(330, 330), mask=Band(left=20, right=5)),
+    #: Only where keys are split does a launch follow, so that nothing else misses grid_release_next.
+    "fa3 split": fa3_split(3),
     "split": decode("decode_split_tma", 3, **_PAGES),
     "split, merged in clusters": decode("decode_split_tma", 3, merge=_BY_CLUSTER, **_PAGES),
     "split, merged by a launch": decode("decode_split_tma", 3, merge=_BY_LAUNCH, **_PAGES),

@@ -23,7 +23,7 @@ from cufa.planner import make_plan
 
 def counted(algorithm, seqlen_q, seqlen_k, head_dim, mask) -> Emulation:
     q, k, v = make_inputs(1, 1, 1, seqlen_q, seqlen_k, head_dim, "float16")
-    return emulate(q, k, v, mask=mask, algorithm=algorithm, mode="counted", trace=False)
+    return emulate(q, k, v, mask=mask, algorithm=algorithm, num_splits=1, mode="counted", trace=False)
 
 
 def moved(run: Emulation) -> tuple[int, int]:
@@ -66,7 +66,7 @@ def test_fa1_but_for_what_its_threads_ask_twice(seqlen_q, seqlen_k, head_dim):
 def test_the_steps_add_up_to_what_is_derived_for_whole_calls(algorithm, mask):
     """But for what FA1's warps read more than once, and ahead."""
     problem = Problem(2, 3, 3, 512, 640, 64, "float16", mask, 0.125)
-    plan = make_plan(problem, Device.typical("sm_80"), algorithm)
+    plan = make_plan(problem, Device.typical("sm_80"), algorithm, num_splits=1)
     steps = list(traffic_steps.MODELS[algorithm](problem, plan.schedule))
     read, written = (6 * count for count in traffic_steps.total(iter(steps)))
     if algorithm == "fa1":

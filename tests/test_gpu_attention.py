@@ -239,7 +239,7 @@ def test_repeats_are_bit_identical(cp, spec, dtype, precision):
 def test_skipping_changes_no_result(cp):
     """The one change from v1 to v2 in isolation: masked tiles add nothing to a row."""
     q, k, v = make_inputs(1, 4, 4, 500, 700, 64, "bfloat16")
-    skipped, _ = run(cp, q, k, v, causal=True, algorithm="fa2")
+    skipped, _ = run(cp, q, k, v, causal=True, algorithm="fa2", num_splits=1)
     computed, _ = run(cp, q, k, v, causal=True, algorithm="fa2_noskip")
     np.testing.assert_allclose(
         skipped.astype(np.float32), computed.astype(np.float32), rtol=2**-7, atol=2**-9

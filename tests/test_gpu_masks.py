@@ -1,13 +1,22 @@
-"""Masks and numbers of heads that are on the GPU: made there, kept there, and refused by kernels in words."""
+"""Masks and numbers of heads that are on the GPU: made there, kept there, served by kernels or refused in words."""
 
 from __future__ import annotations
 
+import dataclasses
+import types
+
 import numpy as np
 import pytest
-from support import make_inputs
+from backward_gpu_support import check
+from backward_support import make_case
+from support import assert_attention, forward_operands, make_inputs
+from test_emulate_masks_beyond import BACKWARD, SPECS, assert_tally, examples
 
 import cufa
 from cufa import masks
+from cufa.core.columns import Columns
+from cufa.core.integers import Integers
+from cufa.core.mask import CAUSAL, Band
 
 pytestmark = pytest.mark.gpu
 cupy = pytest.importorskip("cupy")
@@ -38,8 +47,8 @@ def test_calls_on_the_gpu_say_what_they_do_not_serve():
     q, k, v = (cupy.asarray(x) for x in make_inputs(2, 4, 2, 50, 50, 64, "float16"))
     mask = masks.evict(cupy.arange(50, dtype=cupy.int32))
     for options, word in (
-        ({"mask": mask}, "masks that are bands, not those that hide a key"),
-        ({"mask": masks.prefix(3)}, "masks that are bands, not those with a prefix"),
+        ({"mask": mask, "algorithm": "fa3"}, "masks that are bands, not those that hide a key"),
+        ({"mask": masks.prefix(3), "algorithm": "fa1"}, "masks that are bands, not those with a prefix"),
         ({"sink": np.ones(4)}, "no sink so far"),
         ({"sink": cupy.ones(4, np.float32), "seqlens_k": cupy.ones(2, np.int32)}, "no sink so far"),
         ({"alibi_slopes": cupy.ones(4, np.float32)}, "no ALiBi"),
@@ -47,11 +56,11 @@ def test_calls_on_the_gpu_say_what_they_do_not_serve():
     ):
         for _ in range(2):
             with pytest.raises(ValueError, match=word):
-                cufa.flash_attention(q, k, v, **options)
+                cufa.flash_attention(q, k, v, algorithm="fa1", **options)
     packed = (x[0].swapaxes(0, 1) for x in (q, k, v))
     cu = cupy.array([0, 20, 50], np.int32)
     with pytest.raises(ValueError, match="no packed sequences"):
-        cufa.flash_attention_varlen(*packed, cu, cu)
+        cufa.flash_attention_varlen(*packed, cu, cu, algorithm="fa1")
     assert "at most" in str(cufa.plan((2, 4, 50, 64), mask=mask, device="cpu"))
 
 
@@ -75,7 +84,117 @@ def test_numpy_arrays_go_to_the_cpu_where_no_kernel_serves():
     options = {"mask": masks.prefix(3), "sink": np.ones(4)}
     out = cufa.flash_attention(q, k, v, **options)
     np.testing.assert_array_equal(out, cufa.flash_attention(q, k, v, device="cpu", **options))
-    with pytest.raises(ValueError, match="masks that are bands, not those with a prefix"):
+    with pytest.raises(ValueError, match="no sink"):
         cufa.flash_attention(q, k, v, device="cuda", **options)
     with pytest.raises(ValueError, match=r"its numbers on a GPU.*mask\.on_host\(\)"):
         cufa.flash_attention(q, k, v, mask=masks.evict(cupy.arange(50, dtype=cupy.int32)), device="cpu")
+
+
+# --- Masks beyond bands -----------------------------------------------------------------------------------
+
+NAMES = tuple(examples(1, 1))
+LENGTHS = ((200, 127), (65, 300), (700, 900), (1, 513), (513, 64))
+KINDS = (("float16", None), ("bfloat16", None), ("float32", "float32"), ("float32", "tf32"))
+
+
+def to_gpu(mask):
+    """The same mask with its numbers on the GPU."""
+    if isinstance(mask, Columns):
+        return dataclasses.replace(mask, intervals=Integers(cupy.asarray(mask.intervals.values)))
+    sets = (
+        {name: getattr(mask, name) for name in ("prefix", "keep", "global_tokens")}
+        if isinstance(mask, Band)
+        else {}
+    )
+    there = {n: Integers(cupy.asarray(x.values)) for n, x in sets.items() if isinstance(x, Integers)}
+    return dataclasses.replace(mask, **there)
+
+
+@pytest.mark.sampled(fixed=16, dated=8)
+@pytest.mark.parametrize(("dtype", "precision"), KINDS)
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+@pytest.mark.parametrize("name", NAMES)
+def test_results(name, head_dim, dtype, precision):
+    """Forward and backward, with numbers on the host and on the GPU."""
+    for lengths in LENGTHS:
+        mask = examples(*lengths)[name]
+        case = make_case(2, 4, 2, *lengths, head_dim, dtype, mask=mask)
+        q, k, v = (cupy.asarray(x) for x in (case.q, case.k, case.v))
+        for given in (mask, to_gpu(mask)):
+            out, lse = cufa.flash_attention(q, k, v, mask=given, precision=precision, return_lse=True)
+            assert_attention(
+                cupy.asnumpy(out), cupy.asnumpy(lse), case.q, case.k, case.v, mask=mask, precision=precision
+            )
+        check(cupy, case, precision=precision)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("spec", [*SPECS, *BACKWARD], ids=lambda s: s.name)
+def test_tiles_are_those_of_the_schedule(spec, name):
+    from cufa.backends import cuda
+
+    lengths = 900, 1100
+    case = make_case(2, 4, 2, *lengths, 64, spec.dtypes[0], mask=examples(*lengths)[name])
+    there = {n: cupy.asarray(getattr(case, n)) for n in ("dout", "q", "k", "v", "out", "lse")}
+    plan_of = cufa.plan_backward if spec.operation == "backward" else cufa.plan
+    shapes = [case.q.shape, case.k.shape, case.v.shape]
+    plan = plan_of(*shapes, dtype=spec.dtypes[0], algorithm=spec.algorithm, device="cuda", **case.options)
+    if spec.operation == "backward":
+        given = {**there, "dlse": None, **{f"d{n}": cupy.empty_like(there[n]) for n in "qkv"}}
+        given = {x.name: given[x.name] for x in plan.operation.operands}
+    else:
+        given = forward_operands(there["q"], there["k"], there["v"], cupy)
+    if spec.name != "naive":
+        assert_tally(types.SimpleNamespace(plan=plan, records=cuda.trace(plan, given)))
+
+
+def test_numbers_on_the_host_are_uploaded_once(monkeypatch):
+    from cufa.backends import mask_uploads
+
+    copies = []
+    copy = mask_uploads._copy
+    monkeypatch.setattr(mask_uploads, "_copy", lambda *args: copies.append(args) or copy(*args))
+    mask = examples(64, 64)["evicted"]
+    for length in (64, 64):
+        for dtype in (cupy.float16, cupy.float32):
+            q, k, v = (cupy.asarray(x, dtype) for x in make_inputs(2, 4, 2, length, 64, 64, "float32"))
+            cufa.flash_attention(q, k, v, mask=mask)
+    assert len(copies) == 1
+
+
+def test_a_graph_replays_with_numbers_that_changed():
+    """What is least and greatest in each block is found anew by every replay."""
+    inputs = make_inputs(1, 2, 2, 300, 300, 64, "float16")
+    q, k, v = (cupy.asarray(x) for x in inputs)
+    rows = np.random.default_rng(0).integers(0, 300, (4, 300)).astype(np.int32)
+    numbers = cupy.asarray(np.stack([rows[0], np.full(300, 2**31 - 1)]).astype(np.int32))[:, None, None]
+    mask = Columns(CAUSAL, Integers(numbers))
+    out = cupy.empty_like(q)
+    cufa.flash_attention(q, k, v, mask=mask, out=out)
+    stream = cupy.cuda.Stream(non_blocking=True)
+    with stream:
+        stream.begin_capture()
+        cufa.flash_attention(q, k, v, mask=mask, out=out)
+        graph = stream.end_capture()
+    for of_call in rows[1:]:
+        numbers[0, 0, 0] = cupy.asarray(of_call)
+        cupy.cuda.runtime.deviceSynchronize()
+        graph.launch(stream)
+        stream.synchronize()
+        assert_attention(cupy.asnumpy(out), None, *inputs, mask=masks.evict(of_call))
+
+
+def test_streams_share_an_upload():
+    """Calls of one mask on several streams, the first of which waits for other work."""
+    inputs = make_inputs(2, 4, 2, 200, 256, 64, "float16")
+    mask = examples(200, 256)["two runs, of both"]
+    outs = []
+    for _ in range(3):
+        with cupy.cuda.Stream(non_blocking=True) as stream:
+            busy = cupy.ones((4000, 4000), cupy.float32)
+            for _ in range(20):
+                busy *= 1.0001
+            outs.append(cufa.flash_attention(*(cupy.asarray(x) for x in inputs), mask=mask))
+            stream.synchronize()
+    for out in outs:
+        assert_attention(cupy.asnumpy(out), None, *inputs, mask=mask)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 from support import EPSILON, make_inputs
 
 import cufa
 from cufa import masks
+from cufa.ops import further
 
 ALGORITHMS = ("fa2", "fa2_noskip", "fa1", "naive")
 
@@ -259,15 +262,30 @@ def test_numbers_that_are_none(options, error, message):
         cufa.plan(q, k, **options)
 
 
-def test_kernels_refuse_and_plans_say_so():
-    for options, word in (
-        ({"sink": True}, "no sink"),
-        ({"alibi_slopes": True}, r"no ALiBi \(alibi_slopes\)"),
-    ):
-        with pytest.raises(ValueError, match=f"fa2_forward takes {word} so far"):
-            cufa.plan((1, 2, 64, 64), device="sm_90", **options)
-        with pytest.raises(ValueError, match=f"fa2_backward takes {word} so far"):
-            cufa.plan_backward((1, 2, 64, 64), device="sm_80", **options)
+def test_auto_falls_back_and_plans_say_so():
+    for options, word in (({"sink": True}, "no sink"), ({"alibi_slopes": True}, "no ALiBi (alibi_slopes)")):
+        plan = cufa.plan((1, 2, 64, 64), device="sm_90", **options)
+        assert plan.spec.name == "fa2_forward" and f"fa3_forward takes {word} so far" in str(plan)
+        assert cufa.plan_backward((1, 2, 64, 64), device="sm_80", **options).spec.name == "fa2_backward"
+        with pytest.raises(ValueError, match=f"fa1_forward takes {re.escape(word)} so far"):
+            cufa.plan((1, 2, 64, 64), device="sm_90", algorithm="fa1", **options)
+
+
+@pytest.mark.parametrize("lengths", [{}, {"seqlens_q": [5, 0]}, {"seqlens_q": [9, 3]}])
+def test_a_sink_where_there_are_no_keys(lengths):
+    """What a GPU writes without a launch is what the reference says."""
+    q, k = np.ones((2, 4, 9, 8)), np.ones((2, 2, 0, 8))
+    sink = np.array([0.5, -1.0, 2.0, -np.inf])
+    dlse = np.random.default_rng(0).standard_normal((2, 4, 9))
+    given = {"sink": sink, "dlse": dlse, **{name: np.array(x) for name, x in lengths.items()}}
+    lse, dsink = np.empty((2, 4, 9)), np.empty(4)
+    further.fill_sink_alone(given, {"lse": lse}, np)
+    further.fill_sink_alone(given, {"dsink": dsink}, np)
+    np.testing.assert_array_equal(
+        lse, cufa.attention_reference(q, k, k, sink=sink, return_lse=True, **lengths)[1]
+    )
+    exact = cufa.attention_reference_backward(q, q, k, k, dlse=dlse, sink=sink, **lengths)[3]
+    np.testing.assert_allclose(dsink, exact, atol=1e-12)
     plan = cufa.plan((1, 2, 64, 64), sink=True, alibi_slopes=np.ones(2), softcap=3.0, device="cpu")
     assert plan.problem.scores_text == "full, softcap 3, ALiBi, sink"
     assert type(plan.problem).from_json(plan.problem.as_json()) == plan.problem

@@ -229,9 +229,26 @@ def test_counts_text_and_json():
     )
 
 
-def test_kernels_refuse_so_far():
-    with pytest.raises(ValueError, match="fa3_forward takes only sequences as long as the arrays"):
-        cufa.plan((3, 4, 64, 64), seqlens_k=[1, 2, 3], device="sm_90")
+def test_auto_falls_back_to_a_kernel_that_serves_lengths_and_says_why():
+    plan = cufa.plan((3, 4, 64, 64), seqlens_k=[1, 2, 3], device="sm_90")
+    assert plan.spec.name == "fa2_forward" and plan.order is None
+    assert "fa3_forward takes only sequences as long as the arrays" in str(plan)
+    plan = cufa.plan_backward((3, 4, 64, 64), seqlens_k=[1, 2, 3], device="sm_80")
+    assert plan.spec.name == "fa2_backward"
+    with pytest.raises(ValueError, match="fa1_forward takes only sequences as long as the arrays"):
+        cufa.plan((3, 4, 64, 64), seqlens_k=[1, 2, 3], device="sm_90", algorithm="fa1")
+
+
+def test_a_packed_grid_has_room_for_every_sequence():
+    """Whatever the lengths: block begin // size + b is the first of sequence b."""
+    rng = np.random.default_rng(0)
+    for size in (16, 64):
+        for lengths in rng.integers(0, 200, (50, 7)):
+            cu = np.append(0, np.cumsum(lengths))
+            packed = Packed(int(cu[-1]) + 5, 9)
+            first = cu // size + np.arange(8)
+            assert (np.diff(first) >= -(-lengths // size)).all()
+            assert packed.blocks(size, 7, 0) - first[-1] >= -(-5 // size)
 
 
 def test_a_plain_call_does_not_carry_them():

@@ -192,10 +192,15 @@ def test_text_json_and_equality(build):
 
 def test_gpu_kernels_refuse_by_name(build):
     mask, _ = build(65, 65, seed=1)
-    with pytest.raises(ValueError, match=r"fa2_forward serves masks that are bands, not those.*Fix: the CPU"):
-        cufa.plan((1, 2, 65, 64), mask=mask, device="sm_90")
-    with pytest.raises(ValueError, match="fa2_backward serves masks that are bands, not those"):
-        cufa.plan_backward((1, 2, 65, 64), mask=mask, device="sm_80")
+    plan = cufa.plan((1, 2, 65, 64), mask=mask, device="sm_90")
+    assert plan.spec.name == "fa2_forward" and "fa3_forward serves masks that are bands, not those" in str(
+        plan
+    )
+    with pytest.raises(ValueError, match=r"fa3_forward serves masks that are bands, not those.*Fix: the CPU"):
+        cufa.plan((1, 2, 65, 64), mask=mask, algorithm="fa3", device="sm_90")
+    assert cufa.plan_backward((1, 2, 65, 64), mask=mask, device="sm_80").spec.name == "fa2_backward"
+    with pytest.raises(ValueError, match=r"fa2_backward adds in a fixed order \(deterministic\)"):
+        cufa.plan_backward((1, 2, 65, 64), mask=mask, deterministic=True, device="sm_80")
 
 
 # --- From a matrix ----------------------------------------------------------------------------------------

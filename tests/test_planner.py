@@ -90,7 +90,8 @@ def test_every_kernel_plans_for_every_architecture(name, device):
             continue
         plan = make_plan(p, device, kernel=name)
         assert plan.spec is spec
-        assert plan.config in spec.configs and plan.config.fits(p.head_dim)
+        assert plan.config in (spec.split_configs if plan.split and spec.split_configs else spec.configs)
+        assert plan.config.fits(p.head_dim)
         assert plan.backend == "cuda"
         assert plan.launches
         for launch in plan.launches:
@@ -436,3 +437,21 @@ def test_tiles_that_were_never_measured_say_so():
     ):
         plan = cufa.plan_backward((1, 8, 1024, 128), device=arch)
         assert any(words in reason for reason in plan.reasons), plan.reasons
+
+
+@pytest.mark.parametrize(
+    ("heads", "seqlen", "causal", "block_kv"),
+    [
+        ((1, 32, 8), 1024, True, 64),  # 64 blocks of 128 keys on 132 SMs
+        ((2, 32, 8), 1024, True, 64),  # 128 of unequal length
+        ((2, 32, 8), 1024, False, 128),  # 128 of equal length
+        ((1, 32, 8), 4096, True, 128),  # enough to share out evenly
+        ((2, 32, 32), 1024, True, 128),
+    ],
+    ids=str,
+)
+def test_few_key_blocks_are_cut_in_two(heads, seqlen, causal, block_kv):
+    batch, heads_q, heads_k = heads
+    q, k = (batch, heads_q, seqlen, 128), (batch, heads_k, seqlen, 128)
+    plan = cufa.plan_backward(q, k, k, causal=causal, dtype="bfloat16", algorithm="fa2", device="sm_90")
+    assert plan.config.block_kv == block_kv

@@ -276,7 +276,7 @@ class TestCommand:
         )
         found = CliRunner().invoke(evidence_command, ["stale"])
         assert found.exit_code == exit_code
-        line = "h200.json: fa1-blocks, in turns: fa1_forward changed; 1 s or more\n"  # two shapes
+        line = "h200.json: fa1-blocks, in turns: fa1_forward changed; 3 s or more\n"  # six shapes
         assert found.output == (line if kernel else "")
 
     def test_only_traces_of_changed_kernels_are_taken_again(self, tmp_path):

@@ -90,10 +90,13 @@ def test_buffers_overlap_only_where_they_say_so(spec):
 WHOLE = {
     "naive": lambda c: True,
     "fa1_forward": lambda c: True,
+    "fa1_forward_f32": lambda c: True,
     "fa2_forward": lambda c: c.column_warps == 2,
     "fa2_forward_f32": lambda c: True,
     "fa3_forward": lambda c: True,
     "fa2_backward": lambda c: c.shared_keys,
+    "fa3_backward": lambda c: c.bulk_add,
+    "fa3_backward_wide": lambda c: True,
     "decode_split_tma": lambda c: c.cluster_merge,
     "decode_balanced": lambda c: True,
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cufa.bench import suites
+from cufa.bench.published import BLOCK_LOSERS, BLOCK_WINNER
 from cufa.bench.regimes import Regime
 from cufa.core.architectures import Device
 from cufa.core.element import ELEMENTS
@@ -93,11 +94,18 @@ class TestSuites:
         assert any(p.softcap for p in forward)
         assert any(p.edges[0] is not None for p in problems if p not in forward), "windows in decoding"
 
-    def test_the_fa1_sweep_has_the_published_blocks(self):
-        case = next(suites.SUITES["fa1-blocks"].cases(Device.typical("sm_86")))
-        published = {(64, 64, 4), (128, 64, 4), (64, 128, 4), (128, 128, 4), (128, 64, 8), (128, 128, 8)}
-        configs = [c.config for c in case.contenders]
-        assert published <= {(c.block_q, c.block_kv, c.num_warps) for c in configs}
+    @pytest.mark.parametrize(("arch", "dtype"), [("sm_86", "float16"), ("sm_90", "float32")])
+    def test_the_fa1_sweep_has_the_published_blocks(self, arch, dtype):
+        """In float32 all of them, and nothing else, on the published shapes."""
+        cases = suites.SUITES["fa1-blocks"].cases(Device.typical(arch))
+        of_type = [case for case in cases if case.problem.dtype == dtype]
+        found = {(c.config.block_q, c.config.block_kv, c.config.num_warps) for c in of_type[0].contenders}
+        known = {BLOCK_WINNER, *BLOCK_LOSERS}
+        assert known <= found
+        if dtype == "float32":
+            assert known == found
+            assert [x.problem.seqlen_q for x in of_type] == [512, 1024, 2048, 4096]
+            assert {(x.problem.batch, x.problem.heads, x.problem.head_dim) for x in of_type} == {(2, 4, 64)}
 
 
 def _needs_8_bits(case, device):

@@ -10,6 +10,7 @@ import sys
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from conftest import why_no_gpu
 
 import cufa
 from cufa.cli import main
@@ -314,6 +315,14 @@ def test_losses_are_those_of_float64_attention(monkeypatch):
     assert np.abs(losses(SMALL, 25) / exact - 1).max() > 1e-4, "one that is wrong is seen in the losses"
 
 
+@pytest.mark.gpu
+def test_losses_on_a_gpu_are_those_of_float64_attention(monkeypatch):
+    found = losses(SMALL, 25, "cupy")
+    monkeypatch.setattr(layer_module, "flash_attention", attend_in_float64)
+    monkeypatch.setattr(layer_module, "flash_attention_backward", go_back_in_float64)
+    np.testing.assert_allclose(found, losses(SMALL, 25), rtol=5e-5)
+
+
 def test_gradients_of_the_whole_model(monkeypatch):
     """Along the gradient itself the loss changes by its squared norm."""
     np.random.seed(6)  # noqa: NPY002
@@ -395,7 +404,24 @@ def test_options_before_the_name_are_refused():
     assert "options go behind the name: cufa demo train" in result.stderr
 
 
-def test_a_gpu_is_not_taken():
-    result = CliRunner().invoke(main, ["demo", "train", "--steps", "2", "--device", "cuda"])
+@pytest.mark.skipif(why_no_gpu() is not None, reason="says what happens on a GPU without cuBLAS")
+@pytest.mark.gpu
+def test_demo_train_without_cublas(monkeypatch):
+    import thinc.util
+
+    monkeypatch.setattr(thinc.util, "has_cupy_gpu", False)
+    command = ["demo", "train", "--steps", "2"]
+    result = CliRunner().invoke(main, [*command, "--device", "cuda"])
     assert result.exit_code == 3
-    assert "Fix: --device cpu" in " ".join(result.stderr.split())
+    assert "thinc needs cuBLAS" in " ".join(result.stderr.split())
+    result = CliRunner().invoke(main, [*command, "--json"])
+    assert result.exit_code == 0 and json.loads(result.stdout)["device"] == "CPU"
+
+
+@pytest.mark.gpu
+def test_demo_train_on_a_gpu():
+    result = CliRunner().invoke(main, ["demo", "train", "--steps", "60", "--json"], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    document = json.loads(result.stdout)
+    assert document["device"] != "CPU"
+    assert document["losses"][-1] < document["losses"][0] - 1

@@ -53,4 +53,15 @@ u64 nanoseconds() {
 
 u32 worker_id() { return current().block->worker; }
 
+u64 executed_primitives() {
+  static thread_local u64 executed = 0;  // by this worker; one more with each reading
+  Block& block = *current().block;
+  const Counters& c = block.counters;
+  const u64 now = c.ldmatrix + c.stmatrix + c.mma + c.wgmma + c.exponentials + c.shuffles + c.votes + c.async_copies +
+                  c.bulk_copies + c.reductions + c.barrier_waits + c.mbarrier_waits + c.warp_syncs;
+  executed += now - block.clock_seen + 1;
+  block.clock_seen = now;
+  return executed;
+}
+
 }  // namespace cufa_host

@@ -6,6 +6,8 @@ namespace cufa_host {
 
 // reductions.cpp
 void add_to_global(float* global, const float* values, u32 count, Site site);
+// The sums themselves, unchecked.
+void add_atomically(float* global, const float* values, u32 count);
 void release_count(u32* counter, u32 value, Site site);
 u32 acquire_count(const u32* counter, Site site);
 u32 relaxed_count(const u32* counter, Site site);

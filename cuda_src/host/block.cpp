@@ -31,6 +31,7 @@ void Block::start(u32 linear) {
   const u32* grid = launch.grid;
   index = {linear % grid[0], linear / grid[0] % grid[1], linear / grid[0] / grid[1]};
   counters = {};
+  clock_seen = 0;
   random_state = (u64(launch.seed) << 32 | linear) * 0x9e3779b97f4a7c15ull | 1;
   std::fill(shared, shared + launch.shared_bytes, 0xff);  // NaN in every format
   for (Barrier& barrier : barriers) {
@@ -62,6 +63,7 @@ void Block::start(u32 linear) {
     t.done = false;
     t.copies.clear();
     t.stores.clear();
+    t.additions.clear();
     t.wgmma_registers.clear();
     t.polled = nullptr;
     t.fiber.start(thread_main, i);

@@ -2,7 +2,8 @@
 // ("late"); and out of it, which is read at once or when the store is waited for.
 #include <cstring>
 
-#include "host/hopper_host.h"
+#include "host/backward_hopper_host.h"
+#include "host/backward_host.h"
 #include "host/runtime.h"
 
 namespace cufa_host {
@@ -36,7 +37,7 @@ void for_each_unit(const Box& box, F f) {
       const bool valid = inside && column >= 0 && column < i64(map.sizes[0]);
       const u32 left = valid ? u32(i64(map.sizes[0]) - column) * map.item_bytes : 0;  // TMA clips by elements
       u32 target = box.smem + row * row_bytes + byte;
-      target ^= target / kSwizzleSpan % 8 * kUnit;
+      if (box.swizzled) target ^= target / kSwizzleSpan % 8 * kUnit;
       f(target, valid ? source + column * map.item_bytes : nullptr, left < kUnit ? left : kUnit);
     }
   }
@@ -56,13 +57,17 @@ void land(Block& block, const BulkCopy& copy) {
   land_bytes(block, barrier, bytes);
 }
 
-// What TMA demands of a box in shared memory.
-static void check_box(Block& block, Thread& thread, const TensorMap* map, u32 smem, Site site) {
-  const u32 bytes = box_bytes(*map);
-  if (smem % kSwizzleSpan || map->box[0] * map->item_bytes != kSwizzleSpan) {
+// What the copy engine demands of a box in shared memory.
+static void check_box(Block& block, Thread& thread, const Box& box, Site site) {
+  const TensorMap& map = box.map;
+  const u32 bytes = box_bytes(map), smem = box.smem;
+  const bool aligned = box.swizzled ? smem % kSwizzleSpan == 0 && map.box[0] * map.item_bytes == kSwizzleSpan
+                                    : smem % kUnit == 0 && bytes % kUnit == 0;
+  if (!aligned) {
+    const std::string rule = box.swizzled ? "a TMA box with 128-byte swizzle takes rows of 128 bytes at a multiple of 128"
+                                          : "a bulk copy takes multiples of 16 bytes at a multiple of 16";
     abandon(block, "misaligned", site,
-            "a TMA box with 128-byte swizzle takes rows of 128 bytes at a multiple of 128: shared offset " +
-                std::to_string(smem - kSharedBase) + ", " + describe(thread) + " at " + describe(site));
+            rule + ": shared offset " + std::to_string(smem - kSharedBase) + ", " + describe(thread) + " at " + describe(site));
   }
   if (smem - kSharedBase > block.launch.shared_bytes || block.launch.shared_bytes - (smem - kSharedBase) < bytes) {
     abandon(block, "out-of-range", site,
@@ -72,12 +77,18 @@ static void check_box(Block& block, Thread& thread, const TensorMap* map, u32 sm
   }
 }
 
-void load_box(u32 smem, const TensorMap* map, u32 barrier, const int (&first)[5], Site site) {
+// Bytes in a row: a tensor of one axis.
+static Box linear(const void* global, u32 smem, u32 bytes) {
+  const u32 words = bytes / 4;
+  return {{static_cast<const unsigned char*>(global), 4, 1, {words, 1, 1, 1, 1}, {4}, {words, 1, 1, 1, 1}}, smem, {}, false};
+}
+
+static void load(const Box& box, u32 barrier, Site site) {
   Thread& thread = current();
   Block& block = *thread.block;
-  const BulkCopy copy = {{*map, smem, {first[0], first[1], first[2], first[3], first[4]}}, &thread, barrier};
-  const u32 bytes = box_bytes(*map);
-  check_box(block, thread, map, smem, site);
+  const BulkCopy copy = {box, &thread, barrier};
+  const u32 bytes = box_bytes(box.map);
+  check_box(block, thread, box, site);
   const auto counts = block.mbarriers.find(barrier);
   if (counts == block.mbarriers.end()) {
     abandon(block, "barrier", site,
@@ -86,7 +97,7 @@ void load_box(u32 smem, const TensorMap* map, u32 barrier, const int (&first)[5]
   }
   if (block.checked) {
     block.races.check_initialised(thread, barrier, counts->second, site);
-    block.races.access(thread, smem, bytes, Access::proxy_write, site);
+    block.races.access(thread, box.smem, bytes, Access::proxy_write, site);
     for_each_unit(copy.box, [&](u32 target, const unsigned char* source, u32 valid) {
       bool raced = false;
       if (source) check_global(thread, source, valid, Access::proxy_read, "TMA", site, &raced);
@@ -108,36 +119,54 @@ void load_box(u32 smem, const TensorMap* map, u32 barrier, const int (&first)[5]
   }
 }
 
+void load_box(u32 smem, const TensorMap* map, u32 barrier, const int (&first)[5], Site site) {
+  load({*map, smem, {first[0], first[1], first[2], first[3], first[4]}}, barrier, site);
+}
+void load_linear(u32 smem, const void* global, u32 bytes, u32 barrier, Site site) {
+  load(linear(global, smem, bytes), barrier, site);
+}
+
 // From shared memory to the tensor.
-static void move_out(Block& block, const Box& box) {
-  for_each_unit(box, [&](u32 source, const unsigned char* target, u32 bytes) {
-    if (target) std::memcpy(const_cast<unsigned char*>(target), block.shared + (source - kSharedBase), bytes);
+static void move_out(Block& block, const BulkStore& store) {
+  for_each_unit(store.box, [&](u32 source, const unsigned char* target, u32 bytes) {
+    if (!target) return;
+    const unsigned char* from = block.shared + (source - kSharedBase);
+    unsigned char* to = const_cast<unsigned char*>(target);
+    if (!store.adds) return void(std::memcpy(to, from, bytes));
+    add_atomically(reinterpret_cast<float*>(to), reinterpret_cast<const float*>(from), bytes / sizeof(float));
   });
 }
 
-void store_box(const TensorMap* map, u32 smem, const int (&first)[4], Site site) {
+static void send(const Box& box, bool adds, Site site) {
   Thread& thread = current();
   Block& block = *thread.block;
-  const BulkStore store = {{*map, smem, {first[0], first[1], first[2], first[3]}}, site};
-  check_box(block, thread, map, smem, site);
+  const BulkStore store = {box, site, adds};
+  check_box(block, thread, box, site);
   bool inside = true;
-  if (block.checked) {
-    block.races.begin_sending(thread, smem, box_bytes(*map), site);
-    for_each_unit(store.box, [&](u32, const unsigned char* target, u32 bytes) {
-      if (target) inside &= check_global(thread, target, bytes, Access::proxy_write, "TMA", site);
+  if (block.checked || adds) {
+    if (block.checked) block.races.begin_sending(thread, box.smem, box_bytes(box.map), site);
+    for_each_unit(box, [&](u32, const unsigned char* target, u32 bytes) {
+      if (target) inside &= check_global(thread, target, bytes, adds ? Access::async_sum : Access::proxy_write, "TMA", site);
     });
   }
   ++block.counters.bulk_copies;
+  if (adds) block.counters.reductions += box_bytes(box.map) / sizeof(float);
   if (block.counted) {
-    block.counters.shared_read_bytes += box_bytes(*map);
-    for_each_unit(store.box, [&](u32, const unsigned char* target, u32 bytes) {
+    block.counters.shared_read_bytes += box_bytes(box.map);
+    for_each_unit(box, [&](u32, const unsigned char* target, u32 bytes) {
       if (target) block.counters.global_write_bytes += bytes;
     });
   }
   if (!inside) return;
-  if (!block.launch.late_copies) move_out(block, store.box);
+  if (!block.launch.late_copies) move_out(block, store);
   if (block.launch.late_copies || block.checked) thread.stores.push(store);
+  if (adds && block.checked) thread.additions.push_back(store);
 }
+
+void store_box(const TensorMap* map, u32 smem, const int (&first)[4], Site site) {
+  send({*map, smem, {first[0], first[1], first[2], first[3]}}, false, site);
+}
+void add_linear(float* global, u32 smem, u32 bytes, Site site) { send(linear(global, smem, bytes), true, site); }
 
 void commit_stores() {
   Thread& thread = current();
@@ -148,9 +177,20 @@ void await_stores_read() {
   Thread& thread = current();
   Block& block = *thread.block;
   thread.stores.wait(0, [&](const BulkStore& store) {
-    if (block.launch.late_copies) move_out(block, store.box);
+    if (block.launch.late_copies) move_out(block, store);
     if (block.checked) block.races.end_sending(thread, store.box.smem, box_bytes(store.box.map), store.site);
   });
+}
+
+void await_stores() {
+  await_stores_read();
+  Thread& thread = current();
+  for (const BulkStore& store : thread.additions) {  // done now: others may know
+    for_each_unit(store.box, [&](u32, const unsigned char* target, u32 bytes) {
+      check_global(thread, target, bytes, Access::sum, "TMA", store.site);
+    });
+  }
+  thread.additions.clear();
 }
 
 void fence_proxies() {

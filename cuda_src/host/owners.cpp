@@ -82,7 +82,8 @@ u32 Owners::unordered_writer(const Thread& thread, u64 owner, bool adds) {
 bool Owners::access(Thread& thread, int index, const void* global, u32 bytes, Access kind, Site site) {
   constexpr auto relaxed = std::memory_order_relaxed;  // findings do not depend on which of two racing workers comes first
   const CufaArray& array = launch_.arrays[index];
-  const u64 time = std::min<u64>(thread.block->cluster.clocks.time[thread.number / 32], kLastTime);
+  const u64 now = std::min<u64>(thread.block->cluster.clocks.time[thread.number / 32], kLastTime);
+  const u64 time = kind == Access::async_sum ? kLastTime : now;  // nobody comes after what is not done
   const u64 mark = (u64(cluster_of(thread) + 1) << kThreadBits | u64(thread.number)) << kTimeBits | time;
   const u64 begin = reinterpret_cast<u64>(global) - reinterpret_cast<u64>(array.begin);
   const bool reads = is_read(kind), adds = is_atomic(kind);

@@ -176,7 +176,7 @@ void RaceDetector::check_atomic(Thread& thread, int cell, u64 address, Access ki
   check_order(&reads_[std::size_t(cell) * num_warps_], thread, address, false, site);
   std::vector<Reads>& additions = additions_[cell];
   additions.resize(num_warps_);
-  if (kind == Access::sum && block_->launch.ordered_sums) {
+  if (is_sum(kind) && block_->launch.ordered_sums) {
     check_order(additions.data(), thread, address, false, site, "unordered-sum");
   }
   note(additions[thread.id / 32], thread, false, site);

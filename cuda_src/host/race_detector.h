@@ -62,9 +62,11 @@ class VectorClock {
 };
 
 // proxy_*: by wgmma and the copy engine. atomic: of a counter in global memory; sum: a float32 addition there, whose rounding
-// depends on the order. These two never race with one another, but with loads and stores.
-enum class Access { read, write, async_write, proxy_read, proxy_write, atomic, sum };
-inline bool is_atomic(Access kind) { return kind == Access::atomic || kind == Access::sum; }
+// depends on the order; async_sum: one that the copy engine is still busy with. These never race with one another, but with
+// loads and stores.
+enum class Access { read, write, async_write, proxy_read, proxy_write, atomic, sum, async_sum };
+inline bool is_sum(Access kind) { return kind == Access::sum || kind == Access::async_sum; }
+inline bool is_atomic(Access kind) { return kind == Access::atomic || is_sum(kind); }
 inline bool is_read(Access kind) { return kind == Access::read || kind == Access::proxy_read; }
 
 // Of the threads of all blocks of a cluster.

@@ -5,7 +5,7 @@
 namespace cufa_host {
 namespace {
 
-void add_atomically(float* global, float value) {
+void add_one(float* global, float value) {
   u32* bits = reinterpret_cast<u32*>(global);
   u32 old = __atomic_load_n(bits, __ATOMIC_RELAXED);
   const auto sum = [&] { return float_as_u32(flush_subnormal(flush_subnormal(u32_as_float(old)) + flush_subnormal(value))); };
@@ -15,12 +15,16 @@ void add_atomically(float* global, float value) {
 
 }  // namespace
 
+void add_atomically(float* global, const float* values, u32 count) {
+  for (u32 i = 0; i < count; ++i) add_one(global + i, values[i]);
+}
+
 void add_to_global(float* global, const float* values, u32 count, Site site) {
   Thread& thread = current();
   Block& block = *thread.block;
   const u32 bytes = count * sizeof(float);
   if (!check_global(thread, global, bytes, Access::sum, "red.add", site)) return;
-  for (u32 i = 0; i < count; ++i) add_atomically(global + i, values[i]);
+  add_atomically(global, values, count);
   block.counters.reductions += count;
   if (block.counted) {
     block.counters.global_write_bytes += bytes;

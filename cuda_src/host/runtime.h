@@ -38,11 +38,12 @@ struct PendingCopy {
   const void* global;  // null: zeros
 };
 
-// A box of a tensor, and where it lies in shared memory.
+// A box of a tensor, and where it lies in shared memory. Bytes in a row are a box too, of a tensor of their own.
 struct Box {
   TensorMap map;
   u32 smem;
   int first[5];  // element coordinates
+  bool swizzled = true;
 };
 
 // A TMA load that has been issued and has not landed.
@@ -52,10 +53,11 @@ struct BulkCopy {
   u32 barrier;
 };
 
-// A TMA store that has been issued, and that nobody knows to have read its shared memory.
+// A store by the copy engine that has been issued, and that nobody knows to have read its shared memory; or an addition.
 struct BulkStore {
   Box box;
   Site site;
+  bool adds = false;
 };
 
 // An st.async that has been issued and has not landed.
@@ -77,6 +79,7 @@ struct Thread : ThreadContext {
 
   CopyGroups<PendingCopy> copies;  // cp.async
   CopyGroups<BulkStore> stores;    // by the copy engine
+  std::vector<BulkStore> additions;  // by the copy engine, that nobody knows to be done
   WgmmaRegisters wgmma_registers;
 
   u64 accesses = 0;             // to shared and global memory
@@ -154,6 +157,7 @@ struct Block {
   std::vector<RemoteStore> remote_stores;  // to this block, in flight
   unsigned char* shared = nullptr;
   Counters counters;
+  u64 clock_seen = 0;  // what of them the worker's clock has counted
   RaceDetector races;
   Fiber scheduler;
   u64 random_state = 1;

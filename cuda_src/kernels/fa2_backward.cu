@@ -16,12 +16,17 @@
 //     only partners that share its keys read them from shared memory. dS goes there anyhow, for dQ.
 //   - dQ is added one tile later, half of the warps before they visit a tile and half behind it: memory takes additions
 //     slower than all warps at once send them (without any the kernel took 0.77 at d256, 0.89 at d128, 0.93 at d64). Worth
-//     3 to 6% at d128 and d256; with 32-row, 64-column shares in two runs, the first added under the second, d256 at 16k
-//     gains 8%. In two runs at d128 or d64 it loses 2 to 5% of that.
+//     2 to 8% at d128 and d256 (d256 causal at 1k: nothing); in two runs, the first added under the second, d256 at 16k
+//     gains 8% in all. Two runs at d64 or d128 lose up to 6%, halves of the warps at d64 with a mask 2%.
 //   - dQ lies in the workspace as accumulators do, so that a warp adds 512 neighbouring bytes in one instruction (0.98
 //     of four additions of 128 bytes each).
-//   - Gradients of a group's keys stay in registers over all of its query heads: 32/8 heads take as long as 32/32.
-//   - DETERMINISTIC: turns from right to left, looked up a tile ahead and passed on by another warp than waits for them.
+//   - Gradients of a group's keys stay in registers over all of its query heads: 32/8 heads take as long as 32/32, within
+//     4%. Where they leave SMs idle the planner cuts key blocks in two: 0.80 of the time of 2 x 32/8 x 1k causal.
+//   - DETERMINISTIC: turns from right to left, looked up a tile ahead and passed on by another warp than waits for them, for
+//     groups of heads side by side (block_in_turn). At 4k and d128 that takes 1.06 of the time without turns, 1.09 causal.
+//     Head after head took 1.38 and 1.12; the first warp waiting, 1.09 and 1.10; a turn looked up when it is needed, 1.11
+//     and 1.13; acquired by a fence or a second load when its count was right already, 1.18 and 1.19, or 1.13 and 1.14;
+//     passed on before S, 1.07 and 1.11. Loads that do not acquire would save 1%.
 // Tried and lost: one stage (1.04 to 1.10 at d128 and d256, even at d64), 32 or 128 query rows per tile at d64 (1.07,
 // 1.20), 64 keys at d128 (1.13), copies of the next tile in one burst (1.05 at d128).
 #include "backward_params.cuh"
@@ -29,6 +34,7 @@
 #include "tiles/backward_schedule.cuh"
 #include "tiles/copy.cuh"
 #include "tiles/named_barriers.cuh"
+#include "tiles/phases.cuh"
 #include "tiles/product.cuh"
 #include "tiles/score.cuh"
 
@@ -47,8 +53,8 @@ constexpr int DQ_TILES = (D_TILES + DQ_COLUMN_WARPS - 1) / DQ_COLUMN_WARPS;  // 
 constexpr int DQ_CHUNKS = DQ_TILES > 4 && DQ_TILES % 2 == 0 ? 2 : 1;  // many in two runs, the first added under the second
 constexpr int DQ_CHUNK = DQ_TILES / DQ_CHUNKS;
 // Half of the warps add to dQ before they visit a tile and half behind it: memory takes additions more slowly than they
-// come from all warps at once.
-constexpr bool STAGGERED = NUM_STAGES == 2 && (SHARED_KEYS || MASK_KIND == MASK_FULL);
+// come from all warps at once. (With a softcap there are no registers for it where warps have keys of their own.)
+constexpr bool STAGGERED = NUM_STAGES == 2 && (SHARED_KEYS || (MASK_KIND == MASK_FULL && !SOFTCAP));
 constexpr int ROW_BYTES = HEAD_DIM * 2;
 constexpr int PITCH = tile_pitch(ROW_BYTES, 32);
 constexpr int S_PITCH = tile_pitch(Br * 2, 32);             // of P^T and dS^T: a row per key
@@ -71,7 +77,10 @@ struct FromMemory {
   static constexpr bool value = true;
 };
 
-KERNEL __launch_bounds__(PASS_THREADS) fa2_backward_prepare(const __grid_constant__ BackwardParams p) { prepare_strip(p); }
+KERNEL __launch_bounds__(PASS_THREADS) fa2_backward_prepare(const __grid_constant__ BackwardParams p) {
+  prepare_strip(p);
+  prepare_mask<MASK_KIND>(p, (blockIdx.x * PASS_THREADS + threadIdx.x) / 32, gridDim.x * PASS_STRIPS);
+}
 
 KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward(const __grid_constant__ BackwardParams p) {
   DYN_SMEM(smem);
@@ -79,20 +88,41 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward(const __grid_c
   const int key_group = warp / PARTS, part = warp % PARTS;
   u64 start_ns = 0;
   if constexpr (TRACE) start_ns = global_timer();
+  INSIDE(PhaseLog inside(p.trace, lane == 0); inside.item(blockIdx.x); inside.enter(COPY, NO_TILE);)
 
   // Alg. 2, l. 5
   const KeyItem item = key_item<Bc>(p, blockIdx.x, 8 * HEAD_DIM);
-  const TileRange tiles = head_mask(p).query_tiles<Br, Bc>(item.k_block);
+  const auto sequence = sequence_of(p, item.batch);
+  if (LENGTHS_KIND == PACKED && item.k_block * Bc >= sequence.stored_keys()) return;  // behind the end of its sequence
+  const HeadMask mask = head_mask(p, sequence);
+  const TileRange tiles = visited_queries<Br, Bc>(mask, item.k_block);
+  constexpr bool LOOKED_UP = is_looked_up(MASK_KIND);
+  static_assert(!LOOKED_UP || !DETERMINISTIC, "turns are known where tiles lie side by side");
+  static_assert(!LOOKED_UP || (LENGTHS_KIND == DENSE && !ALIBI && !SINK), "bands have those");
   const BackwardWorkspace workspace(p);
-  const int first_key = item.k_block * Bc, valid_keys = p.seqlen_k - first_key;
+  const int first_key = item.k_block * Bc, valid_keys = sequence.keys() - first_key;
   const int group_size = p.heads / p.kv_heads, first_head = item.kv_head * group_size;
-  const i64 batch_head = i64(item.batch) * p.heads;
-  const DqTurns<Br, Bc> turns{p, workspace, item.k_block, batch_head};
+  const i64 batch_head = i64(sequence.batch()) * p.heads;
+  const int first_strip = LENGTHS_KIND == PACKED ? first_packed_block<STRIP>(int(sequence.first_row()), item.batch) : 0;
+  const u32 first_turn = LENGTHS_KIND == PACKED ? first_packed_block<Br>(int(sequence.first_row()), item.batch) : 0;
+  const DqTurns<Br, Bc> turns{p, workspace, item.k_block, batch_head, &mask, first_turn};
 
   const u32 smem_base = smem_address(smem);
   const u32 K_smem = smem_base + K_OFFSET, V_smem = smem_base + V_OFFSET, Q_smem = smem_base + Q_OFFSET;
   const u32 dO_smem = smem_base + DO_OFFSET, rows_smem = smem_base + ROWS_OFFSET;
   const u32 P_smem = smem_base + P_OFFSET, dS_smem = smem_base + DS_OFFSET;
+  // Where registers are scarce the mask of a sequence waits in the last 16 bytes of the first row of K, which no tile uses.
+  const u32 parked_smem = K_smem + PITCH - 16;
+  constexpr bool PARK_MASK = LENGTHS_KIND != DENSE && !(SHARED_KEYS && NUM_STAGES == 2);
+  if (PARK_MASK && thread == 0) {
+    st_shared_vec4(parked_smem, {u32(mask.rows), u32(mask.keys), u32(mask.first), u32(mask.last)});
+  }
+  auto mask_of_head = [&]() -> HeadMask {
+    if constexpr (LENGTHS_KIND == DENSE) return head_mask(p);
+    if constexpr (!PARK_MASK) return mask;
+    const vec4 found = ld_shared_vec4(parked_smem);
+    return {int(found.x), int(found.y), int(found.z), int(found.w)};
+  };
   const u32 rows_first = lane_offset_rows_first<PITCH>(lane), columns_first = lane_offset_columns_first<PITCH>(lane);
   const u32 warp_keys = key_group * WARP_KEYS;
   // Columns of dK and dV, and of dQ, that this warp computes: where the head dim is not shared out evenly, the last warps
@@ -115,11 +145,11 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward(const __grid_c
   auto copy_of = [&](QueryTile tile, u32 stage, bool valid) -> TileCopy {
     const int row = tile.q_tile * Br;
     return {static_cast<const char*>(p.q) +
-                2 * (item.batch * p.q_stride.batch + tile.head * p.q_stride.head + row * p.q_stride.seq),
+                2 * (sequence.batch() * p.q_stride.batch + tile.head * p.q_stride.head + (sequence.first_row() + row) * p.q_stride.seq),
             static_cast<const char*>(p.dout) +
-                2 * (item.batch * p.dout_stride.batch + tile.head * p.dout_stride.head + row * p.dout_stride.seq),
-            workspace.rows + ((batch_head + tile.head) * p.seqlen_q + row) * ROW_NUMBER_BYTES, stage,
-            valid ? p.seqlen_q - row : 0, thread_id()};
+                2 * (sequence.batch() * p.dout_stride.batch + tile.head * p.dout_stride.head + (sequence.first_row() + row) * p.dout_stride.seq),
+            workspace.rows + (row_numbers(p, sequence, batch_head + tile.head) + row) * ROW_NUMBER_BYTES, stage,
+            valid ? sequence.rows() - row : 0, thread_id()};
   };
   auto copy_part = [&](const TileCopy& copy, int x) {
     copy_tile_part<Br, ROW_BYTES, PITCH, NUM_THREADS, ALIGNMENT, K_STEPS>(  //
@@ -139,16 +169,31 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward(const __grid_c
 
   // dV or dK += A B for queries `first` ... of a tile of dO or Q.
   auto accumulate = [&](float(&D)[KEY_TILES][O_TILES][4], u32 tile, int first, auto from_memory, auto load_a, auto between) {
-    const u32 B_lane = tile + first * PITCH + first_tile * 16 + rows_first;
+    // The lane's offset is computed anew: registers are scarce.
+    const u32 B_lane = tile + first * PITCH + first_tile * 16 + lane_offset_rows_first<PITCH>(lane_id());
     multiply<BFLOAT16, CHUNK / 16, decltype(from_memory)::value>(
         D, load_a,
         [&](u32(&B)[4], int n, int k) { load_b_pair<true>(B, B_lane + k * 16 * PITCH + n * 16, n + 1 < O_TILES); }, between);
   };
 
+  // Where tiles are looked up: the one that is visited, the one after it, and how many have been.
+  QueryWalk query_walk;
+  WalkedTile walked{-1}, walked_next{-1};
+  QueryTile upcoming{first_head, 0}, before{first_head, 0};
+  u32 turn = 0;
+  TileTally tally;
+  auto find_next = [&] {
+    walked_next = query_walk.next(p, item.k_block, item.batch, item.kv_head);
+    upcoming = {first_head + query_walk.head, walked_next.tile()};
+    return int(walked_next.exists());
+  };
+
   // Alg. 2, l. 10-14 and 16 for one query tile; dS is left for add_dq().
   auto visit_tile = [&](QueryTile tile, u32 stage, auto copy_next) {
-    const bool masked = tile.q_tile < tiles.clear_first || tile.q_tile >= tiles.clear_end || valid_keys < Bc;
+    const bool masked = LOOKED_UP ? walked.masked() || valid_keys < Bc
+                                  : tile.q_tile < tiles.clear_first || tile.q_tile >= tiles.clear_end || valid_keys < Bc;
     const u32 Q = Q_smem + stage * STAGE_BYTES, dO = dO_smem + stage * STAGE_BYTES;
+    INSIDE(const u32 number = query_tile_number(tile.head, tile.q_tile);)
     const u32 P_keys = P_smem + warp_keys * S_PITCH, dS_keys = dS_smem + stage * TILE_BYTES + warp_keys * S_PITCH;
 
 #pragma unroll
@@ -173,6 +218,10 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward(const __grid_c
             },
             [&](u32(&B)[4], int n, int k) { ldmatrix_x4(B, B_lane + n * 8 * PITCH + k * 32); }, between);
       };
+      // Of the lane's first query from its first key, where ALiBi asks for it.
+      const Alibi alibi = ALIBI ? Alibi(p, sequence, tile.head) : Alibi(0.0f, 0);
+      const float distance = float(tile.q_tile * Br + first + S.lane_column(lane) + alibi.diagonal -
+                                   (first_key + int(warp_keys) + S.lane_row(lane)));
       // Alg. 2, l. 11
       auto exponentials = [&](int n) {
         float L[2], D[2];
@@ -180,7 +229,11 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward(const __grid_c
 #pragma unroll
         for (int x = 0; x < 4 * KEY_TILES; ++x) {
           float& s = S.at(x / 2, n, x % 2);
-          s = ex2(fmaf(s, p.scale_log2, -L[x % 2]));
+          if constexpr (ALIBI) {
+            s = ex2(alibi.changed(s, p.scale_log2, distance, 8 * n + x % 2 - x / 2 * 8) - L[x % 2]);
+          } else {
+            s = ex2(fmaf(s, p.scale_log2, -L[x % 2]));
+          }
         }
       };
       // Alg. 2, l. 14
@@ -191,16 +244,24 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward(const __grid_c
         for (int x = 0; x < 4 * KEY_TILES; ++x) S.at(x / 2, n, x % 2) *= dP.at(x / 2, n, x % 2) - D[x % 2];
       };
 
+      INSIDE(inside.enter(SCORES, number);)
       // Alg. 2, l. 10
       multiply_keys(S_rmem, K_smem, Q, [&](int k) {
         if (c == 0) copy_next(k);
       });
       mma_fence();
+      INSIDE(inside.enter(SOFTMAX, number);)
       cap_scores<SOFTCAP>(S, p.softcap);
       if (masked) {
-        hide_scores_by_keys(S, head_mask(p), first_key + int(warp_keys) + S.lane_row(lane_id()),
-                            tile.q_tile * Br + first + S.lane_column(lane_id()));
+        const int key = first_key + int(warp_keys) + S.lane_row(lane_id());
+        const int row = tile.q_tile * Br + first + S.lane_column(lane_id());
+        if constexpr (LOOKED_UP) {
+          hide_scores_by_keys(S, LookedUpMask<MASK_KIND, BackwardParams>(p, item.batch, item.kv_head), key, row);
+        } else {
+          hide_scores_by_keys(S, mask_of_head(), key, row);
+        }
       }
+      INSIDE(inside.enter(WEIGHT_GRADIENTS, number);)
       // Alg. 2, l. 13; exponentials run under the products.
       multiply_keys(dP_rmem, V_smem, dO, [&](int k) {
         if constexpr (!SOFTCAP) {
@@ -210,6 +271,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward(const __grid_c
       });
       mma_fence();
 
+      INSIDE(inside.enter(VALUE_GRADIENTS, number);)
       // Alg. 2, l. 12 and 16, for this warp's own queries; dS is made under the products.
       u32 dS_operand[CHUNK / 16][KEY_TILES][4];
       accumulate(
@@ -245,6 +307,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward(const __grid_c
               store_operand<S_PITCH>(dS_keys + i * 16 * S_PITCH + (first + k * 16) * 2, dS_operand[k][i], lane);
             }
           });
+      INSIDE(inside.enter(KEY_GRADIENTS, number);)
       accumulate(
           dK_rmem, Q, first, FromRegisters{},
           [&](u32(&dS)[KEY_TILES][4], int k) {
@@ -259,6 +322,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward(const __grid_c
 
     // And for the queries of the other warps that share its keys.
     if constexpr (SHARED_KEYS) {
+      INSIDE(inside.enter(WAIT_TURN, number);)
       bar_sync(KEY_PARTS_BARRIER + key_group, PARTS * 32);  // they have stored their P and dS
 #pragma unroll
       for (int x = 1; x < PARTS; ++x) {
@@ -272,7 +336,9 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward(const __grid_c
               for (int i = 0; i < KEY_TILES; ++i) ldmatrix_x4(A[i], A_lane + i * 16 * S_PITCH);
             };
           };
+          INSIDE(inside.enter(VALUE_GRADIENTS, number);)
           accumulate(dV_rmem, dO, first, FromMemory{}, load_from(P_keys), [](int) {});
+          INSIDE(inside.enter(KEY_GRADIENTS, number);)
           accumulate(dK_rmem, Q, first, FromMemory{}, load_from(dS_keys), [](int) {});
         }
       }
@@ -283,16 +349,18 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward(const __grid_c
   // Alg. 2, l. 15: 32 rows and a share of the columns for each warp.
   auto add_dq = [&](QueryTile tile, u32 stage) {
     const int strip = (tile.q_tile * Br + dq_row) / STRIP;
-    float* const dQ = workspace.strip(batch_head + tile.head, strip) + first_dq_tile * ACCUMULATOR;
+    float* const dQ = workspace.strip(batch_head + tile.head, first_strip + strip) + first_dq_tile * ACCUMULATOR;
+    const int strips = LENGTHS_KIND == PACKED ? (sequence.rows() - 1) / STRIP + 1 : workspace.strips;
     const u32 dS_lane = dS_smem + stage * TILE_BYTES + dq_row * 2 + lane_offset_columns_first<S_PITCH>(lane);
     const u32 K_lane = K_smem + first_dq_tile * 16 + rows_first;
     float dQ_rmem[DQ_CHUNKS][2][DQ_CHUNK][4] = {};
+    INSIDE(const u32 number = query_tile_number(tile.head, tile.q_tile);)
     // Accumulators `begin` ... end-1 of a chunk.
     auto add_chunk = [&](int c, int begin, int end) {
 #pragma unroll
       for (int x = begin; x < end; ++x) {
         const int i = x / DQ_CHUNK, n = x % DQ_CHUNK, tile_n = c * DQ_CHUNK + n;
-        if (strip + i >= workspace.strips) continue;
+        if (strip + i >= strips) continue;
         if (D_TILES % DQ_COLUMN_WARPS != 0 && first_dq_tile + tile_n < dq_share) continue;  // another warp's
         add_accumulator(dQ + (i * D_TILES + tile_n) * ACCUMULATOR, dQ_rmem[c][i][n], lane);
       }
@@ -300,6 +368,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward(const __grid_c
 #pragma unroll
     for (int c = 0; c < DQ_CHUNKS; ++c) {
       constexpr int STEPS = Bc / 16;
+      INSIDE(inside.enter(QUERY_GRADIENTS, number);)
       multiply<BFLOAT16, STEPS, true>(
           dQ_rmem[c],
           [&](u32(&dS)[2][4], int k) {
@@ -314,17 +383,21 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward(const __grid_c
           });
       mma_fence();
     }
+    INSIDE(inside.enter(ADD, number);)
     add_chunk(DQ_CHUNKS - 1, 0, 2 * DQ_CHUNK);
+    INSIDE(inside.enter(NOTHING);)
   };
 
-  int remaining = group_size * (tiles.end - tiles.first);
+  int remaining = LOOKED_UP ? find_next() : group_size * (tiles.end - tiles.first);  // LOOKED_UP: is there any?
   QueryTile current{first_head, tiles.first};
   bool pending = false;  // `current` is not in dQ yet
-  auto stage = [&] { return u32(remaining % NUM_STAGES); };  // of `current`
+  auto stage = [&] { return LOOKED_UP ? turn % NUM_STAGES : u32(remaining % NUM_STAGES); };  // of `current`
   // DETERMINISTIC: the tile before is in dQ, but its turn is not passed on. That waits until all additions have arrived, so
-  // it is done behind the S of the tile after next, and by another warp than the one that awaits turns.
+  // it is done behind the S of the tile after next, and by another warp than the one that awaits turns: the first of those
+  // that add late.
   bool passing = false;
   u32 count = 0;
+  auto awaits = [&] { return thread_id() == NUM_THREADS / 2; };
   auto passes_on = [&] { return thread_id() == NUM_THREADS - 32; };
   if (remaining > 0) {
     if constexpr (HEAD_DIM % 16 != 0) {
@@ -335,39 +408,52 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward(const __grid_c
     }
     // Alg. 2, l. 6
     const char* K = static_cast<const char*>(p.k) +
-                    2 * (item.batch * p.k_stride.batch + item.kv_head * p.k_stride.head + first_key * p.k_stride.seq);
+                    2 * (sequence.batch() * p.k_stride.batch + item.kv_head * p.k_stride.head +
+                         (sequence.first_key() + first_key) * p.k_stride.seq);
     const char* V = static_cast<const char*>(p.v) +
-                    2 * (item.batch * p.v_stride.batch + item.kv_head * p.v_stride.head + first_key * p.v_stride.seq);
+                    2 * (sequence.batch() * p.v_stride.batch + item.kv_head * p.v_stride.head +
+                         (sequence.first_key() + first_key) * p.v_stride.seq);
     copy_tile_async<Bc, ROW_BYTES, PITCH, NUM_THREADS, ALIGNMENT, true>(K_smem, K, p.k_stride.seq * 2, valid_keys, thread);
     copy_tile_async<Bc, ROW_BYTES, PITCH, NUM_THREADS, ALIGNMENT, true>(V_smem, V, p.v_stride.seq * 2, valid_keys, thread);
     if constexpr (NUM_STAGES == 2) {
-      copy_tile(current, (remaining - 1) % 2);
+      copy_tile(LOOKED_UP ? upcoming : current, LOOKED_UP ? 1 : (remaining - 1) % 2);
     }
     cp_async_commit();
   }
 
   // Alg. 2, l. 8
   for (;;) {
+    INSIDE(inside.enter(WAIT_DATA, NO_TILE);)
     cp_async_wait<0>();
-    if (DETERMINISTIC && pending && thread == 0) turns.await(current, count);
+    INSIDE(if (DETERMINISTIC) inside.enter(WAIT_TURN, NO_TILE);)
+    if (DETERMINISTIC && pending && awaits()) turns.await(current, count);
     // All warps are done with the tile before, and have left its dS. With two stages, the next tile has landed for all.
     block_sync();
+    INSIDE(inside.enter(NOTHING);)
     if constexpr (NUM_STAGES == 1) {
       if (remaining > 0) {
-        copy_tile(pending ? current.next(tiles) : current, 0);
+        copy_tile(LOOKED_UP ? upcoming : pending ? current.next(tiles) : current, 0);
         cp_async_commit();
       }
     }
     if (pending && (adds_first() || remaining == 0)) add_dq(current, stage());
     if (remaining == 0) break;
     if constexpr (NUM_STAGES == 1) {
+      INSIDE(inside.enter(WAIT_DATA, NO_TILE);)
       cp_async_wait<0>();
       block_sync();  // the tile has landed for all, and dS has been read by all
     }
-    if (pending) current = current.next(tiles);
-    --remaining;
-    const TileCopy copy = copy_of(current.next(tiles), stage() ^ 1, remaining > 0);
-    if (DETERMINISTIC && thread == 0) count = turns.count(current);  // long before it is compared
+    if constexpr (LOOKED_UP) {
+      before = current, current = upcoming, walked = walked_next;
+      if (TRACE && current.head == first_head) tally.count(walked.tile(), walked.masked());
+      ++turn;
+      remaining = find_next();
+    } else {
+      if (pending) current = current.next(tiles);
+      --remaining;
+    }
+    const TileCopy copy = copy_of(LOOKED_UP ? upcoming : current.next(tiles), stage() ^ 1, remaining > 0);
+    if (DETERMINISTIC && awaits()) count = turns.count(current);  // long before it is compared
     visit_tile(current, stage(), [&](int x) {
       if (NUM_STAGES == 2) copy_part(copy, x);  // nothing is read behind the last tile
       if (DETERMINISTIC && x == K_STEPS - 1 && passing && passes_on()) {
@@ -375,13 +461,16 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward(const __grid_c
       }
     });
     cp_async_commit();
-    if (pending && !adds_first()) add_dq(current.previous(tiles), stage() ^ 1);
+    if (pending && !adds_first()) add_dq(LOOKED_UP ? before : current.previous(tiles), stage() ^ 1);
     passing = pending;
     pending = true;
   }
 
+  INSIDE(inside.enter(STORE);)
   // Alg. 2, l. 18: dK and dV take the places of this warp's keys of K and V.
   block_sync();  // no warp reads K any more
+  const auto ended = sequence_of(p, item.batch);  // read anew: registers are scarce
+  const int stored_keys = LENGTHS_KIND == DENSE ? valid_keys : ended.stored_keys() - first_key;
   if (DETERMINISTIC && pending && passes_on()) {
     if (passing) turns.pass_on(current.previous(tiles));
     turns.pass_on(current);
@@ -394,8 +483,9 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward(const __grid_c
       for (int n = 0; n < O_TILES; ++n) {
         if (D_TILES % PARTS != 0 && first_tile + n < part * O_TILES) continue;  // another warp's
         const float* d = D[r / 2][n] + r % 2 * 2;
+        const bool exists = LENGTHS_KIND == DENSE || int(warp_keys) + r * 8 + lane / 4 < valid_keys;  // else zeros
         st_shared_u32(rows + (r * 8 + lane / 4) * PITCH + (first_tile + n) * 16 + lane % 4 * 4,
-                      pack_16bit<BFLOAT16>(d[0] * factor, d[1] * factor));
+                      exists ? pack_16bit<BFLOAT16>(d[0] * factor, d[1] * factor) : 0);
       }
     }
   };
@@ -408,17 +498,20 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward(const __grid_c
   }
   constexpr int STORE_ROWS = WARP_KEYS / PARTS;
   const int row = warp_keys + part * STORE_ROWS;
-  char* dK = static_cast<char*>(p.dk) + 2 * (item.batch * p.dk_stride.batch + item.kv_head * p.dk_stride.head +
-                                             i64(first_key + row) * p.dk_stride.seq);
-  char* dV = static_cast<char*>(p.dv) + 2 * (item.batch * p.dv_stride.batch + item.kv_head * p.dv_stride.head +
-                                             i64(first_key + row) * p.dv_stride.seq);
-  store_tile<STORE_ROWS, ROW_BYTES, PITCH, ALIGNMENT>(dK, p.dk_stride.seq * 2, K_smem + row * PITCH, valid_keys - row, lane);
-  store_tile<STORE_ROWS, ROW_BYTES, PITCH, ALIGNMENT>(dV, p.dv_stride.seq * 2, V_smem + row * PITCH, valid_keys - row, lane);
+  char* dK = static_cast<char*>(p.dk) + 2 * (ended.batch() * p.dk_stride.batch + item.kv_head * p.dk_stride.head +
+                                             (ended.first_key() + i64(first_key + row)) * p.dk_stride.seq);
+  char* dV = static_cast<char*>(p.dv) + 2 * (ended.batch() * p.dv_stride.batch + item.kv_head * p.dv_stride.head +
+                                             (ended.first_key() + i64(first_key + row)) * p.dv_stride.seq);
+  store_tile<STORE_ROWS, ROW_BYTES, PITCH, ALIGNMENT>(dK, p.dk_stride.seq * 2, K_smem + row * PITCH, stored_keys - row, lane);
+  store_tile<STORE_ROWS, ROW_BYTES, PITCH, ALIGNMENT>(dV, p.dv_stride.seq * 2, V_smem + row * PITCH, stored_keys - row, lane);
 
+  INSIDE(inside.close();)
   if constexpr (TRACE) {
     block_sync();  // the record ends when the last warp has stored
-    if (thread == 0) write_trace(p, blockIdx.x, {item.k_block, item.kv_head, item.batch}, tiles, start_ns);
+    const TileRange traced = LOOKED_UP ? tally.range(tiles.total) : tiles;
+    const bool exists = LENGTHS_KIND == DENSE || valid_keys > 0;
+    if (thread == 0 && exists) write_trace(p, blockIdx.x, {item.k_block, item.kv_head, item.batch}, traced, start_ns);
   }
 }
 
-KERNEL __launch_bounds__(PASS_THREADS) fa2_backward_convert(const __grid_constant__ BackwardParams p) { convert_strip(p); }
+KERNEL __launch_bounds__(PASS_THREADS, 8) fa2_backward_convert(const __grid_constant__ BackwardParams p) { convert_strip(p); }

@@ -20,6 +20,10 @@
 //   - Operands of S are loaded one k16 step ahead, copies of the next tile are spread over the steps: ldmatrix and
 //     cp.async share one queue, and a burst of copies before the first ldmatrix cost 9% of the time.
 //   - One barrier a tile: everything has landed, and the other stage is free.
+//   - Where tiles are looked up (looked_up_mask.cuh) one body serves all of them, and which comes next is known before a tile
+//     is visited, as that one's copies are made meanwhile.
+//   - Few query blocks over many keys: their keys are split, heads may share a tile, and a second launch merges
+//     (SPLIT_KEYS: tiles/forward_splits.cuh).
 //
 // What limits (H200; figures are in cufa/records): mma.sync itself reaches 62% of what wgmma does there. d128 runs at two
 // thirds of that, and waits for the tensor pipe more than for anything else; d256 keeps shared memory busy 81% of the time.
@@ -36,8 +40,9 @@
 //   - d256 as 64-row pairs, two blocks per SM: 0.89; 96 keys in one stage: 0.87; unpaired: 0.95.
 #include "params.cuh"
 #include "tiles/copy.cuh"
+#include "tiles/forward_splits.cuh"
 #include "tiles/named_barriers.cuh"
-#include "tiles/schedule.cuh"
+#include "tiles/phases.cuh"
 #include "tiles/score.cuh"
 
 constexpr int Br = BLOCK_Q, Bc = BLOCK_KV;
@@ -62,11 +67,17 @@ static_assert(WARP_ROWS % 16 == 0 && Br % WARP_ROWS == 0, "a warp owns whole 16-
 static_assert(WARP_KEYS % 16 == 0, "P V takes keys 16 at a time");
 static_assert(HEAD_DIM % 8 == 0 && HEAD_DIM <= 256, "head_dim");
 static_assert(NUM_STAGES == 2, "one tile is computed while the next is copied");
+static_assert(HEAD_ROWS % WARP_ROWS == 0, "the rows of a warp are of one head");
 static_assert(COLUMN_WARPS == 1 || COLUMN_WARPS == 2, "alone or in pairs");
 
 // Q stays in registers where O, S and Q together leave 64 for the rest of the loop.
 constexpr int REGISTERS = 65536 / (NUM_THREADS * BLOCKS_PER_SM), REGISTER_LIMIT = REGISTERS < 255 ? REGISTERS : 255;
 constexpr bool Q_IN_REGISTERS = M_TILES * 4 * (K_STEPS + S_TILES + O_TILES) + 64 <= REGISTER_LIMIT;
+
+// Columns: the launch before, a warp per block of keys.
+KERNEL __launch_bounds__(MASK_THREADS) mask_blocks(const __grid_constant__ AttentionParams p) {
+  prepare_mask<MASK_KIND>(p, (blockIdx.x * MASK_THREADS + threadIdx.x) / 32, gridDim.x * (MASK_THREADS / 32));
+}
 
 KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward(const __grid_constant__ AttentionParams p) {
   DYN_SMEM(smem);
@@ -74,17 +85,44 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward(const __grid_co
   const int row_group = warp / COLUMN_WARPS, part = warp % COLUMN_WARPS;
   u64 start_ns = 0;
   if constexpr (TRACE) start_ns = global_timer();
+  INSIDE(PhaseLog inside(p.trace, lane == 0); inside.item(blockIdx.x + gridDim.x * blockIdx.y); inside.enter(COPY);)
 
   // Alg. 1, l. 3
-  const WorkItem item = work_item<Br>(p, blockIdx.x, 2 * ROW_BYTES);
-  TileRange tiles = visited_tiles<Br, Bc>(p, item.q_block);
-  const int first_row = item.q_block * Br;
+  const WorkItem item = work_item<HEAD_ROWS, PACKED_HEADS>(p, blockIdx.x, 2 * ROW_BYTES);
+  const auto sequence = sequence_of(p, item.batch);
+  if (LENGTHS_KIND == PACKED && item.q_block * Br >= sequence.stored_rows()) {  // behind the end of its sequence
+    INSIDE(inside.close();)
+    return;
+  }
+  const HeadMask mask = head_mask(p, sequence);
+  TileRange tiles = block_tiles<Bc>(p, mask, item.q_block);
+  INSIDE(if (SPLIT_KEYS && tiles.empty()) inside.close();)
+  if (SPLIT_KEYS && tiles.empty()) return;  // the whole block: the merge knows that this part is not there
+  // Where tiles are looked up: the one that is visited, and the one after it. `tiles` ends behind the first of them.
+  constexpr bool LOOKED_UP = is_looked_up(MASK_KIND);
+  static_assert(!LOOKED_UP || (LENGTHS_KIND == DENSE && !ALIBI && !SINK), "bands have those");
+  static_assert(!LOOKED_UP || !SPLIT_KEYS, "the planner splits what lies side by side");
+  TileWalk<true> walk(tiles.end - 1);
+  TileTally tally;
+  WalkedTile walked{-1}, next{-1};
+  auto find_next = [&](int q_block, int head, int batch) {
+    next = walk.next(0, [&](int tile) {
+      return class_of_key_tile<MASK_KIND, SKIP_MASKED_TILES>(p, q_block, batch, head / (p.heads / p.kv_heads), tile);
+    });
+  };
+  if constexpr (LOOKED_UP) {
+    find_next(item.q_block, item.head, item.batch);
+    tiles.end = next.tile() + 1;
+  }
+  const int first_row = item.q_block * HEAD_ROWS;
   const int kv_head = item.head / (p.heads / p.kv_heads);
   const i64 q_stride = p.q_stride.seq * 2, k_stride = p.k_stride.seq * 2, v_stride = p.v_stride.seq * 2;
-  const char* Q = static_cast<const char*>(p.q) + 2 * (item.batch * p.q_stride.batch + item.head * p.q_stride.head) +
-                  first_row * q_stride;
-  const char* K = static_cast<const char*>(p.k) + 2 * (item.batch * p.k_stride.batch + kv_head * p.k_stride.head);
-  const char* V = static_cast<const char*>(p.v) + 2 * (item.batch * p.v_stride.batch + kv_head * p.v_stride.head);
+  const char* Q = static_cast<const char*>(p.q) + 2 * (sequence.batch() * p.q_stride.batch + item.head * p.q_stride.head) +
+                  (sequence.first_row() + first_row) * q_stride;
+  const char* K = static_cast<const char*>(p.k) + 2 * (sequence.batch() * p.k_stride.batch + kv_head * p.k_stride.head) +
+                  sequence.first_key() * k_stride;
+  const char* V = static_cast<const char*>(p.v) + 2 * (sequence.batch() * p.v_stride.batch + kv_head * p.v_stride.head) +
+                  sequence.first_key() * v_stride;
 
   const u32 Q_smem = smem_address(smem) + Q_OFFSET;
   const u32 K_smem = smem_address(smem) + STAGES_OFFSET, V_smem = K_smem + KV_BYTES;
@@ -98,8 +136,17 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward(const __grid_co
   const u32 parked_smem = Q_smem + PITCH - 16;
   if (thread == 0) st_shared_vec4(parked_smem, {u32(item.q_block), u32(item.head), u32(item.batch), Q_smem});
   // Where masked tiles are not skipped, their end waits in the same place of the second row.
-  constexpr bool PARK_CLEAR_END = !SKIP_MASKED_TILES && MASK_KIND != MASK_FULL;
+  constexpr bool PARK_CLEAR_END = !SKIP_MASKED_TILES && MASK_KIND != MASK_FULL && !LOOKED_UP;
   if (PARK_CLEAR_END && thread == 0) st_shared_u32(parked_smem + PITCH, u32(tiles.clear_end));
+  // Likewise the mask of a sequence in that of the third, and what ALiBi needs in that of the fourth.
+  constexpr bool PARK_MASK = LENGTHS_KIND != DENSE;
+  if (PARK_MASK && thread == 0) {
+    st_shared_vec4(parked_smem + 2 * PITCH, {u32(mask.rows), u32(mask.keys), u32(mask.first), u32(mask.last)});
+  }
+  if (ALIBI && thread == 0) {
+    const Alibi alibi(p, sequence, item.head);
+    st_shared_vec2(parked_smem + 3 * PITCH, {float_as_u32(alibi.slope), u32(alibi.diagonal)});
+  }
 
   // Alg. 1, l. 5
   float O_rmem[M_TILES][O_TILES][4] = {};
@@ -129,7 +176,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward(const __grid_co
   // Alg. 1, l. 9: P = exp(S - m) for 16 keys of this warp, as an A operand.
   auto probabilities = [&](u32(&P)[M_TILES][4], float(&S_rmem)[M_TILES][S_TILES][4], int k) {
     const auto S = fragment_view(S_rmem);
-    exponentials<2>(S, 2 * k, softmax, p.scale_log2);
+    exponentials<2>(S, 2 * k, softmax, softmax_scale(p));
 #pragma unroll
     for (int i = 0; i < M_TILES; ++i) {
 #pragma unroll
@@ -170,18 +217,20 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward(const __grid_co
     };
     auto load_k = [&](int k, int n) { ldmatrix_x4(B[k % 2][n / 2], K_lane + stage + n * 8 * PITCH + k * 32); };
     load_q(0);
+    INSIDE(inside.enter(WAIT_DATA, j);)
     // K and V have landed for all threads, and all warps are done with tile j + 1, whose buffers the copies below fill.
     cp_async_wait<0>();
     block_sync();
 
+    INSIDE(inside.enter(SCORES, j);)
     // Alg. 1, l. 8: S = Q K^T, operands loaded one step ahead of their products.
     float S_rmem[M_TILES][S_TILES][4] = {};
 #pragma unroll
     for (int n = 0; n < S_TILES; n += 2) load_k(0, n);
 #pragma unroll
     for (int k = 0; k < K_STEPS; ++k) {
-      K_stream.copy(k, stage ^ STAGE_BYTES, k_stride, j > tiles.first);
-      V_stream.copy(k, stage ^ STAGE_BYTES, v_stride, j > tiles.first);
+      K_stream.copy(k, stage ^ STAGE_BYTES, k_stride, LOOKED_UP ? next.exists() : j > tiles.first);
+      V_stream.copy(k, stage ^ STAGE_BYTES, v_stride, LOOKED_UP ? next.exists() : j > tiles.first);
       if (k + 1 < K_STEPS) load_q(k + 1);
 #pragma unroll
       for (int n = 0; n < S_TILES; n += 2) {
@@ -198,13 +247,30 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward(const __grid_co
     cp_async_commit();
     mma_fence();
 
+    INSIDE(inside.enter(SOFTMAX, j);)
     // Alg. 1, l. 9: the row maxima.
     const auto S = fragment_view(S_rmem);
     cap_scores<SOFTCAP>(S, p.softcap);
-    if constexpr (SEGMENT != CLEAR) {
-      const int row = int(ld_shared_u32(parked_smem)) * Br + row_group * WARP_ROWS + S.lane_row(lane_id());
+    if constexpr (ALIBI) {
+      const int row = int(ld_shared_u32(parked_smem)) * HEAD_ROWS + row_group * WARP_ROWS + S.lane_row(lane_id());
+      const vec2 found = ld_shared_vec2(parked_smem + 3 * PITCH);
+      const int key = j * Bc + part * WARP_KEYS + S.lane_column(lane_id());
+      Alibi{u32_as_float(found.x), int(found.y)}.change(S, p.scale_log2, row, key);
+    }
+    if (SEGMENT != CLEAR && (!LOOKED_UP || walked.masked())) {
+      const int row = int(ld_shared_u32(parked_smem)) * HEAD_ROWS + query_of_row(row_group * WARP_ROWS) + S.lane_row(lane_id());
       const int column = S.lane_column(PAIRED ? lane_id() : lane);  // as registers allow
-      hide_scores<SEGMENT>(S, head_mask(p), row, j * Bc + part * WARP_KEYS, column);
+      if constexpr (LOOKED_UP) {
+        const vec4 parked = ld_shared_vec4(parked_smem);
+        const LookedUpMask<MASK_KIND, AttentionParams> mask(p, int(parked.z), int(parked.y) / (p.heads / p.kv_heads));
+        hide_scores(S, mask, row, j * Bc + part * WARP_KEYS, column);
+      } else if constexpr (PARK_MASK) {
+        const vec4 found = ld_shared_vec4(parked_smem + 2 * PITCH);
+        const HeadMask mask{int(found.x), int(found.y), int(found.z), int(found.w)};
+        hide_scores<SEGMENT>(S, mask, row, j * Bc + part * WARP_KEYS, column);
+      } else {
+        hide_scores<SEGMENT>(S, head_mask(p), row, j * Bc + part * WARP_KEYS, column);
+      }
     }
     float m_tile[2 * M_TILES];
     lane_maxima<false>(m_tile, S);
@@ -217,7 +283,8 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward(const __grid_co
       for (int r = 0; r < 2 * M_TILES; ++r) m_tile[r] = fmaxf(m_tile[r], m_other[r]);
     }
     float alpha[2 * M_TILES];
-    if (softmax.raise_max(m_tile, p.scale_log2, alpha)) scale_rows(O_rmem, alpha);  // and their part of l. 10
+    if (softmax.raise_max(m_tile, softmax_scale(p), alpha)) scale_rows(O_rmem, alpha);  // and their part of l. 10
+    INSIDE(inside.enter(VALUES, j);)
 
     if constexpr (PAIRED) {
       u32 P[S_TILES / 2][M_TILES][4];
@@ -258,17 +325,22 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward(const __grid_co
     // Alg. 1, l. 4 and 7: Q, and the first K and V. Only the last tile of a sequence, which is visited first, can hang
     // over its end.
     int j = tiles.end - 1;
-    const int valid_keys = p.seqlen_k - j * Bc;
-    copy_tile_async<Br, ROW_BYTES, PITCH, NUM_THREADS, ALIGNMENT, true>(  //
-        Q_smem, Q, q_stride, p.seqlen_q - first_row, thread);
+    const int valid_keys = sequence.keys() - j * Bc;
+#pragma unroll
+    for (int h = 0; h < PACKED_HEADS; ++h) {
+      copy_tile_async<HEAD_ROWS, ROW_BYTES, PITCH, NUM_THREADS, ALIGNMENT, true>(  //
+          Q_smem + h * HEAD_ROWS * PITCH, Q + 2 * h * p.q_stride.head, q_stride, sequence.rows() - first_row, thread);
+    }
     cp_async_commit();
     copy_tile_async<Bc, ROW_BYTES, PITCH, NUM_THREADS, ALIGNMENT, true>(  //
         K_smem, K + j * (Bc * k_stride), k_stride, valid_keys, thread);
     copy_tile_async<Bc, ROW_BYTES, PITCH, NUM_THREADS, ALIGNMENT, true>(  //
         V_smem, V + j * (Bc * v_stride), v_stride, valid_keys, thread);
     cp_async_commit();
+    INSIDE(inside.enter(WAIT_DATA, j);)
     cp_async_wait<1>();
     block_sync();  // Q has landed for all threads
+    INSIDE(inside.enter(NOTHING);)
     if constexpr (Q_IN_REGISTERS) {
 #pragma unroll
       for (int i = 0; i < M_TILES; ++i) {
@@ -277,15 +349,29 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward(const __grid_co
       }
     }
     u32 stage = 0;
-    walk_tiles<MASK_KIND>(j, tiles, [&](int j, auto segment) {  // Alg. 1, l. 6
-      visit_tile(j, stage, segment);
-      stage ^= STAGE_BYTES;
-      if constexpr (PARK_CLEAR_END) tiles.clear_end = int(ld_shared_u32(parked_smem + PITCH));
-    });
+    if constexpr (LOOKED_UP) {
+      while (next.exists()) {
+        walked = next;
+        const vec4 parked = ld_shared_vec4(parked_smem);
+        find_next(int(parked.x), int(parked.y), int(parked.z));
+        K_stream.skip(walked.tile() - 1 - next.tile(), k_stride);
+        V_stream.skip(walked.tile() - 1 - next.tile(), v_stride);
+        visit_tile(walked.tile(), stage, SegmentTag<RIGHT_MASKED>{});
+        stage ^= STAGE_BYTES;
+        if constexpr (TRACE) tally.count(walked.tile(), walked.masked());
+      }
+    } else {
+      walk_tiles<MASK_KIND>(j, tiles, [&](int j, auto segment) {  // Alg. 1, l. 6
+        visit_tile(j, stage, segment);
+        stage ^= STAGE_BYTES;
+        if constexpr (PARK_CLEAR_END) tiles.clear_end = int(ld_shared_u32(parked_smem + PITCH));
+      });
+    }
   } else {
     block_sync();  // the parked values are visible
   }
 
+  INSIDE(inside.enter(STORE);)
   // Alg. 1, l. 12-15: O = O / l, L = m + log l.
   softmax.reduce_sum();
   if constexpr (PAIRED) {
@@ -294,38 +380,56 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward(const __grid_co
 #pragma unroll
     for (int r = 0; r < 2 * M_TILES; ++r) softmax.l[r] += l_other[r];
   }
-  // O takes the place of this warp's rows of Q, which are not needed any more and which no other warp (pair) reads.
-  warp_sync();
-  const vec4 parked = ld_shared_vec4(parked_smem);
-  const int group_row = int(parked.x) * Br + row_group * WARP_ROWS, head = int(parked.y), batch = int(parked.z);
-  const u32 O_smem = parked.w + row_group * WARP_ROWS * PITCH;
-#pragma unroll
-  for (int r = 0; r < 2 * M_TILES; ++r) {
-    const int row = r * 8 + lane / 4;
-    const float inverse = softmax.inverse_sum(r);
-#pragma unroll
-    for (int n = 0; n < O_TILES; ++n) {
-      const float* o = O_rmem[r / 2][n] + r % 2 * 2;
-      st_shared_u32(O_smem + row * PITCH + (part * O_TILES + n) * 16 + lane % 4 * 4,
-                    pack_16bit<BFLOAT16>(o[0] * inverse, o[1] * inverse));
-    }
-    if (p.lse != nullptr && part == 0 && lane % 4 == 0 && group_row + row < p.seqlen_q) {
-      st_global(p.lse + (i64(batch) * p.heads + head) * p.seqlen_q + group_row + row, softmax.lse(r));
-    }
-  }
-  if constexpr (PAIRED) {
-    bar_sync(ROW_PAIR_BARRIER + row_group, 64);  // both halves of the columns are written; each warp stores half of the rows
+  if constexpr (SPLIT_KEYS) {
+    const vec4 parked = ld_shared_vec4(parked_smem);
+    const WorkItem item = {int(parked.x), int(parked.y), int(parked.z)};
+    leave_part(p, item, row_group * WARP_ROWS, part * O_TILES * 8, fragment_view(O_rmem), softmax, lane);
   } else {
+    // O takes the place of this warp's rows of Q, which are not needed any more and which no other warp (pair) reads.
     warp_sync();
+    const vec4 parked = ld_shared_vec4(parked_smem);
+    const int group_row = int(parked.x) * Br + row_group * WARP_ROWS, head = int(parked.y), batch = int(parked.z);
+    const u32 O_smem = parked.w + row_group * WARP_ROWS * PITCH;
+    const auto ended = sequence_of(p, batch);
+#pragma unroll
+    for (int r = 0; r < 2 * M_TILES; ++r) {
+      const int row = r * 8 + lane / 4;
+      const bool exists = LENGTHS_KIND == DENSE || group_row + row < ended.rows();  // else zeros, and an LSE of -inf
+      const float inverse = row_factor(p, softmax, r, head);
+#pragma unroll
+      for (int n = 0; n < O_TILES; ++n) {
+        const float* o = O_rmem[r / 2][n] + r % 2 * 2;
+        st_shared_u32(O_smem + row * PITCH + (part * O_TILES + n) * 16 + lane % 4 * 4,
+                      exists ? pack_16bit<BFLOAT16>(o[0] * inverse, o[1] * inverse) : 0);
+      }
+      if (p.lse != nullptr && part == 0 && lane % 4 == 0 && group_row + row < ended.stored_rows()) {
+        const i64 numbers = row_numbers(p, ended, i64(ended.batch()) * p.heads + head);
+        st_global(p.lse + numbers + group_row + row, exists ? softmax.lse(r) : NEG_INF);
+      }
+    }
+    if constexpr (PAIRED) {
+      bar_sync(ROW_PAIR_BARRIER + row_group, 64);  // both halves of the columns are written; each warp stores half of the rows
+    } else {
+      warp_sync();
+    }
+    constexpr int STORE_ROWS = WARP_ROWS / COLUMN_WARPS;
+    char* O = static_cast<char*>(p.o) + 2 * (ended.batch() * p.o_stride.batch + head * p.o_stride.head +
+                                             (ended.first_row() + (group_row + part * STORE_ROWS)) * p.o_stride.seq);
+    store_tile<STORE_ROWS, ROW_BYTES, PITCH, ALIGNMENT>(O, p.o_stride.seq * 2, O_smem + part * STORE_ROWS * PITCH,
+                                                        ended.stored_rows() - group_row - part * STORE_ROWS, lane);
   }
-  constexpr int STORE_ROWS = WARP_ROWS / COLUMN_WARPS;
-  char* O = static_cast<char*>(p.o) + 2 * (batch * p.o_stride.batch + head * p.o_stride.head +
-                                           (group_row + part * STORE_ROWS) * p.o_stride.seq);
-  store_tile<STORE_ROWS, ROW_BYTES, PITCH, ALIGNMENT>(O, p.o_stride.seq * 2, O_smem + part * STORE_ROWS * PITCH,
-                                                      p.seqlen_q - group_row - part * STORE_ROWS, lane);
 
+  INSIDE(inside.close();)
   if constexpr (TRACE) {
     block_sync();  // the record ends when the last warp has stored
-    if (thread == 0) write_trace(p, blockIdx.x, {int(parked.x), head, batch}, tiles, start_ns);
+    if constexpr (LOOKED_UP) tiles = tally.range(tiles.total);
+    const vec4 parked = ld_shared_vec4(parked_smem);
+    const bool exists = LENGTHS_KIND == DENSE || int(parked.x) * Br < sequence_of(p, int(parked.z)).rows();
+    if (thread == 0 && exists) write_trace(p, blockIdx.x, {int(parked.x), int(parked.y), int(parked.z)}, tiles, start_ns);
   }
+}
+
+// Merges what splits have left.
+KERNEL __launch_bounds__(COMBINE_THREADS) fa2_combine(const __grid_constant__ AttentionParams p) {
+  if constexpr (SPLIT_KEYS) combine_splits<Bc>(p);
 }

@@ -63,6 +63,11 @@ static_assert(NUM_STAGES == 1, "K and V take turns: one is copied while the othe
 // P <= 1, times this: below 2^15, as every other operand.
 constexpr float P_SCALE = 16384.0f;
 
+// Columns: the launch before, a warp per block of keys.
+KERNEL __launch_bounds__(MASK_THREADS) mask_blocks(const __grid_constant__ AttentionParams p) {
+  prepare_mask<MASK_KIND>(p, (blockIdx.x * MASK_THREADS + threadIdx.x) / 32, gridDim.x * (MASK_THREADS / 32));
+}
+
 KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward_f32(const __grid_constant__ AttentionParams p) {
   DYN_SMEM(smem);
   const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
@@ -71,7 +76,21 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward_f32(const __gri
 
   // Alg. 1, l. 3: the loop over i is the grid.
   const WorkItem item = work_item<Br>(p, blockIdx.x, 2 * ROW_BYTES);
-  const TileRange tiles = visited_tiles<Br, Bc>(p, item.q_block);
+  TileRange tiles = visited_tiles<Br, Bc>(p, item.q_block);
+  // Where tiles are looked up: the one after that which is visited. `tiles` ends behind the first of them.
+  constexpr bool LOOKED_UP = is_looked_up(MASK_KIND);
+  TileWalk<true> walk(tiles.end - 1);
+  TileTally tally;
+  WalkedTile next{-1};
+  auto find_next = [&](int q_block, int head, int batch) {
+    next = walk.next(0, [&](int tile) {
+      return class_of_key_tile<MASK_KIND, SKIP_MASKED_TILES>(p, q_block, batch, head / (p.heads / p.kv_heads), tile);
+    });
+  };
+  if constexpr (LOOKED_UP) {
+    find_next(item.q_block, item.head, item.batch);
+    tiles.end = next.tile() + 1;
+  }
   const int warp_row = item.q_block * Br + warp * WARP_ROWS;
   const int kv_head = item.head / (p.heads / p.kv_heads);
   // This lane's first byte of this warp's rows: of Q, and of the last visited tile of K and of V.
@@ -167,12 +186,20 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward_f32(const __gri
       }
     }
     block_sync();  // V is split; all warps are done with K, which the next copies overwrite
-    if (j > tiles.first) load_tile(K_smem, K, p.k_stride.seq * 4, false);
+    if (LOOKED_UP ? next.exists() : j > tiles.first) load_tile(K_smem, K, p.k_stride.seq * 4, false);
 
     const auto S = fragment_view_by_columns(S_rmem);
     cap_scores<SOFTCAP, true>(S, p.softcap);
     // One body for all segments, as the registers are those of the products: both edges are tested.
-    if (j >= int(ld_shared_u32(saved_smem + 12)) ||
+    if constexpr (LOOKED_UP) {
+      const vec4 saved = ld_shared_vec4(saved_smem);
+      const WalkedTile walked{int(saved.w)};
+      if (walked.masked()) {
+        const LookedUpMask<MASK_KIND, AttentionParams> mask(p, int(saved.z), int(saved.y) / (p.heads / p.kv_heads));
+        const int row = int(saved.x) * Br + warp * WARP_ROWS + S.lane_row(lane_id());
+        hide_scores(S, mask, row, walked.tile() * Bc, S.lane_column(lane_id()));
+      }
+    } else if (j >= int(ld_shared_u32(saved_smem + 12)) ||
         (MASK_KIND == MASK_BAND && j < int(ld_shared_u32(saved_smem + PITCH)))) {
       const int row = int(ld_shared_u32(saved_smem)) * Br + warp * WARP_ROWS + S.lane_row(lane_id());
       hide_scores<RIGHT_MASKED>(S, head_mask(p), row, j * Bc, S.lane_column(lane_id()));
@@ -257,9 +284,9 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward_f32(const __gri
         }
       }
     }
-    if (j > tiles.first) split_tile(K_smem);
+    if (LOOKED_UP ? next.exists() : j > tiles.first) split_tile(K_smem);
     block_sync();  // K is split; all warps are done with V, which the next copies overwrite
-    if (j > tiles.first) load_tile(V_smem, V, p.v_stride.seq * 4, false);
+    if (LOOKED_UP ? next.exists() : j > tiles.first) load_tile(V_smem, V, p.v_stride.seq * 4, false);
   };
 
   if (!tiles.empty()) {
@@ -277,8 +304,24 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward_f32(const __gri
     for (int r = 0; r < 2 * M_TILES; ++r) split_rows<HEAD_DIM, PITCH, WITH_LO>(Q_smem + r * 8 * PITCH, lane);
     block_sync();  // K is split; the rows of Q are this warp's own
     // Alg. 1, l. 6, from the last visited tile down, so that the masked tiles come first.
+    if constexpr (LOOKED_UP) {
 #pragma unroll 1
-    for (int j = tiles.end - 1; j >= tiles.first; --j) visit_tile(j);
+      while (next.exists()) {
+        const WalkedTile walked = next;
+        if (lane == 0) st_shared_u32(saved_smem + 12, u32(walked.code));  // in the place of what bands have there
+        warp_sync();  // the other lanes may read it
+        const vec4 saved = ld_shared_vec4(saved_smem);
+        if constexpr (TRACE) tally.count(walked.tile(), walked.masked());
+        find_next(int(saved.x), int(saved.y), int(saved.z));
+        const i64 skipped_keys = i64(walked.tile() - 1 - next.tile()) * Bc;
+        K -= skipped_keys * (p.k_stride.seq * 4);
+        V -= skipped_keys * (p.v_stride.seq * 4);
+        visit_tile(walked.tile());
+      }
+    } else {
+#pragma unroll 1
+      for (int j = tiles.end - 1; j >= tiles.first; --j) visit_tile(j);
+    }
   }
 
   // Alg. 1, l. 12-15: O = O / l, L = m + log l.
@@ -312,6 +355,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward_f32(const __gri
 
   if constexpr (TRACE) {
     block_sync();  // the record ends when the last warp has stored
+    if constexpr (LOOKED_UP) tiles = tally.range(tiles.total);
     if (thread == 0) write_trace(p, blockIdx.x, {q_block, head, batch}, tiles, start_ns);
   }
 }

@@ -16,6 +16,8 @@
 // - O leaves through the buffer its Q came in: every warp stages its 16 rows and asks TMA to store them; the buffer is given
 //   back a softmax later, when the copy has surely read it. Where Q's buffer is already in use again (d > 128, 128 rows), O
 //   goes from registers to global memory, four lanes exchanging 16 bytes.
+// - Few query blocks over many keys: their keys are split over blocks with an item each, heads may share a tile, and a second
+//   launch merges (SPLIT_KEYS: tiles/forward_splits.cuh).
 // - A consumer passes over tiles that its own 64 rows do not see, at both ends of a band. It still takes its turns, as the
 //   rings are shared.
 // - O is rescaled only when a row's maximum grew by more than 2^8 (tiles/softmax.cuh).
@@ -37,6 +39,12 @@
 // itself runs at full rate for N = 64, operands in registers or not). At 1k an item is only a few tiles long: what is done
 // once per item, about half a tile's time, is the gap to 4k, and at d64 every sixth query block of 192 rows is two thirds
 // empty.
+// To be measured at d64 under load, where neither pipe is full (configs of tests/test_emulate_fa3.py, by config=):
+// - EARLY_SOFTMAX: the next item's first softmax before the store of O, so that it runs under the other consumers' products
+//   while O's turn is still open. Four registers more, no spills.
+// - Four consumers, 256 x 64: S, P and O of 64 keys are 80 registers of the 112 that each has, so that one more item's
+//   exponentials may run under the products of three others. Shared memory is read as often per product, barriers are twice
+//   as many per key. 80 and 96 keys spill.
 //
 // What failed:
 // - Forcing the exponentials to be computed before the wait for O += P V (ptxas hoists that wait above nearly all of them; a
@@ -50,18 +58,21 @@
 // - Writing the zeros of rows without keys in an idle warp of the producer: its 24 registers make ptxas spill in the consumers.
 // - Holding back V while passing over K: the V ring fills up and everybody waits. The pending product is finished first.
 #include "params.cuh"
+#include "primitives/grid.cuh"
 #include "primitives/mbarrier.cuh"
 #include "primitives/register_budget.cuh"
 #include "primitives/tma.cuh"
 #include "tiles/consumer.cuh"
 #include "tiles/named_barriers.cuh"
+#include "tiles/phases.cuh"
 #include "tiles/pipeline_memory.cuh"
 #include "tiles/pipeline.cuh"
 
 constexpr int NUM_THREADS = NUM_WARPS * 32;
 constexpr int PRODUCER_REGISTERS = CONSUMERS == 3 ? 32 : 24;
-constexpr int CONSUMER_REGISTERS = CONSUMERS == 3 ? 160 : 240;
+constexpr int CONSUMER_REGISTERS = CONSUMERS == 4 ? 112 : CONSUMERS == 3 ? 160 : 240;
 static_assert(ALIGNMENT == 16, "TMA needs 16-byte aligned rows");
+using Items = PersistentItems<HEAD_ROWS, PACKED_HEADS>;
 
 // Alg. 1, l. 3-10: one thread asks for tiles in the order in which consumers need them.
 struct Producer {
@@ -71,8 +82,9 @@ struct Producer {
   Ring<NUM_STAGES> K_ring = smem.K_ring(), V_ring = smem.V_ring();
   Ring<Q_STAGES> Q_ring{};
   u32 round = 0;
+  INSIDE(PhaseLog inside = PhaseLog(p.trace, true);)
 
-  DEVICE void run(PersistentItems<Br>& items) {
+  DEVICE void run(Items& items) {
     for (u32 index; items.next(index);) {
       const WorkItem work = items.item(p, index);
       const TileRange tiles = tiles_of(p, work.q_block);
@@ -80,28 +92,37 @@ struct Producer {
       // Seen by a consumer once its Q is there. The record that this overwrites is four items old: all consumers have
       // given back the Q of the last but one, and so have stored the item before that.
       publish_item(smem.item(round++), {work, index});
+      INSIDE(inside.item(index + gridDim.x * blockIdx.y);)
       load_item(work, tiles);
     }
     publish_item(smem.item(round), {{NO_MORE_ITEMS, 0, 0}, 0});
+    INSIDE(inside.enter(WAIT_SPACE, NO_TILE);)
     for (int w = 0; w < CONSUMERS; ++w) {
       wait_for_query_buffer(w);
       mbarrier_arrive(smem.Q_full + 8 * query_buffer(w));
     }
+    INSIDE(inside.close();)
   }
 
   // The first K before Q, whose buffer may be in use for longer; then K one tile ahead of V, as in the turns.
   DEVICE void load_item(const WorkItem& work, const TileRange& tiles) {
     const int kv_head = work.head / (p.heads / p.kv_heads);
-    load(K_ring, smem.K, K_map, tiles.end - 1, kv_head, work.batch);
+    load(K_ring, smem.K, K_map, tiles.end - 1, kv_head, work.batch INSIDE(, inside));
     for (int w = 0; w < CONSUMERS; ++w) {
+      INSIDE(inside.enter(WAIT_SPACE, NO_TILE);)
       wait_for_query_buffer(w);
-      load_tile<GROUP_ROWS, HEAD_DIM>(smem.Q + query_buffer(w) * Q_TILE_BYTES, smem.Q_full + 8 * query_buffer(w), Q_map,
-                                      work.q_block * Br + w * GROUP_ROWS, work.head, work.batch);
+      INSIDE(inside.enter(COPY, NO_TILE);)
+      const u32 tile = smem.Q + query_buffer(w) * Q_TILE_BYTES, full = smem.Q_full + 8 * query_buffer(w);
+      if constexpr (PACKED_HEADS == 1) {
+        load_tile<GROUP_ROWS, HEAD_DIM>(tile, full, Q_map, work.q_block * Br + w * GROUP_ROWS, work.head, work.batch);
+      } else {
+        load_packed_heads(tile, full, Q_map, work, w * GROUP_ROWS);
+      }
     }
     Q_ring.advance();
     for (int j = tiles.end - 1; j >= tiles.first; --j) {
-      if (j > tiles.first) load(K_ring, smem.K, K_map, j - 1, kv_head, work.batch);
-      load(V_ring, smem.V, V_map, j, kv_head, work.batch);
+      if (j > tiles.first) load(K_ring, smem.K, K_map, j - 1, kv_head, work.batch INSIDE(, inside));
+      load(V_ring, smem.V, V_map, j, kv_head, work.batch INSIDE(, inside));
     }
   }
 
@@ -109,8 +130,10 @@ struct Producer {
   DEVICE void wait_for_query_buffer(int consumer) const {
     mbarrier_wait(smem.Q_empty + 8 * query_buffer(consumer), Q_ring.parity ^ 1);
   }
-  DEVICE static void load(Ring<NUM_STAGES>& ring, u32 buffers, const TensorMap* map, int j, int kv_head, int batch) {
+  DEVICE static void load(Ring<NUM_STAGES>& ring, u32 buffers, const TensorMap* map, int j, int kv_head, int batch INSIDE(, PhaseLog& inside)) {
+    INSIDE(inside.enter(WAIT_SPACE, j);)
     ring.wait_empty();
+    INSIDE(inside.enter(COPY, j);)
     load_tile<Bc, HEAD_DIM>(buffers + ring.stage * KV_TILE_BYTES, ring.full_barrier(), map, j * Bc, kv_head, batch);
     ring.advance();
   }
@@ -141,6 +164,7 @@ struct Consumer {
   int above, below;       // tiles that the block visits after and before those
   int O_buffer = -1;      // that the O at hand leaves from
   u64 start_ns[2] = {};   // of the item being stored, of the one at hand
+  INSIDE(mutable PhaseLog inside = PhaseLog(p.trace, warp == 0 && lane == 0);)
 
   DEVICE void run() {
     if (PING_PONG && consumer == CONSUMERS - 1) bar_arrive(TURN_BARRIER, 256);  // the first turn is consumer 0's
@@ -173,38 +197,47 @@ struct Consumer {
         if (more) {
           pass_over(above);
           issue_first_scores();
-          store(done);
+          store(done, softmax);
           first_softmax();
         } else {
-          store(done);
+          store(done, softmax);
         }
       } else {
         more = begin_item();
         fresh = !more || above > 0;
         if (fresh) {
           end_last_values<0>();
-          store(done);
+          store(done, softmax);
         } else {
           issue_first_scores();
           end_last_values<1>();
-          store(done);
-          first_softmax();
+          if constexpr (EARLY_SOFTMAX) {
+            OnlineSoftmax<2> of_done = softmax;
+            first_softmax();
+            store(done, of_done);
+          } else {
+            store(done, softmax);
+            first_softmax();
+          }
         }
       }
     }
     if constexpr (STORE_FROM_SMEM) {
       if (lane == 0) bulk_wait_read();  // shared memory ends with the block
     }
+    INSIDE(inside.close();)
   }
 
   // Waits for the next item and its Q. False when there is none.
   DEVICE bool begin_item() {
     const int buffer = Q_ring.stage * CONSUMERS + consumer;
+    INSIDE(inside.enter(WAIT_ITEM);)
     mbarrier_wait(smem.Q_full + 8 * buffer, Q_ring.parity);
     record = smem.item(round++);
     const Item item = read_item(record);
     if (item.q_block == NO_MORE_ITEMS) return false;
     if constexpr (TRACE) start_ns[1] = global_timer();
+    INSIDE(inside.item(item.index + gridDim.x * blockIdx.y); inside.enter(NOTHING);)
     if constexpr (Q_IN_REGISTERS) {
       load_queries(Q_rmem, smem.Q + buffer * Q_TILE_BYTES, warp, lane);
       if constexpr (!STORE_FROM_SMEM) give_back_queries(buffer);
@@ -216,7 +249,15 @@ struct Consumer {
 
   // The rows of one consumer may see fewer tiles than the block visits. Rows past the end need none, but one is computed
   // all the same, to keep the pipeline's shape; so it is for rows that see none, and all of it is masked.
+  // Where keys are split, there are few masked tiles and one item: all rows visit the same.
   DEVICE void begin_tiles(const Item& item) {
+    if constexpr (SPLIT_KEYS) {
+      row = item.q_block * HEAD_ROWS + query_of_row(consumer * GROUP_ROWS + warp * 16) + lane / 4;
+      tiles = tiles_of(p, item.q_block);
+      j = tiles.end - 1;
+      above = below = 0;
+      return;
+    }
     const int group = item.q_block * CONSUMERS + consumer;
     const bool exists = group * GROUP_ROWS < p.seqlen_q;
     row = group * GROUP_ROWS + warp * 16 + lane / 4;
@@ -235,11 +276,13 @@ struct Consumer {
   // Tiles that the block visits and this consumer does not need.
   DEVICE void pass_over(int count) {
     for (int i = 0; i < count; ++i) {
+      INSIDE(inside.enter(WAIT_DATA, NO_TILE);)
       K_ring.wait_full();
       K_ring.release(lane);
       K_ring.advance();
       wait_turn();
       end_turn();
+      INSIDE(inside.enter(WAIT_DATA, NO_TILE);)
       V_ring.wait_full();
       V_ring.release(lane);
       V_ring.advance();
@@ -248,6 +291,7 @@ struct Consumer {
 
   // The first scores of an item, in flight.
   DEVICE void issue_first_scores() {
+    INSIDE(inside.enter(WAIT_DATA, j);)
     K_ring.wait_full();
     wait_turn();
     wgmma_fence();
@@ -256,6 +300,7 @@ struct Consumer {
   }
 
   DEVICE void first_softmax() {
+    INSIDE(inside.enter(WAIT_PRODUCTS, j);)
     wgmma_wait<0>();
     release_scores();
     softmax.reset();
@@ -264,21 +309,26 @@ struct Consumer {
     if (j >= tiles.clear_end) mask(SegmentTag<RIGHT_MASKED>{});
     softmax_of_tile(S_rmem, softmax, p.scale_log2, alpha);
     pack(P_rmem, S_rmem);
+    INSIDE(inside.enter(NOTHING);)
   }
 
   // One turn of the pipeline (Alg. 2, l. 8-14): the scores of tile j and the values of the tile before it are in flight
   // together; the softmax of j runs under the values.
   template <typename Tag>
   DEVICE void turn(Tag segment) {
+    INSIDE(inside.enter(WAIT_DATA, j);)
     K_ring.wait_full();
     wait_turn();
     wgmma_registers(O_rmem);
     wgmma_registers(P_rmem);
     wgmma_fence();
     issue_next_scores();
+    INSIDE(inside.enter(WAIT_DATA, j + 1);)
     V_ring.wait_full();
+    INSIDE(inside.enter(ISSUE, j + 1);)
     issue_next_values();
     end_turn();
+    INSIDE(inside.enter(WAIT_PRODUCTS, j);)
     // A score change needs the registers of the P in flight: it waits for these values and runs under other consumers'.
     wgmma_wait<SOFTCAP ? 0 : 1>();
     release_scores();
@@ -288,8 +338,10 @@ struct Consumer {
     mask(segment);
     const bool grown = softmax_of_tile(S_rmem, softmax, p.scale_log2, alpha);
     if constexpr (!SOFTCAP) {
+      INSIDE(inside.enter(WAIT_PRODUCTS, j + 1);)
       wgmma_wait<0>();
       release_values();
+      INSIDE(inside.enter(SOFTMAX, j);)
     }
     if (grown) {
 #pragma unroll
@@ -300,7 +352,9 @@ struct Consumer {
 
   // The last values of an item, in flight.
   DEVICE void issue_last_values() {
+    INSIDE(inside.enter(WAIT_DATA, j + 1);)
     V_ring.wait_full();
+    INSIDE(inside.enter(ISSUE, j + 1);)
     wgmma_registers(O_rmem);
     wgmma_registers(P_rmem);
     wgmma_fence();
@@ -309,23 +363,33 @@ struct Consumer {
 
   template <int PENDING>
   DEVICE void end_last_values() {
+    INSIDE(inside.enter(WAIT_PRODUCTS, NO_TILE);)
     wgmma_wait<PENDING>();
     release_values();
   }
 
-  // The item whose record is `done` leaves.
-  DEVICE void store(u32 done) {
+  // The item whose record is `done` leaves, whose rows have these maxima and sums.
+  DEVICE void store(u32 done, OnlineSoftmax<2>& of_done) {
     const Item item = read_item(done);
-    const int first_row = item.q_block * Br + consumer * GROUP_ROWS + warp * 16;
-    store_output(p, O_map, item, first_row, O_rmem, softmax, smem.Q + O_buffer * Q_TILE_BYTES, warp, lane);
+    INSIDE(inside.enter(STORE, item.index);)
+    if constexpr (SPLIT_KEYS) {
+      of_done.reduce_sum();
+      leave_part(p, item, consumer * GROUP_ROWS + warp * 16, 0, fragment_view(O_rmem), of_done, lane);
+    } else {
+      const int first_row = item.q_block * Br + consumer * GROUP_ROWS + warp * 16;
+      store_output(p, O_map, item, first_row, O_rmem, of_done, smem.Q + O_buffer * Q_TILE_BYTES, warp, lane);
+    }
     if (TRACE && threadIdx.x == 128) write_trace(p, item.index, item, tiles_of(p, item.q_block), start_ns[0]);
 #pragma unroll
     for (int i = 0; i < HEAD_DIM / 2; ++i) O_rmem[i] = 0.0f;
+    INSIDE(inside.enter(NOTHING);)
   }
 
   // Ping-pong: consumers issue their products in turn, so that one's softmax runs under the others' products.
   DEVICE void wait_turn() const {
+    INSIDE(inside.enter(WAIT_TURN, j);)
     if constexpr (PING_PONG) bar_sync(TURN_BARRIER + consumer, 256);
+    INSIDE(inside.enter(ISSUE, j);)
   }
   DEVICE void end_turn() const {
     if constexpr (PING_PONG) bar_arrive(TURN_BARRIER + (consumer + 1) % CONSUMERS, 256);
@@ -334,19 +398,23 @@ struct Consumer {
   DEVICE void issue_next_scores() {
     const u64 K_tile = K_desc + descriptor_step(KV_TILE_BYTES) * K_ring.stage;
     issue_scores(S_rmem, Q_rmem, Q_desc + descriptor_step(CONSUMERS * Q_TILE_BYTES) * Q_ring.stage, K_tile);
+    INSIDE(inside.in_flight(SCORES, j);)
   }
   DEVICE void issue_next_values() {
     issue_values(O_rmem, P_rmem, V_desc + descriptor_step(KV_TILE_BYTES) * V_ring.stage);
+    INSIDE(inside.in_flight(VALUES, j + 1);)
   }
   DEVICE void release_scores() {
     wgmma_registers(S_rmem);
     if constexpr (Q_IN_REGISTERS) wgmma_registers(Q_rmem);  // else they may be reused while wgmma still reads them
+    INSIDE(inside.landed(SCORES, j); inside.enter(SOFTMAX, j);)
     K_ring.release(lane);
     K_ring.advance();
   }
   DEVICE void release_values() {
     wgmma_registers(O_rmem);
     wgmma_registers(P_rmem);
+    INSIDE(inside.landed(VALUES, NO_TILE);)
     V_ring.release(lane);
     V_ring.advance();
   }
@@ -387,18 +455,29 @@ KERNEL __launch_bounds__(NUM_THREADS, 1)
   if (thread == 0) smem.init_barriers();
   block_sync();  // nobody may wait on a barrier that is not initialised
 
-  PersistentItems<Br> items(p);
+  if constexpr (SPLIT_KEYS) grid_release_next();  // the merge may become resident as blocks end
+  Items items(p);
   if (warpgroup == 0) {
     registers_release_to<PRODUCER_REGISTERS>();
     if (thread == 0) Producer{p, &Q_map, &K_map, &V_map, smem}.run(items);
   } else {
     registers_raise_to<CONSUMER_REGISTERS>();
-    if (some_block_is_empty(p)) {  // query blocks that never enter the pipeline
+    if (!SPLIT_KEYS && some_block_is_empty(p)) {  // query blocks that never enter the pipeline
       for (u32 index; items.next(index);) {
         const WorkItem work = items.item(p, index);
         if (tiles_of(p, work.q_block).empty()) store_nothing(p, {work, index}, thread - 128);
       }
     }
     Consumer{p, &O_map, smem, warpgroup - 1, thread / 32 % 4, thread % 32}.run();
+  }
+}
+
+// Merges what splits have left. Its blocks wait for the launch before themselves.
+KERNEL __launch_bounds__(COMBINE_THREADS)
+    fa3_combine(const __grid_constant__ AttentionParams p, const __grid_constant__ TensorMap,
+                const __grid_constant__ TensorMap, const __grid_constant__ TensorMap, const __grid_constant__ TensorMap) {
+  if constexpr (SPLIT_KEYS) {
+    grid_await_previous();
+    combine_splits<Bc>(p);
   }
 }

@@ -135,6 +135,11 @@ DEVICE Element* probabilities_of(const AttentionParams& p, i64 head) {
   return reinterpret_cast<Element*>(scores_of(p, i64(p.batch) * p.heads)) + head * p.seqlen_q * p.seqlen_k;
 }
 
+// Columns: the launch before, a warp per block of keys.
+KERNEL __launch_bounds__(MASK_THREADS) mask_blocks(const __grid_constant__ AttentionParams p) {
+  prepare_mask<MASK_KIND>(p, (blockIdx.x * MASK_THREADS + threadIdx.x) / 32, gridDim.x * (MASK_THREADS / 32));
+}
+
 KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) naive_scores(const __grid_constant__ AttentionParams p) {
   DYN_SMEM(shared);
   const u32 A_smem = smem_address(shared) + A_OFFSET, B_smem = smem_address(shared) + B_OFFSET;
@@ -161,6 +166,12 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) naive_scores(const __grid_c
   }
 
   cap_scores<SOFTCAP, true>(fragment_view(S_rmem), p.softcap);
+  constexpr bool LOOKED_UP = is_looked_up(MASK_KIND);
+  if constexpr (LOOKED_UP) {
+    const auto S = fragment_view(S_rmem);
+    const LookedUpMask<MASK_KIND, AttentionParams> mask(p, batch, kv_head);
+    hide_scores(S, mask, int(first_row) + warp * 16 + S.lane_row(lane), int(first_key), S.lane_column(lane));
+  }
   float* const S = scores_of(p, index);
   for (int half = 0; half < 2; ++half) {
     const i64 row = first_row + warp * 16 + half * 8 + lane / 4;
@@ -171,7 +182,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) naive_scores(const __grid_c
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
         const i64 key = first_key + n * 8 + lane % 4 * 2 + e;
-        const bool visible = first_visible <= key && key < end_visible;
+        const bool visible = LOOKED_UP || (first_visible <= key && key < end_visible);
         const float s = visible ? S_rmem[n][2 * half + e] * p.scale_log2 : NEG_INF;
         if (key < p.seqlen_k) st_global(S + row * p.seqlen_k + key, s);
       }

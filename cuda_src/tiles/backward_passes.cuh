@@ -10,16 +10,28 @@ constexpr int ELEMENT_BYTES = FLOAT32 ? 4 : 2;
 
 // A strip of query rows of one head.
 struct StripItem {
-  i64 head;  // over the batch
+  i64 head;  // over the batch; of packed sequences, over all of them
   int strip;
   bool valid;
+  int number = 0, block = 0;  // of its sequence, and of the strip among those of a packed sequence
 
   DEVICE StripItem(const BackwardParams& p, const BackwardWorkspace& workspace) {
     const i64 index = i64(blockIdx.x) * PASS_STRIPS + threadIdx.x / 32;
     head = index / workspace.strips;
     strip = int(index % workspace.strips);
-    valid = head < i64(p.batch) * p.heads;
+    valid = head < workspace.num_heads(p);
+    if constexpr (LENGTHS_KIND == PACKED) {
+      const PackedBlock found = packed_block<STRIP>(p.cu_seqlens_q, p.batch, p.total_q, u32(strip));
+      number = found.sequence;
+      block = found.block;
+      valid = valid && row() < sequence_of(p, number).stored_rows();
+    } else if constexpr (LENGTHS_KIND == PADDED) {
+      if (valid) number = int(head / p.heads);
+    }
   }
+
+  // Its first, of its sequence.
+  DEVICE i64 row() const { return i64(LENGTHS_KIND == PACKED ? block : strip) * STRIP; }
 };
 
 // Where a head of a tensor begins.
@@ -66,6 +78,12 @@ DEVICE void store_16_bytes(char* global, vec4 v) {
   }
 }
 
+DEVICE float warp_sum(float x) {
+#pragma unroll
+  for (int distance = 1; distance < 32; distance *= 2) x += shfl_xor(x, distance);
+  return x;
+}
+
 // The sum of a[i] b[i] over the elements of 4 bytes.
 DEVICE float dot_word(u32 a, u32 b, float sum) {
   if constexpr (FLOAT32) {
@@ -91,20 +109,36 @@ DEVICE void prepare_strip(const BackwardParams& p) {
   constexpr int LANES = UNITS <= 2 ? 2 : UNITS <= 4 ? 4 : UNITS <= 8 ? 8 : UNITS <= 16 ? 16 : 32;
   constexpr int ROWS = 32 / LANES;  // of one pass
   const int unit = lane % LANES, head = int(item.head % p.heads), batch = int(item.head / p.heads);
-  const char* dO = head_address(p.dout, p.dout_stride, batch, head) + unit * 16;
-  const char* O = head_address(p.o, p.o_stride, batch, head) + unit * 16;
+  const auto sequence = sequence_of(p, item.number);
+  const char* dO = head_address(p.dout, p.dout_stride, batch, head) + unit * 16 +
+                   sequence.first_row() * (p.dout_stride.seq * ELEMENT_BYTES);
+  const char* O = head_address(p.o, p.o_stride, batch, head) + unit * 16 +
+                  sequence.first_row() * (p.o_stride.seq * ELEMENT_BYTES);
+  float of_sink = 0.0f;
+  if (WHOLE_TILES && blockIdx.x == 0 && threadIdx.x == 0) st_global(workspace.next, u32(0));
   if (item.valid) {
     vec4* zeros = reinterpret_cast<vec4*>(workspace.strip(item.head, item.strip)) + lane;
 #pragma unroll 8
     for (int n = 0; n < D_TILES; ++n) st_global(zeros + n * (ACCUMULATOR / 4), vec4{0, 0, 0, 0});
-    if (DETERMINISTIC && lane == 0 && item.strip * STRIP % BLOCK_Q == 0) {
-      st_global(workspace.turns + item.head * ((p.seqlen_q - 1) / BLOCK_Q + 1) + item.strip * STRIP / BLOCK_Q, u32(0));
+    const int strip = LENGTHS_KIND == PACKED ? item.block : item.strip;
+    if (DETERMINISTIC && lane == 0 && strip * STRIP % BLOCK_Q == 0) {
+      i64 tile = item.head * ((p.seqlen_q - 1) / BLOCK_Q + 1) + strip * STRIP / BLOCK_Q;
+      if constexpr (LENGTHS_KIND == PACKED) {
+        tile = item.head * workspace.query_tiles(p) + strip * STRIP / BLOCK_Q +
+               first_packed_block<BLOCK_Q>(int(sequence.first_row()), sequence.number);
+      }
+      if constexpr (WHOLE_TILES) {
+        st_global(workspace.turn(p, u32(tile)), vec2{0, 0});
+      } else {
+        st_global(workspace.turns + tile, u32(0));
+      }
     }
   }
+  // Algorithm 2, l. 4: D = rowsum(dO * O), and beside it the row's LSE in the units that its reader takes.
 #pragma unroll(STRIP / ROWS < 8 ? STRIP / ROWS : 8)
   for (int x = 0; x < STRIP; x += ROWS) {
-    const i64 row = i64(item.strip) * STRIP + x + lane / LANES;
-    const bool here = item.valid && row < p.seqlen_q;
+    const i64 row = item.row() + x + lane / LANES;
+    const bool here = item.valid && row < sequence.rows();
     float sum = 0.0f;
 #pragma unroll
     for (int x = 0; x < UNITS; x += LANES) {
@@ -116,15 +150,48 @@ DEVICE void prepare_strip(const BackwardParams& p) {
     }
 #pragma unroll
     for (int distance = 1; distance < LANES; distance *= 2) sum += shfl_xor(sum, distance);
+    if constexpr (WHOLE_TILES) {
+      if (item.valid && !here && unit == 0) {  // rows past the end: their P is exp2(0 - inf) = 0
+        st_global(workspace.lse(item.head, int(row)), -NEG_INF);
+        st_global(workspace.lse(item.head, int(row)) + BLOCK_Q, 0.0f);
+      }
+    }
     if (here && unit == 0) {
-      const i64 at = item.head * p.seqlen_q + row;
+      const i64 at = row_numbers(p, sequence, item.head) + row;
       const float lse = ld_global<float>(p.lse + at);
       if (p.dlse != nullptr) sum -= ld_global<float>(p.dlse + at);
       const bool blind = lse == NEG_INF;
-      st_global(workspace.rows + at * ROW_NUMBER_BYTES,
-                vec2{float_as_u32(blind ? 0.0f : lse * LOG2_E), float_as_u32(blind ? 0.0f : sum)});
+      const RowNumbers numbers = {blind ? 0.0f : lse * (FLOAT32 ? 1.0f : LOG2_E), blind ? 0.0f : sum};
+      if constexpr (WHOLE_TILES) {
+        st_global(workspace.lse(item.head, int(row)), numbers.lse);
+        st_global(workspace.lse(item.head, int(row)) + BLOCK_Q, numbers.delta);
+      } else {
+        st_global(workspace.rows + at * ROW_NUMBER_BYTES, vec2{float_as_u32(numbers.lse), float_as_u32(numbers.delta)});
+      }
+      if constexpr (SINK) {
+        if (!blind) of_sink = fmaf(ex2((ld_global<float>(p.sink + head) - lse) * LOG2_E), sum, of_sink);
+      }
     }
   }
+  if constexpr (SINK) {
+    of_sink = warp_sum(of_sink);
+    if (lane == 0 && item.head < workspace.num_heads(p)) st_global(workspace.sinks + item.head * workspace.strips + item.strip, of_sink);
+  }
+}
+
+// A sink's gradient: what all strips of its head have for it, in an order that is always the same. One warp per head.
+DEVICE void sum_sinks(const BackwardParams& p, const BackwardWorkspace& workspace) {
+  const i64 head = i64(blockIdx.x) * PASS_STRIPS + threadIdx.x / 32;
+  const int lane = threadIdx.x % 32;
+  if (head >= p.heads) return;
+  float sum = 0.0f;
+  for (i64 h = head; h < workspace.num_heads(p); h += p.heads) {
+    for (int strip = lane; strip < workspace.strips; strip += 32) {
+      sum += ld_global<float>(workspace.sinks + h * workspace.strips + strip);
+    }
+  }
+  sum = warp_sum(sum);
+  if (lane == 0) st_global(p.dsink + head, -sum);
 }
 
 // dQ in order, multiplied by the scale and rounded. Eight lanes take an accumulator: each reads 64 bytes, which are eight
@@ -133,9 +200,11 @@ DEVICE void convert_strip(const BackwardParams& p) {
   const BackwardWorkspace workspace(p);
   const StripItem item(p, workspace);
   const int lane = threadIdx.x % 32, g = lane % 8;
+  if constexpr (SINK) sum_sinks(p, workspace);
   if (!item.valid) return;
   const int head = int(item.head % p.heads), batch = int(item.head / p.heads);
-  char* dQ = head_address(p.dq, p.dq_stride, batch, head);
+  const auto sequence = sequence_of(p, item.number);
+  char* dQ = head_address(p.dq, p.dq_stride, batch, head) + sequence.first_row() * (p.dq_stride.seq * ELEMENT_BYTES);
   const float* source = workspace.strip(item.head, item.strip);
 #pragma unroll(D_TILES >= 16 ? 4 : 1)
   for (int n = lane / 8; n < D_TILES; n += 4) {
@@ -150,12 +219,13 @@ DEVICE void convert_strip(const BackwardParams& p) {
     }
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const i64 row = i64(item.strip) * STRIP + half * 8 + g;
+      const i64 row = item.row() + half * 8 + g;
+      const bool exists = LENGTHS_KIND == DENSE || row < sequence.rows();  // else zeros
       char* target = dQ + row * (p.dq_stride.seq * ELEMENT_BYTES) + n * 8 * ELEMENT_BYTES;
       u32 words[8];
 #pragma unroll
       for (int t = 0; t < 4; ++t) {
-        const float x = d[t][2 * half], y = d[t][2 * half + 1];
+        const float x = exists ? d[t][2 * half] : 0.0f, y = exists ? d[t][2 * half + 1] : 0.0f;
         if constexpr (FLOAT32) {
           words[2 * t] = float_as_u32(x);
           words[2 * t + 1] = float_as_u32(y);
@@ -163,7 +233,7 @@ DEVICE void convert_strip(const BackwardParams& p) {
           words[t] = pack_16bit<BFLOAT16>(x, y);
         }
       }
-      if (row < p.seqlen_q) {
+      if (row < sequence.stored_rows()) {
         store_16_bytes<ALIGNMENT>(target, {words[0], words[1], words[2], words[3]});
         if constexpr (FLOAT32) store_16_bytes<ALIGNMENT>(target + 16, {words[4], words[5], words[6], words[7]});
       }

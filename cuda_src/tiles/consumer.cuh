@@ -6,6 +6,7 @@
 #include "primitives/register_budget.cuh"
 #include "primitives/tma.cuh"
 #include "tiles/accumulator.cuh"
+#include "tiles/forward_splits.cuh"
 #include "tiles/pipeline.cuh"
 #include "tiles/score.cuh"
 #include "tiles/wgmma_operands.cuh"
@@ -28,12 +29,25 @@ using Output = float[HEAD_DIM / 2];
 using Probabilities = u32[Bc / 4];
 using Queries = u32[4 * K_STEPS];  // used when Q_IN_REGISTERS
 
-DEVICE TileRange tiles_of(const AttentionParams& p, int q_block) { return visited_tiles<Br, Bc>(p, q_block); }
+DEVICE TileRange tiles_of(const AttentionParams& p, int q_block) { return block_tiles<Bc>(p, q_block); }
 
 // Whether some query block sees no key: then it is the first or the last one.
 DEVICE bool some_block_is_empty(const AttentionParams& p) {
   if constexpr (MASK_KIND == MASK_FULL) return false;
   return tiles_of(p, 0).empty() || (MASK_KIND == MASK_BAND && tiles_of(p, (p.seqlen_q - 1) / Br).empty());
+}
+
+// Asks TMA for 64 rows of Q, from row `first_row` of the tile on, of the heads that share the tile: a box for each.
+DEVICE void load_packed_heads(u32 tile, u32 full_barrier, const TensorMap* Q_map, const WorkItem& item, int first_row) {
+  constexpr int BOX_ROWS = HEAD_ROWS < GROUP_ROWS ? HEAD_ROWS : GROUP_ROWS;
+  mbarrier_arrive_expect_tx(full_barrier, Q_TILE_BYTES);
+  for (int a = 0; a < atoms(HEAD_DIM); ++a) {
+    for (int row = 0; row < GROUP_ROWS; row += BOX_ROWS) {
+      tma_load_4d(tile + (a * GROUP_ROWS + row) * ATOM_ROW_BYTES, Q_map, full_barrier, a * ATOM_COLUMNS,
+                  item.q_block * HEAD_ROWS + query_of_row(first_row + row), item.head + (first_row + row) / HEAD_ROWS,
+                  item.batch);
+    }
+  }
 }
 
 // Q from shared memory to registers. As TMA is to write where ldmatrix read, a barrier alone does not do before the buffer is

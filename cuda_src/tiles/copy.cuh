@@ -74,6 +74,9 @@ struct TileStream {
     }
   }
 
+  // The next tile lies so many tiles further back.
+  DEVICE void skip(int tiles, i64 row_stride_bytes) { source -= tiles * (ROWS * row_stride_bytes); }
+
   // Part `part` of the next tile, whose rows all exist; not `valid`: zeros, and nothing is read. The last part steps
   // back to the tile before.
   DEVICE void copy(int part, u32 stage_offset, i64 row_stride_bytes, bool valid) {

@@ -1,6 +1,7 @@
 // A thread block at work on pieces, one after another: what both schedules share.
 #pragma once
 #include "tiles/decode_merge.cuh"
+#include "tiles/phases.cuh"
 
 // Shared memory: Q; the rings, in whose place warps merge; m and l of every ring and row; shares put aside; barriers;
 // what other blocks of the cluster send.
@@ -23,8 +24,9 @@ struct DecodeBlock {
   u32 smem, ring_smem, Q_lane;
   int thread, lane, ring, first_row;
   int stage = 0;  // buffer of the ring's oldest tile
+  INSIDE(PhaseLog inside;)
 
-  DEVICE DecodeBlock(u32 smem_, int thread_) : smem(smem_), thread(thread_) {
+  DEVICE DecodeBlock(u32 smem_, int thread_ INSIDE(, TraceRecord* records)) : smem(smem_), thread(thread_) INSIDE(, inside(records, thread_ % 32 == 0)) {
     const int warp = int(shfl(u32(thread) / 32, 0));  // the compiler sees that it is the same for all lanes
     lane = int(u32(thread) % 32);  // unsigned: cheaper to divide
     ring = warp / ROW_WARPS;
@@ -36,6 +38,7 @@ struct DecodeBlock {
 
   DEVICE void attend(const DecodeParams& p, const Piece& piece) {
     TileAttention tile;
+    INSIDE(inside.item(piece.record); inside.enter(COPY, NO_TILE);)
     if constexpr (HEAD_DIM % 16 != 0) {
       zero_padding<Br, HEAD_DIM * 2, Q_PITCH, NUM_THREADS>(smem + Q_OFFSET, thread);
       if constexpr (!TMA_COPIES) {
@@ -55,19 +58,25 @@ struct DecodeBlock {
         cp_async_commit();
       }
     }
+    INSIDE(inside.enter(WAIT_DATA, NO_TILE);)
     cp_async_wait<TMA_COPIES ? 0 : NUM_STAGES - 1>();
     block_sync();  // the queries have landed for all threads, and barriers are initialised
     tile.start(p, piece, Q_lane, first_row, lane);
 #pragma unroll 1
     for (int round = 0; round < tiles; ++round) {
+      INSIDE(inside.enter(WAIT_DATA, key / Bc);)
       stream.await(p, buffer(), stage, key, ring);
+      INSIDE(inside.enter(TILE, key / Bc);)
       tile.visit(p, buffer(), Q_lane, key, piece.length.keys, lane);
       key += Bc;
       stream.release();
+      INSIDE(inside.enter(WAIT_TURN, NO_TILE);)
       ring_sync(ring);  // all have read it
+      INSIDE(inside.enter(COPY, NO_TILE);)
       stream.copy_next(p, buffer(), stage);
       advance();
     }
+    INSIDE(inside.enter(MERGE);)
     cp_async_wait<0>();
     merge_warps(p, piece, tile, smem, thread);
   }
@@ -79,6 +88,8 @@ struct DecodeBlock {
   // Between pieces: Q, the rings and what was merged in their place are free.
   DEVICE void release() {
     stream.release();
+    INSIDE(inside.enter(WAIT_TURN, NO_TILE);)
     block_sync();
+    INSIDE(inside.enter(NOTHING);)
   }
 };

@@ -1,17 +1,13 @@
 // Exact merging of partial attention, twice: the warps of a block, which saw different keys, through shared memory; then the
-// pieces of an item through global memory, or through the shared memory of a cluster (decode_cluster.cuh). A part i is
-// (O_i, m_i, l_i), O_i not divided by l_i; then
-//   M = max m_i,   L = sum l_i 2^(m_i - M),   O = sum O_i 2^(m_i - M) / L,   lse = M + log L.
-// Parts are always added in the order of their keys, so that repeats give the same bits whoever finishes first.
-//
-// A part in the workspace ("slot"): BLOCK_Q rows of HEAD_DIM floats, then m in log2 units, l, and two words of padding.
+// pieces of an item through global memory (parts.cuh), or through the shared memory of a cluster (decode_cluster.cuh). A
+// part in the workspace ("slot") is BLOCK_Q rows.
 #pragma once
 #include "primitives/grid.cuh"
 #include "tiles/decode_cluster.cuh"
+#include "tiles/parts.cuh"
 
 constexpr int MERGE_PITCH = ((HEAD_DIM + 31) / 32 * 32 + 8) * 4;  // four rows of an accumulator fill all banks
 static_assert(MERGED_BYTES == RINGS * Br * MERGE_PITCH && ML_BYTES == RINGS * Br * 8, "O, and m and l, of every ring");
-constexpr int SLOT_ROW = HEAD_DIM + 4;                            // floats
 
 // Vector `vector` of an item's row `row`, not divided by l yet, to where it belongs in the output.
 DEVICE void store_row_part(const DecodeParams& p, const Piece& piece, int row, int vector, const float (&o)[4], float m,
@@ -21,32 +17,12 @@ DEVICE void store_row_part(const DecodeParams& p, const Piece& piece, int row, i
   const int token = SEVERAL_TOKENS ? packed % p.tokens : 0;
   float inverse = l == 0.0f ? 0.0f : rcp(l);
   if (vector == 0 && p.lse != nullptr) {
-    constexpr float LN_2 = 0.693147180559945309f;
-    st_global(p.lse + (i64(piece.batch) * p.heads + head) * p.tokens + token, l == 0.0f ? NEG_INF : (m + lg2(l)) * LN_2);
+    st_global(p.lse + (i64(piece.batch) * p.heads + head) * p.tokens + token, natural_lse(m, l));
   }
   if constexpr (FP8_CACHE) inverse *= ld_global<float>(p.v_scale + piece.kv_head);
   char* O = static_cast<char*>(p.o) +
             2 * (piece.batch * p.o_stride.batch + head * p.o_stride.head + token * p.o_stride.seq) + vector * 8;
-  const vec2 packed_o = {pack_16bit<BFLOAT16>(o[0] * inverse, o[1] * inverse),
-                         pack_16bit<BFLOAT16>(o[2] * inverse, o[3] * inverse)};
-  if constexpr (ALIGNMENT >= 8) {
-    st_global(O, packed_o);
-  } else {
-    store_pair<ALIGNMENT>(O, packed_o.x);
-    store_pair<ALIGNMENT>(O + 4, packed_o.y);
-  }
-}
-
-// Part (o_part, ml_part) into (o, m, l).
-DEVICE void add_part(float (&o)[4], float& m, float& l, vec4 o_part, vec2 ml_part) {
-  const float m_part = u32_as_float(ml_part.x), m_new = fmaxf(m, m_part);
-  const float old_weight = ex2(m - m_new), weight = ex2(m_part - m_new);
-  m = m_new;
-  l = l * old_weight + u32_as_float(ml_part.y) * weight;
-  o[0] = o[0] * old_weight + u32_as_float(o_part.x) * weight;
-  o[1] = o[1] * old_weight + u32_as_float(o_part.y) * weight;
-  o[2] = o[2] * old_weight + u32_as_float(o_part.z) * weight;
-  o[3] = o[3] * old_weight + u32_as_float(o_part.w) * weight;
+  store_vector(O, o, inverse);
 }
 
 // Rows of this item's block of rows that exist.
@@ -56,24 +32,9 @@ DEVICE int valid_rows(const DecodeParams& p, const Piece& piece) {
 
 // One row's vector of columns, from all parts of its item in order, to the output.
 DEVICE void combine_vector(const DecodeParams& p, const Piece& piece, int row, int vector) {
-  constexpr int AT_ONCE = 16;  // parts in flight: as many as a wave leaves of eight heads
   float o[4] = {}, m = NO_SCORE, l = 0.0f;
-#pragma unroll 1
-  for (int first = 0; first < piece.num_parts; first += AT_ONCE) {
-    vec4 o_part[AT_ONCE];
-    vec2 ml_part[AT_ONCE];
-#pragma unroll
-    for (int j = 0; j < AT_ONCE; ++j) {
-      const int part = min(first + j, piece.num_parts - 1);
-      const float* slot = p.partial + (i64(piece.slot(part)) * Br + row) * SLOT_ROW;
-      o_part[j] = ld_global<vec4>(slot + vector * 4);
-      ml_part[j] = ld_global<vec2>(slot + HEAD_DIM);
-    }
-#pragma unroll
-    for (int j = 0; j < AT_ONCE; ++j) {
-      if (first + j < piece.num_parts) add_part(o, m, l, o_part[j], ml_part[j]);
-    }
-  }
+  merge_parts(o, m, l, piece.num_parts, vector,
+              [&](int part) { return p.partial + (i64(piece.slot(part)) * Br + row) * SLOT_ROW; });
   store_row_part(p, piece, row, vector, o, m, l);
 }
 

@@ -8,6 +8,7 @@
 #pragma once
 #include "primitives/float8.cuh"
 #include "tiles/decode_tma.cuh"
+#include "tiles/parts.cuh"
 #include "tiles/score.cuh"
 
 constexpr int WARP_ROWS = Br / ROW_WARPS;
@@ -15,7 +16,6 @@ constexpr int M_TILES = WARP_ROWS / 16;
 constexpr int K_STEPS = (HEAD_DIM + 15) / 16;
 constexpr int S_TILES = RING_KEYS / 8;
 constexpr int O_TILES = HEAD_DIM / 8;
-constexpr int VECTORS = HEAD_DIM / 4;  // of a row of O, four columns each: what a thread merges
 constexpr int Q_PITCH = tile_pitch(HEAD_DIM * 2, 32);
 static_assert(Q_BYTES == Br * Q_PITCH, "the packed rows fill their buffer");
 constexpr bool BF16_PRODUCTS = BFLOAT16 && !FP8_CACHE;

@@ -22,7 +22,7 @@ constexpr int LO_OFFSET = 16;
 DEVICE float inverse_power_of_two(float x) { return u32_as_float((254u << 23) - float_as_u32(x)); }
 
 // The unit for a group whose largest element has this biased exponent, kept within what float32 and an inverse hold.
-DEVICE float pair_unit(u32 exponent) { return u32_as_float((max(exponent, 27u) - 14) << 23); }
+DEVICE float pair_unit(u32 exponent) { return u32_as_float((max(exponent, 41u) - 14) << 23); }
 
 // What orders finite float32 values by size, from their bits: doubling drops the sign, and adding 1 to the exponent wraps
 // that of an infinity or NaN to zero.

@@ -1,13 +1,19 @@
 // Which scores exist, and so which tiles of a head a query block visits: the device side of cufa/core/mask.py and of the
 // schedule of tiles. Every kernel, forward or decoding, tests its scores with what stands here.
 //
-// All masks of this header are bands: row i sees key j when i + first <= j <= i + last. Which of the two edges exist is
+// The masks of this header are bands: row i sees key j when i + first <= j <= i + last. (Those that are more than that, from
+// MASK_SETS on, are in looked_up_mask.cuh.) Which of the two edges exist is
 // compiled in, because a test that can never fail costs time; where they lie are numbers of the launch, so that all windows
 // share one build.
 #pragma once
 #include "primitives/primitives.cuh"
 
-enum MaskKind { MASK_FULL, MASK_CAUSAL, MASK_BAND };  // no edge, the right one, both
+// No edge, the right one, both; both and tokens that they do not bind; both and a run of rows that each key is hidden from, or
+// two of them.
+enum MaskKind { MASK_FULL, MASK_CAUSAL, MASK_BAND, MASK_SETS, MASK_COLUMNS, MASK_COLUMNS2 };
+
+// The tiles that a block visits need not lie side by side: each is asked for.
+constexpr bool is_looked_up(MaskKind kind) { return kind >= MASK_SETS; }
 
 // What a run of tiles has to test. Tiles are walked from the last to the first, so the segments come in this order.
 // Right-masked tiles test the right edge and the end of the keys, and the left edge too, where there is one: a narrow band

@@ -1,6 +1,8 @@
 // Which query blocks a thread block takes, and which tiles these visit. And the trace that proves it.
 #pragma once
 #include "params.cuh"
+#include "tiles/lengths.cuh"
+#include "tiles/looked_up_mask.cuh"
 #include "tiles/mask.cuh"
 
 // One query block of one head.
@@ -14,8 +16,31 @@ using HeadMask = Band<MASK_KIND>;
 template <typename Params>
 DEVICE HeadMask head_mask(const Params& p) { return {p.seqlen_q, p.seqlen_k, p.band_first, p.band_last}; }
 
+// Query blocks differ in length, and as far as is known the last are the longest. (Nothing is known of sets and columns but
+// that most of them lie within a causal band.)
+constexpr bool LATER_ROWS_SEE_MORE = MASK_KIND == MASK_CAUSAL || is_looked_up(MASK_KIND);
+
+// That of one sequence: with LENGTHS, edges are given as distances from its diagonal.
+template <typename Params, typename Sequence>
+DEVICE HeadMask head_mask(const Params& p, const Sequence& sequence) {
+  if constexpr (LENGTHS_KIND == DENSE) return head_mask(p);
+  const i64 shift = diagonal_of(p, sequence), least = -sequence.rows(), most = sequence.keys();
+  auto edge = [&](int distance) { return int(min(max(shift + distance, least), most)); };
+  return {sequence.rows(), sequence.keys(), edge(p.band_first), edge(p.band_last)};
+}
+
+template <int BR, int BC>
+DEVICE TileRange visited_tiles(const HeadMask& mask, int q_block) {
+  if (LENGTHS_KIND != DENSE && (mask.keys == 0 || q_block * BR >= mask.rows)) return {};
+  return mask.tiles<BR, BC, SKIP_MASKED_TILES>(q_block);
+}
+
 template <int BR, int BC>
 DEVICE TileRange visited_tiles(const AttentionParams& p, int q_block) {
+  if constexpr (is_looked_up(MASK_KIND)) {  // any of them, until they are
+    [[maybe_unused]] const int total = (p.seqlen_k - 1) / BC + 1;
+    return {total, 0, total, 0, 0};
+  }
   return head_mask(p).tiles<BR, BC, SKIP_MASKED_TILES>(q_block);
 }
 
@@ -31,7 +56,7 @@ struct HeadBlock {
 DEVICE HeadBlock ordered_block(u32 index, u32 num_blocks, u32 all_heads, i64 head_bytes) {
   constexpr i64 L2_SHARE = 24 << 20;  // bytes
   u32 block, head;
-  if constexpr (MASK_KIND == MASK_CAUSAL) {
+  if constexpr (LATER_ROWS_SEE_MORE) {
     const u32 short_blocks = u32(u64(num_blocks) * 3 / 8), long_blocks = num_blocks - short_blocks;
     if (index < long_blocks * all_heads) {
       const u32 fitting = u32(max(i64(1), min(i64(all_heads), L2_SHARE / head_bytes)));
@@ -52,23 +77,33 @@ DEVICE HeadBlock ordered_block(u32 index, u32 num_blocks, u32 all_heads, i64 hea
   return {block, head};
 }
 
-template <int BR>
+// An item may be of SHARED heads side by side (tiles/forward_splits.cuh): it is named by the first.
+template <int BR, int SHARED = 1>
 DEVICE WorkItem work_item(const AttentionParams& p, u32 index, int kv_bytes_per_row) {
-  const u32 Tr = u32(p.seqlen_q - 1) / BR + 1, all_heads = u32(p.batch) * u32(p.heads);
+  if constexpr (LENGTHS_KIND == PACKED) {
+    const u32 num_blocks = num_packed_blocks<BR>(p.total_q, p.batch);
+    const HeadBlock found = ordered_block(index, num_blocks, u32(p.heads), i64(p.seqlen_k) * kv_bytes_per_row);
+    const PackedBlock block = packed_block<BR>(p.cu_seqlens_q, p.batch, p.total_q, found.block);
+    return {block.block, int(found.head), block.sequence};
+  }
+  const u32 Tr = u32(p.seqlen_q - 1) / BR + 1, all_heads = u32(p.batch) * (u32(p.heads) / SHARED);
   const HeadBlock found = ordered_block(index, Tr, all_heads, i64(p.seqlen_k) * kv_bytes_per_row);
-  return {int(found.block), int(found.head % u32(p.heads)), int(found.head / u32(p.heads))};
+  const u32 heads = u32(p.heads) / SHARED;
+  return {int(found.block), int(found.head % heads) * SHARED, int(found.head / heads)};
 }
 
 // The items of a persistent thread block, which takes one after another. Blocks take turns forwards and backwards (b,
 // 2G-1-b, 2G+b, ...), so that none gets the longest item of every round: no counter in memory, and repeats are alike.
 // Where later rows see more, heads go in groups from their longest query block to their shortest. How many make a group is
 // the planner's choice (cufa/core/order.py): few share the L2 cache better, some numbers leave fewer blocks idle at the end.
-template <int BR>
+template <int BR, int SHARED = 1>
 struct PersistentItems {
   u32 Tr, total, round = 0;
 
+  DEVICE static u32 heads(const AttentionParams& p) { return u32(p.heads) / SHARED; }
+
   DEVICE explicit PersistentItems(const AttentionParams& p)
-      : Tr(u32(p.seqlen_q - 1) / BR + 1), total(Tr * u32(p.batch) * u32(p.heads)) {}
+      : Tr(u32(p.seqlen_q - 1) / BR + 1), total(Tr * u32(p.batch) * heads(p)) {}
 
   // False when this block has done its share.
   DEVICE bool next(u32& index) {
@@ -80,8 +115,8 @@ struct PersistentItems {
   // Divisions, slow ones: once per item.
   DEVICE WorkItem item(const AttentionParams& p, u32 index) const {
     u32 q_block, head;
-    if constexpr (MASK_KIND == MASK_CAUSAL) {
-      const u32 group_heads = u32(p.heads_per_group), all_heads = u32(p.batch) * u32(p.heads);
+    if constexpr (LATER_ROWS_SEE_MORE) {
+      const u32 group_heads = u32(p.heads_per_group), all_heads = u32(p.batch) * heads(p);
       const u32 group = index / (group_heads * Tr), rest = index - group * group_heads * Tr;
       const u32 members = min(group_heads, all_heads - group * group_heads);
       q_block = Tr - 1 - rest / members;
@@ -90,7 +125,24 @@ struct PersistentItems {
       q_block = index % Tr;
       head = index / Tr;
     }
-    return {int(q_block), int(head % u32(p.heads)), int(head / u32(p.heads))};
+    return {int(q_block), int(head % heads(p)) * SHARED, int(head / heads(p))};
+  }
+};
+
+// What a trace build says of tiles that are looked up: how many were visited and how many of these were clear, and the first
+// of each. They need not lie side by side.
+struct TileTally {
+  TileRange seen{0, 0, 0, 0, 0};
+
+  DEVICE void count(int tile, bool masked) {
+    seen.first = seen.end == 0 ? tile : min(seen.first, tile);
+    ++seen.end;
+    if (masked) return;
+    seen.clear_first = seen.clear_end == 0 ? tile : min(seen.clear_first, tile);
+    ++seen.clear_end;
+  }
+  DEVICE TileRange range(int total) const {
+    return {total, seen.first, seen.first + seen.end, seen.clear_first, seen.clear_first + seen.clear_end};
   }
 };
 
@@ -118,6 +170,6 @@ DEVICE void write_trace(const Params& p, u32 index, const WorkItem& item, const 
   record.tiles_skipped = u32(tiles.total) - record.tiles_visited;
   record.first_clear = u32(tiles.clear_first);
   record.tiles_clear = u32(tiles.clear_end - tiles.clear_first);
-  record.thread_block = blockIdx.x;
-  p.trace[index] = record;
+  record.thread_block = blockIdx.x + gridDim.x * blockIdx.y;
+  p.trace[index + gridDim.x * blockIdx.y] = record;
 }

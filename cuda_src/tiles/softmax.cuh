@@ -22,6 +22,12 @@ DEVICE float quad_sum(float x) {
   return x + shfl_xor(x, 2);
 }
 
+// Of a row whose scores less m, in log2 units, have exponentials that sum to l.
+DEVICE float natural_lse(float m, float l) {
+  constexpr float LN_2 = 0.693147180559945309f;
+  return l == 0.0f ? NEG_INF : (m + lg2(l)) * LN_2;
+}
+
 template <int ROWS, int SLACK = 8>
 struct OnlineSoftmax {
   float m_scaled[ROWS];  // the subtracted maximum, m * scale_log2
@@ -65,8 +71,13 @@ struct OnlineSoftmax {
     for (int r = 0; r < ROWS; ++r) l[r] = quad_sum(l[r]);
   }
   DEVICE float inverse_sum(int r) const { return l[r] == 0.0f ? 0.0f : rcp(l[r]); }
-  DEVICE float lse(int r) const {
-    constexpr float LN_2 = 0.693147180559945309f;
-    return l[r] == 0.0f ? NEG_INF : (m_scaled[r] + lg2(l[r])) * LN_2;
+  DEVICE float lse(int r) const { return natural_lse(m_scaled[r], l[r]); }
+
+  // A logit, in units of log2, joins the denominator of a whole row. Returns what O is multiplied by.
+  DEVICE float join(int r, float logit) {
+    const float m = fmaxf(m_scaled[r], logit), kept = ex2(m_scaled[r] - m);
+    l[r] = fmaf(l[r], kept, ex2(logit - m));
+    m_scaled[r] = m;
+    return kept * inverse_sum(r);
   }
 };

@@ -21,9 +21,11 @@ from ..core.architectures import Device, find_architecture
 from ..core.operation import Arrays, Operand
 from ..core.packing import element_of, pack
 from ..core.params import TRACE_RECORD
+from ..core.phases import Logs, Room
 from ..kernels import Box
-from ..nvrtc.compiler import cupy_options, translation_unit
+from ..nvrtc.compiler import cupy_options, trace_constants, translation_unit
 from ..planner import Plan
+from . import mask_uploads
 from .launches import Graphs, Launches
 from .tensor_map import TensorMap
 from .workspace import workspace_of
@@ -92,10 +94,11 @@ def _compile(source: str, device_id: int, options: tuple[str, ...]) -> _Module:
 class Prepared:
     """A plan compiled for one device: functions ready to launch."""
 
-    def __init__(self, plan: Plan, device_id: int, trace: bool) -> None:
+    def __init__(self, plan: Plan, device_id: int, trace: bool, inside: bool = False) -> None:
         self.plan = plan
         self.device_id = device_id
-        source = translation_unit(f"kernels/{plan.spec.source}", {**plan.constants, "TRACE": trace})
+        constants = {**plan.constants, **trace_constants(trace, inside)}
+        source = translation_unit(f"kernels/{plan.spec.source}", constants)
         module = _compile(source, device_id, cupy_options(plan.spec.min_capability))
         with cupy.cuda.Device(device_id):
             self.functions = {x.entry: module.function(x.entry, x.shared_memory) for x in plan.launches}
@@ -107,9 +110,9 @@ class Prepared:
             return {entry: dict(f.attributes) for entry, f in self.functions.items()}
 
 
-def prepare(plan: Plan, device_id: int | None = None, trace: bool = False) -> Prepared:
+def prepare(plan: Plan, device_id: int | None = None, trace: bool = False, inside: bool = False) -> Prepared:
     """Compile ``plan`` for a device (default: the current one), or find it compiled."""
-    return Prepared(plan, cupy.cuda.runtime.getDevice() if device_id is None else device_id, trace)
+    return Prepared(plan, cupy.cuda.runtime.getDevice() if device_id is None else device_id, trace, inside)
 
 
 class Binding:
@@ -120,12 +123,23 @@ class Binding:
         self.prepared = prepared
         self._device_id = prepared.device_id
         self._params = pack(plan, given)
+        self._of_mask = mask_uploads.on_device(
+            plan.problem, prepared.device_id
+        )  # kept while kernels read them
+        for name, numbers in self._of_mask.items():
+            setattr(self._params.mask, name, numbers.data.ptr)
         operands, params = plan.operation.operands, plan.operation.params
         # Pointers lie side by side in the structure, in an order of their own.
         places = [params.offset(x.field) // _POINTER_BYTES for x in operands]
         first = min(places)
         self._permuted = operator.itemgetter(*(places.index(first + i) for i in range(len(places))))
         self._pointers = (ctypes.c_void_p * len(places)).from_buffer(self._params, first * _POINTER_BYTES)
+        # Those that few calls have stand elsewhere.
+        self._further = [
+            ctypes.c_void_p.from_buffer(self._params, params.offset(x.field))
+            for x in plan.operation.further
+            if x.field in params.names
+        ]
         self._addresses = [0] * len(places)
         self._maps = [
             (place, self._map(operands[place], given, box))
@@ -175,6 +189,11 @@ class Binding:
         with self._lock:
             if addresses != self._addresses:
                 self._pointers[:] = self._permuted(addresses)
+                if len(addresses) > len(self._pointers):
+                    for pointer, address in zip(
+                        self._further, addresses[len(self._pointers) :], strict=False
+                    ):
+                        pointer.value = address
                 for place, tensor_map in self._maps:
                     if addresses[place] != self._addresses[place]:
                         tensor_map.point_to(addresses[place])
@@ -213,7 +232,8 @@ class Binding:
 
 
 def addresses(given: Arrays) -> list[int]:
-    """Of all operands, which come in launch order; 0 for those that are not there."""
+    """Of all operands, which come in launch order, without the further ones where there is none; 0 for those that are
+    not there."""
     return [0 if x is None else int(x.data.ptr) for x in given.values()]
 
 
@@ -232,3 +252,15 @@ def trace(plan: Plan, given: Arrays) -> np.ndarray:
     binding.launch(addresses(given), trace=records.data.ptr)
     found = cupy.asnumpy(records).view(TRACE_RECORD)
     return np.sort(found[found["end_ns"] > 0], order=["batch", "head", "q_block"])
+
+
+def trace_inside(plan: Plan, given: Arrays, sm: int | None = 0) -> Logs:
+    """Run the inside trace build once: what the warps of one SM's blocks (None: of all SMs') did when. Synchronises."""
+    device_id = given["q"].data.device_id
+    binding = Binding(prepare(plan, device_id, inside=True), given)
+    room = Room(plan.operation.num_records(plan))
+    buffer = cupy.zeros(room.size, cupy.uint8)
+    head = room.head(sm)
+    buffer[room.before - len(head) : room.before] = cupy.asarray(head)
+    binding.launch(addresses(given), trace=buffer.data.ptr + room.before)
+    return room.read(cupy.asnumpy(buffer))

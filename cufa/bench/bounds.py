@@ -79,8 +79,8 @@ class Bounds:
 
 
 def covers(plan: Plan) -> bool:
-    """Whether the derivation holds for the plan's kernel."""
-    return isinstance(plan.config, Fa3Config) and plan.device is not None
+    """Whether the derivation holds for the plan's kernel. Of split keys it leaves out the parts and their merge."""
+    return isinstance(plan.config, Fa3Config) and plan.device is not None and plan.split is None
 
 
 def work_of(plan: Plan) -> Work:

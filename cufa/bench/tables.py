@@ -7,6 +7,7 @@ from typing import Any
 
 from ..core.problem import Problem
 from .cases import READ
+from .published import BLOCK_LOSERS, BLOCK_WINNER
 from .recorded import Recorded, best_peer, by_case
 from .timing import speedup
 
@@ -233,13 +234,46 @@ def _predicted(slow: Recorded, fast: Recorded) -> float:
 
 
 def blocks(rows: list[Recorded]) -> Iterator[str]:
+    """Tilings of FA1 by shape, each element in a table of its own: float32 beside what was published of it."""
+    for dtype in dict.fromkeys(row.problem.dtype for row in rows):
+        of_dtype = [row for row in rows if row.problem.dtype == dtype]
+        yield from _known_blocks(of_dtype) if dtype == "float32" else _blocks(of_dtype)
+        yield ""
+
+
+def _blocks(rows: list[Recorded]) -> Iterator[str]:
     columns = list(by_case(rows))
-    header = ["FA1 tiles", *(f"{_shape(_one(found))}, µs" for found in columns)]
+    header = [f"FA1 tiles, {rows[0].problem.dtype}", *(f"{_shape(_one(found))}, µs" for found in columns)]
     lines = []
     for label in labels_of(rows):
         times = [f"{found[label].p50_ns / 1e3:.1f}" if label in found else NONE for found in columns]
         lines.append([label.removeprefix("fa1 "), *times])
     yield from table(header, lines)
+
+
+def _known_blocks(rows: list[Recorded]) -> Iterator[str]:
+    """Times, and as multiples of that of the published winner."""
+    columns = [{_tiles(row): row.p50_ns for row in found.values()} for found in by_case(rows)]
+    shapes = [_shape(_one(found)) for found in by_case(rows)]
+    header = ["FA1 tiles, float32", "published, on an A10", *(f"{shape}, µs" for shape in shapes)]
+    lines = []
+    for tiles in (BLOCK_WINNER, *BLOCK_LOSERS):
+        cells = [_beside(found, tiles) for found in columns]
+        place = "fastest" if tiles == BLOCK_WINNER else "slower"
+        lines.append([f"{tiles[0]}×{tiles[1]}, {tiles[2]} warps", place, *cells])
+    yield from table(header, lines)
+
+
+def _tiles(row: Recorded) -> tuple[int, int, int]:
+    config = row.json["config"]
+    return config["block_q"], config["block_kv"], config["num_warps"]
+
+
+def _beside(times: dict[tuple[int, int, int], float], tiles: tuple[int, int, int]) -> str:
+    if tiles not in times:
+        return NONE
+    over = f" ({times[tiles] / times[BLOCK_WINNER]:.2f}×)" if BLOCK_WINNER in times else ""
+    return f"{times[tiles] / 1e3:.1f}{over}"
 
 
 def memory(rows: list[Recorded]) -> Iterator[str]:

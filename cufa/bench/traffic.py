@@ -15,6 +15,7 @@ from ..core.problem import Problem
 from ..core.schedule import Schedule
 from ..core.tile_classes import TileClass
 from ..kernels import KernelSpec, TileConfig
+from ..kernels.config import SplitConfig
 from ..kernels.fa1 import Fa1Config
 from ..kernels.fa3 import Fa3Config
 from ..planner import make_plan
@@ -39,7 +40,9 @@ class Traffic:
 
 
 def l2_traffic(problem: Problem, spec: KernelSpec, config: TileConfig) -> Traffic | None:
-    """Of a forward kernel that keeps scores on chip, its log-sum-exp written too; None of others."""
+    """Of a forward kernel that keeps scores on chip, its log-sum-exp written too; None of others, and of split keys."""
+    if isinstance(config, SplitConfig) and config.split_keys:
+        return None
     if problem.operation != "forward" or spec.order(problem, _schedule(problem, spec, config), 1) is None:
         return None
     if isinstance(config, Fa1Config):

@@ -17,6 +17,7 @@ from .common import (
     Exit,
     device_option,
     fail,
+    find_device,
     json_option,
     print_json,
     progress,
@@ -70,13 +71,16 @@ def train_command(steps: int | None, seed: int, device: str, as_json: bool) -> N
 
 
 def _device(choice: str) -> Device | None:
-    """None, the CPU: the model's last layer begins at zero, and its first gradients meet a fault of float32 on GPUs
-    (the notes of :func:`cufa.flash_attention_backward`)."""
+    """thinc has no GPU without cuBLAS, which cufa itself does not need."""
+    from thinc.util import has_cupy_gpu
+
+    found = find_device(choice)
+    if found is None or has_cupy_gpu:
+        return found
+    reason = "thinc needs cuBLAS to compute on the GPU. Fix: pip install 'cufa[train-cuda13]', or nvidia-cublas-cu12"
     if choice == "cuda":
-        fail(
-            Exit.MISSING,
-            "the demo trains on the CPU so far: on a GPU float32 gradients of zeros are NaN. Fix: --device cpu",
-        )
+        fail(Exit.MISSING, reason)
+    stderr().print(f"{reason}. Training on the CPU.", markup=False)
     return None
 
 

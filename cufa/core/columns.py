@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from .integers import INT32, Integers
 from .mask import Band, Mask
-from .mask_family import rows_in, shift_of
+from .mask_family import Edges, rows_in, shift_of
 from .tile_classes import Bools, Ints
 
 #: Beyond every row: a run from or up to here is open at that end.
@@ -68,6 +68,13 @@ class Columns(Mask):
     @property
     def num_intervals(self) -> int:
         return self.intervals.shape[0] // 2
+
+    def columns(self, seqlen_k: int) -> Columns:
+        """As of :class:`Chunks`: the mask with numbers for each of so many keys."""
+        return self
+
+    def edges(self, seqlen_q: int, seqlen_k: int) -> Edges:
+        return self.band.edges(seqlen_q, seqlen_k)
 
     # --- Which matrices there are -------------------------------------------------------------------------
 
@@ -164,6 +171,9 @@ class Chunks(Mask):
     @property
     def beyond_band(self) -> str:
         return "columns"
+
+    def edges(self, seqlen_q: int, seqlen_k: int) -> Edges:
+        return None, self.shift(seqlen_q, seqlen_k)
 
     def rectangles(
         self, q_first: Ints, q_end: Ints, k_first: Ints, k_end: Ints, seqlen_q: int, seqlen_k: int

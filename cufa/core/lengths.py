@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from typing import Any
+from typing import Any, ClassVar
 
 Place = tuple[int, slice, slice, slice]
 """Where a sequence is: its number, and slices of arrays (batch, heads, seqlen, head_dim): of batch, of its queries, of
@@ -18,9 +18,17 @@ its keys."""
 _ALL = slice(None)
 
 
+LENGTH_KINDS = ("dense", "padded", "packed")
+"""What is compiled into a kernel of lengths: LengthsKind of cuda_src/tiles/lengths.cuh. (Caches have kernels of their
+own.)"""
+
+
 @dataclasses.dataclass(frozen=True)
 class Lengths:
     """Dense, unless a subclass says otherwise."""
+
+    kind: ClassVar[str] = "dense"
+    """One of :data:`LENGTH_KINDS`."""
 
     @property
     def ragged(self) -> bool:
@@ -35,6 +43,10 @@ class Lengths:
     def places(self) -> list[Place] | None:
         """Where each sequence lies, or may lie at most; None: all are as long as the arrays."""
         return None
+
+    def blocks(self, block: int, batch: int, seqlen: int, of_keys: bool = False) -> int:
+        """Blocks of so many rows (or keys) of one head, over all sequences, that a grid must have room for."""
+        return -(-seqlen // block) * batch
 
     def tokens(self, batch: int, seqlen_q: int, seqlen_k: int) -> tuple[int, int]:
         """Queries and keys of all sequences together."""
@@ -97,6 +109,8 @@ class Padded(Lengths):
     keys: Numbers | None = None
     on_host: bool = True
 
+    kind: ClassVar[str] = "padded"
+
     @property
     def ragged(self) -> bool:
         return True
@@ -138,6 +152,8 @@ class Packed(Lengths):
     """Of each sequence; None: known on the device alone. Likewise keys."""
     keys: Numbers | None = None
 
+    kind: ClassVar[str] = "packed"
+
     @property
     def ragged(self) -> bool:
         return True
@@ -145,6 +161,11 @@ class Packed(Lengths):
     @property
     def known(self) -> bool:
         return self.queries is not None
+
+    def blocks(self, block: int, batch: int, seqlen: int, of_keys: bool = False) -> int:
+        """A block at the end of each sequence may be part empty, and what lies behind the last has blocks too: see
+        ``num_packed_blocks`` of lengths.cuh."""
+        return (self.total_k if of_keys else self.total_q) // block + batch + 1
 
     def places(self) -> list[Place] | None:
         if self.queries is None or self.keys is None:

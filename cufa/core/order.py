@@ -108,14 +108,16 @@ def query_blocks(problem: Problem, schedule: Schedule) -> Order:
     return Order(block, head)
 
 
-def key_blocks(problem: Problem, schedule: Schedule) -> Order:
-    """A thread block per key block and key/value head (backward): ``key_item`` of backward_schedule.cuh."""
+def key_blocks(problem: Problem, schedule: Schedule, in_turn_share: int = L2_SHARE) -> Order:
+    """A thread block per key block and key/value head (backward): ``key_item`` of backward_schedule.cuh. Where the
+    order of additions is fixed, heads are worked on together up to ``in_turn_share`` bytes."""
     heads, columns = problem.batch * problem.kv_heads, schedule.num_kv_blocks
-    if problem.deterministic:  # from right to left within a head: a block waits for those at its right
-        head, from_right = np.divmod(np.arange(columns * heads), columns)
-        return Order(columns - 1 - from_right, head)
     row_bytes = problem.q_element.itemsize + problem.out_element.itemsize + 4  # Q, dO, and dQ in float32
-    of_queries = problem.seqlen_q * problem.group_size * problem.head_dim * row_bytes
+    # One query head of a group at a time.
+    of_queries = problem.seqlen_q * problem.head_dim * row_bytes
+    if problem.deterministic:  # from right to left: a block waits for those at its right
+        in_turn = _in_groups(columns, heads, 1, _even_groups(heads, of_queries, in_turn_share))
+        return dataclasses.replace(in_turn, thread_block=None)
     block, head = _head_blocks(problem, columns, heads, of_queries)
     # Where later rows see more, early key blocks are seen by more rows: the same order turned around.
     return Order(columns - 1 - block if problem.later_rows_see_more else block, head)
@@ -131,14 +133,19 @@ def _head_blocks(problem: Problem, rows: int, heads: int, of_head: int) -> tuple
     # Long blocks in groups of heads, then the shortest 3/8 of all heads.
     short = rows * 3 // 8
     long = rows - short
-    num_groups = -(-heads // max(1, min(heads, L2_SHARE // max(of_head, 1))))
-    group_heads = -(-heads // num_groups)
+    group_heads = _even_groups(heads, of_head)
     group, rest = np.divmod(index, group_heads * long)
     members = np.clip(heads - group * group_heads, 1, group_heads)
     filling = index - long * heads
     is_long = filling < 0
     head = np.where(is_long, group * group_heads + rest % members, filling % heads)
     return np.where(is_long, rows - 1 - rest // members, short - 1 - filling // heads), head
+
+
+def _even_groups(heads: int, of_head: int, share: int = L2_SHARE) -> int:
+    """Heads of a group, as many as fit in the L2 cache together, or fewer so that groups are alike."""
+    num_groups = -(-heads // max(1, min(heads, share // max(of_head, 1))))
+    return -(-heads // num_groups)
 
 
 def persistent(problem: Problem, schedule: Schedule, num_blocks: int) -> Order:
@@ -158,7 +165,7 @@ def head_bytes(problem: Problem) -> int:
 
 
 def _in_groups(num_q_blocks: int, heads: int, num_blocks: int, group: int) -> Order:
-    """Within each group of heads from the longest query block to the shortest."""
+    """Within each group of heads from the last block to the first: of query blocks, from longest to shortest."""
     index = np.arange(num_q_blocks * heads)
     number, rest = np.divmod(index, group * num_q_blocks)
     members = np.minimum(group, heads - number * group)

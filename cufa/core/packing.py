@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from . import mask_memory
 from .element import Element
 from .operation import Arrays, Operand
 from .params import strides_of
@@ -28,4 +29,6 @@ def pack(plan: Any, given: Arrays) -> Any:
             setattr(params, operand.stride, strides_of(x.strides, element_of(problem, operand).itemsize))
     for name, value in operation.scalars(plan, given).items():
         setattr(params, name, value)
+    if "mask" in operation.params.names:
+        mask_memory.fill(params.mask, plan)
     return params

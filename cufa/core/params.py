@@ -104,8 +104,16 @@ def read_struct(header: str, struct: str) -> list[tuple[str, str, bool]]:
     return members
 
 
+_TYPES["MaskParams"] = Params("params.cuh", "MaskParams").ctype
+
+
+def numpy_struct(header: str, struct: str) -> np.dtype[Any]:
+    """A structure of plain numbers, as NumPy reads it."""
+    return np.dtype([(name, _NUMPY[kind]) for name, kind, _ in read_struct(header, struct)])
+
+
 #: One record per work item, written by trace builds.
-TRACE_RECORD = np.dtype([(name, _NUMPY[kind]) for name, kind, _ in read_struct("params.cuh", "TraceRecord")])
+TRACE_RECORD = numpy_struct("params.cuh", "TraceRecord")
 
 SMALLEST_SCALE, LARGEST_SCALE = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
 

@@ -22,8 +22,7 @@ MAX_HEAD_DIM = 256
 MAX_SIZE = 2**31 - 1
 
 #: What is compiled into a kernel of a mask: no bound, a bound on the right, bounds on both sides; tokens that the
-#: bounds do not bind; a run of rows that each key is hidden from, and two. The first three are MaskKind of
-#: cuda_src/tiles/mask.cuh.
+#: bounds do not bind; a run of rows that each key is hidden from, and two: MaskKind of cuda_src/tiles/mask.cuh.
 MASK_KINDS = ("full", "causal", "band", "sets", "columns", "columns2")
 
 #: Those that are bands and nothing else.
@@ -112,6 +111,14 @@ class Problem:
         """Queries and keys of all sequences together."""
         return self.lengths.tokens(self.batch, self.seqlen_q, self.seqlen_k)
 
+    def query_blocks(self, block: int) -> int:
+        """Blocks of so many queries of one head, over all sequences."""
+        return self.lengths.blocks(block, self.batch, self.seqlen_q)
+
+    def key_blocks(self, block: int) -> int:
+        """Likewise of keys."""
+        return self.lengths.blocks(block, self.batch, self.seqlen_k, of_keys=True)
+
     @property
     def shapes(self) -> tuple[tuple[int, int, int, int], ...]:
         """Of q, k, v and o. Packed sequences lie in arrays of one batch."""
@@ -153,8 +160,9 @@ class Problem:
 
     @property
     def later_rows_see_more(self) -> bool:
-        """Only the right bound is there: query blocks differ in length, and the last are the longest."""
-        return self.mask_kind == "causal"
+        """Query blocks differ in length, and the last are the longest: only the right bound is there. Taken for true of
+        masks beyond bands, as most lie within a causal one."""
+        return self.mask_kind not in ("full", "band")
 
     @property
     def visible_scores(self) -> int:

@@ -23,19 +23,23 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ..core import mask_memory
 from ..core.architectures import Device
 from ..core.mask import Mask
 from ..core.operation import Arrays
 from ..core.packing import pack
 from ..core.params import TRACE_RECORD
+from ..core.phases import Logs, Room
 from ..kernels import TileConfig
 from ..masks.checks import check_flag
-from ..ops import arrays
+from ..nvrtc.compiler import trace_constants
+from ..ops import arrays, further
 from ..ops.backward import BackwardCall
-from ..ops.calls import Call, with_memory
+from ..ops.calls import Call, check_num_splits, with_memory
 from ..ops.dense import scores_of
 from ..ops.forward import ForwardCall
 from ..ops.mask_arguments import resolve_mask
+from ..ops.varlen import PackedBackward, PackedForward
 from ..planner import Plan, make_plan
 from . import build
 from .launch import EmulationError, Execution, Finding, execute_all
@@ -60,11 +64,14 @@ class Emulation:
     wavefronts and bank conflicts in counted mode."""
     records: npt.NDArray[Any]
     """One :data:`~cufa.core.params.TRACE_RECORD` per query block and head, sorted by batch, head and query
-    block: the kernel's own tile counters. Backward: per key block and key/value head. Decode: per piece, head being
-    that of key/value head and block of rows, q_block the piece's number within its item. Empty for kernels that keep
-    none."""
+    block: the kernel's own tile counters; where keys are split, one per split that has any. Backward: per key block
+    and key/value head. Decode: per piece, head being that of key/value head and block of rows, q_block the piece's
+    number within its item. Empty for kernels that keep none."""
     seconds: float
     """Time in the kernels, on this CPU."""
+    inside: Logs | None = None
+    """Of an inside trace: what each warp did, in what order. The clock counts what each CPU thread has executed, and
+    "SM" is the number of that thread: order, not time."""
 
     @property
     def out(self) -> npt.NDArray[Any]:
@@ -98,8 +105,15 @@ def emulate(
     mask: Mask | None = None,
     softcap: float | None = None,
     scale: float | None = None,
+    alibi_slopes: Any = None,
+    sink: Any = None,
+    seqlens_q: Any = None,
+    seqlens_k: Any = None,
+    cu_seqlens_q: Any = None,
+    cu_seqlens_k: Any = None,
     layout: str = "bhsd",
     algorithm: str = "fa2",
+    num_splits: int | None = None,
     precision: str | None = None,
     mode: str = "plain",
     schedule: str | int = "ascending",
@@ -108,13 +122,17 @@ def emulate(
     config: TileConfig | None = None,
     arch: str = "sm_90",
     trace: bool = True,
+    inside: bool = False,
 ) -> Emulation:
     """Attention by a CUDA kernel, executed on this CPU. Needs a C++ compiler, not a GPU.
 
     Parameters
     ----------
-    q, k, v, causal, window, mask, softcap, scale, layout, algorithm, precision
+    q, k, v, causal, window, mask, softcap, scale, alibi_slopes, sink, seqlens_q, seqlens_k, layout, algorithm,
+    num_splits, precision
         As for :func:`cufa.flash_attention`; NumPy arrays of a dtype that the kernel serves.
+    cu_seqlens_q, cu_seqlens_k
+        With these q, k and v are packed, as for :func:`cufa.flash_attention_varlen`.
     mode : "plain", "checked" or "counted"
         "plain" only computes. "checked" also finds races and reads of never-written shared memory, accesses
         outside shared memory or the arrays (which lie in memory poisoned with NaN), missing fences (between
@@ -138,6 +156,8 @@ def emulate(
     trace : bool
         Build the kernel with its tile records, which cost a barrier. False: exactly as a GPU runs it, and
         ``records`` is empty.
+    inside : bool
+        Build it with stamps of what each warp does, too: :attr:`Emulation.inside`.
 
     Raises
     ------
@@ -150,9 +170,13 @@ def emulate(
     """
     execution = Execution(mode, schedule, copies, threads)
     inputs = _on_host({"q": q, "k": k, "v": v})
+    few = _few(alibi_slopes, sink, seqlens_q, seqlens_k, cu_seqlens_q, cu_seqlens_k)
     options = scores_of(resolve_mask(causal, window, mask), softcap, scale, precision)
-    call = ForwardCall(inputs, {"out": None, "lse": None}, layout, options, {"algorithm": algorithm})
-    return _run(call, execution, config, arch, trace)
+    results = {"out": None, "lse": None}
+    request = {"algorithm": algorithm, "num_splits": check_num_splits(num_splits)}
+    kind, layout = (PackedForward, "bshd") if "cu_seqlens_q" in few else (ForwardCall, layout)
+    call = kind({**inputs, **few}, results, layout, options, request)
+    return _run(call, execution, config, arch, trace, inside)
 
 
 def emulate_backward(
@@ -168,6 +192,12 @@ def emulate_backward(
     mask: Mask | None = None,
     softcap: float | None = None,
     scale: float | None = None,
+    alibi_slopes: Any = None,
+    sink: Any = None,
+    seqlens_q: Any = None,
+    seqlens_k: Any = None,
+    cu_seqlens_q: Any = None,
+    cu_seqlens_k: Any = None,
     layout: str = "bhsd",
     algorithm: str = "fa2",
     precision: str | None = None,
@@ -180,6 +210,7 @@ def emulate_backward(
     config: TileConfig | None = None,
     arch: str = "sm_90",
     trace: bool = True,
+    inside: bool = False,
 ) -> Emulation:
     """Gradients of attention by CUDA kernels, executed on this CPU: :attr:`Emulation.results` has dq, dk and dv.
 
@@ -189,11 +220,18 @@ def emulate_backward(
     execution = Execution(mode, schedule, copies, threads)
     inputs = _on_host({"dout": dout, "q": q, "k": k, "v": v, "out": out, "lse": lse})
     inputs |= {"dlse": None} if dlse is None else _on_host({"dlse": dlse})
+    few = _few(alibi_slopes, sink, seqlens_q, seqlens_k, cu_seqlens_q, cu_seqlens_k)
     options = scores_of(resolve_mask(causal, window, mask), softcap, scale, precision)
-    wanted = dict.fromkeys(("dq", "dk", "dv"))
+    wanted = dict.fromkeys(("dq", "dk", "dv") if sink is None else ("dq", "dk", "dv", "dsink"))
     deterministic = check_flag("deterministic", deterministic)
-    call = BackwardCall(inputs, wanted, layout, options, {"algorithm": algorithm}, deterministic)
-    return _run(call, execution, config, arch, trace)
+    kind, layout = (PackedBackward, "bshd") if "cu_seqlens_q" in few else (BackwardCall, layout)
+    call = kind({**inputs, **few}, wanted, layout, options, {"algorithm": algorithm}, deterministic)
+    return _run(call, execution, config, arch, trace, inside)
+
+
+def _few(*given: Any) -> dict[str, Any]:
+    names = (x.name for x in further.OPERANDS)
+    return further.read(dict(zip(names, given, strict=True)), None)
 
 
 def _on_host(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -204,7 +242,9 @@ def _on_host(given: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _run(call: Call, execution: Execution, config: TileConfig | None, arch: str, trace: bool) -> Emulation:
+def _run(
+    call: Call, execution: Execution, config: TileConfig | None, arch: str, trace: bool, inside: bool
+) -> Emulation:
     call, problem = call.check(on_gpu=True)
     if problem.empty:
         raise ValueError(f"nothing to execute: {problem} has an empty axis")
@@ -213,30 +253,45 @@ def _run(call: Call, execution: Execution, config: TileConfig | None, arch: str,
         x.fill(np.nan)
     given = call.arrays(results)
     plan = make_plan(with_memory(problem, given), Device.typical(arch), config=config, **call.request)
-    return dataclasses.replace(run_plan(plan, given, execution, trace), results=results)
+    return dataclasses.replace(run_plan(plan, given, execution, trace, inside=inside), results=results)
 
 
 def run_plan(
-    plan: Plan, given: Arrays, execution: Execution, trace: bool = True, launches: int = 1
+    plan: Plan,
+    given: Arrays,
+    execution: Execution,
+    trace: bool = True,
+    launches: int = 1,
+    inside: bool | Room = False,
 ) -> Emulation:
     """Execute a plan's launches on NumPy arrays by operand name, axes in canonical order: writes what the
     operation writes.
 
-    ``launches`` repeats the whole with the same workspace and counters, as a replayed graph does. Raises
+    ``launches`` repeats the whole with the same workspace and counters, as a replayed graph does. ``inside`` keeps
+    logs of what each warp does, and may say how many there is room for. Raises
     EmulationError, or RuntimeError when the kernels leave a counter that is not zero.
     """
     operation, checked = plan.operation, execution.mode == "checked"
     names = [launch.entry for launch in plan.launches]
     maps = _outside_maps(plan)
     types = [operation.params.struct, *["TensorMap"] * len(maps)]
-    constants = {**plan.constants, "TRACE": trace}
+    constants = {**plan.constants, **trace_constants(trace, bool(inside))}
     entries = build.kernel(f"kernels/{plan.spec.source}", constants, names, checked, types)
     operands = _operand_memory(plan, given, checked)
-    own = _own_memory(plan)
-    memory = [*operands.values(), *own.values()]
+    room = inside if isinstance(inside, Room) else Room(operation.num_records(plan))
+    own = _own_memory(plan, room if inside else None)
+    of_mask = {
+        name: GlobalArray(f"mask.{name}", x.values, writable=False)
+        for name, x in mask_memory.arrays(plan.problem).items()
+    }
+    memory = [*operands.values(), *own.values(), *of_mask.values()]
     params = pack(plan, {name: operands[name].array if name in operands else None for name in given})
-    for array in memory:
+    for array in (*operands.values(), *own.values()):
         setattr(params, array.name, array.address)
+    if inside:
+        params.trace += room.before
+    for name, array in of_mask.items():
+        setattr(params.mask, name, array.address)
     boxes = _fill_maps(plan, params, operands)
     start = time.perf_counter()
     counters, findings = execute_all(
@@ -248,31 +303,50 @@ def run_plan(
             given[name][...] = x.array
     if "counters" in own and own["counters"].array.any():
         raise RuntimeError(f"{plan.spec.name} left counters that are not zero")
-    records = own["trace"].array
+    records, logs = own["trace"].array, None
+    if inside:
+        logs = room.read(records)
+        records = logs.items
     written = np.sort(records[records["end_ns"] > 0], order=["batch", "head", "q_block"])
     if len(written) and plan.split is None:
         # Of several launches, the one that has tiles in shared memory keeps the records.
         entry = max(plan.launches, key=lambda launch: launch.shared_memory).entry
         counters[entry] = _with_tiles(counters[entry], written)
-    results = {x.name: given[x.name] for x in operation.results}
-    return Emulation(plan, execution.mode, results, findings, counters, written, seconds)
+    results = {x.name: given[x.name] for x in operation.every_operand if x.result and x.name in given}
+    return Emulation(plan, execution.mode, results, findings, counters, written, seconds, logs)
 
 
 def _operand_memory(plan: Plan, given: Arrays, checked: bool) -> dict[str, GlobalArray]:
     """The arrays that are there. In checked mode those of a dense call are copied to lie apart, with poison
     between their rows' ends; a cache has room past its sequences' ends as it is."""
-    gap = max(plan.config.block_q, plan.config.block_kv) if checked and plan.split is None else 0
+    cached = plan.operation.splits
+    gap = max(plan.config.block_q, plan.config.block_kv) if checked and not cached else 0
     memory = {}
-    for x in plan.operation.operands:
-        array = given[x.name]
-        if array is None:
+    for x in plan.operation.every_operand:
+        array = given.get(x.name)
+        if array is None or x.field not in plan.operation.params.names:
             continue
         writable = x.result or (x.written and _is_appended_to(plan))
         if gap and x.stride:
             memory[x.name] = guarded_copy(x.field, array, gap, writable=writable)
+            if not writable and plan.problem.lengths.ragged:
+                _forbid_tails(plan, memory[x.name])
         else:
             memory[x.name] = GlobalArray(x.field, array, writable=writable)
     return memory
+
+
+def _forbid_tails(plan: Plan, memory: GlobalArray) -> None:
+    """What lies behind a sequence is not read."""
+    array, valid = memory.array, memory.valid
+    assert valid is not None
+    elements = [stride // array.itemsize for stride in array.strides]
+    mine = np.lib.stride_tricks.as_strided(valid, array.shape, elements)
+    allowed = np.zeros(array.shape, np.uint8)
+    for part in plan.problem.parts:
+        of_keys = memory.name in ("k", "v")
+        allowed[part.batch, :, part.keys if of_keys else part.rows] = 1
+    mine &= allowed
 
 
 def _is_appended_to(plan: Plan) -> bool:
@@ -280,9 +354,12 @@ def _is_appended_to(plan: Plan) -> bool:
     return plan.problem.cache.new_tokens > 0
 
 
-def _own_memory(plan: Plan) -> dict[str, GlobalArray]:
+def _own_memory(plan: Plan, room: Room | None = None) -> dict[str, GlobalArray]:
     """Trace records, workspace and counters, by the pointer that names them."""
     own: dict[str, Any] = {"trace": np.zeros(plan.operation.num_records(plan), TRACE_RECORD)}
+    if room is not None:
+        own["trace"] = np.zeros(-(-room.size // 8), np.uint64).view(np.uint8)[: room.size]
+        own["trace"][room.before - len(room.head()) : room.before] = room.head()
     workspace = np.full(plan.workspace + 32, 0xFF, np.uint8)  # NaN in every format
     aligned = workspace[-workspace.ctypes.data % 16 :][: max(plan.workspace, 16)]
     if plan.spec.counters is None:

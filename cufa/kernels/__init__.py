@@ -10,13 +10,15 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from ..core.problem import BAND_KINDS
 from .backward import FA2_BACKWARD, FA2_BACKWARD_F32
 from .config import TileConfig
 from .decode import DECODE
-from .fa1 import FA1_FORWARD
+from .fa1 import FA1_FORWARD, FA1_FORWARD_F32
 from .fa2 import FA2_FORWARD
 from .fa2_f32 import FA2_FORWARD_F32
 from .fa3 import FA3_FORWARD
+from .fa3_backward import FA3_BACKWARD, FA3_BACKWARD_WIDE
 from .naive import NAIVE
 from .spec import Box, KernelSpec, Launch
 
@@ -33,7 +35,9 @@ KERNELS: dict[str, KernelSpec] = {
             name="fa2_noskip",
             algorithm="fa2_noskip",
             title="FlashAttention-2 forward without skipping of masked tiles",
+            masks=BAND_KINDS,
             skip_masked_tiles=False,
+            split_configs=(),
         ),
         FA2_FORWARD_F32,
         dataclasses.replace(
@@ -41,13 +45,17 @@ KERNELS: dict[str, KernelSpec] = {
             name="fa2_noskip_f32",
             algorithm="fa2_noskip",
             title="FlashAttention-2 forward without skipping of masked tiles, float32 as pairs of float16",
+            masks=BAND_KINDS,
             skip_masked_tiles=False,
         ),
         FA1_FORWARD,
+        FA1_FORWARD_F32,
         NAIVE,
         *DECODE,
         FA2_BACKWARD,
         FA2_BACKWARD_F32,
+        FA3_BACKWARD,
+        FA3_BACKWARD_WIDE,
     )
 }
 """By name, those of one operation in order of preference where nothing was measured."""

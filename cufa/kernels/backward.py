@@ -6,8 +6,10 @@ import dataclasses
 
 from ..core import order
 from ..core.architectures import Device
+from ..core.lengths import LENGTH_KINDS
 from ..core.operation import Split
-from ..core.problem import Problem
+from ..core.problem import MASK_KINDS, Problem
+from ..core.schedule import Schedule
 from .config import TileConfig
 from .shared_memory import Buffer, tile_pitch
 from .spec import KernelSpec, Launch, ceil_div
@@ -48,7 +50,7 @@ def _backward_shared_memory(config: BackwardConfig, head_dim: int) -> tuple[Buff
 
 
 def _strips(problem: Problem) -> int:
-    return ceil_div(problem.seqlen_q, STRIP) * problem.heads * problem.batch
+    return problem.query_blocks(STRIP) * problem.heads
 
 
 def _backward_launches(
@@ -57,7 +59,7 @@ def _backward_launches(
     """One block per key block and key/value head, between two passes over the queries."""
     name = "fa2_backward_f32" if problem.dtype == "float32" else "fa2_backward"
     passes = (ceil_div(_strips(problem), PASS_WARPS), 1, 1)
-    key_blocks = ceil_div(problem.seqlen_k, config.block_kv) * problem.kv_heads * problem.batch
+    key_blocks = problem.key_blocks(config.block_kv) * problem.kv_heads
     return (
         Launch(f"{name}_prepare", passes, PASS_WARPS * 32, 0),
         Launch(name, (key_blocks, 1, 1), config.num_warps * 32, shared_memory),
@@ -67,10 +69,11 @@ def _backward_launches(
 
 def _backward_workspace(problem: Problem, config: BackwardConfig, split: Split | None = None) -> int:
     """``BackwardWorkspace`` of backward_workspace.cuh: dQ in float32, in whole strips; LSE and delta of each query;
-    where the order is fixed, a counter for each query tile."""
-    heads = problem.batch * problem.heads
-    counters = ceil_div(problem.seqlen_q, config.block_q) if problem.deterministic else 0
-    return _strips(problem) * STRIP * problem.head_dim * 4 + heads * (problem.seqlen_q * 8 + counters * 4)
+    where the order is fixed, a counter for each query tile; with a sink, a number for each strip."""
+    batch, _, rows, _ = problem.shapes[0]
+    counters = problem.query_blocks(config.block_q) * problem.heads if problem.deterministic else 0
+    numbers = batch * problem.heads * rows * 8 + (counters + problem.sink * _strips(problem)) * 4
+    return _strips(problem) * STRIP * problem.head_dim * 4 + numbers
 
 
 def _f32_shared_memory(config: BackwardConfig, head_dim: int) -> tuple[Buffer, ...]:
@@ -89,14 +92,40 @@ def _f32_shared_memory(config: BackwardConfig, head_dim: int) -> tuple[Buffer, .
 
 
 def _backward_choose(problem: Problem, fitting: tuple[BackwardConfig, ...], device: Device) -> BackwardConfig:
-    """The first of which an SM holds as many blocks as it is built for."""
+    """The first of which an SM holds as many blocks as it is built for, or the same with half of the keys where so few
+    blocks of unequal length leave SMs idle."""
     arch = device.arch
     spec = FA2_BACKWARD_F32 if problem.dtype == "float32" else FA2_BACKWARD
-    for config in fitting:
-        block = spec.shared_bytes(config, problem.head_dim) + arch.reserved_shared_memory
-        if config.blocks_per_sm * block <= arch.shared_memory:
-            return config
-    return fitting[0]
+    held = [
+        config
+        for config in fitting
+        if config.blocks_per_sm * (spec.shared_bytes(config, problem.head_dim) + arch.reserved_shared_memory)
+        <= arch.shared_memory
+    ]
+    chosen = held[0] if held else fitting[0]
+    halves = [x for x in held if _tiling(x) == (*_tiling(chosen)[:-1], chosen.block_kv // 2)]
+    blocks = problem.key_blocks(chosen.block_kv) * problem.kv_heads
+    if not halves or chosen.num_stages == 1 or blocks > 2 * device.num_sms or problem.lengths.ragged:
+        return chosen
+    return min(chosen, halves[0], key=lambda config: _span(problem, config, chosen, device.num_sms))
+
+
+def _tiling(config: BackwardConfig) -> tuple[int, ...]:
+    return config.block_q, config.num_warps, config.num_stages, config.warp_keys, config.block_kv
+
+
+#: Of the time of a tile of query rows and keys what one with half of the keys takes (H200, head dim 128: 0.57 where all
+#: SMs are busy, 0.67 where few are), and what a block takes besides its tiles.
+_HALF_TILE, _BLOCK_COST = 0.67, 2.0
+
+
+def _span(problem: Problem, config: BackwardConfig, whole: BackwardConfig, num_sms: int) -> float:
+    """When the last block ends, in tiles of ``whole``."""
+    schedule = Schedule.of(problem, config.block_q, config.block_kv, skip_masked_tiles=True)
+    blocks = order.key_blocks(problem, schedule)
+    tile = 1.0 if config == whole else _HALF_TILE
+    costs = blocks.tiles(schedule) * problem.group_size * tile + _BLOCK_COST
+    return order.makespan(blocks, costs, num_sms * config.blocks_per_sm)
 
 
 FA2_BACKWARD = KernelSpec(
@@ -111,7 +140,7 @@ FA2_BACKWARD = KernelSpec(
         # An SM with 228 KiB: the next query tile is copied while one is computed.
         BackwardConfig(64, 128, num_warps=4, num_stages=2, blocks_per_sm=2, max_head_dim=64),
         BackwardConfig(64, 128, num_warps=8, num_stages=2, min_head_dim=72, max_head_dim=128),
-        BackwardConfig(64, 64, num_warps=8, num_stages=2, min_head_dim=136),
+        BackwardConfig(64, 64, num_warps=8, num_stages=2, min_head_dim=72),
         # 164 KiB.
         BackwardConfig(64, 128, num_warps=4, blocks_per_sm=2, max_head_dim=64),
         BackwardConfig(64, 128, num_warps=8, min_head_dim=72, max_head_dim=128),
@@ -125,11 +154,14 @@ FA2_BACKWARD = KernelSpec(
     launches=_backward_launches,
     workspace=_backward_workspace,
     workspace_holds="dQ in float32, which the blocks of all keys add to, and two numbers per query",
+    masks=MASK_KINDS,
     skip_masked_tiles=True,
     choose=_backward_choose,
     order=lambda problem, schedule, num_sms: order.key_blocks(problem, schedule),
     operation="backward",
-    further_constants=lambda problem: {"DETERMINISTIC": problem.deterministic},
+    further_constants=lambda problem: {"DETERMINISTIC": problem.deterministic, "WHOLE_TILES": False},
+    lengths=LENGTH_KINDS,
+    score_changes=("alibi", "sink"),
 )
 
 FA2_BACKWARD_F32 = dataclasses.replace(
@@ -155,4 +187,6 @@ FA2_BACKWARD_F32 = dataclasses.replace(
         BackwardConfig(16, 16, num_warps=2, min_head_dim=248, warp_keys=16),
     ),
     shared_memory=_f32_shared_memory,
+    lengths=("dense",),
+    score_changes=(),
 )

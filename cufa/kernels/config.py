@@ -34,6 +34,11 @@ class TileConfig:
         return f"{self.block_q}×{self.block_kv}{self.warps_text}{stages}"
 
     @property
+    def head_rows(self) -> int:
+        """Queries of one head in a tile: all of its rows, unless heads share it."""
+        return self.block_q
+
+    @property
     def warps_text(self) -> str:
         return f", {self.num_warps} warps" if self.num_warps else ""
 
@@ -59,6 +64,25 @@ class TileConfig:
         """What ``dataclasses.asdict`` made of one, now or with the fields of every family that there once were.
         Raises TypeError for fields that this class does not have, or that are missing."""
         return cls(**(_of_old_form(cls, content) if "switches" in content else content))
+
+
+@dataclasses.dataclass(frozen=True)
+class SplitConfig(TileConfig):
+    """Tiles of a forward kernel that can share out the keys of a query block over thread blocks."""
+
+    split_keys: bool = False
+    """What each leaves is merged by a second launch."""
+    packed_heads: int = 1
+    """Query heads of one key/value head that share a tile, where keys are split."""
+
+    @property
+    def head_rows(self) -> int:
+        return self.block_q // self.packed_heads
+
+    @property
+    def warps_text(self) -> str:
+        packed = f" of {self.packed_heads} heads" if self.packed_heads > 1 else ""
+        return packed + super().warps_text + (", keys split" if self.split_keys else "")
 
 
 def _of_old_form(kind: type[TileConfig], content: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from ..core.problem import Problem
 from .config import TileConfig
 from .shared_memory import Buffer, tile_pitch
 from .spec import Box, KernelSpec, Launch, ceil_div
+from .splits import slot_bytes
 
 #: Blocks of a cluster on any GPU that has them.
 MAX_CLUSTER = 8
@@ -80,11 +81,6 @@ def items(problem: Problem, config: TileConfig) -> int:
     return problem.batch * problem.kv_heads * row_blocks(problem, config)
 
 
-def _slot_bytes(problem: Problem, config: TileConfig) -> int:
-    """A partial result: rows of O, m, l and two words of padding, in float32."""
-    return config.block_q * (problem.head_dim + 4) * 4
-
-
 def _split_launches(
     problem: Problem, config: DecodeConfig, shared_memory: int, split: Split | None = None
 ) -> tuple[Launch, ...]:
@@ -120,12 +116,12 @@ def _split_workspace(problem: Problem, config: DecodeConfig, split: Split | None
     num_splits = split.count if split else 2
     if num_splits == 1 or config.cluster_merge:
         return 0
-    return items(problem, config) * num_splits * _slot_bytes(problem, config)
+    return items(problem, config) * num_splits * slot_bytes(problem, config)
 
 
 def _balanced_workspace(problem: Problem, config: DecodeConfig, split: Split | None = None) -> int:
     """A share leaves at most two partial results, at its ends."""
-    return (split.count if split else 2) * 2 * _slot_bytes(problem, config)
+    return (split.count if split else 2) * 2 * slot_bytes(problem, config)
 
 
 def _counters(problem: Problem, config: DecodeConfig) -> int:

@@ -1,8 +1,9 @@
-"""fa1_forward: FlashAttention-1."""
+"""fa1_forward and fa1_forward_f32: FlashAttention-1."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 from ..core import order
 from ..core.operation import Split
@@ -41,12 +42,27 @@ def _fa1_shared_memory(config: Fa1Config, head_dim: int) -> tuple[Buffer, ...]:
     )
 
 
-def _fa1_launches(
-    problem: Problem, config: Fa1Config, shared_memory: int, split: Split | None = None
+def _fa1_f32_shared_memory(config: Fa1Config, head_dim: int) -> tuple[Buffer, ...]:
+    """K, V and one query block, the warps' parts of P·V, row maxima and sums of each warp."""
+    pitch = tile_pitch(head_dim, itemsize=4, pad_to=64)
+    parts, values = config.num_warps * (config.key_warps - 1) * 2048, config.num_warps * 32 * 4
+    # One strip of queries per block: the parts take its place once its scores are there.
+    return (
+        Buffer("K", config.block_kv * pitch),
+        Buffer("V", config.block_kv * pitch),
+        Buffer("Q", config.block_q * pitch),
+        Buffer("PARTS", parts, over="Q" if config.block_q == 32 else None),
+        Buffer("MAX", values),
+        Buffer("SUM", values),
+    )
+
+
+def _launches(
+    entry: str, problem: Problem, config: Fa1Config, shared_memory: int, split: Split | None = None
 ) -> tuple[Launch, ...]:
     """One block per head."""
     blocks = problem.batch * problem.heads
-    return (Launch("fa1_forward", (blocks, 1, 1), config.num_warps * 32, shared_memory),)
+    return (Launch(entry, (blocks, 1, 1), config.num_warps * 32, shared_memory),)
 
 
 def _fa1_workspace(problem: Problem, config: Fa1Config, split: Split | None = None) -> int:
@@ -83,7 +99,34 @@ FA1_FORWARD = KernelSpec(
         Fa1Config(32, 32, num_warps=2, min_head_dim=136),
     ),
     shared_memory=_fa1_shared_memory,
-    launches=_fa1_launches,
+    launches=functools.partial(_launches, "fa1_forward"),
+    workspace=_fa1_workspace,
+    order=lambda problem, schedule, num_sms: order.whole_heads(problem, schedule),
+)
+
+
+FA1_FORWARD_F32 = KernelSpec(
+    name="fa1_forward_f32",
+    algorithm="fa1",
+    title="FlashAttention-1 forward, float32 as pairs of float16",
+    paper="Dao et al. 2022, FlashAttention, Algorithm 1; Ootomo and Yokota 2022",
+    source="fa1_forward_f32.cu",
+    dtypes=("float32",),
+    precisions=("float32", "tf32"),
+    configs=(
+        # The block sweep published for FlashAttention-1.
+        Fa1Config(128, 128, num_warps=8, max_head_dim=64),
+        Fa1Config(64, 128, num_warps=4, max_head_dim=64),
+        Fa1Config(128, 128, num_warps=4, max_head_dim=64),
+        Fa1Config(128, 64, num_warps=8, max_head_dim=64),
+        Fa1Config(128, 64, num_warps=4, max_head_dim=64),
+        Fa1Config(64, 64, num_warps=4, max_head_dim=248),
+        # Where shared memory is short, or registers: wider tiles would spill a few.
+        Fa1Config(64, 32, num_warps=4, min_head_dim=72),
+        Fa1Config(32, 32, num_warps=2, min_head_dim=136),
+    ),
+    shared_memory=_fa1_f32_shared_memory,
+    launches=functools.partial(_launches, "fa1_forward_f32"),
     workspace=_fa1_workspace,
     order=lambda problem, schedule, num_sms: order.whole_heads(problem, schedule),
 )

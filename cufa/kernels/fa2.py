@@ -6,15 +6,18 @@ import dataclasses
 
 from ..core import order
 from ..core.architectures import Device
+from ..core.lengths import LENGTH_KINDS
 from ..core.operation import Split
-from ..core.problem import Problem
-from .config import TileConfig
+from ..core.problem import MASK_KINDS, Problem
+from .config import SplitConfig
+from .mask_blocks import mask_launches
 from .shared_memory import Buffer, tile_pitch
-from .spec import KernelSpec, Launch, ceil_div
+from .spec import KernelSpec, Launch
+from .splits import forward_workspace, in_splits, query_items, with_merge
 
 
 @dataclasses.dataclass(frozen=True)
-class Fa2Config(TileConfig):
+class Fa2Config(SplitConfig):
     """Tiles of FlashAttention-2."""
 
     column_warps: int = 1
@@ -42,9 +45,13 @@ def _fa2_shared_memory(config: Fa2Config, head_dim: int) -> tuple[Buffer, ...]:
 def _fa2_launches(
     problem: Problem, config: Fa2Config, shared_memory: int, split: Split | None = None
 ) -> tuple[Launch, ...]:
-    """One block per query block and head."""
-    blocks = ceil_div(problem.seqlen_q, config.block_q) * problem.heads * problem.batch
-    return (Launch("fa2_forward", (blocks, 1, 1), config.num_warps * 32, shared_memory),)
+    """One block per query block and head; where keys are split, per split too, and a merge. Before them, where keys
+    have runs of rows, what these make of each block of keys."""
+    blocks = query_items(problem, config)
+    launch = Launch("fa2_forward", (blocks, 1, 1), config.num_warps * 32, shared_memory)
+    if config.split_keys:
+        return with_merge(launch, "fa2_combine", problem, split)
+    return (*mask_launches(problem, config), launch)
 
 
 def _fa2_choose(problem: Problem, fitting: tuple[Fa2Config, ...], device: Device) -> Fa2Config:
@@ -53,7 +60,7 @@ def _fa2_choose(problem: Problem, fitting: tuple[Fa2Config, ...], device: Device
     Measured on an H200: blocks of equal length gain until every second SM has one of 128 rows; where
     later rows see more, and blocks differ in length, until the blocks of 128 rows make one wave.
     """
-    blocks = ceil_div(problem.seqlen_q, 128) * problem.heads * problem.batch
+    blocks = problem.query_blocks(128) * problem.heads
     wave = 2 * device.num_sms if problem.head_dim <= 128 else device.num_sms
     narrow = [config for config in fitting if config.block_q == 64]
     if narrow and blocks <= (wave if problem.later_rows_see_more else device.num_sms // 2):
@@ -63,6 +70,24 @@ def _fa2_choose(problem: Problem, fitting: tuple[Fa2Config, ...], device: Device
     return fitting[0]
 
 
+def _fa2_flops(config: Fa2Config) -> float:
+    """cufa/records: 390 TFLOP/s of 132 SMs at head dim 128. 16 rows of a warp read shared memory twice as often as 32
+    (0.78 to 0.84), tiles of 32 keys bring more barriers (0.94): the head of fa2_forward.cu."""
+    return 2.9e12 * (1.0 if config.block_q == 128 else 0.82) * (1.0 if config.block_kv > 32 else 0.94)
+
+
+_CONFIGS = (
+    # Head dims 120 and 216 are left out: they would spill a few registers.
+    Fa2Config(128, 64, num_warps=4, num_stages=2, blocks_per_sm=2, max_head_dim=112),
+    Fa2Config(128, 64, num_warps=4, num_stages=2, blocks_per_sm=2, min_head_dim=128, max_head_dim=128),
+    Fa2Config(128, 64, num_warps=8, num_stages=2, min_head_dim=136, max_head_dim=208, column_warps=2),
+    Fa2Config(128, 64, num_warps=8, num_stages=2, min_head_dim=224, column_warps=2),
+    # Half the rows: for few queries, and where shared memory is small (sm_86, sm_89, sm_120).
+    Fa2Config(128, 32, num_warps=4, num_stages=2, blocks_per_sm=2, max_head_dim=128),
+    Fa2Config(64, 64, num_warps=4, num_stages=2, blocks_per_sm=2),
+    Fa2Config(64, 32, num_warps=4, num_stages=2, blocks_per_sm=2),
+)
+
 FA2_FORWARD = KernelSpec(
     name="fa2_forward",
     algorithm="fa2",
@@ -71,20 +96,18 @@ FA2_FORWARD = KernelSpec(
     source="fa2_forward.cu",
     dtypes=("float16", "bfloat16"),
     precisions=("native",),
-    configs=(
-        # Head dims 120 and 216 are left out: they would spill a few registers.
-        Fa2Config(128, 64, num_warps=4, num_stages=2, blocks_per_sm=2, max_head_dim=112),
-        Fa2Config(128, 64, num_warps=4, num_stages=2, blocks_per_sm=2, min_head_dim=128, max_head_dim=128),
-        Fa2Config(128, 64, num_warps=8, num_stages=2, min_head_dim=136, max_head_dim=208, column_warps=2),
-        Fa2Config(128, 64, num_warps=8, num_stages=2, min_head_dim=224, column_warps=2),
-        # Half the rows: for few queries, and where shared memory is small (sm_86, sm_89, sm_120).
-        Fa2Config(128, 32, num_warps=4, num_stages=2, blocks_per_sm=2, max_head_dim=128),
-        Fa2Config(64, 64, num_warps=4, num_stages=2, blocks_per_sm=2),
-        Fa2Config(64, 32, num_warps=4, num_stages=2, blocks_per_sm=2),
-    ),
+    configs=_CONFIGS,
+    # Pairs of warps would spill from head dim 136 on.
+    split_configs=tuple(x for config in _CONFIGS if config.min_head_dim != 136 for x in in_splits(config)),
+    flops=_fa2_flops,
     shared_memory=_fa2_shared_memory,
     launches=_fa2_launches,
+    masks=MASK_KINDS,
+    workspace=forward_workspace,
+    workspace_holds="of each split of a query block O, and m and l of its rows, in float32",
     skip_masked_tiles=True,
     order=lambda problem, schedule, num_sms: order.query_blocks(problem, schedule),
     choose=_fa2_choose,
+    lengths=LENGTH_KINDS,
+    score_changes=("alibi", "sink"),
 )

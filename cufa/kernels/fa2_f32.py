@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from ..core import order
 from ..core.operation import Split
-from ..core.problem import Problem
+from ..core.problem import MASK_KINDS, Problem
 from .fa2 import Fa2Config
+from .mask_blocks import mask_launches
 from .shared_memory import Buffer, tile_pitch
 from .spec import KernelSpec, Launch, ceil_div
 
@@ -19,9 +20,10 @@ def _fa2_f32_shared_memory(config: Fa2Config, head_dim: int) -> tuple[Buffer, ..
 def _fa2_f32_launches(
     problem: Problem, config: Fa2Config, shared_memory: int, split: Split | None = None
 ) -> tuple[Launch, ...]:
-    """One block per query block and head."""
+    """As of fa2_forward."""
     blocks = ceil_div(problem.seqlen_q, config.block_q) * problem.heads * problem.batch
-    return (Launch("fa2_forward_f32", (blocks, 1, 1), config.num_warps * 32, shared_memory),)
+    main = Launch("fa2_forward_f32", (blocks, 1, 1), config.num_warps * 32, shared_memory)
+    return (*mask_launches(problem, config), main)
 
 
 FA2_FORWARD_F32 = KernelSpec(
@@ -40,6 +42,7 @@ FA2_FORWARD_F32 = KernelSpec(
     ),
     shared_memory=_fa2_f32_shared_memory,
     launches=_fa2_f32_launches,
+    masks=MASK_KINDS,
     skip_masked_tiles=True,
     order=lambda problem, schedule, num_sms: order.query_blocks(problem, schedule),
 )

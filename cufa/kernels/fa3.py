@@ -9,13 +9,14 @@ from ..core.operation import Split
 from ..core.order import ITEM_COST, persistent
 from ..core.problem import Problem
 from ..core.schedule import Schedule
-from .config import TileConfig
+from .config import SplitConfig
 from .shared_memory import Buffer
 from .spec import Box, KernelSpec, Launch, ceil_div
+from .splits import forward_workspace, in_splits, query_items, with_merge
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Fa3Config(TileConfig):
+class Fa3Config(SplitConfig):
     """Tiles of FlashAttention-3: 64 query rows for each consumer warpgroup, and a producer."""
 
     q_stages: int
@@ -25,6 +26,8 @@ class Fa3Config(TileConfig):
     """Consumers issue their products in turns."""
     store_by_tma: bool
     """O leaves through the buffer that its Q came in, where that is free by then."""
+    early_softmax: bool = False
+    """The next item's first softmax comes before the store of O, not after it. Without a band; to be measured."""
 
 
 def _fa3_shared_memory(config: Fa3Config, head_dim: int) -> tuple[Buffer, ...]:
@@ -50,14 +53,23 @@ def _fa3_shared_memory(config: Fa3Config, head_dim: int) -> tuple[Buffer, ...]:
 def _fa3_launches(
     problem: Problem, config: Fa3Config, shared_memory: int, split: Split | None = None
 ) -> tuple[Launch, ...]:
-    """Persistent blocks that share out query blocks and heads."""
-    items = ceil_div(problem.seqlen_q, config.block_q) * problem.heads * problem.batch
-    return (Launch("fa3_forward", (items, 1, 1), config.num_warps * 32, shared_memory, persistent=True),)
+    """Persistent blocks that share out query blocks and heads; where keys are split, a block for each split of them,
+    and a merge."""
+    items = query_items(problem, config)
+    launch = Launch("fa3_forward", (items, 1, 1), config.num_warps * 32, shared_memory, persistent=True)
+    return (
+        with_merge(launch, "fa3_combine", problem, split, dependent=True) if config.split_keys else (launch,)
+    )
 
 
 def _fa3_boxes(config: Fa3Config) -> dict[str, Box]:
-    """Q of a consumer, tiles of K and V, O of a warp."""
-    return {"q": Box(64), "k": Box(config.block_kv), "v": Box(config.block_kv), "out": Box(16)}
+    """Q of a consumer, or what it has of one head; tiles of K and V; O of a warp."""
+    return {
+        "q": Box(min(64, config.head_rows)),
+        "k": Box(config.block_kv),
+        "v": Box(config.block_kv),
+        "out": Box(16),
+    }
 
 
 def _fa3_config(
@@ -117,6 +129,21 @@ def _expected_time(problem: Problem, config: Fa3Config, num_sms: int) -> float:
     return max(longest, work * heads / num_sms) * config.block_kv * slowness
 
 
+_SM_FLOPS = {64: 4.2e12, 128: 5.5e12, 256: 6e12}
+"""cufa/records, 4k full, of 132 SMs: by the largest head dim of the tiles."""
+
+
+def _fa3_flops(config: Fa3Config) -> float:
+    whole = dataclasses.replace(config, split_keys=False, packed_heads=1, store_by_tma=True)
+    return _SM_FLOPS.get(config.max_head_dim, 5e12) / _SLOWNESS.get(whole, (1.0,))[0]
+
+
+def _split_configs() -> tuple[Fa3Config, ...]:
+    """One item a block: O goes straight from registers to the workspace."""
+    tiles = [dataclasses.replace(x, store_by_tma=False) for x in _SLOWNESS if x.block_q <= 128]
+    return tuple(x for config in tiles for x in in_splits(config))
+
+
 FA3_FORWARD = KernelSpec(
     name="fa3_forward",
     algorithm="fa3",
@@ -126,6 +153,10 @@ FA3_FORWARD = KernelSpec(
     dtypes=("float16", "bfloat16"),
     precisions=("native",),
     configs=tuple(_SLOWNESS),
+    split_configs=_split_configs(),
+    flops=_fa3_flops,
+    workspace=forward_workspace,
+    workspace_holds="of each split of a query block O, and m and l of its rows, in float32",
     shared_memory=_fa3_shared_memory,
     launches=_fa3_launches,
     skip_masked_tiles=True,

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from ..core.operation import Split
-from ..core.problem import Problem
+from ..core.problem import MASK_KINDS, Problem
 from .config import TileConfig
+from .mask_blocks import mask_launches
 from .shared_memory import Buffer, tile_pitch
 from .spec import KernelSpec, Launch, ceil_div
 
@@ -25,6 +26,7 @@ def _naive_launches(
     softmax_blocks = ceil_div(heads * problem.seqlen_q, config.num_warps)
     output_tiles = row_blocks * ceil_div(problem.head_dim, config.block_kv)
     return (
+        *mask_launches(problem, config),
         Launch("naive_scores", (score_tiles, 1, 1), threads, shared_memory),
         Launch("naive_softmax", (softmax_blocks, 1, 1), threads, 0),
         Launch("naive_values", (output_tiles, 1, 1), threads, shared_memory),
@@ -48,6 +50,7 @@ NAIVE = KernelSpec(
     configs=(TileConfig(64, 64, num_warps=4, blocks_per_sm=4),),
     shared_memory=_naive_shared_memory,
     launches=_naive_launches,
+    masks=MASK_KINDS,
     workspace=_naive_workspace,
     workspace_holds="the scores in float32 and the probabilities",
 )

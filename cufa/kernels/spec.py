@@ -8,10 +8,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ..core.architectures import Device
-from ..core.lengths import Packed, Padded
+from ..core.lengths import DENSE, LENGTH_KINDS
+from ..core.mask_memory import columns_of
 from ..core.operation import Split
 from ..core.order import Order
-from ..core.problem import MASK_KINDS, Problem
+from ..core.problem import BAND_KINDS, MASK_KINDS, Problem
 from ..core.schedule import Schedule
 from .config import TileConfig
 from .shared_memory import Buffer, constants, layout
@@ -20,6 +21,11 @@ _BEYOND_BAND = {
     "sets": "those with a prefix, kept keys or global tokens",
     "columns": "those that hide a key from a run of rows",
     "columns2": "those that hide a key from two runs of rows",
+}
+
+_NO_LENGTHS = {
+    "padded": "only sequences as long as the arrays (no seqlens_q, seqlens_k)",
+    "packed": "no packed sequences (cu_seqlens_q, cu_seqlens_k)",
 }
 
 Config = Any
@@ -87,6 +93,8 @@ class KernelSpec:
     counters: Callable[[Problem, Config], int] | None = None
     """(problem, config) → 32-bit words that are zero between launches, for a workspace that outlives the call;
     None: the kernel keeps none, and its workspace is the call's own."""
+    masks: tuple[str, ...] = BAND_KINDS
+    """Of :data:`~cufa.core.problem.MASK_KINDS`, what it serves."""
     skip_masked_tiles: bool = False
     min_capability: int = 80
     max_capability: int = 999
@@ -94,6 +102,11 @@ class KernelSpec:
     boxes: Callable[[Config], Mapping[str, Box]] = lambda config: {}
     """config → the box of each operand that the kernel reads or writes by tensor map.
     Then the copy engine's rules hold: 16-byte aligned rows, positive strides."""
+    split_configs: tuple[TileConfig, ...] = ()
+    """Forward: tiles whose keys are split over thread blocks, for queries too few to fill a GPU
+    (:mod:`cufa.splits`). Empty: the kernel does not split keys."""
+    flops: Callable[[Config], float] = lambda config: 0.0
+    """config → FLOP/s that it reaches on one SM of an H200, for weighing splits."""
     choose: Callable[[Problem, tuple[Config, ...], Device], Config] = lambda problem, fitting, device: (
         fitting[0]
     )
@@ -104,6 +117,10 @@ class KernelSpec:
     """Whose kernel it is: a name of :data:`cufa.core.operation.OPERATIONS`."""
     further_constants: Callable[[Problem], dict[str, int | bool]] = lambda problem: {}
     """Constants of this kernel's own."""
+    lengths: tuple[str, ...] = ("dense",)
+    """Kinds of lengths that it serves, of :data:`cufa.core.lengths.LENGTH_KINDS`."""
+    score_changes: tuple[str, ...] = ()
+    """Beside the soft cap: "alibi", "sink"."""
     k_dtypes: tuple[str, ...] = ()
     """Elements of k and v; empty: that of q."""
     further_refusal: Callable[[KernelSpec, Problem], str | None] = lambda spec, problem: None
@@ -116,6 +133,15 @@ class KernelSpec:
     def shared_bytes(self, config: TileConfig, head_dim: int) -> int:
         """Dynamic shared memory of a thread block."""
         return _shared_bytes(self.shared_memory, config, head_dim)
+
+    def fitting(
+        self, configs: tuple[TileConfig, ...], head_dim: int, device: Device
+    ) -> tuple[TileConfig, ...]:
+        """Those of them that run there: architecture and head dim in range, shared memory within a block's limit."""
+        if not self.runs_on(device.arch.capability):
+            return ()
+        limit = device.arch.shared_memory_per_block
+        return tuple(c for c in configs if c.fits(head_dim) and self.shared_bytes(c, head_dim) <= limit)
 
     @property
     def config_class(self) -> type[TileConfig]:
@@ -141,17 +167,15 @@ class KernelSpec:
         for name, element in (("keys", problem.k_element), ("values", problem.v_element)):
             if element.name not in k_dtypes:
                 return f"takes {name} of {' and '.join(k_dtypes)}, not {element.name}"
-        if problem.mask.beyond_band:
-            beyond = problem.mask.beyond_band
+        beyond = problem.mask.beyond_band
+        if beyond and beyond not in self.masks:
             return f"serves masks that are bands, not {_BEYOND_BAND.get(beyond, beyond)}"
+        if beyond and (reason := _refuses_beyond_band(problem)):
+            return reason
         for has, words in (
-            (problem.alibi, "no ALiBi (alibi_slopes)"),
-            (problem.sink, "no sink"),
-            (
-                isinstance(problem.lengths, Padded),
-                "only sequences as long as the arrays (no seqlens_q, seqlens_k)",
-            ),
-            (isinstance(problem.lengths, Packed), "no packed sequences (cu_seqlens_q, cu_seqlens_k)"),
+            (problem.alibi and "alibi" not in self.score_changes, "no ALiBi (alibi_slopes)"),
+            (problem.sink and "sink" not in self.score_changes, "no sink"),
+            (problem.lengths.kind not in self.lengths, _NO_LENGTHS.get(problem.lengths.kind, "")),
         ):
             if has:
                 return f"takes {words} so far"
@@ -174,12 +198,30 @@ class KernelSpec:
             "ALIGNMENT": problem.alignment,
             "MASK": MASK_KINDS.index(problem.mask_kind),
             "SOFTCAP": problem.softcap is not None,
+            "LENGTHS": LENGTH_KINDS.index(problem.lengths.kind),
+            "ALIBI": problem.alibi,
+            "SINK": problem.sink,
             "SKIP_MASKED_TILES": self.skip_masked_tiles,
             "BFLOAT16": problem.dtype == "bfloat16",
             "FLOAT32": problem.dtype == "float32",
             "TF32": problem.precision == "tf32",
             **self.further_constants(problem),
         }
+
+
+def _refuses_beyond_band(problem: Problem) -> str | None:
+    columns = columns_of(problem)
+    if columns is not None and columns.band.beyond_band:
+        return "serves masks that hide keys from runs of rows within a plain band, not within one with exempt tokens"
+    if problem.deterministic:
+        return "adds in a fixed order (deterministic) where the mask is a band only, so far"
+    if problem.alibi or problem.sink:
+        return "takes ALiBi and sinks where the mask is a band only, so far"
+    if problem.lengths != DENSE:
+        return "takes masks that are more than a band with sequences as long as the arrays only, so far"
+    if problem.seqlen_q + problem.seqlen_k >= 2**30:
+        return "counts rows and keys together with 30 bits where the mask is more than a band"
+    return None
 
 
 @functools.lru_cache(4096)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import re
 from collections.abc import Mapping
@@ -15,15 +16,25 @@ SOURCE_DIR = _PACKAGE / "cuda_src" if (_PACKAGE / "cuda_src").is_dir() else _PAC
 
 _INCLUDE = re.compile(r'^\s*#include\s+"([^"]+)"', re.MULTILINE)
 
+_INSIDE_HEADER = "tiles/phases.cuh"
+_BRACKETS = functools.reduce(lambda deeper, _: rf"\((?:[^()]|{deeper})*\)", range(6), r"\([^()]*\)")
 
-def included_files(source: str) -> list[Path]:
+#: What only inside traces have: the header's line, and INSIDE(...), with brackets in brackets.
+STAMPS = re.compile(rf'#include "{_INSIDE_HEADER}"|\bINSIDE{_BRACKETS}')
+
+#: A constant of this name is a macro, there or not: stamps are no statements of other builds.
+INSIDE = "TRACE_INSIDE"
+
+
+def included_files(source: str, stamps: bool = False) -> list[Path]:
     """The file and everything it includes, transitively, in a stable order. Paths are relative to
-    ``cuda_src``; host twins (``host/``) are not part of what a GPU runs and are left out."""
+    ``cuda_src``; host twins (``host/``) are left out, as no GPU runs them, and the stamps of
+    inside traces unless asked for."""
     seen: dict[str, Path] = {}
     pending = [source]
     while pending:
         name = pending.pop()
-        if name in seen or name.startswith("host/"):
+        if name in seen or name.startswith("host/") or (name == _INSIDE_HEADER and not stamps):
             continue
         seen[name] = path = SOURCE_DIR / name
         pending += _INCLUDE.findall(path.read_text(encoding="utf-8"))
@@ -31,13 +42,25 @@ def included_files(source: str) -> list[Path]:
 
 
 def source_digest(source: str) -> str:
-    """Digest of a kernel's sources without comments and white space: changes when its code does."""
+    """Digest of a kernel's sources without comments, white space and the stamps of inside traces: changes when the
+    code that is measured does."""
     digest = hashlib.sha256()
     for path in included_files(source):
         text = path.read_text(encoding="utf-8")
         text = re.sub(r"//[^\n]*|/\*.*?\*/", "", text, flags=re.DOTALL)
+        text = STAMPS.sub("", text)
         digest.update("".join(text.split()).encode())
     return digest.hexdigest()
+
+
+def keeps_logs(source: str) -> bool:
+    """Whether a kernel has stamps that an inside trace could write."""
+    return SOURCE_DIR / _INSIDE_HEADER in included_files(source, stamps=True)
+
+
+def trace_constants(trace: bool, inside: bool = False) -> dict[str, int | bool]:
+    """Of a build that keeps a record of each work item, and with ``inside`` stamps of what each warp does."""
+    return {"TRACE": trace or inside, **({INSIDE: True} if inside else {})}
 
 
 def translation_unit(source: str, constants: Mapping[str, int | bool]) -> str:
@@ -45,6 +68,9 @@ def translation_unit(source: str, constants: Mapping[str, int | bool]) -> str:
     diagnostics keep the kernel's own file and line."""
     lines = [f"// headers {_raw_digest(source)}"]  # CuPy's cache key does not see included files
     for name, value in constants.items():
+        if name == INSIDE:
+            lines += [f"#define {INSIDE}"] if value else []
+            continue
         kind, text = ("bool", str(value).lower()) if isinstance(value, bool) else ("int", str(value))
         # Not every kernel reads every constant; NVRTC would warn of those it does not.
         lines.append(f"[[maybe_unused]] constexpr {kind} {name} = {text};")
@@ -54,7 +80,7 @@ def translation_unit(source: str, constants: Mapping[str, int | bool]) -> str:
 
 def _raw_digest(source: str) -> str:
     digest = hashlib.sha256()
-    for path in included_files(source):
+    for path in included_files(source, stamps=True):
         digest.update(path.read_bytes())
     return digest.hexdigest()[:16]
 

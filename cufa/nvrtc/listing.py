@@ -18,7 +18,7 @@ class Listing:
     """One build. Its code is that which runs: asking for line numbers changes no instruction."""
 
     ptx: Mapping[str, Code]
-    """By kernel entry."""
+    """By kernel entry, of those that the build launches."""
     sass: Mapping[str, Code]
     """Likewise; empty where there is no disassembler."""
     missing: str | None
@@ -51,4 +51,12 @@ def listing(variant: Variant) -> Listing:
         found, missing = sass.disassemble(report.cubin), None
     except sass.MissingDisassemblerError as error:
         found, missing = {}, str(error)
-    return Listing(parse_ptx(report.ptx), found, missing)
+    launched = {
+        launch.entry for launch in variant.launches
+    }  # of what a file defines: some serve other problems
+    ptx = parse_ptx(report.ptx)
+    return Listing(
+        {name: code for name, code in ptx.items() if name in launched},
+        {name: code for name, code in found.items() if name in launched},
+        missing,
+    )

@@ -57,6 +57,7 @@ class Build:
             **v.spec.further_constants(p),
             "alignment": p.alignment,
             "trace": v.trace,
+            "inside": v.inside,
             "findings": list(self.findings),
             "seconds": None if self.report is None else round(self.report.seconds, 3),
         }

@@ -12,11 +12,12 @@ import functools
 import itertools
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 
+from .. import splits
 from ..core.architectures import COMPILED_ARCHITECTURES, Architecture, Device, find_architecture
 from ..core.operation import OPERATIONS
 from ..core.problem import Problem
 from ..kernels import KERNELS, KernelSpec, Launch, TileConfig
-from ..planner import fitting_configs
+from .compiler import keeps_logs, trace_constants
 from .covering import covering
 
 HEAD_DIMS = (64, 128, 256)
@@ -27,7 +28,14 @@ one architecture, the first that the kernel serves; so are narrow copies and the
 
 PAIRED = ("architecture", "head dim class", "element", "mask", "softcap")
 """Every two values of these meet in some build of a kernel; so do the constants of its own among them."""
-_MORE_PAIRS = (("config", "softcap"), ("trace", "mask"), ("alignment", "item size"))
+_MORE_PAIRS = (
+    ("few", "mask"),
+    ("few", "head dim class"),
+    ("config", "softcap"),
+    ("trace", "mask"),
+    ("trace", "inside"),
+    ("alignment", "item size"),
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,6 +48,8 @@ class Variant:
     """Carries elements, precision, mask, head dim and alignment; its lengths do not reach the compiler."""
     arch: Architecture
     trace: bool = False
+    inside: bool = False
+    """A trace with stamps of what each warp does."""
 
     @property
     def source(self) -> str:
@@ -48,7 +58,7 @@ class Variant:
 
     @property
     def constants(self) -> dict[str, int | bool]:
-        return {**self.spec.constants(self.problem, self.config), "TRACE": self.trace}
+        return {**self.spec.constants(self.problem, self.config), **trace_constants(self.trace, self.inside)}
 
     @property
     def skips(self) -> bool:
@@ -71,10 +81,12 @@ class Variant:
             "element": (p.dtype, p.k_element.name, p.precision),
             "mask": p.mask_kind,
             "softcap": p.softcap is not None,
+            "few": (p.lengths.kind, p.alibi, p.sink),
             "config": self.config,
             "item size": p.itemsize,
             "alignment": p.alignment,
             "trace": self.trace,
+            "inside": self.inside,
             **self.spec.further_constants(p),
         }
 
@@ -83,9 +95,10 @@ class Variant:
         parts = [self.arch.name, self.spec.name, str(self.config), f"head_dim {p.head_dim}", p.dtype]
         parts += [p.precision] * (p.precision != "native")
         parts += [p.mask_kind, *["softcap"] * (p.softcap is not None)]
+        parts += [p.lengths.kind] * p.lengths.ragged + ["ALiBi"] * p.alibi + ["sink"] * p.sink
         parts += [name.lower() for name, on in self.spec.further_constants(p).items() if on]
         parts += [f"{p.alignment}-byte copies"] * (p.alignment < 16)
-        return ", ".join([*parts, *["trace"] * self.trace])
+        return ", ".join([*parts, *["trace"] * self.trace, *["inside"] * self.inside])
 
 
 def variants(
@@ -145,27 +158,36 @@ def _of_kernel(spec: KernelSpec, archs: Sequence[int], head_dims: Sequence[int] 
 def _configs(spec: KernelSpec, arch: Architecture, head_dim: int) -> Iterator[Variant]:
     for config in _fitting(spec, head_dim, arch):
         for problem in _problems(spec, head_dim):
-            yield Variant(spec, config, problem, arch)
+            if _meet(spec, config, problem):
+                yield Variant(spec, config, problem, arch)
 
 
 def _left_out(spec: KernelSpec, served: Sequence[Architecture]) -> Iterator[Variant]:
     """Configs that none of these head dims takes on an architecture where it fits: at their smallest."""
     reached = {config for arch in served for d in HEAD_DIMS for config in _fitting(spec, d, arch)}
     reached |= {config for d in ODD_HEAD_DIMS for config in _fitting(spec, d, served[0])}
-    for config in (c for c in spec.configs if c not in reached):
+    for config in (c for c in spec.configs + spec.split_configs if c not in reached):
         for arch in served:
             if config in _fitting(spec, config.min_head_dim, arch):
                 for problem in _problems(spec, config.min_head_dim):
-                    yield Variant(spec, config, problem, arch)
+                    if _meet(spec, config, problem):
+                        yield Variant(spec, config, problem, arch)
                 break
+
+
+def _meet(spec: KernelSpec, config: TileConfig, problem: Problem) -> bool:
+    """Not every problem's keys are split."""
+    return config not in spec.split_configs or splits.refusal(spec, problem) is None
 
 
 def _other_branches(spec: KernelSpec, arch: Architecture) -> Iterator[Variant]:
     """The trace build and narrow copies, at the smallest standard head dim and the preferred config."""
-    head_dim = next(d for d in HEAD_DIMS if _problems(spec, d))
+    head_dim = next(d for d in HEAD_DIMS if _problems(spec, d) and _fitting(spec, d, arch))
     for config in _fitting(spec, head_dim, arch)[:1]:
         for problem in _problems(spec, head_dim):
             yield Variant(spec, config, problem, arch, trace=True)
+            if keeps_logs(f"kernels/{spec.source}"):
+                yield Variant(spec, config, problem, arch, trace=True, inside=True)
             for alignment in (8, 4, 2):
                 narrow = dataclasses.replace(problem, alignment=alignment)
                 if alignment >= problem.itemsize and spec.refuses(narrow) is None:
@@ -173,7 +195,8 @@ def _other_branches(spec: KernelSpec, arch: Architecture) -> Iterator[Variant]:
 
 
 def _fitting(spec: KernelSpec, head_dim: int, arch: Architecture) -> tuple[TileConfig, ...]:
-    return fitting_configs(spec, head_dim, Device.typical(arch.capability))
+    """Tiles with split keys last."""
+    return spec.fitting(spec.configs + spec.split_configs, head_dim, Device.typical(arch.capability))
 
 
 @functools.lru_cache(256)

@@ -77,7 +77,7 @@ def flash_attention_backward(
         layout; float64 where q is.
     causal, window, mask, softcap, scale, alibi_slopes, sink, seqlens_q, seqlens_k, layout, precision
         Those of the forward call: all that it was given. precision may differ.
-    algorithm : "auto" or "fa2"
+    algorithm : "auto", "fa2" or "fa3"
         Which kernel computes it; it need not be the one that computed out.
     dlse : array, optional
         Gradient of the loss with respect to lse, of lse's shape and dtype, where the loss depends on it.
@@ -113,8 +113,6 @@ def flash_attention_backward(
     can be captured in after one warm-up call, it is kept until the first capture after the graph is gone.
 
     On a GPU all inputs must be finite, those that the mask hides included.
-
-    Known fault: in float32 on a GPU a tile of dout that holds nothing but zeros, or numbers below 1.6e-30, gives NaN.
     """
     if type(causal) is not bool:  # before a call that was seen: to it 1.0 would be True
         causal = check_causal(causal)  # type: ignore[unreachable]
@@ -146,7 +144,9 @@ def flash_attention_backward(
         {"algorithm": algorithm},
         deterministic,
     )
-    return calls.run(call, device, options, gpu_serves=gpu_serves(str(named["q"].dtype), how, few))
+    in_fixed_order = deterministic and bool(how["mask"].beyond_band)
+    served = gpu_serves("backward", str(named["q"].dtype), how, few) and not in_fixed_order
+    return calls.run(call, device, options, gpu_serves=served)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -231,7 +231,9 @@ def plan_backward(
     options = scores_of(resolve_mask(causal, window, mask), softcap, scale, precision)
     how = {"operation": "backward", "deterministic": check_flag("deterministic", deterministic)}
     few = {"alibi_slopes": alibi_slopes, "sink": sink, "seqlens_q": seqlens_q, "seqlens_k": seqlens_k}
-    return plan_shapes(q, k, v, dtype, device, {**options, "layout": layout}, few, algorithm=algorithm, **how)
+    return plan_shapes(
+        q, k, v, dtype, device, {**options, "layout": layout}, few, {"algorithm": algorithm}, **how
+    )
 
 
 # --- The operation ----------------------------------------------------------------------------------------
@@ -253,7 +255,7 @@ def _run_on_cpu(plan: Plan, given: Arrays) -> None:
 
 
 def _scalars(plan: Plan, given: Arrays) -> dict[str, int | float]:
-    return {**scalars(plan), "scale": plan.problem.scale}
+    return {**scalars(plan, given), "scale": plan.problem.scale}
 
 
 def _io_bytes(p: Problem) -> int:
@@ -304,7 +306,7 @@ BACKWARD = register(
         describe=_describe,
         plan_lines=plan_lines,
         compiled=_compiled,
-        num_records=lambda plan: plan.problem.batch * plan.problem.kv_heads * plan.schedule.num_kv_blocks,
+        num_records=lambda plan: plan.problem.key_blocks(plan.config.block_kv) * plan.problem.kv_heads,
         by_keys=True,
     )
 )

@@ -15,7 +15,7 @@ from ..core.lengths import Packed
 from ..core.operation import OPERATIONS, Operand, Operation
 from ..core.problem import Problem
 from ..planner import Plan, make_plan
-from . import arrays
+from . import arrays, further
 from .seen import SeenCall, find, remember
 
 
@@ -89,9 +89,9 @@ class Call:
         return found | self._further(given)
 
     def _further(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """The operands that few calls have, where there is one."""
-        names = [x.name for x in self.operation.further]
-        return {name: given[name] for name in names if given.get(name) is not None}
+        """The operands that few calls have, where there is one: None for the others of them."""
+        found = {x.name: given.get(x.name) for x in self.operation.further}
+        return found if any(x is not None for x in found.values()) else {}
 
     def allocate(self, problem: Problem, empty: Callable[..., Any]) -> dict[str, Any]:
         """The results that are asked for, by name: as given, or made by ``empty(shape, dtype)``."""
@@ -122,6 +122,19 @@ def attention_results(out: Any, return_lse: bool) -> dict[str, Any]:
     """:attr:`Call.results` of attention, from the arguments of its calls."""
     results = {"out": None if out is None else arrays.as_array("out", out)}
     return {**results, "lse": None} if return_lse else results
+
+
+def check_num_splits(num_splits: Any) -> int | None:
+    """As it is given to the planner. Raises TypeError or ValueError for what is no number of splits."""
+    if num_splits is None:
+        return None
+    if isinstance(num_splits, bool) or not isinstance(num_splits, (int, np.integer)):
+        raise TypeError(f"num_splits must be an int or None, not {type(num_splits).__qualname__}")
+    if num_splits < 1:
+        raise ValueError(
+            f"num_splits={num_splits} is not possible; use 1 or more, or None for the planner's choice"
+        )
+    return int(num_splits)
 
 
 def lse_shape(problem: Problem) -> tuple[int, ...]:
@@ -203,10 +216,12 @@ def run_on_gpu(call: Call, key: tuple[Any, ...] | None) -> dict[str, Any]:
     cuda, device_id = cuda_module(), call.first[1].data.device_id
     with cupy.cuda.Device(device_id):
         results = call.allocate(problem, cupy.ndarray)
-        if problem.empty and not problem.sink:
-            call.fill_empty(results)
-            return results
         call = dataclasses.replace(call, inputs=_on_device(call.inputs))
+        if problem.empty:
+            call.fill_empty(results)
+            if problem.sink:
+                further.fill_sink_alone(call.inputs, results, cupy)
+            return results
         given = call.arrays(results)
         plan = plan_for(with_memory(problem, given), cuda.device(device_id), **call.request)
         binding = cuda.Binding(cuda.prepare(plan, device_id), given)

@@ -9,8 +9,6 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
-
 from ..core.architectures import Device
 from ..core.lengths import Cached
 from ..core.mask import CAUSAL, Band, Mask
@@ -156,7 +154,7 @@ def flash_decode(
     """
     if num_splits is not None and type(num_splits) is not int:
         # Before a call that was seen: to it 2.0 would be 2.
-        num_splits = _check_num_splits(num_splits)
+        num_splits = calls.check_num_splits(num_splits)
     given: tuple[Any, ...] = (
         q, k_cache, v_cache, cache_seqlens, block_table, k_new, v_new, k_scale, v_scale, out, None
     )  # fmt: skip
@@ -170,7 +168,7 @@ def flash_decode(
     if seen is not None:
         return seen(given, addresses)
     request: dict[str, Any] = {
-        "num_splits": _check_num_splits(num_splits),
+        "num_splits": calls.check_num_splits(num_splits),
         "algorithm": _check_schedule(schedule),
     }
     how: dict[str, Any] = {
@@ -216,7 +214,7 @@ def plan_decode(
     >>> print(cufa.plan_decode((1, 32, 1, 128), (1, 8, 131072, 128), device="sm_90"))  # doctest: +SKIP
     """
     request: dict[str, Any] = {
-        "num_splits": _check_num_splits(num_splits),
+        "num_splits": calls.check_num_splits(num_splits),
         "algorithm": _check_schedule(schedule),
     }
     how: dict[str, Any] = {
@@ -255,18 +253,6 @@ def plan_decode(
         if device is not None or found is None or stays:
             raise
         return planned(None)  # as a call with NumPy arrays would do
-
-
-def _check_num_splits(num_splits: Any) -> int | None:
-    if num_splits is None:
-        return None
-    if isinstance(num_splits, bool) or not isinstance(num_splits, (int, np.integer)):
-        raise TypeError(f"num_splits must be an int or None, not {type(num_splits).__qualname__}")
-    if num_splits < 1:
-        raise ValueError(
-            f"num_splits={num_splits} is not possible; use 1 or more, or None for the planner's choice"
-        )
-    return int(num_splits)
 
 
 def _check_schedule(schedule: Any) -> str:

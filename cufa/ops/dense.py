@@ -7,12 +7,17 @@ import itertools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ..core.lengths import DENSE
+import numpy as np
+
+from ..core.columns import Columns
+from ..core.integers import Integers
+from ..core.lengths import DENSE, Packed, Padded
 from ..core.mask import CAUSAL, FULL, Band, Mask
+from ..core.operation import Arrays
 from ..core.params import softmax_scalars
-from ..core.problem import Problem, default_scale
+from ..core.problem import MASK_KINDS, MAX_SIZE, Problem, default_scale
 from ..core.scores import check_softcap
-from ..kernels import KernelSpec
+from ..kernels import KernelSpec, kernels_of
 from ..planner import Plan
 from . import arrays, calls, further
 
@@ -75,10 +80,24 @@ class PackedCall(calls.Call):
         return found | self._further(given)
 
 
-def gpu_serves(dtype: str, options: Mapping[str, Any], inputs: Mapping[str, Any]) -> bool:
+def gpu_serves(operation: str, dtype: str, options: Mapping[str, Any], inputs: Mapping[str, Any]) -> bool:
     """Whether kernels take what NumPy arrays and these options say; else they are computed on the CPU."""
-    few = any(x.name in inputs for x in further.OPERANDS)
-    return dtype != "float64" and not options["mask"].beyond_band and not few
+    mask = options["mask"]
+    given = {name.split("seqlens")[0] for name, x in inputs.items() if "seqlens" in name and x is not None}
+    lengths = "packed" if "cu_" in given else "padded" if given else "dense"
+    changes = {
+        change
+        for name, change in (("alibi_slopes", "alibi"), ("sink", "sink"))
+        if inputs.get(name) is not None
+    }
+    if mask.beyond_band and (given or changes or mask.beyond_band not in MASK_KINDS):
+        return False
+    if isinstance(mask, Columns) and mask.band.beyond_band:
+        return False
+    return any(
+        dtype in spec.dtypes and lengths in spec.lengths and changes <= set(spec.score_changes)
+        for spec in kernels_of(operation).values()
+    )
 
 
 def plan_shapes(
@@ -89,13 +108,12 @@ def plan_shapes(
     device: str | None,
     options: dict[str, Any],
     few: dict[str, Any],
-    *,
-    algorithm: str,
+    request: dict[str, Any],
     **fields: Any,
 ) -> Plan:
     """The plan for q, k and v, which are arrays or just shapes; k defaults to q and v to k. ``options`` are those of
-    :func:`cufa.ops.arrays.make_problem`, ``few`` the operands of :mod:`cufa.ops.further`, ``fields`` others of the
-    problem."""
+    :func:`cufa.ops.arrays.make_problem`, ``few`` the operands of :mod:`cufa.ops.further`, ``request`` is what is asked
+    of the planner, ``fields`` are others of the problem."""
     k = q if k is None else k
     v = k if v is None else v
     shapes = [
@@ -113,9 +131,9 @@ def plan_shapes(
     problem = further.planned(few, problem)
     could_move = device is None and not arrays.is_device_array(q)
     target = calls.planning_device(
-        device, gpu_serves(name, options, few) if could_move else name != "float64"
+        device, gpu_serves(problem.operation, name, options, few) if could_move else name != "float64"
     )
-    return calls.plan_for(problem, target, algorithm=algorithm)
+    return calls.plan_for(problem, target, **request)
 
 
 # --- Of the operations' records ---------------------------------------------------------------------------
@@ -126,20 +144,44 @@ def cpu_spec(named: list[KernelSpec]) -> KernelSpec:
     return next((spec for spec in named if spec.algorithm == "fa2"), named[0])
 
 
-def scalars(plan: Plan) -> dict[str, int | float]:
+def scalars(plan: Plan, given: Arrays) -> dict[str, int | float]:
     """Numbers that every parameter structure holds."""
     p = plan.problem
-    first, last = p.edges
+    slopes = given.get("alibi_slopes")
     return {
         "batch": p.batch,
         "heads": p.heads,
         "kv_heads": p.kv_heads,
         "seqlen_q": p.seqlen_q,
         "seqlen_k": p.seqlen_k,
-        # A bound beyond the matrix hides as much as one at its edge, and sums stay within 32 bits.
-        "band_first": -p.seqlen_q if first is None else min(max(first, -p.seqlen_q), p.seqlen_k),
-        "band_last": p.seqlen_k if last is None else min(max(last, -p.seqlen_q), p.seqlen_k),
+        **_band(p),
         **softmax_scalars(p.scale, p.softcap),
+        "total_q": p.lengths.total_q if isinstance(p.lengths, Packed) else 0,
+        "total_k": p.lengths.total_k if isinstance(p.lengths, Packed) else 0,
+        "alibi_stride": p.heads if slopes is not None and slopes.ndim == 2 else 0,
+    }
+
+
+def _band(p: Problem) -> dict[str, int]:
+    """Where the edges are, and the diagonal: of dense arrays, or from which those of each sequence follow."""
+    first, last = p.mask.edges(p.seqlen_q, p.seqlen_k) if p.mask.beyond_band else p.edges
+    if not p.lengths.ragged:
+        # A bound beyond the matrix hides as much as one at its edge, and sums stay within 32 bits.
+        return {
+            "band_first": -p.seqlen_q if first is None else min(max(first, -p.seqlen_q), p.seqlen_k),
+            "band_last": p.seqlen_k if last is None else min(max(last, -p.seqlen_q), p.seqlen_k),
+            "shift": p.mask.shift(p.seqlen_q, p.seqlen_k),
+        }
+    shift = p.mask.shift(0, 0)
+    # A bound that hides nothing of the longest hides nothing of any sequence: it is not compiled in, or far away.
+    from_diagonal = p.mask.edges(0, 0)
+    left = -MAX_SIZE if first is None or from_diagonal[0] is None else from_diagonal[0] - shift
+    right = MAX_SIZE if last is None or from_diagonal[1] is None else from_diagonal[1] - shift
+    return {
+        "band_first": max(left, -MAX_SIZE),
+        "band_last": min(right, MAX_SIZE),
+        "shift": shift,
+        "shift_by_length": p.mask.shift(0, 1) - shift,
     }
 
 
@@ -153,23 +195,47 @@ def describe(p: Problem) -> str:
 
 
 def plan_lines(plan: Plan) -> list[str]:
+    packed = plan.config.block_q // plan.config.head_rows
     counts = [
         (schedule.visited * heads, schedule.total * heads)
         for part in plan.problem.parts
         if not part.problem.empty
-        for heads in [part.problem.batch * part.problem.heads]
+        for heads in [part.problem.batch * part.problem.heads // packed]
         for schedule in [plan.schedule_of(part.problem)]
     ]
     visited, total = (sum(column) for column in zip(*counts, strict=True)) if counts else (0, 0)
     known = "" if plan.problem.known else " at most: the rest is known on the GPU alone"
-    return [f"tiles      {plan.config}; {visited:,} of {total:,} visited, {total - visited:,} skipped{known}"]
+    tiles = f"tiles      {plan.config}; {visited:,} of {total:,} visited, {total - visited:,} skipped{known}"
+    if plan.split is None:
+        return [tiles]
+    return [tiles, f"splits     {plan.split.kind}: {plan.split.count} of the keys of each query block"]
+
+
+_FEW: tuple[dict[str, Any], ...] = (
+    {},
+    {"lengths": Padded((1024,), (1024,)), "sink": True},
+    {"lengths": Packed(1024, 1024, (1024,), (1024,)), "alibi": True},
+    {"lengths": Packed(1024, 1024, (1024,), (1024,))},
+    {"alibi": True, "sink": True},
+)
+"""What few calls have; every kind is with each other kind somewhere."""
+
+#: One of each kind.
+_MASKS = (
+    FULL,
+    CAUSAL,
+    Band(255, 0),
+    Band(right=0, prefix=100),
+    *(Columns(CAUSAL, Integers(np.full((2 * runs, 1, 1, 1024), 512))) for runs in (1, 2)),
+)
 
 
 def compiled(spec: KernelSpec, head_dim: int) -> Iterator[Problem]:
-    """Every element with every kind of mask, with and without a cap."""
+    """Every element with every kind of mask, with and without a cap, lengths, ALiBi and sink."""
     for dtype, precision, mask, softcap in itertools.product(
-        spec.dtypes, spec.precisions, (FULL, CAUSAL, Band(255, 0)), (None, 30.0)
+        spec.dtypes, spec.precisions, _MASKS, (None, 30.0)
     ):
         if (dtype == "float32") != (precision == "native"):  # a precision is a choice for float32 only
             problem = Problem(1, 1, 1, 1024, 1024, head_dim, dtype, mask, default_scale(head_dim), softcap)
-            yield dataclasses.replace(problem, precision=precision, operation=spec.operation)
+            for few in _FEW:
+                yield dataclasses.replace(problem, precision=precision, operation=spec.operation, **few)

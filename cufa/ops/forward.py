@@ -12,6 +12,7 @@ from ..core.operation import Arrays, Operand, Operation, register
 from ..core.params import Params
 from ..core.problem import Problem
 from ..kernels import TileConfig
+from ..kernels.splits import query_items
 from ..planner import Plan, choose_tiles
 from . import arrays, calls, further
 from .dense import (
@@ -46,6 +47,7 @@ def flash_attention(
     seqlens_k: Any = None,
     layout: str = "bhsd",
     algorithm: str = "auto",
+    num_splits: int | None = None,
     precision: str | None = None,
     return_lse: bool = False,
     out: Any = None,
@@ -74,9 +76,10 @@ def flash_attention(
         Query i sees keys ``i + δ - left`` to ``i + δ + right``, both included, δ = seqlen_k - seqlen_q; None
         is unbounded. With ``causal=True`` right is 0. Tiles outside the window are neither read nor computed.
     mask : cufa.masks, optional
-        The mask as one value, in place of ``causal`` and ``window``. On a GPU kernels serve bands so far:
-        :func:`cufa.masks.full`, :func:`cufa.masks.causal` and :func:`cufa.masks.window`, which also take other
-        diagonals. Where its numbers differ from head to head, they do so by key/value heads.
+        The mask as one value, in place of ``causal`` and ``window``. On a GPU FA2's kernels and naive take all of
+        :mod:`cufa.masks`, the others bands: :func:`cufa.masks.full`, :func:`cufa.masks.causal` and
+        :func:`cufa.masks.window`. Where its numbers differ from head to head, they do so by key/value heads. Numbers on
+        the GPU are read by every call anew: their owner may change them, also between replays of a graph.
     softcap : float, optional
         Scaled scores s become ``softcap · tanh(s / softcap)`` before the mask (Gemma 2). Above 0, at most
         10,000.
@@ -98,6 +101,11 @@ def flash_attention(
     algorithm : "auto", "fa3", "fa2", "fa2_noskip", "fa1" or "naive"
         "auto" takes the kernel that recorded benchmarks found fastest for the class of problem on this GPU, and where
         nothing was measured the first in the registry's order that serves the call: FA3 on Hopper, else FA2.
+    num_splits : int, optional
+        Thread blocks of a GPU that share out the keys of a block of queries, and merge what they have in the order of
+        the keys: every run gives the same bits. None: as many as the planner expects to pay, more than one only
+        where queries are too few to fill the GPU. There never are more than tiles of keys. FA3's and FA2's kernels for
+        float16 and bfloat16 split, under masks that are bands; a CPU does not.
     precision : None, "float32" or "tf32"
         For float32 inputs on a GPU. None keeps float32 accuracy, unless ``CUPY_TF32=1`` is set.
     return_lse : bool
@@ -124,7 +132,7 @@ def flash_attention(
     Launches on CuPy's current stream and does not synchronise (NumPy inputs on a GPU do, to bring the
     result back). With ``out=`` and after one warm-up call it can be captured in a CUDA graph.
 
-    ALiBi, sinks and lengths are computed on the CPU so far: no kernel serves them yet, and calls on the GPU say so.
+    On a GPU, ALiBi, sinks and lengths are served by FA2's kernels for float16 and bfloat16 so far; others say so.
 
     On a GPU, keys and values that the mask hides from a query must still be finite: a tile that holds
     some that it sees is multiplied as a whole, and 0 · inf is NaN.
@@ -135,8 +143,6 @@ def flash_attention(
 
     On a GPU, numbers closer to 0 than 1.2e-38 (denormal ones, which float32 and bfloat16 can hold) are read and
     written as 0. float16 keeps its own.
-
-    Known fault: in float32 on a GPU a tile of v that holds nothing but zeros, or numbers below 1.6e-30, gives NaN.
     """
     if type(causal) is not bool:  # before a call that was seen: to it 1.0 would be True
         causal = check_causal(causal)  # type: ignore[unreachable]
@@ -147,7 +153,20 @@ def flash_attention(
         changes = typed(window) if plain else (typed(window), mask, softcap, type(softcap))
     if alibi_slopes is not None or sink is not None or seqlens_q is not None or seqlens_k is not None:
         given += alibi_slopes, sink, seqlens_q, seqlens_k
-    options = causal, scale, type(scale), layout, algorithm, precision, return_lse, device, changes
+    if num_splits is not None and type(num_splits) is not int:
+        num_splits = calls.check_num_splits(num_splits)  # before a call that was seen: to it 1.0 would be 1
+    options = (
+        causal,
+        scale,
+        type(scale),
+        layout,
+        algorithm,
+        num_splits,
+        precision,
+        return_lse,
+        device,
+        changes,
+    )
     seen, _, addresses = find(FORWARD, given, options)
     if seen is not None:
         return seen(given, addresses)
@@ -157,8 +176,10 @@ def flash_attention(
     inputs |= further.read(few, inputs["q"])
     how = scores_of(resolve_mask(causal, window, mask), softcap, scale, precision)
     results = calls.attention_results(out, return_lse)
-    call = ForwardCall(inputs, results, layout, how, {"algorithm": algorithm})
-    return calls.run(call, device, options, gpu_serves=gpu_serves(str(inputs["q"].dtype), how, inputs))
+    request = {"algorithm": algorithm, "num_splits": calls.check_num_splits(num_splits)}
+    call = ForwardCall(inputs, results, layout, how, request)
+    served = gpu_serves("forward", str(inputs["q"].dtype), how, inputs)
+    return calls.run(call, device, options, gpu_serves=served)
 
 
 class ForwardCall(DenseCall):
@@ -192,6 +213,7 @@ def plan(
     seqlens_k: Any = None,
     layout: str = "bhsd",
     algorithm: str = "auto",
+    num_splits: int | None = None,
     precision: str | None = None,
     device: str | None = None,
 ) -> Plan:
@@ -200,7 +222,7 @@ def plan(
 
     q, k and v are arrays or just shapes; k and v default to q. ``causal``, ``window``, ``mask``, ``softcap``,
     ``scale``, ``alibi_slopes``, ``sink`` (True will do for these two), ``seqlens_q``, ``seqlens_k``, ``layout``,
-    ``algorithm`` and ``precision`` are as for :func:`flash_attention`. ``dtype`` is a
+    ``algorithm``, ``num_splits`` and ``precision`` are as for :func:`flash_attention`. ``dtype`` is a
     name such as "bfloat16" (default: the arrays', or float16 for shapes). ``device`` is None (what a call here
     would use), "cpu", "cuda", or an architecture such as "sm_90", planned for its typical card.
 
@@ -208,7 +230,8 @@ def plan(
     """
     options = scores_of(resolve_mask(causal, window, mask), softcap, scale, precision)
     few = {"alibi_slopes": alibi_slopes, "sink": sink, "seqlens_q": seqlens_q, "seqlens_k": seqlens_k}
-    return plan_shapes(q, k, v, dtype, device, {**options, "layout": layout}, few, algorithm=algorithm)
+    request = {"algorithm": algorithm, "num_splits": calls.check_num_splits(num_splits)}
+    return plan_shapes(q, k, v, dtype, device, {**options, "layout": layout}, few, request)
 
 
 # --- The operation ----------------------------------------------------------------------------------------
@@ -232,7 +255,7 @@ def _run_on_cpu(plan: Plan, given: Arrays) -> None:
 
 
 def _scalars(plan: Plan, given: Arrays) -> dict[str, int | float]:
-    return {**scalars(plan), "heads_per_group": plan.heads_per_group}
+    return {**scalars(plan, given), "heads_per_group": plan.heads_per_group, "num_splits": plan.num_splits}
 
 
 def _io_bytes(p: Problem) -> int:
@@ -267,6 +290,6 @@ FORWARD = register(
         describe=describe,
         plan_lines=plan_lines,
         compiled=compiled,
-        num_records=lambda plan: plan.problem.batch * plan.problem.heads * plan.schedule.num_q_blocks,
+        num_records=lambda plan: query_items(plan.problem, plan.config) * plan.num_splits,
     )
 )

@@ -169,3 +169,22 @@ def _check_cumulative(name: str, x: Any, total: int, kind: str) -> None:
         raise ValueError(
             f"{name}[-1] is {x[-1]} but {kind} has {total} rows: the last sequence ends within them"
         )
+
+
+def fill_sink_alone(given: Mapping[str, Any], results: Mapping[str, Any], xp: Any) -> None:
+    """What a sink makes of a call without any score: it is the log-sum-exp of the rows that there are, and the sum of
+    their dlse is its gradient. ``xp`` is the arrays' module."""
+    sink = given["sink"]
+    of_rows = results.get("lse") if "lse" in results else given.get("dlse")
+    if of_rows is None:  # of a gradient there is none
+        return
+    row, exists = xp.arange(of_rows.shape[-1]), True
+    if given.get("seqlens_q") is not None:
+        exists = row < given["seqlens_q"][:, None, None]
+    elif given.get("cu_seqlens_q") is not None:
+        exists = row < given["cu_seqlens_q"][-1]
+    if "lse" in results:
+        of_rows[...] = xp.where(exists, sink[:, None], -xp.inf)
+    else:
+        sums = xp.where(exists & xp.isfinite(sink)[:, None], of_rows, 0).sum(axis=-1)
+        results["dsink"][...] = sums.reshape(-1, len(sink)).sum(axis=0)

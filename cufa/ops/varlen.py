@@ -74,8 +74,8 @@ def flash_attention_varlen(
     Raises
     ------
     TypeError, ValueError
-        Naming the argument, what came and what to do; nothing has been launched. No kernel of a GPU serves packed
-        sequences yet: NumPy arrays are computed on the CPU, and calls on device arrays say so.
+        Naming the argument, what came and what to do; nothing has been launched. On a GPU FA2's kernels serve packed
+        sequences of float16 and bfloat16 so far: calls on other device arrays say so.
     """
     causal = check_causal(causal)
     few = {"alibi_slopes": alibi_slopes, "sink": sink}
@@ -92,7 +92,9 @@ def flash_attention_varlen(
     how = scores_of(resolve_mask(causal, window, mask), softcap, scale, precision)
     results = calls.attention_results(out, return_lse)
     call = PackedForward(inputs, results, "bshd", how, {"algorithm": algorithm})
-    return calls.run(call, device, options, gpu_serves=gpu_serves(str(inputs["q"].dtype), how, inputs))
+    return calls.run(
+        call, device, options, gpu_serves=gpu_serves("forward", str(inputs["q"].dtype), how, inputs)
+    )
 
 
 def flash_attention_varlen_backward(
@@ -166,7 +168,9 @@ def flash_attention_varlen_backward(
     inputs |= further.read({**few, **_both(cu_seqlens)}, named["q"])
     results = {x.name: named[x.name] for x in BACKWARD.results} | ({} if sink is None else {"dsink": None})
     call = PackedBackward(inputs, results, "bshd", how, {"algorithm": algorithm}, deterministic)
-    return calls.run(call, device, options, gpu_serves=gpu_serves(str(named["q"].dtype), how, inputs))
+    return calls.run(
+        call, device, options, gpu_serves=gpu_serves("backward", str(named["q"].dtype), how, inputs)
+    )
 
 
 def _both(cu_seqlens: dict[str, Any]) -> dict[str, Any]:

@@ -59,20 +59,22 @@ TRAFFIC_PEAK = 600.0
 
 
 def version_cases(device: Device | None) -> tuple[Case, ...]:
-    """The first table, to be measured on a device (None: the CPU): the suite's shapes, in the type of FA1."""
+    """The first table, to be measured on a device (None: the CPU): the suite's shapes, in the published type."""
     wanted = {x.seqlen: x for x in VERSIONS}
     found = []
     for case in SUITES["versions"].cases(device):
         both = tuple(c for c in case.contenders if c.label in ("fa1", "fa2"))
-        if case.problem.heads == 4 and len(both) == 2 and case.problem.seqlen_k in wanted:
+        same = case.problem.heads == 4 and case.problem.dtype == VERSIONS_DTYPE
+        if same and len(both) == 2 and case.problem.seqlen_k in wanted:
             found.append(dataclasses.replace(case, contenders=both))
     return tuple(found)
 
 
 def block_cases(device: Device | None) -> tuple[Case, ...]:
-    """The block sweep: the tilings of FA1 that fit the GPU, or the published tiles in the CPU path."""
+    """The block sweep: the tilings of FA1 that fit the GPU, in the published type, or those tiles in the CPU path."""
     if device is not None:
-        return tuple(SUITES["fa1-blocks"].cases(device))[:1]
+        cases = SUITES["fa1-blocks"].cases(device)
+        return tuple(x for x in cases if x.problem.dtype == "float32" and x.problem.seqlen_k == 1024)
     sizes = dict.fromkeys((q, kv) for q, kv, _ in (BLOCK_WINNER, *BLOCK_LOSERS))
     configs = (TileConfig(q, kv, num_warps=0) for q, kv in sizes)
     return (Case(make(2, 8, 1024, 64, "float32"), tuple(Contender("fa1", c) for c in configs)),)
@@ -80,5 +82,5 @@ def block_cases(device: Device | None) -> tuple[Case, ...]:
 
 def traffic_cases(device: Device | None) -> tuple[Case, ...]:
     """The third table."""
-    dtype = "float16" if device else "float32"
-    return tuple(Case(make(x.batch, x.heads, x.seqlen, 64, dtype), contenders("fa1", "fa2")) for x in TRAFFIC)
+    both = contenders("fa1", "fa2")
+    return tuple(Case(make(x.batch, x.heads, x.seqlen, 64, "float32"), both) for x in TRAFFIC)

@@ -47,7 +47,11 @@ class Excerpt:
 _FA1, _FA2 = "kernels/fa1_forward.cu", "kernels/fa2_forward.cu"
 _BACKWARD = "kernels/fa2_backward.cu"
 _TILES = (
-    Excerpt("Tiles that a query block visits", "tiles/schedule.cuh", "DEVICE TileRange visited_tiles("),
+    Excerpt(
+        "Tiles that a query block visits",
+        "tiles/schedule.cuh",
+        "DEVICE TileRange visited_tiles(const HeadMask",
+    ),
     Excerpt(
         "The walk over them, masked ones first",
         "tiles/mask.cuh",
@@ -77,7 +81,7 @@ _SPLITS = (
     ),
 )
 _REGISTERS = (
-    Excerpt("What is asked of the register allocator (FA2)", _FA2, "KERNEL __launch_bounds__("),
+    Excerpt("What is asked of the register allocator (FA2)", _FA2, "KERNEL __launch_bounds__(NUM_THREADS"),
     Excerpt("What it leads to", _FA2, "// Q stays in registers where O, S and Q together"),
 )
 _CEILINGS = (
@@ -107,7 +111,7 @@ FIGURES: dict[str, tuple[Excerpt, ...]] = {
 }
 """By the key of the figure; figures of times show no lines."""
 
-_MERGE = Excerpt("Add two parts", "tiles/decode_merge.cuh", "// Part (o_part, ml_part) into (o, m, l).")
+_MERGE = Excerpt("Add two parts", "tiles/parts.cuh", "// Part (o_part, ml_part) into (o, m, l).")
 PHASES: dict[str, dict[str, Excerpt]] = {
     "fa1": {
         "Load": Excerpt("Algorithm 1, l. 6 and 8", _FA1, "// Alg. 1, l. 6. The end of the last block"),
@@ -134,9 +138,7 @@ PHASES: dict[str, dict[str, Excerpt]] = {
         "Merge": _MERGE,
     },
     "fa2_backward": {
-        "D": Excerpt(
-            "Algorithm 2, l. 3 and 4", "tiles/backward_passes.cuh", "// Algorithm 2, l. 4, and what l. 3"
-        ),
+        "D": Excerpt("Algorithm 2, l. 4", "tiles/backward_passes.cuh", "// Algorithm 2, l. 4: D = rowsum"),
         "Load": Excerpt("Algorithm 2, l. 9", _BACKWARD, "// Alg. 2, l. 9, asynchronously"),
         "Recompute": Excerpt("Algorithm 2, l. 10 to 14", _BACKWARD, "// Alg. 2, l. 11"),
         "dV and dK": Excerpt("Algorithm 2, l. 12 and 16", _BACKWARD, "// Alg. 2, l. 12 and 16"),

@@ -7,6 +7,7 @@ from cufa.dashboard.views import (
     masked_column,
     masked_controls,
     masked_gain,
+    masked_inside,
     masked_pair,
     masked_sms,
     masked_tile,
@@ -30,6 +31,7 @@ else:
     of_head = masked_column if view.schedule.by_keys else masked_tile
     of_head.show_one_head(view, controls, palette)
     masked_sms.show_timelines(view, palette)
+    masked_inside.show_inside(view, palette)
     masked_tiles.show_tilings(view)
     masked_gain.show_flops(view, palette)
     masked_gain.show_speedup(view, palette)

@@ -141,7 +141,7 @@ def _measured(view: View) -> tuple[dict[str, dict[int, float]], list[str]]:
                 series[f"recorded, {shape}" if len(found) == 1 else f"{e.device}, {shape}"] = values
                 gains = ", ".join(f"{v:.2f}× at {n:,}" for n, v in values.items())
                 notes.append(f"**Recorded** on {e.where}, skip alone, {shape}: {gains}.")
-        for slow, fast in (("fa1_forward", "fa2_forward"),):
+        for slow, fast in (("fa1_forward", "fa2_forward"), ("fa1_forward_f32", "fa2_forward_f32")):
             for shape, values in evidence.speedups(e.rows, slow, fast, mask).items():
                 gains = ", ".join(f"{v:.2f}× at {n:,}" for n, v in values.items())
                 notes.append(f"**Recorded** on {e.where}, FA1→FA2 with all that changed, {shape}: {gains}.")

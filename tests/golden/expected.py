@@ -42,7 +42,7 @@ def expected_of(probe: Probe) -> Expected:
         return _products(probe, kind)
     if name.startswith("wgmma_tiles"):
         return _tiles(probe)
-    if name.startswith("wgmma_"):
+    if name.startswith("wgmma_") and name != "wgmma_transposed":
         return _warpgroup_products(probe)
     return globals()[f"_{name}"](probe)
 
@@ -195,6 +195,12 @@ def _special_registers(probe: Probe) -> Expected:
     return Expected(np.concatenate([[total], 7 + 8 * LANE]).astype(np.uint32))
 
 
+def _stamps(probe: Probe) -> Expected:
+    """Words where they are odd; both clocks run forwards and agree."""
+    words = np.stack([probe.inputs, ~probe.inputs], 1) * (probe.inputs % 2)[:, None]
+    return Expected(np.concatenate([words.ravel(), np.full(32, 3)]).astype(np.uint32))
+
+
 def _cp_async(probe: Probe) -> Expected:
     words = _lanes(probe)[0]
     out = np.zeros((32, 3, 4), np.uint32)
@@ -234,6 +240,23 @@ def _red_add(probe: Probe) -> Expected:
     out = np.zeros((4, 8), np.float32)
     out[:, :7] = numbers.sum(0)
     return Expected(out.view(np.uint32))
+
+
+def _bulk_add(probe: Probe) -> Expected:
+    sums = probe.inputs.view(np.float32).reshape(-1, 128).sum(0)
+    return Expected(np.concatenate([sums, sums[64:]]).astype(np.float32).view(np.uint32))
+
+
+def _wgmma_transposed(probe: Probe) -> Expected:
+    """16-byte unit u of row r lies at unit u ^ (r % 8); V is taken from its column 32 on."""
+    stored = probe.inputs.view(ml_dtypes.bfloat16).reshape(2, 64, 8, 8).astype(np.float64)
+    row, unit = np.arange(64)[:, None], np.arange(8)[None, :]
+    A, V = (x[row, unit ^ row % 8].reshape(64, 64) for x in stored)
+    D, magnitude = A @ V[:, 32:], np.abs(A) @ np.abs(V[:, 32:])
+    thread, i = np.arange(128)[:, None], np.arange(16)[None, :]
+    rows = thread // 32 * 16 + thread % 32 // 4 + i // 2 % 2 * 8
+    columns = i // 4 * 8 + thread % 4 * 2 + i % 2
+    return Expected(D[rows, columns].astype(np.float32), 2.0**-18 * magnitude[rows, columns])
 
 
 def _semaphore(probe: Probe) -> Expected:

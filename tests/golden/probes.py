@@ -24,6 +24,8 @@ ROW_SOURCE = "kernels/row_probes.cu"
 TILE_SOURCE = "kernels/hopper_tile_probes.cu"
 CLUSTER_SOURCE = "kernels/cluster_probes.cu"
 REDUCTION_SOURCE = "kernels/reduction_probes.cu"
+BACKWARD_SOURCE = "kernels/backward_probes.cu"
+STAMP_SOURCE = "kernels/stamp_probes.cu"
 
 
 class ProbeParams(ctypes.Structure):
@@ -56,6 +58,7 @@ UNOBSERVABLE = {
     "grid_release_next",
     "mbarrier_init_fence",
     "mma_fence",
+    "opaque",
     "pair_registers",
     "registers_raise_to",
     "registers_release_to",
@@ -65,21 +68,11 @@ UNOBSERVABLE = {
 }
 
 
-#: Of sm_90, since the vectors were recorded last: until then only compared with what NumPy expects.
-NOT_YET_RECORDED: set[str] = {
-    "ld_acquire_gpu",
-    "ld_relaxed_gpu",
-    "red_add_f32",
-    "red_add_f32x2",
-    "red_add_f32x4",
-    "red_release_gpu_add",
-    "stmatrix_x4",
-    "stmatrix_x4_trans",
-    "thread_id",
-}
+#: Added since the vectors were recorded last: until then only compared with what NumPy expects.
+NOT_YET_RECORDED = {"sm_clock", "sm_clock_low", "st_global_if"}
 
 #: The probes of those. All others are in golden.npz.
-AWAITED_PROBES = {"red_add", "semaphore", "stmatrix"} if NOT_YET_RECORDED else set()
+AWAITED_PROBES = {"stamps"} if NOT_YET_RECORDED else set()
 
 
 def primitive_digests() -> dict[str, str]:
@@ -90,6 +83,8 @@ def primitive_digests() -> dict[str, str]:
             texts[match[1]] = texts.get(match[1], "") + "".join(match[0].split())
     warpgroup = (compiler.SOURCE_DIR / "primitives/wgmma.cuh").read_text(encoding="utf-8")
     texts["Wgmma"] = "".join(warpgroup.partition("struct Wgmma;")[2].split())  # macros, no functions
+    transposed = (compiler.SOURCE_DIR / "primitives/wgmma_transposed.cuh").read_text(encoding="utf-8")
+    texts["WgmmaTransposed"] = "".join(transposed.partition("struct WgmmaTransposed;")[2].split())
     return {
         name: hashlib.sha256(text.encode()).hexdigest()[:16]
         for name, text in texts.items()
@@ -200,7 +195,15 @@ def decode_probes() -> Iterator[Probe]:
 
 
 def all_probes() -> list[Probe]:
-    return [*probes(), *decode_probes(), *reduction_probes(), *hopper_probes(), cluster_probe()]
+    return [
+        *probes(),
+        *decode_probes(),
+        *reduction_probes(),
+        *backward_probes(),
+        *hopper_probes(),
+        cluster_probe(),
+        Probe("stamps", random_words("stamps", 32), 96, 1, 32, STAMP_SOURCE),
+    ]
 
 
 def reduction_probes() -> Iterator[Probe]:
@@ -209,6 +212,14 @@ def reduction_probes() -> Iterator[Probe]:
     yield Probe("red_add", numbers.view(np.uint32), 32, 3, 64, REDUCTION_SOURCE)
     yield Probe("semaphore", random_words("semaphore", 64), 1 + 3 * 64, 3, 64, REDUCTION_SOURCE)
     yield Probe("stmatrix", random_words("stmatrix", 128), 256, 1, 32, REDUCTION_SOURCE)
+
+
+def backward_probes() -> Iterator[Probe]:
+    """Sums by the copy engine, of small integers; A (64 × 64) V (64 × 32) with V mn-major from its column 32 on."""
+    numbers = (random_words("bulk_add", 3 * 128) % 2001).astype(np.float32) - 1000
+    yield Probe("bulk_add", numbers.view(np.uint32), 192, 3, 64, BACKWARD_SOURCE)
+    words = random_normals("wgmma_transposed", 2 * 64 * 64).astype(_KINDS["bf16"]).view(np.uint32)
+    yield Probe("wgmma_transposed", words, 16 * 128, 1, 128, BACKWARD_SOURCE, 2 * 64 * 128 + 1024)
 
 
 def cluster_probe() -> Probe:

@@ -1,0 +1,359 @@
+// FlashAttention-3 backward for float16 and bfloat16 on Hopper (sm_90a): TMA, WGMMA, warp specialisation. Head dims to 128;
+// wider heads have a kernel of their own (fa3_backward_wide.cu).
+// Shah, Bikshandi, Zhang, Thakkar, Ramani, Dao, "FlashAttention-3: Fast and Accurate Attention with Asynchrony and
+// Low-precision", 2024, section 3 and appendix B; Dao, "FlashAttention-2", 2023, Algorithm 2, whose lines are:
+//
+//   l. 3-4    dQ = 0, D = rowsum(dO o O)           fa3_backward_prepare, which also writes down the items
+//   l. 5-7    key blocks j; K_j, V_j, dK, dV = 0   a block launched for each, or PERSISTENT ones that take them by a counter
+//   l. 8-9    query blocks i; Q_i, dO_i, L_i, D_i  Loader, by the copy engine, in rings; for all heads of the group
+//   l. 10-11  S = Q_i K_j^T, P = exp(S - L_i)      issue_scores(), make_weights(), as S^T = K_j Q_i^T: 64 keys a warpgroup,
+//                                                  so that P^T and dS^T are operands of dV and dK as they lie in registers
+//   l. 12     dV += P^T dO_i                       issue_dv()
+//   l. 13-14  dP = dO_i V_j^T, dS = P o (dP - D)   issue_dp(), make_gradients(), likewise transposed
+//   l. 15     dQ_i += dS K_j                       begin_dq(), end_dq(): of the tile before
+//   l. 16     dK += dS^T Q_i                       issue_dk()
+//   l. 18     dK, dV                               store(); dQ: fa3_backward_convert
+//
+// Departures from FlashAttention-3's kernel, and why:
+// - dQ needs the dS of both warpgroups. It is computed one tile later, so that neither waits for the other: one group's
+//   exponentials run under the other's products, as in the forward, without turns that are kept by barriers.
+// - dQ leaves as accumulators lie: each warp stages its 16 rows and asks the copy engine to add them, 4 KiB in a row. No
+//   warp waits for another, and the last pass puts dQ in order (tiles/backward_passes.cuh, shared with fa2_backward).
+// - A block keeps the gradients of a group's keys over all of its query heads.
+// - Where a block is among its keys and queries lies in shared memory and is read there while products run: in registers it
+//   would make d128 spill.
+// - DETERMINISTIC: a thread of the producer waits for turns and adds what consumers have staged (tiles/backward_sums.cuh).
+//
+// What was measured (H200, bfloat16, 16k tokens, all three launches, as a ratio of speed unless said otherwise):
+// - dQ of the tile before issued behind the exponentials instead of in front of them: d128 1.05 to 1.13, d64 with 64-row
+//   tiles 1.01 to 1.07. With 128-row tiles at d64 it is the other way round: 1.02 to 1.06 for the front (DQ_FIRST).
+// - 128 query rows a tile at d64 instead of 64: 1.09 to 1.14, although P must be given up before dP is begun.
+// - Persistent blocks at d64: 1.08 to 1.10 at 1k, 1.03 to 1.09 beyond. At d128: 0.91 to 1.02, between versions that differed
+//   in more than that.
+// - dQ by the copy engine instead of by red from registers: d128 1.08 to 1.12, d64 1.0 to 1.06.
+// - dP in front of the exponentials (d64, where registers suffice for it): 0.91 to 0.96. A third stage of Q: 0.9 to 1.0.
+// - The passes before and after take 75 and 52 us for 16k tokens of 2048 columns, a fifth of causal attention at 1k. They move
+//   268 and 201 MB, which is 3.6 and 3.9 TB/s.
+// - DETERMINISTIC with turns kept by each warp of consumers, and items taken ahead: 2 to 17 times the time. With turns kept by
+//   the producer and nothing taken ahead it is not measured yet.
+// What failed:
+// - dQ of this very tile, as in FlashAttention-3, and S of two tiles in flight: no registers at d128; at d64 ptxas
+//   serialises (C7512).
+// - A first tile without a dQ of the tile before, by a condition: 512 bytes of spills at d128. Zeros take the place of its dS.
+// - The first persistent version ran at 0.8 to 0.95 with 64-row tiles. Three things were changed at once (fewer loads in front
+//   of the exponentials, no divisions of signed numbers, tiles of the workspace that begin with a line), so which of them
+//   mattered is not known.
+#include "backward_params.cuh"
+#include "primitives/register_budget.cuh"
+#include "tiles/backward_pipeline.cuh"
+#include "tiles/phases.cuh"
+
+// Whether registers suffice for P, packed, while dP is in flight beside what both groups keep.
+constexpr bool P_BESIDE_DP = Br * 5 / 4 + HEAD_DIM <= 208;
+static_assert(NUM_STAGES > 1 && DO_STAGES > 1 && DS_STAGES > 1, "tiles of two turns are in use");
+
+// One warpgroup, 64 keys.
+struct Consumer {
+  const BackwardParams& p;
+  const BackwardMemory& smem;
+  const int consumer, warp, lane;
+  const Turns<NUM_STAGES> Q_turns = smem.Q_turns();
+  const Turns<DO_STAGES> dO_turns = smem.dO_turns();
+  const Turns<DS_STAGES> dS_turns = smem.dS_turns();
+  const DqHandover dQ_handover = smem.dQ_handover();
+
+  float dK_rmem[HEAD_DIM / 2], dV_rmem[HEAD_DIM / 2];
+  float S_rmem[Br / 2], dP_rmem[Br / 2], dQ_rmem[DQ_TILES * 4];
+  u32 P_rmem[Br / 4], dS_rmem[Br / 4];
+
+  KeyBlock block{p, 0};
+  QueryTile tile;
+  bool masked;    // some score of the tile is hidden
+  u32 before;     // number in the workspace of the tile before
+  u32 n = 0;      // number of the tile, over all items; that of its dS is n + items
+  u32 end = 0;    // of the item's tiles
+  u32 items = 0;  // with tiles
+  INSIDE(PhaseLog inside = PhaseLog(p.trace, warp == 0 && lane == 0);)
+  INSIDE(DEVICE u32 number() const { return query_tile_number(tile.head, tile.q_tile); })
+
+  DEVICE void run() {
+    INSIDE(inside.enter(WAIT_ITEM);)
+    for (u32 i = 0; smem.items.has(i); ++i) {
+      block.record = smem.items.record(i);
+      const u64 start_ns = TRACE ? global_timer() : 0;
+      INSIDE(inside.item(block.index()); inside.enter(NOTHING);)
+#pragma unroll
+      for (int x = 0; x < HEAD_DIM / 2; ++x) dK_rmem[x] = dV_rmem[x] = 0.0f;
+      const int count = block.count();
+      if (count > 0) {
+        tile = block.first();
+        masked = block.cuts(tile);
+        end = n + count;
+        ++items;
+        visit_tiles();
+      }
+      INSIDE(inside.enter(STORE);)
+      store();
+      if (TRACE && threadIdx.x == 128) {
+        write_trace(p, block.index(), {block.k_block(), block.kv_head(), block.batch()}, block.tiles(), start_ns);
+      }
+      smem.items.release(i, lane);
+      INSIDE(inside.enter(WAIT_ITEM);)
+    }
+    if constexpr (BULK_ADD && !DETERMINISTIC) {
+      if (lane == 0) bulk_wait_read();  // shared memory ends with the block
+    }
+    INSIDE(inside.close();)
+  }
+
+  DEVICE void visit_tiles() {
+    store_no_ds();
+    INSIDE(inside.enter(WAIT_DATA, number());)
+    smem.items.keys.wait_full(items - 1);
+    Q_turns.wait_full(n);
+    INSIDE(inside.enter(ISSUE, number());)
+    wgmma_fence();
+    issue_scores(n);
+    INSIDE(inside.in_flight(SCORES, number()); inside.enter(WAIT_PRODUCTS, number());)
+    wgmma_wait<0>();
+    INSIDE(inside.landed(SCORES, number()); inside.enter(WAIT_DATA, number());)
+    mbarrier_wait(smem.items.V_full, (items - 1) & 1);
+    bool first = true;
+    while (visit(first)) {
+      first = false;
+    }
+    INSIDE(inside.enter(WAIT_TURN, NO_TILE);)
+    dS_turns.wait_full(n - 1 + items);
+    wgmma_fence();
+    issue_dq(n - 1 + items);
+    INSIDE(inside.in_flight(QUERY_GRADIENTS, NO_TILE); inside.enter(WAIT_PRODUCTS, NO_TILE);)
+    wgmma_wait<0>();
+    INSIDE(inside.landed(QUERY_GRADIENTS, NO_TILE); inside.enter(ADD, NO_TILE);)
+    wgmma_registers(dK_rmem);
+    wgmma_registers(dV_rmem);
+    smem.items.keys.release(0, lane);
+    add_dq();
+  }
+
+  // One tile, whose scores are there; dQ is that of the tile before. False when it was the last: then its dQ is left to do.
+  DEVICE bool visit(bool first) {
+    wgmma_registers(S_rmem);
+    if constexpr (DQ_FIRST) begin_dq();
+    INSIDE(inside.enter(SOFTMAX, number());)
+    make_weights();
+    if constexpr (!DQ_FIRST) begin_dq();
+    INSIDE(inside.enter(WAIT_DATA, number());)
+    dO_turns.wait_full(n);
+    INSIDE(inside.enter(ISSUE, number());)
+    wgmma_registers(dV_rmem);
+    wgmma_registers(P_rmem);
+    wgmma_fence();
+    issue_dv();
+    INSIDE(inside.in_flight(VALUE_GRADIENTS, number()); inside.enter(WAIT_PRODUCTS, number());)
+    wgmma_wait<1>();
+    INSIDE(inside.landed(QUERY_GRADIENTS, NO_TILE); inside.enter(ADD, NO_TILE);)
+    end_dq(first);
+    if constexpr (!P_BESIDE_DP) await_dv();
+    INSIDE(if (!P_BESIDE_DP) inside.landed(VALUE_GRADIENTS, number());)
+    wgmma_fence();
+    INSIDE(inside.enter(ISSUE, number());)
+    issue_dp();
+    INSIDE(inside.in_flight(WEIGHT_GRADIENTS, number());)
+    await_dv();
+    INSIDE(if (P_BESIDE_DP) inside.landed(VALUE_GRADIENTS, number());)
+    INSIDE(inside.landed(WEIGHT_GRADIENTS, number()); inside.enter(SOFTMAX, number());)
+    wgmma_registers(dP_rmem);
+    make_gradients();
+    dO_turns.release(n, lane);
+    wgmma_registers(dK_rmem);
+    wgmma_registers(dS_rmem);
+    wgmma_fence();
+    INSIDE(inside.enter(ISSUE, number());)
+    issue_dk();
+    INSIDE(inside.in_flight(KEY_GRADIENTS, number()); inside.enter(WAIT_DATA, number());)
+    // The next tile's scores; behind the last tile its own once more, so that the loop's shape is the same.
+    const bool more = n + 1 < end;
+    Q_turns.wait_full(n + more);
+    wgmma_fence();
+    INSIDE(inside.enter(ISSUE, number());)
+    issue_scores(n + more);
+    INSIDE(const u32 finished = number();)
+    before = block.place(tile);
+    tile = block.next(tile);
+    masked = block.cuts(tile);
+    INSIDE(inside.in_flight(SCORES, more ? number() : NO_TILE); inside.enter(WAIT_PRODUCTS, number());)
+    wgmma_wait<0>();
+    INSIDE(inside.landed(KEY_GRADIENTS, finished); inside.landed(SCORES, number()); inside.enter(NOTHING);)
+    wgmma_registers(dK_rmem);
+    wgmma_registers(dS_rmem);
+    Q_turns.release(n, lane);
+    ++n;
+    return more;
+  }
+
+  DEVICE void begin_dq() {
+    INSIDE(inside.enter(WAIT_TURN, NO_TILE);)
+    dS_turns.wait_full(n - 1 + items);
+    INSIDE(inside.enter(ISSUE, NO_TILE);)
+    wgmma_fence();
+    issue_dq(n - 1 + items);
+    INSIDE(inside.in_flight(QUERY_GRADIENTS, NO_TILE);)
+  }
+  DEVICE void await_dv() {
+    INSIDE(inside.enter(WAIT_PRODUCTS, number());)
+    wgmma_wait<0>();
+    wgmma_registers(dV_rmem);
+    wgmma_registers(P_rmem);
+  }
+
+  // dQ of the tile before; before the first there is none.
+  DEVICE void end_dq(bool first) {
+    wgmma_registers(dQ_rmem);
+    if (!first) {
+      add_dq();
+    } else {
+      dS_turns.release(n - 1 + items, lane);
+    }
+  }
+
+  DEVICE u64 query_tile(u64 descriptor, u32 stage) const { return descriptor + descriptor_step(QUERY_TILE_BYTES) * stage; }
+
+  DEVICE void issue_scores(u32 n) {
+    wgmma_registers(S_rmem);
+    wgmma_tiles_ss<Br, K_STEPS, BFLOAT16>(S_rmem, k_major_descriptor(smem.K + consumer * KEY_TILE_BYTES),
+                                          query_tile(k_major_descriptor(smem.Q), Q_turns.stage(n)));
+    wgmma_commit();
+  }
+  DEVICE void issue_dp() {
+    wgmma_registers(dP_rmem);
+    wgmma_tiles_ss<Br, K_STEPS, BFLOAT16>(dP_rmem, k_major_descriptor(smem.V + consumer * KEY_TILE_BYTES),
+                                          query_tile(k_major_descriptor(smem.dO), dO_turns.stage(n)));
+    wgmma_commit();
+  }
+  DEVICE void issue_dv() {
+    wgmma_accumulate_values<HEAD_DIM, Br / 16, BFLOAT16>(
+        dV_rmem, P_rmem, query_tile(mn_major_descriptor<Br>(smem.dO), dO_turns.stage(n)));
+    wgmma_commit();
+  }
+  DEVICE void issue_dk() {
+    wgmma_accumulate_values<HEAD_DIM, Br / 16, BFLOAT16>(
+        dK_rmem, dS_rmem, query_tile(mn_major_descriptor<Br>(smem.Q), Q_turns.stage(n)));
+    wgmma_commit();
+  }
+  DEVICE void issue_dq(u32 turn) {
+    constexpr int NEXT_COLUMNS = DQ_BY_ROWS ? 0 : HEAD_DIM <= ATOM_COLUMNS ? DQ_TILES * 16 : GROUP_KEYS * ATOM_ROW_BYTES;
+    constexpr int NEXT_ROWS = DQ_BY_ROWS ? 64 * ATOM_ROW_BYTES : 0;
+    ::issue_dq<DQ_TILES>(dQ_rmem, smem.dS + dS_turns.stage(turn) * (KEY_GROUPS * DS_PART_BYTES) + consumer * NEXT_ROWS,
+                         smem.K + consumer * NEXT_COLUMNS);
+  }
+
+  DEVICE void make_weights() {
+    cap_scores<SOFTCAP>(fragment_view(S_rmem), p.softcap);
+    if (masked) hide_scores_of_tile(block, S_rmem, tile, consumer * GROUP_KEYS + warp * 16 + lane / 4, lane);
+    exponentials(p, S_rmem, P_rmem, smem.lse + Q_turns.stage(n) * NUMBERS_BYTES, lane);
+  }
+  DEVICE void make_gradients() {
+    const auto P = fragment_view(S_rmem);
+    gradients(dS_rmem, dP_rmem, smem.delta + dO_turns.stage(n) * NUMBERS_BYTES, lane,
+              [&](int t, int r, int e) { return P.at(r, t, e); });
+    store_ds(n + items);
+  }
+  // An item begins with zeros, so that every tile has one before it.
+  DEVICE void store_ds(u32 turn) {
+    INSIDE(inside.enter(WAIT_SPACE, number());)
+    dS_turns.wait_empty(turn);
+    INSIDE(inside.enter(SOFTMAX, number());)
+    ::store_ds(smem.dS + (dS_turns.stage(turn) * KEY_GROUPS + consumer) * DS_PART_BYTES, dS_rmem, warp, lane);
+    if (lane == 0) mbarrier_arrive(dS_turns.full_barrier(turn));
+  }
+  DEVICE void store_no_ds() {
+#pragma unroll
+    for (int i = 0; i < Br / 4; ++i) dS_rmem[i] = 0;
+    store_ds(n - 1 + items);
+  }
+
+  // dQ of the tile before has been computed. Its buffer of dS is given back; what this warp has of it is added.
+  DEVICE void add_dq() {
+    wgmma_registers(dQ_rmem);
+    dS_turns.release(n - 1 + items, lane);
+    float* const target = BackwardMemory::dq_of_warp(p, before, consumer, warp);
+    const int existing = BackwardMemory::dq_tiles(consumer);
+    const u32 staged = smem.staged(consumer, warp);
+    if constexpr (DETERMINISTIC && BULK_ADD) {
+      dQ_handover.wait_empty(n - 1);
+      stage_dq<DQ_TILES>(staged, dQ_rmem, lane);
+      if (lane == 0) mbarrier_arrive(dQ_handover.full_barrier(n - 1));
+    } else if constexpr (BULK_ADD) {
+      if (lane == 0) bulk_wait_read();
+      warp_sync();  // the tile before has been read
+      stage_dq<DQ_TILES>(staged, dQ_rmem, lane);
+      if (lane == 0 && existing > 0) {
+        bulk_add_f32(target, staged, existing * (ACCUMULATOR * 4));
+        bulk_commit();
+      }
+    } else {
+      if constexpr (DETERMINISTIC) dQ_handover.wait_full(n - 1);
+      ::add_dq<DQ_TILES>(target, dQ_rmem, existing, lane);
+      if constexpr (DETERMINISTIC) {
+        warp_sync();  // all lanes have added
+        dQ_handover.release(n - 1, lane);
+      }
+    }
+  }
+
+  DEVICE void store() {
+    const int first_key = consumer * GROUP_KEYS + warp * 16;
+    store_keys(block, p.dk, p.dk_stride, dK_rmem, p.scale, first_key, lane);
+    store_keys(block, p.dv, p.dv_stride, dV_rmem, 1.0f, first_key, lane);
+  }
+};
+
+KERNEL __launch_bounds__(PASS_THREADS)
+    fa3_backward_prepare(const __grid_constant__ BackwardParams p, const __grid_constant__ TensorMap,
+                         const __grid_constant__ TensorMap, const __grid_constant__ TensorMap, const __grid_constant__ TensorMap) {
+  grid_release_next();
+  prepare_strip(p);
+  prepare_items(p);
+}
+
+KERNEL __launch_bounds__(NUM_THREADS, 1)
+    fa3_backward(const __grid_constant__ BackwardParams p, const __grid_constant__ TensorMap dO_map,
+                 const __grid_constant__ TensorMap Q_map, const __grid_constant__ TensorMap K_map,
+                 const __grid_constant__ TensorMap V_map) {
+  DYN_SMEM(start);
+  const u32 base = smem_address(start);
+  const BackwardMemory smem(base);
+  const int thread = threadIdx.x;
+  const int warpgroup = shfl(u32(thread / 128), 0);  // uniform, and known to be
+  grid_release_next();
+  if (thread == 0) smem.init_barriers();
+  if (thread == 32) take_item(p, base);
+  block_sync();  // nobody may wait on a barrier that is not initialised, or read an item that is not there
+
+  if (warpgroup == 0) {
+    registers_release_to<PRODUCER_REGISTERS>();
+    if (thread == 0) {
+      take_items(p, base);
+    } else if (thread == 32) {
+      Loader<BackwardMemory, true>{p, &Q_map, &K_map, base}.run();
+    } else if (thread == 64) {
+      Loader<BackwardMemory, false>{p, &dO_map, &V_map, base}.run();
+    } else if (DETERMINISTIC && thread == 96) {
+      if constexpr (BULK_ADD) {
+        DqAdder<BackwardMemory>{p, base}.run();
+      } else {
+        TurnKeeper<BackwardMemory, 1>{p, base}.run();
+      }
+    }
+  } else {
+    registers_raise_to<CONSUMER_REGISTERS>();
+    Consumer{p, smem, warpgroup - 1, thread / 32 % 4, thread % 32}.run();
+  }
+}
+
+KERNEL __launch_bounds__(PASS_THREADS)
+    fa3_backward_convert(const __grid_constant__ BackwardParams p, const __grid_constant__ TensorMap,
+                         const __grid_constant__ TensorMap, const __grid_constant__ TensorMap, const __grid_constant__ TensorMap) {
+  grid_await_previous();
+  convert_strip(p);
+}

@@ -1,0 +1,26 @@
+// The copy engine without a tensor map: bytes in a row between global and shared memory, 16-byte aligned and a multiple of
+// 16. Stores and additions are waited for in the groups that bulk_commit() (tma.cuh) closes.
+#pragma once
+#include "primitives/tma.cuh"
+#ifndef __CUDACC__
+#include "host/backward_hopper_host.h"
+#else
+
+// cp.async.bulk, global -> shared. Its bytes count towards `barrier`, an mbarrier.
+DEVICE void bulk_load(u32 smem, const void* global, u32 bytes, u32 barrier) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(smem),
+               "l"(global), "r"(bytes), "r"(barrier)
+               : "memory");
+}
+
+// cp.reduce.async.bulk.add.f32, shared -> global: global[i] += smem[i], each for itself and in any order. Ordinary stores to
+// `smem` need async_proxy_fence() and a barrier before; the buffer is in use until bulk_wait_read() says it is not.
+DEVICE void bulk_add_f32(float* global, u32 smem, u32 bytes) {
+  asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(global), "r"(smem),
+               "r"(bytes)
+               : "memory");
+}
+
+// cp.async.bulk.wait_group: all of this thread's groups have done their work in global memory, and not only read.
+DEVICE void bulk_wait() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
+#endif  // __CUDACC__

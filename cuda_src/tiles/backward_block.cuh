@@ -1,0 +1,271 @@
+// What the backward kernels of Hopper share (kernels/fa3_backward.cu, kernels/fa3_backward_wide.cu): which key blocks a thread
+// block takes, which query tiles these visit, and how K, V, Q and dO come. What becomes of them: backward_gradients.cuh; how
+// dQ is added up: backward_sums.cuh.
+#pragma once
+#include "primitives/bulk_copy.cuh"
+#include "primitives/grid.cuh"
+#include "primitives/opaque.cuh"
+#include "tiles/backward_passes.cuh"
+#include "tiles/backward_schedule.cuh"
+#include "tiles/phases.cuh"
+#include "tiles/pipeline.cuh"
+
+constexpr int Br = BLOCK_Q, Bc = BLOCK_KV;
+constexpr int CONSUMERS = NUM_WARPS / 4 - 1;  // warpgroup 0 is the producer
+constexpr int GROUP_KEYS = 64;                // rows of S^T in one warpgroup
+constexpr int KEY_GROUPS = Bc / GROUP_KEYS;
+constexpr int K_STEPS = (HEAD_DIM + 15) / 16;  // k16 steps of S and dP; TMA fills the last one up with zeros
+constexpr int KEY_TILE_BYTES = wgmma_tile_bytes(GROUP_KEYS, HEAD_DIM);  // K or V of 64 keys
+constexpr int QUERY_TILE_BYTES = wgmma_tile_bytes(Br, HEAD_DIM);        // Q or dO
+constexpr int NUMBERS_BYTES = Br * 4;                                   // L or D
+constexpr int DS_PART_BYTES = Br * ATOM_ROW_BYTES;                      // dS of 64 keys: a row per query
+constexpr int NUM_THREADS = NUM_WARPS * 32;
+constexpr int PRODUCER_REGISTERS = 24, CONSUMER_REGISTERS = 240;
+static_assert(ALIGNMENT == 16, "TMA needs 16-byte aligned rows");
+static_assert(CONSUMERS == 2, "registers are shared out for two");
+static_assert(Bc % GROUP_KEYS == 0 && Br % 16 == 0, "tiles of wgmma");
+static_assert(SKIP_MASKED_TILES, "blocks that see nothing of a tile do not add to it");
+
+// A ring of buffers with a full and an empty barrier each, of which turn n takes buffer n % STAGES: where a thread is follows
+// from n, and takes no registers.
+template <int STAGES>
+struct Turns {
+  u32 full, empty;  // first barrier of each kind
+
+  DEVICE static u32 stage(u32 n) { return n % STAGES; }
+  DEVICE u32 full_barrier(u32 n) const { return full + stage(n) * 8; }
+  DEVICE void wait_full(u32 n) const { mbarrier_wait(full_barrier(n), n / STAGES & 1); }
+  DEVICE void wait_empty(u32 n) const { mbarrier_wait(empty + stage(n) * 8, (n / STAGES & 1) ^ 1); }  // empty at first
+  DEVICE void release(u32 n, int lane) const {  // by every warp, once it has read the buffer
+    if (lane == 0) mbarrier_arrive(empty + stage(n) * 8);
+  }
+  DEVICE void init(u32 writers, u32 readers) const {
+    for (int i = 0; i < STAGES; ++i) {
+      mbarrier_init(full + 8 * i, writers);
+      mbarrier_init(empty + 8 * i, readers);
+    }
+  }
+};
+
+// The key block that a thread block is busy with, and the query tiles that it visits: a record in shared memory, where it costs
+// no registers. PERSISTENT blocks take one item after another, whose records the pass before has worked out
+// (prepare_items), for a division takes long in the one thread that does it; else a block is launched for its one item.
+constexpr int KEY_RECORDS = ITEM_FULL_BYTES / 8, RECORD_BYTES = 16 * RECORD_VECTORS;
+static_assert(ITEMS_BYTES == KEY_RECORDS * RECORD_BYTES && ITEM_EMPTY_BYTES == ITEM_FULL_BYTES, "a record, two barriers");
+static_assert(KV_FULL_BYTES == 16 && KV_EMPTY_BYTES == 8, "of K, of V; of both");
+
+struct KeyBlock {
+  const BackwardParams& p;
+  u32 record;
+
+  DEVICE int word(int i) const { return int(ld_shared_u32(record + 4 * i)); }
+  DEVICE int k_block() const { return word(0); }
+  DEVICE int kv_head() const { return word(1); }
+  DEVICE int batch() const { return word(2); }
+  DEVICE int count() const { return word(3); }  // of tiles, over all heads of the group
+  DEVICE u32 index() const { return u32(word(8)); }
+  DEVICE TileRange tiles() const { return {word(9), word(4), word(5), word(6), word(7)}; }
+  DEVICE int first_key() const { return k_block() * Bc; }
+  DEVICE int group_size() const { return p.heads / p.kv_heads; }
+
+  DEVICE QueryTile first() const { return {kv_head() * group_size(), word(4)}; }
+  DEVICE QueryTile next(QueryTile tile) const { return tile.next({0, word(4), word(5), 0, 0}); }
+  DEVICE QueryTile previous(QueryTile tile) const { return tile.previous({0, word(4), word(5), 0, 0}); }
+  // Number of a tile in the workspace.
+  DEVICE u32 place(QueryTile tile) const {
+    return u32(word(10)) + u32(tile.head) * BackwardWorkspace::tiles(p) + u32(tile.q_tile);
+  }
+  DEVICE float* workspace(QueryTile tile) const { return BackwardWorkspace::tile(p, place(tile)); }
+  DEVICE bool cuts(QueryTile tile) const {  // some score of the tile is hidden
+    return tile.q_tile < word(6) || tile.q_tile >= word(7) || p.seqlen_k - first_key() < Bc;
+  }
+};
+
+// By the producer: K or V of the block.
+DEVICE void load_keys(const KeyBlock& block, u32 tile, u32 barrier, const TensorMap* map) {
+  for (int w = 0; w < KEY_GROUPS; ++w) {
+    load_tile<GROUP_KEYS, HEAD_DIM>(tile + w * KEY_TILE_BYTES, barrier, map, block.first_key() + w * GROUP_KEYS,
+                                    block.kv_head(), block.batch());
+  }
+}
+
+// By the producer: Q or dO of a tile, with L or D of its rows.
+DEVICE void load_queries(const KeyBlock& block, QueryTile tile, u32 queries, u32 numbers, u32 barrier, const TensorMap* map,
+                         const float* source) {
+  mbarrier_arrive_expect_tx(barrier, QUERY_TILE_BYTES + NUMBERS_BYTES);
+  const int batch = block.batch();
+  for (int a = 0; a < atoms(HEAD_DIM); ++a) {
+    tma_load_4d(queries + a * Br * ATOM_ROW_BYTES, map, barrier, a * ATOM_COLUMNS, tile.q_tile * Br, tile.head,
+                batch);
+  }
+  bulk_load(numbers, source, NUMBERS_BYTES, barrier);
+}
+
+// Barriers that both kernels have: of items, of K and V. Items take turns with two records; K and V have one buffer.
+struct ItemBarriers {
+  u32 records, K_full, V_full;
+  Turns<KEY_RECORDS> turns;
+  Turns<1> keys;  // K_full and what says that K and V are not read any more
+
+  DEVICE explicit ItemBarriers(u32 start)
+      : records(start + ITEMS_OFFSET), K_full(start + KV_FULL_OFFSET), V_full(K_full + 8),
+        turns{start + ITEM_FULL_OFFSET, start + ITEM_EMPTY_OFFSET}, keys{K_full, start + KV_EMPTY_OFFSET} {}
+
+  DEVICE u32 record(u32 i) const { return records + turns.stage(i) * RECORD_BYTES; }
+  DEVICE void init() const {
+    // The warps of consumers, who loads, and who adds to dQ or counts turns.
+    if constexpr (PERSISTENT) turns.init(1, 4 * CONSUMERS + 2 + DETERMINISTIC);
+    keys.init(KEY_GROUPS, 4 * CONSUMERS);
+    mbarrier_init(V_full, KEY_GROUPS);
+  }
+  // Whether there is an item `i` for this block; its record may be read then.
+  DEVICE bool has(u32 i) const {
+    if constexpr (!PERSISTENT) return i == 0;
+    turns.wait_full(i);
+    return int(ld_shared_u32(record(i))) != NO_MORE_ITEMS;
+  }
+  // By every warp that reads the record, once it needs it no more; and by threads that read it alone.
+  DEVICE void release(u32 i, int lane) const {
+    if constexpr (!PERSISTENT) return;
+    async_proxy_fence();  // it has been read, where the copy engine writes next
+    warp_sync();
+    turns.release(i, lane);
+  }
+  DEVICE void release_alone(u32 i) const {
+    if constexpr (!PERSISTENT) return;
+    async_proxy_fence();
+    turns.release(i, 0);
+  }
+};
+
+struct ItemRecord {
+  vec4 parts[RECORD_VECTORS];
+
+  DEVICE ItemRecord(const BackwardParams& p, u32 i) {
+    const KeyItem item = key_item<Bc>(p, i, 8 * HEAD_DIM);
+    const TileRange tiles = head_mask(p).template query_tiles<Br, Bc>(item.k_block);
+    const u32 count = u32(p.heads / p.kv_heads) * u32(tiles.end - tiles.first);
+    parts[0] = {u32(item.k_block), u32(item.kv_head), u32(item.batch), count};
+    parts[1] = {u32(tiles.first), u32(tiles.end), u32(tiles.clear_first), u32(tiles.clear_end)};
+    parts[2] = {i, u32(tiles.total), u32(item.batch) * u32(p.heads) * BackwardWorkspace::tiles(p), 0};
+  }
+};
+
+// By the pass before: the records of all items.
+DEVICE void prepare_items(const BackwardParams& p) {
+  if constexpr (!PERSISTENT) return;
+  const BackwardWorkspace workspace(p);
+  for (u32 i = blockIdx.x * PASS_THREADS + threadIdx.x; i < workspace.num_items(p); i += gridDim.x * PASS_THREADS) {
+    const ItemRecord record(p, i);
+#pragma unroll
+    for (int x = 0; x < RECORD_VECTORS; ++x) st_global(workspace.items + i64(i) * RECORD_VECTORS + x, record.parts[x]);
+  }
+}
+
+// By one thread, before a barrier of the block: the record of the one item that a block is launched for.
+DEVICE void take_item(const BackwardParams& p, u32 start) {
+  if constexpr (PERSISTENT) return;
+  const ItemRecord record(p, blockIdx.x);
+#pragma unroll
+  for (int x = 0; x < RECORD_VECTORS; ++x) st_shared_vec4(ItemBarriers(start).record(0) + 16 * x, record.parts[x]);
+}
+
+// One thread of the producer takes items for a PERSISTENT block. DETERMINISTIC: none ahead of the one at hand, since other
+// blocks would wait for it.
+DEVICE void take_items(const BackwardParams& p, u32 start) {
+  if constexpr (!PERSISTENT) return;
+  grid_await_previous();
+  for (u32 i = 0;; ++i) {
+    const ItemBarriers items(opaque(start));
+    if constexpr (DETERMINISTIC) items.turns.wait_empty(i + KEY_RECORDS - 1);
+    const u32 index = atomic_add(BackwardWorkspace(p).next, 1);
+    const u32 full = items.turns.full_barrier(i);
+    items.turns.wait_empty(i);
+    if (index >= BackwardWorkspace::num_items(p)) {
+      st_shared_u32(items.record(i), u32(NO_MORE_ITEMS));
+      mbarrier_arrive(full);
+      return;
+    }
+    mbarrier_arrive_expect_tx(full, RECORD_BYTES);
+    bulk_load(items.record(i), BackwardWorkspace(p).items + i64(index) * RECORD_VECTORS, RECORD_BYTES, full);
+  }
+}
+
+// A tile of an item, as single threads of the producer visit them: visit_items() calls `visit` for all of a block's, in order.
+struct TileVisit {
+  KeyBlock block;
+  QueryTile tile;
+  u32 n;        // number of the tile, over all items
+  u32 item;     // number of the item, of those with tiles
+  bool first;   // of its item
+};
+template <typename Visit>
+DEVICE void visit_items(const BackwardParams& p, u32 start, const Visit& visit) {
+  u32 n = 0, with_tiles = 0;
+  for (u32 i = 0;; ++i) {
+    const ItemBarriers items(opaque(start));
+    if (!items.has(i)) return;
+    const KeyBlock block{p, items.record(i)};
+    const u32 count = u32(block.count());
+    if (count > 0) {
+      QueryTile tile = block.first();
+#pragma unroll 1  // unrolled, it takes more registers than a producer has
+      for (const u32 end = n + count; n < end; ++n) {
+        visit(TileVisit{block, tile, n, with_tiles, n == end - count});
+        tile = block.next(tile);
+      }
+      ++with_tiles;
+    }
+    items.release_alone(i);
+  }
+}
+
+// Two threads of the producer ask the copy engine for tiles, as consumers need them: one for Q with L, and K (FIRST), one for V,
+// and dO with D. Memory is what has Q_turns(), dO_turns(), items, and addresses of the tiles.
+template <typename Memory, bool FIRST>
+struct Loader {
+  const BackwardParams& p;
+  const TensorMap *queries, *keys;
+  const u32 start;  // of the shared memory
+  INSIDE(mutable PhaseLog inside = PhaseLog(p.trace, true);)
+
+  DEVICE void run() const {
+    INSIDE(inside.enter(WAIT_ITEM);)
+    grid_await_previous();
+    visit_items(p, start, [&](const TileVisit& at) {
+      INSIDE(if (at.first) inside.item(at.block.index());)
+      if (!FIRST && at.first) load_keys(at);
+      load_tile(at);
+      if (FIRST && at.first) load_keys(at);
+      INSIDE(inside.enter(WAIT_ITEM);)
+    });
+    INSIDE(inside.close();)
+  }
+
+  DEVICE void load_keys(const TileVisit& at) const {
+    const Memory smem(opaque(start));
+    INSIDE(inside.enter(WAIT_SPACE, NO_TILE);)
+    smem.items.keys.wait_empty(at.item);
+    INSIDE(inside.enter(COPY, NO_TILE);)
+    ::load_keys(at.block, FIRST ? smem.K : smem.V, FIRST ? smem.items.K_full : smem.items.V_full, keys);
+  }
+
+  DEVICE void load_tile(const TileVisit& at) const {
+    const Memory smem(opaque(start));
+    const float* const numbers = at.block.workspace(at.tile) + Br * HEAD_DIM;
+    INSIDE(const u32 number = query_tile_number(at.tile.head, at.tile.q_tile); inside.enter(WAIT_SPACE, number);)
+    if constexpr (FIRST) {
+      const auto turns = smem.Q_turns();
+      turns.wait_empty(at.n);
+      INSIDE(inside.enter(COPY, number);)
+      load_queries(at.block, at.tile, smem.Q + turns.stage(at.n) * QUERY_TILE_BYTES,
+                   smem.lse + turns.stage(at.n) * NUMBERS_BYTES, turns.full_barrier(at.n), queries, numbers);
+    } else {
+      const auto turns = smem.dO_turns();
+      turns.wait_empty(at.n);
+      INSIDE(inside.enter(COPY, number);)
+      load_queries(at.block, at.tile, smem.dO + turns.stage(at.n) * QUERY_TILE_BYTES,
+                   smem.delta + turns.stage(at.n) * NUMBERS_BYTES, turns.full_barrier(at.n), queries, numbers + Br);
+    }
+  }
+};

@@ -1,0 +1,92 @@
+// What a warpgroup of consumers of the backward on Hopper does with 64 keys and a tile of queries in registers, computed
+// transposed (S^T = K Q^T): P, dS, dQ, and how dS, dK and dV leave.
+#pragma once
+#include "primitives/stmatrix.cuh"
+#include "primitives/wgmma_transposed.cuh"
+#include "tiles/accumulator.cuh"
+#include "tiles/backward_block.cuh"
+#include "tiles/score.cuh"
+
+// Scores that the mask hides become -inf. `key` is the lane's first in the block.
+DEVICE void hide_scores_of_tile(const KeyBlock& block, float (&S_rmem)[Br / 2], QueryTile tile, int key, int lane) {
+  const auto S = fragment_view(S_rmem);
+  hide_scores_by_keys(S, head_mask(block.p), block.first_key() + key, tile.q_tile * Br + S.lane_column(lane));
+}
+
+// P = exp(S - L), packed. S becomes P times the slope of the softcap, which dS is a multiple of.
+DEVICE void exponentials(const BackwardParams& p, float (&S_rmem)[Br / 2], u32 (&P_rmem)[Br / 4], u32 lse, int lane) {
+  const auto S = fragment_view(S_rmem);
+#pragma unroll
+  for (int t = 0; t < Br / 8; ++t) {
+    const vec2 numbers = ld_shared_vec2(lse + t * 32 + lane % 4 * 8);
+    const float L[2] = {u32_as_float(numbers.x), u32_as_float(numbers.y)};
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      float P[2];
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        float& s = S.at(r, t, e);
+        P[e] = ex2(fmaf(s, p.scale_log2, -L[e]));
+        s = SOFTCAP ? P[e] * cap_slope(s) : P[e];
+      }
+      P_rmem[2 * t + r] = pack_16bit<BFLOAT16>(P[0], P[1]);
+    }
+  }
+}
+
+// dS = P o (dP - D), packed; P(t, r, e) is element e of this lane's row r in 8-column tile t.
+template <typename Weights>
+DEVICE void gradients(u32 (&dS_rmem)[Br / 4], const float (&dP_rmem)[Br / 2], u32 delta, int lane, Weights P) {
+  const auto dP = fragment_view(dP_rmem);
+#pragma unroll
+  for (int t = 0; t < Br / 8; ++t) {
+    const vec2 numbers = ld_shared_vec2(delta + t * 32 + lane % 4 * 8);
+    const float D[2] = {u32_as_float(numbers.x), u32_as_float(numbers.y)};
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      dS_rmem[2 * t + r] =
+          pack_16bit<BFLOAT16>(P(t, r, 0) * (dP.at(r, t, 0) - D[0]), P(t, r, 1) * (dP.at(r, t, 1) - D[1]));
+    }
+  }
+}
+
+// dS^T of 64 keys to shared memory, transposed: a row per query. By all warps of a warpgroup; `warp` is the number in it.
+DEVICE void store_ds(u32 tile, const u32 (&dS_rmem)[Br / 4], int warp, int lane) {
+  const u32 row = lane / 16 * 8 + lane % 8, unit = (warp * 2 + lane / 8 % 2) ^ (lane % 8);
+#pragma unroll
+  for (int k = 0; k < Br / 16; ++k) {
+    const u32 operand[4] = {dS_rmem[4 * k], dS_rmem[4 * k + 1], dS_rmem[4 * k + 2], dS_rmem[4 * k + 3]};
+    stmatrix_x4_trans(tile + (k * 16 + row) * ATOM_ROW_BYTES + unit * 16, operand);
+  }
+  async_proxy_fence();
+  warp_sync();  // all lanes have stored
+}
+
+// dQ = dS K, in flight: 64 rows of dS from `dS` on, all keys, 8 TILES columns of K from `K` on, within an atom or from its
+// first column.
+template <int TILES>
+DEVICE void issue_dq(float (&dQ_rmem)[4 * TILES], u32 dS, u32 K) {
+  const u64 a = k_major_descriptor(dS), b = mn_major_descriptor<GROUP_KEYS>(K);
+  wgmma_registers(dQ_rmem);
+#pragma unroll
+  for (int k = 0; k < Bc / 16; ++k) {
+    const u64 a_k = a + k_major_step<Br>(k), b_k = b + descriptor_step(k / 4 * KEY_TILE_BYTES) + mn_major_step(k % 4);
+    if (k == 0) {
+      WgmmaTransposed<TILES * 8, BFLOAT16>::template ss<false>(dQ_rmem, a_k, b_k);
+    } else {
+      WgmmaTransposed<TILES * 8, BFLOAT16>::template ss<true>(dQ_rmem, a_k, b_k);
+    }
+  }
+  wgmma_commit();
+}
+
+// 64 rows of dK or dV, 16 per warp; `first_key` is the warp's first in the block.
+DEVICE void store_keys(const KeyBlock& block, void* tensor, const Strides& stride, const float (&d)[HEAD_DIM / 2], float factor,
+                       int first_key, int lane) {
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const int key = block.first_key() + first_key + lane / 4 + 8 * r;
+    char* row = head_address(tensor, stride, block.batch(), block.kv_head()) + key * stride.seq * 2;
+    store_accumulator_row<D_TILES, BFLOAT16>(row, d, r, factor, key < block.p.seqlen_k, lane);
+  }
+}

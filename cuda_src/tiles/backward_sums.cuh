@@ -1,0 +1,97 @@
+// How dQ is added up in the backward kernels of Hopper: every key block adds to the tiles of the workspace that it visits, either
+// each warp from its registers, or (BULK_ADD) the copy engine from where warps have staged it in shared memory. A tile is
+// known by its number in the workspace.
+//
+// DETERMINISTIC: key blocks add to a tile from right to left. No consumer waits for a turn at a counter: one thread of the
+// producer does, so that products go on meanwhile. With BULK_ADD it adds what consumers have staged (DqAdder); else it
+// tells them when they may (TurnKeeper). A turn is passed on as soon as its addition is done.
+#pragma once
+#include "tiles/backward_block.cuh"
+
+// What consumers hand to the thread that adds, or it to them: see DqAdder and TurnKeeper.
+using DqHandover = Turns<1>;
+DEVICE void init_dq_handover(const DqHandover& turns) {
+  turns.init(BULK_ADD ? 4 * CONSUMERS : 1, BULK_ADD ? 1 : 4 * CONSUMERS);
+}
+
+// 16 rows of a tile, `strip` of its strips, from accumulator `first` on.
+DEVICE float* dq_place(const BackwardParams& p, u32 tile, int strip, int first) {
+  return BackwardWorkspace::tile(p, tile) + (strip * D_TILES + first) * ACCUMULATOR;
+}
+
+// From registers. Of TILES accumulators those that exist.
+template <int TILES>
+DEVICE void add_dq(float* target, const float (&d)[4 * TILES], int existing, int lane) {
+#pragma unroll
+  for (int t = 0; t < TILES; ++t) {
+    if (t < existing) red_add_f32x4(target + t * ACCUMULATOR + lane * 4, d[4 * t], d[4 * t + 1], d[4 * t + 2], d[4 * t + 3]);
+  }
+}
+
+// By a warp, for the copy engine, which has read what was there before.
+template <int TILES>
+DEVICE void stage_dq(u32 staged, const float (&d)[4 * TILES], int lane) {
+#pragma unroll
+  for (int t = 0; t < TILES; ++t) {
+    st_shared_vec4(staged + t * (ACCUMULATOR * 4) + lane * 16, {float_as_u32(d[4 * t]), float_as_u32(d[4 * t + 1]),
+                                                                float_as_u32(d[4 * t + 2]), float_as_u32(d[4 * t + 3])});
+  }
+  async_proxy_fence();
+  warp_sync();  // all of it is there
+}
+
+// By one thread: until all key blocks to the right have added part `part` of a tile.
+DEVICE void await_turn(const KeyBlock& block, QueryTile tile, int part) {
+  const u32 turn = key_blocks_before<Br, Bc>(block.p, tile.q_tile, block.k_block());
+  const u32* const counter = BackwardWorkspace::turn(block.p, block.place(tile)) + part;
+  while (ld_acquire_gpu(counter) != turn) {
+  }
+}
+DEVICE void pass_turn_on(const KeyBlock& block, QueryTile tile, int part) {
+  red_release_gpu_add(BackwardWorkspace::turn(block.p, block.place(tile)) + part, 1);
+}
+
+// DETERMINISTIC and BULK_ADD: adds what the warps of consumers have staged, when it is this block's turn. Full when all of them
+// have, empty when the copy engine has read it.
+template <typename Memory>
+struct DqAdder {
+  const BackwardParams& p;
+  const u32 start;  // of the shared memory
+
+  DEVICE void run() const {
+    visit_items(p, start, [&](const TileVisit& at) {
+      const Memory smem(opaque(start));
+      const DqHandover turns = smem.dQ_handover();
+      await_turn(at.block, at.tile, 0);
+      turns.wait_full(at.n);
+      smem.add_staged(p, at.block.place(at.tile));
+      bulk_commit();
+      bulk_wait_read();
+      turns.release(at.n, 0);
+      bulk_wait();  // added, and not only read
+      pass_turn_on(at.block, at.tile, 0);
+    });
+  }
+};
+
+// DETERMINISTIC without BULK_ADD: tells consumers when it is this block's turn to add a part of a tile (full), and the next block
+// when all of them have (empty). PARTS of a tile are added one after another, each in turns of its own.
+template <typename Memory, int PARTS>
+struct TurnKeeper {
+  const BackwardParams& p;
+  const u32 start;  // of the shared memory
+
+  DEVICE void run() const {
+    visit_items(p, start, [&](const TileVisit& at) {
+      const DqHandover turns = Memory(opaque(start)).dQ_handover();
+#pragma unroll 1
+      for (int part = 0; part < PARTS; ++part) {
+        const u32 turn = at.n * PARTS + part;
+        await_turn(at.block, at.tile, part);
+        mbarrier_arrive(turns.full_barrier(turn));
+        turns.wait_empty(turn + 1);
+        pass_turn_on(at.block, at.tile, part);
+      }
+    });
+  }
+};

@@ -1,0 +1,141 @@
+"""`cufa inside`: what each warp of a kernel does when, in a table and as a trace for Perfetto."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+from rich import box
+from rich.table import Table
+
+from ..bench import inside
+from ..bench.inside_sums import Sums, lanes, perfetto, sums
+from ..core.architectures import Device
+from ..core.phases import WORDS, mistakes
+from ..executor.build import CompilerError
+from ..planner import make_plan
+from .common import (
+    ALGORITHMS,
+    Exit,
+    fail,
+    find_device,
+    json_option,
+    print_json,
+    problem_from,
+    shape_options,
+    stdout,
+)
+
+_OPERATIONS = ("forward", "backward")
+
+
+@click.command("inside")
+@click.argument("operation", type=click.Choice(_OPERATIONS), default=_OPERATIONS[0])
+@click.option("--algorithm", type=click.Choice(ALGORITHMS), default="fa3", show_default=True)
+@shape_options(seqlen=512, dtypes=("float16", "bfloat16"), dtype="bfloat16")
+@click.option("--executed", is_flag=True, help="Execute it on the CPU even where there is a GPU.")
+@click.option("--arch", default="sm_90", show_default=True, help="Executed: the architecture to plan for.")
+@click.option(
+    "--perfetto", "file", type=click.Path(path_type=Path), help="Write a trace for ui.perfetto.dev."
+)
+@click.option("--recorded", metavar="NAME", help="Show a recorded trace instead; 'list' names them.")
+@json_option
+def inside_command(
+    operation: str,
+    algorithm: str,
+    executed: bool,
+    arch: str,
+    file: Path | None,
+    recorded: str | None,
+    as_json: bool,
+    **shape: Any,
+) -> None:
+    """See what each warp of a kernel of OPERATION waits for, multiplies and stores, and when.
+
+    On a GPU the trace is measured, by a build with stamps that the product has not. Without one the kernel is executed
+    on the CPU, and the trace says in which order things happen, not how long they take.
+    """
+    if recorded == "list":
+        for name in inside.load_all():
+            click.echo(name)
+        return
+    try:
+        trace = _recorded(recorded) if recorded else _made(operation, algorithm, executed, arch, shape)
+    except CompilerError as error:
+        fail(Exit.MISSING, str(error))
+    except (TypeError, ValueError) as error:
+        raise click.UsageError(str(error)) from error
+    found = trace.intervals()
+    if file is not None:
+        file.write_bytes(perfetto(trace, found))
+    of_sm = sums(trace, found)
+    if as_json:
+        print_json(_document(trace, of_sm))
+    else:
+        _print(trace, of_sm, len({lane.role for lane in lanes(trace, found)}))
+
+
+def _recorded(name: str) -> inside.InsideTrace:
+    known = inside.load_all()
+    if name not in known:
+        there = ", ".join(known) or "none is recorded yet"
+        raise ValueError(f"--recorded {name}: no inside trace of this name; there are: {there}")
+    return known[name]
+
+
+def _made(
+    operation: str, algorithm: str, executed: bool, arch: str, shape: dict[str, Any]
+) -> inside.InsideTrace:
+    device = find_device("cpu" if executed else "auto")
+    problem = problem_from(shape, device, operation)
+    plan = make_plan(problem, device or Device.typical(arch), algorithm)
+    return inside.execute(plan) if device is None else inside.record(plan)
+
+
+def _document(trace: inside.InsideTrace, of_sm: Sums) -> dict[str, Any]:
+    return {
+        "kernel": trace.kernel,
+        "problem": trace.problem.as_json(),
+        "config": str(trace.config),
+        "clock": trace.clock,
+        "unit": trace.unit,
+        "sm": of_sm.sm,
+        "lanes": of_sm.lanes,
+        "span": of_sm.span,
+        "products": of_sm.products,
+        "softmax": of_sm.softmax,
+        "softmax_beside_products": of_sm.overlap,
+        "softmax_exposed": of_sm.exposed,
+        "phases": of_sm.phases,
+        "mistakes": mistakes(trace.logs),
+    }
+
+
+def _print(trace: inside.InsideTrace, of_sm: Sums, roles: int) -> None:
+    console = stdout()
+    console.print(f"{trace.kernel}: {trace.problem}, {trace.config}", markup=False)
+    if trace.is_time:
+        console.print(
+            f"SM {of_sm.sm} of {trace.environment['device']}: {of_sm.lanes} warps, {of_sm.span:,.1f} µs"
+        )
+    else:
+        console.print(
+            f"executed on the CPU: order, not time; {of_sm.lanes} warps, {of_sm.span:,.0f} primitives"
+        )
+    for text in mistakes(trace.logs):
+        console.print(text, style="red", markup=False)
+    table = Table(box=box.SIMPLE_HEAD)
+    table.add_column("phase")
+    table.add_column(trace.unit, justify="right")
+    table.add_column("of all warps' time" if trace.is_time else "of all warps' primitives", justify="right")
+    for name, time in sorted(of_sm.phases.items(), key=lambda item: -item[1]):
+        table.add_row(WORDS[name], f"{time:,.1f}", f"{of_sm.share(time):.1%}")
+    console.print(table)
+    if not trace.is_time:
+        console.print("what runs beside what, and what is exposed, only a trace of a GPU can say")
+    elif of_sm.softmax and of_sm.products:
+        console.print(
+            f"{of_sm.overlap:.1%} of the softmax runs beside products; {of_sm.exposed:,.1f} {trace.unit} of it "
+            f"({of_sm.exposed / of_sm.span:.1%}) do not"
+        )

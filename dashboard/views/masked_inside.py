@@ -1,0 +1,159 @@
+"""Masked work, inside a block: what each warp of one SM does when."""
+
+from __future__ import annotations
+
+import numpy as np
+import streamlit as st
+
+from cufa.bench.inside import InsideTrace
+from cufa.bench.inside_sums import Sums, busiest_sm, lanes, perfetto, sums
+from cufa.core.phases import WORDS, mistakes
+from cufa.dashboard import page, sentences
+from cufa.dashboard.charts import inside as charts
+from cufa.dashboard.model import counters
+from cufa.dashboard.model import inside as model
+from cufa.dashboard.theme import Palette
+from cufa.dashboard.views.masked_view import View
+
+_FIRST = 600
+"""Phases that are drawn first: a few tiles of each warp."""
+
+
+def show_inside(view: View, palette: Palette) -> None:
+    """A recorded trace of such a block, or the order in which the executor finds it."""
+    page.header("Inside a block")
+    if not model.has_stamps(view.spec):
+        page.verdict(
+            f"{view.spec.name} has no stamps of what its warps do: FA2, FA3 and decoding have.", small=True
+        )
+        return
+    trace = model.matching(view.problem, view.spec, view.config, view.device)
+    if trace is None:
+        trace = _execute(view)
+    if trace is not None:
+        _show(trace, palette)
+
+
+def _execute(view: View) -> InsideTrace | None:
+    """No trace of a GPU: the order, when asked for."""
+    st.info(
+        "**Measured:** no trace of the inside of such a block is recorded. Executed on this CPU, the kernel's source "
+        "says in which order its warps do what, and nothing about time.",
+        icon=":material/info:",
+    )
+    reason = counters.why_not_emulated(view.schedule, view.problem.head_dim, view.is_registered)
+    key = (view.problem, view.device, view.algorithm, view.config)
+    pressed = st.button(
+        "Execute one head here",
+        key="masked.inside",
+        icon=":material/play_arrow:",
+        disabled=reason is not None,
+        help=reason,
+    )
+    if pressed:
+        with st.spinner("Compiling and executing the kernel's source…"):
+            st.session_state["masked.inside_of"] = key
+            model.executed(*key)
+    if st.session_state.get("masked.inside_of") != key:
+        return None
+    found = model.executed(*key)
+    if isinstance(found, str):
+        st.error(found, icon=":material/error:")
+        return None
+    return found
+
+
+def _show(trace: InsideTrace, palette: Palette) -> None:
+    found = trace.intervals()
+    of_sm = sums(trace, found, busiest_sm(trace))
+    mine = [lane for lane in lanes(trace, found) if lane.sm == of_sm.sm]
+    tone, tag = ("", "recorded") if trace.is_time else ("warn", "")
+    page.verdict(_verdict(trace, of_sm), tone, tag, small=True)
+    for text in mistakes(trace.logs):
+        st.warning(text, icon=":material/broken_image:")
+    intervals = found[np.isin(found["log"], [lane.log for lane in mine])]
+    begin, end = float(intervals["begin"].min()), float(intervals["end"].max())
+    first = float(np.sort(intervals["begin"])[min(_FIRST, len(intervals) - 1)])
+    stretch = st.slider(
+        "Stretch" if trace.is_time else "Stretch of what was executed",
+        begin,
+        end,
+        (begin, max(first, begin + (end - begin) / 1000)),
+        key=f"masked.inside.stretch.{trace.name}",
+        format="%.1f" if trace.is_time else "%.0f",
+        help=f"In {trace.unit}. Drag in the figure to zoom further, double-click to come back.",
+    )
+    seen = charts.drawn(intervals, *stretch)
+    there = set(seen["log"].tolist())
+    running = [lane for lane in mine if lane.log in there]
+    shown = running[: charts.MOST_LANES]
+    seen = seen[np.isin(seen["log"], [lane.log for lane in shown])]
+    cut = len(seen) > charts.MOST_BARS
+    seen = seen[np.argsort(seen["begin"], kind="stable")][: charts.MOST_BARS]
+    page.figure(
+        charts.inside_figure(trace, seen, shown, palette),
+        "masked.inside.lanes",
+        charts.describe(trace, shown),
+    )
+    st.caption(_caption(trace, len(running), len(shown), cut))
+    _table(trace, of_sm)
+    st.download_button(
+        "Chrome / Perfetto trace",
+        lambda: perfetto(trace, found),
+        f"cufa-inside-{trace.name}.json",
+        "application/json",
+        key="masked.inside.export",
+        icon=":material/download:",
+        on_click="ignore",
+    )
+
+
+def _verdict(trace: InsideTrace, of_sm: Sums) -> str:
+    if not trace.is_time:
+        return (
+            "Executed on the CPU: order, not time. How much runs beside what, only a trace of a GPU can say."
+        )
+    waits = sum(of_sm.waits.values())
+    text = (
+        f"{of_sm.span:,.1f} µs on one SM; its warps wait {sentences.share(of_sm.share(waits))} of their time"
+    )
+    if of_sm.softmax and of_sm.products:
+        text += (
+            f". {sentences.share(of_sm.overlap)} of the softmax runs beside products; {of_sm.exposed:,.1f} µs "
+            f"({sentences.share(of_sm.exposed / of_sm.span)}) are exposed"
+        )
+    return text + "."
+
+
+def _caption(trace: InsideTrace, number: int, shown: int, cut: bool) -> str:
+    parts = [f"{trace.kernel}: {trace.problem}, {trace.config}."]
+    if trace.is_time:
+        stamped = (
+            "One lane of each warp, or of a warpgroup's first, stamps the SM's clock in a build of its own."
+        )
+        stale = "" if trace.is_current else " **The kernel's sources have changed since.**"
+        where = f"{trace.environment['device']}, {trace.environment['recorded'][:10]}"
+        parts += [f"{where}. {stamped}{stale}"]
+    if number > shown:
+        parts.append(f"The first {shown} of the {number} warps of this stretch.")
+    if cut:
+        parts.append(
+            f"Only the first {charts.MOST_BARS:,} phases of the stretch are drawn: choose a shorter one."
+        )
+    return " ".join(parts)
+
+
+def _table(trace: InsideTrace, of_sm: Sums) -> None:
+    """What all warps of the SM do, added up."""
+    rows = sorted(of_sm.phases.items(), key=lambda item: -item[1])
+    st.dataframe(
+        {
+            "phase": [WORDS[name] for name, _ in rows],
+            trace.unit: [round(time, 2) for _, time in rows],
+            "of all warps' " + ("time" if trace.is_time else "primitives"): [
+                f"{of_sm.share(t):.1%}" for _, t in rows
+            ],
+        },
+        hide_index=True,
+        key="masked.inside.sums",
+    )

@@ -1,0 +1,203 @@
+"""Bugs planted in the backward kernels of Hopper, each of which must be found: by checked mode, or by gradients over
+the bound. What the kernels share with fa2_backward is in test_emulate_backward_bugs.py."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from test_emulate_backward_bugs import Bug, bug, found_by, patch
+
+from cufa.core.mask import FULL, Band
+from cufa.kernels import KERNELS
+
+__all__ = ["patch"]
+
+NARROW, WIDE = "kernels/fa3_backward.cu", "kernels/fa3_backward_wide.cu"
+BLOCK, GRADIENTS = "tiles/backward_block.cuh", "tiles/backward_gradients.cuh"
+SUMS, PASSES = "tiles/backward_sums.cuh", "tiles/backward_passes.cuh"
+
+#: Tiles of 128 and of 64 query rows, and of wide heads: several of each, ragged, of two items that one block takes.
+LONG, SHORT = KERNELS["fa3_backward"].configs
+OF_WIDE = KERNELS["fa3_backward_wide"].configs[0]
+
+
+def wide(file: str, old: str, new: str, kinds: str = "", **case: Any) -> Bug:
+    return bug(file, old, new, kinds, OF_WIDE, head_dim=256, **case)
+
+
+def short(file: str, old: str, new: str, kinds: str = "", **case: Any) -> Bug:
+    return bug(file, old, new, kinds, SHORT, head_dim=72, **case)
+
+
+def long(file: str, old: str, new: str, kinds: str = "", **case: Any) -> Bug:
+    return bug(file, old, new, kinds, LONG, **case)
+
+
+BUGS = {
+    # Hand-overs between ordinary accesses, wgmma and the copy engine.
+    "dS without a fence": long(
+        GRADIENTS,
+        "  async_proxy_fence();\n  warp_sync();  // all lanes",
+        "  warp_sync();  // all lanes",
+        "proxy-fence",
+    ),
+    "dS without a barrier of the warp": short(
+        GRADIENTS, "  warp_sync();  // all lanes have stored\n}", "}", "race never-written proxy-fence"
+    ),
+    "dQ staged without a fence": long(
+        SUMS,
+        "  async_proxy_fence();\n  warp_sync();  // all of it",
+        "  warp_sync();  // all of it",
+        "proxy-fence",
+    ),
+    "dQ staged where the copy engine still reads": short(
+        NARROW,
+        "      if (lane == 0) bulk_wait_read();\n      warp_sync();  // the tile before",
+        "      warp_sync();  // the tile before",
+        "copy-not-awaited",
+    ),
+    "record read without a fence": long(
+        BLOCK,
+        "    async_proxy_fence();  // it has been read",
+        "    // it has been read",
+        "proxy-fence",
+        kv_heads=2,
+    ),
+    "Q given back while dK reads it": long(
+        NARROW,
+        "    wgmma_wait<0>();\n    wgmma_registers(dK_rmem);\n"
+        "    wgmma_registers(dS_rmem);\n    Q_turns.release(n, lane);\n",
+        "    Q_turns.release(n, lane);\n    wgmma_wait<0>();\n"
+        "    wgmma_registers(dK_rmem);\n    wgmma_registers(dS_rmem);\n",
+        "race copy-not-awaited",
+    ),
+    "K given back before the last dQ": long(
+        NARROW,
+        "    wgmma_wait<0>();\n    wgmma_registers(dK_rmem);\n"
+        "    wgmma_registers(dV_rmem);\n    smem.items.keys.release(0, lane);\n",
+        "    smem.items.keys.release(0, lane);\n    wgmma_wait<0>();\n"
+        "    wgmma_registers(dK_rmem);\n    wgmma_registers(dV_rmem);\n",
+        "race copy-not-awaited",
+    ),
+    "dS never given back": long(
+        NARROW, "    dS_turns.release(n - 1 + items, lane);\n    float* const", "    float* const", "deadlock"
+    ),
+    "products of dK before a fence": short(
+        NARROW,
+        "    wgmma_registers(dS_rmem);\n    wgmma_fence();\n    issue_dk();",
+        "    wgmma_registers(dS_rmem);\n    issue_dk();",
+        "wgmma-fence",
+    ),
+    "P read before it is there": wide(WIDE, "    P_turns.wait_full(n);\n", "", "race never-written"),
+    # Results.
+    "dQ of the last tile lost": long(
+        NARROW,
+        "    smem.items.keys.release(0, lane);\n    add_dq();\n",
+        "    smem.items.keys.release(0, lane);\n",
+        "wrong deadlock",
+    ),
+    "dQ added to the tile at hand": short(
+        NARROW,
+        "    before = block.place(tile);\n    tile = block.next(tile);",
+        "    tile = block.next(tile);\n    before = block.place(tile);",
+    ),
+    "second columns of dQ lost": wide(WIDE, "    add_dq<MIDDLE_COLUMN, END_COLUMN>(of, number);\n", ""),
+    "dQ of the wrong half of K": short(NARROW, "smem.K + consumer * NEXT_COLUMNS", "smem.K"),
+    "mask as in the forward": long(
+        GRADIENTS,
+        "block.first_key() + key, tile.q_tile * Br + S.lane_column(lane)",
+        "tile.q_tile * Br + S.lane_column(lane), block.first_key() + key",
+    ),
+    "mask left out at the diagonal": short(
+        BLOCK,
+        "return tile.q_tile < word(6) ||",
+        "return false ||",
+        seqlen_q=200,
+        seqlen_k=250,
+    ),
+    "delta not subtracted": wide(GRADIENTS, "(dP.at(r, t, 0) - D[0])", "dP.at(r, t, 0)"),
+    "numbers of another tile": short(
+        NARROW,
+        "smem.delta + dO_turns.stage(n) * NUMBERS_BYTES",
+        "smem.delta + dO_turns.stage(n + 1) * NUMBERS_BYTES",
+        "wrong never-written race copy-not-awaited",
+    ),
+    "slope of the cap forgotten": long(
+        GRADIENTS, "s = SOFTCAP ? P[e] * cap_slope(s) : P[e];", "s = P[e];", softcap=1.0
+    ),
+    "gradients of the item before kept": long(
+        NARROW, "dK_rmem[x] = dV_rmem[x] = 0.0f;", "if (i == 0) dK_rmem[x] = dV_rmem[x] = 0.0f;"
+    ),
+    "heads of the group not counted": long(
+        BLOCK, "u32(p.heads / p.kv_heads) * u32(tiles.end - tiles.first)", "u32(tiles.end - tiles.first)"
+    ),
+    # The order of additions.
+    "turn passed on before the addition is done": short(
+        SUMS, "      bulk_wait();  // added, and not only read\n", "", "unordered-sum", deterministic=True
+    ),
+    "turn not awaited": short(
+        SUMS, "      await_turn(at.block, at.tile, 0);\n", "", "unordered-sum", deterministic=True
+    ),
+    "turn never passed on": short(
+        SUMS, "      pass_turn_on(at.block, at.tile, 0);\n", "", "deadlock", deterministic=True
+    ),
+    "turn of all key blocks, seen or not": short(
+        "tiles/backward_schedule.cuh",
+        "template tiles<BR, BC, true>(q_tile).end - 1 - k_block",
+        "template tiles<BR, BC, false>(q_tile).end - 1 - k_block",
+        "deadlock",
+        deterministic=True,
+    ),
+    "staged dQ added before it is there": short(
+        SUMS, "      turns.wait_full(at.n);\n", "", "race never-written", deterministic=True
+    ),
+    "staged dQ given back while it is read": long(
+        SUMS,
+        "      bulk_wait_read();\n      turns.release(at.n, 0);\n      bulk_wait();",
+        "      turns.release(at.n, 0);\n      bulk_wait();",
+        "race copy-not-awaited",
+        deterministic=True,
+    ),
+    "dQ staged over the one before": long(
+        NARROW, "      dQ_handover.wait_empty(n - 1);\n", "", "copy-not-awaited race", deterministic=True
+    ),
+    "part of dQ added before its turn": wide(
+        WIDE,
+        "    if constexpr (DETERMINISTIC) smem.dQ_handover().wait_full(turn);\n",
+        "",
+        "unordered-sum deadlock",
+        deterministic=True,
+    ),
+    "turn passed on while warps still add": wide(
+        SUMS, "        turns.wait_empty(turn + 1);\n", "", "unordered-sum deadlock", deterministic=True
+    ),
+    "turn of a part passed on by lanes that have added": wide(
+        WIDE, "      warp_sync();  // all lanes have added\n", "", "unordered-sum", deterministic=True
+    ),
+    "turns of the second part not zeroed": wide(
+        PASSES, "vec2{0, 0}", "u32(0)", "deadlock never", deterministic=True
+    ),
+    "dK not scaled": wide(WIDE, "gradient_rmem, p.scale, first_key", "gradient_rmem, 1.0f, first_key"),
+}
+
+
+@pytest.mark.sampled(fixed=6, dated=5)
+@pytest.mark.parametrize("name", BUGS)
+def test_planted(patch, name):
+    planted = BUGS[name]
+
+    def change(text: str) -> str:
+        assert text.count(planted.old) == 1, f"{planted.old!r} occurs {text.count(planted.old)} times"
+        return text.replace(planted.old, planted.new)
+
+    patch(planted.file, change)
+    found = found_by(planted.config, planted.deterministic, algorithm="fa3", **planted.case)
+    assert any(kind in found for kind in (planted.kinds or "wrong").split()), found or "nothing found"
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize(("config", "head_dim"), [(LONG, 64), (SHORT, 72), (OF_WIDE, 248)], ids=str)
+@pytest.mark.parametrize("case", [{}, {"mask": FULL}, {"mask": Band(20, 30), "softcap": 1.0}], ids=str)
+def test_without_a_bug_all_is_quiet(case, config, head_dim, deterministic):
+    assert found_by(config, deterministic, algorithm="fa3", head_dim=head_dim, **case) == ""

@@ -1,0 +1,289 @@
+"""Padded and packed lengths, sinks and ALiBi in the kernels that serve them, executed on a CPU in checked mode:
+results, tiles against the schedule of each sequence, and bugs that must be noticed."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+from lengths_support import LENGTHS, OPTIONS, packed, padded
+from test_emulate_bugs import patch  # noqa: F401  (a fixture)
+
+from cufa.core.architectures import Device
+from cufa.core.lengths import Packed
+from cufa.core.schedule import Schedule
+from cufa.executor.emulate import Emulation, EmulationError, Execution, emulate, emulate_backward, run_plan
+from cufa.kernels import KERNELS
+from cufa.planner import make_plan
+
+FORWARD = [x for x in KERNELS.values() if x.operation == "forward" and "packed" in x.lengths]
+BACKWARD = [x for x in KERNELS.values() if x.operation == "backward" and "packed" in x.lengths]
+MAKE = {"packed": packed, "padded": padded}
+
+
+def forward(case, spec, mode="checked") -> Emulation:
+    return emulate(*case.forward, **case.lengths, **case.options, algorithm=spec.algorithm, mode=mode)
+
+
+def backward(case, spec, mode="checked", deterministic=False) -> Emulation:
+    options = {**case.lengths, **case.options, "deterministic": deterministic}
+    return emulate_backward(*case.inputs, dlse=case.dlse, **options, algorithm=spec.algorithm, mode=mode)
+
+
+def assert_right(case, result: Emulation) -> None:
+    assert not result.findings, "\n".join(map(str, result.findings))
+    for name, x in result.results.items():
+        case.check(name, np.asarray(x))
+
+
+@pytest.mark.sampled(fixed=8, dated=4, pairs=[("kind", "options")])
+@pytest.mark.parametrize("element", [0, 1])
+@pytest.mark.parametrize("head_dim", [64, 40, 128, 256])
+@pytest.mark.parametrize("lengths", LENGTHS)
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("kind", MAKE)
+@pytest.mark.parametrize("spec", FORWARD, ids=lambda spec: spec.name)
+def test_forward(spec, kind, options, lengths, head_dim, element):
+    case = MAKE[kind](lengths, options, head_dim, spec.dtypes[element % len(spec.dtypes)])
+    assert_right(case, forward(case, spec))
+
+
+@pytest.mark.sampled(fixed=8, dated=4, pairs=[("kind", "options")])
+@pytest.mark.parametrize("element", [0, 1])
+@pytest.mark.parametrize("head_dim", [64, 40, 128, 256])
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("lengths", LENGTHS)
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("kind", MAKE)
+@pytest.mark.parametrize("spec", BACKWARD, ids=lambda spec: spec.name)
+def test_backward(spec, kind, options, lengths, deterministic, head_dim, element):
+    case = MAKE[kind](lengths, options, head_dim, spec.dtypes[element % len(spec.dtypes)])
+    assert_right(case, backward(case, spec, deterministic=deterministic))
+
+
+@pytest.mark.parametrize("options", ["causal", "window, softcap"])
+@pytest.mark.parametrize("kind", MAKE)
+@pytest.mark.parametrize("run", [forward, backward])
+def test_tiles_are_those_of_each_sequence(run, kind, options):
+    """Each block visits, skips and masks as the schedule of its sequence says, and no block visits anything else."""
+    case = MAKE[kind]("equal", options, 64, "float16")
+    spec = (FORWARD if run is forward else BACKWARD)[0]
+    result = run(case, spec, mode="plain")
+    config, found = result.plan.config, {}
+    for record in result.records:
+        key = record["batch"], record["head"], record["q_block"]
+        assert key not in found
+        found[key] = (
+            record["first_tile"],
+            record["tiles_visited"],
+            record["first_clear"],
+            record["tiles_clear"],
+        )
+    expected = {}
+    for part in result.plan.problem.parts:
+        schedule = Schedule.of(part.problem, config.block_q, config.block_kv, spec.skip_masked_tiles)
+        tiles = schedule.ranges
+        for block in range(schedule.num_blocks):
+            first, end = int(tiles.first[block]), int(tiles.end[block])
+            clear = int(tiles.clear_first[block]), int(tiles.clear_end[block])
+            for head in range(part.problem.kv_heads if run is backward else part.problem.heads):
+                expected[part.sequence, head, block] = first, end - first, clear[0], clear[1] - clear[0]
+    visited = {key: (x[0], x[1]) if x[1] else (0, 0) for key, x in expected.items()}
+    assert {key: (x[0], x[1]) if x[1] else (0, 0) for key, x in found.items()} == visited
+
+
+# --- Bugs that must be noticed ----------------------------------------------------------------------------
+
+LENGTHS_CUH, SCHEDULE, SCORE, SOFTMAX = (
+    f"tiles/{x}.cuh" for x in ("lengths", "schedule", "score", "softmax")
+)
+F, B, PASSES = "kernels/fa2_forward.cu", "kernels/fa2_backward.cu", "tiles/backward_passes.cuh"
+BUGS = {
+    "diagonal of the longest": (
+        forward,
+        "padded",
+        "causal",
+        "one query",
+        LENGTHS_CUH,
+        "(sequence.keys() - sequence.rows())",
+        "(p.seqlen_k - p.seqlen_q)",
+    ),
+    "diagonal of the arrays": (
+        backward,
+        "packed",
+        "causal",
+        "one query",
+        LENGTHS_CUH,
+        "(sequence.keys() - sequence.rows())",
+        "(p.seqlen_k - p.seqlen_q)",
+    ),
+    "sink in the wrong base": (
+        forward,
+        "packed",
+        "causal, sink",
+        "equal",
+        SCORE,
+        "(p.sink + head) * LOG2_E)",
+        "(p.sink + head))",
+    ),
+    "sink does not join O": (
+        forward,
+        "padded",
+        "causal, sink",
+        "equal",
+        SOFTMAX,
+        "return kept * inverse_sum(r);",
+        "return inverse_sum(r) * 0.5f;",
+    ),
+    "sink of another head": (
+        forward,
+        "padded",
+        "causal, sink",
+        "equal",
+        SCORE,
+        "ld_global<float>(p.sink + head)",
+        "ld_global<float>(p.sink + head / 2)",
+    ),
+    "rows behind a sequence get the sink": (
+        forward,
+        "padded",
+        "causal, sink",
+        "equal",
+        F,
+        "exists ? softmax.lse(r) : NEG_INF",
+        "softmax.lse(r)",
+    ),
+    "keys behind a sequence are read": (
+        forward,
+        "packed",
+        "causal",
+        "equal",
+        F,
+        "valid_keys = sequence.keys() - j * Bc",
+        "valid_keys = Bc",
+    ),
+    "queries behind a sequence are read": (
+        backward,
+        "padded",
+        "full",
+        "equal",
+        B,
+        "valid ? sequence.rows() - row : 0",
+        "valid ? Br : 0",
+    ),
+    "another sequence's keys are seen": (
+        forward,
+        "packed",
+        "full",
+        "equal",
+        SCHEDULE,
+        "return {sequence.rows(), sequence.keys(), edge",
+        "return {sequence.rows(), p.total_k, edge",
+    ),
+    "padded rows keep their numbers": (
+        forward,
+        "padded",
+        "full",
+        "empty ones",
+        F,
+        "exists ? pack_16bit<BFLOAT16>(o[0] * inverse, o[1] * inverse) : 0",
+        "pack_16bit<BFLOAT16>(o[0] * inverse, o[1] * inverse)",
+    ),
+    "slope not in units of log2": (
+        forward,
+        "packed",
+        "top-left, ALiBi",
+        "equal",
+        SCORE,
+        "p.alibi_stride + head) * LOG2_E",
+        "p.alibi_stride + head)",
+    ),
+    "slopes of the first sequence": (
+        backward,
+        "packed",
+        "top-left, ALiBi",
+        "equal",
+        SCORE,
+        "i64(number) * p.alibi_stride",
+        "i64(0) * p.alibi_stride",
+    ),
+    "distance without the diagonal": (
+        forward,
+        "packed",
+        "all",
+        "one query",
+        SCORE,
+        "float(row + diagonal - key)",
+        "float(row - key)",
+    ),
+    "dsink without its weight": (
+        backward,
+        "packed",
+        "causal, sink",
+        "equal",
+        PASSES,
+        "fmaf(ex2((ld_global<float>(p.sink + head) - lse) * LOG2_E), sum, of_sink)",
+        "of_sink + sum",
+    ),
+    "dsink of the first strips": (
+        backward,
+        "packed",
+        "causal, sink",
+        "equal",
+        PASSES,
+        "strip < workspace.strips; strip += 32",
+        "strip < workspace.strips / 2; strip += 32",
+    ),
+    "strips of sequences overlap": (
+        backward,
+        "packed",
+        "full",
+        "equal",
+        LENGTHS_CUH,
+        "u32(begin) / BLOCK + u32(sequence); }",
+        "u32(begin) / BLOCK; }",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("bug", BUGS)
+def test_planted_bugs_are_noticed(bug, patch):  # noqa: F811
+    run, kind, options, lengths, file, right, wrong = BUGS[bug]
+    case = MAKE[kind](lengths, options, 64, "float16")
+    spec = KERNELS["fa2_forward" if run is forward else "fa2_backward"]
+    assert_right(case, run(case, spec))
+    patch(file, lambda text: text.replace(right, wrong))
+    with pytest.raises((AssertionError, EmulationError)):  # a wrong result, or a finding
+        assert_right(case, run(case, spec))
+
+
+@pytest.mark.parametrize("run", [forward, backward])
+def test_lengths_are_read_by_the_kernel(run):
+    """A graph replays with other lengths: a plan that knows of none, and the same launches for any."""
+    cases = [packed(lengths, "causal", 64, "float16") for lengths in ("equal", "one query")]
+    room = [max(len(case.forward[i]) for case in cases) for i in (0, 1)]
+    known = run(cases[0], (FORWARD if run is forward else BACKWARD)[0], mode="plain").plan
+    unknown = dataclasses.replace(known.problem, lengths=Packed(*room), seqlen_q=room[0], seqlen_k=room[1])
+    plan = make_plan(unknown, Device.typical("sm_90"), kernel=known.spec.name)
+    for case in cases:
+        names = ("dout", "q", "k", "v", "out", "lse", "dlse")
+        inputs = dict(zip(names, (*case.inputs, case.dlse), strict=True))
+        results = ("out", "lse") if run is forward else ("dq", "dk", "dv")
+        given = {x.name: None for x in plan.operation.operands}
+        for name, x in inputs.items():
+            rows = room[name in ("k", "v")]
+            x = x.swapaxes(0, 1) if name in ("lse", "dlse") else x
+            longer = np.concatenate([x, np.full((rows - len(x), *x.shape[1:]), np.nan, x.dtype)])
+            if name in given:
+                given[name] = np.ascontiguousarray(longer.swapaxes(0, 1))[None]
+        for name in results:
+            like = {"out": "q", "lse": "lse"}.get(name, name[1:])
+            given[name] = np.full_like(given[like], np.nan)
+        result = run_plan(plan, {**given, **case.lengths}, Execution("checked"))
+        assert not result.findings, "\n".join(map(str, result.findings))
+        for name in results:
+            expected = case.expected[name]
+            got = given[name][0] if name == "lse" else given[name][0].swapaxes(0, 1)
+            got = got[..., : expected.shape[-1]] if name == "lse" else got[: len(expected)]
+            case.check(name, got)

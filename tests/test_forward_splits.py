@@ -1,0 +1,136 @@
+"""When the forward splits keys, and into how many: the planner's choice and what it says of it."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+import cufa
+from cufa import splits
+from cufa.core.architectures import COMPILED_ARCHITECTURES, Device
+from cufa.kernels import KERNELS
+from cufa.kernels.splits import query_items
+from cufa.planner import make_plan
+
+LONG = (1, 8, 8192, 128)
+SPLITTING = [name for name, spec in KERNELS.items() if spec.split_configs]
+
+
+def plan(q=(1, 32, 128, 128), k=LONG, *, device="sm_90", dtype="bfloat16", **options):
+    return cufa.plan(q, k, dtype=dtype, device=device, **options)
+
+
+@pytest.mark.parametrize("algorithm", ["fa2", "fa3"])
+@pytest.mark.parametrize("keys", [2048, 8192, 131072])
+@pytest.mark.parametrize("queries", [16, 64, 128])
+def test_few_queries_over_many_keys_fill_the_gpu(algorithm, queries, keys):
+    found = plan((1, 32, queries, 128), (1, 8, keys, 128), algorithm=algorithm, causal=True)
+    assert found.num_splits > 1
+    main, merge = found.launches
+    blocks, room = math.prod(main.grid), 132 * found.config.blocks_per_sm
+    assert 0.45 * room < blocks <= room
+    assert main.grid[:2] == (query_items(found.problem, found.config), found.num_splits)
+    assert merge.entry == f"{algorithm}_combine"
+    assert merge.grid[0] * 256 >= 32 * queries * 32
+    assert merge.dependent == (algorithm == "fa3")
+
+
+@pytest.mark.parametrize("algorithm", ["fa2", "fa3"])
+@pytest.mark.parametrize(
+    "q", [(16, 16, 1024, 128), (1, 16, 16384, 128), (4, 32, 4096, 64), (16, 8, 1024, 256)]
+)
+@pytest.mark.parametrize("causal", [False, True])
+def test_what_fills_the_gpu_has_one_launch(algorithm, q, causal):
+    found = plan(q, q, algorithm=algorithm, causal=causal)
+    assert found.split is None
+    assert len(found.launches) == 1
+    assert not found.workspace
+    assert found.config in found.spec.configs
+
+
+def test_heads_that_share_keys_share_a_tile_where_queries_are_few():
+    """16 queries of 4 heads are 64 rows; a head for each key has nothing to share."""
+    packed = plan((1, 32, 16, 128))
+    assert packed.config.packed_heads == 4
+    assert packed.launches[0].grid[0] == 8
+    alone = plan((1, 8, 16, 128))
+    assert alone.config.packed_heads == 1
+    assert plan((1, 32, 128, 128)).config.packed_heads == 1
+
+
+def test_the_plan_says_splits_bytes_and_why():
+    found = plan()
+    text = str(found)
+    assert f"splits     fixed: {found.num_splits} of the keys of each query block" in text
+    rows, slot = found.config.block_q, (128 + 4) * 4
+    assert found.workspace == query_items(found.problem, found.config) * found.num_splits * rows * slot
+    assert f"workspace  {found.workspace:,} B: of each split" in text
+    assert "is expected to take 0." in text
+
+
+def test_what_is_asked_for_is_done():
+    assert plan(num_splits=1).split is None
+    assert plan((16, 16, 1024, 128), (16, 16, 1024, 128), num_splits=3).num_splits == 3
+    most = plan(k=(1, 8, 200, 128), num_splits=50)
+    assert most.num_splits == math.ceil(200 / most.config.block_kv)
+    assert any("as many as there are tiles" in reason for reason in most.reasons)
+    config = KERNELS["fa2_forward"].split_configs[0]
+    named = make_plan(plan(q=(1, 8, 128, 64), k=(1, 8, 8192, 64)).problem, Device.typical(90), "fa2", config)
+    assert named.config == config
+    assert named.num_splits > 1
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"algorithm": "naive"}, "naive has no builds that do"),
+        ({"dtype": "float32"}, "fa2_forward_f32 has no builds that do"),
+        ({"algorithm": "fa1"}, "fa1_forward has no builds that do"),
+    ],
+)
+def test_who_cannot_says_so(options, message):
+    with pytest.raises(ValueError, match=message):
+        plan(num_splits=4, **options)
+    assert plan(num_splits=1, **options).split is None
+
+
+def test_tiles_without_splits_are_not_split():
+    problem, whole = plan().problem, KERNELS["fa2_forward"].configs[1]
+    with pytest.raises(ValueError, match="has its keys together"):
+        make_plan(problem, Device.typical(90), "fa2", whole, num_splits=2)
+    assert make_plan(problem, Device.typical(90), "fa2", whole).split is None
+
+
+@pytest.mark.parametrize(
+    ("value", "error"), [(0, ValueError), (-1, ValueError), (True, TypeError), (2.0, TypeError)]
+)
+def test_bad_numbers_of_splits(value, error):
+    with pytest.raises(error, match="num_splits"):
+        plan(num_splits=value)
+
+
+def test_a_cpu_keeps_keys_together_and_says_so():
+    found = plan(device="cpu", num_splits=4)
+    assert found.split is None
+    assert "num_splits=4 is for GPUs" in found.reasons[-1]
+
+
+@pytest.mark.parametrize("name", SPLITTING)
+def test_the_estimate_grows_with_keys_and_falls_with_splits_that_fill_idle_sms(name):
+    spec, device = KERNELS[name], Device.typical(90)
+    problem = plan(algorithm=spec.algorithm).problem
+    longer = plan(k=(1, 8, 16384, 128), algorithm=spec.algorithm).problem
+    for config in spec.fitting(spec.split_configs, 128, device):
+        one, two = (splits.seconds(problem, device, spec, config, n) for n in (1, 2))
+        assert splits.seconds(longer, device, spec, config, 1) > 1.8 * one
+        if query_items(problem, config) * 2 <= device.num_sms:
+            assert two < 0.7 * one
+
+
+@pytest.mark.parametrize("arch", COMPILED_ARCHITECTURES)
+@pytest.mark.parametrize("head_dim", [8, 40, 64, 96, 128, 192, 256])
+def test_every_architecture_and_head_dim_splits(arch, head_dim):
+    found = plan((1, 8, 64, head_dim), (1, 8, 32768, head_dim), device=f"sm_{arch}")
+    assert found.num_splits > 1
+    assert found.spec.fitting((found.config,), head_dim, Device.typical(arch))
