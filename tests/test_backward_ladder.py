@@ -49,9 +49,12 @@ def test_steps_add_up_to_the_shipped_config_one_at_a_time(head_dim):
     assert numbers == sorted(set(numbers))
 
 
-def test_the_kernel_of_narrow_heads_has_every_step_that_its_configs_have():
-    """128-row tiles, copies that add, dQ first and persistent blocks at d64; at d128 only the copies."""
-    assert [len(ladder("fa3", plan_of(d).config)) for d in (64, 128, 256)] == [6, 3, 2]
+def test_what_a_config_takes_is_a_step_and_what_it_does_without_a_variation():
+    plan = plan_of(64)
+    for persistent, steps, others in ((True, 1, 0), (False, 0, 1)):
+        config = dataclasses.replace(plan.config, persistent=persistent)
+        found = ladder("fa3", config), variations(dataclasses.replace(plan, config=config))
+        assert [sum("persistent blocks" in x.label for x in part) for part in found] == [steps, others]
 
 
 @HEAD_DIMS
@@ -144,4 +147,5 @@ def test_the_table_compares_each_step_with_the_one_before_and_variations_with_th
             gain = cells[label].split(" · ")[1].split()[0]
             assert gain == ("2.00×" if is_step(label) else "0.91×"), label
     assert "–" in lines[header + 3], "128 queries a tile do not fit at d128"
-    assert names.index("5. + persistent blocks") < names.index("with early launches")
+    steps = [is_step(name) for name in names[3:]]
+    assert steps == sorted(steps, reverse=True), "steps, then variations"
