@@ -1,15 +1,5 @@
-"""How far FA3 can go on one shape, derived from its tiles and from measured ceilings, resource by resource;
-and what its techniques are predicted to bring. Pure: no GPU.
-
-Every consumer warpgroup multiplies 64 query rows with one key tile at a time. Counted per such step:
-
-- products: S = Q Kᵀ over head_dim rounded up to 16, and O += P V;
-- exponentials: one per score;
-- shared memory: what the tensor cores read (K, V and Q; Q only once when it is kept in registers), what TMA
-  writes, and O on its way out.
-
-Rows past the end of the queries and rows that see no key are left out; a query block may compute some of them
-all the same.
+"""How far FA3 can go on one shape, derived from its tiles (:mod:`cufa.bench.tile_work`) and from measured ceilings,
+resource by resource; and what its techniques are predicted to bring. Pure: no GPU.
 """
 
 from __future__ import annotations
@@ -17,28 +7,17 @@ from __future__ import annotations
 import dataclasses
 
 from ..core.order import makespan
-from ..core.schedule import Schedule
 from ..kernels.fa3 import Fa3Config
+from ..kernels.fa3_backward import Fa3BackwardConfig
 from ..planner import Plan
+from .backward_tile_work import backward_work
 from .limits import Limits
+from .memory_rates import Additions
+from .tile_work import Work, forward_work
 
-#: Query rows of a consumer warpgroup.
-GROUP_ROWS = 64
 #: An SM of Hopper moves 128 bytes of shared memory and takes 16 exponentials in one clock; so the ceiling of
 #: the one follows from the measured ceiling of the other.
 SHARED_BYTES_PER_EXPONENTIAL = 128 / 16
-_ATOM_COLUMNS, _ATOM_ROW_BYTES = 64, 128
-
-
-@dataclasses.dataclass(frozen=True)
-class Work:
-    """What the tiles of a plan ask of the GPU in all, masked parts included."""
-
-    flops: int
-    exponentials: int
-    shared_bytes: int
-    memory_bytes: int
-    """Compulsory: q, k, v and o once."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,11 +32,17 @@ class Bounds:
     memory: float
     imbalance: float
     """Tiles of the busiest thread block over the average of all SMs: 1.0 when none is ever idle."""
+    additions: float | None = None
+    """Float32 sums in the L2 cache; None: there are none, or their ceiling is not known."""
+    passes: float | None = None
+    """Launches before and after that only move memory, while nothing else goes on; None: there are none."""
 
     @property
     def overlapped(self) -> float:
         """All resources at work at the same time, all SMs busy to the end."""
-        return max(self.products, self.exponentials, self.shared_memory, self.memory)
+        return max(
+            self.products, self.exponentials, self.shared_memory, self.memory, self.additions or 0.0
+        )
 
     @property
     def serial(self) -> float:
@@ -72,6 +57,8 @@ class Bounds:
             "exponentials": self.exponentials,
             "shared memory": self.shared_memory,
             "memory": self.memory,
+            "L2 additions": self.additions,
+            "passes": self.passes,
             "busiest block": self.overlapped * self.imbalance,
             "no overlap": self.serial,
         }
@@ -80,34 +67,22 @@ class Bounds:
 
 def covers(plan: Plan) -> bool:
     """Whether the derivation holds for the plan's kernel. Of split keys it leaves out the parts and their merge."""
-    return isinstance(plan.config, Fa3Config) and plan.device is not None and plan.split is None
+    families = (Fa3Config, Fa3BackwardConfig)
+    return isinstance(plan.config, families) and plan.device is not None and plan.split is None
+
+
+def predicts(plan: Plan) -> bool:
+    """Whether :func:`predict` holds: of the backward only ceilings are derived, as little of it overlaps from tile to
+    tile."""
+    return covers(plan) and isinstance(plan.config, Fa3Config)
 
 
 def work_of(plan: Plan) -> Work:
-    problem, config = plan.problem, _tiles_of(plan)
-    heads = problem.batch * problem.heads
-    groups = Schedule.of(problem, GROUP_ROWS, config.block_kv, plan.spec.skip_masked_tiles)
-    steps, tiles = groups.visited * heads, plan.schedule.visited * heads
-    items = plan.schedule.num_q_blocks * heads
-    depth = -(-problem.head_dim // 16) * 16
-    row_bytes = -(-problem.head_dim // _ATOM_COLUMNS) * _ATOM_ROW_BYTES
-    operand = problem.k_element.itemsize
-    reads = steps * config.block_kv * (depth + problem.head_dim) * operand
-    q_bytes = items * config.block_q * row_bytes
-    reads += q_bytes if config.q_in_registers else steps * GROUP_ROWS * depth * operand
-    writes = tiles * 2 * config.block_kv * row_bytes + q_bytes
-    # O takes the place of Q on its way out, where a buffer of Q is free by then.
-    if config.store_by_tma and (config.q_in_registers or config.q_stages > 1):
-        reads, writes = reads + q_bytes, writes + q_bytes
-    return Work(
-        flops=steps * 2 * GROUP_ROWS * config.block_kv * (depth + problem.head_dim),
-        exponentials=steps * GROUP_ROWS * config.block_kv,
-        shared_bytes=reads + writes,
-        memory_bytes=problem.io_bytes,
-    )
+    """Of a plan that :func:`covers`."""
+    return backward_work(plan) if isinstance(plan.config, Fa3BackwardConfig) else forward_work(plan)
 
 
-def bounds_of(plan: Plan, limits: Limits) -> Bounds:
+def bounds_of(plan: Plan, limits: Limits, additions: Additions | None = None) -> Bounds:
     """For a plan that :func:`covers`, and the ceilings of its GPU."""
     work, kind = work_of(plan), plan.problem.dtype
     sustained = limits.sustained_flops.get(kind)
@@ -118,12 +93,14 @@ def bounds_of(plan: Plan, limits: Limits) -> Bounds:
         shared_memory=work.shared_bytes / (SHARED_BYTES_PER_EXPONENTIAL * limits.exponentials),
         memory=work.memory_bytes / limits.copy_bytes,
         imbalance=_busiest(plan, 0.0),
+        additions=work.added_bytes / additions.bytes_per_second if additions and work.added_bytes else None,
+        passes=work.pass_bytes / limits.copy_bytes if work.pass_bytes else None,
     )
 
 
 def predict(plan: Plan, limits: Limits) -> float:
-    """Seconds, from the bounds alone: what runs at the same time counts once, what waits adds up, the busiest
-    thread block decides.
+    """Seconds of a plan that :func:`predicts`, from the bounds alone: what runs at the same time counts once, what waits
+    adds up, the busiest thread block decides.
 
     With neither ping-pong nor overlap inside a warpgroup, which a soft cap takes, products wait for exponentials and
     the reverse.
@@ -143,7 +120,7 @@ def _tiles_of(plan: Plan) -> Fa3Config:
 
 def _lives_for_one_item(plan: Plan) -> bool:
     """Blocks that are as many as there are items, more than SMs."""
-    (launch,) = plan.launches
+    launch = max(plan.launches, key=lambda launch: launch.shared_memory)
     assert plan.device is not None
     return launch.grid[0] > plan.device.num_sms
 
