@@ -215,6 +215,13 @@ def _backward_beside(device: Device | None) -> Iterator[Case]:
     yield from backward_cases.float32(problems, best)
 
 
+def _backward_ladder(device: Device | None) -> Iterator[Case]:
+    assert device is not None, "FA3 is Hopper's"
+    shapes = itertools.product(((64, 1024), (64, 4096), (128, 1024), (128, 4096), (256, 4096)), _MASKS)
+    problems = (make(16384 // n, 2048 // d, n, d, "bfloat16", mask) for (d, n), mask in shapes)
+    yield from backward_cases.steps(problems, device)
+
+
 SUITES = {
     suite.name: suite
     for suite in (
@@ -270,6 +277,13 @@ SUITES = {
             gpu_only=True,
             operation="backward",
         ),
+        Suite(
+            "backward-ladder",
+            "FA3's backward, its techniques one after the other",
+            _backward_ladder,
+            gpu_only=True,
+            operation="backward",
+        ),
     )
 }
 
@@ -310,6 +324,7 @@ _SHORT = 1.0
 EVIDENCE = (
     *(Part(x) for x in ("forward", "awkward", "ladder", "versions", "float32", "fa1-blocks", "memory")),
     *(Part(x) for x in ("masks", "decode", "splits", "backward", "backward-beside")),
+    Part("backward-ladder"),
     Part("fa3", Regime.SUSTAINED, _SHORT, section="forward"),
     Part("decode-published", Regime.SUSTAINED, _SHORT, section="decode"),
     Part("backward", Regime.SUSTAINED, _SHORT / 2),
