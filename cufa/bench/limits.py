@@ -46,6 +46,8 @@ class Limits:
     mma_flops: dict[str, float] = dataclasses.field(default_factory=dict)
     """As ``flops``, of ``mma.sync`` alone, whose operands come from registers: what every kernel but Hopper's own
     multiplies with. Empty: not measured."""
+    launch_seconds: float = 0.0
+    """Of a launch that computes next to nothing, as all launches are timed; 0: not measured."""
 
     def floor(self, problem: Problem, work: Work | None = None) -> tuple[float, str]:
         """Seconds below which nothing on this machine can solve the problem, and what sets them.
@@ -91,7 +93,7 @@ def _gpu_limits(device: Device) -> Limits:
     blocks = _BLOCKS_PER_SM * device.num_sms
     exponentials = blocks * _THREADS * _ITERATIONS * _CHAINS
     rate = exponentials / _timing("kernels/limits.cu", "exp2_limit", "float16", blocks).p10
-    return Limits(copy_bytes, flops, rate, sustained, _gpu_read_rate(), mma_flops)
+    return Limits(copy_bytes, flops, rate, sustained, _gpu_read_rate(), mma_flops, launch_seconds(device))
 
 
 def mma_rates(device: Device) -> dict[str, float]:
@@ -104,14 +106,21 @@ def mma_rates(device: Device) -> dict[str, float]:
     }
 
 
-def _timing(source: str, entry: str, kind: str, blocks: int, shared_memory: int = 0) -> Timing:
+def launch_seconds(device: Device) -> float:
+    """:attr:`Limits.launch_seconds` of the current GPU."""
+    return _timing("kernels/limits.cu", "exp2_limit", "float16", device.num_sms, iterations=0).p10
+
+
+def _timing(
+    source: str, entry: str, kind: str, blocks: int, shared_memory: int = 0, iterations: int = _ITERATIONS
+) -> Timing:
     import cupy
 
     unit = translation_unit(source, _constants(kind))
     options = cupy_options(90 if shared_memory else 80)
     function = cupy.RawModule(code=unit, options=options).get_function(entry)
     sink = cupy.empty(blocks * _THREADS, cupy.float32)
-    arguments = (sink, np.int32(_ITERATIONS))
+    arguments = (sink, np.int32(iterations))
     run = functools.partial(function, (blocks,), (_THREADS,), arguments, shared_mem=shared_memory)
     return measure({entry: run}, on_gpu=True, seconds=1.0 if shared_memory else 0.5)[entry]
 
