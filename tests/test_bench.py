@@ -362,6 +362,8 @@ class TestOnAGpu:
         assert limits.copy_bytes > 1e11
         assert limits.flops["float16"] > limits.flops["tf32"] > 1e12
         assert limits.exponentials > 1e11
+        assert limits.mma_flops.keys() == limits.flops.keys()
+        assert all(1e12 < rate <= limits.flops[kind] for kind, rate in limits.mma_flops.items())
         assert set(limits.sustained_flops) == (
             {"float16", "bfloat16"} if device.arch.capability == 90 else set()
         )
