@@ -73,12 +73,15 @@ def _device_section(record: Json) -> Iterator[str]:
     environment, tests, limits = record["environment"], record["tests"], record["limits"]
     versions = environment["versions"]
     torch = f", torch {versions['torch']}" if "torch" in versions else ""
-    flops = ", ".join(f"{kind} {rate * 1e-12:.0f} TFLOP/s" for kind, rate in limits["flops"].items())
+    flops, by_mma = (
+        ", ".join(f"{kind} {rate * 1e-12:.0f} TFLOP/s" for kind, rate in limits.get(name, {}).items())
+        for name in ("flops", "mma_flops")
+    )
     yield f"## {environment['device']}\n"
     yield (
         f"{environment['recorded'][:10]}: NVRTC {environment['nvrtc']}{torch}; "
         "medians, cold L2, FLOPs of visible scores only. Measured ceilings: copy "
-        f"{limits['copy_bytes'] * 1e-12:.2f} TB/s; tensor cores {flops}."
+        f"{limits['copy_bytes'] * 1e-12:.2f} TB/s; tensor cores {flops}{f'; by mma.sync {by_mma}' if by_mma else ''}."
     )
     if tests:
         when = renewal.when_else(record, tests.get("measured", {}))

@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from ..core.architectures import Device
-from ..core.mask import CAUSAL, FULL, Band, Mask
+from ..core.mask import CAUSAL, FULL, Mask
 from ..core.problem import Problem, default_scale
 from ..kernels import kernels_of
 from ..planner import fitting_configs, make_plan
-from . import backward_cases, decode_cases
+from . import backward_cases, decode_cases, mask_cases
 from .cases import Case, Contender, contenders
 from .ladder import ladder
 from .regimes import Regime
@@ -177,11 +177,10 @@ def _quick(device: Device | None) -> Iterator[Case]:
 
 
 def _masks(device: Device | None) -> Iterator[Case]:
-    """What tiles that are skipped and a capped score are worth: one shape under every mask, per visible score;
-    then windows in decoding."""
-    for mask, softcap in ((FULL, None), (CAUSAL, None), (Band(1023, 0), None), (CAUSAL, 30.0)):
-        problem = make(2, 32, 8192, 128, "bfloat16", mask, kv_heads=8, softcap=softcap)
-        yield Case(problem, contenders(*_best(problem, device), "flex", "fa4", "torch flash", "torch cudnn"))
+    """One shape under every mask; then windows in decoding."""
+    shape, best = make(2, 32, 8192, 128, "bfloat16", kv_heads=8), functools.partial(_best, device=device)
+    yield from mask_cases.bands(shape, best)
+    yield from mask_cases.beyond(shape, best)
     yield from decode_cases.windows(device)
 
 
@@ -239,7 +238,7 @@ SUITES = {
         ),
         Suite("fa1-blocks", "FA1 block sizes and warps", _fa1_blocks, gpu_only=True),
         Suite("memory", "naive against FA2, growing length", _memory),
-        Suite("masks", "windows and softcap, 2 × 32/8 heads × 8192, d128, bfloat16", _masks, gpu_only=True),
+        Suite("masks", "masks and softcap, 2 × 32/8 heads × 8192, d128, bfloat16", _masks, gpu_only=True),
         Suite("energy", "shapes that meet the power limit, bfloat16", _energy, gpu_only=True),
         Suite(
             "decode",
@@ -306,6 +305,10 @@ class Part:
     @property
     def name(self) -> str:
         return f"{self.suite}, {self.regime}"
+
+    def cases(self, device: Device | None) -> list[Case]:
+        """Those of its suite that are recorded."""
+        return [case for case in SUITES[self.suite].cases(device) if case.recorded]
 
     @property
     def kept_in(self) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
+from ..core.operation import OPERATIONS
 from ..core.problem import Problem
 from .cases import READ
 from .ladder import is_step
@@ -122,24 +123,25 @@ def _load(row: Recorded) -> str:
 def masks(rows: list[Recorded]) -> Iterator[str]:
     """TFLOP/s over visible scores; decoding by its time."""
     cases = list(by_case(rows))
-    forward_cases = [found for found in cases if not next(iter(found.values())).case]
-    labels = labels_of(row for found in forward_cases for row in found.values())
+    of_rate = [found for found in cases if not OPERATIONS[_one(found).operation].memory_bound]
+    labels = labels_of(row for found in of_rate for row in found.values())
     lines = []
-    for found in forward_cases:
+    for found in of_rate:
         ours, peer = next(label for label in found if found[label].is_ours), best_peer(found)
         cells = [f"{found[label].tflops:.0f}" if label in found else NONE for label in labels]
         against = f"{ratio(found, peer, ours)} {peer}" if peer else NONE
-        lines.append([_shape(_one(found)), _one(found).scores_text, *cells, against])
+        name = next(iter(found.values())).case or _one(found).scores_text
+        lines.append([_shape(_one(found)), name, *cells, against])
     yield from table(["batch × heads × seq", "mask", *labels, "ours over the best of them"], lines)
-    named = [
+    times = [
         [row.case, label, f"{row.p50_ns / 1e3:.1f}"]
         for found in cases
         for label, row in found.items()
-        if row.case
+        if OPERATIONS[row.problem.operation].memory_bound
     ]
-    if named:
+    if times:
         yield "\n"
-        yield from table(["case", "", "µs"], named)
+        yield from table(["case", "", "µs"], times)
 
 
 # --- Decoding ---------------------------------------------------------------------------------------------
