@@ -10,10 +10,9 @@ from ..core.order import makespan
 from ..kernels.fa3 import Fa3Config
 from ..kernels.fa3_backward import Fa3BackwardConfig
 from ..planner import Plan
-from .backward_tile_work import backward_work
+from . import memory_rates
 from .limits import Limits
-from .memory_rates import Additions
-from .tile_work import Work, forward_work
+from .tile_work import Work, fa3_backward_work, forward_work
 
 #: An SM of Hopper moves 128 bytes of shared memory and takes 16 exponentials in one clock; so the ceiling of
 #: the one follows from the measured ceiling of the other.
@@ -40,9 +39,7 @@ class Bounds:
     @property
     def overlapped(self) -> float:
         """All resources at work at the same time, all SMs busy to the end."""
-        return max(
-            self.products, self.exponentials, self.shared_memory, self.memory, self.additions or 0.0
-        )
+        return max(self.products, self.exponentials, self.shared_memory, self.memory, self.additions or 0.0)
 
     @property
     def serial(self) -> float:
@@ -71,20 +68,16 @@ def covers(plan: Plan) -> bool:
     return isinstance(plan.config, families) and plan.device is not None and plan.split is None
 
 
-def predicts(plan: Plan) -> bool:
-    """Whether :func:`predict` holds: of the backward only ceilings are derived, as little of it overlaps from tile to
-    tile."""
-    return covers(plan) and isinstance(plan.config, Fa3Config)
-
-
 def work_of(plan: Plan) -> Work:
     """Of a plan that :func:`covers`."""
-    return backward_work(plan) if isinstance(plan.config, Fa3BackwardConfig) else forward_work(plan)
+    return fa3_backward_work(plan) if isinstance(plan.config, Fa3BackwardConfig) else forward_work(plan)
 
 
-def bounds_of(plan: Plan, limits: Limits, additions: Additions | None = None) -> Bounds:
+def bounds_of(plan: Plan, limits: Limits) -> Bounds:
     """For a plan that :func:`covers`, and the ceilings of its GPU."""
     work, kind = work_of(plan), plan.problem.dtype
+    assert plan.device is not None
+    additions = memory_rates.additions(plan.device.name)
     sustained = limits.sustained_flops.get(kind)
     return Bounds(
         products=work.flops / limits.flops[kind],
@@ -94,12 +87,12 @@ def bounds_of(plan: Plan, limits: Limits, additions: Additions | None = None) ->
         memory=work.memory_bytes / limits.copy_bytes,
         imbalance=_busiest(plan, 0.0),
         additions=work.added_bytes / additions.bytes_per_second if additions and work.added_bytes else None,
-        passes=work.pass_bytes / limits.copy_bytes if work.pass_bytes else None,
+        passes=work.further_bytes / limits.copy_bytes if work.further_bytes else None,
     )
 
 
 def predict(plan: Plan, limits: Limits) -> float:
-    """Seconds of a plan that :func:`predicts`, from the bounds alone: what runs at the same time counts once, what waits
+    """Seconds of a plan that :func:`covers`, from the bounds alone: what runs at the same time counts once, what waits
     adds up, the busiest thread block decides.
 
     With neither ping-pong nor overlap inside a warpgroup, which a soft cap takes, products wait for exponentials and
@@ -107,15 +100,10 @@ def predict(plan: Plan, limits: Limits) -> float:
     Blocks that live for one item start and end each of them without overlap.
     """
     bounds = bounds_of(plan, limits)
-    overlap = plan.problem.softcap is None or _tiles_of(plan).ping_pong
+    overlap = plan.problem.softcap is None or not isinstance(plan.config, Fa3Config) or plan.config.ping_pong
     shared_by_all = bounds.overlapped if overlap else max(bounds.serial, bounds.overlapped)
     per_item = max(0.0, bounds.serial - shared_by_all) / shared_by_all if _lives_for_one_item(plan) else 0.0
-    return shared_by_all * _busiest(plan, per_item)
-
-
-def _tiles_of(plan: Plan) -> Fa3Config:
-    assert isinstance(plan.config, Fa3Config)
-    return plan.config
+    return shared_by_all * _busiest(plan, per_item) + (bounds.passes or 0.0)
 
 
 def _lives_for_one_item(plan: Plan) -> bool:

@@ -52,12 +52,12 @@ class Additions:
 
 #: 132 and 264 blocks added tiles of 8 to 32 KiB along heads, at most 32 MiB at a time: 3.9 TB/s by the copy engine,
 #: 3.8 to 3.9 by ``red`` from registers. Where 128 and 512 MiB were added to in turn it was 1.8 to 3.3 and 1.3 to 1.76.
-_ADDED_BY_HAND = {"NVIDIA H200": Additions(3.9e12, "measured by hand on one H200 on 2026-11-22, not recorded yet")}
+_ADDED_BY_HAND = {"H200": Additions(3.9e12, "measured by hand on one H200 on 2026-11-22, not recorded yet")}
 
 
 def additions(device: str) -> Additions | None:
     """Of a GPU, by its name; None where nobody has measured it."""
-    return _ADDED_BY_HAND.get(device)
+    return _ADDED_BY_HAND.get(device.removeprefix("NVIDIA "))
 
 
 def measure_rates(device: Device) -> MemoryRates:

@@ -10,7 +10,7 @@ from typing import Any
 from ..core.architectures import Device
 from ..core.problem import Problem
 from ..planner import Plan
-from . import bounds, memory_rates, peers, sustained
+from . import bounds, peers, sustained
 from .cases import READ, Case, Contender, Work
 from .check import Expected, max_error, sampled_reference
 from .inputs import Inputs, given_to, poison, role_of
@@ -168,12 +168,10 @@ def run_case(
 
 def with_bounds(row: Row, limits: Limits) -> Row:
     """The row with what can be derived for its kernel."""
-    plan = row.plan
-    if plan is None or plan.device is None or not bounds.covers(plan):
+    if row.plan is None or not bounds.covers(row.plan):
         return row
-    needs = bounds.bounds_of(plan, limits, memory_rates.additions(plan.device.name)).named()
-    predicted = bounds.predict(plan, limits) if bounds.predicts(plan) else None
-    return dataclasses.replace(row, needs=needs, predicted=predicted)
+    needs = bounds.bounds_of(row.plan, limits).named()
+    return dataclasses.replace(row, needs=needs, predicted=bounds.predict(row.plan, limits))
 
 
 def _row(

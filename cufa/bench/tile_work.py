@@ -8,7 +8,7 @@ Every consumer warpgroup of FA3 multiplies 64 query rows with one key tile at a 
   writes, and O on its way out.
 
 Rows past the end of the queries and rows that see no key are left out; a query block may compute some of them
-all the same. The backward is in :mod:`cufa.bench.backward_tile_work`.
+all the same. The backward is in :mod:`cufa.bench.backward_parts`.
 """
 
 from __future__ import annotations
@@ -16,8 +16,13 @@ from __future__ import annotations
 import dataclasses
 
 from ..core.schedule import Schedule
+from ..kernels.backward import STRIP
 from ..kernels.fa3 import Fa3Config
+from ..kernels.fa3_backward import Fa3BackwardConfig
 from ..planner import Plan
+from . import backward_parts
+
+_FLOAT = 4
 
 #: Rows of a consumer warpgroup.
 GROUP_ROWS = 64
@@ -31,10 +36,10 @@ class Work:
     shared_bytes: int
     memory_bytes: int
     """Compulsory: every operand once."""
+    further_bytes: int = 0
+    """Of device memory, by launches before and after that of the tiles."""
     added_bytes: int = 0
     """Of float32 sums in the L2 cache."""
-    pass_bytes: int = 0
-    """Of device memory, in launches before and after that only move: nothing else goes on meanwhile."""
 
 
 def row_bytes(head_dim: int) -> int:
@@ -67,4 +72,28 @@ def forward_work(plan: Plan) -> Work:
         exponentials=steps * GROUP_ROWS * config.block_kv,
         shared_bytes=reads + writes,
         memory_bytes=problem.io_bytes,
+    )
+
+
+def fa3_backward_work(plan: Plan) -> Work:
+    """Products and shared memory are those of :mod:`cufa.bench.backward_parts`. A launch before reads dO and O and
+    makes zeros of dQ in float32, in whole tiles; one after rounds it."""
+    problem, config = plan.problem, plan.config
+    assert isinstance(config, Fa3BackwardConfig)
+    found, tiles = backward_parts.parts(plan), backward_parts.tiles_of(plan)
+    rows, row = problem.seqlen_q, problem.head_dim * problem.itemsize
+    whole = -(-rows // config.block_q) * config.block_q
+    strips = -(-rows // STRIP) * STRIP
+    passes = (
+        rows * (3 * row + _FLOAT)
+        + whole * (problem.head_dim + 2) * _FLOAT
+        + strips * problem.head_dim * _FLOAT
+    )
+    return Work(
+        flops=2 * sum(part.multiply_adds for part in found),
+        exponentials=tiles * config.block_q * config.block_kv,
+        shared_bytes=sum(part.shared_bytes for part in found),
+        memory_bytes=problem.io_bytes,
+        further_bytes=problem.batch * problem.heads * passes,
+        added_bytes=tiles * config.block_q * problem.head_dim * _FLOAT,
     )
