@@ -133,7 +133,7 @@ def _measure_parts(
     """What the record lacks, each part with the seconds that it took and with what of the environment differs from the
     record's."""
     done = record.setdefault("parts", [])
-    parts = [(x, list(SUITES[x.suite].cases(device))) for x in EVIDENCE if x.name not in done]
+    parts = [(x, x.cases(device)) for x in EVIDENCE if x.name not in done]
     if not parts:
         return
     say("compiling the variants of the benchmark")

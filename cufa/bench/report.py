@@ -175,6 +175,7 @@ _OPEN: dict[str, Build] = {
 _FOLDED: dict[str, Build] = {
     "awkward": tables.awkward,
     "ladder": tables.ladder,
+    "backward-ladder": tables.ladder,
     "versions": tables.versions,
     "float32": tables.forward,
     "fa1-blocks": tables.blocks,
