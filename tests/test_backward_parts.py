@@ -10,8 +10,8 @@ from backward_support import make_case
 from cufa.bench import bounds, memory_rates, suites
 from cufa.bench.backward_cases import of_forward
 from cufa.bench.backward_parts import parts
-from cufa.bench.bounds import work_of
 from cufa.bench.limits import Limits
+from cufa.bench.tile_work import work_of
 from cufa.core.architectures import Device
 from cufa.executor.emulate import emulate_backward
 from cufa.kernels import KERNELS

@@ -71,4 +71,4 @@ def test_each_products_share_of_shared_memory(elsewhere: Path) -> None:
     each = dict(zip(table["what"], table["bytes per product"], strict=True))
     # 64 + 64 rows, and 128 or 64 columns of them, for 64 · 64 products: two bytes each.
     assert (each["S"], each["dV"], each["dQ, staged"]) == ("0.0625", "0.0312", "–")
-    assert "bytes per product, more than the 0.0625 that it can" in words(app)
+    assert "bytes per product, more than the 0.0729 at which" in words(app)

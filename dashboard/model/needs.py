@@ -32,7 +32,7 @@ def _derived(found: Evidence) -> dict[str, dict[str, float]]:
     return {
         name: bounds.bounds_of(plan, found.limits).named()
         for name, plan in plans.items()
-        if bounds.covers(plan)
+        if bounds.covers(plan, found.limits)
     }
 
 

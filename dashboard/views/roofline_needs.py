@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import streamlit as st
 
-from cufa.bench import memory_rates
+from cufa.bench import bounds, memory_rates
 from cufa.bench.backward_parts import Part
 from cufa.commands.common import seconds_text
 from cufa.dashboard import page
@@ -54,7 +54,7 @@ def show(
     st.caption(_caption(row, chosen))
     parts = needs.parts_of(row, chosen)
     if parts:
-        _show_parts(parts)
+        _show_parts(parts, row, chosen)
     return row
 
 
@@ -89,23 +89,19 @@ def _caption(row: Measurement, chosen: Evidence) -> str:
     )
 
 
-def _show_parts(parts: tuple[Part, ...]) -> None:
-    """Shared memory moves 128 bytes per clock and SM while its tensor cores take 2,048 products of 16 bits."""
+def _show_parts(parts: tuple[Part, ...], row: Measurement, chosen: Evidence) -> None:
+    assert chosen.limits is not None
     products, moved = sum(x.multiply_adds for x in parts), sum(x.shared_bytes for x in parts)
     each = moved / products
-    balance = SHARED_BYTES / PRODUCTS
-    word = "more" if each > balance else "no more"
+    shared = bounds.SHARED_BYTES_PER_EXPONENTIAL * chosen.limits.exponentials
+    balance = shared / (chosen.limits.flops[row.problem.dtype] / 2)
     page.verdict(
-        f"Shared memory moves {each:.3f} bytes per product, {word} than the {balance:.4f} that it can while the tensor "
-        "cores are busy.",
+        f"Shared memory moves {each:.4f} bytes per product, {'more' if each > balance else 'fewer'} than the "
+        f"{balance:.4f} at which both would take as long at their measured ceilings.",
         tag="predicted",
         small=True,
     )
     st.dataframe([_line(part, moved) for part in parts], hide_index=True, height="content")
-
-
-SHARED_BYTES, PRODUCTS = 128, 2048
-"""Of an SM of Hopper in one clock: bytes of shared memory, multiply-adds of 16-bit numbers."""
 
 
 def _line(part: Part, moved: int) -> dict[str, str]:
