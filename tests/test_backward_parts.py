@@ -12,7 +12,9 @@ from cufa.bench.backward_cases import of_forward
 from cufa.bench.backward_parts import parts
 from cufa.bench.limits import Limits
 from cufa.bench.tile_work import work_of
+from cufa.bench.traffic import l2_traffic
 from cufa.core.architectures import Device
+from cufa.core.mask import CAUSAL, Band
 from cufa.executor.emulate import emulate_backward
 from cufa.kernels import KERNELS
 from cufa.planner import make_plan
@@ -56,12 +58,27 @@ def test_the_work_is_what_the_source_does(head_dim, config, causal):
     # stands in shared memory, too: a few words per thread.
     moved = 128 * counted["shared_wavefronts"] + config.bulk_add * work.added_bytes
     assert 1 <= moved / work.shared_bytes < 1.06
-    # Beside the passes, each tile is loaded with two numbers per row, and a key block once; a counter is made zero.
-    tiles, items = run.plan.schedule.visited * 2, int((run.plan.schedule.visits > 0).sum())
-    row = head_dim * 2
-    main = tiles * config.block_q * 2 * (row + 4) + items * config.block_kv * 2 * row + work.added_bytes
-    main += lengths[1] * 2 * row + 4
-    assert counted["global_read_bytes"] + counted["global_write_bytes"] == main + work.further_bytes
+    assert asked_of_l2(run) == counted_in_l2(run)
+
+
+def asked_of_l2(run):
+    derived = l2_traffic(run.plan.problem, run.plan.spec, run.plan.config)
+    return {"read": derived.read, "written": derived.written}
+
+
+def counted_in_l2(run):
+    """But for one counter of items, which is made zero."""
+    return {"read": run.totals["global_read_bytes"], "written": run.totals["global_write_bytes"] - 4}
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "mask"), [(64, Band(60, 5, -20)), (128, CAUSAL), (200, Band(60, 5, -20))]
+)
+def test_ends_shared_heads_and_rows_without_keys(head_dim, mask):
+    case = make_case(2, 4, 2, 150, 301, head_dim, "bfloat16", mask=mask)
+    run = emulate_backward(*case.arrays, algorithm="fa3", mask=mask, mode="counted", trace=False)
+    assert asked_of_l2(run) == counted_in_l2(run)
+    assert 4 * run.totals["reductions"] == work_of(run.plan).added_bytes
 
 
 @pytest.mark.parametrize(

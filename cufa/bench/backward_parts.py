@@ -18,6 +18,7 @@ import dataclasses
 
 from ..core.problem import Problem
 from ..kernels.fa3_backward import GROUP_KEYS, Fa3BackwardConfig
+from ..kernels.spec import ceil_div
 from ..planner import Plan
 
 _ATOM_COLUMNS, _ATOM_ROW_BYTES = 64, 128
@@ -53,9 +54,23 @@ def parts(plan: Plan) -> tuple[Part, ...]:
     assert isinstance(config, Fa3BackwardConfig)
     of_kernel = _narrow if config.block_kv > GROUP_KEYS else _wide
     tiles, items = tiles_of(plan), _items_with_tiles(plan)
-    row = -(-problem.head_dim // _ATOM_COLUMNS) * _ATOM_ROW_BYTES
+    row = ceil_div(problem.head_dim, _ATOM_COLUMNS) * _ATOM_ROW_BYTES
     loaded = tiles * 2 * config.block_q * (row + _FLOAT) + items * 2 * config.block_kv * row
     return (*of_kernel(problem, config, tiles, items), Part("loads of Q, dO, K, V", 0, loaded))
+
+
+def passes(problem: Problem, config: Fa3BackwardConfig) -> tuple[int, int]:
+    """Bytes of device memory that the launches before and after read and write. Before: dO, O and LSE are read, zeros
+    for dQ in float32 and two numbers per row are written, in whole tiles. After: dQ is read in whole tiles, and written
+    rounded.
+    """
+    heads, rows = problem.batch * problem.heads, problem.seqlen_q
+    row, sums = problem.head_dim * problem.itemsize, problem.head_dim * _FLOAT
+    whole = ceil_div(rows, config.block_q) * config.block_q
+    return (
+        heads * (rows * (2 * row + _FLOAT) + whole * sums),
+        heads * (whole * (sums + 2 * _FLOAT) + rows * row),
+    )
 
 
 def _narrow(problem: Problem, config: Fa3BackwardConfig, tiles: int, items: int) -> tuple[Part, ...]:
@@ -100,7 +115,7 @@ def _wide(problem: Problem, config: Fa3BackwardConfig, tiles: int, items: int) -
 
 def _depth(head_dim: int) -> int:
     """Of a product that sums over the head dim."""
-    return -(-head_dim // 16) * 16
+    return ceil_div(head_dim, 16) * 16
 
 
 def _part(name: str, times: int, each: tuple[int, int]) -> Part:
@@ -119,7 +134,7 @@ def _dq_columns(config: Fa3BackwardConfig, head_dim: int) -> int:
     groups = config.block_kv // GROUP_KEYS
     if config.block_q == _GROUP_ROWS * groups:
         return head_dim
-    return -(-head_dim // (8 * groups)) * 8 if head_dim <= _ATOM_COLUMNS else _ATOM_COLUMNS
+    return ceil_div(head_dim, 8 * groups) * 8 if head_dim <= _ATOM_COLUMNS else _ATOM_COLUMNS
 
 
 def _items_with_tiles(plan: Plan) -> int:

@@ -72,7 +72,7 @@ class Bounds:
             "exponentials": self.exponentials,
             "shared memory": self.shared_memory,
             "memory": self.memory,
-            "L2 additions": self.additions,
+            memory_rates.ADDITIONS: self.additions,
             "passes": self.passes,
             "busiest block": self.overlapped * self.imbalance,
             "no overlap": self.serial,

@@ -40,6 +40,10 @@ class MemoryRates:
     """All SMs together; None: not measured."""
 
 
+ADDITIONS = "L2 additions"
+"""What tables and figures call the time of :class:`Additions`."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Additions:
     """The ceiling of float32 sums that thread blocks add to memory while it stays in the L2 cache."""
@@ -48,6 +52,9 @@ class Additions:
     """Of what is added."""
     origin: str
     """In words, for captions: it is not among the rates that are measured and recorded here."""
+
+    def __str__(self) -> str:
+        return f"{self.bytes_per_second / 1e12:.1f} TB/s ({self.origin})"
 
 
 #: 132 and 264 blocks added tiles of 8 to 32 KiB along heads, at most 32 MiB at a time: 3.9 TB/s by the copy engine,

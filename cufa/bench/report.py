@@ -99,7 +99,8 @@ def _device_section(record: Json) -> Iterator[str]:
         yield from _suite(record, rows, name, build)
     for name, build in _FOLDED.items():
         yield from _folded(_suite(record, rows, name, build))
-    yield from _folded(tables.needs([row for row in rows if row.suite == "forward"]))
+    for suite in ("forward", "backward"):
+        yield from _folded(tables.needs([row for row in rows if row.suite == suite], environment["device"]))
     yield from _folded(_host_calls(record))
     yield from _folded(_first_results(record))
 

@@ -18,6 +18,7 @@ import dataclasses
 
 from ..core.problem import Problem
 from ..core.schedule import Schedule
+from ..core.tile_classes import TileClass
 from ..kernels.backward import STRIP, BackwardConfig
 from ..kernels.fa2 import Fa2Config
 from ..kernels.fa3 import Fa3Config
@@ -147,8 +148,16 @@ def _fa2_backward(plan: Plan) -> Work:
         # K and V come in, dK and dV go out in their place.
         shared_bytes=tiles * per_tile + items * 8 * keys * row_bytes,
         memory_bytes=problem.io_bytes,
-        further_bytes=rows * (3 * row_bytes + 2 * problem.head_dim * 4 + 12),
+        further_bytes=rows * (3 * row_bytes + 2 * problem.head_dim * _FLOAT + 12),
+        added_bytes=heads * _rows_added_to(plan) * problem.head_dim * _FLOAT,
     )
+
+
+def _rows_added_to(plan: Plan) -> int:
+    """Of dQ of one head, by all key blocks, in whole strips."""
+    visited = plan.schedule.classes != TileClass.SKIP
+    beyond = -(ceil_div(plan.problem.seqlen_q, STRIP) * STRIP) % plan.config.block_q
+    return plan.schedule.visited * plan.config.block_q - beyond * int(visited[:, -1].sum())
 
 
 def _backward_fragments(problem: Problem, config: BackwardConfig) -> int:
@@ -173,20 +182,16 @@ def _backward_fragments(problem: Problem, config: BackwardConfig) -> int:
 
 
 def _fa3_backward(plan: Plan) -> Work:
-    """A launch before reads dO and O and makes zeros of dQ in float32, in whole tiles; one after rounds it."""
     problem, config = plan.problem, plan.config
     assert isinstance(config, Fa3BackwardConfig)
     found, tiles = backward_parts.parts(plan), backward_parts.tiles_of(plan)
-    rows, row_bytes, sums = problem.seqlen_q, problem.head_dim * _ITEM, problem.head_dim * _FLOAT
-    whole, strips = (ceil_div(rows, n) * n for n in (config.block_q, STRIP))
-    passes = rows * (3 * row_bytes + _FLOAT) + whole * (sums + 2 * _FLOAT) + strips * sums
     return Work(
         flops=2 * sum(part.multiply_adds for part in found),
         exponentials=_score_operations(problem, tiles * config.block_q * config.block_kv),
         shared_bytes=sum(part.shared_bytes for part in found),
         memory_bytes=problem.io_bytes,
-        further_bytes=problem.batch * problem.heads * passes,
-        added_bytes=tiles * config.block_q * sums,
+        further_bytes=sum(backward_parts.passes(problem, config)),
+        added_bytes=tiles * config.block_q * problem.head_dim * _FLOAT,
     )
 
 

@@ -84,8 +84,8 @@ def _caption(row: Measurement, chosen: Evidence) -> str:
     if additions is None:
         return f"{text} How fast {chosen.device} adds in its L2 cache is not measured: no bar for what is added to dQ."
     return (
-        f"{text} **L2 additions**: what is added to dQ in float32, at {additions.bytes_per_second / 1e12:.1f} TB/s "
-        f"({additions.origin}), as long as the dQ in work stays in the L2 cache."
+        f"{text} **L2 additions**: what is added to dQ in float32, at {additions}, as long as the dQ in work stays in "
+        "the L2 cache."
     )
 
 
