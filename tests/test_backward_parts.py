@@ -6,13 +6,17 @@ import dataclasses
 
 import pytest
 from backward_support import make_case
+from records_support import as_json, measured_row
 
-from cufa.bench import bounds, memory_rates, suites
+from cufa.bench import bounds, memory_rates, predictions, records, suites, tables
 from cufa.bench.backward_cases import of_forward
 from cufa.bench.backward_parts import parts
 from cufa.bench.limits import Limits
+from cufa.bench.recorded import Recorded
+from cufa.bench.runner import with_bounds
 from cufa.bench.tile_work import work_of
 from cufa.bench.traffic import l2_traffic
+from cufa.commands.rows import print_needs
 from cufa.core.architectures import Device
 from cufa.core.mask import CAUSAL, Band
 from cufa.executor.emulate import emulate_backward
@@ -138,6 +142,29 @@ def test_what_nobody_measured_is_no_bound():
     plan = plan_of(256, device=dataclasses.replace(H200, name="Another GPU"))
     found = bounds.bounds_of(plan, LIMITS)
     assert found.additions is None and "L2 additions" not in found.named()
+
+
+def test_tables_of_what_each_resource_needs_say_where_the_ceiling_of_additions_is_from(capsys):
+    plan = plan_of(128, heads=16)
+    row = with_bounds(measured_row("fa3", plan.problem, 2e-3, plan), LIMITS)
+    print_needs([row])
+    device = memory_rates.additions(H200.name)
+    assert device.origin.split(",")[0] in " ".join(capsys.readouterr().out.split())
+    recorded = Recorded(as_json(records.row_record(row)), "backward")
+    lines = list(tables.needs([recorded], H200.name))
+    assert f"L2 additions: at {device}.\n" in lines
+    assert "L2 additions" in next(line for line in lines if line.startswith("| kernel"))
+
+
+def test_needs_are_derived_for_rows_that_were_recorded_without():
+    plan = plan_of(128, heads=16)
+    json = as_json(records.row_record(measured_row("fa3", plan.problem, 2e-3, plan)))
+    found = predictions.with_needs(Recorded(json), H200, LIMITS)
+    named = bounds.bounds_of(plan, LIMITS).named()
+    assert found.json["needs_ns"] == pytest.approx({name: 1e9 * s for name, s in named.items()})
+    assert found.json["predicted_ns"] == pytest.approx(1e9 * bounds.predict(plan, LIMITS))
+    assert predictions.with_needs(found, H200, dataclasses.replace(LIMITS, exponentials=1e12)) is found
+    assert predictions.with_needs(Recorded(json), H200, Limits(4e12, {}, 4e12)).json == json
 
 
 def test_grouped_heads_keep_their_keys():

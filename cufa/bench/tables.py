@@ -218,7 +218,8 @@ def needs(rows: list[Recorded], device: str) -> Iterator[str]:
     derived = [row for row in rows if "needs_ns" in row.json]
     if not derived:
         return
-    names = list(dict.fromkeys(name for row in derived for name in row.json["needs_ns"]))
+    most_first = sorted(derived, key=lambda row: -len(row.json["needs_ns"]))
+    names = list(dict.fromkeys(name for row in most_first for name in row.json["needs_ns"]))
     lines = []
     for row in derived:
         p, found = row.problem, row.json["needs_ns"]

@@ -74,7 +74,8 @@ def print_needs(rows: Sequence[Row]) -> None:
     table = Table(title="of the time measured, by itself", title_justify="left", box=box.SIMPLE_HEAD)
     table.add_column("kernel")
     table.add_column("head dim, seq, mask", no_wrap=True)
-    names = list(dict.fromkeys(name for row in derived for name in row.needs))
+    most_first = sorted(derived, key=lambda row: -len(row.needs))
+    names = list(dict.fromkeys(name for row in most_first for name in row.needs))
     for name in ("predicted", *names):
         table.add_column(name, justify="right", min_width=len(name.split()[-1]))
     for row in derived:
