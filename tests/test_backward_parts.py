@@ -89,8 +89,8 @@ def test_ends_shared_heads_and_rows_without_keys(head_dim, mask):
     ("head_dim", "kib"),
     [
         # (64 + 128 rows) · 64 columns for both warpgroups; dO and Q once for each; dS as 64 rows and K; P never.
-        (64, {"S": 48, "dP": 48, "dV": 32, "dK": 32, "dQ": 64, "dS, stored": 32, "dQ, staged": 64}),
-        (128, {"S": 64, "dP": 64, "dV": 32, "dK": 32, "dQ": 64, "dS, stored": 16, "dQ, staged": 64}),
+        (64, {"S": 48, "dP": 48, "dV": 32, "dK": 32, "dQ": 64, "dS, stored": 32, "dQ, staged": 32}),
+        (128, {"S": 64, "dP": 64, "dV": 32, "dK": 32, "dQ": 64, "dS, stored": 16, "dQ, staged": 32}),
         # 64 keys: every product once. Four runs of dQ's columns read dS.
         (256, {"S": 64, "dP": 64, "dV": 32, "dK": 32, "dQ": 64, "dS, stored": 8, "P, stored and read": 16}),
     ],
@@ -128,6 +128,10 @@ def test_bounds_at_their_ceilings():
     assert found.passes == pytest.approx(work.further_bytes / 4e12)
     assert found.shared_memory == pytest.approx(work.shared_bytes / 32e12)
     assert found.overlapped == found.shared_memory > found.products
+    # What threads move themselves: of a tile 16 KiB of dS, 32 of dQ, and L and D, two numbers per lane, twice 16.
+    own = (16 + 32 + 32) * KIB * plan.schedule.visited * 132
+    assert work.own_bytes == pytest.approx(own, rel=0.01)
+    assert found.serial == found.products + found.exponentials + found.own_shared
     assert {"L2 additions", "passes", "power"} <= found.named().keys()
     assert bounds.predict(plan, LIMITS) >= found.overlapped + found.passes
 
@@ -165,6 +169,13 @@ def test_needs_are_derived_for_rows_that_were_recorded_without():
     assert found.json["predicted_ns"] == pytest.approx(1e9 * bounds.predict(plan, LIMITS))
     assert predictions.with_needs(found, H200, dataclasses.replace(LIMITS, exponentials=1e12)) is found
     assert predictions.with_needs(Recorded(json), H200, Limits(4e12, {}, 4e12)).json == json
+
+
+def test_waits_for_turns_are_not_predicted():
+    plan = plan_of(128)
+    ordered = make_plan(dataclasses.replace(plan.problem, deterministic=True), H200, "fa3")
+    assert bounds.covers(plan, LIMITS)
+    assert "wait for one another" in bounds.why_not(ordered, LIMITS)
 
 
 def test_grouped_heads_keep_their_keys():

@@ -36,6 +36,8 @@ class Part:
     name: str
     multiply_adds: int
     shared_bytes: int
+    by_threads: bool = False
+    """Threads read or write it themselves, and neither tensor cores nor the copy engine do."""
 
     @property
     def bytes_per_product(self) -> float | None:
@@ -80,16 +82,18 @@ def _narrow(problem: Problem, config: Fa3BackwardConfig, tiles: int, items: int)
     score = GROUP_KEYS * queries * depth, (GROUP_KEYS + queries) * depth * item
     gradient = GROUP_KEYS * queries * head_dim, queries * head_dim * item
     dq = _GROUP_ROWS * columns * config.block_kv, (_GROUP_ROWS + columns) * config.block_kv * item
-    staged = tiles * (groups * _GROUP_ROWS * columns + queries * head_dim) * _FLOAT
+    staged = tiles * groups * _GROUP_ROWS * columns * _FLOAT if config.bulk_add else 0
+    added = tiles * queries * head_dim * _FLOAT if config.bulk_add else 0
     return (
         _part("S", (tiles + items) * groups, score),
         _part("dP", tiles * groups, score),
         _part("dV", tiles * groups, gradient),
         _part("dK", tiles * groups, gradient),
         _part("dQ", (tiles + items) * groups, dq),
-        Part("dS, stored", 0, (tiles + items) * queries * config.block_kv * item),
-        Part("LSE and D, read", 0, 2 * tiles * groups * _numbers(queries)),
-        Part("dQ, staged", 0, staged if config.bulk_add else 0),
+        Part("dS, stored", 0, (tiles + items) * queries * config.block_kv * item, by_threads=True),
+        Part("LSE and D, read", 0, 2 * tiles * groups * _numbers(queries), by_threads=True),
+        Part("dQ, staged", 0, staged, by_threads=True),
+        Part("dQ, added", 0, added),
     )
 
 
@@ -107,9 +111,9 @@ def _wide(problem: Problem, config: Fa3BackwardConfig, tiles: int, items: int) -
         _part("dV", tiles, gradient),
         _part("dK", tiles, gradient),
         _part("dQ", tiles, (queries * columns * keys, (4 * queries + columns) * keys * item)),
-        Part("dS, stored", 0, tiles * scores),
-        Part("P, stored and read", 0, 2 * tiles * scores),
-        Part("LSE and D, read", 0, 2 * tiles * _numbers(queries)),
+        Part("dS, stored", 0, tiles * scores, by_threads=True),
+        Part("P, stored and read", 0, 2 * tiles * scores, by_threads=True),
+        Part("LSE and D, read", 0, 2 * tiles * _numbers(queries), by_threads=True),
     )
 
 

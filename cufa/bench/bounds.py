@@ -46,8 +46,8 @@ class Bounds:
     memory: float
     imbalance: float
     """Tiles of the busiest thread block over the average of all SMs: 1.0 when none is ever idle."""
-    fragments: bool
-    """Warps load what they multiply from shared memory themselves, before they multiply."""
+    own_shared: float
+    """Of ``shared_memory``, what warps read and write themselves, while they neither multiply nor exponentiate."""
     additions: float | None = None
     """Float32 sums in the L2 cache; None: there are none, or their ceiling is not known."""
     passes: float | None = None
@@ -62,7 +62,7 @@ class Bounds:
     @property
     def serial(self) -> float:
         """What a warp does, one after another: a faster kernel overlaps it."""
-        return self.products + self.exponentials + (self.shared_memory if self.fragments else 0.0)
+        return self.products + self.exponentials + self.own_shared
 
     def named(self) -> dict[str, float]:
         """Seconds by the name of what they are spent on; what was not measured is left out."""
@@ -89,6 +89,8 @@ def why_not(plan: Plan, limits: Limits) -> str:
     """ "" for a plan that these ceilings cover."""
     if not tile_work.covers(plan):
         return f"what the tiles of {plan.spec.name} ask of each resource is not derived"
+    if plan.problem.deterministic:
+        return "thread blocks wait for one another to add in a fixed order, which is not derived"
     if plan.problem.dtype not in _product_rates(plan.config, limits):
         return "how fast mma.sync is was not recorded there"
     return ""
@@ -104,14 +106,15 @@ def _bounds(plan: Plan, limits: Limits, work: Work) -> Bounds:
     kind, warpgroups = plan.problem.dtype, isinstance(plan.config, _HOPPERS)
     additions = memory_rates.additions(plan.device.name) if work.added_bytes else None
     sustained = limits.sustained_flops.get(kind) if warpgroups else None
+    shared = SHARED_BYTES_PER_EXPONENTIAL * limits.exponentials
     return Bounds(
         products=work.flops / _product_rates(plan.config, limits)[kind],
         power=work.flops / sustained if sustained else None,
         exponentials=work.exponentials / limits.exponentials,
-        shared_memory=work.shared_bytes / (SHARED_BYTES_PER_EXPONENTIAL * limits.exponentials),
+        shared_memory=work.shared_bytes / shared,
         memory=work.memory_bytes / limits.copy_bytes,
         imbalance=_busiest(plan, 0.0),
-        fragments=not warpgroups,
+        own_shared=(work.own_bytes if warpgroups else work.shared_bytes) / shared,
         additions=work.added_bytes / additions.bytes_per_second if additions else None,
         passes=work.further_bytes / limits.copy_bytes if work.further_bytes else None,
     )

@@ -50,6 +50,8 @@ class Work:
     """Compulsory: every operand once."""
     further_bytes: int = 0
     """Of device memory, by launches before and after that of the tiles."""
+    own_bytes: int = 0
+    """On Hopper, of shared memory: what threads read and write themselves, and neither tensor cores nor copies do."""
     added_bytes: int = 0
     """Of float32 sums that thread blocks add to in the L2 cache."""
 
@@ -191,6 +193,7 @@ def _fa3_backward(plan: Plan) -> Work:
         shared_bytes=sum(part.shared_bytes for part in found),
         memory_bytes=problem.io_bytes,
         further_bytes=sum(backward_parts.passes(problem, config)),
+        own_bytes=sum(part.shared_bytes for part in found if part.by_threads),
         added_bytes=tiles * config.block_q * problem.head_dim * _FLOAT,
     )
 

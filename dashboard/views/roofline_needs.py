@@ -72,7 +72,7 @@ def _caption(row: Measurement, chosen: Evidence) -> str:
     text = (
         "Each bar: what the tiles ask of one resource, over its measured ceiling, were it the only one. "
         "**Busiest block**: the longest of them times the imbalance between SMs. **No overlap**: products, "
-        "then exponentials."
+        "then exponentials, then what threads read and write themselves in shared memory."
     )
     if row.predicted is not None:
         text += " The prediction is made of these alone."
