@@ -7,6 +7,7 @@ does so for all of them. Every sample is kept. (The other regime is :mod:`cufa.b
 from __future__ import annotations
 
 import dataclasses
+import functools
 import time
 from collections.abc import Callable, Mapping, Sequence
 
@@ -36,15 +37,15 @@ class Timing:
     def percentile(self, q: float) -> float:
         return float(np.percentile(self.samples, q))
 
-    @property
+    @functools.cached_property
     def p10(self) -> float:
         return self.percentile(10)
 
-    @property
+    @functools.cached_property
     def p50(self) -> float:
         return self.percentile(50)
 
-    @property
+    @functools.cached_property
     def p90(self) -> float:
         return self.percentile(90)
 

@@ -32,6 +32,8 @@ class Evidence:
     """Bytes per second of the fastest reading recorded there; 0: none was."""
     stale: tuple[str, ...]
     """Kernels whose sources have changed since."""
+    num_sms: int = 0
+    """0: not kept, or a CPU."""
 
     @property
     def where(self) -> str:
@@ -81,6 +83,7 @@ def _evidence(name: str, record: records.Json) -> Evidence:
             tuple(dataclasses.replace(m, read_ceiling=reading) for m in rows),
             reading,
             tuple(records.stale_kernels(record)),
+            environment.get("num_sms", 0),
         )
     except (KeyError, TypeError, IndexError) as error:
         raise ValueError(f"{name}.json lacks {error}") from error
