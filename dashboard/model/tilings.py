@@ -20,7 +20,8 @@ from cufa.kernels import KernelSpec, TileConfig
 from cufa.planner import fitting_configs, make_plan
 
 _WAITS = 1.02
-"""The busiest thread block is what binds where it takes this much longer than the busiest resource."""
+"""The busiest thread block is what binds where it takes this much longer than the busiest resource; power, where
+products take this much longer at the clock that it leaves."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,6 +73,8 @@ def tilings(problem: Problem, spec: KernelSpec, device: Device, found: Evidence)
         named = bounds.bounds_of(plan, found.limits).named()
         waiting = named.pop("busiest block")
         named.pop("no overlap")
+        if named.get("power", 0.0) <= _WAITS * named["products"]:
+            named.pop("power", None)
         binds = max(named, key=lambda name: named[name])
         if waiting > _WAITS * named[binds]:
             binds = "busiest block"
