@@ -46,7 +46,7 @@ def compact(record: Json) -> Json:
         for name in _SUITES
         if name in record["suites"]
     }
-    kept = ("schema", "environment", "limits", "flop_convention")
+    kept = ("schema", "environment", "limits")
     return {**{name: record[name] for name in kept}, "suites": suites}
 
 
