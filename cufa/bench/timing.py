@@ -62,6 +62,7 @@ class Ratio:
         return f"{self.value:.2f}× ({self.low:.2f}–{self.high:.2f})"
 
 
+@functools.lru_cache(1024)  # tables and pages name the same rows again and again
 def speedup(slow: Timing, fast: Timing, resamples: int = 2000, seed: int = 0) -> Ratio:
     """``slow.p50 / fast.p50`` with a percentile bootstrap.
 
