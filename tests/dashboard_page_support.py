@@ -17,7 +17,7 @@ import streamlit as st
 from dashboard_support import APP, own_cache
 from streamlit.testing.v1 import AppTest
 
-from cufa.bench import records, traces
+from cufa.bench import inside, records, traces
 from cufa.dashboard.model import compiled, gpu, listed
 
 # Each AppTest reads what every installed package says of itself, looking for components: two thirds of its time.
@@ -49,6 +49,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
     monkeypatch.setenv("CUFA_RUNS_DIR", str(tmp_path / "runs"))
     monkeypatch.setattr(records, "RECORDS_DIR", tmp_path / "records")
     monkeypatch.setattr(traces, "TRACES_DIR", tmp_path / "records" / "traces")
+    monkeypatch.setattr(inside, "INSIDE_DIR", tmp_path / "records" / "inside")
     monkeypatch.setattr(gpu, "gpu_count", lambda: 0)
     # Only what a page waits for is compiled: the table's hundred builds would take minutes.
     monkeypatch.setattr(compiled.Compiler, "want", want_one)

@@ -7,6 +7,7 @@ does so for all of them. Every sample is kept. (The other regime is :mod:`cufa.b
 from __future__ import annotations
 
 import dataclasses
+import functools
 import time
 from collections.abc import Callable, Mapping, Sequence
 
@@ -36,15 +37,15 @@ class Timing:
     def percentile(self, q: float) -> float:
         return float(np.percentile(self.samples, q))
 
-    @property
+    @functools.cached_property
     def p10(self) -> float:
         return self.percentile(10)
 
-    @property
+    @functools.cached_property
     def p50(self) -> float:
         return self.percentile(50)
 
-    @property
+    @functools.cached_property
     def p90(self) -> float:
         return self.percentile(90)
 
@@ -61,6 +62,7 @@ class Ratio:
         return f"{self.value:.2f}× ({self.low:.2f}–{self.high:.2f})"
 
 
+@functools.lru_cache(1024)  # tables and pages name the same rows again and again
 def speedup(slow: Timing, fast: Timing, resamples: int = 2000, seed: int = 0) -> Ratio:
     """``slow.p50 / fast.p50`` with a percentile bootstrap.
 
