@@ -14,7 +14,7 @@ from cufa.core.architectures import Device, find_architecture
 from cufa.core.lengths import Cached, Lengths
 from cufa.core.operation import OPERATIONS
 from cufa.core.problem import Problem
-from cufa.dashboard.model import devices, evidence, launch, presets
+from cufa.dashboard.model import devices, evidence, launch, mask_settings, presets
 from cufa.dashboard.model.compiled import compiled_problems
 from cufa.dashboard.model.configs import config_key
 from cufa.dashboard.model.subject import Subject, problem_key
@@ -107,7 +107,9 @@ def _masked_work(subject: Subject) -> dict[str, Any]:
         raise ValueError(f"{OPERATIONS[p.operation].title} is not drawn there.")
     if spec is not None and spec.algorithm not in known:
         raise ValueError(f"What {spec.name} does is no walk over tiles, which is drawn there.")
-    found = {"two": 0, "op": p.operation, **_shape(p), "dtype": masked_dtype(p), **_mask(p), **_card(subject)}
+    cap = {"softcap": p.softcap}
+    mask = {**mask_settings.settings(p), **cap} if p.mask.beyond_band else _mask(p)
+    found = {"two": 0, "op": p.operation, **_shape(p), "dtype": masked_dtype(p), **mask, **_card(subject)}
     if spec is None:
         return found
     found["alg"] = spec.algorithm
