@@ -44,8 +44,8 @@ ALONE = 0.67
 UNHIDDEN = 0.1
 
 #: A second launch, and what storing and merging parts takes beside their bytes. Calls of less than 80 µs with up to 8
-#: splits exceeded an estimate with 3 µs by 8.5 µs (median of 84), those without splits by 4.2 µs (of 20): H200, bfloat16,
-#: 26 shapes of 16 to 1,024 queries. With 3 µs, 1 × 32/8 × 128 × 2,048 was split, which took 1.09 of the time.
+#: splits exceeded an estimate with 3 µs by 8.5 µs (median of 84), those without splits by 4.2 µs (of 20): H200,
+#: bfloat16, 26 shapes of 16 to 1,024 queries. With 3 µs, 1 × 32/8 × 128 × 2,048 was split, which took 1.09 of the time.
 MERGE_SECONDS = 7e-6
 
 #: Items differ in length where the longest visits more than so many times the tiles of the shortest.

@@ -6,7 +6,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from . import overview, records, renewal, summary, tables
+from . import overview, predictions, records, renewal, summary, tables
+from .limits import Limits
 from .recorded import Recorded, rows_of, widest_first
 from .records import Json
 from .regimes import Regime
@@ -91,6 +92,9 @@ def _device_section(record: Json) -> Iterator[str]:
     if changed:
         yield f"\n**{changed}** Rows of these kernels are of the sources of that day."
     rows = rows_of(record)
+    off = predictions.in_words(predictions.errors(rows, renewal.device_of(record), Limits(**limits)))
+    if off:
+        yield f"\n{off}"
     for name, build in _OPEN.items():
         yield from _suite(record, rows, name, build)
     for name, build in _FOLDED.items():

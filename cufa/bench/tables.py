@@ -217,14 +217,16 @@ def needs(rows: list[Recorded]) -> Iterator[str]:
     derived = [row for row in rows if "needs_ns" in row.json]
     if not derived:
         return
-    yield "\n**FA3: what each resource would need by itself, of the time measured**\n"
-    names = list(derived[0].json["needs_ns"])
+    names = list(dict.fromkeys(name for row in derived for name in row.json["needs_ns"]))
     lines = []
     for row in derived:
-        p = row.problem
-        cells = [str(p.head_dim), str(p.seqlen_q), _mask(p), f"{row.tflops:.0f}"]
-        lines.append([*cells, *(f"{row.json['needs_ns'][name] / row.p50_ns:.0%}" for name in names)])
-    yield from table(["head dim", "seq", "mask", "TFLOP/s", *names], lines)
+        p, found = row.problem, row.json["needs_ns"]
+        cells = [row.label, str(p.head_dim), str(p.seqlen_q), _mask(p), f"{row.tflops:.0f}"]
+        off = f"{row.json['predicted_ns'] / row.p50_ns - 1:+.0%}"
+        shares = (f"{found[name] / row.p50_ns:.0%}" if name in found else NONE for name in names)
+        lines.append([*cells, *shares, off])
+    yield "\n**What each resource would need by itself, of the time measured; how far off the prediction is**\n"
+    yield from table(["kernel", "head dim", "seq", "mask", "TFLOP/s", *names, "prediction"], lines)
 
 
 def versions(rows: list[Recorded]) -> Iterator[str]:
