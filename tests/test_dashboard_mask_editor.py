@@ -18,7 +18,7 @@ from dashboard_page_support import (  # noqa: F401 - fixtures among them
     parameters,
     words,
 )
-from dashboard_support import DEVICE, make_trace
+from dashboard_support import DEVICE, make_trace, write_evidence
 from hypothesis import given
 from hypothesis import strategies as st
 from streamlit.testing.v1 import AppTest
@@ -27,9 +27,9 @@ from cufa import masks
 from cufa.bench import traces
 from cufa.bench.backward_cases import of_forward
 from cufa.bench.mask_cases import DOCUMENTS, others
-from cufa.bench.suites import make
+from cufa.bench.suites import SUITES, make
 from cufa.core.mask import Mask
-from cufa.dashboard.model import mask_settings, mask_texts
+from cufa.dashboard.model import mask_settings, mask_texts, subject
 from cufa.dashboard.model.mask_texts import Hidden
 from cufa.dashboard.model.subject import Subject
 from cufa.dashboard.views import links
@@ -297,3 +297,61 @@ def test_masks_of_the_benchmark_have_the_pages_names() -> None:
         of_forward(make(2, 4, 8192, 128, "bfloat16", mask)),
     ):
         assert mask_settings.settings(problem)["lengths"] == ",".join(map(str, DOCUMENTS))
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_a_word_of_a_link_is_the_mask(name: str) -> None:
+    """Columns may be called by what they are; they show the same."""
+    problem = make(2, 4, 8192, 128, "bfloat16", MASKS[name], kv_heads=2)
+    again = subject.problem_of(subject.problem_key(problem))
+    assert subject.problem_key(again) == subject.problem_key(problem)
+    rows, keys = np.arange(0, 8192, 61), np.arange(8192)
+    seen = (p.mask.visible(rows, keys, 8192, 8192) for p in (problem, again))
+    np.testing.assert_array_equal(*seen)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["prefix", "prefix.1", "prefix.x.top-left", "prefix.1.2.top-left", "chunks.0.top-left", "documents.9.2.top-left",
+     "documents.99999.1.top-left", "columns.5-3:1-2.1.top-left", "prefix.1.here.5"],
+)  # fmt: skip
+def test_a_word_that_is_no_mask_is_told(text: str) -> None:
+    word = f"forward__1__1__1__64__64__64__bfloat16.native__{text}__none"
+    with pytest.raises(ValueError):
+        subject.problem_of(word)
+
+
+@pytest.mark.parametrize(
+    ("page", "link"),
+    [
+        ("roofline", {"suite": "masks"}), ("compare", {"suite": "masks"}), ("history", {}), ("masked_work", {}),
+        ("occupancy", {}), ("machine_code", {}), ("run", {"preset": "suite-masks"}),
+    ],
+)  # fmt: skip
+def test_pages_show_evidence_of_such_masks_and_of_packed_sequences(
+    page: str, link: dict[str, str], elsewhere: Path
+) -> None:
+    write_evidence(elsewhere / "records", "masks", "forward")
+    app = open_page(page, **link)
+    assert not app.error
+
+
+def test_a_recorded_time_of_such_a_mask_stands_beside_the_predicted_one(elsewhere: Path) -> None:
+    file = write_evidence(elsewhere / "records", "masks")
+    file.write_text(file.read_text().replace("Made-up GPU", "NVIDIA H200"))
+    text = ",".join(map(str, DOCUMENTS))
+    shape = {"batch": "2", "heads": "32", "kv": "8", "sq": "8192", "sk": "8192", "mask": "documents"}
+    for operation in ("forward", "backward"):
+        app = open_page("masked_work", op=operation, lengths=text, **shape)
+        (table,) = app.dataframe
+        assert list(table.value["tiles"])
+        times = table.value["recorded"]
+        assert (times != "–").sum() == 1, operation
+
+
+def test_packed_sequences_lead_nowhere() -> None:
+    (case, *_) = (c for c in SUITES["masks"].cases(DEVICE) if "documents" in c.name)
+    (packed,) = (c.problem for c in case.contenders if c.problem is not None)
+    for page in links.pages_of(Subject(packed)):
+        with pytest.raises(ValueError, match="Packed sequences"):
+            links.link(page, Subject(packed, "fa2_forward"))

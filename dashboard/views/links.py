@@ -11,7 +11,7 @@ from typing import Any
 import streamlit as st
 
 from cufa.core.architectures import Device, find_architecture
-from cufa.core.lengths import Cached, Lengths
+from cufa.core.lengths import DENSE, Cached, Lengths
 from cufa.core.operation import OPERATIONS
 from cufa.core.problem import Problem
 from cufa.dashboard.model import devices, evidence, launch, mask_settings, presets
@@ -41,6 +41,9 @@ _WORDS = {
 
 def link(page: str, subject: Subject) -> Parameters:
     """The query parameters with which a page shows the subject. Raises ValueError where it cannot, with the reason."""
+    kind = subject.problem.lengths.kind
+    if kind != DENSE.kind:
+        raise ValueError(f"{kind.capitalize()} sequences are not shown there.")
     return {name: said(value) for name, value in _MAKERS[page](subject).items()}
 
 
