@@ -293,7 +293,8 @@ def test_pictures():
 _rng = np.random.default_rng(3)
 PICTURED = {
     "full": FULL, "causal": masks.causal("top-left"), "window": masks.window(9, 3),
-    "prefix": masks.prefix(np.array([20, 3])), "streaming": masks.streaming(4, 12), "global_window": masks.global_window(6, 5, None), "chunks": masks.chunks(13),
+    "prefix": masks.prefix(np.array([20, 3])), "streaming": masks.streaming(4, 12),
+    "global_window": masks.global_window(6, 5, None), "chunks": masks.chunks(13),
     "documents": masks.documents([[20, 7, 183], [210, 0, 0]], causal=False), "evict": masks.evict(np.arange(210) + 9),
     "shared_question": masks.shared_question(30, [90, 40], seqlen=210),
     "columns": masks.columns(*_rng.integers(-5, 130, (4, 2, 3, 210)), window=(90, 4)),
