@@ -66,6 +66,8 @@ def test_roofline_of_recorded_evidence(elsewhere: Path) -> None:
     app = open_page("roofline", mask="causal")
     assert "recorded</span>" in words(app)
     assert "Made-up GPU, 2026-01-02" in words(app)
+    shapes = app.selectbox(key="roofline.shape")
+    shapes.set_value(next(name for name in shapes.options if name.startswith("fa3"))).run()
     assert "waiting for the busiest SM makes it" in words(app)
     assert "in turns" in words(app)
     app.segmented_control(key="roofline.regime").set_value("sustained").run()

@@ -11,6 +11,7 @@ from support import make_inputs
 
 import cufa
 from cufa.bench import traffic_steps
+from cufa.bench.tile_work import work_of
 from cufa.bench.traffic import l2_traffic
 from cufa.core.architectures import Device
 from cufa.core.mask import CAUSAL, FULL, Band
@@ -105,6 +106,7 @@ def test_every_byte_of_the_backward_is_foreseen(seqlen_q, seqlen_k, head_dim, ma
     steps = list(traffic_steps.fa2_backward(run.plan.problem, run.plan.schedule))
     added = [m for step in steps if not step.kernel for m in step.moves if m.array == "dQ so far"]
     assert run.totals["reductions"] * 4 == sum(move.written for move in added)
+    assert run.totals["reductions"] * 4 == work_of(run.plan).added_bytes
     assert moved(run) == traffic_steps.total(iter(steps))
 
 

@@ -17,8 +17,9 @@ import dataclasses
 from ..core.order import ITEM_COST, makespan
 from ..kernels.config import TileConfig
 from ..kernels.fa3 import Fa3Config
+from ..kernels.fa3_backward import Fa3BackwardConfig
 from ..planner import Plan
-from . import tile_work
+from . import memory_rates, tile_work
 from .limits import Limits
 from .tile_work import Work, work_of
 
@@ -27,6 +28,8 @@ __all__ = ["Bounds", "bounds_of", "covers", "predict", "why_not"]
 #: An SM moves 128 bytes of shared memory and takes 16 exponentials in one clock, from sm_80 on; so the ceiling of
 #: the one follows from the measured ceiling of the other.
 SHARED_BYTES_PER_EXPONENTIAL = 128 / 16
+_HOPPERS = (Fa3Config, Fa3BackwardConfig)
+"""Configs of kernels whose warpgroups multiply from shared memory, a thread block on each SM."""
 _SCHEDULERS = 4
 """Of an SM: each issues the instructions of every fourth warp."""
 
@@ -43,18 +46,23 @@ class Bounds:
     memory: float
     imbalance: float
     """Tiles of the busiest thread block over the average of all SMs: 1.0 when none is ever idle."""
-    fragments: bool
-    """Warps load what they multiply from shared memory themselves, before they multiply."""
+    own_shared: float
+    """Of ``shared_memory``, what warps read and write themselves, while they neither multiply nor exponentiate."""
+    additions: float | None = None
+    """Float32 sums in the L2 cache; None: there are none, or their ceiling is not known."""
+    passes: float | None = None
+    """Launches before and after that only move device memory, while nothing else goes on; None: there are none."""
 
     @property
     def overlapped(self) -> float:
         """All resources at work at the same time, all SMs busy to the end."""
-        return max(self.products, self.exponentials, self.shared_memory, self.memory)
+        found = self.products, self.exponentials, self.shared_memory, self.memory, self.additions
+        return max(seconds for seconds in found if seconds is not None)
 
     @property
     def serial(self) -> float:
         """What a warp does, one after another: a faster kernel overlaps it."""
-        return self.products + self.exponentials + (self.shared_memory if self.fragments else 0.0)
+        return self.products + self.exponentials + self.own_shared
 
     def named(self) -> dict[str, float]:
         """Seconds by the name of what they are spent on; what was not measured is left out."""
@@ -64,6 +72,8 @@ class Bounds:
             "exponentials": self.exponentials,
             "shared memory": self.shared_memory,
             "memory": self.memory,
+            memory_rates.ADDITIONS: self.additions,
+            "passes": self.passes,
             "busiest block": self.overlapped * self.imbalance,
             "no overlap": self.serial,
         }
@@ -79,6 +89,8 @@ def why_not(plan: Plan, limits: Limits) -> str:
     """ "" for a plan that these ceilings cover."""
     if not tile_work.covers(plan):
         return f"what the tiles of {plan.spec.name} ask of each resource is not derived"
+    if plan.problem.deterministic:
+        return "thread blocks wait for one another to add in a fixed order, which is not derived"
     if plan.problem.dtype not in _product_rates(plan.config, limits):
         return "how fast mma.sync is was not recorded there"
     return ""
@@ -90,21 +102,26 @@ def bounds_of(plan: Plan, limits: Limits) -> Bounds:
 
 
 def _bounds(plan: Plan, limits: Limits, work: Work) -> Bounds:
-    kind, warpgroups = plan.problem.dtype, isinstance(plan.config, Fa3Config)
+    assert plan.device is not None
+    kind, warpgroups = plan.problem.dtype, isinstance(plan.config, _HOPPERS)
+    additions = memory_rates.additions(plan.device.name) if work.added_bytes else None
     sustained = limits.sustained_flops.get(kind) if warpgroups else None
+    shared = SHARED_BYTES_PER_EXPONENTIAL * limits.exponentials
     return Bounds(
         products=work.flops / _product_rates(plan.config, limits)[kind],
         power=work.flops / sustained if sustained else None,
         exponentials=work.exponentials / limits.exponentials,
-        shared_memory=work.shared_bytes / (SHARED_BYTES_PER_EXPONENTIAL * limits.exponentials),
+        shared_memory=work.shared_bytes / shared,
         memory=work.memory_bytes / limits.copy_bytes,
         imbalance=_busiest(plan, 0.0),
-        fragments=not warpgroups,
+        own_shared=(work.own_bytes if warpgroups else work.shared_bytes) / shared,
+        additions=work.added_bytes / additions.bytes_per_second if additions else None,
+        passes=work.further_bytes / limits.copy_bytes if work.further_bytes else None,
     )
 
 
 def _product_rates(config: TileConfig, limits: Limits) -> dict[str, float]:
-    return limits.flops if isinstance(config, Fa3Config) else limits.mma_flops
+    return limits.flops if isinstance(config, _HOPPERS) else limits.mma_flops
 
 
 def predict(plan: Plan, limits: Limits) -> float:
@@ -114,9 +131,9 @@ def predict(plan: Plan, limits: Limits) -> float:
     left = max(0.0, bounds.serial - bounds.overlapped)
     tiles = bounds.overlapped + left / _sharing(plan)
     item_cost = ITEM_COST
-    if bounds.overlapped and isinstance(plan.config, Fa3Config) and _lives_for_one_item(plan):
+    if bounds.overlapped and isinstance(plan.config, _HOPPERS) and _lives_for_one_item(plan):
         item_cost += left / bounds.overlapped  # its first and last step have no other to run under
-    further = work.further_bytes / limits.copy_bytes + len(plan.launches) * limits.launch_seconds
+    further = (bounds.passes or 0.0) + len(plan.launches) * limits.launch_seconds
     return tiles * _busiest(plan, item_cost) + further
 
 
@@ -127,19 +144,21 @@ def _sharing(plan: Plan) -> float:
     if isinstance(config, Fa3Config):
         overlaps = config.ping_pong or plan.problem.softcap is None
         return config.num_warps // 4 - 1 if overlaps else 1
+    if isinstance(config, Fa3BackwardConfig):
+        return config.num_warps // 4 - 1
     return max(1.0, config.num_warps * _resident(plan) / _SCHEDULERS)
 
 
 def _resident(plan: Plan) -> int:
     """Thread blocks that an SM holds, and has."""
     assert plan.device is not None and plan.order is not None
-    held = 1 if isinstance(plan.config, Fa3Config) else plan.config.blocks_per_sm
+    held = 1 if isinstance(plan.config, _HOPPERS) else plan.config.blocks_per_sm
     return max(1, min(held, -(-len(plan.order) // plan.device.num_sms)))
 
 
 def _lives_for_one_item(plan: Plan) -> bool:
     """Blocks that are as many as there are items, more than SMs."""
-    (launch,) = plan.launches
+    launch = max(plan.launches, key=lambda launch: launch.shared_memory)
     assert plan.device is not None
     return launch.grid[0] > plan.device.num_sms
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from ..core.architectures import Device
 from ..kernels import KERNELS
-from ..planner import make_plan
+from ..planner import Plan, make_plan
 from . import bounds
 from .limits import Limits
 from .recorded import Recorded
@@ -25,19 +25,33 @@ class Error:
     count: int
 
 
-def predicted(row: Recorded, device: Device, limits: Limits) -> float | None:
-    """Seconds that the row's tiles would take by today's derivation; None where there is none, or where its kernel
-    has no such tiles any more."""
+def plan_of(row: Recorded, device: Device) -> Plan | None:
+    """How the row was run; None of split keys, on a CPU, and where its kernel has no such tiles any more."""
     spec = KERNELS.get(row.json.get("kernel", ""))
     if spec is None or row.json.get("split") or not row.json["config"]["num_warps"]:  # 0 on a CPU
         return None
     try:
         config = spec.read_config(row.json["config"])
         whole = 1 if spec.split_configs else None
-        plan = make_plan(row.problem, device, config=config, kernel=spec.name, num_splits=whole)
+        return make_plan(row.problem, device, config=config, kernel=spec.name, num_splits=whole)
     except (TypeError, ValueError):
         return None
-    return bounds.predict(plan, limits) if bounds.covers(plan, limits) else None
+
+
+def predicted(row: Recorded, device: Device, limits: Limits) -> float | None:
+    """Seconds that the row's tiles would take by today's derivation; None where there is none."""
+    plan = plan_of(row, device)
+    return bounds.predict(plan, limits) if plan is not None and bounds.covers(plan, limits) else None
+
+
+def with_needs(row: Recorded, device: Device, limits: Limits) -> Recorded:
+    """The row with what each resource needs, by today's derivation, where that was not recorded with it."""
+    plan = None if "needs_ns" in row.json else plan_of(row, device)
+    if plan is None or not bounds.covers(plan, limits):
+        return row
+    needs = {name: seconds * 1e9 for name, seconds in bounds.bounds_of(plan, limits).named().items()}
+    derived = {"needs_ns": needs, "predicted_ns": bounds.predict(plan, limits) * 1e9}
+    return dataclasses.replace(row, json={**row.json, **derived})
 
 
 def errors(rows: Iterable[Recorded], device: Device, limits: Limits) -> dict[str, Error]:

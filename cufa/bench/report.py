@@ -91,15 +91,18 @@ def _device_section(record: Json) -> Iterator[str]:
     changed = renewal.changed_since(record)
     if changed:
         yield f"\n**{changed}** Rows of these kernels are of the sources of that day."
-    rows = rows_of(record)
-    off = predictions.in_words(predictions.errors(rows, renewal.device_of(record), Limits(**limits)))
+    device, ceilings = renewal.device_of(record), Limits(**limits)
+    rows = [predictions.with_needs(row, device, ceilings) for row in rows_of(record)]
+    off = predictions.in_words(predictions.errors(rows, device, ceilings))
     if off:
         yield f"\n{off}"
     for name, build in _OPEN.items():
         yield from _suite(record, rows, name, build)
     for name, build in _FOLDED.items():
         yield from _folded(_suite(record, rows, name, build))
-    yield from _folded(tables.needs([row for row in rows if row.suite == "forward"]))
+    for suite in ("forward", "backward"):
+        in_turns = [row for row in rows if row.suite == suite and row.regime is Regime.IN_TURNS]
+        yield from _folded(tables.needs(in_turns, device.name))
     yield from _folded(_host_calls(record))
     yield from _folded(_first_results(record))
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from ..core.operation import OPERATIONS
 from ..core.problem import Problem
+from . import memory_rates
 from .cases import READ
 from .ladder import is_step
 from .published import BLOCK_LOSERS, BLOCK_WINNER
@@ -212,12 +213,13 @@ def _gain(before: Recorded, after: Recorded) -> str:
     return f"{measured} ({before.json['predicted_ns'] / after.json['predicted_ns']:.2f}×)"
 
 
-def needs(rows: list[Recorded]) -> Iterator[str]:
-    """How much of the time measured each resource needs by itself, for the rows that say so."""
+def needs(rows: list[Recorded], device: str) -> Iterator[str]:
+    """How much of the time measured each resource needs by itself, for the rows of one operation that say so."""
     derived = [row for row in rows if "needs_ns" in row.json]
     if not derived:
         return
-    names = list(dict.fromkeys(name for row in derived for name in row.json["needs_ns"]))
+    most_first = sorted(derived, key=lambda row: -len(row.json["needs_ns"]))
+    names = list(dict.fromkeys(name for row in most_first for name in row.json["needs_ns"]))
     lines = []
     for row in derived:
         p, found = row.problem, row.json["needs_ns"]
@@ -225,7 +227,11 @@ def needs(rows: list[Recorded]) -> Iterator[str]:
         off = f"{row.json['predicted_ns'] / row.p50_ns - 1:+.0%}"
         shares = (f"{found[name] / row.p50_ns:.0%}" if name in found else NONE for name in names)
         lines.append([*cells, *shares, off])
-    yield "\n**What each resource would need by itself, of the time measured; how far off the prediction is**\n"
+    title = OPERATIONS[rows[0].problem.operation].title
+    what = "what each resource would need by itself, of the time measured; how far off the prediction is"
+    yield f"\n**{title}: {what}**\n"
+    if memory_rates.ADDITIONS in names:
+        yield f"{memory_rates.ADDITIONS}: at {memory_rates.additions(device)}.\n"
     yield from table(["kernel", "head dim", "seq", "mask", "TFLOP/s", *names, "prediction"], lines)
 
 

@@ -8,7 +8,8 @@ hold the counts against those of the kernels' source when it is executed (:mod:`
 FlashAttention-3: every consumer warpgroup multiplies 64 query rows with one key tile at a time; rows past the end of
 the queries and rows that see no key are left out. The tensor cores read K, V and Q (Q only once when it is kept in
 registers), the copy engine writes, and O passes through on its way out. FlashAttention-2 and the backward: warps load
-fragments of the tiles that copies have written, those that share rows or keys only their own part.
+fragments of the tiles that copies have written, those that share rows or keys only their own part. The backward on
+Hopper is counted product by product in :mod:`cufa.bench.backward_parts`.
 """
 
 from __future__ import annotations
@@ -17,17 +18,21 @@ import dataclasses
 
 from ..core.problem import Problem
 from ..core.schedule import Schedule
-from ..kernels.backward import BackwardConfig
+from ..core.tile_classes import TileClass
+from ..kernels.backward import STRIP, BackwardConfig
 from ..kernels.fa2 import Fa2Config
 from ..kernels.fa3 import Fa3Config
+from ..kernels.fa3_backward import Fa3BackwardConfig
 from ..kernels.spec import ceil_div
 from ..planner import Plan
+from . import backward_parts
 
 #: Query rows of a consumer warpgroup.
 GROUP_ROWS = 64
 _ATOM_COLUMNS, _ATOM_ROW_BYTES = 64, 128
 _ITEM = 2
 """Bytes of a number in the tiles: kernels of float32 are not derived."""
+_FLOAT = 4
 _WAVEFRONT = 128
 _CAP_OPERATIONS = 2
 """Of tanh: an exponential and a reciprocal."""
@@ -45,6 +50,10 @@ class Work:
     """Compulsory: every operand once."""
     further_bytes: int = 0
     """Of device memory, by launches before and after that of the tiles."""
+    own_bytes: int = 0
+    """On Hopper, of shared memory: what threads read and write themselves, and neither tensor cores nor copies do."""
+    added_bytes: int = 0
+    """Of float32 sums that thread blocks add to in the L2 cache."""
 
 
 def covers(plan: Plan) -> bool:
@@ -141,8 +150,16 @@ def _fa2_backward(plan: Plan) -> Work:
         # K and V come in, dK and dV go out in their place.
         shared_bytes=tiles * per_tile + items * 8 * keys * row_bytes,
         memory_bytes=problem.io_bytes,
-        further_bytes=rows * (3 * row_bytes + 2 * problem.head_dim * 4 + 12),
+        further_bytes=rows * (3 * row_bytes + 2 * problem.head_dim * _FLOAT + 12),
+        added_bytes=heads * _rows_added_to(plan) * problem.head_dim * _FLOAT,
     )
+
+
+def _rows_added_to(plan: Plan) -> int:
+    """Of dQ of one head, by all key blocks, in whole strips."""
+    visited = plan.schedule.classes != TileClass.SKIP
+    beyond = -(ceil_div(plan.problem.seqlen_q, STRIP) * STRIP) % plan.config.block_q
+    return plan.schedule.visited * plan.config.block_q - beyond * int(visited[:, -1].sum())
 
 
 def _backward_fragments(problem: Problem, config: BackwardConfig) -> int:
@@ -166,4 +183,24 @@ def _backward_fragments(problem: Problem, config: BackwardConfig) -> int:
     return scores + of_others + key_gradients + query_gradients + numbers
 
 
-_FAMILIES = {Fa3Config: _fa3, Fa2Config: _fa2, BackwardConfig: _fa2_backward}
+def _fa3_backward(plan: Plan) -> Work:
+    problem, config = plan.problem, plan.config
+    assert isinstance(config, Fa3BackwardConfig)
+    found, tiles = backward_parts.parts(plan), backward_parts.tiles_of(plan)
+    return Work(
+        flops=2 * sum(part.multiply_adds for part in found),
+        exponentials=_score_operations(problem, tiles * config.block_q * config.block_kv),
+        shared_bytes=sum(part.shared_bytes for part in found),
+        memory_bytes=problem.io_bytes,
+        further_bytes=sum(backward_parts.passes(problem, config)),
+        own_bytes=sum(part.shared_bytes for part in found if part.by_threads),
+        added_bytes=tiles * config.block_q * problem.head_dim * _FLOAT,
+    )
+
+
+_FAMILIES = {
+    Fa3Config: _fa3,
+    Fa2Config: _fa2,
+    BackwardConfig: _fa2_backward,
+    Fa3BackwardConfig: _fa3_backward,
+}

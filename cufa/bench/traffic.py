@@ -17,7 +17,9 @@ from ..core.tile_classes import TileClass
 from ..kernels import KernelSpec, TileConfig
 from ..kernels.config import SplitConfig
 from ..kernels.fa1 import Fa1Config
+from ..kernels.fa3_backward import Fa3BackwardConfig
 from ..planner import make_plan
+from . import backward_parts
 from .tile_work import covers, work_of
 
 _FLOAT = 4
@@ -39,9 +41,12 @@ class Traffic:
 
 
 def l2_traffic(problem: Problem, spec: KernelSpec, config: TileConfig) -> Traffic | None:
-    """Of a forward kernel that keeps scores on chip, its log-sum-exp written too; None of others, and of split keys."""
+    """Of a forward kernel that keeps scores on chip, its log-sum-exp written too, and of the backward on Hopper; None
+    of others, and of split keys."""
     if isinstance(config, SplitConfig) and config.split_keys:
         return None
+    if isinstance(config, Fa3BackwardConfig):
+        return _backward_on_hopper(problem, _schedule(problem, spec, config), config)
     if problem.operation != "forward" or spec.order(problem, _schedule(problem, spec, config), 1) is None:
         return None
     if isinstance(config, Fa1Config):
@@ -75,6 +80,23 @@ def _queries_outside(problem: Problem, schedule: Schedule) -> Traffic:
     return Traffic(
         problem.seqlen_q * _row(problem) + keys * _key(problem),
         problem.seqlen_q * (problem.head_dim * problem.out_element.itemsize + _FLOAT),
+    )
+
+
+def _backward_on_hopper(problem: Problem, schedule: Schedule, config: Fa3BackwardConfig) -> Traffic:
+    """All heads: Q, dO and two numbers of each row for every tile that a key block visits, and an addition to dQ; K and
+    V once, dK and dV once. Then what the launches before and after move. Rows past the end are added to, not read."""
+    heads, key_heads = problem.batch * problem.heads, problem.batch * problem.kv_heads
+    visited = schedule.classes != TileClass.SKIP
+    rows = schedule.visited * config.block_q
+    rows -= (-problem.seqlen_q % config.block_q) * int(visited[:, -1].sum())
+    seen = visited.any(axis=1)
+    keys = int(seen.sum()) * config.block_kv - (-problem.seqlen_k % config.block_kv) * int(seen[-1])
+    read, written = backward_parts.passes(problem, config)
+    numbers = schedule.visited * config.block_q * _FLOAT
+    return Traffic(
+        heads * (rows * 2 * _row(problem) + 2 * numbers) + key_heads * keys * _key(problem) + read,
+        heads * numbers * problem.head_dim + key_heads * problem.seqlen_k * _key(problem) + written,
     )
 
 

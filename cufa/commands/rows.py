@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from rich import box
 from rich.table import Table
 
+from ..bench import memory_rates
 from ..bench.power import Power
 from ..bench.regimes import Regime
 from ..bench.runner import Row, Skipped
@@ -73,7 +74,8 @@ def print_needs(rows: Sequence[Row]) -> None:
     table = Table(title="of the time measured, by itself", title_justify="left", box=box.SIMPLE_HEAD)
     table.add_column("kernel")
     table.add_column("head dim, seq, mask", no_wrap=True)
-    names = list(dict.fromkeys(name for row in derived for name in row.needs))
+    most_first = sorted(derived, key=lambda row: -len(row.needs))
+    names = list(dict.fromkeys(name for row in most_first for name in row.needs))
     for name in ("predicted", *names):
         table.add_column(name, justify="right", min_width=len(name.split()[-1]))
     for row in derived:
@@ -81,6 +83,11 @@ def print_needs(rows: Sequence[Row]) -> None:
         shape = f"{p.head_dim}, {p.seqlen_q}×{p.seqlen_k}, {p.scores_text}"
         shares = (f"{row.needs[name] / row.seconds:.0%}" if name in row.needs else "" for name in names)
         table.add_row(row.label, shape, seconds_text(row.predicted or 0.0), *shares)
+    devices = {row.plan.device.name for row in derived if row.plan and row.plan.device}
+    if memory_rates.ADDITIONS in names:
+        table.caption = "; ".join(
+            f"{memory_rates.ADDITIONS}: at {memory_rates.additions(x)}" for x in devices
+        )
     stdout().print(table)
 
 

@@ -19,7 +19,7 @@ from cufa.dashboard.model.measurements import Measurement, in_words
 from cufa.dashboard.model.subject import Subject, problem_of
 from cufa.dashboard.state import Controls
 from cufa.dashboard.theme import Palette
-from cufa.dashboard.views import links, mask_control, roofline_levels
+from cufa.dashboard.views import links, mask_control, roofline_levels, roofline_needs
 from cufa.kernels import KERNELS, TileConfig
 
 _OWN = ", run here"
@@ -58,7 +58,7 @@ def show(controls: Controls, palette: Palette) -> None:
         return
     here = None if asked is None else _show_asked(asked, chosen)
     _show_roofline(chosen, rows, palette, here)
-    row = _show_needs(controls, rows, asked, palette)
+    row = roofline_needs.show(controls, rows, asked, chosen, palette)
     if asked is None:
         links.show("roofline", row.subject)
         roofline_levels.show(row.subject, row, chosen, _top(row.problem, chosen), palette)
@@ -178,55 +178,6 @@ def _show_roofline(chosen: Evidence, rows: list[Measurement], palette: Palette, 
     if stale:
         text = f"Sources have changed since this was recorded: {', '.join(stale)}."
         st.warning(text, icon=":material/history:")
-
-
-def _show_needs(
-    controls: Controls, rows: list[Measurement], asked: Subject | None, palette: Palette
-) -> Measurement:
-    """What limits one shape, resource by resource, where that was derived with the measurement."""
-    found = {f"{r.label}, {r.problem}": r for r in rows if r.needs}
-    if not found:
-        return max(rows, key=lambda r: r.kernel is not None)
-    page.header("What limits it")
-    of_asked = asked and asked.problem
-
-    def interest(name: str) -> tuple[bool, bool, float]:
-        p = found[name].problem
-        return p == of_asked, p.mask_kind != "full", found[name].tflops
-
-    default = max(found, key=interest)
-    row = found[controls.choice("shape", "Kernel and shape", list(found), default, local=True)]
-    page.verdict(_needs_verdict(row), tag=page.origin_tag(row.origin), small=True)
-    tag = page.origin_tag(row.origin)
-    alt = f"Bars of the time that each resource needs, against {seconds_text(row.seconds)} {tag}: "
-    alt += ", ".join(f"{name} {seconds_text(seconds)}" for name, seconds in row.needs.items()) + "."
-    page.figure(charts.needs_figure(row, palette, tag), "roofline.needs", alt)
-    st.caption(
-        "Each bar: what the tiles ask of one resource, over its measured ceiling, were it the only one. "
-        "**Busiest block**: the longest of them times the imbalance between SMs. **No overlap**: products, "
-        "then exponentials. The prediction is made of these alone."
-    )
-    return row
-
-
-_NEEDS = {
-    "products": "products alone need",
-    "power": "products at the clock that power leaves need",
-    "exponentials": "exponentials alone need",
-    "shared memory": "shared memory alone needs",
-    "memory": "memory alone needs",
-}
-
-
-def _needs_verdict(row: Measurement) -> str:
-    limit = max((name for name in row.needs if name in _NEEDS), key=lambda name: row.needs[name])
-    least = row.needs[limit]
-    text = f"{row.label} takes {seconds_text(row.seconds)}; {_NEEDS[limit]} {seconds_text(least)}"
-    busiest = row.needs.get("busiest block", 0.0)
-    uneven = (
-        f"; waiting for the busiest SM makes it {seconds_text(busiest)}" if busiest > 1.02 * least else ""
-    )
-    return f"{text}, {least / row.seconds:.0%} of it{uneven}."
 
 
 def _product(problem: Problem) -> str:

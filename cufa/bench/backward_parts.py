@@ -1,0 +1,145 @@
+"""What the tiles of Hopper's backward ask of a GPU, product by product, for what each reads of shared memory decides.
+
+``wgmma`` reads an operand A of 64 rows and an operand B from shared memory for every 64 rows of results, unless A lies
+in registers. A tile is ``block_q`` queries of one head and ``block_kv`` keys:
+
+- narrow heads: each of two warpgroups has 64 of the keys. Pᵀ and dSᵀ are operands of dV and dK in registers; dS goes to
+  shared memory once, for dQ, which the warpgroups share out by rows or by columns;
+- wide heads: one warpgroup computes S and dV, the other dP and dK, each a half of the columns of dQ, in two runs. P
+  goes from the one to the other through shared memory.
+
+An item (a key block of a key/value head) of narrow heads computes one S and one dQ more than it has tiles, since dQ is
+that of the tile before.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from ..core.problem import Problem
+from ..kernels.fa3_backward import GROUP_KEYS, Fa3BackwardConfig
+from ..kernels.spec import ceil_div
+from ..planner import Plan
+
+_ATOM_COLUMNS, _ATOM_ROW_BYTES = 64, 128
+_GROUP_ROWS = 64
+"""Of a warpgroup's product."""
+_FLOAT = 4
+_WAVEFRONT = 128
+"""Bytes that shared memory moves at once, also where lanes ask for the same ones."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """One product, or one movement, of a call."""
+
+    name: str
+    multiply_adds: int
+    shared_bytes: int
+    by_threads: bool = False
+    """Threads read or write it themselves, and neither tensor cores nor the copy engine do."""
+
+    @property
+    def bytes_per_product(self) -> float | None:
+        """Of shared memory for each multiply-add; None of what multiplies nothing."""
+        return self.shared_bytes / self.multiply_adds if self.multiply_adds else None
+
+
+def tiles_of(plan: Plan) -> int:
+    """Tiles that are visited, of all query heads."""
+    return plan.schedule.visited * plan.problem.batch * plan.problem.heads
+
+
+def parts(plan: Plan) -> tuple[Part, ...]:
+    """The five products, then what is moved besides."""
+    problem, config = plan.problem, plan.config
+    assert isinstance(config, Fa3BackwardConfig)
+    of_kernel = _narrow if config.block_kv > GROUP_KEYS else _wide
+    tiles, items = tiles_of(plan), _items_with_tiles(plan)
+    row = ceil_div(problem.head_dim, _ATOM_COLUMNS) * _ATOM_ROW_BYTES
+    loaded = tiles * 2 * config.block_q * (row + _FLOAT) + items * 2 * config.block_kv * row
+    return (*of_kernel(problem, config, tiles, items), Part("loads of Q, dO, K, V", 0, loaded))
+
+
+def passes(problem: Problem, config: Fa3BackwardConfig) -> tuple[int, int]:
+    """Bytes of device memory that the launches before and after read and write. Before: dO, O and LSE are read, zeros
+    for dQ in float32 and two numbers per row are written, in whole tiles. After: dQ is read in whole tiles, and written
+    rounded.
+    """
+    heads, rows = problem.batch * problem.heads, problem.seqlen_q
+    row, sums = problem.head_dim * problem.itemsize, problem.head_dim * _FLOAT
+    whole = ceil_div(rows, config.block_q) * config.block_q
+    return (
+        heads * (rows * (2 * row + _FLOAT) + whole * sums),
+        heads * (whole * (sums + 2 * _FLOAT) + rows * row),
+    )
+
+
+def _narrow(problem: Problem, config: Fa3BackwardConfig, tiles: int, items: int) -> tuple[Part, ...]:
+    groups, queries, head_dim = config.block_kv // GROUP_KEYS, config.block_q, problem.head_dim
+    item, depth = problem.itemsize, _depth(head_dim)
+    columns = _dq_columns(config, head_dim)
+    score = GROUP_KEYS * queries * depth, (GROUP_KEYS + queries) * depth * item
+    gradient = GROUP_KEYS * queries * head_dim, queries * head_dim * item
+    dq = _GROUP_ROWS * columns * config.block_kv, (_GROUP_ROWS + columns) * config.block_kv * item
+    staged = tiles * groups * _GROUP_ROWS * columns * _FLOAT if config.bulk_add else 0
+    added = tiles * queries * head_dim * _FLOAT if config.bulk_add else 0
+    return (
+        _part("S", (tiles + items) * groups, score),
+        _part("dP", tiles * groups, score),
+        _part("dV", tiles * groups, gradient),
+        _part("dK", tiles * groups, gradient),
+        _part("dQ", (tiles + items) * groups, dq),
+        Part("dS, stored", 0, (tiles + items) * queries * config.block_kv * item, by_threads=True),
+        Part("LSE and D, read", 0, 2 * tiles * groups * _numbers(queries), by_threads=True),
+        Part("dQ, staged", 0, staged, by_threads=True),
+        Part("dQ, added", 0, added),
+    )
+
+
+def _wide(problem: Problem, config: Fa3BackwardConfig, tiles: int, items: int) -> tuple[Part, ...]:
+    queries, keys, head_dim, item = config.block_q, config.block_kv, problem.head_dim, problem.itemsize
+    depth = _depth(head_dim)
+    scores = queries * keys * item
+    # Both runs of the second half lie in one array of registers then, and take zeros to the end of the last atom of K.
+    columns = 4 * _ATOM_COLUMNS if head_dim > 3.5 * _ATOM_COLUMNS else head_dim
+    score = keys * queries * depth, (keys + queries) * depth * item
+    gradient = keys * queries * head_dim, queries * head_dim * item
+    return (
+        _part("S", tiles, score),
+        _part("dP", tiles, score),
+        _part("dV", tiles, gradient),
+        _part("dK", tiles, gradient),
+        _part("dQ", tiles, (queries * columns * keys, (4 * queries + columns) * keys * item)),
+        Part("dS, stored", 0, tiles * scores, by_threads=True),
+        Part("P, stored and read", 0, 2 * tiles * scores, by_threads=True),
+        Part("LSE and D, read", 0, 2 * tiles * _numbers(queries), by_threads=True),
+    )
+
+
+def _depth(head_dim: int) -> int:
+    """Of a product that sums over the head dim."""
+    return ceil_div(head_dim, 16) * 16
+
+
+def _part(name: str, times: int, each: tuple[int, int]) -> Part:
+    multiply_adds, shared_bytes = each
+    return Part(name, times * multiply_adds, times * shared_bytes)
+
+
+def _numbers(queries: int) -> int:
+    """A number of each query, read by a warpgroup: every warp takes two of them a lane, for 8 queries at a time, and
+    8 bytes a lane are two wavefronts."""
+    return queries // 8 * 4 * 2 * _WAVEFRONT
+
+
+def _dq_columns(config: Fa3BackwardConfig, head_dim: int) -> int:
+    """Of a warpgroup: all, of 64 rows each; or a share, within an atom of K."""
+    groups = config.block_kv // GROUP_KEYS
+    if config.block_q == _GROUP_ROWS * groups:
+        return head_dim
+    return ceil_div(head_dim, 8 * groups) * 8 if head_dim <= _ATOM_COLUMNS else _ATOM_COLUMNS
+
+
+def _items_with_tiles(plan: Plan) -> int:
+    return int((plan.schedule.visits > 0).sum()) * plan.problem.batch * plan.problem.kv_heads

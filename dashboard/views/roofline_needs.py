@@ -1,0 +1,115 @@
+"""The page Roofline: what limits one shape, resource by resource."""
+
+from __future__ import annotations
+
+import streamlit as st
+
+from cufa.bench import bounds, memory_rates
+from cufa.bench.backward_parts import Part
+from cufa.commands.common import seconds_text
+from cufa.dashboard import page
+from cufa.dashboard.charts import roofline as charts
+from cufa.dashboard.charts.work import si
+from cufa.dashboard.model import needs
+from cufa.dashboard.model.evidence import Evidence
+from cufa.dashboard.model.measurements import Measurement
+from cufa.dashboard.model.subject import Subject
+from cufa.dashboard.state import Controls
+from cufa.dashboard.theme import Palette
+
+_BINDING = {
+    "products": "products alone need",
+    "power": "products at the clock that power leaves need",
+    "exponentials": "exponentials alone need",
+    "shared memory": "shared memory alone needs",
+    "memory": "memory alone needs",
+    "L2 additions": "additions in the L2 cache alone need",
+}
+_WAITS = 1.02
+
+
+def show(
+    controls: Controls, rows: list[Measurement], asked: Subject | None, chosen: Evidence, palette: Palette
+) -> Measurement:
+    """Where it was derived with the measurement, or can be: bars, and of Hopper's backward a table of its products.
+    Returns the row that the rest of the page is about."""
+    derived = [m for m in (needs.with_needs(r, chosen) for r in rows) if m.needs]
+    found = {f"{r.label}, {r.problem}": r for r in derived}
+    if not found:
+        return max(rows, key=lambda r: r.kernel is not None)
+    page.header("What limits it")
+    of_asked = asked and asked.problem
+
+    def interest(name: str) -> tuple[bool, bool, float]:
+        p = found[name].problem
+        return p == of_asked, p.mask_kind != "full", found[name].tflops
+
+    default = max(found, key=interest)
+    row = found[controls.choice("shape", "Kernel and shape", list(found), default, local=True)]
+    page.verdict(_verdict(row), tag=page.origin_tag(row.origin), small=True)
+    tag = page.origin_tag(row.origin)
+    alt = f"Bars of the time that each resource needs, against {seconds_text(row.seconds)} {tag}: "
+    alt += ", ".join(f"{name} {seconds_text(seconds)}" for name, seconds in row.needs.items()) + "."
+    page.figure(charts.needs_figure(row, palette, tag), "roofline.needs", alt)
+    st.caption(_caption(row, chosen))
+    parts = needs.parts_of(row, chosen)
+    if parts:
+        _show_parts(parts, row, chosen)
+    return row
+
+
+def _verdict(row: Measurement) -> str:
+    limit = max((name for name in row.needs if name in _BINDING), key=lambda name: row.needs[name])
+    least = row.needs[limit]
+    text = f"{row.label} takes {seconds_text(row.seconds)}; {_BINDING[limit]} {seconds_text(least)}"
+    busiest = row.needs.get("busiest block", 0.0)
+    waits = busiest > _WAITS * least
+    uneven = f"; waiting for the busiest SM makes it {seconds_text(busiest)}" if waits else ""
+    return f"{text}, {least / row.seconds:.0%} of it{uneven}."
+
+
+def _caption(row: Measurement, chosen: Evidence) -> str:
+    text = (
+        "Each bar: what the tiles ask of one resource, over its measured ceiling, were it the only one. "
+        "**Busiest block**: the longest of them times the imbalance between SMs. **No overlap**: products, "
+        "then exponentials, then what threads read and write themselves in shared memory."
+    )
+    if row.predicted is not None:
+        text += " The prediction is made of these alone."
+    if "passes" in row.needs:
+        text += " **Passes**: the launches before and after, which only move device memory, while nothing else goes on."
+    if row.operation.name != "backward":
+        return text
+    additions = memory_rates.additions(chosen.device)
+    if additions is None:
+        return f"{text} How fast {chosen.device} adds in its L2 cache is not measured: no bar for what is added to dQ."
+    return (
+        f"{text} **L2 additions**: what is added to dQ in float32, at {additions}, as long as the dQ in work stays in "
+        "the L2 cache."
+    )
+
+
+def _show_parts(parts: tuple[Part, ...], row: Measurement, chosen: Evidence) -> None:
+    assert chosen.limits is not None
+    products, moved = sum(x.multiply_adds for x in parts), sum(x.shared_bytes for x in parts)
+    each = moved / products
+    shared = bounds.SHARED_BYTES_PER_EXPONENTIAL * chosen.limits.exponentials
+    balance = shared / (chosen.limits.flops[row.problem.dtype] / 2)
+    page.verdict(
+        f"Shared memory moves {each:.4f} bytes per product, {'more' if each > balance else 'fewer'} than the "
+        f"{balance:.4f} at which both would take as long at their measured ceilings.",
+        tag="predicted",
+        small=True,
+    )
+    st.dataframe([_line(part, moved) for part in parts], hide_index=True, height="content")
+
+
+def _line(part: Part, moved: int) -> dict[str, str]:
+    each = part.bytes_per_product
+    return {
+        "what": part.name,
+        "products": si(part.multiply_adds, "") if part.multiply_adds else "–",
+        "shared memory": si(part.shared_bytes, "B"),
+        "share": f"{part.shared_bytes / moved:.0%}",
+        "bytes per product": "–" if each is None else f"{each:.4f}",
+    }

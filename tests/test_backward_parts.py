@@ -1,0 +1,187 @@
+"""What Hopper's backward asks of each resource, derived from its tiles: by hand, and against its executed source."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from backward_support import make_case
+from records_support import as_json, measured_row
+
+from cufa.bench import bounds, memory_rates, predictions, records, suites, tables
+from cufa.bench.backward_cases import of_forward
+from cufa.bench.backward_parts import parts
+from cufa.bench.limits import Limits
+from cufa.bench.recorded import Recorded
+from cufa.bench.runner import with_bounds
+from cufa.bench.tile_work import work_of
+from cufa.bench.traffic import l2_traffic
+from cufa.commands.rows import print_needs
+from cufa.core.architectures import Device
+from cufa.core.mask import CAUSAL, Band
+from cufa.executor.emulate import emulate_backward
+from cufa.kernels import KERNELS
+from cufa.planner import make_plan
+
+H200 = Device.typical("sm_90")
+#: Round numbers near an H200's.
+LIMITS = Limits(4e12, {"bfloat16": 1e15}, 4e12, {"bfloat16": 8e14})
+KIB = 1024
+
+
+def plan_of(head_dim, seqlen=4096, causal=False, heads=1, device=H200, **changes):
+    problem = of_forward(suites.make(1, heads, seqlen, head_dim, "bfloat16", causal))
+    plan = make_plan(problem, device, "fa3")
+    return make_plan(problem, device, "fa3", dataclasses.replace(plan.config, **changes)) if changes else plan
+
+
+def variants():
+    for head_dim in (40, 64, 72, 128, 192, 256):
+        spec = KERNELS["fa3_backward_wide" if head_dim > 128 else "fa3_backward"]
+        config = next(c for c in spec.configs if c.fits(head_dim))
+        yield pytest.param(head_dim, config, id=f"{head_dim}")
+        if config.bulk_add:
+            other = dataclasses.replace(config, block_q=64, bulk_add=False, dq_first=False)
+            yield pytest.param(head_dim, other, id=f"{head_dim}-64-rows-from-registers")
+
+
+@pytest.mark.sampled(fixed=3, dated=2)
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(("head_dim", "config"), list(variants()))
+def test_the_work_is_what_the_source_does(head_dim, config, causal):
+    lengths = 2 * config.block_q, 3 * config.block_kv
+    case = make_case(1, 2, 1, *lengths, head_dim, "bfloat16", causal=causal)
+    run = emulate_backward(
+        *case.arrays, algorithm="fa3", causal=causal, config=config, mode="counted", trace=False
+    )
+    work, counted = work_of(run.plan), run.totals
+    assert 2 * counted["products"] == work.flops
+    assert counted["exponentials"] == work.exponentials
+    assert 4 * counted["reductions"] == work.added_bytes
+    # What the copy engine adds it reads from shared memory, beside what is counted in wavefronts. Which tile it is
+    # stands in shared memory, too: a few words per thread.
+    moved = 128 * counted["shared_wavefronts"] + config.bulk_add * work.added_bytes
+    assert 1 <= moved / work.shared_bytes < 1.06
+    assert asked_of_l2(run) == counted_in_l2(run)
+
+
+def asked_of_l2(run):
+    derived = l2_traffic(run.plan.problem, run.plan.spec, run.plan.config)
+    return {"read": derived.read, "written": derived.written}
+
+
+def counted_in_l2(run):
+    """But for one counter of items, which is made zero."""
+    return {"read": run.totals["global_read_bytes"], "written": run.totals["global_write_bytes"] - 4}
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "mask"), [(64, Band(60, 5, -20)), (128, CAUSAL), (200, Band(60, 5, -20))]
+)
+def test_ends_shared_heads_and_rows_without_keys(head_dim, mask):
+    case = make_case(2, 4, 2, 150, 301, head_dim, "bfloat16", mask=mask)
+    run = emulate_backward(*case.arrays, algorithm="fa3", mask=mask, mode="counted", trace=False)
+    assert asked_of_l2(run) == counted_in_l2(run)
+    assert 4 * run.totals["reductions"] == work_of(run.plan).added_bytes
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "kib"),
+    [
+        # (64 + 128 rows) · 64 columns for both warpgroups; dO and Q once for each; dS as 64 rows and K; P never.
+        (64, {"S": 48, "dP": 48, "dV": 32, "dK": 32, "dQ": 64, "dS, stored": 32, "dQ, staged": 32}),
+        (128, {"S": 64, "dP": 64, "dV": 32, "dK": 32, "dQ": 64, "dS, stored": 16, "dQ, staged": 32}),
+        # 64 keys: every product once. Four runs of dQ's columns read dS.
+        (256, {"S": 64, "dP": 64, "dV": 32, "dK": 32, "dQ": 64, "dS, stored": 8, "P, stored and read": 16}),
+    ],
+)
+def test_a_tile_counted_by_hand(head_dim, kib):
+    """Between two lengths, so that what an item takes besides its tiles drops out: a key block, and more queries."""
+    keys = plan_of(head_dim).config.block_kv
+    of = []
+    for queries in (1024, 2048):
+        problem = of_forward(suites.make(1, 1, queries, head_dim, "bfloat16", False, seqlen_k=keys))
+        plan = make_plan(problem, H200, "fa3")
+        of.append(({part.name: part.shared_bytes for part in parts(plan)}, plan.schedule.visited))
+    (fewer, few), (more, many) = of
+    per_tile = {name: (more[name] - fewer[name]) / (many - few) for name in more}
+    assert {name: per_tile[name] for name in kib} == {name: n * KIB for name, n in kib.items()}
+
+
+def test_wide_heads_move_least_per_product():
+    """What 64 keys that are not shared out save (the header of fa3_backward_wide.cu)."""
+    each = {d: 2 * work_of(plan_of(d)).shared_bytes / work_of(plan_of(d)).flops for d in (64, 128, 256)}
+    assert each[256] < each[128] < each[64]
+    assert each == pytest.approx({64: 0.0815, 128: 0.0784, 256: 0.0706}, abs=1e-4)
+
+
+def test_dq_from_registers_is_not_staged():
+    bulk, red = (plan_of(128, bulk_add=x) for x in (True, False))
+    assert work_of(bulk).shared_bytes - work_of(red).shared_bytes == 2 * work_of(bulk).added_bytes
+
+
+def test_bounds_at_their_ceilings():
+    plan = plan_of(128, heads=132)
+    work, found = work_of(plan), bounds.bounds_of(plan, LIMITS)
+    rate = memory_rates.additions("NVIDIA H200").bytes_per_second
+    assert found.additions == pytest.approx(work.added_bytes / rate)
+    assert found.passes == pytest.approx(work.further_bytes / 4e12)
+    assert found.shared_memory == pytest.approx(work.shared_bytes / 32e12)
+    assert found.overlapped == found.shared_memory > found.products
+    # What threads move themselves: of a tile 16 KiB of dS, 32 of dQ, and L and D, two numbers per lane, twice 16.
+    own = (16 + 32 + 32) * KIB * plan.schedule.visited * 132
+    assert work.own_bytes == pytest.approx(own, rel=0.01)
+    assert found.serial == found.products + found.exponentials + found.own_shared
+    assert {"L2 additions", "passes", "power"} <= found.named().keys()
+    assert bounds.predict(plan, LIMITS) >= found.overlapped + found.passes
+
+
+def test_additions_bind_where_a_block_has_64_keys():
+    found = bounds.bounds_of(plan_of(256, heads=132), LIMITS)
+    assert found.overlapped == found.additions
+
+
+def test_what_nobody_measured_is_no_bound():
+    assert memory_rates.additions("NVIDIA H20") is None
+    plan = plan_of(256, device=dataclasses.replace(H200, name="Another GPU"))
+    found = bounds.bounds_of(plan, LIMITS)
+    assert found.additions is None and "L2 additions" not in found.named()
+
+
+def test_tables_of_what_each_resource_needs_say_where_the_ceiling_of_additions_is_from(capsys):
+    plan = plan_of(128, heads=16)
+    row = with_bounds(measured_row("fa3", plan.problem, 2e-3, plan), LIMITS)
+    print_needs([row])
+    device = memory_rates.additions(H200.name)
+    assert device.origin.split(",")[0] in " ".join(capsys.readouterr().out.split())
+    recorded = Recorded(as_json(records.row_record(row)), "backward")
+    lines = list(tables.needs([recorded], H200.name))
+    assert f"L2 additions: at {device}.\n" in lines
+    assert "L2 additions" in next(line for line in lines if line.startswith("| kernel"))
+
+
+def test_needs_are_derived_for_rows_that_were_recorded_without():
+    plan = plan_of(128, heads=16)
+    json = as_json(records.row_record(measured_row("fa3", plan.problem, 2e-3, plan)))
+    found = predictions.with_needs(Recorded(json), H200, LIMITS)
+    named = bounds.bounds_of(plan, LIMITS).named()
+    assert found.json["needs_ns"] == pytest.approx({name: 1e9 * s for name, s in named.items()})
+    assert found.json["predicted_ns"] == pytest.approx(1e9 * bounds.predict(plan, LIMITS))
+    assert predictions.with_needs(found, H200, dataclasses.replace(LIMITS, exponentials=1e12)) is found
+    assert predictions.with_needs(Recorded(json), H200, Limits(4e12, {}, 4e12)).json == json
+
+
+def test_waits_for_turns_are_not_predicted():
+    plan = plan_of(128)
+    ordered = make_plan(dataclasses.replace(plan.problem, deterministic=True), H200, "fa3")
+    assert bounds.covers(plan, LIMITS)
+    assert "wait for one another" in bounds.why_not(ordered, LIMITS)
+
+
+def test_grouped_heads_keep_their_keys():
+    """Eight query heads of one key head: tiles as many, key blocks an eighth."""
+    alone = of_forward(suites.make(1, 8, 4096, 128, "bfloat16", True))
+    grouped = dataclasses.replace(alone, kv_heads=1)
+    a, b = (work_of(make_plan(p, H200, "fa3")) for p in (alone, grouped))
+    assert a.exponentials == b.exponentials and a.added_bytes == b.added_bytes
+    assert a.flops > b.flops and a.shared_bytes > b.shared_bytes

@@ -1,0 +1,74 @@
+"""The page Roofline about the backward on Hopper, under AppTest: which resource binds, and what each product asks of
+shared memory."""
+
+# ruff: noqa: F811 - fixtures are imported, and asked for by their names
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("streamlit", reason="the dashboard needs streamlit: pip install 'cufa[dashboard]'")
+
+from dashboard_page_support import elsewhere, open_page, words  # noqa: F401 - fixtures among them
+from dashboard_support import write_evidence
+
+
+def recorded(folder: Path, device: str, *, needs: bool) -> None:
+    """Evidence of the backward on a card of this name; with or without what was derived when it was recorded."""
+    file = write_evidence(folder / "records", "backward", with_loads=False)
+    record = json.loads(file.read_text())
+    record["environment"]["device"] = device
+    # Near an H200's.
+    rates = {"flops": {"bfloat16": 9e14}, "sustained_flops": {"bfloat16": 8.9e14}, "exponentials": 4.1e12}
+    record["limits"] |= rates
+    for row in record["suites"]["backward"]["rows"]:
+        if not needs:
+            row.pop("needs_ns", None), row.pop("predicted_ns", None)
+    file.write_text(json.dumps(record))
+
+
+def page_of(head_dim: int) -> object:
+    app = open_page("roofline", suite="backward", mask="full")
+    shapes = app.selectbox(key="roofline.shape")
+    shapes.set_value(next(x for x in shapes.options if "fa3" in x and f"head_dim {head_dim}," in x)).run()
+    assert not app.exception
+    return app
+
+
+def bars_of(app: object) -> dict[str, float]:
+    figures = [json.loads(e.proto.spec) for e in app.get("plotly_chart")]
+    bar = next(trace for f in figures for trace in f["data"] if trace["type"] == "bar")
+    return dict(zip(bar["y"], bar["x"], strict=True))
+
+
+def test_what_binds_is_derived_where_it_was_not_recorded(elsewhere: Path) -> None:
+    recorded(elsewhere, "NVIDIA H200", needs=False)
+    narrow, wide = page_of(128), page_of(256)
+    assert {"products", "shared memory", "L2 additions", "passes"} <= bars_of(wide).keys()
+    assert "shared memory alone needs" in words(narrow)
+    assert "additions in the L2 cache alone need" in words(wide)
+    assert "3.9 TB/s (measured by hand on one H200 on 2026-11-22, not recorded yet)" in words(wide)
+
+
+def test_without_a_ceiling_of_additions_the_page_says_so(elsewhere: Path) -> None:
+    recorded(elsewhere, "NVIDIA H20", needs=False)
+    app = page_of(256)
+    assert "L2 additions" not in bars_of(app)
+    assert "How fast NVIDIA H20 adds in its L2 cache is not measured" in words(app)
+
+
+def test_what_was_recorded_stays_as_it_was(elsewhere: Path) -> None:
+    recorded(elsewhere, "NVIDIA H200", needs=True)
+    assert list(bars_of(page_of(128))) == ["products", "memory", "busiest block"]
+
+
+def test_each_products_share_of_shared_memory(elsewhere: Path) -> None:
+    recorded(elsewhere, "NVIDIA H200", needs=False)
+    app = page_of(128)
+    table = next(e.value for e in app.dataframe if "bytes per product" in e.value)
+    each = dict(zip(table["what"], table["bytes per product"], strict=True))
+    # 64 + 64 rows, and 128 or 64 columns of them, for 64 · 64 products: two bytes each.
+    assert (each["S"], each["dV"], each["dQ, staged"]) == ("0.0625", "0.0312", "–")
+    assert "bytes per product, more than the 0.0729 at which" in words(app)
