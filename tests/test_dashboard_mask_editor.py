@@ -241,6 +241,8 @@ def test_odd_numbers_draw_something() -> None:
 def test_a_kernel_that_does_not_serve_the_mask_says_so_and_is_not_run() -> None:
     app = open_page("masked_work", mask="documents", alg="fa1", sq="300", sk="300", d="64")
     assert "No kernel runs this: fa1_forward" in words(app)
+    beside = open_page("masked_work", mask="documents", alg="fa2", two="1", b_alg="fa1")
+    assert words(beside).count("No kernel runs this: fa1_forward") == 1
     assert app.button(key="masked.emulate").disabled
     served = open_page("masked_work", mask="documents", alg="fa2", sq="300", sk="300", d="64")
     assert "No kernel runs this" not in words(served)

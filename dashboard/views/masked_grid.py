@@ -19,9 +19,7 @@ def show_grid(view: View, palette: Palette, selected: tuple[int, int]) -> None:
     """The score matrix of one head."""
     schedule, counts = view.schedule, view.counts
     page.verdict(_verdict(view))
-    if view.refusal is not None:
-        text = f"No kernel runs this: {view.spec.name} {view.refusal}. Tiles are those that its schedule would visit."
-        page.verdict(text, "warn", small=True)
+    show_refusal(view)
     st.caption(f"Mask: **{view.problem.scores_text}**. {_band_words(view)}{_share_words(view)}")
     figure = tile_grid.tile_grid(schedule, palette, selected)
     alt = tile_grid.describe(schedule, counts)
@@ -33,6 +31,13 @@ def show_grid(view: View, palette: Palette, selected: tuple[int, int]) -> None:
     for column, t in zip(st.columns(4), order, strict=True):
         share = f"**{counts[t]:,} {palette.tiles[t].label}** ({counts[t] / schedule.total:.0%})"
         column.caption(f"{share}  \n{palette.tiles[t].meaning}")
+
+
+def show_refusal(view: View) -> None:
+    """What is drawn of a mask that the kernel does not serve."""
+    if view.refusal is not None:
+        text = f"No kernel runs this: {view.spec.name} {view.refusal}. Tiles are those that its schedule would visit."
+        page.verdict(text, "warn", small=True)
 
 
 def _verdict(view: View) -> str:

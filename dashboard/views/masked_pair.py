@@ -21,7 +21,7 @@ from cufa.dashboard.model.pair import Launched
 from cufa.dashboard.model.trace import measured_timeline
 from cufa.dashboard.state import Controls
 from cufa.dashboard.theme import Palette
-from cufa.dashboard.views import mask_editor
+from cufa.dashboard.views import mask_editor, masked_grid
 from cufa.dashboard.views.masked_controls import ALGORITHM_WORDS, choose_config
 from cufa.dashboard.views.masked_view import MOST_THREAD_BLOCKS, View
 
@@ -59,6 +59,8 @@ def show(view: View, other: View, palette: Palette) -> None:
         return
     lines = _predicted(sides)
     page.verdict(_verdict(sides, names, lines), tag="predicted" if lines else "")
+    for side in sides:
+        masked_grid.show_refusal(side)
     kept = pair.times_of_both(
         engine.all_measurements(), [Launched(x.problem, x.spec, x.config) for x in sides]
     )
