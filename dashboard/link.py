@@ -2,9 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 import streamlit as st
 
+NONE = "none"
 _UNKNOWN = "the link has {names}, which is no control of this page; it is left out."
+
+
+def said(value: Any) -> str:
+    """A control's value as a link has it."""
+    return NONE if value is None else str(value)
+
+
+def distinct(options: Mapping[str, str] | Sequence[str]) -> dict[str, str]:
+    """Words by value. A browser tells an option by its words: two runs of one second are numbered, the newer
+    one, which stands before the other, with the higher number."""
+    words = dict(options) if isinstance(options, Mapping) else {x: x for x in options}
+    count: dict[str, int] = {}
+    for value, words_of in reversed(words.items()):
+        count[words_of] = count.get(words_of, 0) + 1
+        if count[words_of] > 1:
+            words[value] = f"{words_of} ({count[words_of]})"
+    return words
 
 
 class Link:

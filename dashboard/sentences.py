@@ -12,6 +12,7 @@ _IRREGULAR = {
     "shows": "show",
     "takes": "take",
     "query": "queries",
+    "entry": "entries",
     "access": "accesses",
 }
 

@@ -172,7 +172,7 @@ def prepare() -> None:
     import pandas  # noqa: F401 - what Streamlit makes tables of
 
     from cufa.dashboard import theme, views
-    from cufa.dashboard.model import evidence
+    from cufa.dashboard.model import evidence, inside, tilings
 
     for module in pkgutil.iter_modules(views.__path__):
         importlib.import_module(f"{views.__name__}.{module.name}")
@@ -180,7 +180,10 @@ def prepare() -> None:
         theme.template(palette)
     with contextlib.suppress(ValueError):  # damaged: the pages say so
         evidence.load()
+    inside.recorded()
     time.sleep(_COMPILE_AFTER)
+    with contextlib.suppress(ValueError):
+        tilings.prepare()
     importlib.import_module(f"{views.__name__}.occupancy_view").compile_first()
     importlib.import_module(f"{views.__name__}.machine_code_view").list_first()
 

@@ -17,33 +17,18 @@ from typing import Any, TypeVar
 
 import streamlit as st
 
-from cufa.dashboard.link import Link
+from cufa.dashboard.link import NONE, Link, distinct, said
+
+__all__ = ["Controls", "said"]
 
 Number = TypeVar("Number", int, float)
+Read = TypeVar("Read")
 
-_NONE = "none"
 _SAME = object()
 _ANY = "any"
 _KEPT: Any = {"persist_state": "session"}
 """A page that is left and visited again, and a control that comes back, have the values that they had."""
 _PAGE = "state.page"
-
-
-def said(value: Any) -> str:
-    """A control's value as a link has it."""
-    return _NONE if value is None else str(value)
-
-
-def _distinct(options: Mapping[str, str] | Sequence[str]) -> dict[str, str]:
-    """Words by value. A browser tells an option by its words: two runs of one second are numbered, the newer
-    one, which stands before the other, with the higher number."""
-    words = dict(options) if isinstance(options, Mapping) else {x: x for x in options}
-    count: dict[str, int] = {}
-    for value, said in reversed(words.items()):
-        count[said] = count.get(said, 0) + 1
-        if count[said] > 1:
-            words[value] = f"{said} ({count[said]})"
-    return words
 
 
 class Controls:
@@ -110,8 +95,7 @@ class Controls:
         and keeps from the server what stands in it.)"""
         nearest = min(max(value, low), high)
         if nearest != value:
-            said = f"{label} is {value:,}, which is not {wanted}; the page shows {nearest:,}."
-            self.refused.append(said)
+            self.refused.append(f"{label} is {value:,}, which is not {wanted}; the page shows {nearest:,}.")
             st.markdown(f":red[Not {wanted}.]")
         return nearest
 
@@ -130,16 +114,16 @@ class Controls:
         kind = type(low)
 
         def parse(text: str) -> Number | None:
-            if text == _NONE:
+            if text == NONE:
                 return None
             if not low <= kind(text) <= high:
                 raise ValueError
             return kind(text)
 
         sort = "whole number" if kind is int else "number"
-        wanted = f"a {sort} from {low:,} to {high:,}, or {_NONE}"
+        wanted = f"a {sort} from {low:,} to {high:,}, or {NONE}"
         key = self._settle(name, default, parse, wanted)
-        options: Any = {"step": step, "help": help, "key": key, "placeholder": _NONE, **_KEPT}
+        options: Any = {"step": step, "help": help, "key": key, "placeholder": NONE, **_KEPT}
         got = st.number_input(label, value=None, format=None if kind is int else "%g", **options)
         value = None if got is None else self._within(label, kind(got), low, high, wanted)
         self._show(name, said(value), said(default))
@@ -157,7 +141,7 @@ class Controls:
         help: str | None = None,
     ) -> str:
         """One of several. ``options`` maps the value in the link to the words on the screen."""
-        words = _distinct(options)
+        words = distinct(options)
         fallback = default if default in words else next(iter(words))
 
         def parse(text: str) -> str:
@@ -189,7 +173,7 @@ class Controls:
         help: str | None = None,
     ) -> list[str]:
         """Any number of several, comma-separated in the link."""
-        words = _distinct(options)
+        words = distinct(options)
         default = [x for x in default if x in words]
 
         def parse(text: str) -> list[str]:
@@ -215,6 +199,36 @@ class Controls:
         got = bool(st.toggle(label, help=help, key=key, **_KEPT))
         self._show(name, str(int(got)), str(int(default)))
         return got
+
+    def text(
+        self,
+        name: str,
+        label: str,
+        default: str,
+        read: Callable[[str], Read],
+        write: Callable[[Read], str],
+        wanted: str,
+        help: str,
+    ) -> Read:
+        """What ``read`` makes of a text; it raises ValueError with a reason for one that it cannot read, which stays in
+        the field while the page shows what stood there before. In the link it is as ``write`` says it."""
+
+        def parse(text: str) -> str:
+            read(text)
+            return text
+
+        key = self._settle(name, default, parse, wanted)
+        text = str(st.text_area(label, height=68, help=help, key=key, **_KEPT))
+        try:
+            value, shown = read(text), text
+        except ValueError as error:
+            shown = st.session_state.get(f"read.{key}", default)
+            value = read(shown)
+            self.refused.append(f"{label}: {error}. The page shows what stood there before.")
+            st.markdown(f":red[{error}.]")
+        st.session_state[f"read.{key}"] = shown
+        self._show(name, write(value), write(read(default)))
+        return value
 
     def kept(self, name: str, default: int, low: int, high: int) -> int:
         """A whole number that a figure has, and changes by :meth:`set`."""
@@ -265,8 +279,8 @@ class Controls:
     def finish(self) -> None:
         """Show what could not be done and write the link. Call it once all controls exist."""
         self._link.finish()
-        for said in self.refused:
-            self._box.error(said, icon=":material/error:")
+        for reason in self.refused:
+            self._box.error(reason, icon=":material/error:")
         if self._link.notices:
             text = "  \n".join(n[0].upper() + n[1:] for n in self._link.notices)
             self._box.warning(text, icon=":material/link_off:")

@@ -28,6 +28,7 @@ from cufa.core.operation import OPERATIONS
 from cufa.core.params import TRACE_RECORD
 from cufa.core.problem import Problem
 from cufa.core.schedule import Schedule
+from cufa.core.tile_classes import TileRanges
 from cufa.kernels import KERNELS
 from cufa.planner import Plan, make_plan
 from cufa.tuning import cache_dir
@@ -162,10 +163,13 @@ def make_records(plan: Plan, ns_per_tile: int = 900) -> np.ndarray:
         for q in range(schedule.num_q_blocks) if whole else [int(blocks.q_block[i])]:
             taker = i if blocks.thread_block is None else int(blocks.thread_block[i])
             ranges = schedule.ranges
+            first, first_clear = (
+                (ranges.first[q], ranges.clear_first[q]) if isinstance(ranges, TileRanges) else (0, 0)
+            )
             values = {
                 "start_ns": start, "end_ns": end, "sm": timeline.sm[i], "q_block": q, "head": blocks.head[i],
-                "batch": blocks.batch[i], "first_tile": ranges.first[q], "tiles_visited": ranges.count[q],
-                "tiles_skipped": schedule.tiles_of_block - ranges.count[q], "first_clear": ranges.clear_first[q],
+                "batch": blocks.batch[i], "first_tile": first, "tiles_visited": ranges.count[q],
+                "tiles_skipped": schedule.tiles_of_block - ranges.count[q], "first_clear": first_clear,
                 "tiles_clear": ranges.clear[q], "thread_block": taker,
             }  # fmt: skip
             found.append(tuple(values.get(name, 0) for name in TRACE_RECORD.names or ()))

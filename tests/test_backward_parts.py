@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import subprocess
+import sys
 
 import pytest
 from backward_support import make_case
 from records_support import as_json, measured_row
 
-from cufa.bench import bounds, memory_rates, predictions, records, suites, tables
+from cufa.bench import additions, bounds, predictions, records, suites, tables
 from cufa.bench.backward_cases import of_forward
 from cufa.bench.backward_parts import parts
 from cufa.bench.limits import Limits
@@ -123,7 +125,7 @@ def test_dq_from_registers_is_not_staged():
 def test_bounds_at_their_ceilings():
     plan = plan_of(128, heads=132)
     work, found = work_of(plan), bounds.bounds_of(plan, LIMITS)
-    rate = memory_rates.additions("NVIDIA H200").bytes_per_second
+    rate = additions.of_card("NVIDIA H200").bytes_per_second
     assert found.additions == pytest.approx(work.added_bytes / rate)
     assert found.passes == pytest.approx(work.further_bytes / 4e12)
     assert found.shared_memory == pytest.approx(work.shared_bytes / 32e12)
@@ -142,7 +144,7 @@ def test_additions_bind_where_a_block_has_64_keys():
 
 
 def test_what_nobody_measured_is_no_bound():
-    assert memory_rates.additions("NVIDIA H20") is None
+    assert additions.of_card("NVIDIA H20") is None
     plan = plan_of(256, device=dataclasses.replace(H200, name="Another GPU"))
     found = bounds.bounds_of(plan, LIMITS)
     assert found.additions is None and "L2 additions" not in found.named()
@@ -152,7 +154,7 @@ def test_tables_of_what_each_resource_needs_say_where_the_ceiling_of_additions_i
     plan = plan_of(128, heads=16)
     row = with_bounds(measured_row("fa3", plan.problem, 2e-3, plan), LIMITS)
     print_needs([row])
-    device = memory_rates.additions(H200.name)
+    device = additions.of_card(H200.name)
     assert device.origin.split(",")[0] in " ".join(capsys.readouterr().out.split())
     recorded = Recorded(as_json(records.row_record(row)), "backward")
     lines = list(tables.needs([recorded], H200.name))
@@ -185,3 +187,9 @@ def test_grouped_heads_keep_their_keys():
     a, b = (work_of(make_plan(p, H200, "fa3")) for p in (alone, grouped))
     assert a.exponentials == b.exponentials and a.added_bytes == b.added_bytes
     assert a.flops > b.flops and a.shared_bytes > b.shared_bytes
+
+
+@pytest.mark.parametrize("module", ["runner", "bounds", "records", "memory_rates"])
+def test_modules_can_be_imported_first(module):
+    """They need one another in a line, not in a circle."""
+    subprocess.run([sys.executable, "-c", f"import cufa.bench.{module}"], check=True)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 pytest.importorskip("streamlit", reason="the dashboard needs streamlit: pip install 'cufa[dashboard]'")
@@ -13,8 +14,11 @@ pytest.importorskip("streamlit", reason="the dashboard needs streamlit: pip inst
 from dashboard_page_support import compiler_back, elsewhere, open_page, words  # noqa: F401 - fixtures among them
 from dashboard_support import write_evidence
 
+from cufa.bench import past, records
 from cufa.bench.power import REASONS, Sample, summarise
 from cufa.dashboard.model import evidence
+
+SHIPPED = records.RECORDS_DIR
 
 
 def write_another_day(file: Path, factor: float) -> None:
@@ -44,6 +48,43 @@ def test_one_kernel_over_time(elsewhere: Path) -> None:
     assert app.selectbox(key="history.series").value in figure.alt
     write_another_day(file, 1.0)
     assert "first and last show no difference" in words(open_page("history"))
+
+
+def test_earlier_evidence_is_the_beginning_of_the_line(elsewhere: Path) -> None:
+    """Its percentiles are those of all samples; what is filtered out has no past; a damaged file is told."""
+    file = write_evidence(elsewhere / "records")
+    now = json.loads(file.read_text())
+    before = past.compact(now)
+    before["environment"] = {
+        **now["environment"],
+        "recorded": "2025-12-02T03:04:05+00:00",
+        "commit": "fedcba9876543210",
+    }
+    ours = [row for name in before["suites"] for row in now["suites"][name]["rows"] if "kernel" in row]
+    kept = [row for suite in before["suites"].values() for row in suite["rows"]]
+    assert len(kept) == len(ours) > 2
+    for row, whole in zip(kept, ours, strict=True):
+        for q in (10, 50, 90):
+            assert round(np.percentile(row["samples_ns"], q)) == round(np.percentile(whole["samples_ns"], q))
+    folder = elsewhere / "records" / past.FOLDER
+    folder.mkdir()
+    (folder / file.name).write_text(json.dumps({"records": [before]}))
+    app = open_page("history")
+    assert "Measured 2 times on Made-up GPU, 2025-12-02 to 2026-01-02" in words(app)
+    figure = next(e.proto for e in app.get("plotly_chart") if e.proto.alt.startswith("By date: "))
+    assert "version fedcba9876" in figure.alt
+    (folder / file.name).write_text('{"records": [{}]}')
+    assert "Earlier evidence cannot be read" in "".join(w.value for w in open_page("history").warning)
+
+
+def test_the_past_that_ships_is_of_what_is_recorded_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(records, "RECORDS_DIR", SHIPPED)
+    recorded = {(m.machine, m.label, m.problem, m.regime) for m in evidence.measurements()}
+    shipped = evidence.past()
+    assert shipped
+    again = sum((m.machine, m.label, m.problem, m.regime) in recorded for m in shipped)
+    assert again > len(shipped) / 2
+    assert all(len(m.timing.samples) == 11 for m in shipped)
 
 
 def test_a_problem_of_two_suites_of_one_record_is_one_point(elsewhere: Path) -> None:

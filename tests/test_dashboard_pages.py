@@ -182,8 +182,8 @@ def test_the_sides_of_a_window_can_be_emptied_and_come_back() -> None:
 
 def test_options_that_look_alike_are_told_apart() -> None:
     """A browser sends the words of what it chose: of two runs of one second it would get the wrong one."""
-    from cufa.dashboard.state import _distinct
+    from cufa.dashboard.link import distinct
 
-    words = _distinct({"latest": "the latest run", "b": "12:00:01 · fa2", "a": "12:00:01 · fa2"})
+    words = distinct({"latest": "the latest run", "b": "12:00:01 · fa2", "a": "12:00:01 · fa2"})
     assert words == {"latest": "the latest run", "b": "12:00:01 · fa2 (2)", "a": "12:00:01 · fa2"}
     assert list(words) == ["latest", "b", "a"]

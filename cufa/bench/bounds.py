@@ -19,7 +19,7 @@ from ..kernels.config import TileConfig
 from ..kernels.fa3 import Fa3Config
 from ..kernels.fa3_backward import Fa3BackwardConfig
 from ..planner import Plan
-from . import memory_rates, tile_work
+from . import additions, tile_work
 from .limits import Limits
 from .tile_work import Work, work_of
 
@@ -72,7 +72,7 @@ class Bounds:
             "exponentials": self.exponentials,
             "shared memory": self.shared_memory,
             "memory": self.memory,
-            memory_rates.ADDITIONS: self.additions,
+            additions.NAME: self.additions,
             "passes": self.passes,
             "busiest block": self.overlapped * self.imbalance,
             "no overlap": self.serial,
@@ -104,7 +104,7 @@ def bounds_of(plan: Plan, limits: Limits) -> Bounds:
 def _bounds(plan: Plan, limits: Limits, work: Work) -> Bounds:
     assert plan.device is not None
     kind, warpgroups = plan.problem.dtype, isinstance(plan.config, _HOPPERS)
-    additions = memory_rates.additions(plan.device.name) if work.added_bytes else None
+    rate = additions.of_card(plan.device.name) if work.added_bytes else None
     sustained = limits.sustained_flops.get(kind) if warpgroups else None
     shared = SHARED_BYTES_PER_EXPONENTIAL * limits.exponentials
     return Bounds(
@@ -115,7 +115,7 @@ def _bounds(plan: Plan, limits: Limits, work: Work) -> Bounds:
         memory=work.memory_bytes / limits.copy_bytes,
         imbalance=_busiest(plan, 0.0),
         own_shared=(work.own_bytes if warpgroups else work.shared_bytes) / shared,
-        additions=work.added_bytes / additions.bytes_per_second if additions else None,
+        additions=work.added_bytes / rate.bytes_per_second if rate else None,
         passes=work.further_bytes / limits.copy_bytes if work.further_bytes else None,
     )
 

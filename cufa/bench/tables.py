@@ -7,7 +7,7 @@ from typing import Any
 
 from ..core.operation import OPERATIONS
 from ..core.problem import Problem
-from . import memory_rates
+from . import additions
 from .cases import READ
 from .ladder import is_step
 from .published import BLOCK_LOSERS, BLOCK_WINNER
@@ -230,8 +230,8 @@ def needs(rows: list[Recorded], device: str) -> Iterator[str]:
     title = OPERATIONS[rows[0].problem.operation].title
     what = "what each resource would need by itself, of the time measured; how far off the prediction is"
     yield f"\n**{title}: {what}**\n"
-    if memory_rates.ADDITIONS in names:
-        yield f"{memory_rates.ADDITIONS}: at {memory_rates.additions(device)}.\n"
+    if additions.NAME in names:
+        yield f"{additions.NAME}: at {additions.of_card(device)}.\n"
     yield from table(["kernel", "head dim", "seq", "mask", "TFLOP/s", *names, "prediction"], lines)
 
 

@@ -37,15 +37,15 @@ class Timing:
     def percentile(self, q: float) -> float:
         return float(np.percentile(self.samples, q))
 
-    @property
+    @functools.cached_property
     def p10(self) -> float:
         return self.percentile(10)
 
-    @property
+    @functools.cached_property
     def p50(self) -> float:
         return self.percentile(50)
 
-    @property
+    @functools.cached_property
     def p90(self) -> float:
         return self.percentile(90)
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from rich import box
 from rich.table import Table
 
-from ..bench import memory_rates
+from ..bench import additions
 from ..bench.power import Power
 from ..bench.regimes import Regime
 from ..bench.runner import Row, Skipped
@@ -84,10 +84,8 @@ def print_needs(rows: Sequence[Row]) -> None:
         shares = (f"{row.needs[name] / row.seconds:.0%}" if name in row.needs else "" for name in names)
         table.add_row(row.label, shape, seconds_text(row.predicted or 0.0), *shares)
     devices = {row.plan.device.name for row in derived if row.plan and row.plan.device}
-    if memory_rates.ADDITIONS in names:
-        table.caption = "; ".join(
-            f"{memory_rates.ADDITIONS}: at {memory_rates.additions(x)}" for x in devices
-        )
+    if additions.NAME in names:
+        table.caption = "; ".join(f"{additions.NAME}: at {additions.of_card(x)}" for x in devices)
     stdout().print(table)
 
 

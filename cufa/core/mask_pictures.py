@@ -29,17 +29,16 @@ def lengths(mask: Mask, seqlen_q: int | None, seqlen_k: int | None) -> tuple[int
 
 
 def cells(mask: Mask, seqlen_q: int, seqlen_k: int, batch: int, head: int) -> npt.NDArray[np.uint8]:
-    """0 hidden, 1 in part, 2 seen: of single scores, or of squares of them where there are many."""
-    step = -(-max(seqlen_q, seqlen_k) // _CELLS)
-    keys = np.arange(seqlen_k)
+    """0 hidden, 1 in part, 2 seen: of single scores, or of squares of them where there are many. Counted key by key,
+    so that it takes as long as the keys are many."""
+    one, step = mask.at(batch, head), -(-max(seqlen_q, seqlen_k) // _CELLS)
     shown = np.empty((-(-seqlen_q // step), -(-seqlen_k // step)), np.uint8)
+    first = np.arange(0, seqlen_k, step)
+    widths = np.diff(first, append=seqlen_k)
     for i in range(len(shown)):
-        rows = np.arange(i * step, min((i + 1) * step, seqlen_q))
-        seen = mask.visible(rows, keys, seqlen_q, seqlen_k, batch, head)
-        first = np.arange(0, seqlen_k, step)
-        some = np.logical_or.reduceat(seen.any(axis=0), first)
-        every = np.logical_and.reduceat(seen.all(axis=0), first)
-        shown[i] = some.astype(np.uint8) + every
+        top, end = i * step, min((i + 1) * step, seqlen_q)
+        count = np.add.reduceat(one.visible_per_key(seqlen_q, seqlen_k, top, end), first)
+        shown[i] = (count > 0).astype(np.uint8) + (count == (end - top) * widths)
     return shown
 
 
@@ -53,6 +52,8 @@ def figure(mask: Mask, seqlen_q: int | None, seqlen_k: int | None, batch: int, h
             "and notebooks show a mask without Plotly"
         ) from error
     lengths_ = lengths(mask, seqlen_q, seqlen_k)
+    if 0 in lengths_:
+        raise ValueError(f"{mask} is of no keys: there is nothing to draw; make it for at least one")
     shown = cells(mask, *lengths_, batch, head)
     colours = [(n / 2, colour) for n, colour in enumerate((_HIDDEN, _SOME, _SEEN))]
     query, key = (np.arange(n) * -(-max(lengths_) // _CELLS) for n in shown.shape)

@@ -7,6 +7,7 @@ import functools
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from cufa.bench import past as earlier
 from cufa.bench import records
 from cufa.bench.limits import Limits
 from cufa.core.mask import FULL, Mask
@@ -32,6 +33,8 @@ class Evidence:
     """Bytes per second of the fastest reading recorded there; 0: none was."""
     stale: tuple[str, ...]
     """Kernels whose sources have changed since."""
+    num_sms: int = 0
+    """0: not kept, or a CPU."""
 
     @property
     def where(self) -> str:
@@ -44,6 +47,24 @@ def load(directory: Path | None = None) -> list[Evidence]:
     """All recorded evidence, that with the most measurements first; empty when none is there. Raises ValueError for a
     damaged file."""
     return list(_load(*_state_of(directory or records.RECORDS_DIR)))
+
+
+def past() -> list[Measurement]:
+    """What earlier evidence of the same GPUs had, the oldest first. Raises ValueError for a damaged file."""
+    return list(_past(*_state_of(records.RECORDS_DIR / earlier.FOLDER)))
+
+
+@functools.lru_cache(4)
+def _past(directory: Path, state: tuple[tuple[str, int, int], ...]) -> tuple[Measurement, ...]:
+    found: list[Measurement] = []
+    for name, _, _ in state:
+        stem = name.removesuffix(".json")
+        for record in earlier.load(stem, directory.parent):
+            try:
+                found += of_rows(record, "recorded", f"{stem}@{record['environment']['recorded']}")
+            except (KeyError, TypeError, IndexError) as error:
+                raise ValueError(f"{earlier.FOLDER}/{name} lacks {error}") from error
+    return tuple(found)
 
 
 def measurements(directory: Path | None = None) -> list[Measurement]:
@@ -81,6 +102,7 @@ def _evidence(name: str, record: records.Json) -> Evidence:
             tuple(dataclasses.replace(m, read_ceiling=reading) for m in rows),
             reading,
             tuple(records.stale_kernels(record)),
+            environment.get("num_sms", 0),
         )
     except (KeyError, TypeError, IndexError) as error:
         raise ValueError(f"{name}.json lacks {error}") from error

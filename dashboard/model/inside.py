@@ -29,7 +29,7 @@ def recorded() -> tuple[dict[str, InsideTrace], list[str]]:
     return found, damaged
 
 
-@functools.lru_cache(16)
+@functools.lru_cache(256)  # more than there are: every rerun of a page asks for all, and one takes some 10 ms
 def _load(file: Path, modified: int) -> InsideTrace:
     return inside.load(file)
 

@@ -11,6 +11,8 @@ from cufa.core.lengths import DENSE, Cached
 from cufa.core.mask import CAUSAL, DIAGONALS, Band, Mask
 from cufa.core.operation import OPERATIONS
 from cufa.core.problem import HEAD_DIM_STEP, MAX_HEAD_DIM, MAX_SIZE, Problem, default_scale
+from cufa.dashboard.link import said
+from cufa.dashboard.model import mask_settings
 from cufa.kernels import KERNELS, KernelSpec, TileConfig
 
 _NONE = "none"
@@ -43,11 +45,14 @@ def sample(operation: str) -> Problem:
 
 
 def problem_key(problem: Problem) -> str:
-    """A problem in one word of a link; :func:`problem_of` reads it."""
+    """A problem in one word of a link; :func:`problem_of` reads it. Raises ValueError for one that is too much for
+    it."""
     p = problem
+    if p.lengths.kind != DENSE.kind:
+        raise ValueError(f"Links carry no {p.lengths.kind} sequences.")
     elements = ".".join((p.dtype, p.precision, *((p.k_dtype,) if p.k_dtype else ())))
     parts: list[object] = [p.operation, p.batch, p.heads, p.kv_heads, p.seqlen_q, p.seqlen_k, p.head_dim]
-    parts += [elements, _mask_key(p.mask), _NONE if p.softcap is None else f"{p.softcap:g}"]
+    parts += [elements, _mask_key(p), _NONE if p.softcap is None else f"{p.softcap:g}"]
     if isinstance(p.lengths, Cached):
         parts.append(p.lengths.page_size)
     return _BETWEEN.join(map(str, parts))
@@ -78,21 +83,26 @@ def problem_of(text: str) -> Problem:
         page_size = int(cache[0])
         pages = -(-seqlen_k // page_size) if page_size else 0
         lengths = Cached(page_size, pages, batch * pages)
-    of_cache = k_dtype[0] if k_dtype else None
+    of_cache, shown = (k_dtype[0] if k_dtype else None), _mask_of(mask, seqlen_k)
     return Problem(
-        batch, heads, kv_heads, seqlen_q, seqlen_k, head_dim, dtype, _mask_of(mask), default_scale(head_dim), cap,
-        precision, lengths, of_cache, of_cache, operation=operation,
+        batch, heads, kv_heads, seqlen_q, seqlen_k, head_dim, dtype, shown, default_scale(head_dim), cap, precision,
+        lengths, of_cache, of_cache, operation=operation,
     )  # fmt: skip
 
 
-def _mask_key(mask: Mask) -> str:
-    if not isinstance(mask, Band) or mask.beyond_band:
-        raise ValueError(f"{mask} is more than a band with two edges, which links carry")
+def _mask_key(problem: Problem) -> str:
+    mask = problem.mask
+    if mask.beyond_band:
+        return _WITHIN.join(said(value) for value in mask_settings.settings(problem).values())
+    assert isinstance(mask, Band)
     sides = (_NONE if side is None else str(side) for side in (mask.left, mask.right))
     return _WITHIN.join((*sides, str(mask.diagonal)))
 
 
-def _mask_of(text: str) -> Mask:
+def _mask_of(text: str, seqlen_k: int) -> Mask:
+    kind, *values = text.split(_WITHIN)
+    if kind in mask_settings.KINDS:
+        return mask_settings.mask_of(kind, values, seqlen_k)
     left, right, diagonal = text.split(_WITHIN)
     sides = [None if side == _NONE else int(side) for side in (left, right)]
     return masks.window(*sides, diagonal if diagonal in DIAGONALS else int(diagonal))

@@ -12,6 +12,7 @@ from cufa.bench.predictions import Error, errors
 from cufa.bench.regimes import Regime
 from cufa.core.architectures import Device
 from cufa.core.problem import Problem
+from cufa.dashboard.model import evidence
 from cufa.dashboard.model.devices import is_card
 from cufa.dashboard.model.evidence import Evidence
 from cufa.dashboard.model.measurements import Measurement
@@ -19,7 +20,8 @@ from cufa.kernels import KernelSpec, TileConfig
 from cufa.planner import fitting_configs, make_plan
 
 _WAITS = 1.02
-"""The busiest thread block is what binds where it takes this much longer than the busiest resource."""
+"""The busiest thread block is what binds where it takes this much longer than the busiest resource; power, where
+products take this much longer at the clock that it leaves."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,12 +41,17 @@ class Tiling:
         return None if self.measured is None else self.seconds / self.measured.seconds - 1
 
 
-def of_card(device: Device, evidence: Iterable[Evidence]) -> Evidence | None:
+def of_card(device: Device, recorded: Iterable[Evidence]) -> Evidence | None:
     """What was recorded on such a card, with ceilings."""
-    return next(
-        (e for e in evidence if e.limits and e.arch == device.arch.name and is_card(e.device, device.name)),
-        None,
-    )
+    return next(iter(of_cards(device, recorded).values()), None)
+
+
+def of_cards(device: Device, recorded: Iterable[Evidence]) -> dict[str, Evidence]:
+    """What was recorded on such a card, with ceilings, and on others of its architecture with as many SMs, by their
+    names; nothing where there is none of such a card."""
+    alike = (e for e in recorded if e.limits and (e.arch, e.num_sms) == (device.arch.name, device.num_sms))
+    found = sorted(alike, key=lambda e: not is_card(e.device, device.name))
+    return {e.device: e for e in found} if found and is_card(found[0].device, device.name) else {}
 
 
 def tilings(problem: Problem, spec: KernelSpec, device: Device, found: Evidence) -> list[Tiling]:
@@ -66,6 +73,8 @@ def tilings(problem: Problem, spec: KernelSpec, device: Device, found: Evidence)
         named = bounds.bounds_of(plan, found.limits).named()
         waiting = named.pop("busiest block")
         named.pop("no overlap")
+        if named.get("power", 0.0) <= _WAITS * named["products"]:
+            named.pop("power", None)
         binds = max(named, key=lambda name: named[name])
         if waiting > _WAITS * named[binds]:
             binds = "busiest block"
@@ -95,6 +104,15 @@ def is_of(config: TileConfig, recorded: object) -> bool:
         return False
     here = json.loads(json.dumps(dataclasses.asdict(config)))
     return all(here[name] == value for name, value in recorded.items() if name in here)
+
+
+def prepare() -> None:
+    """Find the errors of all cards that have records, which takes a second."""
+    found = evidence.load()
+    for name in {e.arch for e in found if e.arch}:
+        device = Device.typical(name)
+        for of_card in of_cards(device, found).values():
+            errors_of(of_card, device)
 
 
 @functools.lru_cache(8)

@@ -8,7 +8,8 @@ from collections.abc import Iterable
 import numpy as np
 import numpy.typing as npt
 
-from cufa.core.mask import FULL, Mask
+from cufa.core.columns import Chunks
+from cufa.core.mask import FULL, Band, Mask
 from cufa.core.problem import Problem
 from cufa.core.schedule import Schedule, Tile
 
@@ -107,7 +108,12 @@ def skip_speedups(schedule: Schedule, lengths: Iterable[int]) -> list[float]:
 
 
 def skip_limit(mask: Mask, length: int = 1 << 24) -> float:
-    """What :func:`skip_speedup` tends to with the length, infinite for a window bounded on both sides."""
+    """What :func:`skip_speedup` tends to with the length, infinite for a window bounded on both sides, and for chunks.
+    Tokens that a band does not bind are few among so many."""
+    if isinstance(mask, Chunks):
+        return float("inf")
+    if isinstance(mask, Band):
+        mask = Band(mask.left, mask.right, mask.diagonal)
     visible = mask.visible_scores(length, length)
     limit = length * length / visible if visible else float("inf")
     return round(limit, 3) if limit < 100 else float("inf")

@@ -32,7 +32,7 @@ else:
     of_head.show_one_head(view, controls, palette)
     masked_sms.show_timelines(view, palette)
     masked_inside.show_inside(view, palette)
-    masked_tiles.show_tilings(view)
+    masked_tiles.show_tilings(controls, view)
     masked_gain.show_flops(view, palette)
     masked_gain.show_speedup(view, palette)
 controls.finish()

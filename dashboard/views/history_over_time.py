@@ -9,6 +9,7 @@ import streamlit as st
 from cufa.commands.common import seconds_text
 from cufa.dashboard import page, sentences
 from cufa.dashboard.charts import over_time as charts
+from cufa.dashboard.model import evidence
 from cufa.dashboard.model.many import speedup, time_of
 from cufa.dashboard.model.measurements import Measurement, in_words
 from cufa.dashboard.state import Controls
@@ -18,14 +19,20 @@ _MOST_OFFERED = 200
 
 
 def show(controls: Controls, rows: Sequence[Measurement], palette: Palette) -> None:
-    """Every time of what was chosen, a line per machine, the kernel measured most often first."""
+    """Every time of what was chosen, that of earlier evidence too, a line per machine; what was measured most often
+    first, and of those what is ours."""
     st.header("One kernel over time", anchor=False)
+    rows = [*_earlier(rows), *rows]
     series: dict[str, list[Measurement]] = {}
     # What one run or record has of a problem in several suites is one point of time.
     once = {(m.source, m.label, in_words(m.problem, m.row.case), m.regime): m for m in reversed(rows)}
     for m in sorted(once.values(), key=lambda m: time_of(m.recorded)):
         series.setdefault(f"{m.label} · {in_words(m.problem, m.row.case)} · {m.regime}", []).append(m)
-    ranked = sorted(series, key=lambda name: len(series[name]), reverse=True)[:_MOST_OFFERED]
+
+    def interest(name: str) -> tuple[int, bool]:
+        return len(series[name]), series[name][-1].kernel is not None
+
+    ranked = sorted(series, key=interest, reverse=True)[:_MOST_OFFERED]
     name = controls.choice("series", "Kernel, problem and regime", ranked, local=True)
     found = series[name]
     by_machine: dict[str, list[Measurement]] = {}
@@ -37,6 +44,20 @@ def show(controls: Controls, rows: Sequence[Measurement], palette: Palette) -> N
     alt = f"By date: times of {name}. " + "; ".join(said[:40]) + "."
     page.figure(charts.over_time(by_machine, palette), "history.over_time", alt)
     st.caption("Bars are p10 to p90. Times of different days differ by clocks, drivers and other load too.")
+
+
+def _earlier(rows: Sequence[Measurement]) -> list[Measurement]:
+    """Of earlier evidence what is still recorded: a filter that leaves rows out leaves out their past."""
+    wanted = {_key(m) for m in rows if m.origin == "recorded"}
+    try:
+        return [m for m in evidence.past() if _key(m) in wanted]
+    except ValueError as error:
+        st.warning(f"Earlier evidence cannot be read: {error}", icon=":material/broken_image:")
+        return []
+
+
+def _key(m: Measurement) -> tuple[object, ...]:
+    return m.machine, m.label, in_words(m.problem, m.row.case), m.regime
 
 
 def _verdict(by_machine: dict[str, list[Measurement]]) -> str:

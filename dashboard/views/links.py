@@ -11,10 +11,10 @@ from typing import Any
 import streamlit as st
 
 from cufa.core.architectures import Device, find_architecture
-from cufa.core.lengths import Cached, Lengths
+from cufa.core.lengths import DENSE, Cached, Lengths
 from cufa.core.operation import OPERATIONS
 from cufa.core.problem import Problem
-from cufa.dashboard.model import devices, evidence, launch, presets
+from cufa.dashboard.model import devices, evidence, launch, mask_settings, presets
 from cufa.dashboard.model.compiled import compiled_problems
 from cufa.dashboard.model.configs import config_key
 from cufa.dashboard.model.subject import Subject, problem_key
@@ -41,6 +41,9 @@ _WORDS = {
 
 def link(page: str, subject: Subject) -> Parameters:
     """The query parameters with which a page shows the subject. Raises ValueError where it cannot, with the reason."""
+    kind = subject.problem.lengths.kind
+    if kind != DENSE.kind:
+        raise ValueError(f"{kind.capitalize()} sequences are not shown there.")
     return {name: said(value) for name, value in _MAKERS[page](subject).items()}
 
 
@@ -107,7 +110,9 @@ def _masked_work(subject: Subject) -> dict[str, Any]:
         raise ValueError(f"{OPERATIONS[p.operation].title} is not drawn there.")
     if spec is not None and spec.algorithm not in known:
         raise ValueError(f"What {spec.name} does is no walk over tiles, which is drawn there.")
-    found = {"two": 0, "op": p.operation, **_shape(p), "dtype": masked_dtype(p), **_mask(p), **_card(subject)}
+    cap = {"softcap": p.softcap}
+    mask = {**mask_settings.settings(p), **cap} if p.mask.beyond_band else _mask(p)
+    found = {"two": 0, "op": p.operation, **_shape(p), "dtype": masked_dtype(p), **mask, **_card(subject)}
     if spec is None:
         return found
     found["alg"] = spec.algorithm

@@ -7,7 +7,7 @@ print themselves.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from streamlit.delta_generator import DeltaGenerator
@@ -20,11 +20,11 @@ from cufa.dashboard import page
 from cufa.dashboard.state import Controls
 
 _KINDS = {"causal": "causal", "full": "full", "window": "window"}
-_AT = "at"
+AT = "at"
 _ALL = "all"
-_MOST = 1 << 20
+MOST = 1 << 20
 _SOFTCAP_HELP = "Scores become cap · tanh(score / cap) before the mask, as in Gemma 2. Empty: no cap."
-_SIDE_HELP = "Both ends are included; empty: no bound on this side."
+SIDE_HELP = "Both ends are included; empty: no bound on this side."
 
 
 def choose(
@@ -40,28 +40,31 @@ def choose(
     left, right = None, None if kind == "full" else 0
     if kind == "window":
         with next(columns):
-            left = controls.optional(
-                "left", "Keys before", begin["left"], 0, _MOST, step=128, help=_SIDE_HELP
-            )
+            left = controls.optional("left", "Keys before", begin["left"], 0, MOST, step=128, help=SIDE_HELP)
     if kind == "window" and not cached:
         with next(columns):
             right = controls.optional(
-                "right", "Keys after", begin["right"], 0, _MOST, step=128, help=_SIDE_HELP
+                "right", "Keys after", begin["right"], 0, MOST, step=128, help=SIDE_HELP
             )
     diagonal: str | int = DIAGONALS[0]
     if kind != "full" and not cached:
-        diagonal = _choose_diagonal(controls, begin, columns)
+        diagonal = choose_diagonal(controls, begin, columns)
     with next(columns):
-        cap = controls.optional(
-            "softcap", "Soft cap", begin["softcap"], 0.01, float(MAX_SOFTCAP), step=5.0, help=_SOFTCAP_HELP
-        )
+        cap = choose_softcap(controls, begin["softcap"])
     return masks.window(left, right, diagonal), cap
 
 
-def _choose_diagonal(
-    controls: Controls, begin: dict[str, Any], columns: Iterator[DeltaGenerator]
+def choose_softcap(controls: Controls, begin: float | None) -> float | None:
+    return controls.optional(
+        "softcap", "Soft cap", begin, 0.01, float(MAX_SOFTCAP), step=5.0, help=_SOFTCAP_HELP
+    )
+
+
+def choose_diagonal(
+    controls: Controls, begin: Mapping[str, Any], columns: Iterator[DeltaGenerator]
 ) -> str | int:
-    words = {name: name.replace("-", " ") for name in DIAGONALS} | {_AT: "at a key"}
+    """Where the diagonal lies; the number of a key has a place of its own. ``begin`` has ``diag`` and ``at``."""
+    words = {name: name.replace("-", " ") for name in DIAGONALS} | {AT: "at a key"}
     with next(columns):
         place = controls.choice(
             "diag",
@@ -71,10 +74,10 @@ def _choose_diagonal(
             help="Where the first query's own key is: bottom right makes the last query's key the last one, "
             "top left makes the first query's key the first one.",
         )
-    if place != _AT:
+    if place != AT:
         return place
     with next(columns):
-        return controls.integer("at", "Key of query 0", begin["at"], -_MOST, _MOST, step=128)
+        return controls.integer("at", "Key of query 0", begin["at"], -MOST, MOST, step=128)
 
 
 def settings(mask: Mask, softcap: float | None = None) -> dict[str, Any]:
@@ -88,7 +91,7 @@ def settings(mask: Mask, softcap: float | None = None) -> dict[str, Any]:
         "mask": "window" if window else "full" if mask.right is None else "causal",
         "left": mask.left if window else 1023,
         "right": mask.right if window else 0,
-        "diag": _AT if is_number else mask.diagonal,
+        "diag": AT if is_number else mask.diagonal,
         "at": mask.diagonal if is_number else 0,
         "softcap": softcap,
     }

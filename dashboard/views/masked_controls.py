@@ -12,7 +12,7 @@ from cufa.dashboard import page
 from cufa.dashboard.model.configs import config_key, config_words
 from cufa.dashboard.model.launch import algorithms
 from cufa.dashboard.state import Controls
-from cufa.dashboard.views import mask_control
+from cufa.dashboard.views import mask_editor
 from cufa.dashboard.views.masked_view import MOST_BLOCKS_A_SIDE, View
 from cufa.dashboard.views.shape_controls import HEAD_DIMS, choose_card, choose_kv_heads
 from cufa.kernels import KernelSpec, TileConfig
@@ -72,7 +72,7 @@ def choose(controls: Controls) -> View:
             kv_heads = choose_kv_heads(controls, heads, help=help_text)
         with columns[5]:
             head_dim = int(controls.choice("d", "Head dim", HEAD_DIMS, "128"))
-        mask, softcap = mask_control.choose(controls)
+        mask, softcap = mask_editor.choose(controls, seqlen_q, seqlen_k)
         shape = (batch, heads, kv_heads, seqlen_q, seqlen_k, head_dim)
         scale = default_scale(head_dim)
         problem = Problem(*shape, dtype, mask, scale, softcap, precision, operation=operation)

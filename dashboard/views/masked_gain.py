@@ -43,10 +43,15 @@ def show_speedup(view: View, palette: Palette) -> None:
     """What skipping masked tiles gains, by length."""
     page.header("What skipping gains")
     tiling = dataclasses.replace(view.schedule, skip_masked_tiles=True)
-    here, limit = work.skip_speedup(tiling), work.skip_limit(tiling.mask)
+    here = work.skip_speedup(tiling)
     if not view.schedule.visited:
         page.verdict("No query sees a key: skipping leaves nothing to do.", small=True)
         return
+    if tiling.mask.misfit(1, 1, tiling.seqlen_k + 1) is not None:
+        text = f"Skipping alone can gain {here:.2f}× here. This mask says of each key who sees it: it has one length."
+        page.verdict(text, tag="predicted", small=True)
+        return
+    limit = work.skip_limit(tiling.mask)
     if limit == 1:
         page.verdict(f"Skipping gains nothing: the mask ({tiling.mask}) hides nothing.", small=True)
         return
@@ -91,7 +96,7 @@ def _gain_words(here: float, limit: float) -> str:
     text = f"Skipping alone can gain {here:.2f}× here."
     if limit < float("inf"):
         return f"{text} Tile counts stay below {limit:g}×, as tiles on the boundary are computed whole."
-    return f"{text} The longer the sequence, the larger the share of it that the window hides."
+    return f"{text} The longer the sequence, the larger the share of it that the mask hides."
 
 
 @st.cache_data(max_entries=128, show_spinner=False)

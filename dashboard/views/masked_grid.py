@@ -6,7 +6,7 @@ import streamlit as st
 
 from cufa.core.mask import FULL
 from cufa.core.schedule import Tile
-from cufa.dashboard import page
+from cufa.dashboard import page, sentences
 from cufa.dashboard.charts import tile_grid
 from cufa.dashboard.model import counters, work
 from cufa.dashboard.theme import Palette
@@ -19,7 +19,10 @@ def show_grid(view: View, palette: Palette, selected: tuple[int, int]) -> None:
     """The score matrix of one head."""
     schedule, counts = view.schedule, view.counts
     page.verdict(_verdict(view))
-    st.caption(f"Mask: **{view.problem.scores_text}**. {_band_words(view)}")
+    if view.refusal is not None:
+        text = f"No kernel runs this: {view.spec.name} {view.refusal}. Tiles are those that its schedule would visit."
+        page.verdict(text, "warn", small=True)
+    st.caption(f"Mask: **{view.problem.scores_text}**. {_band_words(view)}{_share_words(view)}")
     figure = tile_grid.tile_grid(schedule, palette, selected)
     alt = tile_grid.describe(schedule, counts)
     if schedule.total <= tile_grid.PICKABLE:
@@ -64,7 +67,17 @@ def _band_words(view: View) -> str:
         "the first key" if first is None else _shifted(first),
         "the last key" if last is None else _shifted(last),
     )
-    return f"Query i sees {ends[0]} to {ends[1]}."
+    return f"Query i sees {ends[0]} to {ends[1]}. "
+
+
+def _share_words(view: View) -> str:
+    """Scores that are seen, and that are computed for them."""
+    schedule, visible = view.schedule, view.problem.visible_scores
+    if not visible:
+        return ""
+    share = sentences.share(visible / (schedule.seqlen_q * schedule.seqlen_k))
+    over = schedule.visited * schedule.block_q * schedule.block_kv / visible
+    return f"It shows {share} of the scores; the tiles that are visited hold {over:.2f}× as many."
 
 
 def _shifted(shift: int) -> str:
@@ -77,7 +90,8 @@ def show_counters(view: View) -> None:
     if kept is not None:  # of any card: which tiles are visited does not depend on it
         wrong = counters.disagreements(kept.trace.records, view.schedule)
         _judge(view, wrong, page.origin_tag(kept.origin), kept.card)
-    reason = counters.why_not_emulated(view.schedule, view.problem.head_dim, view.is_registered)
+    refused = view.refusal and f"{view.spec.name} {view.refusal}."
+    reason = refused or counters.why_not_emulated(view.schedule, view.problem.head_dim, view.is_registered)
     left, right = st.columns([1.1, 2], vertical_alignment="center")
     asked = left.button(
         "Let the kernel count on this CPU",

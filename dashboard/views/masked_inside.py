@@ -41,7 +41,8 @@ def _execute(view: View) -> InsideTrace | None:
         "says in which order its warps do what, and nothing about time.",
         icon=":material/info:",
     )
-    reason = counters.why_not_emulated(view.schedule, view.problem.head_dim, view.is_registered)
+    refused = view.refusal and f"{view.spec.name} {view.refusal}."
+    reason = refused or counters.why_not_emulated(view.schedule, view.problem.head_dim, view.is_registered)
     key = (view.problem, view.device, view.algorithm, view.config)
     pressed = st.button(
         "Execute one head here",

@@ -21,7 +21,7 @@ from cufa.dashboard.model.pair import Launched
 from cufa.dashboard.model.trace import measured_timeline
 from cufa.dashboard.state import Controls
 from cufa.dashboard.theme import Palette
-from cufa.dashboard.views import mask_control
+from cufa.dashboard.views import mask_editor
 from cufa.dashboard.views.masked_controls import ALGORITHM_WORDS, choose_config
 from cufa.dashboard.views.masked_view import MOST_THREAD_BLOCKS, View
 
@@ -36,13 +36,14 @@ def choose_other(controls: Controls, view: View) -> View | None:
     ):
         return None
     with st.container(border=True, key="controls-beside"):
-        controls = controls.second(_PREFIX)
+        first, controls = controls, controls.second(_PREFIX)
         known = algorithms(view.problem.operation, view.problem.dtype)
         specs = {name: spec for name, spec in known.items() if spec.runs_on(view.device.arch.capability)}
         words = {name: ALGORITHM_WORDS.get(name, name) for name in specs}
         default = next((name for name in reversed(specs) if name != view.algorithm), view.algorithm)
         algorithm = controls.choice("alg", "Beside it", words, default, segmented=True)
-        mask, softcap = mask_control.choose(controls, view.problem.mask, view.problem.softcap)
+        lengths = view.problem.seqlen_q, view.problem.seqlen_k
+        mask, softcap = mask_editor.choose(controls, *lengths, like=first)
         problem = dataclasses.replace(view.problem, mask=mask, softcap=softcap)
         config = choose_config(controls, problem, specs[algorithm], view.device)
     spec = specs[algorithm]

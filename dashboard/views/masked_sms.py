@@ -13,7 +13,7 @@ from cufa.bench.traces import Trace
 from cufa.core.architectures import Device, find_architecture
 from cufa.dashboard import page, sentences
 from cufa.dashboard.charts import timeline as charts
-from cufa.dashboard.model import counters, gpu, launch
+from cufa.dashboard.model import counters, gpu, launch, mask_settings
 from cufa.dashboard.model.configs import config_key
 from cufa.dashboard.model.counters import Kept
 from cufa.dashboard.model.launch import Timeline
@@ -165,6 +165,8 @@ def _offer_trace(view: View) -> None:
                 st.rerun()
             st.error(error, icon=":material/error:")
         return
+    if view.refusal is not None:
+        return
     why = "no kernel has these tiles" if gpu.gpu_count() else "there is no GPU here to record one on"
     st.info(f"**Measured:** no trace of this problem is recorded, and {why}.", icon=":material/info:")
 
@@ -212,7 +214,9 @@ def open_trace(trace: Trace) -> None:
     settings |= {"tiles": config_key(trace.config), "card": card_key(Device("", arch, trace.num_sms))}
     for name, value in settings.items():
         Controls.put("masked", name, value)
-    mask_control.put("masked", p)
+    mask = mask_settings.settings(p) if p.mask.beyond_band else mask_control.settings(p.mask)
+    for name, value in {**mask, "softcap": p.softcap}.items():
+        Controls.put("masked", name, value)
 
 
 def run_trace(view: View) -> str | None:

@@ -8,6 +8,7 @@ import numpy as np
 import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
+from cufa.core.integers import Integers
 from cufa.core.schedule import Schedule, Tile
 from cufa.dashboard import page, sentences
 from cufa.dashboard.charts import work
@@ -99,7 +100,7 @@ def _show_tile(view: View, palette: Palette, selected: tuple[int, int]) -> None:
         page.figure(work.softmax_figure(step, palette), "masked.softmax", _describe(step, where))
 
 
-@st.cache_data(max_entries=64, show_spinner=False)
+@st.cache_data(max_entries=64, show_spinner=False, hash_funcs={Integers: lambda numbers: numbers.digest})
 def _observe(schedule: Schedule, q_block: int, head_dim: int, softcap: float | None) -> list[Step]:
     return softmax_steps.observe_rows(schedule, q_block, head_dim, softcap)
 

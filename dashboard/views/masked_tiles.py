@@ -12,30 +12,41 @@ from cufa.dashboard.model import evidence, tilings
 from cufa.dashboard.model.configs import config_key, config_words
 from cufa.dashboard.model.evidence import Evidence
 from cufa.dashboard.model.tilings import Tiling
+from cufa.dashboard.state import Controls
 from cufa.dashboard.views.masked_view import View
 
 
-def show_tilings(view: View) -> None:
+def show_tilings(controls: Controls, view: View) -> None:
     """A table, the shortest predicted time first."""
     page.header("Which tiles")
-    try:
-        found = tilings.of_card(view.device, evidence.load())
-    except ValueError:  # the page says so further up
-        found = None
+    found = _ceilings(controls, view)
     told = [] if found is None or not view.schedule.visited else _tilings(view, found)
     if found is None or not told:
         why = f"no ceilings of {view.device.name} are recorded" if found is None else _why_none(view, found)
         page.verdict(f"Times of other tiles are not predicted: {why}.", small=True)
         return
     errors = tilings.errors_of(found, view.device)
-    error = errors.get(view.spec.name)
-    page.verdict(_verdict(view, told, error), tag="predicted", small=True)
+    page.verdict(_verdict(view, told, errors.get(view.spec.name)), tag="predicted", small=True)
     st.dataframe([_line(t, told[0].seconds) for t in told], hide_index=True)
     st.caption(
         f"From the ceilings recorded on **{found.where}** alone: products, exponentials, shared memory and memory, "
         "what the warps of an SM hide of one another, and the thread block with the most to do. "
         f"{predictions.in_words(errors)}"
     )
+
+
+def _ceilings(controls: Controls, view: View) -> Evidence | None:
+    """Those of the card, or of another one of its kind where there are more."""
+    try:
+        found = tilings.of_cards(view.device, evidence.load())
+    except ValueError:  # the page says so further up
+        return None
+    if len(found) < 2:
+        return next(iter(found.values()), None)
+    words = {name: name for name in found}
+    return found[
+        controls.choice("ceilings", "Ceilings of", words, next(iter(found)), segmented=True, local=True)
+    ]
 
 
 def _tilings(view: View, found: Evidence) -> list[Tiling]:

@@ -76,5 +76,10 @@ class View:
 
     @property
     def is_registered(self) -> bool:
-        """Whether a kernel with these tiles exists, so that it can be run and not only drawn."""
-        return self.config in self.spec.configs
+        """Whether a kernel with these tiles exists for such a mask, so that it can be run and not only drawn."""
+        return self.config in self.spec.configs and self.refusal is None
+
+    @functools.cached_property
+    def refusal(self) -> str | None:
+        """Why the kernel does not serve the problem; its schedule is drawn all the same."""
+        return self.spec.refuses(self.problem, self.device.arch.capability)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import streamlit as st
 
-from cufa.bench import bounds, memory_rates
+from cufa.bench import additions, bounds
 from cufa.bench.backward_parts import Part
 from cufa.commands.common import seconds_text
 from cufa.dashboard import page
@@ -80,11 +80,11 @@ def _caption(row: Measurement, chosen: Evidence) -> str:
         text += " **Passes**: the launches before and after, which only move device memory, while nothing else goes on."
     if row.operation.name != "backward":
         return text
-    additions = memory_rates.additions(chosen.device)
-    if additions is None:
+    rate = additions.of_card(chosen.device)
+    if rate is None:
         return f"{text} How fast {chosen.device} adds in its L2 cache is not measured: no bar for what is added to dQ."
     return (
-        f"{text} **L2 additions**: what is added to dQ in float32, at {additions}, as long as the dQ in work stays in "
+        f"{text} **L2 additions**: what is added to dQ in float32, at {rate}, as long as the dQ in work stays in "
         "the L2 cache."
     )
 

@@ -1,0 +1,135 @@
+"""What the mask editor's fields hold for a mask, so that links can lead to it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from cufa import masks
+from cufa.core.columns import Chunks, Columns
+from cufa.core.mask import DIAGONALS, FULL, Band, Mask
+from cufa.core.problem import Problem
+from cufa.dashboard.link import NONE
+from cufa.dashboard.model import mask_texts
+
+_COUNTS = {
+    "prefix": 1, "streaming": 2, "global_window": 3, "chunks": 1, "documents": 2, "shared_question": 2, "columns": 2,
+}  # fmt: skip
+"""Numbers of each kind, beside where the diagonal lies."""
+KINDS = tuple(_COUNTS)
+
+_LONGEST = 4000
+"""Characters of a link's text: browsers and servers cut addresses at some length."""
+
+
+def settings(problem: Problem) -> dict[str, Any]:
+    """Of a mask beyond bands with two edges, by the names of links. Raises ValueError for one that no field says, or
+    not in as many characters as a link holds."""
+    mask = problem.mask
+    if isinstance(mask, Chunks):
+        return {"mask": "chunks", "size": mask.size, **_diagonal(mask.diagonal)}
+    if isinstance(mask, Columns):
+        found = _documents(mask, problem) or _question(mask, problem) or _columns(mask, problem)
+        if max(len(str(value)) for value in found.values()) > _LONGEST:
+            raise ValueError(f"The mask {mask} has more numbers than a link holds.")
+        return found
+    found = _sets(mask) if isinstance(mask, Band) else {}
+    if not found:
+        raise ValueError(f"The mask {mask} cannot be set there.")
+    return found
+
+
+def mask_of(kind: str, values: Sequence[str], seqlen_k: int) -> Mask:
+    """From the values of :func:`settings` behind the kind, as text. Raises ValueError for what is none."""
+    *numbers, diagonal = values
+    if len(numbers) > _COUNTS[kind]:
+        *numbers, place = numbers
+        if place != "at":
+            raise ValueError(place)
+    if len(numbers) != _COUNTS[kind]:
+        raise ValueError(kind)
+    where = diagonal if diagonal in DIAGONALS else int(diagonal)
+    if kind in ("documents", "columns"):
+        text, causal = numbers[0], {"0": False, "1": True}.get(numbers[1])
+        if causal is None:
+            raise ValueError(numbers[1])
+        if kind == "documents":
+            return masks.documents(mask_texts.read_lengths(text), causal, seqlen=seqlen_k, diagonal=where)
+        runs = mask_texts.runs_of(mask_texts.read_hidden(text), seqlen_k)
+        return masks.columns(*runs, causal=causal, diagonal=where)
+    if kind == "shared_question":
+        answers = mask_texts.read_lengths(numbers[1])
+        return masks.shared_question(int(numbers[0]), answers, seqlen=seqlen_k, diagonal=where)
+    makers: dict[str, Callable[..., Mask]] = {
+        "prefix": masks.prefix,
+        "streaming": masks.streaming,
+        "global_window": masks.global_window,
+        "chunks": masks.chunks,
+    }
+    return makers[kind](*(None if x == NONE else int(x) for x in numbers), where)
+
+
+def _diagonal(diagonal: str | int) -> dict[str, Any]:
+    return {"diag": "at", "at": diagonal} if isinstance(diagonal, int) else {"diag": diagonal}
+
+
+def _sets(mask: Band) -> dict[str, Any]:
+    """Empty for sets that no kind of mask has, or numbers that differ from sequence to sequence."""
+    where = _diagonal(mask.diagonal)
+    kinds = (
+        ("prefix", {"length": mask.prefix}, masks.prefix),
+        ("streaming", {"keep": mask.keep, "window": mask.left}, masks.streaming),
+        (
+            "global_window",
+            {"tokens": mask.prefix, "left": mask.left, "right": mask.right},
+            masks.global_window,
+        ),
+    )
+    for name, numbers, make in kinds:
+        of_one = all(x is None or isinstance(x, int) for x in numbers.values())
+        needed = name == "global_window" or None not in numbers.values()
+        if of_one and needed and make(*numbers.values(), mask.diagonal) == mask:  # type: ignore[operator]
+            return {"mask": name, **numbers, **where}
+    return {}
+
+
+def _documents(mask: Columns, problem: Problem) -> dict[str, Any]:
+    """Empty where it is none of documents: the ends of the keys' own say it."""
+    if not mask.known or mask.spread != (1, 1):
+        return {}
+    ends = np.unique(mask.intervals.values[0])
+    lengths = np.diff(ends[ends > 0], prepend=0)
+    causal = mask.band != FULL
+    if (lengths < 0).any() or lengths.sum() > problem.seqlen_k:
+        return {}
+    if masks.documents(lengths, causal, seqlen=problem.seqlen_k, diagonal=mask.rows) != mask:
+        return {}
+    text = mask_texts.write_lengths(lengths.tolist())
+    return {"mask": "documents", "lengths": text, "causal": int(causal), **_diagonal(mask.rows)}
+
+
+def _question(mask: Columns, problem: Problem) -> dict[str, Any]:
+    """Empty where it is none of a question and its answers: keys of the question stay to the end."""
+    if not mask.known or mask.spread != (1, 1):
+        return {}
+    ends = mask.intervals.values[0, 0, 0].astype(np.int64)
+    question = int(np.argmax(ends != ends[:1]))
+    of_answers = np.unique(ends[question:])
+    answers = np.diff(of_answers[of_answers > 0], prepend=question)
+    if not question or (answers < 0).any() or question + answers.sum() > problem.seqlen_k:
+        return {}
+    if masks.shared_question(question, answers, seqlen=problem.seqlen_k, diagonal=mask.rows) != mask:
+        return {}
+    text = mask_texts.write_lengths(answers.tolist())
+    return {"mask": "shared_question", "question": question, "answers": text, **_diagonal(mask.rows)}
+
+
+def _columns(mask: Columns, problem: Problem) -> dict[str, Any]:
+    band = mask.band
+    if band.beyond_band or band.left is not None or band.right not in (None, 0):
+        raise ValueError(f"The mask {mask} cannot be set there.")
+    hidden = mask_texts.hidden_of(mask, problem.seqlen_q, problem.seqlen_k)
+    text = mask_texts.write_hidden(hidden)
+    return {"mask": "columns", "hidden": text, "causal": int(band.right == 0), **_diagonal(band.diagonal)}

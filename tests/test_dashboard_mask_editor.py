@@ -1,0 +1,357 @@
+"""The mask editor of Masked work: texts that say masks, links that carry them, and the page in Streamlit's AppTest."""
+
+# ruff: noqa: F811 - fixtures are imported, and asked for by their names
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("streamlit", reason="the dashboard needs streamlit: pip install 'cufa[dashboard]'")
+
+from dashboard_page_support import (  # noqa: F401 - fixtures among them
+    compiler_back,
+    elsewhere,
+    open_page,
+    parameters,
+    words,
+)
+from dashboard_support import DEVICE, make_trace, write_evidence
+from hypothesis import given
+from hypothesis import strategies as st
+from streamlit.testing.v1 import AppTest
+
+from cufa import masks
+from cufa.bench import traces
+from cufa.bench.backward_cases import of_forward
+from cufa.bench.mask_cases import DOCUMENTS, others
+from cufa.bench.suites import SUITES, make
+from cufa.core.mask import Mask
+from cufa.dashboard.model import mask_settings, mask_texts, subject
+from cufa.dashboard.model.mask_texts import Hidden
+from cufa.dashboard.model.subject import Subject
+from cufa.dashboard.views import links
+from cufa.planner import make_plan
+
+KINDS = ("prefix", "streaming", "global_window", "documents", "chunks", "shared_question", "evict", "columns")
+
+
+class TestTexts:
+    @given(st.lists(st.integers(0, 9999), max_size=40))
+    def test_lengths_are_read_as_they_are_written(self, lengths: list[int]) -> None:
+        assert mask_texts.read_lengths(mask_texts.write_lengths(lengths)) == tuple(lengths)
+
+    @pytest.mark.parametrize(
+        ("text", "lengths"),
+        [
+            ("", ()),
+            ("7", (7,)),
+            ("700, 1500\n300;2\t9", (700, 1500, 300, 2, 9)),
+            ("3x5 2 × 7, 1*0", (5, 5, 5, 7, 7, 0)),
+            (" ,,4,, ", (4,)),
+        ],
+    )
+    def test_lengths_are_read_however_they_are_pasted(self, text: str, lengths: tuple[int, ...]) -> None:
+        assert mask_texts.read_lengths(text) == lengths
+
+    @pytest.mark.parametrize(
+        "text", ["a", "1.5", "-3", "3x", "x3", "1e3", "9999999", "131073x1", "٣", "1__2"]
+    )
+    def test_what_is_no_length_is_named(self, text: str) -> None:
+        with pytest.raises(ValueError, match=r"no whole number|too much"):
+            mask_texts.read_lengths(f"5,{text},6")
+
+    def test_lengths_are_cut_where_there_is_no_more_room(self) -> None:
+        assert mask_texts.fit((5, 0, 7, 9), 8) == (5, 0, 3)
+        assert mask_texts.fit((5, 7), 12) == (5, 7)
+        assert mask_texts.fit((), 3) == ()
+
+    @given(st.integers(0, 5000))
+    def test_shares_fill_the_room(self, room: int) -> None:
+        assert sum(mask_texts.shared_out(room, (7, 15, 3))) == room
+
+    @given(
+        st.lists(
+            st.builds(
+                lambda first, more, lo, rows: Hidden(
+                    first, first + more, lo, None if rows is None else (lo or 0) + rows
+                ),
+                st.integers(0, 60), st.integers(0, 20), st.none() | st.integers(0, 40), st.none() | st.integers(0, 30),
+            ),
+            max_size=2,
+        )
+    )  # fmt: skip
+    def test_hidden_rows_are_read_as_they_are_written_and_mean_that(self, hidden: list[Hidden]) -> None:
+        assert mask_texts.read_hidden(mask_texts.write_hidden(hidden)) == tuple(hidden)
+        seen = masks.columns(*mask_texts.runs_of(hidden, 50)).dense(40, 50)
+        row, key = np.arange(40)[:, None], np.arange(50)[None, :]
+        expected = np.ones((40, 50), bool)
+        for h in hidden:
+            rows = (row >= (h.lo or 0)) & (row <= (1000 if h.hi is None else h.hi))
+            expected &= ~((key >= h.first) & (key <= h.last) & rows)
+        np.testing.assert_array_equal(seen, expected)
+
+    @pytest.mark.parametrize(
+        ("text", "reason"),
+        [
+            ("5", "not keys"), ("a:1-2", "not keys"), ("5:3", "not keys"), ("5-3:1-2", "ends before"),
+            ("5:3-2", "ends before"), ("0-9:1-2,5:4-5,3-6:7-8", "key 5 is hidden from three"),
+        ],
+    )  # fmt: skip
+    def test_what_hides_nothing_that_can_be_is_named(self, text: str, reason: str) -> None:
+        with pytest.raises(ValueError, match=reason):
+            mask_texts.read_hidden(text)
+
+
+MASKS = {
+    **others(8192),
+    "documents": masks.documents(DOCUMENTS),
+    "documents, not causal": masks.documents(DOCUMENTS, causal=False),
+    "some of it": masks.documents([100, 0, 7, 300], seqlen=8192),
+    "top-left": masks.documents(DOCUMENTS, diagonal="top-left"),
+    "streaming": masks.streaming(4, 1000, diagonal=17),
+    "global": masks.global_window(64, None, 12),
+    "chunks": masks.chunks(512),
+    "two runs": masks.columns(*mask_texts.runs_of(mask_texts.read_hidden("5-99:7-20,50:30-,9000:1-"), 8192)),
+}
+del MASKS["random eviction"], MASKS["window of 1024"]
+
+
+def mask_of(app: AppTest) -> str:
+    """The mask that the page says it draws."""
+    return words(app).partition("Mask: **")[2].partition("**")[0]
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_a_link_leads_to_the_same_mask(name: str) -> None:
+    """Whose tiles are those of the mask, though columns may be called by what they are."""
+    problem = make(2, 4, 8192, 128, "bfloat16", MASKS[name], kv_heads=2)
+    found = links.link("masked_work", Subject(problem))
+    app = open_page("masked_work", **found)
+    assert not app.warning and not app.error
+    if found["mask"] != "columns":
+        assert mask_of(app) == str(problem.mask)
+    (grid,) = (x for x in app.get("plotly_chart") if "Grid of" in x.proto.alt)
+    plan = make_plan(problem, DEVICE, "fa2")
+    counts = plan.schedule
+    assert f" and {counts.skipped:,} skipped tiles" in grid.proto.alt
+    # What the page writes into its address is that mask again.
+    again = open_page("masked_work", **parameters(app))
+    assert mask_of(again) == mask_of(app)
+
+
+def test_a_mask_that_no_link_holds_says_so() -> None:
+    for mask in (others(8192)["random eviction"], masks.prefix(np.array([3, 4]))):
+        problem = make(2, 4, 8192, 128, "bfloat16", mask, kv_heads=2)
+        with pytest.raises(ValueError, match=r"more numbers|cannot be set"):
+            links.link("masked_work", Subject(problem))
+    by_head = masks.evict(np.arange(2 * 64).reshape(1, 2, 64))
+    with pytest.raises(ValueError, match="not those of one matrix"):
+        mask_settings.settings(make(1, 2, 64, 16, "bfloat16", by_head))
+
+
+@pytest.mark.parametrize("op", ["forward", "backward"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_is_drawn_from_both_sides(kind: str, op: str) -> None:
+    app = open_page("masked_work", mask=kind, op=op, sq="1000", sk="1200")
+    assert not app.warning and not app.error
+    said = words(app)
+    assert "tiles are computed" in said and "the tiles that are visited hold" in said
+    alts = [x.proto.alt for x in app.get("plotly_chart")]
+    assert any(alt.startswith("Predicted timeline") for alt in alts)
+    whose = "A key block visits" if op == "backward" else "A query block visits"
+    assert any(whose in alt for alt in alts)
+
+
+def test_a_kind_is_chosen_and_its_numbers_are_typed_and_dragged() -> None:
+    app = open_page("masked_work")
+    app.segmented_control(key="masked.mask").set_value("prefix").run()
+    assert parameters(app)["mask"] == "prefix" and "length" not in parameters(app)
+    app.number_input(key="masked.length").set_value(1000).run()
+    assert parameters(app)["length"] == "1000"
+    assert app.slider(key="masked.drag.length").value == 1000
+    app.slider(key="masked.drag.length").set_value(2048).run()
+    assert parameters(app)["length"] == "2048"
+    assert app.number_input(key="masked.length").value == 2048
+    assert mask_of(app) == str(masks.prefix(2048))
+
+
+def test_lengths_are_pasted_and_the_link_says_them_shortly() -> None:
+    app = open_page("masked_work", mask="documents", sq="2048", sk="2048")
+    app.text_area(key="masked.lengths").set_value("128\n128\n128\n1000 24").run()
+    assert parameters(app)["lengths"] == "3x128,1000,24"
+    assert "5 documents of 24 to 1,000 tokens. The last 640 keys belong to none" in words(app)
+    assert mask_of(app) == str(masks.documents([128, 128, 128, 1000, 24], seqlen=2048))
+
+
+def test_what_cannot_be_read_is_told_and_the_page_goes_on() -> None:
+    app = open_page("masked_work", mask="documents", lengths="1000,3096")
+    before = mask_of(app)
+    app.text_area(key="masked.lengths").set_value("1000, 12 apples").run()
+    assert not app.exception
+    assert "'apples' is no whole number" in app.error[0].value
+    assert app.text_area(key="masked.lengths").value == "1000, 12 apples"
+    assert mask_of(app) == before and parameters(app)["lengths"] == "1000,3096"
+    app.text_area(key="masked.lengths").set_value("1000, 12").run()
+    assert not app.error and mask_of(app) != before
+
+
+@pytest.mark.parametrize(
+    "link",
+    [
+        {"mask": "documents", "lengths": "12a"},
+        {"mask": "columns", "hidden": "5-3:1-2"},
+        {"mask": "evict", "rows": "no"},
+        {"mask": "prefix", "length": "-1"},
+        {"mask": "chunks", "size": "0"},
+        {"mask": "streaming", "keep": "1.5"},
+        {"mask": "global_window", "left": "few"},
+        {"mask": "hexagonal"},
+    ],
+    ids=str,
+)
+def test_a_link_that_asks_for_what_cannot_be_is_told(link: dict[str, str]) -> None:
+    app = open_page("masked_work", **link)
+    name = [x for x in link if x != "mask"] or ["mask"]
+    assert f"The link asks for {name[0]} = {link[name[0]]!r}" in app.warning[0].value
+
+
+def test_more_tokens_than_keys_are_left_out_or_made_room_for() -> None:
+    app = open_page("masked_work", mask="documents", lengths="3000,3000", sq="4096", sk="4096")
+    assert "add up to 6,000, and there is room for 4,096" in words(app)
+    assert mask_of(app) == str(masks.documents([3000, 1096]))
+    app.button(key="masked.fit").click().run()
+    assert (parameters(app)["sq"], parameters(app)["sk"]) == ("6000", "6000")
+    assert mask_of(app) == str(masks.documents([3000, 3000]))
+
+
+def test_odd_numbers_draw_something() -> None:
+    """Nothing seen, one key, more than there are."""
+    for link in (
+        {"mask": "documents", "lengths": "0"}, {"mask": "documents", "lengths": "5", "sq": "1", "sk": "1"},
+        {"mask": "columns", "hidden": "0-131071:-", "causal": "0"}, {"mask": "columns", "sq": "1", "sk": "1"},
+        {"mask": "shared_question", "question": "999999"}, {"mask": "evict", "least": "9", "most": "3"},
+        {"mask": "evict", "rows": "7000x1"}, {"mask": "prefix", "length": "1000000", "sk": "100"},
+    ):  # fmt: skip
+        assert "cufa-verdict" in words(open_page("masked_work", **link))
+
+
+def test_a_kernel_that_does_not_serve_the_mask_says_so_and_is_not_run() -> None:
+    app = open_page("masked_work", mask="documents", alg="fa1", sq="300", sk="300", d="64")
+    assert "No kernel runs this: fa1_forward" in words(app)
+    assert app.button(key="masked.emulate").disabled
+    served = open_page("masked_work", mask="documents", alg="fa2", sq="300", sk="300", d="64")
+    assert "No kernel runs this" not in words(served)
+    assert not served.button(key="masked.emulate").disabled
+
+
+@pytest.mark.parametrize("kind", ["documents", "prefix"])
+def test_the_kernel_counts_tiles_of_such_a_mask_on_this_cpu(kind: str) -> None:
+    app = open_page("masked_work", mask=kind, sq="300", sk="300", d="64")
+    app.button(key="masked.emulate").click().run()
+    assert not app.error, app.error[0].value
+    assert "agree with every row of the schedule" in words(app)
+
+
+def test_another_mask_beside_it_begins_with_the_same() -> None:
+    app = open_page("masked_work", mask="documents", lengths="1000,3096", two="1")
+    assert app.segmented_control(key="masked.b_mask").value == "documents"
+    assert app.text_area(key="masked.b_lengths").value == "1000,3096"
+    app.text_area(key="masked.b_lengths").set_value("4096").run()
+    link = parameters(app)
+    assert (link["lengths"], link["b_lengths"]) == ("1000,3096", "4096")
+    app.segmented_control(key="masked.b_mask").set_value("evict").run()
+    assert not app.exception and "the arithmetic of" in words(app)
+    app.text_area(key="masked.lengths").set_value("apples").run()
+    assert "'apples'" in app.error[0].value
+
+
+def test_a_trace_of_such_a_mask_stands_beside_its_prediction_alone(elsewhere: Path) -> None:
+    mask = masks.documents([1000, 3096])
+    plan = make_plan(make(4, 16, 4096, 128, "bfloat16", mask), DEVICE, "fa2")
+    trace = make_trace(plan)
+    trace.environment["device"] = "NVIDIA H200"
+    traces.save(trace, elsewhere / "records" / "traces")
+    same = open_page("masked_work", mask="documents", lengths="1000,3096")
+    assert "agree with every row of the schedule" in words(same)
+    other = open_page("masked_work", mask="documents", lengths="1001,3095")
+    assert "agree with every row" not in words(other)
+    other.selectbox(key="masked.open").select(trace.name).run()
+    assert mask_of(other) == str(mask)
+    assert "agree with every row" in words(other)
+
+
+def test_pages_that_cannot_show_the_mask_are_not_linked_to() -> None:
+    app = open_page("masked_work", mask="evict", op="backward")
+    found = [json.loads(json.dumps(x.proto.disabled)) for x in app.get("page_link")]
+    assert any(found)
+
+
+def test_masks_of_the_benchmark_have_the_pages_names() -> None:
+    """A record's mask, forward and backward, is the very one that its link builds."""
+    mask: Mask = masks.documents(DOCUMENTS)
+    for problem in (
+        make(2, 4, 8192, 128, "bfloat16", mask),
+        of_forward(make(2, 4, 8192, 128, "bfloat16", mask)),
+    ):
+        assert mask_settings.settings(problem)["lengths"] == ",".join(map(str, DOCUMENTS))
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_a_word_of_a_link_is_the_mask(name: str) -> None:
+    """Columns may be called by what they are; they show the same."""
+    problem = make(2, 4, 8192, 128, "bfloat16", MASKS[name], kv_heads=2)
+    again = subject.problem_of(subject.problem_key(problem))
+    assert subject.problem_key(again) == subject.problem_key(problem)
+    rows, keys = np.arange(0, 8192, 61), np.arange(8192)
+    seen = (p.mask.visible(rows, keys, 8192, 8192) for p in (problem, again))
+    np.testing.assert_array_equal(*seen)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["prefix", "prefix.1", "prefix.x.top-left", "prefix.1.2.top-left", "chunks.0.top-left", "documents.9.2.top-left",
+     "documents.99999.1.top-left", "columns.5-3:1-2.1.top-left", "prefix.1.here.5"],
+)  # fmt: skip
+def test_a_word_that_is_no_mask_is_told(text: str) -> None:
+    word = f"forward__1__1__1__64__64__64__bfloat16.native__{text}__none"
+    with pytest.raises(ValueError):
+        subject.problem_of(word)
+
+
+@pytest.mark.parametrize(
+    ("page", "link"),
+    [
+        ("roofline", {"suite": "masks"}), ("compare", {"suite": "masks"}), ("history", {}), ("masked_work", {}),
+        ("occupancy", {}), ("machine_code", {}), ("run", {"preset": "suite-masks"}),
+    ],
+)  # fmt: skip
+def test_pages_show_evidence_of_such_masks_and_of_packed_sequences(
+    page: str, link: dict[str, str], elsewhere: Path
+) -> None:
+    write_evidence(elsewhere / "records", "masks", "forward")
+    app = open_page(page, **link)
+    assert not app.error
+
+
+def test_a_recorded_time_of_such_a_mask_stands_beside_the_predicted_one(elsewhere: Path) -> None:
+    file = write_evidence(elsewhere / "records", "masks")
+    file.write_text(file.read_text().replace("Made-up GPU", "NVIDIA H200"))
+    text = ",".join(map(str, DOCUMENTS))
+    shape = {"batch": "2", "heads": "32", "kv": "8", "sq": "8192", "sk": "8192", "mask": "documents"}
+    for operation in ("forward", "backward"):
+        app = open_page("masked_work", op=operation, lengths=text, **shape)
+        (table,) = app.dataframe
+        assert list(table.value["tiles"])
+        times = table.value["recorded"]
+        assert (times != "–").sum() == 1, operation
+
+
+def test_packed_sequences_lead_nowhere() -> None:
+    (case, *_) = (c for c in SUITES["masks"].cases(DEVICE) if "documents" in c.name)
+    (packed,) = (c.problem for c in case.contenders if c.problem is not None)
+    for page in links.pages_of(Subject(packed)):
+        with pytest.raises(ValueError, match="Packed sequences"):
+            links.link(page, Subject(packed, "fa2_forward"))
