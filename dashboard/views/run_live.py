@@ -136,17 +136,18 @@ def run_name(run: Run) -> str:
     return f"{run.submitted:%Y-%m-%d %H:%M:%S} UTC · {where} · {run.job.title} · {names}"
 
 
-def show_active(palette: Palette) -> None:
-    """Runs that wait or go on, refreshed by themselves; the page is drawn anew when that changes."""
+def show_active(runs: list[Run], palette: Palette) -> None:
+    """Runs that wait or go on, refreshed by themselves; the page is drawn anew when they are no more as in ``runs``,
+    which the rest of it shows: one may have ended since."""
     problems = client.refresh(engine.store())
-    st.session_state["run.drawn"] = _drawn()
+    st.session_state["run.drawn"] = _drawn(runs)
     st.fragment(_active, run_every=0.6 if st.session_state["run.drawn"] else 4.0)(problems, palette)
 
 
 def _active(problems: list[str], palette: Palette) -> None:
     runs = engine.store().active()
     problems = client.refresh(engine.store()) if runs else problems
-    if _drawn() != st.session_state.get("run.drawn"):
+    if _drawn(runs) != st.session_state.get("run.drawn"):
         st.rerun(scope="app")
     for text in problems:
         st.error(text, icon=":material/report:")
@@ -235,17 +236,17 @@ def explain_end(run: Run) -> None:
 
 def redraw_when_done() -> None:
     """On other pages: draw anew when a run starts, moves on or ends."""
-    st.session_state["run.drawn"] = _drawn()
+    st.session_state["run.drawn"] = _drawn(engine.store().active())
     st.fragment(_watch, run_every=1.0 if st.session_state["run.drawn"] else 5.0)()
 
 
 def _watch() -> None:
-    if _drawn():
+    if engine.store().active():
         client.refresh(engine.store())
-    if _drawn() != st.session_state.get("run.drawn"):
+    if _drawn(engine.store().active()) != st.session_state.get("run.drawn"):
         st.rerun(scope="app")
 
 
-def _drawn() -> tuple[object, ...]:
+def _drawn(runs: list[Run]) -> tuple[object, ...]:
     """What a page that shows runs depends on."""
-    return tuple((r.id, r.status, r.timings) for r in engine.store().active())
+    return tuple(sorted((r.id, r.status.name, r.timings) for r in runs if not r.status.is_over))
