@@ -3,6 +3,7 @@
 # ruff: noqa: F811 - fixtures are imported, and asked for by their names
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 from pathlib import Path
@@ -22,11 +23,12 @@ from cufa.bench.regimes import Regime
 from cufa.bench.suites import SUITES, make
 from cufa.core.mask import CAUSAL
 from cufa.core.operation import OPERATIONS
+from cufa.dashboard import engine
 from cufa.dashboard.model import doctor, measured_rows, presets
 from cufa.dashboard.views import run_controls, run_live
 from cufa.dashboard.worker import client
 from cufa.dashboard.worker.jobs import Job
-from cufa.dashboard.worker.run import Status
+from cufa.dashboard.worker.run import Run, Status
 from cufa.dashboard.worker.store import Store
 from cufa.planner import make_plan
 
@@ -75,6 +77,19 @@ def test_any_operation_starts_from_its_presets(operation: str, monkeypatch: pyte
     problem = job.cases[0].problem
     assert (problem.operation, str(problem.mask), problem.softcap) == (operation, "window (50, 0)", 20.0)
     assert make_plan(problem, None)
+
+
+def test_a_run_that_ends_while_the_page_is_drawn(with_runs: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the page began with went on, what it looks for later has ended: it is drawn anew, or would wait for ever."""
+    real, asked = engine.all_runs, []
+
+    def all_runs() -> list[Run]:
+        asked.append(real())
+        return [dataclasses.replace(r, status=Status.RUNNING) if len(asked) == 1 else r for r in asked[-1]]
+
+    monkeypatch.setattr(engine, "all_runs", all_runs)
+    open_page("run")
+    assert len(asked) == 2
 
 
 def test_an_empty_history_is_said() -> None:
