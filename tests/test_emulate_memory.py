@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import ctypes
+import platform
+
 import numpy as np
 import pytest
+from conftest import why_no_compiler
+from support import make_inputs
 
+from cufa.executor.emulate import emulate
 from cufa.executor.memory import guarded_copy
 
 
@@ -29,3 +35,29 @@ def test_behind_the_last_row_of_every_head_lies_poison(layout):
 def test_a_result_begins_as_poison():
     x = np.zeros((1, 2, 5, 8), np.float32)
     assert np.isnan(guarded_copy("out", x, 4, writable=True).array).all()
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="only x86-64 hands out addresses of 32 bits")
+def test_arrays_at_addresses_of_32_bits_are_no_shared_memory(monkeypatch):
+    """As Debian's python3 has them, which is not position-independent."""
+    if reason := why_no_compiler():
+        pytest.skip(reason)
+    full, libc = np.full, ctypes.CDLL(None)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+    given = []
+
+    def low(shape, value, dtype=None):
+        if isinstance(shape, tuple):
+            return full(shape, value, dtype)
+        private_anonymous_32_bits = 0x62
+        given.append(libc.mmap(None, int(shape), 3, private_anonymous_32_bits, -1, 0))
+        found = np.frombuffer((ctypes.c_uint8 * int(shape)).from_address(given[-1]), np.uint8)
+        found[:] = value
+        return found
+
+    monkeypatch.setattr(np, "full", low)
+    # Its launches hand a workspace on.
+    run = emulate(*make_inputs(1, 1, 1, 40, 70, 64), mode="checked", algorithm="naive")
+    assert len(given) >= 4 and max(given) < 2**32
+    assert not run.findings, run.findings[0]

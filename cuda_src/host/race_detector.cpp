@@ -96,7 +96,7 @@ void RaceDetector::access(Thread& thread, u32 smem, u32 bytes, Access kind, Site
 }
 
 void RaceDetector::access_global(Thread& thread, const void* global, u32 bytes, Access kind, Site site) {
-  const auto address = reinterpret_cast<u64>(global);  // aligned to `bytes`, at most 16: inside one chunk
+  const auto address = reinterpret_cast<u64>(global) | kGlobal;  // aligned to `bytes`, at most 16: inside one chunk
   const auto found = global_chunks_.find(address / kChunkBytes);
   const int chunk = found != global_chunks_.end() ? found->second : add_cell(-1);
   if (found == global_chunks_.end()) global_chunks_.emplace(address / kChunkBytes, chunk);
@@ -132,7 +132,7 @@ void RaceDetector::check_read(Thread& thread, int cell, u64 address, bool by_pro
   const Write& write = writes_[cell];
   if (write.in_flight) {
     report("copy-not-awaited", thread, address, site, write.thread, write.site);
-  } else if (write.clock == 0 && address <= kLastShared) {
+  } else if (write.clock == 0 && !(address & kGlobal)) {
     report("never-written", thread, address, site, -1, {"", 0});
   } else if (write.clock && !ordered(write.thread, write.clock, me)) {
     report("race", thread, address, site, write.thread, write.site);
@@ -223,10 +223,10 @@ void RaceDetector::leave(Thread& thread) {
 
 void RaceDetector::report(const char* kind, Thread& thread, u64 address, Site site, int other, Site other_site) {
   cufa_host::report(*block_, kind, site, other_site, [&] {
-    const std::string place = address <= kLastShared
+    const std::string place = !(address & kGlobal)
                                   ? "shared offset " + std::to_string(address - kSharedBase) +
                                         (thread.block == block_ ? "" : " of " + describe(block_->index))
-                                  : global_place(block_->launch, reinterpret_cast<const void*>(address), kPartBytes);
+                                  : global_place(block_->launch, reinterpret_cast<const void*>(address & ~kGlobal), kPartBytes);
     const std::string where = place + ", " + describe(thread) + " at " + describe(site);
     if (other < 0) return "read of shared memory that nothing has written: " + where;
     const std::string whom = describe_thread(other) + " at " + describe(other_site);

@@ -119,7 +119,8 @@ class RaceDetector {
  private:
   static constexpr int kParts = 8;  // of a 16-byte chunk
   static constexpr u32 kChunkBytes = 16, kPartBytes = 2;
-  static constexpr u64 kLastShared = 0xffffffff;  // 32 bits address shared memory; no array lies so low
+  // Set in addresses of arrays: programs that are not position-independent have some within 32 bits, as shared memory is.
+  static constexpr u64 kGlobal = u64(1) << 63;
 
   struct Write {
     u32 clock = 0;  // 0: never written
