@@ -74,8 +74,8 @@
 #include "tiles/pipeline.cuh"
 
 constexpr int NUM_THREADS = NUM_WARPS * 32;
-constexpr int PRODUCER_REGISTERS = CONSUMERS == 3 ? 32 : LISTED ? 40 : 24;
-constexpr int CONSUMER_REGISTERS = CONSUMERS == 4 ? 112 : CONSUMERS == 3 ? 160 : LISTED ? 232 : 240;
+constexpr int PRODUCER_REGISTERS = CONSUMERS == 3 ? 32 : !LISTED ? 24 : CONSUMERS == 1 ? 64 : 40;
+constexpr int CONSUMER_REGISTERS = CONSUMERS == 4 ? 112 : CONSUMERS == 3 ? 160 : !LISTED ? 240 : CONSUMERS == 1 ? 248 : 232;
 static_assert(ALIGNMENT == 16, "TMA needs 16-byte aligned rows");
 
 // Alg. 1, l. 11-23 and Alg. 2: one warpgroup, 64 query rows.
@@ -441,7 +441,7 @@ struct Consumer {
   DEVICE void hide_listed() {
     const int column = lane % 4 * 2;
     if constexpr (is_looked_up(MASK_KIND)) {
-      hide_scores(fragment_view(S_rmem), read_looked_up_mask(p, record), row, j * Bc, column);
+      hide_scores<1>(fragment_view(S_rmem), read_looked_up_mask(p, record), row, j * Bc, column);
     } else {
       hide_scores<RIGHT_MASKED>(fragment_view(S_rmem), read_mask(record), row, j * Bc, column);
     }

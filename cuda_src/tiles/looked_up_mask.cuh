@@ -203,8 +203,8 @@ struct TileWalk {
 };
 
 // Scores that the mask hides become -inf. `row` is the lane's first, `lane_column` its first column of a tile whose first key
-// is `first_key`.
-template <MaskKind KIND, typename Params, typename View>
+// is `first_key`. RUNS_AT_ONCE: 1 where registers do not suffice for the loads of two runs.
+template <int RUNS_AT_ONCE = 2, MaskKind KIND, typename Params, typename View>
 DEVICE void hide_scores(View S, const LookedUpMask<KIND, Params>& mask, int row, int first_key, int lane_column) {
   const int key = first_key + lane_column;
 #pragma unroll
@@ -220,7 +220,7 @@ DEVICE void hide_scores(View S, const LookedUpMask<KIND, Params>& mask, int row,
       if (!(in_band || (LookedUpMask<KIND, Params>::SETS && column < low))) s = NEG_INF;
     });
   }
-#pragma unroll
+#pragma unroll RUNS_AT_ONCE
   for (int run = 0; run < LookedUpMask<KIND, Params>::RUNS; ++run) {
     const char* runs = mask.workspace.run(mask.number + run, key);
 #pragma unroll

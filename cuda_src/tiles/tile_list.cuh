@@ -60,8 +60,10 @@ DEVICE void publish_looked_up_mask(u32 record, const AttentionParams& p, const W
   st_shared_address(record + 24, mask.workspace.extremes_of(mask.number, 0));
 }
 DEVICE Looked read_looked_up_mask(const AttentionParams& p, u32 record) {
+  const int batch = read_item(record).batch;
+  if constexpr (Looked::RUNS == 0) return {p, batch, 0};
   const MaskWorkspace<AttentionParams, Looked::RUNS> of_head(p, ld_shared_address(record + 16), ld_shared_address(record + 24));
-  return {p, read_item(record).batch, of_head, 0};
+  return {p, batch, of_head, 0};
 }
 template <typename Sequence>
 DEVICE void publish_sequence(u32 record, const HeadMask& mask, const Sequence& x) {
