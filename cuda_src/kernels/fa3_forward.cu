@@ -261,6 +261,7 @@ struct Consumer {
     INSIDE(inside.enter(WAIT_DATA, NO_TILE);)
     K_ring.wait_full();
     listed = read_tile(smem.tile(K_ring.stage));
+    warp_sync();  // all lanes have read it before one of them gives the buffer back
     j = listed.tile;
     return listed.seen(consumer) || listed.last();
   }

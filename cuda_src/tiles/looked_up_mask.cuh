@@ -102,10 +102,17 @@ struct LookedUpMask {
   i64 number;  // of the head's first run
 
   DEVICE LookedUpMask(const Params& p, int batch, int kv_head)
-      : LookedUpMask(p, batch, MaskWorkspace<Params, RUNS>(p), MaskWorkspace<Params, RUNS>::of_head(p.mask, batch, kv_head)) {}
-  DEVICE LookedUpMask(const Params& p, int batch, const MaskWorkspace<Params, RUNS>& workspace_, i64 number_)
       : rows(p.seqlen_q), keys(p.seqlen_k), first(p.band_first), last(p.band_last), prefix(0), keep(0), exempt(0),
-        workspace(workspace_), number(number_) {
+        workspace(p), number(workspace.of_head(p.mask, batch, kv_head)) {
+    read_sets(p, batch);
+  }
+  // The same, where its runs are is known.
+  DEVICE LookedUpMask(const Params& p, int batch, const MaskWorkspace<Params, RUNS>& of_head)
+      : rows(p.seqlen_q), keys(p.seqlen_k), first(p.band_first), last(p.band_last), prefix(0), keep(0), exempt(0),
+        workspace(of_head), number(0) {
+    read_sets(p, batch);
+  }
+  DEVICE void read_sets(const Params& p, int batch) {
     if constexpr (SETS) {
       auto of_sequence = [&](const i32* numbers, i32 all) { return numbers == nullptr ? all : ld_global<i32>(numbers + batch * all); };
       prefix = cut(of_sequence(p.mask.prefix_of, p.mask.prefix), keys);
@@ -140,20 +147,17 @@ struct LookedUpMask {
   }
 };
 
-// A key tile for query rows top ... end-1, which exist: tiles are those of the kernel.
-template <MaskKind KIND, typename Params>
+// A key tile for query rows top ... end-1, which exist: tiles are those of the kernel. Without SKIP all are visited.
+template <bool SKIP = true, MaskKind KIND, typename Params>
 DEVICE TileClass class_of_rows(const Params& p, const LookedUpMask<KIND, Params>& mask, int top, int end, int tile) {
   const int left = tile * BLOCK_KV, right = left + BLOCK_KV;
   const TileClass is = mask.classify(top, end, left, min(right, p.seqlen_k), tile);
-  return {is.some, is.some && is.every && right <= p.seqlen_k};
+  return {is.some || !SKIP, is.some && is.every && right <= p.seqlen_k};
 }
-// For a block of query rows. Without SKIP all are visited.
 template <MaskKind KIND, bool SKIP, typename Params>
 DEVICE TileClass class_of_key_tile(const Params& p, int q_block, int batch, int kv_head, int tile) {
   const int top = q_block * BLOCK_Q;
-  const LookedUpMask<KIND, Params> mask(p, batch, kv_head);
-  const TileClass is = class_of_rows(p, mask, top, min(top + BLOCK_Q, p.seqlen_q), tile);
-  return {is.some || !SKIP, is.every};
+  return class_of_rows<SKIP>(p, LookedUpMask<KIND, Params>(p, batch, kv_head), top, min(top + BLOCK_Q, p.seqlen_q), tile);
 }
 
 // The transpose: a query tile for a block of keys. Keys past the end count for nothing, as in Band::query_tiles.

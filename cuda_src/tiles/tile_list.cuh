@@ -63,7 +63,7 @@ DEVICE Looked read_looked_up_mask(const AttentionParams& p, u32 record) {
   const int batch = read_item(record).batch;
   if constexpr (Looked::RUNS == 0) return {p, batch, 0};
   const MaskWorkspace<AttentionParams, Looked::RUNS> of_head(p, ld_shared_address(record + 16), ld_shared_address(record + 24));
-  return {p, batch, of_head, 0};
+  return {p, batch, of_head};
 }
 template <typename Sequence>
 DEVICE void publish_sequence(u32 record, const HeadMask& mask, const Sequence& x) {
