@@ -378,21 +378,21 @@ struct Consumer {
       const int first_row = item.q_block * Br + consumer * GROUP_ROWS + warp * 16;
       store_output(p, O_map, item, first_row, O_rmem, of_done, smem.Q + O_buffer * Q_TILE_BYTES, warp, lane);
     }
-    if (TRACE && threadIdx.x == 128) write_trace(done, item);
+    if constexpr (TRACE && LISTED) {
+      if (threadIdx.x == 128) write_trace_of_list(done, item);
+    } else {
+      if (TRACE && threadIdx.x == 128) write_trace(p, item.index, item, tiles_of(p, item.q_block), start_ns[0]);
+    }
 #pragma unroll
     for (int i = 0; i < HEAD_DIM / 2; ++i) O_rmem[i] = 0.0f;
     INSIDE(inside.enter(NOTHING);)
   }
 
-  DEVICE void write_trace([[maybe_unused]] u32 done, const Item& item) {
-    if constexpr (LISTED) {
-      HeadMask mask = head_mask(p);
-      if constexpr (LENGTHS_KIND != DENSE) mask = read_mask(done);
-      if (item.q_block * Br >= mask.rows) return;  // behind the end of its sequence
-      ::write_trace(p, item.index, item, tally[0].range((mask.keys + Bc - 1) / Bc), start_ns[0]);
-    } else {
-      ::write_trace(p, item.index, item, tiles_of(p, item.q_block), start_ns[0]);
-    }
+  DEVICE void write_trace_of_list([[maybe_unused]] u32 done, const Item& item) {
+    HeadMask mask = head_mask(p);
+    if constexpr (LENGTHS_KIND != DENSE) mask = read_mask(done);
+    if (item.q_block * Br >= mask.rows) return;  // behind the end of its sequence
+    write_trace(p, item.index, item, tally[0].range((mask.keys + Bc - 1) / Bc), start_ns[0]);
   }
 
   // Ping-pong: consumers issue their products in turn, so that one's softmax runs under the others' products.

@@ -104,15 +104,6 @@ struct LookedUpMask {
   DEVICE LookedUpMask(const Params& p, int batch, int kv_head)
       : rows(p.seqlen_q), keys(p.seqlen_k), first(p.band_first), last(p.band_last), prefix(0), keep(0), exempt(0),
         workspace(p), number(workspace.of_head(p.mask, batch, kv_head)) {
-    read_sets(p, batch);
-  }
-  // The same, where its runs are is known.
-  DEVICE LookedUpMask(const Params& p, int batch, const MaskWorkspace<Params, RUNS>& of_head)
-      : rows(p.seqlen_q), keys(p.seqlen_k), first(p.band_first), last(p.band_last), prefix(0), keep(0), exempt(0),
-        workspace(of_head), number(0) {
-    read_sets(p, batch);
-  }
-  DEVICE void read_sets(const Params& p, int batch) {
     if constexpr (SETS) {
       auto of_sequence = [&](const i32* numbers, i32 all) { return numbers == nullptr ? all : ld_global<i32>(numbers + batch * all); };
       prefix = cut(of_sequence(p.mask.prefix_of, p.mask.prefix), keys);
@@ -120,6 +111,12 @@ struct LookedUpMask {
       const i32 tokens = of_sequence(p.mask.global_of, p.mask.global_tokens);
       if (tokens > 0) exempt = cut(i64(tokens) - p.shift, rows);
     }
+  }
+  // Of runs, where these are is known.
+  DEVICE LookedUpMask(const Params& p, const MaskWorkspace<Params, RUNS>& of_head)
+      : rows(p.seqlen_q), keys(p.seqlen_k), first(p.band_first), last(p.band_last), prefix(0), keep(0), exempt(0),
+        workspace(of_head), number(0) {
+    static_assert(!SETS, "which are read");
   }
 
   DEVICE RunExtremes extremes(int run, int block) const {
@@ -147,17 +144,13 @@ struct LookedUpMask {
   }
 };
 
-// A key tile for query rows top ... end-1, which exist: tiles are those of the kernel. Without SKIP all are visited.
-template <bool SKIP = true, MaskKind KIND, typename Params>
-DEVICE TileClass class_of_rows(const Params& p, const LookedUpMask<KIND, Params>& mask, int top, int end, int tile) {
-  const int left = tile * BLOCK_KV, right = left + BLOCK_KV;
-  const TileClass is = mask.classify(top, end, left, min(right, p.seqlen_k), tile);
-  return {is.some || !SKIP, is.some && is.every && right <= p.seqlen_k};
-}
+// A key tile for a block of query rows: tiles are those of the kernel. Without SKIP all are visited.
 template <MaskKind KIND, bool SKIP, typename Params>
 DEVICE TileClass class_of_key_tile(const Params& p, int q_block, int batch, int kv_head, int tile) {
-  const int top = q_block * BLOCK_Q;
-  return class_of_rows<SKIP>(p, LookedUpMask<KIND, Params>(p, batch, kv_head), top, min(top + BLOCK_Q, p.seqlen_q), tile);
+  const int top = q_block * BLOCK_Q, left = tile * BLOCK_KV, right = left + BLOCK_KV;
+  const LookedUpMask<KIND, Params> mask(p, batch, kv_head);
+  const TileClass is = mask.classify(top, min(top + BLOCK_Q, p.seqlen_q), left, min(right, p.seqlen_k), tile);
+  return {is.some || !SKIP, is.some && is.every && right <= p.seqlen_k};
 }
 
 // The transpose: a query tile for a block of keys. Keys past the end count for nothing, as in Band::query_tiles.

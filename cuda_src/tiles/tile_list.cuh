@@ -60,10 +60,11 @@ DEVICE void publish_looked_up_mask(u32 record, const AttentionParams& p, const W
   st_shared_address(record + 24, mask.workspace.extremes_of(mask.number, 0));
 }
 DEVICE Looked read_looked_up_mask(const AttentionParams& p, u32 record) {
-  const int batch = read_item(record).batch;
-  if constexpr (Looked::RUNS == 0) return {p, batch, 0};
-  const MaskWorkspace<AttentionParams, Looked::RUNS> of_head(p, ld_shared_address(record + 16), ld_shared_address(record + 24));
-  return {p, batch, of_head};
+  if constexpr (Looked::RUNS == 0) {
+    return {p, read_item(record).batch, 0};
+  } else {
+    return {p, MaskWorkspace<AttentionParams, Looked::RUNS>(p, ld_shared_address(record + 16), ld_shared_address(record + 24))};
+  }
 }
 template <typename Sequence>
 DEVICE void publish_sequence(u32 record, const HeadMask& mask, const Sequence& x) {
@@ -122,7 +123,9 @@ struct TileList {
   }
   DEVICE TileClass class_of(int top, int end, int tile) const {
     if constexpr (is_looked_up(MASK_KIND)) {
-      return class_of_rows(p, read_looked_up_mask(p, record), top, end, tile);
+      const int left = tile * Bc, right = left + Bc;
+      const TileClass is = read_looked_up_mask(p, record).classify(top, end, left, min(right, p.seqlen_k), tile);
+      return {is.some, is.some && is.every && right <= p.seqlen_k};
     } else {
       return class_in_band(read_mask(record), top, end, tile * Bc);
     }
