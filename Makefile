@@ -44,9 +44,10 @@ dashboard: $(DEV)  ## the dashboard, in a browser on this machine
 	$(CUFA) dashboard $(ARGS)
 
 # Workers share the machine, so each keeps its BLAS to one thread; in which process a test runs, tests/conftest.py says.
+# Compiled modules are kept, whatever the environment says: some forty processes import them.
 test: export OPENBLAS_NUM_THREADS ?= 1
 test: $(DEV)  ## the tests that can run here, of large products of parameters a daily sample; GPU tests skip without a GPU
-	$(PYTEST) -n auto --dist loadscope --no-loadscope-reorder $(ARGS)
+	env -u PYTHONDONTWRITEBYTECODE $(PYTEST) -n auto --dist loadscope --no-loadscope-reorder $(ARGS)
 
 test-nightly: $(DEV)  ## the same with every case, which takes an hour
 	$(MAKE) --no-print-directory test ARGS="--every-case $(ARGS)"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import contextlib
+import functools
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,6 +19,14 @@ from streamlit.testing.v1 import AppTest
 
 from cufa.bench import records, traces
 from cufa.dashboard.model import compiled, gpu, listed
+
+# Each AppTest reads what every installed package says of itself, looking for components: two thirds of its time.
+with contextlib.suppress(
+    ImportError, AttributeError
+):  # Streamlit's own affair, and perhaps elsewhere one day
+    from streamlit.components.v2 import manifest_scanner
+
+    manifest_scanner.scan_component_manifests = functools.cache(manifest_scanner.scan_component_manifests)
 
 Open = Callable[..., AppTest]
 

@@ -43,7 +43,10 @@ ENVIRONMENT = {
     "num_sms": 132,
 }
 LIMITS = Limits(
-    copy_bytes=4e12, flops={"float16": 7e14, "bfloat16": 7e14, "tf32": 3.5e14}, exponentials=3.9e12
+    copy_bytes=4e12,
+    flops={"float16": 7e14, "bfloat16": 7e14, "tf32": 3.5e14},
+    exponentials=3.9e12,
+    mma_flops={"float16": 6e14, "bfloat16": 6e14, "tf32": 3e14},
 )
 #: Times of the kernels, as a multiple of what the ceilings allow.
 SLOWNESS = {"fa2_forward": 2.0, "fa2_noskip": 3.0, "fa1_forward": 5.0, "naive": 20.0}

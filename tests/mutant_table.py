@@ -207,7 +207,7 @@ TOOLS = [
          "the last page of a sequence is not compared"),
     ),
     *_of(
-        "cufa/bench/bounds.py", "bounds",
+        "cufa/bench/tile_work.py", "bounds",
         ("reads, writes = reads + q_bytes, writes + q_bytes", "reads, writes = reads, writes + q_bytes",
          "what the store reads is not counted"),
     ),

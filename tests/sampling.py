@@ -87,8 +87,9 @@ def _covering(rows: list[dict[str, str]], pairs: list[tuple[str, str]], fixed: i
     """Of about ``fixed`` rows those that hold most; of what has more values than that not all can be among them."""
     if fixed is None:
         return covering(rows, pairs)
-    values = {name: len({row.get(name) for row in rows}) for row in rows for name in row}
-    few = [{name: value for name, value in row.items() if values[name] <= fixed} for row in rows]
+    names = {name for row in rows for name in row}
+    few_of = {name for name in names if len({row.get(name) for row in rows}) <= fixed}
+    few = [{name: value for name, value in row.items() if name in few_of} for row in rows]
     found = covering(
         few, [pair for pair in pairs if len({tuple(map(row.get, pair)) for row in few}) <= fixed]
     )

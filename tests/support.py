@@ -69,14 +69,16 @@ def naive_same_dtype(
     scale: float | None = None,
 ) -> np.ndarray:
     """What three array expressions give: scores, probabilities and output each rounded to the dtype,
-    products accumulated in float32 (float64 for float64), in order. Arrays in "bhsd"."""
+    products accumulated in float32 (float64 for float64). Those of float32 are in order; for others that is not what
+    rounds. Arrays in "bhsd"."""
     dtype = q.dtype
+    product = in_order if dtype == np.float32 else np.matmul
     wide = np.float64 if dtype == np.float64 else np.float32
     groups = q.shape[1] // k.shape[1]
     k, v = (np.repeat(x, groups, axis=1).astype(wide) for x in (k, v))
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     with np.errstate(all="ignore"):
-        s = (in_order(q.astype(wide), np.swapaxes(k, -1, -2)) * wide(scale)).astype(dtype).astype(wide)
+        s = (product(q.astype(wide), np.swapaxes(k, -1, -2)) * wide(scale)).astype(dtype).astype(wide)
         if softcap is not None:
             s = softcapped(s, softcap).astype(dtype).astype(wide)
         s = np.where(resolve_mask(causal, window, mask).dense(*s.shape[-2:]), s, wide(-np.inf))
@@ -84,14 +86,12 @@ def naive_same_dtype(
         p = np.exp(s - np.where(np.isneginf(m), 0, m))
         total = p.sum(-1, keepdims=True)
         p = (p / np.where(total == 0, 1, total)).astype(dtype).astype(wide)
-        return in_order(p, v).astype(dtype)
+        return product(p, v).astype(dtype)
 
 
 def in_order(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """a @ b summed in order, as one thread would. BLAS sums pairwise over vector lanes, which on short
+    """a @ b in float32 summed in order, as one thread would. BLAS sums pairwise over vector lanes, which on short
     vectors is luckier than any single accumulator, a tensor core's included."""
-    if a.dtype != np.float32:
-        return np.matmul(a, b)
     total = np.zeros((*a.shape[:-1], b.shape[-1]), np.float32)
     for i in range(a.shape[-1]):
         total += a[..., :, i : i + 1] * b[..., i : i + 1, :]

@@ -10,6 +10,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from cufa import flash_attention, masks
 from cufa.bench import check, inputs, peers, runner, suites, timing
 from cufa.bench.cases import READ, Case, Contender, Work, contenders
 from cufa.bench.decode_cases import make_decode
@@ -17,6 +18,7 @@ from cufa.bench.limits import Limits, measure_limits
 from cufa.bench.runner import run_case
 from cufa.bench.timing import Timing, speedup
 from cufa.core.architectures import Device
+from cufa.core.lengths import Packed, Padded
 from cufa.core.mask import CAUSAL, Band
 from cufa.core.operation import OPERATIONS
 from cufa.kernels import kernels_of
@@ -219,6 +221,46 @@ class TestRunCase:
         given = inputs.given_to(OPERATIONS["backward"], arrays)
         assert [name for name, x in given.items() if x is None] == ["dlse"]
 
+    @pytest.mark.parametrize("operation", ["forward", "backward"])
+    def test_documents_in_columns_and_packed(self, operation, monkeypatch):
+        """The same numbers from both; the sums are checked where each sequence lies, and a slip of one row is found."""
+        lengths = (17, 1, 40, 22)
+        packed = dataclasses.replace(
+            suites.make(6, 4, 40, 16, "float32", True, kv_heads=2), operation=operation,
+            batch=8, lengths=Packed(160, 160, 2 * lengths, 2 * lengths),
+        )  # fmt: skip
+        problem = suites.make(2, 4, 80, 16, "float32", masks.documents(lengths), kv_heads=2)
+        problem = dataclasses.replace(problem, operation=operation)
+        found = (Contender("fa2"), Contender("fa2", name="packed", problem=packed))
+        rows, skipped = run_case(Case(problem, found, "documents"), None, LIMITS, seconds=0.01)
+        assert not skipped and [row.label for row in rows] == ["fa2", "packed"]
+        assert all(row.error < 1e-5 for row in rows)
+        assert len({row.work.flops for row in rows}) == 1
+        made = inputs.Inputs(problem, on_gpu=False, seed=0)
+        dense, behind = made.arrays(problem), made.arrays(packed)
+        for name in {"q", "k", "v", "dout"} & dense.keys():
+            assert behind[name].shape == (1, dense[name].shape[1], 160, 16)
+            np.testing.assert_array_equal(behind[name][0, :, 80:], dense[name][1])
+        if operation == "forward":
+            expected = check.sampled_reference(packed, behind)
+            out = flash_attention(*(dense[x] for x in "qkv"), mask=problem.mask, device="cpu")
+            assert check.max_error(packed, {"o": inputs.one_behind_the_other(out)}, expected) < 1e-5
+            assert (
+                check.max_error(packed, {"o": np.roll(inputs.one_behind_the_other(out), 1, 2)}, expected)
+                > 0.1
+            )
+
+    def test_padded_sequences(self):
+        """Rows behind a sequence's end are not asked for; its own stand where they do."""
+        problem = suites.make(3, 2, 30, 16, "float32", True, seqlen_k=50)
+        problem = dataclasses.replace(problem, lengths=Padded((30, 7, 0), (50, 20, 9)))
+        expected, arrays = checked(problem)
+        assert {row[0] for row in expected["o"].rows} == {0, 1}
+        assert max(row[2] for row in expected["o"].rows if row[0] == 1) == 6
+        rows, skipped = run_case(Case(problem, contenders("fa2")), None, LIMITS, seconds=0.01)
+        assert not skipped and rows[0].error < 1e-5
+        assert arrays["seqlens_k"].tolist() == [50, 20, 9]
+
     def test_inputs_differ_by_seed(self):
         problem = suites.make(1, 1, 64, 8, "bfloat16")
         first, again, other = (
@@ -320,6 +362,9 @@ class TestOnAGpu:
         assert limits.copy_bytes > 1e11
         assert limits.flops["float16"] > limits.flops["tf32"] > 1e12
         assert limits.exponentials > 1e11
+        assert 1e-7 < limits.launch_seconds < 1e-3
+        assert limits.mma_flops.keys() == limits.flops.keys()
+        assert all(1e12 < rate <= limits.flops[kind] for kind, rate in limits.mma_flops.items())
         assert set(limits.sustained_flops) == (
             {"float16", "bfloat16"} if device.arch.capability == 90 else set()
         )
@@ -387,3 +432,15 @@ class TestOnAGpu:
         )
         rows, skipped = run_case(Case(problem, contenders(name, "fa2")), device, limits, seconds=0.05)
         assert not skipped and all(row.error < 5e-2 for row in rows)
+
+    @pytest.mark.parametrize("operation", ["forward", "backward"])
+    @pytest.mark.parametrize("of_heads", [False, True], ids=["documents", "of each head"])
+    def test_flex_computes_the_same_under_columns(self, device, of_heads, operation):
+        if peers.family_of("flex").missing:
+            pytest.skip(peers.family_of("flex").missing)
+        rows = np.arange(512) + np.random.default_rng(0).integers(1, 300, (2, 2, 512))
+        mask = masks.evict(rows) if of_heads else masks.documents([100, 250, 162])
+        problem = suites.make(2, 8, 512, 64, "bfloat16", mask, kv_heads=2)
+        case = Case(dataclasses.replace(problem, operation=operation), contenders("flex", "fa2"))
+        found, skipped = run_case(case, device, Limits(1e12, {"bfloat16": 1e15}, 1e12), seconds=0.05)
+        assert not skipped and all(row.error < 5e-2 for row in found)

@@ -1,4 +1,4 @@
-"""FA3's limits derived from its tiles, and the ladder of its techniques. No GPU."""
+"""Limits and times derived from tiles, and the ladder of FA3's techniques. No GPU."""
 
 from __future__ import annotations
 
@@ -9,19 +9,23 @@ import math
 import pytest
 from sampling import of_today
 
-from cufa.bench import bounds, suites
+from cufa.bench import bounds, predictions, records, suites
 from cufa.bench.cases import one_item_a_block
 from cufa.bench.ladder import ladder
 from cufa.bench.limits import Limits
+from cufa.bench.recorded import rows_of
+from cufa.bench.renewal import device_of
 from cufa.core.architectures import Device
+from cufa.core.order import ITEM_COST
 from cufa.kernels import KERNELS
 from cufa.nvrtc.static_compile import MissingCompilerError, check_report, nvrtc_version, static_compile
 from cufa.planner import make_plan
 
 H200 = Device.typical("sm_90")
 #: Round numbers near an H200's.
-LIMITS = Limits(4e12, {"bfloat16": 1e15}, 4e12, {"bfloat16": 8e14})
+LIMITS = Limits(4e12, {"bfloat16": 1e15}, 4e12, {"bfloat16": 8e14}, mma_flops={"bfloat16": 6e14})
 SPEC = KERNELS["fa3_forward"]
+RECORDS = records.load_all()
 
 
 def plan_of(problem, config=None, **changes):
@@ -109,11 +113,20 @@ class TestBounds:
         plan = plan_of(suites.make(1, 8, 64, 64, "bfloat16", True, seqlen_k=1))
         assert bounds.bounds_of(plan, LIMITS).imbalance >= 1.0
 
-    def test_only_fa3_is_covered(self):
+    def test_what_is_covered_and_why_the_rest_is_not(self):
         problem = suites.make(1, 8, 1024, 64, "bfloat16", False)
-        assert bounds.covers(make_plan(problem, H200, "fa3"))
-        assert not bounds.covers(make_plan(problem, H200, "fa2"))
-        assert not bounds.covers(make_plan(problem, None, "fa2"))
+        assert bounds.covers(make_plan(problem, H200, "fa3", num_splits=1), LIMITS)
+        by_mma = make_plan(problem, H200, "fa2", num_splits=1)
+        assert bounds.covers(by_mma, LIMITS)
+        older = dataclasses.replace(LIMITS, mma_flops={})
+        assert not bounds.covers(by_mma, older)
+        assert "mma.sync" in bounds.why_not(by_mma, older)
+        for underived in (
+            make_plan(problem, None, "fa2"),
+            make_plan(problem, H200, "fa1"),
+            make_plan(suites.make(1, 8, 1024, 64, "float32", False), H200, "fa2", num_splits=1),
+        ):
+            assert "not derived" in bounds.why_not(underived, LIMITS)
 
 
 class TestLadder:
@@ -157,11 +170,17 @@ class TestLadder:
         """A soft cap takes the overlap inside a warpgroup; ping-pong alone hides exponentials as well."""
         problem = suites.make(1, 132, 4096, 128, "bfloat16", False)
         capped = dataclasses.replace(problem, softcap=30.0)
-        found = bounds.bounds_of(plan_of(problem), LIMITS)
-        alone = bounds.predict(plan_of(capped, ping_pong=False), LIMITS)
-        assert alone == pytest.approx(found.serial * found.imbalance)
-        for some in (plan_of(capped), plan_of(problem, ping_pong=False)):
-            assert bounds.predict(some, LIMITS) == pytest.approx(found.overlapped * found.imbalance)
+        consumers = plan_of(problem).config.num_warps // 4 - 1
+        for some, sharing in (
+            (plan_of(capped, ping_pong=False), 1),
+            (plan_of(capped), consumers),
+            (plan_of(problem, ping_pong=False), consumers),
+        ):
+            found = bounds.bounds_of(some, LIMITS)
+            busy = found.overlapped + (found.serial - found.overlapped) / sharing
+            assert found.imbalance == 1.0
+            tiles = some.schedule.visited / some.schedule.num_q_blocks
+            assert bounds.predict(some, LIMITS) == pytest.approx(busy * (1 + ITEM_COST / tiles))
 
     def test_one_item_a_block_makes_a_grid_of_items(self):
         plan = plan_of(suites.make(4, 16, 4096, 128, "bfloat16", True))
@@ -169,3 +188,23 @@ class TestLadder:
         items = plan.schedule.num_q_blocks * 64
         assert one_item_a_block(plan).launches[0].grid == (items, 1, 1)
         assert bounds.predict(one_item_a_block(plan), LIMITS) > 0
+
+
+class TestPredictions:
+    @pytest.mark.parametrize("name", RECORDS)
+    def test_recorded_times_are_predicted(self, name):
+        """Nothing in the prediction was fitted to them."""
+        record = RECORDS[name]
+        limits = Limits(**record["limits"])
+        found = predictions.errors(rows_of(record), device_of(record), limits)
+        assert found.keys() >= {"fa3_forward"}
+        assert found.keys() >= {"fa2_forward", "fa2_noskip", "fa2_backward"} or not limits.mma_flops
+        assert all(error.count and error.median < 0.25 and error.worst < 1 for error in found.values())
+        said = predictions.in_words(found)
+        assert all(kernel in said for kernel in found)
+
+    def test_a_row_without_a_derivation_is_not_predicted(self):
+        rows = rows_of(next(iter(RECORDS.values())))
+        told = {predictions.predicted(row, H200, LIMITS) for row in rows if "config" not in row.json}
+        assert told == {None}
+        assert predictions.in_words({}) == ""

@@ -99,7 +99,9 @@ def test_bench_json_is_self_describing(run):
     assert "visible" in document["flop_convention"]
 
 
-@pytest.mark.parametrize("arguments", [("--suite", "forward"), ("decode",)])
+@pytest.mark.parametrize(
+    "arguments", [("--suite", "forward"), ("decode",), ("backward", "--suite", "ladder")]
+)
 def test_a_suite_made_for_a_gpu_is_refused_on_the_cpu(run, arguments):
     result = run("bench", *arguments, "--device", "cpu")
     assert result.exit_code == 3

@@ -238,7 +238,7 @@ def test_tiles_are_sorted_by_predicted_time_and_measured_ones_show_the_error(els
     assert table["prediction off by"][row] != "–"
     said = words(app)
     assert re.search(r"is predicted at [0-9.]+ .s, (bound by|waiting)", said)
-    assert re.search(r"the prediction is off by \d+% in the middle and \d+% at most", said)
+    assert re.search(r"off by: .*fa3_forward \d+% in the middle and \d+% at most \(of \d+\)", said)
 
 
 def test_times_are_predicted_only_where_ceilings_and_a_derivation_are_there(elsewhere: Path) -> None:
@@ -246,4 +246,10 @@ def test_times_are_predicted_only_where_ceilings_and_a_derivation_are_there(else
     file = write_evidence(elsewhere / "records")
     file.write_text(file.read_text().replace("Made-up GPU", "NVIDIA H200"))
     assert "is not derived" in words(open_page("masked_work", alg="fa1"))
+    measured = open_page("masked_work", alg="fa2", op="backward", batch="4", heads="16", d="128")
+    assert re.search(r"is predicted at [0-9.]+ .s, (bound by|waiting)", words(measured))
+    without = json.loads(file.read_text())
+    without["limits"].pop("mma_flops")
+    file.write_text(json.dumps(without))
+    assert "how fast mma.sync is was not recorded there" in words(open_page("masked_work", alg="fa2"))
     assert "no ceilings of A100 are recorded" in words(open_page("masked_work", card="80"))

@@ -26,6 +26,9 @@ def plan(q=(1, 32, 128, 128), k=LONG, *, device="sm_90", dtype="bfloat16", **opt
 @pytest.mark.parametrize("queries", [16, 64, 128])
 def test_few_queries_over_many_keys_fill_the_gpu(algorithm, queries, keys):
     found = plan((1, 32, queries, 128), (1, 8, keys, 128), algorithm=algorithm, causal=True)
+    if (algorithm, queries, keys) == ("fa3", 128, 2048):  # 23.5 µs in one launch, 26.1 in four parts (H200)
+        assert found.num_splits == 1
+        return
     assert found.num_splits > 1
     main, merge = found.launches
     blocks, room = math.prod(main.grid), 132 * found.config.blocks_per_sm

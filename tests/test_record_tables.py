@@ -95,19 +95,19 @@ def test_what_each_resource_would_need_is_recorded_and_shown(record, capsys):
     row = fa3_row(Contender("fa3"), 4e-3)
     print_needs([row])
     shown = capsys.readouterr().out
-    assert all(text in shown for text in ("128, 7680×7680, full", "48%", "24%", "1.99 ms"))
+    assert all(text in shown for text in ("128, 7680×7680, full", "48%", "24%", "2.33 ms"))
     rows = [as_json(records.row_record(row))]
     record["suites"] = {"forward": {"title": "forward", "rows": rows, "skipped": []}}
     lines = report.markdown({"test-gpu": record}).splitlines()
     header = next(line for line in lines if "| exponentials |" in line)
     assert "power" not in header
     # 4 · 128 flops of 4 · 16 · 7680² scores at 1e15/s, and the scores at 4e12/s, in four milliseconds
-    assert lines[lines.index(header) + 2].startswith("| 128 | 7680 | full | 483 | 48% | 24% |")
+    assert lines[lines.index(header) + 2].startswith("| fa3 | 128 | 7680 | full | 483 | 48% | 24% |")
     loaded = fa3_row(Contender("fa3"), 4e-3, bfloat16=8e14)
     record["suites"]["forward"]["rows"] = [as_json(records.row_record(loaded))]
     text = report.markdown({"test-gpu": record})
     assert "| products | power | exponentials |" in text
-    assert "| 128 | 7680 | full | 483 | 48% | 60% | 24% |" in text
+    assert "| fa3 | 128 | 7680 | full | 483 | 48% | 60% | 24% |" in text
 
 
 def test_update_writes_between_the_markers_only():

@@ -78,7 +78,13 @@ def card(monkeypatch):
     monkeypatch.setattr(evidence, "_measure", counted)
     monkeypatch.setattr(evidence, "run_case", card.run_case)
     monkeypatch.setattr(evidence, "cold_compiles", cold_compiles)
-    monkeypatch.setattr(evidence, "measure_limits", lambda device: Limits(4e12, {"bfloat16": 1e15}, 4e12))
+    monkeypatch.setattr(
+        evidence,
+        "measure_limits",
+        lambda device: Limits(4e12, {"bfloat16": 1e15}, 4e12, mma_flops={"tf32": 3e14}),
+    )
+    monkeypatch.setattr(evidence, "mma_rates", lambda device: {"bfloat16": 6e14})
+    monkeypatch.setattr(evidence, "launch_seconds", lambda device: 2e-6)
     monkeypatch.setattr(evidence, "_compile_in_parallel", lambda cases, jobs: None)
     monkeypatch.setattr(evidence, "first_result_seconds", lambda: {"cold": 2.0, "warm": 1.0})
     monkeypatch.setattr(
@@ -119,6 +125,15 @@ def change(record, kernel):
 
 
 class TestGoingOn:
+    def test_a_ceiling_that_older_records_lack_is_added_and_the_others_stay(self, record):
+        assert record["limits"]["mma_flops"] == {"tf32": 3e14}
+        kept = record["limits"].copy()
+        kept.pop("mma_flops")
+        record["limits"] = kept.copy()
+        found = run(begun=record)
+        assert found["limits"] == {**kept, "mma_flops": {"bfloat16": 6e14}, "launch_seconds": 2e-6}
+        assert as_json(run(begun=as_json(found)))["limits"] == found["limits"]
+
     def test_a_lost_machine_costs_no_part_that_was_done(self, card):
         kept = []
 

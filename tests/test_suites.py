@@ -9,6 +9,8 @@ from cufa.bench.published import BLOCK_LOSERS, BLOCK_WINNER
 from cufa.bench.regimes import Regime
 from cufa.core.architectures import Device
 from cufa.core.element import ELEMENTS
+from cufa.core.lengths import Packed
+from cufa.core.mask import FULL
 from cufa.core.operation import OPERATIONS
 from cufa.kernels import kernels_of
 
@@ -33,10 +35,11 @@ class TestSuites:
         for suite in suites.SUITES.values():
             for case in suite.cases(Device.typical("sm_90")):
                 for p in (case.problem_of(c) for c in case.contenders):
-                    assert (p.batch, p.kv_heads, p.head_dim) == (
-                        case.problem.batch, case.problem.kv_heads, case.problem.head_dim
-                    )  # fmt: skip
-                    assert p.seqlen_k <= case.problem.seqlen_k
+                    assert (p.kv_heads, p.head_dim) == (case.problem.kv_heads, case.problem.head_dim)
+                    if isinstance(p.lengths, Packed):
+                        assert p.tokens == case.problem.tokens
+                    else:
+                        assert p.batch == case.problem.batch and p.seqlen_k <= case.problem.seqlen_k
 
     def test_forward_covers_the_published_shapes(self):
         cases = [case.problem for case in suites.SUITES["forward"].cases(Device.typical("sm_90"))]
@@ -74,7 +77,7 @@ class TestSuites:
         device = Device.typical("sm_90")
         timed = set()
         for part in suites.EVIDENCE:
-            for case in suites.SUITES[part.suite].cases(device):
+            for case in part.cases(device):
                 timed |= {c.plan(case.problem, device).spec.name for c in case.contenders if c.is_ours}
         assert timed >= {*kernels_of("forward"), *kernels_of("backward")}
 
@@ -89,10 +92,25 @@ class TestSuites:
 
     def test_masks_covers_every_kind(self):
         problems = [c.problem for c in suites.SUITES["masks"].cases(Device.typical("sm_90"))]
-        forward = [p for p in problems if not OPERATIONS[p.operation].memory_bound]
-        assert {p.mask_kind for p in forward} == {"full", "causal", "band"}
-        assert any(p.softcap for p in forward)
-        assert any(p.edges[0] is not None for p in problems if p not in forward), "windows in decoding"
+        dense = [p for p in problems if not OPERATIONS[p.operation].memory_bound]
+        for operation in ("forward", "backward"):
+            kinds = {p.mask_kind for p in dense if p.operation == operation}
+            assert kinds >= {"band", "sets", "columns"}
+        assert any(p.softcap for p in dense)
+        assert all(p.visible_scores < p.seqlen_q * p.seqlen_k for p in dense if p.mask != FULL)
+        assert any(p.edges[0] is not None for p in problems if p not in dense), "windows in decoding"
+
+    def test_documents_are_the_same_in_columns_and_packed(self):
+        """As many scores; and what torch is to compile for evidence are they alone."""
+        device = Device.typical("sm_90")
+        cases = [case for case in suites.SUITES["masks"].cases(device) if "documents" in case.name]
+        assert [case.problem.operation for case in cases] == ["forward", "backward"]
+        for case in cases:
+            views = {c.label: case.problem_of(c).all_visible_scores for c in case.contenders}
+            assert len(views) == 3 and len(set(views.values())) == 1
+        recorded = [case for part in suites.EVIDENCE if part.suite == "masks" for case in part.cases(device)]
+        beyond = [case for case in recorded if case.problem.mask.beyond_band]
+        assert beyond == cases
 
     @pytest.mark.parametrize(("arch", "dtype"), [("sm_86", "float16"), ("sm_90", "float32")])
     def test_the_fa1_sweep_has_the_published_blocks(self, arch, dtype):

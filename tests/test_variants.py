@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 
 import pytest
 
@@ -16,9 +17,16 @@ from cufa.planner import algorithms, fitting_configs, make_plan
 FORWARD = kernels_of("forward")
 
 
+def is_first(spec):
+    """Whether no kernel before it is of the same source, and would leave it fewer builds."""
+    return next(s for s in KERNELS.values() if s.source == spec.source) is spec
+
+
 @functools.cache
 def built(name):
     """The builds of one kernel when no other is asked for."""
+    if is_first(KERNELS[name]):
+        return tuple(v for v in everything() if v.spec.name == name)
     return tuple(variants(kernels=[name]))
 
 
@@ -41,15 +49,14 @@ def test_no_variant_is_built_twice():
 def test_builds_grow_with_the_choices_and_not_with_their_product():
     """CI has a few minutes on two cores for them; `make compile-nightly` has the night."""
     assert len(everything()) < 650
-    assert sum(1 for _ in variants(everything=True)) > 20 * 500
+    assert next(itertools.islice(variants(everything=True), 20 * 500, None), None) is not None
 
 
 def test_an_ablation_is_built_only_where_it_skips_less():
     """Without a mask its machine code is the kernel's own."""
     for name, spec in FORWARD.items():
         masks = {v.problem.mask_kind for v in everything() if v.spec is spec}
-        first = next(s for s in FORWARD.values() if s.source == spec.source) is spec
-        assert masks == set(spec.masks[0 if first else 1 :]), name
+        assert masks == set(spec.masks[0 if is_first(spec) else 1 :]), name
 
 
 @pytest.mark.sampled(fixed=8, dated=3)

@@ -26,16 +26,17 @@
 //
 // What was measured (H200, bfloat16, 16k tokens, all three launches, as a ratio of speed unless said otherwise):
 // - dQ of the tile before issued behind the exponentials instead of in front of them: d128 1.05 to 1.13, d64 with 64-row
-//   tiles 1.01 to 1.07. With 128-row tiles at d64 it is the other way round: 1.02 to 1.06 for the front (DQ_FIRST).
+//   tiles 1.01 to 1.07. With 128-row tiles at d64 an earlier version gained 1.02 to 1.06 by the front (DQ_FIRST); the recorded
+//   ladder says 0.94 to 0.985, so that behind is better there too. To be changed with the next record.
 // - 128 query rows a tile at d64 instead of 64: 1.09 to 1.14, although P must be given up before dP is begun.
-// - Persistent blocks at d64: 1.08 to 1.10 at 1k, 1.03 to 1.09 beyond. At d128: 0.91 to 1.02, between versions that differed
-//   in more than that.
+// - Persistent blocks: 1.03 at d64 1k causal, else 0.90 to 0.97; at d128 0.86 to 1.0, with groups of 4 heads 0.68.
 // - dQ by the copy engine instead of by red from registers: d128 1.08 to 1.12, d64 1.0 to 1.06.
 // - dP in front of the exponentials (d64, where registers suffice for it): 0.91 to 0.96. A third stage of Q: 0.9 to 1.0.
 // - The passes before and after take 75 and 52 us for 16k tokens of 2048 columns, a fifth of causal attention at 1k. They move
 //   268 and 201 MB, which is 3.6 and 3.9 TB/s.
 // - DETERMINISTIC with turns kept by each warp of consumers, and items taken ahead: 2 to 17 times the time. With turns kept by
-//   the producer and nothing taken ahead it is not measured yet.
+//   the producer and nothing taken ahead: 1.0 to 1.02 of it at d64 from 4k on, 1.16 to 1.19 at d128, with groups of 4 heads 1.52.
+// - Programmatic early launches of the main and the last pass: within half a percent.
 // What failed:
 // - dQ of this very tile, as in FlashAttention-3, and S of two tiles in flight: no registers at d128; at d64 ptxas
 //   serialises (C7512).

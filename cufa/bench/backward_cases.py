@@ -6,9 +6,12 @@ import dataclasses
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+from ..core.architectures import Device
 from ..core.mask import CAUSAL, FULL, Band
 from ..core.problem import Problem, default_scale
+from ..planner import make_plan
 from .cases import Case, Contender, contenders
+from .ladder import ladder, variations
 
 _TORCH = ("torch flash", "torch cudnn")
 
@@ -51,3 +54,14 @@ def beside(shape: Problem, best: Best) -> Iterator[Case]:
 def float32(problems: Iterable[Problem], best: Best) -> Iterator[Case]:
     for problem in map(of_forward, problems):
         yield Case(problem, contenders(*best(problem), "torch efficient"))
+
+
+def steps(problems: Iterable[Problem], device: Device) -> Iterator[Case]:
+    """The techniques of Hopper's kernels one after the other, on the planner's tiles for each shape; none on other
+    architectures."""
+    for problem in map(of_forward, problems):
+        try:
+            plan = make_plan(problem, device, "fa3")
+        except ValueError:  # another architecture
+            return
+        yield Case(problem, (*ladder("fa3", plan.config), *variations(plan)))

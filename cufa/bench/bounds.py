@@ -1,44 +1,34 @@
-"""How far FA3 can go on one shape, derived from its tiles and from measured ceilings, resource by resource;
-and what its techniques are predicted to bring. Pure: no GPU.
+"""How long a plan's tiles take at the least, resource by resource, from measured ceilings; and how long they are
+predicted to take. Pure: no GPU.
 
-Every consumer warpgroup multiplies 64 query rows with one key tile at a time. Counted per such step:
+What the tiles ask for is :mod:`cufa.bench.tile_work`. The prediction has no constant of its own that was fitted to the
+times it predicts: a warp (on Hopper a consumer warpgroup) does one thing after another, and the n that share an SM's
+units hide all but 1/n of what the busiest unit leaves over:
 
-- products: S = Q Kᵀ over head_dim rounded up to 16, and O += P V;
-- exponentials: one per score;
-- shared memory: what the tensor cores read (K, V and Q; Q only once when it is kept in registers), what TMA
-  writes, and O on its way out.
+    busiest unit + (one after another − busiest unit) / n
 
-Rows past the end of the queries and rows that see no key are left out; a query block may compute some of them
-all the same.
+The thread blocks then run as :mod:`cufa.core.order` says, and each launch takes its time.
 """
 
 from __future__ import annotations
 
 import dataclasses
 
-from ..core.order import makespan
-from ..core.schedule import Schedule
+from ..core.order import ITEM_COST, makespan
+from ..kernels.config import TileConfig
 from ..kernels.fa3 import Fa3Config
 from ..planner import Plan
+from . import tile_work
 from .limits import Limits
+from .tile_work import Work, work_of
 
-#: Query rows of a consumer warpgroup.
-GROUP_ROWS = 64
-#: An SM of Hopper moves 128 bytes of shared memory and takes 16 exponentials in one clock; so the ceiling of
+__all__ = ["Bounds", "bounds_of", "covers", "predict", "why_not"]
+
+#: An SM moves 128 bytes of shared memory and takes 16 exponentials in one clock, from sm_80 on; so the ceiling of
 #: the one follows from the measured ceiling of the other.
 SHARED_BYTES_PER_EXPONENTIAL = 128 / 16
-_ATOM_COLUMNS, _ATOM_ROW_BYTES = 64, 128
-
-
-@dataclasses.dataclass(frozen=True)
-class Work:
-    """What the tiles of a plan ask of the GPU in all, masked parts included."""
-
-    flops: int
-    exponentials: int
-    shared_bytes: int
-    memory_bytes: int
-    """Compulsory: q, k, v and o once."""
+_SCHEDULERS = 4
+"""Of an SM: each issues the instructions of every fourth warp."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,6 +43,8 @@ class Bounds:
     memory: float
     imbalance: float
     """Tiles of the busiest thread block over the average of all SMs: 1.0 when none is ever idle."""
+    fragments: bool
+    """Warps load what they multiply from shared memory themselves, before they multiply."""
 
     @property
     def overlapped(self) -> float:
@@ -61,8 +53,8 @@ class Bounds:
 
     @property
     def serial(self) -> float:
-        """Products and exponentials one after the other: a faster kernel overlaps them."""
-        return self.products + self.exponentials
+        """What a warp does, one after another: a faster kernel overlaps it."""
+        return self.products + self.exponentials + (self.shared_memory if self.fragments else 0.0)
 
     def named(self) -> dict[str, float]:
         """Seconds by the name of what they are spent on; what was not measured is left out."""
@@ -78,67 +70,71 @@ class Bounds:
         return {name: seconds for name, seconds in found.items() if seconds is not None}
 
 
-def covers(plan: Plan) -> bool:
-    """Whether the derivation holds for the plan's kernel. Of split keys it leaves out the parts and their merge."""
-    return isinstance(plan.config, Fa3Config) and plan.device is not None and plan.split is None
+def covers(plan: Plan, limits: Limits) -> bool:
+    """Whether a time of the plan can be predicted from these ceilings."""
+    return not why_not(plan, limits)
 
 
-def work_of(plan: Plan) -> Work:
-    problem, config = plan.problem, _tiles_of(plan)
-    heads = problem.batch * problem.heads
-    groups = Schedule.of(problem, GROUP_ROWS, config.block_kv, plan.spec.skip_masked_tiles)
-    steps, tiles = groups.visited * heads, plan.schedule.visited * heads
-    items = plan.schedule.num_q_blocks * heads
-    depth = -(-problem.head_dim // 16) * 16
-    row_bytes = -(-problem.head_dim // _ATOM_COLUMNS) * _ATOM_ROW_BYTES
-    operand = problem.k_element.itemsize
-    reads = steps * config.block_kv * (depth + problem.head_dim) * operand
-    q_bytes = items * config.block_q * row_bytes
-    reads += q_bytes if config.q_in_registers else steps * GROUP_ROWS * depth * operand
-    writes = tiles * 2 * config.block_kv * row_bytes + q_bytes
-    # O takes the place of Q on its way out, where a buffer of Q is free by then.
-    if config.store_by_tma and (config.q_in_registers or config.q_stages > 1):
-        reads, writes = reads + q_bytes, writes + q_bytes
-    return Work(
-        flops=steps * 2 * GROUP_ROWS * config.block_kv * (depth + problem.head_dim),
-        exponentials=steps * GROUP_ROWS * config.block_kv,
-        shared_bytes=reads + writes,
-        memory_bytes=problem.io_bytes,
-    )
+def why_not(plan: Plan, limits: Limits) -> str:
+    """ "" for a plan that these ceilings cover."""
+    if not tile_work.covers(plan):
+        return f"what the tiles of {plan.spec.name} ask of each resource is not derived"
+    if plan.problem.dtype not in _product_rates(plan.config, limits):
+        return "how fast mma.sync is was not recorded there"
+    return ""
 
 
 def bounds_of(plan: Plan, limits: Limits) -> Bounds:
     """For a plan that :func:`covers`, and the ceilings of its GPU."""
-    work, kind = work_of(plan), plan.problem.dtype
-    sustained = limits.sustained_flops.get(kind)
+    return _bounds(plan, limits, work_of(plan))
+
+
+def _bounds(plan: Plan, limits: Limits, work: Work) -> Bounds:
+    kind, warpgroups = plan.problem.dtype, isinstance(plan.config, Fa3Config)
+    sustained = limits.sustained_flops.get(kind) if warpgroups else None
     return Bounds(
-        products=work.flops / limits.flops[kind],
+        products=work.flops / _product_rates(plan.config, limits)[kind],
         power=work.flops / sustained if sustained else None,
         exponentials=work.exponentials / limits.exponentials,
         shared_memory=work.shared_bytes / (SHARED_BYTES_PER_EXPONENTIAL * limits.exponentials),
         memory=work.memory_bytes / limits.copy_bytes,
         imbalance=_busiest(plan, 0.0),
+        fragments=not warpgroups,
     )
 
 
+def _product_rates(config: TileConfig, limits: Limits) -> dict[str, float]:
+    return limits.flops if isinstance(config, Fa3Config) else limits.mma_flops
+
+
 def predict(plan: Plan, limits: Limits) -> float:
-    """Seconds, from the bounds alone: what runs at the same time counts once, what waits adds up, the busiest
-    thread block decides.
-
-    With neither ping-pong nor overlap inside a warpgroup, which a soft cap takes, products wait for exponentials and
-    the reverse.
-    Blocks that live for one item start and end each of them without overlap.
-    """
-    bounds = bounds_of(plan, limits)
-    overlap = plan.problem.softcap is None or _tiles_of(plan).ping_pong
-    shared_by_all = bounds.overlapped if overlap else max(bounds.serial, bounds.overlapped)
-    per_item = max(0.0, bounds.serial - shared_by_all) / shared_by_all if _lives_for_one_item(plan) else 0.0
-    return shared_by_all * _busiest(plan, per_item)
+    """Seconds, from the bounds alone, for a plan that :func:`covers`."""
+    work = work_of(plan)
+    bounds = _bounds(plan, limits, work)
+    left = max(0.0, bounds.serial - bounds.overlapped)
+    tiles = bounds.overlapped + left / _sharing(plan)
+    item_cost = ITEM_COST
+    if bounds.overlapped and isinstance(plan.config, Fa3Config) and _lives_for_one_item(plan):
+        item_cost += left / bounds.overlapped  # its first and last step have no other to run under
+    further = work.further_bytes / limits.copy_bytes + len(plan.launches) * limits.launch_seconds
+    return tiles * _busiest(plan, item_cost) + further
 
 
-def _tiles_of(plan: Plan) -> Fa3Config:
-    assert isinstance(plan.config, Fa3Config)
-    return plan.config
+def _sharing(plan: Plan) -> float:
+    """Warps of one scheduler of an SM, or consumer warpgroups of one SM, that run at the same time. A warpgroup hides
+    what another cannot in turns (ping-pong), or with a softmax under its own products, which a soft cap takes."""
+    config = plan.config
+    if isinstance(config, Fa3Config):
+        overlaps = config.ping_pong or plan.problem.softcap is None
+        return config.num_warps // 4 - 1 if overlaps else 1
+    return max(1.0, config.num_warps * _resident(plan) / _SCHEDULERS)
+
+
+def _resident(plan: Plan) -> int:
+    """Thread blocks that an SM holds, and has."""
+    assert plan.device is not None and plan.order is not None
+    held = 1 if isinstance(plan.config, Fa3Config) else plan.config.blocks_per_sm
+    return max(1, min(held, -(-len(plan.order) // plan.device.num_sms)))
 
 
 def _lives_for_one_item(plan: Plan) -> bool:
@@ -154,9 +150,9 @@ def _busiest(plan: Plan, item_cost: float) -> float:
     ``item_cost``: time that an item takes besides its tiles, in tiles.
     """
     assert plan.device is not None and plan.order is not None
-    num_sms, order = plan.device.num_sms, plan.order
-    if _lives_for_one_item(plan):
+    slots, order = plan.device.num_sms * _resident(plan), plan.order
+    if isinstance(plan.config, Fa3Config) and _lives_for_one_item(plan):
         order = dataclasses.replace(order, thread_block=None)
-    tiles = order.tiles(plan.schedule)
+    tiles = order.tiles(plan.schedule) * (plan.problem.group_size if plan.schedule.by_keys else 1)
     total = float(tiles.sum())
-    return makespan(order, tiles + item_cost, num_sms) * num_sms / total if total else 1.0
+    return makespan(order, tiles + item_cost, slots) * slots / total if total else 1.0

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from ..core.element import Element
+from ..core.lengths import DENSE
 from ..core.mask_family import Mask
 from ..core.problem import Problem
 from ..core.scores import softcap_derivative, softcapped
@@ -39,10 +40,14 @@ def sampled_reference(
     rng, found = np.random.default_rng(seed), dict[str, dict[tuple[int, int, int], Any]]()
     rows_of = _gradients if "dout" in arrays else _outputs
     for index in rng.permutation(problem.batch * problem.kv_heads)[:_PAIRS]:
-        batch, kv_head = divmod(int(index), problem.kv_heads)
-        length = problem.seqlen_k if lengths is None else lengths[batch]
-        for role, row, value in rows_of(problem, arrays, batch, kv_head, length, rng):
-            found.setdefault(role, {})[row] = value
+        sequence, kv_head = divmod(int(index), problem.kv_heads)
+        mask = problem.mask.at(sequence, kv_head)
+        one, its_arrays, batch, first = _alone(problem, arrays, sequence)
+        length = one.seqlen_k if lengths is None else lengths[sequence]
+        if one.empty:
+            continue
+        for role, (b, head, n), value in rows_of(one, mask, its_arrays, batch, kv_head, length, rng):
+            found.setdefault(role, {})[b, head, n + first[role in _OF_KEYS]] = value
     return {role: Expected(tuple(rows), tuple(rows.values())) for role, rows in found.items()}
 
 
@@ -56,12 +61,36 @@ def max_error(problem: Problem, results: Mapping[str, Any], expected: Mapping[st
     return worst
 
 
+#: Roles of arrays whose third axis is of queries, or of keys.
+_OF_QUERIES, _OF_KEYS = ("q", "o", "lse", "dout", "dq"), ("k", "v", "dk", "dv")
+
+
+def _alone(
+    problem: Problem, arrays: Mapping[str, Any], sequence: int
+) -> tuple[Problem, Mapping[str, Any], int, tuple[int, int]]:
+    """One of packed or padded sequences as a dense problem: that and its arrays, where in them its batch is, and its
+    first query and key in the whole."""
+    places = problem.lengths.places()
+    if places is None:
+        return problem, arrays, sequence, (0, 0)
+    _, batch, rows, keys = places[sequence]
+    (q_first, q_end, _), (k_first, k_end, _) = (
+        x.indices(arrays[name].shape[2]) for name, x in (("q", rows), ("k", keys))
+    )
+    views = dict(arrays)
+    views |= {name: x[:, :, q_first:q_end] for name, x in arrays.items() if name in _OF_QUERIES}
+    views |= {name: x[:, :, k_first:k_end] for name, x in arrays.items() if name in _OF_KEYS}
+    one = dataclasses.replace(problem, seqlen_q=q_end - q_first, seqlen_k=k_end - k_first, lengths=DENSE)
+    return one, views, batch.start, (q_first, k_first)
+
+
 _Rows = Iterator[tuple[str, tuple[int, int, int], Any]]
 """Role of a result, which row of it, and what it holds."""
 
 
 def _outputs(
     problem: Problem,
+    mask: Mask,
     arrays: Mapping[str, Any],
     batch: int,
     kv_head: int,
@@ -69,7 +98,6 @@ def _outputs(
     rng: np.random.Generator,
 ) -> _Rows:
     k, v = (_tokens(problem, arrays, name, batch, kv_head, length) for name in "kv")
-    mask = problem.mask.at(batch, kv_head)
     for packed in _picked(problem.rows, rng):
         head, query = divmod(packed, problem.seqlen_q)
         row = batch, kv_head * problem.group_size + head, query
@@ -115,6 +143,7 @@ def _attend(problem: Problem, mask: Mask, q: Any, k: Any, v: Any, query: int) ->
 
 def _gradients(
     problem: Problem,
+    mask: Mask,
     arrays: Mapping[str, Any],
     batch: int,
     kv_head: int,
@@ -128,7 +157,7 @@ def _gradients(
     q, dout, out = (_float64(arrays[name][batch, heads], problem.q_element) for name in ("q", "dout", "o"))
     k, v = (_float64(arrays[name][batch, kv_head], problem.k_element) for name in "kv")
     lse, delta = arrays["lse"][batch, heads].astype(np.float64), (dout * out).sum(axis=-1)
-    queries, keys, mask = np.arange(problem.seqlen_q), np.arange(length), problem.mask.at(batch, kv_head)
+    queries, keys = np.arange(problem.seqlen_q), np.arange(length)
     for packed in _picked(problem.rows, rng):
         head, query = divmod(packed, problem.seqlen_q)
         seen = mask.visible([query], keys, problem.seqlen_q, length)[0]

@@ -24,7 +24,7 @@ from . import records, renewal
 from .cases import READ, Case, Contender
 from .gpu_tests import Say, check_tests_are_here, run_gpu_tests
 from .host_times import first_result_seconds, host_calls
-from .limits import Limits, measure_limits
+from .limits import Limits, launch_seconds, measure_limits, mma_rates
 from .recorded import rows_of
 from .records import Json
 from .regimes import Regime
@@ -68,6 +68,9 @@ def record_evidence(
     if "limits" not in record:
         say("ceilings")
         record["limits"] = dataclasses.asdict(measure_limits(device))
+    elif not record["limits"].get("mma_flops"):  # rows are a percentage of the others, which stay
+        say("the ceiling of mma.sync, and the time of a launch")
+        record["limits"] |= {"mma_flops": mma_rates(device), "launch_seconds": launch_seconds(device)}
     _measure_parts(record, device, jobs, seconds, here, say, keep)
     if "host_calls" not in record:
         say("time to the first result of a new process")
@@ -130,7 +133,7 @@ def _measure_parts(
     """What the record lacks, each part with the seconds that it took and with what of the environment differs from the
     record's."""
     done = record.setdefault("parts", [])
-    parts = [(x, list(SUITES[x.suite].cases(device))) for x in EVIDENCE if x.name not in done]
+    parts = [(x, x.cases(device)) for x in EVIDENCE if x.name not in done]
     if not parts:
         return
     say("compiling the variants of the benchmark")

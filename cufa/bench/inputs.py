@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 
 from ..core.element import ELEMENTS, Element
-from ..core.lengths import Cached
+from ..core.lengths import Cached, Lengths, Packed, Padded
 from ..core.operation import OPERATIONS, Operand, Operation
 from ..core.problem import Problem
 from ..ops.forward import flash_attention
+from ..ops.varlen import flash_attention_varlen
 
 _OF_DOUT = 3 << 20
 """Far from the numbers of q, k and v of any seed."""
@@ -25,7 +26,7 @@ class Inputs:
     ) -> None:
         self._lengths, self._on_gpu, self._seed = lengths, on_gpu, seed
         self._queries: dict[tuple[tuple[int, ...], str], Any] = {}
-        shape = (problem.batch, problem.kv_heads, problem.seqlen_k, problem.head_dim)
+        shape = problem.shapes[1]
         self._k = self._normal(shape, problem.k_element, 1)
         self._v = self._normal(shape, problem.v_element, 2)
 
@@ -34,27 +35,36 @@ class Inputs:
         ``problem`` is the case's or another view of its keys and values."""
         operation, xp = OPERATIONS[problem.operation], self._module()
         arrays = {"q": self._query(problem), "k": self._k, "v": self._v}
+        packed = isinstance(problem.lengths, Packed)
+        if packed:
+            arrays = {name: one_behind_the_other(x) for name, x in arrays.items()}
         for operand in operation.results:
             if isinstance(operand.like, str):
                 arrays[role_of(operand)] = xp.empty_like(arrays[role_of(operation.operand(operand.like))])
         if problem.out_element.name != problem.q_element.name:
             arrays["o"] = xp.empty(arrays["q"].shape, problem.out_element.storage)
-        if problem.seqlen_k < self._k.shape[2]:
+        if problem.seqlen_k < self._k.shape[2] and not packed:
             arrays |= {name: arrays[name][:, :, : problem.seqlen_k] for name in "kv"}
         if isinstance(problem.lengths, Cached):
             arrays |= self._cache(problem, problem.lengths)
+        arrays |= {name: xp.asarray(x) for name, x in _lengths(problem.lengths).items()}
         if "dout" in operation.inputs:
             arrays |= self._of_forward(problem, arrays)
         return arrays
 
     def _of_forward(self, problem: Problem, arrays: Mapping[str, Any]) -> dict[str, Any]:
         """What a forward call returns for these inputs, and a gradient of it."""
-        out, lse = flash_attention(
-            *(arrays[name] for name in "qkv"), mask=problem.mask, softcap=problem.softcap, scale=problem.scale,
-            precision=None if problem.precision == "native" else problem.precision, return_lse=True,
-            device=None if self._on_gpu else "cpu",
-        )  # fmt: skip
-        return {"o": out, "lse": lse, "dout": self._normal(out.shape, problem.q_element, _OF_DOUT)}
+        options = {
+            "mask": problem.mask, "softcap": problem.softcap, "scale": problem.scale,
+            "precision": None if problem.precision == "native" else problem.precision, "return_lse": True,
+            "device": None if self._on_gpu else "cpu", **{name: arrays[name] for name in _lengths(problem.lengths)},
+        }  # fmt: skip
+        dout = self._normal(self._query_shape(problem), problem.q_element, _OF_DOUT)
+        if not isinstance(problem.lengths, Packed):
+            out, lse = flash_attention(*(arrays[name] for name in "qkv"), **options)
+            return {"o": out, "lse": lse, "dout": dout}
+        out, lse = flash_attention_varlen(*(arrays[name][0].swapaxes(0, 1) for name in "qkv"), **options)
+        return {"o": out.swapaxes(0, 1)[None], "lse": lse[None], "dout": one_behind_the_other(dout)}
 
     def _cache(self, problem: Problem, cache: Cached) -> dict[str, Any]:
         xp, found = self._module(), dict[str, Any]()
@@ -71,8 +81,16 @@ class Inputs:
                 found[name] = xp.ones(problem.kv_heads, np.float32)
         return found
 
+    def _query_shape(self, problem: Problem) -> tuple[int, ...]:
+        """Of packed sequences as the case has them."""
+        batch, seqlen = problem.batch, problem.seqlen_q
+        if isinstance(problem.lengths, Packed):
+            batch = self._k.shape[0]
+            seqlen = problem.lengths.total_q // batch
+        return batch, problem.heads, seqlen, problem.head_dim
+
     def _query(self, problem: Problem) -> Any:
-        shape = (problem.batch, problem.heads, problem.seqlen_q, problem.head_dim)
+        shape = self._query_shape(problem)
         key = (shape, problem.dtype)
         if key not in self._queries:
             self._queries[key] = self._normal(shape, problem.q_element, 0)
@@ -90,9 +108,31 @@ class Inputs:
         return cupy
 
 
+def one_behind_the_other(x: Any) -> Any:
+    """(batch, heads, seqlen, head_dim) as (1, heads, batch · seqlen, head_dim), in memory as packed sequences lie:
+    tokens before heads."""
+    batch, heads, seqlen, head_dim = x.shape
+    bits = x.view(f"uint{8 * x.itemsize}")  # what copies it need not know the type
+    tokens = bits.transpose(0, 2, 1, 3).reshape(batch * seqlen, heads, head_dim).view(x.dtype)
+    return tokens.swapaxes(0, 1)[None]
+
+
+def _lengths(lengths: Lengths) -> dict[str, Any]:
+    """What a call is given of lengths that are known, by argument."""
+    if isinstance(lengths, Packed):
+        both = ("q", lengths.queries), ("k", lengths.keys)
+        return {f"cu_seqlens_{n}": np.cumsum([0, *x], dtype=np.int32) for n, x in both if x is not None}
+    if isinstance(lengths, Padded):
+        both = ("q", lengths.queries), ("k", lengths.keys)
+        return {f"seqlens_{n}": np.array(x, np.int32) for n, x in both if x is not None}
+    return {}
+
+
 def given_to(operation: Operation, arrays: Mapping[str, Any]) -> dict[str, Any]:
-    """A set's arrays by operand name, in launch order; None for what is not there."""
-    return {operand.name: arrays.get(role_of(operand)) for operand in operation.operands}
+    """A set's arrays by operand name, in launch order; None for what is not there. Further operands only where there is
+    one."""
+    further = operation.further if any(x.name in arrays for x in operation.further) else ()
+    return {x.name: arrays.get(role_of(x)) for x in (*operation.operands, *further)}
 
 
 def role_of(operand: Operand) -> str:

@@ -43,6 +43,11 @@ class Limits:
     of a second's load. Empty where there is no ``wgmma``."""
     read_bytes: float = 0.0
     """Bytes of a kernel that only reads; 0: not measured."""
+    mma_flops: dict[str, float] = dataclasses.field(default_factory=dict)
+    """As ``flops``, of ``mma.sync`` alone, whose operands come from registers: what every kernel but Hopper's own
+    multiplies with. Empty: not measured."""
+    launch_seconds: float = 0.0
+    """Of a launch that computes next to nothing, as all launches are timed; 0: not measured."""
 
     def floor(self, problem: Problem, work: Work | None = None) -> tuple[float, str]:
         """Seconds below which nothing on this machine can solve the problem, and what sets them.
@@ -69,44 +74,60 @@ def _product(problem: Problem, flops: dict[str, float]) -> str:
 
 @functools.cache
 def measure_limits(device: Device | None) -> Limits:
-    """Takes about two seconds on a GPU, one on a CPU; ``None`` is the CPU."""
+    """Takes some five seconds on a GPU, one on a CPU; ``None`` is the CPU."""
     return _cpu_limits() if device is None else _gpu_limits(device)
 
 
 def _gpu_limits(device: Device) -> Limits:
-    import cupy
-
-    blocks = _BLOCKS_PER_SM * device.num_sms
-    sink = cupy.empty(blocks * _THREADS, cupy.float32)
-
-    def timing(source: str, entry: str, kind: str, blocks: int, shared_memory: int = 0) -> Timing:
-        constants = {"BFLOAT16": kind == "bfloat16", "TF32": kind == "tf32"}
-        options = cupy_options(90 if shared_memory else 80)
-        function = cupy.RawModule(code=translation_unit(source, constants), options=options).get_function(
-            entry
-        )
-        arguments = (sink, np.int32(_ITERATIONS))
-        run = functools.partial(function, (blocks,), (_THREADS,), arguments, shared_mem=shared_memory)
-        return measure({entry: run}, on_gpu=True, seconds=1.0 if shared_memory else 0.5)[entry]
-
     # Each alone, or the copy would be timed at the clock that the products left behind.
     copy_bytes = _gpu_copy_rate()
-    threads = blocks * _THREADS
-    products = threads // 32 * _ITERATIONS * _PRODUCTS
-    flops = {
-        kind: products * each / timing("kernels/limits.cu", "mma_limit", kind, blocks).p10
-        for kind, each in _FLOPS_A_PRODUCT.items()
-    }
+    mma_flops = mma_rates(device)
+    flops = dict(mma_flops)
     sustained = {}
     if device.arch.capability == 90:
         work = device.num_sms * (_THREADS // 128) * _ITERATIONS * _WGMMA_FLOPS
         for kind in ("float16", "bfloat16"):
-            t = timing("kernels/limits_hopper.cu", "wgmma_limit", kind, device.num_sms, _WGMMA_SHARED)
+            t = _timing("kernels/limits_hopper.cu", "wgmma_limit", kind, device.num_sms, _WGMMA_SHARED)
             flops[kind] = max(flops[kind], work / t.p10)
             sustained[kind] = work / float(np.median(t.samples[len(t.samples) // 2 :]))
-    exponentials = threads * _ITERATIONS * _CHAINS
-    rate = exponentials / timing("kernels/limits.cu", "exp2_limit", "float16", blocks).p10
-    return Limits(copy_bytes, flops, rate, sustained, _gpu_read_rate())
+    blocks = _BLOCKS_PER_SM * device.num_sms
+    exponentials = blocks * _THREADS * _ITERATIONS * _CHAINS
+    rate = exponentials / _timing("kernels/limits.cu", "exp2_limit", "float16", blocks).p10
+    return Limits(copy_bytes, flops, rate, sustained, _gpu_read_rate(), mma_flops, launch_seconds(device))
+
+
+def mma_rates(device: Device) -> dict[str, float]:
+    """:attr:`Limits.mma_flops` of the current GPU; takes a second and a half."""
+    blocks = _BLOCKS_PER_SM * device.num_sms
+    products = blocks * (_THREADS // 32) * _ITERATIONS * _PRODUCTS
+    return {
+        kind: products * each / _timing("kernels/limits.cu", "mma_limit", kind, blocks).p10
+        for kind, each in _FLOPS_A_PRODUCT.items()
+    }
+
+
+def launch_seconds(device: Device) -> float:
+    """:attr:`Limits.launch_seconds` of the current GPU."""
+    return _timing("kernels/limits.cu", "exp2_limit", "float16", device.num_sms, iterations=0).p10
+
+
+def _timing(
+    source: str, entry: str, kind: str, blocks: int, shared_memory: int = 0, iterations: int = _ITERATIONS
+) -> Timing:
+    import cupy
+
+    unit = translation_unit(source, _constants(kind))
+    options = cupy_options(90 if shared_memory else 80)
+    function = cupy.RawModule(code=unit, options=options).get_function(entry)
+    sink = cupy.empty(blocks * _THREADS, cupy.float32)
+    arguments = (sink, np.int32(iterations))
+    run = functools.partial(function, (blocks,), (_THREADS,), arguments, shared_mem=shared_memory)
+    return measure({entry: run}, on_gpu=True, seconds=1.0 if shared_memory else 0.5)[entry]
+
+
+def _constants(kind: str) -> dict[str, bool]:
+    """Of cuda_src/kernels/limits.cu and limits_hopper.cu, by kind of product."""
+    return {"BFLOAT16": kind == "bfloat16", "TF32": kind == "tf32"}
 
 
 def streaming_read(arrays: Sequence[Any], num_bytes: int) -> Run:
@@ -115,7 +136,7 @@ def streaming_read(arrays: Sequence[Any], num_bytes: int) -> Run:
 
     device = cupy.cuda.runtime.getDeviceProperties(cupy.cuda.runtime.getDevice())
     blocks, threads = 2 * device["multiProcessorCount"], 1024
-    unit = translation_unit("kernels/limits.cu", {"BFLOAT16": False, "TF32": False})
+    unit = translation_unit("kernels/limits.cu", _constants("float16"))
     kernel = cupy.RawModule(code=unit, options=cupy_options()).get_function("read_limit")
     sink, each = cupy.empty(blocks * threads, np.float32), num_bytes // len(arrays)
     parts = [cupy.ascontiguousarray(x).reshape(-1).view(np.uint8)[:each] for x in arrays]

@@ -33,6 +33,10 @@ class _Row:
     wanted: Callable[[Problem], bool] = lambda problem: True
 
 
+def _columns(problem: Problem, operation: str) -> bool:
+    return problem.operation == operation and problem.mask_kind == "columns"
+
+
 _ROWS = (
     _Row("FA3, 1k to 16k", "cuDNN", "forward", "fa3", "torch cudnn"),
     _Row("FA3, short, ragged and uneven shapes", "cuDNN", "awkward", "fa3", "torch cudnn"),
@@ -51,9 +55,13 @@ _ROWS = (
         "a window of 1024 keys",
         "",
         "masks",
-        wanted=lambda p: p.mask_kind == "band" and p.seqlen_q > 1,
+        wanted=lambda p: p.mask_kind == "band" and p.operation == "forward",
     ),
+    _Row("causal documents in columns", "", "masks", wanted=lambda p: _columns(p, "forward")),
+    _Row("their backward", "", "masks", wanted=lambda p: _columns(p, "backward")),
     _Row(f"softcap 30, {CAUSAL}", "", "masks", wanted=lambda p: p.softcap is not None),
+    _Row("FA3's backward, 1k to 16k", "cuDNN", "backward", "fa3", "torch cudnn"),
+    _Row("FA3's backward, 1k to 16k", "PyTorch's FA2", "backward", "fa3", "torch flash"),
     _Row("FA2's backward, 1k to 16k", "PyTorch's FA2", "backward", "fa2", "torch flash"),
     _Row("FA2's backward, 1k to 16k", "cuDNN", "backward", "fa2", "torch cudnn"),
     _Row(

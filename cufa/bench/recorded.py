@@ -81,8 +81,8 @@ class Recorded:
 
     @property
     def group(self) -> tuple[str, Regime, str | Problem]:
-        """What it shares with the contenders that it was measured with."""
-        return self.suite, self.regime, self.case or self.problem
+        """What it shares with the contenders that it was measured with; the order of their sums may differ."""
+        return self.suite, self.regime, self.case or dataclasses.replace(self.problem, deterministic=False)
 
 
 def rows_of(record: Json) -> list[Recorded]:

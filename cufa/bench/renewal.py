@@ -18,7 +18,7 @@ from . import host_times, records
 from .recorded import Recorded, rows_of
 from .records import Json
 from .regimes import Regime
-from .suites import EVIDENCE, SUITES, Part
+from .suites import EVIDENCE, Part
 from .sustained import WARM_SECONDS
 
 Key = tuple[str, str, Problem]
@@ -75,7 +75,7 @@ def _why(record: Json, part: Part, device: Device) -> str:
 
 def least_seconds(part: Part, device: Device) -> float:
     """What measuring a part takes by its regime alone, without inputs, references and compilation."""
-    cases = list(SUITES[part.suite].cases(device))
+    cases = part.cases(device)
     seconds = part.seconds or part.regime.seconds
     if part.regime is Regime.IN_TURNS:
         return len(cases) * seconds
@@ -84,7 +84,7 @@ def least_seconds(part: Part, device: Device) -> float:
 
 def _planned(part: Part, device: Device) -> Iterator[tuple[Key, Plan | None]]:
     """What a part measures; None for what is not ours, or does not serve the problem."""
-    for case in SUITES[part.suite].cases(device):
+    for case in part.cases(device):
         for contender in case.contenders:
             key = case.name, contender.label, case.problem_of(contender)
             try:

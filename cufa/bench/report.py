@@ -6,7 +6,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from . import overview, records, renewal, summary, tables
+from . import overview, predictions, records, renewal, summary, tables
+from .limits import Limits
 from .recorded import Recorded, rows_of, widest_first
 from .records import Json
 from .regimes import Regime
@@ -73,12 +74,15 @@ def _device_section(record: Json) -> Iterator[str]:
     environment, tests, limits = record["environment"], record["tests"], record["limits"]
     versions = environment["versions"]
     torch = f", torch {versions['torch']}" if "torch" in versions else ""
-    flops = ", ".join(f"{kind} {rate * 1e-12:.0f} TFLOP/s" for kind, rate in limits["flops"].items())
+    flops, by_mma = (
+        ", ".join(f"{kind} {rate * 1e-12:.0f} TFLOP/s" for kind, rate in limits.get(name, {}).items())
+        for name in ("flops", "mma_flops")
+    )
     yield f"## {environment['device']}\n"
     yield (
         f"{environment['recorded'][:10]}: NVRTC {environment['nvrtc']}{torch}; "
         "medians, cold L2, FLOPs of visible scores only. Measured ceilings: copy "
-        f"{limits['copy_bytes'] * 1e-12:.2f} TB/s; tensor cores {flops}."
+        f"{limits['copy_bytes'] * 1e-12:.2f} TB/s; tensor cores {flops}{f'; by mma.sync {by_mma}' if by_mma else ''}."
     )
     if tests:
         when = renewal.when_else(record, tests.get("measured", {}))
@@ -88,6 +92,9 @@ def _device_section(record: Json) -> Iterator[str]:
     if changed:
         yield f"\n**{changed}** Rows of these kernels are of the sources of that day."
     rows = rows_of(record)
+    off = predictions.in_words(predictions.errors(rows, renewal.device_of(record), Limits(**limits)))
+    if off:
+        yield f"\n{off}"
     for name, build in _OPEN.items():
         yield from _suite(record, rows, name, build)
     for name, build in _FOLDED.items():
@@ -168,6 +175,7 @@ _OPEN: dict[str, Build] = {
 _FOLDED: dict[str, Build] = {
     "awkward": tables.awkward,
     "ladder": tables.ladder,
+    "backward-ladder": tables.ladder,
     "versions": tables.versions,
     "float32": tables.forward,
     "fa1-blocks": tables.blocks,

@@ -168,7 +168,7 @@ def run_case(
 
 def with_bounds(row: Row, limits: Limits) -> Row:
     """The row with what can be derived for its kernel."""
-    if row.plan is None or not bounds.covers(row.plan):
+    if row.plan is None or not bounds.covers(row.plan, limits):
         return row
     needs = bounds.bounds_of(row.plan, limits).named()
     return dataclasses.replace(row, needs=needs, predicted=bounds.predict(row.plan, limits))

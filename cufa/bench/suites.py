@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from ..core.architectures import Device
-from ..core.mask import CAUSAL, FULL, Band, Mask
+from ..core.mask import CAUSAL, FULL, Mask
 from ..core.problem import Problem, default_scale
 from ..kernels import kernels_of
 from ..planner import fitting_configs, make_plan
-from . import backward_cases, decode_cases
+from . import backward_cases, decode_cases, mask_cases
 from .cases import Case, Contender, contenders
 from .ladder import ladder
 from .regimes import Regime
@@ -177,11 +177,10 @@ def _quick(device: Device | None) -> Iterator[Case]:
 
 
 def _masks(device: Device | None) -> Iterator[Case]:
-    """What tiles that are skipped and a capped score are worth: one shape under every mask, per visible score;
-    then windows in decoding."""
-    for mask, softcap in ((FULL, None), (CAUSAL, None), (Band(1023, 0), None), (CAUSAL, 30.0)):
-        problem = make(2, 32, 8192, 128, "bfloat16", mask, kv_heads=8, softcap=softcap)
-        yield Case(problem, contenders(*_best(problem, device), "flex", "fa4", "torch flash", "torch cudnn"))
+    """One shape under every mask; then windows in decoding."""
+    shape, best = make(2, 32, 8192, 128, "bfloat16", kv_heads=8), functools.partial(_best, device=device)
+    yield from mask_cases.bands(shape, best)
+    yield from mask_cases.beyond(shape, best)
     yield from decode_cases.windows(device)
 
 
@@ -215,6 +214,13 @@ def _backward_beside(device: Device | None) -> Iterator[Case]:
     yield from backward_cases.float32(problems, best)
 
 
+def _backward_ladder(device: Device | None) -> Iterator[Case]:
+    assert device is not None, "FA3 is Hopper's"
+    shapes = itertools.product(((64, 1024), (64, 4096), (128, 1024), (128, 4096), (256, 4096)), _MASKS)
+    problems = (make(16384 // n, 2048 // d, n, d, "bfloat16", mask) for (d, n), mask in shapes)
+    yield from backward_cases.steps(problems, device)
+
+
 SUITES = {
     suite.name: suite
     for suite in (
@@ -232,7 +238,7 @@ SUITES = {
         ),
         Suite("fa1-blocks", "FA1 block sizes and warps", _fa1_blocks, gpu_only=True),
         Suite("memory", "naive against FA2, growing length", _memory),
-        Suite("masks", "windows and softcap, 2 × 32/8 heads × 8192, d128, bfloat16", _masks, gpu_only=True),
+        Suite("masks", "masks and softcap, 2 × 32/8 heads × 8192, d128, bfloat16", _masks, gpu_only=True),
         Suite("energy", "shapes that meet the power limit, bfloat16", _energy, gpu_only=True),
         Suite(
             "decode",
@@ -270,6 +276,13 @@ SUITES = {
             gpu_only=True,
             operation="backward",
         ),
+        Suite(
+            "backward-ladder",
+            "FA3's backward, its techniques one after the other",
+            _backward_ladder,
+            gpu_only=True,
+            operation="backward",
+        ),
     )
 }
 
@@ -293,6 +306,10 @@ class Part:
     def name(self) -> str:
         return f"{self.suite}, {self.regime}"
 
+    def cases(self, device: Device | None) -> list[Case]:
+        """Those of its suite that are recorded."""
+        return [case for case in SUITES[self.suite].cases(device) if case.recorded]
+
     @property
     def kept_in(self) -> str:
         return self.section or self.suite
@@ -310,6 +327,7 @@ _SHORT = 1.0
 EVIDENCE = (
     *(Part(x) for x in ("forward", "awkward", "ladder", "versions", "float32", "fa1-blocks", "memory")),
     *(Part(x) for x in ("masks", "decode", "splits", "backward", "backward-beside")),
+    Part("backward-ladder"),
     Part("fa3", Regime.SUSTAINED, _SHORT, section="forward"),
     Part("decode-published", Regime.SUSTAINED, _SHORT, section="decode"),
     Part("backward", Regime.SUSTAINED, _SHORT / 2),

@@ -17,7 +17,12 @@ BEGIN, END = "<!-- summary: begin -->", "<!-- summary: end -->"
 
 _LENGTHS = (1024, 4096, 16384)
 _HEAD_DIMS = (64, 128, 256)
-_COMPARED = (("fa3", "torch cudnn", "FA3 over cuDNN"), ("fa2", "torch flash", "FA2 over PyTorch's FA2"))
+#: (suite, ours, peer, how a row begins)
+_COMPARED = (
+    ("forward", "fa3", "torch cudnn", "FA3 over cuDNN"),
+    ("backward", "fa3", "torch cudnn", "FA3's backward over cuDNN"),
+    ("forward", "fa2", "torch flash", "FA2 over PyTorch's FA2"),
+)
 
 
 def summary(evidence: dict[str, Json]) -> str:
@@ -37,16 +42,16 @@ def _device(record: Json) -> Iterator[str]:
     )
     yield "| | " + " | ".join(f"head dim {d}" for d in _HEAD_DIMS) + " |"
     yield "|---" * (1 + len(_HEAD_DIMS)) + "|"
-    forward = [row for row in rows if row.suite == "forward"]
-    regimes = list(dict.fromkeys(row.regime for row in forward))
-    for ours, peer, words in _COMPARED:
+    regimes = list(dict.fromkeys(row.regime for row in rows if row.suite == "forward"))
+    for suite, ours, peer, words in _COMPARED:
+        of_suite = [row for row in rows if row.suite == suite]
         for kind in MASK_KINDS:
             for regime in regimes:
-                cells = [_cell(forward, ours, peer, regime, d, kind) for d in _HEAD_DIMS]
+                cells = [_cell(of_suite, ours, peer, regime, d, kind) for d in _HEAD_DIMS]
                 named = f", {regime}" if len(regimes) > 1 else ""
                 if any(cells):
                     yield f"| {words}, {kind}{named} | " + " | ".join(cells) + " |"
-    yield "\n" + "\n".join([*_claims(forward, regimes), *_further(record, rows)])
+    yield "\n" + "\n".join([*_claims(rows, regimes), *_further(record, rows)])
 
 
 def _cell(rows: list[Recorded], ours: str, peer: str, regime: Regime, head_dim: int, kind: str) -> str:
@@ -61,9 +66,10 @@ def _claims(rows: list[Recorded], regimes: list[Regime]) -> Iterator[str]:
     """The geometric mean over all shapes, of the lower regime; nothing where there is only one."""
     if len(regimes) < 2:
         return
-    for ours, peer, words in _COMPARED:
+    for suite, ours, peer, words in _COMPARED:
+        of_suite = [row for row in rows if row.suite == suite]
         means = {
-            regime: geometric_mean(value for _, value in speedups(rows, ours, peer, regime, lambda p: True))
+            regime: geometric_mean(x for _, x in speedups(of_suite, ours, peer, regime, lambda p: True))
             for regime in regimes
         }
         found = {regime: mean for regime, mean in means.items() if mean}

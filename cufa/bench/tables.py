@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
+from ..core.operation import OPERATIONS
 from ..core.problem import Problem
 from .cases import READ
+from .ladder import is_step
 from .published import BLOCK_LOSERS, BLOCK_WINNER
 from .recorded import Recorded, best_peer, by_case
 from .timing import speedup
@@ -121,24 +123,25 @@ def _load(row: Recorded) -> str:
 def masks(rows: list[Recorded]) -> Iterator[str]:
     """TFLOP/s over visible scores; decoding by its time."""
     cases = list(by_case(rows))
-    forward_cases = [found for found in cases if not next(iter(found.values())).case]
-    labels = labels_of(row for found in forward_cases for row in found.values())
+    of_rate = [found for found in cases if not OPERATIONS[_one(found).operation].memory_bound]
+    labels = labels_of(row for found in of_rate for row in found.values())
     lines = []
-    for found in forward_cases:
+    for found in of_rate:
         ours, peer = next(label for label in found if found[label].is_ours), best_peer(found)
         cells = [f"{found[label].tflops:.0f}" if label in found else NONE for label in labels]
         against = f"{ratio(found, peer, ours)} {peer}" if peer else NONE
-        lines.append([_shape(_one(found)), _one(found).scores_text, *cells, against])
+        name = next(iter(found.values())).case or _one(found).scores_text
+        lines.append([_shape(_one(found)), name, *cells, against])
     yield from table(["batch × heads × seq", "mask", *labels, "ours over the best of them"], lines)
-    named = [
+    times = [
         [row.case, label, f"{row.p50_ns / 1e3:.1f}"]
         for found in cases
         for label, row in found.items()
-        if row.case
+        if OPERATIONS[row.problem.operation].memory_bound
     ]
-    if named:
+    if times:
         yield "\n"
-        yield from table(["case", "", "µs"], named)
+        yield from table(["case", "", "µs"], times)
 
 
 # --- Decoding ---------------------------------------------------------------------------------------------
@@ -176,24 +179,37 @@ def _of_read(row: Recorded, read: Recorded) -> list[str]:
 
 
 def ladder(rows: list[Recorded]) -> Iterator[str]:
-    """TFLOP/s of each step, and its gain over the step before: measured, and predicted from the ceilings."""
-    labels, lines = labels_of(rows), []
+    """TFLOP/s of each step, and its gain over the step before, of a variation over the last step: measured, and where
+    that is derived predicted from the ceilings."""
+    labels, lines = sorted(labels_of(rows), key=_place), []
     for found in by_case(rows):
         p = _one(found)
-        cells = [str(p.head_dim), str(p.seqlen_q), _mask(p)]
-        for before, label in zip(["", *labels], labels, strict=False):
-            gain = f" · {_gain(found, before, label)}" if {before, label} <= found.keys() else ""
-            cells.append(f"{found[label].tflops:.0f}{gain}" if label in found else NONE)
-        lines.append(cells)
-    yield "TFLOP/s · gain over the step before (as predicted from the ceilings)\n"
+        cells = dict.fromkeys(labels, NONE)
+        before = ""
+        for label in (x for x in labels if x in found):
+            gain = f" · {_gain(found[before], found[label])}" if before else ""
+            cells[label] = f"{found[label].tflops:.0f}{gain}"
+            before = label if is_step(label) else before
+        lines.append([str(p.head_dim), str(p.seqlen_q), _mask(p), *cells.values()])
+    compared = (
+        "the step before"
+        if all(map(is_step, labels))
+        else "the step before, of variations over the last step"
+    )
+    yield f"TFLOP/s · gain over {compared} (as predicted from the ceilings)\n"
     yield from table(["head dim", "seq", "mask", *labels], lines)
 
 
-def _gain(rows: Rows, before: str, label: str) -> str:
-    measured, predicted = (
-        rows[before].json[key] / rows[label].json[key] for key in ("p50_ns", "predicted_ns")
-    )
-    return f"{measured:.2f}× ({predicted:.2f}×)"
+def _place(label: str) -> tuple[bool, str]:
+    """Steps in order, which not every shape has all of, then variations."""
+    return not is_step(label), label if is_step(label) else ""
+
+
+def _gain(before: Recorded, after: Recorded) -> str:
+    measured = f"{before.p50_ns / after.p50_ns:.2f}×"
+    if not {"predicted_ns"} <= before.json.keys() & after.json.keys():
+        return measured
+    return f"{measured} ({before.json['predicted_ns'] / after.json['predicted_ns']:.2f}×)"
 
 
 def needs(rows: list[Recorded]) -> Iterator[str]:
@@ -201,14 +217,16 @@ def needs(rows: list[Recorded]) -> Iterator[str]:
     derived = [row for row in rows if "needs_ns" in row.json]
     if not derived:
         return
-    yield "\n**FA3: what each resource would need by itself, of the time measured**\n"
-    names = list(derived[0].json["needs_ns"])
+    names = list(dict.fromkeys(name for row in derived for name in row.json["needs_ns"]))
     lines = []
     for row in derived:
-        p = row.problem
-        cells = [str(p.head_dim), str(p.seqlen_q), _mask(p), f"{row.tflops:.0f}"]
-        lines.append([*cells, *(f"{row.json['needs_ns'][name] / row.p50_ns:.0%}" for name in names)])
-    yield from table(["head dim", "seq", "mask", "TFLOP/s", *names], lines)
+        p, found = row.problem, row.json["needs_ns"]
+        cells = [row.label, str(p.head_dim), str(p.seqlen_q), _mask(p), f"{row.tflops:.0f}"]
+        off = f"{row.json['predicted_ns'] / row.p50_ns - 1:+.0%}"
+        shares = (f"{found[name] / row.p50_ns:.0%}" if name in found else NONE for name in names)
+        lines.append([*cells, *shares, off])
+    yield "\n**What each resource would need by itself, of the time measured; how far off the prediction is**\n"
+    yield from table(["kernel", "head dim", "seq", "mask", "TFLOP/s", *names, "prediction"], lines)
 
 
 def versions(rows: list[Recorded]) -> Iterator[str]:

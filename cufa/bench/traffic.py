@@ -17,9 +17,8 @@ from ..core.tile_classes import TileClass
 from ..kernels import KernelSpec, TileConfig
 from ..kernels.config import SplitConfig
 from ..kernels.fa1 import Fa1Config
-from ..kernels.fa3 import Fa3Config
 from ..planner import make_plan
-from .bounds import work_of
+from .tile_work import covers, work_of
 
 _FLOAT = 4
 _STRIP = 32
@@ -54,22 +53,13 @@ def l2_traffic(problem: Problem, spec: KernelSpec, config: TileConfig) -> Traffi
 
 
 def shared_bytes(problem: Problem, spec: KernelSpec, config: TileConfig) -> int | None:
-    """Bytes that FlashAttention-2 and -3 read and write in shared memory; None of other kernels, and of float32.
-
-    FlashAttention-2: every warp reads all of K and V of each tile, which copies have written; Q and O pass through
-    once. FlashAttention-3: :func:`cufa.bench.bounds.work_of`.
-    """
-    if problem.operation != "forward" or problem.itemsize != 2:
+    """Bytes that a kernel reads and writes in shared memory; None where they are not derived
+    (:mod:`cufa.bench.tile_work`)."""
+    try:
+        plan = make_plan(problem, Device.typical(max(90, spec.min_capability)), spec.algorithm, config)
+    except ValueError:  # does not fit there
         return None
-    if isinstance(config, Fa3Config):
-        plan = make_plan(problem, Device.typical(spec.min_capability), spec.algorithm, config)
-        return work_of(plan).shared_bytes
-    if isinstance(config, Fa1Config) or l2_traffic(problem, spec, config) is None:
-        return None
-    schedule = _schedule(problem, spec, config)
-    tile, block = config.block_kv * _key(problem), config.block_q * _row(problem)
-    head = schedule.visited * (config.num_warps + 1) * tile + schedule.num_q_blocks * 4 * block
-    return problem.batch * problem.heads * head
+    return work_of(plan).shared_bytes if covers(plan) else None
 
 
 def _schedule(problem: Problem, spec: KernelSpec, config: TileConfig) -> Schedule:

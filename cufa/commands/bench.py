@@ -118,9 +118,9 @@ def bench_command(
 
 
 def _suite(name: str | None, operation: str | None) -> Suite:
-    """The one named, or the first of the operation."""
+    """The one named, or the first of the operation. An operation's own suite of a name comes before that of all."""
     if name:
-        return SUITES[name]
+        return SUITES.get(f"{operation}-{name}", SUITES[name])
     return next(suite for suite in SUITES.values() if operation in (None, suite.operation))
 
 

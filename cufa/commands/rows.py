@@ -73,12 +73,13 @@ def print_needs(rows: Sequence[Row]) -> None:
     table = Table(title="of the time measured, by itself", title_justify="left", box=box.SIMPLE_HEAD)
     table.add_column("kernel")
     table.add_column("head dim, seq, mask", no_wrap=True)
-    for name in ("predicted", *derived[0].needs):
+    names = list(dict.fromkeys(name for row in derived for name in row.needs))
+    for name in ("predicted", *names):
         table.add_column(name, justify="right", min_width=len(name.split()[-1]))
     for row in derived:
         p = row.problem
         shape = f"{p.head_dim}, {p.seqlen_q}×{p.seqlen_k}, {p.scores_text}"
-        shares = (f"{seconds / row.seconds:.0%}" for seconds in row.needs.values())
+        shares = (f"{row.needs[name] / row.seconds:.0%}" if name in row.needs else "" for name in names)
         table.add_row(row.label, shape, seconds_text(row.predicted or 0.0), *shares)
     stdout().print(table)
 

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 #: In JSON, numbers that compress to more than this are left out: a digest says which they were.
-_MOST_BYTES = 1 << 14
+_MOST_BYTES = 1 << 15
 
 INT32 = np.iinfo(np.int32)
 

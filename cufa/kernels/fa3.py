@@ -29,7 +29,13 @@ class Fa3Config(SplitConfig):
     store_by_tma: bool
     """O leaves through the buffer that its Q came in, where that is free by then."""
     early_softmax: bool = False
-    """The next item's first softmax comes before the store of O, not after it. Without a band; to be measured."""
+    """The next item's first softmax comes before the store of O, not after it. Without a band. At d64 and d128 between
+    0.98 and 1.01 of the speed (H200), so no config has it."""
+
+    @property
+    def warps_text(self) -> str:
+        """Turns go without saying, but for a consumer alone."""
+        return super().warps_text + ("" if self.ping_pong or self.block_q <= 64 else ", without turns")
 
 
 def _fa3_shared_memory(config: Fa3Config, head_dim: int) -> tuple[Buffer, ...]:
@@ -81,7 +87,14 @@ def _fa3_boxes(config: Fa3Config) -> dict[str, Box]:
 
 
 def _fa3_config(
-    block_q: int, block_kv: int, num_stages: int, *, q_stages: int, min_head_dim: int, max_head_dim: int
+    block_q: int,
+    block_kv: int,
+    num_stages: int,
+    *,
+    q_stages: int,
+    min_head_dim: int,
+    max_head_dim: int,
+    ping_pong: bool = True,
 ) -> Fa3Config:
     """A producer and block_q / 64 consumer warpgroups. One Q buffer goes with Q kept in registers, or with
     tiles that leave no room for two."""
@@ -94,25 +107,31 @@ def _fa3_config(
         max_head_dim=max_head_dim,
         q_stages=q_stages,
         q_in_registers=q_stages == 1 and max_head_dim <= 128,
-        ping_pong=block_q > 64,
+        ping_pong=ping_pong and block_q > 64,
         store_by_tma=True,
     )
 
 
-_LONG = 8192
+_LONG, _SHORT = 8192, 1024
 
 #: Tilings, and the time each takes for a score when all SMs are busy (H200, relative to the best of its head
-#: dims): with items of equal length, with items of every length, and with those from 8k keys on, where wide items are
-#: no longer too uneven.
+#: dims): with items of equal length; with items of every length; with those from 8k keys on, where wide items are
+#: no longer too uneven; and with those of up to 1k keys, where waiting for turns is no longer hidden.
 _SLOWNESS = {
-    _fa3_config(192, 128, 3, q_stages=2, min_head_dim=8, max_head_dim=64): (1.0, 1.0, 1.0),
-    _fa3_config(128, 128, 4, q_stages=1, min_head_dim=8, max_head_dim=64): (1.18, 1.12, 1.25),
-    _fa3_config(64, 128, 4, q_stages=1, min_head_dim=8, max_head_dim=64): (1.57, 1.5, 1.5),
-    _fa3_config(128, 128, 3, q_stages=1, min_head_dim=72, max_head_dim=128): (1.0, 1.0, 1.0),
-    _fa3_config(192, 80, 2, q_stages=2, min_head_dim=72, max_head_dim=128): (0.96, 1.14, 0.94),
-    _fa3_config(64, 128, 3, q_stages=1, min_head_dim=72, max_head_dim=128): (1.4, 1.4, 1.4),
-    _fa3_config(128, 80, 2, q_stages=1, min_head_dim=136, max_head_dim=256): (1.0, 1.0, 1.0),
-    _fa3_config(64, 80, 2, q_stages=2, min_head_dim=136, max_head_dim=256): (1.4, 1.4, 1.4),
+    _fa3_config(192, 128, 3, q_stages=2, min_head_dim=8, max_head_dim=64): (1.0, 1.0, 1.0, 1.0),
+    _fa3_config(192, 128, 3, q_stages=2, min_head_dim=8, max_head_dim=64, ping_pong=False): (
+        1.01,
+        1.01,
+        1.01,
+        0.967,
+    ),
+    _fa3_config(128, 128, 4, q_stages=1, min_head_dim=8, max_head_dim=64): (1.18, 1.12, 1.25, 1.12),
+    _fa3_config(64, 128, 4, q_stages=1, min_head_dim=8, max_head_dim=64): (1.57, 1.5, 1.5, 1.5),
+    _fa3_config(128, 128, 3, q_stages=1, min_head_dim=72, max_head_dim=128): (1.0, 1.0, 1.0, 1.0),
+    _fa3_config(192, 80, 2, q_stages=2, min_head_dim=72, max_head_dim=128): (0.96, 1.14, 0.94, 1.14),
+    _fa3_config(64, 128, 3, q_stages=1, min_head_dim=72, max_head_dim=128): (1.4, 1.4, 1.4, 1.4),
+    _fa3_config(128, 80, 2, q_stages=1, min_head_dim=136, max_head_dim=256): (1.0, 1.0, 1.0, 1.0),
+    _fa3_config(64, 80, 2, q_stages=2, min_head_dim=136, max_head_dim=256): (1.4, 1.4, 1.4, 1.4),
 }
 
 
@@ -125,7 +144,7 @@ def _choose_fa3(problem: Problem, fitting: tuple[Fa3Config, ...], device: Device
 def _expected_time(problem: Problem, config: Fa3Config, num_sms: int) -> float:
     """In scores of one SM. A config that is not ours (tests, experiments) counts as the best."""
     heads = problem.batch * problem.heads
-    equal, uneven, long = _SLOWNESS.get(config, (1.0, 1.0, 1.0))
+    equal, uneven, long, short = _SLOWNESS.get(config, (1.0, 1.0, 1.0, 1.0))
     blocks = Schedule.of(problem, config.block_q, config.block_kv, skip_masked_tiles=True)
     longest = (int(blocks.visits.max()) + ITEM_COST) * config.block_q
     if not problem.later_rows_see_more:  # rounds of equal items
@@ -133,7 +152,7 @@ def _expected_time(problem: Problem, config: Fa3Config, num_sms: int) -> float:
     # Blocks share out items of every length, whose warpgroups of 64 rows skip each for itself.
     groups = Schedule.of(problem, 64, config.block_kv, skip_masked_tiles=True)
     work = groups.visited * 64 + blocks.num_q_blocks * ITEM_COST * config.block_q
-    slowness = long if problem.seqlen_k >= _LONG else uneven
+    slowness = long if problem.seqlen_k >= _LONG else short if problem.seqlen_k <= _SHORT else uneven
     return max(longest, work * heads / num_sms) * config.block_kv * slowness
 
 

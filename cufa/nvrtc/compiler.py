@@ -37,8 +37,13 @@ def included_files(source: str, stamps: bool = False) -> list[Path]:
         if name in seen or name.startswith("host/") or (name == _INSIDE_HEADER and not stamps):
             continue
         seen[name] = path = SOURCE_DIR / name
-        pending += _INCLUDE.findall(path.read_text(encoding="utf-8"))
+        pending += _included(path.read_text(encoding="utf-8"))
     return [seen[name] for name in sorted(seen)]
+
+
+@functools.lru_cache(256)
+def _included(text: str) -> tuple[str, ...]:
+    return tuple(_INCLUDE.findall(text))
 
 
 def source_digest(source: str) -> str:
@@ -46,11 +51,14 @@ def source_digest(source: str) -> str:
     code that is measured does."""
     digest = hashlib.sha256()
     for path in included_files(source):
-        text = path.read_text(encoding="utf-8")
-        text = re.sub(r"//[^\n]*|/\*.*?\*/", "", text, flags=re.DOTALL)
-        text = STAMPS.sub("", text)
-        digest.update("".join(text.split()).encode())
+        digest.update(_bare(path.read_text(encoding="utf-8")))
     return digest.hexdigest()
+
+
+@functools.lru_cache(256)  # a page or a record asks for the same files hundreds of times
+def _bare(text: str) -> bytes:
+    text = re.sub(r"//[^\n]*|/\*.*?\*/", "", text, flags=re.DOTALL)
+    return "".join(STAMPS.sub("", text).split()).encode()
 
 
 def keeps_logs(source: str) -> bool:

@@ -183,10 +183,11 @@ def _meet(spec: KernelSpec, config: TileConfig, problem: Problem) -> bool:
 def _other_branches(spec: KernelSpec, arch: Architecture) -> Iterator[Variant]:
     """The trace build and narrow copies, at the smallest standard head dim and the preferred config."""
     head_dim = next(d for d in HEAD_DIMS if _problems(spec, d) and _fitting(spec, d, arch))
+    inside = keeps_logs(f"kernels/{spec.source}")
     for config in _fitting(spec, head_dim, arch)[:1]:
         for problem in _problems(spec, head_dim):
             yield Variant(spec, config, problem, arch, trace=True)
-            if keeps_logs(f"kernels/{spec.source}"):
+            if inside:
                 yield Variant(spec, config, problem, arch, trace=True, inside=True)
             for alignment in (8, 4, 2):
                 narrow = dataclasses.replace(problem, alignment=alignment)

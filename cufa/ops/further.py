@@ -178,7 +178,8 @@ def fill_sink_alone(given: Mapping[str, Any], results: Mapping[str, Any], xp: An
     of_rows = results.get("lse") if "lse" in results else given.get("dlse")
     if of_rows is None:  # of a gradient there is none
         return
-    row, exists = xp.arange(of_rows.shape[-1]), True
+    row = xp.arange(of_rows.shape[-1])
+    exists = row >= 0  # an array: CuPy's where() takes no bool
     if given.get("seqlens_q") is not None:
         exists = row < given["seqlens_q"][:, None, None]
     elif given.get("cu_seqlens_q") is not None:

@@ -28,7 +28,7 @@ COLUMNS = (
 )  # fmt: skip
 
 #: Suites whose rows differ from others in more than length and batch, or in what is left out of a kernel.
-_APART = ("awkward", "ladder")
+_APART = ("awkward", "ladder", "backward-ladder")
 
 
 def in_words(problem: Problem, case: str = "") -> str:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-from collections.abc import Iterable, Sequence
-
-import numpy as np
+from collections.abc import Iterable
 
 from cufa.bench import bounds
+from cufa.bench.predictions import Error, errors
 from cufa.bench.regimes import Regime
 from cufa.core.architectures import Device
 from cufa.core.problem import Problem
@@ -40,15 +39,6 @@ class Tiling:
         return None if self.measured is None else self.seconds / self.measured.seconds - 1
 
 
-@dataclasses.dataclass(frozen=True)
-class Error:
-    """Of predicted times over all recorded ones of a card."""
-
-    median: float
-    worst: float
-    count: int
-
-
 def of_card(device: Device, evidence: Iterable[Evidence]) -> Evidence | None:
     """What was recorded on such a card, with ceilings."""
     return next(
@@ -68,10 +58,10 @@ def tilings(problem: Problem, spec: KernelSpec, device: Device, found: Evidence)
     told = []
     for config in fitting_configs(spec, problem.head_dim, device):
         try:
-            plan = make_plan(problem, device, spec.algorithm, config)
+            plan = make_plan(problem, device, config=config, kernel=spec.name, num_splits=_whole(spec))
         except ValueError:  # not of this mask, lengths or element
             continue
-        if not bounds.covers(plan):
+        if not bounds.covers(plan, found.limits):
             return []
         named = bounds.bounds_of(plan, found.limits).named()
         waiting = named.pop("busiest block")
@@ -84,6 +74,21 @@ def tilings(problem: Problem, spec: KernelSpec, device: Device, found: Evidence)
     return sorted(told, key=lambda x: x.seconds)
 
 
+def why_none(problem: Problem, spec: KernelSpec, device: Device, found: Evidence) -> str:
+    """Why no times of the kernel are predicted from what was recorded of its card."""
+    assert found.limits is not None
+    try:
+        plan = make_plan(problem, device, kernel=spec.name, num_splits=_whole(spec))
+    except ValueError as error:
+        return str(error)
+    return bounds.why_not(plan, found.limits)
+
+
+def _whole(spec: KernelSpec) -> int | None:
+    """Times of split keys are not derived."""
+    return 1 if spec.split_configs else None
+
+
 def is_of(config: TileConfig, recorded: object) -> bool:
     """Whether a record names this config; it may leave out what the config has of an older or newer version."""
     if not isinstance(recorded, dict):
@@ -93,13 +98,7 @@ def is_of(config: TileConfig, recorded: object) -> bool:
 
 
 @functools.lru_cache(8)
-def error_of(found: Evidence) -> Error | None:
-    """Over every time taken in turns that was predicted when it was recorded; None where none was."""
-    return _error([m for m in found.rows if m.predicted is not None and m.regime is Regime.IN_TURNS])
-
-
-def _error(rows: Sequence[Measurement]) -> Error | None:
-    if not rows:
-        return None
-    off = np.abs([(m.predicted or 0.0) / m.seconds - 1 for m in rows])
-    return Error(float(np.median(off)), float(off.max()), len(rows))
+def errors_of(found: Evidence, device: Device) -> dict[str, Error]:
+    """By kernel, of predictions of every time that was taken in turns on such a card."""
+    assert found.limits is not None
+    return errors((m.row for m in found.rows), device, found.limits)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import streamlit as st
 
+from cufa.bench import predictions
+from cufa.bench.predictions import Error
 from cufa.commands.common import seconds_text
 from cufa.dashboard import page, sentences
 from cufa.dashboard.model import evidence, tilings
 from cufa.dashboard.model.configs import config_key, config_words
 from cufa.dashboard.model.evidence import Evidence
-from cufa.dashboard.model.tilings import Error, Tiling
+from cufa.dashboard.model.tilings import Tiling
 from cufa.dashboard.views.masked_view import View
 
 
@@ -22,29 +24,28 @@ def show_tilings(view: View) -> None:
         found = None
     told = [] if found is None or not view.schedule.visited else _tilings(view, found)
     if found is None or not told:
-        why = f"no ceilings of {view.device.name} are recorded" if found is None else _why_none(view)
+        why = f"no ceilings of {view.device.name} are recorded" if found is None else _why_none(view, found)
         page.verdict(f"Times of other tiles are not predicted: {why}.", small=True)
         return
-    error = tilings.error_of(found)
+    errors = tilings.errors_of(found, view.device)
+    error = errors.get(view.spec.name)
     page.verdict(_verdict(view, told, error), tag="predicted", small=True)
     st.dataframe([_line(t, told[0].seconds) for t in told], hide_index=True)
-    if error is not None:
-        st.caption(
-            f"From the ceilings recorded on **{found.where}** alone: products, exponentials, shared memory and memory "
-            f"as if each were used without a pause, and the thread block with the most to do. Over "
-            f"{sentences.count(error.count, 'time')} recorded there the prediction is off by {error.median:.0%} in the "
-            f"middle and {error.worst:.0%} at most."
-        )
+    st.caption(
+        f"From the ceilings recorded on **{found.where}** alone: products, exponentials, shared memory and memory, "
+        "what the warps of an SM hide of one another, and the thread block with the most to do. "
+        f"{predictions.in_words(errors)}"
+    )
 
 
 def _tilings(view: View, found: Evidence) -> list[Tiling]:
     return tilings.tilings(view.problem, view.spec, view.device, found)
 
 
-def _why_none(view: View) -> str:
+def _why_none(view: View, found: Evidence) -> str:
     if not view.schedule.visited:
         return "no query sees a key"
-    return f"what the tiles of {view.spec.name} ask of each resource is not derived"
+    return tilings.why_none(view.problem, view.spec, view.device, found)
 
 
 def _verdict(view: View, told: list[Tiling], error: Error | None) -> str:

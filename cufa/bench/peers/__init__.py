@@ -65,5 +65,7 @@ def make(name: str, problem: Problem, arrays: Mapping[str, Any]) -> tuple[Run, C
     family = family_of(name)
     if family.missing:
         raise NotImplementedError(family.missing)
+    if problem.lengths.kind != "dense":
+        raise NotImplementedError(f"{problem.lengths.kind} sequences are not handed to other libraries here")
     run, results = family.module.make(name, problem, arrays)
     return run, results

@@ -1,0 +1,66 @@
+"""The kernels whose rates are ceilings: compiled for every architecture, and executed on this CPU."""
+
+from __future__ import annotations
+
+import ctypes
+
+import numpy as np
+import pytest
+
+from cufa.bench import limits, records
+from cufa.core.architectures import find_architecture
+from cufa.executor import build as host_build
+from cufa.executor.launch import Execution, execute
+from cufa.executor.memory import GlobalArray
+from cufa.kernels import Launch
+from cufa.nvrtc.static_compile import MissingCompilerError, check_report, static_compile
+
+SOURCE = "kernels/limits.cu"
+KINDS = tuple(limits._FLOPS_A_PRODUCT)
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_products_are_made_from_registers_and_nothing_else_is_in_their_loop(kind, arch):
+    try:
+        report = static_compile(SOURCE, limits._constants(kind), find_architecture(arch))
+    except MissingCompilerError as error:
+        pytest.skip(str(error))
+    assert not check_report(report)
+    body = report.ptx.partition(".entry mma_limit")[2].partition(".entry")[0]
+    # One loop, unrolled by a compiler that keeps a multiple of the products in it.
+    assert body.count("mma.sync") % limits._PRODUCTS == 0 < body.count("mma.sync")
+    loop = body[body.index("mma.sync") : body.rindex("mma.sync")]
+    touched = {word.rpartition(".")[0] for word in loop.split() if word.startswith(("ld.", "st."))}
+    assert touched <= {"ld.param"}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_product_is_made(kind):
+    """What the rate counts is what the kernel does."""
+    iterations, threads = 3, 64
+    sink = np.full(2 * threads, np.nan, np.float32)
+    entry = host_build.kernel(
+        SOURCE, limits._constants(kind), ["mma_limit"], True, ["__typeof__(float*)", "int"]
+    )
+    counters, findings = execute(
+        entry["mma_limit"],
+        Launch("mma_limit", (2, 1, 1), threads, 0),
+        [ctypes.c_void_p(sink.ctypes.data), ctypes.c_int32(iterations)],
+        [GlobalArray("sink", sink, True)],
+        Execution("checked", threads=1),
+    )
+    assert not findings
+    flops = threads // 32 * iterations * limits._PRODUCTS * limits._FLOPS_A_PRODUCT[kind]
+    assert (2 * counters["products"]).tolist() == [flops] * 2, "the counter is of multiply-adds"
+    assert np.isfinite(sink).all() and len(np.unique(sink)) == len(sink), (
+        "operands are random, and sums are kept"
+    )
+
+
+def test_records_without_the_rate_of_mma_load():
+    """Evidence of before it was measured, as all other ceilings stay."""
+    for record in records.load_all().values():
+        old = {name: value for name, value in record["limits"].items() if name != "mma_flops"}
+        assert limits.Limits(**old).mma_flops == {}
+        assert limits.Limits(**record["limits"]).flops == old["flops"]
