@@ -32,9 +32,8 @@ struct Lister {
       const auto sequence = sequence_of(p, work.batch);
       if (LENGTHS_KIND == PACKED && work.q_block * Br >= sequence.stored_rows()) continue;  // behind the end of its sequence
       if (lane_id() == 0) {
-        // Seen by a consumer once its Q is there. Loaders are behind by no more items than the list has entries; for the
-        // record that this overwrites, see Producer::run().
-        list.wait_empty();
+        // Seen by a consumer once its Q is there. The record that this overwrites is ITEM_RECORDS items old. Loaders are behind
+        // by no more items than the list has entries, and for what consumers are done with, see Producer::run().
         publish_item(smem.item(round), {work, index});
         if constexpr (num_runs(MASK_KIND) > 0) publish_looked_up_mask(smem.item(round), p, work);
         if constexpr (LENGTHS_KIND != DENSE) publish_sequence(smem.item(round), head_mask(p, sequence), sequence);
