@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -15,11 +16,13 @@ from support import assert_attention, forward_operands, make_inputs, make_proble
 from test_emulate_mutants import plant
 
 from cufa import masks
+from cufa.core.architectures import Device
 from cufa.core.columns import Columns
 from cufa.core.integers import Integers
 from cufa.core.mask import Band, Mask
 from cufa.executor.emulate import Emulation, EmulationError, Execution, emulate, run_plan
 from cufa.kernels import KERNELS, TileConfig
+from cufa.planner import make_plan, problem_class
 
 SPEC = KERNELS["fa3_forward"]
 CONFIGS = pytest.mark.parametrize(
@@ -95,15 +98,22 @@ def test_lengths_in_any_order(config, head_dim, kind):
 
 def ragged(kind, lengths, options, execution, config=None, head_dim=64) -> Emulation:
     case = MAKE[kind](lengths, options, head_dim, "float16")
-    result = emulate(
-        *case.forward,
-        **case.lengths,
-        **case.options,
-        algorithm="fa3",
-        config=config,
-        mode=execution.mode,
-        schedule=execution.schedule,
-    )
+
+    def on_few_blocks(*arguments, **request):
+        plan = make_plan(*arguments, **request)
+        (launch,) = plan.launches
+        return dataclasses.replace(plan, launches=(dataclasses.replace(launch, grid=(2, 1, 1)),))
+
+    with mock.patch("cufa.executor.emulate.make_plan", on_few_blocks):
+        result = emulate(
+            *case.forward,
+            **case.lengths,
+            **case.options,
+            algorithm="fa3",
+            config=config,
+            mode=execution.mode,
+            schedule=execution.schedule,
+        )
     assert not result.findings, "\n".join(map(str, result.findings))
     for name, x in result.results.items():
         case.check(name, np.asarray(x))
@@ -131,32 +141,117 @@ MASKED, RAGGED = "documents both ways", "packed"
 #: (file, what is there, what is planted, what shows it), by what is wrong.
 PLANTED = {
     "the list is read before it is written": (PRODUCER, "    list.wait_full();\n", "", MASKED),
-    "an entry is overwritten while it is read": (PRODUCER, "    list.wait_empty();\n    publish_entry(smem.list + 16 * list.stage, entry", "    publish_entry(smem.list + 16 * list.stage, entry", MASKED),
+    "an entry is overwritten while it is read": (
+        PRODUCER,
+        "    list.wait_empty();\n    publish_entry(smem.list + 16 * list.stage, entry",
+        "    publish_entry(smem.list + 16 * list.stage, entry",
+        MASKED,
+    ),
     "entries are not given back": (PRODUCER, "    list.release(lane);\n", "", MASKED),
-    "entries are given back by one loader for both": ("tiles/pipeline_memory.cuh", "mbarrier_init(list_empty + 8 * i, 2);", "mbarrier_init(list_empty + 8 * i, 1);", MASKED),
-    "an entry without an end": (PRODUCER, "if (last) st_shared_u32(marks, ld_shared_u32(marks) | LAST_TILE);", "", MASKED),
-    "records of items are too few": ("tiles/pipeline.cuh", "LISTED ? 4 + LIST_STAGES : 4", "LISTED ? 2 : 4", MASKED),
-    "lanes read an item that is not there yet": (PRODUCER, "      warp_sync();  // all lanes read it\n", "", MASKED),
+    "entries are given back by one loader for both": (
+        "tiles/pipeline_memory.cuh",
+        "mbarrier_init(list_empty + 8 * i, 2);",
+        "mbarrier_init(list_empty + 8 * i, 1);",
+        MASKED,
+    ),
+    "an entry without an end": (
+        PRODUCER,
+        "if (last) st_shared_u32(marks, ld_shared_u32(marks) | LAST_TILE);",
+        "",
+        MASKED,
+    ),
+    "records of items are too few": (
+        "tiles/pipeline.cuh",
+        "LISTED ? 4 + LIST_STAGES : 4",
+        "LISTED ? 2 : 4",
+        MASKED,
+    ),
+    "lanes read an item that is not there yet": (
+        PRODUCER,
+        "      warp_sync();  // all lanes read it\n",
+        "",
+        MASKED,
+    ),
     "consumers are not told": (PRODUCER, "      publish_tile(smem.tile(K_ring.stage), entry);\n", "", MASKED),
     "consumers are told while they read": (PRODUCER, "      K_ring.wait_empty();\n", "", MASKED),
-    "a tile's buffer is given back while lanes read": (KERNEL, "    warp_sync();  // all lanes have read it before one of them gives the buffer back\n", "", "one consumer"),
-    "unseen tiles are not passed over together": (KERNEL, "      if constexpr (LISTED) {\n        pass_over_unseen();", "      if constexpr (LISTED) {\n        await_tile();", "late rows"),
+    "a tile's buffer is given back while lanes read": (
+        KERNEL,
+        "    warp_sync();  // all lanes have read it before one of them gives the buffer back\n",
+        "",
+        "one consumer",
+    ),
+    "unseen tiles are not passed over together": (
+        KERNEL,
+        "      if constexpr (LISTED) {\n        pass_over_unseen();",
+        "      if constexpr (LISTED) {\n        await_tile();",
+        "late rows",
+    ),
     "rows of another consumer": (LIST, "lane_id() * GROUP_ROWS, end", "(lane_id() ^ 1) * GROUP_ROWS, end", MASKED),
-    "a consumer's tile is called clear": (LIST, "(is.every ? SEEN | CLEAR_TILE : SEEN) << 2", "(SEEN | CLEAR_TILE) << 2", MASKED),
+    "a consumer's tile is called clear": (
+        LIST,
+        "(is.every ? SEEN | CLEAR_TILE : SEEN) << 2",
+        "(SEEN | CLEAR_TILE) << 2",
+        MASKED,
+    ),
     "the second consumer is forgotten": (LIST, "      marks |= shfl_xor(marks, 1);\n", "", MASKED),
-    "runs of another item": (KERNEL, "read_looked_up_mask(p, record)", "read_looked_up_mask(p, smem.item(0))", "two runs of heads"),
-    "blocks that see nothing see the first keys": (PRODUCER, "if (tile.stands_for_none()) return {tile, LENGTHS_KIND == PACKED ? p.total_k : p.seqlen_k, Bc};", "", "nothing visible"),
+    "runs of another item": (
+        KERNEL,
+        "read_looked_up_mask(p, record)",
+        "read_looked_up_mask(p, smem.item(0))",
+        "two runs of heads",
+    ),
+    "blocks that see nothing see the first keys": (
+        PRODUCER,
+        "if (tile.stands_for_none()) return {tile, LENGTHS_KIND == PACKED ? p.total_k : p.seqlen_k, Bc};",
+        "",
+        "nothing visible",
+    ),
     "the tail of V is not cleared": (PRODUCER, "        clear_rows(tile, entry.existing);\n", "", RAGGED),
-    "the tail of V but for a row": (PRODUCER, "clear_rows(tile, entry.existing);", "clear_rows(tile, entry.existing + 1);", RAGGED),
-    "a key too many is cleared": (PRODUCER, "clear_rows(tile, entry.existing);", "clear_rows(tile, entry.existing - 1);", RAGGED),
+    "the tail of V but for a row": (
+        PRODUCER,
+        "clear_rows(tile, entry.existing);",
+        "clear_rows(tile, entry.existing + 1);",
+        RAGGED,
+    ),
+    "a key too many is cleared": (
+        PRODUCER,
+        "clear_rows(tile, entry.existing);",
+        "clear_rows(tile, entry.existing - 1);",
+        RAGGED,
+    ),
     "zeros without a fence": (PRODUCER, "        async_proxy_fence();\n", "", RAGGED),
-    "zeros that not all lanes have written": (PRODUCER, "      warp_sync();  // all lanes have read the list, and written their zeros\n", "", RAGGED),
-    "zeros in a tile that has not landed": (PRODUCER, "        mbarrier_wait(smem.tail_full, tail_parity);\n", "", RAGGED),
+    "zeros that not all lanes have written": (
+        PRODUCER,
+        "      warp_sync();  // all lanes have read the list, and written their zeros\n",
+        "",
+        RAGGED,
+    ),
+    "zeros in a tile that has not landed": (
+        PRODUCER,
+        "        mbarrier_wait(smem.tail_full, tail_parity);\n",
+        "",
+        RAGGED,
+    ),
     "the first phase of the tail for all": (PRODUCER, "        tail_parity ^= 1;\n", "", RAGGED),
     "keys of the sequence before": (PRODUCER, "first_key_of(record) + row", "row", RAGGED),
-    "rows of the sequence before": (PRODUCER, "row += int(read_sequence(reader.record()).first_row());", "", RAGGED),
-    "rows behind a sequence are written": ("tiles/consumer.cuh", "stored = row < sequence.stored_rows();", "stored = true;", RAGGED),
-    "rows behind a sequence are no zeros": ("tiles/consumer.cuh", "    if (!exists) {  // what is there may be no number\n", "    if (false) {\n", "padded"),
+    "rows of the sequence before": (
+        PRODUCER,
+        "row += int(read_sequence(reader.record()).first_row());",
+        "",
+        RAGGED,
+    ),
+    "rows behind a sequence are written": (
+        "tiles/consumer.cuh",
+        "stored = row < sequence.stored_rows();",
+        "stored = true;",
+        RAGGED,
+    ),
+    "rows behind a sequence are no zeros": (
+        "tiles/consumer.cuh",
+        "    if (!exists) {  // what is there may be no number\n",
+        "    if (false) {\n",
+        "padded",
+    ),
     "the mask of another item": (KERNEL, "read_mask(record)", "read_mask(smem.item(0))", RAGGED),
 }  # fmt: skip
 
@@ -203,9 +298,6 @@ def test_without_a_bug_nothing_shows(what):
 @pytest.mark.parametrize("mask", [masks.documents([100, 156]), masks.prefix(9)], ids=str)
 def test_auto_waits_for_a_record(mask):
     """What was not measured is left to fa2_forward; once it was, the record decides."""
-    from cufa.core.architectures import Device
-    from cufa.planner import make_plan, problem_class
-
     q, k, v = make_inputs(1, 2, 2, 256, 256, 64, "bfloat16")
     problem = make_problem(q, k, v, mask=mask)
     device = Device.typical("sm_90")
