@@ -35,7 +35,7 @@ struct Lister {
         // Seen by a consumer once its Q is there. The record that this overwrites is ITEM_RECORDS items old. Loaders are behind
         // by no more items than the list has entries, and for what consumers are done with, see Producer::run().
         publish_item(smem.item(round), {work, index});
-        if constexpr (num_runs(MASK_KIND) > 0) publish_looked_up_mask(smem.item(round), p, work);
+        if constexpr (is_looked_up(MASK_KIND)) publish_looked_up_mask(smem.item(round), p, work);
         if constexpr (LENGTHS_KIND != DENSE) publish_sequence(smem.item(round), head_mask(p, sequence), sequence);
       }
       warp_sync();  // all lanes read it

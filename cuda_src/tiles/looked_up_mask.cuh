@@ -112,12 +112,10 @@ struct LookedUpMask {
       if (tokens > 0) exempt = cut(i64(tokens) - p.shift, rows);
     }
   }
-  // Of runs, where these are is known.
-  DEVICE LookedUpMask(const Params& p, const MaskWorkspace<Params, RUNS>& of_head)
-      : rows(p.seqlen_q), keys(p.seqlen_k), first(p.band_first), last(p.band_last), prefix(0), keep(0), exempt(0),
-        workspace(of_head), number(0) {
-    static_assert(!SETS, "which are read");
-  }
+  // What of it belongs to one sequence and head is known.
+  DEVICE LookedUpMask(const Params& p, const MaskWorkspace<Params, RUNS>& of_head, int prefix_, int keep_, int exempt_)
+      : rows(p.seqlen_q), keys(p.seqlen_k), first(p.band_first), last(p.band_last), prefix(prefix_), keep(keep_),
+        exempt(exempt_), workspace(of_head), number(0) {}
 
   DEVICE RunExtremes extremes(int run, int block) const {
     const vec4 x = ld_global<vec4>(workspace.extremes_of(number + run, block));

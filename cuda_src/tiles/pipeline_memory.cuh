@@ -10,7 +10,8 @@ static_assert(K_BYTES == NUM_STAGES * KV_TILE_BYTES && V_BYTES == K_BYTES, "ring
 static_assert(Q_FULL_BYTES == 8 * Q_STAGES * CONSUMERS && Q_EMPTY_BYTES == Q_FULL_BYTES, "a barrier a tile, by stage");
 static_assert(K_FULL_BYTES == 8 * NUM_STAGES && K_EMPTY_BYTES == K_FULL_BYTES, "likewise");
 static_assert(V_FULL_BYTES == 8 * NUM_STAGES && V_EMPTY_BYTES == V_FULL_BYTES, "likewise");
-static_assert(ITEMS_BYTES >= ITEM_BYTES * ITEM_RECORDS && TILES_BYTES == 8 * NUM_STAGES, "records");
+static_assert(ITEMS_BYTES == 48 * (4 + LIST_STAGES) && ITEMS_BYTES >= ITEM_BYTES * ITEM_RECORDS, "the most that there are");
+static_assert(TILES_BYTES == 8 * NUM_STAGES, "a tile each");
 static_assert(LIST_BYTES == 16 * LIST_STAGES && LIST_FULL_BYTES == 8 * LIST_STAGES, "entries and their barriers");
 static_assert(LIST_EMPTY_BYTES == LIST_FULL_BYTES && TAIL_FULL_BYTES == 8, "likewise");
 

@@ -56,14 +56,20 @@ DEVICE char* ld_shared_address(u32 smem) {
 }
 DEVICE void publish_looked_up_mask(u32 record, const AttentionParams& p, const WorkItem& work) {
   const Looked mask(p, work.batch, work.head / (p.heads / p.kv_heads));
-  st_shared_address(record + 16, mask.workspace.run(mask.number, 0));
-  st_shared_address(record + 24, mask.workspace.extremes_of(mask.number, 0));
+  if constexpr (Looked::SETS) {
+    st_shared_vec4(record + 16, {u32(mask.prefix), u32(mask.keep), u32(mask.exempt), 0});
+  } else {
+    st_shared_address(record + 16, mask.workspace.run(mask.number, 0));
+    st_shared_address(record + 24, mask.workspace.extremes_of(mask.number, 0));
+  }
 }
 DEVICE Looked read_looked_up_mask(const AttentionParams& p, u32 record) {
-  if constexpr (Looked::RUNS == 0) {
-    return {p, read_item(record).batch, 0};
+  using Workspace = MaskWorkspace<AttentionParams, Looked::RUNS>;
+  if constexpr (Looked::SETS) {
+    const vec4 x = ld_shared_vec4(record + 16);
+    return {p, Workspace(p, nullptr, nullptr), int(x.x), int(x.y), int(x.z)};
   } else {
-    return {p, MaskWorkspace<AttentionParams, Looked::RUNS>(p, ld_shared_address(record + 16), ld_shared_address(record + 24))};
+    return {p, Workspace(p, ld_shared_address(record + 16), ld_shared_address(record + 24)), 0, 0, 0};
   }
 }
 template <typename Sequence>
