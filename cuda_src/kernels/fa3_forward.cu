@@ -63,6 +63,7 @@
 #include "params.cuh"
 #include "primitives/grid.cuh"
 #include "primitives/mbarrier.cuh"
+#include "primitives/opaque.cuh"
 #include "primitives/register_budget.cuh"
 #include "primitives/tma.cuh"
 #include "tiles/consumer.cuh"
@@ -440,7 +441,8 @@ struct Consumer {
     }
   }
   DEVICE void hide_listed() {
-    const int column = lane % 4 * 2;
+    // What follows from these is worked out here, and kept in no registers between tiles.
+    const int row = int(opaque(u32(this->row))), column = int(opaque(u32(lane))) % 4 * 2;
     if constexpr (is_looked_up(MASK_KIND)) {
       hide_scores<1>(fragment_view(S_rmem), read_looked_up_mask(p, record), row, j * Bc, column);
     } else {
