@@ -11,6 +11,7 @@
 // neighbouring numbers that one load brings, cut to the rows that exist: no test needs more than 32 bits or another case.
 #pragma once
 #include "params.cuh"
+#include "primitives/opaque.cuh"
 #include "tiles/fragment_view.cuh"
 #include "tiles/mask.cuh"
 
@@ -215,8 +216,10 @@ DEVICE void hide_scores(View S, const LookedUpMask<KIND, Params>& mask, int row,
       if (!(in_band || (LookedUpMask<KIND, Params>::SETS && column < low))) s = NEG_INF;
     });
   }
+  constexpr int RUNS = LookedUpMask<KIND, Params>::RUNS;
+  const int runs_of_all = RUNS_AT_ONCE == 1 && RUNS > 0 ? int(opaque(RUNS)) : RUNS;  // a loop, even of one
 #pragma unroll RUNS_AT_ONCE
-  for (int run = 0; run < LookedUpMask<KIND, Params>::RUNS; ++run) {
+  for (int run = 0; run < runs_of_all; ++run) {
     const char* runs = mask.workspace.run(mask.number + run, key);
 #pragma unroll
     for (int n = 0; n < View::TILES; ++n) {
