@@ -337,8 +337,8 @@ def _operand_memory(plan: Plan, given: Arrays, checked: bool) -> dict[str, Globa
 
 
 def _forbid_tails(plan: Plan, memory: GlobalArray) -> None:
-    """What lies behind a sequence is not read. By the copy engine it may be, which brings whole tiles: then it is poison, of
-    which nothing shows in a result."""
+    """What lies behind a sequence is not read. The copy engine brings whole tiles: there it is poison, of which nothing
+    shows in a result."""
     array, valid = memory.array, memory.valid
     assert valid is not None
     elements = [stride // array.itemsize for stride in array.strides]
