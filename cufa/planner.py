@@ -245,10 +245,12 @@ def tuning_key(spec: KernelSpec, problem: Problem) -> str:
 
 
 def problem_class(problem: Problem) -> str:
-    """Problems among which one kernel is the fastest: same operation, elements, head dim, kind of mask and score
-    changes, and length class."""
+    """Problems among which one kernel is the fastest: same operation, elements, head dim, kind of mask, score changes
+    and kind of lengths, and length class."""
     elements = "-".join(dict.fromkeys((problem.q_element.name, problem.k_element.name, problem.precision)))
     mask = problem.mask_kind + ("-softcap" if problem.softcap is not None else "")
+    if problem.lengths.kind != "dense":
+        mask += f"-{problem.lengths.kind}"
     return f"{problem.operation}/{elements}/d{problem.head_dim}/{mask}/{_length_class(problem)}"
 
 
@@ -297,6 +299,7 @@ def _serving(
     if not serving:
         raise ValueError(_refused(problem, device, algorithm, refusals))
     if algorithm == "auto" and kernel is None:
+        serving.sort(key=lambda spec: spec.waits(problem))
         serving, reason = _preferred(operation, serving, fastest.get(problem_class(problem)), device)
         reason += _passed_over(serving[0], refusals)
     return serving, [reason]
@@ -342,5 +345,5 @@ def _passed_over(chosen: KernelSpec, refusals: Mapping[str, str | None]) -> str:
     for name, reason in refusals.items():
         if name == chosen.name:
             break
-        before.append(f"{name} {reason}")
+        before.append(f"{name} {reason or 'was not measured for it'}")
     return f" ({'; '.join(before)})" if before else ""

@@ -11,6 +11,7 @@ import ml_dtypes
 import numpy as np
 
 from cufa import attention_reference
+from cufa.core import mask_memory
 from cufa.core.architectures import Device
 from cufa.core.mask import Mask
 from cufa.core.problem import Problem
@@ -238,10 +239,13 @@ def plan_with_blocks(problem: Problem, config: TileConfig, blocks: int, kernel: 
     """A plan of a persistent kernel on so many thread blocks, none idle, whatever the planner would say. Few
     blocks make the pipeline run on from item to item on problems that are small."""
     spec, device = KERNELS[kernel], Device.typical("sm_90")
-    (launch,) = spec.launches(problem, config, spec.shared_bytes(config, problem.head_dim), None)
+    *before, launch = spec.launches(problem, config, spec.shared_bytes(config, problem.head_dim), None)
     assert launch.persistent
     launch = dataclasses.replace(launch, grid=(min(blocks, launch.grid[0]), 1, 1))
-    return Plan(problem, spec, config, device, (launch,), spec.workspace(problem, config, None), ())
+    workspace = spec.workspace(problem, config, None)
+    assert workspace == 0 or not before
+    workspace += mask_memory.workspace_bytes(problem, config.block_kv)
+    return Plan(problem, spec, config, device, (*before, launch), workspace, ())
 
 
 def stalling_lengths(config: TileConfig) -> list[tuple[int, int]]:

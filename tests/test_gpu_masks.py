@@ -47,7 +47,7 @@ def test_calls_on_the_gpu_say_what_they_do_not_serve():
     q, k, v = (cupy.asarray(x) for x in make_inputs(2, 4, 2, 50, 50, 64, "float16"))
     mask = masks.evict(cupy.arange(50, dtype=cupy.int32))
     for options, word in (
-        ({"mask": mask, "algorithm": "fa3"}, "masks that are bands, not those that hide a key"),
+        ({"mask": mask, "algorithm": "fa1"}, "masks that are bands, not those that hide a key"),
         ({"mask": masks.prefix(3), "algorithm": "fa1"}, "masks that are bands, not those with a prefix"),
         ({"sink": np.ones(4)}, "no sink so far"),
         ({"sink": cupy.ones(4, np.float32), "seqlens_k": cupy.ones(2, np.int32)}, "no sink so far"),

@@ -5,8 +5,8 @@
 //           l. 11-23  consumers: one warpgroup for 64 query rows each, products by WGMMA
 //   Alg. 2  l. 8-14   Consumer::turn(): the next tile's S = Q K^T is in flight together with this tile's O += P V
 //   Sec. 3.1          ping-pong: named barriers give consumers their turns at issuing products
-// Here is who does what when: struct Producer, struct Consumer. What a consumer does with its registers (Alg. 2, l. 9-11,
-// Alg. 1, l. 19-20) is in tiles/consumer.cuh, what producer and consumers share in tiles/pipeline.cuh.
+// Here is what consumers do when: struct Consumer. What one does with its registers (Alg. 2, l. 9-11, Alg. 1, l. 19-20) is in
+// tiles/consumer.cuh, the producer in tiles/forward_producer.cuh, what both share in tiles/pipeline.cuh.
 //
 // Departures, and why:
 // - Persistent blocks. The producer works out which query block comes next and leaves a record of it in shared memory. The
@@ -20,6 +20,9 @@
 //   launch merges (SPLIT_KEYS: tiles/forward_splits.cuh).
 // - A consumer passes over tiles that its own 64 rows do not see, at both ends of a band. It still takes its turns, as the
 //   rings are shared.
+// - Where tiles are looked up, or lengths are those of each sequence, a warp of the producer lists the tiles worth visiting, and
+//   consumers are told beside each tile of K which it is, whether their rows need a mask and whether it is the last
+//   (tiles/tile_list.cuh, tiles/listing_producer.cuh).
 // - O is rescaled only when a row's maximum grew by more than 2^8 (tiles/softmax.cuh).
 // - Head dims need no padding to the next power: WGMMA takes N in steps of 8, TMA fills the last 16 columns with zeros.
 //
@@ -60,84 +63,21 @@
 #include "params.cuh"
 #include "primitives/grid.cuh"
 #include "primitives/mbarrier.cuh"
+#include "primitives/opaque.cuh"
 #include "primitives/register_budget.cuh"
 #include "primitives/tma.cuh"
 #include "tiles/consumer.cuh"
+#include "tiles/forward_producer.cuh"
+#include "tiles/listing_producer.cuh"
 #include "tiles/named_barriers.cuh"
 #include "tiles/phases.cuh"
 #include "tiles/pipeline_memory.cuh"
 #include "tiles/pipeline.cuh"
 
 constexpr int NUM_THREADS = NUM_WARPS * 32;
-constexpr int PRODUCER_REGISTERS = CONSUMERS == 3 ? 32 : 24;
-constexpr int CONSUMER_REGISTERS = CONSUMERS == 4 ? 112 : CONSUMERS == 3 ? 160 : 240;
+constexpr int PRODUCER_REGISTERS = CONSUMERS == 3 ? 32 : !LISTED ? 24 : CONSUMERS == 1 ? 64 : 40;
+constexpr int CONSUMER_REGISTERS = CONSUMERS == 4 ? 112 : CONSUMERS == 3 ? 160 : !LISTED ? 240 : CONSUMERS == 1 ? 248 : 232;
 static_assert(ALIGNMENT == 16, "TMA needs 16-byte aligned rows");
-using Items = PersistentItems<HEAD_ROWS, PACKED_HEADS>;
-
-// Alg. 1, l. 3-10: one thread asks for tiles in the order in which consumers need them.
-struct Producer {
-  const AttentionParams& p;
-  const TensorMap *Q_map, *K_map, *V_map;
-  const SharedMemory& smem;
-  Ring<NUM_STAGES> K_ring = smem.K_ring(), V_ring = smem.V_ring();
-  Ring<Q_STAGES> Q_ring{};
-  u32 round = 0;
-  INSIDE(PhaseLog inside = PhaseLog(p.trace, true);)
-
-  DEVICE void run(Items& items) {
-    for (u32 index; items.next(index);) {
-      const WorkItem work = items.item(p, index);
-      const TileRange tiles = tiles_of(p, work.q_block);
-      if (tiles.empty()) continue;
-      // Seen by a consumer once its Q is there. The record that this overwrites is four items old: all consumers have
-      // given back the Q of the last but one, and so have stored the item before that.
-      publish_item(smem.item(round++), {work, index});
-      INSIDE(inside.item(index + gridDim.x * blockIdx.y);)
-      load_item(work, tiles);
-    }
-    publish_item(smem.item(round), {{NO_MORE_ITEMS, 0, 0}, 0});
-    INSIDE(inside.enter(WAIT_SPACE, NO_TILE);)
-    for (int w = 0; w < CONSUMERS; ++w) {
-      wait_for_query_buffer(w);
-      mbarrier_arrive(smem.Q_full + 8 * query_buffer(w));
-    }
-    INSIDE(inside.close();)
-  }
-
-  // The first K before Q, whose buffer may be in use for longer; then K one tile ahead of V, as in the turns.
-  DEVICE void load_item(const WorkItem& work, const TileRange& tiles) {
-    const int kv_head = work.head / (p.heads / p.kv_heads);
-    load(K_ring, smem.K, K_map, tiles.end - 1, kv_head, work.batch INSIDE(, inside));
-    for (int w = 0; w < CONSUMERS; ++w) {
-      INSIDE(inside.enter(WAIT_SPACE, NO_TILE);)
-      wait_for_query_buffer(w);
-      INSIDE(inside.enter(COPY, NO_TILE);)
-      const u32 tile = smem.Q + query_buffer(w) * Q_TILE_BYTES, full = smem.Q_full + 8 * query_buffer(w);
-      if constexpr (PACKED_HEADS == 1) {
-        load_tile<GROUP_ROWS, HEAD_DIM>(tile, full, Q_map, work.q_block * Br + w * GROUP_ROWS, work.head, work.batch);
-      } else {
-        load_packed_heads(tile, full, Q_map, work, w * GROUP_ROWS);
-      }
-    }
-    Q_ring.advance();
-    for (int j = tiles.end - 1; j >= tiles.first; --j) {
-      if (j > tiles.first) load(K_ring, smem.K, K_map, j - 1, kv_head, work.batch INSIDE(, inside));
-      load(V_ring, smem.V, V_map, j, kv_head, work.batch INSIDE(, inside));
-    }
-  }
-
-  DEVICE int query_buffer(int consumer) const { return Q_ring.stage * CONSUMERS + consumer; }
-  DEVICE void wait_for_query_buffer(int consumer) const {
-    mbarrier_wait(smem.Q_empty + 8 * query_buffer(consumer), Q_ring.parity ^ 1);
-  }
-  DEVICE static void load(Ring<NUM_STAGES>& ring, u32 buffers, const TensorMap* map, int j, int kv_head, int batch INSIDE(, PhaseLog& inside)) {
-    INSIDE(inside.enter(WAIT_SPACE, j);)
-    ring.wait_empty();
-    INSIDE(inside.enter(COPY, j);)
-    load_tile<Bc, HEAD_DIM>(buffers + ring.stage * KV_TILE_BYTES, ring.full_barrier(), map, j * Bc, kv_head, batch);
-    ring.advance();
-  }
-};
 
 // Alg. 1, l. 11-23 and Alg. 2: one warpgroup, 64 query rows.
 struct Consumer {
@@ -160,8 +100,10 @@ struct Consumer {
   u32 record;             // of the item at hand
   int row;                // this lane's first query row; its second is 8 further on
   int j;                  // the key tile whose scores are computed next
-  TileRange tiles;        // that this consumer's rows see
+  TileRange tiles;        // that this consumer's rows see; LISTED: of a trace, what the item visits
   int above, below;       // tiles that the block visits after and before those
+  ListedTile listed{};    // LISTED: the tile whose scores are computed, which is j
+  TileTally tally[2];     // of a trace: of the item being stored, of the one at hand
   int O_buffer = -1;      // that the O at hand leaves from
   u64 start_ns[2] = {};   // of the item being stored, of the one at hand
   INSIDE(mutable PhaseLog inside = PhaseLog(p.trace, warp == 0 && lane == 0);)
@@ -171,7 +113,11 @@ struct Consumer {
     bool more = begin_item(), fresh = true;
     while (more) {
       if (fresh) {
-        pass_over(above);
+        if constexpr (LISTED) {
+          pass_over_unseen();
+        } else {
+          pass_over(above);
+        }
         issue_first_scores();
         first_softmax();
       }
@@ -180,16 +126,28 @@ struct Consumer {
       if constexpr (STORE_FROM_SMEM && !Q_IN_REGISTERS) {
         if (O_buffer >= 0) give_back_queries(O_buffer);
       }
-      --j;
-      walk_tiles<MASK_KIND>(j, tiles, [&](int, auto segment) { turn(segment); });
+      if constexpr (LISTED) {
+        while (!listed.last()) {
+          await_tile();
+          if (listed.masked(consumer)) {
+            turn(SegmentTag<RIGHT_MASKED>{});
+          } else {
+            turn(SegmentTag<CLEAR>{});
+          }
+        }
+      } else {
+        --j;
+        walk_tiles<MASK_KIND>(j, tiles, [&](int, auto segment) { turn(segment); });
+      }
       end_queries();
       issue_last_values();
       const u32 done = record;
       if constexpr (TRACE) start_ns[0] = start_ns[1];
+      if constexpr (TRACE && LISTED) tally[0] = tally[1];
       // The next item's first scores run beside these last values and beside the store of O. Tiles that have to be passed over
       // in between need the buffers of V, so then the values are awaited first; under a band nearly every item has such tiles.
       // Q of the next item is read before O leaves through its buffer.
-      if constexpr (MASK_KIND == MASK_BAND) {
+      if constexpr (MASK_KIND == MASK_BAND && !LISTED) {
         end_last_values<0>();
         pass_over(below);
         more = begin_item();
@@ -204,7 +162,11 @@ struct Consumer {
         }
       } else {
         more = begin_item();
-        fresh = !more || above > 0;
+        if constexpr (LISTED) {
+          fresh = !more || !await_tile();
+        } else {
+          fresh = !more || above > 0;
+        }
         if (fresh) {
           end_last_values<0>();
           store(done, softmax);
@@ -251,6 +213,11 @@ struct Consumer {
   // all the same, to keep the pipeline's shape; so it is for rows that see none, and all of it is masked.
   // Where keys are split, there are few masked tiles and one item: all rows visit the same.
   DEVICE void begin_tiles(const Item& item) {
+    if constexpr (LISTED) {
+      row = item.q_block * Br + consumer * GROUP_ROWS + warp * 16 + lane / 4;
+      if constexpr (TRACE) tally[1] = {};
+      return;
+    }
     if constexpr (SPLIT_KEYS) {
       row = item.q_block * HEAD_ROWS + query_of_row(consumer * GROUP_ROWS + warp * 16) + lane / 4;
       tiles = tiles_of(p, item.q_block);
@@ -289,6 +256,26 @@ struct Consumer {
     }
   }
 
+  // LISTED: waits for the next tile of K and finds out which it is. False for one that this consumer's rows do not see; the
+  // last is computed in any case.
+  DEVICE bool await_tile() {
+    INSIDE(inside.enter(WAIT_DATA, NO_TILE);)
+    K_ring.wait_full();
+    listed = read_tile(smem.tile(K_ring.stage));
+    warp_sync();  // all lanes have read it before one of them gives the buffer back
+    j = listed.tile;
+    return listed.seen(consumer) || listed.last();
+  }
+  DEVICE void count_tile() {
+    if (TRACE && !listed.stands_for_none()) tally[1].count(j, listed.block_masked());
+  }
+  DEVICE void pass_over_unseen() {
+    while (!await_tile()) {
+      count_tile();
+      pass_over(1);
+    }
+  }
+
   // The first scores of an item, in flight.
   DEVICE void issue_first_scores() {
     INSIDE(inside.enter(WAIT_DATA, j);)
@@ -306,7 +293,15 @@ struct Consumer {
     softmax.reset();
     float alpha[2];
     change_scores();
-    if (j >= tiles.clear_end) mask(SegmentTag<RIGHT_MASKED>{});
+    if constexpr (LISTED) {
+      if (listed.masked(consumer)) {
+        mask(SegmentTag<RIGHT_MASKED>{});
+      } else {
+        mask(SegmentTag<CLEAR>{});
+      }
+    } else {
+      if (j >= tiles.clear_end) mask(SegmentTag<RIGHT_MASKED>{});
+    }
     softmax_of_tile(S_rmem, softmax, p.scale_log2, alpha);
     pack(P_rmem, S_rmem);
     INSIDE(inside.enter(NOTHING);)
@@ -317,7 +312,7 @@ struct Consumer {
   template <typename Tag>
   DEVICE void turn(Tag segment) {
     INSIDE(inside.enter(WAIT_DATA, j);)
-    K_ring.wait_full();
+    if constexpr (!LISTED) K_ring.wait_full();
     wait_turn();
     wgmma_registers(O_rmem);
     wgmma_registers(P_rmem);
@@ -329,15 +324,17 @@ struct Consumer {
     issue_next_values();
     end_turn();
     INSIDE(inside.enter(WAIT_PRODUCTS, j);)
-    // A score change needs the registers of the P in flight: it waits for these values and runs under other consumers'.
-    wgmma_wait<SOFTCAP ? 0 : 1>();
+    // A score change, or a mask that is looked up, needs the registers of the P in flight: it waits for these values and runs
+    // under other consumers'.
+    constexpr bool VALUES_FIRST = SOFTCAP || (LISTED && Tag::value != CLEAR);
+    wgmma_wait<VALUES_FIRST ? 0 : 1>();
     release_scores();
-    if constexpr (SOFTCAP) release_values();
+    if constexpr (VALUES_FIRST) release_values();
     float alpha[2];
     change_scores();
     mask(segment);
     const bool grown = softmax_of_tile(S_rmem, softmax, p.scale_log2, alpha);
-    if constexpr (!SOFTCAP) {
+    if constexpr (!VALUES_FIRST) {
       INSIDE(inside.enter(WAIT_PRODUCTS, j + 1);)
       wgmma_wait<0>();
       release_values();
@@ -375,14 +372,28 @@ struct Consumer {
     if constexpr (SPLIT_KEYS) {
       of_done.reduce_sum();
       leave_part(p, item, consumer * GROUP_ROWS + warp * 16, 0, fragment_view(O_rmem), of_done, lane);
+    } else if constexpr (LENGTHS_KIND != DENSE) {
+      const int first_row = item.q_block * Br + consumer * GROUP_ROWS + warp * 16;
+      store_output(p, read_sequence(done), item, first_row, O_rmem, of_done, lane);
     } else {
       const int first_row = item.q_block * Br + consumer * GROUP_ROWS + warp * 16;
       store_output(p, O_map, item, first_row, O_rmem, of_done, smem.Q + O_buffer * Q_TILE_BYTES, warp, lane);
     }
-    if (TRACE && threadIdx.x == 128) write_trace(p, item.index, item, tiles_of(p, item.q_block), start_ns[0]);
+    if constexpr (TRACE && LISTED) {
+      if (threadIdx.x == 128) write_trace_of_list(done, item);
+    } else {
+      if (TRACE && threadIdx.x == 128) write_trace(p, item.index, item, tiles_of(p, item.q_block), start_ns[0]);
+    }
 #pragma unroll
     for (int i = 0; i < HEAD_DIM / 2; ++i) O_rmem[i] = 0.0f;
     INSIDE(inside.enter(NOTHING);)
+  }
+
+  DEVICE void write_trace_of_list([[maybe_unused]] u32 done, const Item& item) {
+    HeadMask mask = head_mask(p);
+    if constexpr (LENGTHS_KIND != DENSE) mask = read_mask(done);
+    if (item.q_block * Br >= mask.rows) return;  // behind the end of its sequence
+    write_trace(p, item.index, item, tally[0].range((mask.keys + Bc - 1) / Bc), start_ns[0]);
   }
 
   // Ping-pong: consumers issue their products in turn, so that one's softmax runs under the others' products.
@@ -422,7 +433,21 @@ struct Consumer {
   DEVICE void change_scores() { cap_scores<SOFTCAP>(fragment_view(S_rmem), p.softcap); }
   template <typename Tag>
   DEVICE void mask(Tag) {
-    hide_scores<Tag::value>(fragment_view(S_rmem), head_mask(p), row, j * Bc, lane % 4 * 2);
+    if constexpr (LISTED) {
+      count_tile();
+      if constexpr (Tag::value != CLEAR) hide_listed();
+    } else {
+      hide_scores<Tag::value>(fragment_view(S_rmem), head_mask(p), row, j * Bc, lane % 4 * 2);
+    }
+  }
+  DEVICE void hide_listed() {
+    // What follows from these is worked out here, and kept in no registers between tiles.
+    const int row = int(opaque(u32(this->row))), column = int(opaque(u32(lane))) % 4 * 2;
+    if constexpr (is_looked_up(MASK_KIND)) {
+      hide_scores<1>(fragment_view(S_rmem), read_looked_up_mask(p, record), row, j * Bc, column);
+    } else {
+      hide_scores<RIGHT_MASKED>(fragment_view(S_rmem), read_mask(record), row, j * Bc, column);
+    }
   }
 
   // No product of this item reads Q any more.
@@ -443,6 +468,13 @@ struct Consumer {
   }
 };
 
+// Columns: the launch before, a warp per block of keys.
+KERNEL __launch_bounds__(MASK_THREADS)
+    mask_blocks(const __grid_constant__ AttentionParams p, const __grid_constant__ TensorMap, const __grid_constant__ TensorMap,
+                const __grid_constant__ TensorMap, const __grid_constant__ TensorMap) {
+  prepare_mask<MASK_KIND>(p, (blockIdx.x * MASK_THREADS + threadIdx.x) / 32, gridDim.x * (MASK_THREADS / 32));
+}
+
 KERNEL __launch_bounds__(NUM_THREADS, 1)
     fa3_forward(const __grid_constant__ AttentionParams p, const __grid_constant__ TensorMap Q_map,
                 const __grid_constant__ TensorMap K_map, const __grid_constant__ TensorMap V_map,
@@ -459,10 +491,20 @@ KERNEL __launch_bounds__(NUM_THREADS, 1)
   Items items(p);
   if (warpgroup == 0) {
     registers_release_to<PRODUCER_REGISTERS>();
-    if (thread == 0) Producer{p, &Q_map, &K_map, &V_map, smem}.run(items);
+    if constexpr (LISTED) {
+      if (thread == 0) {
+        KeyLoader{p, &Q_map, &K_map, smem}.run();
+      } else if (thread / 32 == 1) {
+        ValueLoader{p, &V_map, smem, thread % 32}.run();
+      } else if (thread / 32 == 2) {
+        Lister{p, smem}.run(items);
+      }
+    } else {
+      if (thread == 0) Producer{p, &Q_map, &K_map, &V_map, smem}.run(items);
+    }
   } else {
     registers_raise_to<CONSUMER_REGISTERS>();
-    if (!SPLIT_KEYS && some_block_is_empty(p)) {  // query blocks that never enter the pipeline
+    if (!SPLIT_KEYS && !LISTED && some_block_is_empty(p)) {  // query blocks that never enter the pipeline
       for (u32 index; items.next(index);) {
         const WorkItem work = items.item(p, index);
         if (tiles_of(p, work.q_block).empty()) store_nothing(p, {work, index}, thread - 128);

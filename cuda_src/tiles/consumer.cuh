@@ -19,7 +19,8 @@ constexpr int O_TILES = HEAD_DIM / 8;          // 8-column tiles of O
 constexpr int S_TILES = Bc / 8;
 constexpr int Q_TILE_BYTES = wgmma_tile_bytes(GROUP_ROWS, HEAD_DIM), KV_TILE_BYTES = wgmma_tile_bytes(Bc, HEAD_DIM);
 // O leaves by TMA from the buffer its Q came in, where that is free by then; else from registers.
-constexpr bool STORE_FROM_SMEM = STORE_BY_TMA && (Q_IN_REGISTERS || Q_STAGES > 1);
+// (With lengths O always does: the rows behind those of a sequence may be another's.)
+constexpr bool STORE_FROM_SMEM = STORE_BY_TMA && (Q_IN_REGISTERS || Q_STAGES > 1) && LENGTHS_KIND == DENSE;
 static_assert(Br == CONSUMERS * GROUP_ROWS, "64 query rows a consumer");
 static_assert(Bc % 16 == 0 && Bc <= 256, "P V takes keys 16 at a time");
 
@@ -118,6 +119,28 @@ DEVICE void store_output(const AttentionParams& p, const TensorMap* O_map, const
       }
       bulk_commit();
     }
+  }
+}
+
+// The same for one sequence of padded or packed ones, whose rows alone are written; of padded ones zeros behind them.
+DEVICE void store_output(const AttentionParams& p, const RaggedSequence& sequence, const Item& item, int first_row,
+                         Output& O_rmem, OnlineSoftmax<2>& softmax, int lane) {
+  softmax.reduce_sum();
+  const i64 numbers = row_numbers(p, sequence, i64(sequence.batch()) * p.heads + item.head);
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const int row = first_row + lane / 4 + 8 * r;
+    const bool exists = row < sequence.rows(), stored = row < sequence.stored_rows();
+    if (p.lse != nullptr && lane % 4 == 0 && stored) {
+      st_global(p.lse + numbers + row, exists ? softmax.lse(r) : NEG_INF);
+    }
+    if (!exists) {  // what is there may be no number
+#pragma unroll
+      for (int n = 0; n < O_TILES; ++n) O_rmem[4 * n + 2 * r] = O_rmem[4 * n + 2 * r + 1] = 0.0f;
+    }
+    const WorkItem stored_as = {item.q_block, item.head, sequence.batch()};
+    store_accumulator_row<O_TILES, BFLOAT16>(output_row(p, stored_as, int(sequence.first_row()) + row), O_rmem, r,
+                                             exists ? softmax.inverse_sum(r) : 0.0f, stored, lane);
   }
 }
 

@@ -11,6 +11,7 @@
 // neighbouring numbers that one load brings, cut to the rows that exist: no test needs more than 32 bits or another case.
 #pragma once
 #include "params.cuh"
+#include "primitives/opaque.cuh"
 #include "tiles/fragment_view.cuh"
 #include "tiles/mask.cuh"
 
@@ -29,6 +30,9 @@ struct MaskWorkspace {
   char *runs, *extremes;
   int blocks;  // of keys
 
+  // That of one head, where its parts are.
+  DEVICE MaskWorkspace(const Params& p, char* runs_, char* extremes_)
+      : runs(runs_), extremes(extremes_), blocks((p.seqlen_k - 1) / BLOCK_KV + 1) {}
   DEVICE explicit MaskWorkspace(const Params& p) : blocks((p.seqlen_k - 1) / BLOCK_KV + 1) {
     runs = static_cast<char*>(p.workspace) + p.mask.workspace;
     extremes = runs + i64(p.mask.sequences) * p.mask.heads * RUNS * blocks * (BLOCK_KV * RUN_BYTES);
@@ -109,6 +113,10 @@ struct LookedUpMask {
       if (tokens > 0) exempt = cut(i64(tokens) - p.shift, rows);
     }
   }
+  // What of it belongs to one sequence and head is known.
+  DEVICE LookedUpMask(const Params& p, const MaskWorkspace<Params, RUNS>& of_head, int prefix_, int keep_, int exempt_)
+      : rows(p.seqlen_q), keys(p.seqlen_k), first(p.band_first), last(p.band_last), prefix(prefix_), keep(keep_),
+        exempt(exempt_), workspace(of_head), number(0) {}
 
   DEVICE RunExtremes extremes(int run, int block) const {
     const vec4 x = ld_global<vec4>(workspace.extremes_of(number + run, block));
@@ -191,8 +199,8 @@ struct TileWalk {
 };
 
 // Scores that the mask hides become -inf. `row` is the lane's first, `lane_column` its first column of a tile whose first key
-// is `first_key`.
-template <MaskKind KIND, typename Params, typename View>
+// is `first_key`. RUNS_AT_ONCE: 1 where registers do not suffice for the loads of two runs.
+template <int RUNS_AT_ONCE = 2, MaskKind KIND, typename Params, typename View>
 DEVICE void hide_scores(View S, const LookedUpMask<KIND, Params>& mask, int row, int first_key, int lane_column) {
   const int key = first_key + lane_column;
 #pragma unroll
@@ -208,8 +216,10 @@ DEVICE void hide_scores(View S, const LookedUpMask<KIND, Params>& mask, int row,
       if (!(in_band || (LookedUpMask<KIND, Params>::SETS && column < low))) s = NEG_INF;
     });
   }
-#pragma unroll
-  for (int run = 0; run < LookedUpMask<KIND, Params>::RUNS; ++run) {
+  constexpr int RUNS = LookedUpMask<KIND, Params>::RUNS;
+  const int runs_of_all = RUNS_AT_ONCE == 1 && RUNS > 0 ? int(opaque(RUNS)) : RUNS;  // a loop, even of one
+#pragma unroll RUNS_AT_ONCE
+  for (int run = 0; run < runs_of_all; ++run) {
     const char* runs = mask.workspace.run(mask.number + run, key);
 #pragma unroll
     for (int n = 0; n < View::TILES; ++n) {

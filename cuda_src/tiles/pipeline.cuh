@@ -35,6 +35,10 @@ DEVICE void load_tile(u32 tile, u32 full_barrier, const TensorMap* map, int row,
   }
 }
 
+// The tiles of a query block need not lie side by side, or lengths are read on the device: what is to be visited is listed
+// (tile_list.cuh).
+constexpr bool LISTED = is_looked_up(MASK_KIND) || LENGTHS_KIND != DENSE;
+
 // One query block of one head, as the producer leaves it in shared memory for the consumers: they save the divisions, and
 // registers while they are busy with it. After the last comes one with no query block.
 struct Item : WorkItem {
@@ -47,5 +51,9 @@ DEVICE Item read_item(u32 record) {
   const vec4 x = ld_shared_vec4(record);
   return {{int(x.x), int(x.y), int(x.z)}, x.w};
 }
-constexpr int ITEM_RECORDS = 4;  // the producer's item, the consumers' two (one being stored), and one between
+// The producer's item, the consumers' two (one being stored), and one between. Where tiles are listed, the lister may be ahead by
+// an item for each entry of the list.
+constexpr int LIST_STAGES = 4;
+constexpr int ITEM_RECORDS = LISTED ? 4 + LIST_STAGES : 4;
 constexpr int NO_MORE_ITEMS = -1;  // instead of a query block
+constexpr int ITEM_BYTES = LISTED ? 48 : 16;  // of a record

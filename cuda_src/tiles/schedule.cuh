@@ -101,9 +101,14 @@ struct PersistentItems {
   u32 Tr, total, round = 0;
 
   DEVICE static u32 heads(const AttentionParams& p) { return u32(p.heads) / SHARED; }
+  // Packed: Tr are the blocks of all sequences.
+  DEVICE static u32 batch(const AttentionParams& p) { return LENGTHS_KIND == PACKED ? 1 : u32(p.batch); }
+  DEVICE static u32 query_blocks(const AttentionParams& p) {
+    return LENGTHS_KIND == PACKED ? num_packed_blocks<BR>(p.total_q, p.batch) : u32(p.seqlen_q - 1) / BR + 1;
+  }
 
   DEVICE explicit PersistentItems(const AttentionParams& p)
-      : Tr(u32(p.seqlen_q - 1) / BR + 1), total(Tr * u32(p.batch) * heads(p)) {}
+      : Tr(query_blocks(p)), total(Tr * batch(p) * heads(p)) {}
 
   // False when this block has done its share.
   DEVICE bool next(u32& index) {
@@ -116,7 +121,7 @@ struct PersistentItems {
   DEVICE WorkItem item(const AttentionParams& p, u32 index) const {
     u32 q_block, head;
     if constexpr (LATER_ROWS_SEE_MORE) {
-      const u32 group_heads = u32(p.heads_per_group), all_heads = u32(p.batch) * heads(p);
+      const u32 group_heads = u32(p.heads_per_group), all_heads = batch(p) * heads(p);
       const u32 group = index / (group_heads * Tr), rest = index - group * group_heads * Tr;
       const u32 members = min(group_heads, all_heads - group * group_heads);
       q_block = Tr - 1 - rest / members;
@@ -124,6 +129,10 @@ struct PersistentItems {
     } else {
       q_block = index % Tr;
       head = index / Tr;
+    }
+    if constexpr (LENGTHS_KIND == PACKED) {
+      const PackedBlock block = packed_block<BR>(p.cu_seqlens_q, p.batch, p.total_q, q_block);
+      return {block.block, int(head), block.sequence};
     }
     return {int(q_block), int(head % heads(p)) * SHARED, int(head / heads(p))};
   }

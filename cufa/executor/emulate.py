@@ -337,7 +337,8 @@ def _operand_memory(plan: Plan, given: Arrays, checked: bool) -> dict[str, Globa
 
 
 def _forbid_tails(plan: Plan, memory: GlobalArray) -> None:
-    """What lies behind a sequence is not read."""
+    """What lies behind a sequence is not read. The copy engine brings whole tiles: there it is poison, of which nothing
+    shows in a result."""
     array, valid = memory.array, memory.valid
     assert valid is not None
     elements = [stride // array.itemsize for stride in array.strides]
@@ -346,7 +347,10 @@ def _forbid_tails(plan: Plan, memory: GlobalArray) -> None:
     for part in plan.problem.parts:
         of_keys = memory.name in ("k", "v")
         allowed[part.batch, :, part.keys if of_keys else part.rows] = 1
-    mine &= allowed
+    if plan.spec.uses_copy_engine:
+        array[np.broadcast_to(allowed == 0, array.shape)] = np.nan
+    else:
+        mine &= allowed
 
 
 def _is_appended_to(plan: Plan) -> bool:

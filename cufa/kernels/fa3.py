@@ -5,11 +5,13 @@ from __future__ import annotations
 import dataclasses
 
 from ..core.architectures import Device
+from ..core.lengths import LENGTH_KINDS
 from ..core.operation import Split
 from ..core.order import ITEM_COST, persistent
-from ..core.problem import Problem
+from ..core.problem import MASK_KINDS, Problem
 from ..core.schedule import Schedule
 from .config import SplitConfig
+from .mask_blocks import mask_launches
 from .shared_memory import Buffer
 from .spec import Box, KernelSpec, Launch, ceil_div
 from .splits import forward_workspace, in_splits, query_items, with_merge
@@ -38,7 +40,8 @@ class Fa3Config(SplitConfig):
 
 def _fa3_shared_memory(config: Fa3Config, head_dim: int) -> tuple[Buffer, ...]:
     """Q of each consumer warpgroup, the K and V rings, a full and an empty barrier for each of their buffers, records
-    of items."""
+    of items; where tiles are listed, which is in each buffer of K, the list, and a barrier for the end of a
+    sequence."""
     row, consumers = ceil_div(head_dim, 64) * 128, config.num_warps // 4 - 1
     tiles = {
         "Q": (config.q_stages * config.block_q, config.q_stages * consumers),
@@ -52,7 +55,12 @@ def _fa3_shared_memory(config: Fa3Config, head_dim: int) -> tuple[Buffer, ...]:
             for name, (_, count) in tiles.items()
             for state in ("FULL", "EMPTY")
         ),
-        Buffer("ITEMS", 4 * 16),
+        Buffer("ITEMS", 8 * 48),
+        Buffer("TILES", 8 * config.num_stages),
+        Buffer("LIST", 4 * 16),
+        Buffer("LIST_FULL", 4 * 8, align=8),
+        Buffer("LIST_EMPTY", 4 * 8, align=8),
+        Buffer("TAIL_FULL", 8, align=8),
     )
 
 
@@ -60,12 +68,12 @@ def _fa3_launches(
     problem: Problem, config: Fa3Config, shared_memory: int, split: Split | None = None
 ) -> tuple[Launch, ...]:
     """Persistent blocks that share out query blocks and heads; where keys are split, a block for each split of them,
-    and a merge."""
+    and a merge. Before them, where keys have runs of rows, what these make of each block of keys."""
     items = query_items(problem, config)
     launch = Launch("fa3_forward", (items, 1, 1), config.num_warps * 32, shared_memory, persistent=True)
-    return (
-        with_merge(launch, "fa3_combine", problem, split, dependent=True) if config.split_keys else (launch,)
-    )
+    if config.split_keys:
+        return with_merge(launch, "fa3_combine", problem, split, dependent=True)
+    return (*mask_launches(problem, config), launch)
 
 
 def _fa3_boxes(config: Fa3Config) -> dict[str, Box]:
@@ -174,6 +182,8 @@ FA3_FORWARD = KernelSpec(
     configs=tuple(_SLOWNESS),
     split_configs=_split_configs(),
     flops=_fa3_flops,
+    masks=MASK_KINDS,
+    lengths=LENGTH_KINDS,
     workspace=forward_workspace,
     workspace_holds="of each split of a query block O, and m and l of its rows, in float32",
     shared_memory=_fa3_shared_memory,
@@ -184,4 +194,5 @@ FA3_FORWARD = KernelSpec(
     boxes=_fa3_boxes,
     choose=_choose_fa3,
     order=persistent,
+    waits=lambda problem: bool(problem.mask.beyond_band) or problem.lengths.kind != "dense",
 )

@@ -1,0 +1,302 @@
+"""FA3 where the producer lists tiles: few persistent blocks, many items, any order of warps and copies, on masks that
+are looked up and on packed and padded lengths; and bugs planted in its waits, its lookups and the end of sequences,
+each of which must be noticed."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from unittest import mock
+
+import numpy as np
+import pytest
+from lengths_support import packed, padded
+from sampling import of_today
+from support import assert_attention, forward_operands, make_inputs, make_problem, plan_with_blocks
+from test_emulate_mutants import plant
+
+from cufa import masks
+from cufa.core.architectures import Device
+from cufa.core.columns import Columns
+from cufa.core.integers import Integers
+from cufa.core.mask import Band, Mask
+from cufa.executor.emulate import Emulation, EmulationError, Execution, emulate, run_plan
+from cufa.kernels import KERNELS, TileConfig
+from cufa.planner import make_plan, problem_class
+
+SPEC = KERNELS["fa3_forward"]
+CONFIGS = pytest.mark.parametrize(
+    ("config", "head_dim"),
+    [pytest.param(c, c.max_head_dim, id=f"{i}-d{c.max_head_dim}") for i, c in enumerate(SPEC.configs)],
+)
+MAKE = {"packed": packed, "padded": padded}
+
+
+def examples(seqlen_q: int, seqlen_k: int) -> dict[str, Mask]:
+    rng = np.random.default_rng(seqlen_q + seqlen_k)
+    cuts = np.sort(rng.integers(0, seqlen_k + 1, 3))
+    lengths = np.diff([0, *cuts, seqlen_k]).tolist()
+    rows = rng.integers(0, seqlen_q + 1, (4, 1, 2, seqlen_k)).astype(np.int32)
+    return {
+        "prefix": masks.prefix(seqlen_k // 3),
+        "streaming": masks.streaming(3, 40),
+        "documents": masks.documents(lengths),
+        "documents both ways": masks.documents(lengths, causal=False),
+        "evicted": masks.evict(rng.integers(0, seqlen_q + 1, seqlen_k).astype(np.int32)),
+        "two runs of heads": Columns(Band(right=5), Integers(rows)),
+        "nothing for the first rows": Band(None, -seqlen_q // 2, "top-left", prefix=0, keep=1),
+    }
+
+
+def check(
+    mask: Mask, config: TileConfig, lengths: tuple[int, int], head_dim: int, runs, seed: int = 0
+) -> None:
+    """Each of ``runs``, (blocks, execution), gives the same bits, and the right ones."""
+    inputs, outputs = make_inputs(2, 4, 2, *lengths, head_dim, "bfloat16", seed=seed), []
+    problem = make_problem(*inputs, mask=mask)
+    for blocks, execution in runs:
+        given = forward_operands(*inputs)
+        run = run_plan(plan_with_blocks(problem, config, blocks), given, execution, trace=False)
+        assert not run.findings, "\n".join(map(str, run.findings))
+        outputs.append(run.out.tobytes() + run.lse.tobytes())
+    assert_attention(run.out, run.lse, *inputs, mask=mask)
+    assert len(set(outputs)) == 1
+
+
+@CONFIGS
+def test_items_run_on_from_one_to_the_next(config, head_dim):
+    """In checked mode: what one item leaves behind is not what the next one reads."""
+    lengths = 2 * config.block_q + 70, 3 * config.block_kv + 5
+    for name in of_today(list(examples(*lengths)), f"lists {config}", fixed=1, dated=2):
+        runs = [(1, Execution("checked", "descending")), (2, Execution("checked", 3))]
+        check(examples(*lengths)[name], config, lengths, head_dim, runs)
+
+
+@pytest.mark.sampled(fixed=4, dated=2)
+@pytest.mark.parametrize("seed", range(6))
+@CONFIGS
+def test_random_persistent_grids(config, head_dim, seed):
+    rng = random.Random(f"lists {config} {seed}")
+    lengths = rng.randint(1, 520), rng.randint(1, 700)
+    mask = rng.choice(list(examples(*lengths).values()))
+    copies = rng.choice(["early", "late"])
+    orders = [(rng.randint(1, 3), order) for order in ("ascending", "descending", seed)]
+    check(mask, config, lengths, head_dim, [(n, Execution("plain", x, copies)) for n, x in orders], seed)
+
+
+@pytest.mark.parametrize("kind", MAKE)
+@CONFIGS
+def test_lengths_in_any_order(config, head_dim, kind):
+    """Sequences of every length, on all configs, whichever warp runs next."""
+    names = of_today(
+        ["empty ones", "one query", "equal", "whole tiles"], f"lists {config} {kind}", fixed=1, dated=1
+    )
+    for lengths in names:
+        for options in ("causal", "window, softcap"):
+            ragged(kind, lengths, options, Execution("checked", len(lengths)), config, head_dim)
+
+
+def ragged(kind, lengths, options, execution, config=None, head_dim=64) -> Emulation:
+    case = MAKE[kind](lengths, options, head_dim, "float16")
+
+    def on_few_blocks(*arguments, **request):
+        plan = make_plan(*arguments, **request)
+        (launch,) = plan.launches
+        return dataclasses.replace(plan, launches=(dataclasses.replace(launch, grid=(2, 1, 1)),))
+
+    with mock.patch("cufa.executor.emulate.make_plan", on_few_blocks):
+        result = emulate(
+            *case.forward,
+            **case.lengths,
+            **case.options,
+            algorithm="fa3",
+            config=config,
+            mode=execution.mode,
+            schedule=execution.schedule,
+        )
+    assert not result.findings, "\n".join(map(str, result.findings))
+    for name, x in result.results.items():
+        case.check(name, np.asarray(x))
+    return result
+
+
+def test_a_block_that_sees_no_tile_reads_none():
+    """Its K and V are zeros that the copy engine makes up: what is in the keys reaches nothing."""
+    config = SPEC.configs[1]
+    q, k, v = make_inputs(1, 2, 1, 2 * config.block_q, config.block_kv + 40, 64, "float16")
+    k[...] = v[...] = np.nan
+    hidden = np.zeros((2, 1, 1, config.block_kv + 40), np.int32)
+    hidden[1] = 2 * config.block_q
+    problem = make_problem(q, k, v, mask=Columns(Band(), Integers(hidden)))
+    given = forward_operands(q, k, v)
+    run = run_plan(plan_with_blocks(problem, config, 1), given, Execution("checked"))
+    assert not run.findings
+    assert not given["out"].any() and np.isneginf(given["lse"]).all()
+    assert not run.records["tiles_visited"].any()
+
+
+LIST, PRODUCER, KERNEL = "tiles/tile_list.cuh", "tiles/listing_producer.cuh", "kernels/fa3_forward.cu"
+MASKED, RAGGED = "documents both ways", "packed"
+
+#: (file, what is there, what is planted, what shows it), by what is wrong.
+PLANTED = {
+    "the list is read before it is written": (PRODUCER, "    list.wait_full();\n", "", MASKED),
+    "an entry is overwritten while it is read": (
+        PRODUCER,
+        "    list.wait_empty();\n    publish_entry(smem.list + 16 * list.stage, entry",
+        "    publish_entry(smem.list + 16 * list.stage, entry",
+        MASKED,
+    ),
+    "entries are not given back": (PRODUCER, "    list.release(lane);\n", "", MASKED),
+    "entries are given back by one loader for both": (
+        "tiles/pipeline_memory.cuh",
+        "mbarrier_init(list_empty + 8 * i, 2);",
+        "mbarrier_init(list_empty + 8 * i, 1);",
+        MASKED,
+    ),
+    "an entry without an end": (
+        PRODUCER,
+        "if (last) st_shared_u32(marks, ld_shared_u32(marks) | LAST_TILE);",
+        "",
+        MASKED,
+    ),
+    "records of items are too few": (
+        "tiles/pipeline.cuh",
+        "LISTED ? 4 + LIST_STAGES : 4",
+        "LISTED ? 2 : 4",
+        MASKED,
+    ),
+    "lanes read an item that is not there yet": (
+        PRODUCER,
+        "      warp_sync();  // all lanes read it\n",
+        "",
+        MASKED,
+    ),
+    "consumers are not told": (PRODUCER, "      publish_tile(smem.tile(K_ring.stage), entry);\n", "", MASKED),
+    "consumers are told while they read": (PRODUCER, "      K_ring.wait_empty();\n", "", MASKED),
+    "a tile's buffer is given back while lanes read": (
+        KERNEL,
+        "    warp_sync();  // all lanes have read it before one of them gives the buffer back\n",
+        "",
+        "one consumer",
+    ),
+    "a consumer that sees nothing waits for more": (
+        KERNEL, "return listed.seen(consumer) || listed.last();", "return listed.seen(consumer);", "two runs of heads",
+    ),
+    "rows of another consumer": (LIST, "lane_id() * GROUP_ROWS, end", "(lane_id() ^ 1) * GROUP_ROWS, end", MASKED),
+    "a consumer's tile is called clear": (
+        LIST,
+        "(is.every ? SEEN | CLEAR_TILE : SEEN) << 2",
+        "(SEEN | CLEAR_TILE) << 2",
+        MASKED,
+    ),
+    "the second consumer is forgotten": (LIST, "      marks |= shfl_xor(marks, 1);\n", "", MASKED),
+    "runs of another item": (
+        KERNEL,
+        "read_looked_up_mask(p, record)",
+        "read_looked_up_mask(p, smem.item(0))",
+        "two runs of heads",
+    ),
+    "blocks that see nothing see the first keys": (
+        PRODUCER,
+        "if (tile.stands_for_none()) return {tile, LENGTHS_KIND == PACKED ? p.total_k : p.seqlen_k, Bc};",
+        "",
+        "nothing visible",
+    ),
+    "the tail of V is not cleared": (PRODUCER, "        clear_rows(tile, entry.existing);\n", "", RAGGED),
+    "the tail of V but for a row": (
+        PRODUCER,
+        "clear_rows(tile, entry.existing);",
+        "clear_rows(tile, entry.existing + 1);",
+        RAGGED,
+    ),
+    "a key too many is cleared": (
+        PRODUCER,
+        "clear_rows(tile, entry.existing);",
+        "clear_rows(tile, entry.existing - 1);",
+        RAGGED,
+    ),
+    "zeros without a fence": (PRODUCER, "        async_proxy_fence();\n", "", RAGGED),
+    "zeros that not all lanes have written": (
+        PRODUCER,
+        "      warp_sync();  // all lanes have read the list, and written their zeros\n",
+        "",
+        RAGGED,
+    ),
+    "zeros in a tile that has not landed": (
+        PRODUCER,
+        "        mbarrier_wait(smem.tail_full, tail_parity);\n",
+        "",
+        RAGGED,
+    ),
+    "the first phase of the tail for all": (PRODUCER, "        tail_parity ^= 1;\n", "", RAGGED),
+    "keys of the sequence before": (PRODUCER, "first_key_of(record) + row", "row", RAGGED),
+    "rows of the sequence before": (
+        PRODUCER,
+        "row += int(read_sequence(reader.record()).first_row());",
+        "",
+        RAGGED,
+    ),
+    "rows behind a sequence are written": (
+        "tiles/consumer.cuh",
+        "stored = row < sequence.stored_rows();",
+        "stored = true;",
+        RAGGED,
+    ),
+    "rows behind a sequence are no zeros": (
+        "tiles/consumer.cuh",
+        "    if (!exists) {  // what is there may be no number\n",
+        "    if (false) {\n",
+        "padded",
+    ),
+    "the mask of another item": (KERNEL, "read_mask(record)", "read_mask(smem.item(0))", RAGGED),
+}  # fmt: skip
+
+
+def show(what: str) -> None:
+    """What notices a planted bug: two items and more of a block, of three consumers where a config has them."""
+    config = SPEC.configs[-1 if what == "one consumer" else 0]  # without turns, and without Q in registers
+    lengths = 2 * config.block_q + 70, 4 * config.block_kv + 5
+    if what in MAKE:
+        for schedule in ("ascending", "descending", 5):
+            for names in (("equal", "causal"), ("one query", "full")):
+                ragged(what, *names, Execution("checked", schedule), SPEC.configs[1])
+        return
+    if what == "nothing visible":
+        test_a_block_that_sees_no_tile_reads_none()
+        return
+    shown = {
+        **examples(*lengths),
+        "one consumer": masks.documents([70, lengths[1] - 70]),
+    }
+    runs = [(1, Execution("checked", schedule)) for schedule in ("ascending", "descending", 5)]
+    check(shown[what], config, lengths, config.max_head_dim, runs)
+
+
+@pytest.mark.parametrize("bug", PLANTED)
+def test_planted(tmp_path, monkeypatch, bug):
+    """Each is found by a wrong result, a finding, or a deadlock."""
+    file, old, new, what = PLANTED[bug]
+    plant(tmp_path, monkeypatch, file, old, new)
+    with pytest.raises((AssertionError, EmulationError)):
+        show(what)
+
+
+@pytest.mark.parametrize("what", dict.fromkeys(x[-1] for x in PLANTED.values()))
+def test_without_a_bug_nothing_shows(what):
+    show(what)
+
+
+@pytest.mark.parametrize("mask", [masks.documents([100, 156]), masks.prefix(9)], ids=str)
+def test_auto_waits_for_a_record(mask):
+    """What was not measured is left to fa2_forward; once it was, the record decides."""
+    q, k, v = make_inputs(1, 2, 2, 256, 256, 64, "bfloat16")
+    problem = make_problem(q, k, v, mask=mask)
+    device = Device.typical("sm_90")
+    plan = make_plan(problem, device)
+    assert plan.spec.name == "fa2_forward" and "was not measured" in str(plan)
+    assert make_plan(problem, device, "fa3").spec is SPEC
+    measured = {problem_class(problem): "fa3_forward"}
+    assert make_plan(problem, device, fastest=measured).spec is SPEC
+    dense = dataclasses.replace(problem, mask=Band(right=0))
+    assert problem_class(dense) not in measured and make_plan(dense, device).spec is SPEC
