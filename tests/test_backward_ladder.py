@@ -65,7 +65,7 @@ def test_variations_differ_from_what_ships_in_one_thing(head_dim):
     assert dataclasses.replace(ordered.problem, deterministic=False) == plan.problem
     changed = [fields_that_differ(plan.config, x.config) for x in others]
     assert all(len(x) == 1 for x in changed)
-    assert ({"early_launches"} in changed) != plan.config.early_launches
+    assert {"early_launches"} in changed
     assert not {x.label for x in others} & {x.label for x in ladder("fa3", plan.config)}
 
 
