@@ -64,9 +64,8 @@ class Plan:
 
     @property
     def counters(self) -> int:
-        """32-bit words that are zero between launches: which part of an item is the last."""
-        count = self.spec.counters
-        return count(self.problem, self.config) if count and self.workspace else 0
+        """32-bit words that are zero between launches: which part of an item is the last, which item the next."""
+        return self.spec.counters(self.problem, self.config, self.workspace) if self.launches else 0
 
     @property
     def order(self) -> Order | None:

@@ -27,7 +27,7 @@ struct Lister {
   u32 round = 0;
 
   DEVICE void run(Items& items) {
-    for (u32 index; items.next(index);) {
+    for (u32 index; items.take(p, index);) {
       const WorkItem work = items.item(p, index);
       const auto sequence = sequence_of(p, work.batch);
       if (LENGTHS_KIND == PACKED && work.q_block * Br >= sequence.stored_rows()) continue;  // behind the end of its sequence

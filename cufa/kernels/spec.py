@@ -90,9 +90,9 @@ class KernelSpec:
     """(problem, config, split) → device memory in bytes beyond inputs and outputs."""
     workspace_holds: str = ""
     """In words, for printed plans."""
-    counters: Callable[[Problem, Config], int] | None = None
-    """(problem, config) → 32-bit words that are zero between launches, for a workspace that outlives the call;
-    None: the kernel keeps none, and its workspace is the call's own."""
+    counters: Callable[[Problem, Config, int], int] = lambda problem, config, workspace: 0
+    """(problem, config, bytes of workspace) → 32-bit words that are zero between launches: with any, the workspace
+    outlives the call."""
     masks: tuple[str, ...] = BAND_KINDS
     """Of :data:`~cufa.core.problem.MASK_KINDS`, what it serves."""
     skip_masked_tiles: bool = False
