@@ -92,8 +92,8 @@ def _compile(source: str, device_id: int, options: tuple[str, ...]) -> _Module:
 
 
 def compiled_function(source: str, device_id: int, options: tuple[str, ...], entry: str) -> Any:
-    """A kernel beside those of plans, to be called with CuPy's own launch."""
-    return _compile(source, device_id, options).function(entry, 0)
+    """A kernel beside those of plans, for the current device, to be called with CuPy's own launch."""
+    return _compile(source, device_id, options).function(entry, 0).kernel
 
 
 class Prepared:

@@ -21,16 +21,23 @@ def text_runs(lengths: Any, seqlen: int, form: str) -> Any:
     ``lengths`` is int32, (texts,) or (batch, texts). ``form`` is one of :data:`FORMS`: a token sees those of its own
     text up to itself; all of them; or up to itself, and those of the first text.
     """
+    device_id = lengths.data.device_id
+    if cupy.cuda.runtime.getDevice() == device_id:
+        return _text_runs(lengths, seqlen, form, device_id)
+    with cupy.cuda.Device(device_id):
+        return _text_runs(lengths, seqlen, form, device_id)
+
+
+def _text_runs(lengths: Any, seqlen: int, form: str, device_id: int) -> Any:
     *batch, texts = lengths.shape
     sequences = batch[0] if batch else 1
-    with cupy.cuda.Device(lengths.data.device_id):
-        runs = cupy.ndarray((4 if form == "both ways" else 2, sequences, 1, seqlen), cupy.int32)
-        if runs.size:
-            if not lengths.flags.c_contiguous:
-                lengths = cupy.ascontiguousarray(lengths)
-            blocks = -(-sequences * -(-seqlen // 32) * 32 // KEYS_OF_BLOCK)
-            arguments = lengths, runs, sequences, texts, seqlen, FORMS[form]
-            _function(lengths.data.device_id)((blocks,), (THREADS,), arguments)
+    runs = cupy.ndarray((4 if form == "both ways" else 2, sequences, 1, seqlen), lengths.dtype)
+    if runs.size:
+        if not lengths._c_contiguous:
+            lengths = cupy.ascontiguousarray(lengths)
+        blocks = -(-sequences * -(-seqlen // 32) * 32 // KEYS_OF_BLOCK)
+        arguments = lengths.data.ptr, runs.data.ptr, sequences, texts, seqlen, FORMS[form]
+        _function(device_id)((blocks,), (THREADS,), arguments)
     return runs
 
 

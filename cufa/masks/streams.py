@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from ..core.columns import FROM_THE_START, TO_THE_END, Chunks, Columns, columns_of
 from ..core.integers import Integers
-from ..core.mask import FULL, Band, Mask
+from ..core.mask import CAUSAL, FULL, Band, Mask
 from ..ops.arrays import is_device_array
 from .checks import check_count, check_diagonal, check_flag, check_from_0, integers, module_of
 
@@ -40,7 +40,7 @@ def documents(
     x = integers("lengths", lengths, axes=("(documents,)", "(batch, documents)"))
     seqlen = _stream_length("lengths", x, seqlen)
     causal, diagonal = check_flag("causal", causal), check_diagonal(diagonal)
-    band = Band(right=0, diagonal=diagonal) if causal else FULL
+    band = _causal(diagonal) if causal else FULL
     title = f"{'causal ' if causal else ''}documents ({x.shape[-1]})"
     if is_device_array(x):
         return Columns(band, _runs_on_gpu(x, seqlen, "causal" if causal else "both ways"), diagonal, title)
@@ -83,7 +83,7 @@ def shared_question(
         check_from_0("question", np.atleast_1d(first))
         check_from_0("answers", x)
     seqlen = _stream_length("answers", texts, seqlen)
-    band, title = Band(right=0, diagonal=check_diagonal(diagonal)), f"shared question ({x.shape[-1]} answers)"
+    band, title = _causal(check_diagonal(diagonal)), f"shared question ({x.shape[-1]} answers)"
     if is_device_array(x):
         return Columns(band, _runs_on_gpu(texts, seqlen, "question"), diagonal, title)
     _, end, number = _own(texts, seqlen)
@@ -114,6 +114,10 @@ def _stream_length(name: str, lengths: Any, seqlen: int | None) -> int:
     if most > check_count("seqlen", seqlen):
         raise ValueError(f"{name} add up to {most:,} tokens, more than seqlen={seqlen:,}")
     return seqlen
+
+
+def _causal(diagonal: str | int) -> Band:
+    return CAUSAL if diagonal == CAUSAL.diagonal else Band(right=0, diagonal=diagonal)
 
 
 def _runs_on_gpu(lengths: Any, seqlen: int, form: str) -> Integers:
