@@ -292,7 +292,7 @@ struct Consumer {
     release_scores();
     softmax.reset();
     float alpha[2];
-    change_scores();
+    change_scores<SegmentTag<RIGHT_MASKED>>();
     if constexpr (LISTED) {
       if (listed.masked(consumer)) {
         mask(SegmentTag<RIGHT_MASKED>{});
@@ -331,7 +331,7 @@ struct Consumer {
     release_scores();
     if constexpr (VALUES_FIRST) release_values();
     float alpha[2];
-    change_scores();
+    change_scores<Tag>();
     mask(segment);
     const bool grown = softmax_of_tile(S_rmem, softmax, p.scale_log2, alpha);
     if constexpr (!VALUES_FIRST) {
@@ -430,7 +430,14 @@ struct Consumer {
     V_ring.advance();
   }
 
-  DEVICE void change_scores() { cap_scores<SOFTCAP>(fragment_view(S_rmem), p.softcap); }
+  template <typename Tag>
+  DEVICE void change_scores() {
+    if constexpr (Tag::value == CLEAR) {
+      cap_seen_scores<SOFTCAP>(fragment_view(S_rmem), p.softcap);
+    } else {
+      cap_scores<SOFTCAP>(fragment_view(S_rmem), p.softcap);
+    }
+  }
   template <typename Tag>
   DEVICE void mask(Tag) {
     if constexpr (LISTED) {
