@@ -81,9 +81,10 @@ class Plan:
     def heads_per_group(self) -> int:
         """Heads that persistent blocks work on side by side where later rows see more (1: does not matter)."""
         problem = self.problem
-        if not (problem.later_rows_see_more and self.launches and self.launches[0].persistent):
+        persistent = [launch for launch in self.launches if launch.persistent]
+        if not (problem.later_rows_see_more and persistent):
             return 1
-        heads, num_blocks = problem.batch * problem.heads, self.launches[0].grid[0]
+        heads, num_blocks = problem.batch * problem.heads, persistent[0].grid[0]
         return order.heads_per_group(self.schedule, heads, num_blocks, order.head_bytes(problem))
 
     @property
@@ -299,7 +300,6 @@ def _serving(
     if not serving:
         raise ValueError(_refused(problem, device, algorithm, refusals))
     if algorithm == "auto" and kernel is None:
-        serving.sort(key=lambda spec: spec.waits(problem))
         serving, reason = _preferred(operation, serving, fastest.get(problem_class(problem)), device)
         reason += _passed_over(serving[0], refusals)
     return serving, [reason]
@@ -345,5 +345,5 @@ def _passed_over(chosen: KernelSpec, refusals: Mapping[str, str | None]) -> str:
     for name, reason in refusals.items():
         if name == chosen.name:
             break
-        before.append(f"{name} {reason or 'was not measured for it'}")
+        before.append(f"{name} {reason or 'was measured, and is slower'}")
     return f" ({'; '.join(before)})" if before else ""

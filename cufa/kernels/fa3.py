@@ -194,5 +194,4 @@ FA3_FORWARD = KernelSpec(
     boxes=_fa3_boxes,
     choose=_choose_fa3,
     order=persistent,
-    waits=lambda problem: bool(problem.mask.beyond_band) or problem.lengths.kind != "dense",
 )

@@ -146,7 +146,7 @@ FA3_BACKWARD = KernelSpec(
     dtypes=("float16", "bfloat16"),
     precisions=("native",),
     configs=(
-        _config(128, 128, 2, max_head_dim=64, dq_first=True),
+        _config(128, 128, 2, max_head_dim=64),
         _config(64, 128, 2, min_head_dim=72, max_head_dim=128),
     ),
     shared_memory=_shared_memory,
