@@ -78,7 +78,7 @@ struct Consumer {
   u32 end = 0;    // of the item's tiles
   u32 items = 0;  // with tiles
   INSIDE(PhaseLog inside = PhaseLog(p.trace, warp == 0 && lane == 0);)
-  INSIDE(DEVICE u32 number() const { return query_tile_number(tile.head, tile.q_tile); })
+  INSIDE(DEVICE u32 number() const { return query_tile_number(tile.head, block.q_tile(tile)); })
 
   DEVICE void run() {
     INSIDE(inside.enter(WAIT_ITEM);)
@@ -98,7 +98,7 @@ struct Consumer {
       }
       INSIDE(inside.enter(STORE);)
       store();
-      if (TRACE && threadIdx.x == 128) {
+      if (TRACE && threadIdx.x == 128 && (!RAGGED || block.first_key() < block.keys())) {
         write_trace(p, block.index(), {block.k_block(), block.kv_head(), block.batch()}, block.tiles(), start_ns);
       }
       smem.items.release(i, lane);
@@ -318,6 +318,7 @@ KERNEL __launch_bounds__(PASS_THREADS)
   grid_release_next();
   prepare_strip(p);
   prepare_items(p);
+  prepare_mask<MASK_KIND>(p, (blockIdx.x * PASS_THREADS + threadIdx.x) / 32, gridDim.x * PASS_STRIPS);
 }
 
 KERNEL __launch_bounds__(NUM_THREADS, 1)
@@ -331,16 +332,16 @@ KERNEL __launch_bounds__(NUM_THREADS, 1)
   const int warpgroup = shfl(u32(thread / 128), 0);  // uniform, and known to be
   grid_release_next();
   if (thread == 0) smem.init_barriers();
-  if (thread == 32) take_item(p, base);
+  if (LOOKED_UP ? thread / 32 == 1 : thread == 32) take_item(p, base);
   block_sync();  // nobody may wait on a barrier that is not initialised, or read an item that is not there
 
   if (warpgroup == 0) {
     registers_release_to<PRODUCER_REGISTERS>();
     if (thread == 0) {
       take_items(p, base);
-    } else if (thread == 32) {
+    } else if (RAGGED ? thread / 32 == 1 : thread == 32) {
       Loader<BackwardMemory, true>{p, &Q_map, &K_map, base}.run();
-    } else if (thread == 64) {
+    } else if (RAGGED ? thread / 32 == 2 : thread == 64) {
       Loader<BackwardMemory, false>{p, &dO_map, &V_map, base}.run();
     } else if (DETERMINISTIC && thread == 96) {
       if constexpr (BULK_ADD) {
