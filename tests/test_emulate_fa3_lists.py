@@ -121,6 +121,18 @@ def ragged(kind, lengths, options, execution, config=None, head_dim=64) -> Emula
     return result
 
 
+@pytest.mark.parametrize(("rows", "blocks"), [(60, 1), (60, 3), (300, 1), (300, 2), (300, 40)])
+def test_the_next_launch_begins_with_the_first_item(rows, blocks):
+    """What says which item is the next is left as it was found, however many blocks ask."""
+    q, k, v = make_inputs(1, 1, 1, rows, 200, 64, "float16")
+    mask = masks.evict(np.full(200, rows // 2, np.int32))
+    given = forward_operands(q, k, v)
+    plan = plan_with_blocks(make_problem(q, k, v, mask=mask), SPEC.configs[0], blocks)
+    run = run_plan(plan, given, Execution("checked"), launches=2)
+    assert not run.findings, "\n".join(map(str, run.findings))
+    assert_attention(run.out, run.lse, q, k, v, mask=mask)
+
+
 def test_a_block_that_sees_no_tile_reads_none():
     """Its K and V are zeros that the copy engine makes up: what is in the keys reaches nothing."""
     config = SPEC.configs[1]
