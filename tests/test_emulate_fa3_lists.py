@@ -204,6 +204,13 @@ PLANTED = {
         MASKED,
     ),
     "the second consumer is forgotten": (LIST, "      marks |= shfl_xor(marks, 1);\n", "", MASKED),
+    "runs that hide a warp's last rows are passed over": (
+        "tiles/looked_up_mask.cuh", "row + 8 >= x.least_lo", "row >= x.least_lo", MASKED,
+    ),
+    "an item twice": ("tiles/schedule.cuh", "index = gridDim.x + shfl", "index = gridDim.x - 1 + shfl", "taken"),
+    "the next launch begins with the last item": (
+        "tiles/schedule.cuh", "if (taken == total - 1) atomic_add", "if (taken == total) atomic_add", "taken",
+    ),
     "runs of another item": (
         KERNEL,
         "read_looked_up_mask(p, record)",
@@ -274,6 +281,13 @@ def show(what: str) -> None:
         for schedule in ("ascending", "descending", 5):
             for names in (("equal", "causal"), ("one query", "full")):
                 ragged(what, *names, Execution("checked", schedule), SPEC.configs[1])
+        return
+    if what == "taken":
+        try:
+            test_the_next_launch_begins_with_the_first_item(300, 1)
+        except RuntimeError as error:  # and not that it does not compile
+            assert "counters that are not zero" not in str(error)
+            raise
         return
     if what == "nothing visible":
         test_a_block_that_sees_no_tile_reads_none()
