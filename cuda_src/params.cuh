@@ -58,4 +58,5 @@ struct AttentionParams {
   i32 shift_by_length;  // band_last count from there, and shift grows by this times (keys - rows) of a sequence
   i32 alibi_stride;  // ALIBI: elements from sequence to sequence
   MaskParams mask;
+  u32* counters;  // one, zero between launches: persistent kernels whose items' lengths are not known (PersistentItems::take)
 };

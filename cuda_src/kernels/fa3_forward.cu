@@ -466,7 +466,7 @@ struct Consumer {
     // What follows from these is worked out here, and kept in no registers between tiles.
     const int row = int(opaque(u32(this->row))), column = int(opaque(u32(lane))) % 4 * 2;
     if constexpr (is_looked_up(MASK_KIND)) {
-      hide_scores<1>(fragment_view(S_rmem), read_looked_up_mask(p, record), row, j * Bc, column);
+      hide_scores<1, true>(fragment_view(S_rmem), read_looked_up_mask(p, record), row, j * Bc, column);
     } else {
       hide_scores<RIGHT_MASKED>(fragment_view(S_rmem), read_mask(record), row, j * Bc, column);
     }

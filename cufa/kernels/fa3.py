@@ -195,4 +195,5 @@ FA3_FORWARD = KernelSpec(
     boxes=_fa3_boxes,
     choose=_choose_fa3,
     order=persistent,
+    counters=lambda problem, config, workspace: int(problem.tiles_are_listed),
 )
