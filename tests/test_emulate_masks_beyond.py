@@ -356,7 +356,7 @@ PLANTED = {
         "first rows but one",
     ),
     "a listed tile is clear whatever it is": (
-        HOPPER, "listed(tile.q_tile).masked() || past_end", "past_end", "fa3_backward", "first rows but one"
+        HOPPER, "listed(tile.q_tile).masked() || past_end()", "past_end()", "fa3_backward", "first rows but one"
     ),
     "the list of the key block before": (
         HOPPER, "p, k_block, batch, kv_head, tile);", "p, max(k_block - 1, 0), batch, kv_head, tile);", "fa3_backward",
