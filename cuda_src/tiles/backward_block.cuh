@@ -106,9 +106,9 @@ struct KeyBlock {
   }
   DEVICE float* workspace(QueryTile tile) const { return BackwardWorkspace::tile(p, place(tile)); }
   DEVICE bool cuts(QueryTile tile) const {  // some score of the tile is hidden
-    const bool past_end = keys() - first_key() < Bc;
-    if constexpr (LOOKED_UP) return listed(tile.q_tile).masked() || past_end;
-    return tile.q_tile < word(6) || tile.q_tile >= word(7) || past_end;
+    auto past_end = [&] { return keys() - first_key() < Bc; };
+    if constexpr (LOOKED_UP) return listed(tile.q_tile).masked() || past_end();
+    return tile.q_tile < word(6) || tile.q_tile >= word(7) || past_end();
   }
 };
 

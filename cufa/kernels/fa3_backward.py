@@ -177,7 +177,6 @@ FA3_BACKWARD = KernelSpec(
     order=lambda problem, schedule, num_sms: order.key_blocks(problem, schedule, 2 * order.L2_SHARE),
     operation="backward",
     further_constants=lambda problem: {"DETERMINISTIC": problem.deterministic, "WHOLE_TILES": True},
-    waits=lambda problem: bool(problem.mask.beyond_band) or problem.lengths.kind != "dense",
     further_refusal=_refusal,
 )
 
