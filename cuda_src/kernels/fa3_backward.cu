@@ -349,7 +349,7 @@ KERNEL __launch_bounds__(NUM_THREADS, 1)
       if constexpr (BULK_ADD) {
         DqAdder<BackwardMemory>{p, base}.run();
       } else {
-        TurnKeeper<BackwardMemory, 1>{p, base}.run();
+        TurnKeeper<BackwardMemory>{p, base, 0}.run();
       }
     }
   } else {
