@@ -334,9 +334,10 @@ struct Consumer {
     issue_next_values();
     end_turn();
     INSIDE(inside.enter(WAIT_PRODUCTS, j);)
-    // A score change, or a mask that is looked up, needs the registers of the P in flight: it waits for these values and runs
-    // under other consumers'.
-    constexpr bool VALUES_FIRST = SOFTCAP || (LISTED && Tag::value != CLEAR);
+    // A soft cap, or a mask that is looked up, needs the registers of the P in flight: it waits for these values and runs under
+    // other consumers'. Where there is room for both (d256, causal, clear tiles), a tenth of the time is saved.
+    constexpr bool CAP_WAITS = SOFTCAP && !(HEAD_DIM > 128 && MASK_KIND == MASK_CAUSAL && Tag::value == CLEAR);
+    constexpr bool VALUES_FIRST = CAP_WAITS || (LISTED && Tag::value != CLEAR);
     wgmma_wait<VALUES_FIRST ? 0 : 1>();
     release_scores();
     if constexpr (VALUES_FIRST) release_values();
