@@ -21,7 +21,7 @@ struct BackwardParams {
   float scale;       // softmax scale: what dq and dk are multiplied by in the end
   float scale_log2;  // softmax scale * log2(e), positive
   i32 band_first, band_last;  // row i sees keys i + band_first ... i + band_last; read where MASK has that edge
-  float softcap;  // read when SOFTCAP: softmax scale / cap; scale_log2 is then cap * log2(e) (tiles/score.cuh)
+  float softcap;  // read when SOFTCAP: softmax scale / cap * 2 log2(e); scale_log2 is then cap * log2(e) (tiles/score.cuh)
   // Read where the switch that comes first is on: tiles/lengths.cuh, tiles/score.cuh.
   const i32* seqlens_q;  // LENGTHS == PADDED: (batch), rows of each sequence; null: all have seqlen_q
   const i32* seqlens_k;  // likewise keys

@@ -30,6 +30,6 @@ struct DecodeParams {
   i32 split_tiles;   // fixed splits of a sequence as long as the cache: tiles of each,
   i32 used_splits;   // and how many have any. Divisions are slow, and the first load would wait for them.
   i32 left;          // MASK_BAND: keys before its own that a token sees, less than the capacity
-  float softcap;     // SOFTCAP: softmax scale / cap; scale_log2 is then cap * log2(e)
+  float softcap;     // SOFTCAP: softmax scale / cap * 2 log2(e); scale_log2 is then cap * log2(e)
   i32 min_shares;    // balanced, RAGGED: of num_splits shares, so many are used at the least
 };

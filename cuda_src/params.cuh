@@ -44,7 +44,7 @@ struct AttentionParams {
   float scale_log2;     // softmax scale * log2(e), positive
   i32 heads_per_group;  // persistent kernels, MASK_CAUSAL: see PersistentItems
   i32 band_first, band_last;  // row i sees keys i + band_first ... i + band_last; read where MASK has that edge
-  float softcap;  // read when SOFTCAP: softmax scale / cap; scale_log2 is then cap * log2(e) (tiles/score.cuh)
+  float softcap;  // read when SOFTCAP: softmax scale / cap * 2 log2(e); scale_log2 is then cap * log2(e) (tiles/score.cuh)
   i32 num_splits;  // read when SPLIT_KEYS: thread blocks that share out the keys of a query block
   // Read where the switch that comes first is on: tiles/lengths.cuh, tiles/score.cuh.
   const i32* seqlens_q;  // LENGTHS == PADDED: (batch), rows of each sequence; null: all have seqlen_q
@@ -58,4 +58,5 @@ struct AttentionParams {
   i32 shift_by_length;  // band_last count from there, and shift grows by this times (keys - rows) of a sequence
   i32 alibi_stride;  // ALIBI: elements from sequence to sequence
   MaskParams mask;
+  u32* counters;  // one, zero between launches: persistent kernels whose items' lengths are not known (PersistentItems::take)
 };

@@ -64,9 +64,8 @@ class Plan:
 
     @property
     def counters(self) -> int:
-        """32-bit words that are zero between launches: which part of an item is the last."""
-        count = self.spec.counters
-        return count(self.problem, self.config) if count and self.workspace else 0
+        """32-bit words that are zero between launches: which part of an item is the last, which item the next."""
+        return self.spec.counters(self.problem, self.config, self.workspace) if self.launches else 0
 
     @property
     def order(self) -> Order | None:
@@ -300,6 +299,7 @@ def _serving(
     if not serving:
         raise ValueError(_refused(problem, device, algorithm, refusals))
     if algorithm == "auto" and kernel is None:
+        serving.sort(key=lambda spec: spec.waits(problem))
         serving, reason = _preferred(operation, serving, fastest.get(problem_class(problem)), device)
         reason += _passed_over(serving[0], refusals)
     return serving, [reason]
@@ -345,5 +345,5 @@ def _passed_over(chosen: KernelSpec, refusals: Mapping[str, str | None]) -> str:
     for name, reason in refusals.items():
         if name == chosen.name:
             break
-        before.append(f"{name} {reason or 'was measured, and is slower'}")
+        before.append(f"{name} {reason or 'was not measured for it, or is slower'}")
     return f" ({'; '.join(before)})" if before else ""

@@ -7,6 +7,7 @@ import dataclasses
 
 import numpy as np
 import pytest
+from backward_support import near
 from lengths_support import LENGTHS, OPTIONS, packed, padded
 from test_emulate_bugs import patch  # noqa: F401  (a fixture)
 
@@ -67,17 +68,17 @@ def test_forward(spec, kind, options, lengths, head_dim, element):
 @pytest.mark.parametrize("kind", MAKE)
 @pytest.mark.parametrize(("spec", "options"), served(BACKWARD))
 def test_backward(spec, kind, options, lengths, deterministic, head_dim, element):
-    case = MAKE[kind](lengths, options, head_dim, spec.dtypes[element % len(spec.dtypes)])
+    case = MAKE[kind](lengths, options, near(spec, head_dim), spec.dtypes[element % len(spec.dtypes)])
     assert_right(case, backward(case, spec, deterministic=deterministic))
 
 
 @pytest.mark.parametrize("options", ["causal", "window, softcap"])
 @pytest.mark.parametrize("kind", MAKE)
-@pytest.mark.parametrize("run", [forward, backward])
-def test_tiles_are_those_of_each_sequence(run, kind, options):
+@pytest.mark.parametrize("spec", [FORWARD[0], *BACKWARD], ids=lambda s: s.name)
+def test_tiles_are_those_of_each_sequence(spec, kind, options):
     """Each block visits, skips and masks as the schedule of its sequence says, and no block visits anything else."""
     case = MAKE[kind]("equal", options, 64, "float16")
-    spec = (FORWARD if run is forward else BACKWARD)[0]
+    run = backward if spec in BACKWARD else forward
     result = run(case, spec, mode="plain")
     config, found = result.plan.config, {}
     for record in result.records:
@@ -108,6 +109,9 @@ LENGTHS_CUH, SCHEDULE, SCORE, SOFTMAX = (
     f"tiles/{x}.cuh" for x in ("lengths", "schedule", "score", "softmax")
 )
 F, B, PASSES = "kernels/fa2_forward.cu", "kernels/fa2_backward.cu", "tiles/backward_passes.cuh"
+HOPPER = "tiles/backward_block.cuh"
+
+#: (call, kind, options, lengths, file, what is there, what is planted, kernel if not FA2's), by what is wrong.
 BUGS = {
     "diagonal of the longest": (
         forward,
@@ -253,14 +257,39 @@ BUGS = {
         "u32(begin) / BLOCK + u32(sequence); }",
         "u32(begin) / BLOCK; }",
     ),
+    "queries behind a sequence are not cleared": (
+        backward, "padded", "full", "equal", HOPPER,
+        "RAGGED ? at.block.rows() - at.block.q_tile(at.tile) * Br : Br", "Br", "fa3_backward",
+    ),
+    "keys behind a sequence are not cleared": (
+        backward, "packed", "causal", "equal", HOPPER,
+        "RAGGED ? at.block.keys() - at.block.first_key() - w * GROUP_KEYS : GROUP_KEYS", "GROUP_KEYS", "fa3_backward",
+    ),
+    "zeros behind a sequence without a fence": (
+        backward, "packed", "full", "equal", HOPPER,
+        "lane_id());\n      async_proxy_fence();", "lane_id());", "fa3_backward",
+    ),
+    "tiles of sequences overlap": (
+        backward, "packed", "full", "equal", HOPPER,
+        "first_packed_block<Br>(int(sequence.first_row()), item.batch)", "u32(sequence.first_row()) / Br",
+        "fa3_backward",
+    ),
+    "the last tile's numbers are left out": (
+        backward, "packed", "full", "equal", PASSES,
+        "valid && i64(found.block) * (BLOCK_STRIPS * STRIP) <", "valid && row() <", "fa3_backward",
+    ),
+    "gradients of another sequence's keys": (
+        backward, "packed", "full", "equal", "tiles/backward_gradients.cuh",
+        "(block.key_in_arrays() + key)", "key", "fa3_backward",
+    ),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("bug", BUGS)
 def test_planted_bugs_are_noticed(bug, patch):  # noqa: F811
-    run, kind, options, lengths, file, right, wrong = BUGS[bug]
+    run, kind, options, lengths, file, right, wrong, *kernel = BUGS[bug]
     case = MAKE[kind](lengths, options, 64, "float16")
-    spec = KERNELS["fa2_forward" if run is forward else "fa2_backward"]
+    spec = KERNELS[kernel[0] if kernel else "fa2_forward" if run is forward else "fa2_backward"]
     assert_right(case, run(case, spec))
     patch(file, lambda text: text.replace(right, wrong))
     with pytest.raises((AssertionError, EmulationError)):  # a wrong result, or a finding

@@ -283,7 +283,7 @@ def test_hidden_keys_are_not_read():
     np.testing.assert_array_equal(poisoned["out"], given["out"])
 
 
-LOOKED_UP = "tiles/looked_up_mask.cuh"
+LOOKED_UP, HOPPER = "tiles/looked_up_mask.cuh", "tiles/backward_block.cuh"
 
 #: (file, what is there, what is planted, kernel, mask that shows it), by what is wrong.
 PLANTED = {
@@ -344,6 +344,24 @@ PLANTED = {
         "kernels/fa2_backward.cu", "add_dq(LOOKED_UP ? before", "add_dq(LOOKED_UP ? current", "fa2_backward",
         "documents",
     ),
+    "Q by its place in the list": (
+        HOPPER, "block.row_in_arrays() + block.q_tile(tile) * Br;", "block.row_in_arrays() + tile.q_tile * Br;",
+        "fa3_backward", "first rows",
+    ),
+    "dQ by its place in the list": (
+        HOPPER, "+ u32(q_tile(tile));", "+ u32(tile.q_tile);", "fa3_backward", "first rows"
+    ),
+    "the mask of a place in the list": (
+        "tiles/backward_gradients.cuh", "block.q_tile(tile) * Br + S.lane", "tile.q_tile * Br + S.lane", "fa3_backward",
+        "first rows but one",
+    ),
+    "a listed tile is clear whatever it is": (
+        HOPPER, "listed(tile.q_tile).masked() || past_end", "past_end", "fa3_backward", "last row"
+    ),
+    "the list of the key block before": (
+        HOPPER, "p, k_block, batch, kv_head, tile);", "p, max(k_block - 1, 0), batch, kv_head, tile);", "fa3_backward",
+        "first rows",
+    ),
 }  # fmt: skip
 
 
@@ -359,6 +377,8 @@ def _shown(config: TileConfig) -> dict[str, Mask]:
     return {
         **examples(200, 300),
         "covered": one_tile(rows, 2 * rows),
+        "first rows": one_tile(0, rows),
+        "first rows but one": one_tile(0, rows + 1),
         "covered but for a row": one_tile(rows, 2 * rows - 1),
         "last row": one_tile(2 * rows - 1, 2 * rows),
         "empty within a tile": one_tile(rows + 5, rows + 5),
@@ -399,4 +419,7 @@ def test_what_is_refused_is_refused_in_words():
         )
         assert words in (KERNELS["fa2_forward"].refuses(problem) or "")
     problem = dataclasses.replace(problem, mask=columns(0, 64, 64, 1))
+    many = dataclasses.replace(problem, seqlen_q=2**20)
+    assert "at most 524,288 queries" in (KERNELS["fa3_backward"].refuses(many) or "")
+    assert KERNELS["fa3_backward"].refuses(dataclasses.replace(many, seqlen_q=2**19)) is None
     assert "those that hide a key from a run of rows" in (KERNELS["fa1_forward"].refuses(problem) or "")

@@ -8,11 +8,13 @@ from backward_gpu_support import poisoned
 from lengths_support import LENGTHS, OPTIONS, packed, padded
 
 import cufa
+from cufa.kernels import KERNELS
 
 pytestmark = pytest.mark.gpu
 cupy = pytest.importorskip("cupy")
 
 MAKE = {"packed": packed, "padded": padded}
+BACKWARD = [x for x in KERNELS.values() if x.operation == "backward" and "packed" in x.lengths]
 CALLS = {
     "packed": (cufa.flash_attention_varlen, cufa.flash_attention_varlen_backward),
     "padded": (cufa.flash_attention, cufa.flash_attention_backward),
@@ -43,6 +45,20 @@ def test_results(kind, options, lengths, head_dim, dtype, deterministic):
     for _ in range(2):  # the second call goes by the short cut
         for name, x in run(case, kind, deterministic=deterministic).items():
             case.check(name, cupy.asnumpy(x))
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("head_dim", [64, 40, 128])
+@pytest.mark.parametrize("options", ["full", "causal", "window, softcap"])
+@pytest.mark.parametrize("kind", MAKE)
+@pytest.mark.parametrize("spec", BACKWARD, ids=lambda s: s.name)
+def test_gradients_of_each_kernel(spec, kind, options, head_dim, deterministic):
+    """Whichever "auto" takes."""
+    for lengths in LENGTHS:
+        case = MAKE[kind](lengths, options, head_dim, "bfloat16")
+        found = run(case, kind, deterministic=deterministic, algorithm=spec.algorithm)
+        for name in ("dq", "dk", "dv"):
+            case.check(name, cupy.asnumpy(found[name]))
 
 
 @pytest.mark.parametrize("kind", MAKE)

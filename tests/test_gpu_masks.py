@@ -129,6 +129,16 @@ def test_results(name, head_dim, dtype, precision):
 
 
 @pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("spec", BACKWARD, ids=lambda s: s.name)
+def test_gradients_of_each_kernel(spec, name):
+    """Whichever "auto" takes."""
+    for head_dim in (64, 128):
+        for lengths in LENGTHS[:3]:
+            case = make_case(2, 4, 2, *lengths, head_dim, spec.dtypes[-1], mask=examples(*lengths)[name])
+            check(cupy, case, algorithm=spec.algorithm)
+
+
+@pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("spec", [*SPECS, *BACKWARD], ids=lambda s: s.name)
 def test_tiles_are_those_of_the_schedule(spec, name):
     from cufa.backends import cuda

@@ -46,6 +46,11 @@ float logarithm2(float x) { return std::log2(flush_subnormal(x)); }
 
 float reciprocal(float x) { return flush_subnormal(1.0f / flush_subnormal(x)); }
 
+float clamped_sum(float x, float y, float z) {
+  const float sum = std::fma(flush_subnormal(x), flush_subnormal(y), flush_subnormal(z));
+  return sum > 0.0f ? flush_subnormal(std::fmin(sum, 1.0f)) : 0.0f;
+}
+
 u64 nanoseconds() {
   using namespace std::chrono;
   return duration_cast<std::chrono::nanoseconds>(steady_clock::now().time_since_epoch()).count();

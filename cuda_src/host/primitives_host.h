@@ -48,6 +48,7 @@ void await_copies(u32 pending);
 float exponential2(float x);
 float logarithm2(float x);
 float reciprocal(float x);
+float clamped_sum(float x, float y, float z);
 u16 half_from_float(float x);
 float float_from_half(u16 x);
 u32 bfloat16_from_float(float x);
@@ -136,6 +137,7 @@ DEVICE void ldmatrix_x2_trans(u32 (&r)[2], u32 smem, SITE) {
 DEVICE float ex2(float x) { return cufa_host::exponential2(x); }
 DEVICE float lg2(float x) { return cufa_host::logarithm2(x); }
 DEVICE float rcp(float x) { return cufa_host::reciprocal(x); }
+DEVICE float fma_sat(float x, float y, float z) { return cufa_host::clamped_sum(x, y, z); }
 
 // ---- memory.cuh
 DEVICE u32 smem_address(const void* p) { return cufa_host::shared_address(p); }

@@ -29,7 +29,7 @@
 //     passed on before S, 1.07 and 1.11. Loads that do not acquire would save 1%.
 // Tried and lost: one stage (1.04 to 1.10 at d128 and d256, even at d64), 32 or 128 query rows per tile at d64 (1.07,
 // 1.20), 64 keys at d128 (1.13), copies of the next tile in one burst (1.05 at d128).
-#include "backward_params.cuh"
+#include "tiles/backward_mma_store.cuh"
 #include "tiles/backward_passes.cuh"
 #include "tiles/backward_schedule.cuh"
 #include "tiles/copy.cuh"
@@ -37,38 +37,6 @@
 #include "tiles/phases.cuh"
 #include "tiles/product.cuh"
 #include "tiles/score.cuh"
-
-constexpr int Br = BLOCK_Q, Bc = BLOCK_KV;
-constexpr int NUM_THREADS = NUM_WARPS * 32;
-constexpr int KEY_TILES = WARP_KEYS / 16;                   // 16-row mma tiles of the keys of one warp
-constexpr int PARTS = NUM_WARPS / (Bc / WARP_KEYS);         // warps that share keys
-constexpr bool SHARED_KEYS = PARTS > 1;
-constexpr int PART_QUERIES = Br / PARTS;                    // columns of S^T of one warp,
-constexpr int CHUNK = PART_QUERIES < 32 ? PART_QUERIES : 32;  // and how many of them are in registers at a time
-constexpr int S_TILES = CHUNK / 8;                          // in 8-column mma tiles
-constexpr int K_STEPS = (HEAD_DIM + 15) / 16;               // k16 steps of S and dP; the last may be half padding
-constexpr int O_TILES = (D_TILES + PARTS - 1) / PARTS;      // 8-column mma tiles of dK and dV of one warp
-constexpr int DQ_ROW_WARPS = Br / 32, DQ_COLUMN_WARPS = NUM_WARPS / DQ_ROW_WARPS;
-constexpr int DQ_TILES = (D_TILES + DQ_COLUMN_WARPS - 1) / DQ_COLUMN_WARPS;  // likewise of dQ, in 32 rows:
-constexpr int DQ_CHUNKS = DQ_TILES > 4 && DQ_TILES % 2 == 0 ? 2 : 1;  // many in two runs, the first added under the second
-constexpr int DQ_CHUNK = DQ_TILES / DQ_CHUNKS;
-// Half of the warps add to dQ before they visit a tile and half behind it: memory takes additions more slowly than they
-// come from all warps at once. (With a softcap there are no registers for it where warps have keys of their own.)
-constexpr bool STAGGERED = NUM_STAGES == 2 && (SHARED_KEYS || (MASK_KIND == MASK_FULL && !SOFTCAP));
-constexpr int ROW_BYTES = HEAD_DIM * 2;
-constexpr int PITCH = tile_pitch(ROW_BYTES, 32);
-constexpr int S_PITCH = tile_pitch(Br * 2, 32);             // of P^T and dS^T: a row per key
-constexpr int STAGE_BYTES = Br * PITCH, NUMBERS_BYTES = Br * ROW_NUMBER_BYTES, TILE_BYTES = Bc * S_PITCH;
-static_assert(K_BYTES == Bc * PITCH && V_BYTES == K_BYTES, "K and V");
-static_assert(Q_BYTES == NUM_STAGES * STAGE_BYTES && DO_BYTES == Q_BYTES, "Q and dO");
-static_assert(ROWS_BYTES == NUM_STAGES * NUMBERS_BYTES, "L and D");
-static_assert(P_BYTES == (SHARED_KEYS ? TILE_BYTES : 0) && DS_BYTES == NUM_STAGES * TILE_BYTES, "P and dS");
-static_assert(Bc % WARP_KEYS == 0 && WARP_KEYS % 16 == 0 && NUM_WARPS % (Bc / WARP_KEYS) == 0, "keys of a warp");
-static_assert(PART_QUERIES % CHUNK == 0 && CHUNK % 16 == 0, "dV and dK take queries 16 at a time");
-static_assert(Br % 32 == 0 && NUM_WARPS % DQ_ROW_WARPS == 0 && DQ_COLUMN_WARPS > 0, "a warp takes 32 rows of dQ");
-static_assert(HEAD_DIM % 8 == 0 && HEAD_DIM <= 256, "head_dim");
-static_assert(NUM_STAGES == 1 || NUM_STAGES == 2, "one tile is computed while the next is copied, or afterwards");
-static_assert(SKIP_MASKED_TILES, "blocks that see nothing of a tile do not add to it");
 
 struct FromRegisters {
   static constexpr bool value = false;
@@ -117,6 +85,12 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward(const __grid_c
   if (PARK_MASK && thread == 0) {
     st_shared_vec4(parked_smem, {u32(mask.rows), u32(mask.keys), u32(mask.first), u32(mask.last)});
   }
+  // Where tiles are looked up that place is the item's.
+  if (LOOKED_UP && thread == 0) st_shared_vec4(parked_smem, {u32(item.k_block), u32(item.kv_head), u32(item.batch), 0});
+  auto parked_item = [&]() -> KeyItem {
+    const vec4 found = ld_shared_vec4(parked_smem);
+    return {int(found.x), int(found.y), int(found.z)};
+  };
   auto mask_of_head = [&]() -> HeadMask {
     if constexpr (LENGTHS_KIND == DENSE) return head_mask(p);
     if constexpr (!PARK_MASK) return mask;
@@ -179,18 +153,18 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward(const __grid_c
   // Where tiles are looked up: the one that is visited, the one after it, and how many have been.
   QueryWalk query_walk;
   WalkedTile walked{-1}, walked_next{-1};
-  QueryTile upcoming{first_head, 0}, before{first_head, 0};
+  int walked_head = first_head;
+  QueryTile before{first_head, 0};
   u32 turn = 0;
   TileTally tally;
-  auto find_next = [&] {
+  auto find_next = [&](const KeyItem& item) {
     walked_next = query_walk.next(p, item.k_block, item.batch, item.kv_head);
-    upcoming = {first_head + query_walk.head, walked_next.tile()};
-    return int(walked_next.exists());
   };
+  auto upcoming = [&] { return QueryTile{first_head + query_walk.head, walked_next.tile()}; };
 
   // Alg. 2, l. 10-14 and 16 for one query tile; dS is left for add_dq().
   auto visit_tile = [&](QueryTile tile, u32 stage, auto copy_next) {
-    const bool masked = LOOKED_UP ? walked.masked() || valid_keys < Bc
+    const bool masked = LOOKED_UP ? walked.masked() || (parked_item().k_block + 1) * Bc > p.seqlen_k
                                   : tile.q_tile < tiles.clear_first || tile.q_tile >= tiles.clear_end || valid_keys < Bc;
     const u32 Q = Q_smem + stage * STAGE_BYTES, dO = dO_smem + stage * STAGE_BYTES;
     INSIDE(const u32 number = query_tile_number(tile.head, tile.q_tile);)
@@ -253,11 +227,13 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward(const __grid_c
       INSIDE(inside.enter(SOFTMAX, number);)
       cap_scores<SOFTCAP>(S, p.softcap);
       if (masked) {
-        const int key = first_key + int(warp_keys) + S.lane_row(lane_id());
         const int row = tile.q_tile * Br + first + S.lane_column(lane_id());
         if constexpr (LOOKED_UP) {
+          const KeyItem item = parked_item();
+          const int key = item.k_block * Bc + int(warp_keys) + S.lane_row(lane_id());
           hide_scores_by_keys(S, LookedUpMask<MASK_KIND, BackwardParams>(p, item.batch, item.kv_head), key, row);
         } else {
+          const int key = first_key + int(warp_keys) + S.lane_row(lane_id());
           hide_scores_by_keys(S, mask_of_head(), key, row);
         }
       }
@@ -388,10 +364,14 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward(const __grid_c
     INSIDE(inside.enter(NOTHING);)
   };
 
-  int remaining = LOOKED_UP ? find_next() : group_size * (tiles.end - tiles.first);  // LOOKED_UP: is there any?
-  QueryTile current{first_head, tiles.first};
+  if constexpr (LOOKED_UP) find_next(item);
+  // Of bands: the tile that is visited, and how many are yet to come. Of those that are looked up both follow from the walk.
+  QueryTile in_band{first_head, tiles.first};
+  int in_band_remaining = group_size * (tiles.end - tiles.first);
+  auto current = [&] { return LOOKED_UP ? QueryTile{walked_head, walked.tile()} : in_band; };
+  auto remaining = [&] { return LOOKED_UP ? int(walked_next.exists()) : in_band_remaining; };
   bool pending = false;  // `current` is not in dQ yet
-  auto stage = [&] { return LOOKED_UP ? turn % NUM_STAGES : u32(remaining % NUM_STAGES); };  // of `current`
+  auto stage = [&] { return LOOKED_UP ? turn % NUM_STAGES : u32(remaining() % NUM_STAGES); };  // of `current`
   // DETERMINISTIC: the tile before is in dQ, but its turn is not passed on. That waits until all additions have arrived, so
   // it is done behind the S of the tile after next, and by another warp than the one that awaits turns: the first of those
   // that add late.
@@ -399,7 +379,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward(const __grid_c
   u32 count = 0;
   auto awaits = [&] { return thread_id() == NUM_THREADS / 2; };
   auto passes_on = [&] { return thread_id() == NUM_THREADS - 32; };
-  if (remaining > 0) {
+  if (remaining() > 0) {
     if constexpr (HEAD_DIM % 16 != 0) {
       zero_padding<Bc, ROW_BYTES, PITCH, NUM_THREADS>(K_smem, thread);
       zero_padding<Bc, ROW_BYTES, PITCH, NUM_THREADS>(V_smem, thread);
@@ -416,7 +396,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward(const __grid_c
     copy_tile_async<Bc, ROW_BYTES, PITCH, NUM_THREADS, ALIGNMENT, true>(K_smem, K, p.k_stride.seq * 2, valid_keys, thread);
     copy_tile_async<Bc, ROW_BYTES, PITCH, NUM_THREADS, ALIGNMENT, true>(V_smem, V, p.v_stride.seq * 2, valid_keys, thread);
     if constexpr (NUM_STAGES == 2) {
-      copy_tile(LOOKED_UP ? upcoming : current, LOOKED_UP ? 1 : (remaining - 1) % 2);
+      copy_tile(LOOKED_UP ? upcoming() : current(), LOOKED_UP ? 1 : (remaining() - 1) % 2);
     }
     cp_async_commit();
   }
@@ -426,42 +406,42 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward(const __grid_c
     INSIDE(inside.enter(WAIT_DATA, NO_TILE);)
     cp_async_wait<0>();
     INSIDE(if (DETERMINISTIC) inside.enter(WAIT_TURN, NO_TILE);)
-    if (DETERMINISTIC && pending && awaits()) turns.await(current, count);
+    if (DETERMINISTIC && pending && awaits()) turns.await(current(), count);
     // All warps are done with the tile before, and have left its dS. With two stages, the next tile has landed for all.
     block_sync();
     INSIDE(inside.enter(NOTHING);)
     if constexpr (NUM_STAGES == 1) {
-      if (remaining > 0) {
-        copy_tile(LOOKED_UP ? upcoming : pending ? current.next(tiles) : current, 0);
+      if (remaining() > 0) {
+        copy_tile(LOOKED_UP ? upcoming() : pending ? current().next(tiles) : current(), 0);
         cp_async_commit();
       }
     }
-    if (pending && (adds_first() || remaining == 0)) add_dq(current, stage());
-    if (remaining == 0) break;
+    if (pending && (adds_first() || remaining() == 0)) add_dq(current(), stage());
+    if (remaining() == 0) break;
     if constexpr (NUM_STAGES == 1) {
       INSIDE(inside.enter(WAIT_DATA, NO_TILE);)
       cp_async_wait<0>();
       block_sync();  // the tile has landed for all, and dS has been read by all
     }
     if constexpr (LOOKED_UP) {
-      before = current, current = upcoming, walked = walked_next;
-      if (TRACE && current.head == first_head) tally.count(walked.tile(), walked.masked());
+      before = current(), walked_head = upcoming().head, walked = walked_next;
+      if (TRACE && walked_head == first_head) tally.count(walked.tile(), walked.masked());
       ++turn;
-      remaining = find_next();
+      find_next(parked_item());
     } else {
-      if (pending) current = current.next(tiles);
-      --remaining;
+      if (pending) in_band = in_band.next(tiles);
+      --in_band_remaining;
     }
-    const TileCopy copy = copy_of(LOOKED_UP ? upcoming : current.next(tiles), stage() ^ 1, remaining > 0);
-    if (DETERMINISTIC && awaits()) count = turns.count(current);  // long before it is compared
-    visit_tile(current, stage(), [&](int x) {
+    const TileCopy copy = copy_of(LOOKED_UP ? upcoming() : current().next(tiles), stage() ^ 1, remaining() > 0);
+    if (DETERMINISTIC && awaits()) count = turns.count(current());  // long before it is compared
+    visit_tile(current(), stage(), [&](int x) {
       if (NUM_STAGES == 2) copy_part(copy, x);  // nothing is read behind the last tile
       if (DETERMINISTIC && x == K_STEPS - 1 && passing && passes_on()) {
-        turns.pass_on(current.previous(tiles).previous(tiles));
+        turns.pass_on(current().previous(tiles).previous(tiles));
       }
     });
     cp_async_commit();
-    if (pending && !adds_first()) add_dq(LOOKED_UP ? before : current.previous(tiles), stage() ^ 1);
+    if (pending && !adds_first()) add_dq(LOOKED_UP ? before : current().previous(tiles), stage() ^ 1);
     passing = pending;
     pending = true;
   }
@@ -469,41 +449,20 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward(const __grid_c
   INSIDE(inside.enter(STORE);)
   // Alg. 2, l. 18: dK and dV take the places of this warp's keys of K and V.
   block_sync();  // no warp reads K any more
-  const auto ended = sequence_of(p, item.batch);  // read anew: registers are scarce
+  const auto ended = sequence_of(p, LOOKED_UP ? parked_item().batch : item.batch);  // read anew: registers are scarce
   const int stored_keys = LENGTHS_KIND == DENSE ? valid_keys : ended.stored_keys() - first_key;
   if (DETERMINISTIC && pending && passes_on()) {
-    if (passing) turns.pass_on(current.previous(tiles));
-    turns.pass_on(current);
+    if (passing) turns.pass_on(current().previous(tiles));
+    turns.pass_on(current());
   }
-  auto store = [&](u32 tile, const float(&D)[KEY_TILES][O_TILES][4], float factor) {
-    const u32 rows = tile + warp_keys * PITCH;
-#pragma unroll
-    for (int r = 0; r < 2 * KEY_TILES; ++r) {
-#pragma unroll
-      for (int n = 0; n < O_TILES; ++n) {
-        if (D_TILES % PARTS != 0 && first_tile + n < part * O_TILES) continue;  // another warp's
-        const float* d = D[r / 2][n] + r % 2 * 2;
-        const bool exists = LENGTHS_KIND == DENSE || int(warp_keys) + r * 8 + lane / 4 < valid_keys;  // else zeros
-        st_shared_u32(rows + (r * 8 + lane / 4) * PITCH + (first_tile + n) * 16 + lane % 4 * 4,
-                      exists ? pack_16bit<BFLOAT16>(d[0] * factor, d[1] * factor) : 0);
-      }
-    }
-  };
-  store(K_smem, dK_rmem, p.scale);
-  store(V_smem, dV_rmem, 1.0f);
-  if constexpr (SHARED_KEYS) {
-    bar_sync(KEY_PARTS_BARRIER + key_group, PARTS * 32);  // all columns are there; each warp stores some of the rows
+  const KeyShare share{K_smem, V_smem, warp_keys, key_group, part, first_tile};
+  if constexpr (LOOKED_UP) {
+    const KeyItem item = parked_item();
+    const int left = p.seqlen_k - item.k_block * Bc;
+    store_key_gradients(p, ended, item, share, dK_rmem, dV_rmem, left, left, lane);
   } else {
-    warp_sync();
+    store_key_gradients(p, ended, item, share, dK_rmem, dV_rmem, valid_keys, stored_keys, lane);
   }
-  constexpr int STORE_ROWS = WARP_KEYS / PARTS;
-  const int row = warp_keys + part * STORE_ROWS;
-  char* dK = static_cast<char*>(p.dk) + 2 * (ended.batch() * p.dk_stride.batch + item.kv_head * p.dk_stride.head +
-                                             (ended.first_key() + i64(first_key + row)) * p.dk_stride.seq);
-  char* dV = static_cast<char*>(p.dv) + 2 * (ended.batch() * p.dv_stride.batch + item.kv_head * p.dv_stride.head +
-                                             (ended.first_key() + i64(first_key + row)) * p.dv_stride.seq);
-  store_tile<STORE_ROWS, ROW_BYTES, PITCH, ALIGNMENT>(dK, p.dk_stride.seq * 2, K_smem + row * PITCH, stored_keys - row, lane);
-  store_tile<STORE_ROWS, ROW_BYTES, PITCH, ALIGNMENT>(dV, p.dv_stride.seq * 2, V_smem + row * PITCH, stored_keys - row, lane);
 
   INSIDE(inside.close();)
   if constexpr (TRACE) {

@@ -38,41 +38,12 @@
 //   - Causal, heads in groups for the L2 cache only: 0.85, the last group's long blocks idle most SMs.
 //   - Causal, warps skip visited tiles that they see nothing of: no gain, the others still wait at the barrier.
 //   - d256 as 64-row pairs, two blocks per SM: 0.89; 96 keys in one stage: 0.87; unpaired: 0.95.
-#include "params.cuh"
+#include "tiles/forward_mma_store.cuh"
 #include "tiles/copy.cuh"
 #include "tiles/forward_splits.cuh"
 #include "tiles/named_barriers.cuh"
 #include "tiles/phases.cuh"
 #include "tiles/score.cuh"
-
-constexpr int Br = BLOCK_Q, Bc = BLOCK_KV;
-constexpr int NUM_THREADS = NUM_WARPS * 32;
-constexpr int WARP_ROWS = Br / (NUM_WARPS / COLUMN_WARPS);  // query rows of one warp
-constexpr int M_TILES = WARP_ROWS / 16;                     // 16-row mma tiles of one warp
-constexpr int K_STEPS = (HEAD_DIM + 15) / 16;               // k16 steps of S = Q K^T; the last may be half padding
-constexpr int WARP_KEYS = Bc / COLUMN_WARPS;                // columns of S of one warp
-constexpr int S_TILES = WARP_KEYS / 8;                      // 8-column mma tiles of S of one warp
-constexpr int O_TILES = (HEAD_DIM / 8 + COLUMN_WARPS - 1) / COLUMN_WARPS;  // likewise of O
-constexpr int ROW_BYTES = HEAD_DIM * 2;
-constexpr int PITCH = tile_pitch(ROW_BYTES, 32);
-constexpr int P_PITCH = tile_pitch(Bc * 2, 32);
-constexpr bool PAIRED = COLUMN_WARPS == 2;
-
-// Shared memory: Q (later O), two stages of K and V, and what paired warps exchange: P and the row maxima.
-constexpr int KV_BYTES = Bc * PITCH, STAGE_BYTES = 2 * KV_BYTES;
-static_assert(Q_BYTES == Br * PITCH && STAGES_BYTES == NUM_STAGES * STAGE_BYTES, "tiles fill their buffers");
-static_assert(STAGES_OFFSET == Q_OFFSET + Q_BYTES, "the padding of all rows is filled as that of one tile");
-static_assert(!PAIRED || (P_BYTES == Br * P_PITCH && M_BYTES == 2 * Br * 4), "what paired warps exchange");
-static_assert(WARP_ROWS % 16 == 0 && Br % WARP_ROWS == 0, "a warp owns whole 16-row tiles");
-static_assert(WARP_KEYS % 16 == 0, "P V takes keys 16 at a time");
-static_assert(HEAD_DIM % 8 == 0 && HEAD_DIM <= 256, "head_dim");
-static_assert(NUM_STAGES == 2, "one tile is computed while the next is copied");
-static_assert(HEAD_ROWS % WARP_ROWS == 0, "the rows of a warp are of one head");
-static_assert(COLUMN_WARPS == 1 || COLUMN_WARPS == 2, "alone or in pairs");
-
-// Q stays in registers where O, S and Q together leave 64 for the rest of the loop.
-constexpr int REGISTERS = 65536 / (NUM_THREADS * BLOCKS_PER_SM), REGISTER_LIMIT = REGISTERS < 255 ? REGISTERS : 255;
-constexpr bool Q_IN_REGISTERS = M_TILES * 4 * (K_STEPS + S_TILES + O_TILES) + 64 <= REGISTER_LIMIT;
 
 // Columns: the launch before, a warp per block of keys.
 KERNEL __launch_bounds__(MASK_THREADS) mask_blocks(const __grid_constant__ AttentionParams p) {
@@ -385,38 +356,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward(const __grid_co
     const WorkItem item = {int(parked.x), int(parked.y), int(parked.z)};
     leave_part(p, item, row_group * WARP_ROWS, part * O_TILES * 8, fragment_view(O_rmem), softmax, lane);
   } else {
-    // O takes the place of this warp's rows of Q, which are not needed any more and which no other warp (pair) reads.
-    warp_sync();
-    const vec4 parked = ld_shared_vec4(parked_smem);
-    const int group_row = int(parked.x) * Br + row_group * WARP_ROWS, head = int(parked.y), batch = int(parked.z);
-    const u32 O_smem = parked.w + row_group * WARP_ROWS * PITCH;
-    const auto ended = sequence_of(p, batch);
-#pragma unroll
-    for (int r = 0; r < 2 * M_TILES; ++r) {
-      const int row = r * 8 + lane / 4;
-      const bool exists = LENGTHS_KIND == DENSE || group_row + row < ended.rows();  // else zeros, and an LSE of -inf
-      const float inverse = row_factor(p, softmax, r, head);
-#pragma unroll
-      for (int n = 0; n < O_TILES; ++n) {
-        const float* o = O_rmem[r / 2][n] + r % 2 * 2;
-        st_shared_u32(O_smem + row * PITCH + (part * O_TILES + n) * 16 + lane % 4 * 4,
-                      exists ? pack_16bit<BFLOAT16>(o[0] * inverse, o[1] * inverse) : 0);
-      }
-      if (p.lse != nullptr && part == 0 && lane % 4 == 0 && group_row + row < ended.stored_rows()) {
-        const i64 numbers = row_numbers(p, ended, i64(ended.batch()) * p.heads + head);
-        st_global(p.lse + numbers + group_row + row, exists ? softmax.lse(r) : NEG_INF);
-      }
-    }
-    if constexpr (PAIRED) {
-      bar_sync(ROW_PAIR_BARRIER + row_group, 64);  // both halves of the columns are written; each warp stores half of the rows
-    } else {
-      warp_sync();
-    }
-    constexpr int STORE_ROWS = WARP_ROWS / COLUMN_WARPS;
-    char* O = static_cast<char*>(p.o) + 2 * (ended.batch() * p.o_stride.batch + head * p.o_stride.head +
-                                             (ended.first_row() + (group_row + part * STORE_ROWS)) * p.o_stride.seq);
-    store_tile<STORE_ROWS, ROW_BYTES, PITCH, ALIGNMENT>(O, p.o_stride.seq * 2, O_smem + part * STORE_ROWS * PITCH,
-                                                        ended.stored_rows() - group_row - part * STORE_ROWS, lane);
+    store_output(p, parked_smem, row_group, part, O_rmem, softmax, lane);
   }
 
   INSIDE(inside.close();)

@@ -52,6 +52,7 @@ constexpr int PITCH = tile_pitch(ROW_BYTES, 64);
 constexpr bool WITH_LO = !TF32;
 constexpr int SUM_STEPS = M_TILES == 1 ? 2 : 1;  // k16 steps of S that the tensor cores sum: enough to keep busy
 constexpr int O_GROUP = BLOCKS_PER_SM > 2 ? 3 : 4;  // 8-column tiles of O in work at a time: more take more registers
+constexpr int RUNS_AT_ONCE = BLOCKS_PER_SM > 2 ? 1 : 2;  // likewise of the runs of rows that a key is hidden from
 
 // Shared memory: Q, K, V, each first float32, then pairs of float16 in the same place.
 static_assert(Q_BYTES == Br * PITCH && K_BYTES == Bc * PITCH && V_BYTES == K_BYTES, "tiles fill their buffers");
@@ -138,6 +139,16 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward_f32(const __gri
     }
   };
 
+  // The tile that comes next: where tiles are looked up its address is found anew, as registers are scarce.
+  auto load_next = [&](u32 tile, const void* tensor, const Strides& stride, const char*& source) {
+    if constexpr (LOOKED_UP) {
+      const vec4 saved = ld_shared_vec4(saved_smem);
+      const i64 row = i64(next.tile()) * Bc + thread_id() / 32 * 8;
+      source = Rows::source(tensor, stride, int(saved.z), int(saved.y) / (p.heads / p.kv_heads), row, lane_id());
+    }
+    load_tile(tile, source, stride.seq * 4, false);
+  };
+
   // S += Q K^T over one k16 step.
   using Scores = float[S_TILES][M_TILES][4];
   auto multiply_q_k = [&](Scores& S, int k, u32 Q_lane, u32 K_lane) {
@@ -186,7 +197,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward_f32(const __gri
       }
     }
     block_sync();  // V is split; all warps are done with K, which the next copies overwrite
-    if (LOOKED_UP ? next.exists() : j > tiles.first) load_tile(K_smem, K, p.k_stride.seq * 4, false);
+    if (LOOKED_UP ? next.exists() : j > tiles.first) load_next(K_smem, p.k, p.k_stride, K);
 
     const auto S = fragment_view_by_columns(S_rmem);
     cap_scores<SOFTCAP, true>(S, p.softcap);
@@ -197,7 +208,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward_f32(const __gri
       if (walked.masked()) {
         const LookedUpMask<MASK_KIND, AttentionParams> mask(p, int(saved.z), int(saved.y) / (p.heads / p.kv_heads));
         const int row = int(saved.x) * Br + warp * WARP_ROWS + S.lane_row(lane_id());
-        hide_scores(S, mask, row, walked.tile() * Bc, S.lane_column(lane_id()));
+        hide_scores<RUNS_AT_ONCE>(S, mask, row, walked.tile() * Bc, S.lane_column(lane_id()));
       }
     } else if (j >= int(ld_shared_u32(saved_smem + 12)) ||
         (MASK_KIND == MASK_BAND && j < int(ld_shared_u32(saved_smem + PITCH)))) {
@@ -286,7 +297,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward_f32(const __gri
     }
     if (LOOKED_UP ? next.exists() : j > tiles.first) split_tile(K_smem);
     block_sync();  // K is split; all warps are done with V, which the next copies overwrite
-    if (LOOKED_UP ? next.exists() : j > tiles.first) load_tile(V_smem, V, p.v_stride.seq * 4, false);
+    if (LOOKED_UP ? next.exists() : j > tiles.first) load_next(V_smem, p.v, p.v_stride, V);
   };
 
   if (!tiles.empty()) {
@@ -313,9 +324,6 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward_f32(const __gri
         const vec4 saved = ld_shared_vec4(saved_smem);
         if constexpr (TRACE) tally.count(walked.tile(), walked.masked());
         find_next(int(saved.x), int(saved.y), int(saved.z));
-        const i64 skipped_keys = i64(walked.tile() - 1 - next.tile()) * Bc;
-        K -= skipped_keys * (p.k_stride.seq * 4);
-        V -= skipped_keys * (p.v_stride.seq * 4);
         visit_tile(walked.tile());
       }
     } else {

@@ -35,8 +35,12 @@
 //   268 and 201 MB, which is 3.6 and 3.9 TB/s.
 // - DETERMINISTIC with turns kept by each warp of consumers, and items taken ahead: 2 to 17 times the time. With turns kept by
 //   the producer and nothing taken ahead: 1.0 to 1.02 of it at d64 from 4k on, 1.16 to 1.19 at d128, with groups of 4 heads 1.52.
-// - Programmatic early launches of the main and the last pass: within half a percent.
+// - Programmatic early launches of the main and the last pass: 1.003 to 1.008 from 512 to 2k. Not taken: the launches could
+//   not be one graph then (cufa/backends/launches.py), which short calls, bound by their host, gain more from.
 // What failed:
+// - No pass behind: each query tile converted by the block that adds to it last, by a counter per tile, 0.89 to 0.96; all of
+//   a head by the block that ends last, by a counter per head, 0.92 to 0.98 (d64 2k full 1.0), when its eight warps had four
+//   loads per lane in flight. Each block then waits for its additions and for its count before it ends.
 // - dQ of this very tile, as in FlashAttention-3, and S of two tiles in flight: no registers at d128; at d64 ptxas
 //   serialises (C7512).
 // - A first tile without a dQ of the tile before, by a condition: 512 bytes of spills at d128. Zeros take the place of its dS.
@@ -74,7 +78,7 @@ struct Consumer {
   u32 end = 0;    // of the item's tiles
   u32 items = 0;  // with tiles
   INSIDE(PhaseLog inside = PhaseLog(p.trace, warp == 0 && lane == 0);)
-  INSIDE(DEVICE u32 number() const { return query_tile_number(tile.head, tile.q_tile); })
+  INSIDE(DEVICE u32 number() const { return query_tile_number(tile.head, block.q_tile(tile)); })
 
   DEVICE void run() {
     INSIDE(inside.enter(WAIT_ITEM);)
@@ -94,7 +98,7 @@ struct Consumer {
       }
       INSIDE(inside.enter(STORE);)
       store();
-      if (TRACE && threadIdx.x == 128) {
+      if (TRACE && threadIdx.x == 128 && (!RAGGED || block.first_key() < block.keys())) {
         write_trace(p, block.index(), {block.k_block(), block.kv_head(), block.batch()}, block.tiles(), start_ns);
       }
       smem.items.release(i, lane);
@@ -314,6 +318,7 @@ KERNEL __launch_bounds__(PASS_THREADS)
   grid_release_next();
   prepare_strip(p);
   prepare_items(p);
+  prepare_mask<MASK_KIND>(p, (blockIdx.x * PASS_THREADS + threadIdx.x) / 32, gridDim.x * PASS_STRIPS);
 }
 
 KERNEL __launch_bounds__(NUM_THREADS, 1)
@@ -327,16 +332,16 @@ KERNEL __launch_bounds__(NUM_THREADS, 1)
   const int warpgroup = shfl(u32(thread / 128), 0);  // uniform, and known to be
   grid_release_next();
   if (thread == 0) smem.init_barriers();
-  if (thread == 32) take_item(p, base);
+  if (LOOKED_UP ? thread / 32 == 1 : thread == 32) take_item(p, base);
   block_sync();  // nobody may wait on a barrier that is not initialised, or read an item that is not there
 
   if (warpgroup == 0) {
     registers_release_to<PRODUCER_REGISTERS>();
     if (thread == 0) {
       take_items(p, base);
-    } else if (thread == 32) {
+    } else if (RAGGED ? thread / 32 == 1 : thread == 32) {
       Loader<BackwardMemory, true>{p, &Q_map, &K_map, base}.run();
-    } else if (thread == 64) {
+    } else if (RAGGED ? thread / 32 == 2 : thread == 64) {
       Loader<BackwardMemory, false>{p, &dO_map, &V_map, base}.run();
     } else if (DETERMINISTIC && thread == 96) {
       if constexpr (BULK_ADD) {

@@ -102,6 +102,7 @@ struct Consumer {
   int j;                  // the key tile whose scores are computed next
   TileRange tiles;        // that this consumer's rows see; LISTED: of a trace, what the item visits
   int above, below;       // tiles that the block visits after and before those
+  Alibi alibi{0.0f, 0};   // ALIBI: of the item at hand
   ListedTile listed{};    // LISTED: the tile whose scores are computed, which is j
   TileTally tally[2];     // of a trace: of the item being stored, of the one at hand
   int O_buffer = -1;      // that the O at hand leaves from
@@ -206,6 +207,13 @@ struct Consumer {
       Q_ring.advance();
     }
     begin_tiles(item);
+    if constexpr (ALIBI) {
+      if constexpr (LENGTHS_KIND == DENSE) {
+        alibi = Alibi(p, sequence_of(p, item.batch), item.head);
+      } else {
+        alibi = Alibi(p, read_sequence(record), item.head);
+      }
+    }
     return true;
   }
 
@@ -292,7 +300,7 @@ struct Consumer {
     release_scores();
     softmax.reset();
     float alpha[2];
-    change_scores();
+    change_scores<SegmentTag<RIGHT_MASKED>>();
     if constexpr (LISTED) {
       if (listed.masked(consumer)) {
         mask(SegmentTag<RIGHT_MASKED>{});
@@ -302,7 +310,7 @@ struct Consumer {
     } else {
       if (j >= tiles.clear_end) mask(SegmentTag<RIGHT_MASKED>{});
     }
-    softmax_of_tile(S_rmem, softmax, p.scale_log2, alpha);
+    softmax_of_tile(S_rmem, softmax, softmax_scale(p), alpha);
     pack(P_rmem, S_rmem);
     INSIDE(inside.enter(NOTHING);)
   }
@@ -331,9 +339,9 @@ struct Consumer {
     release_scores();
     if constexpr (VALUES_FIRST) release_values();
     float alpha[2];
-    change_scores();
+    change_scores<Tag>();
     mask(segment);
-    const bool grown = softmax_of_tile(S_rmem, softmax, p.scale_log2, alpha);
+    const bool grown = softmax_of_tile(S_rmem, softmax, softmax_scale(p), alpha);
     if constexpr (!VALUES_FIRST) {
       INSIDE(inside.enter(WAIT_PRODUCTS, j + 1);)
       wgmma_wait<0>();
@@ -430,7 +438,15 @@ struct Consumer {
     V_ring.advance();
   }
 
-  DEVICE void change_scores() { cap_scores<SOFTCAP>(fragment_view(S_rmem), p.softcap); }
+  template <typename Tag>
+  DEVICE void change_scores() {
+    if constexpr (Tag::value == CLEAR) {
+      cap_seen_scores<SOFTCAP>(fragment_view(S_rmem), p.softcap);
+    } else {
+      cap_scores<SOFTCAP>(fragment_view(S_rmem), p.softcap);
+    }
+    if constexpr (ALIBI) alibi.change(fragment_view(S_rmem), p.scale_log2, row, j * Bc + lane % 4 * 2);
+  }
   template <typename Tag>
   DEVICE void mask(Tag) {
     if constexpr (LISTED) {
@@ -444,7 +460,7 @@ struct Consumer {
     // What follows from these is worked out here, and kept in no registers between tiles.
     const int row = int(opaque(u32(this->row))), column = int(opaque(u32(lane))) % 4 * 2;
     if constexpr (is_looked_up(MASK_KIND)) {
-      hide_scores<1>(fragment_view(S_rmem), read_looked_up_mask(p, record), row, j * Bc, column);
+      hide_scores<1, true>(fragment_view(S_rmem), read_looked_up_mask(p, record), row, j * Bc, column);
     } else {
       hide_scores<RIGHT_MASKED>(fragment_view(S_rmem), read_mask(record), row, j * Bc, column);
     }

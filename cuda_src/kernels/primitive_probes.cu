@@ -34,6 +34,9 @@ KERNEL probe_fminf(const __grid_constant__ ProbeParams p) {
 KERNEL probe_fmaf(const __grid_constant__ ProbeParams p) {
   for_each_pair(p, [](u32 a, u32 b) { return float_as_u32(fmaf(u32_as_float(a), 1.5f, u32_as_float(b))); });
 }
+KERNEL probe_fma_sat(const __grid_constant__ ProbeParams p) {
+  for_each_pair(p, [](u32 a, u32 b) { return float_as_u32(fma_sat(u32_as_float(a), 1.5f, u32_as_float(b))); });
+}
 
 // ---- convert.cuh
 KERNEL probe_cvt_f16x2(const __grid_constant__ ProbeParams p) {

@@ -25,5 +25,12 @@ DEVICE float rcp(float x) {
   return y;
 }
 
+// fma.rn.ftz.sat.f32: x * y + z, clamped to [0, 1]; 0 for NaN.
+DEVICE float fma_sat(float x, float y, float z) {
+  float d;
+  asm("fma.rn.ftz.sat.f32 %0, %1, %2, %3;" : "=f"(d) : "f"(x), "f"(y), "f"(z));
+  return d;
+}
+
 // CUDA's own fmaf, fmaxf (the other operand when one is NaN), fminf, and min, max of integers are used as they
 // are; the host twins provide the same names.

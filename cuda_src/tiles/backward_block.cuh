@@ -20,11 +20,15 @@ constexpr int QUERY_TILE_BYTES = wgmma_tile_bytes(Br, HEAD_DIM);        // Q or 
 constexpr int NUMBERS_BYTES = Br * 4;                                   // L or D
 constexpr int DS_PART_BYTES = Br * ATOM_ROW_BYTES;                      // dS of 64 keys: a row per query
 constexpr int NUM_THREADS = NUM_WARPS * 32;
-constexpr int PRODUCER_REGISTERS = 24, CONSUMER_REGISTERS = 240;
+constexpr int PRODUCER_REGISTERS = LENGTHS_KIND == DENSE ? 24 : 32, CONSUMER_REGISTERS = 240;
 static_assert(ALIGNMENT == 16, "TMA needs 16-byte aligned rows");
 static_assert(CONSUMERS == 2, "registers are shared out for two");
 static_assert(Bc % GROUP_KEYS == 0 && Br % 16 == 0, "tiles of wgmma");
 static_assert(SKIP_MASKED_TILES, "blocks that see nothing of a tile do not add to it");
+constexpr bool LOOKED_UP = is_looked_up(MASK_KIND), RAGGED = LENGTHS_KIND != DENSE;
+static_assert(!LOOKED_UP || !DETERMINISTIC, "turns are known where tiles lie side by side");
+static_assert(!LOOKED_UP || (!RAGGED && !ALIBI && !SINK), "bands have those");
+static_assert(!PERSISTENT || (!LOOKED_UP && !RAGGED), "what a record has no room for is worked out for one item");
 
 // A ring of buffers with a full and an empty barrier each, of which turn n takes buffer n % STAGES: where a thread is follows
 // from n, and takes no registers.
@@ -53,19 +57,43 @@ struct Turns {
 constexpr int KEY_RECORDS = ITEM_FULL_BYTES / 8, RECORD_BYTES = 16 * RECORD_VECTORS;
 static_assert(ITEMS_BYTES == KEY_RECORDS * RECORD_BYTES && ITEM_EMPTY_BYTES == ITEM_FULL_BYTES, "a record, two barriers");
 static_assert(KV_FULL_BYTES == 16 && KV_EMPTY_BYTES == 8, "of K, of V; of both");
+static_assert(SEQUENCE_BYTES == 32 && TAIL_FULL_BYTES == 16, "RAGGED: two vectors, and a barrier of each loader");
 
+// LOOKED_UP: the tiles that the block visits, the same for all heads of the group, are listed behind its record, and a
+// QueryTile's q_tile is a place in that list.
 struct KeyBlock {
   const BackwardParams& p;
   u32 record;
 
   DEVICE int word(int i) const { return int(ld_shared_u32(record + 4 * i)); }
+  DEVICE WalkedTile listed(int place) const { return {word((LIST_OFFSET - ITEMS_OFFSET) / 4 + place)}; }
+  DEVICE int of_sequence(int i) const { return word((SEQUENCE_OFFSET - ITEMS_OFFSET) / 4 + i); }
   DEVICE int k_block() const { return word(0); }
   DEVICE int kv_head() const { return word(1); }
   DEVICE int batch() const { return word(2); }
   DEVICE int count() const { return word(3); }  // of tiles, over all heads of the group
   DEVICE u32 index() const { return u32(word(8)); }
-  DEVICE TileRange tiles() const { return {word(9), word(4), word(5), word(6), word(7)}; }
+  DEVICE TileRange tiles() const {
+    if constexpr (LOOKED_UP) {
+      TileTally tally;
+      for (int i = 0; i < word(5); ++i) tally.count(listed(i).tile(), listed(i).masked());
+      return tally.range(word(9));
+    }
+    return {word(9), word(4), word(5), word(6), word(7)};
+  }
+  DEVICE int q_tile(QueryTile tile) const { return LOOKED_UP ? listed(tile.q_tile).tile() : tile.q_tile; }
   DEVICE int first_key() const { return k_block() * Bc; }
+  // Of the sequence, and where it lies in the arrays.
+  DEVICE HeadMask mask() const {
+    if constexpr (RAGGED) return {of_sequence(0), of_sequence(1), of_sequence(2), of_sequence(3)};
+    return head_mask(p);
+  }
+  DEVICE int rows() const { return RAGGED ? of_sequence(0) : p.seqlen_q; }
+  DEVICE int keys() const { return RAGGED ? of_sequence(1) : p.seqlen_k; }
+  DEVICE int stored_keys() const { return RAGGED ? of_sequence(4) : p.seqlen_k; }
+  DEVICE int row_in_arrays() const { return RAGGED ? of_sequence(5) : 0; }
+  DEVICE int key_in_arrays() const { return RAGGED ? of_sequence(6) : 0; }
+  DEVICE int batch_in_arrays() const { return LENGTHS_KIND == PACKED ? 0 : batch(); }
   DEVICE int group_size() const { return p.heads / p.kv_heads; }
 
   DEVICE QueryTile first() const { return {kv_head() * group_size(), word(4)}; }
@@ -73,42 +101,42 @@ struct KeyBlock {
   DEVICE QueryTile previous(QueryTile tile) const { return tile.previous({0, word(4), word(5), 0, 0}); }
   // Number of a tile in the workspace.
   DEVICE u32 place(QueryTile tile) const {
-    return u32(word(10)) + u32(tile.head) * BackwardWorkspace::tiles(p) + u32(tile.q_tile);
+    return u32(word(10)) + u32(tile.head) * BackwardWorkspace::tiles(p) + u32(q_tile(tile));
   }
   DEVICE float* workspace(QueryTile tile) const { return BackwardWorkspace::tile(p, place(tile)); }
   DEVICE bool cuts(QueryTile tile) const {  // some score of the tile is hidden
-    return tile.q_tile < word(6) || tile.q_tile >= word(7) || p.seqlen_k - first_key() < Bc;
+    const bool past_end = keys() - first_key() < Bc;
+    if constexpr (LOOKED_UP) return listed(tile.q_tile).masked() || past_end;
+    return tile.q_tile < word(6) || tile.q_tile >= word(7) || past_end;
   }
 };
 
-// By the producer: K or V of the block.
-DEVICE void load_keys(const KeyBlock& block, u32 tile, u32 barrier, const TensorMap* map) {
-  for (int w = 0; w < KEY_GROUPS; ++w) {
-    load_tile<GROUP_KEYS, HEAD_DIM>(tile + w * KEY_TILE_BYTES, barrier, map, block.first_key() + w * GROUP_KEYS,
-                                    block.kv_head(), block.batch());
-  }
+// By the producer: 64 of the keys, of K or V.
+DEVICE void load_keys(const KeyBlock& block, int group, u32 tile, u32 barrier, const TensorMap* map) {
+  load_tile<GROUP_KEYS, HEAD_DIM>(tile, barrier, map, block.key_in_arrays() + block.first_key() + group * GROUP_KEYS,
+                                  block.kv_head(), block.batch_in_arrays());
 }
 
 // By the producer: Q or dO of a tile, with L or D of its rows.
 DEVICE void load_queries(const KeyBlock& block, QueryTile tile, u32 queries, u32 numbers, u32 barrier, const TensorMap* map,
                          const float* source) {
   mbarrier_arrive_expect_tx(barrier, QUERY_TILE_BYTES + NUMBERS_BYTES);
-  const int batch = block.batch();
+  const int batch = block.batch_in_arrays(), row = block.row_in_arrays() + block.q_tile(tile) * Br;
   for (int a = 0; a < atoms(HEAD_DIM); ++a) {
-    tma_load_4d(queries + a * Br * ATOM_ROW_BYTES, map, barrier, a * ATOM_COLUMNS, tile.q_tile * Br, tile.head,
-                batch);
+    tma_load_4d(queries + a * Br * ATOM_ROW_BYTES, map, barrier, a * ATOM_COLUMNS, row, tile.head, batch);
   }
   bulk_load(numbers, source, NUMBERS_BYTES, barrier);
 }
 
 // Barriers that both kernels have: of items, of K and V. Items take turns with two records; K and V have one buffer.
 struct ItemBarriers {
-  u32 records, K_full, V_full;
+  u32 records, K_full, V_full, tails;
   Turns<KEY_RECORDS> turns;
   Turns<1> keys;  // K_full and what says that K and V are not read any more
 
   DEVICE explicit ItemBarriers(u32 start)
       : records(start + ITEMS_OFFSET), K_full(start + KV_FULL_OFFSET), V_full(K_full + 8),
+        tails(start + TAIL_FULL_OFFSET),
         turns{start + ITEM_FULL_OFFSET, start + ITEM_EMPTY_OFFSET}, keys{K_full, start + KV_EMPTY_OFFSET} {}
 
   DEVICE u32 record(u32 i) const { return records + turns.stage(i) * RECORD_BYTES; }
@@ -117,6 +145,10 @@ struct ItemBarriers {
     if constexpr (PERSISTENT) turns.init(1, 4 * CONSUMERS + 2 + DETERMINISTIC);
     keys.init(KEY_GROUPS, 4 * CONSUMERS);
     mbarrier_init(V_full, KEY_GROUPS);
+    if constexpr (RAGGED) {
+      mbarrier_init(tails, 1);
+      mbarrier_init(tails + 8, 1);
+    }
   }
   // Whether there is an item `i` for this block; its record may be read then.
   DEVICE bool has(u32 i) const {
@@ -139,15 +171,39 @@ struct ItemBarriers {
 };
 
 struct ItemRecord {
-  vec4 parts[RECORD_VECTORS];
+  vec4 parts[RECORD_VECTORS], of_sequence[RAGGED ? 2 : 1];
 
   DEVICE ItemRecord(const BackwardParams& p, u32 i) {
     const KeyItem item = key_item<Bc>(p, i, 8 * HEAD_DIM);
-    const TileRange tiles = head_mask(p).template query_tiles<Br, Bc>(item.k_block);
+    const auto sequence = sequence_of(p, item.batch);
+    const HeadMask mask = head_mask(p, sequence);
+    const TileRange tiles = visited_queries<Br, Bc>(mask, item.k_block);
     const u32 count = u32(p.heads / p.kv_heads) * u32(tiles.end - tiles.first);
+    const u32 first_tile = LENGTHS_KIND == PACKED ? first_packed_block<Br>(int(sequence.first_row()), item.batch)
+                                                  : u32(item.batch) * u32(p.heads) * BackwardWorkspace::tiles(p);
     parts[0] = {u32(item.k_block), u32(item.kv_head), u32(item.batch), count};
     parts[1] = {u32(tiles.first), u32(tiles.end), u32(tiles.clear_first), u32(tiles.clear_end)};
-    parts[2] = {i, u32(tiles.total), u32(item.batch) * u32(p.heads) * BackwardWorkspace::tiles(p), 0};
+    parts[2] = {i, u32(tiles.total), first_tile, 0};
+    if constexpr (RAGGED) {
+      of_sequence[0] = {u32(mask.rows), u32(mask.keys), u32(mask.first), u32(mask.last)};
+      of_sequence[1] = {u32(sequence.stored_keys()), u32(sequence.first_row()), u32(sequence.first_key()), 0};
+    }
+  }
+
+  // LOOKED_UP, by a warp: lists the tiles that are visited.
+  DEVICE void list_tiles(const BackwardParams& p, u32 list) {
+    const int k_block = int(parts[0].x), kv_head = int(parts[0].y), batch = int(parts[0].z);
+    TileWalk<false> walk(0);
+    u32 count = 0;
+    for (;; ++count) {
+      const WalkedTile tile = walk.next((p.seqlen_q - 1) / Br + 1, [&](int tile) {
+        return class_of_query_tile<MASK_KIND>(p, k_block, batch, kv_head, tile);
+      });
+      if (!tile.exists()) break;
+      if (lane_id() == 0) st_shared_u32(list + 4 * count, u32(tile.code));
+    }
+    parts[0].w = u32(p.heads / p.kv_heads) * count;
+    parts[1] = {0, count, 0, 0};
   }
 };
 
@@ -162,10 +218,19 @@ DEVICE void prepare_items(const BackwardParams& p) {
   }
 }
 
-// By one thread, before a barrier of the block: the record of the one item that a block is launched for.
+// By one thread, or LOOKED_UP by a warp, before a barrier of the block: the record of the one item that a block is launched for.
 DEVICE void take_item(const BackwardParams& p, u32 start) {
   if constexpr (PERSISTENT) return;
-  const ItemRecord record(p, blockIdx.x);
+  ItemRecord record(p, blockIdx.x);
+  if constexpr (LOOKED_UP) {
+    grid_await_previous();  // which finds out what runs of rows make of tiles
+    record.list_tiles(p, start + LIST_OFFSET);
+    if (lane_id() != 0) return;
+  }
+  if constexpr (RAGGED) {
+#pragma unroll
+    for (int x = 0; x < 2; ++x) st_shared_vec4(start + SEQUENCE_OFFSET + 16 * x, record.of_sequence[x]);
+  }
 #pragma unroll
   for (int x = 0; x < RECORD_VECTORS; ++x) st_shared_vec4(ItemBarriers(start).record(0) + 16 * x, record.parts[x]);
 }
@@ -222,12 +287,19 @@ DEVICE void visit_items(const BackwardParams& p, u32 start, const Visit& visit) 
 
 // Two threads of the producer ask the copy engine for tiles, as consumers need them: one for Q with L, and K (FIRST), one for V,
 // and dO with D. Memory is what has Q_turns(), dO_turns(), items, and addresses of the tiles.
+//
+// RAGGED: they are warps. The copy engine brings whole tiles: behind the last row or key of a sequence there are those of another,
+// or what nobody has written. Their P and dS are 0, but 0 times what is no number is none, so these rows become zeros
+// before consumers are told of the tile.
 template <typename Memory, bool FIRST>
 struct Loader {
   const BackwardParams& p;
   const TensorMap *queries, *keys;
   const u32 start;  // of the shared memory
-  INSIDE(mutable PhaseLog inside = PhaseLog(p.trace, true);)
+  mutable u32 tail_parity = 0;
+  INSIDE(mutable PhaseLog inside = PhaseLog(p.trace, leads());)
+
+  DEVICE static bool leads() { return !RAGGED || lane_id() == 0; }
 
   DEVICE void run() const {
     INSIDE(inside.enter(WAIT_ITEM);)
@@ -247,25 +319,52 @@ struct Loader {
     INSIDE(inside.enter(WAIT_SPACE, NO_TILE);)
     smem.items.keys.wait_empty(at.item);
     INSIDE(inside.enter(COPY, NO_TILE);)
-    ::load_keys(at.block, FIRST ? smem.K : smem.V, FIRST ? smem.items.K_full : smem.items.V_full, keys);
+    for (int w = 0; w < KEY_GROUPS; ++w) {
+      const u32 tile = (FIRST ? smem.K : smem.V) + w * KEY_TILE_BYTES;
+      bring<GROUP_KEYS>(smem.items, tile, FIRST ? smem.items.K_full : smem.items.V_full,
+                        RAGGED ? at.block.keys() - at.block.first_key() - w * GROUP_KEYS : GROUP_KEYS,
+                        [&](u32 barrier) { ::load_keys(at.block, w, tile, barrier, keys); });
+    }
   }
 
   DEVICE void load_tile(const TileVisit& at) const {
     const Memory smem(opaque(start));
     const float* const numbers = at.block.workspace(at.tile) + Br * HEAD_DIM;
-    INSIDE(const u32 number = query_tile_number(at.tile.head, at.tile.q_tile); inside.enter(WAIT_SPACE, number);)
+    INSIDE(const u32 number = query_tile_number(at.tile.head, at.block.q_tile(at.tile)); inside.enter(WAIT_SPACE, number);)
+    auto bring_queries = [&](const auto& turns, u32 ring, u32 ring_of_numbers, const float* source) {
+      turns.wait_empty(at.n);
+      INSIDE(inside.enter(COPY, number);)
+      const u32 tile = ring + turns.stage(at.n) * QUERY_TILE_BYTES;
+      bring<Br>(smem.items, tile, turns.full_barrier(at.n), RAGGED ? at.block.rows() - at.block.q_tile(at.tile) * Br : Br,
+                [&](u32 barrier) {
+                  load_queries(at.block, at.tile, tile, ring_of_numbers + turns.stage(at.n) * NUMBERS_BYTES, barrier, queries,
+                               source);
+                });
+    };
     if constexpr (FIRST) {
-      const auto turns = smem.Q_turns();
-      turns.wait_empty(at.n);
-      INSIDE(inside.enter(COPY, number);)
-      load_queries(at.block, at.tile, smem.Q + turns.stage(at.n) * QUERY_TILE_BYTES,
-                   smem.lse + turns.stage(at.n) * NUMBERS_BYTES, turns.full_barrier(at.n), queries, numbers);
+      bring_queries(smem.Q_turns(), smem.Q, smem.lse, numbers);
     } else {
-      const auto turns = smem.dO_turns();
-      turns.wait_empty(at.n);
-      INSIDE(inside.enter(COPY, number);)
-      load_queries(at.block, at.tile, smem.dO + turns.stage(at.n) * QUERY_TILE_BYTES,
-                   smem.delta + turns.stage(at.n) * NUMBERS_BYTES, turns.full_barrier(at.n), queries, numbers + Br);
+      bring_queries(smem.dO_turns(), smem.dO, smem.delta, numbers + Br);
+    }
+  }
+
+  // A tile of ROWS, of which so many exist, by copy(barrier).
+  template <int ROWS, typename Copy>
+  DEVICE void bring(const ItemBarriers& items, u32 tile, u32 full, [[maybe_unused]] int existing, const Copy& copy) const {
+    if constexpr (!RAGGED) {
+      copy(full);
+    } else {
+      const u32 tail_full = items.tails + (FIRST ? 0 : 8);
+      const bool has_tail = existing < ROWS;
+      if (leads()) copy(has_tail ? tail_full : full);
+      warp_sync();  // nobody is ahead of who asks
+      if (!has_tail) return;
+      mbarrier_wait(tail_full, tail_parity);
+      tail_parity ^= 1;
+      clear_rows<ROWS, HEAD_DIM>(tile, max(existing, 0), lane_id());
+      async_proxy_fence();
+      warp_sync();  // all lanes have written their zeros
+      if (leads()) mbarrier_arrive(full);
     }
   }
 };

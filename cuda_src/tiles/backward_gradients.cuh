@@ -10,7 +10,12 @@
 // Scores that the mask hides become -inf. `key` is the lane's first in the block.
 DEVICE void hide_scores_of_tile(const KeyBlock& block, float (&S_rmem)[Br / 2], QueryTile tile, int key, int lane) {
   const auto S = fragment_view(S_rmem);
-  hide_scores_by_keys(S, head_mask(block.p), block.first_key() + key, tile.q_tile * Br + S.lane_column(lane));
+  const int first_key = block.first_key() + key, row = block.q_tile(tile) * Br + S.lane_column(lane);
+  if constexpr (LOOKED_UP) {
+    hide_scores_by_keys(S, LookedUpMask<MASK_KIND, BackwardParams>(block.p, block.batch(), block.kv_head()), first_key, row);
+  } else {
+    hide_scores_by_keys(S, block.mask(), first_key, row);
+  }
 }
 
 // P = exp(S - L), packed. S becomes P times the slope of the softcap, which dS is a multiple of.
@@ -86,7 +91,8 @@ DEVICE void store_keys(const KeyBlock& block, void* tensor, const Strides& strid
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const int key = block.first_key() + first_key + lane / 4 + 8 * r;
-    char* row = head_address(tensor, stride, block.batch(), block.kv_head()) + key * stride.seq * 2;
-    store_accumulator_row<D_TILES, BFLOAT16>(row, d, r, factor, key < block.p.seqlen_k, lane);
+    char* row = head_address(tensor, stride, block.batch_in_arrays(), block.kv_head()) +
+                (block.key_in_arrays() + key) * stride.seq * 2;
+    store_accumulator_row<D_TILES, BFLOAT16>(row, d, r, factor, key < block.stored_keys(), lane);
   }
 }

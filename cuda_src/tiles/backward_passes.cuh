@@ -21,10 +21,12 @@ struct StripItem {
     strip = int(index % workspace.strips);
     valid = head < workspace.num_heads(p);
     if constexpr (LENGTHS_KIND == PACKED) {
-      const PackedBlock found = packed_block<STRIP>(p.cu_seqlens_q, p.batch, p.total_q, u32(strip));
+      constexpr int BLOCK_STRIPS = WHOLE_TILES ? TILE_STRIPS : 1;
+      const PackedBlock found =
+          packed_block<BLOCK_STRIPS * STRIP>(p.cu_seqlens_q, p.batch, p.total_q, u32(strip) / BLOCK_STRIPS);
       number = found.sequence;
-      block = found.block;
-      valid = valid && row() < sequence_of(p, number).stored_rows();
+      block = found.block * BLOCK_STRIPS + strip % BLOCK_STRIPS;
+      valid = valid && i64(found.block) * (BLOCK_STRIPS * STRIP) < sequence_of(p, number).stored_rows();
     } else if constexpr (LENGTHS_KIND == PADDED) {
       if (valid) number = int(head / p.heads);
     }
@@ -124,7 +126,7 @@ DEVICE void prepare_strip(const BackwardParams& p) {
     if (DETERMINISTIC && lane == 0 && strip * STRIP % BLOCK_Q == 0) {
       i64 tile = item.head * ((p.seqlen_q - 1) / BLOCK_Q + 1) + strip * STRIP / BLOCK_Q;
       if constexpr (LENGTHS_KIND == PACKED) {
-        tile = item.head * workspace.query_tiles(p) + strip * STRIP / BLOCK_Q +
+        tile = item.head * workspace.tiles(p) + strip * STRIP / BLOCK_Q +
                first_packed_block<BLOCK_Q>(int(sequence.first_row()), sequence.number);
       }
       if constexpr (WHOLE_TILES) {
@@ -139,6 +141,7 @@ DEVICE void prepare_strip(const BackwardParams& p) {
   for (int x = 0; x < STRIP; x += ROWS) {
     const i64 row = item.row() + x + lane / LANES;
     const bool here = item.valid && row < sequence.rows();
+    const int place = LENGTHS_KIND == PACKED ? item.strip * STRIP + x + lane / LANES : int(row);  // in the workspace
     float sum = 0.0f;
 #pragma unroll
     for (int x = 0; x < UNITS; x += LANES) {
@@ -152,8 +155,8 @@ DEVICE void prepare_strip(const BackwardParams& p) {
     for (int distance = 1; distance < LANES; distance *= 2) sum += shfl_xor(sum, distance);
     if constexpr (WHOLE_TILES) {
       if (item.valid && !here && unit == 0) {  // rows past the end: their P is exp2(0 - inf) = 0
-        st_global(workspace.lse(item.head, int(row)), -NEG_INF);
-        st_global(workspace.lse(item.head, int(row)) + BLOCK_Q, 0.0f);
+        st_global(workspace.lse(item.head, place), -NEG_INF);
+        st_global(workspace.lse(item.head, place) + BLOCK_Q, 0.0f);
       }
     }
     if (here && unit == 0) {
@@ -163,8 +166,8 @@ DEVICE void prepare_strip(const BackwardParams& p) {
       const bool blind = lse == NEG_INF;
       const RowNumbers numbers = {blind ? 0.0f : lse * (FLOAT32 ? 1.0f : LOG2_E), blind ? 0.0f : sum};
       if constexpr (WHOLE_TILES) {
-        st_global(workspace.lse(item.head, int(row)), numbers.lse);
-        st_global(workspace.lse(item.head, int(row)) + BLOCK_Q, numbers.delta);
+        st_global(workspace.lse(item.head, place), numbers.lse);
+        st_global(workspace.lse(item.head, place) + BLOCK_Q, numbers.delta);
       } else {
         st_global(workspace.rows + at * ROW_NUMBER_BYTES, vec2{float_as_u32(numbers.lse), float_as_u32(numbers.delta)});
       }

@@ -125,7 +125,7 @@ struct DqTurns {
  private:
   DEVICE u32* counter(QueryTile tile) const {
     if constexpr (LENGTHS_KIND == PACKED) {
-      return workspace.turns + i64(tile.head) * workspace.query_tiles(p) + first_tile + tile.q_tile;
+      return workspace.turns + i64(tile.head) * workspace.tiles(p) + first_tile + tile.q_tile;
     }
     return workspace.turns + (first_head + tile.head) * ((p.seqlen_q - 1) / BR + 1) + tile.q_tile;
   }

@@ -42,7 +42,7 @@ DEVICE void stage_dq(u32 staged, const float (&d)[4 * TILES], int lane) {
 
 // By one thread: until all key blocks to the right have added part `part` of a tile.
 DEVICE void await_turn(const KeyBlock& block, QueryTile tile, int part) {
-  const u32 turn = key_blocks_before<Br, Bc>(block.p, tile.q_tile, block.k_block());
+  const u32 turn = key_blocks_before<Br, Bc>(block.mask(), tile.q_tile, block.k_block());
   const u32* const counter = BackwardWorkspace::turn(block.p, block.place(tile)) + part;
   while (ld_acquire_gpu(counter) != turn) {
   }

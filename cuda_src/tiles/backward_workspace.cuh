@@ -51,21 +51,21 @@ struct BackwardWorkspace {
     const i64 heads = num_heads(p);
     next = static_cast<u32*>(p.workspace);
     dQ = static_cast<float*>(p.workspace) + (WHOLE_TILES ? HEADER_FLOATS : 0);
-    strips = LENGTHS_KIND == PACKED ? num_packed_blocks<STRIP>(p.total_q, p.batch)
-             : WHOLE_TILES ? tiles(p) * TILE_STRIPS : (p.seqlen_q - 1) / STRIP + 1;
+    strips = WHOLE_TILES ? tiles(p) * TILE_STRIPS
+             : LENGTHS_KIND == PACKED ? num_packed_blocks<STRIP>(p.total_q, p.batch) : (p.seqlen_q - 1) / STRIP + 1;
     rows = reinterpret_cast<char*>(dQ + heads * strips * (D_TILES * ACCUMULATOR));
     items = reinterpret_cast<vec4*>(dQ + heads * tiles(p) * TILE_FLOATS);
     turns = reinterpret_cast<u32*>(rows + heads * (LENGTHS_KIND == PACKED ? p.total_q : p.seqlen_q) * ROW_NUMBER_BYTES);
-    sinks = reinterpret_cast<float*>(turns + (DETERMINISTIC ? heads * query_tiles(p) : 0));
+    sinks = reinterpret_cast<float*>(turns + (DETERMINISTIC ? heads * tiles(p) : 0));
   }
 
   // Over the batch, where a sequence has its own strips.
   DEVICE static i64 num_heads(const BackwardParams& p) {
     return LENGTHS_KIND == PACKED ? i64(p.heads) : i64(p.batch) * p.heads;
   }
-  // Of a head, each of which has a turn.
-  DEVICE static u32 query_tiles(const BackwardParams& p) {
-    return LENGTHS_KIND == PACKED ? num_packed_blocks<BLOCK_Q>(p.total_q, p.batch) : tiles(p);
+  // Query tiles of a head, each of which has a turn.
+  DEVICE static u32 tiles(const BackwardParams& p) {
+    return LENGTHS_KIND == PACKED ? num_packed_blocks<BLOCK_Q>(p.total_q, p.batch) : u32(p.seqlen_q - 1) / BLOCK_Q + 1;
   }
 
   // WHOLE_TILES: how many have added to a tile that is the `index`th of all; two counters, where its columns are added in parts.
@@ -75,8 +75,7 @@ struct BackwardWorkspace {
   DEVICE static u32 num_items(const BackwardParams& p) {
     return (u32(p.seqlen_k - 1) / BLOCK_KV + 1) * u32(p.batch) * u32(p.kv_heads);
   }
-  // WHOLE_TILES: of a head, and where one of them lies that is the `index`th of all.
-  DEVICE static u32 tiles(const BackwardParams& p) { return u32(p.seqlen_q - 1) / BLOCK_Q + 1; }
+  // WHOLE_TILES: where the `index`th of all tiles lies.
   DEVICE static float* tile(const BackwardParams& p, u32 index) {
     return static_cast<float*>(p.workspace) + HEADER_FLOATS + i64(index) * TILE_FLOATS;
   }
@@ -89,7 +88,7 @@ struct BackwardWorkspace {
     }
     return dQ + (head * strips + strip_number) * (D_TILES * ACCUMULATOR);
   }
-  // WHOLE_TILES: lse of a row; its delta lies BLOCK_Q floats behind.
+  // WHOLE_TILES: lse of a row of a head's strips; its delta lies BLOCK_Q floats behind.
   DEVICE float* lse(i64 head, int row) const {
     return dQ + (head * (strips / TILE_STRIPS) + row / BLOCK_Q) * TILE_FLOATS + BLOCK_Q * HEAD_DIM + row % BLOCK_Q;
   }

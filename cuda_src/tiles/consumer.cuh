@@ -102,11 +102,12 @@ DEVICE void store_output(const AttentionParams& p, const TensorMap* O_map, const
   for (int r = 0; r < 2; ++r) {
     const int row = first_row + lane / 4 + 8 * r;
     const bool valid = row < p.seqlen_q;
+    const float factor = row_factor(p, softmax, r, item.head);
     if (p.lse != nullptr && lane % 4 == 0 && valid) st_global(lse_row(p, item, row), softmax.lse(r));
     if constexpr (STORE_FROM_SMEM) {
-      stage_accumulator_row<GROUP_ROWS, O_TILES, BFLOAT16>(O_smem, O_rmem, r, softmax.inverse_sum(r), warp, lane);
+      stage_accumulator_row<GROUP_ROWS, O_TILES, BFLOAT16>(O_smem, O_rmem, r, factor, warp, lane);
     } else {
-      store_accumulator_row<O_TILES, BFLOAT16>(output_row(p, item, row), O_rmem, r, softmax.inverse_sum(r), valid, lane);
+      store_accumulator_row<O_TILES, BFLOAT16>(output_row(p, item, row), O_rmem, r, factor, valid, lane);
     }
   }
   if constexpr (STORE_FROM_SMEM) {
@@ -131,6 +132,7 @@ DEVICE void store_output(const AttentionParams& p, const RaggedSequence& sequenc
   for (int r = 0; r < 2; ++r) {
     const int row = first_row + lane / 4 + 8 * r;
     const bool exists = row < sequence.rows(), stored = row < sequence.stored_rows();
+    const float factor = row_factor(p, softmax, r, item.head);
     if (p.lse != nullptr && lane % 4 == 0 && stored) {
       st_global(p.lse + numbers + row, exists ? softmax.lse(r) : NEG_INF);
     }
@@ -140,18 +142,20 @@ DEVICE void store_output(const AttentionParams& p, const RaggedSequence& sequenc
     }
     const WorkItem stored_as = {item.q_block, item.head, sequence.batch()};
     store_accumulator_row<O_TILES, BFLOAT16>(output_row(p, stored_as, int(sequence.first_row()) + row), O_rmem, r,
-                                             exists ? softmax.inverse_sum(r) : 0.0f, stored, lane);
+                                             exists ? factor : 0.0f, stored, lane);
   }
 }
 
-// A query block whose rows all see no key: zeros, and -inf for the logarithm of their sums. By all consumers.
+// A query block whose rows all see no key: zeros, and the sink or -inf for the logarithm of their sums. By all consumers.
 DEVICE void store_nothing(const AttentionParams& p, const Item& item, int thread) {
   const u64 start_ns = TRACE ? global_timer() : 0;
   const int rows = min(Br, p.seqlen_q - item.q_block * Br);
   for (int i = thread; i < rows * O_TILES; i += CONSUMERS * 128) {
     const int row = item.q_block * Br + i / O_TILES;
     st_global(output_row(p, item, row) + i % O_TILES * 16, vec4{0, 0, 0, 0});
-    if (p.lse != nullptr && i % O_TILES == 0) st_global(lse_row(p, item, row), NEG_INF);
+    if (p.lse != nullptr && i % O_TILES == 0) {
+      st_global(lse_row(p, item, row), SINK ? ld_global<float>(p.sink + item.head) : NEG_INF);
+    }
   }
   if (TRACE && thread == 0) write_trace(p, item.index, item, tiles_of(p, item.q_block), start_ns);
 }

@@ -49,7 +49,7 @@ struct TileAttention {
   u32 Q[M_TILES][K_STEPS][4];  // used when Q_IN_REGISTERS
   int place[2 * M_TILES];      // of the query tokens of this lane's rows in their sequence (not MASK_FULL)
   float scale_log2;            // softmax scale in log2 units, k_scale included; with SOFTCAP the cap in log2 units
-  float softcap;               // softmax scale over cap, k_scale included (SOFTCAP)
+  float softcap;               // softmax scale over cap times 2 log2(e), k_scale included (SOFTCAP)
 
   DEVICE void start(const DecodeParams& p, const Piece& piece, u32 Q_lane, int first_row, int lane) {
     softmax.reset();

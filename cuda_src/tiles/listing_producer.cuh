@@ -27,7 +27,7 @@ struct Lister {
   u32 round = 0;
 
   DEVICE void run(Items& items) {
-    for (u32 index; items.next(index);) {
+    for (u32 index; items.take(p, index);) {
       const WorkItem work = items.item(p, index);
       const auto sequence = sequence_of(p, work.batch);
       if (LENGTHS_KIND == PACKED && work.q_block * Br >= sequence.stored_rows()) continue;  // behind the end of its sequence
@@ -190,7 +190,7 @@ struct ValueLoader {
       if (has_tail) {
         mbarrier_wait(smem.tail_full, tail_parity);
         tail_parity ^= 1;
-        clear_rows(tile, entry.existing);
+        clear_rows<Bc, HEAD_DIM>(tile, entry.existing, lane);
         async_proxy_fence();
       }
       warp_sync();  // all lanes have read the list, and written their zeros
@@ -198,13 +198,5 @@ struct ValueLoader {
       V_ring.advance();
     }
     INSIDE(inside.close();)
-  }
-
-  // Rows `first` to the last.
-  DEVICE void clear_rows(u32 tile, int first) const {
-    constexpr int UNITS = ATOM_ROW_BYTES / 16;  // of a row of an atom, in some order
-    for (int i = first * UNITS + lane; i < Bc * UNITS; i += 32) {
-      for (int a = 0; a < atoms(HEAD_DIM); ++a) st_shared_vec4(tile + a * Bc * ATOM_ROW_BYTES + i * 16, {0, 0, 0, 0});
-    }
   }
 };

@@ -199,8 +199,9 @@ struct TileWalk {
 };
 
 // Scores that the mask hides become -inf. `row` is the lane's first, `lane_column` its first column of a tile whose first key
-// is `first_key`. RUNS_AT_ONCE: 1 where registers do not suffice for the loads of two runs.
-template <int RUNS_AT_ONCE = 2, MaskKind KIND, typename Params, typename View>
+// is `first_key`. RUNS_AT_ONCE: 1 where registers do not suffice for the loads of two runs. ASK_FIRST: what hides nothing from
+// the warp's rows is passed over, by all lanes of it.
+template <int RUNS_AT_ONCE = 2, bool ASK_FIRST = false, MaskKind KIND, typename Params, typename View>
 DEVICE void hide_scores(View S, const LookedUpMask<KIND, Params>& mask, int row, int first_key, int lane_column) {
   const int key = first_key + lane_column;
 #pragma unroll
@@ -211,6 +212,8 @@ DEVICE void hide_scores(View S, const LookedUpMask<KIND, Params>& mask, int row,
     if constexpr (LookedUpMask<KIND, Params>::SETS) {
       low = i < mask.exempt ? mask.keys - key : max(mask.prefix - key, min(mask.keep - key, end));
     }
+    constexpr int LAST_COLUMN = 8 * View::TILES - 7;
+    if (ASK_FIRST && !warp_any(low <= LAST_COLUMN && (begin > 0 || end <= LAST_COLUMN))) continue;
     S.for_each_in_row(r, [&](int column, float& s) {
       const bool in_band = column >= begin && column < end;
       if (!(in_band || (LookedUpMask<KIND, Params>::SETS && column < low))) s = NEG_INF;
@@ -220,6 +223,10 @@ DEVICE void hide_scores(View S, const LookedUpMask<KIND, Params>& mask, int row,
   const int runs_of_all = RUNS_AT_ONCE == 1 && RUNS > 0 ? int(opaque(RUNS)) : RUNS;  // a loop, even of one
 #pragma unroll RUNS_AT_ONCE
   for (int run = 0; run < runs_of_all; ++run) {
+    if constexpr (ASK_FIRST) {
+      const RunExtremes x = mask.extremes(run, first_key / BLOCK_KV);
+      if (!warp_any(row < x.greatest_hi && row + 8 >= x.least_lo)) continue;
+    }
     const char* runs = mask.workspace.run(mask.number + run, key);
 #pragma unroll
     for (int n = 0; n < View::TILES; ++n) {

@@ -35,6 +35,15 @@ DEVICE void load_tile(u32 tile, u32 full_barrier, const TensorMap* map, int row,
   }
 }
 
+// By a warp: rows `first` to the last of such a tile become zeros.
+template <int ROWS, int COLUMNS>
+DEVICE void clear_rows(u32 tile, int first, int lane) {
+  constexpr int UNITS = ATOM_ROW_BYTES / 16;  // of a row of an atom, in some order
+  for (int i = first * UNITS + lane; i < ROWS * UNITS; i += 32) {
+    for (int a = 0; a < atoms(COLUMNS); ++a) st_shared_vec4(tile + a * ROWS * ATOM_ROW_BYTES + i * 16, {0, 0, 0, 0});
+  }
+}
+
 // The tiles of a query block need not lie side by side, or lengths are read on the device: what is to be visited is listed
 // (tile_list.cuh).
 constexpr bool LISTED = is_looked_up(MASK_KIND) || LENGTHS_KIND != DENSE;

@@ -1,6 +1,7 @@
 // Which query blocks a thread block takes, and which tiles these visit. And the trace that proves it.
 #pragma once
 #include "params.cuh"
+#include "primitives/grid.cuh"
 #include "tiles/lengths.cuh"
 #include "tiles/looked_up_mask.cuh"
 #include "tiles/mask.cuh"
@@ -114,6 +115,18 @@ struct PersistentItems {
   DEVICE bool next(u32& index) {
     const u32 place = round % 2 == 0 ? blockIdx.x : gridDim.x - 1 - blockIdx.x;
     index = round++ * gridDim.x + place;
+    return index < total;
+  }
+
+  // The same order where nobody knows how long items are: a block takes the next when it is ready for it. By all lanes of a
+  // warp. Each block but those without an item asks once in vain, so the counter goes on to 0 with the last question.
+  DEVICE bool take(const AttentionParams& p, u32& index) {
+    index = blockIdx.x;
+    if (round++ > 0) {
+      u32 taken = 0;
+      if (lane_id() == 0) taken = atomic_inc_wrap(p.counters, total - 1);
+      index = gridDim.x + shfl(taken, 0);
+    }
     return index < total;
   }
 

@@ -7,22 +7,65 @@
 #include "tiles/mask.cuh"
 #include "tiles/softmax.cuh"
 
-// tanh, off by at most 2e-7. (tanh.approx is off by 5e-4: times a cap of 30, a bfloat16 result shows it.) Near 0 that is many
-// units in the last place; EXACT_NEAR_0 has an odd polynomial there. With it fa3 spills, and 16-bit inputs do not need it.
-template <bool EXACT_NEAR_0>
-DEVICE float tanh_f32(float x) {
-  constexpr float TWO_LOG2_E = 2.88539008177792681f;
-  const float far = fmaf(-2.0f, rcp(1.0f + ex2(x * TWO_LOG2_E)), 1.0f);
-  if constexpr (!EXACT_NEAR_0) return far;
-  const float square = x * x;
+// tanh(x) of x * 2 log2(e), off by at most 2e-7. (tanh.approx is off by 5e-4: times a cap of 30, a bfloat16 result shows it.)
+DEVICE float tanh_of(float x_scaled) { return fmaf(-2.0f, rcp(1.0f + ex2(x_scaled)), 1.0f); }
+
+// Near 0 that is many units in the last place: here an odd polynomial. With it fa3 spills, and 16-bit inputs do not need it.
+DEVICE float tanh_exact_near_0(float x_scaled) {
+  constexpr float LN_2 = 0.693147180559945309f;
+  const float x = x_scaled * (LN_2 / 2), square = x * x;
   const float tail = fmaf(square, fmaf(square, fmaf(square, 0.01724148f, -0.05304549f), 0.13325879f), -0.33333144f);
-  return fabsf(x) < 0.5f ? fmaf(x * square, tail, x) : far;
+  return fabsf(x) < 0.5f ? fmaf(x * square, tail, x) : tanh_of(x_scaled);
 }
 
-// Softcap: s becomes tanh(s * scale / cap), in units of cap: the softmax's scale_log2 is then cap * log2(e).
+// The same of GROUP scores at once, given as x * 2 log2(e), with one reciprocal for all of them: what is left is the inverse of
+// a product times the other factors. Factors lie in [2^-30, 1], clamped where tanh is 1 in float32, so that no product
+// overflows. A NaN makes all of them NaN or -1 with a NaN beside it: for scores of one row that it sees.
+template <int GROUP>
+DEVICE void tanh_together(float* (&t)[GROUP]) {
+  constexpr float LEAST = 0x1p-30f;
+  float factor[GROUP], rest[GROUP];
+#pragma unroll
+  for (int i = 0; i < GROUP; ++i) factor[i] = fma_sat(ex2(*t[i]), LEAST, LEAST);
+  if constexpr (GROUP == 2) {
+    const float inverse = rcp(factor[0] * factor[1]);
+    rest[0] = inverse * factor[1];
+    rest[1] = inverse * factor[0];
+  } else {
+    const float low = factor[0] * factor[1], high = factor[2] * factor[3], inverse = rcp(low * high);
+    const float of_low = inverse * high, of_high = inverse * low;
+    rest[0] = of_low * factor[1];
+    rest[1] = of_low * factor[0];
+    rest[2] = of_high * factor[3];
+    rest[3] = of_high * factor[2];
+  }
+#pragma unroll
+  for (int i = 0; i < GROUP; ++i) *t[i] = fmaf(-2.0f * LEAST, rest[i], 1.0f);
+}
+
+// Softcap: s becomes tanh(s * scale / cap), in units of cap: the softmax's scale_log2 is then cap * log2(e). `softcap` is what
+// s is multiplied by to be in the units of tanh_of().
 template <bool ON, bool EXACT_NEAR_0 = false, typename View>
 DEVICE void cap_scores(View S, float softcap) {
-  if constexpr (ON) S.for_each([&](int, int, float& s) { s = tanh_f32<EXACT_NEAR_0>(s * softcap); });
+  if constexpr (ON) {
+    S.for_each([&](int, int, float& s) { s = EXACT_NEAR_0 ? tanh_exact_near_0(s * softcap) : tanh_of(s * softcap); });
+  }
+}
+
+// The same where rows see all of these keys, four at a time: a third of the reciprocals' and exponentials' time less.
+template <bool ON, typename View>
+DEVICE void cap_seen_scores(View S, float softcap) {
+  if constexpr (ON) {
+#pragma unroll
+    for (int r = 0; r < View::ROWS; ++r) {
+#pragma unroll
+      for (int n = 0; n < View::TILES; n += 2) {
+        float* four[4] = {&S.at(r, n, 0), &S.at(r, n, 1), &S.at(r, n + 1, 0), &S.at(r, n + 1, 1)};
+        for (float* s : four) *s *= softcap;
+        tanh_together(four);
+      }
+    }
+  }
 }
 
 // What the cap makes of a change of the score: the derivative of tanh where it is `t`. Where a mask has put -inf, 0.

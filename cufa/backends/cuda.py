@@ -91,6 +91,11 @@ def _compile(source: str, device_id: int, options: tuple[str, ...]) -> _Module:
         return _modules[key]
 
 
+def compiled_function(source: str, device_id: int, options: tuple[str, ...], entry: str) -> Any:
+    """A kernel beside those of plans, for the current device, to be called with CuPy's own launch."""
+    return _compile(source, device_id, options).function(entry, 0).kernel
+
+
 class Prepared:
     """A plan compiled for one device: functions ready to launch."""
 
@@ -152,6 +157,7 @@ class Binding:
         parameters = [ctypes.addressof(self._params), *outside]
         self._launches = Launches(prepared, parameters)
         self._workspace, self._counters = plan.workspace, plan.counters
+        self._workspace_field = "partial" if "partial" in params.names else "workspace"
         self._graphs = Graphs(prepared, parameters, self._launches) if Graphs.serve(plan) else None
         self._version = 0  # of what the parameters hold
 
@@ -202,7 +208,7 @@ class Binding:
             if trace:  # else this is not a trace build
                 self._params.trace = trace
                 self._version += 1
-            if not self._workspace:
+            if not (self._workspace or self._counters):
                 self._launches(stream.ptr)
             elif self._counters or stream.is_capturing():
                 self._launch_in_workspace(stream)
@@ -223,12 +229,17 @@ class Binding:
         with workspace.lock:
             if workspace.num_counters < self._counters or workspace.partial_bytes < self._workspace:
                 workspace.grow(stream, self._device_id, self._counters, self._workspace)
+            held = {self._workspace_field: workspace.partial}
             if self._counters:
-                self._params.counters, self._params.partial = workspace.counters, workspace.partial
+                held["counters"] = workspace.counters
+            for name, address in held.items():
+                if getattr(self._params, name) != address:
+                    setattr(self._params, name, address)
+                    self._version += 1
+            if self._graphs is None or stream.is_capturing():
+                self._launches(stream.ptr)
             else:
-                self._params.workspace = workspace.partial
-            self._version += 1
-            self._launches(stream.ptr)
+                self._graphs(stream.ptr, self._version)
 
 
 def addresses(given: Arrays) -> list[int]:

@@ -1,4 +1,4 @@
-"""Device memory that decode kernels need beyond inputs and outputs: partial results, and counters of the
+"""Device memory that kernels need beyond inputs and outputs: partial results, and counters of the
 parts that are there, which a kernel leaves at zero for the next.
 
 Calls on one stream follow one another, so each stream has one workspace. What is captured has its own, one
@@ -56,7 +56,7 @@ class Workspace:
 
 def _allocate(stream: Any, num_counters: int, partial_bytes: int) -> tuple[Any, Any]:
     """From the pool of the current stream, which is ``stream``."""
-    counters, partial = cupy.cuda.alloc(max(num_counters, 1) * 4), cupy.cuda.alloc(partial_bytes)
+    counters, partial = cupy.cuda.alloc(max(num_counters, 1) * 4), cupy.cuda.alloc(max(partial_bytes, 1))
     counters.memset_async(0, max(num_counters, 1) * 4, stream)
     return counters, partial
 

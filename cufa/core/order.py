@@ -149,14 +149,16 @@ def _even_groups(heads: int, of_head: int, share: int = L2_SHARE) -> int:
 
 
 def persistent(problem: Problem, schedule: Schedule, num_blocks: int) -> Order:
-    """Persistent thread blocks that share out query blocks (FA3): ``PersistentItems`` of schedule.cuh."""
+    """Persistent thread blocks that share out query blocks (FA3): ``PersistentItems`` of schedule.cuh. Where tiles are
+    listed, a block takes the next when it is ready for it, as a thread block of its own would come."""
     heads = problem.batch * problem.heads
     num_blocks = min(num_blocks, schedule.num_q_blocks * heads)
     if not problem.later_rows_see_more:
         head, q_block = np.divmod(np.arange(schedule.num_q_blocks * heads), schedule.num_q_blocks)
         return Order(q_block, head, _taker(np.arange(len(head)), num_blocks))
     group = heads_per_group(schedule, heads, num_blocks, head_bytes(problem))
-    return _in_groups(schedule.num_q_blocks, heads, num_blocks, group)
+    found = _in_groups(schedule.num_q_blocks, heads, num_blocks, group)
+    return dataclasses.replace(found, thread_block=None) if problem.tiles_are_listed else found
 
 
 def head_bytes(problem: Problem) -> int:

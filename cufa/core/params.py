@@ -129,7 +129,7 @@ def softmax_scalars(scale: float, softcap: float | None) -> dict[str, float]:
     if softcap is None:
         return {"scale_log2": max(scale * log2_e, SMALLEST_SCALE), "softcap": 0.0}
     # Infinite, the ratio would turn a score of 0 into NaN.
-    return {"scale_log2": softcap * log2_e, "softcap": min(scale / softcap, LARGEST_SCALE)}
+    return {"scale_log2": softcap * log2_e, "softcap": min(2 * log2_e * scale / softcap, LARGEST_SCALE)}
 
 
 def strides_of(byte_strides: Sequence[int], itemsize: int) -> Strides:

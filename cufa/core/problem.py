@@ -165,6 +165,11 @@ class Problem:
         return self.mask_kind not in ("full", "band")
 
     @property
+    def tiles_are_listed(self) -> bool:
+        """On Hopper a warp finds out on the device which tiles a query block visits."""
+        return bool(self.mask.beyond_band) or self.lengths.kind != "dense"
+
+    @property
     def visible_scores(self) -> int:
         """Score entries of one head that the mask lets through; where heads differ, on average and rounded down."""
         heads = self.batch * self.heads

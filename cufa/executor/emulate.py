@@ -366,10 +366,12 @@ def _own_memory(plan: Plan, room: Room | None = None) -> dict[str, GlobalArray]:
         own["trace"][room.before - len(room.head()) : room.before] = room.head()
     workspace = np.full(plan.workspace + 32, 0xFF, np.uint8)  # NaN in every format
     aligned = workspace[-workspace.ctypes.data % 16 :][: max(plan.workspace, 16)]
-    if plan.spec.counters is None:
-        own["workspace"] = aligned
-    else:
+    names = plan.operation.params.names
+    if "partial" in names:
         own["partial"] = aligned.view(np.float32)
+    else:
+        own["workspace"] = aligned
+    if "counters" in names:
         own["counters"] = np.zeros(max(plan.counters, 1), np.uint32)
     return {name: GlobalArray(name, x, writable=True) for name, x in own.items()}
 

@@ -124,9 +124,9 @@ def _balanced_workspace(problem: Problem, config: DecodeConfig, split: Split | N
     return (split.count if split else 2) * 2 * slot_bytes(problem, config)
 
 
-def _counters(problem: Problem, config: DecodeConfig) -> int:
-    """One per warp of an item: which part is the last to be there."""
-    return items(problem, config) * config.num_warps
+def _counters(problem: Problem, config: DecodeConfig, workspace: int) -> int:
+    """One per warp of an item that comes in parts: which is the last to be there."""
+    return items(problem, config) * config.num_warps if workspace else 0
 
 
 def _refuses(spec: KernelSpec, problem: Problem) -> str | None:

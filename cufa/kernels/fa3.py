@@ -184,6 +184,7 @@ FA3_FORWARD = KernelSpec(
     flops=_fa3_flops,
     masks=MASK_KINDS,
     lengths=LENGTH_KINDS,
+    score_changes=("alibi", "sink"),
     workspace=forward_workspace,
     workspace_holds="of each split of a query block O, and m and l of its rows, in float32",
     shared_memory=_fa3_shared_memory,
@@ -194,4 +195,5 @@ FA3_FORWARD = KernelSpec(
     boxes=_fa3_boxes,
     choose=_choose_fa3,
     order=persistent,
+    counters=lambda problem, config, workspace: int(problem.tiles_are_listed),
 )

@@ -6,8 +6,9 @@ import dataclasses
 from typing import Any
 
 from ..core import order
+from ..core.lengths import LENGTH_KINDS
 from ..core.operation import Split
-from ..core.problem import MAX_HEAD_DIM, Problem
+from ..core.problem import BAND_KINDS, MASK_KINDS, MAX_HEAD_DIM, Problem
 from .backward import PASS_WARPS, STRIP
 from .config import TileConfig
 from .shared_memory import Buffer
@@ -20,6 +21,9 @@ ITEM_RECORDS = 2
 """The item at hand and the one after it, which the producer is ahead with."""
 
 ITEM_BYTES = 48
+
+LISTED_TILES = 4096
+"""Query tiles that a key block may visit where they need not lie side by side: its list lies in shared memory."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -86,17 +90,19 @@ def _numbers_and_barriers(config: Fa3BackwardConfig, counts: dict[str, int]) -> 
             for name, count in counts.items()
             for state in ("FULL", "EMPTY")
         ),
+        Buffer("TAIL_FULL", 2 * 8, align=8),
+        Buffer("SEQUENCE", 32, align=16),
+        Buffer("LIST", 4 * (LISTED_TILES if config.block_kv > GROUP_KEYS else 0), align=16),
     )
 
 
 def _strips(problem: Problem, config: Fa3BackwardConfig) -> int:
     """Of all heads, each padded to whole query tiles."""
-    per_head = ceil_div(problem.seqlen_q, config.block_q) * (config.block_q // STRIP)
-    return per_head * problem.heads * problem.batch
+    return problem.query_blocks(config.block_q) * (config.block_q // STRIP) * problem.heads
 
 
 def _items(problem: Problem, config: Fa3BackwardConfig) -> int:
-    return ceil_div(problem.seqlen_k, config.block_kv) * problem.kv_heads * problem.batch
+    return problem.key_blocks(config.block_kv) * problem.kv_heads
 
 
 def _launches(
@@ -137,6 +143,15 @@ def _config(block_q: int, block_kv: int, num_stages: int, **own: Any) -> Fa3Back
     return Fa3BackwardConfig(block_q, block_kv, num_warps=12, num_stages=num_stages, **own)
 
 
+def _refusal(spec: KernelSpec, problem: Problem) -> str | None:
+    """A list that is too short."""
+    config = next((x for x in spec.configs if x.fits(problem.head_dim)), spec.configs[0])
+    if problem.mask.beyond_band and ceil_div(problem.seqlen_q, config.block_q) > LISTED_TILES:
+        most = LISTED_TILES * config.block_q
+        return f"takes at most {most:,} queries where the mask is more than a band"
+    return None
+
+
 FA3_BACKWARD = KernelSpec(
     name="fa3_backward",
     algorithm="fa3",
@@ -153,6 +168,8 @@ FA3_BACKWARD = KernelSpec(
     launches=_launches,
     workspace=_workspace,
     workspace_holds="dQ in float32, which the blocks of all keys add to, and two numbers per query",
+    masks=MASK_KINDS,
+    lengths=LENGTH_KINDS,
     skip_masked_tiles=True,
     min_capability=90,
     max_capability=90,
@@ -160,6 +177,8 @@ FA3_BACKWARD = KernelSpec(
     order=lambda problem, schedule, num_sms: order.key_blocks(problem, schedule, 2 * order.L2_SHARE),
     operation="backward",
     further_constants=lambda problem: {"DETERMINISTIC": problem.deterministic, "WHOLE_TILES": True},
+    waits=lambda problem: bool(problem.mask.beyond_band) or problem.lengths.kind != "dense",
+    further_refusal=_refusal,
 )
 
 
@@ -178,5 +197,7 @@ FA3_BACKWARD_WIDE = dataclasses.replace(
     source="fa3_backward_wide.cu",
     configs=(_config(64, 64, 2, min_head_dim=136, bulk_add=False),),
     shared_memory=_wide_shared_memory,
+    masks=BAND_KINDS,
+    lengths=("dense",),
     further_refusal=_wide_refusal,
 )

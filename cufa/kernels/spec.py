@@ -90,9 +90,9 @@ class KernelSpec:
     """(problem, config, split) → device memory in bytes beyond inputs and outputs."""
     workspace_holds: str = ""
     """In words, for printed plans."""
-    counters: Callable[[Problem, Config], int] | None = None
-    """(problem, config) → 32-bit words that are zero between launches, for a workspace that outlives the call;
-    None: the kernel keeps none, and its workspace is the call's own."""
+    counters: Callable[[Problem, Config, int], int] = lambda problem, config, workspace: 0
+    """(problem, config, bytes of workspace) → 32-bit words that are zero between launches: with any, the workspace
+    outlives the call."""
     masks: tuple[str, ...] = BAND_KINDS
     """Of :data:`~cufa.core.problem.MASK_KINDS`, what it serves."""
     skip_masked_tiles: bool = False
@@ -123,6 +123,8 @@ class KernelSpec:
     """Beside the soft cap: "alibi", "sink"."""
     k_dtypes: tuple[str, ...] = ()
     """Elements of k and v; empty: that of q."""
+    waits: Callable[[Problem], bool] = lambda problem: False
+    """problem → "auto" takes this kernel only where recorded benchmarks found it fastest."""
     further_refusal: Callable[[KernelSpec, Problem], str | None] = lambda spec, problem: None
     """(spec, problem) → why this kernel does not serve what the other fields would let pass."""
 

@@ -12,6 +12,8 @@ from ..core.mask import DIAGONALS
 from ..core.problem import MAX_SIZE
 from ..ops import arrays
 
+_INT32 = np.dtype(np.int32)
+
 
 def check_window(value: Any, name: str = "window") -> tuple[int | None, int | None]:
     """``value`` as (left, right), or an error that names the argument."""
@@ -103,7 +105,7 @@ def integers(name: str, value: Any, axes: tuple[str, ...]) -> Any:
     if x.ndim not in allowed:
         raise ValueError(f"{name} has shape {x.shape}: it takes {' or '.join(axes)}")
     if arrays.is_device_array(x):
-        if str(x.dtype) != "int32":
+        if x.dtype != _INT32:
             raise TypeError(
                 f"{name} is {x.dtype}; on a GPU it must be int32: convert with {name}.astype('int32')"
             )

@@ -132,7 +132,8 @@ def flash_attention(
     Launches on CuPy's current stream and does not synchronise (NumPy inputs on a GPU do, to bring the
     result back). With ``out=`` and after one warm-up call it can be captured in a CUDA graph.
 
-    On a GPU, ALiBi, sinks and lengths are served by FA2's kernels for float16 and bfloat16 so far; others say so.
+    On a GPU, ALiBi, sinks and lengths are served by FA2's kernels and FA3's forward, for float16 and bfloat16 so far;
+    others say so.
 
     On a GPU, keys and values that the mask hides from a query must still be finite: a tile that holds
     some that it sees is multiplied as a whole, and 0 · inf is NaN.

@@ -100,6 +100,18 @@ def _fmaf(probe: Probe) -> Expected:
     return Expected(values, np.where(tie, ulp, 0))
 
 
+def _fma_sat(probe: Probe) -> Expected:
+    a, b = map(_flushed, _pairs(probe))
+    with np.errstate(all="ignore"):
+        exact = a.astype(np.float64) * 1.5 + b
+        # NaN is 0, as is what is below.
+        clamped = np.where(exact > 0, np.minimum(exact, 1), 0)
+        values = _flushed(clamped.astype(np.float32))
+        return Expected(
+            values, np.where((values > 0) & (values < 1), np.spacing(values).astype(np.float64), 0)
+        )
+
+
 def _packed(low: np.ndarray, high: np.ndarray) -> Expected:
     """16-bit values in pairs; NaN is 0x7fff."""
     halves = [

@@ -69,10 +69,10 @@ UNOBSERVABLE = {
 
 
 #: Added since the vectors were recorded last: until then only compared with what NumPy expects.
-NOT_YET_RECORDED: set[str] = set()
+NOT_YET_RECORDED: set[str] = {"fma_sat"}
 
 #: The probes of those. All others are in golden.npz.
-AWAITED_PROBES = {"stamps"} if NOT_YET_RECORDED else set()
+AWAITED_PROBES = {"fma_sat"} if NOT_YET_RECORDED else set()
 
 
 def primitive_digests() -> dict[str, str]:
@@ -166,7 +166,7 @@ def _products(kind: str) -> np.ndarray:
 
 
 def probes() -> Iterator[Probe]:
-    scalar = ["ex2", "lg2", "rcp", "fmaxf", "fminf", "fmaf"]
+    scalar = ["ex2", "lg2", "rcp", "fmaxf", "fminf", "fmaf", "fma_sat"]
     convert = ["cvt_f16x2", "cvt_f16x2_satfinite", "cvt_bf16x2", "cvt_f32_f16", "cvt_f32_bf16", "cvt_tf32"]
     for name in [*scalar, *convert]:
         yield Probe(name, _pairs(name), 1024, 32)
