@@ -299,7 +299,6 @@ def _serving(
     if not serving:
         raise ValueError(_refused(problem, device, algorithm, refusals))
     if algorithm == "auto" and kernel is None:
-        serving.sort(key=lambda spec: spec.waits(problem))
         serving, reason = _preferred(operation, serving, fastest.get(problem_class(problem)), device)
         reason += _passed_over(serving[0], refusals)
     return serving, [reason]
@@ -345,5 +344,5 @@ def _passed_over(chosen: KernelSpec, refusals: Mapping[str, str | None]) -> str:
     for name, reason in refusals.items():
         if name == chosen.name:
             break
-        before.append(f"{name} {reason or 'was not measured for it, or is slower'}")
+        before.append(f"{name} {reason or 'was measured, and is slower'}")
     return f" ({'; '.join(before)})" if before else ""

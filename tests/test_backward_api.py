@@ -164,7 +164,7 @@ BAD = [
     ({"softcap": 0}, ValueError, r"softcap=0"),
     ({"scale": -1.0}, ValueError, r"scale=-1\.0"),
     ({"layout": "sbhd"}, ValueError, r"layout='sbhd'"),
-    ({"algorithm": "fa1"}, ValueError, r"algorithm='fa1' is not known; use one of auto, fa2"),
+    ({"algorithm": "fa1"}, ValueError, r"algorithm='fa1' is not known; use one of auto, fa3, fa2"),
     ({"precision": "tf16"}, ValueError, r"precision='tf16'"),
     ({"device": "tpu"}, ValueError, r"device='tpu'"),
     ({"device": "cuda"}, ValueError, r"device='cuda' but no usable GPU"),
@@ -213,7 +213,7 @@ def test_float64_takes_lse_of_float64():
 
 def test_plan_without_a_gpu_prints_what_would_run():
     text = str(cufa.plan_backward((2, 16, 4096, 128), dtype="bfloat16", causal=True, device="sm_90"))
-    for part in ("backward batch 2", "fa2_backward", "sm_90", "causal", "skipped", "because", "launch "):
+    for part in ("backward batch 2", "fa3_backward", "sm_90", "causal", "skipped", "because", "launch "):
         assert part in text
     assert "dQ in float32" in text
     assert "NumPy" in str(cufa.plan_backward((2, 16, 4096, 128), device="cpu"))

@@ -14,6 +14,7 @@ from cufa.core.mask import FULL, Band
 from cufa.kernels.backward import BackwardConfig
 
 MAIN, PAIRS = "kernels/fa2_backward_f32.cu", "tiles/half_pair.cuh"
+SHAPE = "tiles/backward_f32_shape.cuh"
 
 #: Warps that share keys, and warps that have keys of their own.
 SHARED = BackwardConfig(32, 32, num_warps=4, warp_keys=16)
@@ -60,9 +61,9 @@ BUGS = {
         spread=8.0,
     ),
     # Rows.
-    "log-sum-exp taken for one in log2": bug("lse = natural * LOG2_E;", "lse = natural;"),
+    "log-sum-exp taken for one in log2": bug("lse = natural * LOG2_E;", "lse = natural;", file=SHAPE),
     "what log2 loses added, not taken away": bug(
-        "factor = fmaf(-LN_2,", "factor = fmaf(300.0f * LN_2,", spread=8.0
+        "factor = fmaf(-LN_2,", "factor = fmaf(300.0f * LN_2,", file=SHAPE, spread=8.0
     ),
     "delta not subtracted": bug("s * (dp - D[e % 2]) * slope", "s * dp * slope"),
     "slope of the cap forgotten": bug("SOFTCAP ? cap_slope(s) : 1.0f", "1.0f", softcap=1.0),

@@ -185,7 +185,7 @@ BUGS = {
         deterministic=True,
     ),
     "turn passed on while warps still add": wide(
-        SUMS, "        turns.wait_empty(turn + 1);\n", "", "unordered-sum deadlock", deterministic=True
+        SUMS, "      turns.wait_empty(turn + DQ_PARTS);\n", "", "unordered-sum deadlock", deterministic=True
     ),
     "turn of a part passed on by lanes that have added": wide(
         WIDE, "      warp_sync();  // all lanes have added\n", "", "unordered-sum", deterministic=True

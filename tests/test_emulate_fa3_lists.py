@@ -120,6 +120,18 @@ def ragged(kind, lengths, options, execution, config=None, head_dim=64) -> Emula
     return result
 
 
+@pytest.mark.parametrize(("rows", "blocks"), [(60, 1), (60, 3), (300, 1), (300, 2), (300, 40)])
+def test_the_next_launch_begins_with_the_first_item(rows, blocks):
+    """What says which item is the next is left as it was found, however many blocks ask."""
+    q, k, v = make_inputs(1, 1, 1, rows, 200, 64, "float16")
+    mask = masks.evict(np.full(200, rows // 2, np.int32))
+    given = forward_operands(q, k, v)
+    plan = plan_with_blocks(make_problem(q, k, v, mask=mask), SPEC.configs[0], blocks)
+    run = run_plan(plan, given, Execution("checked"), launches=2)
+    assert not run.findings, "\n".join(map(str, run.findings))
+    assert_attention(run.out, run.lse, q, k, v, mask=mask)
+
+
 def test_a_block_that_sees_no_tile_reads_none():
     """Its K and V are zeros that the copy engine makes up: what is in the keys reaches nothing."""
     config = SPEC.configs[1]
@@ -191,6 +203,13 @@ PLANTED = {
         MASKED,
     ),
     "the second consumer is forgotten": (LIST, "      marks |= shfl_xor(marks, 1);\n", "", MASKED),
+    "runs that hide a warp's last rows are passed over": (
+        "tiles/looked_up_mask.cuh", "row + 8 >= x.least_lo", "row >= x.least_lo", MASKED,
+    ),
+    "an item twice": ("tiles/schedule.cuh", "index = gridDim.x + shfl", "index = gridDim.x - 1 + shfl", "taken"),
+    "the next launch begins with the last item": (
+        "tiles/schedule.cuh", "if (taken == total - 1) atomic_add", "if (taken == total) atomic_add", "taken",
+    ),
     "runs of another item": (
         KERNEL,
         "read_looked_up_mask(p, record)",
@@ -261,6 +280,14 @@ def show(what: str) -> None:
         for schedule in ("ascending", "descending", 5):
             for names in (("equal", "causal"), ("one query", "full")):
                 ragged(what, *names, Execution("checked", schedule), SPEC.configs[1])
+        return
+    if what == "taken":
+        try:
+            test_the_next_launch_begins_with_the_first_item(300, 1)
+        except RuntimeError as error:
+            if "counters that are not zero" in str(error):  # and not that it does not compile
+                raise AssertionError(str(error)) from error
+            raise
         return
     if what == "nothing visible":
         test_a_block_that_sees_no_tile_reads_none()

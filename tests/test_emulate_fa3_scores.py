@@ -115,8 +115,8 @@ PLANTED = {
         ("sink", "causal", (150, 300)),
     ),
     "the sink of another head": (
-        CONSUMER, "const float factor = row_factor(p, softmax, r, item.head);\n    if (p.lse",
-        "const float factor = row_factor(p, softmax, r, 0);\n    if (p.lse", ("sink", "full", (150, 300)),
+        CONSUMER, "row < p.seqlen_q;\n    const float factor = SINK ? row_factor(p, softmax, r, item.head)",
+        "row < p.seqlen_q;\n    const float factor = SINK ? row_factor(p, softmax, r, 0)", ("sink", "full", (150, 300)),
     ),
     "no sink where a block sees no key": (
         CONSUMER, "SINK ? ld_global<float>(p.sink + item.head) : NEG_INF", "NEG_INF", ("sink", "causal", (450, 150))

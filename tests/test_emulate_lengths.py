@@ -109,6 +109,7 @@ LENGTHS_CUH, SCHEDULE, SCORE, SOFTMAX = (
     f"tiles/{x}.cuh" for x in ("lengths", "schedule", "score", "softmax")
 )
 F, B, PASSES = "kernels/fa2_forward.cu", "kernels/fa2_backward.cu", "tiles/backward_passes.cuh"
+STORE = "tiles/forward_mma_store.cuh"
 HOPPER = "tiles/backward_block.cuh"
 
 #: (call, kind, options, lengths, file, what is there, what is planted, kernel if not FA2's), by what is wrong.
@@ -163,7 +164,7 @@ BUGS = {
         "padded",
         "causal, sink",
         "equal",
-        F,
+        STORE,
         "exists ? softmax.lse(r) : NEG_INF",
         "softmax.lse(r)",
     ),
@@ -199,7 +200,7 @@ BUGS = {
         "padded",
         "full",
         "empty ones",
-        F,
+        STORE,
         "exists ? pack_16bit<BFLOAT16>(o[0] * inverse, o[1] * inverse) : 0",
         "pack_16bit<BFLOAT16>(o[0] * inverse, o[1] * inverse)",
     ),

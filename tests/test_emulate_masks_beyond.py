@@ -348,7 +348,7 @@ PLANTED = {
         HOPPER, "block.row_in_arrays() + block.q_tile(tile) * Br;", "block.row_in_arrays() + tile.q_tile * Br;",
         "fa3_backward", "first rows",
     ),
-    "dQ by its place in the list": (
+    "gradients of queries by their place in the list": (
         HOPPER, "+ u32(q_tile(tile));", "+ u32(tile.q_tile);", "fa3_backward", "first rows"
     ),
     "the mask of a place in the list": (
@@ -356,7 +356,7 @@ PLANTED = {
         "first rows but one",
     ),
     "a listed tile is clear whatever it is": (
-        HOPPER, "listed(tile.q_tile).masked() || past_end", "past_end", "fa3_backward", "last row"
+        HOPPER, "listed(tile.q_tile).masked() || past_end()", "past_end()", "fa3_backward", "first rows but one"
     ),
     "the list of the key block before": (
         HOPPER, "p, k_block, batch, kv_head, tile);", "p, max(k_block - 1, 0), batch, kv_head, tile);", "fa3_backward",

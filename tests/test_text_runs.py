@@ -25,6 +25,7 @@ LENGTHS = [
     RNG.integers(0, 9, (3, 70)),
     RNG.integers(0, 3, (1, 200)),
     np.ones((1, 100)),
+    np.array([[300, 5, 0, 700, 256], [1, 2, 3, 4, 5]]),
     np.zeros((1, 0)),
 ]
 
@@ -35,7 +36,7 @@ def run(lengths: np.ndarray, keys: int, form: str) -> np.ndarray:
     runs = np.full((4 if form == "both ways" else 2, sequences, 1, keys), 77, np.int32)
     numbers = map(ctypes.c_int64, (sequences, texts, keys, form_number))
     arguments = [ctypes.c_void_p(lengths.ctypes.data), ctypes.c_void_p(runs.ctypes.data), *numbers]
-    launch = Launch("text_runs", (-(-sequences * -(-keys // 32) // 4), 1, 1), 128, 0)
+    launch = Launch("text_runs", (-(-sequences * -(-keys // 256) // 4), 1, 1), 128, 0)
     memory = [GlobalArray("lengths", lengths, False), GlobalArray("runs", runs, True)]
     _, findings = execute(entry, launch, arguments, memory, Execution("checked"))
     assert not findings

@@ -29,7 +29,7 @@
 //     passed on before S, 1.07 and 1.11. Loads that do not acquire would save 1%.
 // Tried and lost: one stage (1.04 to 1.10 at d128 and d256, even at d64), 32 or 128 query rows per tile at d64 (1.07,
 // 1.20), 64 keys at d128 (1.13), copies of the next tile in one burst (1.05 at d128).
-#include "tiles/backward_mma_store.cuh"
+#include "tiles/backward_mma_shape.cuh"
 #include "tiles/backward_passes.cuh"
 #include "tiles/backward_schedule.cuh"
 #include "tiles/copy.cuh"
@@ -227,13 +227,12 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward(const __grid_c
       INSIDE(inside.enter(SOFTMAX, number);)
       cap_scores<SOFTCAP>(S, p.softcap);
       if (masked) {
+        const KeyItem own = LOOKED_UP ? parked_item() : item;
+        const int key = (LOOKED_UP ? own.k_block * Bc : first_key) + int(warp_keys) + S.lane_row(lane_id());
         const int row = tile.q_tile * Br + first + S.lane_column(lane_id());
         if constexpr (LOOKED_UP) {
-          const KeyItem item = parked_item();
-          const int key = item.k_block * Bc + int(warp_keys) + S.lane_row(lane_id());
-          hide_scores_by_keys(S, LookedUpMask<MASK_KIND, BackwardParams>(p, item.batch, item.kv_head), key, row);
+          hide_scores_by_keys(S, LookedUpMask<MASK_KIND, BackwardParams>(p, own.batch, own.kv_head), key, row);
         } else {
-          const int key = first_key + int(warp_keys) + S.lane_row(lane_id());
           hide_scores_by_keys(S, mask_of_head(), key, row);
         }
       }
@@ -365,13 +364,10 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward(const __grid_c
   };
 
   if constexpr (LOOKED_UP) find_next(item);
-  // Of bands: the tile that is visited, and how many are yet to come. Of those that are looked up both follow from the walk.
-  QueryTile in_band{first_head, tiles.first};
-  int in_band_remaining = group_size * (tiles.end - tiles.first);
-  auto current = [&] { return LOOKED_UP ? QueryTile{walked_head, walked.tile()} : in_band; };
-  auto remaining = [&] { return LOOKED_UP ? int(walked_next.exists()) : in_band_remaining; };
+  int remaining = LOOKED_UP ? int(walked_next.exists()) : group_size * (tiles.end - tiles.first);  // LOOKED_UP: is there any?
+  QueryTile current{first_head, tiles.first};
   bool pending = false;  // `current` is not in dQ yet
-  auto stage = [&] { return LOOKED_UP ? turn % NUM_STAGES : u32(remaining() % NUM_STAGES); };  // of `current`
+  auto stage = [&] { return LOOKED_UP ? turn % NUM_STAGES : u32(remaining % NUM_STAGES); };  // of `current`
   // DETERMINISTIC: the tile before is in dQ, but its turn is not passed on. That waits until all additions have arrived, so
   // it is done behind the S of the tile after next, and by another warp than the one that awaits turns: the first of those
   // that add late.
@@ -379,7 +375,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward(const __grid_c
   u32 count = 0;
   auto awaits = [&] { return thread_id() == NUM_THREADS / 2; };
   auto passes_on = [&] { return thread_id() == NUM_THREADS - 32; };
-  if (remaining() > 0) {
+  if (remaining > 0) {
     if constexpr (HEAD_DIM % 16 != 0) {
       zero_padding<Bc, ROW_BYTES, PITCH, NUM_THREADS>(K_smem, thread);
       zero_padding<Bc, ROW_BYTES, PITCH, NUM_THREADS>(V_smem, thread);
@@ -396,7 +392,7 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward(const __grid_c
     copy_tile_async<Bc, ROW_BYTES, PITCH, NUM_THREADS, ALIGNMENT, true>(K_smem, K, p.k_stride.seq * 2, valid_keys, thread);
     copy_tile_async<Bc, ROW_BYTES, PITCH, NUM_THREADS, ALIGNMENT, true>(V_smem, V, p.v_stride.seq * 2, valid_keys, thread);
     if constexpr (NUM_STAGES == 2) {
-      copy_tile(LOOKED_UP ? upcoming() : current(), LOOKED_UP ? 1 : (remaining() - 1) % 2);
+      copy_tile(LOOKED_UP ? upcoming() : current, LOOKED_UP ? 1 : (remaining - 1) % 2);
     }
     cp_async_commit();
   }
@@ -405,43 +401,49 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward(const __grid_c
   for (;;) {
     INSIDE(inside.enter(WAIT_DATA, NO_TILE);)
     cp_async_wait<0>();
+    if constexpr (LOOKED_UP) {  // they follow from the walk, and take no registers from tile to tile
+      current = {walked_head, walked.tile()};
+      remaining = walked_next.exists();
+    }
     INSIDE(if (DETERMINISTIC) inside.enter(WAIT_TURN, NO_TILE);)
-    if (DETERMINISTIC && pending && awaits()) turns.await(current(), count);
+    if (DETERMINISTIC && pending && awaits()) turns.await(current, count);
     // All warps are done with the tile before, and have left its dS. With two stages, the next tile has landed for all.
     block_sync();
     INSIDE(inside.enter(NOTHING);)
     if constexpr (NUM_STAGES == 1) {
-      if (remaining() > 0) {
-        copy_tile(LOOKED_UP ? upcoming() : pending ? current().next(tiles) : current(), 0);
+      if (remaining > 0) {
+        copy_tile(LOOKED_UP ? upcoming() : pending ? current.next(tiles) : current, 0);
         cp_async_commit();
       }
     }
-    if (pending && (adds_first() || remaining() == 0)) add_dq(current(), stage());
-    if (remaining() == 0) break;
+    if (pending && (adds_first() || remaining == 0)) add_dq(current, stage());
+    if (remaining == 0) break;
     if constexpr (NUM_STAGES == 1) {
       INSIDE(inside.enter(WAIT_DATA, NO_TILE);)
       cp_async_wait<0>();
       block_sync();  // the tile has landed for all, and dS has been read by all
     }
     if constexpr (LOOKED_UP) {
-      before = current(), walked_head = upcoming().head, walked = walked_next;
+      before = current, walked_head = upcoming().head, walked = walked_next;
       if (TRACE && walked_head == first_head) tally.count(walked.tile(), walked.masked());
       ++turn;
       find_next(parked_item());
+      current = {walked_head, walked.tile()};
+      remaining = walked_next.exists();
     } else {
-      if (pending) in_band = in_band.next(tiles);
-      --in_band_remaining;
+      if (pending) current = current.next(tiles);
+      --remaining;
     }
-    const TileCopy copy = copy_of(LOOKED_UP ? upcoming() : current().next(tiles), stage() ^ 1, remaining() > 0);
-    if (DETERMINISTIC && awaits()) count = turns.count(current());  // long before it is compared
-    visit_tile(current(), stage(), [&](int x) {
+    const TileCopy copy = copy_of(LOOKED_UP ? upcoming() : current.next(tiles), stage() ^ 1, remaining > 0);
+    if (DETERMINISTIC && awaits()) count = turns.count(current);  // long before it is compared
+    visit_tile(current, stage(), [&](int x) {
       if (NUM_STAGES == 2) copy_part(copy, x);  // nothing is read behind the last tile
       if (DETERMINISTIC && x == K_STEPS - 1 && passing && passes_on()) {
-        turns.pass_on(current().previous(tiles).previous(tiles));
+        turns.pass_on(current.previous(tiles).previous(tiles));
       }
     });
     cp_async_commit();
-    if (pending && !adds_first()) add_dq(LOOKED_UP ? before : current().previous(tiles), stage() ^ 1);
+    if (pending && !adds_first()) add_dq(LOOKED_UP ? before : current.previous(tiles), stage() ^ 1);
     passing = pending;
     pending = true;
   }
@@ -449,20 +451,44 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward(const __grid_c
   INSIDE(inside.enter(STORE);)
   // Alg. 2, l. 18: dK and dV take the places of this warp's keys of K and V.
   block_sync();  // no warp reads K any more
-  const auto ended = sequence_of(p, LOOKED_UP ? parked_item().batch : item.batch);  // read anew: registers are scarce
-  const int stored_keys = LENGTHS_KIND == DENSE ? valid_keys : ended.stored_keys() - first_key;
+  // Read anew, as registers are scarce.
+  const KeyItem own = LOOKED_UP ? parked_item() : item;
+  const auto ended = sequence_of(p, own.batch);
+  const int own_key = LOOKED_UP ? own.k_block * Bc : first_key, own_keys = LOOKED_UP ? p.seqlen_k - own_key : valid_keys;
+  const int stored_keys = LENGTHS_KIND == DENSE ? own_keys : ended.stored_keys() - own_key;
   if (DETERMINISTIC && pending && passes_on()) {
-    if (passing) turns.pass_on(current().previous(tiles));
-    turns.pass_on(current());
+    if (passing) turns.pass_on(current.previous(tiles));
+    turns.pass_on(current);
   }
-  const KeyShare share{K_smem, V_smem, warp_keys, key_group, part, first_tile};
-  if constexpr (LOOKED_UP) {
-    const KeyItem item = parked_item();
-    const int left = p.seqlen_k - item.k_block * Bc;
-    store_key_gradients(p, ended, item, share, dK_rmem, dV_rmem, left, left, lane);
+  auto store = [&](u32 tile, const float(&D)[KEY_TILES][O_TILES][4], float factor) {
+    const u32 rows = tile + warp_keys * PITCH;
+#pragma unroll
+    for (int r = 0; r < 2 * KEY_TILES; ++r) {
+#pragma unroll
+      for (int n = 0; n < O_TILES; ++n) {
+        if (D_TILES % PARTS != 0 && first_tile + n < part * O_TILES) continue;  // another warp's
+        const float* d = D[r / 2][n] + r % 2 * 2;
+        const bool exists = LENGTHS_KIND == DENSE || int(warp_keys) + r * 8 + lane / 4 < own_keys;  // else zeros
+        st_shared_u32(rows + (r * 8 + lane / 4) * PITCH + (first_tile + n) * 16 + lane % 4 * 4,
+                      exists ? pack_16bit<BFLOAT16>(d[0] * factor, d[1] * factor) : 0);
+      }
+    }
+  };
+  store(K_smem, dK_rmem, p.scale);
+  store(V_smem, dV_rmem, 1.0f);
+  if constexpr (SHARED_KEYS) {
+    bar_sync(KEY_PARTS_BARRIER + key_group, PARTS * 32);  // all columns are there; each warp stores some of the rows
   } else {
-    store_key_gradients(p, ended, item, share, dK_rmem, dV_rmem, valid_keys, stored_keys, lane);
+    warp_sync();
   }
+  constexpr int STORE_ROWS = WARP_KEYS / PARTS;
+  const int row = warp_keys + part * STORE_ROWS;
+  char* dK = static_cast<char*>(p.dk) + 2 * (ended.batch() * p.dk_stride.batch + own.kv_head * p.dk_stride.head +
+                                             (ended.first_key() + i64(own_key + row)) * p.dk_stride.seq);
+  char* dV = static_cast<char*>(p.dv) + 2 * (ended.batch() * p.dv_stride.batch + own.kv_head * p.dv_stride.head +
+                                             (ended.first_key() + i64(own_key + row)) * p.dv_stride.seq);
+  store_tile<STORE_ROWS, ROW_BYTES, PITCH, ALIGNMENT>(dK, p.dk_stride.seq * 2, K_smem + row * PITCH, stored_keys - row, lane);
+  store_tile<STORE_ROWS, ROW_BYTES, PITCH, ALIGNMENT>(dV, p.dv_stride.seq * 2, V_smem + row * PITCH, stored_keys - row, lane);
 
   INSIDE(inside.close();)
   if constexpr (TRACE) {

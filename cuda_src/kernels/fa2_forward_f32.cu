@@ -142,9 +142,10 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward_f32(const __gri
   // The tile that comes next: where tiles are looked up its address is found anew, as registers are scarce.
   auto load_next = [&](u32 tile, const void* tensor, const Strides& stride, const char*& source) {
     if constexpr (LOOKED_UP) {
-      const vec4 saved = ld_shared_vec4(saved_smem);
+      // Not the number behind these two: the lane that is first may be writing it for the next tile already.
+      const int head = int(ld_shared_u32(saved_smem + 4)), batch = int(ld_shared_u32(saved_smem + 8));
       const i64 row = i64(next.tile()) * Bc + thread_id() / 32 * 8;
-      source = Rows::source(tensor, stride, int(saved.z), int(saved.y) / (p.heads / p.kv_heads), row, lane_id());
+      source = Rows::source(tensor, stride, batch, head / (p.heads / p.kv_heads), row, lane_id());
     }
     load_tile(tile, source, stride.seq * 4, false);
   };

@@ -22,6 +22,8 @@
 // - A block keeps the gradients of a group's keys over all of its query heads.
 // - Where a block is among its keys and queries lies in shared memory and is read there while products run: in registers it
 //   would make d128 spill.
+// - Where tiles are looked up a warp lists, before all else, the query tiles that its key block visits: in shared memory, for all
+//   heads of the group. With lengths loaders are warps, which clear what lies behind the end of a sequence.
 // - DETERMINISTIC: a thread of the producer waits for turns and adds what consumers have staged (tiles/backward_sums.cuh).
 //
 // What was measured (H200, bfloat16, 16k tokens, all three launches, as a ratio of speed unless said otherwise):
@@ -347,7 +349,7 @@ KERNEL __launch_bounds__(NUM_THREADS, 1)
       if constexpr (BULK_ADD) {
         DqAdder<BackwardMemory>{p, base}.run();
       } else {
-        TurnKeeper<BackwardMemory, 1>{p, base}.run();
+        TurnKeeper<BackwardMemory>{p, base, 0}.run();
       }
     }
   } else {

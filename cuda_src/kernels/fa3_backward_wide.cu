@@ -34,7 +34,7 @@ static_assert(P_FULL_BYTES == 8 && P_EMPTY_BYTES == 8, "one buffer");
 static_assert(Q_FULL_BYTES == 8 * NUM_STAGES && Q_EMPTY_BYTES == Q_FULL_BYTES, "a barrier a tile");
 static_assert(DO_FULL_BYTES == 8 * DO_STAGES && DO_EMPTY_BYTES == DO_FULL_BYTES, "likewise");
 static_assert(DS_FULL_BYTES == 8 * DS_STAGES && DS_EMPTY_BYTES == DS_FULL_BYTES, "likewise");
-static_assert(DQ_FULL_BYTES == 8 && DQ_EMPTY_BYTES == 8 && !BULK_ADD, "turns of parts, which are not staged");
+static_assert(DQ_PARTS == 2 && DQ_EMPTY_BYTES == DQ_FULL_BYTES && !BULK_ADD, "turns of parts, which are not staged");
 static_assert(NUM_STAGES > 1 && DO_STAGES > 1 && DS_STAGES > 1, "tiles of two turns are in use");
 
 struct WideMemory {
@@ -246,7 +246,7 @@ struct Consumer {
   // Of tile `number`, which is `of` in the workspace: columns up to the middle are a part of it, those behind another.
   template <int BEGIN, int END>
   DEVICE void add_dq(u32 of, u32 number) {
-    const u32 turn = 2 * number + (BEGIN == MIDDLE_COLUMN);
+    const u32 turn = DQ_PARTS * number + (BEGIN == MIDDLE_COLUMN);
     auto& d = dq<BEGIN, END>();
     wgmma_registers(d);
     if constexpr (DETERMINISTIC) smem.dQ_handover().wait_full(turn);
@@ -341,14 +341,14 @@ KERNEL __launch_bounds__(NUM_THREADS, 1)
 
   if (warpgroup == 0) {
     registers_release_to<PRODUCER_REGISTERS>();
-    if (thread == 0) {
+    if (PERSISTENT && thread == 0) {
       take_items(p, base);
     } else if (thread == 32) {
       Loader<WideMemory, true>{p, &Q_map, &K_map, base}.run();
     } else if (thread == 64) {
       Loader<WideMemory, false>{p, &dO_map, &V_map, base}.run();
-    } else if (DETERMINISTIC && thread == 96) {
-      TurnKeeper<WideMemory, 2>{p, base}.run();
+    } else if (DETERMINISTIC && (thread == 96 || thread == (PERSISTENT ? 97 : 0))) {
+      TurnKeeper<WideMemory>{p, base, thread != 96}.run();
     }
   } else {
     registers_raise_to<CONSUMER_REGISTERS>();

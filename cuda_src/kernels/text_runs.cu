@@ -1,10 +1,10 @@
 // The runs of rows that hide each key where several texts lie one after another in a stream of tokens: what
 // cufa/masks/streams.py computes on the host, from lengths that lie on the GPU and are not looked at.
 //
-// Each warp goes through the lengths of a sequence, 32 at a time, and adds them up, until it is behind its own 32 keys.
+// Each warp goes through the lengths of a sequence, 32 at a time, and adds them up, until it is behind its own keys.
 #include "primitives/primitives.cuh"
 
-constexpr int TEXT_WARPS = 4;  // of a thread block; each has 32 keys of one sequence
+constexpr int TEXT_WARPS = 4, WARP_KEYS = 256;  // of a thread block; of one sequence, 32 at a time
 constexpr i32 FROM_THE_START = i32(1u << 31), TO_THE_END = 0x7fffffff;
 
 // Which rows do not see a key. CAUSAL: those behind its text. BOTH_WAYS: those before it, too. QUESTION: likewise, but the
@@ -28,37 +28,42 @@ DEVICE i32 sums_to_here(i32 x) {
 KERNEL __launch_bounds__(TEXT_WARPS * 32)
     text_runs(Lengths lengths, Runs runs, i64 sequences, i64 texts, i64 keys, i64 form) {
   const int lane = lane_id();
-  const i64 warps = (keys + 31) / 32, warp = i64(blockIdx.x) * TEXT_WARPS + threadIdx.x / 32;
+  const i64 warps = (keys + WARP_KEYS - 1) / WARP_KEYS, warp = i64(blockIdx.x) * TEXT_WARPS + threadIdx.x / 32;
   if (warp >= sequences * warps) return;
-  const i64 sequence = warp / warps, first_key = warp % warps * 32, key = first_key + lane;
-  i32 start = FROM_THE_START, end = FROM_THE_START;  // of the key's text; one past all of them has none
-  i32 before = 0;                                    // tokens of the texts gone through
-  bool of_first = false;
-  for (i64 first = 0; first < texts && (form == QUESTION || before <= first_key + 31); first += 32) {
-    const i32 length = first + lane < texts ? ld_global<i32>(lengths + sequence * texts + first + lane) : 0;
-    const i32 ends = before + sums_to_here(length);
-    // How many of these texts end before the key does: the next one is its own.
-    int ended = 0;
+  const i64 sequence = warp / warps, first_key = warp % warps * WARP_KEYS, end_key = min(first_key + WARP_KEYS, keys);
+  const Lengths of_sequence = lengths + sequence * texts;
+  auto length_of = [&](i64 text) { return text < texts ? ld_global<i32>(of_sequence + text) : 0; };
+  auto store = [&](i64 key, i32 start, i32 end) {
+    const i64 run = sequences * keys, place = sequence * keys + key;
+    st_global(runs + place, end);
+    st_global(runs + run + place, TO_THE_END);
+    if (form == BOTH_WAYS) {
+      st_global(runs + 2 * run + place, FROM_THE_START);
+      st_global(runs + 3 * run + place, start);
+    }
+  };
+  i32 first_end = 0;  // of the first text
+  for (i64 first = 0; form == QUESTION && first < texts; first += 32) {
+    first_end += i32(shfl(u32(sums_to_here(length_of(first + lane))), 31));
+  }
+  i32 before = 0;  // tokens of the texts gone through
+  for (i64 first = 0; first < texts && before < end_key; first += 32) {
+    const i32 ends = before + sums_to_here(length_of(first + lane)), behind = i32(shfl(u32(ends), 31));
+    for (i64 some = first_key; some < end_key && behind > first_key; some += 32) {
+      const i64 key = some + lane;
+      // How many of these texts end before the key does: the next one is its own.
+      int ended = 0;
 #pragma unroll
-    for (int step = 16; step > 0; step /= 2) {
-      if (i32(shfl(u32(ends), ended + step - 1)) <= key) ended += step;
+      for (int step = 16; step > 0; step /= 2) {
+        if (i32(shfl(u32(ends), ended + step - 1)) <= key) ended += step;
+      }
+      const i32 end = i32(shfl(u32(ends), ended)), start = i32(shfl(u32(ends), max(ended - 1, 0)));
+      if (before <= key && key < behind && key < end_key) {
+        store(key, ended == 0 ? before : start, form == QUESTION && first + ended == 0 ? first_end : end);
+      }
     }
-    const i32 own_end = i32(shfl(u32(ends), ended)), end_before = i32(shfl(u32(ends), max(ended - 1, 0)));
-    if (before <= key && key < own_end) {
-      start = ended == 0 ? before : end_before;
-      end = own_end;
-      of_first = first + ended == 0;
-    }
-    before = i32(shfl(u32(ends), 31));
+    before = behind;
   }
-  if (key >= keys) return;
-  if (end == FROM_THE_START) start = before;
-  if (form == QUESTION && of_first) end = before;
-  const i64 run = sequences * keys, place = sequence * keys + key;
-  st_global(runs + place, end);
-  st_global(runs + run + place, TO_THE_END);
-  if (form == BOTH_WAYS) {
-    st_global(runs + 2 * run + place, FROM_THE_START);
-    st_global(runs + 3 * run + place, start);
-  }
+  // Past all texts nothing is seen.
+  for (i64 key = max(first_key, i64(before)) + lane; key < end_key; key += 32) store(key, before, FROM_THE_START);
 }

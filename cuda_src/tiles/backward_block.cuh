@@ -19,6 +19,7 @@ constexpr int KEY_TILE_BYTES = wgmma_tile_bytes(GROUP_KEYS, HEAD_DIM);  // K or 
 constexpr int QUERY_TILE_BYTES = wgmma_tile_bytes(Br, HEAD_DIM);        // Q or dO
 constexpr int NUMBERS_BYTES = Br * 4;                                   // L or D
 constexpr int DS_PART_BYTES = Br * ATOM_ROW_BYTES;                      // dS of 64 keys: a row per query
+constexpr int DQ_PARTS = DQ_FULL_BYTES / 8;  // of a tile's columns, each added in turns of its own
 constexpr int NUM_THREADS = NUM_WARPS * 32;
 constexpr int PRODUCER_REGISTERS = LENGTHS_KIND == DENSE ? 24 : 32, CONSUMER_REGISTERS = 240;
 static_assert(ALIGNMENT == 16, "TMA needs 16-byte aligned rows");
@@ -105,9 +106,9 @@ struct KeyBlock {
   }
   DEVICE float* workspace(QueryTile tile) const { return BackwardWorkspace::tile(p, place(tile)); }
   DEVICE bool cuts(QueryTile tile) const {  // some score of the tile is hidden
-    const bool past_end = keys() - first_key() < Bc;
-    if constexpr (LOOKED_UP) return listed(tile.q_tile).masked() || past_end;
-    return tile.q_tile < word(6) || tile.q_tile >= word(7) || past_end;
+    auto past_end = [&] { return keys() - first_key() < Bc; };
+    if constexpr (LOOKED_UP) return listed(tile.q_tile).masked() || past_end();
+    return tile.q_tile < word(6) || tile.q_tile >= word(7) || past_end();
   }
 };
 
@@ -141,8 +142,8 @@ struct ItemBarriers {
 
   DEVICE u32 record(u32 i) const { return records + turns.stage(i) * RECORD_BYTES; }
   DEVICE void init() const {
-    // The warps of consumers, who loads, and who adds to dQ or counts turns.
-    if constexpr (PERSISTENT) turns.init(1, 4 * CONSUMERS + 2 + DETERMINISTIC);
+    // The warps of consumers, who loads, and who adds to dQ or keeps the turns of a part.
+    if constexpr (PERSISTENT) turns.init(1, 4 * CONSUMERS + 2 + DETERMINISTIC * DQ_PARTS);
     keys.init(KEY_GROUPS, 4 * CONSUMERS);
     mbarrier_init(V_full, KEY_GROUPS);
     if constexpr (RAGGED) {

@@ -9,7 +9,7 @@
 #include "tiles/backward_block.cuh"
 
 // What consumers hand to the thread that adds, or it to them: see DqAdder and TurnKeeper.
-using DqHandover = Turns<1>;
+using DqHandover = Turns<DQ_PARTS>;
 DEVICE void init_dq_handover(const DqHandover& turns) {
   turns.init(BULK_ADD ? 4 * CONSUMERS : 1, BULK_ADD ? 1 : 4 * CONSUMERS);
 }
@@ -75,23 +75,22 @@ struct DqAdder {
 };
 
 // DETERMINISTIC without BULK_ADD: tells consumers when it is this block's turn to add a part of a tile (full), and the next block
-// when all of them have (empty). PARTS of a tile are added one after another, each in turns of its own.
-template <typename Memory, int PARTS>
+// when all of them have (empty). Each part of a tile has a keeper: with one for both, consumers waited in every tile while it
+// passed the first part on and learned whose turn the second was.
+template <typename Memory>
 struct TurnKeeper {
   const BackwardParams& p;
   const u32 start;  // of the shared memory
+  const int part;
 
   DEVICE void run() const {
     visit_items(p, start, [&](const TileVisit& at) {
       const DqHandover turns = Memory(opaque(start)).dQ_handover();
-#pragma unroll 1
-      for (int part = 0; part < PARTS; ++part) {
-        const u32 turn = at.n * PARTS + part;
-        await_turn(at.block, at.tile, part);
-        mbarrier_arrive(turns.full_barrier(turn));
-        turns.wait_empty(turn + 1);
-        pass_turn_on(at.block, at.tile, part);
-      }
+      const u32 turn = at.n * DQ_PARTS + part;
+      await_turn(at.block, at.tile, part);
+      mbarrier_arrive(turns.full_barrier(turn));
+      turns.wait_empty(turn + DQ_PARTS);
+      pass_turn_on(at.block, at.tile, part);
     });
   }
 };

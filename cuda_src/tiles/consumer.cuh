@@ -102,12 +102,12 @@ DEVICE void store_output(const AttentionParams& p, const TensorMap* O_map, const
   for (int r = 0; r < 2; ++r) {
     const int row = first_row + lane / 4 + 8 * r;
     const bool valid = row < p.seqlen_q;
-    const float factor = row_factor(p, softmax, r, item.head);
+    const float factor = SINK ? row_factor(p, softmax, r, item.head) : 0.0f;  // a sink joins before the sum is asked for
     if (p.lse != nullptr && lane % 4 == 0 && valid) st_global(lse_row(p, item, row), softmax.lse(r));
     if constexpr (STORE_FROM_SMEM) {
-      stage_accumulator_row<GROUP_ROWS, O_TILES, BFLOAT16>(O_smem, O_rmem, r, factor, warp, lane);
+      stage_accumulator_row<GROUP_ROWS, O_TILES, BFLOAT16>(O_smem, O_rmem, r, SINK ? factor : softmax.inverse_sum(r), warp, lane);
     } else {
-      store_accumulator_row<O_TILES, BFLOAT16>(output_row(p, item, row), O_rmem, r, factor, valid, lane);
+      store_accumulator_row<O_TILES, BFLOAT16>(output_row(p, item, row), O_rmem, r, SINK ? factor : softmax.inverse_sum(r), valid, lane);
     }
   }
   if constexpr (STORE_FROM_SMEM) {
@@ -132,7 +132,7 @@ DEVICE void store_output(const AttentionParams& p, const RaggedSequence& sequenc
   for (int r = 0; r < 2; ++r) {
     const int row = first_row + lane / 4 + 8 * r;
     const bool exists = row < sequence.rows(), stored = row < sequence.stored_rows();
-    const float factor = row_factor(p, softmax, r, item.head);
+    const float factor = SINK ? row_factor(p, softmax, r, item.head) : 0.0f;  // a sink joins before the sum is asked for
     if (p.lse != nullptr && lane % 4 == 0 && stored) {
       st_global(p.lse + numbers + row, exists ? softmax.lse(r) : NEG_INF);
     }
@@ -142,7 +142,7 @@ DEVICE void store_output(const AttentionParams& p, const RaggedSequence& sequenc
     }
     const WorkItem stored_as = {item.q_block, item.head, sequence.batch()};
     store_accumulator_row<O_TILES, BFLOAT16>(output_row(p, stored_as, int(sequence.first_row()) + row), O_rmem, r,
-                                             exists ? factor : 0.0f, stored, lane);
+                                             exists ? SINK ? factor : softmax.inverse_sum(r) : 0.0f, stored, lane);
   }
 }
 

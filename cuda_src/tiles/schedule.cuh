@@ -1,7 +1,6 @@
 // Which query blocks a thread block takes, and which tiles these visit. And the trace that proves it.
 #pragma once
 #include "params.cuh"
-#include "primitives/grid.cuh"
 #include "tiles/lengths.cuh"
 #include "tiles/looked_up_mask.cuh"
 #include "tiles/mask.cuh"
@@ -119,12 +118,16 @@ struct PersistentItems {
   }
 
   // The same order where nobody knows how long items are: a block takes the next when it is ready for it. By all lanes of a
-  // warp. Each block but those without an item asks once in vain, so the counter goes on to 0 with the last question.
+  // warp. Each block that has an item asks once in vain in the end, so there are `total` questions. (Relaxed: an acquire would
+  // empty the L1 cache that masks are read through.)
   DEVICE bool take(const AttentionParams& p, u32& index) {
     index = blockIdx.x;
     if (round++ > 0) {
       u32 taken = 0;
-      if (lane_id() == 0) taken = atomic_inc_wrap(p.counters, total - 1);
+      if (lane_id() == 0) {
+        taken = atomic_add(p.counters, 1);
+        if (taken == total - 1) atomic_add(p.counters, 0u - total);  // for the next launch
+      }
       index = gridDim.x + shfl(taken, 0);
     }
     return index < total;

@@ -7,11 +7,12 @@ from typing import Any
 
 import cupy
 
+from ..kernels.spec import ceil_div
 from ..nvrtc.compiler import cupy_options, translation_unit
 from .cuda import compiled_function
 
 #: Of cuda_src/kernels/text_runs.cu.
-SOURCE, ENTRY, THREADS, KEYS_OF_BLOCK = "kernels/text_runs.cu", "text_runs", 128, 128
+SOURCE, ENTRY, WARPS, WARP_KEYS = "kernels/text_runs.cu", "text_runs", 4, 256
 FORMS = {"causal": 0, "both ways": 1, "question": 2}
 
 
@@ -35,9 +36,9 @@ def _text_runs(lengths: Any, seqlen: int, form: str, device_id: int) -> Any:
     if runs.size:
         if not lengths._c_contiguous:
             lengths = cupy.ascontiguousarray(lengths)
-        blocks = -(-sequences * -(-seqlen // 32) * 32 // KEYS_OF_BLOCK)
+        blocks = ceil_div(sequences * ceil_div(seqlen, WARP_KEYS), WARPS)
         arguments = lengths.data.ptr, runs.data.ptr, sequences, texts, seqlen, FORMS[form]
-        _function(device_id)((blocks,), (THREADS,), arguments)
+        _function(device_id)((blocks,), (WARPS * 32,), arguments)
     return runs
 
 

@@ -52,10 +52,10 @@ KERNELS: dict[str, KernelSpec] = {
         FA1_FORWARD_F32,
         NAIVE,
         *DECODE,
-        FA2_BACKWARD,
-        FA2_BACKWARD_F32,
         FA3_BACKWARD,
         FA3_BACKWARD_WIDE,
+        FA2_BACKWARD,
+        FA2_BACKWARD_F32,
     )
 }
 """By name, those of one operation in order of preference where nothing was measured."""

@@ -60,7 +60,7 @@ def _shared_memory(config: Fa3BackwardConfig, head_dim: int) -> tuple[Buffer, ..
 def _wide_shared_memory(config: Fa3BackwardConfig, head_dim: int) -> tuple[Buffer, ...]:
     """K and V; rings of Q, dO and dS, with the two numbers of each row; P; barriers."""
     p = Buffer("P", config.block_q * config.block_kv * 2)
-    counts = {"Q": config.num_stages, "DO": config.do_stages, "P": 1, "DS": config.ds_stages, "DQ": 1}
+    counts = {"Q": config.num_stages, "DO": config.do_stages, "P": 1, "DS": config.ds_stages, "DQ": 2}
     return (*_tiles(config, head_dim), p, *_numbers_and_barriers(config, counts))
 
 
@@ -177,7 +177,6 @@ FA3_BACKWARD = KernelSpec(
     order=lambda problem, schedule, num_sms: order.key_blocks(problem, schedule, 2 * order.L2_SHARE),
     operation="backward",
     further_constants=lambda problem: {"DETERMINISTIC": problem.deterministic, "WHOLE_TILES": True},
-    waits=lambda problem: bool(problem.mask.beyond_band) or problem.lengths.kind != "dense",
     further_refusal=_refusal,
 )
 

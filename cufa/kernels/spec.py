@@ -123,8 +123,6 @@ class KernelSpec:
     """Beside the soft cap: "alibi", "sink"."""
     k_dtypes: tuple[str, ...] = ()
     """Elements of k and v; empty: that of q."""
-    waits: Callable[[Problem], bool] = lambda problem: False
-    """problem → "auto" takes this kernel only where recorded benchmarks found it fastest."""
     further_refusal: Callable[[KernelSpec, Problem], str | None] = lambda spec, problem: None
     """(spec, problem) → why this kernel does not serve what the other fields would let pass."""
 

@@ -82,7 +82,9 @@ _SPLITS = (
 )
 _REGISTERS = (
     Excerpt("What is asked of the register allocator (FA2)", _FA2, "KERNEL __launch_bounds__(NUM_THREADS"),
-    Excerpt("What it leads to", _FA2, "// Q stays in registers where O, S and Q together"),
+    Excerpt(
+        "What it leads to", "tiles/forward_mma_shape.cuh", "// Q stays in registers where O, S and Q together"
+    ),
 )
 _CEILINGS = (
     Excerpt("The ceiling of products", "kernels/limits.cu", "KERNEL mma_limit("),
