@@ -68,12 +68,11 @@ def check(
 def test_items_run_on_from_one_to_the_next(config, head_dim):
     """In checked mode: what one item leaves behind is not what the next one reads."""
     lengths = 2 * config.block_q + 70, 3 * config.block_kv + 5
-    for name in of_today(list(examples(*lengths)), f"lists {config}", fixed=1, dated=2):
+    for name in of_today(list(examples(*lengths)), f"lists {config}", fixed=1, dated=1):
         runs = [(1, Execution("checked", "descending")), (2, Execution("checked", 3))]
         check(examples(*lengths)[name], config, lengths, head_dim, runs)
 
 
-@pytest.mark.sampled(fixed=4, dated=2)
 @pytest.mark.parametrize("seed", range(6))
 @CONFIGS
 def test_random_persistent_grids(config, head_dim, seed):
