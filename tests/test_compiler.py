@@ -265,6 +265,8 @@ def test_every_figure_of_a_log_is_read():
     spill, serialized = check_report(report)
     assert spill.startswith("second: spills, 12 bytes stored and 16 loaded")
     assert "serialized" in serialized
+    assert check_report(report, spills_up_to=11) == (spill, serialized)
+    assert check_report(report, spills_up_to=12) == (serialized,)
 
 
 def test_without_nvrtc_the_message_says_what_to_install(monkeypatch):
