@@ -50,7 +50,7 @@ def alts(app) -> list[str]:
 
 
 def backward_plan(batch: int = 4, heads: int = 16, seqlen: int = 4096, head_dim: int = 128):
-    return make_plan(of_forward(make(batch, heads, seqlen, head_dim, "bfloat16", CAUSAL)), DEVICE)
+    return make_plan(of_forward(make(batch, heads, seqlen, head_dim, "bfloat16", CAUSAL)), DEVICE, "fa2")
 
 
 # --- The figure ---------------------------------------------------------------------------------------------
