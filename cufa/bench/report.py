@@ -174,6 +174,7 @@ _OPEN: dict[str, Build] = {
     "decode": tables.decode,
     "backward": tables.forward,
     "energy": tables.forward,
+    "backward-energy": tables.forward,
 }
 _FOLDED: dict[str, Build] = {
     "awkward": tables.awkward,

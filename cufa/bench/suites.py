@@ -214,6 +214,20 @@ def _backward_beside(device: Device | None) -> Iterator[Case]:
     yield from backward_cases.float32(problems, best)
 
 
+def _backward_energy(device: Device | None) -> Iterator[Case]:
+    """The backward where the power limit decides, long enough for joules."""
+    for head_dim, seqlen, mask in (
+        (64, 4096, FULL),
+        (128, 4096, FULL),
+        (128, 4096, CAUSAL),
+        (128, 16384, CAUSAL),
+    ):
+        problem = backward_cases.of_forward(
+            make(16384 // seqlen, 2048 // head_dim, seqlen, head_dim, "bfloat16", mask)
+        )
+        yield Case(problem, contenders(_best(problem, device)[0], "torch flash", "torch cudnn", "fa4"))
+
+
 def _backward_ladder(device: Device | None) -> Iterator[Case]:
     assert device is not None, "FA3 is Hopper's"
     shapes = itertools.product(((64, 1024), (64, 4096), (128, 1024), (128, 4096), (256, 4096)), _MASKS)
@@ -277,6 +291,13 @@ SUITES = {
             operation="backward",
         ),
         Suite(
+            "backward-energy",
+            "backward: shapes that meet the power limit, bfloat16",
+            _backward_energy,
+            gpu_only=True,
+            operation="backward",
+        ),
+        Suite(
             "backward-ladder",
             "FA3's backward, its techniques one after the other",
             _backward_ladder,
@@ -332,4 +353,5 @@ EVIDENCE = (
     Part("decode-published", Regime.SUSTAINED, _SHORT, section="decode"),
     Part("backward", Regime.SUSTAINED, _SHORT / 2),
     Part("energy", Regime.SUSTAINED),
+    Part("backward-energy", Regime.SUSTAINED),
 )
