@@ -250,3 +250,20 @@ def test_the_command_prints_a_listing() -> None:
     assert shown.exit_code == 0
     assert "whole kernel" in shown.stdout
     assert "loop, line" in shown.stdout
+
+
+@needs_nvdisasm
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
+def test_what_measures_shared_memory_reads_it_each_time(arch: str) -> None:
+    """An iteration loads four times and multiplies by 3 once: what one has read must not be kept for the next."""
+    report = static_compile("kernels/limits_memory.cu", {}, find_architecture(arch))
+    codes = sass.disassemble(report.cubin)
+    loops = [
+        [i.text for i in codes["shared_limit"].instructions[first : last + 1]]
+        for loop in codes["shared_limit"].loops
+        for first, last in loop.parts
+    ]
+    assert loops
+    for texts in loops:
+        loads = sum("LDS.128" in text for text in texts)
+        assert loads == 4 * sum("IMAD" in text and ", 0x3, " in text for text in texts) > 0
