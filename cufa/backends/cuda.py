@@ -91,6 +91,11 @@ def _compile(source: str, device_id: int, options: tuple[str, ...]) -> _Module:
         return _modules[key]
 
 
+def compiled_function(source: str, device_id: int, options: tuple[str, ...], entry: str) -> Any:
+    """A kernel beside those of plans, to be called with CuPy's own launch."""
+    return _compile(source, device_id, options).function(entry, 0)
+
+
 class Prepared:
     """A plan compiled for one device: functions ready to launch."""
 

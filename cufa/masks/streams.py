@@ -9,8 +9,10 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from ..core.columns import FROM_THE_START, TO_THE_END, Chunks, columns_of
+from ..core.columns import FROM_THE_START, TO_THE_END, Chunks, Columns, columns_of
+from ..core.integers import Integers
 from ..core.mask import FULL, Band, Mask
 from ..ops.arrays import is_device_array
 from .checks import check_count, check_diagonal, check_flag, check_from_0, integers, module_of
@@ -38,13 +40,13 @@ def documents(
     x = integers("lengths", lengths, axes=("(documents,)", "(batch, documents)"))
     seqlen = _stream_length("lengths", x, seqlen)
     causal, diagonal = check_flag("causal", causal), check_diagonal(diagonal)
+    band = Band(right=0, diagonal=diagonal) if causal else FULL
+    title = f"{'causal ' if causal else ''}documents ({x.shape[-1]})"
+    if is_device_array(x):
+        return Columns(band, _runs_on_gpu(x, seqlen, "causal" if causal else "both ways"), diagonal, title)
     start, end, _ = _own(x, seqlen)
-    kind = "causal " if causal else ""
-    if causal:
-        band, runs = Band(right=0, diagonal=diagonal), [end, TO_THE_END]
-    else:
-        band, runs = FULL, [end, TO_THE_END, FROM_THE_START, start]
-    return columns_of(band, runs, diagonal, f"{kind}documents ({x.shape[-1]})", module_of(x))
+    runs = [end, TO_THE_END] if causal else [end, TO_THE_END, FROM_THE_START, start]
+    return columns_of(band, runs, diagonal, title)
 
 
 def shared_question(
@@ -81,12 +83,12 @@ def shared_question(
         check_from_0("question", np.atleast_1d(first))
         check_from_0("answers", x)
     seqlen = _stream_length("answers", texts, seqlen)
+    band, title = Band(right=0, diagonal=check_diagonal(diagonal)), f"shared question ({x.shape[-1]} answers)"
+    if is_device_array(x):
+        return Columns(band, _runs_on_gpu(texts, seqlen, "question"), diagonal, title)
     _, end, number = _own(texts, seqlen)
-    end = xp.where(number == 0, texts.sum(axis=-1, dtype=xp.int32)[..., None], end)
-    title = f"shared question ({x.shape[-1]} answers)"
-    return columns_of(
-        Band(right=0, diagonal=diagonal), [end, TO_THE_END], check_diagonal(diagonal), title, xp
-    )
+    end = np.where(number == 0, texts.sum(axis=-1, dtype=np.int32)[..., None], end)
+    return columns_of(band, [end, TO_THE_END], diagonal, title)
 
 
 def chunks(size: int, diagonal: str | int = "bottom-right") -> Mask:
@@ -114,22 +116,21 @@ def _stream_length(name: str, lengths: Any, seqlen: int | None) -> int:
     return seqlen
 
 
-def _own(lengths: Any, seqlen: int) -> tuple[Any, Any, Any]:
+def _runs_on_gpu(lengths: Any, seqlen: int, form: str) -> Integers:
+    from ..backends.text_runs import text_runs
+
+    return Integers(text_runs(lengths, seqlen, form))
+
+
+def _own(lengths: npt.NDArray[np.int32], seqlen: int) -> tuple[Any, Any, Any]:
     """For each key: start and end of its text, and which one it is. Those past all texts have an empty one."""
-    xp = module_of(lengths)
-    ends = xp.cumsum(lengths, axis=-1, dtype=xp.int32)
-    if xp is np:
-        texts = np.broadcast_to(
-            np.arange(lengths.shape[-1] + 1), (*lengths.shape[:-1], lengths.shape[-1] + 1)
-        )
-        counts = np.append(lengths, seqlen - lengths.sum(axis=-1, keepdims=True), axis=-1)
-        number = np.repeat(texts.ravel(), counts.ravel()).reshape(*lengths.shape[:-1], seqlen)
-    else:
-        key, rows = xp.arange(seqlen, dtype=xp.int32), ends.reshape(-1, ends.shape[-1])
-        number = xp.stack([xp.searchsorted(row, key, side="right") for row in rows])
-        number = number.reshape(*ends.shape[:-1], seqlen)
+    outer, texts = lengths.shape[:-1], lengths.shape[-1]
+    ends = np.cumsum(lengths, axis=-1, dtype=np.int32)
+    numbers = np.broadcast_to(np.arange(texts + 1), (*outer, texts + 1))
+    counts = np.append(lengths, seqlen - lengths.sum(axis=-1, keepdims=True), axis=-1)
+    number = np.repeat(numbers.ravel(), counts.ravel()).reshape(*outer, seqlen)
     # Past the end: hidden from all that comes after the start, and from all before it.
-    nowhere = xp.full((*ends.shape[:-1], 1), FROM_THE_START, xp.int32)
-    begins = xp.concatenate([xp.zeros_like(nowhere), ends], axis=-1)
-    ends = xp.concatenate([ends, nowhere], axis=-1)
-    return xp.take_along_axis(begins, number, axis=-1), xp.take_along_axis(ends, number, axis=-1), number
+    nowhere = np.full((*outer, 1), FROM_THE_START, np.int32)
+    begins = np.concatenate([np.zeros_like(nowhere), ends], axis=-1)
+    ends = np.concatenate([ends, nowhere], axis=-1)
+    return np.take_along_axis(begins, number, axis=-1), np.take_along_axis(ends, number, axis=-1), number
