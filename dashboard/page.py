@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -50,6 +51,8 @@ _STYLE = """
   top: calc(100% + .3rem); z-index: 999; box-sizing: border-box; width: max-content; max-width: min(30rem, 100%);
   font-size: .9rem; font-weight: 400; line-height: 1.4; color: {text}; background: {panel};
   border: 1px solid {grid}; border-radius: 6px; padding: .45rem .7rem; box-shadow: 0 4px 14px #0002; }}
+.cufa-listing {{ max-height: 380px; overflow: auto; margin: 0; padding: .8rem; border-radius: 6px; font-size: .85rem;
+  line-height: 1.5; color: {text}; background: {panel}; font-family: "Source Code Pro", monospace; }}
 [data-testid="stHtml"]:has(.cufa-term) {{ overflow: visible; }}
 </style>
 """
@@ -141,6 +144,12 @@ def figure(fig: go.Figure, key: str, alt: str, *, describe: bool = True, **optio
                 ):
                     show_lines(source.FIGURES[key])
     return event
+
+
+def listing(text: str) -> None:
+    """Lines of plain text as they stand. (``st.code`` has the browser fetch and run half a megabyte that colours
+    programs, text or not, and the first figure waits for it.)"""
+    st.html(f'<pre class="cufa-listing" tabindex="0">{html.escape(text)}</pre>')
 
 
 def show_lines(excerpts: Iterable[source.Excerpt]) -> None:

@@ -175,8 +175,10 @@ def bar_pattern(tile_style: TileStyle, palette: Palette) -> dict[str, object]:
     return marker
 
 
-def logarithmic(low: float, high: float, suffix: str = "") -> dict[str, object]:
-    """A logarithmic axis with labels at 1, 2 and 5: Plotly's own skip too much over one or two decades."""
+def logarithmic(low: float, high: float, suffix: str = "", *, short: bool = False) -> dict[str, object]:
+    """A logarithmic axis with labels at 1, 2 and 5: Plotly's own skip too much over one or two decades. ``short``:
+    thousands as 1k, along an axis that a narrow window has little room for."""
     ticks = [m * 10.0**e for e in range(-3, 9) for m in (1, 2, 5) if low <= m * 10.0**e <= high]
     span = [math.log10(low), math.log10(high)]
-    return {"type": "log", "range": span, "tickvals": ticks, "ticktext": [f"{t:,g}{suffix}" for t in ticks]}
+    words = [f"{t / 1000:,g}k" if short and t >= 1000 else f"{t:,g}" for t in ticks]
+    return {"type": "log", "range": span, "tickvals": ticks, "ticktext": [f"{w}{suffix}" for w in words]}

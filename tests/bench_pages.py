@@ -19,9 +19,11 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from bare_browser import bare_browser
 from dashboard_browser import ARGUMENTS, CHROMIUM, MASKED, Visit, address_of, serve
 from dashboard_page_support import PAGES
 from playwright.sync_api import Browser, Page, sync_playwright
@@ -85,16 +87,15 @@ def megabytes(browser: Browser, server: str, page: str) -> float:
         return round(sum(relay.counts) / 1e6, 2)
 
 
-def first_visit(browser: Browser, url: str, has_figure: bool) -> float:
+def first_visits(server: str, pages: Sequence[str], visits: int) -> dict[str, list[float]]:
     """Seconds until the first figure stands, in a browser that has nothing of the dashboard yet."""
-    visit = Visit(browser)
-    start = time.perf_counter()
-    visit.page.goto(url)
-    visit.page.locator(_FIGURE if has_figure else ".cufa-verdict").first.wait_for()
-    seconds = time.perf_counter() - start
-    visit.settle()
-    visit.context.close()
-    return round(seconds, 3)
+    found = {}
+    with bare_browser() as browser:
+        for name in pages:
+            place, first = f"{server}/{address_of(name)}", _FIGURE if _draws(name) else ".cufa-verdict"
+            found[name] = [round(browser.seconds_until(place, first), 3) for _ in range(visits)]
+            print(f"{name:12} first figure {statistics.median(found[name]):.2f} s, of {found[name]}")
+    return found
 
 
 def answers(browser: Browser, server: str, repeats: int) -> dict[str, list[float]]:
@@ -120,21 +121,17 @@ def _answer(page: Page, option: str, sentence: str) -> float:
     return time.perf_counter() - start
 
 
-def measure(visits: int, repeats: int) -> dict[str, Any]:
+def measure(pages: Sequence[str], visits: int, repeats: int) -> dict[str, Any]:
     load = os.getloadavg()[0]
     with tempfile.TemporaryDirectory() as folder, serve(Path(folder), Path(folder) / "runs") as server:
         time.sleep(8)  # until what is prepared and compiled for the first visitor is there
         with sync_playwright() as playwright:
             browser = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
-            pages = {}
-            for name in PAGES:
-                address = address_of(name)
-                moved = megabytes(browser, server, address)
-                seconds = [first_visit(browser, f"{server}/{address}", _draws(name)) for _ in range(visits)]
-                pages[name] = {"seconds": seconds, "megabytes": moved}
-                print(f"{name:12} first figure {statistics.median(seconds):.2f} s, {moved:.2f} MB")
+            moved = {name: megabytes(browser, server, address_of(name)) for name in pages}
+            print("megabytes of a first visit:", moved)
             found = answers(browser, server, repeats)
             browser.close()
+        seconds = first_visits(server, pages, visits)
     for name, seconds in found.items():
         print(f"{name:30} first {seconds[0]:.2f} s, then {statistics.median(seconds[1:] or seconds):.2f} s")
     return {
@@ -144,7 +141,7 @@ def measure(visits: int, repeats: int) -> dict[str, Any]:
         "load_before": round(load, 2),
         "load_after": round(os.getloadavg()[0], 2),
         "goals": GOALS,
-        "pages": pages,
+        "pages": {name: {"seconds": seconds[name], "megabytes": moved[name]} for name in pages},
         "answers": found,
     }
 
@@ -158,12 +155,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--visits", type=int, default=3, help="fresh browsers per page")
     parser.add_argument("--repeats", type=int, default=3, help="rounds of changed controls")
+    parser.add_argument("--pages", nargs="*", choices=PAGES, default=PAGES, help="only these")
     parser.add_argument("--out", type=Path, default=records.RECORDS_DIR / "pages" / "chromium.json")
     options = parser.parse_args()
     if CHROMIUM is None:
         print("no Chromium here: apt-get install chromium", file=sys.stderr)
         return 3
-    found = measure(options.visits, options.repeats)
+    found = measure(options.pages, options.visits, options.repeats)
     write_json(options.out, found)
     print(json.dumps({k: found[k] for k in ("machine", "cores", "load_before", "load_after")}), options.out)
     return 0

@@ -71,7 +71,7 @@ def levels_figure(
     }
     figure.add_trace(go.Scatter(**roof, line={"color": palette.text, "width": 2}, hoverinfo="skip"))
     figure.update_xaxes(
-        title_text="useful FLOP per byte that the level moves", **theme.logarithmic(low, high)
+        title_text="useful FLOP per byte that the level moves", **theme.logarithmic(low, high, short=True)
     )
     figure.update_yaxes(title_text="TFLOP/s (useful)", **theme.logarithmic(bottom / 3e12, 1.6 * top / 1e12))
     figure.update_layout(legend={"y": -0.28, "yanchor": "top"})

@@ -120,7 +120,7 @@ def roofline(
         place = {"x": [here.intensity], "y": [here.tflops], "hovertemplate": hover}
         figure.add_trace(go.Scatter(**place, name="this shape, at the roof", mode="markers", marker=star))
     title = "useful FLOP per byte of compulsory traffic"
-    figure.update_xaxes(title_text=title, **theme.logarithmic(low, high))
+    figure.update_xaxes(title_text=title, **theme.logarithmic(low, high, short=True))
     lowest = min(*(r.tflops for r in rows), low * memory / 1e12)
     figure.update_yaxes(
         title_text="TFLOP/s (useful)", **theme.logarithmic(lowest / 1.3, 1.4 * highest / 1e12)
@@ -153,7 +153,11 @@ def needs_figure(row: Measurement, palette: Palette, tag: str = "measured", heig
             x=[factor * seconds for seconds in row.needs.values()],
             y=list(row.needs),
             orientation="h",
-            marker={"color": palette.predicted, "pattern": {"shape": "/", "size": 5, "solidity": 0.15}},
+            marker={
+                "color": palette.predicted,
+                "line": {"color": palette.predicted, "width": 1},
+                "pattern": {"shape": "/", "size": 5, "solidity": 0.25},
+            },
             customdata=shares,
             hovertemplate=f"%{{y}}: %{{x:,.4g}} {unit}, %{{customdata}} of the measured time<extra></extra>",
             showlegend=False,

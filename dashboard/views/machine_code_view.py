@@ -187,10 +187,10 @@ def _show_source(code: Code, file: str, controls: Controls) -> None:
     page.verdict(
         f"Line {line} became {sentences.count(cost.count, 'instruction')}{live}: {kinds}.", small=True
     )
-    st.code(text, language="cpp")
+    page.listing(text)
     told = [f"{'' if i.live is None else f'{i.live:4} '}{i.text}" for i in found[:_MOST_SHOWN]]
     more = len(found) - len(told)
-    st.code("\n".join(told + ([f"… and {more:,} more"] if more else [])), language=None, height=380)
+    page.listing("\n".join(told + ([f"… and {more:,} more"] if more else [])))
     if cost.live is not None:
         st.caption("The number before an instruction: live registers.")
 

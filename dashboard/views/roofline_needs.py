@@ -70,9 +70,10 @@ def _verdict(row: Measurement) -> str:
 
 def _caption(row: Measurement, chosen: Evidence) -> str:
     text = (
-        "Each bar: what the tiles ask of one resource, over its measured ceiling, were it the only one. "
+        "Each bar: what the tiles ask of one resource, over its ceiling, were it the only one. "
         "**Busiest block**: the longest of them times the imbalance between SMs. **No overlap**: products, "
-        "then exponentials, then what threads read and write themselves in shared memory."
+        "then exponentials, then what threads read and write themselves in shared memory. Shared memory's ceiling "
+        "is 128 bytes per clock of an SM, at the clock at which exponentials were measured."
     )
     if row.predicted is not None:
         text += " The prediction is made of these alone."
@@ -97,7 +98,7 @@ def _show_parts(parts: tuple[Part, ...], row: Measurement, chosen: Evidence) -> 
     balance = shared / (chosen.limits.flops[row.problem.dtype] / 2)
     page.verdict(
         f"Shared memory moves {each:.4f} bytes per product, {'more' if each > balance else 'fewer'} than the "
-        f"{balance:.4f} at which both would take as long at their measured ceilings.",
+        f"{balance:.4f} at which both would take as long at their ceilings.",
         tag="predicted",
         small=True,
     )

@@ -137,7 +137,7 @@ def show_splits(choice: Choice, controls: Controls, found: Sequence[Measurement]
     _show_here(found, problem)
     _offer_curve(problem, [s.splits for s in curve], choice.config is None)
     with st.expander("The plan, and its reasons", icon=":material/route:"):
-        st.code(str(plan), language=None)
+        page.listing(str(plan))
 
 
 def reading_of(plan: Plan) -> Reading | None:
