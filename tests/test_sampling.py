@@ -91,7 +91,7 @@ import pytest
 @pytest.mark.parametrize("x", range(40))
 def test_many(x): pass
 
-@pytest.mark.parametrize("x", range(6))
+@pytest.mark.parametrize("x", range(3))
 def test_few(x): pass
 
 @pytest.mark.sampled(each="x")
@@ -108,10 +108,10 @@ def test_each(x, y): pass
     names = [item.nodeid.split("[")[0] for item in kept[0].items]
     counts = {name: names.count(name) for name in names}
     assert counts == {
-        "test_emulate_this.py::test_many": 6,
-        "test_emulate_this.py::test_few": 6,
+        "test_emulate_this.py::test_many": 3,
+        "test_emulate_this.py::test_few": 3,
         "test_emulate_this.py::test_each": 20,
         "test_that.py::test_many": 40,
-        "test_that.py::test_few": 6,
+        "test_that.py::test_few": 3,
         "test_that.py::test_each": 40,
     }
