@@ -225,7 +225,7 @@ def _backward_energy(device: Device | None) -> Iterator[Case]:
         problem = backward_cases.of_forward(
             make(16384 // seqlen, 2048 // head_dim, seqlen, head_dim, "bfloat16", mask)
         )
-        yield Case(problem, contenders(_best(problem, device)[0], "torch flash", "torch cudnn", "fa4"))
+        yield Case(problem, contenders(_best(problem, device)[0], "torch flash", "fa4"))
 
 
 def _backward_ladder(device: Device | None) -> Iterator[Case]:
