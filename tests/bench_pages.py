@@ -36,9 +36,9 @@ GOALS = {"first figure": 2.5, "answer": 0.3, "first visit, MB": 4.0}
 _FIGURE = ".js-plotly-plot .main-svg, .walk .inside svg"
 _CHANGES: dict[str, tuple[str, str]] = {
     "another mask": ("full", "Nothing is masked"),
-    "the mask again": ("causal", "tiles are computed"),
+    "the mask again": ("causal", "Skipping the other"),
     "another algorithm": ("FA2, no skip", "nothing is skipped"),
-    "an algorithm of larger tiles": ("FA3", "tiles are computed"),
+    "an algorithm of larger tiles": ("FA3", "Skipping the other"),
 }
 """What is clicked on Masked work, and what the first sentence says once it is answered."""
 
@@ -111,14 +111,25 @@ def answers(browser: Browser, server: str, repeats: int) -> dict[str, list[float
     return found
 
 
+#: Clicks, and tells how long after it the sentence was drawn: from within the page, because Playwright looks again
+#: after 20, 50, 100, 100 and then every 500 milliseconds.
+_CLICK = """([option, sentence]) => new Promise(done => {
+  const begun = performance.now();
+  const drawn = () => done((performance.now() - begun) / 1000);
+  const look = () => {
+    if ([...document.querySelectorAll('.cufa-verdict')].some(e => e.innerText.includes(sentence))) {
+      requestAnimationFrame(drawn);
+    } else {
+      requestAnimationFrame(look);
+    }
+  };
+  [...document.querySelectorAll('[role=radio]')].find(e => e.innerText.trim() == option).click();
+  requestAnimationFrame(look);
+})"""
+
+
 def _answer(page: Page, option: str, sentence: str) -> float:
-    start = time.perf_counter()
-    page.get_by_role("radio", name=option, exact=True).click()
-    page.locator(".cufa-verdict", has_text=sentence).first.wait_for()
-    page.evaluate(
-        "new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))"
-    )  # it is drawn
-    return time.perf_counter() - start
+    return float(page.evaluate(_CLICK, [option, sentence]))
 
 
 def measure(pages: Sequence[str], visits: int, repeats: int) -> dict[str, Any]:

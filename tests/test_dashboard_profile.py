@@ -22,7 +22,9 @@ from cufa.dashboard.model import measured_rows, ncu
 from cufa.dashboard.model.ncu import NotNcuError
 from cufa.dashboard.views import run_profile
 from cufa.dashboard.worker.store import Store
+from cufa.planner import make_plan
 
+GOLDEN = Path(__file__).with_name("golden")
 HEAD = '"ID","Process ID","Process Name","Host Name","Kernel Name","Context","Stream","Section Name"'
 LONG = f"""==PROF== Connected to process 42 (/usr/bin/python3)
 ==PROF== Profiling "fa2_forward" - 0: 0%....50%....100% - 1 pass
@@ -56,6 +58,31 @@ def test_the_raw_page_is_read() -> None:
     assert only.first(["dram__bytes_read.sum"]) == 1.5e9
     assert only.first(["dram__bytes_write.sum"]) == 20e3
     assert only.first(ncu.SHOWN["registers per thread"]) == 255
+
+
+@pytest.mark.parametrize("form", ["long", "raw"])
+def test_what_the_profiler_prints_is_read(form: str) -> None:
+    """On an H200, of FA3's forward and backward under a causal mask."""
+    found = ncu.parse((GOLDEN / f"ncu_fa3_{form}.csv").read_text())
+    names = ["fa3_forward", "fa3_backward_prepare", "fa3_backward", "fa3_backward_convert"]
+    assert [profile.kernel for profile in found] == names
+    for profile in found:
+        assert None not in [profile.first(metrics) for metrics in ncu.SHOWN.values()]
+    assert found[0].first(ncu.SHOWN["time"]) == pytest.approx(213e-6, rel=0.01)
+    assert found[0].first(ncu.SHOWN["registers per thread"]) == 168
+    assert found[2].first(ncu.SHOWN["tensor cores busy"]) == pytest.approx(0.696, abs=0.001)
+
+
+def test_what_tiles_ask_of_l2_is_what_the_profiler_counted() -> None:
+    """Reads: the profiler counts what is added to dQ as neither reads nor writes."""
+    forward = make(2, 16, 4096, 128, "float16", True)
+    counted = {p.kernel: p for p in ncu.parse((GOLDEN / "ncu_fa3_long.csv").read_text())}
+    for problem in (forward, dataclasses.replace(forward, operation="backward")):
+        plan = make_plan(problem, DEVICE, "fa3")
+        asked = l2_traffic(problem, plan.spec, plan.config)
+        read = counted[plan.spec.name].first(ncu.SHOWN["asked of the L2 cache, read"])
+        assert asked is not None
+        assert asked.read == pytest.approx(read, rel=0.1)
 
 
 @pytest.mark.parametrize(

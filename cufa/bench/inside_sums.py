@@ -69,7 +69,7 @@ class Sums:
 
 
 def lanes(trace: InsideTrace, found: Intervals) -> list[Lane]:
-    """In the order of the logs."""
+    """By SM, thread block and warp: logs are taken by whoever comes first."""
     result = []
     products, softmax = (_numbers(names) for names in (PRODUCTS, ("SOFTMAX", "TILE")))
     flying = set(found["log"][found["flight"]].tolist())
@@ -78,7 +78,7 @@ def lanes(trace: InsideTrace, found: Intervals) -> list[Lane]:
         role = "consumer" if log in flying else "warp" if log in computing or not flying else "producer"
         sm, block, warp = (int(head[name]) for name in ("sm", "thread_block", "warp"))
         result.append(Lane(log, sm, block, warp, role))
-    return result
+    return sorted(result, key=lambda lane: (lane.sm, lane.thread_block, lane.warp))
 
 
 def busiest_sm(trace: InsideTrace) -> int:

@@ -52,13 +52,13 @@ def measure_rates(device: Device) -> MemoryRates:
     source = cupy.random.random(round_bytes // 8)
     shared_bytes = _THREADS * _LANE_BYTES
 
-    def seconds(name: str, *arguments: Any) -> float:
+    def seconds(name: str, arguments: tuple[Any, ...], shared: int = 0) -> float:
         kernel = module.get_function(name)
-        run = functools.partial(kernel, (blocks,), (_THREADS,), arguments, shared_mem=_UNROLL * shared_bytes)
+        run = functools.partial(kernel, (blocks,), (_THREADS,), arguments, shared_mem=shared)
         return measure({name: run}, on_gpu=True, seconds=0.5)[name].p10
 
-    from_l2 = seconds("l2_limit", source, np.int32(_ROUNDS), sink)
-    from_shared = seconds("shared_limit", sink, np.int32(_ITERATIONS))
+    from_l2 = seconds("l2_limit", (source, np.int32(_ROUNDS), sink))
+    from_shared = seconds("shared_limit", (sink, np.int32(_ITERATIONS)), _UNROLL * shared_bytes)
     where = records.environment(device)
     return MemoryRates(
         where["device"],
