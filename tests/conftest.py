@@ -130,12 +130,12 @@ _ONE_PROCESS = ("test_dashboard_", "test_packaging", "test_record", "test_varian
 
 
 def _is_of_one_process(nodeid: str) -> bool:
-    return Path(_file_of(nodeid)).name.startswith(_ONE_PROCESS)
+    return _is_in_browser(nodeid) or Path(_file_of(nodeid)).name.startswith(_ONE_PROCESS)
 
 
 def _is_in_browser(nodeid: str) -> bool:
     """These share a served dashboard."""
-    return Path(_file_of(nodeid)).name.startswith("test_dashboard_e2e")
+    return "/e2e/" in _file_of(nodeid)
 
 
 def _file_of(nodeid: str) -> str:

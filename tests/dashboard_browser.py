@@ -1,4 +1,5 @@
-"""What the tests in a real Chromium share: the dashboard as `cufa dashboard` serves it, a browser, a visit.
+"""What the tests in a real Chromium share: the dashboard as `cufa dashboard` serves it, and a visit. Where a package is
+missing, the tests of the file that imports this are skipped.
 
 Screenshots are left in ``$CUFA_SCREENSHOTS``, if that is set.
 """
@@ -9,7 +10,6 @@ import contextlib
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -34,11 +34,7 @@ from playwright.sync_api import (  # noqa: E402
     TimeoutError,
     ViewportSize,
     expect,
-    sync_playwright,
 )
-
-from cufa.dashboard.worker import client  # noqa: E402
-from cufa.dashboard.worker.store import Store  # noqa: E402
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
@@ -62,22 +58,6 @@ PROBES = re.compile(r"/_stcore/(health|host-config)$")
 #: Milliseconds. Compiling happens on these pages, and the cores may be busy with something else.
 PATIENCE = 300_000
 expect.set_options(timeout=PATIENCE)
-
-
-@pytest.fixture(scope="session")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
-    """Where the served dashboard keeps its runs; its worker ends with the tests."""
-    store = Store(tmp_path_factory.mktemp("runs"))
-    yield store
-    pid = client.worker_pid(store, "cpu")
-    if pid is not None:
-        os.kill(pid, signal.SIGKILL)
-
-
-@pytest.fixture(scope="session")
-def server(tmp_path_factory: pytest.TempPathFactory, runs: Store) -> Iterator[str]:
-    with serve(tmp_path_factory.mktemp("served"), runs.root) as address:
-        yield address
 
 
 @contextlib.contextmanager
@@ -113,14 +93,6 @@ def _address(process: subprocess.Popen[bytes], log: Path) -> str:
                 return found[0]
         time.sleep(0.1)
     raise AssertionError(f"the dashboard did not start: {log.read_text()}")
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with sync_playwright() as playwright:
-        found = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
-        yield found
-        found.close()
 
 
 #: Windows of visits that are over, by theme and width. A process that has compiled Streamlit's scripts once opens the

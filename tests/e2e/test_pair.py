@@ -1,32 +1,11 @@
 """Masked work with two side by side, in a real Chromium."""
 
-# ruff: noqa: F811 - fixtures are imported, and asked for by their names
 from __future__ import annotations
 
 import re
 
-import pytest
-
-for _package in ("streamlit", "plotly", "playwright"):
-    pytest.importorskip(_package, reason=f"the browser test needs {_package}: pip install 'cufa[dev]'")
-
-from dashboard_browser import (  # noqa: E402, F401 - fixtures among them
-    CHROMIUM,
-    MASKED,
-    Visit,
-    assert_nothing_is_cut,
-    browser,
-    place_of,
-    runs,
-    screenshot,
-    server,
-)
-from playwright.sync_api import Browser, expect  # noqa: E402
-
-pytestmark = [
-    pytest.mark.e2e,
-    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here: apt-get install chromium"),
-]
+from dashboard_browser import MASKED, Visit, assert_nothing_is_cut, place_of, screenshot
+from playwright.sync_api import Browser, expect
 
 
 def test_two_are_put_side_by_side_zoom_together_and_the_link_carries_both(

@@ -1,22 +1,12 @@
 """The page Machine code in a real Chromium; and links from page to page."""
 
-# ruff: noqa: F811 - fixtures are imported, and asked for by their names
 from __future__ import annotations
 
 import re
 
 import pytest
-
-for _package in ("streamlit", "plotly", "playwright"):
-    pytest.importorskip(_package, reason=f"the browser test needs {_package}: pip install 'cufa[dev]'")
-
-from dashboard_browser import CHROMIUM, MASKED, Visit, browser, runs, screenshot, server  # noqa: E402, F401
-from playwright.sync_api import Browser, expect  # noqa: E402
-
-pytestmark = [
-    pytest.mark.e2e,
-    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here: apt-get install chromium"),
-]
+from dashboard_browser import MASKED, Visit, screenshot
+from playwright.sync_api import Browser, expect
 
 
 def test_a_build_is_taken_apart_and_a_line_shows_its_instructions(server: str, browser: Browser) -> None:

@@ -1,6 +1,5 @@
 """The dashboard in a real Chromium: every page, at several widths, masks, links, who is served."""
 
-# ruff: noqa: F811 - fixtures are imported, and asked for by their names
 from __future__ import annotations
 
 import re
@@ -8,33 +7,10 @@ import socket
 from pathlib import Path
 
 import pytest
-
-for _package in ("streamlit", "plotly", "playwright"):
-    pytest.importorskip(_package, reason=f"the browser test needs {_package}: pip install 'cufa[dev]'")
-
-from dashboard_browser import (  # noqa: E402, F401 - fixtures among them
-    ARGUMENTS,
-    CHROMIUM,
-    MASKED,
-    PATIENCE,
-    Visit,
-    address_of,
-    assert_nothing_is_cut,
-    browser,
-    place_of,
-    runs,
-    screenshot,
-    server,
-)
-from dashboard_page_support import PAGES  # noqa: E402
-from playwright.sync_api import Browser, expect  # noqa: E402
-from sampling import of_today  # noqa: E402
-
-pytestmark = [
-    pytest.mark.e2e,
-    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here: apt-get install chromium"),
-]
-
+from dashboard_browser import MASKED, PATIENCE, Visit, address_of, assert_nothing_is_cut, place_of, screenshot
+from dashboard_page_support import PAGES
+from playwright.sync_api import Browser, expect
+from sampling import of_today
 
 #: The page Occupancy compiles every tiling of a kernel for every architecture, in the background: this one has one.
 FEWEST_BUILDS = "kernel=naive"

@@ -1,39 +1,19 @@
 """Runs in a real Chromium: started, left, cancelled, taken away."""
 
-# ruff: noqa: F811 - fixtures are imported, and asked for by their names
 from __future__ import annotations
 
 import re
 from pathlib import Path
 
 import pytest
+from dashboard_browser import Visit, address_of, place_of, screenshot
+from dashboard_run_support import over, small, wait_for
+from playwright.sync_api import Browser, Page, expect
+from sampling import of_today
 
-for _package in ("streamlit", "plotly", "playwright"):
-    pytest.importorskip(_package, reason=f"the browser test needs {_package}: pip install 'cufa[dev]'")
-
-from dashboard_browser import (  # noqa: E402, F401 - fixtures among them
-    CHROMIUM,
-    Visit,
-    address_of,
-    browser,
-    place_of,
-    runs,
-    screenshot,
-    server,
-)
-from dashboard_run_support import over, small, wait_for  # noqa: E402
-from playwright.sync_api import Browser, Page, expect  # noqa: E402
-from sampling import of_today  # noqa: E402
-
-from cufa.dashboard.worker import client  # noqa: E402
-from cufa.dashboard.worker.run import Status  # noqa: E402
-from cufa.dashboard.worker.store import Store  # noqa: E402
-
-pytestmark = [
-    pytest.mark.e2e,
-    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here: apt-get install chromium"),
-]
-
+from cufa.dashboard.worker import client
+from cufa.dashboard.worker.run import Status
+from cufa.dashboard.worker.store import Store
 
 RUN = address_of("run")
 

@@ -1,31 +1,11 @@
 """Words explained and the kernels' lines, in a real Chromium: by mouse, by keyboard, in a narrow window."""
 
-# ruff: noqa: F811 - fixtures are imported, and asked for by their names
 from __future__ import annotations
 
-import pytest
+from dashboard_browser import MASKED, PATIENCE, Visit, screenshot
+from playwright.sync_api import Browser, Locator, expect
 
-for _package in ("streamlit", "plotly", "playwright"):
-    pytest.importorskip(_package, reason=f"the browser test needs {_package}: pip install 'cufa[dev]'")
-
-from dashboard_browser import (  # noqa: E402, F401 - fixtures among them
-    CHROMIUM,
-    MASKED,
-    PATIENCE,
-    Visit,
-    browser,
-    runs,
-    screenshot,
-    server,
-)
-from playwright.sync_api import Browser, Locator, expect  # noqa: E402
-
-from cufa.dashboard import glossary  # noqa: E402
-
-pytestmark = [
-    pytest.mark.e2e,
-    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here: apt-get install chromium"),
-]
+from cufa.dashboard import glossary
 
 
 def tip(word: Locator) -> str:

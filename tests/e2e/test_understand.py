@@ -1,31 +1,13 @@
 """The page Understand in a real Chromium: it plays and steps without the server, and links bring it back."""
 
-# ruff: noqa: F811 - fixtures are imported, and asked for by their names
 from __future__ import annotations
 
 import re
 
 import pytest
-
-for _package in ("streamlit", "plotly", "playwright"):
-    pytest.importorskip(_package, reason=f"the browser test needs {_package}: pip install 'cufa[dev]'")
-
-from dashboard_browser import (  # noqa: E402, F401 - fixtures among them
-    CHROMIUM,
-    Visit,
-    assert_nothing_is_cut,
-    browser,
-    runs,
-    screenshot,
-    server,
-)
-from playwright.sync_api import Browser, Page, expect  # noqa: E402
-from sampling import of_today  # noqa: E402
-
-pytestmark = [
-    pytest.mark.e2e,
-    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here: apt-get install chromium"),
-]
+from dashboard_browser import Visit, assert_nothing_is_cut, screenshot
+from playwright.sync_api import Browser, Page, expect
+from sampling import of_today
 
 
 def at_step(page: Page, number: int) -> None:

@@ -1,0 +1,62 @@
+"""The dashboard in a real Chromium: one served dashboard for all tests here, a browser per file. Where there is no
+Chromium they are skipped, with the reason."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+# The packages that only these tests need are imported by the fixtures: a test file that lacks one is skipped.
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
+
+    from cufa.dashboard.worker.store import Store
+
+HERE = Path(__file__).parent
+
+
+@pytest.hookimpl(tryfirst=True)  # before -m selects
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if HERE in item.path.parents:
+            item.add_marker(pytest.mark.e2e)
+
+
+@pytest.fixture(scope="session")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
+    """Where the served dashboard keeps its runs; its worker ends with the tests."""
+    from cufa.dashboard.worker import client
+    from cufa.dashboard.worker.store import Store
+
+    store = Store(tmp_path_factory.mktemp("runs"))
+    yield store
+    pid = client.worker_pid(store, "cpu")
+    if pid is not None:
+        os.kill(pid, signal.SIGKILL)
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory, runs: Store) -> Iterator[str]:
+    """Its address."""
+    from dashboard_browser import CHROMIUM, serve
+
+    if CHROMIUM is None:
+        pytest.skip("no Chromium here: apt-get install chromium")
+    with serve(tmp_path_factory.mktemp("served"), runs.root) as address:
+        yield address
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    from dashboard_browser import ARGUMENTS, CHROMIUM
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        found = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
+        yield found
+        found.close()
