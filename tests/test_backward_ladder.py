@@ -72,6 +72,7 @@ def test_variations_differ_from_what_ships_in_one_thing(head_dim):
 @pytest.mark.sampled(each="head_dim", fixed=0)
 @pytest.mark.parametrize("causal", [False, True])
 @HEAD_DIMS
+@pytest.mark.slow
 def test_none_spills(head_dim, causal):
     """A step that spilled would make a slow start look like a technique's gain."""
     try:
@@ -86,6 +87,7 @@ def test_none_spills(head_dim, causal):
 
 
 @HEAD_DIMS
+@pytest.mark.slow
 def test_each_is_right(head_dim):
     """Executed in checked mode: slower kernels, as right, and none that waits for ever."""
     plan = plan_of(head_dim)

@@ -143,6 +143,7 @@ class TestLadder:
             assert all(value for _, value in changed)
 
     @pytest.mark.parametrize("config", of_today(SPEC.configs, "no step spills", fixed=0), ids=str)
+    @pytest.mark.slow
     def test_no_step_spills(self, config):
         """A step that spilled would make a slow start look like a technique's gain."""
         try:

@@ -50,6 +50,7 @@ def test_unknown_command_is_wrong_usage(run):
     assert run("nonsense").exit_code == 2
 
 
+@pytest.mark.slow
 def test_demo_shows_every_algorithm_and_the_map(run):
     result = run("demo", "--device", "cpu", "--seqlen", "1100", "--seconds", "0.05")
     assert result.exit_code == 0, result.output
@@ -215,6 +216,7 @@ def test_wrong_usage_is_exit_code_2(run, arguments):
     assert "Error" in result.stderr
 
 
+@pytest.mark.slow
 def test_compare_gives_measured_and_predicted_ratio(run):
     arguments = (
         "compare",

@@ -179,6 +179,7 @@ def test_a_launch_of_a_kernel_that_is_not_in_the_source_fails(compile_kernel):
     assert "no entry 'second'; compiled: first" in result.stderr
 
 
+@pytest.mark.slow
 def test_a_block_that_fits_no_sm_fails(compile_kernel):
     """Without launch bounds ptxas may take registers that a block of this many threads cannot have."""
     hungry = CLEAN + SPILLING.replace("__launch_bounds__(1024, 2) ", "")

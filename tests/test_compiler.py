@@ -351,6 +351,7 @@ SERVED = [
 
 @pytest.mark.sampled(fixed=4, dated=2)  # `make compile-all` builds all of them
 @pytest.mark.parametrize(("kernel", "arch"), SERVED)
+@pytest.mark.slow
 def test_registered_kernel_compiles_clean(kernel, arch, nvrtc):
     """With bounds on both sides, which take most code."""
     head_dim = next(d for d in (64, 192) if any(config.fits(d) for config in KERNELS[kernel].configs))
@@ -395,6 +396,7 @@ def test_stamps_change_what_a_translation_unit_is_known_by(sources):
 @pytest.mark.parametrize(
     ("kernel", "head_dim"), [("fa2_forward", 64), ("fa3_forward", 64), ("decode_split", 64)]
 )
+@pytest.mark.slow
 def test_product_builds_have_nothing_of_stamps(kernel, head_dim, tmp_path, monkeypatch, nvrtc):
     """The very PTX of the same sources with every stamp cut out as the digest does."""
     variant = next(iter(variants([90], [kernel], [head_dim])))

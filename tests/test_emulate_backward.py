@@ -74,7 +74,7 @@ def assert_visited(run: Emulation, case: Case) -> None:
         np.testing.assert_array_equal(free, clear[record["q_block"]])
 
 
-@pytest.mark.sampled(fixed=18, dated=2)
+@pytest.mark.sampled(fixed=10, dated=2)
 @pytest.mark.parametrize("deterministic", [False, True])
 @pytest.mark.parametrize(("spec", "config", "dtype", "precision"), CONFIGS)
 def test_every_tiling(spec, config, dtype, precision, deterministic):

@@ -234,7 +234,7 @@ def ordering_calls(file: str) -> list[re.Match[str]]:
     return calls
 
 
-@pytest.mark.sampled(fixed=6, dated=3)
+@pytest.mark.sampled(fixed=4, dated=2)
 @pytest.mark.parametrize(
     ("file", "i"), [(file, i) for file in RUNS for i in range(len(ordering_calls(file)))]
 )

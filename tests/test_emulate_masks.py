@@ -115,6 +115,7 @@ def smallest(kernel: str, head_dim: int = 64) -> TileConfig:
     return min(fitting_configs(KERNELS[kernel], head_dim, DEVICE), key=lambda c: c.block_q * c.block_kv)
 
 
+@pytest.mark.sampled(each="mask", dated=0)
 @pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)
 @pytest.mark.parametrize("kernel", KERNEL_NAMES)
 def test_bands(kernel, mask):

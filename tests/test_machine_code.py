@@ -47,6 +47,7 @@ def languages(found: Listing) -> list[Code]:
 
 
 @pytest.mark.parametrize("build", BUILDS[:2], ids=str)
+@pytest.mark.slow
 def test_what_loops_multiply_is_what_a_tile_needs(build: tuple[str, int, int]) -> None:
     """4 · head_dim floating-point operations a score, in every loop over tiles."""
     v = variant(*build)
@@ -84,6 +85,7 @@ def test_every_instruction_has_its_lines(build: tuple[str, int, int]) -> None:
 
 @needs_nvdisasm
 @pytest.mark.parametrize("build", BUILDS[:2], ids=str)
+@pytest.mark.slow
 def test_line_numbers_change_no_instruction_and_registers_are_those_reported(
     build: tuple[str, int, int],
 ) -> None:

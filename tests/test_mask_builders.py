@@ -147,6 +147,7 @@ def test_a_builder_is_its_matrix(build, seqlen_q, seqlen_k):
 
 
 @pytest.mark.parametrize(("seqlen_q", "seqlen_k"), LENGTHS)
+@pytest.mark.slow
 def test_forward_and_backward_on_the_cpu(build, seqlen_q, seqlen_k):
     mask, _ = build(seqlen_q, seqlen_k)
     q, k, v = make_inputs(2, 4, 2, seqlen_q, seqlen_k, 8, "float32")

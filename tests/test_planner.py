@@ -79,6 +79,7 @@ def test_same_algorithm_means_same_schedule_and_disjoint_dtypes():
 
 @pytest.mark.parametrize("device", DEVICES, ids=lambda d: d.arch.name)
 @pytest.mark.parametrize("name", KERNELS)
+@pytest.mark.slow
 def test_every_kernel_plans_for_every_architecture(name, device):
     spec = KERNELS[name]
     if not spec.runs_on(device.arch.capability):

@@ -103,6 +103,7 @@ WHOLE = {
 
 
 @pytest.mark.parametrize("name", WHOLE)
+@pytest.mark.slow
 def test_a_buffer_of_another_size_does_not_compile(name):
     """What the source's own types take is what the list says, for each buffer by itself."""
     try:

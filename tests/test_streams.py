@@ -34,6 +34,7 @@ def test_a_full_disk_behind_stdout(arguments):
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+@pytest.mark.slow
 def test_an_encoding_without_the_letters(encoding):
     """The tables are there, and what stands for a letter is a letter like it."""
     arguments = ("demo", "--device", "cpu", "--seqlen", "600", "--seconds", "0.01")

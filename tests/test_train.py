@@ -356,6 +356,7 @@ def run(*arguments: str):
     return CliRunner().invoke(main, ["demo", "train", "--device", "cpu", *arguments], catch_exceptions=False)
 
 
+@pytest.mark.slow
 def test_demo_train_in_json():
     documents = [json.loads(run("--steps", "3", "--seed", seed, "--json").stdout) for seed in "112"]
     one = documents[0]
