@@ -1,8 +1,9 @@
 """What `cufa dashboard` serves: the script ``app.py``, with what makes its first figure appear sooner.
 
-Streamlit's client asks for Plotly (4.7 MB of script) once a page has sent a figure, a second after it was
-asked for the page. A header on the first answer lets the browser fetch it meanwhile. And the process
-prepares what the pages have in common before the first visitor comes, not when.
+Streamlit's client asks for a script when a page has sent the first element that it draws: a second after it was
+asked for the page, while the server is busy with that page; Plotly's has 4.7 MB. A header on the first answer lets the
+browser fetch them meanwhile. And the process prepares what the pages have in common before the first visitor comes,
+not when.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import gzip
 import importlib
 import os
 import pkgutil
+import re
 import socket
 import threading
 import time
@@ -42,29 +44,55 @@ def figure_scripts() -> list[str]:
     return [f"/static/js/{script.name}" for script in scripts]
 
 
+_ELEMENTS = ("Html", "ButtonGroup", "Selectbox", "NumberInput", "Checkbox", "PageLink")
+"""What the pages begin with, as Streamlit's scripts are called."""
+_IMPORTED = re.compile(r'(?:from|import)"\./([^"]+\.js)"')
+
+
+@functools.cache
+def element_scripts() -> list[str]:
+    """Addresses of what draws a page's first elements, with all that it imports and the document does not name."""
+    static = Path(st.__file__).with_name("static")
+    folder = static / "static" / "js"
+    document = (static / "index.html").read_text(encoding="utf-8")
+    found: list[str] = []
+    begun = [script.name for name in _ELEMENTS for script in folder.glob(f"{name}.*.js")]
+    while begun:
+        name = begun.pop()
+        if name not in found and name not in document:
+            found.append(name)
+            begun += _IMPORTED.findall((folder / name).read_text(encoding="utf-8"))
+    return [f"/static/js/{name}" for name in found]
+
+
 #: The first page draws its own.
 _WITHOUT_FIGURES = ("/", "/doctor")
 
 
 class Preload:
-    """ASGI middleware: documents name the script that draws figures in a ``Link`` header, but those of pages that have
-    none that it would draw."""
+    """ASGI middleware: documents name scripts that they will need in a ``Link`` header; the one that draws figures only
+    those of pages that have some that it draws."""
 
     def __init__(self, app: Any) -> None:
         self._app = app
-        links = [f"<{path}>; rel=modulepreload" for path in figure_scripts()]
-        self._header = (b"link", ", ".join(links).encode())
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         async def with_link(message: Any) -> None:
-            if message["type"] == "http.response.start" and self._header[1]:
+            if message["type"] == "http.response.start":
                 headers = message["headers"]
                 if any(name == b"content-type" and value.startswith(b"text/html") for name, value in headers):
-                    message = {**message, "headers": [*headers, self._header]}
+                    message = {**message, "headers": [*headers, (b"link", _links(scope["path"]))]}
             await send(message)
 
-        has_figures = scope["type"] == "http" and scope["path"] not in _WITHOUT_FIGURES
-        await self._app(scope, receive, with_link if has_figures else send)
+        await self._app(scope, receive, with_link if scope["type"] == "http" else send)
+
+
+def _links(path: str) -> bytes:
+    figures = [] if path in _WITHOUT_FIGURES else figure_scripts()
+    links = [f"<{script}>; rel=modulepreload" for script in figures]
+    return ", ".join(
+        links + [f"<{x}>; rel=modulepreload; fetchpriority=low" for x in element_scripts()]
+    ).encode()
 
 
 class Compressed:
@@ -167,7 +195,7 @@ class Moved:
 
 def prepare() -> None:
     """Do what a page's first visitor would wait for: imports, reading the records, one compilation."""
-    for path in figure_scripts():
+    for path in (*figure_scripts(), *element_scripts()):
         compressed(path)
     import pandas  # noqa: F401 - what Streamlit makes tables of
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import re
 import socket
 import time
 from pathlib import Path
@@ -37,18 +38,28 @@ def headers_of(content_type: bytes, path: str = "/roofline") -> list[tuple[bytes
     return list(sent[0]["headers"])
 
 
-def test_a_document_names_the_script_that_draws_figures() -> None:
-    (name, value) = headers_of(b"text/html; charset=utf-8")[-1]
+def scripts_of(path: str) -> list[str]:
+    """What a document names in its header, each of which is there."""
+    (name, value) = headers_of(b"text/html; charset=utf-8", path)[-1]
     assert name == b"link"
-    assert value.startswith(b"</static/js/PlotlyChart.")
-    assert value.endswith(b">; rel=modulepreload")
+    scripts = re.findall(r"<(/static/js/[^>]+)>; rel=modulepreload", value.decode())
+    assert len(scripts) == value.count(b"<") == len(set(scripts))
+    assert all(server.compressed(script) for script in scripts)
+    return scripts
+
+
+def test_a_document_names_the_scripts_that_draw_figures_and_elements() -> None:
+    first, *elements = scripts_of("/roofline")
+    assert first.startswith("/static/js/PlotlyChart.")
+    named = {Path(script).name.partition(".")[0] for script in elements}
+    assert named > {"Html", "purify", "Selectbox", "NumberInput", "TextField"}  # and what these import
+    assert "index" not in named  # which the document names itself
 
 
 @pytest.mark.parametrize("path", ["/", "/doctor"])
 def test_pages_without_such_figures_do_not_ask_for_it(path: str) -> None:
     """They are there sooner without 1.4 MB beside them."""
-    kind = b"text/html; charset=utf-8"
-    assert headers_of(kind, path) == [(b"content-type", kind)]
+    assert scripts_of(path) == scripts_of("/roofline")[1:]
 
 
 def test_other_answers_pass_unchanged() -> None:
