@@ -143,8 +143,8 @@ def measure(pages: Sequence[str], visits: int, repeats: int) -> dict[str, Any]:
             found = answers(browser, server, repeats)
             browser.close()
         seconds = first_visits(server, pages, visits)
-    for name, seconds in found.items():
-        print(f"{name:30} first {seconds[0]:.2f} s, then {statistics.median(seconds[1:] or seconds):.2f} s")
+    for name, taken in found.items():
+        print(f"{name:30} first {taken[0]:.2f} s, then {statistics.median(taken[1:] or taken):.2f} s")
     return {
         "recorded": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "machine": records.environment(None)["device"],
@@ -166,15 +166,21 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--visits", type=int, default=3, help="fresh browsers per page")
     parser.add_argument("--repeats", type=int, default=3, help="rounds of changed controls")
-    parser.add_argument("--pages", nargs="*", choices=PAGES, default=PAGES, help="only these")
-    parser.add_argument("--out", type=Path, default=records.RECORDS_DIR / "pages" / "chromium.json")
+    parser.add_argument(
+        "--pages", nargs="*", choices=PAGES, default=PAGES, help="only these, unrecorded but in --out"
+    )
+    parser.add_argument("--out", type=Path, help="default: the record, if it is of all pages")
     options = parser.parse_args()
     if CHROMIUM is None:
         print("no Chromium here: apt-get install chromium", file=sys.stderr)
         return 3
     found = measure(options.pages, options.visits, options.repeats)
-    write_json(options.out, found)
-    print(json.dumps({k: found[k] for k in ("machine", "cores", "load_before", "load_after")}), options.out)
+    out = options.out
+    if out is None and set(options.pages) == set(PAGES):
+        out = records.RECORDS_DIR / "pages" / "chromium.json"
+    if out is not None:
+        write_json(out, found)
+    print(json.dumps({k: found[k] for k in ("machine", "cores", "load_before", "load_after")}), out or "")
     return 0
 
 
