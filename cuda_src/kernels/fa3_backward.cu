@@ -36,8 +36,12 @@
 //   268 and 201 MB, which is 3.6 and 3.9 TB/s.
 // - DETERMINISTIC with turns kept by each warp of consumers, and items taken ahead: 2 to 17 times the time. With turns kept by
 //   the producer and nothing taken ahead: 1.0 to 1.02 of it at d64 from 4k on, 1.16 to 1.19 at d128, with groups of 4 heads 1.52.
-// - Programmatic early launches of the main and the last pass: within half a percent.
+// - Programmatic early launches of the main and the last pass: 1.003 to 1.008 from 512 to 2k. Not taken: the launches could
+//   not be one graph then (cufa/backends/launches.py), which short calls, bound by their host, gain more from.
 // What failed:
+// - No pass behind: each query tile converted by the block that adds to it last, by a counter per tile, 0.89 to 0.96; all of
+//   a head by the block that ends last, by a counter per head, 0.92 to 0.98 (d64 2k full 1.0), when its eight warps had four
+//   loads per lane in flight. Each block then waits for its additions and for its count before it ends.
 // - dQ of this very tile, as in FlashAttention-3, and S of two tiles in flight: no registers at d128; at d64 ptxas
 //   serialises (C7512).
 // - A first tile without a dQ of the tile before, by a condition: 512 bytes of spills at d128. Zeros take the place of its dS.
