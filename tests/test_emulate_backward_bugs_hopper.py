@@ -3,6 +3,7 @@ the bound. What the kernels share with fa2_backward is in test_emulate_backward_
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -20,6 +21,15 @@ SUMS, PASSES = "tiles/backward_sums.cuh", "tiles/backward_passes.cuh"
 #: Tiles of 128 and of 64 query rows, and of wide heads: several of each, ragged, of two items that one block takes.
 LONG, SHORT = KERNELS["fa3_backward"].configs
 OF_WIDE = KERNELS["fa3_backward_wide"].configs[0]
+#: One block takes several items.
+PERSISTENT = dataclasses.replace(LONG, persistent=True)
+
+#: What a build that looks inside says when products have landed.
+LANDED_DK = (
+    "    INSIDE(inside.landed(KEY_GRADIENTS, finished); inside.landed(SCORES, number()); "
+    "inside.enter(NOTHING);)\n"
+)
+LANDED_DQ = "    INSIDE(inside.landed(QUERY_GRADIENTS, NO_TILE); inside.enter(ADD, NO_TILE);)\n"
 
 
 def wide(file: str, old: str, new: str, kinds: str = "", **case: Any) -> Bug:
@@ -32,6 +42,10 @@ def short(file: str, old: str, new: str, kinds: str = "", **case: Any) -> Bug:
 
 def long(file: str, old: str, new: str, kinds: str = "", **case: Any) -> Bug:
     return bug(file, old, new, kinds, LONG, **case)
+
+
+def persistent(file: str, old: str, new: str, kinds: str = "", **case: Any) -> Bug:
+    return bug(file, old, new, kinds, PERSISTENT, **case)
 
 
 BUGS = {
@@ -57,7 +71,7 @@ BUGS = {
         "      warp_sync();  // the tile before",
         "copy-not-awaited",
     ),
-    "record read without a fence": long(
+    "record read without a fence": persistent(
         BLOCK,
         "    async_proxy_fence();  // it has been read",
         "    // it has been read",
@@ -66,17 +80,17 @@ BUGS = {
     ),
     "Q given back while dK reads it": long(
         NARROW,
-        "    wgmma_wait<0>();\n    wgmma_registers(dK_rmem);\n"
+        f"    wgmma_wait<0>();\n{LANDED_DK}    wgmma_registers(dK_rmem);\n"
         "    wgmma_registers(dS_rmem);\n    Q_turns.release(n, lane);\n",
-        "    Q_turns.release(n, lane);\n    wgmma_wait<0>();\n"
+        f"    Q_turns.release(n, lane);\n    wgmma_wait<0>();\n{LANDED_DK}"
         "    wgmma_registers(dK_rmem);\n    wgmma_registers(dS_rmem);\n",
         "race copy-not-awaited",
     ),
-    "K given back before the last dQ": long(
+    "K given back before the last dQ": persistent(
         NARROW,
-        "    wgmma_wait<0>();\n    wgmma_registers(dK_rmem);\n"
+        f"    wgmma_wait<0>();\n{LANDED_DQ}    wgmma_registers(dK_rmem);\n"
         "    wgmma_registers(dV_rmem);\n    smem.items.keys.release(0, lane);\n",
-        "    smem.items.keys.release(0, lane);\n    wgmma_wait<0>();\n"
+        f"    smem.items.keys.release(0, lane);\n    wgmma_wait<0>();\n{LANDED_DQ}"
         "    wgmma_registers(dK_rmem);\n    wgmma_registers(dV_rmem);\n",
         "race copy-not-awaited",
     ),
@@ -85,7 +99,8 @@ BUGS = {
     ),
     "products of dK before a fence": short(
         NARROW,
-        "    wgmma_registers(dS_rmem);\n    wgmma_fence();\n    issue_dk();",
+        "    wgmma_registers(dS_rmem);\n    wgmma_fence();\n"
+        "    INSIDE(inside.enter(ISSUE, number());)\n    issue_dk();",
         "    wgmma_registers(dS_rmem);\n    issue_dk();",
         "wgmma-fence",
     ),
@@ -126,7 +141,7 @@ BUGS = {
     "slope of the cap forgotten": long(
         GRADIENTS, "s = SOFTCAP ? P[e] * cap_slope(s) : P[e];", "s = P[e];", softcap=1.0
     ),
-    "gradients of the item before kept": long(
+    "gradients of the item before kept": persistent(
         NARROW, "dK_rmem[x] = dV_rmem[x] = 0.0f;", "if (i == 0) dK_rmem[x] = dV_rmem[x] = 0.0f;"
     ),
     "heads of the group not counted": long(
@@ -197,7 +212,9 @@ def test_planted(patch, name):
 
 
 @pytest.mark.parametrize("deterministic", [False, True])
-@pytest.mark.parametrize(("config", "head_dim"), [(LONG, 64), (SHORT, 72), (OF_WIDE, 248)], ids=str)
+@pytest.mark.parametrize(
+    ("config", "head_dim"), [(LONG, 64), (SHORT, 72), (PERSISTENT, 64), (OF_WIDE, 248)], ids=str
+)
 @pytest.mark.parametrize("case", [{}, {"mask": FULL}, {"mask": Band(20, 30), "softcap": 1.0}], ids=str)
 def test_without_a_bug_all_is_quiet(case, config, head_dim, deterministic):
     assert found_by(config, deterministic, algorithm="fa3", head_dim=head_dim, **case) == ""
