@@ -60,13 +60,13 @@ BUGS = {
     ),
     "mask as in the forward": bug(
         MAIN,
-        "head_mask(p), first_key + int(warp_keys) + S.lane_row(lane_id()),\n"
-        "                            tile.q_tile * Br + first + S.lane_column(lane_id())",
-        "head_mask(p), tile.q_tile * Br + first + S.lane_column(lane_id()),\n"
-        "                            first_key + int(warp_keys) + S.lane_row(lane_id())",
+        "hide_scores_by_keys(S, mask_of_head(), key, row);",
+        "hide_scores_by_keys(S, mask_of_head(), row, key);",
     ),
     "mask forgets the part of the queries": bug(
-        MAIN, "tile.q_tile * Br + first + S.lane_column", "tile.q_tile * Br + S.lane_column"
+        MAIN,
+        "row = tile.q_tile * Br + first + S.lane_column",
+        "row = tile.q_tile * Br + S.lane_column",
     ),
     "last query tile lost": bug(MASK, "range.end = (end + BR - 1) / BR;", "range.end = end / BR;", mask=FULL),
     "first query tile lost": bug(MASK, "range.first = begin / BR;", "range.first = (begin + BR - 1) / BR;"),
@@ -77,7 +77,9 @@ BUGS = {
     "dQ of the last tile lost": bug(MAIN, "(adds_first() || remaining == 0)", "adds_first()"),
     "dQ added twice": bug(MAIN, "if (pending && (adds_first() || remaining == 0))", "if (pending)"),
     "dQ of the late warps in the next tile": bug(
-        MAIN, "add_dq(current.previous(tiles), stage() ^ 1)", "add_dq(current, stage() ^ 1)"
+        MAIN,
+        "add_dq(LOOKED_UP ? before : current.previous(tiles), stage() ^ 1)",
+        "add_dq(current, stage() ^ 1)",
     ),
     "dQ from the tile that is being made": bug(
         MAIN, "add_dq(current, stage());", "add_dq(current, stage() ^ 1);", "never-written race"
@@ -85,9 +87,7 @@ BUGS = {
     "dQ not zeroed": bug(
         PASSES, "n < D_TILES; ++n) st_global(zeros", "n < D_TILES - 1; ++n) st_global(zeros"
     ),
-    "dQ past the last strip": bug(
-        MAIN, "if (strip + i >= workspace.strips) continue;", "", "out-of-range", heads=1
-    ),
+    "dQ past the last strip": bug(MAIN, "if (strip + i >= strips) continue;", "", "out-of-range", heads=1),
     "dQ of shared columns added twice": bug(
         MAIN, "if (D_TILES % DQ_COLUMN_WARPS != 0 && first_dq_tile", "if (false && first_dq_tile", head_dim=72
     ),
@@ -126,7 +126,7 @@ BUGS = {
     "dlse with the wrong sign": bug(
         PASSES, "sum -= ld_global<float>(p.dlse", "sum += ld_global<float>(p.dlse"
     ),
-    "LSE in natural units": bug(PASSES, "blind ? 0.0f : lse * LOG2_E", "blind ? 0.0f : lse"),
+    "LSE in natural units": bug(PASSES, "lse * (FLOAT32 ? 1.0f : LOG2_E)", "lse"),
     "rows that see nothing keep LSE = -inf": bug(
         PASSES, "const bool blind = lse == NEG_INF", "const bool blind = false", seqlen_k=90
     ),
@@ -137,7 +137,11 @@ BUGS = {
         "race never",
     ),
     "one row past the end read": bug(
-        MAIN, "valid ? p.seqlen_q - row : 0", "valid ? p.seqlen_q - row + 1 : 0", "out-of-range", heads=1
+        MAIN,
+        "valid ? sequence.rows() - row : 0",
+        "valid ? sequence.rows() - row + 1 : 0",
+        "out-of-range",
+        heads=1,
     ),
     # Products.
     "V in the place of K": bug(
@@ -158,14 +162,14 @@ BUGS = {
     "dK not scaled": bug(MAIN, "store(K_smem, dK_rmem, p.scale)", "store(K_smem, dK_rmem, 1.0f)"),
     "dK past the end": bug(
         MAIN,
-        "PITCH, valid_keys - row, lane);\n  store_tile",
-        "PITCH, valid_keys - row + 1, lane);\n  store_tile",
+        "PITCH, stored_keys - row, lane);\n  store_tile",
+        "PITCH, stored_keys - row + 1, lane);\n  store_tile",
         "out-of-range",
     ),
     "next tile copied over this one": bug(
         MAIN,
-        "copy_of(current.next(tiles), stage() ^ 1, remaining",
-        "copy_of(current.next(tiles), stage(), remaining",
+        "copy_of(LOOKED_UP ? upcoming : current.next(tiles), stage() ^ 1, remaining",
+        "copy_of(LOOKED_UP ? upcoming : current.next(tiles), stage(), remaining",
         "race never copy",
     ),
     "padding of odd head dims not zeroed": bug(
