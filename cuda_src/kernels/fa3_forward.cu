@@ -77,8 +77,9 @@
 #include "tiles/pipeline.cuh"
 
 constexpr int NUM_THREADS = NUM_WARPS * 32;
-constexpr int PRODUCER_REGISTERS = CONSUMERS == 3 ? 32 : !LISTED ? 24 : CONSUMERS == 1 ? 64 : 40;
+constexpr int PRODUCER_REGISTERS = CONSUMERS >= 3 ? 32 : !LISTED ? 24 : CONSUMERS == 1 ? 64 : 40;
 constexpr int CONSUMER_REGISTERS = CONSUMERS == 4 ? 112 : CONSUMERS == 3 ? 160 : !LISTED ? 240 : CONSUMERS == 1 ? 248 : 232;
+static_assert(registers_suffice(PRODUCER_REGISTERS, CONSUMERS, CONSUMER_REGISTERS), "a consumer would wait for ever");
 static_assert(ALIGNMENT == 16, "TMA needs 16-byte aligned rows");
 
 // Alg. 1, l. 11-23 and Alg. 2: one warpgroup, 64 query rows.

@@ -4,6 +4,14 @@
 // must stay within what the launch allocated (registers at launch x threads), not the SM's 65,536: asking for more hangs.
 #pragma once
 #include "primitives/types.cuh"
+
+// Of each thread of a block that has an SM to itself: what its launch allocates.
+constexpr int registers_at_launch(int threads) { return (65536 / threads < 255 ? 65536 / threads : 255) / 8 * 8; }
+// Whether a warpgroup that keeps `producer` registers per thread leaves enough for `consumers` others to have `each`.
+constexpr bool registers_suffice(int producer, int consumers, int each) {
+  return producer + consumers * each <= (consumers + 1) * registers_at_launch((consumers + 1) * 128);
+}
+
 #ifndef __CUDACC__
 #include "host/hopper_host.h"
 #else

@@ -5,6 +5,7 @@
 #include "primitives/bulk_copy.cuh"
 #include "primitives/grid.cuh"
 #include "primitives/opaque.cuh"
+#include "primitives/register_budget.cuh"
 #include "tiles/backward_passes.cuh"
 #include "tiles/backward_schedule.cuh"
 #include "tiles/phases.cuh"
@@ -21,9 +22,10 @@ constexpr int NUMBERS_BYTES = Br * 4;                                   // L or 
 constexpr int DS_PART_BYTES = Br * ATOM_ROW_BYTES;                      // dS of 64 keys: a row per query
 constexpr int DQ_PARTS = DQ_FULL_BYTES / 8;  // of a tile's columns, each added in turns of its own
 constexpr int NUM_THREADS = NUM_WARPS * 32;
-constexpr int PRODUCER_REGISTERS = LENGTHS_KIND == DENSE ? 24 : 32, CONSUMER_REGISTERS = 240;
+constexpr int PRODUCER_REGISTERS = 24, CONSUMER_REGISTERS = 240;
 static_assert(ALIGNMENT == 16, "TMA needs 16-byte aligned rows");
 static_assert(CONSUMERS == 2, "registers are shared out for two");
+static_assert(registers_suffice(PRODUCER_REGISTERS, CONSUMERS, CONSUMER_REGISTERS), "a consumer would wait for ever");
 static_assert(Bc % GROUP_KEYS == 0 && Br % 16 == 0, "tiles of wgmma");
 static_assert(SKIP_MASKED_TILES, "blocks that see nothing of a tile do not add to it");
 constexpr bool LOOKED_UP = is_looked_up(MASK_KIND), RAGGED = LENGTHS_KIND != DENSE;
@@ -318,7 +320,7 @@ struct Loader {
   DEVICE void load_keys(const TileVisit& at) const {
     const Memory smem(opaque(start));
     INSIDE(inside.enter(WAIT_SPACE, NO_TILE);)
-    smem.items.keys.wait_empty(at.item);
+    if (leads()) smem.items.keys.wait_empty(at.item);
     INSIDE(inside.enter(COPY, NO_TILE);)
     for (int w = 0; w < KEY_GROUPS; ++w) {
       const u32 tile = (FIRST ? smem.K : smem.V) + w * KEY_TILE_BYTES;
@@ -333,7 +335,7 @@ struct Loader {
     const float* const numbers = at.block.workspace(at.tile) + Br * HEAD_DIM;
     INSIDE(const u32 number = query_tile_number(at.tile.head, at.block.q_tile(at.tile)); inside.enter(WAIT_SPACE, number);)
     auto bring_queries = [&](const auto& turns, u32 ring, u32 ring_of_numbers, const float* source) {
-      turns.wait_empty(at.n);
+      if (leads()) turns.wait_empty(at.n);
       INSIDE(inside.enter(COPY, number);)
       const u32 tile = ring + turns.stage(at.n) * QUERY_TILE_BYTES;
       bring<Br>(smem.items, tile, turns.full_barrier(at.n), RAGGED ? at.block.rows() - at.block.q_tile(at.tile) * Br : Br,
