@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import gc
 import gzip
 import importlib
 import os
@@ -212,11 +213,20 @@ def prepare() -> None:
             _ = m.timing.p50
     inside.recorded()
     importlib.import_module(f"{views.__name__}.understand_view").real_size("forward")
+    _keep_what_is_there()
     time.sleep(_COMPILE_AFTER)
     with contextlib.suppress(ValueError):
         tilings.prepare()
     importlib.import_module(f"{views.__name__}.occupancy_view").compile_first()
     importlib.import_module(f"{views.__name__}.machine_code_view").list_first()
+    _keep_what_is_there()
+
+
+def _keep_what_is_there() -> None:
+    """Streamlit looks for garbage after every run of a page, a fifth of a second among all that is loaded here: what
+    stays to the end is left out."""
+    gc.collect()
+    gc.freeze()
 
 
 def send_at_once() -> int:

@@ -7,8 +7,10 @@ with the reason counted and shown. Of large products of parameters a day's run t
 from __future__ import annotations
 
 import functools
+import gc
 import os
 import sys
+from collections.abc import Generator
 from pathlib import Path
 
 import hypothesis
@@ -80,6 +82,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     on_gpu = [item for item in items if item.get_closest_marker("gpu")]
     _skip(on_gpu, f"needs a GPU: {why_no_gpu()}" if on_gpu and why_no_gpu() else None)
     _skip([item for item in items if _is_of_executor(item)], why_no_compiler())
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """What there is once tests are found stays to the end: garbage is not looked for before, nor among it later.
+    Streamlit looks for garbage after every run of a page, and would go through thousands of tests each time."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.collect()
+        gc.freeze()
 
 
 def _turn(item: pytest.Item) -> int:

@@ -95,9 +95,9 @@ def _address(process: subprocess.Popen[bytes], log: Path) -> str:
     raise AssertionError(f"the dashboard did not start: {log.read_text()}")
 
 
-#: Windows of visits that are over, by theme and width. A process that has compiled Streamlit's scripts once opens the
-#: next page at half the cost.
-_WINDOWS: WeakKeyDictionary[Browser, dict[tuple[str, int], list[Page]]] = WeakKeyDictionary()
+#: Windows of visits that are over. A process that has compiled Streamlit's scripts once opens the next page at half the
+#: cost.
+_WINDOWS: WeakKeyDictionary[Browser, list[Page]] = WeakKeyDictionary()
 
 
 class Visit:
@@ -105,8 +105,10 @@ class Visit:
 
     def __init__(self, browser: Browser, theme: str = "light", width: int = 1360) -> None:
         self.size: ViewportSize = {"width": width, "height": 900}
-        self.free = _WINDOWS.setdefault(browser, {}).setdefault((theme, width), [])
-        self.page: Page = self.free.pop() if self.free else self._window(browser, theme)
+        self.free = _WINDOWS.setdefault(browser, [])
+        self.page: Page = self.free.pop() if self.free else self._window(browser)
+        self.page.set_viewport_size(self.size)
+        self.page.emulate_media(color_scheme=theme)
         self.context = self.page.context
         self.trouble: list[str] = []
         self.listeners: dict[str, Callable[..., object]] = {
@@ -117,9 +119,10 @@ class Visit:
         for event, listener in self.listeners.items():
             self.page.on(event, listener)
 
-    def _window(self, browser: Browser, theme: str) -> Page:
+    @staticmethod
+    def _window(browser: Browser) -> Page:
         # Nothing moves while a test waits: every frame would be drawn without a GPU.
-        context = browser.new_context(viewport=self.size, color_scheme=theme, reduced_motion="reduce")
+        context = browser.new_context(reduced_motion="reduce")
         context.set_default_timeout(PATIENCE)
         return context.new_page()
 
@@ -163,7 +166,6 @@ class Visit:
         )  # of the same place, which is what is kept by
         self.page.evaluate("() => { localStorage.clear(); sessionStorage.clear(); }")
         self.context.clear_cookies()
-        self.page.set_viewport_size(self.size)
         self.free.append(self.page)
         assert self.trouble == []
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import gzip
 import re
 import socket
@@ -185,7 +186,9 @@ def test_what_pages_need_is_there_before_the_first_visitor(
 
     monkeypatch.setenv("CUFA_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(server, "_COMPILE_AFTER", 0)
+    before = gc.get_freeze_count()
     server.prepare()
+    assert gc.get_freeze_count() > before  # what is there now, Streamlit's search after every run leaves out
     for module in ("plotly.graph_objects", "pandas", "cufa.dashboard.views.masked_tile"):
         assert module in sys.modules
     from cufa.dashboard.views import occupancy_view

@@ -1,12 +1,11 @@
-"""The dashboard in a real Chromium: one served dashboard for all tests here, a browser per file. Where there is no
-Chromium they are skipped, with the reason."""
+"""The dashboard in a real Chromium: one served dashboard and one browser for all tests here. Where there is no Chromium
+they are skipped, with the reason."""
 
 from __future__ import annotations
 
 import os
 import signal
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -17,14 +16,10 @@ if TYPE_CHECKING:
 
     from cufa.dashboard.worker.store import Store
 
-HERE = Path(__file__).parent
 
-
-@pytest.hookimpl(tryfirst=True)  # before -m selects
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if HERE in item.path.parents:
-            item.add_marker(pytest.mark.e2e)
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Of this folder: pytest asks a folder's conftest.py about no others."""
+    item.add_marker(pytest.mark.e2e)
 
 
 @pytest.fixture(scope="session")
@@ -51,7 +46,9 @@ def server(tmp_path_factory: pytest.TempPathFactory, runs: Store) -> Iterator[st
         yield address
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(
+    scope="package"
+)  # not longer: while Playwright is open, no other test of this process may run a loop
 def browser() -> Iterator[Browser]:
     from dashboard_browser import ARGUMENTS, CHROMIUM
     from playwright.sync_api import sync_playwright
