@@ -273,10 +273,13 @@ FORWARD = [
         ("if (slice == 0) state.update_rows", "state.update_rows", "rows are updated once per slice"),
     ),
     *_of(
-        "cuda_src/kernels/fa3_forward.cu", "emulate_fa3 emulate_kernels emulate_masks",
+        "cuda_src/tiles/forward_consumer.cuh", "emulate_fa3 emulate_kernels emulate_masks",
         ("above = block.end - 1 - j;", "above = block.end - j;", "a consumer passes over a tile of its own"),
-        ("if (grown) {\n", "if (false) {\n", "O is not brought to the new maximum"),
         ("for (int i = 0; i < HEAD_DIM / 2; ++i) O_rmem[i] = 0.0f;", "", "O of the item before"),
+    ),
+    *_of(
+        "cuda_src/kernels/fa3_forward.cu", "emulate_fa3 emulate_kernels emulate_masks",
+        ("if (grown) {\n", "if (false) {\n", "O is not brought to the new maximum"),
         ("    if (j >= tiles.clear_end) mask(SegmentTag<RIGHT_MASKED>{});\n", "", "the first tile of an item is not masked"),
     ),
 ]  # fmt: skip

@@ -168,8 +168,8 @@ BUGS = {
     ),
     "next tile copied over this one": bug(
         MAIN,
-        "copy_of(LOOKED_UP ? upcoming : current.next(tiles), stage() ^ 1, remaining",
-        "copy_of(LOOKED_UP ? upcoming : current.next(tiles), stage(), remaining",
+        "copy_of(LOOKED_UP ? upcoming() : current.next(tiles), stage() ^ 1, remaining",
+        "copy_of(LOOKED_UP ? upcoming() : current.next(tiles), stage(), remaining",
         "race never copy",
     ),
     "padding of odd head dims not zeroed": bug(
@@ -198,7 +198,7 @@ def found_by(
     config: TileConfig,
     deterministic: bool = False,
     dtype: str = "float16",
-    algorithm: str = "auto",
+    algorithm: str = "fa2",
     **case: Any,
 ) -> str:
     """Kinds of findings of a checked run, "wrong" where its gradients are."""

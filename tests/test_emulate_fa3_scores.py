@@ -100,7 +100,8 @@ PLANTED = {
         SCORE, "i64(number) * p.alibi_stride", "i64(0) * p.alibi_stride", ("alibi", "causal", (300, 300))
     ),
     "the slope of another head": (
-        KERNEL, "Alibi(p, sequence_of(p, item.batch), item.head)", "Alibi(p, sequence_of(p, item.batch), 0)",
+        "tiles/forward_consumer.cuh",
+        "Alibi(p, sequence_of(p, item.batch), item.head)", "Alibi(p, sequence_of(p, item.batch), 0)",
         ("alibi of all sequences", "full", (300, 300)),
     ),
     "ALiBi after the scale": (
@@ -108,7 +109,7 @@ PLANTED = {
         "softmax_of_tile(S_rmem, softmax, p.scale_log2, alpha);\n    pack", ("alibi", "full", (150, 300)),
     ),
     "a distance from the tile's first key": (
-        KERNEL, "row, j * Bc + lane % 4 * 2); }", "row, j * Bc); }", ("alibi", "full", (150, 300))
+        KERNEL, "row, j * Bc + lane % 4 * 2);\n", "row, j * Bc);\n", ("alibi", "full", (150, 300))
     ),
     "a sink forgotten": (
         SCORE, "if constexpr (SINK) return softmax.join", "if constexpr (false) return softmax.join",
