@@ -210,7 +210,7 @@ PLANTED = {
     "runs that hide a warp's last rows are passed over": (
         "tiles/looked_up_mask.cuh", "row + 8 >= x.least_lo", "row >= x.least_lo", MASKED,
     ),
-    "an item twice": ("tiles/schedule.cuh", "index = gridDim.x + shfl", "index = gridDim.x - 1 + shfl", "taken"),
+    "an item left out": ("tiles/schedule.cuh", "index = gridDim.x + shfl", "index = gridDim.x + 1 + shfl", "taken"),
     "the next launch begins with the last item": (
         "tiles/schedule.cuh", "if (taken == total - 1) atomic_add", "if (taken == total) atomic_add", "taken",
     ),
