@@ -260,7 +260,7 @@ struct Consumer : ConsumerItems {
   template <typename Tag>
   DEVICE void change_scores() {
     if constexpr (Tag::value == CLEAR) {
-      cap_seen_scores<SOFTCAP>(fragment_view(S_rmem), p.softcap);
+      cap_seen_scores<SOFTCAP, HEAD_DIM <= 128>(fragment_view(S_rmem), p.softcap);
     } else {
       cap_scores<SOFTCAP>(fragment_view(S_rmem), p.softcap);
     }
