@@ -257,7 +257,7 @@ FORWARD = [
     ),
     *_of(
         "cuda_src/tiles/score.cuh", "emulate_masks emulate_backward",
-        ("return fabsf(x) < 0.5f ? fmaf(x * square, tail, x) : far;", "return fabsf(x) < 5.0f ? fmaf(x * square, tail, x) : far;",
+        ("fabsf(x) < 0.5f ? fmaf(x * square, tail, x)", "fabsf(x) < 5.0f ? fmaf(x * square, tail, x)",
          "the series of tanh where it does not converge"),
         ("const VisibleColumns<KIND, SEGMENT> visible(mask, row + 8 * r,", "const VisibleColumns<KIND, SEGMENT> visible(mask, row,",
          "the mask of the row eight above"),
@@ -265,7 +265,10 @@ FORWARD = [
     *_of(
         "cuda_src/kernels/fa2_forward.cu", "emulate_kernels emulate_masks",
         ("for (int r = 0; r < 2 * M_TILES; ++r) softmax.l[r] += l_other[r];", "", "the sum of half the keys"),
-        ("lane % 4 == 0 && group_row + row < p.seqlen_q", "lane % 4 == 0", "an LSE past the end"),
+    ),
+    *_of(
+        "cuda_src/tiles/forward_mma_store.cuh", "emulate_kernels emulate_masks",
+        ("lane % 4 == 0 && group_row + row < ended.stored_rows()", "lane % 4 == 0", "an LSE past the end"),
     ),
     *_of(
         "cuda_src/kernels/fa1_forward.cu", "emulate_kernels emulate_masks",
@@ -295,9 +298,12 @@ DECODING = [
          "the last split reads past its sequence"),
     ),
     *_of(
-        "cuda_src/tiles/decode_merge.cuh", "emulate_decode emulate_decode_calls",
+        "cuda_src/tiles/parts.cuh", "emulate_decode emulate_decode_calls",
         ("l = l * old_weight + u32_as_float(ml_part.y) * weight;", "l = l + u32_as_float(ml_part.y) * weight;",
          "sums of parts at different maxima"),
+    ),
+    *_of(
+        "cuda_src/tiles/decode_merge.cuh", "emulate_decode emulate_decode_calls",
         ("inverse *= ld_global<float>(p.v_scale + piece.kv_head);", "inverse *= ld_global<float>(p.v_scale);",
          "every head has the scale of the first"),
         ("const int token = SEVERAL_TOKENS ? packed % p.tokens : 0;", "const int token = 0;", "all tokens in the place of one"),
