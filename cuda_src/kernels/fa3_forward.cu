@@ -260,7 +260,9 @@ struct Consumer : ConsumerItems {
   template <typename Tag>
   DEVICE void change_scores() {
     if constexpr (Tag::value == CLEAR) {
-      cap_seen_scores<SOFTCAP, HEAD_DIM <= 128>(fragment_view(S_rmem), p.softcap);
+      // Measured: d128 1.07, d64 1.21 of the speed, d256 0.97. Where masks are looked up it would spill.
+      constexpr bool MOSTLY_NEAR_0 = HEAD_DIM <= 128 && !is_looked_up(MASK_KIND);
+      cap_seen_scores<SOFTCAP, MOSTLY_NEAR_0>(fragment_view(S_rmem), p.softcap);
     } else {
       cap_scores<SOFTCAP>(fragment_view(S_rmem), p.softcap);
     }
