@@ -114,12 +114,15 @@ PLANNING = [
 
 CALLS = [
     *_of(
-        "cufa/ops/arrays.py", "arrays api backward_api decode_errors decode_api",
+        "cufa/ops/array_memory.py", "arrays api backward_api decode_errors decode_api",
         ("return start + sum(s for s in spans if s < 0),", "return start,", "reversed arrays: an overlap is missed"),
         ("extent = stride * (size - 1) + extent", "extent = stride * (size - 1)", "rows that share elements are written"),
         ("            if size > 1:\n                bits |= stride", "            if size > 0:\n                bits |= stride",
          "the stride of an axis of length 1 decides the kernel"),
         ("        stride > 0 for x in arrays", "        stride >= 0 for x in arrays", "broadcast axes pass for positive strides"),
+    ),
+    *_of(
+        "cufa/ops/arrays.py", "arrays api backward_api decode_errors decode_api",
         ("not math.isfinite(value) or value < 0", "value < 0", "a scale of inf is taken"),
         ("or (kv_heads and heads % kv_heads)", "", "5 query heads share 2"),
         ("if isinstance(x, np.ma.MaskedArray):", "if False:", "a masked array's mask is ignored"),
