@@ -83,10 +83,16 @@ PLANNING = [
     *_of(
         "cufa/planner.py", "planner tuning",
         ("num_splits < 1", "num_splits < 0", "num_splits=0 is taken"),
-        ("count.bit_length() - 1", "count.bit_length() - 2", "another length class than the records'"),
         ("grid=(min(launch.grid[0], device.num_sms), 1, 1)", "grid=(device.num_sms, 1, 1)", "more blocks than items"),
         ("max(launch.grid[1:]) > _MAX_GRID_YZ", "max(launch.grid[1:]) >= _MAX_GRID_YZ", "the largest grid is refused"),
         ("tuned.config in fitting and", "", "tuned tiles that do not fit are taken"),
+    ),
+    *_of(
+        "cufa/problem_classes.py", "planner tuning",
+        ("count.bit_length() - 1", "count.bit_length() - 2", "another length class than the records'"),
+    ),
+    *_of(
+        "cufa/candidates.py", "planner tuning",
         ("serving = [spec for spec in named if refusals[spec.name] is None]", "serving = named", "no refusal counts"),
     ),
     *_of(

@@ -12,6 +12,7 @@ import pytest
 from sampling import of_today
 
 import cufa
+from cufa.candidates import algorithms
 from cufa.core.architectures import ARCHITECTURES, Device, find_architecture
 from cufa.core.lengths import Cached
 from cufa.core.mask import CAUSAL, FULL, Band
@@ -21,7 +22,8 @@ from cufa.core.problem import HEAD_DIM_STEP, MASK_KINDS, MAX_HEAD_DIM, Problem
 from cufa.kernels import KERNELS, KernelSpec, TileConfig, kernels_of
 from cufa.nvrtc.compiler import SOURCE_DIR
 from cufa.ops.forward import CPU_CONFIG
-from cufa.planner import algorithms, fitting_configs, make_plan, tuning_key
+from cufa.planner import fitting_configs, make_plan
+from cufa.problem_classes import tuning_key
 
 ALGORITHMS = algorithms()
 
