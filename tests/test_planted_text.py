@@ -1,6 +1,10 @@
-"""What planted bugs replace stands in the sources, once: which of them are run depends on the day, this does not."""
+"""What planted bugs and mutants replace stands in the sources, once.
+
+Which bugs are run depends on the day, and mutants are run when somebody asks for them; this does not."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import pytest
 import test_emulate_backward_bugs
@@ -11,6 +15,7 @@ import test_emulate_fa3_scores
 import test_emulate_lengths
 import test_emulate_masks_beyond
 import test_emulate_splits
+from mutant_table import MUTANTS
 
 from cufa.nvrtc.compiler import SOURCE_DIR
 
@@ -46,3 +51,14 @@ PLACES = {
 def test_text_stands_once(place):
     file, text = PLACES[place]
     assert (SOURCE_DIR / file).read_text(encoding="utf-8").count(text) == 1
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: f"{mutant.file}, {mutant.why}")
+def test_a_mutant_applies(mutant):
+    text = (Path(__file__).parents[1] / mutant.file).read_text(encoding="utf-8")
+    assert text.count(mutant.before) == 1
+    assert mutant.after != mutant.before
+    missing = [
+        name for name in mutant.tests.split() if not Path(__file__).with_name(f"test_{name}.py").exists()
+    ]
+    assert not missing

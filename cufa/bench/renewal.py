@@ -15,10 +15,10 @@ from ..core.problem import Problem
 from ..kernels import KERNELS
 from ..planner import Plan
 from . import host_times, records
+from .evidence_parts import EVIDENCE, Part
 from .recorded import Recorded, rows_of
 from .records import Json
 from .regimes import Regime
-from .suites import EVIDENCE, Part
 from .sustained import WARM_SECONDS
 
 Key = tuple[str, str, Problem]
