@@ -365,3 +365,26 @@ class TestSecondCard:
     def test_pages_with_one_card_are_as_before(self, two):
         alone = {"wide-gpu": two["wide-gpu"]}
         assert "A narrow GPU" not in report.page(alone) and "Changed since" not in report.page(alone)
+
+
+def test_a_record_measured_anew_as_a_whole_is_of_the_new_day():
+    begun, again = ({"recorded": day, "gpu": {"driver_version": "1"}} for day in (FIRST_DAY, SECOND_DAY))
+    later = SECOND_DAY.replace("03:04", "05:06")
+
+    def record(**other):
+        measured = {"in turns": {"seconds": 1.0, **again, **other}, "sustained": {"recorded": later}}
+        tests = {"measured": {"recorded": SECOND_DAY}}
+        return {"environment": begun, "suites": {"forward": {"measured": measured}}, "tests": tests}
+
+    whole, part = record(), record()
+    del part["suites"]["forward"]["measured"]["in turns"]["recorded"]
+    untouched = copy.deepcopy(part)
+    renewal.settle(part)
+    assert part == untouched
+    renewal.settle(whole)
+    assert whole["environment"]["recorded"] == later
+    assert renewal.other_days(whole) == "" == renewal.when_else(whole, whole["tests"]["measured"])
+    assert renewal.when_else(whole, whole["limits_measured"]) == f" on {FIRST_DAY[:10]}"
+    settled = copy.deepcopy(whole)
+    renewal.settle(whole)
+    assert whole["limits_measured"] == settled["limits_measured"]

@@ -83,6 +83,7 @@ def record_evidence(
     if with_tests:
         add_tests(record, run_gpu_tests(jobs, say, every_case=True))
         record["tests"]["measured"] = renewal.differing(record, here)
+    renewal.settle(record)
     record["seconds"] = round(record.get("seconds", 0.0) + time.perf_counter() - started, 1)
     keep(record)
     return record

@@ -134,6 +134,25 @@ def differing(record: Json, here: Json) -> Json:
     return {name: value for name, value in here.items() if record["environment"].get(name) != value}
 
 
+def settle(record: Json) -> None:
+    """Where every part was measured anew, when and where the last of them was becomes the record's own; the ceilings,
+    which stay, then say of when they are."""
+    sections = record["suites"].values()
+    parts = [part for section in sections for part in section.get("measured", {}).values()]
+    if not parts or not all("recorded" in part for part in parts):
+        return
+    begun = record["environment"]
+    places = [*parts, *(record[x] for x in ("host_measured",) if x in record)]
+    places += [record["tests"]["measured"]] if "measured" in (record["tests"] or {}) else []
+    wholes = [{**begun, **{name: part[name] for name in begun.keys() & part.keys()}} for part in places]
+    record["environment"] = max(wholes[: len(parts)], key=lambda whole: whole["recorded"])
+    for part, whole in zip(places, wholes, strict=True):
+        for name in begun:
+            part.pop(name, None)
+        part |= differing(record, whole)
+    record["limits_measured"] = {**differing(record, begun), **record.get("limits_measured", {})}
+
+
 def environment_of(record: Json, suite: str, regime: str) -> Json:
     """Where and when the rows of one part were measured: as the record's, but for what its section says."""
     measured = record.get("suites", {}).get(suite, {}).get("measured", {}).get(regime, {})
