@@ -46,10 +46,9 @@ def server(tmp_path_factory: pytest.TempPathFactory, runs: Store) -> Iterator[st
         yield address
 
 
-@pytest.fixture(
-    scope="package"
-)  # not longer: while Playwright is open, no other test of this process may run a loop
+@pytest.fixture(scope="package")
 def browser() -> Iterator[Browser]:
+    """Closed before other tests: while Playwright is open, none of this process may run a loop of its own."""
     from dashboard_browser import ARGUMENTS, CHROMIUM
     from playwright.sync_api import sync_playwright
 
