@@ -6,6 +6,7 @@ import re
 
 from dashboard_browser import MASKED, Visit, assert_nothing_is_cut, place_of, screenshot
 from playwright.sync_api import Browser, expect
+from sampling import of_today
 
 
 def test_a_mask_is_made_by_hand_and_its_link_is_passed_on(server: str, browser: Browser) -> None:
@@ -51,10 +52,14 @@ def test_a_mask_is_made_by_hand_and_its_link_is_passed_on(server: str, browser: 
     screenshot(page, "masked_work-editor-light")
     visit.close()
 
-    for theme, width in (("dark", 1360), ("light", 390), ("dark", 390)):
+    for theme, width in of_today(
+        [("dark", 390), ("light", 390), ("dark", 1360)], "editor's windows", fixed=0
+    ):
         again = Visit(browser, theme, width)
         page = again.open(address)
         expect(page.get_by_text("6 documents of 200 to 700 tokens.")).to_be_visible()
-        assert_nothing_is_cut(page, width)
+        for other in (1360, 390):
+            assert_nothing_is_cut(page, other)
+        page.set_viewport_size(again.size)
         screenshot(page, f"masked_work-editor-{theme}-{width}")
         again.close()
