@@ -6,13 +6,14 @@ import dataclasses
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from .candidates import serving_kernels
 from .core import mask_memory, order
 from .core.architectures import Device
-from .core.lengths import Packed, Padded
 from .core.operation import OPERATIONS, Choice, Operation, Request, Split, Tuned
-from .core.problem import MASK_KINDS, Problem
+from .core.problem import Problem
 from .core.schedule import Schedule
-from .kernels import KernelSpec, Launch, TileConfig, kernels_of
+from .kernels import KernelSpec, Launch, TileConfig
+from .problem_classes import tuning_key
 from .splits import with_splits
 
 if TYPE_CHECKING:
@@ -128,9 +129,9 @@ def make_plan(
 
     ``algorithm`` is that of the operation's kernels (decode: the schedule), ``num_splits`` asks for so many
     splits or shares. ``config`` overrides the tiles and ``kernel``, a name of the registry, kernel and algorithm
-    (benchmarks, tuning, tests). ``tuned`` maps :func:`tuning_key` to the tiles that ``cufa tune`` measured fastest
-    on this device, ``fastest`` maps :func:`problem_class` to the kernel that recorded benchmarks found fastest
-    there; where neither knows, the registry's order decides.
+    (benchmarks, tuning, tests). ``tuned`` maps :func:`~cufa.problem_classes.tuning_key` to the tiles that ``cufa
+    tune`` measured fastest on this device, ``fastest`` maps :func:`~cufa.problem_classes.problem_class` to the kernel
+    that recorded benchmarks found fastest there; where neither knows, the registry's order decides.
 
     Raises TypeError when ``config`` is of another family of kernels, ValueError when no kernel serves the
     problem, naming why each does not, or when ``config`` does not fit.
@@ -138,7 +139,7 @@ def make_plan(
     operation = OPERATIONS[problem.operation]
     if num_splits is not None and num_splits < 1:
         raise ValueError(f"num_splits={num_splits} is not possible: it must be at least 1")
-    serving, reasons = _serving(operation, problem, device, algorithm, kernel, fastest or {})
+    serving, reasons = serving_kernels(operation, problem, device, algorithm, kernel, fastest or {})
     if kernel is not None:
         algorithm = serving[0].algorithm
     if problem.empty:
@@ -232,117 +233,3 @@ def _choose_whole(problem: Problem, device: Device, spec: KernelSpec, request: R
     )
     reason = f"tiles {chosen}: the registry's choice for head_dim {problem.head_dim} ({known})"
     return Choice(spec, chosen, (reason,))
-
-
-def tuning_key(spec: KernelSpec, problem: Problem) -> str:
-    """Shapes that share tuned tiles: same kernel, dtype, precision, head dim, kind of mask, length class, and number of
-    query rows in all to a power of two: how many thread blocks there are decides which tiles fill the GPU."""
-    rows = problem.batch * problem.heads * problem.seqlen_q
-    return (
-        f"{spec.name}/{problem.dtype}/{problem.precision}/d{problem.head_dim}/{problem.mask_kind}/"
-        f"{_length_class(problem)}/{_power_of_two(rows)} rows"
-    )
-
-
-def problem_class(problem: Problem) -> str:
-    """Problems among which one kernel is the fastest: same operation, elements, head dim, kind of mask, score changes
-    and kind of lengths, and length class."""
-    elements = "-".join(dict.fromkeys((problem.q_element.name, problem.k_element.name, problem.precision)))
-    mask = problem.mask_kind + ("-softcap" if problem.softcap is not None else "")
-    if problem.lengths.kind != "dense":
-        mask += f"-{problem.lengths.kind}"
-    return f"{problem.operation}/{elements}/d{problem.head_dim}/{mask}/{_length_class(problem)}"
-
-
-def _length_class(problem: Problem) -> int:
-    """The power of two nearest below seqlen_k: no choice depends on more."""
-    return _power_of_two(problem.seqlen_k)
-
-
-def _power_of_two(count: int) -> int:
-    """The nearest below; 1 of none."""
-    return 1 << max(count.bit_length() - 1, 0)
-
-
-def algorithms(operation: str = "forward") -> tuple[str, ...]:
-    """What a call may name: "auto", then the algorithms of the operation's kernels."""
-    return ("auto", *dict.fromkeys(spec.algorithm for spec in kernels_of(operation).values()))
-
-
-def _serving(
-    operation: Operation,
-    problem: Problem,
-    device: Device | None,
-    algorithm: str,
-    kernel: str | None,
-    fastest: Mapping[str, str],
-) -> tuple[list[KernelSpec], list[str]]:
-    """The kernels that may run the problem, in order of preference, and why."""
-    known = list(kernels_of(operation.name).values())
-    if kernel is not None:
-        named = [spec for spec in known if spec.name == kernel]
-        if not named:
-            raise ValueError(f"kernel={kernel!r} is not known; use one of {', '.join(s.name for s in known)}")
-        reason = f"kernel={kernel!r} was asked for"
-    else:
-        known_algorithms = algorithms(operation.name)
-        if algorithm not in known_algorithms:
-            choices = ", ".join(known_algorithms)
-            raise ValueError(f"algorithm={algorithm!r} is not known; use one of {choices}")
-        named = [spec for spec in known if algorithm in ("auto", spec.algorithm)]
-        reason = f"algorithm={algorithm!r} was asked for"
-    if device is None:
-        # NumPy runs every algorithm in every dtype; the kernel's name only says which schedule.
-        return named, [reason] if algorithm != "auto" or kernel else []
-    refusals = {spec.name: _refusal(spec, problem, device) for spec in named}
-    serving = [spec for spec in named if refusals[spec.name] is None]
-    if not serving:
-        raise ValueError(_refused(problem, device, algorithm, refusals))
-    if algorithm == "auto" and kernel is None:
-        serving, reason = _preferred(operation, serving, fastest.get(problem_class(problem)), device)
-        reason += _passed_over(serving[0], refusals)
-    return serving, [reason]
-
-
-def _preferred(
-    operation: Operation, serving: list[KernelSpec], measured: str | None, device: Device
-) -> tuple[list[KernelSpec], str]:
-    """The kernels with the one to prefer in front, and why it is."""
-    first = next((spec for spec in serving if spec.name == measured), None)
-    if operation.splits:
-        kind = "the copy engine" if serving[0].uses_copy_engine else "its threads' own copies"
-        return serving, f"auto: a kernel that reads the cache by {kind}, for the splits that follow"
-    if first is None:
-        return serving, (
-            f"auto: {serving[0].name} is first in the registry's order of those that serve this problem (nothing "
-            f"was measured for its class on {device.name})"
-        )
-    preferred = [first, *(spec for spec in serving if spec is not first)]
-    return preferred, f"auto: {first.name} is the fastest measured for this class of problem on {device.name}"
-
-
-def _refusal(spec: KernelSpec, problem: Problem, device: Device) -> str | None:
-    reason = spec.refuses(problem, device.arch.capability)
-    if reason is None and not fitting_configs(spec, problem.head_dim, device):
-        return f"has no tiles for head_dim {problem.head_dim} on {device.arch.name}"
-    return reason
-
-
-def _refused(problem: Problem, device: Device, algorithm: str, refusals: Mapping[str, str | None]) -> str:
-    why = "; ".join(f"{name} {reason}" for name, reason in refusals.items())
-    cure = "convert with .astype, copy to contiguous arrays, or take a mask of cufa.masks"
-    dense = not isinstance(problem.lengths, (Padded, Packed))
-    if problem.mask.beyond_band in MASK_KINDS or problem.alibi or problem.sink or not dense:
-        cure = "the CPU computes all of it: pass NumPy arrays (.get()), and device='cpu'"
-    elif algorithm != "auto":
-        cure += ", or leave the choice to 'auto'"
-    return f"no kernel for {algorithm!r} runs {problem} on {device.name} ({device.arch.name}): {why}. Fix: {cure}"
-
-
-def _passed_over(chosen: KernelSpec, refusals: Mapping[str, str | None]) -> str:
-    before = []
-    for name, reason in refusals.items():
-        if name == chosen.name:
-            break
-        before.append(f"{name} {reason or 'was measured, and is slower'}")
-    return f" ({'; '.join(before)})" if before else ""

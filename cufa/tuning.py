@@ -42,8 +42,8 @@ def _slug(device_name: str) -> str:
 
 @functools.cache
 def load(device_name: str) -> Mapping[str, Tuned]:
-    """Winners by :func:`cufa.planner.tuning_key`: the user's own, else those that ship with the package. Empty when
-    nothing has been tuned on this model. What was measured of a kernel that has changed since is left out."""
+    """Winners by :func:`cufa.problem_classes.tuning_key`: the user's own, else those that ship with the package. Empty
+    when nothing has been tuned on this model. What was measured of a kernel that has changed since is left out."""
     winners = {}
     for file in (recorded_path(device_name, TILES), path(device_name)):
         for key, entry in _read(file).items():
@@ -104,7 +104,8 @@ TILES = Path(__file__).parent / "records" / "tuned"
 
 @functools.cache
 def fastest_kernels(device_name: str) -> Mapping[str, str]:
-    """Names of kernels by :func:`cufa.planner.problem_class`; empty for a GPU model without recorded benchmarks."""
+    """Names of kernels by :func:`cufa.problem_classes.problem_class`; empty for a GPU model without recorded
+    benchmarks."""
     known = {spec.name for spec in KERNELS.values()}
     entries = _read(recorded_path(device_name))
     return {key: name for key, name in entries.items() if isinstance(name, str) and name in known}

@@ -8,10 +8,11 @@ import numpy as np
 from support import assert_attention, poisoned_like
 
 from cufa.backends import cpu
+from cufa.candidates import algorithms
 from cufa.core.problem import Problem, default_scale
 from cufa.kernels import TileConfig
 from cufa.ops.mask_arguments import resolve_mask
-from cufa.planner import Plan, algorithms, make_plan
+from cufa.planner import Plan, make_plan
 
 ALGORITHMS = sorted(algorithms()[1:])
 TILED = [a for a in ALGORITHMS if a != "naive"]

@@ -18,7 +18,7 @@ from cufa.decode.choose import ragged_shares
 from cufa.decode.schedule import WAVES, balanced_shares, split_range, used_splits
 from cufa.kernels import TileConfig, kernels_of
 from cufa.kernels.decode import row_blocks
-from cufa.ops import arrays
+from cufa.ops import array_memory
 from cufa.planner import Plan, fitting_configs, make_plan
 
 H200 = Device.typical("sm_90")
@@ -58,7 +58,7 @@ def problem_of(case: Case, mask: Mask = CAUSAL, softcap: float | None = None) ->
         k_dtype=k_dtype,
         v_dtype=k_dtype,
         operation="decode",
-        alignment=math.gcd(arrays.alignment(*read), head_dim * ELEMENTS[k_dtype].itemsize),
+        alignment=math.gcd(array_memory.alignment(*read), head_dim * ELEMENTS[k_dtype].itemsize),
     )  # fmt: skip
 
 

@@ -83,10 +83,16 @@ PLANNING = [
     *_of(
         "cufa/planner.py", "planner tuning",
         ("num_splits < 1", "num_splits < 0", "num_splits=0 is taken"),
-        ("count.bit_length() - 1", "count.bit_length() - 2", "another length class than the records'"),
         ("grid=(min(launch.grid[0], device.num_sms), 1, 1)", "grid=(device.num_sms, 1, 1)", "more blocks than items"),
         ("max(launch.grid[1:]) > _MAX_GRID_YZ", "max(launch.grid[1:]) >= _MAX_GRID_YZ", "the largest grid is refused"),
         ("tuned.config in fitting and", "", "tuned tiles that do not fit are taken"),
+    ),
+    *_of(
+        "cufa/problem_classes.py", "planner tuning",
+        ("count.bit_length() - 1", "count.bit_length() - 2", "another length class than the records'"),
+    ),
+    *_of(
+        "cufa/candidates.py", "planner tuning",
         ("serving = [spec for spec in named if refusals[spec.name] is None]", "serving = named", "no refusal counts"),
     ),
     *_of(
@@ -114,12 +120,15 @@ PLANNING = [
 
 CALLS = [
     *_of(
-        "cufa/ops/arrays.py", "arrays api backward_api decode_errors decode_api",
+        "cufa/ops/array_memory.py", "arrays api backward_api decode_errors decode_api",
         ("return start + sum(s for s in spans if s < 0),", "return start,", "reversed arrays: an overlap is missed"),
         ("extent = stride * (size - 1) + extent", "extent = stride * (size - 1)", "rows that share elements are written"),
         ("            if size > 1:\n                bits |= stride", "            if size > 0:\n                bits |= stride",
          "the stride of an axis of length 1 decides the kernel"),
         ("        stride > 0 for x in arrays", "        stride >= 0 for x in arrays", "broadcast axes pass for positive strides"),
+    ),
+    *_of(
+        "cufa/ops/arrays.py", "arrays api backward_api decode_errors decode_api",
         ("not math.isfinite(value) or value < 0", "value < 0", "a scale of inf is taken"),
         ("or (kv_heads and heads % kv_heads)", "", "5 query heads share 2"),
         ("if isinstance(x, np.ma.MaskedArray):", "if False:", "a masked array's mask is ignored"),
@@ -257,7 +266,7 @@ FORWARD = [
     ),
     *_of(
         "cuda_src/tiles/score.cuh", "emulate_masks emulate_backward",
-        ("return fabsf(x) < 0.5f ? fmaf(x * square, tail, x) : far;", "return fabsf(x) < 5.0f ? fmaf(x * square, tail, x) : far;",
+        ("fabsf(x) < 0.5f ? fmaf(x * square, tail, x)", "fabsf(x) < 5.0f ? fmaf(x * square, tail, x)",
          "the series of tanh where it does not converge"),
         ("const VisibleColumns<KIND, SEGMENT> visible(mask, row + 8 * r,", "const VisibleColumns<KIND, SEGMENT> visible(mask, row,",
          "the mask of the row eight above"),
@@ -265,7 +274,10 @@ FORWARD = [
     *_of(
         "cuda_src/kernels/fa2_forward.cu", "emulate_kernels emulate_masks",
         ("for (int r = 0; r < 2 * M_TILES; ++r) softmax.l[r] += l_other[r];", "", "the sum of half the keys"),
-        ("lane % 4 == 0 && group_row + row < p.seqlen_q", "lane % 4 == 0", "an LSE past the end"),
+    ),
+    *_of(
+        "cuda_src/tiles/forward_mma_store.cuh", "emulate_kernels emulate_masks",
+        ("lane % 4 == 0 && group_row + row < ended.stored_rows()", "lane % 4 == 0", "an LSE past the end"),
     ),
     *_of(
         "cuda_src/kernels/fa1_forward.cu", "emulate_kernels emulate_masks",
@@ -273,10 +285,13 @@ FORWARD = [
         ("if (slice == 0) state.update_rows", "state.update_rows", "rows are updated once per slice"),
     ),
     *_of(
-        "cuda_src/kernels/fa3_forward.cu", "emulate_fa3 emulate_kernels emulate_masks",
+        "cuda_src/tiles/forward_consumer.cuh", "emulate_fa3 emulate_kernels emulate_masks",
         ("above = block.end - 1 - j;", "above = block.end - j;", "a consumer passes over a tile of its own"),
-        ("if (grown) {\n", "if (false) {\n", "O is not brought to the new maximum"),
         ("for (int i = 0; i < HEAD_DIM / 2; ++i) O_rmem[i] = 0.0f;", "", "O of the item before"),
+    ),
+    *_of(
+        "cuda_src/kernels/fa3_forward.cu", "emulate_fa3 emulate_kernels emulate_masks",
+        ("if (grown) {\n", "if (false) {\n", "O is not brought to the new maximum"),
         ("    if (j >= tiles.clear_end) mask(SegmentTag<RIGHT_MASKED>{});\n", "", "the first tile of an item is not masked"),
     ),
 ]  # fmt: skip
@@ -292,9 +307,12 @@ DECODING = [
          "the last split reads past its sequence"),
     ),
     *_of(
-        "cuda_src/tiles/decode_merge.cuh", "emulate_decode emulate_decode_calls",
+        "cuda_src/tiles/parts.cuh", "emulate_decode emulate_decode_calls",
         ("l = l * old_weight + u32_as_float(ml_part.y) * weight;", "l = l + u32_as_float(ml_part.y) * weight;",
          "sums of parts at different maxima"),
+    ),
+    *_of(
+        "cuda_src/tiles/decode_merge.cuh", "emulate_decode emulate_decode_calls",
         ("inverse *= ld_global<float>(p.v_scale + piece.kv_head);", "inverse *= ld_global<float>(p.v_scale);",
          "every head has the scale of the first"),
         ("const int token = SEVERAL_TOKENS ? packed % p.tokens : 0;", "const int token = 0;", "all tokens in the place of one"),

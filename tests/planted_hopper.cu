@@ -2,6 +2,7 @@
 // time, chosen by the constant BUG; NONE is a correct kernel.
 #include "primitives/mbarrier.cuh"
 #include "primitives/primitives.cuh"
+#include "primitives/register_budget.cuh"
 #include "primitives/tma.cuh"
 #include "tiles/wgmma_operands.cuh"
 
@@ -20,6 +21,7 @@ enum {
   NOT_AWAITED,
   UNALIGNED_BOX,
   BOX_PAST_THE_END,
+  TOO_MANY_REGISTERS,
 };
 
 struct PlantedParams {
@@ -47,6 +49,7 @@ KERNEL planted_hopper(const __grid_constant__ PlantedParams p, const __grid_cons
   if (BUG != NO_BARRIER_AFTER_INIT) block_sync();
 
   if (thread < 128) {
+    registers_release_to<BUG == TOO_MANY_REGISTERS ? 248 : 240>();
     if (thread == 0) {
       mbarrier_arrive_expect_tx(A_full, A_BYTES);
       tma_load_4d(A, &A_map, A_full, 0, 0, 0, 0);
@@ -63,6 +66,7 @@ KERNEL planted_hopper(const __grid_constant__ PlantedParams p, const __grid_cons
       }
     }
   } else {
+    registers_raise_to<256>();  // before the other warpgroup has released any, in one order of warps: it waits for them
     float D[N / 2] = {};
     mbarrier_wait(A_full, 0);
     for (int t = 0; t < p.tiles; ++t) {

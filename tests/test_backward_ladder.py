@@ -12,7 +12,7 @@ from records_support import as_json, made_up_record, measured_row
 from sampling import of_today
 from test_emulate_backward import check
 
-from cufa.bench import records, report, suites
+from cufa.bench import evidence_parts, records, report, suites
 from cufa.bench.backward_cases import of_forward
 from cufa.bench.ladder import is_step, ladder, variations
 from cufa.core.architectures import Device
@@ -114,7 +114,7 @@ def test_the_suite_is_hoppers():
     cases = list(suite.cases(H200))
     assert {case.problem.head_dim for case in cases} == {64, 128, 256}
     assert {case.problem.mask_kind for case in cases} == {"full", "causal"}
-    assert suites.Part("backward-ladder") in suites.EVIDENCE
+    assert evidence_parts.Part("backward-ladder") in evidence_parts.EVIDENCE
 
 
 @pytest.fixture

@@ -11,9 +11,9 @@ from conftest import why_no_gpu
 
 import cufa
 from cufa import doctor
+from cufa.candidates import algorithms
 from cufa.cli import _COMMANDS, main
 from cufa.commands.common import bytes_text, seconds_text
-from cufa.planner import algorithms
 
 NO_GPU = why_no_gpu() is not None
 needs_no_gpu = pytest.mark.skipif(not NO_GPU, reason="says what happens without a GPU")

@@ -19,7 +19,8 @@ from cufa.kernels import TileConfig
 from cufa.kernels.backward import BackwardConfig
 from cufa.nvrtc import compiler
 
-MAIN = "kernels/fa2_backward.cu"
+MAIN, PRODUCTS = "kernels/fa2_backward.cu", "tiles/backward_mma_products.cuh"
+DQ, STORE = "tiles/backward_mma_dq.cuh", "tiles/backward_mma_store.cuh"
 SCHEDULE, PASSES = "tiles/backward_schedule.cuh", "tiles/backward_passes.cuh"
 MASK, SCORE, PRODUCT = "tiles/mask.cuh", "tiles/score.cuh", "tiles/product.cuh"
 
@@ -59,12 +60,12 @@ BUGS = {
         MASK, "band.rows_end(key) : 0)", "band.rows_end(key) + 1 : 0)", mask=Band(20, 30)
     ),
     "mask as in the forward": bug(
-        MAIN,
+        PRODUCTS,
         "hide_scores_by_keys(S, mask_of_head(), key, row);",
         "hide_scores_by_keys(S, mask_of_head(), row, key);",
     ),
     "mask forgets the part of the queries": bug(
-        MAIN,
+        PRODUCTS,
         "row = tile.q_tile * Br + first + S.lane_column",
         "row = tile.q_tile * Br + S.lane_column",
     ),
@@ -87,11 +88,11 @@ BUGS = {
     "dQ not zeroed": bug(
         PASSES, "n < D_TILES; ++n) st_global(zeros", "n < D_TILES - 1; ++n) st_global(zeros"
     ),
-    "dQ past the last strip": bug(MAIN, "if (strip + i >= strips) continue;", "", "out-of-range", heads=1),
+    "dQ past the last strip": bug(DQ, "if (strip + i >= strips) continue;", "", "out-of-range", heads=1),
     "dQ of shared columns added twice": bug(
-        MAIN, "if (D_TILES % DQ_COLUMN_WARPS != 0 && first_dq_tile", "if (false && first_dq_tile", head_dim=72
+        DQ, "if (D_TILES % DQ_COLUMN_WARPS != 0 && first_dq_tile", "if (false && first_dq_tile", head_dim=72
     ),
-    "dQ not transposed": bug(MAIN, "ldmatrix_x4_trans(dS[i], dS_lane", "ldmatrix_x4(dS[i], dS_lane"),
+    "dQ not transposed": bug(DQ, "ldmatrix_x4_trans(dS[i], dS_lane", "ldmatrix_x4(dS[i], dS_lane"),
     "dQ not scaled": bug(PASSES, "four[y] * p.scale", "four[y]"),
     "head of the group not counted on": bug(
         SCHEDULE, "QueryTile{head + 1, tiles.first}", "QueryTile{head, tiles.first}"
@@ -122,7 +123,7 @@ BUGS = {
         deterministic=True,
     ),
     # Rows.
-    "delta not subtracted": bug(MAIN, "dP.at(x / 2, n, x % 2) - D[x % 2]", "dP.at(x / 2, n, x % 2)"),
+    "delta not subtracted": bug(PRODUCTS, "dP.at(x / 2, n, x % 2) - D[x % 2]", "dP.at(x / 2, n, x % 2)"),
     "dlse with the wrong sign": bug(
         PASSES, "sum -= ld_global<float>(p.dlse", "sum += ld_global<float>(p.dlse"
     ),
@@ -131,7 +132,7 @@ BUGS = {
         PASSES, "const bool blind = lse == NEG_INF", "const bool blind = false", seqlen_k=90
     ),
     "row numbers of the other stage": bug(
-        MAIN,
+        PRODUCTS,
         "rows_smem + stage * NUMBERS_BYTES + (first",
         "rows_smem + (stage ^ 1) * NUMBERS_BYTES + (first",
         "race never",
@@ -145,13 +146,13 @@ BUGS = {
     ),
     # Products.
     "V in the place of K": bug(
-        MAIN, "multiply_keys(dP_rmem, V_smem, dO", "multiply_keys(dP_rmem, K_smem, dO"
+        PRODUCTS, "multiply_keys(dP_rmem, V_smem, dO", "multiply_keys(dP_rmem, K_smem, dO"
     ),
     "slope of the cap forgotten": bug(
-        MAIN, "slope[n][x] = cap_slope(", "slope[n][x] = 1.0f + 0.0f * (", softcap=1.0
+        PRODUCTS, "slope[n][x] = cap_slope(", "slope[n][x] = 1.0f + 0.0f * (", softcap=1.0
     ),
     "P of the partners from the wrong columns": bug(
-        MAIN, "(part + x) % PARTS * PART_QUERIES + c", "(part + x + 1) % PARTS * PART_QUERIES + c"
+        PRODUCTS, "(part + x) % PARTS * PART_QUERIES + c", "(part + x + 1) % PARTS * PART_QUERIES + c"
     ),
     "dS stored before its tile": bug(
         MAIN,
@@ -159,17 +160,17 @@ BUGS = {
         "dS_keys = dS_smem + (stage ^ 1) * TILE_BYTES",
         "race never",
     ),
-    "dK not scaled": bug(MAIN, "store(K_smem, dK_rmem, p.scale)", "store(K_smem, dK_rmem, 1.0f)"),
+    "dK not scaled": bug(STORE, "store(K_smem, dK_rmem, p.scale)", "store(K_smem, dK_rmem, 1.0f)"),
     "dK past the end": bug(
-        MAIN,
+        STORE,
         "PITCH, stored_keys - row, lane);\n  store_tile",
         "PITCH, stored_keys - row + 1, lane);\n  store_tile",
         "out-of-range",
     ),
     "next tile copied over this one": bug(
         MAIN,
-        "copy_of(LOOKED_UP ? upcoming : current.next(tiles), stage() ^ 1, remaining",
-        "copy_of(LOOKED_UP ? upcoming : current.next(tiles), stage(), remaining",
+        "copy_of(LOOKED_UP ? upcoming() : current.next(tiles), stage() ^ 1, remaining",
+        "copy_of(LOOKED_UP ? upcoming() : current.next(tiles), stage(), remaining",
         "race never copy",
     ),
     "padding of odd head dims not zeroed": bug(
@@ -198,7 +199,7 @@ def found_by(
     config: TileConfig,
     deterministic: bool = False,
     dtype: str = "float16",
-    algorithm: str = "auto",
+    algorithm: str = "fa2",
     **case: Any,
 ) -> str:
     """Kinds of findings of a checked run, "wrong" where its gradients are."""
@@ -237,11 +238,13 @@ def test_planted(patch, name):
 
 
 @pytest.mark.sampled(fixed=2, dated=2)
-@pytest.mark.parametrize("i", range(len(ordering_calls("fa2_backward.cu"))))
-def test_every_barrier_and_wait_is_missed(patch, i):
+@pytest.mark.parametrize(
+    ("file", "i"), [(file, i) for file in (MAIN, PRODUCTS, STORE) for i in range(len(ordering_calls(file)))]
+)
+def test_every_barrier_and_wait_is_missed(patch, file, i):
     """Without any one of them, checked mode finds something in some run."""
-    call = ordering_calls("fa2_backward.cu")[i]
-    patch(MAIN, lambda text: text[: call.start()] + ";" + text[call.end() :])
+    call = ordering_calls(file)[i]
+    patch(file, lambda text: text[: call.start()] + ";" + text[call.end() :])
     found = [found_by(config) for config in (SHARED, ALONE, ONE_STAGE)]
     assert any(set(kinds.split()) - {"wrong"} for kinds in found), call[0]
 

@@ -121,8 +121,8 @@ BUGS = {
     "dQ of the wrong half of K": short(NARROW, "smem.K + consumer * NEXT_COLUMNS", "smem.K"),
     "mask as in the forward": long(
         GRADIENTS,
-        "block.first_key() + key, tile.q_tile * Br + S.lane_column(lane)",
-        "tile.q_tile * Br + S.lane_column(lane), block.first_key() + key",
+        "first_key = block.first_key() + key, row = block.q_tile(tile) * Br + S.lane_column(lane);",
+        "row = block.first_key() + key, first_key = block.q_tile(tile) * Br + S.lane_column(lane);",
     ),
     "mask left out at the diagonal": short(
         BLOCK,

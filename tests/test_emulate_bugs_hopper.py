@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import re
 import shutil
 from pathlib import Path
 
@@ -44,6 +45,10 @@ PLANTED = {
     "not_awaited": ({"copy-in-flight"}, "kernel ends with wgmma still in flight"),
     "unaligned_box": ({"misaligned"}, "128-byte swizzle"),
     "box_past_the_end": ({"out-of-range"}, f"outside the block's {SHARED_BYTES} bytes"),
+    "too_many_registers": (
+        {"deadlock"},
+        "warp 7 asks for 256 registers per thread and has 248; of the 8 x 248 that the launch has 0 are free",
+    ),
 }
 
 
@@ -130,3 +135,19 @@ def test_a_fence_between_proxies_is_missed(tmp_path, monkeypatch, which):
     assert {f.kind for f in found} == (set() if which is None else {"proxy-fence"}), "\n".join(
         map(str, found)
     )
+
+
+def test_registers_that_a_launch_does_not_have(tmp_path, monkeypatch):
+    """A GPU waits for them for ever. The kernel's own assertion is left out, as a new kernel may have none."""
+    copy = tmp_path / "cuda_src"
+    shutil.copytree(compiler.SOURCE_DIR, copy)
+    source = copy / "kernels" / "fa3_forward.cu"
+    text = source.read_text(encoding="utf-8")
+    changed, replaced = re.subn(r"static_assert\(registers_suffice\(.*\n", "", text)
+    assert replaced == changed.count("!LISTED ? 240 :") == 1
+    source.write_text(changed.replace("!LISTED ? 240 :", "!LISTED ? 248 :"), encoding="utf-8")
+    monkeypatch.setattr(compiler, "SOURCE_DIR", copy)
+    with pytest.raises(
+        EmulationError, match="asks for 248 registers per thread and has 168; of the 12 x 168"
+    ):
+        fa3_findings(causal=False)

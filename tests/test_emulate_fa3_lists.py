@@ -148,6 +148,7 @@ def test_a_block_that_sees_no_tile_reads_none():
 
 
 LIST, PRODUCER, KERNEL = "tiles/tile_list.cuh", "tiles/listing_producer.cuh", "kernels/fa3_forward.cu"
+CONSUMER = "tiles/forward_consumer.cuh"
 MASKED, RAGGED = "documents both ways", "packed"
 
 #: (file, what is there, what is planted, what shows it), by what is wrong.
@@ -187,13 +188,16 @@ PLANTED = {
     "consumers are not told": (PRODUCER, "      publish_tile(smem.tile(K_ring.stage), entry);\n", "", MASKED),
     "consumers are told while they read": (PRODUCER, "      K_ring.wait_empty();\n", "", MASKED),
     "a tile's buffer is given back while lanes read": (
-        KERNEL,
+        CONSUMER,
         "    warp_sync();  // all lanes have read it before one of them gives the buffer back\n",
         "",
         "one consumer",
     ),
     "a consumer that sees nothing waits for more": (
-        KERNEL, "return listed.seen(consumer) || listed.last();", "return listed.seen(consumer);", "two runs of heads",
+        CONSUMER,
+        "return listed.seen(consumer) || listed.last();",
+        "return listed.seen(consumer);",
+        "two runs of heads",
     ),
     "rows of another consumer": (LIST, "lane_id() * GROUP_ROWS, end", "(lane_id() ^ 1) * GROUP_ROWS, end", MASKED),
     "a consumer's tile is called clear": (
@@ -206,7 +210,7 @@ PLANTED = {
     "runs that hide a warp's last rows are passed over": (
         "tiles/looked_up_mask.cuh", "row + 8 >= x.least_lo", "row >= x.least_lo", MASKED,
     ),
-    "an item twice": ("tiles/schedule.cuh", "index = gridDim.x + shfl", "index = gridDim.x - 1 + shfl", "taken"),
+    "an item left out": ("tiles/schedule.cuh", "index = gridDim.x + shfl", "index = gridDim.x + 1 + shfl", "taken"),
     "the next launch begins with the last item": (
         "tiles/schedule.cuh", "if (taken == total - 1) atomic_add", "if (taken == total) atomic_add", "taken",
     ),
@@ -222,17 +226,22 @@ PLANTED = {
         "",
         "nothing visible",
     ),
-    "the tail of V is not cleared": (PRODUCER, "        clear_rows(tile, entry.existing);\n", "", RAGGED),
+    "the tail of V is not cleared": (
+        PRODUCER,
+        "        clear_rows<Bc, HEAD_DIM>(tile, entry.existing, lane);\n",
+        "",
+        RAGGED,
+    ),
     "the tail of V but for a row": (
         PRODUCER,
-        "clear_rows(tile, entry.existing);",
-        "clear_rows(tile, entry.existing + 1);",
+        "clear_rows<Bc, HEAD_DIM>(tile, entry.existing, lane);",
+        "clear_rows<Bc, HEAD_DIM>(tile, entry.existing + 1, lane);",
         RAGGED,
     ),
     "a key too many is cleared": (
         PRODUCER,
-        "clear_rows(tile, entry.existing);",
-        "clear_rows(tile, entry.existing - 1);",
+        "clear_rows<Bc, HEAD_DIM>(tile, entry.existing, lane);",
+        "clear_rows<Bc, HEAD_DIM>(tile, entry.existing - 1, lane);",
         RAGGED,
     ),
     "zeros without a fence": (PRODUCER, "        async_proxy_fence();\n", "", RAGGED),

@@ -28,6 +28,7 @@ OPTIONS = {
     "alibi of all sequences": {"alibi_slopes": SLOPES[1]},
     "sink": {"sink": SINK},
     "softcap": {"softcap": 2.0},
+    "softcap near 0": {"softcap": 30.0},
     "all": {"alibi_slopes": SLOPES, "sink": SINK, "softcap": 2.0},
 }
 MASKS = {
@@ -93,6 +94,21 @@ def test_a_softcap_takes_any_score():
     np.testing.assert_allclose(found.lse, lse, atol=1e-5)
 
 
+@pytest.mark.parametrize("scale", [0.125, 2.0**-21, 2.0**22])
+def test_a_softcap_of_warps_near_0_and_of_others(scale):
+    """Each warp of 16 rows caps its scores by itself, by a polynomial where they and the scale allow it."""
+    config = SPEC.configs[0]
+    q, k, v = make_inputs(1, 1, 1, 192, 2 * config.block_kv, 64, "bfloat16")
+    q[0, 0, 16:32] *= 16
+    q[0, 0, 50] *= 16
+    q[0, 0, 64:80] = 0
+    found = emulate(q, k, v, algorithm="fa3", config=config, mode="checked", softcap=9.0, scale=scale)
+    assert not found.findings
+    out, lse = cufa.attention_reference(q, k, v, return_lse=True, softcap=9.0, scale=scale)
+    np.testing.assert_allclose(found.out.astype(np.float64), out, atol=2.0**-6)
+    np.testing.assert_allclose(found.lse, lse, atol=1e-4)
+
+
 KERNEL, CONSUMER, SCORE = "kernels/fa3_forward.cu", "tiles/consumer.cuh", "tiles/score.cuh"
 #: Where, what is replaced, by what; options, mask and lengths that show it.
 PLANTED = {
@@ -100,7 +116,8 @@ PLANTED = {
         SCORE, "i64(number) * p.alibi_stride", "i64(0) * p.alibi_stride", ("alibi", "causal", (300, 300))
     ),
     "the slope of another head": (
-        KERNEL, "Alibi(p, sequence_of(p, item.batch), item.head)", "Alibi(p, sequence_of(p, item.batch), 0)",
+        "tiles/forward_consumer.cuh",
+        "Alibi(p, sequence_of(p, item.batch), item.head)", "Alibi(p, sequence_of(p, item.batch), 0)",
         ("alibi of all sequences", "full", (300, 300)),
     ),
     "ALiBi after the scale": (
@@ -108,7 +125,7 @@ PLANTED = {
         "softmax_of_tile(S_rmem, softmax, p.scale_log2, alpha);\n    pack", ("alibi", "full", (150, 300)),
     ),
     "a distance from the tile's first key": (
-        KERNEL, "row, j * Bc + lane % 4 * 2); }", "row, j * Bc); }", ("alibi", "full", (150, 300))
+        KERNEL, "row, j * Bc + lane % 4 * 2);\n", "row, j * Bc);\n", ("alibi", "full", (150, 300))
     ),
     "a sink forgotten": (
         SCORE, "if constexpr (SINK) return softmax.join", "if constexpr (false) return softmax.join",
@@ -126,6 +143,12 @@ PLANTED = {
     ),
     "a score for its neighbour": (
         SCORE, "rest[2] = of_high * factor[3];", "rest[2] = of_high * factor[2];", ("softcap", "full", (150, 300))
+    ),
+    "far scores taken for near ones": (
+        SCORE, "greatest * unit > NEAR_0", "greatest * unit > 4 * NEAR_0", ("softcap", "full", (150, 300))
+    ),
+    "a coefficient of the wrong sign": (
+        SCORE, "-0.3332631793f", "0.3332631793f", ("softcap near 0", "full", (150, 300))
     ),
 }  # fmt: skip
 

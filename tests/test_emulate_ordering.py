@@ -101,6 +101,8 @@ _DECODE = [name for name in RUNS if name not in _FA3]
 FILES = {
     "kernels/fa3_forward.cu": _FA3[0],
     "tiles/consumer.cuh": _FA3[0],
+    "tiles/forward_consumer.cuh": _FA3[0],
+    "tiles/forward_producer.cuh": _FA3[0],
     "tiles/pipeline.cuh": _FA3[0],
     "tiles/pipeline_memory.cuh": _FA3[0],
     "kernels/decode_split.cu": "split, merged by a launch",

@@ -170,7 +170,7 @@ PLANTED = {
         True,
     ),
     "a part's sum is one lane's": (
-        "kernels/fa3_forward.cu",
+        "tiles/forward_consumer.cuh",
         "      of_done.reduce_sum();\n      leave_part",
         "      leave_part",
         True,

@@ -1,26 +1,64 @@
-"""What planted bugs replace stands in the sources, once: which of them are run depends on the day, this does not."""
+"""What planted bugs and mutants replace stands in the sources, once.
+
+Which bugs are run depends on the day, and mutants are run when somebody asks for them; this does not."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import pytest
 import test_emulate_backward_bugs
 import test_emulate_backward_bugs_f32
 import test_emulate_backward_bugs_hopper
+import test_emulate_fa3_lists
+import test_emulate_fa3_scores
+import test_emulate_lengths
+import test_emulate_masks_beyond
+import test_emulate_splits
+from mutant_table import MUTANTS
 
 from cufa.nvrtc.compiler import SOURCE_DIR
 
-BUGS = {
-    f"{module.__name__}, {name}": bug
-    for module in (
-        test_emulate_backward_bugs,
-        test_emulate_backward_bugs_f32,
-        test_emulate_backward_bugs_hopper,
-    )
-    for name, bug in module.BUGS.items()
+#: File and text, by the module that plants the bug and the bug's name.
+PLACES = {
+    **{
+        (module.__name__, name): (bug.file, bug.old)
+        for module in (
+            test_emulate_backward_bugs,
+            test_emulate_backward_bugs_f32,
+            test_emulate_backward_bugs_hopper,
+        )
+        for name, bug in module.BUGS.items()
+    },
+    **{
+        (module.__name__, name): (bug[0], bug[1])
+        for module in (
+            test_emulate_fa3_lists,
+            test_emulate_fa3_scores,
+            test_emulate_masks_beyond,
+            test_emulate_splits,
+        )
+        for name, bug in module.PLANTED.items()
+    },
+    **{
+        (test_emulate_lengths.__name__, name): (bug[4], bug[5])
+        for name, bug in test_emulate_lengths.BUGS.items()
+    },
 }
 
 
-@pytest.mark.parametrize("name", BUGS)
-def test_text_stands_once(name):
-    bug = BUGS[name]
-    assert (SOURCE_DIR / bug.file).read_text(encoding="utf-8").count(bug.old) == 1
+@pytest.mark.parametrize("place", PLACES, ids=", ".join)
+def test_text_stands_once(place):
+    file, text = PLACES[place]
+    assert (SOURCE_DIR / file).read_text(encoding="utf-8").count(text) == 1
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: f"{mutant.file}, {mutant.why}")
+def test_a_mutant_applies(mutant):
+    text = (Path(__file__).parents[1] / mutant.file).read_text(encoding="utf-8")
+    assert text.count(mutant.before) == 1
+    assert mutant.after != mutant.before
+    missing = [
+        name for name in mutant.tests.split() if not Path(__file__).with_name(f"test_{name}.py").exists()
+    ]
+    assert not missing

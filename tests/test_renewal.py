@@ -9,7 +9,18 @@ import pytest
 from click.testing import CliRunner
 from records_support import H200, as_json, made_up_record, measured_row
 
-from cufa.bench import evidence, host_times, overview, records, renewal, report, suites, summary, traces
+from cufa.bench import (
+    evidence,
+    evidence_parts,
+    host_times,
+    overview,
+    records,
+    renewal,
+    report,
+    suites,
+    summary,
+    traces,
+)
 from cufa.bench.limits import Limits
 from cufa.bench.recorded import rows_of
 from cufa.bench.regimes import Regime
@@ -21,7 +32,7 @@ from cufa.core.params import TRACE_RECORD
 from cufa.planner import make_plan
 
 #: Parts of few cases, of several kernels, of which one is kept in the section of another.
-PARTS = tuple(x for x in suites.EVIDENCE if x.suite in ("memory", "fa1-blocks", "energy", "splits"))
+PARTS = tuple(x for x in evidence_parts.EVIDENCE if x.suite in ("memory", "fa1-blocks", "energy", "splits"))
 NAMES = [part.name for part in PARTS]
 FIRST_DAY, SECOND_DAY = "2026-01-02T03:04:05+00:00", "2026-01-09T03:04:05+00:00"
 
@@ -245,7 +256,7 @@ class TestRenewing:
 
     def test_rows_that_took_turns_stay_in_front(self, card, record, monkeypatch):
         """Tables and the summary name regimes in the order in which they find them."""
-        both = tuple(suites.Part("memory", regime) for regime in Regime)
+        both = tuple(evidence_parts.Part("memory", regime) for regime in Regime)
         for module in (evidence, renewal):
             monkeypatch.setattr(module, "EVIDENCE", both)
         begun = run(begun=record, with_tests=False)
@@ -266,7 +277,7 @@ def test_shipped_records_say_of_every_part_whether_it_is_stale(kernel):
     assert device == Device("NVIDIA H200", H200.arch, 132)
     ran = {
         part.name
-        for part in suites.EVIDENCE
+        for part in evidence_parts.EVIDENCE
         for row in rows_of(record)
         if row.json.get("kernel") == kernel and part.keeps(row.suite, row.json)
     }
@@ -354,3 +365,26 @@ class TestSecondCard:
     def test_pages_with_one_card_are_as_before(self, two):
         alone = {"wide-gpu": two["wide-gpu"]}
         assert "A narrow GPU" not in report.page(alone) and "Changed since" not in report.page(alone)
+
+
+def test_a_record_measured_anew_as_a_whole_is_of_the_new_day():
+    begun, again = ({"recorded": day, "gpu": {"driver_version": "1"}} for day in (FIRST_DAY, SECOND_DAY))
+    later = SECOND_DAY.replace("03:04", "05:06")
+
+    def record(**other):
+        measured = {"in turns": {"seconds": 1.0, **again, **other}, "sustained": {"recorded": later}}
+        tests = {"measured": {"recorded": SECOND_DAY}}
+        return {"environment": begun, "suites": {"forward": {"measured": measured}}, "tests": tests}
+
+    whole, part = record(), record()
+    del part["suites"]["forward"]["measured"]["in turns"]["recorded"]
+    untouched = copy.deepcopy(part)
+    renewal.settle(part)
+    assert part == untouched
+    renewal.settle(whole)
+    assert whole["environment"]["recorded"] == later
+    assert renewal.other_days(whole) == "" == renewal.when_else(whole, whole["tests"]["measured"])
+    assert renewal.when_else(whole, whole["limits_measured"]) == f" on {FIRST_DAY[:10]}"
+    settled = copy.deepcopy(whole)
+    renewal.settle(whole)
+    assert whole["limits_measured"] == settled["limits_measured"]

@@ -15,7 +15,7 @@ import pytest
 import cufa
 from cufa.core.mask import CAUSAL, FULL
 from cufa.core.operation import OPERATIONS, Operand
-from cufa.ops import arrays, calls, seen
+from cufa.ops import array_memory, calls, seen
 
 cp = pytest.importorskip("cupy")
 
@@ -286,7 +286,7 @@ def test_interleaved_views_are_apart(toy):
     with pytest.raises(ValueError, match="out overlaps k"):
         run(Q, both[:, 0], V, both[:, 0])
     assert len(launched) == 1
-    assert arrays.shares_memory(both, both[1:, :, 2]) and not arrays.shares_memory(
+    assert array_memory.shares_memory(both, both[1:, :, 2]) and not array_memory.shares_memory(
         both[:, 1], both[:, 0, ::2]
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cufa.bench import suites
+from cufa.bench import evidence_parts, suites
 from cufa.bench.published import BLOCK_LOSERS, BLOCK_WINNER
 from cufa.bench.regimes import Regime
 from cufa.core.architectures import Device
@@ -76,14 +76,14 @@ class TestSuites:
     def test_evidence_times_every_kernel_that_a_call_may_name(self):
         device = Device.typical("sm_90")
         timed = set()
-        for part in suites.EVIDENCE:
+        for part in evidence_parts.EVIDENCE:
             for case in part.cases(device):
                 timed |= {c.plan(case.problem, device).spec.name for c in case.contenders if c.is_ours}
         assert timed >= {*kernels_of("forward"), *kernels_of("backward")}
 
     def test_evidence_has_both_regimes_of_the_published_shapes(self):
         for section in ("forward", "decode", "backward"):
-            assert {part.regime for part in suites.EVIDENCE if part.kept_in == section} == set(Regime)
+            assert {part.regime for part in evidence_parts.EVIDENCE if part.kept_in == section} == set(Regime)
 
     def test_every_operation_has_a_suite(self):
         for name in OPERATIONS:
@@ -110,7 +110,9 @@ class TestSuites:
             assert len(set(views.values())) == 1
             packed = {label.removesuffix(" packed") for label in views if label.endswith(" packed")}
             assert packed and packed < views.keys(), "each beside the same kernel on columns"
-        recorded = [case for part in suites.EVIDENCE if part.suite == "masks" for case in part.cases(device)]
+        recorded = [
+            case for part in evidence_parts.EVIDENCE if part.suite == "masks" for case in part.cases(device)
+        ]
         beyond = [case for case in recorded if case.problem.mask.beyond_band]
         assert beyond == cases
 

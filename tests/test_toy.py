@@ -9,6 +9,7 @@ import pytest
 from support import assert_attention, assert_tiles, forward_operands, make_inputs
 
 import cufa
+from cufa.candidates import algorithms
 from cufa.core.architectures import Device
 from cufa.core.mask import Band
 from cufa.core.operation import OPERATIONS
@@ -16,7 +17,7 @@ from cufa.core.params import softmax_scalars
 from cufa.core.problem import Problem
 from cufa.executor.emulate import Execution, run_plan
 from cufa.kernels import KERNELS
-from cufa.planner import algorithms, make_plan
+from cufa.planner import make_plan
 
 FORWARD, FA2 = OPERATIONS["forward"], KERNELS["fa2_forward"]
 H200 = Device.typical("sm_90")

@@ -25,7 +25,8 @@ from cufa.core.architectures import Device
 from cufa.core.mask import CAUSAL, Band
 from cufa.core.operation import Tuned
 from cufa.kernels import KERNELS, TileConfig
-from cufa.planner import fitting_configs, make_plan, tuning_key
+from cufa.planner import fitting_configs, make_plan
+from cufa.problem_classes import tuning_key
 
 
 class TestFastest:

@@ -68,6 +68,7 @@ void Block::start(u32 linear) {
     t.polled = nullptr;
     t.fiber.start(thread_main, i);
   }
+  start_registers(*this);
   mbarriers.clear();
   polling.clear();
   bulk_copies.clear();

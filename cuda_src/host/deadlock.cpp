@@ -47,6 +47,7 @@ std::string who_waits(Block& block) {
               std::to_string(barrier.expected) + " threads";
     }
   }
+  text += registers_text(block);
   for (const Thread* thread : block.polling) {
     text += "; the counter at " + global_place(block.launch, thread->polled, 4) + " stays at " +
             std::to_string(thread->polled_count);

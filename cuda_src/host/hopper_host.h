@@ -56,6 +56,10 @@ void queue_warpgroup_product(const WarpgroupProduct& product, Site site);
 void commit_warpgroup_products();
 void await_warpgroup_products(u32 pending, Site site);
 
+// register_budget.cpp
+// By all lanes of a warp: so many for each; waits until there are enough.
+void set_registers(int count, Site site);
+
 // wgmma_registers.cpp
 void fence_warpgroup();
 
@@ -78,9 +82,13 @@ DEVICE void mbarrier_wait_cluster(u32 barrier, u32 parity, SITE) {
 
 // ---- register_budget.cuh
 template <int COUNT>
-DEVICE void registers_release_to() {}
+DEVICE void registers_release_to(SITE) {
+  cufa_host::set_registers(COUNT, site);
+}
 template <int COUNT>
-DEVICE void registers_raise_to() {}
+DEVICE void registers_raise_to(SITE) {
+  cufa_host::set_registers(COUNT, site);
+}
 
 // ---- tma.cuh
 DEVICE void tma_load_4d(u32 smem, const TensorMap* map, u32 barrier, int c0, int c1, int c2, int c3, SITE) {

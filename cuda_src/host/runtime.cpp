@@ -22,6 +22,7 @@
 #include "host/race_copies.cpp"
 #include "host/race_detector.cpp"
 #include "host/reductions.cpp"
+#include "host/register_budget.cpp"
 #include "host/scheduler.cpp"
 #include "host/tensor_core.cpp"
 #include "host/warpgroup.cpp"

@@ -113,6 +113,7 @@ struct Warp {
   const Collective* collective = nullptr;
   u32 cluster_phase = 0;  // of the cluster's barrier: completes when all have arrived with this warp
   bool cluster_pending = false;  // it has arrived there and not waited
+  int registers = 0, registers_asked = 0;  // of each lane
   Site site = {"", 0};  // of the collective
   Operand operands[32];
   ProductQueue products;
@@ -153,6 +154,8 @@ struct Block {
   Barrier barriers[kNumBarriers];
   Mbarriers mbarriers;
   std::vector<Thread*> polling;            // parked until a counter in global memory changes
+  int free_registers = 0;                  // that no warp has, for each lane of a warp
+  std::vector<Thread*> awaiting_registers;
   std::vector<BulkCopy> bulk_copies;       // in flight
   std::vector<RemoteStore> remote_stores;  // to this block, in flight
   unsigned char* shared = nullptr;
@@ -195,6 +198,12 @@ bool land_one_store(Block& block);
 // cluster_barrier.cpp
 // A thread has left the kernel.
 void leave_cluster(Thread& thread);
+
+// register_budget.cpp
+// Every warp has what the launch allocates for it.
+void start_registers(Block& block);
+// "; warp 4 asks for 240 registers per thread and has 168; of the 12 x 168 that the launch has 0 are free", or nothing.
+std::string registers_text(const Block& block);
 
 // deadlock.cpp
 // "warp 2 lanes 0-15 wait for ldmatrix at …, lanes 16-31 left the kernel"

@@ -4,12 +4,15 @@
 //   l. 3-4    dQ = 0, D = rowsum(dO o O)           fa2_backward_prepare
 //   l. 5-7    key blocks j; K_j, V_j, dK, dV = 0   the grid: one thread block per key block and key/value head
 //   l. 8-9    query blocks i; Q_i, dO_i, L_i, D_i  the loop, copied during the tile before; for all heads of the group
-//   l. 10-11  S = Q_i K_j^T, P = exp(S - L_i)      visit_tile(), as S^T = K_j Q_i^T
+//   l. 10-11  S = Q_i K_j^T, P = exp(S - L_i)      visit_tile(): visit_query_tile(), as S^T = K_j Q_i^T
 //   l. 12     dV += P^T dO_i                       visit_tile()
 //   l. 13-14  dP = dO_i V_j^T, dS = P o (dP - D)   visit_tile(), likewise transposed
 //   l. 15     dQ_i += dS K_j                       add_dq(), one tile later
 //   l. 16     dK += dS^T Q_i                       visit_tile()
-//   l. 18     dK, dV                               epilogue; dQ: fa2_backward_convert
+//   l. 18     dK, dV                               store_gradients(); dQ: fa2_backward_convert
+//
+// Here is what a block does when; its parts are in tiles: what a warp's share is (backward_mma_shape.cuh), what it makes of a
+// query tile (backward_mma_products.cuh), what it adds to dQ (backward_mma_dq.cuh), how it ends (backward_mma_store.cuh).
 //
 // Where it departs, measured on an H200 (bfloat16, 16k tokens, time as a ratio):
 //   - S and dP are made transposed, so that a warp's P^T and dS^T are operands of its dV and dK as they lie in registers;
@@ -29,21 +32,13 @@
 //     passed on before S, 1.07 and 1.11. Loads that do not acquire would save 1%.
 // Tried and lost: one stage (1.04 to 1.10 at d128 and d256, even at d64), 32 or 128 query rows per tile at d64 (1.07,
 // 1.20), 64 keys at d128 (1.13), copies of the next tile in one burst (1.05 at d128).
-#include "tiles/backward_mma_shape.cuh"
+#include "tiles/backward_mma_dq.cuh"
+#include "tiles/backward_mma_products.cuh"
+#include "tiles/backward_mma_store.cuh"
 #include "tiles/backward_passes.cuh"
 #include "tiles/backward_schedule.cuh"
 #include "tiles/copy.cuh"
-#include "tiles/named_barriers.cuh"
 #include "tiles/phases.cuh"
-#include "tiles/product.cuh"
-#include "tiles/score.cuh"
-
-struct FromRegisters {
-  static constexpr bool value = false;
-};
-struct FromMemory {
-  static constexpr bool value = true;
-};
 
 KERNEL __launch_bounds__(PASS_THREADS) fa2_backward_prepare(const __grid_constant__ BackwardParams p) {
   prepare_strip(p);
@@ -141,15 +136,6 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward(const __grid_c
     for (int x = 0; x < K_STEPS; ++x) copy_part(copy, x);
   };
 
-  // dV or dK += A B for queries `first` ... of a tile of dO or Q.
-  auto accumulate = [&](float(&D)[KEY_TILES][O_TILES][4], u32 tile, int first, auto from_memory, auto load_a, auto between) {
-    // The lane's offset is computed anew: registers are scarce.
-    const u32 B_lane = tile + first * PITCH + first_tile * 16 + lane_offset_rows_first<PITCH>(lane_id());
-    multiply<BFLOAT16, CHUNK / 16, decltype(from_memory)::value>(
-        D, load_a,
-        [&](u32(&B)[4], int n, int k) { load_b_pair<true>(B, B_lane + k * 16 * PITCH + n * 16, n + 1 < O_TILES); }, between);
-  };
-
   // Where tiles are looked up: the one that is visited, the one after it, and how many have been.
   QueryWalk query_walk;
   WalkedTile walked{-1}, walked_next{-1};
@@ -169,156 +155,9 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward(const __grid_c
     const u32 Q = Q_smem + stage * STAGE_BYTES, dO = dO_smem + stage * STAGE_BYTES;
     INSIDE(const u32 number = query_tile_number(tile.head, tile.q_tile);)
     const u32 P_keys = P_smem + warp_keys * S_PITCH, dS_keys = dS_smem + stage * TILE_BYTES + warp_keys * S_PITCH;
-
-#pragma unroll
-    for (int c = 0; c < PART_QUERIES; c += CHUNK) {
-      const int first = part * PART_QUERIES + c;
-      float S_rmem[KEY_TILES][S_TILES][4] = {}, dP_rmem[KEY_TILES][S_TILES][4] = {};
-      const auto S = fragment_view(S_rmem), dP = fragment_view(dP_rmem);
-      const u32 numbers_lane = rows_smem + stage * NUMBERS_BYTES + (first + S.lane_column(lane)) * ROW_NUMBER_BYTES;
-      // L and D of the two queries that this lane has in 8-column tile n.
-      auto row_numbers = [&](int n, float(&L)[2], float(&D)[2]) {
-        const vec4 numbers = ld_shared_vec4(numbers_lane + n * 8 * ROW_NUMBER_BYTES);
-        L[0] = u32_as_float(numbers.x), D[0] = u32_as_float(numbers.y);
-        L[1] = u32_as_float(numbers.z), D[1] = u32_as_float(numbers.w);
-      };
-      auto multiply_keys = [&](float(&D)[KEY_TILES][S_TILES][4], u32 keys, u32 queries, auto between) {
-        const u32 A_lane = keys + warp_keys * PITCH + rows_first, B_lane = queries + first * PITCH + columns_first;
-        multiply<BFLOAT16, K_STEPS, true>(
-            D,
-            [&](u32(&A)[KEY_TILES][4], int k) {
-#pragma unroll
-              for (int i = 0; i < KEY_TILES; ++i) ldmatrix_x4(A[i], A_lane + i * 16 * PITCH + k * 32);
-            },
-            [&](u32(&B)[4], int n, int k) { ldmatrix_x4(B, B_lane + n * 8 * PITCH + k * 32); }, between);
-      };
-      // Of the lane's first query from its first key, where ALiBi asks for it.
-      const Alibi alibi = ALIBI ? Alibi(p, sequence, tile.head) : Alibi(0.0f, 0);
-      const float distance = float(tile.q_tile * Br + first + S.lane_column(lane) + alibi.diagonal -
-                                   (first_key + int(warp_keys) + S.lane_row(lane)));
-      // Alg. 2, l. 11
-      auto exponentials = [&](int n) {
-        float L[2], D[2];
-        row_numbers(n, L, D);
-#pragma unroll
-        for (int x = 0; x < 4 * KEY_TILES; ++x) {
-          float& s = S.at(x / 2, n, x % 2);
-          if constexpr (ALIBI) {
-            s = ex2(alibi.changed(s, p.scale_log2, distance, 8 * n + x % 2 - x / 2 * 8) - L[x % 2]);
-          } else {
-            s = ex2(fmaf(s, p.scale_log2, -L[x % 2]));
-          }
-        }
-      };
-      // Alg. 2, l. 14
-      auto gradients = [&](int n) {
-        float L[2], D[2];
-        row_numbers(n, L, D);
-#pragma unroll
-        for (int x = 0; x < 4 * KEY_TILES; ++x) S.at(x / 2, n, x % 2) *= dP.at(x / 2, n, x % 2) - D[x % 2];
-      };
-
-      INSIDE(inside.enter(SCORES, number);)
-      // Alg. 2, l. 10
-      multiply_keys(S_rmem, K_smem, Q, [&](int k) {
-        if (c == 0) copy_next(k);
-      });
-      mma_fence();
-      INSIDE(inside.enter(SOFTMAX, number);)
-      cap_scores<SOFTCAP>(S, p.softcap);
-      if (masked) {
-        const KeyItem own = LOOKED_UP ? parked_item() : item;
-        const int key = (LOOKED_UP ? own.k_block * Bc : first_key) + int(warp_keys) + S.lane_row(lane_id());
-        const int row = tile.q_tile * Br + first + S.lane_column(lane_id());
-        if constexpr (LOOKED_UP) {
-          hide_scores_by_keys(S, LookedUpMask<MASK_KIND, BackwardParams>(p, own.batch, own.kv_head), key, row);
-        } else {
-          hide_scores_by_keys(S, mask_of_head(), key, row);
-        }
-      }
-      INSIDE(inside.enter(WEIGHT_GRADIENTS, number);)
-      // Alg. 2, l. 13; exponentials run under the products.
-      multiply_keys(dP_rmem, V_smem, dO, [&](int k) {
-        if constexpr (!SOFTCAP) {
-#pragma unroll
-          for (int n = k * S_TILES / K_STEPS; n < (k + 1) * S_TILES / K_STEPS; ++n) exponentials(n);
-        }
-      });
-      mma_fence();
-
-      INSIDE(inside.enter(VALUE_GRADIENTS, number);)
-      // Alg. 2, l. 12 and 16, for this warp's own queries; dS is made under the products.
-      u32 dS_operand[CHUNK / 16][KEY_TILES][4];
-      accumulate(
-          dV_rmem, dO, first, FromRegisters{},
-          [&](u32(&P)[KEY_TILES][4], int k) {
-            float slope[2][4 * KEY_TILES];  // of the softcap, which dS is multiplied by
-            if constexpr (SOFTCAP) {
-#pragma unroll
-              for (int n = 0; n < 2; ++n) {
-#pragma unroll
-                for (int x = 0; x < 4 * KEY_TILES; ++x) slope[n][x] = cap_slope(S.at(x / 2, 2 * k + n, x % 2));
-                exponentials(2 * k + n);
-              }
-            }
-#pragma unroll
-            for (int i = 0; i < KEY_TILES; ++i) {
-#pragma unroll
-              for (int h = 0; h < 4; ++h) P[i][h] = operand_pair<BFLOAT16>(S, i, k, h);
-              if constexpr (SHARED_KEYS) store_operand<S_PITCH>(P_keys + i * 16 * S_PITCH + (first + k * 16) * 2, P[i], lane);
-            }
-            if constexpr (SOFTCAP) {
-#pragma unroll
-              for (int x = 0; x < 8 * KEY_TILES; ++x) S.at(x % (4 * KEY_TILES) / 2, 2 * k + x / (4 * KEY_TILES), x % 2) *= slope[x / (4 * KEY_TILES)][x % (4 * KEY_TILES)];
-            }
-          },
-          [&](int k) {
-            gradients(2 * k);
-            gradients(2 * k + 1);
-#pragma unroll
-            for (int i = 0; i < KEY_TILES; ++i) {
-#pragma unroll
-              for (int h = 0; h < 4; ++h) dS_operand[k][i][h] = operand_pair<BFLOAT16>(S, i, k, h);
-              store_operand<S_PITCH>(dS_keys + i * 16 * S_PITCH + (first + k * 16) * 2, dS_operand[k][i], lane);
-            }
-          });
-      INSIDE(inside.enter(KEY_GRADIENTS, number);)
-      accumulate(
-          dK_rmem, Q, first, FromRegisters{},
-          [&](u32(&dS)[KEY_TILES][4], int k) {
-#pragma unroll
-            for (int i = 0; i < KEY_TILES; ++i) {
-#pragma unroll
-              for (int h = 0; h < 4; ++h) dS[i][h] = dS_operand[k][i][h];
-            }
-          },
-          [](int) {});
-    }
-
-    // And for the queries of the other warps that share its keys.
-    if constexpr (SHARED_KEYS) {
-      INSIDE(inside.enter(WAIT_TURN, number);)
-      bar_sync(KEY_PARTS_BARRIER + key_group, PARTS * 32);  // they have stored their P and dS
-#pragma unroll
-      for (int x = 1; x < PARTS; ++x) {
-#pragma unroll
-        for (int c = 0; c < PART_QUERIES; c += CHUNK) {
-          const int first = (part + x) % PARTS * PART_QUERIES + c;
-          auto load_from = [&](u32 keys) {
-            return [=](u32(&A)[KEY_TILES][4], int k) {
-              const u32 A_lane = keys + lane_offset_rows_first<S_PITCH>(lane) + (first + k * 16) * 2;
-#pragma unroll
-              for (int i = 0; i < KEY_TILES; ++i) ldmatrix_x4(A[i], A_lane + i * 16 * S_PITCH);
-            };
-          };
-          INSIDE(inside.enter(VALUE_GRADIENTS, number);)
-          accumulate(dV_rmem, dO, first, FromMemory{}, load_from(P_keys), [](int) {});
-          INSIDE(inside.enter(KEY_GRADIENTS, number);)
-          accumulate(dK_rmem, Q, first, FromMemory{}, load_from(dS_keys), [](int) {});
-        }
-      }
-    }
-    mma_fence();
+    visit_query_tile(p, sequence, item, tile, stage, masked, Q, dO, P_keys, dS_keys, K_smem, V_smem, rows_smem, rows_first,
+                     columns_first, warp_keys, key_group, part, first_tile, first_key, lane, dK_rmem, dV_rmem, parked_item,
+                     mask_of_head, copy_next INSIDE(, inside, number));
   };
 
   // Alg. 2, l. 15: 32 rows and a share of the columns for each warp.
@@ -328,39 +167,8 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward(const __grid_c
     const int strips = LENGTHS_KIND == PACKED ? (sequence.rows() - 1) / STRIP + 1 : workspace.strips;
     const u32 dS_lane = dS_smem + stage * TILE_BYTES + dq_row * 2 + lane_offset_columns_first<S_PITCH>(lane);
     const u32 K_lane = K_smem + first_dq_tile * 16 + rows_first;
-    float dQ_rmem[DQ_CHUNKS][2][DQ_CHUNK][4] = {};
     INSIDE(const u32 number = query_tile_number(tile.head, tile.q_tile);)
-    // Accumulators `begin` ... end-1 of a chunk.
-    auto add_chunk = [&](int c, int begin, int end) {
-#pragma unroll
-      for (int x = begin; x < end; ++x) {
-        const int i = x / DQ_CHUNK, n = x % DQ_CHUNK, tile_n = c * DQ_CHUNK + n;
-        if (strip + i >= strips) continue;
-        if (D_TILES % DQ_COLUMN_WARPS != 0 && first_dq_tile + tile_n < dq_share) continue;  // another warp's
-        add_accumulator(dQ + (i * D_TILES + tile_n) * ACCUMULATOR, dQ_rmem[c][i][n], lane);
-      }
-    };
-#pragma unroll
-    for (int c = 0; c < DQ_CHUNKS; ++c) {
-      constexpr int STEPS = Bc / 16;
-      INSIDE(inside.enter(QUERY_GRADIENTS, number);)
-      multiply<BFLOAT16, STEPS, true>(
-          dQ_rmem[c],
-          [&](u32(&dS)[2][4], int k) {
-#pragma unroll
-            for (int i = 0; i < 2; ++i) ldmatrix_x4_trans(dS[i], dS_lane + k * 16 * S_PITCH + i * 32);
-          },
-          [&](u32(&B)[4], int n, int k) {
-            load_b_pair<true>(B, K_lane + k * 16 * PITCH + (c * DQ_CHUNK + n) * 16, n + 1 < DQ_CHUNK);
-          },
-          [&](int k) {
-            if (c > 0) add_chunk(c - 1, k * 2 * DQ_CHUNK / STEPS, (k + 1) * 2 * DQ_CHUNK / STEPS);
-          });
-      mma_fence();
-    }
-    INSIDE(inside.enter(ADD, number);)
-    add_chunk(DQ_CHUNKS - 1, 0, 2 * DQ_CHUNK);
-    INSIDE(inside.enter(NOTHING);)
+    add_query_gradients(dQ, strip, strips, first_dq_tile, dq_share, dS_lane, K_lane, lane INSIDE(, inside, number));
   };
 
   if constexpr (LOOKED_UP) find_next(item);
@@ -460,35 +268,8 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_backward(const __grid_c
     if (passing) turns.pass_on(current.previous(tiles));
     turns.pass_on(current);
   }
-  auto store = [&](u32 tile, const float(&D)[KEY_TILES][O_TILES][4], float factor) {
-    const u32 rows = tile + warp_keys * PITCH;
-#pragma unroll
-    for (int r = 0; r < 2 * KEY_TILES; ++r) {
-#pragma unroll
-      for (int n = 0; n < O_TILES; ++n) {
-        if (D_TILES % PARTS != 0 && first_tile + n < part * O_TILES) continue;  // another warp's
-        const float* d = D[r / 2][n] + r % 2 * 2;
-        const bool exists = LENGTHS_KIND == DENSE || int(warp_keys) + r * 8 + lane / 4 < own_keys;  // else zeros
-        st_shared_u32(rows + (r * 8 + lane / 4) * PITCH + (first_tile + n) * 16 + lane % 4 * 4,
-                      exists ? pack_16bit<BFLOAT16>(d[0] * factor, d[1] * factor) : 0);
-      }
-    }
-  };
-  store(K_smem, dK_rmem, p.scale);
-  store(V_smem, dV_rmem, 1.0f);
-  if constexpr (SHARED_KEYS) {
-    bar_sync(KEY_PARTS_BARRIER + key_group, PARTS * 32);  // all columns are there; each warp stores some of the rows
-  } else {
-    warp_sync();
-  }
-  constexpr int STORE_ROWS = WARP_KEYS / PARTS;
-  const int row = warp_keys + part * STORE_ROWS;
-  char* dK = static_cast<char*>(p.dk) + 2 * (ended.batch() * p.dk_stride.batch + own.kv_head * p.dk_stride.head +
-                                             (ended.first_key() + i64(own_key + row)) * p.dk_stride.seq);
-  char* dV = static_cast<char*>(p.dv) + 2 * (ended.batch() * p.dv_stride.batch + own.kv_head * p.dv_stride.head +
-                                             (ended.first_key() + i64(own_key + row)) * p.dv_stride.seq);
-  store_tile<STORE_ROWS, ROW_BYTES, PITCH, ALIGNMENT>(dK, p.dk_stride.seq * 2, K_smem + row * PITCH, stored_keys - row, lane);
-  store_tile<STORE_ROWS, ROW_BYTES, PITCH, ALIGNMENT>(dV, p.dv_stride.seq * 2, V_smem + row * PITCH, stored_keys - row, lane);
+  store_gradients(p, own, ended, own_key, own_keys, stored_keys, K_smem, V_smem, warp_keys, key_group, part, first_tile, dK_rmem,
+                  dV_rmem, lane);
 
   INSIDE(inside.close();)
   if constexpr (TRACE) {

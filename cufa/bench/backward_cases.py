@@ -26,7 +26,7 @@ def of_forward(problem: Problem, *, deterministic: bool = False) -> Problem:
 
 def published(problems: Iterable[Problem], best: Best) -> Iterator[Case]:
     for problem in map(of_forward, problems):
-        yield Case(problem, contenders(*best(problem), *_TORCH))
+        yield Case(problem, contenders(*best(problem), *_TORCH, "fa4"))
 
 
 def beside(shape: Problem, best: Best) -> Iterator[Case]:

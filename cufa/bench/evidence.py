@@ -22,6 +22,7 @@ from ..kernels import KERNELS, KernelSpec
 from ..planner import fitting_configs, make_plan
 from . import records, renewal
 from .cases import READ, Case, Contender
+from .evidence_parts import EVIDENCE, Part
 from .gpu_tests import Say, check_tests_are_here, run_gpu_tests
 from .host_times import first_result_seconds, host_calls
 from .limits import Limits, launch_seconds, measure_limits, mma_rates
@@ -29,7 +30,7 @@ from .recorded import rows_of
 from .records import Json
 from .regimes import Regime
 from .runner import run_case
-from .suites import EVIDENCE, SUITES, Part, make
+from .suites import SUITES, make
 
 
 def record_evidence(
@@ -82,6 +83,7 @@ def record_evidence(
     if with_tests:
         add_tests(record, run_gpu_tests(jobs, say, every_case=True))
         record["tests"]["measured"] = renewal.differing(record, here)
+    renewal.settle(record)
     record["seconds"] = round(record.get("seconds", 0.0) + time.perf_counter() - started, 1)
     keep(record)
     return record

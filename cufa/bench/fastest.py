@@ -10,15 +10,16 @@ from .. import tuning
 from ..core.architectures import Device
 from ..core.operation import OPERATIONS
 from ..kernels import KERNELS
-from ..planner import make_plan, problem_class
+from ..planner import make_plan
+from ..problem_classes import problem_class
 from .recorded import Recorded, by_case, rows_of
 from .records import Json
 from .regimes import Regime
 
 
 def fastest(record: Json) -> dict[str, str]:
-    """Kernel by :func:`cufa.planner.problem_class`, for every class in which the registry's first choice took turns
-    with others: the one with the least time, on the geometric mean over the cases that all of them ran."""
+    """Kernel by :func:`cufa.problem_classes.problem_class`, for every class in which the registry's first choice took
+    turns with others: the one with the least time, on the geometric mean over the cases that all of them ran."""
     device = Device.typical(record["environment"]["arch"])
     logs: dict[str, list[dict[str, float]]] = {}
     rows = (row for row in rows_of(record) if row.regime is Regime.IN_TURNS and _is_a_choice(row))

@@ -62,6 +62,7 @@ _ROWS = (
     _Row(f"softcap 30, {CAUSAL}", "", "masks", wanted=lambda p: p.softcap is not None),
     _Row("FA3's backward, 1k to 16k", "cuDNN", "backward", "fa3", "torch cudnn"),
     _Row("FA3's backward, 1k to 16k", "PyTorch's FA2", "backward", "fa3", "torch flash"),
+    _Row("FA3's backward, 1k to 16k", "FlashAttention-4", "backward", "fa3", "fa4"),
     _Row("FA3's backward at the power limit", "FlashAttention-4", "backward-energy", "fa3", "fa4"),
     _Row("FA2's backward, 1k to 16k", "PyTorch's FA2", "backward", "fa2", "torch flash"),
     _Row("FA2's backward, 1k to 16k", "cuDNN", "backward", "fa2", "torch cudnn"),

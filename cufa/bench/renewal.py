@@ -15,10 +15,10 @@ from ..core.problem import Problem
 from ..kernels import KERNELS
 from ..planner import Plan
 from . import host_times, records
+from .evidence_parts import EVIDENCE, Part
 from .recorded import Recorded, rows_of
 from .records import Json
 from .regimes import Regime
-from .suites import EVIDENCE, Part
 from .sustained import WARM_SECONDS
 
 Key = tuple[str, str, Problem]
@@ -132,6 +132,25 @@ def take_out(record: Json, parts: Iterable[str], device: Device) -> None:
 def differing(record: Json, here: Json) -> Json:
     """What of the environment ``here`` is not as the record says it of the whole."""
     return {name: value for name, value in here.items() if record["environment"].get(name) != value}
+
+
+def settle(record: Json) -> None:
+    """Where every part was measured anew, when and where the last of them was becomes the record's own; the ceilings,
+    which stay, then say of when they are."""
+    sections = record["suites"].values()
+    parts = [part for section in sections for part in section.get("measured", {}).values()]
+    if not parts or not all("recorded" in part for part in parts):
+        return
+    begun = record["environment"]
+    places = [*parts, *(record[x] for x in ("host_measured",) if x in record)]
+    places += [record["tests"]["measured"]] if "measured" in (record["tests"] or {}) else []
+    wholes = [{**begun, **{name: part[name] for name in begun.keys() & part.keys()}} for part in places]
+    record["environment"] = max(wholes[: len(parts)], key=lambda whole: whole["recorded"])
+    for part, whole in zip(places, wholes, strict=True):
+        for name in begun:
+            part.pop(name, None)
+        part |= differing(record, whole)
+    record["limits_measured"] = {**differing(record, begun), **record.get("limits_measured", {})}
 
 
 def environment_of(record: Json, suite: str, regime: str) -> Json:

@@ -82,7 +82,8 @@ def _device_section(record: Json) -> Iterator[str]:
     yield (
         f"{environment['recorded'][:10]}: NVRTC {environment['nvrtc']}{torch}; "
         "medians, cold L2, FLOPs of visible scores only. Measured ceilings: copy "
-        f"{limits['copy_bytes'] * 1e-12:.2f} TB/s; tensor cores {flops}{f'; by mma.sync {by_mma}' if by_mma else ''}."
+        f"{limits['copy_bytes'] * 1e-12:.2f} TB/s; tensor cores {flops}{f'; by mma.sync {by_mma}' if by_mma else ''}"
+        f"{renewal.when_else(record, record.get('limits_measured', {}))}."
     )
     if tests:
         when = renewal.when_else(record, tests.get("measured", {}))

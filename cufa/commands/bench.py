@@ -13,8 +13,8 @@ from ..bench.limits import measure_limits
 from ..bench.regimes import Regime
 from ..bench.runner import Row, Skipped, run_case
 from ..bench.suites import OPERATION_NAMES, SUITES, Suite
+from ..candidates import algorithms as algorithms_of
 from ..core.architectures import Device
-from ..planner import algorithms as algorithms_of
 from .common import (
     Exit,
     device_option,

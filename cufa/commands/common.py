@@ -17,10 +17,10 @@ from ..bench.backward_cases import of_forward
 from ..bench.decode_cases import make_decode
 from ..bench.regimes import Regime
 from ..bench.suites import OPERATION_NAMES, make
+from ..candidates import algorithms
 from ..core.architectures import Device
 from ..core.problem import HEAD_DIM_STEP, MAX_HEAD_DIM, Problem
 from ..ops.arrays import FORWARD_DTYPES
-from ..planner import algorithms
 from .mask_options import FORWARD_ONLY, decoding_mask, forward_mask, mask_options
 
 F = TypeVar("F", bound=Callable[..., Any])

@@ -15,7 +15,7 @@ from ..bench.regimes import Regime
 from ..bench.runner import predicted_speedup, run_case
 from ..bench.suites import OPERATION_NAMES
 from ..bench.timing import speedup
-from ..planner import algorithms
+from ..candidates import algorithms
 from .common import (
     Exit,
     device_option,

@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 
 from ..bench import evidence, fastest, gpu_tests, records, renewal, report, traces
-from ..bench.suites import EVIDENCE
+from ..bench.evidence_parts import EVIDENCE
 from .common import Exit, Seconds, fail, find_device, stderr, stdout
 
 

@@ -17,10 +17,12 @@ from ..bench.regimes import Regime
 from ..bench.runner import Row, run_case
 from ..bench.suites import OPERATION_NAMES
 from ..bench.timing import speedup
+from ..candidates import algorithms
 from ..core.architectures import Device
 from ..core.operation import OPERATIONS
 from ..core.problem import Problem
-from ..planner import algorithms, fitting_configs, make_plan, tuning_key
+from ..planner import fitting_configs, make_plan
+from ..problem_classes import tuning_key
 from .common import (
     Exit,
     fail,

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ..core.problem import Problem
-from ..ops import arrays, calls, further
+from ..ops import array_memory, arrays, calls, further
 from .schedule import read_range
 from .shapes import make_problem
 
@@ -23,7 +23,7 @@ _DTYPES = {True: ("float16", "bfloat16"), False: ("float16", "bfloat16", "float3
 _EIGHT_BITS = ("uint8", "float8_e4m3fn")
 _FLOAT8 = "float8_e4m3"
 
-Array = arrays.Array
+Array = array_memory.Array
 
 
 def check_gpu_serves(problem: Problem) -> None:
@@ -299,11 +299,11 @@ def _check_written_cache(name: str, given: Mapping[str, Array]) -> None:
     cache = given[name]
     if isinstance(cache, np.ndarray) and not cache.flags.writeable:
         raise ValueError(f"{name} is read-only, but k_new is appended to it: pass a writeable array")
-    if arrays.overlaps_itself(cache):
+    if array_memory.overlaps_itself(cache):
         raise ValueError(
             f"{name} has strides {cache.strides} for shape {cache.shape}: elements share memory, so nothing "
             "can be appended"
         )
     for other, x in given.items():
-        if other != name and type(x) is type(cache) and arrays.shares_memory(cache, x):
+        if other != name and type(x) is type(cache) and array_memory.shares_memory(cache, x):
             raise ValueError(f"{name} overlaps {other} in memory, but k_new is appended to it: pass a copy")

@@ -76,7 +76,8 @@ def runtime() -> Path:
     """
     host = compiler.SOURCE_DIR / "host"
     flags = (*_RUNTIME_FLAGS, *os.environ.get("CUFA_CXXFLAGS", "").split(), *_LINK_FLAGS)
-    sources = sorted([*host.glob("*.h"), *host.glob("*.cpp"), compiler.SOURCE_DIR / "primitives/types.cuh"])
+    primitives = [compiler.SOURCE_DIR / f"primitives/{name}.cuh" for name in ("register_budget", "types")]
+    sources = sorted([*host.glob("*.h"), *host.glob("*.cpp"), *primitives])
     name = f"libcufa_host-{_digest(*(path.read_bytes() for path in sources), ' '.join(flags).encode())}.so"
     with _alone("runtime"):
         return _build(name, (host / "runtime.cpp").read_text(encoding="utf-8"), flags)

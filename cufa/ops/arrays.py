@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import os
 import sys
-import types
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -19,14 +18,13 @@ from ..core.mask import Mask
 from ..core.operation import Operand
 from ..core.params import MAX_SCALE
 from ..core.problem import HEAD_DIM_STEP, MAX_HEAD_DIM, MAX_SIZE, Problem, default_scale
+from .array_memory import Array, address, alignment, overlaps_itself, shares_memory
 
 LAYOUTS = {"bhsd": (0, 1, 2, 3), "bshd": (0, 2, 1, 3)}
 AXES = {"bhsd": "(batch, heads, seqlen, head_dim)", "bshd": "(batch, seqlen, heads, head_dim)"}
 
 #: Elements that flash_attention takes; the last on a CPU only.
 FORWARD_DTYPES = ("float16", "bfloat16", "float32", "float64")
-
-Array = Any  # numpy.ndarray or cupy.ndarray: CuPy need not be installed to type-check
 
 _DLPACK_CPU = (1, 3)  # kDLCPU, kDLCUDAHost
 
@@ -309,70 +307,3 @@ def check_apart(name: str, there: Mapping[str, Array]) -> None:
                 f"{name} overlaps {other} in memory: it is written to while {other} is still in use; pass a "
                 "separate array"
             )
-
-
-def overlaps_itself(x: Array) -> bool:
-    """Elements are distinct when each axis strides past the whole extent of all finer axes, and where there are
-    none (NumPy gives empty arrays strides of 0)."""
-    if x.size == 0:
-        return False
-    extent = x.itemsize
-    for stride, size in sorted((abs(s), n) for s, n in zip(x.strides, x.shape, strict=True) if n > 1):
-        if stride < extent:
-            return True
-        extent = stride * (size - 1) + extent
-    return False
-
-
-def shares_memory(a: Array, b: Array) -> bool:
-    """Exact: interleaved views of one buffer do not."""
-    if isinstance(a, np.ndarray):
-        return np.shares_memory(a, b)
-    (a_low, a_high), (b_low, b_high) = byte_range(a), byte_range(b)
-    if a_high <= b_low or b_high <= a_low:
-        return False
-    # NumPy reasons from strides; cupy.shares_memory would sort the addresses of all elements, on the GPU.
-    return np.shares_memory(_addresses(a), _addresses(b))
-
-
-def _addresses(x: Array) -> Array:
-    """A NumPy array with the address and the strides of one on a GPU. Never read."""
-    interface = {
-        "version": 3,
-        "typestr": f"|V{x.itemsize}",
-        "data": (address(x), True),
-        "shape": x.shape,
-        "strides": x.strides,
-    }
-    return np.asarray(types.SimpleNamespace(__array_interface__=interface))
-
-
-def byte_range(x: Array) -> tuple[int, int]:
-    """First address of the array and the one past its last."""
-    if x.size == 0:
-        return address(x), address(x)
-    spans = [(n - 1) * s for n, s in zip(x.shape, x.strides, strict=True)]
-    start = address(x)
-    return start + sum(s for s in spans if s < 0), start + sum(s for s in spans if s > 0) + x.itemsize
-
-
-def address(x: Array) -> int:
-    return int(x.ctypes.data if isinstance(x, np.ndarray) else x.data.ptr)
-
-
-def alignment(*arrays: Array) -> int:
-    """Largest power of two up to 16 that divides every address and every stride that is stepped along."""
-    bits = 16
-    for x in arrays:
-        bits |= address(x)
-        for stride, size in zip(x.strides[:-1], x.shape[:-1], strict=True):
-            if size > 1:
-                bits |= stride
-    return bits & -bits
-
-
-def positive_strides(*arrays: Array) -> bool:
-    """No axis that is stepped along is broadcast (stride 0) or reversed."""
-    return all(
-        stride > 0 for x in arrays for stride, size in zip(x.strides, x.shape, strict=True) if size > 1
-    )

@@ -15,7 +15,7 @@ from ..core.lengths import Packed
 from ..core.operation import OPERATIONS, Operand, Operation
 from ..core.problem import Problem
 from ..planner import Plan, make_plan
-from . import arrays, further
+from . import array_memory, arrays, further
 from .seen import SeenCall, find, remember
 
 
@@ -236,8 +236,8 @@ def with_memory(problem: Problem, given: Mapping[str, Any]) -> Problem:
     operands = [x for x in OPERATIONS[problem.operation].operands if x.stride and given[x.name] is not None]
     return dataclasses.replace(
         problem,
-        alignment=arrays.alignment(*(given[x.name] for x in operands)),
-        positive_strides=arrays.positive_strides(*(given[x.name] for x in operands if x.mapped)),
+        alignment=array_memory.alignment(*(given[x.name] for x in operands)),
+        positive_strides=array_memory.positive_strides(*(given[x.name] for x in operands if x.mapped)),
     )
 
 

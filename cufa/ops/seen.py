@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..core.operation import Operation
-from . import arrays
+from . import array_memory
 
 if TYPE_CHECKING:
     from .calls import Call
@@ -150,8 +150,8 @@ def _pairs(arrays_: list[Any], written: Sequence[int]) -> list[_Pair]:
     spans = {}
     for i, x in enumerate(arrays_):
         if x is not None and x.size:
-            low, high = arrays.byte_range(x)
-            spans[i] = low - arrays.address(x), high - arrays.address(x)
+            low, high = array_memory.byte_range(x)
+            spans[i] = low - array_memory.address(x), high - array_memory.address(x)
     found = {}
     for i in written:
         for j in spans:

@@ -45,7 +45,7 @@ class Excerpt:
 
 
 _FA1, _FA2 = "kernels/fa1_forward.cu", "kernels/fa2_forward.cu"
-_BACKWARD = "kernels/fa2_backward.cu"
+_BACKWARD, _PRODUCTS = "kernels/fa2_backward.cu", "tiles/backward_mma_products.cuh"
 _TILES = (
     Excerpt(
         "Tiles that a query block visits",
@@ -142,10 +142,10 @@ PHASES: dict[str, dict[str, Excerpt]] = {
     "fa2_backward": {
         "D": Excerpt("Algorithm 2, l. 4", "tiles/backward_passes.cuh", "// Algorithm 2, l. 4: D = rowsum"),
         "Load": Excerpt("Algorithm 2, l. 9", _BACKWARD, "// Alg. 2, l. 9, asynchronously"),
-        "Recompute": Excerpt("Algorithm 2, l. 10 to 14", _BACKWARD, "// Alg. 2, l. 11"),
-        "dV and dK": Excerpt("Algorithm 2, l. 12 and 16", _BACKWARD, "// Alg. 2, l. 12 and 16"),
-        "dQ": Excerpt("Algorithm 2, l. 15", _BACKWARD, "// Alg. 2, l. 15:"),
-        "Store": Excerpt("Algorithm 2, l. 18", _BACKWARD, "// Alg. 2, l. 18"),
+        "Recompute": Excerpt("Algorithm 2, l. 10 to 14", _PRODUCTS, "// Alg. 2, l. 11"),
+        "dV and dK": Excerpt("Algorithm 2, l. 12 and 16", _PRODUCTS, "// Alg. 2, l. 12 and 16"),
+        "dQ": Excerpt("Algorithm 2, l. 15", "tiles/backward_mma_dq.cuh", "// Alg. 2, l. 15"),
+        "Store": Excerpt("Algorithm 2, l. 18", "tiles/backward_mma_store.cuh", "// Alg. 2, l. 18"),
     },
 }
 """The steps of the walkthrough, by algorithm."""

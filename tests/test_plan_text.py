@@ -1,0 +1,136 @@
+"""What a plan says of itself, and what refusals say: the argument, what came, and what would do."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from test_planner import H200, problem
+
+import cufa
+from cufa.bench.decode_cases import make_decode
+from cufa.core.architectures import Device, find_architecture
+from cufa.core.lengths import Cached
+from cufa.core.mask import CAUSAL, Mask
+from cufa.core.problem import Problem
+from cufa.kernels import TileConfig
+from cufa.kernels.fa2 import Fa2Config
+from cufa.planner import make_plan
+
+# --- Plans ----------------------------------------------------------------------------------------------
+
+
+def test_text_says_what_runs_and_why():
+    text = str(make_plan(problem(), H200, "fa2"))
+    for part in (
+        "batch 2, heads 6/3, seqlen 300×500",
+        "fa2_forward",
+        "H200 (sm_90)",
+        "visited",
+        "skipped",
+        "launch     fa2_forward grid",
+        "threads",
+        "B shared",
+        "workspace  0 B",
+        "because    algorithm='fa2' was asked for",
+        "because    tiles",
+    ):
+        assert part in text, text
+
+
+def test_text_of_a_cpu_plan():
+    text = str(make_plan(problem(), None))
+    assert "CPU (NumPy)" in text
+    assert "tiles      256×512; " in text, "no warps on a CPU"
+    assert "launch" not in text and "workspace" not in text
+
+
+def test_text_counts_tiles_of_all_heads():
+    plan = make_plan(problem(seqlen_q=4096, seqlen_k=4096), None, "fa2", config=TileConfig(512, 512, 0))
+    assert "432 of 768 visited, 336 skipped" in str(plan)  # 36 of 64 a head, 2 × 6 heads
+
+
+@pytest.mark.parametrize(
+    ("arch", "how"), [("sm_90", "the copy engine"), ("sm_80", "its threads' own copies")]
+)
+def test_a_decode_plan_says_why_its_kernel_and_nothing_of_measured_classes(arch, how):
+    """Its kernel follows from the cut of the keys; no class of decode problems is ever measured."""
+    text = str(make_plan(make_decode(1, 32, 8, 8192), Device.typical(arch)))
+    assert f"because    auto: a kernel that reads the cache by {how}, for the splits that follow" in text
+    assert "measured" not in text
+
+
+def test_tiles_that_were_never_measured_say_so():
+    for arch, words in (
+        ("sm_90", "not tuned here"),
+        ("sm_80", "never measured on sm_80"),
+        ("sm_120", "sm_120"),
+    ):
+        plan = cufa.plan_backward((1, 8, 1024, 128), device=arch)
+        assert any(words in reason for reason in plan.reasons), plan.reasons
+
+
+# --- Refusals -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("device", [None, H200], ids=["cpu", "gpu"])
+def test_unknown_algorithm_is_named_with_the_choices(device):
+    with pytest.raises(ValueError, match=r"algorithm='flash'.*auto.*fa2.*fa1.*naive"):
+        make_plan(problem(), device, "flash")
+
+
+def test_unserved_dtype_is_named_with_what_is_served():
+    with pytest.raises(
+        ValueError,
+        match=r"'fa1'.*float64.*fa1_forward takes float16 and bfloat16, not float64.*\.astype.*'auto'",
+    ):
+        make_plan(problem("float64"), H200, "fa1")
+    with pytest.raises(
+        ValueError,
+        match=r"'auto'.*float64.*fa2_forward_f32 takes float32, not float64.*convert with \.astype",
+    ):
+        make_plan(problem("float64"), H200)
+
+
+def test_a_kernel_says_why_it_does_not_serve_and_auto_goes_on():
+    rows_of_8_bytes = dataclasses.replace(problem(), alignment=8)
+    with pytest.raises(ValueError, match="fa3_forward needs 16-byte aligned rows, not 8"):
+        make_plan(rows_of_8_bytes, H200, "fa3")
+    plan = make_plan(rows_of_8_bytes, H200)
+    assert plan.spec.name == "fa2_forward" and "needs 16-byte aligned rows" in str(plan)
+    pages = Problem(
+        1, 2, 2, 1, 30, 64, "float16", CAUSAL, operation="decode", lengths=Cached(3, 10, 10, given=True)
+    )
+    with pytest.raises(ValueError, match="reads boxes of 16 keys, which pages of 3 would cut"):
+        make_plan(pages, H200, kernel="decode_split_tma")
+    assert not make_plan(pages, H200).spec.uses_copy_engine
+
+
+def test_a_mask_that_no_kernel_serves_is_refused_with_its_name():
+    @dataclasses.dataclass(frozen=True)
+    class Checkered(Mask):
+        pass
+
+    problem = Problem(1, 8, 8, 64, 64, 128, "float16", Checkered())
+    try:
+        with pytest.raises(
+            ValueError, match=r"fa3_forward serves masks that are bands, not checkered.*cufa\.masks"
+        ):
+            make_plan(problem, Device.typical("sm_90"))
+        with pytest.raises(
+            NotImplementedError, match=r"Checkered define no edges\(\): pass one made by cufa.masks"
+        ):
+            str(problem.edges)
+    finally:
+        del Mask.families["checkered"]
+
+
+def test_a_config_that_does_not_fit_is_refused():
+    with pytest.raises(ValueError, match=r"config=4096×4096.*shared memory.*sm_90"):
+        make_plan(problem(), H200, "fa2", config=Fa2Config(4096, 4096, 4))
+
+
+@pytest.mark.parametrize("name", ["sm_75", "70", "hopper", ""])
+def test_unsupported_architectures_are_named_with_the_choices(name):
+    with pytest.raises(ValueError, match=f"{name}.*sm_80"):
+        find_architecture(name)
