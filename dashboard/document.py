@@ -52,12 +52,12 @@ _FIGURES_LATER = (*_WITHOUT_FIGURES, "/run")
 
 _CONNECT = """<script>
 window.__streamlit = {
-  BACKEND_BASE_URL: location.origin,
+  BACKEND_BASE_URL: location.origin + location.pathname.slice(0, -%d),
   HOST_CONFIG: { allowedOrigins: [location.origin], useExternalAuthToken: false },
 };
 </script>
 """
-"""The server is at the root, and no other origin may send the page messages."""
+"""The server is where the page's path begins, and no other origin may send the page messages."""
 
 _DRAW = """<script type="module">
 const send = WebSocket.prototype.send;
@@ -86,14 +86,15 @@ class Document:
         if any(name == b"accept" and b"text/html" in value for name, value in headers):
             plain = [(name, value) for name, value in headers if name != b"accept-encoding"]
             scope = {**scope, "headers": plain}  # so that something can be put into the answer
-        await self._app(scope, receive, _Answer(scope["path"], send))
+        await self._app(scope, receive, _Answer(scope, send))
 
 
 class _Answer:
     """Takes what an application sends, and sends it on: a document as a whole, with our part in it."""
 
-    def __init__(self, path: str, send: Any) -> None:
-        self._path, self._send = path, send
+    def __init__(self, scope: Any, send: Any) -> None:
+        self._path, self._send = scope["path"], send
+        self._asked = scope.get("raw_path") or self._path.encode()  # as the browser has it
         self._start: Any = None
         self._body = b""
 
@@ -112,7 +113,7 @@ class _Answer:
         headers = [*self._start["headers"], (b"link", _links(self._path))]
         body = self._body
         if end:
-            body = before + _scripts(self._path) + end + after
+            body = before + _scripts(self._path, len(self._asked)) + end + after
             # A browser that asks whether it has changed would be told about Streamlit's part alone.
             own = (b"content-length", b"etag", b"last-modified", b"accept-ranges")
             headers = [(name, value) for name, value in headers if name.lower() not in own]
@@ -134,7 +135,8 @@ def _links(path: str) -> bytes:
     ).encode()
 
 
-def _scripts(path: str) -> bytes:
+def _scripts(path: str, length: int) -> bytes:
+    """For a page of this path, which has so many characters in an address."""
     figures = [] if path in _FIGURES_LATER else figure_scripts()
-    draw = ", ".join(f'import("{script}")' for script in figures)
-    return (_CONNECT + (_DRAW % draw if draw else "")).encode()
+    draw = ", ".join(f'import(window.__streamlit.BACKEND_BASE_URL + "{script}")' for script in figures)
+    return (_CONNECT % length + (_DRAW % draw if draw else "")).encode()

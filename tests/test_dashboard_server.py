@@ -9,6 +9,7 @@ import socket
 import time
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 
@@ -43,7 +44,7 @@ def answer_of(
         sent.append(message)
 
     asked = [(b"accept", b"text/html,*/*"), (b"accept-encoding", b"gzip")]
-    scope = {"type": "http", "path": path, "headers": asked}
+    scope = {"type": "http", "path": path, "raw_path": quote(path).encode(), "headers": asked}
     asyncio.run(document.Document(application)(scope, None, send))
     assert [m["type"] for m in sent[:2]] == ["http.response.start", "http.response.body"]
     return list(sent[0]["headers"]), b"".join(m["body"] for m in sent[1:])
@@ -85,9 +86,10 @@ def test_a_document_says_where_the_server_is_and_begins_with_what_draws_figures(
     head, _, rest = body.partition(b"</head>")
     assert head.startswith(b"<html><head><title>page</title>")
     assert rest == b"<body></body></html>"
-    assert b"BACKEND_BASE_URL: location.origin" in head
-    (script,) = re.findall(rb'import\("([^"]+)"\)', head)
+    assert b"location.pathname.slice(0, -9)" in head  # without this page's own path
+    (script,) = re.findall(rb'import\([\w.]+ \+ "([^"]+)"\)', head)
     assert [script.decode()] == document.figure_scripts()
+    assert b"slice(0, -7)" in answer_of(b"text/html", "/\u00e9")[1]  # /%C3%A9, as the browser has it
     for path in ("/", "/doctor", "/run"):
         assert b"import(" not in answer_of(b"text/html", path)[1]
     assert answer_of(b"text/html", body=b"no head")[1] == b"no head"
