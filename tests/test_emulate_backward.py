@@ -23,7 +23,7 @@ from mask_support import BANDS, tiles_of
 from cufa.core.architectures import Device
 from cufa.core.mask import CAUSAL, FULL, Band
 from cufa.executor.emulate import Emulation, emulate_backward
-from cufa.kernels import kernels_of
+from cufa.kernels import KERNELS, kernels_of
 from cufa.kernels.backward import BackwardConfig
 from cufa.planner import fitting_configs
 
@@ -177,7 +177,7 @@ def test_query_tiles_of_any_band():
     def run(mask, lengths, seed, deterministic):
         case = make_case(1, 2, 1, *lengths, 8, "float16", mask=mask, seed=seed)
         options = {"config": SMALLEST, "mode": "plain", "schedule": seed, "deterministic": deterministic}
-        check(SPECS[0], None, case, **options)
+        check(KERNELS["fa2_backward"], None, case, **options)
 
     run()
 
