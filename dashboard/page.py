@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import plotly.graph_objects as go
 import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
-from cufa.dashboard import glossary
+from cufa.dashboard import glossary, pace
 from cufa.dashboard.model import source
 from cufa.dashboard.theme import DARK, LIGHT, Palette
 
@@ -66,6 +66,7 @@ def palette() -> Palette:
 
 def begin(title: str, lead: str) -> Palette:
     """Title and one sentence. Returns the colours for the page's figures."""
+    pace.begin_page()
     colours = palette()
     names = (
         "text",
@@ -121,6 +122,7 @@ def verdict(text: str, tone: str = "", tag: str = "", small: bool = False) -> No
     classes = " ".join(x for x in ("cufa-verdict", tone, "small" if small else "") if x)
     role = ' role="alert"' if tone == "alarm" else ""
     st.html(f'<p class="{classes}"{role}>{label}{glossary.explained(text)}</p>')
+    pace.sent(pace.SENTENCE)
 
 
 def origin_tag(origin: str) -> str:
@@ -134,6 +136,7 @@ def figure(fig: go.Figure, key: str, alt: str, *, describe: bool = True, **optio
     # that stays the same, Plotly draws all of it again.
     fig.update_layout(datarevision=0)
     event = st.plotly_chart(fig, key=key, theme=None, config=_CONFIG, alt=alt, **options)
+    pace.sent(pace.FIGURE)
     if describe:
         with st.container(key=f"describe-{key}", horizontal=True, gap="small"):
             with st.popover("Describe this figure", type="tertiary", icon=":material/notes:"):
@@ -143,6 +146,7 @@ def figure(fig: go.Figure, key: str, alt: str, *, describe: bool = True, **optio
                     "The kernel's lines", type="tertiary", icon=":material/code:", width="content"
                 ):
                     show_lines(source.FIGURES[key])
+        pace.sent(pace.DESCRIPTION)
     return event
 
 
@@ -150,6 +154,14 @@ def listing(text: str) -> None:
     """Lines of plain text as they stand. (``st.code`` has the browser fetch and run half a megabyte that colours
     programs, text or not, and the first figure waits for it.)"""
     st.html(f'<pre class="cufa-listing" tabindex="0">{html.escape(text)}</pre>')
+
+
+def table(lines: Sequence[Mapping[str, str]]) -> None:
+    """A few lines of words by column. (``st.dataframe`` has the browser fetch and run a megabyte that sorts, searches
+    and scrolls, and the first figure waits for it.)"""
+    columns = list(lines[0])
+    rows = [columns, ["---"] * len(columns), *(list(line.values()) for line in lines)]
+    st.markdown("\n".join(f"| {' | '.join(row)} |" for row in rows))
 
 
 def show_lines(excerpts: Iterable[source.Excerpt]) -> None:

@@ -1,9 +1,8 @@
 """What `cufa dashboard` serves: the script ``app.py``, with what makes its first figure appear sooner.
 
-Streamlit's client asks for a script when a page has sent the first element that it draws: a second after it was
-asked for the page, while the server is busy with that page; Plotly's has 4.7 MB. A header on the first answer lets the
-browser fetch them meanwhile. And the process prepares what the pages have in common before the first visitor comes,
-not when.
+The document names early what it will need (:mod:`cufa.dashboard.document`), scripts travel compressed, pages let the
+browser draw what they have sent before they send more (:mod:`cufa.dashboard.pace`), and the process prepares what the
+pages have in common before the first visitor comes, not when.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ import gzip
 import importlib
 import os
 import pkgutil
-import re
 import socket
 import threading
 import time
@@ -35,65 +33,11 @@ from cufa.commands.dashboard import OPEN_BROWSER, make_importable
 
 make_importable()
 
+from cufa.dashboard import pace  # noqa: E402 - found where make_importable() says
+from cufa.dashboard.document import Document, element_scripts, figure_scripts  # noqa: E402
+
 _COMPILE_AFTER = 3.0
 """Seconds that whoever opens the dashboard at once has all cores for."""
-
-
-def figure_scripts() -> list[str]:
-    """Addresses of what draws figures in a browser."""
-    scripts = Path(st.__file__).with_name("static").glob("static/js/PlotlyChart.*.js")
-    return [f"/static/js/{script.name}" for script in scripts]
-
-
-_ELEMENTS = ("Html", "ButtonGroup", "Selectbox", "NumberInput", "Checkbox", "PageLink")
-"""What the pages begin with, as Streamlit's scripts are called."""
-_IMPORTED = re.compile(r'(?:from|import)"\./([^"]+\.js)"')
-
-
-@functools.cache
-def element_scripts() -> list[str]:
-    """Addresses of what draws a page's first elements, with all that it imports and the document does not name."""
-    static = Path(st.__file__).with_name("static")
-    folder = static / "static" / "js"
-    document = (static / "index.html").read_text(encoding="utf-8")
-    found: list[str] = []
-    begun = [script.name for name in _ELEMENTS for script in folder.glob(f"{name}.*.js")]
-    while begun:
-        name = begun.pop()
-        if name not in found and name not in document:
-            found.append(name)
-            begun += _IMPORTED.findall((folder / name).read_text(encoding="utf-8"))
-    return [f"/static/js/{name}" for name in found]
-
-
-#: The first page draws its own.
-_WITHOUT_FIGURES = ("/", "/doctor")
-
-
-class Preload:
-    """ASGI middleware: documents name scripts that they will need in a ``Link`` header; the one that draws figures only
-    those of pages that have some that it draws."""
-
-    def __init__(self, app: Any) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        async def with_link(message: Any) -> None:
-            if message["type"] == "http.response.start":
-                headers = message["headers"]
-                if any(name == b"content-type" and value.startswith(b"text/html") for name, value in headers):
-                    message = {**message, "headers": [*headers, (b"link", _links(scope["path"]))]}
-            await send(message)
-
-        await self._app(scope, receive, with_link if scope["type"] == "http" else send)
-
-
-def _links(path: str) -> bytes:
-    figures = [] if path in _WITHOUT_FIGURES else figure_scripts()
-    links = [f"<{script}>; rel=modulepreload" for script in figures]
-    return ", ".join(
-        links + [f"<{x}>; rel=modulepreload; fetchpriority=low" for x in element_scripts()]
-    ).encode()
 
 
 class Compressed:
@@ -250,6 +194,7 @@ def send_at_once() -> int:
 async def lifespan(_: st.App) -> AsyncIterator[None]:
     """The server answers at once; the modules follow on a thread."""
     port = send_at_once()
+    pace.begin()
     if os.environ.get(OPEN_BROWSER) == "1" and port:
         threading.Thread(target=webbrowser.open, args=(f"http://127.0.0.1:{port}",), daemon=True).start()
     threading.Thread(target=prepare, name="prepare", daemon=True).start()
@@ -257,5 +202,5 @@ async def lifespan(_: st.App) -> AsyncIterator[None]:
 
 
 app = st.App(
-    "app.py", lifespan=lifespan, middleware=[Middleware(x) for x in (SameOrigin, Moved, Compressed, Preload)]
+    "app.py", lifespan=lifespan, middleware=[Middleware(x) for x in (SameOrigin, Moved, Compressed, Document)]
 )

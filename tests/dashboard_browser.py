@@ -51,10 +51,6 @@ ARGUMENTS = [
 ]
 
 
-#: Streamlit's client, opened below the root, first asks for these beside the page.
-PROBES = re.compile(r"/_stcore/(health|host-config)$")
-
-
 #: Milliseconds. Compiling happens on these pages, and the cores may be busy with something else.
 PATIENCE = 300_000
 expect.set_options(timeout=PATIENCE)
@@ -127,8 +123,7 @@ class Visit:
         return context.new_page()
 
     def _note(self, text: str, url: str) -> None:
-        if not PROBES.search(url):
-            self.trouble.append(f"{text} {url}")
+        self.trouble.append(f"{text} {url}")
 
     @staticmethod
     def _is_local(url: str) -> bool:

@@ -10,6 +10,7 @@ import socket
 import time
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 
@@ -18,31 +19,41 @@ pytest.importorskip("streamlit", reason="the dashboard needs streamlit: pip inst
 import dashboard_support  # noqa: F401 - makes cufa.dashboard importable
 import streamlit as st
 
-from cufa.dashboard import server
+from cufa.dashboard import document, server
+
+DOCUMENT = b"<html><head><title>page</title></head><body></body></html>"
 
 
-def headers_of(content_type: bytes, path: str = "/roofline") -> list[tuple[bytes, bytes]]:
-    """Of an answer of this type that has passed the middleware."""
+def answer_of(
+    content_type: bytes, path: str = "/roofline", body: bytes = DOCUMENT
+) -> tuple[list[tuple[bytes, bytes]], bytes]:
+    """Header and body of an answer of this type that has passed the middleware, in two parts."""
     sent: list[dict[str, Any]] = []
 
     async def application(scope: Any, receive: Any, send: Any) -> None:
-        await send(
-            {"type": "http.response.start", "status": 200, "headers": [(b"content-type", content_type)]}
-        )
-        await send({"type": "http.response.body", "body": b""})
+        assert b"accept-encoding" not in dict(scope["headers"])
+        headers = [
+            (b"content-type", content_type),
+            (b"content-length", str(len(body)).encode()),
+            (b"etag", b"Streamlit's"),
+        ]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": body[:20], "more_body": True})
+        await send({"type": "http.response.body", "body": body[20:]})
 
     async def send(message: dict[str, Any]) -> None:
         sent.append(message)
 
-    asyncio.run(server.Preload(application)({"type": "http", "path": path}, None, send))
-    assert [m["type"] for m in sent] == ["http.response.start", "http.response.body"]
-    return list(sent[0]["headers"])
+    asked = [(b"accept", b"text/html,*/*"), (b"accept-encoding", b"gzip")]
+    scope = {"type": "http", "path": path, "raw_path": quote(path).encode(), "headers": asked}
+    asyncio.run(document.Document(application)(scope, None, send))
+    assert [m["type"] for m in sent[:2]] == ["http.response.start", "http.response.body"]
+    return list(sent[0]["headers"]), b"".join(m["body"] for m in sent[1:])
 
 
 def scripts_of(path: str) -> list[str]:
     """What a document names in its header, each of which is there."""
-    (name, value) = headers_of(b"text/html; charset=utf-8", path)[-1]
-    assert name == b"link"
+    value = dict(answer_of(b"text/html; charset=utf-8", path)[0])[b"link"]
     scripts = re.findall(r"<(/static/js/[^>]+)>; rel=modulepreload", value.decode())
     assert len(scripts) == value.count(b"<") == len(set(scripts))
     assert all(server.compressed(script) for script in scripts)
@@ -64,7 +75,33 @@ def test_pages_without_such_figures_do_not_ask_for_it(path: str) -> None:
 
 
 def test_other_answers_pass_unchanged() -> None:
-    assert headers_of(b"application/javascript") == [(b"content-type", b"application/javascript")]
+    headers, body = answer_of(b"application/javascript")
+    assert dict(headers)[b"etag"]
+    assert (b"link" in dict(headers), body) == (False, DOCUMENT)
+
+
+def test_a_document_says_where_the_server_is_and_begins_with_what_draws_figures() -> None:
+    headers, body = answer_of(b"text/html; charset=utf-8")
+    assert dict(headers)[b"content-length"] == str(len(body)).encode()
+    assert b"etag" not in dict(headers)  # which says nothing of our part
+    head, _, rest = body.partition(b"</head>")
+    assert head.startswith(b"<html><head><title>page</title>")
+    assert rest == b"<body></body></html>"
+    assert b"location.pathname.slice(0, -9)" in head  # without this page's own path
+    (script,) = re.findall(rb'import\([\w.]+ \+ "([^"]+)"\)', head)
+    assert [script.decode()] == document.figure_scripts()
+    assert b"slice(0, -7)" in answer_of(b"text/html", "/\u00e9")[1]  # /%C3%A9, as the browser has it
+    for path in ("/", "/doctor", "/run"):
+        assert b"import(" not in answer_of(b"text/html", path)[1]
+    assert answer_of(b"text/html", body=b"no head")[1] == b"no head"
+
+
+def test_streamlits_client_reads_what_the_document_tells_it() -> None:
+    """Else it asks for it, as it does elsewhere, and a page appears a little later."""
+    scripts = (Path(st.__file__).parent / "static" / "static" / "js").glob("index.*.js")
+    client = "".join(script.read_text(encoding="utf-8") for script in scripts)
+    for name in ("window.__streamlit", *re.findall(r"\w+(?=:)", document._CONNECT)):
+        assert name in client, name
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,7 @@
 """Decode: what splitting the keys does to queries of one token or a few."""
 
+import streamlit as st
+
 from cufa.dashboard import engine, page
 from cufa.dashboard.state import Controls
 from cufa.dashboard.views import links, rates_view, run_live, splits_ragged, splits_view
@@ -11,11 +13,12 @@ palette = page.begin(
 )
 controls = Controls("decode")
 choice = splits_view.choose(controls)
-if choice is not None:
-    links.show("decode", choice.subject)
+links_here = st.container()  # filled once the first figure is on its way
 found = [m for m in engine.all_measurements() if m.operation.splits]
 if choice is not None:
     splits_view.show_splits(choice, controls, found, palette)
+    with links_here:
+        links.show("decode", choice.subject)
     splits_ragged.show(choice, controls, found, palette)
 page.header("Measured")
 shown = [m for m in found if m.suite != "splits"]  # a sweep is the curve above

@@ -1,5 +1,7 @@
 """Masked work: which tiles are computed, by which thread block, when, and what it was good for."""
 
+import streamlit as st
+
 from cufa.dashboard import page
 from cufa.dashboard.state import Controls
 from cufa.dashboard.views import (
@@ -22,14 +24,17 @@ palette = page.begin(
 controls = Controls("masked")
 view = masked_controls.choose(controls)
 other = masked_pair.choose_other(controls, view)
-links.show("masked_work", view.subject, "The first" if other else "")
-if other is not None:
-    links.show("masked_work", other.subject, "Beside it")
+links_here = st.container()  # filled once the answer is on its way
 if other is not None:
     masked_pair.show(view, other, palette)
 else:
     of_head = masked_column if view.schedule.by_keys else masked_tile
     of_head.show_one_head(view, controls, palette)
+with links_here:
+    links.show("masked_work", view.subject, "The first" if other else "")
+    if other is not None:
+        links.show("masked_work", other.subject, "Beside it")
+if other is None:
     masked_sms.show_timelines(view, palette)
     masked_inside.show_inside(view, palette)
     masked_tiles.show_tilings(controls, view)

@@ -112,7 +112,7 @@ def _show_limits(entry: Entry, choice: Choice) -> None:
         }
         for resource, takes, has in rows
     ]
-    st.dataframe(lines, hide_index=True, height="content")
+    page.table(lines)
     if entry.split:
         least, most, groups = entry.split[0], entry.split[-1], entry.threads // _GROUP
         consumers = sentences.count(groups - 1, "consumer")
