@@ -94,19 +94,45 @@ def test_a_softcap_takes_any_score():
     np.testing.assert_allclose(found.lse, lse, atol=1e-5)
 
 
-@pytest.mark.parametrize("scale", [0.125, 2.0**-21, 2.0**22])
-def test_a_softcap_of_warps_near_0_and_of_others(scale):
-    """Each warp of 16 rows caps its scores by itself, by a polynomial where they and the scale allow it."""
-    config = SPEC.configs[0]
-    q, k, v = make_inputs(1, 1, 1, 192, 2 * config.block_kv, 64, "bfloat16")
+def check_near_0_and_far(config: TileConfig, mask: str, dtype: str, scale: float = 0.125) -> None:
+    """Against float64. Scores are near 0 in some warps of 16 rows, far from it in others, and far, all of one sign, in
+    a single row of one. q is such that x, of which tanh is taken, is the same under every scale."""
+    bands = {"full": masks.full(), "causal": masks.causal(), "window": masks.window(config.block_kv + 100, 0)}
+    head_dim = min(config.max_head_dim, 128)
+    # Under each mask the first 64 rows see at least one whole tile that is not their last.
+    q, k, v = make_inputs(1, 1, 1, 192, 192 + 2 * config.block_kv, head_dim, dtype)
     q[0, 0, 16:32] *= 16
-    q[0, 0, 50] *= 16
+    k[..., 0] = 1
+    q[0, 0, 50] = 0
+    q[0, 0, 50, 0] = -120  # x = -1
     q[0, 0, 64:80] = 0
-    found = emulate(q, k, v, algorithm="fa3", config=config, mode="checked", softcap=9.0, scale=scale)
+    q = (q.astype(np.float32) * np.float32(0.125 / scale)).astype(q.dtype)
+    scores = {"softcap": 15.0, "scale": scale, "mask": bands[mask]}
+    found = emulate(q, k, v, algorithm="fa3", config=config, mode="checked", **scores)
     assert not found.findings
-    out, lse = cufa.attention_reference(q, k, v, return_lse=True, softcap=9.0, scale=scale)
-    np.testing.assert_allclose(found.out.astype(np.float64), out, atol=2.0**-6)
-    np.testing.assert_allclose(found.lse, lse, atol=1e-4)
+    out, lse = cufa.attention_reference(q, k, v, return_lse=True, **scores)
+    tolerance = TOLERANCE[dtype] * (1 + np.abs(out).max())
+    np.testing.assert_allclose(found.out.astype(np.float64), out, atol=tolerance, rtol=0)
+    np.testing.assert_allclose(found.lse, lse, atol=1e-4, rtol=0)
+
+
+NEAR_0 = [c for c in SPEC.configs if c.max_head_dim <= 128 and c.ping_pong and c.block_q > 64]
+NEAR_0_CONFIGS = pytest.mark.parametrize(
+    "config", [pytest.param(c, id=f"d{c.max_head_dim} {c.block_q}x{c.block_kv}") for c in NEAR_0]
+)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("mask", ["full", "causal", "window"])
+@NEAR_0_CONFIGS
+def test_a_softcap_of_warps_near_0_and_of_others(config, mask, dtype):
+    """Each warp of 16 rows caps its scores by itself, by a polynomial where all of them allow it."""
+    check_near_0_and_far(config, mask, dtype)
+
+
+@pytest.mark.parametrize("scale", [2.0**-21, 2.0**24])
+def test_a_softcap_of_scales_without_a_polynomial(scale):
+    check_near_0_and_far(NEAR_0[0], "full", "bfloat16", scale)
 
 
 KERNEL, CONSUMER, SCORE = "kernels/fa3_forward.cu", "tiles/consumer.cuh", "tiles/score.cuh"
@@ -161,3 +187,25 @@ def test_planted(tmp_path, monkeypatch, bug):
     plant(tmp_path, monkeypatch, file, old, new)
     with pytest.raises((AssertionError, EmulationError)):
         check(options, mask, lengths, config)
+
+
+VOTE = "greatest * unit > NEAR_0 || !(unit > 1e-5f && unit < 1e5f)"
+#: What is replaced in score.cuh, by what; the mask and the scale that show it.
+PLANTED_NEAR_0 = {
+    "one lane near 0 speaks for its warp": (f"warp_any({VOTE})", "!warp_any(greatest * unit <= NEAR_0)", "full", 0.125),
+    "far scores taken for near ones, causal": (VOTE, "false", "causal", 0.125),
+    "far scores taken for near ones, window": (VOTE, "false", "window", 0.125),
+    "far scores below 0 taken for near ones": ("fmaxf(greatest, fabsf(s))", "fmaxf(greatest, s)", "full", 0.125),
+    "near scores by a wrong polynomial, causal": ("0.1319029658f", "0.3319029658f", "causal", 0.125),
+    "near scores by a wrong polynomial, window": ("0.1319029658f", "0.3319029658f", "window", 0.125),
+    "a scale too small for its seventh power": ("!(unit > 1e-5f && unit < 1e5f)", "false", "full", 2.0**-21),
+    "a scale too large for its seventh power": ("!(unit > 1e-5f && unit < 1e5f)", "false", "full", 2.0**24),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("bug", PLANTED_NEAR_0)
+def test_planted_near_0(tmp_path, monkeypatch, bug):
+    old, new, mask, scale = PLANTED_NEAR_0[bug]
+    plant(tmp_path, monkeypatch, SCORE, old, new)
+    with pytest.raises((AssertionError, EmulationError)):
+        check_near_0_and_far(NEAR_0[0], mask, "bfloat16", scale)

@@ -41,6 +41,10 @@ PLACES = {
         for name, bug in module.PLANTED.items()
     },
     **{
+        (test_emulate_fa3_scores.__name__, name): (test_emulate_fa3_scores.SCORE, bug[0])
+        for name, bug in test_emulate_fa3_scores.PLANTED_NEAR_0.items()
+    },
+    **{
         (test_emulate_lengths.__name__, name): (bug[4], bug[5])
         for name, bug in test_emulate_lengths.BUGS.items()
     },
