@@ -14,6 +14,7 @@ from conftest import why_no_gpu
 
 import cufa
 from cufa.cli import main
+from cufa.commands import demo_train
 
 pytest.importorskip("thinc", reason="needs thinc (extra train)")
 from thinc.api import (
@@ -357,7 +358,8 @@ def run(*arguments: str):
 
 
 @pytest.mark.slow
-def test_demo_train_in_json():
+def test_demo_train_in_json(monkeypatch):
+    monkeypatch.setattr(demo_train, "_SAMPLE", 40)  # letters, of 400 that take longer than the steps
     documents = [json.loads(run("--steps", "3", "--seed", seed, "--json").stdout) for seed in "112"]
     one = documents[0]
     assert one["steps"] == len(one["losses"]) == 3 and one["device"] == "CPU"
