@@ -36,13 +36,11 @@ def _examine() -> list[Check]:
 
 def show(controls: Controls, palette: Palette) -> None:
     """Every check with its fix; problems first."""
-    left, right = st.columns([4, 1], vertical_alignment="bottom")
-    with left:
+    with st.container(horizontal=True, horizontal_alignment="distribute", vertical_alignment="bottom"):
         shown = controls.choice(
             "show", "Show", {"all": "everything", "open": "only what is missing or wrong"}, segmented=True
         )
-    with right:
-        st.button("Look again", icon=":material/refresh:", on_click=_examine.clear, width="stretch")
+        st.button("Look again", icon=":material/refresh:", on_click=_examine.clear)
     checks = _examine()
     page.verdict(*_verdict(checks))
     order = [Status.PROBLEM, Status.ABSENT, Status.OK]
