@@ -116,7 +116,7 @@ MASKS = {
     "chunks": masks.chunks(512),
     "two runs": masks.columns(*mask_texts.runs_of(mask_texts.read_hidden("5-99:7-20,50:30-,9000:1-"), 8192)),
 }
-del MASKS["random eviction"], MASKS["window of 1024"]
+del MASKS["random eviction"], MASKS["window of 1024"], MASKS["half of all scores"]
 
 
 def mask_of(app: AppTest) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from cufa.bench import evidence_parts, suites
@@ -101,7 +103,7 @@ class TestSuites:
         assert any(p.edges[0] is not None for p in problems if p not in dense), "windows in decoding"
 
     def test_documents_are_the_same_in_columns_and_packed(self):
-        """As many scores; and what torch is to compile for evidence are they alone."""
+        """As many scores."""
         device = Device.typical("sm_90")
         cases = [case for case in suites.SUITES["masks"].cases(device) if "documents" in case.name]
         assert [case.problem.operation for case in cases] == ["forward", "backward"]
@@ -110,11 +112,18 @@ class TestSuites:
             assert len(set(views.values())) == 1
             packed = {label.removesuffix(" packed") for label in views if label.endswith(" packed")}
             assert packed and packed < views.keys(), "each beside the same kernel on columns"
-        recorded = [
-            case for part in evidence_parts.EVIDENCE if part.suite == "masks" for case in part.cases(device)
-        ]
-        beyond = [case for case in recorded if case.problem.mask.beyond_band]
-        assert beyond == cases
+
+    def test_half_of_all_scores_is_half_of_them(self):
+        problem, whole = (
+            next(
+                case.problem
+                for case in suites.SUITES["masks"].cases(Device.typical("sm_90"))
+                if case.name == name
+            )
+            for name in ("half of all scores, backward", "no mask, backward")
+        )
+        assert 2 * problem.visible_scores == whole.visible_scores
+        assert dataclasses.replace(problem, mask=FULL) == whole
 
     @pytest.mark.parametrize(("arch", "dtype"), [("sm_86", "float16"), ("sm_90", "float32")])
     def test_the_fa1_sweep_has_the_published_blocks(self, arch, dtype):

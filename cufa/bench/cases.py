@@ -63,8 +63,6 @@ class Case:
     """What records and tables call it; "" is the problem in words."""
     lengths: tuple[int, ...] | None = None
     """Valid keys of each sequence of a cache; None: all are full."""
-    recorded: bool = dataclasses.field(default=True, compare=False)
-    """False: evidence would take too long with it; `cufa bench` runs it."""
 
     @property
     def title(self) -> str:

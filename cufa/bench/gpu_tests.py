@@ -31,9 +31,10 @@ def run_gpu_tests(jobs: int, say: Say, every_case: bool) -> Json:
     """pytest -m gpu on all cores, then what must run alone; its output goes to stderr.
 
     Of tests that have many cases all of them with ``every_case``, else the day's sample. Returns passed, failed and
-    skipped, the names of failures, and the passes by kernel, counted by the kernel's name in the test's parameters.
+    skipped, the names of failures, whether every case ran, and the passes by kernel, counted by the kernel's name in
+    the test's parameters.
     """
-    total: Json = {"passed": 0, "failed": 0, "skipped": 0, "failures": []}
+    total: Json = {"passed": 0, "failed": 0, "skipped": 0, "failures": [], "every_case": every_case}
     by_kernel = dict.fromkeys(KERNELS, 0)
     start = time.perf_counter()
     for expression, workers in (("gpu and not alone", jobs), ("gpu and alone", 0)):

@@ -35,20 +35,22 @@ def bands(shape: Problem, best: Best) -> Iterator[Case]:
 
 
 def beyond(shape: Problem, best: Best) -> Iterator[Case]:
-    """Forward and backward. torch compiles for each mask anew, for seconds: evidence has the documents alone."""
+    """Forward and backward, and the backward without a mask, which those with half of the scores are held against."""
     for operation in (lambda p: p, of_forward):
         yield _documents(operation(shape), best)
-        for name, mask in others(shape.seqlen_k).items():
+        for name, mask in {"no mask": FULL, **others(shape.seqlen_k)}.items():
             problem = operation(dataclasses.replace(shape, mask=mask))
-            if (problem.operation, mask) != ("forward", WINDOW):  # it is among the bands
-                found = contenders(*best(problem), "flex")
-                yield Case(problem, found, f"{name}, {problem.operation}", recorded=False)
+            if problem.operation == "backward" or mask not in (FULL, WINDOW):  # those are among the bands
+                yield Case(problem, contenders(*best(problem), "flex"), f"{name}, {problem.operation}")
 
 
 def others(seqlen: int) -> dict[str, Mask]:
     """By name, for as many queries as keys."""
     rows = np.arange(seqlen) + np.random.default_rng(0).integers(1, seqlen, seqlen)
+    half = seqlen // 2
+    first = np.arange(seqlen, dtype=np.int32) % half
     return {
+        "half of all scores": masks.columns(first, first + half),
         "prefix of 2048": masks.prefix(2048),
         "window of 1024": WINDOW,
         "random eviction": masks.evict(np.minimum(rows, seqlen).astype(np.int32)),

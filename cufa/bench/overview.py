@@ -97,7 +97,8 @@ def _tests(record: Json) -> str:
     tests = record["tests"]
     if tests is None:
         return "GPU tests not run"
-    return f"{tests['passed']:,} GPU tests passed, {tests['failed']} failed:"
+    sample = "" if tests.get("every_case", True) else " (of tests with many cases the day's sample)"
+    return f"{tests['passed']:,} GPU tests passed, {tests['failed']} failed{sample}:"
 
 
 def _lines(rows: list[Recorded]) -> Iterator[list[str]]:

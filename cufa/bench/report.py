@@ -88,7 +88,8 @@ def _device_section(record: Json) -> Iterator[str]:
     if tests:
         when = renewal.when_else(record, tests.get("measured", {}))
         counts = f"{tests['passed']:,} GPU tests passed, {tests['failed']} failed, {tests['skipped']} skipped"
-        yield f"{counts}{when}."
+        sample = "" if tests.get("every_case", True) else "; of tests with many cases the day's sample"
+        yield f"{counts}{when}{sample}."
     changed = renewal.changed_since(record)
     if changed:
         yield f"\n**{changed}** Rows of these kernels are of the sources of that day."
