@@ -58,7 +58,8 @@ def test_a_recorded_trace_is_shown_with_its_sums(
     heads["start_ns"], heads["end_ns"] = heads["start_clock"], heads["end_clock"]
     logs = dataclasses.replace(trace.logs, heads=heads)
     folder = elsewhere / "inside"
-    inside.save(dataclasses.replace(trace, clock="cycles", environment=environment, logs=logs), folder)
+    measured = dataclasses.replace(trace, clock="cycles", environment=environment, slowdown=1.125, logs=logs)
+    inside.save(measured, folder)
     monkeypatch.setattr(inside, "INSIDE_DIR", folder)
     tiles = f"{trace.config.block_q}x{trace.config.block_kv}"
     app = open_page("masked_work", **{**SMALL, "d": "128"})
@@ -68,5 +69,6 @@ def test_a_recorded_trace_is_shown_with_its_sums(
         pytest.fail(f"tiles {tiles} of the trace are not those that the page shows")
     assert "µs on one SM; its warps wait" in said
     assert "of the softmax runs beside products" in said
+    assert "in a build of its own: a run of it takes 12.5% longer than one without stamps." in said
     (folder / "damaged.npz").write_text("nothing")
     assert not open_page("masked_work", **{**SMALL, "d": "128"}).exception

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 
 import numpy as np
 import pytest
@@ -107,9 +108,10 @@ def card(monkeypatch):
     return card
 
 
-def run(keep=lambda record: None, begun=None, renew=False, with_tests=True, device=H200):
+def run(keep=lambda record: None, begun=None, renew=False, with_tests=True, device=H200, limit=math.inf):
     return evidence.record_evidence(
-        device, jobs=1, seconds=0.1, with_tests=with_tests, say=lambda what: None, keep=keep, begun=begun, renew=renew
+        device, jobs=1, seconds=0.1, with_tests=with_tests, say=lambda what: None, keep=keep, begun=begun,
+        renew=renew, limit=limit,
     )  # fmt: skip
 
 
@@ -158,6 +160,34 @@ class TestGoingOn:
         assert kept[-1]["parts"] == NAMES[:2]
         record = run(kept.append, begun=kept[-1])
         assert card.measured == NAMES == record["parts"]
+
+    @pytest.mark.parametrize("slow", [*NAMES, "tests"])
+    def test_what_would_end_after_the_limit_is_not_begun(self, card, monkeypatch, slow):
+        def usual(what):
+            return 1e6 if what == slow else 0.0
+
+        monkeypatch.setattr(renewal, "usual_seconds", lambda part, device: usual(part.name))
+        monkeypatch.setattr(renewal, "usual_test_seconds", lambda: usual("tests"))
+        kept, done = [], NAMES if slow == "tests" else NAMES[: NAMES.index(slow)]
+        what = "testing" if slow == "tests" else slow
+        with pytest.raises(evidence.OutOfTime, match=rf"{what} usually takes 1000000 s, and \d+ s are left"):
+            run(kept.append, limit=1000.0)
+        assert card.measured == kept[-1]["parts"] == done
+        assert not card.tested
+        assert run(begun=as_json(kept[-1]))["parts"] == NAMES  # without a limit it ends
+        assert card.compiled and len(set(card.compiled)) == len(card.compiled), "kernels are timed once"
+
+    def test_a_part_usually_takes_what_it_took_and_at_least_what_its_regime_does(self, monkeypatch):
+        part, least = PARTS[0], renewal.least_seconds(PARTS[0], H200)
+        measured = {part.kept_in: {"measured": {part.regime.value: {"seconds": least + 70.0}}}}
+        monkeypatch.setattr(
+            records, "load_all", lambda: {"a": {"suites": measured, "tests": {"seconds": 9.0}}}
+        )
+        assert renewal.usual_seconds(part, H200) == least + 70.0
+        assert renewal.usual_test_seconds() == 9.0
+        monkeypatch.setattr(records, "load_all", dict)
+        assert renewal.usual_seconds(part, H200) == least
+        assert renewal.usual_test_seconds() == 0.0
 
     def test_a_record_of_another_gpu_is_not_gone_on_with(self, card):
         with pytest.raises(ValueError, match="the record is of A100, this GPU is H200"):

@@ -265,13 +265,21 @@ def trace(plan: Plan, given: Arrays) -> np.ndarray:
     return np.sort(found[found["end_ns"] > 0], order=["batch", "head", "q_block"])
 
 
-def trace_inside(plan: Plan, given: Arrays, sm: int | None = 0) -> Logs:
-    """Run the inside trace build once: what the warps of one SM's blocks (None: of all SMs') did when. Synchronises."""
-    device_id = given["q"].data.device_id
-    binding = Binding(prepare(plan, device_id, inside=True), given)
-    room = Room(plan.operation.num_records(plan))
-    buffer = cupy.zeros(room.size, cupy.uint8)
-    head = room.head(sm)
-    buffer[room.before - len(head) : room.before] = cupy.asarray(head)
-    binding.launch(addresses(given), trace=buffer.data.ptr + room.before)
-    return room.read(cupy.asnumpy(buffer))
+class InsideRuns:
+    """Runs of a plan's inside trace build: what the warps of one SM's blocks (None: of all SMs') do when. Compiles."""
+
+    def __init__(self, plan: Plan, given: Arrays, sm: int | None = 0) -> None:
+        self._binding = Binding(prepare(plan, given["q"].data.device_id, inside=True), given)
+        self._addresses = addresses(given)
+        self._room = Room(plan.operation.num_records(plan))
+        self._buffer = cupy.zeros(self._room.size, cupy.uint8)
+        self._head = cupy.asarray(self._room.head(sm))
+
+    def launch(self) -> None:
+        """Once, asynchronously, into empty logs."""
+        self._buffer[self._room.before - len(self._head) : self._room.before] = self._head
+        self._binding.launch(self._addresses, trace=self._buffer.data.ptr + self._room.before)
+
+    def logs(self) -> Logs:
+        """What the last run left. Synchronises."""
+        return self._room.read(cupy.asnumpy(self._buffer))

@@ -7,6 +7,7 @@ times are not recorded), then, with the machine quiet, the benchmark, and last t
 from __future__ import annotations
 
 import dataclasses
+import math
 import multiprocessing
 import os
 import tempfile
@@ -33,6 +34,10 @@ from .runner import run_case
 from .suites import SUITES, make
 
 
+class OutOfTime(Exception):
+    """What comes next would not end within the time that was given."""
+
+
 def record_evidence(
     device: Device,
     *,
@@ -43,22 +48,33 @@ def record_evidence(
     keep: Callable[[Json], object],
     begun: Json | None = None,
     renew: bool = False,
+    limit: float = math.inf,
 ) -> Json:
     """Run it all on the current GPU. ``seconds`` is the measuring time of each case where contenders take
     turns. ``keep`` is given the record after every part: a machine may be lost in between, and ``begun`` is then
     the record that goes on with what it lacks. With ``renew`` what changed kernels made stale is taken out of it
     first (:mod:`cufa.bench.renewal`), and what is measured now says so where its machine or day is another.
 
-    Raises FileNotFoundError when the tests are wanted and not here (an installed package has none), and ValueError
-    when ``begun`` is of another GPU or, without ``renew``, of kernels that changed since.
+    ``limit``: seconds; what usually would end after them is not begun.
+
+    Raises OutOfTime where that ends it, with all that was measured kept; FileNotFoundError when the tests are wanted
+    and not here (an installed package has none); and ValueError when ``begun`` is of another GPU or, without
+    ``renew``, of kernels that changed since.
     """
     if with_tests:
         check_tests_are_here()
     started = time.perf_counter()
     here = records.environment(device)
+    record = begun or _new_record(here)
+
+    def check_time(what: str, needed: float) -> None:
+        left = limit - (time.perf_counter() - started)
+        if needed > left:
+            keep(record)
+            raise OutOfTime(f"{what} usually takes {needed:.0f} s, and {left:.0f} s are left")
+
     if begun:
         _check_device(begun, device)
-    record = begun or _new_record(here)
     if renew:
         _take_out_stale(record, device, say)
     _check_kernels(record)
@@ -72,7 +88,7 @@ def record_evidence(
     elif not record["limits"].get("mma_flops"):  # rows are a percentage of the others, which stay
         say("the ceiling of mma.sync, and the time of a launch")
         record["limits"] |= {"mma_flops": mma_rates(device), "launch_seconds": launch_seconds(device)}
-    _measure_parts(record, device, jobs, seconds, here, say, keep)
+    _measure_parts(record, device, jobs, seconds, here, say, keep, check_time)
     if "host_calls" not in record:
         say("time to the first result of a new process")
         record["first_result_seconds"] = first_result_seconds()
@@ -81,6 +97,7 @@ def record_evidence(
         record["host_measured"] = renewal.differing(record, here)
         keep(record)
     if with_tests:
+        check_time("testing", renewal.usual_test_seconds())
         add_tests(record, run_gpu_tests(jobs, say, every_case=True))
         record["tests"]["measured"] = renewal.differing(record, here)
     renewal.settle(record)
@@ -131,6 +148,7 @@ def _measure_parts(
     here: Json,
     say: Say,
     keep: Callable[[Json], object],
+    check_time: Callable[[str, float], None],
 ) -> None:
     """What the record lacks, each part with the seconds that it took and with what of the environment differs from the
     record's."""
@@ -142,6 +160,7 @@ def _measure_parts(
     _compile_in_parallel([case for _, cases in parts for case in cases], jobs)
     limits = Limits(**record["limits"])
     for part, cases in parts:
+        check_time(part.name, renewal.usual_seconds(part, device))
         say(f"benchmark: {SUITES[part.suite].title}, {part.regime}")
         started = time.perf_counter()
         _measure(record["suites"], part, cases, device, limits, seconds)

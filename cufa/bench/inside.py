@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import functools
 import json
 import os
 import re
@@ -35,7 +36,7 @@ from ..core.problem import Problem
 from ..kernels import KERNELS, TileConfig
 from ..nvrtc.compiler import keeps_logs
 from ..planner import Plan, make_plan
-from . import records
+from . import records, timing
 from .backward_cases import of_forward
 from .decode_cases import make_decode
 from .inputs import Inputs, given_to
@@ -43,6 +44,8 @@ from .suites import make
 
 INSIDE_DIR = records.RECORDS_DIR / "inside"
 _RUNS = 5
+_TIMED = 0.2
+"""Seconds of timing, with and without stamps together."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,6 +64,8 @@ class InsideTrace:
     """What the numbers in the stamps mean."""
     environment: records.Json
     """As :func:`cufa.bench.records.environment`; of a CPU empty."""
+    slowdown: float | None
+    """Time of a run that stamps over that of the build without stamps, timed in turns; None: not on a GPU."""
     logs: Logs = dataclasses.field(repr=False)
 
     @property
@@ -100,7 +105,10 @@ def record(plan: Plan, sm: int = 0) -> InsideTrace:
     assert plan.device is not None
     _check_kept(plan)
     given = given_to(plan.operation, Inputs(plan.problem, on_gpu=True, seed=0).arrays(plan.problem))
-    runs = [cuda.trace_inside(plan, given, sm) for _ in range(_RUNS)]
+    stamping, runs = cuda.InsideRuns(plan, given, sm), []
+    for _ in range(_RUNS):
+        stamping.launch()
+        runs.append(stamping.logs())
     if not all(len(run.heads) for run in runs):
         raise ValueError(
             f"no block of {plan.spec.name} ran on SM {sm}: the problem is too small, name another SM"
@@ -108,7 +116,10 @@ def record(plan: Plan, sm: int = 0) -> InsideTrace:
     shortest = min(runs, key=lambda run: int(run.heads["end_clock"].max() - run.heads["start_clock"].min()))
     if wrong := mistakes(shortest):
         raise ValueError(f"the logs of {plan.spec.name} are not sound: {wrong[0]}")
-    return _of(plan, "cycles", records.environment(plan.device), shortest)
+    plain = functools.partial(cuda.Binding(cuda.prepare(plan), given).launch, cuda.addresses(given))
+    times = timing.measure({"stamping": stamping.launch, "plain": plain}, on_gpu=True, seconds=_TIMED)
+    slowdown = timing.speedup(times["stamping"], times["plain"]).value
+    return _of(plan, "cycles", records.environment(plan.device), shortest, slowdown)
 
 
 def execute(plan: Plan) -> InsideTrace:
@@ -132,9 +143,14 @@ def _check_kept(plan: Plan) -> None:
         )
 
 
-def _of(plan: Plan, clock: str, environment: records.Json, logs: Logs) -> InsideTrace:
-    digest = records.digest(plan.spec)
-    return InsideTrace(plan.spec.name, digest, plan.problem, plan.config, clock, PHASES, environment, logs)
+def _of(
+    plan: Plan, clock: str, environment: records.Json, logs: Logs, slowdown: float | None = None
+) -> InsideTrace:
+    spec = plan.spec
+    digest = records.digest(spec)
+    return InsideTrace(
+        spec.name, digest, plan.problem, plan.config, clock, PHASES, environment, slowdown, logs
+    )
 
 
 def save(trace: InsideTrace, directory: Path) -> Path:
@@ -189,6 +205,7 @@ def load(file: Path) -> InsideTrace:
                 stamps.append(log)
         logs = Logs(heads, tuple(stamps), items, described.pop("refused"))
         described["problem"] = Problem.from_json(described["problem"])
+        described.setdefault("slowdown", None)  # it was not always measured
         described["config"] = KERNELS[described["kernel"]].read_config(described["config"])
         described["phases"] = tuple(described["phases"])
         if described["phases"] != PHASES:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 import time
 from pathlib import Path
@@ -45,6 +46,11 @@ from .common import Exit, Seconds, fail, find_device, stderr, stdout
     is_flag=True,
     help="Take the record in the folder and measure again only what `cufa evidence stale` names, and the tests.",
 )
+@click.option(
+    "--limit",
+    type=Seconds(),
+    help="Begin nothing that usually ends after so many seconds: for a machine that is lent. Go on with --continue.",
+)
 @click.pass_context
 def evidence_command(
     context: click.Context,
@@ -54,6 +60,7 @@ def evidence_command(
     with_tests: bool,
     go_on: bool,
     renew: bool,
+    limit: float | None,
 ) -> None:
     """Run the GPU tests and the benchmark on this machine's GPU, and write them with the digests of the
     kernels' sources to one file, which ships with the package. CI has no GPU: it fails when a kernel changes
@@ -89,6 +96,12 @@ def evidence_command(
             keep=lambda record: records.save(record, file),
             begun=begun,
             renew=renew,
+            limit=limit or math.inf,
+        )
+    except evidence.OutOfTime as error:
+        fail(
+            Exit.FAILED,
+            f"stopped in time: {error}. {file} has what was measured; `--continue` goes on with it",
         )
     except FileNotFoundError as error:
         fail(Exit.MISSING, str(error))

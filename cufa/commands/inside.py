@@ -100,6 +100,7 @@ def _document(trace: inside.InsideTrace, of_sm: Sums) -> dict[str, Any]:
         "config": str(trace.config),
         "clock": trace.clock,
         "unit": trace.unit,
+        "slowdown": trace.slowdown,
         "sm": of_sm.sm,
         "lanes": of_sm.lanes,
         "span": of_sm.span,
@@ -119,6 +120,8 @@ def _print(trace: inside.InsideTrace, of_sm: Sums, roles: int) -> None:
         console.print(
             f"SM {of_sm.sm} of {trace.environment['device']}: {of_sm.lanes} warps, {of_sm.span:,.1f} µs"
         )
+        if trace.slowdown is not None:
+            console.print(f"with stamps a run takes {trace.slowdown:.2f}× the time of one without")
     else:
         console.print(
             f"executed on the CPU: order, not time; {of_sm.lanes} warps, {of_sm.span:,.0f} primitives"

@@ -130,7 +130,8 @@ def _caption(trace: InsideTrace, number: int, shown: int, cut: bool) -> str:
     parts = [f"{trace.kernel}: {trace.problem}, {trace.config}."]
     if trace.is_time:
         stamped = (
-            "One lane of each warp, or of a warpgroup's first, stamps the SM's clock in a build of its own."
+            "One lane of each warp, or of a warpgroup's first, stamps the SM's clock, in a build of its own"
+            f"{_cost(trace)}."
         )
         stale = "" if trace.is_current else " **The kernel's sources have changed since.**"
         where = f"{trace.environment['device']}, {trace.environment['recorded'][:10]}"
@@ -142,6 +143,14 @@ def _caption(trace: InsideTrace, number: int, shown: int, cut: bool) -> str:
             f"Only the first {charts.MOST_BARS:,} phases of the stretch are drawn: choose a shorter one."
         )
     return " ".join(parts)
+
+
+def _cost(trace: InsideTrace) -> str:
+    """Of the stamps; "" where it was not measured."""
+    if trace.slowdown is None:
+        return ""
+    more = "longer" if trace.slowdown >= 1 else "less"
+    return f": a run of it takes {sentences.share(abs(trace.slowdown - 1))} {more} than one without stamps"
 
 
 def _table(trace: InsideTrace, of_sm: Sums) -> None:
