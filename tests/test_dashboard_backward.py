@@ -244,13 +244,13 @@ def test_compare_shows_the_recorded_backward_beside_other_libraries(recorded: ev
 
 
 def test_occupancy_begins_with_the_launch_that_a_trace_is_of(shipped: None) -> None:
-    app = open_page("occupancy", kernel="fa2_backward")
+    app = open_page("occupancy", kernel="fa3_backward")
     entries = app.segmented_control(key="occupancy.entry")
-    assert entries.value == "fa2_backward"
+    assert entries.value == "fa3_backward"
     said = words(app)
-    assert "8 of 64 warps per SM" in said
+    assert "12 of 64 warps per SM" in said
     assert re.search(r"Achieved \d\.\d\d of 1 block per SM.* \(backward batch 4, heads 16, seqlen 4096", said)
-    entries.select("fa2_backward_prepare").run()
+    entries.select("fa3_backward_prepare").run()
     assert "of 64 warps per SM" in words(app) and "Achieved" not in words(app)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from ..core.architectures import Device
 from ..kernels import KERNELS
 from ..planner import Plan, make_plan
-from . import bounds
+from . import additions, bounds, tile_work
 from .limits import Limits
 from .recorded import Recorded
 from .regimes import Regime
@@ -64,6 +64,17 @@ def errors(rows: Iterable[Recorded], device: Device, limits: Limits) -> dict[str
     return {
         kernel: Error(float(np.median(found)), float(max(found)), len(found)) for kernel, found in off.items()
     }
+
+
+def left_out(plan: Plan) -> str:
+    """What a prediction of the plan does not know of its card, as a sentence; "" where it knows all that is derived."""
+    assert plan.device is not None
+    if not tile_work.work_of(plan).added_bytes or additions.of_card(plan.device.name):
+        return ""
+    return (
+        f"How fast {plan.device.name} adds in its L2 cache is not measured: what is added to dQ is left out, so wide "
+        "heads take longer than predicted."
+    )
 
 
 def in_words(found: Mapping[str, Error]) -> str:

@@ -7,7 +7,7 @@ import functools
 import json
 from collections.abc import Iterable
 
-from cufa.bench import bounds
+from cufa.bench import bounds, predictions
 from cufa.bench.predictions import Error, errors
 from cufa.bench.regimes import Regime
 from cufa.core.architectures import Device
@@ -91,6 +91,11 @@ def why_none(problem: Problem, spec: KernelSpec, device: Device, found: Evidence
     except ValueError as error:
         return str(error)
     return bounds.why_not(plan, found.limits)
+
+
+def left_out(problem: Problem, spec: KernelSpec, device: Device) -> str:
+    """What predicted times of the kernel do not know of the card, as a sentence; "" where nothing is missing."""
+    return predictions.left_out(make_plan(problem, device, kernel=spec.name, num_splits=_whole(spec)))
 
 
 def _whole(spec: KernelSpec) -> int | None:

@@ -31,7 +31,7 @@ def show_tilings(controls: Controls, view: View) -> None:
     st.caption(
         f"From the ceilings recorded on **{found.where}** alone: products, exponentials, shared memory and memory, "
         "what the warps of an SM hide of one another, and the thread block with the most to do. "
-        f"{predictions.in_words(errors)}"
+        f"{predictions.in_words(errors)} {tilings.left_out(view.problem, view.spec, view.device)}"
     )
 
 
