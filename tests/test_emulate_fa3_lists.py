@@ -88,9 +88,7 @@ def test_random_persistent_grids(config, head_dim, seed):
 @CONFIGS
 def test_lengths_in_any_order(config, head_dim, kind):
     """Sequences of every length, on all configs, whichever warp runs next."""
-    names = of_today(
-        ["empty ones", "one query", "equal", "whole tiles"], f"lists {config} {kind}", fixed=0
-    )
+    names = of_today(["empty ones", "one query", "equal", "whole tiles"], f"lists {config} {kind}", fixed=0)
     for lengths in names:
         for options in ("causal", "window, softcap"):
             ragged(kind, lengths, options, Execution("checked", len(lengths)), config, head_dim)
