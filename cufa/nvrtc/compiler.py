@@ -53,7 +53,7 @@ def _sources(source: str, stamps: bool = False) -> dict[str, str]:
 
 
 def _text(path: str) -> str:
-    """What a file holds; read again only when it has changed, or did so lately enough that its clock may not show it."""
+    """What a file holds; read again only when it has changed, or so lately that its time may not show it."""
     found = os.stat(path)
     if time.time_ns() - found.st_mtime_ns < _CLOCK_NS:
         return Path(path).read_text(encoding="utf-8")
