@@ -206,6 +206,30 @@ def test_gpu_kernels_refuse_by_name(build):
         cufa.plan_backward((1, 2, 65, 64), mask=mask, deterministic=True, device="sm_80")
 
 
+@pytest.mark.parametrize(("diagonal", "shift"), [("bottom-right", 4), ("top-left", 0), (-3, -3)])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda **where: masks.window(None, None, **where),
+        lambda **where: masks.window(2, 1, **where),
+        masks.causal,
+        lambda **where: masks.prefix(2, **where),
+        lambda **where: masks.streaming(2, 1, **where),
+        lambda **where: masks.global_window(2, 1, 1, **where),
+        lambda **where: masks.chunks(3, **where),
+        lambda **where: masks.documents([4, 5], **where),
+        lambda **where: masks.documents([4, 5], causal=False, **where),
+        lambda **where: masks.shared_question(4, [2, 3], **where),
+        lambda **where: masks.evict(np.arange(9), **where),
+        lambda **where: masks.columns(np.arange(9), np.arange(9), **where),
+        lambda **where: masks.columns(np.arange(9), np.arange(9), causal=True, **where),
+    ],
+)
+def test_the_diagonal_is_where_queries_stand_whatever_is_bounded(make, diagonal, shift):
+    """What ALiBi measures from, with nothing on either side of it too."""
+    assert make(diagonal=diagonal).shift(5, 9) == shift
+
+
 # --- From a matrix ----------------------------------------------------------------------------------------
 
 

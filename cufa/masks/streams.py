@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from ..core.columns import FROM_THE_START, TO_THE_END, Chunks, Columns, columns_of
 from ..core.integers import Integers
-from ..core.mask import CAUSAL, FULL, Band, Mask
+from ..core.mask import CAUSAL, Band, Mask
 from ..ops.arrays import is_device_array
 from .checks import check_count, check_diagonal, check_flag, check_from_0, integers, module_of
 
@@ -40,7 +40,7 @@ def documents(
     x = integers("lengths", lengths, axes=("(documents,)", "(batch, documents)"))
     seqlen = _stream_length("lengths", x, seqlen)
     causal, diagonal = check_flag("causal", causal), check_diagonal(diagonal)
-    band = _causal(diagonal) if causal else FULL
+    band = _causal(diagonal) if causal else Band(diagonal=diagonal)
     title = f"{'causal ' if causal else ''}documents ({x.shape[-1]})"
     if is_device_array(x):
         return Columns(band, _runs_on_gpu(x, seqlen, "causal" if causal else "both ways"), diagonal, title)
