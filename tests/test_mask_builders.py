@@ -248,6 +248,11 @@ def test_a_band_comes_back_as_the_same_scores(data):
     assert isinstance(found, Band) or not seen.any()
 
 
+@pytest.mark.parametrize("form", [np.int64, np.array, lambda n: [n]])
+def test_a_question_of_one_length_in_other_words(form):
+    assert masks.shared_question(form(3), [2, 4]) == masks.shared_question(3, [2, 4])
+
+
 def test_matrices_for_each_sequence_and_head():
     rng = np.random.default_rng(0)
     each = masks.from_flashmask(rng.integers(0, 20, (2, 3, 20, 4)), causal=False)
@@ -294,12 +299,19 @@ WRONG = [
     (lambda: masks.documents([2**40]), ValueError, "lengths holds 1099511627776, which int32 does not"),
     (lambda: masks.shared_question(-1, [2]), ValueError, "question=-1 must be from 0"),
     (lambda: masks.shared_question([1, 2, 3], [[2], [2]]), ValueError, "question is of 3 .*answers of 2"),
+    (
+        lambda: masks.shared_question([[1], [1, 2]], [2]),
+        ValueError,
+        "question is .*rows that differ in length",
+    ),
+    (lambda: masks.shared_question(np.array(2.5), [2]), TypeError, "question must be an integer from 0 up"),
     (lambda: masks.evict("abc"), TypeError, "rows must be an array"),
     (
         lambda: masks.evict(np.ones((2, 2, 2, 2), int)),
         ValueError,
         "rows has shape .*takes.*kv_heads, seqlen_k",
     ),
+    (lambda: masks.columns(None, [2]), TypeError, "lo1 must be an array"),
     (lambda: masks.columns([1], [2], [3]), ValueError, "lo2 came without hi2"),
     (lambda: masks.columns([1, 2], [2]), ValueError, r"hi1 has shape \(1,\) but lo1 has \(2,\)"),
     (lambda: masks.columns([1], [2], causal=True, window=(1, 2)), ValueError, "causal=True hides them"),

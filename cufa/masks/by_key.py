@@ -46,8 +46,8 @@ def columns(
     if (lo2 is None) != (hi2 is None):
         here, missing = ("lo2", "hi2") if hi2 is None else ("hi2", "lo2")
         raise ValueError(f"{here} came without {missing}: a run of rows has both ends")
-    given = {"lo1": lo1, "hi1": hi1, "lo2": lo2, "hi2": hi2}
-    runs = {name: integers(name, x, _AXES) for name, x in given.items() if x is not None}
+    given = {"lo1": lo1, "hi1": hi1, **({} if lo2 is None else {"lo2": lo2, "hi2": hi2})}
+    runs = {name: integers(name, x, _AXES) for name, x in given.items()}
     shape = _one_shape(runs)
     x = runs["lo1"]
     band = _band(causal, window, diagonal)

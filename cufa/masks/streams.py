@@ -68,7 +68,8 @@ def shared_question(
     """
     x = integers("answers", answers, axes=("(answers,)", "(batch, answers)"))
     xp = module_of(x)
-    if np.ndim(question) == 0 and not hasattr(question, "ndim"):
+    of_one = not isinstance(question, (list, tuple)) and getattr(question, "ndim", 0) == 0
+    if of_one and not is_device_array(question):
         first = xp.full(x.shape[:-1], check_count("question", question), xp.int32)
     else:
         first = integers("question", question, axes=("(batch,)", "()"))
