@@ -284,6 +284,7 @@ def test_a_plan_checks_shapes(shape, error, message):
     [
         ({"device": "sm_75"}, "sm_75 is not supported"),
         ({"device": "tpu"}, "'tpu' is not known"),
+        ({"device": "sm_9²"}, "'sm_9²' is not known"),
         ({"device": np.ones(2)}, "device must be"),
         ({"dtype": "int8"}, "int8"),
         ({"dtype": 0}, "dtype='0' is not served"),

@@ -67,7 +67,7 @@ def test_a_problem_larger_than_memory():
     assert message.endswith("Fix: a smaller problem, e.g. a shorter --seqlen")
 
 
-@pytest.mark.parametrize("seconds", ["nan", "inf", "-inf", "0"])
+@pytest.mark.parametrize("seconds", ["nan", "inf", "-inf", "0", "1e20"])
 @pytest.mark.parametrize("command", [["demo"], ["bench"], ["compare", "fa1", "fa2"], ["evidence"]])
 def test_seconds_are_finite(command, seconds):
     result = CliRunner().invoke(main, [*command, "--seconds", seconds], catch_exceptions=False)

@@ -19,7 +19,7 @@ from ..bench.regimes import Regime
 from ..bench.suites import OPERATION_NAMES, make
 from ..candidates import algorithms
 from ..core.architectures import Device
-from ..core.problem import HEAD_DIM_STEP, MAX_HEAD_DIM, Problem
+from ..core.problem import HEAD_DIM_STEP, MAX_HEAD_DIM, MAX_SIZE, Problem
 from ..ops.arrays import FORWARD_DTYPES
 from .mask_options import FORWARD_ONLY, decoding_mask, forward_mask, mask_options
 
@@ -27,6 +27,10 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 ALGORITHMS = tuple(name for name in algorithms() if name != "auto")
 """Of the forward operation."""
+
+
+SIZE = click.IntRange(1, MAX_SIZE)
+"""Of an axis: kernels count with 32 bits."""
 
 
 class Exit(enum.IntEnum):
@@ -98,10 +102,10 @@ def json_option(function: F) -> F:
 
 
 class Seconds(click.FloatRange):
-    """A time to measure for: finite, or it would never end."""
+    """A time to measure for, a day at the most."""
 
     def __init__(self) -> None:
-        super().__init__(min=0.01)
+        super().__init__(min=0.01, max=24 * 3600)
 
     def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> float:
         seconds = super().convert(value, parameter, context)
@@ -155,13 +159,11 @@ def shape_options(
     """--batch, --heads, --window and so on; :func:`problem_from` turns them into a Problem. ``dtype`` is the
     default of --dtype; without one it depends on the device."""
     options: list[Callable[[Any], Any]] = [
-        click.option("--batch", type=click.IntRange(1), default=1, show_default=True),
-        click.option("--heads", type=click.IntRange(1), default=8, show_default=True, help="Query heads."),
-        click.option(
-            "--kv-heads", type=click.IntRange(1), help="Key/value heads (GQA, MQA).  [default: heads]"
-        ),
-        click.option("--seqlen", type=click.IntRange(1), default=seqlen, show_default=True, help="Queries."),
-        click.option("--seqlen-k", type=click.IntRange(1), help="Keys.  [default: seqlen]"),
+        click.option("--batch", type=SIZE, default=1, show_default=True),
+        click.option("--heads", type=SIZE, default=8, show_default=True, help="Query heads."),
+        click.option("--kv-heads", type=SIZE, help="Key/value heads (GQA, MQA).  [default: heads]"),
+        click.option("--seqlen", type=SIZE, default=seqlen, show_default=True, help="Queries."),
+        click.option("--seqlen-k", type=SIZE, help="Keys.  [default: seqlen]"),
         click.option("--head-dim", type=click.IntRange(8, MAX_HEAD_DIM), default=64, show_default=True),
         click.option(
             "--dtype",
@@ -183,6 +185,10 @@ def shape_options(
     return decorate
 
 
+_MOST_ELEMENTS = 2**57
+"""Of 8 bytes each: an exabyte, before NumPy says in its own words that 64 bits do not count them."""
+
+
 def problem_from(
     options: dict[str, Any], device: Device | None, operation: str = OPERATION_NAMES[0]
 ) -> Problem:
@@ -196,9 +202,13 @@ def problem_from(
     if options["precision"] and dtype != "float32":
         raise click.UsageError(f"--precision is a choice for float32, not {dtype}")
     try:
-        return _MAKERS[operation]({**options, "dtype": dtype, "kv_heads": kv_heads or heads})
+        problem = _MAKERS[operation]({**options, "dtype": dtype, "kv_heads": kv_heads or heads})
     except (TypeError, ValueError) as error:
         raise click.UsageError(str(error)) from None
+    for shape in problem.shapes:
+        if math.prod(shape) > _MOST_ELEMENTS:
+            raise click.UsageError(f"an array of shape {shape} is larger than any memory")
+    return problem
 
 
 def _forward(options: dict[str, Any]) -> Problem:

@@ -22,6 +22,7 @@ from ..core.mask import CAUSAL
 from ..core.schedule import Schedule, Tile
 from ..planner import Plan
 from .common import (
+    SIZE,
     Exit,
     bytes_text,
     device_option,
@@ -52,9 +53,7 @@ _GLYPHS = {Tile.SKIPPED: "· ", Tile.FULL: "██", Tile.PARTIAL: "▒▒", Til
 
 
 @click.group("demo", invoke_without_command=True)
-@click.option(
-    "--seqlen", type=click.IntRange(1), help="Queries and keys.  [default: 4096 on a GPU, 2048 on the CPU]"
-)
+@click.option("--seqlen", type=SIZE, help="Queries and keys.  [default: 4096 on a GPU, 2048 on the CPU]")
 @device_option
 @seconds_option(3.0)
 @json_option

@@ -77,7 +77,7 @@ def find_architecture(name: str | int) -> Architecture:
     Raises ValueError for a GPU older than sm_80.
     """
     text = str(name).removeprefix("sm_").rstrip("af")
-    if not text.isdigit():
+    if not (text.isascii() and text.isdigit()):
         raise ValueError(f"architecture {name!r} is not known; use one of {_known()}, e.g. 'sm_90'")
     capability = int(text)
     if capability in ARCHITECTURES:
