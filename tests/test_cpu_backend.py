@@ -148,6 +148,7 @@ def test_rows_whose_every_score_is_minus_infinity(algorithm, causal):
     q, k, v = make_inputs(1, 2, 2, 60, 60, 8, "float32")
     k[...] = np.abs(k)
     q[0, 0, 30] = -np.inf
+    v[0, 0, 5, 3] = np.inf  # which the row sees, with a weight of 0 over a sum of 0
     same_special_values(q, k, v, algorithm, causal)
     out, lse = attend(q, k, v, algorithm=algorithm, causal=causal)
     assert (out[0, 0, 30] == 0).all() and lse[0, 0, 30] == -np.inf

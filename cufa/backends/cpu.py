@@ -147,7 +147,9 @@ def _naive(heads: _Stack, q_blocks: range) -> None:
         P *= np.exp(m - np.where(m_new == -np.inf, 0, m_new))
         m = m_new
     P /= np.where(l == 0, 1, l)
-    heads.store(heads.rows(0), heads.weighted_values(P, 0, 0), m, l)  # l. 3
+    O = heads.weighted_values(P, 0, 0)  # l. 3
+    np.copyto(O, 0, where=l == 0)  # 0 · inf is NaN
+    heads.store(heads.rows(0), O, m, l)
 
 
 def normalise(O: Array, l: Array) -> Array:
