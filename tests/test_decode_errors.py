@@ -185,6 +185,7 @@ BAD = [
         r"k_scale has shape \(3,\).*\(kv_heads,\) = \(2,\)",
     ),
     ({**_FP8, "k_scale": [1, np.nan], "v_scale": 1}, ValueError, r"k_scale must be finite, but holds nan"),
+    ({**_FP8, "k_scale": 1e300, "v_scale": 1}, ValueError, r"k_scale must be finite, but holds inf"),
     (
         {**_FP8, "k_scale": np.array(["a", "b"]), "v_scale": 1},
         TypeError,
@@ -265,6 +266,7 @@ def _call(**changes):
 
 
 @pytest.mark.parametrize(("changes", "error", "message"), BAD)
+@pytest.mark.filterwarnings("error")
 def test_bad_input_names_the_argument(changes, error, message):
     with pytest.raises(error, match=message):
         _call(**changes)

@@ -255,9 +255,11 @@ def test_numbers_of_other_types_and_layouts():
             ValueError,
             r"alibi_slopes\[0, 3\] is -inf: it must be finite",
         ),
+        ({"alibi_slopes": [1, 2, 1e300, 3]}, ValueError, r"alibi_slopes\[2\] is inf: it must be finite"),
         ({"alibi_slopes": [True] * 4}, TypeError, "alibi_slopes is bool: it takes numbers"),
     ],
 )
+@pytest.mark.filterwarnings("error")
 def test_numbers_that_are_none(options, error, message):
     q, k, v = make_inputs(2, 4, 2, 9, 9, 8, "float32")
     out, lse = np.zeros_like(q), np.zeros((2, 4, 9), np.float32)

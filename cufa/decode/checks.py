@@ -210,7 +210,8 @@ def _scales(name: str, x: Array, problem: Problem) -> Array:
     if x.dtype.kind not in "fiu" or (on_device and x.dtype != np.float32):
         raise TypeError(f"{name} is {x.dtype}; it must be float32: convert with {name}.astype('float32')")
     if not on_device:
-        x = np.ascontiguousarray(np.broadcast_to(x, shape) if x.ndim == 0 else x, np.float32)
+        with np.errstate(over="ignore"):  # what is too large is infinite, and named below
+            x = np.ascontiguousarray(np.broadcast_to(x, shape) if x.ndim == 0 else x, np.float32)
     if x.shape != shape:
         raise ValueError(
             f"{name} has shape {x.shape}; it must be (kv_heads,) = {shape}, or one number on the host"

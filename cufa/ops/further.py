@@ -89,7 +89,8 @@ def _numbers(name: str, x: Any, shapes: tuple[tuple[int, ...], ...], problem: Pr
     # Of ml_dtypes' types the kind is V.
     if x.dtype.kind not in "fiu" and str(x.dtype) != "bfloat16":
         raise TypeError(f"{name} is {x.dtype}: it takes numbers, such as float32")
-    values = np.ascontiguousarray(x, problem.lse_dtype)
+    with np.errstate(over="ignore"):  # what is too large is infinite, and named below
+        values = np.ascontiguousarray(x, problem.lse_dtype)
     wrong = np.isnan(values) | (np.isposinf(values) if name == "sink" else np.isinf(values))
     if wrong.any():
         place = np.argwhere(wrong)[0].tolist()
