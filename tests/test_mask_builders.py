@@ -327,6 +327,25 @@ WRONG = [
 ]
 
 
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: masks.prefix([]),
+        lambda: masks.evict(np.zeros((0, 4), int)),
+        lambda: masks.documents(np.zeros((0, 2), int), seqlen=4),
+        lambda: masks.from_flashmask(np.zeros((0, 1, 4, 2), int), causal=False),
+    ],
+)
+def test_a_mask_of_no_sequence_goes_with_a_batch_of_none_alone(make):
+    q = np.ones((2, 1, 4, 8), np.float32)
+    assert cufa.flash_attention(q[:0], q[:0], q[:0], mask=make()).shape == (0, 1, 4, 8)
+    with pytest.raises(ValueError, match="is of 0 sequences but k has 2: make it for 2"):
+        cufa.flash_attention(q, q, q, mask=make())
+    assert "of no sequences" in make()._repr_html_()
+    with pytest.raises(ValueError, match="is of no sequences: there is nothing to draw"):
+        make().figure()
+
+
 @pytest.mark.parametrize(("make", "error", "message"), WRONG)
 def test_builders_name_argument_value_and_cure(make, error, message):
     with pytest.raises(error, match=message):

@@ -203,6 +203,11 @@ def _read(value: Any) -> Any:
     return Mask.from_json(value) if "family" in value else Integers.from_json(value)
 
 
+def together(*counts: int) -> int:
+    """Of how many sequences numbers are, where some are of one that all share. Of none, where some are of none."""
+    return max(counts) if min(counts) else 0
+
+
 def shift_of(diagonal: str | int, seqlen_q: int, seqlen_k: int) -> int:
     """δ of a diagonal: where the first query stands among the keys."""
     if isinstance(diagonal, str):

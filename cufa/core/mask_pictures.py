@@ -52,8 +52,9 @@ def figure(mask: Mask, seqlen_q: int | None, seqlen_k: int | None, batch: int, h
             "and notebooks show a mask without Plotly"
         ) from error
     lengths_ = lengths(mask, seqlen_q, seqlen_k)
-    if 0 in lengths_:
-        raise ValueError(f"{mask} is of no keys: there is nothing to draw; make it for at least one")
+    if 0 in (*lengths_, *mask.spread):
+        nothing = "no keys" if 0 in lengths_ else "no sequences"
+        raise ValueError(f"{mask} is of {nothing}: there is nothing to draw; make it for at least one")
     shown = cells(mask, *lengths_, batch, head)
     colours = [(n / 2, colour) for n, colour in enumerate((_HIDDEN, _SOME, _SEEN))]
     query, key = (np.arange(n) * -(-max(lengths_) // _CELLS) for n in shown.shape)
@@ -76,8 +77,8 @@ def html(mask: Mask) -> str:
     if not mask.known:
         return f"<p>{caption}: its numbers are not on the host, so that there is no picture.</p>"
     seqlen_q, seqlen_k = lengths(mask, None, None)
-    if not seqlen_k:
-        return f"<p>{caption}: of no keys.</p>"
+    if not seqlen_k or 0 in mask.spread:
+        return f"<p>{caption}: of no {'sequences' if seqlen_k else 'keys'}.</p>"
     shown = cells(mask, seqlen_q, seqlen_k, 0, 0)
     height, width = shown.shape
     runs = [run for row, values in enumerate(shown) for run in _runs(row, values)]
