@@ -17,7 +17,9 @@ from cufa.cli import main
 
 
 def cufa_command(*arguments: str, stdout=subprocess.PIPE, **options) -> subprocess.CompletedProcess[bytes]:
-    environment = {**os.environ, "PYTHONPATH": str(Path(cufa.__file__).parents[1]), **options.pop("env", {})}
+    # Empty: output is buffered, as for most users, and Python tries to write what is left once more when it exits.
+    own = {"PYTHONPATH": str(Path(cufa.__file__).parents[1]), "PYTHONUNBUFFERED": ""}
+    environment = {**os.environ, **own, **options.pop("env", {})}
     command = [sys.executable, "-m", "cufa", *arguments]
     return subprocess.run(
         command, env=environment, stdout=stdout, stderr=subprocess.PIPE, check=False, **options
