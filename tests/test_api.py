@@ -297,6 +297,13 @@ def test_plan_says_what_it_cannot_do(options, message):
         cufa.plan((1, 1, 64, 64), **options)
 
 
+@pytest.mark.parametrize("threads", [0, -1, True, 2.0, "2"])
+def test_threads_of_the_executor_are_a_number(threads):
+    x = np.ones((1, 1, 16, 16), np.float16)
+    with pytest.raises(ValueError, match=r"threads=.* must be an int from 1 up"):
+        cufa.emulate(x, x, x, threads=threads)
+
+
 def test_bfloat16_is_ml_dtypes():
     q, k, v = make_inputs(1, 1, 1, 8, 8, 8, "bfloat16")
     assert cufa.flash_attention(q, k, v).dtype == ml_dtypes.bfloat16

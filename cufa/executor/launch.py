@@ -101,6 +101,9 @@ class Execution:
             raise ValueError(
                 f"schedule={self.schedule!r} is not known; use 'ascending', 'descending' or a seed (int)"
             )
+        threads = self.threads
+        if threads is not None and (isinstance(threads, bool) or not isinstance(threads, int) or threads < 1):
+            raise ValueError(f"threads={threads!r} must be an int from 1 up, or None for all cores")
         if self.copies not in (None, "early", "late"):
             raise ValueError(f"copies={self.copies!r} is not known; use 'early', 'late' or None")
 
@@ -146,7 +149,7 @@ def execute(
         num_threads=launch.num_threads,
         shared_bytes=launch.shared_memory,
         cluster=launch.cluster,
-        workers=execution.threads or os.cpu_count() or 1,
+        workers=min(execution.threads or os.cpu_count() or 1, len(counters) or 1),
         mode=MODES.index(execution.mode),
         schedule=_RANDOM if random else SCHEDULES.index(str(execution.schedule)),
         seed=int(execution.schedule) & 0xFFFFFFFF if random else 0,
