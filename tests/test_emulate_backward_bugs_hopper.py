@@ -152,10 +152,15 @@ BUGS = {
         SUMS, "      bulk_wait();  // added, and not only read\n", "", "unordered-sum", deterministic=True
     ),
     "turn not awaited": short(
-        SUMS, "      await_turn(at.block, at.tile, 0);\n", "", "unordered-sum", deterministic=True
+        SUMS,
+        "      watch.await(at);\n      turns.wait_full(at.n);\n",
+        "      turns.wait_full(at.n);\n",
+        "unordered-sum",
+        deterministic=True,
+        mask=FULL,  # then a block has to wait for its first tile
     ),
     "turn never passed on": short(
-        SUMS, "      pass_turn_on(at.block, at.tile, 0);\n", "", "deadlock", deterministic=True
+        SUMS, "only read\n      watch.pass_on(at);\n", "only read\n", "deadlock", deterministic=True
     ),
     "turn of all key blocks, seen or not": short(
         "tiles/backward_schedule.cuh",
@@ -164,13 +169,21 @@ BUGS = {
         "deadlock",
         deterministic=True,
     ),
+    "asked ahead for the tile at hand": short(
+        SUMS,
+        "at.block.next(at.tile)));",
+        "at.tile));",
+        "unordered-sum",
+        deterministic=True,
+        mask=FULL,
+    ),
     "staged dQ added before it is there": short(
         SUMS, "      turns.wait_full(at.n);\n", "", "race never-written", deterministic=True
     ),
     "staged dQ given back while it is read": long(
         SUMS,
-        "      bulk_wait_read();\n      turns.release(at.n, 0);\n      bulk_wait();",
-        "      turns.release(at.n, 0);\n      bulk_wait();",
+        "      bulk_wait_read();\n      turns.release(at.n, 0);\n      watch.look_ahead(at);\n      bulk_wait();",
+        "      turns.release(at.n, 0);\n      watch.look_ahead(at);\n      bulk_wait();",
         "race copy-not-awaited",
         deterministic=True,
     ),

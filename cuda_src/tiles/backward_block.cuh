@@ -265,7 +265,7 @@ struct TileVisit {
   QueryTile tile;
   u32 n;        // number of the tile, over all items
   u32 item;     // number of the item, of those with tiles
-  bool first;   // of its item
+  bool first, last;  // of its item
 };
 template <typename Visit>
 DEVICE void visit_items(const BackwardParams& p, u32 start, const Visit& visit) {
@@ -279,7 +279,7 @@ DEVICE void visit_items(const BackwardParams& p, u32 start, const Visit& visit) 
       QueryTile tile = block.first();
 #pragma unroll 1  // unrolled, it takes more registers than a producer has
       for (const u32 end = n + count; n < end; ++n) {
-        visit(TileVisit{block, tile, n, with_tiles, n == end - count});
+        visit(TileVisit{block, tile, n, with_tiles, n == end - count, n + 1 == end});
         tile = block.next(tile);
       }
       ++with_tiles;

@@ -40,16 +40,26 @@ DEVICE void stage_dq(u32 staged, const float (&d)[4 * TILES], int lane) {
   warp_sync();  // all of it is there
 }
 
-// By one thread: until all key blocks to the right have added part `part` of a tile.
-DEVICE void await_turn(const KeyBlock& block, QueryTile tile, int part) {
-  const u32 turn = key_blocks_before<Br, Bc>(block.mask(), tile.q_tile, block.k_block());
-  const u32* const counter = BackwardWorkspace::turn(block.p, block.place(tile)) + part;
-  while (ld_acquire_gpu(counter) != turn) {
+// The turns of part `part`, as one thread knows them.
+struct TurnWatch {
+  const int part;
+  u32 ahead = NOT_ASKED;  // how many key blocks had added to the tile that comes next, when that was asked
+
+  static constexpr u32 NOT_ASKED = ~0u;
+  DEVICE u32* counter(const KeyBlock& block, QueryTile tile) const {
+    return BackwardWorkspace::turn(block.p, block.place(tile)) + part;
   }
-}
-DEVICE void pass_turn_on(const KeyBlock& block, QueryTile tile, int part) {
-  red_release_gpu_add(BackwardWorkspace::turn(block.p, block.place(tile)) + part, 1);
-}
+  // Until all key blocks to the right have added to the tile.
+  DEVICE void await(const TileVisit& at) {
+    const u32 turn = key_blocks_before<Br, Bc>(at.block.mask(), at.tile.q_tile, at.block.k_block());
+    while (ahead != turn) ahead = ld_acquire_gpu(counter(at.block, at.tile));
+  }
+  // An answer takes as long as an addition, so it is asked for while one is on its way.
+  DEVICE void look_ahead(const TileVisit& at) {
+    ahead = at.last ? NOT_ASKED : ld_acquire_gpu(counter(at.block, at.block.next(at.tile)));
+  }
+  DEVICE void pass_on(const TileVisit& at) const { red_release_gpu_add(counter(at.block, at.tile), 1); }
+};
 
 // DETERMINISTIC and BULK_ADD: adds what the warps of consumers have staged, when it is this block's turn. Full when all of them
 // have, empty when the copy engine has read it.
@@ -59,17 +69,19 @@ struct DqAdder {
   const u32 start;  // of the shared memory
 
   DEVICE void run() const {
+    TurnWatch watch{0};
     visit_items(p, start, [&](const TileVisit& at) {
       const Memory smem(opaque(start));
       const DqHandover turns = smem.dQ_handover();
-      await_turn(at.block, at.tile, 0);
+      watch.await(at);
       turns.wait_full(at.n);
       smem.add_staged(p, at.block.place(at.tile));
       bulk_commit();
       bulk_wait_read();
       turns.release(at.n, 0);
+      watch.look_ahead(at);
       bulk_wait();  // added, and not only read
-      pass_turn_on(at.block, at.tile, 0);
+      watch.pass_on(at);
     });
   }
 };
@@ -84,13 +96,15 @@ struct TurnKeeper {
   const int part;
 
   DEVICE void run() const {
+    TurnWatch watch{part};
     visit_items(p, start, [&](const TileVisit& at) {
       const DqHandover turns = Memory(opaque(start)).dQ_handover();
       const u32 turn = at.n * DQ_PARTS + part;
-      await_turn(at.block, at.tile, part);
+      watch.await(at);
       mbarrier_arrive(turns.full_barrier(turn));
+      watch.look_ahead(at);
       turns.wait_empty(turn + DQ_PARTS);
-      pass_turn_on(at.block, at.tile, part);
+      watch.pass_on(at);
     });
   }
 };
