@@ -152,38 +152,33 @@ BUGS = {
         SUMS, "      bulk_wait();  // added, and not only read\n", "", "unordered-sum", deterministic=True
     ),
     "turn not awaited": short(
-        SUMS,
-        "      watch.await(at);\n      turns.wait_full(at.n);\n",
-        "      turns.wait_full(at.n);\n",
-        "unordered-sum",
-        deterministic=True,
-        mask=FULL,  # then a block has to wait for its first tile
+        SUMS, "      await_turn(at.block, at.tile, 0);\n", "", "unordered-sum", deterministic=True
     ),
     "turn never passed on": short(
-        SUMS, "only read\n      watch.pass_on(at);\n", "only read\n", "deadlock", deterministic=True
+        SUMS, "      pass_turn_on(at.block, at.tile, 0);\n", "", "deadlock", deterministic=True
     ),
     "turn of all key blocks, seen or not": short(
         "tiles/backward_schedule.cuh",
-        "template tiles<BR, BC, true>(q_tile).end - 1 - k_block",
-        "template tiles<BR, BC, false>(q_tile).end - 1 - k_block",
+        "mask.template tiles<BR, BC, true>(q_tile);",
+        "mask.template tiles<BR, BC, false>(q_tile);",
         "deadlock",
         deterministic=True,
+        mask=Band(70, 0),
     ),
-    "asked ahead for the tile at hand": short(
+    "phase of the other adder's tile taken for this one's": long(
         SUMS,
-        "at.block.next(at.tile)));",
-        "at.tile));",
-        "unordered-sum",
+        "      turns.wait_empty(at.n);  // what",
+        "      // what",
+        "race never-written wrong",
         deterministic=True,
-        mask=FULL,
     ),
     "staged dQ added before it is there": short(
         SUMS, "      turns.wait_full(at.n);\n", "", "race never-written", deterministic=True
     ),
     "staged dQ given back while it is read": long(
         SUMS,
-        "      bulk_wait_read();\n      turns.release(at.n, 0);\n      watch.look_ahead(at);\n      bulk_wait();",
-        "      turns.release(at.n, 0);\n      watch.look_ahead(at);\n      bulk_wait();",
+        "      bulk_wait_read();\n      turns.release(at.n, 0);\n      bulk_wait();",
+        "      turns.release(at.n, 0);\n      bulk_wait();",
         "race copy-not-awaited",
         deterministic=True,
     ),
@@ -202,6 +197,13 @@ BUGS = {
     ),
     "turn of a part passed on by lanes that have added": wide(
         WIDE, "      warp_sync();  // all lanes have added\n", "", "unordered-sum", deterministic=True
+    ),
+    "consumers told of a turn that is not theirs": wide(
+        SUMS,
+        "return ld_acquire_gpu(turn_counter(block, tile, part)) == turn_of(block, tile);",
+        "return true;",
+        "unordered-sum",
+        deterministic=True,
     ),
     "turns of the second part not zeroed": wide(
         PASSES, "vec2{0, 0}", "u32(0)", "deadlock never", deterministic=True

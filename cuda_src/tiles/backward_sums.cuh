@@ -40,55 +40,55 @@ DEVICE void stage_dq(u32 staged, const float (&d)[4 * TILES], int lane) {
   warp_sync();  // all of it is there
 }
 
-// The turns of part `part`, as one thread knows them.
-struct TurnWatch {
-  const int part;
-  u32 ahead = NOT_ASKED;  // how many key blocks had added to the tile that comes next, when that was asked
-
-  static constexpr u32 NOT_ASKED = ~0u;
-  DEVICE u32* counter(const KeyBlock& block, QueryTile tile) const {
-    return BackwardWorkspace::turn(block.p, block.place(tile)) + part;
+// How many key blocks have added to part `part` of a tile.
+DEVICE u32* turn_counter(const KeyBlock& block, QueryTile tile, int part) {
+  return BackwardWorkspace::turn(block.p, block.place(tile)) + part;
+}
+// How many add before this one does.
+DEVICE u32 turn_of(const KeyBlock& block, QueryTile tile) {
+  return key_blocks_before<Br, Bc>(block.mask(), tile.q_tile, block.k_block());
+}
+// By one thread: until it is the block's turn.
+DEVICE void await_turn(const KeyBlock& block, QueryTile tile, int part) {
+  const u32 turn = turn_of(block, tile);
+  while (ld_acquire_gpu(turn_counter(block, tile, part)) != turn) {
   }
-  // Until all key blocks to the right have added to the tile.
-  DEVICE void await(const TileVisit& at) {
-    const u32 turn = key_blocks_before<Br, Bc>(at.block.mask(), at.tile.q_tile, at.block.k_block());
-    while (ahead != turn) ahead = ld_acquire_gpu(counter(at.block, at.tile));
-  }
-  // An answer takes as long as an addition, so it is asked for while one is on its way.
-  DEVICE void look_ahead(const TileVisit& at) {
-    ahead = at.last ? NOT_ASKED : ld_acquire_gpu(counter(at.block, at.block.next(at.tile)));
-  }
-  DEVICE void pass_on(const TileVisit& at) const { red_release_gpu_add(counter(at.block, at.tile), 1); }
-};
+}
+DEVICE void pass_turn_on(const KeyBlock& block, QueryTile tile, int part) {
+  red_release_gpu_add(turn_counter(block, tile, part), 1);
+}
 
 // DETERMINISTIC and BULK_ADD: adds what the warps of consumers have staged, when it is this block's turn. Full when all of them
-// have, empty when the copy engine has read it.
+// have, empty when the copy engine has read it. To learn of a turn, to add and to pass it on take longer than a tile of head
+// dim 128, so ADDERS threads take the tiles by turns.
 template <typename Memory>
 struct DqAdder {
   const BackwardParams& p;
   const u32 start;  // of the shared memory
+  const u32 adder;
 
   DEVICE void run() const {
-    TurnWatch watch{0};
     visit_items(p, start, [&](const TileVisit& at) {
+      if (at.n % ADDERS != adder) return;
       const Memory smem(opaque(start));
       const DqHandover turns = smem.dQ_handover();
-      watch.await(at);
+      await_turn(at.block, at.tile, 0);
+      turns.wait_empty(at.n);  // what the other adder gives back, or its phase would be taken for this one's
       turns.wait_full(at.n);
       smem.add_staged(p, at.block.place(at.tile));
       bulk_commit();
       bulk_wait_read();
       turns.release(at.n, 0);
-      watch.look_ahead(at);
       bulk_wait();  // added, and not only read
-      watch.pass_on(at);
+      pass_turn_on(at.block, at.tile, 0);
     });
   }
 };
 
 // DETERMINISTIC without BULK_ADD: tells consumers when it is this block's turn to add a part of a tile (full), and the next block
 // when all of them have (empty). Each part of a tile has a keeper: with one for both, consumers waited in every tile while it
-// passed the first part on and learned whose turn the second was.
+// passed the first part on and learned whose turn the second was. Whose turn the next tile is it asks while they add, and tells
+// them before it passes this one on: both take long.
 template <typename Memory>
 struct TurnKeeper {
   const BackwardParams& p;
@@ -96,15 +96,21 @@ struct TurnKeeper {
   const int part;
 
   DEVICE void run() const {
-    TurnWatch watch{part};
+    bool told = false;
     visit_items(p, start, [&](const TileVisit& at) {
       const DqHandover turns = Memory(opaque(start)).dQ_handover();
       const u32 turn = at.n * DQ_PARTS + part;
-      watch.await(at);
-      mbarrier_arrive(turns.full_barrier(turn));
-      watch.look_ahead(at);
+      if (!told) {
+        await_turn(at.block, at.tile, part);
+        mbarrier_arrive(turns.full_barrier(turn));
+      }
+      told = !at.last && is_turn(at.block, at.block.next(at.tile));
       turns.wait_empty(turn + DQ_PARTS);
-      watch.pass_on(at);
+      if (told) mbarrier_arrive(turns.full_barrier(turn + DQ_PARTS));
+      pass_turn_on(at.block, at.tile, part);
     });
+  }
+  DEVICE bool is_turn(const KeyBlock& block, QueryTile tile) const {
+    return ld_acquire_gpu(turn_counter(block, tile, part)) == turn_of(block, tile);
   }
 };
