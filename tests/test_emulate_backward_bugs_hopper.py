@@ -159,9 +159,17 @@ BUGS = {
     ),
     "turn of all key blocks, seen or not": short(
         "tiles/backward_schedule.cuh",
-        "template tiles<BR, BC, true>(q_tile).end - 1 - k_block",
-        "template tiles<BR, BC, false>(q_tile).end - 1 - k_block",
+        "mask.template tiles<BR, BC, true>(q_tile);",
+        "mask.template tiles<BR, BC, false>(q_tile);",
         "deadlock",
+        deterministic=True,
+        mask=Band(70, 0),
+    ),
+    "phase of the other adder's tile taken for this one's": long(
+        SUMS,
+        "      turns.wait_empty(at.n);  // what",
+        "      // what",
+        "race never-written wrong",
         deterministic=True,
     ),
     "staged dQ added before it is there": short(
@@ -189,6 +197,13 @@ BUGS = {
     ),
     "turn of a part passed on by lanes that have added": wide(
         WIDE, "      warp_sync();  // all lanes have added\n", "", "unordered-sum", deterministic=True
+    ),
+    "consumers told of a turn that is not theirs": wide(
+        SUMS,
+        "return ld_acquire_gpu(turn_counter(block, tile, part)) == turn_of(block, tile);",
+        "return true;",
+        "unordered-sum",
+        deterministic=True,
     ),
     "turns of the second part not zeroed": wide(
         PASSES, "vec2{0, 0}", "u32(0)", "deadlock never", deterministic=True

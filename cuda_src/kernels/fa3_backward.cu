@@ -339,15 +339,16 @@ KERNEL __launch_bounds__(NUM_THREADS, 1)
 
   if (warpgroup == 0) {
     registers_release_to<PRODUCER_REGISTERS>();
-    if (thread == 0) {
+    const int second = PERSISTENT ? 97 : 0;  // thread that adds, or keeps turns, beside 96
+    if (PERSISTENT && thread == 0) {
       take_items(p, base);
     } else if (RAGGED ? thread / 32 == 1 : thread == 32) {
       Loader<BackwardMemory, true>{p, &Q_map, &K_map, base}.run();
     } else if (RAGGED ? thread / 32 == 2 : thread == 64) {
       Loader<BackwardMemory, false>{p, &dO_map, &V_map, base}.run();
-    } else if (DETERMINISTIC && thread == 96) {
+    } else if (DETERMINISTIC && (thread == 96 || (BULK_ADD && thread == second))) {
       if constexpr (BULK_ADD) {
-        DqAdder<BackwardMemory>{p, base}.run();
+        DqAdder<BackwardMemory>{p, base, thread != 96}.run();
       } else {
         TurnKeeper<BackwardMemory>{p, base, 0}.run();
       }

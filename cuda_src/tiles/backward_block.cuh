@@ -21,6 +21,7 @@ constexpr int QUERY_TILE_BYTES = wgmma_tile_bytes(Br, HEAD_DIM);        // Q or 
 constexpr int NUMBERS_BYTES = Br * 4;                                   // L or D
 constexpr int DS_PART_BYTES = Br * ATOM_ROW_BYTES;                      // dS of 64 keys: a row per query
 constexpr int DQ_PARTS = DQ_FULL_BYTES / 8;  // of a tile's columns, each added in turns of its own
+constexpr int ADDERS = 2, DQ_THREADS = BULK_ADD ? ADDERS : DQ_PARTS;  // DETERMINISTIC: tiles/backward_sums.cuh
 constexpr int NUM_THREADS = NUM_WARPS * 32;
 constexpr int PRODUCER_REGISTERS = 24, CONSUMER_REGISTERS = 240;
 static_assert(ALIGNMENT == 16, "TMA needs 16-byte aligned rows");
@@ -145,7 +146,7 @@ struct ItemBarriers {
   DEVICE u32 record(u32 i) const { return records + turns.stage(i) * RECORD_BYTES; }
   DEVICE void init() const {
     // The warps of consumers, who loads, and who adds to dQ or keeps the turns of a part.
-    if constexpr (PERSISTENT) turns.init(1, 4 * CONSUMERS + 2 + DETERMINISTIC * DQ_PARTS);
+    if constexpr (PERSISTENT) turns.init(1, 4 * CONSUMERS + 2 + DETERMINISTIC * DQ_THREADS);
     keys.init(KEY_GROUPS, 4 * CONSUMERS);
     mbarrier_init(V_full, KEY_GROUPS);
     if constexpr (RAGGED) {
@@ -265,7 +266,7 @@ struct TileVisit {
   QueryTile tile;
   u32 n;        // number of the tile, over all items
   u32 item;     // number of the item, of those with tiles
-  bool first;   // of its item
+  bool first, last;  // of its item
 };
 template <typename Visit>
 DEVICE void visit_items(const BackwardParams& p, u32 start, const Visit& visit) {
@@ -279,7 +280,7 @@ DEVICE void visit_items(const BackwardParams& p, u32 start, const Visit& visit) 
       QueryTile tile = block.first();
 #pragma unroll 1  // unrolled, it takes more registers than a producer has
       for (const u32 end = n + count; n < end; ++n) {
-        visit(TileVisit{block, tile, n, with_tiles, n == end - count});
+        visit(TileVisit{block, tile, n, with_tiles, n == end - count, n + 1 == end});
         tile = block.next(tile);
       }
       ++with_tiles;

@@ -40,29 +40,40 @@ DEVICE void stage_dq(u32 staged, const float (&d)[4 * TILES], int lane) {
   warp_sync();  // all of it is there
 }
 
-// By one thread: until all key blocks to the right have added part `part` of a tile.
+// How many key blocks have added to part `part` of a tile.
+DEVICE u32* turn_counter(const KeyBlock& block, QueryTile tile, int part) {
+  return BackwardWorkspace::turn(block.p, block.place(tile)) + part;
+}
+// How many add before this one does.
+DEVICE u32 turn_of(const KeyBlock& block, QueryTile tile) {
+  return key_blocks_before<Br, Bc>(block.mask(), tile.q_tile, block.k_block());
+}
+// By one thread: until it is the block's turn.
 DEVICE void await_turn(const KeyBlock& block, QueryTile tile, int part) {
-  const u32 turn = key_blocks_before<Br, Bc>(block.mask(), tile.q_tile, block.k_block());
-  const u32* const counter = BackwardWorkspace::turn(block.p, block.place(tile)) + part;
-  while (ld_acquire_gpu(counter) != turn) {
+  const u32 turn = turn_of(block, tile);
+  while (ld_acquire_gpu(turn_counter(block, tile, part)) != turn) {
   }
 }
 DEVICE void pass_turn_on(const KeyBlock& block, QueryTile tile, int part) {
-  red_release_gpu_add(BackwardWorkspace::turn(block.p, block.place(tile)) + part, 1);
+  red_release_gpu_add(turn_counter(block, tile, part), 1);
 }
 
 // DETERMINISTIC and BULK_ADD: adds what the warps of consumers have staged, when it is this block's turn. Full when all of them
-// have, empty when the copy engine has read it.
+// have, empty when the copy engine has read it. To learn of a turn, to add and to pass it on take longer than a tile of head
+// dim 128, so ADDERS threads take the tiles by turns.
 template <typename Memory>
 struct DqAdder {
   const BackwardParams& p;
   const u32 start;  // of the shared memory
+  const u32 adder;
 
   DEVICE void run() const {
     visit_items(p, start, [&](const TileVisit& at) {
+      if (at.n % ADDERS != adder) return;
       const Memory smem(opaque(start));
       const DqHandover turns = smem.dQ_handover();
       await_turn(at.block, at.tile, 0);
+      turns.wait_empty(at.n);  // what the other adder gives back, or its phase would be taken for this one's
       turns.wait_full(at.n);
       smem.add_staged(p, at.block.place(at.tile));
       bulk_commit();
@@ -76,7 +87,8 @@ struct DqAdder {
 
 // DETERMINISTIC without BULK_ADD: tells consumers when it is this block's turn to add a part of a tile (full), and the next block
 // when all of them have (empty). Each part of a tile has a keeper: with one for both, consumers waited in every tile while it
-// passed the first part on and learned whose turn the second was.
+// passed the first part on and learned whose turn the second was. Whose turn the next tile is it asks while they add, and tells
+// them before it passes this one on: both take long.
 template <typename Memory>
 struct TurnKeeper {
   const BackwardParams& p;
@@ -84,13 +96,21 @@ struct TurnKeeper {
   const int part;
 
   DEVICE void run() const {
+    bool told = false;
     visit_items(p, start, [&](const TileVisit& at) {
       const DqHandover turns = Memory(opaque(start)).dQ_handover();
       const u32 turn = at.n * DQ_PARTS + part;
-      await_turn(at.block, at.tile, part);
-      mbarrier_arrive(turns.full_barrier(turn));
+      if (!told) {
+        await_turn(at.block, at.tile, part);
+        mbarrier_arrive(turns.full_barrier(turn));
+      }
+      told = !at.last && is_turn(at.block, at.block.next(at.tile));
       turns.wait_empty(turn + DQ_PARTS);
+      if (told) mbarrier_arrive(turns.full_barrier(turn + DQ_PARTS));
       pass_turn_on(at.block, at.tile, part);
     });
+  }
+  DEVICE bool is_turn(const KeyBlock& block, QueryTile tile) const {
+    return ld_acquire_gpu(turn_counter(block, tile, part)) == turn_of(block, tile);
   }
 };
