@@ -1,7 +1,6 @@
 // Which query blocks a thread block takes, and which tiles these visit. And the trace that proves it.
 #pragma once
 #include "params.cuh"
-#include "primitives/opaque.cuh"
 #include "tiles/lengths.cuh"
 #include "tiles/looked_up_mask.cuh"
 #include "tiles/mask.cuh"
@@ -138,7 +137,7 @@ struct PersistentItems {
   DEVICE WorkItem item(const AttentionParams& p, u32 index) const {
     u32 q_block, head;
     if constexpr (LATER_ROWS_SEE_MORE) {
-      const u32 group_heads = opaque(u32(p.heads_per_group)), all_heads = batch(p) * heads(p);  // a product less to keep
+      const u32 group_heads = u32(p.heads_per_group), all_heads = batch(p) * heads(p);
       const u32 group = index / (group_heads * Tr), rest = index - group * group_heads * Tr;
       const u32 members = min(group_heads, all_heads - group * group_heads);
       q_block = Tr - 1 - rest / members;

@@ -28,9 +28,6 @@ class Fa3Config(SplitConfig):
     """Consumers issue their products in turns."""
     store_by_tma: bool
     """O leaves through the buffer that its Q came in, where that is free by then."""
-    early_softmax: bool = False
-    """The next item's first softmax comes before the store of O, not after it. Without a band. At d64 and d128 between
-    0.98 and 1.01 of the speed (H200), so no config has it."""
 
     @property
     def warps_text(self) -> str:
