@@ -6,7 +6,6 @@ found in every mode of execution, races in checked mode.
 
 from __future__ import annotations
 
-import dataclasses
 import random
 
 import pytest
@@ -30,15 +29,6 @@ CONFIGS = pytest.mark.parametrize(
     ("config", "head_dim"),
     [pytest.param(c, c.max_head_dim, id=f"{i}-d{c.max_head_dim}") for i, c in enumerate(SPEC.configs)],
 )
-#: Not the planner's: waiting to be measured under load.
-_D64 = SPEC.configs[0]
-_FOUR = dataclasses.replace(_D64, block_q=256, block_kv=64, num_warps=20, num_stages=4)
-TO_BE_MEASURED = {
-    "early softmax": dataclasses.replace(_D64, early_softmax=True),
-    "four consumers": _FOUR,
-    "four consumers, early softmax": dataclasses.replace(_FOUR, early_softmax=True),
-    "four consumers without turns": dataclasses.replace(_FOUR, ping_pong=False),
-}
 MASKS = pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
 
 
@@ -52,14 +42,6 @@ def check(inputs, config, causal, runs):
         outputs.append(run.out.tobytes() + run.lse.tobytes())
     assert_attention(run.out, run.lse, *inputs, causal=causal)
     assert len(set(outputs)) == 1
-
-
-@MASKS
-@pytest.mark.parametrize("config", TO_BE_MEASURED.values(), ids=TO_BE_MEASURED)
-def test_what_is_to_be_measured(config, causal):
-    """Items that run on from one to the next, of one block and of two."""
-    inputs = make_inputs(1, 2, 1, 2 * config.block_q + 70, 3 * config.block_kv + 5, 64, "bfloat16")
-    check(inputs, config, causal, [(n, Execution("checked", n)) for n in (1, 2)])
 
 
 @pytest.mark.sampled(fixed=1, dated=1)

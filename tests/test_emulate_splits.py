@@ -171,7 +171,7 @@ PLANTED = {
     ),
     "a part's sum is one lane's": (
         "tiles/forward_consumer.cuh",
-        "      of_done.reduce_sum();\n      leave_part",
+        "      softmax.reduce_sum();\n      leave_part",
         "      leave_part",
         True,
     ),

@@ -39,20 +39,19 @@
 // - The last values beside the next item's beginning: causal 1k d64 +5%; d128, 192 rows, 1k +6%. And simpler: before, a
 //   turn had to span two items, and their tiles could deadlock the V ring.
 // - O by TMA brings 1% at 1k; without any store it would be 2-9%.
-// - Tiles: d64 192 x 128, 10-15% over 128 x 128; d128 128 x 128 with Q in registers to 2k, then 192 x 80; 96, 112, 144, 160
-//   and 176 keys are behind at every length. 64 rows, one consumer: 15-40% over cuDNN where blocks are few.
+// - Tiles: d64 192 x 128, 10-15% over 128 x 128; with four consumers, 256 x 64, 1k takes 0.92 of the time full and 0.88
+//   causal (0.86 without turns), 4k causal 0.98, 16k causal 1.02 in turns and 0.99 under load, full 1.02 and 1.07. 80 and
+//   96 keys spill there. d72 to d96 192 x 96, 1.03 over 192 x 80 (112 keys: 1.05, but some of its builds spill); d104 to d128 128 x 128
+//   with Q in registers to 2k, then 192 x 80, where 96, 112, 144, 160 and 176 keys are behind at every length; d136 to d192
+//   128 x 96, 1.00-1.02 over 80 keys, as are 112. 64 rows, one consumer: 15-40% over cuDNN where blocks are few.
 // What limits: d128 and d256 run the chip into its power limit. d64: exponentials and products each fill 60% of their pipe (wgmma
 // itself runs at full rate for N = 64, operands in registers or not). At 1k an item is only a few tiles long: what is done
 // once per item, about half a tile's time, is the gap to 4k, and at d64 every sixth query block of 192 rows is two thirds
-// empty.
-// To be measured at d64 under load, where neither pipe is full (configs of tests/test_emulate_fa3.py, by config=):
-// - EARLY_SOFTMAX: the next item's first softmax before the store of O, so that it runs under the other consumers' products
-//   while O's turn is still open. Four registers more, no spills.
-// - Four consumers, 256 x 64: S, P and O of 64 keys are 80 registers of the 112 that each has, so that one more item's
-//   exponentials may run under the products of three others. Shared memory is read as often per product, barriers are twice
-//   as many per key. 80 and 96 keys spill.
+// empty: that is why 256 rows are ahead there. A tile that is masked by runs of rows takes 1.4 times as long as a clear one.
+// Neither bringing the runs into the L1 cache beforehand (0.99 to 1.01) nor masking beside the products (1.0) changes that.
 //
 // What failed:
+// - The next item's first softmax before the store of O, four registers more: d64 and d128 0.98 to 1.01 of the speed.
 // - Forcing the exponentials to be computed before the wait for O += P V (ptxas hoists that wait above nearly all of them; a
 //   store on an impossible condition holds it back, 66 of 66 stay in front): 3-8% slower at d64 and d128. The other consumer's
 //   products fill the gap anyway, and V's buffer is given back later.
@@ -132,10 +131,10 @@ struct Consumer : ConsumerItems {
         if (more) {
           pass_over(above);
           issue_first_scores();
-          store(done, softmax);
+          store(done);
           first_softmax();
         } else {
-          store(done, softmax);
+          store(done);
         }
       } else {
         more = begin_item();
@@ -146,18 +145,12 @@ struct Consumer : ConsumerItems {
         }
         if (fresh) {
           end_last_values<0>();
-          store(done, softmax);
+          store(done);
         } else {
           issue_first_scores();
           end_last_values<1>();
-          if constexpr (EARLY_SOFTMAX) {
-            OnlineSoftmax<2> of_done = softmax;
-            first_softmax();
-            store(done, of_done);
-          } else {
-            store(done, softmax);
-            first_softmax();
-          }
+          store(done);
+          first_softmax();
         }
       }
     }

@@ -133,19 +133,19 @@ struct ConsumerItems {
     }
   }
 
-  // The item whose record is `done` leaves, whose rows have these maxima and sums.
-  DEVICE void store(u32 done, OnlineSoftmax<2>& of_done) {
+  // The item whose record is `done` leaves.
+  DEVICE void store(u32 done) {
     const Item item = read_item(done);
     INSIDE(inside.enter(STORE, item.index);)
     if constexpr (SPLIT_KEYS) {
-      of_done.reduce_sum();
-      leave_part(p, item, consumer * GROUP_ROWS + warp * 16, 0, fragment_view(O_rmem), of_done, lane);
+      softmax.reduce_sum();
+      leave_part(p, item, consumer * GROUP_ROWS + warp * 16, 0, fragment_view(O_rmem), softmax, lane);
     } else if constexpr (LENGTHS_KIND != DENSE) {
       const int first_row = item.q_block * Br + consumer * GROUP_ROWS + warp * 16;
-      store_output(p, read_sequence(done), item, first_row, O_rmem, of_done, lane);
+      store_output(p, read_sequence(done), item, first_row, O_rmem, softmax, lane);
     } else {
       const int first_row = item.q_block * Br + consumer * GROUP_ROWS + warp * 16;
-      store_output(p, O_map, item, first_row, O_rmem, of_done, smem.Q + O_buffer * Q_TILE_BYTES, warp, lane);
+      store_output(p, O_map, item, first_row, O_rmem, softmax, smem.Q + O_buffer * Q_TILE_BYTES, warp, lane);
     }
     if constexpr (TRACE && LISTED) {
       if (threadIdx.x == 128) write_trace_of_list(done, item);

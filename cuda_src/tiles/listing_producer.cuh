@@ -4,6 +4,7 @@
 //
 // Consumers are told beside each tile of K, in shared memory that the barriers of its buffer guard, which it is.
 #pragma once
+#include "primitives/opaque.cuh"
 #include "tiles/forward_producer.cuh"
 #include "tiles/tile_list.cuh"
 
@@ -28,6 +29,7 @@ struct Lister {
 
   DEVICE void run(Items& items) {
     for (u32 index; items.take(p, index);) {
+      items.Tr = opaque(items.Tr);  // a product with it would take a register over all items
       const WorkItem work = items.item(p, index);
       const auto sequence = sequence_of(p, work.batch);
       if (LENGTHS_KIND == PACKED && work.q_block * Br >= sequence.stored_rows()) continue;  // behind the end of its sequence

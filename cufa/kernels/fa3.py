@@ -28,9 +28,6 @@ class Fa3Config(SplitConfig):
     """Consumers issue their products in turns."""
     store_by_tma: bool
     """O leaves through the buffer that its Q came in, where that is free by then."""
-    early_softmax: bool = False
-    """The next item's first softmax comes before the store of O, not after it. Without a band. At d64 and d128 between
-    0.98 and 1.01 of the speed (H200), so no config has it."""
 
     @property
     def warps_text(self) -> str:
@@ -119,18 +116,21 @@ _LONG, _SHORT = 8192, 1024
 #: no longer too uneven; and with those of up to 1k keys, where waiting for turns is no longer hidden.
 _SLOWNESS = {
     _fa3_config(192, 128, 3, q_stages=2, min_head_dim=8, max_head_dim=64): (1.0, 1.0, 1.0, 1.0),
-    _fa3_config(192, 128, 3, q_stages=2, min_head_dim=8, max_head_dim=64, ping_pong=False): (
-        1.01,
-        1.01,
-        1.01,
-        0.967,
+    _fa3_config(256, 64, 4, q_stages=2, min_head_dim=8, max_head_dim=64): (1.06, 1.0, 1.0, 1.0),
+    _fa3_config(256, 64, 4, q_stages=2, min_head_dim=8, max_head_dim=64, ping_pong=False): (
+        1.09,
+        1.0,
+        1.03,
+        0.97,
     ),
     _fa3_config(128, 128, 4, q_stages=1, min_head_dim=8, max_head_dim=64): (1.18, 1.12, 1.25, 1.12),
     _fa3_config(64, 128, 4, q_stages=1, min_head_dim=8, max_head_dim=64): (1.57, 1.5, 1.5, 1.5),
     _fa3_config(128, 128, 3, q_stages=1, min_head_dim=72, max_head_dim=128): (1.0, 1.0, 1.0, 1.0),
-    _fa3_config(192, 80, 2, q_stages=2, min_head_dim=72, max_head_dim=128): (0.96, 1.14, 0.94, 1.14),
+    _fa3_config(192, 96, 2, q_stages=2, min_head_dim=72, max_head_dim=96): (0.92, 1.0, 0.93, 1.08),
+    _fa3_config(192, 80, 2, q_stages=2, min_head_dim=104, max_head_dim=128): (0.96, 1.14, 0.94, 1.14),
     _fa3_config(64, 128, 3, q_stages=1, min_head_dim=72, max_head_dim=128): (1.4, 1.4, 1.4, 1.4),
-    _fa3_config(128, 80, 2, q_stages=1, min_head_dim=136, max_head_dim=256): (1.0, 1.0, 1.0, 1.0),
+    _fa3_config(128, 96, 2, q_stages=1, min_head_dim=136, max_head_dim=192): (1.0, 1.0, 1.0, 1.0),
+    _fa3_config(128, 80, 2, q_stages=1, min_head_dim=200, max_head_dim=256): (1.0, 1.0, 1.0, 1.0),
     _fa3_config(64, 80, 2, q_stages=2, min_head_dim=136, max_head_dim=256): (1.4, 1.4, 1.4, 1.4),
 }
 
