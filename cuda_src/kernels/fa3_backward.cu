@@ -255,8 +255,9 @@ struct Consumer {
 
   DEVICE void make_weights() {
     cap_scores<SOFTCAP>(fragment_view(S_rmem), p.softcap);
-    if (masked) hide_scores_of_tile(block, S_rmem, tile, consumer * GROUP_KEYS + warp * 16 + lane / 4, lane);
-    exponentials(p, S_rmem, P_rmem, smem.lse + Q_turns.stage(n) * NUMBERS_BYTES, lane);
+    const int key = consumer * GROUP_KEYS + warp * 16 + lane / 4;
+    if (masked) hide_scores_of_tile(block, S_rmem, tile, key, lane);
+    exponentials(block, tile, key, S_rmem, P_rmem, smem.lse + Q_turns.stage(n) * NUMBERS_BYTES, lane);
   }
   DEVICE void make_gradients() {
     const auto P = fragment_view(S_rmem);

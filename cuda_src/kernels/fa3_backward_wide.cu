@@ -273,8 +273,9 @@ struct Consumer {
 
   DEVICE void make_weights() {
     cap_scores<SOFTCAP>(fragment_view(S_rmem), p.softcap);
-    if (block.cuts(tile)) hide_scores_of_tile(block, S_rmem, tile, warp * 16 + lane / 4, lane);
-    exponentials(p, S_rmem, operand_rmem, smem.lse + Q_turns.stage(n) * NUMBERS_BYTES, lane);
+    const int key = warp * 16 + lane / 4;
+    if (block.cuts(tile)) hide_scores_of_tile(block, S_rmem, tile, key, lane);
+    exponentials(block, tile, key, S_rmem, operand_rmem, smem.lse + Q_turns.stage(n) * NUMBERS_BYTES, lane);
     P_turns.wait_empty(n);
 #pragma unroll
     for (int i = 0; i < Br / 4; i += 4) {

@@ -170,6 +170,7 @@ FA3_BACKWARD = KernelSpec(
     workspace_holds="dQ in float32, which the blocks of all keys add to, and two numbers per query",
     masks=MASK_KINDS,
     lengths=LENGTH_KINDS,
+    score_changes=("alibi",),
     skip_masked_tiles=True,
     min_capability=90,
     max_capability=90,
@@ -198,5 +199,6 @@ FA3_BACKWARD_WIDE = dataclasses.replace(
     shared_memory=_wide_shared_memory,
     masks=BAND_KINDS,
     lengths=("dense",),
+    score_changes=(),
     further_refusal=_wide_refusal,
 )
