@@ -271,11 +271,11 @@ struct Consumer {
   }
   DEVICE u32 weights_place() const { return smem.P + P_turns.stage(n) * WEIGHT_BYTES + (warp * 32 + lane) * 16; }
 
+  DEVICE int lane_key() const { return warp * 16 + lane / 4; }  // the first of this lane, in the block
   DEVICE void make_weights() {
     cap_scores<SOFTCAP>(fragment_view(S_rmem), p.softcap);
-    const int key = warp * 16 + lane / 4;
-    if (block.cuts(tile)) hide_scores_of_tile(block, S_rmem, tile, key, lane);
-    exponentials(block, tile, key, S_rmem, operand_rmem, smem.lse + Q_turns.stage(n) * NUMBERS_BYTES, lane);
+    if (block.cuts(tile)) hide_scores_of_tile(block, S_rmem, tile, lane_key(), lane);
+    exponentials(block, tile, lane_key(), S_rmem, operand_rmem, smem.lse + Q_turns.stage(n) * NUMBERS_BYTES, lane);
     P_turns.wait_empty(n);
 #pragma unroll
     for (int i = 0; i < Br / 4; i += 4) {

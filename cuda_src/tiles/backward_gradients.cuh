@@ -25,8 +25,10 @@ DEVICE void exponentials(const KeyBlock& block, QueryTile tile, int key, float (
   const BackwardParams& p = block.p;
   const auto S = fragment_view(S_rmem);
   const Alibi alibi = ALIBI ? Alibi(p, block.sequence(), tile.head) : Alibi(0.0f, 0);
-  const float distance =
-      float(block.q_tile(tile) * Br + S.lane_column(lane) + alibi.diagonal - (block.first_key() + key));
+  float distance = 0.0f;  // of the lane's first row from its first key
+  if constexpr (ALIBI) {
+    distance = float(block.q_tile(tile) * Br + S.lane_column(lane) + alibi.diagonal - (block.first_key() + key));
+  }
 #pragma unroll
   for (int t = 0; t < Br / 8; ++t) {
     const vec2 numbers = ld_shared_vec2(lse + t * 32 + lane % 4 * 8);
