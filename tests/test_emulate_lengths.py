@@ -8,7 +8,7 @@ import dataclasses
 import numpy as np
 import pytest
 from backward_support import near
-from lengths_support import LENGTHS, OPTIONS, packed, padded
+from lengths_support import LENGTHS, OPTIONS, packed, padded, takes
 from test_emulate_bugs import patch  # noqa: F401  (a fixture)
 
 from cufa.core.architectures import Device
@@ -25,12 +25,11 @@ MAKE = {"packed": packed, "padded": padded}
 
 def served(specs) -> list:
     """Kernels, each with the options that it takes."""
-    changes = {"alibi_slopes": "alibi", "sink": "sink"}
     return [
         pytest.param(spec, name, id=f"{spec.name}-{name}")
         for spec in specs
-        for name, options in OPTIONS.items()
-        if all(change in spec.score_changes for given, change in changes.items() if given in options)
+        for name in OPTIONS
+        if takes(spec, name)
     ]
 
 

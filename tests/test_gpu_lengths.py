@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from backward_gpu_support import poisoned
-from lengths_support import LENGTHS, OPTIONS, packed, padded
+from backward_support import near
+from lengths_support import LENGTHS, OPTIONS, dense, packed, padded, takes
 
 import cufa
 from cufa.kernels import KERNELS
@@ -15,9 +16,11 @@ cupy = pytest.importorskip("cupy")
 
 MAKE = {"packed": packed, "padded": padded}
 BACKWARD = [x for x in KERNELS.values() if x.operation == "backward" and "packed" in x.lengths]
+CHANGING = [x for x in KERNELS.values() if x.operation == "backward" and x.score_changes]
 CALLS = {
     "packed": (cufa.flash_attention_varlen, cufa.flash_attention_varlen_backward),
     "padded": (cufa.flash_attention, cufa.flash_attention_backward),
+    "dense": (cufa.flash_attention, cufa.flash_attention_backward),
 }
 
 
@@ -49,16 +52,39 @@ def test_results(kind, options, lengths, head_dim, dtype, deterministic):
 
 @pytest.mark.parametrize("deterministic", [False, True])
 @pytest.mark.parametrize("head_dim", [64, 40, 128])
-@pytest.mark.parametrize("options", ["full", "causal", "window, softcap"])
+@pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize("kind", MAKE)
 @pytest.mark.parametrize("spec", BACKWARD, ids=lambda s: s.name)
 def test_gradients_of_each_kernel(spec, kind, options, head_dim, deterministic):
     """Whichever "auto" takes."""
+    if not takes(spec, options):
+        pytest.skip(f"{spec.name} does not take them")
     for lengths in LENGTHS:
-        case = MAKE[kind](lengths, options, head_dim, "bfloat16")
-        found = run(case, kind, deterministic=deterministic, algorithm=spec.algorithm)
-        for name in ("dq", "dk", "dv"):
-            case.check(name, cupy.asnumpy(found[name]))
+        case = MAKE[kind](lengths, options, near(spec, head_dim), "bfloat16")
+        assert_gradients_right(case, run(case, kind, deterministic=deterministic, algorithm=spec.algorithm))
+
+
+@pytest.mark.sampled(fixed=16, dated=4, pairs=[("spec", "options")])
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("head_dim", [64, 40, 128, 192, 256])
+@pytest.mark.parametrize(
+    "options", [x for x, given in OPTIONS.items() if {"alibi_slopes", "sink"} & set(given)]
+)
+@pytest.mark.parametrize("spec", CHANGING, ids=lambda s: s.name)
+def test_gradients_of_whole_arrays(spec, options, head_dim, deterministic):
+    """Of each kernel, with sequences as long as the arrays."""
+    if not takes(spec, options):
+        pytest.skip(f"{spec.name} does not take them")
+    for lengths in ((150, 300), (300, 150), (65, 129), (1000, 700)):
+        case = dense(*lengths, options, near(spec, head_dim), "bfloat16")
+        assert_gradients_right(
+            case, run(case, "dense", deterministic=deterministic, algorithm=spec.algorithm)
+        )
+
+
+def assert_gradients_right(case, found):
+    for name in {"dq", "dk", "dv", "dsink"} & case.expected.keys():
+        case.check(name, cupy.asnumpy(found[name]))
 
 
 @pytest.mark.parametrize("kind", MAKE)
