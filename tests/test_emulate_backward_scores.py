@@ -1,6 +1,6 @@
-"""ALiBi in the backward kernels that serve it, executed on a CPU in checked mode with sequences as long as the
-arrays (with lengths: test_emulate_lengths.py): every tiling, persistent blocks, a fixed order of additions; and bugs
-that must be noticed."""
+"""ALiBi and sinks in the backward kernels that serve them, executed on a CPU in checked mode with sequences as long as
+the arrays (with lengths: test_emulate_lengths.py): every tiling, persistent blocks, a fixed order of additions; and
+bugs that must be noticed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from test_emulate_lengths import BACKWARD, MAKE, assert_right, served
 from test_emulate_mutants import plant
 
 from cufa.core.architectures import Device
-from cufa.executor.emulate import Emulation, EmulationError, emulate_backward
+from cufa.executor.emulate import Emulation, EmulationError, Execution, emulate_backward, run_plan
 from cufa.kernels import KERNELS, KernelSpec, TileConfig
 from cufa.kernels.fa3_backward import Fa3BackwardConfig
 from cufa.planner import fitting_configs
@@ -63,7 +63,8 @@ NARROW, BLOCK, GRADIENTS = (
     "tiles/backward_block.cuh",
     "tiles/backward_gradients.cuh",
 )
-ALIBI = "diagonal, negative slopes"
+WORKSPACE, PASSES = "tiles/backward_workspace.cuh", "tiles/backward_passes.cuh"
+ALIBI, SINK = "diagonal, negative slopes", "causal, sink"
 
 #: (file, what is there, what is planted, options, kind of lengths), by what is wrong.
 PLANTED = {
@@ -82,6 +83,17 @@ PLANTED = {
     "the slope of the first packed sequence": (
         BLOCK, "RaggedSequence{batch(), ", "RaggedSequence{0, ", "top-left, ALiBi", "packed"
     ),
+    "ALiBi under the cap": (
+        GRADIENTS, "P[e] * cap_slope(s) : P[e];", "P[e] * cap_slope(P[e]) : P[e];", "all", "dense"
+    ),
+    "sums of the sink over the last tiles of dQ": (WORKSPACE, "? behind :", "? behind - 64 :", SINK, "dense"),
+    "sums of the sink of the first tile alone": (
+        PASSES, "st_global(workspace.sinks + item.head * workspace.strips + item.strip, of_sink)",
+        "st_global(workspace.sinks + item.head * workspace.strips + item.strip % TILE_STRIPS, of_sink)", SINK, "dense",
+    ),
+    "sums of the sink of rows that do not exist": (
+        PASSES, "if (here && unit == 0) {\n      const", "if (item.valid && unit == 0) {\n      const", SINK, "padded"
+    ),
 }  # fmt: skip
 
 
@@ -90,14 +102,36 @@ def test_planted(tmp_path, monkeypatch, bug):
     file, old, new, options, kind = PLANTED[bug]
     spec = KERNELS["fa3_backward"]
     case = (
-        dense(150, 300, options, 64, "float16")
-        if kind == "dense"
-        else MAKE[kind]("equal", options, 64, "float16")
+        MAKE[kind]("equal", options, 64, "float16")
+        if kind in MAKE
+        else dense(150, 300, options, 64, "float16")
     )
-    assert_right(case, run(case, spec))
+    config = dataclasses.replace(spec.configs[0], persistent=kind == "persistent")
+    assert_right(case, run(case, spec, config))
     plant(tmp_path, monkeypatch, file, old, new)
     with pytest.raises((AssertionError, EmulationError)):
-        assert_right(case, run(case, spec))
+        assert_right(case, run(case, spec, config))
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_a_workspace_without_room_for_the_sums_of_a_sink_is_noticed(persistent):
+    """Behind the tiles of dQ, and before the records of items."""
+    spec = KERNELS["fa3_backward"]
+    case = dense(150, 300, SINK, 64, "float16")
+    config = dataclasses.replace(spec.configs[0], persistent=persistent)
+    plan = run(case, spec, config).plan
+    strips = plan.problem.query_blocks(config.block_q) * config.block_q // 16 * plan.problem.heads
+    names = ("dout", "q", "k", "v", "out", "lse", "dlse")
+    given = dict(zip(names, (*case.inputs, case.dlse), strict=True))
+    results = {f"d{name}": np.full_like(given[name], np.nan) for name in "qkv"}
+    given |= {**results, "sink": case.options["sink"], "dsink": np.full(4, np.nan, np.float32)}
+    for missing in (0, 4, 4 * strips):
+        short = dataclasses.replace(plan, workspace=plan.workspace - missing)
+        try:
+            found = run_plan(short, given, Execution("checked"), trace=False).findings
+        except EmulationError:
+            found = ("stopped",)
+        assert bool(found) == bool(missing)
 
 
 def test_a_slope_of_zero_changes_nothing():

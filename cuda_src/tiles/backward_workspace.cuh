@@ -37,6 +37,7 @@ constexpr int TILE_STRIPS = BLOCK_Q / STRIP;
 constexpr int TILE_FLOATS = BLOCK_Q * (HEAD_DIM + 2) + (DETERMINISTIC ? 32 : 0);
 constexpr int HEADER_FLOATS = 32;  // before the tiles: they begin on multiples of 128 bytes, as additions in memory do
 static_assert(!WHOLE_TILES || TILE_FLOATS % 32 == 0, "whole lines of the cache");
+static_assert(!WHOLE_TILES || TILE_STRIPS % 4 == 0, "records of items behind the numbers of strips are aligned");
 
 struct BackwardWorkspace {
   float* dQ;   // (batch * heads, strips, D_TILES) accumulators; WHOLE_TILES: (batch * heads, tiles, TILE_FLOATS)
@@ -44,7 +45,7 @@ struct BackwardWorkspace {
   u32* next;   // WHOLE_TILES: the item that is to be taken next
   vec4* items;  // WHOLE_TILES: (key blocks * batch * kv_heads, RECORD_VECTORS), in the order in which they are taken
   u32* turns;  // (batch * heads, query tiles), DETERMINISTIC; WHOLE_TILES: none, they are with their tiles
-  float* sinks;  // SINK: (batch * heads, strips), what each strip adds to dsink
+  float* sinks;  // SINK: (batch * heads, strips), what each strip adds to dsink; WHOLE_TILES: before the items
   i32 strips;  // of a head
 
   DEVICE explicit BackwardWorkspace(const BackwardParams& p) {
@@ -54,9 +55,10 @@ struct BackwardWorkspace {
     strips = WHOLE_TILES ? tiles(p) * TILE_STRIPS
              : LENGTHS_KIND == PACKED ? num_packed_blocks<STRIP>(p.total_q, p.batch) : (p.seqlen_q - 1) / STRIP + 1;
     rows = reinterpret_cast<char*>(dQ + heads * strips * (D_TILES * ACCUMULATOR));
-    items = reinterpret_cast<vec4*>(dQ + heads * tiles(p) * TILE_FLOATS);
+    float* const behind = dQ + heads * tiles(p) * TILE_FLOATS;
+    items = reinterpret_cast<vec4*>(behind + (SINK ? heads * strips : 0));  // a multiple of 16 bytes, as tiles are of strips
     turns = reinterpret_cast<u32*>(rows + heads * (LENGTHS_KIND == PACKED ? p.total_q : p.seqlen_q) * ROW_NUMBER_BYTES);
-    sinks = reinterpret_cast<float*>(turns + (DETERMINISTIC ? heads * tiles(p) : 0));
+    sinks = WHOLE_TILES ? behind : reinterpret_cast<float*>(turns + (DETERMINISTIC ? heads * tiles(p) : 0));
   }
 
   // Over the batch, where a sequence has its own strips.

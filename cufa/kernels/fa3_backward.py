@@ -126,11 +126,17 @@ def _launches(
 
 
 def _workspace(problem: Problem, config: Fa3BackwardConfig, split: Split | None = None) -> int:
-    """``BackwardWorkspace`` of backward_workspace.cuh, with whole query tiles; where blocks are persistent records of
-    items, and the number of the next one."""
-    tiles = _strips(problem, config) * STRIP // config.block_q
+    """``BackwardWorkspace`` of backward_workspace.cuh, with whole query tiles; with a sink a number for each strip;
+    where blocks are persistent records of items, and the number of the next one."""
+    strips = _strips(problem, config)
+    tiles = strips * STRIP // config.block_q
     tile = config.block_q * (problem.head_dim + 2) * 4 + (128 if problem.deterministic else 0)
-    return 128 + tiles * tile + (_items(problem, config) * ITEM_BYTES if config.persistent else 0)
+    return (
+        128
+        + tiles * tile
+        + problem.sink * strips * 4
+        + (_items(problem, config) * ITEM_BYTES if config.persistent else 0)
+    )
 
 
 def _boxes(config: Fa3BackwardConfig) -> dict[str, Box]:
@@ -170,7 +176,7 @@ FA3_BACKWARD = KernelSpec(
     workspace_holds="dQ in float32, which the blocks of all keys add to, and two numbers per query",
     masks=MASK_KINDS,
     lengths=LENGTH_KINDS,
-    score_changes=("alibi",),
+    score_changes=("alibi", "sink"),
     skip_masked_tiles=True,
     min_capability=90,
     max_capability=90,
