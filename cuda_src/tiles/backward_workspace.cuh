@@ -55,10 +55,13 @@ struct BackwardWorkspace {
     strips = WHOLE_TILES ? tiles(p) * TILE_STRIPS
              : LENGTHS_KIND == PACKED ? num_packed_blocks<STRIP>(p.total_q, p.batch) : (p.seqlen_q - 1) / STRIP + 1;
     rows = reinterpret_cast<char*>(dQ + heads * strips * (D_TILES * ACCUMULATOR));
-    float* const behind = dQ + heads * tiles(p) * TILE_FLOATS;
-    items = reinterpret_cast<vec4*>(behind + (SINK ? heads * strips : 0));  // a multiple of 16 bytes, as tiles are of strips
+    items = reinterpret_cast<vec4*>(dQ + heads * tiles(p) * TILE_FLOATS);
     turns = reinterpret_cast<u32*>(rows + heads * (LENGTHS_KIND == PACKED ? p.total_q : p.seqlen_q) * ROW_NUMBER_BYTES);
-    sinks = WHOLE_TILES ? behind : reinterpret_cast<float*>(turns + (DETERMINISTIC ? heads * tiles(p) : 0));
+    sinks = reinterpret_cast<float*>(turns + (DETERMINISTIC ? heads * tiles(p) : 0));
+    if constexpr (WHOLE_TILES && SINK) {
+      sinks = reinterpret_cast<float*>(items);
+      items = reinterpret_cast<vec4*>(sinks + heads * strips);
+    }
   }
 
   // Over the batch, where a sequence has its own strips.
