@@ -205,6 +205,5 @@ FA3_BACKWARD_WIDE = dataclasses.replace(
     shared_memory=_wide_shared_memory,
     masks=BAND_KINDS,
     lengths=("dense",),
-    score_changes=(),
     further_refusal=_wide_refusal,
 )
