@@ -20,6 +20,7 @@ ITEM_COST, 0.5 tiles, is that of :mod:`cufa.core.order`.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Iterable, Iterator
 
 from .core.architectures import Device
@@ -165,6 +166,7 @@ def _estimates(
             yield Estimate(config, count, seconds(problem, device, spec, config, count))
 
 
+@functools.lru_cache(64)  # each number of splits asks for it
 def _schedule(problem: Problem, config: TileConfig) -> Schedule:
     return Schedule.of(problem, config.head_rows, config.block_kv, skip_masked_tiles=True)
 

@@ -140,8 +140,15 @@ def _test_of(nodeid: str) -> str:
     return nodeid.split("[")[0]
 
 
-#: Files whose tests share what is made once per process: a browser and a server, a wheel, rows, the list of builds.
-_ONE_PROCESS = ("test_dashboard_", "test_packaging", "test_record", "test_variants")
+#: Files whose tests share what is made once per process: a browser and a server, a runtime, a wheel, rows, the list of
+#: builds.
+_ONE_PROCESS = (
+    "test_dashboard_",
+    "test_emulate_builds",
+    "test_packaging",
+    "test_record",
+    "test_variants",
+)
 
 
 def _is_of_one_process(nodeid: str) -> bool:

@@ -3,7 +3,9 @@
 # ruff: noqa: F811 - fixtures are imported, and asked for by their names
 from __future__ import annotations
 
+import fcntl
 import os
+import shutil
 import signal
 import time
 from collections.abc import Iterator
@@ -29,11 +31,21 @@ from cufa.dashboard.worker.run import Run, Status
 from cufa.dashboard.worker.store import Store
 
 
-@pytest.fixture(scope="module")
-def measured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+@pytest.fixture(scope="session")
+def measured_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with finished runs: three lengths, one of them again, and one under a window beside decoding, each
-    kernel alone."""
-    store = Store(tmp_path_factory.mktemp("measured"))
+    kernel alone. Made by the first process that asks for it."""
+    base = tmp_path_factory.getbasetemp()
+    shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    with (shared / "measured.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (shared / "measured").exists():
+            _measure(Store(base / "measuring"))
+            (base / "measuring").rename(shared / "measured")
+    return shared / "measured"
+
+
+def _measure(store: Store) -> None:
     cases = tuple(
         Case(make(2, 4, n, 64, "float32", CAUSAL), contenders("fa1", "fa2")) for n in (64, 512, 1024)
     )
@@ -47,10 +59,22 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         client.submit(store, job)
     wait(store)
     assert [run.status for run in store.all()] == [Status.DONE] * 3
-    yield store.root
+    _end_worker(store)
+
+
+def _end_worker(store: Store) -> None:
     pid = client.worker_pid(store, "cpu")
     if pid is not None:
         os.kill(pid, signal.SIGKILL)
+
+
+@pytest.fixture(scope="module")
+def measured(measured_once: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Such a folder of the module's own."""
+    root = tmp_path_factory.mktemp("measured") / "runs"
+    shutil.copytree(measured_once, root)
+    yield root
+    _end_worker(Store(root))
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ import functools
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,6 +20,7 @@ from streamlit.testing.v1 import AppTest
 
 from cufa.bench import inside, records, traces
 from cufa.dashboard.model import compiled, gpu, listed
+from cufa.nvrtc.variants import Variant
 
 # Each AppTest reads what every installed package says of itself, looking for components: two thirds of its time.
 with contextlib.suppress(
@@ -53,6 +55,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
     monkeypatch.setattr(gpu, "gpu_count", lambda: 0)
     # Only what a page waits for is compiled: the table's hundred builds would take minutes.
     monkeypatch.setattr(compiled.Compiler, "want", want_one)
+    monkeypatch.setattr(compiled.Compiler, "make", lambda self, variant: made_once(variant))
     monkeypatch.setattr(
         listed.Lister, "want", lambda self, variants: 1
     )  # likewise, unless a test asks for it
@@ -63,6 +66,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
 
 
 real_want = compiled.Compiler.want
+real_make = compiled.Compiler.make
 real_list = listed.Lister.want
 
 
@@ -70,6 +74,12 @@ real_list = listed.Lister.want
 def real_listing(elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Builds that the page Machine code asks for are made."""
     monkeypatch.setattr(listed.Lister, "want", real_list)
+
+
+@functools.cache
+def made_once(variant: Variant) -> dict[str, Any]:
+    """No test changes a source or NVRTC."""
+    return real_make(compiled.Compiler.__new__(compiled.Compiler), variant)
 
 
 def want_one(self: compiled.Compiler, variants: object) -> int:

@@ -24,6 +24,8 @@ enum {
   COPY_IN_FLIGHT,
   PLAIN_GLOBAL_RACE,
   UNPADDED,
+  STRUCTURES,
+  STRUCTURE_RACE,
 };
 
 struct PlantedParams {
@@ -31,6 +33,11 @@ struct PlantedParams {
   u32* out;       // (2, 64)
   u32* scratch;   // (2, 64)
   i32 tiles;
+};
+
+// Copied as one: the compiler makes a single access of 28 bytes of it.
+struct Words {
+  u32 word[7];
 };
 
 // Five units of 16 bytes: the eight rows of an ldmatrix lie in different banks. Four units: they do not.
@@ -87,5 +94,10 @@ KERNEL planted(const __grid_constant__ PlantedParams p) {
   if (BUG != GLOBAL_RACE) block_sync();
   u32 exchanged = ld_global<u32>(p.scratch + blockIdx.x * 64 + (thread ^ 32));
   if (BUG == PLAIN_GLOBAL_RACE) exchanged += static_cast<volatile u32*>(p.scratch)[(blockIdx.x ^ 1) * 64 + thread];
+  if (BUG == STRUCTURES || BUG == STRUCTURE_RACE) {
+    block_sync();
+    u32* to = p.scratch + (BUG == STRUCTURE_RACE ? 0 : blockIdx.x * 64);
+    if (thread == 0) *reinterpret_cast<Words*>(to) = *reinterpret_cast<const Words*>(p.in);
+  }
   st_global<u32>(p.out + (BUG == SHARED_OUTPUT ? 0 : blockIdx.x * 64) + thread, exchanged);
 }

@@ -10,8 +10,8 @@ test-nightly`` runs all of them. The mark's options:
 - ``each="name"``: so many of each value of this parameter, by default one fixed and one of the date's: every planted
   bug runs every day, on two of the schedules.
 
-Tests in ``test_emulate_*.py`` need no mark: most of their cases compile a kernel, so each test of more than three cases
-has ``fixed=2, dated=1``, or what its mark says instead. A long list inside of a test is shortened by :func:`of_today`.
+Tests in ``test_emulate_*.py`` need no mark: most of their cases compile a kernel, so each test of more than two cases
+has ``fixed=1, dated=1``, or what its mark says instead. A long list inside of a test is shortened by :func:`of_today`.
 
 One environment variable says which: ``CUFA_TEST_DATE``, a date or "all". It is set once, so that all worker processes
 agree, and printed, so that a failure can be repeated on another day.
@@ -45,7 +45,7 @@ def date() -> str:
 
 
 #: Of tests that execute kernels, where they have more than FEW cases.
-EXECUTOR, FEW = {"fixed": 2, "dated": 1}, 3
+EXECUTOR, FEW = {"fixed": 1, "dated": 1}, 2
 
 
 def of_today(cases: Sequence[T], key: str, *, fixed: int = 1, dated: int = 1) -> list[T]:

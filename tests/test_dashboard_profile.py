@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("streamlit", reason="the dashboard needs streamlit: pip install 'cufa[dashboard]'")
 
-from dashboard_measured_support import measured, with_runs  # noqa: F401 - fixtures
+from dashboard_measured_support import measured, measured_once, with_runs  # noqa: F401 - fixtures
 from dashboard_page_support import compiler_back, elsewhere, open_page, words  # noqa: F401
 from dashboard_support import DEVICE, case_records
 

@@ -13,7 +13,7 @@ import pytest
 
 pytest.importorskip("streamlit", reason="the dashboard needs streamlit: pip install 'cufa[dashboard]'")
 
-from dashboard_measured_support import measured, named, start, wait, with_gpu, with_runs  # noqa: F401 - fixtures among them
+from dashboard_measured_support import measured, measured_once, named, start, wait, with_gpu, with_runs  # noqa: F401 - fixtures among them
 from dashboard_page_support import chosen, elsewhere, open_page, parameters, words  # noqa: F401 - a fixture
 from dashboard_run_support import small
 from dashboard_support import DEVICE, case_records

@@ -74,7 +74,7 @@ def assert_visited(run: Emulation, case: Case) -> None:
         np.testing.assert_array_equal(free, clear[record["q_block"]])
 
 
-@pytest.mark.sampled(fixed=10, dated=2)
+@pytest.mark.sampled(fixed=5, dated=2)
 @pytest.mark.parametrize("deterministic", [False, True])
 @pytest.mark.parametrize(("spec", "config", "dtype", "precision"), CONFIGS)
 def test_every_tiling(spec, config, dtype, precision, deterministic):
@@ -152,10 +152,10 @@ def test_edges(spec, dtype, precision, shape, deterministic):
 @pytest.mark.parametrize("spec", SPECS, ids=lambda s: s.name)
 def test_same_bits_in_every_order(spec, head_dim):
     """Whatever order warps run in, whenever copies land; where asked for, however many blocks run at once."""
-    case = make_case(1, 4, 2, 150, 400, near(spec, head_dim), spec.dtypes[-1], mask=Band(200, 30))
+    case = make_case(1, 2, 1, 150, 300, near(spec, head_dim), spec.dtypes[-1], mask=Band(200, 30))
     precision = "float32" if spec.dtypes == ("float32",) else None
     first = check(spec, precision, case, copies="early", threads=1, deterministic=True)
-    for n, schedule in enumerate(("ascending", "descending", 1, 2)):
+    for n, schedule in enumerate(("descending", 1)):
         ordered = n % 2 == 0
         options = {"schedule": schedule, "copies": "late", "threads": 3, "deterministic": ordered}
         run = check(spec, precision, case, mode="plain", **options)

@@ -62,6 +62,8 @@ PLANTED = {
     "copy_in_flight": ("copy-in-flight", "kernel ends with cp.async still in flight"),
     "plain_global_race": ("race", "of one launch both touch byte"),
     "unpadded": ("", ""),  # right, but slow: counted mode's to find
+    "structures": ("", ""),
+    "structure_race": ("race", "of one launch both touch byte"),
 }
 _PLACE = re.compile(r"block \(\d,0,0\):? warp \d|warp \d lane \d+|lanes of warp \d")
 

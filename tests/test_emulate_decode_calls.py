@@ -45,7 +45,7 @@ VARIANTS = [
 ]
 
 
-@pytest.mark.sampled(fixed=3, dated=2)
+@pytest.mark.sampled(fixed=2, dated=1)
 @pytest.mark.parametrize("device", [H200, A100], ids=lambda d: d.arch.name)
 @pytest.mark.parametrize("variant", VARIANTS, ids=str)
 def test_any_call(variant, device):

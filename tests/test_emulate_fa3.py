@@ -62,7 +62,7 @@ def test_what_is_to_be_measured(config, causal):
     check(inputs, config, causal, [(n, Execution("checked", n)) for n in (1, 2)])
 
 
-@pytest.mark.sampled(fixed=3, dated=1)
+@pytest.mark.sampled(fixed=1, dated=1)
 @MASKS
 @CONFIGS
 def test_what_used_to_stall(config, head_dim, causal):
@@ -75,7 +75,7 @@ def test_what_used_to_stall(config, head_dim, causal):
         check(inputs, config, causal, [(blocks, Execution("plain", order)) for blocks, order in orders])
 
 
-@pytest.mark.sampled(fixed=3, dated=1)
+@pytest.mark.sampled(fixed=1, dated=1)
 @MASKS
 @CONFIGS
 def test_random_persistent_grids(config, head_dim, causal):
@@ -91,7 +91,7 @@ def test_random_persistent_grids(config, head_dim, causal):
         check(inputs, config, causal, runs)
 
 
-@pytest.mark.sampled(fixed=3, dated=1)
+@pytest.mark.sampled(fixed=1, dated=1)
 @MASKS
 @CONFIGS
 def test_random_persistent_grids_without_races(config, head_dim, causal):

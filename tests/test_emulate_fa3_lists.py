@@ -68,7 +68,7 @@ def check(
 def test_items_run_on_from_one_to_the_next(config, head_dim):
     """In checked mode: what one item leaves behind is not what the next one reads."""
     lengths = 2 * config.block_q + 70, 3 * config.block_kv + 5
-    for name in of_today(list(examples(*lengths)), f"lists {config}", fixed=1, dated=1):
+    for name in of_today(list(examples(*lengths)), f"lists {config}", fixed=0):
         runs = [(1, Execution("checked", "descending")), (2, Execution("checked", 3))]
         check(examples(*lengths)[name], config, lengths, head_dim, runs)
 
@@ -88,9 +88,7 @@ def test_random_persistent_grids(config, head_dim, seed):
 @CONFIGS
 def test_lengths_in_any_order(config, head_dim, kind):
     """Sequences of every length, on all configs, whichever warp runs next."""
-    names = of_today(
-        ["empty ones", "one query", "equal", "whole tiles"], f"lists {config} {kind}", fixed=1, dated=1
-    )
+    names = of_today(["empty ones", "one query", "equal", "whole tiles"], f"lists {config} {kind}", fixed=0)
     for lengths in names:
         for options in ("causal", "window, softcap"):
             ragged(kind, lengths, options, Execution("checked", len(lengths)), config, head_dim)

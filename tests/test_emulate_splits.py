@@ -54,7 +54,7 @@ def check(spec, q, k, v, *, num_splits, scores=None, layout="bhsd", config=None,
     return run
 
 
-@pytest.mark.sampled(fixed=6)
+@pytest.mark.sampled(fixed=3)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize(("spec", "config"), CONFIGS)
 def test_every_tiling(spec, config, dtype):
@@ -76,7 +76,7 @@ def test_masks_and_caps(spec, scores):
     check(spec, *inputs, num_splits=3, scores=scores, layout="bshd")
 
 
-@pytest.mark.sampled(fixed=4)
+@pytest.mark.sampled(fixed=2)
 @pytest.mark.parametrize("spec", SPLITTING, ids=lambda spec: spec.name)
 @pytest.mark.parametrize("head_dim", [8, 40, 96, 128, 192, 256])
 def test_head_dims(spec, head_dim):

@@ -166,8 +166,8 @@ class TestGoingOn:
         def usual(what):
             return 1e6 if what == slow else 0.0
 
-        monkeypatch.setattr(renewal, "usual_seconds", lambda part, device: usual(part.name))
-        monkeypatch.setattr(renewal, "usual_test_seconds", lambda: usual("tests"))
+        monkeypatch.setattr(renewal, "usual_seconds", lambda part, device, recorded: usual(part.name))
+        monkeypatch.setattr(renewal, "usual_test_seconds", lambda recorded: usual("tests"))
         kept, done = [], NAMES if slow == "tests" else NAMES[: NAMES.index(slow)]
         what = "testing" if slow == "tests" else slow
         with pytest.raises(evidence.OutOfTime, match=rf"{what} usually takes 1000000 s, and \d+ s are left"):
@@ -177,17 +177,14 @@ class TestGoingOn:
         assert run(begun=as_json(kept[-1]))["parts"] == NAMES  # without a limit it ends
         assert card.compiled and len(set(card.compiled)) == len(card.compiled), "kernels are timed once"
 
-    def test_a_part_usually_takes_what_it_took_and_at_least_what_its_regime_does(self, monkeypatch):
+    def test_a_part_usually_takes_what_it_took_and_at_least_what_its_regime_does(self):
         part, least = PARTS[0], renewal.least_seconds(PARTS[0], H200)
         measured = {part.kept_in: {"measured": {part.regime.value: {"seconds": least + 70.0}}}}
-        monkeypatch.setattr(
-            records, "load_all", lambda: {"a": {"suites": measured, "tests": {"seconds": 9.0}}}
-        )
-        assert renewal.usual_seconds(part, H200) == least + 70.0
-        assert renewal.usual_test_seconds() == 9.0
-        monkeypatch.setattr(records, "load_all", dict)
-        assert renewal.usual_seconds(part, H200) == least
-        assert renewal.usual_test_seconds() == 0.0
+        recorded = [{"suites": measured, "tests": {"seconds": 9.0}}, {"suites": {}, "tests": None}]
+        assert renewal.usual_seconds(part, H200, recorded) == least + 70.0
+        assert renewal.usual_test_seconds(recorded) == 9.0
+        assert renewal.usual_seconds(part, H200, []) == least
+        assert renewal.usual_test_seconds([]) == 0.0
 
     def test_a_record_of_another_gpu_is_not_gone_on_with(self, card):
         with pytest.raises(ValueError, match="the record is of A100, this GPU is H200"):

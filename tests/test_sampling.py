@@ -108,8 +108,8 @@ def test_each(x, y): pass
     names = [item.nodeid.split("[")[0] for item in kept[0].items]
     counts = {name: names.count(name) for name in names}
     assert counts == {
-        "test_emulate_this.py::test_many": 3,
-        "test_emulate_this.py::test_few": 3,
+        "test_emulate_this.py::test_many": 2,
+        "test_emulate_this.py::test_few": 2,
         "test_emulate_this.py::test_each": 20,
         "test_that.py::test_many": 40,
         "test_that.py::test_few": 3,

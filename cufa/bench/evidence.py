@@ -97,7 +97,7 @@ def record_evidence(
         record["host_measured"] = renewal.differing(record, here)
         keep(record)
     if with_tests:
-        check_time("testing", renewal.usual_test_seconds())
+        check_time("testing", renewal.usual_test_seconds(records.load_all().values()))
         add_tests(record, run_gpu_tests(jobs, say, every_case=True))
         record["tests"]["measured"] = renewal.differing(record, here)
     renewal.settle(record)
@@ -158,9 +158,9 @@ def _measure_parts(
         return
     say("compiling the variants of the benchmark")
     _compile_in_parallel([case for _, cases in parts for case in cases], jobs)
-    limits = Limits(**record["limits"])
+    limits, recorded = Limits(**record["limits"]), records.load_all().values()
     for part, cases in parts:
-        check_time(part.name, renewal.usual_seconds(part, device))
+        check_time(part.name, renewal.usual_seconds(part, device, recorded))
         say(f"benchmark: {SUITES[part.suite].title}, {part.regime}")
         started = time.perf_counter()
         _measure(record["suites"], part, cases, device, limits, seconds)

@@ -7,7 +7,7 @@ of one suite under one regime) still show what would run today.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 from ..core.architectures import Device
@@ -82,19 +82,17 @@ def least_seconds(part: Part, device: Device) -> float:
     return sum(len(case.contenders) for case in cases) * (seconds + WARM_SECONDS)
 
 
-def usual_seconds(part: Part, device: Device) -> float:
-    """What measuring a part took where it was recorded, with inputs, references and compilation; at least what its
+def usual_seconds(part: Part, device: Device, recorded: Collection[Json]) -> float:
+    """What measuring a part took in ``recorded`` evidence, with inputs, references and compilation; at least what its
     regime takes."""
-    sections = (record["suites"].get(part.kept_in, {}) for record in records.load_all().values())
+    sections = (record["suites"].get(part.kept_in, {}) for record in recorded)
     measured = (section.get("measured", {}).get(part.regime, {}) for section in sections)
     return max(least_seconds(part, device), *(float(x.get("seconds", 0)) for x in measured), 0.0)
 
 
-def usual_test_seconds() -> float:
-    """What the GPU tests took where they were recorded."""
-    return max(
-        [(record["tests"] or {}).get("seconds", 0.0) for record in records.load_all().values()], default=0.0
-    )
+def usual_test_seconds(recorded: Collection[Json]) -> float:
+    """What the GPU tests took in ``recorded`` evidence."""
+    return max([(record["tests"] or {}).get("seconds", 0.0) for record in recorded], default=0.0)
 
 
 def _planned(part: Part, device: Device) -> Iterator[tuple[Key, Plan | None]]:

@@ -193,8 +193,7 @@ class KernelSpec:
         """Values generated as ``constexpr`` lines in front of the source."""
         return {
             "HEAD_DIM": problem.head_dim,
-            **config.constants(),
-            **constants(self.shared_memory(config, problem.head_dim)),
+            **_tile_constants(self.shared_memory, config, problem.head_dim),
             "ALIGNMENT": problem.alignment,
             "MASK": MASK_KINDS.index(problem.mask_kind),
             "SOFTCAP": problem.softcap is not None,
@@ -222,6 +221,13 @@ def _refuses_beyond_band(problem: Problem) -> str | None:
     if problem.seqlen_q + problem.seqlen_k >= 2**30:
         return "counts rows and keys together with 30 bits where the mask is more than a band"
     return None
+
+
+@functools.lru_cache(4096)  # `cufa compile` chooses among hundreds of thousands of builds
+def _tile_constants(
+    buffers: Callable[[Config, int], tuple[Buffer, ...]], config: TileConfig, head_dim: int
+) -> Mapping[str, int | bool]:
+    return {**config.constants(), **constants(buffers(config, head_dim))}
 
 
 @functools.lru_cache(4096)

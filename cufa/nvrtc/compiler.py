@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import os
 import re
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -26,19 +28,41 @@ STAMPS = re.compile(rf'#include "{_INSIDE_HEADER}"|\bINSIDE{_BRACKETS}')
 INSIDE = "TRACE_INSIDE"
 
 
+_CLOCK_NS = 2_000_000_000
+"""File systems keep the time of a change to within so much."""
+
+
 def included_files(source: str, stamps: bool = False) -> list[Path]:
     """The file and everything it includes, transitively, in a stable order. Paths are relative to
     ``cuda_src``; host twins (``host/``) are left out, as no GPU runs them, and the stamps of
     inside traces unless asked for."""
-    seen: dict[str, Path] = {}
-    pending = [source]
+    return [SOURCE_DIR / name for name in _sources(source, stamps)]
+
+
+def _sources(source: str, stamps: bool = False) -> dict[str, str]:
+    """What each of the files holds."""
+    seen: dict[str, str] = {}
+    pending, folder = [source], str(SOURCE_DIR)
     while pending:
         name = pending.pop()
         if name in seen or name.startswith("host/") or (name == _INSIDE_HEADER and not stamps):
             continue
-        seen[name] = path = SOURCE_DIR / name
-        pending += _included(path.read_text(encoding="utf-8"))
-    return [seen[name] for name in sorted(seen)]
+        seen[name] = text = _text(os.path.join(folder, name))
+        pending += _included(text)
+    return {name: seen[name] for name in sorted(seen)}
+
+
+def _text(path: str) -> str:
+    """What a file holds; read again only when it has changed, or so lately that its time may not show it."""
+    found = os.stat(path)
+    if time.time_ns() - found.st_mtime_ns < _CLOCK_NS:
+        return Path(path).read_text(encoding="utf-8")
+    return _text_of(path, found.st_mtime_ns, found.st_size)
+
+
+@functools.lru_cache(256)  # a page or a record asks for the same files hundreds of times
+def _text_of(path: str, changed_ns: int, size: int) -> str:
+    return Path(path).read_text(encoding="utf-8")
 
 
 @functools.lru_cache(256)
@@ -50,12 +74,12 @@ def source_digest(source: str) -> str:
     """Digest of a kernel's sources without comments, white space and the stamps of inside traces: changes when the
     code that is measured does."""
     digest = hashlib.sha256()
-    for path in included_files(source):
-        digest.update(_bare(path.read_text(encoding="utf-8")))
+    for text in _sources(source).values():
+        digest.update(_bare(text))
     return digest.hexdigest()
 
 
-@functools.lru_cache(256)  # a page or a record asks for the same files hundreds of times
+@functools.lru_cache(256)
 def _bare(text: str) -> bytes:
     text = re.sub(r"//[^\n]*|/\*.*?\*/", "", text, flags=re.DOTALL)
     return "".join(STAMPS.sub("", text).split()).encode()
