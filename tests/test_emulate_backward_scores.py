@@ -5,6 +5,7 @@ bugs that must be noticed."""
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 import numpy as np
 import pytest
@@ -64,6 +65,7 @@ def test_results(spec, options, tiling, lengths, dtype, deterministic):
 NARROW, WIDE = "kernels/fa3_backward.cu", "kernels/fa3_backward_wide.cu"
 BLOCK, GRADIENTS = "tiles/backward_block.cuh", "tiles/backward_gradients.cuh"
 WORKSPACE, PASSES = "tiles/backward_workspace.cuh", "tiles/backward_passes.cuh"
+SHARED = BLOCK, GRADIENTS, WORKSPACE, PASSES
 ALIBI, SINK = "diagonal, negative slopes", "causal, sink"
 
 #: (file, what is there, what is planted, options, kind of lengths), by what is wrong.
@@ -78,6 +80,9 @@ PLANTED = {
     "distances from the tile's first row": (GRADIENTS, "S.lane_column(lane) + alibi", "alibi", ALIBI, "dense"),
     "distances without the diagonal": (
         GRADIENTS, "lane) + alibi.diagonal - (", "lane) - (", ALIBI, "dense"
+    ),
+    "distances from the first key of all": (
+        GRADIENTS, "- (block.first_key() + key));", "- key);", ALIBI, "dense"
     ),
     "the slope of another head": (GRADIENTS, "block.sequence(), tile.head)", "block.sequence(), 0)", ALIBI, "dense"),
     "the slope of the first sequence": (
@@ -103,14 +108,30 @@ PLANTED = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("bug", PLANTED)
-def test_planted(tmp_path, monkeypatch, bug):
-    file, old, new, options, kind = PLANTED[bug]
-    spec = KERNELS["fa3_backward_wide" if file == WIDE else "fa3_backward"]
-    head_dim = 136 if file == WIDE else 64
-    make = {**MAKE, "dense": lambda _, *how: dense(150, 300, *how)}[kind]
-    case = make("equal", options, head_dim, "float16")
+#: What both kernels share is planted in both.
+IN_KERNELS = [
+    pytest.param(spec, name, id=f"{spec.name}-{name}")
+    for spec in SPECS
+    if spec.uses_copy_engine
+    for name, (file, *_, kind) in PLANTED.items()
+    if file in (f"kernels/{spec.source}", *SHARED) and (kind == "dense" or kind in spec.lengths)
+]
+
+
+@functools.cache
+def planted_case(spec: KernelSpec, options: str, kind: str) -> Ragged:
+    """What is right without a bug: three tiles of rows or of keys, ragged."""
+    rows, keys = (80, 150) if spec.name.endswith("wide") else (150, 300)
+    make = {**MAKE, "dense": lambda _, *how: dense(rows, keys, *how)}[kind]
+    case = make("equal", options, near(spec, 64), "float16")
     assert_right(case, run(case, spec))
+    return case
+
+
+@pytest.mark.parametrize(("spec", "bug"), IN_KERNELS)
+def test_planted(tmp_path, monkeypatch, spec, bug):
+    file, old, new, options, kind = PLANTED[bug]
+    case = planted_case(spec, options, kind)
     plant(tmp_path, monkeypatch, file, old, new)
     with pytest.raises((AssertionError, EmulationError)):
         assert_right(case, run(case, spec))

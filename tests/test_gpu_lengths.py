@@ -75,8 +75,11 @@ def test_gradients_of_whole_arrays(spec, options, head_dim, deterministic):
     """Of each kernel, with sequences as long as the arrays."""
     if not takes(spec, options):
         pytest.skip(f"{spec.name} does not take them")
+    head_dim = near(spec, head_dim)
+    if deterministic and "softcap" in OPTIONS[options]:
+        head_dim = min(head_dim, 248)  # the widest that fa3_backward_wide takes with a window as well
     for lengths in ((150, 300), (300, 150), (65, 129), (1000, 700)):
-        case = dense(*lengths, options, near(spec, head_dim), "bfloat16")
+        case = dense(*lengths, options, head_dim, "bfloat16")
         assert_gradients_right(
             case, run(case, "dense", deterministic=deterministic, algorithm=spec.algorithm)
         )
@@ -152,7 +155,10 @@ def test_a_sink_where_there_are_no_keys(seqlens):
     np.testing.assert_array_equal(dsink.get(), [rows, rows, rows, 0])
 
 
-def test_dsink_is_the_same_in_every_run():
-    case = packed("equal", "causal, sink", 64, "bfloat16")
-    bits = {run(case, "packed")["dsink"].get().tobytes() for _ in range(20)}
+@pytest.mark.parametrize("head_dim", [64, 192])
+@pytest.mark.parametrize("kind", CALLS)
+def test_dsink_is_the_same_in_every_run(kind, head_dim):
+    make = {**MAKE, "dense": lambda _, *how: dense(300, 400, *how)}[kind]
+    case = make("equal", "causal, sink", head_dim, "bfloat16")
+    bits = {run(case, kind)["dsink"].get().tobytes() for _ in range(20)}
     assert len(bits) == 1
