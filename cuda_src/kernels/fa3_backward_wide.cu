@@ -324,6 +324,7 @@ KERNEL __launch_bounds__(PASS_THREADS)
   grid_release_next();
   prepare_strip(p);
   prepare_items(p);
+  prepare_mask<MASK_KIND>(p, (blockIdx.x * PASS_THREADS + threadIdx.x) / 32, gridDim.x * PASS_STRIPS);
 }
 
 KERNEL __launch_bounds__(NUM_THREADS, 1)
@@ -337,7 +338,7 @@ KERNEL __launch_bounds__(NUM_THREADS, 1)
   const int warpgroup = shfl(u32(thread / 128), 0);  // uniform, and known to be
   grid_release_next();
   if (thread == 0) smem.init_barriers();
-  if (thread == 32) take_item(p, base);
+  if (LOOKED_UP ? thread / 32 == 1 : thread == 32) take_item(p, base);
   block_sync();  // nobody may wait on a barrier that is not initialised, or read an item that is not there
 
   if (warpgroup == 0) {

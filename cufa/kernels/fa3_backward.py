@@ -8,7 +8,7 @@ from typing import Any
 from ..core import order
 from ..core.lengths import LENGTH_KINDS
 from ..core.operation import Split
-from ..core.problem import BAND_KINDS, MASK_KINDS, MAX_HEAD_DIM, Problem
+from ..core.problem import MASK_KINDS, MAX_HEAD_DIM, Problem
 from .backward import PASS_WARPS, STRIP
 from .config import TileConfig
 from .shared_memory import Buffer
@@ -21,9 +21,6 @@ ITEM_RECORDS = 2
 """The item at hand and the one after it, which the producer is ahead with."""
 
 ITEM_BYTES = 48
-
-LISTED_TILES = 4096
-"""Query tiles that a key block may visit where they need not lie side by side: its list lies in shared memory."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -43,6 +40,11 @@ class Fa3BackwardConfig(TileConfig):
     """As many thread blocks as run at once take one key block after another; else each is launched for one."""
     early_launches: bool = False
     """The main pass and the last one may begin while the one before ends (programmatic dependent launch)."""
+
+
+def _listed_tiles(config: Fa3BackwardConfig) -> int:
+    """Query tiles that a key block may visit where they need not lie side by side: its list lies in shared memory."""
+    return 4096 if config.block_kv > GROUP_KEYS else 2048
 
 
 def _shared_memory(config: Fa3BackwardConfig, head_dim: int) -> tuple[Buffer, ...]:
@@ -92,7 +94,7 @@ def _numbers_and_barriers(config: Fa3BackwardConfig, counts: dict[str, int]) -> 
         ),
         Buffer("TAIL_FULL", 2 * 8, align=8),
         Buffer("SEQUENCE", 32, align=16),
-        Buffer("LIST", 4 * (LISTED_TILES if config.block_kv > GROUP_KEYS else 0), align=16),
+        Buffer("LIST", 4 * _listed_tiles(config), align=16),
     )
 
 
@@ -152,8 +154,8 @@ def _config(block_q: int, block_kv: int, num_stages: int, **own: Any) -> Fa3Back
 def _refusal(spec: KernelSpec, problem: Problem) -> str | None:
     """A list that is too short."""
     config = next((x for x in spec.configs if x.fits(problem.head_dim)), spec.configs[0])
-    if problem.mask.beyond_band and ceil_div(problem.seqlen_q, config.block_q) > LISTED_TILES:
-        most = LISTED_TILES * config.block_q
+    most = _listed_tiles(config) * config.block_q
+    if problem.mask.beyond_band and problem.seqlen_q > most:
         return f"takes at most {most:,} queries where the mask is more than a band"
     return None
 
@@ -190,10 +192,11 @@ FA3_BACKWARD = KernelSpec(
 
 def _wide_refusal(spec: KernelSpec, problem: Problem) -> str | None:
     """What does not fit the registers."""
-    capped = problem.softcap is not None and problem.mask_kind not in ("full", "causal")
-    if problem.deterministic and capped and problem.head_dim == MAX_HEAD_DIM:
-        return f"takes a window with a softcap at head_dim {MAX_HEAD_DIM} in any order of additions only"
-    return None
+    if problem.deterministic and problem.softcap is not None and problem.head_dim == MAX_HEAD_DIM:
+        where = f"with a softcap at head_dim {MAX_HEAD_DIM} in any order of additions only"
+        if problem.mask_kind not in ("full", "causal"):
+            return f"takes a window {where}"
+    return _refusal(spec, problem)
 
 
 FA3_BACKWARD_WIDE = dataclasses.replace(
@@ -203,7 +206,6 @@ FA3_BACKWARD_WIDE = dataclasses.replace(
     source="fa3_backward_wide.cu",
     configs=(_config(64, 64, 2, min_head_dim=136, bulk_add=False),),
     shared_memory=_wide_shared_memory,
-    masks=BAND_KINDS,
     lengths=("dense",),
     further_refusal=_wide_refusal,
 )
