@@ -109,9 +109,10 @@ LENGTHS_CUH, SCHEDULE, SCORE, SOFTMAX = (
 )
 F, B, PASSES = "kernels/fa2_forward.cu", "kernels/fa2_backward.cu", "tiles/backward_passes.cuh"
 STORE = "tiles/forward_mma_store.cuh"
-HOPPER = "tiles/backward_block.cuh"
+HOPPER, WIDE = "tiles/backward_block.cuh", "kernels/fa3_backward_wide.cu"
+HOPPERS = "fa3_backward", "fa3_backward_wide"
 
-#: (call, kind, options, lengths, file, what is there, what is planted, kernel if not FA2's), by what is wrong.
+#: (call, kind, options, lengths, file, what is there, what is planted, kernels if not FA2's), by what is wrong.
 BUGS = {
     "diagonal of the longest": (
         forward,
@@ -259,37 +260,50 @@ BUGS = {
     ),
     "queries behind a sequence are not cleared": (
         backward, "padded", "full", "equal", HOPPER,
-        "RAGGED ? at.block.rows() - at.block.q_tile(at.tile) * Br : Br", "Br", "fa3_backward",
+        "RAGGED ? at.block.rows() - at.block.q_tile(at.tile) * Br : Br", "Br", *HOPPERS,
     ),
     "keys behind a sequence are not cleared": (
         backward, "packed", "causal", "equal", HOPPER,
-        "RAGGED ? at.block.keys() - at.block.first_key() - w * GROUP_KEYS : GROUP_KEYS", "GROUP_KEYS", "fa3_backward",
+        "RAGGED ? at.block.keys() - at.block.first_key() - w * GROUP_KEYS : GROUP_KEYS", "GROUP_KEYS", *HOPPERS,
     ),
     "zeros behind a sequence without a fence": (
         backward, "packed", "full", "equal", HOPPER,
-        "lane_id());\n      async_proxy_fence();", "lane_id());", "fa3_backward",
+        "lane_id());\n      async_proxy_fence();", "lane_id());", *HOPPERS,
     ),
     "tiles of sequences overlap": (
         backward, "packed", "full", "equal", HOPPER,
         "first_packed_block<Br>(int(sequence.first_row()), item.batch)", "u32(sequence.first_row()) / Br",
-        "fa3_backward",
+        *HOPPERS,
     ),
     "the last tile's numbers are left out": (
         backward, "packed", "full", "equal", PASSES,
-        "valid && i64(found.block) * (BLOCK_STRIPS * STRIP) <", "valid && row() <", "fa3_backward",
+        "valid && i64(found.block) * (BLOCK_STRIPS * STRIP) <", "valid && row() <", *HOPPERS,
     ),
     "gradients of another sequence's keys": (
         backward, "packed", "full", "equal", "tiles/backward_gradients.cuh",
-        "(block.key_in_arrays() + key)", "key", "fa3_backward",
+        "(block.key_in_arrays() + key)", "key", *HOPPERS,
+    ),
+    "rows of Q and keys of K behind a sequence are cleared by one thread": (
+        backward, "packed", "full", "equal", WIDE,
+        "RAGGED ? thread / 32 == 1 : thread == 32", "thread == 32", "fa3_backward_wide",
+    ),
+    "rows of dO and keys of V behind a sequence are cleared by one thread": (
+        backward, "packed", "full", "equal", WIDE,
+        "RAGGED ? thread / 32 == 2 : thread == 64", "thread == 64", "fa3_backward_wide",
     ),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("bug", BUGS)
-def test_planted_bugs_are_noticed(bug, patch):  # noqa: F811
-    run, kind, options, lengths, file, right, wrong, *kernel = BUGS[bug]
-    case = MAKE[kind](lengths, options, 64, "float16")
-    spec = KERNELS[kernel[0] if kernel else "fa2_forward" if run is forward else "fa2_backward"]
+def kernels_with(bug: str) -> list[str]:
+    run, *_ = BUGS[bug]
+    return list(BUGS[bug][7:]) or ["fa2_forward" if run is forward else "fa2_backward"]
+
+
+@pytest.mark.parametrize(("kernel", "bug"), [(x, bug) for bug in BUGS for x in kernels_with(bug)])
+def test_planted_bugs_are_noticed(kernel, bug, patch):  # noqa: F811
+    run, kind, options, lengths, file, right, wrong, *_ = BUGS[bug]
+    spec = KERNELS[kernel]
+    case = MAKE[kind](lengths, options, near(spec, 64), "float16")
     assert_right(case, run(case, spec))
     patch(file, lambda text: text.replace(right, wrong))
     with pytest.raises((AssertionError, EmulationError)):  # a wrong result, or a finding

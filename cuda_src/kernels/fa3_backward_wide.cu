@@ -345,9 +345,9 @@ KERNEL __launch_bounds__(NUM_THREADS, 1)
     registers_release_to<PRODUCER_REGISTERS>();
     if (PERSISTENT && thread == 0) {
       take_items(p, base);
-    } else if (thread == 32) {
+    } else if (RAGGED ? thread / 32 == 1 : thread == 32) {
       Loader<WideMemory, true>{p, &Q_map, &K_map, base}.run();
-    } else if (thread == 64) {
+    } else if (RAGGED ? thread / 32 == 2 : thread == 64) {
       Loader<WideMemory, false>{p, &dO_map, &V_map, base}.run();
     } else if (DETERMINISTIC && (thread == 96 || thread == (PERSISTENT ? 97 : 0))) {
       TurnKeeper<WideMemory>{p, base, thread != 96}.run();

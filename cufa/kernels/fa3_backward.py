@@ -196,6 +196,8 @@ def _wide_refusal(spec: KernelSpec, problem: Problem) -> str | None:
         where = f"with a softcap at head_dim {MAX_HEAD_DIM} in any order of additions only"
         if problem.mask_kind not in ("full", "causal"):
             return f"takes a window {where}"
+        if problem.alibi and problem.lengths.ragged:
+            return f"takes lengths with ALiBi {where}"
     return _refusal(spec, problem)
 
 
@@ -206,6 +208,5 @@ FA3_BACKWARD_WIDE = dataclasses.replace(
     source="fa3_backward_wide.cu",
     configs=(_config(64, 64, 2, min_head_dim=136, bulk_add=False),),
     shared_memory=_wide_shared_memory,
-    lengths=("dense",),
     further_refusal=_wide_refusal,
 )
