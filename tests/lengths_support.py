@@ -7,6 +7,7 @@ import dataclasses
 from typing import Any
 
 import numpy as np
+from backward_support import near
 from support import DTYPES
 
 import cufa
@@ -39,6 +40,12 @@ def takes(spec: KernelSpec, options: str) -> bool:
     """Whether a kernel serves what these options change of scores."""
     changes = {"alibi_slopes": "alibi", "sink": "sink"}
     return {changes[x] for x in OPTIONS[options] if x in changes} <= set(spec.score_changes)
+
+
+def head_dim_near(spec: KernelSpec, head_dim: int, options: str, deterministic: bool) -> int:
+    """The head dim that the kernel serves nearest to this one with these options, all of whose caps are in windows."""
+    capped = deterministic and "softcap" in OPTIONS[options]
+    return near(spec, min(head_dim, 248) if capped and spec.uses_copy_engine else head_dim)
 
 
 #: Rounding of a result of size 1, several times over.

@@ -8,7 +8,7 @@ import dataclasses
 import numpy as np
 import pytest
 from backward_support import near
-from lengths_support import LENGTHS, OPTIONS, packed, padded, takes
+from lengths_support import LENGTHS, OPTIONS, head_dim_near, packed, padded, takes
 from test_emulate_bugs import patch  # noqa: F401  (a fixture)
 
 from cufa.core.architectures import Device
@@ -67,7 +67,8 @@ def test_forward(spec, kind, options, lengths, head_dim, element):
 @pytest.mark.parametrize("kind", MAKE)
 @pytest.mark.parametrize(("spec", "options"), served(BACKWARD))
 def test_backward(spec, kind, options, lengths, deterministic, head_dim, element):
-    case = MAKE[kind](lengths, options, near(spec, head_dim), spec.dtypes[element % len(spec.dtypes)])
+    head_dim = head_dim_near(spec, head_dim, options, deterministic)
+    case = MAKE[kind](lengths, options, head_dim, spec.dtypes[element % len(spec.dtypes)])
     assert_right(case, backward(case, spec, deterministic=deterministic))
 
 
@@ -76,7 +77,7 @@ def test_backward(spec, kind, options, lengths, deterministic, head_dim, element
 @pytest.mark.parametrize("spec", [FORWARD[0], *BACKWARD], ids=lambda s: s.name)
 def test_tiles_are_those_of_each_sequence(spec, kind, options):
     """Each block visits, skips and masks as the schedule of its sequence says, and no block visits anything else."""
-    case = MAKE[kind]("equal", options, 64, "float16")
+    case = MAKE[kind]("equal", options, near(spec, 64), "float16")
     run = backward if spec in BACKWARD else forward
     result = run(case, spec, mode="plain")
     config, found = result.plan.config, {}

@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from backward_gpu_support import poisoned
-from backward_support import near
-from lengths_support import LENGTHS, OPTIONS, dense, packed, padded, takes
+from lengths_support import LENGTHS, OPTIONS, dense, head_dim_near, packed, padded, takes
 
 import cufa
 from cufa.kernels import KERNELS
@@ -51,7 +50,7 @@ def test_results(kind, options, lengths, head_dim, dtype, deterministic):
 
 
 @pytest.mark.parametrize("deterministic", [False, True])
-@pytest.mark.parametrize("head_dim", [64, 40, 128])
+@pytest.mark.parametrize("head_dim", [64, 40, 128, 256])
 @pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize("kind", MAKE)
 @pytest.mark.parametrize("spec", BACKWARD, ids=lambda s: s.name)
@@ -59,8 +58,9 @@ def test_gradients_of_each_kernel(spec, kind, options, head_dim, deterministic):
     """Whichever "auto" takes."""
     if not takes(spec, options):
         pytest.skip(f"{spec.name} does not take them")
+    head_dim = head_dim_near(spec, head_dim, options, deterministic)
     for lengths in LENGTHS:
-        case = MAKE[kind](lengths, options, near(spec, head_dim), "bfloat16")
+        case = MAKE[kind](lengths, options, head_dim, "bfloat16")
         assert_gradients_right(case, run(case, kind, deterministic=deterministic, algorithm=spec.algorithm))
 
 
@@ -75,9 +75,7 @@ def test_gradients_of_whole_arrays(spec, options, head_dim, deterministic):
     """Of each kernel, with sequences as long as the arrays."""
     if not takes(spec, options):
         pytest.skip(f"{spec.name} does not take them")
-    head_dim = near(spec, head_dim)
-    if deterministic and "softcap" in OPTIONS[options]:
-        head_dim = min(head_dim, 248)  # the widest that fa3_backward_wide takes with a window as well
+    head_dim = head_dim_near(spec, head_dim, options, deterministic)
     for lengths in ((150, 300), (300, 150), (65, 129), (1000, 700)):
         case = dense(*lengths, options, head_dim, "bfloat16")
         assert_gradients_right(

@@ -42,7 +42,7 @@ class Fa3BackwardConfig(TileConfig):
     """The main pass and the last one may begin while the one before ends (programmatic dependent launch)."""
 
 
-def _listed_tiles(config: Fa3BackwardConfig) -> int:
+def _listed_tiles(config: TileConfig) -> int:
     """Query tiles that a key block may visit where they need not lie side by side: its list lies in shared memory."""
     return 4096 if config.block_kv > GROUP_KEYS else 2048
 
