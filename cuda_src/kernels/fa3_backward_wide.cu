@@ -111,7 +111,7 @@ struct Consumer {
       }
       INSIDE(inside.enter(STORE);)
       store();
-      if (TRACE && threadIdx.x == 128) {
+      if (TRACE && threadIdx.x == 128 && (!RAGGED || block.first_key() < block.keys())) {
         write_trace(p, block.index(), {block.k_block(), block.kv_head(), block.batch()}, block.tiles(), start_ns);
       }
       smem.items.release(i, lane);
