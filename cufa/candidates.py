@@ -34,7 +34,7 @@ def serving_kernels(
         reason = f"kernel={kernel!r} was asked for"
     else:
         known_algorithms = algorithms(operation.name)
-        if algorithm not in known_algorithms:
+        if not isinstance(algorithm, str) or algorithm not in known_algorithms:
             choices = ", ".join(known_algorithms)
             raise ValueError(f"algorithm={algorithm!r} is not known; use one of {choices}")
         named = [spec for spec in known if algorithm in ("auto", spec.algorithm)]

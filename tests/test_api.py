@@ -167,6 +167,11 @@ BAD = [
     ({"causal": None}, TypeError, r"causal must be .*not None"),
     ({"causal": np.ones((8, 8), bool)}, TypeError, r"causal must be .*not numpy\.ndarray: other masks"),
     ({"precision": "tf16"}, ValueError, r"precision='tf16'.*'tf32'"),
+    ({"return_lse": "no"}, TypeError, r"return_lse must be True or False, not 'no'"),
+    ({"return_lse": np.ones(2)}, TypeError, r"return_lse must be True or False, not numpy\.ndarray"),
+    ({"algorithm": np.ones(2)}, ValueError, r"algorithm=array.* is not known"),
+    ({"precision": np.ones(2)}, ValueError, r"precision=array.* is not known"),
+    ({"scale": 10**400}, ValueError, r"scale=inf must be finite"),
     ({"device": "tpu"}, ValueError, r"device='tpu'.*'cuda'"),
     ({"device": "cuda"}, ValueError, r"device='cuda' but no usable GPU.*cufa doctor"),
     (
@@ -253,10 +258,12 @@ def test_a_plan_of_nothing_has_no_launch(axis, device):
     assert planned.launches == () and "without a launch" in str(planned)
 
 
-def test_a_plan_of_numpys_integers_prints_as_that_of_pythons():
-    shape = (1, np.int64(8), np.int32(100), np.uint16(64))
+def test_a_plan_of_numpys_integers_and_dtype_prints_as_that_of_pythons():
+    shape, bfloat16 = (1, np.int64(8), np.int32(100), np.uint16(64)), np.dtype(ml_dtypes.bfloat16)
     for device in ("cpu", "sm_80", "sm_90"):
-        assert str(cufa.plan(shape, device=device)) == str(cufa.plan((1, 8, 100, 64), device=device))
+        planned = cufa.plan(shape, dtype=bfloat16, device=device)
+        assert str(planned) == str(cufa.plan((1, 8, 100, 64), dtype="bfloat16", device=device))
+        assert planned.problem.dtype == "bfloat16"
 
 
 @pytest.mark.parametrize(
@@ -277,7 +284,10 @@ def test_a_plan_checks_shapes(shape, error, message):
     [
         ({"device": "sm_75"}, "sm_75 is not supported"),
         ({"device": "tpu"}, "'tpu' is not known"),
+        ({"device": np.ones(2)}, "device must be"),
         ({"dtype": "int8"}, "int8"),
+        ({"dtype": 0}, "dtype='0' is not served"),
+        ({"dtype": np.ones(2)}, "is not served"),
         ({"dtype": "float64", "device": "sm_90"}, "float64"),
     ],
 )

@@ -7,6 +7,7 @@ import contextlib
 import os
 import signal
 import threading
+import types
 
 import numpy as np
 import pytest
@@ -140,6 +141,18 @@ def test_a_child_forked_inside_a_call_leaves_it(blas_threads):
         os._exit(0 if blas_threads() == 2 else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert blas_threads() == 2
+
+
+def test_threads_change_while_a_call_is_counted_only(monkeypatch):
+    """A process forked at any of these moments restores them: what it is not told of it could not."""
+    counted = []
+    library = types.SimpleNamespace(
+        get_num_threads=lambda: 2, set_num_threads=lambda n: counted.append((n, blas._setting._users))
+    )
+    monkeypatch.setattr(blas, "_libraries", lambda: [library])
+    with blas.single_threaded_blas():
+        pass
+    assert counted == [(1, 1), (2, 1)]
 
 
 def test_with_an_unknown_blas_all_cores_are_used(monkeypatch):

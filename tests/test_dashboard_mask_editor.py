@@ -312,6 +312,13 @@ def test_a_word_of_a_link_is_the_mask(name: str) -> None:
     np.testing.assert_array_equal(*seen)
 
 
+@pytest.mark.parametrize("causal", [False, True])
+def test_documents_are_documents_whatever_their_diagonal(causal: bool) -> None:
+    mask = masks.documents([30, 34], causal, diagonal=3)
+    found = mask_settings.settings(make(1, 2, 64, 16, "bfloat16", mask))
+    assert found == {"mask": "documents", "lengths": "30,34", "causal": int(causal), "diag": "at", "at": 3}
+
+
 @pytest.mark.parametrize(
     "text",
     ["prefix", "prefix.1", "prefix.x.top-left", "prefix.1.2.top-left", "chunks.0.top-left", "documents.9.2.top-left",

@@ -196,6 +196,13 @@ def test_decoding_without_any_room():
     np.testing.assert_array_equal(lse[..., 0], [[0, 1, 2, 3]] * 2)
 
 
+@pytest.mark.parametrize(("batch", "heads"), [(0, 2), (2, 0)])
+def test_decoding_for_nobody(batch, heads):
+    q, k, v = (np.ones((batch, heads, n, 8), np.float32) for n in (1, 30, 30))
+    out, lse = cufa.flash_decode(q, k, v, sink=np.ones(heads), return_lse=True, device="cpu")
+    assert (out.shape, lse.shape) == (q.shape, q.shape[:3])
+
+
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 def test_every_dtype(dtype):
     q, k, v = make_inputs(2, 4, 2, 70, 70, 16, dtype)

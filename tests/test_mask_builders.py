@@ -205,6 +205,30 @@ def test_gpu_kernels_refuse_by_name(build):
         cufa.plan_backward((1, 2, 65, 64), mask=mask, deterministic=True, device="sm_80")
 
 
+@pytest.mark.parametrize(("diagonal", "shift"), [("bottom-right", 4), ("top-left", 0), (-3, -3)])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda **where: masks.window(None, None, **where),
+        lambda **where: masks.window(2, 1, **where),
+        masks.causal,
+        lambda **where: masks.prefix(2, **where),
+        lambda **where: masks.streaming(2, 1, **where),
+        lambda **where: masks.global_window(2, 1, 1, **where),
+        lambda **where: masks.chunks(3, **where),
+        lambda **where: masks.documents([4, 5], **where),
+        lambda **where: masks.documents([4, 5], causal=False, **where),
+        lambda **where: masks.shared_question(4, [2, 3], **where),
+        lambda **where: masks.evict(np.arange(9), **where),
+        lambda **where: masks.columns(np.arange(9), np.arange(9), **where),
+        lambda **where: masks.columns(np.arange(9), np.arange(9), causal=True, **where),
+    ],
+)
+def test_the_diagonal_is_where_queries_stand_whatever_is_bounded(make, diagonal, shift):
+    """What ALiBi measures from, with nothing on either side of it too."""
+    assert make(diagonal=diagonal).shift(5, 9) == shift
+
+
 # --- From a matrix ----------------------------------------------------------------------------------------
 
 
@@ -221,6 +245,11 @@ def test_a_band_comes_back_as_the_same_scores(data):
     found = masks.from_dense(seen)
     np.testing.assert_array_equal(found.dense(seqlen_q, seqlen_k), seen)
     assert isinstance(found, Band) or not seen.any()
+
+
+@pytest.mark.parametrize("form", [np.int64, np.array, lambda n: [n]])
+def test_a_question_of_one_length_in_other_words(form):
+    assert masks.shared_question(form(3), [2, 4]) == masks.shared_question(3, [2, 4])
 
 
 def test_matrices_for_each_sequence_and_head():
@@ -269,12 +298,19 @@ WRONG = [
     (lambda: masks.documents([2**40]), ValueError, "lengths holds 1099511627776, which int32 does not"),
     (lambda: masks.shared_question(-1, [2]), ValueError, "question=-1 must be from 0"),
     (lambda: masks.shared_question([1, 2, 3], [[2], [2]]), ValueError, "question is of 3 .*answers of 2"),
+    (
+        lambda: masks.shared_question([[1], [1, 2]], [2]),
+        ValueError,
+        "question is .*rows that differ in length",
+    ),
+    (lambda: masks.shared_question(np.array(2.5), [2]), TypeError, "question must be an integer from 0 up"),
     (lambda: masks.evict("abc"), TypeError, "rows must be an array"),
     (
         lambda: masks.evict(np.ones((2, 2, 2, 2), int)),
         ValueError,
         "rows has shape .*takes.*kv_heads, seqlen_k",
     ),
+    (lambda: masks.columns(None, [2]), TypeError, "lo1 must be an array"),
     (lambda: masks.columns([1], [2], [3]), ValueError, "lo2 came without hi2"),
     (lambda: masks.columns([1, 2], [2]), ValueError, r"hi1 has shape \(1,\) but lo1 has \(2,\)"),
     (lambda: masks.columns([1], [2], causal=True, window=(1, 2)), ValueError, "causal=True hides them"),

@@ -182,6 +182,25 @@ def test_shapes_that_do_not_fit(q, k, v):
         attention_reference(np.ones(q), np.ones(k), np.ones(v))
 
 
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"q": "x"}, TypeError, "q is no array of numbers"),
+        ({"scale": "x"}, TypeError, "scale must be a number"),
+        ({"scale": [1, 2]}, TypeError, "scale must be a number"),
+        ({"scale": -1}, ValueError, "scale=-1.0 must be finite and at least 0"),
+        ({"alibi_slopes": "x"}, TypeError, "alibi_slopes is no array of numbers"),
+        ({"sink": [[1], [1, 2]]}, TypeError, "sink is no array of numbers"),
+        ({"seqlens_k": ["x"]}, TypeError, "seqlens_k is no array of numbers"),
+        ({"seqlens_q": [2.5]}, ValueError, "seqlens_q must be 1 integers from 0 to 3"),
+    ],
+)
+def test_what_is_wrong_is_named_as_by_the_call(changes, error, message):
+    x = np.ones((1, 1, 3, 8))
+    with pytest.raises(error, match=message):
+        attention_reference(**{"q": x, "k": x, "v": x, **changes})
+
+
 def test_unknown_layout():
     x = np.ones((1, 1, 1, 8))
     with pytest.raises(ValueError, match="layout='sbhd'"):

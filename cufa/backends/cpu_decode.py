@@ -77,7 +77,7 @@ def run(
         keys = problem.kv_heads * problem.head_dim * sum(min(n, problem.visible_capacity) for n in lengths)
         workers = num_threads or (available if keys > _SERIAL_ELEMENTS else 1)
         attend = functools.partial(_attend, plan, operands, lengths, observer)
-        if min(workers, len(work)) == 1 or observer is not None:
+        if min(workers, len(work)) <= 1 or observer is not None:  # with a sink there may be no work at all
             parts = [attend(w) for w in work]
         else:
             with concurrent.futures.ThreadPoolExecutor(min(workers, len(work))) as pool:

@@ -68,7 +68,7 @@ class Ratio:
 
 
 @functools.lru_cache(1024)  # tables and pages name the same rows again and again
-def speedup(slow: Timing, fast: Timing, resamples: int = 2000, seed: int = 0) -> Ratio:
+def speedup(slow: Timing, fast: Timing, resamples: int = 1000, seed: int = 0) -> Ratio:
     """``slow.p50 / fast.p50`` with a percentile bootstrap.
 
     Rounds are resampled, the same ones for both where they took turns: drift is common to them. Timings that

@@ -74,7 +74,8 @@ def global_window(
     """A :func:`window` in which the first ``tokens`` see every key, and are seen by every query (Longformer).
 
     ``tokens`` is an integer from 0 up, or an array of one for each sequence, NumPy or int32 on the GPU. Query i is
-    one of them when ``i + δ < tokens``, δ as for :func:`causal`: the first rows, where lengths are equal.
+    one of them when ``i + δ < tokens``, δ as for :func:`causal`: the first rows, where lengths are equal. With 0 tokens
+    none is.
 
     Raises TypeError or ValueError naming the argument.
     """

@@ -46,8 +46,8 @@ def columns(
     if (lo2 is None) != (hi2 is None):
         here, missing = ("lo2", "hi2") if hi2 is None else ("hi2", "lo2")
         raise ValueError(f"{here} came without {missing}: a run of rows has both ends")
-    given = {"lo1": lo1, "hi1": hi1, "lo2": lo2, "hi2": hi2}
-    runs = {name: integers(name, x, _AXES) for name, x in given.items() if x is not None}
+    given = {"lo1": lo1, "hi1": hi1, **({} if lo2 is None else {"lo2": lo2, "hi2": hi2})}
+    runs = {name: integers(name, x, _AXES) for name, x in given.items()}
     shape = _one_shape(runs)
     x = runs["lo1"]
     band = _band(causal, window, diagonal)
@@ -107,7 +107,8 @@ def from_dense(seen: Any) -> Mask:
 
     ``seen`` is (seqlen_q, seqlen_k), (batch, seqlen_q, seqlen_k) or (batch, kv_heads, seqlen_q, seqlen_k), True where a
     query sees a key: NumPy, or on the GPU, from which it is fetched. The narrowest band around all that is seen is
-    taken; within it each key may be hidden from two runs of rows.
+    taken; within it each key may be hidden from two runs of rows. A matrix does not say where queries stand among the
+    keys, which ALiBi measures from: that is the band's diagonal here, bottom-right wherever the band reaches that.
 
     Raises TypeError for other arrays, and ValueError naming the first key that is hidden from more than two runs.
 
@@ -184,8 +185,7 @@ def _band(causal: Any, window: Any, diagonal: Any) -> Band:
             f"window={window!r} lets queries see keys after their own, but causal=True hides them: pass "
             f"window=({left}, 0), or causal=False"
         )
-    band = Band(left, 0 if causal else right, diagonal)
-    return FULL if band.left is band.right is None else band
+    return Band(left, 0 if causal else right, diagonal)
 
 
 def _one_shape(runs: dict[str, Any]) -> tuple[int, ...]:

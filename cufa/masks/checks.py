@@ -101,7 +101,7 @@ def integers(name: str, value: Any, axes: tuple[str, ...]) -> Any:
     if x.dtype.kind not in "iu":
         cure = f"; convert with {name}.astype('int32')" if x.dtype.kind in "fb" else ""
         raise TypeError(f"{name} is {x.dtype}: it takes integers{cure}")
-    allowed = [text.count(",") + 1 - text.endswith(",)") for text in axes]
+    allowed = [text.count(",") + 1 - text.endswith((",)", "()")) for text in axes]
     if x.ndim not in allowed:
         raise ValueError(f"{name} has shape {x.shape}: it takes {' or '.join(axes)}")
     if arrays.is_device_array(x):

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from ..core.columns import FROM_THE_START, TO_THE_END, Chunks, Columns, columns_of
 from ..core.integers import Integers
-from ..core.mask import CAUSAL, FULL, Band, Mask
+from ..core.mask import CAUSAL, Band, Mask
 from ..ops.arrays import is_device_array
 from .checks import check_count, check_diagonal, check_flag, check_from_0, integers, module_of
 
@@ -40,7 +40,7 @@ def documents(
     x = integers("lengths", lengths, axes=("(documents,)", "(batch, documents)"))
     seqlen = _stream_length("lengths", x, seqlen)
     causal, diagonal = check_flag("causal", causal), check_diagonal(diagonal)
-    band = _causal(diagonal) if causal else FULL
+    band = _causal(diagonal) if causal else Band(diagonal=diagonal)
     title = f"{'causal ' if causal else ''}documents ({x.shape[-1]})"
     if is_device_array(x):
         return Columns(band, _runs_on_gpu(x, seqlen, "causal" if causal else "both ways"), diagonal, title)
@@ -68,7 +68,8 @@ def shared_question(
     """
     x = integers("answers", answers, axes=("(answers,)", "(batch, answers)"))
     xp = module_of(x)
-    if np.ndim(question) == 0 and not hasattr(question, "ndim"):
+    of_one = not isinstance(question, (list, tuple)) and getattr(question, "ndim", 0) == 0
+    if of_one and not is_device_array(question):
         first = xp.full(x.shape[:-1], check_count("question", question), xp.int32)
     else:
         first = integers("question", question, axes=("(batch,)", "()"))

@@ -128,7 +128,7 @@ def resolve_precision(dtype: str, precision: str | None) -> str:
         return "native"
     if precision is None:
         return "tf32" if os.environ.get("CUPY_TF32") == "1" else "float32"
-    if precision not in ("float32", "tf32"):
+    if not isinstance(precision, str) or precision not in ("float32", "tf32"):
         raise ValueError(f"precision={precision!r} is not known; use None, 'float32' or 'tf32'")
     return precision
 
@@ -238,6 +238,8 @@ def check_scale(scale: float | None, head_dim: int) -> float:
         value = float(scale)
     except (TypeError, ValueError) as error:
         raise TypeError(f"scale must be a number or None, not {_kind(scale)}") from error
+    except OverflowError:
+        value = math.inf
     if not math.isfinite(value) or value < 0:
         raise ValueError(f"scale={value} must be finite and at least 0; to negate the scores, negate q")
     if value > MAX_SCALE:

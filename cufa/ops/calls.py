@@ -14,6 +14,7 @@ from ..core.architectures import Device
 from ..core.lengths import Packed
 from ..core.operation import OPERATIONS, Operand, Operation
 from ..core.problem import Problem
+from ..masks.checks import check_flag
 from ..planner import Plan, make_plan
 from . import array_memory, arrays, further
 from .seen import SeenCall, find, remember
@@ -121,7 +122,7 @@ class Call:
 def attention_results(out: Any, return_lse: bool) -> dict[str, Any]:
     """:attr:`Call.results` of attention, from the arguments of its calls."""
     results = {"out": None if out is None else arrays.as_array("out", out)}
-    return {**results, "lse": None} if return_lse else results
+    return {**results, "lse": None} if check_flag("return_lse", return_lse) else results
 
 
 def check_num_splits(num_splits: Any) -> int | None:
@@ -312,6 +313,8 @@ def use_gpu(device: str | None, served: bool) -> bool:
 
 def planning_device(name: str | None, served: bool) -> Device | None:
     """What a plan is for: None is the CPU path."""
+    if name is not None and not isinstance(name, str):
+        raise TypeError(f"device must be 'cpu', 'cuda', the name of an architecture or None, not {name!r}")
     if name == "cpu":
         return None
     if name in (None, "cuda"):

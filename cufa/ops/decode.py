@@ -219,9 +219,9 @@ def plan_decode(
     shapes = {name: getattr(x, "shape", x) for name, x in given.items()}
     shapes["v_new"] = shapes["k_new"]
     shapes["cache_seqlens"] = None if cache_seqlens is None else ()
-    dtype = dtype or str(getattr(given["q"], "dtype", "float16"))
+    dtype = str(getattr(given["q"], "dtype", "float16") if dtype is None else dtype)
     few = {name: x for name, x in (("alibi_slopes", alibi_slopes), ("sink", sink)) if x is not None}
-    cache_dtype = cache_dtype or str(getattr(given["k_cache"], "dtype", dtype))
+    cache_dtype = str(getattr(given["k_cache"], "dtype", dtype) if cache_dtype is None else cache_dtype)
 
     # Where a call could not move to the CPU.
     stays = any(arrays.is_device_array(x) for x in given.values())

@@ -120,7 +120,9 @@ def plan_shapes(
         x if isinstance(x, tuple) else arrays.as_array(name, x).shape
         for name, x in (("q", q), ("k", k), ("v", v))
     ]
-    name = dtype or ("float16" if isinstance(q, tuple) else str(arrays.as_array("q", q).dtype))
+    if dtype is None:
+        dtype = "float16" if isinstance(q, tuple) else arrays.as_array("q", q).dtype
+    name = str(dtype)
     if name not in arrays.FORWARD_DTYPES:
         served = ", ".join(arrays.FORWARD_DTYPES)
         raise ValueError(f"dtype={name!r} is not served; use one of {served}")

@@ -10,9 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ..core.mask import Mask
-from ..core.problem import default_scale
 from ..core.scores import check_softcap, distances, softcap_derivative, softcapped
-from .arrays import check_mask, check_not_masked
+from .arrays import check_mask, check_not_masked, check_scale
 from .mask_arguments import resolve_mask
 
 Array = npt.NDArray[np.float64]
@@ -58,7 +57,7 @@ def attention_reference(
     """
     q, k, v = (as_bhsd(name, x, layout) for name, x in (("q", q), ("k", k), ("v", v)))
     parts = _Parts(q, k, v, resolve_mask(causal, window, mask), alibi_slopes, sink, seqlens_q, seqlens_k)
-    scores = default_scale(q.shape[-1]) if scale is None else scale, check_softcap(softcap)
+    scores = check_scale(scale, q.shape[-1]), check_softcap(softcap)
     o, lse = np.zeros_like(q), np.full(q.shape[:3], -np.inf)
     for rows, keys, seen, penalty, of_sink in parts:
         o[rows], lse[rows] = _attend(q[rows], k[keys], v[keys], seen, penalty, of_sink, *scores)
@@ -100,7 +99,7 @@ def attention_reference_backward(
     check_not_masked("dlse", dlse)
     dlse = np.zeros(q.shape[:3]) if dlse is None else np.asarray(dlse).astype(np.float64)
     parts = _Parts(q, k, v, resolve_mask(causal, window, mask), alibi_slopes, sink, seqlens_q, seqlens_k)
-    scores = default_scale(q.shape[-1]) if scale is None else scale, check_softcap(softcap)
+    scores = check_scale(scale, q.shape[-1]), check_softcap(softcap)
     dq, dk, dv, dsink = np.zeros_like(q), np.zeros_like(k), np.zeros_like(v), np.zeros(q.shape[1])
     for rows, keys, seen, penalty, of_sink in parts:
         of_rows, of_keys = (dout[rows], dlse[rows], q[rows]), (k[keys], v[keys])
@@ -152,8 +151,16 @@ class _Parts:
                 yield rows, (b, kv_head, slice(0, seqlen_k)), seen, penalty, float(sink[h])
 
 
+def _numbers(name: str, given: npt.ArrayLike) -> Array:
+    """A copy in float64. Raises TypeError naming the argument."""
+    try:
+        return np.asarray(given).astype(np.float64)
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"{name} is no array of numbers: {error}") from error
+
+
 def _of_heads(name: str, given: npt.ArrayLike | None, default: float, shape: tuple[int, ...]) -> Array:
-    found = np.asarray(default if given is None else given, np.float64)
+    found = _numbers(name, default if given is None else given)
     if given is not None and found.shape not in (shape, shape[-1:]):
         raise ValueError(
             f"{name} has shape {found.shape}: it takes {shape[-1:]}{f' or {shape}' * (len(shape) > 1)}"
@@ -162,9 +169,9 @@ def _of_heads(name: str, given: npt.ArrayLike | None, default: float, shape: tup
 
 
 def _lengths(name: str, given: npt.ArrayLike | None, batch: int, most: int) -> npt.NDArray[Any]:
-    found = np.asarray([most] * batch if given is None else given)
-    if found.shape != (batch,) or ((found < 0) | (found > most)).any():
-        raise ValueError(f"{name} must be {batch} numbers from 0 to {most}, not {given!r}")
+    found = _numbers(name, [most] * batch if given is None else given)
+    if found.shape != (batch,) or ((found < 0) | (found > most) | (found % 1 != 0)).any():
+        raise ValueError(f"{name} must be {batch} integers from 0 to {most}, not {given!r}")
     return found
 
 
@@ -232,7 +239,7 @@ def as_bhsd(name: str, x: npt.ArrayLike, layout: str) -> Array:
     check_not_masked(name, x)
     if layout not in ("bhsd", "bshd"):
         raise ValueError(f"layout={layout!r} is not known; use 'bhsd' or 'bshd'")
-    array = np.asarray(x).astype(np.float64)
+    array = _numbers(name, x)
     if array.ndim != 4:
         raise ValueError(f"arrays of queries, keys and values have 4 axes, not {array.ndim}")
     return array.swapaxes(1, 2) if layout == "bshd" else array

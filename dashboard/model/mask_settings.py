@@ -9,7 +9,7 @@ import numpy as np
 
 from cufa import masks
 from cufa.core.columns import Chunks, Columns
-from cufa.core.mask import DIAGONALS, FULL, Band, Mask
+from cufa.core.mask import DIAGONALS, Band, Mask
 from cufa.core.problem import Problem
 from cufa.dashboard.link import NONE
 from cufa.dashboard.model import mask_texts
@@ -101,7 +101,7 @@ def _documents(mask: Columns, problem: Problem) -> dict[str, Any]:
         return {}
     ends = np.unique(mask.intervals.values[0])
     lengths = np.diff(ends[ends > 0], prepend=0)
-    causal = mask.band != FULL
+    causal = mask.band.right is not None
     if (lengths < 0).any() or lengths.sum() > problem.seqlen_k:
         return {}
     if masks.documents(lengths, causal, seqlen=problem.seqlen_k, diagonal=mask.rows) != mask:

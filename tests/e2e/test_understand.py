@@ -137,7 +137,8 @@ def test_links_of_run_still_find_it(server: str, browser: Browser) -> None:
 @pytest.mark.parametrize("theme", of_today(["light", "dark"], "theme of the walk", fixed=0))
 def test_nothing_is_cut_at_any_width(server: str, browser: Browser, theme: str) -> None:
     visit = Visit(browser, theme)
-    for link in ("", "?algorithm=decode&step=9", "?mask=window&step=15", "?algorithm=fa2_backward&step=7"):
+    links = ["", "?algorithm=decode&step=9", "?mask=window&step=15", "?algorithm=fa2_backward&step=7"]
+    for link in of_today(links, "links of the walk"):
         page = visit.open(f"{server}/{link}")
         for width in (1440, 800, 390):
             assert_nothing_is_cut(page, width)
