@@ -1,5 +1,5 @@
-"""Padded and packed calls with lengths, sinks and slopes, for tests that execute kernels, on a CPU or on a GPU: what
-lies behind a sequence is NaN."""
+"""Padded, packed and dense calls with lengths, sinks and slopes, for tests that execute kernels, on a CPU or on a GPU:
+what lies behind a sequence is NaN."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ import dataclasses
 from typing import Any
 
 import numpy as np
+from backward_support import near
 from support import DTYPES
 
 import cufa
 from cufa import masks
+from cufa.kernels import KernelSpec
 
 SINK = np.array([0.5, -1.0, 9.0, -np.inf], np.float32)
 SLOPES = np.linspace(0.1, 0.7, 12).reshape(3, 4).astype(np.float32)
@@ -32,6 +34,20 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "all": {"window": (20, 5), "sink": SINK, "alibi_slopes": SLOPES[0], "softcap": 5.0},
     "diagonal, negative slopes": {"mask": masks.window(30, 9, -3), "alibi_slopes": -SLOPES / 8},
 }
+
+
+def takes(spec: KernelSpec, options: str) -> bool:
+    """Whether a kernel serves what these options change of scores."""
+    changes = {"alibi_slopes": "alibi", "sink": "sink"}
+    return {changes[x] for x in OPTIONS[options] if x in changes} <= set(spec.score_changes)
+
+
+def head_dim_near(spec: KernelSpec, head_dim: int, options: str, deterministic: bool) -> int:
+    """The head dim that the kernel serves nearest to this one with these options, all of whose caps are in windows."""
+    capped = deterministic and "softcap" in OPTIONS[options]
+    return near(spec, min(head_dim, 248) if capped and spec.uses_copy_engine else head_dim)
+
+
 #: Rounding of a result of size 1, several times over.
 TOLERANCE = {"float16": 2.0**-8, "bfloat16": 2.0**-5, "float32": 2.0**-19}
 
@@ -43,7 +59,7 @@ class Ragged:
     inputs: tuple[np.ndarray, ...]
     """dout, q, k, v, out, lse."""
     lengths: dict[str, np.ndarray]
-    """seqlens_q and seqlens_k, or cu_seqlens_q and cu_seqlens_k."""
+    """seqlens_q and seqlens_k, or cu_seqlens_q and cu_seqlens_k, or none."""
     options: dict[str, Any]
     dlse: np.ndarray | None
     expected: dict[str, np.ndarray]
@@ -79,6 +95,12 @@ def padded(lengths: str, options: str, head_dim: int, dtype: str, seed: int = 0)
     q, k = (3, 4, queries.max() + 3, head_dim), (3, 2, keys.max() + 5, head_dim)
     there = tuple(np.arange(x[2]) < n[:, None, None] for x, n in ((q, queries), (k, keys)))
     return _case(q, k, q[:3], there, {"seqlens_q": queries, "seqlens_k": keys}, options, dtype, seed)
+
+
+def dense(rows: int, keys: int, options: str, head_dim: int, dtype: str, seed: int = 0) -> Ragged:
+    """Sequences that are all as long as the arrays."""
+    q, k = (3, 4, rows, head_dim), (3, 2, keys, head_dim)
+    return _case(q, k, q[:3], (np.True_, np.True_), {}, options, dtype, seed)
 
 
 def _case(q_shape, k_shape, lse_shape, there, lengths, options, dtype, seed) -> Ragged:

@@ -8,7 +8,7 @@ import dataclasses
 import numpy as np
 import pytest
 from backward_support import near
-from lengths_support import LENGTHS, OPTIONS, packed, padded
+from lengths_support import LENGTHS, OPTIONS, head_dim_near, packed, padded, takes
 from test_emulate_bugs import patch  # noqa: F401  (a fixture)
 
 from cufa.core.architectures import Device
@@ -25,12 +25,11 @@ MAKE = {"packed": packed, "padded": padded}
 
 def served(specs) -> list:
     """Kernels, each with the options that it takes."""
-    changes = {"alibi_slopes": "alibi", "sink": "sink"}
     return [
         pytest.param(spec, name, id=f"{spec.name}-{name}")
         for spec in specs
-        for name, options in OPTIONS.items()
-        if all(change in spec.score_changes for given, change in changes.items() if given in options)
+        for name in OPTIONS
+        if takes(spec, name)
     ]
 
 
@@ -68,7 +67,8 @@ def test_forward(spec, kind, options, lengths, head_dim, element):
 @pytest.mark.parametrize("kind", MAKE)
 @pytest.mark.parametrize(("spec", "options"), served(BACKWARD))
 def test_backward(spec, kind, options, lengths, deterministic, head_dim, element):
-    case = MAKE[kind](lengths, options, near(spec, head_dim), spec.dtypes[element % len(spec.dtypes)])
+    head_dim = head_dim_near(spec, head_dim, options, deterministic)
+    case = MAKE[kind](lengths, options, head_dim, spec.dtypes[element % len(spec.dtypes)])
     assert_right(case, backward(case, spec, deterministic=deterministic))
 
 
@@ -77,7 +77,7 @@ def test_backward(spec, kind, options, lengths, deterministic, head_dim, element
 @pytest.mark.parametrize("spec", [FORWARD[0], *BACKWARD], ids=lambda s: s.name)
 def test_tiles_are_those_of_each_sequence(spec, kind, options):
     """Each block visits, skips and masks as the schedule of its sequence says, and no block visits anything else."""
-    case = MAKE[kind]("equal", options, 64, "float16")
+    case = MAKE[kind]("equal", options, near(spec, 64), "float16")
     run = backward if spec in BACKWARD else forward
     result = run(case, spec, mode="plain")
     config, found = result.plan.config, {}
@@ -110,9 +110,10 @@ LENGTHS_CUH, SCHEDULE, SCORE, SOFTMAX = (
 )
 F, B, PASSES = "kernels/fa2_forward.cu", "kernels/fa2_backward.cu", "tiles/backward_passes.cuh"
 STORE = "tiles/forward_mma_store.cuh"
-HOPPER = "tiles/backward_block.cuh"
+HOPPER, WIDE = "tiles/backward_block.cuh", "kernels/fa3_backward_wide.cu"
+HOPPERS = "fa3_backward", "fa3_backward_wide"
 
-#: (call, kind, options, lengths, file, what is there, what is planted, kernel if not FA2's), by what is wrong.
+#: (call, kind, options, lengths, file, what is there, what is planted, kernels if not FA2's), by what is wrong.
 BUGS = {
     "diagonal of the longest": (
         forward,
@@ -260,37 +261,50 @@ BUGS = {
     ),
     "queries behind a sequence are not cleared": (
         backward, "padded", "full", "equal", HOPPER,
-        "RAGGED ? at.block.rows() - at.block.q_tile(at.tile) * Br : Br", "Br", "fa3_backward",
+        "RAGGED ? at.block.rows() - at.block.q_tile(at.tile) * Br : Br", "Br", *HOPPERS,
     ),
     "keys behind a sequence are not cleared": (
         backward, "packed", "causal", "equal", HOPPER,
-        "RAGGED ? at.block.keys() - at.block.first_key() - w * GROUP_KEYS : GROUP_KEYS", "GROUP_KEYS", "fa3_backward",
+        "RAGGED ? at.block.keys() - at.block.first_key() - w * GROUP_KEYS : GROUP_KEYS", "GROUP_KEYS", *HOPPERS,
     ),
     "zeros behind a sequence without a fence": (
         backward, "packed", "full", "equal", HOPPER,
-        "lane_id());\n      async_proxy_fence();", "lane_id());", "fa3_backward",
+        "lane_id());\n      async_proxy_fence();", "lane_id());", *HOPPERS,
     ),
     "tiles of sequences overlap": (
         backward, "packed", "full", "equal", HOPPER,
         "first_packed_block<Br>(int(sequence.first_row()), item.batch)", "u32(sequence.first_row()) / Br",
-        "fa3_backward",
+        *HOPPERS,
     ),
     "the last tile's numbers are left out": (
         backward, "packed", "full", "equal", PASSES,
-        "valid && i64(found.block) * (BLOCK_STRIPS * STRIP) <", "valid && row() <", "fa3_backward",
+        "valid && i64(found.block) * (BLOCK_STRIPS * STRIP) <", "valid && row() <", *HOPPERS,
     ),
     "gradients of another sequence's keys": (
         backward, "packed", "full", "equal", "tiles/backward_gradients.cuh",
-        "(block.key_in_arrays() + key)", "key", "fa3_backward",
+        "(block.key_in_arrays() + key)", "key", *HOPPERS,
+    ),
+    "rows of Q and keys of K behind a sequence are cleared by one thread": (
+        backward, "packed", "full", "equal", WIDE,
+        "RAGGED ? thread / 32 == 1 : thread == 32", "thread == 32", "fa3_backward_wide",
+    ),
+    "rows of dO and keys of V behind a sequence are cleared by one thread": (
+        backward, "packed", "full", "equal", WIDE,
+        "RAGGED ? thread / 32 == 2 : thread == 64", "thread == 64", "fa3_backward_wide",
     ),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("bug", BUGS)
-def test_planted_bugs_are_noticed(bug, patch):  # noqa: F811
-    run, kind, options, lengths, file, right, wrong, *kernel = BUGS[bug]
-    case = MAKE[kind](lengths, options, 64, "float16")
-    spec = KERNELS[kernel[0] if kernel else "fa2_forward" if run is forward else "fa2_backward"]
+def kernels_with(bug: str) -> list[str]:
+    run, *_ = BUGS[bug]
+    return list(BUGS[bug][7:]) or ["fa2_forward" if run is forward else "fa2_backward"]
+
+
+@pytest.mark.parametrize(("kernel", "bug"), [(x, bug) for bug in BUGS for x in kernels_with(bug)])
+def test_planted_bugs_are_noticed(kernel, bug, patch):  # noqa: F811
+    run, kind, options, lengths, file, right, wrong, *_ = BUGS[bug]
+    spec = KERNELS[kernel]
+    case = MAKE[kind](lengths, options, near(spec, 64), "float16")
     assert_right(case, run(case, spec))
     patch(file, lambda text: text.replace(right, wrong))
     with pytest.raises((AssertionError, EmulationError)):  # a wrong result, or a finding

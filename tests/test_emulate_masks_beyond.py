@@ -8,7 +8,7 @@ import random
 
 import numpy as np
 import pytest
-from backward_support import NAMES, assert_gradients, make_case
+from backward_support import NAMES, assert_gradients, make_case, near
 from sampling import of_today
 from support import assert_attention, forward_operands, make_inputs
 from test_emulate_mutants import plant
@@ -19,7 +19,7 @@ from cufa.core.columns import Columns
 from cufa.core.integers import Integers
 from cufa.core.mask import Band, Mask
 from cufa.core.problem import BAND_KINDS
-from cufa.executor.emulate import Emulation, Execution, emulate_backward, run_plan
+from cufa.executor.emulate import Emulation, EmulationError, Execution, emulate_backward, run_plan
 from cufa.kernels import KERNELS, KernelSpec, TileConfig, kernels_of
 from cufa.ops import arrays
 from cufa.ops.mask_arguments import resolve_mask
@@ -77,7 +77,7 @@ def examples(seqlen_q: int, seqlen_k: int) -> dict[str, Mask]:
 
 
 def smallest(spec: KernelSpec, head_dim: int = 64) -> TileConfig:
-    return min(fitting_configs(spec, head_dim, DEVICE), key=lambda c: c.block_q * c.block_kv)
+    return min(fitting_configs(spec, near(spec, head_dim), DEVICE), key=lambda c: c.block_q * c.block_kv)
 
 
 def run(
@@ -131,8 +131,9 @@ def run_backward(
     config: TileConfig | None = None,
     execution: Execution = CHECKED,
 ) -> Emulation:
-    """Likewise of the backward."""
+    """Likewise of the backward, at the head dim that it serves nearest to this one."""
     dtype = dtype or spec.dtypes[0]
+    head_dim = near(spec, head_dim)
     case = make_case(2, 4, 2, seqlen_q, seqlen_k, head_dim, dtype, mask=mask, softcap=softcap)
     precision = precision if dtype == "float32" else None
     result = emulate_backward(
@@ -284,6 +285,7 @@ def test_hidden_keys_are_not_read():
 
 
 LOOKED_UP, HOPPER = "tiles/looked_up_mask.cuh", "tiles/backward_block.cuh"
+WIDE = "kernels/fa3_backward_wide.cu"
 
 #: (file, what is there, what is planted, kernel, mask that shows it), by what is wrong.
 PLANTED = {
@@ -352,7 +354,7 @@ PLANTED = {
         HOPPER, "+ u32(q_tile(tile));", "+ u32(tile.q_tile);", "fa3_backward", "first rows"
     ),
     "the mask of a place in the list": (
-        "tiles/backward_gradients.cuh", "block.q_tile(tile) * Br + S.lane", "tile.q_tile * Br + S.lane", "fa3_backward",
+        "tiles/backward_gradients.cuh", "row = block.q_tile(tile) * Br", "row = tile.q_tile * Br", "fa3_backward",
         "first rows but one",
     ),
     "a listed tile is clear whatever it is": (
@@ -362,7 +364,19 @@ PLANTED = {
         HOPPER, "p, k_block, batch, kv_head, tile);", "p, max(k_block - 1, 0), batch, kv_head, tile);", "fa3_backward",
         "first rows",
     ),
+    "runs that nobody has prepared": (
+        WIDE, "  prepare_mask<MASK_KIND>(p,", "  prepare_mask<MASK_CAUSAL>(p,", "fa3_backward_wide", "first rows"
+    ),
+    "a list made by one thread": (
+        WIDE, "LOOKED_UP ? thread / 32 == 1 : thread == 32", "thread == 32", "fa3_backward_wide", "first rows"
+    ),
 }  # fmt: skip
+#: What Hopper's kernels share is planted in both.
+IN_KERNELS = [
+    (bug, kernel)
+    for bug, (*_, named, _) in PLANTED.items()
+    for kernel in ((named, "fa3_backward_wide") if named == "fa3_backward" else (named,))
+]
 
 
 def _shown(config: TileConfig) -> dict[str, Mask]:
@@ -388,10 +402,10 @@ def _shown(config: TileConfig) -> dict[str, Mask]:
     }
 
 
-@pytest.mark.parametrize("bug", PLANTED)
-def test_planted(tmp_path, monkeypatch, bug):
+@pytest.mark.parametrize(("bug", "kernel"), IN_KERNELS)
+def test_planted(tmp_path, monkeypatch, bug, kernel):
     """Each is found by what the tests above compare."""
-    file, old, new, kernel, mask = PLANTED[bug]
+    file, old, new, _, mask = PLANTED[bug]
     spec = KERNELS[kernel]
     config = smallest(spec)
     if "dQ" in bug:  # warps that add behind a tile: with two stages, and keys that warps share
@@ -401,7 +415,7 @@ def test_planted(tmp_path, monkeypatch, bug):
     if bug in of_today(list(PLANTED), "masks beyond clean", fixed=0, dated=2):
         execute(spec, _shown(config)[mask], 200, 300, **options)
     plant(tmp_path, monkeypatch, file, old, new)
-    with pytest.raises(AssertionError):
+    with pytest.raises((AssertionError, EmulationError)):
         execute(spec, _shown(config)[mask], 200, 300, **options)
 
 
@@ -422,4 +436,8 @@ def test_what_is_refused_is_refused_in_words():
     many = dataclasses.replace(problem, seqlen_q=2**20)
     assert "at most 524,288 queries" in (KERNELS["fa3_backward"].refuses(many) or "")
     assert KERNELS["fa3_backward"].refuses(dataclasses.replace(many, seqlen_q=2**19)) is None
+    wide = dataclasses.replace(many, head_dim=136, seqlen_q=2**17)
+    assert KERNELS["fa3_backward_wide"].refuses(wide) is None
+    refusal = KERNELS["fa3_backward_wide"].refuses(dataclasses.replace(wide, seqlen_q=2**17 + 1))
+    assert "at most 131,072 queries" in (refusal or "")
     assert "those that hide a key from a run of rows" in (KERNELS["fa1_forward"].refuses(problem) or "")

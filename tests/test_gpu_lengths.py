@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from backward_gpu_support import poisoned
-from lengths_support import LENGTHS, OPTIONS, packed, padded
+from lengths_support import LENGTHS, OPTIONS, dense, head_dim_near, packed, padded, takes
 
 import cufa
 from cufa.kernels import KERNELS
@@ -15,9 +15,11 @@ cupy = pytest.importorskip("cupy")
 
 MAKE = {"packed": packed, "padded": padded}
 BACKWARD = [x for x in KERNELS.values() if x.operation == "backward" and "packed" in x.lengths]
+CHANGING = [x for x in KERNELS.values() if x.operation == "backward" and x.score_changes]
 CALLS = {
     "packed": (cufa.flash_attention_varlen, cufa.flash_attention_varlen_backward),
     "padded": (cufa.flash_attention, cufa.flash_attention_backward),
+    "dense": (cufa.flash_attention, cufa.flash_attention_backward),
 }
 
 
@@ -48,17 +50,42 @@ def test_results(kind, options, lengths, head_dim, dtype, deterministic):
 
 
 @pytest.mark.parametrize("deterministic", [False, True])
-@pytest.mark.parametrize("head_dim", [64, 40, 128])
-@pytest.mark.parametrize("options", ["full", "causal", "window, softcap"])
+@pytest.mark.parametrize("head_dim", [64, 40, 128, 256])
+@pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize("kind", MAKE)
 @pytest.mark.parametrize("spec", BACKWARD, ids=lambda s: s.name)
 def test_gradients_of_each_kernel(spec, kind, options, head_dim, deterministic):
     """Whichever "auto" takes."""
+    if not takes(spec, options):
+        pytest.skip(f"{spec.name} does not take them")
+    head_dim = head_dim_near(spec, head_dim, options, deterministic)
     for lengths in LENGTHS:
         case = MAKE[kind](lengths, options, head_dim, "bfloat16")
-        found = run(case, kind, deterministic=deterministic, algorithm=spec.algorithm)
-        for name in ("dq", "dk", "dv"):
-            case.check(name, cupy.asnumpy(found[name]))
+        assert_gradients_right(case, run(case, kind, deterministic=deterministic, algorithm=spec.algorithm))
+
+
+@pytest.mark.sampled(fixed=16, dated=4, pairs=[("spec", "options")])
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("head_dim", [64, 40, 128, 192, 256])
+@pytest.mark.parametrize(
+    "options", [x for x, given in OPTIONS.items() if {"alibi_slopes", "sink"} & set(given)]
+)
+@pytest.mark.parametrize("spec", CHANGING, ids=lambda s: s.name)
+def test_gradients_of_whole_arrays(spec, options, head_dim, deterministic):
+    """Of each kernel, with sequences as long as the arrays."""
+    if not takes(spec, options):
+        pytest.skip(f"{spec.name} does not take them")
+    head_dim = head_dim_near(spec, head_dim, options, deterministic)
+    for lengths in ((150, 300), (300, 150), (65, 129), (1000, 700)):
+        case = dense(*lengths, options, head_dim, "bfloat16")
+        assert_gradients_right(
+            case, run(case, "dense", deterministic=deterministic, algorithm=spec.algorithm)
+        )
+
+
+def assert_gradients_right(case, found):
+    for name in {"dq", "dk", "dv", "dsink"} & case.expected.keys():
+        case.check(name, cupy.asnumpy(found[name]))
 
 
 @pytest.mark.parametrize("kind", MAKE)
@@ -126,7 +153,10 @@ def test_a_sink_where_there_are_no_keys(seqlens):
     np.testing.assert_array_equal(dsink.get(), [rows, rows, rows, 0])
 
 
-def test_dsink_is_the_same_in_every_run():
-    case = packed("equal", "causal, sink", 64, "bfloat16")
-    bits = {run(case, "packed")["dsink"].get().tobytes() for _ in range(20)}
+@pytest.mark.parametrize("head_dim", [64, 192])
+@pytest.mark.parametrize("kind", CALLS)
+def test_dsink_is_the_same_in_every_run(kind, head_dim):
+    make = {**MAKE, "dense": lambda _, *how: dense(300, 400, *how)}[kind]
+    case = make("equal", "causal, sink", head_dim, "bfloat16")
+    bits = {run(case, kind)["dsink"].get().tobytes() for _ in range(20)}
     assert len(bits) == 1

@@ -232,9 +232,13 @@ def test_counts_text_and_json():
 def test_auto_falls_back_to_a_kernel_that_serves_lengths_and_says_why():
     plan = cufa.plan((3, 4, 64, 64), seqlens_k=[1, 2, 3], device="sm_90")
     assert plan.spec.name == "fa3_forward" and plan.order is None
-    for head_dim, device, kernel in ((64, "sm_80", "fa2"), (64, "sm_90", "fa3"), (136, "sm_90", "fa2")):
+    for head_dim, device, kernel in (
+        (64, "sm_80", "fa2_backward"),
+        (64, "sm_90", "fa3_backward"),
+        (136, "sm_90", "fa3_backward_wide"),
+    ):
         plan = cufa.plan_backward((3, 4, 64, head_dim), seqlens_k=[1, 2, 3], device=device)
-        assert plan.spec.name == f"{kernel}_backward"
+        assert plan.spec.name == kernel
     with pytest.raises(ValueError, match="fa1_forward takes only sequences as long as the arrays"):
         cufa.plan((3, 4, 64, 64), seqlens_k=[1, 2, 3], device="sm_90", algorithm="fa1")
 

@@ -10,6 +10,7 @@ import pytest
 import test_emulate_backward_bugs
 import test_emulate_backward_bugs_f32
 import test_emulate_backward_bugs_hopper
+import test_emulate_backward_scores
 import test_emulate_fa3_lists
 import test_emulate_fa3_scores
 import test_emulate_lengths
@@ -33,6 +34,7 @@ PLACES = {
     **{
         (module.__name__, name): (bug[0], bug[1])
         for module in (
+            test_emulate_backward_scores,
             test_emulate_fa3_lists,
             test_emulate_fa3_scores,
             test_emulate_masks_beyond,

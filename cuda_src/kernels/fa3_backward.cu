@@ -54,8 +54,9 @@
 #include "tiles/backward_pipeline.cuh"
 #include "tiles/phases.cuh"
 
-// Whether registers suffice for P, packed, while dP is in flight beside what both groups keep.
-constexpr bool P_BESIDE_DP = Br * 5 / 4 + HEAD_DIM <= 208;
+// Whether registers suffice for P, packed, while dP is in flight beside what both groups keep. (With a cap and ALiBi, whose slope
+// and distances the loop keeps, head dims 32 to 48 would spill 4 to 16 bytes.)
+constexpr bool P_BESIDE_DP = Br * 5 / 4 + HEAD_DIM + (SOFTCAP && ALIBI ? 24 : 0) <= 208;
 static_assert(NUM_STAGES > 1 && DO_STAGES > 1 && DS_STAGES > 1, "tiles of two turns are in use");
 
 // One warpgroup, 64 keys.
@@ -253,10 +254,11 @@ struct Consumer {
                          smem.K + consumer * NEXT_COLUMNS);
   }
 
+  DEVICE int lane_key() const { return consumer * GROUP_KEYS + warp * 16 + lane / 4; }  // the first of this lane, in the block
   DEVICE void make_weights() {
     cap_scores<SOFTCAP>(fragment_view(S_rmem), p.softcap);
-    if (masked) hide_scores_of_tile(block, S_rmem, tile, consumer * GROUP_KEYS + warp * 16 + lane / 4, lane);
-    exponentials(p, S_rmem, P_rmem, smem.lse + Q_turns.stage(n) * NUMBERS_BYTES, lane);
+    if (masked) hide_scores_of_tile(block, S_rmem, tile, lane_key(), lane);
+    exponentials(block, tile, lane_key(), S_rmem, P_rmem, smem.lse + Q_turns.stage(n) * NUMBERS_BYTES, lane);
   }
   DEVICE void make_gradients() {
     const auto P = fragment_view(S_rmem);

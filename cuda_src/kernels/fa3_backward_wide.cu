@@ -111,7 +111,7 @@ struct Consumer {
       }
       INSIDE(inside.enter(STORE);)
       store();
-      if (TRACE && threadIdx.x == 128) {
+      if (TRACE && threadIdx.x == 128 && (!RAGGED || block.first_key() < block.keys())) {
         write_trace(p, block.index(), {block.k_block(), block.kv_head(), block.batch()}, block.tiles(), start_ns);
       }
       smem.items.release(i, lane);
@@ -271,10 +271,11 @@ struct Consumer {
   }
   DEVICE u32 weights_place() const { return smem.P + P_turns.stage(n) * WEIGHT_BYTES + (warp * 32 + lane) * 16; }
 
+  DEVICE int lane_key() const { return warp * 16 + lane / 4; }  // the first of this lane, in the block
   DEVICE void make_weights() {
     cap_scores<SOFTCAP>(fragment_view(S_rmem), p.softcap);
-    if (block.cuts(tile)) hide_scores_of_tile(block, S_rmem, tile, warp * 16 + lane / 4, lane);
-    exponentials(p, S_rmem, operand_rmem, smem.lse + Q_turns.stage(n) * NUMBERS_BYTES, lane);
+    if (block.cuts(tile)) hide_scores_of_tile(block, S_rmem, tile, lane_key(), lane);
+    exponentials(block, tile, lane_key(), S_rmem, operand_rmem, smem.lse + Q_turns.stage(n) * NUMBERS_BYTES, lane);
     P_turns.wait_empty(n);
 #pragma unroll
     for (int i = 0; i < Br / 4; i += 4) {
@@ -323,6 +324,7 @@ KERNEL __launch_bounds__(PASS_THREADS)
   grid_release_next();
   prepare_strip(p);
   prepare_items(p);
+  prepare_mask<MASK_KIND>(p, (blockIdx.x * PASS_THREADS + threadIdx.x) / 32, gridDim.x * PASS_STRIPS);
 }
 
 KERNEL __launch_bounds__(NUM_THREADS, 1)
@@ -336,16 +338,16 @@ KERNEL __launch_bounds__(NUM_THREADS, 1)
   const int warpgroup = shfl(u32(thread / 128), 0);  // uniform, and known to be
   grid_release_next();
   if (thread == 0) smem.init_barriers();
-  if (thread == 32) take_item(p, base);
+  if (LOOKED_UP ? thread / 32 == 1 : thread == 32) take_item(p, base);
   block_sync();  // nobody may wait on a barrier that is not initialised, or read an item that is not there
 
   if (warpgroup == 0) {
     registers_release_to<PRODUCER_REGISTERS>();
     if (PERSISTENT && thread == 0) {
       take_items(p, base);
-    } else if (thread == 32) {
+    } else if (RAGGED ? thread / 32 == 1 : thread == 32) {
       Loader<WideMemory, true>{p, &Q_map, &K_map, base}.run();
-    } else if (thread == 64) {
+    } else if (RAGGED ? thread / 32 == 2 : thread == 64) {
       Loader<WideMemory, false>{p, &dO_map, &V_map, base}.run();
     } else if (DETERMINISTIC && (thread == 96 || thread == (PERSISTENT ? 97 : 0))) {
       TurnKeeper<WideMemory>{p, base, thread != 96}.run();

@@ -99,6 +99,14 @@ struct KeyBlock {
   DEVICE int key_in_arrays() const { return RAGGED ? of_sequence(6) : 0; }
   DEVICE int batch_in_arrays() const { return LENGTHS_KIND == PACKED ? 0 : batch(); }
   DEVICE int group_size() const { return p.heads / p.kv_heads; }
+  // What ALiBi asks of it.
+  DEVICE auto sequence() const {
+    if constexpr (RAGGED) {
+      return RaggedSequence{batch(), rows(), keys(), 0, stored_keys(), row_in_arrays(), key_in_arrays()};
+    } else {
+      return DenseSequence<BackwardParams>{p, batch()};
+    }
+  }
 
   DEVICE QueryTile first() const { return {kv_head() * group_size(), word(4)}; }
   DEVICE QueryTile next(QueryTile tile) const { return tile.next({0, word(4), word(5), 0, 0}); }

@@ -18,9 +18,17 @@ DEVICE void hide_scores_of_tile(const KeyBlock& block, float (&S_rmem)[Br / 2], 
   }
 }
 
-// P = exp(S - L), packed. S becomes P times the slope of the softcap, which dS is a multiple of.
-DEVICE void exponentials(const BackwardParams& p, float (&S_rmem)[Br / 2], u32 (&P_rmem)[Br / 4], u32 lse, int lane) {
+// P = exp(S - L), packed. S becomes P times the slope of the softcap, which dS is a multiple of. `key` is the lane's first in the
+// block. ALiBi is taken off here, where the cap's slope still has the score without it.
+DEVICE void exponentials(const KeyBlock& block, QueryTile tile, int key, float (&S_rmem)[Br / 2], u32 (&P_rmem)[Br / 4], u32 lse,
+                         int lane) {
+  const BackwardParams& p = block.p;
   const auto S = fragment_view(S_rmem);
+  const Alibi alibi = ALIBI ? Alibi(p, block.sequence(), tile.head) : Alibi(0.0f, 0);
+  float distance = 0.0f;  // of the lane's first row from its first key
+  if constexpr (ALIBI) {
+    distance = float(block.q_tile(tile) * Br + S.lane_column(lane) + alibi.diagonal - (block.first_key() + key));
+  }
 #pragma unroll
   for (int t = 0; t < Br / 8; ++t) {
     const vec2 numbers = ld_shared_vec2(lse + t * 32 + lane % 4 * 8);
@@ -31,7 +39,11 @@ DEVICE void exponentials(const BackwardParams& p, float (&S_rmem)[Br / 2], u32 (
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
         float& s = S.at(r, t, e);
-        P[e] = ex2(fmaf(s, p.scale_log2, -L[e]));
+        if constexpr (ALIBI) {
+          P[e] = ex2(alibi.changed(s, p.scale_log2, distance, 8 * t + e - 8 * r) - L[e]);
+        } else {
+          P[e] = ex2(fmaf(s, p.scale_log2, -L[e]));
+        }
         s = SOFTCAP ? P[e] * cap_slope(s) : P[e];
       }
       P_rmem[2 * t + r] = pack_16bit<BFLOAT16>(P[0], P[1]);

@@ -37,6 +37,7 @@ constexpr int TILE_STRIPS = BLOCK_Q / STRIP;
 constexpr int TILE_FLOATS = BLOCK_Q * (HEAD_DIM + 2) + (DETERMINISTIC ? 32 : 0);
 constexpr int HEADER_FLOATS = 32;  // before the tiles: they begin on multiples of 128 bytes, as additions in memory do
 static_assert(!WHOLE_TILES || TILE_FLOATS % 32 == 0, "whole lines of the cache");
+static_assert(!WHOLE_TILES || TILE_STRIPS % 4 == 0, "records of items behind the numbers of strips are aligned");
 
 struct BackwardWorkspace {
   float* dQ;   // (batch * heads, strips, D_TILES) accumulators; WHOLE_TILES: (batch * heads, tiles, TILE_FLOATS)
@@ -44,7 +45,7 @@ struct BackwardWorkspace {
   u32* next;   // WHOLE_TILES: the item that is to be taken next
   vec4* items;  // WHOLE_TILES: (key blocks * batch * kv_heads, RECORD_VECTORS), in the order in which they are taken
   u32* turns;  // (batch * heads, query tiles), DETERMINISTIC; WHOLE_TILES: none, they are with their tiles
-  float* sinks;  // SINK: (batch * heads, strips), what each strip adds to dsink
+  float* sinks;  // SINK: (batch * heads, strips), what each strip adds to dsink; WHOLE_TILES: before the items
   i32 strips;  // of a head
 
   DEVICE explicit BackwardWorkspace(const BackwardParams& p) {
@@ -57,6 +58,10 @@ struct BackwardWorkspace {
     items = reinterpret_cast<vec4*>(dQ + heads * tiles(p) * TILE_FLOATS);
     turns = reinterpret_cast<u32*>(rows + heads * (LENGTHS_KIND == PACKED ? p.total_q : p.seqlen_q) * ROW_NUMBER_BYTES);
     sinks = reinterpret_cast<float*>(turns + (DETERMINISTIC ? heads * tiles(p) : 0));
+    if constexpr (WHOLE_TILES && SINK) {
+      sinks = reinterpret_cast<float*>(items);
+      items = reinterpret_cast<vec4*>(sinks + heads * strips);
+    }
   }
 
   // Over the batch, where a sequence has its own strips.

@@ -8,7 +8,7 @@ from typing import Any
 from ..core import order
 from ..core.lengths import LENGTH_KINDS
 from ..core.operation import Split
-from ..core.problem import BAND_KINDS, MASK_KINDS, MAX_HEAD_DIM, Problem
+from ..core.problem import MASK_KINDS, MAX_HEAD_DIM, Problem
 from .backward import PASS_WARPS, STRIP
 from .config import TileConfig
 from .shared_memory import Buffer
@@ -21,9 +21,6 @@ ITEM_RECORDS = 2
 """The item at hand and the one after it, which the producer is ahead with."""
 
 ITEM_BYTES = 48
-
-LISTED_TILES = 4096
-"""Query tiles that a key block may visit where they need not lie side by side: its list lies in shared memory."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -43,6 +40,11 @@ class Fa3BackwardConfig(TileConfig):
     """As many thread blocks as run at once take one key block after another; else each is launched for one."""
     early_launches: bool = False
     """The main pass and the last one may begin while the one before ends (programmatic dependent launch)."""
+
+
+def _listed_tiles(config: TileConfig) -> int:
+    """Query tiles that a key block may visit where they need not lie side by side: its list lies in shared memory."""
+    return 4096 if config.block_kv > GROUP_KEYS else 2048
 
 
 def _shared_memory(config: Fa3BackwardConfig, head_dim: int) -> tuple[Buffer, ...]:
@@ -92,7 +94,7 @@ def _numbers_and_barriers(config: Fa3BackwardConfig, counts: dict[str, int]) -> 
         ),
         Buffer("TAIL_FULL", 2 * 8, align=8),
         Buffer("SEQUENCE", 32, align=16),
-        Buffer("LIST", 4 * (LISTED_TILES if config.block_kv > GROUP_KEYS else 0), align=16),
+        Buffer("LIST", 4 * _listed_tiles(config), align=16),
     )
 
 
@@ -126,11 +128,17 @@ def _launches(
 
 
 def _workspace(problem: Problem, config: Fa3BackwardConfig, split: Split | None = None) -> int:
-    """``BackwardWorkspace`` of backward_workspace.cuh, with whole query tiles; where blocks are persistent records of
-    items, and the number of the next one."""
-    tiles = _strips(problem, config) * STRIP // config.block_q
+    """``BackwardWorkspace`` of backward_workspace.cuh, with whole query tiles; with a sink a number for each strip;
+    where blocks are persistent records of items, and the number of the next one."""
+    strips = _strips(problem, config)
+    tiles = strips * STRIP // config.block_q
     tile = config.block_q * (problem.head_dim + 2) * 4 + (128 if problem.deterministic else 0)
-    return 128 + tiles * tile + (_items(problem, config) * ITEM_BYTES if config.persistent else 0)
+    return (
+        128
+        + tiles * tile
+        + problem.sink * strips * 4
+        + (_items(problem, config) * ITEM_BYTES if config.persistent else 0)
+    )
 
 
 def _boxes(config: Fa3BackwardConfig) -> dict[str, Box]:
@@ -146,8 +154,8 @@ def _config(block_q: int, block_kv: int, num_stages: int, **own: Any) -> Fa3Back
 def _refusal(spec: KernelSpec, problem: Problem) -> str | None:
     """A list that is too short."""
     config = next((x for x in spec.configs if x.fits(problem.head_dim)), spec.configs[0])
-    if problem.mask.beyond_band and ceil_div(problem.seqlen_q, config.block_q) > LISTED_TILES:
-        most = LISTED_TILES * config.block_q
+    most = _listed_tiles(config) * config.block_q
+    if problem.mask.beyond_band and problem.seqlen_q > most:
         return f"takes at most {most:,} queries where the mask is more than a band"
     return None
 
@@ -170,6 +178,7 @@ FA3_BACKWARD = KernelSpec(
     workspace_holds="dQ in float32, which the blocks of all keys add to, and two numbers per query",
     masks=MASK_KINDS,
     lengths=LENGTH_KINDS,
+    score_changes=("alibi", "sink"),
     skip_masked_tiles=True,
     min_capability=90,
     max_capability=90,
@@ -183,10 +192,13 @@ FA3_BACKWARD = KernelSpec(
 
 def _wide_refusal(spec: KernelSpec, problem: Problem) -> str | None:
     """What does not fit the registers."""
-    capped = problem.softcap is not None and problem.mask_kind not in ("full", "causal")
-    if problem.deterministic and capped and problem.head_dim == MAX_HEAD_DIM:
-        return f"takes a window with a softcap at head_dim {MAX_HEAD_DIM} in any order of additions only"
-    return None
+    if problem.deterministic and problem.softcap is not None and problem.head_dim == MAX_HEAD_DIM:
+        where = f"with a softcap at head_dim {MAX_HEAD_DIM} in any order of additions only"
+        if problem.mask_kind not in ("full", "causal"):
+            return f"takes a window {where}"
+        if problem.alibi and problem.lengths.ragged:
+            return f"takes lengths with ALiBi {where}"
+    return _refusal(spec, problem)
 
 
 FA3_BACKWARD_WIDE = dataclasses.replace(
@@ -196,7 +208,5 @@ FA3_BACKWARD_WIDE = dataclasses.replace(
     source="fa3_backward_wide.cu",
     configs=(_config(64, 64, 2, min_head_dim=136, bulk_add=False),),
     shared_memory=_wide_shared_memory,
-    masks=BAND_KINDS,
-    lengths=("dense",),
     further_refusal=_wide_refusal,
 )
