@@ -24,7 +24,7 @@
 //   would make d128 spill.
 // - Where tiles are looked up a warp lists, before all else, the query tiles that its key block visits: in shared memory, for all
 //   heads of the group. With lengths loaders are warps, which clear what lies behind the end of a sequence.
-// - DETERMINISTIC: a thread of the producer waits for turns and adds what consumers have staged (tiles/backward_sums.cuh).
+// - DETERMINISTIC: threads of the producer wait for turns and add what consumers have staged (tiles/backward_sums.cuh).
 //
 // What was measured (H200, bfloat16, 16k tokens, all three launches, as a ratio of speed unless said otherwise):
 // - dQ of the tile before issued behind the exponentials instead of in front of them (DQ_FIRST): d128 1.05 to 1.13, d64 1.02
@@ -35,8 +35,11 @@
 // - dP in front of the exponentials (d64, where registers suffice for it): 0.91 to 0.96. A third stage of Q: 0.9 to 1.0.
 // - The passes before and after take 75 and 52 us for 16k tokens of 2048 columns, a fifth of causal attention at 1k. They move
 //   268 and 201 MB, which is 3.6 and 3.9 TB/s.
-// - DETERMINISTIC with turns kept by each warp of consumers, and items taken ahead: 2 to 17 times the time. With turns kept by
-//   the producer and nothing taken ahead: 1.0 to 1.02 of it at d64 from 4k on, 1.16 to 1.19 at d128, with groups of 4 heads 1.52.
+// - DETERMINISTIC with turns kept by each warp of consumers, and items taken ahead: 2 to 17 times the time. With one thread of
+//   the producer that adds, and nothing taken ahead: 1.01 of it at d64 from 4k on, 1.12 full and 1.17 causal at d128, where to
+//   learn of a turn, to add and to pass it on takes longer than a tile. With two that add by turns: 1.04 and 1.07. Causal key
+//   blocks from left to right, the longest first, would fill the last round (6%), but each block then waits at its first tile for
+//   all others of its head: 1.15. With groups of 4 heads instead of as many as fit half of the L2 cache: 1.52.
 // - Programmatic early launches of the main and the last pass: 1.003 to 1.008 from 512 to 2k. Not taken: the launches could
 //   not be one graph then (cufa/backends/launches.py), which short calls, bound by their host, gain more from.
 // What failed:

@@ -2,9 +2,9 @@
 // each warp from its registers, or (BULK_ADD) the copy engine from where warps have staged it in shared memory. A tile is
 // known by its number in the workspace.
 //
-// DETERMINISTIC: key blocks add to a tile from right to left. No consumer waits for a turn at a counter: one thread of the
-// producer does, so that products go on meanwhile. With BULK_ADD it adds what consumers have staged (DqAdder); else it
-// tells them when they may (TurnKeeper). A turn is passed on as soon as its addition is done.
+// DETERMINISTIC: key blocks add to a tile from right to left. No consumer waits for a turn at a counter: threads of the
+// producer do, so that products go on meanwhile. With BULK_ADD they add what consumers have staged (DqAdder); else they
+// tell them when they may (TurnKeeper). A turn is passed on as soon as its addition is done.
 #pragma once
 #include "tiles/backward_block.cuh"
 

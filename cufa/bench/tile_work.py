@@ -85,7 +85,7 @@ def _fa3(plan: Plan) -> Work:
     row_bytes = ceil_div(problem.head_dim, _ATOM_COLUMNS) * _ATOM_ROW_BYTES
     reads = steps * config.block_kv * (depth + problem.head_dim) * _ITEM
     q_bytes = items * config.block_q * row_bytes
-    reads += q_bytes if config.q_in_registers else steps * GROUP_ROWS * depth * _ITEM
+    reads += (items * config.block_q if config.q_in_registers else steps * GROUP_ROWS) * depth * _ITEM
     writes = tiles * 2 * config.block_kv * row_bytes + q_bytes
     # O takes the place of Q on its way out, where a buffer of Q is free by then.
     if config.store_by_tma and (config.q_in_registers or config.q_stages > 1):
