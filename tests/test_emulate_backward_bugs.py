@@ -117,8 +117,8 @@ BUGS = {
     ),
     "turn of all blocks, seen or not": bug(
         SCHEDULE,
-        "mask.template tiles<BR, BC, true>(q_tile);",
-        "mask.template tiles<BR, BC, false>(q_tile);",
+        "template tiles<BR, BC, true>(q_tile).end - 1 - k_block",
+        "template tiles<BR, BC, false>(q_tile).end - 1 - k_block",
         "deadlock",
         deterministic=True,
     ),

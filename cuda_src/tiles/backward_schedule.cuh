@@ -10,18 +10,14 @@ struct KeyItem {
   int k_block, kv_head, batch;
 };
 
-// DETERMINISTIC: key blocks add to a tile of dQ from right to left, or from the left. Early key blocks of MASK_CAUSAL are the
-// longest, so they come first, and the shortest fill up the end: from right to left took 1.05 to 1.1 of the time.
-constexpr bool FROM_THE_LEFT = WHOLE_TILES && LATER_ROWS_SEE_MORE;
-constexpr i64 IN_TURN_SHARE = WHOLE_TILES ? i64(48) << 20 : L2_SHARE;  // bytes of the L2 cache
-
 // DETERMINISTIC: a block waits for those at its right (DqTurns), so they come before it. A head's blocks follow one another
 // through its query tiles, each a tile or two behind the one before; between two of them come those of the other heads of
 // a group, as many as the L2 cache holds, so that a block is not launched only to wait. (With 4 heads on 132 SMs at a time
 // and blocks of one head launched together, each waits for a quarter of the head's blocks: a quarter of its time at 4k.)
 // On Hopper (WHOLE_TILES) a tile takes less time and a turn as much, so groups are twice as large: fewer blocks of a head wait.
 DEVICE HeadBlock block_in_turn(u32 index, u32 num_blocks, u32 all_heads, i64 head_bytes) {
-  const u32 fitting = u32(max(i64(1), min(i64(all_heads), IN_TURN_SHARE / head_bytes)));
+  constexpr i64 L2_SHARE = (WHOLE_TILES ? 48 : 24) << 20;  // bytes; 24 MiB as of ordered_block()
+  const u32 fitting = u32(max(i64(1), min(i64(all_heads), L2_SHARE / head_bytes)));
   const u32 num_groups = (all_heads - 1) / fitting + 1, group_heads = (all_heads - 1) / num_groups + 1;
   const u32 group = index / (group_heads * num_blocks), rest = index - group * group_heads * num_blocks;
   const u32 members = min(group_heads, all_heads - group * group_heads);
@@ -37,10 +33,10 @@ DEVICE KeyItem key_item(const BackwardParams& p, u32 index, int head_bytes_per_r
   const u32 all_heads = LENGTHS_KIND == PACKED ? u32(p.kv_heads) : u32(p.batch) * u32(p.kv_heads);
   const i64 head_bytes = i64(p.seqlen_q) * head_bytes_per_row;
   HeadBlock found;
-  if constexpr (DETERMINISTIC && !FROM_THE_LEFT) {
+  if constexpr (DETERMINISTIC) {
     found = block_in_turn(index, Tc, all_heads, head_bytes);
   } else {
-    found = ordered_block(index, Tc, all_heads, head_bytes, DETERMINISTIC ? IN_TURN_SHARE : L2_SHARE);
+    found = ordered_block(index, Tc, all_heads, head_bytes);
     if constexpr (LATER_ROWS_SEE_MORE) found.block = Tc - 1 - found.block;
   }
   if constexpr (LENGTHS_KIND == PACKED) {
@@ -87,11 +83,10 @@ struct QueryWalk {
   }
 };
 
-// How many key blocks add to a query tile before one does: those to its right, or left, that see something of it.
+// How many key blocks add to a query tile before one does: those to its right that see something of it.
 template <int BR, int BC>
 DEVICE u32 key_blocks_before(const HeadMask& mask, int q_tile, int k_block) {
-  const TileRange seeing = mask.template tiles<BR, BC, true>(q_tile);
-  return u32(FROM_THE_LEFT ? k_block - seeing.first : seeing.end - 1 - k_block);
+  return u32(mask.template tiles<BR, BC, true>(q_tile).end - 1 - k_block);
 }
 template <int BR, int BC>
 DEVICE u32 key_blocks_before(const BackwardParams& p, int q_tile, int k_block) {

@@ -52,14 +52,14 @@ DEVICE TileRange visited_tiles(const AttentionParams& p, int q_block) {
 struct HeadBlock {
   u32 block, head;
 };
-constexpr i64 L2_SHARE = 24 << 20;  // bytes
 
-DEVICE HeadBlock ordered_block(u32 index, u32 num_blocks, u32 all_heads, i64 head_bytes, [[maybe_unused]] i64 share = L2_SHARE) {
+DEVICE HeadBlock ordered_block(u32 index, u32 num_blocks, u32 all_heads, i64 head_bytes) {
+  constexpr i64 L2_SHARE = 24 << 20;  // bytes
   u32 block, head;
   if constexpr (LATER_ROWS_SEE_MORE) {
     const u32 short_blocks = u32(u64(num_blocks) * 3 / 8), long_blocks = num_blocks - short_blocks;
     if (index < long_blocks * all_heads) {
-      const u32 fitting = u32(max(i64(1), min(i64(all_heads), share / head_bytes)));
+      const u32 fitting = u32(max(i64(1), min(i64(all_heads), L2_SHARE / head_bytes)));
       const u32 num_groups = (all_heads - 1) / fitting + 1, group_heads = (all_heads - 1) / num_groups + 1;
       const u32 group = index / (group_heads * long_blocks), rest = index - group * group_heads * long_blocks;
       const u32 members = min(group_heads, all_heads - group * group_heads);

@@ -108,30 +108,24 @@ def query_blocks(problem: Problem, schedule: Schedule) -> Order:
     return Order(block, head)
 
 
-def key_blocks(
-    problem: Problem, schedule: Schedule, in_turn_share: int = L2_SHARE, causal_from_the_left: bool = False
-) -> Order:
+def key_blocks(problem: Problem, schedule: Schedule, in_turn_share: int = L2_SHARE) -> Order:
     """A thread block per key block and key/value head (backward): ``key_item`` of backward_schedule.cuh. Where the
-    order of additions is fixed, heads are worked on together up to ``in_turn_share`` bytes, and a block waits for
-    those at its right; where later rows see more and ``causal_from_the_left``, for those at its left."""
+    order of additions is fixed, heads are worked on together up to ``in_turn_share`` bytes."""
     heads, columns = problem.batch * problem.kv_heads, schedule.num_kv_blocks
     row_bytes = problem.q_element.itemsize + problem.out_element.itemsize + 4  # Q, dO, and dQ in float32
     # One query head of a group at a time.
     of_queries = problem.seqlen_q * problem.head_dim * row_bytes
-    if problem.deterministic and not (causal_from_the_left and problem.later_rows_see_more):
+    if problem.deterministic:  # from right to left: a block waits for those at its right
         in_turn = _in_groups(columns, heads, 1, _even_groups(heads, of_queries, in_turn_share))
         return dataclasses.replace(in_turn, thread_block=None)
-    share = in_turn_share if problem.deterministic else L2_SHARE
-    block, head = _head_blocks(problem, columns, heads, of_queries, share)
+    block, head = _head_blocks(problem, columns, heads, of_queries)
     # Where later rows see more, early key blocks are seen by more rows: the same order turned around.
     return Order(columns - 1 - block if problem.later_rows_see_more else block, head)
 
 
-def _head_blocks(
-    problem: Problem, rows: int, heads: int, of_head: int, share: int = L2_SHARE
-) -> tuple[Ints, Ints]:
+def _head_blocks(problem: Problem, rows: int, heads: int, of_head: int) -> tuple[Ints, Ints]:
     """(block, head) of each thread block: ``ordered_block`` of schedule.cuh. ``of_head`` bytes of a head are read by
-    all of its blocks; heads together take up to ``share``."""
+    all of its blocks."""
     index = np.arange(rows * heads)
     if not problem.later_rows_see_more:
         head, block = np.divmod(index, rows)
@@ -139,7 +133,7 @@ def _head_blocks(
     # Long blocks in groups of heads, then the shortest 3/8 of all heads.
     short = rows * 3 // 8
     long = rows - short
-    group_heads = _even_groups(heads, of_head, share)
+    group_heads = _even_groups(heads, of_head)
     group, rest = np.divmod(index, group_heads * long)
     members = np.clip(heads - group * group_heads, 1, group_heads)
     filling = index - long * heads
