@@ -71,13 +71,13 @@ def _published_shapes() -> Iterator[Problem]:
 
 def _forward(device: Device | None) -> Iterator[Case]:
     for problem in _published_shapes():
-        yield Case(problem, contenders(*_best(problem, device), "torch flash", "torch cudnn"))
+        yield Case(problem, contenders(*_best(problem, device), "torch flash", "torch cudnn", "fa4"))
 
 
 def _fa3(device: Device | None) -> Iterator[Case]:
     """The same shapes, only what the planner prefers: half the time of "forward", for work on one kernel."""
     for problem in _published_shapes():
-        yield Case(problem, contenders(_best(problem, device)[0], "torch flash", "torch cudnn"))
+        yield Case(problem, contenders(_best(problem, device)[0], "torch flash", "torch cudnn", "fa4"))
 
 
 def _awkward(device: Device | None) -> Iterator[Case]:
@@ -183,13 +183,12 @@ def _masks(device: Device | None) -> Iterator[Case]:
 
 
 def _energy(device: Device | None) -> Iterator[Case]:
-    """The shapes whose joules are published: where a card's power limit decides."""
+    """The shapes whose joules are published, and two further head dims: where a card's power limit decides."""
     shapes = ((64, 16384, CAUSAL), (128, 16384, CAUSAL), (128, 4096, FULL), (256, 16384, CAUSAL))
-    for head_dim, seqlen, mask in shapes:
-        problem = make(16384 // seqlen, 2048 // head_dim, seqlen, head_dim, "bfloat16", mask)
-        yield Case(problem, contenders(_best(problem, device)[0], "torch flash", "torch cudnn", "fa4"))
-    problem = make(2, 10, 4096, 192, "bfloat16", FULL)
-    yield Case(problem, contenders(_best(problem, device)[0], "torch flash", "torch cudnn", "fa4"))
+    problems = [make(16384 // n, 2048 // d, n, d, "bfloat16", mask) for d, n, mask in shapes]
+    problems += [make(2, 1920 // d, 4096, d, "bfloat16", mask) for d in (96, 192) for mask in _MASKS]
+    for problem in problems:
+        yield Case(problem, contenders(_best(problem, device)[0], "torch cudnn", "fa4"))
 
 
 def _backward_quick(device: Device | None) -> Iterator[Case]:
