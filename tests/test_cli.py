@@ -212,6 +212,8 @@ def test_without_a_gpu_exit_code_3_and_a_way_out(run, command):
         ("bench", "--softcap", "0"),
         ("bench", "decode", "--causal", "--seqlen-k", "100"),
         ("bench", "decode", "--deterministic"),
+        ("bench", "decode", "--seqlen", "17"),
+        ("bench", "decode", "--seqlen-k", str(2**30)),
         ("bench", "--deterministic", "--seqlen", "100"),
         ("compare", "fa1", "fa2", "--operation", "backward"),
         ("compare", "fa2", "torch flash", "--operation", "decode"),

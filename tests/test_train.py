@@ -271,6 +271,17 @@ def test_other_forms_are_refused():
             layer.predict(x)
     with pytest.raises(ValueError, match="X has lengths that add up to 5, but 4 tokens"):
         layer.predict(Ragged(np.zeros((4, 12)), np.array([2, 3])))
+    with pytest.raises(ValueError, match="X has a sequence of length -1"):
+        layer.predict(Ragged(np.zeros((4, 12), np.float32), np.array([5, -1])))
+    with pytest.raises(ValueError, match="X has no tokens, so that its width is not known"):
+        SelfAttention(heads=2).initialize(Ragged(np.zeros((0, 16), np.float32), np.array([0])))
+
+
+def test_a_batch_without_tokens():
+    """As the last of an epoch may be, once the layer is made."""
+    layer, nothing = make(), Ragged(np.zeros((0, 12), np.float32), np.array([0, 0], np.int32))
+    out, backprop = layer.begin_update(nothing)
+    assert (out.dataXd.shape, backprop(out).dataXd.shape) == ((0, 10), (0, 12))
 
 
 # --- cufa demo train ----------------------------------------------------------------------------------------

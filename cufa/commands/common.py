@@ -20,6 +20,7 @@ from ..bench.suites import OPERATION_NAMES, make
 from ..candidates import algorithms
 from ..core.architectures import Device
 from ..core.problem import HEAD_DIM_STEP, MAX_HEAD_DIM, MAX_SIZE, Problem
+from ..decode.shapes import MAX_CAPACITY, MAX_TOKENS
 from ..ops.arrays import FORWARD_DTYPES
 from .mask_options import FORWARD_ONLY, decoding_mask, forward_mask, mask_options
 
@@ -239,9 +240,13 @@ def _decode(options: dict[str, Any]) -> Problem:
             "the tokens of a decoding call are the last of their sequence, in the precision of their dtype: "
             f"leave out {names}"
         )
+    tokens, capacity = options["seqlen"] if given({"seqlen"}) else 1, options["seqlen_k"] or 8192
+    for name, size, most in (("seqlen", tokens, MAX_TOKENS), ("seqlen-k", capacity, MAX_CAPACITY)):
+        if size > most:
+            raise click.UsageError(f"--{name} {size}: a decoding call takes at most {most:,}")
     return make_decode(
-        options["batch"], options["heads"], options["kv_heads"], options["seqlen_k"] or 8192,
-        tokens=options["seqlen"] if given({"seqlen"}) else 1, head_dim=options["head_dim"],
+        options["batch"], options["heads"], options["kv_heads"], capacity,
+        tokens=tokens, head_dim=options["head_dim"],
         dtype=options["dtype"], mask=decoding_mask(options), softcap=options["softcap"],
     )  # fmt: skip
 

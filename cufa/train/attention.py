@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
 
@@ -124,6 +125,10 @@ def _init(
     if Y is not None:
         model.set_dim("nO", get_width(Y))
     heads, width = model.get_dim("heads"), model.get_dim("nI")
+    if not width:  # which thinc says of arrays without any
+        raise ValueError(
+            "X has no tokens, so that its width is not known: initialize with a sample that has some"
+        )
     if not model.has_dim("nO"):
         model.set_dim("nO", width)
     if not model.has_dim("head_dim"):
@@ -202,6 +207,8 @@ def _runs(X: Any) -> Iterator[_Run]:
     start, lengths = 0, to_numpy(X.lengths).tolist()
     if sum(lengths) != len(X.data):
         raise ValueError(f"X has lengths that add up to {sum(lengths)}, but {len(X.data)} tokens")
+    if min(lengths, default=0) < 0:
+        raise ValueError(f"X has a sequence of length {min(lengths)}: a length is at least 0")
     for seqlen, same in itertools.groupby(lengths):
         batch = len(list(same))
         if seqlen:
@@ -211,8 +218,8 @@ def _runs(X: Any) -> Iterator[_Run]:
 
 def _tokens(X: Any) -> Array:
     """(tokens, width), over the same memory."""
-    if isinstance(X, Ragged):
-        return X.data
+    if isinstance(X, Ragged):  # which without tokens keeps their width beside the data
+        return X.data if X.data.size else X.data.reshape(0, math.prod(X.data_shape[1:]))
     if not is_xp_array(X) or X.ndim != 3:
         shape = f" of shape {X.shape}" if is_xp_array(X) else ""
         raise TypeError(
