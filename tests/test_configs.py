@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from importlib import resources
 
 import pytest
 
+from cufa.bench import records
 from cufa.bench.suites import make
 from cufa.core.architectures import Device
 from cufa.core.operation import OPERATIONS
 from cufa.kernels import KERNELS, TileConfig, kernels_of, read_config
 from cufa.planner import make_plan
 
+RECORDS = records.load_all()
 SPECS = pytest.mark.parametrize("spec", KERNELS.values(), ids=KERNELS)
 
 
@@ -48,9 +49,10 @@ def test_a_cpu_takes_plain_tiles(spec):
     assert spec.read_config(dataclasses.asdict(tiles)) == spec.read_config(in_old_form(tiles)) == tiles
 
 
-def test_recorded_configs_are_those_of_their_kernels():
-    text = resources.files("cufa").joinpath("records/nvidia-h200.json").read_text(encoding="utf-8")
-    rows = [row for suite in json.loads(text)["suites"].values() for row in suite["rows"] if "config" in row]
+@pytest.mark.parametrize("name", RECORDS)
+def test_recorded_configs_are_those_of_their_kernels(name):
+    suites = RECORDS[name]["suites"].values()
+    rows = [row for suite in suites for row in suite["rows"] if "config" in row]
     assert len({row["kernel"] for row in rows}) > 8
     for row in rows:
         spec = KERNELS[row["kernel"]]
@@ -73,6 +75,14 @@ def test_fields_that_are_not_known_or_missing_are_refused():
     for name in ("no_such_field", "column_warps"):
         with pytest.raises(TypeError, match=name):
             KERNELS["fa3_forward"].read_config({**fields, name: 2})
+
+
+def test_a_field_that_is_gone_is_read_as_it_was_by_default():
+    spec = KERNELS["fa3_forward"]
+    fields = dataclasses.asdict(spec.configs[0])
+    assert spec.read_config({**fields, "early_softmax": False}) == spec.configs[0]
+    with pytest.raises(TypeError, match="early_softmax"):
+        spec.read_config({**fields, "early_softmax": True})
     with pytest.raises(TypeError, match="ping_pong"):
         KERNELS["fa3_forward"].read_config({k: v for k, v in fields.items() if k != "ping_pong"})
     with pytest.raises(ValueError, match="algorithm='auto'"):

@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 from conftest import why_no_compiler
 
-from cufa.bench import inside
+from cufa.bench import inside, records
 from cufa.bench.inside import InsideTrace
 from cufa.bench.inside_sums import about, lanes, length, perfetto, sums, union
 from cufa.bench.suites import make
@@ -20,6 +20,7 @@ from cufa.cli import main
 from cufa.core.architectures import Device
 from cufa.core.mask import CAUSAL
 from cufa.core.phases import INTERVAL, LOG_HEAD, PHASES, PRODUCTS, STAMP, Logs, Room, mistakes
+from cufa.kernels import KERNELS
 from cufa.planner import make_plan
 
 H200 = Device.typical("sm_90")
@@ -191,6 +192,14 @@ def test_what_is_to_be_recorded():
     assert kernels >= {"fa2_forward", "fa3_forward", "fa2_backward"}
     assert any(name.startswith("decode") for name in kernels)
     assert set(PRODUCTS) <= set(PHASES)
+
+
+def test_recorded_traces_are_of_what_runs_today_and_say_what_stamps_cost():
+    recorded = inside.load_all()
+    assert recorded
+    for name, trace in recorded.items():
+        assert trace.slowdown is not None and 0.9 < trace.slowdown < 1.5, name
+        assert trace.digest == records.digest(KERNELS[trace.kernel]), name
 
 
 def test_command(trace, tmp_path: Path):

@@ -55,7 +55,12 @@ class TestSuites:
         device = Device.typical("sm_90")
         cases = list(suites.SUITES["fa3"].cases(device))
         assert [c.problem for c in cases] == [c.problem for c in suites.SUITES["forward"].cases(device)]
-        assert {c.label for case in cases for c in case.contenders} == {"fa3", "torch flash", "torch cudnn"}
+        assert {c.label for case in cases for c in case.contenders} == {
+            "fa3",
+            "torch flash",
+            "torch cudnn",
+            "fa4",
+        }
 
     def test_awkward_covers_what_kernels_neglect(self):
         cases = list(suites.SUITES["awkward"].cases(Device.typical("sm_90")))

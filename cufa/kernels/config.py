@@ -28,6 +28,8 @@ class TileConfig:
 
     in_text: ClassVar[tuple[str, ...]] = ()
     """Fields of the family that the text tells."""
+    gone: ClassVar[Mapping[str, Any]] = {}
+    """Fields that the family had once, and what they were by default: older records name them."""
 
     def __str__(self) -> str:
         stages = f", {self.num_stages} stages" if self.num_stages > 1 else ""
@@ -63,7 +65,8 @@ class TileConfig:
     def from_json(cls, content: Mapping[str, Any]) -> Self:
         """What ``dataclasses.asdict`` made of one, now or with the fields of every family that there once were.
         Raises TypeError for fields that this class does not have, or that are missing."""
-        return cls(**(_of_old_form(cls, content) if "switches" in content else content))
+        told = _of_old_form(cls, content) if "switches" in content else content
+        return cls(**{name: x for name, x in told.items() if name not in cls.gone or x != cls.gone[name]})
 
 
 @dataclasses.dataclass(frozen=True)

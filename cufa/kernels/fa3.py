@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 from ..core.architectures import Device
 from ..core.lengths import LENGTH_KINDS
@@ -28,6 +30,8 @@ class Fa3Config(SplitConfig):
     """Consumers issue their products in turns."""
     store_by_tma: bool
     """O leaves through the buffer that its Q came in, where that is free by then."""
+
+    gone: ClassVar[Mapping[str, Any]] = {"early_softmax": False}
 
     @property
     def warps_text(self) -> str:
