@@ -249,7 +249,18 @@ def test_compare_gives_measured_and_predicted_ratio(run):
 
 def test_compare_with_a_peer_that_cannot_run_here_is_exit_code_3(run):
     for operation in ((), ("--operation", "backward")):
-        result = run("compare", "fa2", "torch flash", "--device", "cpu", "--seconds", "0.05", *operation)
+        result = run(
+            "compare",
+            "fa2",
+            "torch flash",
+            "--device",
+            "cpu",
+            "--seconds",
+            "0.05",
+            "--seqlen",
+            "128",
+            *operation,
+        )
         assert result.exit_code == 3
         assert "torch flash" in result.stderr
 
