@@ -32,4 +32,7 @@ struct DecodeParams {
   i32 left;          // MASK_BAND: keys before its own that a token sees, less than the capacity
   float softcap;     // SOFTCAP: softmax scale / cap * 2 log2(e); scale_log2 is then cap * log2(e)
   i32 min_shares;    // balanced, RAGGED: of num_splits shares, so many are used at the least
+  const float* alibi_slopes;  // ALIBI: (heads), or (batch, heads)
+  const float* sink;          // SINK: (heads), natural log
+  i32 alibi_stride;           // ALIBI: elements from sequence to sequence
 };

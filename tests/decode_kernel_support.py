@@ -18,7 +18,7 @@ from cufa.decode.choose import ragged_shares
 from cufa.decode.schedule import WAVES, balanced_shares, split_range, used_splits
 from cufa.kernels import TileConfig, kernels_of
 from cufa.kernels.decode import row_blocks
-from cufa.ops import array_memory
+from cufa.ops import array_memory, further
 from cufa.planner import Plan, fitting_configs, make_plan
 
 H200 = Device.typical("sm_90")
@@ -31,7 +31,8 @@ NAMES = (
 def operands_of(case: Case, place: Callable[[Any], Any] = np.asarray) -> dict[str, Any]:
     """Fresh copies of the caches; out and lse are NaN."""
     given: dict[str, Any] = dict.fromkeys(NAMES)
-    given |= {name: x for name, x in case.options.items() if name in NAMES}
+    few = {x.name for x in further.OF_HEADS}
+    given |= {name: x for name, x in case.options.items() if name in NAMES or name in few}
     given |= {"q": case.q, "k_cache": case.k_cache.copy(), "v_cache": case.v_cache.copy()}
     given["out"] = np.full(case.q.shape, np.nan, case.q.dtype)
     given["lse"] = np.full(case.q.shape[:3], np.nan, np.float32)
@@ -58,6 +59,8 @@ def problem_of(case: Case, mask: Mask = CAUSAL, softcap: float | None = None) ->
         k_dtype=k_dtype,
         v_dtype=k_dtype,
         operation="decode",
+        alibi="alibi_slopes" in case.options,
+        sink="sink" in case.options,
         alignment=math.gcd(array_memory.alignment(*read), head_dim * ELEMENTS[k_dtype].itemsize),
     )  # fmt: skip
 

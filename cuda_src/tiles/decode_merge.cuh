@@ -9,15 +9,17 @@
 constexpr int MERGE_PITCH = ((HEAD_DIM + 31) / 32 * 32 + 8) * 4;  // four rows of an accumulator fill all banks
 static_assert(MERGED_BYTES == RINGS * Br * MERGE_PITCH && ML_BYTES == RINGS * Br * 8, "O, and m and l, of every ring");
 
-// Vector `vector` of an item's row `row`, not divided by l yet, to where it belongs in the output.
+// Vector `vector` of an item's row `row`, not divided by l yet, to where it belongs in the output. All of the row's keys are in
+// it: here, once, its sink joins them.
 DEVICE void store_row_part(const DecodeParams& p, const Piece& piece, int row, int vector, const float (&o)[4], float m,
                            float l) {
   const int packed = piece.row_block * Br + row;
   const int head = piece.kv_head * p.group_size + (SEVERAL_TOKENS ? packed / p.tokens : packed);
   const int token = SEVERAL_TOKENS ? packed % p.tokens : 0;
-  float inverse = l == 0.0f ? 0.0f : rcp(l);
+  OnlineSoftmax<1> whole = {{m}, {l}};
+  float inverse = row_factor(p, whole, 0, head);
   if (vector == 0 && p.lse != nullptr) {
-    st_global(p.lse + (i64(piece.batch) * p.heads + head) * p.tokens + token, natural_lse(m, l));
+    st_global(p.lse + (i64(piece.batch) * p.heads + head) * p.tokens + token, whole.lse(0));
   }
   if constexpr (FP8_CACHE) inverse *= ld_global<float>(p.v_scale + piece.kv_head);
   char* O = static_cast<char*>(p.o) +

@@ -32,7 +32,7 @@ def _scalars(plan: Plan, given: Arrays) -> dict[str, int | float]:
     assert plan.split is not None
     first, _ = p.edges
     tiles = num_tiles(p.seqlen_k, plan.config.block_kv, p.reach)
-    table = given["block_table"]
+    table, slopes = given["block_table"], given.get("alibi_slopes")
     return {
         "batch": p.batch,
         "heads": p.heads,
@@ -50,6 +50,7 @@ def _scalars(plan: Plan, given: Arrays) -> dict[str, int | float]:
         "split_tiles": -(-tiles // plan.split.count),
         "used_splits": used_of(tiles, plan.split.count),
         "left": p.seqlen_k if first is None else p.seqlen_k - p.seqlen_q - first,
+        "alibi_stride": further.stride_of_sequences(slopes),
         **softmax_scalars(p.scale, p.softcap),
     }
 
@@ -74,6 +75,9 @@ def _describe(p: Problem) -> str:
     )
 
 
+#: What few calls have.
+_FEW: tuple[dict[str, bool], ...] = ({}, {"sink": True})
+
 #: Caches that differ in what is compiled: contiguous or in pages, full or of given lengths, appended to or not.
 _CACHES = tuple(
     dataclasses.replace(place, given=given, new_tokens=new_tokens)
@@ -83,15 +87,16 @@ _CACHES = tuple(
 
 
 def _compiled(spec: KernelSpec, head_dim: int) -> Iterator[Problem]:
-    """Every element with every kind of mask (several tokens see different keys), cap and cache."""
-    for dtype, (tokens, mask), softcap, lengths in itertools.product(
-        spec.dtypes, ((1, CAUSAL), (4, CAUSAL), (1, Band(255, 0))), (None, 30.0), _CACHES
+    """Every element with every kind of mask (several tokens see different keys), cap and cache, with what few calls
+    have and without."""
+    for dtype, (tokens, mask), softcap, lengths, few in itertools.product(
+        spec.dtypes, ((1, CAUSAL), (4, CAUSAL), (1, Band(255, 0))), (None, 30.0), _CACHES, _FEW
     ):
         problem = Problem(
             1, 8, 1, tokens, 1024, head_dim, dtype, mask, default_scale(head_dim), softcap, lengths=lengths
         )
         for k_dtype in spec.k_dtypes or (None,):
-            yield dataclasses.replace(problem, k_dtype=k_dtype, v_dtype=k_dtype, operation="decode")
+            yield dataclasses.replace(problem, k_dtype=k_dtype, v_dtype=k_dtype, operation="decode", **few)
 
 
 DECODE = register(

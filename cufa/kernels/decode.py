@@ -236,6 +236,7 @@ DECODE_SPLIT = KernelSpec(
     further_refusal=_refuses,
     operation="decode",
     further_constants=decode_constants,
+    score_changes=("sink",),
 )
 
 DECODE_BALANCED = dataclasses.replace(

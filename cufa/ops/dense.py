@@ -149,7 +149,6 @@ def cpu_spec(named: list[KernelSpec]) -> KernelSpec:
 def scalars(plan: Plan, given: Arrays) -> dict[str, int | float]:
     """Numbers that every parameter structure holds."""
     p = plan.problem
-    slopes = given.get("alibi_slopes")
     return {
         "batch": p.batch,
         "heads": p.heads,
@@ -160,7 +159,7 @@ def scalars(plan: Plan, given: Arrays) -> dict[str, int | float]:
         **softmax_scalars(p.scale, p.softcap),
         "total_q": p.lengths.total_q if isinstance(p.lengths, Packed) else 0,
         "total_k": p.lengths.total_k if isinstance(p.lengths, Packed) else 0,
-        "alibi_stride": p.heads if slopes is not None and slopes.ndim == 2 else 0,
+        "alibi_stride": further.stride_of_sequences(given.get("alibi_slopes")),
     }
 
 

@@ -99,6 +99,11 @@ def _numbers(name: str, x: Any, shapes: tuple[tuple[int, ...], ...], problem: Pr
     return values
 
 
+def stride_of_sequences(slopes: Any) -> int:
+    """Elements from one sequence's slopes to the next one's: 0 where all have the same, or there are none."""
+    return slopes.shape[1] if slopes is not None and slopes.ndim == 2 else 0
+
+
 def _seqlens(name: str, x: Any, batch: int, most: int) -> Any:
     x = int32(name, x, (batch,), "(batch,)")
     if isinstance(x, np.ndarray):
