@@ -317,6 +317,38 @@ DECODING = [
          "every head has the scale of the first"),
         ("const int token = SEVERAL_TOKENS ? packed % p.tokens : 0;", "const int token = 0;", "all tokens in the place of one"),
     ),
+    *_of(
+        "cuda_src/tiles/decode_merge.cuh", "emulate_decode_scores",
+        ("float inverse = row_factor(p, whole, 0, head);", "float inverse = row_factor(p, whole, 0, piece.kv_head);",
+         "heads that share keys share a sink"),
+        ("  float inverse = row_factor(p, whole, 0, head);\n  if (vector == 0 && p.lse != nullptr) {\n    "
+         "st_global(p.lse + (i64(piece.batch) * p.heads + head) * p.tokens + token, whole.lse(0));\n  }\n",
+         "  if (vector == 0 && p.lse != nullptr) {\n    "
+         "st_global(p.lse + (i64(piece.batch) * p.heads + head) * p.tokens + token, whole.lse(0));\n  }\n"
+         "  float inverse = row_factor(p, whole, 0, head);\n", "lse is without the sink"),
+        ("if (vector == 0) st_global<vec2>(slot + HEAD_DIM, {float_as_u32(m), float_as_u32(l)});",
+         "if (SINK && vector == 0) l += ex2(-m);\n        "
+         "if (vector == 0) st_global<vec2>(slot + HEAD_DIM, {float_as_u32(m), float_as_u32(l)});",
+         "something joins every part, not the row once"),
+    ),
+    *_of(
+        "cuda_src/tiles/decode_tile.cuh", "emulate_decode_scores",
+        ("slope[r] = alibi_slope(p, piece.batch, piece.kv_head * p.group_size + head);",
+         "slope[r] = alibi_slope(p, piece.batch, piece.kv_head * p.group_size);", "a group's rows have its first head's slope"),
+        ("slope[r] = alibi_slope(p, piece.batch, ", "slope[r] = alibi_slope(p, 0, ", "all sequences have the first one's slopes"),
+        ("const int head = min(SEVERAL_TOKENS ? packed / p.tokens : packed, p.group_size - 1);",
+         "const int head = min(packed, p.group_size - 1);", "tokens of one head have other heads' slopes"),
+        ("const int packed = piece.row_block * Br + first_row + r * 8 + lane / 4;",
+         "const int packed = first_row + r * 8 + lane / 4;", "later blocks of rows have the first one's heads and tokens"),
+        ("change_row(scores, r, scale_log2, key + scores.lane_column(lane));", "change_row(scores, r, scale_log2, key);",
+         "distances from the lane's first column"),
+        ("place[r] = piece.length.keys - p.tokens + token;", "place[r] = piece.length.old_keys - p.tokens + token;",
+         "places are those before tokens were appended"),
+    ),
+    *_of(
+        "cufa/decode/operation.py", "emulate_decode_scores",
+        ('"alibi_stride": further.stride_of_sequences(slopes),', '"alibi_stride": 0,', "all sequences have the first one\'s slopes"),
+    ),
 ]  # fmt: skip
 
 MUTANTS = [*CORE, *PLANNING, *CALLS, *CPU, *TOOLS, *FORWARD, *DECODING]

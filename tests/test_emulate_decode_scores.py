@@ -1,6 +1,6 @@
-"""Sinks in the decode kernels, executed on a CPU in checked mode: right against float64 with unused memory poisoned,
-however many parts a row has and wherever they are merged. Every build is for the GPU's tests; here is one of each
-branch."""
+"""ALiBi and sinks in the decode kernels, executed on a CPU in checked mode: right against float64 with unused memory
+poisoned, however many parts a row has and wherever they are merged. Every build is for the GPU's tests; here is one of
+each branch."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ SOFTCAPPED = {"decode_balanced": 2.0, "decode_split_tma_fp8": 1.5}
 WINDOWED = {"decode_split_tma": 100, "decode_split_fp8": 40}
 
 
-def case_of(kernel, few, **changes):
+def case_of(kernel, few, windowed=True, **changes):
     made = {**CASES[kernel], **changes}
     scores = {"softcap": SOFTCAPPED.get(kernel)}
     scores |= numbers_of_heads(few, len(made["lengths"]), made.get("heads", 4))
-    if kernel in WINDOWED:
+    if windowed and kernel in WINDOWED:
         scores["window"] = (WINDOWED[kernel], 0)
     return make_case(**made, **scores)
 
@@ -56,8 +56,18 @@ def run(case, kernel, num_splits, config=None, **options):
     return done, operands
 
 
-@pytest.mark.parametrize("few", ["sink"])
-@pytest.mark.parametrize("kernel", CASES)
+@pytest.mark.parametrize(
+    ("kernel", "few"),
+    [
+        ("decode_split_tma", "both"),
+        ("decode_balanced", "sink"),
+        ("decode_balanced", "alibi_of_batch"),
+        ("decode_balanced_tma", "both"),
+        ("decode_split_tma_fp8", "sink"),
+        ("decode_split_tma_fp8", "alibi"),
+        ("decode_split_fp8", "both"),
+    ],
+)
 def test_kernel(kernel, few):
     """Whatever the number of splits: one, where the result leaves at once, and several, of which some are empty."""
     case, parts = case_of(kernel, few), []
@@ -67,26 +77,24 @@ def test_kernel(kernel, few):
     assert any(parts) and not all(parts)
 
 
-@pytest.mark.parametrize("few", ["sink"])
-@pytest.mark.parametrize("name", ["decode_split_tma", "decode_split_tma_fp8"])
+@pytest.mark.parametrize(("name", "few"), [("decode_split_tma", "sink"), ("decode_split_tma_fp8", "both")])
 def test_merged_in_a_cluster(name, few):
-    case = case_of(name, few, lengths=[700, 3, 200])
+    case = case_of(name, few, windowed=False, lengths=[1100, 3, 200])
     config = configs(name, case.q.shape[3])[0].merged_in_cluster()
     for num_splits, order in ((1, "ascending"), (4, "descending"), (8, 1)):
         done, _ = run(case, name, num_splits, config, schedule=order)
         assert [launch.cluster for launch in done.plan.launches] == [num_splits]
 
 
-@pytest.mark.parametrize("few", ["sink"])
 @pytest.mark.parametrize("kernel", ["decode_split_tma", "decode_balanced"])
-def test_merged_by_a_launch_of_its_own(kernel, few):
-    case = case_of(kernel, few)
+def test_merged_by_a_launch_of_its_own(kernel):
+    case = case_of(kernel, "both")
     config = dataclasses.replace(configs(kernel, case.q.shape[3])[0], fold_combine=False)
     done, _ = run(case, kernel, splits(kernel, 5), config)
     assert len(done.plan.launches) == 2
 
 
-@pytest.mark.parametrize("few", ["sink"])
+@pytest.mark.parametrize("few", ["both", "alibi_of_batch"])
 def test_by_cp_async_on_ampere(few):
     case = case_of("decode_split_tma", few)
     plan = plan_of(case, "decode_split", 3, device=A100, mask=Band(case.options["window"][0], 0))

@@ -184,8 +184,11 @@ def test_decoding(options, tokens, slopes):
     for x, exact in zip(found, cufa.decode_reference(q, k, v, return_lse=True, **given), strict=True):
         np.testing.assert_allclose(x, exact, atol=1e-12)
     np.testing.assert_allclose(found[1][0], np.broadcast_to(given["sink"][:, None], found[1][0].shape))
-    with pytest.raises(ValueError, match="takes no ALiBi"):
-        cufa.plan_decode((3, 4, tokens, 64), (3, 2, 300, 64), alibi_slopes=True, sink=True, device="sm_90")
+    for device in ("sm_80", "sm_90"):
+        plan = cufa.plan_decode(
+            (3, 4, tokens, 64), (3, 2, 300, 64), alibi_slopes=True, sink=True, device=device
+        )
+        assert plan.constants["ALIBI"] and plan.constants["SINK"] and "ALiBi, sink" in str(plan)
     assert "ALiBi, sink" in str(cufa.plan_decode(q, k, alibi_slopes=slopes, sink=True, device="cpu"))
 
 

@@ -47,7 +47,8 @@ struct TileAttention {
   float O[M_TILES][O_TILES][4];
   OnlineSoftmax<2 * M_TILES> softmax;
   u32 Q[M_TILES][K_STEPS][4];  // used when Q_IN_REGISTERS
-  int place[2 * M_TILES];      // of the query tokens of this lane's rows in their sequence (not MASK_FULL)
+  int place[2 * M_TILES];      // of the query tokens of this lane's rows in their sequence (not MASK_FULL, or ALIBI)
+  float slope[2 * M_TILES];    // of these rows' heads, in units of log2 (ALIBI)
   float scale_log2;            // softmax scale in log2 units, k_scale included; with SOFTCAP the cap in log2 units
   float softcap;               // softmax scale over cap times 2 log2(e), k_scale included (SOFTCAP)
 
@@ -69,11 +70,16 @@ struct TileAttention {
       // Never 0, which would turn the mask's -inf into NaN: the smallest normal float gives the same weights.
       if constexpr (!SOFTCAP) scale_log2 = fmaxf(scale_log2 * k_scale, 0x1p-126f);
     }
-    if constexpr (MASK != MASK_FULL) {
+    if constexpr (MASK != MASK_FULL || ALIBI) {
 #pragma unroll
       for (int r = 0; r < 2 * M_TILES; ++r) {
-        const int token = (piece.row_block * Br + first_row + r * 8 + lane / 4) % p.tokens;
+        const int packed = piece.row_block * Br + first_row + r * 8 + lane / 4;
+        const int token = SEVERAL_TOKENS ? packed % p.tokens : 0;
         place[r] = piece.length.keys - p.tokens + token;
+        if constexpr (ALIBI) {  // rows past the last have the last head's
+          const int head = min(SEVERAL_TOKENS ? packed / p.tokens : packed, p.group_size - 1);
+          slope[r] = alibi_slope(p, piece.batch, piece.kv_head * p.group_size + head);
+        }
       }
     }
     if constexpr (Q_IN_REGISTERS) {
@@ -142,6 +148,12 @@ struct TileAttention {
     mma_fence();
     const auto scores = fragment_view(S);
     cap_scores<SOFTCAP>(scores, softcap);
+    if constexpr (ALIBI) {
+#pragma unroll
+      for (int r = 0; r < 2 * M_TILES; ++r) {
+        Alibi(slope[r], place[r]).change_row(scores, r, scale_log2, key + scores.lane_column(lane));
+      }
+    }
     float m_tile[2 * M_TILES], alpha[2 * M_TILES];
 #pragma unroll
     for (int r = 0; r < 2 * M_TILES; ++r) {
@@ -153,11 +165,11 @@ struct TileAttention {
       });
       m_tile[r] = quad_max(m_tile[r]);
     }
-    if (softmax.raise_max(m_tile, scale_log2, alpha)) scale_rows(O, alpha);
+    if (softmax.raise_max(m_tile, softmax_scale(*this), alpha)) scale_rows(O, alpha);
 
 #pragma unroll
     for (int k = 0; k < RING_KEYS / 16; ++k) {
-      exponentials<2>(scores, 2 * k, softmax, scale_log2);
+      exponentials<2>(scores, 2 * k, softmax, softmax_scale(*this));
       u32 P[M_TILES][4];
 #pragma unroll
       for (int i = 0; i < M_TILES; ++i) {

@@ -76,7 +76,7 @@ def _describe(p: Problem) -> str:
 
 
 #: What few calls have.
-_FEW: tuple[dict[str, bool], ...] = ({}, {"sink": True})
+_FEW: tuple[dict[str, bool], ...] = ({}, {"sink": True}, {"alibi": True}, {"alibi": True, "sink": True})
 
 #: Caches that differ in what is compiled: contiguous or in pages, full or of given lengths, appended to or not.
 _CACHES = tuple(

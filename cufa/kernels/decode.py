@@ -236,7 +236,7 @@ DECODE_SPLIT = KernelSpec(
     further_refusal=_refuses,
     operation="decode",
     further_constants=decode_constants,
-    score_changes=("sink",),
+    score_changes=("alibi", "sink"),
 )
 
 DECODE_BALANCED = dataclasses.replace(

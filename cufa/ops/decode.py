@@ -86,9 +86,10 @@ def flash_decode(
     scale : float, optional
         Softmax scale, finite and ≥ 0. Default 1/√head_dim.
     alibi_slopes : array, (heads,) or (batch, heads), optional
-        ALiBi, as for :func:`flash_attention`; distances are those within the sequence. On the CPU so far.
+        ALiBi, as for :func:`flash_attention`; distances are those within the sequence.
     sink : array, (heads,), optional
-        A logit of each query head that joins the denominator, as for :func:`flash_attention`. On the CPU so far.
+        A logit of each query head that joins the denominator, as for :func:`flash_attention`. float32 where it is on a
+        GPU, as slopes are.
     layout : "bhsd" or "bshd"
         Axis order of all arrays of four axes and of the result; "bshd" has the tokens before the heads:
         (batch, capacity, kv_heads, head_dim), (num_pages, page_size, kv_heads, head_dim).
@@ -110,7 +111,8 @@ def flash_decode(
     Returns
     -------
     out, or (out, lse)
-        NumPy for NumPy inputs, CuPy for device arrays. A query that sees no key gives zeros and lse = -inf.
+        NumPy for NumPy inputs, CuPy for device arrays. A query that sees no key gives zeros and lse = -inf, with
+        a sink lse = sink.
         For a fixed plan, repeated calls give the same bits.
 
     Raises
