@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import pytest
 from decode_support import Case
 
 from cufa.core.architectures import Device
@@ -31,11 +32,12 @@ NAMES = (
 def operands_of(case: Case, place: Callable[[Any], Any] = np.asarray) -> dict[str, Any]:
     """Fresh copies of the caches; out and lse are NaN."""
     given: dict[str, Any] = dict.fromkeys(NAMES)
-    few = {x.name for x in further.OF_HEADS}
-    given |= {name: x for name, x in case.options.items() if name in NAMES or name in few}
+    given |= {name: x for name, x in case.options.items() if name in NAMES}
     given |= {"q": case.q, "k_cache": case.k_cache.copy(), "v_cache": case.v_cache.copy()}
     given["out"] = np.full(case.q.shape, np.nan, case.q.dtype)
     given["lse"] = np.full(case.q.shape[:3], np.nan, np.float32)
+    few = {x.name: case.options.get(x.name) for x in further.OF_HEADS}
+    given |= few if any(x is not None for x in few.values()) else {}
     return {name: None if x is None else place(x) for name, x in given.items()}
 
 
@@ -80,6 +82,16 @@ def splits(kernel: str, number: int) -> int:
 
 def configs(kernel: str, head_dim: int, device: Device = H200) -> tuple[TileConfig, ...]:
     return fitting_configs(kernels_of("decode")[kernel], head_dim, device)
+
+
+def served(device: Device, kernel: str, head_dim: int) -> tuple[TileConfig, ...]:
+    """Configs of a kernel; skips the test where a GPU has none."""
+    if not kernels_of("decode")[kernel].runs_on(device.arch.capability):
+        pytest.skip(f"{kernel} does not run on {device.arch.name}")
+    fitting = configs(kernel, head_dim, device)
+    if not fitting:
+        pytest.skip(f"no config of {kernel} fits head_dim {head_dim}")
+    return fitting
 
 
 def assert_pieces(plan: Plan, lengths: list[int], records: np.ndarray) -> None:

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from decode_kernel_support import assert_pieces, configs, operands_of, plan_of, splits
+from decode_kernel_support import assert_pieces, operands_of, plan_of, served, splits
 from decode_support import make_case
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -47,16 +47,6 @@ def run(cp, device, case, kernel, num_splits=None, config=None):
     return plan, operands
 
 
-def served(device, kernel, case, head_dim):
-    spec = DECODE_KERNELS[kernel]
-    if not spec.runs_on(device.arch.capability):
-        pytest.skip(f"{kernel} does not run on {device.arch.name}")
-    fitting = configs(kernel, head_dim, device)
-    if not fitting:
-        pytest.skip(f"no config of {kernel} fits head_dim {head_dim}")
-    return fitting
-
-
 def dtypes(kernel):
     return [(d, "fp8" in kernel) for d in DECODE_KERNELS[kernel].dtypes]
 
@@ -81,7 +71,7 @@ def test_every_config(cp, device, kernel, head_dim):
     todo = []
     for (dtype, fp8), rows in itertools.product(dtypes(kernel), ROWS):
         case = make_case([700, 0, 1, 129, 2048], head_dim=head_dim, dtype=dtype, fp8=fp8, **rows)
-        for config in served(device, kernel, case, head_dim):
+        for config in served(device, kernel, head_dim):
             todo += [(case, plan_of(case, kernel, None, c, device)) for c in {config, config.without_fold()}]
     with ThreadPoolExecutor(8) as pool:  # compiles side by side
         list(pool.map(lambda job: cuda.prepare(job[1]), todo))
@@ -94,7 +84,7 @@ def test_every_config(cp, device, kernel, head_dim):
 def test_every_number_of_splits(cp, device, kernel):
     """From one to as many as there are tiles, and beyond: the answer does not depend on it."""
     case = make_case([1000, 64, 1], fp8="fp8" in kernel, head_dim=64)
-    config = served(device, kernel, case, 64)[0]
+    config = served(device, kernel, 64)[0]
     tiles = -(-1000 // config.block_kv)
     for num_splits in range(1, tiles + 3):
         run(cp, device, case, kernel, splits(kernel, num_splits))
@@ -109,7 +99,7 @@ def test_pages_and_appended_tokens(cp, device, kernel, page_size):
     case = make_case(
         [700, 2, 333, 65], tokens=2, new=2, page_size=page_size, fp8="fp8" in kernel, head_dim=128
     )  # fmt: skip
-    served(device, kernel, case, 128)
+    served(device, kernel, 128)
     _, operands = run(cp, device, case, kernel)
     run(cp, device, case, kernel, splits(kernel, 3))
     table, stored = case.options["block_table"], operands["v_cache"].get()
@@ -132,7 +122,7 @@ def test_pages_and_appended_tokens(cp, device, kernel, page_size):
 def test_many_tokens_and_many_appended(cp, device, kernel, rows, page_size):
     """As many query tokens as there may be; more new tokens than one block of rows has to append."""
     case = make_case([300, 16, 70], head_dim=64, page_size=page_size, fp8="fp8" in kernel, **rows)
-    served(device, kernel, case, 64)
+    served(device, kernel, 64)
     for num_splits in (None, 3):
         _, operands = run(cp, device, case, kernel, num_splits)
         for cache, new in ((operands["k_cache"], "k_new"), (operands["v_cache"], "v_new")):
@@ -173,7 +163,7 @@ def test_lengths_around_tiles(cp, device, kernel):
     lengths = sorted({max(0, n + d) for n in (0, 16, 32, 64, 128, 256) for d in (-1, 0, 1)})
     for tokens in (1, 4):
         case = make_case(lengths, tokens=tokens, fp8="fp8" in kernel, head_dim=64)
-        served(device, kernel, case, 64)
+        served(device, kernel, 64)
         run(cp, device, case, kernel)
         run(cp, device, case, kernel, splits(kernel, 2))
 
@@ -186,7 +176,7 @@ def test_other_head_dims(cp, device, kernel, head_dim):
     if fp8 and head_dim % 16:
         pytest.skip("e4m3 takes multiples of 16")
     case = make_case([300, 17], tokens=2, new=1, fp8=fp8, head_dim=head_dim)
-    served(device, kernel, case, head_dim)
+    served(device, kernel, head_dim)
     run(cp, device, case, kernel)
 
 
@@ -215,7 +205,7 @@ def test_repeats_are_bit_identical_on_any_stream(cp, device, kernel):
     from cufa.backends import cuda
 
     case = make_case([3000, 5, 700, 64, 1, 2000], heads=8, fp8="fp8" in kernel, head_dim=64)
-    served(device, kernel, case, 64)
+    served(device, kernel, 64)
     plan, operands = run(cp, device, case, kernel)
     binding = cuda.Binding(cuda.prepare(plan), operands)
     first = operands["out"].get().view(np.uint8)
@@ -273,7 +263,7 @@ def test_graph_captured_behind_queued_work(cp, device, kernel):
     todo = []
     for length in (900, 2000):
         case = make_case([length, 33], head_dim=64)
-        config = served(device, kernel, case, 64)[0]
+        config = served(device, kernel, 64)[0]
         assert config.fold_combine
         operands = operands_of(case, cp.asarray)
         plan = plan_of(case, kernel, length // 100, config, device)
@@ -311,7 +301,7 @@ def test_pieces_are_those_of_the_schedule(cp, device, kernel):
     from cufa.backends import cuda
 
     case = make_case([3000, 0, 700, 64, 1], heads=8, kv_heads=4, fp8="fp8" in kernel, head_dim=64)
-    served(device, kernel, case, 64)
+    served(device, kernel, 64)
     for num_splits in (1, 3, 40):
         plan = plan_of(case, kernel, num_splits, None, device)
         assert_pieces(plan, case.lengths, cuda.trace(plan, operands_of(case, cp.asarray)))
@@ -323,7 +313,7 @@ def test_graph_replay_while_lengths_grow(cp, device, kernel):
     from cufa.backends import cuda
 
     case = make_case([900, 700], fp8="fp8" in kernel, head_dim=64)
-    served(device, kernel, case, 64)
+    served(device, kernel, 64)
     plan, operands = run(cp, device, case, kernel, None if "balanced" in kernel else 4)
     binding = cuda.Binding(cuda.prepare(plan), operands)
     stream = cp.cuda.Stream(non_blocking=True)
