@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Iterator
+from typing import Any
 
 from ..core.lengths import Cached
 from ..core.mask import CAUSAL, Band
@@ -76,7 +77,7 @@ def _describe(p: Problem) -> str:
 
 
 #: What few calls have.
-_FEW: tuple[dict[str, bool], ...] = ({}, {"sink": True}, {"alibi": True}, {"alibi": True, "sink": True})
+_FEW: tuple[dict[str, Any], ...] = ({}, {"sink": True}, {"alibi": True}, {"alibi": True, "sink": True})
 
 #: Caches that differ in what is compiled: contiguous or in pages, full or of given lengths, appended to or not.
 _CACHES = tuple(
