@@ -29,10 +29,12 @@ struct DecodeParams {
   float scale_log2;  // softmax scale * log2(e), positive
   i32 split_tiles;   // fixed splits of a sequence as long as the cache: tiles of each,
   i32 used_splits;   // and how many have any. Divisions are slow, and the first load would wait for them.
-  i32 left;          // MASK_BAND: keys before its own that a token sees, less than the capacity
+  i32 left;          // MASK_BAND, MASK_SETS: keys before its own that a token sees, at most the capacity
   float softcap;     // SOFTCAP: softmax scale / cap * 2 log2(e); scale_log2 is then cap * log2(e)
   i32 min_shares;    // balanced, RAGGED: of num_splits shares, so many are used at the least
   const float* alibi_slopes;  // ALIBI: (heads), or (batch, heads)
   const float* sink;          // SINK: (heads), natural log
   i32 alibi_stride;           // ALIBI: elements from sequence to sequence
+  i32 keep;                   // MASK_SETS: keys before this one the window hides from no later token,
+  i32 prefix;                 // and those before this one every token sees; at most `keep`
 };

@@ -108,7 +108,7 @@ def assert_pieces(plan: Plan, lengths: list[int], records: np.ndarray) -> None:
         parts: dict[tuple[int, int], int] = {}
         for piece in balanced_shares(
             lengths, problem.kv_heads, plan.split.count, keys, blocks, ragged=ragged_shares(plan),
-            min_shares=plan.split.least, reach=problem.reach,
+            min_shares=plan.split.least, reach=problem.kernel_reach,
         ):  # fmt: skip
             item = piece.batch, piece.kv_head * blocks + piece.row_block
             part = parts[item] = parts.get(item, -1) + 1
@@ -116,8 +116,8 @@ def assert_pieces(plan: Plan, lengths: list[int], records: np.ndarray) -> None:
     else:
         for b, n in enumerate(lengths):
             for item in range(problem.kv_heads * blocks):
-                for split in range(used_splits(n, plan.split.count, keys, problem.reach)):
-                    first, last = split_range(n, plan.split.count, split, keys, problem.reach)
+                for split in range(used_splits(n, plan.split.count, keys, problem.kernel_reach)):
+                    first, last = split_range(n, plan.split.count, split, keys, problem.kernel_reach)
                     block = split + plan.split.count * (item + problem.kv_heads * blocks * b)
                     expected.append((b, item, split, *tiles(first, last), block))
     got = records[["batch", "head", "q_block", "first_tile", "tiles_visited", "thread_block"]].tolist()

@@ -64,10 +64,11 @@ struct DecodeBlock {
     tile.start(p, piece, Q_lane, first_row, lane);
 #pragma unroll 1
     for (int round = 0; round < tiles; ++round) {
+      const int place = stream.places.of(key);
       INSIDE(inside.enter(WAIT_DATA, key / Bc);)
-      stream.await(p, buffer(), stage, key, ring);
+      stream.await(p, buffer(), stage, place, ring);
       INSIDE(inside.enter(TILE, key / Bc);)
-      tile.visit(p, buffer(), Q_lane, key, piece.length.keys, lane);
+      tile.visit(p, buffer(), Q_lane, place, piece.length.keys, lane);
       key += Bc;
       stream.release();
       INSIDE(inside.enter(WAIT_TURN, NO_TILE);)

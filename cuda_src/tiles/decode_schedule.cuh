@@ -21,26 +21,58 @@ DEVICE Lengths sequence_lengths(const DecodeParams& p, int batch) {
 }
 
 // The first key of a sequence of `keys` that any of its tokens sees: in a window, the one at its first token's left edge.
-DEVICE int first_seen(const DecodeParams& p, int keys) {
-  return MASK == MASK_BAND ? max(keys - p.tokens - p.left, 0) : 0;
+constexpr bool WINDOWED = MASK == MASK_BAND || MASK == MASK_SETS;
+DEVICE int first_seen(const DecodeParams& p, int keys) { return WINDOWED ? max(keys - p.tokens - p.left, 0) : 0; }
+
+// Whether some of `count` keys from a place on are seen by no token.
+DEVICE bool some_unseen(const DecodeParams& p, int place, int count, int keys) {
+  return WINDOWED && place < first_seen(p, keys) && (MASK == MASK_BAND || place + count > p.keep);
 }
 
 // The first that is read: more new tokens may have come than anybody sees, and all of them must be stored.
 DEVICE int first_read(const DecodeParams& p, int keys) {
-  if constexpr (MASK != MASK_BAND) return 0;
+  if constexpr (!WINDOWED) return 0;
   return max(keys - max(p.tokens + p.left, APPEND ? p.new_tokens : 0), 0);
 }
 
 // Tiles of a sequence that hold keys to be read; they are numbered from the sequence's first key on. A sequence without
-// keys still has a tile: somebody must write its zeros.
+// keys still has a tile: somebody must write its zeros. Where first keys are kept beside a window (MASK_SETS), tiles
+// between the two are left out of the numbers.
 struct Tiles {
   int first, count;
 };
 
+// Those kept before the window's first tile.
+DEVICE int kept_tiles(const DecodeParams& p, int keys) {
+  return MASK == MASK_SETS ? min((p.keep + Bc - 1) / Bc, first_read(p, keys) / Bc) : 0;
+}
+
 DEVICE Tiles tiles_to_read(const DecodeParams& p, int keys) {
   const int all = max(1, (keys + Bc - 1) / Bc), first = first_read(p, keys) / Bc;
+  if constexpr (MASK == MASK_SETS) return {0, all - (first - kept_tiles(p, keys))};
   return {first, all - first};
 }
+
+// Where the keys of numbered tiles are in their sequence.
+struct KeyPlaces {
+  int gap_start, gap;  // used when MASK_SETS
+
+  DEVICE void set(const DecodeParams& p, int keys) {
+    if constexpr (MASK == MASK_SETS) {
+      gap_start = kept_tiles(p, keys) * Bc;
+      gap = first_read(p, keys) / Bc * Bc - gap_start;
+    }
+  }
+  DEVICE int of(int key) const {
+    if constexpr (MASK == MASK_SETS) return key < gap_start ? key : key + gap;
+    return key;
+  }
+  // A piece's end in these numbers: one past the last tile, or key.
+  DEVICE int end(int last_tile, int keys) const {
+    if constexpr (MASK == MASK_SETS) keys -= gap;
+    return min(last_tile * Bc, keys);
+  }
+};
 
 // An entry of the block table may be wild: what is read through it plays no part, but must lie in the cache; nothing is
 // stored through it (a sequence that has no pages in a padded batch).

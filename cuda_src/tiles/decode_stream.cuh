@@ -88,6 +88,7 @@ struct AsyncKeyStream {
   const i32* table;
   Lengths length;
   i64 k_stride, v_stride;  // bytes from row to row
+  KeyPlaces places;
   int key;                 // first of the next tile
   int end;                 // no tile starts here or after
   int page, in_page;       // of row lane % RING_KEYS of the next tile, loaded ahead
@@ -110,7 +111,8 @@ struct AsyncKeyStream {
       store_new = piece.row_block == 0;
     }
     key = first_ring_key(p, piece, ring);
-    end = min(piece.last_tile * Bc, length.keys);
+    places.set(p, length.keys);
+    end = places.end(piece.last_tile, length.keys);
     if constexpr (PAGED) {
       table = p.block_table + piece.batch * p.table_stride;
       load_page(p);
@@ -120,9 +122,12 @@ struct AsyncKeyStream {
   // Tiles that this ring still has to copy.
   DEVICE int remaining() const { return key < end ? (end - key - 1) / Bc + 1 : 0; }
 
+  // No key of a tile that is read lies there or after.
+  DEVICE int end_place() const { return MASK == MASK_SETS ? length.keys : end; }
+
   DEVICE void load_page(const DecodeParams& p) {
-    const int mine = key + thread % RING_KEYS;
-    page = mine < end ? int(ld_global<u32>(table + mine / p.page_size)) : 0;
+    const int mine = places.of(key) + thread % RING_KEYS;
+    page = mine < end_place() ? int(ld_global<u32>(table + mine / p.page_size)) : 0;
     in_page = mine % p.page_size;
   }
 
@@ -138,10 +143,11 @@ struct AsyncKeyStream {
   // The next tile on its way to a buffer; one group of copies whether there is a tile left or not.
   DEVICE void copy_next(const DecodeParams& p, u32 buffer, int) {
     if (key < end) {
-      if (APPEND && key + RING_KEYS > length.old_keys) {
-        copy_tile<true>(p, buffer);
+      const int place = places.of(key);
+      if (APPEND && place + RING_KEYS > length.old_keys) {
+        copy_tile<true>(p, buffer, place);
       } else {
-        copy_tile<false>(p, buffer);
+        copy_tile<false>(p, buffer, place);
       }
       key += Bc;
       if constexpr (PAGED) load_page(p);
@@ -151,15 +157,15 @@ struct AsyncKeyStream {
 
   // Every thread keeps its column and steps down the rows; all take part, because a row's page is in another lane.
   template <bool NEW_ROWS>
-  DEVICE void copy_tile(const DecodeParams& p, u32 buffer) {
+  DEVICE void copy_tile(const DecodeParams& p, u32 buffer, int place) {
     constexpr int COLUMNS = (UNITS + RING_THREADS - 1) / RING_THREADS;  // more than 1 for narrow units only
 #pragma unroll 1
     for (int column = 0; column < COLUMNS; ++column) {
       const int first_row = COLUMNS == 1 ? thread / UNITS : 0;
       const int unit = COLUMNS == 1 ? thread % UNITS : column * RING_THREADS + thread;
       const bool in_row = COLUMNS == 1 ? RING_THREADS % UNITS == 0 || thread < STEP * UNITS : unit < UNITS;
-      const char* k = K + (key + first_row) * k_stride + unit * ALIGNMENT;
-      const char* v = V + (key + first_row) * v_stride + unit * ALIGNMENT;
+      const char* k = K + (place + first_row) * k_stride + unit * ALIGNMENT;
+      const char* v = V + (place + first_row) * v_stride + unit * ALIGNMENT;
       // Unrolled as far as the addresses of copies fit in registers: rows of 512 bytes leave few.
 #pragma unroll(ALIGNMENT == 16 ? (PASSES <= 8 && KV_ROW_BYTES < 512 ? PASSES : 2) : 1)
       for (int i = 0; i < PASSES; ++i) {
@@ -175,7 +181,7 @@ struct AsyncKeyStream {
           v = V + row_page * p.v_stride.batch * KV_ITEM + row_in_page * v_stride + unit * ALIGNMENT;
         }
         if (mine) {
-          copy_unit<NEW_ROWS>(p, buffer + row * KV_PITCH + unit * ALIGNMENT, key + row, unit * ALIGNMENT, k, v, writable);
+          copy_unit<NEW_ROWS>(p, buffer + row * KV_PITCH + unit * ALIGNMENT, place + row, unit * ALIGNMENT, k, v, writable);
         }
         k += STEP * k_stride;
         v += STEP * v_stride;
@@ -187,7 +193,7 @@ struct AsyncKeyStream {
   template <bool NEW_ROWS>
   DEVICE void copy_unit(const DecodeParams& p, u32 target, int position, int offset, const char* k, const char* v,
                         bool writable) {
-    const bool exists = position < end, valid = exists && (MASK != MASK_BAND || position >= first_seen(p, length.keys));
+    const bool exists = position < end_place(), valid = exists && !some_unseen(p, position, 1, length.keys);
     if constexpr (NEW_ROWS) {
       if (exists && position >= length.old_keys) {
         const char* k_new = new_row(p.k_new, p.k_new_stride, position) + offset;

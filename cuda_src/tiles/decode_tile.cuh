@@ -121,7 +121,8 @@ struct TileAttention {
   // One tile of a ring: Flash-Decoding is FlashAttention-2 over part of the keys. Every tile is masked: eight comparisons
   // a row, where a second copy of the loop would have to be fetched, cold, from memory.
   DEVICE void visit(const DecodeParams& p, u32 K_smem, u32 Q_lane, int key, int keys, int lane) {
-    const Band<MASK_KIND> mask = {keys, keys, -p.left, 0};  // rows counted as keys: a token sees its own
+    constexpr MaskKind BAND = MASK == MASK_SETS ? MASK_BAND : MASK_KIND;
+    const Band<BAND> mask = {keys, keys, -p.left, 0};  // rows counted as keys: a token sees its own
     const u32 V_smem = K_smem + KV_TILE_BYTES;
     float S[M_TILES][S_TILES][4] = {};
     if constexpr (FP8_CACHE) {
@@ -157,10 +158,14 @@ struct TileAttention {
     float m_tile[2 * M_TILES], alpha[2 * M_TILES];
 #pragma unroll
     for (int r = 0; r < 2 * M_TILES; ++r) {
-      const VisibleColumns<MASK_KIND, RIGHT_MASKED> visible(mask, MASK == MASK_FULL ? 0 : place[r], key,
-                                                            scores.lane_column(lane));
+      const VisibleColumns<BAND, RIGHT_MASKED> visible(mask, MASK == MASK_FULL ? 0 : place[r], key,
+                                                       scores.lane_column(lane));
+      int first_keys = 0;  // MASK_SETS: columns before this one are seen whatever the band
+      if constexpr (MASK == MASK_SETS) {
+        first_keys = max(min(p.keep, place[r] + 1), min(p.prefix, keys)) - key - scores.lane_column(lane);
+      }
       scores.for_each_in_row(r, [&](int column, float& s) {
-        s = visible(column) ? s : NEG_INF;
+        s = visible(column) || (MASK == MASK_SETS && column < first_keys) ? s : NEG_INF;
         m_tile[r] = column == 0 ? s : fmaxf(m_tile[r], s);
       });
       m_tile[r] = quad_max(m_tile[r]);

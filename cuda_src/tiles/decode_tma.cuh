@@ -19,6 +19,7 @@ struct TmaKeyStream {
   int batch, kv_head;
   const i32* table;
   Lengths length;
+  KeyPlaces places;
   int key;                          // first of the next tile
   int end;                          // no tile starts here or after
   int index;                        // of the next tile in `pages`
@@ -44,27 +45,31 @@ struct TmaKeyStream {
     length = piece.length;
     if constexpr (APPEND) store_new = piece.row_block == 0;
     key = first_ring_key(p, piece, ring);
-    end = min(piece.last_tile * Bc, length.keys);
+    places.set(p, length.keys);
+    end = places.end(piece.last_tile, length.keys);
     if constexpr (PAGED) {
       table = p.block_table + batch * p.table_stride;
       index = 0;
-      pages = page_of(p, key + thread % 32 * Bc);
-      next_pages = page_of(p, key + (thread % 32 + 32) * Bc);
+      pages = page_of(p, places.of(key + thread % 32 * Bc));
+      next_pages = page_of(p, places.of(key + (thread % 32 + 32) * Bc));
     }
   }
 
   DEVICE int remaining() const { return key < end ? (end - key - 1) / Bc + 1 : 0; }
 
+  // No key of a tile that is read lies there or after.
+  DEVICE int end_place() const { return MASK == MASK_SETS ? length.keys : end; }
+
   // Entry of the block table; those past the length are not read.
   DEVICE int page_of(const DecodeParams& p, int position) const {
-    return position < end ? int(ld_global<u32>(table + position / p.page_size)) : 0;
+    return position < end_place() ? int(ld_global<u32>(table + position / p.page_size)) : 0;
   }
 
   DEVICE void copy_next(const DecodeParams& p, u32 buffer, int stage) {
     if (key >= end) return;
-    int row = key, page = batch;
+    int row = places.of(key), page = batch;
     if constexpr (PAGED) {
-      row = key % p.page_size;
+      row %= p.page_size;
       page = page_to_read(p, int(shfl(u32(pages), index)));
     }
     if (thread == 0) {
@@ -77,7 +82,7 @@ struct TmaKeyStream {
     if (PAGED && ++index == 32) {
       index = 0;
       pages = next_pages;
-      next_pages = page_of(p, key + (thread % 32 + 32) * Bc);
+      next_pages = page_of(p, places.of(key + (thread % 32 + 32) * Bc));
     }
   }
 
@@ -96,8 +101,8 @@ struct TmaKeyStream {
   DEVICE void await(const DecodeParams& p, u32 buffer, int stage, int first_key, int ring) {
     mbarrier_wait(barriers + stage * 8, phases >> stage & 1);
     phases ^= 1u << stage;
-    const bool begins_unseen = MASK == MASK_BAND && first_key < first_seen(p, length.keys);
-    if (first_key + RING_KEYS > (APPEND ? min(length.old_keys, end) : end) || begins_unseen) {
+    const bool unseen = some_unseen(p, first_key, RING_KEYS, length.keys);
+    if (first_key + RING_KEYS > (APPEND ? min(length.old_keys, end_place()) : end_place()) || unseen) {
       finish_tile(p, buffer, first_key);
       ring_sync(ring);  // zeros and new tokens are seen by all
     }
@@ -115,13 +120,13 @@ struct TmaKeyStream {
     for (int i = thread; i < RING_KEYS * UNITS; i += RING_THREADS) {
       const int row = i / UNITS, unit = i - row * UNITS, position = first_key + row;
       const u32 target = tile_address(buffer, row, unit);
-      if (position >= end) {
+      if (position >= end_place()) {
         st_shared_vec4(target, vec4{0, 0, 0, 0});  // where not even a box was asked for
         st_shared_vec4(target + KV_TILE_BYTES, vec4{0, 0, 0, 0});
       } else if (APPEND && position >= length.old_keys) {
         const vec4 k = ld_global<vec4>(new_row(p.k_new, p.k_new_stride, position) + unit * 16);
         const vec4 v = ld_global<vec4>(new_row(p.v_new, p.v_new_stride, position) + unit * 16);
-        const bool hidden = MASK == MASK_BAND && position < first_seen(p, length.keys);
+        const bool hidden = some_unseen(p, position, 1, length.keys);
         st_shared_vec4(target, hidden ? vec4{0, 0, 0, 0} : k);
         st_shared_vec4(target + KV_TILE_BYTES, hidden ? vec4{0, 0, 0, 0} : v);
         if (store_new) {
@@ -134,7 +139,7 @@ struct TmaKeyStream {
           st_global(cache_row(p.k_cache, p.k_stride, row_page, row_in_page) + unit * 16, k);
           st_global(cache_row(p.v_cache, p.v_stride, row_page, row_in_page) + unit * 16, v);
         }
-      } else if (MASK == MASK_BAND && position < first_seen(p, length.keys)) {
+      } else if (some_unseen(p, position, 1, length.keys)) {
         st_shared_vec4(target, vec4{0, 0, 0, 0});
         st_shared_vec4(target + KV_TILE_BYTES, vec4{0, 0, 0, 0});
       }

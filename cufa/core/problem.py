@@ -30,6 +30,16 @@ BAND_KINDS = MASK_KINDS[:3]
 
 
 @dataclasses.dataclass(frozen=True)
+class Kept:
+    """What decode kernels read of a sequence where a window does not hide the first keys."""
+
+    window: int | None
+    """Keys at its end; None: all."""
+    keys: int
+    """Keys at its beginning."""
+
+
+@dataclasses.dataclass(frozen=True)
 class Problem:
     """One call of an operation as numbers: ``softmax(scale * Q Kᵀ) V``, or its like.
 
@@ -214,9 +224,31 @@ class Problem:
         return None if first is None else max(self.seqlen_k - first, self.cache.new_tokens)
 
     @property
+    def first_keys(self) -> tuple[int, int] | None:
+        """Of decoding: how many keys a window does not hide, and how many of them all queries see. None where sequences
+        differ in that."""
+        keep, prefix = (getattr(self.mask, name, 0) for name in ("keep", "prefix"))
+        if not (isinstance(keep, int) and isinstance(prefix, int)):
+            return None
+        return min(max(keep, prefix), self.seqlen_k), min(prefix, self.seqlen_k)
+
+    @property
+    def kernel_reach(self) -> int | Kept | None:
+        """As :attr:`reach`, with the first keys that decode kernels read beside a window. (The CPU path reads all
+        between them too.)"""
+        if self.mask_kind != "sets" or self.first_keys is None:
+            return self.reach
+        first, _ = self.mask.edges(self.seqlen_q, self.seqlen_k)
+        window = None if first is None else max(self.seqlen_k - first, self.cache.new_tokens)
+        return Kept(window, self.first_keys[0])
+
+    @property
     def visible_capacity(self) -> int:
         """Most keys of a sequence that are read."""
-        return self.seqlen_k if self.reach is None else min(self.seqlen_k, self.reach)
+        reach, first = self.kernel_reach, 0
+        if isinstance(reach, Kept):
+            reach, first = reach.window, reach.keys
+        return self.seqlen_k if reach is None else min(self.seqlen_k, first + reach)
 
     def kv_bytes(self, lengths: Iterable[int] | None = None) -> int:
         """Bytes of keys and values that must be read when sequences have these numbers of valid keys (None:

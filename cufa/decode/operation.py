@@ -31,8 +31,10 @@ def _run_on_cpu(plan: Plan, given: Arrays) -> None:
 def _scalars(plan: Plan, given: Arrays) -> dict[str, int | float]:
     p = plan.problem
     assert plan.split is not None
-    first, _ = p.edges
-    tiles = num_tiles(p.seqlen_k, plan.config.block_kv, p.reach)
+    first, _ = p.mask.edges(p.seqlen_q, p.seqlen_k) if p.mask.beyond_band else p.edges
+    tiles = num_tiles(p.seqlen_k, plan.config.block_kv, p.kernel_reach)
+    assert p.first_keys is not None
+    keep, prefix = p.first_keys
     table, slopes = given["block_table"], given.get("alibi_slopes")
     return {
         "batch": p.batch,
@@ -50,7 +52,9 @@ def _scalars(plan: Plan, given: Arrays) -> dict[str, int | float]:
         "min_shares": plan.split.least,
         "split_tiles": -(-tiles // plan.split.count),
         "used_splits": used_of(tiles, plan.split.count),
-        "left": p.seqlen_k if first is None else p.seqlen_k - p.seqlen_q - first,
+        "left": p.seqlen_k if first is None else min(p.seqlen_k - p.seqlen_q - first, p.seqlen_k),
+        "keep": keep,
+        "prefix": prefix,
         "alibi_stride": further.stride_of_sequences(slopes),
         **softmax_scalars(p.scale, p.softcap),
     }
@@ -76,6 +80,9 @@ def _describe(p: Problem) -> str:
     )
 
 
+#: Query tokens, and what they see: one of each kind of mask.
+_MASKS = ((1, CAUSAL), (4, CAUSAL), (1, Band(255, 0)), (4, Band(255, 0, keep=4)))
+
 #: What few calls have.
 _FEW: tuple[dict[str, Any], ...] = ({}, {"sink": True}, {"alibi": True}, {"alibi": True, "sink": True})
 
@@ -91,7 +98,7 @@ def _compiled(spec: KernelSpec, head_dim: int) -> Iterator[Problem]:
     """Every element with every kind of mask (several tokens see different keys), cap and cache, with what few calls
     have and without."""
     for dtype, (tokens, mask), softcap, lengths, few in itertools.product(
-        spec.dtypes, ((1, CAUSAL), (4, CAUSAL), (1, Band(255, 0))), (None, 30.0), _CACHES, _FEW
+        spec.dtypes, _MASKS, (None, 30.0), _CACHES, _FEW
     ):
         problem = Problem(
             1, 8, 1, tokens, 1024, head_dim, dtype, mask, default_scale(head_dim), softcap, lengths=lengths

@@ -12,37 +12,49 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Sequence
 
+from ..core.problem import Kept
+
 # Where queries see a window, only the end of a sequence is read: ``reach`` below says how many keys (None: all of
 # them; :attr:`cufa.core.problem.Problem.reach`). Tiles are numbered from the sequence's first key on all the same,
-# and those that are read are cut into splits and shares.
+# and those that are read are cut into splits and shares. Where first keys are kept beside the window (:class:`Kept`),
+# tiles between the two are left out of the numbers: what stands behind them is numbered, and counted, as if it stood
+# where they stand.
+
+Reach = int | Kept | None
 
 
-def read_range(length: int, reach: int | None) -> tuple[int, int]:
-    """Keys (first, last + 1) that are read of a sequence of ``length`` keys."""
-    return (0 if reach is None else max(length - reach, 0)), length
+def read_range(length: int, reach: Reach) -> tuple[int, int]:
+    """Keys (first, last + 1) that are read of a sequence of ``length`` keys, first ones that are kept aside."""
+    window = reach.window if isinstance(reach, Kept) else reach
+    return (0 if window is None else max(length - window, 0)), length
 
 
-def tiles_to_read(length: int, block_kv: int, reach: int | None = None) -> tuple[int, int]:
+def tiles_to_read(length: int, block_kv: int, reach: Reach = None) -> tuple[int, int]:
     """(number of the first tile, how many tiles) of a sequence. One without keys still has a tile: somebody
     must write its zeros."""
     first = read_range(length, reach)[0] // block_kv
-    return first, max(1, -(-length // block_kv)) - first
+    count = max(1, -(-length // block_kv)) - first
+    if isinstance(reach, Kept):
+        return 0, count + min(-(-reach.keys // block_kv), first)
+    return first, count
 
 
-def num_tiles(length: int, block_kv: int, reach: int | None = None) -> int:
+def num_tiles(length: int, block_kv: int, reach: Reach = None) -> int:
     """Tiles of a sequence that are read."""
     return tiles_to_read(length, block_kv, reach)[1]
 
 
-def most_tiles(capacity: int, block_kv: int, reach: int | None = None) -> int:
+def most_tiles(capacity: int, block_kv: int, reach: Reach = None) -> int:
     """The most that are read of any sequence of at most ``capacity`` keys: a window may begin and end in the
     midst of a tile."""
     whole = num_tiles(capacity, block_kv)
+    if isinstance(reach, Kept):
+        return min(whole, -(-reach.keys // block_kv) + most_tiles(capacity, block_kv, reach.window))
     return whole if reach is None else min(whole, -(-(reach + block_kv - 1) // block_kv))
 
 
 def split_range(
-    length: int, num_splits: int, split: int, block_kv: int, reach: int | None = None
+    length: int, num_splits: int, split: int, block_kv: int, reach: Reach = None
 ) -> tuple[int, int]:
     """Keys (first, last + 1) that one of ``num_splits`` fixed splits reads of a sequence of ``length`` keys.
 
@@ -54,7 +66,7 @@ def split_range(
     return _keys(length, first, first + each, block_kv, reach)
 
 
-def used_splits(length: int, num_splits: int, block_kv: int, reach: int | None = None) -> int:
+def used_splits(length: int, num_splits: int, block_kv: int, reach: Reach = None) -> int:
     """Splits that have something to merge: the first so many."""
     return used_of(num_tiles(length, block_kv, reach), num_splits)
 
@@ -64,9 +76,12 @@ def used_of(tiles: int, num_splits: int) -> int:
     return -(-tiles // -(-tiles // num_splits))
 
 
-def _keys(length: int, first: int, last: int, block_kv: int, reach: int | None) -> tuple[int, int]:
+def _keys(length: int, first: int, last: int, block_kv: int, reach: Reach) -> tuple[int, int]:
     """What is read of tiles ``first`` … ``last`` - 1, as keys (first, last + 1)."""
     begin, end = read_range(length, reach)
+    if isinstance(reach, Kept):
+        left_out = num_tiles(length, block_kv) - num_tiles(length, block_kv, reach)
+        begin, end = 0, length - left_out * block_kv
     return min(max(first * block_kv, begin), end), min(last * block_kv, end)
 
 
@@ -139,7 +154,7 @@ def balanced_shares(
     *,
     ragged: bool,
     min_shares: int,
-    reach: int | None = None,
+    reach: Reach = None,
 ) -> Iterator[Piece]:
     """The pieces of every share, in order. ``ragged``: lengths may differ, and there may be fewer shares, but
     not fewer than ``min_shares`` (:class:`Shares`).

@@ -83,7 +83,8 @@ def longest(problem: Problem, config: TileConfig) -> int:
     """Tiles that are read of a sequence as long as the cache; where lengths differ, of one whose window begins
     and ends in the midst of a tile."""
     count = most_tiles if problem.lengths.ragged else num_tiles
-    return count(problem.seqlen_k, config.block_kv, problem.reach)
+    on_gpu = config.num_warps > 0
+    return count(problem.seqlen_k, config.block_kv, problem.kernel_reach if on_gpu else problem.reach)
 
 
 def _tiles(problem: Problem, config: TileConfig) -> int:

@@ -6,8 +6,9 @@ import dataclasses
 import functools
 
 from ..core.architectures import Device
+from ..core.mask import Band
 from ..core.operation import Split
-from ..core.problem import Problem
+from ..core.problem import BAND_KINDS, Problem
 from .config import TileConfig
 from .shared_memory import Buffer, tile_pitch
 from .spec import Box, KernelSpec, Launch, ceil_div
@@ -130,6 +131,11 @@ def _counters(problem: Problem, config: DecodeConfig, workspace: int) -> int:
 
 
 def _refuses(spec: KernelSpec, problem: Problem) -> str | None:
+    mask = problem.mask
+    if isinstance(mask, Band) and not all(isinstance(n, int) for n in (mask.keep, mask.prefix)):
+        return "takes one number of first keys for all sequences (streaming, prefix), so far"
+    if isinstance(mask, Band) and mask.global_tokens != 0:
+        return "takes no tokens that see every key (global_window)"
     if problem.k_element.name == "float8_e4m3" and problem.head_dim % 16:
         return f"reads rows of e4m3 in multiples of 16, not {problem.head_dim}"
     box = spec.boxes(spec.configs[0]).get("k_cache", Box(1))
@@ -237,6 +243,7 @@ DECODE_SPLIT = KernelSpec(
     operation="decode",
     further_constants=decode_constants,
     score_changes=("alibi", "sink"),
+    masks=(*BAND_KINDS, "sets"),
 )
 
 DECODE_BALANCED = dataclasses.replace(

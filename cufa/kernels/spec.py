@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ..core.architectures import Device
-from ..core.lengths import DENSE, LENGTH_KINDS
+from ..core.lengths import LENGTH_KINDS
 from ..core.mask_memory import columns_of
 from ..core.operation import Split
 from ..core.order import Order
@@ -214,9 +214,9 @@ def _refuses_beyond_band(problem: Problem) -> str | None:
         return "serves masks that hide keys from runs of rows within a plain band, not within one with exempt tokens"
     if problem.deterministic:
         return "adds in a fixed order (deterministic) where the mask is a band only, so far"
-    if problem.alibi or problem.sink:
+    if (problem.alibi or problem.sink) and problem.operation != "decode":
         return "takes ALiBi and sinks where the mask is a band only, so far"
-    if problem.lengths != DENSE:
+    if problem.lengths.kind != "dense":
         return "takes masks that are more than a band with sequences as long as the arrays only, so far"
     if problem.seqlen_q + problem.seqlen_k >= 2**30:
         return "counts rows and keys together with 30 bits where the mask is more than a band"
