@@ -349,6 +349,23 @@ DECODING = [
         "cufa/decode/operation.py", "emulate_decode_scores",
         ('"alibi_stride": further.stride_of_sequences(slopes),', '"alibi_stride": 0,', "all sequences have the first one\'s slopes"),
     ),
+    *_of(
+        "cuda_src/tiles/decode_schedule.cuh", "emulate_decode_streaming",
+        ("return {0, all - (first - kept_tiles(p, keys))};", "return {0, all};", "tiles that nobody sees are counted"),
+        ("return key < gap_start ? key : key + gap;", "return key + gap;", "kept keys are not those at the beginning"),
+        ("(MASK == MASK_BAND || place + count > p.keep)", "MASK == MASK_BAND", "keys that nobody sees are not made zeros"),
+        ("if constexpr (MASK == MASK_SETS) keys -= gap;", "", "a piece reads past its sequence"),
+    ),
+    *_of(
+        "cuda_src/tiles/decode_tile.cuh", "emulate_decode_streaming",
+        ("max(min(p.keep, place[r] + 1), min(p.prefix, keys))", "max(p.keep, min(p.prefix, keys))",
+         "a token sees kept keys after its own"),
+        ("max(min(p.keep, place[r] + 1), min(p.prefix, keys))", "min(p.keep, place[r] + 1)", "a prefix is causal"),
+    ),
+    *_of(
+        "cufa/core/problem.py", "emulate_decode_streaming",
+        ("return Kept(window, self.first_keys[0])", "return Kept(window, 0)", "kept keys are not counted on the host"),
+    ),
 ]  # fmt: skip
 
 MUTANTS = [*CORE, *PLANNING, *CALLS, *CPU, *TOOLS, *FORWARD, *DECODING]

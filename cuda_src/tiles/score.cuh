@@ -104,9 +104,9 @@ DEVICE float cap_slope(float t) {
 // ALiBi takes slope |i + diagonal - j| off the score of row i and key j. With it, scores are in units of log2 from here on.
 // A head's slope, in these units:
 template <typename Params>
-DEVICE float alibi_slope(const Params& p, int batch, int head) {
+DEVICE float alibi_slope(const Params& p, int number, int head) {
   constexpr float LOG2_E = 1.44269504088896341f;
-  return ld_global<float>(p.alibi_slopes + i64(batch) * p.alibi_stride + head) * LOG2_E;
+  return ld_global<float>(p.alibi_slopes + i64(number) * p.alibi_stride + head) * LOG2_E;
 }
 
 struct Alibi {

@@ -220,7 +220,10 @@ class Problem:
         first query sees; and all new ones, which must be stored whether they are seen or not."""
         if self.mask.beyond_band:
             return None
-        first, _ = self.edges
+        return self._keys_of_window(self.edges)
+
+    def _keys_of_window(self, edges: Edges) -> int | None:
+        first, _ = edges
         return None if first is None else max(self.seqlen_k - first, self.cache.new_tokens)
 
     @property
@@ -238,8 +241,7 @@ class Problem:
         between them too.)"""
         if self.mask_kind != "sets" or self.first_keys is None:
             return self.reach
-        first, _ = self.mask.edges(self.seqlen_q, self.seqlen_k)
-        window = None if first is None else max(self.seqlen_k - first, self.cache.new_tokens)
+        window = self._keys_of_window(self.mask.edges(self.seqlen_q, self.seqlen_k))
         return Kept(window, self.first_keys[0])
 
     @property

@@ -83,8 +83,8 @@ def _describe(p: Problem) -> str:
 #: Query tokens, and what they see: one of each kind of mask.
 _MASKS = ((1, CAUSAL), (4, CAUSAL), (1, Band(255, 0)), (4, Band(255, 0, keep=4)))
 
-#: What few calls have.
-_FEW: tuple[dict[str, Any], ...] = ({}, {"sink": True}, {"alibi": True}, {"alibi": True, "sink": True})
+#: What few calls have: nothing of it, and all.
+_FEW: tuple[dict[str, Any], ...] = ({}, {"alibi": True, "sink": True})
 
 #: Caches that differ in what is compiled: contiguous or in pages, full or of given lengths, appended to or not.
 _CACHES = tuple(

@@ -79,8 +79,9 @@ def flash_decode(
     window : (left, 0), optional
         A token sees its own key and the ``left`` keys before it; what no token sees is not read.
     mask : cufa.masks, optional
-        In place of ``window``: causal, a window to the left, or on the CPU so far :func:`cufa.masks.prefix`,
-        :func:`cufa.masks.streaming` or :func:`cufa.masks.chunks`.
+        In place of ``window``: causal, a window to the left, :func:`cufa.masks.streaming` (what lies between the first
+        keys and the window is not read), :func:`cufa.masks.prefix`; on the CPU so far with numbers for each sequence,
+        or :func:`cufa.masks.chunks`.
     softcap : float, optional
         Scaled scores s become ``softcap · tanh(s / softcap)``. Above 0, at most 10,000.
     scale : float, optional
