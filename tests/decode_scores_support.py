@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
-from decode_support import Case
+from decode_support import NAN_BITS, Case
 from support import EPSILON
+
+from cufa.masks import Mask
 
 
 def numbers_of_heads(few: str, batch: int, heads: int) -> dict[str, np.ndarray]:
@@ -29,3 +31,16 @@ def assert_right(case: Case, out: np.ndarray, lse: np.ndarray) -> None:
     bound = 1.5 * EPSILON[str(case.q.dtype)] * float(values) + 1e-6
     np.testing.assert_allclose(out.astype(np.float64), expected, rtol=0, atol=bound)
     np.testing.assert_allclose(lse, expected_lse, rtol=2.0**-18, atol=2.0**-14 + case.score_error)
+
+
+def hidden(case: Case, mask: Mask) -> Case:
+    """The same with NaN in place of the cached keys that no token sees."""
+    caches, size = [case.k_cache.copy(), case.v_cache.copy()], case.k_cache.shape[2]
+    tokens, table = case.q.shape[2], case.options.get("block_table")
+    for b, n in enumerate(case.lengths):
+        seen = mask.dense(tokens, n).any(axis=0) if n else np.zeros(0, bool)
+        for position in np.flatnonzero(~seen):
+            at = (b, position) if table is None else (table[b, position // size], position % size)
+            for cache in caches:
+                cache[at[0], :, at[1]] = NAN_BITS if cache.dtype == np.uint8 else np.nan
+    return Case(case.q, *caches, case.options, case.lengths)

@@ -7,8 +7,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from decode_kernel_support import assert_pieces, configs, operands_of, plan_of, splits
-from decode_scores_support import assert_right, numbers_of_heads
-from decode_support import NAN_BITS, Case, make_case
+from decode_scores_support import assert_right, hidden, numbers_of_heads
+from decode_support import make_case
 
 import cufa
 from cufa import masks
@@ -36,24 +36,11 @@ MASKS = (
 )
 
 
-def hide(case: Case, mask) -> Case:
-    """The same with NaN in place of the cached keys that no token sees."""
-    caches, size = [case.k_cache.copy(), case.v_cache.copy()], case.k_cache.shape[2]
-    tokens, table = case.q.shape[2], case.options.get("block_table")
-    for b, n in enumerate(case.lengths):
-        seen = mask.dense(tokens, n).any(axis=0) if n else np.zeros(0, bool)
-        for position in np.flatnonzero(~seen):
-            at = (b, position) if table is None else (table[b, position // size], position % size)
-            for cache in caches:
-                cache[at[0], :, at[1]] = NAN_BITS if cache.dtype == np.uint8 else np.nan
-    return Case(case.q, *caches, case.options, case.lengths)
-
-
 def run(case, kernel, num_splits, config=None, mode="checked"):
     mask = case.options["mask"]
-    hidden = hide(case, mask)
-    plan = plan_of(hidden, kernel, num_splits, config, mask=mask, softcap=case.options.get("softcap"))
-    operands = operands_of(hidden)
+    given = hidden(case, mask)
+    plan = plan_of(given, kernel, num_splits, config, mask=mask, softcap=case.options.get("softcap"))
+    operands = operands_of(given)
     done = run_plan(plan, operands, Execution(mode), trace=mode == "checked")
     assert not done.findings, "\n".join(map(str, done.findings))
     assert_right(case, operands["out"], operands["lse"])

@@ -8,12 +8,13 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 from decode_kernel_support import operands_of, plan_of, served, splits
-from decode_scores_support import assert_right, numbers_of_heads
+from decode_scores_support import assert_right, hidden, numbers_of_heads
 from decode_support import make_case, on_gpu
 
 import cufa
-from cufa.core.mask import CAUSAL, Band
+from cufa import masks
 from cufa.kernels import kernels_of
+from cufa.ops.mask_arguments import decode_mask
 
 pytestmark = pytest.mark.gpu
 
@@ -38,8 +39,8 @@ def device(cp):
 def case_of(kernel, few, lengths=LENGTHS, **options):
     heads = options.setdefault("heads", 4)
     dtype = DECODE_KERNELS[kernel].dtypes[-1]
-    few = numbers_of_heads(few, len(lengths), heads)
-    return make_case(lengths, dtype=dtype, fp8="fp8" in kernel, **options, **few)
+    of_heads = numbers_of_heads(few, len(lengths), heads) if few else {}
+    return make_case(lengths, dtype=dtype, fp8="fp8" in kernel, **options, **of_heads)
 
 
 def run_all(cp, device, todo):
@@ -48,13 +49,12 @@ def run_all(cp, device, todo):
 
     plans = []
     for case, *how in todo:
-        window = case.options.get("window")
-        mask = CAUSAL if window is None else Band(window[0], 0)
+        mask = decode_mask(case.options.get("window"), case.options.get("mask"))
         plans.append(plan_of(case, *how, device, mask=mask, softcap=case.options.get("softcap")))
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(cuda.prepare, plans))
     for (case, *_), plan in zip(todo, plans, strict=True):
-        operands = operands_of(case, cp.asarray)
+        operands = operands_of(hidden(case, plan.problem.mask), cp.asarray)
         cuda.run(plan, operands)
         assert_right(case, operands["out"].get(), operands["lse"].get())
 
@@ -93,6 +93,22 @@ def test_one_without_the_other(cp, device, kernel, few):
     run_all(
         cp, device, [(case, kernel, splits(kernel, n), config) for case in (changed, plain) for n in (1, 5)]
     )
+
+
+@pytest.mark.parametrize(
+    "mask", [masks.streaming(4, 300), masks.streaming(200, 60), masks.prefix(500)], ids=str
+)
+@KERNELS
+def test_first_keys(cp, device, kernel, mask):
+    """That a window does not hide, in pages and appended to; what nobody sees is NaN. With a sink, and without."""
+    todo = []
+    for config in served(device, kernel, 64):
+        for few in (None, "sink"):
+            case = case_of(
+                kernel, few, [700, 2, 129, 2048], head_dim=64, tokens=2, new=2, page_size=16, mask=mask
+            )
+            todo += [(case, kernel, n, config) for n in (1, splits(kernel, 5))]
+    run_all(cp, device, todo)
 
 
 @pytest.mark.parametrize("schedule", ["fixed", "balanced"])

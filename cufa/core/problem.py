@@ -247,10 +247,9 @@ class Problem:
     @property
     def visible_capacity(self) -> int:
         """Most keys of a sequence that are read."""
-        reach, first = self.kernel_reach, 0
-        if isinstance(reach, Kept):
-            reach, first = reach.window, reach.keys
-        return self.seqlen_k if reach is None else min(self.seqlen_k, first + reach)
+        reach = self.kernel_reach
+        kept = reach if isinstance(reach, Kept) else Kept(reach, 0)
+        return self.seqlen_k if kept.window is None else min(self.seqlen_k, kept.keys + kept.window)
 
     def kv_bytes(self, lengths: Iterable[int] | None = None) -> int:
         """Bytes of keys and values that must be read when sequences have these numbers of valid keys (None:
