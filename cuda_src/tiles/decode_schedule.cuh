@@ -20,11 +20,12 @@ DEVICE Lengths sequence_lengths(const DecodeParams& p, int batch) {
   return {old_keys, APPEND ? min(old_keys + p.new_tokens, p.capacity) : old_keys};
 }
 
-// The first key of a sequence of `keys` that any of its tokens sees: in a window, the one at its first token's left edge.
 constexpr bool WINDOWED = MASK == MASK_BAND || MASK == MASK_SETS;
+
+// The first key of a sequence of `keys` that any of its tokens sees: in a window, the one at its first token's left edge.
 DEVICE int first_seen(const DecodeParams& p, int keys) { return WINDOWED ? max(keys - p.tokens - p.left, 0) : 0; }
 
-// Whether some of `count` keys from a place on are seen by no token.
+// Whether some of `count` keys from a place on are seen by no token, as they lie left of the window.
 DEVICE bool some_unseen(const DecodeParams& p, int place, int count, int keys) {
   return WINDOWED && place < first_seen(p, keys) && (MASK == MASK_BAND || place + count > p.keep);
 }

@@ -78,7 +78,9 @@ struct TileAttention {
         place[r] = piece.length.keys - p.tokens + token;
         if constexpr (ALIBI) {  // rows past the last have the last head's
           const int head = min(SEVERAL_TOKENS ? packed / p.tokens : packed, p.group_size - 1);
-          slope[r] = alibi_slope(p, piece.batch, piece.kv_head * p.group_size + head);
+          constexpr float LOG2_E = 1.44269504088896341f;
+          slope[r] = LOG2_E * ld_global<float>(p.alibi_slopes + i64(piece.batch) * p.alibi_stride +
+                                               piece.kv_head * p.group_size + head);
         }
       }
     }
@@ -152,7 +154,9 @@ struct TileAttention {
     if constexpr (ALIBI) {
 #pragma unroll
       for (int r = 0; r < 2 * M_TILES; ++r) {
-        Alibi(slope[r], place[r]).change_row(scores, r, scale_log2, key + scores.lane_column(lane));
+        const Alibi alibi(slope[r], place[r]);
+        const float distance = float(place[r] - key - scores.lane_column(lane));
+        scores.for_each_in_row(r, [&](int column, float& s) { s = alibi.changed(s, scale_log2, distance, -column); });
       }
     }
     float m_tile[2 * M_TILES], alpha[2 * M_TILES];

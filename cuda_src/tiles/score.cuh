@@ -102,13 +102,6 @@ DEVICE float cap_slope(float t) {
 }
 
 // ALiBi takes slope |i + diagonal - j| off the score of row i and key j. With it, scores are in units of log2 from here on.
-// A head's slope, in these units:
-template <typename Params>
-DEVICE float alibi_slope(const Params& p, int number, int head) {
-  constexpr float LOG2_E = 1.44269504088896341f;
-  return ld_global<float>(p.alibi_slopes + i64(number) * p.alibi_stride + head) * LOG2_E;
-}
-
 struct Alibi {
   float slope;  // in units of log2
   int diagonal;
@@ -116,8 +109,10 @@ struct Alibi {
   DEVICE Alibi(float slope_, int diagonal_) : slope(slope_), diagonal(diagonal_) {}
   template <typename Params, typename Sequence>
   DEVICE Alibi(const Params& p, const Sequence& sequence, int head) : diagonal(int(diagonal_of(p, sequence))) {
+    constexpr float LOG2_E = 1.44269504088896341f;
     // What lies behind the last sequence has no slope, and no scores.
-    slope = alibi_slope(p, min(sequence.number, p.batch - 1), head);
+    const int number = min(sequence.number, p.batch - 1);
+    slope = ld_global<float>(p.alibi_slopes + i64(number) * p.alibi_stride + head) * LOG2_E;
   }
 
   // `row` and `key` are the lane's first. Scores at one distance share what is taken off them.
@@ -125,12 +120,6 @@ struct Alibi {
   DEVICE void change(View S, float scale_log2, int row, int key) const {
     const float distance = float(row + diagonal - key);
     S.for_each([&](int row, int column, float& s) { s = changed(s, scale_log2, distance, row - column); });
-  }
-  // Row r alone, where rows are of several heads: `diagonal` is its own place among the keys.
-  template <typename View>
-  DEVICE void change_row(View S, int r, float scale_log2, int key) const {
-    const float distance = float(diagonal - key);
-    S.for_each_in_row(r, [&](int column, float& s) { s = changed(s, scale_log2, distance, -column); });
   }
   // One score, so many farther than the lane's first.
   DEVICE float changed(float s, float scale_log2, float distance, int farther) const {
