@@ -45,6 +45,7 @@ def beside(shape: Problem, best: Best) -> Iterator[Case]:
         {"mask": CAUSAL, "seqlen_q": 4097, "seqlen_k": 4097},
         {"mask": FULL, "seqlen_q": 1023, "seqlen_k": 1023, "batch": 8},
         *({"mask": CAUSAL, "head_dim": d, "scale": default_scale(d)} for d in (80, 96, 192)),
+        {"mask": FULL, "head_dim": 96, "scale": default_scale(96)},
     )
     for change in changes:
         problem = of_forward(dataclasses.replace(shape, **change))

@@ -45,7 +45,10 @@ _SHORT = 1.0
 
 #: What evidence is recorded of, in this order.
 EVIDENCE = (
-    *(Part(x) for x in ("forward", "awkward", "ladder", "versions", "float32", "fa1-blocks", "memory")),
+    *(
+        Part(x)
+        for x in ("forward", "awkward", "chunks", "ladder", "versions", "float32", "fa1-blocks", "memory")
+    ),
     *(Part(x) for x in ("masks", "decode", "splits", "backward", "backward-beside")),
     Part("backward-ladder"),
     Part("fa3", Regime.SUSTAINED, _SHORT, section="forward"),

@@ -40,6 +40,7 @@ def _columns(problem: Problem, operation: str) -> bool:
 _ROWS = (
     _Row("FA3, 1k to 16k", "cuDNN", "forward", "fa3", "torch cudnn"),
     _Row("FA3, short, ragged and uneven shapes", "cuDNN", "awkward", "fa3", "torch cudnn"),
+    _Row("few queries over many keys", "", "chunks"),
     _Row("FA3, 1k to 16k", "FlashAttention-4", "forward", "fa3", "fa4"),
     _Row("FA3 at the power limit", "FlashAttention-4", "energy", "fa3", "fa4"),
     _Row("FA2, 1k to 16k", "PyTorch's FA2", "forward", "fa2", "torch flash"),

@@ -180,6 +180,7 @@ _OPEN: dict[str, Build] = {
 }
 _FOLDED: dict[str, Build] = {
     "awkward": tables.awkward,
+    "chunks": tables.awkward,
     "ladder": tables.ladder,
     "backward-ladder": tables.ladder,
     "versions": tables.versions,

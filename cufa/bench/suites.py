@@ -100,6 +100,15 @@ def _awkward(device: Device | None) -> Iterator[Case]:
         yield Case(problem, contenders(*_best(problem, device), "torch flash", "torch cudnn"))
 
 
+def _chunks(device: Device | None) -> Iterator[Case]:
+    """Chunks of a prompt against what a cache holds of it: few queries over many keys, which are split."""
+    for seqlen_q, seqlen_k, mask in itertools.product(
+        (16, 64, 128, 256), (2048, 8192, 32768, 131072), _MASKS
+    ):
+        problem = make(1, 32, seqlen_q, 128, "bfloat16", mask, kv_heads=8, seqlen_k=seqlen_k)
+        yield Case(problem, contenders(*_best(problem, device), "torch flash", "torch cudnn", "fa4"))
+
+
 def _ladder(device: Device | None) -> Iterator[Case]:
     """FA3's techniques one after the other, on the planner's tiles for each shape."""
     assert device is not None, "FA3 is Hopper's"
@@ -239,6 +248,7 @@ SUITES = {
         Suite("forward", "forward, 16k tokens × 2048 hidden, bfloat16", _forward, gpu_only=True),
         Suite("fa3", "forward, the preferred kernel only", _fa3, gpu_only=True),
         Suite("awkward", "short, ragged and uneven shapes, bfloat16", _awkward, gpu_only=True),
+        Suite("chunks", "few queries over many keys, bfloat16", _chunks, gpu_only=True),
         Suite("ladder", "FA3, its techniques one after the other", _ladder, gpu_only=True),
         Suite("versions", f"FA1 → FA2, batch 2 × 4 heads, d64, {CAUSAL}", _versions),
         Suite(

@@ -34,7 +34,7 @@ def test_every_page_by_the_sidebar(server: str, browser: Browser, theme: str) ->
         for figure in page.get_by_test_id("stPlotlyChart").all():
             expect(figure).to_have_attribute("aria-label", re.compile(".{41}", re.DOTALL))
         screenshot(page, f"{name}-{theme}")
-        for width in sorted(of_today([600, 800, 1000], f"width of {name}"), reverse=True):
+        for width in of_today([1000, 800, 600], f"width of {name}", fixed=0):
             assert_nothing_is_cut(page, width)
         page.set_viewport_size(visit.size)
     visit.close()

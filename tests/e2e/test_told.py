@@ -7,6 +7,7 @@ import re
 
 from dashboard_browser import Visit, address_of
 from playwright.sync_api import Browser, expect
+from sampling import of_today
 
 #: By page and link: what it must say, and what it must not.
 TOLD = {
@@ -25,7 +26,7 @@ TOLD = {
 
 def test_what_pages_tell_is_so(server: str, browser: Browser) -> None:
     visit = Visit(browser)
-    for (name, link), (told, untrue) in TOLD.items():
+    for (name, link), (told, untrue) in of_today(list(TOLD.items()), "what is told", dated=3):
         page = visit.open(f"{server}/{address_of(name)}?{link}")
         body = page.locator("[data-testid=stMain]")
         expect(body).to_contain_text(re.compile(told))
