@@ -15,6 +15,7 @@ from dashboard_measured_support import measured, measured_once, named, start, wa
 from dashboard_page_support import chosen, elsewhere, open_page, parameters, words  # noqa: F401 - a fixture
 from dashboard_support import DEVICE, write_evidence
 
+from cufa.bench import records
 from cufa.dashboard.model import published
 from cufa.dashboard.worker import client
 from cufa.dashboard.worker.jobs import Job
@@ -31,6 +32,14 @@ def test_own_runs_by_length_and_speedup(with_runs: Store) -> None:
     assert [t["name"] for t in figures[1]["data"]] == ["fa2"]
     app.multiselect(key="compare.show").set_value([]).run()
     assert "choose at least one kernel" in words(app)
+
+
+def test_what_ships_opens_with_the_curve_that_most_ask_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And few queries over many keys are curves of their own, a number of queries each."""
+    monkeypatch.setattr(records, "RECORDS_DIR", Path(records.__file__).parents[1] / "records")
+    shapes = open_page("compare").selectbox(key="compare.shapes")
+    assert shapes.value == "Forward: head dim 128, 16 heads, bfloat16, causal"
+    assert "Forward: head dim 128, 32/8 heads, 16 queries, bfloat16, causal" in shapes.options
 
 
 def test_regimes_are_never_mixed(elsewhere: Path) -> None:

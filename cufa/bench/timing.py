@@ -67,8 +67,12 @@ class Ratio:
         return f"{self.value:.2f}× ({self.low:.2f}–{self.high:.2f})"
 
 
+RESAMPLES = 1000
+"""Of a bootstrap."""
+
+
 @functools.lru_cache(1024)  # tables and pages name the same rows again and again
-def speedup(slow: Timing, fast: Timing, resamples: int = 1000, seed: int = 0) -> Ratio:
+def speedup(slow: Timing, fast: Timing, resamples: int = RESAMPLES, seed: int = 0) -> Ratio:
     """``slow.p50 / fast.p50`` with a percentile bootstrap.
 
     Rounds are resampled, the same ones for both where they took turns: drift is common to them. Timings that

@@ -91,8 +91,8 @@ def build(variant: Variant) -> Build:
 
 
 def _spills_allowed(variant: Variant) -> float:
-    """Bytes a thread. A trace build serves to look inside, not to be fast. Builds for masks that are looked up still
-    spill up to 52 bytes, a few of FA2's in float32 and of its backward: known, to be mended with their next record."""
+    """Bytes a thread. A trace build serves to look inside, not to be fast. A few builds for masks that
+    are looked up, of FA2 in float32 and of its backward, spill up to 16 bytes: known, and measured so."""
     if variant.trace:
         return math.inf
     return 16 if variant.problem.mask.beyond_band else 0

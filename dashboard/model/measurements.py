@@ -251,6 +251,8 @@ class Measurement:
         if self.operation.memory_bound:  # a batch is not made smaller as its sequences grow
             tokens = f", {p.seqlen_q} tokens" if p.seqlen_q > 1 else ""
             parts = [f"batch {p.batch}{tokens}", *parts, str(p.lengths)]
+        elif p.seqlen_q != p.seqlen_k:
+            parts.append(f"{p.seqlen_q:,} queries")
         elements = p.dtype if p.k_element is p.q_element else f"{p.dtype} over {p.k_element.name}"
         parts += [f"{elements} (tf32)" if p.precision == "tf32" else elements, self.mask]
         apart = f"{suite}: " if suite in _APART else ""

@@ -63,13 +63,14 @@ def show_lengths(controls: Controls, found: Sequence[Measurement], palette: Pale
     _show_speedup(families[family], [x for x in shown if x != base], base, labels, palette)
 
 
-def _interest(rows: Sequence[Measurement]) -> tuple[bool, bool, int, bool, bool]:
-    """What people ask for first: a curve that another library is on, of an operation that computes, long, at head
-    dim 128, under a mask."""
+def _interest(rows: Sequence[Measurement]) -> tuple[bool | int, ...]:
+    """What people ask for first: a curve that another library is on, of an operation that computes, of 16-bit
+    elements, as many queries as keys, long, at head dim 128, under a mask."""
     lengths, first = {m.problem.seqlen_k for m in rows}, rows[0]
     has_peer = any(m.row.is_peer for m in rows) and len(lengths) > 1
-    computes = not first.operation.memory_bound
-    return has_peer, computes, len(lengths), first.problem.head_dim == 128, first.problem.mask_kind != "full"
+    computes, p = not first.operation.memory_bound, first.problem
+    usual = p.itemsize == 2, p.seqlen_q == p.seqlen_k
+    return has_peer, computes, *usual, len(lengths), p.head_dim == 128, p.mask_kind != "full"
 
 
 def _joules(m: Measurement) -> float:

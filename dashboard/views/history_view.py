@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import streamlit as st
 
-from cufa.bench.timing import Ratio
+from cufa.bench.timing import RESAMPLES, Ratio
 from cufa.commands.common import seconds_text
 from cufa.dashboard import page, sentences
 from cufa.dashboard.charts import difference as charts
@@ -259,8 +259,8 @@ def _show_ratios(pairs: Sequence[tuple[str, Ratio]], palette: Palette) -> None:
     )
     page.figure(charts.ratio_figure(pairs, palette), "history.ratio", alt)
     st.caption(
-        "Ratio of medians with its 95% interval (percentile bootstrap over the samples, 2,000 resamples). Times of "
-        "different regimes are never compared."
+        f"Ratio of medians with its 95% interval (percentile bootstrap over the samples, {RESAMPLES:,} resamples). "
+        "Times of different regimes are never compared."
     )
 
 
