@@ -193,6 +193,10 @@ def _choose(problem: Problem, fitting: tuple[DecodeConfig, ...], device: Device)
     return holding[0]
 
 
+#: More rows than one warp takes, on 8 warps.
+_TALL = _decode_config(64, 32, 8, 2, row_warps=4, fold=False)
+
+
 def _by_async_copies() -> tuple[DecodeConfig, ...]:
     """One warp per 16-row tile and a ring; where there are more rows, several warps share a ring."""
     return (
@@ -201,7 +205,7 @@ def _by_async_copies() -> tuple[DecodeConfig, ...]:
         _decode_config(16, 16, 4, 3, min_head_dim=136),
         _decode_config(16, 16, 4, 2),
         _decode_config(32, 16, 4, 3, row_warps=2, blocks_per_sm=2, max_head_dim=128),
-        _decode_config(64, 32, 8, 2, row_warps=4, fold=False),
+        _TALL,
         # Small shared memory (sm_86, sm_89, sm_120).
         _decode_config(16, 16, 2, 2, min_head_dim=136),
         _decode_config(64, 16, 4, 2, row_warps=4, fold=False),
@@ -281,9 +285,14 @@ def _by_tma(spec: KernelSpec) -> KernelSpec:
 
 
 def _with_fp8_cache(spec: KernelSpec) -> KernelSpec:
-    """The same over a cache of e4m3; float8 conversions are instructions of sm_89 and later."""
+    """The same over a cache of e4m3; float8 conversions are instructions of sm_89 and later. Shares of wide heads need
+    more registers than a thread of tall tiles has, and have 4 warps."""
+    configs = spec.configs
+    if spec is DECODE_BALANCED:
+        configs = tuple(dataclasses.replace(c, max_head_dim=192) if c == _TALL else c for c in configs)
     return dataclasses.replace(
         spec,
+        configs=configs,
         name=f"{spec.name}_fp8",
         title=f"{spec.title}, e4m3 cache",
         shared_memory=functools.partial(_decode_shared_memory, itemsize=1),
