@@ -91,8 +91,8 @@ def build(variant: Variant) -> Build:
 
 
 def _spills_allowed(variant: Variant) -> float:
-    """Bytes a thread. A trace build serves to look inside, not to be fast. A few builds for masks that are looked up, of
-    FA2 in float32 and of its backward, and of decoding an e4m3 cache with ALiBi spill up to 16 bytes: known, and
+    """Bytes a thread. A trace build serves to look inside, not to be fast. A few builds for masks that are looked up,
+    of FA2 in float32 and of its backward, and of decoding an e4m3 cache with ALiBi spill up to 16 bytes: known, and
     measured so."""
     if variant.trace:
         return math.inf
