@@ -247,7 +247,11 @@ def test_compare_gives_measured_and_predicted_ratio(run):
     assert "tile counts alone predict 1.67×" in text
 
 
-def test_compare_with_a_peer_that_cannot_run_here_is_exit_code_3(run):
+def test_compare_with_a_peer_that_cannot_run_here_is_exit_code_3(run, monkeypatch):
+    def measured(*_, **__):
+        raise AssertionError("the other one was measured all the same")
+
+    monkeypatch.setattr("cufa.bench.runner.measure", measured)
     for operation in ((), ("--operation", "backward")):
         result = run(
             "compare",

@@ -148,6 +148,8 @@ def test_a_kernel_that_does_not_compile_says_where(tmp_path, monkeypatch):
     [
         ({"mode": "fast"}, "mode='fast' is not known; use one of plain, checked, counted"),
         ({"schedule": "sideways"}, "schedule='sideways' is not known"),
+        ({"schedule": -1}, "schedule=-1 is not known; use 'ascending', 'descending' or a seed (an int from 0 up)"),
+        ({"schedule": True}, "schedule=True is not known"),
         ({"copies": "never"}, "copies='never' is not known"),
         ({"algorithm": "fa9"}, "algorithm='fa9' is not known"),
         ({"arch": "sm_70"}, "sm_70 is not supported"),

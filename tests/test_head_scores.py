@@ -304,3 +304,16 @@ def test_a_sink_where_there_are_no_keys(lengths):
     plan = cufa.plan((1, 2, 64, 64), sink=True, alibi_slopes=np.ones(2), softcap=3.0, device="cpu")
     assert plan.problem.scores_text == "full, softcap 3, ALiBi, sink"
     assert type(plan.problem).from_json(plan.problem.as_json()) == plan.problem
+
+
+@pytest.mark.parametrize("length", [0, 2])
+def test_decoding_rows_without_keys_and_without_a_sink_are_zeros(length):
+    """A sink of -inf is none; beside it heads with a sink. The first of four tokens see no key."""
+    rng = np.random.default_rng(0)
+    q = rng.standard_normal((1, 2, 4, 16)).astype(np.float16)
+    k, v = (rng.standard_normal((1, 1, 5, 16)).astype(np.float16) for _ in "kv")
+    options = {"cache_seqlens": [length], "sink": np.array([-np.inf, 1], np.float32), "return_lse": True}
+    out, lse = cufa.flash_decode(q, k, v, **options, device="cpu")
+    expected, expected_lse = cufa.decode_reference(q, k, v, **options)
+    np.testing.assert_allclose(out, expected, atol=2e-3)
+    np.testing.assert_allclose(lse, expected_lse, atol=1e-4)

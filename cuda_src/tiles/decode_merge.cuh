@@ -9,8 +9,8 @@
 constexpr int MERGE_PITCH = ((HEAD_DIM + 31) / 32 * 32 + 8) * 4;  // four rows of an accumulator fill all banks
 static_assert(MERGED_BYTES == RINGS * Br * MERGE_PITCH && ML_BYTES == RINGS * Br * 8, "O, and m and l, of every ring");
 
-// Vector `vector` of an item's row `row`, not divided by l yet, to where it belongs in the output. All of the row's keys are in
-// it: here, once, its sink joins them.
+// Vector `vector` of an item's row `row`, not divided by l yet, to where it belongs in the output. All of the row's keys
+// are in it: here, once, its sink joins them.
 DEVICE void store_row_part(const DecodeParams& p, const Piece& piece, int row, int vector, const float (&o)[4], float m,
                            float l) {
   const int packed = piece.row_block * Br + row;

@@ -303,4 +303,6 @@ def _with_sink(O: Array, lse: Array, sink: Array) -> tuple[Array, Array]:
     with np.errstate(all="ignore"):
         m, l = with_sink(lse, np.ones_like(lse), sink)
         shift = np.where(np.isneginf(m), 0, m)
-        return O * (np.exp(lse - shift) / l)[..., None], m + np.log(l)
+        # l is 0 where no key is seen and there is no sink.
+        weight = np.exp(lse - shift) / np.where(l == 0, 1, l)
+        return O * weight[..., None], m + np.log(l)

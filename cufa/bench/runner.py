@@ -134,12 +134,14 @@ def run_case(
     seconds: float | None = None,
     seed: int = 0,
     watch: Watch | None = None,
+    only_all: bool = False,
 ) -> tuple[list[Row], list[Skipped]]:
     """Time all contenders on the same fresh random inputs and check each against float64.
 
     ``device`` is the current GPU, or None for the CPU. ``seconds`` is the time spent measuring: in total
     where they take turns, for each contender otherwise; None: as the regime has it. ``watch`` sees the
-    samples as they are taken (:func:`~cufa.bench.timing.measure`).
+    samples as they are taken (:func:`~cufa.bench.timing.measure`). With ``only_all``
+    nothing is measured where a contender is skipped.
     """
     on_gpu = device is not None
     work = Work.of(case.problem, case.lengths)
@@ -154,7 +156,7 @@ def run_case(
             entries.append(_prepare(contender, case, device, inputs))
         except (ValueError, NotImplementedError, MemoryError) as error:
             skipped.append(Skipped(case.name, contender.label, case.problem_of(contender), str(error)))
-    if not entries:
+    if not entries or (only_all and skipped):
         return [], skipped
     timings = _measure(entries, regime, on_gpu, regime.seconds if seconds is None else seconds, watch)
     expected: dict[Problem, dict[str, Expected]] = {}

@@ -71,7 +71,7 @@ def compare_command(
         bar.add_task(str(problem), total=None)
         limits = measure_limits(target)
         rows, skipped = run_case(
-            Case(problem, contenders(a, b)), target, limits, regime=regime, seconds=seconds
+            Case(problem, contenders(a, b)), target, limits, regime=regime, seconds=seconds, only_all=True
         )
     if skipped:
         fail(Exit.MISSING, "\n".join(f"{s.label}: {s.reason}" for s in skipped))

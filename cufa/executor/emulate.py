@@ -84,7 +84,7 @@ def emulate(
         :mod:`cufa.executor.blind_spots`. A deadlock is found in every mode. "counted" counts bytes, wavefronts
         and bank conflicts.
     schedule : "ascending", "descending" or int
-        Which warp, and which lane, runs next when several can; an integer seeds a random choice.
+        Which warp, and which lane, runs next when several can; an integer from 0 up seeds a random choice.
     copies : None, "early" or "late"
         When ``cp.async`` writes shared memory, and a store by the copy engine reads it: when issued, or when
         waited for. None: late in checked mode,

@@ -97,9 +97,10 @@ class Execution:
     def __post_init__(self) -> None:
         if self.mode not in MODES:
             raise ValueError(f"mode={self.mode!r} is not known; use one of {', '.join(MODES)}")
-        if self.schedule not in SCHEDULES and not isinstance(self.schedule, int):
+        seed = isinstance(self.schedule, int) and not isinstance(self.schedule, bool) and self.schedule >= 0
+        if self.schedule not in SCHEDULES and not seed:
             raise ValueError(
-                f"schedule={self.schedule!r} is not known; use 'ascending', 'descending' or a seed (int)"
+                f"schedule={self.schedule!r} is not known; use 'ascending', 'descending' or a seed (an int from 0 up)"
             )
         threads = self.threads
         if threads is not None and (isinstance(threads, bool) or not isinstance(threads, int) or threads < 1):
