@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from cufa import attention_reference, decode_reference
+from cufa import attention_reference, decode_reference, masks
 
 
 def by_hand(q, tokens_k, tokens_v, scale):
@@ -99,3 +99,9 @@ def test_what_is_not_valid_is_not_looked_at():
     wild = np.array([[0, 1, 2**31 - 1, -(2**31)]], np.int32)
     got = decode_reference(q, *pages, cache_seqlens=[6], block_table=wild)
     np.testing.assert_array_equal(got, expected)
+
+
+def test_a_mask_of_other_sequences_is_refused():
+    q, k, v = (np.zeros((2, 2, n, 8)) for n in (1, 9, 9))
+    with pytest.raises(ValueError, match="is of 3 sequences but k has 2"):
+        decode_reference(q, k, v, mask=masks.streaming([1, 2, 3], 4))

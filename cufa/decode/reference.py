@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 
 from ..core.mask_family import Mask
-from ..ops.arrays import check_not_masked
+from ..ops.arrays import check_mask, check_not_masked
 from ..ops.mask_arguments import decode_mask
 from ..ops.reference import Array, as_bhsd, attention_reference
 
@@ -52,6 +52,7 @@ def decode_reference(
     capacity = k_cache.shape[2] * (1 if table is None else table.shape[1])
     lengths = np.broadcast_to(capacity if cache_seqlens is None else cache_seqlens, len(q)).tolist()
     seen_by = decode_mask(window, mask)
+    check_mask(seen_by, len(q), k_cache.shape[1], None)
     o, lse = np.empty(q.shape), np.empty(q.shape[:3])
     for b, length in enumerate(lengths):
         k = _sequence(b, length, k_cache, table, k_new, k_scale)
