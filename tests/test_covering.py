@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cufa.nvrtc.covering import covering, demands
+from cufa.nvrtc.covering import covering
 
 FACTORS = ("a", "b", "c", "d")
 ALL_PAIRS = list(itertools.combinations(FACTORS, 2))
@@ -19,7 +19,9 @@ def product(**values):
 
 
 def covered(rows, pairs):
-    return {demand for row in rows for demand in demands(row, pairs)}
+    """The values that occur, and the two values of a pair of factors that meet in a row."""
+    alone = {item for row in rows for item in row.items()}
+    return alone | {(a, row[a], b, row[b]) for row in rows for a, b in pairs if a in row and b in row}
 
 
 @given(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+import functools
 import math
 import subprocess
 import sys
@@ -38,10 +39,11 @@ def problem(dtype="float16", head_dim=64, mask=CAUSAL, precision=None, seqlen_q=
     return Problem(*shape, dtype, mask, 0.125, precision=precision)
 
 
-def served(spec: KernelSpec) -> list[Problem]:
+@functools.cache
+def served(spec: KernelSpec) -> tuple[Problem, ...]:
     """What `cufa compile` builds of a kernel, for each head dim that it serves."""
     compiled = OPERATIONS[spec.operation].compiled
-    problems = [p for d in HEAD_DIMS for p in compiled(spec, d) if spec.refuses(p) is None]
+    problems = tuple(p for d in HEAD_DIMS for p in compiled(spec, d) if spec.refuses(p) is None)
     assert problems, f"{spec.name} serves nothing"
     return problems
 

@@ -6,8 +6,10 @@ whole product would, and grows with the largest two factors instead of with the 
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
 
 Row = Mapping[str, Hashable]
 """One candidate: its value of each factor, by the factor's name."""
@@ -19,26 +21,39 @@ def covering(rows: Sequence[Row], pairs: Collection[tuple[str, str]]) -> list[in
 
     Greedy: each time the row that holds most of what is missing, the first of several.
     """
-    held = [frozenset(demands(row, pairs)) for row in rows]
-    missing = set().union(*held)
+    held, demanded = _numbered(rows, pairs)
+    missing = np.zeros(demanded, bool)
+    missing[held] = True
+    missing[0] = False
+    left = np.arange(len(rows))
     chosen = []
-    # What a row adds only falls, so an entry that is still in front with its true value is the best.
-    heap = [(-len(of_row), index) for index, of_row in enumerate(held)]
-    heapq.heapify(heap)
-    while missing:
-        index = heapq.heappop(heap)[1]
-        entry = -len(held[index] & missing), index
-        if heap and entry > heap[0]:
-            heapq.heappush(heap, entry)
-            continue
-        chosen.append(index)
-        missing -= held[index]
+    while missing.any():
+        adds = np.count_nonzero(missing[held], axis=1)
+        best = int(adds.argmax())
+        chosen.append(int(left[best]))
+        missing[held[best]] = False
+        left, held = left[adds > 0], held[adds > 0]  # what a row adds only falls
     return sorted(chosen)
 
 
-def demands(row: Row, pairs: Collection[tuple[str, str]]) -> Iterator[Hashable]:
-    """What a row covers: its values, and those that meet in it. A factor that a row lacks meets none."""
-    yield from row.items()
-    for one, other in pairs:
-        if one in row and other in row:
-            yield one, row[one], other, row[other]
+def _numbered(rows: Sequence[Row], pairs: Collection[tuple[str, str]]) -> tuple[np.ndarray[Any, Any], int]:
+    """What each row covers, in numbers (rows, demands), and one more than the largest. 0 stands for what it lacks:
+    a row has no value of a factor, or no two values that meet."""
+    values = {name: _codes(rows, name) for name in {name: None for row in rows for name in row}}
+    columns, largest = [], 0
+    for one, other in [*((name, None) for name in values), *pairs]:
+        if one not in values or (other is not None and other not in values):
+            continue
+        code = values[one]
+        if other is not None:
+            code = np.where((code > 0) & (values[other] > 0), code * (values[other].max() + 1) + values[other], 0)
+        columns.append(np.where(code > 0, code + largest, 0))
+        largest = max(largest, int(columns[-1].max()))
+    return np.stack(columns, axis=1) if columns else np.zeros((len(rows), 0), np.int64), largest + 1
+
+
+def _codes(rows: Sequence[Row], name: str) -> np.ndarray[Any, Any]:
+    """The value of one factor in each row, in numbers from 1; 0 where a row has none."""
+    numbers: dict[Hashable, int] = {}
+    codes = [numbers.setdefault(row[name], len(numbers) + 1) if name in row else 0 for row in rows]
+    return np.array(codes, np.int64)
