@@ -108,8 +108,8 @@ PLANNING = [
     ),
     *_of(
         "cufa/nvrtc/covering.py", "covering variants",
-        ("if one in row and other in row:", "if one in row:", "pairs with what a row lacks"),
-        ("if heap and entry > heap[0]:", "if False:", "rows are taken that add little"),
+        ("(code > 0) & (values[other] > 0)", "code > 0", "pairs with what a row lacks"),
+        ("adds.argmax()", "(adds > 0).argmax()", "rows are taken that add little"),
     ),
     *_of(
         "cufa/nvrtc/variants.py", "variants",

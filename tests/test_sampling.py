@@ -82,7 +82,7 @@ def test_so_many_of_each_value(monkeypatch):
     assert len(seen) > 12, "another day draws others"
 
 
-def test_tests_of_the_executor_are_sampled_without_a_mark(pytester, monkeypatch):
+def test_what_a_run_of_the_tests_keeps(pytester, monkeypatch):
     monkeypatch.setenv(sampling.VARIABLE, DAYS[0])
     pytester.makeconftest(Path(sampling.__file__).with_name("conftest.py").read_text())
     test = """
@@ -99,13 +99,24 @@ def test_few(x): pass
 @pytest.mark.parametrize("x", range(10))
 def test_each(x, y): pass
 """
+    in_turn = "import pytest" + "".join(
+        f"""
+@pytest.mark.in_turn
+def test_{name}(): pass
+"""
+        for name in "abcde"
+    )
     pytester.makepyfile(
-        test_emulate_this=test, test_that=test.replace("sampled(each", "sampled(dated=3, each")
+        test_emulate_this=test,
+        test_that=test.replace("sampled(each", "sampled(dated=3, each"),
+        test_turns=in_turn,
     )
     kept = pytester.inline_run("--collect-only", "-p", "no:cacheprovider").getcalls(
         "pytest_collection_modifyitems"
     )
     names = [item.nodeid.split("[")[0] for item in kept[0].items]
+    assert sum(name.startswith("test_turns.py") for name in names) == 3
+    names = [name for name in names if not name.startswith("test_turns.py")]
     counts = {name: names.count(name) for name in names}
     assert counts == {
         "test_emulate_this.py::test_many": 2,

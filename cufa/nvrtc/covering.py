@@ -46,7 +46,9 @@ def _numbered(rows: Sequence[Row], pairs: Collection[tuple[str, str]]) -> tuple[
             continue
         code = values[one]
         if other is not None:
-            code = np.where((code > 0) & (values[other] > 0), code * (values[other].max() + 1) + values[other], 0)
+            code = np.where(
+                (code > 0) & (values[other] > 0), code * (values[other].max() + 1) + values[other], 0
+            )
         columns.append(np.where(code > 0, code + largest, 0))
         largest = max(largest, int(columns[-1].max()))
     return np.stack(columns, axis=1) if columns else np.zeros((len(rows), 0), np.int64), largest + 1

@@ -9,6 +9,7 @@ from dashboard_browser import MASKED, Visit, screenshot
 from playwright.sync_api import Browser, expect
 
 
+@pytest.mark.in_turn
 def test_a_build_is_taken_apart_and_a_line_shows_its_instructions(server: str, browser: Browser) -> None:
     pytest.importorskip("cuda.bindings", reason="compiling needs NVRTC: pip install 'cufa[cuda13]'")
     visit = Visit(browser)
@@ -30,6 +31,7 @@ def test_a_build_is_taken_apart_and_a_line_shows_its_instructions(server: str, b
     visit.close()
 
 
+@pytest.mark.in_turn
 def test_a_link_takes_the_shape_along(server: str, browser: Browser) -> None:
     visit = Visit(browser)
     page = visit.open(f"{server}/{MASKED}?sq=3000&sk=5000&mask=window&left=300&d=64&alg=fa3&b_alg=fa1")

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 
+import pytest
 from dashboard_browser import MASKED, Visit, assert_nothing_is_cut, place_of, screenshot
 from playwright.sync_api import Browser, expect
 from sampling import of_today
 
 
+@pytest.mark.in_turn
 def test_a_mask_is_made_by_hand_and_its_link_is_passed_on(server: str, browser: Browser) -> None:
     visit = Visit(browser)
     page = visit.open(f"{server}/{MASKED}?sq=2048&sk=2048")

@@ -52,6 +52,7 @@ def test_a_page_by_its_link_in_a_narrow_window(server: str, browser: Browser, na
     visit.close()
 
 
+@pytest.mark.in_turn
 def test_a_link_says_what_this_machine_decided(server: str, browser: Browser) -> None:
     visit = Visit(browser)
     page = visit.open(f"{server}/compare")
@@ -67,6 +68,7 @@ def test_a_link_says_what_this_machine_decided(server: str, browser: Browser) ->
     visit.close()
 
 
+@pytest.mark.in_turn
 def test_a_click_or_the_keyboard_selects_a_tile_and_the_link_carries_it(
     server: str, browser: Browser
 ) -> None:
@@ -95,6 +97,7 @@ def test_a_click_or_the_keyboard_selects_a_tile_and_the_link_carries_it(
     visit.close()
 
 
+@pytest.mark.in_turn
 def test_the_backward_is_drawn_from_the_keys_side(server: str, browser: Browser) -> None:
     visit = Visit(browser)
     page = visit.open(f"{server}/{MASKED}?sq=1024&sk=1024")
@@ -122,6 +125,7 @@ def test_the_backward_is_drawn_from_the_keys_side(server: str, browser: Browser)
 LARGE = "sq=16384&sk=16384&heads=20&tiles=custom&bq=64&bkv=64"
 
 
+@pytest.mark.in_turn
 def test_a_mask_is_chosen_and_the_link_carries_it(server: str, browser: Browser) -> None:
     visit = Visit(browser)
     page = visit.open(f"{server}/{MASKED}?sq=2048&sk=2048")
@@ -166,6 +170,7 @@ def test_the_former_address_of_masked_work_goes_on_to_it(server: str, browser: B
     visit.close()
 
 
+@pytest.mark.in_turn
 def test_a_large_view_is_drawn_under_every_mask(server: str, browser: Browser) -> None:
     visit = Visit(browser)
     page = visit.open(f"{server}/{MASKED}?{LARGE}")

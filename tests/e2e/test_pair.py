@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 
+import pytest
 from dashboard_browser import MASKED, Visit, assert_nothing_is_cut, place_of, screenshot
 from playwright.sync_api import Browser, expect
 
 
+@pytest.mark.in_turn
 def test_two_are_put_side_by_side_zoom_together_and_the_link_carries_both(
     server: str, browser: Browser
 ) -> None:

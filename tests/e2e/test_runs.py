@@ -26,16 +26,18 @@ SMALL = "kernels=fa1,fa2&sq=256&sk=256&seconds=0.2"
 ENDLESS = "kernels=naive,fa1,fa2,fa2_noskip&heads=1&kv=1&sq=256&sk=256&also=512,1024,2048&regime=sustained&seconds=10"
 
 
-def start(page: Page) -> None:
-    """Until the link names the new run: it may have named an older one."""
+def start(page: Page) -> str:
+    """Until the link names the new run, which is returned: it may have named an older one."""
     former = re.search(r"[?&]run=[^&]*|$", page.url)
     assert former is not None
     page.get_by_role("button", name="Start").click()
     page.wait_for_url(
         lambda url: bool(re.search(r"[?&]run=\d{8}T", url)) and not (former[0] and former[0] in url)
     )
+    return re.search(r"[?&]run=([^&]*)", page.url)[1]
 
 
+@pytest.mark.in_turn
 def test_a_cpu_run_from_start_to_result(server: str, browser: Browser, runs: Store) -> None:
     visit = Visit(browser)
     page = visit.open(f"{server}/{RUN}?{SMALL}")
@@ -59,8 +61,9 @@ def test_a_run_is_seen_as_it_goes_on_survives_a_reload_and_can_be_cancelled(
 ) -> None:
     """By two browsers, of which one waits with a run of its own."""
     visit, other = Visit(browser), Visit(browser, "dark")
+    former = runs.ids()
     page = visit.open(f"{server}/{RUN}?{ENDLESS}")
-    start(page)
+    first = start(page)
     # What is in a part that is redrawn all the time may be there twice for a moment.
     progress = page.get_by_test_id("stProgress").filter(has_text="timing naive").first
     expect(progress).to_be_visible()
@@ -72,13 +75,14 @@ def test_a_run_is_seen_as_it_goes_on_survives_a_reload_and_can_be_cancelled(
     expect(progress).to_be_visible()
     second = other.open_live(f"{server}/{RUN}?{SMALL}")
     expect(second.get_by_role("button", name="Cancel").first).to_be_visible()
-    start(second)  # waits behind the first
+    last = start(second)  # waits behind the first
     expect(second.get_by_test_id("stProgress").filter(has_text="waiting: 1 before it").first).to_be_visible()
     screenshot(second, "run-queue-dark")
     page.get_by_role("button", name="Cancel").first.click()
     expect(page.locator(".cufa-verdict", has_text="Cancelled").first).to_be_visible()
     expect(second.locator(".cufa-tag", has_text="measured on CPU").first).to_be_visible()
-    assert [run.status for run in runs.all()[:2]] == [Status.DONE, Status.CANCELLED]
+    became = {run.id: run.status for run in runs.all() if run.id not in former}
+    assert became == {first: Status.CANCELLED, last: Status.DONE}
     visit.close()
     other.close()
 
@@ -91,6 +95,7 @@ def one_run(runs: Store) -> None:
 
 
 @pytest.mark.usefixtures("one_run")
+@pytest.mark.in_turn
 def test_a_report_is_downloaded_and_opens_without_the_network(
     server: str, browser: Browser, tmp_path: Path
 ) -> None:
@@ -129,6 +134,7 @@ def test_pages_with_runs(server: str, browser: Browser, theme: str) -> None:
     visit.close()
 
 
+@pytest.mark.in_turn
 def test_two_rows_of_the_table_are_compared(server: str, browser: Browser) -> None:
     visit = Visit(browser)
     page = visit.open(f"{server}/history?from=recorded")

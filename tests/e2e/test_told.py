@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 
+import pytest
 from dashboard_browser import Visit, address_of
 from playwright.sync_api import Browser, expect
 from sampling import of_today
@@ -24,6 +25,7 @@ TOLD = {
 }
 
 
+@pytest.mark.in_turn
 def test_what_pages_tell_is_so(server: str, browser: Browser) -> None:
     visit = Visit(browser)
     for (name, link), (told, untrue) in of_today(list(TOLD.items()), "what is told", dated=3):
