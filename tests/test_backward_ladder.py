@@ -69,7 +69,7 @@ def test_variations_differ_from_what_ships_in_one_thing(head_dim):
     assert not {x.label for x in others} & {x.label for x in ladder("fa3", plan.config)}
 
 
-@pytest.mark.sampled(each="head_dim", fixed=0)
+@pytest.mark.sampled(fixed=0, dated=2)
 @pytest.mark.parametrize("causal", [False, True])
 @HEAD_DIMS
 @pytest.mark.slow
