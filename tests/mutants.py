@@ -155,7 +155,7 @@ def main() -> int:
     text = summary(outcomes)
     print(text)
     if not options.words:
-        RECORD.write_text(text + "\n".join(f"{x}\n" for x in outcomes), encoding="utf-8")
+        RECORD.write_text(text + "".join(f"{x}\n" for x in outcomes), encoding="utf-8")
     return any(x.verdict != KILLED for x in outcomes)
 
 

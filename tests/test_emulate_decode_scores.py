@@ -16,7 +16,7 @@ from cufa.core.architectures import Device
 from cufa.core.mask import CAUSAL, Band
 from cufa.executor.emulate import run_plan
 from cufa.executor.launch import Execution
-from cufa.kernels.decode import items
+from cufa.kernels.decode import items, row_blocks
 
 A100 = Device.typical("sm_80")
 
@@ -75,6 +75,13 @@ def test_kernel(kernel, few):
         done, _ = run(case, kernel, splits(kernel, num_splits))
         parts.append(len(done.records) > items(done.plan.problem, done.plan.config))
     assert any(parts) and not all(parts)
+
+
+def test_heads_and_tokens_of_every_block_of_rows():
+    """36 rows share keys: three blocks of 16, whose heads and tokens go on where the block before ended."""
+    case = case_of("decode_split_tma", "both", heads=12, kv_heads=1)
+    done, _ = run(case, "decode_split_tma", 2, configs("decode_split_tma", 64)[0])
+    assert row_blocks(done.plan.problem, done.plan.config) == 3
 
 
 @pytest.mark.parametrize(("name", "few"), [("decode_split_tma", "sink"), ("decode_split_tma_fp8", "both")])

@@ -36,6 +36,12 @@ def test_causal_flops_are_half_in_the_limit():
     assert 0.5 < causal.flops / full.flops < 0.50001
 
 
+def test_bytes_of_a_cache_are_those_of_its_heads():
+    cached = dataclasses.replace(problem(1, 100, kv_heads=2), lengths=Cached(), operation="decode")
+    assert cached.kv_bytes() == 2 * (2 * 2 * 100 * 64) * 2  # K and V of two sequences, two heads, 100 keys
+    assert cached.kv_bytes([100, 30]) == 2 * (2 * 130 * 64) * 2
+
+
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
 def test_io_bytes_are_those_of_the_arrays(dtype):
     p = problem(5, 7, dtype=dtype, heads=6, kv_heads=2)
