@@ -43,7 +43,7 @@ def variants():
         config = next(c for c in spec.configs if c.fits(head_dim))
         yield pytest.param(head_dim, config, id=f"{head_dim}")
         if config.bulk_add:
-            other = dataclasses.replace(config, block_q=64, bulk_add=False, dq_first=False)
+            other = dataclasses.replace(config, block_q=64, bulk_add=False, persistent=False)
             yield pytest.param(head_dim, other, id=f"{head_dim}-64-rows-from-registers")
 
 

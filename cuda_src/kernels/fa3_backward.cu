@@ -54,12 +54,12 @@
 //   mattered is not known.
 #include "backward_params.cuh"
 #include "primitives/register_budget.cuh"
+#include "tiles/backward_background.cuh"
 #include "tiles/backward_pipeline.cuh"
 #include "tiles/phases.cuh"
 
-// Whether registers suffice for P, packed, while dP is in flight beside what both groups keep. (With a cap and ALiBi, whose slope
-// and distances the loop keeps, head dims 32 to 48 would spill 4 to 16 bytes.)
-constexpr bool P_BESIDE_DP = Br * 5 / 4 + HEAD_DIM + (SOFTCAP && ALIBI ? 24 : 0) <= 208;
+constexpr bool DP_FIRST = HEAD_DIM <= 64;
+constexpr u32 NO_TILE_BEFORE = ~0u;
 static_assert(NUM_STAGES > 1 && DO_STAGES > 1 && DS_STAGES > 1, "tiles of two turns are in use");
 
 // One warpgroup, 64 keys.
@@ -74,7 +74,7 @@ struct Consumer {
 
   float dK_rmem[HEAD_DIM / 2], dV_rmem[HEAD_DIM / 2];
   float S_rmem[Br / 2], dP_rmem[Br / 2], dQ_rmem[DQ_TILES * 4];
-  u32 P_rmem[Br / 4], dS_rmem[Br / 4];
+  u32 P_rmem[Br / 4], W_rmem[SOFTCAP ? Br / 4 : 1], dS_rmem[Br / 4];
 
   KeyBlock block{p, 0};
   QueryTile tile;
@@ -98,12 +98,14 @@ struct Consumer {
       if (count > 0) {
         tile = block.first();
         masked = block.cuts(tile);
+        n = uniform(n);
         end = n + count;
-        ++items;
+        items = uniform(items + 1);
         visit_tiles();
       }
       INSIDE(inside.enter(STORE);)
       store();
+      tell_added(block, lane);
       if (TRACE && threadIdx.x == 128 && (!RAGGED || block.first_key() < block.keys())) {
         write_trace(p, block.index(), {block.k_block(), block.kv_head(), block.batch()}, block.tiles(), start_ns);
       }
@@ -116,6 +118,8 @@ struct Consumer {
     INSIDE(inside.close();)
   }
 
+  // The loop begins and ends where no products are in flight: those that cross a join ptxas would serialise.
+  DEVICE static u32 uniform(u32 x) { return RUNS_ON ? shfl(x, 0) : x; }
   DEVICE void visit_tiles() {
     store_no_ds();
     INSIDE(inside.enter(WAIT_DATA, number());)
@@ -126,17 +130,16 @@ struct Consumer {
     issue_scores(n);
     INSIDE(inside.in_flight(SCORES, number()); inside.enter(WAIT_PRODUCTS, number());)
     wgmma_wait<0>();
-    INSIDE(inside.landed(SCORES, number()); inside.enter(WAIT_DATA, number());)
+    INSIDE(inside.landed(SCORES, number()); inside.enter(SOFTMAX, number());)
+    make_weights(n);
+    INSIDE(inside.enter(WAIT_DATA, number());)
     mbarrier_wait(smem.items.V_full, (items - 1) & 1);
-    bool first = true;
-    while (visit(first)) {
-      first = false;
-    }
-    INSIDE(inside.enter(WAIT_TURN, NO_TILE);)
-    dS_turns.wait_full(n - 1 + items);
-    wgmma_fence();
-    issue_dq(n - 1 + items);
-    INSIDE(inside.in_flight(QUERY_GRADIENTS, NO_TILE); inside.enter(WAIT_PRODUCTS, NO_TILE);)
+    dO_turns.wait_full(n);
+    before = NO_TILE_BEFORE;
+    while (n + 1 < end) visit<true>();
+    visit<false>();
+    begin_dq();
+    INSIDE(inside.enter(WAIT_PRODUCTS, NO_TILE);)
     wgmma_wait<0>();
     INSIDE(inside.landed(QUERY_GRADIENTS, NO_TILE); inside.enter(ADD, NO_TILE);)
     wgmma_registers(dK_rmem);
@@ -145,62 +148,76 @@ struct Consumer {
     add_dq();
   }
 
-  // One tile, whose scores are there; dQ is that of the tile before. False when it was the last: then its dQ is left to do.
-  DEVICE bool visit(bool first) {
-    wgmma_registers(S_rmem);
-    if constexpr (DQ_FIRST) begin_dq();
-    INSIDE(inside.enter(SOFTMAX, number());)
-    make_weights();
-    if constexpr (!DQ_FIRST) begin_dq();
-    INSIDE(inside.enter(WAIT_DATA, number());)
-    dO_turns.wait_full(n);
-    INSIDE(inside.enter(ISSUE, number());)
+  // One tile, whose P is there: the gradients that follow from it, dQ of the tile before, and (MORE) P of the next one.
+  template <bool MORE>
+  DEVICE void visit() {
     wgmma_registers(dV_rmem);
     wgmma_registers(P_rmem);
-    wgmma_fence();
-    issue_dv();
-    INSIDE(inside.in_flight(VALUE_GRADIENTS, number()); inside.enter(WAIT_PRODUCTS, number());)
-    wgmma_wait<1>();
-    INSIDE(inside.landed(QUERY_GRADIENTS, NO_TILE); inside.enter(ADD, NO_TILE);)
-    end_dq(first);
-    if constexpr (!P_BESIDE_DP) await_dv();
-    INSIDE(if (!P_BESIDE_DP) inside.landed(VALUE_GRADIENTS, number());)
-    wgmma_fence();
-    INSIDE(inside.enter(ISSUE, number());)
-    issue_dp();
-    INSIDE(inside.in_flight(WEIGHT_GRADIENTS, number());)
-    await_dv();
-    INSIDE(if (P_BESIDE_DP) inside.landed(VALUE_GRADIENTS, number());)
-    INSIDE(inside.landed(WEIGHT_GRADIENTS, number()); inside.enter(SOFTMAX, number());)
+    if constexpr (DP_FIRST) {
+      INSIDE(inside.enter(ISSUE, number());)
+      wgmma_fence();
+      issue_dp();
+      INSIDE(inside.in_flight(WEIGHT_GRADIENTS, number());)
+      issue_dv();
+      INSIDE(inside.in_flight(VALUE_GRADIENTS, number()); inside.enter(WAIT_PRODUCTS, number());)
+      wgmma_wait<1>();
+      INSIDE(inside.landed(WEIGHT_GRADIENTS, number());)
+    } else {
+      begin_dq();
+      issue_dv();
+      INSIDE(inside.in_flight(VALUE_GRADIENTS, number());)
+      end_dq<1>();
+      INSIDE(inside.enter(ISSUE, number());)
+      wgmma_fence();
+      issue_dp();
+      INSIDE(inside.in_flight(WEIGHT_GRADIENTS, number());)
+      end_dv();
+      INSIDE(inside.landed(WEIGHT_GRADIENTS, number());)
+    }
+    INSIDE(inside.enter(SOFTMAX, number());)
     wgmma_registers(dP_rmem);
     make_gradients();
-    dO_turns.release(n, lane);
+    if constexpr (DP_FIRST) {
+      dS_turns.wait_full(n - 1 + items);
+      end_dv();
+    }
     wgmma_registers(dK_rmem);
     wgmma_registers(dS_rmem);
-    wgmma_fence();
-    INSIDE(inside.enter(ISSUE, number());)
+    if constexpr (DP_FIRST) begin_dq();
+    if constexpr (MORE) {
+      INSIDE(inside.enter(WAIT_DATA, number());)
+      Q_turns.wait_full(n + 1);
+      INSIDE(inside.enter(ISSUE, number());)
+      wgmma_fence();
+      issue_scores(n + 1);
+      INSIDE(inside.in_flight(SCORES, number());)
+    }
+    if constexpr (!MORE && !DP_FIRST) wgmma_fence();
     issue_dk();
-    INSIDE(inside.in_flight(KEY_GRADIENTS, number()); inside.enter(WAIT_DATA, number());)
-    // The next tile's scores; behind the last tile its own once more, so that the loop's shape is the same.
-    const bool more = n + 1 < end;
-    Q_turns.wait_full(n + more);
-    wgmma_fence();
-    INSIDE(inside.enter(ISSUE, number());)
-    issue_scores(n + more);
+    INSIDE(inside.in_flight(KEY_GRADIENTS, number());)
+    if constexpr (DP_FIRST) end_dq<MORE ? 2 : 1>();
     INSIDE(const u32 finished = number();)
     before = block.place(tile);
-    tile = block.next(tile);
-    masked = block.cuts(tile);
-    INSIDE(inside.in_flight(SCORES, more ? number() : NO_TILE); inside.enter(WAIT_PRODUCTS, number());)
+    if constexpr (MORE) {
+      tile = block.next(tile);
+      masked = block.cuts(tile);
+      INSIDE(inside.enter(WAIT_PRODUCTS, number());)
+      wgmma_wait<1>();
+      INSIDE(inside.landed(SCORES, finished); inside.enter(SOFTMAX, number());)
+      make_weights(n + 1);
+      INSIDE(inside.enter(WAIT_DATA, number());)
+      dO_turns.wait_full(n + 1);
+    }
+    INSIDE(inside.enter(WAIT_PRODUCTS, number());)
     wgmma_wait<0>();
-    INSIDE(inside.landed(KEY_GRADIENTS, finished); inside.landed(SCORES, number()); inside.enter(NOTHING);)
+    INSIDE(inside.landed(KEY_GRADIENTS, finished); inside.enter(NOTHING);)
     wgmma_registers(dK_rmem);
     wgmma_registers(dS_rmem);
     Q_turns.release(n, lane);
     ++n;
-    return more;
   }
 
+  // dQ of the tile before.
   DEVICE void begin_dq() {
     INSIDE(inside.enter(WAIT_TURN, NO_TILE);)
     dS_turns.wait_full(n - 1 + items);
@@ -209,21 +226,26 @@ struct Consumer {
     issue_dq(n - 1 + items);
     INSIDE(inside.in_flight(QUERY_GRADIENTS, NO_TILE);)
   }
-  DEVICE void await_dv() {
+  // Before an item's first tile there is none.
+  template <int YOUNGER>
+  DEVICE void end_dq() {
     INSIDE(inside.enter(WAIT_PRODUCTS, number());)
-    wgmma_wait<0>();
-    wgmma_registers(dV_rmem);
-    wgmma_registers(P_rmem);
-  }
-
-  // dQ of the tile before; before the first there is none.
-  DEVICE void end_dq(bool first) {
-    wgmma_registers(dQ_rmem);
-    if (!first) {
+    wgmma_wait<YOUNGER>();
+    INSIDE(inside.landed(QUERY_GRADIENTS, NO_TILE); inside.enter(ADD, NO_TILE);)
+    if (before != NO_TILE_BEFORE) {
       add_dq();
     } else {
+      wgmma_registers(dQ_rmem);
       dS_turns.release(n - 1 + items, lane);
     }
+  }
+  DEVICE void end_dv() {
+    INSIDE(inside.enter(WAIT_PRODUCTS, number());)
+    wgmma_wait<0>();
+    INSIDE(inside.landed(VALUE_GRADIENTS, number());)
+    wgmma_registers(dV_rmem);
+    wgmma_registers(P_rmem);
+    dO_turns.release(n, lane);
   }
 
   DEVICE u64 query_tile(u64 descriptor, u32 stage) const { return descriptor + descriptor_step(QUERY_TILE_BYTES) * stage; }
@@ -258,15 +280,21 @@ struct Consumer {
   }
 
   DEVICE int lane_key() const { return consumer * GROUP_KEYS + warp * 16 + lane / 4; }  // the first of this lane, in the block
-  DEVICE void make_weights() {
+  DEVICE void make_weights(u32 n) {
+    wgmma_registers(S_rmem);
     cap_scores<SOFTCAP>(fragment_view(S_rmem), p.softcap);
     if (masked) hide_scores_of_tile(block, S_rmem, tile, lane_key(), lane);
     exponentials(block, tile, lane_key(), S_rmem, P_rmem, smem.lse + Q_turns.stage(n) * NUMBERS_BYTES, lane);
+    if constexpr (SOFTCAP) {
+#pragma unroll
+      for (int i = 0; i < Br / 4; ++i) W_rmem[i] = pack_16bit<BFLOAT16>(S_rmem[2 * i], S_rmem[2 * i + 1]);
+      wgmma_registers(W_rmem);
+    }
+    wgmma_registers(P_rmem);
   }
   DEVICE void make_gradients() {
-    const auto P = fragment_view(S_rmem);
     gradients(dS_rmem, dP_rmem, smem.delta + dO_turns.stage(n) * NUMBERS_BYTES, lane,
-              [&](int t, int r, int e) { return P.at(r, t, e); });
+              [&](int t, int r, int e) { return unpack_16bit<BFLOAT16>((SOFTCAP ? W_rmem : P_rmem)[2 * t + r], e); });
     store_ds(n + items);
   }
   // An item begins with zeros, so that every tile has one before it.
@@ -281,6 +309,15 @@ struct Consumer {
 #pragma unroll
     for (int i = 0; i < Br / 4; ++i) dS_rmem[i] = 0;
     store_ds(n - 1 + items);
+  }
+
+  DEVICE void begin_next_scores() {
+    INSIDE(inside.enter(WAIT_DATA, number());)
+    Q_turns.wait_full(n + 1);
+    INSIDE(inside.enter(ISSUE, number());)
+    wgmma_fence();
+    issue_scores(n + 1);
+    INSIDE(inside.in_flight(SCORES, number());)
   }
 
   // dQ of the tile before has been computed. Its buffer of dS is given back; what this warp has of it is added.
@@ -325,6 +362,7 @@ KERNEL __launch_bounds__(PASS_THREADS)
   grid_release_next();
   prepare_strip(p);
   prepare_items(p);
+  prepare_counters(p);
   prepare_mask<MASK_KIND>(p, (blockIdx.x * PASS_THREADS + threadIdx.x) / 32, gridDim.x * PASS_STRIPS);
 }
 
@@ -344,14 +382,13 @@ KERNEL __launch_bounds__(NUM_THREADS, 1)
 
   if (warpgroup == 0) {
     registers_release_to<PRODUCER_REGISTERS>();
-    const int second = PERSISTENT ? 97 : 0;  // thread that adds, or keeps turns, beside 96
-    if (PERSISTENT && thread == 0) {
-      take_items(p, base);
+    if (RUNS_ON && (thread / 32 == 0 || thread / 32 == 3)) {
+      Background{p, base}.run();
     } else if (RAGGED ? thread / 32 == 1 : thread == 32) {
       Loader<BackwardMemory, true>{p, &Q_map, &K_map, base}.run();
     } else if (RAGGED ? thread / 32 == 2 : thread == 64) {
       Loader<BackwardMemory, false>{p, &dO_map, &V_map, base}.run();
-    } else if (DETERMINISTIC && (thread == 96 || (BULK_ADD && thread == second))) {
+    } else if (DETERMINISTIC && (thread == 96 || (BULK_ADD && thread == 0))) {
       if constexpr (BULK_ADD) {
         DqAdder<BackwardMemory>{p, base, thread != 96}.run();
       } else {
@@ -368,5 +405,5 @@ KERNEL __launch_bounds__(PASS_THREADS)
     fa3_backward_convert(const __grid_constant__ BackwardParams p, const __grid_constant__ TensorMap,
                          const __grid_constant__ TensorMap, const __grid_constant__ TensorMap, const __grid_constant__ TensorMap) {
   grid_await_previous();
-  convert_strip(p);
+  convert_strip(p, RUNS_ON ? HeadGroups{p}.left() : 0);
 }

@@ -123,6 +123,63 @@ def key_blocks(problem: Problem, schedule: Schedule, in_turn_share: int = L2_SHA
     return Order(columns - 1 - block if problem.later_rows_see_more else block, head)
 
 
+@dataclasses.dataclass(frozen=True)
+class HeadGroups:
+    """Key/value heads that the backward on Hopper works on together: ``HeadGroups`` of backward_workspace.cuh."""
+
+    size: int
+    """Heads of each group but the last."""
+    whole: int
+    """Groups before the last, which has all heads that are left: with few items of many tiles left, most SMs would
+    have nothing to do."""
+    before: int
+    """So many groups are prepared by the pass before; the others while key blocks are computed."""
+    converted: int
+    """So many are converted while key blocks are computed; the others by the pass behind."""
+
+    def scalars(self) -> dict[str, int]:
+        """As the kernels are given them."""
+        return {
+            "heads_per_group": self.size,
+            "whole_groups": self.whole,
+            "groups_before": self.before,
+            "groups_converted": self.converted,
+        }
+
+
+#: Of dQ in float32, in the heads that are worked on at a time; and key blocks of the last group, at least.
+_GROUP_BYTES, _LAST_ITEMS = 12 << 20, 400
+#: Keys that a query must see, on average, for its dQ to be prepared and converted in the time that its tiles take.
+_BUSY_KEYS = 2000
+
+
+def head_groups(problem: Problem, key_blocks: int) -> HeadGroups:
+    """``key_blocks``: of a head."""
+    heads = problem.batch * problem.kv_heads
+    of_head = problem.group_size * problem.seqlen_q * problem.head_dim * 4
+    size = max(1, min(heads, _GROUP_BYTES // max(of_head, 1)))
+    last = min(heads, -(-_LAST_ITEMS // max(key_blocks, 1)))
+    whole = (heads - last) // size
+    queries = max(problem.batch * problem.heads * problem.seqlen_q, 1)
+    share = min(1.0, problem.all_visible_scores / queries / _BUSY_KEYS)
+    aside = int(share * heads) // size
+    return HeadGroups(size, whole, max(1, whole + 1 - aside), min(whole, aside))
+
+
+def key_blocks_in_groups(problem: Problem, schedule: Schedule) -> Order:
+    """Thread blocks that take one key block after another (backward on Hopper), in groups of heads."""
+    heads, columns = problem.batch * problem.kv_heads, schedule.num_kv_blocks
+    groups = head_groups(problem, columns)
+    size, whole = groups.size, groups.whole
+    index = np.arange(columns * heads)
+    first = np.minimum(index // (size * columns), whole) * size
+    rest = index - first * columns
+    if not problem.later_rows_see_more:
+        return Order(rest % columns, first + rest // columns)
+    members = np.where(first == whole * size, heads - first, size)
+    return Order(rest // members, first + rest % members)
+
+
 def _head_blocks(problem: Problem, rows: int, heads: int, of_head: int) -> tuple[Ints, Ints]:
     """(block, head) of each thread block: ``ordered_block`` of schedule.cuh. ``of_head`` bytes of a head are read by
     all of its blocks."""
