@@ -181,6 +181,7 @@ struct Consumer {
       dS_turns.wait_full(n - 1 + items);
       end_dv();
     }
+    dO_turns.release(n, lane);
     wgmma_registers(dK_rmem);
     wgmma_registers(dS_rmem);
     if constexpr (DP_FIRST) begin_dq();
@@ -245,7 +246,6 @@ struct Consumer {
     INSIDE(inside.landed(VALUE_GRADIENTS, number());)
     wgmma_registers(dV_rmem);
     wgmma_registers(P_rmem);
-    dO_turns.release(n, lane);
   }
 
   DEVICE u64 query_tile(u64 descriptor, u32 stage) const { return descriptor + descriptor_step(QUERY_TILE_BYTES) * stage; }

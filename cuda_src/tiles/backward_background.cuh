@@ -144,7 +144,8 @@ struct Background {
     DEVICE float number(int which, i64 at) const { return ld_global<float>((which == 0 ? p.lse : p.dlse) + at); }
   };
   DEVICE void prepare(u32 strip, u32 place) const {
-    prepare_strip<ROW_UNITS == ROW_LANES ? 2 : 1>(p, BackwardWorkspace(p), StripItem(strip, strips()), Slot{p, place});
+    prepare_strip<ROW_UNITS == ROW_LANES ? 2 : 1>(p, BackwardWorkspace(p), StripItem(strip, strips()), Slot{p, place},
+                                                     int(opaque(lane_id())));
   }
   // Registers are few: each lane converts what it has of an accumulator, two neighbours of two rows.
   DEVICE void convert(u32 strip, u32 place) const {

@@ -1,6 +1,5 @@
 // The passes before and after the key blocks of a backward kernel: one warp per strip of 16 query rows.
 #pragma once
-#include "primitives/opaque.cuh"
 #include "tiles/backward_workspace.cuh"
 #include "tiles/copy.cuh"
 #include "tiles/schedule.cuh"
@@ -116,10 +115,11 @@ constexpr int ROWS_AT_ONCE = 32 / ROW_LANES;
 // By a warp, with IN_FLIGHT rows of a lane at a time. `source` has unit(which, row, unit): 16 bytes of a row of the sequence, of dO
 // (0) or O (1); and number(which, at): of LSE (0) or its gradient (1), of one row per lane.
 template <int IN_FLIGHT, typename Source>
-DEVICE void prepare_strip(const BackwardParams& p, const BackwardWorkspace& workspace, const StripItem& item, const Source& source) {
+DEVICE void prepare_strip(const BackwardParams& p, const BackwardWorkspace& workspace, const StripItem& item, const Source& source,
+                          int lane) {
   constexpr float LOG2_E = 1.44269504088896341f;
   constexpr int UNITS = ROW_UNITS, LANES = ROW_LANES, ROWS = ROWS_AT_ONCE;
-  const int lane = int(opaque(threadIdx.x % 32)), unit = lane % LANES;
+  const int unit = lane % LANES;
   const auto sequence = sequence_of(p, item.number);
   if (item.valid) {
     vec4* zeros = reinterpret_cast<vec4*>(workspace.strip(item.index)) + lane;
@@ -202,7 +202,7 @@ DEVICE void prepare_strip(const BackwardParams& p) {
   const BackwardWorkspace workspace(p);
   const StripItem item(p, workspace, strip_of_pass());
   if (WHOLE_TILES && blockIdx.x == 0 && threadIdx.x == 0) st_global(workspace.next, u32(0));
-  prepare_strip<8>(p, workspace, item, StripInMemory(p, item));
+  prepare_strip<8>(p, workspace, item, StripInMemory(p, item), threadIdx.x % 32);
 }
 
 // A sink's gradient: what all strips of its head have for it, in an order that is always the same. One warp per head.
