@@ -17,6 +17,7 @@ from cufa.bench import traces
 from cufa.bench.backward_cases import of_forward
 from cufa.bench.suites import make
 from cufa.core.mask import CAUSAL, FULL, Band, Mask
+from cufa.core.order import Order, simulate
 from cufa.core.schedule import Schedule
 from cufa.dashboard.model import launch, trace
 from cufa.kernels import KERNELS
@@ -93,6 +94,16 @@ def test_list_scheduling_gives_the_next_block_to_the_first_free_place() -> None:
     assert line.sm_end.tolist() == [9, 5]
     assert line.tail == pytest.approx(4 / 18)
     assert line.mean_blocks == pytest.approx(14 / 18)
+
+
+@pytest.mark.parametrize(("cost", "items", "slots"), [(0.1, 100, 7), (2, 3, 8), (0, 5, 2), (1, 0, 4)])
+def test_items_of_one_cost_go_as_among_others(cost: float, items: int, slots: int) -> None:
+    """They are not looked for one by one; one item more, of another cost, comes after them and changes none."""
+    zeros = np.zeros(items + 1, np.int64)
+    alike = simulate(Order(zeros[1:], zeros[1:]), np.full(items, cost), slots)
+    among = simulate(Order(zeros, zeros), np.array([*[cost] * items, cost + 1]), slots)
+    for one, other in zip(alike, among, strict=True):
+        assert one.tolist() == other[:-1].tolist()
 
 
 def test_an_sm_without_work_is_idle_from_start_to_end() -> None:
