@@ -17,7 +17,7 @@ from cufa.bench import traces
 from cufa.bench.backward_cases import of_forward
 from cufa.bench.suites import make
 from cufa.core.mask import CAUSAL, FULL, Band, Mask
-from cufa.core.order import Order, simulate
+from cufa.core.order import Order, makespan, simulate
 from cufa.core.schedule import Schedule
 from cufa.dashboard.model import launch, trace
 from cufa.kernels import KERNELS
@@ -104,6 +104,14 @@ def test_items_of_one_cost_go_as_among_others(cost: float, items: int, slots: in
     among = simulate(Order(zeros, zeros), np.array([*[cost] * items, cost + 1]), slots)
     for one, other in zip(alike, among, strict=True):
         assert one.tolist() == other[:-1].tolist()
+
+
+def test_the_last_end_is_found_without_the_others() -> None:
+    tiles = np.random.default_rng(0).integers(1, 40, 500) + 0.3
+    order = Order(np.zeros(500, np.int64), np.zeros(500, np.int64))
+    for slots in (1, 7, 132, 1000):
+        assert makespan(order, tiles, slots) == simulate(order, tiles, slots)[1].max()
+    assert makespan(Order(order.q_block[:0], order.head[:0]), tiles[:0], 4) == 0
 
 
 def test_an_sm_without_work_is_idle_from_start_to_end() -> None:
