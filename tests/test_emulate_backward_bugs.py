@@ -4,13 +4,13 @@ barrier and every wait is taken out as well."""
 from __future__ import annotations
 
 import dataclasses
-import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from backward_support import NAMES, assert_gradients, make_case
+from changed_sources import with_changed
 from test_emulate_bugs import ordering_calls
 
 from cufa.core.mask import CAUSAL, FULL, Band
@@ -184,13 +184,7 @@ def patch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """``patch(file, change)``: a copy of the sources with one file changed, used by what is compiled next."""
 
     def apply(file: str, change):
-        copy = tmp_path / "cuda_src"
-        shutil.copytree(compiler.SOURCE_DIR, copy)
-        text = (copy / file).read_text(encoding="utf-8")
-        changed = change(text)
-        assert changed != text, f"the patch does not apply to {file} any more"
-        (copy / file).write_text(changed, encoding="utf-8")
-        monkeypatch.setattr(compiler, "SOURCE_DIR", copy)
+        monkeypatch.setattr(compiler, "SOURCE_DIR", with_changed(tmp_path, file, change))
 
     return apply
 

@@ -211,7 +211,7 @@ BUGS = {
 }
 
 
-@pytest.mark.sampled(fixed=6, dated=5)
+@pytest.mark.sampled(fixed=5, dated=4)
 @pytest.mark.parametrize("name", BUGS)
 def test_planted(patch, name):
     planted = BUGS[name]

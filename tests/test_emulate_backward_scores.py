@@ -49,7 +49,7 @@ def run(
     )
 
 
-@pytest.mark.sampled(fixed=6, dated=2)
+@pytest.mark.sampled(fixed=4, dated=2)
 @pytest.mark.parametrize("deterministic", [False, True])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("lengths", [(150, 300), (300, 150), (65, 129), (1, 64)])
@@ -139,7 +139,7 @@ def test_planted(tmp_path, monkeypatch, spec, bug):
 
 def test_a_workspace_without_room_for_the_sums_of_a_sink_is_noticed():
     spec = KERNELS["fa3_backward"]
-    case = dense(150, 300, SINK, 64, "float16")
+    case = dense(70, 130, SINK, 64, "float16")
     config = spec.configs[0]
     plan = run(case, spec, config).plan
     strips = plan.problem.query_blocks(config.block_q) * config.block_q // 16 * plan.problem.heads

@@ -67,14 +67,19 @@ def simulate(order: Order, costs: npt.NDArray[np.generic], slots: int) -> tuple[
     takes its own items one after another, in a slot of its own.
     """
     lengths = np.asarray(costs, np.float64)
+    if order.thread_block is None and len(lengths) and 0 < lengths.min() == lengths.max():
+        turn, where = np.divmod(np.arange(len(order)), slots)  # all slots end together, again and again
+        turns = np.concatenate([[0.0], np.cumsum(lengths[: turn[-1] + 1])])  # added up as below
+        return turns[turn], turns[turn + 1], where
     if order.thread_block is None:
         free = [(0.0, slot) for slot in range(slots)]  # a heap: all free at 0, slot after slot
-        start, where = np.empty(len(order)), np.empty(len(order), np.int64)
-        for i, length in enumerate(lengths.tolist()):
-            at, slot = free[0]
-            start[i], where[i] = at, slot
+        taken = []
+        for length in lengths.tolist():
+            at, slot = place = free[0]
+            taken.append(place)
             heapq.heapreplace(free, (at + length, slot))
-        return start, start + lengths, where
+        start = np.array([at for at, _ in taken], np.float64)
+        return start, start + lengths, np.array([slot for _, slot in taken], np.int64)
     block = order.thread_block
     by_block = np.argsort(block, kind="stable")
     ends = np.cumsum(lengths[by_block])
@@ -86,10 +91,13 @@ def simulate(order: Order, costs: npt.NDArray[np.generic], slots: int) -> tuple[
 
 
 def makespan(order: Order, costs: npt.NDArray[np.generic], slots: int) -> float:
-    """When the last item ends."""
-    if order.thread_block is not None:  # no need to know when each begins
+    """When the last item ends. There is no need to know when, and where, each begins."""
+    if order.thread_block is not None:
         return float(np.bincount(order.thread_block, costs).max(initial=0.0))
-    return float(simulate(order, costs, slots)[1].max(initial=0.0))
+    free = [0.0] * slots
+    for length in np.asarray(costs, np.float64).tolist():
+        heapq.heapreplace(free, free[0] + length)
+    return max(free)
 
 
 # --- The orders of our kernels ----------------------------------------------------------------------------
