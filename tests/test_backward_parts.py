@@ -23,6 +23,7 @@ from cufa.core.architectures import Device
 from cufa.core.mask import CAUSAL, Band
 from cufa.executor.emulate import emulate_backward
 from cufa.kernels import KERNELS
+from cufa.kernels.fa3_backward import ITEM_BYTES
 from cufa.planner import make_plan
 
 H200 = Device.typical("sm_90")
@@ -73,11 +74,13 @@ def asked_of_l2(run):
 
 
 def counted_in_l2(run):
-    """But for what thread blocks tell one another: the next item; where they run on, a record of each item, four counters
-    of each key/value head, and where those begin."""
+    """But for what thread blocks tell one another: the next item; where they run on, a record of each item, four
+    counters of each key/value head, and where those begin."""
     problem, launch = run.plan.problem, run.plan.launches[1]
     heads = problem.batch * problem.kv_heads
-    records = launch.persistent * heads * problem.key_blocks(run.plan.config.block_kv) // problem.batch * ITEM_BYTES
+    records = (
+        launch.persistent * heads * problem.key_blocks(run.plan.config.block_kv) // problem.batch * ITEM_BYTES
+    )
     counters = 4 + launch.persistent * (4 + 16 * heads)
     read, written = (run.totals[f"global_{name}_bytes"] - records for name in ("read", "write"))
     return {"read": read, "written": written - counters}

@@ -5,9 +5,9 @@
 // Groups follow one another: while group g - 1 is added to, g + 1 is prepared; then, once all key blocks of g - 1 have been, it is
 // converted. Nobody waits in a circle: key blocks of a group wait for its strips, which wait for key blocks of earlier groups.
 //
-// In the words of PTX's memory model: the zeros and numbers of a strip happen before its release of `prepared`, which the loaders'
+// In the words of PTX's memory model: the zeros and numbers of a strip happen before its release of PREPARED, which the loaders'
 // acquire synchronises with; from them barriers lead to whoever adds. Additions of a warp have ended before its release
-// of `added`, which the acquire here synchronises with. Other proxies follow by a fence at either side.
+// of ADDED, which the acquire here synchronises with. That the copy engine, too, sees zeros and numbers a fence of the loaders says.
 #pragma once
 #include "primitives/primitives.cuh"
 #include "tiles/backward_block.cuh"
@@ -83,10 +83,7 @@ struct Background {
         }
         warp_sync();  // it has been read, and all lanes have written theirs
       }
-      if (!CONVERTS && lane_id() == 0) {
-        global_proxy_fence();
-        red_release_gpu_add(counter(PREPARED, opaque(s) / groups.strips()), BATCH_STRIPS);
-      }
+      if (!CONVERTS && lane_id() == 0) red_release_gpu_add(counter(PREPARED, opaque(s) / groups.strips()), BATCH_STRIPS);
     }
   }
 

@@ -8,8 +8,8 @@ in registers. A tile is ``block_q`` queries of one head and ``block_kv`` keys:
 - wide heads: one warpgroup computes S and dV, the other dP and dK, each a half of the columns of dQ, in two runs. P
   goes from the one to the other through shared memory.
 
-An item (a key block of a key/value head) of narrow heads computes one dQ more than it has tiles, since dQ is that of the
-tile before.
+An item (a key block of a key/value head) of narrow heads computes one dQ more than it has tiles, since dQ is that of
+the tile before.
 """
 
 from __future__ import annotations

@@ -80,7 +80,9 @@ def _tiles(config: Fa3BackwardConfig, head_dim: int) -> tuple[Buffer, ...]:
     )
 
 
-def _numbers_and_barriers(config: Fa3BackwardConfig, head_dim: int, counts: dict[str, int]) -> tuple[Buffer, ...]:
+def _numbers_and_barriers(
+    config: Fa3BackwardConfig, head_dim: int, counts: dict[str, int]
+) -> tuple[Buffer, ...]:
     """``counts``: buffers of each ring."""
     return (
         Buffer("LSE", config.num_stages * config.block_q * 4),
@@ -150,7 +152,13 @@ def _launches(
             dependent=config.early_launches,
             persistent=_runs_on(problem, config),
         ),
-        Launch(f"{name}_convert", (ceil_div(after, PASS_WARPS), 1, 1), PASS_WARPS * 32, 0, dependent=config.early_launches),
+        Launch(
+            f"{name}_convert",
+            (ceil_div(after, PASS_WARPS), 1, 1),
+            PASS_WARPS * 32,
+            0,
+            dependent=config.early_launches,
+        ),
     )
 
 
@@ -164,7 +172,8 @@ def _workspace(problem: Problem, config: Fa3BackwardConfig, split: Split | None 
         128
         + tiles * tile
         + problem.sink * strips * 4
-        + _runs_on(problem, config) * (_items(problem, config) * ITEM_BYTES + 16 * problem.batch * problem.kv_heads)
+        + _runs_on(problem, config)
+        * (_items(problem, config) * ITEM_BYTES + 16 * problem.batch * problem.kv_heads)
     )
 
 

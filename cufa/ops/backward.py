@@ -15,8 +15,8 @@ from ..core.order import head_groups
 from ..core.params import Params
 from ..core.problem import Problem
 from ..kernels import KernelSpec, TileConfig
-from ..masks.checks import check_flag
 from ..kernels.backward import STRIP
+from ..masks.checks import check_flag
 from ..planner import Plan, choose_tiles
 from . import arrays, calls, further
 from .dense import (
