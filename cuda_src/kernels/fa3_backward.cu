@@ -84,7 +84,8 @@ struct Consumer {
   u32 end = 0;    // of the item's tiles
   u32 items = 0;  // with tiles
   INSIDE(PhaseLog inside = PhaseLog(p.trace, warp == 0 && lane == 0);)
-  INSIDE(DEVICE u32 number() const { return query_tile_number(tile.head, block.q_tile(tile)); })
+  INSIDE(DEVICE u32 number_of(QueryTile tile) const { return query_tile_number(tile.head, block.q_tile(tile)); })
+  INSIDE(DEVICE u32 number() const { return number_of(tile); })
 
   DEVICE void run() {
     INSIDE(inside.enter(WAIT_ITEM);)
@@ -118,8 +119,11 @@ struct Consumer {
     INSIDE(inside.close();)
   }
 
-  // The loop begins and ends where no products are in flight: those that cross a join ptxas would serialise.
+  // What the compiler does not know to be the same in all lanes, though it is, costs two instructions for each product: its
+  // descriptors are worked out in each lane, and then brought to where products take them from.
   DEVICE static u32 uniform(u32 x) { return RUNS_ON ? shfl(x, 0) : x; }
+
+  // The loop begins and ends where no products are in flight: those that cross a join ptxas would serialise.
   DEVICE void visit_tiles() {
     store_no_ds();
     INSIDE(inside.enter(WAIT_DATA, number());)
@@ -191,7 +195,7 @@ struct Consumer {
       INSIDE(inside.enter(ISSUE, number());)
       wgmma_fence();
       issue_scores(n + 1);
-      INSIDE(inside.in_flight(SCORES, number());)
+      INSIDE(inside.in_flight(SCORES, number_of(block.next(tile)));)
     }
     if constexpr (!MORE && !DP_FIRST) wgmma_fence();
     issue_dk();
@@ -204,7 +208,7 @@ struct Consumer {
       masked = block.cuts(tile);
       INSIDE(inside.enter(WAIT_PRODUCTS, number());)
       wgmma_wait<1>();
-      INSIDE(inside.landed(SCORES, finished); inside.enter(SOFTMAX, number());)
+      INSIDE(inside.landed(SCORES, number()); inside.enter(SOFTMAX, number());)
       make_weights(n + 1);
       INSIDE(inside.enter(WAIT_DATA, number());)
       dO_turns.wait_full(n + 1);
