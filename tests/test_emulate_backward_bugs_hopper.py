@@ -18,7 +18,7 @@ BLOCK, GRADIENTS = "tiles/backward_block.cuh", "tiles/backward_gradients.cuh"
 SUMS, PASSES = "tiles/backward_sums.cuh", "tiles/backward_passes.cuh"
 
 #: Tiles of 128 and of 64 query rows, and of wide heads: several of each, ragged, of two items, which one block takes.
-LONG, SHORT = KERNELS["fa3_backward"].configs
+LONG, SHORT = KERNELS["fa3_backward"].configs[:2]
 OF_WIDE = KERNELS["fa3_backward_wide"].configs[0]
 
 #: What a build that looks inside says when products have landed.

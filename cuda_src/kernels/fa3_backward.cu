@@ -3,8 +3,9 @@
 // Shah, Bikshandi, Zhang, Thakkar, Ramani, Dao, "FlashAttention-3: Fast and Accurate Attention with Asynchrony and
 // Low-precision", 2024, section 3 and appendix B; Dao, "FlashAttention-2", 2023, Algorithm 2, whose lines are:
 //
-//   l. 3-4    dQ = 0, D = rowsum(dO o O)           fa3_backward_prepare, which also writes down the items
-//   l. 5-7    key blocks j; K_j, V_j, dK, dV = 0   a block launched for each, or PERSISTENT ones that take them by a counter
+//   l. 3-4    dQ = 0, D = rowsum(dO o O)           fa3_backward_prepare, which also writes down the items; and, beside
+//                                                  the tiles, Background::prepare()
+//   l. 5-7    key blocks j; K_j, V_j, dK, dV = 0   thread blocks that run on from one to the next (RUNS_ON), or one for each
 //   l. 8-9    query blocks i; Q_i, dO_i, L_i, D_i  Loader, by the copy engine, in rings; for all heads of the group
 //   l. 10-11  S = Q_i K_j^T, P = exp(S - L_i)      issue_scores(), make_weights(), as S^T = K_j Q_i^T: 64 keys a warpgroup,
 //                                                  so that P^T and dS^T are operands of dV and dK as they lie in registers
@@ -12,11 +13,17 @@
 //   l. 13-14  dP = dO_i V_j^T, dS = P o (dP - D)   issue_dp(), make_gradients(), likewise transposed
 //   l. 15     dQ_i += dS K_j                       begin_dq(), end_dq(): of the tile before
 //   l. 16     dK += dS^T Q_i                       issue_dk()
-//   l. 18     dK, dV                               store(); dQ: fa3_backward_convert
+//   l. 18     dK, dV                               store(); dQ: fa3_backward_convert and Background::convert()
 //
 // Departures from FlashAttention-3's kernel, and why:
 // - dQ needs the dS of both warpgroups. It is computed one tile later, so that neither waits for the other: one group's
 //   exponentials run under the other's products, as in the forward, without turns that are kept by barriers.
+// - P is kept only as the operand of dV, rounded to 16 bits, and dS is worked out from that, as where P is stored between
+//   launches. The registers that this leaves let products run under a group's own pointwise work: dV under dS, and dK under the
+//   exponentials of the next tile, whose scores are asked for before.
+// - Thread blocks run on from key block to key block, and two warps of the producer, who would have nothing to do, prepare and
+//   convert dQ meanwhile (tiles/backward_background.cuh): passes before and after that move a fifth of causal attention's time
+//   at 1k take no time of their own, and dQ in float32 lies in the L2 cache.
 // - dQ leaves as accumulators lie: each warp stages its 16 rows and asks the copy engine to add them, 4 KiB in a row. No
 //   warp waits for another, and the last pass puts dQ in order (tiles/backward_passes.cuh, shared with fa2_backward).
 // - A block keeps the gradients of a group's keys over all of its query heads.
@@ -26,38 +33,42 @@
 //   heads of the group. With lengths loaders are warps, which clear what lies behind the end of a sequence.
 // - DETERMINISTIC: threads of the producer wait for turns and add what consumers have staged (tiles/backward_sums.cuh).
 //
-// What was measured (H200, bfloat16, 16k tokens, all three launches, as a ratio of speed unless said otherwise):
-// - dQ of the tile before issued behind the exponentials instead of in front of them (DQ_FIRST): d128 1.05 to 1.13, d64 1.02
-//   to 1.06. An earlier version with 128-row tiles at d64 gained 1.02 to 1.06 by the front instead.
-// - 128 query rows a tile at d64 instead of 64: 1.09 to 1.14, although P must be given up before dP is begun.
-// - Persistent blocks: 1.03 at d64 1k causal, else 0.90 to 0.97; at d128 0.86 to 1.0, with groups of 4 heads 0.68.
-// - dQ by the copy engine instead of by red from registers: d128 1.08 to 1.12, d64 1.0 to 1.06.
-// - dP in front of the exponentials (d64, where registers suffice for it): 0.91 to 0.96. A third stage of Q: 0.9 to 1.0.
-// - The passes before and after take 75 and 52 us for 16k tokens of 2048 columns, a fifth of causal attention at 1k. They move
-//   268 and 201 MB, which is 3.6 and 3.9 TB/s.
+// What was measured (H200, bfloat16, 16k tokens, all launches, as a ratio of speed; in turns / each alone):
+// - P rounded, dP first, dV under dS and dK under the exponentials: d64 4k full 1.09 to 1.11 / 1.03 to 1.06, causal and 1k 1.02 to
+//   1.05 / 1.0 to 1.04. At d128, whose products alone take all that shared memory gives, dP first is 0.96 to 0.98: there dQ of the
+//   tile before and dV come first, in one run of products (DP_FIRST).
+// - Blocks that run on: 0.90 to 1.08 where the compiler took the tile's number, which it has from shared memory, for one that
+//   differs from lane to lane: it worked every descriptor out in vector registers, 140 instructions a tile more. Told otherwise
+//   (uniform()) 1.05 to 1.10 at 1k, 1.02 to 1.04 at 4k.
+// - The passes beside the tiles: 1.02 to 1.06 more / 1.04 at 4k, 1.03 to 1.05 at d128 1k causal.
+//   Rows by the copy engine took one instruction per lane after another: 0.5 to 0.7 of the speed at 1k. By cp.async it is enough
+//   for queries that see 2000 keys; of the others' heads the passes keep a share (cufa/core/order.py).
+// - A next key block that is asked for an item ahead: 0.8 where a block has only four items (GQA 32/8 at 4k). There and below twelve
+//   per SM a block is launched for each. To ask only when an item's last tiles are on their way is the next thing to try.
+// - dQ of the tile before under the exponentials as well: 0.99 to 1.0 at d128, at d64 ptxas serialises (C7512).
+// - 64 query rows a tile at d64, with all products in flight beside all pointwise work: 0.83 to 0.90.
+// - dQ by the copy engine instead of by red from registers: d128 1.08 to 1.12, d64 1.0 to 1.06. A third stage of Q: d64 1.02.
 // - DETERMINISTIC with turns kept by each warp of consumers, and items taken ahead: 2 to 17 times the time. With one thread of
-//   the producer that adds, and nothing taken ahead: 1.01 of it at d64 from 4k on, 1.12 full and 1.17 causal at d128, where to
-//   learn of a turn, to add and to pass it on takes longer than a tile. With two that add by turns: 1.04 and 1.07. Causal key
-//   blocks from left to right, the longest first, would fill the last round (6%), but each block then waits at its first tile for
-//   all others of its head: 1.15. With groups of 4 heads instead of as many as fit half of the L2 cache: 1.52.
-// - Programmatic early launches of the main and the last pass: 1.003 to 1.008 from 512 to 2k. Not taken: the launches could
-//   not be one graph then (cufa/backends/launches.py), which short calls, bound by their host, gain more from.
+//   the producer that adds, and nothing taken ahead, to learn of a turn, to add and to pass it on takes longer than a tile of d128;
+//   so two add by turns. Causal key blocks from left to right, the longest first, would fill the last round (6%), but each block
+//   then waits at its first tile for all others of its head: 1.15 of the time. With groups of 4 heads instead of as many as fit
+//   half of the L2 cache: 1.52.
+// - Programmatic early launches of the main and the last pass: 0.99 to 1.01. Not taken: the launches could not be one graph then
+//   (cufa/backends/launches.py), which short calls, bound by their host, gain more from.
 // What failed:
 // - No pass behind: each query tile converted by the block that adds to it last, by a counter per tile, 0.89 to 0.96; all of
 //   a head by the block that ends last, by a counter per head, 0.92 to 0.98 (d64 2k full 1.0), when its eight warps had four
 //   loads per lane in flight. Each block then waits for its additions and for its count before it ends.
-// - dQ of this very tile, as in FlashAttention-3, and S of two tiles in flight: no registers at d128; at d64 ptxas
-//   serialises (C7512).
+// - dQ of this very tile, as in FlashAttention-3: no registers at d128. dV still in flight while dQ and S are asked for, or S while
+//   dS is worked out: no registers at d128, nor at d64 (C7512).
 // - A first tile without a dQ of the tile before, by a condition: 512 bytes of spills at d128. Zeros take the place of its dS.
-// - The first persistent version ran at 0.8 to 0.95 with 64-row tiles. Three things were changed at once (fewer loads in front
-//   of the exponentials, no divisions of signed numbers, tiles of the workspace that begin with a line), so which of them
-//   mattered is not known.
 #include "backward_params.cuh"
 #include "primitives/register_budget.cuh"
 #include "tiles/backward_background.cuh"
 #include "tiles/backward_pipeline.cuh"
 #include "tiles/phases.cuh"
 
+// Whether dP is the first product of a tile, or dQ of the tile before.
 constexpr bool DP_FIRST = HEAD_DIM <= 64;
 constexpr u32 NO_TILE_BEFORE = ~0u;
 static_assert(NUM_STAGES > 1 && DO_STAGES > 1 && DS_STAGES > 1, "tiles of two turns are in use");
@@ -74,7 +85,7 @@ struct Consumer {
 
   float dK_rmem[HEAD_DIM / 2], dV_rmem[HEAD_DIM / 2];
   float S_rmem[Br / 2], dP_rmem[Br / 2], dQ_rmem[DQ_TILES * 4];
-  u32 P_rmem[Br / 4], W_rmem[SOFTCAP ? Br / 4 : 1], dS_rmem[Br / 4];
+  u32 P_rmem[Br / 4], W_rmem[SOFTCAP ? Br / 4 : 1], dS_rmem[Br / 4];  // W: P times the slope of the cap, which dS is a multiple of
 
   KeyBlock block{p, 0};
   QueryTile tile;

@@ -221,8 +221,7 @@ DEVICE void sum_sinks(const BackwardParams& p, const BackwardWorkspace& workspac
 }
 
 // dQ in order, multiplied by the scale and rounded. Eight lanes take an accumulator: each reads 64 bytes, which are eight
-// columns of two rows.
-// By the pass behind, which begins with strip `first`.
+// columns of two rows. By the pass behind, which begins with strip `first`.
 DEVICE void convert_strip(const BackwardParams& p, i64 first = 0) {
   const BackwardWorkspace workspace(p);
   const StripItem item(p, workspace, first + strip_of_pass());

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from ..core import order
+from ..core.architectures import Device
 from ..core.lengths import LENGTH_KINDS
 from ..core.operation import Split
 from ..core.problem import MASK_KINDS, MAX_HEAD_DIM, Problem
@@ -43,6 +44,13 @@ class Fa3BackwardConfig(TileConfig):
     """The main pass and the last one may begin while the one before ends (programmatic dependent launch)."""
 
     gone: ClassVar[Mapping[str, Any]] = {"dq_first": False}
+
+    @property
+    def warps_text(self) -> str:
+        """That blocks run on goes without saying, but for wide heads, whose blocks never do."""
+        return super().warps_text + (
+            "" if self.persistent or self.block_kv <= GROUP_KEYS else ", a block each"
+        )
 
 
 def _listed_tiles(config: TileConfig) -> int:
@@ -187,6 +195,19 @@ def _config(block_q: int, block_kv: int, num_stages: int, **own: Any) -> Fa3Back
     return Fa3BackwardConfig(block_q, block_kv, num_warps=12, num_stages=num_stages, **own)
 
 
+#: A thread block that runs on asks for its next key block while it is busy with one. With fewer per SM than this some
+#: wait for the others in the end longer than they have gained (H200: 4 of GQA 32/8 at 4k took 1.25 times as long).
+_ITEMS_PER_SM = 12
+
+
+def _choose(problem: Problem, fitting: tuple[Fa3BackwardConfig, ...], device: Device) -> Fa3BackwardConfig:
+    """Where key blocks are few, a thread block for each."""
+    chosen = fitting[0]
+    each = dataclasses.replace(chosen, persistent=False)
+    few = _items(problem, chosen) < _ITEMS_PER_SM * device.num_sms
+    return each if few and _runs_on(problem, chosen) and each in fitting else chosen
+
+
 def _refusal(spec: KernelSpec, problem: Problem) -> str | None:
     """A list that is too short."""
     config = next((x for x in spec.configs if x.fits(problem.head_dim)), spec.configs[0])
@@ -204,10 +225,15 @@ FA3_BACKWARD = KernelSpec(
     source="fa3_backward.cu",
     dtypes=("float16", "bfloat16"),
     precisions=("native",),
-    configs=(
-        _config(128, 128, 3, max_head_dim=64, persistent=True),
-        _config(64, 128, 2, min_head_dim=72, max_head_dim=128, persistent=True),
+    configs=tuple(
+        config
+        for persistent in (True, False)
+        for config in (
+            _config(128, 128, 3, max_head_dim=64, persistent=persistent),
+            _config(64, 128, 2, min_head_dim=72, max_head_dim=128, persistent=persistent),
+        )
     ),
+    choose=_choose,
     shared_memory=_shared_memory,
     launches=_launches,
     workspace=_workspace,
