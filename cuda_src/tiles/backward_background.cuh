@@ -1,5 +1,5 @@
-// What the passes before and after the key blocks do (tiles/backward_passes.cuh), done while these are computed: by one warp of
-// the producer of each thread block, for all groups of heads (HeadGroups) but the first and the last. It is work for
+// What the passes before and after the key blocks do (tiles/backward_passes.cuh), done while these are computed: by two warps of
+// the producer of each thread block, for all groups of heads (HeadGroups) but the first and the last ones. It is work for
 // memory, and key blocks are work for the tensor cores; and dQ of a group lies in the L2 cache from its zeros to its conversion.
 //
 // Groups follow one another: while group g - 1 is added to, g + 1 is prepared; then, once all key blocks of g - 1 have been, it is

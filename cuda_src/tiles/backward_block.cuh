@@ -161,7 +161,7 @@ DEVICE void load_queries(const KeyBlock& block, QueryTile tile, u32 queries, u32
   bulk_load(numbers, source, NUMBERS_BYTES, barrier);
 }
 
-// Barriers that both kernels have: of items, of K and V. Items take turns with two records; K and V have one buffer.
+// Barriers that both kernels have: of items, of K and V. Items take turns with their records; K and V have one buffer.
 struct ItemBarriers {
   u32 records, K_full, V_full, tails;
   Turns<KEY_RECORDS> turns;
