@@ -30,6 +30,14 @@ with contextlib.suppress(
 
     manifest_scanner.scan_component_manifests = functools.cache(manifest_scanner.scan_component_manifests)
 
+# Plotly takes the same few hundred names of properties apart again with each figure.
+with contextlib.suppress(ImportError, AttributeError):
+    from plotly import basedatatypes
+
+    basedatatypes._str_to_dict_path_full = functools.cache(basedatatypes._str_to_dict_path_full)
+
+st.config.set_option("browser.gatherUsageStats", False)  # as `cufa dashboard` does
+
 Open = Callable[..., AppTest]
 
 

@@ -19,7 +19,7 @@ from cufa.backends import blas, cpu, cpu_tiles
 from cufa.ops.forward import CPU_CONFIG
 
 
-@pytest.mark.sampled(fixed=10, dated=5)
+@pytest.mark.sampled(fixed=6, dated=4)
 @pytest.mark.parametrize("config", [SMALL, CPU_CONFIG], ids=str)
 @pytest.mark.parametrize("shape", [(1, 1, 1, 300, 300, 16), (2, 6, 3, 70, 90, 16), (1, 2, 2, 700, 600, 64)])
 @pytest.mark.parametrize("algorithm", ALGORITHMS)

@@ -17,6 +17,7 @@ from cufa.bench import traces
 from cufa.bench.backward_cases import of_forward
 from cufa.bench.suites import make
 from cufa.core.mask import CAUSAL, FULL, Band, Mask
+from cufa.core.order import Order, makespan, simulate
 from cufa.core.schedule import Schedule
 from cufa.dashboard.model import launch, trace
 from cufa.kernels import KERNELS
@@ -63,8 +64,8 @@ def test_launches_that_can_be_drawn_begin_with_the_simplest() -> None:
 @pytest.mark.parametrize("mask", [FULL, CAUSAL, Band(300, 0)], ids=str)
 @pytest.mark.parametrize(
     ("algorithm", "heads", "seqlen"),
-    # 600 heads of 256 keys are more than share the L2 cache: the heads are launched in groups.
-    [("fa2", 3, 1200), ("fa2", 600, 256), ("fa3", 3, 1200), ("fa3", 50, 900)],
+    # 400 heads of 256 keys are more than share the L2 cache: the heads are launched in groups.
+    [("fa2", 3, 1200), ("fa2", 400, 256), ("fa3", 3, 1200), ("fa3", 50, 900)],
 )
 def test_launch_order_is_the_kernels(algorithm: str, heads: int, seqlen: int, mask: Mask) -> None:
     """The kernel's own source, executed on this CPU, says which block does what."""
@@ -93,6 +94,24 @@ def test_list_scheduling_gives_the_next_block_to_the_first_free_place() -> None:
     assert line.sm_end.tolist() == [9, 5]
     assert line.tail == pytest.approx(4 / 18)
     assert line.mean_blocks == pytest.approx(14 / 18)
+
+
+@pytest.mark.parametrize(("cost", "items", "slots"), [(0.1, 100, 7), (2, 3, 8), (0, 5, 2), (1, 0, 4)])
+def test_items_of_one_cost_go_as_among_others(cost: float, items: int, slots: int) -> None:
+    """They are not looked for one by one; one item more, of another cost, comes after them and changes none."""
+    zeros = np.zeros(items + 1, np.int64)
+    alike = simulate(Order(zeros[1:], zeros[1:]), np.full(items, cost), slots)
+    among = simulate(Order(zeros, zeros), np.array([*[cost] * items, cost + 1]), slots)
+    for one, other in zip(alike, among, strict=True):
+        assert one.tolist() == other[:-1].tolist()
+
+
+def test_the_last_end_is_found_without_the_others() -> None:
+    tiles = np.random.default_rng(0).integers(1, 40, 500) + 0.3
+    order = Order(np.zeros(500, np.int64), np.zeros(500, np.int64))
+    for slots in (1, 7, 132, 1000):
+        assert makespan(order, tiles, slots) == simulate(order, tiles, slots)[1].max()
+    assert makespan(Order(order.q_block[:0], order.head[:0]), tiles[:0], 4) == 0
 
 
 def test_an_sm_without_work_is_idle_from_start_to_end() -> None:

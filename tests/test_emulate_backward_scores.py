@@ -29,7 +29,7 @@ def tilings(spec: KernelSpec) -> list[TileConfig]:
         return [
             dataclasses.replace(x, persistent=persistent)
             for x in spec.configs
-            for persistent in (False, True)
+            for persistent in {False, x.persistent}
         ]
     device = Device.typical("sm_90")
     return [x for x in spec.configs if x in fitting_configs(spec, head_dim_of(spec, x), device)]
@@ -49,7 +49,7 @@ def run(
     )
 
 
-@pytest.mark.sampled(fixed=6, dated=2)
+@pytest.mark.sampled(fixed=4, dated=2)
 @pytest.mark.parametrize("deterministic", [False, True])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("lengths", [(150, 300), (300, 150), (65, 129), (1, 64)])
@@ -102,9 +102,7 @@ PLANTED = {
         PASSES, "st_global(workspace.sinks + item.head * workspace.strips + item.strip, of_sink)",
         "st_global(workspace.sinks + item.head * workspace.strips + item.strip % TILE_STRIPS, of_sink)", SINK, "dense",
     ),
-    "sums of the sink of rows that do not exist": (
-        PASSES, "if (here && unit == 0) {\n      const", "if (item.valid && unit == 0) {\n      const", SINK, "padded"
-    ),
+    "the sink's sum of one row": (PASSES, "    of_sink = warp_sum(of_sink);\n", "", SINK, "padded"),
 }  # fmt: skip
 
 
@@ -139,7 +137,7 @@ def test_planted(tmp_path, monkeypatch, spec, bug):
 
 def test_a_workspace_without_room_for_the_sums_of_a_sink_is_noticed():
     spec = KERNELS["fa3_backward"]
-    case = dense(150, 300, SINK, 64, "float16")
+    case = dense(70, 130, SINK, 64, "float16")
     config = spec.configs[0]
     plan = run(case, spec, config).plan
     strips = plan.problem.query_blocks(config.block_q) * config.block_q // 16 * plan.problem.heads

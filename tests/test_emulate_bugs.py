@@ -9,11 +9,11 @@ from __future__ import annotations
 import ctypes
 import itertools
 import re
-import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
+from changed_sources import with_changed
 from sampling import of_today
 from support import make_inputs
 
@@ -73,14 +73,7 @@ def patch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """``patch(file, change)``: a copy of the sources with one file changed, used by what is compiled next."""
 
     def apply(file: str, change):
-        copy = tmp_path / "cuda_src"
-        shutil.copytree(compiler.SOURCE_DIR, copy)
-        path = copy / file
-        text = path.read_text(encoding="utf-8") if path.exists() else ""
-        changed = change(text)
-        assert changed != text, f"the patch does not apply to {file} any more"
-        path.write_text(changed, encoding="utf-8")
-        monkeypatch.setattr(compiler, "SOURCE_DIR", copy)
+        monkeypatch.setattr(compiler, "SOURCE_DIR", with_changed(tmp_path, file, change))
 
     return apply
 

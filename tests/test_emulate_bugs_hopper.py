@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from changed_sources import with_changed
 from support import forward_operands, make_inputs, make_problem, plan_with_blocks
 
 from cufa.executor import build as host_build
@@ -121,16 +122,14 @@ def fa3_findings(causal: bool):
 @pytest.mark.parametrize("which", [None, 0, 1], ids=["both", "without Q's", "without the store's"])
 def test_a_fence_between_proxies_is_missed(tmp_path, monkeypatch, which):
     """A GPU hides it nearly always: without the fence after ldmatrix a few rows in a million were wrong."""
-    copy = tmp_path / "cuda_src"
-    shutil.copytree(compiler.SOURCE_DIR, copy)
-    source = copy / "tiles" / "consumer.cuh"
-    parts = source.read_text(encoding="utf-8").split("async_proxy_fence();")
+    file = "tiles/consumer.cuh"
+    parts = (compiler.SOURCE_DIR / file).read_text(encoding="utf-8").split("async_proxy_fence();")
     assert len(parts) == 3
     if which is not None:
         joints = ["async_proxy_fence();"] * 2
         joints[which] = ""
-        source.write_text(parts[0] + joints[0] + parts[1] + joints[1] + parts[2], encoding="utf-8")
-    monkeypatch.setattr(compiler, "SOURCE_DIR", copy)
+        without = parts[0] + joints[0] + parts[1] + joints[1] + parts[2]
+        monkeypatch.setattr(compiler, "SOURCE_DIR", with_changed(tmp_path, file, lambda _: without))
     found = fa3_findings(causal=False)
     assert {f.kind for f in found} == (set() if which is None else {"proxy-fence"}), "\n".join(
         map(str, found)

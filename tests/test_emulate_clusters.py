@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from changed_sources import with_changed
 from decode_kernel_support import configs, operands_of, plan_of
 from decode_support import make_case
 
@@ -208,13 +209,9 @@ NEEDED = {
 @pytest.mark.parametrize("what", NEEDED)
 def test_decoding_needs(tmp_path, monkeypatch, what):
     file, text, instead, kinds = NEEDED[what]
-    copy = tmp_path / "cuda_src"
-    shutil.copytree(compiler.SOURCE_DIR, copy)
-    path = copy / "tiles" / file
-    before = path.read_text(encoding="utf-8")
-    assert before.count(text) == 1
-    path.write_text(before.replace(text, instead), encoding="utf-8")
-    monkeypatch.setattr(compiler, "SOURCE_DIR", copy)
+    assert (compiler.SOURCE_DIR / "tiles" / file).read_text(encoding="utf-8").count(text) == 1
+    sources = with_changed(tmp_path, f"tiles/{file}", lambda before: before.replace(text, instead))
+    monkeypatch.setattr(compiler, "SOURCE_DIR", sources)
     case = make_case([150, 3, 200], tokens=3, new=2, head_dim=64, page_size=16)
     config = configs("decode_split_tma", 64)[0].merged_in_cluster()
     for schedule in ("ascending", "descending", 1):

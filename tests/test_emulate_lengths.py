@@ -238,8 +238,8 @@ BUGS = {
         "causal, sink",
         "equal",
         PASSES,
-        "fmaf(ex2((ld_global<float>(p.sink + head) - lse) * LOG2_E), sum, of_sink)",
-        "of_sink + sum",
+        "ex2((ld_global<float>(p.sink + item.head % p.heads) - lse) * LOG2_E) * delta",
+        "delta",
     ),
     "dsink of the first strips": (
         backward,

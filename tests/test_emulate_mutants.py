@@ -4,11 +4,11 @@ them, and nothing to show in the kernels as they are."""
 from __future__ import annotations
 
 import dataclasses
-import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
+from changed_sources import with_changed
 from decode_kernel_support import configs, operands_of, plan_of, splits
 from decode_support import make_case
 from support import assert_attention, make_inputs
@@ -20,13 +20,10 @@ SCHEDULES = pytest.mark.parametrize("schedule", ["ascending", "descending", 1])
 
 
 def plant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str, old: str, new: str) -> None:
-    copy = tmp_path / "cuda_src"
-    if not copy.exists():
-        shutil.copytree(compiler.SOURCE_DIR, copy)
-    text = (copy / file).read_text(encoding="utf-8")
-    assert text.count(old) == 1, f"{old!r} occurs {text.count(old)} times in {file}"
-    (copy / file).write_text(text.replace(old, new), encoding="utf-8")
-    monkeypatch.setattr(compiler, "SOURCE_DIR", copy)
+    found = (compiler.SOURCE_DIR / file).read_text(encoding="utf-8").count(old)
+    assert found == 1, f"{old!r} occurs {found} times in {file}"
+    sources = with_changed(tmp_path, file, lambda text: text.replace(old, new))
+    monkeypatch.setattr(compiler, "SOURCE_DIR", sources)
 
 
 # ---- maxima that grow from tile to tile: P in float16 must not overflow where O is not rescaled

@@ -4,10 +4,10 @@ same bits in every run, parts for exactly the tiles that are there. And what is 
 from __future__ import annotations
 
 import math
-import shutil
 
 import numpy as np
 import pytest
+from changed_sources import with_changed
 from support import assert_attention, make_inputs
 
 import cufa
@@ -193,12 +193,9 @@ PLANTED = {
 @pytest.mark.parametrize("name", PLANTED)
 def test_planted(name, tmp_path, monkeypatch):
     file, line, changed, is_wrong = PLANTED[name]
-    copy = tmp_path / "cuda_src"
-    shutil.copytree(compiler.SOURCE_DIR, copy)
-    text = (copy / file).read_text(encoding="utf-8")
-    assert text.count(line) == 1, f"the bug has no place in {file} any more"
-    (copy / file).write_text(text.replace(line, changed), encoding="utf-8")
-    monkeypatch.setattr(compiler, "SOURCE_DIR", copy)
+    assert (compiler.SOURCE_DIR / file).read_text(encoding="utf-8").count(line) == 1
+    sources = with_changed(tmp_path, file, lambda text: text.replace(line, changed))
+    monkeypatch.setattr(compiler, "SOURCE_DIR", sources)
     spec = KERNELS["fa3_forward"]
     config = next(c for c in spec.split_configs if c.packed_heads == 4 and c.fits(64))
     q, k, v = make_inputs(1, 4, 1, 16, 5 * config.block_kv, 64, spread=3.0)

@@ -46,6 +46,7 @@ def languages(found: Listing) -> list[Code]:
     return [next(iter(codes.values())) for codes in (found.ptx, found.sass) if codes]
 
 
+@pytest.mark.sampled(fixed=0, dated=1)
 @pytest.mark.parametrize("build", BUILDS[:2], ids=str)
 @pytest.mark.slow
 def test_what_loops_multiply_is_what_a_tile_needs(build: tuple[str, int, int]) -> None:
@@ -66,6 +67,7 @@ def test_what_loops_multiply_is_what_a_tile_needs(build: tuple[str, int, int]) -
             assert scores <= loop.kinds["exp"] <= scores + 8  # and what rescales its rows
 
 
+@pytest.mark.sampled(fixed=0, dated=1)
 @pytest.mark.parametrize("build", BUILDS, ids=str)
 def test_every_instruction_has_its_lines(build: tuple[str, int, int]) -> None:
     for code in languages(built(*build)):
@@ -85,6 +87,7 @@ def test_every_instruction_has_its_lines(build: tuple[str, int, int]) -> None:
 
 
 @needs_nvdisasm
+@pytest.mark.sampled(fixed=0, dated=1)
 @pytest.mark.parametrize("build", BUILDS[:2], ids=str)
 @pytest.mark.slow
 def test_line_numbers_change_no_instruction_and_registers_are_those_reported(

@@ -102,7 +102,7 @@ WHOLE = {
 }
 
 
-@pytest.mark.sampled(fixed=3, dated=2)
+@pytest.mark.sampled(fixed=2, dated=1)
 @pytest.mark.parametrize("name", WHOLE)
 @pytest.mark.slow
 def test_a_buffer_of_another_size_does_not_compile(name):

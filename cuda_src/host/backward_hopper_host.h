@@ -18,6 +18,7 @@ DEVICE void bulk_load(u32 smem, const void* global, u32 bytes, u32 barrier, SITE
   cufa_host::load_linear(smem, global, bytes, barrier, site);
 }
 DEVICE void bulk_add_f32(float* global, u32 smem, u32 bytes, SITE) { cufa_host::add_linear(global, smem, bytes, site); }
+DEVICE void global_proxy_fence() { cufa_host::fence_proxies(); }
 DEVICE void bulk_wait() { cufa_host::await_stores(); }
 
 // ---- opaque.cuh

@@ -70,8 +70,14 @@ u64 Owners::with_addition(u64 owner, u64 mark) {
 u32 Owners::unordered_writer(const Thread& thread, u64 owner, bool adds) {
   if (owner & kSums) {
     const std::lock_guard<std::mutex> lock(adding_);
+    std::vector<u64> awaited;  // threads whose later additions are done, and so those before, which had been asked for only
     for (; owner; owner = additions_[owner & ~kSums].before) {
-      const u64 mark = additions_[owner & ~kSums].mark;
+      const u64 mark = additions_[owner & ~kSums].mark, adder = mark >> kTimeBits;
+      if ((mark & kLastTime) != kLastTime) {
+        awaited.push_back(adder);
+      } else if (std::find(awaited.begin(), awaited.end(), adder) != awaited.end()) {
+        continue;
+      }
       if (!same_block(thread, mark) && !ordered(thread, mark, adds)) return block_of(mark);
     }
     return ~0u;

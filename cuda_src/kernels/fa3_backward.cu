@@ -3,8 +3,9 @@
 // Shah, Bikshandi, Zhang, Thakkar, Ramani, Dao, "FlashAttention-3: Fast and Accurate Attention with Asynchrony and
 // Low-precision", 2024, section 3 and appendix B; Dao, "FlashAttention-2", 2023, Algorithm 2, whose lines are:
 //
-//   l. 3-4    dQ = 0, D = rowsum(dO o O)           fa3_backward_prepare, which also writes down the items
-//   l. 5-7    key blocks j; K_j, V_j, dK, dV = 0   a block launched for each, or PERSISTENT ones that take them by a counter
+//   l. 3-4    dQ = 0, D = rowsum(dO o O)           fa3_backward_prepare, which also writes down the items; and, beside
+//                                                  the tiles, Background::prepare()
+//   l. 5-7    key blocks j; K_j, V_j, dK, dV = 0   thread blocks that run on from one to the next (RUNS_ON), or one for each
 //   l. 8-9    query blocks i; Q_i, dO_i, L_i, D_i  Loader, by the copy engine, in rings; for all heads of the group
 //   l. 10-11  S = Q_i K_j^T, P = exp(S - L_i)      issue_scores(), make_weights(), as S^T = K_j Q_i^T: 64 keys a warpgroup,
 //                                                  so that P^T and dS^T are operands of dV and dK as they lie in registers
@@ -12,11 +13,17 @@
 //   l. 13-14  dP = dO_i V_j^T, dS = P o (dP - D)   issue_dp(), make_gradients(), likewise transposed
 //   l. 15     dQ_i += dS K_j                       begin_dq(), end_dq(): of the tile before
 //   l. 16     dK += dS^T Q_i                       issue_dk()
-//   l. 18     dK, dV                               store(); dQ: fa3_backward_convert
+//   l. 18     dK, dV                               store(); dQ: fa3_backward_convert and Background::convert()
 //
 // Departures from FlashAttention-3's kernel, and why:
 // - dQ needs the dS of both warpgroups. It is computed one tile later, so that neither waits for the other: one group's
 //   exponentials run under the other's products, as in the forward, without turns that are kept by barriers.
+// - P is kept only as the operand of dV, rounded to 16 bits, and dS is worked out from that, as where P is stored between
+//   launches. The registers that this leaves let products run under a group's own pointwise work: dV under dS, and dK under the
+//   exponentials of the next tile, whose scores are asked for before.
+// - Thread blocks run on from key block to key block, and two warps of the producer, who would have nothing to do, prepare and
+//   convert dQ meanwhile (tiles/backward_background.cuh): passes before and after that move a fifth of causal attention's time
+//   at 1k take no time of their own, and dQ in float32 lies in the L2 cache.
 // - dQ leaves as accumulators lie: each warp stages its 16 rows and asks the copy engine to add them, 4 KiB in a row. No
 //   warp waits for another, and the last pass puts dQ in order (tiles/backward_passes.cuh, shared with fa2_backward).
 // - A block keeps the gradients of a group's keys over all of its query heads.
@@ -26,40 +33,44 @@
 //   heads of the group. With lengths loaders are warps, which clear what lies behind the end of a sequence.
 // - DETERMINISTIC: threads of the producer wait for turns and add what consumers have staged (tiles/backward_sums.cuh).
 //
-// What was measured (H200, bfloat16, 16k tokens, all three launches, as a ratio of speed unless said otherwise):
-// - dQ of the tile before issued behind the exponentials instead of in front of them (DQ_FIRST): d128 1.05 to 1.13, d64 1.02
-//   to 1.06. An earlier version with 128-row tiles at d64 gained 1.02 to 1.06 by the front instead.
-// - 128 query rows a tile at d64 instead of 64: 1.09 to 1.14, although P must be given up before dP is begun.
-// - Persistent blocks: 1.03 at d64 1k causal, else 0.90 to 0.97; at d128 0.86 to 1.0, with groups of 4 heads 0.68.
-// - dQ by the copy engine instead of by red from registers: d128 1.08 to 1.12, d64 1.0 to 1.06.
-// - dP in front of the exponentials (d64, where registers suffice for it): 0.91 to 0.96. A third stage of Q: 0.9 to 1.0.
-// - The passes before and after take 75 and 52 us for 16k tokens of 2048 columns, a fifth of causal attention at 1k. They move
-//   268 and 201 MB, which is 3.6 and 3.9 TB/s.
+// What was measured (H200, bfloat16, 16k tokens, all launches, as a ratio of speed; in turns / each alone):
+// - P rounded, dP first, dV under dS and dK under the exponentials: d64 4k full 1.09 to 1.11 / 1.03 to 1.06, causal and 1k 1.02 to
+//   1.05 / 1.0 to 1.04. At d128, whose products alone take all that shared memory gives, dP first is 0.96 to 0.98: there dQ of the
+//   tile before and dV come first, in one run of products (DP_FIRST).
+// - Blocks that run on: 0.90 to 1.08 where the compiler took the tile's number, which it has from shared memory, for one that
+//   differs from lane to lane: it worked every descriptor out in vector registers, 140 instructions a tile more. Told otherwise
+//   (uniform()) 1.05 to 1.10 at 1k, 1.02 to 1.04 at 4k.
+// - The passes beside the tiles: 1.02 to 1.06 more / 1.04 at 4k, 1.03 to 1.05 at d128 1k causal.
+//   Rows by the copy engine took one instruction per lane after another: 0.5 to 0.7 of the speed at 1k. By cp.async it is enough
+//   for queries that see 2000 keys; of the others' heads the passes keep a share (cufa/core/order.py).
+// - A next key block that is asked for an item ahead: 0.8 where a block has only four items (GQA 32/8 at 4k). There and below twelve
+//   per SM a block is launched for each. To ask only when an item's last tiles are on their way is the next thing to try.
+// - dQ of the tile before under the exponentials as well: 0.99 to 1.0 at d128, at d64 ptxas serialises (C7512).
+// - 64 query rows a tile at d64, with all products in flight beside all pointwise work: 0.83 to 0.90.
+// - dQ by the copy engine instead of by red from registers: d128 1.08 to 1.12, d64 1.0 to 1.06. A third stage of Q: d64 1.02.
 // - DETERMINISTIC with turns kept by each warp of consumers, and items taken ahead: 2 to 17 times the time. With one thread of
-//   the producer that adds, and nothing taken ahead: 1.01 of it at d64 from 4k on, 1.12 full and 1.17 causal at d128, where to
-//   learn of a turn, to add and to pass it on takes longer than a tile. With two that add by turns: 1.04 and 1.07. Causal key
-//   blocks from left to right, the longest first, would fill the last round (6%), but each block then waits at its first tile for
-//   all others of its head: 1.15. With groups of 4 heads instead of as many as fit half of the L2 cache: 1.52.
-// - Programmatic early launches of the main and the last pass: 1.003 to 1.008 from 512 to 2k. Not taken: the launches could
-//   not be one graph then (cufa/backends/launches.py), which short calls, bound by their host, gain more from.
+//   the producer that adds, and nothing taken ahead, to learn of a turn, to add and to pass it on takes longer than a tile of d128;
+//   so two add by turns. Causal key blocks from left to right, the longest first, would fill the last round (6%), but each block
+//   then waits at its first tile for all others of its head: 1.15 of the time. With groups of 4 heads instead of as many as fit
+//   half of the L2 cache: 1.52.
+// - Programmatic early launches of the main and the last pass: 0.99 to 1.01. Not taken: the launches could not be one graph then
+//   (cufa/backends/launches.py), which short calls, bound by their host, gain more from.
 // What failed:
 // - No pass behind: each query tile converted by the block that adds to it last, by a counter per tile, 0.89 to 0.96; all of
 //   a head by the block that ends last, by a counter per head, 0.92 to 0.98 (d64 2k full 1.0), when its eight warps had four
 //   loads per lane in flight. Each block then waits for its additions and for its count before it ends.
-// - dQ of this very tile, as in FlashAttention-3, and S of two tiles in flight: no registers at d128; at d64 ptxas
-//   serialises (C7512).
+// - dQ of this very tile, as in FlashAttention-3: no registers at d128. dV still in flight while dQ and S are asked for, or S while
+//   dS is worked out: no registers at d128, nor at d64 (C7512).
 // - A first tile without a dQ of the tile before, by a condition: 512 bytes of spills at d128. Zeros take the place of its dS.
-// - The first persistent version ran at 0.8 to 0.95 with 64-row tiles. Three things were changed at once (fewer loads in front
-//   of the exponentials, no divisions of signed numbers, tiles of the workspace that begin with a line), so which of them
-//   mattered is not known.
 #include "backward_params.cuh"
 #include "primitives/register_budget.cuh"
+#include "tiles/backward_background.cuh"
 #include "tiles/backward_pipeline.cuh"
 #include "tiles/phases.cuh"
 
-// Whether registers suffice for P, packed, while dP is in flight beside what both groups keep. (With a cap and ALiBi, whose slope
-// and distances the loop keeps, head dims 32 to 48 would spill 4 to 16 bytes.)
-constexpr bool P_BESIDE_DP = Br * 5 / 4 + HEAD_DIM + (SOFTCAP && ALIBI ? 24 : 0) <= 208;
+// Whether dP is the first product of a tile, or dQ of the tile before.
+constexpr bool DP_FIRST = HEAD_DIM <= 64;
+constexpr u32 NO_TILE_BEFORE = ~0u;
 static_assert(NUM_STAGES > 1 && DO_STAGES > 1 && DS_STAGES > 1, "tiles of two turns are in use");
 
 // One warpgroup, 64 keys.
@@ -74,7 +85,7 @@ struct Consumer {
 
   float dK_rmem[HEAD_DIM / 2], dV_rmem[HEAD_DIM / 2];
   float S_rmem[Br / 2], dP_rmem[Br / 2], dQ_rmem[DQ_TILES * 4];
-  u32 P_rmem[Br / 4], dS_rmem[Br / 4];
+  u32 P_rmem[Br / 4], W_rmem[SOFTCAP ? Br / 4 : 1], dS_rmem[Br / 4];  // W: P times the slope of the cap, which dS is a multiple of
 
   KeyBlock block{p, 0};
   QueryTile tile;
@@ -84,7 +95,8 @@ struct Consumer {
   u32 end = 0;    // of the item's tiles
   u32 items = 0;  // with tiles
   INSIDE(PhaseLog inside = PhaseLog(p.trace, warp == 0 && lane == 0);)
-  INSIDE(DEVICE u32 number() const { return query_tile_number(tile.head, block.q_tile(tile)); })
+  INSIDE(DEVICE u32 number_of(QueryTile tile) const { return query_tile_number(tile.head, block.q_tile(tile)); })
+  INSIDE(DEVICE u32 number() const { return number_of(tile); })
 
   DEVICE void run() {
     INSIDE(inside.enter(WAIT_ITEM);)
@@ -98,12 +110,14 @@ struct Consumer {
       if (count > 0) {
         tile = block.first();
         masked = block.cuts(tile);
+        n = uniform(n);
         end = n + count;
-        ++items;
+        items = uniform(items + 1);
         visit_tiles();
       }
       INSIDE(inside.enter(STORE);)
       store();
+      tell_added(block, lane);
       if (TRACE && threadIdx.x == 128 && (!RAGGED || block.first_key() < block.keys())) {
         write_trace(p, block.index(), {block.k_block(), block.kv_head(), block.batch()}, block.tiles(), start_ns);
       }
@@ -116,6 +130,11 @@ struct Consumer {
     INSIDE(inside.close();)
   }
 
+  // What the compiler does not know to be the same in all lanes, though it is, costs two instructions for each product: its
+  // descriptors are worked out in each lane, and then brought to where products take them from.
+  DEVICE static u32 uniform(u32 x) { return RUNS_ON ? shfl(x, 0) : x; }
+
+  // The loop begins and ends where no products are in flight: those that cross a join ptxas would serialise.
   DEVICE void visit_tiles() {
     store_no_ds();
     INSIDE(inside.enter(WAIT_DATA, number());)
@@ -126,17 +145,16 @@ struct Consumer {
     issue_scores(n);
     INSIDE(inside.in_flight(SCORES, number()); inside.enter(WAIT_PRODUCTS, number());)
     wgmma_wait<0>();
-    INSIDE(inside.landed(SCORES, number()); inside.enter(WAIT_DATA, number());)
+    INSIDE(inside.landed(SCORES, number()); inside.enter(SOFTMAX, number());)
+    make_weights(n);
+    INSIDE(inside.enter(WAIT_DATA, number());)
     mbarrier_wait(smem.items.V_full, (items - 1) & 1);
-    bool first = true;
-    while (visit(first)) {
-      first = false;
-    }
-    INSIDE(inside.enter(WAIT_TURN, NO_TILE);)
-    dS_turns.wait_full(n - 1 + items);
-    wgmma_fence();
-    issue_dq(n - 1 + items);
-    INSIDE(inside.in_flight(QUERY_GRADIENTS, NO_TILE); inside.enter(WAIT_PRODUCTS, NO_TILE);)
+    dO_turns.wait_full(n);
+    before = NO_TILE_BEFORE;
+    while (n + 1 < end) visit<true>();
+    visit<false>();
+    begin_dq();
+    INSIDE(inside.enter(WAIT_PRODUCTS, NO_TILE);)
     wgmma_wait<0>();
     INSIDE(inside.landed(QUERY_GRADIENTS, NO_TILE); inside.enter(ADD, NO_TILE);)
     wgmma_registers(dK_rmem);
@@ -145,62 +163,77 @@ struct Consumer {
     add_dq();
   }
 
-  // One tile, whose scores are there; dQ is that of the tile before. False when it was the last: then its dQ is left to do.
-  DEVICE bool visit(bool first) {
-    wgmma_registers(S_rmem);
-    if constexpr (DQ_FIRST) begin_dq();
-    INSIDE(inside.enter(SOFTMAX, number());)
-    make_weights();
-    if constexpr (!DQ_FIRST) begin_dq();
-    INSIDE(inside.enter(WAIT_DATA, number());)
-    dO_turns.wait_full(n);
-    INSIDE(inside.enter(ISSUE, number());)
+  // One tile, whose P is there: the gradients that follow from it, dQ of the tile before, and (MORE) P of the next one.
+  template <bool MORE>
+  DEVICE void visit() {
     wgmma_registers(dV_rmem);
     wgmma_registers(P_rmem);
-    wgmma_fence();
-    issue_dv();
-    INSIDE(inside.in_flight(VALUE_GRADIENTS, number()); inside.enter(WAIT_PRODUCTS, number());)
-    wgmma_wait<1>();
-    INSIDE(inside.landed(QUERY_GRADIENTS, NO_TILE); inside.enter(ADD, NO_TILE);)
-    end_dq(first);
-    if constexpr (!P_BESIDE_DP) await_dv();
-    INSIDE(if (!P_BESIDE_DP) inside.landed(VALUE_GRADIENTS, number());)
-    wgmma_fence();
-    INSIDE(inside.enter(ISSUE, number());)
-    issue_dp();
-    INSIDE(inside.in_flight(WEIGHT_GRADIENTS, number());)
-    await_dv();
-    INSIDE(if (P_BESIDE_DP) inside.landed(VALUE_GRADIENTS, number());)
-    INSIDE(inside.landed(WEIGHT_GRADIENTS, number()); inside.enter(SOFTMAX, number());)
+    if constexpr (DP_FIRST) {
+      INSIDE(inside.enter(ISSUE, number());)
+      wgmma_fence();
+      issue_dp();
+      INSIDE(inside.in_flight(WEIGHT_GRADIENTS, number());)
+      issue_dv();
+      INSIDE(inside.in_flight(VALUE_GRADIENTS, number()); inside.enter(WAIT_PRODUCTS, number());)
+      wgmma_wait<1>();
+      INSIDE(inside.landed(WEIGHT_GRADIENTS, number());)
+    } else {
+      begin_dq();
+      issue_dv();
+      INSIDE(inside.in_flight(VALUE_GRADIENTS, number());)
+      end_dq<1>();
+      INSIDE(inside.enter(ISSUE, number());)
+      wgmma_fence();
+      issue_dp();
+      INSIDE(inside.in_flight(WEIGHT_GRADIENTS, number());)
+      end_dv();
+      INSIDE(inside.landed(WEIGHT_GRADIENTS, number());)
+    }
+    INSIDE(inside.enter(SOFTMAX, number());)
     wgmma_registers(dP_rmem);
     make_gradients();
+    if constexpr (DP_FIRST) {
+      dS_turns.wait_full(n - 1 + items);
+      end_dv();
+    }
     dO_turns.release(n, lane);
     wgmma_registers(dK_rmem);
     wgmma_registers(dS_rmem);
-    wgmma_fence();
-    INSIDE(inside.enter(ISSUE, number());)
+    if constexpr (DP_FIRST) begin_dq();
+    if constexpr (MORE) {
+      INSIDE(inside.enter(WAIT_DATA, number());)
+      Q_turns.wait_full(n + 1);
+      INSIDE(inside.enter(ISSUE, number());)
+      wgmma_fence();
+      issue_scores(n + 1);
+      INSIDE(inside.in_flight(SCORES, number_of(block.next(tile)));)
+    }
+    if constexpr (!MORE && !DP_FIRST) wgmma_fence();
     issue_dk();
-    INSIDE(inside.in_flight(KEY_GRADIENTS, number()); inside.enter(WAIT_DATA, number());)
-    // The next tile's scores; behind the last tile its own once more, so that the loop's shape is the same.
-    const bool more = n + 1 < end;
-    Q_turns.wait_full(n + more);
-    wgmma_fence();
-    INSIDE(inside.enter(ISSUE, number());)
-    issue_scores(n + more);
+    INSIDE(inside.in_flight(KEY_GRADIENTS, number());)
+    if constexpr (DP_FIRST) end_dq<MORE ? 2 : 1>();
     INSIDE(const u32 finished = number();)
     before = block.place(tile);
-    tile = block.next(tile);
-    masked = block.cuts(tile);
-    INSIDE(inside.in_flight(SCORES, more ? number() : NO_TILE); inside.enter(WAIT_PRODUCTS, number());)
+    if constexpr (MORE) {
+      tile = block.next(tile);
+      masked = block.cuts(tile);
+      INSIDE(inside.enter(WAIT_PRODUCTS, number());)
+      wgmma_wait<1>();
+      INSIDE(inside.landed(SCORES, number()); inside.enter(SOFTMAX, number());)
+      make_weights(n + 1);
+      INSIDE(inside.enter(WAIT_DATA, number());)
+      dO_turns.wait_full(n + 1);
+    }
+    INSIDE(inside.enter(WAIT_PRODUCTS, number());)
     wgmma_wait<0>();
-    INSIDE(inside.landed(KEY_GRADIENTS, finished); inside.landed(SCORES, number()); inside.enter(NOTHING);)
+    INSIDE(inside.landed(KEY_GRADIENTS, finished); inside.enter(NOTHING);)
     wgmma_registers(dK_rmem);
     wgmma_registers(dS_rmem);
     Q_turns.release(n, lane);
     ++n;
-    return more;
   }
 
+  // dQ of the tile before.
   DEVICE void begin_dq() {
     INSIDE(inside.enter(WAIT_TURN, NO_TILE);)
     dS_turns.wait_full(n - 1 + items);
@@ -209,21 +242,25 @@ struct Consumer {
     issue_dq(n - 1 + items);
     INSIDE(inside.in_flight(QUERY_GRADIENTS, NO_TILE);)
   }
-  DEVICE void await_dv() {
+  // Before an item's first tile there is none.
+  template <int YOUNGER>
+  DEVICE void end_dq() {
     INSIDE(inside.enter(WAIT_PRODUCTS, number());)
-    wgmma_wait<0>();
-    wgmma_registers(dV_rmem);
-    wgmma_registers(P_rmem);
-  }
-
-  // dQ of the tile before; before the first there is none.
-  DEVICE void end_dq(bool first) {
-    wgmma_registers(dQ_rmem);
-    if (!first) {
+    wgmma_wait<YOUNGER>();
+    INSIDE(inside.landed(QUERY_GRADIENTS, NO_TILE); inside.enter(ADD, NO_TILE);)
+    if (before != NO_TILE_BEFORE) {
       add_dq();
     } else {
+      wgmma_registers(dQ_rmem);
       dS_turns.release(n - 1 + items, lane);
     }
+  }
+  DEVICE void end_dv() {
+    INSIDE(inside.enter(WAIT_PRODUCTS, number());)
+    wgmma_wait<0>();
+    INSIDE(inside.landed(VALUE_GRADIENTS, number());)
+    wgmma_registers(dV_rmem);
+    wgmma_registers(P_rmem);
   }
 
   DEVICE u64 query_tile(u64 descriptor, u32 stage) const { return descriptor + descriptor_step(QUERY_TILE_BYTES) * stage; }
@@ -258,15 +295,21 @@ struct Consumer {
   }
 
   DEVICE int lane_key() const { return consumer * GROUP_KEYS + warp * 16 + lane / 4; }  // the first of this lane, in the block
-  DEVICE void make_weights() {
+  DEVICE void make_weights(u32 n) {
+    wgmma_registers(S_rmem);
     cap_scores<SOFTCAP>(fragment_view(S_rmem), p.softcap);
     if (masked) hide_scores_of_tile(block, S_rmem, tile, lane_key(), lane);
     exponentials(block, tile, lane_key(), S_rmem, P_rmem, smem.lse + Q_turns.stage(n) * NUMBERS_BYTES, lane);
+    if constexpr (SOFTCAP) {
+#pragma unroll
+      for (int i = 0; i < Br / 4; ++i) W_rmem[i] = pack_16bit<BFLOAT16>(S_rmem[2 * i], S_rmem[2 * i + 1]);
+      wgmma_registers(W_rmem);
+    }
+    wgmma_registers(P_rmem);
   }
   DEVICE void make_gradients() {
-    const auto P = fragment_view(S_rmem);
     gradients(dS_rmem, dP_rmem, smem.delta + dO_turns.stage(n) * NUMBERS_BYTES, lane,
-              [&](int t, int r, int e) { return P.at(r, t, e); });
+              [&](int t, int r, int e) { return unpack_16bit<BFLOAT16>((SOFTCAP ? W_rmem : P_rmem)[2 * t + r], e); });
     store_ds(n + items);
   }
   // An item begins with zeros, so that every tile has one before it.
@@ -281,6 +324,15 @@ struct Consumer {
 #pragma unroll
     for (int i = 0; i < Br / 4; ++i) dS_rmem[i] = 0;
     store_ds(n - 1 + items);
+  }
+
+  DEVICE void begin_next_scores() {
+    INSIDE(inside.enter(WAIT_DATA, number());)
+    Q_turns.wait_full(n + 1);
+    INSIDE(inside.enter(ISSUE, number());)
+    wgmma_fence();
+    issue_scores(n + 1);
+    INSIDE(inside.in_flight(SCORES, number());)
   }
 
   // dQ of the tile before has been computed. Its buffer of dS is given back; what this warp has of it is added.
@@ -325,6 +377,7 @@ KERNEL __launch_bounds__(PASS_THREADS)
   grid_release_next();
   prepare_strip(p);
   prepare_items(p);
+  prepare_counters(p);
   prepare_mask<MASK_KIND>(p, (blockIdx.x * PASS_THREADS + threadIdx.x) / 32, gridDim.x * PASS_STRIPS);
 }
 
@@ -344,14 +397,13 @@ KERNEL __launch_bounds__(NUM_THREADS, 1)
 
   if (warpgroup == 0) {
     registers_release_to<PRODUCER_REGISTERS>();
-    const int second = PERSISTENT ? 97 : 0;  // thread that adds, or keeps turns, beside 96
-    if (PERSISTENT && thread == 0) {
-      take_items(p, base);
+    if (RUNS_ON && (thread / 32 == 0 || thread / 32 == 3)) {
+      Background{p, base}.run();
     } else if (RAGGED ? thread / 32 == 1 : thread == 32) {
       Loader<BackwardMemory, true>{p, &Q_map, &K_map, base}.run();
     } else if (RAGGED ? thread / 32 == 2 : thread == 64) {
       Loader<BackwardMemory, false>{p, &dO_map, &V_map, base}.run();
-    } else if (DETERMINISTIC && (thread == 96 || (BULK_ADD && thread == second))) {
+    } else if (DETERMINISTIC && (thread == 96 || (BULK_ADD && thread == 0))) {
       if constexpr (BULK_ADD) {
         DqAdder<BackwardMemory>{p, base, thread != 96}.run();
       } else {
@@ -368,5 +420,5 @@ KERNEL __launch_bounds__(PASS_THREADS)
     fa3_backward_convert(const __grid_constant__ BackwardParams p, const __grid_constant__ TensorMap,
                          const __grid_constant__ TensorMap, const __grid_constant__ TensorMap, const __grid_constant__ TensorMap) {
   grid_await_previous();
-  convert_strip(p);
+  convert_strip(p, RUNS_ON ? HeadGroups{p}.left() : 0);
 }

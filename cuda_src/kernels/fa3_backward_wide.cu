@@ -344,13 +344,11 @@ KERNEL __launch_bounds__(NUM_THREADS, 1)
 
   if (warpgroup == 0) {
     registers_release_to<PRODUCER_REGISTERS>();
-    if (PERSISTENT && thread == 0) {
-      take_items(p, base);
-    } else if (RAGGED ? thread / 32 == 1 : thread == 32) {
+    if (RAGGED ? thread / 32 == 1 : thread == 32) {
       Loader<WideMemory, true>{p, &Q_map, &K_map, base}.run();
     } else if (RAGGED ? thread / 32 == 2 : thread == 64) {
       Loader<WideMemory, false>{p, &dO_map, &V_map, base}.run();
-    } else if (DETERMINISTIC && (thread == 96 || thread == (PERSISTENT ? 97 : 0))) {
+    } else if (DETERMINISTIC && (thread == 96 || thread == 0)) {
       TurnKeeper<WideMemory>{p, base, thread != 96}.run();
     }
   } else {

@@ -21,6 +21,9 @@ DEVICE void bulk_add_f32(float* global, u32 smem, u32 bytes) {
                : "memory");
 }
 
+// fence.proxy.async of global memory: what this thread knows was written there by stores is there for the copy engine.
+DEVICE void global_proxy_fence() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
+
 // cp.async.bulk.wait_group: all of this thread's groups have done their work in global memory, and not only read.
 DEVICE void bulk_wait() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
 #endif  // __CUDACC__

@@ -6,6 +6,7 @@
 #include "primitives/grid.cuh"
 #include "primitives/opaque.cuh"
 #include "primitives/register_budget.cuh"
+#include "primitives/semaphore.cuh"
 #include "tiles/backward_passes.cuh"
 #include "tiles/backward_schedule.cuh"
 #include "tiles/phases.cuh"
@@ -23,7 +24,7 @@ constexpr int DS_PART_BYTES = Br * ATOM_ROW_BYTES;                      // dS of
 constexpr int DQ_PARTS = DQ_FULL_BYTES / 8;  // of a tile's columns, each added in turns of its own
 constexpr int ADDERS = 2, DQ_THREADS = BULK_ADD ? ADDERS : DQ_PARTS;  // DETERMINISTIC: tiles/backward_sums.cuh
 constexpr int NUM_THREADS = NUM_WARPS * 32;
-constexpr int PRODUCER_REGISTERS = 24, CONSUMER_REGISTERS = 240;
+constexpr int PRODUCER_REGISTERS = RUNS_ON ? 40 : 24, CONSUMER_REGISTERS = RUNS_ON ? 232 : 240;
 static_assert(ALIGNMENT == 16, "TMA needs 16-byte aligned rows");
 static_assert(CONSUMERS == 2, "registers are shared out for two");
 static_assert(registers_suffice(PRODUCER_REGISTERS, CONSUMERS, CONSUMER_REGISTERS), "a consumer would wait for ever");
@@ -32,7 +33,6 @@ static_assert(SKIP_MASKED_TILES, "blocks that see nothing of a tile do not add t
 constexpr bool LOOKED_UP = is_looked_up(MASK_KIND), RAGGED = LENGTHS_KIND != DENSE;
 static_assert(!LOOKED_UP || !DETERMINISTIC, "turns are known where tiles lie side by side");
 static_assert(!LOOKED_UP || (!RAGGED && !ALIBI && !SINK), "bands have those");
-static_assert(!PERSISTENT || (!LOOKED_UP && !RAGGED), "what a record has no room for is worked out for one item");
 
 // A ring of buffers with a full and an empty barrier each, of which turn n takes buffer n % STAGES: where a thread is follows
 // from n, and takes no registers.
@@ -56,7 +56,7 @@ struct Turns {
 };
 
 // The key block that a thread block is busy with, and the query tiles that it visits: a record in shared memory, where it costs
-// no registers. PERSISTENT blocks take one item after another, whose records the pass before has worked out
+// no registers. RUNS_ON blocks take one item after another, whose records the pass before has worked out
 // (prepare_items), for a division takes long in the one thread that does it; else a block is launched for its one item.
 constexpr int KEY_RECORDS = ITEM_FULL_BYTES / 8, RECORD_BYTES = 16 * RECORD_VECTORS;
 static_assert(ITEMS_BYTES == KEY_RECORDS * RECORD_BYTES && ITEM_EMPTY_BYTES == ITEM_FULL_BYTES, "a record, two barriers");
@@ -123,6 +123,27 @@ struct KeyBlock {
   }
 };
 
+// By a thread that asks for a key block's numbers of rows.
+DEVICE void await_prepared(const KeyBlock& block) {
+  if constexpr (!RUNS_ON) return;
+  const BackwardWorkspace workspace(block.p);
+  const u32 wanted = HeadGroups{block.p}.strips();
+  const u32* const counter = workspace.counter(block.p, PREPARED, u32(block.batch() * block.p.kv_heads + block.kv_head()));
+  while (ld_acquire_gpu(counter) != wanted) {
+  }
+  global_proxy_fence();
+}
+
+// By every warp that adds to dQ, behind the last addition for a key block.
+DEVICE void tell_added(const KeyBlock& block, int lane) {
+  if constexpr (!RUNS_ON) return;
+  if (lane == 0) {
+    bulk_wait();
+    const u32 head = u32(block.batch() * block.p.kv_heads + block.kv_head());
+    red_release_gpu_add(BackwardWorkspace(block.p).counter(block.p, ADDED, head), 1);
+  }
+}
+
 // By the producer: 64 of the keys, of K or V.
 DEVICE void load_keys(const KeyBlock& block, int group, u32 tile, u32 barrier, const TensorMap* map) {
   load_tile<GROUP_KEYS, HEAD_DIM>(tile, barrier, map, block.key_in_arrays() + block.first_key() + group * GROUP_KEYS,
@@ -140,7 +161,7 @@ DEVICE void load_queries(const KeyBlock& block, QueryTile tile, u32 queries, u32
   bulk_load(numbers, source, NUMBERS_BYTES, barrier);
 }
 
-// Barriers that both kernels have: of items, of K and V. Items take turns with two records; K and V have one buffer.
+// Barriers that both kernels have: of items, of K and V. Items take turns with their records; K and V have one buffer.
 struct ItemBarriers {
   u32 records, K_full, V_full, tails;
   Turns<KEY_RECORDS> turns;
@@ -153,8 +174,8 @@ struct ItemBarriers {
 
   DEVICE u32 record(u32 i) const { return records + turns.stage(i) * RECORD_BYTES; }
   DEVICE void init() const {
-    // The warps of consumers, who loads, and who adds to dQ or keeps the turns of a part.
-    if constexpr (PERSISTENT) turns.init(1, 4 * CONSUMERS + 2 + DETERMINISTIC * DQ_THREADS);
+    // The warps of consumers, and who loads.
+    if constexpr (RUNS_ON) turns.init(1, 4 * CONSUMERS + 2);
     keys.init(KEY_GROUPS, 4 * CONSUMERS);
     mbarrier_init(V_full, KEY_GROUPS);
     if constexpr (RAGGED) {
@@ -164,19 +185,19 @@ struct ItemBarriers {
   }
   // Whether there is an item `i` for this block; its record may be read then.
   DEVICE bool has(u32 i) const {
-    if constexpr (!PERSISTENT) return i == 0;
+    if constexpr (!RUNS_ON) return i == 0;
     turns.wait_full(i);
     return int(ld_shared_u32(record(i))) != NO_MORE_ITEMS;
   }
   // By every warp that reads the record, once it needs it no more; and by threads that read it alone.
   DEVICE void release(u32 i, int lane) const {
-    if constexpr (!PERSISTENT) return;
+    if constexpr (!RUNS_ON) return;
     async_proxy_fence();  // it has been read, where the copy engine writes next
     warp_sync();
     turns.release(i, lane);
   }
   DEVICE void release_alone(u32 i) const {
-    if constexpr (!PERSISTENT) return;
+    if constexpr (!RUNS_ON) return;
     async_proxy_fence();
     turns.release(i, 0);
   }
@@ -221,7 +242,7 @@ struct ItemRecord {
 
 // By the pass before: the records of all items.
 DEVICE void prepare_items(const BackwardParams& p) {
-  if constexpr (!PERSISTENT) return;
+  if constexpr (!RUNS_ON) return;
   const BackwardWorkspace workspace(p);
   for (u32 i = blockIdx.x * PASS_THREADS + threadIdx.x; i < workspace.num_items(p); i += gridDim.x * PASS_THREADS) {
     const ItemRecord record(p, i);
@@ -232,7 +253,7 @@ DEVICE void prepare_items(const BackwardParams& p) {
 
 // By one thread, or LOOKED_UP by a warp, before a barrier of the block: the record of the one item that a block is launched for.
 DEVICE void take_item(const BackwardParams& p, u32 start) {
-  if constexpr (PERSISTENT) return;
+  if constexpr (RUNS_ON) return;
   ItemRecord record(p, blockIdx.x);
   if constexpr (LOOKED_UP) {
     grid_await_previous();  // which finds out what runs of rows make of tiles
@@ -247,25 +268,17 @@ DEVICE void take_item(const BackwardParams& p, u32 start) {
   for (int x = 0; x < RECORD_VECTORS; ++x) st_shared_vec4(ItemBarriers(start).record(0) + 16 * x, record.parts[x]);
 }
 
-// One thread of the producer takes items for a PERSISTENT block. DETERMINISTIC: none ahead of the one at hand, since other
-// blocks would wait for it.
-DEVICE void take_items(const BackwardParams& p, u32 start) {
-  if constexpr (!PERSISTENT) return;
-  grid_await_previous();
-  for (u32 i = 0;; ++i) {
-    const ItemBarriers items(opaque(start));
-    if constexpr (DETERMINISTIC) items.turns.wait_empty(i + KEY_RECORDS - 1);
-    const u32 index = atomic_add(BackwardWorkspace(p).next, 1);
-    const u32 full = items.turns.full_barrier(i);
-    items.turns.wait_empty(i);
-    if (index >= BackwardWorkspace::num_items(p)) {
-      st_shared_u32(items.record(i), u32(NO_MORE_ITEMS));
-      mbarrier_arrive(full);
-      return;
-    }
-    mbarrier_arrive_expect_tx(full, RECORD_BYTES);
-    bulk_load(items.record(i), BackwardWorkspace(p).items + i64(index) * RECORD_VECTORS, RECORD_BYTES, full);
+// RUNS_ON: by one thread, the next item of this thread block.
+DEVICE void take_item(const BackwardParams& p, const ItemBarriers& items, u32 i) {
+  const u32 index = atomic_add(BackwardWorkspace(p).next, 1), full = items.turns.full_barrier(i);
+  items.turns.wait_empty(i);
+  if (index >= BackwardWorkspace::num_items(p)) {
+    st_shared_u32(items.record(i), u32(NO_MORE_ITEMS));
+    mbarrier_arrive(full);
+    return;
   }
+  mbarrier_arrive_expect_tx(full, RECORD_BYTES);
+  bulk_load(items.record(i), BackwardWorkspace(p).items + i64(index) * RECORD_VECTORS, RECORD_BYTES, full);
 }
 
 // A tile of an item, as single threads of the producer visit them: visit_items() calls `visit` for all of a block's, in order.
@@ -276,12 +289,15 @@ struct TileVisit {
   u32 item;     // number of the item, of those with tiles
   bool first, last;  // of its item
 };
-template <typename Visit>
+// RUNS_ON: who TAKES the items asks for the next one before it visits one. There are three records: consumers may be at the item before.
+template <bool TAKES = false, typename Visit>
 DEVICE void visit_items(const BackwardParams& p, u32 start, const Visit& visit) {
   u32 n = 0, with_tiles = 0;
+  if constexpr (TAKES && RUNS_ON) take_item(p, ItemBarriers(opaque(start)), 0);
   for (u32 i = 0;; ++i) {
     const ItemBarriers items(opaque(start));
     if (!items.has(i)) return;
+    if constexpr (TAKES && RUNS_ON) take_item(p, items, i + 1);
     const KeyBlock block{p, items.record(i)};
     const u32 count = u32(block.count());
     if (count > 0) {
@@ -316,7 +332,8 @@ struct Loader {
   DEVICE void run() const {
     INSIDE(inside.enter(WAIT_ITEM);)
     grid_await_previous();
-    visit_items(p, start, [&](const TileVisit& at) {
+    visit_items<FIRST>(p, start, [&](const TileVisit& at) {
+      if (at.first) await_prepared(at.block);
       INSIDE(if (at.first) inside.item(at.block.index());)
       if (!FIRST && at.first) load_keys(at);
       load_tile(at);

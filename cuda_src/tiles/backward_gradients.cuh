@@ -51,6 +51,17 @@ DEVICE void exponentials(const KeyBlock& block, QueryTile tile, int key, float (
   }
 }
 
+// Element e of a pair that pack_16bit() made.
+template <bool BF16>
+DEVICE float unpack_16bit(u32 pair, int e) {
+  const u16 half = u16(e == 0 ? pair : pair >> 16);
+  if constexpr (BF16) {
+    return cvt_f32_bf16(half);
+  } else {
+    return cvt_f32_f16(half);
+  }
+}
+
 // dS = P o (dP - D), packed; P(t, r, e) is element e of this lane's row r in 8-column tile t.
 template <typename Weights>
 DEVICE void gradients(u32 (&dS_rmem)[Br / 4], const float (&dP_rmem)[Br / 2], u32 delta, int lane, Weights P) {

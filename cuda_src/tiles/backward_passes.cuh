@@ -8,15 +8,21 @@ constexpr int PASS_THREADS = 128;
 constexpr int PASS_STRIPS = PASS_THREADS / 32;  // strips of one thread block
 constexpr int ELEMENT_BYTES = FLOAT32 ? 4 : 2;
 
+// Number of this warp's strip among those of a pass.
+DEVICE i64 strip_of_pass() { return i64(blockIdx.x) * PASS_STRIPS + threadIdx.x / 32; }
+
 // A strip of query rows of one head.
 struct StripItem {
-  i64 head;  // over the batch; of packed sequences, over all of them
+  i64 index;  // over all heads of the batch
+  i64 head;  // likewise; of packed sequences, over all of them
   int strip;
   bool valid;
   int number = 0, block = 0;  // of its sequence, and of the strip among those of a packed sequence
 
-  DEVICE StripItem(const BackwardParams& p, const BackwardWorkspace& workspace) {
-    const i64 index = i64(blockIdx.x) * PASS_STRIPS + threadIdx.x / 32;
+  // One that exists, of sequences without LENGTHS: in numbers of 32 bits, which take fewer registers.
+  DEVICE StripItem(u32 index_, u32 of_head)
+      : index(index_), head(index_ / of_head), strip(int(index_ % of_head)), valid(true) {}
+  DEVICE StripItem(const BackwardParams& p, const BackwardWorkspace& workspace, i64 index_) : index(index_) {
     head = index / workspace.strips;
     strip = int(index % workspace.strips);
     valid = head < workspace.num_heads(p);
@@ -101,25 +107,22 @@ DEVICE float dot_word(u32 a, u32 b, float sum) {
 
 // Algorithm 2, l. 4, and what l. 3 says of dQ: zeros in dQ, and the numbers of each row. A row that sees no key has an LSE of
 // -inf; with 0 in its place its P is exp2(-inf - 0) = 0, and its delta must not be NaN, which 0 would not hide.
-DEVICE void prepare_strip(const BackwardParams& p) {
+// A row is read by so many lanes, 16 bytes each at a time, and so many rows at once.
+constexpr int ROW_UNITS = HEAD_DIM * ELEMENT_BYTES / 16;
+constexpr int ROW_LANES = ROW_UNITS <= 2 ? 2 : ROW_UNITS <= 4 ? 4 : ROW_UNITS <= 8 ? 8 : ROW_UNITS <= 16 ? 16 : 32;
+constexpr int ROWS_AT_ONCE = 32 / ROW_LANES;
+
+// By a warp, with IN_FLIGHT rows of a lane at a time. `source` has unit(which, row, unit): 16 bytes of a row of the sequence, of dO
+// (0) or O (1); and number(which, at): of LSE (0) or its gradient (1), of one row per lane.
+template <int IN_FLIGHT, typename Source>
+DEVICE void prepare_strip(const BackwardParams& p, const BackwardWorkspace& workspace, const StripItem& item, const Source& source,
+                          int lane) {
   constexpr float LOG2_E = 1.44269504088896341f;
-  const BackwardWorkspace workspace(p);
-  const StripItem item(p, workspace);
-  const int lane = threadIdx.x % 32;
-  // A row is read by so many lanes, 16 bytes each at a time.
-  constexpr int UNITS = HEAD_DIM * ELEMENT_BYTES / 16;
-  constexpr int LANES = UNITS <= 2 ? 2 : UNITS <= 4 ? 4 : UNITS <= 8 ? 8 : UNITS <= 16 ? 16 : 32;
-  constexpr int ROWS = 32 / LANES;  // of one pass
-  const int unit = lane % LANES, head = int(item.head % p.heads), batch = int(item.head / p.heads);
+  constexpr int UNITS = ROW_UNITS, LANES = ROW_LANES, ROWS = ROWS_AT_ONCE;
+  const int unit = lane % LANES;
   const auto sequence = sequence_of(p, item.number);
-  const char* dO = head_address(p.dout, p.dout_stride, batch, head) + unit * 16 +
-                   sequence.first_row() * (p.dout_stride.seq * ELEMENT_BYTES);
-  const char* O = head_address(p.o, p.o_stride, batch, head) + unit * 16 +
-                  sequence.first_row() * (p.o_stride.seq * ELEMENT_BYTES);
-  float of_sink = 0.0f;
-  if (WHOLE_TILES && blockIdx.x == 0 && threadIdx.x == 0) st_global(workspace.next, u32(0));
   if (item.valid) {
-    vec4* zeros = reinterpret_cast<vec4*>(workspace.strip(item.head, item.strip)) + lane;
+    vec4* zeros = reinterpret_cast<vec4*>(workspace.strip(item.index)) + lane;
 #pragma unroll 8
     for (int n = 0; n < D_TILES; ++n) st_global(zeros + n * (ACCUMULATOR / 4), vec4{0, 0, 0, 0});
     const int strip = LENGTHS_KIND == PACKED ? item.block : item.strip;
@@ -136,50 +139,70 @@ DEVICE void prepare_strip(const BackwardParams& p) {
       }
     }
   }
-  // Algorithm 2, l. 4: D = rowsum(dO * O), and beside it the row's LSE in the units that its reader takes.
-#pragma unroll(STRIP / ROWS < 8 ? STRIP / ROWS : 8)
-  for (int x = 0; x < STRIP; x += ROWS) {
-    const i64 row = item.row() + x + lane / LANES;
-    const bool here = item.valid && row < sequence.rows();
-    const int place = LENGTHS_KIND == PACKED ? item.strip * STRIP + x + lane / LANES : int(row);  // in the workspace
+  // A row's LSE, and what its gradient is, have a lane each.
+  const u32 first_row = u32(item.row()), rows = item.valid ? u32(sequence.rows()) : 0, row = first_row + lane;
+  const bool here = lane < STRIP && row < rows;
+  const i64 at = row_numbers(p, sequence, item.head) + row;
+  const float lse = here ? source.number(0, at) : 0.0f, dlse = here && p.dlse != nullptr ? source.number(1, at) : 0.0f;
+  // Algorithm 2, l. 4: D = rowsum(dO * O).
+  float delta = 0.0f;
+#pragma unroll(STRIP / ROWS < IN_FLIGHT ? STRIP / ROWS : IN_FLIGHT)
+  for (int pass = 0; pass < STRIP / ROWS; ++pass) {
+    const u32 row = first_row + pass * ROWS + lane / LANES;
     float sum = 0.0f;
 #pragma unroll
     for (int x = 0; x < UNITS; x += LANES) {
-      if (here && x + unit < UNITS) {
-        const vec4 a = load_16_bytes<ALIGNMENT>(dO + row * (p.dout_stride.seq * ELEMENT_BYTES) + x * 16);
-        const vec4 b = load_16_bytes<ALIGNMENT>(O + row * (p.o_stride.seq * ELEMENT_BYTES) + x * 16);
+      if (row < rows && x + unit < UNITS) {
+        const vec4 a = source.unit(0, row, x + unit), b = source.unit(1, row, x + unit);
         sum = dot_word(a.w, b.w, dot_word(a.z, b.z, dot_word(a.y, b.y, dot_word(a.x, b.x, sum))));
       }
     }
 #pragma unroll
     for (int distance = 1; distance < LANES; distance *= 2) sum += shfl_xor(sum, distance);
-    if constexpr (WHOLE_TILES) {
-      if (item.valid && !here && unit == 0) {  // rows past the end: their P is exp2(0 - inf) = 0
-        st_global(workspace.lse(item.head, place), -NEG_INF);
-        st_global(workspace.lse(item.head, place) + BLOCK_Q, 0.0f);
-      }
+    const float of_row = u32_as_float(shfl(float_as_u32(sum), lane % ROWS * LANES));
+    if (lane / ROWS == pass) delta = of_row - dlse;
+  }
+  const bool blind = lse == NEG_INF;
+  const float L = blind ? 0.0f : lse * (FLOAT32 ? 1.0f : LOG2_E), D = blind ? 0.0f : delta;
+  if constexpr (WHOLE_TILES) {
+    if (item.valid && lane < STRIP) {
+      float* const numbers = workspace.lse(item.index) + lane;
+      st_global(numbers, here ? L : -NEG_INF);  // rows past the end: their P is exp2(0 - inf) = 0
+      st_global(numbers + BLOCK_Q, here ? D : 0.0f);
     }
-    if (here && unit == 0) {
-      const i64 at = row_numbers(p, sequence, item.head) + row;
-      const float lse = ld_global<float>(p.lse + at);
-      if (p.dlse != nullptr) sum -= ld_global<float>(p.dlse + at);
-      const bool blind = lse == NEG_INF;
-      const RowNumbers numbers = {blind ? 0.0f : lse * (FLOAT32 ? 1.0f : LOG2_E), blind ? 0.0f : sum};
-      if constexpr (WHOLE_TILES) {
-        st_global(workspace.lse(item.head, place), numbers.lse);
-        st_global(workspace.lse(item.head, place) + BLOCK_Q, numbers.delta);
-      } else {
-        st_global(workspace.rows + at * ROW_NUMBER_BYTES, vec2{float_as_u32(numbers.lse), float_as_u32(numbers.delta)});
-      }
-      if constexpr (SINK) {
-        if (!blind) of_sink = fmaf(ex2((ld_global<float>(p.sink + head) - lse) * LOG2_E), sum, of_sink);
-      }
-    }
+  } else if (here) {
+    st_global(workspace.rows + at * ROW_NUMBER_BYTES, vec2{float_as_u32(L), float_as_u32(D)});
   }
   if constexpr (SINK) {
+    float of_sink = here && !blind ? ex2((ld_global<float>(p.sink + item.head % p.heads) - lse) * LOG2_E) * delta : 0.0f;
     of_sink = warp_sum(of_sink);
     if (lane == 0 && item.head < workspace.num_heads(p)) st_global(workspace.sinks + item.head * workspace.strips + item.strip, of_sink);
   }
+}
+
+struct StripInMemory {
+  const BackwardParams& p;
+  const char *dO, *O;  // the first row of the sequence
+
+  DEVICE StripInMemory(const BackwardParams& p_, const StripItem& item) : p(p_) {
+    const int head = int(item.head % p.heads), batch = int(item.head / p.heads);
+    const i64 row = sequence_of(p, item.number).first_row();
+    dO = head_address(p.dout, p.dout_stride, batch, head) + row * (p.dout_stride.seq * ELEMENT_BYTES);
+    O = head_address(p.o, p.o_stride, batch, head) + row * (p.o_stride.seq * ELEMENT_BYTES);
+  }
+  DEVICE vec4 unit(int which, u32 row, int unit) const {
+    const i64 pitch = (which == 0 ? p.dout_stride : p.o_stride).seq * ELEMENT_BYTES;
+    return load_16_bytes<ALIGNMENT>((which == 0 ? dO : O) + row * pitch + unit * 16);
+  }
+  DEVICE float number(int which, i64 at) const { return ld_global<float>((which == 0 ? p.lse : p.dlse) + at); }
+};
+
+// By the pass before.
+DEVICE void prepare_strip(const BackwardParams& p) {
+  const BackwardWorkspace workspace(p);
+  const StripItem item(p, workspace, strip_of_pass());
+  if (WHOLE_TILES && blockIdx.x == 0 && threadIdx.x == 0) st_global(workspace.next, u32(0));
+  prepare_strip<8>(p, workspace, item, StripInMemory(p, item), threadIdx.x % 32);
 }
 
 // A sink's gradient: what all strips of its head have for it, in an order that is always the same. One warp per head.
@@ -198,17 +221,17 @@ DEVICE void sum_sinks(const BackwardParams& p, const BackwardWorkspace& workspac
 }
 
 // dQ in order, multiplied by the scale and rounded. Eight lanes take an accumulator: each reads 64 bytes, which are eight
-// columns of two rows.
-DEVICE void convert_strip(const BackwardParams& p) {
+// columns of two rows. By the pass behind, which begins with strip `first`.
+DEVICE void convert_strip(const BackwardParams& p, i64 first = 0) {
   const BackwardWorkspace workspace(p);
-  const StripItem item(p, workspace);
+  const StripItem item(p, workspace, first + strip_of_pass());
   const int lane = threadIdx.x % 32, g = lane % 8;
   if constexpr (SINK) sum_sinks(p, workspace);
   if (!item.valid) return;
   const int head = int(item.head % p.heads), batch = int(item.head / p.heads);
   const auto sequence = sequence_of(p, item.number);
   char* dQ = head_address(p.dq, p.dq_stride, batch, head) + sequence.first_row() * (p.dq_stride.seq * ELEMENT_BYTES);
-  const float* source = workspace.strip(item.head, item.strip);
+  const float* source = workspace.strip(item.index);
 #pragma unroll(D_TILES >= 16 ? 4 : 1)
   for (int n = lane / 8; n < D_TILES; n += 4) {
     float d[4][4];  // of the four lanes 4g ... 4g + 3, as accumulator_place() says

@@ -33,7 +33,16 @@ DEVICE KeyItem key_item(const BackwardParams& p, u32 index, int head_bytes_per_r
   const u32 all_heads = LENGTHS_KIND == PACKED ? u32(p.kv_heads) : u32(p.batch) * u32(p.kv_heads);
   const i64 head_bytes = i64(p.seqlen_q) * head_bytes_per_row;
   HeadBlock found;
-  if constexpr (DETERMINISTIC) {
+  if constexpr (GROUPED) {
+    const HeadGroups groups{p};
+    const u32 group = min(index / (u32(p.heads_per_group) * Tc), groups.whole()), first = groups.first(group);
+    const u32 rest = index - first * Tc, members = groups.end(group) - first;
+    if constexpr (LATER_ROWS_SEE_MORE) {
+      found = {rest / members, first + rest % members};
+    } else {
+      found = {rest % Tc, first + rest / Tc};
+    }
+  } else if constexpr (DETERMINISTIC) {
     found = block_in_turn(index, Tc, all_heads, head_bytes);
   } else {
     found = ordered_block(index, Tc, all_heads, head_bytes);

@@ -9,9 +9,11 @@
 // Of packed sequences a head has one row of strips, and of tiles, in which each sequence has its own (first_packed_block).
 #pragma once
 #include "backward_params.cuh"
+#include "primitives/opaque.cuh"
 #include "primitives/reduction.cuh"
 #include "tiles/fragments.cuh"
 #include "tiles/lengths.cuh"
+#include "tiles/schedule.cuh"
 
 // Four neighbours can be added at once from sm_90 on. Else each of the four registers of a warp has 128 bytes to itself.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
@@ -39,12 +41,38 @@ constexpr int HEADER_FLOATS = 32;  // before the tiles: they begin on multiples 
 static_assert(!WHOLE_TILES || TILE_FLOATS % 32 == 0, "whole lines of the cache");
 static_assert(!WHOLE_TILES || TILE_STRIPS % 4 == 0, "records of items behind the numbers of strips are aligned");
 
+// Whether heads are worked on in groups.
+constexpr bool GROUPED = WHOLE_TILES && !DETERMINISTIC && !is_looked_up(MASK_KIND) && LENGTHS_KIND == DENSE;
+// Whether thread blocks take one key block after another, and do most of the passes before and after beside their tiles
+// (tiles/backward_background.cuh). In a fixed order of sums each block would be waited for; where tiles are listed, and with
+// lengths, an item has more to it than its record; with a soft cap consumers need all registers, and with a sink the passes do.
+constexpr bool RUNS_ON = PERSISTENT && GROUPED && !SOFTCAP && !SINK;
+
+// GROUPED: key/value heads that are worked on together, so that dQ of a few groups lies in the L2 cache at a time. RUNS_ON: while
+// one group is, the next ones are prepared and those before are converted (tiles/backward_background.cuh), but for the first
+// and the last ones, with which the passes before and after are done. Which is the planner's choice (cufa/core/order.py).
+struct HeadGroups {
+  const BackwardParams& p;
+  DEVICE u32 heads() const { return u32(p.batch) * opaque(u32(p.kv_heads)); }
+  DEVICE u32 whole() const { return u32(p.whole_groups); }  // groups before the last one, which is of all heads that are left
+  DEVICE u32 first(u32 group) const { return group * u32(p.heads_per_group); }
+  DEVICE u32 end(u32 group) const { return group < whole() ? first(group + 1) : heads(); }
+  DEVICE u32 strips() const { return u32(p.strips_per_head); }
+  // The first one that the pass behind converts.
+  DEVICE u32 left() const { return first(u32(p.groups_converted)) * strips(); }
+};
+
+// RUNS_ON. Of each key/value head: how many of its strips are prepared, and how many warps have added all of a key block. Of each
+// group: how many batches of its strips have been taken, to be prepared and to be converted.
+enum Counter { PREPARED, ADDED, TO_PREPARE, TO_CONVERT };
+
 struct BackwardWorkspace {
   float* dQ;   // (batch * heads, strips, D_TILES) accumulators; WHOLE_TILES: (batch * heads, tiles, TILE_FLOATS)
   char* rows;  // (batch * heads, seqlen_q) RowNumbers; WHOLE_TILES: none
   u32* next;   // WHOLE_TILES: the item that is to be taken next
   vec4* items;  // WHOLE_TILES: (key blocks * batch * kv_heads, RECORD_VECTORS), in the order in which they are taken
   u32* turns;  // (batch * heads, query tiles), DETERMINISTIC; WHOLE_TILES: none, they are with their tiles
+  u32* counters;  // RUNS_ON: (4, batch * kv_heads), of each Counter
   float* sinks;  // SINK: (batch * heads, strips), what each strip adds to dsink; WHOLE_TILES: before the items
   i32 strips;  // of a head
 
@@ -62,6 +90,7 @@ struct BackwardWorkspace {
       sinks = reinterpret_cast<float*>(items);
       items = reinterpret_cast<vec4*>(sinks + heads * strips);
     }
+    counters = reinterpret_cast<u32*>(items + i64(num_items(p)) * RECORD_VECTORS);
   }
 
   // Over the batch, where a sequence has its own strips.
@@ -85,17 +114,21 @@ struct BackwardWorkspace {
     return static_cast<float*>(p.workspace) + HEADER_FLOATS + i64(index) * TILE_FLOATS;
   }
 
-  // The accumulators of one strip of a head, `head` counted over the batch.
-  DEVICE float* strip(i64 head, int strip_number) const {
+  DEVICE u32* counter(const BackwardParams& p, Counter which, u32 i) const { return counters + which * HeadGroups{p}.heads() + i; }
+
+  // The accumulators of the `index`th of all strips, a head's side by side.
+  DEVICE float* strip(i64 index) const {
     if constexpr (WHOLE_TILES) {
-      return dQ + (head * strips + strip_number) / TILE_STRIPS * TILE_FLOATS +
-             strip_number % TILE_STRIPS * (D_TILES * ACCUMULATOR);
+      const u32 i = u32(index);
+      return dQ + i64(i / TILE_STRIPS) * TILE_FLOATS + i % TILE_STRIPS * (D_TILES * ACCUMULATOR);
     }
-    return dQ + (head * strips + strip_number) * (D_TILES * ACCUMULATOR);
+    return dQ + index * (D_TILES * ACCUMULATOR);
   }
-  // WHOLE_TILES: lse of a row of a head's strips; its delta lies BLOCK_Q floats behind.
-  DEVICE float* lse(i64 head, int row) const {
-    return dQ + (head * (strips / TILE_STRIPS) + row / BLOCK_Q) * TILE_FLOATS + BLOCK_Q * HEAD_DIM + row % BLOCK_Q;
+  DEVICE float* strip(i64 head, int of_head) const { return strip(head * strips + of_head); }
+  // WHOLE_TILES: lse of its first row; its delta lies BLOCK_Q floats behind.
+  DEVICE float* lse(i64 index) const {
+    const u32 i = u32(index);
+    return dQ + i64(i / TILE_STRIPS) * TILE_FLOATS + BLOCK_Q * HEAD_DIM + i % TILE_STRIPS * STRIP;
   }
 };
 

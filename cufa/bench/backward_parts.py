@@ -8,8 +8,8 @@ in registers. A tile is ``block_q`` queries of one head and ``block_kv`` keys:
 - wide heads: one warpgroup computes S and dV, the other dP and dK, each a half of the columns of dQ, in two runs. P
   goes from the one to the other through shared memory.
 
-An item (a key block of a key/value head) of narrow heads computes one S and one dQ more than it has tiles, since dQ is
-that of the tile before.
+An item (a key block of a key/value head) of narrow heads computes one dQ more than it has tiles, since dQ is that of
+the tile before.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def _narrow(problem: Problem, config: Fa3BackwardConfig, tiles: int, items: int)
     staged = tiles * groups * _GROUP_ROWS * columns * _FLOAT if config.bulk_add else 0
     added = tiles * queries * head_dim * _FLOAT if config.bulk_add else 0
     return (
-        _part("S", (tiles + items) * groups, score),
+        _part("S", tiles * groups, score),
         _part("dP", tiles * groups, score),
         _part("dV", tiles * groups, gradient),
         _part("dK", tiles * groups, gradient),

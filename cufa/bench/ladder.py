@@ -56,11 +56,10 @@ _STORIES: dict[type[TileConfig], Story] = {
         (
             Step("bulk_add", "dQ added by the copy engine"),
             Step("block_q", "128 queries per tile", 64, 128),
-            Step("dq_first", "dQ under the exponentials", kernels=("fa3_backward",)),
+            Step("num_stages", "a third stage of Q", 2, 3, kernels=("fa3_backward",)),
             # Of wide heads they would spill.
             Step("persistent", "persistent blocks", kernels=("fa3_backward",)),
             Step("early_launches", "early launches", kernels=("fa3_backward", "fa3_backward_wide")),
-            Step("num_stages", "a third stage of Q", 2, 3, kernels=("fa3_backward",)),
         ),
         older="fa2",
         older_words="FlashAttention-2",

@@ -161,17 +161,17 @@ def _gpu_copy_rate() -> float:
 
 def _cpu_limits() -> Limits:
     rng = np.random.default_rng(0)
-    source = np.ones(1 << 25, np.float64)
+    source = np.ones(1 << 24, np.float64)  # 128 MiB: several times what caches hold
     run = functools.partial(np.copyto, np.empty_like(source), source)
-    copy = measure({"copy": run}, on_gpu=False, seconds=0.2)["copy"]
+    copy = measure({"copy": run}, on_gpu=False, seconds=0.1)["copy"]
     n, flops = 1024, {}
     for dtype in (np.float32, np.float64):
         a, b = rng.standard_normal((2, n, n)).astype(dtype)
         product = np.empty((n, n), dtype)
         name = np.dtype(dtype).name
         run = functools.partial(np.matmul, a, b, out=product)
-        flops[name] = 2 * n**3 / measure({name: run}, on_gpu=False, seconds=0.3)[name].p10
+        flops[name] = 2 * n**3 / measure({name: run}, on_gpu=False, seconds=0.15)[name].p10
     x = -rng.random(1 << 16, np.float32)
     y = np.empty_like(x)
-    exp = measure({"exp": lambda: np.exp(x, out=y)}, on_gpu=False, seconds=0.1)["exp"]
+    exp = measure({"exp": lambda: np.exp(x, out=y)}, on_gpu=False, seconds=0.05)["exp"]
     return Limits(2 * source.nbytes / copy.p10, flops, x.size / exp.p10)

@@ -67,14 +67,19 @@ def simulate(order: Order, costs: npt.NDArray[np.generic], slots: int) -> tuple[
     takes its own items one after another, in a slot of its own.
     """
     lengths = np.asarray(costs, np.float64)
+    if order.thread_block is None and len(lengths) and 0 < lengths.min() == lengths.max():
+        turn, where = np.divmod(np.arange(len(order)), slots)  # all slots end together, again and again
+        turns = np.concatenate([[0.0], np.cumsum(lengths[: turn[-1] + 1])])  # added up as below
+        return turns[turn], turns[turn + 1], where
     if order.thread_block is None:
         free = [(0.0, slot) for slot in range(slots)]  # a heap: all free at 0, slot after slot
-        start, where = np.empty(len(order)), np.empty(len(order), np.int64)
-        for i, length in enumerate(lengths.tolist()):
-            at, slot = free[0]
-            start[i], where[i] = at, slot
+        taken = []
+        for length in lengths.tolist():
+            at, slot = place = free[0]
+            taken.append(place)
             heapq.heapreplace(free, (at + length, slot))
-        return start, start + lengths, where
+        start = np.array([at for at, _ in taken], np.float64)
+        return start, start + lengths, np.array([slot for _, slot in taken], np.int64)
     block = order.thread_block
     by_block = np.argsort(block, kind="stable")
     ends = np.cumsum(lengths[by_block])
@@ -86,10 +91,13 @@ def simulate(order: Order, costs: npt.NDArray[np.generic], slots: int) -> tuple[
 
 
 def makespan(order: Order, costs: npt.NDArray[np.generic], slots: int) -> float:
-    """When the last item ends."""
-    if order.thread_block is not None:  # no need to know when each begins
+    """When the last item ends. There is no need to know when, and where, each begins."""
+    if order.thread_block is not None:
         return float(np.bincount(order.thread_block, costs).max(initial=0.0))
-    return float(simulate(order, costs, slots)[1].max(initial=0.0))
+    free = [0.0] * slots
+    for length in np.asarray(costs, np.float64).tolist():
+        heapq.heapreplace(free, free[0] + length)
+    return max(free)
 
 
 # --- The orders of our kernels ----------------------------------------------------------------------------
@@ -121,6 +129,63 @@ def key_blocks(problem: Problem, schedule: Schedule, in_turn_share: int = L2_SHA
     block, head = _head_blocks(problem, columns, heads, of_queries)
     # Where later rows see more, early key blocks are seen by more rows: the same order turned around.
     return Order(columns - 1 - block if problem.later_rows_see_more else block, head)
+
+
+@dataclasses.dataclass(frozen=True)
+class HeadGroups:
+    """Key/value heads that the backward on Hopper works on together: ``HeadGroups`` of backward_workspace.cuh."""
+
+    size: int
+    """Heads of each group but the last."""
+    whole: int
+    """Groups before the last, which has all heads that are left: with few items of many tiles left, most SMs would
+    have nothing to do."""
+    before: int
+    """So many groups are prepared by the pass before; the others while key blocks are computed."""
+    converted: int
+    """So many are converted while key blocks are computed; the others by the pass behind."""
+
+    def scalars(self) -> dict[str, int]:
+        """As the kernels are given them."""
+        return {
+            "heads_per_group": self.size,
+            "whole_groups": self.whole,
+            "groups_before": self.before,
+            "groups_converted": self.converted,
+        }
+
+
+#: Of dQ in float32, in the heads that are worked on at a time; and key blocks of the last group, at least.
+_GROUP_BYTES, _LAST_ITEMS = 12 << 20, 400
+#: Keys that a query must see, on average, for its dQ to be prepared and converted in the time that its tiles take.
+_BUSY_KEYS = 2000
+
+
+def head_groups(problem: Problem, key_blocks: int) -> HeadGroups:
+    """``key_blocks``: of a head."""
+    heads = problem.batch * problem.kv_heads
+    of_head = problem.group_size * problem.seqlen_q * problem.head_dim * 4
+    size = max(1, min(heads, _GROUP_BYTES // max(of_head, 1)))
+    last = min(heads, -(-_LAST_ITEMS // max(key_blocks, 1)))
+    whole = (heads - last) // size
+    queries = max(problem.batch * problem.heads * problem.seqlen_q, 1)
+    share = min(1.0, problem.all_visible_scores / queries / _BUSY_KEYS)
+    aside = int(share * heads) // size
+    return HeadGroups(size, whole, max(1, whole + 1 - aside), min(whole, aside))
+
+
+def key_blocks_in_groups(problem: Problem, schedule: Schedule) -> Order:
+    """Thread blocks that take one key block after another (backward on Hopper), in groups of heads."""
+    heads, columns = problem.batch * problem.kv_heads, schedule.num_kv_blocks
+    groups = head_groups(problem, columns)
+    size, whole = groups.size, groups.whole
+    index = np.arange(columns * heads)
+    first = np.minimum(index // (size * columns), whole) * size
+    rest = index - first * columns
+    if not problem.later_rows_see_more:
+        return Order(rest % columns, first + rest // columns)
+    members = np.where(first == whole * size, heads - first, size)
+    return Order(rest // members, first + rest % members)
 
 
 def _head_blocks(problem: Problem, rows: int, heads: int, of_head: int) -> tuple[Ints, Ints]:

@@ -159,7 +159,11 @@ FA2_BACKWARD = KernelSpec(
     choose=_backward_choose,
     order=lambda problem, schedule, num_sms: order.key_blocks(problem, schedule),
     operation="backward",
-    further_constants=lambda problem: {"DETERMINISTIC": problem.deterministic, "WHOLE_TILES": False},
+    further_constants=lambda problem: {
+        "DETERMINISTIC": problem.deterministic,
+        "WHOLE_TILES": False,
+        "PERSISTENT": False,
+    },
     lengths=LENGTH_KINDS,
     score_changes=("alibi", "sink"),
 )

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 from ..core import order
+from ..core.architectures import Device
 from ..core.lengths import LENGTH_KINDS
 from ..core.operation import Split
 from ..core.problem import MASK_KINDS, MAX_HEAD_DIM, Problem
+from ..core.schedule import Schedule
 from .backward import PASS_WARPS, STRIP
 from .config import TileConfig
 from .shared_memory import Buffer
@@ -17,8 +20,8 @@ from .spec import Box, KernelSpec, Launch, ceil_div
 GROUP_KEYS = 64
 """Rows of Sᵀ in one consumer warpgroup."""
 
-ITEM_RECORDS = 2
-"""The item at hand and the one after it, which the producer is ahead with."""
+ITEM_RECORDS = 3
+"""The item at hand, the one after it, which the producer may be at, and the next, which it asks for."""
 
 ITEM_BYTES = 48
 
@@ -34,12 +37,20 @@ class Fa3BackwardConfig(TileConfig):
     """Buffers of dS."""
     bulk_add: bool = True
     """dQ is added by the copy engine, from shared memory; else by every thread from its registers."""
-    dq_first: bool = False
-    """dQ of the tile before is in flight under the exponentials, not behind them."""
     persistent: bool = False
-    """As many thread blocks as run at once take one key block after another; else each is launched for one."""
+    """As many thread blocks as run at once take one key block after another, and prepare and convert dQ beside their
+    tiles; else each is launched for one. Where :func:`_runs_on`."""
     early_launches: bool = False
     """The main pass and the last one may begin while the one before ends (programmatic dependent launch)."""
+
+    gone: ClassVar[Mapping[str, Any]] = {"dq_first": False}
+
+    @property
+    def warps_text(self) -> str:
+        """That blocks run on goes without saying, but for wide heads, whose blocks never do."""
+        return super().warps_text + (
+            "" if self.persistent or self.block_kv <= GROUP_KEYS else ", a block each"
+        )
 
 
 def _listed_tiles(config: TileConfig) -> int:
@@ -56,14 +67,14 @@ def _shared_memory(config: Fa3BackwardConfig, head_dim: int) -> tuple[Buffer, ..
         dq_columns = 64
     dq = Buffer("DQ", consumers * 64 * dq_columns * 4 if config.bulk_add else 0)
     counts = {"Q": config.num_stages, "DO": config.do_stages, "DS": config.ds_stages, "DQ": 1}
-    return (*_tiles(config, head_dim), dq, *_numbers_and_barriers(config, counts))
+    return (*_tiles(config, head_dim), dq, *_numbers_and_barriers(config, head_dim, counts))
 
 
 def _wide_shared_memory(config: Fa3BackwardConfig, head_dim: int) -> tuple[Buffer, ...]:
     """K and V; rings of Q, dO and dS, with the two numbers of each row; P; barriers."""
     p = Buffer("P", config.block_q * config.block_kv * 2)
     counts = {"Q": config.num_stages, "DO": config.do_stages, "P": 1, "DS": config.ds_stages, "DQ": 2}
-    return (*_tiles(config, head_dim), p, *_numbers_and_barriers(config, counts))
+    return (*_tiles(config, head_dim), p, *_numbers_and_barriers(config, head_dim, counts))
 
 
 def _tiles(config: Fa3BackwardConfig, head_dim: int) -> tuple[Buffer, ...]:
@@ -77,7 +88,9 @@ def _tiles(config: Fa3BackwardConfig, head_dim: int) -> tuple[Buffer, ...]:
     )
 
 
-def _numbers_and_barriers(config: Fa3BackwardConfig, counts: dict[str, int]) -> tuple[Buffer, ...]:
+def _numbers_and_barriers(
+    config: Fa3BackwardConfig, head_dim: int, counts: dict[str, int]
+) -> tuple[Buffer, ...]:
     """``counts``: buffers of each ring."""
     return (
         Buffer("LSE", config.num_stages * config.block_q * 4),
@@ -95,7 +108,24 @@ def _numbers_and_barriers(config: Fa3BackwardConfig, counts: dict[str, int]) -> 
         Buffer("TAIL_FULL", 2 * 8, align=8),
         Buffer("SEQUENCE", 32, align=16),
         Buffer("LIST", 4 * _listed_tiles(config), align=16),
+        Buffer("BACKGROUND", 4 * 64 * head_dim if config.persistent else 0, align=16, over="LIST"),
     )
+
+
+def _grouped(problem: Problem) -> bool:
+    """Whether heads are worked on in groups: ``GROUPED`` of backward_workspace.cuh."""
+    return not (problem.deterministic or problem.mask.beyond_band or problem.lengths.ragged)
+
+
+def _runs_on(problem: Problem, config: Fa3BackwardConfig) -> bool:
+    """Whether thread blocks take one key block after another."""
+    return config.persistent and problem.softcap is None and not problem.sink and _grouped(problem)
+
+
+def _order(problem: Problem, schedule: Schedule, num_sms: int) -> order.Order:
+    if _grouped(problem):
+        return order.key_blocks_in_groups(problem, schedule)
+    return order.key_blocks(problem, schedule, 2 * order.L2_SHARE)
 
 
 def _strips(problem: Problem, config: Fa3BackwardConfig) -> int:
@@ -112,18 +142,31 @@ def _launches(
 ) -> tuple[Launch, ...]:
     """Key blocks and key/value heads, between two passes over the queries."""
     name = "fa3_backward" if config.block_kv > GROUP_KEYS else "fa3_backward_wide"
-    passes = (ceil_div(_strips(problem, config), PASS_WARPS), 1, 1)
+    strips = _strips(problem, config)
+    before = after = strips
+    if _runs_on(problem, config):  # the passes take the first and the last groups of heads
+        heads = problem.batch * problem.kv_heads
+        of_head = strips // max(heads, 1)
+        groups = order.head_groups(problem, ceil_div(problem.seqlen_k, config.block_kv))
+        before = of_head * (heads if groups.before > groups.whole else groups.size * groups.before)
+        after = of_head * (heads - groups.size * groups.converted)
     return (
-        Launch(f"{name}_prepare", passes, PASS_WARPS * 32, 0),
+        Launch(f"{name}_prepare", (ceil_div(before, PASS_WARPS), 1, 1), PASS_WARPS * 32, 0),
         Launch(
             name,
             (_items(problem, config), 1, 1),
             config.num_warps * 32,
             shared_memory,
             dependent=config.early_launches,
-            persistent=config.persistent,
+            persistent=_runs_on(problem, config),
         ),
-        Launch(f"{name}_convert", passes, PASS_WARPS * 32, 0, dependent=config.early_launches),
+        Launch(
+            f"{name}_convert",
+            (ceil_div(after, PASS_WARPS), 1, 1),
+            PASS_WARPS * 32,
+            0,
+            dependent=config.early_launches,
+        ),
     )
 
 
@@ -137,7 +180,8 @@ def _workspace(problem: Problem, config: Fa3BackwardConfig, split: Split | None 
         128
         + tiles * tile
         + problem.sink * strips * 4
-        + (_items(problem, config) * ITEM_BYTES if config.persistent else 0)
+        + _runs_on(problem, config)
+        * (_items(problem, config) * ITEM_BYTES + 16 * problem.batch * problem.kv_heads)
     )
 
 
@@ -149,6 +193,19 @@ def _boxes(config: Fa3BackwardConfig) -> dict[str, Box]:
 
 def _config(block_q: int, block_kv: int, num_stages: int, **own: Any) -> Fa3BackwardConfig:
     return Fa3BackwardConfig(block_q, block_kv, num_warps=12, num_stages=num_stages, **own)
+
+
+#: A thread block that runs on asks for its next key block while it is busy with one. With fewer per SM than this some
+#: wait for the others in the end longer than they have gained (H200: 4 of GQA 32/8 at 4k took 1.25 times as long).
+_ITEMS_PER_SM = 12
+
+
+def _choose(problem: Problem, fitting: tuple[Fa3BackwardConfig, ...], device: Device) -> Fa3BackwardConfig:
+    """Where key blocks are few, a thread block for each."""
+    chosen = fitting[0]
+    each = dataclasses.replace(chosen, persistent=False)
+    few = _items(problem, chosen) < _ITEMS_PER_SM * device.num_sms
+    return each if few and _runs_on(problem, chosen) and each in fitting else chosen
 
 
 def _refusal(spec: KernelSpec, problem: Problem) -> str | None:
@@ -168,10 +225,15 @@ FA3_BACKWARD = KernelSpec(
     source="fa3_backward.cu",
     dtypes=("float16", "bfloat16"),
     precisions=("native",),
-    configs=(
-        _config(128, 128, 2, max_head_dim=64),
-        _config(64, 128, 2, min_head_dim=72, max_head_dim=128),
+    configs=tuple(
+        config
+        for persistent in (True, False)
+        for config in (
+            _config(128, 128, 3, max_head_dim=64, persistent=persistent),
+            _config(64, 128, 2, min_head_dim=72, max_head_dim=128, persistent=persistent),
+        )
     ),
+    choose=_choose,
     shared_memory=_shared_memory,
     launches=_launches,
     workspace=_workspace,
@@ -183,7 +245,7 @@ FA3_BACKWARD = KernelSpec(
     min_capability=90,
     max_capability=90,
     boxes=_boxes,
-    order=lambda problem, schedule, num_sms: order.key_blocks(problem, schedule, 2 * order.L2_SHARE),
+    order=_order,
     operation="backward",
     further_constants=lambda problem: {"DETERMINISTIC": problem.deterministic, "WHOLE_TILES": True},
     further_refusal=_refusal,

@@ -112,8 +112,8 @@ def translation_unit(source: str, constants: Mapping[str, int | bool]) -> str:
 
 def _raw_digest(source: str) -> str:
     digest = hashlib.sha256()
-    for path in included_files(source, stamps=True):
-        digest.update(path.read_bytes())
+    for text in _sources(source, stamps=True).values():
+        digest.update(text.encode())
     return digest.hexdigest()[:16]
 
 

@@ -11,9 +11,11 @@ import numpy as np
 
 from ..core.mask import Mask
 from ..core.operation import Arrays, Operand, Operation, register
+from ..core.order import head_groups
 from ..core.params import Params
 from ..core.problem import Problem
 from ..kernels import KernelSpec, TileConfig
+from ..kernels.backward import STRIP
 from ..masks.checks import check_flag
 from ..planner import Plan, choose_tiles
 from . import arrays, calls, further
@@ -255,7 +257,10 @@ def _run_on_cpu(plan: Plan, given: Arrays) -> None:
 
 
 def _scalars(plan: Plan, given: Arrays) -> dict[str, int | float]:
-    return {**scalars(plan, given), "scale": plan.problem.scale}
+    p, config = plan.problem, plan.config
+    groups = head_groups(p, -(-p.seqlen_k // config.block_kv)).scalars()
+    strips = p.group_size * -(-p.seqlen_q // config.block_q) * (config.block_q // STRIP)
+    return {**scalars(plan, given), "scale": p.scale, **groups, "strips_per_head": strips}
 
 
 def _io_bytes(p: Problem) -> int:

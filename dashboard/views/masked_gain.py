@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 import streamlit as st
 
@@ -99,10 +100,10 @@ def _gain_words(here: float, limit: float) -> str:
     return f"{text} The longer the sequence, the larger the share of it that the mask hides."
 
 
-@st.cache_data(max_entries=128, show_spinner=False)
+@functools.lru_cache(128)
 def simulated(
     problem: Problem, tiling: Schedule, kernel: str, num_sms: int, blocks_per_sm: int
-) -> tuple[list[int], list[float]]:
+) -> tuple[tuple[int, ...], tuple[float, ...]]:
     """Speed-up of skipping by length in simulated launches; too large launches are left out."""
     lengths, ratios = [], []
     for n in _LENGTHS:
@@ -119,7 +120,7 @@ def simulated(
         if spans[1]:  # a far diagonal hides everything of a short sequence
             lengths.append(n)
             ratios.append(spans[0] / spans[1])
-    return lengths, ratios
+    return tuple(lengths), tuple(ratios)
 
 
 def _drawn(kernel: str) -> KernelSpec:

@@ -1,0 +1,110 @@
+"""Hopper's backward where thread blocks do the passes before and after beside their tiles: gradients, who has which
+strips, and bugs that must be found."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from backward_support import NAMES, assert_gradients, make_case
+from test_emulate_backward_bugs import Bug, bug, check_planted, patch
+
+from cufa.core import order
+from cufa.core.mask import CAUSAL, FULL, Band
+from cufa.executor.emulate import emulate_backward
+from cufa.kernels import KERNELS
+
+__all__ = ["patch"]
+
+BACKGROUND, BLOCK = "tiles/backward_background.cuh", "tiles/backward_block.cuh"
+LONG, SHORT = KERNELS["fa3_backward"].configs[:2]
+#: Five groups of a head each, ragged tiles.
+SHAPE = {"heads": 5, "kv_heads": 5, "seqlen_q": 140, "seqlen_k": 150, "head_dim": 64}
+
+
+@pytest.fixture(autouse=True)
+def small_groups(monkeypatch):
+    """A head each, but for two in the last; all but the first are prepared beside tiles, all but the last converted."""
+    monkeypatch.setattr(order, "_GROUP_BYTES", 1)
+    monkeypatch.setattr(order, "_LAST_ITEMS", 4)
+    monkeypatch.setattr(order, "_BUSY_KEYS", 1)
+
+
+def run(head_dim=64, batch=1, dtype="bfloat16", mask=CAUSAL, **how):
+    case = make_case(batch, 6, 3, 140, 150, head_dim, dtype, mask=mask, dlse=True, seed=head_dim)
+    config = next(x for x in (LONG, SHORT) if x.fits(head_dim))
+    options = {"mode": "checked", "trace": False, "config": config, **how}
+    return case, emulate_backward(*case.arrays, algorithm="fa3", **case.options, **options)
+
+
+@pytest.mark.parametrize("mask", [FULL, CAUSAL, Band(30, 10)], ids=str)
+@pytest.mark.parametrize(("head_dim", "dtype"), [(64, "bfloat16"), (72, "float16"), (128, "bfloat16")])
+@pytest.mark.sampled(fixed=2, dated=2)
+def test_gradients(head_dim, dtype, mask):
+    case, found = run(head_dim, 2, dtype, mask)
+    assert found.findings == ()
+    assert_gradients([found.results[name] for name in NAMES], case)
+
+
+@pytest.mark.parametrize("schedule", ["descending", 7])
+def test_in_any_order_of_warps_and_copies(schedule):
+    case, found = run(schedule=schedule, copies="late")
+    assert found.findings == ()
+    assert_gradients([found.results[name] for name in NAMES], case)
+
+
+def test_passes_have_what_is_left():
+    """The groups before, beside and behind are all there are."""
+    problem = run()[1].plan.problem
+    groups = order.head_groups(problem, 2)
+    assert dataclasses.astuple(groups) == (1, 1, 1, 1)
+    launches = run()[1].plan.launches
+    strips = 2 * 16  # of a key/value head: two query heads of 140 rows
+    assert [launch.grid[0] * 4 for launch in launches[::2]] == [strips, 2 * strips]
+
+
+BUGS = {
+    "tiles visited before they are prepared": bug(
+        BLOCK, "      if (at.first) await_prepared(at.block);\n", "", "race", LONG
+    ),
+    "zeros and numbers that the copy engine does not see": bug(
+        BLOCK, "  global_proxy_fence();\n}", "}", "proxy-fence", LONG
+    ),
+    "converted before all have added": bug(
+        BACKGROUND, "      if constexpr (CONVERTS) await_added(opaque(s));\n", "", "race", LONG
+    ),
+    "additions told before they are done": bug(
+        BLOCK, "    bulk_wait();\n    const u32 head", "    const u32 head", "race", LONG
+    ),
+    "strips read before they are there": bug(
+        BACKGROUND, "          cp_async_wait<1>();\n", "", "race never-written copy-not-awaited", LONG
+    ),
+    "slots taken while they are read": bug(
+        BACKGROUND,
+        "        warp_sync();  // it has been read, and all lanes have written theirs\n",
+        "",
+        "race",
+        LONG,
+    ),
+    "one row of O for another": bug(
+        BACKGROUND, "const u32 r = row + u / ROW_UNITS;", "const u32 r = row;", "", LONG
+    ),
+    "scale forgotten": bug(
+        BACKGROUND,
+        "u32_as_float(v.x) * p.scale, u32_as_float(v.y) * p.scale",
+        "u32_as_float(v.x), u32_as_float(v.y)",
+        "",
+        LONG,
+    ),
+    "rows of a strip's lower half lost": bug(
+        BACKGROUND, "      if (has_lower)", "      if (false)", "", SHORT, head_dim=72
+    ),
+}
+
+
+@pytest.mark.sampled(fixed=2, dated=2)
+@pytest.mark.parametrize("name", BUGS)
+def test_planted(patch, name):
+    planted: Bug = BUGS[name]
+    shape = {**SHAPE, **planted.case}
+    check_planted(patch, dataclasses.replace(planted, case=shape), algorithm="fa3")
