@@ -258,9 +258,12 @@ def _run_on_cpu(plan: Plan, given: Arrays) -> None:
 
 def _scalars(plan: Plan, given: Arrays) -> dict[str, int | float]:
     p, config = plan.problem, plan.config
+    found = {**scalars(plan, given), "scale": p.scale}
+    if p.deterministic or p.mask.beyond_band or p.lengths.ragged:  # no groups of heads
+        return found
     groups = head_groups(p, -(-p.seqlen_k // config.block_kv)).scalars()
     strips = p.group_size * -(-p.seqlen_q // config.block_q) * (config.block_q // STRIP)
-    return {**scalars(plan, given), "scale": p.scale, **groups, "strips_per_head": strips}
+    return {**found, **groups, "strips_per_head": strips}
 
 
 def _io_bytes(p: Problem) -> int:
