@@ -45,13 +45,32 @@ Target find(Thread& thread, u32 address, u32 bytes, Access kind, const char* wha
 }
 
 void land(Block& block, const RemoteStore& store) {
-  std::memcpy(block.shared + (store.smem - kSharedBase), store.value, store.bytes);
+  std::memcpy(block.shared + (store.smem - kSharedBase), store.source ? store.source : store.value, store.bytes);
   Mbarrier& barrier = block.mbarriers.at(store.barrier);
   if (block.checked) {
     VectorClock& clock = store.thread->block == &block ? barrier.arrived : barrier.sent;
     block.races.publish_copy(*store.thread, store.smem, store.bytes, clock);
   }
   land_bytes(block, barrier, store.bytes);
+}
+
+// The mbarrier of the block `target` at an address of the cluster, which this thread must know to be initialised.
+Mbarrier& find_barrier(Thread& thread, u32 barrier, Block& target, const char* what, Site site) {
+  Block& block = *thread.block;
+  const auto found = target.mbarriers.find(in_block(barrier));
+  if (found == target.mbarriers.end()) {
+    abandon(block, "barrier", site,
+            std::string(what) + " to " + describe(target.index) +
+                ", where no mbarrier was initialised at the address given: " + describe(thread) + " at " + describe(site));
+  }
+  if (block.checked && &target != &block && !block.races.knows(thread, found->second)) {
+    report(block, "race", site, {"", 0}, [&] {
+      return "the mbarrier at shared offset " + std::to_string(in_block(barrier) - kSharedBase) + " of " +
+             describe(target.index) + " may not have been initialised for " + describe(thread) + " at " + describe(site) +
+             ": fence.mbarrier_init and a barrier of the cluster would tell";
+    });
+  }
+  return found->second;
 }
 
 }  // namespace
@@ -79,21 +98,45 @@ void store_async(u32 address, const void* value, u32 bytes, u32 barrier, Site si
   Block& block = *thread.block;
   const Target target = find(thread, address, bytes, Access::async_write, "st.async", site);
   if (!target.block) return;
-  const auto found = target.block->mbarriers.find(in_block(barrier));
-  if (barrier >> kRankShift != address >> kRankShift || found == target.block->mbarriers.end()) {
-    abandon(block, "barrier", site,
-            "st.async to " + describe(target.block->index) + ", where no mbarrier was initialised at the address given: " +
-                describe(thread) + " at " + describe(site));
-  }
-  if (block.checked && target.block != &block && !block.races.knows(thread, found->second)) {
-    report(block, "race", site, {"", 0}, [&] {
-      return "the mbarrier at shared offset " + std::to_string(in_block(barrier) - kSharedBase) + " of " +
-             describe(target.block->index) + " may not have been initialised for " + describe(thread) + " at " +
-             describe(site) + ": fence.mbarrier_init and a barrier of the cluster would tell";
-    });
-  }
+  if (barrier >> kRankShift != address >> kRankShift) barrier = 0;
+  find_barrier(thread, barrier, *target.block, "st.async", site);
   RemoteStore store = {&thread, in_block(address), bytes, in_block(barrier), {}};
   std::memcpy(store.value, value, bytes);
+  if (block.launch.late_copies) {
+    target.block->remote_stores.push_back(store);
+  } else {
+    land(*target.block, store);
+  }
+}
+
+void arrive_in_cluster(u32 address, Site site) {
+  Thread& thread = current();
+  Block& block = *thread.block;
+  const u32 rank = address >> kRankShift;
+  if (rank > u32(block.cluster.size())) {
+    abandon(block, "out-of-range", site,
+            "mbarrier.arrive at an address of no block of the cluster: " + describe(thread) + " at " + describe(site));
+  }
+  Block& target = rank ? *block.cluster.blocks[rank - 1] : block;
+  Mbarrier& barrier = find_barrier(thread, address, target, "mbarrier.arrive", site);
+  if (block.checked) {
+    if (&target != &block && !target.races.can_store(thread, site)) return;
+    block.races.release(thread, &target == &block ? barrier.arrived : barrier.sent);
+  }
+  count_arrival(target, barrier, in_block(address), 0, thread, site);
+}
+
+void send_bytes(u32 address, u32 smem, u32 bytes, u32 barrier, Site site) {
+  Thread& thread = current();
+  Block& block = *thread.block;
+  const unsigned char* source = shared_bytes(thread, smem, bytes, "cp.async.bulk", site);
+  if (!source) return;
+  if (block.checked) block.races.access(thread, smem, bytes, Access::proxy_read, site);
+  const Target target = find(thread, address, bytes, Access::proxy_write, "cp.async.bulk", site);
+  if (!target.block) return;
+  if (barrier >> kRankShift != address >> kRankShift) barrier = 0;
+  find_barrier(thread, barrier, *target.block, "cp.async.bulk", site);
+  const RemoteStore store = {&thread, in_block(address), bytes, in_block(barrier), {}, source};
   if (block.launch.late_copies) {
     target.block->remote_stores.push_back(store);
   } else {

@@ -67,8 +67,12 @@ void mbarrier_arrive(u32 address, u32 bytes, Site site) {
     block.races.access(thread, address, 8, Access::read, site);  // against its initialisation
     block.races.release(thread, barrier.arrived);
   }
+  count_arrival(block, barrier, address, bytes, thread, site);
+}
+
+void count_arrival(Block& block, Mbarrier& barrier, u32 address, u32 bytes, Thread& thread, Site site) {
   if (barrier.missing == 0) {
-    abandon(block, "barrier", site,
+    abandon(*thread.block, "barrier", site,
             "more arrivals than the " + std::to_string(barrier.arrivals) + " that the mbarrier at shared offset " +
                 std::to_string(address - kSharedBase) + " takes: " + describe(thread) + " at " + describe(site));
   }

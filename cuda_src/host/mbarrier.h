@@ -29,5 +29,7 @@ using Mbarriers = std::unordered_map<u32, Mbarrier>;
 
 // Bytes of a copy have landed; completes the phase when nothing else is missing.
 void land_bytes(Block& block, Mbarrier& barrier, u32 bytes);
+// One arrival, by whoever; completes the phase likewise.
+void count_arrival(Block& block, Mbarrier& barrier, u32 address, u32 bytes, Thread& thread, Site site);
 
 }  // namespace cufa_host

@@ -65,6 +65,7 @@ struct RemoteStore {
   Thread* thread;
   u32 smem, bytes, barrier;  // of the block that it goes to
   unsigned char value[16];
+  const unsigned char* source = nullptr;  // bulk_send: where it is read, when it lands
 };
 
 struct Thread : ThreadContext {

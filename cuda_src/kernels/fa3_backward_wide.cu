@@ -23,33 +23,40 @@
 #include "tiles/backward_sums.cuh"
 
 constexpr int WEIGHT_BYTES = 128 * Br / 4 * 4;  // P of a tile: 16-bit pairs, thread by thread
-// Columns of dQ: half for each group, in two runs that do not cross an atom of K.
-constexpr int HALF_COLUMNS = (HEAD_DIM / 2 + 31) / 32 * 32;
-static_assert(KEY_GROUPS == 1 && Br == 64, "64 keys, 64 rows of dQ");
-static_assert(HALF_COLUMNS > ATOM_COLUMNS && HALF_COLUMNS <= 2 * ATOM_COLUMNS, "two runs each");
+constexpr int ATOMS = atoms(HEAD_DIM);
+static_assert(CLUSTER == 2 && KEY_GROUPS == 1 && Br == 64, "64 keys a block, 64 rows of dQ");
+static_assert(ATOMS == 3 || ATOMS == 4, "half of them for each block of the cluster");
+static_assert(OTHER_K_BYTES == 2 * GROUP_KEYS * ATOM_ROW_BYTES, "of both warpgroups");
 static_assert(K_BYTES == KEY_TILE_BYTES && V_BYTES == K_BYTES, "one tile");
 static_assert(Q_BYTES == NUM_STAGES * QUERY_TILE_BYTES && DO_BYTES == DO_STAGES * QUERY_TILE_BYTES, "rings of tiles");
-static_assert(P_BYTES == WEIGHT_BYTES && DS_BYTES == DS_STAGES * DS_PART_BYTES, "likewise");
+static_assert(P_BYTES == WEIGHT_BYTES && DS_BYTES == DS_STAGES * CLUSTER * DS_PART_BYTES, "likewise");
 static_assert(LSE_BYTES == NUM_STAGES * NUMBERS_BYTES && DELTA_BYTES == DO_STAGES * NUMBERS_BYTES, "numbers of their tiles");
 static_assert(P_FULL_BYTES == 8 && P_EMPTY_BYTES == 8, "one buffer");
 static_assert(Q_FULL_BYTES == 8 * NUM_STAGES && Q_EMPTY_BYTES == Q_FULL_BYTES, "a barrier a tile");
 static_assert(DO_FULL_BYTES == 8 * DO_STAGES && DO_EMPTY_BYTES == DO_FULL_BYTES, "likewise");
 static_assert(DS_FULL_BYTES == 8 * DS_STAGES && DS_EMPTY_BYTES == DS_FULL_BYTES, "likewise");
-static_assert(DQ_PARTS == 2 && DQ_EMPTY_BYTES == DQ_FULL_BYTES && !BULK_ADD, "turns of parts, which are not staged");
-static_assert(NUM_STAGES > 1 && DO_STAGES > 1 && DS_STAGES > 1, "tiles of two turns are in use");
+static_assert(DS_STORED_FULL_BYTES == 8 * DS_STAGES, "likewise");
+static_assert(DQ_PARTS == 1 && DQ_EMPTY_BYTES == DQ_FULL_BYTES && !BULK_ADD, "turns, which are not staged");
+static_assert(!PERSISTENT && NUM_STAGES > 1 && DS_STAGES > 1, "tiles of two turns are in use");
 
 struct WideMemory {
-  u32 K, V, Q, dO, P, dS, lse, delta, barriers;
+  u32 K, V, Q, dO, P, dS, other_K, lse, delta, barriers;
   ItemBarriers items;
 
   DEVICE explicit WideMemory(u32 start)
       : K(start + K_OFFSET), V(start + V_OFFSET), Q(start + Q_OFFSET), dO(start + DO_OFFSET), P(start + P_OFFSET),
-        dS(start + DS_OFFSET), lse(start + LSE_OFFSET), delta(start + DELTA_OFFSET), barriers(start), items(start) {}
+        dS(start + DS_OFFSET), other_K(start + OTHER_K_OFFSET), lse(start + LSE_OFFSET), delta(start + DELTA_OFFSET), barriers(start), items(start) {}
 
   DEVICE Turns<NUM_STAGES> Q_turns() const { return {barriers + Q_FULL_OFFSET, barriers + Q_EMPTY_OFFSET}; }
   DEVICE Turns<DO_STAGES> dO_turns() const { return {barriers + DO_FULL_OFFSET, barriers + DO_EMPTY_OFFSET}; }
   DEVICE Turns<1> P_turns() const { return {barriers + P_FULL_OFFSET, barriers + P_EMPTY_OFFSET}; }
   DEVICE Turns<DS_STAGES> dS_turns() const { return {barriers + DS_FULL_OFFSET, barriers + DS_EMPTY_OFFSET}; }
+  // dS as this block has stored it, for the other one.
+  DEVICE u32 stored_barrier(u32 n) const { return barriers + DS_STORED_FULL_OFFSET + n % DS_STAGES * 8; }
+  DEVICE void wait_stored(u32 n) const { mbarrier_wait(stored_barrier(n), n / DS_STAGES & 1); }
+  // Atoms of K whose columns of dQ this block computes, of all keys: those of the first group, and of the second.
+  DEVICE static int atom(int group, u32 rank) { return ATOMS == 3 ? (group == 0 ? 2 * int(rank) : 1) : 2 * int(rank) + group; }
+  DEVICE static int other_atom(int group) { return atom(group, block_rank()); }
   DEVICE DqHandover dQ_handover() const { return {barriers + DQ_FULL_OFFSET, barriers + DQ_EMPTY_OFFSET}; }
 
   DEVICE void init_barriers() const {
@@ -57,7 +64,8 @@ struct WideMemory {
     Q_turns().init(1, 4 * CONSUMERS);
     dO_turns().init(1, 4 * CONSUMERS);
     P_turns().init(4, 4);
-    dS_turns().init(4, 4 * CONSUMERS);
+    dS_turns().init(5, 4 * CONSUMERS * CLUSTER);
+    for (int i = 0; i < DS_STAGES; ++i) mbarrier_init(stored_barrier(i), 4);
     if constexpr (DETERMINISTIC) init_dq_handover(dQ_handover());
     mbarrier_init_fence();
   }
@@ -66,15 +74,12 @@ struct WideMemory {
 // One warpgroup: VALUES says which.
 template <bool VALUES>
 struct Consumer {
-  static constexpr int FIRST_COLUMN = VALUES ? 0 : HALF_COLUMNS;
-  static constexpr int MIDDLE_COLUMN = FIRST_COLUMN % ATOM_COLUMNS == 0 ? FIRST_COLUMN + ATOM_COLUMNS : 2 * ATOM_COLUMNS;
-  // Beyond 224 columns with those that fill up the last atom of K, zeros, since both runs are in one array then.
-  static constexpr int END_COLUMN = VALUES ? HALF_COLUMNS : HEAD_DIM > 224 ? 256 : HEAD_DIM;
-  static_assert(MIDDLE_COLUMN < END_COLUMN && END_COLUMN - MIDDLE_COLUMN <= ATOM_COLUMNS, "two runs");
+  static constexpr int DQ_TILES = VALUES || ATOMS == 4 ? ATOM_COLUMNS / 8 : ATOM_COLUMNS / 16;  // 8 columns each
 
   const BackwardParams& p;
   const WideMemory smem;
   const int warp, lane;
+  DEVICE static u32 rank() { return cluster_rank(); }  // asked for where it is needed: it takes no register over the loop
   const Turns<NUM_STAGES> Q_turns = smem.Q_turns();
   const Turns<DO_STAGES> dO_turns = smem.dO_turns();
   const Turns<1> P_turns = smem.P_turns();
@@ -83,9 +88,7 @@ struct Consumer {
   float gradient_rmem[HEAD_DIM / 2];       // dV, or dK
   float S_rmem[Br / 2];                    // S, or dP
   u32 operand_rmem[Br / 4];                // P, or dS
-  // dQ of one run of columns, then of the other; in one array where both are as long.
-  static constexpr bool ONE_ARRAY = MIDDLE_COLUMN - FIRST_COLUMN == END_COLUMN - MIDDLE_COLUMN;
-  float first_rmem[(MIDDLE_COLUMN - FIRST_COLUMN) / 2], second_rmem[ONE_ARRAY ? 1 : (END_COLUMN - MIDDLE_COLUMN) / 2];
+  float dQ_rmem[DQ_TILES * 4];             // of 64 rows, of the tile before
 
   KeyBlock block{p, 0};
   QueryTile tile;
@@ -111,13 +114,16 @@ struct Consumer {
         ++items;
       }
       INSIDE(inside.enter(STORE);)
+      warp_sync();
+      cluster_arrive_relaxed();
       store();
-      if (TRACE && threadIdx.x == 128 && (!RAGGED || block.first_key() < block.keys())) {
+      if (TRACE && threadIdx.x == 128 && rank() == 0 && (!RAGGED || block.first_key() < block.keys())) {
         write_trace(p, block.index(), {block.k_block(), block.kv_head(), block.batch()}, block.tiles(), start_ns);
       }
       smem.items.release(i, lane);
       INSIDE(inside.enter(WAIT_ITEM);)
     }
+    cluster_wait();  // the other block may send until it, too, has come so far
     INSIDE(inside.close();)
   }
 
@@ -155,13 +161,7 @@ struct Consumer {
       INSIDE(inside.in_flight(SECOND, number()); inside.enter(WAIT_PRODUCTS, number());)
       wgmma_wait<1>();
       INSIDE(if (!first) inside.landed(QUERY_GRADIENTS, NO_TILE); inside.enter(ADD, NO_TILE);)
-      if (!first) add_second(before, n - 1);
-      INSIDE(inside.enter(WAIT_TURN, number());)
-      dS_turns.wait_full(n);
-      INSIDE(inside.enter(ISSUE, number());)
-      wgmma_fence();
-      issue_dq<FIRST_COLUMN, MIDDLE_COLUMN>();
-      INSIDE(inside.in_flight(QUERY_GRADIENTS, number());)
+      if (!first) add_dq(before, n - 1, end);
       if (n + 1 == end) break;
       INSIDE(inside.enter(WAIT_DATA, NO_TILE);)
       wait_for_scores(n + 1);
@@ -172,34 +172,38 @@ struct Consumer {
       before = block.place(tile);
       tile = block.next(tile);
       INSIDE(inside.in_flight(FIRST, number()); inside.enter(WAIT_PRODUCTS, number());)
+      if constexpr (DO_STAGES == 1 && VALUES) {
+        wgmma_wait<1>();
+        release_gradient();
+      }
       wgmma_wait<0>();
-      INSIDE(inside.landed(SECOND, finished); inside.landed(QUERY_GRADIENTS, finished); inside.landed(FIRST, number()); inside.enter(ADD, finished);)
+      INSIDE(inside.landed(SECOND, finished); inside.landed(FIRST, number()); inside.enter(WAIT_TURN, finished);)
       wgmma_registers(gradient_rmem);
       wgmma_registers(operand_rmem);
-      release_gradient();
-      add_first(before, n);
+      if constexpr (DO_STAGES > 1 || !VALUES) release_gradient();
+      wait_ds();
       INSIDE(inside.enter(ISSUE, finished);)
       wgmma_fence();
-      issue_dq<MIDDLE_COLUMN, END_COLUMN>();
+      issue_dq();
       INSIDE(inside.in_flight(QUERY_GRADIENTS, finished);)
       ++n;
     }
     before = block.place(tile);
     INSIDE(inside.enter(WAIT_PRODUCTS, number());)
     wgmma_wait<0>();
-    INSIDE(inside.landed(SECOND, number()); inside.landed(QUERY_GRADIENTS, number()); inside.enter(ADD, number());)
+    INSIDE(inside.landed(SECOND, number()); inside.enter(WAIT_TURN, number());)
     wgmma_registers(gradient_rmem);
     wgmma_registers(operand_rmem);
     release_gradient();
-    add_first(before, n);
+    wait_ds();
     INSIDE(inside.enter(ISSUE, number());)
     wgmma_fence();
-    issue_dq<MIDDLE_COLUMN, END_COLUMN>();
+    issue_dq();
     INSIDE(inside.in_flight(QUERY_GRADIENTS, number()); inside.enter(WAIT_PRODUCTS, number());)
     wgmma_wait<0>();
     INSIDE(inside.landed(QUERY_GRADIENTS, number()); inside.enter(ADD, number());)
     smem.items.keys.release(0, lane);
-    add_second(before, n++);
+    add_dq(before, n++, end);
   }
 
   // S needs Q, dP needs dO.
@@ -211,6 +215,7 @@ struct Consumer {
     }
   }
   DEVICE void issue_scores(u32 number) {
+    const WideMemory smem(opaque(this->smem.barriers));  // else ptxas keeps descriptors in registers, and spills others
     const u32 stage = VALUES ? Q_turns.stage(number) : dO_turns.stage(number);
     wgmma_registers(S_rmem);
     wgmma_tiles_ss<Br, K_STEPS, BFLOAT16>(S_rmem, k_major_descriptor(VALUES ? smem.K : smem.V),
@@ -230,38 +235,44 @@ struct Consumer {
       Q_turns.release(n, lane);
     }
   }
-  template <int BEGIN, int END>
-  DEVICE auto& dq() {
-    if constexpr (ONE_ARRAY || BEGIN == FIRST_COLUMN) {
-      return first_rmem;
-    } else {
-      return second_rmem;
-    }
+  // Of all keys: this block's, and those of the other.
+  DEVICE void wait_ds() const { mbarrier_wait_cluster(dS_turns.full_barrier(n), n / DS_STAGES & 1); }
+  DEVICE int first_column() const {
+    return WideMemory::atom(!VALUES, rank()) * ATOM_COLUMNS + (ATOMS == 3 && !VALUES ? int(rank()) * (ATOM_COLUMNS / 2) : 0);
   }
-  // Columns BEGIN ... END-1 of dQ.
-  template <int BEGIN, int END>
   DEVICE void issue_dq() {
-    ::issue_dq<(END - BEGIN) / 8>(dq<BEGIN, END>(), smem.dS + dS_turns.stage(n) * DS_PART_BYTES,
-                                  smem.K + BEGIN / ATOM_COLUMNS * (GROUP_KEYS * ATOM_ROW_BYTES) + BEGIN % ATOM_COLUMNS * 2);
+    const u32 within = ATOMS == 3 && !VALUES ? rank() * ATOM_COLUMNS : 0;  // an atom, in bytes
+    const u64 a = k_major_descriptor(smem.dS + dS_turns.stage(n) * (CLUSTER * DS_PART_BYTES));
+    const u64 own = mn_major_descriptor<GROUP_KEYS>(smem.K + WideMemory::atom(!VALUES, rank()) * (GROUP_KEYS * ATOM_ROW_BYTES) + within);
+    const u64 other = mn_major_descriptor<GROUP_KEYS>(smem.other_K + !VALUES * (GROUP_KEYS * ATOM_ROW_BYTES) + within);
+    wgmma_registers(dQ_rmem);
+#pragma unroll
+    for (int k = 0; k < Bc / 16; ++k) {
+      const u64 a_k = a + k_major_step<Br>(k), b_k = (k < 4 ? own : other) + mn_major_step(k % 4);
+      if (k == 0) {
+        WgmmaTransposed<DQ_TILES * 8, BFLOAT16>::template ss<false>(dQ_rmem, a_k, b_k);
+      } else {
+        WgmmaTransposed<DQ_TILES * 8, BFLOAT16>::template ss<true>(dQ_rmem, a_k, b_k);
+      }
+    }
+    wgmma_commit();
   }
-  // Of tile `number`, which is `of` in the workspace: columns up to the middle are a part of it, those behind another.
-  template <int BEGIN, int END>
-  DEVICE void add_dq(u32 of, u32 number) {
-    const u32 turn = DQ_PARTS * number + (BEGIN == MIDDLE_COLUMN);
-    auto& d = dq<BEGIN, END>();
-    wgmma_registers(d);
-    if constexpr (DETERMINISTIC) smem.dQ_handover().wait_full(turn);
-    constexpr int EXISTING = (END < HEAD_DIM ? END : HEAD_DIM) - BEGIN;
-    ::add_dq<(END - BEGIN) / 8>(dq_place(p, of, warp, BEGIN / 8), d, EXISTING / 8, lane);
+  // Of tile `number`, which is `of` in the workspace; of the last tiles nobody waits for the place of dS.
+  DEVICE void add_dq(u32 of, u32 number, u32 end) {
+    wgmma_registers(dQ_rmem);
+    if (number + DS_STAGES < end && lane == 0) {
+      const u32 empty = dS_turns.empty + dS_turns.stage(number) * 8;
+      mbarrier_arrive(empty);
+      mbarrier_arrive_cluster(cluster_address(empty, rank() ^ 1));
+    }
+    if constexpr (DETERMINISTIC) smem.dQ_handover().wait_full(number);
+    const int first = first_column() / 8;
+    const int existing = HEAD_DIM % ATOM_COLUMNS == 0 ? DQ_TILES : D_TILES - first;
+    ::add_dq<DQ_TILES>(dq_place(p, of, warp, first), dQ_rmem, existing, lane);
     if constexpr (DETERMINISTIC) {
       warp_sync();  // all lanes have added
-      smem.dQ_handover().release(turn, lane);
+      smem.dQ_handover().release(number, lane);
     }
-  }
-  DEVICE void add_first(u32 of, u32 number) { add_dq<FIRST_COLUMN, MIDDLE_COLUMN>(of, number); }
-  DEVICE void add_second(u32 of, u32 number) {
-    add_dq<MIDDLE_COLUMN, END_COLUMN>(of, number);
-    dS_turns.release(number, lane);
   }
 
   // P, which dS is a multiple of; with a softcap times its slope.
@@ -272,7 +283,7 @@ struct Consumer {
   }
   DEVICE u32 weights_place() const { return smem.P + P_turns.stage(n) * WEIGHT_BYTES + (warp * 32 + lane) * 16; }
 
-  DEVICE int lane_key() const { return warp * 16 + lane / 4; }  // the first of this lane, in the block
+  DEVICE int lane_key() const { return rank() * GROUP_KEYS + warp * 16 + lane / 4; }  // the first of this lane, in the block
   DEVICE void make_weights() {
     cap_scores<SOFTCAP>(fragment_view(S_rmem), p.softcap);
     if (block.cuts(tile)) hide_scores_of_tile(block, S_rmem, tile, lane_key(), lane);
@@ -301,20 +312,41 @@ struct Consumer {
       if constexpr (BFLOAT16) return u32_as_float(e == 0 ? pair << 16 : pair & 0xffff0000u);
       return cvt_f32_f16(u16(e == 0 ? pair : pair >> 16));
     });
-    dS_turns.wait_empty(n);
-    store_ds(smem.dS + dS_turns.stage(n) * DS_PART_BYTES, operand_rmem, warp, lane);
-    if (lane == 0) mbarrier_arrive(dS_turns.full_barrier(n));
+    mbarrier_wait_cluster(dS_turns.empty + dS_turns.stage(n) * 8, (n / DS_STAGES & 1) ^ 1);
+    store_ds(smem.dS + dS_turns.stage(n) * (CLUSTER * DS_PART_BYTES), operand_rmem, warp, lane);
+    if (lane == 0) {
+      mbarrier_arrive(smem.stored_barrier(n));
+      mbarrier_arrive(dS_turns.full_barrier(n));
+    }
     P_turns.release(n, lane);
     dO_turns.release(n, lane);
   }
 
   DEVICE void store() {
-    const int first_key = warp * 16;
+    const int first_key = rank() * GROUP_KEYS + warp * 16;
     if constexpr (VALUES) {
       store_keys(block, p.dv, p.dv_stride, gradient_rmem, 1.0f, first_key, lane);
     } else {
       store_keys(block, p.dk, p.dk_stride, gradient_rmem, p.scale, first_key, lane);
     }
+  }
+};
+
+// A thread of the producer sends what this block has of each tile's dS to the other block of the cluster.
+struct DsSender {
+  const BackwardParams& p;
+  const u32 start;  // of the shared memory
+
+  DEVICE void run() const {
+    visit_items(p, start, [&](const TileVisit& at) {
+      const WideMemory smem(opaque(start));
+      const Turns<DS_STAGES> turns = smem.dS_turns();
+      const u32 part = smem.dS + turns.stage(at.n) * (CLUSTER * DS_PART_BYTES), full = turns.full_barrier(at.n);
+      mbarrier_arrive_expect_tx(full, DS_PART_BYTES);
+      smem.wait_stored(at.n);
+      const u32 other = block_rank() ^ 1;
+      bulk_send(cluster_address(part + DS_PART_BYTES, other), part, DS_PART_BYTES, cluster_address(full, other));
+    });
   }
 };
 
@@ -340,19 +372,25 @@ KERNEL __launch_bounds__(NUM_THREADS, 1)
   grid_release_next();
   if (thread == 0) smem.init_barriers();
   if (LOOKED_UP ? thread / 32 == 1 : thread == 32) take_item(p, base);
-  block_sync();  // nobody may wait on a barrier that is not initialised, or read an item that is not there
+  // Nobody may wait on a barrier that is not initialised, or read an item that is not there, or send to a block that has not begun.
+  warp_sync();
+  cluster_arrive();
+  cluster_wait();
 
   if (warpgroup == 0) {
     registers_release_to<PRODUCER_REGISTERS>();
-    if (PERSISTENT && thread == 0) {
-      take_items(p, base);
+    if (thread == 0) {
+      DsSender{p, base}.run();
     } else if (RAGGED ? thread / 32 == 1 : thread == 32) {
       Loader<WideMemory, true>{p, &Q_map, &K_map, base}.run();
     } else if (RAGGED ? thread / 32 == 2 : thread == 64) {
       Loader<WideMemory, false>{p, &dO_map, &V_map, base}.run();
-    } else if (DETERMINISTIC && (thread == 96 || thread == (PERSISTENT ? 97 : 0))) {
-      TurnKeeper<WideMemory>{p, base, thread != 96}.run();
+    } else if (DETERMINISTIC && thread == 96) {
+      TurnKeeper<WideMemory>{p, base, 0}.run();
     }
+    warp_sync();
+    cluster_arrive_relaxed();
+    cluster_wait();  // the other block may send until it, too, is here
   } else {
     registers_raise_to<CONSUMER_REGISTERS>();
     if (warpgroup == 1) {

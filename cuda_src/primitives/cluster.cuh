@@ -48,4 +48,19 @@ DEVICE void st_async_vec4(u32 address, vec4 v, u32 barrier) {
                "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w), "r"(barrier)
                : "memory");
 }
+
+// mbarrier.arrive of a block of the cluster, at a cluster_address(): what this thread did before is seen by who waits there by
+// mbarrier_wait_cluster().
+DEVICE void mbarrier_arrive_cluster(u32 address) {
+  asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(address) : "memory");
+}
+
+// cp.async.bulk, shared -> shared of a block of the cluster: from `smem` to the cluster_address() `address`, 16-byte aligned
+// and a multiple of 16. Its bytes count towards `barrier`, an mbarrier of the same block. Ordinary stores to `smem` need
+// async_proxy_fence() before; the buffer is in use until the other block says that it has it.
+DEVICE void bulk_send(u32 address, u32 smem, u32 bytes, u32 barrier) {
+  asm volatile("cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(address),
+               "r"(smem), "r"(bytes), "r"(barrier)
+               : "memory");
+}
 #endif  // __CUDACC__

@@ -3,6 +3,7 @@
 // dQ is added up: backward_sums.cuh.
 #pragma once
 #include "primitives/bulk_copy.cuh"
+#include "primitives/cluster.cuh"
 #include "primitives/grid.cuh"
 #include "primitives/opaque.cuh"
 #include "primitives/register_budget.cuh"
@@ -14,7 +15,7 @@
 constexpr int Br = BLOCK_Q, Bc = BLOCK_KV;
 constexpr int CONSUMERS = NUM_WARPS / 4 - 1;  // warpgroup 0 is the producer
 constexpr int GROUP_KEYS = 64;                // rows of S^T in one warpgroup
-constexpr int KEY_GROUPS = Bc / GROUP_KEYS;
+constexpr int KEY_GROUPS = Bc / GROUP_KEYS / CLUSTER;  // of a thread block
 constexpr int K_STEPS = (HEAD_DIM + 15) / 16;  // k16 steps of S and dP; TMA fills the last one up with zeros
 constexpr int KEY_TILE_BYTES = wgmma_tile_bytes(GROUP_KEYS, HEAD_DIM);  // K or V of 64 keys
 constexpr int QUERY_TILE_BYTES = wgmma_tile_bytes(Br, HEAD_DIM);        // Q or dO
@@ -27,12 +28,15 @@ constexpr int PRODUCER_REGISTERS = 24, CONSUMER_REGISTERS = 240;
 static_assert(ALIGNMENT == 16, "TMA needs 16-byte aligned rows");
 static_assert(CONSUMERS == 2, "registers are shared out for two");
 static_assert(registers_suffice(PRODUCER_REGISTERS, CONSUMERS, CONSUMER_REGISTERS), "a consumer would wait for ever");
-static_assert(Bc % GROUP_KEYS == 0 && Br % 16 == 0, "tiles of wgmma");
+static_assert(Bc % (GROUP_KEYS * CLUSTER) == 0 && Br % 16 == 0, "tiles of wgmma");
 static_assert(SKIP_MASKED_TILES, "blocks that see nothing of a tile do not add to it");
 constexpr bool LOOKED_UP = is_looked_up(MASK_KIND), RAGGED = LENGTHS_KIND != DENSE;
 static_assert(!LOOKED_UP || !DETERMINISTIC, "turns are known where tiles lie side by side");
 static_assert(!LOOKED_UP || (!RAGGED && !ALIBI && !SINK), "bands have those");
 static_assert(!PERSISTENT || (!LOOKED_UP && !RAGGED), "what a record has no room for is worked out for one item");
+
+// CLUSTER: the blocks of a cluster visit the same query tiles; each has so many of the keys, one after another.
+DEVICE u32 block_rank() { return CLUSTER == 1 ? 0 : cluster_rank(); }
 
 // A ring of buffers with a full and an empty barrier each, of which turn n takes buffer n % STAGES: where a thread is follows
 // from n, and takes no registers.
@@ -155,7 +159,7 @@ struct ItemBarriers {
   DEVICE void init() const {
     // The warps of consumers, who loads, and who adds to dQ or keeps the turns of a part.
     if constexpr (PERSISTENT) turns.init(1, 4 * CONSUMERS + 2 + DETERMINISTIC * DQ_THREADS);
-    keys.init(KEY_GROUPS, 4 * CONSUMERS);
+    keys.init(KEY_GROUPS + (CLUSTER - 1), 4 * CONSUMERS);
     mbarrier_init(V_full, KEY_GROUPS);
     if constexpr (RAGGED) {
       mbarrier_init(tails, 1);
@@ -233,7 +237,7 @@ DEVICE void prepare_items(const BackwardParams& p) {
 // By one thread, or LOOKED_UP by a warp, before a barrier of the block: the record of the one item that a block is launched for.
 DEVICE void take_item(const BackwardParams& p, u32 start) {
   if constexpr (PERSISTENT) return;
-  ItemRecord record(p, blockIdx.x);
+  ItemRecord record(p, blockIdx.x / CLUSTER);
   if constexpr (LOOKED_UP) {
     grid_await_previous();  // which finds out what runs of rows make of tiles
     record.list_tiles(p, start + LIST_OFFSET);
@@ -333,9 +337,23 @@ struct Loader {
     INSIDE(inside.enter(COPY, NO_TILE);)
     for (int w = 0; w < KEY_GROUPS; ++w) {
       const u32 tile = (FIRST ? smem.K : smem.V) + w * KEY_TILE_BYTES;
-      bring<GROUP_KEYS>(smem.items, tile, FIRST ? smem.items.K_full : smem.items.V_full,
-                        RAGGED ? at.block.keys() - at.block.first_key() - w * GROUP_KEYS : GROUP_KEYS,
-                        [&](u32 barrier) { ::load_keys(at.block, w, tile, barrier, keys); });
+      const int group = int(block_rank()) * KEY_GROUPS + w;
+      bring<GROUP_KEYS, HEAD_DIM>(smem.items, tile, FIRST ? smem.items.K_full : smem.items.V_full,
+                                  RAGGED ? at.block.keys() - at.block.first_key() - group * GROUP_KEYS : GROUP_KEYS,
+                                  [&](u32 barrier) { ::load_keys(at.block, group, tile, barrier, keys); });
+    }
+    if constexpr (FIRST && CLUSTER > 1) {
+      const int others = int(block_rank() ^ 1) * GROUP_KEYS;
+      bring<GROUP_KEYS, 2 * ATOM_COLUMNS>(
+          smem.items, smem.other_K, smem.items.K_full, RAGGED ? at.block.keys() - at.block.first_key() - others : GROUP_KEYS,
+          [&](u32 barrier) {
+            mbarrier_arrive_expect_tx(barrier, 2 * GROUP_KEYS * ATOM_ROW_BYTES);
+            for (int i = 0; i < 2; ++i) {
+              tma_load_4d(smem.other_K + i * GROUP_KEYS * ATOM_ROW_BYTES, keys, barrier, Memory::other_atom(i) * ATOM_COLUMNS,
+                          at.block.key_in_arrays() + at.block.first_key() + others, at.block.kv_head(),
+                          at.block.batch_in_arrays());
+            }
+          });
     }
   }
 
@@ -347,7 +365,7 @@ struct Loader {
       if (leads()) turns.wait_empty(at.n);
       INSIDE(inside.enter(COPY, number);)
       const u32 tile = ring + turns.stage(at.n) * QUERY_TILE_BYTES;
-      bring<Br>(smem.items, tile, turns.full_barrier(at.n), RAGGED ? at.block.rows() - at.block.q_tile(at.tile) * Br : Br,
+      bring<Br, HEAD_DIM>(smem.items, tile, turns.full_barrier(at.n), RAGGED ? at.block.rows() - at.block.q_tile(at.tile) * Br : Br,
                 [&](u32 barrier) {
                   load_queries(at.block, at.tile, tile, ring_of_numbers + turns.stage(at.n) * NUMBERS_BYTES, barrier, queries,
                                source);
@@ -361,7 +379,7 @@ struct Loader {
   }
 
   // A tile of ROWS, of which so many exist, by copy(barrier).
-  template <int ROWS, typename Copy>
+  template <int ROWS, int COLUMNS, typename Copy>
   DEVICE void bring(const ItemBarriers& items, u32 tile, u32 full, [[maybe_unused]] int existing, const Copy& copy) const {
     if constexpr (!RAGGED) {
       copy(full);
@@ -373,7 +391,7 @@ struct Loader {
       if (!has_tail) return;
       mbarrier_wait(tail_full, tail_parity);
       tail_parity ^= 1;
-      clear_rows<ROWS, HEAD_DIM>(tile, max(existing, 0), lane_id());
+      clear_rows<ROWS, COLUMNS>(tile, max(existing, 0), lane_id());
       async_proxy_fence();
       warp_sync();  // all lanes have written their zeros
       if (leads()) mbarrier_arrive(full);

@@ -42,7 +42,7 @@ DEVICE void stage_dq(u32 staged, const float (&d)[4 * TILES], int lane) {
 
 // How many key blocks have added to part `part` of a tile.
 DEVICE u32* turn_counter(const KeyBlock& block, QueryTile tile, int part) {
-  return BackwardWorkspace::turn(block.p, block.place(tile)) + part;
+  return BackwardWorkspace::turn(block.p, block.place(tile)) + block_rank() * DQ_PARTS + part;
 }
 // How many add before this one does.
 DEVICE u32 turn_of(const KeyBlock& block, QueryTile tile) {

@@ -38,13 +38,15 @@ class Fa3BackwardConfig(TileConfig):
     """dQ of the tile before is in flight under the exponentials, not behind them."""
     persistent: bool = False
     """As many thread blocks as run at once take one key block after another; else each is launched for one."""
+    cluster: int = 1
+    """Thread blocks of a cluster, which share out the keys of a tile: 64 each."""
     early_launches: bool = False
     """The main pass and the last one may begin while the one before ends (programmatic dependent launch)."""
 
 
 def _listed_tiles(config: TileConfig) -> int:
     """Query tiles that a key block may visit where they need not lie side by side: its list lies in shared memory."""
-    return 4096 if config.block_kv > GROUP_KEYS else 2048
+    return 4096 if config.cluster == 1 else 2048
 
 
 def _shared_memory(config: Fa3BackwardConfig, head_dim: int) -> tuple[Buffer, ...]:
@@ -60,17 +62,25 @@ def _shared_memory(config: Fa3BackwardConfig, head_dim: int) -> tuple[Buffer, ..
 
 
 def _wide_shared_memory(config: Fa3BackwardConfig, head_dim: int) -> tuple[Buffer, ...]:
-    """K and V; rings of Q, dO and dS, with the two numbers of each row; P; barriers."""
-    p = Buffer("P", config.block_q * config.block_kv * 2)
-    counts = {"Q": config.num_stages, "DO": config.do_stages, "P": 1, "DS": config.ds_stages, "DQ": 2}
-    return (*_tiles(config, head_dim), p, *_numbers_and_barriers(config, counts))
+    """K and V; rings of Q, dO and dS, with the two numbers of each row; two atoms of the other block's K; P; barriers."""
+    others = Buffer("OTHER_K", 2 * GROUP_KEYS * 128, align=1024)
+    p = Buffer("P", config.block_q * GROUP_KEYS * 2)
+    counts = {
+        "Q": config.num_stages,
+        "DO": config.do_stages,
+        "P": 1,
+        "DS": config.ds_stages,
+        "DS_STORED": config.ds_stages,
+        "DQ": 1,
+    }
+    return (*_tiles(config, head_dim), others, p, *_numbers_and_barriers(config, counts))
 
 
 def _tiles(config: Fa3BackwardConfig, head_dim: int) -> tuple[Buffer, ...]:
     row = ceil_div(head_dim, 64) * 128
     return (
-        Buffer("K", config.block_kv * row, align=1024),
-        Buffer("V", config.block_kv * row, align=1024),
+        Buffer("K", config.block_kv // config.cluster * row, align=1024),
+        Buffer("V", config.block_kv // config.cluster * row, align=1024),
         Buffer("Q", config.num_stages * config.block_q * row, align=1024),
         Buffer("DO", config.do_stages * config.block_q * row, align=1024),
         Buffer("DS", config.ds_stages * config.block_q * config.block_kv * 2, align=1024),
@@ -111,15 +121,16 @@ def _launches(
     problem: Problem, config: Fa3BackwardConfig, shared_memory: int, split: Split | None = None
 ) -> tuple[Launch, ...]:
     """Key blocks and key/value heads, between two passes over the queries."""
-    name = "fa3_backward" if config.block_kv > GROUP_KEYS else "fa3_backward_wide"
+    name = "fa3_backward" if config.cluster == 1 else "fa3_backward_wide"
     passes = (ceil_div(_strips(problem, config), PASS_WARPS), 1, 1)
     return (
         Launch(f"{name}_prepare", passes, PASS_WARPS * 32, 0),
         Launch(
             name,
-            (_items(problem, config), 1, 1),
+            (_items(problem, config) * config.cluster, 1, 1),
             config.num_warps * 32,
             shared_memory,
+            cluster=config.cluster,
             dependent=config.early_launches,
             persistent=config.persistent,
         ),
@@ -206,7 +217,10 @@ FA3_BACKWARD_WIDE = dataclasses.replace(
     name="fa3_backward_wide",
     title="FlashAttention-3 backward of wide heads: TMA, WGMMA, warp specialisation",
     source="fa3_backward_wide.cu",
-    configs=(_config(64, 64, 2, min_head_dim=136, bulk_add=False),),
+    configs=(
+        _config(64, 128, 2, min_head_dim=136, max_head_dim=192, bulk_add=False, cluster=2),
+        _config(64, 128, 2, min_head_dim=200, do_stages=1, bulk_add=False, cluster=2),
+    ),
     shared_memory=_wide_shared_memory,
     further_refusal=_wide_refusal,
 )
