@@ -4,6 +4,7 @@
 
 #include "host/backward_hopper_host.h"
 #include "host/backward_host.h"
+#include "host/cluster.h"
 #include "host/runtime.h"
 
 namespace cufa_host {
@@ -83,20 +84,24 @@ static Box linear(const void* global, u32 smem, u32 bytes) {
   return {{static_cast<const unsigned char*>(global), 4, 1, {words, 1, 1, 1, 1}, {4}, {words, 1, 1, 1, 1}}, smem, {}, false};
 }
 
-static void load(const Box& box, u32 barrier, Site site) {
+// To shared memory of `block`.
+static void load(Block& block, const Box& box, u32 barrier, Site site) {
   Thread& thread = current();
-  Block& block = *thread.block;
   const BulkCopy copy = {box, &thread, barrier};
   const u32 bytes = box_bytes(box.map);
   check_box(block, thread, box, site);
   const auto counts = block.mbarriers.find(barrier);
   if (counts == block.mbarriers.end()) {
-    abandon(block, "barrier", site,
+    abandon(*thread.block, "barrier", site,
             "no mbarrier was initialised at shared offset " + std::to_string(barrier - kSharedBase) + ": " +
                 describe(thread) + " at " + describe(site));
   }
   if (block.checked) {
-    block.races.check_initialised(thread, barrier, counts->second, site);
+    if (&block == thread.block) {
+      block.races.check_initialised(thread, barrier, counts->second, site);
+    } else if (!block.races.can_store(thread, site) || !knows_barrier(thread, counts->second, block, barrier, site)) {
+      return;
+    }
     block.races.access(thread, box.smem, bytes, Access::proxy_write, site);
     for_each_unit(copy.box, [&](u32 target, const unsigned char* source, u32 valid) {
       bool raced = false;
@@ -120,10 +125,17 @@ static void load(const Box& box, u32 barrier, Site site) {
 }
 
 void load_box(u32 smem, const TensorMap* map, u32 barrier, const int (&first)[5], Site site) {
-  load({*map, smem, {first[0], first[1], first[2], first[3], first[4]}}, barrier, site);
+  load(*current().block, {*map, smem, {first[0], first[1], first[2], first[3], first[4]}}, barrier, site);
+}
+void load_box_to_blocks(u32 smem, const TensorMap* map, u32 barrier, const int (&first)[5], u32 blocks, Site site) {
+  Cluster& cluster = current().block->cluster;
+  for (int rank = 0; rank < cluster.size(); ++rank) {
+    if (!(blocks >> rank & 1)) continue;
+    load(*cluster.blocks[rank], {*map, smem, {first[0], first[1], first[2], first[3], first[4]}}, barrier, site);
+  }
 }
 void load_linear(u32 smem, const void* global, u32 bytes, u32 barrier, Site site) {
-  load(linear(global, smem, bytes), barrier, site);
+  load(*current().block, linear(global, smem, bytes), barrier, site);
 }
 
 // From shared memory to the tensor.

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "host/launch.h"
+#include "host/mbarrier.h"
 #include "host/race_detector.h"
 
 namespace cufa_host {
@@ -58,5 +59,8 @@ struct Cluster {
   std::unordered_map<const u32*, VectorClock> counters;  // in global memory: what additions have released
   std::vector<std::unique_ptr<Block>> blocks;  // by rank
 };
+
+// Checked mode: whether the thread knows that an mbarrier of another block is initialised; reports if not.
+bool knows_barrier(Thread& thread, const Mbarrier& barrier, Block& target, u32 address, Site site);
 
 }  // namespace cufa_host

@@ -63,17 +63,22 @@ Mbarrier& find_barrier(Thread& thread, u32 barrier, Block& target, const char* w
             std::string(what) + " to " + describe(target.index) +
                 ", where no mbarrier was initialised at the address given: " + describe(thread) + " at " + describe(site));
   }
-  if (block.checked && &target != &block && !block.races.knows(thread, found->second)) {
-    report(block, "race", site, {"", 0}, [&] {
-      return "the mbarrier at shared offset " + std::to_string(in_block(barrier) - kSharedBase) + " of " +
-             describe(target.index) + " may not have been initialised for " + describe(thread) + " at " + describe(site) +
-             ": fence.mbarrier_init and a barrier of the cluster would tell";
-    });
-  }
+  if (block.checked && &target != &block) knows_barrier(thread, found->second, target, in_block(barrier), site);
   return found->second;
 }
 
 }  // namespace
+
+bool knows_barrier(Thread& thread, const Mbarrier& barrier, Block& target, u32 address, Site site) {
+  Block& block = *thread.block;
+  if (block.races.knows(thread, barrier)) return true;
+  report(block, "race", site, {"", 0}, [&] {
+    return "the mbarrier at shared offset " + std::to_string(address - kSharedBase) + " of " + describe(target.index) +
+           " may not have been initialised for " + describe(thread) + " at " + describe(site) +
+           ": fence.mbarrier_init and a barrier of the cluster would tell";
+  });
+  return false;
+}
 
 u32 cluster_block_rank() { return current().block->rank; }
 

@@ -26,6 +26,7 @@ void mbarrier_init_fence();
 
 // bulk_copy.cpp
 void load_box(u32 smem, const TensorMap* map, u32 barrier, const int (&first)[5], Site site);
+void load_box_to_blocks(u32 smem, const TensorMap* map, u32 barrier, const int (&first)[5], u32 blocks, Site site);
 void store_box(const TensorMap* map, u32 smem, const int (&first)[4], Site site);
 void commit_stores();
 void await_stores_read();
@@ -93,6 +94,9 @@ DEVICE void registers_raise_to(SITE) {
 // ---- tma.cuh
 DEVICE void tma_load_4d(u32 smem, const TensorMap* map, u32 barrier, int c0, int c1, int c2, int c3, SITE) {
   cufa_host::load_box(smem, map, barrier, {c0, c1, c2, c3, 0}, site);
+}
+DEVICE void tma_load_4d_multicast(u32 smem, const TensorMap* map, u32 barrier, int c0, int c1, int c2, int c3, u32 blocks, SITE) {
+  cufa_host::load_box_to_blocks(smem, map, barrier, {c0, c1, c2, c3, 0}, blocks, site);
 }
 DEVICE void tma_store_4d(const TensorMap* map, u32 smem, int c0, int c1, int c2, int c3, SITE) {
   cufa_host::store_box(map, smem, {c0, c1, c2, c3}, site);

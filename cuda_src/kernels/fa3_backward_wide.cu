@@ -61,8 +61,9 @@ struct WideMemory {
 
   DEVICE void init_barriers() const {
     items.init();
-    Q_turns().init(1, 4 * CONSUMERS);
-    dO_turns().init(1, 4 * CONSUMERS);
+    constexpr int READERS = 4 * CONSUMERS * (MULTICAST ? CLUSTER : 1);
+    Q_turns().init(1, READERS);
+    dO_turns().init(1, READERS);
     P_turns().init(4, 4);
     dS_turns().init(5, 4 * CONSUMERS * CLUSTER);
     for (int i = 0; i < DS_STAGES; ++i) mbarrier_init(stored_barrier(i), 4);
@@ -94,6 +95,7 @@ struct Consumer {
   QueryTile tile;
   u32 before;     // number in the workspace of the tile before
   u32 n = 0;      // number of the tile, over all items
+  u32 end = 0;    // of the item's tiles
   u32 items = 0;  // with tiles
   INSIDE(PhaseLog inside = PhaseLog(p.trace, warp == 0 && lane == 0);)
   INSIDE(static constexpr u32 FIRST = VALUES ? SCORES : WEIGHT_GRADIENTS, SECOND = VALUES ? VALUE_GRADIENTS : KEY_GRADIENTS;)
@@ -110,7 +112,8 @@ struct Consumer {
       const int count = block.count();
       if (count > 0) {
         tile = block.first();
-        visit_tiles(n + count);
+        end = n + count;
+        visit_tiles();
         ++items;
       }
       INSIDE(inside.enter(STORE);)
@@ -127,7 +130,7 @@ struct Consumer {
     INSIDE(inside.close();)
   }
 
-  DEVICE void visit_tiles(u32 end) {
+  DEVICE void visit_tiles() {
     INSIDE(inside.enter(WAIT_DATA, number());)
     smem.items.keys.wait_full(items);
     mbarrier_wait(smem.items.V_full, items & 1);
@@ -161,7 +164,7 @@ struct Consumer {
       INSIDE(inside.in_flight(SECOND, number()); inside.enter(WAIT_PRODUCTS, number());)
       wgmma_wait<1>();
       INSIDE(if (!first) inside.landed(QUERY_GRADIENTS, NO_TILE); inside.enter(ADD, NO_TILE);)
-      if (!first) add_dq(before, n - 1, end);
+      if (!first) add_dq(before, n - 1);
       if (n + 1 == end) break;
       INSIDE(inside.enter(WAIT_DATA, NO_TILE);)
       wait_for_scores(n + 1);
@@ -203,7 +206,7 @@ struct Consumer {
     wgmma_wait<0>();
     INSIDE(inside.landed(QUERY_GRADIENTS, number()); inside.enter(ADD, number());)
     smem.items.keys.release(0, lane);
-    add_dq(before, n++, end);
+    add_dq(before, n++);
   }
 
   // S needs Q, dP needs dO.
@@ -228,11 +231,21 @@ struct Consumer {
         gradient_rmem, operand_rmem, mn_major_descriptor<Br>((VALUES ? smem.dO : smem.Q) + stage * QUERY_TILE_BYTES));
     wgmma_commit();
   }
-  DEVICE void release_gradient() const {
-    if constexpr (VALUES) {
-      dO_turns.release(n, lane);
+  DEVICE void release_gradient() const { release_queries<VALUES>(); }
+  // A tile of dO, or of Q.
+  template <bool OF_DO>
+  DEVICE void release_queries() const {
+    const auto turns = [this] {
+      if constexpr (OF_DO) {
+        return dO_turns;
+      } else {
+        return Q_turns;
+      }
+    }();
+    if constexpr (MULTICAST) {
+      turns.release_to_both(n, end, lane);
     } else {
-      Q_turns.release(n, lane);
+      turns.release(n, lane);
     }
   }
   // Of all keys: this block's, and those of the other.
@@ -258,13 +271,9 @@ struct Consumer {
     wgmma_commit();
   }
   // Of tile `number`, which is `of` in the workspace; of the last tiles nobody waits for the place of dS.
-  DEVICE void add_dq(u32 of, u32 number, u32 end) {
+  DEVICE void add_dq(u32 of, u32 number) {
     wgmma_registers(dQ_rmem);
-    if (number + DS_STAGES < end && lane == 0) {
-      const u32 empty = dS_turns.empty + dS_turns.stage(number) * 8;
-      mbarrier_arrive(empty);
-      mbarrier_arrive_cluster(cluster_address(empty, rank() ^ 1));
-    }
+    dS_turns.release_to_both(number, end, lane);
     if constexpr (DETERMINISTIC) smem.dQ_handover().wait_full(number);
     const int first = first_column() / 8;
     const int existing = HEAD_DIM % ATOM_COLUMNS == 0 ? DQ_TILES : D_TILES - first;
@@ -296,7 +305,7 @@ struct Consumer {
     async_proxy_fence();  // L has been read, too, where the copy engine writes next
     warp_sync();          // all lanes have stored
     if (lane == 0) mbarrier_arrive(P_turns.full_barrier(n));
-    Q_turns.release(n, lane);
+    release_queries<false>();
   }
 
   DEVICE void make_gradients() {
@@ -312,14 +321,14 @@ struct Consumer {
       if constexpr (BFLOAT16) return u32_as_float(e == 0 ? pair << 16 : pair & 0xffff0000u);
       return cvt_f32_f16(u16(e == 0 ? pair : pair >> 16));
     });
-    mbarrier_wait_cluster(dS_turns.empty + dS_turns.stage(n) * 8, (n / DS_STAGES & 1) ^ 1);
+    dS_turns.wait_empty_of_both(n);
     store_ds(smem.dS + dS_turns.stage(n) * (CLUSTER * DS_PART_BYTES), operand_rmem, warp, lane);
     if (lane == 0) {
       mbarrier_arrive(smem.stored_barrier(n));
       mbarrier_arrive(dS_turns.full_barrier(n));
     }
     P_turns.release(n, lane);
-    dO_turns.release(n, lane);
+    release_queries<true>();
   }
 
   DEVICE void store() {

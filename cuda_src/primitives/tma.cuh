@@ -20,6 +20,17 @@ DEVICE void tma_load_4d(u32 smem, const TensorMap* map, u32 barrier, int c0, int
       : "memory");
 }
 
+// The same with .multicast::cluster: to that place of each block of the cluster whose bit of `blocks` is set, and its bytes count
+// towards the mbarrier at that place of each.
+DEVICE void tma_load_4d_multicast(u32 smem, const TensorMap* map, u32 barrier, int c0, int c1, int c2, int c3, u32 blocks) {
+  asm volatile(
+      "{.reg .b16 mask; cvt.u16.u32 mask, %7; "
+      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%3, %4, %5, "
+      "%6}], [%2], mask;}" ::"r"(smem),
+      "l"(map), "r"(barrier), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(blocks)
+      : "memory");
+}
+
 // cp.async.bulk.tensor.4d, shared -> global: elements outside of the tensor are not written. Ordinary stores to `smem` need
 // async_proxy_fence() and a barrier before; the buffer is in use until bulk_wait_read() says it is not.
 DEVICE void tma_store_4d(const TensorMap* map, u32 smem, int c0, int c1, int c2, int c3) {

@@ -30,6 +30,7 @@ static_assert(CONSUMERS == 2, "registers are shared out for two");
 static_assert(registers_suffice(PRODUCER_REGISTERS, CONSUMERS, CONSUMER_REGISTERS), "a consumer would wait for ever");
 static_assert(Bc % (GROUP_KEYS * CLUSTER) == 0 && Br % 16 == 0, "tiles of wgmma");
 static_assert(SKIP_MASKED_TILES, "blocks that see nothing of a tile do not add to it");
+constexpr bool MULTICAST = CLUSTER > 1 && LENGTHS_KIND == DENSE;  // each block brings a part of Q and dO to all of them
 constexpr bool LOOKED_UP = is_looked_up(MASK_KIND), RAGGED = LENGTHS_KIND != DENSE;
 static_assert(!LOOKED_UP || !DETERMINISTIC, "turns are known where tiles lie side by side");
 static_assert(!LOOKED_UP || (!RAGGED && !ALIBI && !SINK), "bands have those");
@@ -50,6 +51,13 @@ struct Turns {
   DEVICE void wait_empty(u32 n) const { mbarrier_wait(empty + stage(n) * 8, (n / STAGES & 1) ^ 1); }  // empty at first
   DEVICE void release(u32 n, int lane) const {  // by every warp, once it has read the buffer
     if (lane == 0) mbarrier_arrive(empty + stage(n) * 8);
+  }
+  // What another block of the cluster writes to, too.
+  DEVICE void wait_empty_of_both(u32 n) const { mbarrier_wait_cluster(empty + stage(n) * 8, (n / STAGES & 1) ^ 1); }
+  DEVICE void release_to_both(u32 n, u32 end, int lane) const {  // nobody waits for the last ones before `end`
+    if (n + STAGES >= end || lane != 0) return;
+    mbarrier_arrive(empty + stage(n) * 8);
+    mbarrier_arrive_cluster(cluster_address(empty + stage(n) * 8, block_rank() ^ 1));
   }
   DEVICE void init(u32 writers, u32 readers) const {
     for (int i = 0; i < STAGES; ++i) {
@@ -139,7 +147,16 @@ DEVICE void load_queries(const KeyBlock& block, QueryTile tile, u32 queries, u32
   mbarrier_arrive_expect_tx(barrier, QUERY_TILE_BYTES + NUMBERS_BYTES);
   const int batch = block.batch_in_arrays(), row = block.row_in_arrays() + block.q_tile(tile) * Br;
   for (int a = 0; a < atoms(HEAD_DIM); ++a) {
-    tma_load_4d(queries + a * Br * ATOM_ROW_BYTES, map, barrier, a * ATOM_COLUMNS, row, tile.head, batch);
+    constexpr int ROWS = Br / CLUSTER;  // of a box
+    if constexpr (MULTICAST) {
+      const int first = int(block_rank()) * ROWS;
+      tma_load_4d_multicast(queries + (a * Br + first) * ATOM_ROW_BYTES, map, barrier, a * ATOM_COLUMNS, row + first, tile.head,
+                            batch, (1 << CLUSTER) - 1);
+    } else {
+      for (int first = 0; first < Br; first += ROWS) {
+        tma_load_4d(queries + (a * Br + first) * ATOM_ROW_BYTES, map, barrier, a * ATOM_COLUMNS, row + first, tile.head, batch);
+      }
+    }
   }
   bulk_load(numbers, source, NUMBERS_BYTES, barrier);
 }
@@ -362,7 +379,13 @@ struct Loader {
     const float* const numbers = at.block.workspace(at.tile) + Br * HEAD_DIM;
     INSIDE(const u32 number = query_tile_number(at.tile.head, at.block.q_tile(at.tile)); inside.enter(WAIT_SPACE, number);)
     auto bring_queries = [&](const auto& turns, u32 ring, u32 ring_of_numbers, const float* source) {
-      if (leads()) turns.wait_empty(at.n);
+      if (leads()) {
+        if constexpr (MULTICAST) {
+          turns.wait_empty_of_both(at.n);
+        } else {
+          turns.wait_empty(at.n);
+        }
+      }
       INSIDE(inside.enter(COPY, number);)
       const u32 tile = ring + turns.stage(at.n) * QUERY_TILE_BYTES;
       bring<Br, HEAD_DIM>(smem.items, tile, turns.full_barrier(at.n), RAGGED ? at.block.rows() - at.block.q_tile(at.tile) * Br : Br,

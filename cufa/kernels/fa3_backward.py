@@ -154,7 +154,7 @@ def _workspace(problem: Problem, config: Fa3BackwardConfig, split: Split | None 
 
 def _boxes(config: Fa3BackwardConfig) -> dict[str, Box]:
     """Tiles of queries, keys and values of a consumer."""
-    queries, keys = Box(config.block_q), Box(GROUP_KEYS)
+    queries, keys = Box(config.block_q // config.cluster), Box(GROUP_KEYS)
     return {"dout": queries, "q": queries, "k": keys, "v": keys}
 
 
