@@ -351,8 +351,8 @@ struct DsSender {
       const WideMemory smem(opaque(start));
       const Turns<DS_STAGES> turns = smem.dS_turns();
       const u32 part = smem.dS + turns.stage(at.n) * (CLUSTER * DS_PART_BYTES), full = turns.full_barrier(at.n);
-      mbarrier_arrive_expect_tx(full, DS_PART_BYTES);
       smem.wait_stored(at.n);
+      mbarrier_arrive_expect_tx(full, DS_PART_BYTES);  // not before: the phase before would be over
       const u32 other = block_rank() ^ 1;
       bulk_send(cluster_address(part + DS_PART_BYTES, other), part, DS_PART_BYTES, cluster_address(full, other));
     });
