@@ -149,6 +149,14 @@ struct Consumer {
       } else {
         make_gradients();
       }
+      INSIDE(inside.enter(WAIT_TURN, NO_TILE);)
+      INSIDE(inside.enter(ISSUE, NO_TILE);)
+      if (!first) {
+        wait_ds(n - 1);
+        wgmma_fence();
+        issue_dq(n - 1);
+      }
+      INSIDE(inside.in_flight(QUERY_GRADIENTS, NO_TILE);)
       INSIDE(inside.enter(WAIT_DATA, number());)
       // dV += P dO, dK += dS Q
       if constexpr (VALUES) {
@@ -180,15 +188,10 @@ struct Consumer {
         release_gradient();
       }
       wgmma_wait<0>();
-      INSIDE(inside.landed(SECOND, finished); inside.landed(FIRST, number()); inside.enter(WAIT_TURN, finished);)
+      INSIDE(inside.landed(SECOND, finished); inside.landed(FIRST, number());)
       wgmma_registers(gradient_rmem);
       wgmma_registers(operand_rmem);
       if constexpr (DO_STAGES > 1 || !VALUES) release_gradient();
-      wait_ds();
-      INSIDE(inside.enter(ISSUE, finished);)
-      wgmma_fence();
-      issue_dq();
-      INSIDE(inside.in_flight(QUERY_GRADIENTS, finished);)
       ++n;
     }
     before = block.place(tile);
@@ -198,10 +201,10 @@ struct Consumer {
     wgmma_registers(gradient_rmem);
     wgmma_registers(operand_rmem);
     release_gradient();
-    wait_ds();
+    wait_ds(n);
     INSIDE(inside.enter(ISSUE, number());)
     wgmma_fence();
-    issue_dq();
+    issue_dq(n);
     INSIDE(inside.in_flight(QUERY_GRADIENTS, number()); inside.enter(WAIT_PRODUCTS, number());)
     wgmma_wait<0>();
     INSIDE(inside.landed(QUERY_GRADIENTS, number()); inside.enter(ADD, number());)
@@ -249,13 +252,13 @@ struct Consumer {
     }
   }
   // Of all keys: this block's, and those of the other.
-  DEVICE void wait_ds() const { mbarrier_wait_cluster(dS_turns.full_barrier(n), n / DS_STAGES & 1); }
+  DEVICE void wait_ds(u32 number) const { mbarrier_wait_cluster(dS_turns.full_barrier(number), number / DS_STAGES & 1); }
   DEVICE int first_column() const {
     return WideMemory::atom(!VALUES, rank()) * ATOM_COLUMNS + (ATOMS == 3 && !VALUES ? int(rank()) * (ATOM_COLUMNS / 2) : 0);
   }
-  DEVICE void issue_dq() {
+  DEVICE void issue_dq(u32 number) {
     const u32 within = ATOMS == 3 && !VALUES ? rank() * ATOM_COLUMNS : 0;  // an atom, in bytes
-    const u64 a = k_major_descriptor(smem.dS + dS_turns.stage(n) * (CLUSTER * DS_PART_BYTES));
+    const u64 a = k_major_descriptor(smem.dS + dS_turns.stage(number) * (CLUSTER * DS_PART_BYTES));
     const u64 own = mn_major_descriptor<GROUP_KEYS>(smem.K + WideMemory::atom(!VALUES, rank()) * (GROUP_KEYS * ATOM_ROW_BYTES) + within);
     const u64 other = mn_major_descriptor<GROUP_KEYS>(smem.other_K + !VALUES * (GROUP_KEYS * ATOM_ROW_BYTES) + within);
     wgmma_registers(dQ_rmem);
@@ -352,7 +355,7 @@ struct DsSender {
       const Turns<DS_STAGES> turns = smem.dS_turns();
       const u32 part = smem.dS + turns.stage(at.n) * (CLUSTER * DS_PART_BYTES), full = turns.full_barrier(at.n);
       smem.wait_stored(at.n);
-      mbarrier_arrive_expect_tx(full, DS_PART_BYTES);  // not before: the phase before would be over
+      mbarrier_arrive_expect_tx(full, DS_PART_BYTES);
       const u32 other = block_rank() ^ 1;
       bulk_send(cluster_address(part + DS_PART_BYTES, other), part, DS_PART_BYTES, cluster_address(full, other));
     });
