@@ -9,6 +9,7 @@ import pytest
 from backward_support import NAMES, assert_gradients, make_case
 from test_emulate_backward_bugs import Bug, bug, check_planted, patch
 
+from cufa import plan_backward
 from cufa.core import order
 from cufa.core.mask import CAUSAL, FULL, Band
 from cufa.executor.emulate import emulate_backward
@@ -61,6 +62,14 @@ def test_passes_have_what_is_left():
     launches = run()[1].plan.launches
     strips = 2 * 16  # of a key/value head: two query heads of 140 rows
     assert [launch.grid[0] * 4 for launch in launches[::2]] == [strips, 2 * strips]
+
+
+@pytest.mark.parametrize(("batch", "heads", "kv_heads", "runs_on"), [(4, 16, 16, True), (2, 32, 8, False)])
+def test_where_key_blocks_are_few_each_has_a_thread_block(batch, heads, kv_heads, runs_on):
+    q, k = (batch, heads, 4096, 128), (batch, kv_heads, 4096, 128)
+    plan = plan_backward(q, k, causal=True, dtype="bfloat16", device="sm_90")
+    assert plan.config.persistent == plan.launches[1].persistent == runs_on
+    assert (plan.launches[1].grid[0] < batch * kv_heads * 32) == runs_on
 
 
 BUGS = {
