@@ -125,3 +125,20 @@ def test_a_buffer_of_another_size_does_not_compile(name):
         given = dataclasses.replace(spec, shared_memory=changed).constants(problem, config)
         with pytest.raises(CompileError, match="static assertion failed"):
             static_compile(f"kernels/{spec.source}", {**given, "TRACE": False}, find_architecture(90))
+
+
+def test_balanced_decoding_does_not_compile_with_a_merge_in_clusters():
+    """The parts of one item lie in any thread blocks there, not in those of one cluster."""
+    try:
+        nvrtc_version()
+    except MissingCompilerError as error:
+        pytest.skip(str(error))
+    spec = KERNELS["decode_balanced_tma"]
+    problem = next(iter(OPERATIONS[spec.operation].compiled(spec, 128)))
+    given = spec.constants(problem, next(c for c in spec.configs if c.fits(128)))
+    with pytest.raises(CompileError, match="not in those of one cluster"):
+        static_compile(
+            f"kernels/{spec.source}",
+            {**given, "TRACE": False, "CLUSTER_MERGE": True},
+            find_architecture(90),
+        )
