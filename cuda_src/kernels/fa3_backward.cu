@@ -18,12 +18,10 @@
 // Departures from FlashAttention-3's kernel, and why:
 // - dQ needs the dS of both warpgroups. It is computed one tile later, so that neither waits for the other: one group's
 //   exponentials run under the other's products, as in the forward, without turns that are kept by barriers.
-// - P is kept only as the operand of dV, rounded to 16 bits, and dS is worked out from that, as where P is stored between
-//   launches. The registers that this leaves let products run under a group's own pointwise work: dV under dS, and dK under the
-//   exponentials of the next tile, whose scores are asked for before.
-// - Thread blocks run on from key block to key block, and two warps of the producer, who would have nothing to do, prepare and
-//   convert dQ meanwhile (tiles/backward_background.cuh): passes before and after that move a fifth of causal attention's time
-//   at 1k take no time of their own, and dQ in float32 lies in the L2 cache.
+// - P is kept only as the operand of dV, rounded to 16 bits, and dS is worked out from that. The registers that this leaves let
+//   products run under a group's own pointwise work: dV under dS, and dK under the exponentials of the next tile.
+// - Thread blocks run on from key block to key block, and two warps of the producer, which had nothing to do, prepare and convert
+//   most of dQ meanwhile (tiles/backward_background.cuh): the passes before and after took a fifth of causal attention's time at 1k.
 // - dQ leaves as accumulators lie: each warp stages its 16 rows and asks the copy engine to add them, 4 KiB in a row. No
 //   warp waits for another, and the last pass puts dQ in order (tiles/backward_passes.cuh, shared with fa2_backward).
 // - A block keeps the gradients of a group's keys over all of its query heads.
@@ -33,32 +31,28 @@
 //   heads of the group. With lengths loaders are warps, which clear what lies behind the end of a sequence.
 // - DETERMINISTIC: threads of the producer wait for turns and add what consumers have staged (tiles/backward_sums.cuh).
 //
-// What was measured (H200, bfloat16, 16k tokens, all launches, as a ratio of speed; in turns / each alone):
+// What was measured (H200, bfloat16, 16k tokens, all launches, as a ratio of speed: in turns / each alone):
 // - P rounded, dP first, dV under dS and dK under the exponentials: d64 4k full 1.09 to 1.11 / 1.03 to 1.06, causal and 1k 1.02 to
-//   1.05 / 1.0 to 1.04. At d128, whose products alone take all that shared memory gives, dP first is 0.96 to 0.98: there dQ of the
-//   tile before and dV come first, in one run of products (DP_FIRST).
-// - Blocks that run on: 0.90 to 1.08 where the compiler took the tile's number, which it has from shared memory, for one that
-//   differs from lane to lane: it worked every descriptor out in vector registers, 140 instructions a tile more. Told otherwise
-//   (uniform()) 1.05 to 1.10 at 1k, 1.02 to 1.04 at 4k.
-// - The passes beside the tiles: 1.02 to 1.06 more / 1.04 at 4k, 1.03 to 1.05 at d128 1k causal.
-//   Rows by the copy engine took one instruction per lane after another: 0.5 to 0.7 of the speed at 1k. By cp.async it is enough
-//   for queries that see 2000 keys; of the others' heads the passes keep a share (cufa/core/order.py).
-// - A next key block that is asked for an item ahead: 0.8 where a block has only four items (GQA 32/8 at 4k). There and below twelve
-//   per SM a block is launched for each. To ask only when an item's last tiles are on their way is the next thing to try.
-// - dQ of the tile before under the exponentials as well: 0.99 to 1.0 at d128, at d64 ptxas serialises (C7512).
-// - 64 query rows a tile at d64, with all products in flight beside all pointwise work: 0.83 to 0.90.
-// - dQ by the copy engine instead of by red from registers: d128 1.08 to 1.12, d64 1.0 to 1.06. A third stage of Q: d64 1.02.
-// - DETERMINISTIC with turns kept by each warp of consumers, and items taken ahead: 2 to 17 times the time. With one thread of
-//   the producer that adds, and nothing taken ahead, to learn of a turn, to add and to pass it on takes longer than a tile of d128;
-//   so two add by turns. Causal key blocks from left to right, the longest first, would fill the last round (6%), but each block
-//   then waits at its first tile for all others of its head: 1.15 of the time. With groups of 4 heads instead of as many as fit
-//   half of the L2 cache: 1.52.
-// - Programmatic early launches of the main and the last pass: 0.99 to 1.01. Not taken: the launches could not be one graph then
-//   (cufa/backends/launches.py), which short calls, bound by their host, gain more from.
+//   1.05 / 1.0 to 1.04. At d128 dP first is 0.96 to 1.0: there dQ of the tile before and dV come first (DP_FIRST).
+// - Blocks that run on, over that: 0.92 to 1.05 in turns, as the compiler took the tile's number, which follows from what is in
+//   shared memory, for one that differs from lane to lane, and worked every descriptor out in vector registers: 160 instructions a
+//   tile more. Told otherwise (uniform()): 1.02 to 1.08 at 1k, 0.99 to 1.04 at 4k.
+// - The passes beside the tiles, over that: d64 4k 1.02 to 1.07 / 1.02 to 1.05 and 1k 1.0 to 1.02, d128 1k causal 1.06 / 1.05. A
+//   first version was 0.5 to 0.7 at 1k: one warp, rows asked for one lane after another (a bulk copy takes uniform addresses), a
+//   release per strip. As it is it suffices where queries see 2000 keys; of other heads the passes keep a share (core/order.py).
+// - GQA 32/8 at 4k, four key blocks per thread block, was recorded at 0.79 of the version before. Not taken apart: probably the
+//   next item, asked for an item ahead. Below twelve per SM plans launch a block for each.
+// - dQ of the tile before under the exponentials as well: 1.0 to 1.01 at d128; at d64 ptxas serialises (C7512).
+// - 64 query rows a tile at d64, with all products in flight beside all pointwise work: 0.80 to 0.88.
+// - dQ by the copy engine instead of by red from registers: d128 1.01 to 1.02, d64 with 64 rows a tile 0.96 to 0.99.
+// - DETERMINISTIC with turns kept by each warp of consumers, and items taken ahead: 2 to 17 times the time. With one thread that
+//   adds, to learn of a turn, to add and to pass it on takes longer than a tile of d128; so two add by turns. Causal key blocks
+//   from left to right, the longest first: 1.15 of the time, for each waits at its first tile for all others of its head. With
+//   groups of 4 heads instead of as many as fit half of the L2 cache: 1.52.
+// - Programmatic early launches: 0.99 to 1.01. Not taken: the launches could not be one graph then (cufa/backends/launches.py).
 // What failed:
-// - No pass behind: each query tile converted by the block that adds to it last, by a counter per tile, 0.89 to 0.96; all of
-//   a head by the block that ends last, by a counter per head, 0.92 to 0.98 (d64 2k full 1.0), when its eight warps had four
-//   loads per lane in flight. Each block then waits for its additions and for its count before it ends.
+// - No pass behind: each query tile converted by the block that adds to it last 0.89 to 0.96, all of a head by the block that ends
+//   last 0.92 to 0.98: each block then waits for its additions and for its count before it ends.
 // - dQ of this very tile, as in FlashAttention-3: no registers at d128. dV still in flight while dQ and S are asked for, or S while
 //   dS is worked out: no registers at d128, nor at d64 (C7512).
 // - A first tile without a dQ of the tile before, by a condition: 512 bytes of spills at d128. Zeros take the place of its dS.

@@ -7,7 +7,7 @@
 //
 // In the words of PTX's memory model: the zeros and numbers of a strip happen before its release of PREPARED, which the loaders'
 // acquire synchronises with; from them barriers lead to whoever adds. Additions of a warp have ended before its release
-// of ADDED, which the acquire here synchronises with. That the copy engine, too, sees zeros and numbers a fence of the loaders says.
+// of ADDED, which the acquire here synchronises with. By a fence of the loaders the copy engine sees zeros and numbers, too.
 #pragma once
 #include "primitives/primitives.cuh"
 #include "tiles/backward_block.cuh"
@@ -55,8 +55,8 @@ struct Background {
     }
   }
 
-  // Batches of a group's strips, as long as there are some. Taken by who is there: if each thread block had its share, all would wait
-  // for one that finds no SM before they end.
+  // Batches of a group's strips, as long as there are some. Taken by who is there: if each thread block had its share, all would
+  // wait for one that finds no SM before they end.
   template <bool CONVERTS>
   DEVICE void visit(u32 group) {
     const HeadGroups groups{p};

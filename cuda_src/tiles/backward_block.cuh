@@ -289,7 +289,8 @@ struct TileVisit {
   u32 item;     // number of the item, of those with tiles
   bool first, last;  // of its item
 };
-// RUNS_ON: who TAKES the items asks for the next one before it visits one. There are three records: consumers may be at the item before.
+// RUNS_ON: who TAKES the items asks for the next one before it visits one. There are three records: consumers may be at the item
+// before.
 template <bool TAKES = false, typename Visit>
 DEVICE void visit_items(const BackwardParams& p, u32 start, const Visit& visit) {
   u32 n = 0, with_tiles = 0;

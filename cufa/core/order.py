@@ -161,6 +161,11 @@ _GROUP_BYTES, _LAST_ITEMS = 12 << 20, 400
 _BUSY_KEYS = 2000
 
 
+def in_groups(problem: Problem) -> bool:
+    """Whether the backward on Hopper works on heads in groups: ``GROUPED`` of backward_workspace.cuh."""
+    return not (problem.deterministic or problem.mask.beyond_band or problem.lengths.ragged)
+
+
 def head_groups(problem: Problem, key_blocks: int) -> HeadGroups:
     """``key_blocks``: of a head."""
     heads = problem.batch * problem.kv_heads

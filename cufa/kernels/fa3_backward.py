@@ -47,7 +47,7 @@ class Fa3BackwardConfig(TileConfig):
 
     @property
     def warps_text(self) -> str:
-        """That blocks run on goes without saying, but for wide heads, whose blocks never do."""
+        """That blocks run on goes without saying; of wide heads none do."""
         return super().warps_text + (
             "" if self.persistent or self.block_kv <= GROUP_KEYS else ", a block each"
         )
@@ -112,18 +112,13 @@ def _numbers_and_barriers(
     )
 
 
-def _grouped(problem: Problem) -> bool:
-    """Whether heads are worked on in groups: ``GROUPED`` of backward_workspace.cuh."""
-    return not (problem.deterministic or problem.mask.beyond_band or problem.lengths.ragged)
-
-
 def _runs_on(problem: Problem, config: Fa3BackwardConfig) -> bool:
     """Whether thread blocks take one key block after another."""
-    return config.persistent and problem.softcap is None and not problem.sink and _grouped(problem)
+    return config.persistent and problem.softcap is None and not problem.sink and order.in_groups(problem)
 
 
 def _order(problem: Problem, schedule: Schedule, num_sms: int) -> order.Order:
-    if _grouped(problem):
+    if order.in_groups(problem):
         return order.key_blocks_in_groups(problem, schedule)
     return order.key_blocks(problem, schedule, 2 * order.L2_SHARE)
 
@@ -196,7 +191,8 @@ def _config(block_q: int, block_kv: int, num_stages: int, **own: Any) -> Fa3Back
 
 
 #: A thread block that runs on asks for its next key block while it is busy with one. With fewer per SM than this some
-#: wait for the others in the end longer than they have gained (H200: 4 of GQA 32/8 at 4k took 1.25 times as long).
+#: may wait for the others in the end longer than they have gained. (GQA 32/8 at 4k, with 4, was recorded 1.27 times
+#: slower on an H200 than before blocks ran on; with this choice it was not timed.)
 _ITEMS_PER_SM = 12
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from ..core.mask import Mask
 from ..core.operation import Arrays, Operand, Operation, register
-from ..core.order import head_groups
+from ..core.order import head_groups, in_groups
 from ..core.params import Params
 from ..core.problem import Problem
 from ..kernels import KernelSpec, TileConfig
@@ -259,7 +259,7 @@ def _run_on_cpu(plan: Plan, given: Arrays) -> None:
 def _scalars(plan: Plan, given: Arrays) -> dict[str, int | float]:
     p, config = plan.problem, plan.config
     found = {**scalars(plan, given), "scale": p.scale}
-    if p.deterministic or p.mask.beyond_band or p.lengths.ragged:  # no groups of heads
+    if not in_groups(p):
         return found
     groups = head_groups(p, -(-p.seqlen_k // config.block_kv)).scalars()
     strips = p.group_size * -(-p.seqlen_q // config.block_q) * (config.block_q // STRIP)
