@@ -83,7 +83,7 @@ BUGS = {
         BACKGROUND, "      if constexpr (CONVERTS) await_added(opaque(s));\n", "", "race", LONG
     ),
     "additions told before they are done": bug(
-        BLOCK, "    bulk_wait();\n    const u32 head", "    const u32 head", "race", LONG
+        BLOCK, "    bulk_wait();\n    const u32 head", "    const u32 head", "race wrong", LONG
     ),
     "strips read before they are there": bug(
         BACKGROUND, "          cp_async_wait<1>();\n", "", "race never-written copy-not-awaited", LONG

@@ -163,6 +163,10 @@ void Owners::take(Thread& thread, const u32* counter, bool acquire) {
   if (acquire && own != cluster.counters.end()) thread.block->races.acquire(thread, own->second);
   const auto handed = handed_.find(counter);
   if (handed == handed_.end()) return;
+  if (acquire) {  // what another cluster has learned of this one's threads, it tells, too
+    const auto mine = handed->second->acquired.find(cluster_of(thread));
+    if (mine != handed->second->acquired.end()) thread.block->races.acquire(thread, *mine->second);
+  }
   std::vector<Lesson>& lessons = lessons_[cluster_of(thread)];
   for (auto lesson = lessons.rbegin(); lesson != lessons.rend(); ++lesson) {
     if (lesson->thread == thread.number && lesson->told == handed->second && lesson->acquired >= acquire) return;
