@@ -59,4 +59,5 @@ struct AttentionParams {
   i32 alibi_stride;  // ALIBI: elements from sequence to sequence
   MaskParams mask;
   u32* counters;  // one, zero between launches: persistent kernels whose items' lengths are not known (PersistentItems::take)
+  const i32* block_order;  // masks that are looked up: query blocks from the longest to the shortest; null: from the last to the first
 };

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from .candidates import serving_kernels
 from .core import mask_memory, order
 from .core.architectures import Device
+from .core.integers import Integers
 from .core.operation import OPERATIONS, Choice, Operation, Request, Split, Tuned
 from .core.problem import Problem
 from .core.schedule import Schedule
@@ -84,8 +86,16 @@ class Plan:
         persistent = [launch for launch in self.launches if launch.persistent]
         if not (problem.later_rows_see_more and persistent):
             return 1
-        heads, num_blocks = problem.batch * problem.heads, persistent[0].grid[0]
-        return order.heads_per_group(self.schedule, heads, num_blocks, order.head_bytes(problem))
+        return order.group_of_heads(problem, self.schedule, persistent[0].grid[0])
+
+    @functools.cached_property
+    def block_order(self) -> Integers | None:
+        """Query blocks from the longest to the shortest, for kernels that read which comes next; None where these go
+        from the last to the first."""
+        if self.spec.order is not order.persistent or not (self.launches and self.problem.tiles_are_listed):
+            return None
+        found = order.longest_first(self.problem, self.schedule)
+        return None if found is None else Integers(found)
 
     @property
     def constants(self) -> dict[str, int | bool]:

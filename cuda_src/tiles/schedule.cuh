@@ -95,7 +95,8 @@ DEVICE WorkItem work_item(const AttentionParams& p, u32 index, int kv_bytes_per_
 // The items of a persistent thread block, which takes one after another. Blocks take turns forwards and backwards (b,
 // 2G-1-b, 2G+b, ...), so that none gets the longest item of every round: no counter in memory, and repeats are alike.
 // Where later rows see more, heads go in groups from their longest query block to their shortest. How many make a group is
-// the planner's choice (cufa/core/order.py): few share the L2 cache better, some numbers leave fewer blocks idle at the end.
+// the planner's choice (cufa/core/order.py): few share the L2 cache better, some numbers leave fewer blocks idle at the end. Of a
+// mask that is looked up, the last query blocks need not be the longest: where the host knows which are, it says so.
 template <int BR, int SHARED = 1>
 struct PersistentItems {
   u32 Tr, total, round = 0;
@@ -141,6 +142,9 @@ struct PersistentItems {
       const u32 group = index / (group_heads * Tr), rest = index - group * group_heads * Tr;
       const u32 members = min(group_heads, all_heads - group * group_heads);
       q_block = Tr - 1 - rest / members;
+      if constexpr (is_looked_up(MASK_KIND)) {
+        if (p.block_order != nullptr) q_block = u32(ld_global<i32>(p.block_order + rest / members));
+      }
       head = group * group_heads + rest % members;
     } else {
       q_block = index % Tr;

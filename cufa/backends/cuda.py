@@ -133,6 +133,9 @@ class Binding:
         )  # kept while kernels read them
         for name, numbers in self._of_mask.items():
             setattr(self._params.mask, name, numbers.data.ptr)
+        if plan.block_order is not None:
+            self._block_order = mask_uploads.of_numbers(plan.block_order, prepared.device_id)
+            self._params.block_order = self._block_order.data.ptr
         operands, params = plan.operation.operands, plan.operation.params
         # Pointers lie side by side in the structure, in an order of their own.
         places = [params.offset(x.field) // _POINTER_BYTES for x in operands]

@@ -1,5 +1,5 @@
-"""A mask's numbers where kernels read them: those on a GPU where they lie, those on the host in a copy per device that
-lives as long as they do."""
+"""Numbers of a mask, or about it, where kernels read them: those on a GPU where they lie, those on the host in a copy
+per device that lives as long as they do."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ _lock = threading.Lock()
 
 def on_device(problem: Problem, device_id: int) -> dict[str, Any]:
     """CuPy arrays by member of ``MaskParams``. Raises ValueError for numbers on another GPU."""
-    return {name: _array(x, device_id) for name, x in mask_memory.arrays(problem).items()}
+    return {name: of_numbers(x, device_id) for name, x in mask_memory.arrays(problem).items()}
 
 
-def _array(numbers: Integers, device_id: int) -> Any:
+def of_numbers(numbers: Integers, device_id: int) -> Any:
+    """A CuPy array. Raises ValueError for numbers on another GPU."""
     if numbers.on_gpu:
         found = numbers.array
         if found.data.device_id != device_id:

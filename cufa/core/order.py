@@ -7,8 +7,9 @@ executes the kernels and compares.
 
 Where query blocks are about equally long (full and band masks) items go head after head. Where later rows see more
 keys they go from long query blocks to short ones within a group of heads: small groups keep their keys and values in
-the L2 cache, and the size of a group also decides how evenly the last rounds fill the thread blocks. Persistent block b
-of G takes numbers b, 2G-1-b, 2G+b, …
+the L2 cache, and the size of a group also decides how evenly the last rounds fill the thread blocks. Of masks beyond
+bands kernels take the last query blocks for the longest, unless they are told (:func:`longest_first`). Persistent
+block b of G takes numbers b, 2G-1-b, 2G+b, …
 """
 
 from __future__ import annotations
@@ -226,8 +227,8 @@ def persistent(problem: Problem, schedule: Schedule, num_blocks: int) -> Order:
     if not problem.later_rows_see_more:
         head, q_block = np.divmod(np.arange(schedule.num_q_blocks * heads), schedule.num_q_blocks)
         return Order(q_block, head, _taker(np.arange(len(head)), num_blocks))
-    group = heads_per_group(schedule, heads, num_blocks, head_bytes(problem))
-    found = _in_groups(schedule.num_q_blocks, heads, num_blocks, group)
+    group = group_of_heads(problem, schedule, num_blocks)
+    found = _in_groups(schedule.num_q_blocks, heads, num_blocks, group, longest_first(problem, schedule))
     return dataclasses.replace(found, thread_block=None) if problem.tiles_are_listed else found
 
 
@@ -236,14 +237,31 @@ def head_bytes(problem: Problem) -> int:
     return problem.seqlen_k * problem.head_dim * (problem.k_element.itemsize + problem.v_element.itemsize)
 
 
-def _in_groups(num_q_blocks: int, heads: int, num_blocks: int, group: int) -> Order:
-    """Within each group of heads from the last block to the first: of query blocks, from longest to shortest."""
+def longest_first(problem: Problem, schedule: Schedule) -> Ints | None:
+    """Query blocks from the longest to the shortest, where the host knows a mask beyond bands that all heads share.
+    None where that is from the last to the first, as in kernels that are told nothing."""
+    one = problem.mask.spread == (1, 1) and problem.lengths.kind == "dense" and problem.known
+    return _longest_first(schedule) if problem.mask.beyond_band and one else None
+
+
+def _longest_first(schedule: Schedule) -> Ints | None:
+    backwards = schedule.visits[::-1]
+    if (backwards[1:] <= backwards[:-1]).all():
+        return None
+    return schedule.num_q_blocks - 1 - np.argsort(-backwards, kind="stable")
+
+
+def _in_groups(
+    num_q_blocks: int, heads: int, num_blocks: int, group: int, longest: Ints | None = None
+) -> Order:
+    """Within each group of heads from the last block to the first, or as ``longest`` says: of query blocks, from
+    longest to shortest."""
     index = np.arange(num_q_blocks * heads)
     number, rest = np.divmod(index, group * num_q_blocks)
     members = np.minimum(group, heads - number * group)
-    return Order(
-        num_q_blocks - 1 - rest // members, number * group + rest % members, _taker(index, num_blocks)
-    )
+    place = rest // members
+    blocks = num_q_blocks - 1 - place if longest is None else longest[place]
+    return Order(blocks, number * group + rest % members, _taker(index, num_blocks))
 
 
 def _taker(index: Ints, num_blocks: int) -> Ints:
@@ -252,12 +270,22 @@ def _taker(index: Ints, num_blocks: int) -> Ints:
     return np.where(turn % 2 == 0, place, num_blocks - 1 - place)
 
 
+def group_of_heads(problem: Problem, schedule: Schedule, num_blocks: int) -> int:
+    """:func:`heads_per_group` of a problem."""
+    by_length = longest_first(problem, schedule) is not None
+    heads = problem.batch * problem.heads
+    return heads_per_group(schedule, heads, num_blocks, head_bytes(problem), by_length)
+
+
 @functools.lru_cache(maxsize=256)
-def heads_per_group(schedule: Schedule, heads: int, num_blocks: int, head_bytes: int) -> int:
+def heads_per_group(
+    schedule: Schedule, heads: int, num_blocks: int, head_bytes: int, by_length: bool = False
+) -> int:
     """The group size that leaves the blocks least idle, among those whose keys and values fit in the L2 cache
     where that costs no more than one part in fifty; of equals the largest.
 
-    ``heads`` counts over the batch; ``head_bytes`` is the size of one head's keys and values.
+    ``heads`` counts over the batch; ``head_bytes`` is the size of one head's keys and values. ``by_length``: query
+    blocks are taken as :func:`longest_first` says.
     """
     fitting = max(1, min(heads, L2_SHARE // max(head_bytes, 1)))
     items = schedule.num_q_blocks * heads
@@ -267,9 +295,10 @@ def heads_per_group(schedule: Schedule, heads: int, num_blocks: int, head_bytes:
     step = max(1, num_blocks // 12)
     likely = {*range(step, min(fitting, 8 * step) + 1, step), 1, 2, 3, 4, 6, 8, 12, 24, 48, fitting, heads}
     idle: dict[int, float] = {}
+    longest = _longest_first(schedule) if by_length else None
     for group in likely:
         if group <= heads:
-            order = _in_groups(schedule.num_q_blocks, heads, num_blocks, group)
+            order = _in_groups(schedule.num_q_blocks, heads, num_blocks, group, longest)
             idle[group] = makespan(order, order.tiles(schedule) + ITEM_COST, num_blocks)
     cached = [n for n in idle if n <= fitting]
     best = min(idle.values())

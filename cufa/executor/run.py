@@ -99,9 +99,14 @@ def run_plan(
         name: GlobalArray(f"mask.{name}", x.values, writable=False)
         for name, x in mask_memory.arrays(plan.problem).items()
     }
-    memory = [*operands.values(), *own.values(), *of_mask.values()]
+    order = (
+        []
+        if plan.block_order is None
+        else [GlobalArray("block_order", plan.block_order.values, writable=False)]
+    )
+    memory = [*operands.values(), *own.values(), *of_mask.values(), *order]
     params = pack(plan, {name: operands[name].array if name in operands else None for name in given})
-    for array in (*operands.values(), *own.values()):
+    for array in (*operands.values(), *own.values(), *order):
         setattr(params, array.name, array.address)
     if inside:
         params.trace += room.before
