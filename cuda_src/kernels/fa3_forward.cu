@@ -13,7 +13,7 @@
 // - Persistent blocks. The producer works out which query block comes next and leaves a record of it in shared memory. The
 //   order is fixed (PersistentItems), and who takes which too: no counter in memory. But where tiles are listed nobody knows
 //   how long items are, and blocks take the next when they are ready: dealt out beforehand, 24 uneven packed documents took
-//   1.2 times as long.
+//   1.2 times as long. Of a mask that the host knows, it says which items are the longest: these come first.
 // - Between two items, the last O += P V of one runs while the next is begun, and O is stored while the first S = Q K^T of
 //   the next runs.
 // - O leaves through the buffer its Q came in: every warp stages its 16 rows and asks TMA to store them; the buffer is given
@@ -22,11 +22,14 @@
 // - Few query blocks over many keys: their keys are split over blocks with an item each, heads may share a tile, and a second
 //   launch merges (SPLIT_KEYS: tiles/forward_splits.cuh).
 // - A consumer passes over tiles that its own 64 rows do not see, at both ends of a band. It still takes its turns, as the
-//   rings are shared.
+//   rings are shared. Where tiles are listed it may see some before such tiles and some behind: the turn of one that it does not
+//   see has no scores, and probabilities of 0.
 // - Where tiles are looked up, or lengths are those of each sequence, a warp of the producer lists the tiles worth visiting, and
 //   consumers are told beside each tile of K which it is, whether their rows need a mask and whether it is the last
 //   (tiles/tile_list.cuh, tiles/listing_producer.cuh).
 // - O is rescaled only when a row's maximum grew by more than 2^8 (tiles/softmax.cuh).
+// - A soft cap of scores near 0, as most are, is part of the softmax (capped_softmax() of tiles/score.cuh). A clear tile then takes
+//   7.5 instructions a score, 4.5 without a cap, 10.5 with one that is a pass before the softmax.
 // - Head dims need no padding to the next power: WGMMA takes N in steps of 8, TMA fills the last 16 columns with zeros.
 //
 // What the kernel reaches is in cufa/records, what each step brings is measured by `cufa bench --suite ladder`. In short (H200,
@@ -59,6 +62,8 @@
 //   TMA's writes need fence.proxy.async after ordinary reads too. (The executor in cuda_src/host looks for it since.)
 // - Waiting for V between wgmma_fence and the only product (no other wgmma before it): ptxas inserts a fence of its own in
 //   what it takes for a divergent path and serialises (C7519). Wait first, fence, then issue.
+// - A consumer that finishes its values in front of tiles that it does not see, and begins anew behind them: the beginning, then
+//   within a loop, is a divergent path to ptxas (C7519), and spills.
 // - Carrying an item's coordinates along in registers: 76-136 bytes of spills with three consumers.
 // - Writing the zeros of rows without keys in an idle warp of the producer: its 24 registers make ptxas spill in the consumers.
 // - Holding back V while passing over K: the V ring fills up and everybody waits. The pending product is finished first.
@@ -104,11 +109,16 @@ struct Consumer : ConsumerItems {
       }
       if constexpr (LISTED) {
         while (!listed.last()) {
-          await_tile();
+          const bool seen = await_tile();
+          if (!seen) {
+            turn_past();
+            continue;
+          }
+          issue_products();  // what is asked of the tile is answered by then
           if (listed.masked(consumer)) {
-            turn(SegmentTag<RIGHT_MASKED>{});
+            end_turn_of(SegmentTag<RIGHT_MASKED>{});
           } else {
-            turn(SegmentTag<CLEAR>{});
+            end_turn_of(SegmentTag<CLEAR>{});
           }
         }
       } else {
@@ -196,7 +206,11 @@ struct Consumer : ConsumerItems {
   template <typename Tag>
   DEVICE void turn(Tag segment) {
     INSIDE(inside.enter(WAIT_DATA, j);)
-    if constexpr (!LISTED) K_ring.wait_full();
+    K_ring.wait_full();
+    issue_products();
+    end_turn_of(segment);
+  }
+  DEVICE void issue_products() {
     wait_turn();
     wgmma_registers(O_rmem);
     wgmma_registers(P_rmem);
@@ -208,28 +222,73 @@ struct Consumer : ConsumerItems {
     issue_next_values();
     end_turn();
     INSIDE(inside.enter(WAIT_PRODUCTS, j);)
+  }
+  template <typename Tag>
+  DEVICE void end_turn_of(Tag segment) {
     // A soft cap, or a mask that is looked up, needs the registers of the P in flight: it waits for these values and runs under
-    // other consumers'. Where there is room for both (d256, causal, clear tiles), a tenth of the time is saved.
+    // other consumers'. Not so, as long as registers suffice, a cap of scores near 0, nor one at d256, causal, clear tiles (a
+    // tenth of the time).
+    constexpr bool NEAR_0_FIRST = CAP_FOLDS && Tag::value == CLEAR && Bc <= 96;
     constexpr bool CAP_WAITS = SOFTCAP && !(HEAD_DIM > 128 && MASK_KIND == MASK_CAUSAL && Tag::value == CLEAR);
-    constexpr bool VALUES_FIRST = CAP_WAITS || (LISTED && Tag::value != CLEAR);
+    constexpr bool VALUES_FIRST = (CAP_WAITS && !NEAR_0_FIRST) || (LISTED && Tag::value != CLEAR);
     wgmma_wait<VALUES_FIRST ? 0 : 1>();
     release_scores();
     if constexpr (VALUES_FIRST) release_values();
     float alpha[2];
-    change_scores<Tag>();
-    mask(segment);
-    const bool grown = softmax_of_tile(S_rmem, softmax, softmax_scale(p), alpha);
-    if constexpr (!VALUES_FIRST) {
-      INSIDE(inside.enter(WAIT_PRODUCTS, j + 1);)
-      wgmma_wait<0>();
-      release_values();
-      INSIDE(inside.enter(SOFTMAX, j);)
+    bool grown;
+    if constexpr (CAP_FOLDS && Tag::value == CLEAR) {
+      if constexpr (LISTED) count_tile();
+      grown = capped_softmax_beside<!VALUES_FIRST>(alpha);
+    } else {
+      change_scores<Tag>();
+      mask(segment);
+      grown = softmax_of_tile(S_rmem, softmax, softmax_scale(p), alpha);
+      if constexpr (!VALUES_FIRST) end_values();
     }
     if (grown) {
 #pragma unroll
       for (int i = 0; i < HEAD_DIM / 2; ++i) O_rmem[i] *= alpha[i / 2 % 2];
     }
     pack(P_rmem, S_rmem);
+  }
+  DEVICE void end_values() {
+    INSIDE(inside.enter(WAIT_PRODUCTS, j + 1);)
+    wgmma_wait<0>();
+    release_values();
+    INSIDE(inside.enter(SOFTMAX, j);)
+  }
+
+  // The softmax of capped scores. Each warp does what its own allow: most are nearest to 0. PENDING: values are in flight.
+  template <bool PENDING>
+  DEVICE bool capped_softmax_beside(float (&alpha)[2]) {
+    const auto S = fragment_view(S_rmem);
+    const float unit = unit_of(p.softcap), greatest = greatest_magnitude(S);
+    if (!warp_any(!is_near_0<3>(greatest, unit))) {
+      const bool grown = capped_softmax<3>(S, softmax, unit, p.scale_log2, greatest, alpha);
+      if constexpr (PENDING) end_values();
+      return grown;
+    }
+    wgmma_registers(S_rmem);  // or the squares of scores, which both branches need, are worked out in front of them, and spill
+    if constexpr (PENDING) end_values();
+    if (!warp_any(!is_near_0<4>(greatest, unit))) {
+      return capped_softmax<4>(S, softmax, unit, p.scale_log2, greatest, alpha);
+    }
+    cap_seen_scores<SOFTCAP, false>(S, p.softcap);
+    return softmax_of_tile(S_rmem, softmax, softmax_scale(p), alpha);
+  }
+
+  // LISTED: the turn of a tile that this consumer does not see. Its values are added with probabilities of 0 in the next turn,
+  // which has the shape of any other.
+  DEVICE void turn_past() {
+    count_tile();
+    K_ring.release(lane);
+    K_ring.advance();
+    wait_turn();
+    issue_last_values();
+    end_turn();
+    end_last_values<0>();
+#pragma unroll
+    for (int i = 0; i < Bc / 4; ++i) P_rmem[i] = 0;
   }
 
   // The last values of an item, in flight.
@@ -248,37 +307,6 @@ struct Consumer : ConsumerItems {
     INSIDE(inside.enter(WAIT_PRODUCTS, NO_TILE);)
     wgmma_wait<PENDING>();
     release_values();
-  }
-
-  template <typename Tag>
-  DEVICE void change_scores() {
-    if constexpr (Tag::value == CLEAR) {
-      // Measured: d128 1.07, d64 1.21 of the speed, d256 0.97. Where masks are looked up it would spill.
-      constexpr bool MOSTLY_NEAR_0 = HEAD_DIM <= 128 && !is_looked_up(MASK_KIND);
-      cap_seen_scores<SOFTCAP, MOSTLY_NEAR_0>(fragment_view(S_rmem), p.softcap);
-    } else {
-      cap_scores<SOFTCAP>(fragment_view(S_rmem), p.softcap);
-    }
-    if constexpr (ALIBI) alibi.change(fragment_view(S_rmem), p.scale_log2, row, j * Bc + lane % 4 * 2);
-  }
-  template <typename Tag>
-  DEVICE void mask(Tag) {
-    if constexpr (LISTED) {
-      count_tile();
-      if constexpr (Tag::value != CLEAR) hide_listed();
-    } else {
-      hide_scores<Tag::value>(fragment_view(S_rmem), head_mask(p), row, j * Bc, lane % 4 * 2);
-    }
-  }
-  DEVICE void hide_listed() {
-    // What follows from these is worked out here, and kept in no registers between tiles.
-    const int row = int(opaque(u32(this->row))), column = int(opaque(u32(lane))) % 4 * 2;
-    if constexpr (is_looked_up(MASK_KIND)) {
-      constexpr bool ASK_FIRST = !(Q_IN_REGISTERS && HEAD_DIM > 64);  // where that spills no register
-      hide_scores<1, ASK_FIRST>(fragment_view(S_rmem), read_looked_up_mask(p, record), row, j * Bc, column);
-    } else {
-      hide_scores<RIGHT_MASKED>(fragment_view(S_rmem), read_mask(record), row, j * Bc, column);
-    }
   }
 };
 

@@ -52,29 +52,65 @@ DEVICE void cap_scores(View S, float softcap) {
   }
 }
 
-// tanh(x) is x times a polynomial of x^2 with these coefficients, off by at most 6e-7 of it, where |x| <= NEAR_0.
-constexpr float NEAR_0 = 0.5f, TANH_OVER_X[4] = {0.9999994558f, -0.3332631793f, 0.1319029658f, -0.04440222547f};
+// tanh(x) is x times a polynomial of x^2 with these coefficients, off by at most 2e-7, where |x| <= NEAR_0: of three terms, and of
+// four. (By number of terms.)
+constexpr float NEAR_0[5] = {0, 0, 0, 0.3f, 0.5f};
+constexpr float TANH_OVER_X[5][4] = {{}, {}, {}, {0.9999960099f, -0.3329747653f, 0.1252255531f},
+                                     {0.9999976759f, -0.3332065416f, 0.1314513541f, -0.04337220812f}};
 
-// The same where all scores of a warp are near 0, as most are under usual caps: no exponential, no reciprocal. False, and nothing
-// is changed, where some are not.
+// A cap of scores near 0: no exponential, no reciprocal. `unit` is what a score is multiplied by to be x, `scale` what tanh(x) is.
+template <int TERMS>
+struct CapNear0 {
+  float factors[TERMS];
+
+  DEVICE CapNear0(float unit, float scale) {
+    float power = unit * scale;
+#pragma unroll
+    for (int i = 0; i < TERMS; ++i) {
+      factors[i] = TANH_OVER_X[TERMS][i] * power;
+      power *= unit * unit;
+    }
+  }
+  // What the score is to be multiplied by.
+  DEVICE float factor(float s) const {
+    const float square = s * s;
+    float sum = factors[TERMS - 1];
+#pragma unroll
+    for (int i = TERMS - 2; i >= 0; --i) sum = fmaf(square, sum, factors[i]);
+    return sum;
+  }
+  DEVICE float operator()(float s) const { return s * factor(s); }
+};
+
+// The greatest magnitude among the lane's scores, in chains that wait for each other less. What is no number does not count.
+template <typename View>
+DEVICE float greatest_magnitude(View S) {
+  float chain[4] = {};
+  S.for_each([&](int row, int column, float s) {
+    float& c = chain[row / 8 % 2 * 2 + column % 2];
+    c = fmaxf(c, fabsf(s));
+  });
+  return fmaxf(fmaxf(chain[0], chain[1]), fmaxf(chain[2], chain[3]));
+}
+
+// Whether a lane's scores are near enough to 0. (Of other units, the seventh power is no number of full precision.)
+template <int TERMS>
+DEVICE bool is_near_0(float greatest, float unit) {
+  return greatest * unit <= NEAR_0[TERMS] && unit > 1e-5f && unit < 1e4f;
+}
+
+DEVICE float unit_of(float softcap) {
+  constexpr float LN_2 = 0.693147180559945309f;
+  return softcap * (LN_2 / 2);
+}
+
+// The same where all scores of a warp are near 0, as most are under usual caps. False, and nothing is changed, where some are not.
 template <typename View>
 DEVICE bool cap_near_0(View S, float softcap) {
-  constexpr float LN_2 = 0.693147180559945309f;
-  const float unit = softcap * (LN_2 / 2);
-  float greatest = 0.0f;
-  S.for_each([&](int, int, float& s) { greatest = fmaxf(greatest, fabsf(s)); });
-  // Of other units the seventh power is no number of full precision.
-  if (warp_any(greatest * unit > NEAR_0 || !(unit > 1e-5f && unit < 1e5f))) return false;
-  float factors[4], power = unit;
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    factors[i] = TANH_OVER_X[i] * power;
-    power *= unit * unit;
-  }
-  S.for_each([&](int, int, float& s) {
-    const float square = s * s;
-    s *= fmaf(square, fmaf(square, fmaf(square, factors[3], factors[2]), factors[1]), factors[0]);
-  });
+  const float unit = unit_of(softcap);
+  if (warp_any(!is_near_0<4>(greatest_magnitude(S), unit))) return false;
+  const CapNear0<4> cap(unit, 1.0f);
+  S.for_each([&](int, int, float& s) { s = cap(s); });
   return true;
 }
 
@@ -194,6 +230,32 @@ DEVICE void exponentials(View S, int first, Softmax& softmax, float scale_log2) 
       s = softmax.exp(s, scale_log2, 2 * i + x / 2 % 2);
     }
   }
+}
+
+// The maxima and exponentials of S, whose scores are seen and near 0 and become capped in the same instructions: what a score is
+// multiplied by has the softmax's scale in it, and its last product is that which the row's maximum is subtracted in. As a cap
+// keeps the order of scores, of each row it is the maximum that is capped. `greatest` is the lane's greatest magnitude: where
+// not even that would raise a maximum, nobody looks for the maxima. True when O must be multiplied by alpha.
+template <int TERMS, typename View, typename Softmax>
+DEVICE bool capped_softmax(View S, Softmax& softmax, float unit, float scale_log2, float greatest, float (&alpha)[View::ROWS]) {
+  const CapNear0<TERMS> cap(unit, scale_log2);
+  bool grown = false;
+  if (warp_any(softmax.may_grow(cap(greatest)))) {
+    float m_tile[View::ROWS];
+    lane_maxima<true>(m_tile, S);
+#pragma unroll
+    for (int r = 0; r < View::ROWS; ++r) m_tile[r] = cap(quad_max(m_tile[r]));
+    grown = softmax.raise_max(m_tile, 1.0f, alpha);
+  }
+#pragma unroll
+  for (int n = 0; n < View::TILES; ++n) {
+#pragma unroll
+    for (int x = 0; x < 4; ++x) {
+      float& s = S.at(x / 2, n, x % 2);
+      s = softmax.exp(s, cap.factor(s), x / 2);
+    }
+  }
+  return grown;
 }
 
 // Register h of the A operand that columns 16k ... 16k + 15 of a 16-row tile become: row h % 2, columns h / 2. An accumulator

@@ -58,6 +58,14 @@ struct OnlineSoftmax {
     return true;
   }
 
+  // Whether a score, in units of log2, would raise a row's maximum.
+  DEVICE bool may_grow(float s) const {
+    bool grown = false;
+#pragma unroll
+    for (int r = 0; r < ROWS; ++r) grown |= s > m_scaled[r] + SLACK;
+    return grown;
+  }
+
   // One probability, not yet divided by the row's sum.
   DEVICE float exp(float s, float scale_log2, int r) {
     const float p = ex2(fmaf(s, scale_log2, -m_scaled[r]));
