@@ -20,6 +20,7 @@ from cufa.core.architectures import Device
 from cufa.core.columns import Columns
 from cufa.core.integers import Integers
 from cufa.core.mask import Band, Mask
+from cufa.core.schedule import Schedule
 from cufa.executor.emulate import Emulation, EmulationError, Execution, emulate, run_plan
 from cufa.kernels import KERNELS, TileConfig
 from cufa.ops.arrays import make_problem as shaped
@@ -44,9 +45,25 @@ def examples(seqlen_q: int, seqlen_k: int) -> dict[str, Mask]:
         "documents": masks.documents(lengths),
         "documents both ways": masks.documents(lengths, causal=False),
         "evicted": masks.evict(rng.integers(0, seqlen_q + 1, seqlen_k).astype(np.int32)),
+        "half of all scores": half(seqlen_k),
         "two runs of heads": Columns(Band(right=5), Integers(rows)),
         "nothing for the first rows": Band(None, -seqlen_q // 2, "top-left", prefix=0, keep=1),
     }
+
+
+def half(seqlen_k: int) -> Mask:
+    """Keys are hidden from runs of half of the rows: query blocks see much, then less, then much again, and between
+    tiles that all of a block see there are some that some do not."""
+    first = np.arange(seqlen_k, dtype=np.int32) % (seqlen_k // 2 + 1)
+    return masks.columns(first, first + seqlen_k // 2)
+
+
+def gaps(config: TileConfig, seqlen_k: int) -> Mask:
+    """The first 64 rows see every second tile, the next 64 the others, and those behind them all; all see the last."""
+    tile = np.arange(seqlen_k) // config.block_kv
+    hidden = np.where(tile == tile[-1], 0, 64).astype(np.int32)
+    first = np.where(tile % 2 == 0, 0, 64).astype(np.int32)
+    return masks.columns(first, first + hidden)
 
 
 def check(
@@ -116,6 +133,41 @@ def ragged(kind, lengths, options, execution, config=None, head_dim=64) -> Emula
     for name, x in result.results.items():
         case.check(name, np.asarray(x))
     return result
+
+
+@pytest.mark.parametrize(
+    "mask", [half(1200), masks.shared_question(100, (500, 600)), masks.prefix(50), masks.causal()], ids=str
+)
+def test_the_longest_query_blocks_are_begun_first(mask):
+    """By one persistent block: as the order says, which is that of the tiles visited."""
+    config = SPEC.configs[0]
+    inputs = make_inputs(1, 4, 2, 1200, 1200, 64, "bfloat16")
+    problem, given = make_problem(*inputs, mask=mask), forward_operands(*inputs)
+    plan = plan_with_blocks(problem, config, 1)
+    order = SPEC.order(problem, plan.schedule, 1)
+    of_groups = plan.schedule.visits[order.q_block].reshape(
+        -1, plan.schedule.num_q_blocks * plan.heads_per_group
+    )
+    assert (np.diff(of_groups) <= 0).all()
+    run = run_plan(plan, given, Execution("plain"))
+    by_start = run.records[np.argsort(run.records["start_ns"], kind="stable")]
+    np.testing.assert_array_equal(by_start["q_block"], order.q_block)
+    np.testing.assert_array_equal(by_start["head"], order.head)
+    assert_attention(run.out, run.lse, *inputs, mask=mask)
+
+
+def test_an_order_is_given_only_where_the_host_knows_one_of_all_heads():
+    mask, config = half(1200), SPEC.configs[0]
+    problem = make_problem(*make_inputs(2, 4, 2, 1200, 1200, 64, "bfloat16"), mask=mask)
+    order = plan_with_blocks(problem, config, 2).block_order
+    visits = Schedule.of(problem, config.block_q, config.block_kv, True).visits
+    assert (
+        sorted(order.values.tolist()) == list(range(len(visits)))
+        and (np.diff(visits[order.values]) <= 0).all()
+    )
+    values = np.repeat(mask.intervals.values, 2, axis=1)  # the same, said of each sequence
+    for other in (masks.causal(), masks.evict(np.full(1200, 1200)), Columns(mask.band, Integers(values))):
+        assert plan_with_blocks(dataclasses.replace(problem, mask=other), config, 2).block_order is None
 
 
 @pytest.mark.parametrize(("rows", "blocks"), [(60, 1), (60, 3), (300, 1), (300, 2), (300, 40)])
@@ -213,7 +265,7 @@ PLANTED = {
         "tiles/schedule.cuh", "if (taken == total - 1) atomic_add", "if (taken == total) atomic_add", "taken",
     ),
     "runs of another item": (
-        KERNEL,
+        CONSUMER,
         "read_looked_up_mask(p, record)",
         "read_looked_up_mask(p, smem.item(0))",
         "two runs of heads",
@@ -275,7 +327,17 @@ PLANTED = {
         "    if (false) {\n",
         "padded",
     ),
-    "the mask of another item": (KERNEL, "read_mask(record)", "read_mask(smem.item(0))", RAGGED),
+    "values in front of a tile that is not seen count again": (KERNEL, "P_rmem[i] = 0;", "{}", "gaps"),
+    "a tile that is not seen is not given back": (
+        KERNEL,
+        "    K_ring.release(lane);\n    K_ring.advance();\n    wait_turn();\n",
+        "    K_ring.advance();\n    wait_turn();\n",
+        "gaps",
+    ),
+    "the order of another block": (
+        "tiles/schedule.cuh", "p.block_order + rest / members", "p.block_order + rest % members", "half of all scores",
+    ),
+    "the mask of another item": (CONSUMER, "read_mask(record)", "read_mask(smem.item(0))", RAGGED),
 }  # fmt: skip
 
 
@@ -301,6 +363,7 @@ def show(what: str) -> None:
         return
     shown = {
         **examples(*lengths),
+        "gaps": gaps(config, lengths[1]),
         "one consumer": masks.documents([70, lengths[1] - 70]),
     }
     runs = [(1, Execution("checked", schedule)) for schedule in ("ascending", "descending", 5)]

@@ -43,7 +43,7 @@ PLACES = {
         for name, bug in module.PLANTED.items()
     },
     **{
-        (test_emulate_fa3_scores.__name__, name): (test_emulate_fa3_scores.SCORE, bug[0])
+        (test_emulate_fa3_scores.__name__, name): (bug[0], bug[1])
         for name, bug in test_emulate_fa3_scores.PLANTED_NEAR_0.items()
     },
     **{
