@@ -1,4 +1,4 @@
-"""Launches as a CUDA graph, on a driver that only writes down what it is asked for."""
+"""Launches as a CUDA graph, and of a kernel beside plans, on a driver that only writes down what it is asked for."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import dataclasses
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -26,7 +27,7 @@ class Driver:
     """Hands out numbers for handles; ``status`` has what a function answers instead of success."""
 
     def __init__(self) -> None:
-        self.log: list[tuple[str, int]] = []
+        self.log: list[tuple[str, Any]] = []
         self.status: dict[str, int] = {}
         self.handles = 0
 
@@ -55,6 +56,12 @@ class Driver:
 
     def cuGraphLaunch(self, executable, stream):
         return self._done("launch", stream.value or 0)
+
+    def cuLaunchKernelEx(self, config, function, arguments, extra):
+        """Writes down the blocks and the stream, and what the kernel would read."""
+        values = [ctypes.cast(address, ctypes.POINTER(ctypes.c_int64))[0] for address in arguments]
+        asked = config._obj
+        return self._done("kernel", (function.value, list(asked.sizes), asked.stream, values))
 
     def cuGraphExecDestroy(self, executable):
         return self._done("free", executable.value)
@@ -155,3 +162,39 @@ def test_what_overlaps_or_is_alone_is_no_graph():
         last = dataclasses.replace(PLAN.launches[-1], **change)
         other = dataclasses.replace(PLAN, launches=(*PLAN.launches[:-1], last))
         assert not launches.Graphs.serve(other)
+
+
+@pytest.fixture
+def of_numbers(driver, monkeypatch):
+    monkeypatch.setattr(cp.cuda, "get_current_stream", lambda device_id: SimpleNamespace(ptr=70 + device_id))
+    return launches.NumberKernel(SimpleNamespace(ptr=5), 3, 128, 2)
+
+
+def test_a_kernel_of_numbers_is_launched_with_those_of_each_call(of_numbers, driver):
+    of_numbers(9, [2**47, 0, -1])
+    of_numbers(1, [1, 2, 3])
+    sizes = [[blocks, 1, 1, 128, 1, 1, 0] for blocks in (9, 1)]
+    assert driver.log == [
+        ("kernel", (5, sizes[0], 72, [2**47, 0, -1])),
+        ("kernel", (5, sizes[1], 72, [1, 2, 3])),
+    ]
+
+
+def test_a_kernel_of_numbers_makes_the_context_current_or_says_what_the_driver_says(
+    of_numbers, driver, monkeypatch
+):
+    devices = []
+
+    def set_device(device_id):
+        devices.append(device_id)
+        driver.status.clear()
+
+    monkeypatch.setattr(cp.cuda.runtime, "setDevice", set_device)
+    driver.status["kernel"] = launches.INVALID_CONTEXT
+    of_numbers(1, [1, 2, 3])
+    assert devices == [2] and names(driver) == ["kernel"]
+    driver.status["kernel"] = 700
+    monkeypatch.setattr(cp.cuda.driver, "CUDADriverError", RuntimeError)
+    with pytest.raises(RuntimeError, match="700"):
+        of_numbers(1, [1, 2, 3])
+    assert names(driver) == []

@@ -12,6 +12,8 @@ from cufa.executor import build
 from cufa.executor.launch import Execution, execute
 from cufa.executor.memory import GlobalArray
 from cufa.kernels import Launch
+from cufa.masks import streams
+from cufa.ops import arrays
 
 PARAMETERS = ("Lengths", "Runs", "i64", "i64", "i64", "i64")
 FORMS = ("causal", "both ways", "question")  # in the order of the kernel's TextForm
@@ -55,3 +57,79 @@ def test_runs_of_texts_are_those_from_the_host(form, lengths):
     else:
         mask = masks.documents(lengths, causal=form == "causal", seqlen=seqlen)
     np.testing.assert_array_equal(run(lengths, seqlen, form), mask.intervals.values)
+
+
+class OnGpu:
+    """What is looked at of an array on a GPU."""
+
+    def __init__(self, *shape: int) -> None:
+        self.shape, self.ndim, self.dtype = shape, len(shape), np.dtype(np.int32)
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """What the kernel is asked for, without a GPU."""
+    found = []
+
+    def text_runs(lengths, seqlen, form):
+        found.append((lengths, seqlen, form))
+        return OnGpu(4 if form == "both ways" else 2, 1, 1, seqlen)
+
+    for module in (streams, arrays):
+        monkeypatch.setattr(module, "is_device_array", lambda x: isinstance(x, OnGpu))
+    monkeypatch.setattr(streams, "_text_runs", lambda: text_runs)
+    monkeypatch.setattr(streams, "_seen", {})
+    return found
+
+
+def test_the_same_mask_of_other_lengths_is_checked_once(asked, monkeypatch):
+    first, second = OnGpu(3), OnGpu(3)
+    one = masks.documents(first, seqlen=50)
+    monkeypatch.setattr(streams, "_documents", None)
+    other = masks.documents(second, seqlen=50)
+    assert asked == [(first, 50, "causal"), (second, 50, "causal")]
+    assert (one.band, one.title, one.rows) == (other.band, other.title, other.rows)
+    assert one.intervals.array is not other.intervals.array
+
+
+def test_another_question_is_another_mask(asked):
+    questions = [
+        {},
+        {"causal": False},
+        {"diagonal": "top-left"},
+        {"diagonal": 3},
+        {"causal": np.False_},
+        {"causal": 1},
+    ]
+    for _ in range(2):
+        for question in questions:
+            of_host = masks.documents([10, 20], seqlen=50, **question)
+            found = masks.documents(OnGpu(2), seqlen=50, **question)
+            assert (found.band, found.rows, found.title) == (of_host.band, of_host.rows, of_host.title)
+    assert [form for *_, form in asked] == [
+        "causal",
+        "both ways",
+        "causal",
+        "causal",
+        "both ways",
+        "causal",
+    ] * 2
+    assert masks.documents(OnGpu(4), seqlen=np.int64(7)).title == "causal documents (4)"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [({}, "pass seqlen="), ({"seqlen": -1}, "seqlen=-1"), ({"seqlen": 5, "causal": "yes"}, "causal must be")],
+)
+def test_what_is_wrong_with_a_question_is_said_each_time(asked, options, message):
+    for _ in range(2):
+        with pytest.raises((TypeError, ValueError), match=message):
+            masks.documents(OnGpu(2), **options)
+    assert not asked
+
+
+def test_questions_are_forgotten_when_they_are_many(asked, monkeypatch):
+    monkeypatch.setattr(streams, "_MOST_SEEN", 3)
+    for texts in range(1, 9):
+        masks.documents(OnGpu(texts), seqlen=50)
+        assert len(streams._seen) <= 3

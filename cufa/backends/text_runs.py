@@ -10,6 +10,7 @@ import cupy
 from ..kernels.spec import ceil_div
 from ..nvrtc.compiler import cupy_options, translation_unit
 from .cuda import compiled_function
+from .launches import NumberKernel
 
 #: Of cuda_src/kernels/text_runs.cu.
 SOURCE, ENTRY, WARPS, WARP_KEYS = "kernels/text_runs.cu", "text_runs", 4, 256
@@ -30,18 +31,19 @@ def text_runs(lengths: Any, seqlen: int, form: str) -> Any:
 
 
 def _text_runs(lengths: Any, seqlen: int, form: str, device_id: int) -> Any:
-    *batch, texts = lengths.shape
-    sequences = batch[0] if batch else 1
+    shape = lengths.shape
+    sequences = shape[0] if len(shape) == 2 else 1
     runs = cupy.ndarray((4 if form == "both ways" else 2, sequences, 1, seqlen), lengths.dtype)
-    if runs.size:
+    if sequences and seqlen:
         if not lengths._c_contiguous:
             lengths = cupy.ascontiguousarray(lengths)
         blocks = ceil_div(sequences * ceil_div(seqlen, WARP_KEYS), WARPS)
-        arguments = lengths.data.ptr, runs.data.ptr, sequences, texts, seqlen, FORMS[form]
-        _function(device_id)((blocks,), (WARPS * 32,), arguments)
+        numbers = [lengths.data.ptr, runs.data.ptr, sequences, shape[-1], seqlen, FORMS[form]]
+        _kernel(device_id)(blocks, numbers)
     return runs
 
 
 @functools.cache
-def _function(device_id: int) -> Any:
-    return compiled_function(translation_unit(SOURCE, {}), device_id, cupy_options(), ENTRY)
+def _kernel(device_id: int) -> NumberKernel:
+    function = compiled_function(translation_unit(SOURCE, {}), device_id, cupy_options(), ENTRY)
+    return NumberKernel(function, 6, WARPS * 32, device_id)

@@ -6,6 +6,7 @@ in chunked prefill, and where lengths are equal query i is token i.
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -37,16 +38,45 @@ def documents(
 
     Where each call has other documents, :func:`cufa.flash_attention_varlen` takes their lengths itself.
     """
+    if is_device_array(lengths):
+        return _documents_on_gpu(lengths, causal, seqlen, diagonal)
+    x, keys, of_past, band, title = _documents(lengths, causal, seqlen, diagonal)
+    if is_device_array(x):  # of another library
+        return _documents_on_gpu(x, causal, seqlen, diagonal)
+    start, end, _ = _own(x, keys)
+    runs = [end, TO_THE_END] if of_past else [end, TO_THE_END, FROM_THE_START, start]
+    return columns_of(band, runs, band.diagonal, title)
+
+
+def _documents(
+    lengths: Any, causal: Any, seqlen: int | None, diagonal: str | int
+) -> tuple[Any, int, bool, Band, str]:
+    """What :func:`documents` is given, checked; and band and title of its mask."""
     x = integers("lengths", lengths, axes=("(documents,)", "(batch, documents)"))
     seqlen = _stream_length("lengths", x, seqlen)
     causal, diagonal = check_flag("causal", causal), check_diagonal(diagonal)
     band = _causal(diagonal) if causal else Band(diagonal=diagonal)
-    title = f"{'causal ' if causal else ''}documents ({x.shape[-1]})"
-    if is_device_array(x):
-        return Columns(band, _runs_on_gpu(x, seqlen, "causal" if causal else "both ways"), diagonal, title)
-    start, end, _ = _own(x, seqlen)
-    runs = [end, TO_THE_END] if causal else [end, TO_THE_END, FROM_THE_START, start]
-    return columns_of(band, runs, diagonal, title)
+    return x, seqlen, causal, band, f"{'causal ' if causal else ''}documents ({x.shape[-1]})"
+
+
+_MOST_SEEN = 256
+_seen: dict[Any, tuple[Any, ...]] = {}
+
+
+def _documents_on_gpu(lengths: Any, causal: Any, seqlen: int | None, diagonal: str | int) -> Columns:
+    """Other lengths at every step of a training, and the same questions about them: those are checked once."""
+    asked = lengths.shape, lengths.dtype, causal, seqlen, diagonal
+    plain = type(causal) is bool and type(seqlen) is int and type(diagonal) is str
+    found = _seen.get(asked) if plain else None
+    if found is None:
+        _, keys, of_past, band, title = _documents(lengths, causal, seqlen, diagonal)
+        found = band, keys, "causal" if of_past else "both ways", title
+        if plain:
+            if len(_seen) >= _MOST_SEEN:
+                _seen.clear()
+            _seen[asked] = found
+    band, keys, form, title = found
+    return Columns(band, _runs_on_gpu(lengths, keys, form), band.diagonal, title)
 
 
 def shared_question(
@@ -122,9 +152,15 @@ def _causal(diagonal: str | int) -> Band:
 
 
 def _runs_on_gpu(lengths: Any, seqlen: int, form: str) -> Integers:
+    return Integers(_text_runs()(lengths, seqlen, form))
+
+
+@functools.cache
+def _text_runs() -> Any:
+    """Imports CuPy, once: an import statement costs a microsecond whenever it is reached."""
     from ..backends.text_runs import text_runs
 
-    return Integers(text_runs(lengths, seqlen, form))
+    return text_runs
 
 
 def _own(lengths: npt.NDArray[np.int32], seqlen: int) -> tuple[Any, Any, Any]:
