@@ -80,17 +80,17 @@ BUGS = {
         BLOCK, "  global_proxy_fence();\n}", "}", "proxy-fence", LONG
     ),
     "converted before all have added": bug(
-        BACKGROUND, "      if constexpr (CONVERTS) await_added(opaque(s));\n", "", "race", LONG
+        BACKGROUND, "    if constexpr (CONVERTS) await_added(opaque(group));\n", "", "race", LONG
     ),
     "additions told before they are done": bug(
         BLOCK, "    bulk_wait();\n    const u32 head", "    const u32 head", "race wrong", LONG
     ),
     "strips read before they are there": bug(
-        BACKGROUND, "          cp_async_wait<1>();\n", "", "race never-written copy-not-awaited", LONG
+        BACKGROUND, "        cp_async_wait<1>();\n", "", "race never-written copy-not-awaited", LONG
     ),
     "slots taken while they are read": bug(
         BACKGROUND,
-        "        warp_sync();  // it has been read, and all lanes have written theirs\n",
+        "      warp_sync();  // it has been read, and all lanes have written theirs\n",
         "",
         "race",
         LONG,

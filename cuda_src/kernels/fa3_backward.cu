@@ -320,15 +320,6 @@ struct Consumer {
     store_ds(n - 1 + items);
   }
 
-  DEVICE void begin_next_scores() {
-    INSIDE(inside.enter(WAIT_DATA, number());)
-    Q_turns.wait_full(n + 1);
-    INSIDE(inside.enter(ISSUE, number());)
-    wgmma_fence();
-    issue_scores(n + 1);
-    INSIDE(inside.in_flight(SCORES, number());)
-  }
-
   // dQ of the tile before has been computed. Its buffer of dS is given back; what this warp has of it is added.
   DEVICE void add_dq() {
     wgmma_registers(dQ_rmem);

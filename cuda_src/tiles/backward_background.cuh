@@ -56,60 +56,80 @@ struct Background {
   }
 
   // Batches of a group's strips, as long as there are some. Taken by who is there: if each thread block had its share, all would
-  // wait for one that finds no SM before they end.
+  // wait for one that finds no SM before they end. A strip is asked for while the one before is worked on, and a batch is taken
+  // while the one before is: its number is looked at when that ends.
   template <bool CONVERTS>
   DEVICE void visit(u32 group) {
-    const HeadGroups groups{p};
+    if constexpr (CONVERTS) await_added(opaque(group));
+    u32 taken = take<CONVERTS>(group), s;
+    if (!has_batch(group, taken, s)) return;
+    taken = take<CONVERTS>(group);
+    float lse = ask<CONVERTS>(opaque(s), slot(0));
 #pragma unroll 1
-    for (u32 next = take<CONVERTS>(group);;) {
-      const u32 s = groups.first(group) * groups.strips() + next * BATCH_STRIPS;
-      if (s >= groups.end(opaque(group)) * groups.strips()) return;
-      next = take<CONVERTS>(group);  // known by the time that this one is done
-      if constexpr (CONVERTS) await_added(opaque(s));
-      ask<CONVERTS>(opaque(s), slot(0));
-#pragma unroll 1
-      for (u32 i = 0; i < BATCH_STRIPS; ++i) {
-        if (i + 1 < BATCH_STRIPS) {
-          ask<CONVERTS>(opaque(s + i + 1), slot(i + 1));
-          cp_async_wait<1>();
-        } else {
-          cp_async_wait<0>();
-        }
-        warp_sync();  // what all lanes have asked for is there
-        if constexpr (CONVERTS) {
-          convert(opaque(s + i), slot(i));
-        } else {
-          prepare(opaque(s + i), slot(i));
-        }
-        warp_sync();  // it has been read, and all lanes have written theirs
+    for (u32 i = 0;; ++i) {
+      u32 next = s + 1;
+      bool more = true;
+      if (next % BATCH_STRIPS == 0) {
+        more = has_batch(opaque(group), taken, next);
+        if (more) taken = take<CONVERTS>(opaque(group));
       }
-      if (!CONVERTS && lane_id() == 0) red_release_gpu_add(counter(PREPARED, opaque(s) / groups.strips()), BATCH_STRIPS);
+      float next_lse = 0.0f;
+      if (more) {
+        next_lse = ask<CONVERTS>(opaque(next), slot(i + 1));
+        cp_async_wait<1>();
+      } else {
+        cp_async_wait<0>();
+      }
+      warp_sync();  // what all lanes have asked for is there
+      if constexpr (CONVERTS) {
+        convert(opaque(s), slot(i));
+      } else {
+        prepare(opaque(s), slot(i), lse);
+      }
+      warp_sync();  // it has been read, and all lanes have written theirs
+      if (!CONVERTS && s % BATCH_STRIPS == BATCH_STRIPS - 1 && lane_id() == 0) {
+        red_release_gpu_add(counter(PREPARED, opaque(s) / HeadGroups{p}.strips()), BATCH_STRIPS);
+      }
+      if (!more) return;
+      s = next;
+      lse = next_lse;
     }
   }
 
+  // A batch's number, in lane 0.
   template <bool CONVERTS>
   DEVICE u32 take(u32 group) const {
     u32 taken = 0;
     if (lane_id() == 0) taken = atomic_add(counter(CONVERTS ? TO_CONVERT : TO_PREPARE, group), 1);
-    return shfl(taken, 0);
+    return taken;
+  }
+  // Whether a group has so many, and where the batch begins.
+  DEVICE bool has_batch(u32 group, u32 taken, u32& strip) const {
+    const HeadGroups groups{p};
+    strip = groups.first(group) * groups.strips() + shfl(taken, 0) * BATCH_STRIPS;
+    return strip < groups.end(group) * groups.strips();
   }
   DEVICE u32* counter(Counter which, u32 i) const {
     return static_cast<u32*>(p.workspace) + ld_global<u32>(where_counters_begin(p)) + which * HeadGroups{p}.heads() + i;
   }
   DEVICE u32 strips() const { return (u32(opaque(p.seqlen_q) - 1) / BLOCK_Q + 1) * TILE_STRIPS; }  // of a head
 
-  DEVICE void await_added(u32 strip) const {
-    const u32* const added = counter(ADDED, strip / HeadGroups{p}.strips());
-    const u32 wanted = (u32(p.seqlen_k - 1) / Bc + 1) * (4 * CONSUMERS);
+  DEVICE void await_added(u32 group) const {
+    const HeadGroups groups{p};
+    const u32 heads = groups.end(group) - groups.first(group);
+    const u32 wanted = heads * (u32(p.seqlen_k - 1) / Bc + 1) * (4 * CONSUMERS);
     if (lane_id() == 0) {
+      const u32* const added = counter(ADDED, group);
       while (ld_acquire_gpu(added) != wanted) {
       }
     }
     warp_sync();
   }
 
+  // What a strip is worked out from; its rows' LSE comes in a register.
   template <bool CONVERTS>
-  DEVICE void ask(u32 strip, u32 target) const {
+  DEVICE float ask(u32 strip, u32 target) const {
+    float lse = 0.0f;
     if constexpr (CONVERTS) {
       const u32 lane = opaque(lane_id());
       const float* const source = BackwardWorkspace(p).strip(i64(strip)) + lane * 4;
@@ -121,8 +141,11 @@ struct Background {
                    row, target);
       ask_for_rows(head_address(p.o, p.o_stride, int(head / u32(p.heads)), int(head % u32(p.heads))), p.o_stride.seq * 2, row,
                    target + STRIP * HEAD_DIM * 2);
+      const u32 own = row + opaque(lane_id());
+      if (lane_id() < STRIP && own < u32(p.seqlen_q)) lse = ld_global<float>(p.lse + i64(head) * p.seqlen_q + own);
     }
     cp_async_commit();
+    return lse;
   }
   DEVICE void ask_for_rows(const char* head, i64 pitch, u32 row, u32 target) const {
 #pragma unroll 1
@@ -135,13 +158,14 @@ struct Background {
   struct Slot {
     const BackwardParams& p;
     u32 place;
+    float lse;  // of the lane's row
     DEVICE vec4 unit(int which, u32 row, int unit) const {
       return ld_shared_vec4(place + (u32(which) * STRIP + row % STRIP) * (HEAD_DIM * 2) + unit * 16);
     }
-    DEVICE float number(int which, i64 at) const { return ld_global<float>((which == 0 ? p.lse : p.dlse) + at); }
+    DEVICE float number(int which, i64 at) const { return which == 0 ? lse : ld_global<float>(p.dlse + at); }
   };
-  DEVICE void prepare(u32 strip, u32 place) const {
-    prepare_strip<ROW_UNITS == ROW_LANES ? 2 : 1>(p, BackwardWorkspace(p), StripItem(strip, strips()), Slot{p, place},
+  DEVICE void prepare(u32 strip, u32 place, float lse) const {
+    prepare_strip<ROW_UNITS == ROW_LANES ? 2 : 1>(p, BackwardWorkspace(p), StripItem(strip, strips()), Slot{p, place, lse},
                                                      int(opaque(lane_id())));
   }
   // Registers are few: each lane converts what it has of an accumulator, two neighbours of two rows.

@@ -140,7 +140,7 @@ DEVICE void tell_added(const KeyBlock& block, int lane) {
   if (lane == 0) {
     bulk_wait();
     const u32 head = u32(block.batch() * block.p.kv_heads + block.kv_head());
-    red_release_gpu_add(BackwardWorkspace(block.p).counter(block.p, ADDED, head), 1);
+    red_release_gpu_add(BackwardWorkspace(block.p).counter(block.p, ADDED, HeadGroups{block.p}.of_head(head)), 1);
   }
 }
 

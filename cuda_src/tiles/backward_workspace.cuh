@@ -26,11 +26,8 @@ constexpr int STRIP = 16;                // rows of one accumulator
 constexpr int D_TILES = HEAD_DIM / 8;    // accumulators side by side
 constexpr int ACCUMULATOR = STRIP * 8;   // floats
 
-// Log-sum-exp in units of log2 (P = exp2(scale_log2 * s - lse)), of float32 as it was given; and delta: what the softmax of
-// a row sends back.
-struct RowNumbers {
-  float lse, delta;
-};
+// Of each row, log-sum-exp in units of log2 (P = exp2(scale_log2 * s - lse)), of float32 as it was given; and delta: what the
+// softmax of a row sends back.
 constexpr int ROW_NUMBER_BYTES = 8;
 
 constexpr int RECORD_VECTORS = 3;  // of an item: see KeyBlock in backward_block.cuh
@@ -57,18 +54,19 @@ struct HeadGroups {
   DEVICE u32 whole() const { return u32(p.whole_groups); }  // groups before the last one, which is of all heads that are left
   DEVICE u32 first(u32 group) const { return group * u32(p.heads_per_group); }
   DEVICE u32 end(u32 group) const { return group < whole() ? first(group + 1) : heads(); }
+  DEVICE u32 of_head(u32 head) const { return min(head / u32(p.heads_per_group), whole()); }
   DEVICE u32 strips() const { return u32(p.strips_per_head); }
   // The first one that the pass behind converts.
   DEVICE u32 left() const { return first(u32(p.groups_converted)) * strips(); }
 };
 
-// RUNS_ON. Of each key/value head: how many of its strips are prepared, and how many warps have added all of a key block. Of each
-// group: how many batches of its strips have been taken, to be prepared and to be converted.
+// RUNS_ON. Of each key/value head: how many of its strips are prepared. Of each group: how many warps have added all of a key
+// block, and how many batches of its strips have been taken, to be prepared and to be converted.
 enum Counter { PREPARED, ADDED, TO_PREPARE, TO_CONVERT };
 
 struct BackwardWorkspace {
   float* dQ;   // (batch * heads, strips, D_TILES) accumulators; WHOLE_TILES: (batch * heads, tiles, TILE_FLOATS)
-  char* rows;  // (batch * heads, seqlen_q) RowNumbers; WHOLE_TILES: none
+  char* rows;  // (batch * heads, seqlen_q) of ROW_NUMBER_BYTES; WHOLE_TILES: none
   u32* next;   // WHOLE_TILES: the item that is to be taken next
   vec4* items;  // WHOLE_TILES: (key blocks * batch * kv_heads, RECORD_VECTORS), in the order in which they are taken
   u32* turns;  // (batch * heads, query tiles), DETERMINISTIC; WHOLE_TILES: none, they are with their tiles
