@@ -289,8 +289,8 @@ struct TileVisit {
   u32 item;     // number of the item, of those with tiles
   bool first, last;  // of its item
 };
-// RUNS_ON: who TAKES the items asks for the next one when the last tile of one has been asked for: earlier, others with nothing to do
-// could have had it.
+// RUNS_ON: who TAKES the items asks for the next one before it visits one. There are three records: consumers may be at the item
+// before.
 template <bool TAKES = false, typename Visit>
 DEVICE void visit_items(const BackwardParams& p, u32 start, const Visit& visit) {
   u32 n = 0, with_tiles = 0;
@@ -298,6 +298,7 @@ DEVICE void visit_items(const BackwardParams& p, u32 start, const Visit& visit) 
   for (u32 i = 0;; ++i) {
     const ItemBarriers items(opaque(start));
     if (!items.has(i)) return;
+    if constexpr (TAKES && RUNS_ON) take_item(p, items, i + 1);
     const KeyBlock block{p, items.record(i)};
     const u32 count = u32(block.count());
     if (count > 0) {
@@ -309,7 +310,6 @@ DEVICE void visit_items(const BackwardParams& p, u32 start, const Visit& visit) 
       }
       ++with_tiles;
     }
-    if constexpr (TAKES && RUNS_ON) take_item(p, items, i + 1);
     items.release_alone(i);
   }
 }

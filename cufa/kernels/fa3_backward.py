@@ -20,8 +20,8 @@ from .spec import Box, KernelSpec, Launch, ceil_div
 GROUP_KEYS = 64
 """Rows of Sᵀ in one consumer warpgroup."""
 
-ITEM_RECORDS = 2
-"""The item at hand, and the one after it, which the producer asks for with the last tiles of that."""
+ITEM_RECORDS = 3
+"""The item at hand, the one after it, which the producer may be at, and the next, which it asks for."""
 
 ITEM_BYTES = 48
 
