@@ -28,6 +28,7 @@ def small_groups(monkeypatch):
     """A head each, but for two in the last; all but the first are prepared beside tiles, all but the last converted."""
     monkeypatch.setattr(order, "_GROUP_BYTES", 1)
     monkeypatch.setattr(order, "_LAST_ITEMS", 4)
+    monkeypatch.setattr(order, "_GROUP_ITEMS", 1)
     monkeypatch.setattr(order, "_BUSY_KEYS", 1)
 
 
@@ -83,7 +84,7 @@ BUGS = {
         BACKGROUND, "    if constexpr (CONVERTS) await_added(opaque(group));\n", "", "race", LONG
     ),
     "additions told before they are done": bug(
-        BLOCK, "    bulk_wait();\n    const u32 head", "    const u32 head", "race wrong", LONG
+        BLOCK, "    bulk_wait();\n    red_release", "    red_release", "race wrong", LONG
     ),
     "strips read before they are there": bug(
         BACKGROUND, "        cp_async_wait<1>();\n", "", "race never-written copy-not-awaited", LONG

@@ -94,12 +94,14 @@ struct Consumer {
 
   DEVICE void run() {
     INSIDE(inside.enter(WAIT_ITEM);)
-    for (u32 i = 0; smem.items.has(i); ++i) {
+    u32 head = 0, i = 0;  // the head is that of the item before
+    for (; smem.items.has(i); ++i) {
       block.record = smem.items.record(i);
       const u64 start_ns = TRACE ? global_timer() : 0;
       INSIDE(inside.item(block.index()); inside.enter(NOTHING);)
 #pragma unroll
       for (int x = 0; x < HEAD_DIM / 2; ++x) dK_rmem[x] = dV_rmem[x] = 0.0f;
+      if (RUNS_ON && i > 0) tell_added(p, head, lane);
       const int count = block.count();
       if (count > 0) {
         tile = block.first();
@@ -111,14 +113,16 @@ struct Consumer {
       }
       INSIDE(inside.enter(STORE);)
       store();
-      tell_added(block, lane);
+      if constexpr (RUNS_ON) head = block.head();
       if (TRACE && threadIdx.x == 128 && (!RAGGED || block.first_key() < block.keys())) {
         write_trace(p, block.index(), {block.k_block(), block.kv_head(), block.batch()}, block.tiles(), start_ns);
       }
       smem.items.release(i, lane);
       INSIDE(inside.enter(WAIT_ITEM);)
     }
-    if constexpr (BULK_ADD && !DETERMINISTIC) {
+    if constexpr (RUNS_ON) {
+      if (i > 0) tell_added(p, head, lane);
+    } else if constexpr (BULK_ADD && !DETERMINISTIC) {
       if (lane == 0) bulk_wait_read();  // shared memory ends with the block
     }
     INSIDE(inside.close();)
@@ -351,8 +355,21 @@ struct Consumer {
 
   DEVICE void store() {
     const int first_key = consumer * GROUP_KEYS + warp * 16;
-    store_keys(block, p.dk, p.dk_stride, dK_rmem, p.scale, first_key, lane);
-    store_keys(block, p.dv, p.dv_stride, dV_rmem, 1.0f, first_key, lane);
+    if constexpr (BULK_ADD && DQ_WARP_BYTES >= STAGED_KEYS_BYTES) {  // where dQ is staged, once what was there has been added
+      if constexpr (DETERMINISTIC) {
+        dQ_handover.wait_empty(n);
+      } else if (lane == 0) {
+        bulk_wait_read();
+      }
+      warp_sync();
+      const u32 staged = smem.staged(consumer, warp);
+      const int lane = int(opaque(u32(this->lane)));  // what follows from it is worked out here, and kept in no registers before
+      store_keys(block, p.dk, p.dk_stride, dK_rmem, p.scale, first_key, lane, staged);
+      store_keys(block, p.dv, p.dv_stride, dV_rmem, 1.0f, first_key, lane, staged);
+    } else {
+      store_keys(block, p.dk, p.dk_stride, dK_rmem, p.scale, first_key, lane);
+      store_keys(block, p.dv, p.dv_stride, dV_rmem, 1.0f, first_key, lane);
+    }
   }
 };
 

@@ -2,8 +2,9 @@
 // the producer of each thread block, for all groups of heads (HeadGroups) but the first and the last ones. It is work for
 // memory, and key blocks are work for the tensor cores; and dQ of a group lies in the L2 cache from its zeros to its conversion.
 //
-// Groups follow one another: while group g - 1 is added to, g + 1 is prepared; then, once all key blocks of g - 1 have been, it is
-// converted. Nobody waits in a circle: key blocks of a group wait for its strips, which wait for key blocks of earlier groups.
+// Groups follow one another: while group g is added to, the next one that the pass before has left is prepared; then, once all key
+// blocks of g - 1 have been added, it is converted. Nobody waits in a circle: key blocks of a group wait for its strips, which
+// wait for key blocks of earlier groups.
 //
 // In the words of PTX's memory model: the zeros and numbers of a strip happen before its release of PREPARED, which the loaders'
 // acquire synchronises with; from them barriers lead to whoever adds. Additions of a warp have ended before its release
@@ -50,7 +51,7 @@ struct Background {
     grid_await_previous();
 #pragma unroll 1
     for (u32 g = 0; g <= u32(p.whole_groups); ++g) {
-      if (g + 1 >= u32(p.groups_before) && g < u32(p.whole_groups)) visit<false>(g + 1);
+      if (g + u32(p.groups_before) <= u32(p.whole_groups)) visit<false>(g + u32(p.groups_before));
       if (g > 0 && g <= u32(p.groups_converted)) visit<true>(g - 1);
     }
   }

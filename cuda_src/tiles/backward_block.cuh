@@ -86,6 +86,7 @@ struct KeyBlock {
     return {word(9), word(4), word(5), word(6), word(7)};
   }
   DEVICE int q_tile(QueryTile tile) const { return LOOKED_UP ? listed(tile.q_tile).tile() : tile.q_tile; }
+  DEVICE u32 head() const { return u32(batch() * p.kv_heads + kv_head()); }  // of all
   DEVICE int first_key() const { return k_block() * Bc; }
   // Of the sequence, and where it lies in the arrays.
   DEVICE HeadMask mask() const {
@@ -128,19 +129,18 @@ DEVICE void await_prepared(const KeyBlock& block) {
   if constexpr (!RUNS_ON) return;
   const BackwardWorkspace workspace(block.p);
   const u32 wanted = HeadGroups{block.p}.strips();
-  const u32* const counter = workspace.counter(block.p, PREPARED, u32(block.batch() * block.p.kv_heads + block.kv_head()));
+  const u32* const counter = workspace.counter(block.p, PREPARED, block.head());
   while (ld_acquire_gpu(counter) != wanted) {
   }
   global_proxy_fence();
 }
 
-// By every warp that adds to dQ, behind the last addition for a key block.
-DEVICE void tell_added(const KeyBlock& block, int lane) {
-  if constexpr (!RUNS_ON) return;
+// By every warp that adds to dQ, behind the last addition for a key block of a head. It waits for that addition: before it, there
+// is time for what else is to be done. But a warp does not wait for another key block's tiles before it has told of one.
+DEVICE void tell_added(const BackwardParams& p, u32 head, int lane) {
   if (lane == 0) {
     bulk_wait();
-    const u32 head = u32(block.batch() * block.p.kv_heads + block.kv_head());
-    red_release_gpu_add(BackwardWorkspace(block.p).counter(block.p, ADDED, HeadGroups{block.p}.of_head(head)), 1);
+    red_release_gpu_add(BackwardWorkspace(p).counter(p, ADDED, HeadGroups{p}.of_head(head)), 1);
   }
 }
 

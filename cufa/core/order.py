@@ -156,8 +156,9 @@ class HeadGroups:
         }
 
 
-#: Of dQ in float32, in the heads that are worked on at a time; and key blocks of the last group, at least.
-_GROUP_BYTES, _LAST_ITEMS = 12 << 20, 400
+#: Of dQ in float32, of a query head for each key/value head that is worked on at a time (those of one follow one another);
+#: key blocks of the last group, at least, and of any other: while one is worked on, nobody waits for the next.
+_GROUP_BYTES, _LAST_ITEMS, _GROUP_ITEMS = 12 << 20, 400, 140
 #: Keys that a query must see, on average, for its dQ to be prepared and converted in the time that its tiles take.
 _BUSY_KEYS = 2000
 
@@ -170,9 +171,9 @@ def in_groups(problem: Problem) -> bool:
 def head_groups(problem: Problem, key_blocks: int) -> HeadGroups:
     """``key_blocks``: of a head."""
     heads = problem.batch * problem.kv_heads
-    of_head = problem.group_size * problem.seqlen_q * problem.head_dim * 4
-    size = max(1, min(heads, _GROUP_BYTES // max(of_head, 1)))
-    last = min(heads, -(-_LAST_ITEMS // max(key_blocks, 1)))
+    of_head = problem.seqlen_q * problem.head_dim * 4
+    least, last = (min(heads, -(-x // max(key_blocks, 1))) for x in (_GROUP_ITEMS, _LAST_ITEMS))
+    size = max(1, least, min(heads, _GROUP_BYTES // max(of_head, 1)))
     whole = (heads - last) // size
     queries = max(problem.batch * problem.heads * problem.seqlen_q, 1)
     share = min(1.0, problem.all_visible_scores / queries / _BUSY_KEYS)
