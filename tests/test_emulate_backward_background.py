@@ -29,7 +29,8 @@ def small_groups(monkeypatch):
     monkeypatch.setattr(order, "_GROUP_BYTES", 1)
     monkeypatch.setattr(order, "_LAST_ITEMS", 4)
     monkeypatch.setattr(order, "_GROUP_ITEMS", 1)
-    monkeypatch.setattr(order, "_BUSY_KEYS", 1)
+    for name in ("_BUSY_KEYS", "_NARROW_BUSY_KEYS", "_UNEVEN_LEAD"):
+        monkeypatch.setattr(order, name, 1)
 
 
 def run(head_dim=64, batch=1, dtype="bfloat16", mask=CAUSAL, **how):

@@ -156,11 +156,16 @@ class HeadGroups:
         }
 
 
-#: Of dQ in float32, of a query head for each key/value head that is worked on at a time (those of one follow one another);
-#: key blocks of the last group, at least, and of any other: while one is worked on, nobody waits for the next.
-_GROUP_BYTES, _LAST_ITEMS, _GROUP_ITEMS = 12 << 20, 400, 140
-#: Keys that a query must see, on average, for its dQ to be prepared and converted in the time that its tiles take.
-_BUSY_KEYS = 2000
+#: Of dQ in float32, in the heads that are worked on at a time. Query heads of one group follow one another: one counts.
+_GROUP_BYTES = 12 << 20
+#: Key blocks of a group, at least, so that no SM waits for the next one; and of the last group.
+_GROUP_ITEMS, _LAST_ITEMS = 140, 400
+#: Groups, at least, that are prepared when the first key block begins. Where key blocks differ in length, a group is still
+#: added to long after the next one has begun, and is converted before the one after that would be prepared.
+_LEAD, _UNEVEN_LEAD = 1, 2
+#: Keys that a query must see, on average, for its dQ to be prepared and converted in the time that its tiles take; with
+#: head dims up to 64.
+_BUSY_KEYS, _NARROW_BUSY_KEYS = 1200, 800
 
 
 def in_groups(problem: Problem) -> bool:
@@ -176,9 +181,11 @@ def head_groups(problem: Problem, key_blocks: int) -> HeadGroups:
     size = max(1, least, min(heads, _GROUP_BYTES // max(of_head, 1)))
     whole = (heads - last) // size
     queries = max(problem.batch * problem.heads * problem.seqlen_q, 1)
-    share = min(1.0, problem.all_visible_scores / queries / _BUSY_KEYS)
+    busy = _NARROW_BUSY_KEYS if problem.head_dim <= 64 else _BUSY_KEYS
+    share = min(1.0, problem.all_visible_scores / queries / busy)
     aside = int(share * heads) // size
-    return HeadGroups(size, whole, max(1, whole + 1 - aside), min(whole, aside))
+    lead = _UNEVEN_LEAD if problem.later_rows_see_more else _LEAD
+    return HeadGroups(size, whole, max(min(lead, whole + 1), whole + 1 - aside), min(whole, aside))
 
 
 def key_blocks_in_groups(problem: Problem, schedule: Schedule) -> Order:

@@ -39,15 +39,15 @@ def included_files(source: str, stamps: bool = False) -> list[Path]:
     return [SOURCE_DIR / name for name in _sources(source, stamps)]
 
 
-def _sources(source: str, stamps: bool = False) -> dict[str, str]:
+def _sources(source: str, stamps: bool = False, folder: Path = SOURCE_DIR) -> dict[str, str]:
     """What each of the files holds."""
     seen: dict[str, str] = {}
-    pending, folder = [source], str(SOURCE_DIR)
+    pending, root = [source], str(folder)
     while pending:
         name = pending.pop()
         if name in seen or name.startswith("host/") or (name == _INSIDE_HEADER and not stamps):
             continue
-        seen[name] = text = _text(os.path.join(folder, name))
+        seen[name] = text = _text(os.path.join(root, name))
         pending += _included(text)
     return {name: seen[name] for name in sorted(seen)}
 
@@ -70,11 +70,11 @@ def _included(text: str) -> tuple[str, ...]:
     return tuple(_INCLUDE.findall(text))
 
 
-def source_digest(source: str) -> str:
+def source_digest(source: str, folder: Path = SOURCE_DIR) -> str:
     """Digest of a kernel's sources without comments, white space and the stamps of inside traces: changes when the
     code that is measured does."""
     digest = hashlib.sha256()
-    for text in _sources(source).values():
+    for text in _sources(source, folder=folder).values():
         digest.update(_bare(text))
     return digest.hexdigest()
 
@@ -117,10 +117,10 @@ def _raw_digest(source: str) -> str:
     return digest.hexdigest()[:16]
 
 
-def nvrtc_options(nvrtc_arch: str) -> tuple[str, ...]:
+def nvrtc_options(nvrtc_arch: str, sources: Path = SOURCE_DIR) -> tuple[str, ...]:
     """What CuPy passes, repeated so that a static compile gives the same code, plus our includes."""
     return (
-        f"-I{SOURCE_DIR}",
+        f"-I{sources}",
         "-std=c++17",
         f"-arch={nvrtc_arch}",
         "-ftz=true",

@@ -11,10 +11,11 @@ import dataclasses
 import re
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from ..core.architectures import Architecture
-from .compiler import nvrtc_options, translation_unit
+from .compiler import SOURCE_DIR, nvrtc_options, translation_unit
 
 _ENTRY = re.compile(r"Compiling entry function '(?P<name>\w+)' for")
 _STACK = re.compile(
@@ -105,10 +106,12 @@ def static_compile(
     return compile_text(translation_unit(source, constants), arch, line_info=line_info)
 
 
-def compile_text(unit: str, arch: Architecture, *, line_info: bool = False) -> CompileReport:
-    """:func:`static_compile` for a translation unit as text."""
+def compile_text(
+    unit: str, arch: Architecture, *, line_info: bool = False, sources: Path = SOURCE_DIR
+) -> CompileReport:
+    """:func:`static_compile` for a translation unit as text, with the files that it includes from ``sources``."""
     nvrtc = _load_nvrtc()
-    options = (*nvrtc_options(arch.nvrtc_name), *(["-lineinfo"] if line_info else []))
+    options = (*nvrtc_options(arch.nvrtc_name, sources), *(["-lineinfo"] if line_info else []))
     start = time.perf_counter()
     log, cubin, ptx = _compile(nvrtc, unit, options)
     seconds = time.perf_counter() - start
