@@ -12,7 +12,7 @@ from pathlib import Path
 from ..core.architectures import Architecture, find_architecture
 from ..core.problem import Problem
 from ..kernels import KERNELS, KernelSpec, TileConfig
-from ..nvrtc.compiler import SOURCE_DIR, source_digest, trace_constants, translation_unit
+from ..nvrtc.compiler import source_digest, trace_constants, translation_unit
 from ..nvrtc.sass import disassemble
 from ..nvrtc.static_compile import compile_text
 from ..nvrtc.variants import variants
@@ -39,7 +39,7 @@ class Build:
 
     def is_same(self, before: Path) -> bool:
         """Whether every instruction is, of every entry."""
-        then, now = (compile_text(self.unit, self.arch, sources=x).cubin for x in (before, SOURCE_DIR))
+        then, now = (compile_text(self.unit, self.arch, sources=x).cubin for x in (before, None))
         return then == now or _instructions(then) == _instructions(now)
 
 

@@ -160,8 +160,8 @@ class HeadGroups:
 _GROUP_BYTES = 12 << 20
 #: Key blocks of a group, at least, so that no SM waits for the next one; and of the last group.
 _GROUP_ITEMS, _LAST_ITEMS = 140, 400
-#: Groups, at least, that are prepared when the first key block begins. Where key blocks differ in length, a group is still
-#: added to long after the next one has begun, and is converted before the one after that would be prepared.
+#: Groups, at least, that are prepared when the first key block begins. Where key blocks differ in length, a group is
+#: still added to long after the next one has begun, and is converted before the one after that would be prepared.
 _LEAD, _UNEVEN_LEAD = 1, 2
 #: Keys that a query must see, on average, for its dQ to be prepared and converted in the time that its tiles take; with
 #: head dims up to 64.

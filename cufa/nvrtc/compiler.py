@@ -39,10 +39,10 @@ def included_files(source: str, stamps: bool = False) -> list[Path]:
     return [SOURCE_DIR / name for name in _sources(source, stamps)]
 
 
-def _sources(source: str, stamps: bool = False, folder: Path = SOURCE_DIR) -> dict[str, str]:
+def _sources(source: str, stamps: bool = False, folder: Path | None = None) -> dict[str, str]:
     """What each of the files holds."""
     seen: dict[str, str] = {}
-    pending, root = [source], str(folder)
+    pending, root = [source], str(folder or SOURCE_DIR)
     while pending:
         name = pending.pop()
         if name in seen or name.startswith("host/") or (name == _INSIDE_HEADER and not stamps):
@@ -70,9 +70,9 @@ def _included(text: str) -> tuple[str, ...]:
     return tuple(_INCLUDE.findall(text))
 
 
-def source_digest(source: str, folder: Path = SOURCE_DIR) -> str:
+def source_digest(source: str, folder: Path | None = None) -> str:
     """Digest of a kernel's sources without comments, white space and the stamps of inside traces: changes when the
-    code that is measured does."""
+    code that is measured does. ``folder``: where they lie, else :data:`SOURCE_DIR`."""
     digest = hashlib.sha256()
     for text in _sources(source, folder=folder).values():
         digest.update(_bare(text))
@@ -117,10 +117,10 @@ def _raw_digest(source: str) -> str:
     return digest.hexdigest()[:16]
 
 
-def nvrtc_options(nvrtc_arch: str, sources: Path = SOURCE_DIR) -> tuple[str, ...]:
+def nvrtc_options(nvrtc_arch: str, sources: Path | None = None) -> tuple[str, ...]:
     """What CuPy passes, repeated so that a static compile gives the same code, plus our includes."""
     return (
-        f"-I{sources}",
+        f"-I{sources or SOURCE_DIR}",
         "-std=c++17",
         f"-arch={nvrtc_arch}",
         "-ftz=true",

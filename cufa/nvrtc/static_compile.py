@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ..core.architectures import Architecture
-from .compiler import SOURCE_DIR, nvrtc_options, translation_unit
+from .compiler import nvrtc_options, translation_unit
 
 _ENTRY = re.compile(r"Compiling entry function '(?P<name>\w+)' for")
 _STACK = re.compile(
@@ -107,9 +107,10 @@ def static_compile(
 
 
 def compile_text(
-    unit: str, arch: Architecture, *, line_info: bool = False, sources: Path = SOURCE_DIR
+    unit: str, arch: Architecture, *, line_info: bool = False, sources: Path | None = None
 ) -> CompileReport:
-    """:func:`static_compile` for a translation unit as text, with the files that it includes from ``sources``."""
+    """:func:`static_compile` for a translation unit as text, with the files that it includes from ``sources``, else from
+    :data:`~cufa.nvrtc.compiler.SOURCE_DIR`."""
     nvrtc = _load_nvrtc()
     options = (*nvrtc_options(arch.nvrtc_name, sources), *(["-lineinfo"] if line_info else []))
     start = time.perf_counter()
