@@ -126,11 +126,12 @@ void load_linear(u32 smem, const void* global, u32 bytes, u32 barrier, Site site
   load(linear(global, smem, bytes), barrier, site);
 }
 
-// From shared memory to the tensor.
+// From shared memory, or what was read of it, to the tensor.
 static void move_out(Block& block, const BulkStore& store) {
   for_each_unit(store.box, [&](u32 source, const unsigned char* target, u32 bytes) {
     if (!target) return;
-    const unsigned char* from = block.shared + (source - kSharedBase);
+    const unsigned char* from =
+        store.sent.empty() ? block.shared + (source - kSharedBase) : store.sent.data() + (source - store.box.smem);
     unsigned char* to = const_cast<unsigned char*>(target);
     if (!store.adds) return void(std::memcpy(to, from, bytes));
     add_atomically(reinterpret_cast<float*>(to), reinterpret_cast<const float*>(from), bytes / sizeof(float));
@@ -173,11 +174,24 @@ void commit_stores() {
   if (thread.block->launch.late_copies || thread.block->checked) thread.stores.commit();
 }
 
+void end_additions(Thread& thread) {
+  for (const BulkStore& store : thread.read) move_out(*thread.block, store);
+  thread.read.clear();
+}
+
+// What is added is in memory no earlier than when the next ones have been read, or when somebody waits for it.
 void await_stores_read() {
   Thread& thread = current();
   Block& block = *thread.block;
+  if (!thread.stores.in_flight().empty()) end_additions(thread);
   thread.stores.wait(0, [&](const BulkStore& store) {
-    if (block.launch.late_copies) move_out(block, store);
+    if (block.launch.late_copies && store.adds) {
+      const unsigned char* const from = block.shared + (store.box.smem - kSharedBase);
+      thread.read.push_back(store);
+      thread.read.back().sent.assign(from, from + box_bytes(store.box.map));
+    } else if (block.launch.late_copies) {
+      move_out(block, store);
+    }
     if (block.checked) block.races.end_sending(thread, store.box.smem, box_bytes(store.box.map), store.site);
   });
 }
@@ -185,6 +199,7 @@ void await_stores_read() {
 void await_stores() {
   await_stores_read();
   Thread& thread = current();
+  end_additions(thread);
   for (const BulkStore& store : thread.additions) {  // done now: others may know
     for_each_unit(store.box, [&](u32, const unsigned char* target, u32 bytes) {
       check_global(thread, target, bytes, Access::sum, "TMA", store.site);

@@ -58,6 +58,7 @@ struct BulkStore {
   Box box;
   Site site;
   bool adds = false;
+  std::vector<unsigned char> sent = {};  // what was read of shared memory, where that is known before it is written
 };
 
 // An st.async that has been issued and has not landed.
@@ -80,6 +81,7 @@ struct Thread : ThreadContext {
   CopyGroups<PendingCopy> copies;  // cp.async
   CopyGroups<BulkStore> stores;    // by the copy engine
   std::vector<BulkStore> additions;  // by the copy engine, that nobody knows to be done
+  std::vector<BulkStore> read;     // by the copy engine, which will add them to memory
   WgmmaRegisters wgmma_registers;
 
   u64 accesses = 0;             // to shared and global memory
@@ -212,6 +214,8 @@ std::string who_waits(Block& block);
 // bulk_copy.cpp
 // Let one copy in flight land; false when there is none.
 bool land_one(Block& block);
+// What the copy engine has read for a thread, and will add to memory, is there.
+void end_additions(Thread& thread);
 
 // memory.cpp
 // The bytes behind a shared address, or null (with a finding) when out of range or misaligned.

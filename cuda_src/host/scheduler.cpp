@@ -52,6 +52,7 @@ void thread_main() {
     report(*thread.block, "copy-in-flight", {"", 0}, {"", 0},
            [&] { return "kernel ends with wgmma still in flight: " + describe(thread); });
   }
+  end_additions(thread);
   thread.done = true;
   thread.waits_for = "left the kernel";
   warp.alive &= ~thread.bit();
