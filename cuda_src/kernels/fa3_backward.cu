@@ -88,21 +88,21 @@ struct Consumer {
   u32 n = 0;      // number of the tile, over all items; that of its dS is n + items
   u32 end = 0;    // of the item's tiles
   u32 items = 0;  // with tiles
+  u32 untold = 0;  // RUNS_ON: group of the key block that has been added to dQ while nobody has been told of it, + 1
   INSIDE(PhaseLog inside = PhaseLog(p.trace, warp == 0 && lane == 0);)
   INSIDE(DEVICE u32 number_of(QueryTile tile) const { return query_tile_number(tile.head, block.q_tile(tile)); })
   INSIDE(DEVICE u32 number() const { return number_of(tile); })
 
   DEVICE void run() {
     INSIDE(inside.enter(WAIT_ITEM);)
-    u32 head = 0, i = 0;  // the head is that of the item before
-    for (; smem.items.has(i); ++i) {
+    for (u32 i = 0; smem.items.has(i); ++i) {
       block.record = smem.items.record(i);
       const u64 start_ns = TRACE ? global_timer() : 0;
       INSIDE(inside.item(block.index()); inside.enter(NOTHING);)
 #pragma unroll
       for (int x = 0; x < HEAD_DIM / 2; ++x) dK_rmem[x] = dV_rmem[x] = 0.0f;
-      if (RUNS_ON && i > 0) tell_added(p, head, lane);
       const int count = block.count();
+      if (RUNS_ON && (count == 0 || block.group() > untold)) tell_added();
       if (count > 0) {
         tile = block.first();
         masked = block.cuts(tile);
@@ -113,7 +113,7 @@ struct Consumer {
       }
       INSIDE(inside.enter(STORE);)
       store();
-      if constexpr (RUNS_ON) head = block.head();
+      if constexpr (RUNS_ON) untold = block.group() + 1;
       if (TRACE && threadIdx.x == 128 && (!RAGGED || block.first_key() < block.keys())) {
         write_trace(p, block.index(), {block.k_block(), block.kv_head(), block.batch()}, block.tiles(), start_ns);
       }
@@ -121,11 +121,19 @@ struct Consumer {
       INSIDE(inside.enter(WAIT_ITEM);)
     }
     if constexpr (RUNS_ON) {
-      if (i > 0) tell_added(p, head, lane);
+      tell_added();
     } else if constexpr (BULK_ADD && !DETERMINISTIC) {
       if (lane == 0) bulk_wait_read();  // shared memory ends with the block
     }
     INSIDE(inside.close();)
+  }
+
+  // That of the item before, with the first addition for this one: the copy engine has a tile's time to end it, and in a group that
+  // was waited for, and in the next one, nobody waits for this. (Told at the end of an item, and dK and dV behind it, it took 5,000
+  // cycles from one item to the next.)
+  DEVICE void tell_added() {
+    if (lane == 0 && untold > 0) ::tell_added(p, untold - 1);
+    untold = 0;
   }
 
   // What the compiler does not know to be the same in all lanes, though it is, costs two instructions for each product: its
@@ -337,6 +345,7 @@ struct Consumer {
       if (lane == 0) mbarrier_arrive(dQ_handover.full_barrier(n - 1));
     } else if constexpr (BULK_ADD) {
       if (lane == 0) bulk_wait_read();
+      if constexpr (RUNS_ON) tell_added();
       warp_sync();  // the tile before has been read
       stage_dq<DQ_TILES>(staged, dQ_rmem, lane);
       if (lane == 0 && existing > 0) {
@@ -355,21 +364,8 @@ struct Consumer {
 
   DEVICE void store() {
     const int first_key = consumer * GROUP_KEYS + warp * 16;
-    if constexpr (BULK_ADD && DQ_WARP_BYTES >= STAGED_KEYS_BYTES) {  // where dQ is staged, once what was there has been added
-      if constexpr (DETERMINISTIC) {
-        dQ_handover.wait_empty(n);
-      } else if (lane == 0) {
-        bulk_wait_read();
-      }
-      warp_sync();
-      const u32 staged = smem.staged(consumer, warp);
-      const int lane = int(opaque(u32(this->lane)));  // what follows from it is worked out here, and kept in no registers before
-      store_keys(block, p.dk, p.dk_stride, dK_rmem, p.scale, first_key, lane, staged);
-      store_keys(block, p.dv, p.dv_stride, dV_rmem, 1.0f, first_key, lane, staged);
-    } else {
-      store_keys(block, p.dk, p.dk_stride, dK_rmem, p.scale, first_key, lane);
-      store_keys(block, p.dv, p.dv_stride, dV_rmem, 1.0f, first_key, lane);
-    }
+    store_keys(block, p.dk, p.dk_stride, dK_rmem, p.scale, first_key, lane);
+    store_keys(block, p.dv, p.dv_stride, dV_rmem, 1.0f, first_key, lane);
   }
 };
 

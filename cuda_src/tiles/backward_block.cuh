@@ -87,6 +87,7 @@ struct KeyBlock {
   }
   DEVICE int q_tile(QueryTile tile) const { return LOOKED_UP ? listed(tile.q_tile).tile() : tile.q_tile; }
   DEVICE u32 head() const { return u32(batch() * p.kv_heads + kv_head()); }  // of all
+  DEVICE u32 group() const { return HeadGroups{p}.of_head(head()); }
   DEVICE int first_key() const { return k_block() * Bc; }
   // Of the sequence, and where it lies in the arrays.
   DEVICE HeadMask mask() const {
@@ -135,13 +136,10 @@ DEVICE void await_prepared(const KeyBlock& block) {
   global_proxy_fence();
 }
 
-// By every warp that adds to dQ, behind the last addition for a key block of a head. It waits for that addition: before it, there
-// is time for what else is to be done. But a warp does not wait for another key block's tiles before it has told of one.
-DEVICE void tell_added(const BackwardParams& p, u32 head, int lane) {
-  if (lane == 0) {
-    bulk_wait();
-    red_release_gpu_add(BackwardWorkspace(p).counter(p, ADDED, HeadGroups{p}.of_head(head)), 1);
-  }
+// By a thread that has added to dQ for a key block of a group. It waits for the last addition.
+DEVICE void tell_added(const BackwardParams& p, u32 group) {
+  bulk_wait();
+  red_release_gpu_add(BackwardWorkspace(p).counter(p, ADDED, group), 1);
 }
 
 // By the producer: 64 of the keys, of K or V.

@@ -108,43 +108,14 @@ DEVICE void issue_dq(float (&dQ_rmem)[4 * TILES], u32 dS, u32 K) {
   wgmma_commit();
 }
 
-// 16 rows of dK or dV, of one warp; `first_key` is the first in the block.
-DEVICE char* key_row(const KeyBlock& block, void* tensor, const Strides& stride, int key) {
-  return head_address(tensor, stride, block.batch_in_arrays(), block.kv_head()) + (block.key_in_arrays() + key) * stride.seq * 2;
-}
+// 64 rows of dK or dV, 16 per warp; `first_key` is the warp's first in the block.
 DEVICE void store_keys(const KeyBlock& block, void* tensor, const Strides& stride, const float (&d)[HEAD_DIM / 2], float factor,
                        int first_key, int lane) {
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const int key = block.first_key() + first_key + lane / 4 + 8 * r;
-    store_accumulator_row<D_TILES, BFLOAT16>(key_row(block, tensor, stride, key), d, r, factor, key < block.stored_keys(), lane);
+    char* row = head_address(tensor, stride, block.batch_in_arrays(), block.kv_head()) +
+                (block.key_in_arrays() + key) * stride.seq * 2;
+    store_accumulator_row<D_TILES, BFLOAT16>(row, d, r, factor, key < block.stored_keys(), lane);
   }
-}
-
-// The same by way of shared memory, of which a warp has STAGED_KEYS_BYTES that nobody else reads: whole rows leave at a time, and
-// nothing is exchanged between lanes. 16 bytes of a row lie where `unit` says, so that eight rows of one column are in all banks.
-constexpr int STAGED_KEY_BYTES = (HEAD_DIM + 63) / 64 * 128, STAGED_KEYS_BYTES = STRIP * STAGED_KEY_BYTES;
-DEVICE u32 staged_unit(u32 staged, int row, int unit) { return staged + row * STAGED_KEY_BYTES + (unit ^ row % 8) * 16; }
-DEVICE void store_keys(const KeyBlock& block, void* tensor, const Strides& stride, const float (&d)[HEAD_DIM / 2], float factor,
-                       int first_key, int lane, u32 staged) {
-#pragma unroll
-  for (int n = 0; n < D_TILES; n += 2) {
-    u32 r[4];  // rows 0-7 and 8-15 of an accumulator, then of the next one, if there is one
-#pragma unroll
-    for (int x = 0; x < 4; ++x) {
-      const int i = 4 * min(n + x / 2, D_TILES - 1) + x % 2 * 2;
-      r[x] = pack_16bit<BFLOAT16>(d[i] * factor, d[i + 1] * factor);
-    }
-    stmatrix_x4(staged_unit(staged, lane % 16, n + lane / 16), r);
-  }
-  warp_sync();  // all rows are there
-  const int first = block.first_key() + first_key, end = block.stored_keys();
-  char* const target = key_row(block, tensor, stride, first);
-#pragma unroll
-  for (int i = lane; i < STRIP * D_TILES; i += 32) {
-    const int row = i / D_TILES, unit = i % D_TILES;
-    const vec4 v = ld_shared_vec4(staged_unit(staged, row, unit));
-    if (first + row < end) st_global(target + row * stride.seq * 2 + unit * 16, v);
-  }
-  warp_sync();  // they have been read
 }
