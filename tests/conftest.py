@@ -127,7 +127,7 @@ def _keep_sample(config: pytest.Config, items: list[pytest.Item]) -> None:
             kept = sampling.chosen([item.callspec.params for item in cases], test, **options)
             left_out |= {item for i, item in enumerate(cases) if i not in kept}
     in_turn = [item for item in items if item.get_closest_marker("in_turn")]
-    left_out |= {*in_turn} - {*sampling.half_of_today(in_turn, "in turn")}
+    left_out |= {*in_turn} - {*sampling.third_of_today(in_turn, "in turn")}
     if left_out:
         items[:] = [item for item in items if item not in left_out]
         config.hook.pytest_deselected(items=list(left_out))

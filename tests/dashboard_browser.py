@@ -48,6 +48,7 @@ ARGUMENTS = [
     "--disable-background-networking",
     "--disable-component-update",
     "--disable-sync",
+    "--js-flags=--no-maglev --no-opt",  # no page is open for so long that optimised code is worth its compilation
 ]
 
 

@@ -48,7 +48,7 @@ def variants():
             yield pytest.param(head_dim, other, id=f"{head_dim}-64-rows-from-registers")
 
 
-@pytest.mark.sampled(fixed=3, dated=2)
+@pytest.mark.sampled(fixed=3, dated=1)
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize(("head_dim", "config"), list(variants()))
 def test_the_work_is_what_the_source_does(head_dim, config, causal):

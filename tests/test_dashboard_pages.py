@@ -68,7 +68,7 @@ def test_a_bad_link_falls_back_and_says_so(name: str) -> None:
     assert not app.warning
 
 
-@pytest.mark.sampled(fixed=2, dated=3)
+@pytest.mark.sampled(fixed=2, dated=2)
 @pytest.mark.parametrize(
     ("name", "parameter", "value"),
     [

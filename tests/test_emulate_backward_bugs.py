@@ -229,7 +229,7 @@ def test_planted(patch, name):
     check_planted(patch, BUGS[name])
 
 
-@pytest.mark.sampled(fixed=2, dated=2)
+@pytest.mark.sampled(fixed=2, dated=1)
 @pytest.mark.parametrize(
     ("file", "i"), [(file, i) for file in (MAIN, PRODUCTS, STORE) for i in range(len(ordering_calls(file)))]
 )

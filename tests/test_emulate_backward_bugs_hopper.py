@@ -200,7 +200,7 @@ BUGS = {
 }
 
 
-@pytest.mark.sampled(fixed=5, dated=4)
+@pytest.mark.sampled(fixed=5, dated=2)
 @pytest.mark.parametrize("name", BUGS)
 def test_planted(patch, name):
     planted = BUGS[name]

@@ -235,7 +235,7 @@ def ordering_calls(file: str) -> list[re.Match[str]]:
     return calls
 
 
-@pytest.mark.sampled(fixed=4, dated=2)
+@pytest.mark.sampled(fixed=4, dated=1)
 @pytest.mark.parametrize(
     ("file", "i"), [(file, i) for file in RUNS for i in range(len(ordering_calls(file)))]
 )

@@ -149,7 +149,7 @@ def found_by(run: Run, schedule: str | int = "ascending") -> tuple[Finding, ...]
         return error.findings
 
 
-@pytest.mark.sampled(fixed=3, dated=2)
+@pytest.mark.sampled(fixed=3, dated=1)
 @pytest.mark.parametrize(("file", "i"), CALLS)
 def test_a_call_that_is_left_out_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str, i: int):
     call = calls(file)[i]

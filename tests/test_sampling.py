@@ -115,7 +115,7 @@ def test_{name}(): pass
         "pytest_collection_modifyitems"
     )
     names = [item.nodeid.split("[")[0] for item in kept[0].items]
-    assert sum(name.startswith("test_turns.py") for name in names) == 3
+    assert sum(name.startswith("test_turns.py") for name in names) == 2
     names = [name for name in names if not name.startswith("test_turns.py")]
     counts = {name: names.count(name) for name in names}
     assert counts == {

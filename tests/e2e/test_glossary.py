@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from dashboard_browser import MASKED, PATIENCE, Visit, screenshot
 from playwright.sync_api import Browser, Locator, expect
 
@@ -37,6 +38,7 @@ def test_a_word_tells_what_it_means_to_mouse_and_keyboard_and_a_step_its_lines(
     visit.close()
 
 
+@pytest.mark.in_turn
 def test_no_explanation_is_wider_than_a_narrow_window(server: str, browser: Browser) -> None:
     visit = Visit(browser, "dark", 390)
     page = visit.open(f"{server}/{MASKED}")
@@ -47,6 +49,7 @@ def test_no_explanation_is_wider_than_a_narrow_window(server: str, browser: Brow
     visit.close()
 
 
+@pytest.mark.in_turn
 def test_a_figure_shows_the_lines_that_do_it(server: str, browser: Browser) -> None:
     visit = Visit(browser)
     page = visit.open(f"{server}/{MASKED}?sq=1024&sk=1024")

@@ -9,6 +9,7 @@ from playwright.sync_api import Browser, expect
 from sampling import of_today
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize(
     ("theme", "width"), of_today([("light", 1440), ("dark", 390)], "window of an executed block", fixed=0)
 )

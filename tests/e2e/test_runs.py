@@ -96,11 +96,13 @@ def one_run(runs: Store) -> None:
 
 @pytest.mark.usefixtures("one_run")
 @pytest.mark.in_turn
+@pytest.mark.parametrize("origin", of_today(["run", "recorded"], "measurements of a report", dated=0))
 def test_a_report_is_downloaded_and_opens_without_the_network(
-    server: str, browser: Browser, tmp_path: Path
+    server: str, browser: Browser, tmp_path: Path, origin: str
 ) -> None:
+    """Of this machine's own runs; nightly also of all that is recorded, two dozen figures."""
     visit = Visit(browser)
-    page = visit.open(f"{server}/history")
+    page = visit.open(f"{server}/history?from={origin}")
     with page.expect_download() as download:
         page.get_by_role("button", name="HTML report").click()
     report = tmp_path / download.value.suggested_filename
@@ -123,6 +125,7 @@ def test_a_report_is_downloaded_and_opens_without_the_network(
     assert trouble == []
 
 
+@pytest.mark.in_turn
 @pytest.mark.usefixtures("one_run")
 @pytest.mark.parametrize("theme", of_today(["light", "dark"], "theme of runs", fixed=0))
 def test_pages_with_runs(server: str, browser: Browser, theme: str) -> None:
@@ -148,6 +151,7 @@ def test_two_rows_of_the_table_are_compared(server: str, browser: Browser) -> No
     visit.close()
 
 
+@pytest.mark.in_turn
 @pytest.mark.usefixtures("one_run")
 def test_runs_are_deleted(server: str, browser: Browser, runs: Store) -> None:
     visit = Visit(browser)

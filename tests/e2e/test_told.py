@@ -45,6 +45,7 @@ def test_what_pages_tell_is_so(server: str, browser: Browser) -> None:
     visit.close()
 
 
+@pytest.mark.in_turn
 def test_the_first_two_choices_of_history_are_not_one_run(server: str, browser: Browser) -> None:
     visit = Visit(browser)
     page = visit.open(f"{server}/{address_of('history')}?compare=runs")

@@ -45,6 +45,7 @@ def test_it_steps_and_the_link_brings_back_the_step(server: str, browser: Browse
     visit.close()
 
 
+@pytest.mark.in_turn
 def test_it_plays_from_the_first_step_to_the_last_without_the_server(server: str, browser: Browser) -> None:
     visit = Visit(browser)
     sent: list[object] = []
@@ -86,6 +87,7 @@ def test_phases_keys_and_slider(server: str, browser: Browser) -> None:
     visit.close()
 
 
+@pytest.mark.in_turn
 def test_play_begins_at_the_first_step_and_another_algorithm_is_another_walk(
     server: str, browser: Browser
 ) -> None:
@@ -106,6 +108,7 @@ def test_play_begins_at_the_first_step_and_another_algorithm_is_another_walk(
     visit.close()
 
 
+@pytest.mark.in_turn
 def test_the_backward_from_its_row_sums_to_a_rounded_dq(server: str, browser: Browser) -> None:
     visit = Visit(browser)
     page = visit.open(f"{server}/?algorithm=fa2_backward&mask=causal&step=1")
@@ -126,6 +129,7 @@ def test_the_backward_from_its_row_sums_to_a_rounded_dq(server: str, browser: Br
     visit.close()
 
 
+@pytest.mark.in_turn
 def test_links_of_run_still_find_it(server: str, browser: Browser) -> None:
     visit = Visit(browser)
     page = visit.open(f"{server}/?on=cpu&sq=512&mask=full")
@@ -134,6 +138,7 @@ def test_links_of_run_still_find_it(server: str, browser: Browser) -> None:
     visit.close()
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("theme", of_today(["light", "dark"], "theme of the walk", fixed=0))
 def test_nothing_is_cut_at_any_width(server: str, browser: Browser, theme: str) -> None:
     visit = Visit(browser, theme)
