@@ -14,6 +14,7 @@ from cufa.kernels import KERNELS
 __all__ = ["patch"]
 
 NARROW, WIDE = "kernels/fa3_backward.cu", "kernels/fa3_backward_wide.cu"
+CONSUMER = "tiles/backward_consumer.cuh"
 BLOCK, GRADIENTS = "tiles/backward_block.cuh", "tiles/backward_gradients.cuh"
 SUMS, PASSES = "tiles/backward_sums.cuh", "tiles/backward_passes.cuh"
 
@@ -56,7 +57,7 @@ BUGS = {
         "proxy-fence",
     ),
     "dQ staged where the copy engine still reads": short(
-        NARROW,
+        CONSUMER,
         "      if (lane == 0) bulk_wait_read();\n      if constexpr (RUNS_ON)",
         "      if constexpr (RUNS_ON)",
         "copy-not-awaited",
@@ -85,7 +86,10 @@ BUGS = {
         "race copy-not-awaited",
     ),
     "dS never given back": long(
-        NARROW, "    dS_turns.release(n - 1 + items, lane);\n    float* const", "    float* const", "deadlock"
+        CONSUMER,
+        "    dS_turns.release(n - 1 + items, lane);\n    float* const",
+        "    float* const",
+        "deadlock",
     ),
     "products of dK before a fence": short(
         NARROW,
@@ -107,7 +111,7 @@ BUGS = {
         "    if constexpr (MORE) {\n      tile = block.next(tile);\n      before = block.place(tile);",
     ),
     "second columns of dQ lost": wide(WIDE, "    add_dq<MIDDLE_COLUMN, END_COLUMN>(of, number);\n", ""),
-    "dQ of the wrong half of K": short(NARROW, "smem.K + consumer * NEXT_COLUMNS", "smem.K"),
+    "dQ of the wrong half of K": short(CONSUMER, "smem.K + consumer * NEXT_COLUMNS", "smem.K"),
     "mask as in the forward": long(
         GRADIENTS,
         "first_key = block.first_key() + key, row = block.q_tile(tile) * Br + S.lane_column(lane);",
@@ -122,7 +126,7 @@ BUGS = {
     ),
     "delta not subtracted": wide(GRADIENTS, "(dP.at(r, t, 0) - D[0])", "dP.at(r, t, 0)"),
     "numbers of another tile": short(
-        NARROW,
+        CONSUMER,
         "smem.delta + dO_turns.stage(n) * NUMBERS_BYTES",
         "smem.delta + dO_turns.stage(n + 1) * NUMBERS_BYTES",
         "wrong never-written race copy-not-awaited",
@@ -171,7 +175,7 @@ BUGS = {
         deterministic=True,
     ),
     "dQ staged over the one before": long(
-        NARROW, "      dQ_handover.wait_empty(n - 1);\n", "", "copy-not-awaited race", deterministic=True
+        CONSUMER, "      dQ_handover.wait_empty(n - 1);\n", "", "copy-not-awaited race", deterministic=True
     ),
     "part of dQ added before its turn": wide(
         WIDE,

@@ -71,7 +71,7 @@ ALIBI, SINK = "diagonal, negative slopes", "causal, sink"
 #: (file, what is there, what is planted, options, kind of lengths), by what is wrong.
 PLANTED = {
     "distances of the other keys": (
-        NARROW, "return consumer * GROUP_KEYS + warp", "return warp", ALIBI, "dense"
+        "tiles/backward_consumer.cuh", "return consumer * GROUP_KEYS + warp", "return warp", ALIBI, "dense"
     ),
     "distances of the wide kernel from the warp's first key": (
         WIDE, "return warp * 16 + lane / 4;", "return warp * 16;", ALIBI, "dense"

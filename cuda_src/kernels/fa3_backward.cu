@@ -39,9 +39,14 @@
 //   tile more. Told otherwise (uniform()): 1.02 to 1.08 at 1k, 0.99 to 1.04 at 4k.
 // - The passes beside the tiles, over that: d64 4k 1.02 to 1.07 / 1.02 to 1.05 and 1k 1.0 to 1.02, d128 1k causal 1.06 / 1.05. A
 //   first version was 0.5 to 0.7 at 1k: one warp, rows asked for one lane after another (a bulk copy takes uniform addresses), a
-//   release per strip. As it is it suffices where queries see 2000 keys; of other heads the passes keep a share (core/order.py).
-// - GQA 32/8 at 4k, four key blocks per thread block, was recorded at 0.79 of the version before. Not taken apart: probably the
-//   next item, asked for an item ahead. Below twelve per SM plans launch a block for each.
+//   release per strip. Strips asked for across batches, and as many of them as suffices (core/order.py): 1k another 1.01 to 1.05.
+// - Additions told of a tile later (tell_added()), over that: 1k d64 1.02 to 1.04, d128 1.01. An inside trace had shown it: behind
+//   the last addition of a key block, dK and dV and the wait for that addition took 5,000 cycles of 33,000 (d64, 1k, causal).
+// - dK and dV by way of shared memory, in whole rows, instead of by shuffles: 0.99 to 1.01.
+// - The next key block asked for with the last tiles of one instead of an item ahead: 0.97 to 1.0. Where key blocks take long, or
+//   are few, that is too early: a block each 1.01 to 1.2 (16k; GQA 32/8 at 4k), and plans have one (kernels/fa3_backward.py).
+// - Groups of at least as many key blocks as SMs: GQA 32/8 at 4k causal 1.17, at 8k 1.07. The first key blocks had waited for the
+//   strips of several groups to be prepared.
 // - dQ of the tile before under the exponentials as well: 1.0 to 1.01 at d128; at d64 ptxas serialises (C7512).
 // - 64 query rows a tile at d64, with all products in flight beside all pointwise work: 0.80 to 0.88.
 // - dQ by the copy engine instead of by red from registers: d128 1.01 to 1.02, d64 with 64 rows a tile 0.96 to 0.99.
@@ -59,40 +64,14 @@
 #include "backward_params.cuh"
 #include "primitives/register_budget.cuh"
 #include "tiles/backward_background.cuh"
-#include "tiles/backward_pipeline.cuh"
+#include "tiles/backward_consumer.cuh"
 #include "tiles/phases.cuh"
 
 // Whether dP is the first product of a tile, or dQ of the tile before.
 constexpr bool DP_FIRST = HEAD_DIM <= 64;
 constexpr u32 NO_TILE_BEFORE = ~0u;
-static_assert(NUM_STAGES > 1 && DO_STAGES > 1 && DS_STAGES > 1, "tiles of two turns are in use");
 
-// One warpgroup, 64 keys.
-struct Consumer {
-  const BackwardParams& p;
-  const BackwardMemory& smem;
-  const int consumer, warp, lane;
-  const Turns<NUM_STAGES> Q_turns = smem.Q_turns();
-  const Turns<DO_STAGES> dO_turns = smem.dO_turns();
-  const Turns<DS_STAGES> dS_turns = smem.dS_turns();
-  const DqHandover dQ_handover = smem.dQ_handover();
-
-  float dK_rmem[HEAD_DIM / 2], dV_rmem[HEAD_DIM / 2];
-  float S_rmem[Br / 2], dP_rmem[Br / 2], dQ_rmem[DQ_TILES * 4];
-  u32 P_rmem[Br / 4], W_rmem[SOFTCAP ? Br / 4 : 1], dS_rmem[Br / 4];  // W: P times the slope of the cap, which dS is a multiple of
-
-  KeyBlock block{p, 0};
-  QueryTile tile;
-  bool masked;    // some score of the tile is hidden
-  u32 before;     // number in the workspace of the tile before
-  u32 n = 0;      // number of the tile, over all items; that of its dS is n + items
-  u32 end = 0;    // of the item's tiles
-  u32 items = 0;  // with tiles
-  u32 untold = 0;  // RUNS_ON: group of the key block that has been added to dQ while nobody has been told of it, + 1
-  INSIDE(PhaseLog inside = PhaseLog(p.trace, warp == 0 && lane == 0);)
-  INSIDE(DEVICE u32 number_of(QueryTile tile) const { return query_tile_number(tile.head, block.q_tile(tile)); })
-  INSIDE(DEVICE u32 number() const { return number_of(tile); })
-
+struct Consumer : BackwardConsumer {
   DEVICE void run() {
     INSIDE(inside.enter(WAIT_ITEM);)
     for (u32 i = 0; smem.items.has(i); ++i) {
@@ -102,6 +81,7 @@ struct Consumer {
 #pragma unroll
       for (int x = 0; x < HEAD_DIM / 2; ++x) dK_rmem[x] = dV_rmem[x] = 0.0f;
       const int count = block.count();
+      // From two groups on, the first tile may wait for strips that are prepared by who waits for the item before.
       if (RUNS_ON && (count == 0 || block.group() > untold)) tell_added();
       if (count > 0) {
         tile = block.first();
@@ -126,14 +106,6 @@ struct Consumer {
       if (lane == 0) bulk_wait_read();  // shared memory ends with the block
     }
     INSIDE(inside.close();)
-  }
-
-  // That of the item before, with the first addition for this one: the copy engine has a tile's time to end it, and in a group that
-  // was waited for, and in the next one, nobody waits for this. (Told at the end of an item, and dK and dV behind it, it took 5,000
-  // cycles from one item to the next.)
-  DEVICE void tell_added() {
-    if (lane == 0 && untold > 0) ::tell_added(p, untold - 1);
-    untold = 0;
   }
 
   // What the compiler does not know to be the same in all lanes, though it is, costs two instructions for each product: its
@@ -268,105 +240,6 @@ struct Consumer {
     wgmma_registers(dV_rmem);
     wgmma_registers(P_rmem);
   }
-
-  DEVICE u64 query_tile(u64 descriptor, u32 stage) const { return descriptor + descriptor_step(QUERY_TILE_BYTES) * stage; }
-
-  DEVICE void issue_scores(u32 n) {
-    wgmma_registers(S_rmem);
-    wgmma_tiles_ss<Br, K_STEPS, BFLOAT16>(S_rmem, k_major_descriptor(smem.K + consumer * KEY_TILE_BYTES),
-                                          query_tile(k_major_descriptor(smem.Q), Q_turns.stage(n)));
-    wgmma_commit();
-  }
-  DEVICE void issue_dp() {
-    wgmma_registers(dP_rmem);
-    wgmma_tiles_ss<Br, K_STEPS, BFLOAT16>(dP_rmem, k_major_descriptor(smem.V + consumer * KEY_TILE_BYTES),
-                                          query_tile(k_major_descriptor(smem.dO), dO_turns.stage(n)));
-    wgmma_commit();
-  }
-  DEVICE void issue_dv() {
-    wgmma_accumulate_values<HEAD_DIM, Br / 16, BFLOAT16>(
-        dV_rmem, P_rmem, query_tile(mn_major_descriptor<Br>(smem.dO), dO_turns.stage(n)));
-    wgmma_commit();
-  }
-  DEVICE void issue_dk() {
-    wgmma_accumulate_values<HEAD_DIM, Br / 16, BFLOAT16>(
-        dK_rmem, dS_rmem, query_tile(mn_major_descriptor<Br>(smem.Q), Q_turns.stage(n)));
-    wgmma_commit();
-  }
-  DEVICE void issue_dq(u32 turn) {
-    constexpr int NEXT_COLUMNS = DQ_BY_ROWS ? 0 : HEAD_DIM <= ATOM_COLUMNS ? DQ_TILES * 16 : GROUP_KEYS * ATOM_ROW_BYTES;
-    constexpr int NEXT_ROWS = DQ_BY_ROWS ? 64 * ATOM_ROW_BYTES : 0;
-    ::issue_dq<DQ_TILES>(dQ_rmem, smem.dS + dS_turns.stage(turn) * (KEY_GROUPS * DS_PART_BYTES) + consumer * NEXT_ROWS,
-                         smem.K + consumer * NEXT_COLUMNS);
-  }
-
-  DEVICE int lane_key() const { return consumer * GROUP_KEYS + warp * 16 + lane / 4; }  // the first of this lane, in the block
-  DEVICE void make_weights(u32 n) {
-    wgmma_registers(S_rmem);
-    cap_scores<SOFTCAP>(fragment_view(S_rmem), p.softcap);
-    if (masked) hide_scores_of_tile(block, S_rmem, tile, lane_key(), lane);
-    exponentials(block, tile, lane_key(), S_rmem, P_rmem, smem.lse + Q_turns.stage(n) * NUMBERS_BYTES, lane);
-    if constexpr (SOFTCAP) {
-#pragma unroll
-      for (int i = 0; i < Br / 4; ++i) W_rmem[i] = pack_16bit<BFLOAT16>(S_rmem[2 * i], S_rmem[2 * i + 1]);
-      wgmma_registers(W_rmem);
-    }
-    wgmma_registers(P_rmem);
-  }
-  DEVICE void make_gradients() {
-    gradients(dS_rmem, dP_rmem, smem.delta + dO_turns.stage(n) * NUMBERS_BYTES, lane,
-              [&](int t, int r, int e) { return unpack_16bit<BFLOAT16>((SOFTCAP ? W_rmem : P_rmem)[2 * t + r], e); });
-    store_ds(n + items);
-  }
-  // An item begins with zeros, so that every tile has one before it.
-  DEVICE void store_ds(u32 turn) {
-    INSIDE(inside.enter(WAIT_SPACE, number());)
-    dS_turns.wait_empty(turn);
-    INSIDE(inside.enter(SOFTMAX, number());)
-    ::store_ds(smem.dS + (dS_turns.stage(turn) * KEY_GROUPS + consumer) * DS_PART_BYTES, dS_rmem, warp, lane);
-    if (lane == 0) mbarrier_arrive(dS_turns.full_barrier(turn));
-  }
-  DEVICE void store_no_ds() {
-#pragma unroll
-    for (int i = 0; i < Br / 4; ++i) dS_rmem[i] = 0;
-    store_ds(n - 1 + items);
-  }
-
-  // dQ of the tile before has been computed. Its buffer of dS is given back; what this warp has of it is added.
-  DEVICE void add_dq() {
-    wgmma_registers(dQ_rmem);
-    dS_turns.release(n - 1 + items, lane);
-    float* const target = BackwardMemory::dq_of_warp(p, before, consumer, warp);
-    const int existing = BackwardMemory::dq_tiles(consumer);
-    const u32 staged = smem.staged(consumer, warp);
-    if constexpr (DETERMINISTIC && BULK_ADD) {
-      dQ_handover.wait_empty(n - 1);
-      stage_dq<DQ_TILES>(staged, dQ_rmem, lane);
-      if (lane == 0) mbarrier_arrive(dQ_handover.full_barrier(n - 1));
-    } else if constexpr (BULK_ADD) {
-      if (lane == 0) bulk_wait_read();
-      if constexpr (RUNS_ON) tell_added();
-      warp_sync();  // the tile before has been read
-      stage_dq<DQ_TILES>(staged, dQ_rmem, lane);
-      if (lane == 0 && existing > 0) {
-        bulk_add_f32(target, staged, existing * (ACCUMULATOR * 4));
-        bulk_commit();
-      }
-    } else {
-      if constexpr (DETERMINISTIC) dQ_handover.wait_full(n - 1);
-      ::add_dq<DQ_TILES>(target, dQ_rmem, existing, lane);
-      if constexpr (DETERMINISTIC) {
-        warp_sync();  // all lanes have added
-        dQ_handover.release(n - 1, lane);
-      }
-    }
-  }
-
-  DEVICE void store() {
-    const int first_key = consumer * GROUP_KEYS + warp * 16;
-    store_keys(block, p.dk, p.dk_stride, dK_rmem, p.scale, first_key, lane);
-    store_keys(block, p.dv, p.dv_stride, dV_rmem, 1.0f, first_key, lane);
-  }
 };
 
 KERNEL __launch_bounds__(PASS_THREADS)
@@ -410,7 +283,7 @@ KERNEL __launch_bounds__(NUM_THREADS, 1)
     }
   } else {
     registers_raise_to<CONSUMER_REGISTERS>();
-    Consumer{p, smem, warpgroup - 1, thread / 32 % 4, thread % 32}.run();
+    Consumer{{p, smem, warpgroup - 1, thread / 32 % 4, thread % 32}}.run();
   }
 }
 

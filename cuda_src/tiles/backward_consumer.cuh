@@ -1,0 +1,140 @@
+// What a warpgroup of consumers of kernels/fa3_backward.cu has of its key block and of a tile of queries, which products it asks
+// for, and what it does with them. In which order, the kernel says.
+#pragma once
+#include "tiles/backward_pipeline.cuh"
+#include "tiles/phases.cuh"
+
+static_assert(NUM_STAGES > 1 && DO_STAGES > 1 && DS_STAGES > 1, "tiles of two turns are in use");
+
+// One warpgroup, 64 keys.
+struct BackwardConsumer {
+  const BackwardParams& p;
+  const BackwardMemory& smem;
+  const int consumer, warp, lane;
+  const Turns<NUM_STAGES> Q_turns = smem.Q_turns();
+  const Turns<DO_STAGES> dO_turns = smem.dO_turns();
+  const Turns<DS_STAGES> dS_turns = smem.dS_turns();
+  const DqHandover dQ_handover = smem.dQ_handover();
+
+  float dK_rmem[HEAD_DIM / 2], dV_rmem[HEAD_DIM / 2];
+  float S_rmem[Br / 2], dP_rmem[Br / 2], dQ_rmem[DQ_TILES * 4];
+  u32 P_rmem[Br / 4], W_rmem[SOFTCAP ? Br / 4 : 1], dS_rmem[Br / 4];  // W: P times the slope of the cap, which dS is a multiple of
+
+  KeyBlock block{p, 0};
+  QueryTile tile;
+  bool masked;    // some score of the tile is hidden
+  u32 before;     // number in the workspace of the tile before
+  u32 n = 0;      // number of the tile, over all items; that of its dS is n + items
+  u32 end = 0;    // of the item's tiles
+  u32 items = 0;  // with tiles
+  u32 untold = 0;  // RUNS_ON: group of the key block that has been added to dQ while nobody has been told of it, + 1
+  INSIDE(PhaseLog inside = PhaseLog(p.trace, warp == 0 && lane == 0);)
+  INSIDE(DEVICE u32 number_of(QueryTile tile) const { return query_tile_number(tile.head, block.q_tile(tile)); })
+  INSIDE(DEVICE u32 number() const { return number_of(tile); })
+
+  DEVICE u64 query_tile(u64 descriptor, u32 stage) const { return descriptor + descriptor_step(QUERY_TILE_BYTES) * stage; }
+
+  DEVICE void issue_scores(u32 n) {
+    wgmma_registers(S_rmem);
+    wgmma_tiles_ss<Br, K_STEPS, BFLOAT16>(S_rmem, k_major_descriptor(smem.K + consumer * KEY_TILE_BYTES),
+                                          query_tile(k_major_descriptor(smem.Q), Q_turns.stage(n)));
+    wgmma_commit();
+  }
+  DEVICE void issue_dp() {
+    wgmma_registers(dP_rmem);
+    wgmma_tiles_ss<Br, K_STEPS, BFLOAT16>(dP_rmem, k_major_descriptor(smem.V + consumer * KEY_TILE_BYTES),
+                                          query_tile(k_major_descriptor(smem.dO), dO_turns.stage(n)));
+    wgmma_commit();
+  }
+  DEVICE void issue_dv() {
+    wgmma_accumulate_values<HEAD_DIM, Br / 16, BFLOAT16>(
+        dV_rmem, P_rmem, query_tile(mn_major_descriptor<Br>(smem.dO), dO_turns.stage(n)));
+    wgmma_commit();
+  }
+  DEVICE void issue_dk() {
+    wgmma_accumulate_values<HEAD_DIM, Br / 16, BFLOAT16>(
+        dK_rmem, dS_rmem, query_tile(mn_major_descriptor<Br>(smem.Q), Q_turns.stage(n)));
+    wgmma_commit();
+  }
+  DEVICE void issue_dq(u32 turn) {
+    constexpr int NEXT_COLUMNS = DQ_BY_ROWS ? 0 : HEAD_DIM <= ATOM_COLUMNS ? DQ_TILES * 16 : GROUP_KEYS * ATOM_ROW_BYTES;
+    constexpr int NEXT_ROWS = DQ_BY_ROWS ? 64 * ATOM_ROW_BYTES : 0;
+    ::issue_dq<DQ_TILES>(dQ_rmem, smem.dS + dS_turns.stage(turn) * (KEY_GROUPS * DS_PART_BYTES) + consumer * NEXT_ROWS,
+                         smem.K + consumer * NEXT_COLUMNS);
+  }
+
+  DEVICE int lane_key() const { return consumer * GROUP_KEYS + warp * 16 + lane / 4; }  // the first of this lane, in the block
+  DEVICE void make_weights(u32 n) {
+    wgmma_registers(S_rmem);
+    cap_scores<SOFTCAP>(fragment_view(S_rmem), p.softcap);
+    if (masked) hide_scores_of_tile(block, S_rmem, tile, lane_key(), lane);
+    exponentials(block, tile, lane_key(), S_rmem, P_rmem, smem.lse + Q_turns.stage(n) * NUMBERS_BYTES, lane);
+    if constexpr (SOFTCAP) {
+#pragma unroll
+      for (int i = 0; i < Br / 4; ++i) W_rmem[i] = pack_16bit<BFLOAT16>(S_rmem[2 * i], S_rmem[2 * i + 1]);
+      wgmma_registers(W_rmem);
+    }
+    wgmma_registers(P_rmem);
+  }
+  DEVICE void make_gradients() {
+    gradients(dS_rmem, dP_rmem, smem.delta + dO_turns.stage(n) * NUMBERS_BYTES, lane,
+              [&](int t, int r, int e) { return unpack_16bit<BFLOAT16>((SOFTCAP ? W_rmem : P_rmem)[2 * t + r], e); });
+    store_ds(n + items);
+  }
+  // An item begins with zeros, so that every tile has one before it.
+  DEVICE void store_ds(u32 turn) {
+    INSIDE(inside.enter(WAIT_SPACE, number());)
+    dS_turns.wait_empty(turn);
+    INSIDE(inside.enter(SOFTMAX, number());)
+    ::store_ds(smem.dS + (dS_turns.stage(turn) * KEY_GROUPS + consumer) * DS_PART_BYTES, dS_rmem, warp, lane);
+    if (lane == 0) mbarrier_arrive(dS_turns.full_barrier(turn));
+  }
+  DEVICE void store_no_ds() {
+#pragma unroll
+    for (int i = 0; i < Br / 4; ++i) dS_rmem[i] = 0;
+    store_ds(n - 1 + items);
+  }
+
+  // Of the item before, with the first addition for this one: the copy engine has a tile's time to end the last, and key blocks of
+  // the same group and of the next one do not wait for this (Background).
+  DEVICE void tell_added() {
+    if (lane == 0 && untold > 0) ::tell_added(p, untold - 1);
+    untold = 0;
+  }
+
+  // dQ of the tile before has been computed. Its buffer of dS is given back; what this warp has of it is added.
+  DEVICE void add_dq() {
+    wgmma_registers(dQ_rmem);
+    dS_turns.release(n - 1 + items, lane);
+    float* const target = BackwardMemory::dq_of_warp(p, before, consumer, warp);
+    const int existing = BackwardMemory::dq_tiles(consumer);
+    const u32 staged = smem.staged(consumer, warp);
+    if constexpr (DETERMINISTIC && BULK_ADD) {
+      dQ_handover.wait_empty(n - 1);
+      stage_dq<DQ_TILES>(staged, dQ_rmem, lane);
+      if (lane == 0) mbarrier_arrive(dQ_handover.full_barrier(n - 1));
+    } else if constexpr (BULK_ADD) {
+      if (lane == 0) bulk_wait_read();
+      if constexpr (RUNS_ON) tell_added();
+      warp_sync();  // the tile before has been read
+      stage_dq<DQ_TILES>(staged, dQ_rmem, lane);
+      if (lane == 0 && existing > 0) {
+        bulk_add_f32(target, staged, existing * (ACCUMULATOR * 4));
+        bulk_commit();
+      }
+    } else {
+      if constexpr (DETERMINISTIC) dQ_handover.wait_full(n - 1);
+      ::add_dq<DQ_TILES>(target, dQ_rmem, existing, lane);
+      if constexpr (DETERMINISTIC) {
+        warp_sync();  // all lanes have added
+        dQ_handover.release(n - 1, lane);
+      }
+    }
+  }
+
+  DEVICE void store() {
+    const int first_key = consumer * GROUP_KEYS + warp * 16;
+    store_keys(block, p.dk, p.dk_stride, dK_rmem, p.scale, first_key, lane);
+    store_keys(block, p.dv, p.dv_stride, dV_rmem, 1.0f, first_key, lane);
+  }
+};
