@@ -109,8 +109,8 @@ def static_compile(
 def compile_text(
     unit: str, arch: Architecture, *, line_info: bool = False, sources: Path | None = None
 ) -> CompileReport:
-    """:func:`static_compile` for a translation unit as text, with the files that it includes from ``sources``, else from
-    :data:`~cufa.nvrtc.compiler.SOURCE_DIR`."""
+    """:func:`static_compile` for a translation unit as text, with the files that it includes from ``sources``, else
+    from :data:`~cufa.nvrtc.compiler.SOURCE_DIR`."""
     nvrtc = _load_nvrtc()
     options = (*nvrtc_options(arch.nvrtc_name, sources), *(["-lineinfo"] if line_info else []))
     start = time.perf_counter()
