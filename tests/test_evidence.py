@@ -32,10 +32,13 @@ def test_every_kernel_was_tested_and_timed(name):
 
 @pytest.mark.parametrize("name", RECORDS)
 def test_rows_are_of_the_sources_that_their_record_names(name):
+    """Or of those that are, where their machine code is still the same."""
     record = RECORDS[name]
     for row in rows_of(record):
         if row.is_ours:
-            assert row.json["digest"] == record["kernels"][row.json["kernel"]]["digest"], row.label
+            kernel = row.json["kernel"]
+            named = record["kernels"][kernel]["digest"], records.digest(KERNELS[kernel])
+            assert row.json["digest"] in named, row.label
 
 
 def test_readme_shows_the_records():
