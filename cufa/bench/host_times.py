@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from .. import tuning
 from ..core.architectures import Device
 from ..core.mask import CAUSAL
@@ -46,10 +48,10 @@ def _plans(device: Device) -> Iterator[Any]:
 def host_calls() -> list[Json]:
     """Host time of one asynchronous call on a problem too small to matter, in microseconds: ours (what auto
     picks, with and without ``out=``, on other arrays at every call, FA2, the backward, and decoding), and torch's
-    SDPA."""
+    SDPA; and what it takes to make a mask of 64 documents, of lengths here and on the GPU."""
     import cupy
 
-    from .. import flash_attention, flash_attention_backward, flash_decode
+    from .. import flash_attention, flash_attention_backward, flash_decode, masks
 
     problem = _SMALL
 
@@ -62,6 +64,8 @@ def host_calls() -> list[Json]:
     lse = flash_attention(q, k, v, causal=True, return_lse=True, out=out)[1]
     token, one = q[:, :, :1].copy(), cupy.empty_like(q[:, :, :1])
     length = cupy.array([100], "int32")
+    documents = np.full(64, 128, np.int32)
+    on_gpu, tokens = cupy.asarray(documents), int(documents.sum())
     synchronize = cupy.cuda.get_current_stream().synchronize
     # A kernel that takes tensor maps encodes them anew when the arrays are not those of the last call.
     others = itertools.cycle([inputs(seed) for seed in range(1, 5)])
@@ -80,6 +84,8 @@ def host_calls() -> list[Json]:
         "flash_decode(q, k, v, cache_seqlens=n, out=out)": lambda: flash_decode(
             token, k, v, cache_seqlens=length, out=one
         ),
+        "masks.documents(lengths), 64 of them": lambda: masks.documents(documents),
+        "masks.documents(lengths, seqlen=8192), on the GPU": lambda: masks.documents(on_gpu, seqlen=tokens),
     }
     found = [(label, host_time(call, synchronize)) for label, call in calls.items()]
     if not peers.FAMILIES["torch"].missing:
