@@ -23,7 +23,7 @@ LONG, SHORT = KERNELS["fa3_backward"].configs[:2]
 SHAPE = {"heads": 5, "kv_heads": 5, "seqlen_q": 140, "seqlen_k": 150, "head_dim": 64}
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def small_groups(monkeypatch):
     """A head each, but for two in the last; all but the first are prepared beside tiles, all but the last converted."""
     monkeypatch.setattr(order, "_GROUP_BYTES", 1)
@@ -40,6 +40,7 @@ def run(head_dim=64, batch=1, dtype="bfloat16", mask=CAUSAL, **how):
     return case, emulate_backward(*case.arrays, algorithm="fa3", **case.options, **options)
 
 
+@pytest.mark.usefixtures("small_groups")
 @pytest.mark.parametrize("mask", [FULL, CAUSAL, Band(30, 10)], ids=str)
 @pytest.mark.parametrize(("head_dim", "dtype"), [(64, "bfloat16"), (72, "float16"), (128, "bfloat16")])
 @pytest.mark.sampled(fixed=2, dated=1)
@@ -49,6 +50,7 @@ def test_gradients(head_dim, dtype, mask):
     assert_gradients([found.results[name] for name in NAMES], case)
 
 
+@pytest.mark.usefixtures("small_groups")
 @pytest.mark.parametrize("schedule", ["descending", 7])
 def test_in_any_order_of_warps_and_copies(schedule):
     case, found = run(schedule=schedule, copies="late")
@@ -56,6 +58,18 @@ def test_in_any_order_of_warps_and_copies(schedule):
     assert_gradients([found.results[name] for name in NAMES], case)
 
 
+@pytest.mark.usefixtures("small_groups")
+@pytest.mark.parametrize("lead", [1, 2])
+def test_groups_of_two_heads(monkeypatch, lead):
+    monkeypatch.setattr(order, "_GROUP_ITEMS", 4)
+    monkeypatch.setattr(order, "_UNEVEN_LEAD", lead)
+    case, found = run(batch=2, schedule=3)
+    assert dataclasses.astuple(order.head_groups(found.plan.problem, 2)) == (2, 2, lead, 2)
+    assert found.findings == ()
+    assert_gradients([found.results[name] for name in NAMES], case)
+
+
+@pytest.mark.usefixtures("small_groups")
 def test_passes_have_what_is_left():
     """The groups before, beside and behind are all there are."""
     problem = run()[1].plan.problem
@@ -66,12 +80,30 @@ def test_passes_have_what_is_left():
     assert [launch.grid[0] * 4 for launch in launches[::2]] == [strips, 2 * strips]
 
 
-@pytest.mark.parametrize(("batch", "heads", "kv_heads", "runs_on"), [(4, 16, 16, True), (2, 32, 8, False)])
-def test_where_key_blocks_are_few_each_has_a_thread_block(batch, heads, kv_heads, runs_on):
-    q, k = (batch, heads, 4096, 128), (batch, kv_heads, 4096, 128)
-    plan = plan_backward(q, k, causal=True, dtype="bfloat16", device="sm_90")
+@pytest.mark.parametrize(
+    ("shape", "kv_heads", "window", "runs_on"),
+    [
+        ((4, 16, 4096), 16, (None, 0), True),
+        ((2, 32, 4096), 8, (None, 0), False),
+        ((2, 32, 8192), 8, (1023, 0), True),
+        ((1, 16, 16384), 16, (None, 0), False),
+        ((4, 8, 1024), 8, (None, 0), False),
+    ],
+)
+def test_where_key_blocks_are_few_or_take_long_each_has_a_thread_block(shape, kv_heads, window, runs_on):
+    batch, heads, seqlen = shape
+    q, k = (batch, heads, seqlen, 128), (batch, kv_heads, seqlen, 128)
+    plan = plan_backward(q, k, window=window, dtype="bfloat16", device="sm_90")
     assert plan.config.persistent == plan.launches[1].persistent == runs_on
-    assert (plan.launches[1].grid[0] < batch * kv_heads * 32) == runs_on
+    assert (plan.launches[1].grid[0] < batch * kv_heads * seqlen // 128) == runs_on
+
+
+def test_a_group_keeps_every_sm_busy():
+    """GQA 32/8 at 4k: dQ of one head fills the share of the L2 cache, and its key blocks a quarter of the SMs."""
+    q, k = (8, 32, 4096, 128), (8, 8, 4096, 128)
+    problem = plan_backward(q, k, causal=True, dtype="bfloat16", device="sm_90").problem
+    groups = order.head_groups(problem, 32)
+    assert groups.size * 32 >= 132
 
 
 BUGS = {
@@ -120,6 +152,7 @@ BUGS = {
 }
 
 
+@pytest.mark.usefixtures("small_groups")
 @pytest.mark.sampled(fixed=2, dated=1)
 @pytest.mark.parametrize("name", BUGS)
 def test_planted(patch, name):
