@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -88,14 +87,19 @@ class Plan:
             return 1
         return order.group_of_heads(problem, self.schedule, persistent[0].grid[0])
 
-    @functools.cached_property
+    @property
     def block_order(self) -> Integers | None:
         """Query blocks from the longest to the shortest, for kernels that read which comes next; None where these go
-        from the last to the first."""
-        if self.spec.order is not order.persistent or not (self.launches and self.problem.tiles_are_listed):
+        from the last to the first. The mask keeps them."""
+        listed = self.problem.tiles_are_listed and not self.problem.lengths.ragged
+        if self.spec.order is not order.persistent or not (self.launches and listed):
             return None
-        found = order.longest_first(self.problem, self.schedule)
-        return None if found is None else Integers(found)
+        orders = self.problem.mask.block_orders
+        key = self.config.block_q, self.config.block_kv, self.problem.seqlen_q, self.problem.seqlen_k
+        if key not in orders:
+            found = order.longest_first(self.problem, self.schedule)
+            orders.setdefault(key, None if found is None else Integers(found))
+        return orders[key]
 
     @property
     def constants(self) -> dict[str, int | bool]:

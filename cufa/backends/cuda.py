@@ -128,14 +128,14 @@ class Binding:
         self.prepared = prepared
         self._device_id = prepared.device_id
         self._params = pack(plan, given)
-        self._of_mask = mask_uploads.on_device(
-            plan.problem, prepared.device_id
-        )  # kept while kernels read them
-        for name, numbers in self._of_mask.items():
+        of_mask = mask_uploads.on_device(plan.problem, prepared.device_id)
+        for name, numbers in of_mask.items():
             setattr(self._params.mask, name, numbers.data.ptr)
-        if plan.block_order is not None:
-            self._block_order = mask_uploads.of_numbers(plan.block_order, prepared.device_id)
-            self._params.block_order = self._block_order.data.ptr
+        block_order = plan.block_order
+        if block_order is not None:
+            of_mask["block_order"] = mask_uploads.of_numbers(block_order, prepared.device_id)
+            self._params.block_order = of_mask["block_order"].data.ptr
+        self._of_mask = list(of_mask.values())  # kept while kernels read them
         operands, params = plan.operation.operands, plan.operation.params
         # Pointers lie side by side in the structure, in an order of their own.
         places = [params.offset(x.field) // _POINTER_BYTES for x in operands]
@@ -191,6 +191,11 @@ class Binding:
             with cupy.cuda.Device(self._device_id):
                 self.launch_here(list(addresses), trace)
 
+    def outlive_launches(self) -> None:
+        """Of a binding that nobody keeps: what its kernels read of the mask stays until they have run."""
+        if self._of_mask:
+            mask_uploads.in_flight.append(self._of_mask)
+
     def launch_here(self, addresses: list[int], trace: int = 0) -> None:
         """:meth:`launch`, where the plan's device is the current one. ``addresses`` must not be changed
         any more: the binding compares the next ones with them."""
@@ -230,6 +235,8 @@ class Binding:
         """In the stream's, or its capture's: partial results, and counters that are zero between launches."""
         workspace = workspace_of(stream, self._device_id)
         with workspace.lock:
+            if self._of_mask:
+                workspace.keep(self._of_mask)
             if workspace.num_counters < self._counters or workspace.partial_bytes < self._workspace:
                 workspace.grow(stream, self._device_id, self._counters, self._workspace)
             held = {self._workspace_field: workspace.partial}

@@ -3,6 +3,7 @@ per device that lives as long as they do."""
 
 from __future__ import annotations
 
+import collections
 import threading
 import weakref
 from typing import Any
@@ -16,6 +17,9 @@ from ..core.problem import Problem
 _copies: weakref.WeakKeyDictionary[Integers, dict[int, Any]] = weakref.WeakKeyDictionary()
 _streams: dict[int, Any] = {}
 _lock = threading.Lock()
+in_flight: collections.deque[list[Any]] = collections.deque(maxlen=1024)
+"""What the latest launches read of masks that may be gone already. The driver queues fewer launches than that, then the
+host waits for one."""
 
 
 def on_device(problem: Problem, device_id: int) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import threading
+from collections.abc import Iterable
 from typing import Any
 
 import cupy
@@ -52,6 +53,11 @@ class Workspace:
         self._memory += memory  # what was captured before goes on to use what it has
         self.counters, self.partial = (x.ptr for x in memory)
         self.num_counters, self.partial_bytes = sizes
+
+    def keep(self, arrays: Iterable[Any]) -> None:
+        """What captured launches read beside their operands lives as long as they can be replayed."""
+        if self._captured:
+            self._memory += [x for x in arrays if all(x is not kept for kept in self._memory)]
 
 
 def _allocate(stream: Any, num_counters: int, partial_bytes: int) -> tuple[Any, Any]:

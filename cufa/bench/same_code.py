@@ -1,25 +1,35 @@
-"""Evidence whose kernel's sources have changed while its machine code has not: both are compiled, and where every
-instruction is the same, the evidence is that of the sources as they are now."""
+"""Evidence whose kernel's sources have changed while its machine code has not: both are compiled, and where code and
+data are the same, byte for byte, with the registers and shared memory that they take, the evidence is that of the
+sources as they are now.
+
+Both are built with the constants and launched as this version of the package says. What the host does (grids, orders,
+choice of tiles) is not compared: `cufa evidence stale` names rows that would be planned otherwise.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import io
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+
+from elftools.elf.elffile import ELFFile
 
 from ..core.architectures import Architecture, find_architecture
 from ..core.problem import Problem
 from ..kernels import KERNELS, KernelSpec, TileConfig
 from ..nvrtc.compiler import source_digest, trace_constants, translation_unit
-from ..nvrtc.sass import disassemble
 from ..nvrtc.static_compile import compile_text
 from ..nvrtc.variants import variants
 from . import inside, records, traces
 from .records import Json
 
 Say = Callable[[str], None]
+
+_KEPT = re.compile(r"\.text\.|\.nv\.constant[1-9]|\.nv\.global|\.rodata")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,13 +48,13 @@ class Build:
         return cls(translation_unit(f"kernels/{spec.source}", constants), arch)
 
     def is_same(self, before: Path) -> bool:
-        """Whether every instruction is, of every entry."""
-        then, now = (compile_text(self.unit, self.arch, sources=x).cubin for x in (before, None))
-        return then == now or _instructions(then) == _instructions(now)
+        then, now = (compile_text(self.unit, self.arch, sources=x) for x in (before, None))
+        return then.entries == now.entries and _sections(then.cubin) == _sections(now.cubin)
 
 
 class SameCode:
-    """What evidence becomes, where sources as they were lie in the folder ``before``."""
+    """What evidence becomes, where sources as they were lie in the folder ``before``. Raises ValueError where no
+    kernel's do."""
 
     def __init__(self, before: Path, say: Say) -> None:
         self.before, self.say = before, say
@@ -53,6 +63,10 @@ class SameCode:
         self._digests = {
             x: source_digest(f"kernels/{x}", before) for x in files if (before / "kernels" / x).is_file()
         }
+        if not self._digests:
+            raise ValueError(
+                f"{before} has no kernels: name a folder cuda_src, of another checkout for example"
+            )
 
     def is_of_before(self, kernel: str, digest: str) -> bool:
         """Whether evidence is of the sources as they were, and no longer of those that are."""
@@ -126,5 +140,8 @@ def _rows(record: Json) -> Iterator[Json]:
         yield from (row for row in section["rows"] if "digest" in row)
 
 
-def _instructions(cubin: bytes) -> dict[str, list[str]]:
-    return {name: [x.text for x in code.instructions] for name, code in disassemble(cubin).items()}
+def _sections(cubin: bytes) -> dict[str, bytes]:
+    """Code, tables of constants and initialised variables. Not what the driver fills with a launch's parameters
+    (.nv.constant0), whose size alone changes where a structure grows at its end."""
+    elf = ELFFile(io.BytesIO(cubin))
+    return {x.name: x.data() for x in elf.iter_sections() if _KEPT.match(x.name)}

@@ -12,8 +12,6 @@ import click
 
 from ..bench import evidence, fastest, gpu_tests, records, renewal, report, traces
 from ..bench.evidence_parts import EVIDENCE
-from ..bench.same_code import SameCode
-from ..nvrtc.sass import MissingDisassemblerError
 from ..nvrtc.static_compile import MissingCompilerError
 from .common import Exit, Seconds, fail, find_device, stderr, stdout
 
@@ -201,19 +199,25 @@ def stale() -> None:
     help="Folder cuda_src as it was when the records were made, such as that of another checkout.",
 )
 def same_code(before: Path) -> None:
-    """Compile what was recorded from the sources as they were and as they are; where every instruction is the same,
-    the evidence becomes that of the sources as they are. Needs no GPU.
+    """Compile what was recorded from the sources as they were and as they are; where machine code and registers are
+    the same, the evidence becomes that of the sources as they are. Needs no GPU.
 
-    Exit codes: 0 done; 3 no compiler, or no disassembler.
+    Exit codes: 0 done; 2 no kernels in the folder; 3 no compiler, or no package that reads its results.
     """
     try:
+        from ..bench.same_code import SameCode
+
         comparison = SameCode(before.resolve(), lambda what: stderr().print(what, markup=False))
         for name, record in records.load_all().items():
             if comparison.restamp_record(record):
                 records.save(record, records.RECORDS_DIR / f"{name}.json")
         comparison.restamp_traces(records.RECORDS_DIR)
-    except (MissingCompilerError, MissingDisassemblerError) as error:
+    except ImportError as error:
+        fail(Exit.MISSING, f"{error}; install it with: pip install pyelftools")
+    except MissingCompilerError as error:
         fail(Exit.MISSING, str(error))
+    except ValueError as error:
+        fail(Exit.USAGE, str(error))
 
 
 @evidence_command.command("fastest")

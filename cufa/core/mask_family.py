@@ -16,6 +16,7 @@ sequence length. Users make them with :mod:`cufa.masks`.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
@@ -38,6 +39,12 @@ class Mask:
     :meth:`visible_per_key`."""
 
     families: ClassVar[dict[str, type[Mask]]] = {}
+
+    @functools.cached_property
+    def block_orders(self) -> dict[tuple[int, ...], Integers | None]:
+        """Query blocks from the longest to the shortest, by block_q, block_kv and both lengths. Kernels read them
+        (:attr:`cufa.planner.Plan.block_order`), so they live as long as the mask."""
+        return {}
 
     def __init_subclass__(cls) -> None:
         Mask.families[cls.__name__.lower()] = cls

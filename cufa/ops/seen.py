@@ -20,10 +20,14 @@ if TYPE_CHECKING:
 
 _MAX_SEEN = 1024
 _seen: dict[tuple[Any, ...], SeenCall] = {}
+_seen_before: dict[tuple[Any, ...], SeenCall] = {}
+"""Forgotten, but their kernels may still run, and read what the calls keep of masks."""
 
 
 def remember(key: tuple[Any, ...], call: SeenCall) -> None:
     if len(_seen) >= _MAX_SEEN:
+        _seen_before.clear()
+        _seen_before.update(_seen)
         _seen.clear()
     _seen[key] = call
 
