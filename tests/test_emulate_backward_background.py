@@ -126,6 +126,18 @@ BUGS = {
         "divergence",
         LONG,
     ),
+    "a key block without tiles begun before the one before is told of": bug(
+        "kernels/fa3_backward.cu",
+        "(count == 0 || block.group() > untold)",
+        "(block.group() > untold)",
+        "divergence wrong race",
+        LONG,
+        heads=9,
+        kv_heads=9,
+        seqlen_q=100,
+        seqlen_k=520,
+        mask=Band(None, 0, "top-left"),
+    ),
     "strips read before they are there": bug(
         BACKGROUND, "        cp_async_wait<1>();\n", "", "race never-written copy-not-awaited", LONG
     ),

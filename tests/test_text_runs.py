@@ -78,7 +78,7 @@ def asked(monkeypatch):
     for module in (streams, arrays):
         monkeypatch.setattr(module, "is_device_array", lambda x: isinstance(x, OnGpu))
     monkeypatch.setattr(streams, "_text_runs", lambda: text_runs)
-    monkeypatch.setattr(streams, "_seen", {})
+    monkeypatch.setattr(streams, "_checked", {})
     return found
 
 
@@ -129,7 +129,7 @@ def test_what_is_wrong_with_a_question_is_said_each_time(asked, options, message
 
 
 def test_questions_are_forgotten_when_they_are_many(asked, monkeypatch):
-    monkeypatch.setattr(streams, "_MOST_SEEN", 3)
+    monkeypatch.setattr(streams, "_MOST_CHECKED", 3)
     for texts in range(1, 9):
         masks.documents(OnGpu(texts), seqlen=50)
-        assert len(streams._seen) <= 3
+        assert len(streams._checked) <= 3

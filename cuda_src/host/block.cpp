@@ -64,7 +64,7 @@ void Block::start(u32 linear) {
     t.copies.clear();
     t.stores.clear();
     t.additions.clear();
-    t.read.clear();
+    t.additions_read.clear();
     t.wgmma_registers.clear();
     t.polled = nullptr;
     t.fiber.start(thread_main, i);

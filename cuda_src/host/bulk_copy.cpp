@@ -175,8 +175,8 @@ void commit_stores() {
 }
 
 void end_additions(Thread& thread) {
-  for (const BulkStore& store : thread.read) move_out(*thread.block, store);
-  thread.read.clear();
+  for (const BulkStore& store : thread.additions_read) move_out(*thread.block, store);
+  thread.additions_read.clear();
 }
 
 // What is added is in memory no earlier than when the next ones have been read, or when somebody waits for it.
@@ -187,8 +187,8 @@ void await_stores_read() {
   thread.stores.wait(0, [&](const BulkStore& store) {
     if (block.launch.late_copies && store.adds) {
       const unsigned char* const from = block.shared + (store.box.smem - kSharedBase);
-      thread.read.push_back(store);
-      thread.read.back().sent.assign(from, from + box_bytes(store.box.map));
+      thread.additions_read.push_back(store);
+      thread.additions_read.back().sent.assign(from, from + box_bytes(store.box.map));
     } else if (block.launch.late_copies) {
       move_out(block, store);
     }

@@ -32,7 +32,7 @@ struct CufaLaunch {
   std::int32_t workers;  // CPU threads
   std::int32_t mode, schedule;
   std::uint32_t seed;        // of the random schedule
-  std::int32_t late_copies;  // cp.async writes shared memory when waited for, not when issued
+  std::int32_t late_copies;  // what is copied, or added by the copy engine, is there when waited for, not when issued
   std::int32_t ordered_sums;  // checked mode: additions to memory must come in an order that does not change
   const CufaArray* arrays;
   std::int32_t num_arrays;

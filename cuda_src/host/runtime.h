@@ -81,7 +81,7 @@ struct Thread : ThreadContext {
   CopyGroups<PendingCopy> copies;  // cp.async
   CopyGroups<BulkStore> stores;    // by the copy engine
   std::vector<BulkStore> additions;  // by the copy engine, that nobody knows to be done
-  std::vector<BulkStore> read;     // by the copy engine, which will add them to memory
+  std::vector<BulkStore> additions_read;  // by the copy engine, which will add them to memory
   WgmmaRegisters wgmma_registers;
 
   u64 accesses = 0;             // to shared and global memory

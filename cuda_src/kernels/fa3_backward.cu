@@ -45,8 +45,8 @@
 // - dK and dV by way of shared memory, in whole rows, instead of by shuffles: 0.99 to 1.01.
 // - The next key block asked for with the last tiles of one instead of an item ahead: 0.97 to 1.0. Where key blocks take long, or
 //   are few, that is too early: a block each 1.01 to 1.2 (16k; GQA 32/8 at 4k), and plans have one (kernels/fa3_backward.py).
-// - Groups of at least as many key blocks as SMs: GQA 32/8 at 4k causal 1.17, at 8k 1.07. The first key blocks had waited for the
-//   strips of several groups to be prepared.
+// - Groups of at least as many key blocks as SMs: GQA 32/8 at 4k causal 1.17, at 8k 1.07, a block for each, in the order of groups.
+//   Where blocks run on, the first key blocks had waited for the strips of several groups besides.
 // - dQ of the tile before under the exponentials as well: 1.0 to 1.01 at d128; at d64 ptxas serialises (C7512).
 // - 64 query rows a tile at d64, with all products in flight beside all pointwise work: 0.80 to 0.88.
 // - dQ by the copy engine instead of by red from registers: d128 1.01 to 1.02, d64 with 64 rows a tile 0.96 to 0.99.
@@ -81,7 +81,7 @@ struct Consumer : BackwardConsumer {
 #pragma unroll
       for (int x = 0; x < HEAD_DIM / 2; ++x) dK_rmem[x] = dV_rmem[x] = 0.0f;
       const int count = block.count();
-      // From two groups on, the first tile may wait for strips that are prepared by who waits for the item before.
+      // Told before the first tile is waited for, where its strips may be prepared by who waits for this (Background).
       if (RUNS_ON && (count == 0 || block.group() > untold)) tell_added();
       if (count > 0) {
         tile = block.first();

@@ -258,7 +258,9 @@ struct Consumer : ConsumerItems {
     INSIDE(inside.enter(SOFTMAX, j);)
   }
 
-  // The softmax of capped scores. Each warp does what its own allow: most are nearest to 0. PENDING: values are in flight.
+  // The softmax of capped scores. Each warp does what its own allow: most are nearest to 0. PENDING: values are in flight. Warps
+  // may wait for them at different places, which PTX does not promise to work (all four of a warpgroup should execute the same
+  // wgmma.wait_group): in machine code each waits for itself, and that is what was tested and measured on Hopper.
   template <bool PENDING>
   DEVICE bool capped_softmax_beside(float (&alpha)[2]) {
     const auto S = fragment_view(S_rmem);

@@ -3,8 +3,9 @@
 // memory, and key blocks are work for the tensor cores; and dQ of a group lies in the L2 cache from its zeros to its conversion.
 //
 // Groups follow one another: while group g is added to, the next one that the pass before has left is prepared; then, once all key
-// blocks of g - 1 have been added, it is converted. Nobody waits in a circle: key blocks of a group wait for its strips, which
-// wait for key blocks of earlier groups.
+// blocks of g - 1 have been added, it is converted. Nobody waits in a circle: key blocks of group g wait for its strips; who
+// prepares these has converted groups up to g - groups_before - 2, and so waited for the key blocks of g - 3 and earlier ones. A
+// block tells of those when it begins one that is two groups further, at the latest, before it waits for that.
 //
 // In the words of PTX's memory model: the zeros and numbers of a strip happen before its release of PREPARED, which the loaders'
 // acquire synchronises with; from them barriers lead to whoever adds. Additions of a warp have ended before its release

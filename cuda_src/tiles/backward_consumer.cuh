@@ -95,8 +95,7 @@ struct BackwardConsumer {
     store_ds(n - 1 + items);
   }
 
-  // Of the item before, with the first addition for this one: the copy engine has a tile's time to end the last, and key blocks of
-  // the same group and of the next one do not wait for this (Background).
+  // Of the item before, with the first addition for this one: the copy engine has a tile's time to end the last.
   DEVICE void tell_added() {
     if (lane == 0 && untold > 0) ::tell_added(p, untold - 1);
     untold = 0;

@@ -52,8 +52,8 @@ DEVICE void cap_scores(View S, float softcap) {
   }
 }
 
-// tanh(x) is x times a polynomial of x^2 with these coefficients, off by at most 2e-7, where |x| <= NEAR_0: of three terms, and of
-// four. (By number of terms.)
+// tanh(x) is x times a polynomial of x^2 with these coefficients, off by at most 2e-7 (not of it: of 1), where |x| <= NEAR_0: of
+// three terms, and of four. (By number of terms.)
 constexpr float NEAR_0[5] = {0, 0, 0, 0.3f, 0.5f};
 constexpr float TANH_OVER_X[5][4] = {{}, {}, {}, {0.9999960099f, -0.3329747653f, 0.1252255531f},
                                      {0.9999976759f, -0.3332065416f, 0.1314513541f, -0.04337220812f}};

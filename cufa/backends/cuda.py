@@ -92,7 +92,7 @@ def _compile(source: str, device_id: int, options: tuple[str, ...]) -> _Module:
 
 
 def compiled_function(source: str, device_id: int, options: tuple[str, ...], entry: str) -> Any:
-    """A kernel beside those of plans, for the current device, to be called with CuPy's own launch."""
+    """A kernel beside those of plans, for the current device: CuPy's function."""
     return _compile(source, device_id, options).function(entry, 0).kernel
 
 

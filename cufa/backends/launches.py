@@ -93,15 +93,22 @@ class Launches:
             self._stream = stream
         for _, pointer, function in self._calls:
             status = self._launch(pointer, function, self._arguments, None)
-            if status == INVALID_CONTEXT:  # a thread's first CUDA call: make the context current
-                cupy.cuda.runtime.setDevice(self._device_id)
-                status = self._launch(pointer, function, self._arguments, None)
             if status:
-                raise cupy.cuda.driver.CUDADriverError(status)
+                _launch_again(status, self._device_id, self._launch, pointer, function, self._arguments, None)
+
+
+def _launch_again(status: int, device_id: int, launch: Callable[..., int], *arguments: Any) -> None:
+    """A thread's first CUDA call fails with INVALID_CONTEXT: the context becomes current, and it is launched. Raises
+    CUDADriverError for anything else."""
+    if status == INVALID_CONTEXT:
+        cupy.cuda.runtime.setDevice(device_id)
+        status = launch(*arguments)
+    if status:
+        raise cupy.cuda.driver.CUDADriverError(status)
 
 
 class NumberKernel:
-    """A kernel beside those of plans, whose arguments are addresses and 64-bit integers: a call fills them in and
+    """A kernel beside those of plans, all of whose parameters are of 8 bytes (addresses, i64): a call fills them in and
     launches, at half of what CuPy's own launch costs."""
 
     def __init__(self, function: Any, num_arguments: int, num_threads: int, device_id: int) -> None:
@@ -124,11 +131,8 @@ class NumberKernel:
             self._sizes[0] = blocks
             self._config.stream = stream
             status = self._launch(*self._call)
-            if status == INVALID_CONTEXT:  # a thread's first CUDA call: make the context current
-                cupy.cuda.runtime.setDevice(self._device_id)
-                status = self._launch(*self._call)
-        if status:
-            raise cupy.cuda.driver.CUDADriverError(status)
+            if status:
+                _launch_again(status, self._device_id, self._launch, *self._call)
 
 
 def _functions(prepared: Any) -> list[int]:

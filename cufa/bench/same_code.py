@@ -22,6 +22,7 @@ from ..core.architectures import Architecture, find_architecture
 from ..core.problem import Problem
 from ..kernels import KERNELS, KernelSpec, TileConfig
 from ..nvrtc.compiler import source_digest, trace_constants, translation_unit
+from ..nvrtc.sass import disassemble
 from ..nvrtc.static_compile import compile_text
 from ..nvrtc.variants import variants
 from . import inside, records, traces
@@ -29,7 +30,10 @@ from .records import Json
 
 Say = Callable[[str], None]
 
-_KEPT = re.compile(r"\.text\.|\.nv\.constant[1-9]|\.nv\.global|\.rodata")
+#: Sections. Not .nv.constant0, which the driver fills with a launch's parameters: where a structure grows at its end, its
+#: size alone changes.
+_CODE = re.compile(r"\.text\.|\.nv\.constant[1-35-9]|\.rodata")
+_VARIABLES = re.compile(r"\.nv\.global|\.nv\.constant4")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,7 +53,10 @@ class Build:
 
     def is_same(self, before: Path) -> bool:
         then, now = (compile_text(self.unit, self.arch, sources=x) for x in (before, None))
-        return then.entries == now.entries and _sections(then.cubin) == _sections(now.cubin)
+        codes, variables = ([_sections(x.cubin, name) for x in (then, now)] for name in (_CODE, _VARIABLES))
+        # Tables that no instruction reads are kept in a module, too.
+        same_data = variables[0] == variables[1] or not _reads_variables(now.cubin)
+        return then.entries == now.entries and codes[0] == codes[1] and same_data
 
 
 class SameCode:
@@ -140,8 +147,11 @@ def _rows(record: Json) -> Iterator[Json]:
         yield from (row for row in section["rows"] if "digest" in row)
 
 
-def _sections(cubin: bytes) -> dict[str, bytes]:
-    """Code, tables of constants and initialised variables. Not what the driver fills with a launch's parameters
-    (.nv.constant0), whose size alone changes where a structure grows at its end."""
-    elf = ELFFile(io.BytesIO(cubin))
-    return {x.name: x.data() for x in elf.iter_sections() if _KEPT.match(x.name)}
+def _sections(cubin: bytes, name: re.Pattern[str]) -> dict[str, bytes]:
+    return {x.name: x.data() for x in ELFFile(io.BytesIO(cubin)).iter_sections() if name.match(x.name)}
+
+
+def _reads_variables(cubin: bytes) -> bool:
+    """Their addresses lie in constant bank 4."""
+    codes = disassemble(cubin).values()
+    return any("c[0x4]" in instruction.text for code in codes for instruction in code.instructions)

@@ -12,6 +12,7 @@ import click
 
 from ..bench import evidence, fastest, gpu_tests, records, renewal, report, traces
 from ..bench.evidence_parts import EVIDENCE
+from ..nvrtc.sass import MissingDisassemblerError
 from ..nvrtc.static_compile import MissingCompilerError
 from .common import Exit, Seconds, fail, find_device, stderr, stdout
 
@@ -214,7 +215,7 @@ def same_code(before: Path) -> None:
         comparison.restamp_traces(records.RECORDS_DIR)
     except ImportError as error:
         fail(Exit.MISSING, f"{error}; install it with: pip install pyelftools")
-    except MissingCompilerError as error:
+    except (MissingCompilerError, MissingDisassemblerError) as error:
         fail(Exit.MISSING, str(error))
     except ValueError as error:
         fail(Exit.USAGE, str(error))

@@ -158,7 +158,8 @@ class HeadGroups:
 
 #: Of dQ in float32, in the heads that are worked on at a time. Query heads of one group follow one another: one counts.
 _GROUP_BYTES = 12 << 20
-#: Key blocks of a group, at least, so that no SM waits for the next one; and of the last group.
+#: Key blocks of a group, at least: a few more than an H200 or H100 has SMs, none of which waits for the next group
+#: then. And of the last group.
 _GROUP_ITEMS, _LAST_ITEMS = 140, 400
 #: Groups, at least, that are prepared when the first key block begins. Where key blocks differ in length, a group is
 #: still added to long after the next one has begun, and is converted before the one after that would be prepared.

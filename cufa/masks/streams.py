@@ -59,22 +59,22 @@ def _documents(
     return x, seqlen, causal, band, f"{'causal ' if causal else ''}documents ({x.shape[-1]})"
 
 
-_MOST_SEEN = 256
-_seen: dict[Any, tuple[Any, ...]] = {}
+_MOST_CHECKED = 256
+_checked: dict[Any, tuple[Any, ...]] = {}
 
 
 def _documents_on_gpu(lengths: Any, causal: Any, seqlen: int | None, diagonal: str | int) -> Columns:
     """Other lengths at every step of a training, and the same questions about them: those are checked once."""
     asked = lengths.shape, lengths.dtype, causal, seqlen, diagonal
     plain = type(causal) is bool and type(seqlen) is int and type(diagonal) is str
-    found = _seen.get(asked) if plain else None
+    found = _checked.get(asked) if plain else None
     if found is None:
         _, keys, of_past, band, title = _documents(lengths, causal, seqlen, diagonal)
         found = band, keys, "causal" if of_past else "both ways", title
         if plain:
-            if len(_seen) >= _MOST_SEEN:
-                _seen.clear()
-            _seen[asked] = found
+            if len(_checked) >= _MOST_CHECKED:
+                _checked.clear()
+            _checked[asked] = found
     band, keys, form, title = found
     return Columns(band, _runs_on_gpu(lengths, keys, form), band.diagonal, title)
 
