@@ -30,7 +30,7 @@ from .records import Json
 
 Say = Callable[[str], None]
 
-#: Sections. Not .nv.constant0, which the driver fills with a launch's parameters: where a structure grows at its end, its
+#: Sections. Not .nv.constant0, which the driver fills with parameters: where a structure grows at its end, its
 #: size alone changes.
 _CODE = re.compile(r"\.text\.|\.nv\.constant[1-35-9]|\.rodata")
 _VARIABLES = re.compile(r"\.nv\.global|\.nv\.constant4")
