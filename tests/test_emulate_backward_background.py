@@ -88,7 +88,11 @@ BUGS = {
         BLOCK, "  bulk_wait();\n  red_release", "  red_release", "race wrong", LONG
     ),
     "additions never told": bug(
-        "kernels/fa3_backward.cu", "      if constexpr (RUNS_ON) untold = block.group() + 1;\n", "", "divergence", LONG
+        "kernels/fa3_backward.cu",
+        "      if constexpr (RUNS_ON) untold = block.group() + 1;\n",
+        "",
+        "divergence",
+        LONG,
     ),
     "strips read before they are there": bug(
         BACKGROUND, "        cp_async_wait<1>();\n", "", "race never-written copy-not-awaited", LONG
