@@ -19,6 +19,8 @@ from cufa.planner import make_plan
 
 FORWARD, DECODE = (kernels_of(name) for name in ("forward", "decode"))
 H200 = Device.typical("sm_90")
+#: What is shipped. Parsing it takes a tenth of a second, so it is done once per process; nobody changes it.
+SHIPPED = records.load_all()
 LIMITS = Limits(1e10, {"float32": 1e11, "float64": 5e10}, 1e9)
 
 

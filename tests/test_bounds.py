@@ -7,9 +7,10 @@ import itertools
 import math
 
 import pytest
+from records_support import SHIPPED
 from sampling import of_today
 
-from cufa.bench import additions, bounds, predictions, records, suites
+from cufa.bench import additions, bounds, predictions, suites
 from cufa.bench.backward_cases import of_forward
 from cufa.bench.cases import one_item_a_block
 from cufa.bench.ladder import ladder
@@ -26,7 +27,6 @@ H200 = Device.typical("sm_90")
 #: Round numbers near an H200's.
 LIMITS = Limits(4e12, {"bfloat16": 1e15}, 4e12, {"bfloat16": 8e14}, mma_flops={"bfloat16": 6e14})
 SPEC = KERNELS["fa3_forward"]
-RECORDS = records.load_all()
 
 
 def plan_of(problem, config=None, **changes):
@@ -193,10 +193,10 @@ class TestLadder:
 
 
 class TestPredictions:
-    @pytest.mark.parametrize("name", RECORDS)
+    @pytest.mark.parametrize("name", SHIPPED)
     def test_recorded_times_are_predicted(self, name):
         """Nothing in the prediction was fitted to them."""
-        record = RECORDS[name]
+        record = SHIPPED[name]
         limits = Limits(**record["limits"])
         found = predictions.errors(rows_of(record), device_of(record), limits)
         assert found.keys() >= {"fa3_forward"}
@@ -219,7 +219,7 @@ class TestPredictions:
         assert predictions.left_out(make_plan(suites.make(4, 8, 4096, 256, "bfloat16", False), unknown)) == ""
 
     def test_a_row_without_a_derivation_is_not_predicted(self):
-        rows = rows_of(next(iter(RECORDS.values())))
+        rows = rows_of(next(iter(SHIPPED.values())))
         told = {predictions.predicted(row, H200, LIMITS) for row in rows if "config" not in row.json}
         assert told == {None}
         assert predictions.in_words({}) == ""

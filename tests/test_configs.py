@@ -6,15 +6,14 @@ import dataclasses
 import json
 
 import pytest
+from records_support import SHIPPED
 
-from cufa.bench import records
 from cufa.bench.suites import make
 from cufa.core.architectures import Device
 from cufa.core.operation import OPERATIONS
 from cufa.kernels import KERNELS, TileConfig, kernels_of, read_config
 from cufa.planner import make_plan
 
-RECORDS = records.load_all()
 SPECS = pytest.mark.parametrize("spec", KERNELS.values(), ids=KERNELS)
 
 
@@ -49,9 +48,9 @@ def test_a_cpu_takes_plain_tiles(spec):
     assert spec.read_config(dataclasses.asdict(tiles)) == spec.read_config(in_old_form(tiles)) == tiles
 
 
-@pytest.mark.parametrize("name", RECORDS)
+@pytest.mark.parametrize("name", SHIPPED)
 def test_recorded_configs_are_those_of_their_kernels(name):
-    suites = RECORDS[name]["suites"].values()
+    suites = SHIPPED[name]["suites"].values()
     rows = [row for suite in suites for row in suite["rows"] if "config" in row]
     assert len({row["kernel"] for row in rows}) > 8
     for row in rows:

@@ -15,6 +15,8 @@ from decode_kernel_support import configs, operands_of, plan_of, splits
 from decode_support import make_case
 from support import forward_operands, make_inputs, make_problem, plan_with_blocks
 
+from cufa import masks
+from cufa.core.architectures import Device
 from cufa.core.mask import Band
 from cufa.executor.emulate import Emulation, EmulationError, Execution, Finding, emulate, run_plan
 from cufa.kernels import KERNELS
@@ -45,12 +47,17 @@ def fa3(which: int, head_dim: int, lengths=(200, 130), softcap: float | None = N
     return run
 
 
-def fa3_split(number: int, lengths=(70, 700)) -> Run:
-    """The keys of each query block in so many splits, and the launch that merges them."""
+def fa3_split(number: int, heads: int = 1, lengths=(70, 700)) -> Run:
+    """The keys of each query block in so many splits, and the launch that merges them. Heads that share keys share a
+    tile, where their queries are few."""
+    spec, sm_90 = KERNELS["fa3_forward"], Device.typical(90)
+    config = next(
+        config for config in spec.fitting(spec.split_configs, 128, sm_90) if config.packed_heads == heads
+    )
 
     def run(schedule: str | int) -> Emulation:
-        q, k, v = make_inputs(1, 1, 1, *lengths, 128, "float16")
-        options = {"algorithm": "fa3", "num_splits": number, "arch": "sm_90"}
+        q, k, v = make_inputs(1, heads, 1, *lengths, 128, "float16")
+        options = {"algorithm": "fa3", "num_splits": number, "arch": "sm_90", "config": config}
         return emulate(q, k, v, **options, mode="checked", schedule=schedule, trace=False)
 
     return run
@@ -82,8 +89,10 @@ RUNS: dict[str, Run] = {
     "fa3 causal": fa3(0, 128, causal=True),
     "fa3 softcap": fa3(0, 128, softcap=5.0),
     "fa3 window": fa3(0, 128, lengths=(330, 330), mask=Band(left=20, right=5)),
+    "fa3 documents": fa3(2, 128, lengths=(200, 200), mask=masks.documents([90, 60, 50])),
     #: Only where keys are split does a launch follow, so that nothing else misses grid_release_next.
     "fa3 split": fa3_split(3),
+    "fa3 split, heads in one tile": fa3_split(3, heads=2, lengths=(20, 700)),
     "split": decode("decode_split_tma", 3, **_PAGES),
     "split, merged in clusters": decode("decode_split_tma", 3, merge=_BY_CLUSTER, **_PAGES),
     "split, merged by a launch": decode("decode_split_tma", 3, merge=_BY_LAUNCH, **_PAGES),

@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from records_support import SHIPPED
 
 from cufa.bench import evidence, records, report
 from cufa.bench.recorded import rows_of
 from cufa.kernels import KERNELS
 
-RECORDS = records.load_all()
 README = Path(__file__).parents[1] / "README.md"
 
 HOW = "run `cufa evidence --renew` on a machine with the GPU of a record, and commit cufa/records/"
@@ -18,22 +18,22 @@ HOW = "run `cufa evidence --renew` on a machine with the GPU of a record, and co
 
 def test_every_kernel_is_fresh_in_one_record():
     """A second card's record may be older: every table of it says which kernels have changed since."""
-    assert RECORDS, f"cufa/records is empty: {HOW}"
-    stale = records.unproven_kernels(RECORDS.values())
+    assert SHIPPED, f"cufa/records is empty: {HOW}"
+    stale = records.unproven_kernels(SHIPPED.values())
     assert not stale, f"changed since they were recorded, or never recorded: {stale}; {HOW}"
 
 
-@pytest.mark.parametrize("name", RECORDS)
+@pytest.mark.parametrize("name", SHIPPED)
 def test_every_kernel_was_tested_and_timed(name):
-    record = RECORDS[name]
+    record = SHIPPED[name]
     assert not record["tests"]["failures"]
     assert not evidence.problems_with(record)
 
 
-@pytest.mark.parametrize("name", RECORDS)
+@pytest.mark.parametrize("name", SHIPPED)
 def test_rows_are_of_the_sources_that_their_record_names(name):
     """Or of those that are, where their machine code is still the same."""
-    record = RECORDS[name]
+    record = SHIPPED[name]
     for row in rows_of(record):
         if row.is_ours:
             kernel = row.json["kernel"]
@@ -43,8 +43,8 @@ def test_rows_are_of_the_sources_that_their_record_names(name):
 
 def test_readme_shows_the_records():
     text = README.read_text(encoding="utf-8")
-    assert report.update(text, RECORDS) == text, "run `make readme`"
-    assert report.page(RECORDS) == report.PAGE.read_text(encoding="utf-8"), "run `make readme`"
+    assert report.update(text, SHIPPED) == text, "run `make readme`"
+    assert report.page(SHIPPED) == report.PAGE.read_text(encoding="utf-8"), "run `make readme`"
 
 
 def test_results_of_tests_are_kept_with_the_kernels_that_they_were_found_for():

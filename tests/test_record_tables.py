@@ -9,6 +9,7 @@ import pytest
 from records_support import (
     FORWARD,
     H200,
+    SHIPPED,
     as_json,
     fa3_row,
     made_up_record,
@@ -115,7 +116,7 @@ def test_update_writes_between_the_markers_only():
         first = f"before\n{summary.BEGIN}\n{top}\n{summary.END}\nbetween\n"
         return f"{first}{report.BEGIN}\n{tables}\n{report.END}\nafter\n"
 
-    evidence = records.load_all()
+    evidence = SHIPPED
     new = report.update(page("old", "old"), evidence)
     rows = "\n".join(overview.overview(evidence))
     assert new == page(summary.summary(evidence).strip(), rows.strip())
@@ -145,9 +146,9 @@ def test_the_overview_claims_the_lower_regime_and_hides_no_loss(record):
 
 def test_summary_is_of_rows_timed_side_by_side():
     """A ratio for each length that has both; nothing for what was not measured."""
-    text = summary.summary(records.load_all())
+    text = summary.summary(SHIPPED)
     assert "| FA3 over cuDNN, causal, in turns | " in text and " · " in text
-    record = next(iter(records.load_all().values()))
+    record = next(iter(SHIPPED.values()))
     rows = [row for row in record["suites"]["forward"]["rows"] if row["label"] != "torch cudnn"]
     forward = {**record["suites"]["forward"], "rows": rows}
     alone = summary.summary({"x": {**record, "suites": {"forward": forward}}})

@@ -16,6 +16,7 @@ from sampling import of_today
 FEWEST_BUILDS = "kernel=naive"
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("theme", of_today(["light", "dark"], "theme", fixed=0))
 def test_every_page_by_the_sidebar(server: str, browser: Browser, theme: str) -> None:
     """Each comes to its verdict without an error, its figures have names for screen readers, and in a window of any

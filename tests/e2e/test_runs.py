@@ -56,6 +56,7 @@ def test_a_cpu_run_from_start_to_result(server: str, browser: Browser, runs: Sto
     visit.close()
 
 
+@pytest.mark.in_turn
 def test_a_run_is_seen_as_it_goes_on_survives_a_reload_and_can_be_cancelled(
     server: str, browser: Browser, runs: Store
 ) -> None:
