@@ -184,17 +184,15 @@ class Binding:
 
     def launch(self, addresses: Sequence[int], trace: int = 0) -> None:
         """Launch on the current stream of the plan's device. Device addresses of the operands, in the order of
-        :attr:`~cufa.core.operation.Operation.operands`, 0 for what is not there."""
+        :attr:`~cufa.core.operation.Operation.operands`, 0 for what is not there. What kernels read of a mask
+        stays until they have run, also if nobody keeps the binding."""
+        if self._of_mask:
+            mask_uploads.in_flight.append(self._of_mask)
         if cupy.cuda.runtime.getDevice() == self._device_id:
             self.launch_here(list(addresses), trace)
         else:
             with cupy.cuda.Device(self._device_id):
                 self.launch_here(list(addresses), trace)
-
-    def outlive_launches(self) -> None:
-        """Of a binding that nobody keeps: what its kernels read of the mask stays until they have run."""
-        if self._of_mask:
-            mask_uploads.in_flight.append(self._of_mask)
 
     def launch_here(self, addresses: list[int], trace: int = 0) -> None:
         """:meth:`launch`, where the plan's device is the current one. ``addresses`` must not be changed
