@@ -339,3 +339,15 @@ def test_every_launch_is_on_the_stream_it_is_given(monkeypatch):
     for stream in (0, 7, 7, 0, 9):
         launches(stream)
     assert log == [0, 0, 7, 7, 7, 7, 0, 0, 9, 9]
+
+
+@pytest.mark.parametrize("captured", [False, True])
+def test_what_is_captured_reads_of_a_mask_lives_as_long(captured):
+    """And only once of each array, however many launches read it."""
+    from cufa.backends.workspace import Workspace
+
+    arrays = [np.zeros(3), np.zeros(3)]
+    workspace = Workspace(captured)
+    for _ in range(3):
+        workspace.keep(arrays)
+    assert len(workspace._memory) == 2 * captured

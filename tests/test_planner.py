@@ -9,6 +9,7 @@ import math
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 from sampling import of_today
 
@@ -345,3 +346,15 @@ def test_few_key_blocks_are_cut_in_two(heads, seqlen, causal, block_kv):
     q, k = (batch, heads_q, seqlen, 128), (batch, heads_k, seqlen, 128)
     plan = cufa.plan_backward(q, k, k, causal=causal, dtype="bfloat16", algorithm="fa2", device="sm_90")
     assert plan.config.block_kv == block_kv
+
+
+def test_the_order_of_a_masks_query_blocks_belongs_to_the_mask():
+    """Kernels read it: it must live as long as what the caller keeps, and not be worked out for every plan."""
+    begin = np.arange(1200, dtype=np.int32) % 600
+    mask, shape = cufa.masks.columns(begin, begin + 600), (1, 2, 1200, 64)
+    plans = [cufa.plan(shape, mask=mask, dtype="float16", device="sm_90") for _ in range(2)]
+    first, second = (x.block_order for x in plans)
+    assert first is second is not None
+    assert any(first is x for x in mask.block_orders.values())
+    causal = cufa.plan(shape, mask=cufa.masks.prefix(9), dtype="float16", device="sm_90")
+    assert causal.block_order is None

@@ -121,6 +121,18 @@ def test_every_operand_of_an_operation_is_part_of_its_calls():
     assert without != given and key(Q, K, V, OUT) not in (without, given)
 
 
+def test_what_is_forgotten_outlives_its_launches(monkeypatch):
+    """Kernels that are queued read what the calls keep of masks."""
+    monkeypatch.setattr(seen, "_seen", {})
+    monkeypatch.setattr(seen, "_seen_before", {})
+    for i in range(seen._MAX_SEEN + 1):
+        seen.remember((i,), i)
+    assert list(seen._seen) == [(seen._MAX_SEEN,)] and len(seen._seen_before) == seen._MAX_SEEN
+    for i in range(seen._MAX_SEEN):
+        seen.remember((-i - 1,), i)
+    assert seen._MAX_SEEN in seen._seen_before.values() and len(seen._seen_before) == seen._MAX_SEEN
+
+
 @pytest.fixture
 def short_cut(monkeypatch):
     """How many calls of flash_attention were checked in full; nothing is launched."""
