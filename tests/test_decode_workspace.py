@@ -351,3 +351,39 @@ def test_what_is_captured_reads_of_a_mask_lives_as_long(captured):
     for _ in range(3):
         workspace.keep(arrays)
     assert len(workspace._memory) == 2 * captured
+
+
+def test_a_binding_keeps_what_kernels_read_of_its_mask(allocated, monkeypatch):
+    """Its vectors, and the order of its query blocks: behind a launch, whoever drops the binding, and for a graph."""
+    from cufa import masks
+    from cufa.backends import cuda, mask_uploads
+    from cufa.backends import workspace as workspaces
+
+    monkeypatch.setattr(cuda, "Launches", lambda *_: lambda stream, version=None: None)
+    monkeypatch.setattr(cuda.Graphs, "serve", lambda plan: False)
+    monkeypatch.setattr(cp.cuda.runtime, "getDevice", lambda: 0)
+    monkeypatch.setattr(
+        mask_uploads,
+        "_copy",
+        lambda numbers, _: SimpleNamespace(data=SimpleNamespace(ptr=id(numbers)), of=numbers),
+    )
+    monkeypatch.setattr(mask_uploads, "in_flight", type(mask_uploads.in_flight)(maxlen=2))
+    monkeypatch.setattr(
+        cuda.Binding, "_map", lambda self, *_: SimpleNamespace(address=0, point_to=lambda at: None)
+    )
+    begin = np.arange(1200, dtype=np.int32) % 600
+    mask = masks.columns(begin, begin + 600)
+    problem = Problem(1, 2, 2, 1200, 1200, 64, "float16", mask, 0.125)
+    q = np.zeros((1, 2, 1200, 64), np.float16)
+    plan = make_plan(problem, H200, "fa3")
+    binding = cuda.Binding(SimpleNamespace(plan=plan, device_id=0), forward_operands(q, q, q))
+    assert plan.block_order is not None and binding._params.block_order == id(plan.block_order)
+    read = {id(x.of) for x in binding._of_mask}
+    assert id(plan.block_order) in read and len(read) == 2
+    for _ in range(3):
+        binding.launch([16, 32, 48, 64, 0])
+    assert [{id(x.of) for x in arrays} for arrays in mask_uploads.in_flight] == [read] * 2
+    with Stream(7, capture=1):
+        binding.launch([16, 32, 48, 64, 0])
+    (workspace,) = workspaces._of_captures.values()
+    assert {id(x.of) for x in workspace._memory if hasattr(x, "of")} == read
