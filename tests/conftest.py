@@ -181,3 +181,14 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
             return _file_of(nodeid) if _is_of_one_process(nodeid) else _test_of(nodeid)
 
     return ByTest(config, log)
+
+
+@pytest.fixture
+def nvrtc() -> None:
+    """Of tests that compile: skipped, with the reason, where there is no compiler."""
+    from cufa.nvrtc.static_compile import MissingCompilerError, nvrtc_version
+
+    try:
+        nvrtc_version()
+    except MissingCompilerError as error:
+        pytest.skip(str(error))

@@ -40,14 +40,6 @@ AMPERE, HOPPER = ARCHITECTURES[80], ARCHITECTURES[90]
 
 
 @pytest.fixture
-def nvrtc() -> None:
-    try:
-        nvrtc_version()
-    except MissingCompilerError as error:
-        pytest.skip(str(error))
-
-
-@pytest.fixture
 def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A source folder with one kernel that includes one header."""
     monkeypatch.setattr(compiler, "SOURCE_DIR", tmp_path)

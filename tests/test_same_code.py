@@ -17,16 +17,9 @@ from cufa.commands.evidence import evidence_command
 from cufa.core.mask import CAUSAL
 from cufa.kernels import KERNELS
 from cufa.nvrtc import compiler
-from cufa.nvrtc.static_compile import MissingCompilerError, nvrtc_version
 from cufa.planner import make_plan
 
-
-@pytest.fixture(autouse=True)
-def needs_nvrtc():
-    try:
-        nvrtc_version()
-    except MissingCompilerError as error:
-        pytest.skip(str(error))
+pytestmark = pytest.mark.usefixtures("nvrtc")
 
 
 @pytest.fixture

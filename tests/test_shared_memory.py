@@ -10,7 +10,7 @@ from cufa.core.architectures import find_architecture
 from cufa.core.operation import OPERATIONS
 from cufa.kernels import KERNELS
 from cufa.kernels.shared_memory import Buffer, constants, layout, tile_pitch
-from cufa.nvrtc.static_compile import CompileError, MissingCompilerError, nvrtc_version, static_compile
+from cufa.nvrtc.static_compile import CompileError, static_compile
 
 
 @pytest.mark.parametrize("itemsize", [2, 4])
@@ -105,12 +105,9 @@ WHOLE = {
 @pytest.mark.sampled(fixed=2, dated=1)
 @pytest.mark.parametrize("name", WHOLE)
 @pytest.mark.slow
+@pytest.mark.usefixtures("nvrtc")
 def test_a_buffer_of_another_size_does_not_compile(name):
     """What the source's own types take is what the list says, for each buffer by itself."""
-    try:
-        nvrtc_version()
-    except MissingCompilerError as error:
-        pytest.skip(str(error))
     spec = KERNELS[name]
     config = next(c for c in spec.configs if WHOLE[name](c))
     problem = next(iter(OPERATIONS[spec.operation].compiled(spec, config.max_head_dim)))
@@ -127,12 +124,9 @@ def test_a_buffer_of_another_size_does_not_compile(name):
             static_compile(f"kernels/{spec.source}", {**given, "TRACE": False}, find_architecture(90))
 
 
+@pytest.mark.usefixtures("nvrtc")
 def test_balanced_decoding_does_not_compile_with_a_merge_in_clusters():
     """The parts of one item lie in any thread blocks there, not in those of one cluster."""
-    try:
-        nvrtc_version()
-    except MissingCompilerError as error:
-        pytest.skip(str(error))
     spec = KERNELS["decode_balanced_tma"]
     problem = next(iter(OPERATIONS[spec.operation].compiled(spec, 128)))
     given = spec.constants(problem, next(c for c in spec.configs if c.fits(128)))
