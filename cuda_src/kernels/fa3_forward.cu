@@ -258,20 +258,18 @@ struct Consumer : ConsumerItems {
     INSIDE(inside.enter(SOFTMAX, j);)
   }
 
-  // The softmax of capped scores. Each warp does what its own allow: most are nearest to 0. PENDING: values are in flight. Warps
-  // may wait for them at different places, which PTX does not promise to work (all four of a warpgroup should execute the same
-  // wgmma.wait_group): in machine code each waits for itself, and that is what was tested and measured on Hopper.
+  // The softmax of capped scores. Each warp does what its own allow: most are nearest to 0. PENDING: values are in flight. All
+  // warps wait for them at one place, between what is nearest to 0 and the rest: wgmma.wait_group is for a whole warpgroup.
   template <bool PENDING>
   DEVICE bool capped_softmax_beside(float (&alpha)[2]) {
     const auto S = fragment_view(S_rmem);
     const float unit = unit_of(p.softcap), greatest = greatest_magnitude(S);
-    if (!warp_any(!is_near_0<3>(greatest, unit))) {
-      const bool grown = capped_softmax<3>(S, softmax, unit, p.scale_log2, greatest, alpha);
-      if constexpr (PENDING) end_values();
-      return grown;
-    }
-    wgmma_registers(S_rmem);  // or the squares of scores, which both branches need, are worked out in front of them, and spill
+    const bool nearest = !warp_any(!is_near_0<3>(greatest, unit));
+    bool grown = false;
+    if (nearest) grown = capped_softmax<3>(S, softmax, unit, p.scale_log2, greatest, alpha);
     if constexpr (PENDING) end_values();
+    if (nearest) return grown;
+    wgmma_registers(S_rmem);  // or the squares of scores, which both branches need, are worked out in front of them, and spill
     if (!warp_any(!is_near_0<4>(greatest, unit))) {
       return capped_softmax<4>(S, softmax, unit, p.scale_log2, greatest, alpha);
     }

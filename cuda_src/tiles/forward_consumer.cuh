@@ -213,6 +213,7 @@ struct ConsumerItems {
     }
   }
   DEVICE void give_back_queries(int buffer) const {
+    if constexpr (LISTED) warp_sync();  // all lanes have read the record that goes with it
     if (lane == 0) {
       if constexpr (STORE_FROM_SMEM) bulk_wait_read();
       mbarrier_arrive(smem.Q_empty + 8 * buffer);
