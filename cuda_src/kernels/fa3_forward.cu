@@ -110,11 +110,12 @@ struct Consumer : ConsumerItems {
       if constexpr (LISTED) {
         while (!listed.last()) {
           const bool seen = await_tile();
+          wait_turn();  // what is read of the tile is on its way
           if (!seen) {
             turn_past();
             continue;
           }
-          issue_products();  // what is asked of the tile is answered by then
+          issue_products_in_turn();  // what is asked of the tile is answered by then
           if (listed.masked(consumer)) {
             end_turn_of(SegmentTag<RIGHT_MASKED>{});
           } else {
@@ -212,6 +213,9 @@ struct Consumer : ConsumerItems {
   }
   DEVICE void issue_products() {
     wait_turn();
+    issue_products_in_turn();
+  }
+  DEVICE void issue_products_in_turn() {
     wgmma_registers(O_rmem);
     wgmma_registers(P_rmem);
     wgmma_fence();
@@ -245,6 +249,7 @@ struct Consumer : ConsumerItems {
       grown = softmax_of_tile(S_rmem, softmax, softmax_scale(p), alpha);
       if constexpr (!VALUES_FIRST) end_values();
     }
+    if constexpr (LISTED) wgmma_registers(softmax.l);
     if (grown) {
 #pragma unroll
       for (int i = 0; i < HEAD_DIM / 2; ++i) O_rmem[i] *= alpha[i / 2 % 2];
@@ -265,10 +270,8 @@ struct Consumer : ConsumerItems {
     const auto S = fragment_view(S_rmem);
     const float unit = unit_of(p.softcap), greatest = greatest_magnitude(S);
     const bool nearest = !warp_any(!is_near_0<3>(greatest, unit));
-    bool grown = false;
-    if (nearest) grown = capped_softmax<3>(S, softmax, unit, p.scale_log2, greatest, alpha);
     if constexpr (PENDING) end_values();
-    if (nearest) return grown;
+    if (nearest) return capped_softmax<3>(S, softmax, unit, p.scale_log2, greatest, alpha);
     wgmma_registers(S_rmem);  // or the squares of scores, which both branches need, are worked out in front of them, and spill
     if (!warp_any(!is_near_0<4>(greatest, unit))) {
       return capped_softmax<4>(S, softmax, unit, p.scale_log2, greatest, alpha);
@@ -283,7 +286,6 @@ struct Consumer : ConsumerItems {
     count_tile();
     K_ring.release(lane);
     K_ring.advance();
-    wait_turn();
     issue_last_values();
     end_turn();
     end_last_values<0>();
