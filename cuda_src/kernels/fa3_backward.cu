@@ -47,6 +47,11 @@
 //   are few, that is too early: a block each 1.01 to 1.2 (16k; GQA 32/8 at 4k), and plans have one (kernels/fa3_backward.py).
 // - Groups of at least as many key blocks as SMs: GQA 32/8 at 4k causal 1.17, at 8k 1.07, a block for each, in the order of groups.
 //   Where blocks run on, the first key blocks had waited for the strips of several groups besides.
+// - -D in the accumulators that dP is added to, as wide heads have it: d64 1.0 to 1.01, d128 0.99 to 1.0. With each D twice in
+//   shared memory, for one load of 16 bytes instead of two of 8: d128 0.90 to 0.96 (it reads four times 32 bytes, whatever they are).
+// - dS as a product of pairs in bfloat16 (mul.bf16x2), with that: d64 1.01 to 1.04, d128 1.0. Not taken, for dP - D is rounded
+//   once more: errors of dQ and dK 1.13 times as large.
+// - Two blocks of a cluster that share Q and dO by multicast: 0.68 to 0.70 in turns, 0.79 to 0.80 alone at the power limit.
 // - dQ of the tile before under the exponentials as well: 1.0 to 1.01 at d128; at d64 ptxas serialises (C7512).
 // - 64 query rows a tile at d64, with all products in flight beside all pointwise work: 0.80 to 0.88.
 // - dQ by the copy engine instead of by red from registers: d128 1.01 to 1.02, d64 with 64 rows a tile 0.96 to 0.99.

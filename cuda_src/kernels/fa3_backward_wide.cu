@@ -11,6 +11,7 @@
 // fa3_backward.cu; DETERMINISTIC blocks add the two runs of dQ's columns in turns of their own, so that a turn is short.
 //
 // Measured (H200, bfloat16, d256, 16k tokens), as a ratio of speed: over PyTorch's flash backward 1.88 to 2.03 at 4k and 16k;
+// dP added to -D in its accumulators, so that dS is one product away from it, d256 1.02 to 1.09 (1k 1.01 to 1.02), d192 1.03;
 // two buffers for P 0.96 to 1.0; persistent blocks instead of one launched for each key block 0.91 to 1.0 (d192: 0.85 to 1.1).
 // dQ is added by red from registers: there is no room for staging it. DETERMINISTIC takes 1.05 of the time full and 1.12 causal
 // at 4k (d192: 1.09 and 1.17); keepers of turns that ask and tell ahead gained 1.01 to 1.04.
@@ -125,7 +126,7 @@ struct Consumer {
     INSIDE(inside.enter(WAIT_DATA, number());)
     smem.items.keys.wait_full(items);
     mbarrier_wait(smem.items.V_full, items & 1);
-    wait_for_scores(n);
+    begin_scores(n);
     wgmma_fence();
     issue_scores(n);
     INSIDE(inside.in_flight(FIRST, number()); inside.enter(WAIT_PRODUCTS, number());)
@@ -164,7 +165,7 @@ struct Consumer {
       INSIDE(inside.in_flight(QUERY_GRADIENTS, number());)
       if (n + 1 == end) break;
       INSIDE(inside.enter(WAIT_DATA, NO_TILE);)
-      wait_for_scores(n + 1);
+      begin_scores(n + 1);
       INSIDE(inside.enter(ISSUE, NO_TILE);)
       wgmma_fence();
       issue_scores(n + 1);
@@ -202,18 +203,19 @@ struct Consumer {
     add_second(before, n++);
   }
 
-  // S needs Q, dP needs dO.
-  DEVICE void wait_for_scores(u32 number) const {
+  // S needs Q, dP needs dO, and begins with -D.
+  DEVICE void begin_scores(u32 number) {
     if constexpr (VALUES) {
       Q_turns.wait_full(number);
     } else {
       dO_turns.wait_full(number);
+      begin_with_delta(S_rmem, smem.delta + dO_turns.stage(number) * NUMBERS_BYTES, int(opaque(lane_id())));
     }
+    wgmma_registers(S_rmem);
   }
   DEVICE void issue_scores(u32 number) {
     const u32 stage = VALUES ? Q_turns.stage(number) : dO_turns.stage(number);
-    wgmma_registers(S_rmem);
-    wgmma_tiles_ss<Br, K_STEPS, BFLOAT16>(S_rmem, k_major_descriptor(VALUES ? smem.K : smem.V),
+    wgmma_tiles_ss<Br, K_STEPS, BFLOAT16, !VALUES>(S_rmem, k_major_descriptor(VALUES ? smem.K : smem.V),
                                           k_major_descriptor((VALUES ? smem.Q : smem.dO) + stage * QUERY_TILE_BYTES));
     wgmma_commit();
   }
@@ -290,16 +292,10 @@ struct Consumer {
 
   DEVICE void make_gradients() {
     P_turns.wait_full(n);
-    u32 P[Br / 4];
-#pragma unroll
-    for (int i = 0; i < Br / 4; i += 4) {
-      const vec4 v = ld_shared_vec4(weights_place() + i * (128 * 4));
-      P[i] = v.x, P[i + 1] = v.y, P[i + 2] = v.z, P[i + 3] = v.w;
-    }
-    gradients(operand_rmem, S_rmem, smem.delta + dO_turns.stage(n) * NUMBERS_BYTES, lane, [&](int t, int r, int e) {
-      const u32 pair = P[2 * t + r];
-      if constexpr (BFLOAT16) return u32_as_float(e == 0 ? pair << 16 : pair & 0xffff0000u);
-      return cvt_f32_f16(u16(e == 0 ? pair : pair >> 16));
+    vec4 P;  // of tiles t and t + 1
+    gradients(operand_rmem, S_rmem, [&](int t, int r) {
+      if (t % 2 == 0 && r == 0) P = ld_shared_vec4(weights_place() + t * (128 * 8));
+      return t % 2 == 0 ? r == 0 ? P.x : P.y : r == 0 ? P.z : P.w;
     });
     dS_turns.wait_empty(n);
     store_ds(smem.dS + dS_turns.stage(n) * DS_PART_BYTES, operand_rmem, warp, lane);

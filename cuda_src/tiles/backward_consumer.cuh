@@ -77,8 +77,8 @@ struct BackwardConsumer {
     wgmma_registers(P_rmem);
   }
   DEVICE void make_gradients() {
-    gradients(dS_rmem, dP_rmem, smem.delta + dO_turns.stage(n) * NUMBERS_BYTES, lane,
-              [&](int t, int r, int e) { return unpack_16bit<BFLOAT16>((SOFTCAP ? W_rmem : P_rmem)[2 * t + r], e); });
+    take_delta(dP_rmem, smem.delta + dO_turns.stage(n) * NUMBERS_BYTES, lane);
+    gradients(dS_rmem, dP_rmem, [&](int t, int r) { return (SOFTCAP ? W_rmem : P_rmem)[2 * t + r]; });
     store_ds(n + items);
   }
   // An item begins with zeros, so that every tile has one before it.

@@ -62,18 +62,41 @@ DEVICE float unpack_16bit(u32 pair, int e) {
   }
 }
 
-// dS = P o (dP - D), packed; P(t, r, e) is element e of this lane's row r in 8-column tile t.
-template <typename Weights>
-DEVICE void gradients(u32 (&dS_rmem)[Br / 4], const float (&dP_rmem)[Br / 2], u32 delta, int lane, Weights P) {
+// -D of the lane's columns, for a product to be added to: what it becomes is dP - D. Loaded twice, for a copy of registers could not
+// be ordered before the product, and ptxas would serialise (C7511).
+DEVICE void begin_with_delta(float (&dP_rmem)[Br / 2], u32 delta, int lane) {
+#pragma unroll
+  for (int i = 0; i < Br / 4; ++i) {
+    const vec2 numbers = ld_shared_vec2(delta + i / 2 * 32 + lane % 4 * 8);
+    dP_rmem[2 * i] = u32_as_float(numbers.x);
+    dP_rmem[2 * i + 1] = u32_as_float(numbers.y);
+  }
+}
+// dP - D of a product that was added to nothing.
+DEVICE void take_delta(float (&dP_rmem)[Br / 2], u32 delta, int lane) {
   const auto dP = fragment_view(dP_rmem);
 #pragma unroll
   for (int t = 0; t < Br / 8; ++t) {
     const vec2 numbers = ld_shared_vec2(delta + t * 32 + lane % 4 * 8);
-    const float D[2] = {u32_as_float(numbers.x), u32_as_float(numbers.y)};
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      dS_rmem[2 * t + r] =
-          pack_16bit<BFLOAT16>(P(t, r, 0) * (dP.at(r, t, 0) - D[0]), P(t, r, 1) * (dP.at(r, t, 1) - D[1]));
+      dP.at(r, t, 0) += u32_as_float(numbers.x);
+      dP.at(r, t, 1) += u32_as_float(numbers.y);
+    }
+  }
+}
+
+// dS = P o (dP - D), packed; P(t, r) is the pair of this lane's row r in 8-column tile t.
+template <typename Weights>
+DEVICE void gradients(u32 (&dS_rmem)[Br / 4], const float (&dP_less_D)[Br / 2], Weights P) {
+  const auto difference = fragment_view(dP_less_D);
+#pragma unroll
+  for (int t = 0; t < Br / 8; ++t) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const u32 pair = P(t, r);
+      dS_rmem[2 * t + r] = pack_16bit<BFLOAT16>(unpack_16bit<BFLOAT16>(pair, 0) * difference.at(r, t, 0),
+                                                unpack_16bit<BFLOAT16>(pair, 1) * difference.at(r, t, 1));
     }
   }
 }

@@ -168,7 +168,7 @@ DEVICE void prepare_strip(const BackwardParams& p, const BackwardWorkspace& work
     if (item.valid && lane < STRIP) {
       float* const numbers = workspace.lse(item.index) + lane;
       st_global(numbers, here ? L : -NEG_INF);  // rows past the end: their P is exp2(0 - inf) = 0
-      st_global(numbers + BLOCK_Q, here ? D : 0.0f);
+      st_global(numbers + BLOCK_Q, here ? -D : 0.0f);
     }
   } else if (here) {
     st_global(workspace.rows + at * ROW_NUMBER_BYTES, vec2{float_as_u32(L), float_as_u32(D)});

@@ -32,7 +32,7 @@ constexpr int ROW_NUMBER_BYTES = 8;
 
 constexpr int RECORD_VECTORS = 3;  // of an item: see KeyBlock in backward_block.cuh
 constexpr int TILE_STRIPS = BLOCK_Q / STRIP;
-// WHOLE_TILES: dQ, then lse, then delta of each row, then the tile's turns.
+// WHOLE_TILES: dQ, then lse, then -delta of each row, then the tile's turns.
 constexpr int TILE_FLOATS = BLOCK_Q * (HEAD_DIM + 2) + (DETERMINISTIC ? 32 : 0);
 constexpr int HEADER_FLOATS = 32;  // before the tiles: they begin on multiples of 128 bytes, as additions in memory do
 static_assert(!WHOLE_TILES || TILE_FLOATS % 32 == 0, "whole lines of the cache");
@@ -123,7 +123,7 @@ struct BackwardWorkspace {
     return dQ + index * (D_TILES * ACCUMULATOR);
   }
   DEVICE float* strip(i64 head, int of_head) const { return strip(head * strips + of_head); }
-  // WHOLE_TILES: lse of its first row; its delta lies BLOCK_Q floats behind.
+  // WHOLE_TILES: lse of its first row; its -delta lies BLOCK_Q floats behind.
   DEVICE float* lse(i64 index) const {
     const u32 i = u32(index);
     return dQ + i64(i / TILE_STRIPS) * TILE_FLOATS + BLOCK_Q * HEAD_DIM + i % TILE_STRIPS * STRIP;

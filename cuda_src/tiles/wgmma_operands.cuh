@@ -39,13 +39,14 @@ DEVICE u64 mn_major_descriptor(u32 smem) {
 // Offset of the 16 rows of k-step `k`.
 constexpr u64 mn_major_step(int k) { return descriptor_step(k * 16 * ATOM_ROW_BYTES); }
 
-// S (64 x N) = A (64 x 16 K_STEPS) B^T, A and B in shared memory with B_ROWS = N rows. Issues, does not wait.
-template <int N, int K_STEPS, bool BF16>
+// S (64 x N) = A (64 x 16 K_STEPS) B^T, A and B in shared memory with B_ROWS = N rows; ADDS: added to what S is. Issues, does not
+// wait.
+template <int N, int K_STEPS, bool BF16, bool ADDS = false>
 DEVICE void wgmma_tiles_ss(float (&d)[N / 2], u64 a, u64 b) {
 #pragma unroll
   for (int k = 0; k < K_STEPS; ++k) {
     const u64 a_k = a + k_major_step<64>(k), b_k = b + k_major_step<N>(k);
-    if (k == 0) {
+    if (k == 0 && !ADDS) {
       Wgmma<N, BF16>::template ss<false>(d, a_k, b_k);
     } else {
       Wgmma<N, BF16>::template ss<true>(d, a_k, b_k);

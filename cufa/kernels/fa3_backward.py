@@ -195,6 +195,10 @@ def _config(block_q: int, block_kv: int, num_stages: int, **own: Any) -> Fa3Back
 #: H200.
 _ITEMS_PER_SM, _QUERIES_OF_KEY = 4, 8000
 
+#: Heads of more than 96 columns, whose pipeline is long, have the second limit lower from so many queries on: 1.00 in turns
+#: and 1.02 to 1.03 alone at the power limit (4k). With 2k queries, or at most 96 columns, 0.97 to 0.99 in turns.
+_LONG_SEQLEN, _QUERIES_OF_WIDE_KEY = 4000, 2000
+
 
 def _choose(problem: Problem, fitting: tuple[Fa3BackwardConfig, ...], device: Device) -> Fa3BackwardConfig:
     """Where key blocks are few, or take long, a thread block for each."""
@@ -204,7 +208,9 @@ def _choose(problem: Problem, fitting: tuple[Fa3BackwardConfig, ...], device: De
         return chosen
     keys = max(problem.batch * problem.kv_heads * problem.seqlen_k, 1)
     few = _items(problem, chosen) < _ITEMS_PER_SM * device.num_sms
-    return each if few or problem.all_visible_scores > _QUERIES_OF_KEY * keys else chosen
+    wide = problem.head_dim > 96 and problem.seqlen_q >= _LONG_SEQLEN
+    most = _QUERIES_OF_WIDE_KEY if wide else _QUERIES_OF_KEY
+    return each if few or problem.all_visible_scores > most * keys else chosen
 
 
 def _refusal(spec: KernelSpec, problem: Problem) -> str | None:
