@@ -245,16 +245,16 @@ KERNEL __launch_bounds__(NUM_THREADS, BLOCKS_PER_SM) fa2_forward(const __grid_co
     }
     float m_tile[2 * M_TILES];
     lane_maxima<false>(m_tile, S);
-#pragma unroll
-    for (int r = 0; r < 2 * M_TILES; ++r) m_tile[r] = quad_max(m_tile[r]);
     if constexpr (PAIRED) {
       float m_other[2 * M_TILES];
+#pragma unroll
+      for (int r = 0; r < 2 * M_TILES; ++r) m_tile[r] = quad_max(m_tile[r]);
       exchange(m_tile, m_other);
 #pragma unroll
       for (int r = 0; r < 2 * M_TILES; ++r) m_tile[r] = fmaxf(m_tile[r], m_other[r]);
     }
     float alpha[2 * M_TILES];
-    if (softmax.raise_max(m_tile, softmax_scale(p), alpha)) scale_rows(O_rmem, alpha);  // and their part of l. 10
+    if (softmax.raise_max_by_lanes(m_tile, softmax_scale(p), alpha)) scale_rows(O_rmem, alpha);  // and their part of l. 10
     INSIDE(inside.enter(VALUES, j);)
 
     if constexpr (PAIRED) {

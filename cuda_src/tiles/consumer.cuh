@@ -80,9 +80,7 @@ DEVICE bool softmax_of_tile(Scores& S_rmem, OnlineSoftmax<2>& softmax, float sca
   const auto S = fragment_view(S_rmem);
   float m_tile[2];
   lane_maxima<true>(m_tile, S);
-#pragma unroll
-  for (int r = 0; r < 2; ++r) m_tile[r] = quad_max(m_tile[r]);
-  const bool grown = softmax.raise_max(m_tile, scale_log2, alpha);
+  const bool grown = softmax.raise_max_by_lanes(m_tile, scale_log2, alpha);
   exponentials<S_TILES>(S, 0, softmax, scale_log2);
   return grown;
 }

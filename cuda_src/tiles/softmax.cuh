@@ -58,6 +58,17 @@ struct OnlineSoftmax {
     return true;
   }
 
+  // The same from what this lane has of each row. Seldom does a maximum grow, and only then are rows looked at whole.
+  DEVICE bool raise_max_by_lanes(float (&m_lane)[ROWS], float scale_log2, float (&alpha)[ROWS]) {
+    bool grown = false;
+#pragma unroll
+    for (int r = 0; r < ROWS; ++r) grown |= m_lane[r] * scale_log2 > m_scaled[r] + SLACK;
+    if (!warp_any(grown)) return false;
+#pragma unroll
+    for (int r = 0; r < ROWS; ++r) m_lane[r] = quad_max(m_lane[r]);
+    return raise_max(m_lane, scale_log2, alpha);
+  }
+
   // Whether a score, in units of log2, would raise a row's maximum.
   DEVICE bool may_grow(float s) const {
     bool grown = false;
