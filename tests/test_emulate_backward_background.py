@@ -83,9 +83,11 @@ def test_passes_have_what_is_left():
 @pytest.mark.parametrize(
     ("shape", "kv_heads", "window", "runs_on"),
     [
-        ((4, 16, 4096), 16, (None, 0), True),
+        ((8, 16, 2048), 16, (None, 0), True),
+        ((4, 16, 4096), 16, (511, 0), True),
+        ((4, 16, 4096), 16, (None, 0), False),
         ((2, 32, 4096), 8, (None, 0), False),
-        ((2, 32, 8192), 8, (1023, 0), True),
+        ((2, 32, 8192), 8, (1023, 0), False),
         ((1, 16, 16384), 16, (None, 0), False),
         ((4, 8, 1024), 8, (None, 0), False),
     ],

@@ -124,7 +124,9 @@ BUGS = {
         seqlen_q=200,
         seqlen_k=250,
     ),
-    "delta not subtracted": wide(GRADIENTS, "(dP.at(r, t, 0) - D[0])", "dP.at(r, t, 0)"),
+    "delta not subtracted": short(GRADIENTS, "dP.at(r, t, 0) += u32_as_float(numbers.x);", ""),
+    "dP begins with nothing": wide(GRADIENTS, "dP_rmem[2 * i] = u32_as_float(numbers.x);", "dP_rmem[2 * i] = 0.0f;"),
+    "dP begins anew": wide(WIDE, "BFLOAT16, !VALUES>", "BFLOAT16, false>"),
     "numbers of another tile": short(
         CONSUMER,
         "smem.delta + dO_turns.stage(n) * NUMBERS_BYTES",

@@ -13,7 +13,7 @@ from decode_kernel_support import configs, operands_of, plan_of, splits
 from decode_support import make_case
 from support import assert_attention, make_inputs
 
-from cufa.executor.emulate import Emulation, Execution, emulate, run_plan
+from cufa.executor.emulate import Emulation, EmulationError, Execution, emulate, run_plan
 from cufa.nvrtc import compiler
 
 SCHEDULES = pytest.mark.parametrize("schedule", ["ascending", "descending", 1])
@@ -69,6 +69,27 @@ def test_steep_inputs_show_a_slack_that_float16_does_not_have(tmp_path, monkeypa
         assert np.count_nonzero(~np.isfinite(run.out)) > 64, algorithm
     _, operands = steep_decoding("decode_split_tma", scale=1.0)
     assert not np.isfinite(operands["out"]).all()
+
+
+@pytest.mark.parametrize("algorithm", ["fa2", "fa3"])
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [("m_lane[r] = quad_max(m_lane[r]);", ";"), ("grown |= m_lane[r]", "grown = m_lane[r]")],
+    ids=["maxima of lanes", "last row alone"],
+)
+def test_maxima_of_lanes_that_are_no_maxima_of_rows(tmp_path, monkeypatch, algorithm, old, new):
+    plant(tmp_path, monkeypatch, "tiles/softmax.cuh", old, new)
+    inputs, run = steep(algorithm, scale=1.0, causal=False)
+    with pytest.raises(AssertionError):
+        assert_attention(run.out, run.lse, *inputs, scale=1.0)
+
+
+@pytest.mark.parametrize("algorithm", ["fa2", "fa3"])
+def test_a_maximum_that_one_lane_raises_alone(tmp_path, monkeypatch, algorithm):
+    votes = "if (!warp_any(grown)) return false;\n#pragma unroll\n    for (int r = 0; r < ROWS; ++r) m_lane"
+    plant(tmp_path, monkeypatch, "tiles/softmax.cuh", votes, votes.replace("warp_any(grown)", "grown"))
+    with pytest.raises(EmulationError, match="lanes"):
+        steep(algorithm, scale=1.0, causal=False)
 
 
 # ---- several blocks of rows read the new tokens of one head; one of them stores these
