@@ -70,6 +70,7 @@ def test_the_peers_largest_size(cp, dtype):
 
 
 @pytest.mark.sampled(dated=8, pairs=[("spec", "head_dim")])
+@pytest.mark.sampled(dated=48, pairs=[("spec", "dtype")])
 @pytest.mark.parametrize("head_dim", range(8, 257, 8))
 @pytest.mark.parametrize(("spec", "dtype", "precision"), VARIANTS, ids=lambda x: getattr(x, "name", x))
 def test_head_dims(cp, spec, dtype, precision, head_dim):
