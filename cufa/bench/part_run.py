@@ -1,5 +1,5 @@
-"""Measuring one part of the evidence, case by case. Cut off by a lost machine, or by the end of the time that was given,
-it goes on with the next case where card, driver, versions, commit and day are the same."""
+"""Measuring one part of the evidence, case by case. Cut off by a lost machine, or by the end of the time that was
+given, it goes on with the next case where card, driver, versions, commit and day are the same."""
 
 from __future__ import annotations
 
