@@ -142,11 +142,12 @@ def _test_of(nodeid: str) -> str:
     return nodeid.split("[")[0]
 
 
-#: Files whose tests share what is made once per process: a browser and a server, a runtime, a wheel, rows, the list of
-#: builds.
+#: Files whose tests share what is made once per process: a browser and a server, a runtime, a build taken apart, a wheel,
+#: rows, the list of builds.
 _ONE_PROCESS = (
     "test_dashboard_",
     "test_emulate_builds",
+    "test_machine_code",
     "test_packaging",
     "test_record",
     "test_variants",
