@@ -50,7 +50,9 @@ def test_results(kind, options, lengths, head_dim, dtype, deterministic):
 
 
 @pytest.mark.sampled(
-    fixed=40, dated=20, pairs=[("spec", "options"), ("spec", "head_dim"), ("kind", "options"), ("spec", "kind")]
+    fixed=40,
+    dated=20,
+    pairs=[("spec", "options"), ("spec", "head_dim"), ("kind", "options"), ("spec", "kind")],
 )
 @pytest.mark.parametrize("deterministic", [False, True])
 @pytest.mark.parametrize("head_dim", [64, 40, 128, 256])
