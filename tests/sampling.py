@@ -6,12 +6,12 @@ test-nightly`` runs all of them. The mark's options:
 
 - ``fixed=n``: about n that are the same every day. They hold every value of every parameter, and every two values of
   each of ``pairs=[("spec", "config")]``, of all that have at most n values. Without ``fixed``: as many as hold all.
-- ``dated=n`` more, of the date's; ``dated=0.5`` is one more on half of the days.
+- ``dated=n`` more, of the date's.
 - ``each="name"``: so many of each value of this parameter, by default one fixed and one of the date's: every planted
   bug runs every day, on two of the schedules.
 
 Tests in ``test_emulate_*.py`` need no mark: most of their cases compile a kernel, so each test of more than two cases
-has ``fixed=1, dated=0.5``, or what its mark says instead. A long list inside of a test is shortened by :func:`of_today`.
+has ``fixed=1, dated=1``, or what its mark says instead. A long list inside of a test is shortened by :func:`of_today`.
 Of the tests marked ``@pytest.mark.in_turn``, long ways through the dashboard in a browser, the date draws a quarter.
 
 One environment variable says which: ``CUFA_TEST_DATE``, a date or "all". It is set once, so that all worker processes
@@ -46,10 +46,10 @@ def date() -> str:
 
 
 #: Of tests that execute kernels, where they have more than FEW cases.
-EXECUTOR, FEW = {"fixed": 1, "dated": 0.5}, 2
+EXECUTOR, FEW = {"fixed": 1, "dated": 1}, 2
 
 
-def of_today(cases: Sequence[T], key: str, *, fixed: int = 1, dated: float = 1) -> list[T]:
+def of_today(cases: Sequence[T], key: str, *, fixed: int = 1, dated: int = 1) -> list[T]:
     """The first ``fixed`` of ``cases`` and ``dated`` others, drawn by the date and ``key``; all of them nightly."""
     if date() == EVERY_CASE:
         return list(cases)
@@ -65,7 +65,7 @@ def chosen(
     key: str,
     *,
     fixed: int | None = None,
-    dated: float = 1,
+    dated: int = 1,
     pairs: Iterable[tuple[str, str]] = (),
     each: str | None = None,
 ) -> set[int]:
@@ -101,10 +101,8 @@ def _covering(rows: list[dict[str, str]], pairs: list[tuple[str, str]], fixed: i
     return found + [i for i in range(len(rows)) if i not in found][: max(0, fixed - len(found))]
 
 
-def _drawn(cases: Sequence[T], number: float, key: str) -> list[T]:
-    draw = random.Random(f"{date()} {key}")
-    today = int(number) + (number % 1 > 0 and draw.random() < number % 1)
-    return draw.sample(cases, min(today, len(cases)))
+def _drawn(cases: Sequence[T], number: int, key: str) -> list[T]:
+    return random.Random(f"{date()} {key}").sample(cases, min(number, len(cases)))
 
 
 def _name(value: Any) -> str:
