@@ -127,7 +127,7 @@ def _keep_sample(config: pytest.Config, items: list[pytest.Item]) -> None:
             kept = sampling.chosen([item.callspec.params for item in cases], test, **options)
             left_out |= {item for i, item in enumerate(cases) if i not in kept}
     in_turn = [item for item in items if item.get_closest_marker("in_turn")]
-    left_out |= {*in_turn} - {*sampling.third_of_today(in_turn, "in turn")}
+    left_out |= {*in_turn} - {*sampling.quarter_of_today(in_turn, "in turn")}
     if left_out:
         items[:] = [item for item in items if item not in left_out]
         config.hook.pytest_deselected(items=list(left_out))
@@ -142,11 +142,12 @@ def _test_of(nodeid: str) -> str:
     return nodeid.split("[")[0]
 
 
-#: Files whose tests share what is made once per process: a browser and a server, a runtime, a wheel, rows, the list of
-#: builds.
+#: Files whose tests share what is made once per process: a browser and a server, a runtime, a build taken apart, a
+#: wheel, rows, the list of builds.
 _ONE_PROCESS = (
     "test_dashboard_",
     "test_emulate_builds",
+    "test_machine_code",
     "test_packaging",
     "test_record",
     "test_variants",

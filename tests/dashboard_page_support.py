@@ -20,6 +20,7 @@ from streamlit.testing.v1 import AppTest
 
 from cufa.bench import inside, records, traces
 from cufa.dashboard.model import compiled, gpu, listed
+from cufa.nvrtc import listing, sass
 from cufa.nvrtc.variants import Variant
 
 # Each AppTest reads what every installed package says of itself, looking for components: two thirds of its time.
@@ -82,6 +83,13 @@ real_list = listed.Lister.want
 def real_listing(elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Builds that the page Machine code asks for are made."""
     monkeypatch.setattr(listed.Lister, "want", real_list)
+    monkeypatch.setattr(listed, "listing", lambda variant: listed_once(variant, sass.find_nvdisasm()))
+
+
+@functools.cache
+def listed_once(variant: Variant, disassembler: str | None) -> listing.Listing:
+    """No test changes a source, NVRTC or what the disassembler says."""
+    return listing.listing(variant)
 
 
 @functools.cache

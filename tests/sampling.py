@@ -12,7 +12,7 @@ test-nightly`` runs all of them. The mark's options:
 
 Tests in ``test_emulate_*.py`` need no mark: most of their cases compile a kernel, so each test of more than two cases
 has ``fixed=1, dated=1``, or what its mark says instead. A long list inside of a test is shortened by :func:`of_today`.
-Of the tests marked ``@pytest.mark.in_turn``, long ways through the dashboard in a browser, the date draws a third.
+Of the tests marked ``@pytest.mark.in_turn``, long ways through the dashboard in a browser, the date draws a quarter.
 
 One environment variable says which: ``CUFA_TEST_DATE``, a date or "all". It is set once, so that all worker processes
 agree, and printed, so that a failure can be repeated on another day.
@@ -56,8 +56,8 @@ def of_today(cases: Sequence[T], key: str, *, fixed: int = 1, dated: int = 1) ->
     return [*cases[:fixed], *_drawn(cases[fixed:], dated, key)]
 
 
-def third_of_today(cases: Sequence[T], key: str) -> list[T]:
-    return of_today(cases, key, fixed=0, dated=(len(cases) + 2) // 3)
+def quarter_of_today(cases: Sequence[T], key: str) -> list[T]:
+    return of_today(cases, key, fixed=0, dated=-(-len(cases) // 4))
 
 
 def chosen(

@@ -34,12 +34,12 @@ extern "C" __global__ void second(float* x) {
 """
 SPILLING = """
 extern "C" __global__ void __launch_bounds__(1024, 2) second(float* x) {
-  float s[200];
+  float s[140];
 #pragma unroll
-  for (int i = 0; i < 200; ++i) s[i] = x[i * 1024 + threadIdx.x];
+  for (int i = 0; i < 140; ++i) s[i] = x[i * 1024 + threadIdx.x];
   __syncthreads();
 #pragma unroll
-  for (int i = 0; i < 200; ++i) x[i * 1024 + threadIdx.x] = 2 * s[199 - i] - s[i];
+  for (int i = 0; i < 140; ++i) x[i * 1024 + threadIdx.x] = 2 * s[139 - i] - s[i];
 }
 """
 

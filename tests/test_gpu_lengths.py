@@ -49,6 +49,11 @@ def test_results(kind, options, lengths, head_dim, dtype, deterministic):
             case.check(name, cupy.asnumpy(x))
 
 
+@pytest.mark.sampled(
+    fixed=40,
+    dated=20,
+    pairs=[("spec", "options"), ("spec", "head_dim"), ("kind", "options"), ("spec", "kind")],
+)
 @pytest.mark.parametrize("deterministic", [False, True])
 @pytest.mark.parametrize("head_dim", [64, 40, 128, 256])
 @pytest.mark.parametrize("options", OPTIONS)

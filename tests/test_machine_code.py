@@ -10,8 +10,10 @@ import pytest
 pytest.importorskip("cuda.bindings", reason="compiling needs NVRTC: pip install 'cufa[cuda13]'")
 
 from click.testing import CliRunner
+from sampling import of_today
 
 from cufa.cli import main
+from cufa.commands import compile as compile_module
 from cufa.core.architectures import Device, find_architecture
 from cufa.core.operation import OPERATIONS
 from cufa.kernels import KERNELS
@@ -25,7 +27,11 @@ from cufa.nvrtc.variants import Variant
 from cufa.planner import fitting_configs
 
 needs_nvdisasm = pytest.mark.skipif(sass.find_nvdisasm() is None, reason=f"SASS: {sass.ADVICE}")
+#: A day has one of the first two for all tests of this file, which run in one process: taking a build apart takes
+#: seconds. One test is of the last one too.
 BUILDS = [("fa2_forward", 64, 80), ("fa3_forward", 64, 90), ("fa2_forward_f32", 64, 80)]
+OF_TODAY = of_today(BUILDS[:2], "build that is taken apart", fixed=0)
+ANY_OF_TODAY = of_today([*OF_TODAY, *BUILDS[2:]], "any build", fixed=0)
 
 
 @functools.cache
@@ -46,8 +52,7 @@ def languages(found: Listing) -> list[Code]:
     return [next(iter(codes.values())) for codes in (found.ptx, found.sass) if codes]
 
 
-@pytest.mark.sampled(fixed=0, dated=1)
-@pytest.mark.parametrize("build", BUILDS[:2], ids=str)
+@pytest.mark.parametrize("build", OF_TODAY, ids=str)
 @pytest.mark.slow
 def test_what_loops_multiply_is_what_a_tile_needs(build: tuple[str, int, int]) -> None:
     """4 · head_dim floating-point operations a score, in every loop over tiles."""
@@ -67,8 +72,7 @@ def test_what_loops_multiply_is_what_a_tile_needs(build: tuple[str, int, int]) -
             assert scores <= loop.kinds["exp"] <= scores + 8  # and what rescales its rows
 
 
-@pytest.mark.sampled(fixed=0, dated=1)
-@pytest.mark.parametrize("build", BUILDS, ids=str)
+@pytest.mark.parametrize("build", ANY_OF_TODAY, ids=str)
 def test_every_instruction_has_its_lines(build: tuple[str, int, int]) -> None:
     for code in languages(built(*build)):
         own = f"kernels/{variant(*build).spec.source}"
@@ -87,8 +91,7 @@ def test_every_instruction_has_its_lines(build: tuple[str, int, int]) -> None:
 
 
 @needs_nvdisasm
-@pytest.mark.sampled(fixed=0, dated=1)
-@pytest.mark.parametrize("build", BUILDS[:2], ids=str)
+@pytest.mark.parametrize("build", OF_TODAY, ids=str)
 @pytest.mark.slow
 def test_line_numbers_change_no_instruction_and_registers_are_those_reported(
     build: tuple[str, int, int],
@@ -242,7 +245,8 @@ def test_loops_are_found_wherever_their_parts_lie() -> None:
     assert loops_of(6, nested) == (Loop(1, ((1, 3),)), Loop(2, ((2, 2),)))
 
 
-def test_the_command_prints_a_listing() -> None:
+def test_the_command_prints_a_listing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compile_module, "take_apart", functools.cache(listing))  # printed twice
     narrow = ["compile", "--kernel", "fa2_forward", "--arch", "sm_80", "--head-dim", "64", "--listing"]
     told = CliRunner().invoke(main, [*narrow, "--json"])
     assert told.exit_code == 0, told.output

@@ -15,6 +15,7 @@ from cufa.bench import (
     evidence_parts,
     host_times,
     overview,
+    part_run,
     records,
     renewal,
     report,
@@ -75,11 +76,14 @@ class Card:
 
 @pytest.fixture
 def card(monkeypatch):
-    card, measure = Card(), evidence._measure
+    card, measure = Card(), part_run.measure
 
-    def counted(found, part, *rest):
-        measure(found, part, *rest)
-        card.measured.append(part.name)
+    def counted(record, part, *rest):
+        try:
+            measure(record, part, *rest)
+        finally:
+            if part.name in record["parts"]:
+                card.measured.append(part.name)
 
     def cold_compiles(variants):
         card.compiled += [name for name, _ in variants]
@@ -87,8 +91,8 @@ def card(monkeypatch):
 
     for module in (evidence, renewal):
         monkeypatch.setattr(module, "EVIDENCE", PARTS)
-    monkeypatch.setattr(evidence, "_measure", counted)
-    monkeypatch.setattr(evidence, "run_case", card.run_case)
+    monkeypatch.setattr(part_run, "measure", counted)
+    monkeypatch.setattr(part_run, "run_case", card.run_case)
     monkeypatch.setattr(evidence, "cold_compiles", cold_compiles)
     monkeypatch.setattr(
         evidence,
@@ -162,6 +166,33 @@ class TestGoingOn:
         record = run(kept.append, begun=kept[-1])
         assert card.measured == NAMES == record["parts"]
 
+    @pytest.mark.parametrize("day", [FIRST_DAY, SECOND_DAY])
+    def test_nor_a_case_that_was_done_on_the_same_day(self, card, monkeypatch, day):
+        """What a part has of another day is measured anew."""
+        monkeypatch.setattr(part_run, "KEEP_SECONDS", 0.0)
+        cases, run_case, kept = [], card.run_case, []
+
+        def lost(case, device, limits, *, seed, **options):
+            if len(cases) == 4 and not kept[-1].get("resumed"):
+                raise ConnectionError("the machine is gone")
+            cases.append((options["regime"], case.name, str(case.problem)))
+            return run_case(case, device, limits, seed=seed, **options)
+
+        monkeypatch.setattr(part_run, "run_case", lost)
+        with pytest.raises(ConnectionError):
+            run(lambda record: kept.append(as_json(record)))
+        begun = kept[-1]["begun"]["cases"]
+        assert kept[-1]["parts"] == [] and begun == 4
+        card.day, left = day, {**kept[-1], "resumed": True}
+        kept.append(left)
+        whole = run(begun=as_json(left))
+        assert "begun" not in whole and whole["parts"] == NAMES
+        assert len(cases) == len(set(cases)) + (0 if day == FIRST_DAY else begun)
+        expected = run()["suites"]
+        assert {name: len(x["rows"]) for name, x in whole["suites"].items()} == {
+            name: len(x["rows"]) for name, x in expected.items()
+        }
+
     @pytest.mark.parametrize("slow", [*NAMES, "tests"])
     def test_what_would_end_after_the_limit_is_not_begun(self, card, monkeypatch, slow):
         def usual(what):
@@ -171,7 +202,9 @@ class TestGoingOn:
         monkeypatch.setattr(renewal, "usual_test_seconds", lambda recorded: usual("tests"))
         kept, done = [], NAMES if slow == "tests" else NAMES[: NAMES.index(slow)]
         what = "testing" if slow == "tests" else slow
-        with pytest.raises(evidence.OutOfTime, match=rf"{what} usually takes 1000000 s, and \d+ s are left"):
+        with pytest.raises(
+            evidence.OutOfTime, match=rf"{what} usually takes \d{{4,7}} s, and \d+ s are left"
+        ):
             run(kept.append, limit=1000.0)
         assert card.measured == kept[-1]["parts"] == done
         assert not card.tested

@@ -10,14 +10,16 @@ from changed_sources import with_changed
 from click.testing import CliRunner
 from records_support import H200, as_json, made_up_record, measured_row
 
-from cufa.bench import records, same_code, traces
-from cufa.bench.same_code import SameCode
+from cufa.bench import records, traces
 from cufa.bench.suites import make
 from cufa.commands.evidence import evidence_command
 from cufa.core.mask import CAUSAL
 from cufa.kernels import KERNELS
 from cufa.nvrtc import compiler
 from cufa.planner import make_plan
+
+same_code = pytest.importorskip("cufa.bench.same_code", reason="pyelftools reads machine code's sections")
+SameCode = same_code.SameCode
 
 pytestmark = pytest.mark.usefixtures("nvrtc")
 

@@ -7,6 +7,7 @@ times are not recorded), then, with the machine quiet, the benchmark, and last t
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import multiprocessing
 import os
@@ -21,16 +22,14 @@ from ..core.operation import OPERATIONS
 from ..core.problem import Problem
 from ..kernels import KERNELS, KernelSpec
 from ..planner import fitting_configs, make_plan
-from . import records, renewal
+from . import part_run, records, renewal
 from .cases import READ, Case, Contender
-from .evidence_parts import EVIDENCE, Part
+from .evidence_parts import EVIDENCE
 from .gpu_tests import Say, check_tests_are_here, run_gpu_tests
 from .host_times import first_result_seconds, host_calls
-from .limits import Limits, launch_seconds, measure_limits, mma_rates
+from .limits import launch_seconds, measure_limits, mma_rates
 from .recorded import rows_of
 from .records import Json
-from .regimes import Regime
-from .runner import run_case
 from .suites import SUITES, make
 
 
@@ -51,9 +50,10 @@ def record_evidence(
     limit: float = math.inf,
 ) -> Json:
     """Run it all on the current GPU. ``seconds`` is the measuring time of each case where contenders take
-    turns. ``keep`` is given the record after every part: a machine may be lost in between, and ``begun`` is then
-    the record that goes on with what it lacks. With ``renew`` what changed kernels made stale is taken out of it
-    first (:mod:`cufa.bench.renewal`), and what is measured now says so where its machine or day is another.
+    turns. ``keep`` is given the record after every part, and within long ones: a machine may be lost in between, and
+    ``begun`` is then the record that goes on with what it lacks. With ``renew`` what changed kernels made stale is
+    taken out of it first (:mod:`cufa.bench.renewal`), and what is measured now says so where its machine or day is
+    another.
 
     ``limit``: seconds; what usually would end after them is not begun.
 
@@ -150,25 +150,19 @@ def _measure_parts(
     keep: Callable[[Json], object],
     check_time: Callable[[str, float], None],
 ) -> None:
-    """What the record lacks, each part with the seconds that it took and with what of the environment differs from the
-    record's."""
+    """What the record lacks, part after part."""
     done = record.setdefault("parts", [])
     parts = [(x, x.cases(device)) for x in EVIDENCE if x.name not in done]
     if not parts:
         return
     say("compiling the variants of the benchmark")
     _compile_in_parallel([case for _, cases in parts for case in cases], jobs)
-    limits, recorded = Limits(**record["limits"]), records.load_all().values()
+    recorded = records.load_all().values()
     for part, cases in parts:
-        check_time(part.name, renewal.usual_seconds(part, device, recorded))
         say(f"benchmark: {SUITES[part.suite].title}, {part.regime}")
-        started = time.perf_counter()
-        _measure(record["suites"], part, cases, device, limits, seconds)
-        took = round(time.perf_counter() - started, 1)
-        measured = {"seconds": took, "gpu_after": records.gpu_state(), **renewal.differing(record, here)}
-        record["suites"].setdefault(part.kept_in, {}).setdefault("measured", {})[part.regime.value] = measured
-        done.append(part.name)
-        keep(record)
+        of_case = renewal.usual_seconds(part, device, recorded) / max(len(cases), 1)
+        in_time = functools.partial(check_time, f"a case of {part.name}", of_case)
+        part_run.measure(record, part, cases, device, seconds, here, keep, in_time)
 
 
 def add_tests(record: Json, tests: Json) -> None:
@@ -178,22 +172,6 @@ def add_tests(record: Json, tests: Json) -> None:
     record["tests"] = tests
     for name, kernel in record["kernels"].items():
         kernel["tests_passed"] = tests["passed_by_kernel"][name]
-
-
-def _measure(
-    suites: Json, part: Part, cases: Iterable[Case], device: Device, limits: Limits, seconds: float
-) -> None:
-    """Add the rows of one part to the section of the record that it is kept in, those of one regime together."""
-    if part.seconds is not None or part.regime is not Regime.IN_TURNS:
-        seconds = part.seconds or part.regime.seconds
-    section = suites.setdefault(part.kept_in, {"rows": [], "skipped": []})
-    section["title"] = SUITES[part.kept_in].title
-    for seed, case in enumerate(cases):
-        rows, skipped = run_case(case, device, limits, regime=part.regime, seconds=seconds, seed=seed)
-        section["rows"] += [records.row_record(row) for row in rows]
-        section["skipped"] += [{**records.skipped_record(s), "regime": part.regime.value} for s in skipped]
-    regimes = [regime.value for regime in Regime]
-    section["rows"].sort(key=lambda row: regimes.index(row["regime"]))
 
 
 def problems_with(record: Json) -> list[str]:

@@ -124,6 +124,8 @@ def take_out(record: Json, parts: Iterable[str], device: Device) -> None:
     """Take these parts out of a record, with all else that a changed kernel makes stale: its own entry, the host's
     times of calls that run it, and the results of the tests, which are of all kernels together."""
     changed = {*records.stale_kernels(record), *records.missing_kernels(record)}
+    if changed:
+        record.pop("begun", None)
     for part in (part for part in EVIDENCE if part.name in set(parts) & set(record["parts"])):
         section = record["suites"][part.kept_in]
         for kind in ("rows", "skipped"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -59,6 +60,7 @@ def parse_ptx(text: str) -> dict[str, Code]:
     }
 
 
+@functools.lru_cache(256)  # tens of thousands of instructions name the same few files
 def _relative(path: str) -> str:
     """Below ``cuda_src`` where it lies there."""
     where = Path(path)

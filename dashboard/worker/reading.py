@@ -7,6 +7,7 @@ whoever takes a :class:`~cufa.dashboard.worker.run.Run` finds in it what its typ
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -40,7 +41,7 @@ def read(folder: Path) -> Run:
 
 def _read(folder: Path) -> Run:
     with _naming("request.json is no job"):
-        job = Job.from_json(_object(folder / "request.json"))
+        job = _job((folder / "request.json").read_text(encoding="utf-8"))
     # In this order: a run that ends in between is still seen as running, never as crashed.
     started, alive = (folder / "started.json").exists(), is_locked(folder / "lock")
     with _naming("outcome.json says nothing about how it ended"):
@@ -71,6 +72,11 @@ def _naming(what: str) -> Iterator[None]:
         raise ValueError(f"{what}: it is nested too deeply") from error
     except DAMAGE as error:
         raise ValueError(f"{what}: {error!r}"[:400]) from error
+
+
+@functools.lru_cache(16)  # while a run waits or goes on, pages and its worker read it several times a second
+def _job(text: str) -> Job:
+    return Job.from_json(_as_object(json.loads(text)))
 
 
 def _object(file: Path) -> Json:
