@@ -1,21 +1,31 @@
-"""Recording evidence in parts: going on after a lost machine, and measuring again only what a change made stale."""
+"""Recording evidence in parts: measuring again only what a change made stale."""
+
+# ruff: noqa: F811 - fixtures are imported, and asked for by their names
 
 from __future__ import annotations
 
 import copy
-import math
 
 import numpy as np
 import pytest
 from click.testing import CliRunner
 from records_support import H200, SHIPPED, as_json, made_up_record, measured_row
+from renewal_support import (  # noqa: F401 - fixtures among them
+    FIRST_DAY,
+    NAMES,
+    PARTS,
+    SECOND_DAY,
+    card,
+    change,
+    record,
+    run,
+)
 
 from cufa.bench import (
     evidence,
     evidence_parts,
     host_times,
     overview,
-    part_run,
     records,
     renewal,
     report,
@@ -23,214 +33,12 @@ from cufa.bench import (
     summary,
     traces,
 )
-from cufa.bench.limits import Limits
 from cufa.bench.recorded import rows_of
 from cufa.bench.regimes import Regime
-from cufa.bench.runner import Skipped
-from cufa.bench.sustained import Load
 from cufa.commands.evidence import evidence_command
 from cufa.core.architectures import Device
 from cufa.core.params import TRACE_RECORD
 from cufa.planner import make_plan
-
-#: Parts of few cases, of several kernels, of which one is kept in the section of another.
-PARTS = tuple(x for x in evidence_parts.EVIDENCE if x.suite in ("memory", "fa1-blocks", "energy", "splits"))
-NAMES = [part.name for part in PARTS]
-FIRST_DAY, SECOND_DAY = "2026-01-02T03:04:05+00:00", "2026-01-09T03:04:05+00:00"
-
-
-class Card:
-    """A GPU whose measuring is replaced; what is asked for, kept and dropped is not."""
-
-    def __init__(self) -> None:
-        self.measured: list[str] = []
-        self.compiled: list[str] = []
-        self.tested = 0
-        self.day = FIRST_DAY
-        self.driver = "580.1"
-
-    def environment(self, device):
-        gpu = {"driver_version": self.driver, "power.draw": f"{len(self.measured)} W"}
-        environment = {"recorded": self.day, "device": device.name, "arch": "sm_90", "gpu": gpu}
-        return {**environment, "num_sms": 132, "nvrtc": "13.0", "versions": {}}
-
-    def run_case(self, case, device, limits, *, regime, seconds, seed):
-        from test_record_tables import Power
-
-        load = Load(9, 1, 3.0, 0.0, Power(650.0, 1500.0, 0.5)) if regime is Regime.SUSTAINED else None
-        rows, skipped = [], []
-        for x in case.contenders:
-            problem = case.problem_of(x)
-            if x.algorithm == "fa4":
-                skipped.append(Skipped(case.name, x.label, problem, "not installed"))
-                continue
-            plan = x.plan(case.problem, device) if x.is_ours else None
-            rows.append(measured_row(x.label, problem, 1e-3, plan, case.name, load))
-        return rows, skipped
-
-    def run_tests(self, jobs, say, every_case):
-        self.tested += 1
-        passed = dict.fromkeys(evidence.KERNELS, 3)
-        return {"passed": 3, "failed": 0, "skipped": 0, "failures": [], "passed_by_kernel": passed}
-
-
-@pytest.fixture
-def card(monkeypatch):
-    card, measure = Card(), part_run.measure
-
-    def counted(record, part, *rest):
-        try:
-            measure(record, part, *rest)
-        finally:
-            if part.name in record["parts"]:
-                card.measured.append(part.name)
-
-    def cold_compiles(variants):
-        card.compiled += [name for name, _ in variants]
-        return [(1.0, "a variant") for _ in variants]
-
-    for module in (evidence, renewal):
-        monkeypatch.setattr(module, "EVIDENCE", PARTS)
-    monkeypatch.setattr(part_run, "measure", counted)
-    monkeypatch.setattr(part_run, "run_case", card.run_case)
-    monkeypatch.setattr(evidence, "cold_compiles", cold_compiles)
-    monkeypatch.setattr(
-        evidence,
-        "measure_limits",
-        lambda device: Limits(4e12, {"bfloat16": 1e15}, 4e12, mma_flops={"tf32": 3e14}),
-    )
-    monkeypatch.setattr(evidence, "mma_rates", lambda device: {"bfloat16": 6e14})
-    monkeypatch.setattr(evidence, "launch_seconds", lambda device: 2e-6)
-    monkeypatch.setattr(evidence, "_compile_in_parallel", lambda cases, jobs: None)
-    monkeypatch.setattr(evidence, "first_result_seconds", lambda: {"cold": 2.0, "warm": 1.0})
-    monkeypatch.setattr(
-        evidence, "host_calls", lambda: [{"call": f"on {card.day}", "p10_us": 1, "p50_us": 1, "p90_us": 1}]
-    )
-    monkeypatch.setattr(evidence, "run_gpu_tests", card.run_tests)
-    monkeypatch.setattr(records, "environment", card.environment)
-    monkeypatch.setattr(records, "load_all", lambda: SHIPPED)  # for usual times: it is read at every renewal
-    monkeypatch.setattr(records, "gpu_state", lambda: None)
-    return card
-
-
-def run(keep=lambda record: None, begun=None, renew=False, with_tests=True, device=H200, limit=math.inf):
-    return evidence.record_evidence(
-        device, jobs=1, seconds=0.1, with_tests=with_tests, say=lambda what: None, keep=keep, begun=begun,
-        renew=renew, limit=limit,
-    )  # fmt: skip
-
-
-@pytest.fixture
-def record(card):
-    """Of the first day, as it is read back; then nothing has been measured, and it is the second day."""
-    found = as_json(run())
-    assert found["parts"] == card.measured == NAMES
-    card.measured.clear()
-    card.compiled.clear()
-    card.tested, card.day = 0, SECOND_DAY
-    return found
-
-
-def change(record, kernel):
-    """As if a kernel's sources had changed since."""
-    old = "0" * 64
-    record["kernels"][kernel]["digest"] = old
-    for suite in record["suites"].values():
-        for row in suite["rows"]:
-            if row.get("kernel") == kernel:
-                row["digest"] = old
-    return record
-
-
-class TestGoingOn:
-    def test_a_ceiling_that_older_records_lack_is_added_and_the_others_stay(self, record):
-        assert record["limits"]["mma_flops"] == {"tf32": 3e14}
-        kept = record["limits"].copy()
-        kept.pop("mma_flops")
-        record["limits"] = kept.copy()
-        found = run(begun=record)
-        assert found["limits"] == {**kept, "mma_flops": {"bfloat16": 6e14}, "launch_seconds": 2e-6}
-        assert as_json(run(begun=as_json(found)))["limits"] == found["limits"]
-
-    def test_a_lost_machine_costs_no_part_that_was_done(self, card):
-        kept = []
-
-        def keep(record):
-            kept.append(copy.deepcopy(record))
-            if len(kept) == 2:
-                raise ConnectionError("the machine is gone")
-
-        with pytest.raises(ConnectionError):
-            run(keep)
-        assert kept[-1]["parts"] == NAMES[:2]
-        record = run(kept.append, begun=kept[-1])
-        assert card.measured == NAMES == record["parts"]
-
-    @pytest.mark.parametrize("day", [FIRST_DAY, SECOND_DAY])
-    def test_nor_a_case_that_was_done_on_the_same_day(self, card, monkeypatch, day):
-        """What a part has of another day is measured anew."""
-        monkeypatch.setattr(part_run, "KEEP_SECONDS", 0.0)
-        cases, run_case, kept = [], card.run_case, []
-
-        def lost(case, device, limits, *, seed, **options):
-            if len(cases) == 4 and not kept[-1].get("resumed"):
-                raise ConnectionError("the machine is gone")
-            cases.append((options["regime"], case.name, str(case.problem)))
-            return run_case(case, device, limits, seed=seed, **options)
-
-        monkeypatch.setattr(part_run, "run_case", lost)
-        with pytest.raises(ConnectionError):
-            run(lambda record: kept.append(as_json(record)))
-        begun = kept[-1]["begun"]["cases"]
-        assert kept[-1]["parts"] == [] and begun == 4
-        card.day, left = day, {**kept[-1], "resumed": True}
-        kept.append(left)
-        whole = run(begun=as_json(left))
-        assert "begun" not in whole and whole["parts"] == NAMES
-        assert len(cases) == len(set(cases)) + (0 if day == FIRST_DAY else begun)
-        expected = run()["suites"]
-        assert {name: len(x["rows"]) for name, x in whole["suites"].items()} == {
-            name: len(x["rows"]) for name, x in expected.items()
-        }
-
-    @pytest.mark.parametrize("slow", [*NAMES, "tests"])
-    def test_what_would_end_after_the_limit_is_not_begun(self, card, monkeypatch, slow):
-        def usual(what):
-            return 1e6 if what == slow else 0.0
-
-        monkeypatch.setattr(renewal, "usual_seconds", lambda part, device, recorded: usual(part.name))
-        monkeypatch.setattr(renewal, "usual_test_seconds", lambda recorded: usual("tests"))
-        kept, done = [], NAMES if slow == "tests" else NAMES[: NAMES.index(slow)]
-        what = "testing" if slow == "tests" else slow
-        with pytest.raises(
-            evidence.OutOfTime, match=rf"{what} usually takes \d{{4,7}} s, and \d+ s are left"
-        ):
-            run(kept.append, limit=1000.0)
-        assert card.measured == kept[-1]["parts"] == done
-        assert not card.tested
-        assert run(begun=as_json(kept[-1]))["parts"] == NAMES  # without a limit it ends
-        assert card.compiled and len(set(card.compiled)) == len(card.compiled), "kernels are timed once"
-
-    def test_a_part_usually_takes_what_it_took_and_at_least_what_its_regime_does(self):
-        part, least = PARTS[0], renewal.least_seconds(PARTS[0], H200)
-        measured = {part.kept_in: {"measured": {part.regime.value: {"seconds": least + 70.0}}}}
-        recorded = [{"suites": measured, "tests": {"seconds": 9.0}}, {"suites": {}, "tests": None}]
-        assert renewal.usual_seconds(part, H200, recorded) == least + 70.0
-        assert renewal.usual_test_seconds(recorded) == 9.0
-        assert renewal.usual_seconds(part, H200, []) == least
-        assert renewal.usual_test_seconds([]) == 0.0
-
-    def test_a_record_of_another_gpu_is_not_gone_on_with(self, card):
-        with pytest.raises(ValueError, match="the record is of A100, this GPU is H200"):
-            run(begun={"environment": {"device": "A100"}, "kernels": {}})
-        assert not card.measured
-
-    def test_nor_one_of_other_kernels(self, card, record):
-        with pytest.raises(
-            ValueError, match="naive changed since the record was made; `cufa evidence --renew`"
-        ):
-            run(begun=change(record, "naive"))
-        assert not card.measured
 
 
 class TestRenewing:
@@ -393,7 +201,7 @@ class TestSecondCard:
         first["environment"]["device"] = "Wide GPU"
         second["environment"] |= {"device": "A narrow GPU", "recorded": SECOND_DAY}
         second["limits"]["copy_bytes"] = 3e12
-        for record, factor in ((first, 1), (second, 2)):
+        for made_up, factor in ((first, 1), (second, 2)):
             rows = [
                 measured_row(label, suites.make(4, 16, 4096, 128, "bfloat16"), seconds * factor)
                 for label, seconds in (("fa2", 1e-3), ("torch flash", 1.5e-3))
@@ -406,7 +214,7 @@ class TestSecondCard:
                 "rows": [as_json(records.row_record(x)) for x in rows],
                 "skipped": [],
             }
-            record["suites"]["forward"] = section
+            made_up["suites"]["forward"] = section
         change(second, "fa2_forward")
         return {"a-narrow-gpu": second, "wide-gpu": first}
 

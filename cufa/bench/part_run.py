@@ -68,8 +68,6 @@ def _begin(record: Json, part: Part, here: Json) -> Json:
     where |= {"day": here["recorded"][:10], "driver": here["gpu"].get("driver_version")}
     begun: Json = record.get("begun", {})
     if (begun.get("part"), begun.get("where")) != (part.name, where):
-        section = record["suites"][part.kept_in]
-        for kind in ("rows", "skipped"):
-            section[kind] = [x for x in section[kind] if not part.keeps(part.kept_in, x)]
+        renewal.take_out_rows(record, part)
         begun = record["begun"] = {"part": part.name, "where": where, "cases": 0, "seconds": 0.0}
     return begun

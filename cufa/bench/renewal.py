@@ -127,10 +127,8 @@ def take_out(record: Json, parts: Iterable[str], device: Device) -> None:
     if changed:
         record.pop("begun", None)
     for part in (part for part in EVIDENCE if part.name in set(parts) & set(record["parts"])):
-        section = record["suites"][part.kept_in]
-        for kind in ("rows", "skipped"):
-            section[kind] = [x for x in section[kind] if not part.keeps(part.kept_in, x)]
-        section.get("measured", {}).pop(part.regime, None)
+        take_out_rows(record, part)
+        record["suites"][part.kept_in].get("measured", {}).pop(part.regime, None)
         record["parts"].remove(part.name)
     record["kernels"] = {
         name: kernel for name, kernel in record["kernels"].items() if name in KERNELS and name not in changed
@@ -142,6 +140,13 @@ def take_out(record: Json, parts: Iterable[str], device: Device) -> None:
         record["tests"] = None
         for kernel in record["kernels"].values():
             kernel.pop("tests_passed", None)
+
+
+def take_out_rows(record: Json, part: Part) -> None:
+    """What a part has measured, and what it says of contenders that were skipped."""
+    section = record["suites"][part.kept_in]
+    for kind in ("rows", "skipped"):
+        section[kind] = [x for x in section[kind] if not part.keeps(part.kept_in, x)]
 
 
 def differing(record: Json, here: Json) -> Json:
