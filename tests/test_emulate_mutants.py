@@ -92,6 +92,25 @@ def test_a_maximum_that_one_lane_raises_alone(tmp_path, monkeypatch, algorithm):
         steep(algorithm, scale=1.0, causal=False)
 
 
+def below_zero() -> list[np.ndarray]:
+    """Scores of -4,000 to -1,000, which grow from tile to tile as a kernel walks them: from the last key to the first."""
+    q, k, v = make_inputs(1, 2, 1, 200, 260, 64, "float16")
+    q[...], k[...] = 1.0, -np.linspace(16.0, 64.0, 260, dtype=np.float16)[None, None, :, None]
+    return [q, k, v]
+
+
+def test_maxima_below_zero():
+    inputs = below_zero()
+    run = emulate(*inputs, algorithm="fa3", trace=False, scale=1.0)
+    assert_attention(run.out, run.lse, *inputs, scale=1.0)
+
+
+def test_integers_do_not_tell_of_maxima_below_zero(tmp_path, monkeypatch):
+    plant(tmp_path, monkeypatch, "tiles/softmax.cuh", " || m_scaled[r] < -SLACK", "")
+    run = emulate(*below_zero(), algorithm="fa3", trace=False, scale=1.0)
+    assert not np.isfinite(run.out).all()
+
+
 # ---- several blocks of rows read the new tokens of one head; one of them stores these
 
 

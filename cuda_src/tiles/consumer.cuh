@@ -78,9 +78,14 @@ DEVICE void issue_values(Output& O_rmem, const Probabilities& P_rmem, u64 V_desc
 // Alg. 2, l. 11: the maxima and exponentials of S. True when O must be multiplied by alpha.
 DEVICE bool softmax_of_tile(Scores& S_rmem, OnlineSoftmax<2>& softmax, float scale_log2, float (&alpha)[2]) {
   const auto S = fragment_view(S_rmem);
-  float m_tile[2];
-  lane_maxima<true>(m_tile, S);
-  const bool grown = softmax.raise_max_by_lanes(m_tile, scale_log2, alpha);
+  int top[2];
+  lane_tops(top, S);
+  bool grown = false;
+  if (softmax.may_grow(top, scale_log2)) {
+    float m_tile[2];
+    lane_maxima<true>(m_tile, S);
+    grown = softmax.raise_max_by_lanes(m_tile, scale_log2, alpha);
+  }
   exponentials<S_TILES>(S, 0, softmax, scale_log2);
   return grown;
 }

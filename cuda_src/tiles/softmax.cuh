@@ -69,6 +69,17 @@ struct OnlineSoftmax {
     return raise_max(m_lane, scale_log2, alpha);
   }
 
+  // Whether scores of a warp may raise a maximum, by the lane_tops() of each lane. They tell of what is above 0, and so suffice where
+  // that is what would raise it. What is no number may.
+  DEVICE bool may_grow(const int (&top)[ROWS], float scale_log2) const {
+    bool may = false;
+#pragma unroll
+    for (int r = 0; r < ROWS; ++r) {
+      may |= !(u32_as_float(u32(top[r])) * scale_log2 <= m_scaled[r] + SLACK) || m_scaled[r] < -SLACK;
+    }
+    return warp_any(may);
+  }
+
   // Whether a score, in units of log2, would raise a row's maximum.
   DEVICE bool may_grow(float s) const {
     bool grown = false;
