@@ -44,11 +44,14 @@
 // - The last values beside the next item's beginning: causal 1k d64 +5%; d128, 192 rows, 1k +6%. And simpler: before, a
 //   turn had to span two items, and their tiles could deadlock the V ring.
 // - O by TMA brings 1% at 1k; without any store it would be 2-9%.
-// - Tiles: d64 192 x 128, 10-15% over 128 x 128; with four consumers, 256 x 64, 1k takes 0.92 of the time full and 0.88
-//   causal (0.86 without turns), 4k causal 0.98, 16k causal 1.02 in turns and 0.99 under load, full 1.02 and 1.07. 80 and
-//   96 keys spill there. d72 to d96 192 x 96, 1.03 over 192 x 80 (112 keys: 1.05, but some of its builds spill); d104 to d128 128 x 128
-//   with Q in registers to 2k, then 192 x 80, where 96, 112, 144, 160 and 176 keys are behind at every length; d136 to d192
-//   128 x 96, 1.00-1.02 over 80 keys, as are 112. 64 rows, one consumer: 15-40% over cuDNN where blocks are few.
+// - Whether a maximum grows, asked of the scores' bits as integers, three in an instruction (lane_tops()): 1.00-1.02 in turns,
+//   1.00-1.05 alone at the power limit.
+// - Tiles: d64 192 x 128, 10-15% over 128 x 128; with four consumers, 256 x 64, 1k takes 0.90 of the time full and 0.86 causal,
+//   4k 0.99 and 0.95, 16k 1.04 and 0.96, under load likewise. 80 and 96 keys spill there. d72 to d96 192 x 96, 1.02 over 80 keys
+//   full; 112 keys 1.01 in turns, 0.99 under load. d104 to d128 128 x 128 with Q in registers to 2k, then 192 x 64 in three stages:
+//   over 80 keys in two 1.00-1.02 in turns and 1.01-1.04 under load, documents 1.10, a prefix 0.98; 96 keys spill. d136 to d192
+//   128 x 112: over 96 keys 0.99-1.00 in turns, 1.01-1.03 under load. 64 rows, one consumer: 15-40% over cuDNN where blocks are
+//   few.
 // What limits: d128 and d256 run the chip into its power limit. d64: exponentials and products each fill 60% of their pipe (wgmma
 // itself runs at full rate for N = 64, operands in registers or not). At 1k an item is only a few tiles long: what is done
 // once per item, about half a tile's time, is the gap to 4k, and at d64 every sixth query block of 192 rows is two thirds

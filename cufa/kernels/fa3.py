@@ -120,7 +120,7 @@ _LONG, _SHORT = 8192, 1024
 #: no longer too uneven; and with those of up to 1k keys, where waiting for turns is no longer hidden.
 _SLOWNESS = {
     _fa3_config(192, 128, 3, q_stages=2, min_head_dim=8, max_head_dim=64): (1.0, 1.0, 1.0, 1.0),
-    _fa3_config(256, 64, 4, q_stages=2, min_head_dim=8, max_head_dim=64): (1.06, 1.0, 1.0, 1.0),
+    _fa3_config(256, 64, 4, q_stages=2, min_head_dim=8, max_head_dim=64): (1.02, 1.0, 1.0, 1.0),
     _fa3_config(256, 64, 4, q_stages=2, min_head_dim=8, max_head_dim=64, ping_pong=False): (
         1.09,
         1.0,
@@ -131,9 +131,9 @@ _SLOWNESS = {
     _fa3_config(64, 128, 4, q_stages=1, min_head_dim=8, max_head_dim=64): (1.57, 1.5, 1.5, 1.5),
     _fa3_config(128, 128, 3, q_stages=1, min_head_dim=72, max_head_dim=128): (1.0, 1.0, 1.0, 1.0),
     _fa3_config(192, 96, 2, q_stages=2, min_head_dim=72, max_head_dim=96): (0.92, 1.0, 0.93, 1.08),
-    _fa3_config(192, 80, 2, q_stages=2, min_head_dim=104, max_head_dim=128): (0.96, 1.14, 0.94, 1.14),
+    _fa3_config(192, 64, 3, q_stages=2, min_head_dim=104, max_head_dim=128): (0.94, 1.1, 0.94, 1.14),
     _fa3_config(64, 128, 3, q_stages=1, min_head_dim=72, max_head_dim=128): (1.4, 1.4, 1.4, 1.4),
-    _fa3_config(128, 96, 2, q_stages=1, min_head_dim=136, max_head_dim=192): (1.0, 1.0, 1.0, 1.0),
+    _fa3_config(128, 112, 2, q_stages=1, min_head_dim=136, max_head_dim=192): (1.0, 1.0, 1.0, 1.0),
     _fa3_config(128, 80, 2, q_stages=1, min_head_dim=200, max_head_dim=256): (1.0, 1.0, 1.0, 1.0),
     _fa3_config(64, 80, 2, q_stages=2, min_head_dim=136, max_head_dim=256): (1.4, 1.4, 1.4, 1.4),
 }
