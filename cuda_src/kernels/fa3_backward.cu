@@ -53,6 +53,10 @@
 //   once more: errors of dQ and dK 1.13 times as large.
 // - Two blocks of a cluster that share Q and dO by multicast: 0.68 to 0.70 in turns, 0.79 to 0.80 alone at the power limit.
 // - dQ of the tile before under the exponentials as well: 1.0 to 1.01 at d128; at d64 ptxas serialises (C7512).
+// - dQ staged when it is there and added behind the next products, so that no warp waits for what it has stored: d64 0.97 to 1.01,
+//   d96 1.01, d128 0.96 to 0.99. dS told of behind S and dK as well: d128 0.93 to 0.98, in a fixed order 0.99. A later message
+//   keeps the other warpgroup waiting.
+// - d96: dP first 0.98 to 1.01 in turns, 1.00 alone; three buffers of Q besides 0.97 to 1.00, and 1.00 to 1.02 alone.
 // - 64 query rows a tile at d64, with all products in flight beside all pointwise work: 0.80 to 0.88.
 // - dQ by the copy engine instead of by red from registers: d128 1.01 to 1.02, d64 with 64 rows a tile 0.96 to 0.99.
 // - DETERMINISTIC with turns kept by each warp of consumers, and items taken ahead: 2 to 17 times the time. With one thread that
