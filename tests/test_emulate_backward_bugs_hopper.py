@@ -125,7 +125,9 @@ BUGS = {
         seqlen_k=250,
     ),
     "delta not subtracted": short(GRADIENTS, "dP.at(r, t, 0) += u32_as_float(numbers.x);", ""),
-    "dP begins with nothing": wide(GRADIENTS, "dP_rmem[2 * i] = u32_as_float(numbers.x);", "dP_rmem[2 * i] = 0.0f;"),
+    "dP begins with nothing": wide(
+        GRADIENTS, "dP_rmem[2 * i] = u32_as_float(numbers.x);", "dP_rmem[2 * i] = 0.0f;"
+    ),
     "dP begins anew": wide(WIDE, "BFLOAT16, !VALUES>", "BFLOAT16, false>"),
     "numbers of another tile": short(
         CONSUMER,

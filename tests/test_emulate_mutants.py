@@ -93,7 +93,7 @@ def test_a_maximum_that_one_lane_raises_alone(tmp_path, monkeypatch, algorithm):
 
 
 def below_zero() -> list[np.ndarray]:
-    """Scores of -4,000 to -1,000, which grow from tile to tile as a kernel walks them: from the last key to the first."""
+    """Scores of -4,000 to -1,000, which grow from tile to tile as kernels walk them: from the last key to the first."""
     q, k, v = make_inputs(1, 2, 1, 200, 260, 64, "float16")
     q[...], k[...] = 1.0, -np.linspace(16.0, 64.0, 260, dtype=np.float16)[None, None, :, None]
     return [q, k, v]
