@@ -31,6 +31,7 @@ from cufa.core.schedule import Schedule
 from cufa.dashboard import engine, theme
 from cufa.dashboard.charts import roofline, tile_grid
 from cufa.dashboard.model import evidence, launch, work
+from cufa.dashboard.model.configs import config_key
 from cufa.dashboard.model.many import machine_key
 from cufa.dashboard.model.measurements import Measurement
 from cufa.kernels import KERNELS
@@ -244,7 +245,8 @@ def test_compare_shows_the_recorded_backward_beside_other_libraries(recorded: ev
 
 
 def test_occupancy_begins_with_the_launch_that_a_trace_is_of(shipped: None) -> None:
-    app = open_page("occupancy", kernel="fa3_backward")
+    each = next(c for c in KERNELS["fa3_backward"].configs if c.fits(128) and not c.persistent)
+    app = open_page("occupancy", kernel="fa3_backward", tiles=config_key(each))
     entries = app.segmented_control(key="occupancy.entry")
     assert entries.value == "fa3_backward"
     said = words(app)
