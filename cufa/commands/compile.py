@@ -115,13 +115,13 @@ def compile_command(
 
 
 def _verdict(builds: list[Build]) -> str:
-    """Of builds that may ship. Those of masks that are looked up may spill a little (:mod:`cufa.nvrtc.sweep`)."""
+    """Of builds that may ship, of which a few known ones spill a little (:mod:`cufa.nvrtc.sweep`)."""
     spilling = [
         build
         for build in builds
         if not build.variant.trace and any(entry.report.spill_store_bytes for entry in build.entries)
     ]
-    spills = f"{len(spilling)} for masks beyond bands spill a little" if spilling else "nothing spills"
+    spills = f"{len(spilling)} known ones spill a little" if spilling else "nothing spills"
     return f"{spills}, nothing was ignored"
 
 
