@@ -38,7 +38,8 @@ from .kernels.splits import query_items
 BANDWIDTH = 4.2e12
 
 #: Of an SM's FLOP/s with two thread blocks what one reaches alone: fa2_forward's 128 blocks of 64 rows, 4 × 16 × 128 ×
-#: 8192, against 16k × 16k (H200, cufa/records: 206 TFLOP/s of 390 × 0.82 on 128 of 132 SMs).
+#: 8192, against 16k × 16k (H200, on 2026-11-22, when keys were not split there: 206 TFLOP/s of 390 × 0.82 on 128 of 132
+#: SMs).
 ALONE = 0.67
 
 #: Assumed, not measured: of products and reads the shorter hides behind the longer but for so much.

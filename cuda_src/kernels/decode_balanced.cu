@@ -15,7 +15,7 @@
 // (guided self-scheduling: Polychronopoulos, Kuck, 1987). Shares that shrink steadily were no better than two sizes.
 //
 // 64 sequences of 128 to 64k keys, log-uniform: 96% of a streaming read. Equal shares, 1 / 2 / 4 / 8 per block that runs at
-// once: 5 / 3 / 3 / 3% more. Fixed splits as planned for the longest: 44% more; eight of each, which only a host that knows
+// once: 5 / 3 / 3 / 3% more. Fixed splits as planned for the longest: 42% more; eight of each, which only a host that knows
 // the lengths would choose, are as fast.
 #include "tiles/decode_block.cuh"
 

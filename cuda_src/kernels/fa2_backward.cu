@@ -24,12 +24,12 @@
 //   - dQ lies in the workspace as accumulators do, so that a warp adds 512 neighbouring bytes in one instruction (0.98
 //     of four additions of 128 bytes each).
 //   - Gradients of a group's keys stay in registers over all of its query heads: 32/8 heads take as long as 32/32, within
-//     4%. Where they leave SMs idle the planner cuts key blocks in two: 0.80 of the time of 2 x 32/8 x 1k causal.
+//     5%. Where they leave SMs idle the planner cuts key blocks in two: 0.80 of the time of 2 x 32/8 x 1k causal.
 //   - DETERMINISTIC: turns from right to left, looked up a tile ahead and passed on by another warp than waits for them, for
-//     groups of heads side by side (block_in_turn). At 4k and d128 that takes 1.06 of the time without turns, 1.09 causal.
-//     Head after head took 1.38 and 1.12; the first warp waiting, 1.09 and 1.10; a turn looked up when it is needed, 1.11
-//     and 1.13; acquired by a fence or a second load when its count was right already, 1.18 and 1.19, or 1.13 and 1.14;
-//     passed on before S, 1.07 and 1.11. Loads that do not acquire would save 1%.
+//     groups of heads side by side (block_in_turn). At 4k and d128 that takes 1.08 of the time without turns, full and causal.
+//     When it took 1.06, and 1.09 causal, head after head took 1.38 and 1.12; the first warp waiting, 1.09 and 1.10; a turn
+//     looked up when it is needed, 1.11 and 1.13; acquired by a fence or a second load when its count was right already, 1.18
+//     and 1.19, or 1.13 and 1.14; passed on before S, 1.07 and 1.11. Loads that do not acquire would save 1%.
 // Tried and lost: one stage (1.04 to 1.10 at d128 and d256, even at d64), 32 or 128 query rows per tile at d64 (1.07,
 // 1.20), 64 keys at d128 (1.13), copies of the next tile in one burst (1.05 at d128).
 #include "tiles/backward_mma_dq.cuh"

@@ -25,8 +25,9 @@
 //   - Few query blocks over many keys: their keys are split, heads may share a tile, and a second launch merges
 //     (SPLIT_KEYS: tiles/forward_splits.cuh).
 //
-// What limits (H200; figures are in cufa/records): mma.sync itself reaches 62% of what wgmma does there. d128 runs at two
-// thirds of that, and waits for the tensor pipe more than for anything else; d256 keeps shared memory busy 81% of the time.
+// What limits (H200; figures are in cufa/records): mma.sync itself reaches 72% of what wgmma does there. d128 runs at 59% of
+// that at 16k, and waits for the tensor pipe more than for anything else; d256 keeps shared memory busy 61 to 62% of the time
+// at 4k and 16k, by count of bytes.
 // At d256 and 1k the one block of an SM has nothing to hide the load of Q and the store of O under: 13% of the time.
 //
 // Tried, and slower (speed relative to the version of the day; d128, 16k, full, unless said otherwise):

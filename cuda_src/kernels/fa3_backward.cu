@@ -58,12 +58,12 @@
 //   keeps the other warpgroup waiting.
 // - d96: dP first 0.98 to 1.01 in turns, 1.00 alone; three buffers of Q besides 0.97 to 1.00, and 1.00 to 1.02 alone.
 // - 64 query rows a tile at d64, with all products in flight beside all pointwise work: 0.80 to 0.88.
-// - dQ by the copy engine instead of by red from registers: d128 1.01 to 1.02, d64 with 64 rows a tile 0.96 to 0.99.
+// - dQ by the copy engine instead of by red from registers: d128 1.01 to 1.02, d64 with 64 rows a tile 0.95 to 0.97.
 // - DETERMINISTIC with turns kept by each warp of consumers, and items taken ahead: 2 to 17 times the time. With one thread that
 //   adds, to learn of a turn, to add and to pass it on takes longer than a tile of d128; so two add by turns. Causal key blocks
 //   from left to right, the longest first: 1.15 of the time, for each waits at its first tile for all others of its head. With
 //   groups of 4 heads instead of as many as fit half of the L2 cache: 1.52.
-// - Programmatic early launches: 0.99 to 1.01. Not taken: the launches could not be one graph then (cufa/backends/launches.py).
+// - Programmatic early launches: 0.98 to 1.00. Not taken: the launches could not be one graph then (cufa/backends/launches.py).
 // What failed:
 // - No pass behind: each query tile converted by the block that adds to it last 0.89 to 0.96, all of a head by the block that ends
 //   last 0.92 to 0.98: each block then waits for its additions and for its count before it ends.

@@ -10,12 +10,12 @@
 // (with 64 x 64 tiles whose keys are shared out: 1.7), and there is room for two stages of Q and dO. The rest is as in
 // fa3_backward.cu; DETERMINISTIC blocks add the two runs of dQ's columns in turns of their own, so that a turn is short.
 //
-// Measured (H200, bfloat16, d256, 16k tokens), as a ratio of speed: over PyTorch's flash backward 2.04 to 2.18 at 4k and 16k;
-// dP added to -D in its accumulators, so that dS is one product away from it, d256 1.02 to 1.09 (1k 1.01 to 1.02), d192 1.03;
-// two buffers for P 0.96 to 1.0; persistent blocks instead of one launched for each key block 0.91 to 1.0 (d192: 0.85 to 1.1);
-// P handed over before the copy engine's fence, and Q given back behind a product, 1.00.
-// dQ is added by red from registers: there is no room for staging it. DETERMINISTIC takes 1.05 of the time full and 1.12 causal
-// at 4k (d192: 1.09 and 1.17); keepers of turns that ask and tell ahead gained 1.01 to 1.04.
+// Measured (H200, bfloat16, d256, 16k tokens), as a ratio of speed: over PyTorch's flash backward 2.03 to 2.18 in turns and 1.76 to
+// 1.89 alone at 4k and 16k; dP added to -D in its accumulators, so that dS is one product away from it, d256 1.02 to 1.09 (1k 1.01
+// to 1.02), d192 1.03; two buffers for P 0.96 to 1.0; persistent blocks instead of one launched for each key block 0.91 to 1.0
+// (d192: 0.85 to 1.1); P handed over before the copy engine's fence, and Q given back behind a product, 1.00.
+// dQ is added by red from registers: there is no room for staging it. DETERMINISTIC takes 1.14 of the time full and 1.27 causal
+// at 4k (d192, before dP was added to -D: 1.09 and 1.17); keepers of turns that ask and tell ahead gained 1.01 to 1.04.
 // What failed: both runs of dQ in arrays of their own at d256 (640 bytes of spills), and adding the first under the next tile's
 // scores (C7514: ptxas takes its registers for those of products in flight). A run of dQ in a part of an array that a longer run
 // has the whole of: at other head dims than 256 ptxas serialises the products of most builds (C7511), without spills.

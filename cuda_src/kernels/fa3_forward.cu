@@ -33,8 +33,10 @@
 // - Head dims need no padding to the next power: WGMMA takes N in steps of 8, TMA fills the last 16 columns with zeros.
 //
 // What the kernel reaches is in cufa/records, what each step brings is measured by `cufa bench --suite ladder`. In short (H200,
-// bf16, 1k to 4k): ping-pong brings up to a quarter at d128 and d256, and nothing at d64; overlap inside a warpgroup 3-5%
-// full, 4-11% causal; persistent blocks, which overlap items, 3% where items are long, 15-29% at 1k.
+// bf16): ping-pong brings 5% at d128 4k causal, 1% full and 2% causal at d128 1k, else less than 1%, and costs 0.4-0.6% at d64;
+// persistent blocks, which overlap items, bring 2-3% at 4k full, 8-13% at 4k causal, 17% full and 28% causal at d128 1k. Overlap
+// inside a warpgroup is no switch any more: while it was one, it brought 3-5% full, 4-11% causal, and ping-pong without it up to a
+// quarter at d128 and d256.
 // Steps that are no switch:
 // - Items published by the producer instead of worked out by every consumer (five divisions each): d128 4k full +2%, d256 +2%.
 // - The order of causal items (groups of heads whose last round is full and that fit the L2 cache, instead of all that fit):
@@ -43,20 +45,21 @@
 //   d256; each alone at the power limit, where cycles that are not needed cost energy, too, 1.03-1.06. Lists of tiles 1.03-1.05.
 // - The last values beside the next item's beginning: causal 1k d64 +5%; d128, 192 rows, 1k +6%. And simpler: before, a
 //   turn had to span two items, and their tiles could deadlock the V ring.
-// - O by TMA brings 1% at 1k; without any store it would be 2-9%.
+// - O by TMA brought 1% at 1k; now 0.99-1.01 where blocks have one item each (ladder). Without any store it would be 2-9%.
 // - Whether a maximum grows, asked of the scores' bits as integers, three in an instruction (lane_tops()): 1.00-1.02 in turns,
 //   1.00-1.05 alone at the power limit.
 // - Tiles: d64 192 x 128, 10-15% over 128 x 128; with four consumers, 256 x 64, 1k takes 0.90 of the time full and 0.86 causal,
 //   4k 0.99 and 0.95, 16k 1.04 and 0.96, under load likewise. 80 and 96 keys spill there. d72 to d96 192 x 96, 1.02 over 80 keys
-//   full; 112 keys 1.01 in turns, 0.99 under load. d104 to d128 128 x 128 with Q in registers to 2k, then 192 x 64 in three stages:
-//   over 80 keys in two 1.00-1.02 in turns and 1.01-1.04 under load, documents 1.10, a prefix 0.98; 96 keys spill. d136 to d192
-//   128 x 112: over 96 keys 0.99-1.00 in turns, 1.01-1.03 under load. 64 rows, one consumer: 15-40% over cuDNN where blocks are
-//   few.
-// What limits: d128 and d256 run the chip into its power limit. d64: exponentials and products each fill 60% of their pipe (wgmma
-// itself runs at full rate for N = 64, operands in registers or not). At 1k an item is only a few tiles long: what is done
-// once per item, about half a tile's time, is the gap to 4k, and at d64 every sixth query block of 192 rows is two thirds
-// empty: that is why 256 rows are ahead there. A tile that is masked by runs of rows takes 1.4 times as long as a clear one.
-// Neither bringing the runs into the L1 cache beforehand (0.99 to 1.01) nor masking beside the products (1.0) changes that.
+//   full; 112 keys 1.01 in turns, 0.99 under load. d104 to d128 128 x 128 with Q in registers to 2k, causal to 4k, then 192 x 64 in
+//   three stages: over 80 keys in two 1.00-1.02 in turns and 1.01-1.04 under load, documents 1.10, a prefix 0.98; 96 keys spill.
+//   d136 to d192 128 x 112: over 96 keys 0.99-1.00 in turns, 1.01-1.03 under load. 64 rows, one consumer: 15-40% over cuDNN where
+//   blocks are few.
+// What limits: back to back, all head dims run the chip into its power limit. d64 full: products fill 62-69% of their pipe and
+// exponentials 54-59% (wgmma itself runs at full rate for N = 64, operands in registers or not). At 1k an item is only a few tiles
+// long: what is done once per item, about half a tile's time, is the gap to 4k, and at d64 every sixth query block of 192 rows is
+// two thirds empty: that is why 256 rows are ahead there. A tile that is masked by runs of rows takes 1.6 times as long as a clear
+// one (random eviction against causal, d128, 8k). Neither bringing the runs into the L1 cache beforehand (0.99 to 1.01) nor masking
+// beside the products (1.0) changed that.
 //
 // What failed:
 // - The next item's first softmax before the store of O, four registers more: d64 and d128 0.98 to 1.01 of the speed.

@@ -195,8 +195,9 @@ def _config(block_q: int, block_kv: int, num_stages: int, **own: Any) -> Fa3Back
 #: H200.
 _ITEMS_PER_SM, _QUERIES_OF_KEY = 4, 8000
 
-#: Heads of more than 96 columns, whose pipeline is long, have the second limit lower from so many queries on: 1.00 in
-#: turns and 1.02 to 1.03 alone at the power limit (4k). With 2k queries, or at most 96 columns, 0.97 to 0.99 in turns.
+#: Heads of more than 96 columns, whose pipeline is long, have the second limit lower from so many queries on: in turns
+#: 1.02 full and 0.997 causal, alone at the power limit 1.02 to 1.03 (4k). With 2k queries, or at most 96 columns, 0.97
+#: to 0.99 in turns.
 _LONG_SEQLEN, _QUERIES_OF_WIDE_KEY = 4000, 2000
 
 
