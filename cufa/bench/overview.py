@@ -100,7 +100,8 @@ def _tests(record: Json) -> str:
     if tests is None:
         return "GPU tests not run"
     sample = "" if tests.get("every_case", True) else " (of tests with many cases the day's sample)"
-    return f"{tests['passed']:,} GPU tests passed, {tests['failed']} failed{sample}:"
+    when = renewal.when_else(record, tests.get("measured", {}))
+    return f"{tests['passed']:,} GPU tests passed, {tests['failed']} failed, {tests['skipped']} skipped{when}{sample}:"
 
 
 def _lines(rows: list[Recorded]) -> Iterator[list[str]]:

@@ -94,8 +94,8 @@ def build(variant: Variant) -> Build:
 def _spills_allowed(variant: Variant) -> float:
     """Bytes a thread. A trace build serves to look inside, not to be fast. A few builds for masks that are looked up,
     of FA2 in float32 and of its backward, and of decoding an e4m3 cache with ALiBi spill up to 16 bytes: known, and
-    measured so. Of those that split keys FA3's do with a soft cap at wide heads, as all warps wait for values at one
-    place, and FA2's, a little, at head dim 128 on sm_80: known, tested on Hopper, and to be mended."""
+    measured so. Of those that split keys FA3's do with a soft cap at head dims over 128, where all warps wait for
+    values at one place (so tested on an H200), and FA2's, a little, at head dim 128 on sm_80: to be mended."""
     if variant.trace:
         return math.inf
     problem = variant.problem
