@@ -214,9 +214,12 @@ def check_choice(name: str, value: Any, choices: Mapping[Any, str]) -> None:
 
 def check_head_dim(head_dim: int) -> None:
     if head_dim % HEAD_DIM_STEP or not 0 < head_dim <= MAX_HEAD_DIM:
+        cure = ""
+        if 0 < head_dim < MAX_HEAD_DIM:
+            cure = f": pad q, k and v with zeros and pass scale={head_dim}**-0.5"
         raise ValueError(
             f"head_dim is {head_dim} (last axis of q); it must be a multiple of {HEAD_DIM_STEP} from "
-            f"{HEAD_DIM_STEP} to {MAX_HEAD_DIM}: pad q, k and v with zeros and pass scale={head_dim}**-0.5"
+            f"{HEAD_DIM_STEP} to {MAX_HEAD_DIM}{cure}"
         )
 
 
