@@ -81,7 +81,7 @@ def flash_decode(
     mask : cufa.masks, optional
         In place of ``window``: causal, a window to the left, :func:`cufa.masks.streaming` (what lies between the first
         keys and the window is not read), :func:`cufa.masks.prefix`; on the CPU so far with numbers for each sequence,
-        or :func:`cufa.masks.chunks`.
+        :func:`cufa.masks.global_window` with ``right=0``, or :func:`cufa.masks.chunks`.
     softcap : float, optional
         Scaled scores s become ``softcap · tanh(s / softcap)``. Above 0, at most 10,000.
     scale : float, optional
