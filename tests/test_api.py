@@ -267,6 +267,19 @@ def test_a_plan_of_numpys_integers_and_dtype_prints_as_that_of_pythons():
 
 
 @pytest.mark.parametrize(
+    "dtype", [np.float32, np.dtype("float16"), ml_dtypes.bfloat16, np.dtype(ml_dtypes.bfloat16)]
+)
+def test_a_plan_takes_types_of_elements(dtype):
+    name, shape = np.dtype(dtype).name, (1, 8, 16, 64)
+    for plan in (cufa.plan, cufa.plan_backward):
+        assert plan(shape, dtype=dtype, device="cpu").problem.dtype == name
+    decode = cufa.plan_decode(shape, shape, dtype=dtype, cache_dtype=dtype, device="cpu").problem
+    assert (decode.dtype, decode.k_dtype) == (name, None)
+    eight_bits = cufa.plan_decode(shape, shape, dtype=dtype, cache_dtype=np.uint8, device="cpu").problem
+    assert eight_bits.k_dtype == "float8_e4m3"
+
+
+@pytest.mark.parametrize(
     ("shape", "error", "message"),
     [
         ((1, 8, -5, 64), ValueError, "q has shape .* a size is at least 0"),

@@ -118,6 +118,17 @@ def dtype_name(arrays: dict[str, Array], on_gpu: bool) -> str:
     return name
 
 
+def asked_dtype(dtype: Any) -> str:
+    """The name of what a plan is asked for: a name, a NumPy dtype or a scalar type, such as ml_dtypes.bfloat16. What is
+    none of them is what it prints."""
+    if isinstance(dtype, str):
+        return dtype
+    try:
+        return str(np.dtype(dtype))
+    except TypeError:
+        return str(dtype)
+
+
 def resolve_precision(dtype: str, precision: str | None) -> str:
     """Problem.precision for a dtype. CuPy's CUPY_TF32=1 is honoured when nothing is asked for."""
     if dtype != "float32":

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from ..core.mask import Mask
 from ..core.operation import Arrays, Operand, Operation, register
@@ -208,7 +209,7 @@ def plan_backward(
     k: Any = None,
     v: Any = None,
     *,
-    dtype: str | None = None,
+    dtype: npt.DTypeLike | None = None,
     causal: bool = False,
     window: tuple[int | None, int | None] | None = None,
     mask: Mask | None = None,
