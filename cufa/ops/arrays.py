@@ -242,6 +242,16 @@ def check_heads(heads: int, name: str, kv_heads: int, reading: str) -> None:
         )
 
 
+def check_rows(name: str, shape: tuple[int, ...], expected: tuple[int, ...], layout: str) -> None:
+    """``shape`` is one number per query, as the forward returns them."""
+    if shape == expected:
+        return
+    hint, words = "", "(heads, total_q)" if len(expected) == 2 else "(batch, heads, seqlen_q)"
+    if len(expected) == 3 and shape == (expected[0], expected[2], expected[1]):
+        hint = f"; it is so for layout={layout!r} too: use {name}.swapaxes(1, 2) and make that contiguous"
+    raise ValueError(f"{name} has shape {shape}; it takes one number per query, {words} = {expected}{hint}")
+
+
 def check_scale(scale: float | None, head_dim: int) -> float:
     if scale is None:
         return default_scale(head_dim)
