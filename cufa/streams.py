@@ -36,7 +36,7 @@ def use_letters_that_exist() -> None:
 
 @contextlib.contextmanager
 def clear_failures() -> Iterator[None]:
-    """A full disk behind stdout, or too little memory, is a message and an exit code."""
+    """A full disk behind stdout, or memory that is not here, is a message and an exit code."""
     try:
         try:
             yield
@@ -44,12 +44,12 @@ def clear_failures() -> Iterator[None]:
             sys.stdout.flush()
     except MemoryError as error:
         reason = f": {error}" if str(error) else ""
-        _give_up(f"not enough memory{reason}. Fix: a smaller problem, e.g. a shorter --seqlen")
+        _give_up("MISSING", f"not enough memory{reason}. Fix: a smaller problem, e.g. a shorter --seqlen")
     except OSError as error:
         if error.errno != errno.ENOSPC:
             raise
         _drop_output()
-        _give_up(f"the output cannot be written: {error}")
+        _give_up("FAILED", f"the output cannot be written: {error}")
 
 
 def _drop_output() -> None:
@@ -60,10 +60,10 @@ def _drop_output() -> None:
         os.close(nowhere)
 
 
-def _give_up(message: str) -> NoReturn:
+def _give_up(exit_name: str, message: str) -> NoReturn:
     from .commands.common import (  # which imports what most commands need, and `cufa --version` does not
         Exit,
         fail,
     )
 
-    fail(Exit.FAILED, message)
+    fail(Exit[exit_name], message)

@@ -225,6 +225,24 @@ def test_wrong_usage_is_exit_code_2(run, arguments):
     assert "Error" in result.stderr
 
 
+@pytest.mark.parametrize(
+    ("command", "there"),
+    [
+        ("bench decode --device cpu --seqlen-k 64 --algorithm fa2", "decode has fixed, balanced"),
+        ("bench backward --device cpu --seqlen 64 --algorithm fa1", "backward has fa3, fa2"),
+        ("bench forward --device cpu --seqlen 64 --algorithm fa2 --algorithm fixed", "forward has fa3, fa2,"),
+        ("bench --suite backward-quick --device cpu --algorithm fixed", "backward has fa3, fa2"),
+        ("emulate backward --algorithm fa1", "backward has fa3, fa2"),
+        ("inside backward --algorithm naive", "backward has fa3, fa2"),
+    ],
+)
+def test_an_algorithm_of_another_operation_is_wrong_usage(run, command, there):
+    result = run(*command.split())
+    assert result.exit_code == 2
+    assert f"{command.split()[-1]}: {there}" in " ".join(result.stderr.split())
+    assert "auto" not in result.stderr
+
+
 @pytest.mark.slow
 def test_compare_gives_measured_and_predicted_ratio(run):
     arguments = (

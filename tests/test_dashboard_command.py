@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -32,6 +33,19 @@ def test_the_command_starts_streamlit_on_this_very_cufa(monkeypatch: pytest.Monk
     assert CliRunner().invoke(main, ["dashboard"]).exit_code == 0
     assert started[1][1]["CUFA_DASHBOARD_OPEN_BROWSER"] == "1"
     assert environment["PYTHONPATH"].split(os.pathsep)[0] == str(Path(APP).parents[1])
+
+
+def test_a_port_that_is_taken_is_wrong_usage(monkeypatch: pytest.MonkeyPatch) -> None:
+    from click.testing import CliRunner
+
+    from cufa.cli import main
+
+    monkeypatch.setattr(os, "execve", lambda *_: pytest.fail("started"))
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        result = CliRunner().invoke(main, ["dashboard", "--no-browser", "--port", port])
+    assert result.exit_code == 2
+    assert f"--port {port}: Address already in use" in result.output
 
 
 def test_the_command_names_the_extra_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:

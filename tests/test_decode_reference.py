@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from cufa import attention_reference, decode_reference, masks
+from cufa import attention_reference, decode_reference, flash_decode, masks
 
 
 def by_hand(q, tokens_k, tokens_v, scale):
@@ -99,6 +99,31 @@ def test_what_is_not_valid_is_not_looked_at():
     wild = np.array([[0, 1, 2**31 - 1, -(2**31)]], np.int32)
     got = decode_reference(q, *pages, cache_seqlens=[6], block_table=wild)
     np.testing.assert_array_equal(got, expected)
+
+
+_NEW = np.ones((2, 2, 1, 8), np.float32)
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"cache_seqlens": 9}, ValueError, r"cache_seqlens\[0\] is 9, but k_cache holds 5 .*a longer cache"),
+        ({"cache_seqlens": [5, -1]}, ValueError, r"cache_seqlens\[1\] is -1: a length is at least 0"),
+        ({"cache_seqlens": [1, 2, 3]}, ValueError, r"cache_seqlens has shape \(3,\); it must be .* \(2,\)"),
+        ({"cache_seqlens": [1.5, 2]}, TypeError, "cache_seqlens is float64; it must be int32"),
+        ({"block_table": [[0], [1]], "cache_seqlens": 6}, ValueError, "1 pages of 5 .* it takes 2 columns"),
+        (
+            {"cache_seqlens": 5, "k_new": _NEW, "v_new": _NEW},
+            ValueError,
+            r"is 5 and k_new appends 1, but k_cache holds 5",
+        ),
+    ],
+)
+def test_lengths_beyond_the_cache_are_refused_as_by_the_call(changes, error, message):
+    q, k, v = (np.ones((2, 2, n, 8), np.float32) for n in (1, 5, 5))
+    for call in (decode_reference, flash_decode):
+        with pytest.raises(error, match=message):
+            call(q, k, v, **changes)
 
 
 def test_a_mask_of_other_sequences_is_refused():

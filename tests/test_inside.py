@@ -230,3 +230,12 @@ def test_command_says_what_it_cannot():
     done = CliRunner().invoke(main, ["inside", "--recorded", "something"])
     assert done.exit_code == 2
     assert "no inside trace of this name" in done.output
+
+
+@pytest.mark.parametrize(("place", "reason"), [("nowhere/t.json", "No such file"), ("", "is a directory")])
+def test_a_trace_that_cannot_be_written(trace, tmp_path: Path, monkeypatch, place, reason):
+    monkeypatch.setattr(inside, "execute", lambda plan: trace)
+    done = CliRunner().invoke(main, ["inside", "--executed", "--perfetto", str(tmp_path / place)])
+    assert done.exit_code == 2
+    assert "--perfetto" in done.stderr and reason in done.stderr
+    assert done.stdout == ""

@@ -348,7 +348,22 @@ def test_packed_calls_that_are_none(given, options, error, message):
             cufa.flash_attention_varlen_backward(Q, *given[:3], Q, lse, *given[3:], **options)
 
 
+@pytest.mark.parametrize(
+    ("given", "options", "error", "message"), [case for case in PACKED if case[3].startswith("cu_seqlens")]
+)
+def test_the_reference_refuses_what_packed_calls_do(given, options, error, message):
+    message = message.replace("is None: it says where each sequence begins", "")
+    for reference, first in (
+        (cufa.attention_varlen_reference, ()),
+        (cufa.attention_varlen_reference_backward, (Q,)),
+    ):
+        with pytest.raises((error, ValueError), match=message):
+            reference(*first, *given, **options)
+
+
 def test_the_log_sum_exp_of_a_packed_backward():
+    with pytest.raises(ValueError, match=r"dlse has shape \(4, 11\).*\(heads, total_q\) = \(4, 10\)"):
+        cufa.attention_varlen_reference_backward(Q, Q, Q, Q, [0, 5], [0, 5], dlse=np.zeros((4, 11)))
     with pytest.raises(
         ValueError, match=r"lse has shape \(10, 4\); it takes one number per query, \(heads, total_q\)"
     ):

@@ -198,6 +198,7 @@ DECODED = [
     masks.streaming(4, 9),
     masks.streaming([4, 0, 90], 9),
     masks.prefix(20),
+    masks.global_window(20, 9, 0),
     masks.chunks(32),
 ]
 
@@ -231,8 +232,9 @@ def test_masks_that_decoding_does_not_take():
         masks.chunks(3, 5),
     )
     for mask in wrong:
-        with pytest.raises(ValueError, match="the queries of a decoding call are the last tokens"):
+        with pytest.raises(ValueError, match="the queries of a decoding call are the last tokens") as refused:
             cufa.flash_decode(q, k, v, mask=mask)
+        assert "global_window(tokens, left, 0)" in str(refused.value)
     with pytest.raises(ValueError, match=r"mask=causal and window=\(3, 0\) both say"):
         cufa.flash_decode(q, k, v, mask=masks.causal(), window=(3, 0))
     with pytest.raises(ValueError, match="is of 2 sequences but k has 3"):

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from mask_support import BANDS, tiles_of
 
 import cufa
+from cufa.core.integers import Integers
 from cufa.core.mask import CAUSAL, FULL, Band, Mask, reduced
 from cufa.ops import calls
 from cufa.ops.mask_arguments import decode_mask, resolve_mask
@@ -96,6 +97,88 @@ def test_json_text_and_equality(mask):
     assert hash(mask) == hash(Band(mask.left, mask.right, mask.diagonal))
     for part in (mask.left, mask.right):
         assert part is None or str(part) in str(mask) or (mask.left, mask.right) == (None, 0)
+
+
+_BAND = {"family": "band", "left": 5, "right": 0, "diagonal": "bottom-right"}
+_COLUMNS = {"family": "columns", "band": _BAND, "intervals": {"shape": [2, 1, 1, 8], "digest": "0" * 16}}
+
+
+@pytest.mark.parametrize(
+    ("record", "message"),
+    [
+        (None, "JSON object with one family of band, columns, chunks.*not None"),
+        ([_BAND], "JSON object .* not builtins.list"),
+        ({}, "family=None of a mask's record is not known; use one of band, columns, chunks"),
+        ({"family": "zz"}, "family='zz' of a mask's record is not known; use one of band"),
+        ({"family": []}, r"family=\[\] of a mask's record is not known"),
+        ({"family": "columns"}, "family columns needs the field 'band'"),
+        ({"family": "chunks"}, "family chunks needs the field 'size'"),
+        ({**_BAND, "up": 3}, "family band has no field 'up'; it has left, right, diagonal, prefix"),
+        ({**_BAND, "left": -5}, r"\(left, right\)=\(-5, 0\): left must be at least 0"),
+        ({**_BAND, "left": "a"}, "left must be an integer from 0 up, or None for no bound, not 'a'"),
+        ({**_BAND, "right": 1.0}, r"right must be an integer .* not 1\.0"),
+        ({**_BAND, "diagonal": "zz"}, "diagonal='zz' is not known; use 'bottom-right', 'top-left' or an"),
+        ({**_BAND, "prefix": -4}, "prefix=-4 must be from 0"),
+        ({**_BAND, "keep": None}, "keep must be an integer from 0 up, not None"),
+        ({**_BAND, "global_tokens": "3"}, "global_tokens must be an integer from 0 up, not '3'"),
+        ({**_BAND, "prefix": {"digest": ""}}, "prefix is builtins.dict: it takes an array's record, shape"),
+        ({**_BAND, "prefix": {"shape": [-1], "digest": ""}}, "prefix has shape .* a size is at least 0"),
+        (
+            {**_BAND, "prefix": {"shape": [1, 2], "digest": ""}},
+            r"prefix has shape \(1, 2\): it takes \(batch,\)",
+        ),
+        ({**_BAND, "prefix": {"shape": [2]}}, "prefix: packed, or digest, of its record is text, not None"),
+        (
+            {**_BAND, "prefix": {"shape": [2], "packed": "?"}},
+            r"prefix: packed .* does not hold \(2,\) integers",
+        ),
+        ({**_BAND, "prefix": {"shape": [2], "packed": "AAAA"}}, r"packed .* does not hold \(2,\) integers"),
+        (
+            {**_BAND, "prefix": Integers(np.array([3, -4])).as_json()},
+            r"prefix\[1\] is -4: it must be at least 0",
+        ),
+        (
+            {**_BAND, "prefix": {**Integers(np.array([3, 4])).as_json(), "shape": [3]}},
+            r"not hold \(3,\) integers",
+        ),
+        ({"family": "chunks", "size": 0}, "size=0 must be from 1"),
+        (
+            {**_COLUMNS, "band": {"family": "chunks", "size": 3}},
+            "band is causal chunks of 3: it takes a mask of",
+        ),
+        ({**_COLUMNS, "band": {**_BAND, "left": -5}}, "left must be at least 0"),
+        ({**_COLUMNS, "intervals": 3}, "intervals is 3: it takes an array's record"),
+        (
+            {**_COLUMNS, "intervals": {"shape": [3, 1, 1, 8], "digest": ""}},
+            r"intervals has shape \(3, 1, 1, 8\)",
+        ),
+        ({**_COLUMNS, "rows": "zz"}, "rows='zz' is not known"),
+        ({**_COLUMNS, "title": 3}, "title is text, not 3"),
+    ],
+    ids=_words,
+)
+def test_records_that_are_no_masks(record, message):
+    with pytest.raises(ValueError, match=message):
+        Mask.from_json(record)
+
+
+def test_records_of_masks_without_later_fields():
+    assert Mask.from_json({"family": "band"}) == FULL and Mask.from_json(_BAND) == Band(5, 0)
+    assert not Mask.from_json(_COLUMNS).known
+
+
+@pytest.mark.parametrize(
+    ("lengths", "error", "message"),
+    [
+        ((-1, 3), ValueError, "seqlen_q=-1 must be from 0"),
+        ((3.5, 3), TypeError, r"seqlen_q must be an integer from 0 up, not 3\.5"),
+        ((3, None), TypeError, "seqlen_k must be an integer from 0 up, not None"),
+    ],
+)
+def test_lengths_of_a_matrix(lengths, error, message):
+    with pytest.raises(error, match=message):
+        CAUSAL.dense(*lengths)
+    assert CAUSAL.dense(0, np.int32(3)).shape == (0, 3)
 
 
 @pytest.mark.parametrize(

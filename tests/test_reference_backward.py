@@ -179,3 +179,6 @@ def test_shapes_that_do_not_fit():
         attention_reference_backward(q[:, :, :2], q, k, v)
     with pytest.raises(ValueError, match="fit together"):
         attention_reference_backward(q, q, k, v[:, :, :2])
+    for dlse in (np.ones(3), np.ones((1, 3, 2)), np.ones((2, 2, 3))):
+        with pytest.raises(ValueError, match=r"dlse has shape .* one number per query, .* = \(1, 2, 3\)"):
+            attention_reference_backward(q, q, k, v, dlse=dlse)

@@ -17,6 +17,7 @@ from ..candidates import algorithms as algorithms_of
 from ..core.architectures import Device
 from .common import (
     Exit,
+    check_algorithm,
     device_option,
     fail,
     find_device,
@@ -92,6 +93,8 @@ def bench_command(
         if family.missing:
             fail(Exit.MISSING, f"--peers {family.name}: {family.missing} (cufa never needs it otherwise)")
     cases = _cases(chosen, operation, shape, target)
+    for name in algorithms:
+        check_algorithm(name, dict.fromkeys(case.problem.operation for case in cases))
     rows: list[Row] = []
     skipped: list[Skipped] = []
     with progress() as bar:

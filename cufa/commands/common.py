@@ -259,6 +259,14 @@ _MAKERS: dict[str, Callable[[dict[str, Any]], Problem]] = {
 }
 
 
+def check_algorithm(name: str, operations: Iterable[str]) -> None:
+    """A usage error that names those there are, where none of the operations has it."""
+    known = {operation: algorithms(operation)[1:] for operation in operations}
+    if not any(name in names for names in known.values()):
+        there = "; ".join(f"{operation} has {', '.join(names)}" for operation, names in known.items())
+        raise click.UsageError(f"--algorithm {name}: {there}")
+
+
 def given(options: Iterable[str]) -> bool:
     """Whether any of them stood on the command line."""
     source = click.get_current_context().get_parameter_source

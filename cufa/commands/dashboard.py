@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import socket
 import sys
 from pathlib import Path
 
@@ -41,6 +42,17 @@ def launch_command(port: int | None) -> list[str]:
     return command if port is None else [*command, f"--server.port={port}"]
 
 
+def _check_free(port: int) -> None:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the server does
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError as error:
+            raise click.UsageError(
+                f"--port {port}: {error.strerror}; name another, or none for the next free one from 8501"
+            ) from error
+
+
 @click.command("dashboard")
 @click.option(
     "--port",
@@ -56,6 +68,8 @@ def dashboard_command(port: int | None, browser: bool) -> None:
     missing = [name for name in ("streamlit", "plotly") if importlib.util.find_spec(name) is None]
     if missing:
         fail(Exit.MISSING, f"{' and '.join(missing)} not installed. Fix: pip install 'cufa[dashboard]'")
+    if port:
+        _check_free(port)
     command = launch_command(port)
     # The child must import this very cufa, installed or not.
     paths = [str(_PACKAGE.parent), *filter(None, [os.environ.get("PYTHONPATH")])]

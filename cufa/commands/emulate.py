@@ -23,6 +23,7 @@ from ..planner import fitting_configs, make_plan
 from .common import (
     ALGORITHMS,
     Exit,
+    check_algorithm,
     fail,
     json_option,
     print_json,
@@ -105,6 +106,7 @@ def emulate_command(
     if recorded or record:
         _recorded(record, as_json)
         return
+    check_algorithm(algorithm, [operation])
     problem = problem_from(shape, None, operation)
     try:
         run, expected = _execute(

@@ -18,6 +18,7 @@ from ..planner import make_plan
 from .common import (
     ALGORITHMS,
     Exit,
+    check_algorithm,
     fail,
     find_device,
     json_option,
@@ -37,7 +38,10 @@ _OPERATIONS = ("forward", "backward")
 @click.option("--executed", is_flag=True, help="Execute it on the CPU even where there is a GPU.")
 @click.option("--arch", default="sm_90", show_default=True, help="Executed: the architecture to plan for.")
 @click.option(
-    "--perfetto", "file", type=click.Path(path_type=Path), help="Write a trace for ui.perfetto.dev."
+    "--perfetto",
+    "file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write a trace for ui.perfetto.dev.",
 )
 @click.option("--recorded", metavar="NAME", help="Show a recorded trace instead; 'list' names them.")
 @json_option
@@ -68,12 +72,21 @@ def inside_command(
         raise click.UsageError(str(error)) from error
     found = trace.intervals()
     if file is not None:
-        file.write_bytes(perfetto(trace, found))
+        _write(file, perfetto(trace, found))
     of_sm = sums(trace, found)
     if as_json:
         print_json(_document(trace, of_sm))
     else:
         _print(trace, of_sm, len({lane.role for lane in lanes(trace, found)}))
+
+
+def _write(file: Path, content: bytes) -> None:
+    try:
+        file.write_bytes(content)
+    except OSError as error:
+        raise click.UsageError(
+            f"--perfetto {file}: {error.strerror}; name a file in a folder that can be written"
+        ) from error
 
 
 def _recorded(name: str) -> inside.InsideTrace:
@@ -87,6 +100,7 @@ def _recorded(name: str) -> inside.InsideTrace:
 def _made(
     operation: str, algorithm: str, executed: bool, arch: str, shape: dict[str, Any]
 ) -> inside.InsideTrace:
+    check_algorithm(algorithm, [operation])
     device = find_device("cpu" if executed else "auto")
     problem = problem_from(shape, device, operation)
     plan = make_plan(problem, device or Device.typical(arch), algorithm)

@@ -74,7 +74,11 @@ class Mask:
         return seqlen_k - seqlen_q
 
     def dense(self, seqlen_q: int, seqlen_k: int, batch: int = 0, head: int = 0) -> Bools:
-        """The boolean matrix, (seqlen_q, seqlen_k): True where a query sees a key."""
+        """The boolean matrix, (seqlen_q, seqlen_k): True where a query sees a key. Raises TypeError or ValueError for
+        what is no length."""
+        from ..masks.checks import check_count
+
+        seqlen_q, seqlen_k = check_count("seqlen_q", seqlen_q), check_count("seqlen_k", seqlen_k)
         return self.visible(np.arange(seqlen_q), np.arange(seqlen_k), seqlen_q, seqlen_k, batch, head)
 
     # --- Which matrices there are -------------------------------------------------------------------------
@@ -200,14 +204,10 @@ class Mask:
 
     @staticmethod
     def from_json(record: dict[str, Any]) -> Mask:
-        fields = {name: _read(x) for name, x in record.items() if name != "family"}
-        return Mask.families[record["family"]](**fields)
+        """What :meth:`as_json` has written. Raises ValueError naming the field, what came and what fits."""
+        from ..masks.records import read_mask
 
-
-def _read(value: Any) -> Any:
-    if not isinstance(value, dict):
-        return value
-    return Mask.from_json(value) if "family" in value else Integers.from_json(value)
+        return read_mask(record)
 
 
 def together(*counts: int) -> int:

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from ..core.lengths import Cached
 from ..core.problem import Problem
 from ..ops import array_memory, arrays, calls, further
 from .schedule import read_range
@@ -72,8 +73,8 @@ class DecodeCall(calls.Call):
         inputs = dict(self.inputs)
         if problem.cache.new_tokens == 0:
             inputs["k_new"] = inputs["v_new"] = None
-        inputs["cache_seqlens"] = _integers("cache_seqlens", inputs["cache_seqlens"], (problem.batch,))
-        inputs["block_table"] = _integers(
+        inputs["cache_seqlens"] = check_integers("cache_seqlens", inputs["cache_seqlens"], (problem.batch,))
+        inputs["block_table"] = check_integers(
             "block_table", inputs["block_table"], (problem.batch, problem.cache.max_pages)
         )
         for name in ("k_scale", "v_scale"):
@@ -163,7 +164,7 @@ def _cure_of_cache(k_cache: str, q: str, served: tuple[str, ...]) -> str:
     return f"convert the cache with k_cache.astype({q!r})"
 
 
-def _integers(name: str, x: Array, shape: tuple[int, ...]) -> Array:
+def check_integers(name: str, x: Array, shape: tuple[int, ...]) -> Array:
     """Lengths or table as int32. On the host any integers will do, and one length serves every sequence."""
     if x is None:
         return None
@@ -231,23 +232,27 @@ def _check_lengths(problem: Problem, lengths: Array, table: Array) -> None:
         return
     valid = [problem.seqlen_k] * problem.batch if lengths is None else lengths.tolist()
     for b, length in enumerate(valid):
-        total = length + problem.cache.new_tokens
-        if length < 0:
-            raise ValueError(f"cache_seqlens[{b}] is {length}: a length is at least 0")
-        if total > problem.seqlen_k:
-            what = f"cache_seqlens[{b}] is {length}"
-            if problem.cache.new_tokens:
-                what += f" and k_new appends {problem.cache.new_tokens}"
-            if not problem.cache.paged:
-                raise ValueError(
-                    f"{what}, but k_cache holds {problem.seqlen_k} tokens per sequence: allocate a longer cache"
-                )
-            raise ValueError(
-                f"{what}, but block_table has {problem.cache.max_pages} pages of {problem.cache.page_size} per "
-                f"sequence: it takes {-(-total // problem.cache.page_size)} columns"
-            )
+        check_length(b, length, problem.cache, problem.seqlen_k)
         if isinstance(table, np.ndarray):
-            _check_pages(problem, table, b, total)
+            _check_pages(problem, table, b, length + problem.cache.new_tokens)
+
+
+def check_length(b: int, length: int, cache: Cached, capacity: int) -> None:
+    """Sequence ``b`` of ``length`` tokens, and those appended to it, are within what the cache holds."""
+    if length < 0:
+        raise ValueError(f"cache_seqlens[{b}] is {length}: a length is at least 0")
+    total = length + cache.new_tokens
+    if total <= capacity:
+        return
+    what = f"cache_seqlens[{b}] is {length}"
+    if cache.new_tokens:
+        what += f" and k_new appends {cache.new_tokens}"
+    if not cache.paged:
+        raise ValueError(f"{what}, but k_cache holds {capacity} tokens per sequence: allocate a longer cache")
+    raise ValueError(
+        f"{what}, but block_table has {cache.max_pages} pages of {cache.page_size} per sequence: it takes "
+        f"{-(-total // cache.page_size)} columns"
+    )
 
 
 def _pages_of(problem: Problem, length: int) -> tuple[int, int]:

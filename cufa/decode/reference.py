@@ -7,10 +7,12 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from ..core.lengths import Cached
 from ..core.mask_family import Mask
 from ..ops.arrays import check_mask, check_not_masked
 from ..ops.mask_arguments import decode_mask
 from ..ops.reference import Array, as_bhsd, attention_reference
+from .checks import check_integers, check_length
 
 
 def decode_reference(
@@ -49,8 +51,7 @@ def decode_reference(
     q = as_bhsd("q", q, layout)
     k_cache, v_cache, k_new, v_new = (_as_bhsd(x, layout) for x in (k_cache, v_cache, k_new, v_new))
     table = None if block_table is None else np.asarray(block_table)
-    capacity = k_cache.shape[2] * (1 if table is None else table.shape[1])
-    lengths = np.broadcast_to(capacity if cache_seqlens is None else cache_seqlens, len(q)).tolist()
+    lengths = _lengths(cache_seqlens, len(q), k_cache, table, 0 if k_new is None else k_new.shape[2])
     seen_by = decode_mask(window, mask)
     check_mask(seen_by, len(q), k_cache.shape[1], None)
     o, lse = np.empty(q.shape), np.empty(q.shape[:3])
@@ -66,6 +67,19 @@ def decode_reference(
     if layout == "bshd":
         o = o.swapaxes(1, 2)
     return (o, lse) if return_lse else o
+
+
+def _lengths(given: Any, batch: int, cache: Any, table: Any, new_tokens: int) -> list[int]:
+    """Tokens of each sequence that are in the cache. Raises as :func:`cufa.flash_decode` what do not fit in it."""
+    size, pages = cache.shape[2], 0 if table is None else table.shape[1]
+    capacity = size if table is None else size * pages
+    if given is None:
+        return [capacity] * batch
+    lengths: list[int] = check_integers("cache_seqlens", np.asarray(given), (batch,)).tolist()
+    cached = Cached(page_size=0 if table is None else size, max_pages=pages, new_tokens=new_tokens)
+    for b, length in enumerate(lengths):
+        check_length(b, length, cached, capacity)
+    return lengths
 
 
 def _sequence(b: int, length: int, cache: Any, table: Any, new: Any, factor: Any) -> Array:

@@ -52,9 +52,13 @@ def make_problem(
     arrays.check_head_dim(head_dim)
     arrays.check_heads(heads, "k_cache", kv_heads, f"layout {layout!r} reads its shape as {axes}")
     if not 1 <= tokens <= MAX_TOKENS:
+        cure = (
+            "for more use cufa.flash_attention(…, causal=True)"
+            if tokens
+            else "without one leave out the call"
+        )
         raise ValueError(
-            f"q has {tokens} tokens per sequence (layout {layout!r}); decoding takes 1 to {MAX_TOKENS}: for "
-            "more use cufa.flash_attention(…, causal=True)"
+            f"q has {tokens} tokens per sequence (layout {layout!r}); decoding takes 1 to {MAX_TOKENS}: {cure}"
         )
     if table is None and outer != batch:
         raise ValueError(

@@ -45,19 +45,19 @@ def _check_side(name: str, side: str, value: Any, size: Any) -> int | None:
     return int(size)
 
 
-def check_diagonal(diagonal: Any) -> str | int:
+def check_diagonal(diagonal: Any, name: str = "diagonal") -> str | int:
     if isinstance(diagonal, str):
         if diagonal in DIAGONALS:
             return diagonal
-        raise ValueError(f"diagonal={diagonal!r} is not known; use 'bottom-right', 'top-left' or an integer")
+        raise ValueError(f"{name}={diagonal!r} is not known; use 'bottom-right', 'top-left' or an integer")
     try:
         if isinstance(diagonal, bool):
             raise TypeError
         diagonal = operator.index(diagonal)
     except TypeError:
-        raise TypeError(f"diagonal={diagonal!r} must be 'bottom-right', 'top-left' or an integer") from None
+        raise TypeError(f"{name}={diagonal!r} must be 'bottom-right', 'top-left' or an integer") from None
     if abs(diagonal) > MAX_SIZE:
-        raise ValueError(f"diagonal={diagonal!r} must be within ±{MAX_SIZE:,}, the longest sequences")
+        raise ValueError(f"{name}={diagonal!r} must be within ±{MAX_SIZE:,}, the longest sequences")
     return int(diagonal)
 
 

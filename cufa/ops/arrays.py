@@ -118,6 +118,17 @@ def dtype_name(arrays: dict[str, Array], on_gpu: bool) -> str:
     return name
 
 
+def asked_dtype(dtype: Any) -> str:
+    """The name of what a plan is asked for: a name, a NumPy dtype or a scalar type, such as ml_dtypes.bfloat16. What is
+    none of them is what it prints."""
+    if isinstance(dtype, str):
+        return dtype
+    try:
+        return str(np.dtype(dtype))
+    except TypeError:
+        return str(dtype)
+
+
 def resolve_precision(dtype: str, precision: str | None) -> str:
     """Problem.precision for a dtype. CuPy's CUPY_TF32=1 is honoured when nothing is asked for."""
     if dtype != "float32":
@@ -214,9 +225,12 @@ def check_choice(name: str, value: Any, choices: Mapping[Any, str]) -> None:
 
 def check_head_dim(head_dim: int) -> None:
     if head_dim % HEAD_DIM_STEP or not 0 < head_dim <= MAX_HEAD_DIM:
+        cure = ""
+        if 0 < head_dim < MAX_HEAD_DIM:
+            cure = f": pad q, k and v with zeros and pass scale={head_dim}**-0.5"
         raise ValueError(
             f"head_dim is {head_dim} (last axis of q); it must be a multiple of {HEAD_DIM_STEP} from "
-            f"{HEAD_DIM_STEP} to {MAX_HEAD_DIM}: pad q, k and v with zeros and pass scale={head_dim}**-0.5"
+            f"{HEAD_DIM_STEP} to {MAX_HEAD_DIM}{cure}"
         )
 
 
@@ -226,6 +240,16 @@ def check_heads(heads: int, name: str, kv_heads: int, reading: str) -> None:
             f"q has {heads} heads and {name} has {kv_heads}: query heads must be a multiple of key/value "
             f"heads ({reading})"
         )
+
+
+def check_rows(name: str, shape: tuple[int, ...], expected: tuple[int, ...], layout: str) -> None:
+    """``shape`` is one number per query, as the forward returns them."""
+    if shape == expected:
+        return
+    hint, words = "", "(heads, total_q)" if len(expected) == 2 else "(batch, heads, seqlen_q)"
+    if len(expected) == 3 and shape == (expected[0], expected[2], expected[1]):
+        hint = f"; it is so for layout={layout!r} too: use {name}.swapaxes(1, 2) and make that contiguous"
+    raise ValueError(f"{name} has shape {shape}; it takes one number per query, {words} = {expected}{hint}")
 
 
 def check_scale(scale: float | None, head_dim: int) -> float:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from ..core.mask import Mask
 from ..core.operation import Arrays, Operand, Operation, register
@@ -180,15 +181,9 @@ class BackwardCall(DenseCall):
 
 
 def _check_rows(name: str, x: Any, problem: Problem, layout: str) -> None:
-    """``x`` is one number per query, as the forward returns them."""
+    """``x`` is one number per query, of the forward's dtype and contiguous."""
     shape, dtype = calls.lse_shape(problem), problem.lse_dtype
-    if x.shape != shape:
-        hint, words = "", "(heads, total_q)" if len(shape) == 2 else "(batch, heads, seqlen_q)"
-        if len(shape) == 3 and x.shape == (shape[0], shape[2], shape[1]):
-            hint = f"; it is so for layout={layout!r} too: use {name}.swapaxes(1, 2) and make that contiguous"
-        raise ValueError(
-            f"{name} has shape {x.shape}; it takes one number per query, {words} = {shape}{hint}"
-        )
+    arrays.check_rows(name, x.shape, shape, layout)
     if x.dtype != dtype:
         raise TypeError(
             f"{name} is {x.dtype}; for q of {problem.dtype} it must be {dtype}, as flash_attention(..., "
@@ -208,7 +203,7 @@ def plan_backward(
     k: Any = None,
     v: Any = None,
     *,
-    dtype: str | None = None,
+    dtype: npt.DTypeLike | None = None,
     causal: bool = False,
     window: tuple[int | None, int | None] | None = None,
     mask: Mask | None = None,

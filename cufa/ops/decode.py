@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy.typing as npt
+
 from ..core.architectures import Device
 from ..core.mask import Mask
 from ..core.scores import check_softcap
@@ -81,7 +83,7 @@ def flash_decode(
     mask : cufa.masks, optional
         In place of ``window``: causal, a window to the left, :func:`cufa.masks.streaming` (what lies between the first
         keys and the window is not read), :func:`cufa.masks.prefix`; on the CPU so far with numbers for each sequence,
-        or :func:`cufa.masks.chunks`.
+        :func:`cufa.masks.global_window` with ``right=0``, or :func:`cufa.masks.chunks`.
     softcap : float, optional
         Scaled scores s become ``softcap · tanh(s / softcap)``. Above 0, at most 10,000.
     scale : float, optional
@@ -181,8 +183,8 @@ def plan_decode(
     cache_seqlens: Any = None,
     block_table: Any = None,
     k_new: Any = None,
-    dtype: str | None = None,
-    cache_dtype: str | None = None,
+    dtype: npt.DTypeLike | None = None,
+    cache_dtype: npt.DTypeLike | None = None,
     window: tuple[int | None, int | None] | None = None,
     mask: Mask | None = None,
     softcap: float | None = None,
@@ -198,9 +200,9 @@ def plan_decode(
 
     Arrays may be given as shapes; arguments that are not named here are as for :func:`flash_decode`. Of
     ``cache_seqlens`` it only matters whether it is given: lengths are the kernels' business, so
-    ``cache_seqlens=True`` will do. ``dtype`` and ``cache_dtype`` are names such as "bfloat16" and "uint8"
-    (default: the arrays'; for shapes float16, and the same for the cache). ``device`` is None (what a call here
-    would use), "cpu", "cuda", or an architecture such as "sm_90", planned for its typical card.
+    ``cache_seqlens=True`` will do. ``dtype`` and ``cache_dtype`` are names such as "bfloat16" and "uint8", or
+    dtypes of NumPy's (default: the arrays'; for shapes float16, and the same for the cache). ``device`` is
+    None (what a call here would use), "cpu", "cuda", or an architecture such as "sm_90", planned for its typical card.
 
     >>> print(cufa.plan_decode((1, 32, 1, 128), (1, 8, 131072, 128), device="sm_90"))  # doctest: +SKIP
     """
@@ -222,16 +224,18 @@ def plan_decode(
     shapes = {name: getattr(x, "shape", x) for name, x in given.items()}
     shapes["v_new"] = shapes["k_new"]
     shapes["cache_seqlens"] = None if cache_seqlens is None else ()
-    dtype = str(getattr(given["q"], "dtype", "float16") if dtype is None else dtype)
+    of_q = arrays.asked_dtype(getattr(given["q"], "dtype", "float16") if dtype is None else dtype)
     few = {name: x for name, x in (("alibi_slopes", alibi_slopes), ("sink", sink)) if x is not None}
-    cache_dtype = str(getattr(given["k_cache"], "dtype", dtype) if cache_dtype is None else cache_dtype)
+    of_cache = arrays.asked_dtype(
+        getattr(given["k_cache"], "dtype", of_q) if cache_dtype is None else cache_dtype
+    )
 
     # Where a call could not move to the CPU.
     stays = any(arrays.is_device_array(x) for x in given.values())
 
     def planned(found: Device | None) -> Plan:
         module = "cupy" if stays else "numpy"
-        names = dtypes(dtype, {"k_cache": cache_dtype}, on_gpu=found is not None, module=module)
+        names = dtypes(of_q, {"k_cache": of_cache}, on_gpu=found is not None, module=module)
         problem = further.planned(few, make_problem(shapes, *names, layout=layout, **how))
         if found is not None:
             check_gpu_serves(problem)

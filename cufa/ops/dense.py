@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from ..core.columns import Columns
 from ..core.integers import Integers
@@ -104,7 +105,7 @@ def plan_shapes(
     q: Any,
     k: Any,
     v: Any,
-    dtype: str | None,
+    dtype: npt.DTypeLike | None,
     device: str | None,
     options: dict[str, Any],
     few: dict[str, Any],
@@ -122,7 +123,7 @@ def plan_shapes(
     ]
     if dtype is None:
         dtype = "float16" if isinstance(q, tuple) else arrays.as_array("q", q).dtype
-    name = str(dtype)
+    name = arrays.asked_dtype(dtype)
     if name not in arrays.FORWARD_DTYPES:
         served = ", ".join(arrays.FORWARD_DTYPES)
         raise ValueError(f"dtype={name!r} is not served; use one of {served}")

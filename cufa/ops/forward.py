@@ -7,6 +7,8 @@ import dataclasses
 import math
 from typing import Any
 
+import numpy.typing as npt
+
 from ..core.mask import Mask
 from ..core.operation import Arrays, Operand, Operation, register
 from ..core.params import Params
@@ -202,7 +204,7 @@ def plan(
     k: Any = None,
     v: Any = None,
     *,
-    dtype: str | None = None,
+    dtype: npt.DTypeLike | None = None,
     causal: bool = False,
     window: tuple[int | None, int | None] | None = None,
     mask: Mask | None = None,
@@ -224,8 +226,8 @@ def plan(
     q, k and v are arrays or just shapes; k and v default to q. ``causal``, ``window``, ``mask``, ``softcap``,
     ``scale``, ``alibi_slopes``, ``sink`` (True will do for these two), ``seqlens_q``, ``seqlens_k``, ``layout``,
     ``algorithm``, ``num_splits`` and ``precision`` are as for :func:`flash_attention`. ``dtype`` is a
-    name such as "bfloat16" (default: the arrays', or float16 for shapes). ``device`` is None (what a call here
-    would use), "cpu", "cuda", or an architecture such as "sm_90", planned for its typical card.
+    name such as "bfloat16", or a dtype of NumPy's (default: the arrays', or float16 for shapes). ``device`` is None
+    (what a call here would use), "cpu", "cuda", or an architecture such as "sm_90", planned for its typical card.
 
     >>> print(cufa.plan((1, 8, 4096, 128), causal=True, device="sm_90"))  # doctest: +SKIP
     """

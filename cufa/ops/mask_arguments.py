@@ -48,7 +48,8 @@ def decode_mask(window: Any, mask: Any = None) -> Mask:
         if not of_last_tokens or (isinstance(found, Band) and found.right != 0):
             raise ValueError(
                 f"mask={mask}: the queries of a decoding call are the last tokens of their sequence; it takes "
-                "cufa.masks.causal(), window(left, 0), prefix, streaming and chunks, with the default diagonal"
+                "cufa.masks.causal(), window(left, 0), prefix, streaming, global_window(tokens, left, 0) and chunks, "
+                "with the default diagonal"
             )
         return found
     if window is None:

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from ..core.mask import Mask
 from ..core.scores import check_softcap, distances, softcap_derivative, softcapped
-from .arrays import check_mask, check_not_masked, check_scale
+from .arrays import check_mask, check_not_masked, check_rows, check_scale
 from .mask_arguments import resolve_mask
 
 Array = npt.NDArray[np.float64]
@@ -97,7 +97,8 @@ def attention_reference_backward(
     if dout.shape != q.shape:
         raise ValueError(f"dout {dout.shape} and q {q.shape} (as bhsd) must have one shape")
     check_not_masked("dlse", dlse)
-    dlse = np.zeros(q.shape[:3]) if dlse is None else np.asarray(dlse).astype(np.float64)
+    dlse = np.zeros(q.shape[:3]) if dlse is None else _numbers("dlse", dlse)
+    check_rows("dlse", dlse.shape, q.shape[:3], layout)
     parts = _Parts(q, k, v, resolve_mask(causal, window, mask), alibi_slopes, sink, seqlens_q, seqlens_k)
     scores = check_scale(scale, q.shape[-1]), check_softcap(softcap)
     dq, dk, dv, dsink = np.zeros_like(q), np.zeros_like(k), np.zeros_like(v), np.zeros(q.shape[1])

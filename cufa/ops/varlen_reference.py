@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .arrays import check_not_masked
+from . import further
+from .arrays import check_not_masked, check_rows
 from .reference import Array, attention_reference, attention_reference_backward
 
 
@@ -31,7 +32,7 @@ def attention_varlen_reference(
         check_not_masked(name, x)
     q, k, v = (np.asarray(x) for x in (q, k, v))
     o, lse = np.zeros(q.shape), np.full(q.shape[1::-1], -np.inf)
-    for b, rows, keys in _sequences(cu_seqlens_q, cu_seqlens_k):
+    for b, rows, keys in _sequences(cu_seqlens_q, cu_seqlens_k, (len(q), len(k))):
         of_one = _as_one(q[rows]), _as_one(k[keys]), _as_one(v[keys])
         found = attention_reference(*of_one, return_lse=True, **_options_of(b, options))
         o[rows], lse[:, rows] = found[0][0].swapaxes(0, 1), found[1][0]
@@ -56,7 +57,9 @@ def attention_varlen_reference_backward(
     dout, q, k, v = (np.asarray(x) for x in (dout, q, k, v))
     gradients = [np.zeros(x.shape) for x in (q, k, v)]
     dsink = np.zeros(q.shape[1])
-    for b, rows, keys in _sequences(cu_seqlens_q, cu_seqlens_k):
+    if dlse is not None:
+        check_rows("dlse", np.shape(dlse), q.shape[1::-1], "bshd")
+    for b, rows, keys in _sequences(cu_seqlens_q, cu_seqlens_k, (len(q), len(k))):
         of_one = (_as_one(x[part]) for x, part in ((dout, rows), (q, rows), (k, keys), (v, keys)))
         of_lse = None if dlse is None else np.asarray(dlse)[None, :, rows]
         found = attention_reference_backward(*of_one, dlse=of_lse, **_options_of(b, options))
@@ -66,8 +69,12 @@ def attention_varlen_reference_backward(
     return tuple(gradients) if options.get("sink") is None else (*gradients, dsink)
 
 
-def _sequences(cu_q: npt.ArrayLike, cu_k: npt.ArrayLike) -> list[tuple[int, slice, slice]]:
-    q, k = np.asarray(cu_q).tolist(), np.asarray(cu_k).tolist()
+def _sequences(
+    cu_q: npt.ArrayLike, cu_k: npt.ArrayLike, totals: tuple[int, int]
+) -> list[tuple[int, slice, slice]]:
+    """Number, queries and keys of each. Raises TypeError or ValueError, as :func:`cufa.flash_attention_varlen`."""
+    checked = further.packed(np.asarray(cu_q), np.asarray(cu_k), totals)
+    q, k = (x.tolist() for x in checked[:2])
     return [(b, slice(q[b], q[b + 1]), slice(k[b], k[b + 1])) for b in range(len(q) - 1)]
 
 

@@ -1,0 +1,117 @@
+"""Masks as records and links say them: what is read is checked as what the builders are given."""
+
+from __future__ import annotations
+
+import dataclasses
+import zlib
+from collections.abc import Callable
+from typing import Any
+
+from ..core.integers import Integers
+from ..core.mask import Band, Mask
+from ..ops.arrays import check_sizes
+from .checks import check_count, check_diagonal, check_from_0, check_window, shown
+
+
+def read_mask(record: Any) -> Mask:
+    """What :meth:`cufa.masks.Mask.as_json` has written. Raises ValueError naming the field, what came and what fits."""
+    try:
+        family = _family(record)
+        fields = {name: _read(name, x) for name, x in record.items() if name != "family"}
+        _check_names(family, set(fields))
+        if issubclass(family, Band):
+            check_window((fields.get("left"), fields.get("right")), "(left, right)")
+        return family(**fields)
+    except TypeError as error:
+        raise ValueError(str(error)) from error
+
+
+def _family(record: Any) -> type[Mask]:
+    known = ", ".join(Mask.families)
+    if not isinstance(record, dict):
+        raise TypeError(f"a mask's record is a JSON object with one family of {known}, not {shown(record)}")
+    family = record.get("family")
+    if not isinstance(family, str) or family not in Mask.families:
+        raise ValueError(f"family={family!r} of a mask's record is not known; use one of {known}")
+    return Mask.families[family]
+
+
+def _check_names(family: type[Mask], given: set[str]) -> None:
+    fields = dataclasses.fields(family)  # type: ignore[arg-type]
+    known = {x.name: x.default is dataclasses.MISSING for x in fields}
+    what = f"a mask of family {family.__name__.lower()}"
+    for name in sorted(given - known.keys()):
+        raise ValueError(f"{what} has no field {name!r}; it has {', '.join(known)}")
+    for name, needed in known.items():
+        if needed and name not in given:
+            raise ValueError(f"{what} needs the field {name!r}, which its record lacks")
+
+
+def _read(name: str, value: Any) -> Any:
+    if name in _READERS:
+        return _READERS[name](name, value)
+    if not isinstance(value, dict):
+        return value
+    return read_mask(value) if "family" in value else _integers(name, value)
+
+
+def _numbers(name: str, value: Any) -> int | Integers:
+    """One for all sequences, or one for each."""
+    if not isinstance(value, dict):
+        return check_count(name, value)
+    found = _integers(name, value)
+    if len(found.shape) != 1:
+        raise ValueError(f"{name} has shape {found.shape}: it takes (batch,)")
+    if found.known:
+        check_from_0(name, found.values)
+    return found
+
+
+def _intervals(name: str, value: Any) -> Integers:
+    found = _integers(name, value)
+    if len(found.shape) != 4 or found.shape[0] not in (2, 4):
+        raise ValueError(
+            f"{name} has shape {found.shape}: it takes (2 or 4, batch or 1, kv_heads or 1, seqlen_k)"
+        )
+    return found
+
+
+def _integers(name: str, value: Any) -> Integers:
+    if not isinstance(value, dict) or not isinstance(value.get("shape"), list):
+        raise TypeError(f"{name} is {shown(value)}: it takes an array's record, shape and packed or digest")
+    shape = check_sizes(name, tuple(value["shape"]))
+    content = value.get("packed", value.get("digest"))
+    if not isinstance(content, str):
+        raise TypeError(f"{name}: packed, or digest, of its record is text, not {shown(content)}")
+    try:
+        return Integers.from_json({**value, "shape": shape})
+    except (ValueError, zlib.error) as error:
+        raise ValueError(f"{name}: packed of its record does not hold {shape} integers: {error}") from error
+
+
+def _band(name: str, value: Any) -> Band:
+    found = read_mask(value)
+    if not isinstance(found, Band):
+        raise ValueError(f"{name} is {found}: it takes a mask of family band")
+    return found
+
+
+def _title(name: str, value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{name} is text, not {shown(value)}")
+    return value
+
+
+def _diagonal(name: str, value: Any) -> str | int:
+    return check_diagonal(value, name)
+
+
+def _size(name: str, value: Any) -> int:
+    return check_count(name, value, least=1)
+
+
+#: By field, of all families.
+_READERS: dict[str, Callable[[str, Any], Any]] = {
+    "diagonal": _diagonal, "rows": _diagonal, "prefix": _numbers, "keep": _numbers, "global_tokens": _numbers,
+    "size": _size, "band": _band, "intervals": _intervals, "title": _title,
+}  # fmt: skip
