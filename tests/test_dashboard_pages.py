@@ -3,6 +3,7 @@
 # ruff: noqa: F811 - fixtures are imported, and asked for by their names
 from __future__ import annotations
 
+import json
 import tomllib
 from pathlib import Path
 from types import SimpleNamespace
@@ -60,6 +61,28 @@ def test_a_page_with_gpu_and_evidence(name: str, elsewhere: Path, monkeypatch: p
     app = open_page(name)
     assert app.title
     assert "cufa-verdict" in words(app)
+
+
+@pytest.mark.parametrize(
+    ("name", "parameter", "value"),
+    [
+        ("compare", "machine", "recorded:Made-up GPU"),
+        ("roofline", "machine", "made-up-gpu"),
+        ("decode", "record", "made-up-gpu, in turns"),
+        ("history", "a", "made-up-gpu.forward.0"),
+    ],
+)
+def test_pages_begin_with_what_was_measured_of_todays_kernels(
+    name: str, parameter: str, value: str, elsewhere: Path
+) -> None:
+    """Though another card's record has more rows."""
+    file = write_evidence(elsewhere / "records", with_loads=False)
+    record = json.loads(file.read_text())
+    record["environment"]["device"] = "Another GPU"
+    for suite in record["suites"].values():
+        suite["rows"] = [{**row, "digest": "0" * 64} for row in (*suite["rows"], suite["rows"][-1])]
+    file.with_name("another.json").write_text(json.dumps(record))
+    assert parameters(open_page(name))[parameter] == value
 
 
 def test_the_first_page_of_a_server_warns_of_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
