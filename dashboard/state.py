@@ -12,7 +12,7 @@ a parameter is then a widget's key, which pages would share.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, TypeVar
 
 import streamlit as st
@@ -29,6 +29,8 @@ _ANY = "any"
 _KEPT: Any = {"persist_state": "session"}
 """A page that is left and visited again, and a control that comes back, have the values that they had."""
 _PAGE = "state.page"
+_MOST_NAMED = 40
+"""Choices that a refusal still names: of rows that are recorded there are thousands."""
 
 
 class Controls:
@@ -149,7 +151,7 @@ class Controls:
                 raise ValueError
             return text
 
-        key = self._settle(name, fallback, parse, f"one of {', '.join(words)}")
+        key = self._settle(name, fallback, parse, f"one of {_named(words)}")
         if st.session_state[key] not in words:  # the options changed
             st.session_state[key] = fallback
             st.session_state.pop(f"asked.{key}", None)
@@ -182,7 +184,7 @@ class Controls:
                 raise ValueError
             return values
 
-        wanted = f"any of {', '.join(words)}, separated by commas"
+        wanted = f"any of {_named(words)}, separated by commas"
         key = self._settle(name, default, parse, wanted, among=tuple(words))
         st.session_state[key] = [x for x in st.session_state[key] if x in words]
         got = st.multiselect(label, list(words), format_func=words.get, help=help, key=key, **_KEPT)
@@ -316,10 +318,20 @@ class Controls:
             except (ValueError, KeyError):
                 st.session_state[key] = default
                 self.notice(
-                    f"the link asks for {full} = {text!r}, which is not {wanted}; showing {said(default)} instead."
+                    f"the link asks for {full} = {text!r}, which is not {wanted}; showing {_in_words(default)} instead."
                 )
         return key
 
     def _show(self, name: str, value: Any, default: Any, local: bool = False) -> None:
         """In the link, if it has to say so."""
         self._link.show(self._prefix + name, str(value) if local or value != default else None)
+
+
+def _named(words: Collection[str]) -> str:
+    """What there is to choose from."""
+    return ", ".join(words) if len(words) <= _MOST_NAMED else f"the {len(words):,} that there are"
+
+
+def _in_words(value: Any) -> str:
+    """A control's value in a sentence."""
+    return ", ".join(value) or NONE if isinstance(value, list) else said(value)

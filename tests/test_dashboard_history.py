@@ -151,3 +151,12 @@ def test_history_begins_with_two_that_were_timed_side_by_side(with_runs: Store, 
     assert "Not the same" not in str([w.value for w in app.warning])
     newest = app.dataframe[0].value
     assert "(CPU)" in newest["machine"][0]  # the table begins with the latest run all the same
+
+
+def test_a_link_to_a_row_that_is_gone_says_how_many_there_are_not_which(elsewhere: Path) -> None:
+    write_evidence(elsewhere / "records")
+    app = open_page("history", a="made-up-gpu.gone.7")
+    (warning,) = app.warning
+    rows = len(app.selectbox(key="history.a").options)
+    assert f"'made-up-gpu.gone.7', which is not one of the {rows:,} that there are; showing " in warning.value
+    assert len(warning.value) < 200

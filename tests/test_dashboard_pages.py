@@ -3,7 +3,10 @@
 # ruff: noqa: F811 - fixtures are imported, and asked for by their names
 from __future__ import annotations
 
+import json
+import tomllib
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -20,7 +23,8 @@ from dashboard_page_support import (  # noqa: F401 - fixtures among them
     without_compiler,
     words,
 )
-from dashboard_support import DEVICE, write_evidence
+from dashboard_support import APP, DEVICE, write_evidence
+from streamlit.elements.lib import policies
 from streamlit.testing.v1 import AppTest
 
 from cufa.dashboard import glossary
@@ -57,6 +61,44 @@ def test_a_page_with_gpu_and_evidence(name: str, elsewhere: Path, monkeypatch: p
     app = open_page(name)
     assert app.title
     assert "cufa-verdict" in words(app)
+
+
+@pytest.mark.parametrize(
+    ("name", "parameter", "value"),
+    [
+        ("compare", "machine", "recorded:Made-up GPU"),
+        ("roofline", "machine", "made-up-gpu"),
+        ("decode", "record", "made-up-gpu, in turns"),
+        ("history", "a", "made-up-gpu.forward.0"),
+    ],
+)
+def test_pages_begin_with_what_was_measured_of_todays_kernels(
+    name: str, parameter: str, value: str, elsewhere: Path
+) -> None:
+    """Though another card's record has more rows."""
+    file = write_evidence(elsewhere / "records", with_loads=False)
+    record = json.loads(file.read_text())
+    record["environment"]["device"] = "Another GPU"
+    for suite in record["suites"].values():
+        suite["rows"] = [{**row, "digest": "0" * 64} for row in (*suite["rows"], suite["rows"][-1])]
+    file.with_name("another.json").write_text(json.dumps(record))
+    assert parameters(open_page(name))[parameter] == value
+
+
+def test_the_first_page_of_a_server_warns_of_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Streamlit does so once a process, of the first field that has both a value and a default; not in an AppTest."""
+    options = tomllib.loads((Path(APP).parent / ".streamlit" / "config.toml").read_text()).get("global", {})
+    warned: list[object] = []
+    monkeypatch.setattr(policies, "runtime", SimpleNamespace(exists=lambda: True))
+    monkeypatch.setattr(policies, "_shown_default_value_warning", False)
+    monkeypatch.setattr(policies._LOGGER, "warning", lambda *told, **_: warned.append(told))
+    monkeypatch.setattr(
+        policies,
+        "config",
+        SimpleNamespace(get_option=lambda name: options.get(name.removeprefix("global."), False)),
+    )
+    open_page("understand")
+    assert not warned
 
 
 @pytest.mark.parametrize("name", PAGES)

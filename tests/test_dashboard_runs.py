@@ -124,6 +124,14 @@ def test_a_bad_value_falls_back_and_says_so(name: str, parameter: str, value: st
     assert chosen(app) == {}
 
 
+@pytest.mark.parametrize(
+    ("parameter", "value", "shown"), [("kernels", "fa9", "naive, fa1, fa2"), ("also", "3", "none")]
+)
+def test_what_is_shown_instead_of_several_is_said_in_words(parameter: str, value: str, shown: str) -> None:
+    (warning,) = open_page("run", **{parameter: value}).warning
+    assert f"; showing {shown} instead." in warning.value
+
+
 def test_a_preset_sets_the_whole_shape_and_a_link_carries_it() -> None:
     app = open_page("run")
     app.number_input(key="run.batch").set_value(7).run()

@@ -11,7 +11,7 @@ from cufa.bench import past as earlier
 from cufa.bench import records
 from cufa.bench.limits import Limits
 from cufa.core.mask import FULL, Mask
-from cufa.dashboard.model.many import fastest_read
+from cufa.dashboard.model.many import fastest_read, weight
 from cufa.dashboard.model.measured_rows import of_rows
 from cufa.dashboard.model.measurements import Measurement
 from cufa.dashboard.worker.run import Run
@@ -44,8 +44,8 @@ class Evidence:
 
 
 def load(directory: Path | None = None) -> list[Evidence]:
-    """All recorded evidence, that with the most measurements first; empty when none is there. Raises ValueError for a
-    damaged file."""
+    """All recorded evidence, that with the most measurements of today's kernels first; empty when none is there.
+    Raises ValueError for a damaged file."""
     return list(_load(*_state_of(directory or records.RECORDS_DIR)))
 
 
@@ -84,7 +84,7 @@ def _state_of(directory: Path) -> State:
 @functools.lru_cache(4)  # every rerun of a page asks, and reading takes 30 ms
 def _load(directory: Path, _: object) -> tuple[Evidence, ...]:
     found = (_evidence(name, record) for name, record in records.load_all(directory).items())
-    return tuple(sorted(found, key=lambda e: len(e.rows), reverse=True))
+    return tuple(sorted(found, key=lambda e: weight(e.rows), reverse=True))
 
 
 def _evidence(name: str, record: records.Json) -> Evidence:

@@ -40,12 +40,17 @@ def fastest_read(found: Iterable[Measurement]) -> float:
 
 
 def said_most(found: Iterable[Measurement], by: Callable[[Measurement], str]) -> str:
-    """The source or machine, by its name, from which most was measured: a page begins with it, so that one small run
-    does not stand in front of everything else."""
-    counts: dict[str, int] = {}
+    """The source or machine, by its name, from which most was measured of today's kernels: a page begins with it, so
+    that neither one small run nor what is out of date stands in front of everything else."""
+    groups: dict[str, list[Measurement]] = {}
     for m in found:
-        counts[by(m)] = counts.get(by(m), 0) + 1
-    return max(counts, key=lambda name: counts[name])
+        groups.setdefault(by(m), []).append(m)
+    return max(groups, key=lambda name: weight(groups[name]))
+
+
+def weight(found: Sequence[Measurement]) -> tuple[int, int]:
+    """Of the measurements of one source or machine: how many are of kernels as they are now, and how many in all."""
+    return sum(not m.is_stale for m in found), len(found)
 
 
 def machines(found: Sequence[Measurement]) -> dict[str, str]:

@@ -230,11 +230,12 @@ class Measurement:
     def where(self) -> str:
         """Machine and date, which no figure goes without, and whether a GPU's kernel has changed since."""
         where = f"{self.machine}{'' if self.is_gpu else ' (CPU)'}, {self.recorded[:10]}"
-        return f"{where} (changed since: {self.kernel})" if self.is_gpu and self._is_stale else where
+        return f"{where} (changed since: {self.kernel})" if self.is_stale else where
 
     @property
-    def _is_stale(self) -> bool:
-        if self.kernel is None:
+    def is_stale(self) -> bool:
+        """A GPU's kernel has changed since."""
+        if self.kernel is None or not self.is_gpu:
             return False
         return self.kernel not in KERNELS or self.row.json.get("digest") != renewal.digest_of(self.kernel)
 
