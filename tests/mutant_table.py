@@ -146,7 +146,7 @@ CALLS = [
     *_of(
         "cufa/decode/checks.py", "decode_errors decode_api",
         ("// size, -(-length // size)", "// size, length // size", "a page filled in part is not checked"),
-        ("if total > problem.seqlen_k:", "if total >= problem.seqlen_k:", "a full cache is refused"),
+        ("if total <= capacity:", "if total < capacity:", "a full cache is refused"),
         ("(used >= problem.cache.num_pages)", "(used > problem.cache.num_pages)", "the first page that does not exist"),
         ("(other, its_entry) != (b, entry) and slot", "other != b and slot", "one sequence names a page twice"),
         ("if first <= entry < last:", "if entry < last:", "a page that the window has left is still in use"),
