@@ -28,6 +28,7 @@ from streamlit.testing.v1 import AppTest
 
 from cufa.bench import records
 from cufa.bench.decode_cases import make_decode
+from cufa.bench.suites import SUITES
 from cufa.core.architectures import Device
 from cufa.dashboard.model import devices, gpu
 from cufa.dashboard.model.configs import config_key, config_words
@@ -78,6 +79,44 @@ def test_recorded_decoding_stands_beside_the_plan(elsewhere: Path) -> None:
     app = open_page("decode")
     app.selectbox(key="decode.record").set_value("made-up-gpu, sustained").run()
     assert "Measured sustained on" in words(app)
+
+
+def test_times_of_the_chosen_card_stand_beside_its_prediction(elsewhere: Path) -> None:
+    """Not those of another card, which is twice as fast and whose record comes first."""
+    case = next(iter(SUITES["splits"].cases(DEVICE)))
+    p = case.problem
+    link = {"batch": p.batch, "heads": p.heads, "kv": p.kv_heads, "cached": p.seqlen_k, "card": "90"}
+    link = {name: str(value) for name, value in link.items()}
+    file = write_evidence(elsewhere / "records", "splits", with_loads=False)
+    record = json.loads(file.read_text())
+    record["environment"]["device"] = "NVIDIA H200"
+    rows = record["suites"]["splits"]["rows"]
+    for row in rows:
+        row["p50_ns"] *= 2
+    h200 = file.with_name("nvidia-h200.json")
+    h200.write_text(json.dumps(record))
+    app = open_page("decode", **link)
+    asked = [row for row in rows if row["case"] == case.name and row.get("split", {}).get("kind") == "fixed"]
+    assert drawn_as_measured(app) == {x["split"]["count"]: x["p50_ns"] / 1e3 for x in reversed(asked)}
+    assert re.search(r"This very problem: .*NVIDIA H200, 2026-01-02", words(app))
+    for section in record["suites"].values():
+        section["rows"] = [row for row in section["rows"] if row["problem"] != asked[0]["problem"]]
+    h200.write_text(json.dumps(record))
+    app = open_page("decode", **link)
+    assert drawn_as_measured(app) == {}
+    assert re.search(r"This very problem: .*Made-up GPU, 2026-01-02", words(app))
+
+
+def drawn_as_measured(app: AppTest) -> dict[int, float]:
+    """Microseconds by splits."""
+    (figure,) = (e for e in app.get("plotly_chart") if e.proto.alt.startswith("Two panels"))
+    traces = json.loads(figure.proto.spec)["data"]
+    return {
+        n: pytest.approx(y)
+        for trace in traces
+        if trace["name"] == "measured"
+        for n, y in zip(trace["x"], trace["y"], strict=True)
+    }
 
 
 def test_the_least_time_is_not_beaten_by_what_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:

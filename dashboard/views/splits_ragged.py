@@ -69,7 +69,7 @@ def show(choice: Choice, controls: Controls, found: Sequence[Measurement], palet
     )
     title = f"{size} ragged × {problem.heads_text}, {min(lengths):,} to {max(lengths):,}"
     case = Case(problem, entrants, title, lengths)
-    _show_measured(found, case, gain, palette)
+    _show_measured(sorted(found, key=choice.is_of_card, reverse=True), case, gain, palette)
     job = Job(title, rates_view.first_device(), (case,), 1.0)
     rates_view.offer("Measure both on the GPU", "decode.measure.ragged", job, choice.config is None)
 
@@ -104,7 +104,7 @@ def _launches(batch: Batch, shares: int) -> tuple[int, dict[str, splits.Blocks]]
 
 
 def _show_measured(found: Sequence[Measurement], case: Case, predicted: float, palette: Palette) -> None:
-    """This very batch, from the latest run of it."""
+    """This very batch, as it was measured first among ``found``."""
     same = [m for m in found if m.problem == case.problem and m.lengths == case.lengths and m.split]
     rows = [m for m in same if m.group == same[0].group]
     if {m.split.kind for m in rows if m.split} == {"fixed", "balanced"}:

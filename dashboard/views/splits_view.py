@@ -64,6 +64,10 @@ class Choice:
         """The planner's, of this problem or another one."""
         return make_plan(problem or self.problem, self.device, schedule, self.config)
 
+    def is_of_card(self, m: Measurement) -> bool:
+        """Whether it was measured on the chosen card, of which the predictions are."""
+        return is_card(m.machine, self.device.name)
+
 
 def choose(controls: Controls) -> Choice | None:
     """The controls of the page; None where no kernel serves what they ask for, which is said."""
@@ -127,14 +131,14 @@ def show_splits(choice: Choice, controls: Controls, found: Sequence[Measurement]
     if times is not None:
         assert reading is not None
         times = dataclasses.replace(times, here=reading.seconds(_load(choice, number)))
-    figure = charts.split_figure(curve, (kind(plan), chosen), here, palette, _measured(found, problem), times)
+    figure = charts.split_figure(curve, (kind(plan), chosen), here, palette, _measured(found, choice), times)
     page.figure(figure, "decode.curve", _describe(plan, curve, chosen, times))
     st.caption(
         f"At {sentences.count(number, 'split')}: {sentences.count(here.blocks, 'thread block')} on "
         f"{sentences.count(batch.places, 'place')} ({choice.device.num_sms} SMs × {batch.config.blocks_per_sm}), "
         f"{here.waves:.2f} waves, {here.fill:.0%} of the places' time on tiles{_without_extra(batch, here)}."
     )
-    _show_here(found, problem)
+    _show_here(found, choice)
     _offer_curve(problem, [s.splits for s in curve], choice.config is None)
     with st.expander("The plan, and its reasons", icon=":material/route:"):
         page.listing(str(plan))
@@ -183,16 +187,17 @@ def kind(plan: Plan) -> str:
     return plan.split.kind
 
 
-def _measured(found: Sequence[Measurement], problem: Problem) -> dict[int, float]:
-    """Seconds of fixed splits of this problem by their number, as measured last in turns."""
-    same = [m for m in found if m.problem == problem and m.regime is Regime.IN_TURNS and m.lengths is None]
+def _measured(found: Sequence[Measurement], choice: Choice) -> dict[int, float]:
+    """Seconds of fixed splits of this problem by their number, as measured last in turns on the chosen card."""
+    here = [m for m in found if m.problem == choice.problem and choice.is_of_card(m)]
+    same = [m for m in here if m.regime is Regime.IN_TURNS and m.lengths is None]
     return {m.split.count: m.seconds for m in reversed(same) if m.split and m.split.kind == "fixed"}
 
 
-def _show_here(found: Sequence[Measurement], problem: Problem) -> None:
-    """What the chosen problem took where it was measured, as the planner cuts it."""
-    same = (m for m in found if m.problem == problem and m.label in _AS_PLANNED and m.lengths is None)
-    m = next(same, None)
+def _show_here(found: Sequence[Measurement], choice: Choice) -> None:
+    """What the chosen problem took on the chosen card, else where it was measured, as the planner cuts it."""
+    same = [m for m in found if m.problem == choice.problem and m.label in _AS_PLANNED and m.lengths is None]
+    m = max(same, key=choice.is_of_card, default=None)
     if m is not None:
         read = "" if m.of_read is None else f", {m.of_read:.0%} of a plain read"
         text = f"This very problem: {seconds_text(m.seconds)}, {m.speed}{read} ({m.regime}; {m.where})."
