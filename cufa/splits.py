@@ -5,8 +5,8 @@ of each may be split over several (Flash-Decoding, for tiles of many queries), a
 share a tile. Time is estimated in seconds of an H200; what is compared are its ratios, which other GPUs share as
 far as products and memory grow together:
 
-    tile     = 4 head_dim block_q block_kv / FLOP/s of a thread block: ``KernelSpec.flops`` over blocks per SM, or times
-               ALONE where it has an SM for itself that could hold two
+    tile     = 4 head_dim block_q block_kv / FLOP/s of a thread block: ``KernelSpec.flops``, over the blocks on its SM;
+               at least ``KernelSpec.tile_latency``, which is what binds a block that has its SM for itself
     block    = (tiles of a split + ITEM_COST) tile
     products = block × waves,   waves = ⌈blocks / blocks that the GPU holds⌉; items of every length: their sum over
                the blocks held, at least the longest
@@ -36,11 +36,6 @@ from .kernels.splits import query_items
 
 #: Bytes per second: what an H200 copies at (cufa/records). Parts that stay in the L2 cache are faster.
 BANDWIDTH = 4.2e12
-
-#: Of an SM's FLOP/s with two thread blocks what one reaches alone: fa2_forward's 128 blocks of 64 rows, 4 × 16 × 128 ×
-#: 8192, against 16k × 16k (H200, on 2026-11-22, when keys were not split there: 206 TFLOP/s of 390 × 0.82 on 128 of 132
-#: SMs).
-ALONE = 0.67
 
 #: Assumed, not measured: of products and reads the shorter hides behind the longer but for so much.
 UNHIDDEN = 0.1
@@ -144,9 +139,10 @@ def _fitting(spec: KernelSpec, problem: Problem, device: Device) -> list[TileCon
 
 
 def _few_items(problem: Problem, device: Device, config: TileConfig) -> bool:
-    """Too few to fill the GPU, or with rows that heads could share."""
+    """Fewer than there are SMs, or with rows that heads could share. (Where each SM has an item, and room for another,
+    splits took 1.27 to 1.38 of the time: fa2_forward, 1 × 8 × 2,048, d128.)"""
     shared = problem.group_size > 1 and 2 * problem.seqlen_q <= config.block_q
-    return shared or query_items(problem, config) < device.num_sms * config.blocks_per_sm
+    return shared or query_items(problem, config) < device.num_sms
 
 
 def _held(device: Device, spec: KernelSpec, config: TileConfig, problem: Problem) -> int:
@@ -178,9 +174,9 @@ def seconds(problem: Problem, device: Device, spec: KernelSpec, config: TileConf
     held = _held(device, spec, config, problem)
     most = max(int(schedule.visits.max()), 1)
     used = used_of(most, splits)
-    several, alone = held // device.num_sms, items * used <= device.num_sms
-    flops = spec.flops(config) * (ALONE if several > 1 and alone else 1 / several)
-    tile = 4 * problem.head_dim * config.block_q * config.block_kv / flops
+    on_an_sm = 1 if items * used <= device.num_sms else held // device.num_sms
+    flops = 4 * problem.head_dim * config.block_q * config.block_kv
+    tile = max(flops * on_an_sm / spec.flops(config), spec.tile_latency(config, problem.head_dim))
     block = (-(-most // splits) + ITEM_COST) * tile
     if most > _ALIKE * schedule.visits.min():
         work = schedule.visited * items / schedule.num_q_blocks + items * used * ITEM_COST

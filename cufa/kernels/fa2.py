@@ -58,10 +58,17 @@ def _fa2_choose(problem: Problem, fitting: tuple[Fa2Config, ...], device: Device
     """The first that fits; 64 query rows per block where 128 would leave SMs idle or rows empty.
 
     Measured on an H200: blocks of equal length gain until every second SM has one of 128 rows; where
-    later rows see more, and blocks differ in length, until the blocks of 128 rows make one wave.
+    later rows see more, and blocks differ in length, until the blocks of 128 rows make one wave. Where each block has an
+    SM for itself, tiles of 128 keys took 0.83 to 0.91 of the time at head dim 64, 0.97 at 128 (H100, 1 × 8 × 512 to 2,048).
     """
     blocks = problem.query_blocks(128) * problem.heads
     wave = 2 * device.num_sms if problem.head_dim <= 128 else device.num_sms
+
+    def has_room(config: Fa2Config) -> bool:
+        items = problem.query_blocks(config.block_q) * problem.heads
+        return config.block_kv <= 64 or items <= device.num_sms
+
+    fitting = tuple(filter(has_room, fitting))
     narrow = [config for config in fitting if config.block_q == 64]
     if narrow and blocks <= (wave if problem.later_rows_see_more else device.num_sms // 2):
         return narrow[0]
@@ -76,7 +83,15 @@ def _fa2_flops(config: Fa2Config) -> float:
     return 2.9e12 * (1.0 if config.block_q == 128 else 0.82) * (1.0 if config.block_kv > 32 else 0.94)
 
 
+def _fa2_tile_latency(config: Fa2Config, head_dim: int) -> float:
+    """Of four warps, per 64 keys: 1.1 to 1.2 µs at head dim 64, 1.5 to 1.6 at 128, of 64 rows as of 128 (H100, 2026-11-25,
+    1 × 8 × 512 to 2048, a thread block for each SM)."""
+    return (0.65e-6 + 7.7e-9 * head_dim) * (config.block_kv + 64) / 128
+
+
 _CONFIGS = (
+    # With an SM for each block, see _fa2_choose.
+    Fa2Config(128, 128, num_warps=4, num_stages=2, max_head_dim=64),
     # Head dims 120 and 216 are left out: they would spill a few registers.
     Fa2Config(128, 64, num_warps=4, num_stages=2, blocks_per_sm=2, max_head_dim=112),
     Fa2Config(128, 64, num_warps=4, num_stages=2, blocks_per_sm=2, min_head_dim=128, max_head_dim=128),
@@ -84,6 +99,7 @@ _CONFIGS = (
     Fa2Config(128, 64, num_warps=8, num_stages=2, min_head_dim=224, column_warps=2),
     # Half the rows: for few queries, and where shared memory is small (sm_86, sm_89, sm_120).
     Fa2Config(128, 32, num_warps=4, num_stages=2, blocks_per_sm=2, max_head_dim=128),
+    Fa2Config(64, 128, num_warps=4, num_stages=2, max_head_dim=128),
     Fa2Config(64, 64, num_warps=4, num_stages=2, blocks_per_sm=2),
     Fa2Config(64, 32, num_warps=4, num_stages=2, blocks_per_sm=2),
 )
@@ -98,8 +114,11 @@ FA2_FORWARD = KernelSpec(
     precisions=("native",),
     configs=_CONFIGS,
     # Pairs of warps would spill from head dim 136 on.
-    split_configs=tuple(x for config in _CONFIGS if config.min_head_dim != 136 for x in in_splits(config)),
+    split_configs=tuple(
+        x for config in _CONFIGS if config.min_head_dim != 136 and config.block_kv <= 64 for x in in_splits(config)
+    ),
     flops=_fa2_flops,
+    tile_latency=_fa2_tile_latency,
     shared_memory=_fa2_shared_memory,
     launches=_fa2_launches,
     masks=MASK_KINDS,

@@ -107,6 +107,8 @@ class KernelSpec:
     (:mod:`cufa.splits`). Empty: the kernel does not split keys."""
     flops: Callable[[Config], float] = lambda config: 0.0
     """config → FLOP/s that it reaches on one SM of an H200, for weighing splits."""
+    tile_latency: Callable[[Config, int], float] = lambda config, head_dim: 0.0
+    """(config, head_dim) → seconds that a tile takes at least, with an SM for itself."""
     choose: Callable[[Problem, tuple[Config, ...], Device], Config] = lambda problem, fitting, device: (
         fitting[0]
     )
