@@ -43,6 +43,16 @@ class Fa3BackwardConfig(TileConfig):
     early_launches: bool = False
     """The main pass and the last one may begin while the one before ends (programmatic dependent launch)."""
 
+    @property
+    def dq_transposed(self) -> bool:
+        """dQ is computed as dQᵀ = Kᵀ dSᵀ, whose 64 rows for each warpgroup are columns of the head: ``DQ_TRANSPOSED`` of
+        backward_workspace.cuh. Then blocks do not run on."""
+        return self.block_q % 64 != 0
+
+    def dq_columns(self, head_dim: int) -> int:
+        """Of a row of dQ in the workspace: transposed, accumulators of 16 columns lie there whole."""
+        return ceil_div(head_dim, 16) * 16 if self.dq_transposed else head_dim
+
     gone: ClassVar[Mapping[str, Any]] = {"dq_first": False}
 
     @property
@@ -53,8 +63,11 @@ class Fa3BackwardConfig(TileConfig):
         )
 
 
-def _listed_tiles(config: TileConfig) -> int:
-    """Query tiles that a key block may visit where they need not lie side by side: its list lies in shared memory."""
+def _listed_tiles(config: Fa3BackwardConfig) -> int:
+    """Query tiles that a key block may visit where they need not lie side by side: its list lies in shared memory. None
+    where dQᵀ is staged, which leaves no room (:func:`_config_refusal`)."""
+    if config.dq_transposed and config.bulk_add:
+        return 0
     return 4096 if config.block_kv > GROUP_KEYS else 2048
 
 
@@ -65,6 +78,8 @@ def _shared_memory(config: Fa3BackwardConfig, head_dim: int) -> tuple[Buffer, ..
     dq_columns = head_dim if by_rows or head_dim <= 8 else min(ceil_div(head_dim, 8 * consumers) * 8, 64)
     if not by_rows and head_dim > 64:
         dq_columns = 64
+    if config.dq_transposed:  # as many rows of dQᵀ, each as long as the tile has queries
+        dq_columns = config.block_q
     dq = Buffer("DQ", consumers * 64 * dq_columns * 4 if config.bulk_add else 0)
     counts = {"Q": config.num_stages, "DO": config.do_stages, "DS": config.ds_stages, "DQ": 1}
     return (*_tiles(config, head_dim), dq, *_numbers_and_barriers(config, head_dim, counts))
@@ -114,7 +129,8 @@ def _numbers_and_barriers(
 
 def _runs_on(problem: Problem, config: Fa3BackwardConfig) -> bool:
     """Whether thread blocks take one key block after another."""
-    return config.persistent and problem.softcap is None and not problem.sink and order.in_groups(problem)
+    plain = config.persistent and not config.dq_transposed
+    return plain and problem.softcap is None and not problem.sink and order.in_groups(problem)
 
 
 def _order(problem: Problem, schedule: Schedule, num_sms: int) -> order.Order:
@@ -170,7 +186,7 @@ def _workspace(problem: Problem, config: Fa3BackwardConfig, split: Split | None 
     where blocks are persistent records of items, and the number of the next one."""
     strips = _strips(problem, config)
     tiles = strips * STRIP // config.block_q
-    tile = config.block_q * (problem.head_dim + 2) * 4 + (128 if problem.deterministic else 0)
+    tile = config.block_q * (config.dq_columns(problem.head_dim) + 2) * 4 + (128 if problem.deterministic else 0)
     return (
         128
         + tiles * tile
@@ -223,6 +239,15 @@ def _refusal(spec: KernelSpec, problem: Problem) -> str | None:
     return None
 
 
+def _config_refusal(config: Fa3BackwardConfig, problem: Problem) -> str | None:
+    """What leaves no room, in registers or in shared memory, for tiles whose dQ is computed transposed."""
+    if config.dq_transposed and problem.softcap is not None:
+        return "takes no softcap, for which registers do not suffice"
+    if config.dq_transposed and config.bulk_add and problem.mask.beyond_band:
+        return "takes masks that are bands, for a list of tiles does not fit beside a staged dQ"
+    return None
+
+
 FA3_BACKWARD = KernelSpec(
     name="fa3_backward",
     algorithm="fa3",
@@ -238,6 +263,11 @@ FA3_BACKWARD = KernelSpec(
             _config(128, 128, 3, max_head_dim=64, persistent=persistent),
             _config(64, 128, 2, min_head_dim=72, max_head_dim=128, persistent=persistent),
         )
+    )
+    + (
+        _config(80, 128, 2, min_head_dim=72, max_head_dim=128, bulk_add=False),
+        _config(96, 128, 2, min_head_dim=72, max_head_dim=112, bulk_add=False),
+        _config(80, 128, 2, min_head_dim=72, max_head_dim=128),
     ),
     choose=_choose,
     shared_memory=_shared_memory,
@@ -255,6 +285,7 @@ FA3_BACKWARD = KernelSpec(
     operation="backward",
     further_constants=lambda problem: {"DETERMINISTIC": problem.deterministic, "WHOLE_TILES": True},
     further_refusal=_refusal,
+    config_refusal=_config_refusal,
 )
 
 
