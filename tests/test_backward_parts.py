@@ -46,6 +46,10 @@ def variants():
         if config.bulk_add:
             other = dataclasses.replace(config, block_q=64, bulk_add=False, persistent=False)
             yield pytest.param(head_dim, other, id=f"{head_dim}-64-rows-from-registers")
+    for config in (c for c in KERNELS["fa3_backward"].configs if c.dq_transposed):
+        how = "staged" if config.bulk_add else "from-registers"
+        for head_dim in (config.min_head_dim, config.max_head_dim):
+            yield pytest.param(head_dim, config, id=f"{head_dim}-{config.block_q}-rows-{how}")
 
 
 @pytest.mark.sampled(fixed=3, dated=1)

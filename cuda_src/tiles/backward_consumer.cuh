@@ -57,13 +57,14 @@ struct BackwardConsumer {
     wgmma_commit();
   }
   DEVICE void issue_dq(u32 turn) {
-    const u32 dS = smem.dS + dS_turns.stage(turn) * (KEY_GROUPS * DS_PART_BYTES);
     constexpr int NEXT_COLUMNS = DQ_BY_ROWS ? 0 : HEAD_DIM <= ATOM_COLUMNS ? DQ_TILES * 16 : GROUP_KEYS * ATOM_ROW_BYTES;
     constexpr int NEXT_ROWS = DQ_BY_ROWS ? 64 * ATOM_ROW_BYTES : 0;
+    const u32 dS = smem.dS + dS_turns.stage(turn) * (KEY_GROUPS * DS_PART_BYTES) + consumer * NEXT_ROWS;
+    const u32 K = smem.K + consumer * NEXT_COLUMNS;
     if constexpr (DQ_TRANSPOSED) {
-      issue_transposed_dq<DQ_TILES * 8>(dQ_rmem, dS, smem.K + consumer * NEXT_COLUMNS);
+      issue_transposed_dq<DQ_TILES * 8>(dQ_rmem, dS, K);
     } else {
-      ::issue_dq<DQ_TILES>(dQ_rmem, dS + consumer * NEXT_ROWS, smem.K + consumer * NEXT_COLUMNS);
+      ::issue_dq<DQ_TILES>(dQ_rmem, dS, K);
     }
   }
 

@@ -4,7 +4,7 @@
 in registers. A tile is ``block_q`` queries of one head and ``block_kv`` keys:
 
 - narrow heads: each of two warpgroups has 64 of the keys. Pᵀ and dSᵀ are operands of dV and dK in registers; dS goes to
-  shared memory once, for dQ, which the warpgroups share out by rows or by columns; or for dQᵀ, of which each has 64 rows;
+  shared memory once, for dQ, which the warpgroups share out by rows or by columns; or for dQᵀ, 64 rows of it each;
 - wide heads: one warpgroup computes S and dV, the other dP and dK, each a half of the columns of dQ, in two runs. P
   goes from the one to the other through shared memory.
 
@@ -67,11 +67,11 @@ def passes(problem: Problem, config: Fa3BackwardConfig) -> tuple[int, int]:
     rounded.
     """
     heads, rows = problem.batch * problem.heads, problem.seqlen_q
-    row, sums = problem.head_dim * problem.itemsize, config.dq_columns(problem.head_dim) * _FLOAT
+    row, sums = problem.head_dim * problem.itemsize, problem.head_dim * _FLOAT
     whole = ceil_div(rows, config.block_q) * config.block_q
     return (
         heads * (rows * (2 * row + _FLOAT) + whole * sums),
-        heads * (whole * (sums + 2 * _FLOAT) + rows * row),
+        heads * (whole * (config.dq_columns(problem.head_dim) + 2) * _FLOAT + rows * row),
     )
 
 

@@ -45,8 +45,8 @@ class Fa3BackwardConfig(TileConfig):
 
     @property
     def dq_transposed(self) -> bool:
-        """dQ is computed as dQᵀ = Kᵀ dSᵀ, whose 64 rows for each warpgroup are columns of the head: ``DQ_TRANSPOSED`` of
-        backward_workspace.cuh. Then blocks do not run on."""
+        """dQ is computed as dQᵀ = Kᵀ dSᵀ, whose 64 rows for each warpgroup are columns of the head: ``DQ_TRANSPOSED``
+        of backward_workspace.cuh. Then blocks do not run on."""
         return self.block_q % 64 != 0
 
     def dq_columns(self, head_dim: int) -> int:
@@ -186,7 +186,9 @@ def _workspace(problem: Problem, config: Fa3BackwardConfig, split: Split | None 
     where blocks are persistent records of items, and the number of the next one."""
     strips = _strips(problem, config)
     tiles = strips * STRIP // config.block_q
-    tile = config.block_q * (config.dq_columns(problem.head_dim) + 2) * 4 + (128 if problem.deterministic else 0)
+    tile = config.block_q * (config.dq_columns(problem.head_dim) + 2) * 4 + (
+        128 if problem.deterministic else 0
+    )
     return (
         128
         + tiles * tile
@@ -233,6 +235,7 @@ def _choose(problem: Problem, fitting: tuple[Fa3BackwardConfig, ...], device: De
 def _refusal(spec: KernelSpec, problem: Problem) -> str | None:
     """A list that is too short."""
     config = next((x for x in spec.configs if x.fits(problem.head_dim)), spec.configs[0])
+    assert isinstance(config, Fa3BackwardConfig)
     most = _listed_tiles(config) * config.block_q
     if problem.mask.beyond_band and problem.seqlen_q > most:
         return f"takes at most {most:,} queries where the mask is more than a band"
@@ -256,15 +259,16 @@ FA3_BACKWARD = KernelSpec(
     source="fa3_backward.cu",
     dtypes=("float16", "bfloat16"),
     precisions=("native",),
-    configs=tuple(
-        config
-        for persistent in (True, False)
-        for config in (
-            _config(128, 128, 3, max_head_dim=64, persistent=persistent),
-            _config(64, 128, 2, min_head_dim=72, max_head_dim=128, persistent=persistent),
-        )
-    )
-    + (
+    configs=(
+        *(
+            config
+            for persistent in (True, False)
+            for config in (
+                _config(128, 128, 3, max_head_dim=64, persistent=persistent),
+                _config(64, 128, 2, min_head_dim=72, max_head_dim=128, persistent=persistent),
+            )
+        ),
+        # dQ transposed; never chosen where nothing was measured.
         _config(80, 128, 2, min_head_dim=72, max_head_dim=128, bulk_add=False),
         _config(96, 128, 2, min_head_dim=72, max_head_dim=112, bulk_add=False),
         _config(80, 128, 2, min_head_dim=72, max_head_dim=128),
