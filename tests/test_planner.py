@@ -187,6 +187,38 @@ def test_lengths_of_one_class_share_a_tuned_config():
     assert len({tuning_key(spec, problem(seqlen_k=n)) for n in (0, 1, 2, 3)}) == 2
 
 
+def backward_of(mask=CAUSAL, softcap=None) -> Problem:
+    return Problem(1, 4, 2, 4096, 4096, 96, "bfloat16", mask, 0.1, softcap, operation="backward")
+
+
+TRANSPOSED = [c for c in KERNELS["fa3_backward"].configs if c.dq_transposed]
+
+
+@pytest.mark.parametrize("config", TRANSPOSED, ids=lambda c: f"{c} {c.bulk_add}")
+def test_tiles_that_do_not_serve_all_that_their_kernel_serves(config):
+    """A softcap or a mask beyond a band: asked for, they are refused; measured for others of the class, not taken."""
+    capped, listed = backward_of(softcap=20.0), backward_of(Band(prefix=300))
+    cases = [(backward_of(), None), (capped, "takes no softcap")]
+    cases.append((listed, "takes masks that are bands" if config.bulk_add else None))
+    for problem, refused in cases:
+        planned = make_plan(problem, H200).config
+        assert not planned.dq_transposed
+        tuned = {tuning_key(KERNELS["fa3_backward"], problem): Tuned(config, planned, "")}
+        assert make_plan(problem, H200, tuned=tuned).config == (planned if refused else config)
+        if refused is None:
+            assert make_plan(problem, H200, "fa3", config).config is config
+        else:
+            with pytest.raises(ValueError, match=refused):
+                make_plan(problem, H200, "fa3", config)
+
+
+def test_blocks_do_not_run_on_where_dq_is_transposed():
+    problem = backward_of()
+    each = make_plan(problem, H200, "fa3", TRANSPOSED[0])
+    asked = make_plan(problem, H200, "fa3", dataclasses.replace(TRANSPOSED[0], persistent=True))
+    assert (asked.launches, asked.workspace) == (each.launches, each.workspace)
+
+
 def test_tuned_config_that_is_no_longer_registered_is_ignored():
     p = problem()
     spec = KERNELS["fa1_forward"]

@@ -11,7 +11,7 @@
 //                                                  so that P^T and dS^T are operands of dV and dK as they lie in registers
 //   l. 12     dV += P^T dO_i                       issue_dv()
 //   l. 13-14  dP = dO_i V_j^T, dS = P o (dP - D)   issue_dp(), make_gradients(), likewise transposed
-//   l. 15     dQ_i += dS K_j                       begin_dq(), end_dq(): of the tile before
+//   l. 15     dQ_i += dS K_j                       begin_dq(), end_dq(): of the tile before; or dQ_i^T += K_j^T dS^T
 //   l. 16     dK += dS^T Q_i                       issue_dk()
 //   l. 18     dK, dV                               store(); dQ: fa3_backward_convert and Background::convert()
 //
@@ -24,6 +24,8 @@
 //   most of dQ meanwhile (tiles/backward_background.cuh): the passes before and after took a fifth of causal attention's time at 1k.
 // - dQ leaves as accumulators lie: each warp stages its 16 rows and asks the copy engine to add them, 4 KiB in a row. No
 //   warp waits for another, and the last pass puts dQ in order (tiles/backward_passes.cuh, shared with fa2_backward).
+// - With 80 or 96 query rows a tile dQ is computed transposed, as FlashAttention-3 does with 80 (DQ_TRANSPOSED). A block each then,
+//   and no softcap. Not measured yet.
 // - A block keeps the gradients of a group's keys over all of its query heads.
 // - Where a block is among its keys and queries lies in shared memory and is read there while products run: in registers it
 //   would make d128 spill.

@@ -227,7 +227,7 @@ DEVICE void convert_transposed_strip(const BackwardParams& p, const StripItem& i
   static_assert(!DQ_TRANSPOSED || !FLOAT32, "of Hopper's 16-bit kernels");
   const auto sequence = sequence_of(p, item.number);
   const int pair = lane % 4;  // queries 2 pair, 2 pair + 1
-#pragma unroll(D_TILES >= 16 ? 4 : 1)
+#pragma unroll(D_TILES >= 16 ? 2 : 1)
   for (int n = lane / 4; n < 2 * D_TILES; n += 8) {
     const int half = n / D_TILES, eight = n % D_TILES;  // of the queries, and of the columns
     const float* const from = source + (eight / 2 * QUERY_ACCUMULATORS + half) * ACCUMULATOR + pair * 4 + eight % 2 * 2;

@@ -49,6 +49,11 @@ class Fa3BackwardConfig(TileConfig):
         of backward_workspace.cuh. Then blocks do not run on."""
         return self.block_q % 64 != 0
 
+    @property
+    def may_run_on(self) -> bool:
+        """Whether thread blocks take one key block after another, where the problem lets them."""
+        return self.persistent and not self.dq_transposed
+
     def dq_columns(self, head_dim: int) -> int:
         """Of a row of dQ in the workspace: transposed, accumulators of 16 columns lie there whole."""
         return ceil_div(head_dim, 16) * 16 if self.dq_transposed else head_dim
@@ -123,14 +128,13 @@ def _numbers_and_barriers(
         Buffer("TAIL_FULL", 2 * 8, align=8),
         Buffer("SEQUENCE", 32, align=16),
         Buffer("LIST", 4 * _listed_tiles(config), align=16),
-        Buffer("BACKGROUND", 4 * 64 * head_dim if config.persistent else 0, align=16, over="LIST"),
+        Buffer("BACKGROUND", 4 * 64 * head_dim if config.may_run_on else 0, align=16, over="LIST"),
     )
 
 
 def _runs_on(problem: Problem, config: Fa3BackwardConfig) -> bool:
     """Whether thread blocks take one key block after another."""
-    plain = config.persistent and not config.dq_transposed
-    return plain and problem.softcap is None and not problem.sink and order.in_groups(problem)
+    return config.may_run_on and problem.softcap is None and not problem.sink and order.in_groups(problem)
 
 
 def _order(problem: Problem, schedule: Schedule, num_sms: int) -> order.Order:
