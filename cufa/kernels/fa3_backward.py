@@ -43,6 +43,8 @@ class Fa3BackwardConfig(TileConfig):
     early_launches: bool = False
     """The main pass and the last one may begin while the one before ends (programmatic dependent launch)."""
 
+    gone: ClassVar[Mapping[str, Any]] = {"dq_first": False}
+
     @property
     def dq_transposed(self) -> bool:
         """dQ is computed as dQᵀ = Kᵀ dSᵀ, whose 64 rows for each warpgroup are columns of the head: ``DQ_TRANSPOSED``
@@ -57,8 +59,6 @@ class Fa3BackwardConfig(TileConfig):
     def dq_columns(self, head_dim: int) -> int:
         """Of a row of dQ in the workspace: transposed, accumulators of 16 columns lie there whole."""
         return ceil_div(head_dim, 16) * 16 if self.dq_transposed else head_dim
-
-    gone: ClassVar[Mapping[str, Any]] = {"dq_first": False}
 
     @property
     def warps_text(self) -> str:
