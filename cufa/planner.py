@@ -170,6 +170,10 @@ def make_plan(
     reasons += choice.reasons
     if device is None:
         return Plan(problem, spec, config, None, (), 0, tuple(reasons), split)
+    if reason := spec.config_refusal(config, problem):
+        raise ValueError(
+            f"config={config} {reason}: use other tiles of {spec.name}, or leave the choice to it"
+        )
     shared_memory = _check_shared_memory(problem, spec, config, device)
     launches = tuple(_fill(x, device) for x in spec.launches(problem, config, shared_memory, split))
     _check_grids(problem, launches)
@@ -235,7 +239,9 @@ def _choose_whole(problem: Problem, device: Device, spec: KernelSpec, request: R
     """The kernel's tiles, keys together."""
     if request.config is not None:
         return Choice(spec, request.config)
-    fitting = fitting_configs(spec, problem.head_dim, device)
+    fitting = tuple(
+        x for x in fitting_configs(spec, problem.head_dim, device) if spec.config_refusal(x, problem) is None
+    )
     chosen = spec.choose(problem, fitting, device)
     tuned = request.tuned.get(tuning_key(spec, problem))
     if tuned is not None and tuned.config in fitting and tuned.planned in (None, chosen):

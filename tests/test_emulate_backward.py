@@ -92,6 +92,39 @@ def test_every_tiling(spec, config, dtype, precision, deterministic):
     check(spec, precision, case, config=config, arch=arch, deterministic=deterministic, trace=False)
 
 
+#: Tiles whose dQ is computed transposed, all with sums in any order and in a fixed one.
+TRANSPOSED = [
+    pytest.param(c, d, id=f"{c.block_q}-rows-{'staged' if c.bulk_add else 'from-registers'}-{d}")
+    for staged in KERNELS["fa3_backward"].configs
+    if staged.dq_transposed
+    for c in (staged, dataclasses.replace(staged, bulk_add=False))
+    for d in range(c.min_head_dim, c.max_head_dim + 1, 8)
+]
+#: batch, heads, kv_heads, seqlen_q, seqlen_k; the last tile of 80 queries is whole in one case.
+TRANSPOSED_CASES = {
+    "full": ((2, 2, 1, 97, 129), FULL),
+    "whole tiles": ((1, 2, 2, 480, 256), CAUSAL),
+    "more keys than queries": ((1, 4, 2, 90, 300), CAUSAL),
+    "more queries than keys: rows that see none": ((1, 2, 1, 300, 90), CAUSAL),
+    "window": ((1, 2, 1, 250, 270), Band(40, 25)),
+    "one query": ((2, 3, 1, 1, 131), FULL),
+    "a strip behind a tile": ((1, 2, 1, 16, 64), FULL),
+}
+
+
+@pytest.mark.sampled(fixed=6, dated=2)
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("case", TRANSPOSED_CASES)
+@pytest.mark.parametrize(("config", "head_dim"), TRANSPOSED)
+def test_dq_transposed(config, head_dim, case, deterministic, dtype):
+    """Columns of the head that fill up neither an accumulator nor a warpgroup's share; tiles of queries that are no
+    power of two."""
+    shape, mask = TRANSPOSED_CASES[case]
+    made = make_case(*shape, head_dim, dtype, mask=mask, dlse=True)
+    check(KERNELS["fa3_backward"], None, made, config=config, deterministic=deterministic)
+
+
 @pytest.mark.parametrize("softcap", [None, 2.0])
 @pytest.mark.parametrize("mask", EVERY_MASK.values(), ids=EVERY_MASK)
 @EACH
@@ -152,13 +185,23 @@ def test_edges(spec, dtype, precision, shape, deterministic):
 @pytest.mark.parametrize("spec", SPECS, ids=lambda s: s.name)
 def test_same_bits_in_every_order(spec, head_dim):
     """Whatever order warps run in, whenever copies land; where asked for, however many blocks run at once."""
+    assert_same_bits_in_every_order(spec, head_dim)
+
+
+@pytest.mark.sampled(fixed=1, dated=1)
+@pytest.mark.parametrize(("config", "head_dim"), TRANSPOSED)
+def test_same_bits_of_dq_transposed(config, head_dim):
+    assert_same_bits_in_every_order(KERNELS["fa3_backward"], head_dim, config=config)
+
+
+def assert_same_bits_in_every_order(spec, head_dim, **how) -> None:
     case = make_case(1, 2, 1, 150, 300, near(spec, head_dim), spec.dtypes[-1], mask=Band(200, 30))
     precision = "float32" if spec.dtypes == ("float32",) else None
-    first = check(spec, precision, case, copies="early", threads=1, deterministic=True)
+    first = check(spec, precision, case, copies="early", threads=1, deterministic=True, **how)
     for n, schedule in enumerate(("descending", 1)):
         ordered = n % 2 == 0
         options = {"schedule": schedule, "copies": "late", "threads": 3, "deterministic": ordered}
-        run = check(spec, precision, case, mode="plain", **options)
+        run = check(spec, precision, case, mode="plain", **options, **how)
         for name in NAMES[0 if ordered else 1 :]:
             got, same = (x.results[name].view(np.uint8) for x in (run, first))
             np.testing.assert_array_equal(got, same, err_msg=name)

@@ -86,7 +86,7 @@ BUGS = {
         MAIN, "add_dq(current, stage());", "add_dq(current, stage() ^ 1);", "never-written race"
     ),
     "dQ not zeroed": bug(
-        PASSES, "n < D_TILES; ++n) st_global(zeros", "n < D_TILES - 1; ++n) st_global(zeros"
+        PASSES, "n < STRIP_FLOATS / ACCUMULATOR; ++n", "n < STRIP_FLOATS / ACCUMULATOR - 1; ++n"
     ),
     "dQ past the last strip": bug(DQ, "if (strip + i >= strips) continue;", "", "out-of-range", heads=1),
     "dQ of shared columns added twice": bug(

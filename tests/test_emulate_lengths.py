@@ -37,8 +37,8 @@ def forward(case, spec, mode="checked") -> Emulation:
     return emulate(*case.forward, **case.lengths, **case.options, algorithm=spec.algorithm, mode=mode)
 
 
-def backward(case, spec, mode="checked", deterministic=False) -> Emulation:
-    options = {**case.lengths, **case.options, "deterministic": deterministic}
+def backward(case, spec, mode="checked", deterministic=False, config=None) -> Emulation:
+    options = {**case.lengths, **case.options, "deterministic": deterministic, "config": config}
     return emulate_backward(*case.inputs, dlse=case.dlse, **options, algorithm=spec.algorithm, mode=mode)
 
 
@@ -70,6 +70,23 @@ def test_backward(spec, kind, options, lengths, deterministic, head_dim, element
     head_dim = head_dim_near(spec, head_dim, options, deterministic)
     case = MAKE[kind](lengths, options, head_dim, spec.dtypes[element % len(spec.dtypes)])
     assert_right(case, backward(case, spec, deterministic=deterministic))
+
+
+@pytest.mark.sampled(fixed=4, dated=1, pairs=[("kind", "options")])
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("lengths", LENGTHS)
+@pytest.mark.parametrize("kind", MAKE)
+@pytest.mark.parametrize("options", [name for name, x in OPTIONS.items() if "softcap" not in x])
+@pytest.mark.parametrize(
+    "config",
+    [c for c in KERNELS["fa3_backward"].configs if c.dq_transposed],
+    ids=lambda c: f"{c} {c.bulk_add}",
+)
+def test_dq_transposed(config, options, kind, lengths, deterministic):
+    """Query tiles of 80 rows begin anew with each sequence."""
+    head_dim = config.max_head_dim if kind == "packed" else config.min_head_dim
+    case = MAKE[kind](lengths, options, head_dim, "bfloat16")
+    assert_right(case, backward(case, KERNELS["fa3_backward"], deterministic=deterministic, config=config))
 
 
 @pytest.mark.parametrize("options", ["causal", "window, softcap"])

@@ -91,6 +91,16 @@ def test_a_kernel_is_what_its_variants_are(record, before, monkeypatch):
     assert found["suites"]["some"]["rows"][0]["digest"] == records.digest(KERNELS["naive"])
 
 
+def test_tiles_that_the_sources_did_not_know_were_no_evidence(tmp_path):
+    then = with_changed(
+        tmp_path, "kernels/naive.cu", lambda text: text + "\nstatic_assert(HEAD_DIM != 72);\n"
+    )
+    for head_dim, same in ((64, True), (72, False)):
+        plan = make_plan(make(1, 2, 512, head_dim, "float16"), H200, "naive")
+        build = same_code.Build.of(plan.spec, plan.problem, plan.config, H200.arch)
+        assert build.is_same(then) == same
+
+
 def test_evidence_of_other_sources_is_left_alone(record, before, few_variants):
     for row in record["suites"]["some"]["rows"]:
         row["digest"] = "older"

@@ -1,4 +1,5 @@
-// Host twins of the primitives that the backward on Hopper adds: bulk_copy.cuh, opaque.cuh, wgmma_transposed.cuh.
+// Host twins of the primitives that the backward on Hopper adds: bulk_copy.cuh, opaque.cuh, wgmma_transposed.cuh,
+// wgmma_transposed_a.cuh.
 #pragma once
 #include "host/hopper_host.h"
 
@@ -30,6 +31,15 @@ struct WgmmaTransposed {
   template <bool ACCUMULATES>
   static DEVICE void ss(float (&d)[N / 2], u64 a, u64 b, SITE) {
     cufa_host::queue_warpgroup_product({N, BF16, ACCUMULATES, true, false, {}, nullptr, a, b, d}, site);
+  }
+};
+
+// ---- wgmma_transposed_a.cuh
+template <int N, bool BF16>
+struct WgmmaTransposedA {
+  template <bool ACCUMULATES>
+  static DEVICE void ss(float (&d)[N / 2], u64 a, u64 b, SITE) {
+    cufa_host::queue_warpgroup_product({N, BF16, ACCUMULATES, false, false, {}, nullptr, a, b, d, true}, site);
   }
 };
 

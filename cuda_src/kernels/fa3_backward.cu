@@ -11,7 +11,7 @@
 //                                                  so that P^T and dS^T are operands of dV and dK as they lie in registers
 //   l. 12     dV += P^T dO_i                       issue_dv()
 //   l. 13-14  dP = dO_i V_j^T, dS = P o (dP - D)   issue_dp(), make_gradients(), likewise transposed
-//   l. 15     dQ_i += dS K_j                       begin_dq(), end_dq(): of the tile before
+//   l. 15     dQ_i += dS K_j                       begin_dq(), end_dq(): of the tile before; or dQ_i^T += K_j^T dS^T
 //   l. 16     dK += dS^T Q_i                       issue_dk()
 //   l. 18     dK, dV                               store(); dQ: fa3_backward_convert and Background::convert()
 //
@@ -24,6 +24,8 @@
 //   most of dQ meanwhile (tiles/backward_background.cuh): the passes before and after took a fifth of causal attention's time at 1k.
 // - dQ leaves as accumulators lie: each warp stages its 16 rows and asks the copy engine to add them, 4 KiB in a row. No
 //   warp waits for another, and the last pass puts dQ in order (tiles/backward_passes.cuh, shared with fa2_backward).
+// - With 80 query rows a tile dQ is computed transposed (DQ_TRANSPOSED), as FlashAttention-3 does: a product has 64 rows of
+//   results, which are columns of the head then. K is read from shared memory less often for each query. A block each, no softcap.
 // - A block keeps the gradients of a group's keys over all of its query heads.
 // - Where a block is among its keys and queries lies in shared memory and is read there while products run: in registers it
 //   would make d128 spill.
@@ -58,6 +60,11 @@
 //   keeps the other warpgroup waiting.
 // - d96: dP first 0.98 to 1.01 in turns, 1.00 alone; three buffers of Q besides 0.97 to 1.00, and 1.00 to 1.02 alone.
 // - 64 query rows a tile at d64, with all products in flight beside all pointwise work: 0.80 to 0.88.
+// - 80 rows a tile, dQ transposed, over 64 rows (H100): d128 full 4k 1.04 / 1.05, 16k 1.08 / 1.08; causal 4k 1.0 / 0.99 to 1.01,
+//   8k 1.03 / 1.01, 16k 1.05 / 1.06; 1k 0.94 to 0.98 / 0.96 to 0.98; in a fixed order 4k 1.09 / 1.06 and 1.05 / 1.02. d96 4k full
+//   1.05 / 1.05, causal 0.97 / 1.01, 16k causal 1.1 / 1.05; d72 to d112 4k full 1.04 to 1.1 / 1.05 to 1.07. With dQ by red from
+//   registers instead of by the copy engine: d128 and d96 0.94 to 1.0, d80 1.05 / 1.08 and 0.98 / 1.01. 96 rows, by red: d96 1.02 /
+//   1.02 full, 0.98 / 1.02 causal; d80 1.06 / 1.07, 0.99 / 1.01.
 // - dQ by the copy engine instead of by red from registers: d128 1.01 to 1.02, d64 with 64 rows a tile 0.95 to 0.97.
 // - DETERMINISTIC with turns kept by each warp of consumers, and items taken ahead: 2 to 17 times the time. With one thread that
 //   adds, to learn of a turn, to add and to pass it on takes longer than a tile of d128; so two add by turns. Causal key blocks

@@ -19,7 +19,7 @@ constexpr int STRIP_BYTES = STRIP * HEAD_DIM * 4;  // of dQ in float32; or of O 
 constexpr int BATCH_STRIPS = 4;  // neighbours that a warp takes one after another
 static_assert(!RUNS_ON || BACKGROUND_BYTES >= WORKERS * SLOTS * STRIP_BYTES, "a slot a strip");
 static_assert(!RUNS_ON || BULK_ADD, "a warp knows when its additions are done");
-static_assert(TILE_STRIPS % BATCH_STRIPS == 0, "strips of a batch are of one head");
+static_assert(!RUNS_ON || TILE_STRIPS % BATCH_STRIPS == 0, "strips of a batch are of one head");
 
 // By every thread of the pass before: what is counted begins, with the first groups prepared. Where counters begin stands in the
 // workspace, for addresses that are kept over loops take more registers than a producer has.

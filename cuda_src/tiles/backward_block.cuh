@@ -357,7 +357,7 @@ struct Loader {
 
   DEVICE void load_tile(const TileVisit& at) const {
     const Memory smem(opaque(start));
-    const float* const numbers = at.block.workspace(at.tile) + Br * HEAD_DIM;
+    const float* const numbers = at.block.workspace(at.tile) + TILE_DQ_FLOATS;
     INSIDE(const u32 number = query_tile_number(at.tile.head, at.block.q_tile(at.tile)); inside.enter(WAIT_SPACE, number);)
     auto bring_queries = [&](const auto& turns, u32 ring, u32 ring_of_numbers, const float* source) {
       if (leads()) turns.wait_empty(at.n);

@@ -59,8 +59,13 @@ struct BackwardConsumer {
   DEVICE void issue_dq(u32 turn) {
     constexpr int NEXT_COLUMNS = DQ_BY_ROWS ? 0 : HEAD_DIM <= ATOM_COLUMNS ? DQ_TILES * 16 : GROUP_KEYS * ATOM_ROW_BYTES;
     constexpr int NEXT_ROWS = DQ_BY_ROWS ? 64 * ATOM_ROW_BYTES : 0;
-    ::issue_dq<DQ_TILES>(dQ_rmem, smem.dS + dS_turns.stage(turn) * (KEY_GROUPS * DS_PART_BYTES) + consumer * NEXT_ROWS,
-                         smem.K + consumer * NEXT_COLUMNS);
+    const u32 dS = smem.dS + dS_turns.stage(turn) * (KEY_GROUPS * DS_PART_BYTES) + consumer * NEXT_ROWS;
+    const u32 K = smem.K + consumer * NEXT_COLUMNS;
+    if constexpr (DQ_TRANSPOSED) {
+      issue_transposed_dq<DQ_TILES * 8>(dQ_rmem, dS, K);
+    } else {
+      ::issue_dq<DQ_TILES>(dQ_rmem, dS, K);
+    }
   }
 
   DEVICE int lane_key() const { return consumer * GROUP_KEYS + warp * 16 + lane / 4; }  // the first of this lane, in the block
@@ -106,7 +111,7 @@ struct BackwardConsumer {
     wgmma_registers(dQ_rmem);
     dS_turns.release(n - 1 + items, lane);
     float* const target = BackwardMemory::dq_of_warp(p, before, consumer, warp);
-    const int existing = BackwardMemory::dq_tiles(consumer);
+    const int existing = BackwardMemory::dq_tiles(consumer, warp);
     const u32 staged = smem.staged(consumer, warp);
     if constexpr (DETERMINISTIC && BULK_ADD) {
       dQ_handover.wait_empty(n - 1);

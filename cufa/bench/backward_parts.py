@@ -4,7 +4,7 @@
 in registers. A tile is ``block_q`` queries of one head and ``block_kv`` keys:
 
 - narrow heads: each of two warpgroups has 64 of the keys. Pᵀ and dSᵀ are operands of dV and dK in registers; dS goes to
-  shared memory once, for dQ, which the warpgroups share out by rows or by columns;
+  shared memory once, for dQ, which the warpgroups share out by rows or by columns; or for dQᵀ, 64 rows of it each;
 - wide heads: one warpgroup computes S and dV, the other dP and dK, each a half of the columns of dQ, in two runs. P
   goes from the one to the other through shared memory.
 
@@ -71,19 +71,19 @@ def passes(problem: Problem, config: Fa3BackwardConfig) -> tuple[int, int]:
     whole = ceil_div(rows, config.block_q) * config.block_q
     return (
         heads * (rows * (2 * row + _FLOAT) + whole * sums),
-        heads * (whole * (sums + 2 * _FLOAT) + rows * row),
+        heads * (whole * (config.dq_columns(problem.head_dim) + 2) * _FLOAT + rows * row),
     )
 
 
 def _narrow(problem: Problem, config: Fa3BackwardConfig, tiles: int, items: int) -> tuple[Part, ...]:
     groups, queries, head_dim = config.block_kv // GROUP_KEYS, config.block_q, problem.head_dim
     item, depth = problem.itemsize, _depth(head_dim)
-    columns = _dq_columns(config, head_dim)
+    columns = _dq_columns(config, head_dim)  # of a product; transposed, they are queries
     score = GROUP_KEYS * queries * depth, (GROUP_KEYS + queries) * depth * item
     gradient = GROUP_KEYS * queries * head_dim, queries * head_dim * item
     dq = _GROUP_ROWS * columns * config.block_kv, (_GROUP_ROWS + columns) * config.block_kv * item
     staged = tiles * groups * _GROUP_ROWS * columns * _FLOAT if config.bulk_add else 0
-    added = tiles * queries * head_dim * _FLOAT if config.bulk_add else 0
+    added = tiles * queries * config.dq_columns(head_dim) * _FLOAT if config.bulk_add else 0
     return (
         _part("S", tiles * groups, score),
         _part("dP", tiles * groups, score),
@@ -134,8 +134,10 @@ def _numbers(queries: int) -> int:
 
 
 def _dq_columns(config: Fa3BackwardConfig, head_dim: int) -> int:
-    """Of a warpgroup: all, of 64 rows each; or a share, within an atom of K."""
+    """Of a warpgroup: all, of 64 rows each; or a share, within an atom of K. Of dQᵀ as many as the tile has queries."""
     groups = config.block_kv // GROUP_KEYS
+    if config.dq_transposed:
+        return config.block_q
     if config.block_q == _GROUP_ROWS * groups:
         return head_dim
     return ceil_div(head_dim, 8 * groups) * 8 if head_dim <= _ATOM_COLUMNS else _ATOM_COLUMNS

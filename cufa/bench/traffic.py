@@ -96,7 +96,9 @@ def _backward_on_hopper(problem: Problem, schedule: Schedule, config: Fa3Backwar
     numbers = schedule.visited * config.block_q * _FLOAT
     return Traffic(
         heads * (rows * 2 * _row(problem) + 2 * numbers) + key_heads * keys * _key(problem) + read,
-        heads * numbers * problem.head_dim + key_heads * problem.seqlen_k * _key(problem) + written,
+        heads * numbers * config.dq_columns(problem.head_dim)
+        + key_heads * problem.seqlen_k * _key(problem)
+        + written,
     )
 
 

@@ -115,7 +115,10 @@ FA2_FORWARD = KernelSpec(
     configs=_CONFIGS,
     # Pairs of warps would spill from head dim 136 on.
     split_configs=tuple(
-        x for config in _CONFIGS if config.min_head_dim != 136 and config.block_kv <= 64 for x in in_splits(config)
+        x
+        for config in _CONFIGS
+        if config.min_head_dim != 136 and config.block_kv <= 64
+        for x in in_splits(config)
     ),
     flops=_fa2_flops,
     tile_latency=_fa2_tile_latency,

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from ..core import order
 from ..core.architectures import Device
-from ..core.lengths import LENGTH_KINDS
+from ..core.lengths import DENSE, LENGTH_KINDS
 from ..core.operation import Split
 from ..core.problem import MASK_KINDS, MAX_HEAD_DIM, Problem
 from ..core.schedule import Schedule
@@ -46,6 +46,21 @@ class Fa3BackwardConfig(TileConfig):
     gone: ClassVar[Mapping[str, Any]] = {"dq_first": False}
 
     @property
+    def dq_transposed(self) -> bool:
+        """dQ is computed as dQᵀ = Kᵀ dSᵀ, whose 64 rows for each warpgroup are columns of the head: ``DQ_TRANSPOSED``
+        of backward_workspace.cuh. Then blocks do not run on."""
+        return self.block_q % 64 != 0
+
+    @property
+    def may_run_on(self) -> bool:
+        """Whether thread blocks take one key block after another, where the problem lets them."""
+        return self.persistent and not self.dq_transposed
+
+    def dq_columns(self, head_dim: int) -> int:
+        """Of a row of dQ in the workspace: transposed, accumulators of 16 columns lie there whole."""
+        return ceil_div(head_dim, 16) * 16 if self.dq_transposed else head_dim
+
+    @property
     def warps_text(self) -> str:
         """That blocks run on goes without saying; of wide heads none do."""
         return super().warps_text + (
@@ -53,8 +68,11 @@ class Fa3BackwardConfig(TileConfig):
         )
 
 
-def _listed_tiles(config: TileConfig) -> int:
-    """Query tiles that a key block may visit where they need not lie side by side: its list lies in shared memory."""
+def _listed_tiles(config: Fa3BackwardConfig) -> int:
+    """Query tiles that a key block may visit where they need not lie side by side: its list lies in shared memory. None
+    with 80 rows, which leave no room (:func:`_config_refusal`)."""
+    if config.dq_transposed:
+        return 0
     return 4096 if config.block_kv > GROUP_KEYS else 2048
 
 
@@ -65,6 +83,8 @@ def _shared_memory(config: Fa3BackwardConfig, head_dim: int) -> tuple[Buffer, ..
     dq_columns = head_dim if by_rows or head_dim <= 8 else min(ceil_div(head_dim, 8 * consumers) * 8, 64)
     if not by_rows and head_dim > 64:
         dq_columns = 64
+    if config.dq_transposed:  # as many rows of dQᵀ, each as long as the tile has queries
+        dq_columns = config.block_q
     dq = Buffer("DQ", consumers * 64 * dq_columns * 4 if config.bulk_add else 0)
     counts = {"Q": config.num_stages, "DO": config.do_stages, "DS": config.ds_stages, "DQ": 1}
     return (*_tiles(config, head_dim), dq, *_numbers_and_barriers(config, head_dim, counts))
@@ -108,13 +128,13 @@ def _numbers_and_barriers(
         Buffer("TAIL_FULL", 2 * 8, align=8),
         Buffer("SEQUENCE", 32, align=16),
         Buffer("LIST", 4 * _listed_tiles(config), align=16),
-        Buffer("BACKGROUND", 4 * 64 * head_dim if config.persistent else 0, align=16, over="LIST"),
+        Buffer("BACKGROUND", 4 * 64 * head_dim if config.may_run_on else 0, align=16, over="LIST"),
     )
 
 
 def _runs_on(problem: Problem, config: Fa3BackwardConfig) -> bool:
     """Whether thread blocks take one key block after another."""
-    return config.persistent and problem.softcap is None and not problem.sink and order.in_groups(problem)
+    return config.may_run_on and problem.softcap is None and not problem.sink and order.in_groups(problem)
 
 
 def _order(problem: Problem, schedule: Schedule, num_sms: int) -> order.Order:
@@ -170,7 +190,9 @@ def _workspace(problem: Problem, config: Fa3BackwardConfig, split: Split | None 
     where blocks are persistent records of items, and the number of the next one."""
     strips = _strips(problem, config)
     tiles = strips * STRIP // config.block_q
-    tile = config.block_q * (problem.head_dim + 2) * 4 + (128 if problem.deterministic else 0)
+    tile = config.block_q * (config.dq_columns(problem.head_dim) + 2) * 4 + (
+        128 if problem.deterministic else 0
+    )
     return (
         128
         + tiles * tile
@@ -200,10 +222,27 @@ _ITEMS_PER_SM, _QUERIES_OF_KEY = 4, 8000
 #: to 0.99 in turns.
 _LONG_SEQLEN, _QUERIES_OF_WIDE_KEY = 4000, 2000
 
+#: Where a key is seen by more queries than this on average, tiles of 80 rows are faster, whose dQ is computed
+#: transposed: at 4k 1.04 to 1.09 times full, 1.02 to 1.04 with heads that share keys, 0.97 to 1.0 causal; at 8k 1.05
+#: and 1.03, at 16k 1.08 and 1.05 to 1.1; with 1k and 2k queries 0.94 to 1.0 (d72 to d128; H100, in turns). Where sums
+#: have an order, from fewer: 1.09 full and 1.05 causal at 4k.
+_QUERIES_OF_LONG_KEY, _IN_ORDER = 3000, 2000
+
+
+def _takes_80_rows(problem: Problem) -> bool:
+    """Of dense sequences; others were not measured."""
+    keys = problem.batch * problem.kv_heads * problem.seqlen_k
+    most = _IN_ORDER if problem.deterministic else _QUERIES_OF_LONG_KEY
+    return problem.lengths == DENSE and problem.all_visible_scores > most * keys
+
 
 def _choose(problem: Problem, fitting: tuple[Fa3BackwardConfig, ...], device: Device) -> Fa3BackwardConfig:
-    """Where key blocks are few, or take long, a thread block for each."""
+    """Where key blocks take long tiles of 80 rows, if there are any; else where they take long, or are few, a thread
+    block for each."""
     chosen = fitting[0]
+    transposed = [config for config in fitting if config.dq_transposed]
+    if transposed and _takes_80_rows(problem):
+        return transposed[0]
     each = dataclasses.replace(chosen, persistent=False)
     if not (_runs_on(problem, chosen) and each in fitting):
         return chosen
@@ -217,9 +256,19 @@ def _choose(problem: Problem, fitting: tuple[Fa3BackwardConfig, ...], device: De
 def _refusal(spec: KernelSpec, problem: Problem) -> str | None:
     """A list that is too short."""
     config = next((x for x in spec.configs if x.fits(problem.head_dim)), spec.configs[0])
+    assert isinstance(config, Fa3BackwardConfig)
     most = _listed_tiles(config) * config.block_q
     if problem.mask.beyond_band and problem.seqlen_q > most:
         return f"takes at most {most:,} queries where the mask is more than a band"
+    return None
+
+
+def _config_refusal(config: Fa3BackwardConfig, problem: Problem) -> str | None:
+    """Tiles of 80 rows, of which all registers and nearly all shared memory are in use."""
+    if config.dq_transposed and problem.softcap is not None:
+        return "takes no softcap, for which registers do not suffice"
+    if config.dq_transposed and problem.mask.beyond_band:
+        return "takes masks that are bands, for a list of tiles does not fit into shared memory"
     return None
 
 
@@ -231,13 +280,16 @@ FA3_BACKWARD = KernelSpec(
     source="fa3_backward.cu",
     dtypes=("float16", "bfloat16"),
     precisions=("native",),
-    configs=tuple(
-        config
-        for persistent in (True, False)
-        for config in (
-            _config(128, 128, 3, max_head_dim=64, persistent=persistent),
-            _config(64, 128, 2, min_head_dim=72, max_head_dim=128, persistent=persistent),
-        )
+    configs=(
+        *(
+            config
+            for persistent in (True, False)
+            for config in (
+                _config(128, 128, 3, max_head_dim=64, persistent=persistent),
+                _config(64, 128, 2, min_head_dim=72, max_head_dim=128, persistent=persistent),
+            )
+        ),
+        _config(80, 128, 2, min_head_dim=72, max_head_dim=128),
     ),
     choose=_choose,
     shared_memory=_shared_memory,
@@ -255,6 +307,7 @@ FA3_BACKWARD = KernelSpec(
     operation="backward",
     further_constants=lambda problem: {"DETERMINISTIC": problem.deterministic, "WHOLE_TILES": True},
     further_refusal=_refusal,
+    config_refusal=_config_refusal,
 )
 
 

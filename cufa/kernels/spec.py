@@ -127,6 +127,8 @@ class KernelSpec:
     """Elements of k and v; empty: that of q."""
     further_refusal: Callable[[KernelSpec, Problem], str | None] = lambda spec, problem: None
     """(spec, problem) → why this kernel does not serve what the other fields would let pass."""
+    config_refusal: Callable[[Config, Problem], str | None] = lambda config, problem: None
+    """(config, problem) → why these tiles do not serve what the kernel serves with others; never of the first."""
 
     @property
     def uses_copy_engine(self) -> bool:

@@ -177,7 +177,9 @@ def _left_out(spec: KernelSpec, served: Sequence[Architecture]) -> Iterator[Vari
 
 
 def _meet(spec: KernelSpec, config: TileConfig, problem: Problem) -> bool:
-    """Not every problem's keys are split."""
+    """Not every problem's keys are split, and not all tiles serve every problem."""
+    if spec.config_refusal(config, problem) is not None:
+        return False
     return config not in spec.split_configs or splits.refusal(spec, problem) is None
 
 

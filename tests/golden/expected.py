@@ -42,7 +42,7 @@ def expected_of(probe: Probe) -> Expected:
         return _products(probe, kind)
     if name.startswith("wgmma_tiles"):
         return _tiles(probe)
-    if name.startswith("wgmma_") and name != "wgmma_transposed":
+    if name.startswith("wgmma_") and not name.startswith("wgmma_transposed"):
         return _warpgroup_products(probe)
     return globals()[f"_{name}"](probe)
 
@@ -260,12 +260,27 @@ def _bulk_add(probe: Probe) -> Expected:
 
 
 def _wgmma_transposed(probe: Probe) -> Expected:
-    """16-byte unit u of row r lies at unit u ^ (r % 8); V is taken from its column 32 on."""
-    stored = probe.inputs.view(ml_dtypes.bfloat16).reshape(2, 64, 8, 8).astype(np.float64)
-    row, unit = np.arange(64)[:, None], np.arange(8)[None, :]
-    A, V = (x[row, unit ^ row % 8].reshape(64, 64) for x in stored)
-    D, magnitude = A @ V[:, 32:], np.abs(A) @ np.abs(V[:, 32:])
-    thread, i = np.arange(128)[:, None], np.arange(16)[None, :]
+    """V is taken from its column 32 on."""
+    A, V = np.split(_unswizzled(probe), 2)
+    return _of_warpgroup(A, V[:, 32:])
+
+
+def _wgmma_transposed_a(probe: Probe) -> Expected:
+    A, B = np.split(_unswizzled(probe), [64])
+    return _of_warpgroup(A.T, B.T)
+
+
+def _unswizzled(probe: Probe) -> np.ndarray:
+    """Rows of 64: 16-byte unit u of row r lies at unit u ^ (r % 8)."""
+    stored = probe.inputs.view(ml_dtypes.bfloat16).reshape(-1, 8, 8).astype(np.float64)
+    row, unit = np.arange(len(stored))[:, None], np.arange(8)[None, :]
+    return stored[row, unit ^ row % 8].reshape(-1, 64)
+
+
+def _of_warpgroup(A: np.ndarray, B: np.ndarray) -> Expected:
+    """Their product, as the registers of its threads."""
+    D, magnitude = A @ B, np.abs(A) @ np.abs(B)
+    thread, i = np.arange(128)[:, None], np.arange(B.shape[1] // 2)[None, :]
     rows = thread // 32 * 16 + thread % 32 // 4 + i // 2 % 2 * 8
     columns = i // 4 * 8 + thread % 4 * 2 + i % 2
     return Expected(D[rows, columns].astype(np.float32), 2.0**-18 * magnitude[rows, columns])
