@@ -76,16 +76,16 @@ class Plan:
         ragged = self.problem.lengths.kind != "dense"
         if self.device is None or not self.launches or ragged or (self.split and not self.operation.splits):
             return None
-        return self.spec.order(self.problem, self.schedule, self.device.num_sms)
+        return self.spec.order(self.problem, self.schedule, self.device)
 
     @property
     def heads_per_group(self) -> int:
         """Heads that persistent blocks work on side by side where later rows see more (1: does not matter)."""
         problem = self.problem
         persistent = [launch for launch in self.launches if launch.persistent]
-        if not (problem.later_rows_see_more and persistent):
+        if not (problem.later_rows_see_more and persistent) or self.device is None:
             return 1
-        return order.group_of_heads(problem, self.schedule, persistent[0].grid[0])
+        return order.group_of_heads(problem, self.schedule, persistent[0].grid[0], self.device.slow_memory)
 
     @property
     def block_order(self) -> Integers | None:

@@ -154,7 +154,7 @@ def make_records(plan: Plan, ns_per_tile: int = 900) -> np.ndarray:
     from cufa.dashboard.model import launch
 
     schedule = plan.schedule
-    blocks = launch.thread_blocks(plan.problem, schedule, plan.spec, DEVICE.num_sms)
+    blocks = launch.thread_blocks(plan.problem, schedule, plan.spec, DEVICE)
     timeline = launch.predict(blocks, DEVICE.num_sms, plan.config.blocks_per_sm)
     found = []
     for i in range(len(blocks)):

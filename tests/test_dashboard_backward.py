@@ -129,7 +129,7 @@ def test_thread_blocks_are_those_of_the_order() -> None:
     assert "Tiles are those of one of its 4 query heads" in words(app)
     assert "Tiles are those of one" not in words(masked_work())
     plan = backward_plan()
-    blocks = launch.thread_blocks(plan.problem, plan.schedule, plan.spec, DEVICE.num_sms)
+    blocks = launch.thread_blocks(plan.problem, plan.schedule, plan.spec, DEVICE)
     assert plan.order is not None and (blocks.q_block == plan.order.q_block).all()
     assert (blocks.batch * plan.problem.kv_heads + blocks.head == plan.order.head).all()
     assert (blocks.tiles == plan.schedule.visits[blocks.q_block]).all()

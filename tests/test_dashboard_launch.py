@@ -35,7 +35,7 @@ def test_every_query_block_is_launched_once(algorithm: str, mask: Mask) -> None:
     problem = make(3, 5, 700, 64, "bfloat16", mask)
     spec = launch.algorithms()[algorithm]
     schedule = Schedule.of(problem, 128, 64, spec.skip_masked_tiles)
-    blocks = launch.thread_blocks(problem, schedule, spec, 132)
+    blocks = launch.thread_blocks(problem, schedule, spec, DEVICE)
     assert blocks.tiles.sum() == 15 * schedule.visited
     places = set(zip(blocks.q_block.tolist(), blocks.head.tolist(), blocks.batch.tolist(), strict=True))
     assert len(places) == len(blocks) == (15 if algorithm == "fa1" else 15 * schedule.num_q_blocks)
@@ -47,7 +47,7 @@ def test_every_key_block_of_the_backward_is_launched_once(mask: Mask, determinis
     problem = of_forward(make(3, 8, 700, 64, "bfloat16", mask, kv_heads=4), deterministic=deterministic)
     spec = launch.algorithms("backward")["fa2"]
     schedule = Schedule.of(problem, 64, 128, spec.skip_masked_tiles)
-    blocks = launch.thread_blocks(problem, schedule, spec, 132)
+    blocks = launch.thread_blocks(problem, schedule, spec, DEVICE)
     assert blocks.tiles.sum() == 12 * schedule.visited
     places = set(zip(blocks.q_block.tolist(), blocks.head.tolist(), blocks.batch.tolist(), strict=True))
     assert len(places) == len(blocks) == 12 * schedule.num_kv_blocks
@@ -76,7 +76,7 @@ def test_launch_order_is_the_kernels(algorithm: str, heads: int, seqlen: int, ma
     config = run.plan.config
     problem = make(1, heads, seqlen, 64, "float16", mask)
     schedule = Schedule.of(problem, config.block_q, config.block_kv, True)
-    blocks = launch.thread_blocks(problem, schedule, run.plan.spec, num_sms=132)
+    blocks = launch.thread_blocks(problem, schedule, run.plan.spec, run.plan.device or DEVICE)
     taker = np.arange(len(blocks)) if blocks.thread_block is None else blocks.thread_block
     expected = set(zip(taker, blocks.q_block, blocks.head, strict=True))
     found = {(int(r["thread_block"]), int(r["q_block"]), int(r["head"])) for r in run.records}
@@ -141,7 +141,7 @@ def test_a_persistent_block_is_one_block_though_its_items_overlap() -> None:
 def test_blocks_never_overlap_on_a_place() -> None:
     problem = make(2, 7, 3000, 64, "bfloat16", CAUSAL)
     schedule = Schedule.of(problem, 64, 64, True)
-    line = launch.predict(launch.thread_blocks(problem, schedule, KERNELS["fa2_forward"], 132), 10, 3)
+    line = launch.predict(launch.thread_blocks(problem, schedule, KERNELS["fa2_forward"], DEVICE), 10, 3)
     places = line.sm * 3 + line.slot
     for place in np.unique(places):
         mine = np.flatnonzero(places == place)
@@ -156,7 +156,7 @@ def test_blocks_never_overlap_on_a_place() -> None:
 @pytest.mark.parametrize("mask", MASKS, ids=str)
 def test_a_trace_gives_back_its_timeline(algorithm: str, mask: Mask) -> None:
     plan = make_plan(make(2, 8, 1024, 64, "bfloat16", mask), DEVICE, algorithm)
-    blocks = launch.thread_blocks(plan.problem, plan.schedule, plan.spec, DEVICE.num_sms)
+    blocks = launch.thread_blocks(plan.problem, plan.schedule, plan.spec, DEVICE)
     expected = launch.predict(blocks, DEVICE.num_sms, plan.config.blocks_per_sm)
     got = trace.measured_timeline(make_records(plan), DEVICE.num_sms, whole_heads=algorithm == "fa1")
     rows = [

@@ -152,7 +152,7 @@ def test_no_arithmetic_is_lost_on_the_common_axis(operation: str, algorithm: str
     )
     plan = make_plan(shape, DEVICE, algorithm)
     schedule, problem = plan.schedule, plan.problem
-    blocks = launch.thread_blocks(problem, schedule, plan.spec, DEVICE.num_sms)
+    blocks = launch.thread_blocks(problem, schedule, plan.spec, DEVICE)
     places = plan.config.blocks_per_sm if blocks.thread_block is None else 1
     found = pair.in_arithmetic(launch.predict(blocks, DEVICE.num_sms, places), problem, schedule)
     used = (found.end - found.start).sum() / places
@@ -168,7 +168,7 @@ def test_one_axis_for_other_tiles() -> None:
     assert [image.sizex for image in figure.layout.images] == [704, 768]
     assert [image.xref for image in figure.layout.images] == ["x", "x2"]
     plan = make_plan(make(2, 8, 2048, 64, "bfloat16", CAUSAL), DEVICE, "fa2")
-    blocks = launch.thread_blocks(plan.problem, plan.schedule, plan.spec, DEVICE.num_sms)
+    blocks = launch.thread_blocks(plan.problem, plan.schedule, plan.spec, DEVICE)
     line = pair.in_arithmetic(launch.predict(blocks, DEVICE.num_sms, 2), plan.problem, plan.schedule)
     longer = dataclasses.replace(line, end=2 * line.end)
     figure = charts.timelines(("a", "b"), (line, longer), LIGHT)

@@ -47,7 +47,11 @@ def l2_traffic(problem: Problem, spec: KernelSpec, config: TileConfig) -> Traffi
         return None
     if isinstance(config, Fa3BackwardConfig):
         return _backward_on_hopper(problem, _schedule(problem, spec, config), config)
-    if problem.operation != "forward" or spec.order(problem, _schedule(problem, spec, config), 1) is None:
+    device = Device.typical(max(90, spec.min_capability))
+    if (
+        problem.operation != "forward"
+        or spec.order(problem, _schedule(problem, spec, config), device) is None
+    ):
         return None
     if isinstance(config, Fa1Config):
         head = _keys_outside(problem, config)

@@ -100,6 +100,11 @@ class Device:
     arch: Architecture
     num_sms: int
 
+    @property
+    def slow_memory(self) -> bool:
+        """Less memory bandwidth for its SMs than an H200: an H100 reads 3.35 TB/s, with as many SMs, not 4.8."""
+        return "H100" in self.name
+
     @classmethod
     def typical(cls, arch: str | int) -> Device:
         found = find_architecture(arch)

@@ -58,8 +58,9 @@ def _fa2_choose(problem: Problem, fitting: tuple[Fa2Config, ...], device: Device
     """The first that fits; 64 query rows per block where 128 would leave SMs idle or rows empty.
 
     Measured on an H200: blocks of equal length gain until every second SM has one of 128 rows; where
-    later rows see more, and blocks differ in length, until the blocks of 128 rows make one wave. Where each block has an
-    SM for itself, tiles of 128 keys took 0.83 to 0.91 of the time at head dim 64, 0.97 at 128 (H100, 1 × 8 × 512 to 2,048).
+    later rows see more, and blocks differ in length, until the blocks of 128 rows make one wave.
+    Where each block has an SM for itself, tiles of 128 keys took 0.83 to 0.91 of the time at head dim 64, 0.97 at 128
+    (H100, 1 × 8 × 512 to 2,048).
     """
     blocks = problem.query_blocks(128) * problem.heads
     wave = 2 * device.num_sms if problem.head_dim <= 128 else device.num_sms
@@ -84,8 +85,8 @@ def _fa2_flops(config: Fa2Config) -> float:
 
 
 def _fa2_tile_latency(config: Fa2Config, head_dim: int) -> float:
-    """Of four warps, per 64 keys: 1.1 to 1.2 µs at head dim 64, 1.5 to 1.6 at 128, of 64 rows as of 128 (H100, 2026-11-25,
-    1 × 8 × 512 to 2048, a thread block for each SM)."""
+    """Of four warps, per 64 keys: 1.1 to 1.2 µs at head dim 64, 1.5 to 1.6 at 128, of 64 rows as of 128 (H100,
+    2026-11-25, 1 × 8 × 512 to 2048, a thread block for each SM)."""
     return (0.65e-6 + 7.7e-9 * head_dim) * (config.block_kv + 64) / 128
 
 
@@ -128,7 +129,7 @@ FA2_FORWARD = KernelSpec(
     workspace=forward_workspace,
     workspace_holds="of each split of a query block O, and m and l of its rows, in float32",
     skip_masked_tiles=True,
-    order=lambda problem, schedule, num_sms: order.query_blocks(problem, schedule),
+    order=lambda problem, schedule, device: order.query_blocks(problem, schedule),
     choose=_fa2_choose,
     lengths=LENGTH_KINDS,
     score_changes=("alibi", "sink"),

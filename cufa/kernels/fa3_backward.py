@@ -137,7 +137,7 @@ def _runs_on(problem: Problem, config: Fa3BackwardConfig) -> bool:
     return config.may_run_on and problem.softcap is None and not problem.sink and order.in_groups(problem)
 
 
-def _order(problem: Problem, schedule: Schedule, num_sms: int) -> order.Order:
+def _order(problem: Problem, schedule: Schedule, device: Device) -> order.Order:
     if order.in_groups(problem):
         return order.key_blocks_in_groups(problem, schedule)
     return order.key_blocks(problem, schedule, 2 * order.L2_SHARE)

@@ -13,6 +13,7 @@ import dataclasses
 import numpy as np
 import numpy.typing as npt
 
+from cufa.core.architectures import Device
 from cufa.core.operation import OPERATIONS
 from cufa.core.order import WHOLE_HEAD, Order, simulate
 from cufa.core.problem import Problem, default_scale
@@ -119,14 +120,14 @@ def algorithms(operation: str = "forward", dtype: str = _DTYPE) -> dict[str, Ker
     schedule = Schedule.of(problem, 64, 64, skip_masked_tiles=True)
     found: dict[str, KernelSpec] = {}
     for spec in reversed(kernels_of(operation).values()):
-        if dtype in spec.dtypes and spec.order(problem, schedule, 1) is not None:
+        if dtype in spec.dtypes and spec.order(problem, schedule, Device.typical(90)) is not None:
             found[spec.algorithm] = spec
     return found
 
 
-def thread_blocks(problem: Problem, schedule: Schedule, spec: KernelSpec, num_sms: int) -> Blocks:
+def thread_blocks(problem: Problem, schedule: Schedule, spec: KernelSpec, device: Device) -> Blocks:
     """The launch of a kernel, as its spec orders it."""
-    found = spec.order(problem, schedule, num_sms)
+    found = spec.order(problem, schedule, device)
     assert found is not None, f"{spec.name} is none of algorithms()"
     by_keys = OPERATIONS[problem.operation].by_keys
     batch, head = np.divmod(found.head, problem.kv_heads if by_keys else problem.heads)

@@ -7,6 +7,7 @@ import functools
 
 import streamlit as st
 
+from cufa.core.architectures import Device
 from cufa.core.problem import Problem
 from cufa.core.schedule import Schedule
 from cufa.dashboard import page
@@ -60,8 +61,7 @@ def show_speedup(view: View, palette: Palette) -> None:
     # Without the lengths of this view, so that another length finds the curve ready.
     anywhere = dataclasses.replace(view.problem, seqlen_q=1, seqlen_k=1)
     tiles = dataclasses.replace(tiling, seqlen_q=1, seqlen_k=1)
-    spec, num_sms = view.spec, view.device.num_sms
-    lengths, from_launch = simulated(anywhere, tiles, spec.name, num_sms, view.blocks_per_sm)
+    lengths, from_launch = simulated(anywhere, tiles, view.spec.name, view.device, view.blocks_per_sm)
     # Kernels with and without skipping were recorded, and published, of the forward.
     is_forward = not view.schedule.by_keys
     measured, notes = _measured(view) if is_forward else ({}, [])
@@ -102,7 +102,7 @@ def _gain_words(here: float, limit: float) -> str:
 
 @functools.lru_cache(128)
 def simulated(
-    problem: Problem, tiling: Schedule, kernel: str, num_sms: int, blocks_per_sm: int
+    problem: Problem, tiling: Schedule, kernel: str, device: Device, blocks_per_sm: int
 ) -> tuple[tuple[int, ...], tuple[float, ...]]:
     """Speed-up of skipping by length in simulated launches; too large launches are left out."""
     lengths, ratios = [], []
@@ -113,7 +113,7 @@ def simulated(
             break
         spans = [
             launch.predict(
-                launch.thread_blocks(here, s, _drawn(kernel), num_sms), num_sms, blocks_per_sm
+                launch.thread_blocks(here, s, _drawn(kernel), device), device.num_sms, blocks_per_sm
             ).span
             for s in (dataclasses.replace(with_skip, skip_masked_tiles=False), with_skip)
         ]

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import streamlit as st
 
+from cufa.core.architectures import Device
 from cufa.core.occupancy import UNLIMITED, Occupancy, Resource
 from cufa.core.order import WHOLE_HEAD
 from cufa.core.problem import Problem
@@ -138,7 +139,7 @@ def _show_achieved(entry: Entry, choice: Choice) -> None:
             continue
         p = trace.problem
         schedule = Schedule.of(p, trace.config.block_q, trace.config.block_kv, choice.spec.skip_masked_tiles)
-        order = choice.spec.order(p, schedule, trace.num_sms)
+        order = choice.spec.order(p, schedule, Device(kept.card, choice.arch, trace.num_sms))
         whole_heads = order is not None and bool((order.q_block == WHOLE_HEAD).all())
         timeline = measured_timeline(trace.records, trace.num_sms, whole_heads)
         theoretical = entry.occupancy(choice.arch).blocks
