@@ -11,6 +11,7 @@ from test_emulate_backward_bugs import Bug, bug, found_by, patch
 
 from cufa.core.mask import FULL, Band
 from cufa.kernels import KERNELS
+from cufa.kernels.fa3_backward import TRANSPOSED
 
 __all__ = ["patch"]
 
@@ -23,7 +24,7 @@ MEMORY, WORKSPACE = "tiles/backward_pipeline.cuh", "tiles/backward_workspace.cuh
 #: Tiles of 128 and of 64 query rows, and of wide heads: several of each, ragged, of two items, which one block takes.
 LONG, SHORT = KERNELS["fa3_backward"].configs[:2]
 #: dQ transposed: added from registers, and staged.
-STAGED = next(c for c in KERNELS["fa3_backward"].configs if c.dq_transposed)
+STAGED = TRANSPOSED
 RED = dataclasses.replace(STAGED, bulk_add=False)
 OF_WIDE = KERNELS["fa3_backward_wide"].configs[0]
 

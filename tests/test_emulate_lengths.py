@@ -16,6 +16,7 @@ from cufa.core.lengths import Packed
 from cufa.core.schedule import Schedule
 from cufa.executor.emulate import Emulation, EmulationError, Execution, emulate, emulate_backward, run_plan
 from cufa.kernels import KERNELS
+from cufa.kernels.fa3_backward import TRANSPOSED
 from cufa.planner import make_plan
 
 FORWARD = [x for x in KERNELS.values() if x.operation == "forward" and "packed" in x.lengths]
@@ -79,7 +80,7 @@ def test_backward(spec, kind, options, lengths, deterministic, head_dim, element
 @pytest.mark.parametrize("options", [name for name, x in OPTIONS.items() if "softcap" not in x])
 @pytest.mark.parametrize(
     "config",
-    [c for c in KERNELS["fa3_backward"].configs if c.dq_transposed],
+    [TRANSPOSED, dataclasses.replace(TRANSPOSED, bulk_add=False)],
     ids=lambda c: f"{c} {c.bulk_add}",
 )
 def test_dq_transposed(config, options, kind, lengths, deterministic):
