@@ -467,7 +467,7 @@ def tiles(batch, seqlen, head_dim, mask: Mask, device: Device = H200) -> tuple[i
         (512, 64, CAUSAL, (64, 128)),
         (1024, 64, FULL, (64, 128)),
         (1024, 64, CAUSAL, (64, 128)),
-        (1024, 128, FULL, (64, 128)),
+        (1024, 128, FULL, (64, 64)),
         (2048, 64, FULL, (128, 64)),
         (2048, 64, CAUSAL, (64, 64)),  # 256 blocks
         (2048, 128, FULL, (128, 64)),

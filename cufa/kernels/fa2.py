@@ -59,13 +59,18 @@ def _fa2_choose(problem: Problem, fitting: tuple[Fa2Config, ...], device: Device
 
     Measured on an H200: blocks of equal length gain until every second SM has one of 128 rows; where
     later rows see more, and blocks differ in length, until the blocks of 128 rows make one wave.
-    Where each of 64 rows has an SM for itself, tiles of 128 keys took 0.83 to 0.87 of the time at head dim 64, 0.97 at
-    128 (H100, 1 × 8 × 512 and 1,024). With 128 rows they would spill.
+    Where each block has an SM for itself, tiles of 128 keys took 0.83 to 0.91 of the time at head dim 64 (H100,
+    1 × 8 × 512 to 2,048).
     """
     blocks = problem.query_blocks(128) * problem.heads
     wave = 2 * device.num_sms if problem.head_dim <= 128 else device.num_sms
-    alone = problem.query_blocks(64) * problem.heads <= device.num_sms
-    narrow = [config for config in fitting if config.block_q == 64 and (alone or config.block_kv <= 64)]
+
+    def has_room(config: Fa2Config) -> bool:
+        items = problem.query_blocks(config.block_q) * problem.heads
+        return config.block_kv <= 64 or items <= device.num_sms
+
+    fitting = tuple(filter(has_room, fitting))
+    narrow = [config for config in fitting if config.block_q == 64]
     if narrow and blocks <= (wave if problem.later_rows_see_more else device.num_sms // 2):
         return narrow[0]
     if narrow and problem.seqlen_q <= 64:
@@ -93,7 +98,9 @@ _CONFIGS = (
     Fa2Config(128, 64, num_warps=8, num_stages=2, min_head_dim=224, column_warps=2),
     # Half the rows: for few queries, and where shared memory is small (sm_86, sm_89, sm_120).
     Fa2Config(128, 32, num_warps=4, num_stages=2, blocks_per_sm=2, max_head_dim=128),
-    Fa2Config(64, 128, num_warps=4, num_stages=2, max_head_dim=128),
+    # With an SM for each block, see _fa2_choose. From head dim 80 on sm_100 would spill under two runs of rows a key;
+    # 128 rows would spill at head dims from 32 to 64 already.
+    Fa2Config(64, 128, num_warps=4, num_stages=2, max_head_dim=64),
     Fa2Config(64, 64, num_warps=4, num_stages=2, blocks_per_sm=2),
     Fa2Config(64, 32, num_warps=4, num_stages=2, blocks_per_sm=2),
 )
