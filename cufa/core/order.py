@@ -288,7 +288,8 @@ def group_of_heads(problem: Problem, schedule: Schedule, num_blocks: int, slow_m
     """:func:`heads_per_group` of a problem."""
     by_length = longest_first(problem, schedule) is not None
     heads = problem.batch * problem.heads
-    return heads_per_group(schedule, heads, num_blocks, head_bytes(problem), by_length, slow_memory and problem.head_dim > 128)
+    slow = slow_memory and problem.head_dim > 128  # of wide heads it was measured
+    return heads_per_group(schedule, heads, num_blocks, head_bytes(problem), by_length, slow)
 
 
 @functools.lru_cache(maxsize=256)

@@ -87,6 +87,8 @@ def _fa2_flops(config: Fa2Config) -> float:
 def _fa2_tile_latency(config: Fa2Config, head_dim: int) -> float:
     """Of four warps, per 64 keys: 1.1 to 1.2 µs at head dim 64, 1.5 to 1.6 at 128, of 64 rows as of 128 (H100,
     2026-11-25, 1 × 8 × 512 to 2048, a thread block for each SM)."""
+    if head_dim > 128:
+        return 0.0  # not measured
     return (0.65e-6 + 7.7e-9 * head_dim) * (config.block_kv + 64) / 128
 
 
