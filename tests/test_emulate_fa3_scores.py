@@ -253,9 +253,6 @@ PLANTED_NEAR_0 = {
     "masked scores by a wrong polynomial, causal": (SCORE, "0.1314513541f", "0.3314513541f", "causal", 0.125),
     "a scale too small for its seventh power": (SCORE, "unit > 1e-5f && unit < 1e4f", "true", "full", 2.0**-21),
     "a scale too large for its seventh power": (SCORE, "unit > 1e-5f && unit < 1e4f", "true", "full", 2.0**24),
-    "the maximum of one lane": (
-        SCORE, "m_tile[r] = cap(quad_max(m_tile[r]));", "m_tile[r] = cap(m_tile[r]);", "full", 0.125
-    ),
 }  # fmt: skip
 
 
