@@ -105,12 +105,18 @@ def check_near_0_and_far(config: TileConfig, mask: str, dtype: str, scale: float
     # Under each mask the first 64 rows see at least one whole tile that is not their last.
     q, k, v = make_inputs(1, 1, 1, 192, 192 + 2 * config.block_kv, head_dim, dtype)
     k[..., 0] = 1
+    k[
+        ..., 1
+    ] = -1  # but for a few keys of the tile that is visited last: there maxima grow, and in some lanes alone
+    k[:, :, 3 : config.block_kv : 32, 1] = 1
     for first, greatest in ((0, 0.28), (16, 3.0), (32, 0.48), (48, 0.28), (64, 0.0)):
         rows = q[0, 0, first : first + 16].astype(np.float32)
         found = np.abs(rows @ k[0, 0].T.astype(np.float32)).max(axis=-1, keepdims=True)
         q[0, 0, first : first + 16] = rows * (greatest * cap / (0.125 * found))
     q[0, 0, 50] = 0
     q[0, 0, 50, 0] = -120  # x = -1
+    q[0, 0, 80:96] = 0
+    q[0, 0, 80:96, 1] = 55  # x = 0.46 or less than 0
     q = (q.astype(np.float32) * np.float32(0.125 / scale)).astype(q.dtype)
     scores = {"softcap": cap, "scale": scale, "mask": bands[mask]}
     found = emulate(q, k, v, algorithm="fa3", config=config, mode="checked", **scores)
@@ -253,6 +259,12 @@ PLANTED_NEAR_0 = {
     "masked scores by a wrong polynomial, causal": (SCORE, "0.1314513541f", "0.3314513541f", "causal", 0.125),
     "a scale too small for its seventh power": (SCORE, "unit > 1e-5f && unit < 1e4f", "true", "full", 2.0**-21),
     "a scale too large for its seventh power": (SCORE, "unit > 1e-5f && unit < 1e4f", "true", "full", 2.0**24),
+    "the maximum is not capped": (
+        SCORE, "m_tile[r] = cap(quad_max(m_tile[r]));", "m_tile[r] = quad_max(m_tile[r]);", "full", 2.0**-10
+    ),
+    "the maximum of one lane": (
+        SCORE, "m_tile[r] = cap(quad_max(m_tile[r]));", "m_tile[r] = cap(m_tile[r]);", "full", 0.125
+    ),
 }  # fmt: skip
 
 
