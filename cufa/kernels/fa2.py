@@ -59,18 +59,13 @@ def _fa2_choose(problem: Problem, fitting: tuple[Fa2Config, ...], device: Device
 
     Measured on an H200: blocks of equal length gain until every second SM has one of 128 rows; where
     later rows see more, and blocks differ in length, until the blocks of 128 rows make one wave.
-    Where each block has an SM for itself, tiles of 128 keys took 0.83 to 0.91 of the time at head dim 64 (H100,
-    1 × 8 × 512 to 2,048).
+    Where each of 64 rows has an SM for itself, tiles of 128 keys took 0.83 to 0.87 of the time at head dim 64 (H100,
+    1 × 8 × 512 and 1,024).
     """
     blocks = problem.query_blocks(128) * problem.heads
     wave = 2 * device.num_sms if problem.head_dim <= 128 else device.num_sms
-
-    def has_room(config: Fa2Config) -> bool:
-        items = problem.query_blocks(config.block_q) * problem.heads
-        return config.block_kv <= 64 or items <= device.num_sms
-
-    fitting = tuple(filter(has_room, fitting))
-    narrow = [config for config in fitting if config.block_q == 64]
+    alone = problem.query_blocks(64) * problem.heads <= device.num_sms
+    narrow = [config for config in fitting if config.block_q == 64 and (alone or config.block_kv <= 64)]
     if narrow and blocks <= (wave if problem.later_rows_see_more else device.num_sms // 2):
         return narrow[0]
     if narrow and problem.seqlen_q <= 64:
