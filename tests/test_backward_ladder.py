@@ -24,6 +24,7 @@ HEAD_DIMS = pytest.mark.parametrize("head_dim", [64, 128, 256])
 
 
 def plan_of(head_dim, causal=True):
+    """Of head dim 128 full attention takes tiles whose dQ is computed transposed."""
     problem = of_forward(suites.make(4, 2048 // head_dim, 4096, head_dim, "bfloat16", causal))
     return make_plan(problem, H200, "fa3")
 
@@ -37,9 +38,10 @@ def hoppers(plan):
     return [*ladder("fa3", plan.config)[1:], *variations(plan)]
 
 
+@pytest.mark.parametrize("causal", [False, True])
 @HEAD_DIMS
-def test_steps_add_up_to_the_shipped_config_one_at_a_time(head_dim):
-    config = plan_of(head_dim).config
+def test_steps_add_up_to_the_shipped_config_one_at_a_time(head_dim, causal):
+    config = plan_of(head_dim, causal).config
     older, *rungs = ladder("fa3", config)
     assert (older.algorithm, older.config) == ("fa2", None)
     assert rungs[-1].config == config
@@ -57,9 +59,19 @@ def test_what_a_config_takes_is_a_step_and_what_it_does_without_a_variation():
         assert [sum("persistent blocks" in x.label for x in part) for part in found] == [steps, others]
 
 
+def test_dq_transposed_is_a_step_and_persistent_blocks_are_no_variation_then():
+    """They would be launched no otherwise."""
+    full, causal = (hoppers(plan_of(128, causal)) for causal in (False, True))
+    for found, transposed in ((full, True), (causal, False)):
+        labels = [x.label for x in found]
+        assert any("dQ transposed" in label for label in labels) == transposed
+        assert any("persistent blocks" in label for label in labels) != transposed
+
+
+@pytest.mark.parametrize("causal", [False, True])
 @HEAD_DIMS
-def test_variations_differ_from_what_ships_in_one_thing(head_dim):
-    plan = plan_of(head_dim)
+def test_variations_differ_from_what_ships_in_one_thing(head_dim, causal):
+    plan = plan_of(head_dim, causal)
     *others, ordered = variations(plan)
     assert ordered.config == plan.config and ordered.problem.deterministic
     assert dataclasses.replace(ordered.problem, deterministic=False) == plan.problem
@@ -87,12 +99,13 @@ def test_none_spills(head_dim, causal):
 
 
 @pytest.mark.sampled(fixed=0, dated=1)
+@pytest.mark.parametrize("causal", [False, True])
 @HEAD_DIMS
 @pytest.mark.slow
-def test_each_is_right(head_dim):
+def test_each_is_right(head_dim, causal):
     """Executed in checked mode: slower kernels, as right, and none that waits for ever."""
-    plan = plan_of(head_dim)
-    for n, contender in enumerate(of_today(hoppers(plan), f"right {head_dim}", fixed=0)):
+    plan = plan_of(head_dim, causal)
+    for n, contender in enumerate(of_today(hoppers(plan), f"right {head_dim} {causal}", fixed=0)):
         config = contender.config
         case = make_case(
             1,
@@ -102,7 +115,7 @@ def test_each_is_right(head_dim):
             2 * config.block_kv + 3,
             head_dim,
             "bfloat16",
-            causal=True,
+            causal=causal,
             seed=n,
         )
         ordered = contender.problem is not None

@@ -127,7 +127,7 @@ def test_wide_heads_move_least_per_product():
     """What 64 keys that are not shared out save (the header of fa3_backward_wide.cu)."""
     each = {d: 2 * work_of(plan_of(d)).shared_bytes / work_of(plan_of(d)).flops for d in (64, 128, 256)}
     assert each[256] < each[128] < each[64]
-    assert each == pytest.approx({64: 0.0817, 128: 0.0784, 256: 0.0706}, abs=1e-4)
+    assert each == pytest.approx({64: 0.0817, 128: 0.0747, 256: 0.0706}, abs=1e-4)
 
 
 def test_dq_from_registers_is_not_staged():
@@ -143,8 +143,9 @@ def test_bounds_at_their_ceilings():
     assert found.passes == pytest.approx(work.further_bytes / 4e12)
     assert found.shared_memory == pytest.approx(work.shared_bytes / 32e12)
     assert found.overlapped == found.shared_memory > found.products
-    # What threads move themselves: of a tile 16 KiB of dS, 32 of dQ, and L and D, two numbers per lane, twice 16.
-    own = (16 + 32 + 32) * KIB * plan.schedule.visited * 132
+    # What threads move themselves: of a tile of 80 rows 20 KiB of dS, 40 of dQ, and L and D, two numbers per lane,
+    # twice 20.
+    own = (20 + 40 + 40) * KIB * plan.schedule.visited * 132
     assert work.own_bytes == pytest.approx(own, rel=0.01)
     assert found.serial == found.products + found.exponentials + found.own_shared
     assert {"L2 additions", "passes", "power"} <= found.named().keys()
@@ -197,7 +198,8 @@ def test_grouped_heads_keep_their_keys():
     """Eight query heads of one key head: tiles as many, key blocks an eighth."""
     alone = of_forward(suites.make(1, 8, 4096, 128, "bfloat16", True))
     grouped = dataclasses.replace(alone, kv_heads=1)
-    a, b = (work_of(make_plan(p, H200, "fa3")) for p in (alone, grouped))
+    config = KERNELS["fa3_backward"].configs[1]
+    a, b = (work_of(make_plan(p, H200, "fa3", config)) for p in (alone, grouped))
     assert a.exponentials == b.exponentials and a.added_bytes == b.added_bytes
     assert a.flops > b.flops and a.shared_bytes > b.shared_bytes
 

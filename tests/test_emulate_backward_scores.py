@@ -17,7 +17,6 @@ from test_emulate_mutants import plant
 from cufa.core.architectures import Device
 from cufa.executor.emulate import Emulation, EmulationError, Execution, emulate_backward, run_plan
 from cufa.kernels import KERNELS, KernelSpec, TileConfig
-from cufa.kernels.fa3_backward import TRANSPOSED
 from cufa.planner import fitting_configs
 
 SPECS = [x for x in KERNELS.values() if x.operation == "backward" and x.score_changes]
@@ -29,7 +28,7 @@ def tilings(spec: KernelSpec, options: str) -> list[TileConfig]:
     if spec.uses_copy_engine:
         return [
             dataclasses.replace(x, persistent=persistent)
-            for x in (*spec.configs, *[TRANSPOSED] * (spec.name == "fa3_backward"))
+            for x in spec.configs
             for persistent in {False, x.persistent}
             if "softcap" not in OPTIONS[options] or not x.dq_transposed
         ]

@@ -22,7 +22,6 @@ from cufa.core.operation import OPERATIONS, Tuned
 from cufa.core.params import softmax_scalars
 from cufa.core.problem import HEAD_DIM_STEP, MASK_KINDS, MAX_HEAD_DIM, Problem
 from cufa.kernels import KERNELS, KernelSpec, TileConfig, kernels_of
-from cufa.kernels.fa3_backward import TRANSPOSED
 from cufa.nvrtc.compiler import SOURCE_DIR
 from cufa.ops.forward import CPU_CONFIG
 from cufa.planner import fitting_configs, make_plan
@@ -186,31 +185,6 @@ def test_lengths_of_one_class_share_a_tuned_config():
     keys = {tuning_key(spec, problem(seqlen_k=n)) for n in (256, 300, 511)}
     assert len(keys) == 1
     assert len({tuning_key(spec, problem(seqlen_k=n)) for n in (0, 1, 2, 3)}) == 2
-
-
-def backward_of(mask=CAUSAL, softcap=None) -> Problem:
-    return Problem(1, 4, 2, 1024, 1024, 96, "bfloat16", mask, 0.1, softcap, operation="backward")
-
-
-def test_tiles_that_do_not_serve_all_that_their_kernel_serves():
-    """A softcap or a mask beyond a band: asked for, they are refused."""
-    config, capped, listed = TRANSPOSED, backward_of(softcap=20.0), backward_of(Band(prefix=300))
-    cases = [(backward_of(), None), (capped, "takes no softcap"), (listed, "takes masks that are bands")]
-    for problem, refused in cases:
-        planned = make_plan(problem, H200).config
-        assert not planned.dq_transposed
-        if refused is None:
-            assert make_plan(problem, H200, "fa3", config).config is config
-        else:
-            with pytest.raises(ValueError, match=refused):
-                make_plan(problem, H200, "fa3", config)
-
-
-def test_blocks_do_not_run_on_where_dq_is_transposed():
-    problem = backward_of()
-    each = make_plan(problem, H200, "fa3", TRANSPOSED)
-    asked = make_plan(problem, H200, "fa3", dataclasses.replace(TRANSPOSED, persistent=True))
-    assert (asked.launches, asked.workspace) == (each.launches, each.workspace)
 
 
 def test_tuned_config_that_is_no_longer_registered_is_ignored():

@@ -26,7 +26,7 @@
 //   warp waits for another, and the last pass puts dQ in order (tiles/backward_passes.cuh, shared with fa2_backward).
 // - With 80 query rows a tile dQ is computed transposed (DQ_TRANSPOSED), as FlashAttention-3 does: a product has 64 rows of
 //   results, which are columns of the head then. K is read from shared memory less often for each query. A block each, no softcap;
-//   not planned yet (kernels/fa3_backward.py).
+//   planned where a key is seen by many queries (kernels/fa3_backward.py).
 // - A block keeps the gradients of a group's keys over all of its query heads.
 // - Where a block is among its keys and queries lies in shared memory and is read there while products run: in registers it
 //   would make d128 spill.

@@ -29,6 +29,8 @@ class Step:
     """What the field is without the technique, and with it."""
     kernels: tuple[str, ...] = ()
     """Those that can also be tried with it where their own config does without."""
+    unless: str = ""
+    """A property of configs for which it changes nothing; "" is none."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,8 +60,9 @@ _STORIES: dict[type[TileConfig], Story] = {
             Step("block_q", "128 queries per tile", 64, 128),
             Step("num_stages", "a third stage of Q", 2, 3, kernels=("fa3_backward",)),
             # Of wide heads they would spill.
-            Step("persistent", "persistent blocks", kernels=("fa3_backward",)),
+            Step("persistent", "persistent blocks", kernels=("fa3_backward",), unless="dq_transposed"),
             Step("early_launches", "early launches", kernels=("fa3_backward", "fa3_backward_wide")),
+            Step("block_q", "80 queries per tile, dQ transposed", 64, 80),
         ),
         older="fa2",
         older_words="FlashAttention-2",
@@ -90,6 +93,8 @@ def variations(plan: Plan) -> Iterator[Contender]:
     assert plan.device is not None
     for step in _STORIES[type(config)].steps:
         if spec.name not in step.kernels or _takes(config, step):
+            continue
+        if step.unless and getattr(config, step.unless):
             continue
         changed = dataclasses.replace(config, **{step.field: step.taken})
         if spec.fitting((changed,), problem.head_dim, plan.device):

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from ..core import order
 from ..core.architectures import Device
-from ..core.lengths import LENGTH_KINDS
+from ..core.lengths import DENSE, LENGTH_KINDS
 from ..core.operation import Split
 from ..core.problem import MASK_KINDS, MAX_HEAD_DIM, Problem
 from ..core.schedule import Schedule
@@ -212,6 +212,15 @@ def _config(block_q: int, block_kv: int, num_stages: int, **own: Any) -> Fa3Back
     return Fa3BackwardConfig(block_q, block_kv, num_warps=12, num_stages=num_stages, **own)
 
 
+#: Tiles whose dQ is computed transposed.
+TRANSPOSED = _config(80, 128, 2, min_head_dim=72, max_head_dim=128)
+
+#: They are faster where a key is seen by more queries than this on average: at 4k 1.04 to 1.09 times full, 1.02 to 1.04
+#: with heads that share keys, 0.97 to 1.0 causal; at 8k 1.05 and 1.03, at 16k 1.08 and 1.05 to 1.1; with 1k and 2k
+#: queries 0.94 to 1.0 (d72 to d128; H100, in turns, 2026-11-25). Where sums have an order, from fewer: 1.09 full and
+#: 1.05 causal at 4k.
+_QUERIES_OF_LONG_KEY, _IN_ORDER = 3000, 2000
+
 #: A thread block that runs on has asked for its next key block when it begins one. With fewer for each SM than this, or
 #: where a key is seen by more queries on average, a thread block for each key block is faster: 1.01 to 1.2 times on an
 #: H200.
@@ -223,17 +232,30 @@ _ITEMS_PER_SM, _QUERIES_OF_KEY = 4, 8000
 _LONG_SEQLEN, _QUERIES_OF_WIDE_KEY = 4000, 2000
 
 
+def _queries_of_key(problem: Problem) -> float:
+    """That see a key on average, of all heads that share it."""
+    return problem.all_visible_scores / max(problem.batch * problem.kv_heads * problem.seqlen_k, 1)
+
+
+def _takes_80_rows(problem: Problem) -> bool:
+    """Of dense sequences; others were not measured."""
+    most = _IN_ORDER if problem.deterministic else _QUERIES_OF_LONG_KEY
+    return problem.lengths == DENSE and _queries_of_key(problem) > most
+
+
 def _choose(problem: Problem, fitting: tuple[Fa3BackwardConfig, ...], device: Device) -> Fa3BackwardConfig:
-    """Where key blocks are few, or take long, a thread block for each."""
+    """Where key blocks take long, tiles of 80 rows if they serve; else, where key blocks take long or are few, a
+    thread block for each."""
+    if TRANSPOSED in fitting and _takes_80_rows(problem):
+        return TRANSPOSED
     chosen = fitting[0]
     each = dataclasses.replace(chosen, persistent=False)
     if not (_runs_on(problem, chosen) and each in fitting):
         return chosen
-    keys = max(problem.batch * problem.kv_heads * problem.seqlen_k, 1)
     few = _items(problem, chosen) < _ITEMS_PER_SM * device.num_sms
     wide = problem.head_dim > 96 and problem.seqlen_q >= _LONG_SEQLEN
     most = _QUERIES_OF_WIDE_KEY if wide else _QUERIES_OF_KEY
-    return each if few or problem.all_visible_scores > most * keys else chosen
+    return each if few or _queries_of_key(problem) > most else chosen
 
 
 def _refusal(spec: KernelSpec, problem: Problem) -> str | None:
@@ -255,13 +277,6 @@ def _config_refusal(config: Fa3BackwardConfig, problem: Problem) -> str | None:
     return None
 
 
-#: Tiles whose dQ is computed transposed. Taken where they are asked for, not planned yet: the record of GPU tests
-#: with them is not whole. Where a key is seen by more than 3,000 queries on average (in a fixed order of sums 2,000)
-#: they are faster than 64 rows: at 4k 1.04 to 1.09 times full, 1.02 to 1.04 with heads that share keys, 0.97 to 1.0
-#: causal; at 8k 1.05 and 1.03, at 16k 1.08 and 1.05 to 1.1; in order 1.09 full and 1.05 causal at 4k; with 1k and 2k
-#: queries 0.94 to 1.0 (d72 to d128; H100, in turns, 2026-11-25).
-TRANSPOSED = _config(80, 128, 2, min_head_dim=72, max_head_dim=128)
-
 FA3_BACKWARD = KernelSpec(
     name="fa3_backward",
     algorithm="fa3",
@@ -270,13 +285,16 @@ FA3_BACKWARD = KernelSpec(
     source="fa3_backward.cu",
     dtypes=("float16", "bfloat16"),
     precisions=("native",),
-    configs=tuple(
-        config
-        for persistent in (True, False)
-        for config in (
-            _config(128, 128, 3, max_head_dim=64, persistent=persistent),
-            _config(64, 128, 2, min_head_dim=72, max_head_dim=128, persistent=persistent),
-        )
+    configs=(
+        *(
+            config
+            for persistent in (True, False)
+            for config in (
+                _config(128, 128, 3, max_head_dim=64, persistent=persistent),
+                _config(64, 128, 2, min_head_dim=72, max_head_dim=128, persistent=persistent),
+            )
+        ),
+        TRANSPOSED,
     ),
     choose=_choose,
     shared_memory=_shared_memory,
