@@ -1,5 +1,4 @@
-// Host twins of the primitives that the backward on Hopper adds: bulk_copy.cuh, opaque.cuh, wgmma_transposed.cuh,
-// wgmma_transposed_a.cuh.
+// Host twins of the primitives that the backward on Hopper adds: bulk_copy.cuh, opaque.cuh, wgmma_transposed.cuh.
 #pragma once
 #include "host/hopper_host.h"
 
@@ -26,21 +25,17 @@ DEVICE void bulk_wait() { cufa_host::await_stores(); }
 DEVICE u32 opaque(u32 x) { return x; }
 
 // ---- wgmma_transposed.cuh
-template <int N, bool BF16>
+template <int N, bool BF16, bool A_TRANSPOSED>
 struct WgmmaTransposed {
   template <bool ACCUMULATES>
   static DEVICE void ss(float (&d)[N / 2], u64 a, u64 b, SITE) {
-    cufa_host::queue_warpgroup_product({N, BF16, ACCUMULATES, true, false, {}, nullptr, a, b, d}, site);
+    cufa_host::queue_warpgroup_product(
+        {N, BF16, ACCUMULATES, !A_TRANSPOSED, false, {}, nullptr, a, b, d, A_TRANSPOSED}, site);
   }
 };
-
-// ---- wgmma_transposed_a.cuh
 template <int N, bool BF16>
-struct WgmmaTransposedA {
-  template <bool ACCUMULATES>
-  static DEVICE void ss(float (&d)[N / 2], u64 a, u64 b, SITE) {
-    cufa_host::queue_warpgroup_product({N, BF16, ACCUMULATES, false, false, {}, nullptr, a, b, d, true}, site);
-  }
-};
+using WgmmaTransposedA = WgmmaTransposed<N, BF16, true>;
+template <int N, bool BF16>
+using WgmmaTransposedB = WgmmaTransposed<N, BF16, false>;
 
 #undef SITE

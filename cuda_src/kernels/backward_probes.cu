@@ -1,10 +1,9 @@
 // Probes of what the backward on Hopper adds, like hopper_probes.cu: bulk copies without a tensor map, sums by the copy
-// engine, and wgmma with k across the rows of B.
+// engine, and wgmma with k across the rows of B or of A.
 #include "primitives/bulk_copy.cuh"
 #include "primitives/mbarrier.cuh"
 #include "primitives/primitives.cuh"
 #include "primitives/wgmma_transposed.cuh"
-#include "primitives/wgmma_transposed_a.cuh"
 #include "tiles/wgmma_operands.cuh"
 
 struct ProbeParams {
@@ -53,9 +52,9 @@ KERNEL probe_wgmma_transposed(const __grid_constant__ ProbeParams p) {
   for (int k = 0; k < 4; ++k) {
     const u64 a = k_major_descriptor(A) + k_major_step<64>(k), v = mn_major_descriptor<64>(V + 64) + mn_major_step(k);
     if (k == 0) {
-      WgmmaTransposed<32, true>::ss<false>(D, a, v);
+      WgmmaTransposedB<32, true>::ss<false>(D, a, v);
     } else {
-      WgmmaTransposed<32, true>::ss<true>(D, a, v);
+      WgmmaTransposedB<32, true>::ss<true>(D, a, v);
     }
   }
   wgmma_commit();

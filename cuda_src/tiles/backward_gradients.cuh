@@ -3,7 +3,6 @@
 #pragma once
 #include "primitives/stmatrix.cuh"
 #include "primitives/wgmma_transposed.cuh"
-#include "primitives/wgmma_transposed_a.cuh"
 #include "tiles/accumulator.cuh"
 #include "tiles/backward_block.cuh"
 #include "tiles/score.cuh"
@@ -124,9 +123,9 @@ DEVICE void issue_dq(float (&dQ_rmem)[4 * TILES], u32 dS, u32 K) {
   for (int k = 0; k < Bc / 16; ++k) {
     const u64 a_k = a + k_major_step<Br>(k), b_k = b + descriptor_step(k / 4 * KEY_TILE_BYTES) + mn_major_step(k % 4);
     if (k == 0) {
-      WgmmaTransposed<TILES * 8, BFLOAT16>::template ss<false>(dQ_rmem, a_k, b_k);
+      WgmmaTransposedB<TILES * 8, BFLOAT16>::template ss<false>(dQ_rmem, a_k, b_k);
     } else {
-      WgmmaTransposed<TILES * 8, BFLOAT16>::template ss<true>(dQ_rmem, a_k, b_k);
+      WgmmaTransposedB<TILES * 8, BFLOAT16>::template ss<true>(dQ_rmem, a_k, b_k);
     }
   }
   wgmma_commit();
