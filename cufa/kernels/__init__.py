@@ -18,7 +18,8 @@ from .fa1 import FA1_FORWARD, FA1_FORWARD_F32
 from .fa2 import FA2_FORWARD
 from .fa2_f32 import FA2_FORWARD_F32
 from .fa3 import FA3_FORWARD
-from .fa3_backward import FA3_BACKWARD, FA3_BACKWARD_WIDE
+from .fa3_backward import FA3_BACKWARD
+from .fa3_backward_wide import FA3_BACKWARD_WIDE
 from .naive import NAIVE
 from .spec import Box, KernelSpec, Launch
 

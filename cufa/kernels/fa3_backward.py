@@ -1,4 +1,4 @@
-"""fa3_backward: gradients on Hopper."""
+"""fa3_backward: gradients on Hopper. Wide heads have a kernel of their own (fa3_backward_wide.py)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ..core import order
 from ..core.architectures import Device
 from ..core.lengths import DENSE, LENGTH_KINDS
 from ..core.operation import Split
-from ..core.problem import MASK_KINDS, MAX_HEAD_DIM, Problem
+from ..core.problem import MASK_KINDS, Problem
 from ..core.schedule import Schedule
 from .backward import PASS_WARPS, STRIP
 from .config import TileConfig
@@ -87,17 +87,10 @@ def _shared_memory(config: Fa3BackwardConfig, head_dim: int) -> tuple[Buffer, ..
         dq_columns = config.block_q
     dq = Buffer("DQ", consumers * 64 * dq_columns * 4 if config.bulk_add else 0)
     counts = {"Q": config.num_stages, "DO": config.do_stages, "DS": config.ds_stages, "DQ": 1}
-    return (*_tiles(config, head_dim), dq, *_numbers_and_barriers(config, head_dim, counts))
+    return (*tiles(config, head_dim), dq, *numbers_and_barriers(config, head_dim, counts))
 
 
-def _wide_shared_memory(config: Fa3BackwardConfig, head_dim: int) -> tuple[Buffer, ...]:
-    """K and V; rings of Q, dO and dS, with the two numbers of each row; P; barriers."""
-    p = Buffer("P", config.block_q * config.block_kv * 2)
-    counts = {"Q": config.num_stages, "DO": config.do_stages, "P": 1, "DS": config.ds_stages, "DQ": 2}
-    return (*_tiles(config, head_dim), p, *_numbers_and_barriers(config, head_dim, counts))
-
-
-def _tiles(config: Fa3BackwardConfig, head_dim: int) -> tuple[Buffer, ...]:
+def tiles(config: Fa3BackwardConfig, head_dim: int) -> tuple[Buffer, ...]:
     row = ceil_div(head_dim, 64) * 128
     return (
         Buffer("K", config.block_kv * row, align=1024),
@@ -108,7 +101,7 @@ def _tiles(config: Fa3BackwardConfig, head_dim: int) -> tuple[Buffer, ...]:
     )
 
 
-def _numbers_and_barriers(
+def numbers_and_barriers(
     config: Fa3BackwardConfig, head_dim: int, counts: dict[str, int]
 ) -> tuple[Buffer, ...]:
     """``counts``: buffers of each ring."""
@@ -208,12 +201,12 @@ def _boxes(config: Fa3BackwardConfig) -> dict[str, Box]:
     return {"dout": queries, "q": queries, "k": keys, "v": keys}
 
 
-def _config(block_q: int, block_kv: int, num_stages: int, **own: Any) -> Fa3BackwardConfig:
+def tile_config(block_q: int, block_kv: int, num_stages: int, **own: Any) -> Fa3BackwardConfig:
     return Fa3BackwardConfig(block_q, block_kv, num_warps=12, num_stages=num_stages, **own)
 
 
 #: Tiles whose dQ is computed transposed.
-TRANSPOSED = _config(80, 128, 2, min_head_dim=72, max_head_dim=128)
+TRANSPOSED = tile_config(80, 128, 2, min_head_dim=72, max_head_dim=128)
 
 #: They are faster where a key is seen by more queries than this on average: at 4k 1.04 to 1.09 times full, 1.02 to 1.04
 #: with heads that share keys, 0.97 to 1.0 causal; at 8k 1.05 and 1.03, at 16k 1.08 and 1.05 to 1.1; with 1k and 2k
@@ -258,7 +251,7 @@ def _choose(problem: Problem, fitting: tuple[Fa3BackwardConfig, ...], device: De
     return each if few or _queries_of_key(problem) > most else chosen
 
 
-def _refusal(spec: KernelSpec, problem: Problem) -> str | None:
+def refusal(spec: KernelSpec, problem: Problem) -> str | None:
     """A list that is too short."""
     config = next((x for x in spec.configs if x.fits(problem.head_dim)), spec.configs[0])
     assert isinstance(config, Fa3BackwardConfig)
@@ -290,8 +283,8 @@ FA3_BACKWARD = KernelSpec(
             config
             for persistent in (True, False)
             for config in (
-                _config(128, 128, 3, max_head_dim=64, persistent=persistent),
-                _config(64, 128, 2, min_head_dim=72, max_head_dim=128, persistent=persistent),
+                tile_config(128, 128, 3, max_head_dim=64, persistent=persistent),
+                tile_config(64, 128, 2, min_head_dim=72, max_head_dim=128, persistent=persistent),
             )
         ),
         TRANSPOSED,
@@ -311,28 +304,6 @@ FA3_BACKWARD = KernelSpec(
     order=_order,
     operation="backward",
     further_constants=lambda problem: {"DETERMINISTIC": problem.deterministic, "WHOLE_TILES": True},
-    further_refusal=_refusal,
+    further_refusal=refusal,
     config_refusal=_config_refusal,
-)
-
-
-def _wide_refusal(spec: KernelSpec, problem: Problem) -> str | None:
-    """What does not fit the registers."""
-    if problem.deterministic and problem.softcap is not None and problem.head_dim == MAX_HEAD_DIM:
-        where = f"with a softcap at head_dim {MAX_HEAD_DIM} in any order of additions only"
-        if problem.mask_kind not in ("full", "causal"):
-            return f"takes a window {where}"
-        if problem.alibi and problem.lengths.ragged:
-            return f"takes lengths with ALiBi {where}"
-    return _refusal(spec, problem)
-
-
-FA3_BACKWARD_WIDE = dataclasses.replace(
-    FA3_BACKWARD,
-    name="fa3_backward_wide",
-    title="FlashAttention-3 backward of wide heads: TMA, WGMMA, warp specialisation",
-    source="fa3_backward_wide.cu",
-    configs=(_config(64, 64, 2, min_head_dim=136, bulk_add=False),),
-    shared_memory=_wide_shared_memory,
-    further_refusal=_wide_refusal,
 )

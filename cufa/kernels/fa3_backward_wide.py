@@ -1,0 +1,39 @@
+"""fa3_backward_wide: gradients of wide heads on Hopper."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from ..core.problem import MAX_HEAD_DIM, Problem
+from .fa3_backward import FA3_BACKWARD, Fa3BackwardConfig, numbers_and_barriers, refusal, tile_config, tiles
+from .shared_memory import Buffer
+from .spec import KernelSpec
+
+
+def _wide_shared_memory(config: Fa3BackwardConfig, head_dim: int) -> tuple[Buffer, ...]:
+    """K and V; rings of Q, dO and dS, with the two numbers of each row; P; barriers."""
+    p = Buffer("P", config.block_q * config.block_kv * 2)
+    counts = {"Q": config.num_stages, "DO": config.do_stages, "P": 1, "DS": config.ds_stages, "DQ": 2}
+    return (*tiles(config, head_dim), p, *numbers_and_barriers(config, head_dim, counts))
+
+
+def _wide_refusal(spec: KernelSpec, problem: Problem) -> str | None:
+    """What does not fit the registers."""
+    if problem.deterministic and problem.softcap is not None and problem.head_dim == MAX_HEAD_DIM:
+        where = f"with a softcap at head_dim {MAX_HEAD_DIM} in any order of additions only"
+        if problem.mask_kind not in ("full", "causal"):
+            return f"takes a window {where}"
+        if problem.alibi and problem.lengths.ragged:
+            return f"takes lengths with ALiBi {where}"
+    return refusal(spec, problem)
+
+
+FA3_BACKWARD_WIDE = dataclasses.replace(
+    FA3_BACKWARD,
+    name="fa3_backward_wide",
+    title="FlashAttention-3 backward of wide heads: TMA, WGMMA, warp specialisation",
+    source="fa3_backward_wide.cu",
+    configs=(tile_config(64, 64, 2, min_head_dim=136, bulk_add=False),),
+    shared_memory=_wide_shared_memory,
+    further_refusal=_wide_refusal,
+)
