@@ -23,7 +23,8 @@ from cufa.core.architectures import Device
 from cufa.core.mask import CAUSAL, Band
 from cufa.executor.emulate import emulate_backward
 from cufa.kernels import KERNELS
-from cufa.kernels.fa3_backward import ITEM_BYTES, TRANSPOSED
+from cufa.kernels.fa3_backward import TRANSPOSED
+from cufa.kernels.fa3_backward_config import ITEM_BYTES
 from cufa.planner import make_plan
 
 H200 = Device.typical("sm_90")
@@ -105,7 +106,8 @@ def test_ends_shared_heads_and_rows_without_keys(head_dim, mask):
     [
         # (64 + 128 rows) · 64 columns for both warpgroups; dO and Q once for each; dS as 64 rows and K; P never.
         (64, {"S": 48, "dP": 48, "dV": 32, "dK": 32, "dQ": 64, "dS, stored": 32, "dQ, staged": 32}),
-        (128, {"S": 64, "dP": 64, "dV": 32, "dK": 32, "dQ": 64, "dS, stored": 16, "dQ, staged": 32}),
+        # Of 128 columns of V 48 lie in registers.
+        (128, {"S": 64, "dP": 52, "dV": 32, "dK": 32, "dQ": 64, "dS, stored": 16, "dQ, staged": 32}),
         # 64 keys: every product once. Four runs of dQ's columns read dS.
         (256, {"S": 64, "dP": 64, "dV": 32, "dK": 32, "dQ": 64, "dS, stored": 8, "P, stored and read": 16}),
     ],

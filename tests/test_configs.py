@@ -62,11 +62,11 @@ def test_recorded_configs_are_those_of_their_kernels(name):
 def test_constants_are_the_fields_that_a_build_differs_in(spec):
     config = spec.configs[0]
     anywhere = dataclasses.replace(config, min_head_dim=8, max_head_dim=256)
-    assert config.constants() == anywhere.constants()
+    assert config.constants(64) == anywhere.constants(64)
     problem = next(iter(OPERATIONS[spec.operation].compiled(spec, 64)))
-    assert config.constants().items() <= spec.constants(problem, config).items()
+    assert config.constants(64).items() <= spec.constants(problem, config).items()
     fields = set(dataclasses.asdict(config)) - {"min_head_dim", "max_head_dim"}
-    assert {name.upper() for name in fields} <= set(config.constants())
+    assert {name.upper() for name in fields} <= set(config.constants(64))
 
 
 def test_fields_that_are_not_known_or_missing_are_refused():

@@ -18,7 +18,11 @@ from cufa.kernels import KERNELS
 __all__ = ["patch"]
 
 BACKGROUND, BLOCK = "tiles/backward_background.cuh", "tiles/backward_block.cuh"
-LONG, SHORT = KERNELS["fa3_backward"].configs[:2]
+#: dQ added from registers, and by the copy engine.
+LONG, SHORT = (
+    next(x for x in KERNELS["fa3_backward"].configs if x.fits(d) and x.persistent and x.bulk_add == (d > 64))
+    for d in (64, 72)
+)
 #: Five groups of a head each, ragged tiles.
 SHAPE = {"heads": 5, "kv_heads": 5, "seqlen_q": 140, "seqlen_k": 150, "head_dim": 64}
 
@@ -119,7 +123,19 @@ BUGS = {
         BACKGROUND, "    if constexpr (CONVERTS) await_added(opaque(group));\n", "", "race", LONG
     ),
     "additions told before they are done": bug(
-        BLOCK, "  bulk_wait();\n  red_release", "  red_release", "race wrong", LONG
+        BLOCK,
+        "  if constexpr (BULK_ADD) bulk_wait();\n",
+        "",
+        "race wrong",
+        SHORT,
+        head_dim=72,
+    ),
+    "additions told without a release": bug(
+        BLOCK,
+        "  red_release_gpu_add(BackwardWorkspace(p).counter(p, ADDED, group)",
+        "  atomic_add(BackwardWorkspace(p).counter(p, ADDED, group)",
+        "race",
+        LONG,
     ),
     "additions never told": bug(
         "kernels/fa3_backward.cu",

@@ -56,14 +56,32 @@ def long(file: str, old: str, new: str, kinds: str = "", **case: Any) -> Bug:
 
 BUGS = {
     # Hand-overs between ordinary accesses, wgmma and the copy engine.
-    "dS without a fence": long(
-        GRADIENTS,
-        "  async_proxy_fence();\n  warp_sync();  // all lanes",
-        "  warp_sync();  // all lanes",
-        "proxy-fence",
+    "dS without a fence of who reads it": long(
+        NARROW, "    if constexpr (DP_FIRST) async_proxy_fence();  // dS", "    // dS", "proxy-fence"
+    ),
+    "dS without a fence of who stores it": short(
+        CONSUMER, "    if constexpr (!DP_FIRST) async_proxy_fence();\n", "", "proxy-fence"
     ),
     "dS without a barrier of the warp": short(
-        GRADIENTS, "  warp_sync();  // all lanes have stored\n}", "}", "race never-written proxy-fence"
+        CONSUMER, "    warp_sync();  // all lanes have stored\n", "", "race never-written proxy-fence"
+    ),
+    "dO given back before a fence": long(
+        NARROW,
+        "    if constexpr (DP_FIRST) begin_dq();\n    dO_turns.release(n, lane);\n",
+        "    dO_turns.release(n, lane);\n    if constexpr (DP_FIRST) begin_dq();\n",
+        "proxy-fence",
+    ),
+    "V held before it is there": staged(
+        NARROW,
+        "    mbarrier_wait(smem.items.V_full, (items - 1) & 1);\n    hold(V_rmem, smem.V);\n",
+        "    hold(V_rmem, smem.V);\n    mbarrier_wait(smem.items.V_full, (items - 1) & 1);\n",
+        "race never-written copy-not-awaited",
+    ),
+    "of V a step too few": staged(
+        GRADIENTS, "for (int k = HELD; k < K_STEPS", "for (int k = HELD + 1; k < K_STEPS"
+    ),
+    "a row of V held twice": short(
+        CONSUMER, "warp * 16 + lane % 16, lane / 16)", "warp * 16 + lane % 15, lane / 16)"
     ),
     "dQ staged without a fence": long(
         SUMS,

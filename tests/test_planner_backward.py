@@ -1,4 +1,4 @@
-"""Which tiles plans take for gradients on Hopper: those whose dQ is computed transposed."""
+"""Which tiles plans take for gradients on Hopper, and which operands these keep in registers."""
 
 from __future__ import annotations
 
@@ -68,3 +68,40 @@ def test_long_key_blocks_take_tiles_of_80_rows(heads, seqlen, head_dim, mask, ch
         4, heads, 16, seqlen, seqlen, head_dim, "bfloat16", mask, 0.1, operation="backward", **changed
     )
     assert make_plan(asked, H200, "fa3").config.block_q == rows
+
+
+@pytest.mark.parametrize(
+    ("batch", "heads", "kv_heads", "seqlen", "changed", "by_red"),
+    [
+        (16, 32, 32, 1024, {}, True),
+        (4, 32, 32, 4096, {}, True),
+        (1, 32, 32, 16384, {}, True),
+        (4, 32, 8, 4096, {}, False),
+        (1, 8, 8, 2048, {}, False),
+        (4, 32, 32, 4096, {"deterministic": True}, False),
+        (4, 32, 32, 4096, {"softcap": 30.0}, False),
+        (4, 32, 32, 4096, {"lengths": Padded()}, False),
+    ],
+)
+def test_blocks_of_64_columns_that_run_on_add_from_registers(batch, heads, kv_heads, seqlen, changed, by_red):
+    asked = Problem(
+        batch, heads, kv_heads, seqlen, seqlen, 64, "bfloat16", CAUSAL, 0.1, operation="backward", **changed
+    )
+    plan = make_plan(asked, H200, "fa3")
+    assert (not plan.config.bulk_add) == plan.launches[1].persistent == by_red
+
+
+@pytest.mark.parametrize("config", KERNELS["fa3_backward"].configs, ids=str)
+def test_operands_are_held_where_registers_are_left(config):
+    """V before K, never more than there is, and none beside 128 rows; a warpgroup has 240 registers a thread."""
+    head_dims = range(config.min_head_dim, config.max_head_dim + 1, 8)
+    for head_dim in head_dims:
+        of_values, of_keys = config.held_steps(head_dim)
+        depth = -(-head_dim // 16)
+        assert 0 <= of_keys <= of_values <= depth
+        assert of_keys == 0 or of_values == depth
+        accumulators = (
+            head_dim + config.block_q * 3 // 4 + (config.block_q if config.dq_transposed else 64) // 2
+        )
+        assert (of_values == 0) or accumulators + 4 * (of_values + of_keys) <= 228
+    assert any(sum(config.held_steps(head_dim)) for head_dim in head_dims) == (config.block_q < 128)

@@ -22,11 +22,18 @@
 //   products run under a group's own pointwise work: dV under dS, and dK under the exponentials of the next tile.
 // - Thread blocks run on from key block to key block, and two warps of the producer, which had nothing to do, prepare and convert
 //   most of dQ meanwhile (tiles/backward_background.cuh): the passes before and after took a fifth of causal attention's time at 1k.
-// - dQ leaves as accumulators lie: each warp stages its 16 rows and asks the copy engine to add them, 4 KiB in a row. No
-//   warp waits for another, and the last pass puts dQ in order (tiles/backward_passes.cuh, shared with fa2_backward).
+// - dQ leaves as accumulators lie: each warp stages its 16 rows and asks the copy engine to add them, 4 KiB in a row; or, at d64
+//   where blocks run on, adds them from registers, by red. No warp waits for another, and the last pass puts dQ in order
+//   (tiles/backward_passes.cuh, shared with fa2_backward).
 // - With 80 query rows a tile dQ is computed transposed (DQ_TRANSPOSED), as FlashAttention-3 does: a product has 64 rows of
 //   results, which are columns of the head then. K is read from shared memory less often for each query. A block each, no softcap;
 //   planned where a key is seen by many queries (kernels/fa3_backward.py).
+// - Of heads wider than 64 columns a warpgroup keeps parts of its V and K in registers, as operands of dP and S, as far as there is
+//   room (held_steps() of kernels/fa3_backward.py): every tile reads them from shared memory otherwise.
+// - At d64, where blocks run on, dP is asked for between two halves of a tile's exponentials, and runs under the second. Half of S
+//   has gone into P then, and no other product is in flight; the loop begins there.
+// - At d64 those who ask for dQ, a tile later, fence dS between the proxies, and not those who store it: they would wait for their
+//   stores each tile.
 // - A block keeps the gradients of a group's keys over all of its query heads.
 // - Where a block is among its keys and queries lies in shared memory and is read there while products run: in registers it
 //   would make d128 spill.
@@ -66,6 +73,15 @@
 //   1.05 / 1.05, causal 0.97 / 1.01, 16k causal 1.1 / 1.05; d72 to d112 4k full 1.04 to 1.1 / 1.05 to 1.07. With dQ by red from
 //   registers instead of by the copy engine: d128 and d96 0.94 to 1.0, d80 1.05 / 1.08 and 0.98 / 1.01. 96 rows, by red: d96 1.02 /
 //   1.02 full, 0.98 / 1.02 causal; d80 1.06 / 1.07, 0.99 / 1.01.
+// - V and K in registers as far as there is room (H100): d96 4k full 1.08 / 1.05, causal 1.06 / 1.04, with 80 rows 1.05 / 1.04; d104
+//   1.04 / 1.03, with 80 rows 1.01; d112 1.04 / 1.02, with 80 rows 1.0 / 1.01; d80 1.04 / 1.01, with 80 rows 1.03 / 1.03; 1k 1.0 to
+//   1.01. d128, of V 48 to 80 columns: 1.0 to 1.03 / 0.98 to 1.02. d64 0.99 to 1.01, so 128 rows have none.
+// - dS fenced by its readers, and one wait less (H100): d64 4k full 1.03 / 1.01, causal 1.02 / 1.01, 16k 1.03 / 1.02 to 1.05, 1k 1.0
+//   / 0.99. At d128, where dQ comes first, 1.0.
+// - dP between two halves of the exponentials (H100), d64 over that: 1.0. With dQ by red besides 4k full 1.04 / 1.01, causal 1.0, 16k
+//   causal 1.02, 1k 1.0. (Red alone 1.0.) d96 1.08 / 1.0 over none of this, but V and K in registers, for which there is no room
+//   then, bring as much and more; d128 spills.
+// - What a warp has staged of dQ fenced and added by a thread of the producer (H100): d64 0.98, d128 1.0 to 1.01 / 0.97 to 1.0.
 // - dQ by the copy engine instead of by red from registers: d128 1.01 to 1.02, d64 with 64 rows a tile 0.95 to 0.97.
 // - DETERMINISTIC with turns kept by each warp of consumers, and items taken ahead: 2 to 17 times the time. With one thread that
 //   adds, to learn of a turn, to add and to pass it on takes longer than a tile of d128; so two add by turns. Causal key blocks
@@ -84,8 +100,6 @@
 #include "tiles/backward_consumer.cuh"
 #include "tiles/phases.cuh"
 
-// Whether dP is the first product of a tile, or dQ of the tile before.
-constexpr bool DP_FIRST = HEAD_DIM <= 64;
 constexpr u32 NO_TILE_BEFORE = ~0u;
 
 struct Consumer : BackwardConsumer {
@@ -134,6 +148,7 @@ struct Consumer : BackwardConsumer {
     store_no_ds();
     INSIDE(inside.enter(WAIT_DATA, number());)
     smem.items.keys.wait_full(items - 1);
+    hold(K_rmem, smem.K);
     Q_turns.wait_full(n);
     INSIDE(inside.enter(ISSUE, number());)
     wgmma_fence();
@@ -144,6 +159,7 @@ struct Consumer : BackwardConsumer {
     make_weights(n);
     INSIDE(inside.enter(WAIT_DATA, number());)
     mbarrier_wait(smem.items.V_full, (items - 1) & 1);
+    hold(V_rmem, smem.V);
     dO_turns.wait_full(n);
     before = NO_TILE_BEFORE;
     while (n + 1 < end) visit<true>();
@@ -162,12 +178,16 @@ struct Consumer : BackwardConsumer {
   template <bool MORE>
   DEVICE void visit() {
     wgmma_registers(dV_rmem);
+    if constexpr (IN_HALVES) {
+      begin_dp();
+      INSIDE(inside.enter(SOFTMAX, number());)
+      end_weights(n);
+    }
     wgmma_registers(P_rmem);
     if constexpr (DP_FIRST) {
+      if constexpr (!IN_HALVES) begin_dp();
       INSIDE(inside.enter(ISSUE, number());)
       wgmma_fence();
-      issue_dp();
-      INSIDE(inside.in_flight(WEIGHT_GRADIENTS, number());)
       issue_dv();
       INSIDE(inside.in_flight(VALUE_GRADIENTS, number()); inside.enter(WAIT_PRODUCTS, number());)
       wgmma_wait<1>();
@@ -177,24 +197,18 @@ struct Consumer : BackwardConsumer {
       issue_dv();
       INSIDE(inside.in_flight(VALUE_GRADIENTS, number());)
       end_dq<1>();
-      INSIDE(inside.enter(ISSUE, number());)
-      wgmma_fence();
-      issue_dp();
-      INSIDE(inside.in_flight(WEIGHT_GRADIENTS, number());)
+      begin_dp();
       end_dv();
       INSIDE(inside.landed(WEIGHT_GRADIENTS, number());)
     }
     INSIDE(inside.enter(SOFTMAX, number());)
     wgmma_registers(dP_rmem);
     make_gradients();
-    if constexpr (DP_FIRST) {
-      dS_turns.wait_full(n - 1 + items);
-      end_dv();
-    }
-    dO_turns.release(n, lane);
+    if constexpr (DP_FIRST) end_dv();
     wgmma_registers(dK_rmem);
     wgmma_registers(dS_rmem);
     if constexpr (DP_FIRST) begin_dq();
+    dO_turns.release(n, lane);
     if constexpr (MORE) {
       INSIDE(inside.enter(WAIT_DATA, number());)
       Q_turns.wait_full(n + 1);
@@ -228,10 +242,17 @@ struct Consumer : BackwardConsumer {
     ++n;
   }
 
+  DEVICE void begin_dp() {
+    INSIDE(inside.enter(ISSUE, number());)
+    wgmma_fence();
+    issue_dp();
+    INSIDE(inside.in_flight(WEIGHT_GRADIENTS, number());)
+  }
   // dQ of the tile before.
   DEVICE void begin_dq() {
     INSIDE(inside.enter(WAIT_TURN, NO_TILE);)
     dS_turns.wait_full(n - 1 + items);
+    if constexpr (DP_FIRST) async_proxy_fence();  // dS has been stored, and D read where the copy engine writes next
     INSIDE(inside.enter(ISSUE, NO_TILE);)
     wgmma_fence();
     issue_dq(n - 1 + items);

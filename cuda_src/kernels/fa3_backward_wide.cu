@@ -300,6 +300,8 @@ struct Consumer {
     });
     dS_turns.wait_empty(n);
     store_ds(smem.dS + dS_turns.stage(n) * DS_PART_BYTES, operand_rmem, warp, lane);
+    async_proxy_fence();
+    warp_sync();  // all lanes have stored
     if (lane == 0) mbarrier_arrive(dS_turns.full_barrier(n));
     P_turns.release(n, lane);
     dO_turns.release(n, lane);

@@ -8,8 +8,9 @@
 // block tells of those when it begins one that is two groups further, at the latest, before it waits for that.
 //
 // In the words of PTX's memory model: the zeros and numbers of a strip happen before its release of PREPARED, which the loaders'
-// acquire synchronises with; from them barriers lead to whoever adds. Additions of a warp have ended before its release
-// of ADDED, which the acquire here synchronises with. By a fence of the loaders the copy engine sees zeros and numbers, too.
+// acquire synchronises with; from them barriers lead to whoever adds. Additions of a warp by the copy engine have ended before its
+// release of ADDED, and those by its lanes happen before it; the acquire here synchronises with it. By a fence of the loaders the
+// copy engine sees zeros and numbers, too.
 #pragma once
 #include "primitives/primitives.cuh"
 #include "tiles/backward_block.cuh"
@@ -18,7 +19,6 @@ constexpr int WORKERS = 2, SLOTS = 2;              // warps, and strips that eac
 constexpr int STRIP_BYTES = STRIP * HEAD_DIM * 4;  // of dQ in float32; or of O and dO
 constexpr int BATCH_STRIPS = 4;  // neighbours that a warp takes one after another
 static_assert(!RUNS_ON || BACKGROUND_BYTES >= WORKERS * SLOTS * STRIP_BYTES, "a slot a strip");
-static_assert(!RUNS_ON || BULK_ADD, "a warp knows when its additions are done");
 static_assert(!RUNS_ON || TILE_STRIPS % BATCH_STRIPS == 0, "strips of a batch are of one head");
 
 // By every thread of the pass before: what is counted begins, with the first groups prepared. Where counters begin stands in the

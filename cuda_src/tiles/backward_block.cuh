@@ -136,9 +136,10 @@ DEVICE void await_prepared(const KeyBlock& block) {
   global_proxy_fence();
 }
 
-// By a thread that has added to dQ for a key block of a group. It waits for the last addition.
+// By a thread that has added to dQ for a key block of a group, or knows that its warp has. It waits for the last addition of the
+// copy engine; others are released with the count.
 DEVICE void tell_added(const BackwardParams& p, u32 group) {
-  bulk_wait();
+  if constexpr (BULK_ADD) bulk_wait();
   red_release_gpu_add(BackwardWorkspace(p).counter(p, ADDED, group), 1);
 }
 

@@ -6,6 +6,16 @@
 
 static_assert(NUM_STAGES > 1 && DO_STAGES > 1 && DS_STAGES > 1, "tiles of two turns are in use");
 
+// Whether dP is the first product of a tile, or dQ of the tile before. If so, what a warpgroup has stored of dS is fenced by those
+// who ask for dQ, a tile later, and not by who stores it: there it would wait for its stores.
+constexpr bool DP_FIRST = HEAD_DIM <= 64;
+// Whether dP is asked for between two halves of a tile's exponentials, and so runs under the second. No other products are in flight
+// then, and half of S has gone into P: there are registers for it.
+constexpr bool IN_HALVES = DP_FIRST && RUNS_ON;
+
+// Of the key block's K and V: k-steps that a warpgroup keeps in registers, as operands of S and dP. A soft cap takes these.
+constexpr int K_HELD = SOFTCAP ? 0 : K_STEPS_HELD, V_HELD = SOFTCAP ? 0 : V_STEPS_HELD;
+
 // One warpgroup, 64 keys.
 struct BackwardConsumer {
   const BackwardParams& p;
@@ -18,6 +28,7 @@ struct BackwardConsumer {
 
   float dK_rmem[HEAD_DIM / 2], dV_rmem[HEAD_DIM / 2];
   float S_rmem[Br / 2], dP_rmem[Br / 2], dQ_rmem[DQ_TILES * 4];
+  u32 K_rmem[K_HELD > 0 ? 4 * K_HELD : 1], V_rmem[V_HELD > 0 ? 4 * V_HELD : 1];
   u32 P_rmem[Br / 4], W_rmem[SOFTCAP ? Br / 4 : 1], dS_rmem[Br / 4];  // W: P times the slope of the cap, which dS is a multiple of
 
   KeyBlock block{p, 0};
@@ -34,17 +45,22 @@ struct BackwardConsumer {
 
   DEVICE u64 query_tile(u64 descriptor, u32 stage) const { return descriptor + descriptor_step(QUERY_TILE_BYTES) * stage; }
 
+  // Of this warpgroup's K or V, once it is there: the k-steps that are kept in registers.
+  template <int COUNT>
+  DEVICE void hold(u32 (&held)[COUNT], u32 keys) {
+    if constexpr (COUNT > 1) {
+      load_swizzled_rows<GROUP_KEYS, COUNT / 4>(held, keys + consumer * KEY_TILE_BYTES, warp * 16 + lane % 16, lane / 16);
+      wgmma_registers(held);
+    }
+  }
+
   DEVICE void issue_scores(u32 n) {
-    wgmma_registers(S_rmem);
-    wgmma_tiles_ss<Br, K_STEPS, BFLOAT16>(S_rmem, k_major_descriptor(smem.K + consumer * KEY_TILE_BYTES),
-                                          query_tile(k_major_descriptor(smem.Q), Q_turns.stage(n)));
-    wgmma_commit();
+    issue_partly_held<Br, K_HELD>(S_rmem, K_rmem, k_major_descriptor(smem.K + consumer * KEY_TILE_BYTES),
+                                  query_tile(k_major_descriptor(smem.Q), Q_turns.stage(n)));
   }
   DEVICE void issue_dp() {
-    wgmma_registers(dP_rmem);
-    wgmma_tiles_ss<Br, K_STEPS, BFLOAT16>(dP_rmem, k_major_descriptor(smem.V + consumer * KEY_TILE_BYTES),
-                                          query_tile(k_major_descriptor(smem.dO), dO_turns.stage(n)));
-    wgmma_commit();
+    issue_partly_held<Br, V_HELD>(dP_rmem, V_rmem, k_major_descriptor(smem.V + consumer * KEY_TILE_BYTES),
+                                  query_tile(k_major_descriptor(smem.dO), dO_turns.stage(n)));
   }
   DEVICE void issue_dv() {
     wgmma_accumulate_values<HEAD_DIM, Br / 16, BFLOAT16>(
@@ -70,16 +86,27 @@ struct BackwardConsumer {
 
   DEVICE int lane_key() const { return consumer * GROUP_KEYS + warp * 16 + lane / 4; }  // the first of this lane, in the block
   DEVICE void make_weights(u32 n) {
+    begin_weights(n);
+    if constexpr (!IN_HALVES) end_weights(n);
+  }
+  DEVICE void begin_weights(u32 n) {
     wgmma_registers(S_rmem);
     cap_scores<SOFTCAP>(fragment_view(S_rmem), p.softcap);
     if (masked) hide_scores_of_tile(block, S_rmem, tile, lane_key(), lane);
-    exponentials(block, tile, lane_key(), S_rmem, P_rmem, smem.lse + Q_turns.stage(n) * NUMBERS_BYTES, lane);
+    if constexpr (IN_HALVES) exponentials_of<0, Br / 16>(n);
+  }
+  DEVICE void end_weights(u32 n) {
+    exponentials_of<IN_HALVES ? Br / 16 : 0, Br / 8>(n);
     if constexpr (SOFTCAP) {
 #pragma unroll
       for (int i = 0; i < Br / 4; ++i) W_rmem[i] = pack_16bit<BFLOAT16>(S_rmem[2 * i], S_rmem[2 * i + 1]);
       wgmma_registers(W_rmem);
     }
     wgmma_registers(P_rmem);
+  }
+  template <int FROM, int TO>
+  DEVICE void exponentials_of(u32 n) {
+    exponentials<FROM, TO>(block, tile, lane_key(), S_rmem, P_rmem, smem.lse + Q_turns.stage(n) * NUMBERS_BYTES, lane);
   }
   DEVICE void make_gradients() {
     take_delta(dP_rmem, smem.delta + dO_turns.stage(n) * NUMBERS_BYTES, lane);
@@ -92,6 +119,8 @@ struct BackwardConsumer {
     dS_turns.wait_empty(turn);
     INSIDE(inside.enter(SOFTMAX, number());)
     ::store_ds(smem.dS + (dS_turns.stage(turn) * KEY_GROUPS + consumer) * DS_PART_BYTES, dS_rmem, warp, lane);
+    if constexpr (!DP_FIRST) async_proxy_fence();
+    warp_sync();  // all lanes have stored
     if (lane == 0) mbarrier_arrive(dS_turns.full_barrier(turn));
   }
   DEVICE void store_no_ds() {
@@ -100,8 +129,9 @@ struct BackwardConsumer {
     store_ds(n - 1 + items);
   }
 
-  // Of the item before, with the first addition for this one: the copy engine has a tile's time to end the last.
+  // Of the item before, with the first addition for this one: the last has a tile's time to end.
   DEVICE void tell_added() {
+    if constexpr (!BULK_ADD) warp_sync();  // all lanes have added
     if (lane == 0 && untold > 0) ::tell_added(p, untold - 1);
     untold = 0;
   }
@@ -128,6 +158,7 @@ struct BackwardConsumer {
       }
     } else {
       if constexpr (DETERMINISTIC) dQ_handover.wait_full(n - 1);
+      if constexpr (RUNS_ON) tell_added();
       ::add_dq<DQ_TILES>(target, dQ_rmem, existing, lane);
       if constexpr (DETERMINISTIC) {
         warp_sync();  // all lanes have added

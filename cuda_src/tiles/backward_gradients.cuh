@@ -18,8 +18,9 @@ DEVICE void hide_scores_of_tile(const KeyBlock& block, float (&S_rmem)[Br / 2], 
   }
 }
 
-// P = exp(S - L), packed. S becomes P times the slope of the softcap, which dS is a multiple of. `key` is the lane's first in the
-// block. ALiBi is taken off here, where the cap's slope still has the score without it.
+// P = exp(S - L), packed, of 8-column tiles FROM ... TO - 1. S becomes P times the slope of the softcap, which dS is a multiple of.
+// `key` is the lane's first in the block. ALiBi is taken off here, where the cap's slope still has the score without it.
+template <int FROM = 0, int TO = Br / 8>
 DEVICE void exponentials(const KeyBlock& block, QueryTile tile, int key, float (&S_rmem)[Br / 2], u32 (&P_rmem)[Br / 4], u32 lse,
                          int lane) {
   const BackwardParams& p = block.p;
@@ -30,7 +31,7 @@ DEVICE void exponentials(const KeyBlock& block, QueryTile tile, int key, float (
     distance = float(block.q_tile(tile) * Br + S.lane_column(lane) + alibi.diagonal - (block.first_key() + key));
   }
 #pragma unroll
-  for (int t = 0; t < Br / 8; ++t) {
+  for (int t = FROM; t < TO; ++t) {
     const vec2 numbers = ld_shared_vec2(lse + t * 32 + lane % 4 * 8);
     const float L[2] = {u32_as_float(numbers.x), u32_as_float(numbers.y)};
 #pragma unroll
@@ -101,7 +102,8 @@ DEVICE void gradients(u32 (&dS_rmem)[Br / 4], const float (&dP_less_D)[Br / 2], 
   }
 }
 
-// dS^T of 64 keys to shared memory, transposed: a row per query. By all warps of a warpgroup; `warp` is the number in it.
+// dS^T of 64 keys to shared memory, transposed: a row per query. By all warps of a warpgroup; `warp` is the number in it. Before
+// products read it, it needs async_proxy_fence(): by each lane that stores, or later by those who ask for the products.
 DEVICE void store_ds(u32 tile, const u32 (&dS_rmem)[Br / 4], int warp, int lane) {
   const u32 row = lane / 16 * 8 + lane % 8, unit = (warp * 2 + lane / 8 % 2) ^ (lane % 8);
 #pragma unroll
@@ -109,8 +111,23 @@ DEVICE void store_ds(u32 tile, const u32 (&dS_rmem)[Br / 4], int warp, int lane)
     const u32 operand[4] = {dS_rmem[4 * k], dS_rmem[4 * k + 1], dS_rmem[4 * k + 2], dS_rmem[4 * k + 3]};
     stmatrix_x4_trans(tile + (k * 16 + row) * ATOM_ROW_BYTES + unit * 16, operand);
   }
-  async_proxy_fence();
-  warp_sync();  // all lanes have stored
+}
+
+// S (64 x N) = A B^T as wgmma_tiles_ss() has it, in flight; of A the first HELD k-steps lie in registers, too, and are taken from
+// there: shared memory is read less.
+template <int N, int HELD>
+DEVICE void issue_partly_held(float (&d)[N / 2], const u32 (&held)[HELD > 0 ? 4 * HELD : 1], u64 a, u64 b) {
+  wgmma_registers(d);
+  if constexpr (HELD == 0) {
+    wgmma_tiles_ss<N, K_STEPS, BFLOAT16>(d, a, b);
+  } else {
+    wgmma_tiles_rs<N, HELD, BFLOAT16>(d, held, b);
+#pragma unroll
+    for (int k = HELD; k < K_STEPS; ++k) {
+      Wgmma<N, BFLOAT16>::template ss<true>(d, a + k_major_step<GROUP_KEYS>(k), b + k_major_step<N>(k));
+    }
+  }
+  wgmma_commit();
 }
 
 // dQ = dS K, in flight: 64 rows of dS from `dS` on, all keys, 8 TILES columns of K from `K` on, within an atom or from its

@@ -3,8 +3,9 @@
 ``wgmma`` reads an operand A of 64 rows and an operand B from shared memory for every 64 rows of results, unless A lies
 in registers. A tile is ``block_q`` queries of one head and ``block_kv`` keys:
 
-- narrow heads: each of two warpgroups has 64 of the keys. Pᵀ and dSᵀ are operands of dV and dK in registers; dS goes to
-  shared memory once, for dQ, which the warpgroups share out by rows or by columns; or for dQᵀ, 64 rows of it each;
+- narrow heads: each of two warpgroups has 64 of the keys. Pᵀ and dSᵀ are operands of dV and dK in registers, and so
+  are, as far as there is room, columns of V and K of dP and S. dS goes to shared memory once, for dQ, which the
+  warpgroups share out by rows or by columns; or for dQᵀ, 64 rows of it each;
 - wide heads: one warpgroup computes S and dV, the other dP and dK, each a half of the columns of dQ, in two runs. P
   goes from the one to the other through shared memory.
 
@@ -17,7 +18,7 @@ from __future__ import annotations
 import dataclasses
 
 from ..core.problem import Problem
-from ..kernels.fa3_backward import GROUP_KEYS, Fa3BackwardConfig
+from ..kernels.fa3_backward_config import GROUP_KEYS, Fa3BackwardConfig
 from ..kernels.spec import ceil_div
 from ..planner import Plan
 
@@ -79,17 +80,25 @@ def _narrow(problem: Problem, config: Fa3BackwardConfig, tiles: int, items: int)
     groups, queries, head_dim = config.block_kv // GROUP_KEYS, config.block_q, problem.head_dim
     item, depth = problem.itemsize, _depth(head_dim)
     columns = _dq_columns(config, head_dim)  # of a product; transposed, they are queries
-    score = GROUP_KEYS * queries * depth, (GROUP_KEYS + queries) * depth * item
+    held_v, held_k = (
+        GROUP_KEYS * 16 * steps * item if problem.softcap is None else 0
+        for steps in config.held_steps(head_dim)
+    )
+
+    def score(held: int) -> tuple[int, int]:
+        return GROUP_KEYS * queries * depth, (GROUP_KEYS + queries) * depth * item - held
+
     gradient = GROUP_KEYS * queries * head_dim, queries * head_dim * item
     dq = _GROUP_ROWS * columns * config.block_kv, (_GROUP_ROWS + columns) * config.block_kv * item
     staged = tiles * groups * _GROUP_ROWS * columns * _FLOAT if config.bulk_add else 0
     added = tiles * queries * config.dq_columns(head_dim) * _FLOAT if config.bulk_add else 0
     return (
-        _part("S", tiles * groups, score),
-        _part("dP", tiles * groups, score),
+        _part("S", tiles * groups, score(held_k)),
+        _part("dP", tiles * groups, score(held_v)),
         _part("dV", tiles * groups, gradient),
         _part("dK", tiles * groups, gradient),
         _part("dQ", (tiles + items) * groups, dq),
+        Part("K and V, taken to registers", 0, items * groups * (held_k + held_v), by_threads=True),
         Part("dS, stored", 0, (tiles + items) * queries * config.block_kv * item, by_threads=True),
         Part("LSE and D, read", 0, 2 * tiles * groups * _numbers(queries), by_threads=True),
         Part("dQ, staged", 0, staged, by_threads=True),

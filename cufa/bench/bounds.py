@@ -17,7 +17,7 @@ import dataclasses
 from ..core.order import ITEM_COST, makespan
 from ..kernels.config import TileConfig
 from ..kernels.fa3 import Fa3Config
-from ..kernels.fa3_backward import Fa3BackwardConfig
+from ..kernels.fa3_backward_config import Fa3BackwardConfig
 from ..planner import Plan
 from . import additions, tile_work
 from .limits import Limits

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from ..kernels import TileConfig
 from ..kernels.fa3 import Fa3Config
-from ..kernels.fa3_backward import Fa3BackwardConfig
+from ..kernels.fa3_backward_config import Fa3BackwardConfig
 from ..planner import Plan
 from .cases import Contender
 

@@ -22,7 +22,7 @@ from ..core.tile_classes import TileClass
 from ..kernels.backward import STRIP, BackwardConfig
 from ..kernels.fa2 import Fa2Config
 from ..kernels.fa3 import Fa3Config
-from ..kernels.fa3_backward import Fa3BackwardConfig
+from ..kernels.fa3_backward_config import Fa3BackwardConfig
 from ..kernels.spec import ceil_div
 from ..planner import Plan
 from . import backward_parts

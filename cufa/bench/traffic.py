@@ -17,7 +17,7 @@ from ..core.tile_classes import TileClass
 from ..kernels import KernelSpec, TileConfig
 from ..kernels.config import SplitConfig
 from ..kernels.fa1 import Fa1Config
-from ..kernels.fa3_backward import Fa3BackwardConfig
+from ..kernels.fa3_backward_config import Fa3BackwardConfig
 from ..planner import make_plan
 from . import backward_parts
 from .tile_work import covers, work_of

@@ -55,8 +55,8 @@ class TileConfig:
         values = ((field, getattr(self, field.name)) for field in added)
         return {field.name: value for field, value in values if value != field.default}
 
-    def constants(self) -> dict[str, int | bool]:
-        """What is generated in front of the kernel's source."""
+    def constants(self, head_dim: int) -> dict[str, int | bool]:
+        """What is generated in front of the kernel's source, for a head of so many columns."""
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         del fields["min_head_dim"], fields["max_head_dim"]
         return {name.upper(): value for name, value in fields.items()}

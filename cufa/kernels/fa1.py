@@ -22,8 +22,8 @@ class Fa1Config(TileConfig):
         """Warps that share rows and split the keys of a block."""
         return 2 if self.block_kv < 64 else 4
 
-    def constants(self) -> dict[str, int | bool]:
-        return {**super().constants(), "KEY_WARPS": self.key_warps}
+    def constants(self, head_dim: int) -> dict[str, int | bool]:
+        return {**super().constants(head_dim), "KEY_WARPS": self.key_warps}
 
 
 def _fa1_shared_memory(config: Fa1Config, head_dim: int) -> tuple[Buffer, ...]:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
-from typing import Any, ClassVar
 
 from ..core import order
 from ..core.architectures import Device
@@ -13,116 +11,15 @@ from ..core.operation import Split
 from ..core.problem import MASK_KINDS, Problem
 from ..core.schedule import Schedule
 from .backward import PASS_WARPS, STRIP
-from .config import TileConfig
-from .shared_memory import Buffer
+from .fa3_backward_config import (
+    GROUP_KEYS,
+    ITEM_BYTES,
+    Fa3BackwardConfig,
+    listed_tiles,
+    narrow_shared_memory,
+    tile_config,
+)
 from .spec import Box, KernelSpec, Launch, ceil_div
-
-GROUP_KEYS = 64
-"""Rows of Sᵀ in one consumer warpgroup."""
-
-ITEM_RECORDS = 3
-"""The item at hand, the one after it, which the producer may be at, and the next, which it asks for."""
-
-ITEM_BYTES = 48
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Fa3BackwardConfig(TileConfig):
-    """Tiles of the backward on Hopper: 64 keys for each consumer warpgroup, and a producer. ``num_stages`` are those
-    of Q."""
-
-    do_stages: int = 2
-    """Buffers of dO."""
-    ds_stages: int = 2
-    """Buffers of dS."""
-    bulk_add: bool = True
-    """dQ is added by the copy engine, from shared memory; else by every thread from its registers."""
-    persistent: bool = False
-    """As many thread blocks as run at once take one key block after another, and prepare and convert dQ beside their
-    tiles; else each is launched for one. Where :func:`_runs_on`."""
-    early_launches: bool = False
-    """The main pass and the last one may begin while the one before ends (programmatic dependent launch)."""
-
-    gone: ClassVar[Mapping[str, Any]] = {"dq_first": False}
-
-    @property
-    def dq_transposed(self) -> bool:
-        """dQ is computed as dQᵀ = Kᵀ dSᵀ, whose 64 rows for each warpgroup are columns of the head: ``DQ_TRANSPOSED``
-        of backward_workspace.cuh. Then blocks do not run on."""
-        return self.block_q % 64 != 0
-
-    @property
-    def may_run_on(self) -> bool:
-        """Whether thread blocks take one key block after another, where the problem lets them."""
-        return self.persistent and not self.dq_transposed
-
-    def dq_columns(self, head_dim: int) -> int:
-        """Of a row of dQ in the workspace: transposed, accumulators of 16 columns lie there whole."""
-        return ceil_div(head_dim, 16) * 16 if self.dq_transposed else head_dim
-
-    @property
-    def warps_text(self) -> str:
-        """That blocks run on goes without saying; of wide heads none do."""
-        return super().warps_text + (
-            "" if self.persistent or self.block_kv <= GROUP_KEYS else ", a block each"
-        )
-
-
-def _listed_tiles(config: Fa3BackwardConfig) -> int:
-    """Query tiles that a key block may visit where they need not lie side by side: its list lies in shared memory. None
-    with 80 rows, which leave no room (:func:`_config_refusal`)."""
-    if config.dq_transposed:
-        return 0
-    return 4096 if config.block_kv > GROUP_KEYS else 2048
-
-
-def _shared_memory(config: Fa3BackwardConfig, head_dim: int) -> tuple[Buffer, ...]:
-    """K and V; rings of Q, dO and dS, with the two numbers of each row; dQ on its way; barriers."""
-    consumers = config.block_kv // GROUP_KEYS
-    by_rows = config.block_q == 64 * consumers
-    dq_columns = head_dim if by_rows or head_dim <= 8 else min(ceil_div(head_dim, 8 * consumers) * 8, 64)
-    if not by_rows and head_dim > 64:
-        dq_columns = 64
-    if config.dq_transposed:  # as many rows of dQᵀ, each as long as the tile has queries
-        dq_columns = config.block_q
-    dq = Buffer("DQ", consumers * 64 * dq_columns * 4 if config.bulk_add else 0)
-    counts = {"Q": config.num_stages, "DO": config.do_stages, "DS": config.ds_stages, "DQ": 1}
-    return (*tiles(config, head_dim), dq, *numbers_and_barriers(config, head_dim, counts))
-
-
-def tiles(config: Fa3BackwardConfig, head_dim: int) -> tuple[Buffer, ...]:
-    row = ceil_div(head_dim, 64) * 128
-    return (
-        Buffer("K", config.block_kv * row, align=1024),
-        Buffer("V", config.block_kv * row, align=1024),
-        Buffer("Q", config.num_stages * config.block_q * row, align=1024),
-        Buffer("DO", config.do_stages * config.block_q * row, align=1024),
-        Buffer("DS", config.ds_stages * config.block_q * config.block_kv * 2, align=1024),
-    )
-
-
-def numbers_and_barriers(
-    config: Fa3BackwardConfig, head_dim: int, counts: dict[str, int]
-) -> tuple[Buffer, ...]:
-    """``counts``: buffers of each ring."""
-    return (
-        Buffer("LSE", config.num_stages * config.block_q * 4),
-        Buffer("DELTA", config.do_stages * config.block_q * 4),
-        Buffer("ITEMS", ITEM_RECORDS * ITEM_BYTES),
-        Buffer("ITEM_FULL", ITEM_RECORDS * 8, align=8),
-        Buffer("ITEM_EMPTY", ITEM_RECORDS * 8, align=8),
-        Buffer("KV_FULL", 2 * 8, align=8),
-        Buffer("KV_EMPTY", 8, align=8),
-        *(
-            Buffer(f"{name}_{state}", 8 * count, align=8)
-            for name, count in counts.items()
-            for state in ("FULL", "EMPTY")
-        ),
-        Buffer("TAIL_FULL", 2 * 8, align=8),
-        Buffer("SEQUENCE", 32, align=16),
-        Buffer("LIST", 4 * _listed_tiles(config), align=16),
-        Buffer("BACKGROUND", 4 * 64 * head_dim if config.may_run_on else 0, align=16, over="LIST"),
-    )
 
 
 def _runs_on(problem: Problem, config: Fa3BackwardConfig) -> bool:
@@ -201,10 +98,6 @@ def _boxes(config: Fa3BackwardConfig) -> dict[str, Box]:
     return {"dout": queries, "q": queries, "k": keys, "v": keys}
 
 
-def tile_config(block_q: int, block_kv: int, num_stages: int, **own: Any) -> Fa3BackwardConfig:
-    return Fa3BackwardConfig(block_q, block_kv, num_warps=12, num_stages=num_stages, **own)
-
-
 #: Tiles whose dQ is computed transposed.
 TRANSPOSED = tile_config(80, 128, 2, min_head_dim=72, max_head_dim=128)
 
@@ -214,10 +107,10 @@ TRANSPOSED = tile_config(80, 128, 2, min_head_dim=72, max_head_dim=128)
 #: 1.05 causal at 4k.
 _QUERIES_OF_LONG_KEY, _IN_ORDER = 3000, 2000
 
-#: A thread block that runs on has asked for its next key block when it begins one. With fewer for each SM than this, or
-#: where a key is seen by more queries on average, a thread block for each key block is faster: 1.01 to 1.2 times on an
-#: H200.
-_ITEMS_PER_SM, _QUERIES_OF_KEY = 4, 8000
+#: A thread block that runs on has asked for its next key block when it begins one. With fewer for each SM than this, a
+#: thread block for each key block is faster: 1.01 to 1.2 times on an H200. Where a key is seen by so many queries on
+#: average, a key block takes long, and more are needed.
+_ITEMS_PER_SM, _LONG_ITEMS_PER_SM, _QUERIES_OF_KEY = 4, 16, 8000
 
 #: Heads of more than 96 columns, whose pipeline is long, have the second limit lower from so many queries on: in turns
 #: 1.02 full and 0.997 causal, alone at the power limit 1.02 to 1.03 (4k). With 2k queries, or at most 96 columns, 0.97
@@ -238,24 +131,26 @@ def _takes_80_rows(problem: Problem) -> bool:
 
 def _choose(problem: Problem, fitting: tuple[Fa3BackwardConfig, ...], device: Device) -> Fa3BackwardConfig:
     """Where key blocks take long, tiles of 80 rows if they serve; else, where key blocks take long or are few, a
-    thread block for each."""
+    thread block for each. Blocks that run on add dQ from registers where there are tiles that do (d64)."""
     if TRANSPOSED in fitting and _takes_80_rows(problem):
         return TRANSPOSED
     chosen = fitting[0]
     each = dataclasses.replace(chosen, persistent=False)
     if not (_runs_on(problem, chosen) and each in fitting):
         return chosen
-    few = _items(problem, chosen) < _ITEMS_PER_SM * device.num_sms
-    wide = problem.head_dim > 96 and problem.seqlen_q >= _LONG_SEQLEN
-    most = _QUERIES_OF_WIDE_KEY if wide else _QUERIES_OF_KEY
-    return each if few or _queries_of_key(problem) > most else chosen
+    queries = _queries_of_key(problem)
+    wide = problem.head_dim > 96 and problem.seqlen_q >= _LONG_SEQLEN and queries > _QUERIES_OF_WIDE_KEY
+    least = _LONG_ITEMS_PER_SM if queries > _QUERIES_OF_KEY else _ITEMS_PER_SM
+    if wide or _items(problem, chosen) < least * device.num_sms:
+        return each
+    return next((x for x in fitting if x.persistent and not x.bulk_add), chosen)
 
 
 def refusal(spec: KernelSpec, problem: Problem) -> str | None:
     """A list that is too short."""
     config = next((x for x in spec.configs if x.fits(problem.head_dim)), spec.configs[0])
     assert isinstance(config, Fa3BackwardConfig)
-    most = _listed_tiles(config) * config.block_q
+    most = listed_tiles(config) * config.block_q
     if problem.mask.beyond_band and problem.seqlen_q > most:
         return f"takes at most {most:,} queries where the mask is more than a band"
     return None
@@ -287,10 +182,11 @@ FA3_BACKWARD = KernelSpec(
                 tile_config(64, 128, 2, min_head_dim=72, max_head_dim=128, persistent=persistent),
             )
         ),
+        tile_config(128, 128, 3, max_head_dim=64, persistent=True, bulk_add=False),
         TRANSPOSED,
     ),
     choose=_choose,
-    shared_memory=_shared_memory,
+    shared_memory=narrow_shared_memory,
     launches=_launches,
     workspace=_workspace,
     workspace_holds="dQ in float32, which the blocks of all keys add to, and two numbers per query",

@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 
 from ..core.problem import MAX_HEAD_DIM, Problem
-from .fa3_backward import FA3_BACKWARD, Fa3BackwardConfig, numbers_and_barriers, refusal, tile_config, tiles
+from .fa3_backward import FA3_BACKWARD, refusal
+from .fa3_backward_config import Fa3BackwardConfig, numbers_and_barriers, tile_config, tiles
 from .shared_memory import Buffer
 from .spec import KernelSpec
 

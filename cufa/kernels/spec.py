@@ -231,7 +231,7 @@ def _refuses_beyond_band(problem: Problem) -> str | None:
 def _tile_constants(
     buffers: Callable[[Config, int], tuple[Buffer, ...]], config: TileConfig, head_dim: int
 ) -> Mapping[str, int | bool]:
-    return {**config.constants(), **constants(buffers(config, head_dim))}
+    return {**config.constants(head_dim), **constants(buffers(config, head_dim))}
 
 
 @functools.lru_cache(4096)

@@ -11,7 +11,7 @@ from cufa.bench.recorded import Recorded
 from cufa.core.architectures import Device
 from cufa.dashboard.model.evidence import Evidence
 from cufa.dashboard.model.measurements import Measurement
-from cufa.kernels.fa3_backward import Fa3BackwardConfig
+from cufa.kernels.fa3_backward_config import Fa3BackwardConfig
 
 
 def with_needs(m: Measurement, found: Evidence) -> Measurement:

@@ -1,0 +1,143 @@
+"""Tiles of Hopper's backward, and what each keeps in registers and in shared memory."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from .config import TileConfig
+from .shared_memory import Buffer
+from .spec import ceil_div
+
+GROUP_KEYS = 64
+"""Rows of Sᵀ in one consumer warpgroup."""
+
+ITEM_RECORDS = 3
+"""The item at hand, the one after it, which the producer may be at, and the next, which it asks for."""
+
+ITEM_BYTES = 48
+
+#: Registers that accumulators of consumers and operands that they hold may fill, so that no build spills and no
+#: products are serialised (NVRTC 13.0; ``cufa compile`` builds them): of 80 rows, of 64, and where blocks run on.
+_ROOM_OF_80_ROWS, _ROOM, _ROOM_RUNNING_ON = 228, 220, 212
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Fa3BackwardConfig(TileConfig):
+    """Tiles of the backward on Hopper: 64 keys for each consumer warpgroup, and a producer. ``num_stages`` are those
+    of Q."""
+
+    do_stages: int = 2
+    """Buffers of dO."""
+    ds_stages: int = 2
+    """Buffers of dS."""
+    bulk_add: bool = True
+    """dQ is added by the copy engine, from shared memory; else by every thread from its registers."""
+    persistent: bool = False
+    """As many thread blocks as run at once take one key block after another, and prepare and convert dQ beside their
+    tiles; else each is launched for one. Where :func:`_runs_on`."""
+    early_launches: bool = False
+    """The main pass and the last one may begin while the one before ends (programmatic dependent launch)."""
+
+    gone: ClassVar[Mapping[str, Any]] = {"dq_first": False}
+
+    @property
+    def dq_transposed(self) -> bool:
+        """dQ is computed as dQᵀ = Kᵀ dSᵀ, whose 64 rows for each warpgroup are columns of the head: ``DQ_TRANSPOSED``
+        of backward_workspace.cuh. Then blocks do not run on."""
+        return self.block_q % 64 != 0
+
+    @property
+    def may_run_on(self) -> bool:
+        """Whether thread blocks take one key block after another, where the problem lets them."""
+        return self.persistent and not self.dq_transposed
+
+    def held_steps(self, head_dim: int) -> tuple[int, int]:
+        """Of V and of K: k-steps of 16 columns that a warpgroup keeps in registers, as operands of dP and S. As many
+        as find room beside dK, dV, S, dS and dQ; none where tiles have 128 rows, which take nearly all."""
+        if head_dim <= 64 or self.block_kv <= GROUP_KEYS:
+            return 0, 0
+        dq = self.block_q if self.dq_transposed else 64
+        taken = head_dim + self.block_q // 2 + self.block_q // 4 + dq // 2
+        room = _ROOM_OF_80_ROWS if self.dq_transposed else _ROOM_RUNNING_ON if self.persistent else _ROOM
+        steps, depth = max(room - taken, 0) // 4, ceil_div(head_dim, 16)
+        return min(steps, depth), min(max(steps - depth, 0), depth)
+
+    def constants(self, head_dim: int) -> dict[str, int | bool]:
+        of_values, of_keys = self.held_steps(head_dim)
+        held = {"V_STEPS_HELD": of_values, "K_STEPS_HELD": of_keys} if self.block_kv > GROUP_KEYS else {}
+        return super().constants(head_dim) | held
+
+    def dq_columns(self, head_dim: int) -> int:
+        """Of a row of dQ in the workspace: transposed, accumulators of 16 columns lie there whole."""
+        return ceil_div(head_dim, 16) * 16 if self.dq_transposed else head_dim
+
+    @property
+    def warps_text(self) -> str:
+        """That blocks run on goes without saying, and that the copy engine adds; of wide heads neither is so."""
+        if self.block_kv <= GROUP_KEYS:
+            return super().warps_text
+        by_red, each = "" if self.bulk_add else ", dQ by red", "" if self.persistent else ", a block each"
+        return super().warps_text + by_red + each
+
+
+def tile_config(block_q: int, block_kv: int, num_stages: int, **own: Any) -> Fa3BackwardConfig:
+    return Fa3BackwardConfig(block_q, block_kv, num_warps=12, num_stages=num_stages, **own)
+
+
+def listed_tiles(config: Fa3BackwardConfig) -> int:
+    """Query tiles that a key block may visit where they need not lie side by side: its list lies in shared memory. None
+    with 80 rows, which leave no room (:func:`_config_refusal`)."""
+    if config.dq_transposed:
+        return 0
+    return 4096 if config.block_kv > GROUP_KEYS else 2048
+
+
+def narrow_shared_memory(config: Fa3BackwardConfig, head_dim: int) -> tuple[Buffer, ...]:
+    """K and V; rings of Q, dO and dS, with the two numbers of each row; dQ on its way; barriers."""
+    consumers = config.block_kv // GROUP_KEYS
+    by_rows = config.block_q == 64 * consumers
+    dq_columns = head_dim if by_rows or head_dim <= 8 else min(ceil_div(head_dim, 8 * consumers) * 8, 64)
+    if not by_rows and head_dim > 64:
+        dq_columns = 64
+    if config.dq_transposed:  # as many rows of dQᵀ, each as long as the tile has queries
+        dq_columns = config.block_q
+    dq = Buffer("DQ", consumers * 64 * dq_columns * 4 if config.bulk_add else 0)
+    counts = {"Q": config.num_stages, "DO": config.do_stages, "DS": config.ds_stages, "DQ": 1}
+    return (*tiles(config, head_dim), dq, *numbers_and_barriers(config, head_dim, counts))
+
+
+def tiles(config: Fa3BackwardConfig, head_dim: int) -> tuple[Buffer, ...]:
+    row = ceil_div(head_dim, 64) * 128
+    return (
+        Buffer("K", config.block_kv * row, align=1024),
+        Buffer("V", config.block_kv * row, align=1024),
+        Buffer("Q", config.num_stages * config.block_q * row, align=1024),
+        Buffer("DO", config.do_stages * config.block_q * row, align=1024),
+        Buffer("DS", config.ds_stages * config.block_q * config.block_kv * 2, align=1024),
+    )
+
+
+def numbers_and_barriers(
+    config: Fa3BackwardConfig, head_dim: int, counts: dict[str, int]
+) -> tuple[Buffer, ...]:
+    """``counts``: buffers of each ring."""
+    return (
+        Buffer("LSE", config.num_stages * config.block_q * 4),
+        Buffer("DELTA", config.do_stages * config.block_q * 4),
+        Buffer("ITEMS", ITEM_RECORDS * ITEM_BYTES),
+        Buffer("ITEM_FULL", ITEM_RECORDS * 8, align=8),
+        Buffer("ITEM_EMPTY", ITEM_RECORDS * 8, align=8),
+        Buffer("KV_FULL", 2 * 8, align=8),
+        Buffer("KV_EMPTY", 8, align=8),
+        *(
+            Buffer(f"{name}_{state}", 8 * count, align=8)
+            for name, count in counts.items()
+            for state in ("FULL", "EMPTY")
+        ),
+        Buffer("TAIL_FULL", 2 * 8, align=8),
+        Buffer("SEQUENCE", 32, align=16),
+        Buffer("LIST", 4 * listed_tiles(config), align=16),
+        Buffer("BACKGROUND", 4 * 64 * head_dim if config.may_run_on else 0, align=16, over="LIST"),
+    )
