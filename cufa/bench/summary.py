@@ -93,6 +93,9 @@ def _further(record: Json, rows: list[Recorded]) -> Iterator[str]:
     days = renewal.other_days(record, ("float32", "awkward", "decode"))
     if days:
         yield days
+    changed = renewal.changed_since(record)
+    if changed:
+        yield changed
     calls = {c["call"]: c["p50_us"] for c in record["host_calls"]}
     call = next((time for name, time in calls.items() if name.startswith("flash_attention(")), None)
     first = record["first_result_seconds"]
