@@ -80,14 +80,19 @@ def test_ends_shared_heads_and_rows_without_keys(algorithm: str, head_dim: int, 
     assert (derived.read, derived.written) == (read, counted["global_write_bytes"])
 
 
-def parked(problem: Problem, config: TileConfig) -> int:
-    """Bytes of the wavefronts, 289, that a block of FA2's 64 rows takes besides, whatever its head dim and tiles."""
-    is_known = isinstance(config, Fa2Config) and config.block_q == 64
-    return 289 * 128 * problem.query_blocks(64) * problem.heads if is_known else 0
+def besides(problem: Problem, config: TileConfig) -> int:
+    """Bytes that a block of FA2's moves besides: the copies of the tile behind the last one, which write zeros; and the
+    record that it parks, of 16 bytes a lane, which every warp reads twice."""
+    if not isinstance(config, Fa2Config):
+        return 0
+    zeros = 2 * config.block_kv * problem.head_dim * problem.itemsize
+    return (
+        (zeros + 128 * (1 + 2 * 4 * config.num_warps)) * problem.query_blocks(config.block_q) * problem.heads
+    )
 
 
 def closeness(config: TileConfig) -> float:
-    return 1 / 50 if isinstance(config, Fa2Config) and config.block_q == 64 else 1 / 15
+    return 1 / 60 if isinstance(config, Fa2Config) else 1 / 15
 
 
 @pytest.mark.parametrize("name", ["fa2_forward", "fa2_noskip", "fa3_forward", "fa2_backward"])
@@ -99,9 +104,9 @@ def test_shared_memory_is_met_within_a_fifteenth(name: str) -> None:
         derived = shared_bytes(problem, spec, config)
         if config in spec.split_configs:
             assert derived is None, run["config"]
-        else:  # what a block parks there is not derived: most of it in a window, whose blocks have few tiles
+        else:
             found = 128 * counted["shared_wavefronts"]
-            assert derived == pytest.approx(found - parked(problem, config), rel=closeness(config)), run[
+            assert derived == pytest.approx(found - besides(problem, config), rel=closeness(config)), run[
                 "config"
             ]
     f32 = KERNELS["fa2_forward_f32"]
