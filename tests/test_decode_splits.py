@@ -18,8 +18,11 @@ from cufa.core.problem import Problem
 from cufa.decode.schedule import Shares, num_tiles
 from cufa.executor.emulate import run_plan
 from cufa.executor.launch import Execution
-from cufa.kernels.decode import MAX_CLUSTER, items
+from cufa.kernels import KERNELS
+from cufa.kernels.decode import MAX_CLUSTER, TWO_STAGES, items
 from cufa.planner import make_plan
+
+H100 = dataclasses.replace(H200, name="NVIDIA H100 80GB HBM3")
 
 
 @given(st.integers(1, 10**6), st.integers(1, 5000), st.integers(1, 700), st.booleans())
@@ -77,13 +80,60 @@ def test_splits_as_measured_on_an_h200(shape, splits, in_cluster):
     assert len(plan.launches) == 1 and (plan.workspace == 0) == (in_cluster or splits == 1)
 
 
+def cut(asked: Problem, device: Device) -> tuple[str, int, int, int]:
+    """Fixed splits or shares, how many, warps and stages."""
+    plan = make_plan(asked, device)
+    assert plan.spec.uses_copy_engine
+    return plan.split.kind, plan.split.count, plan.config.num_warps, plan.config.num_stages
+
+
+@pytest.mark.parametrize(
+    ("shape", "slow", "usual"),
+    [
+        ((64, 32, 8, 8 << 10), ("balanced", 132, 8, 2), ("balanced", 132, 8, 3)),  # items of 4 MiB
+        ((64, 32, 8, 4 << 10), ("fixed", 1, 8, 2), ("balanced", 132, 8, 3)),
+        ((32, 32, 8, 4 << 10), ("fixed", 1, 8, 2), ("balanced", 132, 8, 3)),
+        ((40, 32, 8, 4 << 10), ("balanced", 132, 8, 2), ("balanced", 132, 8, 3)),  # waves filled to 81%
+        ((128, 32, 8, 2 << 10), ("fixed", 1, 8, 2), ("balanced", 264, 4, 3)),
+        ((128, 32, 8, 1 << 10), ("balanced", 264, 4, 3), ("balanced", 264, 4, 3)),  # not measured
+        ((8, 32, 8, 2 << 10), ("fixed", 4, 4, 3), ("fixed", 4, 4, 3)),  # fewer items than SMs
+        ((16, 32, 8, 8 << 10), ("fixed", 1, 8, 2), ("fixed", 1, 8, 3)),
+        ((8, 64, 8, 16 << 10), ("fixed", 2, 8, 2), ("fixed", 2, 8, 3)),
+        ((8, 32, 8, 32 << 10), ("fixed", 2, 8, 2), ("fixed", 2, 8, 3)),
+        ((1, 64, 8, 512 << 10), ("fixed", 16, 8, 2), ("fixed", 16, 8, 3)),
+        ((16, 64, 1, 16 << 10), ("fixed", 8, 8, 3), ("fixed", 8, 8, 3)),  # tall tiles
+    ],
+)
+def test_two_stages_and_whole_items_where_memory_is_slow(shape, slow, usual):
+    """As measured on an H100; with an H200 as ever."""
+    asked = problem(*shape)
+    assert cut(asked, H100) == slow and cut(asked, H200) == usual
+    others = [dataclasses.replace(asked, head_dim=64, scale=0.125)]
+    others += [dataclasses.replace(asked, k_dtype="float8_e4m3", v_dtype="float8_e4m3")]
+    others += [dataclasses.replace(asked, head_dim=256, scale=0.0625)]
+    for other in others:
+        assert cut(other, H100) == cut(other, H200)
+
+
+def test_only_slow_memory_is_read_in_two_stages():
+    """The tiles are there for `cufa tune` and by name on other cards, last of the kernels' tiles."""
+    for batch, capacity in itertools.product((1, 8, 32, 64, 128, 512), (512, 2048, 4096, 32 << 10)):
+        for ragged in (False, True):
+            plan = make_plan(problem(batch, 32, 8, capacity, ragged), H200)
+            assert plan.config.without_fold() != TWO_STAGES.without_fold()
+    for name in ("decode_split_tma", "decode_balanced_tma"):
+        assert TWO_STAGES in KERNELS[name].configs
+        assert not any(c.num_stages == 2 for c in KERNELS[f"{name}_fp8"].configs if c.block_q == 16)
+    assert TWO_STAGES.merged_in_cluster() in KERNELS["decode_split_tma"].configs
+
+
 @given(
     st.integers(1, 300),
     st.sampled_from([(1, 1), (8, 1), (32, 8), (40, 2), (64, 64)]),
     st.integers(1, 300_000),
 )
 def test_any_choice_can_be_launched(batch, heads, capacity):
-    for device in (H200, Device.typical("sm_80")):
+    for device in (H200, H100, Device.typical("sm_80")):
         plan = make_plan(problem(batch, *heads, capacity), device)
         launch, tiles = plan.launches[0], num_tiles(capacity, plan.config.block_kv)
         assert launch.cluster in (1, launch.grid[0]) and launch.cluster <= MAX_CLUSTER

@@ -1,7 +1,7 @@
 """How a decode problem is cut for a GPU: fixed splits or shares, how many, and where parts are merged.
 
 Splits fill the GPU, and every one of them has to be merged. What is worth how much was measured on an H200,
-cold L2, 16-bit caches of head_dim 128.
+cold L2, 16-bit caches of head_dim 128, and for batches of more items than SMs on an H100 as well.
 """
 
 from __future__ import annotations
@@ -12,11 +12,24 @@ import math
 from ..core.architectures import Device
 from ..core.problem import Problem
 from ..kernels import TileConfig
-from ..kernels.decode import MAX_CLUSTER, items
+from ..kernels.decode import MAX_CLUSTER, TWO_STAGES, items
 from .schedule import WAVES, most_tiles, num_tiles, used_of
 
 #: Fixed splits are for batches that they cut into one wave as full as this.
 FULL_WAVE = 0.9
+
+#: Items that fill waves as full as this, and have at most so many bytes of keys and values each, are read whole, one
+#: a block, where memory is slow: who is done takes the next item, while equal shares wait for the slowest SM. With two
+#: stages (bfloat16, head_dim 128, H100, 2026-11-25, in turns, cold L2), µs in shares, as whole items, and by cuDNN:
+#:
+#:     32 × 32/8 × 4k      256 items of 2 MiB in 1.94 waves    193.2   188.9   189.9
+#:     64 × 32/8 × 4k      512 items of 2 MiB in 3.88 waves    364.4   361.6   362.7
+#:     128 × 32/8 × 2k   1,024 items of 1 MiB in 7.76 waves    366.7   358.9   364.4
+#:
+#: All of them fill their waves to 97%. Items of 4 MiB stay in shares: 64 × 32/8 × 8k took 709.1, and 710.8 in four
+#: splits each (cuDNN 707.6).
+_FULL_WAVES = 0.95
+_ITEM_BYTES = 2 << 20
 
 #: Bytes of keys and values that one block of 16 rows reads in the time by which one more part delays the
 #: merge. (A block of 64 rows reads a quarter as fast; its merge, which many blocks share, takes no longer.)
@@ -121,8 +134,13 @@ def _in_cluster(problem: Problem, device: Device, config: TileConfig) -> Cut | N
 def _worth_splitting(problem: Problem, device: Device, config: TileConfig) -> int:
     """Splits of each sequence: one wave, about two tiles or more each, and no more than their merge is worth.
     Of n, each reads 1/n of an item, and n are merged: the best n is a square root."""
-    item_bytes = problem.kv_bytes() // (problem.batch * problem.kv_heads)
-    return max(1, min(_one_wave(problem, device, config), math.isqrt(item_bytes // merge_bytes(config))))
+    worth = math.isqrt(item_bytes(problem) // merge_bytes(config))
+    return max(1, min(_one_wave(problem, device, config), worth))
+
+
+def item_bytes(problem: Problem) -> int:
+    """Of keys and values of a full sequence that one block of rows reads."""
+    return problem.kv_bytes() // (problem.batch * problem.kv_heads)
 
 
 def merge_bytes(config: TileConfig) -> int:
@@ -134,6 +152,14 @@ def _one_wave(problem: Problem, device: Device, config: TileConfig) -> int:
     """Splits with which all blocks run at once."""
     tiles = longest(problem, config)
     return max(1, min((tiles + 1) // 2, resident(device, config) // items(problem, config)))
+
+
+def _whole_items(problem: Problem, device: Device, config: TileConfig) -> bool:
+    """More items than run at once are faster read an item a block than in shares (see ``_FULL_WAVES``)."""
+    count, blocks = items(problem, config), resident(device, config)
+    full = count / (-(-count // blocks) * blocks)
+    short = item_bytes(problem) <= _ITEM_BYTES
+    return device.slow_memory and config == TWO_STAGES and short and full >= _FULL_WAVES
 
 
 def _through_memory(
@@ -151,6 +177,8 @@ def _through_memory(
         return Cut("fixed", splits, (f"{splits} splits per sequence: a short cache, two tiles each at most",))
     if count > blocks:
         reason = f"{count:,} items for {blocks} blocks at once"
+        if _whole_items(problem, device, config):
+            return Cut("fixed", 1, (f"{reason} fill whole waves: a block reads an item, none is split",))
         if must_be_fixed:
             return Cut("fixed", splits, (f"{splits} splits per sequence: {reason}",))
         return dataclasses.replace(shares, reasons=(f"{reason}: shares of all tiles", *shares.reasons))

@@ -181,16 +181,37 @@ def _decode_config(
 _SHORT = 2048
 
 
+#: Eight warps with two stages, 131 KB on their way to each SM, not the 197 KB of three. They read faster where memory
+#: is slow: bfloat16 caches of head_dim 128, H100, 2026-11-25, in turns, cold L2, µs with three stages and with two
+#: (batch × heads × cached tokens; what is cut into splits and what into shares: cufa/decode/splits.py).
+#:
+#:     64 × 32/8 × 8k     shares      715.5   709.1        1 × 64/8 × 512k    splits      712.5   703.9
+#:     64 × 32/8 × 4k     shares      367.9   364.4        8 × 32/8 × 32k     splits      369.0   362.9
+#:     32 × 32/8 × 4k     shares      194.1   193.2        8 × 64/8 × 16k     splits      190.7   191.0
+#:     16 × 32/8 × 8k     splits      190.4   188.3
+#:
+#: A stage is as large for any head_dim above 64, as boxes are of 128 bytes of a row: those are planned alike. Stages of
+#: narrow heads and of e4m3 are smaller, and those of taller tiles were not measured: they keep three.
+TWO_STAGES = _decode_config(16, 16, 8, 2, min_head_dim=72, max_head_dim=128, tma=True)
+
+
 def _choose(problem: Problem, fitting: tuple[DecodeConfig, ...], device: Device) -> DecodeConfig:
     """The first that holds all packed rows, else the first of the tallest; four warps for what is short or
-    ragged: several blocks per SM, where one works while another begins or ends."""
+    ragged: several blocks per SM, where one works while another begins or ends. Where memory is slow, two stages.
+
+    There, caches of 2,048 tokens of more items than SMs are not short: 128 × 32/8 took 371.3 µs in shares of four warps
+    and 366.8 in splits of them, 366.7 and 358.9 with eight warps and two stages (as measured for TWO_STAGES). Caches of
+    up to 1,024 were not measured so.
+    """
     fitting = tuple(config for config in fitting if not config.cluster_merge)  # the planner's to say
     most = max(config.block_q for config in fitting)
     tall = min((c.block_q for c in fitting if c.block_q >= problem.rows), default=most)
     holding = [config for config in fitting if config.block_q == tall]
-    if problem.visible_capacity <= _SHORT or (problem.lengths.ragged and problem.batch > 1):
+    two_stages = device.slow_memory and TWO_STAGES in holding
+    short = _SHORT // 2 if two_stages and items(problem, TWO_STAGES) > device.num_sms else _SHORT
+    if problem.visible_capacity <= short or (problem.lengths.ragged and problem.batch > 1):
         return min(holding, key=lambda config: config.num_warps)
-    return holding[0]
+    return TWO_STAGES if two_stages else holding[0]
 
 
 #: More rows than one warp takes, on 8 warps.
@@ -226,6 +247,7 @@ def _by_boxes() -> tuple[DecodeConfig, ...]:
         _decode_config(32, 16, 4, 3, row_warps=2, blocks_per_sm=2, max_head_dim=128, tma=True),
         _decode_config(64, 16, 8, 3, row_warps=2, max_head_dim=128, fold=False, tma=True),
         _decode_config(64, 16, 8, 3, row_warps=4, min_head_dim=136, fold=False, tma=True),
+        TWO_STAGES,  # last: planned only where memory is slow
     )
 
 
@@ -286,8 +308,8 @@ def _by_tma(spec: KernelSpec) -> KernelSpec:
 
 def _with_fp8_cache(spec: KernelSpec) -> KernelSpec:
     """The same over a cache of e4m3; float8 conversions are instructions of sm_89 and later. Shares of wide heads need
-    more registers than a thread of tall tiles has, and have 4 warps."""
-    configs = spec.configs
+    more registers than a thread of tall tiles has, and have 4 warps. Stages are half as large, and stay three."""
+    configs = tuple(c for c in spec.configs if c not in (TWO_STAGES, TWO_STAGES.merged_in_cluster()))
     if spec is DECODE_BALANCED:
         configs = tuple(dataclasses.replace(c, max_head_dim=192) if c == _TALL else c for c in configs)
     return dataclasses.replace(
