@@ -226,9 +226,14 @@ class TestSecondCard:
         assert report.markdown(two).index("## Wide GPU") < report.markdown(two).index("## A narrow GPU")
 
     def test_what_has_changed_since_is_said_of_the_older_one_alone(self, two):
+        sentence = "Changed since this was measured: fa2_forward."
         for text in ("\n".join(overview.overview(two)), report.markdown(two)):
-            assert text.count("Changed since this was measured: fa2_forward.") == 1
+            assert text.count(sentence) == 1
             assert text.index("Changed since") > text.index("A narrow GPU")
+        # The summary is of the widest card alone: here of the one that is current, then of the older one.
+        assert "Changed since" not in summary.summary(two)
+        older = {"a-narrow-gpu": two["a-narrow-gpu"]}
+        assert summary.summary(older).splitlines().count(sentence) == 1
         assert not records.unproven_kernels(two.values())
 
     def test_pages_with_one_card_are_as_before(self, two):
