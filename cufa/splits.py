@@ -37,8 +37,9 @@ from .kernels.splits import query_items
 #: Bytes per second: what an H200 copies at (cufa/records).
 BANDWIDTH = 4.2e12
 
-#: Parts take longer: with the former, calls exceeded the estimate by about 0.7 µs for each MB of parts (H100). By it
-#: fa2_forward split the keys of 1 × 8 × 1,024, d128, causal, in four, and took 36.7 µs; full, and whole, it takes 26.8.
+#: Less than BANDWIDTH; chosen by the plans that follow, not measured. With 4.2e12 here the keys of fa2_forward,
+#: 1 × 8 × 1,024, d128, causal, were split in four, which took 36.7 µs on an H100 (full and unsplit it takes 26.8). With
+#: 3.4e12 they are not, and every other recorded call (cufa/records) has as many splits as with 4.2e12.
 PARTS_BANDWIDTH = 3.4e12
 
 #: Assumed, not measured: of products and reads the shorter hides behind the longer but for so much.

@@ -106,6 +106,13 @@ def test_few_blocks_have_wide_tiles_and_no_splits(seqlen, head_dim, mask, expect
     assert tiles(1, seqlen, head_dim, mask, device) == (*expected, 1)
 
 
+def test_a_short_causal_call_is_not_split_on_an_h100():
+    """Four splits took 36.7 µs; the full call, unsplit, takes 26.8."""
+    plan = make_plan(make(1, 8, 1024, 128, "bfloat16", CAUSAL), H100, "fa2")
+    assert plan.spec.name == "fa2_forward"
+    assert plan.num_splits == 1
+
+
 @pytest.mark.parametrize("head_dim", [64, 128])
 @pytest.mark.parametrize("mask", [FULL, CAUSAL], ids=str)
 @pytest.mark.parametrize(("batch", "seqlen"), [(8, 2048), (4, 4096), (32, 1024)])
