@@ -13,7 +13,7 @@ from decode_support import make_case
 
 from cufa.executor.emulate import run_plan
 from cufa.executor.launch import Execution
-from cufa.kernels.decode import items
+from cufa.kernels.decode import TWO_STAGES, items
 
 CASES = {
     # Pages of whole boxes, appended tokens, several query tokens; many splits.
@@ -91,6 +91,23 @@ def test_splits_merged_in_a_cluster(name):
             _, again = run(case, kernel, num_splits, config=config, schedule=order, copies="late", threads=1)
             np.testing.assert_array_equal(again["out"].view(np.uint8), first["out"].view(np.uint8))
             np.testing.assert_array_equal(again["lse"], first["lse"])
+
+
+@pytest.mark.parametrize(
+    ("kernel", "config"),
+    [
+        ("decode_split_tma", TWO_STAGES),
+        ("decode_split_tma", TWO_STAGES.merged_in_cluster()),
+        ("decode_balanced_tma", TWO_STAGES),
+    ],
+    ids=["splits", "splits in a cluster", "shares"],
+)
+@pytest.mark.parametrize("head_dim", [72, 128])
+def test_rings_of_two_stages(kernel, config, head_dim):
+    """As an H100 has them: each buffer is filled again and again, and one item follows another."""
+    case = make_case([900, 3, 200], head_dim=head_dim, dtype="bfloat16")
+    for number in (1, 2):
+        run(case, kernel, splits(kernel, number), config=config, copies="late")
 
 
 def test_appended_tokens_are_stored():
