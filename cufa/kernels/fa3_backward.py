@@ -27,9 +27,10 @@ def _runs_on(problem: Problem, config: Fa3BackwardConfig) -> bool:
     return config.may_run_on and problem.softcap is None and not problem.sink and order.in_groups(problem)
 
 
-def _order(problem: Problem, schedule: Schedule, device: Device) -> order.Order:
+def _order(problem: Problem, schedule: Schedule, device: Device, config: Fa3BackwardConfig) -> order.Order:
     if order.in_groups(problem):
-        return order.key_blocks_in_groups(problem, schedule)
+        small = order.in_small_groups(problem, device) and not _runs_on(problem, config)
+        return order.key_blocks_in_groups(problem, schedule, small)
     return order.key_blocks(problem, schedule, 2 * order.L2_SHARE)
 
 
@@ -130,8 +131,8 @@ def _takes_80_rows(problem: Problem) -> bool:
 
 
 def _choose(problem: Problem, fitting: tuple[Fa3BackwardConfig, ...], device: Device) -> Fa3BackwardConfig:
-    """Where key blocks take long, tiles of 80 rows if they serve; else, where key blocks take long or are few, a
-    thread block for each. Blocks that run on add dQ from registers where there are tiles that do (d64)."""
+    """Where key blocks take long, tiles of 80 rows if they serve; else, where key blocks take long or are few or heads
+    come in small groups, a thread block for each. Blocks that run on add dQ from registers where there are tiles that do (d64)."""
     if TRANSPOSED in fitting and _takes_80_rows(problem):
         return TRANSPOSED
     chosen = fitting[0]
@@ -141,7 +142,8 @@ def _choose(problem: Problem, fitting: tuple[Fa3BackwardConfig, ...], device: De
     queries = _queries_of_key(problem)
     wide = problem.head_dim > 96 and problem.seqlen_q >= _LONG_SEQLEN and queries > _QUERIES_OF_WIDE_KEY
     least = _LONG_ITEMS_PER_SM if queries > _QUERIES_OF_KEY else _ITEMS_PER_SM
-    if wide or _items(problem, chosen) < least * device.num_sms:
+    few = _items(problem, chosen) < least * device.num_sms
+    if wide or few or order.in_small_groups(problem, device):
         return each
     return next((x for x in fitting if x.persistent and not x.bulk_add), chosen)
 
