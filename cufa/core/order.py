@@ -182,19 +182,20 @@ def in_groups(problem: Problem) -> bool:
 
 
 def in_small_groups(problem: Problem, device: Device) -> bool:
-    """Whether groups are of two heads at most, where a thread block takes one key block: where memory is slow and the
-    longest key blocks of all heads of a group come first, heads are as wide as was measured, and share no keys.
+    """Whether groups are of two heads at most, where a thread block takes one key block: where memory is slow, the
+    longest key blocks of all heads of a group come first, heads are wide, and they share no keys.
 
-    Nobody waits there for the group before. With groups of many heads dQ does not stay in the L2 cache: of d128 at 1,024 memory is then at two thirds of its
-    peak. Measured on an H100 (2026-11-25, bf16, causal, in turns, batch × heads × length), microseconds with the usual
-    groups and with groups of two:
+    No block waits there for the group before. With groups of many heads dQ does not stay in the L2 cache: with d128
+    at 1,024 rows memory is then at two thirds of its peak. Measured on an H100 (2026-11-25, bf16, causal, in turns,
+    batch × heads × length), microseconds with the usual groups and with groups of two:
 
-    - d128, 16 × 16 × 1,024: 611 and 571; 8 × 16 × 2,048: 831 and 808; 4 × 16 × 4,096: 1,396 and 1,383. Groups of 1 and
-      3 take within 1 % of groups of 2. Blocks that run on take 637 and 870 at 1,024 and 2,048, and gain nothing from
-      small groups: 649 at 1,024.
+    - d128, 16 × 16 × 1,024: 611 and 571; 8 × 16 × 2,048: 831 and 808; 4 × 16 × 4,096: 1,396 and 1,383. Groups of one
+      and of three take at most 1 % more or less than of two. Blocks that run on take 637 and 870 at 1,024 and 2,048,
+      and gain nothing from small groups: 649 and more at 1,024.
     - d192, 16 × 10 × 1,024: 700 and 661; 4 × 10 × 4,096: 1,660 and 1,652
     - d256, 16 × 8 × 1,024: 753 and 716; 4 × 8 × 4,096: 1,746 and 1,750; 1 × 8 × 16,384: 6,016 and 6,024
-    - d96, 16 × 21 × 1,024: 660 and 621, but blocks that run on take 598 to 614; d64 likewise
+    - d96, 16 × 21 × 1,024: 660 and 621, where blocks that run on take 598 to 614. d64: 644 with groups of three, and
+      608 to 615 running on.
     - d128, 2 × 32/8 × 4,096, heads that share keys: 1,506 and 1,834
     """
     alone = problem.group_size == 1 and problem.later_rows_see_more
