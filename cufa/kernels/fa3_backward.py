@@ -104,7 +104,7 @@ TRANSPOSED = tile_config(80, 128, 2, min_head_dim=72, max_head_dim=128)
 
 #: Of queries that see a key on average, over all heads that share it, there are four limits here and below.
 #:
-#: Tiles of 80 rows are faster where they are more than this: at 4k 1.04 to 1.09 times full, 1.02 to 1.04 with heads that
+#: Tiles of 80 rows are faster where these are more: at 4k 1.04 to 1.09 times full, 1.02 to 1.04 with heads that
 #: share keys, 0.97 to 1.0 causal; at 8k 1.05 and 1.03, at 16k 1.08 and 1.05 to 1.1; with 1k and 2k queries 0.94 to 1.0
 #: (d72 to d128; H100, in turns, 2026-11-25). Where sums have an order, from fewer: 1.09 full and 1.05 causal at 4k.
 _QUERIES_FOR_80_ROWS, _QUERIES_FOR_80_ROWS_IN_ORDER = 3000, 2000
