@@ -163,8 +163,8 @@ class HeadGroups:
 
 #: Of dQ in float32, in the heads that are worked on at a time. Query heads of one group follow one another: one counts.
 _GROUP_BYTES = 12 << 20
-#: Key blocks of a group that is not small, at least: a few more than an H200 or H100 has SMs, none of which waits for the next group
-#: then. And of the last group.
+#: Key blocks of a group that is not small, at least: a few more than an H200 or H100 has SMs, none of which waits for
+#: the next group then. And of the last group.
 _GROUP_ITEMS, _LAST_ITEMS = 140, 400
 #: Heads of a small group: see :func:`in_small_groups`.
 _SMALL_GROUP = 2
