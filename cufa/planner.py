@@ -76,7 +76,7 @@ class Plan:
         ragged = self.problem.lengths.kind != "dense"
         if self.device is None or not self.launches or ragged or (self.split and not self.operation.splits):
             return None
-        return self.spec.order(self.problem, self.schedule, self.device)
+        return self.spec.order(self.problem, self.schedule, self.device, self.config)
 
     @property
     def heads_per_group(self) -> int:

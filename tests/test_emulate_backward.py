@@ -20,6 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mask_support import BANDS, tiles_of
 
+from cufa.core import order
 from cufa.core.architectures import Device
 from cufa.core.mask import CAUSAL, FULL, Band
 from cufa.executor.emulate import Emulation, emulate_backward
@@ -232,8 +233,38 @@ def test_key_blocks_are_taken_in_the_order_written_down(spec, mask, deterministi
     case = make_case(2, 4, 2, 100, 600, near(spec, 64), spec.dtypes[-1], mask=mask)
     precision = "float32" if spec.dtypes == ("float32",) else None
     options = {"mode": "plain", "threads": 1, "deterministic": deterministic}
-    run = check(spec, precision, case, **options)
-    order = run.plan.order
+    assert_in_order(check(spec, precision, case, **options))
+
+
+def assert_in_order(run: Emulation) -> None:
+    expected = run.plan.order
     by_start = run.records[np.argsort(run.records["start_ns"], kind="stable")]
-    np.testing.assert_array_equal(by_start["q_block"], order.q_block)
-    np.testing.assert_array_equal(by_start["batch"] * 2 + by_start["head"], order.head)
+    np.testing.assert_array_equal(by_start["q_block"], expected.q_block)
+    head = by_start["batch"] * run.plan.problem.kv_heads + by_start["head"]
+    np.testing.assert_array_equal(head, expected.head)
+
+
+#: Of more than 96 columns: blocks that run on, a thread block each, and 80 rows.
+IN_GROUPS = [
+    pytest.param(spec, config, head_dim, id=f"{spec.name}-{config.block_q}-{config.persistent}")
+    for spec, head_dim in ((KERNELS["fa3_backward"], 104), (KERNELS["fa3_backward_wide"], 136))
+    for config in spec.configs
+    if config.fits(head_dim)
+]
+
+
+@pytest.mark.parametrize("usual", [1, 3])
+@pytest.mark.parametrize(("spec", "config", "head_dim"), IN_GROUPS)
+def test_groups_of_heads_are_taken_in_the_order_written_down(monkeypatch, spec, config, head_dim, usual):
+    """Where memory is slow groups are of two heads at most where blocks do not run on, whatever they are elsewhere."""
+    case = make_case(2, 4, 4, 100, 300, head_dim, "bfloat16", causal=True)
+    blocks = -(-300 // config.block_kv)
+    monkeypatch.setattr(Device, "slow_memory", True)
+    monkeypatch.setattr(order, "_GROUP_BYTES", 1)
+    monkeypatch.setattr(order, "_GROUP_ITEMS", usual * blocks)
+    monkeypatch.setattr(order, "_LAST_ITEMS", blocks)
+    run = check(spec, None, case, mode="plain", threads=1, config=config)
+    assert_in_order(run)
+    size = usual if config.persistent else min(usual, 2)
+    groups = [range(first, min(first + size, 8)) for first in range(0, 8, size)]
+    assert run.plan.order.head.tolist() == [head for group in groups for _ in range(blocks) for head in group]

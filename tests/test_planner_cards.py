@@ -10,8 +10,11 @@ import pytest
 from cufa.bench.suites import make
 from cufa.core import order
 from cufa.core.architectures import ARCHITECTURES, Device
-from cufa.core.mask import CAUSAL, FULL, Mask
-from cufa.planner import make_plan
+from cufa.core.mask import CAUSAL, FULL, Band, Mask
+from cufa.core.operation import OPERATIONS
+from cufa.core.problem import Problem
+from cufa.kernels import KERNELS
+from cufa.planner import Plan, make_plan
 
 DEVICES = [Device.typical(capability) for capability in ARCHITECTURES]
 H200 = Device.typical(90)
@@ -77,6 +80,102 @@ def test_small_groups_cost_little(seqlen, head_dim):
     assert lasts(plan, group) <= 1.02 * 1.04 * spans[usual.heads_per_group]
     smaller = [span for n, span in spans.items() if n < group]
     assert all(span > lasts(plan, group) for span in smaller)
+
+
+# --- Heads that Hopper's backward works on together ---------------------------------------------------------
+
+
+def backward_of(batch, heads, seqlen, head_dim, mask: Mask = CAUSAL, **changed) -> Problem:
+    asked = make(batch, heads, seqlen, head_dim, "bfloat16", mask)
+    return dataclasses.replace(asked, operation="backward", **changed)
+
+
+def told(plan: Plan) -> dict[str, int | float]:
+    """What the kernel is told of groups."""
+    scalars = OPERATIONS["backward"].scalars(plan, {})
+    return {name: scalars[name] for name in order.HeadGroups(1, 1, 1, 1).scalars()}
+
+
+def assert_consistent(plan: Plan) -> None:
+    """The order has the groups that the kernel is told of; where blocks run on the passes before and behind have the
+    strips that these leave them."""
+    groups = order.HeadGroups(*map(int, told(plan).values()))
+    heads, blocks = heads_of(plan), plan.schedule.num_kv_blocks
+    for group in range(groups.whole + 1):
+        first, end = group * groups.size, (group + 1) * groups.size if group < groups.whole else heads
+        taken = plan.order.head[first * blocks : end * blocks]
+        assert set(taken) == set(range(first, end))
+        if plan.problem.later_rows_see_more:
+            assert (taken[: end - first] == np.arange(first, end)).all()
+    of_head = -(-plan.problem.seqlen_q // plan.config.block_q) * plan.config.block_q // 16
+    before = behind = heads
+    if plan.launches[1].persistent:
+        before, behind = groups.size * groups.before, heads - groups.size * groups.converted
+    passes = [launch.grid[0] * launch.num_threads // 32 for launch in plan.launches[::2]]
+    assert passes == [before * of_head, behind * of_head]  # a warp a strip
+
+
+@pytest.mark.parametrize(
+    ("shape", "usual", "slow", "runs_on"),
+    [
+        ((16, 16, 1024, 128), 24, 2, True),
+        ((8, 16, 2048, 128), 12, 2, True),
+        ((4, 16, 4096, 128), 6, 2, False),
+        ((1, 16, 16384, 128), 2, 2, False),  # 80 rows
+        ((16, 8, 1024, 256), 12, 2, False),
+        ((4, 8, 4096, 256), 3, 2, False),
+        ((1, 8, 16384, 256), 1, 1, False),  # never more than elsewhere
+        ((16, 10, 1024, 192), 16, 2, False),
+        ((4, 10, 4096, 192), 4, 2, False),
+        ((16, 20, 1024, 104), 29, 2, True),
+    ],
+)
+def test_heads_of_their_own_keys_come_in_twos_where_memory_is_slow(shape, usual, slow, runs_on):
+    """Each key block has a thread block then; on an H200 all is as ever."""
+    asked = backward_of(*shape)
+    for device, group, persistent in ((H200, usual, runs_on), (H100, slow, False)):
+        plan = make_plan(asked, device, "fa3")
+        assert told(plan)["heads_per_group"] == group
+        assert plan.config.persistent == plan.launches[1].persistent == persistent
+        assert_consistent(plan)
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        backward_of(16, 21, 1024, 96),
+        backward_of(16, 32, 1024, 64),
+        backward_of(2, 32, 4096, 128, kv_heads=8),
+        backward_of(16, 16, 1024, 128, FULL),
+        backward_of(16, 16, 1024, 128, Band(255, 0)),
+        backward_of(16, 16, 1024, 128, deterministic=True),
+        backward_of(16, 16, 1024, 128, Band(None, 0, prefix=300)),
+        backward_of(2, 16, 1024, 256, kv_heads=2),
+    ],
+    ids=str,
+)
+def test_other_heads_come_as_ever_where_memory_is_slow(asked):
+    found, usual = (make_plan(asked, device, "fa3") for device in (H100, H200))
+    assert (found.config, found.launches, found.workspace) == (usual.config, usual.launches, usual.workspace)
+    assert (found.order.head == usual.order.head).all() and (found.order.q_block == usual.order.q_block).all()
+    scalars = OPERATIONS["backward"].scalars
+    assert scalars(found, {}) == scalars(usual, {})
+
+
+@pytest.mark.parametrize(("kernel", "head_dim"), [("fa3_backward", 128), ("fa3_backward_wide", 192)])
+def test_blocks_that_run_on_have_the_usual_groups_on_any_card(kernel, head_dim):
+    """Asked for where the plan would take a block each: launches, order and what the kernel is told agree."""
+    first = next(x for x in KERNELS[kernel].configs if x.fits(head_dim))
+    config = dataclasses.replace(first, persistent=True)
+    asked = backward_of(16, 16, 1024, head_dim)
+    found, usual = (make_plan(asked, device, "fa3", config) for device in (H100, H200))
+    assert found.launches[1].persistent and found.launches == usual.launches
+    assert told(found) == told(usual) and told(found)["heads_per_group"] > 2
+    assert (found.order.head == usual.order.head).all()
+    assert_consistent(found)
+    capped = make_plan(dataclasses.replace(asked, softcap=30.0), H100, "fa3", config)  # then blocks do not
+    assert not capped.launches[1].persistent and told(capped)["heads_per_group"] == 2
+    assert_consistent(capped)
 
 
 # --- FlashAttention-2 where each thread block has an SM for itself -------------------------------------------

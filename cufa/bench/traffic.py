@@ -50,7 +50,7 @@ def l2_traffic(problem: Problem, spec: KernelSpec, config: TileConfig) -> Traffi
     device = Device.typical(max(90, spec.min_capability))
     if (
         problem.operation != "forward"
-        or spec.order(problem, _schedule(problem, spec, config), device) is None
+        or spec.order(problem, _schedule(problem, spec, config), device, config) is None
     ):
         return None
     if isinstance(config, Fa1Config):

@@ -163,9 +163,11 @@ class HeadGroups:
 
 #: Of dQ in float32, in the heads that are worked on at a time. Query heads of one group follow one another: one counts.
 _GROUP_BYTES = 12 << 20
-#: Key blocks of a group, at least: a few more than an H200 or H100 has SMs, none of which waits for the next group
-#: then. And of the last group.
+#: Key blocks of a group that is not small, at least: a few more than an H200 or H100 has SMs, none of which waits for
+#: the next group then. And of the last group.
 _GROUP_ITEMS, _LAST_ITEMS = 140, 400
+#: Heads of a small group: see :func:`in_small_groups`.
+_SMALL_GROUP = 2
 #: Groups, at least, that are prepared when the first key block begins. Where key blocks differ in length, a group is
 #: still added to long after the next one has begun, and is converted before the one after that would be prepared.
 _LEAD, _UNEVEN_LEAD = 1, 2
@@ -179,12 +181,35 @@ def in_groups(problem: Problem) -> bool:
     return not (problem.deterministic or problem.mask.beyond_band or problem.lengths.ragged)
 
 
-def head_groups(problem: Problem, key_blocks: int) -> HeadGroups:
-    """``key_blocks``: of a head."""
+def in_small_groups(problem: Problem, device: Device) -> bool:
+    """Whether groups are of two heads at most, where a thread block takes one key block: where memory is slow, the
+    longest key blocks of all heads of a group come first, heads are wide, and they share no keys.
+
+    No block waits there for the group before. With groups of many heads dQ does not stay in the L2 cache: with d128
+    at 1,024 rows memory is then at two thirds of its peak. Measured on an H100 (2026-11-25, bf16, causal, in turns,
+    batch × heads × length), microseconds with the usual groups and with groups of two:
+
+    - d128, 16 × 16 × 1,024: 611 and 571; 8 × 16 × 2,048: 831 and 808; 4 × 16 × 4,096: 1,396 and 1,383. Groups of one
+      and of three take at most 1 % more or less than of two. Blocks that run on take 637 and 870 at 1,024 and 2,048,
+      and gain nothing from small groups: 649 and more at 1,024.
+    - d192, 16 × 10 × 1,024: 700 and 661; 4 × 10 × 4,096: 1,660 and 1,652
+    - d256, 16 × 8 × 1,024: 753 and 716; 4 × 8 × 4,096: 1,746 and 1,750; 1 × 8 × 16,384: 6,016 and 6,024
+    - d96, 16 × 21 × 1,024: 660 and 621, where blocks that run on take 598 to 614. d64: 644 with groups of three, and
+      608 to 615 running on.
+    - d128, 2 × 32/8 × 4,096, heads that share keys: 1,506 and 1,834
+    """
+    alone = problem.group_size == 1 and problem.later_rows_see_more
+    return device.slow_memory and alone and problem.head_dim > 96 and in_groups(problem)
+
+
+def head_groups(problem: Problem, key_blocks: int, small: bool = False) -> HeadGroups:
+    """``key_blocks``: of a head. ``small``: :func:`in_small_groups`, never where blocks run on."""
     heads = problem.batch * problem.kv_heads
     of_head = problem.seqlen_q * problem.head_dim * 4
     least, last = (min(heads, -(-x // max(key_blocks, 1))) for x in (_GROUP_ITEMS, _LAST_ITEMS))
     size = max(1, least, min(heads, _GROUP_BYTES // max(of_head, 1)))
+    if small:
+        size = min(size, _SMALL_GROUP)
     whole = (heads - last) // size
     queries = max(problem.batch * problem.heads * problem.seqlen_q, 1)
     busy = _NARROW_BUSY_KEYS if problem.head_dim <= 64 else _BUSY_KEYS
@@ -194,10 +219,11 @@ def head_groups(problem: Problem, key_blocks: int) -> HeadGroups:
     return HeadGroups(size, whole, max(min(lead, whole + 1), whole + 1 - aside), min(whole, aside))
 
 
-def key_blocks_in_groups(problem: Problem, schedule: Schedule) -> Order:
-    """Thread blocks that take one key block after another (backward on Hopper), in groups of heads."""
+def key_blocks_in_groups(problem: Problem, schedule: Schedule, small: bool = False) -> Order:
+    """Key blocks of the backward on Hopper, in groups of heads (:func:`head_groups`): a thread block each, or blocks
+    that take one after another."""
     heads, columns = problem.batch * problem.kv_heads, schedule.num_kv_blocks
-    groups = head_groups(problem, columns)
+    groups = head_groups(problem, columns, small)
     size, whole = groups.size, groups.whole
     index = np.arange(columns * heads)
     first = np.minimum(index // (size * columns), whole) * size
@@ -233,9 +259,10 @@ def _even_groups(heads: int, of_head: int, share: int = L2_SHARE) -> int:
     return -(-heads // num_groups)
 
 
-def persistent(problem: Problem, schedule: Schedule, device: Device) -> Order:
+def persistent(problem: Problem, schedule: Schedule, device: Device, config: object = None) -> Order:
     """Persistent thread blocks, one per SM, that share out query blocks (FA3): ``PersistentItems`` of schedule.cuh.
-    Where tiles are listed, a block takes the next when it is ready for it, as a thread block of its own would come."""
+    Where tiles are listed, a block takes the next when it is ready for it, as a thread block of its own would come.
+    ``config`` makes no difference."""
     heads = problem.batch * problem.heads
     num_blocks = min(device.num_sms, schedule.num_q_blocks * heads)
     if not problem.later_rows_see_more:

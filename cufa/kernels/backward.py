@@ -157,7 +157,7 @@ FA2_BACKWARD = KernelSpec(
     masks=MASK_KINDS,
     skip_masked_tiles=True,
     choose=_backward_choose,
-    order=lambda problem, schedule, device: order.key_blocks(problem, schedule),
+    order=lambda problem, schedule, device, config: order.key_blocks(problem, schedule),
     operation="backward",
     further_constants=lambda problem: {
         "DETERMINISTIC": problem.deterministic,

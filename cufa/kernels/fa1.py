@@ -101,7 +101,7 @@ FA1_FORWARD = KernelSpec(
     shared_memory=_fa1_shared_memory,
     launches=functools.partial(_launches, "fa1_forward"),
     workspace=_fa1_workspace,
-    order=lambda problem, schedule, device: order.whole_heads(problem, schedule),
+    order=lambda problem, schedule, device, config: order.whole_heads(problem, schedule),
 )
 
 
@@ -128,5 +128,5 @@ FA1_FORWARD_F32 = KernelSpec(
     shared_memory=_fa1_f32_shared_memory,
     launches=functools.partial(_launches, "fa1_forward_f32"),
     workspace=_fa1_workspace,
-    order=lambda problem, schedule, device: order.whole_heads(problem, schedule),
+    order=lambda problem, schedule, device, config: order.whole_heads(problem, schedule),
 )

@@ -44,5 +44,5 @@ FA2_FORWARD_F32 = KernelSpec(
     launches=_fa2_f32_launches,
     masks=MASK_KINDS,
     skip_masked_tiles=True,
-    order=lambda problem, schedule, device: order.query_blocks(problem, schedule),
+    order=lambda problem, schedule, device, config: order.query_blocks(problem, schedule),
 )

@@ -27,9 +27,10 @@ def _runs_on(problem: Problem, config: Fa3BackwardConfig) -> bool:
     return config.may_run_on and problem.softcap is None and not problem.sink and order.in_groups(problem)
 
 
-def _order(problem: Problem, schedule: Schedule, device: Device) -> order.Order:
+def _order(problem: Problem, schedule: Schedule, device: Device, config: Fa3BackwardConfig) -> order.Order:
     if order.in_groups(problem):
-        return order.key_blocks_in_groups(problem, schedule)
+        small = order.in_small_groups(problem, device) and not _runs_on(problem, config)
+        return order.key_blocks_in_groups(problem, schedule, small)
     return order.key_blocks(problem, schedule, 2 * order.L2_SHARE)
 
 
@@ -101,21 +102,22 @@ def _boxes(config: Fa3BackwardConfig) -> dict[str, Box]:
 #: Tiles whose dQ is computed transposed.
 TRANSPOSED = tile_config(80, 128, 2, min_head_dim=72, max_head_dim=128)
 
-#: They are faster where a key is seen by more queries than this on average: at 4k 1.04 to 1.09 times full, 1.02 to 1.04
-#: with heads that share keys, 0.97 to 1.0 causal; at 8k 1.05 and 1.03, at 16k 1.08 and 1.05 to 1.1; with 1k and 2k
-#: queries 0.94 to 1.0 (d72 to d128; H100, in turns, 2026-11-25). Where sums have an order, from fewer: 1.09 full and
-#: 1.05 causal at 4k.
-_QUERIES_OF_LONG_KEY, _IN_ORDER = 3000, 2000
+#: Of queries that see a key on average, over all heads that share it, there are four limits here and below.
+#:
+#: Tiles of 80 rows are faster where these are more: at 4k 1.04 to 1.09 times full, 1.02 to 1.04 with heads that
+#: share keys, 0.97 to 1.0 causal; at 8k 1.05 and 1.03, at 16k 1.08 and 1.05 to 1.1; with 1k and 2k queries 0.94 to 1.0
+#: (d72 to d128; H100, in turns, 2026-11-25). Where sums have an order, from fewer: 1.09 full and 1.05 causal at 4k.
+_QUERIES_FOR_80_ROWS, _QUERIES_FOR_80_ROWS_IN_ORDER = 3000, 2000
 
 #: A thread block that runs on has asked for its next key block when it begins one. With fewer for each SM than this, a
-#: thread block for each key block is faster: 1.01 to 1.2 times on an H200. Where a key is seen by so many queries on
-#: average, a key block takes long, and more are needed.
-_ITEMS_PER_SM, _LONG_ITEMS_PER_SM, _QUERIES_OF_KEY = 4, 16, 8000
+#: thread block for each key block is faster: 1.01 to 1.2 times on an H200. Where more queries than the third number see
+#: a key, a key block takes long, and more are needed. That concerns head dims to 64: others take 80 rows by then.
+_ITEMS_PER_SM, _LONG_ITEMS_PER_SM, _QUERIES_OF_LONG_ITEM = 4, 16, 8000
 
-#: Heads of more than 96 columns, whose pipeline is long, have the second limit lower from so many queries on: in turns
-#: 1.02 full and 0.997 causal, alone at the power limit 1.02 to 1.03 (4k). With 2k queries, or at most 96 columns, 0.97
-#: to 0.99 in turns.
-_LONG_SEQLEN, _QUERIES_OF_WIDE_KEY = 4000, 2000
+#: Heads of more than 96 columns, whose pipeline is long, have a thread block for each key block, however many there
+#: are, where there are so many queries and so many see a key: in turns 1.02 full and 0.997 causal, alone at the power
+#: limit 1.02 to 1.03 (4k). With 2k queries, or at most 96 columns, 0.97 to 0.99 in turns.
+_LONG_SEQLEN, _QUERIES_OF_LONG_ITEM_WIDE = 4000, 2000
 
 
 def _queries_of_key(problem: Problem) -> float:
@@ -125,13 +127,14 @@ def _queries_of_key(problem: Problem) -> float:
 
 def _takes_80_rows(problem: Problem) -> bool:
     """Of dense sequences; others were not measured."""
-    most = _IN_ORDER if problem.deterministic else _QUERIES_OF_LONG_KEY
+    most = _QUERIES_FOR_80_ROWS_IN_ORDER if problem.deterministic else _QUERIES_FOR_80_ROWS
     return problem.lengths == DENSE and _queries_of_key(problem) > most
 
 
 def _choose(problem: Problem, fitting: tuple[Fa3BackwardConfig, ...], device: Device) -> Fa3BackwardConfig:
-    """Where key blocks take long, tiles of 80 rows if they serve; else, where key blocks take long or are few, a
-    thread block for each. Blocks that run on add dQ from registers where there are tiles that do (d64)."""
+    """Where key blocks take long, tiles of 80 rows if they serve; else, where key blocks take long or are few, or heads
+    come in small groups, a thread block for each. Blocks that run on add dQ from registers where there are tiles that
+    do (d64)."""
     if TRANSPOSED in fitting and _takes_80_rows(problem):
         return TRANSPOSED
     chosen = fitting[0]
@@ -139,15 +142,16 @@ def _choose(problem: Problem, fitting: tuple[Fa3BackwardConfig, ...], device: De
     if not (_runs_on(problem, chosen) and each in fitting):
         return chosen
     queries = _queries_of_key(problem)
-    wide = problem.head_dim > 96 and problem.seqlen_q >= _LONG_SEQLEN and queries > _QUERIES_OF_WIDE_KEY
-    least = _LONG_ITEMS_PER_SM if queries > _QUERIES_OF_KEY else _ITEMS_PER_SM
-    if wide or _items(problem, chosen) < least * device.num_sms:
+    wide = problem.head_dim > 96 and problem.seqlen_q >= _LONG_SEQLEN and queries > _QUERIES_OF_LONG_ITEM_WIDE
+    least = _LONG_ITEMS_PER_SM if queries > _QUERIES_OF_LONG_ITEM else _ITEMS_PER_SM
+    few = _items(problem, chosen) < least * device.num_sms
+    if wide or few or order.in_small_groups(problem, device):
         return each
     return next((x for x in fitting if x.persistent and not x.bulk_add), chosen)
 
 
-def refusal(spec: KernelSpec, problem: Problem) -> str | None:
-    """A list that is too short."""
+def list_refusal(spec: KernelSpec, problem: Problem) -> str | None:
+    """Why a problem is not served whose query tiles are listed: the list is too short."""
     config = next((x for x in spec.configs if x.fits(problem.head_dim)), spec.configs[0])
     assert isinstance(config, Fa3BackwardConfig)
     most = listed_tiles(config) * config.block_q
@@ -200,6 +204,6 @@ FA3_BACKWARD = KernelSpec(
     order=_order,
     operation="backward",
     further_constants=lambda problem: {"DETERMINISTIC": problem.deterministic, "WHOLE_TILES": True},
-    further_refusal=refusal,
+    further_refusal=list_refusal,
     config_refusal=_config_refusal,
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from ..core.problem import MAX_HEAD_DIM, Problem
-from .fa3_backward import FA3_BACKWARD, refusal
+from .fa3_backward import FA3_BACKWARD, list_refusal
 from .fa3_backward_config import Fa3BackwardConfig, numbers_and_barriers, tile_config, tiles
 from .shared_memory import Buffer
 from .spec import KernelSpec
@@ -26,7 +26,7 @@ def _wide_refusal(spec: KernelSpec, problem: Problem) -> str | None:
             return f"takes a window {where}"
         if problem.alibi and problem.lengths.ragged:
             return f"takes lengths with ALiBi {where}"
-    return refusal(spec, problem)
+    return list_refusal(spec, problem)
 
 
 FA3_BACKWARD_WIDE = dataclasses.replace(

@@ -113,8 +113,10 @@ class KernelSpec:
         fitting[0]
     )
     """(problem, configs that fit, GPU) → the one to take when nothing was measured (`cufa tune`)."""
-    order: Callable[[Problem, Schedule, Device], Order | None] = lambda problem, schedule, device: None
-    """(problem, schedule, GPU) → who takes which work item when; None: not written down."""
+    order: Callable[[Problem, Schedule, Device, Config], Order | None] = (
+        lambda problem, schedule, device, config: None
+    )
+    """(problem, schedule, GPU, config) → who takes which work item when; None: not written down."""
     operation: str = "forward"
     """Whose kernel it is: a name of :data:`cufa.core.operation.OPERATIONS`."""
     further_constants: Callable[[Problem], dict[str, int | bool]] = lambda problem: {}

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from ..core.mask import Mask
 from ..core.operation import Arrays, Operand, Operation, register
-from ..core.order import head_groups, in_groups
+from ..core.order import head_groups, in_groups, in_small_groups
 from ..core.params import Params
 from ..core.problem import Problem
 from ..kernels import KernelSpec, TileConfig
@@ -256,7 +256,11 @@ def _scalars(plan: Plan, given: Arrays) -> dict[str, int | float]:
     found = {**scalars(plan, given), "scale": p.scale}
     if not in_groups(p):
         return found
-    groups = head_groups(p, -(-p.seqlen_k // config.block_kv)).scalars()
+    runs_on = any(
+        launch.persistent for launch in plan.launches
+    )  # then the passes' launches have the usual groups
+    small = plan.device is not None and not runs_on and in_small_groups(p, plan.device)
+    groups = head_groups(p, -(-p.seqlen_k // config.block_kv), small).scalars()
     strips = p.group_size * -(-p.seqlen_q // config.block_q) * (config.block_q // STRIP)
     return {**found, **groups, "strips_per_head": strips}
 

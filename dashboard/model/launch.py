@@ -18,7 +18,7 @@ from cufa.core.operation import OPERATIONS
 from cufa.core.order import WHOLE_HEAD, Order, simulate
 from cufa.core.problem import Problem, default_scale
 from cufa.core.schedule import Schedule
-from cufa.kernels import KernelSpec, kernels_of
+from cufa.kernels import KernelSpec, TileConfig, kernels_of
 
 __all__ = ["KEYS", "WHOLE_HEAD", "Blocks", "Timeline", "algorithms", "predict", "thread_blocks"]
 
@@ -120,14 +120,19 @@ def algorithms(operation: str = "forward", dtype: str = _DTYPE) -> dict[str, Ker
     schedule = Schedule.of(problem, 64, 64, skip_masked_tiles=True)
     found: dict[str, KernelSpec] = {}
     for spec in reversed(kernels_of(operation).values()):
-        if dtype in spec.dtypes and spec.order(problem, schedule, Device.typical(90)) is not None:
+        if dtype not in spec.dtypes:
+            continue
+        if spec.order(problem, schedule, Device.typical(90), spec.configs[0]) is not None:
             found[spec.algorithm] = spec
     return found
 
 
-def thread_blocks(problem: Problem, schedule: Schedule, spec: KernelSpec, device: Device) -> Blocks:
-    """The launch of a kernel, as its spec orders it."""
-    found = spec.order(problem, schedule, device)
+def thread_blocks(
+    problem: Problem, schedule: Schedule, spec: KernelSpec, device: Device, config: TileConfig | None = None
+) -> Blocks:
+    """The launch of a kernel, as its spec orders it; None: with the first of its configs, whose tiles need not be those
+    of the schedule."""
+    found = spec.order(problem, schedule, device, config or spec.configs[0])
     assert found is not None, f"{spec.name} is none of algorithms()"
     by_keys = OPERATIONS[problem.operation].by_keys
     batch, head = np.divmod(found.head, problem.kv_heads if by_keys else problem.heads)

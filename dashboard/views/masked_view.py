@@ -52,7 +52,7 @@ class View:
 
     @functools.cached_property
     def blocks(self) -> launch.Blocks:
-        return launch.thread_blocks(self.problem, self.schedule, self.spec, self.device)
+        return launch.thread_blocks(self.problem, self.schedule, self.spec, self.device, self.config)
 
     @functools.cached_property
     def predicted(self) -> launch.Timeline:

@@ -139,7 +139,8 @@ def _show_achieved(entry: Entry, choice: Choice) -> None:
             continue
         p = trace.problem
         schedule = Schedule.of(p, trace.config.block_q, trace.config.block_kv, choice.spec.skip_masked_tiles)
-        order = choice.spec.order(p, schedule, Device(kept.card, choice.arch, trace.num_sms))
+        device = Device(kept.card, choice.arch, trace.num_sms)
+        order = choice.spec.order(p, schedule, device, trace.config)
         whole_heads = order is not None and bool((order.q_block == WHOLE_HEAD).all())
         timeline = measured_timeline(trace.records, trace.num_sms, whole_heads)
         theoretical = entry.occupancy(choice.arch).blocks
