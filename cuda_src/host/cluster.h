@@ -59,4 +59,7 @@ struct Cluster {
   std::vector<std::unique_ptr<Block>> blocks;  // by rank
 };
 
+// cluster_memory.cpp: another block's mbarrier must be known to be initialised, or there is a finding.
+void check_told(Thread& thread, Block& target, const Mbarrier& barrier, u32 smem, Site site);
+
 }  // namespace cufa_host

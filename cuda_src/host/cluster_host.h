@@ -9,6 +9,10 @@ u32 cluster_block_rank();
 u32 address_in_cluster(u32 smem, u32 rank, Site site);
 void store_cluster(u32 address, const void* value, u32 bytes, Site site);
 void store_async(u32 address, const void* value, u32 bytes, u32 barrier, Site site);
+void copy_in_cluster(u32 address, u32 smem, u32 bytes, u32 barrier, Site site);
+
+// mbarrier.cpp
+void arrive_in_cluster(u32 barrier, Site site);
 
 // cluster_barrier.cpp
 void arrive_at_cluster(bool release, Site site);
@@ -31,5 +35,9 @@ DEVICE void st_async_vec2(u32 address, vec2 v, u32 barrier, SITE) {
 DEVICE void st_async_vec4(u32 address, vec4 v, u32 barrier, SITE) {
   cufa_host::store_async(address, &v, 16, barrier, site);
 }
+DEVICE void cluster_copy(u32 address, u32 smem, u32 bytes, u32 barrier, SITE) {
+  cufa_host::copy_in_cluster(address, smem, bytes, barrier, site);
+}
+DEVICE void mbarrier_arrive_cluster_relaxed(u32 barrier, SITE) { cufa_host::arrive_in_cluster(barrier, site); }
 
 #undef SITE

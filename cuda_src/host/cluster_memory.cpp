@@ -1,5 +1,5 @@
-// What blocks of a cluster store to one another's shared memory: at once, or (st.async) when it is issued or when every
-// warp has nothing else to do, as copies do.
+// What blocks of a cluster store to one another's shared memory: at once, or (st.async, and copies of it) when it is issued or
+// when every warp has nothing else to do.
 #include <cstring>
 
 #include "host/cluster.h"
@@ -22,39 +22,73 @@ struct Target {
 // Counts the store, and in checked mode tests it.
 Target find(Thread& thread, u32 address, u32 bytes, Access kind, const char* what, Site site) {
   Block& block = *thread.block;
-  const u32 rank = address >> kRankShift;
-  if (rank > u32(block.cluster.size())) {
+  u32 smem;
+  Block* const target = block_of(thread, address, smem);
+  if (!target) {
     report(block, "out-of-range", site, {"", 0}, [&] {
       return std::string(what) + " to an address of no block of the cluster: " + describe(thread) + " at " +
              describe(site);
     });
     return {};
   }
-  Block& target = rank ? *block.cluster.blocks[rank - 1] : block;
-  const unsigned char* own = shared_bytes(thread, in_block(address), bytes, what, site);
-  if (!own) return {};
+  const u32 piece = kind == Access::proxy_write ? 16 : bytes;  // of a copy, which is as long as it likes
+  const unsigned char* own = shared_bytes(thread, smem, piece, what, site);
+  if (!own || !shared_bytes(thread, smem + bytes - piece, piece, what, site)) return {};
   if (block.checked) {
-    if (&target != &block && !target.races.can_store(thread, site)) return {};
-    target.races.access(thread, in_block(address), bytes, kind, site);
+    if (target != &block && !target->races.can_store(thread, site)) return {};
+    target->races.access(thread, smem, bytes, kind, site);
   }
   if (block.counted) {
     block.counters.shared_write_bytes += bytes;
-    thread.warp->log.add(AccessLog::shared_write, site, thread.lane, address, bytes);
+    if (piece == bytes) thread.warp->log.add(AccessLog::shared_write, site, thread.lane, address, bytes);
   }
-  return {&target, target.shared + (own - block.shared)};
+  return {target, target->shared + (own - block.shared)};
+}
+
+// A copy reads its source now. That is over for those who learn from the mbarrier that it is.
+void read_source(const RemoteStore& store) {
+  Block& source = *store.thread->block;
+  if (!source.checked) return;
+  if (!source.alive()) {
+    report(source, "block-not-running", store.site, {"", 0}, [&] {
+      return describe(source.index) + " has ended before it was read by the copy of " + describe(*store.thread) + " at " +
+             describe(store.site);
+    });
+  }
+  source.races.end_sending(*store.thread, store.source, store.bytes, store.site);
 }
 
 void land(Block& block, const RemoteStore& store) {
-  std::memcpy(block.shared + (store.smem - kSharedBase), store.value, store.bytes);
+  const unsigned char* const from = store.source ? store.thread->block->shared + (store.source - kSharedBase) : store.value;
+  std::memcpy(block.shared + (store.smem - kSharedBase), from, store.bytes);
   Mbarrier& barrier = block.mbarriers.at(store.barrier);
+  if (store.source) read_source(store);
   if (block.checked) {
-    VectorClock& clock = store.thread->block == &block ? barrier.arrived : barrier.sent;
+    VectorClock& clock = store.source || store.thread->block == &block ? barrier.arrived : barrier.sent;
     block.races.publish_copy(*store.thread, store.smem, store.bytes, clock);
   }
   land_bytes(block, barrier, store.bytes);
 }
 
 }  // namespace
+
+Block* block_of(Thread& thread, u32 address, u32& smem) {
+  const u32 rank = address >> kRankShift;
+  smem = in_block(address);
+  if (rank > u32(thread.block->cluster.size())) return nullptr;
+  return rank ? thread.block->cluster.blocks[rank - 1].get() : thread.block;
+}
+
+// Another block's mbarrier must be known to be initialised.
+void check_told(Thread& thread, Block& target, const Mbarrier& barrier, u32 smem, Site site) {
+  Block& block = *thread.block;
+  if (!block.checked || &target == &block || block.races.knows(thread, barrier)) return;
+  report(block, "race", site, {"", 0}, [&] {
+    return "the mbarrier at shared offset " + std::to_string(smem - kSharedBase) + " of " + describe(target.index) +
+           " may not have been initialised for " + describe(thread) + " at " + describe(site) +
+           ": fence.mbarrier_init and a barrier of the cluster would tell";
+  });
+}
 
 u32 cluster_block_rank() { return current().block->rank; }
 
@@ -74,31 +108,47 @@ void store_cluster(u32 address, const void* value, u32 bytes, Site site) {
   if (target.block) std::memcpy(target.bytes, value, bytes);
 }
 
+// Checks the mbarrier that what `thread` sends to `block` counts towards, and sends it.
+static void send(Thread& thread, Block& target, const RemoteStore& store, u32 to, u32 barrier, const char* what, Site site) {
+  Block& block = *thread.block;
+  const auto found = target.mbarriers.find(store.barrier);
+  if (barrier >> kRankShift != to >> kRankShift || found == target.mbarriers.end()) {
+    abandon(block, "barrier", site,
+            std::string(what) + " to " + describe(target.index) +
+                ", where no mbarrier was initialised at the address given: " + describe(thread) + " at " + describe(site));
+  }
+  check_told(thread, target, found->second, store.barrier, site);
+  if (block.launch.late_copies) {
+    target.remote_stores.push_back(store);
+  } else {
+    land(target, store);
+  }
+}
+
 void store_async(u32 address, const void* value, u32 bytes, u32 barrier, Site site) {
   Thread& thread = current();
-  Block& block = *thread.block;
   const Target target = find(thread, address, bytes, Access::async_write, "st.async", site);
   if (!target.block) return;
-  const auto found = target.block->mbarriers.find(in_block(barrier));
-  if (barrier >> kRankShift != address >> kRankShift || found == target.block->mbarriers.end()) {
-    abandon(block, "barrier", site,
-            "st.async to " + describe(target.block->index) + ", where no mbarrier was initialised at the address given: " +
-                describe(thread) + " at " + describe(site));
-  }
-  if (block.checked && target.block != &block && !block.races.knows(thread, found->second)) {
-    report(block, "race", site, {"", 0}, [&] {
-      return "the mbarrier at shared offset " + std::to_string(in_block(barrier) - kSharedBase) + " of " +
-             describe(target.block->index) + " may not have been initialised for " + describe(thread) + " at " +
-             describe(site) + ": fence.mbarrier_init and a barrier of the cluster would tell";
-    });
-  }
   RemoteStore store = {&thread, in_block(address), bytes, in_block(barrier), {}};
   std::memcpy(store.value, value, bytes);
-  if (block.launch.late_copies) {
-    target.block->remote_stores.push_back(store);
-  } else {
-    land(*target.block, store);
+  send(thread, *target.block, store, address, barrier, "st.async", site);
+}
+
+void copy_in_cluster(u32 address, u32 smem, u32 bytes, u32 barrier, Site site) {
+  Thread& thread = current();
+  Block& block = *thread.block;
+  const char* const what = "cp.async.bulk.shared::cluster";
+  if (bytes % 16) {
+    abandon(block, "misaligned", site,
+            "a bulk copy takes multiples of 16 bytes: " + describe(thread) + " at " + describe(site));
   }
+  if (!shared_bytes(thread, smem, 16, what, site) || !shared_bytes(thread, smem + bytes - 16, 16, what, site)) return;
+  const Target target = find(thread, address, bytes, Access::proxy_write, what, site);
+  if (!target.block) return;
+  if (block.checked) block.races.begin_sending(thread, smem, bytes, site);
+  ++block.counters.bulk_copies;
+  if (block.counted) block.counters.shared_read_bytes += bytes;
+  send(thread, *target.block, {&thread, in_block(address), bytes, in_block(barrier), {}, smem, site}, address, barrier, what, site);
 }
 
 bool land_one_store(Block& block) {

@@ -1,5 +1,6 @@
 #include "host/mbarrier.h"
 
+#include "host/cluster.h"
 #include "host/hopper_host.h"
 #include "host/runtime.h"
 
@@ -59,14 +60,10 @@ void mbarrier_init_fence() {
   }
 }
 
-void mbarrier_arrive(u32 address, u32 bytes, Site site) {
-  Thread& thread = current();
+// `target` has the barrier.
+static void arrive(Thread& thread, Block& target, Mbarrier& barrier, u32 address, u32 bytes, Site site) {
   Block& block = *thread.block;
-  Mbarrier& barrier = find(thread, address, site);
-  if (block.checked) {
-    block.races.access(thread, address, 8, Access::read, site);  // against its initialisation
-    block.races.release(thread, barrier.arrived);
-  }
+  if (block.checked) block.races.release(thread, barrier.arrived);
   if (barrier.missing == 0) {
     abandon(block, "barrier", site,
             "more arrivals than the " + std::to_string(barrier.arrivals) + " that the mbarrier at shared offset " +
@@ -74,7 +71,34 @@ void mbarrier_arrive(u32 address, u32 bytes, Site site) {
   }
   --barrier.missing;
   barrier.bytes += bytes;
-  complete_phase(block, barrier);
+  complete_phase(target, barrier);
+}
+
+void mbarrier_arrive(u32 address, u32 bytes, Site site) {
+  Thread& thread = current();
+  Block& block = *thread.block;
+  Mbarrier& barrier = find(thread, address, site);
+  if (block.checked) block.races.access(thread, address, 8, Access::read, site);  // against its initialisation
+  arrive(thread, block, barrier, address, bytes, site);
+}
+
+// Relaxed: what the thread has read is ordered by it, and nothing that it wrote, which this does not see (blind_spots.py).
+void arrive_in_cluster(u32 address, Site site) {
+  Thread& thread = current();
+  u32 smem;
+  Block* const target = block_of(thread, address, smem);
+  const auto none = [&] {
+    abandon(*thread.block, "barrier", site,
+            "no mbarrier was initialised at the cluster's address given: " + describe(thread) + " at " + describe(site));
+  };
+  if (!target) none();
+  const auto found = target->mbarriers.find(smem);
+  if (found == target->mbarriers.end()) none();
+  if (thread.block->checked) {
+    if (target != thread.block && !target->races.can_store(thread, site)) return;
+    check_told(thread, *target, found->second, smem, site);
+  }
+  arrive(thread, *target, found->second, smem, 0, site);
 }
 
 void mbarrier_wait(u32 address, u32 parity, bool from_cluster, Site site) {

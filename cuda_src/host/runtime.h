@@ -61,11 +61,13 @@ struct BulkStore {
   std::vector<unsigned char> sent = {};  // what was read of shared memory, where that is known before it is written
 };
 
-// An st.async that has been issued and has not landed.
+// An st.async, or a copy between blocks of a cluster, that has been issued and has not landed.
 struct RemoteStore {
   Thread* thread;
   u32 smem, bytes, barrier;  // of the block that it goes to
   unsigned char value[16];
+  u32 source = 0;  // of a copy: where it reads the thread's block
+  Site site = {"", 0};
 };
 
 struct Thread : ThreadContext {
@@ -194,6 +196,8 @@ void report(Block& block, const char* kind, Site site, Site other, Message messa
 }
 
 // cluster_memory.cpp
+// The block whose shared memory a cluster's address means, and the address there; null, where it means none.
+Block* block_of(Thread& thread, u32 address, u32& smem);
 // Let one store in flight to this block land; false when there is none.
 bool land_one_store(Block& block);
 

@@ -1,144 +1,187 @@
 // FlashAttention-3 backward on Hopper for head dims beyond 128, where dK and dV of 128 keys do not fit the registers of a
-// block. 64 keys a block, and its two consumer warpgroups share out not keys but gradients:
+// block. A key block is 128 keys of two thread blocks, a cluster, with 64 keys each; and a block's two consumer warpgroups share out
+// not keys but gradients:
 //
-//   ValueGroup   S^T = K Q^T, P^T = exp(S^T - L), dV += P^T dO     and the first half of the columns of dQ
-//   KeyGroup     dP^T = V dO^T, dS^T = P^T o (dP^T - D), dK += dS^T Q  and the second
+//   ValueGroup   S^T = K Q^T, P^T = exp(S^T - L), dV += P^T dO          and a quarter of the columns of dQ
+//   KeyGroup     dP^T = V dO^T, dS^T = P^T o (dP^T - D), dK += dS^T Q   and another
 //
 // P goes from the one to the other through shared memory, rounded to 16 bits as dV takes it, each thread to its namesake:
 // both hold the same elements. So P^T and dS^T are operands from registers, every product is computed once, and one group's
-// exponentials run under the other's products. By count of bytes shared memory is busy for 1.07 of the time of the products
-// (with 64 x 64 tiles whose keys are shared out: 1.7), and there is room for two stages of Q and dO. The rest is as in
-// fa3_backward.cu; DETERMINISTIC blocks add the two runs of dQ's columns in turns of their own, so that a turn is short.
+// exponentials run under the other's products.
 //
-// Measured (H200, bfloat16, d256, 16k tokens), as a ratio of speed: over PyTorch's flash backward 2.03 to 2.18 in turns and 1.76 to
-// 1.89 alone at 4k and 16k; dP added to -D in its accumulators, so that dS is one product away from it, d256 1.02 to 1.09 (1k 1.01
-// to 1.02), d192 1.03; two buffers for P 0.96 to 1.0; persistent blocks instead of one launched for each key block 0.91 to 1.0
-// (d192: 0.85 to 1.1); P handed over before the copy engine's fence, and Q given back behind a product, 1.00.
-// dQ is added by red from registers: there is no room for staging it. DETERMINISTIC takes 1.14 of the time full and 1.27 causal
-// at 4k (d192, before dP was added to -D: 1.09 and 1.17); keepers of turns that ask and tell ahead gained 1.01 to 1.04.
-// What failed: both runs of dQ in arrays of their own at d256 (640 bytes of spills), and adding the first under the next tile's
-// scores (C7514: ptxas takes its registers for those of products in flight). A run of dQ in a part of an array that a longer run
-// has the whole of: at other head dims than 256 ptxas serialises the products of most builds (C7511), without spills.
+// dQ = dS K sums over keys. Each block sends its dS of a tile, 8 KiB, to the other, and works out half of the columns of dQ
+// from the dS of all 128 keys: for that it has these columns of the other block's K, too. So half as much is added in device
+// memory as by blocks for themselves, and additions are what binds: an H100's L2 cache takes 2.8 to 2.9 TB/s of them, whatever the
+// mask, the head dim and the way (red, copy engine, half and half). Blocks of 64 keys for themselves were 1.41 (d256) and 1.32
+// (d192) times as fast with the additions left out, and without loads no faster.
+//
+// A tile's way: P lies where its dS will, each warp's in the bytes that its namesake writes dS to. A buffer is free when both blocks
+// have read both parts, their own copy and the one that was sent; each says so to both (end_dq). A thread of the producer sends
+// dS when all of it is stored. dQ of a tile runs under the exponentials of the next one, and is added under the gradients of that.
+// Beyond 192 columns there is room for one buffer, and P of the next tile waits until dQ of the last one is worked out.
+// DETERMINISTIC blocks add in turns, each block of a pair its columns.
+//
+// Measured (H100, bfloat16, 16k tokens, in turns), as a ratio of speed over blocks of 64 keys for themselves: see
+// cufa/records/README.md for what it takes now; d256 1k 1.25 full and 1.19 causal, 4k 1.31 and 1.24, 16k causal 1.28.
+// Arrivals that release to the cluster, once a tile, instead of relaxed ones: 0.8 of that (primitives/cluster_copy.cuh).
+// Of blocks for themselves: dP added to -D in its accumulators, so that dS is one product away from it, d256 1.02 to 1.09;
+// persistent blocks instead of one launched for each key block 0.91 to 1.0.
+// What failed: a run of dQ in a part of an array that a longer run has the whole of: at other head dims than 256 ptxas serialises
+// the products of most builds (C7511), without spills.
 #include "backward_params.cuh"
+#include "primitives/cluster_copy.cuh"
 #include "primitives/register_budget.cuh"
 #include "tiles/backward_gradients.cuh"
 #include "tiles/backward_sums.cuh"
 
-constexpr int WEIGHT_BYTES = 128 * Br / 4 * 4;  // P of a tile: 16-bit pairs, thread by thread
-// Columns of dQ: half for each group, in two runs that do not cross an atom of K.
-constexpr int HALF_COLUMNS = (HEAD_DIM / 2 + 31) / 32 * 32;
-static_assert(KEY_GROUPS == 1 && Br == 64, "64 keys, 64 rows of dQ");
-static_assert(HALF_COLUMNS > ATOM_COLUMNS && HALF_COLUMNS <= 2 * ATOM_COLUMNS, "two runs each");
-static_assert(K_BYTES == KEY_TILE_BYTES && V_BYTES == K_BYTES, "one tile");
+constexpr int ATOMS = atoms(HEAD_DIM), ATOM_BYTES = GROUP_KEYS * ATOM_ROW_BYTES;  // of K
+// Columns of dQ: the value groups of a pair have the first and the last atom, the key groups what lies between, by halves.
+constexpr int VALUE_COLUMNS = ATOM_COLUMNS, KEY_COLUMNS = (ATOMS - 2) * ATOM_COLUMNS / 2;
+static_assert(PAIRED && KEY_GROUPS == 1 && Br == 64, "two blocks of 64 keys, 64 rows of dQ");
+static_assert(ATOMS == 3 || ATOMS == 4, "no run of columns crosses an atom");
+static_assert(K_BYTES == KEY_TILE_BYTES + 2 * ATOM_BYTES && V_BYTES == KEY_TILE_BYTES, "and what is needed of the other block's K");
 static_assert(Q_BYTES == NUM_STAGES * QUERY_TILE_BYTES && DO_BYTES == DO_STAGES * QUERY_TILE_BYTES, "rings of tiles");
-static_assert(P_BYTES == WEIGHT_BYTES && DS_BYTES == DS_STAGES * DS_PART_BYTES, "likewise");
+static_assert(DS_BYTES == DS_STAGES * 2 * DS_PART_BYTES, "the block's own, and the other's");
+static_assert(DS_PART_BYTES == 128 * Br / 4 * 4, "P of a tile lies there: 16-bit pairs, thread by thread");
 static_assert(LSE_BYTES == NUM_STAGES * NUMBERS_BYTES && DELTA_BYTES == DO_STAGES * NUMBERS_BYTES, "numbers of their tiles");
-static_assert(P_FULL_BYTES == 8 && P_EMPTY_BYTES == 8, "one buffer");
 static_assert(Q_FULL_BYTES == 8 * NUM_STAGES && Q_EMPTY_BYTES == Q_FULL_BYTES, "a barrier a tile");
 static_assert(DO_FULL_BYTES == 8 * DO_STAGES && DO_EMPTY_BYTES == DO_FULL_BYTES, "likewise");
 static_assert(DS_FULL_BYTES == 8 * DS_STAGES && DS_EMPTY_BYTES == DS_FULL_BYTES, "likewise");
-static_assert(DQ_PARTS == 2 && DQ_EMPTY_BYTES == DQ_FULL_BYTES && !BULK_ADD, "turns of parts, which are not staged");
-static_assert(NUM_STAGES > 1 && DO_STAGES > 1 && DS_STAGES > 1, "tiles of two turns are in use");
+static_assert(P_FULL_BYTES == DS_FULL_BYTES && SENT_FULL_BYTES == DS_FULL_BYTES, "for each of these buffers");
+static_assert(DQ_EMPTY_BYTES == 8 && DQ_FULL_BYTES == 8 && !BULK_ADD, "turns, of what is not staged");
+static_assert(NUM_STAGES > 1 && DO_STAGES > 1, "tiles of two turns are in use");
+
+// Where a block stands in its pair: read where it is needed, for it has no register to lie in.
+DEVICE u32 other_rank() { return cluster_rank() ^ 1; }
+// The first column of dQ of a group of consumers.
+DEVICE int first_column(bool values, u32 rank) {
+  return values ? int(rank) * (ATOMS - 1) * ATOM_COLUMNS : ATOM_COLUMNS + int(rank) * KEY_COLUMNS;
+}
 
 struct WideMemory {
-  u32 K, V, Q, dO, P, dS, lse, delta, barriers;
+  static constexpr int OTHER_COLUMNS = 2 * ATOM_COLUMNS;  // of the other block's K: an atom for each group of consumers
+  u32 K, V, Q, dO, dS, lse, delta, barriers, other_K;
   ItemBarriers items;
 
   DEVICE explicit WideMemory(u32 start)
-      : K(start + K_OFFSET), V(start + V_OFFSET), Q(start + Q_OFFSET), dO(start + DO_OFFSET), P(start + P_OFFSET),
-        dS(start + DS_OFFSET), lse(start + LSE_OFFSET), delta(start + DELTA_OFFSET), barriers(start), items(start) {}
+      : K(start + K_OFFSET), V(start + V_OFFSET), Q(start + Q_OFFSET), dO(start + DO_OFFSET), dS(start + DS_OFFSET),
+        lse(start + LSE_OFFSET), delta(start + DELTA_OFFSET), barriers(start), other_K(K + KEY_TILE_BYTES), items(start) {}
 
   DEVICE Turns<NUM_STAGES> Q_turns() const { return {barriers + Q_FULL_OFFSET, barriers + Q_EMPTY_OFFSET}; }
   DEVICE Turns<DO_STAGES> dO_turns() const { return {barriers + DO_FULL_OFFSET, barriers + DO_EMPTY_OFFSET}; }
-  DEVICE Turns<1> P_turns() const { return {barriers + P_FULL_OFFSET, barriers + P_EMPTY_OFFSET}; }
+  // Of buffers of dS: P is there; the block's own dS is; the other's is. They are empty together.
+  DEVICE Turns<DS_STAGES> P_turns() const { return {barriers + P_FULL_OFFSET, barriers + DS_EMPTY_OFFSET}; }
   DEVICE Turns<DS_STAGES> dS_turns() const { return {barriers + DS_FULL_OFFSET, barriers + DS_EMPTY_OFFSET}; }
+  DEVICE Turns<DS_STAGES> sent_turns() const { return {barriers + SENT_FULL_OFFSET, barriers + DS_EMPTY_OFFSET}; }
   DEVICE DqHandover dQ_handover() const { return {barriers + DQ_FULL_OFFSET, barriers + DQ_EMPTY_OFFSET}; }
+  DEVICE u32 own_ds(u32 n) const { return dS + n % DS_STAGES * (2 * DS_PART_BYTES); }
+  DEVICE u32 sent_ds(u32 n) const { return own_ds(n) + DS_PART_BYTES; }
 
+  // Full when the thread that asked the copy engine has arrived and its bytes have, or all warps that store have stored their part.
+  // Empty when every warp that reads has arrived, of dS those of both blocks.
   DEVICE void init_barriers() const {
     items.init();
     Q_turns().init(1, 4 * CONSUMERS);
     dO_turns().init(1, 4 * CONSUMERS);
-    P_turns().init(4, 4);
-    dS_turns().init(4, 4 * CONSUMERS);
+    dS_turns().init(4, 2 * 4 * CONSUMERS);
+    for (int i = 0; i < DS_STAGES; ++i) {
+      mbarrier_init(P_turns().full_barrier(i), 4);
+      mbarrier_init(sent_turns().full_barrier(i), 1);
+    }
     if constexpr (DETERMINISTIC) init_dq_handover(dQ_handover());
     mbarrier_init_fence();
+  }
+
+  // Of the other block's keys: where they begin, and the columns of K that this block needs of them.
+  DEVICE static int other_first_key(const KeyBlock& block) { return block.first_key() ^ GROUP_KEYS; }
+  DEVICE void load_other_keys(const KeyBlock& block, int first, u32 barrier, const TensorMap* map) const {
+    mbarrier_arrive_expect_tx(barrier, 2 * ATOM_BYTES);
+#pragma unroll
+    for (int a = 0; a < 2; ++a) {
+      const int column = first_column(a == 0, cluster_rank()) / ATOM_COLUMNS * ATOM_COLUMNS;
+      tma_load_4d(other_K + a * ATOM_BYTES, map, barrier, column, block.key_in_arrays() + first, block.kv_head(),
+                  block.batch_in_arrays());
+    }
+  }
+};
+
+// By a thread of the producer: sends dS of each tile to the other block, once all of it is stored.
+struct Sender {
+  const BackwardParams& p;
+  const u32 start;  // of the shared memory
+
+  DEVICE void run() const {
+    visit_items(p, start, [&](const TileVisit& at) {
+      const WideMemory smem(opaque(start));
+      const u32 to = other_rank(), full = smem.sent_turns().full_barrier(at.n);
+      smem.dS_turns().wait_full(at.n);
+      cluster_copy(cluster_address(smem.sent_ds(at.n), to), smem.own_ds(at.n), DS_PART_BYTES, cluster_address(full, to));
+      mbarrier_arrive_expect_tx(full, DS_PART_BYTES);
+    });
   }
 };
 
 // One warpgroup: VALUES says which.
 template <bool VALUES>
 struct Consumer {
-  static constexpr int FIRST_COLUMN = VALUES ? 0 : HALF_COLUMNS;
-  static constexpr int MIDDLE_COLUMN = FIRST_COLUMN % ATOM_COLUMNS == 0 ? FIRST_COLUMN + ATOM_COLUMNS : 2 * ATOM_COLUMNS;
-  // Beyond 224 columns with those that fill up the last atom of K, zeros, since both runs are in one array then.
-  static constexpr int END_COLUMN = VALUES ? HALF_COLUMNS : HEAD_DIM > 224 ? 256 : HEAD_DIM;
-  static_assert(MIDDLE_COLUMN < END_COLUMN && END_COLUMN - MIDDLE_COLUMN <= ATOM_COLUMNS, "two runs");
+  static constexpr int COLUMNS = VALUES ? VALUE_COLUMNS : KEY_COLUMNS;  // of dQ
 
   const BackwardParams& p;
   const WideMemory smem;
   const int warp, lane;
   const Turns<NUM_STAGES> Q_turns = smem.Q_turns();
   const Turns<DO_STAGES> dO_turns = smem.dO_turns();
-  const Turns<1> P_turns = smem.P_turns();
-  const Turns<DS_STAGES> dS_turns = smem.dS_turns();
 
-  float gradient_rmem[HEAD_DIM / 2];       // dV, or dK
-  float S_rmem[Br / 2];                    // S, or dP
-  u32 operand_rmem[Br / 4];                // P, or dS
-  // dQ of one run of columns, then of the other; in one array where both are as long.
-  static constexpr bool ONE_ARRAY = MIDDLE_COLUMN - FIRST_COLUMN == END_COLUMN - MIDDLE_COLUMN;
-  float first_rmem[(MIDDLE_COLUMN - FIRST_COLUMN) / 2], second_rmem[ONE_ARRAY ? 1 : (END_COLUMN - MIDDLE_COLUMN) / 2];
+  float gradient_rmem[HEAD_DIM / 2];  // dV, or dK
+  float S_rmem[Br / 2];               // S, or dP
+  u32 operand_rmem[Br / 4];           // P, or dS
+  float dQ_rmem[COLUMNS / 2];
 
   KeyBlock block{p, 0};
   QueryTile tile;
   u32 before;     // number in the workspace of the tile before
-  u32 n = 0;      // number of the tile, over all items
-  u32 items = 0;  // with tiles
+  u32 n = 0;      // number of the tile
   INSIDE(PhaseLog inside = PhaseLog(p.trace, warp == 0 && lane == 0);)
   INSIDE(static constexpr u32 FIRST = VALUES ? SCORES : WEIGHT_GRADIENTS, SECOND = VALUES ? VALUE_GRADIENTS : KEY_GRADIENTS;)
   INSIDE(DEVICE u32 number() const { return query_tile_number(tile.head, tile.q_tile); })
 
   DEVICE void run() {
-    INSIDE(inside.enter(WAIT_ITEM);)
-    for (u32 i = 0; smem.items.has(i); ++i) {
-      block.record = smem.items.record(i);
-      const u64 start_ns = TRACE ? global_timer() : 0;
-      INSIDE(inside.item(block.index()); inside.enter(NOTHING);)
+    block.record = smem.items.record(0);
+    const u64 start_ns = TRACE ? global_timer() : 0;
+    INSIDE(inside.item(block.index()); inside.enter(NOTHING);)
 #pragma unroll
-      for (int x = 0; x < HEAD_DIM / 2; ++x) gradient_rmem[x] = 0.0f;
-      const int count = block.count();
-      if (count > 0) {
-        tile = block.first();
-        visit_tiles(n + count);
-        ++items;
-      }
-      INSIDE(inside.enter(STORE);)
-      store();
-      if (TRACE && threadIdx.x == 128 && (!RAGGED || block.first_key() < block.keys())) {
-        write_trace(p, block.index(), {block.k_block(), block.kv_head(), block.batch()}, block.tiles(), start_ns);
-      }
-      smem.items.release(i, lane);
-      INSIDE(inside.enter(WAIT_ITEM);)
+    for (int x = 0; x < HEAD_DIM / 2; ++x) gradient_rmem[x] = 0.0f;
+    const int count = block.count();
+    if (count > 0) {
+      tile = block.first();
+      visit_tiles(count);
+    }
+    INSIDE(inside.enter(STORE);)
+    store();
+    if (TRACE && cluster_rank() == 0 && threadIdx.x == 128 && (!RAGGED || block.first_key() < block.keys())) {
+      write_trace(p, block.index(), {block.k_block(), block.kv_head(), block.batch()}, block.tiles(), start_ns);
     }
     INSIDE(inside.close();)
+    // The other block has read all that it was sent, has said so, and sends nothing more to this one, which may end.
+    for (int i = 0; i < DS_STAGES; ++i) smem.dS_turns().wait_empty(count + i);
   }
 
   DEVICE void visit_tiles(u32 end) {
     INSIDE(inside.enter(WAIT_DATA, number());)
-    smem.items.keys.wait_full(items);
-    mbarrier_wait(smem.items.V_full, items & 1);
-    begin_scores(n);
+    smem.items.keys.wait_full(0);
+    mbarrier_wait(smem.items.V_full, 0);
+    begin_scores(0);
     wgmma_fence();
-    issue_scores(n);
+    issue_scores(0);
     INSIDE(inside.in_flight(FIRST, number()); inside.enter(WAIT_PRODUCTS, number());)
     wgmma_wait<0>();
-    INSIDE(inside.landed(FIRST, number());)
-    bool first = true;
-    for (;; first = false) {
+    for (;;) {
+      INSIDE(inside.landed(FIRST, number()); inside.enter(SOFTMAX, number());)
       wgmma_registers(S_rmem);
-      INSIDE(inside.enter(SOFTMAX, number());)
+      if constexpr (VALUES) make_weights();
+      end_dq(n > 0, n - 1);  // under the exponentials
       if constexpr (VALUES) {
-        make_weights();
+        hand_weights_over();
       } else {
         make_gradients();
       }
@@ -149,59 +192,37 @@ struct Consumer {
       } else {
         Q_turns.wait_full(n);
       }
+      INSIDE(inside.enter(ISSUE, number());)
       wgmma_registers(gradient_rmem);
       wgmma_registers(operand_rmem);
       wgmma_fence();
-      INSIDE(inside.enter(ISSUE, number());)
       issue_gradient();
-      INSIDE(inside.in_flight(SECOND, number()); inside.enter(WAIT_PRODUCTS, number());)
-      wgmma_wait<1>();
-      INSIDE(if (!first) inside.landed(QUERY_GRADIENTS, NO_TILE); inside.enter(ADD, NO_TILE);)
-      if (!first) add_second(before, n - 1);
+      INSIDE(inside.in_flight(SECOND, number()); inside.enter(ADD, NO_TILE);)
+      if (n > 0) add_dq(n - 1);
+      if (n + 1 < end) {
+        INSIDE(inside.enter(WAIT_DATA, NO_TILE);)
+        begin_scores(n + 1);
+        INSIDE(inside.enter(ISSUE, NO_TILE);)
+        wgmma_fence();
+        issue_scores(n + 1);
+        INSIDE(inside.in_flight(FIRST, NO_TILE);)
+      }
       INSIDE(inside.enter(WAIT_TURN, number());)
-      dS_turns.wait_full(n);
-      INSIDE(inside.enter(ISSUE, number());)
-      wgmma_fence();
-      issue_dq<FIRST_COLUMN, MIDDLE_COLUMN>();
-      INSIDE(inside.in_flight(QUERY_GRADIENTS, number());)
-      if (n + 1 == end) break;
-      INSIDE(inside.enter(WAIT_DATA, NO_TILE);)
-      begin_scores(n + 1);
-      INSIDE(inside.enter(ISSUE, NO_TILE);)
-      wgmma_fence();
-      issue_scores(n + 1);
-      INSIDE(const u32 finished = number();)
+      issue_dq();
+      INSIDE(inside.in_flight(QUERY_GRADIENTS, number()); inside.enter(WAIT_PRODUCTS, number());)
       before = block.place(tile);
-      tile = block.next(tile);
-      INSIDE(inside.in_flight(FIRST, number()); inside.enter(WAIT_PRODUCTS, number());)
-      wgmma_wait<0>();
-      INSIDE(inside.landed(SECOND, finished); inside.landed(QUERY_GRADIENTS, finished); inside.landed(FIRST, number()); inside.enter(ADD, finished);)
+      wgmma_wait<1>();
+      INSIDE(inside.landed(SECOND, number());)
       wgmma_registers(gradient_rmem);
       wgmma_registers(operand_rmem);
       release_gradient();
-      add_first(before, n);
-      INSIDE(inside.enter(ISSUE, finished);)
-      wgmma_fence();
-      issue_dq<MIDDLE_COLUMN, END_COLUMN>();
-      INSIDE(inside.in_flight(QUERY_GRADIENTS, finished);)
+      if (n + 1 == end) break;
+      tile = block.next(tile);
       ++n;
     }
-    before = block.place(tile);
-    INSIDE(inside.enter(WAIT_PRODUCTS, number());)
-    wgmma_wait<0>();
-    INSIDE(inside.landed(SECOND, number()); inside.landed(QUERY_GRADIENTS, number()); inside.enter(ADD, number());)
-    wgmma_registers(gradient_rmem);
-    wgmma_registers(operand_rmem);
-    release_gradient();
-    add_first(before, n);
-    INSIDE(inside.enter(ISSUE, number());)
-    wgmma_fence();
-    issue_dq<MIDDLE_COLUMN, END_COLUMN>();
-    INSIDE(inside.in_flight(QUERY_GRADIENTS, number()); inside.enter(WAIT_PRODUCTS, number());)
-    wgmma_wait<0>();
-    INSIDE(inside.landed(QUERY_GRADIENTS, number()); inside.enter(ADD, number());)
-    smem.items.keys.release(0, lane);
-    add_second(before, n++);
+    end_dq(true, n);
+    INSIDE(inside.enter(ADD, number());)
+    add_dq(n);
   }
 
   // S needs Q, dP needs dO, and begins with -D.
@@ -233,38 +254,42 @@ struct Consumer {
       Q_turns.release(n, lane);
     }
   }
-  template <int BEGIN, int END>
-  DEVICE auto& dq() {
-    if constexpr (ONE_ARRAY || BEGIN == FIRST_COLUMN) {
-      return first_rmem;
-    } else {
-      return second_rmem;
+
+  // The keys of this block first, whose dS is there first.
+  DEVICE void issue_dq() {
+    const int column = first_column(VALUES, cluster_rank());
+    const u32 K = smem.K + column / ATOM_COLUMNS * ATOM_BYTES, inside_atom = column % ATOM_COLUMNS * 2;
+    smem.dS_turns().wait_full(n);
+    wgmma_registers(dQ_rmem);
+    wgmma_fence();
+    ask_for_dq<GROUP_KEYS, false, COLUMNS / 8>(dQ_rmem, smem.own_ds(n), K + inside_atom);
+    smem.sent_turns().wait_full(n);
+    ask_for_dq<GROUP_KEYS, true, COLUMNS / 8>(dQ_rmem, smem.sent_ds(n), smem.other_K + (VALUES ? 0 : ATOM_BYTES) + inside_atom);
+    wgmma_commit();
+  }
+  // The last products that were asked for, if any: those of `number`, for whose buffer of dS both blocks wait. (ptxas follows no
+  // condition from the wait to the addition: where there are none it waits, too.)
+  DEVICE void end_dq(bool any, u32 number) {
+    INSIDE(inside.enter(WAIT_PRODUCTS, NO_TILE);)
+    wgmma_wait<0>();
+    INSIDE(inside.landed(QUERY_GRADIENTS, NO_TILE); inside.enter(SOFTMAX, NO_TILE);)
+    wgmma_registers(dQ_rmem);
+    if (any && lane == 0) {
+      const u32 empty = smem.barriers + DS_EMPTY_OFFSET + number % DS_STAGES * 8;
+      mbarrier_arrive_cluster_relaxed(cluster_address(empty, other_rank()));
+      mbarrier_arrive(empty);
     }
   }
-  // Columns BEGIN ... END-1 of dQ.
-  template <int BEGIN, int END>
-  DEVICE void issue_dq() {
-    ::issue_dq<(END - BEGIN) / 8>(dq<BEGIN, END>(), smem.dS + dS_turns.stage(n) * DS_PART_BYTES,
-                                  smem.K + BEGIN / ATOM_COLUMNS * (GROUP_KEYS * ATOM_ROW_BYTES) + BEGIN % ATOM_COLUMNS * 2);
-  }
-  // Of tile `number`, which is `of` in the workspace: columns up to the middle are a part of it, those behind another.
-  template <int BEGIN, int END>
-  DEVICE void add_dq(u32 of, u32 number) {
-    const u32 turn = DQ_PARTS * number + (BEGIN == MIDDLE_COLUMN);
-    auto& d = dq<BEGIN, END>();
-    wgmma_registers(d);
-    if constexpr (DETERMINISTIC) smem.dQ_handover().wait_full(turn);
-    constexpr int EXISTING = (END < HEAD_DIM ? END : HEAD_DIM) - BEGIN;
-    ::add_dq<(END - BEGIN) / 8>(dq_place(p, of, warp, BEGIN / 8), d, EXISTING / 8, lane);
+  // Of tile `number`, the one before.
+  DEVICE void add_dq(u32 number) {
+    const int first = first_column(VALUES, cluster_rank()) / 8;
+    if constexpr (DETERMINISTIC) smem.dQ_handover().wait_full(number);
+    const int existing = HEAD_DIM % ATOM_COLUMNS == 0 ? COLUMNS / 8 : D_TILES - first;
+    ::add_dq<COLUMNS / 8>(dq_place(p, before, warp, first), dQ_rmem, existing, lane);
     if constexpr (DETERMINISTIC) {
       warp_sync();  // all lanes have added
-      smem.dQ_handover().release(turn, lane);
+      smem.dQ_handover().release(number, lane);
     }
-  }
-  DEVICE void add_first(u32 of, u32 number) { add_dq<FIRST_COLUMN, MIDDLE_COLUMN>(of, number); }
-  DEVICE void add_second(u32 of, u32 number) {
-    add_dq<MIDDLE_COLUMN, END_COLUMN>(of, number);
-    dS_turns.release(number, lane);
   }
 
   // P, which dS is a multiple of; with a softcap times its slope.
@@ -273,37 +298,47 @@ struct Consumer {
     const auto S = fragment_view(S_rmem);
     return pack_16bit<BFLOAT16>(S.at(i % 2, i / 2, 0), S.at(i % 2, i / 2, 1));
   }
-  DEVICE u32 weights_place() const { return smem.P + P_turns.stage(n) * WEIGHT_BYTES + (warp * 32 + lane) * 16; }
+  // Where a lane's elements i ... i + 3 lie, in what its warp's namesake writes dS to: two 16-byte units of each row. Eight lanes
+  // have rows that differ by two, of which no two units lie in the same banks.
+  DEVICE u32 weights_place(int i) const {
+    const u32 row = i * 4 + lane / 16 * 8 + lane % 8 / 2 * 2 + lane / 8 % 2, unit = (warp * 2 + lane % 2) ^ (row % 8);
+    return smem.own_ds(n) + row * ATOM_ROW_BYTES + unit * 16;
+  }
 
   DEVICE int lane_key() const { return warp * 16 + lane / 4; }  // the first of this lane, in the block
   DEVICE void make_weights() {
     cap_scores<SOFTCAP>(fragment_view(S_rmem), p.softcap);
     if (block.cuts(tile)) hide_scores_of_tile(block, S_rmem, tile, lane_key(), lane);
     exponentials(block, tile, lane_key(), S_rmem, operand_rmem, smem.lse + Q_turns.stage(n) * NUMBERS_BYTES, lane);
-    P_turns.wait_empty(n);
+  }
+  DEVICE void hand_weights_over() {
+    INSIDE(inside.enter(WAIT_SPACE, number());)
+    smem.P_turns().wait_empty(n);
+    INSIDE(inside.enter(SOFTMAX, number());)
 #pragma unroll
     for (int i = 0; i < Br / 4; i += 4) {
-      st_shared_vec4(weights_place() + i * (128 * 4), {weights(i), weights(i + 1), weights(i + 2), weights(i + 3)});
+      st_shared_vec4(weights_place(i), {weights(i), weights(i + 1), weights(i + 2), weights(i + 3)});
     }
     async_proxy_fence();  // L has been read, too, where the copy engine writes next
     warp_sync();          // all lanes have stored
-    if (lane == 0) mbarrier_arrive(P_turns.full_barrier(n));
+    if (lane == 0) mbarrier_arrive(smem.P_turns().full_barrier(n));
     Q_turns.release(n, lane);
   }
 
   DEVICE void make_gradients() {
-    P_turns.wait_full(n);
+    INSIDE(inside.enter(WAIT_TURN, number());)
+    smem.P_turns().wait_full(n);
+    INSIDE(inside.enter(SOFTMAX, number());)
     vec4 P;  // of tiles t and t + 1
     gradients(operand_rmem, S_rmem, [&](int t, int r) {
-      if (t % 2 == 0 && r == 0) P = ld_shared_vec4(weights_place() + t * (128 * 8));
+      if (t % 2 == 0 && r == 0) P = ld_shared_vec4(weights_place(2 * t));
       return t % 2 == 0 ? r == 0 ? P.x : P.y : r == 0 ? P.z : P.w;
     });
-    dS_turns.wait_empty(n);
-    store_ds(smem.dS + dS_turns.stage(n) * DS_PART_BYTES, operand_rmem, warp, lane);
+    warp_sync();  // all lanes have read P, which dS takes the place of
+    store_ds(smem.own_ds(n), operand_rmem, warp, lane);
     async_proxy_fence();
     warp_sync();  // all lanes have stored
-    if (lane == 0) mbarrier_arrive(dS_turns.full_barrier(n));
-    P_turns.release(n, lane);
+    if (lane == 0) mbarrier_arrive(smem.dS_turns().full_barrier(n));
     dO_turns.release(n, lane);
   }
 
@@ -339,7 +374,8 @@ KERNEL __launch_bounds__(NUM_THREADS, 1)
   grid_release_next();
   if (thread == 0) smem.init_barriers();
   if (LOOKED_UP ? thread / 32 == 1 : thread == 32) take_item(p, base);
-  block_sync();  // nobody may wait on a barrier that is not initialised, or read an item that is not there
+  cluster_arrive();
+  cluster_wait();  // nobody may wait on a barrier that is not initialised, send to it, or read an item that is not there
 
   if (warpgroup == 0) {
     registers_release_to<PRODUCER_REGISTERS>();
@@ -347,8 +383,10 @@ KERNEL __launch_bounds__(NUM_THREADS, 1)
       Loader<WideMemory, true>{p, &Q_map, &K_map, base}.run();
     } else if (RAGGED ? thread / 32 == 2 : thread == 64) {
       Loader<WideMemory, false>{p, &dO_map, &V_map, base}.run();
-    } else if (DETERMINISTIC && (thread == 96 || thread == 0)) {
-      TurnKeeper<WideMemory>{p, base, thread != 96}.run();
+    } else if (thread == 96) {
+      Sender{p, base}.run();
+    } else if (DETERMINISTIC && thread == 0) {
+      TurnKeeper<WideMemory>{p, base, cluster_rank()}.run();
     }
   } else {
     registers_raise_to<CONSUMER_REGISTERS>();

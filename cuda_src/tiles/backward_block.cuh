@@ -15,20 +15,22 @@
 constexpr int Br = BLOCK_Q, Bc = BLOCK_KV;
 constexpr int CONSUMERS = NUM_WARPS / 4 - 1;  // warpgroup 0 is the producer
 constexpr int GROUP_KEYS = 64;                // rows of S^T in one warpgroup
-constexpr int KEY_GROUPS = Bc / GROUP_KEYS;
+constexpr bool PAIRED = CLUSTER == 2;         // two blocks, a cluster, share out the keys of a key block
+constexpr int BLOCK_KEYS = Bc / CLUSTER;      // of them, those of one
+constexpr int KEY_GROUPS = BLOCK_KEYS / GROUP_KEYS;
 constexpr int K_STEPS = (HEAD_DIM + 15) / 16;  // k16 steps of S and dP; TMA fills the last one up with zeros
 constexpr int KEY_TILE_BYTES = wgmma_tile_bytes(GROUP_KEYS, HEAD_DIM);  // K or V of 64 keys
 constexpr int QUERY_TILE_BYTES = wgmma_tile_bytes(Br, HEAD_DIM);        // Q or dO
 constexpr int NUMBERS_BYTES = Br * 4;                                   // L or D
 constexpr int DS_PART_BYTES = Br * ATOM_ROW_BYTES;                      // dS of 64 keys: a row per query
-constexpr int DQ_PARTS = DQ_FULL_BYTES / 8;  // of a tile's columns, each added in turns of its own
-constexpr int ADDERS = 2, DQ_THREADS = BULK_ADD ? ADDERS : DQ_PARTS;  // DETERMINISTIC: tiles/backward_sums.cuh
+constexpr int ADDERS = 2;  // DETERMINISTIC and BULK_ADD: tiles/backward_sums.cuh
 constexpr int NUM_THREADS = NUM_WARPS * 32;
 constexpr int PRODUCER_REGISTERS = RUNS_ON ? 40 : 24, CONSUMER_REGISTERS = RUNS_ON ? 232 : 240;
 static_assert(ALIGNMENT == 16, "TMA needs 16-byte aligned rows");
 static_assert(CONSUMERS == 2, "registers are shared out for two");
 static_assert(registers_suffice(PRODUCER_REGISTERS, CONSUMERS, CONSUMER_REGISTERS), "a consumer would wait for ever");
-static_assert(Bc % GROUP_KEYS == 0 && Br % 16 == 0, "tiles of wgmma");
+static_assert(BLOCK_KEYS % GROUP_KEYS == 0 && Br % 16 == 0, "tiles of wgmma");
+static_assert(!PAIRED || !RUNS_ON, "a pair is launched for its one item");
 static_assert(SKIP_MASKED_TILES, "blocks that see nothing of a tile do not add to it");
 constexpr bool LOOKED_UP = is_looked_up(MASK_KIND), RAGGED = LENGTHS_KIND != DENSE;
 static_assert(!LOOKED_UP || !DETERMINISTIC, "turns are known where tiles lie side by side");
@@ -88,7 +90,7 @@ struct KeyBlock {
   DEVICE int q_tile(QueryTile tile) const { return LOOKED_UP ? listed(tile.q_tile).tile() : tile.q_tile; }
   DEVICE u32 head() const { return u32(batch() * p.kv_heads + kv_head()); }  // of all
   DEVICE u32 group() const { return HeadGroups{p}.of_head(head()); }
-  DEVICE int first_key() const { return k_block() * Bc; }
+  DEVICE int first_key() const { return PAIRED ? word(11) : k_block() * Bc; }  // of the thread block's own
   // Of the sequence, and where it lies in the arrays.
   DEVICE HeadMask mask() const {
     if constexpr (RAGGED) return {of_sequence(0), of_sequence(1), of_sequence(2), of_sequence(3)};
@@ -119,7 +121,7 @@ struct KeyBlock {
   }
   DEVICE float* workspace(QueryTile tile) const { return BackwardWorkspace::tile(p, place(tile)); }
   DEVICE bool cuts(QueryTile tile) const {  // some score of the tile is hidden
-    auto past_end = [&] { return keys() - first_key() < Bc; };
+    auto past_end = [&] { return keys() - first_key() < BLOCK_KEYS; };
     if constexpr (LOOKED_UP) return listed(tile.q_tile).masked() || past_end();
     return tile.q_tile < word(6) || tile.q_tile >= word(7) || past_end();
   }
@@ -175,7 +177,7 @@ struct ItemBarriers {
   DEVICE void init() const {
     // The warps of consumers, and who loads.
     if constexpr (RUNS_ON) turns.init(1, 4 * CONSUMERS + 2);
-    keys.init(KEY_GROUPS, 4 * CONSUMERS);
+    keys.init(KEY_GROUPS + PAIRED, 4 * CONSUMERS);  // PAIRED: with the other block's columns of K
     mbarrier_init(V_full, KEY_GROUPS);
     if constexpr (RAGGED) {
       mbarrier_init(tails, 1);
@@ -215,7 +217,8 @@ struct ItemRecord {
                                                   : u32(item.batch) * u32(p.heads) * BackwardWorkspace::tiles(p);
     parts[0] = {u32(item.k_block), u32(item.kv_head), u32(item.batch), count};
     parts[1] = {u32(tiles.first), u32(tiles.end), u32(tiles.clear_first), u32(tiles.clear_end)};
-    parts[2] = {i, u32(tiles.total), first_tile, 0};
+    const u32 first_key = PAIRED ? u32(item.k_block * Bc) + blockIdx.x % CLUSTER * BLOCK_KEYS : 0;
+    parts[2] = {i, u32(tiles.total), first_tile, first_key};
     if constexpr (RAGGED) {
       of_sequence[0] = {u32(mask.rows), u32(mask.keys), u32(mask.first), u32(mask.last)};
       of_sequence[1] = {u32(sequence.stored_keys()), u32(sequence.first_row()), u32(sequence.first_key()), 0};
@@ -253,7 +256,7 @@ DEVICE void prepare_items(const BackwardParams& p) {
 // By one thread, or LOOKED_UP by a warp, before a barrier of the block: the record of the one item that a block is launched for.
 DEVICE void take_item(const BackwardParams& p, u32 start) {
   if constexpr (RUNS_ON) return;
-  ItemRecord record(p, blockIdx.x);
+  ItemRecord record(p, blockIdx.x / CLUSTER);
   if constexpr (LOOKED_UP) {
     grid_await_previous();  // which finds out what runs of rows make of tiles
     record.list_tiles(p, start + LIST_OFFSET);
@@ -354,6 +357,12 @@ struct Loader {
                         RAGGED ? at.block.keys() - at.block.first_key() - w * GROUP_KEYS : GROUP_KEYS,
                         [&](u32 barrier) { ::load_keys(at.block, w, tile, barrier, keys); });
     }
+    if constexpr (PAIRED && FIRST) {
+      const int first = Memory::other_first_key(at.block);
+      bring<GROUP_KEYS, Memory::OTHER_COLUMNS>(smem.items, smem.other_K, smem.items.K_full,
+                                               RAGGED ? at.block.keys() - first : GROUP_KEYS,
+                                               [&](u32 barrier) { smem.load_other_keys(at.block, first, barrier, keys); });
+    }
   }
 
   DEVICE void load_tile(const TileVisit& at) const {
@@ -378,7 +387,7 @@ struct Loader {
   }
 
   // A tile of ROWS, of which so many exist, by copy(barrier).
-  template <int ROWS, typename Copy>
+  template <int ROWS, int COLUMNS = HEAD_DIM, typename Copy>
   DEVICE void bring(const ItemBarriers& items, u32 tile, u32 full, [[maybe_unused]] int existing, const Copy& copy) const {
     if constexpr (!RAGGED) {
       copy(full);
@@ -390,7 +399,7 @@ struct Loader {
       if (!has_tail) return;
       mbarrier_wait(tail_full, tail_parity);
       tail_parity ^= 1;
-      clear_rows<ROWS, HEAD_DIM>(tile, max(existing, 0), lane_id());
+      clear_rows<ROWS, COLUMNS>(tile, max(existing, 0), lane_id());
       async_proxy_fence();
       warp_sync();  // all lanes have written their zeros
       if (leads()) mbarrier_arrive(full);

@@ -130,21 +130,26 @@ DEVICE void issue_partly_held(float (&d)[N / 2], const u32 (&held)[HELD > 0 ? 4 
   wgmma_commit();
 }
 
-// dQ = dS K, in flight: 64 rows of dS from `dS` on, all keys, 8 TILES columns of K from `K` on, within an atom or from its
-// first column.
-template <int TILES>
-DEVICE void issue_dq(float (&dQ_rmem)[4 * TILES], u32 dS, u32 K) {
+// dQ = dS K, or dQ += dS K, of KEYS keys, asked for: 64 rows of dS from `dS` on, 8 TILES columns of K from `K` on, within an atom
+// or from its first column.
+template <int KEYS, bool ACCUMULATES, int TILES>
+DEVICE void ask_for_dq(float (&dQ_rmem)[4 * TILES], u32 dS, u32 K) {
   const u64 a = k_major_descriptor(dS), b = mn_major_descriptor<GROUP_KEYS>(K);
-  wgmma_registers(dQ_rmem);
 #pragma unroll
-  for (int k = 0; k < Bc / 16; ++k) {
+  for (int k = 0; k < KEYS / 16; ++k) {
     const u64 a_k = a + k_major_step<Br>(k), b_k = b + descriptor_step(k / 4 * KEY_TILE_BYTES) + mn_major_step(k % 4);
-    if (k == 0) {
+    if (k == 0 && !ACCUMULATES) {
       WgmmaTransposedB<TILES * 8, BFLOAT16>::template ss<false>(dQ_rmem, a_k, b_k);
     } else {
       WgmmaTransposedB<TILES * 8, BFLOAT16>::template ss<true>(dQ_rmem, a_k, b_k);
     }
   }
+}
+// In flight, of all keys.
+template <int TILES>
+DEVICE void issue_dq(float (&dQ_rmem)[4 * TILES], u32 dS, u32 K) {
+  wgmma_registers(dQ_rmem);
+  ask_for_dq<Bc, false, TILES>(dQ_rmem, dS, K);
   wgmma_commit();
 }
 

@@ -9,7 +9,7 @@
 #include "tiles/backward_block.cuh"
 
 // What consumers hand to the thread that adds, or it to them: see DqAdder and TurnKeeper.
-using DqHandover = Turns<DQ_PARTS>;
+using DqHandover = Turns<1>;
 DEVICE void init_dq_handover(const DqHandover& turns) {
   turns.init(BULK_ADD ? 4 * CONSUMERS : 1, BULK_ADD ? 1 : 4 * CONSUMERS);
 }
@@ -40,22 +40,22 @@ DEVICE void stage_dq(u32 staged, const float (&d)[4 * TILES], int lane) {
   warp_sync();  // all of it is there
 }
 
-// How many key blocks have added to part `part` of a tile.
-DEVICE u32* turn_counter(const KeyBlock& block, QueryTile tile, int part) {
-  return BackwardWorkspace::turn(block.p, block.place(tile)) + part;
+// How many key blocks have added to a tile. PAIRED: half of its columns are one block's of each pair, with a counter of their own.
+DEVICE u32* turn_counter(const KeyBlock& block, QueryTile tile, u32 rank) {
+  return BackwardWorkspace::turn(block.p, block.place(tile)) + rank;
 }
 // How many add before this one does.
 DEVICE u32 turn_of(const KeyBlock& block, QueryTile tile) {
   return key_blocks_before<Br, Bc>(block.mask(), tile.q_tile, block.k_block());
 }
 // By one thread: until it is the block's turn.
-DEVICE void await_turn(const KeyBlock& block, QueryTile tile, int part) {
+DEVICE void await_turn(const KeyBlock& block, QueryTile tile, u32 rank = 0) {
   const u32 turn = turn_of(block, tile);
-  while (ld_acquire_gpu(turn_counter(block, tile, part)) != turn) {
+  while (ld_acquire_gpu(turn_counter(block, tile, rank)) != turn) {
   }
 }
-DEVICE void pass_turn_on(const KeyBlock& block, QueryTile tile, int part) {
-  red_release_gpu_add(turn_counter(block, tile, part), 1);
+DEVICE void pass_turn_on(const KeyBlock& block, QueryTile tile, u32 rank = 0) {
+  red_release_gpu_add(turn_counter(block, tile, rank), 1);
 }
 
 // DETERMINISTIC and BULK_ADD: adds what the warps of consumers have staged, when it is this block's turn. Full when all of them
@@ -72,7 +72,7 @@ struct DqAdder {
       if (at.n % ADDERS != adder) return;
       const Memory smem(opaque(start));
       const DqHandover turns = smem.dQ_handover();
-      await_turn(at.block, at.tile, 0);
+      await_turn(at.block, at.tile);
       turns.wait_empty(at.n);  // what the other adder gives back, or its phase would be taken for this one's
       turns.wait_full(at.n);
       smem.add_staged(p, at.block.place(at.tile));
@@ -80,37 +80,35 @@ struct DqAdder {
       bulk_wait_read();
       turns.release(at.n, 0);
       bulk_wait();  // added, and not only read
-      pass_turn_on(at.block, at.tile, 0);
+      pass_turn_on(at.block, at.tile);
     });
   }
 };
 
-// DETERMINISTIC without BULK_ADD: tells consumers when it is this block's turn to add a part of a tile (full), and the next block
-// when all of them have (empty). Each part of a tile has a keeper: with one for both, consumers waited in every tile while it
-// passed the first part on and learned whose turn the second was. Whose turn the next tile is it asks while they add, and tells
-// them before it passes this one on: both take long.
+// DETERMINISTIC without BULK_ADD: tells consumers when it is this block's turn to add to a tile (full), and the next block
+// when all of them have (empty). Whose turn the next tile is it asks while they add, and tells them before it passes this one
+// on: both take long.
 template <typename Memory>
 struct TurnKeeper {
   const BackwardParams& p;
   const u32 start;  // of the shared memory
-  const int part;
+  const u32 rank;   // of the block in its pair
 
   DEVICE void run() const {
     bool told = false;
     visit_items(p, start, [&](const TileVisit& at) {
       const DqHandover turns = Memory(opaque(start)).dQ_handover();
-      const u32 turn = at.n * DQ_PARTS + part;
       if (!told) {
-        await_turn(at.block, at.tile, part);
-        mbarrier_arrive(turns.full_barrier(turn));
+        await_turn(at.block, at.tile, rank);
+        mbarrier_arrive(turns.full_barrier(at.n));
       }
       told = !at.last && is_turn(at.block, at.block.next(at.tile));
-      turns.wait_empty(turn + DQ_PARTS);
-      if (told) mbarrier_arrive(turns.full_barrier(turn + DQ_PARTS));
-      pass_turn_on(at.block, at.tile, part);
+      turns.wait_empty(at.n + 1);
+      if (told) mbarrier_arrive(turns.full_barrier(at.n + 1));
+      pass_turn_on(at.block, at.tile, rank);
     });
   }
   DEVICE bool is_turn(const KeyBlock& block, QueryTile tile) const {
-    return ld_acquire_gpu(turn_counter(block, tile, part)) == turn_of(block, tile);
+    return ld_acquire_gpu(turn_counter(block, tile, rank)) == turn_of(block, tile);
   }
 };

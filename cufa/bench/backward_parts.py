@@ -6,8 +6,9 @@ in registers. A tile is ``block_q`` queries of one head and ``block_kv`` keys:
 - narrow heads: each of two warpgroups has 64 of the keys. Pᵀ and dSᵀ are operands of dV and dK in registers, and so
   are, as far as there is room, columns of V and K of dP and S. dS goes to shared memory once, for dQ, which the
   warpgroups share out by rows or by columns; or for dQᵀ, 64 rows of it each;
-- wide heads: one warpgroup computes S and dV, the other dP and dK, each a half of the columns of dQ, in two runs. P
-  goes from the one to the other through shared memory.
+- wide heads: a pair of thread blocks, with 64 of the keys each. One warpgroup computes S and dV, the other dP and dK;
+  P goes from the one to the other through shared memory, and dS to the other block, too. Each of the four warpgroups
+  computes a quarter of the columns of dQ, of all keys.
 
 An item (a key block of a key/value head) of narrow heads computes one dQ more than it has tiles, since dQ is that of
 the tile before.
@@ -55,10 +56,13 @@ def parts(plan: Plan) -> tuple[Part, ...]:
     """The five products, then what is moved besides."""
     problem, config = plan.problem, plan.config
     assert isinstance(config, Fa3BackwardConfig)
-    of_kernel = _narrow if config.block_kv > GROUP_KEYS else _wide
+    of_kernel = _wide if config.paired else _narrow
     tiles, items = tiles_of(plan), _items_with_tiles(plan)
     row = ceil_div(problem.head_dim, _ATOM_COLUMNS) * _ATOM_ROW_BYTES
-    loaded = tiles * 2 * config.block_q * (row + _FLOAT) + items * 2 * config.block_kv * row
+    other = 2 * _ATOM_ROW_BYTES if config.paired else 0  # what a block needs of the other's K
+    loaded = (
+        tiles * config.cluster * 2 * config.block_q * (row + _FLOAT) + items * config.block_kv * (2 * row + other)
+    )
     return (*of_kernel(problem, config, tiles, items), Part("loads of Q, dO, K, V", 0, loaded))
 
 
@@ -108,12 +112,12 @@ def _narrow(problem: Problem, config: Fa3BackwardConfig, tiles: int, items: int)
 
 def _wide(problem: Problem, config: Fa3BackwardConfig, tiles: int, items: int) -> tuple[Part, ...]:
     queries, keys, head_dim, item = config.block_q, config.block_kv, problem.head_dim, problem.itemsize
-    depth = _depth(head_dim)
+    depth, blocks = _depth(head_dim), config.cluster
     scores = queries * keys * item
-    # Both runs of the second half lie in one array of registers then, and take zeros to the end of the last atom of K.
-    columns = 4 * _ATOM_COLUMNS if head_dim > 3.5 * _ATOM_COLUMNS else head_dim
-    score = keys * queries * depth, (keys + queries) * depth * item
-    gradient = keys * queries * head_dim, queries * head_dim * item
+    # Two of the four runs of columns are whole atoms of K, with zeros behind the last column.
+    columns = 4 * _ATOM_COLUMNS if head_dim > 3 * _ATOM_COLUMNS else 3 * _ATOM_COLUMNS
+    score = keys * queries * depth, (keys + blocks * queries) * depth * item
+    gradient = keys * queries * head_dim, blocks * queries * head_dim * item
     return (
         _part("S", tiles, score),
         _part("dP", tiles, score),
@@ -121,8 +125,9 @@ def _wide(problem: Problem, config: Fa3BackwardConfig, tiles: int, items: int) -
         _part("dK", tiles, gradient),
         _part("dQ", tiles, (queries * columns * keys, (4 * queries + columns) * keys * item)),
         Part("dS, stored", 0, tiles * scores, by_threads=True),
+        Part("dS, sent to the other block", 0, 2 * tiles * scores),
         Part("P, stored and read", 0, 2 * tiles * scores, by_threads=True),
-        Part("LSE and D, read", 0, 2 * tiles * _numbers(queries), by_threads=True),
+        Part("LSE and D, read", 0, 2 * tiles * blocks * _numbers(queries), by_threads=True),
     )
 
 

@@ -203,7 +203,7 @@ def in_small_groups(problem: Problem, device: Device) -> bool:
 
 
 def head_groups(problem: Problem, key_blocks: int, small: bool = False) -> HeadGroups:
-    """``key_blocks``: of a head. ``small``: :func:`in_small_groups`, never where blocks run on."""
+    """``key_blocks``: thread blocks of a head. ``small``: :func:`in_small_groups`, never where blocks run on."""
     heads = problem.batch * problem.kv_heads
     of_head = problem.seqlen_q * problem.head_dim * 4
     least, last = (min(heads, -(-x // max(key_blocks, 1))) for x in (_GROUP_ITEMS, _LAST_ITEMS))
@@ -219,11 +219,13 @@ def head_groups(problem: Problem, key_blocks: int, small: bool = False) -> HeadG
     return HeadGroups(size, whole, max(min(lead, whole + 1), whole + 1 - aside), min(whole, aside))
 
 
-def key_blocks_in_groups(problem: Problem, schedule: Schedule, small: bool = False) -> Order:
+def key_blocks_in_groups(
+    problem: Problem, schedule: Schedule, small: bool = False, cluster: int = 1
+) -> Order:
     """Key blocks of the backward on Hopper, in groups of heads (:func:`head_groups`): a thread block each, or blocks
-    that take one after another."""
+    that take one after another, or ``cluster`` blocks for each."""
     heads, columns = problem.batch * problem.kv_heads, schedule.num_kv_blocks
-    groups = head_groups(problem, columns, small)
+    groups = head_groups(problem, columns * cluster, small)
     size, whole = groups.size, groups.whole
     index = np.arange(columns * heads)
     first = np.minimum(index // (size * columns), whole) * size

@@ -40,6 +40,10 @@ BLIND_SPOTS: tuple[tuple[str, str], ...] = (
         "the mbarrier's clock is the thread's, which knows of both",
     ),
     (
+        "a store that only a relaxed arrival at another block's mbarrier seems to order",
+        "it orders what the thread has read; the mbarrier's clock knows of its stores, too",
+    ),
+    (
         "whether the blocks that wait for one another all fit on a GPU",
         "here a block that waits is put aside for the next, whatever their number",
     ),

@@ -30,7 +30,7 @@ def _runs_on(problem: Problem, config: Fa3BackwardConfig) -> bool:
 def _order(problem: Problem, schedule: Schedule, device: Device, config: Fa3BackwardConfig) -> order.Order:
     if order.in_groups(problem):
         small = order.in_small_groups(problem, device) and not _runs_on(problem, config)
-        return order.key_blocks_in_groups(problem, schedule, small)
+        return order.key_blocks_in_groups(problem, schedule, small, config.cluster)
     return order.key_blocks(problem, schedule, 2 * order.L2_SHARE)
 
 
@@ -47,7 +47,7 @@ def _launches(
     problem: Problem, config: Fa3BackwardConfig, shared_memory: int, split: Split | None = None
 ) -> tuple[Launch, ...]:
     """Key blocks and key/value heads, between two passes over the queries."""
-    name = "fa3_backward" if config.block_kv > GROUP_KEYS else "fa3_backward_wide"
+    name = "fa3_backward_wide" if config.paired else "fa3_backward"
     strips = _strips(problem, config)
     before = after = strips
     if _runs_on(problem, config):  # the passes take the first and the last groups of heads
@@ -60,11 +60,12 @@ def _launches(
         Launch(f"{name}_prepare", (ceil_div(before, PASS_WARPS), 1, 1), PASS_WARPS * 32, 0),
         Launch(
             name,
-            (_items(problem, config), 1, 1),
+            (_items(problem, config) * config.cluster, 1, 1),
             config.num_warps * 32,
             shared_memory,
             dependent=config.early_launches,
             persistent=_runs_on(problem, config),
+            cluster=config.cluster,
         ),
         Launch(
             f"{name}_convert",

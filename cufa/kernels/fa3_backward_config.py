@@ -32,6 +32,8 @@ class Fa3BackwardConfig(TileConfig):
     """Buffers of dO."""
     ds_stages: int = 2
     """Buffers of dS."""
+    cluster: int = 1
+    """Thread blocks that share out the ``block_kv`` keys; of a pair each computes half of the columns of dQ."""
     bulk_add: bool = True
     """dQ is added by the copy engine, from shared memory; else by every thread from its registers."""
     persistent: bool = False
@@ -49,6 +51,11 @@ class Fa3BackwardConfig(TileConfig):
         return self.block_q % 64 != 0
 
     @property
+    def paired(self) -> bool:
+        """For wide heads, in ``fa3_backward_wide``."""
+        return self.cluster > 1
+
+    @property
     def may_run_on(self) -> bool:
         """Whether thread blocks take one key block after another, where the problem lets them."""
         return self.persistent and not self.dq_transposed
@@ -56,7 +63,7 @@ class Fa3BackwardConfig(TileConfig):
     def held_steps(self, head_dim: int) -> tuple[int, int]:
         """Of V and of K: k-steps of 16 columns that a warpgroup keeps in registers, as operands of dP and S. As many
         as find room beside dK, dV, S, dS and dQ; none where tiles have 128 rows, which take nearly all."""
-        if head_dim <= 64 or self.block_kv <= GROUP_KEYS:
+        if head_dim <= 64 or self.paired:
             return 0, 0
         dq = self.block_q if self.dq_transposed else 64
         taken = head_dim + self.block_q // 2 + self.block_q // 4 + dq // 2
@@ -66,7 +73,7 @@ class Fa3BackwardConfig(TileConfig):
 
     def constants(self, head_dim: int) -> dict[str, int | bool]:
         of_values, of_keys = self.held_steps(head_dim)
-        held = {"V_STEPS_HELD": of_values, "K_STEPS_HELD": of_keys} if self.block_kv > GROUP_KEYS else {}
+        held = {} if self.paired else {"V_STEPS_HELD": of_values, "K_STEPS_HELD": of_keys}
         return super().constants(head_dim) | held
 
     def dq_columns(self, head_dim: int) -> int:
@@ -76,8 +83,8 @@ class Fa3BackwardConfig(TileConfig):
     @property
     def warps_text(self) -> str:
         """That blocks run on goes without saying, and that the copy engine adds; of wide heads neither is so."""
-        if self.block_kv <= GROUP_KEYS:
-            return super().warps_text
+        if self.paired:
+            return f"{super().warps_text} in each of {self.cluster} blocks"
         by_red, each = "" if self.bulk_add else ", dQ by red", "" if self.persistent else ", a block each"
         return super().warps_text + by_red + each
 
@@ -91,7 +98,9 @@ def listed_tiles(config: Fa3BackwardConfig) -> int:
     with 80 rows, which leave no room (:func:`_config_refusal`)."""
     if config.dq_transposed:
         return 0
-    return 4096 if config.block_kv > GROUP_KEYS else 2048
+    if config.paired:
+        return 2048 if config.ds_stages > 1 else 384
+    return 4096
 
 
 def narrow_shared_memory(config: Fa3BackwardConfig, head_dim: int) -> tuple[Buffer, ...]:
@@ -110,9 +119,11 @@ def narrow_shared_memory(config: Fa3BackwardConfig, head_dim: int) -> tuple[Buff
 
 def tiles(config: Fa3BackwardConfig, head_dim: int) -> tuple[Buffer, ...]:
     row = ceil_div(head_dim, 64) * 128
+    keys = config.block_kv // config.cluster
+    other = GROUP_KEYS * 2 * 128 if config.paired else 0  # what a block needs of the other's K: two columns of 64
     return (
-        Buffer("K", config.block_kv * row, align=1024),
-        Buffer("V", config.block_kv * row, align=1024),
+        Buffer("K", keys * row + other, align=1024),
+        Buffer("V", keys * row, align=1024),
         Buffer("Q", config.num_stages * config.block_q * row, align=1024),
         Buffer("DO", config.do_stages * config.block_q * row, align=1024),
         Buffer("DS", config.ds_stages * config.block_q * config.block_kv * 2, align=1024),

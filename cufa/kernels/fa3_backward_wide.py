@@ -12,10 +12,11 @@ from .spec import KernelSpec
 
 
 def _wide_shared_memory(config: Fa3BackwardConfig, head_dim: int) -> tuple[Buffer, ...]:
-    """K and V; rings of Q, dO and dS, with the two numbers of each row; P; barriers."""
-    p = Buffer("P", config.block_q * config.block_kv * 2)
-    counts = {"Q": config.num_stages, "DO": config.do_stages, "P": 1, "DS": config.ds_stages, "DQ": 2}
-    return (*tiles(config, head_dim), p, *numbers_and_barriers(config, head_dim, counts))
+    """K and V; rings of Q, dO and dS, with the two numbers of each row; barriers, of dS also for P, which lies in the
+    same buffers, and for what the other block sends."""
+    counts = {"Q": config.num_stages, "DO": config.do_stages, "DS": config.ds_stages, "DQ": 1}
+    further = (Buffer(f"{name}_FULL", 8 * config.ds_stages, align=8) for name in ("P", "SENT"))
+    return (*tiles(config, head_dim), *numbers_and_barriers(config, head_dim, counts), *further)
 
 
 def _wide_refusal(spec: KernelSpec, problem: Problem) -> str | None:
@@ -34,7 +35,10 @@ FA3_BACKWARD_WIDE = dataclasses.replace(
     name="fa3_backward_wide",
     title="FlashAttention-3 backward of wide heads: TMA, WGMMA, warp specialisation",
     source="fa3_backward_wide.cu",
-    configs=(tile_config(64, 64, 2, min_head_dim=136, bulk_add=False),),
+    configs=(
+        tile_config(64, 128, 2, cluster=2, min_head_dim=136, max_head_dim=192, bulk_add=False),
+        tile_config(64, 128, 2, cluster=2, ds_stages=1, min_head_dim=200, bulk_add=False),
+    ),
     shared_memory=_wide_shared_memory,
     further_refusal=_wide_refusal,
 )
