@@ -1,5 +1,6 @@
 """Bugs planted in the backward kernels of Hopper, each of which must be found: by checked mode, or by gradients over
-the bound. What the kernels share with fa2_backward is in test_emulate_backward_bugs.py."""
+the bound. What the kernels share with fa2_backward is in test_emulate_backward_bugs.py; the kernel of wide heads has
+test_emulate_backward_bugs_wide.py."""
 
 from __future__ import annotations
 
@@ -15,26 +16,21 @@ from cufa.kernels.fa3_backward import TRANSPOSED
 
 __all__ = ["patch"]
 
-NARROW, WIDE = "kernels/fa3_backward.cu", "kernels/fa3_backward_wide.cu"
+NARROW = "kernels/fa3_backward.cu"
 CONSUMER = "tiles/backward_consumer.cuh"
 BLOCK, GRADIENTS = "tiles/backward_block.cuh", "tiles/backward_gradients.cuh"
 SUMS, PASSES = "tiles/backward_sums.cuh", "tiles/backward_passes.cuh"
 MEMORY, WORKSPACE = "tiles/backward_pipeline.cuh", "tiles/backward_workspace.cuh"
 
-#: Tiles of 128 and of 64 query rows, and of wide heads: several of each, ragged, of two items, which one block takes.
+#: Tiles of 128 and of 64 query rows: several of each, ragged, of two items, which one block takes.
 LONG, SHORT = KERNELS["fa3_backward"].configs[:2]
 #: dQ transposed: added from registers, and staged.
 STAGED = TRANSPOSED
 RED = dataclasses.replace(STAGED, bulk_add=False)
-OF_WIDE = KERNELS["fa3_backward_wide"].configs[0]
 
 #: What a build that looks inside says when products have landed.
 LANDED_DK = "    INSIDE(inside.landed(KEY_GRADIENTS, finished); inside.enter(NOTHING);)\n"
 LANDED_DQ = "    INSIDE(inside.landed(QUERY_GRADIENTS, NO_TILE); inside.enter(ADD, NO_TILE);)\n"
-
-
-def wide(file: str, old: str, new: str, kinds: str = "", **case: Any) -> Bug:
-    return bug(file, old, new, kinds, OF_WIDE, head_dim=256, **case)
 
 
 def short(file: str, old: str, new: str, kinds: str = "", **case: Any) -> Bug:
@@ -130,7 +126,6 @@ BUGS = {
         "",
         "wgmma-fence",
     ),
-    "P read before it is there": wide(WIDE, "    P_turns.wait_full(n);\n", "", "race never-written"),
     # Results.
     "dQ of the last tile lost": long(
         NARROW,
@@ -143,7 +138,6 @@ BUGS = {
         "    before = block.place(tile);\n    if constexpr (MORE) {\n      tile = block.next(tile);",
         "    if constexpr (MORE) {\n      tile = block.next(tile);\n      before = block.place(tile);",
     ),
-    "second columns of dQ lost": wide(WIDE, "    add_dq<MIDDLE_COLUMN, END_COLUMN>(of, number);\n", ""),
     "dQ of the wrong half of K": short(CONSUMER, "smem.K + consumer * NEXT_COLUMNS", "smem.K"),
     "mask as in the forward": long(
         GRADIENTS,
@@ -158,10 +152,6 @@ BUGS = {
         seqlen_k=250,
     ),
     "delta not subtracted": short(GRADIENTS, "dP.at(r, t, 0) += u32_as_float(numbers.x);", ""),
-    "dP begins with nothing": wide(
-        GRADIENTS, "dP_rmem[2 * i] = u32_as_float(numbers.x);", "dP_rmem[2 * i] = 0.0f;"
-    ),
-    "dP begins anew": wide(WIDE, "BFLOAT16, !VALUES>", "BFLOAT16, false>"),
     "numbers of another tile": short(
         CONSUMER,
         "smem.delta + dO_turns.stage(n) * NUMBERS_BYTES",
@@ -226,10 +216,10 @@ BUGS = {
         SUMS, "      bulk_wait();  // added, and not only read\n", "", "unordered-sum", deterministic=True
     ),
     "turn not awaited": short(
-        SUMS, "      await_turn(at.block, at.tile, 0);\n", "", "unordered-sum", deterministic=True
+        SUMS, "      await_turn(at.block, at.tile);\n", "", "unordered-sum", deterministic=True
     ),
     "turn never passed on": short(
-        SUMS, "      pass_turn_on(at.block, at.tile, 0);\n", "", "deadlock", deterministic=True
+        SUMS, "      pass_turn_on(at.block, at.tile);\n", "", "deadlock", deterministic=True
     ),
     "turn of all key blocks, seen or not": short(
         "tiles/backward_schedule.cuh",
@@ -258,30 +248,6 @@ BUGS = {
     "dQ staged over the one before": long(
         CONSUMER, "      dQ_handover.wait_empty(n - 1);\n", "", "copy-not-awaited race", deterministic=True
     ),
-    "part of dQ added before its turn": wide(
-        WIDE,
-        "    if constexpr (DETERMINISTIC) smem.dQ_handover().wait_full(turn);\n",
-        "",
-        "unordered-sum deadlock",
-        deterministic=True,
-    ),
-    "turn passed on while warps still add": wide(
-        SUMS, "      turns.wait_empty(turn + DQ_PARTS);\n", "", "unordered-sum deadlock", deterministic=True
-    ),
-    "turn of a part passed on by lanes that have added": wide(
-        WIDE, "      warp_sync();  // all lanes have added\n", "", "unordered-sum", deterministic=True
-    ),
-    "consumers told of a turn that is not theirs": wide(
-        SUMS,
-        "return ld_acquire_gpu(turn_counter(block, tile, part)) == turn_of(block, tile);",
-        "return true;",
-        "unordered-sum",
-        deterministic=True,
-    ),
-    "turns of the second part not zeroed": wide(
-        PASSES, "vec2{0, 0}", "u32(0)", "deadlock never", deterministic=True
-    ),
-    "dK not scaled": wide(WIDE, "gradient_rmem, p.scale, first_key", "gradient_rmem, 1.0f, first_key"),
 }
 
 
@@ -301,7 +267,7 @@ def test_planted(patch, name):
 
 @pytest.mark.parametrize("deterministic", [False, True])
 @pytest.mark.parametrize(
-    ("config", "head_dim"), [(LONG, 64), (SHORT, 72), (RED, 104), (STAGED, 104), (OF_WIDE, 248)], ids=str
+    ("config", "head_dim"), [(LONG, 64), (SHORT, 72), (RED, 104), (STAGED, 104)], ids=str
 )
 @pytest.mark.parametrize("case", [{}, {"mask": FULL}, {"mask": Band(20, 30), "softcap": 1.0}], ids=str)
 def test_without_a_bug_all_is_quiet(case, config, head_dim, deterministic):
