@@ -108,8 +108,15 @@ def test_ends_shared_heads_and_rows_without_keys(head_dim, mask):
         (64, {"S": 48, "dP": 48, "dV": 32, "dK": 32, "dQ": 64, "dS, stored": 32, "dQ, staged": 32}),
         # Of 128 columns of V 48 lie in registers.
         (128, {"S": 64, "dP": 52, "dV": 32, "dK": 32, "dQ": 64, "dS, stored": 16, "dQ, staged": 32}),
-        # 64 keys: every product once. Four runs of dQ's columns read dS.
-        (256, {"S": 64, "dP": 64, "dV": 32, "dK": 32, "dQ": 64, "dS, stored": 8, "P, stored and read": 16}),
+        # Two blocks of 64 keys: every product once in each. Four runs of dQ's columns read dS of 128 keys; each block
+        # reads 8 KiB of its own and writes them to the other.
+        (
+            256,
+            {
+                **{"S": 128, "dP": 128, "dV": 64, "dK": 64, "dQ": 128, "dS, stored": 16},
+                **{"dS, sent to the other block": 32, "P, stored and read": 32},
+            },
+        ),
     ],
 )
 def test_a_tile_counted_by_hand(head_dim, kib):
@@ -129,7 +136,7 @@ def test_wide_heads_move_least_per_product():
     """What 64 keys that are not shared out save (the header of fa3_backward_wide.cu)."""
     each = {d: 2 * work_of(plan_of(d)).shared_bytes / work_of(plan_of(d)).flops for d in (64, 128, 256)}
     assert each[256] < each[128] < each[64]
-    assert each == pytest.approx({64: 0.0817, 128: 0.0747, 256: 0.0706}, abs=1e-4)
+    assert each == pytest.approx({64: 0.0817, 128: 0.0747, 256: 0.0738}, abs=1e-4)
 
 
 def test_dq_from_registers_is_not_staged():
@@ -154,9 +161,12 @@ def test_bounds_at_their_ceilings():
     assert bounds.predict(plan, LIMITS) >= found.overlapped + found.passes
 
 
-def test_additions_bind_where_a_block_has_64_keys():
-    found = bounds.bounds_of(plan_of(256, heads=132), LIMITS)
-    assert found.overlapped == found.additions
+def test_a_pair_adds_once_for_both_blocks():
+    """So that additions do not bind wide heads, of which a block has 64 keys."""
+    plan = plan_of(256, heads=132)
+    found = bounds.bounds_of(plan, LIMITS)
+    assert work_of(plan).added_bytes == 132 * 4096 * 256 * 4 * 4096 // 128
+    assert found.overlapped == found.shared_memory > found.products > found.additions
 
 
 def test_what_nobody_measured_is_no_bound():

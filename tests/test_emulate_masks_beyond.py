@@ -447,4 +447,8 @@ def test_what_is_refused_is_refused_in_words():
     assert KERNELS["fa3_backward_wide"].refuses(wide) is None
     refusal = KERNELS["fa3_backward_wide"].refuses(dataclasses.replace(wide, seqlen_q=2**17 + 1))
     assert "at most 131,072 queries" in (refusal or "")
+    widest = dataclasses.replace(many, head_dim=200, seqlen_q=24 * 1024)
+    assert KERNELS["fa3_backward_wide"].refuses(widest) is None
+    refusal = KERNELS["fa3_backward_wide"].refuses(dataclasses.replace(widest, seqlen_q=24 * 1024 + 1))
+    assert "at most 24,576 queries" in (refusal or "")
     assert "those that hide a key from a run of rows" in (KERNELS["fa1_forward"].refuses(problem) or "")

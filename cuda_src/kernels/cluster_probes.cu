@@ -1,6 +1,6 @@
 // Probes of thread block clusters, like primitive_probes.cu. sm_90. The cluster's size stands in the kernel, so that an
 // ordinary launch makes clusters.
-#include "primitives/cluster.cuh"
+#include "primitives/cluster_copy.cuh"
 #include "primitives/mbarrier.cuh"
 #include "primitives/primitives.cuh"
 
@@ -46,4 +46,39 @@ KERNEL __cluster_dims__(4, 1, 1) __launch_bounds__(THREADS)
   const u32 received[OUT] = {rank,         four.x,       four.y,       four.z,       four.w,      two.x,      two.y,
                              async_four.x, async_four.y, async_four.z, async_four.w, async_two.x, async_two.y};
   for (u32 i = 0; i < OUT; ++i) st_global<u32>(out + i, received[i]);
+}
+
+constexpr u32 ROUNDS = 2, COPIED = THREADS * 16;  // bytes
+
+// A block sends four words of each thread to the other block of its pair, twice, each time once the other has read what it
+// was sent before. Out: what was received, of the mirrored thread.
+KERNEL __cluster_dims__(2, 1, 1) __launch_bounds__(THREADS)
+    probe_cluster_copy(const __grid_constant__ ProbeParams p) {
+  DYN_SMEM(smem);
+  const u32 own = smem_address(smem), received = own + COPIED, full = received + COPIED, empty = full + 8;
+  const u32 thread = threadIdx.x, lane = thread % 32, other = cluster_rank() ^ 1;
+  if (thread == 0) {
+    mbarrier_init(full, 1);
+    mbarrier_init(empty, THREADS / 32);
+    mbarrier_init_fence();
+  }
+  cluster_arrive();
+  cluster_wait();
+  for (u32 round = 0; round < ROUNDS; ++round) {
+    if (round > 0) mbarrier_wait(empty, round - 1);
+    const u32 at = (blockIdx.x * ROUNDS + round) * THREADS;
+    st_shared_vec4(own + thread * 16, ld_global<vec4>(p.in + (at + thread) * 4));
+    async_proxy_fence();
+    block_sync();
+    if (thread == 0) {
+      cluster_copy(cluster_address(received, other), own, COPIED, cluster_address(full, other));
+      mbarrier_arrive_expect_tx(full, COPIED);
+    }
+    mbarrier_wait(full, round);
+    st_global(reinterpret_cast<vec4*>(p.out + (at + thread) * 4), ld_shared_vec4(received + (THREADS - 1 - thread) * 16));
+    async_proxy_fence();  // it has been read, where the copy engine writes next
+    warp_sync();
+    if (lane == 0) mbarrier_arrive_cluster_relaxed(cluster_address(empty, other));
+  }
+  mbarrier_wait(empty, ROUNDS - 1);  // the other block says nothing more to this one, which may end
 }

@@ -23,7 +23,12 @@ class Additions:
 
 #: 132 and 264 blocks added tiles of 8 to 32 KiB along heads, at most 32 MiB at a time: 3.9 TB/s by the copy engine,
 #: 3.8 to 3.9 by ``red`` from registers. Where 128 and 512 MiB were added to in turn it was 1.8 to 3.3 and 1.3 to 1.76.
-_ADDED_BY_HAND = {"H200": Additions(3.9e12, "measured by hand on one H200 on 2026-11-22, not recorded yet")}
+#: An H100's: what backward kernels reached that differ in mask, head dim and in the way that they add, of which nothing
+#: else binds those of wide heads: 2.8 to 2.9 TB/s.
+_ADDED_BY_HAND = {
+    "H200": Additions(3.9e12, "measured by hand on one H200 on 2026-11-22, not recorded yet"),
+    "H100 80GB HBM3": Additions(2.85e12, "measured by hand on one H100 on 2026-11-25, not recorded yet"),
+}
 
 
 def of_card(device: str) -> Additions | None:

@@ -52,10 +52,9 @@ class Build:
         return cls(translation_unit(f"kernels/{spec.source}", constants), arch)
 
     def is_same(self, before: Path) -> bool:
-        now = compile_text(self.unit, self.arch)
         try:
-            then = compile_text(self.unit, self.arch, sources=before)
-        except CompileError:  # tiles that the sources as they were did not know
+            now, then = (compile_text(self.unit, self.arch, sources=x) for x in (None, before))
+        except CompileError:  # tiles that the sources as they were did not know, or those that are
             return False
         codes, variables = ([_sections(x.cubin, name) for x in (then, now)] for name in (_CODE, _VARIABLES))
         # Tables that no instruction reads are kept in a module, too.

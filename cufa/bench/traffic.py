@@ -10,6 +10,9 @@ from __future__ import annotations
 
 import dataclasses
 
+import numpy as np
+import numpy.typing as npt
+
 from ..core.architectures import Device
 from ..core.problem import Problem
 from ..core.schedule import Schedule
@@ -18,6 +21,7 @@ from ..kernels import KernelSpec, TileConfig
 from ..kernels.config import SplitConfig
 from ..kernels.fa1 import Fa1Config
 from ..kernels.fa3_backward_config import Fa3BackwardConfig
+from ..kernels.spec import ceil_div
 from ..planner import make_plan
 from . import backward_parts
 from .tile_work import covers, work_of
@@ -98,12 +102,25 @@ def _backward_on_hopper(problem: Problem, schedule: Schedule, config: Fa3Backwar
     keys = int(seen.sum()) * config.block_kv - (-problem.seqlen_k % config.block_kv) * int(seen[-1])
     read, written = backward_parts.passes(problem, config)
     numbers = schedule.visited * config.block_q * _FLOAT
+    queries = heads * config.cluster * (rows * 2 * _row(problem) + 2 * numbers)
+    others = _other_keys(problem, config, seen) if config.paired else 0
     return Traffic(
-        heads * (rows * 2 * _row(problem) + 2 * numbers) + key_heads * keys * _key(problem) + read,
+        queries + key_heads * (keys * _key(problem) + others) + read,
         heads * numbers * config.dq_columns(problem.head_dim)
         + key_heads * problem.seqlen_k * _key(problem)
         + written,
     )
+
+
+def _other_keys(problem: Problem, config: Fa3BackwardConfig, seen: npt.NDArray[np.bool_]) -> int:
+    """A head, bytes of K that blocks of pairs read beside their own: the second one's keys to their 128th column, the
+    first one's from the last but one multiple of 64 columns on."""
+    own = config.block_kv // config.cluster
+    keys = np.clip(problem.seqlen_k - np.arange(len(seen)) * config.block_kv, 0, config.block_kv)[seen]
+    first = np.minimum(keys, own)
+    last_columns = problem.head_dim - (ceil_div(problem.head_dim, 64) - 2) * 64
+    columns = (keys - first) * config.other_columns + first * last_columns
+    return int(columns.sum()) * problem.itemsize
 
 
 def _keys_outside(problem: Problem, config: Fa1Config) -> Traffic:

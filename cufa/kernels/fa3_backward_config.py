@@ -56,9 +56,15 @@ class Fa3BackwardConfig(TileConfig):
         return self.cluster > 1
 
     @property
+    def other_columns(self) -> int:
+        """Of K, that a block of a pair needs of the other's keys beside its own: two times 64, the first or the last
+        of a head."""
+        return 128 if self.paired else 0
+
+    @property
     def may_run_on(self) -> bool:
         """Whether thread blocks take one key block after another, where the problem lets them."""
-        return self.persistent and not self.dq_transposed
+        return self.persistent and not self.dq_transposed and not self.paired
 
     def held_steps(self, head_dim: int) -> tuple[int, int]:
         """Of V and of K: k-steps of 16 columns that a warpgroup keeps in registers, as operands of dP and S. As many
@@ -120,9 +126,8 @@ def narrow_shared_memory(config: Fa3BackwardConfig, head_dim: int) -> tuple[Buff
 def tiles(config: Fa3BackwardConfig, head_dim: int) -> tuple[Buffer, ...]:
     row = ceil_div(head_dim, 64) * 128
     keys = config.block_kv // config.cluster
-    other = GROUP_KEYS * 2 * 128 if config.paired else 0  # what a block needs of the other's K: two columns of 64
     return (
-        Buffer("K", keys * row + other, align=1024),
+        Buffer("K", keys * row + GROUP_KEYS * config.other_columns * 2, align=1024),
         Buffer("V", keys * row, align=1024),
         Buffer("Q", config.num_stages * config.block_q * row, align=1024),
         Buffer("DO", config.do_stages * config.block_q * row, align=1024),

@@ -136,7 +136,10 @@ def thread_blocks(
     assert found is not None, f"{spec.name} is none of algorithms()"
     by_keys = OPERATIONS[problem.operation].by_keys
     batch, head = np.divmod(found.head, problem.kv_heads if by_keys else problem.heads)
-    return Blocks(found.q_block, head, batch, found.tiles(schedule), found.thread_block)
+    launches = spec.launches(problem, config or spec.configs[0], 0, None)
+    together = max(launch.cluster for launch in launches)  # thread blocks that share an item, side by side
+    items = (found.q_block, head, batch, found.tiles(schedule))
+    return Blocks(*(np.repeat(x, together) for x in items), found.thread_block)
 
 
 def predict(blocks: Blocks, num_sms: int, blocks_per_sm: int, overhead: int = 0) -> Timeline:

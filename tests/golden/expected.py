@@ -457,3 +457,9 @@ def _cluster(probe: Probe) -> Expected:
     rank = np.broadcast_to(np.arange(probe.cluster, dtype=np.uint32)[:, None, None], (*sent.shape[:3], 1))
     received = [np.roll(sent[..., :6], 1, axis=1), np.roll(sent[..., 6:], 2, axis=1)]
     return Expected(np.concatenate([rank, *received], -1))
+
+
+def _cluster_copy(probe: Probe) -> Expected:
+    """Of the mirrored thread of the other block."""
+    sent = probe.inputs.reshape(-1, probe.cluster, 2, probe.threads, 4)
+    return Expected(sent[:, ::-1, :, ::-1])

@@ -203,7 +203,7 @@ def all_probes() -> list[Probe]:
         *reduction_probes(),
         *backward_probes(),
         *hopper_probes(),
-        cluster_probe(),
+        *cluster_probes(),
         Probe("stamps", random_words("stamps", 32), 96, 1, 32, STAMP_SOURCE),
     ]
 
@@ -227,10 +227,13 @@ def backward_probes() -> Iterator[Probe]:
     yield Probe("wgmma_transposed_a", words, 40 * 128, 1, 128, BACKWARD_SOURCE, 144 * 128 + 1024)
 
 
-def cluster_probe() -> Probe:
-    """Twelve words of each thread to other blocks, in two clusters of four blocks."""
+def cluster_probes() -> Iterator[Probe]:
+    """Twelve words of each thread to other blocks, in two clusters of four blocks; a KiB from block to block of two pairs,
+    twice."""
     words = random_words("cluster", 8 * 64 * 12)
-    return Probe("cluster", words, 8 * 64 * 13, 8, 64, CLUSTER_SOURCE, 64 * 48 + 8, cluster=4)
+    yield Probe("cluster", words, 8 * 64 * 13, 8, 64, CLUSTER_SOURCE, 64 * 48 + 8, cluster=4)
+    words = random_words("cluster_copy", 4 * 2 * 64 * 4)
+    yield Probe("cluster_copy", words, words.size, 4, 64, CLUSTER_SOURCE, 2 * 64 * 16 + 16, cluster=2)
 
 
 def hopper_probes() -> Iterator[Probe]:
