@@ -14,11 +14,15 @@ struct KeyItem {
 // through its query tiles, each a tile or two behind the one before; between two of them come those of the other heads of
 // a group, as many as the L2 cache holds, so that a block is not launched only to wait. (With 4 heads on 132 SMs at a time
 // and blocks of one head launched together, each waits for a quarter of the head's blocks: a quarter of its time at 4k.)
-// On Hopper (WHOLE_TILES) a tile takes less time and a turn as much, so groups are twice as large: fewer blocks of a head wait.
-DEVICE HeadBlock block_in_turn(u32 index, u32 num_blocks, u32 all_heads, i64 head_bytes) {
-  constexpr i64 L2_SHARE = (WHOLE_TILES ? 48 : 24) << 20;  // bytes; 24 MiB as of ordered_block()
+// On Hopper (WHOLE_TILES) the planner says how many that are (cufa/core/order.py).
+DEVICE u32 heads_in_turn(const BackwardParams& p, u32 all_heads, i64 head_bytes) {
+  if constexpr (WHOLE_TILES) return u32(p.heads_per_group);
+  constexpr i64 L2_SHARE = 24 << 20;  // bytes, as of ordered_block()
   const u32 fitting = u32(max(i64(1), min(i64(all_heads), L2_SHARE / head_bytes)));
-  const u32 num_groups = (all_heads - 1) / fitting + 1, group_heads = (all_heads - 1) / num_groups + 1;
+  const u32 num_groups = (all_heads - 1) / fitting + 1;
+  return (all_heads - 1) / num_groups + 1;
+}
+DEVICE HeadBlock block_in_turn(u32 index, u32 num_blocks, u32 all_heads, u32 group_heads) {
   const u32 group = index / (group_heads * num_blocks), rest = index - group * group_heads * num_blocks;
   const u32 members = min(group_heads, all_heads - group * group_heads);
   return {num_blocks - 1 - rest / members, group * group_heads + rest % members};
@@ -43,7 +47,7 @@ DEVICE KeyItem key_item(const BackwardParams& p, u32 index, int head_bytes_per_r
       found = {rest % Tc, first + rest / Tc};
     }
   } else if constexpr (DETERMINISTIC) {
-    found = block_in_turn(index, Tc, all_heads, head_bytes);
+    found = block_in_turn(index, Tc, all_heads, heads_in_turn(p, all_heads, head_bytes));
   } else {
     found = ordered_block(index, Tc, all_heads, head_bytes);
     if constexpr (LATER_ROWS_SEE_MORE) found.block = Tc - 1 - found.block;

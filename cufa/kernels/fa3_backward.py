@@ -31,7 +31,7 @@ def _order(problem: Problem, schedule: Schedule, device: Device, config: Fa3Back
     if order.in_groups(problem):
         small = order.in_small_groups(problem, device) and not _runs_on(problem, config)
         return order.key_blocks_in_groups(problem, schedule, small, config.cluster)
-    return order.key_blocks(problem, schedule, 2 * order.L2_SHARE)
+    return order.key_blocks(problem, schedule, order.share_in_turn(device))
 
 
 def _strips(problem: Problem, config: Fa3BackwardConfig) -> int:
