@@ -125,6 +125,7 @@ struct Sender {
 template <bool VALUES>
 struct Consumer {
   static constexpr int COLUMNS = VALUES ? VALUE_COLUMNS : KEY_COLUMNS;  // of dQ
+  static constexpr bool DQ_FIRST = VALUES && SOFTCAP;  // a soft cap takes the registers in which dQ of the tile before lies
 
   const BackwardParams& p;
   const WideMemory smem;
@@ -178,8 +179,12 @@ struct Consumer {
     for (;;) {
       INSIDE(inside.landed(FIRST, number()); inside.enter(SOFTMAX, number());)
       wgmma_registers(S_rmem);
+      if constexpr (DQ_FIRST) {
+        end_dq(n > 0, n - 1);
+        if (n > 0) add_dq(n - 1);
+      }
       if constexpr (VALUES) make_weights();
-      end_dq(n > 0, n - 1);  // under the exponentials
+      if constexpr (!DQ_FIRST) end_dq(n > 0, n - 1);  // which ran under the exponentials
       if constexpr (VALUES) {
         hand_weights_over();
       } else {
@@ -198,7 +203,7 @@ struct Consumer {
       wgmma_fence();
       issue_gradient();
       INSIDE(inside.in_flight(SECOND, number()); inside.enter(ADD, NO_TILE);)
-      if (n > 0) add_dq(n - 1);
+      if (!DQ_FIRST && n > 0) add_dq(n - 1);
       if (n + 1 < end) {
         INSIDE(inside.enter(WAIT_DATA, NO_TILE);)
         begin_scores(n + 1);

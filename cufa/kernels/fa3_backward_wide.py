@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 
-from ..core.problem import MAX_HEAD_DIM, Problem
-from .fa3_backward import FA3_BACKWARD, list_refusal
+from .fa3_backward import FA3_BACKWARD
 from .fa3_backward_config import Fa3BackwardConfig, numbers_and_barriers, tile_config, tiles
 from .shared_memory import Buffer
-from .spec import KernelSpec
 
 
 def _wide_shared_memory(config: Fa3BackwardConfig, head_dim: int) -> tuple[Buffer, ...]:
@@ -17,17 +15,6 @@ def _wide_shared_memory(config: Fa3BackwardConfig, head_dim: int) -> tuple[Buffe
     counts = {"Q": config.num_stages, "DO": config.do_stages, "DS": config.ds_stages, "DQ": 1}
     further = (Buffer(f"{name}_FULL", 8 * config.ds_stages, align=8) for name in ("P", "SENT"))
     return (*tiles(config, head_dim), *numbers_and_barriers(config, head_dim, counts), *further)
-
-
-def _wide_refusal(spec: KernelSpec, problem: Problem) -> str | None:
-    """What does not fit the registers."""
-    if problem.deterministic and problem.softcap is not None and problem.head_dim == MAX_HEAD_DIM:
-        where = f"with a softcap at head_dim {MAX_HEAD_DIM} in any order of additions only"
-        if problem.mask_kind not in ("full", "causal"):
-            return f"takes a window {where}"
-        if problem.alibi and problem.lengths.ragged:
-            return f"takes lengths with ALiBi {where}"
-    return list_refusal(spec, problem)
 
 
 FA3_BACKWARD_WIDE = dataclasses.replace(
@@ -40,5 +27,4 @@ FA3_BACKWARD_WIDE = dataclasses.replace(
         tile_config(64, 128, 2, cluster=2, ds_stages=1, min_head_dim=200, bulk_add=False),
     ),
     shared_memory=_wide_shared_memory,
-    further_refusal=_wide_refusal,
 )
