@@ -113,8 +113,14 @@ def test_ends_shared_heads_and_rows_without_keys(head_dim, mask):
         (
             256,
             {
-                **{"S": 128, "dP": 128, "dV": 64, "dK": 64, "dQ": 128, "dS, stored": 16},
-                **{"dS, sent to the other block": 32, "P, stored and read": 32},
+                "S": 128,
+                "dP": 128,
+                "dV": 64,
+                "dK": 64,
+                "dQ": 128,
+                "dS, stored": 16,
+                "dS, sent to the other block": 32,
+                "P, stored and read": 32,
             },
         ),
     ],

@@ -10,7 +10,7 @@ import pytest
 from records_support import SHIPPED
 from sampling import of_today
 
-from cufa.bench import additions, bounds, predictions, suites
+from cufa.bench import bounds, predictions, suites
 from cufa.bench.backward_cases import of_forward
 from cufa.bench.cases import one_item_a_block
 from cufa.bench.ladder import ladder
@@ -201,7 +201,6 @@ class TestPredictions:
         found = predictions.errors(rows_of(record), device_of(record), limits)
         assert found.keys() >= {"fa3_forward"}
         assert found.keys() >= {"fa2_forward", "fa2_noskip", "fa2_backward"} or not limits.mma_flops
-        device = device_of(record)
         for kernel, error in found.items():
             assert error.count and error.median < 0.25 and error.worst < 1, kernel
         said = predictions.in_words(found)

@@ -20,7 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mask_support import BANDS, tiles_of
 
-from cufa.core import order
+from cufa.core import key_order
 from cufa.core.architectures import Device
 from cufa.core.mask import CAUSAL, FULL, Band
 from cufa.executor.emulate import Emulation, emulate_backward
@@ -229,7 +229,7 @@ def test_query_tiles_of_any_band():
 @pytest.mark.parametrize("mask", EVERY_MASK.values(), ids=EVERY_MASK)
 @pytest.mark.parametrize("spec", SPECS, ids=lambda s: s.name)
 def test_key_blocks_are_taken_in_the_order_written_down(spec, mask, deterministic):
-    """``key_item`` of backward_schedule.cuh is ``order.key_blocks``: on one CPU thread blocks begin one by one."""
+    """``key_item`` of backward_schedule.cuh is ``key_order.key_blocks``: on one CPU thread blocks begin one by one."""
     case = make_case(2, 4, 2, 100, 600, near(spec, 64), spec.dtypes[-1], mask=mask)
     precision = "float32" if spec.dtypes == ("float32",) else None
     options = {"mode": "plain", "threads": 1, "deterministic": deterministic}
@@ -260,9 +260,9 @@ def test_groups_of_heads_are_taken_in_the_order_written_down(monkeypatch, spec, 
     case = make_case(2, 4, 4, 100, 300, head_dim, "bfloat16", causal=True)
     blocks = -(-300 // config.block_kv)
     monkeypatch.setattr(Device, "slow_memory", True)
-    monkeypatch.setattr(order, "_GROUP_BYTES", 1)
-    monkeypatch.setattr(order, "_GROUP_ITEMS", usual * blocks)
-    monkeypatch.setattr(order, "_LAST_ITEMS", blocks)
+    monkeypatch.setattr(key_order, "_GROUP_BYTES", 1)
+    monkeypatch.setattr(key_order, "_GROUP_ITEMS", usual * blocks * config.cluster)
+    monkeypatch.setattr(key_order, "_LAST_ITEMS", blocks)
     run = check(spec, None, case, mode="plain", threads=1, config=config)
     assert_in_order(run)
     size = usual if config.persistent else min(usual, 2)

@@ -10,7 +10,7 @@ from backward_support import NAMES, assert_gradients, make_case
 from test_emulate_backward_bugs import Bug, bug, check_planted, patch
 
 from cufa import plan_backward
-from cufa.core import order
+from cufa.core import key_order
 from cufa.core.mask import CAUSAL, FULL, Band
 from cufa.executor.emulate import emulate_backward
 from cufa.kernels import KERNELS
@@ -30,11 +30,11 @@ SHAPE = {"heads": 5, "kv_heads": 5, "seqlen_q": 140, "seqlen_k": 150, "head_dim"
 @pytest.fixture
 def small_groups(monkeypatch):
     """A head each, but for two in the last; all but the first are prepared beside tiles, all but the last converted."""
-    monkeypatch.setattr(order, "_GROUP_BYTES", 1)
-    monkeypatch.setattr(order, "_LAST_ITEMS", 4)
-    monkeypatch.setattr(order, "_GROUP_ITEMS", 1)
+    monkeypatch.setattr(key_order, "_GROUP_BYTES", 1)
+    monkeypatch.setattr(key_order, "_LAST_ITEMS", 4)
+    monkeypatch.setattr(key_order, "_GROUP_ITEMS", 1)
     for name in ("_BUSY_KEYS", "_NARROW_BUSY_KEYS", "_UNEVEN_LEAD"):
-        monkeypatch.setattr(order, name, 1)
+        monkeypatch.setattr(key_order, name, 1)
 
 
 def run(head_dim=64, batch=1, dtype="bfloat16", mask=CAUSAL, **how):
@@ -65,10 +65,10 @@ def test_in_any_order_of_warps_and_copies(schedule):
 @pytest.mark.usefixtures("small_groups")
 @pytest.mark.parametrize("lead", [1, 2])
 def test_groups_of_two_heads(monkeypatch, lead):
-    monkeypatch.setattr(order, "_GROUP_ITEMS", 4)
-    monkeypatch.setattr(order, "_UNEVEN_LEAD", lead)
+    monkeypatch.setattr(key_order, "_GROUP_ITEMS", 4)
+    monkeypatch.setattr(key_order, "_UNEVEN_LEAD", lead)
     case, found = run(batch=2, schedule=3)
-    assert dataclasses.astuple(order.head_groups(found.plan.problem, 2)) == (2, 2, lead, 2)
+    assert dataclasses.astuple(key_order.head_groups(found.plan.problem, 2)) == (2, 2, lead, 2)
     assert found.findings == ()
     assert_gradients([found.results[name] for name in NAMES], case)
 
@@ -77,7 +77,7 @@ def test_groups_of_two_heads(monkeypatch, lead):
 def test_passes_have_what_is_left():
     """The groups before, beside and behind are all there are."""
     problem = run()[1].plan.problem
-    groups = order.head_groups(problem, 2)
+    groups = key_order.head_groups(problem, 2)
     assert dataclasses.astuple(groups) == (1, 1, 1, 1)
     launches = run()[1].plan.launches
     strips = 2 * 16  # of a key/value head: two query heads of 140 rows
@@ -108,7 +108,7 @@ def test_a_group_keeps_every_sm_busy():
     """GQA 32/8 at 4k: dQ of one head fills the share of the L2 cache, and its key blocks a quarter of the SMs."""
     q, k = (8, 32, 4096, 128), (8, 8, 4096, 128)
     problem = plan_backward(q, k, causal=True, dtype="bfloat16", device="sm_90").problem
-    groups = order.head_groups(problem, 32)
+    groups = key_order.head_groups(problem, 32)
     assert groups.size * 32 >= 132
 
 

@@ -1,5 +1,5 @@
-"""Bugs planted in the backward kernel of wide heads on Hopper, whose thread blocks work in pairs; each must be found: by
-checked mode, or by gradients over the bound. What it shares with that of narrow heads is in
+"""Bugs planted in the backward kernel of wide heads on Hopper, whose thread blocks work in pairs; each must be found:
+by checked mode, or by gradients over the bound. What it shares with that of narrow heads is in
 test_emulate_backward_bugs_hopper.py."""
 
 from __future__ import annotations
@@ -41,12 +41,17 @@ BUGS = {
     "P over dS that is still read, two buffers": three(
         WIDE, "    smem.P_turns().wait_empty(n);\n", "", "race copy-not-awaited", seqlen_q=300
     ),
-    "P of another lane": wide(WIDE, "(warp * 2 + lane % 2) ^ (row % 8);", "(warp * 2 + lane % 2) ^ (row % 4);", "race wrong"),
+    "P of another lane": wide(
+        WIDE, "(warp * 2 + lane % 2) ^ (row % 8);", "(warp * 2 + lane % 2) ^ (row % 4);", "race wrong"
+    ),
     "dS over P that a lane still reads": wide(
         WIDE, "    warp_sync();  // all lanes have read P, which dS takes the place of\n", "", "race"
     ),
     "dS without a fence": wide(
-        WIDE, "    async_proxy_fence();\n    warp_sync();  // all lanes have stored\n", "    warp_sync();\n", "proxy-fence"
+        WIDE,
+        "    async_proxy_fence();\n    warp_sync();  // all lanes have stored\n",
+        "    warp_sync();\n",
+        "proxy-fence",
     ),
     "dS without a barrier of the warp": wide(
         WIDE,

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from cufa.bench.suites import make
-from cufa.core import order
+from cufa.core import key_order, order
 from cufa.core.architectures import ARCHITECTURES, Device
 from cufa.core.mask import CAUSAL, FULL, Band, Mask
 from cufa.core.operation import OPERATIONS
@@ -56,7 +56,7 @@ def test_groups_are_small_where_memory_is_slow(batch, seqlen, head_dim, usual, s
 
 def lasts(plan, group: int) -> float:
     """Of a plan, with heads in groups of so many, in tiles."""
-    found = order._in_groups(plan.schedule.num_q_blocks, heads_of(plan), plan.launches[0].grid[0], group)
+    found = order.items_in_groups(plan.schedule.num_q_blocks, heads_of(plan), plan.launches[0].grid[0], group)
     return order.makespan(found, found.tiles(plan.schedule) + order.ITEM_COST, plan.device.num_sms)
 
 
@@ -93,13 +93,13 @@ def backward_of(batch, heads, seqlen, head_dim, mask: Mask = CAUSAL, **changed) 
 def told(plan: Plan) -> dict[str, int | float]:
     """What the kernel is told of groups."""
     scalars = OPERATIONS["backward"].scalars(plan, {})
-    return {name: scalars[name] for name in order.HeadGroups(1, 1, 1, 1).scalars()}
+    return {name: scalars[name] for name in key_order.HeadGroups(1, 1, 1, 1).scalars()}
 
 
 def assert_consistent(plan: Plan) -> None:
     """The order has the groups that the kernel is told of; where blocks run on the passes before and behind have the
     strips that these leave them."""
-    groups = order.HeadGroups(*map(int, told(plan).values()))
+    groups = key_order.HeadGroups(*map(int, told(plan).values()))
     heads, blocks = heads_of(plan), plan.schedule.num_kv_blocks
     for group in range(groups.whole + 1):
         first, end = group * groups.size, (group + 1) * groups.size if group < groups.whole else heads

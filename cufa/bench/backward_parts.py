@@ -59,9 +59,8 @@ def parts(plan: Plan) -> tuple[Part, ...]:
     of_kernel = _wide if config.paired else _narrow
     tiles, items = tiles_of(plan), _items_with_tiles(plan)
     row = ceil_div(problem.head_dim, _ATOM_COLUMNS) * _ATOM_ROW_BYTES
-    loaded = (
-        tiles * config.cluster * 2 * config.block_q * (row + _FLOAT) + items * config.block_kv * (2 * row + config.other_columns * problem.itemsize)
-    )
+    loaded = tiles * config.cluster * 2 * config.block_q * (row + _FLOAT)
+    loaded += items * config.block_kv * (2 * row + config.other_columns * problem.itemsize)
     return (*of_kernel(problem, config, tiles, items), Part("loads of Q, dO, K, V", 0, loaded))
 
 

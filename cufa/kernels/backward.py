@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 
-from ..core import order
+from ..core import key_order
 from ..core.architectures import Device
 from ..core.lengths import LENGTH_KINDS
 from ..core.operation import Split
+from ..core.order import makespan
 from ..core.problem import MASK_KINDS, Problem
 from ..core.schedule import Schedule
 from .config import TileConfig
@@ -122,10 +123,10 @@ _HALF_TILE, _BLOCK_COST = 0.67, 2.0
 def _span(problem: Problem, config: BackwardConfig, whole: BackwardConfig, num_sms: int) -> float:
     """When the last block ends, in tiles of ``whole``."""
     schedule = Schedule.of(problem, config.block_q, config.block_kv, skip_masked_tiles=True)
-    blocks = order.key_blocks(problem, schedule)
+    blocks = key_order.key_blocks(problem, schedule)
     tile = 1.0 if config == whole else _HALF_TILE
     costs = blocks.tiles(schedule) * problem.group_size * tile + _BLOCK_COST
-    return order.makespan(blocks, costs, num_sms * config.blocks_per_sm)
+    return makespan(blocks, costs, num_sms * config.blocks_per_sm)
 
 
 FA2_BACKWARD = KernelSpec(
@@ -157,7 +158,7 @@ FA2_BACKWARD = KernelSpec(
     masks=MASK_KINDS,
     skip_masked_tiles=True,
     choose=_backward_choose,
-    order=lambda problem, schedule, device, config: order.key_blocks(problem, schedule),
+    order=lambda problem, schedule, device, config: key_order.key_blocks(problem, schedule),
     operation="backward",
     further_constants=lambda problem: {
         "DETERMINISTIC": problem.deterministic,

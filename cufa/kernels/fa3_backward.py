@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 
-from ..core import order
+from ..core import key_order
 from ..core.architectures import Device
 from ..core.lengths import DENSE, LENGTH_KINDS
 from ..core.operation import Split
+from ..core.order import Order
 from ..core.problem import MASK_KINDS, Problem
 from ..core.schedule import Schedule
 from .backward import PASS_WARPS, STRIP
@@ -24,14 +25,14 @@ from .spec import Box, KernelSpec, Launch, ceil_div
 
 def _runs_on(problem: Problem, config: Fa3BackwardConfig) -> bool:
     """Whether thread blocks take one key block after another."""
-    return config.may_run_on and problem.softcap is None and not problem.sink and order.in_groups(problem)
+    return config.may_run_on and problem.softcap is None and not problem.sink and key_order.in_groups(problem)
 
 
-def _order(problem: Problem, schedule: Schedule, device: Device, config: Fa3BackwardConfig) -> order.Order:
-    if order.in_groups(problem):
-        small = order.in_small_groups(problem, device) and not _runs_on(problem, config)
-        return order.key_blocks_in_groups(problem, schedule, small, config.cluster)
-    return order.key_blocks(problem, schedule, order.share_in_turn(device))
+def _order(problem: Problem, schedule: Schedule, device: Device, config: Fa3BackwardConfig) -> Order:
+    if key_order.in_groups(problem):
+        small = key_order.in_small_groups(problem, device) and not _runs_on(problem, config)
+        return key_order.key_blocks_in_groups(problem, schedule, small, config.cluster)
+    return key_order.key_blocks(problem, schedule, key_order.share_in_turn(device))
 
 
 def _strips(problem: Problem, config: Fa3BackwardConfig) -> int:
@@ -53,7 +54,7 @@ def _launches(
     if _runs_on(problem, config):  # the passes take the first and the last groups of heads
         heads = problem.batch * problem.kv_heads
         of_head = strips // max(heads, 1)
-        groups = order.head_groups(problem, ceil_div(problem.seqlen_k, config.block_kv))
+        groups = key_order.head_groups(problem, ceil_div(problem.seqlen_k, config.block_kv))
         before = of_head * (heads if groups.before > groups.whole else groups.size * groups.before)
         after = of_head * (heads - groups.size * groups.converted)
     return (
@@ -146,7 +147,7 @@ def _choose(problem: Problem, fitting: tuple[Fa3BackwardConfig, ...], device: De
     wide = problem.head_dim > 96 and problem.seqlen_q >= _LONG_SEQLEN and queries > _QUERIES_OF_LONG_ITEM_WIDE
     least = _LONG_ITEMS_PER_SM if queries > _QUERIES_OF_LONG_ITEM else _ITEMS_PER_SM
     few = _items(problem, chosen) < least * device.num_sms
-    if wide or few or order.in_small_groups(problem, device):
+    if wide or few or key_order.in_small_groups(problem, device):
         return each
     return next((x for x in fitting if x.persistent and not x.bulk_add), chosen)
 

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ..core.key_order import head_groups, heads_in_turn, in_groups, in_small_groups, share_in_turn
 from ..core.mask import Mask
 from ..core.operation import Arrays, Operand, Operation, register
-from ..core.order import head_groups, heads_in_turn, in_groups, in_small_groups, share_in_turn
 from ..core.params import Params
 from ..core.problem import Problem
 from ..kernels import KernelSpec, TileConfig

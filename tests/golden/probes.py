@@ -228,8 +228,8 @@ def backward_probes() -> Iterator[Probe]:
 
 
 def cluster_probes() -> Iterator[Probe]:
-    """Twelve words of each thread to other blocks, in two clusters of four blocks; a KiB from block to block of two pairs,
-    twice."""
+    """Twelve words of each thread to other blocks, in two clusters of four blocks; a KiB from block to block of two
+    pairs, twice."""
     words = random_words("cluster", 8 * 64 * 12)
     yield Probe("cluster", words, 8 * 64 * 13, 8, 64, CLUSTER_SOURCE, 64 * 48 + 8, cluster=4)
     words = random_words("cluster_copy", 4 * 2 * 64 * 4)
