@@ -49,7 +49,7 @@
 //   tile more. Told otherwise (uniform()): 1.02 to 1.08 at 1k, 0.99 to 1.04 at 4k.
 // - The passes beside the tiles, over that: d64 4k 1.02 to 1.07 / 1.02 to 1.05 and 1k 1.0 to 1.02, d128 1k causal 1.06 / 1.05. A
 //   first version was 0.5 to 0.7 at 1k: one warp, rows asked for one lane after another (a bulk copy takes uniform addresses), a
-//   release per strip. Strips asked for across batches, and as many of them as suffices (core/order.py): 1k another 1.01 to 1.05.
+//   release per strip. Strips asked for across batches, and as many of them as suffices (core/key_order.py): 1k another 1.01 to 1.05.
 // - Additions told of a tile later (tell_added()), over that: 1k d64 1.02 to 1.04, d128 1.01. An inside trace had shown it: behind
 //   the last addition of a key block, dK and dV and the wait for that addition took 5,000 cycles of 33,000 (d64, 1k, causal).
 // - dK and dV by way of shared memory, in whole rows, instead of by shuffles: 0.99 to 1.01.

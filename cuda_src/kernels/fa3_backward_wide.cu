@@ -21,11 +21,17 @@
 // Beyond 192 columns there is room for one buffer, and P of the next tile waits until dQ of the last one is worked out.
 // DETERMINISTIC blocks add in turns, each block of a pair its columns.
 //
-// Measured (H100, bfloat16, 16k tokens, in turns), as a ratio of speed over blocks of 64 keys for themselves: see
-// cufa/records/README.md for what it takes now; d256 1k 1.25 full and 1.19 causal, 4k 1.31 and 1.24, 16k causal 1.28.
-// Arrivals that release to the cluster, once a tile, instead of relaxed ones: 0.8 of that (primitives/cluster_copy.cuh).
-// Of blocks for themselves: dP added to -D in its accumulators, so that dS is one product away from it, d256 1.02 to 1.09;
-// persistent blocks instead of one launched for each key block 0.91 to 1.0.
+// Measured (H100, bfloat16, 16k tokens), as a ratio of speed:
+// - over blocks of 64 keys for themselves, in turns: d256 1k 1.20 full and 1.16 causal, 4k 1.24 and 1.22, 16k causal 1.27; four query
+//   heads to a key, 4k causal 1.55; d192 4k 1.19 and 1.13, 1k causal 1.09; d160 and d200 4k causal 1.12 and 1.21. In a fixed order
+//   d256 4k 1.59 and 1.58, d192 1.26 and 1.30;
+// - over PyTorch's flash backward, alone: d256 1.88 to 2.10 (in turns 1.93 to 2.39), d192 4k 1.86 and 1.84 (2.04 and 2.01);
+// - arrivals that release to the cluster, once a tile, instead of relaxed ones: 0.8 (primitives/cluster_copy.cuh);
+// - Q and dO brought by multicast, each block half of a tile for both: 1.0 in turns and alone. A third stage of Q at d192: 1.0;
+// - of blocks for themselves: dP added to -D in its accumulators, so that dS is one product away from it, d256 1.02 to 1.09;
+//   persistent blocks instead of one launched for each key block 0.91 to 1.0.
+// With a soft cap dQ of the tile before is added before the exponentials: no build spills then (NVRTC 13.5). Added between the
+// scores of the next tile and dQ of this one, as late as could be, it takes 24 bytes of spills more.
 // What failed: a run of dQ in a part of an array that a longer run has the whole of: at other head dims than 256 ptxas serialises
 // the products of most builds (C7511), without spills.
 #include "backward_params.cuh"

@@ -14,7 +14,7 @@ struct KeyItem {
 // through its query tiles, each a tile or two behind the one before; between two of them come those of the other heads of
 // a group, as many as the L2 cache holds, so that a block is not launched only to wait. (With 4 heads on 132 SMs at a time
 // and blocks of one head launched together, each waits for a quarter of the head's blocks: a quarter of its time at 4k.)
-// On Hopper (WHOLE_TILES) the planner says how many that are (cufa/core/order.py).
+// On Hopper (WHOLE_TILES) the planner says how many that are (cufa/core/key_order.py).
 DEVICE u32 heads_in_turn(const BackwardParams& p, u32 all_heads, i64 head_bytes) {
   if constexpr (WHOLE_TILES) return u32(p.heads_per_group);
   constexpr i64 L2_SHARE = 24 << 20;  // bytes, as of ordered_block()

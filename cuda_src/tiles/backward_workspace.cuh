@@ -58,7 +58,7 @@ constexpr bool RUNS_ON = PERSISTENT && GROUPED && !SOFTCAP && !SINK && !DQ_TRANS
 
 // GROUPED: key/value heads that are worked on together, so that dQ of a few groups lies in the L2 cache at a time. RUNS_ON: while
 // one group is, the next ones are prepared and those before are converted (tiles/backward_background.cuh), but for the first
-// and the last ones, with which the passes before and after are done. Which is the planner's choice (cufa/core/order.py).
+// and the last ones, with which the passes before and after are done. Which is the planner's choice (cufa/core/key_order.py).
 struct HeadGroups {
   const BackwardParams& p;
   DEVICE u32 heads() const { return u32(p.batch) * opaque(u32(p.kv_heads)); }
