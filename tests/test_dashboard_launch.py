@@ -56,6 +56,14 @@ def test_every_key_block_of_the_backward_is_launched_once(mask: Mask, determinis
         assert (np.diff(blocks.tiles[: len(blocks) * 5 // 8]) <= 0).all(), "the longest come first"
 
 
+def test_both_blocks_of_a_pair_are_drawn_side_by_side() -> None:
+    plan = make_plan(of_forward(make(3, 8, 700, 256, "bfloat16", CAUSAL)), DEVICE, "fa3")
+    blocks = launch.thread_blocks(plan.problem, plan.schedule, plan.spec, DEVICE, plan.config)
+    assert len(blocks) == plan.launches[1].grid[0] == 2 * len(plan.order)
+    for numbers in (blocks.q_block, blocks.head, blocks.batch, blocks.tiles):
+        assert (numbers[::2] == numbers[1::2]).all()
+
+
 def test_launches_that_can_be_drawn_begin_with_the_simplest() -> None:
     assert list(launch.algorithms()) == ["fa1", "fa2_noskip", "fa2", "fa3"]
 
