@@ -30,8 +30,8 @@
 // - Q and dO brought by multicast, each block half of a tile for both: 1.0 in turns and alone. A third stage of Q at d192: 1.0;
 // - of blocks for themselves: dP added to -D in its accumulators, so that dS is one product away from it, d256 1.02 to 1.09;
 //   persistent blocks instead of one launched for each key block 0.91 to 1.0.
-// With a soft cap dQ of the tile before is added before the exponentials: no build spills then (NVRTC 13.5). Added between the
-// scores of the next tile and dQ of this one, as late as could be, it takes 24 bytes of spills more.
+// With a soft cap dQ of the tile before is added before the exponentials: no build at d256 spills then (NVRTC 13.5), which took 48 to
+// 92 bytes. Without one it is added before the scores of the next tile are asked for: behind them, up to 32 bytes (NVRTC 13.0).
 // What failed: a run of dQ in a part of an array that a longer run has the whole of: at other head dims than 256 ptxas serialises
 // the products of most builds (C7511), without spills.
 #include "backward_params.cuh"
