@@ -48,7 +48,9 @@ def test_what_binds_is_derived_where_it_was_not_recorded(elsewhere: Path) -> Non
     narrow, wide = page_of(128), page_of(256)
     assert {"products", "shared memory", "L2 additions", "passes"} <= bars_of(wide).keys()
     assert "shared memory alone needs" in words(narrow)
-    assert "shared memory alone needs" in words(wide)  # pairs of blocks add half as much in the L2 cache as blocks did
+    assert "shared memory alone needs" in words(
+        wide
+    )  # pairs of blocks add half as much in the L2 cache as blocks did
     assert "3.9 TB/s (measured by hand on one H200 on 2026-11-22, not recorded yet)" in words(wide)
 
 

@@ -139,13 +139,14 @@ def predict(plan: Plan, limits: Limits) -> float:
 
 def _sharing(plan: Plan) -> float:
     """Warps of one scheduler of an SM, or consumer warpgroups of one SM, that run at the same time. A warpgroup hides
-    what another cannot in turns (ping-pong), or with a softmax under its own products, which a soft cap takes."""
+    what another cannot in turns (ping-pong), or with a softmax under its own products, which a soft cap takes. Those of
+    a pair of blocks hand P and dS to one another in every tile, and hide nothing for each other."""
     config = plan.config
     if isinstance(config, Fa3Config):
         overlaps = config.ping_pong or plan.problem.softcap is None
         return config.num_warps // 4 - 1 if overlaps else 1
     if isinstance(config, Fa3BackwardConfig):
-        return config.num_warps // 4 - 1
+        return 1 if config.paired else config.num_warps // 4 - 1
     return max(1.0, config.num_warps * _resident(plan) / _SCHEDULERS)
 
 
