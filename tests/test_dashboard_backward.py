@@ -136,6 +136,15 @@ def test_thread_blocks_are_those_of_the_order() -> None:
     assert int(blocks.batch.max()) == 3 and int(blocks.head.max()) == 15
 
 
+def test_wide_heads_are_drawn_by_their_own_kernel() -> None:
+    app = masked_work(alg="fa3", d="256", heads="8", sq="1024", sk="1024", mask="causal")
+    problem = of_forward(make(4, 8, 1024, 256, "bfloat16", CAUSAL))
+    plan = make_plan(problem, DEVICE, "fa3")
+    assert plan.spec.name == "fa3_backward_wide"
+    assert app.selectbox(key="masked.tiles").value == config_key(plan.config)
+    assert f"{plan.launches[1].grid[0]:,} thread blocks" in words(app)  # both of each pair
+
+
 def test_a_recorded_trace_is_opened_and_agrees_with_every_column(elsewhere: Path) -> None:
     trace = make_trace(backward_plan(2, 4, 2048, 64))
     trace.environment["device"] = "NVIDIA H200"

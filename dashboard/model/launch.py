@@ -114,16 +114,18 @@ class Timeline:
         return float((end - start).sum()) / (self.num_sms * self.span)
 
 
-def algorithms(operation: str = "forward", dtype: str = _DTYPE) -> dict[str, KernelSpec]:
+def algorithms(operation: str = "forward", dtype: str = _DTYPE, head_dim: int = 64) -> dict[str, KernelSpec]:
     """Kernels of an operation by algorithm whose order is written down, the simplest first: those whose launch can be
-    drawn."""
+    drawn. Of several of one algorithm that which has tiles for the head dim."""
     problem = Problem(1, 1, 1, 64, 64, 64, dtype, scale=default_scale(64), operation=operation)
     schedule = Schedule.of(problem, 64, 64, skip_masked_tiles=True)
     found: dict[str, KernelSpec] = {}
     for spec in reversed(kernels_of(operation).values()):
         if dtype not in spec.dtypes:
             continue
-        if spec.order(problem, schedule, Device.typical(90), spec.configs[0]) is not None:
+        if spec.order(problem, schedule, Device.typical(90), spec.configs[0]) is None:
+            continue
+        if spec.algorithm not in found or any(config.fits(head_dim) for config in spec.configs):
             found[spec.algorithm] = spec
     return found
 

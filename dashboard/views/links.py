@@ -105,7 +105,7 @@ def _masked_work(subject: Subject) -> dict[str, Any]:
     p, spec, config = subject.problem, subject.spec, subject.config
     if max(p.seqlen_q, p.seqlen_k) > MAX_LENGTH:
         raise ValueError(f"Longer than {MAX_LENGTH:,} is not drawn there.")
-    known = launch.algorithms(p.operation, p.dtype)
+    known = launch.algorithms(p.operation, p.dtype, p.head_dim)
     if p.operation not in DRAWN:
         raise ValueError(f"{OPERATIONS[p.operation].title} is not drawn there.")
     if spec is not None and spec.algorithm not in known:

@@ -76,8 +76,8 @@ def choose(controls: Controls) -> View:
         shape = (batch, heads, kv_heads, seqlen_q, seqlen_k, head_dim)
         scale = default_scale(head_dim)
         problem = Problem(*shape, dtype, mask, scale, softcap, precision, operation=operation)
-        config = choose_config(controls, problem, specs[algorithm], device)
-    spec = specs[algorithm]
+        spec = algorithms(operation, dtype, head_dim)[algorithm]
+        config = choose_config(controls, problem, spec, device)
     schedule = Schedule.of(problem, config.block_q, config.block_kv, spec.skip_masked_tiles)
     return View(problem, schedule, algorithm, spec, config, device)
 

@@ -37,7 +37,7 @@ def choose_other(controls: Controls, view: View) -> View | None:
         return None
     with st.container(border=True, key="controls-beside"):
         first, controls = controls, controls.second(_PREFIX)
-        known = algorithms(view.problem.operation, view.problem.dtype)
+        known = algorithms(view.problem.operation, view.problem.dtype, view.problem.head_dim)
         specs = {name: spec for name, spec in known.items() if spec.runs_on(view.device.arch.capability)}
         words = {name: ALGORITHM_WORDS.get(name, name) for name in specs}
         default = next((name for name in reversed(specs) if name != view.algorithm), view.algorithm)
