@@ -42,6 +42,7 @@ class Fa3BackwardConfig(TileConfig):
     early_launches: bool = False
     """The main pass and the last one may begin while the one before ends (programmatic dependent launch)."""
 
+    in_text = ("cluster",)
     gone: ClassVar[Mapping[str, Any]] = {"dq_first": False}
 
     @property
