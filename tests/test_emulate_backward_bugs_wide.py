@@ -186,6 +186,7 @@ def test_planted(patch, name):
     assert any(kind in found for kind in (planted.kinds or "wrong").split()), found or "nothing found"
 
 
+@pytest.mark.sampled(fixed=4, dated=2)
 @pytest.mark.parametrize("deterministic", [False, True])
 @pytest.mark.parametrize(("config", "head_dim"), [(THREE, 160), (FOUR, 248)], ids=str)
 @pytest.mark.parametrize("case", [{}, {"mask": FULL}, {"mask": Band(20, 30), "softcap": 1.0}], ids=str)
