@@ -247,7 +247,7 @@ def _choose_whole(problem: Problem, device: Device, spec: KernelSpec, request: R
     if tuned is not None and tuned.config in fitting and tuned.planned in (None, chosen):
         return Choice(spec, tuned.config, (f"tiles {tuned.config}: {tuned.found}",))
     known = (
-        "measured on an H200 for others of its kind, not for this shape: see `cufa tune`"
+        "measured on an H200 or H100 for others of its kind, not for this shape: see `cufa tune`"
         if device.arch.capability in MEASURED
         else f"never measured on {device.arch.name}: see `cufa tune`"
     )

@@ -62,7 +62,7 @@ def test_a_decode_plan_says_why_its_kernel_and_nothing_of_measured_classes(arch,
 
 def test_tiles_that_were_never_measured_say_so():
     for arch, words in (
-        ("sm_90", "measured on an H200 for others of its kind"),
+        ("sm_90", "measured on an H200 or H100 for others of its kind"),
         ("sm_80", "never measured on sm_80"),
         ("sm_120", "sm_120"),
     ):
