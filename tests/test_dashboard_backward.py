@@ -160,6 +160,22 @@ def test_a_recorded_trace_is_opened_and_agrees_with_every_column(elsewhere: Path
     assert "agree with every" not in words(app)
 
 
+def test_a_trace_of_pairs_is_not_judged_by_sms_whose_blocks_keep_no_record(elsewhere: Path) -> None:
+    trace = make_trace(make_plan(of_forward(make(2, 4, 1024, 256, "bfloat16", CAUSAL)), DEVICE, "fa3"))
+    first_of_pairs = trace.records[trace.records["thread_block"] % 2 == 0]
+    trace = dataclasses.replace(trace, records=first_of_pairs)
+    trace.environment["device"] = "NVIDIA H200"
+    traces.save(trace, elsewhere / "records" / "traces")
+    app = open_page("masked_work")
+    app.selectbox(key="masked.open").select(trace.name).run()
+    said = words(app)
+    assert "agree with every column of the schedule" in said
+    assert "Of each pair of thread blocks the first keeps a record" in said
+    assert "The tail is" not in said
+    occupancy = open_page("occupancy", kernel="fa3_backward_wide", d="256", tiles=config_key(trace.config))
+    assert "of 64 warps per SM" in words(occupancy) and "Achieved" not in words(occupancy)
+
+
 def test_a_disagreement_is_an_alarm(elsewhere: Path) -> None:
     trace = make_trace(backward_plan())
     trace.records["tiles_visited"][7] += 1

@@ -136,25 +136,27 @@ def test_traces_of_both_stand_on_one_axis(elsewhere: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("operation", "algorithm"),
+    ("operation", "algorithm", "head_dim"),
     [
-        ("forward", "fa1"),
-        ("forward", "fa2_noskip"),
-        ("forward", "fa2"),
-        ("forward", "fa3"),
-        ("backward", "fa2"),
+        ("forward", "fa1", 64),
+        ("forward", "fa2_noskip", 64),
+        ("forward", "fa2", 64),
+        ("forward", "fa3", 64),
+        ("backward", "fa2", 64),
+        ("backward", "fa3", 256),  # pairs of blocks
     ],
 )
-def test_no_arithmetic_is_lost_on_the_common_axis(operation: str, algorithm: str) -> None:
+def test_no_arithmetic_is_lost_on_the_common_axis(operation: str, algorithm: str, head_dim: int) -> None:
     """SM time that is used adds up to what all tiles do, whatever their size and however many share an SM."""
     shape = dataclasses.replace(
-        make(2, 8, 3000, 64, "bfloat16", Band(700, 0)), kv_heads=2, operation=operation
+        make(2, 8, 3000, head_dim, "bfloat16", Band(700, 0)), kv_heads=2, operation=operation
     )
     plan = make_plan(shape, DEVICE, algorithm)
     schedule, problem = plan.schedule, plan.problem
-    blocks = launch.thread_blocks(problem, schedule, plan.spec, DEVICE)
+    blocks = launch.thread_blocks(problem, schedule, plan.spec, DEVICE, plan.config)
     places = plan.config.blocks_per_sm if blocks.thread_block is None else 1
-    found = pair.in_arithmetic(launch.predict(blocks, DEVICE.num_sms, places), problem, schedule)
+    line = launch.predict(blocks, DEVICE.num_sms, places)
+    found = pair.in_arithmetic(line, problem, schedule, plan.config.blocks_of_item)
     used = (found.end - found.start).sum() / places
     assert used == pytest.approx(work.work(problem, schedule).done)
 

@@ -170,8 +170,7 @@ def _busiest(plan: Plan, item_cost: float) -> float:
     ``item_cost``: time that an item takes besides its tiles, in tiles.
     """
     assert plan.device is not None and plan.order is not None
-    together = max(launch.cluster for launch in plan.launches)  # SMs that are busy with one item
-    slots, order = plan.device.num_sms * _resident(plan) // together, plan.order
+    slots, order = plan.device.num_sms * _resident(plan) // plan.config.blocks_of_item, plan.order
     if isinstance(plan.config, Fa3Config) and _lives_for_one_item(plan):
         order = dataclasses.replace(order, thread_block=None)
     tiles = order.tiles(plan.schedule) * (plan.problem.group_size if plan.schedule.by_keys else 1)

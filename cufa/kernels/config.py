@@ -41,6 +41,11 @@ class TileConfig:
         return self.block_q
 
     @property
+    def blocks_of_item(self) -> int:
+        """Thread blocks that share a work item, side by side."""
+        return 1
+
+    @property
     def warps_text(self) -> str:
         return f", {self.num_warps} warps" if self.num_warps else ""
 

@@ -57,6 +57,10 @@ class Fa3BackwardConfig(TileConfig):
         return self.cluster > 1
 
     @property
+    def blocks_of_item(self) -> int:
+        return self.cluster
+
+    @property
     def other_columns(self) -> int:
         """Of K, that a block of a pair needs of the other's keys beside its own: two times 64, the first or the last
         of a head."""

@@ -262,8 +262,7 @@ def _scalars(plan: Plan, given: Arrays) -> dict[str, int | float]:
         launch.persistent for launch in plan.launches
     )  # then the passes' launches have the usual groups
     small = plan.device is not None and not runs_on and in_small_groups(p, plan.device)
-    cluster = max((launch.cluster for launch in plan.launches), default=1)  # thread blocks of a key block
-    groups = head_groups(p, -(-p.seqlen_k // config.block_kv) * cluster, small).scalars()
+    groups = head_groups(p, -(-p.seqlen_k // config.block_kv) * config.blocks_of_item, small).scalars()
     strips = p.group_size * -(-p.seqlen_q // config.block_q) * (config.block_q // STRIP)
     return {**found, **groups, "strips_per_head": strips}
 

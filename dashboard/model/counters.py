@@ -53,6 +53,11 @@ class Kept:
     def card(self) -> str:
         return str(self.trace.environment["device"])
 
+    @property
+    def has_every_block(self) -> bool:
+        """Of blocks that share an item the first alone keeps a record."""
+        return self.trace.config.blocks_of_item == 1
+
     def is_of(self, device: Device) -> bool:
         """Whether it was taken on such a card, not merely one of its architecture."""
         same = self.trace.num_sms == device.num_sms and self.trace.environment.get("arch") == device.arch.name

@@ -19,7 +19,6 @@ from cufa.core.order import WHOLE_HEAD, Order, simulate
 from cufa.core.problem import Problem, default_scale
 from cufa.core.schedule import Schedule
 from cufa.kernels import KernelSpec, TileConfig, kernels_of
-from cufa.kernels.fa3_backward_config import Fa3BackwardConfig
 
 __all__ = ["KEYS", "WHOLE_HEAD", "Blocks", "Timeline", "algorithms", "predict", "thread_blocks"]
 
@@ -139,14 +138,9 @@ def thread_blocks(
     assert found is not None, f"{spec.name} is none of algorithms()"
     by_keys = OPERATIONS[problem.operation].by_keys
     batch, head = np.divmod(found.head, problem.kv_heads if by_keys else problem.heads)
-    together = blocks_of_item(config or spec.configs[0])
+    together = (config or spec.configs[0]).blocks_of_item
     items = (found.q_block, head, batch, found.tiles(schedule))
     return Blocks(*(np.repeat(x, together) for x in items), found.thread_block)
-
-
-def blocks_of_item(config: TileConfig) -> int:
-    """Thread blocks that share an item, side by side."""
-    return config.cluster if isinstance(config, Fa3BackwardConfig) else 1
 
 
 def predict(blocks: Blocks, num_sms: int, blocks_per_sm: int, overhead: int = 0) -> Timeline:

@@ -18,10 +18,12 @@ FLOP = "FLOP"
 """Unit of a predicted timeline that stands beside another one: arithmetic that an SM could have done until then."""
 
 
-def in_arithmetic(timeline: Timeline, problem: Problem, schedule: Schedule) -> Timeline:
+def in_arithmetic(
+    timeline: Timeline, problem: Problem, schedule: Schedule, blocks_of_item: int = 1
+) -> Timeline:
     """A timeline predicted in tiles, on an axis that other tiles have too. The blocks that an SM holds at a time share
-    its rate: the more it holds, the longer each of their tiles takes."""
-    tiles = schedule.visited * problem.batch * problem.heads
+    its rate: the more it holds, the longer each of their tiles takes. ``blocks_of_item`` share the work of a tile."""
+    tiles = schedule.visited * problem.batch * problem.heads * blocks_of_item
     flop = work.work(problem, schedule).done / tiles if tiles else 0.0
     if schedule.by_keys:  # an item's tiles are those of one of the query heads that share its keys
         flop *= problem.group_size

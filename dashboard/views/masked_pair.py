@@ -94,7 +94,7 @@ def _predicted(sides: tuple[View, View]) -> list[Timeline]:
     """Both launches on one axis; none where one is too large to be simulated."""
     if any(len(x.blocks) > MOST_THREAD_BLOCKS for x in sides):
         return []
-    return [pair.in_arithmetic(x.predicted, x.problem, x.schedule) for x in sides]
+    return [pair.in_arithmetic(x.predicted, x.problem, x.schedule, x.config.blocks_of_item) for x in sides]
 
 
 def _verdict(sides: tuple[View, View], names: list[str], lines: list[Timeline]) -> str:
@@ -208,7 +208,8 @@ def _show_timelines(
         for t, x in zip(kept, sides, strict=True)
     ]
     text = f"{names[1]} ends after {seen[1].span:,.0f} µs, {names[0]} after {seen[0].span:,.0f} µs"
-    page.verdict(f"{text}. {_idle(seen, names)}", "", page.origin_tag(kept[0].origin), small=True)
+    text += f". {_idle(seen, names)}" if all(t.has_every_block for t in kept) else "."
+    page.verdict(text, "", page.origin_tag(kept[0].origin), small=True)
     page.figure(charts.timelines(names, seen, palette), "masked.pair.measured", _describe(names, seen))
     st.caption(
         f"{kept[0].card}, {kept[0].trace.environment['recorded'][:10]}: start, end and SM of every block, written by "

@@ -47,7 +47,7 @@ def show_timelines(view: View, palette: Palette) -> None:
     with right:
         measured = measured_timeline(kept.trace.records, kept.trace.num_sms, view.whole_heads)
         _show_measured(kept, measured, view.device, palette)
-    if kept.is_of(view.device) and not _halved(kept):
+    if kept.is_of(view.device) and kept.has_every_block:
         _show_tails(view, measured, page.origin_tag(kept.origin), palette)
     else:
         _offer_trace(view)
@@ -103,11 +103,11 @@ def _show_measured(kept: Kept, timeline: Timeline, device: Device, palette: Pale
     """A trace; of another card than the page predicts for it is shown as that, and nothing is judged by it."""
     trace, tag = kept.trace, page.origin_tag(kept.origin)
     text = f"{timeline.span:,.0f} µs, {_idle(timeline)}; {timeline.mean_blocks:.1f} blocks per SM on average."
-    if _halved(kept):
+    if not kept.has_every_block:
         text = f"{timeline.span:,.0f} µs. Of each pair of thread blocks the first keeps a record; the other runs "
         text += "beside it, on an SM that is empty here."
     if kept.is_of(device):
-        page.verdict(text, "warn" if timeline.tail > 0.1 and not _halved(kept) else "", tag, small=True)
+        page.verdict(text, "warn" if timeline.tail > 0.1 and kept.has_every_block else "", tag, small=True)
     else:
         text = f"On another card, {kept.card}: {text[0].lower()}{text[1:]}"
         page.verdict(f"{text} This says nothing about {device.name}.", "", tag, small=True)
@@ -120,11 +120,6 @@ def _show_measured(kept: Kept, timeline: Timeline, device: Device, palette: Pale
         f"block, written by a trace build of the kernel ({trace.problem.dtype}).{stale}"
     )
     _export(timeline, f"{tag}: {trace.name}", tag)
-
-
-def _halved(kept: Kept) -> bool:
-    """Whether a trace has records of one thread block of each pair."""
-    return launch.blocks_of_item(kept.trace.config) > 1
 
 
 def _show_tails(view: View, measured: Timeline, tag: str, palette: Palette) -> None:

@@ -19,7 +19,6 @@ from cufa.dashboard.charts.occupancy import Point
 from cufa.dashboard.model import counters
 from cufa.dashboard.model.compiled import Compiled, Compiler, Entry
 from cufa.dashboard.model.configs import config_key, config_words
-from cufa.dashboard.model.launch import blocks_of_item
 from cufa.dashboard.model.trace import measured_timeline
 from cufa.dashboard.state import Controls
 from cufa.dashboard.theme import Palette
@@ -138,7 +137,7 @@ def _show_achieved(entry: Entry, choice: Choice) -> None:
         wanted = choice.spec.name, config_key(choice.config or trace.config), _compiled_as(choice.problem)
         if of_build != (*wanted, choice.arch.name):
             continue
-        if blocks_of_item(trace.config) > 1:  # one of each pair keeps a record
+        if not kept.has_every_block:
             continue
         p = trace.problem
         schedule = Schedule.of(p, trace.config.block_q, trace.config.block_kv, choice.spec.skip_masked_tiles)
