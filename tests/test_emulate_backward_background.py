@@ -18,6 +18,7 @@ from cufa.kernels import KERNELS
 __all__ = ["patch"]
 
 BACKGROUND, BLOCK = "tiles/backward_background.cuh", "tiles/backward_block.cuh"
+LOADER = "tiles/backward_loader.cuh"
 #: dQ added from registers, and by the copy engine.
 LONG, SHORT = (
     next(x for x in KERNELS["fa3_backward"].configs if x.fits(d) and x.persistent and x.bulk_add == (d > 64))
@@ -114,7 +115,7 @@ def test_a_group_keeps_every_sm_busy():
 
 BUGS = {
     "tiles visited before they are prepared": bug(
-        BLOCK, "      if (at.first) await_prepared(at.block);\n", "", "race", LONG
+        LOADER, "      if (at.first) await_prepared(at.block);\n", "", "race", LONG
     ),
     "zeros and numbers that the copy engine does not see": bug(
         BLOCK, "  global_proxy_fence();\n}", "}", "proxy-fence", LONG

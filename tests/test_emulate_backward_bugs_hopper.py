@@ -8,7 +8,7 @@ import dataclasses
 from typing import Any
 
 import pytest
-from test_emulate_backward_bugs import Bug, bug, found_by, patch
+from test_emulate_backward_bugs import Bug, bug, check_planted, found_by, patch
 
 from cufa.core.mask import FULL, Band
 from cufa.kernels import KERNELS
@@ -254,15 +254,7 @@ BUGS = {
 @pytest.mark.sampled(fixed=5, dated=2)
 @pytest.mark.parametrize("name", BUGS)
 def test_planted(patch, name):
-    planted = BUGS[name]
-
-    def change(text: str) -> str:
-        assert text.count(planted.old) == 1, f"{planted.old!r} occurs {text.count(planted.old)} times"
-        return text.replace(planted.old, planted.new)
-
-    patch(planted.file, change)
-    found = found_by(planted.config, planted.deterministic, algorithm="fa3", **planted.case)
-    assert any(kind in found for kind in (planted.kinds or "wrong").split()), found or "nothing found"
+    check_planted(patch, BUGS[name], algorithm="fa3")
 
 
 @pytest.mark.parametrize("deterministic", [False, True])

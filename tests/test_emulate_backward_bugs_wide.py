@@ -7,14 +7,14 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from test_emulate_backward_bugs import Bug, bug, found_by, patch
+from test_emulate_backward_bugs import Bug, bug, check_planted, found_by, patch
 
 from cufa.core.mask import FULL, Band
 from cufa.kernels import KERNELS
 
 __all__ = ["patch"]
 
-WIDE, COPY = "kernels/fa3_backward_wide.cu", "primitives/cluster_copy.cuh"
+WIDE, PAIR = "kernels/fa3_backward_wide.cu", "tiles/backward_pair.cuh"
 BLOCK, GRADIENTS = "tiles/backward_block.cuh", "tiles/backward_gradients.cuh"
 SUMS, PASSES = "tiles/backward_sums.cuh", "tiles/backward_passes.cuh"
 
@@ -64,19 +64,19 @@ BUGS = {
     ),
     # Hand-overs between blocks.
     "dS sent before it is there": wide(
-        WIDE, "      smem.dS_turns().wait_full(at.n);\n", "", "race never-written proxy-fence"
+        PAIR, "      smem.dS_turns().wait_full(at.n);\n", "", "race never-written proxy-fence"
     ),
     "dS of the other block multiplied before it is there": wide(
         WIDE, "    smem.sent_turns().wait_full(n);\n", "", "race never-written copy-not-awaited"
     ),
     "half of dS sent": wide(
-        WIDE, "smem.own_ds(at.n), DS_PART_BYTES,", "smem.own_ds(at.n), DS_PART_BYTES / 2,", "deadlock"
+        PAIR, "smem.own_ds(at.n), DS_PART_BYTES,", "smem.own_ds(at.n), DS_PART_BYTES / 2,", "deadlock"
     ),
     "dS sent to the block itself": wide(
-        WIDE, "return cluster_rank() ^ 1;", "return cluster_rank();", "wrong deadlock race barrier copy-not-awaited"
+        PAIR, "return cluster_rank() ^ 1;", "return cluster_rank();", "wrong deadlock race barrier copy-not-awaited"
     ),
     "dS sent over the other block's own": wide(
-        WIDE, "cluster_address(smem.sent_ds(at.n), to)", "cluster_address(smem.own_ds(at.n), to)",
+        PAIR, "cluster_address(smem.sent_ds(at.n), to)", "cluster_address(smem.own_ds(at.n), to)",
         "race never-written copy-not-awaited",
     ),
     "the other block not told": wide(
@@ -86,7 +86,7 @@ BUGS = {
         "deadlock",
     ),
     "the other block not waited for": wide(
-        WIDE,
+        PAIR,
         "dS_turns().init(4, 2 * 4 * CONSUMERS);",
         "dS_turns().init(4, 4 * CONSUMERS);",
         "barrier race copy-not-awaited deadlock",
@@ -119,7 +119,7 @@ BUGS = {
     ),
     # Results.
     "the block's own keys for the other's": wide(
-        WIDE, "return block.first_key() ^ GROUP_KEYS;", "return block.first_key();"
+        PAIR, "return block.first_key() ^ GROUP_KEYS;", "return block.first_key();"
     ),
     "columns of the other block's K exchanged": wide(
         WIDE, "smem.other_K + (VALUES ? 0 : ATOM_BYTES)", "smem.other_K + (VALUES ? ATOM_BYTES : 0)"
@@ -175,15 +175,7 @@ BUGS = {
 @pytest.mark.sampled(fixed=5, dated=2)
 @pytest.mark.parametrize("name", BUGS)
 def test_planted(patch, name):
-    planted = BUGS[name]
-
-    def change(text: str) -> str:
-        assert text.count(planted.old) == 1, f"{planted.old!r} occurs {text.count(planted.old)} times"
-        return text.replace(planted.old, planted.new)
-
-    patch(planted.file, change)
-    found = found_by(planted.config, planted.deterministic, algorithm="fa3", **planted.case)
-    assert any(kind in found for kind in (planted.kinds or "wrong").split()), found or "nothing found"
+    check_planted(patch, BUGS[name], algorithm="fa3")
 
 
 @pytest.mark.sampled(fixed=4, dated=2)

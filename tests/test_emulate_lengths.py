@@ -128,7 +128,7 @@ LENGTHS_CUH, SCHEDULE, SCORE, SOFTMAX = (
 )
 F, B, PASSES = "kernels/fa2_forward.cu", "kernels/fa2_backward.cu", "tiles/backward_passes.cuh"
 STORE = "tiles/forward_mma_store.cuh"
-HOPPER, WIDE = "tiles/backward_block.cuh", "kernels/fa3_backward_wide.cu"
+HOPPER, LOADER, WIDE = "tiles/backward_block.cuh", "tiles/backward_loader.cuh", "kernels/fa3_backward_wide.cu"
 HOPPERS = "fa3_backward", "fa3_backward_wide"
 
 #: (call, kind, options, lengths, file, what is there, what is planted, kernels if not FA2's), by what is wrong.
@@ -278,15 +278,15 @@ BUGS = {
         "u32(begin) / BLOCK; }",
     ),
     "queries behind a sequence are not cleared": (
-        backward, "padded", "full", "equal", HOPPER,
+        backward, "padded", "full", "equal", LOADER,
         "RAGGED ? at.block.rows() - at.block.q_tile(at.tile) * Br : Br", "Br", *HOPPERS,
     ),
     "keys behind a sequence are not cleared": (
-        backward, "packed", "causal", "equal", HOPPER,
+        backward, "packed", "causal", "equal", LOADER,
         "RAGGED ? at.block.keys() - at.block.first_key() - w * GROUP_KEYS : GROUP_KEYS", "GROUP_KEYS", *HOPPERS,
     ),
     "zeros behind a sequence without a fence": (
-        backward, "packed", "full", "equal", HOPPER,
+        backward, "packed", "full", "equal", LOADER,
         "lane_id());\n      async_proxy_fence();", "lane_id());", *HOPPERS,
     ),
     "tiles of sequences overlap": (

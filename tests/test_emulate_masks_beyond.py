@@ -292,7 +292,7 @@ def test_hidden_keys_are_not_read():
 
 
 LOOKED_UP, HOPPER = "tiles/looked_up_mask.cuh", "tiles/backward_block.cuh"
-WIDE = "kernels/fa3_backward_wide.cu"
+WIDE, LOADER = "kernels/fa3_backward_wide.cu", "tiles/backward_loader.cuh"
 
 #: (file, what is there, what is planted, kernel, mask that shows it), by what is wrong.
 PLANTED = {
@@ -354,7 +354,7 @@ PLANTED = {
         "documents",
     ),
     "Q by its place in the list": (
-        HOPPER, "block.row_in_arrays() + block.q_tile(tile) * Br;", "block.row_in_arrays() + tile.q_tile * Br;",
+        LOADER, "block.row_in_arrays() + block.q_tile(tile) * Br;", "block.row_in_arrays() + tile.q_tile * Br;",
         "fa3_backward", "first rows",
     ),
     "gradients of queries by their place in the list": (

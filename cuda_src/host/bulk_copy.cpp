@@ -57,17 +57,13 @@ void land(Block& block, const BulkCopy& copy) {
   land_bytes(block, barrier, bytes);
 }
 
-// What the copy engine demands of a box in shared memory.
-static void check_box(Block& block, Thread& thread, const Box& box, Site site) {
-  const TensorMap& map = box.map;
-  const u32 bytes = box_bytes(map), smem = box.smem;
-  const bool aligned = box.swizzled ? smem % kSwizzleSpan == 0 && map.box[0] * map.item_bytes == kSwizzleSpan
-                                    : smem % kUnit == 0 && bytes % kUnit == 0;
+// `rule` is what the copy engine demands of the bytes beside their place in the block.
+static void check_place(Thread& thread, u32 smem, u32 bytes, bool aligned, const char* rule, Site site) {
+  Block& block = *thread.block;
   if (!aligned) {
-    const std::string rule = box.swizzled ? "a TMA box with 128-byte swizzle takes rows of 128 bytes at a multiple of 128"
-                                          : "a bulk copy takes multiples of 16 bytes at a multiple of 16";
     abandon(block, "misaligned", site,
-            rule + ": shared offset " + std::to_string(smem - kSharedBase) + ", " + describe(thread) + " at " + describe(site));
+            rule + (": shared offset " + std::to_string(smem - kSharedBase)) + ", " + describe(thread) + " at " +
+                describe(site));
   }
   if (smem - kSharedBase > block.launch.shared_bytes || block.launch.shared_bytes - (smem - kSharedBase) < bytes) {
     abandon(block, "out-of-range", site,
@@ -75,6 +71,21 @@ static void check_box(Block& block, Thread& thread, const Box& box, Site site) {
                 ", outside the block's " + std::to_string(block.launch.shared_bytes) + " bytes: " + describe(thread) +
                 " at " + describe(site));
   }
+}
+
+unsigned char* bulk_bytes(Thread& thread, u32 smem, u32 bytes, Site site) {
+  check_place(thread, smem, bytes, smem % kUnit == 0 && bytes % kUnit == 0,
+              "a bulk copy takes multiples of 16 bytes at a multiple of 16", site);
+  return thread.block->shared + (smem - kSharedBase);
+}
+
+// What the copy engine demands of a box in shared memory.
+static void check_box(Thread& thread, const Box& box, Site site) {
+  const u32 bytes = box_bytes(box.map);
+  if (!box.swizzled) return void(bulk_bytes(thread, box.smem, bytes, site));
+  check_place(thread, box.smem, bytes,
+              box.smem % kSwizzleSpan == 0 && box.map.box[0] * box.map.item_bytes == kSwizzleSpan,
+              "a TMA box with 128-byte swizzle takes rows of 128 bytes at a multiple of 128", site);
 }
 
 // Bytes in a row: a tensor of one axis.
@@ -88,7 +99,7 @@ static void load(const Box& box, u32 barrier, Site site) {
   Block& block = *thread.block;
   const BulkCopy copy = {box, &thread, barrier};
   const u32 bytes = box_bytes(box.map);
-  check_box(block, thread, box, site);
+  check_box(thread, box, site);
   const auto counts = block.mbarriers.find(barrier);
   if (counts == block.mbarriers.end()) {
     abandon(block, "barrier", site,
@@ -142,7 +153,7 @@ static void send(const Box& box, bool adds, Site site) {
   Thread& thread = current();
   Block& block = *thread.block;
   const BulkStore store = {box, site, adds};
-  check_box(block, thread, box, site);
+  check_box(thread, box, site);
   bool inside = true;
   if (block.checked || adds) {
     if (block.checked) block.races.begin_sending(thread, box.smem, box_bytes(box.map), site);

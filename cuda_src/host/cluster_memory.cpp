@@ -31,16 +31,16 @@ Target find(Thread& thread, u32 address, u32 bytes, Access kind, const char* wha
     });
     return {};
   }
-  const u32 piece = kind == Access::proxy_write ? 16 : bytes;  // of a copy, which is as long as it likes
-  const unsigned char* own = shared_bytes(thread, smem, piece, what, site);
-  if (!own || !shared_bytes(thread, smem + bytes - piece, piece, what, site)) return {};
+  const bool bulk = kind == Access::proxy_write;  // by the copy engine
+  const unsigned char* own = bulk ? bulk_bytes(thread, smem, bytes, site) : shared_bytes(thread, smem, bytes, what, site);
+  if (!own) return {};
   if (block.checked) {
     if (target != &block && !target->races.can_store(thread, site)) return {};
     target->races.access(thread, smem, bytes, kind, site);
   }
   if (block.counted) {
     block.counters.shared_write_bytes += bytes;
-    if (piece == bytes) thread.warp->log.add(AccessLog::shared_write, site, thread.lane, address, bytes);
+    if (!bulk) thread.warp->log.add(AccessLog::shared_write, site, thread.lane, address, bytes);
   }
   return {target, target->shared + (own - block.shared)};
 }
@@ -138,11 +138,7 @@ void copy_in_cluster(u32 address, u32 smem, u32 bytes, u32 barrier, Site site) {
   Thread& thread = current();
   Block& block = *thread.block;
   const char* const what = "cp.async.bulk.shared::cluster";
-  if (bytes % 16) {
-    abandon(block, "misaligned", site,
-            "a bulk copy takes multiples of 16 bytes: " + describe(thread) + " at " + describe(site));
-  }
-  if (!shared_bytes(thread, smem, 16, what, site) || !shared_bytes(thread, smem + bytes - 16, 16, what, site)) return;
+  bulk_bytes(thread, smem, bytes, site);
   const Target target = find(thread, address, bytes, Access::proxy_write, what, site);
   if (!target.block) return;
   if (block.checked) block.races.begin_sending(thread, smem, bytes, site);

@@ -216,6 +216,8 @@ std::string registers_text(const Block& block);
 std::string who_waits(Block& block);
 
 // bulk_copy.cpp
+// The bytes in a row that the copy engine moves; where it cannot, the block is abandoned.
+unsigned char* bulk_bytes(Thread& thread, u32 smem, u32 bytes, Site site);
 // Let one copy in flight land; false when there is none.
 bool land_one(Block& block);
 // What the copy engine has read for a thread, and will add to memory, is there.

@@ -2,6 +2,7 @@
 // two numbers of each row, and the barriers by which a producer and its consumers hand them to one another.
 #pragma once
 #include "tiles/backward_gradients.cuh"
+#include "tiles/backward_loader.cuh"
 #include "tiles/backward_sums.cuh"
 
 // dQ of a tile is shared out by rows, or by columns: those of one consumer lie in one atom of K. DQ_TRANSPOSED: by columns, a warp
