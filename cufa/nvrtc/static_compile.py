@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import struct
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from ..core.architectures import Architecture
 from .compiler import nvrtc_options, translation_unit
@@ -121,7 +124,7 @@ def compile_text(
 
 def check_report(report: CompileReport, *, spills_up_to: float = 0) -> tuple[str, ...]:
     """What must not ship, one sentence each: more bytes a thread stored by spills than ``spills_up_to``, local memory,
-    and ptxas ignoring or serialising."""
+    and ptxas ignoring or serialising, whether it says so or not."""
     findings = []
     for e in report.entries:
         if e.spill_store_bytes or e.spill_load_bytes:
@@ -134,7 +137,36 @@ def check_report(report: CompileReport, *, spills_up_to: float = 0) -> tuple[str
         elif e.stack_bytes:
             findings.append(f"{e.name}: {e.stack_bytes} bytes of local memory per thread (a stack frame)")
     findings += [line.strip() for line in report.log.splitlines() if _PTXAS_TROUBLE.search(line)]
+    products, fences = warpgroup_instructions(report.cubin) if report.arch == "sm_90a" else (0, 0)
+    if 2 * fences > products > 0:
+        findings.append(
+            f"wgmma: products are serialised, {products} have {fences} fences, and nothing is said"
+        )
     return tuple(findings)
+
+
+def warpgroup_instructions(cubin: bytes) -> tuple[int, int]:
+    """Products of wgmma in machine code for sm_90a, and fences before them (HGMMA, WARPGROUP.ARRIVE). There is one for
+    all that are asked for at a time; where registers do not suffice, ptxas has one for each, and waits for each."""
+    products = fences = 0
+    for code in _executable(cubin):
+        # An instruction is 16 bytes, the lowest 12 bits of which say what it is. A product's A lies in shared memory or
+        # in registers; bit 47 of what is done with a warpgroup says that it waits for products (WARPGROUP.DEPBAR).
+        words = np.frombuffer(code, dtype="<u8")[::2]
+        products += int(np.isin(words & 0xFFF, (0x9F0, 0xDF0)).sum())
+        fences += int((words & (1 << 47 | 0xFFF) == 0x9C5).sum())
+    return products, fences
+
+
+def _executable(cubin: bytes) -> Iterator[bytes]:
+    """Sections of an ELF file that hold instructions."""
+    if not cubin:
+        return
+    (table,), (size, count) = struct.unpack_from("<Q", cubin, 0x28), struct.unpack_from("<HH", cubin, 0x3A)
+    for place in range(table, table + size * count, size):
+        flags, _, offset, length = struct.unpack_from("<QQQQ", cubin, place + 8)
+        if flags & 4:
+            yield cubin[offset : offset + length]
 
 
 def parse_log(log: str) -> tuple[EntryReport, ...]:
