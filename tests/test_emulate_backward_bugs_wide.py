@@ -60,14 +60,14 @@ BUGS = {
         "race never-written proxy-fence",
     ),
     "dS multiplied before it is there": wide(
-        WIDE, "    smem.dS_turns().wait_full(n);\n", "", "race never-written copy-not-awaited proxy-fence"
+        WIDE, "    smem.dS_turns().wait_full(number);\n", "", "race never-written copy-not-awaited proxy-fence"
     ),
     # Hand-overs between blocks.
     "dS sent before it is there": wide(
         PAIR, "      smem.dS_turns().wait_full(at.n);\n", "", "race never-written proxy-fence"
     ),
     "dS of the other block multiplied before it is there": wide(
-        WIDE, "    smem.sent_turns().wait_full(n);\n", "", "race never-written copy-not-awaited"
+        WIDE, "    smem.sent_turns().wait_full(number);\n", "", "race never-written copy-not-awaited"
     ),
     "half of dS sent": wide(
         PAIR, "smem.own_ds(at.n), DS_PART_BYTES,", "smem.own_ds(at.n), DS_PART_BYTES / 2,", "deadlock"
@@ -93,7 +93,8 @@ BUGS = {
     ),
     "told of dS before it has been read": wide(
         WIDE,
-        "    wgmma_wait<0>();\n    INSIDE(inside.landed(QUERY_GRADIENTS, NO_TILE); inside.enter(SOFTMAX, NO_TILE);)\n"
+        "    wgmma_wait<0>();\n"
+        "    INSIDE(if (any) inside.landed(QUERY_GRADIENTS, NO_TILE); inside.enter(SOFTMAX, NO_TILE);)\n"
         "    wgmma_registers(dQ_rmem);\n    if (any && lane == 0) {\n",
         "    if (any && lane == 0) {\n",
         "race copy-not-awaited wrong wgmma-fence",
@@ -133,7 +134,17 @@ BUGS = {
     "dQ of the block's own keys alone": wide(
         WIDE, "ask_for_dq<GROUP_KEYS, true, COLUMNS / 8>", "ask_for_dq<GROUP_KEYS, false, COLUMNS / 8>"
     ),
-    "dQ of the last tile lost": wide(WIDE, "    INSIDE(inside.enter(ADD, number());)\n    add_dq(n);\n", "", "wrong"),
+    "dQ of the last tile lost": wide(WIDE, "    add_dq(n, before[0]);\n", "", "wrong"),
+    "dQ asked for of the tile at hand": three(WIDE, "issue_dq(n - LATE);", "issue_dq(n);", "wrong", seqlen_q=300),
+    "dQ added where the tile before has it": three(
+        WIDE, "    before[LATE] = before[0];\n", "    before[LATE] = block.place(tile);\n", "wrong", seqlen_q=300
+    ),
+    "dQ of the last tile but one lost": three(
+        WIDE, "      if (n > 0) add_dq(n - 1, before[1]);\n", "", "wrong", seqlen_q=300
+    ),
+    "scores of the second tile not awaited": three(
+        WIDE, "wgmma_wait<FIRST_TILE ? 0 : 1>();", "wgmma_wait<1>();", "wgmma-fence wrong"
+    ),
     "keys of the first block in both": wide(
         BLOCK, "blockIdx.x % CLUSTER * BLOCK_KEYS : 0;", "0 : 0;", "wrong race"
     ),

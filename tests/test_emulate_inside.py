@@ -132,7 +132,8 @@ def test_decode(kernel):
 @pytest.mark.sampled(fixed=1, dated=1)
 @MASKS
 @pytest.mark.parametrize(
-    ("algorithm", "head_dim"), [("fa2", 64), ("fa2", 128), ("fa3", 64), ("fa3", 128), ("fa3", 256)]
+    ("algorithm", "head_dim"),
+    [("fa2", 64), ("fa2", 128), ("fa3", 64), ("fa3", 128), ("fa3", 136), ("fa3", 256)],
 )
 def test_backward(mask, algorithm, head_dim):
     case = make_backward_case(1, 4, 2, 200, 300, head_dim, mask=mask)

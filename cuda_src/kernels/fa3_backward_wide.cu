@@ -17,20 +17,25 @@
 //
 // A tile's way: P lies where its dS will, each warp's in the bytes that its namesake writes dS to. A buffer is free when both blocks
 // have read both parts, their own copy and the one that was sent; each says so to both (end_dq). A thread of the producer sends
-// dS when all of it is stored. dQ of a tile runs under the exponentials of the next one, and is added under the gradients of that.
-// Beyond 192 columns there is room for one buffer, and P of the next tile waits until dQ of the last one is worked out.
+// dS when all of it is stored. dQ of a tile is asked for a tile later, behind the gradient of that one and the scores of the one
+// after it: what the other block sends has the time of a tile to come. It runs under the exponentials of the tile after it, whose P
+// takes the same buffer and waits for it, and is added under the gradients. Beyond 192 columns there is room for one buffer, which P
+// of the next tile needs: there dQ is asked for in its own tile, and all this is a tile earlier.
 // DETERMINISTIC blocks add in turns, each block of a pair its columns.
 //
 // Measured (H100, bfloat16, 16k tokens), as a ratio of speed:
 // - over blocks of 64 keys for themselves, in turns: d256 1k 1.20 full and 1.16 causal, 4k 1.24 and 1.22, 16k causal 1.27; four query
 //   heads to a key, 4k causal 1.55; d192 4k 1.19 and 1.13, 1k causal 1.09; d160 and d200 4k causal 1.12 and 1.21. In a fixed order
 //   d256 4k 1.59 and 1.58, d192 1.26 and 1.30;
-// - over PyTorch's flash backward, alone: d256 1.88 to 2.10 (in turns 1.93 to 2.39), d192 4k 1.86 and 1.84 (2.04 and 2.01);
+// - over PyTorch's flash backward, alone: d256 1.88 to 2.10 (in turns 1.93 to 2.39);
+// - dQ asked for a tile later (H200; in turns / alone): d192 4k full 1.05 / 1.03, causal 1.04 / 1.05, 1k causal 1.01 / 1.01, d160 4k
+//   causal 1.0. A third buffer of dS besides, and its wait behind the hand-over of P: 1.0 to 1.01 / 0.99 to 1.01, in a fixed order 1.03
+//   / 1.01;
 // - arrivals that release to the cluster, once a tile, instead of relaxed ones: 0.8 (primitives/cluster_copy.cuh);
 // - Q and dO brought by multicast, each block half of a tile for both: 1.0 in turns and alone. A third stage of Q at d192: 1.0;
 // - of blocks for themselves: dP added to -D in its accumulators, so that dS is one product away from it, d256 1.02 to 1.09;
 //   persistent blocks instead of one launched for each key block 0.91 to 1.0.
-// With a soft cap dQ of the tile before is added before the exponentials: no build at d256 spills then (NVRTC 13.5), which took 48 to
+// With a soft cap dQ of an earlier tile is added before the exponentials: no build at d256 spills then (NVRTC 13.5), which took 48 to
 // 92 bytes. Without one it is added before the scores of the next tile are asked for: behind them, up to 32 bytes (NVRTC 13.0).
 // What failed: a run of dQ in a part of an array that a longer run has the whole of: at other head dims than 256 ptxas serialises
 // the products of most builds (C7511), without spills.
@@ -40,7 +45,8 @@
 template <bool VALUES>
 struct Consumer {
   static constexpr int COLUMNS = VALUES ? VALUE_COLUMNS : KEY_COLUMNS;  // of dQ
-  static constexpr bool DQ_FIRST = VALUES && SOFTCAP;  // a soft cap takes the registers in which dQ of the tile before lies
+  static constexpr int LATE = DS_STAGES > 1;  // 1: dQ of a tile is asked for a tile later
+  static constexpr bool DQ_FIRST = VALUES && SOFTCAP;  // a soft cap takes the registers in which dQ of an earlier tile lies
 
   const BackwardParams& p;
   const WideMemory smem;
@@ -55,11 +61,12 @@ struct Consumer {
 
   KeyBlock block{p, 0};
   QueryTile tile;
-  u32 before;     // number in the workspace of the tile before
-  u32 n = 0;      // number of the tile
+  u32 before[1 + LATE];  // numbers in the workspace of the tiles whose dQ is still to be added, the last one first
+  u32 n = 0;             // number of the tile
   INSIDE(PhaseLog inside = PhaseLog(p.trace, warp == 0 && lane == 0);)
   INSIDE(static constexpr u32 FIRST = VALUES ? SCORES : WEIGHT_GRADIENTS, SECOND = VALUES ? VALUE_GRADIENTS : KEY_GRADIENTS;)
-  INSIDE(DEVICE u32 number() const { return query_tile_number(tile.head, tile.q_tile); })
+  INSIDE(DEVICE static u32 number_of(QueryTile of) { return query_tile_number(of.head, of.q_tile); })
+  INSIDE(DEVICE u32 number() const { return number_of(tile); })
 
   DEVICE void run() {
     block.record = smem.items.record(0);
@@ -85,64 +92,82 @@ struct Consumer {
   DEVICE void visit_tiles(u32 end) {
     INSIDE(inside.enter(WAIT_DATA, number());)
     smem.items.keys.wait_full(0);
-    mbarrier_wait(smem.items.V_full, 0);
+    smem.items.values.wait_full(0);
     begin_scores(0);
     wgmma_fence();
     issue_scores(0);
     INSIDE(inside.in_flight(FIRST, number()); inside.enter(WAIT_PRODUCTS, number());)
     wgmma_wait<0>();
-    for (;;) {
-      INSIDE(inside.landed(FIRST, number()); inside.enter(SOFTMAX, number());)
-      wgmma_registers(S_rmem);
-      if constexpr (DQ_FIRST) {
-        end_dq(n > 0, n - 1);
-        if (n > 0) add_dq(n - 1);
-      }
-      if constexpr (VALUES) make_weights();
-      if constexpr (!DQ_FIRST) end_dq(n > 0, n - 1);  // which ran under the exponentials
-      if constexpr (VALUES) {
-        hand_weights_over();
-      } else {
-        make_gradients();
-      }
-      INSIDE(inside.enter(WAIT_DATA, number());)
-      // dV += P dO, dK += dS Q
-      if constexpr (VALUES) {
-        dO_turns.wait_full(n);
-      } else {
-        Q_turns.wait_full(n);
-      }
-      INSIDE(inside.enter(ISSUE, number());)
-      wgmma_registers(gradient_rmem);
-      wgmma_registers(operand_rmem);
-      wgmma_fence();
-      issue_gradient();
-      INSIDE(inside.in_flight(SECOND, number()); inside.enter(ADD, NO_TILE);)
-      if (!DQ_FIRST && n > 0) add_dq(n - 1);
-      if (n + 1 < end) {
-        INSIDE(inside.enter(WAIT_DATA, NO_TILE);)
-        begin_scores(n + 1);
-        INSIDE(inside.enter(ISSUE, NO_TILE);)
-        wgmma_fence();
-        issue_scores(n + 1);
-        INSIDE(inside.in_flight(FIRST, NO_TILE);)
-      }
-      INSIDE(inside.enter(WAIT_TURN, number());)
-      issue_dq();
-      INSIDE(inside.in_flight(QUERY_GRADIENTS, number()); inside.enter(WAIT_PRODUCTS, number());)
-      before = block.place(tile);
-      wgmma_wait<1>();
-      INSIDE(inside.landed(SECOND, number());)
-      wgmma_registers(gradient_rmem);
-      wgmma_registers(operand_rmem);
-      release_gradient();
-      if (n + 1 == end) break;
-      tile = block.next(tile);
-      ++n;
+    if constexpr (LATE) visit<true>(end);
+    if (!LATE || advance(end)) {
+      do {
+        visit<false>(end);
+      } while (advance(end));
+    }
+    if constexpr (LATE) {
+      end_dq(n > 0, n - 1);
+      if (n > 0) add_dq(n - 1, before[1]);
+      issue_dq(n);
     }
     end_dq(true, n);
-    INSIDE(inside.enter(ADD, number());)
-    add_dq(n);
+    add_dq(n, before[0]);
+  }
+  DEVICE bool advance(u32 end) {
+    if (n + 1 == end) return false;
+    tile = block.next(tile);
+    ++n;
+    return true;
+  }
+
+  // A tile whose scores have landed. FIRST_TILE: no dQ is asked for yet. It has code of its own, for ptxas serialises products
+  // that are asked for on a condition and awaited without one.
+  template <bool FIRST_TILE>
+  DEVICE void visit(u32 end) {
+    INSIDE(inside.landed(FIRST, number());)
+    wgmma_registers(S_rmem);
+    if constexpr (DQ_FIRST) {
+      end_dq(n > LATE, n - 1 - LATE);
+      if (n > LATE) add_dq(n - 1 - LATE, before[LATE]);
+    }
+    INSIDE(inside.enter(SOFTMAX, number());)
+    if constexpr (VALUES) make_weights();
+    if constexpr (!DQ_FIRST) end_dq(n > LATE, n - 1 - LATE);  // which ran under the exponentials
+    if constexpr (VALUES) {
+      hand_weights_over();
+    } else {
+      make_gradients();
+    }
+    INSIDE(inside.enter(WAIT_DATA, number());)
+    // dV += P dO, dK += dS Q
+    if constexpr (VALUES) {
+      dO_turns.wait_full(n);
+    } else {
+      Q_turns.wait_full(n);
+    }
+    INSIDE(inside.enter(ISSUE, number());)
+    wgmma_registers(gradient_rmem);
+    wgmma_registers(operand_rmem);
+    wgmma_fence();
+    issue_gradient();
+    INSIDE(inside.in_flight(SECOND, number());)
+    if (!DQ_FIRST && n > LATE) add_dq(n - 1 - LATE, before[LATE]);
+    if (n + 1 < end) {
+      INSIDE(inside.enter(WAIT_DATA, NO_TILE);)
+      begin_scores(n + 1);
+      INSIDE(inside.enter(ISSUE, NO_TILE);)
+      wgmma_fence();
+      issue_scores(n + 1);
+      INSIDE(inside.in_flight(FIRST, number_of(block.next(tile)));)
+    }
+    if constexpr (!FIRST_TILE) issue_dq(n - LATE);
+    INSIDE(inside.enter(WAIT_PRODUCTS, number());)
+    before[LATE] = before[0];
+    before[0] = block.place(tile);
+    wgmma_wait<FIRST_TILE ? 0 : 1>();  // dQ goes on
+    INSIDE(inside.landed(SECOND, number());)
+    wgmma_registers(gradient_rmem);
+    wgmma_registers(operand_rmem);
+    release_gradient();
   }
 
   // S needs Q, dP needs dO, and begins with -D.
@@ -176,23 +201,26 @@ struct Consumer {
   }
 
   // The keys of this block first, whose dS is there first.
-  DEVICE void issue_dq() {
+  DEVICE void issue_dq(u32 number) {
+    INSIDE(inside.enter(WAIT_TURN, NO_TILE);)
     const int column = first_column(VALUES, cluster_rank());
     const u32 K = smem.K + column / ATOM_COLUMNS * ATOM_BYTES, inside_atom = column % ATOM_COLUMNS * 2;
-    smem.dS_turns().wait_full(n);
+    smem.dS_turns().wait_full(number);
     wgmma_registers(dQ_rmem);
     wgmma_fence();
-    ask_for_dq<GROUP_KEYS, false, COLUMNS / 8>(dQ_rmem, smem.own_ds(n), K + inside_atom);
-    smem.sent_turns().wait_full(n);
-    ask_for_dq<GROUP_KEYS, true, COLUMNS / 8>(dQ_rmem, smem.sent_ds(n), smem.other_K + (VALUES ? 0 : ATOM_BYTES) + inside_atom);
+    ask_for_dq<GROUP_KEYS, false, COLUMNS / 8>(dQ_rmem, smem.own_ds(number), K + inside_atom);
+    smem.sent_turns().wait_full(number);
+    ask_for_dq<GROUP_KEYS, true, COLUMNS / 8>(dQ_rmem, smem.sent_ds(number),
+                                              smem.other_K + (VALUES ? 0 : ATOM_BYTES) + inside_atom);
     wgmma_commit();
+    INSIDE(inside.in_flight(QUERY_GRADIENTS, number == n ? this->number() : NO_TILE);)
   }
   // The last products that were asked for, if any: those of `number`, for whose buffer of dS both blocks wait. (ptxas follows no
   // condition from the wait to the addition: where there are none it waits, too.)
   DEVICE void end_dq(bool any, u32 number) {
     INSIDE(inside.enter(WAIT_PRODUCTS, NO_TILE);)
     wgmma_wait<0>();
-    INSIDE(inside.landed(QUERY_GRADIENTS, NO_TILE); inside.enter(SOFTMAX, NO_TILE);)
+    INSIDE(if (any) inside.landed(QUERY_GRADIENTS, NO_TILE); inside.enter(SOFTMAX, NO_TILE);)
     wgmma_registers(dQ_rmem);
     if (any && lane == 0) {
       const u32 empty = smem.barriers + DS_EMPTY_OFFSET + number % DS_STAGES * 8;
@@ -200,12 +228,13 @@ struct Consumer {
       mbarrier_arrive(empty);
     }
   }
-  // Of tile `number`, the one before.
-  DEVICE void add_dq(u32 number) {
+  // Of tile `number`, which has this number in the workspace.
+  DEVICE void add_dq(u32 number, u32 place) {
+    INSIDE(inside.enter(ADD, NO_TILE);)
     const int first = first_column(VALUES, cluster_rank()) / 8;
     if constexpr (DETERMINISTIC) smem.dQ_handover().wait_full(number);
     const int existing = HEAD_DIM % ATOM_COLUMNS == 0 ? COLUMNS / 8 : D_TILES - first;
-    ::add_dq<COLUMNS / 8>(dq_place(p, before, warp, first), dQ_rmem, existing, lane);
+    ::add_dq<COLUMNS / 8>(dq_place(p, place, warp, first), dQ_rmem, existing, lane);
     if constexpr (DETERMINISTIC) {
       warp_sync();  // all lanes have added
       smem.dQ_handover().release(number, lane);
