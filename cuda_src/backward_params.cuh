@@ -34,7 +34,7 @@ struct BackwardParams {
   i32 shift;  // where row 0 stands among the keys: row i is at key i + shift; ALIBI. With LENGTHS, band_first and
   i32 shift_by_length;  // band_last count from there, and shift grows by this times (keys - rows) of a sequence
   i32 alibi_stride;  // ALIBI: elements from sequence to sequence
-  // GROUPED: tiles/backward_workspace.cuh. heads_per_group also where DETERMINISTIC: tiles/backward_schedule.cuh.
+  // GROUPED: tiles/backward_workspace.cuh.
   i32 heads_per_group, whole_groups, groups_before, groups_converted;
   i32 strips_per_head;  // of a key/value head: rows of its query heads by 16, each head's up to a whole tile
   MaskParams mask;

@@ -14,9 +14,7 @@ struct KeyItem {
 // through its query tiles, each a tile or two behind the one before; between two of them come those of the other heads of
 // a group, as many as the L2 cache holds, so that a block is not launched only to wait. (With 4 heads on 132 SMs at a time
 // and blocks of one head launched together, each waits for a quarter of the head's blocks: a quarter of its time at 4k.)
-// On Hopper (WHOLE_TILES) the planner says how many that are (cufa/core/key_order.py).
-DEVICE u32 heads_in_turn(const BackwardParams& p, u32 all_heads, i64 head_bytes) {
-  if constexpr (WHOLE_TILES) return u32(p.heads_per_group);
+DEVICE u32 heads_in_turn(u32 all_heads, i64 head_bytes) {
   constexpr i64 L2_SHARE = 24 << 20;  // bytes, as of ordered_block()
   const u32 fitting = u32(max(i64(1), min(i64(all_heads), L2_SHARE / head_bytes)));
   const u32 num_groups = (all_heads - 1) / fitting + 1;
@@ -47,7 +45,7 @@ DEVICE KeyItem key_item(const BackwardParams& p, u32 index, int head_bytes_per_r
       found = {rest % Tc, first + rest / Tc};
     }
   } else if constexpr (DETERMINISTIC) {
-    found = block_in_turn(index, Tc, all_heads, heads_in_turn(p, all_heads, head_bytes));
+    found = block_in_turn(index, Tc, all_heads, heads_in_turn(all_heads, head_bytes));
   } else {
     found = ordered_block(index, Tc, all_heads, head_bytes);
     if constexpr (LATER_ROWS_SEE_MORE) found.block = Tc - 1 - found.block;

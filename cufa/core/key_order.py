@@ -17,36 +17,32 @@ from .problem import Problem
 from .schedule import Schedule
 
 
-def key_blocks(problem: Problem, schedule: Schedule, in_turn_share: int = L2_SHARE) -> Order:
-    """A thread block per key block and key/value head (backward): ``key_item`` of backward_schedule.cuh. Where the
-    order of additions is fixed, heads are worked on together up to ``in_turn_share`` bytes."""
+def key_blocks(problem: Problem, schedule: Schedule) -> Order:
+    """A thread block per key block and key/value head (backward): ``key_item`` of backward_schedule.cuh."""
     heads, columns = problem.batch * problem.kv_heads, schedule.num_kv_blocks
     if problem.deterministic:  # from right to left: a block waits for those at its right
-        in_turn = items_in_groups(columns, heads, 1, heads_in_turn(problem, in_turn_share))
+        in_turn = items_in_groups(columns, heads, 1, heads_in_turn(problem))
         return dataclasses.replace(in_turn, thread_block=None)
     block, head = head_blocks(problem, columns, heads, _bytes_of_queries(problem))
     # Where later rows see more, early key blocks are seen by more rows: the same order turned around.
     return Order(columns - 1 - block if problem.later_rows_see_more else block, head)
 
 
-def heads_in_turn(problem: Problem, share: int) -> int:
+def heads_in_turn(problem: Problem) -> int:
     """Key/value heads that are worked on together where the order of additions is fixed: those whose queries are
-    ``share`` bytes, or fewer so that groups are alike. Packed sequences lie in the same heads."""
-    heads = problem.kv_heads * (1 if problem.lengths.kind == "packed" else problem.batch)
-    return even_groups(max(heads, 1), _bytes_of_queries(problem), share)
+    ``L2_SHARE`` bytes, or fewer so that groups are alike. Packed sequences lie in the same heads.
 
+    With more of them fewer blocks of a head wait, and less of dQ stays in the L2 cache. Measured in turns (bf16,
+    causal, batch × heads × length), microseconds with 48, 24, 12 and on the H100 6 MiB:
 
-def share_in_turn(device: Device | None) -> int:
-    """Bytes for :func:`heads_in_turn` on Hopper. A tile takes less time there than FlashAttention-2's and a turn as
-    much, so groups are twice as large: fewer blocks of a head wait. Not where memory is slow, for dQ of so many heads
-    does not stay in the L2 cache. Measured on an H100 (2026-11-25, bf16, causal, in turns, batch × heads × length),
-    microseconds with 48, 24, 12 and 6 MiB:
-
-    - d128, 4 × 16 × 4,096: 1,646, 1,433, 1,470 and 1,449, and 1,380 in any order; full 2,523, 2,497, 2,532 and 2,762
-    - d128, 16 × 16 × 1,024: 801, 642, 619 and 600; 1 × 16 × 16,384: 5,151, and 4,780 to 4,950 with one head
-    - d256, 4 × 8 × 4,096: 1,802, 1,604, 1,592 and 1,590; d64, 4 × 32 × 4,096: 1,719, 1,608, 1,658 and 1,652
+    - H200 (2026-11-26): d128, 4 × 16 × 4,096: 1,426, 1,387, 1,390, and 1,317 in any order; full 2,517, 2,487, 2,564
+    - d128, 16 × 16 × 1,024: 582, 535 and 530; d64, 4 × 32 × 4,096: 1,578, 1,537 and 1,558
+    - d192, 2 × 32 × 4,096: 2,441, 2,325 and 2,351; d256, 4 × 8 × 4,096: 1,600, 1,537 and 1,555
+    - H100 (2026-11-25): d128, 4 × 16 × 4,096: 1,646, 1,433, 1,470 and 1,449; full 2,523, 2,497, 2,532 and 2,762
+    - d128, 16 × 16 × 1,024: 801, 642, 619 and 600; d256, 4 × 8 × 4,096: 1,802, 1,604, 1,592 and 1,590
     """
-    return L2_SHARE if device is not None and device.slow_memory else 2 * L2_SHARE
+    heads = problem.kv_heads * (1 if problem.lengths.kind == "packed" else problem.batch)
+    return even_groups(max(heads, 1), _bytes_of_queries(problem), L2_SHARE)
 
 
 def _bytes_of_queries(problem: Problem) -> int:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..core.key_order import head_groups, heads_in_turn, in_groups, in_small_groups, share_in_turn
+from ..core.key_order import head_groups, in_groups, in_small_groups
 from ..core.mask import Mask
 from ..core.operation import Arrays, Operand, Operation, register
 from ..core.params import Params
@@ -254,8 +254,6 @@ def _run_on_cpu(plan: Plan, given: Arrays) -> None:
 def _scalars(plan: Plan, given: Arrays) -> dict[str, int | float]:
     p, config = plan.problem, plan.config
     found = {**scalars(plan, given), "scale": p.scale}
-    if p.deterministic:
-        return {**found, "heads_per_group": heads_in_turn(p, share_in_turn(plan.device))}
     if not in_groups(p):
         return found
     runs_on = any(
