@@ -12,7 +12,7 @@ from records_support import as_json, measured_row
 
 from cufa.bench import additions, bounds, predictions, records, suites, tables
 from cufa.bench.backward_cases import of_forward
-from cufa.bench.backward_parts import parts
+from cufa.bench.backward_parts import parts, tiles_of
 from cufa.bench.limits import Limits
 from cufa.bench.recorded import Recorded
 from cufa.bench.runner import with_bounds
@@ -23,7 +23,6 @@ from cufa.core.architectures import Device
 from cufa.core.mask import CAUSAL, Band
 from cufa.executor.emulate import emulate_backward
 from cufa.kernels import KERNELS
-from cufa.kernels.fa3_backward import TRANSPOSED
 from cufa.kernels.fa3_backward_config import ITEM_BYTES
 from cufa.planner import make_plan
 
@@ -42,15 +41,13 @@ def plan_of(head_dim, seqlen=4096, causal=False, heads=1, device=H200, **changes
 def variants():
     for head_dim in (40, 64, 72, 128, 192, 256):
         spec = KERNELS["fa3_backward_wide" if head_dim > 128 else "fa3_backward"]
-        config = next(c for c in spec.configs if c.fits(head_dim))
-        yield pytest.param(head_dim, config, id=f"{head_dim}")
-        if config.bulk_add:
-            other = dataclasses.replace(config, block_q=64, bulk_add=False, persistent=False)
-            yield pytest.param(head_dim, other, id=f"{head_dim}-64-rows-from-registers")
-    for head_dim in (TRANSPOSED.min_head_dim, TRANSPOSED.max_head_dim):
-        for staged in (True, False):
-            config = dataclasses.replace(TRANSPOSED, bulk_add=staged)
-            yield pytest.param(head_dim, config, id=f"{head_dim}-80-rows-{'staged' if staged else 'red'}")
+        for config in spec.configs:
+            if not config.fits(head_dim):
+                continue
+            yield pytest.param(head_dim, config, id=f"{head_dim}{'-running-on' if config.persistent else ''}")
+            if config.bulk_add and not config.persistent:
+                other = dataclasses.replace(config, block_q=64, bulk_add=False)
+                yield pytest.param(head_dim, other, id=f"{head_dim}-64-rows-from-registers")
 
 
 @pytest.mark.sampled(fixed=3, dated=1)
@@ -60,17 +57,29 @@ def test_the_work_is_what_the_source_does(head_dim, config, causal):
     lengths = 2 * config.block_q, 3 * config.block_kv
     case = make_case(1, 2, 1, *lengths, head_dim, "bfloat16", causal=causal)
     run = emulate_backward(
-        *case.arrays, algorithm="fa3", causal=causal, config=config, mode="counted", trace=False
+        *case.arrays, algorithm="fa3", causal=causal, config=config, mode="counted", trace=False, threads=1
     )
     work, counted = work_of(run.plan), run.totals
-    assert 2 * counted["products"] == work.flops
+    idle_products, idle_bytes = of_idle_blocks(run.plan)
+    assert 2 * (counted["products"] + idle_products) == work.flops
     assert counted["exponentials"] == work.exponentials
     assert 4 * counted["reductions"] == work.added_bytes
     # What the copy engine adds it reads from shared memory, beside what is counted in wavefronts. Which tile it is
     # stands in shared memory, too: a few words per thread.
-    moved = 128 * counted["shared_wavefronts"] + config.bulk_add * work.added_bytes
+    moved = 128 * counted["shared_wavefronts"] + config.bulk_add * work.added_bytes + idle_bytes
     assert 1 <= moved / work.shared_bytes < 1.06
     assert asked_of_l2(run) == counted_in_l2(run)
+
+
+def of_idle_blocks(plan):
+    """Products, and bytes of shared memory. One block takes all items here. Where it goes from the last tile of one to
+    the first of the next, it computes one dQ more than there are tiles; and so do all blocks of a GPU."""
+    if plan.config.k_stages == 1:
+        return 0, 0
+    idle, blocks = plan.launches[1].grid[0] - 1, plan.launches[1].grid[0]
+    begun = [part for part in parts(plan) if part.name in ("dQ", "dS, stored")]
+    sums = (sum(getattr(part, name) for part in begun) for name in ("multiply_adds", "shared_bytes"))
+    return tuple(x * idle // (tiles_of(plan) + blocks) for x in sums)
 
 
 def asked_of_l2(run):
@@ -80,15 +89,13 @@ def asked_of_l2(run):
 
 def counted_in_l2(run):
     """But for what thread blocks tell one another: the next item; where they run on, a record of each item, four
-    counters of each key/value head, and where those begin."""
+    counters of each key/value head, and where those begin, which each warp of consumers reads to tell of an item."""
     problem, launch = run.plan.problem, run.plan.launches[1]
     heads = problem.batch * problem.kv_heads
-    records = (
-        launch.persistent * heads * problem.key_blocks(run.plan.config.block_kv) // problem.batch * ITEM_BYTES
-    )
+    items = launch.persistent * heads * problem.key_blocks(run.plan.config.block_kv) // problem.batch
     counters = 4 + launch.persistent * (4 + 16 * heads)
-    read, written = (run.totals[f"global_{name}_bytes"] - records for name in ("read", "write"))
-    return {"read": read, "written": written - counters}
+    read, written = (run.totals[f"global_{name}_bytes"] - items * ITEM_BYTES for name in ("read", "write"))
+    return {"read": read - items * 8 * 4, "written": written - counters}
 
 
 @pytest.mark.parametrize(
@@ -106,8 +113,7 @@ def test_ends_shared_heads_and_rows_without_keys(head_dim, mask):
     [
         # (64 + 128 rows) · 64 columns for both warpgroups; dO and Q once for each; dS as 64 rows and K; P never.
         (64, {"S": 48, "dP": 48, "dV": 32, "dK": 32, "dQ": 64, "dS, stored": 32, "dQ, staged": 32}),
-        # Of 128 columns of V 48 lie in registers.
-        (128, {"S": 64, "dP": 52, "dV": 32, "dK": 32, "dQ": 64, "dS, stored": 16, "dQ, staged": 32}),
+        (128, {"S": 64, "dP": 64, "dV": 32, "dK": 32, "dQ": 64, "dS, stored": 16, "dQ, staged": 32}),
         # Two blocks of 64 keys: every product once in each. Four runs of dQ's columns read dS of 128 keys; each block
         # reads 8 KiB of its own and writes them to the other.
         (
@@ -142,7 +148,7 @@ def test_wide_heads_move_least_per_product():
     """What 64 keys that are not shared out save (the header of fa3_backward_wide.cu)."""
     each = {d: 2 * work_of(plan_of(d)).shared_bytes / work_of(plan_of(d)).flops for d in (64, 128, 256)}
     assert each[256] < each[128] < each[64]
-    assert each == pytest.approx({64: 0.0817, 128: 0.0747, 256: 0.0738}, abs=1e-4)
+    assert each == pytest.approx({64: 0.0817, 128: 0.0784, 256: 0.0738}, abs=1e-4)
 
 
 def test_dq_from_registers_is_not_staged():
@@ -158,9 +164,8 @@ def test_bounds_at_their_ceilings():
     assert found.passes == pytest.approx(work.further_bytes / 4e12)
     assert found.shared_memory == pytest.approx(work.shared_bytes / 32e12)
     assert found.overlapped == found.shared_memory > found.products
-    # What threads move themselves: of a tile of 80 rows 20 KiB of dS, 40 of dQ, and L and D, two numbers per lane,
-    # twice 20.
-    own = (20 + 40 + 40) * KIB * plan.schedule.visited * 132
+    # What threads move themselves: of a tile 16 KiB of dS, 32 of dQ, and L and D, two numbers per lane, twice 16.
+    own = (16 + 32 + 32) * KIB * plan.schedule.visited * 132
     assert work.own_bytes == pytest.approx(own, rel=0.01)
     assert found.serial == found.products + found.exponentials + found.own_shared
     assert {"L2 additions", "passes", "power"} <= found.named().keys()

@@ -26,7 +26,6 @@ from cufa.core.mask import CAUSAL, FULL, Band
 from cufa.executor.emulate import Emulation, emulate_backward
 from cufa.kernels import KERNELS, kernels_of
 from cufa.kernels.backward import BackwardConfig
-from cufa.kernels.fa3_backward import TRANSPOSED as OF_80_ROWS
 from cufa.planner import fitting_configs
 
 SPECS = list(kernels_of("backward").values())
@@ -94,37 +93,6 @@ def test_every_tiling(spec, config, dtype, precision, deterministic):
     check(spec, precision, case, config=config, arch=arch, deterministic=deterministic, trace=False)
 
 
-#: Tiles whose dQ is computed transposed, all with sums in any order and in a fixed one.
-TRANSPOSED = [
-    pytest.param(c, d, id=f"{c.block_q}-rows-{'staged' if c.bulk_add else 'from-registers'}-{d}")
-    for c in (OF_80_ROWS, dataclasses.replace(OF_80_ROWS, bulk_add=False))
-    for d in range(c.min_head_dim, c.max_head_dim + 1, 8)
-]
-#: batch, heads, kv_heads, seqlen_q, seqlen_k; the last tile of 80 queries is whole in one case.
-TRANSPOSED_CASES = {
-    "full": ((2, 2, 1, 97, 129), FULL),
-    "whole tiles": ((1, 2, 2, 480, 256), CAUSAL),
-    "more keys than queries": ((1, 4, 2, 90, 300), CAUSAL),
-    "more queries than keys: rows that see none": ((1, 2, 1, 300, 90), CAUSAL),
-    "window": ((1, 2, 1, 250, 270), Band(40, 25)),
-    "one query": ((2, 3, 1, 1, 131), FULL),
-    "a strip behind a tile": ((1, 2, 1, 16, 64), FULL),
-}
-
-
-@pytest.mark.sampled(fixed=6, dated=2)
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-@pytest.mark.parametrize("deterministic", [False, True])
-@pytest.mark.parametrize("case", TRANSPOSED_CASES)
-@pytest.mark.parametrize(("config", "head_dim"), TRANSPOSED)
-def test_dq_transposed(config, head_dim, case, deterministic, dtype):
-    """Columns of the head that fill up neither an accumulator nor a warpgroup's share; tiles of queries that are no
-    power of two."""
-    shape, mask = TRANSPOSED_CASES[case]
-    made = make_case(*shape, head_dim, dtype, mask=mask, dlse=True)
-    check(KERNELS["fa3_backward"], None, made, config=config, deterministic=deterministic)
-
-
 @pytest.mark.parametrize("softcap", [None, 2.0])
 @pytest.mark.parametrize("mask", EVERY_MASK.values(), ids=EVERY_MASK)
 @EACH
@@ -188,12 +156,6 @@ def test_same_bits_in_every_order(spec, head_dim):
     assert_same_bits_in_every_order(spec, head_dim)
 
 
-@pytest.mark.sampled(fixed=1, dated=1)
-@pytest.mark.parametrize(("config", "head_dim"), TRANSPOSED)
-def test_same_bits_of_dq_transposed(config, head_dim):
-    assert_same_bits_in_every_order(KERNELS["fa3_backward"], head_dim, config=config)
-
-
 def assert_same_bits_in_every_order(spec, head_dim, **how) -> None:
     case = make_case(1, 2, 1, 150, 300, near(spec, head_dim), spec.dtypes[-1], mask=Band(200, 30))
     precision = "float32" if spec.dtypes == ("float32",) else None
@@ -244,7 +206,7 @@ def assert_in_order(run: Emulation) -> None:
     np.testing.assert_array_equal(head, expected.head)
 
 
-#: Of more than 96 columns: blocks that run on, a thread block each, and 80 rows.
+#: Of more than 96 columns: blocks that run on, and a thread block each.
 IN_GROUPS = [
     pytest.param(spec, config, head_dim, id=f"{spec.name}-{config.block_q}-{config.persistent}")
     for spec, head_dim in ((KERNELS["fa3_backward"], 104), (KERNELS["fa3_backward_wide"], 136))

@@ -18,12 +18,9 @@ from cufa.kernels import KERNELS
 __all__ = ["patch"]
 
 BACKGROUND, BLOCK = "tiles/backward_background.cuh", "tiles/backward_block.cuh"
-LOADER = "tiles/backward_loader.cuh"
-#: dQ added from registers, and by the copy engine.
-LONG, SHORT = (
-    next(x for x in KERNELS["fa3_backward"].configs if x.fits(d) and x.persistent and x.bulk_add == (d > 64))
-    for d in (64, 72)
-)
+LOADER, CONSUMER = "tiles/backward_loader.cuh", "tiles/backward_consumer.cuh"
+#: Linked, with dQ added from registers: tiles of 128 rows and of 64; not linked, with dQ added by the copy engine.
+LONG, SHORT, STAGED = (x for x in KERNELS["fa3_backward"].configs if x.persistent)
 #: Five groups of a head each, ragged tiles.
 SHAPE = {"heads": 5, "kv_heads": 5, "seqlen_q": 140, "seqlen_k": 150, "head_dim": 64}
 
@@ -40,7 +37,7 @@ def small_groups(monkeypatch):
 
 def run(head_dim=64, batch=1, dtype="bfloat16", mask=CAUSAL, **how):
     case = make_case(batch, 6, 3, 140, 150, head_dim, dtype, mask=mask, dlse=True, seed=head_dim)
-    config = next(x for x in (LONG, SHORT) if x.fits(head_dim))
+    config = next(x for x in (LONG, SHORT, STAGED) if x.fits(head_dim))
     options = {"mode": "checked", "trace": False, "config": config, **how}
     return case, emulate_backward(*case.arrays, algorithm="fa3", **case.options, **options)
 
@@ -88,7 +85,8 @@ def test_passes_have_what_is_left():
 @pytest.mark.parametrize(
     ("shape", "kv_heads", "window", "runs_on"),
     [
-        ((8, 16, 2048), 16, (None, 0), True),
+        ((8, 16, 2048), 16, (None, 0), False),
+        ((16, 16, 1024), 16, (None, 0), True),
         ((4, 16, 4096), 16, (511, 0), True),
         ((4, 16, 4096), 16, (None, 0), False),
         ((2, 32, 4096), 8, (None, 0), False),
@@ -128,21 +126,36 @@ BUGS = {
         "  if constexpr (BULK_ADD) bulk_wait();\n",
         "",
         "race wrong",
-        SHORT,
-        head_dim=72,
+        STAGED,
+        head_dim=104,
     ),
     "additions told without a release": bug(
         BLOCK,
-        "  red_release_gpu_add(BackwardWorkspace(p).counter(p, ADDED, group)",
-        "  atomic_add(BackwardWorkspace(p).counter(p, ADDED, group)",
+        "  red_release_gpu_add(counter(p, ADDED, group)",
+        "  atomic_add(counter(p, ADDED, group)",
         "race",
         LONG,
     ),
     "additions never told": bug(
+        CONSUMER,
+        "    untold = KeyBlock{p, smem.items.record(item - 1)}.group() + 1;\n",
+        "",
+        "divergence",
+        LONG,
+    ),
+    "additions never told, where items are not linked": bug(
         "kernels/fa3_backward.cu",
         "      if constexpr (RUNS_ON) untold = block.group() + 1;\n",
         "",
         "divergence",
+        STAGED,
+        head_dim=104,
+    ),
+    "additions told before the last one": bug(
+        CONSUMER,
+        "      if constexpr (RUNS_ON) tell_added();\n      ::add_dq",
+        "      if constexpr (LINKED) end_item_before();\n      if constexpr (RUNS_ON) tell_added();\n      ::add_dq",
+        "race barrier",
         LONG,
     ),
     "a key block without tiles begun before the one before is told of": bug(

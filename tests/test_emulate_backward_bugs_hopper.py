@@ -12,7 +12,6 @@ from test_emulate_backward_bugs import Bug, bug, check_planted, found_by, patch
 
 from cufa.core.mask import FULL, Band
 from cufa.kernels import KERNELS
-from cufa.kernels.fa3_backward import TRANSPOSED
 
 __all__ = ["patch"]
 
@@ -20,13 +19,14 @@ NARROW = "kernels/fa3_backward.cu"
 CONSUMER = "tiles/backward_consumer.cuh"
 BLOCK, GRADIENTS = "tiles/backward_block.cuh", "tiles/backward_gradients.cuh"
 SUMS, PASSES = "tiles/backward_sums.cuh", "tiles/backward_passes.cuh"
-MEMORY, WORKSPACE = "tiles/backward_pipeline.cuh", "tiles/backward_workspace.cuh"
+MEMORY = "tiles/backward_pipeline.cuh"
 
-#: Tiles of 128 and of 64 query rows: several of each, ragged, of two items, which one block takes.
-LONG, SHORT = KERNELS["fa3_backward"].configs[:2]
-#: dQ transposed: added from registers, and staged.
-STAGED = TRANSPOSED
-RED = dataclasses.replace(STAGED, bulk_add=False)
+#: Tiles of 128 and of 64 query rows: several of each, ragged, of two items, which one block takes, from the last tile
+#: of one to the first of the next; and a thread block for each item, which adds by the copy engine.
+LONG, SHORT = (x for x in KERNELS["fa3_backward"].configs if x.persistent and not x.bulk_add)
+LONG_EACH, SHORT_EACH = (dataclasses.replace(x, persistent=False, bulk_add=True) for x in (LONG, SHORT))
+#: Not linked: K of two items takes turns.
+RUNNING_ON = next(x for x in KERNELS["fa3_backward"].configs if x.persistent and x.bulk_add)
 
 #: What a build that looks inside says when products have landed.
 LANDED_DK = "    INSIDE(inside.landed(KEY_GRADIENTS, finished); inside.enter(NOTHING);)\n"
@@ -37,13 +37,16 @@ def short(file: str, old: str, new: str, kinds: str = "", **case: Any) -> Bug:
     return bug(file, old, new, kinds, SHORT, head_dim=72, **case)
 
 
-def red(file: str, old: str, new: str, kinds: str = "", **case: Any) -> Bug:
-    """Of 104 columns: consumers have different numbers of them, and the last accumulators are half full."""
-    return bug(file, old, new, kinds, RED, head_dim=104, **case)
+def short_each(file: str, old: str, new: str, kinds: str = "", **case: Any) -> Bug:
+    return bug(file, old, new, kinds, SHORT_EACH, **{"head_dim": 72, **case})
 
 
-def staged(file: str, old: str, new: str, kinds: str = "", **case: Any) -> Bug:
-    return bug(file, old, new, kinds, STAGED, head_dim=104, **case)
+def running_on(file: str, old: str, new: str, kinds: str = "", **case: Any) -> Bug:
+    return bug(file, old, new, kinds, RUNNING_ON, **{"head_dim": 104, **case})
+
+
+def long_each(file: str, old: str, new: str, kinds: str = "", **case: Any) -> Bug:
+    return bug(file, old, new, kinds, LONG_EACH, **case)
 
 
 def long(file: str, old: str, new: str, kinds: str = "", **case: Any) -> Bug:
@@ -63,29 +66,29 @@ BUGS = {
     ),
     "dO given back before a fence": long(
         NARROW,
-        "    if constexpr (DP_FIRST) begin_dq();\n    dO_turns.release(n, lane);\n",
-        "    dO_turns.release(n, lane);\n    if constexpr (DP_FIRST) begin_dq();\n",
+        "    if constexpr (DP_FIRST) begin_dq<LEFT>();\n    dO_turns.release(n, lane);\n",
+        "    dO_turns.release(n, lane);\n    if constexpr (DP_FIRST) begin_dq<LEFT>();\n",
         "proxy-fence",
     ),
-    "V held before it is there": staged(
+    "V held before it is there": running_on(
         NARROW,
-        "    mbarrier_wait(smem.items.V_full, (items - 1) & 1);\n    hold(V_rmem, smem.V);\n",
-        "    hold(V_rmem, smem.V);\n    mbarrier_wait(smem.items.V_full, (items - 1) & 1);\n",
+        "    smem.items.values.wait_full(keys);\n    hold(V_rmem, smem.V);\n    dO",
+        "    hold(V_rmem, smem.V);\n    smem.items.values.wait_full(keys);\n    dO",
         "race never-written copy-not-awaited",
     ),
-    "of V a step too few": staged(
-        GRADIENTS, "for (int k = HELD; k < K_STEPS", "for (int k = HELD + 1; k < K_STEPS"
+    "of V a step too few": running_on(
+        GRADIENTS, "for (int k = HELD; k < K_STEPS", "for (int k = HELD + 1; k < K_STEPS", head_dim=120
     ),
     "a row of V held twice": short(
         CONSUMER, "warp * 16 + lane % 16, lane / 16)", "warp * 16 + lane % 15, lane / 16)"
     ),
-    "dQ staged without a fence": long(
+    "dQ staged without a fence": long_each(
         SUMS,
         "  async_proxy_fence();\n  warp_sync();  // all of it",
         "  warp_sync();  // all of it",
         "proxy-fence",
     ),
-    "dQ staged where the copy engine still reads": short(
+    "dQ staged where the copy engine still reads": short_each(
         CONSUMER,
         "      if (lane == 0) bulk_wait_read();\n      if constexpr (RUNS_ON)",
         "      if constexpr (RUNS_ON)",
@@ -106,17 +109,17 @@ BUGS = {
         "    wgmma_registers(dK_rmem);\n    wgmma_registers(dS_rmem);\n",
         "race copy-not-awaited",
     ),
-    "K given back before the last dQ": long(
+    "K given back before the last dQ": running_on(
         NARROW,
         f"    wgmma_wait<0>();\n{LANDED_DQ}    wgmma_registers(dK_rmem);\n"
-        "    wgmma_registers(dV_rmem);\n    smem.items.keys.release(0, lane);\n",
-        f"    smem.items.keys.release(0, lane);\n    wgmma_wait<0>();\n{LANDED_DQ}"
+        "    wgmma_registers(dV_rmem);\n    smem.items.keys.release(keys, lane);\n",
+        f"    smem.items.keys.release(keys, lane);\n    wgmma_wait<0>();\n{LANDED_DQ}"
         "    wgmma_registers(dK_rmem);\n    wgmma_registers(dV_rmem);\n",
         "race copy-not-awaited",
     ),
     "dS never given back": long(
         CONSUMER,
-        "    dS_turns.release(n - 1 + items, lane);\n    float* const",
+        "    dS_turns.release(n - 1 + zeros, lane);\n    float* const",
         "    float* const",
         "deadlock",
     ),
@@ -129,16 +132,22 @@ BUGS = {
     # Results.
     "dQ of the last tile lost": long(
         NARROW,
-        "    smem.items.keys.release(0, lane);\n    add_dq();\n",
-        "    smem.items.keys.release(0, lane);\n",
+        "    smem.items.keys.release(keys, lane);\n    add_dq<LEFT>();\n",
+        "    smem.items.keys.release(keys, lane);\n",
         "wrong deadlock",
     ),
     "dQ added to the tile at hand": short(
         NARROW,
-        "    before = block.place(tile);\n    if constexpr (MORE) {\n      tile = block.next(tile);",
-        "    if constexpr (MORE) {\n      tile = block.next(tile);\n      before = block.place(tile);",
+        "    before = block.place(tile);\n",
+        "    before = block.place(THEN == NEXT_TILE ? block.next(tile) : tile);\n",
     ),
-    "dQ of the wrong half of K": short(CONSUMER, "smem.K + consumer * NEXT_COLUMNS", "smem.K"),
+    "dQ of the wrong half of K": short(CONSUMER, "K_of(keys) + consumer * NEXT_COLUMNS", "K_of(keys)"),
+    "dQ of the columns left, but for eight": short_each(
+        MEMORY,
+        "D_TILES - (CONSUMERS - 1) * DQ_TILES;",
+        "D_TILES - (CONSUMERS - 1) * DQ_TILES - 1;",
+        head_dim=80,
+    ),
     "mask as in the forward": long(
         GRADIENTS,
         "first_key = block.first_key() + key, row = block.q_tile(tile) * Br + S.lane_column(lane);",
@@ -158,94 +167,99 @@ BUGS = {
         "smem.delta + dO_turns.stage(n + 1) * NUMBERS_BYTES",
         "wrong never-written race copy-not-awaited",
     ),
-    "slope of the cap forgotten": long(
+    "slope of the cap forgotten": long_each(
         GRADIENTS, "s = SOFTCAP ? P[e] * cap_slope(s) : P[e];", "s = P[e];", softcap=1.0
     ),
-    "gradients of the item before kept": long(
-        NARROW, "dK_rmem[x] = dV_rmem[x] = 0.0f;", "if (i == 0) dK_rmem[x] = dV_rmem[x] = 0.0f;"
+    # From the last tile of an item to the first one of the next.
+    "dV of the item before kept": long(CONSUMER, "    clear(dV_rmem);\n  }\n", "  }\n"),
+    "dK of the item before kept": long(CONSUMER, "    clear(dK_rmem);\n  }\n", "  }\n"),
+    "dV stored as the next item's": long(
+        NARROW,
+        "      store_dv(block);\n      block.record = at(item + 1).record;\n",
+        "      block.record = at(item + 1).record;\n      store_dv(block);\n",
+    ),
+    "first tile of the item before": long(
+        NARROW,
+        "      block.record = at(item + 1).record;\n      tile = block.first();\n",
+        "      tile = block.first();\n      block.record = at(item + 1).record;\n",
+        seqlen_q=300,
+        seqlen_k=500,
+    ),
+    "next K before it is there": long(
+        NARROW,
+        "        smem.items.keys.wait_full(keys + 1);\n",
+        "",
+        "race never-written copy-not-awaited",
+    ),
+    "next V before it is there": long(
+        NARROW,
+        "    smem.items.values.wait_full(keys);\n    hold(V_rmem, smem.V);\n  }",
+        "    hold(V_rmem, smem.V);\n  }",
+        "race copy-not-awaited",
+    ),
+    "V given back while dP reads it": long(
+        NARROW,
+        "    wgmma_registers(dV_rmem);\n    if constexpr (IN_HALVES) {",
+        "    if constexpr (THEN != NEXT_TILE) smem.items.values.release(keys, lane);\n"
+        "    wgmma_registers(dV_rmem);\n    if constexpr (IN_HALVES) {",
+        "race copy-not-awaited barrier deadlock",
+    ),
+    "first S of an item with the K before": long(
+        NARROW, "issue_scores(n + 1, keys + CHANGES);", "issue_scores(n + 1, keys);"
+    ),
+    "last dQ of an item with the next K": long(
+        NARROW, "issue_dq<LEFT>(n - 1 + zeros, keys_before);", "issue_dq<LEFT>(n - 1 + zeros, keys);"
+    ),
+    "K of the item before never given back": long(
+        CONSUMER, "    smem.items.keys.release(keys_before, lane);\n", "", "deadlock", heads=4, kv_heads=4
+    ),
+    "the next K awaited where the one before lies": long(
+        NARROW,
+        "keys_before != keys || !smem.items.has(item + 1)",
+        "!smem.items.has(item + 1)",
+        "deadlock",
+        heads=4,
+        kv_heads=4,
+        seqlen_q=100,
     ),
     "heads of the group not counted": long(
         BLOCK, "u32(p.heads / p.kv_heads) * u32(tiles.end - tiles.first)", "u32(tiles.end - tiles.first)"
     ),
-    # dQ transposed.
-    "dQ^T of keys in another order": red(
-        GRADIENTS,
-        "mn_major_step(k % 4), b_k = b + k_major_step<QUERIES>(k);",
-        "mn_major_step(k % 4), b_k = b + k_major_step<QUERIES>(k ^ 1);",
-    ),
-    "dQ^T of half of the keys": red(
-        GRADIENTS,
-        "a_k = a + descriptor_step(k / 4 * KEY_TILE_BYTES) + mn_major_step(k % 4), b_k = b + k_major_step<QUERIES>(k);",
-        "a_k = a + mn_major_step(k % 4), b_k = b + k_major_step<QUERIES>(k);",
-    ),
-    "dQ^T of a warp that has no columns, added": red(
-        MEMORY,
-        "return (consumer * 4 + warp) * 16 < HEAD_DIM ? DQ_TILES : 0;",
-        "return DQ_TILES;",
-        "out-of-range never-written race wrong unordered-sum",
-    ),
-    "dQ^T of a warp's half columns lost": red(
-        MEMORY, "(consumer * 4 + warp) * 16 < HEAD_DIM ?", "(consumer * 4 + warp + 1) * 16 <= HEAD_DIM ?"
-    ),
-    "dQ^T of the other consumer's columns": staged(
-        MEMORY, "(consumer * 4 + warp) * (DQ_TILES * ACCUMULATOR);", "warp * (DQ_TILES * ACCUMULATOR);"
-    ),
-    "dQ^T staged in part": staged(
-        MEMORY,
-        "bulk_add_f32(dq_of_warp(p, tile, 0, 0), dQ, TILE_DQ_FLOATS * 4);",
-        "bulk_add_f32(dq_of_warp(p, tile, 0, 0), dQ, TILE_DQ_FLOATS * 2);",
-        deterministic=True,
-    ),
-    "dQ^T converted as if strips lay in one piece": red(
-        WORKSPACE, "i % TILE_STRIPS * (2 * ACCUMULATOR);", "i % TILE_STRIPS * STRIP_FLOATS;"
-    ),
-    "dQ^T converted with queries exchanged": red(
-        PASSES, "half * 8 + pair * 2 + query;", "half * 8 + pair + query * 4;"
-    ),
-    "dQ^T not scaled": staged(
-        PASSES, "d[column][1] = u32_as_float(v.y) * p.scale;", "d[column][1] = u32_as_float(v.y);"
-    ),
-    "numbers of rows over the last columns of dQ^T": red(
-        WORKSPACE,
-        "TILE_FLOATS + TILE_DQ_FLOATS + i % TILE_STRIPS",
-        "TILE_FLOATS + BLOCK_Q * HEAD_DIM + i % TILE_STRIPS",
-        "wrong never-written race",
-    ),
     # The order of additions.
-    "turn passed on before the addition is done": short(
+    "turn passed on before the addition is done": short_each(
         SUMS, "      bulk_wait();  // added, and not only read\n", "", "unordered-sum", deterministic=True
     ),
-    "turn not awaited": short(
+    "turn not awaited": short_each(
         SUMS, "      await_turn(at.block, at.tile);\n", "", "unordered-sum", deterministic=True
     ),
-    "turn never passed on": short(
+    "turn never passed on": short_each(
         SUMS, "      pass_turn_on(at.block, at.tile);\n", "", "deadlock", deterministic=True
     ),
-    "turn of all key blocks, seen or not": short(
+    "turn of all key blocks, seen or not": short_each(
         "tiles/backward_schedule.cuh",
         "template tiles<BR, BC, true>(q_tile).end - 1 - k_block",
         "template tiles<BR, BC, false>(q_tile).end - 1 - k_block",
         "deadlock",
         deterministic=True,
     ),
-    "phase of the other adder's tile taken for this one's": long(
+    "phase of the other adder's tile taken for this one's": long_each(
         SUMS,
         "      turns.wait_empty(at.n);  // what",
         "      // what",
         "race never-written wrong",
         deterministic=True,
     ),
-    "staged dQ added before it is there": short(
+    "staged dQ added before it is there": short_each(
         SUMS, "      turns.wait_full(at.n);\n", "", "race never-written", deterministic=True
     ),
-    "staged dQ given back while it is read": long(
+    "staged dQ given back while it is read": long_each(
         SUMS,
         "      bulk_wait_read();\n      turns.release(at.n, 0);\n      bulk_wait();",
         "      turns.release(at.n, 0);\n      bulk_wait();",
         "race copy-not-awaited",
         deterministic=True,
     ),
-    "dQ staged over the one before": long(
+    "dQ staged over the one before": long_each(
         CONSUMER, "      dQ_handover.wait_empty(n - 1);\n", "", "copy-not-awaited race", deterministic=True
     ),
 }
@@ -257,12 +271,15 @@ def test_planted(patch, name):
     check_planted(patch, BUGS[name], algorithm="fa3")
 
 
-@pytest.mark.parametrize("deterministic", [False, True])
 @pytest.mark.parametrize(
-    ("config", "head_dim"), [(LONG, 64), (SHORT, 72), (RED, 104), (STAGED, 104)], ids=str
+    ("config", "head_dim"),
+    [(LONG, 64), (SHORT, 72), (LONG_EACH, 64), (SHORT_EACH, 72), (RUNNING_ON, 104)],
+    ids=str,
 )
-@pytest.mark.parametrize("case", [{}, {"mask": FULL}, {"mask": Band(20, 30), "softcap": 1.0}], ids=str)
-def test_without_a_bug_all_is_quiet(case, config, head_dim, deterministic):
-    if config.dq_transposed:
-        case = {name: x for name, x in case.items() if name != "softcap"}
-    assert found_by(config, deterministic, algorithm="fa3", head_dim=head_dim, **case) == ""
+@pytest.mark.parametrize(
+    "case", [{}, {"mask": FULL}, {"mask": Band(20, 30), "softcap": 1.0}, {"deterministic": True}], ids=str
+)
+def test_without_a_bug_all_is_quiet(case, config, head_dim):
+    if config.persistent:
+        case = {name: x for name, x in case.items() if name not in ("softcap", "deterministic")}
+    assert found_by(config, algorithm="fa3", head_dim=head_dim, **case) == ""

@@ -24,13 +24,12 @@ CHANGED = [x for x in served(SPECS) if {"alibi_slopes", "sink"} & set(OPTIONS[x.
 
 
 def tilings(spec: KernelSpec, options: str) -> list[TileConfig]:
-    """Those of a Hopper GPU; of its own kernels also blocks that take several items. Transposed, dQ takes no cap."""
+    """Those of a Hopper GPU; of its own kernels also blocks that take several items."""
     if spec.uses_copy_engine:
         return [
             dataclasses.replace(x, persistent=persistent)
             for x in spec.configs
             for persistent in {False, x.persistent}
-            if "softcap" not in OPTIONS[options] or not x.dq_transposed
         ]
     device = Device.typical("sm_90")
     return [x for x in spec.configs if x in fitting_configs(spec, head_dim_of(spec, x), device)]

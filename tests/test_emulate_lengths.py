@@ -16,7 +16,6 @@ from cufa.core.lengths import Packed
 from cufa.core.schedule import Schedule
 from cufa.executor.emulate import Emulation, EmulationError, Execution, emulate, emulate_backward, run_plan
 from cufa.kernels import KERNELS
-from cufa.kernels.fa3_backward import TRANSPOSED
 from cufa.planner import make_plan
 
 FORWARD = [x for x in KERNELS.values() if x.operation == "forward" and "packed" in x.lengths]
@@ -71,23 +70,6 @@ def test_backward(spec, kind, options, lengths, deterministic, head_dim, element
     head_dim = head_dim_near(spec, head_dim, options, deterministic)
     case = MAKE[kind](lengths, options, head_dim, spec.dtypes[element % len(spec.dtypes)])
     assert_right(case, backward(case, spec, deterministic=deterministic))
-
-
-@pytest.mark.sampled(fixed=4, dated=1, pairs=[("kind", "options")])
-@pytest.mark.parametrize("deterministic", [False, True])
-@pytest.mark.parametrize("lengths", LENGTHS)
-@pytest.mark.parametrize("kind", MAKE)
-@pytest.mark.parametrize("options", [name for name, x in OPTIONS.items() if "softcap" not in x])
-@pytest.mark.parametrize(
-    "config",
-    [TRANSPOSED, dataclasses.replace(TRANSPOSED, bulk_add=False)],
-    ids=lambda c: f"{c} {c.bulk_add}",
-)
-def test_dq_transposed(config, options, kind, lengths, deterministic):
-    """Query tiles of 80 rows begin anew with each sequence."""
-    head_dim = config.max_head_dim if kind == "packed" else config.min_head_dim
-    case = MAKE[kind](lengths, options, head_dim, "bfloat16")
-    assert_right(case, backward(case, KERNELS["fa3_backward"], deterministic=deterministic, config=config))
 
 
 @pytest.mark.parametrize("options", ["causal", "window, softcap"])

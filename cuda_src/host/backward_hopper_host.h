@@ -25,17 +25,12 @@ DEVICE void bulk_wait() { cufa_host::await_stores(); }
 DEVICE u32 opaque(u32 x) { return x; }
 
 // ---- wgmma_transposed.cuh
-template <int N, bool BF16, bool A_TRANSPOSED>
-struct WgmmaTransposed {
+template <int N, bool BF16>
+struct WgmmaTransposedB {
   template <bool ACCUMULATES>
   static DEVICE void ss(float (&d)[N / 2], u64 a, u64 b, SITE) {
-    cufa_host::queue_warpgroup_product(
-        {N, BF16, ACCUMULATES, !A_TRANSPOSED, false, {}, nullptr, a, b, d, A_TRANSPOSED}, site);
+    cufa_host::queue_warpgroup_product({N, BF16, ACCUMULATES, true, false, {}, nullptr, a, b, d}, site);
   }
 };
-template <int N, bool BF16>
-using WgmmaTransposedA = WgmmaTransposed<N, BF16, true>;
-template <int N, bool BF16>
-using WgmmaTransposedB = WgmmaTransposed<N, BF16, false>;
 
 #undef SITE

@@ -40,7 +40,6 @@ struct WarpgroupProduct {
   const u32* a_registers;  // where they are, four in a row; null: not known
   u64 a_descriptor, b_descriptor;
   float* d;
-  bool a_transposed = false;  // k across the rows of A
 };
 // A register that a product takes its operand from: where it is, if it is more than a value.
 struct RegisterOperand {

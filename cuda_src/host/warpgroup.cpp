@@ -32,10 +32,7 @@ void for_each_matrix(const WarpgroupProduct& p, int warp_in_group, F f) {
   if (!p.a_in_registers) {
     const Operand64 a(p.a_descriptor);
     for (int m = 0; m < 4; ++m) {
-      for (int r = 0; r < 8; ++r) {
-        rows[r] = p.a_transposed ? a.mn_major(m / 2 * 8 + r, 2 * warp_in_group + m % 2)
-                                 : a.k_major(16 * warp_in_group + m % 2 * 8 + r, m / 2);
-      }
+      for (int r = 0; r < 8; ++r) rows[r] = a.k_major(16 * warp_in_group + m % 2 * 8 + r, m / 2);
       f(rows, true);
     }
   }
@@ -73,12 +70,6 @@ void load_a(Block& block, Warp& warp, const WarpgroupProduct& p, const u32 (&a)[
   const Operand64 operand(p.a_descriptor);
   for (int m = 0; m < 4; ++m) {
     for (int r = 0; r < 8; ++r) {
-      if (p.a_transposed) {
-        float column[8];
-        load_row<VALUE>(block, warp, operand.mn_major(m / 2 * 8 + r, 2 * (warp.index % 4) + m % 2), site, column);
-        for (int row = 0; row < 8; ++row) A[m][row][r] = column[row];
-        continue;
-      }
       load_row<VALUE>(block, warp, operand.k_major(16 * (warp.index % 4) + m % 2 * 8 + r, m / 2), site, A[m][r]);
     }
   }

@@ -62,28 +62,3 @@ KERNEL probe_wgmma_transposed(const __grid_constant__ ProbeParams p) {
   wgmma_registers(D);
   for (int i = 0; i < 16; ++i) st_global(p.out + threadIdx.x * 16 + i, float_as_u32(D[i]));
 }
-
-// One warpgroup: A^T (64 x 64) B^T, with A (64 x 64) and B (80 x 64) in shared memory as wgmma takes them: the words come swizzled.
-KERNEL probe_wgmma_transposed_a(const __grid_constant__ ProbeParams p) {
-  constexpr int ROWS = 80;
-  constexpr u32 WORDS = (64 + ROWS) * 128 / 4;
-  DYN_SMEM(smem);
-  const u32 A = smem_address(smem), B = A + 64 * 128;
-  load_words(A, p.in, WORDS, A + WORDS * 4);
-  float D[ROWS / 2];
-  wgmma_registers(D);
-  wgmma_fence();
-#pragma unroll
-  for (int k = 0; k < 4; ++k) {
-    const u64 a = mn_major_descriptor<64>(A) + mn_major_step(k), b = k_major_descriptor(B) + k_major_step<ROWS>(k);
-    if (k == 0) {
-      WgmmaTransposedA<ROWS, true>::ss<false>(D, a, b);
-    } else {
-      WgmmaTransposedA<ROWS, true>::ss<true>(D, a, b);
-    }
-  }
-  wgmma_commit();
-  wgmma_wait<0>();
-  wgmma_registers(D);
-  for (int i = 0; i < ROWS / 2; ++i) st_global(p.out + threadIdx.x * (ROWS / 2) + i, float_as_u32(D[i]));
-}

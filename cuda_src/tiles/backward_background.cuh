@@ -21,9 +21,7 @@ constexpr int BATCH_STRIPS = 4;  // neighbours that a warp takes one after anoth
 static_assert(!RUNS_ON || BACKGROUND_BYTES >= WORKERS * SLOTS * STRIP_BYTES, "a slot a strip");
 static_assert(!RUNS_ON || TILE_STRIPS % BATCH_STRIPS == 0, "strips of a batch are of one head");
 
-// By every thread of the pass before: what is counted begins, with the first groups prepared. Where counters begin stands in the
-// workspace, for addresses that are kept over loops take more registers than a producer has.
-DEVICE u32* where_counters_begin(const BackwardParams& p) { return static_cast<u32*>(p.workspace) + opaque(1); }
+// By every thread of the pass before: what is counted begins, with the first groups prepared.
 DEVICE void prepare_counters(const BackwardParams& p) {
   if constexpr (!RUNS_ON) return;
   const BackwardWorkspace workspace(p);
@@ -111,9 +109,7 @@ struct Background {
     strip = groups.first(group) * groups.strips() + shfl(taken, 0) * BATCH_STRIPS;
     return strip < groups.end(group) * groups.strips();
   }
-  DEVICE u32* counter(Counter which, u32 i) const {
-    return static_cast<u32*>(p.workspace) + ld_global<u32>(where_counters_begin(p)) + which * HeadGroups{p}.heads() + i;
-  }
+  DEVICE u32* counter(Counter which, u32 i) const { return ::counter(p, which, i); }
   DEVICE u32 strips() const { return (u32(opaque(p.seqlen_q) - 1) / BLOCK_Q + 1) * TILE_STRIPS; }  // of a head
 
   DEVICE void await_added(u32 group) const {

@@ -62,7 +62,8 @@ struct Turns {
 // (prepare_items), for a division takes long in the one thread that does it; else a block is launched for its one item.
 constexpr int KEY_RECORDS = ITEM_FULL_BYTES / 8, RECORD_BYTES = 16 * RECORD_VECTORS;
 static_assert(ITEMS_BYTES == KEY_RECORDS * RECORD_BYTES && ITEM_EMPTY_BYTES == ITEM_FULL_BYTES, "a record, two barriers");
-static_assert(KV_FULL_BYTES == 16 && KV_EMPTY_BYTES == 8, "of K, of V; of both");
+static_assert(K_FULL_BYTES == 8 * K_STAGES && K_EMPTY_BYTES == K_FULL_BYTES, "a barrier a buffer of K");
+static_assert(V_FULL_BYTES == 8 && V_EMPTY_BYTES == 8, "V has one");
 static_assert(SEQUENCE_BYTES == 32 && TAIL_FULL_BYTES == 16, "RAGGED: two vectors, and a barrier of each loader");
 
 // LOOKED_UP: the tiles that the block visits, the same for all heads of the group, are listed behind its record, and a
@@ -138,30 +139,39 @@ DEVICE void await_prepared(const KeyBlock& block) {
   global_proxy_fence();
 }
 
+// RUNS_ON: what stands in the workspace, where the pass before has written down where counters begin. Worked out instead, that would
+// be kept over loops, in registers that neither the producer nor consumers have.
+DEVICE u32* where_counters_begin(const BackwardParams& p) { return static_cast<u32*>(p.workspace) + opaque(1); }
+DEVICE u32* counter(const BackwardParams& p, Counter which, u32 i) {
+  return static_cast<u32*>(p.workspace) + ld_global<u32>(where_counters_begin(p)) + which * HeadGroups{p}.heads() + i;
+}
+
 // By a thread that has added to dQ for a key block of a group, or knows that its warp has. It waits for the last addition of the
 // copy engine; others are released with the count.
 DEVICE void tell_added(const BackwardParams& p, u32 group) {
   if constexpr (BULK_ADD) bulk_wait();
-  red_release_gpu_add(BackwardWorkspace(p).counter(p, ADDED, group), 1);
+  red_release_gpu_add(counter(p, ADDED, group), 1);
 }
 
-// Barriers that both kernels have: of items, of K and V. Items take turns with their records; K and V have one buffer.
+// Barriers that both kernels have: of items, of K and V, which take turns with items that have tiles. There are two buffers of K
+// where dQ of an item's last tile is computed when S of the next item's first one has been (LINKED).
 struct ItemBarriers {
-  u32 records, K_full, V_full, tails;
+  u32 records, tails;
   Turns<KEY_RECORDS> turns;
-  Turns<1> keys;  // K_full and what says that K and V are not read any more
+  Turns<K_STAGES> keys;
+  Turns<1> values;
 
   DEVICE explicit ItemBarriers(u32 start)
-      : records(start + ITEMS_OFFSET), K_full(start + KV_FULL_OFFSET), V_full(K_full + 8),
-        tails(start + TAIL_FULL_OFFSET),
-        turns{start + ITEM_FULL_OFFSET, start + ITEM_EMPTY_OFFSET}, keys{K_full, start + KV_EMPTY_OFFSET} {}
+      : records(start + ITEMS_OFFSET), tails(start + TAIL_FULL_OFFSET),
+        turns{start + ITEM_FULL_OFFSET, start + ITEM_EMPTY_OFFSET}, keys{start + K_FULL_OFFSET, start + K_EMPTY_OFFSET},
+        values{start + V_FULL_OFFSET, start + V_EMPTY_OFFSET} {}
 
   DEVICE u32 record(u32 i) const { return records + turns.stage(i) * RECORD_BYTES; }
   DEVICE void init() const {
     // The warps of consumers, and who loads.
     if constexpr (RUNS_ON) turns.init(1, 4 * CONSUMERS + 2);
     keys.init(KEY_GROUPS + PAIRED, 4 * CONSUMERS);  // PAIRED: with the other block's columns of K
-    mbarrier_init(V_full, KEY_GROUPS);
+    values.init(KEY_GROUPS, 4 * CONSUMERS);
     if constexpr (RAGGED) {
       mbarrier_init(tails, 1);
       mbarrier_init(tails + 8, 1);

@@ -153,24 +153,6 @@ DEVICE void issue_dq(float (&dQ_rmem)[4 * TILES], u32 dS, u32 K) {
   wgmma_commit();
 }
 
-// dQ^T = K^T dS^T, in flight: 64 columns of K, an atom, which lie at `K`; all keys, and all QUERIES of the tile whose dS
-// is at `dS`. Columns behind the head's last one are zeros.
-template <int QUERIES>
-DEVICE void issue_transposed_dq(float (&dQ_rmem)[QUERIES / 2], u32 dS, u32 K) {
-  const u64 a = mn_major_descriptor<GROUP_KEYS>(K), b = k_major_descriptor(dS);
-  wgmma_registers(dQ_rmem);
-#pragma unroll
-  for (int k = 0; k < Bc / 16; ++k) {
-    const u64 a_k = a + descriptor_step(k / 4 * KEY_TILE_BYTES) + mn_major_step(k % 4), b_k = b + k_major_step<QUERIES>(k);
-    if (k == 0) {
-      WgmmaTransposedA<QUERIES, BFLOAT16>::template ss<false>(dQ_rmem, a_k, b_k);
-    } else {
-      WgmmaTransposedA<QUERIES, BFLOAT16>::template ss<true>(dQ_rmem, a_k, b_k);
-    }
-  }
-  wgmma_commit();
-}
-
 // 64 rows of dK or dV, 16 per warp; `first_key` is the warp's first in the block.
 DEVICE void store_keys(const KeyBlock& block, void* tensor, const Strides& stride, const float (&d)[HEAD_DIM / 2], float factor,
                        int first_key, int lane) {

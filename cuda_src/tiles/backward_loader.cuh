@@ -42,9 +42,8 @@ struct Loader {
     visit_items<FIRST>(p, start, [&](const TileVisit& at) {
       if (at.first) await_prepared(at.block);
       INSIDE(if (at.first) inside.item(at.block.index());)
-      if (!FIRST && at.first) load_keys(at);
       load_tile(at);
-      if (FIRST && at.first) load_keys(at);
+      if (at.first) load_keys(at);
       INSIDE(inside.enter(WAIT_ITEM);)
     });
     INSIDE(inside.close();)
@@ -53,17 +52,18 @@ struct Loader {
   DEVICE void load_keys(const TileVisit& at) const {
     const Memory smem(opaque(start));
     INSIDE(inside.enter(WAIT_SPACE, NO_TILE);)
-    if (leads()) smem.items.keys.wait_empty(at.item);
+    if (leads()) FIRST ? smem.items.keys.wait_empty(at.item) : smem.items.values.wait_empty(at.item);
     INSIDE(inside.enter(COPY, NO_TILE);)
+    const u32 full = FIRST ? smem.items.keys.full_barrier(at.item) : smem.items.values.full_barrier(at.item);
+    const u32 first_tile = FIRST ? smem.K + smem.items.keys.stage(at.item) * (KEY_GROUPS * KEY_TILE_BYTES) : smem.V;
     for (int w = 0; w < KEY_GROUPS; ++w) {
-      const u32 tile = (FIRST ? smem.K : smem.V) + w * KEY_TILE_BYTES;
-      bring<GROUP_KEYS>(smem.items, tile, FIRST ? smem.items.K_full : smem.items.V_full,
-                        RAGGED ? at.block.keys() - at.block.first_key() - w * GROUP_KEYS : GROUP_KEYS,
+      const u32 tile = first_tile + w * KEY_TILE_BYTES;
+      bring<GROUP_KEYS>(smem.items, tile, full, RAGGED ? at.block.keys() - at.block.first_key() - w * GROUP_KEYS : GROUP_KEYS,
                         [&](u32 barrier) { ::load_keys(at.block, w, tile, barrier, keys); });
     }
     if constexpr (PAIRED && FIRST) {
       const int first = Memory::other_first_key(at.block);
-      bring<GROUP_KEYS, Memory::OTHER_COLUMNS>(smem.items, smem.other_K, smem.items.K_full,
+      bring<GROUP_KEYS, Memory::OTHER_COLUMNS>(smem.items, smem.other_K, full,
                                                RAGGED ? at.block.keys() - first : GROUP_KEYS,
                                                [&](u32 barrier) { smem.load_other_keys(at.block, first, barrier, keys); });
     }

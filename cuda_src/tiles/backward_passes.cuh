@@ -220,39 +220,6 @@ DEVICE void sum_sinks(const BackwardParams& p, const BackwardWorkspace& workspac
   if (lane == 0) st_global(p.dsink + head, -sum);
 }
 
-// A strip of dQ^T in order, multiplied by the scale and rounded. An accumulator has 16 columns of 8 queries, half of the strip's. A
-// lane takes 8 columns of two queries: eight lanes read 64 neighbouring bytes at a time, which are one column of each half of an
-// accumulator. Each four lanes take the columns behind those of the four before: a warp stores 128 bytes of a row at a time.
-DEVICE void convert_transposed_strip(const BackwardParams& p, const StripItem& item, const float* source, char* dQ, int lane) {
-  static_assert(!DQ_TRANSPOSED || !FLOAT32, "of Hopper's 16-bit kernels");
-  const auto sequence = sequence_of(p, item.number);
-  const int pair = lane % 4;  // queries 2 pair, 2 pair + 1
-#pragma unroll(D_TILES >= 16 ? 2 : 1)
-  for (int n = lane / 4; n < 2 * D_TILES; n += 8) {
-    const int half = n / D_TILES, eight = n % D_TILES;  // of the queries, and of the columns
-    const float* const from = source + (eight / 2 * QUERY_ACCUMULATORS + half) * ACCUMULATOR + pair * 4 + eight % 2 * 2;
-    float d[8][2];  // columns, queries
-#pragma unroll
-    for (int column = 0; column < 8; ++column) {
-      const vec2 v = ld_global<vec2>(from + column * 16);
-      d[column][0] = u32_as_float(v.x) * p.scale;
-      d[column][1] = u32_as_float(v.y) * p.scale;
-    }
-#pragma unroll
-    for (int query = 0; query < 2; ++query) {
-      const i64 row = item.row() + half * 8 + pair * 2 + query;
-      const bool exists = LENGTHS_KIND == DENSE || row < sequence.rows();  // else zeros
-      u32 words[4];
-#pragma unroll
-      for (int t = 0; t < 4; ++t) words[t] = exists ? pack_16bit<BFLOAT16>(d[2 * t][query], d[2 * t + 1][query]) : 0;
-      if (row < sequence.stored_rows()) {
-        store_16_bytes<ALIGNMENT>(dQ + row * (p.dq_stride.seq * ELEMENT_BYTES) + eight * 8 * ELEMENT_BYTES,
-                                  {words[0], words[1], words[2], words[3]});
-      }
-    }
-  }
-}
-
 // dQ in order, multiplied by the scale and rounded. Eight lanes take an accumulator: each reads 64 bytes, which are eight
 // columns of two rows. By the pass behind, which begins with strip `first`.
 DEVICE void convert_strip(const BackwardParams& p, i64 first = 0) {
@@ -264,7 +231,6 @@ DEVICE void convert_strip(const BackwardParams& p, i64 first = 0) {
   const int head = int(item.head % p.heads), batch = int(item.head / p.heads);
   const auto sequence = sequence_of(p, item.number);
   char* dQ = head_address(p.dq, p.dq_stride, batch, head) + sequence.first_row() * (p.dq_stride.seq * ELEMENT_BYTES);
-  if constexpr (DQ_TRANSPOSED) return convert_transposed_strip(p, item, workspace.transposed_strip(item.index), dQ, lane);
   const float* source = workspace.strip(item.index);
 #pragma unroll(D_TILES >= 16 ? 4 : 1)
   for (int n = lane / 8; n < D_TILES; n += 4) {

@@ -5,21 +5,23 @@
 #include "tiles/backward_loader.cuh"
 #include "tiles/backward_sums.cuh"
 
-// dQ of a tile is shared out by rows, or by columns: those of one consumer lie in one atom of K. DQ_TRANSPOSED: by columns, a warp
-// has 16 of them.
+// dQ of a tile is shared out by rows, or by columns: those of one consumer lie in one atom of K.
 constexpr bool DQ_BY_ROWS = Br == 64 * CONSUMERS;
-constexpr int DQ_TILES = DQ_TRANSPOSED               ? QUERY_ACCUMULATORS
-                         : DQ_BY_ROWS                ? D_TILES
+constexpr int DQ_TILES = DQ_BY_ROWS                ? D_TILES
                          : HEAD_DIM <= ATOM_COLUMNS ? (D_TILES + CONSUMERS - 1) / CONSUMERS
-                                                     : ATOM_COLUMNS / 8;
-constexpr int DQ_WARP_BYTES = DQ_TILES * ACCUMULATOR * 4;  // of one warp's 16 rows, or columns
+                                                    : ATOM_COLUMNS / 8;
+// Those of the last consumer, for which fewer may be left. DQ_UNEVEN: it then asks for those alone, in code of its own; where blocks
+// run on, which takes more code, it asks for as many as the other.
+constexpr int DQ_TILES_LEFT = DQ_BY_ROWS ? DQ_TILES : D_TILES - (CONSUMERS - 1) * DQ_TILES;
+constexpr bool DQ_UNEVEN = !RUNS_ON && DQ_TILES_LEFT != DQ_TILES && DQ_TILES_LEFT > 0;
+constexpr int DQ_WARP_BYTES = DQ_TILES * ACCUMULATOR * 4;  // of one warp's 16 rows
 
 static_assert(KEY_GROUPS == CONSUMERS, "64 keys a consumer");
-static_assert(DQ_TRANSPOSED || DQ_BY_ROWS || Br == 64, "a consumer computes 64 rows of dQ");
-static_assert(DQ_TRANSPOSED || DQ_BY_ROWS || DQ_TILES * CONSUMERS >= D_TILES, "every column of dQ has a consumer");
-static_assert(!DQ_TRANSPOSED || atoms(HEAD_DIM) == CONSUMERS, "an atom of K a consumer");
+static_assert(DQ_BY_ROWS || Br == 64, "a consumer computes 64 rows of dQ");
+static_assert(DQ_TILES_LEFT >= 0 && DQ_TILES_LEFT <= DQ_TILES, "every column of dQ has a consumer");
 static_assert(!LOOKED_UP || LIST_BYTES > 0, "tiles are listed");
-static_assert(K_BYTES == CONSUMERS * KEY_TILE_BYTES && V_BYTES == K_BYTES, "a tile a consumer");
+static_assert(V_BYTES == CONSUMERS * KEY_TILE_BYTES && K_BYTES == K_STAGES * V_BYTES, "a tile a consumer");
+static_assert(K_STAGES == 1 || (RUNS_ON && !BULK_ADD), "of two items; a warp that says what it has added has done so itself");
 static_assert(Q_BYTES == NUM_STAGES * QUERY_TILE_BYTES && DO_BYTES == DO_STAGES * QUERY_TILE_BYTES, "rings of tiles");
 static_assert(DS_BYTES == DS_STAGES * CONSUMERS * DS_PART_BYTES, "likewise");
 static_assert(LSE_BYTES == NUM_STAGES * NUMBERS_BYTES && DELTA_BYTES == DO_STAGES * NUMBERS_BYTES, "numbers of their tiles");
@@ -42,25 +44,22 @@ struct BackwardMemory {
   DEVICE Turns<DO_STAGES> dO_turns() const { return {barriers + DO_FULL_OFFSET, barriers + DO_EMPTY_OFFSET}; }
   DEVICE Turns<DS_STAGES> dS_turns() const { return {barriers + DS_FULL_OFFSET, barriers + DS_EMPTY_OFFSET}; }
   DEVICE DqHandover dQ_handover() const { return {barriers + DQ_FULL_OFFSET, barriers + DQ_EMPTY_OFFSET}; }
+  DEVICE u32 K_of(u32 keys) const { return K + items.keys.stage(keys) * V_BYTES; }
 
   // What a warp of consumers adds to a tile of the workspace, and where it is staged.
   DEVICE static float* dq_of_warp(const BackwardParams& p, u32 tile, int consumer, int warp) {
-    if constexpr (DQ_TRANSPOSED) return BackwardWorkspace::tile(p, tile) + (consumer * 4 + warp) * (DQ_TILES * ACCUMULATOR);
     return dq_place(p, tile, (DQ_BY_ROWS ? consumer * 4 : 0) + warp, DQ_BY_ROWS ? 0 : consumer * DQ_TILES);
   }
-  DEVICE static int dq_tiles(int consumer, int warp) {  // accumulators that exist
-    if constexpr (DQ_TRANSPOSED) return (consumer * 4 + warp) * 16 < HEAD_DIM ? DQ_TILES : 0;
-    return DQ_BY_ROWS ? D_TILES : min(D_TILES - consumer * DQ_TILES, DQ_TILES);
-  }
+  DEVICE static int dq_tiles(int consumer) { return consumer == CONSUMERS - 1 ? DQ_TILES_LEFT : DQ_TILES; }  // that exist
   DEVICE u32 staged(int consumer, int warp) const { return dQ + (consumer * 4 + warp) * DQ_WARP_BYTES; }
   // By one thread: that of all warps.
   DEVICE void add_staged(const BackwardParams& p, u32 tile) const {
-    if constexpr (DQ_BY_ROWS || DQ_TRANSPOSED) {
+    if constexpr (DQ_BY_ROWS) {
       bulk_add_f32(dq_of_warp(p, tile, 0, 0), dQ, TILE_DQ_FLOATS * 4);
     } else {
 #pragma unroll 1
       for (int w = 0; w < 4 * CONSUMERS; ++w) {
-        const int existing = dq_tiles(w / 4, w % 4);
+        const int existing = dq_tiles(w / 4);
         if (existing <= 0) break;
         bulk_add_f32(dq_of_warp(p, tile, w / 4, w % 4), staged(w / 4, w % 4), existing * (ACCUMULATOR * 4));
       }

@@ -5,7 +5,6 @@
 // the last pass puts it in order. A head begins with a row of accumulators of its own: where seqlen_q is no multiple of 16,
 // up to 15 rows per head are padding. WHOLE_TILES: a head has whole query tiles instead, each with the numbers of its rows
 // behind its dQ, so that one index says where all of it lies and nothing is tested; and blocks take items by a counter.
-// DQ_TRANSPOSED: a tile is kept as accumulators of dQ^T (see there).
 //
 // Of packed sequences a head has one row of strips, and of tiles, in which each sequence has its own (first_packed_block).
 #pragma once
@@ -34,15 +33,8 @@ constexpr int ROW_NUMBER_BYTES = 8;
 constexpr int RECORD_VECTORS = 3;  // of an item: see KeyBlock in backward_block.cuh
 constexpr int TILE_STRIPS = BLOCK_Q / STRIP;
 
-// Whether a Hopper kernel computes dQ as dQ^T = K^T dS^T. A product has 64 rows of results: of dQ those are queries, and a tile has
-// 64 of them for each warpgroup that shares dQ out by rows; of dQ^T they are columns of the head, and a tile may have any multiple
-// of 16 queries. The workspace has a tile of dQ^T as its accumulators lie, 16 columns x 8 queries each: first the accumulators of
-// columns 0 ... 15 and all queries of the tile, which one warp adds, then those of columns 16 ... 31.
-constexpr bool DQ_TRANSPOSED = WHOLE_TILES && BLOCK_Q % 64 != 0;
-constexpr int DQ_COLUMNS = DQ_TRANSPOSED ? (HEAD_DIM + 15) / 16 * 16 : HEAD_DIM;  // of a row in the workspace
-constexpr int QUERY_ACCUMULATORS = BLOCK_Q / 8;  // DQ_TRANSPOSED: of 16 columns
-constexpr int STRIP_FLOATS = STRIP * DQ_COLUMNS;
-constexpr int TILE_DQ_FLOATS = BLOCK_Q * DQ_COLUMNS;
+constexpr int STRIP_FLOATS = STRIP * HEAD_DIM;
+constexpr int TILE_DQ_FLOATS = BLOCK_Q * HEAD_DIM;
 // WHOLE_TILES: dQ, then lse, then -delta of each row, then the tile's turns.
 constexpr int TILE_FLOATS = TILE_DQ_FLOATS + BLOCK_Q * 2 + (DETERMINISTIC ? 32 : 0);
 constexpr int HEADER_FLOATS = 32;  // before the tiles: they begin on multiples of 128 bytes, as additions in memory do
@@ -52,9 +44,8 @@ static_assert(!WHOLE_TILES || TILE_FLOATS % 32 == 0, "whole lines of the cache")
 constexpr bool GROUPED = WHOLE_TILES && !DETERMINISTIC && !is_looked_up(MASK_KIND) && LENGTHS_KIND == DENSE;
 // Whether thread blocks take one key block after another, and do most of the passes before and after beside their tiles
 // (tiles/backward_background.cuh). In a fixed order of sums each block would be waited for; where tiles are listed, and with
-// lengths, an item has more to it than its record; with a soft cap consumers need all registers, and with a sink the passes do; a strip
-// of a transposed tile does not lie in one piece.
-constexpr bool RUNS_ON = PERSISTENT && GROUPED && !SOFTCAP && !SINK && !DQ_TRANSPOSED;
+// lengths, an item has more to it than its record; with a soft cap consumers need all registers, and with a sink the passes do.
+constexpr bool RUNS_ON = PERSISTENT && GROUPED && !SOFTCAP && !SINK;
 
 // GROUPED: key/value heads that are worked on together, so that dQ of a few groups lies in the L2 cache at a time. RUNS_ON: while
 // one group is, the next ones are prepared and those before are converted (tiles/backward_background.cuh), but for the first
@@ -125,7 +116,7 @@ struct BackwardWorkspace {
 
   DEVICE u32* counter(const BackwardParams& p, Counter which, u32 i) const { return counters + which * HeadGroups{p}.heads() + i; }
 
-  // The accumulators of the `index`th of all strips, a head's side by side. DQ_TRANSPOSED: as many floats of its tile, for zeros.
+  // The accumulators of the `index`th of all strips, a head's side by side.
   DEVICE float* strip(i64 index) const {
     if constexpr (WHOLE_TILES) {
       const u32 i = u32(index);
@@ -134,12 +125,6 @@ struct BackwardWorkspace {
     return dQ + index * STRIP_FLOATS;
   }
   DEVICE float* strip(i64 head, int of_head) const { return strip(head * strips + of_head); }
-  // DQ_TRANSPOSED: its first accumulator. The next one has the strip's other queries; those of further columns follow
-  // QUERY_ACCUMULATORS behind.
-  DEVICE const float* transposed_strip(i64 index) const {
-    const u32 i = u32(index);
-    return dQ + i64(i / TILE_STRIPS) * TILE_FLOATS + i % TILE_STRIPS * (2 * ACCUMULATOR);
-  }
   // WHOLE_TILES: lse of its first row; its -delta lies BLOCK_Q floats behind.
   DEVICE float* lse(i64 index) const {
     const u32 i = u32(index);

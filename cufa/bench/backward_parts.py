@@ -5,13 +5,14 @@ in registers. A tile is ``block_q`` queries of one head and ``block_kv`` keys:
 
 - narrow heads: each of two warpgroups has 64 of the keys. Pᵀ and dSᵀ are operands of dV and dK in registers, and so
   are, as far as there is room, columns of V and K of dP and S. dS goes to shared memory once, for dQ, which the
-  warpgroups share out by rows or by columns; or for dQᵀ, 64 rows of it each;
+  warpgroups share out by rows or by columns;
 - wide heads: a pair of thread blocks, with 64 of the keys each. One warpgroup computes S and dV, the other dP and dK;
   P goes from the one to the other through shared memory, and dS to the other block, too. Each of the four warpgroups
   computes a quarter of the columns of dQ, of all keys.
 
 An item (a key block of a key/value head) of narrow heads computes one dQ more than it has tiles, since dQ is that of
-the tile before.
+the tile before; or a thread block does for all of its items, where it goes from the last tile of one to the first of
+the next (and once more behind an item of a single tile, which is not counted here).
 """
 
 from __future__ import annotations
@@ -61,7 +62,8 @@ def parts(plan: Plan) -> tuple[Part, ...]:
     row = ceil_div(problem.head_dim, _ATOM_COLUMNS) * _ATOM_ROW_BYTES
     loaded = tiles * config.cluster * 2 * config.block_q * (row + _FLOAT)
     loaded += items * config.block_kv * (2 * row + config.other_columns * problem.itemsize)
-    return (*of_kernel(problem, config, tiles, items), Part("loads of Q, dO, K, V", 0, loaded))
+    begun = plan.launches[1].grid[0] if config.k_stages > 1 else items
+    return (*of_kernel(problem, config, tiles, items, begun), Part("loads of Q, dO, K, V", 0, loaded))
 
 
 def passes(problem: Problem, config: Fa3BackwardConfig) -> tuple[int, int]:
@@ -74,14 +76,17 @@ def passes(problem: Problem, config: Fa3BackwardConfig) -> tuple[int, int]:
     whole = ceil_div(rows, config.block_q) * config.block_q
     return (
         heads * (rows * (2 * row + _FLOAT) + whole * sums),
-        heads * (whole * (config.dq_columns(problem.head_dim) + 2) * _FLOAT + rows * row),
+        heads * (whole * (problem.head_dim + 2) * _FLOAT + rows * row),
     )
 
 
-def _narrow(problem: Problem, config: Fa3BackwardConfig, tiles: int, items: int) -> tuple[Part, ...]:
+def _narrow(
+    problem: Problem, config: Fa3BackwardConfig, tiles: int, items: int, begun: int
+) -> tuple[Part, ...]:
+    """``begun``: so many times dQ is computed without a tile before."""
     groups, queries, head_dim = config.block_kv // GROUP_KEYS, config.block_q, problem.head_dim
     item, depth = problem.itemsize, _depth(head_dim)
-    columns = _dq_columns(config, head_dim)  # of a product; transposed, they are queries
+    columns = _dq_columns(config, head_dim)
     held_v, held_k = (
         GROUP_KEYS * 16 * steps * item if problem.softcap is None else 0
         for steps in config.held_steps(head_dim)
@@ -91,24 +96,25 @@ def _narrow(problem: Problem, config: Fa3BackwardConfig, tiles: int, items: int)
         return GROUP_KEYS * queries * depth, (GROUP_KEYS + queries) * depth * item - held
 
     gradient = GROUP_KEYS * queries * head_dim, queries * head_dim * item
-    dq = _GROUP_ROWS * columns * config.block_kv, (_GROUP_ROWS + columns) * config.block_kv * item
-    staged = tiles * groups * _GROUP_ROWS * columns * _FLOAT if config.bulk_add else 0
-    added = tiles * queries * config.dq_columns(head_dim) * _FLOAT if config.bulk_add else 0
+    dq_operands = sum(_GROUP_ROWS + x for x in columns) * config.block_kv * item
+    dq = _GROUP_ROWS * sum(columns) * config.block_kv, dq_operands
+    staged = tiles * _GROUP_ROWS * sum(columns) * _FLOAT if config.bulk_add else 0
+    added = tiles * queries * head_dim * _FLOAT if config.bulk_add else 0
     return (
         _part("S", tiles * groups, score(held_k)),
         _part("dP", tiles * groups, score(held_v)),
         _part("dV", tiles * groups, gradient),
         _part("dK", tiles * groups, gradient),
-        _part("dQ", (tiles + items) * groups, dq),
+        _part("dQ", tiles + begun, dq),
         Part("K and V, taken to registers", 0, items * groups * (held_k + held_v), by_threads=True),
-        Part("dS, stored", 0, (tiles + items) * queries * config.block_kv * item, by_threads=True),
+        Part("dS, stored", 0, (tiles + begun) * queries * config.block_kv * item, by_threads=True),
         Part("LSE and D, read", 0, 2 * tiles * groups * _numbers(queries), by_threads=True),
         Part("dQ, staged", 0, staged, by_threads=True),
         Part("dQ, added", 0, added),
     )
 
 
-def _wide(problem: Problem, config: Fa3BackwardConfig, tiles: int, items: int) -> tuple[Part, ...]:
+def _wide(problem: Problem, config: Fa3BackwardConfig, tiles: int, *_: int) -> tuple[Part, ...]:
     queries, keys, head_dim, item = config.block_q, config.block_kv, problem.head_dim, problem.itemsize
     depth, blocks = _depth(head_dim), config.cluster
     scores = queries * keys * item
@@ -145,14 +151,15 @@ def _numbers(queries: int) -> int:
     return queries // 8 * 4 * 2 * _WAVEFRONT
 
 
-def _dq_columns(config: Fa3BackwardConfig, head_dim: int) -> int:
-    """Of a warpgroup: all, of 64 rows each; or a share, within an atom of K. Of dQᵀ as many as the tile has queries."""
+def _dq_columns(config: Fa3BackwardConfig, head_dim: int) -> tuple[int, ...]:
+    """Of each warpgroup's product: all, of 64 rows each; or a share, within an atom of K. The last one computes what is
+    left, or as many as the others where blocks run on (``DQ_UNEVEN`` of backward_pipeline.cuh)."""
     groups = config.block_kv // GROUP_KEYS
-    if config.dq_transposed:
-        return config.block_q
     if config.block_q == _GROUP_ROWS * groups:
-        return head_dim
-    return ceil_div(head_dim, 8 * groups) * 8 if head_dim <= _ATOM_COLUMNS else _ATOM_COLUMNS
+        return (head_dim,) * groups
+    share = ceil_div(head_dim, 8 * groups) * 8 if head_dim <= _ATOM_COLUMNS else _ATOM_COLUMNS
+    left = head_dim - (groups - 1) * share
+    return (*(share,) * (groups - 1), share if config.runs_on or left <= 0 else left)
 
 
 def _items_with_tiles(plan: Plan) -> int:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from ..kernels import TileConfig
 from ..kernels.fa3 import Fa3Config
 from ..kernels.fa3_backward_config import Fa3BackwardConfig
-from ..planner import Plan
+from ..planner import Plan, make_plan
 from .cases import Contender
 
 
@@ -29,8 +29,6 @@ class Step:
     """What the field is without the technique, and with it."""
     kernels: tuple[str, ...] = ()
     """Those that can also be tried with it where their own config does without."""
-    unless: str = ""
-    """A property of configs for which it changes nothing; "" is none."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,9 +58,8 @@ _STORIES: dict[type[TileConfig], Story] = {
             Step("block_q", "128 queries per tile", 64, 128),
             Step("num_stages", "a third stage of Q", 2, 3, kernels=("fa3_backward",)),
             # Of wide heads they would spill.
-            Step("persistent", "persistent blocks", kernels=("fa3_backward",), unless="dq_transposed"),
+            Step("persistent", "persistent blocks", kernels=("fa3_backward",)),
             Step("early_launches", "early launches", kernels=("fa3_backward", "fa3_backward_wide")),
-            Step("block_q", "80 queries per tile, dQ transposed", 64, 80),
         ),
         older="fa2",
         older_words="FlashAttention-2",
@@ -87,14 +84,12 @@ def ladder(algorithm: str, config: TileConfig) -> tuple[Contender, ...]:
 
 
 def variations(plan: Plan) -> Iterator[Contender]:
-    """The plan's config with one technique more, of those that it does without and that fit; then, of a backward, the
-    config as it is with sums in a fixed order."""
+    """The plan's config with one technique more, of those that it does without and that fit; then, of a backward, what
+    is planned for sums in a fixed order."""
     config, spec, problem = plan.config, plan.spec, plan.problem
     assert plan.device is not None
     for step in _STORIES[type(config)].steps:
         if spec.name not in step.kernels or _takes(config, step):
-            continue
-        if step.unless and getattr(config, step.unless):
             continue
         changed = dataclasses.replace(config, **{step.field: step.taken})
         if spec.fitting((changed,), problem.head_dim, plan.device):
@@ -102,7 +97,8 @@ def variations(plan: Plan) -> Iterator[Contender]:
     if problem.operation == "backward":
         ordered = dataclasses.replace(problem, deterministic=True)
         if not spec.refuses(ordered, plan.device.arch.capability):
-            yield Contender(spec.algorithm, config, "with a fixed order of sums", problem=ordered)
+            planned = make_plan(ordered, plan.device, spec.algorithm).config
+            yield Contender(spec.algorithm, planned, "with a fixed order of sums", problem=ordered)
 
 
 def is_step(label: str) -> bool:

@@ -194,7 +194,7 @@ def _fa3_backward(plan: Plan) -> Work:
         memory_bytes=problem.io_bytes,
         further_bytes=sum(backward_parts.passes(problem, config)),
         own_bytes=sum(part.shared_bytes for part in found if part.by_threads),
-        added_bytes=tiles * config.block_q * config.dq_columns(problem.head_dim) * _FLOAT,
+        added_bytes=tiles * config.block_q * problem.head_dim * _FLOAT,
     )
 
 

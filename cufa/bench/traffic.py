@@ -106,9 +106,7 @@ def _backward_on_hopper(problem: Problem, schedule: Schedule, config: Fa3Backwar
     others = _other_keys(problem, config, seen) if config.paired else 0
     return Traffic(
         queries + key_heads * (keys * _key(problem) + others) + read,
-        heads * numbers * config.dq_columns(problem.head_dim)
-        + key_heads * problem.seqlen_k * _key(problem)
-        + written,
+        heads * numbers * problem.head_dim + key_heads * problem.seqlen_k * _key(problem) + written,
     )
 
 

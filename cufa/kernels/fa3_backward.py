@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 from ..core import key_order
 from ..core.architectures import Device
-from ..core.lengths import DENSE, LENGTH_KINDS
+from ..core.lengths import LENGTH_KINDS
 from ..core.operation import Split
 from ..core.order import Order
 from ..core.problem import MASK_KINDS, Problem
@@ -23,16 +21,11 @@ from .fa3_backward_config import (
 from .spec import Box, KernelSpec, Launch, ceil_div
 
 
-def _runs_on(problem: Problem, config: Fa3BackwardConfig) -> bool:
-    """Whether thread blocks take one key block after another."""
-    return config.may_run_on and problem.softcap is None and not problem.sink and key_order.in_groups(problem)
-
-
 def _order(problem: Problem, schedule: Schedule, device: Device, config: Fa3BackwardConfig) -> Order:
     if key_order.in_groups(problem):
-        small = key_order.in_small_groups(problem, device) and not _runs_on(problem, config)
+        small = key_order.in_small_groups(problem, device) and not config.runs_on
         return key_order.key_blocks_in_groups(problem, schedule, small, config.cluster)
-    return key_order.key_blocks(problem, schedule, key_order.share_in_turn(device))
+    return key_order.key_blocks(problem, schedule)
 
 
 def _strips(problem: Problem, config: Fa3BackwardConfig) -> int:
@@ -51,7 +44,7 @@ def _launches(
     name = "fa3_backward_wide" if config.paired else "fa3_backward"
     strips = _strips(problem, config)
     before = after = strips
-    if _runs_on(problem, config):  # the passes take the first and the last groups of heads
+    if config.runs_on:  # the passes take the first and the last groups of heads
         heads = problem.batch * problem.kv_heads
         of_head = strips // max(heads, 1)
         groups = key_order.head_groups(problem, ceil_div(problem.seqlen_k, config.block_kv))
@@ -65,7 +58,7 @@ def _launches(
             config.num_warps * 32,
             shared_memory,
             dependent=config.early_launches,
-            persistent=_runs_on(problem, config),
+            persistent=config.runs_on,
             cluster=config.cluster,
         ),
         Launch(
@@ -83,15 +76,12 @@ def _workspace(problem: Problem, config: Fa3BackwardConfig, split: Split | None 
     where blocks are persistent records of items, and the number of the next one."""
     strips = _strips(problem, config)
     tiles = strips * STRIP // config.block_q
-    tile = config.block_q * (config.dq_columns(problem.head_dim) + 2) * 4 + (
-        128 if problem.deterministic else 0
-    )
+    tile = config.block_q * (problem.head_dim + 2) * 4 + (128 if problem.deterministic else 0)
     return (
         128
         + tiles * tile
         + problem.sink * strips * 4
-        + _runs_on(problem, config)
-        * (_items(problem, config) * ITEM_BYTES + 16 * problem.batch * problem.kv_heads)
+        + config.runs_on * (_items(problem, config) * ITEM_BYTES + 16 * problem.batch * problem.kv_heads)
     )
 
 
@@ -101,25 +91,28 @@ def _boxes(config: Fa3BackwardConfig) -> dict[str, Box]:
     return {"dout": queries, "q": queries, "k": keys, "v": keys}
 
 
-#: Tiles whose dQ is computed transposed.
-TRANSPOSED = tile_config(80, 128, 2, min_head_dim=72, max_head_dim=128)
+#: With fewer key blocks for each SM than this, a thread block for each is faster than blocks that run on: 1.01 to 1.13
+#: times on an H200. Where more queries than the third number see a key, a key block takes long, and more are needed.
+#: That concerns head dims to 64.
+_ITEMS_PER_SM, _LONG_ITEMS_PER_SM, _QUERIES_OF_LONG_ITEM = 3, 16, 8000
 
-#: Of queries that see a key on average, over all heads that share it, there are four limits here and below.
+#: Wider heads have a thread block for each key block, however many there are, where it takes long: where so many
+#: queries see a key on average, over all heads that share it. Blocks that run on are as fast in turns / each alone
+#: (H200, 2026-11-26):
 #:
-#: Tiles of 80 rows are faster where these are more: at 4k 1.04 to 1.09 times full, 1.02 to 1.04 with heads that
-#: share keys, 0.97 to 1.0 causal; at 8k 1.05 and 1.03, at 16k 1.08 and 1.05 to 1.1; with 1k and 2k queries 0.94 to 1.0
-#: (d72 to d128; H100, in turns, 2026-11-25). Where sums have an order, from fewer: 1.09 full and 1.05 causal at 4k.
-_QUERIES_FOR_80_ROWS, _QUERIES_FOR_80_ROWS_IN_ORDER = 3000, 2000
+#: - d80, d96: 1.06 to 1.07 / 1.01 to 1.03 with 1k queries, 1.04 / 1.0 at 2k causal, 1.01 / 0.98 at 2k full, 0.99 / 0.97
+#:   at 4k causal: up to two fifths of their dQ are computed in vain, for columns that are not there
+#: - d112, d128: 1.03 to 1.06 / 0.99 to 1.03 with 1k queries, 1.01 / 0.96 to 0.99 at 2k causal, 0.96 / 0.96 at 2k full,
+#:   0.92 to 0.96 / 0.94 at 4k: dP runs beside dQ where a thread block has one key block
+_QUERIES_OF_LONG_ITEM_UP_TO_96, _QUERIES_OF_LONG_ITEM_WIDE, _LONG_SEQLEN_WIDE = 1500, 1000, 2000
 
-#: A thread block that runs on has asked for its next key block when it begins one. With fewer for each SM than this, a
-#: thread block for each key block is faster: 1.01 to 1.2 times on an H200. Where more queries than the third number see
-#: a key, a key block takes long, and more are needed. That concerns head dims to 64: others take 80 rows by then.
-_ITEMS_PER_SM, _LONG_ITEMS_PER_SM, _QUERIES_OF_LONG_ITEM = 4, 16, 8000
 
-#: Heads of more than 96 columns, whose pipeline is long, have a thread block for each key block, however many there
-#: are, where there are so many queries and so many see a key: in turns 1.02 full and 0.997 causal, alone at the power
-#: limit 1.02 to 1.03 (4k). With 2k queries, or at most 96 columns, 0.97 to 0.99 in turns.
-_LONG_SEQLEN, _QUERIES_OF_LONG_ITEM_WIDE = 4000, 2000
+def _takes_long(problem: Problem) -> bool:
+    """A key block, of heads that are wider than 64 columns."""
+    queries = _queries_of_key(problem)
+    if problem.head_dim <= 96:
+        return problem.head_dim > 64 and queries > _QUERIES_OF_LONG_ITEM_UP_TO_96
+    return problem.seqlen_q >= _LONG_SEQLEN_WIDE and queries > _QUERIES_OF_LONG_ITEM_WIDE
 
 
 def _queries_of_key(problem: Problem) -> float:
@@ -127,29 +120,15 @@ def _queries_of_key(problem: Problem) -> float:
     return problem.all_visible_scores / max(problem.batch * problem.kv_heads * problem.seqlen_k, 1)
 
 
-def _takes_80_rows(problem: Problem) -> bool:
-    """Of dense sequences; others were not measured."""
-    most = _QUERIES_FOR_80_ROWS_IN_ORDER if problem.deterministic else _QUERIES_FOR_80_ROWS
-    return problem.lengths == DENSE and _queries_of_key(problem) > most
-
-
 def _choose(problem: Problem, fitting: tuple[Fa3BackwardConfig, ...], device: Device) -> Fa3BackwardConfig:
-    """Where key blocks take long, tiles of 80 rows if they serve; else, where key blocks take long or are few, or heads
-    come in small groups, a thread block for each. Blocks that run on add dQ from registers where there are tiles that
-    do (d64)."""
-    if TRANSPOSED in fitting and _takes_80_rows(problem):
-        return TRANSPOSED
-    chosen = fitting[0]
-    each = dataclasses.replace(chosen, persistent=False)
-    if not (_runs_on(problem, chosen) and each in fitting):
-        return chosen
-    queries = _queries_of_key(problem)
-    wide = problem.head_dim > 96 and problem.seqlen_q >= _LONG_SEQLEN and queries > _QUERIES_OF_LONG_ITEM_WIDE
-    least = _LONG_ITEMS_PER_SM if queries > _QUERIES_OF_LONG_ITEM else _ITEMS_PER_SM
-    few = _items(problem, chosen) < least * device.num_sms
-    if wide or few or key_order.in_small_groups(problem, device):
+    """Where key blocks take long or are few, or heads come in small groups, a thread block for each; else blocks that
+    run on, if they serve."""
+    each = fitting[0]
+    long = _queries_of_key(problem) > _QUERIES_OF_LONG_ITEM
+    few = _items(problem, each) < (_LONG_ITEMS_PER_SM if long else _ITEMS_PER_SM) * device.num_sms
+    if few or _takes_long(problem) or key_order.in_small_groups(problem, device):
         return each
-    return next((x for x in fitting if x.persistent and not x.bulk_add), chosen)
+    return next((x for x in fitting if x.persistent), each)
 
 
 def list_refusal(spec: KernelSpec, problem: Problem) -> str | None:
@@ -163,11 +142,10 @@ def list_refusal(spec: KernelSpec, problem: Problem) -> str | None:
 
 
 def _config_refusal(config: Fa3BackwardConfig, problem: Problem) -> str | None:
-    """Tiles of 80 rows, of which all registers and nearly all shared memory are in use."""
-    if config.dq_transposed and problem.softcap is not None:
-        return "takes no softcap, for which registers do not suffice"
-    if config.dq_transposed and problem.mask.beyond_band:
-        return "takes masks that are bands, for a list of tiles does not fit into shared memory"
+    """Thread blocks that take one key block after another serve fewer problems than one for each."""
+    simple = problem.softcap is None and not problem.sink and key_order.in_groups(problem)
+    if config.runs_on and not simple:
+        return "takes bands over whole arrays alone, without softcap, sink or a fixed order of sums"
     return None
 
 
@@ -180,16 +158,11 @@ FA3_BACKWARD = KernelSpec(
     dtypes=("float16", "bfloat16"),
     precisions=("native",),
     configs=(
-        *(
-            config
-            for persistent in (True, False)
-            for config in (
-                tile_config(128, 128, 3, max_head_dim=64, persistent=persistent),
-                tile_config(64, 128, 2, min_head_dim=72, max_head_dim=128, persistent=persistent),
-            )
-        ),
+        tile_config(128, 128, 3, max_head_dim=64),
+        tile_config(64, 128, 2, min_head_dim=72, max_head_dim=128),
         tile_config(128, 128, 3, max_head_dim=64, persistent=True, bulk_add=False),
-        TRANSPOSED,
+        tile_config(64, 128, 2, min_head_dim=72, max_head_dim=96, persistent=True, bulk_add=False),
+        tile_config(64, 128, 2, min_head_dim=104, max_head_dim=128, persistent=True),
     ),
     choose=_choose,
     shared_memory=narrow_shared_memory,

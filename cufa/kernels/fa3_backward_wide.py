@@ -12,9 +12,8 @@ from .shared_memory import Buffer
 def _wide_shared_memory(config: Fa3BackwardConfig, head_dim: int) -> tuple[Buffer, ...]:
     """K and V; rings of Q, dO and dS, with the two numbers of each row; barriers, of dS also for P, which lies in the
     same buffers, and for what the other block sends."""
-    counts = {"Q": config.num_stages, "DO": config.do_stages, "DS": config.ds_stages, "DQ": 1}
     further = (Buffer(f"{name}_FULL", 8 * config.ds_stages, align=8) for name in ("P", "SENT"))
-    return (*tiles(config, head_dim), *numbers_and_barriers(config, head_dim, counts), *further)
+    return (*tiles(config, head_dim), *numbers_and_barriers(config, head_dim), *further)
 
 
 FA3_BACKWARD_WIDE = dataclasses.replace(

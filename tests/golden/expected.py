@@ -265,11 +265,6 @@ def _wgmma_transposed(probe: Probe) -> Expected:
     return _of_warpgroup(A, V[:, 32:])
 
 
-def _wgmma_transposed_a(probe: Probe) -> Expected:
-    A, B = np.split(_unswizzled(probe), [64])
-    return _of_warpgroup(A.T, B.T)
-
-
 def _unswizzled(probe: Probe) -> np.ndarray:
     """Rows of 64: 16-byte unit u of row r lies at unit u ^ (r % 8)."""
     stored = probe.inputs.view(ml_dtypes.bfloat16).reshape(-1, 8, 8).astype(np.float64)

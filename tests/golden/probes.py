@@ -85,8 +85,7 @@ def primitive_digests() -> dict[str, str]:
     warpgroup = (compiler.SOURCE_DIR / "primitives/wgmma.cuh").read_text(encoding="utf-8")
     texts["Wgmma"] = "".join(warpgroup.partition("struct Wgmma;")[2].split())  # macros, no functions
     transposed = (compiler.SOURCE_DIR / "primitives/wgmma_transposed.cuh").read_text(encoding="utf-8")
-    both = "".join(transposed.partition("struct WgmmaTransposedB;")[2].split())
-    texts |= {"WgmmaTransposedA": both, "WgmmaTransposedB": both}
+    texts["WgmmaTransposedB"] = "".join(transposed.partition("struct WgmmaTransposedB;")[2].split())
     return {
         name: hashlib.sha256(text.encode()).hexdigest()[:16]
         for name, text in texts.items()
@@ -217,14 +216,11 @@ def reduction_probes() -> Iterator[Probe]:
 
 
 def backward_probes() -> Iterator[Probe]:
-    """Sums by the copy engine, of small integers; A (64 × 64) V (64 × 32) with V mn-major from its column 32 on; Aᵀ Bᵀ
-    of A (64 × 64), mn-major, and B (80 × 64)."""
+    """Sums by the copy engine, of small integers; A (64 × 64) V (64 × 32) with V mn-major from its column 32 on."""
     numbers = (random_words("bulk_add", 3 * 128) % 2001).astype(np.float32) - 1000
     yield Probe("bulk_add", numbers.view(np.uint32), 192, 3, 64, BACKWARD_SOURCE)
     words = random_normals("wgmma_transposed", 2 * 64 * 64).astype(_KINDS["bf16"]).view(np.uint32)
     yield Probe("wgmma_transposed", words, 16 * 128, 1, 128, BACKWARD_SOURCE, 2 * 64 * 128 + 1024)
-    words = random_normals("wgmma_transposed_a", 144 * 64).astype(_KINDS["bf16"]).view(np.uint32)
-    yield Probe("wgmma_transposed_a", words, 40 * 128, 1, 128, BACKWARD_SOURCE, 144 * 128 + 1024)
 
 
 def cluster_probes() -> Iterator[Probe]:
