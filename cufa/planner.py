@@ -222,6 +222,12 @@ def fitting_configs(spec: KernelSpec, head_dim: int, device: Device) -> tuple[Ti
     return spec.fitting(spec.configs, head_dim, device)
 
 
+def serving_configs(spec: KernelSpec, problem: Problem, device: Device) -> tuple[TileConfig, ...]:
+    """Those of them that serve a problem which their kernel serves."""
+    fitting = fitting_configs(spec, problem.head_dim, device)
+    return tuple(x for x in fitting if spec.config_refusal(x, problem) is None)
+
+
 def choose_tiles(
     problem: Problem, device: Device | None, serving: list[KernelSpec], request: Request
 ) -> Choice:
@@ -239,9 +245,7 @@ def _choose_whole(problem: Problem, device: Device, spec: KernelSpec, request: R
     """The kernel's tiles, keys together."""
     if request.config is not None:
         return Choice(spec, request.config)
-    fitting = tuple(
-        x for x in fitting_configs(spec, problem.head_dim, device) if spec.config_refusal(x, problem) is None
-    )
+    fitting = serving_configs(spec, problem, device)
     chosen = spec.choose(problem, fitting, device)
     tuned = request.tuned.get(tuning_key(spec, problem))
     if tuned is not None and tuned.config in fitting and tuned.planned in (None, chosen):

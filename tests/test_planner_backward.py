@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from cufa.core.architectures import Device
@@ -10,7 +12,7 @@ from cufa.core.mask import CAUSAL, FULL, Band
 from cufa.core.operation import Tuned
 from cufa.core.problem import Problem
 from cufa.kernels import KERNELS
-from cufa.planner import make_plan
+from cufa.planner import make_plan, serving_configs
 from cufa.problem_classes import tuning_key
 
 H200 = Device.typical(90)
@@ -92,6 +94,28 @@ def test_how_many_steps_of_values_and_keys_are_held(head_dim, each, running_on):
     configs = [x for x in KERNELS["fa3_backward"].configs if x.fits(head_dim)]
     found = [(x.block_q, x.persistent, x.held_steps(head_dim)) for x in configs]
     assert found == [(64, False, each), (64, True, running_on)]
+
+
+def test_tiles_of_80_rows_that_old_records_name_are_refused():
+    config = dataclasses.replace(KERNELS["fa3_backward"].configs[1], block_q=80)
+    with pytest.raises(ValueError, match="80 rows a tile, where 64 or 128 are served"):
+        make_plan(backward_of(), H200, "fa3", config)
+
+
+@pytest.mark.parametrize(
+    ("changed", "runs_on"),
+    [
+        ({}, True),
+        ({"softcap": 30.0}, False),
+        ({"deterministic": True}, False),
+        ({"lengths": Padded()}, False),
+        ({"mask": Band(None, 0, prefix=300)}, False),
+    ],
+)
+def test_tiles_are_offered_for_what_they_serve(changed, runs_on):
+    asked = dataclasses.replace(backward_of(), **changed)
+    offered = serving_configs(KERNELS["fa3_backward"], asked, H200)
+    assert [x.persistent for x in offered] == [False, *[True] * runs_on]
 
 
 @pytest.mark.parametrize(

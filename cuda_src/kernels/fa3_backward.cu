@@ -13,7 +13,7 @@
 //   l. 13-14  dP = dO_i V_j^T, dS = P o (dP - D)   issue_dp(), make_gradients(), likewise transposed
 //   l. 15     dQ_i += dS K_j                       begin_dq(), end_dq(): of the tile before
 //   l. 16     dK += dS^T Q_i                       issue_dk()
-//   l. 18     dK, dV                               store(); dQ: fa3_backward_convert and Background::convert()
+//   l. 18     dK, dV                               store_dk(), store_dv(); dQ: fa3_backward_convert and Background::convert()
 //
 // Departures from FlashAttention-3's kernel, and why:
 // - dQ needs the dS of both warpgroups. It is computed one tile later, so that neither waits for the other: one group's

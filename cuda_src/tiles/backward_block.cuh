@@ -285,7 +285,7 @@ struct TileVisit {
   bool first, last;  // of its item
 };
 // RUNS_ON: who TAKES the items asks for the next one before it visits one. There are three records: consumers may be at the item
-// before.
+// before; and where items are linked they keep the one before that until its last dQ has been added, for which this waits.
 template <bool TAKES = false, typename Visit>
 DEVICE void visit_items(const BackwardParams& p, u32 start, const Visit& visit) {
   u32 n = 0, with_tiles = 0;

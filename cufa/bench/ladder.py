@@ -92,7 +92,8 @@ def variations(plan: Plan) -> Iterator[Contender]:
         if spec.name not in step.kernels or _takes(config, step):
             continue
         changed = dataclasses.replace(config, **{step.field: step.taken})
-        if spec.fitting((changed,), problem.head_dim, plan.device):
+        serves = spec.config_refusal(changed, problem) is None
+        if serves and spec.fitting((changed,), problem.head_dim, plan.device):
             yield Contender(spec.algorithm, changed, f"with {step.words}")
     if problem.operation == "backward":
         ordered = dataclasses.replace(problem, deterministic=True)

@@ -19,7 +19,7 @@ from ..executor.emulate import Emulation, EmulationError, emulate, emulate_backw
 from ..executor.launch import MODES
 from ..kernels import TileConfig, kernels_of
 from ..ops.reference import attention_reference, attention_reference_backward
-from ..planner import fitting_configs, make_plan
+from ..planner import make_plan, serving_configs
 from .common import (
     ALGORITHMS,
     Exit,
@@ -158,7 +158,7 @@ def _config(tiles: str | None, problem: Problem, algorithm: str, arch: str) -> T
         return None
     device = Device.typical(arch)
     spec = make_plan(problem, device, algorithm).spec
-    fitting = fitting_configs(spec, problem.head_dim, device)
+    fitting = serving_configs(spec, problem, device)
     named = {f"{config.block_q}x{config.block_kv}": config for config in reversed(fitting)}
     if tiles.replace("×", "x") not in named:
         there = ", ".join(reversed(named))

@@ -21,7 +21,7 @@ from ..candidates import algorithms
 from ..core.architectures import Device
 from ..core.operation import OPERATIONS
 from ..core.problem import Problem
-from ..planner import fitting_configs, make_plan
+from ..planner import make_plan, serving_configs
 from ..problem_classes import tuning_key
 from .common import (
     Exit,
@@ -80,7 +80,7 @@ def tune_command(
         plan = make_plan(problem, device, algorithm, fastest=tuning.fastest_kernels(device.name))
     except ValueError as error:
         fail(Exit.MISSING, str(error))
-    configs = fitting_configs(plan.spec, problem.head_dim, device)
+    configs = serving_configs(plan.spec, problem, device)
     contenders = [Contender(plan.spec.algorithm, config) for config in configs]
     with progress() as bar:
         bar.add_task(f"{len(configs)} configurations of {plan.spec.name}", total=None)

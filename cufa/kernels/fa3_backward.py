@@ -92,8 +92,8 @@ def _boxes(config: Fa3BackwardConfig) -> dict[str, Box]:
 
 
 #: With fewer key blocks for each SM than this, a thread block for each is faster than blocks that run on: 1.01 to 1.13
-#: times on an H200. Where more queries than the third number see a key, a key block takes long, and more are needed.
-#: That concerns head dims to 64.
+#: times on an H200. Where more queries than the third number see a key, a key block takes long, and more are needed:
+#: mostly with head dims to 64, for wider ones have a block each there (:func:`_takes_long`).
 _ITEMS_PER_SM, _LONG_ITEMS_PER_SM, _QUERIES_OF_LONG_ITEM = 3, 16, 8000
 
 #: Wider heads have a thread block for each key block, however many there are, where it takes long: where so many
@@ -142,7 +142,11 @@ def list_refusal(spec: KernelSpec, problem: Problem) -> str | None:
 
 
 def _config_refusal(config: Fa3BackwardConfig, problem: Problem) -> str | None:
-    """Thread blocks that take one key block after another serve fewer problems than one for each."""
+    """Thread blocks that take one key block after another serve fewer problems than one for each. Rows of a tile are
+    those of one product of dQ, or of one of each warpgroup: others were once, and recorded."""
+    groups = config.block_kv // config.cluster // GROUP_KEYS
+    if config.block_q not in (64, 64 * groups):
+        return f"has {config.block_q} rows a tile, where {' or '.join(map(str, sorted({64, 64 * groups})))} are served"
     simple = problem.softcap is None and not problem.sink and key_order.in_groups(problem)
     if config.runs_on and not simple:
         return "takes bands over whole arrays alone, without softcap, sink or a fixed order of sums"

@@ -90,7 +90,8 @@ class Fa3BackwardConfig(TileConfig):
 
     @property
     def warps_text(self) -> str:
-        """That blocks run on goes without saying, and that the copy engine adds; of wide heads neither is so."""
+        """That the copy engine adds goes without saying, and where each block has one item, that others run on; of wide
+        heads neither is so."""
         if self.paired:
             return f"{super().warps_text} in each of {self.cluster} blocks"
         by_red, each = "" if self.bulk_add else ", dQ by red", "" if self.persistent else ", a block each"

@@ -17,7 +17,7 @@ from cufa.dashboard.model.devices import is_card
 from cufa.dashboard.model.evidence import Evidence
 from cufa.dashboard.model.measurements import Measurement
 from cufa.kernels import KernelSpec, TileConfig
-from cufa.planner import fitting_configs, make_plan
+from cufa.planner import make_plan, serving_configs
 
 _WAITS = 1.02
 """The busiest thread block is what binds where it takes this much longer than the busiest resource; power, where
@@ -63,7 +63,7 @@ def tilings(problem: Problem, spec: KernelSpec, device: Device, found: Evidence)
         if m.problem == problem and m.kernel == spec.name and m.regime is Regime.IN_TURNS
     ]
     told = []
-    for config in fitting_configs(spec, problem.head_dim, device):
+    for config in serving_configs(spec, problem, device):
         try:
             plan = make_plan(problem, device, config=config, kernel=spec.name, num_splits=_whole(spec))
         except ValueError:  # not of this mask, lengths or element

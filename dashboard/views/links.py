@@ -23,7 +23,7 @@ from cufa.dashboard.views import mask_control
 from cufa.dashboard.views.masked_controls import DRAWN, MAX_LENGTH, masked_dtype
 from cufa.dashboard.views.occupancy_choice import inputs_key, lengths_words
 from cufa.dashboard.views.run_controls import tilings
-from cufa.planner import fitting_configs
+from cufa.planner import fitting_configs, serving_configs
 
 Parameters = dict[str, str]
 
@@ -117,9 +117,10 @@ def _masked_work(subject: Subject) -> dict[str, Any]:
         return found
     found["alg"] = spec.algorithm
     device = Device.typical(_capability(subject))
+    serving = serving_configs(spec, p, device)
     if config is None:
-        config = spec.choose(p, fitting_configs(spec, p.head_dim, device), device)
-    if config_key(config) in map(config_key, fitting_configs(spec, p.head_dim, device)):
+        config = spec.choose(p, serving, device)
+    if config_key(config) in map(config_key, serving):
         return found | {"tiles": config_key(config)}
     return found | {
         "tiles": "custom",

@@ -16,7 +16,7 @@ from cufa.dashboard.views import mask_editor
 from cufa.dashboard.views.masked_view import MOST_BLOCKS_A_SIDE, View
 from cufa.dashboard.views.shape_controls import HEAD_DIMS, choose_card, choose_kv_heads
 from cufa.kernels import KernelSpec, TileConfig
-from cufa.planner import fitting_configs
+from cufa.planner import serving_configs
 
 ALGORITHM_WORDS = {"fa1": "FA1", "fa2_noskip": "FA2, no skip", "fa2": "FA2", "fa3": "FA3"}
 MAX_LENGTH = 131_072
@@ -84,7 +84,7 @@ def choose(controls: Controls) -> View:
 
 def choose_config(controls: Controls, problem: Problem, spec: KernelSpec, device: Device) -> TileConfig:
     """The registry's tiles for this kernel, head dim and card, the planner's choice first; or any others."""
-    configs = fitting_configs(spec, problem.head_dim, device)
+    configs = serving_configs(spec, problem, device)
     fitting = {config_key(c): c for c in configs}
     words = {key: config_words(c) for key, c in fitting.items()} | {_CUSTOM: "custom tiles"}
     planned = config_key(spec.choose(problem, configs, device)) if configs else _CUSTOM

@@ -28,7 +28,7 @@ from cufa.dashboard.worker.jobs import CPU, Job
 from cufa.decode.shapes import MAX_TOKENS
 from cufa.kernels import TileConfig, kernels_of
 from cufa.ops.arrays import FORWARD_DTYPES
-from cufa.planner import fitting_configs
+from cufa.planner import serving_configs
 
 _LENGTHS = (256, 512, 1024, 2048, 4096, 8192, 16384)
 _CPU_TILES = ((64, 64), (128, 128), (256, 256), (256, 512), (512, 512), (512, 1024))
@@ -268,7 +268,7 @@ def tilings(kernel: str, problem: Problem, device: Device | None) -> dict[str, T
         return {f"{q}x{kv}": TileConfig(q, kv, num_warps=0) for q, kv in _CPU_TILES}
     serving = (s for s in named if s.refuses(problem, device.arch.capability) is None)
     spec = next(serving, None)
-    configs = fitting_configs(spec, problem.head_dim, device) if spec else ()
+    configs = serving_configs(spec, problem, device) if spec else ()
     return {config_key(c): c for c in configs}
 
 
