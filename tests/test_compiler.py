@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from cufa import plan_backward
 from cufa.core.architectures import ARCHITECTURES, COMPILED_ARCHITECTURES
 from cufa.core.operation import OPERATIONS
 from cufa.core.params import TRACE_RECORD, Strides
@@ -25,7 +24,6 @@ from cufa.nvrtc.compiler import (
     trace_constants,
     translation_unit,
 )
-from cufa.nvrtc.sass import disassemble, find_nvdisasm
 from cufa.nvrtc.static_compile import (
     CompileError,
     CompileReport,
@@ -36,7 +34,6 @@ from cufa.nvrtc.static_compile import (
     nvrtc_version,
     parse_log,
     static_compile,
-    warpgroup_instructions,
 )
 from cufa.nvrtc.sweep import build
 from cufa.nvrtc.variants import variants
@@ -272,19 +269,6 @@ def test_products_that_are_serialised_are_found_where_nothing_is_said(monkeypatc
     report = CompileReport("sm_90a", (), "", b"", 0.0, "13.5")
     assert len(check_report(report)) == found
     assert check_report(dataclasses.replace(report, arch="sm_80")) == ()
-
-
-@pytest.mark.slow
-def test_products_and_fences_are_those_of_the_disassembly():
-    if not find_nvdisasm():
-        pytest.skip("no nvdisasm here")
-    spec = KERNELS["fa3_backward"]
-    problem = plan_backward((1, 2, 300, 64), (1, 2, 300, 64), dtype="float16", device="sm_90").problem
-    constants = {**spec.constants(problem, spec.configs[0]), "TRACE": False}
-    cubin = static_compile(f"kernels/{spec.source}", constants, HOPPER).cubin
-    listed = [x.text for code in disassemble(cubin).values() for x in code.instructions]
-    counts = tuple(sum(name in text for text in listed) for name in ("HGMMA", "WARPGROUP.ARRIVE"))
-    assert warpgroup_instructions(cubin) == counts and counts[0] > 4 * counts[1] > 0
 
 
 def test_without_nvrtc_the_message_says_what_to_install(monkeypatch):

@@ -22,7 +22,7 @@ from cufa.nvrtc.flow import Jump, Loop, loops_of
 from cufa.nvrtc.listing import Listing, listing
 from cufa.nvrtc.machine_code import KINDS, Code, flops_of
 from cufa.nvrtc.ptx import parse_ptx
-from cufa.nvrtc.static_compile import compile_text, static_compile
+from cufa.nvrtc.static_compile import compile_text, static_compile, warpgroup_instructions
 from cufa.nvrtc.variants import Variant
 from cufa.planner import fitting_configs
 
@@ -277,3 +277,13 @@ def test_what_measures_shared_memory_reads_it_each_time(arch: str) -> None:
     for texts in loops:
         loads = sum("LDS.128" in text for text in texts)
         assert loads == 4 * sum("IMAD" in text and ", 0x3, " in text for text in texts) > 0
+
+
+@needs_nvdisasm
+@pytest.mark.slow
+def test_products_of_wgmma_and_fences_are_those_of_the_disassembly() -> None:
+    v = variant("fa3_backward", 64, 90)
+    cubin = static_compile(v.source, v.constants, v.arch).cubin
+    listed = [x.text for code in sass.disassemble(cubin).values() for x in code.instructions]
+    products, fences = (sum(name in text for text in listed) for name in ("HGMMA", "WARPGROUP.ARRIVE"))
+    assert warpgroup_instructions(cubin) == (products, fences) and products > 4 * fences > 0

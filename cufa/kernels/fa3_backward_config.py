@@ -116,9 +116,8 @@ def narrow_shared_memory(config: Fa3BackwardConfig, head_dim: int) -> tuple[Buff
     """K and V; rings of Q, dO and dS, with the two numbers of each row; dQ on its way; barriers."""
     consumers = config.block_kv // GROUP_KEYS
     by_rows = config.block_q == 64 * consumers
-    dq_columns = head_dim if by_rows or head_dim <= 8 else min(ceil_div(head_dim, 8 * consumers) * 8, 64)
-    if not by_rows and head_dim > 64:
-        dq_columns = 64
+    share = 64 if head_dim > 64 else ceil_div(head_dim, 8 * consumers) * 8
+    dq_columns = head_dim if by_rows or head_dim <= 8 else share
     dq = Buffer("DQ", consumers * 64 * dq_columns * 4 if config.bulk_add else 0)
     return (*tiles(config, head_dim), dq, *numbers_and_barriers(config, head_dim))
 

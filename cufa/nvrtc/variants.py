@@ -184,16 +184,11 @@ def _meet(spec: KernelSpec, config: TileConfig, problem: Problem) -> bool:
 
 
 def _other_branches(spec: KernelSpec, arch: Architecture) -> Iterator[Variant]:
-    """The trace build and narrow copies, at the smallest standard head dim and the preferred config; and those of
-    blocks that run on from item to item, where these are a config of their own."""
+    """The trace build and narrow copies, at the smallest standard head dim and the preferred config."""
     head_dim = next(d for d in HEAD_DIMS if _problems(spec, d) and _fitting(spec, d, arch))
     inside = keeps_logs(f"kernels/{spec.source}")
-    fitting = _fitting(spec, head_dim, arch)
-    running_on = [x for x in fitting if getattr(x, "persistent", False)]
-    for config in dict.fromkeys((*fitting[:1], *running_on[:1])):
+    for config in _fitting(spec, head_dim, arch)[:1]:
         for problem in _problems(spec, head_dim):
-            if not _meet(spec, config, problem):
-                continue
             yield Variant(spec, config, problem, arch, trace=True)
             if inside:
                 yield Variant(spec, config, problem, arch, trace=True, inside=True)
